@@ -1,0 +1,41 @@
+"""An open replication of Cursor's Composer 2.5 post-training recipe (channels 1 and 2), plus trace-replay DPO (ours).
+
+Every public name is importable from here and resolved on first use (PEP 562), so that importing the package stays
+under 0.3 s and does not import torch.
+"""
+__version__ = "0.1.0"
+
+from importlib import import_module
+
+_ROOMS = {
+    "traces.schema": "ErrorSite HintContext ToolCall Trace TraceProblem Turn",
+    "traces.read": "read_traces",
+    "traces.sites": "find_error_sites register_detector",
+    "traces.export": "to_dataset write_traces",
+    "hints.templates": "HINT_TEMPLATES dispatch register",
+    "hints.layers": "CompositeHintGenerator HintGenerator RawErrorHintGenerator RoutingHintGenerator "
+                    "TemplateHintGenerator default_composite is_tool_runtime_kind",
+    "hints.judge": "LLMJudgeHintGenerator",
+    "hints.sibling": "SiblingHintGenerator",
+    "tree.template": "ChatFormat TemplateProblem probe_template",
+    "tree.build": "AlignmentError Branch Tree build_tree",
+    "tree.pack": "PackedBatch pack_trees",
+    "tree.forward": "forward_branches forward_trunk",
+    "losses.jsd": "generalized_jsd_loss",
+    "losses.preference": "dpo_loss simpo_loss",
+    "losses.distill": "TAIDScheduler entropy_aware_opd_loss taid_loss teacher_entropy",
+    "losses.collate": "CollatorConfig ComposerDataCollator TraceExample TraceTurn",
+    "losses.compose": "compose_loss",
+}
+_HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name):
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__():
+    return sorted([*globals(), *__all__])
