@@ -1,0 +1,42 @@
+# Two commands: `make demo` runs the main job, `make test` runs everything that keeps it honest.
+# Both make .venv first, from the exact versions in constraints.txt; only Python 3.11 or later is needed.
+
+PYTHON ?= $(shell for p in python3.11 python3; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+VENV := .venv/.installed
+PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check
+
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+export PYTHONHASHSEED ?= 0
+
+.PHONY: demo test docs lab clean
+
+demo: $(VENV)
+	.venv/bin/composer-rl compose --out out/demo
+	@echo "The report lies in out/demo/report.html"
+
+test: $(VENV)
+	.venv/bin/ruff check .
+	.venv/bin/python tools/check.py
+	.venv/bin/python -m pytest
+
+docs: $(VENV)
+	.venv/bin/python docs/build.py
+	@echo "The site lies in docs/_build/html/index.html"
+
+lab: $(VENV)
+	.venv/bin/jupyter lab nbs
+
+clean:
+	rm -rf out build dist docs/_build docs/_staged .pytest_cache .ruff_cache .hypothesis
+	find . -name .venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+$(VENV): constraints.txt pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or later with venv is needed;" \
+		"on Debian: apt-get install python3.11 python3.11-venv" >&2; exit 1; }
+	@echo "Making .venv from constraints.txt (a minute or two the first time)"
+	@$(PYTHON) -m venv .venv
+	@$(PIP) -r constraints.txt
+	@$(PIP) --no-deps --editable .
+	@touch $@

@@ -1,0 +1,60 @@
+"""The site's settings. `docs/build.py` stages the pages and calls Sphinx."""
+import sys
+from pathlib import Path
+
+from fastcore.docments import docments
+
+sys.path.insert(0, str(Path(__file__).parent))
+import stage  # noqa: E402
+
+project = "composer_replication"
+copyright = "2026, composer_replication authors"
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx_copybutton", "sphinx_design"]
+root_doc = "index"
+smartquotes = False
+
+html_theme = "furo"
+html_title = project
+html_static_path = ["_static"]
+html_css_files = ["custom.css"]
+html_show_sphinx = False
+html_copy_source = False
+
+nb_execution_mode = "off"
+nb_merge_streams = True
+myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+
+add_module_names = False
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+autodoc_typehints = "signature"
+maximum_signature_line_length = 70
+python_use_unqualified_type_names = True
+copybutton_exclude = ".linenos, .gp, .go"
+
+if (Path(__file__).parent / "_static" / "vendor" / "complete").exists():  # else their public addresses
+    mathjax_path = "vendor/tex-svg.js"
+    nb_ipywidgets_js = {"vendor/require.js": {}, "vendor/embed-amd.js": {}}
+
+
+def add_docments(app, what, name, obj, options, lines):
+    "Docstrings as reStructuredText, with the comments beside parameters as fields."
+    module = getattr(obj, "__module__", None)
+    lines[:] = [stage.docstring_to_rst(line, module) for line in lines]
+    if what not in ("function", "method", "class"):
+        return
+    try:
+        fields = docments(obj, full=True)
+    except Exception:  # no source, or none that fastcore can read
+        return
+    told = [(key, " ".join(field.docment.split())) for key, field in fields.items() if field.docment and key != "self"]
+    if told and lines and lines[-1]:
+        lines.append("")
+    for key, text in told:
+        text = stage.docstring_to_rst(text, module)
+        lines.append(f":returns: {text}" if key == "return" else f":param {key}: {text}")
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", add_docments)

@@ -1,0 +1,286 @@
+"""Stage the site's pages for Sphinx: nbs/, spikes/ and the prose of docs/, into docs/_staged.
+
+Notebooks are not run. Their hidden cells are left out, exported cells become API entries, and back-ticked names of the
+package become links to these. Links between files of the repository become links between pages.
+"""
+import ast
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import nbformat
+from nbdev.process import extract_directives
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS, NBS, SPIKES, STAGED = ROOT / "docs", ROOT / "nbs", ROOT / "spikes", ROOT / "docs" / "_staged"
+PACKAGE = "composer_replication"
+
+GUIDE = ("guide", "troubleshooting")
+BACKGROUND = ("recipe",)
+FLOORS = {  # caption: folders of nbs/, from the ground up; an import only ever goes down
+    "Ground floor: what happened": ("traces",),
+    "Floor 1: what would have helped": ("hints", "replay", "envs"),
+    "Floor 2: the tree": ("tree",),
+    "Floor 3: the losses": ("losses",),
+    "Floor 4: training": ("training",),
+    "Floor 5: the lab": ("lab",),
+    "Roof: reports and commands": ("report", ""),
+    "Garden: scale": ("scale",),
+}
+
+
+@dataclass(frozen=True)
+class Page:
+    "One page of the site."
+
+    source: Path  # the notebook or Markdown file
+    name: str  # its place in the site, without a suffix: traces/schema
+
+    @property
+    def staged(self) -> Path:
+        return STAGED / f"{self.name}{self.source.suffix}"
+
+
+def pages() -> list[Page]:
+    "All pages, in reading order within each folder."
+    def room(path):
+        stem = re.sub(r"^\d+[a-z]?_", "", path.stem)
+        return (path.parent.relative_to(NBS) / stem).as_posix()
+    def visible(path):
+        return not any(part.startswith(("_", ".")) for part in path.relative_to(ROOT).parts)
+    found = [Page(path, room(path)) for path in sorted(NBS.rglob("*.ipynb"))]
+    found += [Page(path, f"spikes/{path.stem}") for path in sorted(SPIKES.glob("*/*.ipynb"))]
+    found += [Page(path, path.relative_to(DOCS).with_suffix("").as_posix()) for path in sorted(DOCS.rglob("*.md"))]
+    return [page for page in found if visible(page.source)]
+
+
+# Links between files
+
+_LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)([^)\s#]+)(#[^)\s]*)?(?=\))")
+
+
+def relink(
+    text: str,  # Markdown
+    folder: Path,  # the folder that its links start from
+    place: Callable[[Path], str | None],  # what to write for a file; None: leave the link as it is
+) -> str:
+    "The text with its relative links (and pictures) rewritten."
+    def one(match):
+        new = place(Path(os.path.normpath(folder / match[1])))
+        return match[0] if new is None else new + (match[2] or "")
+    return _LINK.sub(one, text)
+
+
+def staged_link(page: Page) -> Callable[[Path], str | None]:
+    "How `page` refers to another file of the repository once both are staged."
+    by_source = {p.source: p for p in pages()}
+    def place(path):
+        if path in by_source:
+            return os.path.relpath(by_source[path].staged, page.staged.parent)
+        if path.is_relative_to(DOCS / "images"):
+            return os.path.relpath(STAGED / path.relative_to(DOCS), page.staged.parent)
+        return None
+    return place
+
+
+# Names of the package
+
+def module_of(nb) -> str | None:
+    "The module that a notebook exports, in full."
+    for cell in nb.cells:
+        if cell.cell_type == "code" and (told := directives(cell)).get("default_exp"):
+            return f"{PACKAGE}.{told['default_exp'][0]}"
+    return None
+
+
+def directives(cell) -> dict:
+    "The `#|` lines of a code cell."
+    return extract_directives(cell, remove=False)
+
+
+def definitions(source: str) -> list[tuple[str, ast.stmt]]:
+    "Public functions, classes and constants of an exported cell, in order."
+    found = []
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.append((node.name, node))
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found += [(target.id, node) for target in targets if isinstance(target, ast.Name) and target.id[0].isupper()]
+    return [(name, node) for name, node in found if not name.startswith("_")]
+
+
+def members(node: ast.ClassDef) -> list[str]:
+    "Public methods and properties of a class."
+    return [n.name for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) and n.name[0] != "_"]
+
+
+@cache
+def symbols() -> dict[str, tuple[str, ...]]:
+    "Every documented name, short (`Trace`, `Trace.to_json`), to the full names it may stand for."
+    found: dict[str, set[str]] = {}
+    for page in pages():
+        if page.source.suffix != ".ipynb":
+            continue
+        nb = nbformat.read(page.source, 4)
+        module = module_of(nb)
+        for cell in nb.cells if module else ():
+            if cell.cell_type == "code" and directives(cell).keys() & {"export", "exports"}:
+                for name, node in definitions(cell.source):
+                    inner = members(node) if isinstance(node, ast.ClassDef) else []
+                    for short in [name, *(f"{name}.{m}" for m in inner)]:
+                        found.setdefault(short, set()).add(f"{module}.{short}")
+    return {short: tuple(sorted(full)) for short, full in found.items()}
+
+
+def resolve(name: str, module: str | None) -> str | None:
+    "The full name that a back-ticked one stands for: of the same module first, else where it is the only one."
+    places = symbols().get(name, ())
+    own = f"{module}.{name}"
+    if own in places:
+        return own
+    distinct = re.search("[A-Z_.]", name)  # `table` alone may be just a word
+    return places[0] if len(places) == 1 and distinct else None
+
+
+_CODE = re.compile(r"(?<![\[`])`([A-Za-z_][\w.]*)(\(\))?`(?![\]`])")
+
+
+def link_names(markdown: str, module: str | None) -> str:
+    "Back-ticked names outside of code blocks and headings made links to their API entries."
+    def one(match):
+        full = resolve(match[1], module)
+        return f"[{match[0]}](#{full})" if full else match[0]
+    lines, fenced = [], False
+    for line in markdown.splitlines():
+        fence = line.lstrip().startswith(("```", "~~~"))
+        fenced ^= fence
+        plain = fence or fenced or line.startswith(("    ", "#"))
+        lines.append(line if plain else _CODE.sub(one, line))
+    return "\n".join(lines)
+
+
+def docstring_to_rst(line: str, module: str | None) -> str:
+    "One line of a docstring or docment, which is written as plain prose with back-ticks, as reStructuredText."
+    parts = re.split(r"(`+)(.+?)\1", line)
+    out = []
+    for i in range(0, len(parts), 3):
+        out.append(re.sub(r"([\\*|])|_(?!\w)", lambda m: "\\" + m[0], parts[i]))
+        if i + 2 < len(parts):
+            code = parts[i + 2]
+            full = resolve(code.removesuffix("()"), module)
+            out.append(f":py:obj:`{code} <{full}>`" if full else f"``{code}``")
+            if parts[i + 3][:1].isalnum():
+                out.append("\\ ")
+    return "".join(out)
+
+
+# API entries
+
+def entry(module: str, name: str, node: ast.stmt) -> str:
+    "The API entry of one definition, as reStructuredText."
+    full = f"{module}.{name}"
+    if isinstance(node, ast.ClassDef):
+        inner = members(node)
+        return f".. autoclass:: {full}\n" + (f"   :members: {', '.join(inner)}\n" if inner else "")
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return f".. autofunction:: {full}\n"
+    value = ast.unparse(node.value) if node.value is not None else ""
+    shown = f"   :value: {value}\n" if len(value) < 100 else ""
+    return f".. py:data:: {name}\n   :module: {module}\n{shown}"
+
+
+def api(module: str, source: str) -> list:
+    "The API entries of an exported cell: one Markdown cell, or none."
+    entries = [entry(module, name, node) for name, node in definitions(source)]
+    return [nbformat.v4.new_markdown_cell("```{eval-rst}\n" + "\n".join(entries) + "```")] if entries else []
+
+
+# Staging
+
+def code_cell(cell, module: str | None) -> list:
+    "What a code cell becomes: nothing, API entries, itself."
+    told = extract_directives(cell)
+    if told.keys() & {"hide", "exporti", "default_exp"}:
+        return []
+    cells = api(module, cell.source) if module and told.keys() & {"export", "exports"} else []
+    if "export" in told:
+        return cells
+    tags = {"echo:": "remove-input", "output:": "remove-output"}
+    cell.metadata["tags"] = sorted({*cell.metadata.get("tags", ()), *(t for k, t in tags.items() if told.get(k) == ["false"]),
+                                    *(["hide-input"] if told.get("code-fold:") == ["true"] else [])})
+    if "fig-alt:" in told:
+        cell.metadata["mystnb"] = {"image": {"alt": " ".join(told["fig-alt:"])}}
+    cell.source = "\n".join(line for line in cell.source.splitlines() if not re.match(r"\s*#\s*\|", line))
+    return [*cells, cell] if cell.source.strip() or cell.outputs else cells
+
+
+def notebook(page: Page) -> str:
+    "The staged form of a notebook."
+    nb = nbformat.read(page.source, 4)
+    module, cells = module_of(nb), []
+    for cell in nb.cells:
+        if cell.cell_type == "code":
+            cells += code_cell(cell, module)
+        else:
+            cell.source = link_names(relink(cell.source, page.source.parent, staged_link(page)), module)
+            cells.append(cell)
+    if page.name == "index":
+        cells.append(nbformat.v4.new_markdown_cell(contents()))
+    elif module:
+        cells.insert(1, nbformat.v4.new_markdown_cell(f"```{{eval-rst}}\n.. py:module:: {module}\n```"))  # below the title
+    for number, cell in enumerate(cells):
+        cell["id"] = f"cell-{number}"  # the same page, the same file: no needless rebuild
+    nb.cells = cells
+    nb.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}  # nbdev_clean takes it away
+    return nbformat.writes(nb)
+
+
+def contents() -> str:
+    "The site's table of contents, as toctrees of the front page."
+    names = [page.name for page in pages()]
+    def tree(caption, entries):
+        return f"```{{toctree}}\n:caption: {caption}\n:hidden:\n\n" + "\n".join(entries) + "\n```" if entries else ""
+    def within(folder):
+        return [n for n in names if n.rpartition("/")[0] == folder and n not in ("index", *GUIDE, *BACKGROUND)]
+    trees = [tree("Use", [n for n in GUIDE if n in names])]
+    trees += [tree(caption, [n for folder in folders for n in within(folder)]) for caption, folders in FLOORS.items()]
+    trees += [tree("Experiments", within("spikes"))]
+    trees += [tree("Background", [n for n in BACKGROUND if n in names] + within("adrs"))]
+    return "\n\n".join(t for t in trees if t)
+
+
+def put(path: Path, content: str) -> Path:
+    "Write where the content is new, so that Sphinx reads again only what changed."
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists() or path.read_text() != content:
+        path.write_text(content)
+    return path
+
+
+def stage() -> Path:
+    "Bring docs/_staged up to date; what has no source any more goes."
+    kept = set()
+    for page in pages():
+        if page.source.suffix == ".ipynb":
+            content = notebook(page)
+        else:
+            content = link_names(relink(page.source.read_text(), page.source.parent, staged_link(page)), None)
+        kept.add(put(page.staged, content))
+    for image in (DOCS / "images").glob("*.*"):
+        target = STAGED / "images" / image.name
+        target.parent.mkdir(exist_ok=True)
+        shutil.copy2(image, target)
+        kept.add(target)
+    for old in STAGED.rglob("*"):
+        if old.is_file() and old not in kept:
+            old.unlink()
+    return STAGED
+
+
+if __name__ == "__main__":
+    print(stage())
