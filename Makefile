@@ -4,7 +4,7 @@
 PYTHON ?= $(shell for p in python3.11 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 VENV := .venv/.installed
-PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check
+PIP := .venv/bin/python -m pip install -qq --disable-pip-version-check  # errors only
 
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false

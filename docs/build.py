@@ -11,9 +11,8 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from sphinx.cmd.build import build_main
-
 import stage
+from sphinx.cmd.build import build_main
 
 VENDOR = stage.DOCS / "_static" / "vendor"
 SCRIPTS = {  # npm package: the files of it that are kept
@@ -50,8 +49,8 @@ def vendor() -> bool:
 def build(out: Path) -> int:
     "Stage and build; Sphinx's exit code."
     vendor()
-    return build_main(["-W", "--keep-going", "-q", "-b", "html", "-c", str(stage.DOCS), "-d", str(out / ".." / "doctrees"),
-                       str(stage.stage()), str(out)])
+    return build_main(["-W", "--keep-going", "-q", "-b", "html", "-c", str(stage.DOCS),
+                       "-d", str(out.parent / "doctrees"), str(stage.stage()), str(out)])
 
 
 if __name__ == "__main__":

@@ -5,16 +5,16 @@ from pathlib import Path
 from fastcore.docments import docments
 
 sys.path.insert(0, str(Path(__file__).parent))
-import stage  # noqa: E402
+import stage
 
 project = "composer_replication"
 copyright = "2026, composer_replication authors"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx_copybutton", "sphinx_design"]
 root_doc = "index"
-smartquotes = False
+smartquotes_action = "D"  # dashes only: quotes in this prose are often code
 
 html_theme = "furo"
-html_title = project
+html_title = "Composer replication"
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
 html_show_sphinx = False

@@ -45,7 +45,8 @@ class Page:
         return STAGED / f"{self.name}{self.source.suffix}"
 
 
-def pages() -> list[Page]:
+@cache
+def pages() -> tuple[Page, ...]:
     "All pages, in reading order within each folder."
     def room(path):
         stem = re.sub(r"^\d+[a-z]?_", "", path.stem)
@@ -55,7 +56,7 @@ def pages() -> list[Page]:
     found = [Page(path, room(path)) for path in sorted(NBS.rglob("*.ipynb"))]
     found += [Page(path, f"spikes/{path.stem}") for path in sorted(SPIKES.glob("*/*.ipynb"))]
     found += [Page(path, path.relative_to(DOCS).with_suffix("").as_posix()) for path in sorted(DOCS.rglob("*.md"))]
-    return [page for page in found if visible(page.source)]
+    return tuple(page for page in found if visible(page.source))
 
 
 # Links between files
@@ -110,7 +111,8 @@ def definitions(source: str) -> list[tuple[str, ast.stmt]]:
             found.append((node.name, node))
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            found += [(target.id, node) for target in targets if isinstance(target, ast.Name) and target.id[0].isupper()]
+            names = [target.id for target in targets if isinstance(target, ast.Name)]
+            found += [(name, node) for name in names if name[0].isupper()]
     return [(name, node) for name, node in found if not name.startswith("_")]
 
 
@@ -202,6 +204,10 @@ def api(module: str, source: str) -> list:
 
 # Staging
 
+SHOWN = {"echo:": ("false", "remove-input"), "output:": ("false", "remove-output"),
+         "code-fold:": ("true", "hide-input")}  # directive: its value, the tag that myst-nb reads
+
+
 def code_cell(cell, module: str | None) -> list:
     "What a code cell becomes: nothing, API entries, itself."
     told = extract_directives(cell)
@@ -210,9 +216,8 @@ def code_cell(cell, module: str | None) -> list:
     cells = api(module, cell.source) if module and told.keys() & {"export", "exports"} else []
     if "export" in told:
         return cells
-    tags = {"echo:": "remove-input", "output:": "remove-output"}
-    cell.metadata["tags"] = sorted({*cell.metadata.get("tags", ()), *(t for k, t in tags.items() if told.get(k) == ["false"]),
-                                    *(["hide-input"] if told.get("code-fold:") == ["true"] else [])})
+    tags = {tag for key, (value, tag) in SHOWN.items() if told.get(key) == [value]}
+    cell.metadata["tags"] = sorted({*cell.metadata.get("tags", ()), *tags})
     if "fig-alt:" in told:
         cell.metadata["mystnb"] = {"image": {"alt": " ".join(told["fig-alt:"])}}
     cell.source = "\n".join(line for line in cell.source.splitlines() if not re.match(r"\s*#\s*\|", line))
@@ -232,7 +237,8 @@ def notebook(page: Page) -> str:
     if page.name == "index":
         cells.append(nbformat.v4.new_markdown_cell(contents()))
     elif module:
-        cells.insert(1, nbformat.v4.new_markdown_cell(f"```{{eval-rst}}\n.. py:module:: {module}\n```"))  # below the title
+        below_title = nbformat.v4.new_markdown_cell(f"```{{eval-rst}}\n.. py:module:: {module}\n```")
+        cells.insert(1, below_title)
     for number, cell in enumerate(cells):
         cell["id"] = f"cell-{number}"  # the same page, the same file: no needless rebuild
     nb.cells = cells

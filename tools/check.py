@@ -17,7 +17,7 @@ from pathlib import Path
 import readme
 
 ROOT = Path(__file__).resolve().parents[1]
-BIN = Path(sys.executable).parent
+BIN = Path(sys.prefix).absolute() / "bin"
 NOTEBOOK_SECONDS = 900  # nbdev_test has no limit of its own
 
 
@@ -66,7 +66,7 @@ def check_export(copy: Path) -> list[str]:
     ended_well, said = run([str(BIN / "nbdev_export")], copy, 120)
     if not ended_well:
         return [f"nbdev_export failed: {said.strip()}"]
-    return differences(copy, before | modules(copy), "module and notebook differ: edit the notebook, run `nbdev_export`")
+    return differences(copy, before | modules(copy), "differs from its notebook: edit that, run `nbdev_export`")
 
 
 def check_clean(copy: Path) -> list[str]:

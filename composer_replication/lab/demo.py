@@ -11,9 +11,11 @@ import gzip
 import json
 import random
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 
 from .demo_tasks import KINDS, DemoTask, Step, make_task
 from .demo_tools import Tool, ToolResult, call_tool
@@ -55,7 +57,7 @@ class Agent:
     name: str
     slips: dict[str, float]  # kind of slip -> its chance at a step where it is possible
     repeats: tuple[int, ...] = (0,)  # how often a failed call is tried again unchanged; one is drawn
-    gives_up: bool = False  # ends the episode after its repeats
+    gives_up: float = 0.0  # chance of ending the episode after its repeats
 
     def choose(self, possible: dict, rng: random.Random) -> str | None:
         "The slip made at a step, if any."
@@ -68,9 +70,9 @@ class Agent:
 AGENTS = {a.name: a for a in (
     Agent("careful", {}),
     Agent("habitual", {"name": 0.9, "arguments": 0.5}, (0, 0, 1)),
-    Agent("stubborn", {"name": 0.9, "world": 0.8}, (2, 3), gives_up=True),
-    Agent("sloppy", {"json": 0.5, "type": 0.4, "arguments": 0.5}, (0, 1)),
-    Agent("hasty", {"world": 0.8, "json": 0.3}, (0, 2, 3)),
+    Agent("stubborn", {"name": 0.9, "world": 0.8}, (2, 3), gives_up=0.8),
+    Agent("sloppy", {"arguments": 0.6, "type": 0.5, "json": 0.6}, (0, 1), gives_up=0.1),
+    Agent("hasty", {"world": 0.8, "json": 0.3}, (0, 2, 3), gives_up=0.2),
 )}
 
 # %% ../../nbs/lab/00_demo.ipynb #dadeb77f
@@ -88,7 +90,7 @@ def rollout(
     task: DemoTask,
     agent: Agent,
     seed: int | str = 0,  # names the attempt
-    corrected: frozenset[int] = frozenset(),  # steps of the plan at which the agent does not slip
+    corrected: Mapping[int, int] = MappingProxyType({}),  # step of the plan -> failed calls it makes before it gets it right
 ) -> tuple[Trace, tuple[int, ...]]:  # the trace, and per turn the step of the plan that it belongs to, -1 for none
     "One attempt, really made."
     turns = [Turn("system", SYSTEM), Turn("user", task.prompt)]
@@ -112,17 +114,18 @@ def rollout(
             tool = next(t for t in task.tools if t.role == step.role)
             possible = slips(step, tool)
             slip, again = agent.choose(possible, rng), rng.choice(agent.repeats)
-            if slip and number not in corrected:
-                for _ in range(1 + again):
+            if slip:
+                failing = 1 + again
+                for _ in range(min(failing, corrected.get(number, failing))):
                     do(step, possible[slip])
-                if agent.gives_up:
+                if number not in corrected and rng.random() < agent.gives_up:
                     step = Step("answer", say=GIVING_UP)
                     break
             result = do(step, write_call(step, tool))
             step, number = plan.send(result), number + 1
         turns.append(Turn("assistant", step.say, step.think))
         reward = float(task.passed(root, step.say))
-    turns = tuple(Turn(**vars(t) | {"source_index": i}) for i, t in enumerate(turns))
+    turns = tuple(replace(t, source_index=i) for i, t in enumerate(turns))
     trace = Trace(f"{task.task_id}-{agent.name}-{seed}", turns, tuple(t.schema for t in task.tools), task.task_id,
                   f"scripted/{agent.name}", reward, source="composer_replication.lab.demo", gold=task.gold)
     return trace, (*steps, number)

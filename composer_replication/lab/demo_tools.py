@@ -70,14 +70,18 @@ def argument_problem(
     "What is wrong with a call's arguments."
     parameters = schema["function"]["parameters"]
     if not isinstance(arguments, dict):
-        return "the arguments must be an object"
-    problems = [f"unexpected '{k}'" for k in arguments if k not in parameters["properties"]]
-    problems += [f"missing '{k}'" for k in parameters["required"] if k not in arguments]
-    for key, spec in parameters["properties"].items():
-        # bool is an int to Python, not to JSON
-        if key in arguments and (not isinstance(arguments[key], TYPES[spec["type"]]) or isinstance(arguments[key], bool)):
-            problems.append(f"'{key}' must be of type {spec['type']}")
-    return ", ".join(problems) or None
+        return f"{arguments!r} is not of type 'object'"
+    for key in arguments:
+        if key not in parameters["properties"]:
+            return f"Additional properties are not allowed ({key!r} was unexpected)"
+    for key in parameters["required"]:
+        if key not in arguments:
+            return f"{key!r} is a required property"
+    for key, value in arguments.items():
+        wanted = parameters["properties"][key]["type"]
+        if not isinstance(value, TYPES[wanted]) or isinstance(value, bool):  # a bool is an int to Python, not to JSON
+            return f"{value!r} is not of type {wanted!r}"
+    return None
 
 # %% ../../nbs/lab/00_demo_tools.ipynb #a4f5d762
 class ToolError(RuntimeError):
@@ -115,15 +119,15 @@ def _search(root: Path, text: str) -> str:
 def _edit(root: Path, path: str, old: str, new: str) -> str:
     file, text = _inside(root, path), _inside(root, path).read_text()
     if text.count(old) != 1:
-        raise ToolError(f"the text occurs {text.count(old)} times in {path}, it must occur once")
+        raise ToolError(f"No replacement was performed, the text occurs {text.count(old)} times in {path} and not once")
     file.write_text(text.replace(old, new))
     return f"{path} changed"
 
 # %% ../../nbs/lab/00_demo_tools.ipynb #ca2e93ac
 def _python(root: Path, code: str) -> str:
-    done = subprocess.run([sys.executable, "-I", "-B", "-c", code], cwd=root, capture_output=True, text=True, timeout=10)
+    done = subprocess.run([sys.executable, "-I", "-S", "-B", "-c", code], cwd=root, capture_output=True, text=True, timeout=10)
     if done.returncode:
-        raise ToolError(f"exit code {done.returncode}, {done.stderr.strip().splitlines()[-1]}")
+        raise ToolError(f"exit code {done.returncode}\n{done.stderr.strip().splitlines()[-1]}")
     return done.stdout.strip()
 
 
@@ -178,8 +182,10 @@ def call_tool(
     roles = {offered: role for role, offered in tool.arguments.items()}
     try:
         text = ACTIONS[tool.role](root, **{roles[k]: v for k, v in parsed.items()})
-    except (ToolError, OSError) as error:
+    except ToolError as error:
         return ToolResult(f"Error: {error}".replace(f"{root}/", ""), "runtime_error")
+    except OSError as error:
+        return ToolResult(f"Error: {error.strerror}: '{error.filename}'".replace(f"{root}/", ""), "runtime_error")
     return ToolResult(text.replace(f"{root}/", ""))
 
 # %% ../../nbs/lab/00_demo_tools.ipynb #cd695a75

@@ -79,7 +79,8 @@ class TAIDScheduler:
             if self.previous_loss is not None:
                 change = (self.previous_loss - loss) / self.previous_loss
                 self.average_change = self.momentum * self.average_change + (1 - self.momentum) * change
-                gain = self.alpha / (1 + math.exp(-self.average_change)) * (1 - self.t)
+                sigmoid = (1 + math.tanh(self.average_change / 2)) / 2  # exp() would overflow
+                gain = self.alpha * sigmoid * (1 - self.t)
             self.previous_loss = loss
         self.t = min(self.t_end, max(line, self.t + gain))
         return self.t
