@@ -36,6 +36,11 @@ def test_context_removed_and_short_lines_and_names_are_no_leak(hint):
     assert not leaks(hint, PATCH)
 
 
+def test_a_line_that_only_moved_is_no_secret():
+    moved = "--- a/x.py\n+++ b/x.py\n@@ -1,3 +1,3 @@\n-import collections.abc\n import os\n+import collections.abc\n"
+    assert not leaks("The file needs import collections.abc.", moved)
+
+
 def test_a_run_of_words_across_lines_is_a_leak():
     gold = "First cancel the old reservation, then book the direct flight on the ninth with the gift card."
     assert leaks("You should cancel the old reservation, then book the direct flight today.", gold)

@@ -73,6 +73,11 @@ def test_diagnoses_of_real_error_texts(error, says):
     assert says in said and len(sentences(said)) == 1
 
 
+def test_the_exception_at_the_end_is_read_before_the_log_above_it():
+    log = "warning: the first mirror timed out\nno such table: t\nTraceback (most recent call last):\nModuleNotFoundError: No module named 'wrapt'\n"
+    assert "`wrapt`" in diagnose(log)
+
+
 def test_diagnose_has_nothing_to_say_about_output_that_is_no_known_error():
     assert diagnose("<returncode>0</returncode>\n<output>\n3 passed in 0.1s\n</output>") is None
     assert diagnose("") is None

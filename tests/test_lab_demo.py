@@ -22,7 +22,7 @@ def test_recording_again_gives_the_shipped_file():
     recorded = demo_bytes(record_demo())
     # The lines are compared, not the stream: zlib builds compress differently.
     assert gzip.decompress(recorded) == gzip.decompress(demo_path().read_bytes())
-    assert demo_path().read_bytes()[4:8] == b"\0\0\0\0"  # no time in the header
+    assert recorded[4:8] == demo_path().read_bytes()[4:8] == b"\0\0\0\0"  # no time in the header
     assert len(demo_path().read_bytes()) < 200_000
 
 
@@ -88,14 +88,17 @@ def test_a_corrected_attempt_is_the_same_up_to_its_turn():
     assert found > 10
 
 
+STRINGS = st.text(max_size=3)
 VALUES = st.one_of(st.text(max_size=3), st.integers(), st.booleans(), st.none(), st.lists(st.integers(), max_size=2))
 KEYS = sorted({name for _, _, _, dialects in ROLES.values() for _, names in dialects for name in names})
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(st.sampled_from(sorted(ROLES)), st.integers(0, 2),
-       st.one_of(VALUES, st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4)))
-def test_arguments_are_checked_as_json_schema_says(role, dialect, arguments):
+@given(st.data(), st.sampled_from([*sorted(ROLES), "read", "read"]), st.integers(0, 2))
+def test_arguments_are_checked_as_json_schema_says(data, role, dialect):
+    own = list(Tool(role, dialect).arguments.values())
+    keys = st.sampled_from(own * 5 + KEYS)  # mostly its own, or few calls would pass the first check
+    arguments = data.draw(st.one_of(VALUES, st.dictionaries(keys, VALUES, max_size=4), st.fixed_dictionaries({k: st.one_of(STRINGS, VALUES) for k in own})))
     jsonschema = pytest.importorskip("jsonschema", reason="the oracle for argument checking is not installed")
     schema = Tool(role, dialect).schema
     errors = list(jsonschema.Draft202012Validator(schema["function"]["parameters"]).iter_errors(arguments))
@@ -103,6 +106,14 @@ def test_arguments_are_checked_as_json_schema_says(role, dialect, arguments):
     assert (said is None) == (not errors)
     if len(errors) == 1 and "were unexpected" not in errors[0].message:
         assert said == errors[0].message
+
+
+@pytest.mark.parametrize("value", [True, False, 1.5, "9", None, 9])
+def test_an_integer_is_an_integer(value):
+    jsonschema = pytest.importorskip("jsonschema", reason="the oracle for argument checking is not installed")
+    schema, arguments = Tool("read", 0).schema, {"path": "a", "lines": value}
+    errors = list(jsonschema.Draft202012Validator(schema["function"]["parameters"]).iter_errors(arguments))
+    assert argument_problem(schema, arguments) == next((e.message for e in errors), None)
 
 
 @pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a/../../x"])
@@ -127,6 +138,8 @@ def test_a_time_out_ends_the_recording(tmp_path, monkeypatch):
 def test_a_crash_is_told_without_paths(tmp_path):
     result = call_tool(tmp_path, [Tool("run", 0)], "run_python", '{"code": "open(\'no/such\')"}')
     assert result.reason == "runtime_error" and result.text.endswith("No such file or directory: 'no/such'")
+    absolute = json.dumps({"code": "import os; open(os.getcwd() + '/such')"})
+    assert call_tool(tmp_path.resolve(), [Tool("run", 0)], "run_python", absolute).text.endswith("directory: 'such'")
     with pytest.raises(ToolError):
         demo_tools.ACTIONS["run"](tmp_path, "raise SystemExit('no')")
 

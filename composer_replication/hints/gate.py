@@ -6,9 +6,8 @@
 __all__ = ['MIN_CHARS', 'RUN', 'tokens', 'words', 'bare', 'size', 'repeats', 'secrets', 'leaks', 'seen_before', 'refusal']
 
 # %% ../../nbs/hints/06_gate.ipynb #012c54d5
+import json
 import re
-
-import orjson
 
 from .text import call_text
 from ..traces.schema import Trace, Turn
@@ -96,8 +95,8 @@ def secrets(
         kept = {tokens(line[1:]) for line in gold.splitlines() if line[:1] in (" ", "-") and not line.startswith("---")}
         return [line for line in added if size(line) >= MIN_CHARS and tokens(line) not in kept], ["\n".join(added)]
     try:
-        parsed = orjson.loads(gold)
-    except orjson.JSONDecodeError:
+        parsed = json.loads(gold)
+    except (ValueError, RecursionError):
         parsed = None
     if isinstance(parsed, dict | list):
         leaves = _leaves(parsed)
@@ -130,7 +129,7 @@ def leaks(
 # %% ../../nbs/hints/06_gate.ipynb #4efe6be5
 def seen_before(trace: Trace, turn: int) -> str:
     "What the policy could read before this turn: messages, earlier calls, and the tools' schemas."
-    parts = [orjson.dumps(t, default=str).decode() for t in trace.tools]
+    parts = [json.dumps(t, ensure_ascii=False, default=str) for t in trace.tools]
     for t in trace.turns[:turn]:
         parts += [t.content, t.thinking or "", *map(call_text, t.tool_calls)]
     return "\n".join(parts)

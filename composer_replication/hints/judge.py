@@ -7,6 +7,7 @@ __all__ = ['TEMPLATE_VERSION', 'INSTRUCTIONS', 'RECENT', 'MESSAGE_CHARS', 'TASK_
            'cache_key', 'AnswerCache', 'LLMJudgeHintGenerator']
 
 # %% ../../nbs/hints/03_judge.ipynb #b0f97eb3
+import json
 import os
 import tempfile
 from collections import Counter
@@ -14,8 +15,6 @@ from collections.abc import Callable
 from hashlib import sha256
 from os import PathLike
 from pathlib import Path
-
-import orjson
 
 from .diagnose import unwrap
 from .gate import leaks, seen_before
@@ -55,7 +54,7 @@ def judge_prompt(meta: ErrorMeta) -> str:
     if trace.tools:
         parts.append("Tools: " + shorten(", ".join(trace.tool_names), MESSAGE_CHARS))
     if site.context.tool_schema:
-        parts.append("Schema of the tool: " + shorten(orjson.dumps(site.context.tool_schema, default=str).decode(), ERROR_CHARS))
+        parts.append("Schema of the tool: " + shorten(json.dumps(site.context.tool_schema, ensure_ascii=False, default=str), ERROR_CHARS))
     if task is not None:
         parts.append("Task:\n" + _ends(trace.turns[task].content, TASK_CHARS))
     if recent := [_shown(t, MESSAGE_CHARS) for t in trace.turns[first:site.turn] if t.role != "system"]:
@@ -69,7 +68,7 @@ def cache_key(
     model: str = "",  # the judge's name
 ) -> str:  # 64 hexadecimal digits
     "The name under which the answer to a prompt is kept."
-    return sha256(orjson.dumps([TEMPLATE_VERSION, model, prompt])).hexdigest()
+    return sha256(json.dumps([TEMPLATE_VERSION, model, prompt]).encode()).hexdigest()
 
 
 class AnswerCache:
@@ -88,8 +87,8 @@ class AnswerCache:
     def get(self, key: str) -> str | None:
         "The answer kept under this key; None where there is none, or its file cannot be read."
         try:
-            entry = orjson.loads(self.path(key).read_bytes())
-        except (OSError, orjson.JSONDecodeError):
+            entry = json.loads(self.path(key).read_bytes())
+        except (OSError, ValueError, RecursionError):  # a ValueError is broken JSON or broken UTF-8
             return None
         answer = entry.get("answer") if isinstance(entry, dict) and entry.get("key") == key else None
         return answer if isinstance(answer, str) else None
@@ -101,7 +100,7 @@ class AnswerCache:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(orjson.dumps({"key": key, "version": TEMPLATE_VERSION, "answer": answer}))
+                file.write(json.dumps({"key": key, "version": TEMPLATE_VERSION, "answer": answer}).encode())
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)

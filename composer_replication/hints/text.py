@@ -6,9 +6,8 @@
 __all__ = ['ABBREVIATIONS', 'sentences', 'shorten', 'clamp', 'call_text', 'action_text']
 
 # %% ../../nbs/hints/00_text.ipynb #95828b27
+import json
 import re
-
-import orjson
 
 from ..traces.schema import ToolCall, Turn
 
@@ -61,7 +60,8 @@ def clamp(
     "The first sentences of the text, as many as both limits allow; the empty string where there are none."
     kept = ""
     for sentence in sentences(text)[:max_sentences]:
-        longer = f"{kept} {sentence}".strip()
+        stop = "." if kept and kept[-1].isalnum() else ""  # a list item gets the full stop that it lacks
+        longer = f"{kept}{stop} {sentence}".strip()
         if len(longer) > max_chars:
             return kept or shorten(sentence, max_chars)
         kept = longer
@@ -72,7 +72,7 @@ def call_text(call: ToolCall) -> str:
     "The call as `name(key=value, ...)`, its values in JSON."
     if isinstance(call.arguments, str):
         return f"{call.name}({call.arguments})"
-    return f"{call.name}({', '.join(f'{k}={orjson.dumps(v, default=str).decode()}' for k, v in call.arguments.items())})"
+    return f"{call.name}({', '.join(f'{k}={json.dumps(v, ensure_ascii=False, default=str)}' for k, v in call.arguments.items())})"
 
 
 def action_text(

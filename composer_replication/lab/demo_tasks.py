@@ -84,12 +84,12 @@ def _setting(rng, held_out):
     files = {other: f"{keys[0]} = {draw_number(rng, held_out)}\n",
              path: "".join(f"{k} = {v}\n" for k, v in zip(keys, values, strict=True))}
     which = rng.randrange(3)
-    prompt = f"In the folder {folder}, what is {keys[which]} of {name}?"
+    prompt = f"In the folder `{folder}`, what is `{keys[which]}` of `{name}`?"
     return prompt, files, str(values[which]), {"folder": folder, "name": name, "key": keys[which]}
 
 
 def _plan_setting(folder, name, key):
-    listing = yield Step("list", {"path": folder}, f"I look into {folder}.", wrong={"path": f"{folder}s"})
+    listing = yield Step("list", {"path": folder}, f"I look into `{folder}`.", wrong={"path": f"{folder}s"})
     path = next(p for p in listing.text.splitlines() if p.endswith(f"/{name}.ini"))
     text = yield Step("read", {"path": path, "lines": 9}, wrong={"path": path.split("/")[-1], "lines": 9})
     value = dict(line.split(" = ") for line in text.text.splitlines())[key]
@@ -112,7 +112,7 @@ def _fix(rng, held_out):
             f"    def test_{word}(self): self.assertEqual({name}({a}, {b}), {eval_op(right, a, b)})\n")
     files = {f"{name}.py": code, f"test_{name}.py": test}
     facts = {"name": name, "word": word}
-    return f"The test of {name} fails. Repair {name}.py.", files, code.replace(bad, right), facts
+    return f"The test of `{name}` fails. Repair `{name}.py`.", files, code.replace(bad, right), facts
 
 
 def eval_op(expression: str, a: int, b: int) -> int:
@@ -128,7 +128,7 @@ def _plan_fix(name, word):
     yield Step("edit", {"path": path, "old": f"return {bad}", "new": f"return {right}"},
                think=f"It must be {right}.", wrong={"path": path, "old": f"return {bad};", "new": f"return {right}"})
     yield Step("test")
-    yield Step("answer", say=f"{path} is repaired.")
+    yield Step("answer", say=f"`{path}` is repaired.")
 
 
 def _tests_pass(task, root, answer):
@@ -145,14 +145,14 @@ def _rename(rng, held_out):
     values = {f"{other}_x": draw_number(rng, held_out), old: draw_number(rng, held_out)}
     gold = json.dumps({new if k == old else k: v for k, v in values.items()}, indent=1)
     files = {path: json.dumps(values, indent=1) + "\n"}
-    return f"Rename {old} to {new} in {path}.", files, gold, {"path": path, "old": old, "new": new}
+    return f"Rename `{old}` to `{new}` in `{path}`.", files, gold, {"path": path, "old": old, "new": new}
 
 
 def _plan_rename(path, old, new):
-    yield Step("read", {"path": path, "lines": 9}, f"I read {path}.", wrong={"path": path.split("/")[-1], "lines": 9})
+    yield Step("read", {"path": path, "lines": 9}, f"I read `{path}`.", wrong={"path": path.split("/")[-1], "lines": 9})
     yield Step("edit", {"path": path, "old": f'"{old}"', "new": f'"{new}"'},
                wrong={"path": path, "old": f'"{old}":"', "new": f'"{new}":"'})
-    yield Step("answer", say=f"{old} is now {new}.")
+    yield Step("answer", say=f"`{old}` is now `{new}`.")
 
 
 def _same_json(task, root, answer):
@@ -168,11 +168,11 @@ def _count(rng, held_out):
     lines = [word if rng.random() < 0.5 else draw_name(rng, held_out) for _ in range(5)]
     files = {f"{n}.txt": "".join(f"{line}\n" for line in lines[i * 3:i * 3 + 3]) for i, n in enumerate(names)}
     gold = sum(text.count(word) for text in files.values())
-    return f"How many lines hold {word}?", files, str(gold), {"word": word}
+    return f"How many lines hold `{word}`?", files, str(gold), {"word": word}
 
 
 def _plan_count(word):
-    found = yield Step("search", {"text": word}, f"I search for {word}.")
+    found = yield Step("search", {"text": word}, f"I search for `{word}`.")
     yield Step("answer", say=str(sum(word in line for line in found.text.splitlines())))
 
 
@@ -180,11 +180,11 @@ def _total(rng, held_out):
     name, first, column = (draw_name(rng, held_out) for _ in range(3))
     numbers = [draw_number(rng, held_out) for _ in range(3)]
     files = {f"{name}.csv": f"{first},{column}\n" + "".join(f"{i},{n}\n" for i, n in enumerate(numbers))}
-    return f"What is the sum of {column} in {name}.csv?", files, str(sum(numbers)), {"path": f"{name}.csv"}
+    return f"What is the sum of `{column}` in `{name}.csv`?", files, str(sum(numbers)), {"path": f"{name}.csv"}
 
 
 def _plan_total(path):
-    yield Step("read", {"path": path, "lines": 9}, f"I read {path}.", wrong={"path": f"data/{path}", "lines": 9})
+    yield Step("read", {"path": path, "lines": 9}, f"I read `{path}`.", wrong={"path": f"data/{path}", "lines": 9})
     code = f"print(sum(int(r.split(',')[1]) for r in list(open('{path}'))[1:]))"
     done = yield Step("run", {"code": code}, think="The first line is a heading.", wrong={"code": code.replace("[1:]", "")})
     yield Step("answer", say=done.text)

@@ -60,15 +60,14 @@ def table(
 
 
 def figure(
-    fig,  # a matplotlib figure; it is closed
+    fig,  # a matplotlib `Figure`
     alt: str,  # what it shows, for readers who cannot see it
 ) -> str:
     "The figure as inline SVG."
-    import matplotlib.pyplot as plt
+    from matplotlib import rc_context
     out = io.StringIO()
-    with plt.rc_context({"svg.hashsalt": "composer", "svg.fonttype": "none"}):  # the same figure, the same bytes
+    with rc_context({"svg.hashsalt": "composer", "svg.fonttype": "none"}):  # the same figure, the same bytes
         fig.savefig(out, format="svg", bbox_inches="tight", metadata={"Date": None})
-    plt.close(fig)
     svg = out.getvalue()
     return f"<figure role=img aria-label='{escape(alt, quote=True)}'>{svg[svg.index('<svg'):]}</figure>"
 
