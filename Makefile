@@ -17,7 +17,7 @@ demo: $(VENV)
 	@echo "The report lies in out/demo/report.html"
 
 test: $(VENV)
-	.venv/bin/ruff check .
+	.venv/bin/ruff check --output-format concise .
 	.venv/bin/python tools/check.py
 	.venv/bin/python -m pytest
 

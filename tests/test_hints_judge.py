@@ -1,4 +1,5 @@
 "The judge's cache under concurrent processes, kills, broken files and a full disk; and what its prompt may hold."
+
 import errno
 import json
 import multiprocessing
@@ -17,15 +18,21 @@ from composer_replication.hints.layers import ErrorMeta
 from composer_replication.hints.text import sentences
 from composer_replication.traces.schema import ErrorSite, HintContext, ToolCall, Trace, Turn
 
-TURNS = (Turn("system", "You are an agent."), Turn("user", "Book a seat for Mia."),
-         Turn("assistant", thinking="SECRET THOUGHT", tool_calls=(ToolCall("user_details", {"user_id": "mia"}, "call_17"),)),
-         Turn("tool", "Error: User mia not found", observation=True, failed=True),
-         Turn("assistant", "FUTURE question"), Turn("user", "FUTURE answer"))
+TURNS = (
+    Turn("system", "You are an agent."),
+    Turn("user", "Book a seat for Mia."),
+    Turn("assistant", thinking="SECRET THOUGHT", tool_calls=(ToolCall("user_details", {"user_id": "mia"}, "call_17"),)),
+    Turn("tool", "Error: User mia not found", observation=True, failed=True),
+    Turn("assistant", "FUTURE question"),
+    Turn("user", "FUTURE answer"),
+)
 
 
 def meta(gold="GOLDEN flight HAT417", error=TURNS[3].content, **kwargs):
     trace = Trace("t", TURNS, gold=gold, **kwargs)
-    return ErrorMeta(trace, ErrorSite("t", 2, 3, 2, 3, "runtime_error", HintContext("runtime_error", error, (), "user_details")))
+    return ErrorMeta(
+        trace, ErrorSite("t", 2, 3, 2, 3, "runtime_error", HintContext("runtime_error", error, (), "user_details"))
+    )
 
 
 def ask(layer, m=None):
@@ -35,13 +42,17 @@ def ask(layer, m=None):
 
 def test_prompt_holds_neither_gold_nor_future_nor_thinking():
     prompt = judge_prompt(meta())
-    assert "User mia not found" in prompt and "Book a seat for Mia." in prompt and 'user_details(user_id="mia")' in prompt
+    assert (
+        "User mia not found" in prompt and "Book a seat for Mia." in prompt and 'user_details(user_id="mia")' in prompt
+    )
     for hidden in ("GOLDEN", "HAT417", "FUTURE", "SECRET", "call_17"):
         assert hidden not in prompt
 
 
 def test_an_error_text_that_quotes_the_gold_is_withheld():
-    m = meta(gold='[{"book": {"city": ["Lafayette, LA"]}}]', error="Invalid value 'x'. Expected one of ['Lafayette, LA'].")
+    m = meta(
+        gold='[{"book": {"city": ["Lafayette, LA"]}}]', error="Invalid value 'x'. Expected one of ['Lafayette, LA']."
+    )
     assert "Lafayette" not in judge_prompt(m) and "(withheld)" in judge_prompt(m)
 
 
@@ -55,7 +66,9 @@ def test_same_site_same_answer_is_paid_for_once(tmp_path):
     asked = []
     layer = LLMJudgeHintGenerator(lambda p: asked.append(p) or "Ask for the id.", tmp_path)
     assert ask(layer) == ask(layer) == "Ask for the id."
-    other = LLMJudgeHintGenerator(lambda p: asked.append(p) or "Never asked.", tmp_path)  # another object, another address
+    other = LLMJudgeHintGenerator(
+        lambda p: asked.append(p) or "Never asked.", tmp_path
+    )  # another object, another address
     assert ask(other) == "Ask for the id." and (other.calls, other.hits, len(asked)) == (0, 1, 1)
     assert ask(LLMJudgeHintGenerator(lambda p: "Another model.", tmp_path, model="other")) == "Another model."
 
@@ -79,8 +92,14 @@ def test_answers_are_clamped():
     assert len(sentences(ask(LLMJudgeHintGenerator(lambda p: "- look\n- ask\n- go\n- stop")))) == 2
 
 
-@pytest.mark.parametrize("complete, name", [(lambda p: 1 / 0, "ZeroDivisionError"), (lambda p: None, "answered with NoneType"),
-                                            (lambda p: b"bytes", "answered with bytes")])
+@pytest.mark.parametrize(
+    "complete, name",
+    [
+        (lambda p: 1 / 0, "ZeroDivisionError"),
+        (lambda p: None, "answered with NoneType"),
+        (lambda p: b"bytes", "answered with bytes"),
+    ],
+)
 def test_a_failing_judge_is_counted_and_no_crash(complete, name, tmp_path):
     layer = LLMJudgeHintGenerator(complete, tmp_path)
     assert ask(layer) is None and ask(layer) is None
@@ -91,12 +110,25 @@ def test_a_failing_judge_is_counted_and_no_crash(complete, name, tmp_path):
 def test_an_interrupt_is_not_swallowed():
     def stop(prompt):
         raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt):
         ask(LLMJudgeHintGenerator(stop))
 
 
-@pytest.mark.parametrize("rubbish", [b"", b"{", b"\xff\xfe\x00", b"[]", b'"text"', b'{"answer": 3}', b'{"key": "other", "answer": "Wrong key."}',
-                                     b"[" * 100_000, b"0" * 10_000])
+@pytest.mark.parametrize(
+    "rubbish",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe\x00",
+        b"[]",
+        b'"text"',
+        b'{"answer": 3}',
+        b'{"key": "other", "answer": "Wrong key."}',
+        b"[" * 100_000,
+        b"0" * 10_000,
+    ],
+)
 def test_an_unreadable_file_is_a_miss_and_is_mended(rubbish, tmp_path):
     path = AnswerCache(tmp_path).path(cache_key(judge_prompt(meta())))
     path.parent.mkdir()
@@ -111,6 +143,7 @@ def test_a_full_disk_costs_the_cache_and_not_the_answer(tmp_path, monkeypatch):
 
     def full(fd):
         raise OSError(errno.ENOSPC, "No space left on device")
+
     monkeypatch.setattr(judge_module.os, "fsync", full)
     layer = LLMJudgeHintGenerator(lambda p: "Ask first.", tmp_path)
     assert ask(layer) == "Ask first." and layer.failures == {"cache: OSError": 1}
@@ -124,13 +157,23 @@ def test_a_lone_surrogate_in_a_trace_is_no_crash(tmp_path):
 
 
 def test_the_key_is_the_same_in_every_process():
-    code = ("from composer_replication.hints.judge import cache_key\n"
-            "import sys; sys.path.insert(0, 'tests')\n"
-            "from test_hints_judge import meta\n"
-            "from composer_replication.hints.judge import judge_prompt\n"
-            "print(cache_key(judge_prompt(meta(tools=({'type': 'function', 'function': {'name': 'b'}},))), 'm'))")
-    keys = {subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": seed}, check=True, capture_output=True,
-                           text=True).stdout for seed in ("0", "1", "31337")}
+    code = (
+        "from composer_replication.hints.judge import cache_key\n"
+        "import sys; sys.path.insert(0, 'tests')\n"
+        "from test_hints_judge import meta\n"
+        "from composer_replication.hints.judge import judge_prompt\n"
+        "print(cache_key(judge_prompt(meta(tools=({'type': 'function', 'function': {'name': 'b'}},))), 'm'))"
+    )
+    keys = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in ("0", "1", "31337")
+    }
     assert keys == {cache_key(judge_prompt(meta(tools=({"type": "function", "function": {"name": "b"}},))), "m") + "\n"}
 
 

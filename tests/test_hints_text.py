@@ -1,4 +1,5 @@
 "Sentences, clamping and diagnoses over generated input."
+
 import string
 
 import pytest
@@ -9,13 +10,60 @@ from composer_replication.hints.diagnose import _SPAN, diagnose
 from composer_replication.hints.text import clamp, sentences, shorten
 
 # The oracle is construction: sentences are put together from words that hold no end, so their number is known.
-INSIDE = ["foo.py", "3.14", "v1.2.3", "e.g. this", "i.e. that", "vs. those", "a/b.c", "../x", "`a. b! c?`", "x.y()", "cf. it",
-          "“so”", "(or not)", "git add . now", "$HOME/.bashrc", "12:30", "no. 7", "etc. and"]
-word = st.one_of(st.sampled_from(INSIDE), st.text(string.ascii_letters, min_size=2, max_size=8).filter(
-    lambda w: w.lower() not in {"al", "no", "mr", "ms", "dr", "eq", "cf", "vs", "eg", "ie", "etc", "fig", "sec", "mrs", "incl", "prof", "resp",
-                                "approx"}))
-sentence = st.builds(lambda words, last, end: " ".join([*words, last]) + end, st.lists(word, min_size=1, max_size=8),
-                     st.sampled_from(["here", "there", "`code`", "foo.py", "(all)", '"it"']), st.sampled_from([".", "!", "?", "...", '."', ".)"]))
+INSIDE = [
+    "foo.py",
+    "3.14",
+    "v1.2.3",
+    "e.g. this",
+    "i.e. that",
+    "vs. those",
+    "a/b.c",
+    "../x",
+    "`a. b! c?`",
+    "x.y()",
+    "cf. it",
+    "“so”",
+    "(or not)",
+    "git add . now",
+    "$HOME/.bashrc",
+    "12:30",
+    "no. 7",
+    "etc. and",
+]
+word = st.one_of(
+    st.sampled_from(INSIDE),
+    st.text(string.ascii_letters, min_size=2, max_size=8).filter(
+        lambda w: (
+            w.lower()
+            not in {
+                "al",
+                "no",
+                "mr",
+                "ms",
+                "dr",
+                "eq",
+                "cf",
+                "vs",
+                "eg",
+                "ie",
+                "etc",
+                "fig",
+                "sec",
+                "mrs",
+                "incl",
+                "prof",
+                "resp",
+                "approx",
+            }
+        )
+    ),
+)
+sentence = st.builds(
+    lambda words, last, end: " ".join([*words, last]) + end,
+    st.lists(word, min_size=1, max_size=8),
+    st.sampled_from(["here", "there", "`code`", "foo.py", "(all)", '"it"']),
+    st.sampled_from([".", "!", "?", "...", '."', ".)"]),
+)
 
 
 @given(st.lists(sentence, min_size=1, max_size=6), st.sampled_from([" ", "  ", "\n", "\n\n", "\n- "]))
@@ -49,32 +97,75 @@ def test_diagnose_never_crashes_and_is_one_bounded_sentence(text):
     assert said is None or 0 < len(said) < 600
 
 
-@pytest.mark.parametrize("error, says", [
-    ("Error executing query: Table 'car_1.cars' doesn't exist", "`cars`"),
-    ("Error executing query: Unknown column 's.name' in 'field list'", "`s` has no column `name`"),
-    ("Error executing query: You have an error in your SQL syntax; check the manual that corresponds to your MySQL server version for "
-     "the right syntax to use near '' at line 1", "ends too early"),
-    ("You have an error in your SQL syntax; check the manual near '\\*) FROM t WHERE a = 'b'' at line 1", "backslash"),
-    ("You have an error in your SQL syntax; check the manual near 'from singer order by age desc limit 1' at line 1", "does not parse"),
-    ("You have an error in your SQL syntax; check the manual near 'to learn more about it' at line 1", "without words of explanation"),
-    ("<returncode>1</returncode>\n<output>\nTraceback (most recent call last):\n  File \"a.py\", line 1, in <module>\n"
-     "    import wrapt\nModuleNotFoundError: No module named 'wrapt'\n</output>", "`wrapt` is not installed"),
-    ("<returncode>127</returncode>\n<output>\nbash: line 1: tree: command not found\n</output>", "`tree`"),
-    ("<returncode>2</returncode>\n<output>\ngrep: src/core/default.cfg: No such file or directory\n</output>", "`src/core/default.cfg`"),
-    ("<returncode>1</returncode>\n<output>\nerror: corrupt patch at line 12\n</output>", "patch does not fit"),
-    ("Error: Payment method credit_card_7815826 not found", "payment method `credit_card_7815826`"),
-    ("Error: User  not found", "no such user"),
-    ("Error: payment amount does not add up, total price is 1203, but paid 833", "1203"),
-    ("AttributeError: `np.Inf` was removed in the NumPy 2.0 release. Use `np.inf` instead.", "NumPy 2.0 release"),
-    ("Your proposed edit has introduced new syntax error(s).\n\nERRORS:\n- E999 IndentationError: unexpected indent\n", "IndentationError"),
-])
+@pytest.mark.parametrize(
+    "error, says",
+    [
+        ("Error executing query: Table 'car_1.cars' doesn't exist", "`cars`"),
+        ("Error executing query: Unknown column 's.name' in 'field list'", "`s` has no column `name`"),
+        (
+            "Error executing query: You have an error in your SQL syntax; check the manual that corresponds to your "
+            "MySQL server version for "
+            "the right syntax to use near '' at line 1",
+            "ends too early",
+        ),
+        (
+            "You have an error in your SQL syntax; check the manual near '\\*) FROM t WHERE a = 'b'' at line 1",
+            "backslash",
+        ),
+        (
+            "You have an error in your SQL syntax; check the manual near "
+            "'from singer order by age desc limit 1' at line 1",
+            "does not parse",
+        ),
+        (
+            "You have an error in your SQL syntax; check the manual near 'to learn more about it' at line 1",
+            "without words of explanation",
+        ),
+        (
+            "<returncode>1</returncode>\n<output>\nTraceback (most recent call last):\n"
+            '  File "a.py", line 1, in <module>\n'
+            "    import wrapt\nModuleNotFoundError: No module named 'wrapt'\n</output>",
+            "`wrapt` is not installed",
+        ),
+        ("<returncode>127</returncode>\n<output>\nbash: line 1: tree: command not found\n</output>", "`tree`"),
+        (
+            "<returncode>2</returncode>\n<output>\ngrep: src/core/default.cfg: No such file or directory\n</output>",
+            "`src/core/default.cfg`",
+        ),
+        ("<returncode>1</returncode>\n<output>\nerror: corrupt patch at line 12\n</output>", "patch does not fit"),
+        ("Error: Payment method credit_card_7815826 not found", "payment method `credit_card_7815826`"),
+        ("String 'def f():\n    pass' not found in a/b.py", "exactly as written"),
+        ("strings: 'flash.img': No such file", "`flash.img`"),
+        (
+            'botocore.exceptions.EndpointConnectionError: Could not connect to the endpoint URL: "http://localhost:5000/"',
+            "start the service",
+        ),
+        ("urllib3.exceptions.NewConnectionError: Connection refused", "network"),
+        (
+            'Status Code: 404. Response: {"error":{"code":404,"message":"Anime with ID 12345 not found."}}. '
+            "You should choose one of: (1) change",
+            "(Anime with ID 12345 not found)",
+        ),
+        ("Error: User  not found", "no such user"),
+        ("Error: payment amount does not add up, total price is 1203, but paid 833", "1203"),
+        ("AttributeError: `np.Inf` was removed in the NumPy 2.0 release. Use `np.inf` instead.", "NumPy 2.0 release"),
+        (
+            "Your proposed edit has introduced new syntax error(s).\n\nERRORS:\n"
+            "- E999 IndentationError: unexpected indent\n",
+            "IndentationError",
+        ),
+    ],
+)
 def test_diagnoses_of_real_error_texts(error, says):
     said = diagnose(error)
     assert says in said and len(sentences(said)) == 1
 
 
 def test_the_exception_at_the_end_is_read_before_the_log_above_it():
-    log = "warning: the first mirror timed out\nno such table: t\nTraceback (most recent call last):\nModuleNotFoundError: No module named 'wrapt'\n"
+    log = (
+        "warning: the first mirror timed out\nno such table: t\n"
+        "Traceback (most recent call last):\nModuleNotFoundError: No module named 'wrapt'\n"
+    )
     assert "`wrapt`" in diagnose(log)
 
 
@@ -85,6 +176,7 @@ def test_diagnose_has_nothing_to_say_about_output_that_is_no_known_error():
 
 def test_a_log_of_megabytes_is_read_at_its_ends_only():
     import time
+
     log = "x = 1; y = 'near'\n" * 400_000
     start = time.process_time()
     assert "`wrapt`" in diagnose(log + "ModuleNotFoundError: No module named 'wrapt'\n")

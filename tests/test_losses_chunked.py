@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from composer_replication.losses import chunked
-from composer_replication.losses.chunked import LMHead, lm_head, token_logprobs, token_terms
+from composer_replication.losses.chunked import LMHead, lm_head, map_rows, token_logprobs, token_terms
 from composer_replication.losses.distill import EntropyAware, Taid
 from composer_replication.losses.jsd import Divergence
 
@@ -103,6 +103,15 @@ def test_a_live_teacher_shares_the_head_and_still_gets_no_gradient(which):
     expected = torch.autograd.grad(how(F.linear(hidden, head.weight), frozen, labels).sum(), head.weight)[0]
     torch.testing.assert_close(head.weight.grad, expected)
     assert other.grad is None
+
+
+def test_map_rows_stops_the_teachers_gradient_whatever_the_function():
+    student, teacher = LMHead(torch.randn(9, 4, requires_grad=True)), LMHead(torch.randn(9, 4, requires_grad=True))
+    hidden, other = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
+    out, = map_rows(lambda s, t, y: ((s * t).sum(-1),), hidden, student, other, teacher, torch.arange(3))
+    out.sum().backward()
+    assert student.weight.grad is not None and hidden.grad is not None
+    assert teacher.weight.grad is None and other.grad is None
 
 
 def test_gradient_of_the_heads_weight_against_finite_differences():

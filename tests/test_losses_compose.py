@@ -242,11 +242,11 @@ def test_one_channel_off_leaves_the_other_alone(monkeypatch):
     batch = reference_logps(make_model(seed=1), pack_trees(TREES, 0))
     whole, real = compose_loss(model, batch), compose.forward_branches
     def counted(*args, **kw):
-        passes.append(kw["kinds"])
+        passes.append((kw["kinds"], torch.is_grad_enabled()))
         return real(*args, **kw)
     monkeypatch.setattr(compose, "forward_branches", counted)
     no_sdpo, no_replay = compose_loss(model, batch, alpha_sdpo=0.0), compose_loss(model, batch, beta_replay=0.0)
-    assert passes == [("chosen", "rejected"), ("hint",)]
+    assert passes == [(("chosen", "rejected"), True), (("hint",), False)]
     assert torch.equal(no_sdpo.total, whole.lm_ce + whole.trace_replay_dpo) and torch.equal(no_replay.total, whole.lm_ce + whole.sdpo_jsd)
 
 

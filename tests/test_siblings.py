@@ -1,4 +1,5 @@
 "States, siblings and recorded pairs; over the shared traces, against a naive comparison of whole histories."
+
 import os
 import subprocess
 import sys
@@ -27,7 +28,9 @@ def attempt(id, action, answer, reward, *more, task="cats"):
 
 
 def site(trace, turn=1):
-    return ErrorSite(trace.trace_id, turn, turn + 1, turn, turn + 1, "runtime_error", HintContext("runtime_error", "Error"))
+    return ErrorSite(
+        trace.trace_id, turn, turn + 1, turn, turn + 1, "runtime_error", HintContext("runtime_error", "Error")
+    )
 
 
 def index_of(*pairs):
@@ -49,14 +52,17 @@ def test_a_sibling_that_got_past_is_found_best_first():
     assert [s.trace_id for s in index.ways_past(BAD, 1)] == ["x", "y", "good", "poor", "none"]
 
 
-@pytest.mark.parametrize("other", [
-    attempt("bad", act("list"), FINE, 1.0),  # the attempt itself, however it looks
-    attempt("same", replace(BAD.turns[1], thinking="x", content="Now:"), FINE, 1.0),  # the identical action
-    attempt("worse", act("list"), FINE, -1.0),  # earned less
-    attempt("elsewhere", act("list"), FINE, 1.0, task="dogs"),  # another task
-    attempt("nowhere", act("list"), FINE, 1.0, task=None),
-    attempt("text", Turn("assistant", "list()"), FINE, 1.0),  # acts in another form
-])
+@pytest.mark.parametrize(
+    "other",
+    [
+        attempt("bad", act("list"), FINE, 1.0),  # the attempt itself, however it looks
+        attempt("same", replace(BAD.turns[1], thinking="x", content="Now:"), FINE, 1.0),  # the identical action
+        attempt("worse", act("list"), FINE, -1.0),  # earned less
+        attempt("elsewhere", act("list"), FINE, 1.0, task="dogs"),  # another task
+        attempt("nowhere", act("list"), FINE, 1.0, task=None),
+        attempt("form", Turn("assistant", "execute[list]"), FINE, 1.0),  # acts in another form
+    ],
+)
 def test_who_is_no_sibling(other):
     assert index_of((other, []), (BAD, [1])).ways_past(BAD, 1) == []
 
@@ -89,22 +95,51 @@ def test_the_state_leaves_out_thinking_ids_and_white_space_and_nothing_else():
         changed = list(turns)
         changed[position] = replace(turns[position], **change)
         return dict(state_keys(Trace("b", tuple(changed), task_id="t")))
-    for same in (dict(thinking=None), dict(tool_calls=(ToolCall("open", {"n": 1, "box": " grey "}, "id9"),)), dict(source_index=7)):
+
+    for same in (
+        dict(thinking=None),
+        dict(tool_calls=(ToolCall("open", {"n": 1, "box": " grey "}, "id9"),)),
+        dict(source_index=7),
+    ):
         assert keys(1, **same) == base
     assert keys(0, content="Where  is\nthe cat? ") == base
-    for other in (dict(content="I open it."), dict(tool_calls=(ToolCall("open", {"n": 2, "box": "grey"}),)), dict(tool_calls=())):
+    for other in (
+        dict(content="I open it."),
+        dict(tool_calls=(ToolCall("open", {"n": 2, "box": "grey"}),)),
+        dict(tool_calls=()),
+    ):
         assert keys(1, **other)[1] == base[1] and keys(1, **other)[3] != base[3]
     assert keys(2, content="Error: no such bag")[3] != base[3]
     assert keys(0, role="system")[1] != base[1]
 
 
+def test_where_nothing_was_recorded_before_there_is_no_state():
+    greeting = Trace("a", (Turn("assistant", "Hi!"), ASK, act("list"), FINE), task_id="t")
+    assert [p for p, _ in state_keys(greeting)] == [2]
+
+
 def test_keys_are_the_same_in_every_process():
-    code = ("from composer_replication.traces.siblings import state_keys\n"
-            "from composer_replication.traces.schema import *\n"
-            "t = Trace('a', (Turn('user', 'x'), Turn('assistant', tool_calls=(ToolCall('f', {'b': 1, 'a': [2]}),)), Turn('assistant', 'y')), task_id='t')\n"
-            "print([k.hex() for _, k in state_keys(t)])")
-    assert len({subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": s}, check=True, capture_output=True).stdout
-                for s in ("0", "1", "999")}) == 1
+    code = (
+        "from composer_replication.traces.siblings import state_keys\n"
+        "from composer_replication.traces.schema import *\n"
+        "t = Trace('a', (Turn('user', 'x'), Turn('assistant', tool_calls=(ToolCall('f', {'b': 1, 'a': [2]}),)), "
+        "Turn('assistant', 'y')), task_id='t')\n"
+        "print([k.hex() for _, k in state_keys(t)])"
+    )
+    assert (
+        len(
+            {
+                subprocess.run(
+                    [sys.executable, "-c", code],
+                    env=os.environ | {"PYTHONHASHSEED": s},
+                    check=True,
+                    capture_output=True,
+                ).stdout
+                for s in ("0", "1", "999")
+            }
+        )
+        == 1
+    )
 
 
 def test_pairs_prefer_what_got_past_and_what_earned_more():
@@ -127,9 +162,17 @@ def test_a_pair_of_one_action_or_of_a_question_is_refused():
 
 
 content = st.text(max_size=30)
-turn = st.one_of(st.builds(Turn, st.sampled_from(["user", "system"]), content), st.builds(Turn, st.just("assistant"), content),
-                 st.builds(lambda n, a: Turn("assistant", tool_calls=(ToolCall(n, a),)), content,
-                           st.one_of(content, st.dictionaries(content, st.one_of(content, st.integers(), st.floats(), st.none()), max_size=3))))
+turn = st.one_of(
+    st.builds(Turn, st.sampled_from(["user", "system"]), content),
+    st.builds(Turn, st.just("assistant"), content),
+    st.builds(
+        lambda n, a: Turn("assistant", tool_calls=(ToolCall(n, a),)),
+        content,
+        st.one_of(
+            content, st.dictionaries(content, st.one_of(content, st.integers(), st.floats(), st.none()), max_size=3)
+        ),
+    ),
+)
 
 
 def plain(value):
@@ -142,36 +185,50 @@ def plain(value):
 
 
 def history(trace, position):
-    return (trace.task_id, tuple((t.role, plain(t.content), tuple((plain(c.name), plain(c.arguments)) for c in t.tool_calls))
-                                 for t in trace.turns[:position]))
+    return (
+        trace.task_id,
+        tuple(
+            (t.role, plain(t.content), tuple((plain(c.name), plain(c.arguments)) for c in t.tool_calls))
+            for t in trace.turns[:position]
+        ),
+    )
 
 
 @given(st.lists(turn, max_size=5), st.lists(turn, max_size=5), st.integers(0, 5))
 def test_keys_are_equal_exactly_where_histories_are(first, second, common):
-    a, b = (Trace(i, tuple(first[:common]) + tuple(rest) + (Turn("assistant", "end"),), task_id="t") for i, rest in (("a", first[common:]), ("b", second)))
+    a, b = (
+        Trace(i, tuple(first[:common]) + tuple(rest) + (Turn("assistant", "end"),), task_id="t")
+        for i, rest in (("a", first[common:]), ("b", second))
+    )
     for i, ki in state_keys(a):
         for j, kj in state_keys(b):
             assert (ki == kj) == (repr(history(a, i)) == repr(history(b, j)))
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("name", ["tau2_airline_multimodel", "tau2_telecom_multimodel", "taubench_airline_gpt4o"])
-def test_shared_states_of_real_traces_are_those_of_a_naive_comparison(shared_data, name):
+@pytest.mark.parametrize(
+    "name, some",
+    [("tau2_airline_multimodel", True), ("tau2_telecom_multimodel", False), ("taubench_airline_gpt4o", True)],
+)
+def test_shared_states_of_real_traces_are_those_of_a_naive_comparison(shared_data, name, some):
     from composer_replication.traces.read import read_traces
+
     traces = list(read_traces(shared_data / "traces" / f"{name}.jsonl.gz"))
     index = SiblingIndex(traces)
     seen = {}
     for t in traces:
-        for p, _ in state_keys(t):
-            seen.setdefault(repr(history(t, p)), set()).add(t.trace_id)
+        for p, turn in enumerate(t.turns):
+            if p and turn.role == "assistant":
+                seen.setdefault(repr(history(t, p)), set()).add(t.trace_id)
     assert len(index) == len(seen)
-    assert index.shared == sum(len(ids) > 1 for ids in seen.values()) > 0
+    assert index.shared == sum(len(ids) > 1 for ids in seen.values()) and (index.shared > 0) == some
 
 
 @pytest.mark.data
 def test_intercode_siblings_and_pairs(shared_data):
     from composer_replication.traces.read import read_traces
     from composer_replication.traces.sites import find_error_sites
+
     tasks = {}
     for t in read_traces(shared_data / "traces" / "intercode_sql_multimodel.jsonl.gz"):
         if len(tasks) < 120 or t.task_id in tasks:
@@ -194,5 +251,9 @@ def test_intercode_siblings_and_pairs(shared_data):
     assert with_way > 50 and len(pairs) > 50
     assert {p.source.split(":")[1] for p in pairs} == {"error", "reward"}
     # every two attempts part at one state only, so each pair of attempts gives a trace at most one pair
-    assert all(len({p.source for p in pairs if p.trace_id == t.trace_id}) == len([p for p in pairs if p.trace_id == t.trace_id]) for t in traces[:60])
+    assert all(
+        len({p.source for p in pairs if p.trace_id == t.trace_id})
+        == len([p for p in pairs if p.trace_id == t.trace_id])
+        for t in traces[:60]
+    )
     assert len(list(combinations(tasks[traces[0].task_id], 2))) >= 1

@@ -46,6 +46,7 @@ def _spellings(action: Turn) -> tuple[list[str], list[str]]:
     "The action's texts to compare by words and signs, and its calls to compare by words."
     texts, calls = [], []
     for call in action.tool_calls:
+        texts.append(call_text(call))
         calls.append(words(call_text(call)))
         if isinstance(call.arguments, str):
             texts.append(call.arguments)
@@ -86,6 +87,11 @@ def _leaves(value) -> list[str]:
     return [str(value)] if isinstance(value, str | int | float) and not isinstance(value, bool) else []
 
 
+def _telling(text: str) -> bool:
+    "Whether a short text gives anything away when it is said: `no` does not, `42` does."
+    return size(text) > 3 or any(c.isdigit() for c in text)
+
+
 def secrets(
     gold: str,  # the reference solution
 ) -> tuple[list[str], list[str]]:  # pieces that count alone, and texts of which a run of words counts
@@ -100,8 +106,8 @@ def secrets(
         parsed = None
     if isinstance(parsed, dict | list):
         leaves = _leaves(parsed)
-        return [leaf for leaf in leaves if size(leaf) > 1], leaves
-    return [gold, *(line for line in gold.splitlines() if size(line) >= MIN_CHARS)], [gold]
+        return [leaf for leaf in leaves if _telling(leaf)], leaves
+    return [gold] * _telling(gold) + [line for line in gold.splitlines() if size(line) >= MIN_CHARS], [gold]
 
 
 def _runs(text: str) -> set[tuple[str, ...]]:

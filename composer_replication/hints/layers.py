@@ -7,6 +7,7 @@ __all__ = ['ErrorMeta', 'Hint', 'HintGenerator', 'TemplateHintGenerator', 'is_to
            'RoutingHintGenerator', 'CompositeHintGenerator', 'default_composite']
 
 # %% ../../nbs/hints/02_layers.ipynb #f752f37d
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from .diagnose import exception_line, unwrap
 from .gate import refusal
 from .templates import dispatch
 from .text import sentences, shorten
-from ..traces.schema import ERROR_KINDS, ErrorSite, Trace
+from ..traces.schema import ERROR_KINDS, ErrorSite, Trace, Turn
 
 if TYPE_CHECKING:
     from composer_replication.traces.siblings import SiblingIndex
@@ -69,6 +70,15 @@ def is_tool_runtime_kind(kind: str) -> bool:
     return kind in ERROR_KINDS
 
 
+def _without(text: str, action: Turn) -> str:
+    "The text with an ellipsis wherever it quotes a long argument of the action, which is not to be shown again."
+    values = [v for c in action.tool_calls if isinstance(c.arguments, dict) for v in c.arguments.values() if isinstance(v, str)]
+    for value in values:
+        if len(value) >= 60:
+            text = re.sub(r"\s+".join(map(re.escape, value.split())), "…", text)
+    return text
+
+
 class RawErrorHintGenerator:
     "The error text as it is, bounded."
 
@@ -82,7 +92,7 @@ class RawErrorHintGenerator:
 
     def generate(self, error_kind: str, error_meta: ErrorMeta) -> str | None:
         "The error text behind a few words of introduction."
-        text = unwrap(error_meta.site.context.error_message)
+        text = _without(unwrap(error_meta.site.context.error_message), error_meta.trace.turns[error_meta.site.turn])
         if not text:
             return None
         opening = "An attempt at this step was answered with: "

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 
 from .diagnose import diagnose, exception_line, unwrap
-from .text import shorten
+from .text import clamp, shorten
 from ..traces.schema import HintContext
 
 # %% ../../nbs/hints/01_templates.ipynb #3946670e
@@ -75,6 +75,16 @@ def _named(pattern: re.Pattern, text: str) -> str | None:
     return next(g for g in match.groups() if g) if match else None
 
 
+def _value_line(tool: str | None, name: str, schema: dict, error: str) -> str:
+    "In which type and form a value has to be given; what a grader expected in its place is not told."
+    schema = schema if isinstance(schema, dict) else {}
+    wanted = re.search(r"Expected (?:outer )?type (\w+)(?: with inner type <class '(\w+)'>)?", error)
+    kind = f"{wanted[1]} of {wanted[2]}" if wanted and wanted[2] else wanted[1] if wanted else schema.get("type")
+    about = clamp(str(schema.get("description") or ""), 1, 200).rstrip(". ")
+    form = f"in exactly the form of its description ({about})" if about else "in the form that its schema describes"
+    return f"Give `{name}` of `{tool}` as {kind}, {form}." if isinstance(kind, str) else f"Give `{name}` of `{tool}` {form}."
+
+
 def type_error(context: HintContext) -> str | None:
     "Which argument is unknown, missing or of the wrong form, and what the tool takes."
     text, (properties, _) = context.error_message, _properties(context.tool_schema)
@@ -87,15 +97,15 @@ def type_error(context: HintContext) -> str | None:
     if missing := _named(_MISSING, text):
         return f"{takes}; do not leave out `{missing}`." if missing in properties else f"{takes}."
     if (value := _named(_VALUE, text)) in properties:
-        about = properties[value].get("description") if isinstance(properties[value], dict) else None
-        says = f": {' '.join(about.split())[:200].rstrip('. ')}" if about else " that its schema describes"
-        return f"Give `{value}` of `{context.tool_name}` in exactly the form{says}."
+        return _value_line(context.tool_name, value, properties[value], text)
     return diagnose(text) or f"{takes}; give each value in the type that is named."
 
 # %% ../../nbs/hints/01_templates.ipynb #95b5c646
 def json_decode(context: HintContext) -> str | None:
     "How to write a call that parses."
     text = context.error_message
+    if re.search(r"[Ff]ailed to decode|decoder_failed", text):
+        return "Answer with the tool calls themselves in the required format, and with no text around them or in their place."
     if said := diagnose(text):
         return said
     tool = f" of `{context.tool_name}`" if context.tool_name else ""

@@ -178,7 +178,7 @@ def call_tool(
     except json.JSONDecodeError as error:
         return ToolResult(f"Invalid JSON in the arguments: {error}", "json_decode")
     if problem := argument_problem(tool.schema, parsed):
-        return ToolResult(f"Invalid arguments for {name}: {problem}", "type_error")
+        return ToolResult(f"Input validation error for {name}: {problem}", "type_error")
     roles = {offered: role for role, offered in tool.arguments.items()}
     try:
         text = ACTIONS[tool.role](root, **{roles[k]: v for k, v in parsed.items()})

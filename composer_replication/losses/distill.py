@@ -27,10 +27,11 @@ class Taid:
 
     def __call__(self, student_logits, teacher_logits, labels=None) -> torch.Tensor:
         "Logits `(..., vocab)` of both sides to nats `(...)`; labels are not looked at."
-        student, teacher = student_logits.detach(), teacher_logits.detach()
-        # The end points are set apart: 0 times an infinite logit would be NaN.
-        target = student if self.t == 0.0 else teacher if self.t == 1.0 else (1 - self.t) * student + self.t * teacher
-        return Divergence(0.0, self.temperature)(student_logits, target)
+        if self.t in (0.0, 1.0):  # set apart: 0 times an infinite logit would be NaN
+            target = teacher_logits if self.t else student_logits
+        else:
+            target = (1 - self.t) * student_logits + self.t * teacher_logits
+        return Divergence(0.0, self.temperature)(student_logits, target)  # which stops the target's gradient
 
 
 def taid_loss(

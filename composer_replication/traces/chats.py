@@ -39,8 +39,7 @@ def is_miniswe(record: dict) -> bool:
     header = record if not isinstance(info, dict) else {**record, **info}
     if "exit_status" in header and "submission" in header:
         return True
-    return any(isinstance(m, dict) and isinstance(m.get("content"), str) and m["content"].startswith("<returncode>")
-               for m in record.get("messages", ())[2:8])
+    return any(text_of(m.get("content")).startswith("<returncode>") for m in record["messages"][2:8])
 
 
 SHELL_ANSWERS = ("<returncode>", "<exception>", "Tool call error:")
@@ -89,9 +88,10 @@ def result_turn(block: dict, index: int, reasons: dict | None = None) -> Turn:
 
 def is_blocks(record: dict) -> bool:
     "Whether a chat is written in Anthropic's tool blocks."
-    return is_chat(record) and any(isinstance(b, dict) and b.get("type") in ("tool_use", "tool_result")
-                                   for m in record.get("messages", ())[:8] if isinstance(m, dict) and isinstance(m.get("content"), list)
-                                   for b in m["content"])
+    if not is_chat(record):
+        return False
+    lists = (m["content"] for m in record.get("messages", ())[:8] if isinstance(m.get("content"), list))
+    return any(b["type"] in ("tool_use", "tool_result") for blocks in lists for b in blocks)
 
 
 @register_format("anthropic", is_blocks, first=True)

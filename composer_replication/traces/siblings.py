@@ -44,16 +44,16 @@ def action_key(turn: Turn) -> bytes:
 
 
 def action_form(turn: Turn) -> str:
-    "How the turn acts: by calls, by a text in the form of `name[...]`, or by plain text."
-    bracket = re.match(r"\s*(\w+)\[", turn.content)
-    return "calls" if turn.tool_calls else bracket[1] if bracket else "text"
+    "The `name` of an action that is written as `name[...]`, as some text agents do; empty for calls and other text."
+    bracket = None if turn.tool_calls else re.match(r"\s*(\w+)\[", turn.content)
+    return bracket[1] if bracket else ""
 
 # %% ../../nbs/traces/06_siblings.ipynb #a1745d47
 def state_keys(trace: Trace) -> Iterator[tuple[int, bytes]]:  # (position in `Trace.turns`, 16 bytes)
-    "The key of the state in front of every assistant turn: task and normalised history."
+    "The key of the state in front of every assistant turn but one at position 0: task and normalised history."
     running = blake2b(_dump(["state/1", trace.task_id]), digest_size=16)
     for position, turn in enumerate(trace.turns):
-        if turn.role == "assistant":
+        if turn.role == "assistant" and position:
             yield position, running.copy().digest()
         running.update(b"\n" + _dump([turn.role, turn.content, _calls(turn)]))
 
@@ -132,8 +132,8 @@ class SiblingIndex:
         """What others did in the state in front of this turn that got past, and was not the same action.
 
         The attempt itself is never among them. Nor is one that earned less than this trace, where both rewards are known:
-        nothing is gained by following an attempt that ended worse. Nor is one that acts in another form (a call where this
-        one writes text): its environment is another. The best earned most, then did what most others did, then did it in
+        nothing is gained by following an attempt that ended worse. Nor is one whose action has another form (`execute[...]`
+        where this one writes bare SQL): its environment is another. The best earned most, then did what most others did, then did it in
         the fewest characters; what is still equal is ordered by id.
         """
         key = dict(state_keys(trace)).get(turn)

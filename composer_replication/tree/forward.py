@@ -32,7 +32,7 @@ def shares_trunk(
         return f"{type(model).__name__} keeps a state that is no list of keys ({', '.join(sorted(other)) or 'stateful'})"
     if config._attn_implementation not in ("sdpa", "eager"):
         return f"{config._attn_implementation} attention takes no mask of our own"
-    if model.training and model.is_gradient_checkpointing:
+    if model.training and model.is_activation_checkpointing:
         return "gradient checkpointing switches the cache off"
     return None
 

@@ -1,0 +1,189 @@
+"The two-pass forward against one plain forward per branch, for every family of models it is meant for."
+import logging
+
+import pytest
+import torch
+import transformers as tf
+
+from composer_replication.tree import forward
+from composer_replication.tree.build import Branch, Span, Tree
+from composer_replication.tree.forward import forward_branches, forward_trunk, shares_trunk
+from composer_replication.tree.pack import pack_trees
+
+TINY = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=256)
+NO_SPECIAL = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
+MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+EXPERTS = dict(moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1, n_shared_experts=1,
+               first_k_dense_replace=1, kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8)
+FAMILIES = {
+    "Qwen2": (tf.Qwen2ForCausalLM, tf.Qwen2Config(**TINY)),
+    "Qwen2-sliding": (tf.Qwen2ForCausalLM, tf.Qwen2Config(**TINY, use_sliding_window=True, sliding_window=5, layer_types=MIXED)),
+    "Qwen3": (tf.Qwen3ForCausalLM, tf.Qwen3Config(**TINY, head_dim=8)),
+    "Llama": (tf.LlamaForCausalLM, tf.LlamaConfig(**TINY)),
+    "Mistral": (tf.MistralForCausalLM, tf.MistralConfig(**TINY, sliding_window=5)),
+    "Gemma2": (tf.Gemma2ForCausalLM, tf.Gemma2Config(**TINY, head_dim=8, sliding_window=5, layer_types=MIXED)),
+    "Gemma3": (tf.Gemma3ForCausalLM, tf.Gemma3TextConfig(**TINY, head_dim=8, sliding_window=5, layer_types=MIXED)),
+    "Phi3": (tf.Phi3ForCausalLM, tf.Phi3Config(**TINY, **NO_SPECIAL)),
+    "Phi3-sliding": (tf.Phi3ForCausalLM, tf.Phi3Config(**TINY, **NO_SPECIAL, sliding_window=5)),
+    "DeepseekV3": (tf.DeepseekV3ForCausalLM, tf.DeepseekV3Config(**TINY | {"num_key_value_heads": 4}, **EXPERTS)),
+}
+STATEFUL = {
+    "Mamba": (tf.MambaForCausalLM, tf.MambaConfig(vocab_size=97, hidden_size=32, state_size=4, num_hidden_layers=2)),
+    "Qwen3-Next": (tf.Qwen3NextForCausalLM, tf.Qwen3NextConfig(
+        **TINY | {"num_hidden_layers": 2}, head_dim=8, layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2,
+        linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1,
+        moe_intermediate_size=16, shared_expert_intermediate_size=16, decoder_sparse_step=1)),
+}
+
+
+def make(family, table=FAMILIES):
+    "A tiny random model. Weights are larger than usual, so that a wrong mask moves the result by far more than 1e-5."
+    kind, config = table[family]
+    torch.manual_seed(7)
+    config._attn_implementation = "eager" if family in ("Gemma2", "Mamba") else "sdpa"
+    model = kind(config).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() > 1:
+                p.mul_(4)
+    return model
+
+
+def batch_of_three():
+    "Ragged rows: five branches (one pair among them), none, and one that forks at the very start."
+    draw = torch.Generator().manual_seed(3)
+
+    def ids(n):
+        return tuple(torch.randint(3, 97, (n,), generator=draw).tolist())
+
+    a, b, c = ids(41), ids(13), ids(26)
+    spans = Span(1, 6, 9), Span(3, 17, 22), Span(5, 30, 41)
+    tree_a = Tree("a", a, spans, (
+        Branch("hint", 1, 4, ids(3) + a[6:9], 3), Branch("hint", 3, 16, ids(1) + a[17:22], 1),
+        Branch("hint", 5, 25, ids(9) + a[30:41], 9),
+        Branch("chosen", 3, 16, a[16:17] + ids(7), 1, 0), Branch("rejected", 3, 16, a[16:22], 1, 0)))
+    tree_c = Tree("c", c, (Span(2, 20, 26),), (Branch("hint", 2, 0, ids(22) + c[20:26], 22),))
+    return pack_trees([tree_a, Tree("b", b, (Span(1, 4, 13),)), tree_c], pad_token_id=0)
+
+
+def separate(model, batch):
+    "The oracle: every branch as a plain sequence of its own, from the trees rather than from the batch."
+    hidden = torch.zeros(*batch.branch_ids.shape, model.config.hidden_size)
+    parts = []
+    for row, tree in enumerate(batch.trees):
+        at = 0
+        for branch in tree.branches:
+            whole = torch.tensor([tree.ids[:branch.fork] + branch.ids])
+            parts.append((row, at, model.base_model(whole).last_hidden_state[0, branch.fork:]))
+            at += len(branch.ids)
+    for row, at, states in parts:
+        hidden[row, at:at + len(states)] = states
+    return hidden
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_passes_square_and_rows_agree(family):
+    "Invariant 3, in float32, batched with ragged padding, with several branches in a row and with none."
+    model, batch = make(family), batch_of_three()
+    with torch.no_grad():
+        want = separate(model, batch)
+        scale = want.abs().max().item()
+        for method in ("two_pass", "square", "rows"):
+            got = forward_branches(model, batch, method=method)
+            assert (got - want).abs().max() < 1e-5, method
+            assert (got[batch.branch_segment < 0] == 0).all()
+        for row, tree in enumerate(batch.trees):
+            trunk = forward_trunk(model, batch)[0][row, :len(tree.ids)]
+            plain = model.base_model(torch.tensor([tree.ids])).last_hidden_state[0]
+            assert (trunk - plain).abs().max() < 1e-5
+    assert scale > 0.5, "the states are too small for the comparison to mean anything"
+
+
+@pytest.mark.parametrize("family", ["Qwen2-sliding", "Gemma3", "Mistral"])
+def test_small_groups_are_exact(family, monkeypatch):
+    model, batch = make(family), batch_of_three()
+    with torch.no_grad():
+        want = separate(model, batch)
+        for entries in (1, 900, 3000):
+            monkeypatch.setattr(forward, "MASK_ENTRIES", entries)
+            assert (forward_branches(model, batch) - want).abs().max() < 1e-5
+
+
+def test_some_kinds_only():
+    model, batch = make("Qwen2"), batch_of_three()
+    hint = batch.branch_kind.gather(1, batch.branch_segment.clamp(min=0)) == 0
+    hint &= batch.branch_segment >= 0
+    with torch.no_grad():
+        want, got = separate(model, batch), forward_branches(model, batch, kinds=("hint",))
+    assert (got[hint] - want[hint]).abs().max() < 1e-5
+    assert (got[~hint] == 0).all() and (~hint).any()
+
+
+@pytest.mark.parametrize("family", ["Qwen2", "Gemma3", "DeepseekV3"])
+def test_gradient_through_the_trunk_equals_that_of_separate_rows(family):
+    batch, grads = batch_of_three(), []
+    row, position = batch.pair_positions.T
+    for two_pass in (True, False):
+        model = make(family)
+        if two_pass:
+            _, cache = forward_trunk(model, batch)
+            with torch.no_grad():  # the teacher reads the same cache first
+                forward_branches(model, batch, cache, kinds=("hint",))
+            hidden = forward_branches(model, batch, cache, kinds=("chosen", "rejected"))
+        else:
+            hidden = separate(model, batch)
+        direction = torch.randn(len(row), hidden.shape[-1], generator=torch.Generator().manual_seed(5))
+        (hidden[row, position] * direction).sum().backward()
+        grads.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+    assert grads[0].keys() == grads[1].keys() and len(grads[0]) > 5
+    for name, grad in grads[0].items():
+        torch.testing.assert_close(grad, grads[1][name], rtol=1e-4, atol=1e-4 * grads[1][name].abs().max().item(), msg=name)
+
+
+def test_the_given_cache_is_left_as_it_was():
+    model, batch = make("Gemma3"), batch_of_three()
+    _, cache = forward_trunk(model, batch)
+    before = [(layer.keys, layer.keys.clone(), layer.values.clone()) for layer in cache.layers]
+    forward_branches(model, batch, cache)
+    for layer, (same, keys, values) in zip(cache.layers, before):
+        assert layer.keys is same and torch.equal(layer.keys, keys) and torch.equal(layer.values, values)
+
+
+def test_no_logits_are_made(monkeypatch):
+    model, batch = make("Qwen2"), batch_of_three()
+    monkeypatch.setattr(model.lm_head, "forward", lambda *_: pytest.fail("logits were made"))
+    for method in ("two_pass", "square", "rows"):
+        assert forward_branches(model, batch, method=method).shape[-1] == model.config.hidden_size
+
+
+@pytest.mark.parametrize("family", STATEFUL)
+def test_stateful_models_fall_back_to_rows_and_say_so_once(family, caplog, monkeypatch):
+    monkeypatch.setattr(forward, "_said", set())
+    model, batch = make(family, STATEFUL), batch_of_three()
+    with caplog.at_level(logging.WARNING, logger=forward.__name__), torch.no_grad():
+        hidden, cache = forward_trunk(model, batch)
+        assert cache is None and hidden.shape[:2] == batch.input_ids.shape
+        got = [forward_branches(model, batch, cache) for _ in range(2)]
+        want = separate(model, batch)
+    assert len([r for r in caplog.records if "one row per branch" in r.message]) == 1
+    assert (got[1] - want).abs().max() < 1e-5
+
+
+def test_gradient_checkpointing_falls_back_to_rows():
+    model, batch = make("Qwen2"), batch_of_three()
+    want = separate(model, batch).detach()
+    model.activation_checkpointing_enable()
+    assert shares_trunk(model) is None  # in evaluation the cache works
+    model.train()
+    assert "checkpointing" in shares_trunk(model)
+    assert (forward_branches(model, batch, forward_trunk(model, batch)[1]) - want).abs().max() < 1e-5
+
+
+def test_a_batch_without_branches_costs_no_forward(monkeypatch):
+    model = make("Qwen2")
+    batch = pack_trees([Tree("b", (5, 6, 7), (Span(1, 1, 3),))], 0)
+    monkeypatch.setattr(model.model, "forward", lambda *_, **__: pytest.fail("a forward was run"))
+    assert forward_branches(model, batch).shape == (1, 0, 32)
+    with pytest.raises(ValueError, match="use two_pass, square or rows"):
+        forward_branches(model, batch, method="one")
