@@ -16,6 +16,7 @@ demo: $(VENV)
 	.venv/bin/composer-rl compose --out out/demo
 	@echo "The report lies in out/demo/report.html"
 
+test: export OMP_NUM_THREADS ?= 1  # small models; notebooks run two at a time
 test: $(VENV)
 	.venv/bin/ruff check --output-format concise .
 	.venv/bin/python tools/check.py

@@ -9,9 +9,26 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from composer_replication.lab.demo import demo_traces
-from composer_replication.lab.embedded import SPECIAL_TOKENS, build_model, embedded_model, embedded_path, embedded_tokenizer, save_embedded
+from composer_replication.lab.effects import turn_logprobs
+from composer_replication.lab.embedded import (
+    SPECIAL_TOKENS,
+    build_model,
+    embedded_model,
+    embedded_path,
+    embedded_tokenizer,
+    save_embedded,
+)
 from composer_replication.lab.pretrain import (
-    base_rollout, collate, completion_loss, failing_turns, fork_at, make_pool, pretrain, to_sample, turn_logprobs, with_hint)
+    base_rollout,
+    collate,
+    completion_loss,
+    failing_turns,
+    fork_at,
+    make_pool,
+    pretrain,
+    to_sample,
+    with_hint,
+)
 from composer_replication.traces.sites import find_error_sites
 from composer_replication.tree.build import build_tree
 from composer_replication.tree.template import probe_template
@@ -28,7 +45,8 @@ def model():
 
 
 def test_any_text_survives_the_tokenizer(tokenizer):
-    for text in ("", " ", "é ∑ 漢字 \U0001f600", "a\r\n\tb  c", json.dumps({"k": '"'}), "x" * 5000, "def f(a):\n    return a\n"):
+    texts = ("", " ", "é ∑ 漢字 \U0001f600", "a\r\n\tb  c", json.dumps({"k": '"'}), "x" * 5000, "def f(a):\n    return a\n")
+    for text in texts:
         assert tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text
 
 
@@ -124,7 +142,8 @@ def test_transformers_loads_the_same_model(model):
 
 def test_what_ships_is_small_and_no_pickle():
     files = {p.name: p.stat().st_size for p in embedded_path().iterdir()}
-    assert {"model.safetensors", "config.json", "tokenizer.json", "README.md"} <= set(files) and sum(files.values()) < 4_000_000
+    assert {"model.safetensors", "config.json", "tokenizer.json", "README.md"} <= set(files)
+    assert sum(files.values()) < 4_000_000
     assert not [n for n in files if n.endswith((".bin", ".pt", ".pkl"))]
     with safe_open(embedded_path() / "model.safetensors", "pt") as weights:
         assert {weights.get_tensor(k).dtype for k in weights.keys()} == {torch.bfloat16}
@@ -138,7 +157,8 @@ def test_foreign_weights_are_refused(tmp_path, tokenizer):
     save_file({"model.norm.weight": torch.ones(128)}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="other weights"):
         embedded_model(folder=tmp_path)
-    save_file({k: v[:1] for k, v in small.state_dict().items() if k != "lm_head.weight"}, tmp_path / "model.safetensors")
+    cut = {k: v[:1] for k, v in small.state_dict().items() if k != "lm_head.weight"}
+    save_file(cut, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="other weights"):
         embedded_model(folder=tmp_path)
 
@@ -153,8 +173,8 @@ def test_the_shipped_model_has_the_habit_and_follows_the_hint(tokenizer, model):
                                (trace, with_hint(trace, turn, fork.hint))] for trace in (fork.failed, fork.right))
                 moved.append((bad[0] > right[0], bad[1] < bad[0], right[1] > right[0], right[1] > bad[1]))
     assert len(moved) >= 20
-    habit, bad_falls, right_rises, right_wins = (sum(column) / len(moved) for column in zip(*moved, strict=True))
-    assert habit > 0.7 and bad_falls > 0.8 and right_rises > 0.8 and right_wins > 0.6, (habit, bad_falls, right_rises, right_wins)
+    habit, bad_falls, right_rises, right_wins = shares = [sum(c) / len(moved) for c in zip(*moved, strict=True)]
+    assert habit > 0.7 and bad_falls > 0.8 and right_rises > 0.8 and right_wins > 0.6, shares
 
 
 def test_it_works_without_a_network():

@@ -4,18 +4,15 @@
 
 # %% auto #0
 __all__ = ['BASE', 'KIND_WEIGHTS', 'ASSISTANT', 'END', 'Sample', 'base_rollout', 'Fork', 'failing_turns', 'fork_at', 'with_hint',
-           'to_sample', 'samples', 'collate', 'completion_loss', 'batches', 'make_pool', 'pretrain', 'turn_logprobs',
-           'name_logprob', 'HintEffect', 'hint_effects', 'perplexity']
+           'to_sample', 'samples', 'collate', 'completion_loss', 'batches', 'make_pool', 'pretrain']
 
 # %% ../../nbs/lab/01_pretrain.ipynb #22de2e33
-import math
 import random
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from statistics import fmean
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -191,78 +188,3 @@ def pretrain(
         if step % 10 == 0:
             bar.set_postfix(loss=f"{loss.item():.3f}")
     return model.eval()
-
-# %% ../../nbs/lab/01_pretrain.ipynb #7c8aee83
-def turn_logprobs(
-    model: Qwen3ForCausalLM,
-    tokenizer: PreTrainedTokenizerBase,
-    trace: Trace,
-    turn: int,  # position of an assistant turn; nothing after it is read
-) -> tuple[list[int], torch.Tensor, bool]:  # its token ids, their log-probabilities (tokens,), whether each is the likeliest
-    "The model's opinion of one turn."
-    upto = replace(trace, turns=trace.turns[: turn + 1])
-    ids, mask = collate([to_sample(upto, tokenizer, turn)])
-    with torch.no_grad():
-        hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
-        logits = model.lm_head(hidden[mask[:, 1:]]).log_softmax(-1)
-    labels = ids[:, 1:][mask[:, 1:]]
-    return labels.tolist(), logits.gather(-1, labels[:, None])[:, 0], bool((logits.argmax(-1) == labels).all())
-
-
-def name_logprob(tokenizer: PreTrainedTokenizerBase, ids: list[int], logprobs: torch.Tensor) -> float:
-    "The log-probability of the called tool's name within a turn, up to the quote that ends it."
-    pieces = [tokenizer.decode([i]) for i in ids]
-    start = pieces.index("<|call|>") + next(i for i, p in enumerate(pieces[pieces.index("<|call|>"):]) if p == "name") + 2
-    end = next(i for i in range(start, len(pieces)) if '"' in pieces[i])
-    return logprobs[start:end + 1].sum().item()
-
-# %% ../../nbs/lab/01_pretrain.ipynb #c9c94f07
-@dataclass(frozen=True)
-class HintEffect:
-    "Means over the error turns of one kind, each as (without the hint, with it); log-probabilities in nats."
-
-    kind: str
-    turns: int  # how many
-    bad_turn: tuple[float, float]  # log-probability of the whole failing turn
-    right_turn: tuple[float, float]  # of the whole right turn
-    bad_name: tuple[float, float]  # of the tool name in the failing turn
-    right_name: tuple[float, float]  # of the tool name in the right turn
-    greedy_right: tuple[float, float]  # share of turns at which greedy decoding writes the right turn
-
-
-def hint_effects(
-    model: Qwen3ForCausalLM,
-    tokenizer: PreTrainedTokenizerBase,
-    episodes: int,
-    seed: int | str,
-) -> list[HintEffect]:  # by kind
-    "What the hint does at every error turn of that many held-out episodes."
-    rows = defaultdict(list)
-    for index in range(episodes):
-        for turn in failing_turns(base_rollout(index, seed, held_out=True)[0]):
-            fork = fork_at(index, seed, turn, held_out=True)
-            row = []
-            for trace in (fork.failed, fork.right):
-                pair = [turn_logprobs(model, tokenizer, t, turn) for t in (trace, with_hint(trace, turn, fork.hint))]
-                row += [[logprobs.sum().item() for _, logprobs, _ in pair],
-                        [name_logprob(tokenizer, ids, logprobs) for ids, logprobs, _ in pair]]
-            rows[fork.kind].append([*row, [float(greedy) for _, _, greedy in pair]])
-    return [HintEffect(kind, len(found), *(tuple(fmean(r[i][j] for r in found) for j in (0, 1)) for i in (0, 2, 1, 3, 4)))
-            for kind, found in sorted(rows.items())]
-
-
-def perplexity(
-    model: Qwen3ForCausalLM,
-    tokenizer: PreTrainedTokenizerBase,
-    episodes: int,
-    seed: int | str,
-    held_out: bool = True,
-) -> float:  # exp of the mean nats per assistant token
-    "On episodes without hints."
-    logprobs, tokens = 0.0, 0
-    for index in range(episodes):
-        ids, mask = collate([to_sample(base_rollout(index, seed, held_out)[0], tokenizer)])
-        with torch.no_grad():
-            count = int(mask[:, 1:].sum())
-            logprobs, tokens = logprobs - count * completion_loss(model, ids, mask).item(), tokens + count
-    return math.exp(-logprobs / tokens)

@@ -14,10 +14,11 @@ from ..hints.layers import ErrorMeta
 from ..replay.pairs import DPOPair
 from ..traces.schema import Trace
 from ..traces.sites import find_error_sites
-from ..tree.build import Tree
-from ..tree.grow import build_tree
+from ..tree.build import Tree, build_tree
+from ..tree.chat import TemplateProblem
 from ..tree.pack import PackedBatch, pack_trees
 from ..tree.template import probe_template
+from ..tree.text import AlignmentError
 
 # %% ../../nbs/losses/04_collate.ipynb #5a0e2d2b
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class CollatorConfig:
     placement: Literal["target", "start"] = "target"  # the hint stands right before the error turn, or at the start
     strip_thinking: bool = False  # True leaves the assistant's reasoning out; it empties most error turns of real agents
     max_tokens: int | None = None  # of a trunk; what follows is cut at a turn's border, and its error turns excluded
+    strict: bool = False  # True raises where a whole trace cannot become a tree, instead of excluding it
 
     def __post_init__(self):
         if self.placement not in ("target", "start"):
@@ -57,13 +59,26 @@ class CollatorConfig:
 HintHook = Callable[[str, ErrorMeta], str | None]
 
 
+def _check_by_index(batch):
+    "Student's and teacher's tokens, read back from the packed ids, must be the labels. Raises `AlignmentError`."
+    for axis, ids, positions, labels in (("trunk", batch.input_ids, batch.sdpo_student, batch.sdpo_labels),
+                                         ("branch", batch.branch_ids, batch.sdpo_teacher, batch.sdpo_labels),
+                                         ("branch", batch.branch_ids, batch.pair_positions, batch.pair_labels)):
+        row, position = positions.T
+        wrong = (ids[row, position + 1] != labels).nonzero()
+        if len(wrong):
+            first = int(row[wrong[0, 0]])
+            raise AlignmentError(f"trace {batch.trees[first].trace_id!r}: {len(wrong)} {axis} tokens are not the labels they "
+                                 "stand for; build the batch with `pack_trees`.")
+
+
 class ComposerDataCollator:
     """Turns `TraceExample`s into a `PackedBatch`; call it on a list of them.
 
-    `excluded` collects `(trace_id, turn, reason)` of every error turn and pair that got no branch, over all calls (in
-    a `DataLoader` with workers it stays in the worker; the batch's trees hold the tree's own refusals). Raises
-    `TemplateProblem` where the tokenizer's chat template cannot carry traces, and `AlignmentError` where token ids do
-    not match.
+    `excluded` collects `(trace_id, turn, reason)` of every error turn and pair that got no branch, over all calls, with
+    turn -1 for a trace that could not become a tree at all. (In a `DataLoader` with worker processes the list stays in
+    the worker; what a tree refused is also in `batch.trees`.) Raises `TemplateProblem` where the tokenizer's chat
+    template cannot carry traces.
     """
 
     def __init__(
@@ -74,27 +89,45 @@ class ComposerDataCollator:
     ):
         self.config, self.hint_hook = config, hint_hook
         self.chat = probe_template(tokenizer)
-        pad = tokenizer.pad_token_id
-        self.pad_token_id = pad if pad is not None else tokenizer.eos_token_id if tokenizer.eos_token_id is not None else 0
+        known = (i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None)
+        self.pad_token_id = next(known, 0)  # padding is masked, its id is never read
         self.excluded: list[tuple[str, int, str]] = []
 
     def __call__(self, examples: Sequence[TraceExample]) -> PackedBatch:
-        "Pack one batch. Raises `ValueError` where there is no example."
-        return pack_trees([self.tree(e) for e in examples], self.pad_token_id)
+        """Pack one batch.
 
-    def tree(self, example: TraceExample) -> Tree:
-        "The tree of one example; what got no branch is added to `excluded`."
-        trace = example.trace
-        tree = build_tree(trace, self.chat, self._hints(example), example.pairs, placement=self.config.placement,
-                          strip_thinking=self.config.strip_thinking, max_tokens=self.config.max_tokens)
+        Raises `ValueError` where no example is left to pack, and `AlignmentError` where a token is not its label."""
+        before = len(self.excluded)
+        trees = [tree for e in examples if (tree := self.tree(e)) is not None]
+        if not trees:
+            why = f", for example: {self.excluded[before][2]}" if len(self.excluded) > before else "."
+            raise ValueError(f"none of the {len(examples)} traces of this batch could become a tree{why}")
+        batch = pack_trees(trees, self.pad_token_id)
+        _check_by_index(batch)
+        return batch
+
+    def tree(self, example: TraceExample) -> Tree | None:
+        "The tree of one example, or None where it cannot become one; what got no branch is added to `excluded`."
+        trace, config = example.trace, self.config
+        try:
+            tree = build_tree(trace, self.chat, self._hints(example), example.pairs, placement=config.placement,
+                              strip_thinking=config.strip_thinking, max_tokens=config.max_tokens)
+        except (AlignmentError, TemplateProblem) as problem:
+            if config.strict:
+                raise
+            self.excluded.append((trace.trace_id, -1, str(problem)))
+            return None
         self.excluded += [(trace.trace_id, r.turn, r.reason) for r in tree.refused]
         return tree
 
     def _hints(self, example):
         "Position to hint text, one a turn."
+        given = [(t.turn, t.hint) for t in example.turns]
+        if not given and self.hint_hook:
+            sites = find_error_sites(example.trace)
+            given = [(s.turn, self.hint_hook(s.kind, ErrorMeta(example.trace, s))) for s in sites]
         hints = {}
-        for turn, text in self._asked(example) if not example.turns and self.hint_hook else \
-                ((t.turn, t.hint) for t in example.turns):
+        for turn, text in given:
             reason = "no layer had a hint" if text is None else "the hint is empty" if not text.strip() else \
                 "the turn has a hint already" if turn in hints else None
             if reason:
@@ -102,8 +135,3 @@ class ComposerDataCollator:
             else:
                 hints[turn] = text
         return hints
-
-    def _asked(self, example):
-        "What the hook says at every error site of the trace."
-        for site in find_error_sites(example.trace):
-            yield site.turn, self.hint_hook(site.kind, ErrorMeta(example.trace, site))

@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import asdict
 
 from matplotlib.figure import Figure
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ..lab.compose import ComposeRun
@@ -37,10 +38,10 @@ def survey_table(run: ComposeRun) -> Table:
 
 def steps_table(run: ComposeRun) -> Table:
     "Each channel's value at every step; a dash where the channel had nothing to do."
-    rows = Table(title="Steps")
-    for name in ("step", "policy stand-in\nnats/token", "SDPO\nnats/token", "replay DPO (ours)\nnats/pair", "total",
-                 "sites", "SDPO\ntokens", "pairs", "gradient\nnorm", "seconds"):
-        rows.add_column(name, justify="right")
+    rows = Table(title="Steps", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption="policy: cross-entropy stand-in, nats a "
+                 "token; SDPO: nats a token; replay: DPO, this project's own, nats a pair; s: wall-clock")
+    for name in ("step", "policy", "SDPO", "replay", "total", "sites", "tokens", "pairs", "grad", "s"):
+        rows.add_column(name, justify="right", no_wrap=True)
     for s in run.steps:
         rows.add_row(str(s.step), f"{s.lm_ce:.4f}", _value(s.sdpo_jsd, s.sdpo_tokens),
                      _value(s.trace_replay_dpo, s.pairs), f"{s.total:.4f}", str(s.sites), str(s.sdpo_tokens),
