@@ -4,7 +4,7 @@
 PYTHON ?= $(shell for p in python3.11 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 VENV := .venv/.installed
-PIP := .venv/bin/python -m pip install -qq --disable-pip-version-check  # errors only
+PIP := .venv/bin/python -m pip install -qq --disable-pip-version-check
 
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
@@ -16,7 +16,8 @@ demo: $(VENV)
 	.venv/bin/composer-rl compose --out out/demo
 	@echo "The report lies in out/demo/report.html"
 
-test: export OMP_NUM_THREADS ?= 1  # small models; notebooks run two at a time
+# The models are small, and notebooks run two at a time.
+test: export OMP_NUM_THREADS ?= 1
 test: $(VENV)
 	.venv/bin/ruff check --output-format concise .
 	.venv/bin/python tools/check.py

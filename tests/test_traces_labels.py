@@ -1,4 +1,5 @@
 """The error sites of the shared traces against their weak labels, file by file, and the speed of reading them."""
+
 import gzip
 import time
 from collections import defaultdict
@@ -13,18 +14,36 @@ from composer_replication.traces.sites import find_error_sites
 
 pytestmark = pytest.mark.data
 
-FILES = ["intercode_sql_multimodel", "miniswe_deepseek_chat_dev", "miniswe_deepseek_chat_dev_rerun", "miniswe_deepseek_lite_dev_noparallel",
-         "miniswe_deepseek_reasoner_dev", "moatless_claude35_other_repos", "sweagent_demos_and_tests", "swesmith_trajs",
-         "tau2_airline_multimodel", "tau2_telecom_multimodel", "taubench_airline_gpt4o", "toolbench_dfs_G1_G2"]
+FILES = [
+    "intercode_sql_multimodel",
+    "miniswe_deepseek_chat_dev",
+    "miniswe_deepseek_chat_dev_rerun",
+    "miniswe_deepseek_lite_dev_noparallel",
+    "miniswe_deepseek_reasoner_dev",
+    "moatless_claude35_other_repos",
+    "sweagent_demos_and_tests",
+    "swesmith_trajs",
+    "tau2_airline_multimodel",
+    "tau2_telecom_multimodel",
+    "taubench_airline_gpt4o",
+    "toolbench_dfs_G1_G2",
+]
 
 # Where the labels are wrong, looked at one by one. `tool_msg_index` -> why.
 WRONG = {
-    ("sweagent_demos_and_tests", "sweagent-31030b20", 2): "labelled, but it is the task's own text, which quotes a SyntaxError",
+    (
+        "sweagent_demos_and_tests",
+        "sweagent-31030b20",
+        2,
+    ): "labelled, but it is the task's own text, which quotes a SyntaxError",
     ("sweagent_demos_and_tests", "sweagent-1a3b72a0", 3): "not labelled, but `strings` answers 'No such file'",
     ("sweagent_demos_and_tests", "sweagent-5b47d519", 3): "not labelled, but the terminal answers EXECUTION TIMED OUT",
     ("sweagent_demos_and_tests", "sweagent-7d97bad6", 35): "not labelled, but the terminal answers EXECUTION TIMED OUT",
-    ("miniswe_deepseek_lite_dev_noparallel", "mswe-deepseek_lite_dev_noparallel-sqlfluff__sqlfluff-1733", 61):
-        "labelled, but it is xargs passing on that grep found nothing (123, no output)",
+    (
+        "miniswe_deepseek_lite_dev_noparallel",
+        "mswe-deepseek_lite_dev_noparallel-sqlfluff__sqlfluff-1733",
+        61,
+    ): "labelled, but it is xargs passing on that grep found nothing (123, no output)",
 }
 # Traces that the labels do not cover at all: DATA.md counts 76 calls in this file, those of the other three traces.
 UNLABELLED = {"swesmith-xml-0", "swesmith-xml-1", "swesmith-xml-2"}
@@ -50,10 +69,16 @@ def score(folder: Path, name: str, adjudicated: bool) -> dict:
         wrong = {(trace, index) for file, trace, index in WRONG if file == name}
         truth, found = ({k: v for k, v in d.items() if k not in wrong} for d in (truth, found))
     both = truth.keys() & found.keys()
-    return {"labels": len(truth), "sites": len(found), "precision": len(both) / max(1, len(found)), "recall": len(both) / len(truth),
-            "kind": sum((found[k].cause or found[k].kind) == truth[k]["kind"] for k in both) / len(both),
-            "cause": sum(found[k].message_index == truth[k]["faulty_assistant_index"] for k in both) / len(both),
-            "missed": sorted(truth.keys() - found.keys()), "extra": sorted(found.keys() - truth.keys())}
+    return {
+        "labels": len(truth),
+        "sites": len(found),
+        "precision": len(both) / max(1, len(found)),
+        "recall": len(both) / len(truth),
+        "kind": sum((found[k].cause or found[k].kind) == truth[k]["kind"] for k in both) / len(both),
+        "cause": sum(found[k].message_index == truth[k]["faulty_assistant_index"] for k in both) / len(both),
+        "missed": sorted(truth.keys() - found.keys()),
+        "extra": sorted(found.keys() - truth.keys()),
+    }
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -91,6 +116,7 @@ def test_everything_shared_is_read_fast(shared_data):
 
 def test_a_row_of_each_shared_file_survives_our_own_format(shared_data, tmp_path):
     from composer_replication.traces.export import to_dataset, write_traces
+
     for f in sorted((shared_data / "traces").glob("*.jsonl.gz")):
         traces = [t for _, t in zip(range(5), read_traces(f, on_problem=lambda p: None), strict=False)]
         if not traces:

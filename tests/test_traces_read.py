@@ -1,4 +1,5 @@
 """Reading traces from files: every way in which a file can be bad, and memory that does not grow with it."""
+
 import gzip
 import json
 import tracemalloc
@@ -28,26 +29,56 @@ def one_sentence(problem: TraceProblem, path: Path) -> bool:
     return text.startswith(str(path)) and text.endswith(".") and "; " in text and "\n" not in text
 
 
-@pytest.mark.parametrize("name, content, traces, line, says", [
-    ("empty.jsonl", b"", 0, None, "the file is empty"),
-    ("blank.jsonl", b"\n \n", 0, 1, "no records"),
-    ("half.jsonl", GOOD + GOOD[:40], 1, 2, "cut off"),
-    ("half_first.jsonl", GOOD[:40] + b"\n" + GOOD + GOOD, 2, 1, "broken"),
-    ("half_two.jsonl", GOOD[:40] + b"\n" + GOOD[:30] + b"\n" + GOOD, 1, 1, "broken"),
-    ("utf8.jsonl", GOOD + GOOD.replace(b"Hi", b"H\xff") + GOOD, 2, 2, "not UTF-8"),
-    ("unknown.jsonl", b'{"a": 1}\n' + GOOD, 1, 1, "no known trace format"),
-    ("number.jsonl", b"7\n" + GOOD, 1, 1, "no known trace format (a int)"),
-    ("damaged.jsonl", GOOD + b'{"messages": [{"role": "user", "content": 3}]}\n' + GOOD, 2, 2, "content of a message is a int"),
-    ("role.jsonl", b'{"messages": [{"role": "oracle", "content": "x"}]}\n' + GOOD, 1, 1, "'oracle'"),
-    ("text.md", b"# A heading\n\nSome words.\n", 0, 1, "neither JSON nor JSONL"),
-    ("binary.bin", bytes(range(256)) * 9, 0, 1, "neither JSON nor JSONL"),
-    ("cut.json", b'{\n "messages": [\n  {"role": "user",\n', 0, 1, "cut off|broken"),
-    ("loose_result.jsonl", b'{"messages": [{"role": "user", "content": "x"}, {"role": "tool", "tool_call_id": "c", "content": "7"}]}\n', 1, 1,
-     "answers no call"),
-    ("loose_call.jsonl", json.dumps({"messages": [
-        {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]},
-        {"role": "user", "content": "well?"}, {"role": "assistant", "content": "hm"}]}).encode(), 1, 1, "has no result"),
-])
+@pytest.mark.parametrize(
+    "name, content, traces, line, says",
+    [
+        ("empty.jsonl", b"", 0, None, "the file is empty"),
+        ("blank.jsonl", b"\n \n", 0, 1, "no records"),
+        ("half.jsonl", GOOD + GOOD[:40], 1, 2, "cut off"),
+        ("half_first.jsonl", GOOD[:40] + b"\n" + GOOD + GOOD, 2, 1, "broken"),
+        ("half_two.jsonl", GOOD[:40] + b"\n" + GOOD[:30] + b"\n" + GOOD, 1, 1, "broken"),
+        ("utf8.jsonl", GOOD + GOOD.replace(b"Hi", b"H\xff") + GOOD, 2, 2, "not UTF-8"),
+        ("unknown.jsonl", b'{"a": 1}\n' + GOOD, 1, 1, "no known trace format"),
+        ("number.jsonl", b"7\n" + GOOD, 1, 1, "no known trace format (a int)"),
+        (
+            "damaged.jsonl",
+            GOOD + b'{"messages": [{"role": "user", "content": 3}]}\n' + GOOD,
+            2,
+            2,
+            "content of a message is a int",
+        ),
+        ("role.jsonl", b'{"messages": [{"role": "oracle", "content": "x"}]}\n' + GOOD, 1, 1, "'oracle'"),
+        ("text.md", b"# A heading\n\nSome words.\n", 0, 1, "neither JSON nor JSONL"),
+        ("binary.bin", bytes(range(256)) * 9, 0, 1, "neither JSON nor JSONL"),
+        ("cut.json", b'{\n "messages": [\n  {"role": "user",\n', 0, 1, "cut off|broken"),
+        (
+            "loose_result.jsonl",
+            b'{"messages": [{"role": "user", "content": "x"}, '
+            b'{"role": "tool", "tool_call_id": "c", "content": "7"}]}\n',
+            1,
+            1,
+            "answers no call",
+        ),
+        (
+            "loose_call.jsonl",
+            json.dumps(
+                {
+                    "messages": [
+                        {
+                            "role": "assistant",
+                            "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}],
+                        },
+                        {"role": "user", "content": "well?"},
+                        {"role": "assistant", "content": "hm"},
+                    ]
+                }
+            ).encode(),
+            1,
+            1,
+            "has no result",
+        ),
+    ],
+)
 def test_a_bad_file_costs_only_what_is_bad(tmp_path, name, content, traces, line, says):
     path = tmp_path / name
     path.write_bytes(content)
@@ -75,7 +106,9 @@ def test_problems_warn_by_default(tmp_path):
 
 @pytest.mark.parametrize("cut", [1, 8, 30, 400])
 def test_truncated_gzip_keeps_what_came_before(tmp_path, cut):
-    lines = b"".join(json.dumps(CHAT | {"trace_id": f"t{i}", "pad": f"{i:x}" * 40}).encode() + b"\n" for i in range(500))
+    lines = b"".join(
+        json.dumps(CHAT | {"trace_id": f"t{i}", "pad": f"{i:x}" * 40}).encode() + b"\n" for i in range(500)
+    )
     path = tmp_path / "cut.jsonl.gz"
     path.write_bytes(gzip.compress(lines)[:-cut])
     found, problems = read(path)
@@ -98,11 +131,19 @@ def test_many_unknown_records_are_told_twice_not_a_thousand_times(tmp_path):
     assert len(problems) == 2 and "999 more" in str(problems[1])
 
 
-@pytest.mark.parametrize("document", [
-    CHAT, CHAT["messages"], [CHAT], {"history": CHAT["messages"]}, {"info": {"exit_status": "x", "submission": ""}, "messages": CHAT["messages"]},
-    [{"traj": CHAT["messages"], "task_id": 0, "reward": 0.0}], {"simulations": [{"id": "s", "messages": CHAT["messages"]}]},
-    {"0": {"query": "q", "turn_history": {"actions": ["a"], "observations": ["b"]}}},
-])
+@pytest.mark.parametrize(
+    "document",
+    [
+        CHAT,
+        CHAT["messages"],
+        [CHAT],
+        {"history": CHAT["messages"]},
+        {"info": {"exit_status": "x", "submission": ""}, "messages": CHAT["messages"]},
+        [{"traj": CHAT["messages"], "task_id": 0, "reward": 0.0}],
+        {"simulations": [{"id": "s", "messages": CHAT["messages"]}]},
+        {"0": {"query": "q", "turn_history": {"actions": ["a"], "observations": ["b"]}}},
+    ],
+)
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"])
 def test_whole_documents(tmp_path, document, indent, bom):
@@ -137,7 +178,13 @@ def peak(path: Path) -> int:
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):
-    row = orjson.dumps(CHAT | {"messages": [{"role": "user", "content": "x" * 900}, {"role": "assistant", "content": "y" * 900}] * 5}) + b"\n"
+    row = (
+        orjson.dumps(
+            CHAT
+            | {"messages": [{"role": "user", "content": "x" * 900}, {"role": "assistant", "content": "y" * 900}] * 5}
+        )
+        + b"\n"
+    )
     for name, times in (("one", 200), ("ten", 2000)):
         (tmp_path / name).write_bytes(gzip.compress(row * times, 1))
     peak(tmp_path / "one")  # imports and caches

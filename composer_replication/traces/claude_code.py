@@ -96,7 +96,10 @@ def read_session(
     trace_id: str,  # where the lines name no session
 ) -> Iterator[Trace | TraceProblem]:
     "The traces of one session file, one for each tree, and what could not be read."
-    own = [(p, r) for p, r in lines if isinstance(r.get("uuid"), str) and not r.get("isSidechain")]
+    linked = [(p, r) for p, r in lines if isinstance(r.get("uuid"), str) and not r.get("isSidechain")]
+    own = [(p, r) for p, r in linked if isinstance(r.get("parentUuid"), str | None) and isinstance(r.get("type"), str)]
+    for p in sorted({p for p, _ in linked} - {p for p, _ in own}):
+        yield TraceProblem("this line has no type, or a parent that is no id", "delete it or export it again", line=p + 1)
     if not own:
         side = any(r.get("isSidechain") for _, r in lines)
         yield TraceProblem("this session holds only side-chains of sub-agents" if side else "this session holds no messages",

@@ -33,10 +33,9 @@ DETECTORS: dict[str, list[Detector]] = {}
 def register_detector(
     format: str,  # the format whose traces it is for, "*" for all
     detector: Detector,
-) -> Detector:
-    "Ask this detector before those that are registered for the format; it is returned."
+) -> None:
+    "Ask this detector before those that are registered for the format."
     DETECTORS.setdefault(format, []).insert(0, detector)
-    return detector
 
 
 def detectors_for(format: str) -> list[Detector]:

@@ -37,8 +37,9 @@ def write_traces(
     try:
         with part.open("wb") as raw:
             stream = open_for_writing(path, raw)
-            for count, trace in enumerate(traces, 1):
+            for trace in traces:
                 stream.write(trace.to_json() + b"\n")
+                count += 1
             if stream is not raw:
                 stream.close()
             raw.flush()
