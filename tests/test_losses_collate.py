@@ -133,3 +133,27 @@ def test_a_template_that_cannot_carry_tools_is_refused():
     poor.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
     with pytest.raises(ValueError):
         ComposerDataCollator(poor)([EXAMPLE])
+
+
+@pytest.mark.data
+def test_real_error_turns_are_aligned_or_reported(shared_data):
+    from itertools import islice
+
+    from transformers import AutoTokenizer
+
+    from composer_replication.traces.read import read_traces
+    from composer_replication.traces.sites import find_error_sites
+    collate = ComposerDataCollator(AutoTokenizer.from_pretrained(shared_data / "tokenizers" / "qwen2.5"),
+                                   CollatorConfig(max_tokens=6000), default_composite().as_collator_hook())
+    for name in ("taubench_airline_gpt4o", "miniswe_deepseek_chat_dev", "tau2_airline_multimodel"):
+        failing = (t for t in read_traces(shared_data / "traces" / f"{name}.jsonl.gz") if find_error_sites(t))
+        for trace in islice(failing, 3):
+            collate.excluded.clear()
+            tree = collate.tree(TraceExample(trace))
+            if tree is None:
+                assert collate.excluded[-1][1] == -1
+                continue
+            sites, placed = {s.turn for s in find_error_sites(trace)}, {b.turn for b in tree.branches}
+            assert placed <= sites and sites - placed <= {turn for _, turn, _ in collate.excluded}
+            assert placed or collate.excluded
+            _check_by_index(pack_trees([tree], 0))

@@ -38,11 +38,11 @@ Support = Literal["full", "student_top_k", "teacher_top_k", "sampled"]
 
 def _top_k_log_probs(logits, ids, tail):
     "Log-probabilities `(..., k)` of the chosen entries, renormalised, or `(..., k + 1)` with the tail's mass last."
-    top = logits.gather(-1, ids)
-    if ids.shape[-1] == logits.shape[-1] or not tail:
-        return top.log_softmax(-1)
-    rest = logits.scatter(-1, ids, -math.inf).logsumexp(-1, keepdim=True)
-    return torch.cat([top, rest], -1) - logits.logsumexp(-1, keepdim=True)
+    entries = logits.gather(-1, ids)
+    if tail and ids.shape[-1] < logits.shape[-1]:
+        rest = logits.scatter(-1, ids, -math.inf).logsumexp(-1, keepdim=True)
+        entries = torch.cat([entries, rest], -1)
+    return entries.log_softmax(-1)
 
 
 def _sampled_reverse_kl(student_logits, teacher_logits, labels):
@@ -60,8 +60,10 @@ def _same_shape(student_logits, teacher_logits):
                          f"{tuple(teacher_logits.shape)} differ in shape; align them by index first.")
 
 
-def _at_least_float32(logits):
-    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+def _scaled(logits, temperature):
+    "Logits over temperature, in float32 at least; no copy is made where nothing changes."
+    logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    return logits if temperature == 1.0 else logits / temperature
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,7 @@ class Divergence:
     ) -> torch.Tensor:  # (...) nats; float32, or float64 for float64 logits
         "The divergence at every position. Raises `ValueError` where the shapes differ or labels are missing."
         _same_shape(student_logits, teacher_logits)
-        student = _at_least_float32(student_logits) / self.temperature
-        teacher = _at_least_float32(teacher_logits).detach() / self.temperature
+        student, teacher = _scaled(student_logits, self.temperature), _scaled(teacher_logits.detach(), self.temperature)
         if self.support == "sampled":
             if labels is None:
                 raise ValueError("support='sampled' needs the sampled ids; pass labels.")

@@ -24,7 +24,7 @@ from ..traces.schema import ToolCall, Turn
 # %% ../../nbs/report/03_compose.ipynb #faf9a1a8
 def _value(value: float, count: int) -> str:
     "A channel's value, or a dash where it had nothing to do (its value is then exactly zero)."
-    return f"{value:.4f}" if count else "–"
+    return f"{value:.4g}" if count else "–"
 
 
 def survey_table(run: ComposeRun) -> Table:
@@ -66,7 +66,7 @@ def site_views(
     run: ComposeRun,
     tokenizer,  # the model's, to show tokens as text
 ) -> list[SiteView]:
-    "Every hinted error turn of the run's first step, as a reader sees it."
+    "Every hinted error turn of the run's first steps, as a reader sees it."
     traces = {e.trace.trace_id: e for e in run.examples}
     branches = [(tree, branch) for tree in run.shown for branch in tree.branches if branch.kind == "hint"]
     before, after = (rows_by_site(shifts, tokenizer) for shifts in (run.shifts_before, run.shifts_after))
@@ -172,7 +172,7 @@ def compose_page(run: ComposeRun, tokenizer) -> str:
     if views:
         parts += [f"<h2>Tokens moved most by the hint</h2>"
                   f"{figure(shift_figure(run, tokenizer), 'Probability of the tokens moved most')}",
-                  f"<h2>Error turns of the first step</h2>{site_picker(views)}"]
+                  f"<h2>Error turns of the first steps</h2>{site_picker(views)}"]
     if run.excluded:
         parts.append(f"<h2>Left out</h2>{table(['trace', 'turn', 'why'], run.excluded)}")
     parts.append(f"<h2>Settings</h2>{table(['setting', 'value'], [(k, str(v)) for k, v in run.settings.items()])}"
