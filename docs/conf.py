@@ -31,6 +31,7 @@ autodoc_preserve_defaults = True
 autodoc_typehints = "signature"
 maximum_signature_line_length = 70
 python_use_unqualified_type_names = True
+viewcode_follow_imported_members = False
 copybutton_exclude = ".linenos, .gp, .go"
 
 if (Path(__file__).parent / "_static" / "vendor" / "complete").exists():  # else their public addresses

@@ -188,7 +188,7 @@ def entry(module: str, name: str, node: ast.stmt) -> str:
     full = f"{module}.{name}"
     if isinstance(node, ast.ClassDef):
         inner = members(node)
-        return f".. autoclass:: {full}\n" + (f"   :members: {', '.join(inner)}\n" if inner else "")
+        return f".. autoclass:: {full}\n" + (f"   :members: {', '.join(inner)}\n   :undoc-members:\n" if inner else "")
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return f".. autofunction:: {full}\n"
     value = ast.unparse(node.value) if node.value is not None else ""

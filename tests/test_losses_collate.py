@@ -53,6 +53,8 @@ def test_both_sides_read_back_the_error_turn(tokenizer, placement):
     assert HINT.hint not in whole  # the student never sees the hint
     seen_by_teacher = tokenizer.decode(batch.branch_ids[1, :batch.sdpo_teacher[-1, 1] + 1])
     assert HINT.hint in seen_by_teacher
+    tree = batch.trees[1]  # the hint enters right before the error turn, or before anything was said
+    assert (tree.branches[0].fork < tree.span(1).start) == (placement == "start")
 
 
 def test_a_batch_whose_tokens_are_not_their_labels_is_refused(tokenizer):

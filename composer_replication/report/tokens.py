@@ -37,9 +37,9 @@ def _bars(student: float, teacher: float) -> str:
 
 
 def token_table(rows: Sequence[TokenRow]) -> str:
-    "HTML table: one line a token, with the likeliest alternatives under student and teacher."
+    "HTML table: one line a token, with the likeliest tokens under student and teacher that reach half a percent."
     def alternatives(row):
-        return ", ".join(f"<code>{escape(visible(text))}</code> {s:.2f} → {t:.2f}" for text, s, t in row.alternatives)
+        return ", ".join(f"<code>{escape(visible(text))}</code> {s:.2f} → {t:.2f}" for text, s, t in row.alternatives if max(s, t) >= .005)
     lines = "".join(
         f"<tr><td><code>{escape(visible(r.text))}</code></td>"
         f"<td>{_bars(math.exp(r.student_logprob), math.exp(r.teacher_logprob))}</td>"
