@@ -14,7 +14,6 @@ export PYTHONHASHSEED ?= 0
 
 demo: $(VENV)
 	.venv/bin/composer-rl compose --out out/demo
-	@echo "The report lies in out/demo/report.html"
 
 # The models are small, and notebooks run two at a time.
 test: export OMP_NUM_THREADS ?= 1

@@ -52,9 +52,9 @@ def test_compose_twice_gives_the_same_table_and_a_report(demo, tmp_path):
 
 
 def test_another_seed_takes_other_traces(tmp_path):
-    ids = [[s["trace_ids"] for s in rows(composer("compose", "--steps", 1, "--seed", seed, "--json", "--out", tmp_path))[0]["steps"]]
-           for seed in (0, 1)]
-    assert ids[0] != ids[1]
+    first, second = (rows(composer("compose", "--steps", 1, "--seed", seed, "--json", "--out", tmp_path))[0]["steps"][0]
+                     for seed in (0, 1))
+    assert first["trace_ids"] != second["trace_ids"]
 
 
 def test_bad_files_give_a_sentence_each_and_the_rest_goes_on(demo, tmp_path):

@@ -122,7 +122,8 @@ def test_gradient_of_the_heads_weight_against_finite_differences():
     teacher = LMHead(torch.randn(80, 16, dtype=torch.float64))
     for how in (Divergence(0.3), Divergence(1.0, support="student_top_k", top_k=5)):
         assert torch.autograd.gradcheck(
-            lambda h, w: token_terms(h, LMHead(w), other, teacher, labels, how).divergence, (hidden, weight), fast_mode=True)
+            lambda h, w, how=how: token_terms(h, LMHead(w), other, teacher, labels, how).divergence, (hidden, weight),
+            fast_mode=True)
     assert torch.autograd.gradcheck(lambda h, w: token_logprobs(h, LMHead(w), labels), (hidden, weight), fast_mode=True)
 
 
@@ -159,7 +160,8 @@ def test_bfloat16_runs_and_stays_near():
     low = LMHead(head.weight.bfloat16())
     torch.testing.assert_close(token_logprobs(hidden.bfloat16(), low, labels), token_logprobs(hidden, head, labels),
                                rtol=1e-2, atol=1e-2)
-    terms = token_terms(hidden.bfloat16(), low, hidden.bfloat16() + 1, low, labels, Divergence(1.0, support="student_top_k", top_k=5))
+    how = Divergence(1.0, support="student_top_k", top_k=5)
+    terms = token_terms(hidden.bfloat16(), low, hidden.bfloat16() + 1, low, labels, how)
     assert terms.divergence.dtype == torch.float32
 
 

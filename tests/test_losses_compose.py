@@ -89,7 +89,8 @@ def naive_parts(model, trees, teacher):
                 answers[number, branch.pair, branch.kind] = sum(said[p - 1][sequence[p]] for p in targets)
                 lengths[number, branch.pair, branch.kind] = len(targets)
     side = lambda of, kind: torch.stack([torch.as_tensor(of[k]) for k in sorted(of) if k[2] == kind])
-    return completion, torch.stack(students), torch.stack(teachers), *(side(o, k) for o in (answers, lengths) for k in ("chosen", "rejected"))
+    sides = (side(of, kind) for of in (answers, lengths) for kind in ("chosen", "rejected"))
+    return completion, torch.stack(students), torch.stack(teachers), *sides
 
 
 def naive(model, trees, teacher, reference, alpha=1.0, beta=1.0):
@@ -247,7 +248,8 @@ def test_one_channel_off_leaves_the_other_alone(monkeypatch):
     monkeypatch.setattr(compose, "forward_branches", counted)
     no_sdpo, no_replay = compose_loss(model, batch, alpha_sdpo=0.0), compose_loss(model, batch, beta_replay=0.0)
     assert passes == [(("chosen", "rejected"), True), (("hint",), False)]
-    assert torch.equal(no_sdpo.total, whole.lm_ce + whole.trace_replay_dpo) and torch.equal(no_replay.total, whole.lm_ce + whole.sdpo_jsd)
+    assert torch.equal(no_sdpo.total, whole.lm_ce + whole.trace_replay_dpo)
+    assert torch.equal(no_replay.total, whole.lm_ce + whole.sdpo_jsd)
 
 
 def test_each_channel_is_divided_by_its_own_count():

@@ -36,8 +36,8 @@ def plain(text):
 # Generated traces: orderly ones most of the time, and everything that recorded traces get wrong.
 TEXT = st.one_of(
     st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Co", "Cn"], exclude_characters="\u2581"), max_size=25),
-    st.sampled_from(["", " ", "\n\n", "ok", "a\n  b\n", "Error: no such file", "</think> so", "<|im_end|>\n", "<|end|>", "{{ 1 }}",
-                     '{"a": "<b>"}', "12", "1.0", "日本語のテキスト", "🙂🙃", "e\u0301", "<tool_response>"]))
+    st.sampled_from(["", " ", "\n\n", "ok", "a\n  b\n", "Error: no such file", "</think> so", "<|im_end|>\n", "<|end|>",
+                     "{{ 1 }}", '{"a": "<b>"}', "12", "1.0", "日本語のテキスト", "🙂🙃", "e\u0301", "<tool_response>"]))
 ARGUMENTS = st.one_of(st.dictionaries(st.sampled_from(["code", "n"]), TEXT | st.integers() | st.booleans(), max_size=2),
                       st.just('{"code": '))
 CALLS = st.lists(st.builds(ToolCall, st.sampled_from(["run", "stop"]), ARGUMENTS, st.sampled_from([None, "call_1", "c2"])),
@@ -52,7 +52,7 @@ TRACES = st.builds(lambda turns, tools: Trace("generated", tuple(turns), tools),
 
 def check_tree(tree, trace, chat, hints):
     "What must hold of any tree; token ids and texts, never lengths."
-    read = lambda ids: plain(chat.tokenizer.decode(ids, clean_up_tokenization_spaces=False))  # noqa: E731
+    read = lambda ids: plain(chat.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
     assert [s.turn for s in tree.spans] == [i for i, t in enumerate(trace.turns) if t.role == "assistant"]
     for span in tree.spans:
         assert plain(trace.turns[span.turn].content.strip()) in read(tree.ids[span.start:span.end])
@@ -141,13 +141,9 @@ def test_sampled_tokens_are_never_tokenised_again(placement):
     hint, later, chosen, rejected = tree.branches
     assert hint.ids[hint.start:] == odd and rejected.ids[1:] == odd
     if placement == "start":  # the whole trunk behind the hint is copied, odd tokens and all
-        assert odd == later.ids[len(later.ids) - later.start:][:0] + later.ids[_find(later.ids, odd):][:len(odd)]
+        assert any(later.ids[i:i + len(odd)] == odd for i in range(later.start))
     else:
         assert tree.ids[:later.fork][span.start:span.end] == odd
-
-
-def _find(ids, part):
-    return next(i for i in range(len(ids)) if ids[i:i + len(part)] == part)
 
 
 def test_a_branch_is_the_hinted_conversation():
@@ -217,3 +213,33 @@ def test_real_traces_align(shared_data):
             spoken = [i for i, t in enumerate(trace.turns) if t.role == "assistant"]
             hints = {i: "Zq hint." for i in spoken[::5]}
             check_tree(build_tree(trace, chat, hints), trace, chat, hints)
+
+
+def with_template(source):
+    out = embedded_tokenizer()
+    out.chat_template = source
+    return probe_template(out)
+
+
+def loop(shown):
+    return ("{% for m in messages %}<|{{ m.role }}|>" + shown + "<|end|>{% endfor %}"
+            "{% if add_generation_prompt %}<|assistant|>{% endif %}")
+
+
+@pytest.mark.parametrize("shown, trace, dropped", [
+    ("{{ m.content.split('</think>')[-1] }}",
+     (Turn("user", "a"), Turn("assistant", "I see </think> b")), "what the assistant said"),
+    ("{{ m.content if m.role == 'assistant' or loop.first or m.content | length < 9 }}",
+     (Turn("user", "a"), Turn("assistant", "b"), Turn("user", "a longer one"), Turn("assistant", "c")), "the user message")])
+def test_what_a_template_drops_only_at_times_is_noticed_in_the_trace(shown, trace, dropped):
+    "The probe cannot know of it; the text of every turn is compared with the trace."
+    with pytest.raises(AlignmentError, match=dropped):
+        build_tree(Trace("t", trace), with_template(loop(shown)))
+
+
+def test_a_template_that_looks_further_back_is_rendered_in_full():
+    "Numbered messages: pieces from the last turns alone would carry the wrong numbers."
+    chat = with_template(loop("{{ loop.index if m.role == 'user' }}{{ m.content }}"))
+    trace = Trace("t", tuple(Turn(r, f"{r} {i}") for i in range(9) for r in ("user", "assistant")))
+    decoded = chat.tokenizer.decode(build_tree(trace, chat).ids)
+    assert all(f"<|user|>{2 * i + 1}user {i}<|end|>" in decoded for i in range(9))

@@ -25,8 +25,8 @@ TABLE = {
     "gemma3-STANDIN-vocab": ((False, None, False, False, "inline"), {"raw_arguments": False, "merge": True}),
     "gemma4-STANDIN-vocab": ((True, "object", True, True, "field"), {"raw_arguments": False}),
 }
-ORDINARY = {"raw_arguments": True, "short_ids": False, "merge": False, "system": True, "closing": "", "blank": "", "appends": True,
-            "empty_tools": False}
+ORDINARY = {"raw_arguments": True, "short_ids": False, "merge": False, "system": True, "closing": "", "blank": "",
+            "appends": True, "empty_tools": False}
 # What DATA.md measured for arguments given as JSON text: how often they are encoded, or that it raises.
 AS_TEXT = {"qwen2.5": "twice", "qwen3": "once", "qwen3-coder": "raises", "llama3.1": "twice", "mistral-v3": "once",
            "deepseek-v3.1": "twice", "phi-4-mini": "twice", "gemma4-STANDIN-vocab": "once", "kimi-k2": "twice"}

@@ -30,8 +30,9 @@ def exception_line(text: str) -> str | None:
 Rule = tuple[str, str | Callable[[re.Match], str]]
 _CHAT = re.compile(r"#{2,} ?\w|<?\|[a-z]*\|?>?|Reward:|MySQL Database Output|Question:|Answer:")
 
-_PROSE = re.compile(r"(?:to|again|in order|i|we|this|the)\b(?! *[(.,=])|(?:(?!(?:%s)\b)[a-z]+ ){3}[a-z]+\b" % (
-    "select|from|where|join|order|group|having|limit|and|or|not|in|on|as|by|is|with|show|union|between|like|then|end"), re.I)
+_SQL_WORD = "select|from|where|join|order|group|having|limit|and|or|not|in|on|as|by|is|with|show|union|between|like|then|end"
+_PROSE = re.compile(r"(?:to|again|in order|i|we|this|the)\b(?! *[(.,=])"
+                    rf"|(?:(?!(?:{_SQL_WORD})\b)[a-z]+ ){{3}}[a-z]+\b", re.I)
 
 
 def _sql_near(match: re.Match) -> str:
@@ -181,12 +182,17 @@ _COMPILED = [(re.compile(p, flags), answer)
 _SPAN = 2000  # characters read at each end of an error text
 
 
+def _filled(said: str, parts: list[str]) -> str:
+    "The sentence with `{1}`, `{2}`, ... replaced by the parts of those numbers."
+    return re.sub(r"\{(\d)\}", lambda m: parts[int(m[1])].rstrip(".;:, "), said)
+
+
 def _apply(text: str, context: str) -> str | None:
     for pattern, answer in _COMPILED:
         match = pattern.search(text)
         if match and (said := answer(match) if callable(answer) else answer):
             parts = ["", *(shorten(" ".join((g or "").split()), 80) for g in match.groups())]
-            return re.sub(r"\{(\d)\}", lambda m: parts[int(m[1])].rstrip(".;:, "), said) if "{" in said else said
+            return _filled(said, parts)
     return None
 
 

@@ -197,21 +197,25 @@ def compose_run(
 ) -> ComposeRun:
     """Take `steps` optimizer steps of the three-channel loss on the survey's traces.
 
-    Raises `TemplateProblem` where the chat template cannot carry what the traces hold, and `ValueError` where no trace
-    fits into `max_tokens`.
+    Raises `TemplateProblem` where the tokenizer's chat template cannot carry traces, and `ValueError` where none of the
+    traces could become a tree.
     """
     torch.manual_seed(seed)
     clock = time.perf_counter
     started = clock()
     hints = default_composite(llm_complete=llm_complete, siblings=survey.siblings)
-    collator = ComposerDataCollator(tokenizer, CollatorConfig(max_tokens=max_tokens))
-    failing = tuple(make_example(t, hints, survey.siblings) for t in survey.with_sites)
-    clean = tuple(TraceExample(t, (), tuple(sibling_pairs(t, survey.siblings))) for t in survey.without_sites)
+    config = CollatorConfig(max_tokens=max_tokens)
+    fits = ComposerDataCollator(tokenizer, config)  # asks of every trace whether it can be a tree, and keeps why not
+    failing, clean = (tuple(example for t in traces if fits.tree(example := make_example(t, hints, survey.siblings)))
+                      for traces in (survey.with_sites, survey.without_sites))
+    if not failing and not clean:
+        raise ValueError(f"no trace could become a tree, the first because {fits.excluded[0][2]}")
     hinted = clock()
 
+    collate = ComposerDataCollator(tokenizer, config)
     chosen = list(alternating(failing, clean, steps, batch_size))
     model.eval()  # the three channels compare distributions: dropout would move them by chance
-    batches = [reference_logps(model, collator(list(examples)).to(model.device)) for examples in chosen]
+    batches = [reference_logps(model, collate(examples).to(model.device)) for examples in chosen]
     shown = [batch for batch in batches if batch.sites][:SHOWN_BATCHES]
     before = _shifts(model, shown)
     collated = clock()
@@ -236,5 +240,5 @@ def compose_run(
                 "learning_rate": learning_rate, "max_tokens": max_tokens, "seed": seed,
                 "parameters": sum(p.numel() for p in model.parameters()), "device": str(model.device)}
     return ComposeRun(settings, survey, failing, tuple(records), tuple(t for b in shown for t in b.trees), before, after,
-                      tuple(collator.excluded), {"hints": hinted - started, "trees": collated - hinted,
+                      tuple(fits.excluded), {"hints": hinted - started, "trees": collated - hinted,
                                                  "steps": stepped - collated})

@@ -7,7 +7,7 @@ __all__ = ['KINDS', 'PackedBatch', 'pack_trees']
 
 # %% ../../nbs/tree/03_pack.ipynb #5b9a6ea9
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 
@@ -63,13 +63,13 @@ def _column(values, width=None):
 class _Terms:
     "What the terms read, gathered tree by tree."
 
-    student: list
-    teacher: list
-    labels: list
-    site: list
-    pair_positions: list
-    pair_labels: list
-    pair_sequence: list
+    student: list = field(default_factory=list)
+    teacher: list = field(default_factory=list)
+    labels: list = field(default_factory=list)
+    site: list = field(default_factory=list)
+    pair_positions: list = field(default_factory=list)
+    pair_labels: list = field(default_factory=list)
+    pair_sequence: list = field(default_factory=list)
     sites: int = 0
     pairs: int = 0
 
@@ -100,7 +100,7 @@ def pack_trees(
     "Pack trees into a batch. Raises `ValueError` where there is no tree."
     if not trees:
         raise ValueError("no tree to pack; give at least one.")
-    terms = _Terms([], [], [], [], [], [], [])
+    terms = _Terms()
     for row, tree in enumerate(trees):
         terms.add(row, tree)
     length = [len(t.ids) for t in trees]

@@ -81,9 +81,9 @@ class _Probe:
             return False
         special = [t.content for t in self.chat.tokenizer.added_tokens_decoder.values() if t.content.strip()]
         end = min((tail.index(t) + len(t) for t in special if t in tail), default=len(tail.rstrip()))
-        asked = self.ask(_USER).removesuffix(closing)
+        asked = (self.ask(_USER) or "").removesuffix(closing)
         self.set(closing=closing, blank="" if always else between, end=tail[:end], after=tail[end:],
-                 prompt=opened.removeprefix(asked) if opened.startswith(asked) else "")
+                 prompt=opened.removeprefix(asked) if asked and opened.startswith(asked) else "")
         return True
 
     def roles(self):
