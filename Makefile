@@ -9,6 +9,7 @@ PIP := .venv/bin/python -m pip install -qq --disable-pip-version-check
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export PYTHONHASHSEED ?= 0
+export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test docs lab clean
 
@@ -16,7 +17,6 @@ demo: $(VENV)
 	.venv/bin/composer-rl compose --out out/demo
 
 # The models are small, and notebooks run two at a time.
-test: export OMP_NUM_THREADS ?= 1
 test: $(VENV)
 	.venv/bin/ruff check --output-format concise .
 	.venv/bin/python tools/check.py
