@@ -119,7 +119,7 @@ def _groups(batch, wanted) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def _two_pass(model, batch, cache, columns, real):
-    take = lambda x: x.gather(1, columns)  # noqa: E731
+    take = lambda x: x.gather(1, columns)
     segment, position = take(batch.branch_segment).masked_fill(~real, -1), take(batch.branch_position_ids)
     fork = batch.branch_fork.gather(1, segment.clamp(min=0)).masked_fill(segment < 0, 0)
     time = int(fork.max())
@@ -130,7 +130,7 @@ def _two_pass(model, batch, cache, columns, real):
 
 
 def _square(model, batch, columns, real):
-    take = lambda x: x.gather(1, columns)  # noqa: E731
+    take = lambda x: x.gather(1, columns)
     rows, time = batch.input_ids.shape
     segment, position = take(batch.branch_segment).masked_fill(~real, -1), take(batch.branch_position_ids)
     fork = batch.branch_fork.gather(1, segment.clamp(min=0)).masked_fill(segment < 0, 0)
