@@ -101,3 +101,81 @@ def test_a_reader_who_has_seen_enough_is_no_error(demo):
     done = subprocess.run(["bash", "-c", f"set -o pipefail; '{COMMAND}' hints '{demo}' --json | head -n 1"],
                           capture_output=True, text=True, timeout=120)
     assert json.loads(done.stdout) and "Traceback" not in done.stderr and "Exception" not in done.stderr
+
+
+def chat(call_error="Error: no such thing", trace_id="t", calls=1, **more):
+    "An OpenAI chat whose last call fails."
+    tool_calls = [{"id": f"c{i}", "type": "function", "function": {"name": "look", "arguments": f'{{"at": {i}}}'}}
+                  for i in range(calls)]
+    results = [{"role": "tool", "tool_call_id": f"c{i}", "content": "fine"} for i in range(calls - 1)]
+    return {"trace_id": trace_id, "messages": [
+        {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": None, "tool_calls": tool_calls}, *results,
+        {"role": "tool", "tool_call_id": f"c{calls - 1}", "content": call_error},
+        {"role": "assistant", "content": "Done."}], **more}
+
+
+def write(path, *records):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(r) + "\n" for r in records))
+    return path
+
+
+@pytest.mark.parametrize("command", [["traces", "errors"], ["hints"], ["compose", "--steps", "1"]])
+def test_text_that_looks_like_markup_is_only_text(command, tmp_path):
+    file = write(tmp_path / "x[b].jsonl", chat("Error: no [/usr/x] and [/b] here", trace_id="[/x]"), {"a[/b]": 1})
+    done = composer(*command, file, cwd=tmp_path)
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+    assert "x[b].jsonl" in done.stderr
+
+
+def test_two_traces_of_one_name_are_told_apart(tmp_path):
+    files = [write(tmp_path / folder / "run.jsonl", {k: v for k, v in chat(said).items() if k != "trace_id"})
+             for folder, said in (("a", "Error: no such thing"), ("b", "fine"))]
+    assert {r["trace_id"] for r in rows(composer("traces", "errors", *files[::-1], "--json"))} == {"run@2"}
+    run = rows(composer("compose", *files, "--steps", 2, "--batch-size", 4, "--json", "--out", tmp_path / "o"))[0]
+    assert sorted(i for s in run["steps"] for i in s["trace_ids"]) == ["run", "run@2"]
+
+
+def test_a_pipe_that_must_be_read_twice_is_refused_at_once(tmp_path):
+    import os
+    os.mkfifo(tmp_path / "pipe")
+    done = composer("hints", tmp_path / "pipe")
+    assert done.returncode == 1 and "cannot be read twice" in done.stderr
+
+
+def test_the_report_shows_the_result_that_failed(tmp_path):
+    file = write(tmp_path / "t.jsonl", chat("Error: EVIDENCE not found", calls=2))
+    assert composer("compose", file, "--steps", 1, "--out", tmp_path / "o").returncode == 0
+    page = (tmp_path / "o" / "report.html").read_text()
+    assert "EVIDENCE" in page[page.index("The error"):page.index("The hint")]
+
+
+def test_a_report_that_cannot_be_written_is_found_out_before_the_run(tmp_path):
+    (tmp_path / "taken").write_text("")
+    done = composer("compose", "--steps", 1, "--out", tmp_path / "taken" / "o")
+    assert done.returncode == 1 and "Traceback" not in done.stderr and done.stdout == ""
+
+
+@pytest.mark.parametrize("tools", ['[{"name": 1}]', '[{"function": 5}]', '[{"function": {"name": 3}}]', '{"a": 1}'])
+def test_tools_without_names_are_refused(tools, tmp_path):
+    (tmp_path / "tools.json").write_text(tools)
+    done = composer("hints", write(tmp_path / "t.jsonl", chat()), "--tools", tmp_path / "tools.json")
+    assert done.returncode in (0, 1) and "Traceback" not in done.stderr
+    assert (done.returncode == 1) is (tools != '{"a": 1}')
+
+
+def test_tokens_that_the_model_does_not_know_are_told(tmp_path):
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from composer_replication.lab.embedded import embedded_tokenizer
+    Qwen2ForCausalLM(Qwen2Config(vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                                 num_attention_heads=1, num_key_value_heads=1)).save_pretrained(tmp_path / "m")
+    embedded_tokenizer().save_pretrained(tmp_path / "m")
+    done = composer("compose", "--model", tmp_path / "m", "--steps", 1, cwd=tmp_path)
+    assert done.returncode == 1 and "none of the model's 64" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_nothing_read_is_no_success(tmp_path):
+    done = composer("traces", "show", write(tmp_path / "t.jsonl", {"a": 1}), "--json")
+    assert done.returncode == 1 and "no trace could be read" in done.stderr

@@ -353,3 +353,20 @@ def test_bad_options_say_what_to_do():
                   lambda: generalized_jsd_loss(student, teacher, beta=1.0, support="sampled")):
         with pytest.raises(ValueError, match=r"[;.] ?.*\.$"):
             build()
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("top_k", [2, 3, 5])
+def test_a_masked_vocabulary_leaves_the_gradient_finite(beta, top_k):
+    torch.manual_seed(0)
+    live = torch.zeros(2, 8).scatter(1, torch.tensor([[0, 3, 6], [1, 2, 7]]), 1.0).bool()
+    raw = torch.randn(2, 8, requires_grad=True)
+    student = raw.masked_fill(~live, -torch.inf)
+    loss = generalized_jsd_loss(student, torch.randn(2, 8).masked_fill(~live, -torch.inf), beta=beta, top_k=top_k)
+    loss.backward()
+    assert loss.isfinite() and raw.grad.isfinite().all()
+    if top_k >= 3:  # all that is live is kept: the full divergence
+        torch.manual_seed(0)
+        torch.randn(2, 8)
+        teacher = torch.randn(2, 8).masked_fill(~live, -torch.inf)
+        torch.testing.assert_close(loss, generalized_jsd_loss(student.detach(), teacher, beta=beta))

@@ -196,3 +196,21 @@ def test_reading_is_lazy(tmp_path):
     path = tmp_path / "two.jsonl"
     path.write_bytes(GOOD + b"{broken\n")
     assert next(read_traces(path, strict=True)).trace_id == "two"
+
+
+def test_records_after_a_session_line_are_not_swallowed(tmp_path):
+    session = {"type": "user", "sessionId": "s", "uuid": "u1", "parentUuid": None,
+               "message": {"role": "user", "content": "Hello"}}
+    chat = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]}
+    path = tmp_path / "mixed.jsonl"
+    path.write_bytes(b"\n".join(orjson.dumps(r) for r in (session, chat, chat)))
+    assert len([t for t in read_traces(path, on_problem=lambda p: None) if len(t.turns) == 2]) == 2
+
+
+def test_sampled_tokens_are_whole_numbers_as_many_as_logprobs(tmp_path):
+    turn = {"role": "assistant", "content": "a", "token_ids": [1, 2], "logprobs": [-.1, -.2]}
+    path = tmp_path / "own.jsonl"
+    for wrong in ({}, {"token_ids": [1.5, 2]}, {"token_ids": [-5, 2]}, {"logprobs": [-.1]}):
+        path.write_bytes(orjson.dumps({"schema": "composer-trace/1", "trace_id": "t", "format": "composer",
+                                       "turns": [{"role": "user", "content": "q"}, turn | wrong]}))
+        assert len(list(read_traces(path, on_problem=lambda p: None))) == (not wrong), wrong

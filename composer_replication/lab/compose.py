@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SHOWN_BATCHES', 'Reservoir', 'FileSurvey', 'Survey', 'survey_files', 'HintedSite', 'hint_sites', 'make_example',
-           'alternating', 'StepRecord', 'ComposeRun', 'compose_run']
+           'alternating', 'StepRecord', 'ComposeRun', 'check_vocabulary', 'compose_run']
 
 # %% ../../nbs/lab/02_compose.ipynb #cd987f55
 import random
@@ -20,7 +20,7 @@ from ..hints.layers import CompositeHintGenerator, default_composite
 from ..losses.collate import CollatorConfig, ComposerDataCollator, TraceExample, TraceTurn
 from ..losses.compose import TokenShift, compose_loss, reference_logps, token_shift
 from ..replay.pairs import sibling_pairs
-from ..traces.read import read_traces
+from ..traces.read import own_ids, read_traces
 from ..traces.schema import ErrorSite, Trace, TraceProblem
 from ..traces.siblings import SiblingIndex
 from ..traces.sites import find_error_sites
@@ -73,11 +73,11 @@ def survey_files(
     "Read every trace once. Raises `TraceProblem` where no trace could be read at all."
     rng = random.Random(seed)
     failing, clean = Reservoir(size, rng), Reservoir(size, rng)
-    siblings, surveys = SiblingIndex(), []
+    siblings, surveys, own_id = SiblingIndex(), [], own_ids()
     for file in map(Path, files):
         traces = turns = 0
         kinds, problems = Counter(), []
-        for trace in read_traces(file, strict=strict, on_problem=problems.append):
+        for trace in map(own_id, read_traces(file, strict=strict, on_problem=problems.append)):
             sites = find_error_sites(trace)
             siblings.add(trace, sites)
             (failing if sites else clean).offer(trace)
@@ -117,7 +117,7 @@ def make_example(trace: Trace, hints: CompositeHintGenerator, siblings: SiblingI
     turns = {}
     for h in hint_sites(trace, hints):
         if h.hint:
-            turns.setdefault(h.site.turn, TraceTurn(turn=h.site.turn, hint=h.hint, layer=h.layer, kind=h.site.kind))
+            turns.setdefault(h.site.turn, TraceTurn(h.site.turn, h.hint, h.layer, h.site.kind, h.site.evidence_turn))
     return TraceExample(trace, tuple(turns.values()), tuple(sibling_pairs(trace, siblings)))
 
 # %% ../../nbs/lab/02_compose.ipynb #d6d88d60
@@ -181,6 +181,14 @@ def _shifts(model, batches) -> tuple[TokenShift, ...]:
     return tuple(shifts)
 
 
+def check_vocabulary(model, batches) -> None:
+    "Raise `ValueError` where a token has no place in the model's vocabulary."
+    rows = model.get_input_embeddings().weight.shape[0]
+    top = max(int(ids.max()) for batch in batches for ids in (batch.input_ids, batch.branch_ids) if ids.numel())
+    if top >= rows:
+        raise ValueError(f"token {top} is none of the model's {rows}; use the tokenizer that the model was trained with")
+
+
 def compose_run(
     survey: Survey,
     model,  # a causal LM of transformers; it is trained in place
@@ -193,6 +201,7 @@ def compose_run(
     max_tokens: int = 4096,  # of a trace; what follows is left out at a turn boundary
     llm_complete: Callable[[str], str] | None = None,  # a judge for the third hint layer
     seed: int = 0,
+    strict: bool = False,  # stop at a trace that cannot be a tree instead of leaving it out
     on_step: Callable[[StepRecord], None] = lambda record: None,  # told of every step, for progress
 ) -> ComposeRun:
     """Take `steps` optimizer steps of the three-channel loss on the survey's traces.
@@ -204,7 +213,7 @@ def compose_run(
     clock = time.perf_counter
     started = clock()
     hints = default_composite(llm_complete=llm_complete, siblings=survey.siblings)
-    config = CollatorConfig(max_tokens=max_tokens)
+    config = CollatorConfig(max_tokens=max_tokens, strict=strict)
     fits = ComposerDataCollator(tokenizer, config)  # asks of every trace whether it can be a tree, and keeps why not
     failing, clean = (tuple(example for t in traces if fits.tree(example := make_example(t, hints, survey.siblings)))
                       for traces in (survey.with_sites, survey.without_sites))
@@ -214,8 +223,9 @@ def compose_run(
 
     collate = ComposerDataCollator(tokenizer, config)
     chosen = list(alternating(failing, clean, steps, batch_size))
+    check_vocabulary(model, packed := [collate(examples) for examples in chosen])
     model.eval()  # the three channels compare distributions: dropout would move them by chance
-    batches = [reference_logps(model, collate(examples).to(model.device)) for examples in chosen]
+    batches = [reference_logps(model, batch.to(model.device)) for batch in packed]
     shown = [batch for batch in batches if batch.sites][:SHOWN_BATCHES]
     before = _shifts(model, shown)
     collated = clock()

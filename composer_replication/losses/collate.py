@@ -29,6 +29,7 @@ class TraceTurn:
     hint: str  # what would have helped; an empty hint leaves the turn out
     layer: str | None = None  # which hint layer wrote it
     kind: str | None = None  # the error's kind
+    evidence: int | None = None  # position in `Trace.turns` of the turn that shows the error
 
 
 @dataclass(frozen=True)

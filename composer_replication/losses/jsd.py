@@ -40,7 +40,9 @@ def _top_k_log_probs(logits, ids, tail):
     "Log-probabilities `(..., k)` of the chosen entries, renormalised, or `(..., k + 1)` with the tail's mass last."
     entries = logits.gather(-1, ids)
     if tail and ids.shape[-1] < logits.shape[-1]:
-        rest = logits.scatter(-1, ids, -math.inf).logsumexp(-1, keepdim=True)
+        rest = logits.scatter(-1, ids, -math.inf)
+        empty = (rest == -math.inf).all(-1, keepdim=True)  # logsumexp of nothing has no gradient
+        rest = rest.masked_fill(empty, 0.0).logsumexp(-1, keepdim=True).masked_fill(empty, -math.inf)
         entries = torch.cat([entries, rest], -1)
     return entries.log_softmax(-1)
 

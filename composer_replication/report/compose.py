@@ -13,6 +13,7 @@ from dataclasses import asdict
 
 from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from ..lab.compose import ComposeRun
@@ -31,7 +32,7 @@ def survey_table(run: ComposeRun) -> Table:
     "What the files hold."
     rows = Table("file", "traces", "turns", "error sites by kind", title="Traces")
     for f in run.survey.files:
-        rows.add_row(f.file, str(f.traces), str(f.turns),
+        rows.add_row(escape(f.file), str(f.traces), str(f.turns),
                      ", ".join(f"{k} {n}" for k, n in sorted(f.sites.items())) or "none")
     return rows
 
@@ -75,7 +76,7 @@ def site_views(
         example = traces[tree.trace_id]
         told = next(t for t in example.turns if t.turn == branch.turn)
         turns = example.trace.turns
-        evidence = next((t for t in turns[branch.turn + 1:] if t.observation), None)
+        evidence = None if told.evidence is None else turns[told.evidence]
         views.append(SiteView(f"{tree.trace_id}, turn {branch.turn}: {told.kind}", turn_text(turns[branch.turn]),
                               turn_text(evidence) if evidence else "", told.hint, told.layer or "given",
                               before[number], after[number]))
@@ -102,7 +103,7 @@ def shift_table(run: ComposeRun, tokenizer) -> Table:
     "The tokens moved most by the hint, for the terminal."
     rows = Table("token", "student", "with the hint", "student after", title="Tokens moved most by the hint (probability)")
     for old, new in moved_most(run):
-        rows.add_row(repr(tokenizer.decode([old.label])), *(f"{math.exp(x):.4f}" for x in (
+        rows.add_row(escape(repr(tokenizer.decode([old.label]))), *(f"{math.exp(x):.4f}" for x in (
             old.student_logprob, old.teacher_logprob, new.student_logprob)))
     return rows
 

@@ -53,7 +53,9 @@ def sound(turn: Turn) -> bool:
             and type(turn.failed) in FLAG and type(turn.thinking) in TEXT and type(turn.tool_call_id) in TEXT
             and type(turn.name) in TEXT and type(turn.fail_reason) in TEXT
             and all(type(c.name) is str and type(c.arguments) in (dict, str) and type(c.id) in TEXT for c in turn.tool_calls)
-            and all(type(v) in (int, float) for v in (*(turn.token_ids or ()), *(turn.logprobs or ()))))
+            and all(type(v) is int and v >= 0 for v in turn.token_ids or ())
+            and all(type(v) in (int, float) for v in turn.logprobs or ())
+            and (turn.logprobs is None or len(turn.logprobs) == len(turn.token_ids or ())))
 
 
 def checked(trace: Trace) -> Trace:
@@ -223,6 +225,6 @@ def with_tools(
 ) -> Trace:
     "The same trace with these tools offered. Raises `TraceProblem` for a tool without a name."
     wrapped = tuple(t if "function" in t else {"type": "function", "function": t} for t in tools)
-    if not all(isinstance(t["function"], dict) and t["function"].get("name") for t in wrapped):
+    if not all(isinstance(t["function"], dict) and isinstance(t["function"].get("name"), str) for t in wrapped):
         raise TraceProblem("a tool schema has no name", "write tools in OpenAI's form")
     return replace(trace, tools=wrapped)

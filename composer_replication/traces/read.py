@@ -4,15 +4,17 @@
 
 # %% auto #0
 __all__ = ['Unpacked', 'open_bytes', 'read_lines', 'parse', 'parsed', 'read_values', 'read_document', 'records', 'stem',
-           'loose_ends', 'assemble', 'warn', 'read_traces']
+           'loose_ends', 'assemble', 'warn', 'read_traces', 'own_ids']
 
 # %% ../../nbs/traces/03_read.ipynb #109bb920
 import gzip
 import io
 import warnings
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ import orjson
 import composer_replication.traces.chats  # these two register their formats
 import composer_replication.traces.text_agents
 from .claude_code import is_session_line, read_session
-from .formats import is_chat, read_record
+from .formats import is_chat, read_record, recognise
 from .schema import Trace, TraceProblem
 
 # %% ../../nbs/traces/03_read.ipynb #be74a0ac
@@ -89,7 +91,7 @@ def parse(line: bytes) -> Any:
             line.decode()
         except UnicodeDecodeError as bad:
             return TraceProblem(f"the text is not UTF-8 (byte 0x{line[bad.start]:02x} at {bad.start})", "save it as UTF-8 or delete the line")
-        cut = not line.endswith(b"\n")
+        cut = not line.endswith(b"\n") and "end of data" in str(error)
         return TraceProblem(f"the JSON is {'cut off' if cut else 'broken'} ({str(error)[:80]})",
                             "fetch the file again or delete the line" if cut else "delete the line or write it again")
 
@@ -164,6 +166,9 @@ def loose_ends(trace: Trace) -> TraceProblem | None:
             open_calls = {c.id: c for c in turn.tool_calls if c.id}
             waiting = len(turn.tool_calls) - len(open_calls)
             ids |= open_calls.keys()
+        elif turn.role == "user" and not turn.observation and (open_calls or waiting > 0):
+            return TraceProblem(f"trace {trace.trace_id}: a call before message {turn.source_index} has no result",
+                                "record the results, or drop the trace if the chat template refuses it")
         elif turn.role == "tool":
             known = turn.tool_call_id in ids if turn.tool_call_id else waiting > 0 or bool(open_calls)
             if not known:
@@ -185,7 +190,7 @@ def assemble(
     for line, value in values:
         if isinstance(value, TraceProblem):
             yield line, value
-        elif isinstance(value, dict) and (session or is_session_line(value)):
+        elif isinstance(value, dict) and (is_session_line(value) or session and recognise(value) is None):
             session.append((line - 1, value))
         else:
             for k, record in enumerate(records(value)):
@@ -223,3 +228,14 @@ def read_traces(
             tell(problem)
         if isinstance(found, Trace):
             yield found
+
+# %% ../../nbs/traces/03_read.ipynb #d6b2de64
+def own_ids() -> Callable[[Trace], Trace]:
+    "A function that gives every trace it sees an id of its own: the second of one name becomes `name@2`."
+    seen = Counter()
+
+    def own_id(trace):
+        seen[trace.trace_id] += 1
+        again = seen[trace.trace_id]
+        return trace if again == 1 else replace(trace, trace_id=f"{trace.trace_id}@{again}")
+    return own_id
