@@ -2,7 +2,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
+from largest import Largest
 from transformers import (
     CohereConfig,
     CohereForCausalLM,
@@ -125,19 +125,6 @@ def test_gradient_of_the_heads_weight_against_finite_differences():
             lambda h, w, how=how: token_terms(h, LMHead(w), other, teacher, labels, how).divergence, (hidden, weight),
             fast_mode=True)
     assert torch.autograd.gradcheck(lambda h, w: token_logprobs(h, LMHead(w), labels), (hidden, weight), fast_mode=True)
-
-
-class Largest(TorchDispatchMode):
-    "The largest tensor that any operator gives back, forward or backward."
-
-    numel = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        for t in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(t, torch.Tensor):
-                Largest.numel = max(Largest.numel, t.numel())
-        return out
 
 
 @pytest.mark.parametrize("n", (100, 1000))

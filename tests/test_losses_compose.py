@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
+from largest import Largest
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
@@ -320,19 +320,6 @@ def test_reference_logps_against_plain_forwards():
 
 
 # Memory
-
-class Largest(TorchDispatchMode):
-    "The largest tensor that any operator gives back, forward or backward."
-
-    numel = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        for t in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(t, torch.Tensor):
-                Largest.numel = max(Largest.numel, t.numel())
-        return out
-
 
 @pytest.mark.parametrize("time", (100, 400))
 def test_no_tensor_of_time_by_vocabulary(monkeypatch, time):
