@@ -100,6 +100,24 @@ def test_two_passes_square_and_rows_agree(family):
     assert scale > 0.5, "the states are too small for the comparison to mean anything"
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padding_on_the_left_changes_nothing(family):
+    "A trainer's batch is padded on both sides; the trunk's cache then comes from the student's own forward."
+    model, plain = make(family), batch_of_three()
+    batch = pack_trees(plain.trees, pad_token_id=0, lead=[2, 9, 5], width=50)
+    with torch.no_grad():
+        want, (hidden, cache) = separate(model, plain), forward_trunk(model, batch)
+        for method in ("two_pass", "square", "rows"):
+            assert (forward_branches(model, batch, method=method) - want).abs().max() < 1e-5, method
+        assert (forward_branches(model, batch, cache) - want).abs().max() < 1e-5
+        only = forward_branches(model, batch, cache, kinds=("chosen",))
+        assert (only[batch.pair_positions[:, 0], batch.pair_positions[:, 1]][batch.pair_sequence == 0] - want[
+            batch.pair_positions[:, 0], batch.pair_positions[:, 1]][batch.pair_sequence == 0]).abs().max() < 1e-5
+        for row, (lead, tree) in enumerate(zip([2, 9, 5], plain.trees)):
+            alone = model.base_model(torch.tensor([tree.ids])).last_hidden_state[0]
+            assert (hidden[row, lead:lead + len(tree.ids)] - alone).abs().max() < 1e-5
+
+
 @pytest.mark.parametrize("family", ["Qwen2-sliding", "Gemma3", "Mistral"])
 def test_small_groups_are_exact(family, monkeypatch):
     model, batch = make(family), batch_of_three()

@@ -99,6 +99,16 @@ class _Trunk:
     spans: tuple[Span, ...]
 
     @classmethod
+    def sampled(cls, script, pieces, ids, mask):
+        "The trunk of a rollout: its own ids, one run of sampled ones per turn of the assistant."
+        starts = [i for i, m in enumerate(mask) if m and not (i and mask[i - 1])]
+        ends = [i for i, m in enumerate(mask, 1) if m and not (i < len(mask) and mask[i])]
+        if len(ids) != len(mask) or len(starts) != len(pieces):
+            raise AlignmentError(f"trace {script.trace.trace_id!r}: {len(ids)} tokens, {len(mask)} marks and {len(starts)} sampled "
+                                 f"runs do not fit {len(pieces)} turns of the assistant; give the rollout's own ids and mask.")
+        return cls(script, pieces, tuple(ids), tuple(Span(p.turn, *at) for p, *at in zip(pieces, starts, ends)))
+
+    @classmethod
     def of(cls, script, pieces):
         ids, spans = [], []
         for i, piece in enumerate(pieces):
@@ -163,6 +173,8 @@ class _Trunk:
         "A branch that leaves the trunk inside piece `first` and copies everything behind that piece's context."
         start = self.spans[first - 1].end if first else 0
         old = self.ids[start:self.spans[first].start]
+        if old != tuple(self._context(self.script, self.pieces[:first], self.pieces[first].context)):
+            raise self.script.error(turn, "the rollout's own context tokens are not the template's", "let the rollout use the template")
         common = next((i for i, (a, b) in enumerate(zip(old, context)) if a != b), min(len(old), len(context) - 1))
         common = min(common, len(context) - 1)
         target = self.spans[number]
@@ -199,6 +211,7 @@ def build_tree(
     placement: Literal["target", "start"] = "target",  # the message that carries a hint
     strip_thinking: bool = False,  # leave all reasoning out
     max_tokens: int | None = None,  # the trunk ends with the last turn that fits; a turn is never cut
+    sampled: tuple[Sequence[int], Sequence[int]] | None = None,  # a rollout's own ids, and 1 where one was sampled by the assistant
 ) -> Tree:
     """The tree of a trace. Sites without a branch are in `Tree.refused`, with the reason.
 
@@ -210,7 +223,7 @@ def build_tree(
         raise AlignmentError(f"trace {trace.trace_id!r} holds no turn of the assistant; leave it out.")
     try:
         script, pieces, notes = write_script(chat, trace, strip_thinking)
-        trunk = _Trunk.of(script, pieces)
+        trunk = _Trunk.sampled(script, pieces, *sampled) if sampled else _Trunk.of(script, pieces)
     except UnicodeEncodeError:
         raise AlignmentError(f"trace {trace.trace_id!r} holds half a surrogate pair, which has no tokens; repair the text.") from None
     kept = [s for s in trunk.spans if max_tokens is None or s.end <= max_tokens]

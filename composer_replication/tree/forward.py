@@ -8,6 +8,7 @@ __all__ = ['logger', 'MASK_ENTRIES', 'PASS_ENTRIES', 'shares_trunk', 'forward_tr
 # %% ../../nbs/tree/04_forward.ipynb #47404a7a
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -63,15 +64,16 @@ def forward_trunk(
     return out.last_hidden_state, cache
 
 
-def _view(cache, time):
+def _view(cache, time, rows=None):
     "A cache of the first `time` positions, which grows without the given one growing. The autograd graph is shared."
-    return DynamicCache([(layer.keys[:, :, :time], layer.values[:, :, :time]) for layer in cache.layers])
+    take = (lambda x: x[:, :, :time]) if rows is None else (lambda x: x[rows, :, :time])
+    return DynamicCache([(take(layer.keys), take(layer.values)) for layer in cache.layers])
 
 # %% ../../nbs/tree/04_forward.ipynb #95b9c1dc
-def _visible(position, segment, fork, time):
+def _visible(position, segment, fork, mask):
     "Of the trunk `(batch, q, time)` and of the branches `(batch, q, q)`, with the distances in the same shapes."
-    index = torch.arange(segment.shape[1], device=segment.device)
-    trunk = torch.arange(time, device=segment.device) < fork[..., None]
+    index, time = torch.arange(segment.shape[1], device=segment.device), mask.shape[1]
+    trunk = (torch.arange(time, device=segment.device) < fork[..., None]) & mask[:, None].bool()
     own = (segment[:, :, None] == segment[:, None, :]) & (segment >= 0)[:, :, None] & (index[:, None] >= index)
     own = own | torch.eye(len(index), dtype=torch.bool, device=segment.device)
     far = position[..., None] - torch.arange(time, device=segment.device), position[:, :, None] - position[:, None, :]
@@ -123,7 +125,7 @@ def _two_pass(model, batch, cache, columns, real):
     segment, position = take(batch.branch_segment).masked_fill(~real, -1), take(batch.branch_position_ids)
     fork = batch.branch_fork.gather(1, segment.clamp(min=0)).masked_fill(segment < 0, 0)
     time = int(fork.max())
-    seen, far = _visible(position, segment, fork, time)
+    seen, far = _visible(position, segment, fork, batch.attention_mask[:, :time])
     return model.base_model(input_ids=take(batch.branch_ids), position_ids=position, past_key_values=_view(cache, time),
                             attention_mask=_masks(model.config.get_text_config(), seen, far, model.dtype),
                             use_cache=True).last_hidden_state
@@ -134,9 +136,9 @@ def _square(model, batch, columns, real):
     rows, time = batch.input_ids.shape
     segment, position = take(batch.branch_segment).masked_fill(~real, -1), take(batch.branch_position_ids)
     fork = batch.branch_fork.gather(1, segment.clamp(min=0)).masked_fill(segment < 0, 0)
-    branch_seen, branch_far = _visible(position, segment, fork, time)
+    branch_seen, branch_far = _visible(position, segment, fork, batch.attention_mask)
     at = torch.arange(time, device=position.device)
-    causal = (at[:, None] >= at).expand(rows, time, time)
+    causal = (at[:, None] >= at) & (batch.attention_mask[:, None].bool() | (at[:, None] == at))
     nothing = torch.zeros(rows, time, columns.shape[1], dtype=torch.bool, device=position.device)
     seen = tuple(torch.cat(pair, 1) for pair in zip((causal, nothing), branch_seen))
     far = tuple(torch.cat(pair, 1) for pair in zip(((at[:, None] - at).expand_as(causal), nothing.long()), branch_far))
@@ -151,14 +153,22 @@ def _rows(model, batch, wanted):
     for row, segment in wanted.nonzero().tolist():
         columns = (batch.branch_segment[row] == segment).nonzero()[:, 0]
         fork = int(batch.branch_fork[row, segment])
-        ids = torch.cat([batch.input_ids[row, :fork], batch.branch_ids[row, columns]])
-        yield row, columns, model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state[0, fork:]
+        trunk = batch.input_ids[row, :fork][batch.attention_mask[row, :fork].bool()]
+        ids = torch.cat([trunk, batch.branch_ids[row, columns]])
+        yield row, columns, model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state[0, len(trunk):]
 
 # %% ../../nbs/tree/04_forward.ipynb #b500df8a
+def _part(batch, rows, time):
+    "The rows that have branches, their trunks up to the last fork: all that a pass over branches reads."
+    names = ("branch_ids", "branch_position_ids", "branch_segment", "branch_fork", "branch_kind")
+    return replace(batch, input_ids=batch.input_ids[rows, :time], attention_mask=batch.attention_mask[rows, :time],
+                   **{name: getattr(batch, name)[rows] for name in names})
+
+
 def forward_branches(
     model: PreTrainedModel,  # a transformers causal LM
     batch: PackedBatch,
-    cache: DynamicCache | None = None,  # of `forward_trunk`; without one the trunk goes through again
+    cache: DynamicCache | None = None,  # of `forward_trunk`; without one the trunks go through again, as far as branches need them
     method: Literal["two_pass", "square", "rows"] = "two_pass",
     kinds: tuple[str, ...] = KINDS,  # which branches; the positions of the others are zero
 ) -> torch.Tensor:  # (batch, branch_time, hidden)
@@ -180,10 +190,12 @@ def forward_branches(
         for row, columns, states in _rows(model, batch, wanted):
             hidden[row, columns] = states.to(hidden.dtype)
         return hidden
-    if method == "two_pass" and cache is None:
-        cache = forward_trunk(model, batch)[1]
-    for columns, real in _groups(batch, wanted):
-        states = _two_pass(model, batch, cache, columns, real) if method == "two_pass" else _square(model, batch, columns, real)
-        row = torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)
+    rows, time = wanted.any(1).nonzero()[:, 0], int((batch.branch_fork * wanted).max())
+    part, wanted = _part(batch, rows, time), wanted[rows]
+    if method == "two_pass":
+        cache = forward_trunk(model, part)[1] if cache is None else _view(cache, time, None if len(rows) == len(hidden) else rows)
+    for columns, real in _groups(part, wanted):
+        states = _two_pass(model, part, cache, columns, real) if method == "two_pass" else _square(model, part, columns, real)
+        row = rows[:, None].expand_as(columns)
         hidden[row[real], columns[real]] = states[real].to(hidden.dtype)
     return hidden

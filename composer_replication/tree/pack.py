@@ -21,13 +21,13 @@ KINDS = ("hint", "chosen", "rejected")
 class PackedBatch:
     "Trunks and branches of a batch of trees; all index tensors are int64."
 
-    input_ids: torch.Tensor  # (batch, time) trunks, padded on the right
+    input_ids: torch.Tensor  # (batch, time) trunks, padded on the right, and on the left where the trainer's batch is
     attention_mask: torch.Tensor  # (batch, time) 1 on tokens, 0 on padding
     completion_mask: torch.Tensor  # (batch, time) bool, true on tokens that the assistant sampled
     branch_ids: torch.Tensor  # (batch, branch_time) all branches of a row, one after another
     branch_position_ids: torch.Tensor  # (batch, branch_time) position in the sequence, continuing from the fork
     branch_segment: torch.Tensor  # (batch, branch_time) number of the branch within its row, -1 on padding
-    branch_fork: torch.Tensor  # (batch, branches) trunk tokens that a branch sees, 0 where a row has fewer branches
+    branch_fork: torch.Tensor  # (batch, branches) position of the trunk at which a branch leaves it: it sees what lies before; 0 where a row has fewer branches
     branch_kind: torch.Tensor  # (batch, branches) index into `KINDS`, -1 where a row has fewer branches
     sdpo_student: torch.Tensor  # (n, 2) row and trunk position of the hidden state that predicts an error turn's token
     sdpo_teacher: torch.Tensor  # (n, 2) row and position on the branch axis of the hinted teacher's
@@ -47,11 +47,12 @@ class PackedBatch:
         return replace(self, **{name: v.to(device) for name, v in tensors.items()})
 
 # %% ../../nbs/tree/03_pack.ipynb #57b157eb
-def _matrix(rows, fill, dtype=torch.long):
-    "Ragged rows as one matrix padded on the right."
-    out = torch.full((len(rows), max(map(len, rows), default=0)), fill, dtype=dtype)
+def _matrix(rows, fill, dtype=torch.long, lead=None, width=0):
+    "Ragged rows as one matrix padded on the right, and by `lead` on the left."
+    lead = lead or [0] * len(rows)
+    out = torch.full((len(rows), max([width, *(n + len(row) for n, row in zip(lead, rows))])), fill, dtype=dtype)
     for i, row in enumerate(rows):
-        out[i, :len(row)] = torch.tensor(row, dtype=dtype)
+        out[i, lead[i]:lead[i] + len(row)] = torch.tensor(row, dtype=dtype)
     return out
 
 
@@ -73,14 +74,14 @@ class _Terms:
     sites: int = 0
     pairs: int = 0
 
-    def add(self, row, tree):
+    def add(self, row, tree, lead):
         offset = 0
         for branch in tree.branches:
             at = [(row, offset + i - 1) for i in range(branch.start, len(branch.ids))]
             target = branch.ids[branch.start:]
             if branch.kind == "hint":
                 span = tree.span(branch.turn)
-                self.student += [(row, t - 1) for t in range(span.start, span.end)]
+                self.student += [(row, lead + t - 1) for t in range(span.start, span.end)]
                 self.teacher += at
                 self.labels += target
                 self.site += [self.sites] * len(target)
@@ -95,28 +96,31 @@ class _Terms:
 
 def pack_trees(
     trees: Sequence[Tree],  # one row each
-    pad_token_id: int,  # fills the right; never attended to
+    pad_token_id: int,  # fills both sides; never attended to
+    lead: Sequence[int] | None = None,  # padding to the left of each trunk; None: none
+    width: int = 0,  # of the trunks' axis at least
 ) -> PackedBatch:
     "Pack trees into a batch. Raises `ValueError` where there is no tree."
     if not trees:
         raise ValueError("no tree to pack; give at least one.")
+    lead = list(lead) if lead is not None else [0] * len(trees)
     terms = _Terms()
     for row, tree in enumerate(trees):
-        terms.add(row, tree)
+        terms.add(row, tree, lead[row])
     length = [len(t.ids) for t in trees]
     sampled = [[False] * n for n in length]
     for row, tree in zip(sampled, trees):
         for span in tree.spans:
             row[span.start:span.end] = [True] * (span.end - span.start)
-    branches = [t.branches for t in trees]
+    branches, shift = [t.branches for t in trees], list(zip(lead, (t.branches for t in trees)))
     return PackedBatch(
-        input_ids=_matrix([t.ids for t in trees], pad_token_id),
-        attention_mask=_matrix([[1] * n for n in length], 0),
-        completion_mask=_matrix(sampled, False, torch.bool),
+        input_ids=_matrix([t.ids for t in trees], pad_token_id, lead=lead, width=width),
+        attention_mask=_matrix([[1] * n for n in length], 0, lead=lead, width=width),
+        completion_mask=_matrix(sampled, False, torch.bool, lead, width),
         branch_ids=_matrix([[i for b in row for i in b.ids] for row in branches], pad_token_id),
-        branch_position_ids=_matrix([[b.fork + i for b in row for i in range(len(b.ids))] for row in branches], 0),
+        branch_position_ids=_matrix([[n + b.fork + i for b in row for i in range(len(b.ids))] for n, row in shift], 0),
         branch_segment=_matrix([[s for s, b in enumerate(row) for _ in b.ids] for row in branches], -1),
-        branch_fork=_matrix([[b.fork for b in row] for row in branches], 0),
+        branch_fork=_matrix([[n + b.fork for b in row] for n, row in shift], 0),
         branch_kind=_matrix([[KINDS.index(b.kind) for b in row] for row in branches], -1),
         sdpo_student=_column(terms.student, 2), sdpo_teacher=_column(terms.teacher, 2),
         sdpo_labels=_column(terms.labels), sdpo_site=_column(terms.site),
