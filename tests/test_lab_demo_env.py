@@ -130,8 +130,8 @@ def test_nothing_that_the_policy_wrote_is_executed(env, monkeypatch):
 
 
 @settings(max_examples=150, deadline=None, database=None)
-@given(st.sampled_from(("read", "list", "search", "edit")), st.lists(st.text(alphabet=st.characters(codec=None), max_size=8), min_size=3, max_size=3),
-       st.booleans())
+@given(st.sampled_from(("read", "list", "search", "edit")),
+       st.lists(st.text(alphabet=st.characters(codec=None), max_size=8), min_size=3, max_size=3), st.booleans())
 def test_whatever_is_written_is_answered(role, texts, broken):
     env = DemoEnv()
     env.reset(**demo_rows(1, 0, kinds=("rename" if role != "search" else "setting",))[0])

@@ -105,8 +105,9 @@ class DemoEnv:
 
     def get_reward(self) -> float:
         "1.0 where the folder and the answer are right, else 0.0."
+        root = self._root
         try:
-            return float(self.task.passed(self._root, self._answer))
+            return float(self.task.passed(root, self._answer))
         except (ValueError, RecursionError):  # the policy left a file that cannot be read as what it should be
             return 0.0
 
