@@ -149,7 +149,9 @@ def test_what_json_cannot_bear_is_answered_too(env):
     read = next(t for t in env.task.tools if t.role == "read").name
     for arguments in ("[" * 100_000, '{"lines": ' + "9" * 10_000 + "}", '{"path": "\\u0000"}', '{"path": "' + "x" * 5000 + '"}'):
         assert env.call_tool(read, arguments).failed
+    said = env.call_tool("\ud800", "{}")
+    assert said.reason == "tool_not_found" and said.text.encode() == b"Tool not found: ?"
     path = Path(next(iter(env.task.files)))
-    for old, new in (("{", "{" + "9" * 10_000), ("}", "\ud800")):
+    for old, new in (("{", '{"a": ' + "9" * 10_000 + ","), ("}", "\ud800")):
         env.call_tool(*write(env.task, "edit", {"path": str(path), "old": old, "new": new}))
         assert env.get_reward() == 0.0
