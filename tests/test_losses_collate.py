@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader
 
 from composer_replication.hints.layers import default_composite
 from composer_replication.lab.embedded import build_model, embedded_tokenizer
-from composer_replication.losses.collate import CollatorConfig, ComposerDataCollator, TraceExample, TraceTurn, _check_by_index
+from composer_replication.losses.collate import CollatorConfig, ComposerDataCollator, TraceExample, TraceTurn, check_by_index
 from composer_replication.losses.compose import compose_loss, reference_logps, token_shift
 from composer_replication.replay.pairs import DPOPair
 from composer_replication.traces.schema import ToolCall, Trace, Turn
@@ -59,11 +59,11 @@ def test_both_sides_read_back_the_error_turn(tokenizer, placement):
 
 def test_a_batch_whose_tokens_are_not_their_labels_is_refused(tokenizer):
     batch = ComposerDataCollator(tokenizer)([EXAMPLE])
-    _check_by_index(batch)
+    check_by_index(batch)
     for name in ("sdpo_student", "sdpo_teacher", "pair_positions"):
         moved = getattr(batch, name) - torch.tensor([0, 1])
         with pytest.raises(AlignmentError, match="'notes'.*build the batch"):
-            _check_by_index(replace(batch, **{name: moved}))
+            check_by_index(replace(batch, **{name: moved}))
 
 
 def test_a_packer_that_misaligns_is_caught(tokenizer, monkeypatch):
@@ -158,4 +158,4 @@ def test_real_error_turns_are_aligned_or_reported(shared_data):
             sites, placed = {s.turn for s in find_error_sites(trace)}, {b.turn for b in tree.branches}
             assert placed <= sites and sites - placed <= {turn for _, turn, _ in collate.excluded}
             assert placed or collate.excluded
-            _check_by_index(pack_trees([tree], 0))
+            check_by_index(pack_trees([tree], 0))

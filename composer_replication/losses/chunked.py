@@ -16,6 +16,7 @@ from trl.kernels import ChunkedLogProbFunction
 from trl.kernels.chunked_divergence import VOCAB_CHUNK_SIZE, ChunkedDivergenceFunction
 
 from .jsd import Divergence
+from .topk import selected_terms
 
 # %% ../../nbs/losses/00_chunked.ipynb #0c87535e
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def lm_head(
                   getattr(config, "final_logit_softcapping", None))
 
 # %% ../../nbs/losses/00_chunked.ipynb #a5bd8a24
-CHUNK_LOGITS = 2**23  # logits that may exist at a time on each side: 32 MB in float32
+CHUNK_LOGITS = 2**23  # logits that may exist at a time on each side: 32 MiB in float32
 
 
 def _checkpointed(function, vocab, *tensors):
@@ -144,9 +145,12 @@ def token_terms(
             logprobs = [-F.cross_entropy(x, ids, reduction="none") for x in (student, teacher)]
         return divergence(student, teacher, ids), *logprobs
 
-    full = isinstance(divergence, Divergence) and divergence.support == "full" and divergence.token_clip is None
-    if full and student_hidden.dtype != torch.float64:
-        _check_aligned(student_hidden, student_head, teacher_hidden, teacher_head, labels)
+    _check_aligned(student_hidden, student_head, teacher_hidden, teacher_head, labels)
+    full = isinstance(divergence, Divergence) and divergence.support == "full"
+    if isinstance(divergence, Divergence) and not full:
+        return TokenTerms(*selected_terms(student_hidden, student_head, teacher_hidden, teacher_head, labels, divergence,
+                                          CHUNK_LOGITS))
+    if full and divergence.token_clip is None and student_hidden.dtype != torch.float64:
         teacher_hidden, teacher_head = teacher_hidden.detach(), teacher_head.detach()
         values = _kernel_divergence(divergence, student_hidden, student_head, teacher_hidden, teacher_head)
         with torch.no_grad():

@@ -68,6 +68,7 @@ class ComposerReplicationConfig(GRPOConfig):
     rollout: str = _help("composer", "`composer`: our loop, which answers malformed calls; `trl`: TRL's own.")
     max_turns: int = _help(16, "Turns of the assistant in an episode.")
     max_turn_tokens: int | None = _help(None, "Tokens that one turn may sample; None: what is left of max_completion_length.")
+    save_rollouts: bool = _help(False, "Write every generation's traces to output_dir/rollouts, as recorded data.")
     tool_timeout: float = _help(30.0, "Seconds that one tool call may take.")
 
     def __post_init__(self):

@@ -8,13 +8,13 @@ __all__ = ['HintSource', 'Target', 'target_turns', 'RolloutTree', 'rollout_tree'
 # %% ../../nbs/training/08_sites.ipynb #0b5ac5d9
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from ..hints.layers import CompositeHintGenerator, ErrorMeta
 from ..replay.pairs import DPOPair
 from ..traces.schema import ErrorSite, Trace
 from ..traces.sites import find_error_sites
-from ..tree.build import Tree, build_tree
+from ..tree.build import Branch, Refusal, Span, Tree, build_tree
 from ..tree.chat import ChatFormat, TemplateProblem
 from ..tree.text import AlignmentError
 
@@ -56,6 +56,20 @@ class RolloutTree:
     tree: Tree
     layers: tuple[str, ...] = ()  # which layer wrote each hint, in the order of the hinted branches
     excluded: tuple[tuple[int, str], ...] = ()  # (turn, reason) of targets without a branch; turn -1: the whole trace
+
+
+    def to_data(self) -> dict:
+        "As plain values, for a checkpoint; `from_data` reads them back."
+        return asdict(self) | {"trace": self.trace.to_json().decode()}
+
+    @classmethod
+    def from_data(cls, data: dict) -> "RolloutTree":
+        "The inverse of `to_data`."
+        tree = dict(data["tree"])
+        for name, kind in (("spans", Span), ("branches", Branch), ("refused", Refusal)):
+            tree[name] = tuple(kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in item.items()}) for item in tree[name])
+        tree |= {"ids": tuple(tree["ids"]), "notes": tuple(tree["notes"])}
+        return cls(Trace.from_json(data["trace"]), Tree(**tree), tuple(data["layers"]), tuple(map(tuple, data["excluded"])))
 
 
 def _hint(source, trace, site):
