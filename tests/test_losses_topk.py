@@ -78,7 +78,7 @@ def gradients(values, leaves):
     return torch.autograd.grad((values * UPSTREAM.to(values.dtype)).sum(), leaves)
 
 
-@pytest.mark.parametrize("limit", (2**20, 300, 20), ids=("one tile", "tiles", "narrow tiles"))
+@pytest.mark.parametrize("limit", (2**20, 90), ids=("one tile", "tiles"))
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("name", SUPPORTS)
 def test_values_and_gradients_are_those_written_out(name, head, limit):
@@ -104,13 +104,13 @@ def test_it_agrees_with_the_checkpointed_way(name):
         torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize("name", [n for n in SUPPORTS if n not in ("clipped", "sampled")])  # those are not differentiable everywhere
+@pytest.mark.parametrize("name", [n for n in SUPPORTS if n not in ("clipped", "sampled")])  # which have no such slope
 def test_gradients_against_finite_differences(name):
     args, leaves = make(bias=True, scale=1.2, softcap=4.0)
 
     def values(hidden, weight, bias):
         return selected_terms(hidden, LMHead(weight, bias, 1.2, 4.0), *args[2:], SUPPORTS[name], 100)[0]
-    assert torch.autograd.gradcheck(values, leaves)
+    assert torch.autograd.gradcheck(values, leaves, fast_mode=True)
 
 
 def test_many_rows_go_in_blocks(monkeypatch):
@@ -204,17 +204,17 @@ def test_no_rows_is_a_zero_with_a_graph():
 def test_low_precision_stays_near(autocast):
     args, leaves = make(torch.float32, spread=0.5)
     how = Divergence(0.0, support="teacher_top_k", top_k=5)  # the teacher's entries are the same whatever the rounding
-    ids = args[2]
     expected = selected_terms(*args, how, 300)[0]
     want = gradients(expected, leaves)
-    hidden, head, _, teacher, labels = args
+    _, _, other, teacher, labels = args
     if autocast:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             values = selected_terms(*args, how, 300)[0]
         got = gradients(values, leaves)
     else:
         leaves = [leaf.detach().bfloat16().requires_grad_() for leaf in leaves]
-        values = selected_terms(leaves[0], LMHead(leaves[1]), ids.bfloat16(), LMHead(teacher.weight.bfloat16()), labels, how, 300)[0]
+        low = leaves[0], LMHead(leaves[1]), other.bfloat16(), LMHead(teacher.weight.bfloat16()), labels
+        values = selected_terms(*low, how, 300)[0]
         got = gradients(values, leaves)
     assert values.dtype == torch.float32 and [g.dtype for g in got] == [leaf.dtype for leaf in leaves]
     assert not torch.equal(values, expected)
@@ -253,9 +253,9 @@ def step(rows):
     token_terms(hidden, LMHead(weight), hidden.detach() + 1, LMHead(weight), torch.arange(rows), how).divergence.mean().backward()
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) // 1024
 few = max(step(64), step(64))
-print(few, step(512), step(300))
+print(few, max(step(384), step(200)))
 """
     env = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}  # no allocator settings
     said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=120).stdout
-    few, many, last = map(int, said.split())
-    assert last - few < 40, said
+    few, many = map(int, said.split())
+    assert many - few < 40, said

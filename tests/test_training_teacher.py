@@ -319,3 +319,17 @@ def test_the_reference_shares_a_copy_of_the_start():
     now = model.eval()(IDS).logits
     assert torch.equal(read(reference_policy(model, ema))[0], now)  # made now, so its start is now
     assert torch.equal(read(reference_policy(model))[0], now)
+
+
+@pytest.mark.parametrize("kind", ("ema", "trust_region"))
+def test_a_head_that_an_adapter_trains_is_the_teachers_own(kind):
+    model = policy(tied=False, dtype=torch.float64, lora=True, modules_to_save=["lm_head"])
+    teacher = make_teacher(kind, model, rate=0.5)
+    train(model, 2, teacher, rate=0.5)
+    with teacher.using() as models:
+        hidden = [m.base_model(IDS).last_hidden_state.flatten(0, 1) for m in models]
+        logits = [m(IDS).logits.flatten(0, 1) for m in models]
+    states, head = teacher.combine(hidden, models)
+    torch.testing.assert_close(head.logits(states), sum(logits) / len(logits))
+    assert any("lm_head" in name for name in teacher.state_dict())
+    assert (logits[0] - model.eval()(IDS).logits.flatten(0, 1)).abs().max() > 1e-3

@@ -49,7 +49,13 @@ def named_call(
 ) -> tuple[ToolCall, str | None]:  # and why it cannot be read
     "A call whose name is known."
     call = ToolCall.parse(name, arguments)
-    return (call, None) if call.parsed else _broken(name, call.arguments, "Malformed arguments: they are no JSON object.")
+    if call.parsed:
+        return call, None
+    try:
+        json.loads(call.arguments)
+    except json.JSONDecodeError as error:
+        return _broken(name, call.arguments, f"Invalid JSON in the arguments: {error}.")
+    return _broken(name, call.arguments, "Malformed arguments: they are no JSON object.")
 
 
 def _broken(name, raw, problem):
@@ -142,10 +148,7 @@ class Markup:
         name = name.removeprefix(self.before)
         if not middle or not name:
             return _broken("", text.strip(), "Malformed JSON call: no name stands before the arguments.")
-        try:
-            return named_call(name, json.loads(arguments))
-        except json.JSONDecodeError as error:
-            return _broken(name, arguments.strip(), f"Invalid JSON in the arguments: {error}.")
+        return named_call(name, arguments.strip())
 
 # %% ../../nbs/training/04_calls.ipynb #989dbac4
 _USER = Turn("user", "zquser")

@@ -8,7 +8,7 @@ __all__ = ['Ending', 'RolloutConfig', 'Episode', 'Rollout']
 # %% ../../nbs/training/04_episode.ipynb #34f2baf5
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 from ..traces.schema import Trace, Turn
@@ -16,7 +16,7 @@ from ..tree.text import AlignmentError
 from .sampling import Sampling
 
 # %% ../../nbs/training/04_episode.ipynb #b7ff3d32
-class Ending(str, Enum):
+class Ending(StrEnum):
     "Why an episode ended."
 
     DONE = "done"  # a turn without a call
@@ -49,7 +49,7 @@ class RolloutConfig:
                 raise ValueError(f"{name}={value!r} is out of range; it must be a whole number of 1 or more.")
         if not 0 < self.tool_timeout < float("inf"):
             raise ValueError(f"tool_timeout={self.tool_timeout!r} is out of range; it must be a positive number of seconds.")
-        self.sampling  # noqa: B018 - which checks the rest
+        _ = self.sampling  # which checks the rest
 
     @property
     def sampling(self) -> Sampling:

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 def run_episodes(
     policy: TokenPolicy | MessagePolicy,
     episodes: Sequence[Episode],
-    config: RolloutConfig = RolloutConfig(),
+    config: RolloutConfig | None = None,  # None: the defaults
     seed: int | None = None,  # instead of the config's
     stop: Callable[[], bool] | None = None,  # asked before each turn; True ends all open episodes
 ) -> list[Rollout]:  # one per episode, in order
@@ -35,6 +35,7 @@ def run_episodes(
 
     Raises `ValueError` for equal trace ids or tools without a schema, `TemplateProblem` where the chat template carries no
     calls, and `AlignmentError` where a finished trace's tree would hold other ids than were sampled."""
+    config = config or RolloutConfig()
     double = [name for name, n in Counter(e.trace_id for e in episodes).items() if n > 1]
     if double:
         raise ValueError(f"trace id {double[0]!r} occurs more than once; give each episode its own, it names its random numbers.")
@@ -161,13 +162,14 @@ def collect(
     policy: TokenPolicy | MessagePolicy,
     environment_factory: Callable[[], Any],  # makes one environment; called once per row
     rows: Sequence[Mapping],  # with "prompt": messages or one text; "task_id" and "trace_id" where there are any
-    config: RolloutConfig = RolloutConfig(),
+    config: RolloutConfig | None = None,  # None: the defaults
     seed: int | None = None,  # instead of the config's
     stop: Callable[[], bool] | None = None,  # as `run_episodes`
 ) -> list[Rollout]:  # one per row, in order
     """Reset an environment for each row, play the episodes, close the environments.
 
     A reset that fails or takes too long makes a rollout that ended with an error. Raises as `run_episodes`."""
+    config = config or RolloutConfig()
     environments = [environment_factory() for _ in rows]
     done = run_chains([[lambda e=e, r=r: settle(e.reset(**r))] for e, r in zip(environments, rows)], config.tool_workers,
                       config.tool_timeout)

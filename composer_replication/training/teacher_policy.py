@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from peft import PeftModel
 from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
@@ -28,11 +27,16 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "
 PATCHES = ("forward", "_output_capturing_hooks_installed")  # the latter: transformers' note that its hooks are there
 
 
+def _is_peft(model):
+    "Told without importing peft, which is optional."
+    return hasattr(model, "get_base_model")
+
+
 def causal_lm(
     model: torch.nn.Module,  # a transformers causal LM, or a PEFT model around one
 ) -> PreTrainedModel:
     "The transformers model itself, adapters within."
-    return model.get_base_model() if isinstance(model, PeftModel) else model
+    return model.get_base_model() if _is_peft(model) else model
 
 
 def clone_policy(
@@ -240,7 +244,7 @@ def make_teacher(
         raise ValueError(f"teacher {kind!r} is unknown; use {', '.join(map(repr, KINDS[:-1]))} or {KINDS[-1]!r}.")
     if not (0.0 < rate <= 1.0 and 0.0 <= mix <= 1.0):
         raise ValueError(f"rate={rate} must be in (0, 1] and mix={mix} in [0, 1].")
-    adapters = model.peft_config if isinstance(model, PeftModel) else {}
+    adapters = model.peft_config if _is_peft(model) else {}
     if any(config.is_prompt_learning for config in adapters.values()):
         raise ValueError("the adapter learns a prompt, which is not within the model's weights: use LoRA or the like.")
     if kind == "trust_region":

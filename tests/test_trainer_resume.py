@@ -1,0 +1,107 @@
+"A run that goes on from a checkpoint ends, to the last bit, where it would have ended without the stop."
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from trainer_script import differences, make, outcome
+
+from composer_replication.training.checkpoint import incomplete_because, last_complete_checkpoint
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    "Runs a scene once without a stop, saving after every step: `whole(scene)` gives its folder and outcome."
+    done, threads = {}, torch.get_num_threads()
+    torch.set_num_threads(1)
+
+    def run(scene):
+        if scene not in done:
+            trainer = make(scene, tmp_path_factory.mktemp(scene))
+            trainer.train()
+            done[scene] = Path(trainer.args.output_dir), outcome(trainer)
+        return done[scene]
+
+    yield run
+    torch.set_num_threads(threads)
+
+
+def go_on(folder, out, scene, step):
+    "A new trainer, built around the start model, that has resumed at `step` with other random numbers about."
+    trainer = make(scene, out)
+    torch.manual_seed(step)
+    trainer.train(resume_from_checkpoint=f"{folder}/checkpoint-{step}")
+    return trainer
+
+
+def summed(found, key):
+    return sum(entry.get(key) or 0 for entry in found["log"])
+
+
+@pytest.mark.parametrize("step", [1, 3])  # within a generation: in the first and in the second pass over its rows
+def test_three_channels_kl_accumulation_and_rows_used_twice(whole, tmp_path, step):
+    folder, expected = whole("all")
+    assert summed(expected, "sdpo/sites") and summed(expected, "replay/pairs") and summed(expected, "kl/rollout")
+    for moved in ("teacher", "parameters"):
+        assert differences(expected[moved], expected["reference"])
+    assert differences(outcome(go_on(folder, tmp_path, "all", step)), expected) == []
+
+
+@pytest.mark.parametrize("scene", ["frozen", "trust", "lora", "trl"])
+def test_other_teachers_adapters_and_trls_own_loop(whole, tmp_path, scene):
+    folder, expected = whole(scene)
+    assert summed(expected, "sdpo/sites")
+    trainer = go_on(folder, tmp_path, scene, 1)
+    assert differences(outcome(trainer), expected) == []
+    if scene == "frozen":
+        assert trainer.reference is trainer.teacher
+    if scene == "lora":
+        assert expected["teacher"] and all("lora" in name for name in expected["teacher"])
+
+
+@pytest.mark.parametrize("step", [3, 4])  # at the border of two epochs, and within the second
+def test_the_order_of_the_second_epoch_and_the_loss_between_two_logs(whole, tmp_path, step):
+    folder, expected = whole("epochs")
+    assert differences(outcome(go_on(folder, tmp_path, "epochs", step)), expected) == []
+
+
+def copied(folder, out, *steps):
+    for step in steps:
+        shutil.copytree(folder / f"checkpoint-{step}", out / f"checkpoint-{step}")
+
+
+def test_true_goes_on_from_the_last_complete_checkpoint(whole, tmp_path):
+    folder, expected = whole("frozen")
+    copied(folder, tmp_path, 2, 3)
+    for name in ("complete.json", "trainer_state.json"):  # cut off while it was written
+        (tmp_path / "checkpoint-3" / name).unlink()
+    trainer = make("frozen", tmp_path)
+    trainer.train(resume_from_checkpoint=True)
+    assert differences(outcome(trainer), expected) == [] and incomplete_because(tmp_path / "checkpoint-3") is None
+    with pytest.raises(ValueError, match="no complete checkpoint"):
+        make("frozen", tmp_path / "other").train(resume_from_checkpoint=True)
+
+
+def test_writing_over_a_complete_checkpoint_takes_its_marker_first(whole, tmp_path, monkeypatch):
+    folder, _ = whole("frozen")
+    copied(folder, tmp_path, 2, 3)
+    trainer = make("frozen", tmp_path)
+    before = signal.getsignal(signal.SIGTERM)
+
+    def full(folder):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(trainer.teacher, "save", full)
+    with pytest.raises(OSError, match="disk full"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert last_complete_checkpoint(tmp_path).name == "checkpoint-2"
+
+
+def test_a_checkpoint_of_another_trainer_or_number_of_processes_is_refused(whole, tmp_path):
+    folder, _ = whole("frozen")
+    copied(folder, tmp_path, 2)
+    (tmp_path / "checkpoint-2" / "composer-rank0.pt").unlink()
+    with pytest.raises(ValueError, match="composer-rank0.pt"):
+        make("frozen", tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))

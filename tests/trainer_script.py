@@ -1,0 +1,98 @@
+"""Runs of the trainer in the small world: for tests in their own process, and, as a script with a job, in processes of theirs."""
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import torch
+import world
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from transformers import TrainerCallback
+from trl import GRPOTrainer
+
+from composer_replication.hints.layers import default_composite
+from composer_replication.lab.demo import demo_traces
+from composer_replication.lab.embedded import embedded_model
+from composer_replication.losses.collate import TraceExample
+from composer_replication.replay.pairs import sibling_pairs
+from composer_replication.traces.siblings import SiblingIndex
+from composer_replication.training.checkpoint import last_complete_checkpoint, load_buffer, save_buffer
+from composer_replication.training.config import ComposerReplicationConfig
+from composer_replication.training.setup import group_pairs
+from composer_replication.training.trainer import ComposerReplicationTrainer
+
+BASE = {"report_to": "none", "bf16": False, "use_cpu": True, "gradient_checkpointing": False, "disable_tqdm": True, "seed": 3,
+        "learning_rate": 1e-3, "logging_steps": 1, "save_steps": 1, "max_turns": 3, "max_completion_length": 64,
+        "num_generations": 4, "per_device_train_batch_size": 4, "max_tool_calling_iterations": 3, "alpha_sdpo": 1.0}
+SCENES = {  # settings besides BASE; `rows` is the size of the data, `lora` puts an adapter around the model
+    "all": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "steps_per_generation": 4, "num_iterations": 2,
+            "beta_replay": 0.5, "kl_coef": 0.1, "max_steps": 6, "rows": 4},
+    "epochs": {"logging_steps": 3, "max_steps": 5, "rows": 3},
+    "frozen": {"teacher": "frozen", "beta_replay": 0.5, "max_steps": 3, "rows": 4},
+    "trust": {"teacher": "trust_region", "beta_replay": 0.5, "replay_variant": "dpo", "max_steps": 3, "rows": 4},
+    "lora": {"lora": True, "beta_replay": 0.5, "max_steps": 3, "rows": 4},
+    "trl": {"rollout": "trl", "per_device_train_batch_size": 2, "steps_per_generation": 2, "max_steps": 3, "rows": 4},
+    "zero": {"rollout": "trl", "alpha_sdpo": 0.0, "max_steps": 2, "rows": 4, "max_completion_length": 160, "save_strategy": "no"},
+    "kill": {"max_steps": 6, "rows": 8, "beta_replay": 0.5, "save_total_limit": 2, "max_turns": 2, "max_completion_length": 32},
+    "two": {"per_device_train_batch_size": 2, "steps_per_generation": 2, "beta_replay": 0.5, "max_steps": 3, "rows": 8},
+}
+
+
+def policy(lora=False):
+    model = embedded_model()
+    if lora:
+        torch.manual_seed(7)
+        model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+    return model
+
+
+def recorded():
+    "Recorded traces with pairs."
+    traces = demo_traces()[:60]
+    siblings = SiblingIndex(traces)
+    examples = [TraceExample(t, pairs=tuple(sibling_pairs(t, siblings))[:1]) for t in traces]
+    return sorted((e for e in examples if e.pairs), key=lambda e: len(e.trace.turns))[:5]
+
+
+def make(scene, out, kind=ComposerReplicationTrainer, model=None, callbacks=(), **changes):
+    "A trainer of this scene that writes to `out`."
+    settings = BASE | SCENES[scene] | changes
+    rows, lora = settings.pop("rows"), settings.pop("lora", False)
+    config = ComposerReplicationConfig(str(out), **settings)
+    extra = {}
+    if issubclass(kind, ComposerReplicationTrainer):
+        extra = {"hint_source": default_composite()} if config.alpha_sdpo else {}
+        extra |= {"pair_source": group_pairs, "replay_examples": recorded()} if config.beta_replay else {}
+    return kind(model or policy(lora), None, config, Dataset.from_list(world.rows(rows)), processing_class=world.tokenizer(),
+                environment_factory=world.Files, callbacks=list(callbacks), **extra)
+
+
+def outcome(trainer):
+    "All that a run leaves behind, as plain values."
+    teacher, reference = getattr(trainer, "teacher", None), getattr(trainer, "reference", None)
+    timed = ("time", "second", "runtime")
+    return {"parameters": {n: p.detach().clone() for n, p in trainer.accelerator.unwrap_model(trainer.model).named_parameters()},
+            "optimizer": trainer.optimizer.state_dict()["state"],
+            "teacher": {n: t.clone() for n, t in teacher.state_dict().items()} if teacher else {},
+            "reference": {n: t.clone() for n, t in reference.state_dict().items()} if reference else {},
+            "log": [{k: v for k, v in entry.items() if not any(word in k for word in timed)}
+                    for entry in trainer.state.log_history if "train_runtime" not in entry]}
+
+
+def differences(a, b, where=""):
+    "Where two outcomes are not the same to the bit."
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return [] if a.dtype == b.dtype and torch.equal(a, b) else [f"{where} by {(a.double() - b.double()).abs().max():.1e}"]
+    if isinstance(a, dict) and isinstance(b, dict):
+        missing = [f"{where}/{k} is in one only" for k in a.keys() ^ b.keys()]
+        return missing + [d for k in a.keys() & b.keys() for d in differences(a[k], b[k], f"{where}/{k}")]
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        if len(a) != len(b):
+            return [f"{where} has {len(a)} and {len(b)} entries"]
+        return [d for i, (x, y) in enumerate(zip(a, b)) for d in differences(x, y, f"{where}/{i}")]
+    return [] if a == b or (a != a and b != b) else [f"{where}: {a} and {b}"]
