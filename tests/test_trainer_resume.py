@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from trainer_script import differences, make, outcome
+from trainer_script import SCENES, differences, make, outcome, policy
 
 from composer_replication.training.checkpoint import incomplete_because, last_complete_checkpoint
+
+
+def pending(number):
+    return pytest.mark.xfail(strict=True, reason=f"needs fix_F_{number}")
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +32,8 @@ def whole(tmp_path_factory):
 
 
 def go_on(folder, out, scene, step):
-    "A new trainer, built around the start model, that has resumed at `step` with other random numbers about."
-    trainer = make(scene, out)
+    "A new trainer, built around other weights than the run's first, that has resumed at `step`."
+    trainer = make(scene, out, model=policy(SCENES[scene].get("lora", False), elsewhere=True))
     torch.manual_seed(step)
     trainer.train(resume_from_checkpoint=f"{folder}/checkpoint-{step}")
     return trainer
@@ -60,6 +64,7 @@ def test_other_teachers_adapters_and_trls_own_loop(whole, tmp_path, scene):
         assert expected["teacher"] and all("lora" in name for name in expected["teacher"])
 
 
+@pending(1)
 @pytest.mark.parametrize("step", [3, 4])  # at the border of two epochs, and within the second
 def test_the_order_of_the_second_epoch_and_the_loss_between_two_logs(whole, tmp_path, step):
     folder, expected = whole("epochs")
@@ -71,6 +76,7 @@ def copied(folder, out, *steps):
         shutil.copytree(folder / f"checkpoint-{step}", out / f"checkpoint-{step}")
 
 
+@pending(2)
 def test_true_goes_on_from_the_last_complete_checkpoint(whole, tmp_path):
     folder, expected = whole("frozen")
     copied(folder, tmp_path, 2, 3)
@@ -83,25 +89,40 @@ def test_true_goes_on_from_the_last_complete_checkpoint(whole, tmp_path):
         make("frozen", tmp_path / "other").train(resume_from_checkpoint=True)
 
 
+@pending(2)
 def test_writing_over_a_complete_checkpoint_takes_its_marker_first(whole, tmp_path, monkeypatch):
     folder, _ = whole("frozen")
     copied(folder, tmp_path, 2, 3)
     trainer = make("frozen", tmp_path)
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def full(folder):
         raise OSError("disk full")
 
     monkeypatch.setattr(trainer.teacher, "save", full)
-    with pytest.raises(OSError, match="disk full"):
-        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert signal.getsignal(signal.SIGTERM) is before
+    try:
+        with pytest.raises(OSError, match="disk full"):
+            trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+        after = {number: signal.getsignal(number) for number in before}
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert after == before
     assert last_complete_checkpoint(tmp_path).name == "checkpoint-2"
 
 
+@pending(2)
 def test_a_checkpoint_of_another_trainer_or_number_of_processes_is_refused(whole, tmp_path):
     folder, _ = whole("frozen")
     copied(folder, tmp_path, 2)
     (tmp_path / "checkpoint-2" / "composer-rank0.pt").unlink()
     with pytest.raises(ValueError, match="composer-rank0.pt"):
         make("frozen", tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+
+@pending(3)
+def test_a_finished_run_makes_no_further_step(whole, tmp_path):
+    folder, expected = whole("frozen")
+    trainer = go_on(folder, tmp_path, "frozen", 3)
+    assert trainer.state.global_step == 3
+    assert differences(outcome(trainer), expected) == []

@@ -182,7 +182,8 @@ def test_trl_reads_the_same_calls(shared_data):
 
 
 @pytest.mark.parametrize("text,name", [('{"name": "ls", "arguments": "{"}', "ls"), ('{"name": "ls", "arguments": 3}', "ls"),
-                                       ("[]", ""), ("", ""), ('{"name": 3, "arguments": {}}', ""), ('{"name": "ls", "arguments": {}} }', "ls")])
+                                       ("[]", ""), ("", ""), ('{"name": 3, "arguments": {}}', ""),
+                                       ('{"name": "ls", "arguments": {}} }', "ls")])
 def test_unreadable_calls(text, name):
     call, problem = read_call(text)
     assert call.name == name and not call.parsed and call.arguments and problem.endswith("name and arguments.")
@@ -214,8 +215,9 @@ class Endpoint(BaseHTTPRequestHandler):
         with self.policy.batch(Sampling(body["temperature"])) as batch:
             sample = batch.sample([0], [prompt], [body["max_tokens"]], [str(body["seed"])])[0]
         said = TurnReader.of(self.policy.chat).read(sample.ids, self.policy.stops, cut=sample.cut)
-        calls = [{"id": f"x{i}", "type": "function", "function": {"name": c.name, "arguments": json.dumps(c.arguments) if c.parsed else c.arguments}}
-                 for i, c in enumerate(said.calls)]
+        texts = [json.dumps(c.arguments) if c.parsed else c.arguments for c in said.calls]
+        calls = [{"id": f"x{i}", "type": "function", "function": {"name": c.name, "arguments": text}}
+                 for i, (c, text) in enumerate(zip(said.calls, texts))]
         text = json.dumps({"choices": [{"message": {"role": "assistant", "content": said.content, "tool_calls": calls},
                                         "finish_reason": "length" if sample.cut else "stop"}],
                            "usage": {"completion_tokens": len(sample.ids)}}).encode()
@@ -242,13 +244,16 @@ def test_a_client_plays_what_the_model_itself_plays(endpoint, monkeypatch):
     from test_training_rollout import Folder, config
     monkeypatch.setenv("TEST_KEY", "k-123")
     settings = config(temperature=0, max_turns=3, max_turn_tokens=60, max_tokens=4096)
-    rows = [{"prompt": [{"role": "user", "content": text}]} for text in ("What is in the folder `etc`?", "Repair `a.py`.")]
+    rows = [{"prompt": [{"role": "user", "content": text}]} for text in ("Why?", "What is `red_port` in `config`?", "Repair `a.py`.")]
     far = collect(ClientPolicy(ChatClient(endpoint, "TEST_KEY", timeout=20), "embedded"), Folder, rows, settings)
     near = collect(Endpoint.policy, Folder, rows, settings)
     for a, b in zip(far, near):
-        assert (a.ending, a.reward, a.completion_ids) == (b.ending, b.reward, ())
-        told = [[(t.role, t.role == "tool" or t.content, t.tool_calls, t.fail_reason) for t in r.trace.turns] for r in (a, b)]
-        assert told[0] == told[1]
+        assert a.completion_ids == () and a.reward == b.reward == 1.0
+        for one, two in zip(a.trace.turns, b.trace.turns):
+            assert (one.role, one.tool_calls, one.fail_reason) == (two.role, two.tool_calls, two.fail_reason)
+            if two.fail_reason == "json_decode":  # the arguments are broken there, the call is here: other words
+                break
+            assert one.content == two.content
     assert any(t.tool_calls for r in near for t in r.trace.turns)
     assert {key for key, _ in Endpoint.seen} == {"Bearer k-123"} and "k-123" not in repr(far)
 

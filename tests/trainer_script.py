@@ -2,10 +2,8 @@
 
 import json
 import os
-import random
 import signal
 import sys
-import threading
 from pathlib import Path
 
 import torch
@@ -13,7 +11,7 @@ import world
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from transformers import TrainerCallback
-from trl import GRPOTrainer
+from trl import GRPOTrainer  # noqa: F401 (named by a job)
 
 from composer_replication.hints.layers import default_composite
 from composer_replication.lab.demo import demo_traces
@@ -39,14 +37,20 @@ SCENES = {  # settings besides BASE; `rows` is the size of the data, `lora` puts
     "trl": {"rollout": "trl", "per_device_train_batch_size": 2, "steps_per_generation": 2, "max_steps": 3, "rows": 4},
     "zero": {"rollout": "trl", "alpha_sdpo": 0.0, "max_steps": 2, "rows": 4, "max_completion_length": 160, "save_strategy": "no"},
     "kill": {"max_steps": 6, "rows": 8, "beta_replay": 0.5, "save_total_limit": 2, "max_turns": 2, "max_completion_length": 32},
+    "union": {"beta_replay": 0.5, "kl_coef": 0.1, "kl_place": "loss", "max_steps": 1, "rows": 2, "optim": "sgd",
+              "max_grad_norm": 0.0, "save_strategy": "no"},
     "two": {"per_device_train_batch_size": 2, "steps_per_generation": 2, "beta_replay": 0.5, "max_steps": 3, "rows": 8},
 }
 
 
-def policy(lora=False):
+def policy(lora=False, elsewhere=False):
     model = embedded_model()
+    if elsewhere and not lora:  # as far from the start as a trainer that resumes may be: all has to come from the checkpoint
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.mul_(1.01)
     if lora:
-        torch.manual_seed(7)
+        torch.manual_seed(7 + elsewhere)
         model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
     return model
 
@@ -96,3 +100,108 @@ def differences(a, b, where=""):
             return [f"{where} has {len(a)} and {len(b)} entries"]
         return [d for i, (x, y) in enumerate(zip(a, b)) for d in differences(x, y, f"{where}/{i}")]
     return [] if a == b or (a != a and b != b) else [f"{where}: {a} and {b}"]
+
+
+# ---- in processes of their own
+
+
+class Stored(ComposerReplicationTrainer):
+    "Learns from rows that were played before (`job['rows']`), each device from its own part of them."
+
+    source = None
+
+    def _generate_and_score_completions(self, inputs):
+        found = self._restored(load_buffer(self.source))
+        count = len(found["prompt_ids"]) // self.accelerator.num_processes
+        mine = slice(self.accelerator.process_index * count, (self.accelerator.process_index + 1) * count)
+        whole = lambda value: isinstance(value, torch.Tensor) and value.ndim == 0 or not hasattr(value, "__len__")
+        return {key: value if whole(value) else value[mine] for key, value in found.items()}
+
+
+class Broken(ComposerReplicationTrainer):
+    "The second device meets a NaN at the second step."
+
+    def _generate_and_score_completions(self, inputs):
+        found = super()._generate_and_score_completions(inputs)
+        if self._step and self.accelerator.process_index:
+            found["advantages"] = found["advantages"] * float("nan")
+        return found
+
+
+class Tell(TrainerCallback):
+    "Writes down each step that is over, and keeps the gradients it was made with."
+
+    def __init__(self, path):
+        self.path, self.grads = path, {}
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        self.grads = {n.removeprefix("module."): p.grad.clone() for n, p in model.named_parameters()}
+
+    def on_step_end(self, args, state, control, **kwargs):
+        with open(self.path, "a") as file:
+            print(state.global_step, file=file, flush=True)
+
+
+class Ticks:
+    "Counts what a run does to its checkpoints' files, its losses and its episodes; kills the process at the given one."
+
+    def __init__(self, out, last):
+        self.out, self.last, self.count = str(out), last, 0
+        for owner, name in ((ComposerReplicationTrainer, "_compute_loss"), (world.Files, "reset")):
+            setattr(owner, name, self.around(getattr(owner, name)))
+        sys.addaudithook(self.heard)
+
+    def around(self, inner):
+        def ticked(*args, **kwargs):
+            self.tick()
+            return inner(*args, **kwargs)
+
+        return ticked
+
+    def heard(self, event, args):
+        writes = event == "open" and isinstance(args[1], str) and args[1][0] in "wax"
+        if (writes or event in ("os.rename", "os.remove", "os.rmdir")) and f"{self.out}/checkpoint-" in os.fspath(str(args[0])):
+            self.tick()
+
+    def tick(self):
+        self.count += 1
+        if self.count == self.last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def task(name, scene, out, rank, resume=None, kind="ComposerReplicationTrainer", rows=None, double=False, **changes):
+    "One run; what it leaves behind goes to a file."
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    told, made = Tell(out / f"steps-{rank}"), globals()[kind]
+    model = policy().double() if double else None
+    trainer = make(scene, out, made, model, [told], ddp_timeout=60, **changes)
+    if rows:
+        trainer.source = rows
+    last = last_complete_checkpoint(out) if resume == "last" else resume
+    try:
+        trainer.train(resume_from_checkpoint=str(last) if last else None)
+        found = outcome(trainer) | {"grads": told.grads if rows else {}}
+    except RuntimeError as problem:
+        if kind != "Broken":
+            raise
+        found = {"problem": f"{type(problem).__name__}: {problem}"}
+    save_buffer(out / f"{name}-rank{rank}.pt", found)
+
+
+def main(job):
+    "Run the tasks of a job: `tasks`, with an environment `env`, a file `log`, and a tick `kill` at which the process dies."
+    os.environ.update(job.get("env", {}))
+    if "log" in job:
+        os.dup2(os.open(job["log"], os.O_CREAT | os.O_WRONLY | os.O_APPEND), 2)
+    torch.set_num_threads(1)
+    rank = int(os.environ.get("RANK", 0))
+    ticks = Ticks(job["tasks"][0]["out"], job["kill"]) if "kill" in job else None
+    for settings in job["tasks"]:
+        task(rank=rank, **settings)
+    if ticks:
+        Path(job["tasks"][0]["out"], "ticks").write_text(str(ticks.count))
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text()))

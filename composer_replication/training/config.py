@@ -13,6 +13,7 @@ from trl import GRPOConfig
 
 from ..losses.jsd import Divergence, Support
 from ..losses.distill import EntropyAware
+from .kl import check_kl_place
 
 # %% ../../nbs/training/07_config.ipynb #7f9e7f9a
 LOSSES = ("grpo", "dr_grpo", "bnpo", "dapo", "cispo", "sapo", "vespo", "luspo")
@@ -68,6 +69,7 @@ class ComposerReplicationConfig(GRPOConfig):
     rollout: str = _help("composer", "`composer`: our loop, which answers malformed calls; `trl`: TRL's own.")
     max_turns: int = _help(16, "Turns of the assistant in an episode.")
     max_turn_tokens: int | None = _help(None, "Tokens that one turn may sample; None: what is left of max_completion_length.")
+    guard_steps: int = _help(10, "Optimizer steps between two evaluations of a held-out guard.")
     save_rollouts: bool = _help(False, "Write every generation's traces to output_dir/rollouts, as recorded data.")
     tool_timeout: float = _help(30.0, "Seconds that one tool call may take.")
 
@@ -96,12 +98,7 @@ class ComposerReplicationConfig(GRPOConfig):
 
     def _check_policy(self):
         _one_of("loss_type", self.loss_type, LOSSES)
-        _one_of("kl_estimator", self.kl_estimator, ("k1", "k3"))
-        _one_of("kl_place", self.kl_place, ("reward", "loss"))
-        _bounded("kl_coef", self.kl_coef, 0, float("inf"), "a KL's weight is 0 or more")
-        if self.kl_coef and self.kl_place == "reward" and self.scale_rewards != "none":
-            raise ValueError(f"kl_place='reward' with scale_rewards={self.scale_rewards!r} would scale the KL with each group's "
-                             "rewards; set scale_rewards='none' or kl_place='loss'.")
+        check_kl_place(self.kl_place, self.kl_estimator, self.kl_coef, self.scale_rewards, self.multi_objective_aggregation)
 
     def _check_sdpo(self):
         _bounded("alpha_sdpo", self.alpha_sdpo, 0, float("inf"), "a channel's weight is 0 (off) or more")
@@ -123,7 +120,7 @@ class ComposerReplicationConfig(GRPOConfig):
         _bounded("beta_replay", self.beta_replay, 0, float("inf"), "a channel's weight is 0 (off) or more")
         _one_of("replay_variant", self.replay_variant, ("dpo", "simpo"))
         _one_of("rollout", self.rollout, ("composer", "trl"))
-        for name in ("replay_batch_size", "max_turns"):
+        for name in ("replay_batch_size", "max_turns", "guard_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} leaves nothing to do; take at least 1.")
         if not self.tool_timeout > 0:

@@ -82,10 +82,17 @@ def activation_bytes(
 
 def tile_bytes(
     shape: PretrainedConfig,
-    tokens: int,  # of a micro-batch
+    rows: int,
+    prompt: int,  # tokens in a row that are not predicted
+    completion: int,  # tokens in a row that are
+    size: int,
+    cpu: bool,
 ) -> int:
-    "Logits that exist at a time where TRL reads log-probabilities off hidden states: four float32 tiles."
-    return 4 * 4 * min(tokens, TOKEN_CHUNK_SIZE) * min(shape.vocab_size, VOCAB_CHUNK_SIZE)
+    "Logits that exist at a time where TRL reads log-probabilities off hidden states, tile by tile."
+    width = min(shape.vocab_size, VOCAB_CHUNK_SIZE)
+    if cpu:
+        return 8 * 4 * width * min(rows * (prompt + completion), TOKEN_CHUNK_SIZE)
+    return 2 * size * width * min(rows * completion, TOKEN_CHUNK_SIZE) + 4 * shape.vocab_size * shape.hidden_size
 
 
 def cache_bytes(
@@ -143,7 +150,7 @@ def _memory(recipe, shape, counts, devices, prompt):
     own = 4 if recipe.model.use_peft else size  # bytes of a trained weight
     half = bool(c.bf16 or c.fp16)
     work = 2 if half else size
-    shards = devices if c.fsdp else 1
+    shards, cpu = devices if c.fsdp else 1, c.use_cpu and "use_cpu" in recipe.named
     rows, tokens = c.per_device_train_batch_size, prompt + c.max_completion_length
     checkpointing = bool(c.gradient_checkpointing or (c.fsdp and (c.fsdp_config or {}).get("activation_checkpointing")))
     always = {
@@ -154,7 +161,7 @@ def _memory(recipe, shape, counts, devices, prompt):
     loss = {
         "teacher's cache": cache_bytes(shape, rows, tokens, work) if c.alpha_sdpo and c.teacher != "live" else 0,
         "activations": activation_bytes(shape, rows, tokens, work, checkpointing),
-        "logits": tile_bytes(shape, rows * tokens)}
+        "logits": tile_bytes(shape, rows, prompt, c.max_completion_length, work, cpu)}
     rollout = {"rollout cache": cache_bytes(shape, rows * c.steps_per_generation, tokens, size)}
     peak = sum(always.values()) + max(sum(loss.values()), sum(rollout.values()))
     return always | loss | rollout, peak

@@ -114,7 +114,7 @@ def _unknown(key, known):
         return f"the key {key!r} is not for recipes: {FORBIDDEN[key]}."
     near = difflib.get_close_matches(str(key), known, 3)
     ours = [f.name for f in dataclasses.fields(RecipeArguments)]
-    return (f"the key {key!r} is unknown" + (f", did you mean {' or '.join(near)}" if near else "") + "? Allowed are "
+    return (f"the key {key!r} is unknown" + (f"; did you mean {' or '.join(near)}? " if near else ". ") + "Allowed are "
             f"{', '.join(ours)}, and the fields of ComposerReplicationConfig, trl.GRPOConfig and trl.ModelConfig.")
 
 # %% ../../nbs/training/11_recipe.ipynb #1c315010
@@ -177,6 +177,8 @@ def load_recipe(
         where = "--set" if key in given else file
         if key not in actions:
             raise RecipeProblem(f"{where}: {_unknown(key, actions)}")
+        if key in given and isinstance(value, bool) and "bool" not in kinds[key] and actions[key].const is not True:
+            value = overrides[key]  # the text itself: no, off
         try:
             arguments, defaults = _arguments(key, value, actions[key], kinds[key])
             parser.parse_known_args(arguments)  # by itself, so that the fault is known to be this key's
@@ -237,15 +239,14 @@ def _check(recipe):
     "Raises `ValueError` for what cannot work together."
     a, c = recipe.arguments, recipe.config
     local_model(a.model)
-    if recipe.named & {"train_rows"} or a.task == "demo":
-        prompts = c.generation_batch_size // c.num_generations
-        if a.train_rows < prompts:
-            raise RecipeProblem(f"train_rows={a.train_rows} is less than the {prompts} tasks that one generation takes "
-                                f"(generation_batch_size={c.generation_batch_size} / num_generations={c.num_generations}), so no "
-                                "step would be taken; raise train_rows.")
+    prompts = c.generation_batch_size // c.num_generations
+    if a.train_rows < prompts:
+        raise RecipeProblem(f"train_rows={a.train_rows} is less than the {prompts} tasks that one generation takes "
+                            f"(generation_batch_size={c.generation_batch_size} / num_generations={c.num_generations}), so no "
+                            "step would be taken; raise train_rows.")
     evaluated = c.eval_strategy != "no"
     if evaluated != bool(a.held_out_rows):
-        raise RecipeProblem(f"held_out_rows={a.held_out_rows} with eval_strategy={c.eval_strategy!s}: held-out tasks are used "
+        raise RecipeProblem(f"held_out_rows={a.held_out_rows} with eval_strategy={c.eval_strategy.value}: held-out tasks are used "
                             "by an evaluation, and an evaluation needs them; set both or none.")
     if c.beta_replay and a.replay_pairs is None:
         raise RecipeProblem(f"beta_replay={c.beta_replay} and no replay_pairs; set replay_pairs to a trace file, embedded or group, "

@@ -1,0 +1,235 @@
+"The trainer in processes of its own: killed, told to stop, and two that train together."
+import json
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import trainer_script
+from trainer_script import Stored, differences, make, outcome
+
+from composer_replication.training.checkpoint import incomplete_because, last_complete_checkpoint, load_buffer, save_buffer
+
+LIMIT = 120  # seconds that any process may take
+SERVER = multiprocessing.get_context("forkserver")  # imports once, then forks: real processes without seconds of imports each
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    "Starts a job in one process or in several that train together; none outlives the tests."
+    SERVER.set_forkserver_preload(["trainer_script", "transformers.models.qwen3.modeling_qwen3"])
+    begun, logs = [], tmp_path_factory.mktemp("logs")
+
+    def begin(tasks, ranks=1, **job):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        made = []
+        for rank in range(ranks):
+            env = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
+            if ranks > 1:
+                env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
+                        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            log = logs / str(len(begun))
+            process = SERVER.Process(target=trainer_script.main, args=({"tasks": tasks, "env": env, "log": str(log)} | job,))
+            process.start()
+            process.log = log
+            begun.append(process)
+            made.append(process)
+        return made
+
+    yield begin
+    for process in begun:
+        process.kill()
+        process.join(LIMIT)
+
+
+def ended(processes, code=0):
+    "What each said, once all have ended with this code."
+    end, said = time.monotonic() + LIMIT, []
+    for process in processes:
+        process.join(max(end - time.monotonic(), 0.01))
+        said.append(process.log.read_text() if process.log.exists() else "")
+        assert process.exitcode == code, f"{process.exitcode}: {said[-1][-3000:]}"
+    return said
+
+
+def wait_for(path, processes, lines):
+    end = time.monotonic() + LIMIT
+    while not (path.exists() and len(path.read_text().splitlines()) >= lines):
+        assert all(p.is_alive() for p in processes), processes[0].log.read_text()[-3000:]
+        assert time.monotonic() < end, f"{path.name} did not come in {LIMIT} s"
+        time.sleep(0.01)
+
+
+def run(name, scene, out, **more):
+    return {"name": name, "scene": scene, "out": str(out)} | more
+
+
+def left(out, name, rank=0):
+    return load_buffer(Path(out) / f"{name}-rank{rank}.pt")
+
+
+# ---- one process
+
+
+@pytest.fixture(scope="module")
+def unharmed(start, tmp_path_factory):
+    out = tmp_path_factory.mktemp("unharmed")
+    ended(start([run("end", "kill", out)], kill=0))
+    return left(out, "end"), int((out / "ticks").read_text())
+
+
+def test_killed_again_and_again_it_ends_as_if_nothing_had_happened(start, unharmed, tmp_path):
+    expected, ticks = unharmed
+    draw, halves, kills = random.Random(1), 0, 0
+    for _ in range(4):
+        kill = draw.randrange(ticks // 6, ticks // 2)  # beyond the first step's
+        processes = start([run("end", "kill", tmp_path, resume="last")], kill=kill)
+        processes[0].join(LIMIT)
+        if processes[0].exitcode == 0:
+            break
+        assert processes[0].exitcode == -signal.SIGKILL, processes[0].log.read_text()[-3000:]
+        kills += 1
+        halves += any(incomplete_because(f) for f in tmp_path.glob("checkpoint-*"))
+        assert last_complete_checkpoint(tmp_path) or kills == 1
+    else:
+        ended(start([run("end", "kill", tmp_path, resume="last")]))
+    assert kills >= 2 and halves, "the draws no longer meet a checkpoint in the making; choose another seed"
+    assert differences(left(tmp_path, "end"), expected) == []
+    assert len(list(tmp_path.glob("checkpoint-*"))) == 2  # save_total_limit
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_told_to_stop_it_leaves_a_checkpoint_that_goes_on(start, unharmed, tmp_path, number):
+    processes = start([run("stopped", "kill", tmp_path, save_strategy="no")])
+    wait_for(tmp_path / "steps-0", processes, 2)
+    os.kill(processes[0].pid, number)
+    assert f"{number.name}: finishing this step" in ended(processes)[0]
+    reached = int((tmp_path / "steps-0").read_text().split()[-1])
+    assert reached < 6 and last_complete_checkpoint(tmp_path).name == f"checkpoint-{reached}"
+    ended(start([run("end", "kill", tmp_path, resume="last")]))
+    assert differences(left(tmp_path, "end"), unharmed[0]) == []
+
+
+# ---- two processes
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    "Eight rows played by one process, of two tasks: all with hints and pairs, or those of one task only."
+    def play(which):
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        folder = tmp_path_factory.mktemp(which)
+        trainer = make("union", folder, model=trainer_script.policy().double(), per_device_train_batch_size=8)
+        pairs, source = trainer.pair_source, folder / "rows.pt"
+        if which == "one side":
+            trainer.hint_source = lambda kind, meta: f"Look again: {kind}." if meta.trace.task_id == "0-0" else None
+            trainer.pair_source = lambda traces: [p if t.task_id == "0-0" else () for t, p in zip(traces, pairs(traces))]
+        inner = trainer._generate_and_score_completions
+
+        def kept(inputs):
+            found = inner(inputs)
+            order = sorted(range(8), key=lambda i: found["composer_rows"][i].trace.task_id)
+            found = {k: v if getattr(v, "ndim", 1) == 0 or not hasattr(v, "__len__") else
+                     v[order] if isinstance(v, torch.Tensor) else [v[i] for i in order] for k, v in found.items()}
+            save_buffer(source, trainer._plain(found))
+            return found
+
+        trainer._generate_and_score_completions = kept
+        try:
+            trainer.train()
+            one = make("union", folder, Stored, trainer_script.policy().double(), [told := trainer_script.Tell(folder / "steps")],
+                       per_device_train_batch_size=8, replay_batch_size=4)
+            one.source = source
+            one.train()
+        finally:
+            torch.set_num_threads(threads)
+        return source, outcome(one) | {"grads": told.grads}
+
+    return {which: play(which) for which in ("both", "one side")}
+
+
+@pytest.fixture(scope="module")
+def pair(start, stored, tmp_path_factory):
+    "What two processes that train together leave behind, after several runs one after another; the folder."
+    out = tmp_path_factory.mktemp("pair")
+    union = {"kind": "Stored", "double": True, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    ended(start([run("trl", "zero", out / "zero", kind="GRPOTrainer"), run("ours", "zero", out / "zero"),
+                 *(run(which, "union", out / "union", rows=str(rows), **union) for which, (rows, _) in stored.items()),
+                 run("whole", "two", out / "two"), run("broken", "two", out / "broken", kind="Broken")], ranks=2))
+    return out
+
+
+def test_at_zero_weights_two_processes_are_trls_trainer_to_the_bit(pair):
+    for rank in (0, 1):
+        theirs, ours = left(pair / "zero", "trl", rank), left(pair / "zero", "ours", rank)
+        assert any(entry.get("tools/call_frequency") for entry in theirs["log"])
+        assert differences(ours, theirs) == []
+    assert differences(theirs["parameters"], dict(trainer_script.policy().named_parameters()))
+
+
+@pytest.mark.parametrize("which", ["both", "one side"])
+def test_two_processes_have_the_gradient_of_one_with_all_rows(pair, stored, which):
+    rows, one = stored[which]
+    sites = [sum(b["kind"] == "hint" for b in row["tree"]["branches"]) for row in load_buffer(rows)["composer_rows"]]
+    assert sum(sites[:4]) and bool(sum(sites[4:])) == (which == "both")
+    found = [left(pair / "union", which, rank) for rank in (0, 1)]
+    assert one["log"][0]["sdpo/sites"] and one["log"][0]["replay/pairs"] and one["log"][0]["kl/token"] is not None
+    for key in ("sdpo/sites", "sdpo/tokens", "replay/pairs"):
+        assert found[0]["log"][0][key] == one["log"][0][key]
+    for key in ("sdpo/loss", "sdpo/gap", "replay/loss", "replay/margin", "kl/token", "policy/loss"):
+        assert found[0]["log"][0][key] == pytest.approx(one["log"][0][key], abs=1e-8)
+    for name, grad in one["grads"].items():
+        for rank in (0, 1):
+            assert (found[rank]["grads"][name] - grad).abs().max() < 1e-8, name
+            assert (found[rank]["parameters"][name] - one["parameters"][name]).abs().max() < 1e-8
+
+
+def test_ranks_keep_the_same_parameters_and_teacher(pair):
+    first, second = (left(pair / "two", "whole", rank) for rank in (0, 1))
+    for key in ("parameters", "teacher", "optimizer", "reference"):
+        assert first[key] and differences(first[key], second[key]) == []
+    assert differences(first["teacher"], first["reference"])
+
+
+def test_a_nan_on_one_rank_stops_both(pair):
+    said = [left(pair / "broken", "broken", rank)["problem"] for rank in (0, 1)]
+    assert all(s.startswith("NonFiniteLoss") for s in said)
+    assert "another device" in said[0] and "channel 'policy'" in said[1]
+    assert len(list((pair / "broken").glob("not-finite-*"))) == 1
+
+
+def test_one_of_two_is_told_to_stop_and_the_run_goes_on_to_the_same_end(start, pair, tmp_path):
+    processes = start([run("stopped", "two", tmp_path, save_strategy="no")], ranks=2)
+    wait_for(tmp_path / "steps-1", processes, 1)
+    processes[1].terminate()
+    ended(processes)
+    reached = [(tmp_path / f"steps-{rank}").read_text().split()[-1] for rank in (0, 1)]
+    assert reached[0] == reached[1] and int(reached[0]) < 3
+    assert [f.name for f in tmp_path.glob("checkpoint-*")] == [f"checkpoint-{reached[0]}"]
+    assert last_complete_checkpoint(tmp_path)
+    ended(start([run("end", "two", tmp_path, resume="last")], ranks=2))
+    for rank in (0, 1):
+        assert differences(left(tmp_path, "end", rank), left(pair / "two", "whole", rank)) == []
+
+
+def test_a_checkpoint_within_a_generation_goes_on_with_torchrun(pair, tmp_path):
+    job = {"tasks": [run("end", "two", tmp_path, resume=str(pair / "two" / "checkpoint-1"))], "log": str(tmp_path / "log")}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port),
+                    trainer_script.__file__, str(tmp_path / "job.json")], env=env, timeout=LIMIT, check=True)
+    for rank in (0, 1):
+        assert differences(left(tmp_path, "end", rank), left(pair / "two", "whole", rank)) == []
