@@ -27,6 +27,7 @@ from ..traces.read import read_traces
 from ..traces.siblings import SiblingIndex
 from ..training.checkpoint import InterruptCallback, last_complete_checkpoint
 from ..training.guard import HeldoutSplit
+from ..training.plan import model_shape
 from ..training.recipe import EMBEDDED, Recipe, RecipeProblem, local_model, task_files
 from ..training.setup import group_pairs, prepare
 from ..training.trainer import ComposerReplicationTrainer
@@ -101,6 +102,10 @@ def make_trainer(
                     pair_source=group_pairs if config.beta_replay and a.replay_pairs == "group" else None,
                     replay_examples=recorded_examples(a.replay_pairs) if config.beta_replay and a.replay_pairs != "group" else ())
     tokenizer = recipe_tokenizer(recipe)
+    entries = model_shape(a.model)[0].get_text_config().vocab_size
+    if len(tokenizer) > entries:
+        raise RecipeProblem(f"the tokenizer has {len(tokenizer)} tokens and the model's vocabulary {entries}; take a tokenizer and a "
+                            "model that belong together.")
     prepare(config, tokenizer, demo, **channels)
     train, held_out = task_rows(recipe)
     return ComposerReplicationTrainer(
@@ -150,5 +155,6 @@ def run_recipe(
             callback.restore()
     state = trainer.state
     logged = [entry for entry in state.log_history if "train_runtime" not in entry]
-    return Finished(state.global_step, state.max_steps, dict(logged[-1]) if logged else {},
-                    last_complete_checkpoint(recipe.config.output_dir), start, any(c.requested for c in signals))
+    metrics = {k: v for entry in logged if entry["step"] == logged[-1]["step"] for k, v in entry.items()}
+    return Finished(state.global_step, state.max_steps, metrics, last_complete_checkpoint(recipe.config.output_dir), start,
+                    any(c.requested for c in signals))

@@ -156,7 +156,7 @@ def _memory(recipe, shape, counts, devices, prompt):
     always = {
         "weights": ((total - trained) * size + trained * own + (2 * total if half and size == 4 else 0)) // shards,
         "gradients": trained * own // shards,
-        "optimizer": 2 * trained * own // shards,
+        "optimizer": 2 * trained * own,
         "teacher and reference": _teacher_bytes(c, trained, own)}
     loss = {
         "teacher's cache": cache_bytes(shape, rows, tokens, work) if c.alpha_sdpo and c.teacher != "live" else 0,
@@ -174,7 +174,7 @@ def channel_costs(
     "Cost of each channel and of all together."
     c = recipe.config
     backward = 4 if c.gradient_checkpointing else 3
-    stale = c.gradient_accumulation_steps % c.steps_per_generation != 0 or c.num_iterations > 1
+    stale = c.gradient_accumulation_steps % (c.steps_per_generation * c.num_iterations) != 0
     policy = backward + stale
     kl = 0 if not c.kl_coef else 1 if c.kl_place == "loss" else 2
     sdpo = 0.0

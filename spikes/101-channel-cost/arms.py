@@ -68,6 +68,7 @@ def rollout(traces, chat, length, errors, seed):
     "A multi-turn rollout of about `length` tokens with `errors` error turns, and other answers for its pairs."
     pool, draw = rounds_of(traces, chat), random.Random(f"{seed}/{length}")
     wrong, right = [r for r in pool if r[4]], [r for r in pool if not r[4]]
+    every = wrong
     usual, result = median(r[2] for r in wrong), median(r[3] for r in wrong)
     share = min(result, 0.8 * length / errors - usual)  # what is left for a result when all errors must fit
     wrong = sorted(wrong, key=lambda r: abs(r[2] / usual - 1) + abs(r[3] / share - 1))[:errors]
@@ -89,7 +90,7 @@ def rollout(traces, chat, length, errors, seed):
         low, high = (middle, high) if tree.spans[-1].end <= length else (low, middle - 1)
     trace = assemble(f"rollout-{length}", (system, replace(task, content=text[:low])), rounds)
     other = sorted(right, key=lambda r: abs(r[2] - usual))[:errors]
-    facts = {"error_turn_median": usual, "result_median": result, "error_turns_used": [r[2] for r in wrong],
+    facts = {"error_turn_median": usual, "error_turn_mean": sum(r[2] for r in every) / len(every), "result_median": result, "error_turns_used": [r[2] for r in wrong],
              "results_used": [r[3] for r in wrong], "answers_used": [r[2] for r in other]}
     return trace, [r[0] for r in other], facts
 
