@@ -313,6 +313,8 @@ def train(
         from composer_replication.report.train import plan_table
         from composer_replication.training.plan import plan
         made = plan(recipe, devices or int(os.environ.get("WORLD_SIZE", 1)))
+        if int(os.environ.get("RANK", 0)):
+            return
         emit(made.to_dict()) if as_json else out.print(plan_table(made))
         return
     from composer_replication.lab.recipe_run import run_recipe

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS, NBS, SPIKES, STAGED = ROOT / "docs", ROOT / "nbs", ROOT / "spikes", ROOT / "docs" / "_staged"
 PACKAGE = "composer_replication"
 
-GUIDE = ("guide", "error_site", "troubleshooting")
+GUIDE = ("guide", "error_site", "training_step", "troubleshooting")
 BACKGROUND = ("recipe",)
 FLOORS = {  # caption: folders of nbs/, from the ground up; an import only ever goes down
     "Ground floor: what happened": ("traces",),

@@ -15,6 +15,7 @@ import torch
 import trainer_script
 from trainer_script import Stored, differences, make, outcome
 
+from composer_replication.training.batches import to_plain
 from composer_replication.training.checkpoint import incomplete_because, last_complete_checkpoint, load_buffer, save_buffer
 
 LIMIT = 120  # seconds that any process may take
@@ -141,7 +142,7 @@ def stored(tmp_path_factory):
             order = sorted(range(8), key=lambda i: found["composer_rows"][i].trace.task_id)
             found = {k: v if getattr(v, "ndim", 1) == 0 or not hasattr(v, "__len__") else
                      v[order] if isinstance(v, torch.Tensor) else [v[i] for i in order] for k, v in found.items()}
-            save_buffer(source, trainer._plain(found))
+            save_buffer(source, to_plain(found))
             return found
 
         trainer._generate_and_score_completions = kept

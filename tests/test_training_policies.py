@@ -244,7 +244,7 @@ def test_a_client_plays_what_the_model_itself_plays(endpoint, monkeypatch):
     from test_training_rollout import Folder, config
     monkeypatch.setenv("TEST_KEY", "k-123")
     settings = config(temperature=0, max_turns=3, max_turn_tokens=60, max_tokens=4096)
-    rows = [{"prompt": [{"role": "user", "content": text}]} for text in ("Why?", "What is `red_port` in `config`?", "Repair `a.py`.")]
+    rows = [{"prompt": text} for text in ("Why?", "What is `red_port` in `config`?", "Repair `a.py`.")]
     far = collect(ClientPolicy(ChatClient(endpoint, "TEST_KEY", timeout=20), "embedded"), Folder, rows, settings)
     near = collect(Endpoint.policy, Folder, rows, settings)
     for a, b in zip(far, near):

@@ -19,6 +19,7 @@ from composer_replication.lab.embedded import embedded_model
 from composer_replication.losses.collate import TraceExample
 from composer_replication.replay.pairs import sibling_pairs
 from composer_replication.traces.siblings import SiblingIndex
+from composer_replication.training.batches import from_plain
 from composer_replication.training.checkpoint import last_complete_checkpoint, load_buffer, save_buffer
 from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.setup import group_pairs
@@ -30,7 +31,7 @@ BASE = {"report_to": "none", "bf16": False, "use_cpu": True, "gradient_checkpoin
 SCENES = {  # settings besides BASE; `rows` is the size of the data, `lora` puts an adapter around the model
     "all": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "steps_per_generation": 4, "num_iterations": 2,
             "beta_replay": 0.5, "kl_coef": 0.1, "max_steps": 6, "rows": 4},
-    "epochs": {"logging_steps": 3, "max_steps": 5, "rows": 3},
+    "epochs": {"logging_steps": 2, "max_steps": 6, "rows": 3},
     "frozen": {"teacher": "frozen", "beta_replay": 0.5, "max_steps": 3, "rows": 4},
     "trust": {"teacher": "trust_region", "beta_replay": 0.5, "replay_variant": "dpo", "max_steps": 3, "rows": 4},
     "lora": {"lora": True, "beta_replay": 0.5, "max_steps": 3, "rows": 4},
@@ -111,7 +112,7 @@ class Stored(ComposerReplicationTrainer):
     source = None
 
     def _generate_and_score_completions(self, inputs):
-        found = self._restored(load_buffer(self.source))
+        found = from_plain(load_buffer(self.source), self.accelerator.device)
         count = len(found["prompt_ids"]) // self.accelerator.num_processes
         mine = slice(self.accelerator.process_index * count, (self.accelerator.process_index + 1) * count)
         whole = lambda value: isinstance(value, torch.Tensor) and value.ndim == 0 or not hasattr(value, "__len__")

@@ -156,7 +156,7 @@ def _memory(recipe, shape, counts, devices, prompt):
     always = {
         "weights": ((total - trained) * size + trained * own + (2 * total if half and size == 4 else 0)) // shards,
         "gradients": trained * own // shards,
-        "optimizer": 2 * trained * own,
+        "optimizer": 2 * trained * own // shards,
         "teacher and reference": _teacher_bytes(c, trained, own)}
     loss = {
         "teacher's cache": cache_bytes(shape, rows, tokens, work) if c.alpha_sdpo and c.teacher != "live" else 0,

@@ -194,7 +194,7 @@ def load_recipe(
         settings |= {"output_dir": f"out/{path.stem}"}
         if planning and not torch.accelerator.is_available():
             settings |= {"use_cpu": True}
-        parser.set_defaults(**{k: v for k, v in settings.items() if k not in named}, **around)
+        parser.set_defaults(**settings | around)  # what is named stands in the line, and wins
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`gradient_checkpointing", FutureWarning)  # TRL's own name for it
             arguments, config, model = parser.parse_args_and_config(line)

@@ -59,10 +59,13 @@ def watch_forward(
 
 
 class _AfterStep(TrainerCallback):
-    "Moves an EMA teacher on after each optimizer step."
+    "Takes a resumed run up where it was, and moves an EMA teacher on after each optimizer step."
 
     def __init__(self, trainer):
         self.trainer = trainer
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.trainer._go_on()
 
     def on_step_end(self, args, state, control, **kwargs):
         if self.trainer.teacher:
@@ -87,6 +90,7 @@ class ComposerReplicationTrainer(EpisodeTrainer):
         held_out_rows: Sequence[dict] = (),  # tasks that the guard measures on; none may be trained on
         **kwargs,
     ):
+        self._sampler = self._since_log = None
         super().__init__(model, *args, **kwargs)
         settings = self.args
         self.held_out_rows, self.interrupt = list(held_out_rows), InterruptCallback()
@@ -119,6 +123,22 @@ class ComposerReplicationTrainer(EpisodeTrainer):
             return super().train(resume, *args, **kwargs)
         finally:
             self.interrupt.restore()
+
+    def _run_epoch(self, *args, **kwargs):
+        if self.state.global_step < self.state.max_steps:  # transformers would make one more step of a finished run
+            super()._run_epoch(*args, **kwargs)
+
+    def _get_train_sampler(self, dataset=None):
+        self._sampler = super()._get_train_sampler(dataset)
+        return self._sampler
+
+    def _go_on(self):
+        "After a resume: TRL's sampler draws the orders of the epochs that are over again, and the loss since the last log goes on."
+        for _ in range(int(self.state.epoch or 0)) if self._sampler is not None else ():
+            next(iter(self._sampler), None)
+        if self._since_log:
+            loss, self._globalstep_last_logged = self._since_log
+            self._tr_loss, self._since_log = torch.full_like(self._tr_loss, loss), None
 
     def held_out(self, model=None, step: int = 0) -> dict[str, float]:
         "Mean held-out reward, by the rollout loop with the same random numbers every time; `kl` to the start in nats a token."
@@ -307,7 +327,7 @@ class ComposerReplicationTrainer(EpisodeTrainer):
             window.add("replay" if name == "recorded" else name, part)
         if self.accelerator.sync_gradients:
             on = [name for name, weight in (("sdpo", a.alpha_sdpo), ("replay", a.beta_replay)) if weight]
-            for name, value in window.close(self.current_gradient_accumulation_steps, on).items():
+            for name, value in window.close(on).items():
                 self._metrics["train"][name].append(value)
             self._window = None
         self._logprobs = None
@@ -339,7 +359,7 @@ class ComposerReplicationTrainer(EpisodeTrainer):
             between = self._step % (self.args.steps_per_generation * self.num_iterations)
             buffer = [to_plain(i) for i in self._buffered_inputs] if between and self._buffered_inputs else None
             save_buffer(folder / f"composer-rank{self.accelerator.process_index}.pt", {
-                "step": self._step, "metrics": {k: list(v) for k, v in self._metrics["train"].items()}, "buffer": buffer})
+                "step": self._step, "since_log": (self._tr_loss.item(), self._globalstep_last_logged), "metrics": {k: list(v) for k, v in self._metrics["train"].items()}, "buffer": buffer})
             for name, policy in self._kept_policies() if self.args.should_save else ():
                 policy.save(folder / name)
 
@@ -350,11 +370,14 @@ class ComposerReplicationTrainer(EpisodeTrainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
-        path = Path(checkpoint or "") / f"composer-rank{self.accelerator.process_index}.pt"
-        if checkpoint is None or not path.exists():
+        if checkpoint is None:
             return
+        path = Path(checkpoint) / f"composer-rank{self.accelerator.process_index}.pt"
+        if not path.exists():
+            raise ValueError(f"{checkpoint} has no {path.name}: it is another trainer's, or of a run on another number of processes; "
+                             "resume with as many as it was saved with, or load its weights as the start model.")
         state = load_buffer(path)
-        self._step = state["step"]
+        self._step, self._since_log = state["step"], state["since_log"]
         for name, values in state["metrics"].items():
             self._metrics["train"][name] = list(values)
         if state["buffer"] is not None:

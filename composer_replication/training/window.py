@@ -68,14 +68,13 @@ class Window:
 
     def close(
         self,
-        passes: int,  # backward passes of the window on each device
         channels: Iterable[str],  # "sdpo" and "replay": those that are on
     ) -> dict[str, float]:  # by metric
-        "Means over tokens, pairs or passes, on all devices; all devices do so together."
+        "Means over tokens, pairs or devices; all devices do so together. (TRL has divided its loss by the number of passes.)"
         stats, devices = Counter(), gather_object([dict(self.stats)])
         for mine in devices:
             stats.update(mine)
-        found = {"policy/loss": stats["policy/total"] / (passes * len(devices)), "policy/seconds": stats["policy/seconds"] / len(devices)}
+        found = {"policy/loss": stats["policy/total"] / len(devices), "policy/seconds": stats["policy/seconds"] / len(devices)}
         counts = {"sdpo": self.tokens, "replay": self.pairs}
         for channel in channels:
             found |= {f"{channel}/loss": stats[f"{channel}/total"] / max(counts[channel], 1.0),

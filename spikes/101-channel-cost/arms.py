@@ -11,10 +11,10 @@ from statistics import median
 
 import torch
 from datasets import Dataset
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
-
 from trl.kernels import ChunkedLogProbFunction
 from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE as TRL_TILE
 
@@ -22,8 +22,7 @@ from composer_replication.hints.layers import default_composite
 from composer_replication.losses.chunked import LMHead, token_logprobs, token_terms
 from composer_replication.losses.jsd import Divergence
 from composer_replication.replay.pairs import DPOPair
-from composer_replication.traces.read import read_traces
-from composer_replication.traces.schema import Trace, Turn
+from composer_replication.traces.schema import Trace
 from composer_replication.training.channels import at
 from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.setup import group_pairs
@@ -31,7 +30,6 @@ from composer_replication.training.sites import RolloutTree, rollout_tree, targe
 from composer_replication.training.trainer import ComposerReplicationTrainer
 from composer_replication.tree.build import build_tree
 from composer_replication.tree.forward import forward_branches
-from composer_replication.tree.template import probe_template
 
 warnings.filterwarnings("ignore")
 
@@ -60,18 +58,19 @@ def assemble(name, prompt, rounds):
     "A trace of a prompt and calls with results, the call ids made unique."
     turns = list(prompt)
     for i, (said, answer, *_) in enumerate(rounds):
-        turns += [replace(said, tool_calls=(replace(said.tool_calls[0], id=f"call-{i}"),)), replace(answer, tool_call_id=f"call-{i}")]
+        call = replace(said.tool_calls[0], id=f"call-{i}")
+        turns += [replace(said, tool_calls=(call,)), replace(answer, tool_call_id=f"call-{i}")]
     return Trace(name, tuple(turns), format="mini-swe-agent")
 
 
-def rollout(traces, chat, length, errors, seed):
+def rollout(traces, pool, chat, length, errors, seed):
     "A multi-turn rollout of about `length` tokens with `errors` error turns, and other answers for its pairs."
-    pool, draw = rounds_of(traces, chat), random.Random(f"{seed}/{length}")
+    draw = random.Random(f"{seed}/{length}")
     wrong, right = [r for r in pool if r[4]], [r for r in pool if not r[4]]
     every = wrong
     usual, result = median(r[2] for r in wrong), median(r[3] for r in wrong)
     share = min(result, 0.8 * length / errors - usual)  # what is left for a result when all errors must fit
-    wrong = sorted(wrong, key=lambda r: abs(r[2] / usual - 1) + abs(r[3] / share - 1))[:errors]
+    wrong = sorted(wrong, key=lambda r: (r[3] > 1.3 * share, abs(r[2] - usual)))[:errors]
     right = [r for r in right if r[2] + r[3] < 400]
     room, rounds = 0.75 * length - sum(r[2] + r[3] for r in wrong), []
     while room > 60 and (fits := [r for r in right if r[2] + r[3] <= room]):
@@ -90,8 +89,9 @@ def rollout(traces, chat, length, errors, seed):
         low, high = (middle, high) if tree.spans[-1].end <= length else (low, middle - 1)
     trace = assemble(f"rollout-{length}", (system, replace(task, content=text[:low])), rounds)
     other = sorted(right, key=lambda r: abs(r[2] - usual))[:errors]
-    facts = {"error_turn_median": usual, "error_turn_mean": sum(r[2] for r in every) / len(every), "result_median": result, "error_turns_used": [r[2] for r in wrong],
-             "results_used": [r[3] for r in wrong], "answers_used": [r[2] for r in other]}
+    facts = {"error_turn_median": usual, "error_turn_mean": sum(r[2] for r in every) / len(every), "result_median": result,
+             "error_turns_used": [r[2] for r in wrong], "results_used": [r[3] for r in wrong],
+             "answers_used": [r[2] for r in other]}
     return trace, [r[0] for r in other], facts
 
 
@@ -138,7 +138,8 @@ def sdpo_batch(row, pad):
     right = lambda rows, fill: torch.tensor([list(r) + [fill] * (max(map(len, rows)) - len(r)) for r in rows])
     ones = lambda rows: [[1] * len(r) for r in rows]
     end, end_mask = right(said, pad), right(ones(said), 0)
-    return {"prompt_ids": left(prompts, pad), "prompt_mask": left(ones(prompts), 0), "completion_ids": end, "completion_mask": end_mask,
+    return {"prompt_ids": left(prompts, pad), "prompt_mask": left(ones(prompts), 0),
+            "completion_ids": end, "completion_mask": end_mask,
             "teacher_input_ids": torch.cat([left(told, pad), end], 1),
             "teacher_attention_mask": torch.cat([left(ones(told), 0), end_mask], 1), "advantages": torch.full((len(said),), 0.7)}
 
@@ -170,16 +171,17 @@ ARMS = {"frozen": ("frozen", 1, 0, "hints"), "ema": ("ema", 1, 0, "hints"), "liv
 
 def trainer_of(arm, model, tokenizer, checkpointing=False):
     "A real trainer around the model, never run: only its loss is asked for."
-    common = dict(report_to="none", use_cpu=not torch.cuda.is_available(), bf16=False, per_device_train_batch_size=1, save_strategy="no",
-                  gradient_checkpointing=checkpointing, disable_tqdm=True)
+    common = dict(report_to="none", use_cpu=not torch.cuda.is_available(), bf16=False, per_device_train_batch_size=1,
+                  save_strategy="no", gradient_checkpointing=checkpointing, disable_tqdm=True)
     folder, reward = tempfile.mkdtemp(), lambda completions, **kwargs: [0.0] * len(completions)
     data = Dataset.from_list([{"prompt": [{"role": "user", "content": "x"}]}] * 2)
     grpo = common | dict(loss_type="dr_grpo", scale_rewards="none", num_generations=2, steps_per_generation=2)
     if arm == "grpo":
         made = GRPOTrainer(model, reward, GRPOConfig(folder, **grpo), data, processing_class=tokenizer)
     elif arm == "sdpo":
-        made = SDPOTrainer(model, reward, SDPOConfig(folder, **common, num_generations=2, steps_per_generation=2, distillation_alpha=1.0,
-                           distillation_mode="full_logits", distillation_weight=1.0, teacher_model_kind="live"), data, processing_class=tokenizer)
+        config = SDPOConfig(folder, **common, num_generations=2, steps_per_generation=2, distillation_alpha=1.0,
+                            distillation_mode="full_logits", distillation_weight=1.0, teacher_model_kind="live")
+        made = SDPOTrainer(model, reward, config, data, processing_class=tokenizer)
     else:
         teacher, alpha, beta, _ = ARMS[arm]
         kind = RowPerTurn if arm == "rows" else ComposerReplicationTrainer
@@ -231,8 +233,10 @@ def multiply_adds(shape, adapter=False, checkpointing=False):
     body = layers * (2 * h * h + 2 * h * h * shape["num_key_value_heads"] // heads + 3 * h * shape["intermediate_size"])
     head = shape["vocab_size"] * h
     trained = 0 if adapter else 1  # an adapter leaves out the gradients of the weights
-    return {"forward": body, "step": (2 + trained + checkpointing) * body, "key": 2 * layers * h, "key step": (3.5 + checkpointing) * 2 * layers * h,
-            "policy head": (3 + trained) * head, "divergence": (4 + trained) * head, "answer head": (3 + trained) * head, "reference head": head}
+    return {"forward": body, "step": (2 + trained + checkpointing) * body,
+            "key": 2 * layers * h, "key step": (3.5 + checkpointing) * 2 * layers * h,
+            "policy head": (3 + trained) * head, "divergence": (4 + trained) * head, "answer head": (3 + trained) * head,
+            "reference head": head}
 
 
 def predict(costs, tree, arm, scored=None):
@@ -246,11 +250,13 @@ def predict(costs, tree, arm, scored=None):
     answers = [b for b in tree.branches if b.kind != "hint"]
     last = lambda some: max(b.fork for b in some)
     trunk = lambda some: last(some) * costs["forward"] + costs["key"] * last(some)**2 / 2
-    branch = lambda some, way="": sum(len(b.ids) * (costs[way or "forward"] + costs[f"key {way}".strip()] * (b.fork + len(b.ids))) for b in some)
+    branch = lambda some, way="forward", key="key": sum(
+        len(b.ids) * (costs[way] + costs[key] * (b.fork + len(b.ids))) for b in some)
     own = lambda some: sum(len(b.ids) - b.start for b in some)
     if hints:
         if arm == "rows":
-            parts["teacher's rows"] = sum((n := b.fork + len(b.ids)) * costs["forward"] + costs["key"] * n * n / 2 for b in hints)
+            long = [b.fork + len(b.ids) for b in hints]
+            parts["teacher's rows"] = sum(n * costs["forward"] + costs["key"] * n * n / 2 for n in long)
         else:
             parts["teacher's trunk"] = 0 if ARMS[arm][0] == "live" else trunk(hints)
             parts["teacher's branches"] = branch(hints)
@@ -258,8 +264,21 @@ def predict(costs, tree, arm, scored=None):
     if answers:
         parts["reference's trunk"] = trunk(answers)
         parts["reference's answers"] = branch(answers) + own(answers) * costs["reference head"]
-        parts["policy's answers"] = branch(answers, "step") + own(answers) * costs["answer head"]
+        parts["policy's answers"] = branch(answers, "step", "key step") + own(answers) * costs["answer head"]
     return parts
+
+
+def counted(tree_rows, mask, arm, model, tokenizer):
+    "Multiply-adds of the matrix products that the trainer's step runs, attention left out, as torch counts them."
+    few = model.config.vocab_size
+    data = json.loads(json.dumps(tree_rows.to_data()))
+    data["tree"]["ids"] = [i % few for i in data["tree"]["ids"]]
+    for b in data["tree"]["branches"]:
+        b["ids"] = [i % few for i in b["ids"]]
+    added = {torch.ops.aten.addmm_: lambda s, a, b, *_, out_shape=None, **k: 2 * a[0] * a[1] * b[1]}
+    with FlopCounterMode(display=False, custom_mapping=added) as counter:
+        step(trainer_of(arm, model, tokenizer), batch_of(RolloutTree.from_data(data), mask, 0))
+    return sum(counter.get_flop_counts()["Global"].values()) / 2
 
 
 def mean_time(run, times=3):
@@ -293,9 +312,9 @@ def measured_costs(shape, tokens, context, device="cpu", times=3, layers=None):
     weight = (torch.randn(shape["vocab_size"], shape["hidden_size"], generator=draw) * 0.02).to(device).requires_grad_()
     student, teacher, head = state(), state().detach(), LMHead(weight)
     labels = torch.randint(0, shape["vocab_size"], (tokens,), generator=draw).to(device)
-    like_config = ComposerReplicationConfig.__dataclass_fields__
-    divergence = Divergence(like_config["sdpo_beta"].default, 1.0, like_config["sdpo_support"].default, like_config["sdpo_top_k"].default, True)
-    trl = lambda: ChunkedLogProbFunction.apply(student, weight, None, labels, 1.0, TRL_TILE, None, 1.0, ("log_probs", "entropy"))[0].sum().backward()
+    divergence = Divergence(1.0, 1.0, "student_top_k", 20, True)  # the trainer's default
+    trl = lambda: ChunkedLogProbFunction.apply(student, weight, None, labels, 1.0, TRL_TILE, None, 1.0,
+                                               ("log_probs", "entropy"))[0].sum().backward()
     ours = lambda: token_terms(student, head, teacher, head.detach(), labels, divergence).divergence.sum().backward()
     answers = lambda: token_logprobs(student, head, labels).sum().backward()
 
@@ -316,7 +335,8 @@ def child(spec):
     trainer = trainer_of(spec["arm"], model, tokenizer, spec["checkpointing"])
     row = RolloutTree.from_data(spec["row"])
     to = lambda inputs: {k: v.to(spec["device"]) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
-    inputs = to(sdpo_batch(row, tokenizer.pad_token_id) if spec["arm"] == "sdpo" else batch_of(row, spec["mask"], tokenizer.pad_token_id))
+    pad = tokenizer.pad_token_id
+    inputs = to(sdpo_batch(row, pad) if spec["arm"] == "sdpo" else batch_of(row, spec["mask"], pad))
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     weights = sum(p.numel() * p.element_size() for p in model.parameters()) / 2**20
@@ -329,7 +349,8 @@ def child(spec):
     with Clock() as clock:
         step(trainer, inputs)
     peak = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else mib("VmHWM")
-    print(json.dumps({"before_mib": before, "peak_mib": peak, "weights_mib": weights, "seconds": clock.seconds, "wall": clock.wall}))
+    print(json.dumps({"before_mib": before, "peak_mib": peak, "weights_mib": weights, "seconds": clock.seconds,
+                      "wall": clock.wall}))
 
 
 if __name__ == "__main__":
