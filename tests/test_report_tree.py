@@ -61,7 +61,8 @@ def test_own_tokens_are_the_hint_and_nothing_behind_it(trees):
         for branch in (b for b in tree.branches if b.kind == "hint"):
             own = own_tokens(tree, branch)
             assert branch.label[5:-5] in tokenizer.decode(branch.ids[:own])
-            assert branch.ids[own:] == tree.ids[tree.span(branch.turn).end - len(branch.ids) + own:tree.span(branch.turn).end]
+            same, end = len(branch.ids) - own, tree.span(branch.turn).end
+            assert branch.ids[own:] == tree.ids[end - same:end] and branch.ids[own - 1] != tree.ids[end - same - 1]
             seen += own > 5
     assert seen > 8
 

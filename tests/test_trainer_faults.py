@@ -33,13 +33,14 @@ def examples():
 
 
 def make(folder, model=None, kind=ComposerReplicationTrainer, tokenizer=None, given=None, **changes):
-    base = dict(report_to="none", bf16=False, use_cpu=True, per_device_train_batch_size=8, num_generations=4, max_completion_length=128,
-                max_turns=3, max_steps=1, logging_steps=1, learning_rate=1e-3, save_strategy="no", gradient_checkpointing=False, seed=3,
-                disable_tqdm=True, beta_replay=0.5)
+    base = dict(report_to="none", bf16=False, use_cpu=True,
+                per_device_train_batch_size=8, num_generations=4, max_completion_length=128,
+                max_turns=3, max_steps=1, logging_steps=1, learning_rate=1e-3, save_strategy="no", gradient_checkpointing=False,
+                seed=3, disable_tqdm=True, beta_replay=0.5)
     more = dict(hint_source=default_composite(), pair_source=group_pairs, replay_examples=examples()) | (given or {})
     trainer = kind(embedded_model() if model is None else model, None, ComposerReplicationConfig(str(folder), **(base | changes)),
-                   Dataset.from_list(world.rows(8)), processing_class=tokenizer or world.tokenizer(), environment_factory=world.Files,
-                   **more)
+                   Dataset.from_list(world.rows(8)), processing_class=tokenizer or world.tokenizer(),
+                   environment_factory=world.Files, **more)
     trainer.remove_callback(PrinterCallback)
     return trainer
 
@@ -156,13 +157,14 @@ def test_the_kl_is_taken_from_the_reward(estimator, tmp_path):
     start.load_state_dict(embedded_model().state_dict())
     trainer.train()
     batch, kls = trainer.batch, []
-    for i, rollout in enumerate(trainer.rollouts):
+    for rollout in trainer.rollouts:
         p, q = (sampled_logprobs(m, rollout) for m in (policy, start))
         each = p - q if estimator == "k1" else (q - p).exp() - 1 - (q - p)
         kls.append((each * torch.tensor(rollout.completion_mask)).sum())
     kls, rewards = torch.stack(kls).detach(), torch.tensor([r.reward for r in trainer.rollouts], dtype=torch.float64)
     scored = (rewards - 0.3 * kls).view(-1, 4)
-    torch.testing.assert_close(batch["advantages"].double(), (scored - scored.mean(1, keepdim=True)).flatten(), rtol=1e-4, atol=1e-4)
+    wanted = (scored - scored.mean(1, keepdim=True)).flatten()
+    torch.testing.assert_close(batch["advantages"].double(), wanted, rtol=1e-4, atol=1e-4)
     assert kls.abs().max() > 0.05
 
 
@@ -178,7 +180,8 @@ def test_the_kl_in_the_loss_has_the_gradient_of_the_kl(estimator, tmp_path):
     "Value and gradient against plain forwards in float64: ratio times estimate, a mean over the sampled tokens."
     runs = []
     for coef in (0.0, 5.0):
-        trainer = make(tmp_path, kind=Graded, kl_coef=coef, kl_place="loss", kl_estimator=estimator, alpha_sdpo=0.0, beta_replay=0.0)
+        trainer = make(tmp_path, kind=Graded, kl_coef=coef, kl_place="loss", kl_estimator=estimator, alpha_sdpo=0.0,
+                       beta_replay=0.0)
         with torch.no_grad():
             for parameter in trainer.student.parameters():
                 parameter.mul_(1.02)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import trainer_script
-from trainer_script import Stored, differences, make, outcome
+from trainer_script import Stored, Tell, differences, make, outcome, policy
 
 from composer_replication.training.batches import to_plain
 from composer_replication.training.checkpoint import incomplete_because, last_complete_checkpoint, load_buffer, save_buffer
@@ -130,7 +130,7 @@ def stored(tmp_path_factory):
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         folder = tmp_path_factory.mktemp(which)
-        trainer = make("union", folder, model=trainer_script.policy().double(), per_device_train_batch_size=8)
+        trainer = make("union", folder, model=policy().double(), per_device_train_batch_size=8)
         pairs, source = trainer.pair_source, folder / "rows.pt"
         if which == "one side":
             trainer.hint_source = lambda kind, meta: f"Look again: {kind}." if meta.trace.task_id == "0-0" else None
@@ -148,7 +148,7 @@ def stored(tmp_path_factory):
         trainer._generate_and_score_completions = kept
         try:
             trainer.train()
-            one = make("union", folder, Stored, trainer_script.policy().double(), [told := trainer_script.Tell(folder / "steps")],
+            one = make("union", folder, Stored, policy().double(), [told := Tell(folder / "steps")],
                        per_device_train_batch_size=8, replay_batch_size=4)
             one.source = source
             one.train()
@@ -175,7 +175,7 @@ def test_at_zero_weights_two_processes_are_trls_trainer_to_the_bit(pair):
         theirs, ours = left(pair / "zero", "trl", rank), left(pair / "zero", "ours", rank)
         assert any(entry.get("tools/call_frequency") for entry in theirs["log"])
         assert differences(ours, theirs) == []
-    assert differences(theirs["parameters"], dict(trainer_script.policy().named_parameters()))
+    assert differences(theirs["parameters"], dict(policy().named_parameters()))
 
 
 @pytest.mark.parametrize("which", ["both", "one side"])
@@ -187,12 +187,17 @@ def test_two_processes_have_the_gradient_of_one_with_all_rows(pair, stored, whic
     assert one["log"][0]["sdpo/sites"] and one["log"][0]["replay/pairs"] and one["log"][0]["kl/token"] is not None
     for key in ("sdpo/sites", "sdpo/tokens", "replay/pairs"):
         assert found[0]["log"][0][key] == one["log"][0][key]
-    for key in ("sdpo/loss", "sdpo/gap", "replay/loss", "replay/margin", "kl/token", "policy/loss"):
+    for key in ("sdpo/loss", "sdpo/gap", "replay/loss", "replay/margin", "kl/token"):
         assert found[0]["log"][0][key] == pytest.approx(one["log"][0][key], abs=1e-8)
     for name, grad in one["grads"].items():
         for rank in (0, 1):
             assert (found[rank]["grads"][name] - grad).abs().max() < 1e-8, name
             assert (found[rank]["parameters"][name] - one["parameters"][name]).abs().max() < 1e-8
+
+
+def test_the_logged_policy_loss_is_that_of_one_process(pair, stored):
+    log = left(pair / "union", "both")["log"][0]
+    assert log["policy/loss"] == pytest.approx(stored["both"][1]["log"][0]["policy/loss"], abs=1e-8)
 
 
 def test_ranks_keep_the_same_parameters_and_teacher(pair):

@@ -59,7 +59,8 @@ class Files:
             pattern: The text.
         """
         self.worked += 1
-        return "\n".join(f"{p}:{line}" for p, t in self.files.items() if t for line in t.splitlines() if pattern in line) or "no line found"
+        found = [f"{p}:{line}" for p, t in self.files.items() if t for line in t.splitlines() if pattern in line]
+        return "\n".join(found) or "no line found"
 
     def get_reward(self) -> float:
         return float(self.worked)

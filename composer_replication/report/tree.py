@@ -21,7 +21,7 @@ def own_tokens(
     "How many of the branch's first tokens the trunk lacks: all in front of the tokens that end both it and the trunk's target."
     theirs = tree.ids[branch.fork:tree.span(branch.turn).end]
     same = next((i for i, (a, b) in enumerate(zip(reversed(branch.ids), reversed(theirs))) if a != b), min(len(branch.ids), len(theirs)))
-    return len(branch.ids) - same
+    return len(branch.ids) - same + 1
 
 # %% ../../nbs/report/04_tree.ipynb #91a3fc7d
 PICTURE = """<style>
@@ -29,13 +29,13 @@ PICTURE = """<style>
 .cr .tree { background: none; border-radius: 0; font: 13px system-ui, sans-serif; }
 .cr .tree text { fill: var(--ink); } .cr .tree .dim { fill: var(--dim); font-size: 11px; }
 .cr .tree line { stroke: var(--dim); } .cr .tree rect { stroke: none; }
-.cr .tree .context, .cr .key.context { fill: var(--line); background: var(--line); }
+.cr .tree .context, .cr .key.context { fill: var(--dim); background: var(--dim); opacity: .35; }
 .cr .tree .sampled, .cr .key.sampled { fill: var(--student); background: var(--student); }
 .cr .tree .hint, .cr .key.hint { fill: var(--teacher); background: var(--teacher); border: 0; padding: 0; }
 .cr .tree .chosen, .cr .key.chosen { fill: var(--chosen); background: var(--chosen); }
 .cr .key { display: inline-block; width: 1em; height: .8em; margin: 0 .3em 0 1em; border-radius: 2px; vertical-align: baseline; }
 </style>"""
-LEFT, WIDE, ROW, BAR = 150, 960, 30, 16  # where the bars begin, the picture's width, a row's and a bar's height; pixels
+LEFT, WIDE, ROW, BAR = 125, 760, 30, 16  # where the bars begin, the picture's width, a row's and a bar's height; pixels
 
 
 def _parts(tree, branch):
