@@ -26,6 +26,18 @@ _ROOMS = {
     "losses.distill": "TAIDScheduler entropy_aware_opd_loss taid_loss teacher_entropy",
     "losses.collate": "CollatorConfig ComposerDataCollator TraceExample TraceTurn",
     "losses.compose": "compose_loss",
+    "training.objectives": "PO_OBJECTIVES make_dr_grpo_config make_po_config",
+    "training.kl": "kl_adjusted_advantages kl_estimate",
+    "training.teacher_policy": "TeacherPolicy make_teacher",
+    "training.checkpoint": "last_complete_checkpoint",
+    "training.episode": "Episode Rollout RolloutConfig",
+    "training.policies": "ClientPolicy TransformersPolicy",
+    "training.rollout": "collect run_episodes",
+    "training.guard": "GuardFired HeldOutGuard HeldOutGuardCallback HeldoutSplit",
+    "training.config": "ComposerReplicationConfig",
+    "training.setup": "group_pairs",
+    "training.trainer": "ComposerReplicationTrainer",
+    "training.recipe": "load_recipe",
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}
 __all__ = sorted(_HOME)

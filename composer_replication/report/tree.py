@@ -21,7 +21,7 @@ def own_tokens(
     "How many of the branch's first tokens the trunk lacks: all in front of the tokens that end both it and the trunk's target."
     theirs = tree.ids[branch.fork:tree.span(branch.turn).end]
     same = next((i for i, (a, b) in enumerate(zip(reversed(branch.ids), reversed(theirs))) if a != b), min(len(branch.ids), len(theirs)))
-    return len(branch.ids) - same + 1
+    return len(branch.ids) - same
 
 # %% ../../nbs/report/04_tree.ipynb #91a3fc7d
 PICTURE = """<style>

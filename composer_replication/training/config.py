@@ -114,7 +114,7 @@ class ComposerReplicationConfig(GRPOConfig):
         if self.sdpo_importance_clip is not None and not self.sdpo_importance_clip > 0:
             raise ValueError(f"sdpo_importance_clip={self.sdpo_importance_clip} would silence every token; take a positive "
                              "bound, or none.")
-        self.divergence  # noqa: B018 - its own checks
+        _ = self.divergence  # its own checks
 
     def _check_replay(self):
         _bounded("beta_replay", self.beta_replay, 0, float("inf"), "a channel's weight is 0 (off) or more")
