@@ -155,3 +155,27 @@ def test_what_json_cannot_bear_is_answered_too(env):
     for old, new in (("{", '{"a": ' + "9" * 10_000 + ","), ("}", "\ud800")):
         env.call_tool(*write(env.task, "edit", {"path": str(path), "old": old, "new": new}))
         assert env.get_reward() == 0.0
+
+
+def test_the_rollout_loop_tells_the_answer():
+    "A scripted policy that solves every task is paid for it, through the real loop."
+    from composer_replication.lab.embedded import embedded_tokenizer
+    from composer_replication.training.episode import Ending, RolloutConfig
+    from composer_replication.training.policies import CallablePolicy
+    from composer_replication.training.rollout import collect
+
+    tokenizer = embedded_tokenizer()
+    row = next(r for r in demo_rows(20, "finish", kinds=("count",)))
+    environment = DemoEnv()
+    environment.reset(**row)
+    gold = environment.task.gold
+    environment.close()
+
+    def says(text):
+        def generate(ids, sampling, limits, seeds):
+            new = tokenizer(f"{text}<|end|>", add_special_tokens=False)["input_ids"]
+            return [new] * len(ids), [[0.0] * len(new)] * len(ids)
+        return CallablePolicy(generate, tokenizer)
+
+    right, wrong = (collect(says(text), DemoEnv, [row], RolloutConfig())[0] for text in (gold, "no idea"))
+    assert (right.ending, right.reward, wrong.reward) == (Ending.DONE, 1.0, 0.0)

@@ -18,7 +18,7 @@ from trainer_script import Stored, Tell, differences, make, outcome, policy
 from composer_replication.training.batches import to_plain
 from composer_replication.training.checkpoint import incomplete_because, last_complete_checkpoint, load_buffer, save_buffer
 
-LIMIT = 120  # seconds that any process may take
+LIMIT = 240  # seconds that any process may take; on an idle machine none needs 30
 SERVER = multiprocessing.get_context("forkserver")  # imports once, then forks: real processes without seconds of imports each
 
 

@@ -62,15 +62,16 @@ class Recorder(ComposerReplicationTrainer):
         return out
 
 
-def double(state):
+def double(state, temperature):
     model = embedded_model(pretrained=False).double().train()
     model.load_state_dict(state)
+    model.temperature = temperature
     return model
 
 
 def logprobs(model, ids):
     "Log-probabilities `(len - 1, vocab)` of one plain sequence."
-    return model(torch.tensor([list(ids)])).logits[0, :-1].log_softmax(-1)
+    return (model(torch.tensor([list(ids)])).logits[0, :-1] / model.temperature).log_softmax(-1)
 
 
 def policy_term(model, inputs, length):
@@ -149,6 +150,7 @@ def recorded():
 CASES = {
     "channel 2 alone, EMA": dict(alpha_sdpo=1.0, beta_replay=0.0),
     "channel 3 alone": dict(alpha_sdpo=0.0, beta_replay=0.7),
+    "all, EMA, another temperature": dict(alpha_sdpo=1.0, beta_replay=0.7, temperature=0.7),
     "all, live teacher": dict(alpha_sdpo=0.5, beta_replay=0.3, teacher="live"),
     "all, frozen, gradient checkpointing": dict(alpha_sdpo=0.5, beta_replay=0.3, teacher="frozen", gradient_checkpointing=True),
     "all, trust region, accumulation": dict(alpha_sdpo=1.0, beta_replay=0.3, teacher="trust_region",
@@ -168,9 +170,9 @@ def test_a_step_equals_the_slow_reference(name, tmp_path, recorded):
     start = [p.detach().clone() for p in trainer.student.parameters()]
     trainer.train()
     window = trainer.seen[-args.gradient_accumulation_steps:]
-    student = double(window[0]["student"])
-    teachers = [double(s) for s in window[0]["teacher"]]
-    references = [double(s) for s in window[0]["reference"]]
+    student = double(window[0]["student"], args.temperature)
+    teachers = [double(s, args.temperature) for s in window[0]["teacher"]]
+    references = [double(s, args.temperature) for s in window[0]["reference"]]
     policy, sdpo, dpo, want = 0.0, [], [], []
     for seen in window:
         policy = policy_term(student, seen["inputs"], args.max_completion_length) / len(window) + policy

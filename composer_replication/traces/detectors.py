@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from .schema import Trace, Turn
+from .schema import ERROR_KINDS, Trace, Turn
 
 # %% ../../nbs/traces/04_detectors.ipynb #842d283d
 @dataclass(frozen=True)
@@ -104,7 +104,8 @@ def flagged(trace: Trace, position: int) -> Finding | None:
     turn = observed(trace, position)
     if turn is None or turn.failed is None:
         return None
-    return Finding(kind_of(turn.content), turn.content) if turn.failed else CLEAN
+    kind = turn.fail_reason if turn.fail_reason in ERROR_KINDS else kind_of(turn.content)
+    return Finding(kind, turn.content) if turn.failed else CLEAN
 
 
 def payload(trace: Trace, position: int) -> Finding | None:

@@ -73,7 +73,7 @@ class Toolbox:
         self.environment = environment
         self.methods = {} if hasattr(environment, "call_tool") else {
             name: getattr(environment, name) for name, _ in inspect.getmembers(type(environment), inspect.isfunction)
-            if name not in ("reset", "get_reward", "close") and not name.startswith("_")}
+            if name not in ("reset", "finish", "get_reward", "close") and not name.startswith("_")}
         self.schemas = tuple(environment.tool_schemas) if not self.methods and hasattr(environment, "call_tool") else tuple(
             map(self._schema, self.methods.values()))
         self.names = {s.get("function", s)["name"]: s for s in self.schemas}

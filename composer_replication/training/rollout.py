@@ -137,10 +137,17 @@ def _hold(speaker, run, size, forms, answers):
     run.end(Ending.ERROR, str(problem))
 
 # %% ../../nbs/training/05_rollout.ipynb #26dfe30a
+def _reward(run):
+    "What the environment gives, once it has been told the last turn's text where it asks for that."
+    environment = run.episode.environment
+    if hasattr(environment, "finish"):
+        settle(environment.finish(next((t.content for t in reversed(run.trace.turns) if t.role == "assistant"), "")))
+    return settle(environment.get_reward())
+
+
 def _score(runs, config):
     runs = [r for r in runs if hasattr(r.episode.environment, "get_reward")]
-    done = run_chains([[lambda e=r.episode.environment: settle(e.get_reward())] for r in runs], config.tool_workers,
-                      config.tool_timeout)
+    done = run_chains([[lambda r=r: _reward(r)] for r in runs], config.tool_workers, config.tool_timeout)
     for run, (step,) in zip(runs, done):
         run.seconds["tools"] += step.seconds
         if step.late:
