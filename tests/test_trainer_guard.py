@@ -2,6 +2,7 @@
 import warnings
 
 import pytest
+import torch
 import world
 from datasets import Dataset
 from transformers.trainer_callback import PrinterCallback
@@ -66,6 +67,20 @@ def test_a_watched_run_is_the_same_run(tmp_path):
         run.train()
         losses.append([h["loss"] for h in run.state.log_history if "loss" in h])
     assert losses[0] == losses[1] and len(losses[0]) == 2
+
+
+def test_a_resumed_guard_goes_on_as_if_nothing_had_been(tmp_path):
+    def run(resume=None):
+        guard = HeldOutGuard(min_steps=2, decline_patience=3, ema_alpha=0.5, kl_hard_stop=9.0)
+        trainer = make(tmp_path, guard, world.rows(4, seed="held out"), max_steps=3, guard_steps=1, save_strategy="steps",
+                       save_steps=1)
+        trainer.train(resume_from_checkpoint=resume)
+        readings = [{k: v for k, v in h.items() if k.startswith("guard/")} for h in trainer.state.log_history]
+        return guard.state_dict(), readings, [p.detach().clone() for p in trainer.student.parameters()]
+
+    whole, again = run(), run(tmp_path / "checkpoint-1")
+    assert whole[:2] == again[:2] and sum(map(bool, whole[1])) == 3
+    assert all(torch.equal(a, b) for a, b in zip(whole[2], again[2]))
 
 
 def test_held_out_tasks_must_not_be_trained_on(tmp_path):

@@ -134,6 +134,7 @@ class ComposerReplicationTrainer(EpisodeTrainer):
 
     def _go_on(self):
         "After a resume: TRL's sampler draws the orders of the epochs that are over again, and the loss since the last log goes on."
+        self._window = None  # one may be open where an error ended an earlier run of this trainer
         for _ in range(int(self.state.epoch or 0)) if self._sampler is not None else ():
             next(iter(self._sampler), None)
         if self._since_log:
@@ -359,7 +360,7 @@ class ComposerReplicationTrainer(EpisodeTrainer):
             between = self._step % (self.args.steps_per_generation * self.num_iterations)
             buffer = [to_plain(i) for i in self._buffered_inputs] if between and self._buffered_inputs else None
             save_buffer(folder / f"composer-rank{self.accelerator.process_index}.pt", {
-                "step": self._step, "since_log": (self._tr_loss.item(), self._globalstep_last_logged), "metrics": {k: list(v) for k, v in self._metrics["train"].items()}, "buffer": buffer})
+                "step": self._step, "processes": self.accelerator.num_processes, "since_log": (self._tr_loss.item(), self._globalstep_last_logged), "metrics": {k: list(v) for k, v in self._metrics["train"].items()}, "buffer": buffer})
             for name, policy in self._kept_policies() if self.args.should_save else ():
                 policy.save(folder / name)
 
@@ -373,10 +374,11 @@ class ComposerReplicationTrainer(EpisodeTrainer):
         if checkpoint is None:
             return
         path = Path(checkpoint) / f"composer-rank{self.accelerator.process_index}.pt"
-        if not path.exists():
-            raise ValueError(f"{checkpoint} has no {path.name}: it is another trainer's, or of a run on another number of processes; "
-                             "resume with as many as it was saved with, or load its weights as the start model.")
-        state = load_buffer(path)
+        state = load_buffer(path) if path.exists() else {}
+        if state.get("processes") != self.accelerator.num_processes:
+            raise ValueError(f"{checkpoint} is another trainer's or of a run on another number of processes than "
+                             f"{self.accelerator.num_processes}; resume with as many as it was saved with, or load its weights as "
+                             "the start model.")
         self._step, self._since_log = state["step"], state["since_log"]
         for name, values in state["metrics"].items():
             self._metrics["train"][name] = list(values)
