@@ -64,6 +64,7 @@ def mute():
     ("has a pair to learn from", dict(given={"pair_source": None, "replay_examples": [TraceExample(demo_traces()[0])]})),
     ("no padding token", dict(tokenizer=without("pad_token"))),
     ("carries no tools", dict(tokenizer=mute())),
+    ("with sharded weights", dict(fsdp="full_shard")),
     ("loss_type='reinforce' is unknown", dict(loss_type="reinforce")),
     ("alpha_sdpo=-1.0", dict(alpha_sdpo=-1.0)),
     ("teacher_ema_rate=1.2", dict(teacher_ema_rate=1.2)),
@@ -166,6 +167,21 @@ def test_the_kl_is_taken_from_the_reward(estimator, tmp_path):
     wanted = (scored - scored.mean(1, keepdim=True)).flatten()
     torch.testing.assert_close(batch["advantages"].double(), wanted, rtol=1e-4, atol=1e-4)
     assert kls.abs().max() > 0.05
+
+
+class Unscored(world.Files):
+    def get_reward(self):
+        return None
+
+
+def test_what_nobody_scored_gets_no_advantage_from_its_kl(tmp_path, monkeypatch):
+    monkeypatch.setattr(world, "Files", Unscored)
+    trainer = make(tmp_path, kind=Kept, kl_coef=0.3, alpha_sdpo=0.0, beta_replay=0.0)
+    with torch.no_grad():
+        for parameter in trainer.student.parameters():
+            parameter.mul_(1.02)
+    trainer.train()
+    assert all(r.reward is None for r in trainer.rollouts) and not trainer.batch["advantages"].any()
 
 
 class Graded(ComposerReplicationTrainer):

@@ -6,10 +6,12 @@
 __all__ = ['PairSource', 'group_pairs', 'Setup', 'prepare']
 
 # %% ../../nbs/training/09_setup.ipynb #147e5ec0
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.integrations import is_deepspeed_zero3_enabled
 
 from ..losses.collate import CollatorConfig, ComposerDataCollator, TraceExample
 from ..replay.pairs import DPOPair, sibling_pairs
@@ -43,6 +45,12 @@ class Setup:
     excluded: tuple[tuple[str, int, str], ...] = ()  # (trace_id, turn, reason) of recorded pairs without branches
 
 
+def _sharded(config):
+    "Whether each device holds a part of the weights, so that every forward pass needs all of them."
+    fsdp = config.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    return bool(fsdp) or is_deepspeed_zero3_enabled()
+
+
 def _carries_tools(chat):
     dialect = chat.tooled
     return dialect is not None and dialect.tools and dialect.arguments is not None and dialect.results
@@ -69,8 +77,13 @@ def prepare(
 ) -> Setup:
     """Check all that the channels need; no model is loaded.
 
-    Raises `ValueError` for a missing hint source, missing pairs and a tokenizer without padding, and `TemplateProblem`
+    Raises `ValueError` for sharded weights with a channel on, for a missing hint source, missing pairs and a tokenizer without padding, and `TemplateProblem`
     where the chat template cannot carry tools."""
+    ours = environment and config.rollout == "composer"
+    if _sharded(config) and (config.channels or config.kl_coef or (ours and not config.use_vllm)):
+        raise ValueError("with sharded weights (FSDP, ZeRO-3) a device that has other turns to read than its neighbour would wait for "
+                         "it for ever, and this trainer does not level that out yet; train an adapter with plain data parallelism, "
+                         "or set alpha_sdpo=0, beta_replay=0, kl_coef=0 and rollout='trl'.")
     if config.alpha_sdpo and hint_source is None:
         raise ValueError(f"alpha_sdpo={config.alpha_sdpo} and there is no hint source; pass hint_source=default_composite(), "
                          "or set alpha_sdpo=0.")
@@ -82,7 +95,6 @@ def prepare(
     if tokenizer.pad_token_id is None:
         raise ValueError("the tokenizer has no padding token; set tokenizer.pad_token to a token that never occurs in a text, "
                          "or to tokenizer.eos_token.")
-    ours = environment and config.rollout == "composer"
     chat = probe_template(tokenizer) if config.channels or ours else None
     if environment and chat is not None and not _carries_tools(chat):
         raise TemplateProblem("the chat template carries no tools, calls and results; take a tokenizer whose template does, "
