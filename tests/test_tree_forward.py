@@ -148,7 +148,7 @@ def test_gradient_through_the_trunk_equals_that_of_separate_rows(family):
             _, cache = forward_trunk(model, batch)
             with torch.no_grad():  # the teacher reads the same cache first
                 forward_branches(model, batch, cache, kinds=("hint",))
-            hidden = forward_branches(model, batch, cache, kinds=("chosen", "rejected"))
+            hidden = forward_branches(model, batch, cache, kinds=("chosen", "rejected", "own"))
         else:
             hidden = separate(model, batch)
         direction = torch.randn(len(row), hidden.shape[-1], generator=torch.Generator().manual_seed(5))

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from ..hints.layers import ErrorMeta
 from ..replay.pairs import DPOPair
 from ..traces.schema import Trace
@@ -60,13 +62,20 @@ class CollatorConfig:
 HintHook = Callable[[str, ErrorMeta], str | None]
 
 
+def _own_answers(batch):
+    "Trunk positions and labels of the pairs' answers that are the trunk's own."
+    own = batch.pair_trunk >= 0
+    return torch.stack([batch.pair_positions[own, 0], batch.pair_trunk[own]], 1), batch.pair_labels[own]
+
+
 def check_by_index(
     batch: PackedBatch,
 ) -> None:
     "Student's and teacher's tokens, read back from the packed ids, must be the labels. Raises `AlignmentError`."
     for axis, ids, positions, labels in (("trunk", batch.input_ids, batch.sdpo_student, batch.sdpo_labels),
                                          ("branch", batch.branch_ids, batch.sdpo_teacher, batch.sdpo_labels),
-                                         ("branch", batch.branch_ids, batch.pair_positions, batch.pair_labels)):
+                                         ("branch", batch.branch_ids, batch.pair_positions, batch.pair_labels),
+                                         ("trunk", batch.input_ids, *_own_answers(batch))):
         row, position = positions.T
         wrong = (ids[row, position + 1] != labels).nonzero()
         if len(wrong):

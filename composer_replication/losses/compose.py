@@ -17,7 +17,7 @@ from .chunked import lm_head, map_rows, token_logprobs, token_terms
 from .distill import EntropyAware, Taid
 from .jsd import Divergence
 from .preference import PreferenceLoss, dpo_loss, simpo_loss
-from ..tree.forward import forward_branches, forward_trunk
+from ..tree.forward import forward_branches, forward_trunk, narrow_batch
 from ..tree.pack import PackedBatch
 
 # %% ../../nbs/losses/05_compose.ipynb #6238d77a
@@ -82,13 +82,24 @@ def _sdpo_divergence(divergence, wrapper, taid_t):
 def pair_logps(
     model: torch.nn.Module,  # a transformers causal LM
     batch: PackedBatch,  # with pairs
-    cache: DynamicCache | None = None,  # of the model's own trunk; without one the trunks go through again
+    hidden: torch.Tensor | None = None,  # (batch, time, hidden) the model's states on the trunks; without them the trunks are read
+    cache: DynamicCache | None = None,  # of the same pass, where it kept one
     temperature: float = 1.0,  # divides the logits; the policy and its reference must share it
     method: str = "two_pass",  # how branches go through the model, see `forward_branches`
 ) -> tuple[torch.Tensor, torch.Tensor]:  # each (2 * pairs,): chosen at even places, rejected at odd ones
-    "Summed log-probability, in nats, and length of every answer of a pair. Gradients as the caller has them."
-    answers = forward_branches(model, batch, cache, method, kinds=("chosen", "rejected"))
-    logprobs = token_logprobs(_at(answers, batch.pair_positions), lm_head(model), batch.pair_labels, temperature)
+    """Summed log-probability, in nats, and length of every answer of a pair. Gradients as the caller has them.
+
+    An answer that is the trunk's own, as a rejected one mostly is, is read off the trunk."""
+    row, own, part = batch.pair_positions[:, 0], batch.pair_trunk >= 0, batch
+    if hidden is None:
+        rows, row = row.unique(return_inverse=True)
+        time = max(int(batch.pair_trunk.max()) + 1, int(batch.branch_fork[rows].max()))
+        part = narrow_batch(batch, rows, time)
+        hidden, cache = forward_trunk(model, part)
+    answers = forward_branches(model, part, cache, method, kinds=("chosen", "rejected"))
+    states = answers[row, batch.pair_positions[:, 1]].to(hidden.dtype)
+    states = torch.where(own[:, None], hidden[row, batch.pair_trunk.clamp(min=0)], states)
+    logprobs = token_logprobs(states, lm_head(model), batch.pair_labels, temperature)
     sums = logprobs.new_zeros(2 * batch.pairs).index_add(0, batch.pair_sequence, logprobs)
     return sums, torch.bincount(batch.pair_sequence, minlength=2 * batch.pairs)
 
@@ -122,7 +133,7 @@ def reference_logps(
     if not batch.pairs:
         return replace(batch, ref_logps=torch.zeros(0, device=batch.input_ids.device))
     with torch.no_grad():
-        logps, _ = pair_logps(model, batch, None, temperature, method)
+        logps, _ = pair_logps(model, batch, temperature=temperature, method=method)
     return replace(batch, ref_logps=logps)
 
 # %% ../../nbs/losses/05_compose.ipynb #32402d98
@@ -163,7 +174,7 @@ def compose_loss(
         total = total + alpha_sdpo * sdpo
     if beta_replay != 0.0:
         if batch.pairs:
-            logps, lengths = pair_logps(model, batch, cache, method=method)
+            logps, lengths = pair_logps(model, batch, hidden, cache, method=method)
             out = preference_loss(logps, lengths, batch, dpo_variant, dpo_beta, simpo_gamma)
             replay = out.loss
             metrics |= {"replay/pairs": batch.pairs, "replay/tokens": batch.pair_labels.numel(),

@@ -57,14 +57,15 @@ def sdpo_sum(
 def replay_sum(
     model: PreTrainedModel,  # the student
     batch: PackedBatch,  # with pairs, and with `ref_logps` where the variant needs them
-    cache: DynamicCache | None = None,  # the student's own, with gradient; without one the trunks go through again
+    hidden: torch.Tensor | None = None,  # (batch, time, hidden) its states on the trunks, with gradient; without them it reads them
+    cache: DynamicCache | None = None,  # of the same pass, where it kept one
     variant: str = "dpo",
     beta: float | None = None,  # None: 0.1 for dpo, 2.0 for simpo
     gamma: float = 1.0,
     temperature: float = 1.0,  # of sampling
 ) -> ChannelSum:
     "Preference loss over the batch's pairs; the two answers of a pair share their trunk."
-    logps, lengths = pair_logps(model, batch, cache, temperature)
+    logps, lengths = pair_logps(model, batch, hidden, cache, temperature)
     out = preference_loss(logps, lengths, batch, variant, beta, gamma)
     bad = ~torch.isfinite(out.margins)
     row = torch.zeros(len(batch.input_ids), device=bad.device)
