@@ -247,7 +247,7 @@ def predict(costs, tree, arm, scored=None):
     if arm == "grpo":
         return parts
     hints = [b for b in tree.branches if b.kind == "hint"]
-    answers = [b for b in tree.branches if b.kind != "hint"]
+    chosen, rejected = ([b for b in tree.branches if b.kind == kind] for kind in ("chosen", "rejected"))
     last = lambda some: max(b.fork for b in some)
     trunk = lambda some: last(some) * costs["forward"] + costs["key"] * last(some)**2 / 2
     branch = lambda some, way="forward", key="key": sum(
@@ -261,10 +261,11 @@ def predict(costs, tree, arm, scored=None):
             parts["teacher's trunk"] = 0 if ARMS[arm][0] == "live" else trunk(hints)
             parts["teacher's branches"] = branch(hints)
         parts["divergence"] = own(hints) * costs["divergence"]
-    if answers:
-        parts["reference's trunk"] = trunk(answers)
-        parts["reference's answers"] = branch(answers) + own(answers) * costs["reference head"]
-        parts["policy's answers"] = branch(answers, "step", "key step") + own(answers) * costs["answer head"]
+    if chosen:  # the rejected answer is the rollout's own turn, and read off the trunk
+        end = max(b.fork + len(b.ids) for b in rejected) - 1
+        parts["reference's trunk"] = end * costs["forward"] + costs["key"] * end**2 / 2
+        parts["reference's answers"] = branch(chosen) + own(chosen + rejected) * costs["reference head"]
+        parts["policy's answers"] = branch(chosen, "step", "key step") + own(chosen + rejected) * costs["answer head"]
     return parts
 
 
