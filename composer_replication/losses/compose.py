@@ -84,6 +84,7 @@ def pair_logps(
     batch: PackedBatch,  # with pairs
     hidden: torch.Tensor | None = None,  # (batch, time, hidden) the model's states on the trunks; without them the trunks are read
     cache: DynamicCache | None = None,  # of the same pass, where it kept one
+    own_logprobs: torch.Tensor | None = None,  # (o,) of the answers that are the trunk's own, in order, where they are known already
     temperature: float = 1.0,  # divides the logits; the policy and its reference must share it
     method: str = "two_pass",  # how branches go through the model, see `forward_branches`
 ) -> tuple[torch.Tensor, torch.Tensor]:  # each (2 * pairs,): chosen at even places, rejected at odd ones
@@ -97,9 +98,11 @@ def pair_logps(
         part = narrow_batch(batch, rows, time)
         hidden, cache = forward_trunk(model, part)
     answers = forward_branches(model, part, cache, method, kinds=("chosen", "rejected"))
-    states = answers[row, batch.pair_positions[:, 1]].to(hidden.dtype)
-    states = torch.where(own[:, None], hidden[row, batch.pair_trunk.clamp(min=0)], states)
-    logprobs = token_logprobs(states, lm_head(model), batch.pair_labels, temperature)
+    head, other = lm_head(model), answers[row[~own], batch.pair_positions[~own, 1]]
+    if own_logprobs is None:
+        own_logprobs = token_logprobs(hidden[row[own], batch.pair_trunk[own]], head, batch.pair_labels[own], temperature)
+    other = token_logprobs(other, head, batch.pair_labels[~own], temperature)
+    logprobs = other.new_zeros(own.shape).masked_scatter(own, own_logprobs.to(other.dtype)).masked_scatter(~own, other)
     sums = logprobs.new_zeros(2 * batch.pairs).index_add(0, batch.pair_sequence, logprobs)
     return sums, torch.bincount(batch.pair_sequence, minlength=2 * batch.pairs)
 

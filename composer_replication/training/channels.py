@@ -59,13 +59,14 @@ def replay_sum(
     batch: PackedBatch,  # with pairs, and with `ref_logps` where the variant needs them
     hidden: torch.Tensor | None = None,  # (batch, time, hidden) its states on the trunks, with gradient; without them it reads them
     cache: DynamicCache | None = None,  # of the same pass, where it kept one
+    own_logprobs: torch.Tensor | None = None,  # (o,) of the answers that are the trunk's own, where they are known already
     variant: str = "dpo",
     beta: float | None = None,  # None: 0.1 for dpo, 2.0 for simpo
     gamma: float = 1.0,
     temperature: float = 1.0,  # of sampling
 ) -> ChannelSum:
     "Preference loss over the batch's pairs; the two answers of a pair share their trunk."
-    logps, lengths = pair_logps(model, batch, hidden, cache, temperature)
+    logps, lengths = pair_logps(model, batch, hidden, cache, own_logprobs, temperature)
     out = preference_loss(logps, lengths, batch, variant, beta, gamma)
     bad = ~torch.isfinite(out.margins)
     row = torch.zeros(len(batch.input_ids), device=bad.device)

@@ -289,7 +289,9 @@ class ComposerReplicationTrainer(EpisodeTrainer):
             sums["sdpo"] = self._sdpo(seen["hidden"], told, batch, inputs)
         clock = self._timed("sdpo", clock)
         if batch and batch.pairs:
-            sums["replay"] = self._replay(batch, seen["hidden"], seen["cache"])
+            own = batch.pair_trunk >= 0  # what the policy said itself TRL has just judged, at the same temperature
+            said = self._logprobs[batch.pair_positions[own, 0], batch.pair_trunk[own] + 1 - inputs["prompt_ids"].shape[1]]
+            sums["replay"] = self._replay(batch, seen["hidden"], seen["cache"], said)
         if recorded is not None:
             sums["recorded"] = self._replay(recorded)
         self._timed("replay", clock)
@@ -308,9 +310,9 @@ class ComposerReplicationTrainer(EpisodeTrainer):
             old = old[row, position + 1 - inputs["prompt_ids"].shape[1]]
         return sdpo_sum(hidden, lm_head(self.student), *told, batch, self.args.divergence, old, self.args.sdpo_importance_clip)
 
-    def _replay(self, batch, hidden=None, cache=None):
+    def _replay(self, batch, hidden=None, cache=None, own_logprobs=None):
         a = self.args
-        return replay_sum(self.student, batch, hidden, cache, a.replay_variant, a.replay_dpo_beta, a.replay_gamma, self.temperature)
+        return replay_sum(self.student, batch, hidden, cache, own_logprobs, a.replay_variant, a.replay_dpo_beta, a.replay_gamma, self.temperature)
 
     def _recorded_batch(self):
         "Recorded traces with the reference's log-probabilities, or None."

@@ -261,11 +261,11 @@ def predict(costs, tree, arm, scored=None):
             parts["teacher's trunk"] = 0 if ARMS[arm][0] == "live" else trunk(hints)
             parts["teacher's branches"] = branch(hints)
         parts["divergence"] = own(hints) * costs["divergence"]
-    if chosen:  # the rejected answer is the rollout's own turn, and read off the trunk
+    if chosen:  # the rejected answer is the rollout's own turn: read off the reference's trunk, and judged by TRL already
         end = max(b.fork + len(b.ids) for b in rejected) - 1
         parts["reference's trunk"] = end * costs["forward"] + costs["key"] * end**2 / 2
         parts["reference's answers"] = branch(chosen) + own(chosen + rejected) * costs["reference head"]
-        parts["policy's answers"] = branch(chosen, "step", "key step") + own(chosen + rejected) * costs["answer head"]
+        parts["policy's answers"] = branch(chosen, "step", "key step") + own(chosen) * costs["answer head"]
     return parts
 
 
