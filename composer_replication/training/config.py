@@ -6,6 +6,7 @@
 __all__ = ['LOSSES', 'ComposerReplicationConfig']
 
 # %% ../../nbs/training/07_config.ipynb #a10cc50a
+import math
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -25,7 +26,7 @@ def _one_of(name, value, allowed):
 
 
 def _bounded(name, value, low, high, why):
-    if value is not None and not low <= value <= high:
+    if value is not None and not (low <= value <= high and math.isfinite(value)):
         raise ValueError(f"{name}={value} is out of range; {why}.")
 
 
@@ -78,7 +79,8 @@ class ComposerReplicationConfig(GRPOConfig):
         self._check_policy()
         self._check_sdpo()
         self._check_replay()
-        if self.channels and self.steps_per_generation % self.gradient_accumulation_steps:
+        windowed = self.channels or (self.kl_coef and self.kl_place == "loss")
+        if windowed and self.steps_per_generation % self.gradient_accumulation_steps:
             raise ValueError(f"steps_per_generation={self.steps_per_generation} is no multiple of gradient_accumulation_steps="
                              f"{self.gradient_accumulation_steps}, so the tokens of an update are not known before its first "
                              "backward pass; make it a multiple.")
@@ -123,5 +125,7 @@ class ComposerReplicationConfig(GRPOConfig):
         for name in ("replay_batch_size", "max_turns", "guard_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} leaves nothing to do; take at least 1.")
+        if self.max_turn_tokens is not None and self.max_turn_tokens < 1:
+            raise ValueError(f"max_turn_tokens={self.max_turn_tokens} lets no turn say anything; take at least 1, or leave it out.")
         if not self.tool_timeout > 0:
             raise ValueError(f"tool_timeout={self.tool_timeout} lets no tool answer; give seconds above 0.")

@@ -23,7 +23,7 @@ def _normal(value: Any) -> Any:
     if isinstance(value, str):
         return " ".join(unicodedata.normalize("NFKC", value).casefold().split())
     if isinstance(value, Mapping):
-        return {str(key): _normal(each) for key, each in value.items()}
+        return {str(key): _normal(each) for key, each in value.items() if each is not None}  # a data set fills absent ones in
     return [_normal(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 

@@ -42,13 +42,16 @@ def kl_adjusted_advantages(
     kl: torch.Tensor,  # (n,) nats, each completion's sum over its sampled tokens
     coef: float,  # weight of the KL in the reward
     num_generations: int,  # completions of one prompt
-) -> torch.Tensor:  # (n,); no gradient flows through the KL
+    scored: torch.Tensor | None = None,  # (n,) bool, those that have a reward; None: all
+) -> torch.Tensor:  # (n,), 0 where there is no reward; no gradient flows through the KL
     "Advantages as if `coef * kl` had been taken from each reward. Raises `ValueError` for shapes that do not fit."
     if advantages.shape != kl.shape or kl.dim() != 1 or len(kl) % num_generations:
         raise ValueError(f"advantages {tuple(advantages.shape)} and kl {tuple(kl.shape)} must be one value for each completion, "
                          f"in whole groups of num_generations={num_generations}.")
-    groups = kl.detach().view(-1, num_generations)
-    return advantages - coef * (groups - groups.mean(1, keepdim=True)).flatten()
+    scored = torch.ones_like(kl, dtype=torch.bool) if scored is None else scored
+    groups, kept = kl.detach().view(-1, num_generations), scored.view(-1, num_generations)
+    mean = (groups * kept).sum(1, keepdim=True) / kept.sum(1, keepdim=True).clamp(min=1)
+    return (advantages - coef * (groups - mean).flatten()) * scored
 
 # %% ../../nbs/training/01_kl.ipynb #98ed1610
 def check_kl_place(

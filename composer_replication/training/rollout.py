@@ -172,6 +172,7 @@ def collect(
     config: RolloutConfig | None = None,  # None: the defaults
     seed: int | None = None,  # instead of the config's
     stop: Callable[[], bool] | None = None,  # as `run_episodes`
+    trace_ids: Sequence[str] | None = None,  # one per row; None: the rows' own, or made of their tasks
 ) -> list[Rollout]:  # one per row, in order
     """Reset an environment for each row, play the episodes, close the environments.
 
@@ -181,7 +182,7 @@ def collect(
     done = run_chains([[lambda e=e, r=r: settle(e.reset(**r))] for e, r in zip(environments, rows)], config.tool_workers,
                       config.tool_timeout)
     episodes = [Episode(_prompt(row, step.value), environment, *names)
-                for row, environment, (step,), names in zip(rows, environments, done, _names(rows))]
+                for row, environment, (step,), names in zip(rows, environments, done, _names(rows, trace_ids))]
     good = [i for i, (step,) in enumerate(done) if step.raised is None and not step.late]
     try:
         played = dict(zip(good, run_episodes(policy, [episodes[i] for i in good], config, seed, stop)))
@@ -200,14 +201,14 @@ def _prompt(row, said):
     return prompt
 
 
-def _names(rows):
+def _names(rows, given):
     "Task and trace id of each row: its own, or the prompt's fingerprint, and which attempt at the task it is."
     attempts = Counter()
-    for row in rows:
+    for i, row in enumerate(rows):
         task = row.get("task_id")
         if task is None:
             task = hashlib.sha256(json.dumps(row["prompt"], sort_keys=True).encode()).hexdigest()[:12]
-        yield str(task), row.get("trace_id") or f"{task}-{attempts[task]}"
+        yield str(task), given[i] if given else row.get("trace_id") or f"{task}-{attempts[task]}"
         attempts[task] += 1
 
 

@@ -21,10 +21,11 @@ from ..losses.collate import check_by_index
 from ..losses.compose import reference_logps
 from .batches import NonFiniteLoss, from_plain, report_not_finite, to_plain
 from .channels import ChannelSum, at, replay_sum, sdpo_sum
-from .checkpoint import (InterruptCallback, complete_checkpoint, last_complete_checkpoint, load_buffer,
+from .checkpoint import (InterruptCallback, complete_checkpoint, incomplete_because, last_complete_checkpoint,
+                                                      load_buffer,
                                                       save_buffer)
 from .episodes import EpisodeTrainer
-from .guard import HeldOutGuard, HeldOutGuardCallback, HeldoutSplit
+from .guard import HeldOutGuard, HeldOutGuardCallback
 from .kl import kl_adjusted_advantages, kl_estimate, kl_loss_terms
 from .teacher_policy import make_teacher, reference_policy
 from .window import Window
@@ -87,13 +88,12 @@ class ComposerReplicationTrainer(EpisodeTrainer):
         model,
         *args,
         guard: HeldOutGuard | None = None,  # stops the run where the held-out score and the reward part
-        held_out_rows: Sequence[dict] = (),  # tasks that the guard measures on; none may be trained on
         **kwargs,
     ):
         self._sampler = self._since_log = None
         super().__init__(model, *args, **kwargs)
         settings = self.args
-        self.held_out_rows, self.interrupt = list(held_out_rows), InterruptCallback()
+        self.interrupt = InterruptCallback()
         self.teacher = self.reference = self._window = self._logprobs = self._order = None
         if settings.alpha_sdpo:
             self.teacher = make_teacher(settings.teacher, self.model, settings.teacher_ema_rate, settings.teacher_mix)
@@ -110,8 +110,6 @@ class ComposerReplicationTrainer(EpisodeTrainer):
         if not self.plays or not self.held_out_rows:
             raise ValueError("the guard has nothing to measure on: pass held_out_rows and an environment_factory, or add a "
                              "HeldOutGuardCallback with an evaluation of your own.")
-        fields = [f for f in ("prompt", "files") if f in self.held_out_rows[0]]
-        HeldoutSplit(tuple(self.train_dataset), tuple(self.held_out_rows), "task_id", tuple(fields)).check()
         self.add_callback(HeldOutGuardCallback(guard, self.held_out, self.args.guard_steps))
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
@@ -119,6 +117,8 @@ class ComposerReplicationTrainer(EpisodeTrainer):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = last_complete_checkpoint(self.args.output_dir)
         resume = None if not resume_from_checkpoint else str(resume_from_checkpoint)
+        if resume and (reason := incomplete_because(resume)):
+            raise ValueError(f"{resume} cannot be resumed from: {reason}; take an earlier checkpoint, or True for the last complete one.")
         try:
             return super().train(resume, *args, **kwargs)
         finally:
@@ -151,7 +151,7 @@ class ComposerReplicationTrainer(EpisodeTrainer):
         total = Counter()
         for mine in gather_object([dict(sums)]):
             total.update(mine)
-        found = {"held_out_score": total["score"] / max(total["scored"], 1)}
+        found = {"held_out_score": total["score"] / total["scored"] if total["scored"] else float("nan")}
         return found | {"kl": total["kl"] / max(total["tokens"], 1)} if self.reference is not None else found
 
     def _kl_sums(self, played):
@@ -181,7 +181,7 @@ class ComposerReplicationTrainer(EpisodeTrainer):
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
         seen = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
         prompt, out = inputs["prompt_ids"].shape[1], []
-        with torch.no_grad():
+        with torch.no_grad(), self.accelerator.autocast():
             for rows in torch.arange(len(ids), device=ids.device).split(self.args.per_device_train_batch_size):
                 hidden = model.base_model(input_ids=ids[rows], attention_mask=seen[rows], use_cache=False).last_hidden_state
                 keep = inputs["completion_mask"][rows].bool()
@@ -200,9 +200,10 @@ class ComposerReplicationTrainer(EpisodeTrainer):
         kl = kl_estimate(policy, inputs["ref_logprobs"], self.args.kl_estimator) * self._sampled(inputs)
         mine, gather = len(kl), self.accelerator.gather
         self._metrics["train"]["kl/rollout"].append(gather(kl.sum(1)).mean().item())
-        adjusted = kl_adjusted_advantages(gather(inputs["advantages"]), gather(kl.sum(1)), self.args.kl_coef, self.num_generations)
-        scored = torch.tensor([r is not None for r in self._rewards], device=adjusted.device)
-        return adjusted[self.accelerator.process_index * mine:][:mine] * scored
+        scored = torch.tensor([r is not None for r in self._rewards], device=kl.device)
+        adjusted = kl_adjusted_advantages(gather(inputs["advantages"]), gather(kl.sum(1)), self.args.kl_coef, self.num_generations,
+                                          gather(scored))
+        return adjusted[self.accelerator.process_index * mine:][:mine]
 
     # ---- what a window holds
 
@@ -245,7 +246,7 @@ class ComposerReplicationTrainer(EpisodeTrainer):
 
     def _told(self, batch, cache=None):
         "States and head of the teacher, which has read the hints, for every token of the target turns; no gradient."
-        with self.teacher.using() as models:
+        with self.accelerator.autocast(), self.teacher.using() as models:
             hidden = [at(forward_branches(m, batch, cache, kinds=("hint",)), batch.sdpo_teacher) for m in models]
         return self.teacher.combine(hidden, models)
 
@@ -253,7 +254,7 @@ class ComposerReplicationTrainer(EpisodeTrainer):
         "The batch with the reference's log-probabilities of its pairs, where the variant asks for them."
         if not batch.pairs or self.reference is None:
             return batch
-        with self.reference.using() as (model,):
+        with self.accelerator.autocast(), self.reference.using() as (model,):
             return reference_logps(model, batch, temperature=self.temperature)
 
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
@@ -268,7 +269,8 @@ class ComposerReplicationTrainer(EpisodeTrainer):
 
     def _compute_loss(self, model, inputs):
         rows = inputs.get("composer_rows")
-        if not self.model.training or (rows is None and "ref_logprobs" not in inputs):
+        kl_in_loss = self.args.kl_coef and self.args.kl_place == "loss"
+        if not self.model.training or (rows is None and not kl_in_loss):
             return super()._compute_loss(model, inputs)
         self._open_window()
         clock = time.perf_counter()
@@ -295,7 +297,7 @@ class ComposerReplicationTrainer(EpisodeTrainer):
         if recorded is not None:
             sums["recorded"] = self._replay(recorded)
         self._timed("replay", clock)
-        if "ref_logprobs" in inputs and self.args.kl_place == "loss":
+        if kl_in_loss:
             old = inputs.get("old_per_token_logps", self._logprobs.detach())
             kl = kl_loss_terms(self._logprobs, inputs["ref_logprobs"], old, self.args.kl_estimator) * self._sampled(inputs)
             sums["kl"] = ChannelSum(kl.sum(), 1, by_row=kl.detach().sum(1))
@@ -308,11 +310,13 @@ class ComposerReplicationTrainer(EpisodeTrainer):
         if old is not None:
             row, position = batch.sdpo_student.T
             old = old[row, position + 1 - inputs["prompt_ids"].shape[1]]
-        return sdpo_sum(hidden, lm_head(self.student), *told, batch, self.args.divergence, old, self.args.sdpo_importance_clip)
+        with self.accelerator.autocast():
+            return sdpo_sum(hidden, lm_head(self.student), *told, batch, self.args.divergence, old, self.args.sdpo_importance_clip)
 
     def _replay(self, batch, hidden=None, cache=None, own_logprobs=None):
         a = self.args
-        return replay_sum(self.student, batch, hidden, cache, own_logprobs, a.replay_variant, a.replay_dpo_beta, a.replay_gamma, self.temperature)
+        with self.accelerator.autocast():
+            return replay_sum(self.student, batch, hidden, cache, own_logprobs, a.replay_variant, a.replay_dpo_beta, a.replay_gamma, self.temperature)
 
     def _recorded_batch(self):
         "Recorded traces with the reference's log-probabilities, or None."

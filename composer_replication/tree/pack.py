@@ -64,8 +64,7 @@ def _column(values, width=None):
 def own_answer(tree: Tree, branch: Branch) -> bool:
     "Whether a pair's answer is what the trunk says at that turn: nothing need be read to judge it but the trunk."
     span = tree.span(branch.turn)
-    return branch.kind != "hint" and branch.fork + branch.start == span.start and (
-        branch.ids[branch.start:] == tree.ids[span.start:span.end])
+    return branch.kind != "hint" and branch.ids == tree.ids[branch.fork:span.end]
 
 
 @dataclass
