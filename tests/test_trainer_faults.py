@@ -235,3 +235,74 @@ def test_rollouts_are_kept_as_traces(tmp_path):
     (path,) = Path(tmp_path).glob("rollouts/*.jsonl.gz")
     traces = list(read_traces(path))
     assert [t.turns for t in traces] == [r.trace.turns for r in trainer.rollouts] and all(t.reward is not None for t in traces)
+
+
+def test_bfloat16_autocast_treats_all_sides_alike(tmp_path):
+    "TRL's default on a GPU: float32 weights, bfloat16 passes. At the first step policy and reference are the same model."
+    for teacher in ("ema", "live"):
+        trainer = make(tmp_path / teacher, bf16=True, teacher=teacher, given={"replay_examples": ()})
+        trainer.train()
+        step = next(h for h in trainer.state.log_history if "replay/pairs" in h)
+        assert step["sdpo/sites"] > 0 and step["replay/pairs"] > 0
+        assert abs(step["replay/margin"]) < 1e-6 and abs(step["replay/loss"] - 0.6931472) < 1e-6
+
+
+class Strict(world.Files):
+    def reset(self, prompt, files, gold, task_id):
+        super().reset(files, gold)
+
+
+class Broken(world.Files):
+    made = 0
+
+    def reset(self, **row):
+        Broken.made += 1
+        self.broken = Broken.made % 2
+        super().reset(**row)
+
+    def get_reward(self):
+        if self.broken:
+            raise OSError("disk full")
+        return 1.0
+
+
+class Dead(world.Files):
+    def reset(self, **row):
+        raise OSError("disk full")
+
+
+def test_environments_that_are_strict_or_break(tmp_path, monkeypatch):
+    off = dict(alpha_sdpo=0.0, beta_replay=0.0)
+    monkeypatch.setattr(world, "Files", Strict)
+    trainer = make(tmp_path, **off)
+    trainer.train()
+    assert not any(r.problem for r in trainer.rollouts)
+    monkeypatch.setattr(world, "Files", Broken)
+    trainer = make(tmp_path, kind=Kept, **off)
+    trainer.reward_funcs.append(lambda completions, **kw: [float(len(c[-1]["content"])) for c in completions])
+    trainer.reward_func_names.append("length")
+    trainer.reward_processing_classes.append(None)
+    trainer.reward_weights = torch.ones(2)
+    trainer.train()
+    failed = torch.tensor([r.ending.value == "error" for r in trainer.rollouts])
+    assert failed.any() and not failed.all() and not trainer.batch["advantages"][failed].any()
+    assert abs(trainer.batch["advantages"].view(-1, 4).sum(1)).max() < 1e-4
+    monkeypatch.setattr(world, "Files", Dead)
+    with pytest.raises(RuntimeError, match="every episode of this step ended with an error.*disk full"):
+        make(tmp_path, **off).train()
+
+
+def test_options_that_nothing_reads_are_refused(tmp_path):
+    for problem, changes in (("tools is not used", dict(given={"tools": [world.Files.ls]})),
+                             ("repetition_penalty is not used", dict(repetition_penalty=1.2)),
+                             ("chat_template_kwargs is not used", dict(chat_template_kwargs={"enable_thinking": False}))):
+        with pytest.raises(ValueError, match=problem):
+            make(tmp_path, **changes)
+
+
+def test_a_kl_without_channels_needs_no_window(tmp_path):
+    make(tmp_path, alpha_sdpo=0.0, beta_replay=0.0, kl_coef=0.1, gradient_accumulation_steps=4, steps_per_generation=2,
+         per_device_train_batch_size=4).train()
+    with pytest.raises(ValueError, match="make it a multiple"):
+        make(tmp_path, alpha_sdpo=0.0, beta_replay=0.0, kl_coef=0.1, kl_place="loss", gradient_accumulation_steps=2,
+             steps_per_generation=3, per_device_train_batch_size=4)

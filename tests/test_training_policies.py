@@ -282,3 +282,11 @@ def test_contexts_are_rendered_from_near_turns_alone(monkeypatch):
     monkeypatch.setattr(type(chat), "render", counting)
     context_ids(chat, trace)
     assert max(lengths) <= 6
+
+
+@pytest.mark.parametrize("key", ["sk-SECRET\r", "sk-SECRET\nX: y"])
+def test_a_key_never_shows(key, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with pytest.raises(EndpointProblem) as found:
+        ChatClient("http://127.0.0.1:9", timeout=1, tries=1).complete({})
+    assert "SECRET" not in str(found.value)

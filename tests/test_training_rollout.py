@@ -331,3 +331,43 @@ def test_chains_are_bounded():
     start = time.monotonic()
     done = run_chains([[lambda: time.sleep(30)]] * 6 + [[lambda: 1]], workers=2, limit=0.2)
     assert time.monotonic() - start < 3 and done[6][0].value == 1 and all(d[0].late for d in done[:6])
+
+
+@pytest.mark.parametrize("arguments", [
+    "[123456789012345678901234567890]", "123456789012345678901", '["\\ud800"]', "[" * 300 + "]" * 300, "[" * 1100,
+    '{"a": ' + "9" * 4400 + "}", '{"a": 123456789012345678901234567890}', '{"a": NaN}'])
+def test_calls_that_no_file_could_hold_are_answered(arguments, tmp_path):
+    "They come back as errors, the other rows play on, and the traces can be written and read again."
+    from composer_replication.traces.export import write_traces
+    from composer_replication.traces.read import read_traces
+
+    class Adder:
+        def reset(self, **row):
+            pass
+
+        def add(self, a: int) -> str:
+            """
+            Add.
+
+            Args:
+                a: What.
+            """
+            return "added"
+
+        def get_reward(self):
+            return 1.0
+
+    tokenizer = embedded_tokenizer()
+    ids = tokenizer(f'<|call|>{{"name": "add", "arguments": {arguments}}}<|end|>')["input_ids"]
+    done = tokenizer("ok<|end|>")["input_ids"]
+
+    def generate(rows, sampling, limits, seeds):
+        new = [ids if len(row) < 100 + len(ids) // 2 and i == 0 else done for i, row in enumerate(rows)]
+        return new, [[0.0] * len(n) for n in new]
+
+    row = {"prompt": [{"role": "user", "content": "add"}]}
+    odd, plain = collect(CallablePolicy(generate, tokenizer), Adder, [row, row], RolloutConfig(max_tokens=8000, max_turns=3))
+    answer = next(t for t in odd.trace.turns if t.role == "tool")
+    assert answer.failed and answer.fail_reason == "json_decode" and plain.reward == 1.0
+    write_traces([odd.trace, plain.trace], tmp_path / "traces.jsonl")
+    assert [t.turns for t in read_traces(tmp_path / "traces.jsonl")] == [odd.trace.turns, plain.trace.turns]

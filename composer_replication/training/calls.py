@@ -10,6 +10,7 @@ import json
 import re
 from dataclasses import dataclass
 
+import orjson
 from trl.chat_template_utils import add_response_schema, parse_response
 
 from ..traces.schema import ToolCall, Turn
@@ -32,7 +33,7 @@ def read_call(
     "One call as it was written. What cannot be read keeps its text as arguments, and its name where one can be seen."
     try:
         body = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # no JSON, brackets a thousand deep, or a number of thousands of digits
         name = re.search(r'"name"\s*:\s*"([^"\\]*)"', text)
         rest = re.search(r'"(?:arguments|parameters)"\s*:\s*', text)
         raw = text[rest.end():] if name and rest else text
@@ -48,17 +49,31 @@ def named_call(
     arguments: object,  # an object, or JSON text of one
 ) -> tuple[ToolCall, str | None]:  # and why it cannot be read
     "A call whose name is known."
+    if not isinstance(arguments, (dict, str, type(None))):
+        arguments = json.dumps(arguments)  # `ToolCall.parse` writes with orjson, which refuses long numbers, depth and half surrogates
     call = ToolCall.parse(name, arguments)
     if call.parsed:
-        return call, None
+        if _keeps(call):
+            return call, None
+        return _broken(name, json.dumps(call.arguments), "Arguments that cannot be kept: no numbers beyond 64 bits, NaN, half surrogate "
+                                                        "pairs, or deep nesting.")
     try:
         json.loads(call.arguments)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         return _broken(name, call.arguments, f"Invalid JSON in the arguments: {error}.")
     return _broken(name, call.arguments, "Malformed arguments: they are no JSON object.")
 
 
+def _keeps(call):
+    "Whether a trace can be written with the call and read again; a trace nests it in a few levels of its own."
+    try:
+        return orjson.loads(orjson.dumps([[[[[[[[call.name, call.arguments]]]]]]]]))[0][0][0][0][0][0][0] == [call.name, call.arguments]
+    except (TypeError, ValueError):
+        return False
+
+
 def _broken(name, raw, problem):
+    name, raw = (text.encode(errors="replace").decode() for text in (name, raw))
     return ToolCall(name, raw or " "), f"{problem} Write one JSON object with a name and arguments."
 
 # %% ../../nbs/training/04_calls.ipynb #f1d407a3
@@ -134,7 +149,7 @@ class Markup:
             skipped = len(name) + len(middle)
         try:
             _, end = json.JSONDecoder().raw_decode(json_text)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             end = self._stop(json_text)
         end += skipped
         return *self._whole(text[:end]), end

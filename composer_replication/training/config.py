@@ -125,6 +125,8 @@ class ComposerReplicationConfig(GRPOConfig):
         for name in ("replay_batch_size", "max_turns", "guard_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} leaves nothing to do; take at least 1.")
+        if self.max_completion_length is None or self.max_completion_length < 1:
+            raise ValueError(f"max_completion_length={self.max_completion_length} leaves no token to sample; take at least 1.")
         if self.max_turn_tokens is not None and self.max_turn_tokens < 1:
             raise ValueError(f"max_turn_tokens={self.max_turn_tokens} lets no turn say anything; take at least 1, or leave it out.")
         if not self.tool_timeout > 0:

@@ -250,9 +250,13 @@ class RereadBatch:
         draw = _Draw(self.sampling, [numbers for _, _, numbers in group])
         config = GenerationConfig(max_new_tokens=max(limit for _, limit, _ in group), do_sample=False,
                                   eos_token_id=sorted(self.stops), pad_token_id=min(self.stops))
-        with torch.no_grad():
-            out = self.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config,
-                                      logits_processor=LogitsProcessorList([draw]))[:, ids.shape[1]:].tolist()
+        own, self.model.generation_config = self.model.generation_config, config  # `generate` would take its penalties over
+        try:
+            with torch.no_grad():
+                out = self.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config,
+                                          logits_processor=LogitsProcessorList([draw]))[:, ids.shape[1]:].tolist()
+        finally:
+            self.model.generation_config = own
         return {row: self._cut(out[i], [step[i] for step in draw.logprobs], limit) for i, (row, limit, _) in enumerate(group)}
 
     def _cut(self, ids, logprobs, limit):

@@ -202,7 +202,11 @@ def plan(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         counts = count_parameters(shape, get_peft_config(recipe.model))
-    memory, peak = _memory(recipe, shape, counts, devices, prompt_tokens)
+    try:
+        memory, peak = _memory(recipe, shape.get_text_config(), counts, devices, prompt_tokens)
+    except AttributeError as error:
+        raise RecipeProblem(f"model {a.model!r} cannot be planned ({error}); the plan knows dense gated decoders such as Qwen and "
+                            "Llama, so run without --dry-run.") from None
     rollouts = c.per_device_train_batch_size * c.gradient_accumulation_steps * devices
     tokens = rollouts * c.max_completion_length
     return Plan(recipe.name, a.model, source, devices, *counts, rollouts / c.num_generations, rollouts, tokens,

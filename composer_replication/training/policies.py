@@ -8,6 +8,7 @@ __all__ = ['Generate', 'TokenBatch', 'TokenPolicy', 'MessagePolicy', 'stop_ids',
 
 # %% ../../nbs/training/04_policies.ipynb #682bb90d
 import hashlib
+import http.client
 import json
 import os
 import time
@@ -183,15 +184,17 @@ class ChatClient:
         "One chat completion. Raises `EndpointProblem` after the last try."
         request = urllib.request.Request(f"{self.base_url}/chat/completions", json.dumps(body).encode(),
                                          {"Content-Type": "application/json"})
-        if key := os.environ.get(self.key_variable):
-            request.add_header("Authorization", f"Bearer {key}")
+        if key := os.environ.get(self.key_variable, "").strip():
+            if not (key.isascii() and key.isprintable()):
+                raise EndpointProblem(f"the key in {self.key_variable} holds a character that no header may have; set it again.")
+            request.add_unredirected_header("Authorization", f"Bearer {key}")
         for number in range(self.tries):
             try:
                 with urllib.request.urlopen(request, timeout=self.timeout) as answer:
                     return json.load(answer)
             except urllib.error.HTTPError as error:
                 said, passing = f"HTTP {error.code}: {error.read(300).decode(errors='replace')}", error.code == 429 or error.code >= 500
-            except (OSError, ValueError) as error:  # no connection, out of time, or no JSON
+            except (OSError, http.client.HTTPException, ValueError) as error:  # no connection, out of time, or no JSON
                 said, passing = f"{type(error).__name__}: {error}", True
             if not passing or number == self.tries - 1:
                 break

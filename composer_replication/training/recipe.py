@@ -239,6 +239,8 @@ def _check(recipe):
     "Raises `ValueError` for what cannot work together."
     a, c = recipe.arguments, recipe.config
     local_model(a.model)
+    if recipe.model.load_in_4bit or recipe.model.load_in_8bit:
+        raise RecipeProblem("load_in_4bit and load_in_8bit are not supported; use dtype: bfloat16 and use_peft: true.")
     prompts = c.generation_batch_size // c.num_generations
     if a.train_rows < prompts:
         raise RecipeProblem(f"train_rows={a.train_rows} is less than the {prompts} tasks that one generation takes "

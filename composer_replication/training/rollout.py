@@ -140,7 +140,7 @@ def _hold(speaker, run, size, forms, answers):
 def _reward(run):
     "What the environment gives, once it has been told the last turn's text where it asks for that."
     environment = run.episode.environment
-    if hasattr(environment, "finish"):
+    if hasattr(environment, "call_tool") and hasattr(environment, "finish"):
         settle(environment.finish(next((t.content for t in reversed(run.trace.turns) if t.role == "assistant"), "")))
     return settle(environment.get_reward())
 
@@ -179,17 +179,25 @@ def collect(
     A reset that fails or takes too long makes a rollout that ended with an error. Raises as `run_episodes`."""
     config = config or RolloutConfig()
     environments = [environment_factory() for _ in rows]
-    done = run_chains([[lambda e=e, r=r: settle(e.reset(**r))] for e, r in zip(environments, rows)], config.tool_workers,
-                      config.tool_timeout)
-    episodes = [Episode(_prompt(row, step.value), environment, *names)
-                for row, environment, (step,), names in zip(rows, environments, done, _names(rows, trace_ids))]
-    good = [i for i, (step,) in enumerate(done) if step.raised is None and not step.late]
     try:
+        done = run_chains([[lambda e=e, r=r: _reset(e, r)] for e, r in zip(environments, rows)], config.tool_workers,
+                          config.tool_timeout)
+        episodes = [Episode(_prompt(row, step.value), environment, *names)
+                    for row, environment, (step,), names in zip(rows, environments, done, _names(rows, trace_ids))]
+        good = [i for i, (step,) in enumerate(done) if step.raised is None and not step.late]
         played = dict(zip(good, run_episodes(policy, [episodes[i] for i in good], config, seed, stop)))
         return [played[i] if i in played else _unplayed(episodes[i], done[i][0], policy.name) for i in range(len(rows))]
     finally:
         run_chains([[lambda e=e: settle(e.close())] for e in environments if hasattr(e, "close")], config.tool_workers,
                    config.tool_timeout)
+
+
+def _reset(environment, row):
+    "What the environment adds to the prompt."
+    said = settle(environment.reset(**row))
+    if said is not None and not isinstance(said, str):
+        raise TypeError(f"it gave a {type(said).__name__}; give a text for the prompt, or nothing")
+    return said
 
 
 def _prompt(row, said):

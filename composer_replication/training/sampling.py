@@ -55,6 +55,9 @@ class Sampling:
             ids = logits.argmax(-1)
         else:
             below = logprobs.double().exp().cumsum(-1)
+            if not below[:, -1].isfinite().all():
+                raise ValueError("the policy's logits are not finite; its weights have diverged: go back to a checkpoint and lower "
+                                 "learning_rate.")
             ids = torch.searchsorted(below, (numbers.double() * below[:, -1])[:, None], right=True)[:, 0]
         return ids, logprobs.gather(-1, ids[:, None])[:, 0]
 
