@@ -19,14 +19,11 @@ from transformers import DynamicCache, PreTrainedModel, TrainerCallback
 from ..losses.chunked import lm_head, token_logprobs
 from ..losses.collate import check_by_index
 from ..losses.compose import reference_logps
-from .batches import NonFiniteLoss, from_plain, report_not_finite, to_plain
+from .batches import NonFiniteLoss, report_not_finite
 from .channels import ChannelSum, at, replay_sum, sdpo_sum
-from .checkpoint import (InterruptCallback, complete_checkpoint, incomplete_because, last_complete_checkpoint,
-                                                      load_buffer,
-                                                      save_buffer)
-from .episodes import EpisodeTrainer
 from .guard import HeldOutGuard, HeldOutGuardCallback
 from .kl import kl_adjusted_advantages, kl_estimate, kl_loss_terms
+from .resume import ResumableTrainer
 from .teacher_policy import make_teacher, reference_policy
 from .window import Window
 from ..tree.forward import forward_branches, shares_trunk
@@ -60,20 +57,17 @@ def watch_forward(
 
 
 class _AfterStep(TrainerCallback):
-    "Takes a resumed run up where it was, and moves an EMA teacher on after each optimizer step."
+    "Moves an EMA teacher on after each optimizer step."
 
     def __init__(self, trainer):
         self.trainer = trainer
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        self.trainer._go_on()
 
     def on_step_end(self, args, state, control, **kwargs):
         if self.trainer.teacher:
             self.trainer.teacher.after_step()
 
 # %% ../../nbs/training/10_trainer.ipynb #db9e7659
-class ComposerReplicationTrainer(EpisodeTrainer):
+class ComposerReplicationTrainer(ResumableTrainer):
     """GRPO, or another policy objective, with SDPO at error turns and trace-replay DPO in one step.
 
     Takes the arguments of `EpisodeTrainer` and `trl.GRPOTrainer`. Raises `ValueError` and `TemplateProblem` before any weight
@@ -90,18 +84,15 @@ class ComposerReplicationTrainer(EpisodeTrainer):
         guard: HeldOutGuard | None = None,  # stops the run where the held-out score and the reward part
         **kwargs,
     ):
-        self._sampler = self._since_log = None
         super().__init__(model, *args, **kwargs)
         settings = self.args
-        self.interrupt = InterruptCallback()
-        self.teacher = self.reference = self._window = self._logprobs = self._order = None
+        self._window = self._logprobs = self._order = None
         if settings.alpha_sdpo:
             self.teacher = make_teacher(settings.teacher, self.model, settings.teacher_ema_rate, settings.teacher_mix)
         needs_start = guard is not None and guard.kl_hard_stop is not None
         if settings.kl_coef or needs_start or (settings.beta_replay and settings.replay_variant == "dpo"):
             self.reference = reference_policy(self.model, self.teacher)
         self.add_callback(_AfterStep(self))
-        self.add_callback(self.interrupt)
         if guard is not None:
             self._watch_held_out(guard)
 
@@ -112,34 +103,9 @@ class ComposerReplicationTrainer(EpisodeTrainer):
                              "HeldOutGuardCallback with an evaluation of your own.")
         self.add_callback(HeldOutGuardCallback(guard, self.held_out, self.args.guard_steps))
 
-    def train(self, resume_from_checkpoint=None, *args, **kwargs):
-        "As transformers'; `True` resumes from the last checkpoint that was written completely, or starts where there is none."
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = last_complete_checkpoint(self.args.output_dir)
-        resume = None if not resume_from_checkpoint else str(resume_from_checkpoint)
-        if resume and (reason := incomplete_because(resume)):
-            raise ValueError(f"{resume} cannot be resumed from: {reason}; take an earlier checkpoint, or True for the last complete one.")
-        try:
-            return super().train(resume, *args, **kwargs)
-        finally:
-            self.interrupt.restore()
-
-    def _run_epoch(self, *args, **kwargs):
-        if self.state.global_step < self.state.max_steps:  # transformers would make one more step of a finished run
-            super()._run_epoch(*args, **kwargs)
-
-    def _get_train_sampler(self, dataset=None):
-        self._sampler = super()._get_train_sampler(dataset)
-        return self._sampler
-
     def _go_on(self):
-        "After a resume: TRL's sampler draws the orders of the epochs that are over again, and the loss since the last log goes on."
         self._window = None  # one may be open where an error ended an earlier run of this trainer
-        for _ in range(int(self.state.epoch or 0)) if self._sampler is not None else ():
-            next(iter(self._sampler), None)
-        if self._since_log:
-            loss, self._globalstep_last_logged = self._since_log
-            self._tr_loss, self._since_log = torch.full_like(self._tr_loss, loss), None
+        super()._go_on()
 
     def held_out(self, model=None, step: int = 0) -> dict[str, float]:
         "Mean held-out reward, by the rollout loop with the same random numbers every time; `kl` to the start in nats a token."
@@ -358,37 +324,4 @@ class ComposerReplicationTrainer(EpisodeTrainer):
         folder = Path(self.args.output_dir) / f"not-finite-step{self._step}-rank{self.accelerator.process_index}"
         raise report_not_finite("replay" if name == "recorded" else name, part, traces, inputs, folder, self.state.global_step + 1)
 
-    # ---- checkpoints
 
-    def _save_checkpoint(self, model, trial):
-        with complete_checkpoint(self) as folder:
-            super()._save_checkpoint(model, trial)
-            between = self._step % (self.args.steps_per_generation * self.num_iterations)
-            buffer = [to_plain(i) for i in self._buffered_inputs] if between and self._buffered_inputs else None
-            save_buffer(folder / f"composer-rank{self.accelerator.process_index}.pt", {
-                "step": self._step, "processes": self.accelerator.num_processes, "since_log": (self._tr_loss.item(), self._globalstep_last_logged), "metrics": {k: list(v) for k, v in self._metrics["train"].items()}, "buffer": buffer})
-            for name, policy in self._kept_policies() if self.args.should_save else ():
-                policy.save(folder / name)
-
-    def _kept_policies(self):
-        "Policies beside the student that a checkpoint holds, by the name of their folder."
-        kept = [("teacher", self.teacher)] if self.teacher else []
-        return kept + [("reference", self.reference)] if self.reference and self.reference is not self.teacher else kept
-
-    def _load_optimizer_and_scheduler(self, checkpoint):
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None:
-            return
-        path = Path(checkpoint) / f"composer-rank{self.accelerator.process_index}.pt"
-        state = load_buffer(path) if path.exists() else {}
-        if state.get("processes") != self.accelerator.num_processes:
-            raise ValueError(f"{checkpoint} is another trainer's or of a run on another number of processes than "
-                             f"{self.accelerator.num_processes}; resume with as many as it was saved with, or load its weights as "
-                             "the start model.")
-        self._step, self._since_log = state["step"], state["since_log"]
-        for name, values in state["metrics"].items():
-            self._metrics["train"][name] = list(values)
-        if state["buffer"] is not None:
-            self._buffered_inputs = [from_plain(i, self.accelerator.device) for i in state["buffer"]]
-        for name, policy in self._kept_policies():
-            policy.load(Path(checkpoint) / name)
