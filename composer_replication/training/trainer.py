@@ -282,7 +282,8 @@ class ComposerReplicationTrainer(ResumableTrainer):
     def _replay(self, batch, hidden=None, cache=None, own_logprobs=None):
         a = self.args
         with self.accelerator.autocast():
-            return replay_sum(self.student, batch, hidden, cache, own_logprobs, a.replay_variant, a.replay_dpo_beta, a.replay_gamma, self.temperature)
+            return replay_sum(self.student, batch, hidden, cache, own_logprobs, a.replay_variant, a.replay_dpo_beta, a.replay_gamma,
+                              self.temperature)
 
     def _recorded_batch(self):
         "Recorded traces with the reference's log-probabilities, or None."
