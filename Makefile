@@ -14,7 +14,7 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: demo test docs lab clean
 
 demo: $(VENV)
-	.venv/bin/composer-rl compose --out out/demo
+	.venv/bin/composer-rl ladder --preset quick --out out/ladder
 
 # The models are small, and notebooks run two at a time.
 test: $(VENV)

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS, NBS, SPIKES, STAGED = ROOT / "docs", ROOT / "nbs", ROOT / "spikes", ROOT / "docs" / "_staged"
 PACKAGE = "composer_replication"
 
-GUIDE = ("guide", "error_site", "training_step", "troubleshooting")
+GUIDE = ("guide", "error_site", "training_step", "episodes", "exploits", "troubleshooting")
 BACKGROUND = ("recipe",)
 FLOORS = {  # caption: folders of nbs/, from the ground up; an import only ever goes down
     "Ground floor: what happened": ("traces",),
@@ -86,6 +86,11 @@ def staged_link(page: Page) -> Callable[[Path], str | None]:
             return os.path.relpath(STAGED / path.relative_to(DOCS), page.staged.parent)
         return None
     return place
+
+
+def as_page(link: str | None) -> str | None:
+    "A link within an output: Sphinx resolves none there, so it must name the page as it will be."
+    return link and re.sub(r"\.(ipynb|md)$", ".html", link)
 
 
 # Names of the package
@@ -228,11 +233,14 @@ def notebook(page: Page) -> str:
     "The staged form of a notebook."
     nb = nbformat.read(page.source, 4)
     module, cells = module_of(nb), []
+    place, folder = staged_link(page), page.source.parent
     for cell in nb.cells:
         if cell.cell_type == "code":
+            for shown in (output["data"] for output in cell.outputs if "text/markdown" in output.get("data", ())):
+                shown["text/markdown"] = relink(shown["text/markdown"], folder, lambda path: as_page(place(path)))
             cells += code_cell(cell, module)
         else:
-            cell.source = link_names(relink(cell.source, page.source.parent, staged_link(page)), module)
+            cell.source = link_names(relink(cell.source, folder, place), module)
             cells.append(cell)
     if page.name == "index":
         cells.append(nbformat.v4.new_markdown_cell(contents()))

@@ -1,8 +1,12 @@
 """What several tests share."""
 import os
+import signal
 from pathlib import Path
 
 import pytest
+
+# A shell that runs the tests in the background has Ctrl-C ignored, and every process that they start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,9 @@ import composer_replication
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "composer_replication"
 ROOF = 6
-FLOORS = {"traces": 0, "hints": 1, "replay": 1, "envs": 1, "tree": 2, "losses": 3, "training": 4, "lab": 5,
-          "report": ROOF, "cli": ROOF, "scale": ROOF}
+FLOORS = {"data": -1, "traces": 0, "hints": 1, "replay": 1, "envs": 1, "tree": 2, "losses": 3, "training": 4, "lab": 5,
+          "report": ROOF, "cli": ROOF, "cli_tasks": ROOF, "cli_serve": ROOF, "cli_teachers": ROOF,
+          "cli_replay": ROOF, "scale": ROOF}
 
 
 def kept_files() -> list[Path]:
@@ -148,7 +149,9 @@ def test_private_text_is_found(text):
     assert private(text)
 
 
-LARGE = {"composer_replication/data/embedded/model.safetensors": 2_000_000}  # the embedded model's weights
+LAB = ("mild", "medium", "strong", "teacher-1", "teacher-2", "teacher-3")
+LARGE = {f"composer_replication/data/{name}/model.safetensors": 2_000_000  # the shipped models' weights
+         for name in ("embedded", *(f"lab/{agent}" for agent in LAB))}
 
 
 def test_no_file_is_huge():

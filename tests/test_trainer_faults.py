@@ -1,5 +1,6 @@
 "What goes wrong before and during training, adapters, and the settings that the slow reference leaves out."
 import warnings
+from functools import wraps
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 import world
 from datasets import Dataset
 from peft import LoraConfig
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
 from transformers.trainer_callback import PrinterCallback
 
 from composer_replication.hints.layers import default_composite
@@ -145,17 +147,28 @@ class Kept(ComposerReplicationTrainer):
         return self.batch
 
 
+def moved(trainer):
+    "Move the trainer's policy away from its start."
+    with torch.no_grad():
+        for parameter in trainer.student.parameters():
+            parameter.mul_(1.02)
+    return trainer
+
+
+def policy_and_start(trainer):
+    "Copies in float64 of the policy as it is, and of what it started from."
+    policy, start = (embedded_model(pretrained=False).double() for _ in range(2))
+    policy.load_state_dict(trainer.student.state_dict())
+    start.load_state_dict(embedded_model().state_dict())
+    return policy, start
+
+
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
 def test_the_kl_is_taken_from_the_reward(estimator, tmp_path):
     "Against plain forwards of policy and start in float64."
     quiet = dict(alpha_sdpo=0.0, beta_replay=0.0, kl_estimator=estimator)
-    trainer = make(tmp_path, kind=Kept, kl_coef=0.3, **quiet)
-    with torch.no_grad():
-        for parameter in trainer.student.parameters():
-            parameter.mul_(1.02)
-    policy, start = (embedded_model(pretrained=False).double() for _ in range(2))
-    policy.load_state_dict(trainer.student.state_dict())
-    start.load_state_dict(embedded_model().state_dict())
+    trainer = moved(make(tmp_path, kind=Kept, kl_coef=0.3, **quiet))
+    policy, start = policy_and_start(trainer)
     trainer.train()
     batch, kls = trainer.batch, []
     for rollout in trainer.rollouts:
@@ -176,10 +189,7 @@ class Unscored(world.Files):
 
 def test_what_nobody_scored_gets_no_advantage_from_its_kl(tmp_path, monkeypatch):
     monkeypatch.setattr(world, "Files", Unscored)
-    trainer = make(tmp_path, kind=Kept, kl_coef=0.3, alpha_sdpo=0.0, beta_replay=0.0)
-    with torch.no_grad():
-        for parameter in trainer.student.parameters():
-            parameter.mul_(1.02)
+    trainer = moved(make(tmp_path, kind=Kept, kl_coef=0.3, alpha_sdpo=0.0, beta_replay=0.0))
     trainer.train()
     assert all(r.reward is None for r in trainer.rollouts) and not trainer.batch["advantages"].any()
 
@@ -196,14 +206,9 @@ def test_the_kl_in_the_loss_has_the_gradient_of_the_kl(estimator, tmp_path):
     "Value and gradient against plain forwards in float64: ratio times estimate, a mean over the sampled tokens."
     runs = []
     for coef in (0.0, 5.0):
-        trainer = make(tmp_path, kind=Graded, kl_coef=coef, kl_place="loss", kl_estimator=estimator, alpha_sdpo=0.0,
-                       beta_replay=0.0)
-        with torch.no_grad():
-            for parameter in trainer.student.parameters():
-                parameter.mul_(1.02)
-        policy, start = (embedded_model(pretrained=False).double() for _ in range(2))
-        policy.load_state_dict(trainer.student.state_dict())
-        start.load_state_dict(embedded_model().state_dict())
+        trainer = moved(make(tmp_path, kind=Graded, kl_coef=coef, kl_place="loss", kl_estimator=estimator, alpha_sdpo=0.0,
+                             beta_replay=0.0))
+        policy, start = policy_and_start(trainer)
         trainer.train()
         runs.append(trainer)
     total, tokens = 0.0, 0
@@ -237,14 +242,24 @@ def test_rollouts_are_kept_as_traces(tmp_path):
     assert [t.turns for t in traces] == [r.trace.turns for r in trainer.rollouts] and all(t.reward is not None for t in traces)
 
 
-def test_bfloat16_autocast_treats_all_sides_alike(tmp_path):
+def test_bfloat16_autocast_treats_all_sides_alike(tmp_path, monkeypatch):
     "TRL's default on a GPU: float32 weights, bfloat16 passes. At the first step policy and reference are the same model."
+    seen, forward = [], Qwen3Model.forward
+
+    @wraps(forward)
+    def watched(*args, **kwargs):
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(Qwen3Model, "forward", watched)
     for teacher in ("ema", "live"):
         trainer = make(tmp_path / teacher, bf16=True, teacher=teacher, given={"replay_examples": ()})
         trainer.train()
         step = next(h for h in trainer.state.log_history if "replay/pairs" in h)
         assert step["sdpo/sites"] > 0 and step["replay/pairs"] > 0
-        assert abs(step["replay/margin"]) < 1e-6 and abs(step["replay/loss"] - 0.6931472) < 1e-6
+        # Some CPUs round a bfloat16 product by its shape, and the two passes differ in shape: 5e-4 was seen, on others 0.
+        assert abs(step["replay/margin"]) < 5e-3 and abs(step["replay/loss"] - 0.6931472) < 5e-3
+    assert seen and all(seen)  # rollouts, policy, teacher and reference
 
 
 class Strict(world.Files):

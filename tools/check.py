@@ -42,6 +42,10 @@ def copy_tree(to: Path) -> Path:
                 "__pycache__", ".ipynb_checkpoints", "data", "*.scratch.py"))
     for file in ("settings.ini", "pyproject.toml"):
         shutil.copy(ROOT / file, to / file)
+    if (ROOT / "repos").is_dir():  # nbdev lists the modules of the shipped repository, which the package's data links to
+        shutil.copytree(ROOT / "repos", to / "repos", ignore=shutil.ignore_patterns("__pycache__"))
+        (to / "composer_replication" / "data").mkdir()
+        (to / "composer_replication" / "data" / "repos").symlink_to("../../repos")
     return to
 
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SPECIAL_TOKENS', 'CHAT_TEMPLATE', 'TIED', 'train_tokenizer', 'embedded_path', 'embedded_tokenizer', 'build_model',
-           'save_embedded', 'embedded_model']
+           'save_embedded', 'read_weights', 'embedded_model']
 
 # %% ../../nbs/lab/01_embedded.ipynb #b19359b1
 from collections.abc import Iterable
@@ -119,19 +119,25 @@ def save_embedded(
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def read_weights(
+    model: Qwen3ForCausalLM,  # of the same shape
+    folder: Path,  # written by `save_embedded`
+) -> Qwen3ForCausalLM:
+    "The model with the folder's weights, in evaluation mode. Raises `ValueError` where the shapes differ."
+    weights = load_file(folder / "model.safetensors")
+    shapes = {k: v.shape for k, v in model.state_dict().items() if k not in TIED}
+    if {k: v.shape for k, v in weights.items()} != shapes:
+        raise ValueError(f"{folder.name}/model.safetensors holds other weights than the embedded model's; "
+                         "write it anew with `save_embedded`.")
+    model.load_state_dict(weights, strict=False)
+    return model.eval()
+
+
 def embedded_model(
     pretrained: bool = True,  # the shipped weights; False for random ones
     seed: int = 0,  # of the random weights
     folder: Path | None = None,  # another folder written by `save_embedded`
 ) -> Qwen3ForCausalLM:
     "The embedded model in float32 and evaluation mode, its weights read from safetensors."
-    folder = folder or embedded_path()
     model = build_model(len(embedded_tokenizer()), seed)
-    if pretrained:
-        weights = load_file(folder / "model.safetensors")
-        shapes = {k: v.shape for k, v in model.state_dict().items() if k not in TIED}
-        if {k: v.shape for k, v in weights.items()} != shapes:
-            raise ValueError(f"{folder.name}/model.safetensors holds other weights than the embedded model's; "
-                             "write it anew with `save_embedded`.")
-        model.load_state_dict(weights, strict=False)
-    return model.eval()
+    return read_weights(model, folder or embedded_path()) if pretrained else model.eval()

@@ -11,6 +11,7 @@ import random
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -163,16 +164,18 @@ def pretrain(
     seed: int = 0,  # of the weights and of the order
     batch_size: int = 32,
     progress: bool = True,
+    start: Qwen3ForCausalLM | None = None,  # goes on from a copy of this model; None: from random weights
+    rate: float = 1.0,  # of the usual learning rates
 ) -> Qwen3ForCausalLM:
-    """A model trained from random weights.
+    """A trained model.
 
     The matrices inside the layers are Muon's, embedding and norms are AdamW's; learning rates warm up over 20 steps and
     fall linearly to a twentieth."""
-    model = build_model(vocab_size, seed).train()
+    model = (deepcopy(start) if start is not None else build_model(vocab_size, seed)).train()
     inner = [p for p in model.model.layers.parameters() if p.ndim == 2]
     outer = [p for p in model.parameters() if all(p is not q for q in inner)]
-    optimizers = [torch.optim.Muon(inner, lr=0.02, weight_decay=0.01),
-                  torch.optim.AdamW(outer, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0)]
+    optimizers = [torch.optim.Muon(inner, lr=0.02 * rate, weight_decay=0.01),
+                  torch.optim.AdamW(outer, lr=3e-3 * rate, betas=(0.9, 0.95), weight_decay=0.0)]
     peaks = [o.param_groups[0]["lr"] for o in optimizers]
     rng = random.Random(f"order/{seed}")
     bar = tqdm(batches(pool, steps, batch_size, rng), "steps", total=steps, disable=not progress)

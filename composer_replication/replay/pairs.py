@@ -21,6 +21,8 @@ class DPOPair:
     chosen: Turn
     rejected: Turn
     source: str  # where the preference comes from: "sibling:error:ID" or "sibling:reward:ID" with the sibling's trace id
+    votes: tuple[int, ...] = ()  # where teachers voted: those for the chosen action, for the rejected one, then for each other
+    teachers: tuple[str, ...] = ()  # those for the chosen action, in the order of the panel
 
     def __post_init__(self):
         if {self.chosen.role, self.rejected.role} != {"assistant"}:
@@ -29,6 +31,11 @@ class DPOPair:
         if action_key(self.chosen) == action_key(self.rejected):
             raise TraceProblem(f"both sides of the pair at turn {self.turn} of {self.trace_id} are the same action",
                                "leave the pair out, there is nothing to prefer")
+
+    @property
+    def margin(self) -> float:
+        "By how much the chosen action leads the one next to it, as a share of the votes; 0.0 where nobody voted."
+        return (self.votes[0] - max(self.votes[1:], default=0)) / max(1, sum(self.votes)) if self.votes else 0.0
 
 # %% ../../nbs/replay/00_pairs.ipynb #499b1498
 def sibling_pairs(

@@ -73,13 +73,17 @@ class ComposerReplicationConfig(GRPOConfig):
     guard_steps: int = _help(10, "Optimizer steps between two evaluations of a held-out guard.")
     save_rollouts: bool = _help(False, "Write every generation's traces to output_dir/rollouts, as recorded data.")
     tool_timeout: float = _help(30.0, "Seconds that one tool call may take.")
+    sort_by_length: bool = _help(False, "Rows of like length share a backward pass: quicker, and TRL's numbers but for rounding.")
 
     def __post_init__(self):
         super().__post_init__()
         self._check_policy()
         self._check_sdpo()
         self._check_replay()
-        windowed = self.channels or (self.kl_coef and self.kl_place == "loss")
+        if self.sort_by_length and self.loss_type == "bnpo":
+            raise ValueError("sort_by_length=True puts other rows into a batch, and loss_type='bnpo' divides by a batch's own tokens; "
+                             "leave one of them out.")
+        windowed = self.channels or (self.kl_coef and self.kl_place == "loss") or self.sort_by_length
         if windowed and self.steps_per_generation % self.gradient_accumulation_steps:
             raise ValueError(f"steps_per_generation={self.steps_per_generation} is no multiple of gradient_accumulation_steps="
                              f"{self.gradient_accumulation_steps}, so the tokens of an update are not known before its first "

@@ -25,6 +25,7 @@ from ..losses.collate import TraceExample
 from ..traces.export import write_traces
 from ..traces.formats import chat_turns
 from ..traces.schema import Trace, Turn
+from .batches import by_length
 from .config import ComposerReplicationConfig
 from .policies import CallablePolicy, TransformersPolicy
 from .episode import Ending, Rollout, RolloutConfig
@@ -200,6 +201,14 @@ class EpisodeTrainer(GRPOTrainer):
             rows.append(rollout_tree(trace, ids, mask, self.setup.chat, targets, self.hint_source, some if kept else (),
                                      args.hint_placement, args.strip_thinking))
         return rows
+
+    def _prepare_inputs(self, generation_batch):
+        held = self._buffered_inputs
+        inputs = super()._prepare_inputs(generation_batch)
+        if self.args.sort_by_length and self.model.training and self._buffered_inputs is not held:
+            self._buffered_inputs = by_length(self._buffered_inputs, self.args.gradient_accumulation_steps)
+            inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]
+        return inputs
 
     def _generate_and_score_completions(self, inputs):
         self._rows = inputs

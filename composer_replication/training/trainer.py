@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from accelerate.utils import gather_object
 from transformers import DynamicCache, PreTrainedModel, TrainerCallback
+from trl.trainer import utils as trl_utils
 
 from ..losses.chunked import lm_head, token_logprobs
 from ..losses.collate import check_by_index
@@ -224,7 +226,10 @@ class ComposerReplicationTrainer(ResumableTrainer):
             return reference_logps(model, batch, temperature=self.temperature)
 
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
-        out = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        # TRL's tile is 32768 entries wide whatever the vocabulary; a small one then lies scattered over as much memory.
+        width = min(trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE, lm_head(self.student).weight.shape[0])
+        with patch.object(trl_utils, "_CHUNKED_LOGPROB_CHUNK_SIZE", width):
+            out = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         self._logprobs = out[0]
         return out
 
