@@ -110,9 +110,10 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_happened(start, unharm
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_told_to_stop_it_leaves_a_checkpoint_that_goes_on(start, unharmed, tmp_path, number):
-    processes = start([run("stopped", "kill", tmp_path, save_strategy="no")])
+    processes = start([run("stopped", "kill", tmp_path, save_strategy="no", hold=2)])
     wait_for(tmp_path / "steps-0", processes, 2)
     os.kill(processes[0].pid, number)
+    (tmp_path / "go").touch()
     assert f"{number.name}: finishing this step" in ended(processes)[0]
     reached = int((tmp_path / "steps-0").read_text().split()[-1])
     assert reached < 6 and last_complete_checkpoint(tmp_path).name == f"checkpoint-{reached}"
@@ -215,9 +216,10 @@ def test_a_nan_on_one_rank_stops_both(pair):
 
 
 def test_one_of_two_is_told_to_stop_and_the_run_goes_on_to_the_same_end(start, pair, tmp_path):
-    processes = start([run("stopped", "two", tmp_path, save_strategy="no")], ranks=2)
+    processes = start([run("stopped", "two", tmp_path, save_strategy="no", hold=1)], ranks=2)
     wait_for(tmp_path / "steps-1", processes, 1)
     processes[1].terminate()
+    (tmp_path / "go").touch()
     ended(processes)
     reached = [(tmp_path / f"steps-{rank}").read_text().split()[-1] for rank in (0, 1)]
     assert reached[0] == reached[1] and int(reached[0]) < 3

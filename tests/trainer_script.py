@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -130,10 +131,10 @@ class Broken(ComposerReplicationTrainer):
 
 
 class Tell(TrainerCallback):
-    "Writes down each step that is over, and keeps the gradients it was made with."
+    "Writes down each step that is over, and keeps the gradients it was made with; stands still after step `hold` until `go` is there."
 
-    def __init__(self, path):
-        self.path, self.grads = path, {}
+    def __init__(self, path, hold=0):
+        self.path, self.hold, self.grads = Path(path), hold, {}
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
         self.grads = {n.removeprefix("module."): p.grad.clone() for n, p in model.named_parameters()}
@@ -141,6 +142,8 @@ class Tell(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         with open(self.path, "a") as file:
             print(state.global_step, file=file, flush=True)
+        while state.global_step == self.hold and not self.path.with_name("go").exists():
+            time.sleep(0.01)
 
 
 class Ticks:
@@ -170,11 +173,11 @@ class Ticks:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def task(name, scene, out, rank, resume=None, kind="ComposerReplicationTrainer", rows=None, double=False, **changes):
+def task(name, scene, out, rank, resume=None, kind="ComposerReplicationTrainer", rows=None, double=False, hold=0, **changes):
     "One run; what it leaves behind goes to a file."
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    told, made = Tell(out / f"steps-{rank}"), globals()[kind]
+    told, made = Tell(out / f"steps-{rank}", hold), globals()[kind]
     model = policy().double() if double else None
     trainer = make(scene, out, made, model, [told], ddp_timeout=60, **changes)
     if rows:
