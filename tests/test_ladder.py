@@ -16,7 +16,8 @@ from composer_replication.lab import ladder as room
 from composer_replication.lab.ladder import ARMS, PRESETS, arm_row, arm_setting, gain_over, ladder, ladder_rows, pooled, verdict
 from composer_replication.lab.setting import Point, Preparation, RunResult, Setting, Step
 from composer_replication.lab.stats import Interval, generations_to_reach
-from composer_replication.report.ladder import STAND_INS, ladder_json, ladder_page, result_table
+from composer_replication.report.html import PALETTE
+from composer_replication.report.ladder import ladder_json, ladder_page, result_table
 
 LIGHT = '''
 """An arm without torch: made-up numbers, kept after each step, one step in a while."""
@@ -337,7 +338,7 @@ def test_the_page_escapes_what_it_shows_and_takes_its_colours_from_css():
     run = whole_ladder()
     page = ladder_page(run, ladder_rows(run))
     assert "<b>kind" not in page and "&lt;b&gt;kind" in page and "<script" not in page and "<i>" not in page
-    assert not any(colour in page for colour in STAND_INS) and "var(--A4)" in page and "never" not in page
+    assert not any(light.lower() in page for light, _ in PALETTE.values()) and "var(--fourth)" in page and "never" not in page
     assert ladder_page(run, ladder_rows(run)) == page
     assert json.loads(json.dumps(ladder_json(run, ladder_rows(run))))["rows"][4]["title"] == "all"
 

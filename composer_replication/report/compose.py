@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from dataclasses import asdict
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
@@ -18,7 +19,7 @@ from rich.table import Table
 
 from ..lab.compose import ComposeRun
 from ..losses.compose import TokenShift
-from .html import ACCENT, STUDENT, TEACHER, figure, page, table
+from .html import ACCENT, FIGURES, PALETTE, STUDENT, TEACHER, figure, page, table
 from .tokens import SiteView, TokenRow, site_picker
 from ..traces.schema import ToolCall, Turn
 
@@ -119,19 +120,20 @@ def run_json(run: ComposeRun) -> dict:
             "excluded": [dict(zip(("trace_id", "turn", "reason"), e, strict=True)) for e in run.excluded]}
 
 # %% ../../nbs/report/03_compose.ipynb #621e751c
+@rc_context(FIGURES)
 def steps_figure(run: ComposeRun) -> Figure:
     "Each channel's value over the steps where it had something to do."
     fig = Figure(figsize=(8, 2.6), layout="constrained")
-    channels = (("policy stand-in", "lm_ce", None, "#555555"), ("SDPO", "sdpo_jsd", "sdpo_tokens", STUDENT),
+    channels = (("policy stand-in", "lm_ce", None, PALETTE["dim"][0]), ("SDPO", "sdpo_jsd", "sdpo_tokens", STUDENT),
                 ("replay DPO (ours)", "trace_replay_dpo", "pairs", TEACHER))
     for axis, (name, value, count, colour) in zip(fig.subplots(1, 3), channels, strict=True):
         steps = [s for s in run.steps if count is None or getattr(s, count)]
         axis.plot([s.step for s in steps], [getattr(s, value) for s in steps], "o-", color=colour)
         axis.set(title=name, xlabel="step", ylabel="nats", xlim=(.5, len(run.steps) + .5))
-        axis.spines[["top", "right"]].set_visible(False)
     return fig
 
 
+@rc_context(FIGURES)
 def shift_figure(run: ComposeRun, tokenizer) -> Figure:
     "Probability of the tokens moved most: student, hinted teacher, student after the last step."
     pairs = moved_most(run)[::-1]
@@ -139,7 +141,7 @@ def shift_figure(run: ComposeRun, tokenizer) -> Figure:
     axis = fig.subplots()
     for y, (old, new) in enumerate(pairs):
         points = [math.exp(x) for x in (old.student_logprob, old.teacher_logprob, new.student_logprob)]
-        axis.plot([min(points), max(points)], [y, y], color="#bbbbbb", zorder=0)
+        axis.plot([min(points), max(points)], [y, y], color=PALETTE["line"][0], zorder=0)
         for x, colour, marker in zip(points, (STUDENT, TEACHER, ACCENT), "osD", strict=True):
             axis.scatter(x, y, color=colour, marker=marker)
     for name, colour, marker in zip(("student", "with the hint", "student after"), (STUDENT, TEACHER, ACCENT), "osD",
@@ -147,8 +149,7 @@ def shift_figure(run: ComposeRun, tokenizer) -> Figure:
         axis.scatter([], [], color=colour, marker=marker, label=name)
     axis.set_yticks(range(len(pairs)), [repr(tokenizer.decode([old.label])).replace("$", "\\$") for old, _ in pairs])
     axis.set(xlabel="probability of the token that was sampled", xlim=(-.02, 1.02))
-    axis.legend(loc="upper center", bbox_to_anchor=(.5, 1.18), ncols=3, frameon=False)
-    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(loc="upper center", bbox_to_anchor=(.5, 1.18), ncols=3)
     return fig
 
 
