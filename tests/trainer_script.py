@@ -131,7 +131,7 @@ class Broken(ComposerReplicationTrainer):
 
 
 class Tell(TrainerCallback):
-    "Writes down each step that is over, and keeps the gradients it was made with; stands still after step `hold` until `go` is there."
+    "Writes down each step that is over and keeps its gradients; stands still after step `hold` until the file `go` is there."
 
     def __init__(self, path, hold=0):
         self.path, self.hold, self.grads = Path(path), hold, {}

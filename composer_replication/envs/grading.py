@@ -19,10 +19,11 @@ from .evidence import compare, deleted_again, heldout_phase, modules_of
 from .processes import Limits
 from .runner import Judge, Phase, run_phases
 from .task import CommandRecord, FeatureDeletionTask, Finding
+from ..traces.schema import Shown
 
 # %% ../../nbs/envs/03_grading.ipynb #da95a094
 @dataclass(frozen=True)
-class Grade:
+class Grade(Shown):
     "The judge's word on one submission."
 
     reward: float  # 1.0 or 0.0; a hacked submission earns 0

@@ -18,6 +18,8 @@ from typing import Any
 
 from unidiff import PatchSet, UnidiffParseError
 
+from ..traces.schema import Shown
+
 # %% ../../nbs/envs/00_task.ipynb #0bdf38a8
 class TaskProblem(ValueError):
     "A task that cannot be used: what is wrong, where, and what to do."
@@ -150,7 +152,7 @@ MODES = ("stub", "remove", "given")  # given: the repository at base_commit alre
 
 
 @dataclass(frozen=True)
-class FeatureDeletionTask:
+class FeatureDeletionTask(Shown):
     """A repository without one feature, and what shows that it is back.
 
     Whatever gives the answer away (the diffs, hidden tests' records, fingerprints) is left out of the repr.

@@ -18,7 +18,7 @@ from .diagnose import exception_line, unwrap
 from .gate import refusal
 from .templates import dispatch
 from .text import sentences, shorten
-from ..traces.schema import ERROR_KINDS, ErrorSite, Trace, Turn
+from ..traces.schema import ERROR_KINDS, ErrorSite, Shown, Trace, Turn
 
 if TYPE_CHECKING:
     from composer_replication.traces.siblings import SiblingIndex
@@ -33,7 +33,7 @@ class ErrorMeta:
 
 
 @dataclass(frozen=True)
-class Hint:
+class Hint(Shown):
     "A hint and the layer that gave it."
 
     text: str

@@ -21,7 +21,7 @@ from ..losses.collate import CollatorConfig, ComposerDataCollator, TraceExample,
 from ..losses.compose import TokenShift, compose_loss, reference_logps, token_shift
 from ..replay.pairs import sibling_pairs
 from ..traces.read import own_ids, read_traces
-from ..traces.schema import ErrorSite, Trace, TraceProblem
+from ..traces.schema import ErrorSite, Shown, Trace, TraceProblem
 from ..traces.siblings import SiblingIndex
 from ..traces.sites import find_error_sites
 from ..tree.build import Tree
@@ -155,7 +155,7 @@ class StepRecord:
 
 
 @dataclass(frozen=True)
-class ComposeRun:
+class ComposeRun(Shown):
     "Everything the main job measured."
 
     settings: dict

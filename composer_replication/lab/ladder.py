@@ -20,6 +20,7 @@ from typing import Any
 
 from .schedule import ARM, Job, ScheduleProblem, read_result, run_jobs
 from .stats import Interval, bootstrap_mean, generations_to_reach, paired_bootstrap
+from ..traces.schema import Shown
 
 # %% ../../nbs/lab/13_ladder.ipynb #186c1160
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def check_ladder(
 
 # %% ../../nbs/lab/13_ladder.ipynb #8c184cf7
 @dataclass(frozen=True)
-class Ladder:
+class Ladder(Shown):
     "What was run, and what came of it."
     preset: str
     setting: dict  # of the arm with all channels

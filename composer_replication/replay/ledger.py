@@ -24,6 +24,8 @@ from uuid import uuid4
 if TYPE_CHECKING:
     from datasets import Dataset
 
+from ..traces.schema import Shown
+
 # %% ../../nbs/replay/04_ledger.ipynb #0a4f522a
 class LedgerProblem(RuntimeError):
     "The ledger's file cannot be used: one sentence with what is wrong and what to do."
@@ -213,7 +215,7 @@ def _tidy(path: Path) -> None:
             file.unlink(missing_ok=True)
 
 # %% ../../nbs/replay/04_ledger.ipynb #9447322a
-class Ledger:
+class Ledger(Shown):
     "A ledger's file, open. For several threads and processes at once; a context manager. Raises `LedgerProblem`."
 
     def __init__(

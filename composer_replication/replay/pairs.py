@@ -8,12 +8,12 @@ __all__ = ['DPOPair', 'sibling_pairs']
 # %% ../../nbs/replay/00_pairs.ipynb #6ecd1f54
 from dataclasses import dataclass
 
-from ..traces.schema import Trace, TraceProblem, Turn
+from ..traces.schema import Shown, Trace, TraceProblem, Turn
 from ..traces.siblings import SiblingIndex, action_key, failed_turns
 
 # %% ../../nbs/replay/00_pairs.ipynb #7520211c
 @dataclass(frozen=True)
-class DPOPair:
+class DPOPair(Shown):
     "At position `turn` of a trace, `chosen` is preferred over `rejected`. Channel 3: ours, not Cursor's."
 
     trace_id: str

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..replay.pairs import DPOPair
-from ..traces.schema import Trace
+from ..traces.schema import Shown, Trace
 from .chat import ChatFormat, TemplateProblem
 from .text import AlignmentError, Piece, Script, shown, write_script
 
@@ -47,7 +47,7 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Tree:
+class Tree(Shown):
     "One trace as token ids. Raises `AlignmentError` where spans or branches do not fit the trunk."
 
     trace_id: str

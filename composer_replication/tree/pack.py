@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 
 import torch
 
+from ..traces.schema import Shown
 from .build import Branch, Tree
 
 # %% ../../nbs/tree/03_pack.ipynb #f504065e
@@ -18,7 +19,7 @@ KINDS = ("hint", "chosen", "rejected", "own")  # own: an answer of a pair that t
 
 
 @dataclass(frozen=True)
-class PackedBatch:
+class PackedBatch(Shown):
     "Trunks and branches of a batch of trees; all index tensors are int64."
 
     input_ids: torch.Tensor  # (batch, time) trunks, padded on the right, and on the left where the trainer's batch is
