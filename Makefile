@@ -4,6 +4,7 @@
 PYTHON ?= $(shell for p in python3.11 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 VENV := .venv/.installed
+LAB ?=  # more options for JupyterLab: make lab LAB="--no-browser --port 8889"
 PIP := .venv/bin/python -m pip install -qq --disable-pip-version-check
 
 export HF_HUB_OFFLINE ?= 1
@@ -27,7 +28,7 @@ docs: $(VENV)
 	@echo "The site lies in docs/_build/html/index.html"
 
 lab: $(VENV)
-	.venv/bin/jupyter lab nbs
+	.venv/bin/jupyter lab --LabApp.app_settings_dir=tools/lab --LabApp.default_url=/lab/tree/nbs/index.ipynb $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB)
 
 clean:
 	rm -rf out build dist docs/_build docs/_staged .pytest_cache .ruff_cache .hypothesis

@@ -17,12 +17,14 @@ html_theme = "furo"
 html_title = "Composer replication"
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
+html_favicon = "_static/favicon.svg"
 html_show_sphinx = False
 html_copy_source = False
 
 nb_execution_mode = "off"
 nb_merge_streams = True
 myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
+myst_dmath_allow_digits = False  # "$5 a trace, below $5" is money
 myst_heading_anchors = 3
 
 add_module_names = False

@@ -1,4 +1,4 @@
-"""Stage the site's pages for Sphinx: nbs/, spikes/ and the prose of docs/, into docs/_staged.
+"""Stage the site's pages for Sphinx: nbs/, spikes/, the prose of docs/ and pages made here, into docs/_staged.
 
 Notebooks are not run. Their hidden cells are left out, exported cells become API entries, and back-ticked names of the
 package become links to these. Links between files of the repository become links between pages.
@@ -10,8 +10,10 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from html import escape
 from pathlib import Path
 
+import gaps
 import nbformat
 from nbdev.process import extract_directives
 
@@ -19,8 +21,11 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS, NBS, SPIKES, STAGED = ROOT / "docs", ROOT / "nbs", ROOT / "spikes", ROOT / "docs" / "_staged"
 PACKAGE = "composer_replication"
 
-GUIDE = ("guide", "error_site", "training_step", "episodes", "exploits", "troubleshooting")
-BACKGROUND = ("recipe",)
+START = ("error_site", "training_step", "episodes", "exploits", "replay")
+GUIDES = ("guide", "guides/my-model", "guides/my-traces", "guides/my-repository", "guides/my-teachers", "guides/hint-layer",
+          "guides/objective", "guides/read-a-ladder")
+REFERENCE = ("commands", "glossary", "troubleshooting")
+BACKGROUND = ("recipe", "comparison")
 FLOORS = {  # caption: folders of nbs/, from the ground up; an import only ever goes down
     "Ground floor: what happened": ("traces",),
     "Floor 1: what would have helped": ("hints", "replay", "envs"),
@@ -37,7 +42,7 @@ FLOORS = {  # caption: folders of nbs/, from the ground up; an import only ever 
 class Page:
     "One page of the site."
 
-    source: Path  # the notebook or Markdown file
+    source: Path  # the notebook or Markdown file; of a made page, where it would lie
     name: str  # its place in the site, without a suffix: traces/schema
 
     @property
@@ -55,8 +60,28 @@ def pages() -> tuple[Page, ...]:
         return not any(part.startswith(("_", ".")) for part in path.relative_to(ROOT).parts)
     found = [Page(path, room(path)) for path in sorted(NBS.rglob("*.ipynb"))]
     found += [Page(path, f"spikes/{path.stem}") for path in sorted(SPIKES.glob("*/*.ipynb"))]
-    found += [Page(path, path.relative_to(DOCS).with_suffix("").as_posix()) for path in sorted(DOCS.rglob("*.md"))]
+    written = set(DOCS.rglob("*.md")) | {DOCS / f"{name}.md" for name in made()}
+    found += [Page(path, path.relative_to(DOCS).with_suffix("").as_posix()) for path in sorted(written)]
     return tuple(page for page in found if visible(page.source))
+
+
+# Pages made from what the repository holds
+
+@cache
+def made() -> dict[str, Callable[[], str]]:
+    "Pages without a file: name, and what makes it."
+    found = {"gaps": lambda: gaps.page(at_gaps)}
+    try:
+        from composer_replication.cli import commands_markdown
+        found["commands"] = commands_markdown
+    except ImportError:  # then the site does without
+        pass
+    return found
+
+
+def at_gaps(text: str, notebook: Path) -> str:
+    "A text of a notebook, its links as the page of the gaps must have them."
+    return relink(text, notebook.parent, staged_link(Page(DOCS / "gaps.md", "gaps")))
 
 
 # Links between files
@@ -213,7 +238,18 @@ SHOWN = {"echo:": ("false", "remove-input"), "output:": ("false", "remove-output
          "code-fold:": ("true", "hide-input")}  # directive: its value, the tag that myst-nb reads
 
 
-def code_cell(cell, module: str | None) -> list:
+def name_drawings(html: str, words: str) -> str:
+    "Drawings without a name get one. What stands in a frame or is written by a script has to name its own."
+    if "<iframe" in html or "<script" in html:
+        return html
+    return re.sub(r"<svg(?![^>]*\s(?:role|aria-[a-z]+)=)", f'<svg role="img" aria-label="{escape(words)}"', html)
+
+
+def code_cell(
+    cell,
+    module: str | None,
+    heading: str,  # what it stands under: the text of a figure that has none of its own
+) -> list:
     "What a code cell becomes: nothing, API entries, itself."
     told = extract_directives(cell)
     if told.keys() & {"hide", "exporti", "default_exp"}:
@@ -223,8 +259,10 @@ def code_cell(cell, module: str | None) -> list:
         return cells
     tags = {tag for key, (value, tag) in SHOWN.items() if told.get(key) == [value]}
     cell.metadata["tags"] = sorted({*cell.metadata.get("tags", ()), *tags})
-    if "fig-alt:" in told:
-        cell.metadata["mystnb"] = {"image": {"alt": " ".join(told["fig-alt:"])}}
+    words = " ".join(told.get("fig-alt:", [f"Figure: {heading}"]))
+    cell.metadata["mystnb"] = {"image": {"alt": words}}
+    for shown in (output["data"] for output in cell.outputs if "text/html" in output.get("data", ())):
+        shown["text/html"] = name_drawings(shown["text/html"], words)
     cell.source = "\n".join(line for line in cell.source.splitlines() if not re.match(r"\s*#\s*\|", line))
     return [*cells, cell] if cell.source.strip() or cell.outputs else cells
 
@@ -232,14 +270,15 @@ def code_cell(cell, module: str | None) -> list:
 def notebook(page: Page) -> str:
     "The staged form of a notebook."
     nb = nbformat.read(page.source, 4)
-    module, cells = module_of(nb), []
+    module, cells, heading = module_of(nb), [], ""
     place, folder = staged_link(page), page.source.parent
     for cell in nb.cells:
         if cell.cell_type == "code":
             for shown in (output["data"] for output in cell.outputs if "text/markdown" in output.get("data", ())):
                 shown["text/markdown"] = relink(shown["text/markdown"], folder, lambda path: as_page(place(path)))
-            cells += code_cell(cell, module)
+            cells += code_cell(cell, module, heading)
         else:
+            heading = ([heading] + re.findall(r"^#+ (.+)$", cell.source, re.M))[-1]
             cell.source = link_names(relink(cell.source, folder, place), module)
             cells.append(cell)
     if page.name == "index":
@@ -254,18 +293,35 @@ def notebook(page: Page) -> str:
     return nbformat.writes(nb)
 
 
+def groups() -> dict[str, list[str]]:
+    "The site's contents: caption, and the names of its pages. Every page has one place, what has none named under Background."
+    prose = [page.name for page in pages() if page.source.suffix == ".md"]
+    left = [page.name for page in pages() if page.name != "index"]
+    def take(*names):
+        taken = [name for name in dict.fromkeys(names) if name in left]
+        left[:] = [name for name in left if name not in taken]
+        return taken
+    def within(folder, names):
+        return [name for name in names if name.rpartition("/")[0] == folder]
+    found = {"Start": take(*START), "Guides": take(*GUIDES, *within("guides", left)), "Reference": take(*REFERENCE)}
+    rooms = [name for name in left if name not in prose]
+    for caption, folders in FLOORS.items():
+        found[caption] = take(*(name for folder in folders for name in within(folder, rooms)))
+    found["Experiments"] = take("gaps", *within("spikes", left))
+    found["Background"] = take(*BACKGROUND, *left)
+    return {caption: names for caption, names in found.items() if names}
+
+
 def contents() -> str:
-    "The site's table of contents, as toctrees of the front page."
-    names = [page.name for page in pages()]
-    def tree(caption, entries):
-        return f"```{{toctree}}\n:caption: {caption}\n:hidden:\n\n" + "\n".join(entries) + "\n```" if entries else ""
-    def within(folder):
-        return [n for n in names if n.rpartition("/")[0] == folder and n not in ("index", *GUIDE, *BACKGROUND)]
-    trees = [tree("Use", [n for n in GUIDE if n in names])]
-    trees += [tree(caption, [n for folder in folders for n in within(folder)]) for caption, folders in FLOORS.items()]
-    trees += [tree("Experiments", within("spikes"))]
-    trees += [tree("Background", [n for n in BACKGROUND if n in names] + within("adrs"))]
-    return "\n\n".join(t for t in trees if t)
+    "The table of contents, as toctrees of the front page."
+    return "\n\n".join(f"```{{toctree}}\n:caption: {caption}\n:hidden:\n\n" + "\n".join(names) + "\n```"
+                       for caption, names in groups().items())
+
+
+def prose(page: Page) -> str:
+    "A page that is Markdown, its links as the site has them."
+    text = made()[page.name]() if page.name in made() else page.source.read_text()
+    return relink(text, page.source.parent, staged_link(page))
 
 
 def put(path: Path, content: str) -> Path:
@@ -283,7 +339,7 @@ def stage() -> Path:
         if page.source.suffix == ".ipynb":
             content = notebook(page)
         else:
-            content = link_names(relink(page.source.read_text(), page.source.parent, staged_link(page)), None)
+            content = link_names(prose(page), None)
         kept.add(put(page.staged, content))
     for image in (DOCS / "images").glob("*.*"):
         target = STAGED / "images" / image.name

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "composer_replication"
 ROOF = 6
 FLOORS = {"data": -1, "traces": 0, "hints": 1, "replay": 1, "envs": 1, "tree": 2, "losses": 3, "training": 4, "lab": 5,
-          "report": ROOF, "cli": ROOF, "cli_tasks": ROOF, "cli_serve": ROOF, "cli_teachers": ROOF,
+          "report": ROOF, "cli": ROOF, "cli_terminal": ROOF, "cli_tasks": ROOF, "cli_serve": ROOF, "cli_teachers": ROOF,
           "cli_replay": ROOF, "scale": ROOF}
 
 

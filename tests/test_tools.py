@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 import check  # noqa: E402
+import figures  # noqa: E402
 import readme  # noqa: E402
 
 HOUSE = {"settings.ini": None, "pyproject.toml": None, "composer_replication/__init__.py": '__version__ = "0.1.0"\n',
@@ -70,6 +71,58 @@ def test_a_readme_that_is_behind_is_found(tmp_path, monkeypatch):
     readme.write()
     assert readme.stale() == []
     assert "[this](README.md)" in (tmp_path / "README.md").read_text()
+
+
+@pytest.fixture
+def pages(tmp_path):
+    "Writes a page and tells what is wrong with its figures; an experiment has passed 12.34 % in 0.6543 s."
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "spikes/009-x").mkdir(parents=True)
+    (tmp_path / "spikes/009-x/results.json").write_text(json.dumps({"runs": [{"v1.2": {"passed": 0.1234, "seconds": 0.6543}}]}))
+    def written(text):
+        (tmp_path / "docs/page.md").write_text(text)
+        return figures.problems(tmp_path)
+    return written
+
+
+RESULT = "<!-- figure: spikes/009-x/results.json runs.0.v1.2"
+
+
+@pytest.mark.parametrize("text", [
+    "The judge takes 0.65 s.", "It takes at most 3 minutes.", "A2 passes 3.4 points more (95 % interval 1 to 5).",
+    "It costs $4.03 a trace.", "Ours is 3.7x faster.", "It was 2.5 times as fast.", "It needs 7 GB.",
+    "553 of 563 were rewarded.", "Seen with p < 0.01.", "The shift is 0.2 nats.", "| judge | 12 % |",
+    "- [a](https://x.org) says so\n- it takes 3 s", "A timeout is 30 s. The judge took 3 s."])
+def test_a_figure_without_a_source_is_found(pages, text):
+    assert len(pages(f"# Page\n\n{text}\n")) == 1
+
+
+@pytest.mark.parametrize("text", [
+    "The judge takes 0.65 s ([how](../spikes/009-x/009-x.ipynb)).", "SDPO gained 3.8 points (arXiv:2601.20802).",
+    "`sleep 3 s` and $3 s$.", "```\ntook 3 s\n```", "Its limit is 30 s.", "The default timeout: 30 s.",
+    "Python 3.11, 95 % intervals, 2 cores, GPT-5.",
+    "The logits take 12,000 × 4 bytes = 48 kB.", "It took 9 s. <!-- figure: https://example.org/run -->",
+    f"It passes 12.3 %. {RESULT}.passed -->", f"It takes 0.65 s and passes 12 %. {RESULT}.passed -->{RESULT}.seconds -->"])
+def test_a_figure_with_a_source_passes(pages, text):
+    assert pages(f"# Page\n\n{text}\n") == []
+
+
+@pytest.mark.parametrize("text, told", [
+    (f"It takes 0.66 s. {RESULT}.seconds -->", "no such figure"),
+    (f"It passes 12.4 %. {RESULT}.passed -->", "'12.4 %' has no source"),
+    (f"It takes 0.65 s. {RESULT}.hours -->", "has no number"),
+    ("It takes 0.65 s. <!-- figure: spikes/none.json -->", "there is no"),
+    (f"It takes 0.65 s, not 3 s. {RESULT}.seconds -->", "'3 s' has no source")])
+def test_a_figure_that_its_source_does_not_hold_is_found(pages, text, told):
+    assert told in " ".join(pages(text))
+
+
+def test_an_experiment_may_promise_and_its_outputs_may_say(pages, tmp_path):
+    cells = ["# 009: X\n\n**Hypothesis.** It takes 3 s.\n\n**Thresholds**:\n\n1. below 3 s;\n2. above 5 %.", "It took 2 s."]
+    output = nbformat.v4.new_output("display_data", {"text/markdown": "It took 2 s."})
+    cells = [*map(nbformat.v4.new_markdown_cell, cells), nbformat.v4.new_code_cell(outputs=[output])]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "spikes/009-x/009-x.ipynb")
+    assert len(pages("")) == 1
 
 
 def test_a_command_that_hangs_is_stopped(tmp_path):

@@ -14,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import figures
 import readme
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -88,6 +89,11 @@ def check_readme(copy: Path) -> list[str]:
     return readme.stale()
 
 
+def check_figures(copy: Path) -> list[str]:
+    "Every measured figure in the prose says where it comes from."
+    return figures.problems()
+
+
 def check_notebooks(copy: Path) -> list[str]:
     "Every notebook of nbs/ runs, cells marked slow or cuda left out."
     workers = str(min(2, os.cpu_count() or 1))
@@ -98,7 +104,8 @@ def check_notebooks(copy: Path) -> list[str]:
     return []
 
 
-CHECKS = {"export": check_export, "clean": check_clean, "readme": check_readme, "notebooks": check_notebooks}
+CHECKS = {"export": check_export, "clean": check_clean, "readme": check_readme, "figures": check_figures,
+          "notebooks": check_notebooks}
 
 
 def main(names: list[str]) -> int:

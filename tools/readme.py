@@ -33,6 +33,8 @@ def show_output(output: dict, image: Path, alt: str) -> tuple[str, dict[Path, by
         return f"![{alt}]({image.relative_to(ROOT).as_posix()})", {image: base64.b64decode(data["image/png"])}
     if "text/markdown" in data:
         return relink(data["text/markdown"], NOTEBOOK.parent, from_root), {}
+    if "text/html" in data:  # a view: no git host shows its style
+        return "", {}
     text = data.get("text/plain", output.get("text", ""))
     return (f"```\n{text.rstrip()}\n```" if text else ""), {}
 
