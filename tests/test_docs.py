@@ -1,7 +1,6 @@
 """The site builds without a warning, no link within it is dead, it needs no network, and who cannot see it can read it."""
 import json
 import re
-import subprocess
 import sys
 from functools import cache
 from html.parser import HTMLParser

@@ -163,3 +163,9 @@ def test_readme_links_lead_somewhere():
     links = re.findall(r"\]\((?![a-z]+:|#)([^)#\s]+)", (ROOT / "README.md").read_text())
     assert links
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_every_notebook_names_its_kernel():
+    unnamed = [path for path in kept_files() if path.suffix == ".ipynb"
+               and "kernelspec" not in json.loads(path.read_text()).get("metadata", {})]
+    assert unnamed == []  # JupyterLab would ask which one before it opens the page

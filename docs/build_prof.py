@@ -1,0 +1,59 @@
+"""Build the site: `python docs/build.py [--out FOLDER]`. Every warning of Sphinx is a failure.
+
+The mathematics and widget scripts are fetched once from the npm registry, so that the pages work offline and from a
+disk; where npm is not there the pages name the scripts' public addresses instead.
+"""
+import argparse
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+import stage
+from sphinx.cmd.build import build_main
+
+VENDOR = stage.DOCS / "_static" / "vendor"
+SCRIPTS = {  # npm package: the files of it that are kept
+    "mathjax@3.2.2": ("es5/tex-svg.js",),
+    "requirejs@2.3.8": ("require.js",),
+    "@jupyter-widgets/html-manager@1.0.15": ("dist/embed-amd.js",),
+}
+
+
+def fetch(package: str, files: tuple[str, ...]) -> None:
+    "Take the files out of a package of the npm registry."
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([shutil.which("npm"), "pack", "--silent", package], cwd=folder, check=True, timeout=180,
+                       stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        with tarfile.open(next(Path(folder).glob("*.tgz"))) as archive:
+            for file in files:
+                (VENDOR / Path(file).name).write_bytes(archive.extractfile(f"package/{file}").read())
+
+
+def vendor() -> bool:
+    "Whether the scripts are there, fetched if need be."
+    complete = VENDOR / "complete"  # written last
+    if not complete.exists() and shutil.which("npm"):
+        VENDOR.mkdir(parents=True, exist_ok=True)
+        try:
+            for package, files in SCRIPTS.items():
+                fetch(package, files)
+            complete.write_text("\n".join(SCRIPTS) + "\n")
+        except (subprocess.SubprocessError, OSError) as problem:
+            print(f"npm gave no scripts ({problem}); the pages will name their public addresses.", file=sys.stderr)
+    return complete.exists()
+
+
+def build(out: Path) -> int:
+    "Stage and build; Sphinx's exit code."
+    vendor()
+    return build_main(["-W", "--keep-going", "-q", "-b", "html", "-c", str(stage.DOCS),
+                       "-d", str(out.parent / "doctrees"), str(stage.stage()), str(out)])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=stage.DOCS / "_build" / "html")
+    sys.exit(build(parser.parse_args().out))
