@@ -28,7 +28,7 @@ docs: $(VENV)
 	@echo "The site lies in docs/_build/html/index.html"
 
 lab: $(VENV)
-	.venv/bin/jupyter lab --LabApp.app_settings_dir=tools/lab --LabApp.default_url=/lab/tree/nbs/index.ipynb $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB)
+	.venv/bin/jupyter lab --log-level=WARN --FileContentsManager.pre_save_hook=nbdev.clean.clean_jupyter --LabApp.app_settings_dir=tools/lab --LabApp.default_url=/lab/tree/nbs/index.ipynb $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB)
 
 clean:
 	rm -rf out build dist docs/_build docs/_staged .pytest_cache .ruff_cache .hypothesis
@@ -37,7 +37,7 @@ clean:
 $(VENV): constraints.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later with venv is needed;" \
 		"on Debian: apt-get install python3.11 python3.11-venv" >&2; exit 1; }
-	@echo "Making .venv from constraints.txt (a minute or two the first time)"
+	@echo "Making .venv from constraints.txt: some minutes and about 2 GB, the first time only"
 	@$(PYTHON) -m venv .venv
 	@$(PIP) -r constraints.txt
 	@$(PIP) --no-deps --editable .

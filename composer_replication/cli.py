@@ -27,8 +27,8 @@ from .cli_serve import serve
 from .cli_tasks import tasks_app
 from .cli_teachers import serve_teachers
 from .cli_terminal import (ENDINGS, AsJson, Ending, Files, Model, Seed, Strict, Tools, check_output, closed,
-                                               command_markdown, emit, err, given, offer, one_line, out, plainly, progress, stream,
-                                               walk, warn)
+                                               command_markdown, emit, err, given, offer, one_line, out, plainly, printable, progress,
+                                               sentence, stream, walk, warn)
 from .traces.schema import TraceProblem
 
 # %% ../nbs/90_cli.ipynb #0c00a5c9
@@ -76,7 +76,7 @@ def traces_errors(files: Files = None, as_json: AsJson = False, strict: Strict =
                 emit({"trace_id": site.trace_id, "message_index": site.message_index, "kind": site.kind,
                       "evidence_index": site.evidence_index})
             else:
-                rows.add_row(*map(escape, (site.trace_id, str(site.message_index), site.kind, str(site.evidence_index),
+                rows.add_row(*map(printable, (site.trace_id, str(site.message_index), site.kind, str(site.evidence_index),
                                            one_line(site.context.error_message))))
     if not as_json:
         out.print(rows)
@@ -105,7 +105,7 @@ def traces_show(files: Files = None, as_json: AsJson = False, strict: Strict = F
         if as_json:
             emit({"file": file, "traces": count["traces"], "turns": count["turns"], "sites": kinds})
         else:
-            rows.add_row(escape(Path(file).name), str(count["traces"]), str(count["turns"]),
+            rows.add_row(printable(Path(file).name), str(count["traces"]), str(count["turns"]),
                          ", ".join(f"{k} {n}" for k, n in sorted(kinds.items())) or "none")
     if not as_json:
         out.print(rows)
@@ -138,7 +138,7 @@ def hints(files: Files = None, as_json: AsJson = False, strict: Strict = False, 
                 emit({"trace_id": site.trace_id, "message_index": site.message_index, "kind": site.kind,
                       "evidence_index": site.evidence_index, "hint": text, "layer": layer})
             else:
-                rows.add_row(*map(escape, (site.trace_id, str(site.message_index), site.kind, layer or "–",
+                rows.add_row(*map(printable, (site.trace_id, str(site.message_index), site.kind, layer or "–",
                                            one_line(text or ""))))
     if not as_json:
         out.print(rows)
@@ -158,9 +158,8 @@ def load_model(
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
         model = AutoModelForCausalLM.from_pretrained(name, dtype="auto" if gpu else torch.float32)
-    except (OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0].rstrip(".")
-        raise TraceProblem(f"the model {name!r} cannot be loaded ({first})",
+    except Exception as error:  # of transformers, tokenizers, safetensors, or of what is in the files
+        raise TraceProblem(f"the model {name!r} cannot be loaded ({sentence(error).rstrip('.')})",
                            "name a folder or hub id that holds weights and a tokenizer") from None
     return model.to("cuda" if gpu else "cpu"), tokenizer
 
@@ -181,7 +180,7 @@ def compose(
     as_json: AsJson = False,
     strict: Strict = False,
 ):
-    """Run the main job: read traces, hint the error turns, build trees, take steps on the three-channel loss.
+    """Check the loss on traces: read them, hint the error turns, build trees, take steps on the three-channel loss.
 
     Writes a self-contained `report.html`.
 
@@ -329,13 +328,15 @@ def ladder(
 
     `composer-rl ladder --preset standard --seeds 3 --arms A1,A2 --json`
     """
-    from composer_replication.lab.ladder import check_ladder, ladder_rows, verdict
+    from composer_replication.lab.ladder import BASELINE, check_ladder, ladder_rows, verdict
     from composer_replication.lab.ladder import ladder as run_ladder
     chosen = tuple(dict.fromkeys(arm.strip() for arm in arms.split(",")))
     count = check_ladder(preset, seeds, chosen, device)
     check_output(output, file=False)
+    if BASELINE not in chosen:
+        warn(f"without {BASELINE} there is nothing to compare with: no difference will be stated")
     from composer_replication.report.html import write_atomically
-    from composer_replication.report.ladder import Board, cost_table, ladder_json, ladder_page, result_table
+    from composer_replication.report.ladder import ONE_SEED, Board, cost_table, ladder_json, ladder_page, result_table
     with Board(err, count * len(chosen)) as board:
         run = run_ladder(preset, count, chosen, device, output, tell=board)
     rows = ladder_rows(run)
@@ -346,6 +347,8 @@ def ladder(
     else:
         for part in (result_table(rows), *map(verdict, rows), cost_table(rows)):
             out.print(part)
+        if len(run.seeds) == 1:
+            out.print(ONE_SEED)
         out.print(f"{run.computed} runs computed in {run.seconds:.0f} s. Report: {escape(str(report))}"
                   + (f", episodes: {escape(str(episodes))}" if episodes else ""), soft_wrap=True)
     for row in rows:

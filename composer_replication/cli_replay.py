@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .cli_terminal import (AsJson, Ending, Files, Model, check_output, emit, err, given, offer, out,
-                                               plainly, progress, stream, warn)
+                                               plainly, progress, sentence, stream, warn)
 from .traces.schema import Trace, TraceProblem
 
 # %% ../nbs/94_cli_replay.ipynb #f0f9beb0
@@ -35,10 +35,12 @@ def _which_turns(only_errors: bool) -> Callable[[Trace], list[int] | None]:
 def _tokenizer(name: str):
     "A tokenizer of this machine. Raises `TraceProblem` where there is none."
     from transformers import AutoTokenizer
+    if name.startswith((".", "/", "~")) and not Path(name).expanduser().is_dir():
+        raise TraceProblem("there is no such folder", "name a folder with a tokenizer, or one in the local cache", name)
     try:
         return AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise TraceProblem(f"the tokenizer cannot be loaded ({str(error).strip().splitlines()[0]})",
+    except Exception as error:  # of transformers, tokenizers, or of what is in the files
+        raise TraceProblem(f"the tokenizer cannot be loaded ({sentence(error).rstrip('.')})",
                            "name a folder with a tokenizer, or one in the local cache", name) from None
 
 
@@ -112,8 +114,8 @@ def replay(
     from composer_replication.replay.run import parse_teacher
     if gate not in GATES:
         raise typer.BadParameter(f"{gate!r} is not one of {', '.join(GATES)}", param_hint="--gate")
-    if len(teachers) < min_votes and gate != "everyone":
-        raise typer.BadParameter(f"{len(teachers)} teachers cannot give {min_votes} votes, so nobody would be asked; name more teachers, "
+    if len(teachers) < min_votes and gate != "everyone" and not estimate:
+        raise typer.BadParameter(f"{len(teachers)} teacher{'s' * (len(teachers) != 1)} cannot give {min_votes} votes, so nobody would be asked; name more teachers, "
                                  "ask for fewer votes, or use --gate everyone", param_hint="--teachers")
     files = given(files, twice=True)
     check_output(pairs, "--pairs")

@@ -35,13 +35,14 @@ def fetch(package: str, files: tuple[str, ...]) -> None:
 def vendor() -> bool:
     "Whether the scripts are there, fetched if need be."
     complete = VENDOR / "complete"  # written last
-    if not complete.exists() and shutil.which("npm"):
+    wanted = "\n".join(SCRIPTS) + "\n"
+    if not (complete.exists() and complete.read_text() == wanted) and shutil.which("npm"):
         VENDOR.mkdir(parents=True, exist_ok=True)
         try:
             for package, files in SCRIPTS.items():
                 fetch(package, files)
-            complete.write_text("\n".join(SCRIPTS) + "\n")
-        except (subprocess.SubprocessError, OSError) as problem:
+            complete.write_text(wanted)
+        except (subprocess.SubprocessError, OSError, LookupError, StopIteration, tarfile.TarError) as problem:
             print(f"npm gave no scripts ({problem}); the pages will name their public addresses.", file=sys.stderr)
     return complete.exists()
 

@@ -23,6 +23,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no browser here: apt-get install -y chromium")
 PAGES = ("index", "error_site", "training_step", "episodes", "exploits", "replay", "guide", "gaps", "commands", "report/display",
          "report/ladder", "traces/schema", "spikes/004-ab")
+FETCHED = (ROOT / "docs" / "_static" / "vendor" / "complete").exists  # asked after the build: scripts for formulas
 HERE = ("file:", "data:", "blob:", "about:", "http://127.0.0.1", "ws://127.0.0.1")
 LIMIT = 60_000  # milliseconds that anything may take; nothing needs a tenth of it on an idle machine
 
@@ -68,6 +69,8 @@ def picture(page, name):
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_opens_from_a_disk_without_a_complaint(site, visit, name):
+    if name in ("training_step", "gaps") and not FETCHED():
+        pytest.skip("the scripts for formulas were not fetched: apt-get install npm, then make docs")
     for mode in ("light", "dark"):
         page = visit((site / f"{name}.html").as_uri(), mode)
         page.wait_for_load_state("load")
@@ -151,16 +154,19 @@ const light = colour => {
   return .2126 * r + .7152 * g + .0722 * b;
 };
 const faint = new Set();
+let measured = 0;
 for (const node of document.querySelectorAll(SELECTOR)) {
   const own = [...node.childNodes].some(n => n.nodeType === 3 && n.textContent.trim());
   const seen = node.checkVisibility({visibilityProperty: true, opacityProperty: true});
   if (!own || !seen || node.closest('svg, style, script, [aria-hidden=true], .headerlink')) continue;
+  measured += 1;
   const below = ground(node), look = getComputedStyle(node), ink = over(parse(look.color), below);
   const [a, b] = [light(ink), light(below)].sort((x, y) => x - y), ratio = (b + .05) / (a + .05);
   const size = parseFloat(look.fontSize), large = size >= 24 || size >= 18.66 && look.fontWeight >= 700;
   const said = `${node.tagName} ${node.className}: ${node.textContent.trim().slice(0, 40)}`;
   if (ratio < (large ? 3 : 4.5)) faint.add(`${ratio.toFixed(2)} ${said}`);
 }
+if (!measured) faint.add('nothing was measured');
 return [...faint];
 """
 
@@ -228,7 +234,7 @@ def lab(tmp_path_factory):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     target = re.search(r"^lab:.*\n\t(.*)$", (ROOT / "Makefile").read_text(), re.M)[1]
-    command = target.replace("$(LAB)", f"--no-browser --port={port} --IdentityProvider.token=key")
+    command = target.replace("$(LAB)", f"--no-browser --port={port} --ServerApp.port_retries=0 --IdentityProvider.token=key")
     command = re.sub(r"\$\(if .*?--allow-root\)", "--allow-root", command).replace(".venv/bin/", f"{Path(sys.prefix, 'bin')}/")
     assert "$" not in command, command
     own = {f"JUPYTER_{name}_DIR": str(folder / name) for name in ("CONFIG", "DATA", "RUNTIME")}
@@ -245,7 +251,10 @@ def lab(tmp_path_factory):
         yield f"http://127.0.0.1:{port}/lab/tree/nbs/", root / "nbs"
     finally:
         server.terminate()
-        server.wait(30)
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            server.kill()
 
 
 def opened(visit, lab, name, mode="light"):
@@ -256,18 +265,35 @@ def opened(visit, lab, name, mode="light"):
     return page
 
 
+IDLE = ".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook-ExecutionIndicator[data-status=idle]"
+
+
+def prompts(page):
+    "What stands beside the code cells: [ ]: before they run, [*]: while they wait, [3]: afterwards."
+    return page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell .jp-InputPrompt").all_text_contents()
+
+
 def run_all(page):
     "Run every cell and wait for the last one."
-    page.locator(".lm-MenuBar-item", has_text="Run").click()
-    page.locator(".lm-Menu-item", has_text="Run All Cells").first.click()
-    page.wait_for_function("""() => {
-        const at = [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')].map(n => n.textContent.trim());
-        return at.length && at.every(text => /^\\[\\d+\\]:$/.test(text)); }""", timeout=2 * LIMIT)
+    page.locator(IDLE).wait_for()  # a kernel that is still starting would lose the command
+    assert set(prompts(page)) == {"[ ]:"}
+    end = time.monotonic() + 2 * LIMIT / 1000
+    while set(prompts(page)) == {"[ ]:"}:  # as long as JupyterLab settles it takes a command for another panel
+        assert time.monotonic() < end, "nothing runs"
+        page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-MarkdownCell").first.click()
+        page.locator(".lm-MenuBar-item", has_text="Run").click()
+        page.locator(".lm-Menu-item", has_text="Run All Cells").first.click()
+        page.wait_for_timeout(1000)
+    while not all(re.fullmatch(r"\[\d+\]:", text) for text in prompts(page)):
+        assert time.monotonic() < end, prompts(page)
+        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
 def test_the_start_page_runs_and_a_hint_of_ones_own_is_read(visit, lab, mode):
-    page = opened(visit, lab, "index.ipynb", mode)
+    name = f"index-{mode}.ipynb"
+    shutil.copy(lab[1] / "index.ipynb", lab[1] / name)
+    page = opened(visit, lab, name, mode)
     run_all(page)
     assert page.locator(".jp-OutputArea-output[data-mime-type*=stderr], .jp-RenderedText[data-mime-type*=error]").count() == 0
     layer, text = page.locator(".widget-dropdown select").first, page.locator(".widget-textarea textarea").first
@@ -287,11 +313,11 @@ def test_the_start_page_runs_and_a_hint_of_ones_own_is_read(visit, lab, mode):
     page.keyboard.press("Control+s")
     page.wait_for_function("() => !document.querySelector('.jp-NotebookPanel .jp-mod-dirty, .lm-TabBar-tab.jp-mod-dirty')")
     end = time.monotonic() + 30
-    while "Use the tool `cat`." not in (lab[1] / "index.ipynb").read_text():
+    while "Use the tool `cat`." not in (lab[1] / name).read_text():
         assert time.monotonic() < end, "the notebook was not saved"
         time.sleep(0.1)
     page.close()
-    again = opened(visit, lab, "index.ipynb", mode)
+    again = opened(visit, lab, name, mode)
     expect(again.locator(MOVED).last).to_have_text(changed, timeout=LIMIT)
     assert again.locator(".widget-textarea textarea").first.input_value() == "Use the tool `cat`."
-    nbformat.validate(nbformat.read(lab[1] / "index.ipynb", 4))
+    nbformat.validate(nbformat.read(lab[1] / name, 4))

@@ -109,8 +109,9 @@ def looked_up(value: object, key: str) -> object:
 
 def equal(written: str, value: float) -> bool:
     "Whether a number as printed is the value, or as a share its percentage, rounded."
-    digits = len(written.partition(".")[2])
-    return any(abs(abs(float(written)) - round(abs(times * value), digits)) < 1e-9 for times in (1, 100))
+    digits, sign = len(written.partition(".")[2]), written[0] in "+-−"
+    read, value = float(written.replace("−", "-")), value if sign else abs(value)
+    return any(abs(read - round(times * value, digits)) < 1e-9 for times in (1, 100))
 
 
 def sources(block: Block, root: Path) -> tuple[bool, list[float], list[str]]:

@@ -282,12 +282,14 @@ def _download(requirement: str, folder: Path) -> Path:
     "The sdist of a requirement. Raises `SubjectProblem`."
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--dest", str(folder), requirement]
     if shutil.which("bwrap"):
+        own = [word for prefix in dict.fromkeys((sys.base_prefix, sys.prefix)) for word in ("--ro-bind", prefix, prefix)]  # which may lie in /tmp
         command = ["bwrap", "--unshare-all", "--share-net", "--die-with-parent", "--new-session", "--ro-bind", "/", "/", "--dev", "/dev",
-                   "--proc", "/proc", "--tmpfs", "/tmp", "--bind", str(folder), str(folder), *command]
+                   "--proc", "/proc", "--tmpfs", "/tmp", *own, "--bind", str(folder), str(folder), *command]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     found = [path for path in folder.iterdir() if path.is_file()]
     if done.returncode or not found:
-        last = (done.stderr.strip().splitlines() or ["pip found nothing"])[-1]
+        said = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["pip found nothing"]
+        last = next((line for line in said if line.lower().startswith("error")), said[-1])  # behind it come notes
         raise SubjectProblem(f"{requirement} cannot be downloaded as a source distribution ({last}): name an sdist or a folder")
     return found[0]
 

@@ -172,7 +172,7 @@ class FeatureDeletionTask(Shown):
     deletion_patch: str = field(repr=False, default="")  # from the pristine tree to what the agent sees; "": nothing was deleted
     golden_diff: str = field(repr=False, default="")  # from what the agent sees to the solution
     test_patch: str = field(repr=False, default="")  # tests that come with the solution (SWE-bench)
-    hidden_tests: tuple[str, ...] = ()  # those of fail_to_pass that the agent does not see
+    hidden_tests: tuple[str, ...] = field(repr=False, default=())  # those of fail_to_pass that the agent does not see
     heldout_records: tuple[dict, ...] = field(repr=False, default=())  # inputs and outcomes of the original; `envs.evidence`
     canaries: tuple[dict, ...] = field(repr=False, default=())  # tests that must fail; `envs.evidence`
     fingerprints: tuple[int, ...] = field(repr=False, default=())  # hashes of the deleted code; `envs.fingerprints`

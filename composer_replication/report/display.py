@@ -91,5 +91,8 @@ def html_of(
     for kind in type(thing).__mro__:
         if kind.__name__ in VIEWS:
             room, name = VIEWS[kind.__name__]
-            return fragment(getattr(import_module(f"composer_replication.report.{room}"), name)(thing))
+            try:
+                return fragment(getattr(import_module(f"composer_replication.report.{room}"), name)(thing))
+            except ValueError as problem:  # a trace without a turn, for one: still worth its repr
+                return fragment(f"<p>{escape(repr(thing))}</p><p class=dim>{escape(str(problem))}</p>")
     raise TypeError(f"there is no drawing for {type(thing).__name__}; give it a line in report.display.VIEWS.")

@@ -34,9 +34,9 @@ STYLE = f"""
 :is([data-theme=dark], [data-jp-theme-light=false]) .cr {{ {_colours(True)} }}""" + """
 body.cr { max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
 .cr h1 { font-size: 1.6rem; } .cr h2 { font-size: 1.2rem; margin-top: 2rem; }
-.cr table { border-collapse: collapse; font-size: .9em; width: 100%; color: inherit; }
-.cr th, .cr td { border-bottom: 1px solid var(--line); padding: .25em .6em; text-align: left; vertical-align: top; }
-.cr td.n, .cr th.n { text-align: right; font-variant-numeric: tabular-nums; }
+.cr.cr table { margin: 0; border-collapse: collapse; font-size: .9em; width: 100%; color: inherit; }
+.cr.cr th, .cr.cr td { border-bottom: 1px solid var(--line); padding: .25em .6em; text-align: left; vertical-align: top; }
+.cr.cr td.n, .cr.cr th.n { text-align: right; font-variant-numeric: tabular-nums; }
 .cr .scroll { overflow-x: auto; }
 .cr pre { background: var(--soft); color: var(--ink); padding: .6em; white-space: pre-wrap; overflow-wrap: anywhere;
       max-height: 16rem; overflow-y: auto; margin: .3em 0; }
@@ -46,7 +46,7 @@ body.cr { max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
 .cr .bar { display: inline-block; height: .7em; border-radius: 2px; vertical-align: baseline; }
 .cr .s { background: var(--student); } .cr .t { background: var(--teacher); } .cr .a { background: var(--chosen); }
 .cr figure { margin: .5em 0; } .cr svg { max-width: 100%; height: auto; }
-.cr code { overflow-wrap: anywhere; background: none; color: inherit; border: 0; padding: 0; }
+.cr.cr code { overflow-wrap: anywhere; background: none; color: inherit; border: 0; padding: 0; }
 """
 
 # %% ../../nbs/report/01_html.ipynb #6da563f0

@@ -21,7 +21,7 @@ from .trace import layer_answers, trace_html
 from .tree import tree_picture
 from ..traces.schema import ErrorSite, Trace
 from ..traces.sites import find_error_sites
-from ..tree.build import AlignmentError, Tree, build_tree
+from ..tree.build import Tree, build_tree
 from ..tree.chat import ChatFormat
 from ..tree.pack import pack_trees
 from ..tree.template import probe_template
@@ -119,8 +119,9 @@ def try_hints(
     def draw(change=None):
         try:
             picture.value = fragment(effect_html(model, tokenizer, hinted_tree(trace, site, text.value, form)))
-        except (ValueError, AlignmentError) as problem:
-            picture.value = fragment(f"<p class=bad>{escape(str(problem))}</p>")
+        except Exception as problem:  # whatever it is, the last picture is not this hint's
+            picture.value = fragment(f"<p class=bad>{escape(str(problem) or type(problem).__name__)}</p>")
+        layer.value = text.value if text.value in dict(answers).values() else ""
 
     def take(change):
         if change["new"]:

@@ -98,4 +98,4 @@ def write_replay(
 ) -> Path:
     "One HTML file with the steps of all traces; no server, no script."
     said = "<p>Trace-replay DPO is this project's own channel, no part of Cursor's recipe. Open a step to see it.</p>"
-    return write_atomically(path, page("Trace replay", said + "".join(f"<h2>trace</h2>{replay_body(r, min_votes)}" for r in replays)))
+    return write_atomically(path, page("Trace replay", said + "".join(f"<h2>{escape(r.trace.trace_id)}</h2>{replay_body(r, min_votes)}" for r in replays)))

@@ -29,7 +29,7 @@ class Panel:
 LOOK = """<style>
 .cr .strip { display: flex; flex-wrap: wrap; gap: 2px; margin: .4em 0; } .cr .strip.tight { gap: 0; }
 .cr .chip { position: relative; cursor: pointer; padding: .1em .45em; border: 1px solid var(--line); border-radius: 4px; font: 13px/1.6 ui-monospace, monospace;
-  white-space: pre; color: var(--ink); background: color-mix(in srgb, var(--teacher) calc(var(--depth, 0) * 55%), transparent); }
+  white-space: pre; color: var(--ink); background: color-mix(in srgb, var(--teacher) calc(var(--depth, 0) * 45%), transparent); }
 .cr .strip.tight .chip { padding: .1em 1px; border-color: transparent; border-radius: 2px; }
 .cr .chip input { position: absolute; inset: 0; margin: 0; opacity: 0; cursor: pointer; }
 .cr .chip.bad { border-bottom: 3px solid var(--bad); } .cr .chip.mine { border-bottom: 3px solid var(--student); }
@@ -45,10 +45,14 @@ def steps(
     chosen: int = 0,
     tight: bool = False,  # buttons without room between them, as running text
 ) -> str:
-    "HTML of the strip and the panel that is chosen. Raises `ValueError` where there is no panel."
+    "HTML of the strip and the panel that is chosen. Raises `ValueError` where there is no panel, or none of that number."
     if not panels:
         raise ValueError(f"{name}: there is nothing to choose from.")
-    own = f"s{sha256(name.encode()).hexdigest()[:6]}{next(_number)}"  # no two strips of a document share their buttons
+    if not 0 <= chosen < len(panels):
+        raise ValueError(f"{name}: there is no view {chosen}; choose one of 0 to {len(panels) - 1}.")
+    # No two strips of a document share their buttons, though several notebooks may be open in it: content, and a number for copies.
+    content = name + "".join(panel.label + panel.html for panel in panels)
+    own = f"s{sha256(content.encode(errors='replace')).hexdigest()[:8]}{next(_number)}"
     chips = "".join(
         f"<label class='chip {p.mark}' style='--depth:{p.depth:.2f}' title='{escape(p.name, quote=True)}'>"
         f"<input type=radio name={own} id={own}-{i} aria-label='{escape(p.name or p.label, quote=True)}'{' checked' if i == chosen else ''}>"

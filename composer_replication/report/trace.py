@@ -17,7 +17,7 @@ from ..traces.schema import ErrorSite, Trace, Turn
 from ..traces.sites import find_error_sites
 
 # %% ../../nbs/report/07_trace.ipynb #241cec74
-LONGEST, WHOLE = 3000, 400_000  # characters shown of one text, and of all texts of a trace
+LONGEST, WHOLE = 3000, 400_000  # characters shown of one text, and about so many of all texts of a trace
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:
@@ -51,16 +51,17 @@ def site_html(
     trace: Trace,
     site: ErrorSite,
     hints: CompositeHintGenerator,
+    longest: int = LONGEST,  # characters shown of one text
 ) -> str:
     "What went wrong at an error site, what shows it, and what the layers say."
     answers = layer_answers(trace, site, hints)
     taken = next((name for name, hint in answers if hint), None)
     def row(name, hint):
-        said = f"<span class=hint>{escape(hint)}</span>" if hint else "<span class=dim>has nothing to say</span>"
+        said = f"<span class=hint>{escape(shortened(hint, longest))}</span>" if hint else "<span class=dim>has nothing to say</span>"
         return f"<tr><th scope=row>{escape(name)}{' ✓' if name == taken else ''}</th><td>{said}</td></tr>"
     again = f", failure {site.streak} of this kind in a row" if site.streak > 1 else ""
     return (f"<p class=bad>⚠ {escape(site.kind)}{again}: the answer stands in turn {site.evidence_turn}.</p>"
-            f"<pre class=bad tabindex=0>{escape(shortened(site.context.error_message))}</pre>"
+            f"<pre class=bad tabindex=0>{escape(shortened(site.context.error_message, longest))}</pre>"
             f"<table><thead><tr><th>hint layer</th><th>what it says; ✓: what training takes</th></tr></thead>"
             f"<tbody>{''.join(row(*answer) for answer in answers)}</tbody></table>")
 
@@ -68,11 +69,11 @@ def site_html(
 _SIGNS = {"system": "⚙", "user": "☺", "assistant": "▸", "tool": "◂"}
 
 
-def _panel(trace, number, sites, hints):
+def _panel(trace, number, sites, hints, longest):
     turn = trace.turns[number]
     label = f"{number} {_SIGNS[turn.role]}{' ⚠' if sites else ''}"
     kinds = ", ".join(site.kind for site in sites)
-    html = f"<p><b>turn {number}, {turn.role}</b></p>{turn_html(turn, max(100, min(LONGEST, WHOLE // len(trace.turns))))}{''.join(site_html(trace, site, hints) for site in sites)}"
+    html = f"<p><b>turn {number}, {turn.role}</b></p>{turn_html(turn, longest)}{''.join(site_html(trace, site, hints, longest) for site in sites)}"
     return Panel(label, html, f"turn {number}, {turn.role}{f', error: {kinds}' if sites else ''}",
                  "bad" if sites else "mine" if turn.role == "assistant" else "")
 
@@ -87,9 +88,10 @@ def trace_html(
     if chosen is None:
         chosen = min((site.turn for site in sites), default=0)
     of = {number: [s for s in sites if s.turn == number] for number in range(len(trace.turns))}
+    longest = max(100, min(LONGEST, WHOLE // (3 * len(trace.turns) + 3 * len(sites) or 1)))
     head = (f"<p><b>{escape(trace.trace_id)}</b>: {len(trace.turns)} turns, {len(sites)} error sites"
             f"{f', by {escape(trace.model)}' if trace.model else ''}{'' if trace.reward is None else f', reward {trace.reward:g}'}</p>")
-    return head + steps([_panel(trace, number, of[number], hints) for number in of], f"turns of {trace.trace_id}", chosen)
+    return head + steps([_panel(trace, number, of[number], hints, longest) for number in of], f"turns of {trace.trace_id}", chosen)
 
 
 def traces_html(

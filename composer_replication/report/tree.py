@@ -121,8 +121,9 @@ def batch_picture(
     high = max((end for *_, end in parts), default=1)
     scale = (WIDE - LEFT - 10) / (time + high)
     x, y = lambda token: LEFT + scale * token, lambda column: 52 + scale * column
+    predicts = set(batch.sdpo_student[batch.sdpo_student[:, 0] == row, 1].tolist())
     trunk = [(batch.completion_mask[row].tolist(), 20, "sampled", "completion mask: the assistant sampled this"),
-             ([i in set(batch.sdpo_student[batch.sdpo_student[:, 0] == row, 1].tolist()) for i in range(time)], 32, "hint", "SDPO: this state predicts a token of a hinted turn")]
+             ([i in predicts for i in range(time)], 32, "hint", "SDPO: this state predicts a token of a hinted turn")]
     drawn = [_text(0, 27, "completion mask"), _text(0, 41, "SDPO target"), f"<rect class=context x='{LEFT}' y='18' width='{scale * time:.1f}' height='26'/>"]
     drawn += [f"<rect class={kind} x='{x(a):.1f}' y='{top}' width='{max(scale * (b - a), .8):.1f}' height='10'><title>{what}: [{a}, {b})</title></rect>"
               for mask, top, kind, what in trunk for a, b in _strip(mask)]
