@@ -28,7 +28,7 @@ docs: $(VENV)
 	@echo "The site lies in docs/_build/html/index.html"
 
 lab: $(VENV)
-	.venv/bin/jupyter lab --log-level=WARN --FileContentsManager.pre_save_hook=nbdev.clean.clean_jupyter --LabApp.app_settings_dir=tools/lab --LabApp.default_url=/lab/tree/nbs/index.ipynb $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB)
+	.venv/bin/jupyter lab --config=tools/lab/jupyter_config.py $(LAB)
 
 clean:
 	rm -rf out build dist docs/_build docs/_staged .pytest_cache .ruff_cache .hypothesis
