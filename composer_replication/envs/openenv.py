@@ -4,14 +4,13 @@
 
 # %% auto #0
 __all__ = ['INSTALL', 'SESSIONS', 'IDLE_S', 'ServerProblem', 'openenv_problem', 'need_openenv', 'make_app', 'serving',
-           'wait_for_signal', 'RemoteDeletionEnv']
+           'RemoteDeletionEnv']
 
 # %% ../../nbs/envs/05_openenv.ipynb #b1b5b289
 import contextlib
 import functools
 import importlib.util
 import re
-import signal
 import socket
 import threading
 import weakref
@@ -156,16 +155,6 @@ def serving(
                 session.close()
             thread.join(0.1)
         listening.close()
-
-
-def wait_for_signal() -> None:
-    "Return at SIGTERM or Ctrl-C."
-    told = threading.Event()
-    before = {number: signal.signal(number, lambda *_: told.set()) for number in (signal.SIGTERM, signal.SIGINT)}
-    while not told.wait(60):
-        pass
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 # %% ../../nbs/envs/05_openenv.ipynb #bb1c9348
 class RemoteDeletionEnv:
