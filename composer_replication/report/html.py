@@ -32,6 +32,7 @@ STYLE = f"""
 @media (prefers-color-scheme: dark) {{ .cr {{ {_colours(True)} }} }}
 :is([data-theme=light], [data-jp-theme-light=true]) .cr {{ {_colours(False)} }}
 :is([data-theme=dark], [data-jp-theme-light=false]) .cr {{ {_colours(True)} }}""" + """
+:is([data-theme], [data-jp-theme-light]) .cr { background: none; }
 body.cr { max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
 .cr h1 { font-size: 1.6rem; } .cr h2 { font-size: 1.2rem; margin-top: 2rem; }
 .cr.cr table { margin: 0; border-collapse: collapse; font-size: .9em; width: 100%; color: inherit; }
