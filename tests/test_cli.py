@@ -51,6 +51,7 @@ def test_compose_twice_gives_the_same_table_and_a_report(demo, tmp_path):
     assert "<svg" in (tmp_path / "0" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_another_seed_takes_other_traces(tmp_path):
     first, second = (rows(composer("compose", "--steps", 1, "--seed", seed, "--json", "--out", tmp_path))[0]["steps"][0]
                      for seed in (0, 1))

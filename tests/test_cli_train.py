@@ -20,6 +20,7 @@ def train(*arguments, cwd):
                           env=ENVIRONMENT)
 
 
+@pytest.mark.slow
 def test_a_run_stopped_by_sigterm_leaves_a_checkpoint_and_goes_on(tmp_path):
     with (tmp_path / "stderr").open("w") as log:
         run = subprocess.Popen([COMMAND, "train", "--config", "embedded-demo", *SMALL, "--set", "max_steps=500", "--json"],

@@ -189,6 +189,7 @@ def test_a_setting_that_the_child_refuses_is_one_sentence(arm, tmp_path, monkeyp
     assert "TypeError" in found.problem and "fault" in found.problem
 
 
+@pytest.mark.slow
 def test_silence_has_a_limit(arm, tmp_path):
     jobs = [Job(arm.Setting(2, fault="silent"), 0), Job(arm.Setting(8, 1.0), 1)]
     found = {o.job.seed: o for o in run_jobs(jobs, tmp_path / "out", silence=5.0, arm="slow_arm")}
