@@ -31,7 +31,8 @@ LIMIT = 60_000  # milliseconds that anything may take; nothing needs a tenth of 
 @pytest.fixture(scope="module")
 def browser():
     with sync_playwright() as play:
-        chromium = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        options = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]  # it runs as root, in containers too
+        chromium = play.chromium.launch(executable_path=CHROMIUM, args=options)
         yield chromium
         chromium.close()
 
