@@ -50,7 +50,7 @@ def vendor() -> bool:
 def build(out: Path) -> int:
     "Stage and build; Sphinx's exit code."
     vendor()
-    return build_main(["-W", "--keep-going", "-q", "-j", "auto", "-b", "html", "-c", str(stage.DOCS),
+    return build_main(["-W", "--keep-going", "-q", "-b", "html", "-c", str(stage.DOCS),
                        "-d", str(out.parent / "doctrees"), str(stage.stage()), str(out)])
 
 

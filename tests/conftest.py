@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,33 @@ def shared_data() -> Path:
     return path
 
 
+# The site takes minutes to build and one core of two: it is built while the other tests run, and its own tests come last.
+
+ROOT = Path(__file__).parents[1]
+SITE, BUILD = ROOT / "docs" / "_build" / "html", pytest.StashKey()
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: "site" in getattr(item, "fixturenames", ()))
+
+
+def pytest_collection_finish(session):
+    if session.items and "site" in getattr(session.items[-1], "fixturenames", ()) and not session.config.option.collectonly:
+        said = tempfile.TemporaryFile("w+")
+        command = [sys.executable, str(ROOT / "docs" / "build.py"), "--out", str(SITE)]
+        session.config.stash[BUILD] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said), said
+
+
+def pytest_sessionfinish(session):
+    if BUILD in session.config.stash:
+        session.config.stash[BUILD][0].kill()
+
+
 @pytest.fixture(scope="session")
-def site() -> Path:
+def site(request) -> Path:
     "The site, built once for all tests."
-    root = Path(__file__).parents[1]
-    out = root / "docs" / "_build" / "html"
-    done = subprocess.run([sys.executable, root / "docs" / "build.py", "--out", out], capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return out
+    process, said = request.config.stash[BUILD]
+    code = process.wait(timeout=900)
+    said.seek(0)
+    assert code == 0, said.read()[-4000:]
+    return SITE
