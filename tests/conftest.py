@@ -1,9 +1,12 @@
 """What several tests share."""
+import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -33,21 +36,31 @@ def pytest_collection_modifyitems(items):
 
 def pytest_collection_finish(session):
     if session.items and "site" in getattr(session.items[-1], "fixturenames", ()) and not session.config.option.collectonly:
-        said = tempfile.TemporaryFile("w+")
-        command = [sys.executable, str(ROOT / "docs" / "build.py"), "--out", str(SITE)]
-        session.config.stash[BUILD] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said), said
+        folder = Path(tempfile.mkdtemp(prefix="site-build-"))
+        # An orphan: tests that look at the children of this process must not find it, running or ended.
+        script = '("$@" > said 2>&1; echo $? > code.new; mv code.new code) &'
+        command = ["sh", "-c", script, "sh", sys.executable, str(ROOT / "docs" / "build.py"), "--out", str(SITE)]
+        nowhere = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        started = subprocess.Popen(command, cwd=folder, start_new_session=True, **nowhere)
+        started.wait(60)
+        session.config.stash[BUILD] = folder, started.pid
 
 
 def pytest_sessionfinish(session):
     if BUILD in session.config.stash:
-        session.config.stash[BUILD][0].kill()
+        folder, group = session.config.stash[BUILD]
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
 def site(request) -> Path:
     "The site, built once for all tests."
-    process, said = request.config.stash[BUILD]
-    code = process.wait(timeout=900)
-    said.seek(0)
-    assert code == 0, said.read()[-4000:]
+    folder, _ = request.config.stash[BUILD]
+    end = time.monotonic() + 900
+    while not (folder / "code").exists():
+        assert time.monotonic() < end, "the site was not built in time"
+        time.sleep(0.2)
+    assert (folder / "code").read_text().strip() == "0", (folder / "said").read_text()[-4000:]
     return SITE
