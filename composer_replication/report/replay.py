@@ -6,11 +6,11 @@
 __all__ = ['action_text', 'replay_body', 'show_replay', 'write_replay']
 
 # %% ../../nbs/report/09_replay.ipynb #561787a9
-import json
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
+from ..hints.text import call_text
 from ..replay.actions import schema_key
 from ..replay.majority import Verdict, count_votes
 from ..replay.run import Replayed
@@ -29,8 +29,7 @@ _STYLE = """<style>
 
 def action_text(turn: Turn) -> str:
     "An action as one reads it: what is said, then each call."
-    calls = [f"{c.name}({c.arguments if isinstance(c.arguments, str) else json.dumps(c.arguments, ensure_ascii=False)})" for c in turn.tool_calls]
-    return "\n".join(filter(None, (turn.content.strip(), *calls))) or "(nothing)"
+    return "\n".join(filter(None, (turn.content.strip(), *map(call_text, turn.tool_calls)))) or "(nothing)"
 
 
 def _box(text):
