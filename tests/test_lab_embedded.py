@@ -70,7 +70,7 @@ def test_the_mask_is_the_one_transformers_finds(tokenizer):
 
 def test_only_the_last_turns_are_learned_where_that_is_asked(tokenizer):
     trace = demo_traces()[1]
-    full, last = to_sample(trace, tokenizer), to_sample(trace, tokenizer, len(trace.turns) - 1)
+    full, last = to_sample(trace, tokenizer), to_sample(trace, tokenizer, {len(trace.turns) - 1})
     assert full[0] == last[0] and sum(last[1]) < sum(full[1])
     answer = tokenizer.decode([i for i, m in zip(*last, strict=True) if m])
     assert answer == trace.turns[-1].content + "<|end|>"

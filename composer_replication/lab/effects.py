@@ -27,7 +27,7 @@ def turn_logprobs(
 ) -> tuple[list[int], torch.Tensor, bool]:  # its token ids, their log-probabilities (tokens,), whether each is the likeliest
     "The model's opinion of one turn."
     upto = replace(trace, turns=trace.turns[: turn + 1])
-    ids, mask = collate([to_sample(upto, tokenizer, turn)])
+    ids, mask = collate([to_sample(upto, tokenizer, (turn,))])
     with torch.no_grad():
         hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
         logits = model.lm_head(hidden[mask[:, 1:]]).log_softmax(-1)

@@ -30,8 +30,8 @@ FIRST_OPERATIONS = (
     ("the larger of a and b", "max(a, b)"), ("the smaller of a and b", "min(a, b)"), ("the distance of a and b", "abs(a - b)"),
     ("a plus twice b", "a + 2 * b"))
 SECOND_OPERATIONS = (
-    ("plus {k}", "({x}) + {k}"), ("minus {k}", "({x}) - {k}"), ("times {k}", "({x}) * {k}"), ("modulo {k}", "({x}) % {k}"),
-    ("at least {k}", "max({x}, {k})"), ("at most {k}", "min({x}, {k})"))
+    ("plus {k}", "x + {k}"), ("minus {k}", "x - {k}"), ("times {k}", "x * {k}"), ("modulo {k}", "x % {k}"),
+    ("at least {k}", "max(x, {k})"), ("at most {k}", "min(x, {k})"))
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ class Function:
         return f"{FIRST_OPERATIONS[self.first][0]}, {SECOND_OPERATIONS[self.second][0].format(k=self.constant)}"
 
     @property
-    def expression(self) -> str:
-        "What it gives, in Python."
-        return SECOND_OPERATIONS[self.second][1].format(x=FIRST_OPERATIONS[self.first][1], k=self.constant)
+    def body(self) -> str:
+        "What it does, in Python: a line for each operation."
+        return f"    x = {FIRST_OPERATIONS[self.first][1]}\n    return {SECOND_OPERATIONS[self.second][1].format(k=self.constant)}\n"
 
     @property
     def code(self) -> str:
         "The whole function without its docstring."
-        return f"def {self.name}(a, b):\n    return {self.expression}\n"
+        return f"def {self.name}(a, b):\n{self.body}"
 
     @property
     def stub(self) -> str:

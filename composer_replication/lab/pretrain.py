@@ -10,7 +10,7 @@ __all__ = ['BASE', 'KIND_WEIGHTS', 'ASSISTANT', 'END', 'Sample', 'base_rollout',
 import random
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -89,7 +89,7 @@ Sample = tuple[list[int], list[bool]]  # token ids; which of them the assistant 
 def to_sample(
     trace: Trace,
     tokenizer: PreTrainedTokenizerBase,
-    first_turn: int = 0,  # only assistant turns from here on are learned
+    learned: Collection[int] | None = None,  # positions of the assistant turns that are learned; None: all
 ) -> Sample:
     "The rendered trace with the mask of the assistant's tokens."
     text = tokenizer.apply_chat_template(trace.to_messages(), tools=list(trace.tools), tokenize=False)
@@ -99,7 +99,8 @@ def to_sample(
     for token in ids:
         mask.append(inside)
         if token == ASSISTANT:
-            inside = next(turns) >= first_turn
+            turn = next(turns)
+            inside = learned is None or turn in learned
         elif token == END:
             inside = False
     return ids, mask
@@ -116,7 +117,7 @@ def samples(
     yield to_sample(trace, tokenizer)
     if turns := failing_turns(trace):
         fork = fork_at(index, seed, random.Random(f"hint/{seed}/{index}").choice(turns), held_out)
-        yield to_sample(with_hint(fork.right, fork.turn, fork.hint), tokenizer, fork.turn)
+        yield to_sample(with_hint(fork.right, fork.turn, fork.hint), tokenizer, range(fork.turn, len(fork.right.turns)))
 
 # %% ../../nbs/lab/01_pretrain.ipynb #95fa1304
 def collate(batch: list[Sample]) -> tuple[torch.Tensor, torch.Tensor]:

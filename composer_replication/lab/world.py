@@ -59,8 +59,9 @@ def make_world(
     function, other = draw_function(rng, split), draw_function(rng, split)
     while other.name == function.name:
         other = draw_function(rng, split)
-    path = f"{rng.choice(FOLDERS)}/{function.name}.py"
-    files = {path: function.stub, f"{rng.choice(FOLDERS)}/{other.name}.py": other.code,
+    folder = rng.choice(FOLDERS)
+    path = f"{folder}/{function.name}.py"
+    files = {path: function.stub, f"{folder}/{other.name}.py": other.code,
              f"tests/test_{function.name}.py": test_code(function, rng)}
     return WorldTask(f"{split}-{seed}", split, f"Write the body of `{function.name}` again.", dict(sorted(files.items())),
                      offer_dialects(rng, split), path, function)
