@@ -54,8 +54,8 @@ def arm_setting(
     return replace(setting, **{name: default[name] for name in unused})
 
 # %% ../../nbs/lab/13_ladder.ipynb #ebee2a2e
-WEIGHTS = {"alpha_sdpo": 0.003, "beta_replay": 0.001, "replay_dpo_beta": 0.5}  # where an arm has the channel; chosen on the dev split
-SMALL = {"steps": 12, "measure_every": 6, "tasks": 4, "held_out": 64, "learning_rate": 3e-4}  # what two cores can do
+WEIGHTS = {"alpha_sdpo": 0.01, "beta_replay": 0.001, "replay_dpo_beta": 0.5}  # where an arm has the channel; chosen on the dev split
+SMALL = {"turns": 3, "steps": 12, "measure_every": 3, "tasks": 4, "held_out": 64, "learning_rate": 3e-4}  # what two cores can do
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Preset:
 
 PRESETS = {"quick": Preset(1, {**WEIGHTS, **SMALL}, over_seeds=False),
            "standard": Preset(5, {**WEIGHTS, **SMALL}),
-           "full": Preset(10, {**WEIGHTS, "steps": 60, "measure_every": 5, "held_out": 192, "learning_rate": 3e-4})}
+           "full": Preset(10, {**WEIGHTS, "turns": 3, "steps": 60, "measure_every": 5, "held_out": 192, "learning_rate": 3e-4})}
 
 
 def check_ladder(
