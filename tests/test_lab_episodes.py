@@ -148,7 +148,7 @@ def test_an_episode_that_was_not_played_is_shown_as_such(monkeypatch):
 
 # ---- a ladder's folder
 
-SMALL = Setting(turns=2, steps=1, tasks=1, rollouts=2, held_out=3, learning_rate=0.01)
+SMALL = Setting(turns=2, steps=2, tasks=1, rollouts=2, held_out=3, learning_rate=0.01)
 
 
 def model_that_learns(habit):
@@ -182,7 +182,7 @@ def test_a_ladders_arms_are_played_again_as_they_were_measured(finished):
         assert Counter(v.ending for v in part) == point["endings"]
         assert sum(t.role == "assistant" for v in part for t in v.turns) / 3 == point["turns"]
     model = model_of()
-    weights = load_file(out / "runs" / job.name / "checkpoint-1" / "model.safetensors")
+    weights = load_file(out / "runs" / job.name / "checkpoint-2" / "model.safetensors")
     assert not model.load_state_dict({k: v.float() for k, v in weights.items()}, strict=False).unexpected_keys
     names = [f"held-out-{i}" for i in range(3)]
     again = play_views(model, TOKENIZER, world_rows(3, "held-out", "test"), episode_limits(2, 4), "A1 policy only",
@@ -207,7 +207,7 @@ def copied(finished, tmp_path):
 
 def test_damage_in_a_runs_folder_is_one_sentence(finished, tmp_path):
     out, job, run = copied(finished, tmp_path)
-    weights = run / "checkpoint-1" / "model.safetensors"
+    weights = run / "checkpoint-2" / "model.safetensors"
     whole = weights.read_bytes()
 
     def sentence():
@@ -218,18 +218,18 @@ def test_damage_in_a_runs_folder_is_one_sentence(finished, tmp_path):
         return said
 
     weights.write_bytes(whole[:200] + b"\xff" + whole[201:])
-    assert "checkpoint-1/model.safetensors is not as it was written" in sentence()
+    assert "checkpoint-2/model.safetensors is not as it was written" in sentence()
     (run / "checksums.json").unlink()
     assert "cannot be read as a model" in sentence()
     weights.write_bytes(whole[:-1])
-    assert "holds no finished run with its checkpoint-1" in sentence()
+    assert "holds no finished run with its checkpoint-2" in sentence()
     weights.write_bytes(whole)
-    (run / "checkpoint-1").rename(run / "checkpoint-3")
-    assert "holds no finished run with its checkpoint-1" in sentence()
-    (run / "checkpoint-3").rename(run / "checkpoint-1")
+    (run / "checkpoint-2").rename(run / "checkpoint-3")
+    assert "holds no finished run with its checkpoint-2" in sentence()
+    (run / "checkpoint-3").rename(run / "checkpoint-2")
     assert final_policy(out, job, model_that_learns)
     (run / "result.json").rename(run / "kept.json")
-    assert "holds no finished run with its checkpoint-1" in sentence()
+    assert "holds no finished run with its checkpoint-2" in sentence()
     result = json.loads((run / "kept.json").read_text())
     (run / "result.json").write_text(json.dumps(result | {"seed": 5}))
     assert "belongs to another setting or seed" in sentence()
