@@ -142,7 +142,7 @@ def _mean(passed):
 
 # %% ../../nbs/lab/10_arm.ipynb #74a2a766
 PER_PASS = 8  # rows of one backward pass, at most: more are slower on one core, whose caches they overflow
-WARM_UP = 4  # steps until the full learning rate: Adam's first step is as large in every weight, however small the gradient
+WARM_UP = 4  # steps until the full learning rate, from none: Adam's first step is as large in every weight, however small the gradient
 
 
 def arm_config(
