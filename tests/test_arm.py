@@ -208,3 +208,9 @@ def test_sorted_rows_make_the_same_step_but_for_rounding(tmp_path, scene):
     assert any(change.abs().max() > 1e-6 for change in moved[False].values())
     for name, change in moved[False].items():
         assert (moved[True][name] - change).norm() <= 1e-4 * change.norm(), name
+
+
+def test_the_learning_rate_rises_to_its_value_so_that_the_first_gradient_decides_nothing(tmp_path):
+    run_arm(replace(SMALL, steps=6, measure_every=6, learning_rate=1e-3, alpha_sdpo=1.0), 0, tmp_path, world=WORLD)
+    logged = json.loads((tmp_path / "checkpoint-6" / "trainer_state.json").read_text())["log_history"]
+    assert [e["learning_rate"] for e in logged if "learning_rate" in e] == pytest.approx([0, 2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3])
