@@ -21,8 +21,8 @@ from playwright.sync_api import expect, sync_playwright
 ROOT = Path(__file__).resolve().parents[1]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no browser here: apt-get install -y chromium")
-PAGES = ("index", "error_site", "training_step", "episodes", "exploits", "replay", "gaps", "commands", "traces/schema",
-         "spikes/004-ab")
+PAGES = ("index", "error_site", "training_step", "episodes", "exploits", "replay", "guide", "gaps", "commands", "report/display",
+         "report/ladder", "traces/schema", "spikes/004-ab")
 FETCHED = (ROOT / "docs" / "_static" / "vendor" / "complete").exists  # asked after the build: scripts for formulas
 HERE = ("file:", "data:", "blob:", "about:", "http://127.0.0.1", "ws://127.0.0.1")
 LIMIT = 60_000  # milliseconds that anything may take; nothing needs a tenth of it on an idle machine
@@ -178,7 +178,7 @@ def faint(page, selector):
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
-@pytest.mark.parametrize("name", ["index", "error_site", "exploits", "gaps"])
+@pytest.mark.parametrize("name", ["index", "error_site", "exploits", "replay", "report/display", "gaps"])
 def test_text_can_be_read(site, visit, name, mode):
     page = visit((site / f"{name}.html").as_uri(), mode)
     assert faint(page, "article :not(.highlight *)") == []
