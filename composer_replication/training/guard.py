@@ -9,6 +9,7 @@ __all__ = ['content_hash', 'HeldoutSplit', 'GuardFired', 'GuardReading', 'HeldOu
 import hashlib
 import json
 import math
+import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -298,7 +299,7 @@ def _evaluate(self: HeldOutGuardCallback, state, control, model, logs):
     if self.guard.should_halt:
         control.should_save = control.should_training_stop = True
         if state.is_world_process_zero:
-            print(self.guard.reason)
+            print(self.guard.reason, file=sys.stderr)
 
 
 @patch

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['FIRST', 'RULES', 'ENOUGH', 'REASONS', 'METRICS', 'StepFacts', 'Rule', 'HealthWatch', 'rise', 'step_facts',
-           'HealthCallback']
+           'HealthCallback', 'CountsCallback']
 
 # %% ../../nbs/training/12_health.ipynb #3a7bb89b
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,7 @@ class StepFacts:
     length: float | None = None  # mean tokens of a completion
     gap: float | None = None  # channel 2's divergence from the teacher, nats a token; None without a hinted turn
     pairs: float | None = None  # of channel 3
+    unscored: int | None = None  # episodes without a reward
 
 # %% ../../nbs/training/12_health.ipynb #36aa67ca
 FIRST = 5  # values that a run's start is the mean of
@@ -61,6 +62,8 @@ def _in_a_row(streak):
 RULES = (
     Rule("equal_rewards", 1, lambda f, _: None if f.equal_groups is None else f.equal_groups == 1,
          lambda f, n: f"all rewards of this step are equal within their groups: no gradient from channel 1{_in_a_row(n)}"),
+    Rule("unscored", 1, lambda f, _: None if f.unscored is None else bool(f.unscored),
+         lambda f, n: f"unscored episodes: {f.unscored}{_in_a_row(n)}; the environment or its judge failed, not the policy"),
     Rule("no_error_turn", 5, lambda f, _: None if f.error_turns is None else not f.error_turns,
          lambda f, n: f"no error turn in {n} steps: nothing for channel 2 to learn from"),
     Rule("no_hint", 3, lambda f, _: None if not f.error_turns else not f.hints and not f.cut,
@@ -140,6 +143,7 @@ ENOUGH = 20  # steps with a reward, before the absence of a rise is worth a word
 REASONS = {
     "equal_rewards": "all rewards of a step were equal in {held} of {measured} steps; take tasks that are solved sometimes, more "
                      "num_generations, or equal_rewards=resample",
+    "unscored": "episodes were unscored in {held} of {measured} steps; look at what the environment says",
     "no_error_turn": "no turn failed in {held} of {measured} steps, so channel 2 had nothing to do",
     "no_hint": "no error turn had a hint in {held} of {measured} steps; look at the hint layers",
     "hints_cut": "hints were lost to the limit of length in {held} of {measured} steps; raise max_completion_length",
@@ -244,3 +248,20 @@ def logs(self: HealthCallback, logged: Iterable[str]) -> dict[str, Any]:
     pending, self.pending = self.pending, {}
     verdict = self.watch.verdict() if "train_runtime" in logged else None
     return pending | ({"health/verdict": verdict} if verdict else {})
+
+# %% ../../nbs/training/12_health.ipynb #5c74f19a
+class CountsCallback(TrainerCallback):
+    "Logs the rise of an environment's counts in each step; of several processes the main one's."
+
+    def __init__(
+        self,
+        counts: Callable[[], Mapping[str, int]],  # of this process, so far; each under its name in the log
+        metrics: Callable[[], dict[str, list[float]]],  # the trainer's
+    ):
+        self.counts, self.metrics, self.before = counts, metrics, dict(counts())
+
+    def on_step_end(self, args, state, control, **kwargs):
+        now = dict(self.counts())
+        for name, count in now.items():
+            self.metrics()[name].append(count - self.before.get(name, 0))
+        self.before = now

@@ -14,6 +14,7 @@ from transformers import TrainerCallback
 
 from ..core.errors import InputProblem
 from .batches import from_plain, to_plain
+from .sharded import ShardedPolicy
 from .checkpoint import incomplete_because, last_complete_checkpoint, load_buffer, save_buffer
 
 # %% ../../nbs/training/10_resume.ipynb #5c151c1c
@@ -53,7 +54,7 @@ def save(
     self: Resume,
     folder: Path,  # of the checkpoint
 ) -> None:
-    "Every process writes its own file; one writes the policies."
+    "Every process writes its own file; one writes the policies, to which all give their shards."
     t = self.trainer
     between = t._step % (t.args.steps_per_generation * t.num_iterations)
     save_buffer(self._path(folder), {
@@ -61,8 +62,9 @@ def save(
         "metrics": {name: list(values) for name, values in t._metrics["train"].items()},
         "buffer": [to_plain(inputs) for inputs in t._buffered_inputs] if between and t._buffered_inputs else None,
         "schedule": t.schedule.state_dict() if t.schedule else None})
-    for name, policy in self._policies() if t.args.should_save else ():
-        policy.save(Path(folder) / name)
+    for name, policy in self._policies():
+        if t.args.should_save or isinstance(policy, ShardedPolicy):
+            policy.save(Path(folder) / name)
 
 # %% ../../nbs/training/10_resume.ipynb #387cb55d
 @patch

@@ -63,12 +63,43 @@ def check_held_out(
                            "them out of one of the two.")
 
 # %% ../../nbs/training/08_setup.ipynb #0619f43a
-def _sharded(config):
-    "Whether each device holds a part of the weights, so that every forward pass needs all of them."
-    fsdp = config.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
-    return bool(fsdp) or is_deepspeed_zero3_enabled()
+def _fsdp_version(config):
+    "Of the FSDP that shards the weights; None without it."
+    if config.fsdp:
+        return int(config.fsdp_config.get("version", 2))
+    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
+        return int(os.environ.get("FSDP_VERSION", 1))
 
 
+def _asked(config, option, variable=None):
+    "The name under which an option of FSDP is switched on, in the config or by `accelerate launch`; None: it is off."
+    given, variable = (config.fsdp_config if config.fsdp else {}).get(option), variable or f"FSDP_{option.upper()}"
+    on = lambda value: str(value).strip().lower() in ("y", "yes", "t", "true", "on", "1")
+    if given if option == "cpu_offload" else on(given):  # transformers takes any text for cpu_offload as true
+        return f"fsdp_config.{option}"
+    return variable if on(os.environ.get(variable)) else None
+
+
+def _check_sharded(config, ours):
+    "What works with each device holding a part of the weights."
+    if is_deepspeed_zero3_enabled() or _fsdp_version(config) == 1:
+        raise InputProblem("with weights sharded by ZeRO-3 or FSDP1 a device that has other turns to read than its neighbour would wait for "
+                           "it for ever; use FSDP2, where passes are levelled: fsdp: true, fsdp_config: {version: 2}, or set alpha_sdpo=0, "
+                           "beta_replay=0, kl_coef=0 and rollout='trl'.")
+    if _fsdp_version(config) is None:
+        return
+    refused = [
+        (_asked(config, "activation_checkpointing"), True, "set it to false, and gradient_checkpointing to true"),
+        (_asked(config, "cpu_offload", "FSDP_OFFLOAD_PARAMS"), True, "set it to false, without quotes"),
+        (_asked(config, "cpu_ram_efficient_loading"), ours and not config.use_vllm,
+         "set it to false, for the rollout loop copies the weights that each device has loaded"),
+        ("rollout='trl'", config.rollout == "trl" and config.channels, "take rollout='composer'"),
+        ("teacher_check='stop'", config.teacher_check == "stop", "check the teacher in a run on one device")]
+    for name, given, remedy in refused:
+        if name and given:
+            raise InputProblem(f"{name} does not work with sharded weights (FSDP2) and the channels; {remedy}.")
+
+# %% ../../nbs/training/08_setup.ipynb #6c391bd6
 def _check_our_loop(config):
     ignored = {"repetition_penalty": config.repetition_penalty != 1.0, "generation_kwargs": bool(config.generation_kwargs),
                "chat_template_kwargs": bool(config.chat_template_kwargs)}
@@ -78,6 +109,9 @@ def _check_our_loop(config):
     if config.use_vllm and config.vllm_mode == "server" and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise InputProblem("a vLLM server is asked by all processes together, and episodes end at different turns on each; use "
                            "vllm_mode='colocate', one process, or rollout='trl'.")
+    if config.use_vllm and config.vllm_tensor_parallel_size > 1:
+        raise InputProblem(f"vllm_tensor_parallel_size={config.vllm_tensor_parallel_size} makes processes sample together, and episodes end "
+                           "at different turns on each; set it to 1, or rollout='trl'.")
 
 
 def _check_channels(config, hint_source, pair_source, replay_examples):
@@ -129,10 +163,8 @@ def prepare(
 ) -> Setup:
     "Check all that the channels need; no model is loaded. Raises `InputProblem` and, for the chat template, `TemplateProblem`."
     ours = environment and config.rollout == "composer"
-    if _sharded(config) and (config.channels or config.kl_coef or (ours and not config.use_vllm)):
-        raise InputProblem("with sharded weights (FSDP, ZeRO-3) a device that has other turns to read than its neighbour would wait for "
-                           "it for ever, and this trainer does not level that out yet; train an adapter with plain data parallelism, "
-                           "or set alpha_sdpo=0, beta_replay=0, kl_coef=0 and rollout='trl'.")
+    if config.channels or config.kl_coef or (ours and not config.use_vllm):
+        _check_sharded(config, ours)
     if ours:
         _check_our_loop(config)
     _check_channels(config, hint_source, pair_source, replay_examples)

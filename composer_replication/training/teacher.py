@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['HOOKS', 'PATCHES', 'GROUP', 'KINDS', 'FILE', 'causal_lm', 'clone_policy', 'ema_update', 'interpolate_heads',
-           'TeacherPolicy', 'make_teacher', 'reference_policy']
+           'evaluating', 'TeacherPolicy', 'check_kind', 'make_teacher', 'reference_policy']
 
 # %% ../../nbs/training/01_teacher.ipynb #0fce2f0d
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from fastcore.basics import patch
 import torch
@@ -43,10 +44,11 @@ def causal_lm(
 
 def clone_policy(
     model: torch.nn.Module,  # a transformers causal LM, or a PEFT model around one; not wrapped by DDP or the like
+    share: bool = True,  # False: own tensors for everything
 ) -> torch.nn.Module:
     """A model of the same kind, in evaluation mode, that needs no gradient: own tensors for what `model` trains, the
     same tensors for what it does not. Hooks and a patched `forward` stay behind."""
-    shared = {id(p): p for p in model.parameters() if not p.requires_grad}
+    shared = {id(p): p for p in model.parameters() if share and not p.requires_grad}
     clone = copy.deepcopy(model, shared)
     for module in clone.modules():
         for name in HOOKS:
@@ -113,7 +115,7 @@ FILE = "teacher.safetensors"
 
 
 @contextmanager
-def _evaluating(models):
+def evaluating(models):
     "Evaluation mode; every module gets its own mode back, whatever happens."
     training = [module for model in models for module in model.modules() if module.training]
     try:
@@ -168,7 +170,7 @@ def using(self: TeacherPolicy) -> Iterator[tuple[PreTrainedModel, ...]]:
     if self._clone is not None:
         self._follow()
     sources = {"live": (self._model,), "trust_region": (self._clone, self._model)}.get(self.kind, (self._clone,))
-    with _evaluating(sources), torch.no_grad():
+    with evaluating(sources), torch.no_grad():
         yield tuple(causal_lm(m) for m in sources)
 
 # %% ../../nbs/training/01_teacher.ipynb #9b1048f8
@@ -182,6 +184,27 @@ def combine(
     heads = tuple(lm_head(m).detach() for m in models)
     states = tuple(h.detach() for h in hidden)
     return interpolate_heads(states, heads, self.mix) if self.kind == "trust_region" else (states[0], heads[0])
+
+# %% ../../nbs/training/01_teacher.ipynb #6fbcdbe0
+@patch
+def read(
+    self: TeacherPolicy,
+    function: Callable[[PreTrainedModel], Any],
+) -> list:  # one for each of the models of `using()`
+    "What `function` gives for each model, without gradient."
+    with self.using() as models:
+        return [function(model) for model in models]
+
+
+@patch
+def states(
+    self: TeacherPolicy,
+    function: Callable[[PreTrainedModel], torch.Tensor | None],  # gives states (n, hidden) of a model; None: nothing to read
+) -> tuple[torch.Tensor, LMHead] | None:  # as `combine`; None where the function gave none
+    "The teacher's states and head."
+    with self.using() as models:
+        hidden = [function(model) for model in models]
+        return None if hidden[0] is None else self.combine(hidden, models)
 
 # %% ../../nbs/training/01_teacher.ipynb #10c1d8a8
 @patch
@@ -255,13 +278,13 @@ def load(
     self.load_state_dict(state)
 
 # %% ../../nbs/training/01_teacher.ipynb #53278d6f
-def make_teacher(
-    kind: str,  # "live", "frozen", "ema" or "trust_region"
-    model: torch.nn.Module,  # the policy: a transformers causal LM or a PEFT model, not wrapped by DDP or the like
-    rate: float = 0.05,  # share of the student that an EMA takes over after each step
-    mix: float = 0.5,  # share of the live policy's logits in a trust region
-) -> TeacherPolicy:
-    "The teacher of this kind, starting from the policy as it is now. Raises `ValueError` for what cannot work."
+def check_kind(
+    kind: str,
+    model: torch.nn.Module,
+    rate: float,
+    mix: float,
+) -> None:
+    "Raises `InputProblem` for a teacher that cannot be made of this model; the arguments are those of `make_teacher`."
     if kind not in KINDS:
         raise InputProblem(f"teacher {kind!r} is unknown; use {', '.join(map(repr, KINDS[:-1]))} or {KINDS[-1]!r}.")
     if not (0.0 < rate <= 1.0 and 0.0 <= mix <= 1.0):
@@ -271,6 +294,17 @@ def make_teacher(
         raise InputProblem("the adapter learns a prompt, which is not within the model's weights: use LoRA or the like.")
     if kind == "trust_region":
         _refuse_capped(lm_head(causal_lm(model)))
+
+# %% ../../nbs/training/01_teacher.ipynb #89f4076f
+def make_teacher(
+    kind: str,  # "live", "frozen", "ema" or "trust_region"
+    model: torch.nn.Module,  # the policy: a transformers causal LM or a PEFT model, not wrapped by DDP or the like
+    rate: float = 0.05,  # share of the student that an EMA takes over after each step
+    mix: float = 0.5,  # share of the live policy's logits in a trust region
+) -> TeacherPolicy:
+    "The teacher of this kind, starting from the policy as it is now. Raises `ValueError` for what cannot work."
+    check_kind(kind, model, rate, mix)
+    adapters = model.peft_config if _is_peft(model) else {}
     clone = None if kind == "live" else clone_policy(model)
     if "ref" in adapters and kind in ("frozen", "trust_region"):
         clone.set_adapter("ref", inference_mode=True)

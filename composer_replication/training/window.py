@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from functools import lru_cache
 
 from fastcore.basics import patch
@@ -20,6 +20,7 @@ from accelerate.utils import gather_object
 
 from ..losses.channels import ChannelSum
 from ..tree.example import RolloutTree
+from .level import Level, Passes, level_together
 from ..tree.build import Tree
 
 # %% ../../nbs/training/04_window.ipynb #27924c38
@@ -58,6 +59,7 @@ class Window:
     sites: float  # hinted turns, on all devices
     pairs: float  # of channel 3, on all devices
     sampled: float  # tokens that the policy sampled, on all devices
+    levels: list[Level] = field(default_factory=list)  # of the backward passes to come, where the weights are sharded
     stats: Counter = field(default_factory=Counter)  # sums on this device
 
     @classmethod
@@ -66,10 +68,22 @@ class Window:
         accelerator: Accelerator,
         trees: Iterable[Tree],  # of the whole window, on this device
         sampled: float,  # tokens that the policy sampled in it, on this device
+        passes: Sequence[Passes] = (),  # of each backward pass, where the weights are sharded; see `training.level`
     ) -> "Window":
         "Open a window; all devices do so together."
         counts = torch.tensor([*count_terms(trees), sampled], dtype=torch.float32, device=accelerator.device)
-        return cls(accelerator, *accelerator.reduce(counts, "sum").tolist())
+        totals = accelerator.reduce(counts, "sum").tolist()
+        return cls(accelerator, *totals, level_together(passes, accelerator.device) if passes else [])
+
+# %% ../../nbs/training/04_window.ipynb #14e22464
+@patch
+def next_level(self: Window) -> Level | None:
+    "What this device and all devices make in the next backward pass; None where the weights are not sharded."
+    if not self.levels:
+        return None
+    self.stats["level/passes"] += sum(astuple(self.levels[0].most))
+    self.stats["level/idle"] += sum(map(self.levels[0].idle, asdict(self.levels[0].most)))
+    return self.levels.pop(0)
 
 # %% ../../nbs/training/04_window.ipynb #2ebf29a7
 @patch
@@ -141,6 +155,8 @@ def close(
                     if self.pairs and f"replay/{name}" in stats}
         voted = stats["replay/voted"]
         metrics |= {"replay/voted": voted, "replay/share": stats["replay/share"] / voted} if voted else {}
+    if stats["level/passes"]:
+        metrics["level/idle"] = stats["level/idle"] / stats["level/passes"]  # share of the passes beside the policy's own
     if "kl/total" in stats:
         metrics["kl/token"] = stats["kl/total"] / max(self.sampled, 1.0)
     return metrics

@@ -211,7 +211,7 @@ def test_stops_cleanly_with_a_checkpoint_and_one_sentence(tmp_path, capsys):
     trainer = trainer_for(tmp_path, guard, peak=1.0)
     trainer.train()
     assert guard.should_halt and trainer.state.global_step == guard.last.step < 30
-    assert capsys.readouterr().out.count(guard.reason) == 1
+    assert capsys.readouterr().err.count(guard.reason) == 1
     saved = tmp_path / f"checkpoint-{guard.last.step}"
     assert (saved / "model.safetensors").is_file()
     with pytest.raises(GuardFired, match="Stopped at step"):

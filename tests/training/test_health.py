@@ -35,6 +35,7 @@ def spoken(flags, patience):
 
 
 FACTS = {"equal_rewards": lambda flag: {"equal_groups": 1.0 if flag else 0.75},
+         "unscored": lambda flag: {"unscored": 2 if flag else 0},
          "no_error_turn": lambda flag: {"error_turns": 0 if flag else 3, "hints": 3},
          "no_hint": lambda flag: {"error_turns": 2, "hints": 0 if flag else 1, "cut": 0},
          "hints_cut": lambda flag: {"error_turns": 2, "hints": 1, "cut": 1 if flag else 0},
@@ -120,6 +121,24 @@ def test_a_run_of_equal_rewards_and_no_channel_says_that_it_learned_nothing(tmp_
     assert [h.get("health/equal_rewards") for h in trainer.state.log_history if "health/warning" in h] == [1, 2]
     before = dict(embedded_model().named_parameters())
     assert all((p == before[n]).all() for n, p in trainer.student.named_parameters())  # it is true: nothing was learned
+
+
+class Failing(world.Files):
+    scored = 0
+
+    def get_reward(self):
+        Failing.scored += 1
+        if Failing.scored % 4:
+            raise RuntimeError("the judge cannot work")
+        return 1.0
+
+
+def test_episodes_that_could_not_be_scored_are_counted_in_words(tmp_path):
+    trainer, said, _ = run(tmp_path, Failing, max_steps=1, alpha_sdpo=0.0)
+    assert sorted(map(str, trainer.generation.rewards)) == ["1.0", "None", "None", "None"]
+    assert "Step 1: unscored episodes: 3; the environment or its judge failed" in said
+    _, said, _ = run(tmp_path / "well", max_steps=1, alpha_sdpo=0.0)
+    assert "unscored" not in said
 
 
 def test_a_run_without_an_error_turn_says_so(tmp_path, monkeypatch):

@@ -1,8 +1,10 @@
 "What goes wrong before and during training, adapters, and the settings that the slow reference leaves out."
+import json
 import warnings
 from functools import wraps
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 import world
@@ -11,8 +13,9 @@ from peft import LoraConfig
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
 from transformers.trainer_callback import PrinterCallback
 
+from composer_replication.core.errors import InputProblem
 from composer_replication.envs.toy.env import WorldEnv, world_rows
-from composer_replication.envs.toy.model import embedded_model, embedded_path
+from composer_replication.envs.toy.model import embedded_model, embedded_path, embedded_tokenizer
 from composer_replication.envs.toy.traces import toy_traces
 from composer_replication.hints.layers import default_composite
 from composer_replication.losses.batch import TraceExample
@@ -22,8 +25,8 @@ from composer_replication.traces.siblings import SiblingIndex
 from composer_replication.training.batches import NonFiniteLoss, from_plain
 from composer_replication.training.checkpoint import load_buffer
 from composer_replication.training.config import ComposerReplicationConfig
-from composer_replication.training.setup import group_pairs
-from composer_replication.training.trainer import ComposerReplicationTrainer
+from composer_replication.training.setup import group_pairs, prepare
+from composer_replication.training.trainer import ComposerReplicationTrainer, loggable
 from composer_replication.tree.chat import TemplateProblem
 
 warnings.filterwarnings("ignore", category=FutureWarning)
@@ -67,7 +70,11 @@ def mute():
     ("has a pair to learn from", dict(given={"pair_source": None, "replay_examples": [TraceExample(toy_traces()[0])]})),
     ("no padding token", dict(tokenizer=without("pad_token"))),
     ("carries no tools", dict(tokenizer=mute())),
-    ("with sharded weights", dict(fsdp="full_shard")),
+    ("sharded by ZeRO-3 or FSDP1", dict(fsdp=True, fsdp_config={"version": 1})),
+    ("activation_checkpointing does not work", dict(fsdp=True, fsdp_config={"activation_checkpointing": True})),
+    ("teacher_check='stop' does not work", dict(fsdp=True, teacher_check="stop")),
+    ("vllm_tensor_parallel_size=2 makes", dict(use_vllm=True, vllm_mode="colocate", vllm_tensor_parallel_size=2)),
+    ("rollout='trl' does not work", dict(fsdp=True, rollout="trl")),
     ("loss_type='reinforce' is unknown", dict(loss_type="reinforce")),
     ("alpha_sdpo=-1.0", dict(alpha_sdpo=-1.0)),
     ("teacher_ema_rate=1.2", dict(teacher_ema_rate=1.2)),
@@ -79,6 +86,36 @@ def test_a_wrong_configuration_fails_before_any_weight_is_loaded(problem, change
     monkeypatch.setattr("trl.trainer.grpo_trainer.create_model_from_path", never)
     with pytest.raises((ValueError, TemplateProblem), match=problem) as found:
         make(tmp_path, str(embedded_path() / "medium"), **changes)
+    assert len(str(found.value).splitlines()) == 1
+
+
+LAUNCHED = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
+            "FSDP_OFFLOAD_PARAMS": "false", "FSDP_ACTIVATION_CHECKPOINTING": "false"}
+
+
+@pytest.mark.parametrize("named, fsdp, launched", [
+    (None, None, {}),
+    ("sharded by ZeRO-3 or FSDP1", None, {"FSDP_VERSION": "1"}),
+    ("FSDP_CPU_RAM_EFFICIENT_LOADING", None, {"FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}),  # the launcher's default
+    ("FSDP_ACTIVATION_CHECKPOINTING", None, {"FSDP_ACTIVATION_CHECKPOINTING": "True"}),
+    ("FSDP_OFFLOAD_PARAMS", None, {"FSDP_OFFLOAD_PARAMS": "1"}),
+    (None, {"activation_checkpointing": "false", "cpu_ram_efficient_loading": "false"}, {}),
+    ("cpu_ram_efficient_loading", {"cpu_ram_efficient_loading": "true"}, {}),
+    ("fsdp_config.cpu_offload", {"cpu_offload": "false"}, {}),  # transformers takes the text as true
+    ("FSDP_OFFLOAD_PARAMS", {"version": 2}, {"FSDP_OFFLOAD_PARAMS": "true"}),  # where fsdp_config does not say
+])
+def test_what_the_launcher_asks_of_fsdp_is_looked_at(named, fsdp, launched, tmp_path, monkeypatch):
+    monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "false")  # transformers writes it: restored after the test
+    config = ComposerReplicationConfig(str(tmp_path), report_to="none", bf16=False, use_cpu=True,
+                                       **({} if fsdp is None else {"fsdp": True, "fsdp_config": fsdp}))
+    for name, value in ((LAUNCHED if fsdp is None else {}) | launched).items():
+        monkeypatch.setenv(name, value)
+    ask = lambda: prepare(config, embedded_tokenizer(), True, default_composite())
+    if named is None:
+        assert ask().chat is not None
+        return
+    with pytest.raises(InputProblem, match=named) as found:
+        ask()
     assert len(str(found.value).splitlines()) == 1
 
 
@@ -348,3 +385,30 @@ def test_a_kl_without_channels_needs_no_window(tmp_path):
     with pytest.raises(ValueError, match="make it a multiple"):
         make(tmp_path, alpha_sdpo=0.0, beta_replay=0.0, kl_coef=0.1, kl_place="loss", gradient_accumulation_steps=2,
              steps_per_generation=3, per_device_train_batch_size=4)
+
+
+def test_completions_with_unreadable_and_readable_calls_are_logged_in_one_file(tmp_path, capsys):
+    trainer = make(tmp_path, log_completions=True)
+
+    def row(*calls):
+        said = [{"role": "assistant", "content": "", "tool_calls": [
+            {"type": "function", "function": {"name": "cat", "arguments": arguments}}]} for arguments in calls]
+        return [*said, {"role": "tool", "content": "no such file"}]
+    given = [{"path": "a"}, '{"path": "a', '{"path": "b"}', "[1]", "", {"lines": [1, 2]}]
+    trainer._logs["prompt"].extend([[{"role": "user", "content": "go"}]] * 2)
+    trainer._logs["completion"].extend([row(*given), row()])
+    trainer._logs["rewards"]["reward"].extend([0.0, 1.0])
+    trainer._logs["advantages"].extend([0.0, 0.0])
+    (tmp_path / "completions").mkdir(exist_ok=True)
+    trainer.log({"loss": 0.0})
+    file, = (tmp_path / "completions").glob("*.parquet")
+    first = pd.read_parquet(file)["completion"][0]
+    written = [json.loads(message["tool_calls"][0]["function"]["arguments"]) for message in first[:-1]]
+    assert written == [{"path": "a"}, {"unreadable": '{"path": "a'}, {"path": "b"}, {"unreadable": "[1]"},
+                       {"unreadable": ""}, {"lines": [1, 2]}]
+    assert "cat(unreadable=" in capsys.readouterr().out.replace("\n", "")
+
+
+def test_calls_without_a_function_are_logged_as_they_are():
+    flat = [{"role": "assistant", "content": "", "tool_calls": [{"name": "cat", "arguments": {"path": "a"}}]}]
+    assert loggable(flat) == flat

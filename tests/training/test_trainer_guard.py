@@ -38,7 +38,7 @@ def test_a_hacked_reward_is_stopped(tmp_path, capsys):
     guard = HeldOutGuard(min_steps=4, decline_patience=3, ema_alpha=0.5)
     trainer = make(tmp_path, guard)
     trainer.train()
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     readings = [h for h in trainer.state.log_history if "guard/held_out_score" in h]
     rewards = [h["reward"] for h in trainer.state.log_history if "reward" in h]
     assert guard.should_halt and guard.reason in said and len(guard.reason.splitlines()) == 1
@@ -80,7 +80,7 @@ def test_a_hole_in_the_environment_is_stopped_with_its_step_and_reason(tmp_path,
     readings = [h for h in history if "guard/held_out_score" in h]
     assert step < 60 and guard.reason.startswith(f"Stopped at step {step}: the held-out score fell to ")
     assert readings[-1]["guard/reason"] == guard.reason and not any("guard/reason" in h for h in readings[:-1])
-    assert guard.reason in capsys.readouterr().out
+    assert guard.reason in capsys.readouterr().err
     assert readings[-1]["guard/held_out_score"] < readings[0]["guard/held_out_score"]
     assert readings[-1]["guard/proxy_reward"] > readings[0]["guard/proxy_reward"]
 

@@ -1,6 +1,5 @@
 "The trainer in processes of its own: killed, told to stop, and two that train together."
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -13,53 +12,18 @@ from pathlib import Path
 import pytest
 import torch
 import trainer_script
+from ranks import LIMIT, ended, jobs
 from trainer_script import Stored, Tell, differences, make, outcome, policy
 
 from composer_replication.training.batches import to_plain
 from composer_replication.training.checkpoint import incomplete_because, last_complete_checkpoint, load_buffer, save_buffer
 
-LIMIT = 240  # seconds that any process may take; on an idle machine none needs 30
-SERVER = multiprocessing.get_context("forkserver")  # imports once, then forks: real processes without seconds of imports each
-
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-    "Starts a job in one process or in several that train together; none outlives the tests."
-    SERVER.set_forkserver_preload(["trainer_script", "transformers.models.qwen3.modeling_qwen3"])
-    begun, logs = [], tmp_path_factory.mktemp("logs")
-
-    def begin(tasks, ranks=1, **job):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        made = []
-        for rank in range(ranks):
-            env = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
-            if ranks > 1:
-                env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
-                        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            log = logs / str(len(begun))
-            process = SERVER.Process(target=trainer_script.main, args=({"tasks": tasks, "env": env, "log": str(log)} | job,))
-            process.start()
-            process.log = log
-            begun.append(process)
-            made.append(process)
-        return made
-
-    yield begin
-    for process in begun:
-        process.kill()
-        process.join(LIMIT)
-
-
-def ended(processes, code=0):
-    "What each said, once all have ended with this code."
-    end, said = time.monotonic() + LIMIT, []
-    for process in processes:
-        process.join(max(end - time.monotonic(), 0.01))
-        said.append(process.log.read_text() if process.log.exists() else "")
-        assert process.exitcode == code, f"{process.exitcode}: {said[-1][-3000:]}"
-    return said
+    "Starts a job; none outlives the tests."
+    with jobs(trainer_script, tmp_path_factory.mktemp("logs")) as begin:
+        yield begin
 
 
 def wait_for(path, processes, lines):

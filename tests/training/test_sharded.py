@@ -1,0 +1,183 @@
+"Invariant 10: weights sharded over processes (FSDP2, gloo, CPU) give every channel's loss and every gradient of one process."
+import time
+from pathlib import Path
+
+import pytest
+import sharded_script
+import torch
+from ranks import ended, jobs
+from safetensors.torch import load_file
+from trainer_script import differences, make, policy
+
+from composer_replication.training.batches import to_plain
+from composer_replication.training.checkpoint import load_buffer, save_buffer
+
+UNION = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "sharded": True}
+ALONE = {"per_device_train_batch_size": 8, "replay_batch_size": 4}
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    "Starts a job; none outlives the tests."
+    with jobs(sharded_script, tmp_path_factory.mktemp("logs")) as begin:
+        yield lambda tasks, ranks=2: begin(tasks, ranks)
+
+
+def run(name, scene, out, **more):
+    return {"name": name, "scene": scene, "out": str(out)} | more
+
+
+def left(out, name, rank=0):
+    return load_buffer(Path(out) / f"{name}-rank{rank}.pt")
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    "Eight rollouts of two tasks; only the first task's, which the first rank gets, have hinted error turns and pairs."
+    folder = tmp_path_factory.mktemp("rows")
+    trainer = make("union", folder, model=policy().double(), per_device_train_batch_size=8)
+    pairs, source, inner = trainer.pair_source, folder / "rows.pt", trainer._generate_and_score_completions
+    trainer.hint_source = lambda kind, meta: f"Look again: {kind}." if meta.trace.task_id == "0-0" else None
+    trainer.pair_source = lambda traces: [p if t.task_id == "0-0" else () for t, p in zip(traces, pairs(traces))]
+
+    def kept(inputs):
+        found = inner(inputs)
+        order = sorted(range(8), key=lambda i: found["composer_rows"][i].trace.task_id)
+        found = {k: v if getattr(v, "ndim", 1) == 0 or not hasattr(v, "__len__") else
+                 v[order] if isinstance(v, torch.Tensor) else [v[i] for i in order] for k, v in found.items()}
+        save_buffer(source, to_plain(found))
+        return found
+
+    trainer._generate_and_score_completions = kept
+    trainer.train()
+    return str(source)
+
+
+CASES = {  # changes to the scene "union", which has all channels and a KL to the start in the loss
+    "live": {"teacher": "live", "dtype": "float64"},
+    "ema": {"teacher": "ema", "teacher_ema_rate": 0.5, "max_steps": 2, "learning_rate": 0.05, "dtype": "float64"},
+    "float32": {"teacher": "live", "dtype": "float32"},
+    "untied": {"teacher": "live", "untied": True, "dtype": "float64"},
+    "frozen": {"teacher": "frozen", "max_steps": 2, "learning_rate": 0.05, "dtype": "float64", "untied": True},
+    "trust": {"teacher": "trust_region", "max_steps": 2, "learning_rate": 0.05, "dtype": "float64"},
+    "simpo": {"teacher": "ema", "replay_form": "simpo", "dtype": "float64"},
+    "checkpointing": {"teacher": "live", "gradient_checkpointing": True, "dtype": "float64"},
+    "checkpointing-ema": {"teacher": "ema", "gradient_checkpointing": True, "dtype": "float64", "untied": True},
+    "lora": {"teacher": "ema", "teacher_ema_rate": 0.5, "lora": True, "max_steps": 2, "learning_rate": 0.05},
+    "clipped": {"teacher": "live", "max_grad_norm": 0.01, "dtype": "float64"},
+    "bf16": {"teacher": "live", "bf16": True},
+}
+FAST = ("live", "ema")
+
+
+@pytest.fixture(scope="module")
+def found(start, rows, tmp_path_factory):
+    "Of some cases: what two ranks left behind, and one process."
+    def both(cases):
+        out = tmp_path_factory.mktemp("cases")
+        two = start([run(case, "union", out, rows=rows, **UNION, **CASES[case]) for case in cases])
+        alone = start([run(f"{case}-alone", "union", out, rows=rows, **ALONE, **CASES[case]) for case in cases], ranks=1)
+        ended(two + alone, (0, 0, 0))
+        return {case: (left(out, f"{case}-alone"), *(left(out, case, rank) for rank in (0, 1))) for case in cases}
+
+    return both
+
+
+def check_equal(case, alone, *ranks):
+    "Each channel's loss, every gradient, and what the step made of the weights."
+    close = 1e-7 if CASES[case].get("dtype") == "float64" else 2e-5  # advantages are float32 in any case
+    assert alone["log"][-1]["sdpo/sites"] and alone["log"][-1]["replay/pairs"] and alone["grads"]
+    for rank in ranks:
+        for mine, entry in zip(rank["log"], alone["log"], strict=True):
+            for key in ("sdpo/sites", "sdpo/tokens", "replay/pairs"):
+                assert mine[key] == entry[key]
+            for key in ("sdpo/loss", "sdpo/gap", "replay/loss", "kl/token"):
+                assert mine[key] == pytest.approx(entry[key], abs=close, rel=close), key
+        for part in ("grads", "parameters", "teacher", "reference"):
+            assert rank[part].keys() == alone[part].keys()
+            for name, value in alone[part].items():
+                worst = (rank[part][name] - value).abs().max() / max(value.abs().max(), 1e-6)
+                assert worst < close * 10, (part, name, worst)
+
+
+def test_two_ranks_one_of_them_without_error_turns_have_the_gradients_of_one_process(found):
+    for case, (alone, *ranks) in found(FAST).items():
+        check_equal(case, alone, *ranks)
+        assert 0 < ranks[0]["log"][0]["level/idle"] < 1
+
+
+@pytest.mark.slow
+def test_the_same_for_every_teacher_form_and_option(found):
+    for case, (alone, *ranks) in found([c for c in CASES if c not in (*FAST, "bf16")]).items():
+        check_equal(case, alone, *ranks)
+
+
+@pytest.mark.slow
+def test_bfloat16_is_about_as_far_from_float64_as_autocast_in_one_process(found):
+    every = found(["live", "bf16"])
+    exact, one, two = (torch.cat([g.flatten().double() for g in run["grads"].values()])
+                       for run in (every["live"][0], every["bf16"][0], every["bf16"][1]))
+    far_one, far_two = ((g - exact).norm() / exact.norm() for g in (one, two))
+    assert 0 < far_two < 3 * far_one < 0.5
+    alone, sharded = (run["log"][-1] for run in every["bf16"][:2])
+    for key in ("policy/loss", "sdpo/loss", "replay/loss"):
+        assert sharded[key] == pytest.approx(alone[key], rel=0.1, abs=1e-3), key
+
+
+# ---- whole runs: sampling from a gathered copy, checkpoints, ranks that are gone
+
+PARTS = {"fsdp_config": sharded_script.FSDP["fsdp_config"] | {"state_dict_type": "SHARDED_STATE_DICT"}}
+
+
+@pytest.fixture(scope="module")
+def whole(start, tmp_path_factory):
+    "Three steps with rollouts by plain data parallelism, and sharded with checkpoints of both kinds."
+    out = tmp_path_factory.mktemp("whole")
+    more = {"held_out": 3, "sharded": True}
+    ended(start([run("plain", "two", out / "plain", save_strategy="no", held_out=3), run("one file", "two", out / "file", **more),
+                 run("parts", "two", out / "parts", **more, **PARTS)]))
+    return out
+
+
+@pytest.mark.slow
+def test_rollouts_and_held_out_scores_are_those_of_plain_data_parallelism(whole):
+    for rank in (0, 1):
+        plain, sharded = left(whole / "plain", "plain", rank), left(whole / "file", "one file", rank)
+        assert sharded["held_out"] == pytest.approx(plain["held_out"], rel=1e-4)
+        for mine, entry in zip(sharded["log"], plain["log"], strict=True):
+            assert mine["loss"] == pytest.approx(entry["loss"], rel=1e-4)
+            assert mine.get("reward") == entry.get("reward") and mine["replay/tokens"] == entry["replay/tokens"]
+        for part in ("parameters", "teacher"):
+            assert all((sharded[part][n] - p).abs().max() < 1e-4 for n, p in plain[part].items())
+        assert differences(left(whole / "parts", "parts", rank), sharded) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind, name, options", [("file", "one file", {}), ("parts", "parts", PARTS)])
+def test_a_resumed_run_is_the_unbroken_one_to_the_bit(start, whole, tmp_path, kind, name, options):
+    start_from = str(whole / kind / "checkpoint-1")
+    ended(start([run("end", "two", tmp_path, resume=start_from, save_strategy="no", held_out=3, sharded=True, **options)]))
+    for rank in (0, 1):
+        assert differences(left(tmp_path, "end", rank), left(whole / kind, name, rank)) == []
+
+
+@pytest.mark.slow
+def test_one_process_reads_the_whole_model_and_teacher_from_a_checkpoint_in_one_file(whole):
+    ranks, folder = left(whole / "file", "one file"), whole / "file" / "checkpoint-3"
+    for part, file in (("parameters", "model.safetensors"), ("teacher", "teacher/teacher.safetensors")):
+        saved = load_file(folder / file)
+        assert saved.keys() == ranks[part].keys() and all(torch.equal(saved[n], t) for n, t in ranks[part].items())
+
+
+@pytest.mark.slow
+def test_when_a_rank_is_killed_the_other_ends_with_a_sentence(start, tmp_path):
+    ended(start([run("lost", "two", tmp_path, sharded=True, dies=1, save_strategy="no")]), (0, 9))
+    assert "RankLost: another process of this run has ended" in left(tmp_path, "lost")["problem"]
+
+
+@pytest.mark.slow
+def test_without_levelling_the_ranks_would_wait_for_each_other(start, rows, tmp_path):
+    began = time.monotonic()
+    ended(start([run("apart", "union", tmp_path, rows=rows, levels=False, **UNION, **CASES["live"])]))
+    assert all("did not answer within ddp_timeout" in left(tmp_path, "apart", rank)["problem"] for rank in (0, 1))
+    assert time.monotonic() - began > sharded_script.TIMEOUT

@@ -1,0 +1,131 @@
+"Passes are counted from the packed batches alone: the counts are what the terms really make, and all ranks end up with the same."
+import random
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import Qwen3Config
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+import composer_replication.tree.forward as forward
+from composer_replication.losses.channels import pair_logps, reference_logps, teacher_states
+from composer_replication.training.level import Level, Passes, Reading, count_passes, idle_pass, level
+from composer_replication.tree.build import Branch, Span, Tree
+from composer_replication.tree.pack import pack_trees
+
+
+class Counting:
+    "As much of a causal LM as branches need; it counts the passes through its layers and computes next to nothing."
+
+    dtype, device, training, _is_stateful = torch.float32, torch.device("cpu"), True, False
+
+    def __init__(self, checkpointing=False):
+        self.config = Qwen3Config(vocab_size=8, hidden_size=2, num_hidden_layers=1, attn_implementation="sdpa")
+        self.is_activation_checkpointing, self.passes = checkpointing, 0
+        self.head = SimpleNamespace(weight=torch.ones(8, 2, requires_grad=True), bias=None)
+
+    def get_output_embeddings(self):
+        return self.head
+
+    def base_model(self, input_ids, past_key_values=None, **others):
+        self.passes += 1
+        if past_key_values is not None:
+            keys = torch.zeros(len(input_ids), 1, input_ids.shape[1], 1)
+            past_key_values.update(keys, keys, 0)
+        hidden = torch.ones(*input_ids.shape, 2, requires_grad=True)
+        return BaseModelOutputWithPast(last_hidden_state=hidden, past_key_values=past_key_values)
+
+
+def random_tree(draw):
+    "A trunk of a few turns, each perhaps with a hint, and perhaps with a pair whose answers are the trunk's own or not."
+    spans, at = [], draw.randrange(1, 4)
+    for turn in range(draw.randrange(1, 5)):
+        spans.append(Span(turn, at, at + draw.randrange(1, 6)))
+        at = spans[-1].end + draw.randrange(1, 4)
+    ids, branches, pairs = tuple(range(1, at + 1)), [], 0
+    busy = draw.choice([0, 0, 0.4, 1.0])  # many rows have nothing to read
+    for span in spans:
+        own = ids[span.start:span.end]
+        if draw.random() < busy:
+            extra = draw.randrange(1, 30)
+            branches.append(Branch("hint", span.turn, draw.randrange(span.start), (7,) * extra + own, extra))
+        if draw.random() < busy / 2:
+            fork = draw.randrange(span.start)
+            for kind in ("chosen", "rejected"):
+                text = own if draw.random() < 0.4 else (6,) * draw.randrange(1, 9)
+                branches.append(Branch(kind, span.turn, fork, ids[fork:span.start] + text, span.start - fork, pairs))
+            pairs += 1
+    return Tree("t", ids, tuple(spans), tuple(branches))
+
+
+def rank_of(draw):
+    "What one rank holds for one backward pass."
+    batch = pack_trees([random_tree(draw) for _ in range(draw.randrange(1, 4))], 0) if draw.random() < 0.95 else None
+    recorded = pack_trees([random_tree(draw) for _ in range(2)], 0) if draw.random() < 0.7 else None
+    return batch, recorded if recorded is not None and recorded.pairs else None
+
+
+def made(batch, recorded, how):
+    "Passes that the terms make, counted while they make them; `fill` is asked after each kind, as the trainer does."
+    reader, student, each = Counting(), Counting(checkpointing=not how.trains_shared), Counter()
+
+    def counted(kind, model, function):
+        before = model.passes
+        function()
+        each[kind] += model.passes - before
+
+    cache = None
+    if batch is not None and batch.input_ids.numel() and how.trains_shared:
+        _, cache = forward.forward_trunk(Counting(), batch)
+    if batch is not None and how.distils and batch.sites:
+        counted("teacher", reader, lambda: teacher_states(reader, batch, None if how.own_trunk else cache))
+    for packed in (batch, recorded):
+        if packed is not None and packed.pairs and how.reference:
+            counted("reference", reader, lambda packed=packed: reference_logps(reader, packed))
+    if batch is not None and batch.pairs:
+        hidden = torch.ones(*batch.input_ids.shape, 2)
+        counted("pairs", student, lambda: pair_logps(student, batch, hidden, cache))
+    if recorded is not None:
+        counted("recorded", student, lambda: pair_logps(student, recorded))
+    return Passes(**each)
+
+
+@pytest.mark.parametrize("layouts", [60, pytest.param(1000, marks=pytest.mark.slow)])
+def test_in_random_layouts_every_rank_makes_as_many_passes_of_every_kind(monkeypatch, layouts):
+    draw, idle, busiest = random.Random(0), 0, Counter()
+    for layout in range(layouts):
+        monkeypatch.setattr(forward, "MASK_ENTRIES", draw.choice([1, 200, 2**11, 2**25]))
+        monkeypatch.setattr(forward, "PASS_ENTRIES", draw.choice([0, 2**18]))
+        how = Reading(*(draw.random() < 0.7 for _ in range(4)), True)
+        ranks = [rank_of(draw) for _ in range(draw.choice([2, 2, 3]))]
+        counts = [[count_passes(*rank, how)] for rank in ranks]
+        levels = level(counts)
+        sequences = []
+        for rank, (mine,) in zip(ranks, levels):
+            real = made(*rank, how)
+            assert real == mine.own, (layout, how)
+            model, passes = Counting(), ["policy"]
+            for kind in ("teacher", "reference", "pairs", "recorded"):
+                for _ in range(mine.idle(kind)):
+                    idle_pass(model)
+                passes += [kind] * (getattr(real, kind) + mine.idle(kind))
+                busiest[kind] = max(busiest[kind], getattr(real, kind))
+            assert model.passes == sum(mine.idle(kind) for kind in busiest)
+            idle += model.passes
+            sequences.append(passes)
+        assert all(one == sequences[0] for one in sequences)
+    assert idle > layouts and min(busiest.values()) > 3  # the layouts are not all alike
+
+
+def test_levelling_two_backward_passes_keeps_them_apart():
+    ranks = [[Passes(5, 1, 0, 2), Passes()], [Passes(0, 3, 0, 2), Passes(1)]]
+    assert [[each.most for each in rank] for rank in level(ranks)] == [[Passes(5, 3, 0, 2), Passes(1)]] * 2
+    assert level(ranks)[1][0].idle("teacher") == 5 and Level().idle("pairs") == 0
+
+
+@pytest.mark.parametrize("kind", ["teacher", "reference", "pairs", "recorded"])
+def test_no_rank_has_to_take_a_pass_back(kind):
+    draw = random.Random(kind)
+    ranks = [[Passes(**{kind: draw.randrange(9)}) for _ in range(4)] for _ in range(3)]
+    assert all(each.idle(kind) >= 0 for rank in level(ranks) for each in rank)
