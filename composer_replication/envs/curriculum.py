@@ -8,7 +8,8 @@ __all__ = ['TaskRecord', 'DifficultyCurriculum']
 # %% ../../nbs/envs/01_curriculum.ipynb #065abea4
 import json
 import random
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,9 +29,12 @@ class TaskRecord:
     episodes: int = 0
     solved: bool = False  # ever
 
-    def rate(self) -> float:
-        "Estimated pass rate: the mean of the posterior under a Beta(1, 1) prior."
-        return (1 + self.passed) / (2 + self.passed + self.failed)
+    def rate(
+        self,
+        prior: float = 0.5,  # pass rate of tasks like it
+    ) -> float:
+        "Estimated pass rate: the mean of the posterior under a Beta prior that weighs two episodes."
+        return (2 * prior + self.passed) / (2 + self.passed + self.failed)
 
 # %% ../../nbs/envs/01_curriculum.ipynb #dc91b4ab
 class DifficultyCurriculum:
@@ -46,10 +50,14 @@ class DifficultyCurriculum:
         patience: int = 8,  # episodes before a task can be retired or put in quarantine
         memory: float = 0.9,  # what an episode weighs after each later one of the same task
         revisit: float = 0.05,  # share of draws that go to retired and quarantined tasks, all alike
+        classes: Mapping[str, str] | None = None,  # task: its class of size; a task without one is estimated alone
     ):
+        self._classes = dict(classes or {})
         self._records = {task_id: TaskRecord() for task_id in task_ids}
         if not self._records:
             raise InputProblem("a curriculum has no task", "give it at least one")
+        if unknown := self._classes.keys() - self._records.keys():
+            raise InputProblem(f"task {min(unknown)!r} has a class and is not in this curriculum", "leave it out")
         if not (0.5 < mastered <= 1 and patience >= 1 and 0 < memory <= 1 and 0 <= revisit < 1):
             raise InputProblem("a setting of the curriculum is out of range", "mastered lies in (0.5, 1], patience is at least 1, memory lies in (0, 1], revisit in [0, 1)")
         self.mastered, self.patience, self.memory, self.revisit = mastered, patience, memory, revisit
@@ -85,11 +93,25 @@ def state_of(self: DifficultyCurriculum, task_id: str) -> str:
 
 # %% ../../nbs/envs/01_curriculum.ipynb #a09f76bf
 @patch
+def rates(self: DifficultyCurriculum) -> dict[str, float]:
+    "The estimated pass rate of each task."
+    passed, failed = defaultdict(float), defaultdict(float)
+    for task_id, name in self._classes.items():
+        passed[name] += self._records[task_id].passed
+        failed[name] += self._records[task_id].failed
+
+    def prior(task_id, record):
+        name = self._classes.get(task_id)
+        others, of = passed[name] - record.passed, passed[name] + failed[name] - record.passed - record.failed
+        return 0.5 if name is None else (1 + others) / (2 + of)
+    return {task_id: record.rate(prior(task_id, record)) for task_id, record in self._records.items()}
+
+# %% ../../nbs/envs/01_curriculum.ipynb #566af111
+@patch
 def weights(self: DifficultyCurriculum) -> dict[str, float]:
     "The probability of each task to be drawn next; they sum to 1."
     states = {task_id: self.state_of(task_id) for task_id in self._records}
-    rates = {task_id: self._records[task_id].rate() for task_id in states}
-    still = {task_id: rate * (1 - rate) for task_id, rate in rates.items() if states[task_id] == "open"}
+    still = {task_id: rate * (1 - rate) for task_id, rate in self.rates().items() if states[task_id] == "open"}
     aside = [task_id for task_id in states if task_id not in still]
     share = self.revisit if still and aside else float(bool(aside))
     total = sum(still.values())

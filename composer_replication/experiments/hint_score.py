@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CONTROLS', 'WEATHER', 'MEASURES', 'next_actions', 'Repair', 'repairs', 'control_hints', 'hinted_pairs', 'SiteScore',
-           'score_sites', 'hint_summary', 'own_against', 'scores_by']
+           'score_sites', 'action_logprobs', 'copied_ids', 'hint_summary', 'own_against', 'scores_by']
 
 # %% ../../nbs/experiments/11_hint_score.ipynb #fdc9dcdb
 import random
@@ -173,7 +173,8 @@ def score_sites(
         finally:
             on_trace(done := done + len(mine), len(cases))
         left_out[f"its state is longer than {max_tokens} tokens, or its action cannot be aligned"] += len(mine) - len({n for n, _ in labels})
-        yield from _score_tree(model, tokenizer, mine, tree, labels)
+        if labels:
+            yield from _score_tree(model, tokenizer, mine, tree, labels)
 
 
 def _reason(problem):
@@ -181,25 +182,40 @@ def _reason(problem):
 
 # %% ../../nbs/experiments/11_hint_score.ipynb #0e4c8dc0
 @torch.no_grad()
-def _score_tree(model, tokenizer, cases, tree, labels):
-    "The scores of one trace."
+def action_logprobs(
+    model: PreTrainedModel,  # a causal LM
+    tree: Tree,  # of `hinted_pairs`
+    labels: Sequence[tuple[int, str]],  # of the same
+) -> dict[tuple[int, str], tuple[tuple[list[int], torch.Tensor], ...]]:  # label -> (ids, logprobs) of the action that worked, of the one that failed
+    "Tokens of both actions behind every hint, with their log-probabilities in nats, on the CPU."
     batch = pack_trees([tree], 0).to(model.device)
     logprobs, sequence, ids = (x.cpu() for x in (pair_logprobs(model, batch).float(), batch.pair_sequence, batch.pair_labels))
+    return {label: tuple((ids[at].tolist(), logprobs[at]) for at in (sequence == 2 * pair, sequence == 2 * pair + 1))
+            for pair, label in enumerate(labels)}
+
+
+def _score_tree(model, tokenizer, cases, tree, labels):
+    "The scores of one trace."
+    actions = action_logprobs(model, tree, labels)
     for number in sorted({n for n, _ in labels}):
         values = {"repaired": {}, "failed": {}, "uncopied": {}}
-        for pair in (p for p, (n, _) in enumerate(labels) if n == number):
-            name, (worked, failed) = labels[pair][1], (sequence == 2 * pair + side for side in (0, 1))
-            values["repaired"][name], values["failed"][name] = logprobs[worked].mean().item(), logprobs[failed].mean().item()
-            new = _uncopied(cases[number].hint.text, ids[worked].tolist(), tokenizer)
-            if new.any():
-                values["uncopied"][name] = logprobs[worked][new].mean().item()
-        yield SiteScore(cases[number], (int(worked.sum()), int(failed.sum())), **values)
+        for name in (name for n, name in labels if n == number):
+            (worked, gain), (failed, loss) = actions[number, name]
+            values["repaired"][name], values["failed"][name] = gain.mean().item(), loss.mean().item()
+            copied = copied_ids(cases[number].hint.text, worked, tokenizer)
+            if any(new := [i not in copied for i in worked]):
+                values["uncopied"][name] = gain[torch.tensor(new)].mean().item()
+        yield SiteScore(cases[number], (len(worked), len(failed)), **values)
 
 
-def _uncopied(hint, ids, tokenizer):
-    "Which tokens of an action do not stand in the hint."
+def copied_ids(
+    hint: str,
+    worked: Sequence[int],  # token ids of the action that worked
+    tokenizer,
+) -> set[int]:
+    "Its tokens whose text stands in the hint; also white space and those that end a turn."
     special = set(tokenizer.all_special_ids)
-    return torch.tensor([i not in special and tokenizer.decode([i]).strip() not in hint for i in ids])
+    return {i for i in worked if i in special or tokenizer.decode([i]).strip() in hint}
 
 # %% ../../nbs/experiments/11_hint_score.ipynb #5cd319f1
 MEASURES: dict[str, Callable[[SiteScore, str], float | None]] = {

@@ -38,7 +38,8 @@ ARMS = {"A0": Arm("base", policy=False), "A1": Arm("policy only"), "A2": Arm("+ 
 BASELINE = "A1"  # what the others are compared with
 
 # %% ../../nbs/experiments/09_ladder.ipynb #7e5d0ea4
-ONLY_SDPO = ("alpha_sdpo", "hints", "teacher", "target_turns", "hint_placement", "importance_clip")
+ONLY_SDPO = ("alpha_sdpo", "hints", "teacher", "target_turns", "hint_placement", "importance_clip", "sdpo_beta", "sdpo_steps",
+             "policy_start", "all_fail")
 ONLY_REPLAY = ("beta_replay", "teachers", "replay_dpo_beta")
 MEASURING = ("habit", "turns", "held_out", "held_out_split")  # all that decides how the base does
 

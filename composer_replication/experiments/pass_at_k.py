@@ -8,7 +8,7 @@ __all__ = ['TOGETHER', 'BEHAVIOUR', 'pass_at_k', 'EvalTasks', 'eval_tasks', 'pla
 # %% ../../nbs/experiments/11_pass_at_k.ipynb #e45979c7
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from ..core.files import read_jsonl
 from ..envs.gsm8k.env import gsm8k_rows
 from ..envs.deletion.env import deletion_rows
 from ..envs.deletion.task import read_tasks
+from ..envs.sql.tasks import asked_levels, sql_rows
 from ..envs.toy.env import world_rows
 from .statistics import Interval, bootstrap_mean, paired_bootstrap
 from ..rollout.loop import collect
@@ -61,6 +62,8 @@ def _rows(name, file, seed, most):
         if file is not None:
             raise InputProblem("the toy world makes its own tasks", "leave the file out")
         return world_rows(most or 64, f"eval-{seed}", "test")
+    if name == "sql":  # its file is a list of levels, such as easy,medium
+        return sql_rows(most or 64, f"eval-{seed}", "test", asked_levels(file and str(file)))
     if file is None:
         raise InputProblem(f"the task {name!r} needs a file of tasks", "name it with --tasks")
     if not Path(file).is_file():
@@ -70,17 +73,19 @@ def _rows(name, file, seed, most):
 # %% ../../nbs/experiments/11_pass_at_k.ipynb #84de39d2
 def eval_tasks(
     name: str,  # of `core.environment.load`
-    file: str | Path | None = None,  # of tasks; the toy world needs none
-    most: int | None = None,  # tasks, drawn at random; None: all of the file, 64 of the toy world
+    file: str | Path | None = None,  # of tasks; the toy world needs none, and sql takes levels, such as easy,medium
+    most: int | None = None,  # tasks, drawn at random; None: all of the file, 64 of the toy world and of sql
     seed: int = 0,  # names the draw
+    only: Collection[str] | None = None,  # ids of the tasks to take; None: all
 ) -> EvalTasks:
     "The environment and its tasks. Raises `InputProblem`."
     settings = {"tasks": str(file)} if name == "deletion" and file is not None else {}
     if name != "deletion":
         load(name).close()  # an unknown name, before anything is read
-    rows = _rows(name, file, seed, most)
+    rows = [row for row in _rows(name, file, seed, most) if only is None or row["task_id"] in only]
     if not rows:
-        raise InputProblem("the file holds no task", "make some", str(file))
+        what = "the file holds no task" if only is None else f"there is none of the {len(only)} tasks"
+        raise InputProblem(what, "make some, or name another file", file and str(file))
     if most is not None and most < len(rows):
         rows = random.Random(f"eval/{seed}").sample(rows, most)
     return EvalTasks(name, lambda: load(name, **settings), rows)

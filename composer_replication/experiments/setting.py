@@ -12,19 +12,39 @@ from dataclasses import asdict, dataclass, fields
 from fastcore.basics import patch
 
 from ..core.errors import InputProblem
-from ..envs.toy.model import HABITS
-from .teachers import QUALITIES
+from ..envs.toy.model import AGENTS
+from .teachers import QUALITIES, TEAM_PAIRS
 from ..envs.toy.hints import HINTS
+from ..envs.toy.teams import TEAM_HINTS
 
 # %% ../../nbs/experiments/03_setting.ipynb #816f294e
-_CHOICES = {"habit": HABITS, "hints": HINTS, "teachers": tuple(QUALITIES), "held_out_split": ("dev", "test"),
+_CHOICES = {"habit": AGENTS, "hints": tuple(dict.fromkeys(HINTS + TEAM_HINTS)), "teachers": tuple(dict.fromkeys((*QUALITIES, *TEAM_PAIRS))), "held_out_split": ("dev", "test"),
             "teacher": ("live", "frozen", "ema", "trust_region"), "target_turns": ("error", "all", "sampled"),
-            "hint_placement": ("target", "start")}
+            "hint_placement": ("target", "start"), "all_fail": ("policy", "distil")}
 
 
-_LEAST = {"turns": 1, "steps": 0, "tasks": 1, "rollouts": 2, "held_out": 1, "measure_every": 1, "iterations": 1}
+_OF_WORLD = {False: {"hints": HINTS, "teachers": tuple(QUALITIES)}, True: {"hints": TEAM_HINTS, "teachers": TEAM_PAIRS}}  # True: of teams
+
+
+_LEAST = {"turns": 1, "steps": 0, "tasks": 1, "rollouts": 2, "held_out": 1, "measure_every": 1, "iterations": 1,
+          "policy_start": 0}
+
+
+def _check_choices(setting):
+    "Hints and replay teachers that are used belong to the world of the habit."
+    for name, allowed in _CHOICES.items():
+        if getattr(setting, name) not in allowed:
+            raise InputProblem(f"{name}={getattr(setting, name)!r} is unknown; use {', '.join(map(repr, allowed))}.")
+    for name, weight in (("hints", setting.alpha_sdpo), ("teachers", setting.beta_replay)):
+        if weight and getattr(setting, name) not in (allowed := _OF_WORLD[setting.habit == "teams"][name]):
+            raise InputProblem(f"{name}={getattr(setting, name)!r} does not belong to the world of habit={setting.habit!r}; "
+                               f"use {', '.join(map(repr, allowed))}.")
 
 # %% ../../nbs/experiments/03_setting.ipynb #0d8f37f1
+_NUMBERS = {"alpha_sdpo": 0, "beta_replay": 0, "sdpo_beta": 0, "sdpo_steps": 0} | dict.fromkeys(
+    ("learning_rate", "replay_dpo_beta", "importance_clip"))  # at least this; None: above 0
+
+
 def _check_number(name, value, least):
     right = type(value) in (int, float) and math.isfinite(value) and (value > 0 if least is None else value >= least)
     if not right:
@@ -35,12 +55,12 @@ def _check_number(name, value, least):
 class Setting:
     "One run but its seed. Raises `InputProblem` for a value that cannot work."
 
-    habit: str = "strong"  # which base agent, one of `HABITS`
+    habit: str = "strong"  # which base agent, one of `AGENTS`; it names the world, too: "teams" acts in that of teams
     turns: int = 8  # allowed per episode
-    hints: str = "template"  # hint quality, one of `HINTS`
+    hints: str = "template"  # hint quality, one of `HINTS`, in the world of teams of `TEAM_HINTS`
     alpha_sdpo: float = 0.0  # weight of channel 2
     beta_replay: float = 0.0  # weight of channel 3 (ours)
-    teachers: str = "good"  # quality of the replay teachers, one of `QUALITIES`
+    teachers: str = "good"  # quality of the replay teachers, one of `QUALITIES`, in the world of teams of `TEAM_PAIRS`
     steps: int = 20  # optimizer steps; 0: the base is only measured
     tasks: int = 8  # per step
     rollouts: int = 8  # per task and step, the group of GRPO
@@ -54,19 +74,21 @@ class Setting:
     importance_clip: float | None = 2.0  # of channel 2's token weights; None: weight 1
     iterations: int = 1  # optimizer steps on each generation
     replay_dpo_beta: float = 0.1  # temperature of channel 3's preference loss
+    sdpo_beta: float = 1.0  # of channel 2's divergence: 0 forward KL (teacher to student), 1 reverse KL, between them the JSD
+    sdpo_steps: int | None = None  # channel 2 acts in so many first steps; None: in all
+    policy_start: int = 0  # channel 1 acts after so many steps
+    imitate: bool = False  # channel 1 is supervised learning on the episodes that passed
+    all_fail: str = "policy"  # "distil": groups that failed altogether train channel 2 alone, all others channel 1 alone
 
     def __post_init__(self):
-        for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise InputProblem(f"{name}={getattr(self, name)!r} is unknown; use {', '.join(map(repr, allowed))}.")
+        _check_choices(self)
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise InputProblem(f"{name}={value!r} cannot be run; give a whole number of {least} or more.")
-        for name in ("alpha_sdpo", "beta_replay", "learning_rate", "replay_dpo_beta"):
-            _check_number(name, getattr(self, name), 0 if name in ("alpha_sdpo", "beta_replay") else None)
-        if self.importance_clip is not None:
-            _check_number("importance_clip", self.importance_clip, None)
+        for name, least in _NUMBERS.items():
+            if getattr(self, name) is not None or name not in ("sdpo_steps", "importance_clip"):
+                _check_number(name, getattr(self, name), least)
 
 # %% ../../nbs/experiments/03_setting.ipynb #e3e6f2eb
 @patch

@@ -46,7 +46,7 @@ def _spellings(action: Turn) -> tuple[list[str], list[str]]:
     "The action's texts to compare by words and signs, and its calls to compare by words."
     texts, calls = [], []
     for call in action.tool_calls:
-        texts.append(call_text(call))
+        texts += [call_text(call), json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False, default=str)]
         calls.append(words(call_text(call)))
         if isinstance(call.arguments, str):
             texts.append(call.arguments)

@@ -14,7 +14,7 @@ import pytest
 
 from composer_replication.envs.deletion.task import write_tasks
 from composer_replication.sandbox.base import sandbox_problem
-from composer_replication.sandbox.boxes import MARK, state_folder
+from composer_replication.sandbox.boxes import MARK, state_folder, sweep
 
 pytestmark = pytest.mark.skipif(sandbox_problem("bubblewrap") is not None, reason=f"{sandbox_problem('bubblewrap')}")
 OWNER = """
@@ -91,3 +91,35 @@ def test_a_killed_owner_leaves_nothing_and_the_next_one_judges_the_same(world, k
     assert wait_until(lambda: not marked(state))
     assert list((folder / "tmp").iterdir()) == []
     assert [path.name for path in (state / "bytecode").iterdir() if path.name.startswith("tmp")] == []
+
+
+HALF = """
+import sys, time
+import composer_replication.envs.deletion.judge.runner as runner
+from composer_replication.envs.deletion.subject import subject_of
+from composer_replication.envs.deletion.task import read_tasks
+from pathlib import Path
+
+compile_one = runner._compile_one
+
+def slowly(path, target):
+    compile_one(path, target)
+    print("compiled", flush=True)
+    time.sleep(60)
+
+runner._compile_one = slowly
+runner.compiled(subject_of(read_tasks(Path(sys.argv[1]))[0]))
+"""
+
+
+def test_an_owner_killed_while_it_compiles_leaves_no_half(world):
+    state, folder = world
+    owner = subprocess.Popen([sys.executable, "-c", HALF, folder / "tasks.jsonl"], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout.readline() == "compiled\n"
+    assert list((state / "bytecode").iterdir()) == [] and boxes(state)
+    owner.kill()
+    owner.wait(timeout=30)
+    owner.stdout.close()
+    sweep()  # as whoever comes next does before its first command
+    assert boxes(state) == []
+    assert list((state / "bytecode").iterdir()) == [] and list((folder / "tmp").iterdir()) == []

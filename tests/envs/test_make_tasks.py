@@ -39,6 +39,7 @@ from composer_replication.envs.deletion.tasks.select import (
     parse,
 )
 from composer_replication.envs.deletion.tasks.validate import contradictions
+from composer_replication.sandbox.base import sandbox_problem
 
 GOOD = '''
 def spread(values, width):
@@ -526,12 +527,46 @@ def test_tests_that_pass_satisfies_come_last():
     assert not gates._red(bench, gone, tried, red, PhaseResult({}, {}, "stopped at the time limit")).dropped
 
 
+def test_of_very_many_tests_each_definition_keeps_some():
+    "Markdown: 1,200 tests run every definition, and each deletion ran them all, twice."
+    nodes = [f"t.py::{number}" for number in range(1200)]
+    bench = SimpleNamespace(seconds=dict.fromkeys(nodes, 0.2), subject=SimpleNamespace(sha256="0"))
+    each = frozenset(nodes[:1150]), frozenset(nodes[7:10])
+    target = Target((SimpleNamespace(name="m:f"), SimpleNamespace(name="m:g")), "bundle", each[0] | each[1], each)
+    for mode in ("stub", "remove"):
+        tried, _ = gates._nodes_to_try(bench, Deletion(target, mode, {}, {}, {}))
+        assert each[1] <= set(tried) <= target.tests and gates.MOST_TRIED // 3 < len(tried) <= gates.MOST_TRIED
+        assert tried == gates._nodes_to_try(bench, Deletion(target, mode, {}, {}, {}))[0] == sorted(tried, key=nodes.index)
+    few = Target(target.symbols, "bundle", frozenset(nodes[:300]), (frozenset(nodes[:300]), frozenset(nodes[:5])))
+    assert gates._nodes_to_try(bench, Deletion(few, "stub", {}, {}, {}))[0] == nodes[:300]
+
+
 def test_a_test_that_ends_the_tracing_costs_no_other_its_lines(tmp_path, store):
     "sqlparse: after one test was cut off, 500 later ones seemed to run nothing."
     files = {"x.py": "def f(x):\n    return x + 1\n", "test_a.py": "import sys\n\ndef test_a():\n    sys.settrace(None)\n",
              "test_b.py": "from x import f\n\ndef test_b():\n    assert f(1) == 2\n"}
     measured = coverage.measure_coverage(prepare_subject(write(tmp_path / "traced", files), store), store)
     assert measured.tests_of("x.py", [2]) == {"test_b.py::test_b"}
+
+
+def test_a_file_that_cannot_be_imported_costs_its_own_tests_only(tmp_path, store):
+    "funcy, jmespath, Markdown and marshmallow: one such file, and no test of the package was run at all."
+    files = {"x.py": "def f(x):\n    return x + 1\n", "test_a.py": "import is_nowhere\n",
+             "test_b.py": "from x import f\n\ndef test_b():\n    assert f(1) == 2\n"}
+    measured = coverage.measure_coverage(prepare_subject(write(tmp_path / "broken", files), store), store)
+    assert measured.passed == {"test_b.py::test_b"} and "is_nowhere" in measured.errors["test_a.py"]
+
+
+@pytest.mark.skipif(sandbox_problem("bubblewrap") is not None, reason=f"{sandbox_problem('bubblewrap')}")
+def test_a_test_with_an_endless_name_costs_no_other(tmp_path, store):
+    "natsort: one name of 5,000 characters, and the judge took the name for a forgery in each of three runs."
+    long = ("import pytest\nfrom x import f\n\n@pytest.mark.parametrize('text', ['a'], ids=['a' * 5000])\n"
+            "def test_long(text):\n    assert f(1) == 2\n")
+    short = "from x import f\n\ndef test_b():\n    assert f(1) == 2\n\ndef test_c():\n    assert f(2) == 3\n"
+    files = {"x.py": "def f(x):\n    return x + 1\n", "test_a.py": long, "test_b.py": short}
+    bench = gates.make_bench(prepare_subject(write(tmp_path / "long", files), store), store)
+    assert set(bench.seconds) == {"test_b.py::test_b", "test_b.py::test_c"}
+    assert any("longer than 4000" in note and len(note) < 400 for note in bench.notes)
 
 
 def test_a_feature_is_deleted_across_modules(tmp_path):

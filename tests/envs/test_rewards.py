@@ -1,4 +1,5 @@
 """Rewards, curriculum and adapters against integrals, simulation and damaged rows."""
+import dataclasses
 import json
 import math
 import random
@@ -9,9 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from composer_replication.core.errors import InputProblem
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.envs.curriculum import DifficultyCurriculum
-from composer_replication.envs.deletion.task import TaskProblem, apply_patch, make_patch
+from composer_replication.envs.deletion.task import TaskProblem, apply_patch, make_patch, read_tasks, write_tasks
 from composer_replication.envs.deletion.tasks.adapters import SweBenchAdapter, SweSmithAdapter, changed_symbols
 from composer_replication.envs.rewards import EffortWeights, EpisodeReward, c_length, effort, failed_calls
 
@@ -81,6 +83,41 @@ def test_weights_are_a_distribution_whatever_happened(seen):
         curriculum.record(name, reward)
     weights = curriculum.weights()
     assert sum(weights.values()) == pytest.approx(1) and min(weights.values()) > 0
+
+
+def test_a_class_tells_of_its_other_tasks_only():
+    "Against the posterior mean written out: two episodes at the rate of the others, which starts at one pass in two."
+    rng, sizes = random.Random(1), {"a": "small", "b": "small", "c": "small", "d": "large", "e": "large"}
+    curriculum, played = DifficultyCurriculum("abcdef", memory=1.0, classes=sizes), {name: [] for name in "abcdef"}
+    for _ in range(40):
+        name = rng.choice("abdf")
+        played[name].append(float(rng.random() < 0.3))
+        curriculum.record(name, played[name][-1])
+    for name in "abcdef":
+        alike = [other for other in sizes if other != name and sizes[other] == sizes.get(name)]
+        others = [reward for other in alike for reward in played[other]]
+        prior = (1 + sum(others)) / (2 + len(others))
+        assert curriculum.rates()[name] == pytest.approx((2 * prior + sum(played[name])) / (2 + len(played[name])))
+    of_two = played["a"] + played["b"]
+    assert curriculum.rates()["c"] == pytest.approx((1 + sum(of_two)) / (2 + len(of_two)))
+    with pytest.raises(InputProblem, match="'z' has a class"):
+        DifficultyCurriculum("a", classes={"z": "small"})
+
+
+def test_a_recipe_s_curriculum_knows_the_sizes_of_the_deletion_tasks(tmp_path):
+    from composer_replication.core.environment import TasksWanted, task_set
+    from composer_replication.envs.deletion.env import find_tasks
+    from composer_replication.recipes.shaping import TaskDraw
+    weights = (6, 19, 20, 60, 5, None)  # the last was made before tasks were weighed
+    made = [dataclasses.replace(task, difficulty={} if weight is None else {"weight": weight})
+            for task, weight in zip(read_tasks(find_tasks("larder")), weights)]
+    write_tasks(made, tmp_path / "tasks.jsonl")
+    rows = task_set("deletion", TasksWanted(file=str(tmp_path / "tasks.jsonl"))).rows
+    assert [row["size"] for row in rows] == ["small", "small", "medium", "large", "tiny", ""]
+    draw, names = TaskDraw(rows), [row["task_id"] for row in rows]
+    draw.record(names[:1] * 6, [0.0] * 6)
+    rates = draw.curriculum.rates()
+    assert rates[names[1]] < 0.2 and [rates[name] for name in names[2:]] == [0.5] * 4
 
 
 def test_the_curriculum_goes_on_after_a_restart(tmp_path):

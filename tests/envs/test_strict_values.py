@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from composer_replication.envs.deletion.judge import observe
 from composer_replication.envs.deletion.judge.evidence import _tells, add_evidence, compare, same
 from composer_replication.envs.deletion.judge.grading import grade
 from composer_replication.envs.deletion.judge.observe import canonical
@@ -643,3 +644,88 @@ def test_a_memo_table_with_any_fallback_earns_nothing(codes, otherwise):
     assert grade(task, subject, {"codes.py": CODES.encode()}).reward == 1.0
     found = grade(task, subject, {"codes.py": (given + MEMO.replace("ELSE", otherwise)).encode()})
     assert (found.reward, found.passed) == (0.0, True) and "heldout" in {f.detector for f in found.findings}, found
+
+
+class Amount(ValueError):
+    pass
+
+
+class Deep(Amount):
+    pass
+
+
+class Several(ValueError, KeyError):
+    pass
+
+
+class Chosen(type):
+    def mro(cls):
+        return [cls, ValueError, KeyError, LookupError, Exception, BaseException, object]
+
+    def __hash__(cls):
+        return hash(ValueError)
+
+    def __eq__(cls, other):
+        return True
+
+
+class Sly(Exception, metaclass=type("Liar", (type,), {"__eq__": lambda *_: True, "__hash__": lambda cls: hash(ValueError)})):
+    __name__ = "ValueError"
+
+
+def named(name, *bases):
+    return type(name, bases, {})
+
+
+@pytest.mark.parametrize("original, submitted, same_to_tests", [
+    (ValueError, ValueError, True), (ValueError, Amount, True), (ValueError, Deep, True), (ValueError, UnicodeDecodeError, True),
+    (LookupError, KeyError, True), (OSError, TimeoutError, True), (Exception, named("Own", Exception), True),
+    (RuntimeError, named("Own", RuntimeError), True),
+    # all at once, by inheritance
+    (ValueError, Several, False), (KeyError, Several, False), (ValueError, named("ValueError", ValueError, KeyError), False),
+    (ValueError, Chosen("Chosen", (ValueError,), {}), False), (KeyError, Chosen("Chosen", (ValueError,), {}), False),
+    # by name
+    (ValueError, named("ValueError", KeyError), False), (ValueError, named("X(ValueError)", KeyError), False),
+    (ValueError, Sly, False),
+    (Amount, named("Amount", KeyError), False), (ValueError, named("ValueError)", Exception), False),
+    # what an accident or a stub raises
+    (Exception, ValueError, False), (RuntimeError, NotImplementedError, False), (RuntimeError, RecursionError, False),
+    (ValueError, Exception, False), (UnicodeDecodeError, ValueError, False), (KeyError, IndexError, False),
+    # a class of the package's own
+    (Amount, Amount, True), (Amount, named("Amount", ValueError), True), (Amount, ValueError, False), (Amount, Deep, False),
+    (Several, Several, True), (Several, named("Several", ValueError, TypeError), True),
+])
+def test_an_exception_stands_for_those_that_it_is_a_kind_of(original, submitted, same_to_tests):
+    expected, got = (observe.exception_name(kind) for kind in (original, submitted))
+    call = {"kind": "call", "target": "m:f", "args": [], "kwargs": {}, "came": {"raised": expected}}
+    probe = {"kind": "probe", "path": "p", "source": ""}
+    for record, message in (
+        (call, {"call": 0, "came": {"raised": got}}),
+        (probe | {"came": {"p::t": {"seen": [["raised", expected]], "raised": None}}},
+         {"seen": [["raised", got]], "raised": None}),
+        (probe | {"came": {"p::t": {"seen": [], "raised": expected}}}, {"seen": [], "raised": got}),
+    ):
+        message |= {} if record is call else {"probe": "p::t"}
+        wrong, total = compare([record], PhaseResult({}, {}, None, (message,)))
+        assert (len(wrong), total) == (0 if same_to_tests else 1, 1), (expected, got)
+
+
+@pytest.mark.parametrize("got", [
+    "", "(", ")", "()", "(ValueError", "ValueError)", "(ValueError)", "X(Exception)", "X(BaseException)", "X(LookupError)",
+    "X(int)", "(" * 5000, ")" * 5000, "X" * 5000])
+def test_a_made_up_name_of_an_exception_is_none(got):
+    assert not same(["raised", "ValueError"], ["raised", got]) and not same(["raised", "KeyError"], ["raised", got])
+
+
+@pytest.mark.parametrize("raised, submitted, same_to_tests", [
+    ("Amount", Amount, True), ("Several", Several, True), ("Amount", Deep, False), ("Amount", ValueError, False),
+    ("Amount", named("Amount", KeyError), True),  # a name is all that such a task holds
+    ("ValueError", named("ValueError", KeyError), False), ("Amount(ValueError)", named("Amount", KeyError), False),
+    ("Amount()", named("Amount", ValueError), False)])
+def test_tasks_from_before_the_kind_was_written_hold_a_name_only(raised, submitted, same_to_tests):
+    got = observe.exception_name(submitted)
+    records = [{"kind": "call", "target": "m:f", "args": [], "kwargs": {}, "came": {"raised": raised}}]
+    records += [{"kind": "probe", "path": "p", "source": "", "came": {"p::t": {"seen": [["raised", raised]], "raised": raised}}}]
+    messages = {"call": 0, "came": {"raised": got}}, {"probe": "p::t", "seen": [["raised", got]], "raised": got}
+    wrong, total = compare(records, PhaseResult({}, {}, None, messages))
+    assert (len(wrong), total) == (0 if same_to_tests else 2, 2), got

@@ -74,7 +74,7 @@ def test_transformers_loads_the_same_models(model):
 def test_what_ships_is_small_and_no_pickle():
     files = {str(p.relative_to(embedded_path())): p.stat().st_size for p in embedded_path().rglob("*") if p.is_file()}
     assert {"tokenizer.json", "README.md", "medium/config.json"} <= set(files)
-    assert sum(files.values()) < 11_000_000
+    assert sum(files.values()) < 13_000_000  # seven agents
     assert not [n for n in files if n.endswith((".bin", ".pt", ".pkl"))]
     for name in HABITS + TEACHERS:
         with safe_open(embedded_path() / name / "model.safetensors", "pt") as weights:

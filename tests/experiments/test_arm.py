@@ -14,6 +14,7 @@ import torch
 from arm_script import BOTH, COMPONENTS, MOMENTS
 from trainer_script import make
 
+from composer_replication.core.errors import InputProblem
 from composer_replication.envs.toy.env import WorldEnv
 from composer_replication.envs.toy.model import embedded_model
 from composer_replication.experiments.arm import run_arm
@@ -174,6 +175,42 @@ def test_what_the_machinery_failed_in_is_counted_and_never_a_zero(tmp_path):
     for point in result["curve"]:
         assert point["passed"] == [None, 1] and point["endings"]["error"] == 1
     assert (result["steps"][0]["unscored"], result["steps"][0]["reward"]) == (1, 1.0)
+
+
+class Solved(WorldEnv):
+    "Every episode has passed."
+
+    def reward(self, answer=""):
+        return 1.0
+
+
+def test_imitation_learns_from_episodes_that_all_passed_and_the_policy_objective_does_not(tmp_path):
+    from safetensors.torch import load_file
+    moved = {}
+    for imitate in (False, True):
+        setting = replace(SMALL, steps=2, rollouts=2, measure_every=1, imitate=imitate, learning_rate=1e-2)
+        run_arm(setting, 0, tmp_path / str(imitate), components=replace(COMPONENTS, environment=Solved))
+        end = load_file(tmp_path / str(imitate) / "checkpoint-2" / "model.safetensors")
+        start = embedded_model("strong").state_dict()
+        moved[imitate] = max((end[name] - start[name]).abs().max().item() for name in end)
+    assert moved[False] == 0 and moved[True] > 1e-4
+
+
+@pytest.mark.parametrize("values, name", [
+    (dict(habit="teams", beta_replay=0.1, teachers="poor"), "teachers"),
+    (dict(habit="teams", beta_replay=0.1, teachers="fair"), "teachers"), (dict(beta_replay=0.1, teachers="recovery"), "teachers"),
+    (dict(habit="teams", alpha_sdpo=0.1), "hints"), (dict(alpha_sdpo=0.1, hints="filler"), "hints")])
+def test_what_belongs_to_another_world_is_refused_where_it_is_used(values, name):
+    with pytest.raises(InputProblem, match=f"{name}='.*' does not belong to the world of habit="):
+        Setting(**values)
+    Setting(**values | {"alpha_sdpo": 0.0, "beta_replay": 0.0})
+
+
+def test_the_agent_of_the_teams_acts_in_their_world(tmp_path):
+    setting = replace(SMALL, habit="teams", turns=3, rollouts=4, hints="exact", alpha_sdpo=0.1, beta_replay=0.1)
+    result = run_arm(setting, 0, tmp_path)
+    assert all(name.startswith("test-teams-held-out") for name in result["task_ids"])
+    assert result["steps"][0]["sdpo_sites"] and result["preparation"]["replay_pairs"]
 
 
 def test_a_signal_leaves_a_checkpoint_and_no_result(tmp_path):

@@ -87,6 +87,14 @@ def test_what_is_known_is_not_read_again_and_long_states_are_counted(cases):
     assert sum(left_out.values()) == 6
 
 
+def test_a_trace_whose_first_turn_fits_but_no_error_turn_is_counted(cases):
+    model, tokenizer, left_out = embedded_model(), embedded_tokenizer(), Counter()
+    late = next(c for c in cases if c.site.turn > 3)
+    first = build_tree(late.trace, probe_template(tokenizer)).spans[0].end
+    assert list(score_sites(model, tokenizer, [late], max_tokens=first, left_out=left_out)) == []
+    assert sum(left_out.values()) == 1
+
+
 def test_a_clustered_mean_is_that_of_drawing_clusters_by_hand():
     rng = random.Random(0)
     clusters = [rng.randrange(12) for _ in range(60)]
@@ -139,3 +147,31 @@ def test_scores_of_other_hints_or_another_template_are_not_taken_up(tmp_path):
     assert again.exit_code == 0 and (out / "settings.json").read_text() != first
     (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress(b"\n".join(gzip.decompress(rows).splitlines()[::2]), mtime=0))
     assert run.invoke(app, words).exit_code == 0 and (out / "settings.json").read_text() != first
+
+
+def saved(folder, size="mild"):
+    embedded_model(size).save_pretrained(folder)
+    embedded_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def test_scores_of_a_model_trained_again_are_not_taken_up_nor_those_of_unnamed_weights(tmp_path, monkeypatch):
+    import composer_replication.experiments.hint_score as module
+    read, real = [], module.hinted_pairs
+    monkeypatch.setattr(module, "hinted_pairs", lambda mine, *more: read.append(len(mine)) or real(mine, *more))
+    run, out = CliRunner(), tmp_path / "out"
+    words = ["hints", "score", "--sites", "4", "--model", saved(tmp_path / "model"), "--out", str(out)]
+
+    def scored():
+        read.clear()
+        done = run.invoke(app, words)
+        assert done.exit_code == 0, done.stderr
+        return sum(read)
+
+    assert scored() == 4 and scored() == 0
+    settings = json.loads((out / "settings.json").read_text())
+    assert str(tmp_path) not in settings["weights"]
+    (out / "settings.json").write_text(json.dumps({k: v for k, v in settings.items() if k != "weights"}))
+    assert scored() == 4 and json.loads((out / "settings.json").read_text()) == settings
+    saved(tmp_path / "model", "strong")
+    assert scored() == 4

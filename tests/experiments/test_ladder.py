@@ -52,6 +52,10 @@ class Setting:
     hint_placement: str = "target"
     importance_clip: float = 2.0
     replay_dpo_beta: float = 0.1
+    sdpo_beta: float = 1.0
+    sdpo_steps: int = None
+    policy_start: int = 0
+    all_fail: str = "policy"
 
 @dataclass(frozen=True)
 class RunResult:
@@ -251,10 +255,12 @@ FIELDS = {f.name for f in dataclasses.fields(Setting)}
 def test_an_arm_keeps_what_it_uses_and_drops_what_it_does_not():
     full = Setting(habit="mild", turns=6, hints="vague", alpha_sdpo=0.5, beta_replay=0.25, teachers="poor", steps=7, tasks=3,
                    rollouts=4, learning_rate=1e-3, held_out=10, held_out_split="dev", measure_every=3, teacher="live",
-                   target_turns="all", hint_placement="start", importance_clip=None, iterations=2, replay_dpo_beta=0.3)
+                   target_turns="all", hint_placement="start", importance_clip=None, iterations=2, replay_dpo_beta=0.3,
+                   sdpo_beta=0.0, sdpo_steps=2, policy_start=2, all_fail="distil", imitate=True)
     assert all(getattr(full, f) != getattr(Setting(), f) for f in FIELDS)  # so that every field is seen
     kept = {arm: {f for f in FIELDS if getattr(arm_setting(arm, full), f) == getattr(full, f)} for arm in ARMS}
-    sdpo = {"alpha_sdpo", "hints", "teacher", "target_turns", "hint_placement", "importance_clip"}
+    sdpo = {"alpha_sdpo", "hints", "teacher", "target_turns", "hint_placement", "importance_clip", "sdpo_beta",
+            "sdpo_steps", "policy_start", "all_fail"}
     replay = {"beta_replay", "teachers", "replay_dpo_beta"}
     assert kept == {"A0": {"habit", "turns", "held_out", "held_out_split"}, "A1": FIELDS - sdpo - replay, "A2": FIELDS - replay,
                     "A3": FIELDS - sdpo, "A4": FIELDS}

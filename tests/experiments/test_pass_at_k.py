@@ -94,7 +94,13 @@ def test_a_file_of_ones_own_and_what_is_wrong_with_one(tmp_path):
     assert [row["task_id"] for row in eval_tasks(own, file).rows] == ["mine-1", "second"]
     assert len(eval_tasks(own, file, most=1).rows) == 1 and eval_tasks(own, file, 1, 3).rows == eval_tasks(own, file, 1, 3).rows
     file.write_text("")
-    for task, given, said in (("toy", file, "makes its own"), (own, file, "holds no task"),
+    for task, given, said in (("toy", file, "makes its own"), (own, file, "holds no task"), ("sql", file, "is no level of them"),
                               ("gsm8k", tmp_path / "no", "no such file"), ("deletion", None, "needs a file")):
         with pytest.raises(InputProblem, match=said):
             eval_tasks(task, given)
+
+
+def test_questions_about_databases_are_of_test_schemas_and_of_the_levels_asked_for():
+    rows = eval_tasks("sql", "medium,easy", 3, 1).rows
+    assert [row["task_id"] for row in rows] == [f"sql-test-easy+medium-eval-1-{i}" for i in range(3)]
+    assert len(eval_tasks("sql").rows) == 64

@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from composer_replication.core.trace import ToolCall, Turn
+from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.envs.toy.env import WorldEnv, world_rows
+from composer_replication.envs.toy.functions import FIRST
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
-from composer_replication.experiments.teachers import LocalTeacher, recorded_pairs
+from composer_replication.envs.toy.teams import TEAMS, TeamEnv, team_of
+from composer_replication.experiments.teachers import TEAM_PAIRS, LocalTeacher, recorded_pairs, team_pairs
 from composer_replication.losses.batch import ComposerDataCollator
 from composer_replication.replay.teachers import TeacherCallResult, TraceState, asked_turns, replay_traces, trace_states
 from composer_replication.replay.voting import Verdict, count_votes, extract_dpo_pairs
@@ -224,3 +226,48 @@ def test_the_panel_s_options_are_passed_on(agent):
 def test_no_majority_no_example(agent):
     examples, counts = pairs(agent, PANEL[:1], rows=ROWS[:2], turns=2)
     assert examples == [] and sum(counts.pairs.values()) == 0 and counts.verdicts["abstained"] == counts.states > 0
+
+
+# The world of teams
+
+
+def episode(env, *turns):
+    "A trace of turns, each a list of (path, team) that are written at once."
+    tool = next(t for t in env.task.tools if t.role == "write")
+    told = [Turn("user", env.task.prompt)]
+    for n, writes in enumerate(turns):
+        calls = [ToolCall(tool.name, {tool.arguments["path"]: path, "team": team, tool.arguments["text"]: "x"}, f"c{n}.{i}")
+                 for i, (path, team) in enumerate(writes)]
+        told += [Turn("assistant", tool_calls=tuple(calls)), *(env.call(call).turn(call) for call in calls)]
+    return Trace("t", (*told, Turn("assistant", "Done.")), env.tools)
+
+
+@pytest.fixture
+def teams():
+    env = TeamEnv()
+    env.reset("4", "dev")
+    path, right = env.task.path, team_of(env.task.path)
+    wrong, other = [t for t in TEAMS if t != right][:2]
+    return env, (path, right), (path, wrong), (path, other)
+
+
+@pytest.mark.parametrize("kind", TEAM_PAIRS)
+def test_a_turn_with_two_calls_makes_no_pair(teams, kind):
+    env, right, wrong, other = teams
+    trace = episode(env, [wrong, other], [wrong], [right, wrong], [right])
+    pair, = team_pairs(trace, kind)
+    assert pair.turn == 4 and trace.turns[pair.turn].tool_calls[0].arguments["team"] == wrong[1]
+    assert {s.tool_calls[0].arguments["team"] for s in (pair.chosen, pair.rejected)} == {right[1], wrong[1]}
+
+
+def test_a_recovery_is_a_turn_with_one_call(teams):
+    env, right, wrong, other = teams
+    assert team_pairs(episode(env, [wrong], [right, other]), "recovery") == []
+
+
+@pytest.mark.parametrize("kind", TEAM_PAIRS)
+def test_a_write_of_another_module_than_the_prompts_makes_no_pair(teams, kind):
+    env, right, wrong, other = teams
+    elsewhere = (next(p for n in range(99) if team_of(p := f"core/{FIRST[n]}_x.py") != right[1]), wrong[1])
+    pair, = team_pairs(episode(env, [elsewhere], [wrong], [right]), kind)
+    assert pair.turn == 3

@@ -25,10 +25,11 @@ from ...core.tools import ToolResult
 from ...core.trace import ToolCall
 from ...sandbox.boxes import open_box
 from ...sandbox.folders import SandboxProblem
-from .judge.grading import JUDGE_LIMITS, Grade, collect_sources, grade, zero_grade
+from .judge.grading import JUDGE_LIMITS, Grade, collect_sources, grade, judge_counts, zero_grade
 from .judge.runner import RunnerProblem, lay_out, warm_judge
 from ...sandbox.base import Limits, open_sandbox
 from .subject import Subject, subject_of
+from .tasks.select import difficulty_class
 from .task import CommandRecord, FeatureDeletionTask, TaskProblem, read_tasks
 from .repo_tools import RepoTools
 
@@ -202,9 +203,10 @@ def task_set(cls: FeatureDeletionEnv, wanted: TasksWanted) -> TaskSet:
     path = find_tasks(wanted.file)
     tasks = read_tasks(path)
     times = {row.get("instance_id"): row.get("created_at") for _, row in read_jsonl(path)}
-    rows = [row | {"repository": task.repo.partition("==")[0], "created_at": times[task.task_id] or "", "parts": list(task.deleted_symbols)}
+    rows = [row | {"repository": task.repo.partition("==")[0], "created_at": times[task.task_id] or "", "parts": list(task.deleted_symbols),
+                   "size": difficulty_class(task.difficulty["weight"]) if "weight" in task.difficulty else ""}
             for row, task in zip(deletion_rows(tasks), tasks)]
-    return TaskSet(rows, environment=lambda: cls(tasks))
+    return TaskSet(rows, environment=lambda: cls(tasks), counts=lambda: {f"judge/{name}": count for name, count in judge_counts().items()})
 
 # %% ../../../nbs/envs/deletion/06_env.ipynb #5d812068
 @dataclass(frozen=True)

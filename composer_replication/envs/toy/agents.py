@@ -122,8 +122,8 @@ def reminder(trace: Trace, slip: str, rng: random.Random) -> tuple[str, dict]:
 class Attempt:
     "One attempt at a task: its environment and its turns."
 
-    def __init__(self, task: WorldTask, seed: int | str):
-        self.env, self.trace_id, self.task_id, self.calls = WorldEnv(), f"{task.task_id}-{seed}", task.task_id, 0
+    def __init__(self, task: WorldTask, seed: int | str, environment: type[WorldEnv] = WorldEnv):
+        self.env, self.trace_id, self.task_id, self.calls = environment(), f"{task.task_id}-{seed}", task.task_id, 0
         self.env.reset(task.task_id.removeprefix(f"{task.split}-"), task.split)
         self.turns = [Turn("system", SYSTEM), Turn("user", task.prompt)]
 

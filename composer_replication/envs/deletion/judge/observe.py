@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['MOST_PARTS', 'MOST_ITEMS', 'MOST_LEVELS', 'MOST_TEXT', 'MOST_BITS', 'MOST_ARGUMENT', 'MOST_BIRTHS', 'CALL_S',
-           'MOST_SENT', 'MOST_CALLS', 'MOST_SEEN', 'KINDS', 'canonical', 'encode', 'decode', 'time_limit', 'run_calls',
-           'run_capture', 'Caught', 'Eyes', 'run_probe', 'run_modules']
+           'MOST_SENT', 'MOST_CALLS', 'MOST_SEEN', 'KINDS', 'canonical', 'encode', 'decode', 'time_limit',
+           'exception_name', 'run_calls', 'run_capture', 'Caught', 'Eyes', 'run_probe', 'run_modules']
 
 # %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #60d27354
 import ast
+import builtins
 import collections
 import contextlib
 import copy
@@ -352,6 +353,21 @@ def _call(record):
     return came if len(json.dumps(came)) <= MOST_SENT else {"value": ["more"], "after": []}
 
 # %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #4b883cb6
+_EXCEPTIONS = {id(kind): _name(kind) for kind in vars(builtins).values() if type in _mro(type(kind)) and BaseException in _mro(kind)}
+
+
+def exception_name(
+    kind: type,  # of an exception
+) -> str:  # "ValueError", "AmountError(ValueError)", "Universal()"
+    "A built-in exception's own name; of any other class its name and the built-in exception that it is a kind of, if it is one."
+    inherited = [ancestor for ancestor in _mro(kind) if id(ancestor) in _EXCEPTIONS]
+    nearest = inherited[0]
+    if nearest is kind:
+        return _name(kind)
+    one = all(any(ancestor is other for other in _mro(nearest)) for ancestor in inherited)
+    return f"{_name(kind)}({_EXCEPTIONS[id(nearest)] if one else ''})"
+
+# %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #d5bacccd
 def run_calls(
     plan: dict,  # its data's `calls`
     send,  # sends one message to the parent
@@ -362,7 +378,7 @@ def run_calls(
             with time_limit(CALL_S):
                 came = _call(record)
         except (Exception, SystemExit, _TooLong) as error:
-            came = {"raised": _name(type(error))}
+            came = {"raised": exception_name(type(error))}
         send(call=number, came=came)
 
 # %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #2946f9bc
@@ -469,7 +485,7 @@ class Caught:
             return False
         self.value = self.exception = error
         self.type = kind
-        self._log(["raised", _name(kind)] if kind else ["none"])
+        self._log(["raised", exception_name(kind)] if kind else ["none"])
         return True
 
     def match(self, pattern):
@@ -527,7 +543,7 @@ def run_probe(
         def pytest_runtest_makereport(self, item, call):
             yield
             if call.when == "call":
-                raised = call.excinfo and _name(call.excinfo.type)
+                raised = call.excinfo and exception_name(call.excinfo.type)
                 send(probe=item.nodeid, seen=eyes.take(), raised=raised)
             else:
                 eyes.take()

@@ -95,7 +95,7 @@ def main() -> None:
     plugin = make_plugin(pytest.hookimpl, cover, config["test_s"])
     cover.start()
     pytest.main(["-q", "-s", "-c", os.devnull, "--rootdir", here, "-p", "no:cacheprovider", "-p", "no:faulthandler", "--assert=plain",
-                 *config["options"], *config["paths"]], plugins=[plugin])
+                 "--continue-on-collection-errors", *config["options"], *config["paths"]], plugins=[plugin])
     cover.stop()
     tests = sorted(plugin.outcomes)
     with open(config["out"], "w") as file:

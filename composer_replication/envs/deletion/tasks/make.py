@@ -201,7 +201,7 @@ def task_name(subject: Subject, deletion: Deletion) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", f"{subject.name}-{subject.version}.{first}{f'-and-{more}' if more else ''}.{deletion.mode}.{digest}")
 
 # %% ../../../../nbs/envs/deletion/tasks/07_make.ipynb #5facc730
-BATCH = 10  # definitions judged in one start of the sandbox
+BATCH = 3  # deletions tried together; the time is looked at between
 
 
 @dataclass(frozen=True)
