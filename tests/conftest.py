@@ -135,7 +135,7 @@ def pytest_unconfigure(config):
 def site(request) -> Path:
     "The site, built once for all tests."
     folder = request.config.stash[BUILD]
-    end = time.monotonic() + 1200
+    end = time.monotonic() + 3600
     while not (folder / "code").exists():
         assert time.monotonic() < end, "the site was not built in time"
         time.sleep(0.2)

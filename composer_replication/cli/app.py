@@ -19,6 +19,7 @@ from .eval import evaluate
 from .experiments import compose, ladder
 from .export import export
 from .hints import hints_app
+from .launch import jobs_app, launch
 from .models import doctor, models_app
 from .replay import pairs, replay
 from .recipes import recipes_app
@@ -33,7 +34,7 @@ from .train import train
 class InOrderOfUse(TyperGroup):
     "Lists the commands as one needs them: from traces to hints, losses, training, tasks and teachers."
 
-    ORDER = ("traces", "hints", "compose", "train", "eval", "export", "ladder", "tasks", "replay", "pairs", "dataset", "serve", "recipes",
+    ORDER = ("traces", "hints", "compose", "train", "launch", "jobs", "eval", "export", "ladder", "tasks", "replay", "pairs", "dataset", "serve", "recipes",
              "models", "doctor")
 
     def __init__(self, *args, **kwargs):
@@ -53,9 +54,10 @@ app.add_typer(dataset_app, name="dataset")
 app.add_typer(serve_app, name="serve")
 app.add_typer(recipes_app, name="recipes")
 app.add_typer(models_app, name="models")
+app.add_typer(jobs_app, name="jobs")
 serve_app.command("model")(serve_model)
 serve_app.command("teachers")(serve_teachers)
-for _command in (compose, train, export, ladder, replay, pairs, doctor):
+for _command in (compose, train, launch, export, ladder, replay, pairs, doctor):
     app.command()(_command)
 app.command("eval")(evaluate)
 

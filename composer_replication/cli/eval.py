@@ -6,6 +6,7 @@
 __all__ = ['Checkpoint', 'Template', 'task_names', 'evaluate']
 
 # %% ../../nbs/cli/11_eval.ipynb #0f0cfa40
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +27,14 @@ def task_names() -> list[str]:
     return environment_names()
 
 # %% ../../nbs/cli/11_eval.ipynb #a4c0dc59
+def _held_out(folder) -> set[str]:
+    "Ids of the tasks that a run never trained on. Raises `InputProblem` where it held none out."
+    for file in () if folder is None else (folder / "split.json", folder.parent / "split.json"):
+        if file.is_file() and (names := json.loads(file.read_text())["held_out"]):
+            return set(names)
+    raise InputProblem("this run held no tasks out", "name a file of other tasks, without --held-out", str(folder))
+
+
 def _warn_of_trained(rows, folder) -> None:
     "One sentence where tasks to be played were trained on."
     from composer_replication.recipes.checkpoint import read_record
@@ -88,12 +97,13 @@ def _show_result(result, kept, output: Path, as_json: bool) -> None:
 @plainly
 def evaluate(
     checkpoint: Checkpoint,
-    task: Annotated[str, typer.Option(autocompletion=offer(task_names), help="toy, deletion, gsm8k, or package.module:factory.")],
-    tasks: Annotated[Path | None, typer.Option(help="File of tasks; the toy world makes its own, of its test split.")] = None,
+    task: Annotated[str, typer.Option(autocompletion=offer(task_names), help="toy, sql, deletion, gsm8k, or package.module:factory.")],
+    tasks: Annotated[Path | None, typer.Option(help="File of tasks; the toy world and sql make their own, of their test splits; of sql, its levels: easy,medium,hard.")] = None,
+    held_out: Annotated[bool, typer.Option("--held-out", help="Of the file only the tasks that the run held out.")] = False,
     against: Annotated[str | None, typer.Option(help="A base, which plays the same tasks with the same random numbers.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Episodes of each task.")] = 1,
     k: Annotated[int | None, typer.Option("--k", min=1, help="Of pass@k; else the samples.")] = None,
-    most: Annotated[int | None, typer.Option("--limit", min=1, help="Tasks at most, drawn at random; else all of the file, 64 of the toy world.")] = None,
+    most: Annotated[int | None, typer.Option("--limit", min=1, help="Tasks at most, drawn at random; else all of the file, 64 of the toy world and sql.")] = None,
     turns: Annotated[int, typer.Option("--max-turns", min=1, help="Turns of an episode.")] = 16,
     tokens: Annotated[int, typer.Option("--max-tokens", min=16, help="Tokens of an episode, tool results included.")] = 4096,
     temperature: Annotated[float, typer.Option(min=0, help="Of sampling; 0 takes the most likely token.")] = 1.0,
@@ -110,7 +120,7 @@ def evaluate(
 
     `composer-rl eval out/toy --task toy --against embedded`
 
-    `composer-rl eval out/mine/checkpoint-200 --task deletion --tasks held-out.jsonl --against Qwen/Qwen2.5-Coder-7B-Instruct --samples 4`
+    `composer-rl eval out/mine/checkpoint-200 --task deletion --tasks tasks.jsonl --held-out --against Qwen/Qwen2.5-Coder-7B-Instruct --samples 4`
     """
     from composer_replication.recipes.find_model import find_model
     check_output(output, file=False)
@@ -120,7 +130,7 @@ def evaluate(
     from composer_replication.experiments.pass_at_k import eval_tasks
     from composer_replication.recipes.models import chat_template
     from composer_replication.rollout.types import RolloutConfig
-    written, chosen = template and chat_template(template), eval_tasks(task, tasks, most, seed)
+    written, chosen = template and chat_template(template), eval_tasks(task, tasks, most, seed, _held_out(folder) if held_out else None)
     _warn_of_trained(chosen.rows, folder)
     limits = RolloutConfig(max_turns=turns, max_tokens=tokens, temperature=temperature, seed=seed)
     _show_result(*_compare(checkpoint, against, chosen, samples, k, limits, written, output), output, as_json)

@@ -11,7 +11,7 @@ import asyncio
 import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -243,6 +243,7 @@ class TaskSet:
     held_out: Sequence[dict] | None = None
     environment: Callable[[], Any] | None = None  # makes one; None: an answer is one turn, scored by `reward`
     reward: Callable | None = None  # a reward function of TRL's
+    counts: Callable[[], Mapping[str, int]] | None = None  # what its machinery came to in this process so far; each under its name in the log
 
 # %% ../../nbs/core/04_environment.ipynb #51943ac3
 def task_set(

@@ -20,7 +20,7 @@ from typing import Any
 import jsonschema
 import orjson
 
-from .errors import Problem
+from .errors import InputProblem, Problem
 from .trace import ToolCall, Turn
 
 # %% ../../nbs/core/03_tools.ipynb #4301e1f7
@@ -127,13 +127,25 @@ def argument_error(
     schema: dict,  # a tool in OpenAI form
     arguments: dict,
 ) -> jsonschema.ValidationError | None:
-    "The first error of a call's arguments: an unknown name, then a missing one, then a value that does not fit."
-    parameters = schema.get("function", schema).get("parameters") or {}
-    each = _Validator({"properties": parameters.get("properties", {}), "additionalProperties": False})
-    whole = _Validator({k: v for k, v in parameters.items() if k not in ("properties", "additionalProperties")})
-    errors = [*whole.iter_errors(arguments), *(e for item in arguments.items() for e in each.iter_errors(dict([item])))]
+    """The first error of a call's arguments: an unknown name, then a missing one, then a value that does not fit.
+
+    Raises `InputProblem` for a schema that is none."""
+    try:
+        errors = _errors(schema.get("function", schema).get("parameters") or {}, arguments)
+    except Exception as error:  # jsonschema raises whatever its reading of such a schema leads to: a KeyError, an unknown type, a bad pattern
+        name = schema.get("function", schema).get("name") if isinstance(schema, dict) else None
+        why = next(iter(str(error).split("\n")), "")
+        raise InputProblem(f"the parameters of the tool {name!r} are no JSON schema ({type(error).__name__}: {bounded(why, 200)})",
+                           "mend the tool's schema") from None
     rank = {"additionalProperties": 0, "required": 1}
     return min(errors, key=lambda error: rank.get(error.validator, 2), default=None)
+
+
+def _errors(parameters, arguments):
+    "Of each argument by itself, and of all together."
+    each = _Validator({"properties": parameters.get("properties", {}), "additionalProperties": False})
+    whole = _Validator({k: v for k, v in parameters.items() if k not in ("properties", "additionalProperties")})
+    return [*whole.iter_errors(arguments), *(e for item in arguments.items() for e in each.iter_errors(dict([item])))]
 
 # %% ../../nbs/core/03_tools.ipynb #47884d72
 _WANTED = {"string": "a string", "integer": "an integer", "number": "a number", "boolean": "a boolean", "array": "an array",
@@ -170,7 +182,7 @@ def refusal(
     call: ToolCall,
     tools: Sequence[dict],  # schemas in OpenAI form
 ) -> ToolResult | None:
-    "The result of a call that fits no tool; None where it fits one."
+    "The result of a call that fits no tool; None where it fits one. Raises `InputProblem` where its tool's schema is none."
     if not call.parsed:
         return ToolResult(unreadable(call), "json_decode")
     offered = {schema.get("function", schema)["name"]: schema for schema in tools}

@@ -26,14 +26,16 @@ from ..core.errors import InputProblem
 from ..hints.layers import LAYERS
 import composer_replication.hints.habits  # registers its templates
 import composer_replication.hints.judge_layer  # registers its layer
+import composer_replication.hints.learned_layer
 import composer_replication.hints.sibling_layer
 from ..replay.pairs import FREE_PAIRS
 from ..traces.habits import HABITS
-from .find_model import EMBEDDED, local_model
+from .find_model import EMBEDDED, local_model, model_folder
 from ..training.config import ComposerReplicationConfig, check_one_of, setting
 from ..training.guard import HeldOutGuard
 from .models import MODELS, chat_template, fetched_model
 from .shaping import shaping_settings
+from .warm_up import check_demonstrations, warm_up_settings
 from ..training.objectives import PO_OBJECTIVES, objective_settings
 
 # %% ../../nbs/recipes/00_recipe.ipynb #eda71114
@@ -55,13 +57,14 @@ class SourceArguments:
                                              "or, without a task, alone.")
     max_trace_tokens: int = setting(4096, "Tokens of a recorded trace at most; the rest is cut at a turn's border.")
     hints: list[str] = field(default_factory=lambda: ["template", "raw_error"], metadata={
-        "help": "Channel 2: hint layers, asked in this order: `template`, `raw_error`, `judge`, `sibling` (recorded traces), another "
-                "registered one, or `package.module:layer`."})
+        "help": "Channel 2: hint layers, asked in this order: `template`, `raw_error`, `judge`, `learned`, `sibling` (recorded traces), "
+                "another registered one, or `package.module:layer`."})
     detectors: list[str] | None = setting(None, "Channel 2 at habits too: `long_explanation`, `repeated_call`, `ignored_format`, or one of "
                                                 "`traces.habits.register_habit`.")
     hint_judge: str | None = setting(None, "Model behind the `judge` layer: MODEL[@URL]; without a URL it is OpenRouter's.")
     hint_judge_key: str | None = setting(None, "Environment variable with the key for another address than OpenRouter's.")
     hint_cache: str = setting("out/judge", "Folder where the judge's answers are kept; none is asked for twice.")
+    hint_writer: str | None = setting(None, "Folder or hub id of the causal LM behind the `learned` layer, as `composer-rl hints train` saves it.")
     replay_pairs: list[str] | None = setting(None, "Channel 3 (ours, not Cursor's), one or several: `group` (rollouts of one task), "
                                              "`siblings` and `recovery` (rollouts and recorded traces, no teacher), `embedded` (the "
                                              "shipped traces), or a file of pairs or of traces with siblings.")
@@ -74,7 +77,7 @@ class RecipeArguments(SourceArguments):
     model: str = setting(EMBEDDED, "Folder or hub id, `embedded` for the shipped one, or `random:` and the path of a config.json.")
     tokenizer: str | None = setting(None, "Folder or hub id; none: the model's.")
     chat_template: str | None = setting(None, "A shipped template, `chatml-tools` or `plain-tools`, or a file; none: the tokenizer's own.")
-    task: str | None = setting(None, "An environment: `deletion`, `gsm8k`, `toy`, another registered one, or `package.module:factory` "
+    task: str | None = setting(None, "An environment: `deletion`, `gsm8k`, `sql`, `toy`, another registered one, or `package.module:factory` "
                                      "for one's own, which is imported.")
     tasks: str | None = setting(None, "File of the task's rows, as `composer-rl tasks make` writes it for `deletion`; or a shipped "
                                       "repository, `larder`.")
@@ -86,6 +89,8 @@ class RecipeArguments(SourceArguments):
     guard: bool = setting(True, "Stop where the held-out score falls while the reward rises; wherever rows are held out, every "
                                 "guard_steps.")
     guard_settings: dict | None = setting(None, "Of the guard: min_steps, decline_patience, ema_alpha, kl_hard_stop, proxy_gap_stop.")
+    warm_up: dict | None = setting(None, "Train on demonstrations of the task first, once for all runs that name its folder: folder, "
+                                         "demonstrations, steps, batch_size, learning_rate, seed.")
     curriculum: bool = setting(False, "Draw tasks by p(1-p) of their pass rate; retire mastered ones, keep unsolved ones aside.")
     episode_reward: dict | None = setting(None, "Shape the reward: `credit` (all or share of the tests), `floor`, and coefficients of "
                                                 "`repeated_calls`, `failed_calls`, `unfinished_todos` and `length` (C(x) of Composer 2).")
@@ -278,6 +283,9 @@ def _check(recipe):
     if recipe.model.load_in_4bit or recipe.model.load_in_8bit:
         raise RecipeProblem("load_in_4bit and load_in_8bit are not supported; use dtype: bfloat16 and use_peft: true.")
     (_check_offline if a.task is None else _check_task)(a, c)
+    if a.warm_up is not None:
+        warm_up_settings(a.warm_up)
+        check_demonstrations(a.task)
     _check_hints(a, c)
     _check_pairs(a, c)
 
@@ -288,11 +296,14 @@ def _check_hints(a, c):
             raise RecipeProblem(f"hints: there is no layer {name!r}; use {', '.join(sorted(LAYERS))}, or package.module:layer.")
     if unknown := [name for name in a.detectors or () if name not in HABITS]:
         raise RecipeProblem(f"detectors: there is no {unknown[0]!r}; use {', '.join(sorted(HABITS))}.")
-    if ("judge" in a.hints) != (a.hint_judge is not None):
-        raise RecipeProblem(f"hints={a.hints} with hint_judge={a.hint_judge}: the judge layer needs a model, and a model the layer; set "
-                            "both or none.")
+    for layer, key in (("judge", "hint_judge"), ("learned", "hint_writer")):
+        if (layer in a.hints) != (getattr(a, key) is not None):
+            raise RecipeProblem(f"hints={a.hints} with {key}={getattr(a, key)}: the {layer} layer needs a model, and a model the layer; set "
+                                "both or none.")
+    if a.hint_writer is not None:
+        model_folder(a.hint_writer)  # found, or refused
 
-
+# %% ../../nbs/recipes/00_recipe.ipynb #2b777531
 def _check_pairs(a, c):
     sources = a.replay_pairs or []
     if c.beta_replay and not sources:

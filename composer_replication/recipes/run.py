@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['REPORTERS', 'recipe_tokenizer', 'recipe_model', 'rollout_pairs', 'make_trainer', 'Finished', 'check_reporters',
-           'latest_traces', 'run_recipe']
+           'warmed', 'latest_traces', 'run_recipe']
 
 # %% ../../nbs/recipes/02_run.ipynb #80d29755
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,7 +34,9 @@ from .shaping import SharedCredit, TaskDraw, episode_reward
 from .sources import recipe_sources
 from .tasks import keep_split, recipe_tasks
 from .trainer import RecipeTrainer
+from .warm_up import warm_up_checkpoint
 from ..replay.pairs import recovery_pairs
+from ..training.health import CountsCallback
 from ..training.setup import PairSource, group_pairs, prepare
 
 # %% ../../nbs/recipes/02_run.ipynb #efb8860e
@@ -137,6 +139,8 @@ def make_trainer(
         peft_config=get_peft_config(recipe.model), traces=sources.traces, replay_examples=sources.pairs,
         max_trace_tokens=a.max_trace_tokens, draw=draw, shaped=shaped, **_guarded(recipe, tasks), **channels)
     _guard_evaluation(recipe, trainer)
+    if brought.counts:
+        trainer.add_callback(CountsCallback(brought.counts, lambda: trainer._metrics["train"]))
     return trainer
 
 
@@ -175,6 +179,23 @@ def check_reporters(
         if packages and not any(map(find_spec, packages)):
             raise RecipeProblem(f"report_to={name} needs the package {packages[0]}, which is not installed; {remedy}, or set report_to to none.")
 
+# %% ../../nbs/recipes/02_run.ipynb #68813f37
+def warmed(
+    recipe: Recipe,
+    tell: Callable[[dict], None] = lambda logged: None,  # receives what the stage logs
+) -> Recipe:
+    "The recipe with the warm-up's checkpoint as its model. Raises `InputProblem`."
+    if recipe.arguments.warm_up is None:
+        return recipe
+    folder = str(warm_up_checkpoint(recipe, lambda: (_loaded(recipe), recipe_tokenizer(recipe)), tell))
+    return replace(recipe, arguments=replace(recipe.arguments, model=folder), model=replace(recipe.model, model_name_or_path=folder))
+
+
+def _loaded(recipe):
+    "The recipe's model in float32."
+    model = recipe_model(recipe)
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32) if isinstance(model, str) else model
+
 # %% ../../nbs/recipes/02_run.ipynb #0697d829
 def latest_traces(trainer: RecipeTrainer) -> list[Trace]:
     "Traces of the last generation on this device, with their rewards; none before the first."
@@ -190,7 +211,7 @@ def run_recipe(
     recipe.config.disable_tqdm = True  # then PrinterCallback prints, and is taken out
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing", FutureWarning)  # transformers' own use of its old name
     check_reporters(recipe.config.report_to)
-    trainer = make_trainer(recipe)
+    trainer = make_trainer(warmed(recipe, tell))
     for printing in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(printing)
     trainer.add_callback(_Tell(tell))

@@ -87,11 +87,11 @@ class TaskDraw:
 
     def __init__(
         self,
-        rows: Sequence[Mapping],  # with `task_id`
+        rows: Sequence[Mapping],  # with `task_id`; `size`, where there is one, is the task's class
         seed: int = 0,
     ):
         self.rows, self.seed = {row["task_id"]: dict(row) for row in rows}, seed
-        self.curriculum = DifficultyCurriculum(self.rows)
+        self.curriculum = DifficultyCurriculum(self.rows, classes={t: row["size"] for t, row in self.rows.items() if row.get("size")})
 
     def draw(
         self,

@@ -26,7 +26,7 @@ tee xargs env pwd echo printf true false test sleep date basename dirname readli
 mktemp kill prlimit which""".split())
 LEFT_OUT = ("test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "site-packages", "dist-packages", "lib2to3",
             "_tkinter.*", "_test*", "_xx*", "xx*", "config-*", "*.a")
-_FORMAT = 3  # changes with what this page assembles
+_FORMAT = 4  # changes with what this page assembles
 
 
 def needed_libraries(
@@ -60,11 +60,15 @@ def _copy_interpreter(tree: Path) -> list[Path]:
     return [Path(sys.base_prefix, "bin", version), *library.glob("lib-dynload/*.so")]
 
 # %% ../../nbs/sandbox/05_rootfs.ipynb #0434eebe
+# Loaded by name at run time: by threads that end, and by compiled packages, whose wheels may count on these (PEP 600, manylinux).
+_BY_NAME = ("libgcc_s.so.1", "libstdc++.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "libutil.so.1")
+
+
 def _copy_libraries(tree: Path, programs: list[Path]):
     libraries = needed_libraries(programs)
     home = next(path.resolve().parent for name, path in libraries.items() if name.startswith("libc.so"))
     first = max(k for k, part in enumerate(home.parts) if part in ("lib", "lib64", "lib32"))
-    for extra in ("libgcc_s.so.1", "libstdc++.so.6"):  # loaded by name at run time: threads that end, compiled packages
+    for extra in _BY_NAME:
         if (home / extra).exists():
             libraries[extra] = home / extra
     for name, path in libraries.items():

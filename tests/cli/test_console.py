@@ -26,10 +26,12 @@ GROUPS = [name for name in ALL if name not in LEAVES]
 MISSING = {  # a file that is not there, in each command that reads one
     "composer-rl tasks make": ["nowhere/package"], "composer-rl tasks validate": ["nowhere"],
     "composer-rl tasks from-rows": ["nowhere", "--mirrors", "."],
-    "composer-rl tasks show": ["nowhere"], "composer-rl serve tasks": ["nowhere"],
-    "composer-rl train": ["--config", "nowhere.yaml"],
+    "composer-rl tasks show": ["nowhere"], "composer-rl tasks attack": ["nowhere"], "composer-rl serve tasks": ["nowhere"],
+    "composer-rl train": ["--config", "nowhere.yaml"], "composer-rl launch": ["nowhere.yaml", "--on", "local", "--hours", "1"],
+    "composer-rl jobs status": ["nowhere"], "composer-rl jobs logs": ["nowhere"], "composer-rl jobs cancel": ["nowhere"],
     "composer-rl pairs": ["nowhere", "--out", "x"], "composer-rl compose": ["nowhere"],
     "composer-rl hints list": ["nowhere"], "composer-rl hints score": ["nowhere"],
+    "composer-rl hints write": ["nowhere"], "composer-rl hints train": ["nowhere"],
     "composer-rl traces errors": ["nowhere"], "composer-rl traces show": ["nowhere"],
     "composer-rl eval": ["./nowhere", "--task", "toy"], "composer-rl export": ["./nowhere", "--out", "x"],
     "composer-rl dataset traces": ["nowhere", "--out", "x", "--licence", "other"],
@@ -39,8 +41,10 @@ MISSING = {  # a file that is not there, in each command that reads one
 QUICK = {  # what really runs here, with what it needs
     "composer-rl traces errors": [], "composer-rl traces show": [], "composer-rl hints list": [],
     "composer-rl hints score": ["--sites", "4", "--out", "out"],
+    "composer-rl hints write": ["--sites", "2", "--n", "2", "--out", "out"],
     "composer-rl compose": ["--steps", "1", "--out", "out", "--divergence", "taid", "--chat-template", "chatml-tools"],
     "composer-rl train": ["--config", "toy", "--set", "max_steps=1", "--set", "output_dir=out"],
+    "composer-rl launch": ["toy", "--on", "slurm", "--hours", "1", "--dry-run"],
     "composer-rl tasks show": ["TASKS"], "composer-rl recipes list": [], "composer-rl recipes show": ["toy"],
     "composer-rl eval": ["embedded", "--task", "toy", "--limit", "2", "--max-turns", "2", "--out", "out"],
     "composer-rl export": ["embedded", "--out", "plain"],
@@ -66,11 +70,11 @@ def option_names(command):
 # Help
 
 def test_commands_stand_in_the_order_of_use():
-    order = ["traces", "hints", "compose", "train", "eval", "export", "ladder", "tasks", "replay", "pairs", "dataset", "serve",
-             "recipes", "models", "doctor"]
+    order = ["traces", "hints", "compose", "train", "launch", "jobs", "eval", "export", "ladder", "tasks", "replay", "pairs",
+             "dataset", "serve", "recipes", "models", "doctor"]
     assert list(ALL["composer-rl"].commands) == order
-    groups = ["traces", "hints", "tasks", "dataset", "serve", "recipes", "models"]
-    assert len(LEAVES) == 25 and GROUPS == ["composer-rl", *(f"composer-rl {name}" for name in groups)]
+    groups = ["traces", "hints", "jobs", "tasks", "dataset", "serve", "recipes", "models"]
+    assert len(LEAVES) == 33 and GROUPS == ["composer-rl", *(f"composer-rl {name}" for name in groups)]
 
 
 @pytest.mark.parametrize("name", ALL)

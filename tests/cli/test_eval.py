@@ -38,6 +38,27 @@ def test_a_better_checkpoint_is_told_from_its_base(better, tmp_path):
     assert "1 of the 6 tasks were trained on, for example test-eval-0-0" in done.stderr
 
 
+def test_of_a_run_only_what_it_held_out_is_played(better, tmp_path):
+    from composer_replication.envs.toy.env import world_rows
+    held = [row["task_id"] for row in world_rows(4, "eval-0", "test")][1::2]
+    split, words = better.parent / "split.json", (better, "--task", "toy", "--held-out", "--limit", 4, "--max-turns", 1)
+    try:
+        split.write_text(json.dumps({"train": [], "held_out": held}))
+        done = run(*words, "--out", tmp_path / "o")
+        assert done.exit_code == 0, done.stderr
+        assert [t.task_id for t in read_traces(tmp_path / "o" / "traces.jsonl.gz")] == held
+        split.write_text(json.dumps({"train": [], "held_out": ["elsewhere"]}))
+        done = run(*words)
+        assert done.exit_code == 1 and done.stderr.startswith("error: there is none of the 1 tasks")
+    finally:
+        split.unlink()
+
+
+def test_a_run_that_held_nothing_out_says_so(better):
+    done = run(better, "--task", "toy", "--held-out")
+    assert done.exit_code == 1 and "this run held no tasks out; name a file of other tasks" in done.stderr
+
+
 def test_the_shipped_deletion_tasks_are_read(tmp_path, monkeypatch):
     "The episodes are another test's: here the tasks reach the loop."
     import composer_replication.experiments.pass_at_k as module

@@ -55,7 +55,7 @@ def test_it_serves_until_it_is_told_to_stop(number, busy):
 def test_what_it_cannot_serve(monkeypatch):
     code, said = run("--agents", "brilliant")
     assert (code, said) == (1, "error: there are no agents 'brilliant'; name one of good, fair, poor, or some of mild, medium, "
-                               "strong, teacher-1, teacher-2, teacher-3.")
+                               "strong, teams, teacher-1, teacher-2, teacher-3.")
     code, said = run("--agents", "good", "--agents", "poor")
     assert code == 1 and "there are no agents 'good'" in said
     code, said = run("--agents", "mild", "--agents", "mild", "--port", "0")

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from composer_replication.core.errors import InputProblem
 from composer_replication.core.tools import ToolResult, argument_error, check_arguments, refusal, storable, unreadable
 from composer_replication.core.trace import ToolCall
 from composer_replication.rollout.tool_call_parser import read_call
@@ -95,3 +96,15 @@ def test_the_sentence_names_the_place_in_the_text_as_it_was_written(text):
     with pytest.raises(json.JSONDecodeError) as error:
         json.loads(text)
     assert unreadable(read_call(text)).startswith(f"Invalid JSON in the call: {error.value}.")
+
+
+@pytest.mark.parametrize("parameters", [
+    {"properties": {"path": {"type": "text"}}}, {"properties": {"path": {"pattern": "("}}},
+    {"properties": {"path": {"$ref": "#/nowhere"}}},
+    {"properties": ["path"]}, {"properties": {"path": {"minLength": "three"}}}, ["path"], "path", {"required": 3}],
+    ids=lambda parameters: str(parameters)[:40])
+def test_a_schema_that_is_none_is_one_problem_that_names_the_tool(parameters):
+    tool = {"type": "function", "function": {"name": "ls", "parameters": parameters}}
+    with pytest.raises(InputProblem, match="the parameters of the tool 'ls' are no JSON schema .*; mend the tool's") as caught:
+        refusal(ToolCall("ls", {"path": "a"}), [tool])
+    assert "\n" not in str(caught.value)

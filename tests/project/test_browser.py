@@ -113,6 +113,59 @@ def test_search_works_from_a_disk(site, visit):
     page.locator("#search-results a", has_text=re.compile("TraceProblem")).first.wait_for()
 
 
+INTENTS = {  # what a user types: the pages, one of which should be among the first three
+    "add a hint layer": ["guides/hint-layer"], "train my model": ["guides/my-model"], "my own traces": ["guides/my-traces"],
+    "make tasks from my repository": ["guides/my-repository"], "ask other teachers": ["guides/my-teachers"],
+    "change the objective": ["guides/objective"], "read a ladder": ["guides/read-a-ladder"],
+    "export": ["commands", "guides/one-road"], "serve": ["commands", "guides/one-road"],
+    "out of memory": ["troubleshooting", "guides/my-model"],
+    "TraceProblem": ["core/trace"]}
+
+
+def test_search_finds_by_intent_and_says_what_it_found(site, visit):
+    page = visit((site / "search.html").as_uri())
+    missed = {}
+    for words, wanted in INTENTS.items():
+        page.goto((site / "search.html").as_uri() + "?q=" + words.replace(" ", "+"))
+        page.locator("#search-results p.search-summary", has_text=re.compile("Search finished|matching")).wait_for()
+        first = page.locator("#search-results li > a").evaluate_all("links => links.slice(0, 3).map(a => a.getAttribute('href'))")
+        pages = [link.split(".html")[0] for link in first]
+        if not set(pages) & set(wanted):
+            missed[words] = pages
+    assert missed == {}
+    label = "getComputedStyle(document.querySelector('#search-results li > a'), '::after').content"
+    assert page.evaluate(label) == '"API"'
+
+
+def test_the_keyboard_reaches_the_search(site, visit):
+    page = visit((site / "core/trace.html").as_uri())
+    page.keyboard.press("Control+k")
+    page.keyboard.type("hint")
+    assert page.locator("input.sidebar-search").input_value() == "hint"
+
+
+def test_the_sidebar_has_six_sections_and_shows_where_one_is(site, visit):
+    page = visit((site / "cli/traces.html").as_uri())
+    top = page.locator(".sidebar-tree > ul > li > a")
+    assert top.all_inner_texts() == ["Start", "Guides", "Commands", "Experiments", "API", "Background"]
+    here = page.locator(".sidebar-tree .current-page > a").last.bounding_box()
+    box = page.locator(".sidebar-scroll").bounding_box()
+    assert box["y"] <= here["y"] and here["y"] + here["height"] <= box["y"] + box["height"]
+    assert page.locator(".sidebar-tree a").locator("visible=true").count() < 60  # of other rooms only the names
+
+
+@pytest.mark.parametrize("width", [360, 768, 1440])
+def test_no_page_is_wider_than_its_window(site, visit, width):
+    wide = {}
+    page = visit((site / "index.html").as_uri())
+    page.set_viewport_size({"width": width, "height": 800})
+    for name in (*PAGES, "api", "experiments", "guides/my-model"):
+        page.goto((site / f"{name}.html").as_uri())
+        if (over := page.evaluate("document.documentElement.scrollWidth - innerWidth")) > 0:
+            wide[name] = over
+    assert wide == {}
+
+
 def views(strip):
     "The views below a strip of tabs that can be seen."
     return strip.locator("xpath=../*[@class='views']/*").locator("visible=true")

@@ -254,9 +254,24 @@ def test_long_prose_is_folded_and_tables_are_not():
 # Pages that are generated
 
 def test_every_page_has_one_place_in_the_contents():
-    placed = [name for names in stage.groups().values() for name in names]
-    assert sorted(placed) == sorted(page.name for page in stage.pages() if page.name != "index")
-    assert stage.groups()["Start"] == list(stage.START) and stage.groups()["Results"][0] == "gaps"
+    contents = stage.contents()
+    placed = [name for names in contents.values() for name in names]
+    sections = set(stage.SECTIONS.values())
+    assert sorted(placed) == sorted(page.name for page in stage.pages() if page.name not in {"index", *sections})
+    assert set(contents) == sections - {"commands"} | set(contents["api"])
+    assert contents["start"] == stage.START and contents["experiments"][0] == "gaps"
+
+
+def test_a_section_tells_what_its_pages_are_for():
+    page = stage.section_page("start", "Start", "Purpose.")
+    assert [line.count("](/") for line in page.splitlines()[6:]] == [1] * len(stage.START)
+    assert stage.summary("core/errors") == (
+        "Errors", "One base class for what this package refuses: what is wrong, where, and what to do.")
+    assert [name for names in stage.contents().values() for name in names if not stage.summary(name)[0]] == []
+
+
+def test_signatures_of_commands_hold_no_addresses(site):
+    assert [page.name for page in (site / "cli").glob("*.html") if "OptionInfo" in page.read_text()] == []
 
 
 def test_the_gaps_tell_every_experiment_and_why_it_failed():

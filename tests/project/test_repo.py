@@ -194,7 +194,7 @@ def test_private_text_is_found(text):
     assert private(text)
 
 
-MODELS = ("mild", "medium", "strong", "teacher-1", "teacher-2", "teacher-3")
+MODELS = ("mild", "medium", "strong", "teacher-1", "teacher-2", "teacher-3", "teams")
 LARGE = {f"composer_replication/data/models/{name}/model.safetensors": 2_000_000  # the shipped models' weights
          for name in MODELS}
 

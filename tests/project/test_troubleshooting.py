@@ -259,12 +259,22 @@ def test_a_checkpoint_of_more_processes(quoted, trained, tmp_path):
     is_quoted(quoted, found.value)
 
 
-@symptom("`with sharded weights")
-def test_sharded_weights_with_a_channel_on(quoted):
-    recipe = load_recipe("qwen3-8b-fsdp2", {"alpha_sdpo": "1.0", "task": "toy"}, estimating=True)
+def refusal_of_sharded_weights(version):
+    config = load_recipe("qwen3-8b-fsdp2", {"alpha_sdpo": "1.0", "task": "toy"}, estimating=True).config
+    config.fsdp_config["version"] = version
     with pytest.raises(ValueError) as found:
-        prepare(recipe.config, embedded_tokenizer(), True, hint_source=default_composite())
-    is_quoted(quoted, found.value)
+        prepare(config, embedded_tokenizer(), True, hint_source=default_composite())
+    return found.value
+
+
+@symptom("`with weights sharded by ZeRO-3 or FSDP1")
+def test_old_sharding_with_a_channel_on(quoted):
+    is_quoted(quoted, refusal_of_sharded_weights(1))
+
+
+@symptom("`does not work with sharded weights (FSDP2)")
+def test_a_setting_that_sharded_weights_do_not_know(quoted):
+    is_quoted(quoted, refusal_of_sharded_weights(2))
 
 
 # The ladder

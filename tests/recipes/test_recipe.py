@@ -1,17 +1,22 @@
 """Recipes against the dataclasses they fill, every bad one before any weight is loaded, and plans against real models."""
 import dataclasses
+import io
 import json
+import re
 
 import pytest
 import torch
 import yaml
 from peft import LoraConfig, get_peft_model
+from rich.console import Console
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
 from composer_replication.envs.toy.model import embedded_path, embedded_tokenizer
+from composer_replication.recipes import memory_estimate
 from composer_replication.recipes import run as recipe_run
 from composer_replication.recipes.memory_estimate import activation_bytes, channel_costs, count_parameters, estimate
 from composer_replication.recipes.recipe import RecipeProblem, load_recipe, shipped_recipes
+from composer_replication.report.train import estimate_table
 from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.objectives import PO_OBJECTIVES, make_po_config
 
@@ -96,11 +101,16 @@ BAD = [
     (dict(task=None, traces="a.jsonl", alpha_sdpo=0), "leave nothing to train on"),
     (dict(task=None, traces="a.jsonl", beta_replay=1, replay_pairs="group"), "group needs rollouts"),
     (dict(beta_replay=1, replay_pairs="siblings"), "siblings needs traces"),
-    (dict(hints=["template", "oracle"]), "hints: there is no layer 'oracle'; use judge, raw_error, sibling, template"),
-    (dict(detectors="luck"), "detectors: there is no 'luck'; use ignored_format, long_explanation, repeated_call"),
+    (dict(hints=["template", "oracle"]),
+     "hints: there is no layer 'oracle'; use judge, learned, raw_error, sibling, (sql, )?template"),
+    (dict(detectors="luck"),
+     "detectors: there is no 'luck'; use (empty_result, )?ignored_format, long_explanation, repeated_call"),
     (dict(hints="judge"), "the judge layer needs a model"),
     (dict(hint_judge="m@http://127.0.0.1:1"), "the judge layer needs a model"),
-    (dict(task="chess"), "there is no environment 'chess'; use deletion, gsm8k, toy"),
+    (dict(hints="learned"), "hint_writer=None: the learned layer needs a model"),
+    (dict(hint_writer="embedded"), "the learned layer needs a model"),
+    (dict(hints="learned", hint_writer="./nowhere"), "model './nowhere' has no config.json"),
+    (dict(task="chess"), "there is no environment 'chess'; use deletion, gsm8k, sql, toy"),
     (dict(task="no_such_module:Env"), "'no_such_module' ended with ModuleNotFoundError"),
     (dict(task="json:Nothing"), "module 'json' has no 'Nothing'"),
     (dict(task="deletion"), "task 'deletion' needs tasks; set tasks to a file"),
@@ -264,7 +274,8 @@ def test_costs_by_hand():
     assert on_rollouts["trace-replay dpo"] == round((3 * 0.2 + 1.2) / 3, 3)
     assert costs(beta_replay="1", replay_pairs="group", replay_form="simpo")["trace-replay dpo"] == round(0.2, 3)
     recorded = costs(beta_replay="1", replay_pairs="embedded", replay_form="simpo")
-    assert recorded["trace-replay dpo"] == round(1.2 / 4, 3)  # one recorded trace beside four rollouts
+    assert recorded["trace-replay dpo"] == round(1.2 / 4 * 4096 / (512 + 512), 3)  # one recorded trace beside four rollouts
+    assert costs(num_iterations="2", teacher="live")["sdpo at error turns"] == round(0.1 / 4, 3)
 
 
 def test_tokens_and_sharding_by_hand():
@@ -277,6 +288,65 @@ def test_tokens_and_sharding_by_hand():
     lora = estimate(load_recipe("qwen3-8b-lora", estimating=True))
     assert lora.memory["teacher and reference"] == 4 * lora.trained
     assert lora.memory["rollout cache"] == 2 * 36 * 8 * 128 * 32 * (512 + 4096) * 2
+
+
+def test_seconds_are_near_those_measured_with_smollm2():
+    "Forward 3 to 4 s for 1,024 tokens, with backward 10 to 18 s, sampling 12 tokens/s of one row and 57 of eight."
+    def seconds(**given):
+        keys = {"max_completion_length": "1024", "max_turns": "6", "max_turn_tokens": "256", "gradient_accumulation_steps": "4"}
+        recipe = load_recipe("smollm2-larder", keys | {key: str(value) for key, value in given.items()}, estimating=True)
+        shape = memory_estimate.model_shape("smollm2")[0]
+        return memory_estimate.step_seconds(recipe, shape, 134_515_008, 3, 0, memory_estimate.CPU)
+    one, eight = seconds(), seconds(gradient_accumulation_steps=8)
+    row = one["loss and backward"] / 4
+    assert 10 < row < 18
+    reading = row / 3  # of a row once, a part of sampling
+    assert 3 < reading < 6
+    tokens = [1024 * rows / (made["sampling"] - rows * reading) for made, rows in ((one, 4), (eight, 8))]
+    assert 24 < tokens[0] < 48 and 40 < tokens[1] < 80
+
+
+def test_seconds_by_hand_and_which_machine():
+    recipe = load_recipe("qwen2.5-coder-7b-lora", estimating=True)
+    made = estimate(recipe)
+    weights, rows, tokens = made.parameters, 32, 512 + 8192
+    forward = 2 * weights * rows * tokens / 3e14
+    token = 2 * weights / 2.1e12 + 28 * 4e-4
+    assert made.clock == memory_estimate.H200.name and "not measured" in made.clock
+    assert made.seconds["loss and backward"] == pytest.approx(4 * made.costs["all"] * forward)
+    assert made.seconds["sampling"] == pytest.approx(forward + 8192 * (token + rows * 2 * weights / 3e14))
+    assert made.seconds["run"] == pytest.approx(200 * (made.seconds["sampling"] + made.seconds["loss and backward"]))
+    assert estimate(load_recipe("toy", estimating=True)).clock == memory_estimate.CPU.name
+    offline = estimate(load_recipe("toy-traces", estimating=True)).seconds
+    assert offline["sampling"] == 0 and offline["step"] == offline["loss and backward"] > 0
+
+
+def test_seconds_of_old_probabilities_and_of_recorded_traces():
+    def seconds(**given):
+        keys = {"beta_replay": "0", "replay_pairs": "null", "alpha_sdpo": "0"} | {key: str(value) for key, value in given.items()}
+        made = estimate(load_recipe("toy", keys, estimating=True))
+        return made.seconds["loss and backward"] / (2 * made.parameters / 6e10)
+    rollouts = 8 * (512 + 512)  # tokens
+    assert seconds() == pytest.approx(3 * rollouts)
+    assert seconds(num_iterations=2) == pytest.approx(4 * rollouts)  # one more pass reads the old log-probabilities
+    replay = dict(beta_replay=1, replay_pairs="embedded", replay_form="simpo")
+    for tokens in (512, 4096):  # two of them a step; no pass is shared
+        assert seconds(**replay, max_trace_tokens=tokens) == pytest.approx(3 * rollouts + 2 * 3 * 1.1 * tokens, rel=2e-3)
+
+
+def test_the_plan_says_what_its_seconds_are():
+    def shown(name, **given):
+        console = Console(width=200, file=io.StringIO())
+        console.print(estimate_table(estimate(load_recipe(name, given, estimating=True))))
+        return console.file.getvalue()
+    row = lambda text, name: re.search(rf"│ {name} +│ (.*?) +│", text)[1]
+    epochs, steps, offline = shown("toy", max_steps="-1"), shown("toy"), shown("toy-traces")
+    assert row(epochs, "time, about: run") == "steps follow from the epochs"
+    assert row(epochs, "tokens sampled, at most").endswith("a step; steps follow from the epochs")
+    assert row(steps, "time, about: run") != row(epochs, "time, about: run")
+    assert row(offline, "tokens sampled, at most") == "0 a step; 0 in the run"
+    for text in (epochs, steps, offline):
+        assert "guard" in row(text, "time: left out") and "at most" not in "".join(re.findall(r"time.*", text))
 
 
 def test_every_field_of_the_recipe_has_help():

@@ -113,6 +113,13 @@ def test_minimal_tree_holds_the_interpreter_and_nothing_to_recover():
             assert not os.readlink(path).startswith("/"), path
 
 
+@pytest.mark.skipif(not Path("/lib/x86_64-linux-gnu/libpthread.so.0").exists(), reason="another system's names of libraries")
+def test_minimal_tree_has_what_compiled_wheels_load():
+    "hypothesis and coverage's tracer name libpthread, which nothing of the interpreter does: both failed to load."
+    libraries = {path.name for path in minimal_tree().rglob("*.so.*")}
+    assert {"libpthread.so.0", "libdl.so.2", "librt.so.1", "libutil.so.1", "libgcc_s.so.1", "libstdc++.so.6"} <= libraries
+
+
 ORDINARY = r"""
 import os, sys
 from pathlib import Path
