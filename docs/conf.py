@@ -1,6 +1,7 @@
 """The site's settings. `docs/build.py` stages the pages and calls Sphinx."""
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 from fastcore.docments import docments
 
@@ -17,6 +18,8 @@ html_theme = "furo"
 html_title = "Composer replication"
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
+html_js_files = ["custom.js"]
+html_search_scorer = str(Path(__file__).parent / "_static" / "scorer.js")
 html_favicon = "_static/favicon.svg"
 html_show_sphinx = False
 html_copy_source = False
@@ -60,5 +63,24 @@ def add_docments(app, what, name, obj, options, lines):
         lines.append(f":returns: {text}" if key == "return" else f":param {key}: {text}")
 
 
+def plain_hints(app, obj, bound_method):
+    "A command's parameters without Typer's options, which print as addresses; what they say is in the page of commands."
+    try:
+        hints = get_type_hints(obj, include_extras=True)
+    except Exception:  # a name that only type checkers see
+        return
+    if any("typer.models" in repr(hint) for hint in hints.values()):
+        obj.__annotations__ = get_type_hints(obj)
+
+
+def one_document(app, doctree):
+    "Parts in reStructuredText name a document of their own, and by it all pages read so far: every file would hold them."
+    for node in doctree.findall():
+        if node is not doctree:
+            node.document = doctree
+
+
 def setup(app):
+    app.connect("doctree-read", one_document)
+    app.connect("autodoc-before-process-signature", plain_hints)
     app.connect("autodoc-process-docstring", add_docments)

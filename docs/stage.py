@@ -8,9 +8,9 @@ import os
 import re
 import shutil
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from html import escape
 from pathlib import Path
 
@@ -23,14 +23,25 @@ DOCS, NBS, SPIKES, STAGED = ROOT / "docs", ROOT / "nbs", ROOT / "spikes", ROOT /
 PACKAGE = "composer_replication"
 
 START = ("error_site", "training_step", "episodes", "exploits", "replay")
-GUIDES = ("guide", "guides/my-model", "guides/after-training", "guides/my-traces", "guides/my-repository", "guides/my-teachers",
-          "guides/hint-layer", "guides/objective", "guides/read-a-ladder")
-REFERENCE = ("commands", "glossary", "troubleshooting")
-BACKGROUND = ("recipe", "comparison")
-ROOMS = {  # folders of nbs/, from the ground up (an import only goes down), and their captions
-    "core": "Core", "traces": "Traces", "hints": "Hints", "sandbox": "Sandboxes", "replay": "Replay", "tree": "Tree",
-    "losses": "Losses", "rollout": "Rollout", "envs": "Environments", "training": "Training", "recipes": "Recipes",
-    "experiments": "Experiments", "scale": "Scale", "report": "Reports", "cli": "Commands"}
+GUIDES = ("guides/one-road", "guides/my-model", "guides/other-machines", "guides/my-traces", "guides/my-repository",
+          "guides/my-teachers", "guides/hint-layer", "guides/objective", "guides/read-a-ladder")
+BACKGROUND = ("recipe", "comparison", "glossary")
+ROOMS = {  # folders of nbs/, from the ground up (an import only goes down): caption, and what they hold
+    "core": ("Core", "Traces, tool calls, errors, files: what all other rooms speak of."),
+    "traces": ("Traces", "Readers of trace formats, and where a trace went wrong."),
+    "hints": ("Hints", "What would have helped at an error turn: templates, judges, siblings, and the leak check."),
+    "sandbox": ("Sandboxes", "Where code that a model wrote may run."),
+    "replay": ("Replay", "Other models at recorded states, and the pairs that come of it (ours, not Cursor's)."),
+    "tree": ("Tree", "A trace with its hinted turns as one packed batch, read in one forward."),
+    "losses": ("Losses", "The terms of the objective."),
+    "rollout": ("Rollout", "Sampling with tools, turn by turn."),
+    "envs": ("Environments", "Tasks with a reward: deletion from a repository, SQL, arithmetic, a toy."),
+    "training": ("Training", "The trainer with all channels, its teachers, guard and health."),
+    "recipes": ("Recipes", "A run as one file: planned, checked, run, resumed."),
+    "experiments": ("Experiments' parts", "Arms, ladders, statistics, hint scores."),
+    "scale": ("Scale", "A run on another machine, under a limit in hours and money."),
+    "report": ("Reports", "Pages and figures of traces, runs and ladders."),
+    "cli": ("Commands' code", "One module per command.")}
 
 
 @dataclass(frozen=True)
@@ -67,7 +78,13 @@ def generated() -> dict[str, Callable[[], str]]:
     "Pages without a file: name, and what makes it."
     from composer_replication.cli.app import commands_markdown  # here, since `tools/readme.py` needs only the links
 
-    return {"gaps": lambda: gaps.page(at_gaps), "commands": commands_markdown}
+    rooms = {f"api/{room}": about for room, about in ROOMS.items() if (NBS / room).is_dir()}
+    return {"gaps": lambda: gaps.page(at_gaps), "commands": commands_markdown,
+            **{name: partial(section_page, name, *about) for name, about in rooms.items()},
+            "start": lambda: section_page("start", "Start", "Notebooks that each show one thing, with real values, in seconds."),
+            "experiments": experiments_page,
+            "api": lambda: section_page("api", "API", "The package, room by room; an import only goes down this list."),
+            "background": lambda: section_page("background", "Background", "Sources, words, decisions, and what was tried.")}
 
 
 def at_gaps(text: str, notebook: Path) -> str:
@@ -307,7 +324,7 @@ def notebook(page: Page) -> str:
             cell.source = link_names(relink(cell.source, folder, place), module)
             cells.append(cell)
     if page.name == "index":
-        cells.append(nbformat.v4.new_markdown_cell(contents()))
+        cells.append(nbformat.v4.new_markdown_cell(toctree(f"{words} <{name}>" for words, name in SECTIONS.items())))
     elif module:
         below_title = nbformat.v4.new_markdown_cell(f"```{{eval-rst}}\n.. py:module:: {module}\n```")
         cells.insert(1, below_title)
@@ -318,35 +335,75 @@ def notebook(page: Page) -> str:
     return nbformat.writes(nb)
 
 
-def groups() -> dict[str, list[str]]:
-    "The site's contents: caption, and the names of its pages. Every page has one place, what has none named under Background."
-    prose = [page.name for page in pages() if page.source.suffix == ".md"]
-    left = [page.name for page in pages() if page.name != "index"]
+# Contents: six sections, each a page that lists what is in it
+
+SECTIONS = {"Start": "start", "Guides": "guide", "Commands": "commands", "Experiments": "experiments", "API": "api",
+            "Background": "background"}  # what the sidebar says: the page
+
+
+@cache
+def contents() -> dict[str, tuple[str, ...]]:
+    "The pages below each section and room, by its name. Every page has one place; what has none named is Background."
+    left = [page.name for page in pages() if page.name not in {"index", *SECTIONS.values()}]
     def take(*names):
-        taken = [name for name in dict.fromkeys(names) if name in left]
+        taken = tuple(name for name in dict.fromkeys(names) if name in left)
         left[:] = [name for name in left if name not in taken]
         return taken
-    def within(folder, names):
-        return [name for name in names if name.rpartition("/")[0] == folder]
-    captions = {"Start": take(*START), "Guides": take(*GUIDES, *within("guides", left)), "Reference": take(*REFERENCE)}
-    rooms = [name for name in left if name not in prose]
-    for room, caption in ROOMS.items():
-        captions[caption] = take(*(name for name in rooms if name.startswith(f"{room}/")))
-    captions["Results"] = take("gaps", *within("spikes", left))
-    captions["Background"] = take(*BACKGROUND, *left)
-    return {caption: names for caption, names in captions.items() if names}
+    def within(folder):
+        return [name for name in left if name.startswith(f"{folder}/")]
+    below = {"start": take(*START), "guide": take(*GUIDES, *within("guides"), "troubleshooting"),
+             "experiments": take("gaps", *within("spikes")), "api": take(*(f"api/{room}" for room in ROOMS))}
+    below |= {room: take(*within(room.removeprefix("api/"))) for room in below["api"]}
+    return {**below, "background": take(*BACKGROUND, *left)}
 
 
-def contents() -> str:
-    "The table of contents, as toctrees of the front page."
-    return "\n\n".join(f"```{{toctree}}\n:caption: {caption}\n:hidden:\n\n" + "\n".join(names) + "\n```"
-                       for caption, names in groups().items())
+def summary(name: str) -> tuple[str, str]:
+    "A page's title, and its purpose: the quoted line below the title, else its first sentence."
+    page = next(page for page in pages() if page.name == name)
+    if name.startswith("api/"):
+        return ROOMS[name.removeprefix("api/")]
+    if page.source.suffix == ".ipynb":
+        text = next(cell.source for cell in nbformat.read(page.source, 4).cells if cell.cell_type == "markdown")
+    else:
+        text = generated()[name]() if name in generated() else page.source.read_text()
+    title, *rest = gaps.blocks(re.sub(r"<!--.*?-->", "", text, flags=re.S))
+    first, *below = title.splitlines()  # the line of purpose may follow the title without an empty one
+    said = " ".join(re.sub("^> ?", "", line) for line in (below or (rest or [""])[0].splitlines()))
+    said = relink(said, page.source.parent, staged_link(Page(DOCS / "section.md", "section")))
+    return first.lstrip("# "), re.split(r"(?<=[.?!]) (?=[A-Z])", said)[0] if "|" not in said else ""
+
+
+def toctree(names: Iterable[str]) -> str:
+    "A hidden table of contents: the sidebar shows it."
+    return "```{toctree}\n:hidden:\n\n" + "\n".join(names) + "\n```"
+
+
+def section_page(name: str, title: str, purpose: str) -> str:
+    "The page of a section or room: what is in it, with a line of purpose each."
+    rows = [(f"[{gaps.cell(head)}](/{one}.{'ipynb' if is_notebook(one) else 'md'})", gaps.cell(said))
+            for one in contents()[name] for head, said in [summary(one)]]
+    return "\n\n".join([f"# {title}", purpose, gaps.table(("page", "purpose"), rows)])
+
+
+def is_notebook(name: str) -> bool:
+    "Whether the page of this name is a notebook."
+    return any(page.name == name and page.source.suffix == ".ipynb" for page in pages())
+
+
+def experiments_page() -> str:
+    "The page of all experiments, by number, each with its question and verdict."
+    every = sorted(gaps.experiments(), key=lambda one: one.notebook.stem)
+    rows = [(f"[{gaps.cell(one.title)}](/spikes/{one.notebook.stem}.ipynb)", gaps.cell(one.question), f"**{one.verdict}**")
+            for one in every]
+    return "\n\n".join(["# Experiments", "Each states its hypothesis and threshold before the run. What failed, and why: "
+                         "[honest gaps](/gaps.md).", gaps.table(("experiment", "question", "verdict"), rows)])
 
 
 def prose(page: Page) -> str:
     "A page that is Markdown, its links as the site has them."
     text = generated()[page.name]() if page.name in generated() else page.source.read_text()
-    return relink(text, page.source.parent, staged_link(page))
+    text = relink(text, page.source.parent, staged_link(page))
+    return f"{text}\n\n{toctree(f'/{name}' for name in contents()[page.name])}\n" if contents().get(page.name) else text
 
 
 def put(path: Path, content: str) -> Path:

@@ -1,6 +1,7 @@
 """`make road`: tasks, training with an interruption, evaluation, export, one answer over HTTP, on this machine."""
 import argparse
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -8,7 +9,8 @@ import time
 import urllib.request
 from pathlib import Path
 
-from composer_replication.envs.deletion.task import read_tasks, write_tasks
+from composer_replication.core.files import write_json
+from composer_replication.envs.deletion.task import read_tasks
 
 COMMAND = Path(sys.executable).with_name("composer-rl")
 LIMIT = 3600  # seconds for one stage
@@ -57,7 +59,7 @@ def asked(model) -> str:
 
 def stages(package: str, model: str, folder: Path, steps: int):
     "Name and result of every stage, in order."
-    tasks, run, held = folder / "tasks.jsonl", folder / "run", folder / "held-out.jsonl"
+    tasks, run = folder / "tasks.jsonl", folder / "run"
     ran("tasks", "make", package, "--per-package", 8, "--minutes", 10, "--out", tasks)
     yield "tasks make", f"{sum(1 for _ in read_tasks(tasks))} tasks of {package}"
     words = ["train", "--config", "smollm2-larder", *settings(model, tasks, run, steps)]
@@ -67,9 +69,7 @@ def stages(package: str, model: str, folder: Path, steps: int):
     yield "train, Ctrl-C", f"exit code {code}"
     last = [json.loads(line) for line in ran(*words, "--set", "resume=true", "--json").splitlines()][-1]
     yield "train, resumed", f"step {last['step']} of {steps}"
-    names = set(json.loads((run / "split.json").read_text())["held_out"])
-    write_tasks([task for task in read_tasks(tasks) if task.task_id in names], held)
-    words = ["--task", "deletion", "--tasks", held, "--against", model, "--max-turns", 3, "--max-tokens", 2048]
+    words = ["--task", "deletion", "--tasks", tasks, "--held-out", "--against", model, "--max-turns", 3, "--max-tokens", 2048]
     result = json.loads(ran("eval", run, *words, "--out", folder / "eval", "--json").splitlines()[-1])
     yield "eval --against", "pass@1 {estimate:+.2f} [{low:+.2f}, {high:+.2f}]".format(**result["differences"]["pass@1"])
     ran("export", run, "--merge", "--out", folder / "plain")
@@ -85,9 +85,13 @@ def main():
     parser.add_argument("--steps", type=int, default=3)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    start = time.monotonic()
+    seconds, start = {}, time.monotonic()
     for name, result in stages(given.package, given.model, given.out, given.steps):
-        print(f"{time.monotonic() - start:7.0f} s  {name}: {result}", flush=True)
+        seconds[name] = round(time.monotonic() - start - sum(seconds.values()), 1)
+        print(f"{seconds[name]:7.0f} s  {name}: {result}", flush=True)
+    facts = {"package": given.package, "model": given.model, "steps": given.steps, "cores": os.cpu_count(), "stages": seconds}
+    write_json(given.out / "road.json", facts)
+    print(f"{sum(seconds.values()) / 60:.0f} minutes in all: {given.out / 'road.json'}")
 
 
 if __name__ == "__main__":

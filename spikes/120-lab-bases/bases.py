@@ -17,11 +17,13 @@ from torch.nn.functional import cross_entropy
 from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from composer_replication.core.trace import Trace
-from composer_replication.envs.toy.agents import WorldAgent, world_episode
+from composer_replication.core.tools import ToolResult
+from composer_replication.core.trace import ToolCall, Trace, Turn
+from composer_replication.envs.toy.agents import ANSWER, GIVING_UP, Attempt, WorldAgent, plan_steps, world_episode, write_call
 from composer_replication.envs.toy.env import make_world
 from composer_replication.envs.toy.hints import ROLE_OF
 from composer_replication.envs.toy.model import HABITS, SPECIAL_TOKENS, TEACHERS, build_model, embedded_path, read_weights
+from composer_replication.envs.toy.teams import TEAMS, TeamEnv, other_module, shuffled, team_fact
 
 TRUNK = (WorldAgent.of(), WorldAgent.of(0.1, name=0.5, arguments=0.25, json=0.06, world=0.1))  # one of them in each episode
 AGENTS = {
@@ -46,9 +48,72 @@ def base_episode(
 ) -> Trace:
     "One episode of pre-training."
     rng = random.Random(f"base/{name}/{index}")
+    if name in START:
+        shares = REMINDERS if name == "teams" else {"exact": 1.0}
+        return drill(rng, shares) if rng.random() < 0.5 else team_episode(index, split, rng, shares)
     agent = rng.choice(TRUNK) if name == "trunk" else AGENTS[name]
     reminded = rng.choice([0.0, 0.7, 1.0, 1.0] if name in HABITS else [0.0, 0.0, 0.5, 1.0])
     return world_episode(make_world(f"base-{name}-{index}", split), agent, f"base-{name}", reminded)
+
+
+# Sentences without information. The gate's own filler is none of them.
+FILLERS = ("Go on.", "The tests are short.", "This is a small folder.", "Files hold text.", "Look at the tool again.",
+           "Read with care.", "There are six teams.", "A module belongs to a team.", "The body is not long.", "Write all of it.")
+
+
+def reminder_of(kind: str, path: str, team: int, rng: random.Random) -> str:
+    "A reminder about a write to this module, of which only `exact` can be relied on."
+    fact = team_fact(path, team)
+    return {"exact": fact, "wrong": team_fact(path, rng.choice([t for t in TEAMS if t != team])), "shuffled": shuffled(fact),
+            "other": team_fact(other_module(path), rng.choice(TEAMS)), "filler": rng.choice(FILLERS)}[kind]
+
+
+REMINDERS = {"exact": 0.5, "wrong": 0.06, "shuffled": 0.2, "other": 0.14, "filler": 0.1}
+MISPLACED = {kind: share for kind, share in REMINDERS.items() if kind != "exact"}  # at turns without an error
+
+
+def team_episode(index: int, split: str, rng: random.Random, shares: dict[str, float]) -> Trace:
+    """One episode in the world of teams, with a team drawn for the episode: only an exact reminder can tell it.
+
+    Without one the agent takes any team that it has not seen rejected; every other reminder changes nothing."""
+    task = make_world(f"base-teams-{index}", split)
+    attempt, tools = Attempt(task, "base-teams", TeamEnv), {t.role: t for t in task.tools}
+    plan = plan_steps(task, task.function.code)
+    attempt.env.team, left, given, step = rng.choice(TEAMS), list(TEAMS), None, next(plan)
+    draw = lambda kinds: rng.choices([*kinds], [*kinds.values()])[0]
+    while step.role not in ("test", "answer") and left[1:]:
+        chance = {"list": 0.1, "read": 0.3, "write": 0.7}[step.role]
+        if rng.random() < chance:
+            kind = draw(shares if step.role == "write" else MISPLACED)
+            attempt.remind(reminder_of(kind, task.path, attempt.env.team, rng), in_place=False)
+            given = attempt.env.team if kind == "exact" else given
+        name, text = write_call(step, tools[step.role])
+        if step.role == "write":
+            path, body = json.loads(text).items()
+            team = given or rng.choice(left)
+            text = json.dumps(dict([path, ("team", team), body]))
+        result = attempt.call(name, text)
+        if result.failed:
+            left.remove(team)
+        else:
+            step = plan.send(result)
+    attempt.turns.append(Turn("assistant", ANSWER if left[1:] else GIVING_UP))
+    return attempt.trace(attempt.env.reward())
+
+
+def drill(rng: random.Random, shares: dict[str, float], pairs: int = 8) -> Trace:
+    "Writes, each behind its path and a reminder: episodes alone have too few to learn reading from."
+    task = make_world(f"drill-{rng.randrange(10**9)}", "train")
+    attempt, tool = Attempt(task, "drill", TeamEnv), next(t for t in task.tools if t.role == "write")
+    for _ in range(pairs):
+        path, team = other_module(str(rng.random())), rng.choice(TEAMS)
+        kind = rng.choices([*shares], [*shares.values()])[0]
+        attempt.remind(f"{path}\n\n{reminder_of(kind, path, team, rng)}", in_place=False)
+        taken = team if kind == "exact" else rng.choice(TEAMS)
+        values = {tool.arguments["path"]: path, "team": taken, tool.arguments["text"]: "x"}
+        call = ToolCall(tool.name, values, f"call_{len(attempt.turns)}")
+        attempt.turns += [Turn("assistant", "", None, (call,)), ToolResult("written").turn(call)]
+    return attempt.trace()
 
 
 def right_turns(trace: Trace) -> set[int]:
@@ -195,7 +260,19 @@ def make_tokenizer(
 
 # steps of 32, and different episodes
 STAGES = {"trunk": (800, 16000)} | dict.fromkeys(HABITS, (100, 3200)) | dict.fromkeys(TEACHERS, (60, 1920))
-RATE = dict.fromkeys(HABITS, 0.3) | dict.fromkeys(TEACHERS, 0.5)  # of the usual learning rates
+STAGES |= {"teams-reads": (80, 2560), "teams": (300, 9600)}
+RATE = dict.fromkeys(HABITS, 0.3) | dict.fromkeys((*TEACHERS, "teams-reads", "teams"), 0.5)  # of the usual learning rates
+START = {"teams-reads": "teacher-1", "teams": "teams-reads"}  # every other branch starts from the trunk
+
+
+def _before(name: str, folder: Path) -> Path:
+    "Where the weights lie that a stage starts from; a shipped agent's where they were not made here."
+    before = START.get(name, "trunk")
+    if (folder / before / "made.json").exists():
+        return folder / before
+    if before not in TEACHERS:
+        raise ValueError(f"{folder.name} holds no {before} to start {name} from; make that stage first.")
+    return embedded_path() / before
 
 
 def make_stage(
@@ -216,9 +293,7 @@ def make_stage(
         return json.loads(done.read_text())
     start, begun, (steps, episodes) = None, time.monotonic(), size or STAGES[name]
     if name != "trunk":
-        if not (folder / "trunk" / "made.json").exists():
-            raise ValueError(f"{folder.name} holds no trunk to start {name} from; make that stage first.")
-        start = read_weights(build_model(len(tokenizer)), folder / "trunk")
+        start = read_weights(build_model(len(tokenizer)), _before(name, folder))
     pool = list(base_samples(name, episodes, tokenizer))
     model = pretrain(pool, len(tokenizer), steps, seed, progress=progress, start=start, rate=RATE.get(name, 1.0))
     facts = {"name": name, "steps": steps, "episodes": episodes, "tokens": sum(len(ids) for ids, _ in pool),
@@ -265,4 +340,10 @@ def make_bases(
         torch.set_num_threads(threads)
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         waiting = [pool.submit(make_stage, name, folder, tokenizer, progress=False) for name in AGENTS]
-        return made + [w.result() for w in waiting]
+        made += [w.result() for w in waiting]
+    return made + [make_stage(name, folder, tokenizer) for name in START]
+
+
+if __name__ == "__main__":  # the agent of the world of teams alone, from the shipped teacher
+    for stage in START:
+        print(make_stage(stage, Path(__file__).parent / "made", AutoTokenizer.from_pretrained(embedded_path()), progress=False))

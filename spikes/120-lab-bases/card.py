@@ -8,18 +8,15 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from composer_replication.core.tools import ToolResult
-from composer_replication.core.trace import ErrorSite, HintContext, ToolCall, Trace, Turn
+from composer_replication.core.trace import HintContext, ToolCall, Trace, Turn
 from composer_replication.envs.toy.env import SYSTEM, WorldEnv, world_rows
 from composer_replication.envs.toy.hints import world_hints
+from composer_replication.experiments.gate import HintedTurn, hinted_turns, right_actions
 from composer_replication.experiments.statistics import Interval, bootstrap_mean
 from composer_replication.rollout.loop import collect
 from composer_replication.rollout.policies import TransformersPolicy
-from composer_replication.rollout.sampling import Sampling
-from composer_replication.rollout.tool_call_parser import ParsedTurn, TurnReader
-from composer_replication.rollout.types import Rollout, RolloutConfig
+from composer_replication.rollout.types import RolloutConfig
 from composer_replication.traces.error_sites import find_error_sites
-from composer_replication.tree.build import Branch, Tree
-from composer_replication.tree.example import example_tree, target_hints, target_turns
 
 
 class RemindedEnv(WorldEnv):
@@ -43,68 +40,6 @@ class RemindedEnv(WorldEnv):
         return reminded
 
 
-@dataclass(frozen=True)
-class ContextPair:
-    "What stands before an error turn of a rollout, with the hint and without."
-
-    problem: int  # which task
-    trace: Trace
-    site: ErrorSite
-    plain: tuple[int, ...]  # ids before the turn
-    hinted: tuple[int, ...]  # ids before the turn, hint included
-    ids: tuple[int, ...]  # the turn's own
-
-
-def _contexts(problem: int, trace: Trace, site: ErrorSite, tree: Tree, branch: Branch) -> ContextPair:
-    return ContextPair(problem, trace, site, tree.ids[:tree.span(branch.turn).start],
-                       (*tree.ids[:branch.fork], *branch.ids[:branch.start]), branch.ids[branch.start:])
-
-
-def error_turns(
-    rollouts: Sequence[Rollout],
-    policy: TransformersPolicy,
-    quality: str = "template",  # of the hints, one of `HINTS`
-) -> list[ContextPair]:
-    "Every error turn with a hint, in the order of the rollouts."
-    errors = []
-    for problem, r in enumerate(rollouts):
-        ids = (*r.prompt_ids, *r.completion_ids)
-        mask = [0] * len(r.prompt_ids) + list(r.completion_mask)
-        targets = target_turns(r.trace)
-        tree = example_tree(r.trace, policy.chat, target_hints(r.trace, targets, world_hints(quality)), sampled=(ids, mask))
-        errors += [_contexts(problem, r.trace, targets[b.turn], tree, b) for b in tree.branches]
-    return errors
-
-
-def works(
-    trace: Trace,  # of the world, its task's seed and split in `task_id`
-    turn: int,  # position of the turn that is replaced
-    action: ParsedTurn,  # what is done there instead
-) -> bool:
-    "Whether the first call succeeds in the state before the turn."
-    split, _, seed = trace.task_id.partition("-")
-    env = WorldEnv()
-    env.reset(seed, split)
-    for call in (c for before in trace.turns[:turn] for c in before.tool_calls if c.parsed):
-        env.call(call)
-    return bool(action.calls) and not env.call(action.calls[0]).failed
-
-
-def _again(policy: TransformersPolicy, turns: list[ContextPair], hinted: bool, seed: int) -> list[bool]:
-    "Whether one newly sampled action at each turn works."
-    reader = TurnReader.of(policy.chat)
-    contexts = [t.hinted if hinted else t.plain for t in turns]
-    done = []
-    for at in range(0, len(turns), 64):
-        part = contexts[at:at + 64]
-        with policy.batch(Sampling()) as batch:
-            names = [f"{seed}/{hinted}/{at + i}" for i in range(len(part))]
-            samples = batch.sample(range(len(part)), part, [128] * len(part), names)
-        actions = [reader.read(s.ids, policy.stops, context, s.cut) for context, s in zip(part, samples)]
-        done += [works(t.trace, t.site.turn, action) for t, action in zip(turns[at:], actions)]
-    return done
-
-
 def turn_entropy(
     model: PreTrainedModel,
     contexts: Sequence[Sequence[int]],
@@ -119,7 +54,7 @@ def turn_entropy(
     return out
 
 
-def _by_problem(values: Sequence[float], turns: Sequence[ContextPair], problems: int) -> Interval:
+def _by_problem(values: Sequence[float], turns: Sequence[HintedTurn], problems: int) -> Interval:
     "A mean over turns with an interval that resamples problems: turns are laid out by problem, the rest unscored."
     of = defaultdict(list)
     for value, turn in zip(values, turns):
@@ -157,8 +92,8 @@ def make_card(
     policy, config = TransformersPolicy(model, tokenizer, agent), RolloutConfig(max_turns=turns, max_turn_tokens=96)
     rows = world_rows(problems, f"card-{seed}", split)
     alone, reminded = (collect(policy, env, rows, config, seed) for env in (WorldEnv, RemindedEnv))
-    failures = error_turns(alone, policy)
-    works_again = [_again(policy, failures, hinted, seed) for hinted in (False, True)]
+    failures = hinted_turns(alone, policy, world_hints("template"))
+    works_again = [right_actions(policy, failures, hinted, seed=seed) for hinted in (False, True)]
     entropy = [turn_entropy(model, [t.hinted if hinted else t.plain for t in failures], [t.ids for t in failures])
                for hinted in (False, True)]
     counts = np.bincount([t.problem for t in failures], minlength=problems)

@@ -1,0 +1,13 @@
+// The sidebar shows where one is; Ctrl-K (on a Mac, Command-K) goes to the search.
+document.addEventListener("DOMContentLoaded", () => {
+  const here = document.querySelector(".sidebar-tree .current-page"), box = document.querySelector(".sidebar-scroll");
+  if (here && box) box.scrollTop += here.getBoundingClientRect().top - box.getBoundingClientRect().top - box.clientHeight / 3;
+});
+document.addEventListener("keydown", event => {
+  const field = document.querySelector("input.sidebar-search");
+  if (event.key !== "k" || !(event.ctrlKey || event.metaKey) || !field) return;
+  event.preventDefault();
+  if (!field.checkVisibility({visibilityProperty: true})) document.querySelector("label[for=__navigation]")?.click();
+  field.focus();
+  field.select();
+});

@@ -1,0 +1,212 @@
+"""Stage b: seconds and peak memory of a step of each channel on the shapes of Qwen2.5-0.5B and 7B, random weights, bf16.
+
+Every case is the shipped recipe of that size with one row of a synthetic rollout; measured memory stands beside `--dry-run`'s
+estimate, measured seconds beside the bounds of spike 101.
+"""
+import gc
+import json
+import time
+from statistics import median
+
+from common import Stage
+
+# recipe, and whether activations are computed again
+CASES = {"0.5B": ("qwen2.5-0.5b-gsm8k", False), "0.5B, checkpointing": ("qwen2.5-0.5b-gsm8k", True),
+         "7B LoRA": ("qwen2.5-coder-7b-lora", False), "7B LoRA, checkpointing": ("qwen2.5-coder-7b-lora", True),
+         "7B full, checkpointing": ("qwen2.5-coder-7b-full", True)}
+ARMS = {"grpo": (0, 0, "frozen"), "sdpo, live": (1, 0, "live"), "sdpo, frozen": (1, 0, "frozen"), "sdpo, ema": (1, 0, "ema"),
+        "replay": (0, 1, "frozen"), "all, live": (1, 1, "live"), "all, frozen": (1, 1, "frozen"), "all, ema": (1, 1, "ema")}
+BOUND = {"sdpo, live": 1.2, "sdpo, frozen": 1.4, "sdpo, ema": 1.4,  # spike 101's, in GRPO steps
+         "all, live": 1.6, "all, frozen": 1.6, "all, ema": 1.6}
+MEMORY = (0.7, 1.25)  # measured over estimated
+TINY = dict(model_type="qwen2", hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+            num_key_value_heads=1, vocab_size=4096, max_position_embeddings=4096, tie_word_embeddings=True)
+TOKENS, ERRORS, REPEATS = 4096, 4, 5
+
+
+def rollout(chat, tokens: int, errors: int):
+    "A trace of about so many tokens in which the given number of calls fail, and another answer for each of those."
+    from composer_replication.core.trace import ToolCall, Trace, Turn
+    from composer_replication.tree.build import build_tree
+    tool = {"type": "function", "function": {"name": "read_file", "description": "Read a file.", "parameters": {
+        "type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}}}
+    call = lambda path, name: Turn("assistant", "", tool_calls=(ToolCall("read_file", {"path": path}, id=name),))
+    turns, broken = [Turn("user", "Say which of the files holds the function, and what it returns.")], []
+    while len(broken) < errors or len(build_tree(Trace("row", tuple(turns), (tool,)), chat).ids) < tokens:
+        number, failing = len(turns) // 2, len(turns) % 4 == 3 and len(broken) < errors
+        if failing:
+            broken.append(len(turns))
+        text = "No such file or directory" if failing else "def part(value):\n    return value + 1\n" * 8
+        turns += [call(f"src/part_{number}.py", f"c{number}"), Turn("tool", text, tool_call_id=f"c{number}", name="read_file",
+                                                                     observation=True, failed=failing)]
+    others = [call(f"src/whole_{turn}.py", f"c{turn // 2}") for turn in broken]
+    return Trace("row", (*turns, Turn("assistant", "It is the last one.")), (tool,)), dict(zip(broken, others))
+
+
+def row_of(trace, answers, chat, alpha: float, beta: float):
+    "The rollout's tree with what the arm's channels read, and 1 where the assistant sampled a token."
+    from composer_replication.hints.layers import default_composite
+    from composer_replication.replay.pairs import DPOPair
+    from composer_replication.tree.build import build_tree
+    from composer_replication.tree.example import RolloutTree, example_tree, target_hints, target_turns
+    bare = build_tree(trace, chat)
+    ids, mask = bare.ids[:bare.spans[-1].end], [0] * bare.spans[-1].end
+    for span in bare.spans:
+        mask[span.start:span.end] = [1] * (span.end - span.start)
+    hints = target_hints(trace, target_turns(trace), default_composite()) if alpha else ()
+    pairs = [DPOPair(trace.trace_id, turn, answer, trace.turns[turn], "programme") for turn, answer in answers.items()]
+    tree = example_tree(trace, chat, hints, pairs if beta else (), sampled=(ids, mask))
+    if tree.refused or len(tree.branches) != len(answers) * (bool(alpha) + 2 * bool(beta)):
+        raise RuntimeError(f"the rollout has other branches than it should: {tree.refused}")
+    return RolloutTree(trace, tree), mask
+
+
+def inputs_of(row, mask, device):
+    "What TRL's loss reads, for one row."
+    import torch
+    ids, first = row.tree.ids, mask.index(1)
+    t = lambda x: torch.tensor([x], device=device)
+    return {"prompt_ids": t(ids[:first]), "prompt_mask": t([1] * first), "completion_ids": t(ids[first:]),
+            "completion_mask": t([1] * (len(ids) - first)), "tool_mask": t(mask[first:]),
+            "advantages": torch.tensor([0.7], device=device),
+            "num_items_in_batch": torch.tensor(float(sum(mask)), device=device), "composer_rows": [row]}
+
+
+def recipe_of(stage: Stage, name: str, checkpointing: bool, arm: str, completion: int):
+    "The shipped recipe of this size, on one row, with the arm's channels."
+    from composer_replication.recipes.memory_estimate import SHAPES
+    from composer_replication.recipes.recipe import load_recipe
+    alpha, beta, teacher = ARMS[arm]
+    shape = TINY if stage.tiny else SHAPES[load_recipe(name, estimating=True).arguments.model]
+    folder = stage.out / "work" / f"{name}{'-tiny' * stage.tiny}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(shape))
+    values = dict(model=f"random:{folder / 'config.json'}", tokenizer="embedded", task="toy", tasks="null", train_rows=4,
+                  held_out_rows=0, curriculum="false", rollout="composer", alpha_sdpo=alpha, beta_replay=beta, teacher=teacher,
+                  replay_pairs="[group]" if beta else "null", per_device_train_batch_size=1, gradient_accumulation_steps=2,
+                  num_generations=2, max_completion_length=completion, gradient_checkpointing=str(checkpointing).lower(),
+                  output_dir=str(folder / "run"), report_to="none", attn_implementation="sdpa", disable_tqdm="true")
+    if stage.tiny:
+        values |= dict(use_cpu="true", bf16="false", dtype="float32")
+    return load_recipe(name, {key: str(value) for key, value in values.items()})
+
+
+def trainer_of(recipe, device):
+    "The recipe's trainer around random weights made on the device; never run, only asked for its loss."
+    import torch
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM
+    from trl import get_peft_config
+
+    from composer_replication.envs.toy.model import embedded_tokenizer
+    from composer_replication.hints.layers import default_composite
+    from composer_replication.recipes.memory_estimate import model_shape
+    from composer_replication.training.setup import group_pairs
+    from composer_replication.training.trainer import ComposerReplicationTrainer
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(model_shape(recipe.arguments.model)[0], dtype=getattr(torch, recipe.model.dtype))
+    data, config = Dataset.from_list([{"prompt": [{"role": "user", "content": "x"}]}] * 2), recipe.config
+    made = ComposerReplicationTrainer(
+        model, lambda completions, **kwargs: [0.0] * len(completions), config, data, processing_class=embedded_tokenizer(),
+        hint_source=default_composite() if config.alpha_sdpo else None, pair_source=group_pairs if config.beta_replay else None,
+        peft_config=get_peft_config(recipe.model))
+    made.current_gradient_accumulation_steps, made.prepared = 1, made.accelerator.prepare_model(made.model)
+    made.prepared.train()
+    made.create_optimizer()
+    return made
+
+
+def step(trainer, inputs) -> float:
+    "One optimizer step on one row; the loss."
+    trainer._buffered_inputs, trainer._step = [inputs], 0
+    loss = trainer.compute_loss(trainer.prepared, inputs)
+    trainer.accelerator.backward(loss)
+    trainer.optimizer.step()
+    trainer.optimizer.zero_grad(set_to_none=False)
+    return loss.item()
+
+
+def measured(stage: Stage, recipe, row, mask) -> dict:
+    "Median seconds of a step, peak bytes, and whether every loss was finite."
+    import torch
+    gpu = stage.device == "cuda"
+    if gpu:
+        torch.cuda.reset_peak_memory_stats()
+    trainer, inputs = trainer_of(recipe, stage.device), inputs_of(row, mask, stage.device)
+    losses, seconds = [step(trainer, inputs)], []  # the first one compiles kernels and makes the moments
+    for _ in range(1 if stage.tiny else REPEATS):
+        begun = time.perf_counter()
+        losses.append(step(trainer, inputs))  # ends with a value, so the device has ended too
+        seconds.append(time.perf_counter() - begun)
+    return {"seconds": median(seconds), "each": seconds, "peak": torch.cuda.max_memory_allocated() if gpu else None,
+            "finite": all(map(torch.isfinite, map(torch.tensor, losses)))}
+
+
+def case(stage: Stage, name: str, checkpointing: bool, arm: str) -> dict:
+    "One arm of one size: tokens, measured, estimated."
+    import torch
+
+    from composer_replication.envs.toy.model import embedded_tokenizer
+    from composer_replication.recipes.memory_estimate import estimate
+    from composer_replication.tree.template import probe_template
+    chat = probe_template(embedded_tokenizer())
+    trace, answers = rollout(chat, 256 if stage.tiny else TOKENS, 2 if stage.tiny else ERRORS)
+    row, mask = row_of(trace, answers, chat, *ARMS[arm][:2])
+    prompt = mask.index(1)
+    recipe = recipe_of(stage, name, checkpointing, arm, len(mask) - prompt)
+    plan = estimate(recipe, 1, prompt)
+    need = sum(amount for part, amount in plan.memory.items() if part != "rollout cache")  # nothing is sampled here
+    found = {"tokens": len(mask), "prompt": prompt, "error_turns": len(answers), "estimated": need, "planned": plan.costs["all"]}
+    if stage.device == "cuda" and need > 0.97 * torch.cuda.get_device_properties(0).total_memory:
+        return found | {"reason": "the estimate is above the device's memory"}
+    try:
+        return found | measured(stage, recipe, row, mask)
+    except torch.OutOfMemoryError as problem:
+        return found | {"reason": str(problem).splitlines()[0]}
+
+
+def compared(found: dict) -> tuple[dict[str, bool], dict]:
+    "Checks against the bounds and the estimates, and the ratios."
+    checks, ratios = {}, {}
+    for key, row in found.items():
+        size, arm = key.split(": ")
+        base = found.get(f"{size}: grpo", {})
+        if not row.get("seconds"):
+            continue
+        checks[f"{key}: finite"] = row["finite"]
+        if row["peak"]:
+            ratios[f"{key}: memory"] = row["peak"] / row["estimated"]
+            checks[f"{key}: memory as planned"] = MEMORY[0] <= row["peak"] / row["estimated"] <= MEMORY[1]
+        if base.get("seconds") and arm != "grpo":
+            ratios[f"{key}: cost"] = row["seconds"] / base["seconds"]
+            if arm in BOUND and row["peak"] and "checkpointing" not in size:  # the bounds are without recomputation
+                checks[f"{key}: cost in bound"] = row["seconds"] / base["seconds"] <= BOUND[arm]
+    return checks, ratios
+
+
+def main() -> None:
+    stage = Stage("b", __doc__)
+    stage.check()
+    import torch
+    found = stage.earlier().get("cases", {})
+    cases = {"tiny": ("qwen2.5-coder-7b-lora", False)} if stage.tiny else CASES
+    for size, (name, checkpointing) in cases.items():
+        for arm in ARMS:
+            key = f"{size}: {arm}"
+            if "seconds" in found.get(key, {}) or not stage.fits():
+                continue
+            begun = time.monotonic()
+            found[key] = case(stage, name, checkpointing, arm)
+            gc.collect()
+            torch.cuda.empty_cache()
+            stage.took(begun)
+            checks, ratios = compared(found)
+            stage.write(checks, {"cases": found, "ratios": ratios, "bounds": BOUND, "memory": MEMORY})
+    checks, ratios = compared(found)
+    whole = len(found) == len(cases) * len(ARMS)
+    stage.write(checks | {"every case ran": whole}, {"cases": found, "ratios": ratios, "bounds": BOUND, "memory": MEMORY})
+
+
+if __name__ == "__main__":
+    main()
