@@ -1,9 +1,14 @@
 """The site's settings. `docs/build.py` stages the pages and calls Sphinx."""
 import sys
+from functools import cache
 from pathlib import Path
 from typing import get_type_hints
 
+from docutils import nodes
+from docutils.utils import new_document
 from fastcore.docments import docments
+from myst_parser.mocking import MockRSTParser
+from sphinx.util.docutils import SphinxDirective
 
 sys.path.insert(0, str(Path(__file__).parent))
 import stage
@@ -73,6 +78,21 @@ def plain_hints(app, obj, bound_method):
         obj.__annotations__ = get_type_hints(obj)
 
 
+class Entries(SphinxDirective):
+    """API entries, as reStructuredText.
+
+    `eval-rst` does the same and reads an empty line for each line before, of which myst-nb counts 10,000 a cell.
+    """
+
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        part = new_document(self.state.document["source"], self.state.document.settings)
+        part.reporter = self.state.document.reporter
+        MockRSTParser().parse("\n".join(self.content), part)
+        return part.children
+
+
 def one_document(app, doctree):
     "Parts in reStructuredText name a document of their own, and by it all pages read so far: every file would hold them."
     for node in doctree.findall():
@@ -80,7 +100,33 @@ def one_document(app, doctree):
             node.document = doctree
 
 
+@cache
+def words(builder, name):
+    "What the sidebar calls a page: a section by its short name, any other by its title."
+    short = {page: said for said, page in stage.SECTIONS.items()}
+    return short.get(name) or builder.render_partial(builder.env.titles[name])["title"]
+
+
+def sidebar(builder, here, parent="index", level=1):
+    "The pages below one, as Sphinx's own `toctree` lists them: its way copies all headings of all pages, once a page."
+    items = []
+    for name in builder.env.toctree_includes.get(parent, ()):
+        below, own = sidebar(builder, here, name, level + 1), name == here
+        current = " current" if own or 'class="current' in below else ""
+        link = f"""<a class="{"current " * own}reference internal" href="{builder.get_relative_uri(here, name) or '#'}">"""
+        items.append(f'<li class="toctree-l{level}{current}">{link}{words(builder, name)}</a>{below}</li>\n')
+    listed = "".join(items)
+    opens = ' class="current"' if " current" in listed else ""
+    return f"<ul{opens}>\n{listed}</ul>\n" if items else ""
+
+
+def fast_sidebar(app, pagename, templatename, context, doctree):
+    context["toctree"] = lambda **_: sidebar(app.builder, pagename)
+
+
 def setup(app):
+    app.connect("html-page-context", fast_sidebar, priority=400)  # before the theme asks
+    app.add_directive("entries", Entries)
     app.connect("doctree-read", one_document)
     app.connect("autodoc-before-process-signature", plain_hints)
     app.connect("autodoc-process-docstring", add_docments)

@@ -248,7 +248,7 @@ def entry(module: str, name: str, node: ast.stmt) -> str:
 def api(module: str, source: str) -> list:
     "The API entries of an exported cell: one Markdown cell, or none."
     entries = [entry(module, name, node) for name, node in definitions(source)]
-    return [nbformat.v4.new_markdown_cell("```{eval-rst}\n" + "\n".join(entries) + "```")] if entries else []
+    return [nbformat.v4.new_markdown_cell("```{entries}\n" + "\n".join(entries) + "```")] if entries else []
 
 
 # Staging
@@ -326,7 +326,7 @@ def notebook(page: Page) -> str:
     if page.name == "index":
         cells.append(nbformat.v4.new_markdown_cell(toctree(f"{words} <{name}>" for words, name in SECTIONS.items())))
     elif module:
-        below_title = nbformat.v4.new_markdown_cell(f"```{{eval-rst}}\n.. py:module:: {module}\n```")
+        below_title = nbformat.v4.new_markdown_cell(f"```{{py:module}} {module}\n```")
         cells.insert(1, below_title)
     for number, cell in enumerate(cells):
         cell["id"] = f"cell-{number}"  # the same page, the same file: no needless rebuild
