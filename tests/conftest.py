@@ -44,7 +44,7 @@ def no_judge_waits_longer() -> Iterator[None]:
 
 FIXTURES = {"site": {"site"}, "browser": {"browser", "lab"}}
 NAMES = {
-    "process": {"subprocess", "Popen", "multiprocessing", "pty"},
+    "process": {"subprocess", "Popen", "multiprocessing", "pty", "SERVER"},
     "sandbox": {"open_sandbox", "prepare_subject", "FeatureDeletionEnv", "sweep", "sandbox_problem", "make_tasks"},
     "trainer": {"ComposerReplicationTrainer", "GRPOTrainer", "run_recipe", "ladder_episodes", "trainer_script", "arm_script"}}
 FILES = {"sandbox": ("tests/sandbox/",), "trainer": ("tests/training/test_trainer_",)}

@@ -1,17 +1,16 @@
 "Jobs in processes of their own, one process or several that train together."
-import multiprocessing
 import socket
 import time
 from contextlib import contextmanager
 
+from forks import SERVER
+
 LIMIT = 300  # seconds that any process may take; on an idle machine none needs 30
-SERVER = multiprocessing.get_context("forkserver")  # imports once, then forks: real processes without seconds of imports each
 
 
 @contextmanager
 def jobs(script, logs):
     "Gives a function that starts a job of the script's `main`; no process outlives the context."
-    SERVER.set_forkserver_preload([script.__name__, "transformers.models.qwen3.modeling_qwen3"])
     begun = []
 
     def begin(tasks, ranks=1, **job):

@@ -15,13 +15,16 @@ import types
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-import jsonschema
 import orjson
 
 from .errors import InputProblem, Problem
 from .trace import ToolCall, Turn
+
+if TYPE_CHECKING:
+    import jsonschema
 
 # %% ../../nbs/core/03_tools.ipynb #4301e1f7
 @dataclass(frozen=True)
@@ -110,23 +113,27 @@ def _parsed(text):
         return error, None
 
 # %% ../../nbs/core/03_tools.ipynb #9eb7292b
-def _is_text(checker, value):
-    return isinstance(value, str) and not re.search("[\0\ud800-\udfff]", value)
+@cache
+def _validator():
+    "jsonschema's newest draft with our types. Imported here: beside JupyterLab's packages the import takes over a second."
+    import jsonschema
+    newest = jsonschema.Draft202012Validator
 
+    def is_text(checker, value):
+        return isinstance(value, str) and not re.search("[\0\ud800-\udfff]", value)
 
-def _type(validator, wanted, value, schema):
-    if value is not None or not schema.get("nullable"):
-        yield from jsonschema.Draft202012Validator.VALIDATORS["type"](validator, wanted, value, schema)
+    def is_type(validator, wanted, value, schema):
+        if value is not None or not schema.get("nullable"):
+            yield from newest.VALIDATORS["type"](validator, wanted, value, schema)
 
-
-_Validator = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"type": _type},
-                                          type_checker=jsonschema.Draft4Validator.TYPE_CHECKER.redefine("string", _is_text))
+    return jsonschema.validators.extend(newest, {"type": is_type},
+                                        type_checker=jsonschema.Draft4Validator.TYPE_CHECKER.redefine("string", is_text))
 
 # %% ../../nbs/core/03_tools.ipynb #568e4ccb
 def argument_error(
     schema: dict,  # a tool in OpenAI form
     arguments: dict,
-) -> jsonschema.ValidationError | None:
+) -> "jsonschema.ValidationError | None":
     """The first error of a call's arguments: an unknown name, then a missing one, then a value that does not fit.
 
     Raises `InputProblem` for a schema that is none."""
@@ -143,8 +150,8 @@ def argument_error(
 
 def _errors(parameters, arguments):
     "Of each argument by itself, and of all together."
-    each = _Validator({"properties": parameters.get("properties", {}), "additionalProperties": False})
-    whole = _Validator({k: v for k, v in parameters.items() if k not in ("properties", "additionalProperties")})
+    each = _validator()({"properties": parameters.get("properties", {}), "additionalProperties": False})
+    whole = _validator()({k: v for k, v in parameters.items() if k not in ("properties", "additionalProperties")})
     return [*whole.iter_errors(arguments), *(e for item in arguments.items() for e in each.iter_errors(dict([item])))]
 
 # %% ../../nbs/core/03_tools.ipynb #47884d72

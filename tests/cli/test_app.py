@@ -6,13 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from forks import composer
 
 COMMAND = Path(sys.executable).with_name("composer-rl")
-
-
-def composer(*arguments, cwd=None, **options):
-    "Run the command line; at most ten minutes."
-    return subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=600, cwd=cwd, **options)
 
 
 @pytest.fixture(scope="module")

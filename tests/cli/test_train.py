@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forks import composer
 
 COMMAND = Path(sys.executable).with_name("composer-rl")
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -15,8 +16,7 @@ SMALL = ["--set", "train_rows=8", "--set", "max_completion_length=128", "--set",
 
 
 def train(*arguments, cwd):
-    return subprocess.run([COMMAND, "train", *map(str, arguments)], capture_output=True, text=True, timeout=600, cwd=cwd,
-                          env=ENVIRONMENT)
+    return composer("train", *arguments, cwd=cwd, env=ENVIRONMENT)
 
 
 @pytest.mark.slow

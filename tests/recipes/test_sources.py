@@ -1,13 +1,11 @@
 """Recorded traces, pairs and hints by a recipe: offline steps against the harness, resuming, the command, refusals."""
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from forks import composer
 
 from composer_replication.envs.toy.env import world_rows
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
@@ -26,7 +24,6 @@ from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.export import write_traces
 
 pytestmark = pytest.mark.trainer
-COMMAND = Path(sys.executable).with_name("composer-rl")
 OFFLINE = dict(
     model="embedded", traces=str(toy_path()), max_steps=2, learning_rate=1e-4, lr_scheduler_type="constant",
     use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none", logging_steps=1, save_steps=1, replay_batch_size=3,
@@ -153,8 +150,7 @@ def test_the_command_trains_on_a_pattern_of_trace_files_alone(tmp_path):
     for i in range(3):
         write_traces(toy_traces()[i::3], tmp_path / "runs" / f"{i}.jsonl.gz")
     recipe = write(tmp_path, traces="runs/*.jsonl.gz", output_dir="out/offline")
-    command = [COMMAND, "train", "--config", recipe, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path, env={
+    done = composer("train", "--config", recipe, "--json", timeout=300, cwd=tmp_path, env={
         **os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]

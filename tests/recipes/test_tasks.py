@@ -1,12 +1,10 @@
 """Tasks of a recipe: what a split keeps apart, against a plain oracle; one's own environment; a real run on deletion tasks."""
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import yaml
+from forks import composer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +13,6 @@ from composer_replication.recipes.recipe import RecipeProblem, load_recipe
 from composer_replication.recipes.tasks import RunTasks, keep_split, recipe_tasks, split_rows
 from composer_replication.sandbox.base import sandbox_kinds, sandbox_problem
 
-COMMAND = Path(sys.executable).with_name("composer-rl")
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 EVAL = dict(eval_strategy="steps", eval_steps=1)
 SMALL = dict(model="embedded", max_steps=1, per_device_train_batch_size=2, num_generations=2, max_completion_length=256,
@@ -131,8 +128,7 @@ def test_mistakes_in_tasks_are_one_sentence(tmp_path, monkeypatch, changes, said
 # Real runs
 
 def train(*arguments, cwd):
-    command = [COMMAND, "train", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=cwd, env=ENVIRONMENT)
+    return composer("train", *arguments, timeout=300, cwd=cwd, env=ENVIRONMENT)
 
 
 def test_the_command_trains_on_deletion_tasks_and_measures_on_others(tmp_path):

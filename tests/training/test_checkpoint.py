@@ -1,7 +1,6 @@
 """Real processes that are told to stop, that are killed while they write, and that go on; broken and foreign buffers."""
 import collections
 import json
-import multiprocessing
 import os
 import runpy
 import signal
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forks import SERVER
 from safetensors.torch import load_file
 from transformers import TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
@@ -75,10 +75,6 @@ try:
 finally:
     interrupt.restore()
 """
-
-
-SERVER = multiprocessing.get_context("forkserver")  # imports once, then forks: real processes without seconds of imports each
-SERVER.set_forkserver_preload(["transformers.trainer", "transformers.models.qwen3.modeling_qwen3", checkpoint.__name__])
 
 
 @pytest.fixture
