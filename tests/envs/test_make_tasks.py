@@ -135,8 +135,8 @@ def made(tmp_path_factory, store):
             while True:
                 time.sleep(0.01)
 
-        def test_flaky():
-            assert spread([1], 1) and int.from_bytes(os.urandom(8), "big") % 2
+        def test_flaky():  # all of three runs pass once in 4,096 times
+            assert spread([1], 1) and os.urandom(1)[0] < 16
 
         def test_needs_a_service():  # nobody listens there, with a network or without
             spread([1], 1)
@@ -157,7 +157,7 @@ def test_unfit_tests_are_counted_and_the_rest_goes_on(made):
     report, tasks, _ = made
     assert report.problem == "" and tasks
     used = {node for task in tasks for node in (*task.fail_to_pass, *task.pass_to_pass)}
-    assert not any(node.startswith("test_unfit.py") and "flaky" not in node for node in used), used
+    assert not any(node.startswith("test_unfit.py") for node in used), used
     assert any("fail or take more than 5 s" in note for note in report.notes)
     assert any("end the process that runs them (test_unfit.py::test_ends_all)" in note for note in report.notes)
 

@@ -43,7 +43,9 @@ def test_a_hacked_reward_is_stopped(tmp_path, capsys):
     rewards = [h["reward"] for h in trainer.state.log_history if "reward" in h]
     assert guard.should_halt and guard.reason in said and len(guard.reason.splitlines()) == 1
     assert trainer.state.global_step < 60
-    assert readings[-1]["guard/held_out_score"] < readings[0]["guard/held_out_score"] and rewards[-1] > rewards[0] + 0.5
+    assert readings[-1]["guard/held_out_score"] < readings[0]["guard/held_out_score"]
+    half = len(rewards) // 2  # one step's reward is of 16 completions: too few to compare, and other on another processor
+    assert sum(rewards[-half:]) / half > sum(rewards[:half]) / half + 0.3
     folder = last_complete_checkpoint(tmp_path)
     assert folder.name == f"checkpoint-{trainer.state.global_step}"
     with pytest.raises(GuardFired):  # latched: the checkpoint remembers
