@@ -39,7 +39,10 @@ def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
     "Memory, rollouts and costs of a run, for so many processes."
     from composer_replication.recipes.memory_estimate import estimate
     from composer_replication.report.train import estimate_table
-    needs = estimate(recipe, devices or int(os.environ.get("WORLD_SIZE", 1)))
+    devices = devices or int(os.environ.get("WORLD_SIZE", 1))
+    if recipe.config.fsdp and devices == 1 and _is_first():
+        warn("the weights are sharded and this plan is for one process; name how many share them with --devices N")
+    needs = estimate(recipe, devices)
     if _is_first():
         emit(needs.to_dict()) if as_json else out.print(estimate_table(needs))
 

@@ -25,6 +25,9 @@ SHAPES = {
     "Qwen/Qwen2.5-Coder-7B-Instruct": dict(
         model_type="qwen2", hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28,
         num_key_value_heads=4, vocab_size=152064, max_position_embeddings=32768, tie_word_embeddings=False),
+    "Qwen/Qwen2.5-Coder-32B-Instruct": dict(
+        model_type="qwen2", hidden_size=5120, intermediate_size=27648, num_hidden_layers=64, num_attention_heads=40,
+        num_key_value_heads=8, vocab_size=152064, max_position_embeddings=32768, tie_word_embeddings=False),
     "smollm2": dict(
         model_type="llama", hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
         num_key_value_heads=3, vocab_size=49152, max_position_embeddings=8192, tie_word_embeddings=True),
@@ -141,14 +144,33 @@ class Estimate:
         return asdict(self)
 
 
+def _reads_start(config):
+    "Whether the policy at the start is read: for a KL, or as the reference of DPO."
+    return bool(config.kl_coef or (config.beta_replay and config.replay_form == "dpo"))
+
+
 def _teacher_bytes(config, trained, size):
     if not config.alpha_sdpo or config.teacher == "live":
         copy = 0
+    elif config.teacher == "ema" and size < 4:
+        copy = trained * (4 if config.fsdp else size + 4)  # sharded, the float32 average is all that is kept
     else:
-        copy = trained * (size + (4 if config.teacher == "ema" and size < 4 else 0))
-    own_reference = config.kl_coef or (config.beta_replay and config.replay_form == "dpo")
+        copy = trained * size
     shared = config.alpha_sdpo and config.teacher in ("frozen", "trust_region")
-    return copy + (trained * size if own_reference and not shared else 0)
+    return copy + (trained * size if _reads_start(config) and not shared else 0)
+
+
+def _fsdp_bytes(recipe, shape, counts, devices, own, work):
+    "What a device holds for FSDP besides its part of the weights."
+    c, (total, trained) = recipe.config, counts
+    head = shape.vocab_size * shape.hidden_size
+    top = head * (1 if shape.tie_word_embeddings else 2)
+    layer = (total - top) // shape.num_hidden_layers
+    swaps = _reads_start(c) or (c.alpha_sdpo and c.teacher != "live")
+    samples = recipe.arguments.task is not None and c.rollout == "composer"
+    return {"gathered weights": work * (top + 2 * layer),
+            "swapped shards": trained * own // devices + work * head if swaps else 0,
+            "sampling copy": (2 if c.bf16 else own) * total if samples else 0}
 
 # %% ../../nbs/recipes/01_memory_estimate.ipynb #2ec47109
 def _memory(recipe, shape, counts, devices, prompt):
@@ -165,17 +187,20 @@ def _memory(recipe, shape, counts, devices, prompt):
         rows, tokens = recorded
     checkpointing = bool(c.gradient_checkpointing or (c.fsdp and (c.fsdp_config or {}).get("activation_checkpointing")))
     always = {
-        "weights": ((total - trained) * size + trained * own + (2 * total if half and size == 4 else 0)) // shards,
+        "weights": ((total - trained) * size + trained * own) // shards + (2 * total if half and size == 4 and not c.fsdp else 0),
         "gradients": trained * own // shards,
         "optimizer": 2 * trained * own // shards,
-        "teacher and reference": _teacher_bytes(c, trained, own)}
+        "teacher and reference": _teacher_bytes(c, trained, own) // shards}
+    if c.fsdp:
+        always |= _fsdp_bytes(recipe, shape, counts, devices, own, work)
     loss = {
         "teacher's cache": cache_bytes(shape, rows, tokens, work) if c.alpha_sdpo and c.teacher != "live" else 0,
         "activations": activation_bytes(shape, rows, tokens, work, checkpointing),
         "logits": tile_bytes(shape, rows, prompt, tokens - prompt, work, cpu)}
     if a.task is not None and a.traces:
         loss["recorded traces"] = activation_bytes(shape, *recorded, work, checkpointing) + 2 * cache_bytes(shape, *recorded, work)
-    rollout = {"rollout cache": 0 if a.task is None else cache_bytes(shape, rows * c.steps_per_generation, tokens, size)}
+    sampled = 2 if always.get("sampling copy") and c.bf16 else size
+    rollout = {"rollout cache": 0 if a.task is None else cache_bytes(shape, rows * c.steps_per_generation, tokens, sampled)}
     peak = sum(always.values()) + max(sum(loss.values()), sum(rollout.values()))
     return always | loss | rollout, peak
 

@@ -31,7 +31,8 @@ class StepFacts:
     length: float | None = None  # mean tokens of a completion
     gap: float | None = None  # channel 2's divergence from the teacher, nats a token; None without a hinted turn
     pairs: float | None = None  # of channel 3
-    unscored: int | None = None  # episodes without a reward
+    episodes: int | None = None  # of the generation
+    unscored: int | None = None  # of them, those without a reward
 
 # %% ../../nbs/training/12_health.ipynb #36aa67ca
 FIRST = 5  # values that a run's start is the mean of
@@ -45,6 +46,7 @@ class Rule:
     patience: int  # steps in a row before it speaks
     holds: Callable[[StepFacts, dict[str, float]], bool | None]  # facts, means of the start -> None where the step does not tell
     text: Callable[[StepFacts, int], str]  # facts, steps in a row -> one sentence
+    half: Callable[[StepFacts], bool] = lambda f: True  # where it holds: whether for half of the step's episodes or turns
 
 
 def _falls(name, share):
@@ -63,14 +65,16 @@ RULES = (
     Rule("equal_rewards", 1, lambda f, _: None if f.equal_groups is None else f.equal_groups == 1,
          lambda f, n: f"all rewards of this step are equal within their groups: no gradient from channel 1{_in_a_row(n)}"),
     Rule("unscored", 1, lambda f, _: None if f.unscored is None else bool(f.unscored),
-         lambda f, n: f"unscored episodes: {f.unscored}{_in_a_row(n)}; the environment or its judge failed, not the policy"),
+         lambda f, n: f"unscored episodes: {f.unscored}{_in_a_row(n)}; the environment or its judge failed, not the policy",
+         lambda f: f.episodes is None or 2 * f.unscored >= f.episodes),
     Rule("no_error_turn", 5, lambda f, _: None if f.error_turns is None else not f.error_turns,
          lambda f, n: f"no error turn in {n} steps: nothing for channel 2 to learn from"),
     Rule("no_hint", 3, lambda f, _: None if not f.error_turns else not f.hints and not f.cut,
          lambda f, n: f"no hint for any of the error turns in {n} steps; look at the hint layers with composer-rl hints"),
     Rule("hints_cut", 1, lambda f, _: None if not f.error_turns else bool(f.cut),
          lambda f, n: f"{f.cut} of {f.error_turns} hints of this step are lost to the limit of length{_in_a_row(n)}; "
-                      "raise max_completion_length"),
+                      "raise max_completion_length",
+         lambda f: 2 * f.cut >= f.error_turns),
     Rule("clipped", 3, lambda f, _: None if f.clipped is None else f.clipped >= 0.5,
          lambda f, n: f"{f.clipped:.0%} of the episodes were cut at max_completion_length, {n} steps in a row; raise it"),
     Rule("entropy", 5, _falls("entropy", 0.1),
@@ -89,7 +93,7 @@ class HealthWatch:
 
     rules: tuple[Rule, ...] = RULES
     streak: dict[str, int] = field(default_factory=dict)  # steps in a row in which a rule has held
-    held: dict[str, int] = field(default_factory=dict)  # steps in which it held
+    held: dict[str, int] = field(default_factory=dict)  # steps in which it held, for half of the step or more
     measured: dict[str, int] = field(default_factory=dict)  # steps in which it could be decided
     first: dict[str, list[float]] = field(default_factory=dict)  # first values of what is compared with the start
     rewards: list[float] = field(default_factory=list)  # of each step that had one
@@ -116,7 +120,7 @@ def take(
             continue
         streak = self.streak[rule.key] = self.streak.get(rule.key, 0) + 1 if holds else 0
         self.measured[rule.key] = self.measured.get(rule.key, 0) + 1
-        self.held[rule.key] = self.held.get(rule.key, 0) + bool(holds)
+        self.held[rule.key] = self.held.get(rule.key, 0) + bool(holds and rule.half(facts))
         times, rest = divmod(streak, rule.patience)
         if times and not rest and times & (times - 1) == 0:
             warnings[rule.key] = f"Step {facts.step}: {rule.text(facts, streak)}."
@@ -143,10 +147,11 @@ ENOUGH = 20  # steps with a reward, before the absence of a rise is worth a word
 REASONS = {
     "equal_rewards": "all rewards of a step were equal in {held} of {measured} steps; take tasks that are solved sometimes, more "
                      "num_generations, or equal_rewards=resample",
-    "unscored": "episodes were unscored in {held} of {measured} steps; look at what the environment says",
+    "unscored": "half of the episodes or more were unscored in {held} of {measured} steps; look at what the environment says",
     "no_error_turn": "no turn failed in {held} of {measured} steps, so channel 2 had nothing to do",
     "no_hint": "no error turn had a hint in {held} of {measured} steps; look at the hint layers",
-    "hints_cut": "hints were lost to the limit of length in {held} of {measured} steps; raise max_completion_length",
+    "hints_cut": "half of the hints or more were lost to the limit of length in {held} of {measured} steps; raise "
+                 "max_completion_length",
     "clipped": "half of the episodes or more were cut at max_completion_length in {held} of {measured} steps; raise it",
     "entropy": "entropy had collapsed in {held} of {measured} steps; lower learning_rate, or set kl_coef",
     "length": "rollouts had collapsed to a quarter of their length in {held} of {measured} steps; look at what the reward pays for",

@@ -280,7 +280,8 @@ def _calculate_rewards(self: ComposerReplicationTrainer, inputs, prompts, comple
     self.generation.all_rewards = total
     self.generation.rewards = [None if math.isnan(r) else r for r in total[self._mine(len(prompts))].tolist()]
     if self.model.training:
-        self.health.note(equal_groups=equal_groups(total, self.num_generations).float().mean().item(), unscored=int(total.isnan().sum()))
+        self.health.note(equal_groups=equal_groups(total, self.num_generations).float().mean().item(), episodes=len(total),
+                         unscored=int(total.isnan().sum()))
     return per_function
 
 

@@ -69,6 +69,16 @@ def test_the_verdict_names_what_held_in_most_steps():
     assert "no turn failed in 20 of 30 steps" in watch.verdict()
 
 
+def test_one_unscored_episode_or_hint_cut_of_many_is_no_reason_that_nothing_was_learned():
+    rare, often = HealthWatch(), HealthWatch()
+    for step in range(1, 31):
+        said = rare.take(StepFacts(step, 0.5, equal_groups=0.5, error_turns=9, hints=8, cut=1, episodes=64, unscored=1))
+        assert step > 1 or {"unscored", "hints_cut"} <= said.keys()
+        often.take(StepFacts(step, 0.5, equal_groups=0.5, error_turns=9, hints=8, cut=1, episodes=64, unscored=32))
+    assert "no condition held in half of the steps" in rare.verdict()
+    assert "half of the episodes or more were unscored in 30 of 30 steps" in often.verdict()
+
+
 def test_the_rise_is_that_of_two_means_with_their_error():
     dice = random.Random(1)
     for _ in range(50):

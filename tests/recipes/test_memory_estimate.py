@@ -1,0 +1,67 @@
+"The plan of a sharded run, against PyTorch's own shards of a model without data."
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import AutoModelForCausalLM
+
+from composer_replication.recipes.memory_estimate import SHAPES, estimate, model_shape
+from composer_replication.recipes.recipe import load_recipe
+
+RECIPES = ["qwen2.5-coder-7b-fsdp2", "qwen3-8b-fsdp2"]
+
+
+@pytest.fixture
+def mesh():
+    "Eight devices of which this is one and the others answer at once."
+    dist.init_process_group("fake", rank=0, world_size=8, store=FakeStore())
+    yield init_device_mesh("cpu", (8,))
+    dist.destroy_process_group()
+
+
+def size(parameters):
+    return sum(p.numel() for p in parameters)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_weights_of_a_device_are_its_parts_and_those_put_together_are_the_root_and_two_layers(mesh, name):
+    recipe = load_recipe(name, estimating=True)
+    plan = estimate(recipe, devices=8).memory
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(model_shape(recipe.arguments.model)[0])
+    layers = [size(layer.parameters()) for layer in model.model.layers]
+    root = size(model.parameters()) - sum(layers)
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    part = sum(p.to_local().numel() for p in model.parameters())
+    assert plan["weights"] == pytest.approx(4 * part, rel=1e-3) and plan["gradients"] == pytest.approx(4 * part, rel=1e-3)
+    assert plan["optimizer"] == pytest.approx(8 * part, rel=1e-3)
+    assert plan["gathered weights"] == pytest.approx(2 * (root + 2 * layers[0]), rel=1e-3)
+
+
+@pytest.mark.parametrize("teacher, parts", [("live", 0), ("frozen", 1), ("ema", 1), ("trust_region", 1)])
+def test_a_teacher_lies_in_parts_and_sets_the_students_aside_while_it_is_read(teacher, parts):
+    recipe = load_recipe("qwen2.5-coder-7b-fsdp2", overrides={"teacher": teacher, "beta_replay": "0.0"}, estimating=True)
+    plan, shape = estimate(recipe, devices=8), SHAPES["Qwen/Qwen2.5-Coder-7B-Instruct"]
+    part, head = 4 * plan.parameters // 8, 2 * shape["vocab_size"] * shape["hidden_size"]
+    assert plan.memory["teacher and reference"] == parts * part
+    assert plan.memory["swapped shards"] == parts * (part + head)
+    assert plan.memory["sampling copy"] == 2 * plan.parameters
+
+
+def test_a_plan_for_fewer_devices_needs_more_of_each():
+    recipe = load_recipe("qwen2.5-coder-32b-fsdp2", estimating=True)
+    peaks = [estimate(recipe, devices=n).peak for n in (1, 2, 8)]
+    assert peaks == sorted(peaks, reverse=True) and peaks[2] < 141e9 < peaks[0] + 0.5 * peaks[0]
+
+
+def test_a_sharded_recipe_planned_without_a_number_of_devices_says_so(capsys):
+    from composer_replication.cli.train import _show_plan
+    recipe = load_recipe("qwen3-8b-fsdp2", estimating=True)
+    _show_plan(recipe, None, as_json=True)
+    assert "--devices" in capsys.readouterr().err
+    _show_plan(recipe, 8, as_json=True)
+    assert capsys.readouterr().err == ""
