@@ -143,7 +143,7 @@ class Estimate:
         "As plain values."
         return asdict(self)
 
-
+# %% ../../nbs/recipes/01_memory_estimate.ipynb #c0f5d9a2
 def _reads_start(config):
     "Whether the policy at the start is read: for a KL, or as the reference of DPO."
     return bool(config.kl_coef or (config.beta_replay and config.replay_form == "dpo"))
