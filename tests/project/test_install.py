@@ -1,10 +1,14 @@
 "Where packages come from is told to uv as pip was told."
+import re
 import sys
+from importlib.metadata import PackageNotFoundError, distribution, metadata
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
 import install
 
 LISTING = """:env:.find-links='/wheels /more'
@@ -37,3 +41,19 @@ def test_where_uv_fails_pip_installs_and_says_so(monkeypatch, capsys):
     monkeypatch.setattr(install.subprocess, "run", run)
     assert install.main() == 0
     assert [command[2] for command in ran] == ["pip", "pip", "uv", "pip", "pip"] and "pip does" in capsys.readouterr().err
+
+
+def test_every_pinned_package_runs_on_the_first_python_that_the_project_names():
+    "Debian 12 has Python 3.11.2, and a package that wants 3.11.5 cannot be installed there."
+    pinned = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), re.M)
+    needs = {name: metadata(name)["Requires-Python"] for name in pinned if is_here(name)}
+    first = re.search(r'^requires-python = ">=([\d.]+)"', (ROOT / "pyproject.toml").read_text(), re.M)[1]
+    assert len(needs) > 100
+    assert {name: needs[name] for name in needs if needs[name] and not SpecifierSet(needs[name]).contains(f"{first}.0")} == {}
+
+
+def is_here(name):
+    try:
+        return bool(distribution(name))
+    except PackageNotFoundError:  # one for another system
+        return False
