@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 import install
 
 LISTING = """:env:.find-links='/wheels /more'
@@ -45,9 +44,9 @@ def test_where_uv_fails_pip_installs_and_says_so(monkeypatch, capsys):
 
 def test_every_pinned_package_runs_on_the_first_python_that_the_project_names():
     "Debian 12 has Python 3.11.2, and a package that wants 3.11.5 cannot be installed there."
-    pinned = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), re.M)
+    pinned = re.findall(r"^([\w.-]+)==", (install.ROOT / "constraints.txt").read_text(), re.M)
     needs = {name: metadata(name)["Requires-Python"] for name in pinned if is_here(name)}
-    first = re.search(r'^requires-python = ">=([\d.]+)"', (ROOT / "pyproject.toml").read_text(), re.M)[1]
+    first = re.search(r'^requires-python = ">=([\d.]+)"', (install.ROOT / "pyproject.toml").read_text(), re.M)[1]
     assert len(needs) > 100
     assert {name: needs[name] for name in needs if needs[name] and not SpecifierSet(needs[name]).contains(f"{first}.0")} == {}
 
