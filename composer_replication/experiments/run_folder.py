@@ -34,6 +34,15 @@ def _line(error):
     return " ".join(str(error).split()).rstrip(".")[:200] or type(error).__name__
 
 # %% ../../nbs/experiments/06_run_folder.ipynb #125393c3
+def _differences(owner, claim):
+    "The names of the settings in which two runs differ, those that only one version of the package knows among them."
+    if not isinstance(owner, dict) or not isinstance(owner.get("setting"), dict):
+        return ""
+    theirs, ours = ({**run["setting"], "seed": run.get("seed")} for run in (owner, claim))
+    names = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name, ...) != ours.get(name, ...))
+    return f" (they differ in {', '.join(names)})"
+
+
 def claim_folder(
     folder: Path,  # made where it is absent
     setting: Setting,
@@ -49,7 +58,8 @@ def claim_folder(
             raise InputProblem(f"{folder / RESULT} is no result of a run ({_line(error)}); move it elsewhere and run again.") from None
         owner = {"setting": result.setting, "seed": result.seed}
     if owner not in (None, claim) or (owner is None and any(folder.glob("checkpoint-*"))):
-        raise InputProblem(f"{folder} holds a run of another setting or seed; give another folder, or move that one elsewhere.")
+        raise InputProblem(f"{folder} holds a run of another setting or seed{_differences(owner, claim)}; give another folder, or move that "
+                           "one elsewhere.")
     if owner is None:
         write_json(folder / CLAIM, claim)
     return result

@@ -166,7 +166,9 @@ class RunResult:
             wanted = {f.name for f in fields(kind)}
             for item in records:
                 if not isinstance(item, dict) or set(item) != wanted:
-                    raise InputProblem(f"{name} of the result holds other fields than a {kind.__name__} has")
+                    differ = ", ".join(sorted(wanted ^ set(item))) if isinstance(item, dict) else "no object"
+                    raise InputProblem(f"{name} of the result holds other fields than a {kind.__name__} has ({differ}): another version of "
+                                       "the package wrote it")
         setting = Setting(**self.setting)
         if [p["step"] for p in self.curve] != [s for s in range(setting.steps + 1) if setting.measured(s)]:
             raise InputProblem("curve of the result has other points than its setting asks for")

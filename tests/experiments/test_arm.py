@@ -105,8 +105,18 @@ def test_a_damaged_file_is_named_in_one_sentence(killed, tmp_path, name, change)
 def test_another_runs_folder_is_refused_with_or_without_its_result(killed, tmp_path, change):
     seed = change.pop("seed", 5)
     for folder in (killed[0] / "whole", damaged(killed, tmp_path, "setting.json", bytes)):
-        with pytest.raises(ValueError, match="another setting or seed"):
+        with pytest.raises(ValueError, match=rf"another setting or seed \(they differ in {next(iter(change), 'seed')}\)"):
             run_arm(replace(BOTH, **change), seed, folder, components=COMPONENTS)
+
+
+def test_a_folder_from_before_a_setting_existed_names_it(killed, tmp_path):
+    def older(data):
+        claim = json.loads(data)
+        del claim["setting"]["sdpo_steps"]
+        return json.dumps(claim).encode()
+
+    with pytest.raises(ValueError, match=r"\(they differ in sdpo_steps\)"):
+        run_arm(BOTH, 5, damaged(killed, tmp_path, "setting.json", older), components=COMPONENTS)
 
 
 def test_a_checkpoint_cut_short_is_passed_over_and_the_numbers_stay(killed, tmp_path):
