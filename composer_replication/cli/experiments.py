@@ -18,6 +18,7 @@ from rich.markup import escape
 from .console import (AsJson, ChatTemplate, Ending, Files, Model, Seed, Strict, check_output, emit, err, given, offer, out,
                                               plainly, progress, warn)
 from ..core.errors import InputProblem
+from ..core.provenance import hardware, provenance, versions
 
 # %% ../../nbs/cli/08_experiments.ipynb #61a505e7
 def divergence_names() -> list[str]:
@@ -49,11 +50,11 @@ def _check_loss(files, model: str | None, template: str | None, steps: int, batc
     return replace(run, seconds={"model": loaded - started, "reading": read - loaded, **run.seconds}), tokenizer
 
 
-def _show_check(run, tokenizer, output: Path, as_json: bool) -> None:
+def _show_check(run, tokenizer, made: dict, output: Path, as_json: bool) -> None:
     "Write the report; print warnings and the tables, or one JSON line."
     from composer_replication.report.compose import compose_page, run_json, shift_table, steps_table, survey_table
     from composer_replication.core.files import write_file
-    report = write_file(output / "report.html", compose_page(run, tokenizer))
+    report = write_file(output / "report.html", compose_page(run, tokenizer, made))
     for problem in (problem for file in run.survey.files for problem in file.problems):
         warn(problem)
     for trace_id, turn, why in run.excluded:
@@ -102,7 +103,8 @@ def compose(
         raise InputProblem(f"divergence {divergence!r} is unknown", f"use {', '.join(divergence_names())}")
     run, tokenizer = _check_loss(files, model, chat_template, steps, batch_size, seed, strict, alpha_sdpo=alpha_sdpo, beta_replay=beta_replay,
                                  learning_rate=learning_rate, max_tokens=max_tokens, divergence=divergence)
-    _show_check(run, tokenizer, output, as_json)
+    made = provenance(files, model=model or EMBEDDED, seed=seed, versions=versions(), hardware=hardware())
+    _show_check(run, tokenizer, made, output, as_json)
 
 # %% ../../nbs/cli/08_experiments.ipynb #dc257b9e
 def ladder_names(kind: str) -> list[str]:
@@ -111,7 +113,7 @@ def ladder_names(kind: str) -> list[str]:
     return list(getattr(ladder, kind))
 
 # %% ../../nbs/cli/08_experiments.ipynb #3744409c
-def _write_episodes(run, output: Path) -> Path | None:
+def _write_episodes(run, made: dict, output: Path) -> Path | None:
     "The page with a few held-out episodes of every arm of the first seed; None where their policies are missing."
     from composer_replication.experiments.episodes import ladder_episodes
     from composer_replication.experiments.setting import Setting
@@ -121,7 +123,8 @@ def _write_episodes(run, output: Path) -> Path | None:
     if not arms:
         return None
     try:
-        return write_episodes(ladder_episodes(output, Setting(**run.setting), arms, seed, range(4)), output / "episodes.html")
+        views = ladder_episodes(output, Setting(**run.setting), arms, seed, range(4))
+        return write_episodes(views, output / "episodes.html", made=made | {"pages": {"the ladder": "report.html"}})
     except ValueError as problem:  # a run without its last checkpoint: the table stands without the page
         warn(f"no page of episodes: {problem}")
         return None
@@ -132,8 +135,10 @@ def _show_ladder(run, rows, output: Path, as_json: bool) -> None:
     from composer_replication.experiments.ladder import verdict
     from composer_replication.core.files import write_file
     from composer_replication.report.ladder import ONE_SEED, cost_table, ladder_json, ladder_page, result_table
-    report = write_file(output / "report.html", ladder_page(run, rows))
-    episodes = _write_episodes(run, output)
+    made = provenance(seeds=", ".join(map(str, run.seeds)))  # each arm's run holds the versions and the machine
+    episodes = _write_episodes(run, made, output)
+    pages = {"pages": {"a few episodes of every arm": "episodes.html"}} if episodes else {}
+    report = write_file(output / "report.html", ladder_page(run, rows, made | pages))
     if as_json:
         return emit(ladder_json(run, rows))
     for part in (result_table(rows), *map(verdict, rows), cost_table(rows), *([ONE_SEED] if len(run.seeds) == 1 else ())):

@@ -22,6 +22,7 @@ from .console import (ENDINGS, AsJson, ChatTemplate, Files, Model, Seed, Strict,
                                               plainly, progress, show, stream)
 from .traces import Detectors, site_row
 from ..core.errors import InputProblem
+from ..core.provenance import hardware, provenance, versions
 
 # %% ../../nbs/cli/06_hints.ipynb #86530f56
 def hinted_sites(files: list[Path], strict: bool, tools: Path | None) -> Iterator[tuple]:
@@ -169,11 +170,15 @@ def _scores(checkpoint, cases: list, output: Path, settings: dict, left_out: Cou
     return _gather(make, site_json, known, output / "scores.jsonl", settings, "scoring")
 
 # %% ../../nbs/cli/06_hints.ipynb #5e1c0a7d
-def _show_scores(scores: list, left_out: Counter, settings: dict, output: Path, as_json: bool) -> None:
+def _made(files, settings: dict) -> dict:
+    return provenance(files, model=settings["model"], seed=settings["seed"], versions=versions(), hardware=hardware())
+
+
+def _show_scores(scores: list, left_out: Counter, settings: dict, made: dict, output: Path, as_json: bool) -> None:
     "Write the report; print the tables, or one JSON line."
     from composer_replication.core.files import write_file
     from composer_replication.report.hint_scores import hint_scores_page, score_json, score_tables
-    report = write_file(output / "report.html", hint_scores_page(scores, left_out, settings))
+    report = write_file(output / "report.html", hint_scores_page(scores, left_out, settings, made))
     if as_json:
         return emit(score_json(scores, left_out, settings))
     for table in score_tables(scores):
@@ -217,7 +222,7 @@ def hints_score(
     checkpoint = load_checkpoint(model or EMBEDDED, template)
     settings["weights"] = _weights(checkpoint)
     scores = _scores(checkpoint, cases, output, settings, left_out)
-    _show_scores(scores, left_out, settings, output, as_json)
+    _show_scores(scores, left_out, settings, _made(files, settings), output, as_json)
 
 # %% ../../nbs/cli/06_hints.ipynb #beff53b8
 Writer = Annotated[str | None, typer.Option("--writer", help="Folder or hub id of the causal LM that writes the hints; else the model itself.")]
@@ -237,14 +242,14 @@ def _written(checkpoint, writer, cases: list, output: Path, settings: dict, left
     return _gather(make, written_row, known, output / "candidates.jsonl", settings, "writing and scoring")
 
 # %% ../../nbs/cli/06_hints.ipynb #20f10e45
-def _show_written(sites: list, left_out: Counter, settings: dict, output: Path, as_json: bool) -> None:
+def _show_written(sites: list, left_out: Counter, settings: dict, made: dict, output: Path, as_json: bool) -> None:
     "Write the report; print the table, or one JSON line."
     from composer_replication.core.files import write_file
     from composer_replication.report.written_hints import written_json, written_page, written_table
     if not sites:
         raise InputProblem(f"none of the error turns could be scored ({'; '.join(why for why, count in left_out.items() if count)})",
                            "raise --max-tokens, or name other traces")
-    report = write_file(output / "report.html", written_page(sites, left_out, settings))
+    report = write_file(output / "report.html", written_page(sites, left_out, settings, made))
     if as_json:
         return emit(written_json(sites, left_out, settings))
     out.print(written_table(sites))
@@ -291,7 +296,7 @@ def hints_write(
     checkpoint = load_checkpoint(model, template)
     author = load_checkpoint(writer) if writer else checkpoint
     settings |= {"digest": _digest(cases, template), "weights": _weights(checkpoint, author)}
-    _show_written(_written(checkpoint, author, cases, output, settings, left_out), left_out, settings, output, as_json)
+    _show_written(_written(checkpoint, author, cases, output, settings, left_out), left_out, settings, _made(files, settings), output, as_json)
 
 # %% ../../nbs/cli/06_hints.ipynb #04c33b4f
 def _candidates(path: Path) -> Path:

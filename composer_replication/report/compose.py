@@ -9,7 +9,7 @@ __all__ = ['survey_table', 'steps_table', 'rows_by_site', 'moved_most', 'shift_t
 # %% ../../nbs/report/10_compose.ipynb #98687135
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
 from matplotlib import rc_context
@@ -138,7 +138,11 @@ def shift_figure(run: ComposeRun, tokenizer) -> Plot:
     return fig
 
 # %% ../../nbs/report/10_compose.ipynb #621e751c
-def compose_page(run: ComposeRun, tokenizer) -> str:
+def compose_page(
+    run: ComposeRun,
+    tokenizer,
+    made: Mapping | None = None,  # as `report.html.page`
+) -> str:
     "The whole report as one HTML document."
     views, layers = site_views(run, tokenizer), Counter(t.layer for e in run.examples for t in e.turns)
     files = table(["file", "traces", "turns", "error sites by kind", "problems"],
@@ -148,4 +152,5 @@ def compose_page(run: ComposeRun, tokenizer) -> str:
     return page("composer-rl compose", render(
         "compose", files=files, layers=", ".join(f"{k} {n}" for k, n in layers.most_common()), excluded=run.excluded,
         curves=steps_figure(run), steps=steps, shifts=shift_figure(run, tokenizer) if views else "", sites=site_picker(views) if views else "",
-        settings=[(key, str(value)) for key, value in run.settings.items()], seconds=run.seconds.items()))
+        settings=[(key, str(value)) for key, value in run.settings.items()], seconds=run.seconds.items()),
+                made=made)

@@ -8,7 +8,7 @@ __all__ = ['LARGEST', 'episodes_data', 'episodes_page', 'write_episodes', 'episo
 # %% ../../nbs/report/11_episodes.ipynb #e37bcd0e
 import json
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -63,12 +63,13 @@ LARGEST = 1_000_000  # bytes
 def episodes_page(
     views: Sequence[EpisodeView],
     title: str = "Episodes, turn by turn",
+    made: Mapping | None = None,  # as `report.html.page`
 ) -> str:
     "The whole HTML document. Raises `InputProblem` as `episodes_data`, and where it would exceed `LARGEST`."
     data = json.dumps(episodes_data(views), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")  # no tag can begin in it
     script = asset("episodes.js")
     policy = render("csp", digest=Html(b64encode(sha256(script.encode()).digest()).decode()))
-    document = page(title, render("episodes", data=Html(data), script=script), policy)
+    document = page(title, render("episodes", data=Html(data), script=script), policy, made)
     if (size := len(document.encode())) > LARGEST:
         raise InputProblem(f"the page would have {size:,} bytes, more than {LARGEST:,}", "show fewer tasks or arms")
     return document
@@ -78,9 +79,10 @@ def write_episodes(
     views: Sequence[EpisodeView],
     path: str | Path,  # of the HTML file
     title: str = "Episodes, turn by turn",
+    made: Mapping | None = None,  # as `report.html.page`
 ) -> Path:
     "Write the document all or nothing. Raises as `episodes_page`."
-    return write_file(path, episodes_page(views, title))
+    return write_file(path, episodes_page(views, title, made))
 
 
 def episodes_frame(

@@ -79,6 +79,7 @@ def hint_scores_page(
     scores: Sequence[SiteScore],
     left_out: Mapping[str, int],  # reason to error turns
     settings: Mapping[str, object],
+    made: Mapping | None = None,  # as `report.html.page`
 ) -> str:
     "The whole report as one HTML document."
     ranked = sorted((s for s in scores if s.contrast("own") is not None), key=lambda s: s.contrast("own"))
@@ -89,4 +90,5 @@ def hint_scores_page(
     return page("composer-rl hints score", render(
         "hint_scores", sites=len(scores), tasks=len({s.case.task for s in scores}), settings=settings, groups=groups,
         left_out=[(why, count) for why, count in left_out.items() if count], summary=table(["hint", *MEASURES], summary_rows(scores)),
-        against=table(["contrast", "nats a token"], against_rows(scores)), folds=render("folds", folds=[_site(s) for s in shown])))
+        against=table(["contrast", "nats a token"], against_rows(scores)), folds=render("folds", folds=[_site(s) for s in shown])),
+                made=made)

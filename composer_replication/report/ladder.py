@@ -225,6 +225,7 @@ def ladder_body(
 def ladder_page(
     run: Ladder,
     rows: Sequence[Row],  # its `ladder_rows`
+    made: Mapping | None = None,  # as `report.html.page`
 ) -> str:
     "The whole report as one HTML document."
-    return page(f"composer-rl ladder: {run.preset}", ladder_body(run, rows))
+    return page(f"composer-rl ladder: {run.preset}", ladder_body(run, rows), made=made)

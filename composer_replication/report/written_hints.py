@@ -58,11 +58,17 @@ def _site(site):
                          candidates=table(["candidate", "value", "gain", "tokens", "refused"], rows))
 
 
-def written_page(sites: Sequence[WrittenSite], left_out: Mapping[str, int], settings: Mapping[str, object]) -> str:
+def written_page(
+    sites: Sequence[WrittenSite],
+    left_out: Mapping[str, int],  # reason to error turns
+    settings: Mapping[str, object],
+    made: Mapping | None = None,  # as `report.html.page`
+) -> str:
     "The whole report as one HTML document."
     ranked = sorted(sites, key=lambda s: max(c.value for c in s.candidates))
     shown = ranked if len(ranked) <= MOST_SITES else ranked[:MOST_SITES // 2] + ranked[-MOST_SITES // 2:]
     return page("composer-rl hints write", render(
         "written_hints", sites=len(sites), tasks=len({s.case.task for s in sites}), better=sum(s.best is not None for s in sites),
         length=LENGTH_NATS, leak=LEAK_NATS, settings=settings, left_out=[(why, count) for why, count in left_out.items() if count],
-        summary=table(["hint", *MEASURES], written_summary_rows(sites)), folds=render("folds", folds=[_site(s) for s in shown])))
+        summary=table(["hint", *MEASURES], written_summary_rows(sites)), folds=render("folds", folds=[_site(s) for s in shown])),
+                made=made)
