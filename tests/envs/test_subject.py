@@ -75,7 +75,7 @@ def test_links_and_devices_of_an_archive_stay_out(tmp_path):
     subject = prepare_subject(sdist(tmp_path, SMALL, extra=extra), tmp_path / "store")
     assert listed(subject) == sorted(SMALL)
     assert subject.notes == ("3 links were left out of the tree",)
-    with pytest.raises(SubjectProblem, match="small-1.2.tar.gz cannot be unpacked"):
+    with pytest.raises(SubjectProblem, match="small-1.2.tar.gz cannot be unpacked .small-1.2/null is neither"):
         prepare_subject(sdist(tmp_path, SMALL, extra=[member("small-1.2/null", tarfile.CHRTYPE)]), tmp_path / "store")
 
 
@@ -89,7 +89,7 @@ def test_an_archive_that_writes_outside_is_refused(tmp_path, name):
     with pytest.raises(SubjectProblem, match="lies outside of its folder"):
         prepare_subject(path, tmp_path / "store")
     tar = sdist(tmp_path, SMALL, extra=[member("small-1.2/../../../outside.py", tarfile.REGTYPE)])
-    with pytest.raises(SubjectProblem, match="cannot be unpacked"):
+    with pytest.raises(SubjectProblem, match="lies outside of its folder"):
         prepare_subject(tar, tmp_path / "store")
     assert not list(tmp_path.rglob("outside.py")) and not Path("/tmp/composer-outside.py").exists()
     assert not list((tmp_path / "store" / "subjects").iterdir())

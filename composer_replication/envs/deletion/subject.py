@@ -97,6 +97,8 @@ def _unpack_tar(archive: Path, target: Path) -> int:
                 with file.extractfile(info) as source, open(target / path, "wb") as out:
                     shutil.copyfileobj(source, out)
                 (target / path).chmod(info.mode & 0o755 | 0o600)
+            elif not (info.isfile() or info.issym() or info.islnk()):
+                raise tarfile.TarError(f"{info.name} is neither a file nor a folder")
     return sum(info.issym() or info.islnk() for info in members)
 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #fd466937
