@@ -26,6 +26,9 @@ FAMILIES = {
     "qwen3_moe": dict(num_experts=EXPERTS, num_experts_per_tok=2, moe_intermediate_size=INNER, tie_word_embeddings=True)}
 
 
+MIXTURE = dict(num_experts=2, moe_intermediate_size=INNER, shared_expert_intermediate_size=INNER)
+
+
 def small(family):
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SHAPE | FAMILIES[family]), dtype=torch.float32)
@@ -90,8 +93,8 @@ def not_norm_or_bias(name):
 def test_each_block_is_torchs_muon_on_it_and_the_rest_is_adamw(family):
     model = small(family)
     decays = [n for n, _ in model.named_parameters() if not_norm_or_bias(n)]
-    oracle = Oracle(model, 0.01, 0.1, not_norm_or_bias)
-    optimizer = BlockMuon(muon_groups(model, 0.1, decays), lr=0.01)
+    oracle = Oracle(model, 0.01, 5.0, not_norm_or_bias)
+    optimizer = BlockMuon(muon_groups(model, 5.0, decays), lr=0.01)
     ids = torch.randint(7, 640, (4, 32), generator=torch.Generator().manual_seed(0))
     for _ in range(3):
         optimizer.zero_grad()
@@ -235,6 +238,8 @@ def test_an_adapter_is_refused_by_the_trainer_too(tmp_path):
 @pytest.mark.parametrize("family,changes,name", [
     ("phi3", {}, r"self_attn.qkv_proj.weight \(128, 48\)"),
     ("gpt_oss", dict(num_local_experts=2), r"mlp.experts.gate_up_proj \(2, 48, 80\)"),
+    ("qwen3_next", MIXTURE | dict(layer_types=["full_attention"] * 2), r"self_attn.q_proj.weight \(128, 48\)"),
+    ("qwen3_next", MIXTURE | dict(layer_types=["linear_attention"] * 2), r"linear_attn.conv1d.weight"),
     ("qwen3", dict(head_dim=12), None), ("olmoe", dict(num_experts=2), None),
     ("deepseek_v3", dict(n_routed_experts=2, n_group=1, topk_group=1, num_experts_per_tok=2, first_k_dense_replace=0,
                          q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8),
