@@ -198,12 +198,11 @@ def test_a_recipe_trains_a_mixture_of_experts_with_all_channels(moe_recipe):
     assert estimate(recipe).memory["optimizer"] == 4 * kept
 
 
-@pytest.mark.parametrize("step", [1, 2])
-def test_a_resumed_run_equals_the_run_without_a_stop(tmp_path, step):
+def test_a_resumed_run_equals_the_run_without_a_stop(tmp_path):
     whole = make("frozen", tmp_path / "whole", optimizer="muon")
     whole.train()
     again = make("frozen", tmp_path / "again", model=policy(elsewhere=True), optimizer="muon")
-    again.train(resume_from_checkpoint=str(Path(whole.args.output_dir) / f"checkpoint-{step}"))
+    again.train(resume_from_checkpoint=str(Path(whole.args.output_dir) / "checkpoint-1"))
     assert isinstance(again.optimizer.optimizer, BlockMuon)
     assert differences(outcome(again), outcome(whole)) == []
 
