@@ -1,7 +1,7 @@
 """Hybrid sharding on two meshes (PyTorch FSDP2): a mixture's experts over all devices, all else in small groups that hold copies.
 
-Experts hold most of the weights, so they are spread as widely as possible; all other weights are few, and are gathered within a small
-group. Cursor's blog on Composer 2.5 names this layout."""
+Experts hold most of the weights, so they are spread as widely as possible; all other weights are few, and are gathered within
+a small group. Cursor's blog on Composer 2.5 names this layout."""
 import os
 from datetime import timedelta
 
