@@ -37,6 +37,7 @@ from .models import MODELS, chat_template, fetched_model
 from .shaping import shaping_settings
 from .warm_up import check_demonstrations, warm_up_settings
 from ..training.objectives import PO_OBJECTIVES, objective_settings
+from ..training.setup import check_optimizer
 
 # %% ../../nbs/recipes/00_recipe.ipynb #eda71114
 SPLITS = ("repository", "time", "task")
@@ -282,6 +283,7 @@ def _check(recipe):
         chat_template(a.chat_template)  # read, or refused
     if recipe.model.load_in_4bit or recipe.model.load_in_8bit:
         raise RecipeProblem("load_in_4bit and load_in_8bit are not supported; use dtype: bfloat16 and use_peft: true.")
+    check_optimizer(c, recipe.model.use_peft)
     (_check_offline if a.task is None else _check_task)(a, c)
     if a.warm_up is not None:
         warm_up_settings(a.warm_up)

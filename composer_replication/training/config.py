@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LOSSES', 'setting', 'check_one_of', 'PolicySettings', 'SdpoSettings', 'ReplaySettings', 'RolloutSettings',
-           'ComposerReplicationConfig']
+           'OptimizerSettings', 'ComposerReplicationConfig']
 
 # %% ../../nbs/training/05_config.ipynb #a10cc50a
 import math
@@ -181,16 +181,30 @@ class RolloutSettings:
         if not self.tool_timeout > 0:
             raise InputProblem(f"tool_timeout={self.tool_timeout} lets no tool answer; give seconds above 0.")
 
+# %% ../../nbs/training/05_config.ipynb #d4fade3d
+@dataclass
+class OptimizerSettings:
+    "Who takes the optimizer step."
+
+    optimizer: str | None = setting(None, "`muon`: Muon per head and per expert, AdamW for what is no matrix, with one learning_rate "
+                                          "and weight_decay; None: `optim`.")
+
+    def _check_optimizer(self):
+        check_one_of("optimizer", self.optimizer, ("muon", None))
+        if self.optimizer and self.optim not in ("adamw_torch", "adamw_torch_fused"):
+            raise InputProblem(f"optimizer={self.optimizer!r} and optim={str(self.optim.value)!r} name two optimizers; leave one of "
+                               "them out.")
+
 # %% ../../nbs/training/05_config.ipynb #091f8948
 @dataclass
-class ComposerReplicationConfig(PolicySettings, SdpoSettings, ReplaySettings, RolloutSettings, GRPOConfig):
+class ComposerReplicationConfig(PolicySettings, SdpoSettings, ReplaySettings, RolloutSettings, OptimizerSettings, GRPOConfig):
     """Settings of `ComposerReplicationTrainer`: TRL's `GRPOConfig` and those of the channels.
 
     Raises `InputProblem` with the fix for every setting that cannot work."""
 
     def __post_init__(self):
         super().__post_init__()
-        for check in (self._check_policy, self._check_sdpo, self._check_replay, self._check_rollouts):
+        for check in (self._check_policy, self._check_sdpo, self._check_replay, self._check_rollouts, self._check_optimizer):
             check()
         if self.sort_by_length and self.loss_type == "bnpo":
             raise InputProblem("sort_by_length=True puts other rows into a batch, and loss_type='bnpo' divides by a batch's own tokens; "

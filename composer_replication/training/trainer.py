@@ -39,7 +39,7 @@ from .episodes import (UNSCORED, EnvironmentBroken, Generation, composer_rollout
 from .guard import HeldOutGuard, HeldOutGuardCallback
 from .kl import completion_logprobs, kl_adjusted_advantages, kl_estimate, kl_loss_terms
 from .resume import Resume, checkpoint_to_resume
-from .setup import PairSource, check_held_out, prepare
+from .setup import PairSource, check_held_out, check_optimizer, prepare
 from .teacher import causal_lm, evaluating, make_teacher, reference_policy
 from .window import Window, recorded_trees
 from ..tree.example import RolloutTree, example_tree, target_hints, target_turns
@@ -50,6 +50,7 @@ from ..tree.text import AlignmentError
 # %% ../../nbs/training/11_trainer.ipynb #15394a0d
 from ..rollout.loop import collect
 from ..rollout.policies import TransformersPolicy
+from .muon import muon_and_settings
 from .level import Level, Passes, Reading, count_passes, idle_pass, most_of
 from .sharded import (BeginShards, SamplingCopy, check_recorded, is_sharded, lost_rank, sharded_reference,
                                                    sharded_teacher, within_root)
@@ -121,6 +122,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
     ):
         args = args or ComposerReplicationConfig("composer-run")
         known = processing_class or (model if isinstance(model, str) else get_config_model_id(model.config))
+        check_optimizer(args, others.get("peft_config") is not None or hasattr(model, "peft_config"))
         self.setup = prepare(args, known, environment_factory is not None, hint_source, pair_source, replay_examples)
         if held_out_rows:
             check_held_out(train_dataset, held_out_rows, replay_examples)
@@ -131,6 +133,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*'rollout_func'.*experimental")
             super().__init__(model, reward_funcs, args, train_dataset, processing_class=self.setup.tokenizer, **others)
+        if args.optimizer == "muon":
+            self.optimizer_cls_and_kwargs = muon_and_settings(args, self.get_decay_parameter_names(self.model))
         self._add_policies(guard)
 
 # %% ../../nbs/training/11_trainer.ipynb #f957a67d
