@@ -28,13 +28,14 @@ class Watched(Islands):
         self.out.with_name(f"{self.out.name}-begun-{self.island.returns}").touch()
         method, at = self.dies
         if method not in (None, "step"):
-            inner = getattr(self.manager, method)
+            owner = self.group if method == "configure" else self.manager
+            inner = getattr(owner, method)
 
             def counted(*args, **kwargs):
                 self.calls += 1
                 return die() if self.calls == at else inner(*args, **kwargs)
 
-            setattr(self.manager, method, counted)
+            setattr(owner, method, counted)
 
     def on_step_end(self, args, state, control, **kwargs):
         if self.dies == ["step", state.global_step]:

@@ -55,12 +55,14 @@ def _show_result(result, as_json: bool) -> None:
         out.print(f"Step {result.step} of {result.of}. Checkpoint: {escape(str(result.checkpoint or 'none'))}", soft_wrap=True)
 
 # %% ../../nbs/cli/07_train.ipynb #f3388478
-def _run(recipe, as_json: bool, island: int | None = None):
+def _run(recipe, as_json: bool, island: int | None):
     "Train, with a line for each log and the page of the run; as one of several islands."
     from composer_replication.recipes.run import latest_traces, run_recipe
     from composer_replication.report.run import RunPage
     from composer_replication.report.train import step_line
     pages = []
+    if island is not None:
+        _as_island(recipe, island)
 
     def watch(trainer, record):
         pages.append(RunPage(record, lambda: latest_traces(trainer), trainer.hint_source))
@@ -87,10 +89,10 @@ def _as_island(recipe, number: int) -> None:
     recipe.config.output_dir = str(island_folder(recipe.config.output_dir, number))
 
 
-def _start_islands(recipe, islands: int, arguments: list[str]) -> None:
+def _start_islands(recipe, islands: int, options: list[str]) -> None:
     "Start them and wait."
     from composer_replication.scale.start_islands import IslandProcesses
-    command = [str(Path(sys.executable).with_name("composer-rl")), "train", *arguments]
+    command = [str(Path(sys.executable).with_name("composer-rl")), "train", *options]
     code = IslandProcesses(command, islands, Path(recipe.config.output_dir), recipe.config.ddp_timeout, say).run()
     say(f"{islands} islands: {Path(recipe.config.output_dir)}/island-0 and on")
     if code:
@@ -119,20 +121,17 @@ def train(
 
     `composer-rl train --config toy --islands 2 --set diloco_every=5`
     """
-    chosen = parse_settings(settings or [])
+    if None not in (islands, island):
+        raise ValueError("--islands starts islands and --island is one of them; give one of the two.")
     from composer_replication.recipes.recipe import load_recipe
-    recipe = load_recipe(config, chosen, estimating=dry_run)
+    recipe = load_recipe(config, parse_settings(settings or []), estimating=dry_run)
     if dry_run:
         return _show_plan(recipe, devices, as_json)
     from composer_replication.recipes.find_model import find_model
     find_model(recipe.arguments.model)
-    if islands is not None and island is not None:
-        raise ValueError("--islands starts islands and --island is one of them; give one of the two.")
     if islands is not None:
         sets = [word for text in settings or [] for word in ("--set", text)]
         return _start_islands(recipe, islands, ["--config", config, *sets, *(["--json"] if as_json else [])])
-    if island is not None:
-        _as_island(recipe, island)
     result = _run(recipe, as_json, island)
     if _is_first():
         _show_result(result, as_json)

@@ -82,9 +82,9 @@ def test_two_islands_learn_from_different_episodes_and_end_with_equal_weights(se
 
 @needs_torchft
 @pytest.mark.slow
-@pytest.mark.parametrize("dies", [["step", 3], ["allreduce", 8], ["should_commit", 3]])
+@pytest.mark.parametrize("dies", [["step", 3], ["allreduce", 8], ["should_commit", 3], ["configure", 1]])
 def test_one_of_three_is_killed_and_comes_back(sea, tmp_path, dies):
-    "At a step of its own; and during the second outer step, before its sum and before its commit."
+    "At a step of its own; during the second outer step, before its sum and before its commit; and as the group is formed."
     settings = SETTINGS | {"max_steps": 8}
     hold = [6, [str(tmp_path / "island2-begun-True")]]  # the others wait for it, or it would find nobody
     stay = [sea(number, 3, settings=settings, hold=hold) for number in (0, 1)]
@@ -98,16 +98,31 @@ def test_one_of_three_is_killed_and_comes_back(sea, tmp_path, dies):
 @pytest.mark.slow
 def test_one_island_that_takes_its_own_weights_is_plain_training(sea, tmp_path):
     settings = SETTINGS | {"diloco_every": 1, "diloco_lr": 1.0, "diloco_momentum": 0.0, "max_steps": 3, "teacher": "live"}
-    alone = ended(sea(0, 1, settings=settings))
-    plain = tmp_path / "plain"
-    process = SERVER.Process(target=islands_script.main, args=({"out": str(plain), "log": f"{plain}.log", "settings": settings},))
-    process.out = plain
-    process.start()
-    plain = ended(process)
+    alone, plain = ended(sea(0, 1, settings=settings)), ended(training(tmp_path / "plain", settings))
     for name, weights in plain["parameters"].items():
         torch.testing.assert_close(alone["parameters"][name], weights, rtol=0, atol=1e-6)
     ours = [{k: v for k, v in entry.items() if not k.startswith("islands/")} for entry in alone["log"]]
     assert [entry.get("reward") for entry in ours] == [entry.get("reward") for entry in plain["log"]]
+
+
+@needs_torchft
+@pytest.mark.slow
+def test_islands_take_the_mean_of_what_each_makes_alone(sea, tmp_path):
+    settings = SETTINGS | {"diloco_lr": 1.0, "diloco_momentum": 0.0, "max_steps": 2}
+    together = ended([sea(number, 2, settings=settings) for number in (0, 1)][0])
+    alone = list(map(ended, [training(tmp_path / f"alone{seed}", settings | {"seed": seed}) for seed in (3, 1003)]))
+    for name, weights in together["parameters"].items():
+        mean = (alone[0]["parameters"][name] + alone[1]["parameters"][name]) / 2
+        torch.testing.assert_close(weights, mean, rtol=0, atol=1e-6)
+    assert not are_equal(*(end["parameters"] for end in alone))
+
+
+def training(out, settings):
+    "Plain training in a process of its own, which ends by itself."
+    process = SERVER.Process(target=islands_script.main, args=({"out": str(out), "log": f"{out}.log", "settings": settings},))
+    process.out = out
+    process.start()
+    return process
 
 
 @contextmanager
