@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from fastcore.basics import patch
-from transformers import TrainerCallback
+from transformers import TrainerCallback, set_seed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..core.errors import Problem
@@ -160,6 +160,7 @@ class Islands(TrainerCallback):
         self.trainer, self.island, self.args = trainer, island, trainer.args
         self.wait = timedelta(seconds=self.args.ddp_timeout)  # for other islands, at most
         self.args.seed += SEEDS * island.number
+        set_seed(self.args.seed)  # what TRL draws beside our own
         self.outer = self.manager = None
         self.healed = False  # whether this island has taken over another's state since the last outer step
 

@@ -167,6 +167,7 @@ def test_the_outer_step_is_that_of_torchft():
 
 
 @needs_torchft
+@pytest.mark.slow
 def test_a_newcomer_gets_all_that_has_moved(tmp_path):
     def island(name, steps):
         guard = HeldOutGuardCallback(HeldOutGuard(), lambda model, step: {"held_out_score": float(step)}, 1)
