@@ -39,7 +39,7 @@ ROOMS = {  # folders of nbs/, from the ground up (an import only goes down): cap
     "training": ("Training", "The trainer with all channels, its teachers, guard and health."),
     "recipes": ("Recipes", "A run as one file: planned, checked, run, resumed."),
     "experiments": ("Experiments' parts", "Arms, ladders, statistics, hint scores."),
-    "scale": ("Scale", "A run on another machine, under a limit in hours and money."),
+    "scale": ("Scale", "A run on another machine, under a limit in hours and money; islands that exchange weights."),
     "report": ("Reports", "Pages and figures of traces, runs and ladders."),
     "cli": ("Commands' code", "One module per command.")}
 

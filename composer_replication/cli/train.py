@@ -7,6 +7,7 @@ __all__ = ['parse_settings', 'recipe_names', 'train']
 
 # %% ../../nbs/cli/07_train.ipynb #4bcac5f9
 import os
+import sys
 from importlib import resources
 from pathlib import Path
 from typing import Annotated
@@ -57,16 +58,21 @@ def _show_result(result, as_json: bool) -> None:
         out.print(f"Step {result.step} of {result.of}. Checkpoint: {escape(str(result.checkpoint or 'none'))}", soft_wrap=True)
 
 # %% ../../nbs/cli/07_train.ipynb #f3388478
-def _run(recipe, as_json: bool):
-    "Train, with a line for each log and the page of the run."
+def _run(recipe, as_json: bool, island: int | None):
+    "Train, with a line for each log and the page of the run; as one of several islands."
     from composer_replication.recipes.run import latest_traces, run_recipe
     from composer_replication.report.run import RunPage
     from composer_replication.report.train import step_line
     pages = []
+    if island is not None:
+        _as_island(recipe, island)
 
     def watch(trainer, record):
         pages.append(RunPage(record, lambda: latest_traces(trainer), trainer.hint_source))
         say(f"The page of this run: {Path(recipe.config.output_dir) / 'index.html'}")
+        if island is not None:
+            from composer_replication.scale.islands import Island, Islands
+            return [*pages, Islands(trainer, Island.of_environment(island))]
         return pages
 
     try:
@@ -77,12 +83,33 @@ def _run(recipe, as_json: bool):
         raise
 
 # %% ../../nbs/cli/07_train.ipynb #28852080
+def _as_island(recipe, number: int) -> None:
+    "Write to the island's own folder. Raises `IslandsProblem` where it could not meet the others."
+    from composer_replication.scale.islands import Island, need_torchft
+    from composer_replication.scale.start_islands import island_folder
+    Island.of_environment(number)
+    need_torchft()
+    recipe.config.output_dir = str(island_folder(recipe.config.output_dir, number))
+
+
+def _start_islands(recipe, islands: int, options: list[str]) -> None:
+    "Start them and wait."
+    from composer_replication.scale.start_islands import IslandProcesses
+    command = [str(Path(sys.executable).with_name("composer-rl")), "train", *options]
+    code = IslandProcesses(command, islands, Path(recipe.config.output_dir), recipe.config.ddp_timeout, say).run()
+    say(f"{islands} islands: {Path(recipe.config.output_dir)}/island-0 and on")
+    if code:
+        raise typer.Exit(code)
+
+# %% ../../nbs/cli/07_train.ipynb #e896e468
 @plainly
 def train(
     config: Annotated[str, typer.Option(autocompletion=offer(recipe_names), help="A recipe: a YAML file, or a shipped one by name, such as `toy`.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the estimate; load no weights.")] = False,
     settings: Annotated[list[str] | None, typer.Option("--set", help="key=value, over the recipe's; any number.")] = None,
     devices: Annotated[int | None, typer.Option(min=1, help="For how many processes to estimate; else as launched.")] = None,
+    islands: Annotated[int | None, typer.Option(min=1, help="Start so many islands on this machine: DiLoCo, extra `diloco`.")] = None,
+    island: Annotated[int | None, typer.Option(min=0, help="Be island number K of those at the lighthouse that TORCHFT_LIGHTHOUSE names.")] = None,
     as_json: AsJson = False,
 ):
     """Train by a recipe: policy objective, SDPO at error turns, and trace-replay DPO (ours, not Cursor's).
@@ -94,15 +121,21 @@ def train(
     `composer-rl train --config toy --set max_steps=2`
 
     `composer-rl train --config qwen3-8b-lora --dry-run`
+
+    `composer-rl train --config toy --islands 2 --set diloco_every=5`
     """
-    chosen = parse_settings(settings or [])
+    if None not in (islands, island):
+        raise ValueError("--islands starts islands and --island is one of them; give one of the two.")
     from composer_replication.recipes.recipe import load_recipe
-    recipe = load_recipe(config, chosen, estimating=dry_run)
+    recipe = load_recipe(config, parse_settings(settings or []), estimating=dry_run)
     if dry_run:
         return _show_plan(recipe, devices, as_json)
     from composer_replication.recipes.find_model import find_model
     find_model(recipe.arguments.model)
-    result = _run(recipe, as_json)
+    if islands is not None:
+        sets = [word for text in settings or [] for word in ("--set", text)]
+        return _start_islands(recipe, islands, ["--config", config, *sets, *(["--json"] if as_json else [])])
+    result = _run(recipe, as_json, island)
     if _is_first():
         _show_result(result, as_json)
     if result.interrupted:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LOSSES', 'setting', 'check_one_of', 'PolicySettings', 'SdpoSettings', 'ReplaySettings', 'RolloutSettings',
-           'OptimizerSettings', 'ComposerReplicationConfig']
+           'OptimizerSettings', 'IslandSettings', 'ComposerReplicationConfig']
 
 # %% ../../nbs/training/05_config.ipynb #a10cc50a
 import math
@@ -195,16 +195,33 @@ class OptimizerSettings:
             raise InputProblem(f"optimizer={self.optimizer!r} and optim={str(self.optim.value)!r} name two optimizers; leave one of "
                                "them out.")
 
+# %% ../../nbs/training/05_config.ipynb #0b23a8b7
+@dataclass
+class IslandSettings:
+    "How islands meet; used with `--islands` or `--island` alone."
+
+    diloco_every: int = setting(10, "Islands: optimizer steps between two outer steps, in which they exchange what they learnt.")
+    diloco_lr: float = setting(0.7, "Islands: learning rate of the outer step; 1 without momentum takes the islands' mean.")
+    diloco_momentum: float = setting(0.9, "Islands: Nesterov momentum of the outer step.")
+
+    def _check_islands(self):
+        _check_bounds("diloco_every", self.diloco_every, 1, float("inf"), "give a number of optimizer steps")
+        _check_bounds("diloco_momentum", self.diloco_momentum, 0, 1 - 1e-9, "take 0 (none) or more, and less than 1")
+        if not (self.diloco_lr > 0 and math.isfinite(self.diloco_lr)):
+            raise InputProblem(f"diloco_lr={self.diloco_lr} is out of range; take more than 0.")
+
 # %% ../../nbs/training/05_config.ipynb #091f8948
 @dataclass
-class ComposerReplicationConfig(PolicySettings, SdpoSettings, ReplaySettings, RolloutSettings, OptimizerSettings, GRPOConfig):
+class ComposerReplicationConfig(PolicySettings, SdpoSettings, ReplaySettings, RolloutSettings, OptimizerSettings, IslandSettings,
+                                GRPOConfig):
     """Settings of `ComposerReplicationTrainer`: TRL's `GRPOConfig` and those of the channels.
 
     Raises `InputProblem` with the fix for every setting that cannot work."""
 
     def __post_init__(self):
         super().__post_init__()
-        for check in (self._check_policy, self._check_sdpo, self._check_replay, self._check_rollouts, self._check_optimizer):
+        for check in (self._check_policy, self._check_sdpo, self._check_replay, self._check_rollouts, self._check_optimizer,
+                      self._check_islands):
             check()
         if self.sort_by_length and self.loss_type == "bnpo":
             raise InputProblem("sort_by_length=True puts other rows into a batch, and loss_type='bnpo' divides by a batch's own tokens; "
