@@ -518,7 +518,9 @@ ALONE = (  # texts of a test file
 
 
 def test_modules_have_the_verdicts_of_cpython(tmp_path):
-    counts, _ = compare([*MODULES, *({"tests/test_a.py": text} for text in ALONE)], tmp_path)
+    # before 3.11.4 a null byte was another exception
+    alone = [text for text in ALONE if "\0" not in text or sys.version_info >= (3, 11, 4)]
+    counts, _ = compare([*MODULES, *({"tests/test_a.py": text} for text in alone)], tmp_path)
     assert counts["Limit"] == counts["Unsupported"] == 0
 
 

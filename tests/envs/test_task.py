@@ -1,5 +1,6 @@
 """Diffs against git, task files against damage."""
 import random
+import shutil
 import subprocess
 
 import pytest
@@ -30,6 +31,7 @@ def test_diffs_go_there_and_back():
             assert patched(after, reverse_patch(patch)) == before
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not here: apt-get install -y git")
 @pytest.mark.parametrize("turn", [False, True])
 def test_git_applies_our_diffs(tmp_path, turn):
     rng = random.Random(1)

@@ -39,7 +39,7 @@ def run_arm(setting, seed, folder, tell, device):
     curve = json.loads(kept.read_text()) if kept.exists() else []
     (folder / "pid").write_text(str(os.getpid()))
     for step in range(len(curve), setting.steps):
-        print("this is noise on standard output")
+        print("this is noise on standard output", flush=True)
         if setting.fault == "kill" and step == 2 and not (folder / "killed").exists():
             (folder / "killed").touch()
             os.kill(os.getpid(), 9)
@@ -184,7 +184,8 @@ def test_a_failing_job_is_one_sentence_and_the_others_go_on(arm, tmp_path, fault
 
 
 def test_a_setting_that_the_child_refuses_is_one_sentence(arm, tmp_path, monkeypatch):
-    (tmp_path / "slow_arm.py").write_text(ARM.replace('    fault: str = ""', '    other: str = ""'))
+    # another length: the compiled file of a second ago would be taken for one as long
+    (tmp_path / "slow_arm.py").write_text(ARM.replace('    fault: str = ""', '    another: str = ""'))
     found, = run_jobs([Job(arm.Setting(), 0)], tmp_path / "out", arm="slow_arm")
     assert "TypeError" in found.problem and "fault" in found.problem
 

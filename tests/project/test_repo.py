@@ -26,7 +26,7 @@ def kept_files() -> list[Path]:
         listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
                               capture_output=True, text=True, check=True, timeout=60).stdout
         return [path for name in listed.split("\0") if name and (path := ROOT / name).is_file()]
-    ignored, files = {".venv", "out", "_build", "_staged", "vendor", "__pycache__", "node_modules"}, []
+    ignored, files = {".git", ".venv", "out", "_build", "_staged", "vendor", "__pycache__", "node_modules"}, []
     for folder, folders, names in os.walk(ROOT):
         folders[:] = set(folders) - ignored
         files += [Path(folder, name) for name in names if not name.endswith(".scratch.py")]
