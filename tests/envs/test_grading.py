@@ -558,6 +558,7 @@ REAL = {
 
 
 @needs_sandbox
+@pytest.mark.slow
 def test_alternatives_in_a_real_package():
     try:
         toolz = prepare_subject("toolz==1.2.0")

@@ -628,6 +628,7 @@ def test_greater(one, other):
 """
 
 
+@pytest.mark.slow
 def test_calls_are_recorded_of_methods_too(tmp_path, store):
     "Arguments, and the call that made the object; of ten tasks seven had none."
     folder = write(tmp_path / "prices", {"prices.py": PRICES, "test_prices.py": PRICES_TESTS})
@@ -723,6 +724,7 @@ def test_the_patterns_of_the_project_say_what_a_test_is(tmp_path):
     assert coverage.test_files(tree) == ["app/tests.py"]
 
 
+@pytest.mark.slow
 def test_a_package_that_takes_too_long_is_stopped_and_goes_on(tmp_path, store):
     spec, out, few = good(tmp_path), tmp_path / "tasks.jsonl", Settings(1, ("function",))
     [report] = make_tasks([spec], out, few, 1, store, minutes=0)

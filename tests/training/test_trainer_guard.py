@@ -34,6 +34,7 @@ def make(folder, guard, held_out=None, **changes):
     return trainer
 
 
+@pytest.mark.slow
 def test_a_hacked_reward_is_stopped(tmp_path, capsys):
     guard = HeldOutGuard(min_steps=4, decline_patience=3, ema_alpha=0.5)
     trainer = make(tmp_path, guard)
