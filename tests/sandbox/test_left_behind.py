@@ -49,7 +49,8 @@ def world() -> dict:
 def left_over(before: dict) -> dict:
     "What there is more of than before. Less is no matter: what an earlier test began may end in between."
     now = world()
-    return {name: (was, now[name]) for name, was in before.items() if (now[name] - was if isinstance(was, set) else now[name] > was)}
+    more = {name: now[name] - was if isinstance(was, set) else max(now[name] - was, 0) for name, was in before.items()}
+    return {name: what for name, what in more.items() if what}
 
 
 def run_many(tree, n):
