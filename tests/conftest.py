@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -89,7 +90,9 @@ def pytest_collection_modifyitems(items):
         for mark in tiers(item):
             item.add_marker(mark)
         item.add_marker(pytest.mark.xdist_group(item.path.stem))  # a process has the whole file, and what its fixtures made
-    items.sort(key=lambda item: "site" in item.fixturenames)  # its tests come last: it is being built
+    heavy = Counter(item.path for item in items for mark in ("trainer", "sandbox", "process") if item.get_closest_marker(mark))
+    # Long files first, so that no process waits at the end; the site's tests last: it is being built.
+    items.sort(key=lambda item: ("site" in item.fixturenames, -heavy[item.path]))
 
 
 # The site takes minutes to build and one core of two: it is built while the other tests run. The process that the user started

@@ -26,7 +26,7 @@ tee xargs env pwd echo printf true false test sleep date basename dirname readli
 mktemp kill prlimit which""".split())
 LEFT_OUT = ("test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "site-packages", "dist-packages", "lib2to3",
             "_tkinter.*", "_test*", "_xx*", "xx*", "config-*", "*.a")
-_FORMAT = 4  # changes with what this page assembles
+_FORMAT = 5  # changes with what this page assembles
 
 
 def needed_libraries(
@@ -57,6 +57,8 @@ def _copy_interpreter(tree: Path) -> list[Path]:
     shutil.copytree(sysconfig.get_path("stdlib"), library, ignore=shutil.ignore_patterns(*LEFT_OUT))
     compileall.compile_dir(library, quiet=2)  # what the installation had not compiled yet
     (library / "site-packages").mkdir()
+    (tree / "usr/lib/python3").mkdir()  # Debian's own interpreter looks here instead
+    (tree / "usr/lib/python3/dist-packages").symlink_to(f"../{version}/site-packages")
     return [Path(sys.base_prefix, "bin", version), *library.glob("lib-dynload/*.so")]
 
 # %% ../../nbs/sandbox/05_rootfs.ipynb #0434eebe

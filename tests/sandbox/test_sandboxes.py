@@ -16,7 +16,7 @@ from composer_replication.sandbox.base import _KINDS, open_sandbox, sandbox_kind
 from composer_replication.sandbox.folders import SandboxProblem
 from composer_replication.sandbox.limits import ExecResult
 from composer_replication.sandbox.local import LocalSubprocessSandbox
-from composer_replication.sandbox.rootfs import minimal_tree
+from composer_replication.sandbox.rootfs import minimal_tree, tree_site_packages
 
 
 @pytest.mark.filterwarnings("ignore:LocalSubprocessSandbox")
@@ -112,6 +112,12 @@ def test_minimal_tree_holds_the_interpreter_and_nothing_to_recover():
         assert path.is_symlink() or (not mode & 0o7022 and mode & 0o004), path
         if path.is_symlink():
             assert not os.readlink(path).startswith("/"), path
+
+
+def test_the_trees_interpreter_finds_what_is_bound_over_its_packages():
+    "Debian's own Python looks in another folder: on Debian with bubblewrap no submission could be judged."
+    packages = minimal_tree() / tree_site_packages().lstrip("/")
+    assert (minimal_tree() / "usr/lib/python3/dist-packages").resolve() == packages.resolve()
 
 
 @pytest.mark.skipif(not Path("/lib/x86_64-linux-gnu/libpthread.so.0").exists(), reason="another system's names of libraries")
