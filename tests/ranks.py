@@ -2,17 +2,40 @@
 import socket
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 from forks import SERVER
 
+from composer_replication.training.checkpoint import load_buffer
+
 LIMIT = 300  # seconds that any process may take; on an idle machine none needs 30
+
+
+def run(name, scene, out, **more):
+    "One task of a job."
+    return {"name": name, "scene": scene, "out": str(out)} | more
+
+
+def left(out, name, rank=0):
+    "What a task left behind."
+    return load_buffer(Path(out) / f"{name}-rank{rank}.pt")
+
+
+@contextmanager
+def processes():
+    "A list for processes that shall not outlive the context."
+    begun = []
+    try:
+        yield begun
+    finally:
+        for process in begun:
+            process.kill()
+            process.join(LIMIT)
 
 
 @contextmanager
 def jobs(script, logs):
     "Gives a function that starts a job of the script's `main`; no process outlives the context."
-    begun = []
-
     def begin(tasks, ranks=1, **job):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -31,12 +54,8 @@ def jobs(script, logs):
             made.append(process)
         return made
 
-    try:
+    with processes() as begun:
         yield begin
-    finally:
-        for process in begun:
-            process.kill()
-            process.join(LIMIT)
 
 
 def ended(processes, codes=None):

@@ -20,7 +20,7 @@ from composer_replication.hints.layers import default_composite
 from composer_replication.losses.batch import TraceExample
 from composer_replication.replay.pairs import sibling_pairs
 from composer_replication.traces.siblings import SiblingIndex
-from composer_replication.training.batches import from_plain
+from composer_replication.training.batches import from_plain, to_plain
 from composer_replication.training.checkpoint import last_complete_checkpoint, load_buffer, save_buffer
 from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.setup import group_pairs
@@ -89,6 +89,27 @@ def outcome(trainer):
             "reference": {n: t.clone() for n, t in reference.state_dict().items()} if reference else {},
             "log": [{k: v for k, v in entry.items() if not any(word in k for word in timed)}
                     for entry in trainer.state.log_history if "train_runtime" not in entry]}
+
+
+def played_rows(folder, one_side):
+    "The file of eight rollouts of two tasks by one process; one side: only the first task's have hinted error turns and pairs."
+    trainer = make("union", folder, model=policy().double(), per_device_train_batch_size=8)
+    pairs, source, inner = trainer.pair_source, folder / "rows.pt", trainer._generate_and_score_completions
+    if one_side:
+        trainer.hint_source = lambda kind, meta: f"Look again: {kind}." if meta.trace.task_id == "0-0" else None
+        trainer.pair_source = lambda traces: [p if t.task_id == "0-0" else () for t, p in zip(traces, pairs(traces))]
+
+    def kept(inputs):
+        found = inner(inputs)
+        order = sorted(range(8), key=lambda i: found["composer_rows"][i].trace.task_id)
+        found = {k: v if getattr(v, "ndim", 1) == 0 or not hasattr(v, "__len__") else
+                 v[order] if isinstance(v, torch.Tensor) else [v[i] for i in order] for k, v in found.items()}
+        save_buffer(source, to_plain(found))
+        return found
+
+    trainer._generate_and_score_completions = kept
+    trainer.train()
+    return source
 
 
 def differences(a, b, where=""):

@@ -557,6 +557,16 @@ def test_a_file_that_cannot_be_imported_costs_its_own_tests_only(tmp_path, store
     assert measured.passed == {"test_b.py::test_b"} and "is_nowhere" in measured.errors["test_a.py"]
 
 
+def test_a_measurement_in_which_nothing_ran_is_not_kept(tmp_path, store, monkeypatch):
+    "A sandbox that failed once made the repository useless for good."
+    files = {"one.py": "X = 1\n", "test_one.py": "import one\ndef test_x(): assert one.X\n"}
+    subject = prepare_subject(write(tmp_path / "sound", files), store)
+    with monkeypatch.context() as broken:
+        broken.setattr(coverage, "_run_once", lambda *given: (None, "ended with exit code 1"))
+        assert not coverage.measure_coverage(subject, store).passed
+    assert coverage.measure_coverage(subject, store).passed == {"test_one.py::test_x"}
+
+
 @pytest.mark.skipif(sandbox_problem("bubblewrap") is not None, reason=f"{sandbox_problem('bubblewrap')}")
 def test_a_test_with_an_endless_name_costs_no_other(tmp_path, store):
     "natsort: one name of 5,000 characters, and the judge took the name for a forgery in each of three runs."

@@ -14,6 +14,7 @@ import pytest
 import torch
 import trainer_script
 from forks import SERVER, composer
+from ranks import processes
 from safetensors.torch import load_file
 
 from composer_replication.scale.islands import Island, Islands, IslandsProblem, OuterStep, diloco_problem, need_torchft
@@ -38,7 +39,6 @@ def sea(tmp_path):
     from torchft.coordination import LighthouseServer
     lighthouse = LighthouseServer(bind="[::]:0", min_replicas=1, join_timeout_ms=LIMIT * 1000, heartbeat_timeout_ms=5000)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
-    begun = []
 
     def begin(number, islands, returns=False, settings=SETTINGS, **job):
         island = {"number": number, "lighthouse": lighthouse.address(), "returns": returns,
@@ -51,10 +51,8 @@ def sea(tmp_path):
         begun.append(process)
         return process
 
-    yield begin
-    for process in begun:
-        process.kill()
-        process.join(LIMIT)
+    with processes() as begun:
+        yield begin
     lighthouse.shutdown()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from forks import SERVER
+from ranks import processes
 from safetensors.torch import load_file
 from transformers import TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
@@ -80,7 +81,6 @@ finally:
 @pytest.fixture
 def start(tmp_path):
     "Starts the script in a process of its own, which does not outlive the test."
-    begun = []
 
     def begin(out, **env):
         out.mkdir(exist_ok=True)
@@ -93,10 +93,8 @@ def start(tmp_path):
         begun.append(process)
         return process
 
-    yield begin
-    for process in begun:
-        process.kill()
-        process.join(LIMIT)
+    with processes() as begun:
+        yield begin
 
 
 def ended(process) -> str:

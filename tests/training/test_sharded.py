@@ -1,16 +1,12 @@
 "Invariant 10: weights sharded over processes (FSDP2, gloo, CPU) give every channel's loss and every gradient of one process."
 import time
-from pathlib import Path
 
 import pytest
 import sharded_script
 import torch
-from ranks import ended, jobs
+from ranks import ended, jobs, left, run
 from safetensors.torch import load_file
-from trainer_script import differences, make, policy
-
-from composer_replication.training.batches import to_plain
-from composer_replication.training.checkpoint import load_buffer, save_buffer
+from trainer_script import differences, played_rows
 
 UNION = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "sharded": True}
 ALONE = {"per_device_train_batch_size": 8, "replay_batch_size": 4}
@@ -23,34 +19,11 @@ def start(tmp_path_factory):
         yield lambda tasks, ranks=2: begin(tasks, ranks)
 
 
-def run(name, scene, out, **more):
-    return {"name": name, "scene": scene, "out": str(out)} | more
-
-
-def left(out, name, rank=0):
-    return load_buffer(Path(out) / f"{name}-rank{rank}.pt")
-
-
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
     "Eight rollouts of two tasks; only the first task's, which the first rank gets, have hinted error turns and pairs."
     folder = tmp_path_factory.mktemp("rows")
-    trainer = make("union", folder, model=policy().double(), per_device_train_batch_size=8)
-    pairs, source, inner = trainer.pair_source, folder / "rows.pt", trainer._generate_and_score_completions
-    trainer.hint_source = lambda kind, meta: f"Look again: {kind}." if meta.trace.task_id == "0-0" else None
-    trainer.pair_source = lambda traces: [p if t.task_id == "0-0" else () for t, p in zip(traces, pairs(traces))]
-
-    def kept(inputs):
-        found = inner(inputs)
-        order = sorted(range(8), key=lambda i: found["composer_rows"][i].trace.task_id)
-        found = {k: v if getattr(v, "ndim", 1) == 0 or not hasattr(v, "__len__") else
-                 v[order] if isinstance(v, torch.Tensor) else [v[i] for i in order] for k, v in found.items()}
-        save_buffer(source, to_plain(found))
-        return found
-
-    trainer._generate_and_score_completions = kept
-    trainer.train()
-    return str(source)
+    return str(played_rows(folder, one_side=True))
 
 
 CASES = {  # changes to the scene "union", which has all channels and a KL to the start in the loss

@@ -7,16 +7,14 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 import trainer_script
-from ranks import LIMIT, ended, jobs
-from trainer_script import Stored, Tell, differences, make, outcome, policy
+from ranks import LIMIT, ended, jobs, left, run
+from trainer_script import Stored, Tell, differences, make, outcome, played_rows, policy
 
-from composer_replication.training.batches import to_plain
-from composer_replication.training.checkpoint import incomplete_because, last_complete_checkpoint, load_buffer, save_buffer
+from composer_replication.training.checkpoint import incomplete_because, last_complete_checkpoint, load_buffer
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +30,6 @@ def wait_for(path, processes, lines):
         assert all(p.is_alive() for p in processes), processes[0].log.read_text()[-3000:]
         assert time.monotonic() < end, f"{path.name} did not come in {LIMIT} s"
         time.sleep(0.01)
-
-
-def run(name, scene, out, **more):
-    return {"name": name, "scene": scene, "out": str(out)} | more
-
-
-def left(out, name, rank=0):
-    return load_buffer(Path(out) / f"{name}-rank{rank}.pt")
 
 
 # ---- one process
@@ -95,24 +85,8 @@ def stored(tmp_path_factory):
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         folder = tmp_path_factory.mktemp(which)
-        trainer = make("union", folder, model=policy().double(), per_device_train_batch_size=8)
-        pairs, source = trainer.pair_source, folder / "rows.pt"
-        if which == "one side":
-            trainer.hint_source = lambda kind, meta: f"Look again: {kind}." if meta.trace.task_id == "0-0" else None
-            trainer.pair_source = lambda traces: [p if t.task_id == "0-0" else () for t, p in zip(traces, pairs(traces))]
-        inner = trainer._generate_and_score_completions
-
-        def kept(inputs):
-            found = inner(inputs)
-            order = sorted(range(8), key=lambda i: found["composer_rows"][i].trace.task_id)
-            found = {k: v if getattr(v, "ndim", 1) == 0 or not hasattr(v, "__len__") else
-                     v[order] if isinstance(v, torch.Tensor) else [v[i] for i in order] for k, v in found.items()}
-            save_buffer(source, to_plain(found))
-            return found
-
-        trainer._generate_and_score_completions = kept
         try:
-            trainer.train()
+            source = played_rows(folder, one_side=which == "one side")
             one = make("union", folder, Stored, policy().double(), [told := Tell(folder / "steps")],
                        per_device_train_batch_size=8, replay_batch_size=4)
             one.source = source
