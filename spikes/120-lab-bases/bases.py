@@ -21,6 +21,7 @@ from composer_replication.core.tools import ToolResult
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.envs.toy.agents import ANSWER, GIVING_UP, Attempt, WorldAgent, plan_steps, world_episode, write_call
 from composer_replication.envs.toy.env import make_world
+from composer_replication.envs.toy.functions import draw_function
 from composer_replication.envs.toy.hints import ROLE_OF
 from composer_replication.envs.toy.model import HABITS, SPECIAL_TOKENS, TEACHERS, build_model, embedded_path, read_weights
 from composer_replication.envs.toy.teams import TEAMS, TeamEnv, other_module, shuffled, team_fact
@@ -49,8 +50,8 @@ def base_episode(
     "One episode of pre-training."
     rng = random.Random(f"base/{name}/{index}")
     if name in START:
-        shares = REMINDERS if name == "teams" else {"exact": 1.0}
-        return drill(rng, shares) if rng.random() < 0.5 else team_episode(index, split, rng, shares)
+        shares = {"exact": 1.0} if name == "teams-reads" else REMINDERS
+        return drill(rng, shares, name == "teams") if rng.random() < 0.5 else team_episode(index, split, rng, shares)
     agent = rng.choice(TRUNK) if name == "trunk" else AGENTS[name]
     reminded = rng.choice([0.0, 0.7, 1.0, 1.0] if name in HABITS else [0.0, 0.0, 0.5, 1.0])
     return world_episode(make_world(f"base-{name}-{index}", split), agent, f"base-{name}", reminded)
@@ -101,16 +102,21 @@ def team_episode(index: int, split: str, rng: random.Random, shares: dict[str, f
     return attempt.trace(attempt.env.reward())
 
 
-def drill(rng: random.Random, shares: dict[str, float], pairs: int = 8) -> Trace:
-    "Writes, each behind its path and a reminder: episodes alone have too few to learn reading from."
+def drill(rng: random.Random, shares: dict[str, float], whole: bool, pairs: int = 8) -> Trace:
+    """Writes, each behind its path and a reminder: episodes alone have too few to learn reading from.
+
+    Whole: of the body that the module's docstring asks for, so that a reminder does not distract from copying its number."""
     task = make_world(f"drill-{rng.randrange(10**9)}", "train")
     attempt, tool = Attempt(task, "drill", TeamEnv), next(t for t in task.tools if t.role == "write")
     for _ in range(pairs):
-        path, team = other_module(str(rng.random())), rng.choice(TEAMS)
+        path, team, shown, body = other_module(str(rng.random())), rng.choice(TEAMS), "", "x"
+        if whole:
+            function = draw_function(rng, "train")
+            path, shown, body = f"{path.partition('/')[0]}/{function.name}.py", f"\n\n{function.stub}", function.code
         kind = rng.choices([*shares], [*shares.values()])[0]
-        attempt.remind(f"{path}\n\n{reminder_of(kind, path, team, rng)}", in_place=False)
+        attempt.remind(f"{path}{shown}\n\n{reminder_of(kind, path, team, rng)}", in_place=False)
         taken = team if kind == "exact" else rng.choice(TEAMS)
-        values = {tool.arguments["path"]: path, "team": taken, tool.arguments["text"]: "x"}
+        values = {tool.arguments["path"]: path, "team": taken, tool.arguments["text"]: body}
         call = ToolCall(tool.name, values, f"call_{len(attempt.turns)}")
         attempt.turns += [Turn("assistant", "", None, (call,)), ToolResult("written").turn(call)]
     return attempt.trace()
@@ -260,9 +266,9 @@ def make_tokenizer(
 
 # steps of 32, and different episodes
 STAGES = {"trunk": (800, 16000)} | dict.fromkeys(HABITS, (100, 3200)) | dict.fromkeys(TEACHERS, (60, 1920))
-STAGES |= {"teams-reads": (80, 2560), "teams": (300, 9600)}
-RATE = dict.fromkeys(HABITS, 0.3) | dict.fromkeys((*TEACHERS, "teams-reads", "teams"), 0.5)  # of the usual learning rates
-START = {"teams-reads": "teacher-1", "teams": "teams-reads"}  # every other branch starts from the trunk
+STAGES |= {"teams-reads": (80, 2560), "teams-follows": (300, 9600), "teams": (200, 6400)}
+START = {"teams-reads": "teacher-1", "teams-follows": "teams-reads", "teams": "teams-follows"}  # others start from the trunk
+RATE = dict.fromkeys(HABITS, 0.3) | dict.fromkeys((*TEACHERS, *START), 0.5)  # of the usual learning rates
 
 
 def _before(name: str, folder: Path) -> Path:

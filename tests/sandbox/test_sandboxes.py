@@ -160,7 +160,7 @@ while True:
 
 with open_sandbox(Path(sys.argv[1]), kind="bubblewrap") as box:
     def python(code, **limits):
-        return box.exec(["python", "-c", code], limits=Limits(wall_s=20.0, **limits))
+        return box.exec(["python", "-c", code], limits=Limits(wall_s=120.0, **limits))
 
     assert box.exec(["./run.sh"]).stdout == "ran\n"
     counted = python(COUNT, processes=16)
