@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -51,7 +52,8 @@ def base_episode(
     rng = random.Random(f"base/{name}/{index}")
     if name in START:
         shares = {"exact": 1.0} if name == "teams-reads" else REMINDERS
-        return drill(rng, shares, name == "teams") if rng.random() < 0.5 else team_episode(index, split, rng, shares)
+        whole = name in ("teams-copies", "teams")
+        return drill(rng, shares, whole) if rng.random() < 0.5 else team_episode(index, split, rng, shares)
     agent = rng.choice(TRUNK) if name == "trunk" else AGENTS[name]
     reminded = rng.choice([0.0, 0.7, 1.0, 1.0] if name in HABITS else [0.0, 0.0, 0.5, 1.0])
     return world_episode(make_world(f"base-{name}-{index}", split), agent, f"base-{name}", reminded)
@@ -105,13 +107,13 @@ def team_episode(index: int, split: str, rng: random.Random, shares: dict[str, f
 def drill(rng: random.Random, shares: dict[str, float], whole: bool, pairs: int = 8) -> Trace:
     """Writes, each behind its path and a reminder: episodes alone have too few to learn reading from.
 
-    Whole: of the body that the module's docstring asks for, so that a reminder does not distract from copying its number."""
+    Whole: of the body that the docstring asks for, with any number, so that copying one is certain and no hint can change it."""
     task = make_world(f"drill-{rng.randrange(10**9)}", "train")
     attempt, tool = Attempt(task, "drill", TeamEnv), next(t for t in task.tools if t.role == "write")
     for _ in range(pairs):
         path, team, shown, body = other_module(str(rng.random())), rng.choice(TEAMS), "", "x"
         if whole:
-            function = draw_function(rng, "train")
+            function = replace(draw_function(rng, "train"), constant=rng.randrange(10, 100))  # held-out numbers, too
             path, shown, body = f"{path.partition('/')[0]}/{function.name}.py", f"\n\n{function.stub}", function.code
         kind = rng.choices([*shares], [*shares.values()])[0]
         attempt.remind(f"{path}{shown}\n\n{reminder_of(kind, path, team, rng)}", in_place=False)
@@ -266,9 +268,9 @@ def make_tokenizer(
 
 # steps of 32, and different episodes
 STAGES = {"trunk": (800, 16000)} | dict.fromkeys(HABITS, (100, 3200)) | dict.fromkeys(TEACHERS, (60, 1920))
-STAGES |= {"teams-reads": (80, 2560), "teams-follows": (300, 9600), "teams": (200, 6400)}
-START = {"teams-reads": "teacher-1", "teams-follows": "teams-reads", "teams": "teams-follows"}  # others start from the trunk
-RATE = dict.fromkeys(HABITS, 0.3) | dict.fromkeys((*TEACHERS, *START), 0.5)  # of the usual learning rates
+STAGES |= {"teams-reads": (80, 2560), "teams-follows": (300, 9600), "teams-copies": (150, 4800), "teams": (250, 8000)}
+START = {"teams-reads": "teacher-1", "teams-follows": "teams-reads", "teams-copies": "teams-follows", "teams": "teams-copies"}
+RATE = dict.fromkeys(HABITS, 0.3) | dict.fromkeys((*TEACHERS, *START), 0.5) | {"teams": 0.25}  # of the usual learning rates
 
 
 def _before(name: str, folder: Path) -> Path:
