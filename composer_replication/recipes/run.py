@@ -24,20 +24,21 @@ from ..core.trace import Trace
 from ..envs.toy.model import embedded_model, embedded_tokenizer
 from ..traces.habits import look_for
 from ..training.checkpoint import InterruptCallback, last_complete_checkpoint
+from ..training.draw import TaskDraw
 from ..training.guard import HeldOutGuard, HeldOutGuardCallback
 from .export import CardCallback
 from .memory_estimate import model_shape
 from .recipe import EMBEDDED, Recipe, RecipeProblem, local_model
 from .models import chat_template
 from .run_record import write_record
-from .shaping import SharedCredit, TaskDraw, episode_reward
+from .shaping import SharedCredit, episode_reward
 from .sources import recipe_sources
 from .tasks import keep_split, recipe_tasks
-from .trainer import RecipeTrainer
 from .warm_up import warm_up_checkpoint
 from ..replay.pairs import recovery_pairs
 from ..training.health import CountsCallback
-from ..training.setup import PairSource, group_pairs, prepare
+from ..training.setup import PairSource, check_engine, group_pairs, prepare
+from ..training.trainer import ComposerReplicationTrainer
 
 # %% ../../nbs/recipes/02_run.ipynb #efb8860e
 def recipe_tokenizer(recipe: Recipe):
@@ -88,7 +89,7 @@ def _check_vocabulary(recipe, tokenizer):
 # %% ../../nbs/recipes/02_run.ipynb #4645fcde
 def _guarded(recipe, tasks):
     "The guard and its rows for our loop; nothing where there are none, or where TRL's loop plays."
-    a, ours = recipe.arguments, tasks and tasks.brought.environment and recipe.config.rollout == "composer"
+    a, ours = recipe.arguments, tasks and tasks.brought.environment and recipe.config.our_loop
     if not (tasks and tasks.held_out and a.guard and ours):
         return {}
     return {"guard": HeldOutGuard(**a.guard_settings or {}), "held_out_rows": tasks.held_out}
@@ -116,7 +117,7 @@ def _episodes(recipe, tasks, tokenizer):
 # %% ../../nbs/recipes/02_run.ipynb #56264b7f
 def make_trainer(
     recipe: Recipe,
-) -> RecipeTrainer:
+) -> ComposerReplicationTrainer:
     "The recipe's trainer. Raises `ValueError` in one sentence for what cannot work, before any weight is loaded."
     a, config = recipe.arguments, recipe.config
     done = last_complete_checkpoint(config.output_dir)
@@ -133,7 +134,7 @@ def make_trainer(
     if tasks:
         keep_split(config.output_dir, tasks, {"task": a.task, "tasks": a.tasks, "split": a.split, "seed": config.seed})
     environment, draw, shaped = _episodes(recipe, tasks, tokenizer)
-    trainer = RecipeTrainer(
+    trainer = ComposerReplicationTrainer(
         recipe_model(recipe), brought.reward, config, Dataset.from_list(tasks.train) if tasks else None, processing_class=tokenizer,
         eval_dataset=Dataset.from_list(held_out) if held_out else None, environment_factory=environment,
         peft_config=get_peft_config(recipe.model), traces=sources.traces, replay_examples=sources.pairs,
@@ -197,7 +198,7 @@ def _loaded(recipe):
     return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32) if isinstance(model, str) else model
 
 # %% ../../nbs/recipes/02_run.ipynb #0697d829
-def latest_traces(trainer: RecipeTrainer) -> list[Trace]:
+def latest_traces(trainer: ComposerReplicationTrainer) -> list[Trace]:
     "Traces of the last generation on this device, with their rewards; none before the first."
     return [] if trainer.generation is None else [trace for trace, _, _ in trainer._traces()]
 
@@ -205,12 +206,13 @@ def latest_traces(trainer: RecipeTrainer) -> list[Trace]:
 def run_recipe(
     recipe: Recipe,
     tell: Callable[[dict], None] = lambda logged: None,  # receives everything that is logged; main process only
-    watch: Callable[[RecipeTrainer, dict], Sequence[TrainerCallback]] = lambda trainer, record: (),  # the same
+    watch: Callable[[ComposerReplicationTrainer, dict], Sequence[TrainerCallback]] = lambda trainer, record: (),  # the same
 ) -> Finished:
     "Train as the recipe says, from the last complete checkpoint where it says so. Raises as `make_trainer` and the trainer do."
     recipe.config.disable_tqdm = True  # then PrinterCallback prints, and is taken out
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing", FutureWarning)  # transformers' own use of its old name
     check_reporters(recipe.config.report_to)
+    check_engine(recipe.config)
     trainer = make_trainer(warmed(recipe, tell))
     for printing in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(printing)

@@ -64,7 +64,7 @@ def _turn(turns, runs, config):
         except ValueError as problem:
             run.end(Ending.ERROR, str(problem))
             continue
-        left = config.max_tokens - run.used - (len(context) if run.sampled else 0)
+        left = min(config.max_tokens - run.used - (len(context) if run.sampled else 0), turns.room(run, context))
         if left < 1:
             run.end(Ending.TOKENS)
             continue

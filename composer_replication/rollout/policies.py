@@ -4,11 +4,13 @@
 
 # %% auto #0
 __all__ = ['Generate', 'TokenBatch', 'TokenPolicy', 'MessagePolicy', 'stop_ids', 'TransformersPolicy', 'CallablePolicy',
-           'seed_of', 'vllm_policy', 'ClientPolicy']
+           'seed_of', 'vllm_policy', 'vllm_server_policy', 'ClientPolicy']
 
 # %% ../../nbs/rollout/04_policies.ipynb #682bb90d
 import hashlib
+import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
@@ -36,6 +38,7 @@ class TokenPolicy(Protocol):
     name: str
     chat: ChatFormat
     stops: frozenset[int]  # ids that end a turn
+    positions: float  # ids that a row may have
 
     def batch(self, sampling: Sampling) -> Any:
         "A context manager that yields a `TokenBatch` for new episodes."
@@ -51,7 +54,7 @@ class MessagePolicy(Protocol):
     def reply(self, trace: Trace, sampling: Sampling, limit: int, seed: int) -> tuple[Turn, bool, int]:
         "The next turn without call ids of its own making, whether a limit cut it off, and how many tokens it has."
 
-
+# %% ../../nbs/rollout/04_policies.ipynb #7ab1c0e4
 def stop_ids(
     chat: ChatFormat,
     model: PreTrainedModel | None = None,  # whose generation config may name more
@@ -66,6 +69,8 @@ def stop_ids(
 # %% ../../nbs/rollout/04_policies.ipynb #562c6a79
 class TransformersPolicy:
     "A causal LM in this process. `model` may be set to another one between rollouts."
+
+    positions = math.inf  # `training.episodes.within_positions` looks after branches
 
     def __init__(
         self,
@@ -102,9 +107,11 @@ class CallablePolicy:
         generate: Generate,  # (ids of each row, sampling, most new tokens of each, seeds) -> new ids and their log-probs
         tokenizer: PreTrainedTokenizerBase,  # with a chat template
         name: str = "engine",  # who acted
+        model: PreTrainedModel | None = None,  # whose generation config may name more ids that end a turn
+        positions: float = math.inf,  # ids that a row may have
     ):
-        self.generate, self.chat, self.name = generate, probe_template(tokenizer), name
-        self.stops = stop_ids(self.chat)
+        self.generate, self.chat, self.name, self.positions = generate, probe_template(tokenizer), name, positions
+        self.stops = stop_ids(self.chat, model)
 
     @contextmanager
     def batch(self, sampling: Sampling):
@@ -142,8 +149,9 @@ def seed_of(name: str) -> int:
 def vllm_policy(
     llm: Any,  # a `vllm.LLM` made with logprobs_mode="processed_logprobs" and enable_prefix_caching=True
     tokenizer: PreTrainedTokenizerBase,  # with a chat template
+    model: PreTrainedModel | None = None,  # as `CallablePolicy`
 ) -> CallablePolicy:
-    "A vLLM engine in this process. Raises `ImportError` where vLLM is not installed. Never run here: no vLLM on this machine."
+    "A vLLM engine in this process. Raises `ImportError` where vLLM is not installed."
     from vllm import SamplingParams, TokensPrompt
 
     def generate(ids, sampling, limits, seeds):
@@ -154,7 +162,28 @@ def vllm_policy(
         outputs = [o.outputs[0] for o in llm.generate([TokensPrompt(prompt_token_ids=row) for row in ids], params, use_tqdm=False)]
         return [list(o.token_ids) for o in outputs], [[step[t].logprob for t, step in zip(o.token_ids, o.logprobs)] for o in outputs]
 
-    policy = CallablePolicy(generate, tokenizer, "vllm")
+    policy = CallablePolicy(generate, tokenizer, "vllm", model, llm.llm_engine.model_config.max_model_len)
+    return policy
+
+# %% ../../nbs/rollout/04_policies.ipynb #7ab1c0df
+def vllm_server_policy(
+    client: Any,  # a `trl.generation.vllm_client.VLLMClient` of a server with --logprobs-mode processed_logprobs
+    tokenizer: PreTrainedTokenizerBase,  # with a chat template
+    model: PreTrainedModel | None = None,  # as `CallablePolicy`
+    requests: int = 64,  # at a time
+) -> CallablePolicy:
+    "A vLLM server, asked row by row; it batches what is under way."
+    def one(ids, sampling, limit, seed):
+        more = {"seed": seed, "stop_token_ids": sorted(policy.stops)}
+        made = client.generate([ids], temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k,
+                               min_p=sampling.min_p or 0.0, max_tokens=limit, generation_kwargs=more)
+        return made["completion_ids"][0], [step[0] for step in made["logprobs"][0]]
+
+    def generate(ids, sampling, limits, seeds):
+        with ThreadPoolExecutor(min(requests, len(ids))) as pool:
+            return tuple(zip(*pool.map(one, ids, [sampling] * len(ids), limits, seeds)))
+
+    policy = CallablePolicy(generate, tokenizer, "vllm", model, client.get_server_info()["model_config"]["max_model_len"])
     return policy
 
 # %% ../../nbs/rollout/04_policies.ipynb #d43693f0

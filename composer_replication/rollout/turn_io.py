@@ -7,6 +7,7 @@ __all__ = ['logger', 'Run', 'turn_forms', 'TokenTurns', 'MessageTurns', 'open_tu
 
 # %% ../../nbs/rollout/06_turn_io.ipynb #345fd6b0
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -106,6 +107,10 @@ class TokenTurns:
     def check(self, trace):
         check_turn(self.chat, trace, self.whole)
 
+    def room(self, run, context):
+        "Tokens that fit after the context that comes next."
+        return self.policy.positions - len(run.prompt_ids) - len(run.ids) - len(context)
+
     def next_turns(self, runs, contexts, limits):
         "One turn of each run: a sample with its reading, or what went wrong and None."
         names = [f"{self.seed}/{r.trace.trace_id}/{r.sampled}" for r in runs]
@@ -142,6 +147,9 @@ class MessageTurns:
 
     def check(self, trace):
         pass
+
+    def room(self, run, context):
+        return math.inf
 
     def close(self, run):
         pass

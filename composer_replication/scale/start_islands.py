@@ -9,6 +9,7 @@ __all__ = ['LOG', 'STARTS', 'island_folder', 'IslandProcesses']
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ import torch.distributed as dist
 from fastcore.basics import patch
 
 from .islands import LIGHTHOUSE, MEETING, RETURNS, IslandsProblem, need_torchft
-from .launch.watch import _die_with_parent
+from .launch.watch import die_with_parent
 
 # %% ../../nbs/scale/01_start_islands.ipynb #a9eca9de
 LOG = "log.txt"  # what an island prints, in its folder
@@ -67,7 +68,7 @@ def _start(self: IslandProcesses, number: int) -> None:
     with open(folder / LOG, "ab") as log:
         streams = {} if number == 0 else {"stdout": log, "stderr": log}
         self.running[number] = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True,
-                                                preexec_fn=_die_with_parent if os.name == "posix" else None, **streams)
+                                                preexec_fn=die_with_parent if sys.platform == "linux" else None, **streams)
 
 
 @patch

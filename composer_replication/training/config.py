@@ -62,9 +62,9 @@ class PolicySettings:
         check_one_of("equal_rewards", self.equal_rewards, ("keep", "skip", "resample"))
         check_one_of("all_fail", self.all_fail, ("policy", "distil"))
         check_one_of("turn_weights", self.turn_weights, ("none", "policy", "sdpo", "both"))
-        if self.equal_rewards == "resample" and (self.rollout != "composer" or self.resample_tries < 1):
+        if self.equal_rewards == "resample" and (self.rollout == "trl" or self.resample_tries < 1):
             raise InputProblem(f"equal_rewards='resample' with rollout={self.rollout!r} and resample_tries={self.resample_tries} plays "
-                               "nothing again; take rollout='composer' and at least 1 try.")
+                               "nothing again; take rollout='transformers' or 'vllm', and at least 1 try.")
         if self.turn_weights in ("policy", "both") and (self.loss_type == "vespo" or self.off_policy_mask_threshold is not None):
             raise InputProblem(f"turn_weights={self.turn_weights!r} gives each token an advantage of its own, which loss_type='vespo' and "
                                "off_policy_mask_threshold cannot take; leave one of them out.")
@@ -159,7 +159,8 @@ class ReplaySettings:
 class RolloutSettings:
     "How episodes are played, measured and kept."
 
-    rollout: str = setting("composer", "`composer`: our loop, which answers malformed calls; `trl`: TRL's own.")
+    rollout: str = setting("transformers", "`transformers` or `vllm` samples in our loop, which answers malformed calls; `trl`: TRL's own "
+                                           "loop. vLLM shares this process's GPU, or is a server where `vllm_server_base_url` is set.")
     max_turns: int = setting(16, "Turns of the assistant in an episode.")
     max_turn_tokens: int | None = setting(None, "Tokens that one turn may sample; None: what is left of max_completion_length.")
     guard_steps: int = setting(10, "Optimizer steps between two evaluations of a held-out guard.")
@@ -169,7 +170,13 @@ class RolloutSettings:
     sort_by_length: bool = setting(False, "Rows of like length share a backward pass: quicker, and TRL's numbers but for rounding.")
 
     def _check_rollouts(self):
-        check_one_of("rollout", self.rollout, ("composer", "trl"))
+        check_one_of("rollout", self.rollout, ("transformers", "vllm", "trl"))
+        if self.use_vllm and self.rollout == "transformers":
+            raise InputProblem("use_vllm=True and rollout='transformers' name two engines", "take rollout='vllm' for our loop, or "
+                               "rollout='trl' for TRL's")
+        if self.rollout == "vllm":
+            self.use_vllm = True
+            self.vllm_mode = "server" if self.vllm_server_base_url else self.vllm_mode
         for name in ("replay_batch_size", "max_turns", "guard_steps"):
             if getattr(self, name) < 1:
                 raise InputProblem(f"{name}={getattr(self, name)} leaves nothing to do; take at least 1.")
@@ -236,3 +243,8 @@ class ComposerReplicationConfig(PolicySettings, SdpoSettings, ReplaySettings, Ro
     def channels(self) -> bool:
         "Whether channel 2 or 3 is on."
         return self.alpha_sdpo != 0 or self.beta_replay != 0
+
+    @property
+    def our_loop(self) -> bool:
+        "Whether our rollout loop plays, where there is an environment."
+        return self.rollout != "trl"

@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['UNSCORED', 'Generation', 'EnvironmentBroken', 'rollout_columns', 'composer_rollouts', 'play_again',
-           'environment_reward', 'play_episodes', 'trl_failure', 'with_results', 'generation_traces',
-           'within_positions']
+           'environment_reward', 'episode_shaping', 'engine_policy', 'play_episodes', 'trl_failure', 'with_results',
+           'generation_traces', 'within_positions']
 
 # %% ../../nbs/training/09_episodes.ipynb #fd222ab7
 import ast
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from transformers.utils import get_json_schema
@@ -21,7 +22,7 @@ from ..core.errors import Problem
 from ..core.tools import ToolResult
 from ..core.trace import ToolCall, Trace, Turn
 from ..rollout.loop import collect
-from ..rollout.policies import CallablePolicy, TransformersPolicy
+from ..rollout.policies import CallablePolicy, TransformersPolicy, vllm_policy, vllm_server_policy
 from ..rollout.types import Ending, Rollout, RolloutConfig
 from ..traces.formats.base import chat_turns
 from .groups import equal_groups
@@ -103,6 +104,35 @@ def environment_reward(trainer: GRPOTrainer) -> Callable[..., list[float | None]
 
     return environment_reward
 
+
+def episode_shaping(trainer: GRPOTrainer) -> Callable[..., list[float | None]]:
+    "A TRL reward function: what the trainer's `shaped` takes from each episode's reward."
+    def episode_shaping(**kwargs):
+        return [None if r.reward is None else trainer.shaped(r.reward, r.reward, False, r.trace) - r.reward for r in trainer.rollouts]
+
+    return episode_shaping
+
+# %% ../../nbs/training/09_episodes.ipynb #7ab1c0e2
+@contextmanager
+def engine_policy(trainer: GRPOTrainer) -> Iterator[CallablePolicy]:
+    "The trainer's vLLM engine as a policy."
+    engine, tokenizer, model = trainer.vllm_generation, trainer.processing_class, trainer.student
+    sleeps = engine.mode == "colocate" and engine.enable_sleep_mode
+    if trainer.state.global_step != trainer._last_loaded_step or (sleeps and engine._llm_weights_sleeping):
+        engine.sync_weights()
+        trainer._last_loaded_step = trainer.state.global_step
+    if engine.mode == "server":
+        yield vllm_server_policy(engine.vllm_client, tokenizer, model)
+        return
+    if sleeps:
+        engine.llm.wake_up(tags=["kv_cache"])
+    try:
+        yield vllm_policy(engine.llm, tokenizer, model)
+    finally:
+        if sleeps:
+            engine.llm.sleep(level=2)
+            engine._llm_weights_sleeping = True
+
 # %% ../../nbs/training/09_episodes.ipynb #7dad9e64
 def play_episodes(
     trainer: GRPOTrainer,
@@ -114,22 +144,11 @@ def play_episodes(
     "Play one episode per row with the policy as it is now."
     tokenizer = trainer.processing_class
     if trainer.use_vllm:
-        if trainer.state.global_step != trainer._last_loaded_step:
-            trainer.vllm_generation.sync_weights()
-            trainer._last_loaded_step = trainer.state.global_step
-        return collect(CallablePolicy(_vllm(trainer.vllm_generation), tokenizer), factory, rows, limits, trace_ids=names)
+        with engine_policy(trainer) as policy:
+            return collect(policy, factory, rows, limits, trace_ids=names)
     with unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator) as model, torch.no_grad(), \
             trainer.accelerator.autocast():
         return collect(TransformersPolicy(causal_lm(model), tokenizer), factory, rows, limits, trace_ids=names)
-
-
-def _vllm(engine):
-    "TRL's engine, which has the policy's weights and the trainer's sampling settings, as `CallablePolicy` wants it."
-    def sample(ids, sampling, limits, seeds):
-        _, new, logprobs, _ = engine.generate(prompts=ids, images=None, num_generations=1)
-        return [row[:n] for row, n in zip(new, limits)], [[step[0] for step in row[:n]] for row, n in zip(logprobs, limits)]
-
-    return sample
 
 # %% ../../nbs/training/09_episodes.ipynb #2dc0634b
 def trl_failure(turn: Turn) -> Turn:

@@ -35,19 +35,22 @@ from .batches import NonFiniteLoss, by_length, report_not_finite, sampled_mask
 from .checkpoint import InterruptCallback, complete_checkpoint
 from .config import ComposerReplicationConfig
 from .episodes import (UNSCORED, EnvironmentBroken, Generation, composer_rollouts, environment_reward,
-                                                    generation_traces, play_episodes, within_positions)
+                                                    episode_shaping, generation_traces, play_episodes, within_positions)
 from .guard import HeldOutGuard, HeldOutGuardCallback
-from .kl import completion_logprobs, kl_adjusted_advantages, kl_estimate, kl_loss_terms
 from .resume import Resume, checkpoint_to_resume
-from .setup import PairSource, check_held_out, check_optimizer, prepare
+from .setup import PairSource, Setup, check_held_out, check_offline, check_optimizer, prepare
 from .teacher import causal_lm, evaluating, make_teacher, reference_policy
 from .window import Window, recorded_trees
 from ..tree.example import RolloutTree, example_tree, target_hints, target_turns
-from ..tree.forward import shares_trunk
+from ..tree.forward import forward_trunk, shares_trunk
 from ..tree.pack import PackedBatch, pack_trees
-from ..tree.text import AlignmentError
 
 # %% ../../nbs/training/11_trainer.ipynb #15394a0d
+from ..envs.rewards import EpisodeReward
+from .draw import KeepsDraw, TaskDraw
+from .kl import completion_logprobs, kl_adjusted_advantages, kl_estimate, kl_loss_terms
+from .recorded import no_reward, steps_without_rollouts
+from ..tree.text import AlignmentError
 from ..rollout.loop import collect
 from ..rollout.policies import TransformersPolicy
 from .muon import muon_and_settings
@@ -110,32 +113,45 @@ class ComposerReplicationTrainer(GRPOTrainer):
         model,  # a transformers causal LM, a PEFT model, or where to load one from
         reward_funcs=None,  # as TRL's; an environment's `reward` is added
         args: ComposerReplicationConfig | None = None,
-        train_dataset=None,  # rows with a conversational `prompt`; all columns reach the environment's `reset`
+        train_dataset=None,  # rows with a conversational `prompt`; all columns reach the environment's `reset`; None: `traces` alone
         processing_class: PreTrainedTokenizerBase | None = None,
         environment_factory: Callable | None = None,  # makes environments of ours or, alike, of TRL's kind; see `core.environment`
         hint_source: HintSource | None = None,  # channel 2: writes the hint of an error, as `default_composite()` does
         pair_source: PairSource | None = None,  # channel 3: pairs at turns of the step's own traces, as `group_pairs` does
-        replay_examples: Sequence[TraceExample] = (),  # channel 3: recorded traces with pairs
+        traces: Sequence[TraceExample] = (),  # recorded: channel 2 at their error turns, channel 3 at their pairs
+        replay_examples: Sequence[TraceExample] = (),  # channel 3: recorded traces for their pairs alone
+        max_trace_tokens: int | None = None,  # of a recorded trace; what follows is cut at a turn's border
+        draw: TaskDraw | None = None,  # tasks by difficulty instead of the data set's order
+        shaped: EpisodeReward | None = None,  # the reward that the policy is trained on
         held_out_rows: Sequence[dict] = (),  # tasks to measure on; none may be trained on
         guard: HeldOutGuard | None = None,  # stops the run where the held-out score falls while the reward rises
         **others,  # as TRL's
     ):
         args = args or ComposerReplicationConfig("composer-run")
-        known = processing_class or (model if isinstance(model, str) else get_config_model_id(model.config))
-        check_optimizer(args, others.get("peft_config") is not None or hasattr(model, "peft_config"))
-        self.setup = prepare(args, known, environment_factory is not None, hint_source, pair_source, replay_examples)
-        if held_out_rows:
-            check_held_out(train_dataset, held_out_rows, replay_examples)
         self.hint_source, self.pair_source, self.held_out_rows = hint_source, pair_source, list(held_out_rows)
-        self.resume, self.generation, self.window, self.evaluations = Resume(self), None, None, 0
-        self.health = HealthCallback(lambda: self._metrics["train"])
+        self.offline, self.draw, self.shaped = train_dataset is None, draw, shaped
+        check_optimizer(args, others.get("peft_config") is not None or hasattr(model, "peft_config"))
+        known = processing_class or (model if isinstance(model, str) else get_config_model_id(model.config))
+        self.setup = self._prepare(args, known, train_dataset, environment_factory is not None, traces, replay_examples, max_trace_tokens)
         reward_funcs, others = self._loop(args, reward_funcs, environment_factory, others)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*'rollout_func'.*experimental")
-            super().__init__(model, reward_funcs, args, train_dataset, processing_class=self.setup.tokenizer, **others)
-        if args.optimizer == "muon":
-            self.optimizer_cls_and_kwargs = muon_and_settings(args, self.get_decay_parameter_names(self.model))
+            super().__init__(model, reward_funcs, args, steps_without_rollouts(args) if self.offline else train_dataset,
+                             processing_class=self.setup.tokenizer, **others)
         self._add_policies(guard)
+
+# %% ../../nbs/training/11_trainer.ipynb #7ab1c0e6
+@patch
+def _prepare(self: ComposerReplicationTrainer, args, tokenizer, train_dataset, environment, traces, replay_examples, max_tokens) -> Setup:
+    "All that is checked before a weight is loaded."
+    self.resume, self.generation, self.window, self.evaluations = Resume(self), None, None, 0
+    self.health = HealthCallback(lambda: self._metrics["train"])
+    setup = prepare(args, tokenizer, environment, self.hint_source, self.pair_source, replay_examples, traces, max_tokens)
+    if self.held_out_rows:
+        check_held_out(train_dataset, self.held_out_rows, (*traces, *replay_examples))
+    if self.offline:
+        check_offline(args, setup)
+    return setup
 
 # %% ../../nbs/training/11_trainer.ipynb #f957a67d
 def _for_trl(factory):
@@ -148,18 +164,24 @@ def _for_trl(factory):
 @patch
 def _loop(self: ComposerReplicationTrainer, args, reward_funcs, environment_factory, others):
     "Reward functions and TRL's other arguments for the loop that plays: `factory` makes environments for ours."
-    self.factory = environment_factory if args.rollout == "composer" else None
+    self.factory = environment_factory if args.our_loop else None
+    if self.offline:
+        return no_reward, others
     rewards = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs] if reward_funcs else []
+    if (self.draw or self.shaped) and self.factory is None:
+        raise InputProblem("curriculum and episode_reward read the episodes of our own rollout loop", "take a task with an environment, "
+                           "and rollout='transformers' or 'vllm'")
     if self.factory is None:
         return rewards or None, others | ({"environment_factory": _for_trl(environment_factory)} if environment_factory else {})
-    if args.equal_rewards == "resample" and rewards:
+    if args.equal_rewards == "resample" and (rewards or self.shaped):
         raise InputProblem("equal_rewards='resample' looks at the environment's reward alone, while its episodes are played; leave the "
-                           "other reward functions out, or set equal_rewards='skip'.")
+                           "other reward functions and episode_reward out, or set equal_rewards='skip'.")
     for name in ("tools", "rollout_func"):
         if others.get(name):
             raise InputProblem(f"{name} is not used with the composer rollout loop, whose tools are the environment's; give the "
                                "environment the tools, or set rollout='trl'.")
-    return [*rewards, environment_reward(self)], others | {"rollout_func": composer_rollouts}
+    ours = [environment_reward(self), *([episode_shaping(self)] if self.shaped else [])]
+    return [*rewards, *ours], others | {"rollout_func": composer_rollouts}
 
 # %% ../../nbs/training/11_trainer.ipynb #ad7b0d5d
 class _AfterStep(TrainerCallback):
@@ -176,6 +198,8 @@ class _AfterStep(TrainerCallback):
 def _add_policies(self: ComposerReplicationTrainer, guard):
     "Teacher and reference as copies of the model at the start; the callbacks, in the order in which they act."
     args, self.teacher, self.reference, self.interrupt = self.args, None, None, InterruptCallback()
+    if args.optimizer == "muon":
+        self.optimizer_cls_and_kwargs = muon_and_settings(args, self.get_decay_parameter_names(self.model))
     self.schedule = args.schedule(max(args.max_steps, 1))  # `Resume` sets the steps when training begins
     make, start = (sharded_teacher, sharded_reference) if self.is_fsdp_enabled else (make_teacher, reference_policy)
     self.sampling_copy = self._copy_to_sample() if self.is_fsdp_enabled else None
@@ -189,6 +213,8 @@ def _add_policies(self: ComposerReplicationTrainer, guard):
         self.add_callback(callback)
     if guard is not None:
         self._watch_held_out(guard)
+    if self.draw:
+        self.add_callback(KeepsDraw(self.draw))
 
 # %% ../../nbs/training/11_trainer.ipynb #2cafb173
 @patch
@@ -267,10 +293,13 @@ def _generate(self: ComposerReplicationTrainer, prompts):
 
 @patch
 def _begin_generation(self: ComposerReplicationTrainer, rows) -> Generation:
-    "A record with a name that no other generation of the run has."
-    mode = "step" if self.model.training else f"eval{self.evaluations}-"
-    self.evaluations += not self.model.training
-    return Generation(f"{mode}{self._step}-rank{self.accelerator.process_index}", rows)
+    "A record with a name that no other generation of the run has. A curriculum puts its own tasks into `rows`."
+    a, training = self.accelerator, self.model.training
+    if self.draw and training:
+        rows[:] = self.draw.draw(len(rows), self.num_generations, self._step, a.process_index, a.num_processes)
+    mode = "step" if training else f"eval{self.evaluations}-"
+    self.evaluations += not training
+    return Generation(f"{mode}{self._step}-rank{a.process_index}", rows)
 
 # %% ../../nbs/training/11_trainer.ipynb #7057bd5a
 @patch
@@ -286,7 +315,16 @@ def _calculate_rewards(self: ComposerReplicationTrainer, inputs, prompts, comple
     if self.model.training:
         self.health.note(equal_groups=equal_groups(total, self.num_generations).float().mean().item(), episodes=len(total),
                          unscored=int(total.isnan().sum()))
+        self._record_draw(inputs, per_function)
     return per_function
+
+
+@patch
+def _record_draw(self: ComposerReplicationTrainer, inputs, per_function) -> None:
+    "Tells the curriculum what the tasks of all devices have earned."
+    if self.draw:
+        own = per_function[:, self.reward_func_names.index("environment_reward")].tolist()
+        self.draw.record(gather_object([row["task_id"] for row in inputs]), [None if math.isnan(r) else r for r in own])
 
 
 @patch
@@ -427,6 +465,8 @@ def _advantages_with_kl(self: ComposerReplicationTrainer, inputs):
 # %% ../../nbs/training/11_trainer.ipynb #7e25fec7
 @patch
 def _prepare_inputs(self: ComposerReplicationTrainer, generation_batch):
+    if self.offline:
+        return {}
     held = self._buffered_inputs
     inputs = GRPOTrainer._prepare_inputs(self, generation_batch)
     if self.args.sort_by_length and self.model.training and self._buffered_inputs is not held:
@@ -446,9 +486,9 @@ def _recorded_trees(self: ComposerReplicationTrainer, step):
 def _open_window(self: ComposerReplicationTrainer) -> Window:
     first, trees, sampled, passes = self._step % self.args.steps_per_generation, [], 0, []
     for step in range(self.current_gradient_accumulation_steps):
-        inputs = self._buffered_inputs[first + step]
+        inputs = {} if self.offline else self._buffered_inputs[first + step]
         trees += [r.tree for r in inputs.get("composer_rows", ())] + self._recorded_trees(self._step + step)
-        sampled += sampled_mask(inputs).sum().item()
+        sampled += sampled_mask(inputs).sum().item() if inputs else 0
         if is_sharded(self.model):
             passes.append(self._count_passes(inputs, self._step + step))
     return Window.of(self.accelerator, trees, sampled, passes)
@@ -468,9 +508,9 @@ def _count_passes(self: ComposerReplicationTrainer, inputs, step) -> Passes:
 class BackwardPass:
     "What one backward pass holds beside TRL's batch."
 
-    inputs: dict  # TRL's batch
+    inputs: dict  # TRL's batch; empty offline
     batch: PackedBatch | None = None  # the rows' trees, each trunk where TRL has put it; None where no channel is on
-    recorded: PackedBatch | None = None  # recorded traces with pairs
+    recorded: PackedBatch | None = None  # recorded traces with hinted turns or pairs
     distils: bool = True  # whether channel 2 acts in this optimizer step
     teacher: tuple[torch.Tensor, LMHead] | None = None  # states (n, hidden) and head, for the tokens of the hinted turns
     forward: Forward | None = None  # the student's pass
@@ -620,9 +660,27 @@ def _kl_term(self: ComposerReplicationTrainer, step: BackwardPass) -> ChannelSum
 
 # %% ../../nbs/training/11_trainer.ipynb #12587dbc
 @patch
+def _recorded_terms(self: ComposerReplicationTrainer, step: BackwardPass) -> dict[str, ChannelSum]:
+    "Channel 2 and channel 3 (`recorded`) on recorded traces."
+    batch, terms, hidden, cache = step.recorded, {}, None, None
+    if batch.sites and self.teacher and step.distils:
+        divergence = self.args.divergence(self.schedule.t if self.schedule else 1.0)
+        with self.window.timed("sdpo"):
+            with self.accelerator.autocast():
+                hidden, cache = forward_trunk(self.student, batch)
+                teacher = self._teacher_side(batch, None if self.teacher.own_trunk else cache)
+                found = sdpo_terms(hidden, lm_head(self.student), *teacher, batch, divergence)
+            terms["sdpo"] = sdpo_sum(found, batch)
+    if batch.pairs:
+        with self.window.timed("replay"):
+            terms["recorded"] = self._replay_term(batch, hidden, cache)
+    return terms
+
+# %% ../../nbs/training/11_trainer.ipynb #dfdd25b0
+@patch
 def _terms(self: ComposerReplicationTrainer, model, step: BackwardPass) -> dict[str, ChannelSum]:
     "Each channel's sum over this pass; a channel with nothing to do has none."
-    terms = {"policy": self._policy_term(model, step)}
+    terms = {} if self.offline else {"policy": self._policy_term(model, step)}
     with self.window.timed("sdpo"):
         if self.teacher and not self.teacher.own_trunk and step.any("teacher", step.sites):
             step.teacher = self._teacher_side(step.batch, step.forward.cache, step)
@@ -634,11 +692,11 @@ def _terms(self: ComposerReplicationTrainer, model, step: BackwardPass) -> dict[
             known = step.completion(step.logprobs, batch.pair_positions[own, 0], batch.pair_trunk[own])
             terms["replay"] = self._replay_term(batch, step.forward.hidden, step.forward.cache, known)
         step.fill("pairs", self.student)
-        if step.recorded is not None:
-            terms["recorded"] = self._replay_term(step.recorded)
-        step.fill("recorded", self.student)
     if self.args.kl_coef and self.args.kl_place == "loss":
         terms["kl"] = self._kl_term(step)
+    for name, term in (self._recorded_terms(step) if step.recorded is not None else {}).items():
+        terms[name] = terms[name] + term if name in terms else term
+    step.fill("recorded", self.student)
     return terms
 
 # %% ../../nbs/training/11_trainer.ipynb #bdbe34db
@@ -647,9 +705,10 @@ def _total(self: ComposerReplicationTrainer, step: BackwardPass, terms: dict[str
     "The weighted sum for this backward pass."
     a, share = self.args, self.window.share
     replay = a.beta_replay * share(self.window.pairs)
+    nothing = next(p for p in self.student.parameters() if p.requires_grad).flatten()[0] * 0.0 if self.offline else 0.0
     weights = {"policy": float(self.state.global_step >= a.policy_start), "kl": a.kl_coef * share(self.window.sampled), "sdpo": a.alpha_sdpo * share(self.window.tokens),
                "replay": replay, "recorded": replay}
-    return sum(term.total * weights[name] for name, term in terms.items()) + step.idle
+    return sum((term.total * weights[name] for name, term in terms.items()), nothing) + step.idle
 
 # %% ../../nbs/training/11_trainer.ipynb #0ff0be7d
 @patch
@@ -666,8 +725,9 @@ def _check_finite(self: ComposerReplicationTrainer, step: BackwardPass, terms: d
     if name == "policy":
         values = step.logprobs.detach() * sampled_mask(inputs) + inputs["advantages"].reshape(len(step.logprobs), -1)
         term = ChannelSum(term.total, 1, by_row=values.sum(1))
-    traces = [t.trace_id for t in step.recorded.trees] if name == "recorded" else \
-        [r.trace.trace_id for r in inputs.get("composer_rows", ())]
+    traces = [r.trace.trace_id for r in inputs.get("composer_rows", ())]
+    recorded = [t.trace_id for t in step.recorded.trees] if step.recorded else []
+    traces = recorded if name == "recorded" or (name == "sdpo" and not step.sites) else traces + recorded
     folder = Path(self.args.output_dir) / f"not-finite-step{self._step}-rank{self.accelerator.process_index}"
     raise report_not_finite("replay" if name == "recorded" else name, term, traces, inputs, folder, self.state.global_step + 1)
 
@@ -691,7 +751,7 @@ def _log_pass(self: ComposerReplicationTrainer, step: BackwardPass, terms: dict[
 # %% ../../nbs/training/11_trainer.ipynb #7eb01aff
 @patch
 def _compute_loss(self: ComposerReplicationTrainer, model, inputs):
-    has_terms = "composer_rows" in inputs or (self.args.kl_coef and self.args.kl_place == "loss")
+    has_terms = self.offline or "composer_rows" in inputs or (self.args.kl_coef and self.args.kl_place == "loss")
     if not self.model.training or not has_terms:
         return GRPOTrainer._compute_loss(self, model, inputs)
     self.window = self.window or self._open_window()

@@ -82,10 +82,11 @@ def recipe_of(stage: Stage, name: str, checkpointing: bool, arm: str, completion
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(shape))
     values = dict(model=f"random:{folder / 'config.json'}", tokenizer="embedded", task="toy", tasks="null", train_rows=4,
-                  held_out_rows=0, curriculum="false", rollout="composer", alpha_sdpo=alpha, beta_replay=beta, teacher=teacher,
-                  replay_pairs="[group]" if beta else "null", per_device_train_batch_size=1, gradient_accumulation_steps=2,
-                  num_generations=2, max_completion_length=completion, gradient_checkpointing=str(checkpointing).lower(),
-                  output_dir=str(folder / "run"), report_to="none", attn_implementation="sdpa", disable_tqdm="true")
+                  held_out_rows=0, curriculum="false", rollout="transformers", alpha_sdpo=alpha, beta_replay=beta,
+                  teacher=teacher, replay_pairs="[group]" if beta else "null", per_device_train_batch_size=1,
+                  gradient_accumulation_steps=2, num_generations=2, max_completion_length=completion,
+                  gradient_checkpointing=str(checkpointing).lower(), output_dir=str(folder / "run"),
+                  report_to="none", attn_implementation="sdpa", disable_tqdm="true")
     if stage.tiny:
         values |= dict(use_cpu="true", bf16="false", dtype="float32")
     return load_recipe(name, {key: str(value) for key, value in values.items()})

@@ -10,8 +10,10 @@ from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.envs.rewards import c_length
 from composer_replication.recipes.recipe import RecipeProblem, load_recipe
 from composer_replication.recipes.run import make_trainer, recipe_tokenizer
-from composer_replication.recipes.shaping import SharedCredit, TaskDraw, episode_reward
+from composer_replication.recipes.shaping import SharedCredit, episode_reward
+from composer_replication.training.draw import TaskDraw
 from composer_replication.training.guard import HeldOutGuardCallback
+from composer_replication.training.trainer import ComposerReplicationTrainer
 
 pytestmark = pytest.mark.trainer
 SMALL = dict(model="embedded", task="toy", train_rows=6, max_steps=2, per_device_train_batch_size=4, num_generations=2,
@@ -38,11 +40,10 @@ def test_the_guard_is_on_wherever_rows_are_held_out(tmp_path):
 
 
 def test_a_reward_that_parts_from_the_held_out_score_stops_the_run(tmp_path, monkeypatch):
-    import composer_replication.recipes.trainer as trainers
     made = recipe(tmp_path, held_out_rows=2, guard_steps=1, max_steps=9, save_strategy="no",
                   guard_settings={"min_steps": 0, "decline_patience": 2, "ema_alpha": 1.0})
     scores, rewards = iter([0.9, 0.8, 0.7, 0.6]), iter([0.1 * i for i in range(1, 9)])
-    monkeypatch.setattr(trainers.RecipeTrainer, "held_out", lambda self, model=None, step=0: {"held_out_score": next(scores)})
+    monkeypatch.setattr(ComposerReplicationTrainer, "held_out", lambda self, model=None, step=0: {"held_out_score": next(scores)})
     trainer = make_trainer(made)
 
     def planted(completions, **kwargs):

@@ -52,6 +52,26 @@ def test_a_teacher_lies_in_parts_and_sets_the_students_aside_while_it_is_read(te
     assert plan.memory["sampling copy"] == 2 * plan.parameters
 
 
+def test_vllm_takes_its_share_of_the_card_instead_of_a_cache_for_sampling():
+    def plan(**values):
+        given = {"rollout": "vllm"} | {k: str(v) for k, v in values.items()}
+        return estimate(load_recipe("qwen2.5-coder-7b-lora", given, estimating=True))
+
+    plain = estimate(load_recipe("qwen2.5-coder-7b-lora", estimating=True))
+    share = plan(vllm_gpu_memory_utilization=0.4)
+    assert plain.memory["rollout cache"] > 0 == share.memory["rollout cache"] and "vLLM's share" not in plain.memory
+    assert share.memory["vLLM's share"] == pytest.approx(0.4 * 141e9)
+    loss = sum(v for k, v in plain.memory.items() if k in ("teacher's cache", "activations", "logits"))
+    always = sum(v for k, v in plain.memory.items()) - loss - plain.memory["rollout cache"]
+    assert share.peak == pytest.approx(always + loss + 0.4 * 141e9)
+    asleep = plan(vllm_gpu_memory_utilization=0.4, vllm_enable_sleep_mode="true")
+    assert asleep.peak == pytest.approx(always + max(loss, 0.4 * 141e9))
+    cache = plain.memory["rollout cache"]  # two bytes a value, as vLLM's
+    assert plan(vllm_gpu_memory_utilization=0.05).memory["vLLM's share"] == 2 * plain.parameters + cache
+    far = plan(vllm_server_base_url="http://127.0.0.1:8000")
+    assert "vLLM's share" not in far.memory and far.memory["rollout cache"] == 0
+
+
 def test_a_plan_for_fewer_devices_needs_more_of_each():
     recipe = load_recipe("qwen2.5-coder-32b-fsdp2", estimating=True)
     peaks = [estimate(recipe, devices=n).peak for n in (1, 2, 8)]

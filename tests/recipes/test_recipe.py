@@ -17,6 +17,7 @@ from composer_replication.recipes import run as recipe_run
 from composer_replication.recipes.memory_estimate import activation_bytes, channel_costs, count_parameters, estimate
 from composer_replication.recipes.recipe import RecipeProblem, load_recipe, shipped_recipes
 from composer_replication.report.train import estimate_table
+from composer_replication.training import setup
 from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.objectives import PO_OBJECTIVES, make_po_config
 
@@ -78,6 +79,24 @@ def test_lora_settings_reach_peft(write):
     assert (recipe.model.lora_r, recipe.model.lora_target_modules, recipe.model.dtype) == (4, ["q_proj", "up_proj"], "bfloat16")
 
 
+def test_vllm_shares_the_process_or_is_the_server_that_is_named(write):
+    known = dict(model="Qwen/Qwen2.5-Coder-7B-Instruct", rollout="vllm")
+    near = load_recipe(write(**known)).config
+    far = load_recipe(write(**known, vllm_server_base_url="http://127.0.0.1:8000")).config
+    assert (near.use_vllm, near.vllm_mode, near.our_loop) == (True, "colocate", True)
+    assert (far.use_vllm, far.vllm_mode) == (True, "server")
+    trl = load_recipe(write(**known | dict(rollout="trl", use_vllm=True))).config
+    assert (trl.use_vllm, trl.our_loop) == (True, False)
+
+
+def test_without_vllm_one_sentence_says_what_to_install(write, no_weights, monkeypatch):
+    monkeypatch.setattr(setup, "find_spec", lambda name: None)
+    monkeypatch.setattr(recipe_run, "warmed", lambda *args: pytest.fail("the warm-up comes first"))
+    with pytest.raises(ValueError, match="vLLM, which is not installed here; make an environment with it by") as caught:
+        recipe_run.run_recipe(load_recipe(write(model="Qwen/Qwen2.5-Coder-7B-Instruct", rollout="vllm")))
+    assert "\n" not in str(caught.value)
+
+
 # What is refused
 
 BAD = [
@@ -134,6 +153,10 @@ BAD = [
     (dict(model="random:nowhere/config.json", tokenizer="x"), "has no config.json"),
     (dict(model=f"random:{embedded_path() / 'medium' / 'config.json'}"), "comes without a tokenizer"),
     (dict(task="gsm8k", alpha_sdpo=1), "no tool calls and so no error turns"),
+    (dict(rollout="composer"), "rollout='composer' is unknown; use 'transformers', 'vllm' or 'trl'"),
+    (dict(use_vllm=True), "use_vllm=True and rollout='transformers' name two engines"),
+    (dict(rollout="vllm"), "vLLM reads its weights from a folder or hub id, and model 'embedded' is made in memory"),
+    (dict(rollout="vllm", task=None, traces="a.jsonl"), "vLLM samples nothing without a task"),
 ]
 
 

@@ -17,11 +17,12 @@ from composer_replication.losses.compose import compose_loss
 from composer_replication.recipes.recipe import RecipeProblem, load_recipe
 from composer_replication.recipes.run import make_trainer
 from composer_replication.recipes.sources import pairs_as_traces, recipe_sources, recorded_traces
-from composer_replication.recipes.trainer import RecipeTrainer
 from composer_replication.replay.dedup import place_pairs, read_pairs, write_pairs
 from composer_replication.replay.pairs import free_pairs
 from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.export import write_traces
+from composer_replication.training.batches import NonFiniteLoss
+from composer_replication.training.trainer import ComposerReplicationTrainer
 
 pytestmark = pytest.mark.trainer
 OFFLINE = dict(
@@ -62,7 +63,8 @@ def test_an_offline_step_is_the_harness_loss_without_its_first_channel(tmp_path)
                                save_strategy="no"))
     model, seen = embedded_model(), {}
     bare = [TraceExample(e.trace, pairs=e.pairs) for e in examples]
-    trainer = RecipeTrainer(model, None, recipe.config, processing_class=embedded_tokenizer(), hint_source=source, traces=bare)
+    trainer = ComposerReplicationTrainer(model, None, recipe.config, processing_class=embedded_tokenizer(), hint_source=source,
+                                         traces=bare)
     for name, p in model.named_parameters():
         p.register_post_accumulate_grad_hook(lambda p, name=name: seen.__setitem__(name, p.grad.clone()))
     trainer.train()
@@ -118,6 +120,7 @@ def test_traces_of_held_out_tasks_are_left_out(tmp_path):
     (dict(traces="nowhere/*.jsonl"), "traces: 'nowhere/\\*.jsonl' is no file and no pattern"),
     (dict(hints=["no_such_module:Layer"]), "'no_such_module' ended with ModuleNotFoundError"),
     (dict(hints=["judge"], hint_judge="gpt-x"), "OPENROUTER_API_KEY"),
+    (dict(kl_coef=0.1), "kl_coef=0.1 measures rollouts, and recorded traces alone bring none; set it to 0"),
     (dict(max_trace_tokens=4), "none of the .* recorded traces has anything to learn from .*raise max_tokens"),
 ])
 def test_what_cannot_be_learnt_from_is_one_sentence(tmp_path, monkeypatch, changes, said):
@@ -133,6 +136,14 @@ def test_traces_without_pairs_are_refused_where_pairs_are_wanted(tmp_path):
         make_trainer(load_recipe(write(tmp_path, traces=str(tmp_path / "one.jsonl"))))
     with pytest.raises(RecipeProblem, match="has a sibling that did better"):
         make_trainer(load_recipe(write(tmp_path, replay_pairs=str(tmp_path / "one.jsonl"))))
+
+
+def test_an_offline_loss_that_is_not_finite_names_its_traces(tmp_path):
+    trainer = make_trainer(load_recipe(write(tmp_path, teacher="live", max_steps=1, replay_batch_size=1, save_strategy="no")))
+    [drawn] = trainer._recorded_trees(0)
+    next(trainer.student.parameters()).data.fill_(float("nan"))
+    with pytest.raises(NonFiniteLoss, match=f"channel '(sdpo|replay)' is not finite at step 1; traces: '{drawn.trace_id}'"):
+        trainer.train()
 
 
 def test_recorded_traces_beside_rollouts_count_in_the_same_means(tmp_path):

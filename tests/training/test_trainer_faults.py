@@ -67,14 +67,16 @@ def mute():
 @pytest.mark.parametrize("problem, changes", [
     ("no hint source; pass hint_source", dict(given={"hint_source": None})),
     ("no pairs; pass replay_examples", dict(given={"pair_source": None, "replay_examples": ()})),
-    ("has a pair to learn from", dict(given={"pair_source": None, "replay_examples": [TraceExample(toy_traces()[0])]})),
+    ("has anything to learn from", dict(given={"pair_source": None, "replay_examples": [TraceExample(toy_traces()[0])]})),
     ("no padding token", dict(tokenizer=without("pad_token"))),
     ("carries no tools", dict(tokenizer=mute())),
     ("sharded by ZeRO-3 or FSDP1", dict(fsdp=True, fsdp_config={"version": 1})),
     ("activation_checkpointing does not work", dict(fsdp=True, fsdp_config={"activation_checkpointing": True})),
     ("teacher_check='stop' does not work", dict(fsdp=True, teacher_check="stop")),
-    ("vllm_tensor_parallel_size=2 makes", dict(use_vllm=True, vllm_mode="colocate", vllm_tensor_parallel_size=2)),
+    ("vllm_tensor_parallel_size=2 makes", dict(rollout="vllm", vllm_tensor_parallel_size=2)),
     ("rollout='trl' does not work", dict(fsdp=True, rollout="trl")),
+    ("vLLM, which is not installed here; make an environment", dict(rollout="vllm")),
+    ("name two engines; take rollout='vllm'", dict(use_vllm=True)),
     ("loss_type='reinforce' is unknown", dict(loss_type="reinforce")),
     ("alpha_sdpo=-1.0", dict(alpha_sdpo=-1.0)),
     ("teacher_ema_rate=1.2", dict(teacher_ema_rate=1.2)),
@@ -300,7 +302,7 @@ def test_bfloat16_autocast_treats_all_sides_alike(tmp_path, monkeypatch):
     assert seen and all(seen)  # rollouts, policy, teacher and reference
 
 
-@pytest.mark.parametrize("rollout", ["composer", "trl"])
+@pytest.mark.parametrize("rollout", ["transformers", "trl"])
 def test_an_environment_of_ours_serves_both_loops(rollout, tmp_path):
     "Tools, results with their flags, and rewards are those of a fresh environment that gets the same calls."
     rows = {row["task_id"]: row for row in world_rows(4, "both loops")}
