@@ -209,7 +209,8 @@ def _wanted(batch, kinds):
 def _part(batch, wanted):
     "The rows that have such branches, how much of the trunks they read, that part of the batch, and which of its branches."
     rows, time = wanted.any(1).nonzero()[:, 0], int((batch.branch_fork * wanted).max())
-    return rows, time, narrow_batch(batch, rows, time), wanted[rows]
+    part = narrow_batch(batch, rows, time)  # the states of no other branch are kept
+    return rows, time, replace(part, branch_kind=part.branch_kind.masked_fill(~wanted[rows], -1)), wanted[rows]
 
 
 def branch_passes(
