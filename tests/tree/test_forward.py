@@ -30,8 +30,9 @@ FAMILIES = {
 }
 STATEFUL = {
     "Mamba": (tf.MambaForCausalLM, tf.MambaConfig(vocab_size=97, hidden_size=32, state_size=4, num_hidden_layers=2)),
-    "RecurrentGemma": (tf.RecurrentGemmaForCausalLM, tf.RecurrentGemmaConfig(
-        **TINY, head_dim=8, attention_window_size=8)),
+    "Jamba": (tf.JambaForCausalLM, tf.JambaConfig(**TINY, num_experts=2, attn_layer_period=2, attn_layer_offset=1,
+                                                  mamba_d_state=4, mamba_dt_rank=4)),
+    "RecurrentGemma": (tf.RecurrentGemmaForCausalLM, tf.RecurrentGemmaConfig(**TINY, head_dim=8, attention_window_size=8)),
 }
 
 
