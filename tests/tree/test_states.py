@@ -4,7 +4,9 @@ import copy
 import pytest
 import torch
 import transformers as tf
+from trl.trainer.utils import add_fused_lm_head
 
+from composer_replication.training.trainer import watch_forward
 from composer_replication.tree import states
 from composer_replication.tree.build import Branch, Span, Tree
 from composer_replication.tree.forward import branch_passes, forward_branches, forward_trunk, shares_trunk
@@ -166,3 +168,17 @@ def test_attention_and_experts_read_a_trunk_once():
         forward_branches(model, batch)
     once = 2 * (int(batch.branch_fork.max()) + batch.branch_ids.shape[1])  # two rows have branches; padding counts
     assert branch_passes(batch, KINDS, True, False) == 2 and read["attention"] == read["experts"] == once
+
+
+def test_trls_own_pass_keeps_the_states(monkeypatch):
+    "The trainer's cache: filled by a forward that TRL makes, with its fused head and padding on both sides."
+    monkeypatch.setattr(states, "NEAR", 4)
+    model, batch = make("Granite-4"), ragged((2, 9, 3))
+    want = separate(model, ragged()) * model.config.logits_scaling
+    add_fused_lm_head(model)
+    with watch_forward(model, batch) as forward:
+        model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=batch.input_ids, fused_lm_head=True)
+    got, real = model.lm_head(forward_branches(model, batch, forward.cache)), batch.branch_segment >= 0
+    assert isinstance(forward.cache, TrunkCache) and (got - want)[real].abs().max() < 1e-5 * want.abs().max()
+    got[real].sum().backward()
+    assert model.model.layers[0].mamba.A_log.grad.abs().max() > 0 and forward.logprobs.shape == (3, batch.input_ids.shape[1] - 1)
