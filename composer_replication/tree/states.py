@@ -120,7 +120,7 @@ class _State(_Replaces, LinearAttentionLayer):
 class _StateAndKeys(_Replaces, LinearAttentionAndFullAttentionLayer):
     pass
 
-
+# %% ../../nbs/tree/08_states.ipynb #59bac63b
 ATTENTION = {"full_attention": "full_attention", "sliding_attention": "sliding_attention", "hybrid": "full_attention"}  # its mask
 LAYERS = {"full_attention": DynamicLayer, "sliding_attention": DynamicLayer, "linear_attention": _State, "conv": _State,
           "hybrid": _StateAndKeys, "moe": DummyLayer, "mlp": DummyLayer}
@@ -234,7 +234,7 @@ def branch_rows(
         where[own] = i * tokens.shape[1] + torch.arange(len(row) - len(own), len(row), device=own.device)
     return Rows(tokens, torch.tensor(slots, device=segment.device), where.view_as(segment))
 
-
+# %% ../../nbs/tree/08_states.ipynb #842b48a1
 def _read_branches(rows, layer, forward, hidden_states, *, attention_mask=None, **others):
     "A mixer's output on the branch axis `(batch, q, hidden)`."
     if layer.kept:
