@@ -14,7 +14,8 @@ import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from ..tree.forward import _layer_types, shares_trunk
+from ..tree.forward import shares_trunk
+from ..tree.states import layer_types, state_mixers
 from .sampling import Numbers, Sample, Sampling
 
 # %% ../../nbs/rollout/02_decode.ipynb #711eb6b7
@@ -206,7 +207,7 @@ def _mask(self: CachedBatch, positions, time):
     "What each token sees, additive, in the form that the model's layers ask for."
     config, far = self.model.config.get_text_config(), positions[..., None] - torch.arange(time, device=positions.device)
     made = {}
-    for kind in sorted(set(_layer_types(config))):
+    for kind in sorted(set(layer_types(config))):
         hidden = far < 0 if kind == "full_attention" else (far < 0) | (far >= config.sliding_window)
         made[kind] = torch.zeros(hidden.shape, dtype=self.model.dtype, device=hidden.device).masked_fill_(
             hidden, torch.finfo(self.model.dtype).min)[:, None]
@@ -307,4 +308,4 @@ def open_batch(
     sampling: Sampling,
 ) -> CachedBatch | RereadBatch:
     "A batch that keeps its cache across turns where the model allows it."
-    return (RereadBatch if shares_trunk(model) else CachedBatch)(model, stops, sampling)
+    return (RereadBatch if shares_trunk(model) or state_mixers(model) else CachedBatch)(model, stops, sampling)

@@ -11,14 +11,14 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fastcore.basics import patch
 import torch
 from accelerate.utils import gather_object
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id
 
@@ -42,7 +42,7 @@ from .setup import PairSource, Setup, check_held_out, check_offline, check_optim
 from .teacher import causal_lm, evaluating, make_teacher, reference_policy
 from .window import Window, recorded_trees
 from ..tree.example import RolloutTree, example_tree, target_hints, target_turns
-from ..tree.forward import forward_trunk, shares_trunk
+from ..tree.forward import cache_inputs, forward_trunk, shares_trunk, trunk_cache
 from ..tree.pack import PackedBatch, pack_trees
 
 # %% ../../nbs/training/11_trainer.ipynb #15394a0d
@@ -68,20 +68,20 @@ class Forward:
 
     hidden: torch.Tensor | None = None  # (batch, time, hidden) last states
     logprobs: torch.Tensor | None = None  # (batch, time - 1) of the next token at the sampling temperature, zero where not scored
-    cache: DynamicCache | None = None  # keys and values of every layer
+    cache: Cache | None = None  # keys and values of every layer, and states at the forks
 
 
 @contextmanager
 def watch_forward(
     model: torch.nn.Module,  # as TRL calls it, with TRL's fused head: a transformers causal LM or a PEFT model around one
-    keep_cache: bool,  # the pass also fills a key-value cache
+    batch: PackedBatch | None,  # its branches will read the cache that the pass then fills too; None: it keeps none
 ):
     "Yields a `Forward`, which the next pass of the model fills."
-    body, forward = causal_lm(model).base_model, Forward()
+    causal, forward = causal_lm(model), Forward()
+    body = causal.base_model
 
     def fill_cache(module, args, kwargs):
-        forward.cache = kwargs["past_key_values"] = DynamicCache()
-        return args, kwargs | {"use_cache": True}
+        return args, kwargs | cache_inputs(causal, forward.cache)
 
     def keep_hidden(module, args, output):
         forward.hidden = output.last_hidden_state
@@ -90,10 +90,11 @@ def watch_forward(
         forward.logprobs = output.log_probs
 
     handles = [body.register_forward_hook(keep_hidden), model.register_forward_hook(keep_logprobs)]
-    if keep_cache:
+    if batch is not None:
         handles.append(body.register_forward_pre_hook(fill_cache, with_kwargs=True))
     try:
-        yield forward
+        with trunk_cache(causal, batch) if batch is not None else nullcontext() as forward.cache:
+            yield forward
     finally:
         for handle in handles:
             handle.remove()
@@ -613,8 +614,8 @@ def _before(self: ComposerReplicationTrainer, inputs) -> BackwardPass:
 def _policy_term(self: ComposerReplicationTrainer, model, step: BackwardPass) -> ChannelSum:
     "TRL's loss, and the student's pass that it makes. A cache is kept where branches will read from it."
     reads_cache = step.pairs or (step.sites and not self.teacher.own_trunk)
-    keep_cache = bool(reads_cache) and shares_trunk(self.student) is None
-    with self.window.timed("policy"), watch_forward(self.accelerator.unwrap_model(self.model), keep_cache) as step.forward:
+    batch = step.batch if reads_cache and shares_trunk(self.student) is None else None
+    with self.window.timed("policy"), watch_forward(self.accelerator.unwrap_model(self.model), batch) as step.forward:
         return ChannelSum(GRPOTrainer._compute_loss(self, self._model_within(model, step.forward), step.inputs), 1)
 
 

@@ -30,10 +30,9 @@ FAMILIES = {
 }
 STATEFUL = {
     "Mamba": (tf.MambaForCausalLM, tf.MambaConfig(vocab_size=97, hidden_size=32, state_size=4, num_hidden_layers=2)),
-    "Qwen3-Next": (tf.Qwen3NextForCausalLM, tf.Qwen3NextConfig(
-        **TINY | {"num_hidden_layers": 2}, head_dim=8, layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2,
-        linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1,
-        moe_intermediate_size=16, shared_expert_intermediate_size=16, decoder_sparse_step=1)),
+    "Jamba": (tf.JambaForCausalLM, tf.JambaConfig(**TINY, num_experts=2, attn_layer_period=2, attn_layer_offset=1,
+                                                  mamba_d_state=4, mamba_dt_rank=4)),
+    "RecurrentGemma": (tf.RecurrentGemmaForCausalLM, tf.RecurrentGemmaConfig(**TINY, head_dim=8, attention_window_size=8)),
 }
 
 
