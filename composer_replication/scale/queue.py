@@ -254,6 +254,23 @@ def groups(self: RolloutQueue, generation: int) -> list[Group]:
     found = orjson.loads(self.store.read(f"{folder_of(generation)}/tasks.json") or b'{"oldest": 0, "groups": []}')
     return [Group(generation, number, row, tuple(names), found["oldest"]) for number, (row, names) in enumerate(found["groups"])]
 
+
+@patch
+def begin_generation(
+    self: RolloutQueue,
+    now: int,  # the generation
+    last: int,  # that may be asked for
+    bound: int,  # generations that weights may be behind
+    weights: bytes,  # before it is trained on
+    groups_of: Callable[[int], Sequence[tuple[dict, Sequence[str]]]],  # what `ask` wants of a generation
+) -> None:
+    "Publish the weights, ask for what they may play, and say so. Done again after a kill, it changes nothing."
+    self.publish(now, weights)
+    for generation in range(now, last + 1):
+        if not self.groups(generation):
+            self.ask(generation, max(generation - bound, 0), groups_of(generation))
+    self.report(now, last)
+
 # %% ../../nbs/scale/02_queue.ipynb #eb17ddf3
 @patch
 def missing(self: RolloutQueue, generation: int, groups: int) -> list[int]:

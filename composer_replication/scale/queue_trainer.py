@@ -80,12 +80,8 @@ def _begin_generation(self: QueueTrainer, rows: list[dict]) -> Generation:
         return begun
     now, bound = self._step // self.passes_of_generation, self.args.max_staleness
     total = math.ceil(self.state.max_steps * self.args.gradient_accumulation_steps / self.passes_of_generation)
-    last = max(now, min(now + bound, total - 1))
-    self.queue.publish(now, trained_weights(self.accelerator.unwrap_model(self.model)))
-    for generation in range(now, last + 1):
-        if not self.queue.groups(generation):
-            self.queue.ask(generation, max(generation - bound, 0), self._groups_of(generation))
-    self.queue.report(now, last)
+    weights = trained_weights(self.accelerator.unwrap_model(self.model))
+    self.queue.begin_generation(now, max(now, min(now + bound, total - 1)), bound, weights, self._groups_of)
     asked = [(group.row, name) for group in self.queue.groups(now) for name in group.names]
     if [name for _, name in asked] != [f"{begun.name}-{i}" for i in range(len(rows))] or (not self.draw and [row for row, _ in asked] != rows):
         raise QueueProblem(f"the tasks of generation {now} in the queue are not those of this run", "take another --queue")
