@@ -289,12 +289,10 @@ def take(
     "The generation's rollouts. They stay where they are, for a trainer that is killed and comes back."
     names = [f"{folder_of(generation)}/rollouts-{number}.json.gz" for number in range(groups)]
     played = [decode(self.store.read(name) or b"", name) for name in names]
-    for number, (name, group) in enumerate(zip(names, played)):
-        if group.version < oldest:
-            for claim in self._claims(generation, number):  # first, or the group would seem to be in hand
-                self.store.remove(claim)
-            self.store.remove(name)
-    return None if any(group.version < oldest for group in played) else played
+    stale = [name for name, group in zip(names, played) if group.version < oldest]
+    for name in stale:
+        self.store.remove(name)
+    return None if stale else played
 
 # %% ../../nbs/scale/02_queue.ipynb #4cee81e8
 @patch
@@ -345,12 +343,10 @@ def is_alive(self: RolloutQueue, name: str) -> bool:
     return now - self.signs[name][1] < self.lease
 
 # %% ../../nbs/scale/02_queue.ipynb #dac22529
-@patch
-def _claims(self: RolloutQueue, generation: int, number: int, there: Sequence[str] | None = None) -> list[str]:
-    "Claims on a group, the last one last."
-    start, folder = f"claim-{number}-", folder_of(generation)
-    found = [name for name in (self.store.names(folder) if there is None else there) if name.startswith(start)]
-    return [f"{folder}/{name}" for name in sorted(found, key=lambda name: int(name.removeprefix(start)))]
+def _tries(there: Sequence[str], number: int) -> list[int]:
+    "Of the claims on a group among the files of a generation."
+    start = f"claim-{number}-"
+    return sorted(int(name.removeprefix(start)) for name in there if name.startswith(start))
 
 
 @patch
@@ -361,17 +357,16 @@ def claim(
     "The first group that is free and may be played with these weights; None where there is none now."
     open_ = orjson.loads(self.store.read("progress.json") or b'{"first": 0, "last": -1}')
     for generation in range(open_["first"], open_["last"] + 1):
-        there = self.store.names(folder_of(generation))
+        folder, there = folder_of(generation), self.store.names(folder_of(generation))
         for group in self.groups(generation):
             if group.oldest > version or f"rollouts-{group.number}.json.gz" in there:
                 continue
-            claims = self._claims(generation, group.number, there)
-            if claims and self.is_alive((self.store.read(claims[-1]) or b"").decode()):
+            claim, tries = f"{folder}/claim-{group.number}-", _tries(there, group.number)
+            if tries and self.is_alive((self.store.read(f"{claim}{tries[-1]}") or b"").decode()):
                 continue
-            number = int(claims[-1].rsplit("-", 1)[1]) + 1 if claims else 0
-            name = f"{folder_of(generation)}/claim-{group.number}-{number}"
-            if self.store.put_new(name, self.name.encode()):
-                self.claimed = name
+            mine = f"{claim}{tries[-1] + 1 if tries else 0}"
+            if self.store.put_new(mine, self.name.encode()):
+                self.claimed = mine
                 return group
     return None
 
