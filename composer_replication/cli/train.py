@@ -123,8 +123,7 @@ def train(
     devices: Annotated[int | None, typer.Option(min=1, help="For how many processes to estimate; else as launched.")] = None,
     islands: Annotated[int | None, typer.Option(min=1, help="Start so many islands on this machine: DiLoCo, extra `diloco`.")] = None,
     island: Annotated[int | None, typer.Option(min=0, help="Be island number K of those at the lighthouse that TORCHFT_LIGHTHOUSE names.")] = None,
-    queue: Annotated[str | None, typer.Option("--queue", metavar="URL", help="Take the rollouts that `composer-rl generate` puts here: a folder, or what "
-                                              "fsspec opens, such as s3://bucket/run.")] = None,
+    queue: Annotated[str | None, typer.Option("--queue", metavar="URL", help="Take rollouts that `composer-rl generate --queue URL` plays.")] = None,
     as_json: AsJson = False,
 ):
     """Train by a recipe: policy objective, SDPO at error turns, and trace-replay DPO (ours, not Cursor's).
@@ -138,8 +137,6 @@ def train(
     `composer-rl train --config qwen3-8b-lora --dry-run`
 
     `composer-rl train --config toy --islands 2 --set diloco_every=5`
-
-    `composer-rl train --config toy --queue out/queue`
     """
     if sum(given is not None for given in (islands, island, queue)) > 1:
         raise ValueError("--islands starts islands, --island is one of them, and --queue has generators of its own; give one of the three.")
