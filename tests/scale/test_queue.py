@@ -5,6 +5,7 @@ import threading
 from itertools import count
 
 import pytest
+from fused import Fused, Killed
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -14,29 +15,6 @@ from composer_replication.scale.queue import QueueProblem, RolloutQueue, Store, 
 
 GENERATIONS, GROUPS, LEASE = 5, 2, 60.0
 roots = count()
-
-
-class Killed(BaseException):
-    "The process is gone: nothing may catch it."
-
-
-class Fused(Store):
-    "A store whose user is killed at its n-th access, before or after it."
-
-    fuse, after = None, False
-
-    def _burn(self, act, *arguments):
-        self.fuse = None if self.fuse is None else self.fuse - 1
-        if self.fuse == -1 and not self.after:
-            raise Killed
-        result = act(self, *arguments)
-        if self.fuse == -1 and self.after:
-            raise Killed
-        return result
-
-
-for _act in (Store.put, Store.put_new, Store.read, Store.names, Store.remove):
-    setattr(Fused, _act.__name__, lambda self, *arguments, act=_act: self._burn(act, *arguments))
 
 
 def groups_of(generation):

@@ -7,11 +7,12 @@ from functools import partial
 import pytest
 import torch
 from forks import SERVER, _command, composer
+from fused import Fused, Killed
 from safetensors.torch import load_file
 
 from composer_replication.core.errors import InputProblem
 from composer_replication.recipes.recipe import load_recipe
-from composer_replication.recipes.run import make_trainer
+from composer_replication.recipes.run import make_trainer, run_recipe
 from composer_replication.scale.generator import Generator, check_queue_recipe, queue_settings
 from composer_replication.scale.queue import QueueProblem, RolloutQueue, Store
 from composer_replication.scale.queue_trainer import QueueTrainer
@@ -28,9 +29,9 @@ def recipe_in(folder, **changes):
     return recipe
 
 
-def with_queue(recipe, url, doctor=lambda rollout: rollout):
-    "A trainer that has its generator play where it would wait."
-    queue, other = (RolloutQueue(Store(url), name=name) for name in ("trainer", "generator"))
+def with_queue(recipe, store, doctor=lambda rollout: rollout):
+    "What makes a trainer that has its generator play where it would wait."
+    queue, other = RolloutQueue(store, name="trainer"), RolloutQueue(Store(store.url), name="generator")
     queue.begin(queue_settings(recipe))
     generator = Generator(recipe, other)
 
@@ -39,7 +40,7 @@ def with_queue(recipe, url, doctor=lambda rollout: rollout):
             other.deliver(group, generator.version, map(doctor, generator.play(group)))
 
     queue.pause = turn
-    return make_trainer(recipe, partial(QueueTrainer, queue=queue))
+    return partial(QueueTrainer, queue=queue)
 
 
 def weights(trainer):
@@ -53,11 +54,22 @@ def moved(trainer):
     return {name: weight - before[name] for name, weight in weights(trainer).items()}
 
 
+def versions(queue):
+    "By generation, the version of the weights that played each group."
+    generations = range(len(queue.store.names("generations")))
+    return {g: [played.version for played in queue.take(g, len(queue.groups(g)), 0)] for g in generations}
+
+
+def are_equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
 def test_without_staleness_and_correction_it_is_the_trainer_without_a_queue(tmp_path):
     settings = {"max_staleness": 0, "vllm_importance_sampling_correction": "false", "max_steps": 2}
     one = moved(make_trainer(recipe_in(tmp_path / "plain", **settings)))  # first: the other's making seeds what TRL shuffles by
-    other = moved(with_queue(recipe_in(tmp_path / "queued", **settings), str(tmp_path / "queue")))
-    assert all(torch.equal(one[name], other[name]) for name in one) and any(delta.any() for delta in one.values())
+    recipe = recipe_in(tmp_path / "queued", **settings)
+    other = moved(make_trainer(recipe, with_queue(recipe, Store(str(tmp_path / "queue")))))
+    assert are_equal(one, other) and any(delta.any() for delta in one.values())
 
 
 def test_a_token_twice_as_likely_as_when_it_was_sampled_counts_twice(tmp_path):
@@ -70,11 +82,38 @@ def test_a_token_twice_as_likely_as_when_it_was_sampled_counts_twice(tmp_path):
         return replace(rollout, logprobs=tuple(p - 0.6931471805599453 * sampled for p, sampled in logprobs))
 
     doctors = {"once": lambda rollout: rollout, "twice": rarer}
-    once, twice = (moved(with_queue(recipe_in(tmp_path / name, **settings), f"memory://ratio-{name}", doctor))
-                   for name, doctor in doctors.items())
+    recipes = {name: recipe_in(tmp_path / name, **settings) for name in doctors}
+    once, twice = (moved(make_trainer(recipe, with_queue(recipe, Store(f"memory://ratio-{name}"), doctors[name])))
+                   for name, recipe in recipes.items())
     assert max(delta.abs().max() for delta in once.values()) > 1e-3
     for name, delta in once.items():
         torch.testing.assert_close(twice[name], 2 * delta, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bound", [0, 1])
+def test_a_trainer_killed_at_an_access_to_its_queue_comes_to_the_same_weights(tmp_path, bound):
+    "As below, in one process, where moments can be named: killed four times, then once more from the checkpoint to the end."
+    settings = {"max_staleness": bound, "vllm_importance_sampling_correction": str(bool(bound)).lower(), "max_steps": 4,
+                "save_strategy": "steps", "save_steps": 2}
+    store = Fused(str(tmp_path / "queue"))
+    for fuse, after in ((4, False), (12, True), (26, True), (12, False)):
+        store.fuse = None
+        recipe = recipe_in(tmp_path / "out", resume="true", **settings)
+        kind = with_queue(recipe, store)
+        store.fuse, store.after = fuse, after
+        with pytest.raises(Killed):
+            run_recipe(recipe, kind=kind)
+    store.fuse, recipe = None, recipe_in(tmp_path / "out", resume="true", **settings)
+    last = run_recipe(recipe, kind=with_queue(recipe, store))
+    assert last.step == 4 and last.resumed_from.name == "checkpoint-2"
+    staleness = {g - version for g, of_groups in versions(RolloutQueue(store)).items() for version in of_groups}
+    assert staleness == set(range(bound + 1))
+    recipe = recipe_in(tmp_path / "oracle", **settings)
+    queue = RolloutQueue(Store(store.url), name="trainer")
+    queue.pause = None  # nothing is waited for
+    run_recipe(recipe, **({"kind": partial(QueueTrainer, queue=queue)} if bound else {}))
+    assert are_equal(*(load_file(tmp_path / name / "checkpoint-4" / "model.safetensors") for name in ("out", "oracle")))
 
 
 def test_a_trainer_whose_rollouts_do_not_come_ends_with_a_sentence(tmp_path):
@@ -155,16 +194,6 @@ def sea(tmp_path):
         process.join(LIMIT)
 
 
-def trained(folder):
-    return load_file(folder / "checkpoint-6" / "model.safetensors")
-
-
-def versions(queue):
-    "By generation, the version of the weights that played each group."
-    generations = range(len(queue.store.names("generations")))
-    return {g: [played.version for played in queue.take(g, len(queue.groups(g)), 0)] for g in generations}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("bound", [0, 2])
 def test_commands_killed_at_several_moments_lose_nothing_and_train_nothing_twice(sea, tmp_path, bound):
@@ -198,5 +227,4 @@ def test_commands_killed_at_several_moments_lose_nothing_and_train_nothing_twice
     oracle = ["train", *(both if bound else ["--config", "toy", *words(settings)]), "--set", "output_dir=oracle"]
     done = composer(*oracle, cwd=tmp_path, timeout=LIMIT)
     assert done.returncode == 0, done.stderr[-3000:]
-    one, other = trained(tmp_path / "out"), trained(tmp_path / "oracle")
-    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    assert are_equal(*(load_file(tmp_path / name / "checkpoint-6" / "model.safetensors") for name in ("out", "oracle")))
