@@ -58,14 +58,15 @@ def _show_result(result, as_json: bool) -> None:
         out.print(f"Step {result.step} of {result.of}. Checkpoint: {escape(str(result.checkpoint or 'none'))}", soft_wrap=True)
 
 # %% ../../nbs/cli/07_train.ipynb #f3388478
-def _run(recipe, as_json: bool, island: int | None):
-    "Train, with a line for each log and the page of the run; as one of several islands."
+def _run(recipe, as_json: bool, island: int | None, queue: str | None):
+    "Train, with a line for each log and the page of the run; as one of several islands, or with rollouts from a queue."
     from composer_replication.recipes.run import latest_traces, run_recipe
     from composer_replication.report.run import RunPage
     from composer_replication.report.train import step_line
     pages = []
     if island is not None:
         _as_island(recipe, island)
+    kind = {} if queue is None else {"kind": _with_queue(recipe, queue)}
 
     def watch(trainer, record):
         pages.append(RunPage(record, lambda: latest_traces(trainer), trainer.hint_source))
@@ -76,7 +77,7 @@ def _run(recipe, as_json: bool, island: int | None):
         return pages
 
     try:
-        return run_recipe(recipe, emit if as_json else lambda logged: out.print(step_line(logged), soft_wrap=True), watch)
+        return run_recipe(recipe, emit if as_json else lambda logged: out.print(step_line(logged), soft_wrap=True), watch, **kind)
     except BaseException as error:
         for page in pages:
             page.failed(error)
@@ -101,6 +102,18 @@ def _start_islands(recipe, islands: int, options: list[str]) -> None:
     if code:
         raise typer.Exit(code)
 
+# %% ../../nbs/cli/07_train.ipynb #90f4ab17
+def _with_queue(recipe, url: str):
+    "What makes the trainer of a queue. Raises `InputProblem` and `QueueProblem` before a weight is loaded."
+    from functools import partial
+    from composer_replication.scale.generator import check_queue_recipe, queue_settings
+    from composer_replication.scale.queue import RolloutQueue, Store
+    from composer_replication.scale.queue_trainer import QueueTrainer
+    check_queue_recipe(recipe)
+    queue = RolloutQueue(Store(url), recipe.config.queue_lease, "trainer")
+    queue.begin(queue_settings(recipe))
+    return partial(QueueTrainer, queue=queue)
+
 # %% ../../nbs/cli/07_train.ipynb #e896e468
 @plainly
 def train(
@@ -110,6 +123,7 @@ def train(
     devices: Annotated[int | None, typer.Option(min=1, help="For how many processes to estimate; else as launched.")] = None,
     islands: Annotated[int | None, typer.Option(min=1, help="Start so many islands on this machine: DiLoCo, extra `diloco`.")] = None,
     island: Annotated[int | None, typer.Option(min=0, help="Be island number K of those at the lighthouse that TORCHFT_LIGHTHOUSE names.")] = None,
+    queue: Annotated[str | None, typer.Option("--queue", metavar="URL", help="Take rollouts that `composer-rl generate --queue URL` plays.")] = None,
     as_json: AsJson = False,
 ):
     """Train by a recipe: policy objective, SDPO at error turns, and trace-replay DPO (ours, not Cursor's).
@@ -124,8 +138,8 @@ def train(
 
     `composer-rl train --config toy --islands 2 --set diloco_every=5`
     """
-    if None not in (islands, island):
-        raise ValueError("--islands starts islands and --island is one of them; give one of the two.")
+    if sum(given is not None for given in (islands, island, queue)) > 1:
+        raise ValueError("--islands starts islands, --island is one of them, and --queue has generators of its own; give one of the three.")
     from composer_replication.recipes.recipe import load_recipe
     recipe = load_recipe(config, parse_settings(settings or []), estimating=dry_run)
     if dry_run:
@@ -135,7 +149,7 @@ def train(
     if islands is not None:
         sets = [word for text in settings or [] for word in ("--set", text)]
         return _start_islands(recipe, islands, ["--config", config, *sets, *(["--json"] if as_json else [])])
-    result = _run(recipe, as_json, island)
+    result = _run(recipe, as_json, island, queue)
     if _is_first():
         _show_result(result, as_json)
     if result.interrupted:

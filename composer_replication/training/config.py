@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LOSSES', 'setting', 'check_one_of', 'PolicySettings', 'SdpoSettings', 'ReplaySettings', 'RolloutSettings',
-           'OptimizerSettings', 'IslandSettings', 'ComposerReplicationConfig']
+           'OptimizerSettings', 'IslandSettings', 'QueueSettings', 'ComposerReplicationConfig']
 
 # %% ../../nbs/training/05_config.ipynb #a10cc50a
 import math
@@ -17,6 +17,7 @@ from trl import GRPOConfig
 from ..core.errors import InputProblem
 from ..losses.distill import TAIDScheduler
 from ..losses.divergences import DIVERGENCES, SCHEDULED, Divergence, Support, TokenDivergence, named_divergence
+from ..rollout.types import RolloutConfig
 from .kl import check_kl_place
 from .teacher import KINDS
 
@@ -188,6 +189,14 @@ class RolloutSettings:
         if not self.tool_timeout > 0:
             raise InputProblem(f"tool_timeout={self.tool_timeout} lets no tool answer; give seconds above 0.")
 
+
+@patch(as_prop=True)
+def rollout_config(self: RolloutSettings) -> RolloutConfig:
+    "Budgets and sampling of the rollout loop."
+    return RolloutConfig(max_turns=self.max_turns, max_tokens=self.max_completion_length, max_turn_tokens=self.max_turn_tokens,
+                         temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p,
+                         tool_timeout=self.tool_timeout, seed=self.seed)
+
 # %% ../../nbs/training/05_config.ipynb #d4fade3d
 @dataclass
 class OptimizerSettings:
@@ -217,10 +226,22 @@ class IslandSettings:
         if not (self.diloco_lr > 0 and math.isfinite(self.diloco_lr)):
             raise InputProblem(f"diloco_lr={self.diloco_lr} is out of range; take more than 0.")
 
+# %% ../../nbs/training/05_config.ipynb #7b20c4de
+@dataclass
+class QueueSettings:
+    "How far trainer and generators may be apart; used with `--queue` alone."
+
+    max_staleness: int = setting(1, "--queue: generations that a rollout's weights may be behind those trained on it; 0: the sides take turns.")
+    queue_lease: float = setting(60.0, "--queue: seconds without a sign of life after which a generator's group is given to another.")
+
+    def _check_queue(self):
+        _check_bounds("max_staleness", self.max_staleness, 0, 1000, "give a number of generations, or 0 for none")
+        _check_bounds("queue_lease", self.queue_lease, 1, 86400, "give 1 to 86400 seconds")
+
 # %% ../../nbs/training/05_config.ipynb #091f8948
 @dataclass
 class ComposerReplicationConfig(PolicySettings, SdpoSettings, ReplaySettings, RolloutSettings, OptimizerSettings, IslandSettings,
-                                GRPOConfig):
+                                QueueSettings, GRPOConfig):
     """Settings of `ComposerReplicationTrainer`: TRL's `GRPOConfig` and those of the channels.
 
     Raises `InputProblem` with the fix for every setting that cannot work."""
@@ -228,7 +249,7 @@ class ComposerReplicationConfig(PolicySettings, SdpoSettings, ReplaySettings, Ro
     def __post_init__(self):
         super().__post_init__()
         for check in (self._check_policy, self._check_sdpo, self._check_replay, self._check_rollouts, self._check_optimizer,
-                      self._check_islands):
+                      self._check_islands, self._check_queue):
             check()
         if self.sort_by_length and self.loss_type == "bnpo":
             raise InputProblem("sort_by_length=True puts other rows into a batch, and loss_type='bnpo' divides by a batch's own tokens; "

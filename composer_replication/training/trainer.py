@@ -29,7 +29,7 @@ from ..losses.batch import TraceExample, check_by_index
 from ..losses.channels import (ChannelSum, pair_logps, preference_loss, reference_logps, replay_sum, sdpo_sum,
                                                   sdpo_terms, teacher_states, vote_sum)
 from ..losses.chunked import LMHead, lm_head
-from ..rollout.types import Ending, Rollout, RolloutConfig
+from ..rollout.types import Ending, Rollout
 from ..traces.export import write_traces
 from .batches import NonFiniteLoss, by_length, report_not_finite, sampled_mask
 from .checkpoint import InterruptCallback, complete_checkpoint
@@ -236,15 +236,6 @@ def student(self: ComposerReplicationTrainer) -> PreTrainedModel:
     return causal_lm(self.accelerator.unwrap_model(self.model))
 
 
-@patch(as_prop=True)
-def rollout_config(self: ComposerReplicationTrainer) -> RolloutConfig:
-    "The rollout loop's settings, from the trainer's."
-    a = self.args
-    return RolloutConfig(max_turns=a.max_turns, max_tokens=a.max_completion_length, max_turn_tokens=a.max_turn_tokens,
-                         temperature=a.temperature, top_p=a.top_p, top_k=a.top_k, min_p=a.min_p, tool_timeout=a.tool_timeout,
-                         seed=a.seed)
-
-
 @patch
 def play(
     self: ComposerReplicationTrainer,
@@ -254,10 +245,10 @@ def play(
     "Play one episode per row with the policy as it is now."
     names = [f"{name}-{i}" for i in range(len(rows))]
     if self.sampling_copy is None or not is_sharded(self.model):
-        return play_episodes(self, self.factory, rows, names, self.rollout_config)
+        return play_episodes(self, self.factory, rows, names, self.args.rollout_config)
     policy = TransformersPolicy(self.sampling_copy.at_step(self.model, self.state.global_step), self.setup.tokenizer)
     with torch.no_grad():
-        return collect(policy, self.factory, rows, self.rollout_config, trace_ids=names)
+        return collect(policy, self.factory, rows, self.args.rollout_config, trace_ids=names)
 
 
 @patch(as_prop=True)

@@ -1,0 +1,223 @@
+"""The rollout queue alone: any order of steps, crashes at any access to the store, signs of life that fail to come."""
+import json
+import os
+import threading
+from itertools import count
+
+import pytest
+from fused import Fused, Killed
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from composer_replication.core.trace import Trace, Turn
+from composer_replication.rollout.types import Ending, Rollout
+from composer_replication.scale.queue import QueueProblem, RolloutQueue, Store, folder_of
+
+GENERATIONS, GROUPS, LEASE = 5, 2, 60.0
+roots = count()
+
+
+def groups_of(generation):
+    return [({"prompt": f"{generation}/{number}"}, [f"step{generation}-rank0-{number}"]) for number in range(GROUPS)]
+
+
+class Trainer:
+    "Its weights are the list of all that it was trained on."
+
+    def __init__(self, world):
+        self.world, self.saved = world, []
+        self.start()
+
+    def start(self):
+        self.queue, self.weights, self.begun = self.world.end("trainer"), list(self.saved), False
+
+    def begin(self):
+        now, bound = len(self.weights) // GROUPS, self.world.bound
+        if now < GENERATIONS:
+            last = min(now + bound, GENERATIONS - 1)
+            self.queue.begin_generation(now, last, bound, json.dumps(self.weights).encode(), groups_of)
+            self.begun = True
+
+    def take(self):
+        now = len(self.weights) // GROUPS
+        if not self.begun or self.queue.missing(now, GROUPS):
+            return
+        played = self.queue.take(now, GROUPS, max(now - self.world.bound, 0))
+        for number, group in enumerate(played or ()):
+            self.world.learnt(now, number, group)
+            self.weights.append([now, number, group.version])
+        self.begun = self.begun and played is None
+
+    def learn(self):
+        self.begin()
+        self.take()
+
+    def save(self):
+        self.saved = list(self.weights)
+
+
+class Player:
+    "A generator; it may lie about its weights."
+
+    def __init__(self, world):
+        self.world = world
+        self.start()
+
+    def start(self):
+        self.queue, self.group, self.number = self.world.end(f"player{next(self.world.names)}"), None, count()
+        self.version = self.weights = None
+        self.live()
+
+    def live(self):
+        self.queue.store.put(f"generators/{self.queue.name}", str(next(self.number)).encode())
+
+    def load(self):
+        version = self.queue.latest()
+        weights = None if version is None or self.group else self.queue.weights(version)
+        if weights is not None:
+            self.version, self.weights = version, weights
+
+    def claim(self):
+        if self.group is None and self.version is not None:
+            self.group = self.queue.claim(self.version)
+            assert self.group is None or self.group.generation - self.version <= self.world.bound
+
+    def deliver(self, behind=0):
+        if self.group is not None:
+            trace = Trace(self.group.names[0], (Turn("user", self.weights.decode()), Turn("user", self.queue.name)))
+            self.queue.deliver(self.group, self.version - behind, [Rollout(trace, (), (), (), (), Ending.DONE, 1.0)])
+            self.group = None
+
+    def work(self, behind=0):
+        self.live()
+        self.load()
+        self.claim()
+        self.deliver(behind)
+
+    def lie(self):
+        self.work(behind=self.world.bound + 1)
+
+
+class World:
+    def __init__(self, bound):
+        self.bound, self.root, self.clock, self.names, self.first = bound, f"memory://queue{next(roots)}", 0.0, count(), {}
+        self.trainer, self.players = Trainer(self), [Player(self), Player(self)]
+        self.actors = [self.trainer, *self.players]
+
+    def end(self, name):
+        queue = RolloutQueue(Fused(self.root), LEASE, name)
+        queue.now = lambda: self.clock
+        return queue
+
+    def learnt(self, generation, number, group):
+        "What the trainer was given is fresh enough, was played by the weights that it says, and is the same in every life."
+        assert 0 <= generation - group.version <= self.bound
+        [rollout] = group.rollouts
+        assert rollout.trace.trace_id == f"step{generation}-rank0-{number}"
+        trained_on = json.loads(rollout.trace.turns[0].content)
+        assert [place[:2] for place in trained_on] == in_order(group.version)
+        assert self.first.setdefault((generation, number), group) == group
+
+    def act(self, actor, what, fuse=None, after=False):
+        store = actor.queue.store
+        store.fuse, store.after = fuse, after
+        try:
+            getattr(actor, what)()
+        except Killed:
+            actor.start()
+        store.fuse = None
+
+
+def in_order(generations):
+    return [[generation, number] for generation in range(generations) for number in range(GROUPS)]
+
+
+ACTS = [(0, act) for act in ("learn", "learn", "learn", "begin", "take", "save", "start", "wait", "wait")]
+ACTS += [(player, act) for player in (1, 2) for act in ("work", "work", "load", "claim", "deliver", "live", "lie", "start")]
+STEPS = st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 50), st.booleans()), min_size=10, max_size=60)
+# A generator plays a group that seemed free, the trainer learns from it, who had it first delivers too, the trainer dies.
+LATE = [(0, "begin"), (1, "load"), (2, "load"), (1, "claim"), (2, "claim"), (2, "deliver"), (2, "claim"), (0, "wait"),
+        (0, "wait"), (2, "live"), (2, "claim"), (2, "deliver"), (0, "take"), (1, "deliver"), (0, "start")]
+
+FIRST = [(0, "begin"), (1, "load"), (2, "work"), (2, "work"), (0, "learn"), (0, "begin")]  # generation 0; generation 1 begins
+
+
+@settings(max_examples=80)
+@given(bound=st.integers(0, 2), steps=STEPS)
+@example(bound=0, steps=[(step, 50, False) for step in LATE])
+@example(bound=0, steps=[(step, 50, False) for step in [*FIRST, (1, "claim")]])  # with weights of generation 0
+@example(bound=0, steps=[(step, 50, False) for step in [*FIRST, (1, "lie"), (2, "work"), (0, "learn")]])
+def test_every_group_is_learnt_once_in_order_and_in_time_whoever_dies(bound, steps):
+    world = World(bound)
+    for (number, what), fuse, after in steps:
+        if what == "wait":
+            world.clock += 40
+        else:
+            world.act(world.actors[number], what, fuse, after)
+    for _ in range(20 * GENERATIONS):  # from now on nobody dies
+        world.clock += 40
+        for player in world.players:
+            world.act(player, "work")
+        world.act(world.trainer, "learn")
+        if len(world.trainer.weights) == GENERATIONS * GROUPS:
+            break
+    assert [place[:2] for place in world.trainer.weights] == in_order(GENERATIONS)
+
+
+@pytest.fixture(params=["folder", "memory"])
+def store(request, tmp_path):
+    return Store(str(tmp_path / "queue") if request.param == "folder" else f"memory://store{next(roots)}")
+
+
+def test_of_many_who_put_a_new_file_one_succeeds(store):
+    ready, won = threading.Barrier(8), []
+
+    def put(number):
+        ready.wait()
+        if store.put_new("a/file", bytes([number]) * 100_000):
+            won.append(number)
+
+    threads = [threading.Thread(target=put, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    [winner] = won
+    assert store.read("a/file") == bytes([winner]) * 100_000 and store.names("a") == ["file"]
+
+
+@pytest.mark.parametrize("at", ["link", "replace"])
+def test_a_file_whose_writing_was_cut_off_is_not_there(tmp_path, monkeypatch, at):
+    def killed(*arguments):
+        raise Killed
+
+    store = Store(str(tmp_path))
+    monkeypatch.setattr(os, at, killed)
+    with pytest.raises(Killed):
+        (store.put_new if at == "link" else store.put)("a/file", b"whole")
+    assert store.names("a") == [] and store.read("a/file") is None
+    (tmp_path / "a" / ".file.partial").write_bytes(b"ha")  # as a kill leaves it
+    monkeypatch.undo()
+    assert store.names("a") == [] and store.put_new("a/file", b"whole") and store.names("a") == ["file"]
+
+
+def test_the_trainer_reads_why_a_generator_ended(store):
+    queue, other = RolloutQueue(store, name="one"), RolloutQueue(store, name="two")
+    with pytest.raises(ValueError), queue.signs_of_life():
+        assert other.is_alive("one")
+        raise ValueError("no more disk")
+    with other.signs_of_life():
+        pass
+    assert queue.problems() == ["no more disk"] and not other.is_alive("one") and store.names("generators") == ["one"]
+
+
+def test_a_generator_gives_signs_from_a_thread(store):
+    queue = RolloutQueue(store, lease=0.02, name="one")
+    with queue.signs_of_life():
+        assert queue.until(lambda: store.read("generators/one") not in (b"0", None) or None, 60)
+
+
+def test_a_row_that_json_cannot_hold_is_refused(store):
+    with pytest.raises(QueueProblem, match="a task of generation 3 holds more than JSON can"):
+        RolloutQueue(store).ask(3, 0, [({"prompt": "x", "parts": (1, 2)}, ["step3-rank0-0"])])
+    assert store.names(folder_of(3)) == []
