@@ -168,7 +168,7 @@ def explorer_data(
         traces.append(data)
     if not traces:
         raise InputProblem("no error turn has a hint that could be placed", "name traces in which a tool call failed")
-    moved = {(t, s): sum(site["hints"][0]["nats"]) for t, trace in enumerate(traces) for s, site in enumerate(trace["sites"])}
+    moved = {(t, s): (site["kind"] == "tool_not_found", sum(site["hints"][0]["nats"])) for t, trace in enumerate(traces) for s, site in enumerate(trace["sites"])}
     return {"layers": [*(layer.name for layer in hints.layers), CONTROL], "traces": traces, "start": max(moved, key=moved.get)}
 
 # %% ../../nbs/report/17_explorer.ipynb #00826661

@@ -204,6 +204,21 @@ def test_text_can_be_read(site, visit, name, mode):
     assert faint(page, "article :not(.highlight *)") == []
 
 
+SPHINX = {"definition-list"}  # its entries of classes and functions
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_axe_finds_no_serious_fault(site, visit, mode):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python").Axe()
+    faults = {}
+    for name in (*PAGES[:10], "core/trace"):
+        page = visit((site / f"{name}.html").as_uri(), mode)
+        found = axe.run(page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}).response["violations"]
+        if wrong := [[fault["id"], *fault["nodes"][0]["target"]] for fault in found if fault["id"] not in SPHINX]:
+            faults[name] = wrong
+    assert faults == {}
+
+
 def test_faint_text_is_found(visit, tmp_path):
     (tmp_path / "a.html").write_text("<body style='background:#fff'><p style='color:#999'>faint</p><p>clear</p>")
     page = visit((tmp_path / "a.html").as_uri())
