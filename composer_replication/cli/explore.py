@@ -19,7 +19,7 @@ from ..core.provenance import hardware, provenance, versions
 
 # %% ../../nbs/cli/17_explore.ipynb #5ba75ab7
 def _drawn(files: list[Path], strict: bool, tools: Path | None, most: int, seed: int) -> tuple:
-    "So many traces with errors, drawn at random, in the order of their files; the hint layers."
+    "So many traces with errors, drawn at random, in the order of their files; how many there are; the hint layers."
     from composer_replication.experiments.loss_check import Reservoir
     from composer_replication.hints.layers import default_composite
     from composer_replication.traces.error_sites import find_error_sites
@@ -35,13 +35,13 @@ def _drawn(files: list[Path], strict: bool, tools: Path | None, most: int, seed:
 def _read(files: list[Path], model: str, template: str | None, most: int, max_tokens: int, seed: int, strict: bool, tools: Path | None) -> tuple[dict, int]:
     "The data of the page, and how many traces hold errors; with progress."
     with progress() as bar:
-        task = bar.add_task("loading the model")
+        task = bar.add_task("reading traces")
+        traces, there, hints = _drawn(files, strict, tools, most, seed)
+        bar.update(task, description="loading the model")
         from composer_replication.recipes.checkpoint import load_checkpoint
         from composer_replication.recipes.models import chat_template
         from composer_replication.report.explorer import explorer_data, hinted_traces
         checkpoint = load_checkpoint(model, None if template is None else chat_template(template))
-        bar.update(task, description="reading traces")
-        traces, there, hints = _drawn(files, strict, tools, most, seed)
 
         def each():
             for number, trace in enumerate(traces, 1):
