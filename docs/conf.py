@@ -93,6 +93,25 @@ class Entries(SphinxDirective):
         return part.children
 
 
+class Explorer(SphinxDirective):
+    "Some of the shipped traces as the embedded model reads them, to click through; computed when the page is read, in seconds."
+
+    def run(self) -> list[nodes.Node]:
+        from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
+        from composer_replication.envs.toy.traces import toy_traces
+        from composer_replication.hints.layers import default_composite
+        from composer_replication.report.explorer import explorer_data, explorer_html, hinted_traces
+        from composer_replication.traces.siblings import SiblingIndex
+        package = stage.ROOT / stage.PACKAGE
+        for pattern in ("report/*.py", "data/report/explorer*", "data/report/theme.css"):
+            for file in package.glob(pattern):
+                self.env.note_dependency(str(file))
+        traces = toy_traces()
+        hints = default_composite(siblings=SiblingIndex(traces))
+        data = explorer_data(hinted_traces(embedded_model(), embedded_tokenizer(), traces[:20], hints), hints)
+        return [nodes.raw("", explorer_html(data), format="html")]
+
+
 def one_document(app, doctree):
     "Parts in reStructuredText name a document of their own, and by it all pages read so far: every file would hold them."
     for node in doctree.findall():
@@ -127,6 +146,7 @@ def fast_sidebar(app, pagename, templatename, context, doctree):
 def setup(app):
     app.connect("html-page-context", fast_sidebar, priority=400)  # before the theme asks
     app.add_directive("entries", Entries)
+    app.add_directive("explorer", Explorer)
     app.connect("doctree-read", one_document)
     app.connect("autodoc-before-process-signature", plain_hints)
     app.connect("autodoc-process-docstring", add_docments)

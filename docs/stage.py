@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS, NBS, SPIKES, STAGED = ROOT / "docs", ROOT / "nbs", ROOT / "spikes", ROOT / "docs" / "_staged"
 PACKAGE = "composer_replication"
 
-START = ("error_site", "training_step", "episodes", "exploits", "replay")
+START = ("explorer", "error_site", "training_step", "episodes", "exploits", "replay")
 GUIDES = ("guides/one-road", "guides/my-model", "guides/other-machines", "guides/my-traces", "guides/my-repository",
           "guides/my-teachers", "guides/hint-layer", "guides/objective", "guides/read-a-ladder")
 BACKGROUND = ("recipe", "comparison", "glossary")
@@ -81,7 +81,7 @@ def generated() -> dict[str, Callable[[], str]]:
     rooms = {f"api/{room}": about for room, about in ROOMS.items() if (NBS / room).is_dir()}
     return {"gaps": lambda: gaps.page(at_gaps), "commands": commands_markdown,
             **{name: partial(section_page, name, *about) for name, about in rooms.items()},
-            "start": lambda: section_page("start", "Start", "Notebooks that each show one thing, with real values, in seconds."),
+            "start": lambda: section_page("start", "Start", "Pages that each show one thing, with real values, in seconds."),
             "experiments": experiments_page,
             "api": lambda: section_page("api", "API", "The package, room by room; an import only goes down this list."),
             "background": lambda: section_page("background", "Background", "Sources, words, decisions, and what was tried.")}

@@ -41,6 +41,51 @@ def no_judge_waits_longer() -> Iterator[None]:
         runner.close_judges()
 
 
+# A browser
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+HERE = ("file:", "data:", "blob:", "about:", "http://127.0.0.1", "ws://127.0.0.1")
+LIMIT = 60_000  # milliseconds that anything may take; nothing needs a tenth of it on an idle machine
+
+
+@pytest.fixture(scope="module")
+def browser():
+    "A headless Chromium; skips where there is none."
+    if CHROMIUM is None:
+        pytest.skip("there is no browser here: apt-get install -y chromium")
+    from playwright.sync_api import sync_playwright
+    with sync_playwright() as play:
+        options = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]  # it runs as root, in containers too
+        chromium = play.chromium.launch(executable_path=CHROMIUM, args=options)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def visit(browser):
+    "Opens pages; what the browser complains of is in `page.complaints`."
+    contexts = []
+
+    def opened(url, mode="light", **more):
+        context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme=mode, reduced_motion="reduce", **more)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(LIMIT)
+        page.complaints = []
+        page.on("console", lambda said: page.complaints.append(said.text) if said.type == "error" else None)
+        page.on("pageerror", lambda error: page.complaints.append(str(error)))
+        # A page that is left gives up what it still waits for, its icon say: no fault of the site.
+        page.on("requestfailed", lambda request: request.failure == "net::ERR_ABORTED"
+                or page.complaints.append(f"failed: {request.url}: {request.failure}"))
+        page.on("request", lambda asked: asked.url.startswith(HERE) or page.complaints.append(f"from elsewhere: {asked.url}"))
+        page.goto(url)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+
+
 # Tiers. A mark is set where a test, its fixtures, or a function of tests/ that they call has such a fixture or uses such a name.
 
 FIXTURES = {"site": {"site"}, "browser": {"browser", "lab"}}

@@ -118,12 +118,13 @@ def _write_episodes(run, made: dict, output: Path) -> Path | None:
     from composer_replication.experiments.episodes import ladder_episodes
     from composer_replication.experiments.setting import Setting
     from composer_replication.report.episodes import write_episodes
+    from composer_replication.report.ladder import EPISODES
     seed = run.seeds[0]
     arms = [arm for arm in run.arms if seed in run.results[arm]]
     if not arms:
         return None
     try:
-        views = ladder_episodes(output, Setting(**run.setting), arms, seed, range(4))
+        views = ladder_episodes(output, Setting(**run.setting), arms, seed, range(EPISODES))
         return write_episodes(views, output / "episodes.html", made=made | {"pages": {"the ladder": "report.html"}})
     except ValueError as problem:  # a run without its last checkpoint: the table stands without the page
         warn(f"no page of episodes: {problem}")
@@ -138,7 +139,7 @@ def _show_ladder(run, rows, output: Path, as_json: bool) -> None:
     made = provenance(seeds=", ".join(map(str, run.seeds)))  # each arm's run holds the versions and the machine
     episodes = _write_episodes(run, made, output)
     pages = {"pages": {"a few episodes of every arm": "episodes.html"}} if episodes else {}
-    report = write_file(output / "report.html", ladder_page(run, rows, made | pages))
+    report = write_file(output / "report.html", ladder_page(run, rows, made | pages, episodes.name if episodes else None))
     if as_json:
         return emit(ladder_json(run, rows))
     for part in (result_table(rows), *map(verdict, rows), cost_table(rows), *([ONE_SEED] if len(run.seeds) == 1 else ())):

@@ -16,50 +16,15 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no browser here: apt-get install -y chromium")
-PAGES = ("index", "error_site", "training_step", "episodes", "exploits", "replay", "guide", "gaps", "commands", "report/display",
-         "report/ladder", "core/trace", "spikes/004-ab")
+PAGES = ("index", "explorer", "error_site", "training_step", "episodes", "exploits", "replay", "guide", "gaps", "commands",
+         "report/display", "report/ladder", "core/trace", "spikes/004-ab")
 FETCHED = (ROOT / "docs" / "_static" / "vendor" / "complete").exists  # asked after the build: scripts for formulas
-HERE = ("file:", "data:", "blob:", "about:", "http://127.0.0.1", "ws://127.0.0.1")
-LIMIT = 60_000  # milliseconds that anything may take; nothing needs a tenth of it on an idle machine
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_playwright() as play:
-        options = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]  # it runs as root, in containers too
-        chromium = play.chromium.launch(executable_path=CHROMIUM, args=options)
-        yield chromium
-        chromium.close()
-
-
-@pytest.fixture
-def visit(browser):
-    "Opens pages; what the browser complains of is in `page.complaints`."
-    contexts = []
-
-    def opened(url, mode="light", **more):
-        context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme=mode, reduced_motion="reduce", **more)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(LIMIT)
-        page.complaints = []
-        page.on("console", lambda said: page.complaints.append(said.text) if said.type == "error" else None)
-        page.on("pageerror", lambda error: page.complaints.append(str(error)))
-        # A page that is left gives up what it still waits for, its icon say: no fault of the site.
-        page.on("requestfailed", lambda request: request.failure == "net::ERR_ABORTED"
-                or page.complaints.append(f"failed: {request.url}: {request.failure}"))
-        page.on("request", lambda asked: asked.url.startswith(HERE) or page.complaints.append(f"from elsewhere: {asked.url}"))
-        page.goto(url)
-        return page
-
-    yield opened
-    for context in contexts:
-        context.close()
+LIMIT = 60_000  # as `conftest.LIMIT`
 
 
 def picture(page, name):
@@ -233,10 +198,26 @@ def faint(page, selector):
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
-@pytest.mark.parametrize("name", ["index", "error_site", "exploits", "replay", "report/display", "gaps"])
+@pytest.mark.parametrize("name", ["index", "explorer", "error_site", "exploits", "replay", "report/display", "gaps"])
 def test_text_can_be_read(site, visit, name, mode):
     page = visit((site / f"{name}.html").as_uri(), mode)
     assert faint(page, "article :not(.highlight *)") == []
+
+
+SPHINX = {"definition-list"}  # its entries of classes and functions
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_axe_finds_no_serious_fault(site, visit, mode):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python").Axe()
+    faults = {}
+    for name in (*PAGES[:10], "core/trace"):
+        page = visit((site / f"{name}.html").as_uri(), mode)
+        options = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
+        found = axe.run(page, options=options).response["violations"]
+        if wrong := [[fault["id"], *fault["nodes"][0]["target"]] for fault in found if fault["id"] not in SPHINX]:
+            faults[name] = wrong
+    assert faults == {}
 
 
 def test_faint_text_is_found(visit, tmp_path):

@@ -10,7 +10,7 @@ from composer_replication.core.trace import Trace, Turn
 from composer_replication.envs.toy.traces import toy_traces
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.recipes.run import latest_traces, run_recipe
-from composer_replication.report.html import PALETTE
+from composer_replication.report.html import PALETTE, script_for
 from composer_replication.report.run import SHOWN, RunPage, rollout_views, run_curves, run_page
 
 RECORD = {"run": "mine", "began": "then", "command": ["composer-rl", "train"], "commit": None, "seeds": {"seed": 3},
@@ -27,6 +27,7 @@ def test_text_of_a_run_is_only_text():
     trace = Trace(bad, (Turn("user", bad), Turn("assistant", f"</pre>{bad}")), reward=1.0)
     record = RECORD | {"command": [bad], "run": bad, "settings": {"model": bad, "task": bad}}
     shown = run_page(record, [*HISTORY, {"step": 6, "health/warning": f"look {bad}"}], rollout_views([trace]), bad)
+    shown = shown.replace(script_for(shown), "")
     assert "<script" not in shown and shown.count("&lt;script&gt;") >= 7
     assert not re.search(r"(src|href)=[\"']?(https?:)?//", shown)
 

@@ -133,4 +133,7 @@ document.addEventListener("keydown", e => {
   e.preventDefault();
 });
 
-choose(entry);
+// A link names an arm and a task: episodes.html#arm=A2&task=0
+const wanted = new URLSearchParams(location.hash.slice(1)), arm = wanted.get("arm"), task = wanted.get("task");
+const fitting = data.menu.filter(e => (!arm || e.arm.split(" ")[0] === arm) && (!task || e.task === Number(task)));
+choose((arm || task) && (fitting.find(e => e.attempt.startsWith("after")) || fitting[0]) || entry);

@@ -1,0 +1,264 @@
+"Pages to touch, in a real browser by mouse and keyboard: the explorer of error sites, plots, tables."
+import math
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from matplotlib import rc_context
+
+from composer_replication.core.trace import ToolCall, Trace, Turn
+from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
+from composer_replication.envs.toy.traces import toy_traces
+from composer_replication.hints.layers import default_composite
+from composer_replication.report.explorer import (
+    CONTROL,
+    HintedTrace,
+    HintedTurn,
+    explorer_data,
+    explorer_page,
+    hinted_traces,
+    layered_tree,
+)
+from composer_replication.report.html import STUDENT, TEACHER, page, table
+from composer_replication.report.plots import THEME, Plot
+from composer_replication.report.tokens import TokenRow
+from composer_replication.traces.error_sites import find_error_sites
+from composer_replication.traces.siblings import SiblingIndex
+from composer_replication.tree.template import probe_template
+
+HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>\u2028'\"&amp;"
+WIDTHS, MODES = (360, 768, 1440), ("light", "dark")
+LAYERS = SimpleNamespace(layers=[SimpleNamespace(name=name) for name in ("template", "raw_error", "sibling")])
+
+
+def failing(name, tool):
+    "A trace that calls a tool which is not there, twice."
+    def call(text):
+        return Turn("assistant", text, tool_calls=(ToolCall(tool, {"path": text}),))
+    answer = Turn("tool", f"Error: unknown tool {tool}", observation=True, failed=True)
+    return Trace(name, (Turn("user", "Read it."), call("one"), answer, call("two"), answer, Turn("assistant", "I give up.")),
+                 tools=({"type": "function", "function": {"name": "ls"}},), reward=0.0)
+
+
+def rows(hinted, words=("call ", "cat")):
+    "Tokens of a turn: the last has these probabilities before and after a hint."
+    others = ("ls", .05, .5), ("rare", .001, .001)
+    return (TokenRow(words[0], 0.0, 0.0, 0.001), TokenRow(words[1], math.log(.9), math.log(hinted), 2.0, others))
+
+
+def hinted(trace):
+    "As `read_hints`, by hand: of each turn's layers the sibling is silent."
+    return HintedTrace(trace, tuple(HintedTurn(site, {
+        "template": (f"Use ls at {site.turn}.", rows(.1)), "raw_error": ("It failed.", rows(.4)),
+        CONTROL: ("The morning", rows(.88))}) for site in find_error_sites(trace)))
+
+
+@pytest.fixture
+def explorer(tmp_path):
+    data = explorer_data([hinted(failing("first", "cat")), hinted(failing("second", "dog"))], LAYERS)
+    (tmp_path / "explore.html").write_text(explorer_page(data, {"command": "composer-rl explore", "seed": 0}))
+    return (tmp_path / "explore.html").as_uri()
+
+
+def columns(page):
+    "The probability of each token without and with the hint, as drawn."
+    return page.locator(".explorer .token").evaluate_all(
+        "all => all.map(one => ['--p', '--q'].map(name => Number(getComputedStyle(one).getPropertyValue(name))))")
+
+
+def test_the_explorer_by_mouse(visit, explorer):
+    page = visit(explorer)
+    said = page.get_by_role("status")
+    assert columns(page) == [[1, 1], [.9, .1]]
+    assert said.inner_text().startswith("Most at “cat”: from probability 0.900 to 0.100.")
+    assert page.get_by_label("sibling: has no hint here").is_disabled()
+    heights = "e => ['::before', '::after'].map(s => parseFloat(getComputedStyle(e, s).height))"
+    tall = page.locator(".token i").last.evaluate(heights)
+    assert tall[0] == pytest.approx(9 * tall[1], rel=.05)
+    page.get_by_label("raw_error", exact=True).check()
+    assert columns(page)[1] == [.9, .4] and "It failed." in page.locator(".explorer .hint").inner_text()
+    cells = page.locator("[data-is=others] tr").all_inner_texts()
+    assert [text.split() for text in cells] == [["cat", "sampled", "0.900", "0.400"], ["ls", "0.050", "0.500"]]  # not the rare
+    page.get_by_label("no hint", exact=True).check()
+    assert columns(page) == [[1, 1], [.9, .9]]
+    page.get_by_label("turn 2, tool").check()
+    assert page.locator("[data-is=text]").inner_text() == "Error: unknown tool cat"
+    assert not page.locator("[data-is=site]").is_visible()
+    page.get_by_label("turn 3, assistant, error: tool_not_found").check()
+    assert "Use ls at 3." in page.locator(".explorer .hint").inner_text()
+    page.locator("[data-is=trace]").select_option(index=1)
+    assert "dog" in page.locator("[data-is=text]").inner_text() and page.complaints == []
+
+
+def test_the_explorer_by_keyboard_alone(visit, explorer):
+    page, focused = visit(explorer), "document.activeElement.ariaLabel ?? document.activeElement.dataset.is ?? ''"
+    def tab(wanted):
+        for _ in range(20):
+            page.keyboard.press("Tab")
+            if wanted in page.evaluate(focused):
+                return
+        raise AssertionError(f"the Tab key does not reach {wanted}")
+    tab("trace")
+    page.keyboard.press("ArrowDown")
+    assert page.locator("[data-is=trace]").evaluate("e => e.selectedOptions[0].text").startswith("second")
+    tab("turn 1")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert page.locator("h2").inner_text() == "Turn 3 of 5: assistant" and "turn 3" in page.evaluate(focused)
+    tab("template")
+    page.keyboard.press("ArrowRight")
+    assert columns(page)[1] == [.9, .4]
+    page.keyboard.press("ArrowRight")  # past the layer that has no hint
+    assert page.evaluate(focused) == CONTROL and columns(page)[1] == [.9, .88]
+    tab("probability 0.900, with the hint 0.880")
+    page.keyboard.press("ArrowLeft")
+    assert page.locator("caption").inner_text().startswith("Token 1 of 2") and page.complaints == []
+
+
+def test_what_a_trace_says_is_only_text(visit, tmp_path):
+    trace = failing(HOSTILE, HOSTILE)
+    turns = (HintedTurn(site, {"template": (HOSTILE, rows(.2, (HOSTILE, HOSTILE)))}) for site in find_error_sites(trace))
+    data = explorer_data([HintedTrace(trace, tuple(turns))], LAYERS)
+    path = tmp_path / "hostile.html"
+    path.write_text(explorer_page(data))
+    page = visit(path.as_uri())
+    assert HOSTILE[:20] in page.locator(".explorer .hint").inner_text()
+    assert page.evaluate("[window.hacked, document.images.length, document.scripts.length]") == [None, 0, 2]
+    assert page.complaints == []
+
+
+def test_the_columns_are_what_the_model_says():
+    "Against two plain forwards over token ids."
+    trace = next(trace for trace in toy_traces() if len(find_error_sites(trace)) == 1)
+    model, tokenizer = embedded_model(), embedded_tokenizer()
+    hints = default_composite(siblings=SiblingIndex([trace]))
+    data = explorer_data(hinted_traces(model, tokenizer, [trace], hints), hints)
+    site, = data["traces"][0]["sites"]
+    for hint in site["hints"]:
+        tree, _ = layered_tree(trace, {hint["layer"]: {site["turn"]: hint["text"]}}, probe_template(tokenizer))
+        branch, = tree.branches
+        end = tree.span(site["turn"]).end
+        for shown, ids in ((site["p"], tree.ids[:end]), (hint["q"], tree.ids[:branch.fork] + branch.ids)):
+            with torch.no_grad():
+                logprobs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+            size = len(shown)
+            wanted = [logprobs[len(ids) - size + i - 1, ids[len(ids) - size + i]].exp().item() for i in range(size)]
+            assert shown == pytest.approx(wanted, rel=6e-3, abs=1e-6)
+    first, last = site["hints"][0], site["hints"][-1]
+    assert last["layer"] == CONTROL and len(last["text"].split()) == len(first["text"].split())
+
+
+# Plots and tables
+
+@rc_context(THEME)
+def curves():
+    plot = Plot("Two arms over episodes", 6, 3)
+    left, right = plot.subplots(1, 2)
+    for axis, factor in ((left, 1), (right, 10)):
+        for name, colour, shift in (("A1 policy", STUDENT, 0), ("A2 SDPO", TEACHER, 2)):
+            values = [factor * (y + shift) for y in (1, 2, 3, 4)]
+            axis.plot([0, 10, 20, 30], values, color=colour, label=name, url="episodes.html#arm=A2")
+    left.fill_between([0, 10, 20, 30], [0, 1, 2, 3], [2, 3, 4, 5], color=STUDENT, alpha=.2)
+    left.axhline(2.5, color="black", label="A0 base")
+    left.set(xlabel="episodes", title="passed")
+    right.set(xlabel="episodes", title="entropy")
+    return plot
+
+
+@pytest.fixture
+def plots(tmp_path):
+    heads, cells = ["task", "rate"], [["t10", 0.5], ["t9", None], ["t2", 1.0], ["t1", 0.25]]
+    (tmp_path / "plots.html").write_text(page("Plots", curves().__html__() + table(heads, cells, sortable=True)))
+    return (tmp_path / "plots.html").as_uri()
+
+
+def at(page, panel, share):
+    "The place on the page of a share of a panel's width."
+    box = page.locator(".panel svg").nth(panel).bounding_box()
+    return box["x"] + 46 + share * (box["width"] - 62), box["y"] + 60
+
+
+def tip(page, panel=0):
+    return [text.strip() for text in page.locator(".tip").nth(panel).locator("span").all_inner_texts()]
+
+
+def test_a_plot_is_hovered_zoomed_and_filtered(visit, plots):
+    page = visit(plots)
+    assert not page.locator(".still").is_visible() and page.locator(".panel polygon").count() == 1
+    page.mouse.move(*at(page, 0, 2 / 3))
+    assert tip(page) == ["episodes 20:", "A1 policy 3", "A2 SDPO 5", "A0 base 2.5"]
+    assert {"A1 policy 30", "A2 SDPO 50"} <= set(tip(page, 1))  # all panels show the same place
+    assert page.locator(".tip a").first.get_attribute("href") == "episodes.html#arm=A2"
+    ticks = page.locator(".panel").first.locator("text")
+    before = ticks.all_text_contents()
+    page.mouse.move(*at(page, 0, .3))
+    page.mouse.down()
+    page.mouse.move(*at(page, 0, .7))
+    page.mouse.up()
+    assert "30" in before and "30" not in ticks.all_text_contents()
+    page.get_by_label("show all").click()
+    assert ticks.all_text_contents() == before
+    page.get_by_label("A2 SDPO").uncheck()
+    assert page.locator(".panel").first.locator("polyline").count() == 2 and not any("A2" in line for line in tip(page))
+    assert page.complaints == []
+
+
+def test_a_plot_is_read_by_keyboard(visit, plots):
+    page = visit(plots)
+    page.locator(".panel").nth(1).focus()
+    for key in ("ArrowRight", "ArrowRight"):
+        page.keyboard.press(key)
+    assert {"A1 policy 20", "A2 SDPO 40"} <= set(tip(page, 1))
+    first = page.locator(".panel").nth(1).locator("text").all_text_contents()
+    page.keyboard.press("+")
+    assert page.locator(".panel").nth(1).locator("text").all_text_contents() != first
+    page.keyboard.press("Escape")
+    assert page.locator(".panel").nth(1).locator("text").all_text_contents() == first and page.complaints == []
+
+
+def test_on_paper_and_without_a_script_the_picture_stands(visit, plots):
+    page = visit(plots)
+    page.emulate_media(media="print")
+    assert page.locator(".still svg").is_visible() and not page.locator(".live").is_visible()
+    page = visit(plots, java_script_enabled=False)
+    assert page.locator(".still svg").is_visible() and page.locator("tbody tr").count() == 4
+
+
+def test_a_table_is_sorted_by_its_heads(visit, plots):
+    page = visit(plots)
+    def order():
+        return page.locator("tbody tr td:first-child").all_inner_texts()
+    page.get_by_role("button", name="task").click()
+    assert order() == ["t1", "t2", "t9", "t10"]
+    page.get_by_role("button", name="rate").press("Enter")
+    assert order() == ["t1", "t10", "t2", "t9"] and page.locator("th").nth(1).get_attribute("aria-sort") == "ascending"
+    page.get_by_role("button", name="rate").click()
+    assert order() == ["t2", "t10", "t1", "t9"]  # what has no value stays last
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_page_to_touch_is_wider_than_its_window(visit, explorer, plots, mode):
+    for url in (explorer, plots):
+        page = visit(url, mode)
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 800})
+            page.wait_for_function("width => innerWidth === width", arg=width)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.complaints == []
+
+
+def test_episodes_are_opened_at_an_arm_and_a_task(visit, tmp_path):
+    from composer_replication.experiments.episodes import EpisodeView, TaskView, TurnView
+    from composer_replication.report.episodes import write_episodes
+    task = TaskView("t0", "Do it.", (), ())
+    turn = (TurnView("assistant", "Done."),)
+    views = [EpisodeView(arm, attempt, one, turn, 0.0, "done") for arm in ("A1 policy only", "A2 + SDPO")
+             for one in (task, replace(task, task_id="t1")) for attempt in ("before training", "after training")]
+    path = write_episodes(views, tmp_path / "episodes.html")
+    for link, wanted in (("#arm=A2", ["A2 + SDPO", "t0", "after"]), ("#task=1", ["A1 policy only", "t1", "after"]),
+                         ("", ["A1 policy only", "t0", "before"])):
+        page = visit(path.as_uri() + link)
+        chosen = page.locator("select").evaluate_all("all => all.map(one => one.selectedOptions[0].text.split(' (')[0])")
+        assert [re.sub(" training", "", text) for text in chosen] == wanted and page.complaints == []
