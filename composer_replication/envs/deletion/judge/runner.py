@@ -492,13 +492,15 @@ def remove(
 ) -> None:
     "Move a tree out of every phase's sight, and remove it in a thread; `close` waits for that."
     gone = self.job.with_name(f"gone-{tree.name}")
-    with contextlib.suppress(FileNotFoundError):
+    try:
         os.rename(tree, gone)
-        self._removals[:] = [thread for thread in self._removals if thread.is_alive()]
-        if len(self._removals) == MOST_REMOVALS:
-            self._removals[0].join()
-        self._removals.append(threading.Thread(target=shutil.rmtree, args=(gone, True), daemon=True, name="removes a tree"))
-        self._removals[-1].start()
+    except OSError:  # it was never made, or went with its judge
+        return shutil.rmtree(tree, ignore_errors=True)
+    self._removals[:] = [thread for thread in self._removals if thread.is_alive()]
+    if len(self._removals) == MOST_REMOVALS:
+        self._removals[0].join()
+    self._removals.append(threading.Thread(target=shutil.rmtree, args=(gone, True), daemon=True, name="removes a tree"))
+    self._removals[-1].start()
 
 # %% ../../../../nbs/envs/deletion/judge/05_runner.ipynb #6744e3be
 @contextmanager
