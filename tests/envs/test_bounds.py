@@ -1,7 +1,9 @@
 """What a submission may hold: lengths before contents, sources read in a process with limits, and nothing raises."""
 
+import cProfile
 import json
 import os
+import pstats
 import resource
 import signal
 import subprocess
@@ -114,6 +116,17 @@ def test_up_to_the_bounds_is_judged(task, subject):
         b"#" + b"\r" * 9999,
     ):
         assert asked(task, subject, {LABELS: odd}) is None  # short: the tests will say it
+
+
+def test_the_work_grows_with_the_files_and_not_with_their_square(task, subject):
+    def steps(count):
+        files = {f"src/larder/{'d/' * (k % 7)}m{k}.py": b"" for k in range(count)}
+        with cProfile.Profile() as profile:
+            assert set(submission(task, subject, files)) >= set(files)
+        return pstats.Stats(profile).total_calls
+
+    submission(task, subject, {})  # what is read once
+    assert steps(1600) < 4.5 * steps(400)
 
 
 def test_a_long_original_leaves_room_for_itself(tmp_path, task):

@@ -1,7 +1,9 @@
 """Agent code against the process that runs the tests: nothing turns a failure into a pass, nothing reaches the next phase."""
 import contextlib
 import os
+import shutil
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -400,6 +402,28 @@ def test_one_judge_serves_many_calls(larder, nodes):
     assert waiting() == used
     close_judges()
     assert waiting() == [] and not used[0].job.exists() and processes(used[0]) == []
+
+
+def test_a_phase_does_not_wait_until_its_tree_is_removed_and_the_judge_s_end_does(larder, nodes, monkeypatch):
+    close_judges()
+    remove, go_on, gone = shutil.rmtree, threading.Event(), []
+
+    def slowly(path, *options, **named):
+        if threading.current_thread() is threading.main_thread():
+            gone.append("a caller waited")
+        go_on.wait(60)
+        remove(path, *options, **named)
+        gone.append(Path(path).exists())
+
+    monkeypatch.setattr(runner.shutil, "rmtree", slowly)
+    phases = [Phase(str(k), {}, nodes) for k in range(2)]
+    threading.Timer(10, go_on.set).start()
+    assert all(result.passed(nodes) for result in run_phases(larder, phases, SHORT))
+    [judge] = waiting()
+    assert list((judge.job / "trees").iterdir()) == []  # out of sight of the next phase
+    go_on.set()
+    close_judges()
+    assert gone == [False, False] and not judge.job.parent.exists()
 
 
 def test_a_judge_that_ended_while_it_waited_is_replaced(larder, nodes, judge):

@@ -109,11 +109,14 @@ def _changed(given, files):
     return {str(PurePosixPath(path)): content for path, content in itertools.islice(changed, MOST_FILES) if _is_plain(path)}
 
 
-def _fits(path, subject, base, overlay):
+def _above(path):
+    return [str(folder) for folder in PurePosixPath(path).parents[:-1]]
+
+
+def _fits(path, subject, base, overlay, folders):
     "Whether a file can lie there: above it only folders, and no folder of its name."
-    above = [str(folder) for folder in PurePosixPath(path).parents[:-1]]
-    taken = any(folder in overlay or ((subject.tree / folder).exists() and not (subject.tree / folder).is_dir()) for folder in above)
-    return path in base or not (taken or (subject.tree / path).is_dir() or any(known.startswith(f"{path}/") for known in overlay))
+    taken = any(folder in overlay or ((subject.tree / folder).exists() and not (subject.tree / folder).is_dir()) for folder in _above(path))
+    return path in base or not (taken or path in folders or (subject.tree / path).is_dir())
 
 
 def _longest(path, base):
@@ -128,15 +131,16 @@ def submission(
     "The deletion with the agent's allow-listed sources over it."
     base = _pristine(subject.tree)
     overlay: dict[str, str | bytes | None] = {path: given or None for path, (_, given) in task.changed_files(subject.tree).items()}
-    deleted = set(overlay)
+    deleted, folders = set(overlay), {folder for path in overlay for folder in _above(path)}
     for path, content in _changed({**base, **overlay}, files).items():
         place = _inside(path, subject.import_roots)
         if place is None or place.suffix != ".py" or len(content) > _longest(path, base) or (is_protected(path) and path not in deleted):
             continue
         if path not in base and place.parts[0].partition(".")[0] in _taken_names(subject.tree, subject.libraries):
             continue
-        if _differs(overlay.get(path, base.get(path)), content) and _fits(path, subject, base, overlay):
+        if _differs(overlay.get(path, base.get(path)), content) and _fits(path, subject, base, overlay, folders):
             overlay[path] = content
+            folders.update(_above(path))
     for path in [p for p, content in overlay.items() if content is not None and p.endswith("/__init__.py") and p not in base]:
         module = f"{path.removesuffix('/__init__.py')}.py"  # a module that became a package
         if module in base and module not in files and len(files) > 1:
