@@ -74,7 +74,7 @@ def test_without_staleness_and_correction_it_is_the_trainer_without_a_queue(tmp_
 
 def test_a_token_twice_as_likely_as_when_it_was_sampled_counts_twice(tmp_path):
     "The policy's gradient alone, by plain SGD; the ratio is within its bound of 3."
-    settings = {"alpha_sdpo": 0, "beta_replay": 0, "max_steps": 1, "optim": "sgd", "max_grad_norm": 0, "learning_rate": 1,
+    settings = {"alpha_sdpo": 0, "beta_replay": 0, "max_steps": 1, "optim": "sgd", "max_grad_norm": 0, "learning_rate": 100,
                 "vllm_importance_sampling_mode": "token_truncate"}
 
     def rarer(rollout):
