@@ -47,7 +47,7 @@ def check_queue_recipe(recipe: Recipe) -> None:
     truncates = c.vllm_importance_sampling_mode in ("token_truncate", "token_mask")
     refused = [
         (a.task is None, "a recipe without a task, which has no rollouts", "train without --queue"),
-        (c.rollout != "composer", "rollout='trl'", "take rollout='composer'"),
+        (c.rollout != "transformers", f"rollout={c.rollout!r}", "take rollout='transformers'"),
         (c.use_vllm, "use_vllm", "set it to false: generators play with transformers, and a vLLM engine behind a queue is not built"),
         (c.equal_rewards == "resample", "equal_rewards='resample', which plays again in the trainer", "take skip or keep"),
         (c.fsdp or c.deepspeed or int(os.environ.get("WORLD_SIZE", 1)) > 1, "a trainer of several processes", "train with one; generators may be many"),

@@ -52,8 +52,7 @@ def base_episode(
     rng = random.Random(f"base/{name}/{index}")
     if name in START:
         shares = {"exact": 1.0} if name == "teams-reads" else REMINDERS
-        whole = name in ("teams-copies", "teams")
-        return drill(rng, shares, whole) if rng.random() < 0.5 else team_episode(index, split, rng, shares)
+        return drill(rng, shares, name == "teams") if rng.random() < 0.5 else team_episode(index, split, rng, shares)
     agent = rng.choice(TRUNK) if name == "trunk" else AGENTS[name]
     reminded = rng.choice([0.0, 0.7, 1.0, 1.0] if name in HABITS else [0.0, 0.0, 0.5, 1.0])
     return world_episode(make_world(f"base-{name}-{index}", split), agent, f"base-{name}", reminded)
@@ -268,9 +267,9 @@ def make_tokenizer(
 
 # steps of 32, and different episodes
 STAGES = {"trunk": (800, 16000)} | dict.fromkeys(HABITS, (100, 3200)) | dict.fromkeys(TEACHERS, (60, 1920))
-STAGES |= {"teams-reads": (80, 2560), "teams-follows": (300, 9600), "teams-copies": (150, 4800), "teams": (250, 8000)}
-START = {"teams-reads": "teacher-1", "teams-follows": "teams-reads", "teams-copies": "teams-follows", "teams": "teams-copies"}
-RATE = dict.fromkeys(HABITS, 0.3) | dict.fromkeys((*TEACHERS, *START), 0.5) | {"teams": 0.25}  # of the usual learning rates
+STAGES |= {"teams-reads": (80, 2560), "teams-follows": (300, 9600), "teams": (150, 4800)}
+START = {"teams-reads": "teacher-1", "teams-follows": "teams-reads", "teams": "teams-follows"}  # others start from the trunk
+RATE = dict.fromkeys(HABITS, 0.3) | dict.fromkeys((*TEACHERS, *START), 0.5)  # of the usual learning rates
 
 
 def _before(name: str, folder: Path) -> Path:
