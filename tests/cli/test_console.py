@@ -69,11 +69,11 @@ def option_names(command):
 # Help
 
 def test_commands_stand_in_the_order_of_use():
-    order = ["traces", "hints", "explore", "compose", "train", "launch", "jobs", "eval", "export", "ladder", "tasks", "replay",
-             "pairs", "dataset", "serve", "recipes", "models", "doctor"]
+    order = ["traces", "hints", "explore", "compose", "train", "generate", "launch", "jobs", "eval", "export", "ladder", "tasks",
+             "replay", "pairs", "dataset", "serve", "recipes", "models", "doctor"]
     assert list(ALL["composer-rl"].commands) == order
     groups = ["traces", "hints", "jobs", "tasks", "dataset", "serve", "recipes", "models"]
-    assert len(LEAVES) == 34 and GROUPS == ["composer-rl", *(f"composer-rl {name}" for name in groups)]
+    assert len(LEAVES) == 35 and GROUPS == ["composer-rl", *(f"composer-rl {name}" for name in groups)]
 
 
 @pytest.mark.parametrize("name", ALL)
