@@ -217,7 +217,7 @@ def test_what_belongs_to_another_world_is_refused_where_it_is_used(values, name)
 
 
 def test_the_agent_of_the_teams_acts_in_their_world(tmp_path):
-    setting = replace(SMALL, habit="teams", turns=3, rollouts=4, hints="exact", alpha_sdpo=0.1, beta_replay=0.1)
+    setting = replace(SMALL, habit="teams", turns=3, tasks=4, rollouts=4, hints="exact", alpha_sdpo=0.1, beta_replay=0.1)
     result = run_arm(setting, 0, tmp_path)
     assert all(name.startswith("test-teams-held-out") for name in result["task_ids"])
     assert result["steps"][0]["sdpo_sites"] and result["preparation"]["replay_pairs"]

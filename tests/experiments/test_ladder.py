@@ -156,7 +156,7 @@ def test_the_command_prints_a_table_and_writes_a_page(light):
     assert "A2 (+ SDPO) passes" in said and "over problems only, of one seed" in said and "3 runs computed" in said
     assert len(re.findall(r"A\d, seed 0: [\d.]+ % of 40 held-out tasks pass", complained)) == 3 and "\x1b" not in complained
     page = (light / "here" / "report.html").read_text()
-    assert page.startswith("<!doctype html>") and "<script" not in page
+    assert page.startswith("<!doctype html>") and page.count("<script") == 1
     assert not re.search(r"(src|href)=.http|url\((?!#)", page)  # nothing is fetched from anywhere
     assert "the intervals speak of other problems, not of other seeds" in page
 
@@ -354,7 +354,7 @@ def whole_ladder():
 def test_the_page_escapes_what_it_shows_and_takes_its_colours_from_css():
     run = whole_ladder()
     page = ladder_page(run, ladder_rows(run))
-    assert "<b>kind" not in page and "&lt;b&gt;kind" in page and "<script" not in page and "<i>" not in page
+    assert "<b>kind" not in page and "&lt;b&gt;kind" in page and page.count("<script") == 1 and "<i>" not in page
     assert not any(light.lower() in page for light, _ in PALETTE.values()) and "var(--fourth)" in page and "never" not in page
     assert ladder_page(run, ladder_rows(run)) == page
     assert json.loads(json.dumps(ladder_json(run, ladder_rows(run))))["rows"][4]["title"] == "all"
