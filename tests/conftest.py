@@ -134,7 +134,6 @@ def pytest_collection_modifyitems(items):
     for item in items:
         for mark in tiers(item):
             item.add_marker(mark)
-        item.add_marker(pytest.mark.xdist_group(item.path.stem))  # a process has the whole file, and what its fixtures made
     heavy = Counter(item.path for item in items for mark in ("trainer", "sandbox", "process") if item.get_closest_marker(mark))
     # Long files first, so that no process waits at the end; the site's tests last: it is being built.
     items.sort(key=lambda item: ("site" in item.fixturenames, -heavy[item.path]))
