@@ -135,8 +135,9 @@ def pytest_collection_modifyitems(items):
         for mark in tiers(item):
             item.add_marker(mark)
     heavy = Counter(item.path for item in items for mark in ("trainer", "sandbox", "process") if item.get_closest_marker(mark))
-    # Long files first, so that no process waits at the end; the site's tests last: it is being built.
-    items.sort(key=lambda item: ("site" in item.fixturenames, -heavy[item.path]))
+    late = {item.path for item in items if "site" in item.fixturenames}
+    # Long files first, so that no process waits at the end; those with tests of the site last: it is being built.
+    items.sort(key=lambda item: (item.path in late, -heavy[item.path]))
 
 
 # The site takes minutes to build and one core of two: it is built while the other tests run. The process that the user started
