@@ -158,7 +158,8 @@ def pytest_configure_node(node):
 
 def pytest_collection_finish(session):
     first = getattr(session.config, "workerinput", {"workerid": "gw0"})["workerid"] == "gw0"
-    if first and session.items and "site" in session.items[-1].fixturenames and not session.config.option.collectonly:
+    needed = any("site" in getattr(item, "fixturenames", ()) for item in session.items)
+    if first and needed and not session.config.option.collectonly:
         folder = session.config.stash[BUILD]
         # An orphan: tests that look at the children of this process must not find it, running or ended.
         script = '("$@" > log 2>&1; echo $? > code.new; mv code.new code) &'
