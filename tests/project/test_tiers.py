@@ -24,8 +24,8 @@ def test_names_are_found_through_helpers(function, expected):
 
 
 def test_a_fixture_that_starts_processes_marks_its_tests(done, request):
-    assert {mark.name for mark in request.node.iter_markers()} >= {"process", "xdist_group"}
+    assert {mark.name for mark in request.node.iter_markers()} == {"process"}
 
 
 def test_a_test_that_starts_none_has_no_mark(request):
-    assert {mark.name for mark in request.node.iter_markers()} == {"xdist_group"}
+    assert {mark.name for mark in request.node.iter_markers()} == set()
