@@ -2,7 +2,7 @@
 document.addEventListener("DOMContentLoaded", () => {
   const here = document.querySelector(".sidebar-tree .current-page"), box = document.querySelector(".sidebar-scroll");
   for (const [name, words] of [["sidebar", "Pages"], ["toc", "On this page"]]) document.querySelector(`.${name}-drawer`)?.setAttribute("aria-label", words);
-  for (const block of document.querySelectorAll(".highlight pre")) if (block.scrollWidth > block.clientWidth) block.tabIndex = 0;
+  for (const block of document.querySelectorAll(".highlight pre, .cr .scroll")) if (block.scrollWidth > block.clientWidth) block.tabIndex = 0;
   if (here && box) box.scrollTop += here.getBoundingClientRect().top - box.getBoundingClientRect().top - box.clientHeight / 3;
 });
 document.addEventListener("keydown", event => {

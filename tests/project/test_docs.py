@@ -116,7 +116,7 @@ class Seen(HTMLParser):
     def __init__(self):
         super().__init__()
         self.headings, self.language, self.faults = 0, "", []
-        self.open = []  # elements that are open, each with the words in it
+        self.open = []  # elements that are open, each with the words in it, and whether it is a picture with a name
         self.inputs = set()  # those with a name, which is also that of their labels
         self.drawings = []  # those without a name of their own, each with the words of the control that it stands in
 
@@ -130,22 +130,22 @@ class Seen(HTMLParser):
             self.faults.append(f"iframe without a title: {str(told)[:80]}")
         hidden = told.get("aria-hidden") == "true" or "display: none" in told.get("style", "")
         named = told.get("role") == "img" and any(told.get(key, "").strip() for key in NAMED)
-        if tag == "svg" and not (hidden or named or any(name == "svg" for name, _ in self.open)):
-            control = next((words for name, words in reversed(self.open) if name in CONTROLS), None)
+        if tag == "svg" and not (hidden or named or any(name == "svg" or picture for name, _, picture in self.open)):
+            control = next((words for name, words, _ in reversed(self.open) if name in CONTROLS), None)
             self.drawings.append((control, f"svg without a name: {str(told)[:80]}"))
         words = [told[key] for key in NAMED if told.get(key, "").strip()]
         if tag == "input" and words and told.get("id"):
             self.inputs.add(told["id"])
         if tag not in EMPTY:
-            self.open.append((tag, words + [told["for"]] if told.get("for") in self.inputs else words))
+            self.open.append((tag, words + [told["for"]] if told.get("for") in self.inputs else words, named))
 
     def handle_data(self, data):
         if data.strip():
-            for _, words in self.open:
+            for _, words, _ in self.open:
                 words.append(data)
 
     def handle_endtag(self, tag):
-        while self.open and any(name == tag for name, _ in self.open) and self.open.pop()[0] != tag:
+        while self.open and any(name == tag for name, _, _ in self.open) and self.open.pop()[0] != tag:
             pass
 
     def close(self):
@@ -168,13 +168,15 @@ def test_every_page_has_words_for_what_it_shows(site):
 
 
 GOOD = """<html lang=en><h1>A</h1><img src=a.png alt="Two bars"><iframe title=Player></iframe>
-<svg role=img aria-label=Bars><svg/></svg><svg aria-hidden=true></svg><a href=b><svg></svg> Next</a>
+<svg role=img aria-label=Bars><svg/></svg><div role=img aria-label=Lines><svg></svg></div>
+<svg aria-hidden=true></svg><a href=b><svg></svg> Next</a>
 <button aria-label=Menu><svg></svg></button><input id=i aria-label=Index><label for=i><svg></svg></label></html>"""
 
 
 @pytest.mark.parametrize("good, bad", [
     ("alt=\"Two bars\"", ""), ("alt=\"Two bars\"", "alt=' '"), ("Two bars", "_images/a.png"), ("title=Player", ""),
-    ("role=img", ""), ("aria-label=Bars", ""), ("aria-hidden=true", ""), (" Next", ""), ("aria-label=Menu", ""),
+    ("svg role=img", "svg"), ("div role=img", "div"), ("aria-label=Bars", ""), ("aria-label=Lines", ""),
+    ("aria-hidden=true", ""), (" Next", ""), ("aria-label=Menu", ""),
     ("<h1>A</h1>", ""), (" lang=en", ""), ("aria-label=Index", "")])
 def test_what_has_no_words_is_found(tmp_path, good, bad):
     page = tmp_path / "a.html"
