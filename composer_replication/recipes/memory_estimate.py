@@ -349,4 +349,4 @@ def estimate(
     seconds = step_seconds(recipe, shape.get_text_config(), counts[0], passes, prompt_tokens, rates)
     return Estimate(recipe.name, a.model, source, devices, *counts, rollouts / c.num_generations, rollouts, tokens,
                 tokens * max(c.max_steps, 0), prompt_tokens, memory, peak, costs, seconds, rates.name,
-                    trunk_way(shape, recipe.model.attn_implementation))
+                trunk_way(shape, recipe.model.attn_implementation))
