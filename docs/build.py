@@ -1,4 +1,4 @@
-"""Build the site: `python docs/build.py [--out FOLDER]`. Every warning of Sphinx is a failure.
+"""Build the site: `python docs/build.py [--out FOLDER] [--without-sources]`. Every warning of Sphinx is a failure.
 
 The mathematics and widget scripts are fetched once from the npm registry, so that the pages work offline and from a
 disk; where npm is not there the pages name the scripts' public addresses instead.
@@ -47,14 +47,17 @@ def vendor() -> bool:
     return complete.exists()
 
 
-def build(out: Path) -> int:
+def build(out: Path, sources: bool) -> int:
     "Stage and build; Sphinx's exit code."
     vendor()
-    return build_main(["-W", "--keep-going", "-q", "-b", "html", "-c", str(stage.DOCS),
+    tag = [] if sources else ["-t", "without_sources"]
+    return build_main(["-W", "--keep-going", "-q", "-b", "html", "-c", str(stage.DOCS), *tag,
                        "-d", str(out.parent / "doctrees"), str(stage.stage()), str(out)])
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=stage.DOCS / "_build" / "html")
-    sys.exit(build(parser.parse_args().out))
+    parser.add_argument("--without-sources", action="store_true", help="leave out the page of each module's code: half the pages")
+    given = parser.parse_args()
+    sys.exit(build(given.out, not given.without_sources))

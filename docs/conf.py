@@ -1,6 +1,8 @@
 """The site's settings. `docs/build.py` stages the pages and calls Sphinx."""
+import re
 import sys
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import get_type_hints
 
@@ -15,7 +17,9 @@ import stage
 
 project = "composer_replication"
 copyright = "2026, composer_replication authors"
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx_copybutton", "sphinx_design"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinx_design"]
+if not tags.has("without_sources"):  # noqa: F821  # Sphinx hands it in
+    extensions.append("sphinx.ext.viewcode")
 root_doc = "index"
 smartquotes_action = "D"  # dashes only: quotes in this prose are often code
 
@@ -126,25 +130,48 @@ def words(builder, name):
     return short.get(name) or builder.render_partial(builder.env.titles[name])["title"]
 
 
-def sidebar(builder, here, parent="index", level=1):
-    "The pages below one, as Sphinx's own `toctree` lists them: its way copies all headings of all pages, once a page."
+SWITCH = """<input aria-label="Toggle navigation of {name}" class="toctree-checkbox" id="{id}" name="{id}" role="switch" \
+type="checkbox"{checked}/><label for="{id}"><span class="icon"><svg><use href="#svg-arrow-right"></use></svg></span></label>"""
+
+
+def sidebar(builder, here, switches, parent="index", level=1):
+    """The pages below one as the theme shows them, with a switch where there are more below; counts the switches.
+
+    Sphinx's way copies all headings of all pages, and the theme parses that anew, once a page.
+    """
     items = []
     for name in builder.env.toctree_includes.get(parent, ()):
-        below, own = sidebar(builder, here, name, level + 1), name == here
-        current = " current" if own or 'class="current' in below else ""
+        has = bool(builder.env.toctree_includes.get(name))
+        number, title = next(switches) if has else 0, words(builder, name)
+        below, own = sidebar(builder, here, switches, name, level + 1), name == here
+        current = own or 'class="current' in below
+        classes = f"toctree-l{level}{' current' * current}{' has-children' * has}{' current-page' * own}"
         link = f"""<a class="{"current " * own}reference internal" href="{builder.get_relative_uri(here, name) or '#'}">"""
-        items.append(f'<li class="toctree-l{level}{current}">{link}{words(builder, name)}</a>{below}</li>\n')
+        told = {"name": re.sub("<[^>]*>", "", title), "id": f"toctree-checkbox-{number}", "checked": ' checked=""' * current}
+        items.append(f'<li class="{classes}">{link}{title}</a>{SWITCH.format(**told) if has else ""}{below}</li>\n')
     listed = "".join(items)
     opens = ' class="current"' if " current" in listed else ""
     return f"<ul{opens}>\n{listed}</ul>\n" if items else ""
 
 
-def fast_sidebar(app, pagename, templatename, context, doctree):
-    context["toctree"] = lambda **_: sidebar(app.builder, pagename)
+def no_tree(app, pagename, templatename, context, doctree):
+    context["toctree"] = lambda **_: ""
+
+
+def fast_tree(app, pagename, templatename, context, doctree):
+    context["furo_navigation_tree"] = sidebar(app.builder, pagename, count(1))
+
+
+def found_once(app, env):
+    "A name is looked for among all objects, thousands of times the same few; they no longer change when pages are written."
+    domain = env.domains.python_domain
+    domain.find_obj = cache(domain.find_obj)
 
 
 def setup(app):
-    app.connect("html-page-context", fast_sidebar, priority=400)  # before the theme asks
+    app.connect("html-page-context", no_tree, priority=400)  # before the theme asks
+    app.connect("html-page-context", fast_tree, priority=600)  # after it
+    app.connect("env-check-consistency", found_once)
     app.add_directive("entries", Entries)
     app.add_directive("explorer", Explorer)
     app.connect("doctree-read", one_document)

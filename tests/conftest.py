@@ -163,7 +163,8 @@ def pytest_collection_finish(session):
         folder = session.config.stash[BUILD]
         # An orphan: tests that look at the children of this process must not find it, running or ended.
         script = '("$@" > log 2>&1; echo $? > code.new; mv code.new code) &'
-        command = ["sh", "-c", script, "sh", sys.executable, str(ROOT / "docs" / "build.py"), "--out", str(SITE)]
+        build = [sys.executable, str(ROOT / "docs" / "build.py"), "--out", str(SITE), "--without-sources"]
+        command = ["sh", "-c", script, "sh", *build]
         nowhere = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         started = subprocess.Popen(command, cwd=folder, start_new_session=True, **nowhere)
         started.wait(60)

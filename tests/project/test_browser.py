@@ -119,15 +119,15 @@ def test_the_sidebar_has_six_sections_and_shows_where_one_is(site, visit):
     assert page.locator(".sidebar-tree a").locator("visible=true").count() < 60  # of other rooms only the names
 
 
-@pytest.mark.parametrize("width", [360, 768, 1440])
-def test_no_page_is_wider_than_its_window(site, visit, width):
+def test_no_page_is_wider_than_its_window(site, visit):
     wide = {}
     page = visit((site / "index.html").as_uri())
-    page.set_viewport_size({"width": width, "height": 800})
     for name in (*PAGES, "api", "experiments", "guides/my-model"):
         page.goto((site / f"{name}.html").as_uri())
-        if (over := page.evaluate("document.documentElement.scrollWidth - innerWidth")) > 0:
-            wide[name] = over
+        for width in (360, 768, 1440):
+            page.set_viewport_size({"width": width, "height": 800})
+            if (over := page.evaluate("document.documentElement.scrollWidth - innerWidth")) > 0:
+                wide[name, width] = over
     assert wide == {}
 
 
@@ -207,11 +207,14 @@ def test_text_can_be_read(site, visit, name, mode):
 SPHINX = {"definition-list"}  # its entries of classes and functions
 
 
-@pytest.mark.parametrize("mode", ["light", "dark"])
-def test_axe_finds_no_serious_fault(site, visit, mode):
+@pytest.mark.parametrize("mode, names", [
+    # Of one mode the others differ in colours alone; the longest pages take half a minute each.
+    ("light", ("index", "explorer", "error_site", "episodes", "replay", "guide")), ("dark", ("index", "explorer", "error_site")),
+    *(pytest.param(mode, (*PAGES[:10], "core/trace"), marks=pytest.mark.slow) for mode in ("light", "dark"))])
+def test_axe_finds_no_serious_fault(site, visit, mode, names):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python").Axe()
     faults = {}
-    for name in (*PAGES[:10], "core/trace"):
+    for name in names:
         page = visit((site / f"{name}.html").as_uri(), mode)
         options = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
         found = axe.run(page, options=options).response["violations"]

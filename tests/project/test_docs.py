@@ -43,6 +43,14 @@ def names(page: Path) -> Names:
     return parser
 
 
+@cache
+def target_of(folder: Path, path: str) -> Path | None:
+    "The file that a link in a folder leads to, where there is one: most links stand in the sidebar of every page."
+    target = (folder / unquote(path)).resolve()
+    target = target / "index.html" if target.is_dir() else target
+    return target if target.is_file() else None
+
+
 def dead_links(site: Path) -> list[str]:
     "One line for each link or file within the site that leads nowhere."
     dead = []
@@ -51,10 +59,9 @@ def dead_links(site: Path) -> list[str]:
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:
                 continue
-            target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
-            target = target / "index.html" if target.is_dir() else target
-            if not target.is_file() or (parts.fragment and target.suffix == ".html"
-                                        and unquote(parts.fragment) not in names(target).anchors):
+            target = target_of(page.parent, parts.path) if parts.path else page
+            if not target or (parts.fragment and target.suffix == ".html"
+                              and unquote(parts.fragment) not in names(target).anchors):
                 dead.append(f"{page.relative_to(site)}: {link}")
     return dead
 
