@@ -1,10 +1,10 @@
-"""Small runs of an arm: for tests in their own process, and, as a script with jobs, in processes that are killed."""
+"""Small runs of an arm: for tests in their own process, and for jobs in processes that are killed."""
 
+import gc
 import json
 import os
 import random
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -101,9 +101,11 @@ def forked(job, seconds=None):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-if __name__ == "__main__":
+def main(jobs, said):
+    "In a process of its own: the jobs one after another; their exit codes go to the file `said`."
+    gc.freeze()  # what was imported stays
     draw, codes = random.Random(1), []
-    for job in json.loads(sys.argv[1]):
+    for job in jobs:
         if job.get("storm"):  # killed again and again, each time a little later
             span, code = 0.5, -9
             while code == -9:
@@ -111,4 +113,4 @@ if __name__ == "__main__":
         else:
             code = forked(job)
         codes.append(code)
-    print(json.dumps(codes))
+    Path(said).write_text(json.dumps(codes))

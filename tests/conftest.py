@@ -1,5 +1,6 @@
 """What several tests share: the data, the site, the tiers, and how tests are dealt to processes."""
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -157,6 +158,7 @@ def pytest_configure_node(node):
 
 
 def pytest_collection_finish(session):
+    gc.freeze()  # what was imported stays: half a million objects, which every trainer that starts would look through
     first = getattr(session.config, "workerinput", {"workerid": "gw0"})["workerid"] == "gw0"
     needed = any("site" in getattr(item, "fixturenames", ()) for item in session.items)
     if first and needed and not session.config.option.collectonly:

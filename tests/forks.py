@@ -2,6 +2,7 @@
 
 The start of a process (what an import costs, what it may not import, signals from the first moment) is for tests that start
 one by hand."""
+import gc
 import multiprocessing
 import os
 import sys
@@ -12,6 +13,7 @@ from tempfile import TemporaryDirectory
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload([  # nothing of the command line: it looks at its terminal and environment as it is imported
+    "jsonschema",  # beside JupyterLab's packages over a second
     "matplotlib.figure", "transformers.models.qwen3.modeling_qwen3", "composer_replication.training.trainer"])
 FORCED = (  # each changes what a command sends to a pipe
     "PYTHONUNBUFFERED", "TQDM_DISABLE", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "NO_COLOR", "COLUMNS", "TERMINAL_WIDTH")
@@ -25,6 +27,7 @@ def _command(arguments, cwd, environment, said, complained):
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = ["composer-rl", *arguments]
+    gc.freeze()  # what was imported stays
     from composer_replication.cli.app import main
     main()
 

@@ -1,5 +1,6 @@
 """Runs of the trainer in the small world: for tests in their own process, and, as a script with a job, in processes of theirs."""
 
+import gc
 import json
 import os
 import signal
@@ -28,17 +29,18 @@ from composer_replication.training.trainer import ComposerReplicationTrainer
 
 BASE = {"report_to": "none", "bf16": False, "use_cpu": True, "gradient_checkpointing": False, "disable_tqdm": True, "seed": 3,
         "learning_rate": 1e-3, "logging_steps": 1, "save_steps": 1, "max_turns": 3, "max_completion_length": 64,
-        "num_generations": 4, "per_device_train_batch_size": 4, "max_tool_calling_iterations": 3, "alpha_sdpo": 1.0}
+        "num_generations": 4, "per_device_train_batch_size": 4, "max_tool_calling_iterations": 3, "alpha_sdpo": 1.0,
+        "teacher_check": "off"}
 SCENES = {  # settings besides BASE; `rows` is the size of the data, `lora` puts an adapter around the model
     "all": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "steps_per_generation": 4, "num_iterations": 2,
-            "beta_replay": 0.5, "kl_coef": 0.1, "max_steps": 6, "rows": 4},
+            "beta_replay": 0.5, "kl_coef": 0.1, "max_steps": 6, "rows": 4, "teacher_check": "warn"},
     "epochs": {"logging_steps": 2, "max_steps": 6, "rows": 3},
     "frozen": {"teacher": "frozen", "beta_replay": 0.5, "max_steps": 3, "rows": 4},
-    "trust": {"teacher": "trust_region", "beta_replay": 0.5, "replay_form": "dpo", "max_steps": 3, "rows": 4},
+    "trust": {"teacher": "trust_region", "beta_replay": 0.5, "replay_form": "dpo", "max_steps": 2, "rows": 4},
     "taid": {"sdpo_divergence": "taid", "max_steps": 3, "rows": 4},
     "lora": {"lora": True, "beta_replay": 0.5, "max_steps": 3, "rows": 4},
     "trl": {"rollout": "trl", "per_device_train_batch_size": 2, "steps_per_generation": 2, "max_steps": 3, "rows": 4},
-    "zero": {"rollout": "trl", "alpha_sdpo": 0.0, "max_steps": 2, "rows": 4, "max_completion_length": 160, "save_strategy": "no"},
+    "zero": {"rollout": "trl", "alpha_sdpo": 0.0, "max_steps": 2, "rows": 4, "max_completion_length": 112, "save_strategy": "no"},
     "kill": {"max_steps": 6, "rows": 8, "beta_replay": 0.5, "save_total_limit": 2, "max_turns": 2, "max_completion_length": 32},
     "union": {"beta_replay": 0.5, "kl_coef": 0.1, "kl_place": "loss", "max_steps": 1, "rows": 2, "optim": "sgd",
               "max_grad_norm": 0.0, "save_strategy": "no"},
@@ -217,6 +219,7 @@ def task(name, scene, out, rank, resume=None, kind="ComposerReplicationTrainer",
 
 def main(job):
     "Run the tasks of a job: `tasks`, with an environment `env`, a file `log`, and a tick `kill` at which the process dies."
+    gc.freeze()  # what was imported stays; the trainer collects garbage before every run
     os.environ.update(job.get("env", {}))
     if "log" in job:
         os.dup2(os.open(job["log"], os.O_CREAT | os.O_WRONLY | os.O_APPEND), 2)

@@ -3,15 +3,17 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import arm_script
 import pytest
 import torch
 from arm_script import BOTH, COMPONENTS, MOMENTS
+from forks import SERVER
+from played import played_once
+from ranks import processes
 from trainer_script import make
 
 from composer_replication.core.errors import InputProblem
@@ -20,24 +22,30 @@ from composer_replication.envs.toy.model import embedded_model
 from composer_replication.experiments.arm import run_arm
 from composer_replication.experiments.setting import RunResult, Setting
 
-TESTS = Path(__file__).parents[1]
 SMALL = Setting(turns=1, steps=1, tasks=1, rollouts=2, held_out=2, measure_every=1)
+
+
+FEW = ("saving", "playing step 3")  # within the first checkpoint, and after it
+
+
+def played(folder, moments, more=()):
+    "How the processes ended: for each moment a run that was killed there, and the one that went on with it."
+    jobs = list(more)
+    for moment in moments:
+        jobs += [{"folder": str(folder / moment), "moment": moment}, {"folder": str(folder / moment)}]
+    with processes() as begun:
+        begun.append(SERVER.Process(target=arm_script.main, args=(jobs, folder / "codes")))
+        begun[0].start()
+        begun[0].join(900)
+        assert begun[0].exitcode == 0
+    return json.loads((folder / "codes").read_text())
 
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
-    "Where each run lies, and how its processes ended: one whole run, one killed at each moment and gone on with, one storm."
+    "Where each run lies, and how its processes ended: one whole run, one killed at each of few moments and gone on with."
     folder = tmp_path_factory.mktemp("killed")
-    jobs = [{"folder": str(folder / "whole")}]
-    for i, moment in enumerate(MOMENTS):
-        jobs += [{"folder": str(folder / f"run-{i}"), "moment": moment}, {"folder": str(folder / f"run-{i}")}]
-    jobs += [{"folder": str(folder / "storm"), "storm": True}]
-    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    command = [sys.executable, TESTS / "arm_script.py", json.dumps(jobs)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=env)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return folder, json.loads(done.stdout.splitlines()[-1])
+    return folder, played(folder, FEW, [{"folder": str(folder / "whole")}])
 
 
 def numbers(folder):
@@ -50,23 +58,29 @@ def told(folder):
     return [line["step"] for line in lines if "seconds" in line]
 
 
-def test_a_run_killed_at_any_moment_ends_where_it_would_have_ended(killed):
+AGAIN = [1, 1, 2, 3]
+STEPS = {"playing step 3": [1, 2, 3], "loss of step 2": AGAIN, "second measurement": AGAIN, "saving": [1, 2, 1, 2, 3],
+         "checksums": [1, 2, 3], "marker": [1, 2, 1, 2, 3], "result": [1, 2, 3]}  # what a checkpoint holds is not computed again
+
+
+def test_a_run_killed_at_a_moment_ends_where_it_would_have_ended(killed):
     folder, codes = killed
-    assert codes == [0] + [-signal.SIGKILL, 0] * len(MOMENTS) + [0]
+    assert codes == [0] + [-signal.SIGKILL, 0] * len(FEW)
     whole = numbers(folder / "whole")
     assert sum(step["sdpo_sites"] for step in whole["steps"]) and sum(step["replay_pairs"] for step in whole["steps"])
     assert whole["curve"][0]["entropy"] != whole["curve"][1]["entropy"] != whole["curve"][2]["entropy"]
-    for run in [folder / f"run-{i}" for i in range(len(MOMENTS))] + [folder / "storm"]:
-        assert numbers(run) == whole, run
+    for moment in FEW:
+        assert numbers(folder / moment) == whole and told(folder / moment) == STEPS[moment], moment
+        assert [p.name for p in folder.glob(f"{moment}/checkpoint-*")] == ["checkpoint-3"]
 
 
-def test_what_a_checkpoint_holds_is_not_computed_again(killed):
-    folder, _ = killed
-    steps = {moment: told(folder / f"run-{i}") for i, moment in enumerate(MOMENTS)}
-    again = [1, 1, 2, 3]
-    assert steps == {"playing step 3": [1, 2, 3], "loss of step 2": again, "second measurement": again, "saving": [1, 2, 1, 2, 3],
-                     "checksums": [1, 2, 3], "marker": [1, 2, 1, 2, 3], "result": [1, 2, 3]}
-    assert [p.name for p in folder.glob("run-0/checkpoint-*")] == ["checkpoint-3"]
+@pytest.mark.slow
+def test_a_run_killed_at_any_moment_and_in_a_storm_ends_where_it_would_have_ended(killed, tmp_path):
+    others = [moment for moment in MOMENTS if moment not in FEW]
+    codes = played(tmp_path, others, [{"folder": str(tmp_path / "storm"), "storm": True}])
+    assert codes == [0] + [-signal.SIGKILL, 0] * len(others)
+    assert {moment: told(tmp_path / moment) for moment in others} == {moment: STEPS[moment] for moment in others}
+    assert all(numbers(tmp_path / run) == numbers(killed[0] / "whole") for run in ("storm", *others))
 
 
 def damaged(killed, tmp_path, name, change):
@@ -217,7 +231,7 @@ def test_what_belongs_to_another_world_is_refused_where_it_is_used(values, name)
 
 
 def test_the_agent_of_the_teams_acts_in_their_world(tmp_path):
-    setting = replace(SMALL, habit="teams", turns=3, tasks=4, rollouts=4, hints="exact", alpha_sdpo=0.1, beta_replay=0.1)
+    setting = replace(SMALL, habit="teams", turns=3, tasks=2, rollouts=4, hints="exact", alpha_sdpo=0.1, beta_replay=0.1)
     result = run_arm(setting, 0, tmp_path)
     assert all(name.startswith("test-teams-held-out") for name in result["task_ids"])
     assert result["steps"][0]["sdpo_sites"] and result["preparation"]["replay_pairs"]
@@ -249,7 +263,7 @@ def test_a_gpu_that_is_absent_is_said_before_anything_is_made(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("scene", ["all", "two"])
+@pytest.mark.parametrize("scene", ["all", pytest.param("two", marks=pytest.mark.slow)])
 def test_sorted_rows_make_the_same_step_but_for_rounding(tmp_path, scene):
     moved = {}
     for ordered in (False, True):
@@ -257,7 +271,7 @@ def test_sorted_rows_make_the_same_step_but_for_rounding(tmp_path, scene):
                        save_strategy="no", max_turns=2, max_completion_length=160, gradient_accumulation_steps=2,
                        seed=5, learning_rate=1.0)  # so large that the float32 of a parameter rounds no change away
         start = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
-        trainer.train()
+        played_once(trainer).train()
         moved[ordered] = {n: p.detach() - start[n] for n, p in trainer.model.named_parameters()}
         masks = [torch.cat([b["prompt_mask"], b["completion_mask"]], 1) for b in trainer._buffered_inputs]
         lengths = torch.cat([m.sum(1) for m in masks[:2]])  # of one optimizer step

@@ -168,20 +168,23 @@ def test_the_same_again_is_the_same_table_and_is_read(light):
     assert [told["computed"] for told in (first, second, third)] == [3, 0, 3]
 
 
-@pytest.mark.parametrize("how, code", [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
-def test_a_ladder_cut_off_equals_one_that_was_not(light, how, code):
-    running = start(light, "--json", "--arms", "A1,A2,A3,A4", FAULT="hold")  # A1 waits
-    wait_for(lambda: len(list(light.glob("out/ladder/runs/*/result.json"))) == 3)
-    running.send_signal(how)
-    said, complained = running.communicate(timeout=60)
-    assert running.returncode == code, complained
-    if how == signal.SIGINT:  # what had ended is shown
-        told = json.loads(said)
-        assert told["interrupted"] and [row["seeds"] for row in told["rows"]] == [[], [0], [0], [0]]
-        assert "stopped early" in complained and "3 of 4 runs have a result" in (light / "out/ladder/report.html").read_text()
-    code, said, complained = command(light, "--json", "--arms", "A1,A2,A3,A4")
-    assert code == 0 and json.loads(said)["computed"] == 1, complained
-    assert same(json.loads(said)) == same(json.loads(command(light, "--json", "--arms", "A1,A2,A3,A4", "--out", "elsewhere")[1]))
+def test_a_ladder_cut_off_equals_one_that_was_not(light):
+    words = ("--json", "--arms", "A1,A2,A3,A4", "--out")
+    whole = json.loads(command(light, *words, "whole")[1])
+    for how, ends in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
+        out = light / how.name
+        running = start(light, *words, out.name, FAULT="hold")  # A1 waits
+        wait_for(lambda: len(list(out.glob("runs/*/result.json"))) == 3)  # noqa: B023 (called here)
+        running.send_signal(how)
+        said, complained = running.communicate(timeout=60)
+        assert running.returncode == ends, complained
+        if how == signal.SIGINT:  # what had ended is shown
+            told = json.loads(said)
+            assert told["interrupted"] and [row["seeds"] for row in told["rows"]] == [[], [0], [0], [0]]
+            assert "stopped early" in complained and "3 of 4 runs have a result" in (out / "report.html").read_text()
+        code, said, complained = command(light, *words, out.name)
+        assert code == 0 and json.loads(said)["computed"] == 1, complained
+        assert same(json.loads(said)) == same(whole)
 
 
 def test_arms_that_fail_are_named_and_the_others_shown(light):

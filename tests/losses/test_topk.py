@@ -253,7 +253,7 @@ def step(rows):
     token_terms(hidden, LMHead(weight), hidden.detach() + 1, LMHead(weight), torch.arange(rows), how).divergence.mean().backward()
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) // 1024
 few = max(step(64), step(64))
-print(few, max(step(384), step(200)))
+print(few, step(256))
 """
     env = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}  # no allocator settings
     said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=120).stdout

@@ -1,6 +1,7 @@
 """Recorded traces, pairs and hints by a recipe: offline steps against the harness, resuming, the command, refusals."""
 import json
 import os
+import shutil
 
 import pytest
 import torch
@@ -47,7 +48,7 @@ def trained(recipe):
 def test_an_offline_step_is_the_harness_loss_without_its_first_channel(tmp_path):
     source = default_composite()
     examples = []
-    for trace, pairs in zip(traces := toy_traces()[:12], free_pairs(traces, ["siblings"])):
+    for trace, pairs in zip(traces := toy_traces()[:8], free_pairs(traces, ["siblings"])):
         hinted = [(site.turn, source.hint(trace, site)) for site in reversed(find_error_sites(trace))]
         turns = {turn: TraceTurn(turn, hint.text, hint.layer) for turn, hint in hinted if hint}
         examples.append(TraceExample(trace, tuple(turns[t] for t in sorted(turns)), tuple(pairs)))
@@ -78,10 +79,10 @@ def test_an_offline_step_is_the_harness_loss_without_its_first_channel(tmp_path)
 
 
 def test_a_resumed_offline_run_is_the_unbroken_one(tmp_path):
-    whole = trained(load_recipe(write(tmp_path, output_dir=str(tmp_path / "whole"), max_steps=3)))
-    trained(load_recipe(write(tmp_path, max_steps=2)))
-    again = trained(load_recipe(write(tmp_path, max_steps=3, resume=True)))
-    assert again.state.global_step == 3
+    whole = trained(load_recipe(write(tmp_path, output_dir=str(tmp_path / "whole"))))
+    shutil.copytree(tmp_path / "whole" / "checkpoint-1", tmp_path / "out" / "checkpoint-1")
+    again = trained(load_recipe(write(tmp_path, resume=True)))
+    assert again.state.global_step == 2 and any(entry["step"] == 1 for entry in again.state.log_history)
     for one, other in zip(whole.student.parameters(), again.student.parameters()):
         assert torch.equal(one, other)
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 import world
 from datasets import Dataset
+from played import played_once
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from composer_replication.envs.toy.model import embedded_model
@@ -39,10 +40,11 @@ def train(folder, steps=1, **changes):
     config = ComposerReplicationConfig(
         str(folder), report_to="none", bf16=False, use_cpu=True, per_device_train_batch_size=8, num_generations=4,
         max_completion_length=128, max_turns=3, max_steps=steps, logging_steps=1, learning_rate=1e-3, save_strategy="no",
-        gradient_checkpointing=False, seed=3, disable_tqdm=True, sdpo_importance_clip=None, teacher="frozen", **changes)
+        gradient_checkpointing=False, seed=3, disable_tqdm=True, sdpo_importance_clip=None, teacher="frozen",
+        teacher_check="off", sample_every=0, **changes)
     trainer = Kept(embedded_model(), None, config, Dataset.from_list(world.rows(8)), processing_class=world.tokenizer(),
                    environment_factory=world.Files, hint_source=default_composite())
-    trainer.train()
+    played_once(trainer).train()
     return trainer, [h for h in trainer.state.log_history if "sdpo/loss" in h]
 
 

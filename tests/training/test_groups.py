@@ -8,6 +8,7 @@ import pytest
 import torch
 import world
 from datasets import Dataset
+from played import played_once
 from transformers.trainer_callback import PrinterCallback
 
 from composer_replication.envs.toy.model import embedded_model
@@ -124,7 +125,7 @@ class Uneven(world.Files):
 
 def make(folder, environment=Uneven, rows=4, model="mild", **changes):
     base = dict(report_to="none", bf16=False, use_cpu=True, per_device_train_batch_size=16, num_generations=4, seed=3,
-                max_turns=3, max_completion_length=96, max_steps=1, logging_steps=1, learning_rate=1e-3, save_strategy="no",
+                max_turns=2, max_completion_length=72, max_steps=1, logging_steps=1, learning_rate=1e-3, save_strategy="no",
                 optim="sgd",
                 gradient_checkpointing=False, disable_tqdm=True, max_grad_norm=0.0, teacher_check="off", sample_every=0)
     args = ComposerReplicationConfig(str(folder), **(base | changes))
@@ -132,7 +133,7 @@ def make(folder, environment=Uneven, rows=4, model="mild", **changes):
     trainer = Kept(embedded_model(model), None, args, Dataset.from_list(world.rows(rows)), processing_class=world.tokenizer(),
                    environment_factory=environment, hint_source=default_composite() if args.alpha_sdpo else None, **extra)
     trainer.remove_callback(PrinterCallback)
-    return trainer
+    return trainer if environment is Again else played_once(trainer)
 
 
 def after(folder, **changes):
@@ -209,7 +210,7 @@ def test_turns_count_the_same_in_the_policy_objective(tmp_path):
         for length in lengths:
             at.append([next(places) for _ in range(length)])
         total = total - advantage * sum(lengths) / len(lengths) * sum(each[turn].mean() for turn in at)
-    (total / (16 * 96)).backward()
+    (total / (16 * 72)).backward()
     assert any(len({len(t.token_ids) for t in r.trace.turns if t.role == "assistant"}) > 1 for r in trainer.rollouts)
     for found, parameter in zip(trainer.grads, model.parameters()):
         torch.testing.assert_close(found.double(), parameter.grad, rtol=2e-3, atol=1e-6)
@@ -278,7 +279,7 @@ def test_equal_groups_are_played_again(tmp_path):
 
 def test_a_sibling_of_the_group_gives_the_hint(tmp_path):
     plain, group = (after(tmp_path / str(on), environment=world.Files, group_hints=on, num_generations=16,
-                          max_completion_length=160) for on in (False, True))
+                          max_turns=3, max_completion_length=160) for on in (False, True))
     layers = [{b.layer for r in t.batch["composer_rows"] for b in r.tree.branches if b.kind == "hint"} for t in (plain, group)]
     assert "sibling" not in layers[0] and "sibling" in layers[1]
 

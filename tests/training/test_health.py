@@ -125,7 +125,7 @@ def run(folder, environment=world.Files, hints=None, **changes):
 
 
 def test_a_run_of_equal_rewards_and_no_channel_says_that_it_learned_nothing(tmp_path):
-    trainer, said, verdict = run(tmp_path, Flat, alpha_sdpo=0.0)
+    trainer, said, verdict = run(tmp_path, Flat, alpha_sdpo=0.0, max_completion_length=32)
     assert "Step 1: all rewards of this step are equal" in said and "no gradient from channel 1 (2 steps in a row)" in said
     assert "no channel had a gradient in 3 steps" in verdict and "all rewards of a step were equal in 3 of 3 steps" in verdict
     assert [h.get("health/equal_rewards") for h in trainer.state.log_history if "health/warning" in h] == [1, 2]
@@ -144,10 +144,10 @@ class Failing(world.Files):
 
 
 def test_episodes_that_could_not_be_scored_are_counted_in_words(tmp_path):
-    trainer, said, _ = run(tmp_path, Failing, max_steps=1, alpha_sdpo=0.0)
+    trainer, said, _ = run(tmp_path, Failing, max_steps=1, alpha_sdpo=0.0, max_completion_length=32)
     assert sorted(map(str, trainer.generation.rewards)) == ["1.0", "None", "None", "None"]
     assert "Step 1: unscored episodes: 3; the environment or its judge failed" in said
-    _, said, _ = run(tmp_path / "well", max_steps=1, alpha_sdpo=0.0)
+    _, said, _ = run(tmp_path / "well", max_steps=1, alpha_sdpo=0.0, max_completion_length=32)
     assert "unscored" not in said
 
 
@@ -170,7 +170,7 @@ def test_a_hint_source_that_is_silent_is_named(tmp_path):
 
 
 def test_a_sampled_rollout_is_a_trace_of_the_run(tmp_path):
-    trainer, _, _ = run(tmp_path, sample_every=2, max_steps=4, keep_rollouts=True)
+    trainer, _, _ = run(tmp_path, sample_every=2, max_steps=4, keep_rollouts=True, max_completion_length=32)
     samples = sorted(Path(tmp_path).glob("rollouts/sample*.jsonl.gz"))
     assert [p.name for p in samples] == ["sample000000.jsonl.gz", "sample000002.jsonl.gz"]
     whole = {t.trace_id: t for p in Path(tmp_path).glob("rollouts/step*.jsonl.gz") for t in read_traces(p)}

@@ -40,7 +40,7 @@ CASES = {  # changes to the scene "union", which has all channels and a KL to th
     "clipped": {"teacher": "live", "max_grad_norm": 0.01, "dtype": "float64"},
     "bf16": {"teacher": "live", "bf16": True},
 }
-FAST = ("live", "ema")
+FAST = ("ema",)
 
 
 @pytest.fixture(scope="module")

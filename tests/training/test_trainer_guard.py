@@ -21,6 +21,9 @@ def brevity(completion_ids, **kwargs):
     return [-len(ids) / 50 for ids in completion_ids]
 
 
+SHORT = dict(per_device_train_batch_size=4, num_generations=4, max_completion_length=64, max_turns=2)
+
+
 def make(folder, guard, held_out=None, **changes):
     base = dict(report_to="none", bf16=False, use_cpu=True,
                 per_device_train_batch_size=16, num_generations=8, max_completion_length=96,
@@ -68,6 +71,7 @@ class Leaky(world.Files):
         return super().get_reward() if self.strict else -float(self.sent)
 
 
+@pytest.mark.slow  # by a recipe: tests/recipes/test_planted_hack.py
 def test_a_hole_in_the_environment_is_stopped_with_its_step_and_reason(tmp_path, capsys):
     guard = HeldOutGuard(min_steps=4, decline_patience=3, ema_alpha=0.5)
     config = ComposerReplicationConfig(
@@ -90,7 +94,7 @@ def test_a_hole_in_the_environment_is_stopped_with_its_step_and_reason(tmp_path,
 
 def test_the_kl_to_the_start_stops_at_once(tmp_path):
     guard = HeldOutGuard(min_steps=50, kl_hard_stop=0.02)
-    trainer = make(tmp_path, guard, world.rows(6, seed="held out"), guard_steps=1, max_steps=12)
+    trainer = make(tmp_path, guard, world.rows(4, seed="held out"), **SHORT, guard_steps=1, max_steps=12, learning_rate=2e-4)
     trainer.train()
     kls = [h["guard/kl"] for h in trainer.state.log_history if "guard/kl" in h]
     assert guard.should_halt and trainer.state.global_step < 12
@@ -101,7 +105,7 @@ def test_a_watched_run_is_the_same_run(tmp_path):
     "Evaluation draws its own random numbers."
     losses = []
     for name, guard in (("plain", None), ("watched", HeldOutGuard())):
-        run = make(tmp_path / name, guard, world.rows(6, seed="held out"), max_steps=2, guard_steps=1)
+        run = make(tmp_path / name, guard, world.rows(4, seed="held out"), **SHORT, max_steps=2, guard_steps=1)
         run.train()
         losses.append([h["loss"] for h in run.state.log_history if "loss" in h])
     assert losses[0] == losses[1] and len(losses[0]) == 2
@@ -110,14 +114,14 @@ def test_a_watched_run_is_the_same_run(tmp_path):
 def test_a_resumed_guard_goes_on_as_if_nothing_had_been(tmp_path):
     def run(resume=None):
         guard = HeldOutGuard(min_steps=2, decline_patience=3, ema_alpha=0.5, kl_hard_stop=9.0)
-        trainer = make(tmp_path, guard, world.rows(4, seed="held out"), max_steps=3, guard_steps=1, save_strategy="steps",
-                       save_steps=1)
+        trainer = make(tmp_path, guard, world.rows(2, seed="held out"), **SHORT, max_steps=2, guard_steps=1,
+                       save_strategy="steps", save_steps=1)
         trainer.train(resume_from_checkpoint=resume)
         readings = [{k: v for k, v in h.items() if k.startswith("guard/")} for h in trainer.state.log_history]
         return guard.state_dict(), readings, [p.detach().clone() for p in trainer.student.parameters()]
 
     whole, again = run(), run(tmp_path / "checkpoint-1")
-    assert whole[:2] == again[:2] and sum(map(bool, whole[1])) == 3
+    assert whole[:2] == again[:2] and sum(map(bool, whole[1])) == 2
     assert all(torch.equal(a, b) for a, b in zip(whole[2], again[2]))
 
 

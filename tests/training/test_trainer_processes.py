@@ -62,7 +62,7 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_happened(start, unharm
     assert len(list(tmp_path.glob("checkpoint-*"))) == 2  # save_total_limit
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])  # that: below, by two
 def test_told_to_stop_it_leaves_a_checkpoint_that_goes_on(start, unharmed, tmp_path, number):
     processes = start([run("stopped", "kill", tmp_path, save_strategy="no", hold=2)])
     wait_for(tmp_path / "steps-0", processes, 2)
@@ -168,6 +168,7 @@ def test_one_of_two_is_told_to_stop_and_the_run_goes_on_to_the_same_end(start, p
         assert differences(left(tmp_path, "end", rank), left(pair / "two", "whole", rank)) == []
 
 
+@pytest.mark.slow  # two starts of all that is imported; without torchrun: above
 def test_a_checkpoint_within_a_generation_goes_on_with_torchrun(pair, tmp_path):
     job = {"tasks": [run("end", "two", tmp_path, resume=str(pair / "two" / "checkpoint-1"))], "log": str(tmp_path / "log")}
     (tmp_path / "job.json").write_text(json.dumps(job))

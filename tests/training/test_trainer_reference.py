@@ -202,7 +202,7 @@ def test_zero_weights_are_trl_bit_for_bit(tmp_path):
     "Invariant 4, over multi-turn steps with real tool calls in TRL's own loop."
     def train(kind, **changes):
         args = settings(tmp_path, rollout="trl", alpha_sdpo=0.0, max_tool_calling_iterations=3, max_completion_length=112,
-                        max_steps=3, **changes)
+                        max_steps=2, **changes)
         made = kind(embedded_model("mild"), None, args, Dataset.from_list(world.rows(8)), processing_class=world.tokenizer(),
                     environment_factory=world.Files)
         made.train()
@@ -230,7 +230,7 @@ def test_zero_weights_on_our_rollouts_are_trl_bit_for_bit(tmp_path):
             kept.append((rollout_columns(rollouts, self.setup.tokenizer.eos_token_id), [r.reward for r in rollouts]))
             return rollouts
 
-    data, args = Dataset.from_list(world.rows(8)), settings(tmp_path, alpha_sdpo=0.0, max_steps=3)
+    data, args = Dataset.from_list(world.rows(8)), settings(tmp_path, alpha_sdpo=0.0, max_steps=2)
     ours = Keeper(embedded_model("mild"), None, args, data, processing_class=world.tokenizer(), environment_factory=world.Files)
     ours.train()
     play = iter(kept)
