@@ -55,7 +55,7 @@ def test_scrubbing_twice_changes_nothing_more(text):
 
 
 def test_long_text_is_scrubbed_in_time_that_grows_with_it():
-    "No pattern runs away on text that almost fits: with its square this takes minutes, and is stopped after 20 s of the processor."
+    "No pattern runs away on text that almost fits: with its square it takes minutes, and is stopped after 20 s of a core."
     def too_long(*_):
         raise AssertionError("a pattern runs away")
 

@@ -150,7 +150,8 @@ def made(tmp_path_factory, store):
     odd = {"docs/guide.md": copy, "test_unfit.py": textwrap.dedent(unfit), "test_broken.py": "import is_nowhere\n",
            "test_a.py": "import sys\n\ndef test_a():\n    sys.settrace(None)\n"}
     if sandbox_problem("bubblewrap") is None:
-        odd["test_long.py"] = ("import pytest\nfrom good import spread\n\n@pytest.mark.parametrize('text', ['a'], ids=['a' * 5000])\n"
+        odd["test_long.py"] = ("import pytest\nfrom good import spread\n\n"
+                               "@pytest.mark.parametrize('text', ['a'], ids=['a' * 5000])\n"
                                "def test_long(text):\n    assert spread([1], 1) == [[1]]\n")
     repository = good(folder, **odd)
     out = folder / "tasks.jsonl"
@@ -557,7 +558,8 @@ def test_a_test_that_ends_the_tracing_costs_no_other_its_lines(bench):
     "sqlparse: after one test was cut off, 500 later ones seemed to run nothing."
     assert bench.coverage.outcomes["test_a.py::test_a"] == "passed"  # it ran before the others
     line = GOOD.split("\n").index("    result = 0") + 1
-    assert bench.coverage.tests_of("good.py", [line]) == {node for node in bench.coverage.passed if "::test_total[" in node} != set()
+    of_total = {node for node in bench.coverage.passed if "::test_total[" in node}
+    assert bench.coverage.tests_of("good.py", [line]) == of_total != set()
 
 
 def test_a_file_that_cannot_be_imported_costs_its_own_tests_only(bench):
