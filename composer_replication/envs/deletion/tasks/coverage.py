@@ -95,19 +95,6 @@ def _add_coverage(libraries: Path, store: Path, work: Path) -> None:
         path.chmod(0o755 if path.is_dir() else 0o644 | (path.stat().st_mode & 0o111))
 
 
-def _coverage_wheel(store: Path, work: Path) -> Path:
-    "The store's unpacked wheel of coverage for this Python, fetched the first time."
-    kept, fresh = store / "wheels" / f"coverage-{sys.implementation.cache_tag}", work / "wheel"
-    if not kept.is_dir():
-        fresh.mkdir()
-        if problem := install_wheels(["coverage"], fresh, work):
-            raise SubjectProblem(f"coverage is neither installed here nor to be had ({problem['coverage']}): pip install coverage")
-        kept.parent.mkdir(exist_ok=True)
-        with suppress(OSError):  # another process was first
-            fresh.rename(kept)
-    return kept
-
-
 def _run_once(subject, libraries, paths, test_s, wall_s) -> tuple[dict | None, str]:
     "What one run gave, or None and why there is nothing."
     config = {"roots": subject.import_roots, "options": pytest_settings(subject.tree), "paths": paths, "test_s": test_s, "out": _OUT}
@@ -131,6 +118,19 @@ def _merged(parts: list[dict]) -> dict:
                 lines.setdefault(path, {}).setdefault(line, []).extend(number[part["tests"][i]] for i in who)
     merged = {key: {k: v for part in parts for k, v in part[key].items()} for key in ("outcomes", "seconds")}
     return {"tests": tests, **merged, "errors": [error for part in parts for error in part["errors"]], "lines": lines}
+
+# %% ../../../../nbs/envs/deletion/tasks/02_coverage.ipynb #c0f3a9e1
+def _coverage_wheel(store: Path, work: Path) -> Path:
+    "The store's unpacked wheel of coverage for this Python, fetched the first time."
+    kept, fresh = store / "wheels" / f"coverage-{sys.implementation.cache_tag}", work / "wheel"
+    if not kept.is_dir():
+        fresh.mkdir()
+        if problem := install_wheels(["coverage"], fresh, work):
+            raise SubjectProblem(f"coverage is neither installed here nor to be had ({problem['coverage']}): pip install coverage")
+        kept.parent.mkdir(exist_ok=True)
+        with suppress(OSError):  # another process was first
+            fresh.rename(kept)
+    return kept
 
 # %% ../../../../nbs/envs/deletion/tasks/02_coverage.ipynb #ede6ae09
 def test_files(
