@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import sys
+from contextlib import contextmanager
 from multiprocessing import forkserver
 from pathlib import Path
 from subprocess import CompletedProcess, TimeoutExpired
@@ -32,21 +33,42 @@ def _command(arguments, cwd, environment, said, complained):
     main()
 
 
+@contextmanager
+def started(*arguments, cwd=None, env=None):
+    "A `composer-rl` command in a process of its own, once it has said its first line: (process, that line, its output's file)."
+    process, folder, said, complained = _start(arguments, cwd, env)
+    with folder:
+        try:
+            while process.is_alive() and "\n" not in said.read_text():
+                process.join(0.05)
+            assert "\n" in said.read_text(), complained.read_text()
+            yield process, said.read_text().splitlines(keepends=True)[0], said
+        finally:
+            process.kill()
+            process.join()
+
+
 def composer(*arguments, cwd=None, env=None, timeout=600) -> CompletedProcess:
     "A whole `composer-rl` command in a process of its own, its output in files."
-    forced = {name: os.environ.pop(name) for name in FORCED if name in os.environ}
-    forkserver.ensure_running()
-    os.environ.update(forced)
-    with TemporaryDirectory() as folder:
-        said, complained = Path(folder, "out"), Path(folder, "err")
-        said.touch()
-        complained.touch()
-        words = [str(argument) for argument in arguments]
-        process = SERVER.Process(target=_command, args=(words, str(cwd or Path.cwd()), dict(env or os.environ), said, complained))
-        process.start()
+    process, folder, said, complained = _start(arguments, cwd, env)
+    with folder:
         process.join(timeout)
         if process.is_alive():
             process.kill()
             process.join()
-            raise TimeoutExpired(words, timeout, said.read_bytes(), complained.read_bytes())
-        return CompletedProcess(words, process.exitcode, said.read_text(), complained.read_text())
+            raise TimeoutExpired(arguments, timeout, said.read_bytes(), complained.read_bytes())
+        return CompletedProcess(arguments, process.exitcode, said.read_text(), complained.read_text())
+
+
+def _start(arguments, cwd, env):
+    forced = {name: os.environ.pop(name) for name in FORCED if name in os.environ}
+    forkserver.ensure_running()
+    os.environ.update(forced)
+    folder = TemporaryDirectory()
+    said, complained = Path(folder.name, "out"), Path(folder.name, "err")
+    said.touch()
+    complained.touch()
+    words = [str(argument) for argument in arguments]
+    process = SERVER.Process(target=_command, args=(words, str(cwd or Path.cwd()), dict(env or os.environ), said, complained))
+    process.start()
+    return process, folder, said, complained

@@ -19,11 +19,11 @@ PATTERNS = {  # what stands in its place: the form
     "AWS key": re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
     "Google key": re.compile(r"\bAIza[0-9A-Za-z_-]{35}"),
     "Slack token": re.compile(r"\bxox[abeprs]-[A-Za-z0-9-]{10,}"),
-    "JSON web token": re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"),
+    "JSON web token": re.compile(r"\beyJ[A-Za-z0-9_-]{8,1000}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"),
     "bearer token": re.compile(r"(?i)(?<=\bbearer )[A-Za-z0-9._~+/=-]{16,}"),
     "password in an address": re.compile(r"(?<=://)[^\s:/@]{1,100}:[^\s/@]{1,200}(?=@)"),
     "assigned secret": re.compile(r"(?i)\b((?:\w{0,40}_)?(?:api_?key|access_?key|secret|token|passw(?:or)?d)\w{0,20}['\"]?\s{0,3}[=:]\s{0,3}['\"]?)"
-                                  r"(?=[^\s'\"]*\d)[^\s'\"<>,;(){}\[\]]{12,}"),
+                                  r"(?=[^\s'\"]{0,200}\d)[^\s'\"<>,;(){}\[\]]{12,}"),
     "e-mail address": re.compile(r"\b[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){1,5}\b"),
     "user name": re.compile(r"(?<=/home/)[^/\s'\":]{1,64}|(?<=/Users/)[^/\s'\":]{1,64}"),
 }

@@ -1,14 +1,10 @@
 "`composer-rl serve model`: a checkpoint as a process, asked over HTTP by OpenAI's own client; what it refuses."
 import json
-import select
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import openai
 import pytest
 import torch
+from forks import started
 from peft import LoraConfig, get_peft_model
 from typer.testing import CliRunner
 
@@ -22,8 +18,6 @@ from composer_replication.replay.serve import serve_teachers
 from composer_replication.rollout.loop import collect
 from composer_replication.rollout.policies import ClientPolicy, TransformersPolicy
 from composer_replication.rollout.types import RolloutConfig
-
-COMMAND = Path(sys.executable).with_name("composer-rl")
 
 
 def first_state():
@@ -49,11 +43,9 @@ def test_a_checkpoint_with_an_adapter_answers_openais_client(tmp_path):
     (tmp_path / "run" / "run.json").write_text(json.dumps({"settings": {"model": str(tmp_path / "base")}}))
     embedded_model("teacher-1").save_pretrained(tmp_path / "base")
     embedded_tokenizer().save_pretrained(tmp_path / "base")
-    command = [COMMAND, "serve", "model", str(tmp_path / "run" / "checkpoint-1"), "--name", "mine", "--port", "0", "--json"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert select.select([server.stdout], [], [], 120)[0], "no address within two minutes"
-        said = json.loads(server.stdout.readline())
+    words = ["serve", "model", str(tmp_path / "run" / "checkpoint-1"), "--name", "mine", "--port", "0", "--json"]
+    with started(*words) as (server, line, _):
+        said = json.loads(line)
         assert said["model"] == "mine"
         messages, tools = first_state()
         with openai.OpenAI(base_url=said["url"], api_key="none", max_retries=0) as client:
@@ -63,11 +55,9 @@ def test_a_checkpoint_with_an_adapter_answers_openais_client(tmp_path):
         assert answer.choices[0].finish_reason == "tool_calls" and call.function.name in {t["function"]["name"] for t in tools}
         assert isinstance(json.loads(call.function.arguments), dict) and answer.usage.completion_tokens > 0
         assert answer.model_extra["unused"] == []
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(120) == 0
-    finally:
-        server.kill()
-        server.wait(10)
+        server.terminate()
+        server.join(120)
+        assert server.exitcode == 0
 
 
 def test_an_agent_played_over_http_earns_what_it_earns_here(client):

@@ -73,7 +73,7 @@ def python(env, code):
 # what the agent sees
 
 def test_nothing_of_the_gold_is_seen(env, tasks, subject, caplog, capsys):
-    for task in tasks:
+    for task in tasks[1:]:  # the third one is the first with hidden tests
         path, original = envs_tasks.solution(subject, task)
         left = task.changed_files(subject.tree)[path][1].splitlines()
         gone = [line.strip() for line in original.splitlines() if line not in left]
@@ -184,7 +184,13 @@ BREAKS = {
 }
 
 
-@pytest.mark.parametrize("name", BREAKS)
+# Fork bombs, floods and the like are the sandboxes' own tests; here it is what is left of the tree that matters.
+OF_THE_TREE = ("removes much", "no rights", "nests deep", "kills all", "a daemon", "takes all memory", "odd names",
+               "links in a circle")
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in BREAKS if name not in OF_THE_TREE]
+
+
+@pytest.mark.parametrize("name", [*OF_THE_TREE, *OTHERS])
 def test_whatever_an_agent_breaks_the_service_goes_on(name, env, subject):
     quick = FeatureDeletionEnv([*env._tasks.values()], limits=Limits(**{**vars(LIMITS), "wall_s": 2.0}))
     quick.reset(task_id="larder-initials")
@@ -215,7 +221,7 @@ def test_a_submission_that_makes_the_judge_wait_is_a_zero(tasks, monkeypatch):
         say(env, "write_file", path="src/larder/labels.py", text="while True: pass\n")
         monkeypatch.setattr(grading, "JUDGE_LIMITS", Limits(wall_s=3.0))
         begun = time.monotonic()
-        assert env.reward() == 0.0 and time.monotonic() - begun < 60 and "kept busy" in env.grade.findings[0].what
+        assert env.reward() == 0.0 and time.monotonic() - begun < 120 and "kept busy" in env.grade.findings[0].what
     while mine():  # the judge's own limits end it
         assert time.monotonic() - begun < 120
         time.sleep(0.1)

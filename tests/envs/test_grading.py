@@ -131,7 +131,8 @@ ALTERNATIVES = {
 
 
 @needs_sandbox
-@pytest.mark.parametrize("symbol", ALTERNATIVES)
+@pytest.mark.parametrize("symbol", ["larder.labels:label", "larder.plans:cheapest", *(
+    pytest.param(symbol, marks=pytest.mark.slow) for symbol in ("larder.plans:merge_spans", "larder.labels:roman"))])
 def test_alternative_implementations_are_rewarded(made, larder, symbol):
     task, path, text, seen = made(symbol)
     original, other = grade(task, larder, {path: text.encode()}), None
@@ -306,7 +307,8 @@ def test_a_task_whose_tests_do_not_need_the_target_is_refused(made, larder):
 
 
 @needs_sandbox
-@pytest.mark.parametrize("code", ["time.time_ns() + offset", "time.localtime().tm_hour + offset", "time.strftime('%d') * offset"])
+@pytest.mark.parametrize("code", ["time.strftime('%d') * offset", *(  # the slowest clock
+    pytest.param(code, marks=pytest.mark.slow) for code in ("time.time_ns() + offset", "time.localtime().tm_hour + offset"))])
 def test_a_task_where_nothing_stable_comes_out_is_refused(tmp_path, code):
     folder = tmp_path / "clock"
     (folder / "tests").mkdir(parents=True)

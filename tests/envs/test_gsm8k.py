@@ -58,9 +58,9 @@ def test_a_completion_without_text_is_wrong(text):
 
 def test_what_cannot_be_computed_in_time_is_unscored_and_counted():
     told, started = {}, time.perf_counter()
-    texts = [r"\boxed{9^{9^{9^9}}}", "#### 18", r"\boxed{10000000000!}"]
-    assert gsm8k_reward(texts, ["18"] * 3, log_metric=told.__setitem__, task_id=[1, 2, 3]) == [None, 1.0, None]
-    assert told == {"gsm8k/unscored": 2 / 3} and time.perf_counter() - started < 80
+    texts = [r"\boxed{9^{9^{9^9}}}", "#### 18"]
+    assert gsm8k_reward(texts, ["18"] * 2, log_metric=told.__setitem__, task_id=[1, 2]) == [None, 1.0]
+    assert told == {"gsm8k/unscored": 1 / 2} and time.perf_counter() - started < 80
 
 
 @pytest.mark.parametrize("text", ["#### " + "9" * 100_000, "(" * 50_000 + "18", "\\boxed{" * 20_000, "1,234 " * 50_000 + "!",

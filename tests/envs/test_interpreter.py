@@ -322,19 +322,21 @@ def may_grow(files):
 # ---- equal verdicts
 
 
-def test_drawn_programs_have_the_verdicts_of_cpython(tmp_path):
+@pytest.mark.parametrize("count", [300, pytest.param(1000, marks=pytest.mark.slow)])
+def test_drawn_programs_have_the_verdicts_of_cpython(tmp_path, count):
     programs = Programs("drawn")
-    counts, at_limits = compare([programs.repository() for _ in range(1000)], tmp_path)
-    assert counts["passed"] > 1300 and counts["AssertionError"] > 250
+    counts, at_limits = compare([programs.repository() for _ in range(count)], tmp_path)
+    assert counts["passed"] > 1.3 * count and counts["AssertionError"] > 0.25 * count
     assert counts["Unsupported"] < 0.05 * counts.total()
     assert at_limits["RecursionError"] + at_limits["OutOfTime"] > 0.95 * at_limits.total()  # elsewhere we stop without need
 
 
-def test_mutated_programs_have_the_verdicts_of_cpython(tmp_path):
+@pytest.mark.parametrize("count", [300, pytest.param(900, marks=pytest.mark.slow)])
+def test_mutated_programs_have_the_verdicts_of_cpython(tmp_path, count):
     programs = Programs("mutated")
-    repositories = [mutated(programs.repository(), programs.rng) for _ in range(900)]
+    repositories = [mutated(programs.repository(), programs.rng) for _ in range(count)]
     counts, at_limits = compare([files for files in repositories if not may_grow(files)], tmp_path)
-    assert counts["passed"] > 200 and counts["SyntaxError"] > 500
+    assert counts["passed"] > count / 4.5 and counts["SyntaxError"] > count / 1.8
     assert counts["Unsupported"] < 0.05 * counts.total()
 
 

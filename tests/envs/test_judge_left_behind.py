@@ -72,7 +72,7 @@ def wait_until(condition, seconds=60.0):
     return condition()
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_killed_owner_leaves_nothing_and_the_next_one_judges_the_same(world, kills):
     (state, folder), draw = world, random.Random("killed judges")
     for number in range(kills):

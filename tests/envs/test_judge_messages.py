@@ -346,7 +346,7 @@ def mutated_source(chance, text):
 
 
 @needs_sandbox
-@pytest.mark.parametrize("count", [12, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [6, pytest.param(1000, marks=pytest.mark.slow)])
 def test_mutated_submissions_never_raise_nor_hang(count, task, subject, monkeypatch):
     monkeypatch.setattr(grading, "JUDGE_LIMITS", runner.Limits(wall_s=MOST_S, memory_mb=1024))
     path, text = envs_tasks.solution(subject, task)

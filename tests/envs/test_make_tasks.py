@@ -147,7 +147,13 @@ def made(tmp_path_factory, store):
             if os.environ.get("PYTHONPATH"):
                 os._exit(0)
     """
-    repository = good(folder, **{"docs/guide.md": copy, "test_unfit.py": textwrap.dedent(unfit)})
+    odd = {"docs/guide.md": copy, "test_unfit.py": textwrap.dedent(unfit), "test_broken.py": "import is_nowhere\n",
+           "test_a.py": "import sys\n\ndef test_a():\n    sys.settrace(None)\n"}
+    if sandbox_problem("bubblewrap") is None:
+        odd["test_long.py"] = ("import pytest\nfrom good import spread\n\n"
+                               "@pytest.mark.parametrize('text', ['a'], ids=['a' * 5000])\n"
+                               "def test_long(text):\n    assert spread([1], 1) == [[1]]\n")
+    repository = good(folder, **odd)
     out = folder / "tasks.jsonl"
     [report] = make_tasks([repository], out, Settings(per_package=9, granularity=("function", "bundle")), jobs=1, store=store)
     return report, read_tasks(out), out
@@ -541,41 +547,42 @@ def test_of_very_many_tests_each_definition_keeps_some():
     assert gates._nodes_to_try(bench, Deletion(few, "stub", {}, {}, {}))[0] == nodes[:300]
 
 
-def test_a_test_that_ends_the_tracing_costs_no_other_its_lines(tmp_path, store):
+@pytest.fixture
+def bench(made, store):
+    "What was measured of that repository, with all that is odd in it."
+    _, tasks, _ = made
+    return gates.make_bench(subject_of(tasks[0], store), store)
+
+
+def test_a_test_that_ends_the_tracing_costs_no_other_its_lines(bench):
     "sqlparse: after one test was cut off, 500 later ones seemed to run nothing."
-    files = {"x.py": "def f(x):\n    return x + 1\n", "test_a.py": "import sys\n\ndef test_a():\n    sys.settrace(None)\n",
-             "test_b.py": "from x import f\n\ndef test_b():\n    assert f(1) == 2\n"}
-    measured = coverage.measure_coverage(prepare_subject(write(tmp_path / "traced", files), store), store)
-    assert measured.tests_of("x.py", [2]) == {"test_b.py::test_b"}
+    assert bench.coverage.outcomes["test_a.py::test_a"] == "passed"  # it ran before the others
+    line = GOOD.split("\n").index("    result = 0") + 1
+    of_total = {node for node in bench.coverage.passed if "::test_total[" in node}
+    assert bench.coverage.tests_of("good.py", [line]) == of_total != set()
 
 
-def test_a_file_that_cannot_be_imported_costs_its_own_tests_only(tmp_path, store):
+def test_a_file_that_cannot_be_imported_costs_its_own_tests_only(bench):
     "funcy, jmespath, Markdown and marshmallow: one such file, and no test of the package was run at all."
-    files = {"x.py": "def f(x):\n    return x + 1\n", "test_a.py": "import is_nowhere\n",
-             "test_b.py": "from x import f\n\ndef test_b():\n    assert f(1) == 2\n"}
-    measured = coverage.measure_coverage(prepare_subject(write(tmp_path / "broken", files), store), store)
-    assert measured.passed == {"test_b.py::test_b"} and "is_nowhere" in measured.errors["test_a.py"]
+    assert "test_good.py::test_either" in bench.coverage.passed and "is_nowhere" in bench.coverage.errors["test_broken.py"]
 
 
-def test_a_measurement_in_which_nothing_ran_is_not_kept(tmp_path, store, monkeypatch):
+def test_a_measurement_in_which_nothing_ran_is_not_kept(tmp_path, monkeypatch):
     "A sandbox that failed once made the repository useless for good."
-    files = {"one.py": "X = 1\n", "test_one.py": "import one\ndef test_x(): assert one.X\n"}
-    subject = prepare_subject(write(tmp_path / "sound", files), store)
-    with monkeypatch.context() as broken:
-        broken.setattr(coverage, "_run_once", lambda *given: (None, "ended with exit code 1"))
-        assert not coverage.measure_coverage(subject, store).passed
-    assert coverage.measure_coverage(subject, store).passed == {"test_one.py::test_x"}
+    tree = write(tmp_path / "sound" / "tree", {"test_one.py": ""})
+    nothing = {"tests": [], "outcomes": {}, "seconds": {}, "errors": [], "lines": {}}
+    runs = iter([nothing, nothing | {"tests": ["t::x"], "outcomes": {"t::x": "passed"}}])
+    monkeypatch.setattr(coverage, "_run_all", lambda *given: next(runs))
+    seen = [coverage.measure_coverage(SimpleNamespace(tree=tree, source="sound"), tmp_path).passed for _ in range(3)]
+    assert seen == [set(), {"t::x"}, {"t::x"}]
 
 
 @pytest.mark.skipif(sandbox_problem("bubblewrap") is not None, reason=f"{sandbox_problem('bubblewrap')}")
-def test_a_test_with_an_endless_name_costs_no_other(tmp_path, store):
+def test_a_test_with_an_endless_name_costs_no_other(bench):
     "natsort: one name of 5,000 characters, and the judge took the name for a forgery in each of three runs."
-    long = ("import pytest\nfrom x import f\n\n@pytest.mark.parametrize('text', ['a'], ids=['a' * 5000])\n"
-            "def test_long(text):\n    assert f(1) == 2\n")
-    short = "from x import f\n\ndef test_b():\n    assert f(1) == 2\n\ndef test_c():\n    assert f(2) == 3\n"
-    files = {"x.py": "def f(x):\n    return x + 1\n", "test_a.py": long, "test_b.py": short}
-    bench = gates.make_bench(prepare_subject(write(tmp_path / "long", files), store), store)
-    assert set(bench.seconds) == {"test_b.py::test_b", "test_b.py::test_c"}
+    long = [node for node in bench.coverage.passed if "test_long" in node]
+    assert len(long) == 1 and len(long[0]) > 5000
+    assert set(bench.seconds) == bench.coverage.passed - {*long, "test_unfit.py::test_flaky", "test_unfit.py::test_ends_all"}
     assert any("longer than 4000" in note and len(note) < 400 for note in bench.notes)
 
 
@@ -748,9 +755,10 @@ def test_a_fault_of_ours_costs_one_package(tmp_path, store, monkeypatch):
         return prepare_subject(spec, store) if Path(spec).name == "good" else {}["missing"]
 
     monkeypatch.setattr(deletion, "prepare_subject", prepare)
-    specs = [tmp_path / "faulty", good(tmp_path)]
-    faulty, fine = make_tasks(specs, tmp_path / "tasks.jsonl", Settings(1, ("function",)), 1, store)
-    assert "composer-rl itself failed (KeyError: 'missing'" in faulty.problem and fine.kept == 1
+    specs = [tmp_path / "faulty", good(tmp_path, **{"test_good.py": "import nowhere\n"})]
+    faulty, next_one = make_tasks(specs, tmp_path / "tasks.jsonl", Settings(1, ("function",)), 1, store)
+    assert "composer-rl itself failed (KeyError: 'missing'" in faulty.problem
+    assert "has no passing test (test_good.py: " in next_one.problem  # its tests were run
 
 
 INTERRUPTED = """

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import zipfile
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -214,7 +215,7 @@ def world(tmp_path_factory):
 # Played
 
 
-@pytest.mark.parametrize("form", ["SWE-bench", "SWE-Gym", "SWE-smith", "R2E"])
+@pytest.mark.parametrize("form", ["SWE-bench", "SWE-smith", "R2E"])
 def test_a_row_is_played_and_graded(world, form):
     task, notes = world.played(form)
     assert task.repo == f"people/flux@{world.after if form == 'SWE-smith' else world.before}"
@@ -237,6 +238,12 @@ def test_a_row_is_played_and_graded(world, form):
         rewards.append(env.reward())
     env.close()
     assert rewards == [0.0, 0.0, 1.0], env.grade
+
+
+def test_a_row_of_swe_gym_is_that_of_swe_bench_with_lists(world):
+    gym, (task, notes) = replace(world.played("SWE-Gym")[0], task_id="people__flux-1"), world.played("SWE-bench")
+    measured = {"difficulty": {}, "heldout_records": ()}
+    assert replace(gym, **measured) == replace(task, **measured) and world.played("SWE-Gym")[1] == notes
 
 
 def test_changed_tests_earn_nothing_and_are_seen(world):
@@ -497,7 +504,8 @@ def test_recorded_steps_are_done_in_the_sandbox_and_win(world, tmp_path):
     assert not list((tmp_path / "store/unfinished").iterdir()) and len(list((tmp_path / "store/subjects").iterdir())) == 1
 
 
-@pytest.mark.parametrize("step", ["write_commit", "prepare_subject", "lay_out", "write_json", "store_subject"])
+@pytest.mark.parametrize("step", ["write_commit", "lay_out", "store_subject", *(
+    pytest.param(step, marks=pytest.mark.slow) for step in ("prepare_subject", "write_json"))])
 def test_a_kill_leaves_nothing_half_made(world, tmp_path, step):
     script = textwrap.dedent(f"""
         import os, signal, sys

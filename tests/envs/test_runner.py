@@ -115,12 +115,15 @@ time.sleep(1000)
 
 
 ATTACKS = dict(attacks())
+STUCK = ("hangs", "stops itself", "multiplies")  # up to the time limit
 
 
 def test_nothing_turns_a_failure_into_a_pass(larder, nodes):
-    phases = [Phase(name, {LABELS: broken(larder, code)}, nodes) for name, code in ATTACKS.items()]
-    phases.append(Phase("honest", {}, nodes))
-    results = dict(zip([*ATTACKS, "honest"], run_phases(larder, phases, Limits(wall_s=2.5)), strict=True))
+    phases = {name: Phase(name, {LABELS: broken(larder, code)}, nodes) for name, code in ATTACKS.items()}
+    phases["honest"] = Phase("honest", {}, nodes)
+    results = {}
+    for names, wall_s in ((STUCK, 0.8), ([name for name in phases if name not in STUCK], 2.5)):
+        results |= zip(names, run_phases(larder, [phases[name] for name in names], Limits(wall_s=wall_s)), strict=True)
     rewarded = [name for name, result in results.items() if result.passed(nodes)]
     assert rewarded == ["honest"]  # the last one: nothing that came before reached it
     assert "time limit" in results["hangs"].problem and "time limit" in results["stops itself"].problem

@@ -1,6 +1,6 @@
 "The embedded models and their tokenizer, seen by the libraries that will use them, and how spike 120 makes them."
 import json
-import subprocess
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -116,13 +116,15 @@ def test_the_model_calls_out_of_habit_and_follows_the_hint(tokenizer, model):
     assert habit > 0.7 and follows > 0.6, (habit, follows)
 
 
-def test_it_works_without_a_network():
-    code = ("import socket, sys\n"
-            "def no(*a, **k): raise OSError('no network')\n"
-            "socket.socket.connect = no\n"
-            "from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer\n"
-            "embedded_tokenizer(); embedded_model()")
-    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+def test_it_works_without_a_network(monkeypatch):
+    def no(*given, **named):
+        raise OSError("no network")
+
+    for name in ("connect", "connect_ex"):
+        monkeypatch.setattr(socket.socket, name, no)
+    monkeypatch.setattr(socket, "getaddrinfo", no)
+    embedded_tokenizer()
+    embedded_model()
 
 
 # How spike 120 makes them.

@@ -280,10 +280,11 @@ def kill_one(path, events, rng, *args):
     writer.join()
 
 
-def test_a_writer_killed_at_forty_moments_loses_nothing_and_frees_nothing(tmp_path):
+@pytest.mark.parametrize("kills", [14, pytest.param(40, marks=pytest.mark.slow)])
+def test_a_writer_killed_at_many_moments_loses_nothing_and_frees_nothing(tmp_path, kills):
     path, events, rng = tmp_path / "l.sqlite", tmp_path / "events", random.Random(6)
     lost = 0
-    for turn in range(40):
+    for turn in range(kills):
         kill_one(path, events, rng, 10_000 * turn)
         settled = [key for what, key in lines(events) if what == "settled"]
         in_flight = len([key for what, key in lines(events) if what == "asked"]) - len(settled)
@@ -296,7 +297,7 @@ def test_a_writer_killed_at_forty_moments_loses_nothing_and_frees_nothing(tmp_pa
         lost = told.lost
         made = counted(path)
         assert made.get("asking") is None and made["paid"] == (told.paid, round(told.paid_usd * 1e9))
-    assert 5 <= lost <= 40  # the kills did hit calls under way
+    assert kills // 8 <= lost <= kills  # the kills did hit calls under way
     assert [p.name for p in tmp_path.glob("*-open-*")] == []
 
     with Ledger(path) as ledger:  # resumed: what an uninterrupted run holds

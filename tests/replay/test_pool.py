@@ -245,12 +245,13 @@ def test_tries_are_bounded_and_the_others_go_on(reply, problem, ledger):
 
 
 @pytest.mark.parametrize(
-    "reply", [Reply(delay=30), Reply(drip=0.02), Reply(body=b'{"choices"', send=10, delay=30)], ids=["stall", "drip", "late half"]
+    "reply", [Reply(delay=600), Reply(drip=0.02), Reply(body=b'{"choices"', send=10, delay=600)],
+    ids=["stall", "drip", "late half"]
 )
 def test_an_attempt_has_a_limit(reply, ledger):
     began = time.monotonic()
     [result], server, _ = ask(lambda r: reply, ledger, timeout_s=0.4, tries=2)
-    assert result.problem == "not answered: no answer within 0.4 s (2 tries)" and 0.8 <= time.monotonic() - began < 25
+    assert result.problem == "not answered: no answer within 0.4 s (2 tries)" and 0.8 <= time.monotonic() - began < 120
     assert ledger.spent().lost == 2 and len(server.requests) == 2
 
 
@@ -292,8 +293,8 @@ def test_a_storm_of_429_is_ridden_out(ledger, monkeypatch):
 
 def test_a_wait_beyond_the_wall_time_ends_it_at_once(ledger):
     began = time.monotonic()
-    results, server, pool = ask(lambda r: failed(429, retry_after=3600), ledger, count=3, max_wall_s=30, concurrency=1)
-    assert time.monotonic() - began < 25 and not any(r.asked for r in results) and len(server.requests) == 1
+    results, server, pool = ask(lambda r: failed(429, retry_after=3600), ledger, count=3, max_wall_s=600, concurrency=1)
+    assert time.monotonic() - began < 120 and not any(r.asked for r in results) and len(server.requests) == 1
     assert "asks to wait 3600 s" in pool.stopped and "asks to wait 3600 s" in results[2].problem
 
 
@@ -548,11 +549,11 @@ def test_an_answer_that_could_not_be_written_is_written_at_the_end(ledger, monke
 
 
 def test_cancel_from_another_thread(ledger):
-    with BadServer(lambda r: Reply(delay=20)) as server, asking(server, ledger, "a", "b", concurrency=4) as pool:
+    with BadServer(lambda r: Reply(delay=600)) as server, asking(server, ledger, "a", "b", concurrency=4) as pool:
         threading.Timer(0.4, pool.cancel, ["the user said so"]).start()
         began = time.monotonic()
         rows = ask_teachers(states(20), pool.teachers)
-        assert time.monotonic() - began < 18 and pool.stopped == "the user said so"
+        assert time.monotonic() - began < 120 and pool.stopped == "the user said so"
     assert all(r.problem == "not asked: the user said so" and not r.asked for row in rows for r in row)
     spent = ledger.spent()
     assert (spent.paid, spent.lost, spent.in_flight) == (0, 4, 0) and len(server.requests) == 4
@@ -572,7 +573,7 @@ def test_what_on_answer_raises_reaches_the_caller(ledger):
 def test_closing_is_quick_and_leaves_nothing(ledger):
     process = psutil.Process()
     threads = set(threading.enumerate())
-    with BadServer(lambda r: Reply(delay=20)) as server:
+    with BadServer(lambda r: Reply(delay=600)) as server:
         port = int(server.url.rsplit(":", 1)[1].split("/")[0])
         pool = TeacherPool([endpoint(server)], ledger).__enter__()
         with ThreadPoolExecutor(1) as caller:
@@ -581,8 +582,8 @@ def test_closing_is_quick_and_leaves_nothing(ledger):
                 time.sleep(0.01)
             began = time.monotonic()
             pool.__exit__(None, None, None)
-            assert time.monotonic() - began < 18
-            assert all(r.problem == "not asked: the pool was closed" for r in job.result(18))
+            assert time.monotonic() - began < 120
+            assert all(r.problem == "not asked: the pool was closed" for r in job.result(120))
         gc.collect()
         mine = [c for c in process.net_connections("tcp") if c.raddr and c.raddr.port == port and c.status == "ESTABLISHED"]
         assert not mine and not [t for t in set(threading.enumerate()) - threads if t.name == "teacher-pool"]
@@ -625,13 +626,13 @@ def child(server, path, count, budget=1e6):
 
 
 def test_ctrl_c_ends_it_and_the_ledger_knows(tmp_path):
-    with BadServer(lambda r: Reply(delay=20)) as server:
+    with BadServer(lambda r: Reply(delay=600)) as server:
         process = child(server, tmp_path / "l.db", 6)
         assert process.stdout.readline() == "ready\n"
         while server.open < 4:
             time.sleep(0.01)
         os.kill(process.pid, signal.SIGINT)
-        assert process.wait(18) != 0
+        assert process.wait(120) != 0
         process.stdout.close()
     with Ledger(tmp_path / "l.db") as ledger:
         assert (ledger.spent().lost, ledger.spent().in_flight) == (4, 0)
@@ -679,7 +680,7 @@ def replay_with_kills(tmp_path, count, kills, seed):
                 process.kill()
             rest = process.stdout.read()
             process.stdout.close()
-            process.wait(20)
+            process.wait(120)
             with Ledger(path) as ledger:
                 peak.append(ledger.spent().total_usd)
             asked = [of_question[r.model, r.question] for r in server.requests[began_at:]]
@@ -699,7 +700,7 @@ def replay_with_kills(tmp_path, count, kills, seed):
 
 
 def test_killed_and_resumed(tmp_path):
-    replay_with_kills(tmp_path, count=60, kills=5, seed=0)
+    replay_with_kills(tmp_path, count=30, kills=2, seed=0)
 
 
 @pytest.mark.slow

@@ -57,12 +57,12 @@ def run_many(tree, n):
     with open_sandbox(tree) as box:
         for k in range(n):
             assert box.exec(["true"]).exit_code == 0
-            if k % 50 == 0:
+            if k % 30 == 0:
                 assert box.exec(["sh", "-c", "sleep 60 & sleep 60"], limits=Limits(wall_s=0.1)).cut == "wall"
 
 
 @needs_bubblewrap
-@pytest.mark.parametrize("n", [200, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [60, pytest.param(1000, marks=pytest.mark.slow)])
 def test_nothing_is_left_after_many_runs(tmp_path, n):
     tree = make_tree(tmp_path / "t")
     run_many(tree, 1)
@@ -106,7 +106,7 @@ def wait_until(condition, seconds=60.0):
 @pytest.mark.parametrize("guarded", [True, False], ids=["its guard tidies up", "the next start sweeps"])
 def test_a_killed_owner_leaves_nothing(tmp_path, own_state, guarded):
     tree, draw, marks = make_tree(tmp_path / "t"), random.Random("kill"), []
-    for k in range(8):
+    for k in range(4):
         marks.append(f"{70 + k}.{os.getpid()}")
         owner = subprocess.Popen([sys.executable, "-c", OWNER, tree, marks[-1]], stdout=subprocess.PIPE, text=True)
         assert owner.stdout.readline() == "ready\n"
@@ -177,11 +177,11 @@ def test_a_hostile_neighbour_does_not_disturb(tmp_path):
     with open_sandbox(tree) as bad, open_sandbox(tree) as good:
         bomb = ("import os, time\nfor _ in range(12):\n  try:\n    os.fork()\n"
                 "    open(os.urandom(4).hex(), 'wb').write(bytes(99999))\n  except OSError: pass\ntime.sleep(20)")
-        limits = Limits(wall_s=2.0, disk_mb=20)
+        limits = Limits(wall_s=1.0, disk_mb=20)
         runner = threading.Thread(target=bad.exec, args=(["python", "-c", bomb],), kwargs={"limits": limits})
         runner.start()
         results = [good.exec(["sh", "-c", "echo fine | cat"], limits=Limits(wall_s=120.0)) for _ in range(5)]
-        runner.join(30)
+        runner.join(120)
         assert not runner.is_alive() and {(r.stdout, r.exit_code) for r in results} == {("fine\n", 0)}
 
 

@@ -97,7 +97,7 @@ def index_texts(
     arrays = [shingles(text) for text in texts.values()] or [np.empty(0, dtype=np.uint64)]
     values = np.concatenate(arrays)
     ends = np.cumsum([len(array) for array in arrays])[:len(texts)]
-    return Index(tuple(texts), values, ends.astype(np.int64), np.unique(values))
+    return Index(tuple(texts), values, ends.astype(np.int64), np.sort(values))
 
 # %% ../../../nbs/envs/deletion/01_fingerprints.ipynb #cd21480a
 def visible_texts(
@@ -127,7 +127,7 @@ def index_folder(
     "An index of all readable files below a folder."
     if kept and kept.is_file():
         with np.load(kept) as file:
-            return Index(tuple(file["paths"].tolist()), file["values"], file["ends"], np.unique(file["values"]))
+            return Index(tuple(file["paths"].tolist()), file["values"], file["ends"], np.sort(file["values"]))
     index = index_texts(visible_texts(folder))
     if kept:
         with replacing(kept) as partial, partial.open("wb") as file:

@@ -10,7 +10,9 @@ import configparser
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -73,7 +75,7 @@ def _run_all(subject, store, test_s, wall_s) -> dict:
     with scratch(store, "coverage") as folder:
         libraries = folder / "libraries"
         shutil.copytree(subject.libraries, libraries, copy_function=os.link)
-        _add_coverage(libraries, folder)
+        _add_coverage(libraries, store, folder)
         measured, why = _run_once(subject, libraries, [], test_s, wall_s)
         if measured is None:
             parts = {path: _run_once(subject, libraries, [path], test_s, wall_s / 10) for path in test_files(subject.tree)}
@@ -82,12 +84,13 @@ def _run_all(subject, store, test_s, wall_s) -> dict:
         return measured
 
 # %% ../../../../nbs/envs/deletion/tasks/02_coverage.ipynb #e689796b
-def _add_coverage(libraries: Path, work: Path) -> None:
-    "coverage beside the libraries: copied from this environment, else as a wheel."
-    if find_spec("coverage"):
-        copy_installed("coverage", libraries)
-    elif problem := install_wheels(["coverage"], libraries, work):
-        raise SubjectProblem(f"coverage is neither installed here nor to be had ({problem['coverage']}): pip install coverage")
+def _add_coverage(libraries: Path, store: Path, work: Path) -> None:
+    "coverage beside the libraries, unless the tests' own is there: copied from this environment, else from a wheel."
+    if not (libraries / "coverage").exists():
+        if find_spec("coverage"):
+            copy_installed("coverage", libraries)
+        else:
+            shutil.copytree(_coverage_wheel(store, work), libraries, dirs_exist_ok=True)
     for path in (libraries, *libraries.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644 | (path.stat().st_mode & 0o111))
 
@@ -115,6 +118,19 @@ def _merged(parts: list[dict]) -> dict:
                 lines.setdefault(path, {}).setdefault(line, []).extend(number[part["tests"][i]] for i in who)
     merged = {key: {k: v for part in parts for k, v in part[key].items()} for key in ("outcomes", "seconds")}
     return {"tests": tests, **merged, "errors": [error for part in parts for error in part["errors"]], "lines": lines}
+
+# %% ../../../../nbs/envs/deletion/tasks/02_coverage.ipynb #c0f3a9e1
+def _coverage_wheel(store: Path, work: Path) -> Path:
+    "The store's unpacked wheel of coverage for this Python, fetched the first time."
+    kept, fresh = store / "wheels" / f"coverage-{sys.implementation.cache_tag}", work / "wheel"
+    if not kept.is_dir():
+        fresh.mkdir()
+        if problem := install_wheels(["coverage"], fresh, work):
+            raise SubjectProblem(f"coverage is neither installed here nor to be had ({problem['coverage']}): pip install coverage")
+        kept.parent.mkdir(exist_ok=True)
+        with suppress(OSError):  # another process was first
+            fresh.rename(kept)
+    return kept
 
 # %% ../../../../nbs/envs/deletion/tasks/02_coverage.ipynb #ede6ae09
 def test_files(
