@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import sys
+import time
 from contextlib import contextmanager
 from multiprocessing import forkserver
 from pathlib import Path
@@ -39,7 +40,8 @@ def started(*arguments, cwd=None, env=None):
     process, folder, said, complained = _start(arguments, cwd, env)
     with folder:
         try:
-            while process.is_alive() and "\n" not in said.read_text():
+            end = time.monotonic() + 120
+            while process.is_alive() and "\n" not in said.read_text() and time.monotonic() < end:
                 process.join(0.05)
             assert "\n" in said.read_text(), complained.read_text()
             yield process, said.read_text().splitlines(keepends=True)[0], said
