@@ -40,8 +40,8 @@ TUNED_AS = {"A1 wall time of A2": "A1"}  # every other arm that is trained is tu
 
 
 def area(curve: list[dict]) -> float:
-    "Mean held-out pass rate over the measurements after the first."
-    return fmean(p for point in curve[1:] for p in point["passed"] if p is not None)
+    "Mean held-out pass rate over the measurements after the first; of an arm without steps the first is all there is."
+    return fmean(p for point in curve[1:] or curve for p in point["passed"] if p is not None)
 
 
 def played(settings: dict[str, Setting], seeds: tuple[int, ...], workers: int, out: Path) -> dict[str, dict]:
