@@ -85,9 +85,9 @@ def test_openenv_gives_the_same_traces_and_rewards(make, task, scripts, played):
 def test_real_chat_templates_change_nothing(name, make, task, scripts, played, shared_data):
     from transformers import AutoTokenizer
     tokenizer, (row,) = AutoTokenizer.from_pretrained(shared_data / "tokenizers" / name), deletion_rows([task])
-    script, _ = scripts["gives up"]
-    assert play_ours(make, row, script, tokenizer) == played["gives up"]
-    assert play_trl(make, row, script, tokenizer) == [played["gives up"]] * 2
+    script, _ = scripts["solves"]
+    assert play_ours(make, row, script, tokenizer) == played["solves"]
+    assert play_trl(make, row, script, tokenizer) == [played["solves"]] * 2
 
 
 def test_the_comparison_sees_a_difference(make, task, scripts, played):
