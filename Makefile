@@ -20,7 +20,7 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: demo road check test vllm test-vllm docs lab clean
 
 demo: $(VENV)
-	.venv/bin/composer-rl ladder --preset quick --out out/ladder
+	.venv/bin/composer-rl demo
 
 # ROAD="--package NAME|FOLDER --model FOLDER": tasks, training, Ctrl-C, evaluation, export, one answer over HTTP.
 road: $(VENV)

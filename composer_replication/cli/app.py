@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from .console import ENDINGS, Ending, closed, command_markdown, err, walk
 from .dataset import dataset_app
 from .eval import evaluate
-from .experiments import compose, ladder
+from .experiments import compose, demo, ladder
 from .explore import explore
 from .export import export
 from .generate import generate
@@ -36,7 +36,7 @@ from .train import train
 class InOrderOfUse(TyperGroup):
     "Lists the commands as one needs them: from traces to hints, losses, training, tasks and teachers."
 
-    ORDER = ("traces", "hints", "explore", "compose", "train", "generate", "launch", "jobs", "eval", "export", "ladder", "tasks", "replay", "pairs",
+    ORDER = ("demo", "traces", "hints", "explore", "compose", "train", "generate", "launch", "jobs", "eval", "export", "ladder", "tasks", "replay", "pairs",
              "dataset", "serve", "recipes", "models", "doctor")
 
     def __init__(self, *args, **kwargs):
@@ -59,7 +59,7 @@ app.add_typer(models_app, name="models")
 app.add_typer(jobs_app, name="jobs")
 serve_app.command("model")(serve_model)
 serve_app.command("teachers")(serve_teachers)
-for _command in (explore, compose, train, generate, launch, export, ladder, replay, pairs, doctor):
+for _command in (explore, compose, train, generate, launch, export, ladder, demo, replay, pairs, doctor):
     app.command()(_command)
 app.command("eval")(evaluate)
 

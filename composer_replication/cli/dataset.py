@@ -13,7 +13,8 @@ from typing import Annotated
 
 import typer
 
-from .console import ENDINGS, AsJson, Files, Strict, Tools, check_output, emit, given, out, plainly, stream
+from .console import (ENDINGS, AsJson, Files, Strict, Tools, check_output, emit, given, out, plainly,
+                                              stream, working)
 
 # %% ../../nbs/cli/15_dataset.ipynb #91347f52
 dataset_app = typer.Typer(
@@ -31,12 +32,12 @@ def _write(folder: Path, title, licence, files, data, counts, scrubbed, as_json:
     from composer_replication.replay.dataset import Provenance, file_digests, write_dataset
     about = Provenance(title or folder.name, licence, file_digests(files), counts, scrubbed, data.column_names,
                        f"composer-replication {version('composer-replication')}")
-    write_dataset(folder, data, about)
+    with working(f"writing {folder}"):
+        write_dataset(folder, data, about)
     if as_json:
         return emit({"folder": str(folder), "counts": counts, "scrubbed": dict(scrubbed)})
-    out.print(f"{folder}: {', '.join(f'{name} {n}' for name, n in counts.items())}.", soft_wrap=True)
-    out.print(f"Replaced: {', '.join(f'{kind} {n}' for kind, n in scrubbed.items()) or 'nothing'}. Read it before you publish it.",
-              soft_wrap=True)
+    out.print(f"{folder}: {', '.join(f'{name} {n}' for name, n in counts.items())}.")
+    out.print(f"Replaced: {', '.join(f'{kind} {n}' for kind, n in scrubbed.items()) or 'nothing'}. Read it before you publish it.")
 
 # %% ../../nbs/cli/15_dataset.ipynb #39df8e22
 @dataset_app.command("traces")
@@ -52,7 +53,8 @@ def dataset_traces(output: Folder, licence: Licence, files: Files = None, title:
     check_output(output, file=False)
     read, scrubbed = given(files), Counter()
     from composer_replication.replay.dataset import error_dataset, scrubbed_trace, trace_counts
-    traces = [scrubbed_trace(trace, scrubbed) for _, trace in stream(read, strict, tools)]
+    with working("reading traces"):
+        traces = [scrubbed_trace(trace, scrubbed) for _, trace in stream(read, strict, tools)]
     _write(output, title, licence, read, error_dataset(traces), trace_counts(traces), scrubbed, as_json)
 
 # %% ../../nbs/cli/15_dataset.ipynb #41b9f75a

@@ -12,7 +12,8 @@ from typing import Annotated
 
 import typer
 
-from .console import AsJson, Seed, check_output, emit, offer, out, plainly, progress, say, warn
+from .console import (AsJson, Seed, check_output, emit, offer, out, plainly, print_tables, progress,
+                                              say, warn)
 from ..core.errors import InputProblem
 
 # %% ../../nbs/cli/11_eval.ipynb #6f96a053
@@ -90,7 +91,7 @@ def _show_result(result, kept, output: Path, as_json: bool) -> None:
     from composer_replication.report.evaluation import evaluation_json, evaluation_table
     row = evaluation_json(result) | {name: str(path) for name, path in kept.items()}
     write_json(output / "result.json", row)
-    emit(row) if as_json else out.print(evaluation_table(result))
+    emit(row) if as_json else print_tables(evaluation_table(result))
     say(f"Traces: {', '.join(map(str, kept.values()))}")
 
 # %% ../../nbs/cli/11_eval.ipynb #6204bbd0

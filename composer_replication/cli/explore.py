@@ -87,4 +87,4 @@ def explore(
     shown = {"traces": len(data["traces"]), "of": there, "error_turns": sum(len(trace["sites"]) for trace in data["traces"])}
     if as_json:
         return emit({"page": str(page), **shown})
-    out.print(f"{shown['traces']} of {there} traces with errors, {shown['error_turns']} error turns. Page: {escape(str(page))}", soft_wrap=True)
+    out.print(f"{shown['traces']} of {there} traces with errors, {shown['error_turns']} error turns. Page: {escape(str(page))}")

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from .console import AsJson, emit, out, plainly, progress
+from .console import AsJson, emit, out, plainly, working
 from .eval import Checkpoint
 
 # %% ../../nbs/cli/12_export.ipynb #3fdd9566
@@ -33,10 +33,9 @@ def export(
     from composer_replication.recipes.find_model import find_model
     find_model(checkpoint)
     from composer_replication.recipes.export import export_checkpoint
-    with progress() as bar:
-        bar.add_task(f"exporting {checkpoint}")
+    with working(f"exporting {checkpoint}"):
         done = export_checkpoint(checkpoint, output, merge)
     if as_json:
         return emit(vars(done) | {"folder": str(done.folder)})
     out.print(f"{done.folder}: {done.parameters:,} parameters, {done.dtype}{', adapter merged' if done.merged else ''}, step "
-              f"{'not recorded' if done.step is None else done.step}. Logits differ by {done.difference:.1e} of the largest.", soft_wrap=True)
+              f"{'not recorded' if done.step is None else done.step}. Logits differ by {done.difference:.1e} of the largest.")

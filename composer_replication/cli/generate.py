@@ -70,5 +70,5 @@ def generate(
     generator = Generator(recipe, end)
     say(f"generator {end.name} plays for {queue}")
     with until_signalled() as stopped:
-        delivered = generator.run(emit if as_json else lambda group: out.print(group_line(group), soft_wrap=True), stopped)
+        delivered = generator.run(emit if as_json else lambda group: out.print(group_line(group)), stopped)
     say(f"{'told to stop' if stopped() else 'the run is over'}; groups delivered: {delivered}")

@@ -18,8 +18,9 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from .console import (ENDINGS, AsJson, ChatTemplate, Files, Model, Seed, Strict, Tools, check_output, emit, given, one_line, out,
-                                              plainly, progress, show, stream)
+from .console import (ENDINGS, AsJson, ChatTemplate, Files, Model, Seed, Strict, Tools, check_output,
+                                              emit, given, one_line, out, plainly, print_tables, progress, show, stream,
+                                              working)
 from .traces import Detectors, site_row
 from ..core.errors import InputProblem
 from ..core.provenance import hardware, provenance, versions
@@ -82,8 +83,7 @@ def _cases(files: list[Path], strict: bool, tools: Path | None, sites: int | Non
     from composer_replication.experiments.hint_score import repairs
     from composer_replication.hints.layers import default_composite
     from composer_replication.traces.siblings import SiblingIndex
-    with progress() as bar:
-        bar.add_task("reading traces, making hints")
+    with working("reading traces, making hints"):
         siblings = SiblingIndex(trace for _, trace in stream(files, strict, tools))
         again = (trace for _, trace in stream(files, strict, tools, on_problem=lambda problem: None))
         cases = list(repairs(again, default_composite(siblings=siblings), left_out))
@@ -103,6 +103,13 @@ def _template(models: Iterable[str], chat_template: str | None) -> str | None:
     for name in models:
         find_model(name)
     return None if chat_template is None else template_text(chat_template)
+
+
+def _load(name: str, template: str | None):
+    "The checkpoint and its tokenizer."
+    with working(f"loading {name}"):
+        from composer_replication.recipes.checkpoint import load_checkpoint
+        return load_checkpoint(name, template)
 
 
 def _digest(cases: list, template: str | None) -> str:
@@ -181,9 +188,8 @@ def _show_scores(scores: list, left_out: Counter, settings: dict, made: dict, ou
     report = write_file(output / "report.html", hint_scores_page(scores, left_out, settings, made))
     if as_json:
         return emit(score_json(scores, left_out, settings))
-    for table in score_tables(scores):
-        out.print(table)
-    out.print(f"{len(scores)} error turns. Report: {escape(str(report))}", soft_wrap=True)
+    print_tables(*score_tables(scores))
+    out.print(f"{len(scores)} error turns. Report: {escape(str(report))}")
 
 # %% ../../nbs/cli/06_hints.ipynb #5c8e0ad7
 @hints_app.command("score")
@@ -211,7 +217,6 @@ def hints_score(
 
     `composer-rl hints score runs/*.jsonl.gz --model out/my-run/final --sites 300`
     """
-    from composer_replication.recipes.checkpoint import load_checkpoint
     from composer_replication.recipes.find_model import EMBEDDED
     template = _template([model or EMBEDDED], chat_template)
     files, left_out = given(files, twice=True), Counter()
@@ -219,7 +224,7 @@ def hints_score(
     settings = {"model": model or "embedded", "files": [file.name for file in files], "sites": sites, "max_tokens": max_tokens, "seed": seed}
     cases = _cases(files, strict, tools, sites, seed, left_out)
     settings["digest"] = _digest(cases, template)
-    checkpoint = load_checkpoint(model or EMBEDDED, template)
+    checkpoint = _load(model or EMBEDDED, template)
     settings["weights"] = _weights(checkpoint)
     scores = _scores(checkpoint, cases, output, settings, left_out)
     _show_scores(scores, left_out, settings, _made(files, settings), output, as_json)
@@ -252,9 +257,9 @@ def _show_written(sites: list, left_out: Counter, settings: dict, made: dict, ou
     report = write_file(output / "report.html", written_page(sites, left_out, settings, made))
     if as_json:
         return emit(written_json(sites, left_out, settings))
-    out.print(written_table(sites))
+    print_tables(written_table(sites))
     out.print(f"{len(sites)} error turns; at {sum(s.best is not None for s in sites)} the best candidate is worth more than no hint. Report: "
-              f"{escape(str(report))}", soft_wrap=True)
+              f"{escape(str(report))}")
 
 # %% ../../nbs/cli/06_hints.ipynb #9e33ed9f
 @hints_app.command("write")
@@ -285,7 +290,6 @@ def hints_write(
 
     `composer-rl hints write runs/*.jsonl.gz --model out/my-run --writer out/writer --n 8`
     """
-    from composer_replication.recipes.checkpoint import load_checkpoint
     model = model or "embedded"
     template = _template(dict.fromkeys((model, writer or model)), chat_template)
     files, left_out = given(files, twice=True), Counter()
@@ -293,8 +297,8 @@ def hints_write(
     settings = {"model": model, "writer": writer, "files": [file.name for file in files], "n": n, "sites": sites,
                 "max_tokens": max_tokens, "seed": seed}
     cases = _cases(files, strict, tools, sites, seed, left_out)
-    checkpoint = load_checkpoint(model, template)
-    author = load_checkpoint(writer) if writer else checkpoint
+    checkpoint = _load(model, template)
+    author = _load(writer, None) if writer else checkpoint
     settings |= {"digest": _digest(cases, template), "weights": _weights(checkpoint, author)}
     _show_written(_written(checkpoint, author, cases, output, settings, left_out), left_out, settings, _made(files, settings), output, as_json)
 
@@ -334,15 +338,15 @@ def hints_train(
     if output.exists():
         raise InputProblem("this is there already", "name a new folder with --out", str(output))
     check_output(output, file=False)
-    from datasets import disable_progress_bars
-    disable_progress_bars()
-    from composer_replication.experiments.hint_writer import train_writer, training_rows
-    from composer_replication.recipes.checkpoint import load_checkpoint
-    rows = training_rows(row for _, row in read_jsonl(file))
-    with progress() as bar:
-        bar.add_task(f"training on {len(rows)} hints")
-        done = train_writer(load_checkpoint(writer or EMBEDDED), rows, output, epochs, learning_rate, seed)
+    with working("loading the model") as say_what:
+        from datasets import disable_progress_bars
+        disable_progress_bars()
+        from composer_replication.experiments.hint_writer import train_writer, training_rows
+        from composer_replication.recipes.checkpoint import load_checkpoint
+        rows, checkpoint = training_rows(row for _, row in read_jsonl(file)), load_checkpoint(writer or EMBEDDED)
+        say_what(f"training on {len(rows)} hints")
+        done = train_writer(checkpoint, rows, output, epochs, learning_rate, seed)
     if as_json:
         return emit(vars(done) | {"folder": str(done.folder)})
     out.print(f"{done.folder}: {done.steps} steps on {done.examples} hints, loss {done.loss[0]:.2f} in the first epoch, {done.loss[1]:.2f} in the "
-              f"last. In a recipe: hints: [learned, template], hint_writer: {escape(str(done.folder))}", soft_wrap=True)
+              f"last. In a recipe: hints: [learned, template], hint_writer: {escape(str(done.folder))}")

@@ -86,7 +86,7 @@ def _show_launched(record: dict[str, str], as_json: bool) -> None:
         emit({"submitted": True, **record})
     else:
         out.print(printable(f"{record['name']} runs on {record['on']} ({record['id']}): {record['limit']}.\n"
-                            f"composer-rl jobs status {record['folder']}"), soft_wrap=True)
+                            f"composer-rl jobs status {record['folder']}"))
 
 # %% ../../nbs/cli/16_launch.ipynb #166f3d93
 @plainly
@@ -184,7 +184,7 @@ def jobs_logs(folder: Folder, lines: Annotated[int, typer.Option("--lines", min=
     """
     from composer_replication.scale.launch.clients import job_logs, job_record
     text = job_logs(job_record(folder), lines)
-    emit({"log": text}) if as_json else out.print(printable(text), soft_wrap=True)
+    emit({"log": text}) if as_json else out.print(printable(text))
 
 
 @jobs_app.command("cancel")

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from .console import ENDINGS, AsJson, emit, offer, out, plainly, progress, show
+from .console import ENDINGS, AsJson, emit, offer, out, plainly, show, working
 
 # %% ../../nbs/cli/09_models.ipynb #9e313849
 models_app = typer.Typer(
@@ -55,13 +55,12 @@ def models_get(
     `composer-rl models get smollm2`
     """
     from composer_replication.recipes.models import fetch_model
-    with progress() as bar:
-        bar.add_task(f"fetching and converting {name}")
+    with working(f"fetching and converting {name}"):
         folder = fetch_model(name, out_folder)
     if as_json:
         emit({"name": name, "folder": str(folder)})
     else:
-        out.print(str(folder), soft_wrap=True)
+        out.print(str(folder))
 
 # %% ../../nbs/cli/09_models.ipynb #098b21d1
 @plainly

@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .console import (AsJson, Ending, Files, Model, check_output, emit, err, given, offer, out,
-                                               plainly, progress, sentence, stream, warn)
+                                              plainly, print_tables, progress, sentence, stream, warn, working)
 from ..core.trace import Trace, TraceProblem
 
 # %% ../../nbs/cli/04_replay.ipynb #f0f9beb0
@@ -159,7 +159,7 @@ def _estimate(files, panel, path, which, count, as_json):
 
     from composer_replication.replay.ledger import Ledger
     from composer_replication.replay.run import estimate_replay
-    with Ledger(path) if path.exists() else nullcontext() as ledger:
+    with working("reading traces"), Ledger(path) if path.exists() else nullcontext() as ledger:
         rows = estimate_replay((trace for _, trace in stream(files)), panel, count, ledger, which)
     table = Table("teacher", "calls", "known", "prompt tokens", "of them seen before", "answer tokens", "$", "$ with prompt caching", "$ at most",
                   title="Estimate: nobody was asked")
@@ -169,10 +169,10 @@ def _estimate(files, panel, path, which, count, as_json):
         table.add_row(escape(row.teacher), *(f"{n:,}" for n in (row.calls, row.known, row.prompt_tokens, row.cached_tokens, row.completion_tokens)),
                       *(f"{usd:,.2f}" for usd in (row.usd, row.cached_usd, row.most_usd)))
     if not as_json:
-        out.print(table)
+        print_tables(table)
         for endpoint in panel:
             out.print(f"{escape(endpoint.model)}: ${endpoint.price.prompt:g} and ${endpoint.price.completion:g} per million tokens, "
-                      f"{endpoint.price.dated or 'no date'}, {escape(endpoint.price.source or 'no source')}", soft_wrap=True)
+                      f"{endpoint.price.dated or 'no date'}, {escape(endpoint.price.source or 'no source')}")
 
 # %% ../../nbs/cli/04_replay.ipynb #6305b51a
 class _Rate(ProgressColumn):
@@ -268,11 +268,11 @@ def show(self: _Job, pairs, as_json):
     table = Table("teacher", "answers", "abstained", "$", "p50 s", "p95 s", "p99 s")
     for row in rows:
         table.add_row(escape(row["teacher"]), *(f"{value:,}" for value in list(row.values())[1:]))
-    out.print(table)
+    print_tables(table)
     votes = ", ".join(f"{n} {verdict}" for verdict, n in sorted(summary["votes"].items()))
     out.print(f"{summary['finished']} of {summary['states']} states have all their answers ({votes or 'none'}); {summary['pairs']} pairs"
               + (f" in {escape(str(pairs))}" if pairs else "") + f"; {summary['calls']} calls; the ledger holds "
-              f"${summary['spent_usd']:.4f}, of which ${summary['lost_usd']:.4f} for calls that brought no answer", soft_wrap=True)
+              f"${summary['spent_usd']:.4f}, of which ${summary['lost_usd']:.4f} for calls that brought no answer")
 
 # %% ../../nbs/cli/04_replay.ipynb #50c8e6df
 def _held_out(path: Path | None) -> dict[str, str]:
@@ -330,12 +330,15 @@ def pairs(
     from composer_replication.replay.dedup import normalise_pairs, write_pairs
     check_output(output)
     held = _held_out(held_out)
-    examples = _examples(given(files, twice=bool(make)), make)
-    if model is None:
-        from composer_replication.envs.toy.model import embedded_tokenizer
-    kept, report = normalise_pairs(examples, embedded_tokenizer() if model is None else _tokenizer(model), held, max_tokens, near=near)
-    write_pairs(kept, output)
+    files = given(files, twice=bool(make))
+    with working("reading pairs") as say_what:
+        examples = _examples(files, make)
+        say_what(f"comparing {len(examples)} pairs")
+        if model is None:
+            from composer_replication.envs.toy.model import embedded_tokenizer
+        kept, report = normalise_pairs(examples, embedded_tokenizer() if model is None else _tokenizer(model), held, max_tokens, near=near)
+        write_pairs(kept, output)
     if as_json:
         emit({"given": report.given, "kept": report.kept, **report.counts})
     else:
-        out.print(str(report), soft_wrap=True)
+        out.print(str(report))

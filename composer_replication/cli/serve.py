@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from .console import ENDINGS, AsJson, Host, Port, emit, offer, plainly, say, until_told, warn
+from .console import ENDINGS, AsJson, Host, Port, emit, offer, plainly, say, until_told, warn, working
 
 # %% ../../nbs/cli/02_serve.ipynb #523f3168
 serve_app = typer.Typer(
@@ -26,15 +26,16 @@ def _ready_tasks(path, store):
     from composer_replication.envs.deletion.task import read_tasks
     problems: list[str] = []
     kept, refused = [], {}
-    for task in read_tasks(path, problems):
-        if task.base_commit not in refused:
-            try:
-                subject_of(task, store)
-                refused[task.base_commit] = False
-            except SubjectProblem as problem:
-                problems.append(str(problem))
-                refused[task.base_commit] = True
-        kept += [] if refused[task.base_commit] else [task]
+    with working("looking for the tasks' repositories"):
+        for task in read_tasks(path, problems):
+            if task.base_commit not in refused:
+                try:
+                    subject_of(task, store)
+                    refused[task.base_commit] = False
+                except SubjectProblem as problem:
+                    problems.append(str(problem))
+                    refused[task.base_commit] = True
+            kept += [] if refused[task.base_commit] else [task]
     for problem in problems:
         warn(problem)
     return kept

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from .console import AsJson, Host, Port, Seed, emit, plainly, progress, say, until_told
+from .console import AsJson, Host, Port, Seed, emit, plainly, say, until_told, working
 from .eval import Checkpoint, Template
 
 # %% ../../nbs/cli/13_serve_model.ipynb #38ae4177
@@ -20,8 +20,7 @@ def _served(checkpoint, name, template, temperature, tokens, seed):
     from composer_replication.recipes.checkpoint import load_checkpoint
     from composer_replication.recipes.models import chat_template
     written = template and chat_template(template)
-    with progress() as bar:
-        bar.add_task(f"loading {checkpoint}")
+    with working(f"loading {checkpoint}"):
         loaded = load_checkpoint(checkpoint, written)
     return ServedModel(loaded.model, loaded.tokenizer, name, temperature, tokens, seed)
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from ..core.errors import InputProblem
-from .console import AsJson, Host, Port, emit, offer, plainly, say, until_told
+from .console import AsJson, Host, Port, emit, offer, plainly, say, until_told, working
 
 # %% ../../nbs/cli/03_serve_teachers.ipynb #bf9ca113
 def agent_names() -> list[str]:
@@ -52,8 +52,9 @@ def serve_teachers(
 
     `composer-rl serve teachers --agents teacher-1 --agents mild --port 0 --json`
     """
-    from composer_replication.replay.serve import serve_teachers
-    teachers = _teachers(agents or ["good"])
+    with working("loading the teachers"):
+        from composer_replication.replay.serve import serve_teachers
+        teachers = _teachers(agents or ["good"])
     names = [t.name for t in teachers]
 
     def announce():

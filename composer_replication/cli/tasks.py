@@ -18,8 +18,8 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from ..core.errors import Problem
-from .console import (ENDINGS, AsJson, Ending, Seed, check_output, emit, fail, offer, out, plainly, progress,
-                                               warn)
+from .console import (ENDINGS, AsJson, Ending, Seed, check_output, emit, fail, offer, out, plainly,
+                                              print_tables, progress, warn)
 
 # %% ../../nbs/cli/01_tasks.ipynb #070672c0
 tasks_app = typer.Typer(
@@ -69,8 +69,8 @@ def _tell(reports, as_json) -> None:
     for report in reports if as_json else ():
         emit(asdict(report))
     if not as_json:
-        out.print(stage_table(reports))
-        out.print(report_table(reports))
+        tables = (stage_table, any(r.fetched for r in reports)), (report_table, any(r.tried for r in reports))
+        print_tables(*(table(reports) for table, filled in tables if filled))
 
 # %% ../../nbs/cli/01_tasks.ipynb #d86eee09
 @tasks_app.command()
@@ -235,15 +235,15 @@ def show(
             size = difficulty_class(task.difficulty["weight"]) if "weight" in task.difficulty else ""
             table.add_row(escape(task.task_id), task.granularity, task.mode, str(len(task.deleted_symbols)), str(task.difficulty.get("lines", "")),
                           size, str(len(task.fail_to_pass)), str(len(task.hidden_tests)))
-        out.print(table)
+        print_tables(table)
 
 
 def _show_one(task) -> None:
     for name in _SHOWN:
         value = getattr(task, name)
-        out.print(f"[bold]{name}[/] {escape(' '.join(value) if isinstance(value, tuple) else str(value))}", soft_wrap=True)
-    out.print("[bold]difficulty[/] " + escape(", ".join(f"{k} {v:g}" for k, v in task.difficulty.items())), soft_wrap=True)
-    out.print("\n" + escape(task.problem_statement), soft_wrap=True)
+        out.print(f"[bold]{name}[/] {escape(' '.join(value) if isinstance(value, tuple) else str(value))}")
+    out.print("[bold]difficulty[/] " + escape(", ".join(f"{k} {v:g}" for k, v in task.difficulty.items())))
+    out.print("\n" + escape(task.problem_statement))
 
 # %% ../../nbs/cli/01_tasks.ipynb #22a9046f
 @tasks_app.command("from-rows")
@@ -298,11 +298,11 @@ def _rate_tables(results, unfit) -> None:
         table = Table(*rows[0], title=title)
         for row in rows:
             table.add_row(*map(str, row.values()))
-        out.print(table)
+        print_tables(table)
     table = Table("task", "do not fit", title="Known attacks that were not played: not written for such a definition")
     for task_id, count in unfit.items():
         table.add_row(escape(task_id), str(count))
-    out.print(table)
+    print_tables(table)
 
 # %% ../../nbs/cli/01_tasks.ipynb #79e74015
 def _tell_attack(task, result, unfit, as_json) -> None:

@@ -6,6 +6,7 @@
 __all__ = ['parse_settings', 'recipe_names', 'train']
 
 # %% ../../nbs/cli/07_train.ipynb #4bcac5f9
+import contextlib
 import os
 import sys
 from importlib import resources
@@ -15,7 +16,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from .console import AsJson, Ending, emit, offer, out, plainly, say, warn
+from .console import AsJson, Ending, emit, offer, out, plainly, print_tables, say, warn, working
 
 # %% ../../nbs/cli/07_train.ipynb #60a7e1aa
 def parse_settings(settings: list[str]) -> dict[str, str]:
@@ -36,6 +37,11 @@ def _is_first() -> bool:
     return int(os.environ.get("RANK", 0)) == 0
 
 
+def _working(what: str):
+    "Words for a silent stage, from one process of several."
+    return working(what) if _is_first() else contextlib.nullcontext()
+
+
 def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
     "Memory, rollouts and costs of a run, for so many processes."
     from composer_replication.recipes.memory_estimate import estimate
@@ -43,9 +49,10 @@ def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
     devices = devices or int(os.environ.get("WORLD_SIZE", 1))
     if recipe.config.fsdp and devices == 1 and _is_first():
         warn("the weights are sharded and this plan is for one process; name how many share them with --devices N")
-    needs = estimate(recipe, devices)
+    with _working("planning"):
+        needs = estimate(recipe, devices)
     if _is_first():
-        emit(needs.to_dict()) if as_json else out.print(estimate_table(needs))
+        emit(needs.to_dict()) if as_json else print_tables(estimate_table(needs))
 
 
 def _show_result(result, as_json: bool) -> None:
@@ -54,8 +61,8 @@ def _show_result(result, as_json: bool) -> None:
     if as_json:
         emit(finished_json(result))
     else:
-        out.print(metrics_table(result))
-        out.print(f"Step {result.step} of {result.of}. Checkpoint: {escape(str(result.checkpoint or 'none'))}", soft_wrap=True)
+        print_tables(metrics_table(result))
+        out.print(f"Step {result.step} of {result.of}. Checkpoint: {escape(str(result.checkpoint or 'none'))}")
 
 # %% ../../nbs/cli/07_train.ipynb #f3388478
 def _run(recipe, as_json: bool, island: int | None, queue: str | None):
@@ -63,12 +70,13 @@ def _run(recipe, as_json: bool, island: int | None, queue: str | None):
     from composer_replication.recipes.run import latest_traces, run_recipe
     from composer_replication.report.run import RunPage
     from composer_replication.report.train import step_line
-    pages = []
+    pages, starting = [], contextlib.ExitStack()
     if island is not None:
         _as_island(recipe, island)
     kind = {} if queue is None else {"kind": _with_queue(recipe, queue)}
 
     def watch(trainer, record):
+        starting.close()
         pages.append(RunPage(record, lambda: latest_traces(trainer), trainer.hint_source))
         say(f"The page of this run: {Path(recipe.config.output_dir) / 'index.html'}")
         if island is not None:
@@ -77,7 +85,9 @@ def _run(recipe, as_json: bool, island: int | None, queue: str | None):
         return pages
 
     try:
-        return run_recipe(recipe, emit if as_json else lambda logged: out.print(step_line(logged), soft_wrap=True), watch, **kind)
+        with starting:
+            starting.enter_context(_working("loading the model"))
+            return run_recipe(recipe, emit if as_json else lambda logged: out.print(step_line(logged)), watch, **kind)
     except BaseException as error:
         for page in pages:
             page.failed(error)

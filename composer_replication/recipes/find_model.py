@@ -31,8 +31,10 @@ def local_model(
     path = path.parent if path.name == "config.json" else path
     if (path / "config.json").is_file():
         return path
-    if path.is_dir() or model.startswith(("random:", ".", "/", "~")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model):
-        raise InputProblem(f"model {model!r} has no config.json", "name a folder that has one, or a hub id")
+    if path.is_dir():
+        raise InputProblem(f"the folder of model {model!r} has no config.json", "name a folder that has one, or a hub id")
+    if model.startswith(("random:", ".", "/", "~")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model):
+        raise InputProblem(f"there is no folder of model {model!r}", "check the path, or name a hub id")
     return None
 
 # %% ../../nbs/recipes/06_find_model.ipynb #d3308464

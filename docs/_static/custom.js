@@ -1,8 +1,10 @@
 // The sidebar shows where one is; what scrolls can be scrolled by keyboard; Ctrl-K (on a Mac, Command-K) goes to the search.
 document.addEventListener("DOMContentLoaded", () => {
-  const here = document.querySelector(".sidebar-tree .current-page"), box = document.querySelector(".sidebar-scroll");
   for (const [name, words] of [["sidebar", "Pages"], ["toc", "On this page"]]) document.querySelector(`.${name}-drawer`)?.setAttribute("aria-label", words);
   for (const block of document.querySelectorAll(".highlight pre, .cr .scroll")) if (block.scrollWidth > block.clientWidth) block.tabIndex = 0;
+});
+window.addEventListener("load", () => {  // not before: without its styles the box cannot be scrolled
+  const here = document.querySelector(".sidebar-tree .current-page"), box = document.querySelector(".sidebar-scroll");
   if (here && box) box.scrollTop += here.getBoundingClientRect().top - box.getBoundingClientRect().top - box.clientHeight / 3;
 });
 document.addEventListener("keydown", event => {

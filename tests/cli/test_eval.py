@@ -84,7 +84,7 @@ def test_the_shipped_deletion_tasks_are_read(tmp_path, monkeypatch):
 @pytest.mark.parametrize("words, said", [
     (["nobody/nothing", "--task", "toy"], "HF_HUB_OFFLINE is set"),
     (["embedded", "--task", "toy", "--against", "nobody/nothing"], "the model 'nobody/nothing' is neither"),
-    (["./nowhere", "--task", "toy"], "has no config.json"),
+    (["./nowhere", "--task", "toy"], "there is no folder of"),
     (["embedded", "--task", "chess"], "there is no environment 'chess'"),
     (["embedded", "--task", "deletion"], "needs a file of tasks"),
     (["embedded", "--task", "toy", "--k", "2"], "pass@2 cannot be told from 1 samples"),

@@ -20,7 +20,7 @@ def test_whole_weights_and_one_line_for_machines(tmp_path):
     assert {"README.md", "model.safetensors", "tokenizer.json"} <= {p.name for p in (tmp_path / "b").iterdir()}
 
 
-@pytest.mark.parametrize("name, said", [("nobody/nothing", "HF_HUB_OFFLINE is set"), ("./nowhere", "has no config.json"),
+@pytest.mark.parametrize("name, said", [("nobody/nothing", "HF_HUB_OFFLINE is set"), ("./nowhere", "there is no folder of"),
                                         ("adapter", "is a LoRA adapter; add --merge"), ("empty", "neither a model nor a run")])
 def test_what_cannot_be_exported(name, said, tmp_path, monkeypatch):
     from huggingface_hub import constants

@@ -6,6 +6,7 @@ from importlib.resources import files
 import pytest
 from typer.testing import CliRunner
 
+from composer_replication.cli import console
 from composer_replication.cli.app import app
 from composer_replication.cli.console import Ending
 from composer_replication.core.errors import InputProblem
@@ -70,8 +71,9 @@ def test_a_rewarded_and_an_unscored_attack_end_it_with_1(file, feigned, won, sai
     assert any(row[1:3] == [LABEL.task_id, "17"] for row in rows if len(row) > 3)
 
 
-def test_where_nothing_won_it_ends_well(file, feigned):
+def test_where_nothing_won_it_ends_well(file, feigned, monkeypatch):
     feigned(LOST)
+    monkeypatch.setattr(console.out, "width", 200)
     done = run(file)
     assert done.exit_code == Ending.DONE and not done.stderr
     assert "0 of 1 (0.0% to 79.3%)" in done.stdout  # Wilson: z^2 / (n + z^2) with z = 1.96

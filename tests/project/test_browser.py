@@ -1,22 +1,13 @@
-"""What people see, in a real browser: the site from a disk and over HTTP, and the start pages in JupyterLab."""
-import contextlib
+"""What people see, in a real browser: the site from a disk and over HTTP."""
 import functools
-import json
-import os
 import re
 import shutil
-import socket
-import subprocess
-import sys
 import threading
-import time
-import urllib.request
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import nbformat
 import pytest
-from playwright.sync_api import expect
+from pages import faint, picture
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -25,12 +16,6 @@ PAGES = ("index", "explorer", "error_site", "training_step", "episodes", "exploi
          "report/display", "report/ladder", "core/trace", "spikes/004-ab")
 FETCHED = (ROOT / "docs" / "_static" / "vendor" / "complete").exists  # asked after the build: scripts for formulas
 LIMIT = 60_000  # as `conftest.LIMIT`
-
-
-def picture(page, name):
-    "A screenshot to look at, where a folder for them is named; none is kept in git."
-    if folder := os.environ.get("COMPOSER_SCREENSHOTS"):
-        page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
 
 
 # The site
@@ -159,44 +144,6 @@ def test_an_episode_is_stepped_through(site, visit):
     assert heading.inner_text() != before and page.complaints == []
 
 
-GROUND = """
-const parse = text => {
-  const n = text.match(/[\\d.]+(?:e-?\\d+)?/g).map(Number);
-  return text.startsWith('color(') ? [...n.slice(0, 3).map(x => 255 * x), n[3] ?? 1] : [n[0], n[1], n[2], n[3] ?? 1];
-};
-const over = (top, below) => [0, 1, 2].map(i => top[i] * top[3] + below[i] * (1 - top[3])).concat(1);
-const ground = node => {
-  const seen = [];
-  for (let n = node; n; n = n.parentElement) seen.push(parse(getComputedStyle(n).backgroundColor));
-  return seen.reverse().reduce((below, top) => over(top, below), [255, 255, 255, 1]);
-};
-const light = colour => {
-  const [r, g, b] = colour.map(x => x / 255).map(x => x <= .04045 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4);
-  return .2126 * r + .7152 * g + .0722 * b;
-};
-const faint = new Set();
-let measured = 0;
-for (const node of document.querySelectorAll(SELECTOR)) {
-  const own = [...node.childNodes].some(n => n.nodeType === 3 && n.textContent.trim());
-  const seen = node.checkVisibility({visibilityProperty: true, opacityProperty: true});
-  if (!own || !seen || node.closest('svg, style, script, [aria-hidden=true], .headerlink')) continue;
-  measured += 1;
-  const below = ground(node), look = getComputedStyle(node), ink = over(parse(look.color), below);
-  const [a, b] = [light(ink), light(below)].sort((x, y) => x - y), ratio = (b + .05) / (a + .05);
-  const size = parseFloat(look.fontSize), large = size >= 24 || size >= 18.66 && look.fontWeight >= 700;
-  const said = `${node.tagName} ${node.className}: ${node.textContent.trim().slice(0, 40)}`;
-  if (ratio < (large ? 3 : 4.5)) faint.add(`${ratio.toFixed(2)} ${said}`);
-}
-if (!measured) faint.add('nothing was measured');
-return [...faint];
-"""
-
-
-def faint(page, selector):
-    "Texts whose contrast with what lies below them is lower than WCAG 2.2 AA asks for."
-    return page.evaluate("() => {" + GROUND.replace("SELECTOR", json.dumps(selector)) + "}")
-
-
 @pytest.mark.parametrize("mode", ["light", "dark"])
 @pytest.mark.parametrize("name", ["index", "explorer", "error_site", "exploits", "replay", "report/display", "gaps"])
 def test_text_can_be_read(site, visit, name, mode):
@@ -254,123 +201,3 @@ def test_every_control_can_be_reached_by_keyboard_and_has_a_name(site, visit):
     nameless = f"{controls}.filter(n => !(n.ariaLabel || n.title || n.textContent.trim() || n.labels?.length))"
     assert page.evaluate(f"{missed}.map(n => n.outerHTML.slice(0, 120))") == []
     assert page.evaluate(f"{nameless}.map(n => n.outerHTML.slice(0, 120))") == []
-
-
-# JupyterLab
-
-MOVED = ".jp-OutputArea-output .cr p:has-text('Moved most')"
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    "JupyterLab as `make lab` starts it, on a copy of the notebooks; the address, and the folder."
-    folder = tmp_path_factory.mktemp("lab")
-    root = folder / "project"
-    shutil.copytree(ROOT / "nbs", root / "nbs", ignore=shutil.ignore_patterns("*.scratch.py", ".ipynb_checkpoints"))
-    shutil.copytree(ROOT / "tools" / "lab", root / "tools" / "lab")
-    shutil.copy(ROOT / "settings.ini", root)
-    for name in ("spikes", "docs"):  # read only
-        (root / name).symlink_to(ROOT / name)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    target = re.search(r"^lab:.*\n\t(.*)$", (ROOT / "Makefile").read_text(), re.M)[1]
-    command = target.replace("$(LAB)", f"--no-browser --port={port} --ServerApp.port_retries=0 --IdentityProvider.token=key")
-    command = command.replace(".venv/bin/", f"{Path(sys.prefix, 'bin')}/")
-    own = {f"JUPYTER_{name}_DIR": str(folder / name) for name in ("CONFIG", "DATA", "RUNTIME")}
-    own |= {"IPYTHONDIR": str(folder / "ipython"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}  # the Makefile's
-    with (folder / "log").open("w") as log:
-        server = subprocess.Popen(command.split(), cwd=root, env=os.environ | own, stdout=log, stderr=subprocess.STDOUT)
-    try:
-        end = time.monotonic() + 60
-        while True:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/api?token=key", timeout=2):
-                break
-            assert server.poll() is None and time.monotonic() < end, (folder / "log").read_text()
-            time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}/lab/tree/nbs/", root / "nbs"
-    finally:
-        server.terminate()
-        try:
-            server.wait(30)
-        except subprocess.TimeoutExpired:
-            server.kill()
-
-
-def opened(visit, lab, name, mode="light"):
-    "A notebook, open and idle."
-    page = visit(f"{lab[0]}{name}?token=key&reset", mode)
-    page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Cell").first.wait_for()
-    assert page.locator("dialog[open], .jp-Dialog").count() == 0  # nothing is asked before one can begin
-    return page
-
-
-IDLE = ".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook-ExecutionIndicator[data-status=idle]"
-
-
-def prompts(page):
-    "What stands beside the code cells that are not folded: [ ]: before they run, [*]: while they wait, [3]: afterwards."
-    return page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell .jp-InputPrompt").all_text_contents()
-
-
-def run_all(page):
-    "Run every cell and wait for the last one."
-    page.locator(IDLE).wait_for()  # a kernel that is still starting would lose the command
-    end = time.monotonic() + 2 * LIMIT / 1000
-    while not any(re.match(r"\[[*\d]", text) for text in prompts(page)):  # as long as JupyterLab settles, commands are lost
-        assert time.monotonic() < end, f"nothing runs: {prompts(page)}"
-        page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-MarkdownCell").first.click()
-        page.locator(".lm-MenuBar-item", has_text="Run").click()
-        page.locator(".lm-Menu-item", has_text="Run All Cells").first.click()
-        page.wait_for_timeout(1000)
-    while "[*]:" in prompts(page) or not page.locator(IDLE).count():
-        assert time.monotonic() < end, prompts(page)
-        time.sleep(0.1)
-
-
-@pytest.mark.parametrize("mode", [pytest.param("light", marks=pytest.mark.slow), "dark"])
-def test_the_start_page_runs_and_a_hint_of_ones_own_is_read(visit, lab, mode):
-    name = f"index-{mode}.ipynb"
-    shutil.copy(lab[1] / "index.ipynb", lab[1] / name)
-    page = opened(visit, lab, name, mode)
-    run_all(page)
-    assert page.locator("[data-mime-type*=stderr], [data-mime-type*='vnd.jupyter.error']").count() == 0
-    layer, text = page.locator(".widget-dropdown select").first, page.locator(".widget-textarea textarea").first
-    moved = page.locator(MOVED).last
-    before, hint = moved.text_content(), text.input_value()
-    layer.select_option(label="raw_error")
-    expect(text).not_to_have_value(hint, timeout=LIMIT)
-    expect(moved).not_to_have_text(before, timeout=LIMIT)
-    text.fill("Use the tool `cat`.")
-    other = moved.text_content()
-    text.blur()
-    expect(moved).not_to_have_text(other, timeout=LIMIT)
-    changed = moved.text_content()
-    assert faint(page, ".jp-OutputArea-output .cr *") == []
-    picture(page, f"lab-index-{mode}")
-    page.keyboard.press("Escape")
-    page.keyboard.press("Control+s")
-    page.wait_for_function("() => !document.querySelector('.jp-NotebookPanel .jp-mod-dirty, .lm-TabBar-tab.jp-mod-dirty')")
-    end = time.monotonic() + 30
-    while "Use the tool `cat`." not in (lab[1] / name).read_text():
-        assert time.monotonic() < end, "the notebook was not saved"
-        time.sleep(0.1)
-    page.close()
-    again = opened(visit, lab, name, mode)
-    expect(again.locator(MOVED).last).to_have_text(changed, timeout=LIMIT / 2)
-    assert again.locator(".widget-textarea textarea").first.input_value() == "Use the tool `cat`."
-    nbformat.validate(nbformat.read(lab[1] / name, 4))
-
-
-def test_saving_what_was_only_opened_changes_nothing(visit, lab):
-    path = lab[1] / "05_replay.ipynb"
-    before, at = path.read_bytes(), path.stat().st_mtime_ns
-    page = opened(visit, lab, path.name)
-    page.locator(IDLE).wait_for()
-    page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-MarkdownCell").first.click()
-    end = time.monotonic() + 30
-    while path.stat().st_mtime_ns == at:
-        assert time.monotonic() < end, "the notebook was not saved"
-        page.keyboard.press("Control+s")
-        page.wait_for_timeout(500)
-    assert path.read_bytes() == before
