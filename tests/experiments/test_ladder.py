@@ -123,8 +123,8 @@ def light(tmp_path, monkeypatch):
     sys.modules.pop("light_arm", None)
 
 
-def start(folder, *arguments, **environment):
-    return subprocess.Popen([sys.executable, "command.py", "ladder", *arguments], cwd=folder, text=True, stdout=subprocess.PIPE,
+def start(folder, *arguments, name="ladder", **environment):
+    return subprocess.Popen([sys.executable, "command.py", name, *arguments], cwd=folder, text=True, stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, env={**os.environ, **environment})
 
 
@@ -203,6 +203,12 @@ def test_unscored_episodes_are_counted_and_said(light):
     row, = json.loads(said)["rows"]
     assert code == 0 and row["unscored"] == row["passed"]["unscored"] == 3
     assert "A1: 3 held-out episodes are unscored" in complained
+
+
+def test_the_demo_is_the_quick_ladder_and_says_what_comes_next(light):
+    code, said, complained = command(light, "--json", name="demo")
+    assert code == 0 and json.loads(said)["seeds"] == [0] and len(json.loads(said)["arms"]) == 5
+    assert "composer-rl tasks make" in complained and (light / "out/ladder/report.html").exists()
 
 
 def test_a_damaged_result_is_named_and_the_others_shown(light):
