@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from dataclasses import replace
 
@@ -274,7 +275,7 @@ def wide(name, n):
 
 def full(template, most):
     "A template with the largest n that keeps a statement within a number of characters."
-    return template(max(n for n in range(1, most) if len(template(n)) <= most))
+    return template(bisect_right(range(1, most), most, key=lambda n: len(template(n))))  # lengths only grow
 
 
 def nested(levels, times):

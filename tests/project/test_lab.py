@@ -121,6 +121,14 @@ def test_the_start_page_runs_and_a_hint_of_ones_own_is_read(visit, lab, mode):
     nbformat.validate(nbformat.read(lab[1] / name, 4))
 
 
+def test_both_judges_stand_side_by_side_before_the_notebook_is_trusted(visit, lab):
+    page = opened(visit, lab, "04_exploits.ipynb")
+    assert page.locator(".jp-OutputArea-output style").count() == 0  # the theme is gone
+    naive, ours = (page.locator(f"p:text-is('{words}')").first.bounding_box() for words in ("the naive judge", "our judge"))
+    assert naive["y"] == ours["y"] and naive["x"] + naive["width"] <= ours["x"]
+    picture(page, "lab-04-untrusted")
+
+
 def test_saving_what_was_only_opened_changes_nothing(visit, lab):
     path = lab[1] / "05_replay.ipynb"
     before, at = path.read_bytes(), path.stat().st_mtime_ns
