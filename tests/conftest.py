@@ -135,7 +135,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         for mark in tiers(item):
             item.add_marker(mark)
-    heavy = Counter(item.path for item in items for mark in ("trainer", "sandbox", "process") if item.get_closest_marker(mark))
+    slowest = ("trainer", "sandbox", "process", "browser")
+    heavy = Counter(item.path for item in items for mark in slowest if item.get_closest_marker(mark))
     late = {item.path for item in items if "site" in item.fixturenames}
     # Long files first, so that no process waits at the end; those with tests of the site last: it is being built.
     items.sort(key=lambda item: (item.path in late, -heavy[item.path]))

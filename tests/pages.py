@@ -1,7 +1,10 @@
-"""What tests of pages share: a picture to look at, and texts that are hard to read."""
+"""What tests of pages share: which they open, a picture to look at, and texts that are hard to read."""
 import json
 import os
 from pathlib import Path
+
+PAGES = ("index", "explorer", "error_site", "training_step", "episodes", "exploits", "replay", "guide", "gaps", "commands",
+         "report/display", "report/ladder", "core/trace", "spikes/004-ab")
 
 
 def picture(page, name):

@@ -250,7 +250,7 @@ def run_arm(
     if done := claim_folder(folder, setting, seed):
         return asdict(done)
     with _one_thread(device):
-        rows = components.rows(setting.held_out, "held-out", setting.held_out_split)
+        rows = components.rows(setting.held_out, setting.held_out_series, setting.held_out_split)
 
         def measured(model: PreTrainedModel, step: int, tokens: int) -> Measurement:
             return measure(model, components.tokenizer(), components.environment, rows, episode_limits(setting.turns, seed), step,

@@ -213,7 +213,7 @@ def ladder_episodes(
     settings = {arm: arm_setting(arm, setting) for arm in arms}
     if wrong := [i for i in tasks if not 0 <= i < setting.held_out]:
         raise InputProblem(f"task {wrong[0]} is not one of the {setting.held_out} held-out tasks; give numbers from 0.")
-    rows, tokenizer = world_rows(setting.held_out, "held-out", setting.held_out_split), embedded_tokenizer()
+    rows, tokenizer = world_rows(setting.held_out, setting.held_out_series, setting.held_out_split), embedded_tokenizer()
     chosen, names = [rows[i] for i in tasks], [f"held-out-{i}" for i in tasks]
     limits = episode_limits(setting.turns, seed)
     before = play_views(base(setting.habit), tokenizer, chosen, limits, "A0", "before training", names, setting.hints)

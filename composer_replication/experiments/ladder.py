@@ -41,7 +41,7 @@ BASELINE = "A1"  # what the others are compared with
 ONLY_SDPO = ("alpha_sdpo", "hints", "teacher", "target_turns", "hint_placement", "importance_clip", "sdpo_beta", "sdpo_steps",
              "policy_start", "all_fail")
 ONLY_REPLAY = ("beta_replay", "teachers", "replay_dpo_beta")
-MEASURING = ("habit", "turns", "held_out", "held_out_split")  # all that decides how the base does
+MEASURING = ("habit", "turns", "held_out", "held_out_split", "held_out_series")  # all that decides how the base does
 
 
 def arm_setting(

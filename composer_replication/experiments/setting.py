@@ -35,6 +35,8 @@ def _check_choices(setting):
     for name, allowed in _CHOICES.items():
         if getattr(setting, name) not in allowed:
             raise InputProblem(f"{name}={getattr(setting, name)!r} is unknown; use {', '.join(map(repr, allowed))}.")
+    if not isinstance(setting.held_out_series, str) or not setting.held_out_series:
+        raise InputProblem(f"held_out_series={setting.held_out_series!r} is no name; give a text.")
     for name, weight in (("hints", setting.alpha_sdpo), ("teachers", setting.beta_replay)):
         if weight and getattr(setting, name) not in (allowed := _OF_WORLD[setting.habit == "teams"][name]):
             raise InputProblem(f"{name}={getattr(setting, name)!r} does not belong to the world of habit={setting.habit!r}; "
@@ -67,6 +69,7 @@ class Setting:
     learning_rate: float = 5e-4
     held_out: int = 96  # tasks measured, one sampled episode each
     held_out_split: str = "test"  # or "dev"
+    held_out_series: str = "held-out"  # names the tasks measured; an experiment after another one takes tasks that were never played
     measure_every: int = 5  # steps between two measurements; the first is before step 1, the last after the last step
     teacher: str = "ema"  # who reads the hints
     target_turns: str = "error"  # which turns channel 2 acts on

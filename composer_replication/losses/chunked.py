@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 from trl.kernels import ChunkedLogProbFunction
-from trl.kernels.chunked_divergence import VOCAB_CHUNK_SIZE, ChunkedDivergenceFunction
 
 from ..core.errors import InputProblem
 from .divergences import Divergence, TokenDivergence
@@ -121,6 +120,7 @@ def map_rows(
 
 def _kernel_divergence(divergence, student_hidden, student_head, teacher_hidden, teacher_head):
     "Full-vocabulary divergence per token by TRL's kernel, a bounded number of rows at a time."
+    from trl.kernels.chunked_divergence import VOCAB_CHUNK_SIZE, ChunkedDivergenceFunction  # with it come pandas, datasets and peft
     rows = max(1, CHUNK_LOGITS // VOCAB_CHUNK_SIZE)
     return torch.cat([
         ChunkedDivergenceFunction.apply(s, student_head.weight, student_head.bias, t, teacher_head.weight, teacher_head.bias,

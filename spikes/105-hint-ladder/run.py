@@ -59,13 +59,13 @@ def played(settings: dict[str, Setting], seeds: tuple[int, ...], workers: int, o
     return results
 
 
-def tuned(settings: dict[str, Setting], workers: int, out: Path) -> dict[str, dict[str, float]]:
+def tuned(settings: dict[str, Setting], workers: int, out: Path, rates: tuple[float, ...] = RATES) -> dict[str, dict[str, float]]:
     "Arm -> learning rate -> mean area on development tasks; of equal ones the smaller rate is taken."
     grid = {f"{arm} {rate}": replace(setting, learning_rate=rate, held_out_split="dev") for arm, setting in settings.items()
-            if setting.steps and arm not in TUNED_AS for rate in RATES}
+            if setting.steps and arm not in TUNED_AS for rate in rates}
     results = played(grid, TUNING, workers, out)
-    return {arm: {str(rate): fmean(area(r.curve) for r in results[f"{arm} {rate}"].values()) for rate in RATES}
-            for arm in settings if f"{arm} {RATES[0]}" in results}
+    return {arm: {str(rate): fmean(area(r.curve) for r in results[f"{arm} {rate}"].values()) for rate in rates}
+            for arm in settings if f"{arm} {rates[0]}" in results}
 
 
 def main() -> None:

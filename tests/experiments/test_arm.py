@@ -17,7 +17,7 @@ from ranks import processes
 from trainer_script import make
 
 from composer_replication.core.errors import InputProblem
-from composer_replication.envs.toy.env import WorldEnv
+from composer_replication.envs.toy.env import WorldEnv, world_rows
 from composer_replication.envs.toy.model import embedded_model
 from composer_replication.experiments.arm import run_arm
 from composer_replication.experiments.setting import RunResult, Setting
@@ -176,6 +176,14 @@ def test_another_seed_draws_other_numbers_for_the_same_held_out_tasks(tmp_path):
                            for name, seed in (("first", 2), ("again", 2), ("other", 3)))
     assert first["task_ids"] == again["task_ids"] == other["task_ids"]
     assert first["curve"][0]["entropy"] == again["curve"][0]["entropy"] != other["curve"][0]["entropy"]
+
+
+def test_another_series_of_held_out_tasks_has_none_of_the_first(tmp_path):
+    setting = replace(SMALL, habit="teams", steps=0, held_out=3)
+    first, second = (run_arm(replace(setting, held_out_series=series), 0, tmp_path / series) for series in ("held-out", "second"))
+    assert [name.rsplit("-", 1)[0] for name in second["task_ids"]] == ["test-teams-second"] * 3
+    asked = [[row["prompt"] for row in world_rows(3, f"teams-{series}", "test")] for series in ("held-out", "second")]
+    assert not any(prompt in asked[0] for prompt in asked[1]) and len(first["curve"][0]["passed"]) == 3
 
 
 class Fails(WorldEnv):

@@ -46,6 +46,7 @@ class Setting:
     learning_rate: float = 5e-4
     held_out: int = 40
     held_out_split: str = "test"
+    held_out_series: str = "held-out"
     measure_every: int = 2
     teacher: str = "ema"
     target_turns: str = "error"
@@ -263,16 +264,16 @@ FIELDS = {f.name for f in dataclasses.fields(Setting)}
 
 def test_an_arm_keeps_what_it_uses_and_drops_what_it_does_not():
     full = Setting(habit="mild", turns=6, hints="vague", alpha_sdpo=0.5, beta_replay=0.25, teachers="poor", steps=7, tasks=3,
-                   rollouts=4, learning_rate=1e-3, held_out=10, held_out_split="dev", measure_every=3, teacher="live",
-                   target_turns="all", hint_placement="start", importance_clip=None, iterations=2, replay_dpo_beta=0.3,
-                   sdpo_beta=0.0, sdpo_steps=2, policy_start=2, all_fail="distil", imitate=True)
+                   rollouts=4, learning_rate=1e-3, held_out=10, held_out_split="dev", held_out_series="other", measure_every=3,
+                   teacher="live", target_turns="all", hint_placement="start", importance_clip=None, iterations=2,
+                   replay_dpo_beta=0.3, sdpo_beta=0.0, sdpo_steps=2, policy_start=2, all_fail="distil", imitate=True)
     assert all(getattr(full, f) != getattr(Setting(), f) for f in FIELDS)  # so that every field is seen
     kept = {arm: {f for f in FIELDS if getattr(arm_setting(arm, full), f) == getattr(full, f)} for arm in ARMS}
     sdpo = {"alpha_sdpo", "hints", "teacher", "target_turns", "hint_placement", "importance_clip", "sdpo_beta",
             "sdpo_steps", "policy_start", "all_fail"}
     replay = {"beta_replay", "teachers", "replay_dpo_beta"}
-    assert kept == {"A0": {"habit", "turns", "held_out", "held_out_split"}, "A1": FIELDS - sdpo - replay, "A2": FIELDS - replay,
-                    "A3": FIELDS - sdpo, "A4": FIELDS}
+    assert kept == {"A0": {"habit", "turns", "held_out", "held_out_split", "held_out_series"}, "A1": FIELDS - sdpo - replay,
+                    "A2": FIELDS - replay, "A3": FIELDS - sdpo, "A4": FIELDS}
     assert (arm_setting("A0", full).steps, arm_setting("A1", full).alpha_sdpo, arm_setting("A2", full).beta_replay) == (0, 0, 0)
     with pytest.raises(ValueError, match="there is no arm 'A5'"):
         arm_setting("A5", full)
