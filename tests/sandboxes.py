@@ -458,7 +458,7 @@ def dockerd(folder: Path):
     finally:
         daemon.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            daemon.wait(timeout=20)
+            daemon.wait(timeout=200)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(daemon.pid, 9)
-        daemon.wait(timeout=10)
+        daemon.wait(timeout=100)

@@ -48,7 +48,7 @@ def container(task, subject, tmp_path):
             "--setenv", "PATH", f"{python[0]}/bin:/usr/bin:/bin"]
 
     def run(command):
-        subprocess.run([*map(str, base), "sh", "-c", command], check=False, timeout=60, capture_output=True)
+        subprocess.run([*map(str, base), "sh", "-c", command], check=False, timeout=600, capture_output=True)
         subprocess.run([*map(str, base), "sh", "/tests/test.sh"], check=True, timeout=100, capture_output=True)
         return (logs / "verifier" / "reward.txt").read_text()
     return run

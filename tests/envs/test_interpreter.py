@@ -719,6 +719,6 @@ sys.addaudithook(lambda event, arguments: seen.append(event))
 report = run_tests({**files, "test_b.py": "__import__('os')\\n", "test_c.py": "import os\\n", "test_d.py": "x = eval\\n"})
 print(report.passed, report.failed, sorted(set(seen)))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600)
     assert done.stdout.split(" ", 2)[:2] == ["1", "3"], done.stderr
     assert done.stdout.split(" ", 2)[2] == "['compile']\n"

@@ -83,7 +83,7 @@ def test_a_killed_owner_leaves_nothing_and_the_next_one_judges_the_same(world, k
             time.sleep(draw.random())
         finally:
             owner.send_signal(draw.choice((signal.SIGKILL, signal.SIGTERM)))
-            owner.wait(timeout=30)
+            owner.wait(timeout=300)
             rest = owner.stdout.read()
             owner.stdout.close()
         assert set(rest.split()) <= {"1.0"}
@@ -118,7 +118,7 @@ def test_an_owner_killed_while_it_compiles_leaves_no_half(world):
     assert owner.stdout.readline() == "compiled\n"
     assert list((state / "bytecode").iterdir()) == [] and boxes(state)
     owner.kill()
-    owner.wait(timeout=30)
+    owner.wait(timeout=300)
     owner.stdout.close()
     sweep()  # as whoever comes next does before its first command
     assert boxes(state) == []

@@ -188,7 +188,7 @@ def test_two_at_once(tmp_path):
         "from pathlib import Path; print(p(Path(sys.argv[1]), Path(sys.argv[2])).tree)"
     )
     running = [subprocess.Popen([sys.executable, "-c", code, path, store], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    trees = {process.communicate(timeout=60)[0] for process in running}
+    trees = {process.communicate(timeout=600)[0] for process in running}
     assert len(trees) == 1 and all(process.returncode == 0 for process in running)
     assert len(list((store / "subjects").iterdir())) == 1
 

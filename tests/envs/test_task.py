@@ -46,7 +46,7 @@ def test_git_applies_our_diffs(tmp_path, turn):
         folder.mkdir()
         for name, text in before.items():
             (folder / name).write_bytes(text.encode())
-        subprocess.run(["git", "apply", "-"], input=patch.encode(), cwd=folder, check=True, timeout=20)
+        subprocess.run(["git", "apply", "-"], input=patch.encode(), cwd=folder, check=True, timeout=200)
         assert {path.name: path.read_bytes().decode() for path in folder.iterdir()} == after
 
 

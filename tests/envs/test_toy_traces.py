@@ -73,7 +73,7 @@ def test_splits_share_no_name_and_no_mix_of_dialects():
 
 def test_importing_the_traces_imports_no_torch():
     code = "import composer_replication.envs.toy.env, composer_replication.envs.toy.tools, sys; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=600).returncode == 0
 
 
 def test_random_state_is_left_alone():

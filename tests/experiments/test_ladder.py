@@ -132,7 +132,7 @@ def start(folder, *arguments, name="ladder", **environment):
 def command(folder, *arguments, **environment):
     "Exit code, standard output and standard error of a whole command."
     running = start(folder, *arguments, **environment)
-    said, complained = running.communicate(timeout=60)
+    said, complained = running.communicate(timeout=600)
     return running.returncode, said, complained
 
 
@@ -141,7 +141,7 @@ def same(told: dict) -> dict:
     return {k: v for k, v in told.items() if k not in ("seconds", "computed")}
 
 
-def wait_for(condition, seconds=60.0):
+def wait_for(condition, seconds=600.0):
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, "this took too long"
@@ -177,7 +177,7 @@ def test_a_ladder_cut_off_equals_one_that_was_not(light):
         running = start(light, *words, out.name, FAULT="hold")  # A1 waits
         wait_for(lambda: len(list(out.glob("runs/*/result.json"))) == 3)  # noqa: B023 (called here)
         running.send_signal(how)
-        said, complained = running.communicate(timeout=60)
+        said, complained = running.communicate(timeout=600)
         assert running.returncode == ends, complained
         if how == signal.SIGINT:  # what had ended is shown
             told = json.loads(said)

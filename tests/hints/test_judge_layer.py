@@ -193,7 +193,7 @@ def test_concurrent_processes_share_one_cache(tmp_path):
     workers = [context.Process(target=_worker, args=(tmp_path, n, barrier, results)) for n in range(4)]
     for w in workers:
         w.start()
-    answers = [results.get(timeout=60) for _ in workers]
+    answers = [results.get(timeout=600) for _ in workers]
     for w in workers:
         w.join(60)
         assert w.exitcode == 0

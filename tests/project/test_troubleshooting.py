@@ -82,7 +82,7 @@ def test_no_python(quoted, tmp_path):
     shutil.copy(ROOT / "Makefile", tmp_path)
     for name in ("constraints.txt", "pyproject.toml"):
         (tmp_path / name).touch()
-    made = subprocess.run(["make", "test", "PYTHON="], cwd=tmp_path, capture_output=True, text=True, timeout=30)
+    made = subprocess.run(["make", "test", "PYTHON="], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert made.returncode
     is_quoted(quoted, made.stderr)
 
@@ -131,7 +131,7 @@ def test_no_shared_data(quoted, tmp_path):
     (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
     words = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", str(tmp_path)]
     nowhere = {"COMPOSER_DATA": str(tmp_path / "nowhere")}
-    said = subprocess.run(words, cwd=tmp_path, timeout=60, capture_output=True, text=True, env=nowhere)
+    said = subprocess.run(words, cwd=tmp_path, timeout=600, capture_output=True, text=True, env=nowhere)
     is_quoted(quoted, said.stdout)
 
 

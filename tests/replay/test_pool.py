@@ -641,7 +641,7 @@ def test_ctrl_c_ends_it_and_the_ledger_knows(tmp_path):
 def test_two_processes_pay_once(tmp_path):
     with BadServer(lambda r: Reply(delay=0.02)) as server:
         both = [child(server, tmp_path / "l.db", 25) for _ in range(2)]
-        said = [p.communicate(timeout=60)[0].split() for p in both]
+        said = [p.communicate(timeout=600)[0].split() for p in both]
     assert len(server.requests) == 75 == sum(int(s[2]) for s in said) and [s[3] for s in said] == ["75", "75"]
 
 
@@ -695,7 +695,7 @@ def replay_with_kills(tmp_path, count, kills, seed):
         failures = sum(int(answer_to(r.body)["usage"]["prompt_tokens"]) % 11 == 0 and not r.nth for r in server.requests)
         assert repeated <= failures + spent.lost
         undisturbed = child(server, tmp_path / "whole.db", count)
-        undisturbed.communicate(timeout=60)
+        undisturbed.communicate(timeout=600)
         assert answers_of(path) == answers_of(tmp_path / "whole.db") and len(answers_of(path)) == 3 * count
 
 

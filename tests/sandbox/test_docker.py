@@ -41,7 +41,7 @@ def test_nothing_is_left_and_a_killed_owner_is_swept(tmp_path, daemon):
     client = docker.from_env()
     assert len(containers(client)) == 1 and left.is_dir()
     owner.kill()
-    owner.wait(timeout=10)
+    owner.wait(timeout=100)
     with open_sandbox(tree, kind="docker") as box:
         assert len(containers(client)) == 1
         assert box.exec(["true"]).exit_code == 0

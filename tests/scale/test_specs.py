@@ -81,15 +81,15 @@ def test_bash_runs_the_slurm_script_and_nothing_else(machines, tmp_path):
         (tools / name).write_text(f"#!/bin/bash\n{text}\n")
         (tools / name).chmod(0o755)
     (tmp_path / "job.sh").write_text(slurm(replace(JOB, folder=str(folder), machines=machines)))
-    assert subprocess.run(["bash", "-n", "job.sh"], cwd=tmp_path, timeout=60).returncode == 0
+    assert subprocess.run(["bash", "-n", "job.sh"], cwd=tmp_path, timeout=600).returncode == 0
     environment = {"PATH": f"{tools}:/usr/bin:/bin", "HF_TOKEN": "k", "PET_RDZV_ENDPOINT": "", "SLURM_JOB_NODELIST": "node[7-8]"}
-    done = subprocess.run(["bash", "job.sh"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "job.sh"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     meet, flag, *words = (folder / "log.txt").read_text().splitlines()
     assert done.returncode == 0 and words == [*RUN[:3], str(folder), *RUN[4:]] and flag == "--kill-on-bad-exit=1"
     assert meet == ("node7:29500" if machines > 1 else "") and not list(tmp_path.rglob("pwned"))
 
     environment.pop("HF_TOKEN")
-    assert subprocess.run(["bash", "job.sh"], cwd=tmp_path, env=environment, timeout=60).returncode != 0
+    assert subprocess.run(["bash", "job.sh"], cwd=tmp_path, env=environment, timeout=600).returncode != 0
     assert "HF_TOKEN: is not set; set it where you call sbatch" in (folder / "log.txt").read_text()
 
 

@@ -102,7 +102,7 @@ def test_nothing_runs_without_a_limit_when_the_watch_is_killed(tmp_path):
     watch = start(tmp_path, 3600, sys.executable, "-c", POLITE)
     wait_for(tmp_path / "begun")
     watch.kill()
-    watch.communicate(timeout=60)
+    watch.communicate(timeout=600)
     wait_for(tmp_path / "ended")
     assert read_status(tmp_path).state == "lost"
 
