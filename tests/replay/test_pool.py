@@ -508,7 +508,7 @@ def test_nothing_is_sent_after_the_wall_time(ledger):
     assert pool.stopped == "the wall time of 0.7 s is over" and not any(r.asked for r in late)
     spent = ledger.spent()
     assert spent.paid == sum(r.votes for r in results) > 0 and spent.in_flight == 0
-    assert spent.paid + spent.lost == len(server.requests) and spent.lost <= 2
+    assert spent.paid <= len(server.requests) <= spent.paid + spent.lost and spent.lost <= 2  # one cut off may not have arrived
     assert all("wall time" in r.problem for r in results if not r.votes)
 
 

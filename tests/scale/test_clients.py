@@ -284,4 +284,5 @@ def test_a_local_job_outlives_the_terminal_that_launched_it(tmp_path):
 def test_a_command_that_cannot_start_says_so(tmp_path):
     record = submit(replace(local(tmp_path, ""), command=("no-such-program",)), "local")
     wait(lambda: job_status(record) != "running")
-    assert job_status(record) == "failed" and "no-such-program cannot be started" in job_logs(record, 5)
+    assert job_status(record) == "failed" and "no-such-program cannot be started" in read_status(record["folder"]).reason
+    wait(lambda: "no-such-program cannot be started" in job_logs(record, 5))

@@ -125,7 +125,8 @@ def on_every_gpu(
     "The command, as a process on each GPU."
     if gpus * machines <= 1:
         return tuple(command)
-    meet = ("--standalone",) if machines == 1 else ("--nnodes", str(machines), "--rdzv-backend", "c10d", "--rdzv-id", name)
+    here = "--standalone", "--local-addr", "127.0.0.1"  # else torchrun asks for the machine's name, and waits where nobody knows it
+    meet = here if machines == 1 else ("--nnodes", str(machines), "--rdzv-backend", "c10d", "--rdzv-id", name)
     return ("torchrun", *meet, "--nproc-per-node", str(max(gpus, 1)), "--no-python", *command)
 
 

@@ -200,8 +200,10 @@ def _start(self: Watch) -> subprocess.Popen:
         return subprocess.Popen(self.command, stdin=subprocess.DEVNULL, start_new_session=True, env=os.environ | grace,
                                 preexec_fn=die_with_parent if sys.platform == "linux" else None)
     except OSError as error:
+        problem = LaunchProblem(f"{self.command[0]} cannot be started ({error.strerror})", "check that it is installed where the job runs")
+        self.reason = str(problem)  # `composer-rl jobs status` says it at once; the log, when this process has ended
         self.write("failed")
-        raise LaunchProblem(f"{self.command[0]} cannot be started ({error.strerror})", "check that it is installed where the job runs") from None
+        raise problem from None
 
 
 @patch
