@@ -78,6 +78,11 @@ def run_all(page):
     end = time.monotonic() + 2 * LIMIT / 1000
     while not any(re.match(r"\[[*\d]", text) for text in prompts(page)):  # as long as JupyterLab settles, commands are lost
         assert time.monotonic() < end, f"nothing runs: {prompts(page)}"
+        asked = page.locator(".jp-Dialog")
+        if asked.count():  # on a slow machine JupyterLab asks for the kernel before it knows of any
+            assert "Select Kernel" in asked.first.inner_text(), asked.first.inner_text()
+            asked.locator(".jp-mod-accept").click()
+            asked.wait_for(state="detached")
         page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-MarkdownCell").first.click()
         page.locator(".lm-MenuBar-item", has_text="Run").click()
         page.locator(".lm-Menu-item", has_text="Run All Cells").first.click()
