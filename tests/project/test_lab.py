@@ -74,18 +74,17 @@ def prompts(page):
 
 def run_all(page):
     "Run every cell and wait for the last one."
-    page.locator(IDLE).wait_for()  # a kernel that is still starting would lose the command
-    end = time.monotonic() + 2 * LIMIT / 1000
+    panel, end = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)"), time.monotonic() + 4 * LIMIT / 1000
     while not any(re.match(r"\[[*\d]", text) for text in prompts(page)):  # as long as JupyterLab settles, commands are lost
         assert time.monotonic() < end, f"nothing runs: {prompts(page)}"
         asked = page.locator(".jp-Dialog")
-        if asked.count():  # on a slow machine JupyterLab asks for the kernel before it knows of any
+        if asked.count():  # on a slow machine it asks for the kernel before it knows of any
             assert "Select Kernel" in asked.first.inner_text(), asked.first.inner_text()
-            asked.locator(".jp-mod-accept").click()
-            asked.wait_for(state="detached")
-        page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-MarkdownCell").first.click()
-        page.locator(".lm-MenuBar-item", has_text="Run").click()
-        page.locator(".lm-Menu-item", has_text="Run All Cells").first.click()
+            asked.first.locator(".jp-mod-accept").click()
+        elif "Python" in panel.locator(".jp-KernelName").inner_text() and page.locator(IDLE).count():
+            panel.locator(".jp-MarkdownCell").first.click()
+            page.locator(".lm-MenuBar-item", has_text="Run").click()
+            page.locator(".lm-Menu-item", has_text="Run All Cells").first.click()
         page.wait_for_timeout(1000)
     while "[*]:" in prompts(page) or not page.locator(IDLE).count():
         assert time.monotonic() < end, prompts(page)
