@@ -6,6 +6,7 @@ import pytest
 import torch
 import world
 from datasets import Dataset
+from played import played_once
 from trl import GRPOTrainer
 
 from composer_replication.envs.toy.model import embedded_model
@@ -169,7 +170,7 @@ def test_a_step_equals_the_slow_reference(name, tmp_path, recorded):
     trainer = Recorder(embedded_model("mild"), None, args, Dataset.from_list(world.rows(8)), processing_class=world.tokenizer(),
                        environment_factory=world.Files, hint_source=default_composite(), **extra)
     start = [p.detach().clone() for p in trainer.student.parameters()]
-    trainer.train()
+    played_once(trainer).train()
     window = trainer.seen[-args.gradient_accumulation_steps:]
     student = double(window[0]["student"], args.temperature)
     teachers = [double(s, args.temperature) for s in window[0]["teacher"]]
