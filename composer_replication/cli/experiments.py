@@ -145,8 +145,12 @@ def _show_ladder(run, rows, output: Path, as_json: bool) -> None:
         report = write_file(output / "report.html", ladder_page(run, rows, made | pages, episodes.name if episodes else None))
     if as_json:
         return emit(ladder_json(run, rows))
-    for part in (result_table(rows), *map(verdict, rows), cost_table(rows), *([ONE_SEED] if len(run.seeds) == 1 else ())):
-        out.print(part, soft_wrap=isinstance(part, str))
+    print_tables(result_table(rows))
+    for row in rows:
+        out.print(verdict(row))
+    print_tables(cost_table(rows))
+    if len(run.seeds) == 1:
+        out.print(ONE_SEED)
     out.print(f"{run.computed} runs computed in {run.seconds:.0f} s. Report: {escape(str(report))}"
               + (f", episodes: {escape(str(episodes))}" if episodes else ""))
 

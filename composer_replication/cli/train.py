@@ -75,6 +75,10 @@ def _run(recipe, as_json: bool, island: int | None, queue: str | None):
         _as_island(recipe, island)
     kind = {} if queue is None else {"kind": _with_queue(recipe, queue)}
 
+    def tell(logged):  # by a warm-up, too, which comes before the trainer
+        starting.close()
+        emit(logged) if as_json else out.print(step_line(logged))
+
     def watch(trainer, record):
         starting.close()
         pages.append(RunPage(record, lambda: latest_traces(trainer), trainer.hint_source))
@@ -87,7 +91,7 @@ def _run(recipe, as_json: bool, island: int | None, queue: str | None):
     try:
         with starting:
             starting.enter_context(_working("loading the model"))
-            return run_recipe(recipe, emit if as_json else lambda logged: out.print(step_line(logged)), watch, **kind)
+            return run_recipe(recipe, tell, watch, **kind)
     except BaseException as error:
         for page in pages:
             page.failed(error)

@@ -35,8 +35,6 @@ def _check_choices(setting):
     for name, allowed in _CHOICES.items():
         if getattr(setting, name) not in allowed:
             raise InputProblem(f"{name}={getattr(setting, name)!r} is unknown; use {', '.join(map(repr, allowed))}.")
-    if not isinstance(setting.held_out_series, str) or not setting.held_out_series:
-        raise InputProblem(f"held_out_series={setting.held_out_series!r} is no name; give a text.")
     for name, weight in (("hints", setting.alpha_sdpo), ("teachers", setting.beta_replay)):
         if weight and getattr(setting, name) not in (allowed := _OF_WORLD[setting.habit == "teams"][name]):
             raise InputProblem(f"{name}={getattr(setting, name)!r} does not belong to the world of habit={setting.habit!r}; "

@@ -484,10 +484,13 @@ def write_pairs(
         raise TraceProblem(f"the pair at {name} cannot be written as JSON ({problem})", "leave it out") from None
 
 # %% ../../nbs/replay/07_dedup.ipynb #46eb0322
+_NAME_PAIRS = "name a file that composer-rl replay --pairs or composer-rl pairs wrote"
+
+
 def _example(row):
     "The inverse of `_row`."
     if row.get("schema") != SCHEMA:
-        raise TraceProblem(f"this is no pair of the form {SCHEMA}", "name a file that composer-rl replay --pairs or composer-rl pairs wrote")
+        raise TraceProblem(f"this is no pair of the form {SCHEMA}", _NAME_PAIRS)
     try:
         turns, sides = tuple(chat_turns(row["prompt"])), [next(chat_turns(row[side])) for side in ("chosen", "rejected")]
         pair = DPOPair(row["trace_id"], row["turn"], *sides, row["source"], tuple(row["votes"]), tuple(row["teachers"]))
@@ -506,8 +509,7 @@ def read_pairs(path: str | Path) -> list[PreferenceExample]:
             except TraceProblem as problem:
                 raise TraceProblem(problem.what, problem.remedy, str(path), line) from None
     except (OSError, EOFError) as problem:
-        raise TraceProblem(f"the pairs cannot be read ({problem})", "name a file that composer-rl replay --pairs or composer-rl pairs wrote",
-                           str(path)) from None
+        raise TraceProblem(f"the pairs cannot be read ({problem})", _NAME_PAIRS, str(path)) from None
     if not examples:
         raise TraceProblem("the file holds no pairs", "write it again or leave it out", str(path))
     return examples

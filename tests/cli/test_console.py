@@ -244,6 +244,11 @@ def test_a_terminal_gets_colours_unless_no_color_is_set():
     assert "\x1b" not in plain and "toy_traces.jsonl.gz" in plain
 
 
+def test_a_terminal_is_told_what_a_silent_stage_does_and_a_pipe_is_not(tmp_path):
+    assert "reading" in seen_in_a_terminal("hints", "list")
+    assert "reading" not in ran("composer-rl hints list", cwd=tmp_path).stderr
+
+
 @pytest.mark.parametrize("line", ["hints list --json | head -n 1", "hints list | head -n 1", "--help | head -n 1",
                                   "traces errors --json | true"])
 def test_a_pipe_that_closes_early_is_no_failure(line, tmp_path):

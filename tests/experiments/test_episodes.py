@@ -147,7 +147,8 @@ def test_an_episode_that_was_not_played_is_shown_as_such(monkeypatch):
 
 # ---- a ladder's folder
 
-SMALL = Setting(turns=2, steps=2, tasks=1, rollouts=2, held_out=3, learning_rate=0.01)
+SMALL = Setting(turns=2, steps=2, tasks=1, rollouts=2, held_out=3, learning_rate=0.01,
+                held_out_series="second")
 
 
 def model_that_learns(habit):
@@ -184,7 +185,7 @@ def test_a_ladders_arms_are_played_again_as_they_were_measured(finished):
     weights = load_file(out / "runs" / job.name / "checkpoint-2" / "model.safetensors")
     assert not model.load_state_dict({k: v.float() for k, v in weights.items()}, strict=False).unexpected_keys
     names = [f"held-out-{i}" for i in range(3)]
-    again = play_views(model, TOKENIZER, world_rows(3, "held-out", "test"), episode_limits(2, 4), "A1 policy only",
+    again = play_views(model, TOKENIZER, world_rows(3, "second", "test"), episode_limits(2, 4), "A1 policy only",
                        "after training", names)
     assert again == views[6:] and views[6].turns != views[3].turns
     some = ladder_episodes(out, SMALL, ["A1"], 4, [2], model_that_learns)

@@ -151,6 +151,7 @@ BAD = [
     (dict(per_device_train_batch_size=3), "divisible|multiple"),
     (dict(model="./nowhere"), "there is no folder of model './nowhere'"),
     (dict(model="random:nowhere/config.json", tokenizer="x"), "there is no folder"),
+    (dict(model=f"random:{embedded_path()}", tokenizer="x"), "has no config.json"),
     (dict(model=f"random:{embedded_path() / 'medium' / 'config.json'}"), "comes without a tokenizer"),
     (dict(task="gsm8k", alpha_sdpo=1), "no tool calls and so no error turns"),
     (dict(rollout="composer"), "rollout='composer' is unknown; use 'transformers', 'vllm' or 'trl'"),
