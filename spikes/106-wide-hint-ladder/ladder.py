@@ -6,18 +6,20 @@
 
 Resumable: the folder `runs` keeps what has ended and the last saved step of the rest."""
 import argparse
-import gzip
 import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent / "105-hint-ladder"))
-from run import BASE as NARROW  # noqa: E402
-from run import SEEDS, TUNING, played, tuned  # noqa: E402
+from composer_replication.experiments.setting import Setting
 
+HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent))
+from tuned_arms import SEEDS, TUNING, area, climb, played  # noqa: E402, F401 (the page takes two of them from here)
+
+# NARROW is the base of spike 105.
+NARROW = Setting(habit="teams", turns=3, hints="exact", steps=30, measure_every=5, tasks=4, rollouts=8, held_out=64)
 BASE = replace(NARROW, tasks=16, rollouts=4, held_out_series="wide")
 SDPO = {"alpha_sdpo": 10.0, "sdpo_beta": 0.0}  # forward KL
 PRIMARY = {
@@ -52,7 +54,7 @@ def try_out(workers: int) -> None:
     rows = []
     for name, by_seed in played(TRIALS, TUNING[:1], workers, HERE / "runs").items():
         curve = [[point["step"], fmean(p for p in point["passed"] if p is not None)] for point in by_seed[TUNING[0]].curve]
-        rows.append({"name": name, "seed": TUNING[0], "curve": curve, "setting": asdict(TRIALS[name])})
+        rows.append({"name": name, "seed": TUNING[0], "curve": curve})
     (HERE / "development.json").write_text(json.dumps(rows, indent=1) + "\n")
 
 
@@ -64,14 +66,7 @@ def main() -> None:
     given = given.parse_args()
     if given.trials:
         return try_out(given.workers)
-    settings, out = ARMS if given.all else PRIMARY, HERE / "runs"
-    areas = tuned(settings, given.workers, out, RATES)
-    chosen = {arm: float(max(by, key=by.get)) for arm, by in areas.items()}
-    settings = {arm: replace(s, learning_rate=chosen[arm]) if s.steps else s for arm, s in settings.items()}
-    results = played(settings, SEEDS, given.workers, out)
-    kept = {"tuning": areas, "chosen": chosen,
-            "runs": [{"arm": arm, **asdict(r)} for arm, of in results.items() for r in of.values()]}
-    (HERE / "runs.json.gz").write_bytes(gzip.compress(json.dumps(kept).encode(), mtime=0))
+    climb(ARMS if given.all else PRIMARY, RATES, HERE, given.workers)
 
 
 if __name__ == "__main__":
