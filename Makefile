@@ -31,9 +31,11 @@ check: $(VENV)
 	.venv/bin/python tools/check.py fast
 	$(PYTEST) -m "$(FAST)"
 
+# All tests run the notebooks beside them (tests/project/test_notebooks.py); those of a room run first.
 test: $(VENV)
 	.venv/bin/ruff check --output-format concise .
-	ROOM=$(strip $(ROOM)) .venv/bin/python tools/check.py
+	.venv/bin/python tools/check.py fast
+	$(if $(strip $(ROOM)),ROOM=$(strip $(ROOM)) .venv/bin/python tools/check.py notebooks)
 	$(PYTEST)
 
 # vLLM wants older versions than constraints.txt has, so it gets an environment of its own: 4 GB with the CPU build.

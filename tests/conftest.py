@@ -15,6 +15,7 @@ from types import CodeType, FunctionType
 
 import pytest
 from hypothesis import HealthCheck, settings
+from pages import CHROMIUM, LIMIT
 
 ROOT = Path(__file__).parents[1]
 # A busy machine makes every example slow: time is no property of what these tests try.
@@ -44,9 +45,7 @@ def no_judge_waits_longer() -> Iterator[None]:
 
 # A browser
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 HERE = ("file:", "data:", "blob:", "about:", "http://127.0.0.1", "ws://127.0.0.1")
-LIMIT = 60_000  # milliseconds that anything may take; nothing needs a tenth of it on an idle machine
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +88,7 @@ def visit(browser):
 
 # Tiers. A mark is set where a test, its fixtures, or a function of tests/ that they call has such a fixture or uses such a name.
 
-FIXTURES = {"site": {"site"}, "browser": {"browser", "lab"}}
+FIXTURES = {"site": {"site"}, "browser": {"browser", "lab"}, "process": {"notebooks"}}
 NAMES = {
     "process": {"subprocess", "Popen", "multiprocessing", "pty", "SERVER"},
     "sandbox": {"open_sandbox", "prepare_subject", "FeatureDeletionEnv", "sweep", "sandbox_problem", "make_tasks"},
@@ -137,37 +136,40 @@ def pytest_collection_modifyitems(items):
             item.add_marker(mark)
     slowest = ("trainer", "sandbox", "process", "browser")
     heavy = Counter(item.path for item in items for mark in slowest if item.get_closest_marker(mark))
-    late = {item.path for item in items if "site" in item.fixturenames}
-    # Long files first, so that no process waits at the end; those with tests of the site last: it is being built.
+    late = {item.path for item in items if BESIDE.keys() & set(item.fixturenames)}
+    # Long files first, so that no process waits at the end; those that need what runs beside the tests last.
     items.sort(key=lambda item: (item.path in late, -heavy[item.path]))
 
 
-# The site takes minutes to build and one core of two: it is built while the other tests run. The process that the user started
-# makes a folder for this, one worker starts the build, and any may wait for it.
+# What takes minutes runs beside the tests, and a fixture waits for it. The process that the user started makes a folder, one
+# worker starts what any test needs, and any may wait for it.
 
-SITE, BUILD = ROOT / "docs" / "_build" / "html", pytest.StashKey()
+SITE, FOLDER = ROOT / "docs" / "_build" / "html", pytest.StashKey()
+BESIDE = {  # fixture: what must have run
+    "site": [str(ROOT / "docs" / "build.py"), "--out", str(SITE), "--without-sources"],
+    "notebooks": [str(ROOT / "tools" / "check.py"), "notebooks"]}
 
 
 def pytest_configure(config):
-    given = getattr(config, "workerinput", {}).get("site_build")  # in a worker of pytest-xdist
-    config.stash[BUILD] = Path(given or tempfile.mkdtemp(prefix="site-build-"))
+    given = getattr(config, "workerinput", {}).get("beside")  # in a worker of pytest-xdist
+    config.stash[FOLDER] = Path(given or tempfile.mkdtemp(prefix="beside-"))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node):
-    node.workerinput["site_build"] = str(node.config.stash[BUILD])
+    node.workerinput["beside"] = str(node.config.stash[FOLDER])
 
 
 def pytest_collection_finish(session):
     gc.freeze()  # what was imported stays: half a million objects, which every trainer that starts would look through
     first = getattr(session.config, "workerinput", {"workerid": "gw0"})["workerid"] == "gw0"
-    needed = any("site" in getattr(item, "fixturenames", ()) for item in session.items)
-    if first and needed and not session.config.option.collectonly:
-        folder = session.config.stash[BUILD]
+    needed = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+    for name in BESIDE.keys() & needed if first and not session.config.option.collectonly else ():
+        folder = session.config.stash[FOLDER] / name
+        folder.mkdir()
         # An orphan: tests that look at the children of this process must not find it, running or ended.
         script = '("$@" > log 2>&1; echo $? > code.new; mv code.new code) &'
-        build = [sys.executable, str(ROOT / "docs" / "build.py"), "--out", str(SITE), "--without-sources"]
-        command = ["sh", "-c", script, "sh", *build]
+        command = ["sh", "-c", script, "sh", sys.executable, *BESIDE[name]]
         nowhere = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         started = subprocess.Popen(command, cwd=folder, start_new_session=True, **nowhere)
         started.wait(60)
@@ -175,22 +177,31 @@ def pytest_collection_finish(session):
 
 
 def pytest_unconfigure(config):
-    if hasattr(config, "workerinput") or BUILD not in config.stash:
+    if hasattr(config, "workerinput") or FOLDER not in config.stash:
         return
-    folder = config.stash[BUILD]
-    if (folder / "group").exists():
+    for group in config.stash[FOLDER].glob("*/group"):
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(int((folder / "group").read_text()), signal.SIGKILL)
-    shutil.rmtree(folder, ignore_errors=True)
+            os.killpg(int(group.read_text()), signal.SIGTERM)
+    shutil.rmtree(config.stash[FOLDER], ignore_errors=True)
+
+
+def ended_well(folder: Path) -> None:
+    "Wait for what runs beside the tests; its last words where it failed."
+    end = time.monotonic() + 3600
+    while not (folder / "code").exists():
+        assert time.monotonic() < end, f"no end in an hour: {folder.name}"
+        time.sleep(0.2)
+    assert (folder / "code").read_text().strip() == "0", (folder / "log").read_text()[-4000:]
 
 
 @pytest.fixture(scope="session")
 def site(request) -> Path:
     "The site, built once for all tests."
-    folder = request.config.stash[BUILD]
-    end = time.monotonic() + 3600
-    while not (folder / "code").exists():
-        assert time.monotonic() < end, "the site was not built in time"
-        time.sleep(0.2)
-    assert (folder / "code").read_text().strip() == "0", (folder / "log").read_text()[-4000:]
+    ended_well(request.config.stash[FOLDER] / "site")
     return SITE
+
+
+@pytest.fixture(scope="session")
+def notebooks(request) -> None:
+    "Every notebook has run."
+    ended_well(request.config.stash[FOLDER] / "notebooks")

@@ -24,7 +24,7 @@ import readme
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.prefix).absolute() / "bin"
-NOTEBOOK_SECONDS = 900  # nbdev_test has no limit of its own
+NOTEBOOK_SECONDS = 3000  # beside the tests, on a busy machine; nbdev_test has no limit of its own
 LONG = 40  # lines of an exported cell
 
 
@@ -39,6 +39,9 @@ def run(command: list[str], cwd: Path, seconds: int) -> tuple[bool, str]:
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
         return False, f"{output}\nstopped after {seconds} s"
+    except BaseException:  # Ctrl-C, or told to end
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
 
 
 def copy_tree(to: Path) -> Path:
@@ -165,4 +168,5 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main(sys.argv[1:]))

@@ -1,11 +1,8 @@
 """Who can see and reach what stands on the site: contrast, axe, keys, in a real browser."""
-import shutil
-
 import pytest
-from pages import PAGES, faint
+from pages import PAGES, faint, needs_browser
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no browser here: apt-get install -y chromium")
+pytestmark = needs_browser  # before the site is waited for
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])

@@ -1,19 +1,16 @@
 """What people see, in a real browser: the site from a disk and over HTTP."""
 import functools
 import re
-import shutil
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from pages import PAGES, picture
+from pages import PAGES, needs_browser, picture
 
 ROOT = Path(__file__).resolve().parents[2]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no browser here: apt-get install -y chromium")
+pytestmark = needs_browser  # before the site is waited for
 FETCHED = (ROOT / "docs" / "_static" / "vendor" / "complete").exists  # asked after the build: scripts for formulas
-LIMIT = 60_000  # as `conftest.LIMIT`
 
 
 # The site

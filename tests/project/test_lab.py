@@ -12,11 +12,10 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from pages import faint, picture
+from pages import LIMIT, faint, picture
 from playwright.sync_api import expect
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT = 60_000  # as `conftest.LIMIT`
 MOVED = ".jp-OutputArea-output .cr p:has-text('Moved most')"
 
 
