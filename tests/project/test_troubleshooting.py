@@ -130,7 +130,7 @@ def test_no_shared_data(quoted, tmp_path):
     (tmp_path / "test_it.py").write_text("def test_it(shared_data): pass\n")
     (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
     words = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", str(tmp_path)]
-    nowhere = {"COMPOSER_DATA": str(tmp_path / "nowhere")}
+    nowhere = {"COMPOSER_DATA": str(tmp_path / "nowhere"), "PYTHONPATH": str(ROOT / "tests")}
     said = subprocess.run(words, cwd=tmp_path, timeout=600, capture_output=True, text=True, env=nowhere)
     is_quoted(quoted, said.stdout)
 
