@@ -76,6 +76,7 @@ def hints_list(files: Files = None, as_json: AsJson = False, strict: Strict = Fa
         "layer": lambda pair: pair[1].layer if pair[1] else "–", "hint": lambda pair: one_line(pair[1].text if pair[1] else "")})
     if not as_json:
         out.print(", ".join(f"{layer}: {count}" for layer, count in layers.most_common()))
+        out.print("Look at them on a page: composer-rl explore, with the same files")
 
 # %% ../../nbs/cli/06_hints.ipynb #7d6d927d
 def _cases(files: list[Path], strict: bool, tools: Path | None, sites: int | None, seed: int, left_out: Counter) -> list:

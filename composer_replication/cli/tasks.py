@@ -105,6 +105,8 @@ def make(
         raise typer.Exit(Ending.STOPPED)
     if not any(report.kept for report in reports):
         fail("no task could be made")
+    if not as_json:
+        out.print(f"Next: composer-rl tasks show {escape(str(output))} NAME, composer-rl tasks validate {escape(str(output))}")
 
 # %% ../../nbs/cli/01_tasks.ipynb #9376a7a7
 def stage_table(
@@ -208,7 +210,7 @@ _SHOWN = ("task_id", "repo", "base_commit", "granularity", "mode", "deleted_symb
 @plainly
 def show(
     file: TaskFile,
-    task_id: Annotated[str | None, typer.Argument(metavar="TASK_ID", help="One task, or the start of its id; without it, a line for each.")] = None,
+    task_id: Annotated[str | None, typer.Argument(metavar="TASK_ID", help="One task, by its id or a part of it; without it, a line for each.")] = None,
     as_json: AsJson = False,
 ):
     """List the tasks of a file, or show one: its instruction, its tests and its difficulty, never its solution.
@@ -217,9 +219,10 @@ def show(
 
     `composer-rl tasks show tasks.jsonl`
 
-    `composer-rl tasks show tasks.jsonl boltons-26.2.0.boltons.strutils`
+    `composer-rl tasks show tasks.jsonl strutils.slugify`
     """
-    chosen = [task for task in _read(file)[0] if task_id is None or task.task_id.startswith(task_id)]
+    tasks = _read(file)[0]
+    chosen = [task for task in tasks if task.task_id == task_id] or [task for task in tasks if (task_id or "") in task.task_id]
     if not chosen:
         fail(f"{file} holds no task {task_id}: list them with `composer-rl tasks show {file}`")
     if as_json:
@@ -351,6 +354,8 @@ def attack(
     if not results:
         fail("no attack could be played")
     if not as_json:
+        won, unscored = sum(bool(result.ours) for result in results), sum(bool(result.unscored) for result in results)
+        out.print(f"{len(results)} attacks on {len(unfit)} tasks: {won} rewarded, {unscored} that the judge could not score")
         _rate_tables(results, unfit)
     if problems or any(result.won for result in results):
         raise typer.Exit(Ending.FAILED)

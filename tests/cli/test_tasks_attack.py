@@ -76,6 +76,8 @@ def test_where_nothing_won_it_ends_well(file, feigned, monkeypatch):
     monkeypatch.setattr(console.out, "width", 200)
     done = run(file)
     assert done.exit_code == Ending.DONE and not done.stderr
+    assert done.stdout.startswith("1 attacks on 1 tasks: 0 rewarded, 0 that the judge could not score\n")
+    assert "0 of 0" not in done.stdout  # of held-out families none was played
     assert "0 of 1 (0.0% to 79.3%)" in done.stdout  # Wilson: z^2 / (n + z^2) with z = 1.96
 
 
