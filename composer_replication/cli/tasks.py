@@ -202,6 +202,11 @@ def _read(file):
         raise TaskProblem(f"{file} holds no task that can be used: make some with `composer-rl tasks make`")
     return tasks, problems
 
+
+def _named(tasks, name):
+    "The task of that id, else those with such a part in theirs; all without a name."
+    return [task for task in tasks if task.task_id == name] or [task for task in tasks if (name or "") in task.task_id]
+
 # %% ../../nbs/cli/01_tasks.ipynb #face890e
 _SHOWN = ("task_id", "repo", "base_commit", "granularity", "mode", "deleted_symbols", "test_command")
 
@@ -221,8 +226,7 @@ def show(
 
     `composer-rl tasks show tasks.jsonl strutils.slugify`
     """
-    tasks = _read(file)[0]
-    chosen = [task for task in tasks if task.task_id == task_id] or [task for task in tasks if (task_id or "") in task.task_id]
+    chosen = _named(_read(file)[0], task_id)
     if not chosen:
         fail(f"{file} holds no task {task_id}: list them with `composer-rl tasks show {file}`")
     if as_json:
@@ -297,6 +301,8 @@ def _attackable(tasks):
 
 def _rate_tables(results, unfit) -> None:
     from composer_replication.envs.deletion.exploits.rates import detector_rates, rates
+    won, unscored = sum(bool(result.ours) for result in results), sum(bool(result.unscored) for result in results)
+    out.print(f"{len(results)} attacks on {len(unfit)} tasks: {won} rewarded, {unscored} that the judge could not score")
     for title, rows in (("Attacks", rates(results, "kind")), ("Seen by each detector", detector_rates(results))):
         table = Table(*rows[0], title=title)
         for row in rows:
@@ -354,8 +360,6 @@ def attack(
     if not results:
         fail("no attack could be played")
     if not as_json:
-        won, unscored = sum(bool(result.ours) for result in results), sum(bool(result.unscored) for result in results)
-        out.print(f"{len(results)} attacks on {len(unfit)} tasks: {won} rewarded, {unscored} that the judge could not score")
         _rate_tables(results, unfit)
     if problems or any(result.won for result in results):
         raise typer.Exit(Ending.FAILED)
