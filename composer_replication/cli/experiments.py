@@ -135,7 +135,7 @@ def _write_episodes(run, made: dict, output: Path) -> Path | None:
 
 def _show_ladder(run, rows, output: Path, as_json: bool) -> None:
     "Write report and episodes; print the tables, or one JSON line."
-    from composer_replication.experiments.ladder import verdict
+    from composer_replication.experiments.ladder import verdicts
     from composer_replication.core.files import write_file
     from composer_replication.report.ladder import ONE_SEED, cost_table, ladder_json, ladder_page, result_table
     made = provenance(seeds=", ".join(map(str, run.seeds)))  # each arm's run holds the versions and the machine
@@ -146,8 +146,8 @@ def _show_ladder(run, rows, output: Path, as_json: bool) -> None:
     if as_json:
         return emit(ladder_json(run, rows))
     print_tables(result_table(rows))
-    for row in rows:
-        out.print(verdict(row))
+    for sentence in verdicts(run, rows):
+        out.print(sentence)
     print_tables(cost_table(rows))
     if len(run.seeds) == 1:
         out.print(ONE_SEED)
@@ -173,12 +173,12 @@ def ladder(
     preset: Annotated[str, typer.Option(autocompletion=offer(lambda: ladder_names("PRESETS")), help="Its size: quick (one seed, minutes), standard or full (hours).")] = "quick",
     seeds: Annotated[int | None, typer.Option(help="How many seeds; else the preset's.")] = None,
     arms: Annotated[str, typer.Option(autocompletion=offer(lambda: ladder_names("ARMS")), help="Which, with commas: A0 base, A1 policy only, A2 + SDPO, A3 + replay DPO (ours), "
-                                           "A4 all.")] = "A0,A1,A2,A3,A4",
+                                           "A4 all; A2f is A2 with a filler as hint.")] = "A0,A1,A2,A2f,A3,A4",
     device: Annotated[str, typer.Option(autocompletion=offer(lambda: ("cpu", "cuda")), help="cpu or cuda.")] = "cpu",
     output: Annotated[Path, typer.Option("--out", help="Where to write runs and report: a folder; a later call goes on there.")] = Path("out/ladder"),
     as_json: AsJson = False,
 ):
-    """Measure what each channel adds: five arms on the same tasks, seeds and training episodes, in the toy world.
+    """Measure what each channel adds: five arms and a control on the same tasks, seeds and training episodes, in the toy world.
 
     Writes `report.html`, and `episodes.html` to read a few episodes turn by turn. Ctrl-C keeps the runs that have ended; the same command goes on.
 

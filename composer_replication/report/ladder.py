@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ..experiments.ladder import ARMS, BASELINE, Ladder, Row, pooled, verdict
+from ..experiments.ladder import ARMS, BASELINE, Ladder, Row, pooled, verdicts
 from ..experiments.statistics import Interval, bootstrap_mean
 from .html import PALETTE, Html, page, render, table
 from .plots import THEME, Plot
@@ -79,7 +79,7 @@ def ladder_json(
 ) -> dict:
     "The whole table with its verdicts, for machines."
     return {"preset": run.preset, "device": run.device, "workers": run.workers, "arms": list(run.arms), "seeds": list(run.seeds),
-            "setting": run.setting, "rows": [asdict(row) for row in rows], "verdicts": [verdict(row) for row in rows],
+            "setting": run.setting, "rows": [asdict(row) for row in rows], "verdicts": verdicts(run, rows),
             "problems": list(run.problems), "interrupted": run.interrupted, "computed": run.computed, "seconds": run.seconds}
 
 # %% ../../nbs/report/07_ladder.ipynb #6e1fad05
@@ -140,8 +140,8 @@ class Board:
             self.console.print(f"{name}: {outcome_text(event['outcome'])}", highlight=False, soft_wrap=True, markup=False)
 
 # %% ../../nbs/report/07_ladder.ipynb #bccffd8c
-COLOURS = dict(zip(ARMS, ("dim", "student", "teacher", "chosen", "fourth"), strict=True))  # names of the palette
-MARKS = dict(zip(ARMS, "xosD^", strict=True))
+COLOURS = dict(zip(ARMS, ("dim", "student", "teacher", "fifth", "chosen", "fourth"), strict=True))  # names of the palette
+MARKS = dict(zip(ARMS, "xosvD^", strict=True))
 
 
 def _draw_curves(run, passed, entropy, episodes):
@@ -240,7 +240,7 @@ def ladder_body(
     cost = table(["arm", "episodes a run", "seconds a step", "sampled tokens a step", "seconds to prepare", "teacher tokens", "unscored"],
                  [[r.arm, round(r.generations), r.seconds, round(r.tokens), r.preparation, round(r.teacher_tokens), r.unscored]
                   for r in rows], sortable=True)
-    return render("ladder", run=run, done=sum(len(of_arm) for of_arm in run.results.values()), verdicts=[verdict(row) for row in rows],
+    return render("ladder", run=run, done=sum(len(of_arm) for of_arm in run.results.values()), verdicts=verdicts(run, rows),
                   one_seed=ONE_SEED, baseline=BASELINE, results=results, curves=curves_figure(run, episodes), tasks=tasks_table(run, episodes), heat_map=heat_map(rows), cost=cost,
                   shares=shares_bars(rows), versions=_distinct(run, "versions"), hardware=_distinct(run, "hardware"), runs=runs_table(run))
 

@@ -191,9 +191,9 @@ def test_a_ladder_cut_off_equals_one_that_was_not(light):
 def test_arms_that_fail_are_named_and_the_others_shown(light):
     code, said, complained = command(light, "--json", FAULT="replay")
     told = json.loads(said)
-    assert code == 1 and [bool(row["seeds"]) for row in told["rows"]] == [True, True, True, False, False]
+    assert code == 1 and [bool(row["seeds"]) for row in told["rows"]] == [True, True, True, True, False, False]
     assert len(told["problems"]) == 2 and all("the teachers are ill" in p for p in told["problems"])
-    assert "2 of 5 runs have no result" in complained and "A3 (+ replay DPO, ours) has no result." in told["verdicts"]
+    assert "2 of 6 runs have no result" in complained and "A3 (+ replay DPO, ours) has no result." in told["verdicts"]
     assert "the teachers are ill" in (light / "out/ladder/report.html").read_text()
     code, said, _ = command(light, "--json")  # tomorrow
     assert code == 0 and json.loads(said)["computed"] == 2
@@ -208,7 +208,7 @@ def test_unscored_episodes_are_counted_and_said(light):
 
 def test_the_demo_is_the_quick_ladder_and_says_what_comes_next(light):
     code, said, complained = command(light, "--json", name="demo")
-    assert code == 0 and json.loads(said)["seeds"] == [0] and len(json.loads(said)["arms"]) == 5
+    assert code == 0 and json.loads(said)["seeds"] == [0] and json.loads(said)["arms"] == list(ARMS)
     assert "composer-rl tasks make" in complained and (light / "out/ladder/report.html").exists()
 
 
@@ -273,8 +273,9 @@ def test_an_arm_keeps_what_it_uses_and_drops_what_it_does_not():
             "sdpo_steps", "policy_start", "all_fail"}
     replay = {"beta_replay", "teachers", "replay_dpo_beta"}
     assert kept == {"A0": {"habit", "turns", "held_out", "held_out_split", "held_out_series"}, "A1": FIELDS - sdpo - replay,
-                    "A2": FIELDS - replay, "A3": FIELDS - sdpo, "A4": FIELDS}
+                    "A2": FIELDS - replay, "A2f": FIELDS - replay - {"hints"}, "A3": FIELDS - sdpo, "A4": FIELDS}
     assert (arm_setting("A0", full).steps, arm_setting("A1", full).alpha_sdpo, arm_setting("A2", full).beta_replay) == (0, 0, 0)
+    assert arm_setting("A2f", full) == dataclasses.replace(arm_setting("A2", full), hints="filler")
     with pytest.raises(ValueError, match="there is no arm 'A5'"):
         arm_setting("A5", full)
 
@@ -352,6 +353,19 @@ def test_seeds_that_disagree_forbid_a_verdict_that_pooled_problems_would_give():
     assert row.gain.estimate == pytest.approx(2 / 3 - 14 / 40) and row.gain.sign == 0
 
 
+@pytest.mark.parametrize("ours, control, says", [
+    (30, 10, "A2 passes 50.0 points more than A2f"), (10, 30, "A2 passes 50.0 points fewer than A2f"),
+    (20, 20, "No difference of A2 from A2f, whose hint is a filler, is shown: 0.0 points")])
+def test_the_control_answers_whether_it_is_the_hint(ours, control, says):
+    passing = {"A2": ours, "A2f": control}
+    results = {arm: {s: result(arm, s, [int(i < passing.get(arm, 0)) for i in range(40)]) for s in range(3)} for arm in ARMS}
+    run = room.Ladder("standard", {}, "cpu", 2, tuple(ARMS), (0, 1, 2), results, (), 1.0, 18)
+    said = room.verdicts(run, ladder_rows(run))
+    assert len(said) == len(ARMS) + 1 and says in said[-1]
+    without = dataclasses.replace(run, arms=("A0", "A1", "A2"), results={arm: results[arm] for arm in ("A0", "A1", "A2")})
+    assert room.verdicts(without, ladder_rows(without)) == said[:3]
+
+
 # Page
 
 def whole_ladder():
@@ -367,7 +381,7 @@ def test_the_page_escapes_what_it_shows_and_takes_its_colours_from_css():
     assert "<b>kind" not in page and "&lt;b&gt;kind" in page and page.count("<script") == 1 and "<i>" not in page
     assert not any(light.lower() in page for light, _ in PALETTE.values()) and "var(--fourth)" in page and "never" not in page
     assert ladder_page(run, ladder_rows(run)) == page
-    assert json.loads(json.dumps(ladder_json(run, ladder_rows(run))))["rows"][4]["title"] == "all"
+    assert json.loads(json.dumps(ladder_json(run, ladder_rows(run))))["rows"][-1]["title"] == "all"
 
 
 def test_the_tables_fit_a_terminal():
