@@ -43,16 +43,22 @@ def _working(what: str):
 
 
 def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
-    "Memory, rollouts and costs of a run, for so many processes."
+    "Memory, rollouts and costs of a run, for so many processes, and what it would open. Raises as the run where that cannot be had."
     from composer_replication.recipes.memory_estimate import estimate
-    from composer_replication.report.train import estimate_table
+    from composer_replication.recipes.run import data_counts
+    from composer_replication.report.train import counts_line, estimate_table
     devices = devices or int(os.environ.get("WORLD_SIZE", 1))
     if recipe.config.fsdp and devices == 1 and _is_first():
         warn("the weights are sharded and this plan is for one process; name how many share them with --devices N")
     with _working("planning"):
+        counts = data_counts(recipe)
         needs = estimate(recipe, devices)
-    if _is_first():
-        emit(needs.to_dict()) if as_json else print_tables(estimate_table(needs))
+    if not _is_first():
+        return
+    if as_json:
+        return emit(needs.to_dict() | {"data": counts})
+    print_tables(estimate_table(needs))
+    out.print(counts_line(counts))
 
 
 def _show_result(result, as_json: bool) -> None:
@@ -132,7 +138,7 @@ def _with_queue(recipe, url: str):
 @plainly
 def train(
     config: Annotated[str, typer.Option(autocompletion=offer(recipe_names), help="A recipe: a YAML file, or a shipped one by name, such as `toy`.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the estimate; load no weights.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Open tasks and traces, print the estimate; load no weights.")] = False,
     settings: Annotated[list[str] | None, typer.Option("--set", help="key=value, over the recipe's; any number.")] = None,
     devices: Annotated[int | None, typer.Option(min=1, help="For how many processes to estimate; else as launched.")] = None,
     islands: Annotated[int | None, typer.Option(min=1, help="Start so many islands on this machine: DiLoCo, extra `diloco`.")] = None,

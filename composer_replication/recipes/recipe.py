@@ -105,6 +105,8 @@ class RecipeArguments(SourceArguments):
         if self.train_rows < 1 or self.held_out_rows < 0:
             raise RecipeProblem(f"train_rows={self.train_rows} and held_out_rows={self.held_out_rows:g} will not do; take at "
                                 "least 1 to train on and 0 or more held out.")
+        if not (self.held_out_rows < 1 or float(self.held_out_rows).is_integer()):
+            raise RecipeProblem(f"held_out_rows={self.held_out_rows:g} is no number of tasks; give a whole number, or below 1 a share.")
         if self.model.startswith("random:") and self.tokenizer is None:
             raise RecipeProblem(f"model {self.model!r} comes without a tokenizer; name one with tokenizer.")
 
@@ -283,6 +285,8 @@ def _check(recipe):
         chat_template(a.chat_template)  # read, or refused
     if recipe.model.load_in_4bit or recipe.model.load_in_8bit:
         raise RecipeProblem("load_in_4bit and load_in_8bit are not supported; use dtype: bfloat16 and use_peft: true.")
+    if c.max_steps < 1 and c.max_steps != -1:
+        raise RecipeProblem(f"max_steps={c.max_steps} leaves no step to take; give at least 1, or -1 to count num_train_epochs instead.")
     check_optimizer(c, recipe.model.use_peft)
     if c.use_vllm and (a.task is None or a.model == EMBEDDED or a.model.startswith("random:")):
         raise RecipeProblem("vLLM samples nothing without a task; leave rollout and use_vllm out." if a.task is None else

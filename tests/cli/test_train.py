@@ -66,3 +66,51 @@ def test_mistakes_end_in_one_sentence_and_exit_code_1(arguments, said, capsys, m
         main()
     error = capsys.readouterr().err
     assert ended.value.code == 1 and said in error and error.startswith("error: ") and error.count("\n") == 1
+
+
+def said_by(arguments, capsys, monkeypatch):
+    "Exit code and both streams of `train`, in this process."
+    from composer_replication.cli.app import main
+    monkeypatch.setattr(sys, "argv", ["composer-rl", "train", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize("settings, said", [
+    (["task=deletion", "tasks=nofile.jsonl"], "tasks 'nofile.jsonl' is no file"),
+    (["task=deletion", "tasks=empty.jsonl", "held_out_rows=2"], "empty.jsonl holds no task that can be used: make some with"),
+    (["task=deletion", "tasks=larder", "split=task", "per_device_train_batch_size=32", "gradient_accumulation_steps=4"],
+     "tasks are left to train on, and one generation takes"),
+    (["traces=[nofile.jsonl]"], "traces: 'nofile.jsonl' is no file and no pattern of files"),
+    (["held_out_rows=3.5"], "held_out_rows=3.5"),
+    (["max_steps=-3"], "max_steps=-3"),
+    (["max_steps=0"], "max_steps=0"),
+])
+def test_a_dry_run_refuses_what_the_run_refuses_in_its_words(settings, said, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.jsonl").touch()
+    words = ["--config", "toy", *(word for text in settings for word in ("--set", text))]
+    planned, run = said_by([*words, "--dry-run"], capsys, monkeypatch), said_by(words, capsys, monkeypatch)
+    assert planned[0] == run[0] == 1 and planned[1] == "" and said in planned[2] and planned[2].startswith("error: ")
+    assert planned[2].splitlines()[-1] == run[2].splitlines()[-1]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_counts_what_the_run_would_open(tmp_path, capsys, monkeypatch):
+    from composer_replication.envs.toy.traces import toy_traces
+    monkeypatch.chdir(tmp_path)
+    words = ["--config", "toy", "--dry-run", "--set", "task=deletion", "--set", "tasks=larder", "--set", "split=task", "--set",
+             "held_out_rows=2", "--set", "train_rows=9", "--set", "traces=[embedded]"]
+    code, shown, _ = said_by(words, capsys, monkeypatch)
+    assert code == 0 and f"11 tasks: 9 to train on, 2 held out; {len(toy_traces())} traces" in shown
+    code, shown, _ = said_by([*words, "--json"], capsys, monkeypatch)
+    assert json.loads(shown)["data"] == {"train": 9, "held_out": 2, "traces": len(toy_traces())}
+
+
+def test_a_dry_run_loads_no_writer_of_hints(tmp_path, capsys, monkeypatch):
+    import composer_replication.recipes.sources as sources
+    monkeypatch.setattr(sources, "load_checkpoint", lambda name: pytest.fail("weights"))
+    monkeypatch.chdir(tmp_path)
+    words = ["--config", "toy", "--dry-run", "--set", "hints=[learned]", "--set", "hint_writer=embedded"]
+    assert said_by(words, capsys, monkeypatch)[0] == 0
