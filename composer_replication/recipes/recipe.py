@@ -177,14 +177,20 @@ def shipped_recipes() -> dict[str, Path]:
 def find_recipe(
     name: str | Path,  # a file, or a shipped recipe by its name or an unambiguous beginning
 ) -> Path:
-    "The recipe's file. Raises `RecipeProblem` naming the shipped ones."
+    "The recipe's file. Raises `RecipeProblem` naming the shipped ones that come near."
     if Path(name).is_file():
         return Path(name)
     shipped = shipped_recipes()
     matches = [stem for stem in shipped if stem == str(name)] or [stem for stem in shipped if stem.startswith(str(name))]
-    if len(matches) != 1:
-        raise RecipeProblem(f"there is no recipe {str(name)!r}; name a YAML file, or one of the shipped: {', '.join(shipped)}.")
-    return shipped[matches[0]]
+    if len(matches) == 1:
+        return shipped[matches[0]]
+    if Path(name).is_dir():
+        raise RecipeProblem("this is a folder", "name the YAML file in it", str(name))
+    if Path(name).suffix in (".yaml", ".yml") or len(Path(name).parts) > 1:
+        raise RecipeProblem("there is no such file", "check the path", str(name))
+    if near := matches or difflib.get_close_matches(str(name), shipped, 3):
+        raise RecipeProblem(f"there is no recipe {str(name)!r}; did you mean {' or '.join(near)}? `composer-rl recipes list` shows all.")
+    raise RecipeProblem(f"there is no recipe {str(name)!r}; name a YAML file, or one of the shipped: {', '.join(shipped)}.")
 
 # %% ../../nbs/recipes/00_recipe.ipynb #862b70f6
 def _read(path):

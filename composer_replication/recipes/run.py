@@ -144,7 +144,7 @@ def data_counts(
     tasks, sources = run_data(replace(recipe, arguments=plain))
     return {"train": len(tasks.train) if tasks else 0, "held_out": len(tasks.held_out) if tasks else 0, "traces": len(sources.traces)}
 
-
+# %% ../../nbs/recipes/02_run.ipynb #694752e9
 def make_trainer(
     recipe: Recipe,
     kind: Callable[..., ComposerReplicationTrainer] = ComposerReplicationTrainer,  # what makes it
@@ -246,7 +246,7 @@ def run_recipe(
         trainer.remove_callback(printing)
     trainer.add_callback(_Tell(tell))
     if trainer.is_world_process_zero():
-        record = write_record(recipe, trainer.train_dataset)
+        record = write_record(recipe, trainer.train_dataset, len(trainer.held_out_rows or trainer.eval_dataset or ()))
         for callback in (CardCallback(record), *watch(trainer, record)):
             trainer.add_callback(callback)
     start = last_complete_checkpoint(recipe.config.output_dir) if recipe.arguments.resume else None

@@ -54,7 +54,10 @@ def test_dry_run_prints_the_plan_of_a_model_that_is_not_here(tmp_path):
 
 
 @pytest.mark.parametrize("arguments, said", [
-    (["--config", "nowhere.yaml"], "there is no recipe 'nowhere.yaml'"),
+    (["--config", "nowhere.yaml"], "nowhere.yaml: there is no such file"),
+    (["--config", "tooy"], "there is no recipe 'tooy'; did you mean toy?"),
+    (["--config", "smollm2"], "did you mean smollm2-larder or smollm2-sql?"),
+    (["--config", "/tmp"], "/tmp: this is a folder"),
     (["--config", "toy", "--set", "max_steps"], "no key=value"),
     (["--config", "toy", "--set", "alpha_sdpo=-1"], "alpha_sdpo=-1.0 is out of range"),
     (["--config", "toy", "--set", "wrong=1"], "the key 'wrong' is unknown"),
@@ -114,3 +117,30 @@ def test_a_dry_run_loads_no_writer_of_hints(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["--config", "toy", "--dry-run", "--set", "hints=[learned]", "--set", "hint_writer=embedded"]
     assert said_by(words, capsys, monkeypatch)[0] == 0
+
+
+def test_a_recipe_that_is_not_named_is_told_what_to_type(capsys, monkeypatch):
+    code, _, error = said_by(["toy"], capsys, monkeypatch)
+    assert code == 2 and "composer-rl train --config toy" in " ".join(error.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("settings, command", [
+    (dict(task="toy", model="embedded"), "composer-rl eval out/a --task toy --against embedded"),
+    (dict(task="sql", tasks="easy,medium", model="m"), "composer-rl eval out/a --task sql --tasks easy,medium --against m"),
+    (dict(task="deletion", tasks="my tasks.jsonl", held_out_rows=2, model="m"),
+     "composer-rl eval out/a --task deletion --tasks 'my tasks.jsonl' --held-out --against m"),
+    (dict(task="deletion", tasks="t.jsonl", model="random:c.json"), "composer-rl eval out/a --task deletion --tasks t.jsonl"),
+    (dict(task=None, model="embedded"), "composer-rl export out/a --out out/a-plain"),
+])
+def test_the_next_command(settings, command):
+    from composer_replication.report.train import next_command
+    assert next_command(settings, "out/a") == command
+
+
+def test_the_list_of_recipes_says_what_was_not_run_as_the_recipe_does():
+    from composer_replication.cli.recipes import recipe_row
+    from composer_replication.recipes.recipe import shipped_recipes
+    run = {name: recipe_row(name, path.read_text())["run"] for name, path in shipped_recipes().items()}
+    assert run["smollm2-sql"] == "not run with SmolLM2 beyond 3 warm-up steps of 4 episodes"
+    assert run["qwen3-8b-lora"] == "not run on a GPU"
+    assert [name for name, told in run.items() if told == "yes"] == ["toy-traces", "toy"]
