@@ -29,7 +29,9 @@ def recipe_row(name: str, text: str) -> dict:
     comment = " ".join(line[1:].strip() for line in takewhile(lambda line: line.startswith("#"), text.splitlines()))
     values = yaml.safe_load(text)
     told = re.split(r"\s*(?:composer-rl|accelerate launch) ", comment)[0]
-    return {"name": name, "model": values.get("model"), "task": values.get("task"), "about": told, "not_run": "NOT RUN" in comment}
+    not_run = re.findall(r"NOT RUN\b[^:;.()]*", comment)
+    return {"name": name, "model": values.get("model"), "task": values.get("task"), "about": told, "not_run": bool(not_run),
+            "run": not_run[-1].strip().replace("NOT RUN", "not run") if not_run else "yes"}
 
 # %% ../../nbs/cli/14_recipes.ipynb #bc33a51b
 @recipes_app.command("list")
@@ -44,7 +46,7 @@ def recipes_list(as_json: AsJson = False):
     files = sorted((resources.files("composer_replication") / "data" / "recipes").iterdir(), key=lambda file: file.name)
     rows = [recipe_row(file.name.removesuffix(".yaml"), file.read_text(encoding="utf-8")) for file in files if file.name.endswith(".yaml")]
     show(rows, as_json, dict, {"recipe": lambda row: row["name"], "model": lambda row: row["model"], "task": lambda row: row["task"],
-                               "run": lambda row: "not run" if row["not_run"] else "yes", "about": lambda row: one_line(row["about"], 60)})
+                               "run": lambda row: row["run"], "about": lambda row: one_line(row["about"], 60)})
 
 # %% ../../nbs/cli/14_recipes.ipynb #0f016bee
 @recipes_app.command("show")

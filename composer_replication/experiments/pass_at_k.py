@@ -20,7 +20,7 @@ from ..core.environment import load
 from ..core.errors import InputProblem
 from ..core.files import read_jsonl
 from ..envs.gsm8k.env import gsm8k_rows
-from ..envs.deletion.env import deletion_rows
+from ..envs.deletion.env import deletion_rows, find_tasks
 from ..envs.deletion.task import read_tasks
 from ..envs.sql.tasks import asked_levels, sql_rows
 from ..envs.toy.env import world_rows
@@ -79,6 +79,8 @@ def eval_tasks(
     only: Collection[str] | None = None,  # ids of the tasks to take; None: all
 ) -> EvalTasks:
     "The environment and its tasks. Raises `InputProblem`."
+    if name == "deletion" and file is not None and not Path(file).exists():
+        file = find_tasks(str(file))
     settings = {"tasks": str(file)} if name == "deletion" and file is not None else {}
     if name != "deletion":
         load(name).close()  # an unknown name, before anything is read

@@ -105,6 +105,8 @@ class RecipeArguments(SourceArguments):
         if self.train_rows < 1 or self.held_out_rows < 0:
             raise RecipeProblem(f"train_rows={self.train_rows} and held_out_rows={self.held_out_rows:g} will not do; take at "
                                 "least 1 to train on and 0 or more held out.")
+        if not (self.held_out_rows < 1 or float(self.held_out_rows).is_integer()):
+            raise RecipeProblem(f"held_out_rows={self.held_out_rows:g} is no number of tasks; give a whole number, or below 1 a share.")
         if self.model.startswith("random:") and self.tokenizer is None:
             raise RecipeProblem(f"model {self.model!r} comes without a tokenizer; name one with tokenizer.")
 
@@ -175,14 +177,20 @@ def shipped_recipes() -> dict[str, Path]:
 def find_recipe(
     name: str | Path,  # a file, or a shipped recipe by its name or an unambiguous beginning
 ) -> Path:
-    "The recipe's file. Raises `RecipeProblem` naming the shipped ones."
+    "The recipe's file. Raises `RecipeProblem` naming the shipped ones that come near."
     if Path(name).is_file():
         return Path(name)
     shipped = shipped_recipes()
     matches = [stem for stem in shipped if stem == str(name)] or [stem for stem in shipped if stem.startswith(str(name))]
-    if len(matches) != 1:
-        raise RecipeProblem(f"there is no recipe {str(name)!r}; name a YAML file, or one of the shipped: {', '.join(shipped)}.")
-    return shipped[matches[0]]
+    if len(matches) == 1:
+        return shipped[matches[0]]
+    if Path(name).is_dir():
+        raise RecipeProblem("this is a folder", "name the YAML file in it", str(name))
+    if Path(name).suffix in (".yaml", ".yml") or len(Path(name).parts) > 1:
+        raise RecipeProblem("there is no such file", "check the path", str(name))
+    if near := matches or difflib.get_close_matches(str(name), shipped, 3):
+        raise RecipeProblem(f"there is no recipe {str(name)!r}; did you mean {' or '.join(near)}? `composer-rl recipes list` shows all.")
+    raise RecipeProblem(f"there is no recipe {str(name)!r}; name a YAML file, or one of the shipped: {', '.join(shipped)}.")
 
 # %% ../../nbs/recipes/00_recipe.ipynb #862b70f6
 def _read(path):
@@ -283,6 +291,8 @@ def _check(recipe):
         chat_template(a.chat_template)  # read, or refused
     if recipe.model.load_in_4bit or recipe.model.load_in_8bit:
         raise RecipeProblem("load_in_4bit and load_in_8bit are not supported; use dtype: bfloat16 and use_peft: true.")
+    if c.max_steps < 1 and c.max_steps != -1:
+        raise RecipeProblem(f"max_steps={c.max_steps} leaves no step to take; give at least 1, or -1 to count num_train_epochs instead.")
     check_optimizer(c, recipe.model.use_peft)
     if c.use_vllm and (a.task is None or a.model == EMBEDDED or a.model.startswith("random:")):
         raise RecipeProblem("vLLM samples nothing without a task; leave rollout and use_vllm out." if a.task is None else

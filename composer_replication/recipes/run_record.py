@@ -31,7 +31,7 @@ def run_settings(recipe: Recipe) -> dict[str, Any]:
     arguments, config = dataclasses.asdict(recipe.arguments), recipe.config
     ours = [f.name for f in dataclasses.fields(config) if f.name not in OWN or f.name in recipe.named]
     model = {name: getattr(recipe.model, name) for name in recipe.named if hasattr(recipe.model, name)}
-    values = arguments | {name: getattr(config, name) for name in (*ours, "learning_rate", "max_steps", "seed")} | model
+    values = arguments | {name: getattr(config, name) for name in (*ours, "learning_rate", "max_steps", "output_dir", "seed")} | model
     return {name: "<hidden>" if HIDDEN.search(name) and value else _plain(value) for name, value in sorted(values.items())}
 
 
@@ -42,22 +42,24 @@ def _plain(value):
 def run_record(
     recipe: Recipe,
     trained_on: Sequence[str],  # names of the tasks
+    held_out: int = 0,  # tasks
 ) -> dict[str, Any]:
     "What the run is, plain."
     c = recipe.config
     return {"run": recipe.name, "began": datetime.now(UTC).isoformat(timespec="seconds"), "command": command_line(sys.argv),
             "commit": source_commit(), "settings": run_settings(recipe),
             "seeds": {"seed": c.seed, "data_seed": c.data_seed if c.data_seed is not None else c.seed},
-            "versions": versions(), "hardware": hardware(), "trained_on": list(trained_on)}
+            "versions": versions(), "hardware": hardware(), "trained_on": list(trained_on), "held_out": held_out}
 
 # %% ../../nbs/recipes/12_run_record.ipynb #1a71adf7
 def write_record(
     recipe: Recipe,
     rows: Sequence[Mapping],  # of the data set that is trained on
+    held_out: int = 0,  # tasks
 ) -> dict[str, Any]:  # the record
     "Write `run.json` into the run's folder. A resumed run keeps the record of its beginning under `before`."
     folder = Path(recipe.config.output_dir)
-    record = run_record(recipe, sorted({str(row["task_id"]) for row in rows if "task_id" in row}))
+    record = run_record(recipe, sorted({str(row["task_id"]) for row in rows if "task_id" in row}), held_out)
     earlier = read_record(folder) if recipe.arguments.resume else {}
     if earlier:
         record["before"] = [*earlier.pop("before", []), {name: earlier.get(name) for name in ("began", "command", "commit", "versions")}]

@@ -114,6 +114,8 @@ def recipe_tasks(
     if brought.environment is not None:
         _try_environment(a.task, brought.environment)
     train, held_out = list(brought.rows), brought.held_out
+    if not train:
+        raise RecipeProblem(f"{a.tasks or f'task {a.task!r}'} holds no task that can be used: make some with `composer-rl tasks make`")
     if held_out is None:
         train, held_out = split_rows(train, a.split, a.held_out_rows, seed) if a.held_out_rows else (train, [])
     if len(train) > a.train_rows:

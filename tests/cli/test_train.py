@@ -54,7 +54,10 @@ def test_dry_run_prints_the_plan_of_a_model_that_is_not_here(tmp_path):
 
 
 @pytest.mark.parametrize("arguments, said", [
-    (["--config", "nowhere.yaml"], "there is no recipe 'nowhere.yaml'"),
+    (["--config", "nowhere.yaml"], "nowhere.yaml: there is no such file"),
+    (["--config", "tooy"], "there is no recipe 'tooy'; did you mean toy?"),
+    (["--config", "smollm2"], "did you mean smollm2-larder or smollm2-sql?"),
+    (["--config", "/tmp"], "/tmp: this is a folder"),
     (["--config", "toy", "--set", "max_steps"], "no key=value"),
     (["--config", "toy", "--set", "alpha_sdpo=-1"], "alpha_sdpo=-1.0 is out of range"),
     (["--config", "toy", "--set", "wrong=1"], "the key 'wrong' is unknown"),
@@ -66,3 +69,78 @@ def test_mistakes_end_in_one_sentence_and_exit_code_1(arguments, said, capsys, m
         main()
     error = capsys.readouterr().err
     assert ended.value.code == 1 and said in error and error.startswith("error: ") and error.count("\n") == 1
+
+
+def said_by(arguments, capsys, monkeypatch):
+    "Exit code and both streams of `train`, in this process."
+    from composer_replication.cli.app import main
+    monkeypatch.setattr(sys, "argv", ["composer-rl", "train", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize("settings, said", [
+    (["task=deletion", "tasks=nofile.jsonl"], "tasks 'nofile.jsonl' is no file"),
+    (["task=deletion", "tasks=empty.jsonl", "held_out_rows=2"], "empty.jsonl holds no task that can be used: make some with"),
+    (["task=deletion", "tasks=larder", "split=task", "per_device_train_batch_size=32", "gradient_accumulation_steps=4"],
+     "tasks are left to train on, and one generation takes"),
+    (["traces=[nofile.jsonl]"], "traces: 'nofile.jsonl' is no file and no pattern of files"),
+    (["held_out_rows=3.5"], "held_out_rows=3.5"),
+    (["max_steps=-3"], "max_steps=-3"),
+    (["max_steps=0"], "max_steps=0"),
+])
+def test_a_dry_run_refuses_what_the_run_refuses_in_its_words(settings, said, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.jsonl").touch()
+    words = ["--config", "toy", *(word for text in settings for word in ("--set", text))]
+    planned, run = said_by([*words, "--dry-run"], capsys, monkeypatch), said_by(words, capsys, monkeypatch)
+    assert planned[0] == run[0] == 1 and planned[1] == "" and said in planned[2] and planned[2].startswith("error: ")
+    assert planned[2].splitlines()[-1] == run[2].splitlines()[-1]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_counts_what_the_run_would_open(tmp_path, capsys, monkeypatch):
+    from composer_replication.envs.toy.traces import toy_traces
+    monkeypatch.chdir(tmp_path)
+    words = ["--config", "toy", "--dry-run", "--set", "task=deletion", "--set", "tasks=larder", "--set", "split=task", "--set",
+             "held_out_rows=2", "--set", "train_rows=9", "--set", "traces=[embedded]"]
+    code, shown, _ = said_by(words, capsys, monkeypatch)
+    assert code == 0 and f"11 tasks: 9 to train on, 2 held out; {len(toy_traces())} traces" in shown
+    code, shown, _ = said_by([*words, "--json"], capsys, monkeypatch)
+    assert json.loads(shown)["data"] == {"train": 9, "held_out": 2, "traces": len(toy_traces())}
+
+
+def test_a_dry_run_loads_no_writer_of_hints(tmp_path, capsys, monkeypatch):
+    import composer_replication.recipes.sources as sources
+    monkeypatch.setattr(sources, "load_checkpoint", lambda name: pytest.fail("weights"))
+    monkeypatch.chdir(tmp_path)
+    words = ["--config", "toy", "--dry-run", "--set", "hints=[learned]", "--set", "hint_writer=embedded"]
+    assert said_by(words, capsys, monkeypatch)[0] == 0
+
+
+def test_a_recipe_that_is_not_named_is_told_what_to_type(capsys, monkeypatch):
+    code, _, error = said_by(["toy"], capsys, monkeypatch)
+    assert code == 2 and "composer-rl train --config toy" in " ".join(error.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("settings, command", [
+    (dict(task="toy", model="embedded"), "composer-rl eval out/a --task toy --against embedded"),
+    (dict(task="sql", tasks="easy,medium", model="m"), "composer-rl eval out/a --task sql --tasks easy,medium --against m"),
+    (dict(task="deletion", tasks="my tasks.jsonl", held_out_rows=2, model="m"),
+     "composer-rl eval out/a --task deletion --tasks 'my tasks.jsonl' --held-out --against m"),
+    (dict(task="deletion", tasks="t.jsonl", model="random:c.json"), "composer-rl eval out/a --task deletion --tasks t.jsonl"),
+    (dict(task=None, model="embedded"), "composer-rl export out/a --out out/a-plain"),
+])
+def test_the_next_command(settings, command):
+    from composer_replication.report.train import next_command
+    assert next_command(settings, "out/a") == command
+
+
+def test_the_list_of_recipes_says_what_was_not_run_as_the_recipe_does():
+    from composer_replication.cli.recipes import recipe_row
+    from composer_replication.recipes.recipe import shipped_recipes
+    run = {name: recipe_row(name, path.read_text())["run"] for name, path in shipped_recipes().items()}
+    assert run["smollm2-sql"] == "not run with SmolLM2 beyond 3 warm-up steps of 4 episodes"
+    assert run["qwen3-8b-lora"] == "not run on a GPU"
+    assert [name for name, told in run.items() if told == "yes"] == ["toy-traces", "toy"]

@@ -76,3 +76,10 @@ def test_a_damaged_file(tmp_path, content, sentence):
         read_tasks(path)
     problems = []
     assert read_tasks(path, problems) == [] and len(problems) == 1
+
+
+def test_a_path_as_text(tmp_path):
+    (tmp_path / "tasks.jsonl").write_text("\n")
+    assert read_tasks(str(tmp_path / "tasks.jsonl")) == []
+    with pytest.raises(TaskProblem, match="nofile.jsonl cannot be read"):
+        read_tasks("nofile.jsonl")

@@ -104,3 +104,10 @@ def test_questions_about_databases_are_of_test_schemas_and_of_the_levels_asked_f
     rows = eval_tasks("sql", "medium,easy", 3, 1).rows
     assert [row["task_id"] for row in rows] == [f"sql-test-easy+medium-eval-1-{i}" for i in range(3)]
     assert len(eval_tasks("sql").rows) == 64
+
+
+def test_a_shipped_repository_is_named_as_in_a_recipe():
+    tasks = eval_tasks("deletion", "larder", most=2)
+    assert len(tasks.rows) == 2 and tasks.environment().tools
+    with pytest.raises(ValueError, match="tasks 'lardr' is no file; .* larder"):
+        eval_tasks("deletion", "lardr")

@@ -176,8 +176,10 @@ def test_a_file_that_is_no_recipe(write, text, said):
 
 
 def test_an_absent_file_and_a_bad_override():
-    with pytest.raises(RecipeProblem, match="there is no recipe 'qwen3'; name .* shipped: .*toy"):
+    with pytest.raises(RecipeProblem, match="there is no recipe 'qwen3'; did you mean qwen3-8b-fsdp2 or qwen3-8b-lora"):
         load_recipe("qwen3")  # two of the shipped begin so
+    with pytest.raises(RecipeProblem, match="there is no recipe 'zzz'; name .* shipped: .*toy"):
+        load_recipe("zzz")
     with pytest.raises(RecipeProblem, match=r"--set: max_steps=x will not do"):
         load_recipe("toy", {"max_steps": "x"})
 

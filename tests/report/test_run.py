@@ -103,3 +103,31 @@ def test_a_real_run_writes_its_page_as_it_goes(tmp_path):
     assert "step1-" in last or "step0-" in last  # a rollout of training
     commit = json.loads((tmp_path / "run.json").read_text())["commit"]
     assert "sdpo/sites" in last and (commit or "not in a repository") in last
+
+
+def test_a_sentence_that_names_its_step_does_so_once():
+    warned = {"step": 1, "health/warning": "Step 1: all rewards are equal."}
+    shown = run_page(RECORD, [warned, {"step": 2, "note": "other words"}])
+    assert "<li>Step 1: all rewards are equal.</li>" in shown and "<li>Step 2: other words</li>" in shown
+
+
+def test_a_rollout_is_by_the_model_of_the_recipe(tmp_path):
+    for model, by in (("embedded", "the embedded model"), ("org/some-model", "org/some-model")):
+        record = RECORD | {"settings": RECORD["settings"] | {"model": model}}
+        page = RunPage(record, lambda: [Trace("a", (Turn("user", "x"), Turn("assistant", "y")), model="Qwen3ForCausalLM")])
+        page.on_train_begin(SimpleNamespace(output_dir=tmp_path), state_of(), None)
+        page.on_log(None, state_of(), None, {"loss": 1.0})
+        page.on_train_end(None, state_of(), None)
+        shown = (tmp_path / "index.html").read_text()
+        assert f", by {by}" in shown and "Qwen3ForCausalLM" not in shown
+
+
+def test_held_out_tasks_that_nobody_measured_on_are_told():
+    settings = {"model": "embedded", "task": "deletion", "tasks": "t.jsonl", "held_out_rows": 2, "guard_steps": 10,
+                "output_dir": "out/a"}
+    record = RECORD | {"held_out": 2, "settings": settings}
+    said = "Nothing was measured on the 2 held-out tasks: the run ended before step 10, its guard_steps."
+    shown = run_page(record, HISTORY, status="Step 5 of 5: done.")
+    assert said in shown and "composer-rl eval out/a --task deletion --tasks t.jsonl --held-out --against embedded" in shown
+    assert said not in run_page(record, HISTORY, live=True) and said not in run_page(RECORD, HISTORY)
+    assert said not in run_page(record, [*HISTORY, {"step": 10, "guard/held_out_score": 0.5}])

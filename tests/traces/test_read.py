@@ -214,3 +214,12 @@ def test_sampled_tokens_are_whole_numbers_as_many_as_logprobs(tmp_path):
         path.write_bytes(orjson.dumps({"schema": "composer-trace/1", "trace_id": "t", "format": "composer",
                                        "turns": [{"role": "user", "content": "q"}, turn | wrong]}))
         assert len(list(read_traces(path, on_problem=lambda p: None))) == (not wrong), wrong
+
+
+@pytest.mark.parametrize("text, says", [
+    ("[project]\nname = 1\n", "this is neither JSON nor JSONL"), ("{% x %}\n", "this is neither JSON nor JSONL"),
+    ("[{]\n", "the JSON is broken"), ('{"a": 1,, }\n', "the JSON is broken"), ("[\n1,\n", "the JSON is")])
+def test_what_cannot_begin_json_is_not_called_json(tmp_path, text, says):
+    path = tmp_path / "a.jsonl"
+    path.write_text(text)
+    assert says in str(read(path)[1][0])

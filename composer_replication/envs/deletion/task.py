@@ -337,10 +337,11 @@ def write_tasks(
 
 # %% ../../../nbs/envs/deletion/00_task.ipynb #6f85e83c
 def read_tasks(
-    path: Path,  # JSON lines that `write_tasks` wrote
+    path: str | Path,  # JSON lines that `write_tasks` wrote
     problems: list[str] | None = None,  # receives one sentence for each line that is left out; None: the first one is raised
 ) -> list[FeatureDeletionTask]:
     "The tasks of a file, in order. Raises `TaskProblem` where the file cannot be read."
+    path = Path(path)
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
