@@ -6,7 +6,7 @@
 __all__ = ['ENDINGS', 'WIDTH', 'out', 'err', 'CONTROLS', 'Files', 'AsJson', 'Strict', 'Tools', 'Seed', 'Model', 'ChatTemplate',
            'Host', 'Port', 'Ending', 'console', 'printable', 'say', 'warn', 'fail', 'closed', 'emit', 'until_told',
            'progress', 'working', 'one_line', 'print_tables', 'show', 'sentence', 'plainly', 'offer', 'given',
-           'load_tools', 'stream', 'check_output', 'examples', 'walk', 'command_markdown']
+           'toy_note', 'load_tools', 'stream', 'check_output', 'examples', 'walk', 'command_markdown']
 
 # %% ../../nbs/cli/00_console.ipynb #5d4ee1b8
 import contextlib
@@ -241,6 +241,20 @@ def given(
     return files
 
 # %% ../../nbs/cli/00_console.ipynb #f2501f11
+def toy_note(
+    files: list[Path],  # of `given`
+    model: str | None,  # as named; None: the embedded one
+) -> str | None:  # None where the traces are those that are shipped, or a model is named
+    "A sentence where a user's traces are read by the embedded toy model; it is also a warning."
+    from composer_replication.envs.toy.traces import toy_path
+    from composer_replication.recipes.find_model import EMBEDDED
+    if model not in (None, EMBEDDED) or files == [toy_path()]:
+        return None
+    note = "This is the embedded toy model: its probabilities mean nothing for these traces; pass --model with your own."
+    warn(note)
+    return note
+
+
 def load_tools(path: Path | None) -> tuple[dict, ...]:
     "The tool schemas of a JSON file: a list, or an object of lists by name. Raises `InputProblem`."
     if path is None:

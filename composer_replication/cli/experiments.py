@@ -16,7 +16,8 @@ import typer
 from rich.markup import escape
 
 from .console import (AsJson, ChatTemplate, Ending, Files, Model, Seed, Strict, check_output, emit,
-                                              err, given, offer, out, plainly, print_tables, progress, say, warn, working)
+                                              err, given, offer, out, plainly, print_tables, progress, say, toy_note, warn,
+                                              working)
 from ..core.errors import InputProblem
 from ..core.provenance import hardware, provenance, versions
 
@@ -50,17 +51,19 @@ def _check_loss(files, model: str | None, template: str | None, steps: int, batc
     return replace(run, seconds={"model": loaded - started, "reading": read - loaded, **run.seconds}), tokenizer
 
 
-def _show_check(run, tokenizer, made: dict, output: Path, as_json: bool) -> None:
+def _show_check(run, tokenizer, made: dict, note: str | None, output: Path, as_json: bool) -> None:
     "Write the report; print warnings and the tables, or one JSON line."
     with working("writing the report"):
         from composer_replication.report.compose import compose_page, run_json, shift_table, steps_table, survey_table
         from composer_replication.core.files import write_file
-        report = write_file(output / "report.html", compose_page(run, tokenizer, made))
+        report = write_file(output / "report.html", compose_page(run, tokenizer, made, note))
     for problem in (problem for file in run.survey.files for problem in file.problems):
         warn(problem)
     for trace_id, turn, why in run.excluded:
         if turn < 0:
             warn(f"trace {trace_id} is left out: {why}")
+    if run.limit.left_out:
+        warn(run.limit.left_out)
     if as_json:
         return emit(run_json(run))
     print_tables(survey_table(run), steps_table(run), shift_table(run, tokenizer))
@@ -104,9 +107,9 @@ def compose(
     if divergence is not None and divergence not in known:
         raise InputProblem(f"divergence {divergence!r} is unknown", f"use {', '.join(known)}")
     run, tokenizer = _check_loss(files, model, chat_template, steps, batch_size, seed, strict, alpha_sdpo=alpha_sdpo, beta_replay=beta_replay,
-                                 learning_rate=learning_rate, max_tokens=max_tokens, divergence=divergence)
+                                 learning_rate=learning_rate, max_tokens=max_tokens, limit_name="--max-tokens", divergence=divergence)
     made = provenance(files, model=model or EMBEDDED, seed=seed, versions=versions(), hardware=hardware())
-    _show_check(run, tokenizer, made, output, as_json)
+    _show_check(run, tokenizer, made, toy_note(files, model), output, as_json)
 
 # %% ../../nbs/cli/08_experiments.ipynb #dc257b9e
 def ladder_names(kind: str) -> list[str]:

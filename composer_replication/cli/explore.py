@@ -14,34 +14,52 @@ import typer
 from rich.markup import escape
 
 from .console import (AsJson, ChatTemplate, Files, Model, Seed, Strict, Tools, check_output, emit, given, out, plainly,
-                                              progress, stream, warn)
+                                              progress, stream, toy_note, warn)
 from ..core.provenance import hardware, provenance, versions
 
 # %% ../../nbs/cli/17_explore.ipynb #5ba75ab7
-def _drawn(files: list[Path], strict: bool, tools: Path | None, most: int, seed: int) -> tuple:
-    "So many traces with errors, drawn at random, in the order of their files; how many there are; the hint layers."
+def _drawn(files: list[Path], strict: bool, tools: Path | None, most: int, seed: int, tokenizer, limit) -> tuple:
+    "So many traces with errors within the limit, drawn at random, in the order of their files; how many have errors; the hint layers."
     from composer_replication.experiments.loss_check import Reservoir
     from composer_replication.hints.layers import default_composite
     from composer_replication.traces.error_sites import find_error_sites
     from composer_replication.traces.siblings import SiblingIndex
+    from composer_replication.tree.template import probe_template
     siblings = SiblingIndex(trace for _, trace in stream(files, strict, tools))
-    drawn = Reservoir(most, random.Random(seed))
+    drawn, there, form = Reservoir(most, random.Random(seed)), 0, probe_template(tokenizer)
     for number, (_, trace) in enumerate(stream(files, strict, tools, on_problem=lambda problem: None)):
-        if find_error_sites(trace):
-            drawn.offer((number, trace))
-    return [trace for _, trace in sorted(drawn.items, key=lambda item: item[0])], drawn.seen, default_composite(siblings=siblings)
+        if turns := {site.turn for site in find_error_sites(trace)}:
+            there += 1
+            if _any_fits(trace, turns, form, limit):
+                drawn.offer((number, trace))
+    limit.check()
+    return [trace for _, trace in sorted(drawn.items, key=lambda item: item[0])], there, default_composite(siblings=siblings)
+
+
+def _any_fits(trace, turns, form, limit) -> bool:
+    "Whether one of the error turns ends within the limit; all are counted."
+    from composer_replication.tree.build import turn_ends
+    from composer_replication.tree.chat import TemplateProblem
+    from composer_replication.tree.text import AlignmentError
+    try:
+        ends = turn_ends(trace, form)
+    except (AlignmentError, TemplateProblem) as problem:
+        warn(f"trace {trace.trace_id} is left out: {problem}")
+        return False
+    return any([limit.fits(ends[turn]) for turn in turns])
 
 # %% ../../nbs/cli/17_explore.ipynb #613293d2
 def _read(files: list[Path], model: str, template: str | None, most: int, max_tokens: int, seed: int, strict: bool, tools: Path | None) -> tuple[dict, int]:
     "The data of the page, and how many traces hold errors; with progress."
     with progress() as bar:
-        task = bar.add_task("reading traces")
-        traces, there, hints = _drawn(files, strict, tools, most, seed)
-        bar.update(task, description="loading the model")
+        task = bar.add_task("loading the model")
         from composer_replication.recipes.checkpoint import load_checkpoint
         from composer_replication.recipes.models import chat_template
         from composer_replication.report.explorer import explorer_data, hinted_traces
-        checkpoint = load_checkpoint(model, None if template is None else chat_template(template))
+        from composer_replication.tree.build import LengthLimit
+        checkpoint, limit = load_checkpoint(model, None if template is None else chat_template(template)), LengthLimit(max_tokens, "--max-tokens")
+        bar.update(task, description="reading traces")
+        traces, there, hints = _drawn(files, strict, tools, most, seed, checkpoint.tokenizer, limit)
 
         def each():
             for number, trace in enumerate(traces, 1):
@@ -49,7 +67,10 @@ def _read(files: list[Path], model: str, template: str | None, most: int, max_to
                 yield trace
         read = hinted_traces(checkpoint.model, checkpoint.tokenizer, each(), hints, max_tokens,
                              lambda trace, problem: warn(f"trace {trace.trace_id} is left out: {problem}"))
-        return explorer_data(read, hints), there
+        data = explorer_data(read, hints)
+    if limit.left_out:
+        warn(limit.left_out)
+    return data, there
 
 # %% ../../nbs/cli/17_explore.ipynb #f31372e4
 @plainly
@@ -83,7 +104,7 @@ def explore(
     data, there = _read(files, model or EMBEDDED, chat_template, traces, max_tokens, seed, strict, tools)
     from composer_replication.report.explorer import explorer_page
     made = provenance(files, model=model or EMBEDDED, seed=seed, versions=versions(), hardware=hardware())
-    page = write_file(output, explorer_page(data, made))
+    page = write_file(output, explorer_page(data, made, toy_note(files, model)))
     shown = {"traces": len(data["traces"]), "of": there, "error_turns": sum(len(trace["sites"]) for trace in data["traces"])}
     if as_json:
         return emit({"page": str(page), **shown})

@@ -20,7 +20,7 @@ from rich.markup import escape
 
 from .console import (ENDINGS, AsJson, ChatTemplate, Files, Model, Seed, Strict, Tools, check_output,
                                               emit, given, one_line, out, plainly, print_tables, progress, show, stream,
-                                              working)
+                                              warn, working)
 from .traces import Detectors, site_row
 from ..core.errors import InputProblem
 from ..core.provenance import hardware, provenance, versions
@@ -79,11 +79,13 @@ def hints_list(files: Files = None, as_json: AsJson = False, strict: Strict = Fa
         out.print("Look at them on a page: composer-rl explore, with the same files")
 
 # %% ../../nbs/cli/06_hints.ipynb #7d6d927d
-def _cases(files: list[Path], strict: bool, tools: Path | None, sites: int | None, seed: int, left_out: Counter) -> list:
-    "The error turns to score: all, or so many drawn at random."
-    from composer_replication.experiments.hint_score import repairs
+def _cases(files: list[Path], strict: bool, tools: Path | None, settings: dict, tokenizer, left_out: Counter) -> list:
+    "The error turns to score, of those within the limit of length: all, or so many drawn at random."
+    from composer_replication.experiments.hint_score import repairs, within_limit
     from composer_replication.hints.layers import default_composite
     from composer_replication.traces.siblings import SiblingIndex
+    from composer_replication.tree.build import LengthLimit
+    limit = LengthLimit(settings["max_tokens"], "--max-tokens", "error turns with a hint and a next action that worked")
     with working("reading traces, making hints"):
         siblings = SiblingIndex(trace for _, trace in stream(files, strict, tools))
         again = (trace for _, trace in stream(files, strict, tools, on_problem=lambda problem: None))
@@ -91,10 +93,27 @@ def _cases(files: list[Path], strict: bool, tools: Path | None, sites: int | Non
     if not cases:
         raise InputProblem("no error turn has a hint and a next action that worked, so that there is nothing to score",
                            "name traces in which the agent recovered from an error")
+    with working("measuring traces"):
+        cases = within_limit(cases, tokenizer, limit, left_out)
+    limit.check()
+    if limit.left_out:
+        warn(limit.left_out)
+    return _draw(cases, settings["sites"], settings["seed"], left_out)
+
+
+def _draw(cases: list, sites: int | None, seed: int, left_out: Counter) -> list:
+    "All of them, or so many."
+    if not cases:
+        raise _nothing(left_out)
     if sites is None or sites >= len(cases):
         return cases
     left_out["not drawn"] += len(cases) - sites
     return [cases[i] for i in sorted(random.Random(f"{seed}/sites").sample(range(len(cases)), sites))]
+
+
+def _nothing(left_out: Counter) -> InputProblem:
+    return InputProblem(f"none of the error turns could be scored ({'; '.join(why for why, count in left_out.items() if count)})",
+                        "name other traces")
 
 # %% ../../nbs/cli/06_hints.ipynb #c8be0301
 def _template(models: Iterable[str], chat_template: str | None) -> str | None:
@@ -186,6 +205,8 @@ def _show_scores(scores: list, left_out: Counter, settings: dict, made: dict, ou
     "Write the report; print the tables, or one JSON line."
     from composer_replication.core.files import write_file
     from composer_replication.report.hint_scores import hint_scores_page, score_json, score_tables
+    if not scores:
+        raise _nothing(left_out)
     report = write_file(output / "report.html", hint_scores_page(scores, left_out, settings, made))
     if as_json:
         return emit(score_json(scores, left_out, settings))
@@ -223,10 +244,9 @@ def hints_score(
     files, left_out = given(files, twice=True), Counter()
     check_output(output, file=False)
     settings = {"model": model or "embedded", "files": [file.name for file in files], "sites": sites, "max_tokens": max_tokens, "seed": seed}
-    cases = _cases(files, strict, tools, sites, seed, left_out)
-    settings["digest"] = _digest(cases, template)
     checkpoint = _load(model or EMBEDDED, template)
-    settings["weights"] = _weights(checkpoint)
+    cases = _cases(files, strict, tools, settings, checkpoint.tokenizer, left_out)
+    settings |= {"digest": _digest(cases, template), "weights": _weights(checkpoint)}
     scores = _scores(checkpoint, cases, output, settings, left_out)
     _show_scores(scores, left_out, settings, _made(files, settings), output, as_json)
 
@@ -253,8 +273,7 @@ def _show_written(sites: list, left_out: Counter, settings: dict, made: dict, ou
     from composer_replication.core.files import write_file
     from composer_replication.report.written_hints import written_json, written_page, written_table
     if not sites:
-        raise InputProblem(f"none of the error turns could be scored ({'; '.join(why for why, count in left_out.items() if count)})",
-                           "raise --max-tokens, or name other traces")
+        raise _nothing(left_out)
     report = write_file(output / "report.html", written_page(sites, left_out, settings, made))
     if as_json:
         return emit(written_json(sites, left_out, settings))
@@ -297,9 +316,9 @@ def hints_write(
     check_output(output, file=False)
     settings = {"model": model, "writer": writer, "files": [file.name for file in files], "n": n, "sites": sites,
                 "max_tokens": max_tokens, "seed": seed}
-    cases = _cases(files, strict, tools, sites, seed, left_out)
     checkpoint = _load(model, template)
     author = _load(writer, None) if writer else checkpoint
+    cases = _cases(files, strict, tools, settings, checkpoint.tokenizer, left_out)
     settings |= {"digest": _digest(cases, template), "weights": _weights(checkpoint, author)}
     _show_written(_written(checkpoint, author, cases, output, settings, left_out), left_out, settings, _made(files, settings), output, as_json)
 

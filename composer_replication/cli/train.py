@@ -90,6 +90,8 @@ def _run(recipe, as_json: bool, island: int | None, queue: str | None):
     def watch(trainer, record):
         starting.close()
         pages.append(RunPage(record, lambda: latest_traces(trainer), trainer.hint_source))
+        if trainer.setup.left_out:
+            warn(trainer.setup.left_out)
         say(f"The page of this run: {Path(recipe.config.output_dir) / 'index.html'}")
         if island is not None:
             from composer_replication.scale.islands import Island, Islands

@@ -26,7 +26,9 @@ from ..core.errors import InputProblem
 from ..core.trace import Trace, TraceProblem
 from ..traces.siblings import SiblingIndex
 from ..traces.error_sites import find_error_sites
-from ..tree.build import Tree
+from ..tree.build import LengthLimit, Tree, turn_ends
+from ..tree.chat import TemplateProblem
+from ..tree.text import AlignmentError
 
 # %% ../../nbs/experiments/01_loss_check.ipynb #c61c66fc
 class Reservoir:
@@ -148,6 +150,7 @@ class ComposeRun:
     shifts_after: tuple[TokenShift, ...]  # the same tokens after the last step
     excluded: tuple[tuple[str, int, str], ...]  # (trace_id, turn, why) of turns that could not be aligned
     seconds: dict[str, float]  # wall-clock by stage
+    limit: LengthLimit  # with the hinted error turns of the traces drawn, counted
 
 # %% ../../nbs/experiments/01_loss_check.ipynb #5b770d79
 SHOWN_BATCHES = 4  # what the hint moves is measured on so many batches with error sites
@@ -170,15 +173,36 @@ def check_vocabulary(model, batches) -> None:
         raise ValueError(f"token {top} is none of the model's {rows}; use the tokenizer that the model was trained with")
 
 # %% ../../nbs/experiments/01_loss_check.ipynb #5e95f84a
-def _examples(survey, hints, collate):
-    "The traces that can be trees, with error sites and without. Raises `InputProblem` where there is none."
-    failing, clean = (tuple(example for t in traces if collate.tree(example := make_example(t, hints, survey.siblings)))
-                      for traces in (survey.with_sites, survey.without_sites))
+def _count_turns(examples, collate, limit):
+    "Count the hinted error turns of the traces that can be trees."
+    for example in examples:
+        try:
+            ends = turn_ends(example.trace, collate.chat, collate.config.strip_thinking)
+        except (AlignmentError, TemplateProblem):
+            continue
+        for turn in example.turns:
+            limit.fits(ends[turn.turn])
+
+
+def _examples(survey, hints, collate, limit_name, needed):
+    "The traces that can be trees, with error sites and without; the limit. Raises `InputProblem` where none, or no needed error turn, is left."
+    limit = LengthLimit(collate.config.max_tokens, limit_name, f"error turns of the {len(survey.with_sites)} traces drawn")
+    made = [[make_example(t, hints, survey.siblings) for t in traces] for traces in (survey.with_sites, survey.without_sites)]
+    _count_turns(made[0], collate, limit)
+    if needed:
+        limit.check()
+    failing, clean = (tuple(example for example in examples if collate.tree(example)) for examples in made)
     if not failing and not clean:
         raise InputProblem(f"no trace could become a tree, the first because {collate.excluded[0][2]}")
-    return failing, clean
+    return failing, clean, limit
 
 # %% ../../nbs/experiments/01_loss_check.ipynb #eb0652a0
+def _packed(model, collate, chosen):
+    "A batch for every step, on the model's device, with the reference of the preference loss."
+    check_vocabulary(model, packed := [collate(examples) for examples in chosen])
+    return [reference_logps(model, batch.to(model.device)) for batch in packed]
+
+
 def _take_steps(model, chosen, batches, weights, learning_rate, on_step):
     "One optimizer step a batch, and what it measured."
     optimizer, records = torch.optim.AdamW(model.parameters(), lr=learning_rate), []
@@ -216,22 +240,22 @@ def compose_run(
     llm_complete: Callable[[str], str] | None = None,  # a judge for the third hint layer
     seed: int = 0,
     strict: bool = False,  # stop at a trace that cannot be a tree instead of leaving it out
+    limit_name: str = "max_tokens",  # what messages call the limit of length
     on_step: Callable[[StepRecord], None] = lambda record: None,  # told of every step, for progress
 ) -> ComposeRun:
     """Take `steps` optimizer steps of the three-channel loss on the survey's traces.
 
-    Raises `TemplateProblem` where the chat template cannot carry traces, and `InputProblem` where no trace is a tree."""
+    Raises `TemplateProblem` where the chat template cannot carry traces, and `InputProblem` where no trace, or no error turn, is left."""
     torch.manual_seed(seed)
     times = [time.perf_counter()]
     hints = default_composite(llm_complete=llm_complete, enable_raw_error=llm_complete is None, siblings=survey.siblings)
     config, weights = CollatorConfig(max_tokens=max_tokens, strict=strict), _weights(alpha_sdpo, beta_replay, divergence)
     fits, collate = ComposerDataCollator(tokenizer, config), ComposerDataCollator(tokenizer, config)  # the first keeps why not
-    failing, clean = _examples(survey, hints, fits)
+    failing, clean, limit = _examples(survey, hints, fits, limit_name, alpha_sdpo > 0)
     times.append(time.perf_counter())
     chosen = list(alternating(failing, clean, steps, batch_size))
-    check_vocabulary(model, packed := [collate(examples) for examples in chosen])
     model.eval()  # the three channels compare distributions: dropout would move them by chance
-    batches = [reference_logps(model, batch.to(model.device)) for batch in packed]
+    batches = _packed(model, collate, chosen)
     shown = [batch for batch in batches if batch.sites][:SHOWN_BATCHES]
     before = _shifts(model, shown)
     times.append(time.perf_counter())
@@ -241,4 +265,4 @@ def compose_run(
                 "seed": seed, "parameters": sum(p.numel() for p in model.parameters()), "device": str(model.device)}
     seconds = {stage: end - begin for stage, begin, end in zip(("hints", "trees", "steps"), times, times[1:])}
     return ComposeRun(settings, survey, failing, records, tuple(t for b in shown for t in b.trees), before, _shifts(model, shown),
-                      tuple(fits.excluded), seconds)
+                      tuple(fits.excluded), seconds, limit)

@@ -80,6 +80,12 @@ def rollout_pairs(
     return pairs if makers else None
 
 
+def _check_pairs(recipe, sources, recorded):
+    if recipe.config.beta_replay and not recorded and not sources.of_rollouts:
+        raise RecipeProblem(f"beta_replay={recipe.config.beta_replay} and there are no pairs: replay_pairs ({', '.join(recipe.arguments.replay_pairs)}) "
+                            f"finds none in the {len(sources.traces)} recorded traces; set replay_pairs to a file with pairs, or beta_replay to 0.")
+
+
 def _check_vocabulary(recipe, tokenizer):
     entries = model_shape(recipe.arguments.model)[0].get_text_config().vocab_size
     if len(tokenizer) > entries:
@@ -157,6 +163,7 @@ def make_trainer(
     _check_vocabulary(recipe, tokenizer)
     channels = dict(hint_source=sources.hints, pair_source=rollout_pairs(sources.of_rollouts))
     recorded = tuple(e for e in (*sources.traces, *sources.pairs) if e.pairs)
+    _check_pairs(recipe, sources, recorded)
     prepare(config, tokenizer, brought.environment is not None, replay_examples=recorded, **channels)
     if tasks:
         keep_split(config.output_dir, tasks, {"task": a.task, "tasks": a.tasks, "split": a.split, "seed": config.seed})

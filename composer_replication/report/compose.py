@@ -142,6 +142,7 @@ def compose_page(
     run: ComposeRun,
     tokenizer,
     made: Mapping | None = None,  # as `report.html.page`
+    note: str | None = None,  # a sentence above everything else, such as on the model
 ) -> str:
     "The whole report as one HTML document."
     views, layers = site_views(run, tokenizer), Counter(t.layer for e in run.examples for t in e.turns)
@@ -150,7 +151,7 @@ def compose_page(
     steps = table(["step", "policy stand-in", "SDPO", "replay DPO (ours)", "total", "sites", "SDPO tokens", "pairs", "gradient norm", "seconds"],
                   [[s.step, *_values(s), s.total, s.sites, s.sdpo_tokens, s.pairs, s.grad_norm, s.seconds] for s in run.steps])
     return page("composer-rl compose", render(
-        "compose", files=files, layers=", ".join(f"{k} {n}" for k, n in layers.most_common()), excluded=run.excluded,
+        "compose", note=note, limit=run.limit.left_out, files=files, layers=", ".join(f"{k} {n}" for k, n in layers.most_common()), excluded=run.excluded,
         curves=steps_figure(run), steps=steps, shifts=shift_figure(run, tokenizer) if views else "", sites=site_picker(views) if views else "",
         settings=[(key, str(value)) for key, value in run.settings.items()], seconds=run.seconds.items()),
                 made=made)

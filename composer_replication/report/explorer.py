@@ -172,20 +172,21 @@ def explorer_data(
     return {"layers": [*(layer.name for layer in hints.layers), CONTROL], "traces": traces, "start": max(moved, key=moved.get)}
 
 # %% ../../nbs/report/17_explorer.ipynb #00826661
-def _body(data: Mapping) -> tuple[Html, Html]:
+def _body(data: Mapping, note: str | None = None) -> tuple[Html, Html]:
     "The page's body, and its script."
     text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")  # no tag can begin in it
     script = asset("explorer.js")
     kinds = Counter(site["kind"] for trace in data["traces"] for site in trace["sites"])
-    return render("explorer", data=Html(text), script=script, kinds=kinds.most_common(), traces=len(data["traces"])), script
+    return render("explorer", data=Html(text), script=script, kinds=kinds.most_common(), traces=len(data["traces"]), note=note), script
 
 
 def explorer_page(
     data: Mapping,  # of `explorer_data`
     made: Mapping | None = None,  # as `report.html.page`
+    note: str | None = None,  # a sentence above everything else, such as on the model
 ) -> str:
     "The whole HTML document."
-    body, script = _body(data)
+    body, script = _body(data, note)
     policy = render("csp", digest=Html(b64encode(sha256(script.encode()).digest()).decode()))
     return page("Error sites: pick a turn and a hint", body, policy, made)
 

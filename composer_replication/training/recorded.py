@@ -14,7 +14,7 @@ from ..core.errors import InputProblem
 from ..hints.layers import HintSource
 from ..losses.batch import TraceExample
 from .config import ComposerReplicationConfig
-from ..tree.build import Tree
+from ..tree.build import LengthLimit, Tree, turn_ends
 from ..tree.chat import ChatFormat, TemplateProblem
 from ..tree.example import example_tree, target_hints, target_turns
 from ..tree.text import AlignmentError
@@ -38,6 +38,20 @@ def recorded_tree(
     why = tree.refused[0].reason if tree.refused else "it has no error turn and no pair"
     return (tree, "") if tree.branches else (None, why)
 
+# %% ../../nbs/training/17_recorded.ipynb #cc8b07fc
+def _count_turns(limit, example, tree, chat, config, hinted):
+    "Count the turns that are to be learnt from, for the limit; a tree that refused none is not measured again."
+    if tree and not tree.refused:
+        limit.within += len({branch.turn for branch in tree.branches})
+        return
+    try:
+        ends = turn_ends(example.trace, chat, config.strip_thinking)
+    except (AlignmentError, TemplateProblem):
+        return
+    turns = set(target_turns(example.trace, config.target_turns, config.seed)) if hinted else set()
+    for turn in turns | {pair.turn for pair in example.pairs if config.beta_replay}:
+        limit.fits(ends[turn])
+
 
 def learnable_trees(
     traces: Sequence[TraceExample],  # hinted at their error turns
@@ -46,12 +60,16 @@ def learnable_trees(
     config: ComposerReplicationConfig,
     source: HintSource | None,
     max_tokens: int | None = None,
-) -> tuple[tuple[Tree, ...], tuple[tuple[str, str], ...]]:  # trees, and (trace_id, why) of traces without one
+) -> tuple[tuple[Tree, ...], tuple[tuple[str, str], ...], str | None]:  # trees; (trace_id, why) of traces without one; a sentence on turns cut off
     "All recorded trees. Raises `InputProblem` where there is none, or none for the pairs."
     asked = [(e, source if config.alpha_sdpo else None) for e in traces]
     asked += [(e, None) for e in replay_examples if config.beta_replay]
     made = [(e, *recorded_tree(e, chat, config, source, max_tokens)) for e, source in asked]
     trees, left = tuple(tree for _, tree, _ in made if tree), tuple((e.trace.trace_id, why) for e, tree, why in made if not tree)
+    limit = LengthLimit(max_tokens, "max_trace_tokens", "turns with a hint or a pair")
+    for (example, hinted), (_, tree, _) in zip(asked, made):
+        _count_turns(limit, example, tree, chat, config, hinted)
+    limit.check()
     if made and not trees:
         raise InputProblem(f"none of the {len(made)} recorded traces has anything to learn from (the first: {left[0][1].rstrip('.')})",
                            "name traces with error turns or pairs")
@@ -59,7 +77,7 @@ def learnable_trees(
     if wanted and not any(b.kind == "chosen" for tree in trees for b in tree.branches):
         raise InputProblem(f"none of the {wanted} recorded pairs can be learnt from", "look at them with `composer-rl traces`, or set "
                            "beta_replay to 0")
-    return trees, left
+    return trees, left, limit.left_out
 
 # %% ../../nbs/training/17_recorded.ipynb #d12b2ac2
 def no_reward(completions, **kwargs) -> list[float]:

@@ -173,6 +173,7 @@ class Setup:
     chat: ChatFormat | None  # None where neither a channel nor our rollout loop needs one
     recorded: tuple[Tree, ...] = ()  # recorded traces with hinted turns or preference pairs
     excluded: tuple[tuple[str, str], ...] = ()  # (trace_id, reason) of recorded traces with neither
+    left_out: str | None = None  # a sentence on turns beyond the limit of length
 
 # %% ../../nbs/training/08_setup.ipynb #7ab1c0e7
 def prepare(
@@ -202,7 +203,7 @@ def prepare(
     if environment and chat is not None and not _carries_tools(chat):
         raise TemplateProblem("the chat template carries no tools, calls and results; take a tokenizer whose template does, "
                               "or train without an environment.")
-    recorded = learnable_trees(traces, replay_examples, chat, config, hint_source, max_trace_tokens) if config.channels else ((), ())
+    recorded = learnable_trees(traces, replay_examples, chat, config, hint_source, max_trace_tokens) if config.channels else ()
     return Setup(tokenizer, chat, *recorded)
 
 # %% ../../nbs/training/08_setup.ipynb #7ab1c0e8

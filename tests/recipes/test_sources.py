@@ -1,6 +1,7 @@
 """Recorded traces, pairs and hints by a recipe: offline steps against the harness, resuming, the command, refusals."""
 import json
 import os
+import re
 import shutil
 
 import pytest
@@ -122,7 +123,8 @@ def test_traces_of_held_out_tasks_are_left_out(tmp_path):
     (dict(hints=["no_such_module:Layer"]), "'no_such_module' ended with ModuleNotFoundError"),
     (dict(hints=["judge"], hint_judge="gpt-x"), "OPENROUTER_API_KEY"),
     (dict(kl_coef=0.1), "kl_coef=0.1 measures rollouts, and recorded traces alone bring none; set it to 0"),
-    (dict(max_trace_tokens=4), "none of the .* recorded traces has anything to learn from .*raise max_tokens"),
+    (dict(max_trace_tokens=4), r"^all \d+ turns with a hint or a pair end beyond max_trace_tokens 4, the earliest at (\d+) "
+                               r"tokens; raise max_trace_tokens to \1 or more\.$"),
 ])
 def test_what_cannot_be_learnt_from_is_one_sentence(tmp_path, monkeypatch, changes, said):
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
@@ -133,10 +135,22 @@ def test_what_cannot_be_learnt_from_is_one_sentence(tmp_path, monkeypatch, chang
 
 def test_traces_without_pairs_are_refused_where_pairs_are_wanted(tmp_path):
     write_traces(toy_traces()[:1], tmp_path / "one.jsonl")
-    with pytest.raises(ValueError, match="beta_replay=0.5 and there are no pairs"):
+    with pytest.raises(RecipeProblem, match="beta_replay=0.5 and there are no pairs.* beta_replay to 0") as caught:
         make_trainer(load_recipe(write(tmp_path, traces=str(tmp_path / "one.jsonl"))))
+    assert "replay_examples" not in str(caught.value) and "pair_source" not in str(caught.value)
     with pytest.raises(RecipeProblem, match="has a sibling that did better"):
         make_trainer(load_recipe(write(tmp_path, replay_pairs=str(tmp_path / "one.jsonl"))))
+
+
+def test_turns_beyond_the_limit_are_counted_where_others_remain(tmp_path):
+    whole = make_trainer(load_recipe(write(tmp_path, beta_replay=0, replay_pairs=None)))
+    assert whole.setup.left_out is None
+    ends = sorted(tree.span(branch.turn).end for tree in whole.setup.recorded for branch in tree.branches)
+    middle = ends[len(ends) // 2]
+    short = make_trainer(load_recipe(write(tmp_path, beta_replay=0, replay_pairs=None, max_trace_tokens=middle)))
+    assert sum(len(tree.branches) for tree in short.setup.recorded) == sum(end <= middle for end in ends)
+    assert re.match(rf"\d+ of \d+ turns with a hint or a pair end beyond max_trace_tokens {middle} and are left out; "
+                    rf"max_trace_tokens {ends[-1]} takes them all", short.setup.left_out)
 
 
 def test_an_offline_loss_that_is_not_finite_names_its_traces(tmp_path):
