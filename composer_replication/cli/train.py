@@ -43,7 +43,7 @@ def _working(what: str):
 
 
 def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
-    "Memory, rollouts and costs of a run, for so many processes, and what it would open. Raises as the run where that cannot be had."
+    "Memory, rollouts and costs of a run, for so many processes; then what it would open. Raises as the run where that cannot be had."
     from composer_replication.recipes.memory_estimate import estimate
     from composer_replication.recipes.run import data_counts
     from composer_replication.report.train import counts_line, estimate_table
@@ -51,14 +51,15 @@ def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
     if recipe.config.fsdp and devices == 1 and _is_first():
         warn("the weights are sharded and this plan is for one process; name how many share them with --devices N")
     with _working("planning"):
-        counts = data_counts(recipe)
         needs = estimate(recipe, devices)
-    if not _is_first():
-        return
-    if as_json:
-        return emit(needs.to_dict() | {"data": counts})
-    print_tables(estimate_table(needs))
-    out.print(counts_line(counts))
+    if _is_first() and not as_json:
+        print_tables(estimate_table(needs))
+    with _working("opening tasks and traces"):
+        counts = data_counts(recipe)
+    if _is_first() and as_json:
+        emit(needs.to_dict() | {"data": counts})
+    elif _is_first():
+        out.print(counts_line(counts))
 
 
 def _show_result(result, recipe, as_json: bool) -> None:
