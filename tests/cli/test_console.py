@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from composer_replication.cli.app import app, commands_markdown
 from composer_replication.cli.console import ENDINGS, Ending, examples, stream, walk
+from composer_replication.experiments.ladder import ARMS
 
 COMMAND = Path(sys.executable).with_name("composer-rl")
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in FORCED} | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -285,7 +286,7 @@ def test_names_are_completed(tmp_path):
     (tmp_path / "mine.yaml").touch()
     shipped = {path.stem for path in (SHIPPED_TASKS.parents[1] / "recipes").glob("*.yaml")}
     assert "toy" in shipped and set(completed("composer-rl train --config ", tmp_path)) == shipped | {"mine.yaml"}
-    assert completed("composer-rl ladder --arms A1,A", tmp_path) == [f"A1,A{i}" for i in range(5)]
+    assert completed("composer-rl ladder --arms A1,A", tmp_path) == [f"A1,{arm}" for arm in ARMS]
     assert completed("composer-rl ladder --preset ", tmp_path) == ["quick", "standard", "full"]
     assert completed("composer-rl replay --gate s", tmp_path) == ["sure"]
 

@@ -231,7 +231,7 @@ def test_imitation_learns_from_episodes_that_all_passed_and_the_policy_objective
 @pytest.mark.parametrize("values, name", [
     (dict(habit="teams", beta_replay=0.1, teachers="poor"), "teachers"),
     (dict(habit="teams", beta_replay=0.1, teachers="fair"), "teachers"), (dict(beta_replay=0.1, teachers="recovery"), "teachers"),
-    (dict(habit="teams", alpha_sdpo=0.1), "hints"), (dict(alpha_sdpo=0.1, hints="filler"), "hints")])
+    (dict(habit="teams", alpha_sdpo=0.1), "hints"), (dict(alpha_sdpo=0.1, hints="shuffled"), "hints")])
 def test_what_belongs_to_another_world_is_refused_where_it_is_used(values, name):
     with pytest.raises(InputProblem, match=f"{name}='.*' does not belong to the world of habit="):
         Setting(**values)

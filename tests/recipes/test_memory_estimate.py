@@ -7,6 +7,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM
 
+from composer_replication.core.errors import InputProblem
 from composer_replication.recipes.memory_estimate import SHAPES, estimate, model_shape
 from composer_replication.recipes.recipe import load_recipe
 
@@ -78,10 +79,12 @@ def test_a_plan_for_fewer_devices_needs_more_of_each():
     assert peaks == sorted(peaks, reverse=True) and peaks[2] < 141e9 < peaks[0] + 0.5 * peaks[0]
 
 
-def test_a_sharded_recipe_planned_without_a_number_of_devices_says_so(capsys):
+def test_a_sharded_recipe_planned_without_a_number_of_devices_says_so(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("COMPOSER_DATA", str(tmp_path))
     from composer_replication.cli.train import _show_plan
     recipe = load_recipe("qwen3-8b-fsdp2", estimating=True)
-    _show_plan(recipe, None, as_json=True)
-    assert "--devices" in capsys.readouterr().err
-    _show_plan(recipe, 8, as_json=True)
-    assert capsys.readouterr().err == ""
+    for devices, said in ((None, True), (8, False)):
+        with pytest.raises(InputProblem, match="gsm8k_train"):  # which is not here, and was looked for after the plan
+            _show_plan(recipe, devices, as_json=False)
+        shown = capsys.readouterr()
+        assert ("--devices" in shown.err) == said and shown.out
