@@ -4,7 +4,8 @@
     python ladder.py --all         the controls, too
     python ladder.py --trials      the development runs that led to this setting, into `development.json`
 
-Resumable: the folder `runs` keeps what has ended and the last saved step of the rest."""
+Resumable: the folder `runs` keeps what has ended and the last saved step of the rest. `tar xzf runs.tar.gz` puts back the runs of
+2026-11-23 (tuning and final runs of the four arms), so that --all plays the controls alone."""
 import argparse
 import json
 import sys
