@@ -211,7 +211,7 @@ def demo(
     output: Annotated[Path, typer.Option("--out", help="Where to write runs and report: a folder; a later call goes on there.")] = Path("out/ladder"),
     as_json: AsJson = False,
 ):
-    """See the whole of it once: the quick ladder, one seed, a minute or two on two CPU cores, and what to do next.
+    """See the whole of it once: the quick ladder, one seed, two or three minutes on two CPU cores, and what to do next.
 
     Examples:
 

@@ -81,7 +81,7 @@ def run_all(page):
             assert "Select Kernel" in asked.first.inner_text(), asked.first.inner_text()
             asked.first.locator(".jp-mod-accept").click()
         elif "Python" in panel.locator(".jp-KernelName").inner_text() and page.locator(IDLE).count():
-            panel.locator(".jp-MarkdownCell").first.click()
+            panel.locator(".jp-MarkdownCell").first.click(position={"x": 5, "y": 5})  # its middle may be a link
             page.locator(".lm-MenuBar-item", has_text="Run").click()
             page.locator(".lm-Menu-item", has_text="Run All Cells").first.click()
         page.wait_for_timeout(1000)
