@@ -15,7 +15,7 @@ from types import CodeType, FunctionType
 
 import pytest
 from hypothesis import HealthCheck, settings
-from pages import CHROMIUM, LIMIT
+from pages import LIMIT
 
 ROOT = Path(__file__).parents[1]
 # A busy machine makes every example slow: time is no property of what these tests try.
@@ -45,14 +45,13 @@ def no_judge_waits_longer() -> Iterator[None]:
 
 # A browser
 
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 HERE = ("file:", "data:", "blob:", "about:", "http://127.0.0.1", "ws://127.0.0.1")
 
 
 @pytest.fixture(scope="module")
 def browser():
-    "A headless Chromium; skips where there is none."
-    if CHROMIUM is None:
-        pytest.skip("there is no browser here: apt-get install -y chromium")
+    "A headless Chromium; where there is none its tests are skipped before they wait for anything else."
     from playwright.sync_api import sync_playwright
     with sync_playwright() as play:
         options = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]  # it runs as root, in containers too
@@ -134,6 +133,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         for mark in tiers(item):
             item.add_marker(mark)
+        if CHROMIUM is None and item.get_closest_marker("browser"):
+            item.add_marker(pytest.mark.skip(reason="there is no browser here: apt-get install -y chromium"))
     slowest = ("trainer", "sandbox", "process", "browser")
     heavy = Counter(item.path for item in items for mark in slowest if item.get_closest_marker(mark))
     late = {item.path for item in items if BESIDE.keys() & set(item.fixturenames)}

@@ -1,14 +1,9 @@
 """What tests of pages share: which they open, a picture to look at, and texts that are hard to read."""
 import json
 import os
-import shutil
 from pathlib import Path
 
-import pytest
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 LIMIT = 60_000  # milliseconds that anything may take; nothing needs a tenth of it on an idle machine
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="there is no browser here: apt-get install -y chromium")
 
 PAGES = ("index", "explorer", "error_site", "training_step", "episodes", "exploits", "replay", "guide", "gaps", "commands",
          "report/display", "report/ladder", "core/trace", "spikes/004-ab")

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from ..core.errors import Problem
 from .console import (ENDINGS, AsJson, Ending, Seed, check_output, emit, fail, offer, out, plainly,
-                                              print_tables, progress, warn)
+                                              print_tables, progress, say, warn)
 
 # %% ../../nbs/cli/01_tasks.ipynb #070672c0
 tasks_app = typer.Typer(
@@ -106,7 +106,7 @@ def make(
     if not any(report.kept for report in reports):
         fail("no task could be made")
     if not as_json:
-        out.print(f"Next: composer-rl tasks show {escape(str(output))} NAME, composer-rl tasks validate {escape(str(output))}")
+        say(f"Next: composer-rl tasks show {output} NAME, composer-rl tasks validate {output}")
 
 # %% ../../nbs/cli/01_tasks.ipynb #9376a7a7
 def stage_table(

@@ -1,4 +1,5 @@
 """`tasks show`: one task by its id or a part of it."""
+import json
 from dataclasses import replace
 from importlib.resources import files
 
@@ -21,8 +22,8 @@ def test_a_part_of_the_id_is_enough(name):
 
 def test_a_whole_id_is_that_task_alone(tmp_path):
     write_tasks([FIRST, replace(FIRST, task_id=f"{FIRST.task_id}.again")], tmp_path / "tasks.jsonl")
-    done = CliRunner().invoke(app, ["tasks", "show", str(tmp_path / "tasks.jsonl"), FIRST.task_id])
-    assert done.exit_code == Ending.DONE and ".again" not in done.stdout
+    done = CliRunner().invoke(app, ["tasks", "show", str(tmp_path / "tasks.jsonl"), FIRST.task_id, "--json"])
+    assert done.exit_code == Ending.DONE and [json.loads(line)["task_id"] for line in done.stdout.splitlines()] == [FIRST.task_id]
 
 
 def test_a_name_that_no_task_has_is_one_sentence():

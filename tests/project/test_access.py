@@ -1,8 +1,6 @@
 """Who can see and reach what stands on the site: contrast, axe, keys, in a real browser."""
 import pytest
-from pages import PAGES, faint, needs_browser
-
-pytestmark = needs_browser  # before the site is waited for
+from pages import PAGES, faint
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])

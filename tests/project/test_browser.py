@@ -6,10 +6,9 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from pages import PAGES, needs_browser, picture
+from pages import PAGES, picture
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = needs_browser  # before the site is waited for
 FETCHED = (ROOT / "docs" / "_static" / "vendor" / "complete").exists  # asked after the build: scripts for formulas
 
 
