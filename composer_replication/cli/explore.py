@@ -38,15 +38,13 @@ def _drawn(files: list[Path], strict: bool, tools: Path | None, most: int, seed:
 
 def _any_fits(trace, turns, form, limit) -> bool:
     "Whether one of the error turns ends within the limit; all are counted."
-    from composer_replication.tree.build import turn_ends
     from composer_replication.tree.chat import TemplateProblem
     from composer_replication.tree.text import AlignmentError
     try:
-        ends = turn_ends(trace, form)
+        return bool(limit.fitting(trace, form, [*turns]))
     except (AlignmentError, TemplateProblem) as problem:
         warn(f"trace {trace.trace_id} is left out: {problem}")
         return False
-    return any([limit.fits(ends[turn]) for turn in turns])
 
 # %% ../../nbs/cli/17_explore.ipynb #613293d2
 def _read(files: list[Path], model: str, template: str | None, most: int, max_tokens: int, seed: int, strict: bool, tools: Path | None) -> tuple[dict, int]:

@@ -19,7 +19,7 @@ import typer
 from rich.markup import escape
 
 from .console import (ENDINGS, AsJson, ChatTemplate, Files, Model, Seed, Strict, Tools, check_output,
-                                              emit, given, one_line, out, plainly, print_tables, progress, show, stream,
+                                              emit, given, one_line, out, plainly, print_tables, progress, say, show, stream,
                                               warn, working)
 from .traces import Detectors, site_row
 from ..core.errors import InputProblem
@@ -76,7 +76,7 @@ def hints_list(files: Files = None, as_json: AsJson = False, strict: Strict = Fa
         "layer": lambda pair: pair[1].layer if pair[1] else "–", "hint": lambda pair: one_line(pair[1].text if pair[1] else "")})
     if not as_json:
         out.print(", ".join(f"{layer}: {count}" for layer, count in layers.most_common()))
-        out.print("Look at them on a page: composer-rl explore, with the same files")
+        say("Look at them on a page: composer-rl explore, with the same files")
 
 # %% ../../nbs/cli/06_hints.ipynb #7d6d927d
 def _cases(files: list[Path], strict: bool, tools: Path | None, settings: dict, tokenizer, left_out: Counter) -> list:

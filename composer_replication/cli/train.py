@@ -45,7 +45,8 @@ def _working(what: str):
 def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
     "Memory, rollouts and costs of a run, for so many processes; then what it would open. Raises as the run where that cannot be had."
     from composer_replication.recipes.memory_estimate import estimate
-    from composer_replication.recipes.run import data_counts
+    from composer_replication.recipes.recipe import RecipeProblem
+    from composer_replication.recipes.run import check_reporters, data_counts
     from composer_replication.report.train import counts_line, estimate_table
     devices = devices or int(os.environ.get("WORLD_SIZE", 1))
     if recipe.config.fsdp and devices == 1 and _is_first():
@@ -56,6 +57,10 @@ def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
         print_tables(estimate_table(needs))
     with _working("opening tasks and traces"):
         counts = data_counts(recipe)
+    try:
+        check_reporters(recipe.config.report_to)
+    except RecipeProblem as missing:  # here; the run may take place elsewhere
+        warn(str(missing))
     if _is_first() and as_json:
         emit(needs.to_dict() | {"data": counts})
     elif _is_first():
@@ -63,12 +68,11 @@ def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
 
 
 def _show_result(result, recipe, as_json: bool) -> None:
-    "The metrics and the last checkpoint of a run, and what comes next."
-    from composer_replication.report.train import finished_json, metrics_table, next_command
+    "The last checkpoint of a run, and what comes next."
+    from composer_replication.report.train import finished_json, next_command
     if as_json:
         emit(finished_json(result))
     else:
-        print_tables(metrics_table(result))
         out.print(f"Step {result.step} of {result.of}. Checkpoint: {escape(str(result.checkpoint or 'none'))}")
     if result.checkpoint and not result.interrupted:
         say(f"Next: {next_command(vars(recipe.arguments), recipe.config.output_dir)}")

@@ -24,7 +24,7 @@ from ..losses.channels import pair_logprobs
 from ..replay.pairs import DPOPair
 from ..traces.error_sites import find_error_sites
 from ..traces.siblings import action_key, failed_turns
-from ..tree.build import Branch, LengthLimit, Tree, build_tree, turn_ends
+from ..tree.build import Branch, LengthLimit, Tree, build_tree
 from ..tree.chat import ChatFormat, TemplateProblem
 from ..tree.pack import pack_trees
 from ..tree.template import probe_template
@@ -85,11 +85,11 @@ def within_limit(
     for _, group in groupby(cases, key=lambda case: case.trace.trace_id):
         group = list(group)
         try:
-            ends = turn_ends(group[0].trace, chat)
+            fitting = limit.fitting(group[0].trace, chat, [case.site.turn for case in group])
         except (AlignmentError, TemplateProblem) as problem:
             left_out[_reason(problem)] += len(group)
             continue
-        kept += [case for case in group if limit.fits(ends[case.site.turn])]
+        kept += [case for case in group if case.site.turn in fitting]
     left_out[f"it ends beyond {limit.name} {limit.tokens}"] += len(limit.beyond)
     return kept
 

@@ -11,6 +11,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from ..core.errors import InputProblem
 from ..core.trace import Trace, TraceProblem
 from ..traces.siblings import SiblingIndex
 from ..traces.error_sites import find_error_sites
-from ..tree.build import LengthLimit, Tree, turn_ends
+from ..tree.build import LengthLimit, Tree
 from ..tree.chat import TemplateProblem
 from ..tree.text import AlignmentError
 
@@ -176,12 +177,8 @@ def check_vocabulary(model, batches) -> None:
 def _count_turns(examples, collate, limit):
     "Count the hinted error turns of the traces that can be trees."
     for example in examples:
-        try:
-            ends = turn_ends(example.trace, collate.chat, collate.config.strip_thinking)
-        except (AlignmentError, TemplateProblem):
-            continue
-        for turn in example.turns:
-            limit.fits(ends[turn.turn])
+        with suppress(AlignmentError, TemplateProblem):  # the collator keeps why
+            limit.fitting(example.trace, collate.chat, [turn.turn for turn in example.turns], collate.config.strip_thinking)
 
 
 def _examples(survey, hints, collate, limit_name, needed):

@@ -80,10 +80,13 @@ def rollout_pairs(
     return pairs if makers else None
 
 
-def _check_pairs(recipe, sources, recorded):
+def _recorded(recipe, sources):
+    "The examples with pairs. Raises `RecipeProblem` where pairs are asked for and there are none."
+    recorded = tuple(e for e in (*sources.traces, *sources.pairs) if e.pairs)
     if recipe.config.beta_replay and not recorded and not sources.of_rollouts:
         raise RecipeProblem(f"beta_replay={recipe.config.beta_replay} and there are no pairs: replay_pairs ({', '.join(recipe.arguments.replay_pairs)}) "
                             f"finds none in the {len(sources.traces)} recorded traces; set replay_pairs to a file with pairs, or beta_replay to 0.")
+    return recorded
 
 
 def _check_vocabulary(recipe, tokenizer):
@@ -144,10 +147,11 @@ def run_data(
 def data_counts(
     recipe: Recipe,
 ) -> dict[str, int]:  # tasks to train on and held out, recorded traces
-    "How much a run would open, without a weight. Raises as `run_data`."
+    "How much a run would open, without a weight. Raises as `run_data`, and where pairs are asked for and there are none."
     a = recipe.arguments
     plain = replace(a, hints=[name for name in a.hints if name != "learned"], hint_writer=None)  # a writer is a model
     tasks, sources = run_data(replace(recipe, arguments=plain))
+    _recorded(recipe, sources)
     return {"train": len(tasks.train) if tasks else 0, "held_out": len(tasks.held_out) if tasks else 0, "traces": len(sources.traces)}
 
 # %% ../../nbs/recipes/02_run.ipynb #694752e9
@@ -162,8 +166,7 @@ def make_trainer(
     tokenizer = recipe_tokenizer(recipe)
     _check_vocabulary(recipe, tokenizer)
     channels = dict(hint_source=sources.hints, pair_source=rollout_pairs(sources.of_rollouts))
-    recorded = tuple(e for e in (*sources.traces, *sources.pairs) if e.pairs)
-    _check_pairs(recipe, sources, recorded)
+    recorded = _recorded(recipe, sources)
     prepare(config, tokenizer, brought.environment is not None, replay_examples=recorded, **channels)
     if tasks:
         keep_split(config.output_dir, tasks, {"task": a.task, "tasks": a.tasks, "split": a.split, "seed": config.seed})

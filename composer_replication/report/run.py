@@ -23,7 +23,7 @@ from ..core.files import write_file
 from ..core.trace import Trace
 from ..hints.layers import CompositeHintGenerator
 from .html import PALETTE, Html, page, render
-from .train import next_command
+from .train import by_channel, next_command
 from .plots import THEME, Plot
 from .trace import trace_html
 from ..traces.error_sites import find_error_sites
@@ -125,8 +125,9 @@ def unmeasured(
     held_out, settings = record.get("held_out", 0), record["settings"]
     if not held_out or any(points(history, name) for name in PANELS["reward"].values() if name != "reward"):
         return None
-    return (f"Nothing was measured on the {held_out} held-out tasks: the run ended before step {settings.get('guard_steps')}, its "
-            f"guard_steps. Set that lower, or measure now: {next_command(settings, settings['output_dir'])}")
+    first, key = (f"step {settings['guard_steps']}", "guard_steps") if settings.get("guard") else ("its first evaluation", "eval_steps")
+    return (f"Nothing was measured on the {held_out} held-out tasks: the run ended before {first}. Set {key} lower, or measure now: "
+            f"{next_command(settings, settings['output_dir'])}")
 
 
 def run_page(
@@ -142,7 +143,9 @@ def run_page(
     last = history[-1]["step"] if history else None
     values = {k: v for entry in history if entry["step"] == last for k, v in entry.items() if isinstance(v, int | float)}
     body = render("run", record=record, status=status, alarm=halted is not None or "failed" in status, live=live, written=written,
-                  notes=notes(history), unmeasured=None if live or not history else unmeasured(record, history), curves=run_curves(history, halted), rollouts=rollouts, last=sorted(values.items()), facts=run_facts(record))
+                  notes=notes(history), unmeasured=None if live or not history else unmeasured(record, history),
+                  curves=run_curves(history, halted), rollouts=rollouts, facts=run_facts(record),
+                  last=[(name, values[name]) for name in sorted(values, key=by_channel)])
     return page(f"Run {record['run']}", body, '<meta http-equiv=refresh content=60>' if live else "")
 
 # %% ../../nbs/report/15_run.ipynb #5c5eb630

@@ -7,6 +7,7 @@ __all__ = ['recorded_tree', 'learnable_trees', 'no_reward', 'steps_without_rollo
 
 # %% ../../nbs/training/17_recorded.ipynb #7c3aa4b8
 from collections.abc import Sequence
+from contextlib import suppress
 
 from datasets import Dataset
 
@@ -14,7 +15,7 @@ from ..core.errors import InputProblem
 from ..hints.layers import HintSource
 from ..losses.batch import TraceExample
 from .config import ComposerReplicationConfig
-from ..tree.build import LengthLimit, Tree, turn_ends
+from ..tree.build import LengthLimit, Tree
 from ..tree.chat import ChatFormat, TemplateProblem
 from ..tree.example import example_tree, target_hints, target_turns
 from ..tree.text import AlignmentError
@@ -44,13 +45,10 @@ def _count_turns(limit, example, tree, chat, config, hinted):
     if tree and not tree.refused:
         limit.within += len({branch.turn for branch in tree.branches})
         return
-    try:
-        ends = turn_ends(example.trace, chat, config.strip_thinking)
-    except (AlignmentError, TemplateProblem):
-        return
     turns = set(target_turns(example.trace, config.target_turns, config.seed)) if hinted else set()
-    for turn in turns | {pair.turn for pair in example.pairs if config.beta_replay}:
-        limit.fits(ends[turn])
+    turns |= {pair.turn for pair in example.pairs if config.beta_replay}
+    with suppress(AlignmentError, TemplateProblem):  # `recorded_tree` says that
+        limit.fitting(example.trace, chat, [*turns], config.strip_thinking)
 
 
 def learnable_trees(

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from forks import composer
 
+from composer_replication.envs.toy.traces import toy_traces
+from composer_replication.traces.export import write_traces
+
 COMMAND = Path(sys.executable).with_name("composer-rl")
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 SMALL = ["--set", "train_rows=8", "--set", "max_completion_length=128", "--set", "max_turns=2", "--set",
@@ -89,10 +92,12 @@ def said_by(arguments, capsys, monkeypatch):
     (["held_out_rows=3.5"], "held_out_rows=3.5"),
     (["max_steps=-3"], "max_steps=-3"),
     (["max_steps=0"], "max_steps=0"),
+    (["traces=[one.jsonl]", "replay_pairs=siblings"], "replay_pairs (siblings) finds none in the 1 recorded traces"),
 ])
 def test_a_dry_run_refuses_what_the_run_refuses_in_its_words(settings, said, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.jsonl").touch()
+    write_traces(toy_traces()[:1], tmp_path / "one.jsonl")
     words = ["--config", "toy", *(word for text in settings for word in ("--set", text))]
     planned, run = said_by([*words, "--dry-run"], capsys, monkeypatch), said_by(words, capsys, monkeypatch)
     assert planned[0] == run[0] == 1 and said in planned[2] and planned[2].startswith("error: ")
@@ -102,7 +107,6 @@ def test_a_dry_run_refuses_what_the_run_refuses_in_its_words(settings, said, tmp
 
 
 def test_a_dry_run_counts_what_the_run_would_open(tmp_path, capsys, monkeypatch):
-    from composer_replication.envs.toy.traces import toy_traces
     monkeypatch.chdir(tmp_path)
     words = ["--config", "toy", "--dry-run", "--set", "task=deletion", "--set", "tasks=larder", "--set", "split=task", "--set",
              "held_out_rows=2", "--set", "train_rows=9", "--set", "traces=[embedded]"]
@@ -110,6 +114,14 @@ def test_a_dry_run_counts_what_the_run_would_open(tmp_path, capsys, monkeypatch)
     assert code == 0 and f"11 tasks: 9 to train on, 2 held out; {len(toy_traces())} traces" in shown
     code, shown, _ = said_by([*words, "--json"], capsys, monkeypatch)
     assert json.loads(shown)["data"] == {"train": 9, "held_out": 2, "traces": len(toy_traces())}
+
+
+def test_a_dry_run_names_a_package_that_is_not_here_and_plans_all_the_same(tmp_path, capsys, monkeypatch):
+    import composer_replication.recipes.run as run
+    monkeypatch.setattr(run, "find_spec", lambda name: None)
+    monkeypatch.chdir(tmp_path)
+    code, shown, said = said_by(["--config", "toy", "--dry-run", "--set", "report_to=tensorboard"], capsys, monkeypatch)
+    assert code == 0 and "32 tasks" in shown and "report_to=tensorboard needs the package tensorboard" in said
 
 
 def test_a_dry_run_loads_no_writer_of_hints(tmp_path, capsys, monkeypatch):

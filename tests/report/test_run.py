@@ -123,11 +123,20 @@ def test_a_rollout_is_by_the_model_of_the_recipe(tmp_path):
 
 
 def test_held_out_tasks_that_nobody_measured_on_are_told():
-    settings = {"model": "embedded", "task": "deletion", "tasks": "t.jsonl", "held_out_rows": 2, "guard_steps": 10,
-                "output_dir": "out/a"}
+    settings = {"model": "embedded", "task": "deletion", "tasks": "t.jsonl", "held_out_rows": 2, "guard": True,
+                "guard_steps": 10, "output_dir": "out/a"}
     record = RECORD | {"held_out": 2, "settings": settings}
-    said = "Nothing was measured on the 2 held-out tasks: the run ended before step 10, its guard_steps."
+    said = "Nothing was measured on the 2 held-out tasks: the run ended before step 10. Set guard_steps lower"
     shown = run_page(record, HISTORY, status="Step 5 of 5: done.")
     assert said in shown and "composer-rl eval out/a --task deletion --tasks t.jsonl --held-out --against embedded" in shown
     assert said not in run_page(record, HISTORY, live=True) and said not in run_page(RECORD, HISTORY)
     assert said not in run_page(record, [*HISTORY, {"step": 10, "guard/held_out_score": 0.5}])
+    without = record | {"settings": settings | {"guard": False}}  # TRL's evaluation alone
+    assert "the run ended before its first evaluation. Set eval_steps lower" in run_page(without, HISTORY)
+
+
+def test_the_last_step_is_told_channel_by_channel():
+    shown = run_page(RECORD, [{"step": 1, "clip_ratio": 0.0, "replay/loss": 3.0, "loss": 1.0, "sdpo/loss": 2.0}])
+    table = shown[shown.index("All metrics of the last step"):]
+    places = [table.index(f"<td>{name}<") for name in ("loss", "sdpo/loss", "replay/loss", "clip_ratio")]
+    assert places == sorted(places)
