@@ -41,7 +41,7 @@ def _working(what: str):
     "Words for a silent stage, from one process of several."
     return working(what) if _is_first() else contextlib.nullcontext()
 
-
+# %% ../../nbs/cli/07_train.ipynb #70e7df66
 def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
     "Memory, rollouts and costs of a run, for so many processes; then what it would open. Raises as the run where that cannot be had."
     from composer_replication.recipes.memory_estimate import estimate

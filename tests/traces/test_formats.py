@@ -147,6 +147,21 @@ RECORDS = {
             "possible_answer": [{"f": {}}],
         }
     },
+    "verifiers": {
+        "version": 1,
+        "verifiers": {"version": "0.4.0"},
+        "id": "t",
+        "task": {"data": {"id": 1}},
+        "agent": {"config": {"model": "m"}},
+        "nodes": [
+            {"message": {"role": "user", "content": "U"}},
+            {"parent": 0, "message": {"role": "assistant", "content": "left"}},
+            {"parent": 0, "message": {"role": "assistant", "tool_calls": [{"id": "c1", "name": "find", "arguments": "{}"}]}},
+            {"parent": 2, "message": {"role": "tool", "tool_call_id": "c1", "name": "find", "content": "Error: nothing here"}},
+        ],
+        "rewards": {"tests": {"score": 1.0, "weight": 0.5}, "style": None},
+        "tools": [{"type": "function", "name": "find", "parameters": {}}],
+    },
     "composer": orjson.loads(
         Trace(
             "t",
@@ -188,6 +203,7 @@ def test_gold_is_the_reference_and_nothing_else():
         "swe-agent": None,
         "intercode": None,
         "toolbench": None,
+        "verifiers": None,
     }
 
 
