@@ -1,4 +1,4 @@
-"""Our custom loss as PRIME-RL 0.8 calls it, against our trainer's sampled support, plain loops, and the full divergence that it estimates.
+"""Our custom loss as PRIME-RL 0.8 calls it, against our trainer's sampled support, loops, and the divergence that it estimates.
 
 PRIME-RL is on no package index: the two dataclasses and the call are a pinned stub of `src/prime_rl/trainer/rl/loss.py`."""
 import math
@@ -55,9 +55,9 @@ def case(chosen, dtype=torch.float64, weights=False):
     ref = torch.zeros(TIME, dtype=dtype)
     ref[chosen] = there[chosen]
     mask = torch.arange(TIME) > 0  # the prompt's last token is not trained on
-    return student, teacher, tokens, LossInputs(
-        now, now.detach() + 0.5 * torch.randn(TIME, generator=made, dtype=dtype), ref, torch.randn(TIME, generator=made, dtype=dtype), mask,
-        torch.rand(TIME, generator=made, dtype=dtype) if weights else None)
+    old, advantages = (torch.randn(TIME, generator=made, dtype=dtype) for _ in range(2))
+    stream = torch.rand(TIME, generator=made, dtype=dtype) if weights else None
+    return student, teacher, tokens, LossInputs(now, now.detach() + 0.5 * old, ref, advantages, mask, stream)
 
 
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32), ids=str)
@@ -84,7 +84,8 @@ def test_the_loss_and_its_gradient_are_our_trainers(chosen, dtype):
 def test_each_sum_is_what_loops_give(weights):
     _, _, _, inputs = case(MASKS["a turn"], weights=weights)
     policy, sdpo, tokens = loss_terms(inputs, importance_clip=1.1, epsilon_low=0.1, epsilon_high=0.3)
-    rows = zip(*(x.tolist() for x in (inputs.trainer_logprobs, inputs.inference_logprobs, inputs.ref_logprobs, inputs.advantages)))
+    columns = (inputs.trainer_logprobs, inputs.inference_logprobs, inputs.ref_logprobs, inputs.advantages)
+    rows = zip(*(x.tolist() for x in columns))
     by_hand, taught = 0.0, 0.0
     for t, (now, old, ref, advantage) in enumerate(rows):
         weight = inputs.loss_weights[t].item() if weights else 1.0

@@ -1,8 +1,8 @@
 """Our loss as TitanRL (torchtitan 0.3.0) calls it, against our trainer's divergence and against plain loops.
 
-With torchtitan installed (`make test-foreign`) `BaseLoss`, `GRPOLoss` and `ChunkedLossWrapper` are its own; of `torchtitan.experiments.rl` only the
-file that imports vLLM is passed over. Without it a pinned stub stands for `BaseLoss` and `GRPOLoss`, written from 0.3.0's `components/loss.py`
-and `experiments/rl/losses/`."""
+With torchtitan installed (`make test-foreign`) `BaseLoss`, `GRPOLoss` and `ChunkedLossWrapper` are its own; only the file of
+`torchtitan.experiments.rl` that imports vLLM is passed over. Without it a pinned stub stands for `BaseLoss` and `GRPOLoss`,
+written from 0.3.0's `components/loss.py` and `experiments/rl/losses/`."""
 import math
 import sys
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ MENU = {"reverse, student's top 20": {}, "forward, full": dict(beta=0.0, support
 
 
 def stub_modules():
-    "0.3.0's interface, our own lines: a nested Config whose `build` makes the loss, and GRPO's clipped surrogate over the step's tokens."
+    "0.3.0's interface, our own lines: a nested Config whose `build` makes the loss, and GRPO's surrogate over the step's tokens."
     class BaseLoss:
         @dataclass(kw_only=True, slots=True)
         class Config:
@@ -86,7 +86,8 @@ def batch(chosen, dtype=torch.float32):
         sdpo_mask[place] = True
     now = logits.log_softmax(-1).gather(-1, labels[..., None])[..., 0]
     rest = dict(generator_logprobs=now + 0.6 * torch.randn(BATCH, TIME, generator=made, dtype=dtype),
-                advantages=torch.randn(BATCH, TIME, generator=made, dtype=dtype), loss_mask=torch.arange(TIME).expand(BATCH, TIME) > 0)
+                advantages=torch.randn(BATCH, TIME, generator=made, dtype=dtype),
+                loss_mask=torch.arange(TIME).expand(BATCH, TIME) > 0)
     return logits.requires_grad_(), labels, teacher, sdpo_mask, rest
 
 
@@ -178,11 +179,12 @@ def test_chunked_is_unchunked(grpo, chosen):
     chunked.set_lm_head(head)
     extra = dict(teacher_logits=teacher, sdpo_mask=sdpo_mask, sdpo_tokens=len(chosen))
     sides = []
-    for run in (lambda h: chunked(h, labels, 14, **extra, **rest), lambda h: config.build()(head(h), labels, 14, **extra, **rest)):
+    whole = config.build()
+    for run in (lambda h: chunked(h, labels, 14, **extra, **rest), lambda h: whole(head(h), labels, 14, **extra, **rest)):
         states = hidden.clone().requires_grad_()
         head.zero_grad()
         loss, metrics = run(states)
         loss.backward()
         sides.append((loss.detach(), states.grad, head.weight.grad.clone(), metrics["sdpo/mean"], metrics["sdpo/counted_frac"]))
-    for chunks, whole in zip(*sides):
-        torch.testing.assert_close(chunks, whole, rtol=0, atol=1e-5)
+    for in_chunks, at_once in zip(*sides):
+        torch.testing.assert_close(in_chunks, at_once, rtol=0, atol=1e-5)

@@ -1,7 +1,7 @@
 """Our losses as verl 0.9.1 calls them, against our trainer's divergence, against plain loops, and against TRL's normaliser.
 
-With verl installed (`make test-foreign`) its own trainer functions make the calls. Without it a pinned stub of these functions does,
-written from 0.9.1's `trainer/distillation/losses.py`, `workers/utils/losses.py` and `trainer/ppo/core_algos.py`."""
+With verl installed (`make test-foreign`) its own trainer functions make the calls. Without it a pinned stub of them does, written
+from 0.9.1's `trainer/distillation/losses.py`, `workers/utils/losses.py` and `trainer/ppo/core_algos.py`."""
 import math
 import os
 import subprocess
@@ -37,9 +37,9 @@ def stub_modules():
         rows = tensor.unbind()
         return padded([row[-n - 1:-1] for row, n in zip(rows, data["responses"].offsets().diff().tolist())])
 
-    def agg_loss(loss_mat, loss_mask, loss_agg_mode, dp_size=1, batch_num_tokens=None, global_batch_size=None, loss_scale_factor=None):
-        total = (loss_mat * loss_mask).sum() * dp_size
-        return total / {"token-mean": batch_num_tokens, "seq-mean-token-sum-norm": (global_batch_size or 1) * (loss_scale_factor or 1)}[loss_agg_mode]
+    def agg_loss(loss_mat, loss_mask, loss_agg_mode, dp_size, batch_num_tokens, global_batch_size, loss_scale_factor):
+        by = {"token-mean": batch_num_tokens, "seq-mean-token-sum-norm": global_batch_size * loss_scale_factor}
+        return (loss_mat * loss_mask).sum() * dp_size / by[loss_agg_mode]
 
     made = {"verl.workers.utils.padding": dict(no_padding_2_padding=no_padding_2_padding),
             "verl.trainer.ppo.core_algos": dict(agg_loss=agg_loss)}
@@ -53,18 +53,22 @@ class Stub:
     "What verl's trainer does with a loss of ours."
 
     def logits_step(self, mode, logits, data):
-        return ours.sdpo_topk(logits, *(data[n].values().unsqueeze(0) for n in ("teacher_logprobs", "teacher_ids")), ours.BETAS[mode])
+        teacher = (data[name].values().unsqueeze(0) for name in ("teacher_logprobs", "teacher_ids"))
+        return ours.sdpo_topk(logits, *teacher, ours.BETAS[mode])
 
-    def loss(self, mode, output, data, coef=1.0, policy=False, **settings):
+    def loss(self, mode, output, data, coef=1.0, policy=False):
         config = actor_config(SimpleNamespace)
-        losses, metrics = ours.sdpo_loss(config, SimpleNamespace(distillation_loss=SimpleNamespace(use_policy_gradient=False)), output, data)
+        distillation = SimpleNamespace(distillation_loss=SimpleNamespace(use_policy_gradient=False))
+        losses, metrics = ours.sdpo_loss(config, distillation, output, data)
         mask = data["response_mask"].to_padded_tensor(0)
         loss = (losses * mask).sum() / data["batch_num_tokens"] * coef
         if policy:
             from verl.workers.utils.padding import no_padding_2_padding
-            config.global_batch_info = {n: data[n] for n in ("dp_size", "batch_num_tokens", "global_batch_size")} | {"loss_scale_factor": 8}
-            loss = loss + ours.policy_loss(data["old_log_probs"].to_padded_tensor(0), no_padding_2_padding(output["log_probs"], data),
-                                           data["advantages"].to_padded_tensor(0), mask, config.loss_agg_mode, config)[0]
+            counts = {name: data[name] for name in ("dp_size", "batch_num_tokens", "global_batch_size")}
+            config.global_batch_info = counts | {"loss_scale_factor": 8}
+            old, advantages = (data[name].to_padded_tensor(0) for name in ("old_log_probs", "advantages"))
+            now = no_padding_2_padding(output["log_probs"], data)
+            loss = loss + ours.policy_loss(old, now, advantages, mask, config.loss_agg_mode, config)[0]
         return loss, metrics
 
 
@@ -75,22 +79,21 @@ def actor_config(kind, **more):
 class Real:
     "verl's own functions, by the names that its workers call."
 
-    def config(self, mode, coef, policy, agg="token-mean", scale=None):
+    def config(self, mode, coef, policy):
         from verl.workers.config import ActorConfig, DistillationConfig, DistillationLossConfig, PolicyLossConfig
         loss = DistillationLossConfig(loss_mode=mode, topk=K, use_task_rewards=policy, distillation_loss_coef=coef,
                                       use_policy_gradient=False, loss_max_clamp=None, log_prob_min_clamp=None)
-        actor = ActorConfig(strategy="fsdp", rollout_n=1, ppo_mini_batch_size=2, ppo_micro_batch_size_per_gpu=2, clip_ratio_low=0.2,
-                            clip_ratio_high=0.2, loss_agg_mode=agg, loss_scale_factor=scale, use_kl_loss=False,
-                            policy_loss=PolicyLossConfig(loss_mode="composer_dr_grpo"))
+        actor = actor_config(ActorConfig, rollout_n=1, ppo_mini_batch_size=2, ppo_micro_batch_size_per_gpu=2, use_kl_loss=False,
+                             policy_loss=PolicyLossConfig(loss_mode="composer_dr_grpo"))
         return dict(config=actor, distillation_config=DistillationConfig(distillation_loss=loss))
 
     def logits_step(self, mode, logits, data):
         from verl.trainer.distillation.losses import distillation_ppo_loss
         return distillation_ppo_loss(**self.config(mode, 1.0, False), data=data, student_logits=logits, data_format="thd")
 
-    def loss(self, mode, output, data, coef=1.0, policy=False, **settings):
+    def loss(self, mode, output, data, coef=1.0, policy=False):
         from verl.trainer.distillation.losses import distillation_ppo_loss
-        return distillation_ppo_loss(**self.config(mode, coef, policy, **settings), model_output=output, data=data)
+        return distillation_ppo_loss(**self.config(mode, coef, policy), model_output=output, data=data)
 
 
 @pytest.fixture
@@ -104,7 +107,7 @@ def trainer(monkeypatch):
 
 
 def batch(chosen, dtype=torch.float64):
-    "One packed micro-batch, its student's logits and the teacher's, and the packed row of each chosen (sequence, response token)."
+    "One packed micro-batch, its student's logits and the teacher's, the packed row of each chosen response token, and labels."
     made = torch.Generator().manual_seed(3)
     lengths = [p + r for p, r in zip(PROMPTS, RESPONSES)]
     logits, teacher = (2 * torch.randn(sum(lengths), VOCAB, generator=made, dtype=dtype) for _ in range(2))
@@ -115,7 +118,8 @@ def batch(chosen, dtype=torch.float64):
     values[rows], places[rows] = top.values[rows], top.indices[rows]
     parts = {"teacher_logprobs": nested(values.split(lengths)), "teacher_ids": nested(places.to(torch.int32).split(lengths)),
              "input_ids": nested(ids), "prompts": nested([i[:p] for i, p in zip(ids, PROMPTS)]),
-             "responses": nested([i[p:] for i, p in zip(ids, PROMPTS)]), "response_mask": nested([torch.ones(n) for n in RESPONSES]),
+             "responses": nested([i[p:] for i, p in zip(ids, PROMPTS)]),
+             "response_mask": nested([torch.ones(n) for n in RESPONSES]),
              "old_log_probs": nested([-3 * torch.rand(n, generator=made, dtype=dtype) for n in RESPONSES]),
              "advantages": nested([torch.randn(n, generator=made, dtype=dtype) for n in RESPONSES])}
     numbers = dict(dp_size=1, batch_num_tokens=sum(RESPONSES), global_batch_size=2)
@@ -203,7 +207,8 @@ def test_verls_settings_for_dr_grpo_divide_as_trl_does(trainer):
     made = torch.Generator().manual_seed(1)
     now, old, advantages = (torch.randn(3, 6, generator=made, dtype=torch.float64) for _ in range(3))
     mask = torch.arange(6) < torch.tensor([[6], [2], [4]])
-    config = actor_config(SimpleNamespace, global_batch_info=dict(dp_size=1, batch_num_tokens=12, global_batch_size=3, loss_scale_factor=8))
+    whole = dict(dp_size=1, batch_num_tokens=12, global_batch_size=3, loss_scale_factor=8)
+    config = actor_config(SimpleNamespace, global_batch_info=whole)
     loss, metrics = ours.policy_loss(old, now, advantages, mask, "seq-mean-token-sum-norm", config)
     ratio = (now - old).exp()
     terms = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
@@ -226,14 +231,27 @@ def test_a_scalar_signal_is_refused(trainer):
         ours.sdpo_loss(SimpleNamespace(strategy="fsdp"), settings, outputs(trainer, "composer_sdpo", logits, data, labels), data)
 
 
+def python(code, **env):
+    "Run it in a fresh process."
+    return subprocess.run([sys.executable, "-c", code], env=os.environ | env, capture_output=True, text=True, timeout=300,
+                          cwd=Path(__file__).parents[2])
+
+
+@pytest.mark.parametrize("module", ("verl", "prime_rl", "titan"))
+def test_the_adapters_need_torch_and_little_else(module):
+    "They run in the other trainer's environment, which has its own versions of transformers, or none."
+    done = python(f"import sys, composer_replication.scale.{module}; print({{'trl', 'transformers'}} & set(sys.modules))")
+    assert done.stdout.strip() == "set()", done.stderr
+
+
 @NEEDS_VERL
 def test_verl_itself_loads_us_by_its_variable():
-    code = ("import verl; from verl.trainer.distillation.losses import get_distillation_loss_fn as loss, get_distillation_loss_settings as s;"
+    code = ("import verl; from verl.trainer.distillation import losses;"
             "from verl.trainer.ppo.core_algos import get_policy_loss_fn as policy;"
-            "print(loss('composer_sdpo').__module__, s('composer_sdpo_jsd').use_topk, policy('composer_dr_grpo').__name__, verl.__version__)")
-    env = os.environ | {"VERL_USE_EXTERNAL_MODULES": ours.__name__}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2])
-    assert done.stdout.split() == [ours.__name__, "True", "policy_loss", "0.9.1"], done.stderr
+            "print(losses.get_distillation_loss_fn('composer_sdpo').__module__, policy('composer_dr_grpo').__name__,"
+            "losses.get_distillation_loss_settings('composer_sdpo_jsd').use_topk, verl.__version__)")
+    done = python(code, VERL_USE_EXTERNAL_MODULES=ours.__name__)
+    assert done.stdout.split() == [ours.__name__, "policy_loss", "True", "0.9.1"], done.stderr
 
 
 @NEEDS_VERL
