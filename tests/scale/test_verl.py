@@ -113,6 +113,8 @@ def batch(chosen, dtype=torch.float64):
     logits, teacher = (2 * torch.randn(sum(lengths), VOCAB, generator=made, dtype=dtype) for _ in range(2))
     ids = [torch.randint(VOCAB, (n,), generator=made) for n in lengths]
     rows = [sum(lengths[:s]) + PROMPTS[s] + t - 1 for s, t in chosen]
+    labels = torch.cat([i.roll(-1) for i in ids])
+    old = logits.log_softmax(-1).gather(-1, labels[:, None])[:, 0] + torch.randn(len(labels), generator=made, dtype=dtype)
     top = teacher.log_softmax(-1).topk(K, -1)
     values, places = torch.zeros_like(top.values), torch.zeros_like(top.indices)
     values[rows], places[rows] = top.values[rows], top.indices[rows]
@@ -120,7 +122,7 @@ def batch(chosen, dtype=torch.float64):
              "input_ids": nested(ids), "prompts": nested([i[:p] for i, p in zip(ids, PROMPTS)]),
              "responses": nested([i[p:] for i, p in zip(ids, PROMPTS)]),
              "response_mask": nested([torch.ones(n) for n in RESPONSES]),
-             "old_log_probs": nested([-3 * torch.rand(n, generator=made, dtype=dtype) for n in RESPONSES]),
+             "old_log_probs": nested([o[p - 1:-1] for o, p in zip(old.split(lengths), PROMPTS)]),
              "advantages": nested([torch.randn(n, generator=made, dtype=dtype) for n in RESPONSES])}
     numbers = dict(dp_size=1, batch_num_tokens=sum(RESPONSES), global_batch_size=2)
     if REAL:
@@ -130,7 +132,7 @@ def batch(chosen, dtype=torch.float64):
         tu.assign_non_tensor(data, **numbers)
     else:
         data = parts | numbers
-    return data, logits.requires_grad_(), teacher, rows, torch.cat([i.roll(-1) for i in ids])
+    return data, logits.requires_grad_(), teacher, rows, labels
 
 
 def outputs(trainer, mode, logits, data, labels):
