@@ -46,7 +46,7 @@ test-vllm: vllm
 
 # Inside verl and torchtitan themselves: an environment of their own on top of .venv, 310 MB.
 test-foreign: .venv-foreign/.installed
-	.venv-foreign/bin/python -m pytest -n 0 tests/scale/test_verl.py tests/scale/test_titan.py
+	.venv-foreign/bin/python -m pytest -n 0 tests/scale/test_verl.py tests/scale/test_titan.py tests/scale/test_integrations.py
 
 docs: $(VENV)
 	.venv/bin/python docs/build.py
