@@ -17,7 +17,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export PYTHONHASHSEED ?= 0
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo road check test vllm test-vllm verifiers test-verifiers docs lab clean
+.PHONY: demo road check test vllm test-vllm verifiers test-verifiers test-foreign docs lab clean
 
 demo: $(VENV)
 	.venv/bin/composer-rl demo
@@ -56,6 +56,10 @@ verifiers: .venv-verifiers/.installed
 test-verifiers: $(VENV) verifiers
 	$(PYTEST) tests/envs/test_verifiers.py
 
+# Inside verl and torchtitan themselves: an environment of their own on top of .venv, 310 MB.
+test-foreign: .venv-foreign/.installed
+	.venv-foreign/bin/python -m pytest -n 0 tests/scale/test_verl.py tests/scale/test_titan.py tests/scale/test_integrations.py
+
 docs: $(VENV)
 	.venv/bin/python docs/build.py
 	@echo "The site lies in docs/_build/html/index.html"
@@ -72,6 +76,13 @@ clean:
 	.venv-vllm/bin/python -m pip install -qq --disable-pip-version-check -r constraints-vllm.txt $(strip $(VLLM))
 	$(if $(findstring cpu,$(VLLM)),.venv-vllm/bin/python -m pip uninstall -qqy torchvision torchaudio torchcodec  # PyPI's want CUDA's torch)
 	.venv-vllm/bin/python -m pip install -qq --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+.venv-foreign/.installed: constraints-foreign.txt $(VENV)
+	.venv/bin/python -m venv .venv-foreign
+	.venv-foreign/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r constraints-foreign.txt
+	.venv/bin/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
+		> "$$(.venv-foreign/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/below.pth"
 	@touch $@
 
 $(VENV): constraints.txt pyproject.toml

@@ -24,7 +24,7 @@ PACKAGE = "composer_replication"
 
 START = ("explorer", "error_site", "training_step", "episodes", "exploits", "replay")
 GUIDES = ("guides/one-road", "guides/my-model", "guides/other-machines", "guides/my-traces", "guides/my-repository",
-          "guides/my-teachers", "guides/hint-layer", "guides/objective", "guides/read-a-ladder")
+          "guides/my-teachers", "guides/hint-layer", "guides/objective", "guides/integrations", "guides/read-a-ladder")
 BACKGROUND = ("recipe", "comparison", "glossary")
 ROOMS = {  # folders of nbs/, from the ground up (an import only goes down): caption, and what they hold
     "core": ("Core", "Traces, tool calls, errors, files: what all other rooms speak of."),
@@ -39,7 +39,7 @@ ROOMS = {  # folders of nbs/, from the ground up (an import only goes down): cap
     "training": ("Training", "The trainer with all channels, its teachers, guard and health."),
     "recipes": ("Recipes", "A run as one file: planned, checked, run, resumed."),
     "experiments": ("Experiments' parts", "Arms, ladders, statistics, hint scores."),
-    "scale": ("Scale", "A run on another machine, under a limit in hours and money; islands that exchange weights."),
+    "scale": ("Scale", "A run on other machines, under a limit in hours and money; islands; our losses in other trainers."),
     "report": ("Reports", "Pages and figures of traces, runs and ladders."),
     "cli": ("Commands' code", "One module per command.")}
 

@@ -16,6 +16,7 @@ from ..core.errors import InputProblem
 from .chunked import LMHead, TokenTerms, lm_head, token_logprobs, token_terms
 from .divergences import Divergence, TokenDivergence
 from .preference import PreferenceLoss, dpo_loss, simpo_loss
+from .received import importance_weights
 from ..tree.forward import forward_branches, forward_trunk, narrow_batch
 from ..tree.pack import PackedBatch, own_answer
 
@@ -146,8 +147,8 @@ def sdpo_sum(
     "Channel 2 over the target turns' own tokens."
     value, clipped = terms.divergence, 0.0
     if old_logprobs is not None and importance_clip is not None:
-        ratio = (terms.student_logprobs - old_logprobs).exp()
-        value, clipped = value * ratio.clamp(max=importance_clip), (ratio > importance_clip).sum().item()
+        weights = importance_weights(terms.student_logprobs, old_logprobs, importance_clip)
+        value, clipped = value * weights, (weights == importance_clip).sum().item()
     gap = (terms.teacher_logprobs - terms.student_logprobs).sum().item()
     row = torch.zeros(len(batch.input_ids), dtype=value.dtype, device=value.device)
     row = row.index_add(0, batch.sdpo_student[:, 0], value.detach())

@@ -7,6 +7,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
+from composer_replication.losses.received import clipped_terms
 from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.objectives import PO_OBJECTIVES, make_dr_grpo_config, make_po_config, objective_settings
 
@@ -213,3 +214,15 @@ def test_advantages_and_truncation(name, base):
     assert made["advantages"].tolist() == pytest.approx(expected, rel=1e-5)
     counted = made["completion_mask"].sum(1).tolist()
     assert counted == ([3, 0, 2, 4] if name == "dapo" else [3, 3, 2, 4])
+
+
+@pytest.mark.parametrize("spread", (2e-4, 0.15, 1.5))
+def test_the_terms_for_other_trainers_are_trls(spread, base):
+    trainer, (logps, old, mask) = trainer_for("dr_grpo", base), batch(spread)
+    theirs, ours = logps.clone().requires_grad_(), logps.clone().requires_grad_()
+    loss = trl_loss(trainer, theirs, old, mask, 41.0, 1)
+    terms = clipped_terms(ours, old, torch.tensor(ADVANTAGES, dtype=torch.float64)[:, None])
+    value = terms[mask].sum() / (len(mask) * trainer.max_completion_length)
+    loss.backward(), value.backward()
+    torch.testing.assert_close(value, loss, rtol=1e-12, atol=0)
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=1e-15)
