@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import composer_replication
-from composer_replication.envs.deletion.judge import runner
+from composer_replication.envs.deletion.judge import observe, runner
 from composer_replication.envs.deletion.judge.evidence import (
     EvidenceProblem,
     add_evidence,
@@ -316,6 +316,16 @@ def test_a_task_where_nothing_stable_comes_out_is_refused(tmp_path, code):
     (folder / "tests/test_clock.py").write_text("from clock import now\n\n\ndef test_now():\n    assert str(now(5)) >= \"0\"\n")
     with pytest.raises(EvidenceProblem, match="task clock.now: only 0 held-out records can be made .of 1 captured calls"):
         make_task(prepare_subject(folder, tmp_path / "store"), "clock:now")
+
+
+def test_a_package_that_is_long_in_importing_is_observed_all_the_same(tmp_path, monkeypatch):
+    (tmp_path / "long_in_importing.py").write_text("import time\n\ntime.sleep(0.8)\n\n\ndef double(x):\n    return 2 * x\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(observe, "CALL_S", 0.4)
+    sent = []
+    record = {"target": "long_in_importing:double", "args": [{"literal": "21"}], "kwargs": {}}
+    observe.run_calls({"data": {"calls": [record]}}, lambda **message: sent.append(message))
+    assert sent == [{"call": 0, "came": {"value": ["int", "42"], "after": []}}]
 
 
 @needs_sandbox
