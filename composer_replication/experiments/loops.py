@@ -113,7 +113,7 @@ def ours_trace(
         sampled = [next(turns) for _ in ids]
         return sampled, [[0.0] * len(s) for s in sampled]
 
-    limits = RolloutConfig(max_turns=len(script.calls) + 1, max_tokens=30_000, tool_timeout=120.0)
+    limits = RolloutConfig(max_turns=len(script.calls) + 1, max_tokens=1_000_000, tool_timeout=120.0)
     rollout, = collect(CallablePolicy(generate, tokenizer), environment, [row], limits)
     return replace(rollout.trace, reward=rollout.reward)
 
