@@ -325,7 +325,7 @@ def test_a_package_that_is_long_in_importing_is_observed_all_the_same(tmp_path, 
     sent = []
     record = {"target": "long_in_importing:double", "args": [{"literal": "21"}], "kwargs": {}}
     observe.run_calls({"data": {"calls": [record]}}, lambda **message: sent.append(message))
-    assert sent == [{"call": 0, "came": {"value": ["int", "42"], "after": []}}]
+    assert sent == [{"call": 0, "came": {"value": ["int", "0x2a"], "after": []}}]
 
 
 @needs_sandbox
