@@ -57,13 +57,15 @@ def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
         print_tables(estimate_table(needs))
     with _working("opening tasks and traces"):
         counts = data_counts(recipe)
+    if not _is_first():
+        return
     try:
         check_reporters(recipe.config.report_to)
     except RecipeProblem as missing:  # here; the run may take place elsewhere
         warn(str(missing))
-    if _is_first() and as_json:
+    if as_json:
         emit(needs.to_dict() | {"data": counts})
-    elif _is_first():
+    else:
         out.print(counts_line(counts))
 
 

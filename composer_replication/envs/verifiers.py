@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.environment import Environment, TasksWanted, environment_of, task_set
-from ..core.errors import Problem
+from ..core.errors import InputProblem, Problem
 from ..core.trace import ToolCall
 
 # %% ../../nbs/envs/03_verifiers.ipynb #e384332e
@@ -32,7 +32,10 @@ class Source:
 
     def task_set(self):
         "The rows, and who plays them. Raises `InputProblem` where they are not to be had."
-        return task_set(self.environment, TasksWanted(self.tasks, train=self.rows, seed=self.seed))
+        found = task_set(self.environment, TasksWanted(self.tasks, train=self.rows, seed=self.seed))
+        if found.environment is None:
+            raise InputProblem(f"{self.environment!r} is answered in one turn, without tools", "take an environment with tools, such as deletion or sql")
+        return found
 
     def opened(self, row: dict[str, Any]) -> Environment:
         "An environment that plays the row, without its prompt."
@@ -68,12 +71,16 @@ def play_again(
     messages: Sequence[dict],  # of a whole episode, in OpenAI's form or verifiers' own
 ) -> PlayedAgain:
     "Make the calls of an episode and ask for its reward. Raises `Unscored` where there is none."
-    shown = {m["tool_call_id"]: m["content"] for m in messages if m["role"] == "tool"}
-    said = [m for m in messages if m["role"] == "assistant"]
-    calls = [(c.get("id"), c.get("function") or c) for m in said for c in m.get("tool_calls") or ()]
+    calls, shown, turn, answer = [], {}, 0, ""
+    for message in messages:
+        if message["role"] == "assistant":
+            turn, answer = turn + 1, message.get("content") or ""
+            calls += [((turn, c.get("id")), c.get("function") or c) for c in message.get("tool_calls") or ()]
+        elif message["role"] == "tool":
+            shown[turn, message["tool_call_id"]] = message["content"]  # some models name the calls of every turn alike
     with closing(environment):
         answers = [(key, environment.call(ToolCall.parse(f["name"], f["arguments"])).text) for key, f in calls]
-        reward = environment.reward((said[-1].get("content") or "") if said else "")
+        reward = environment.reward(answer)
     if reward is None:
         raise Unscored("the environment could not score the episode", "play it again")
     return PlayedAgain(reward, len(calls), sum(shown.get(key) != text for key, text in answers))

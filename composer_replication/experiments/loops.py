@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -248,8 +247,8 @@ def play_verifiers(
     with serving_scripts(by_user) as url:
         argv = [program, "composer-tasks", *told, "-m", "script", "--client.base-url", url, "--client.api-key-var", "COMPOSER_NO_KEY", "--no-push",
                 "--no-rich", "--env.agent.harness.id", "null", "--env.agent.runtime.type", "subprocess", "-c", "2", "--output-dir", folder]
-        paths = {"PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHONPATH": str(Path(find_spec("composer_tasks").origin).parent)}
-        done = subprocess.run(argv, env=os.environ | paths | {"COMPOSER_NO_KEY": "none"}, capture_output=True, text=True, timeout=seconds)
+        settings = {"PATH": f"{program.parent}:{os.environ['PATH']}", "COMPOSER_NO_KEY": "none"}  # its harness looks for uv
+        done = subprocess.run(argv, env=os.environ | settings, capture_output=True, text=True, timeout=seconds)
     files = list(Path(folder).glob("*/traces.jsonl"))
     if done.returncode or not files:
         raise InputProblem(f"vf-eval ended with {done.returncode} ({done.stderr.strip()[-500:]})", "look into its logs", str(folder))

@@ -1,6 +1,8 @@
 """The judge on real submissions: honest ones of every shape are rewarded, hacks are not, and none makes it raise."""
+import contextlib
 import json
 import random
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -319,13 +321,20 @@ def test_a_task_where_nothing_stable_comes_out_is_refused(tmp_path, code):
 
 
 def test_a_package_that_is_long_in_importing_is_observed_all_the_same(tmp_path, monkeypatch):
-    (tmp_path / "long_in_importing.py").write_text("import time\n\ntime.sleep(0.8)\n\n\ndef double(x):\n    return 2 * x\n")
+    "The limit of a call begins when its module is there."
+    (tmp_path / "long_in_importing.py").write_text("def double(x):\n    return 2 * x\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(observe, "CALL_S", 0.4)
-    sent = []
+    sent, there = [], []
+
+    @contextlib.contextmanager
+    def limit(seconds):
+        there.append("long_in_importing" in sys.modules)
+        yield
+
+    monkeypatch.setattr(observe, "time_limit", limit)
     record = {"target": "long_in_importing:double", "args": [{"literal": "21"}], "kwargs": {}}
     observe.run_calls({"data": {"calls": [record]}}, lambda **message: sent.append(message))
-    assert sent == [{"call": 0, "came": {"value": ["int", "0x2a"], "after": []}}]
+    assert there == [True] and sent == [{"call": 0, "came": {"value": ["int", "0x2a"], "after": []}}]
 
 
 @needs_sandbox

@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 import world
 
+from composer_replication.core.environment import TaskSet
 from composer_replication.core.errors import InputProblem
 from composer_replication.core.tools import ToolResult
 from composer_replication.core.trace import TraceProblem
+from composer_replication.envs import verifiers
 from composer_replication.envs.sql.env import SqlEnv
 from composer_replication.envs.sql.tasks import sql_rows, task_of
 from composer_replication.envs.verifiers import PlayedAgain, Source, Unscored, located, play_again, row_parts
@@ -56,6 +58,17 @@ def test_calls_are_made_again_in_order_and_differing_answers_are_counted():
     environment = Counting()
     assert play_again(environment, messages) == PlayedAgain(0.5, 3, 1)
     assert environment.answer == "done" and environment.closed == 1
+
+
+def test_calls_of_different_turns_may_have_one_id():
+    messages = [said(("a", "{}")), told("a", "f {} 1"), said(("a", "{}")), told("a", "f {} 2"), said(content="done")]
+    assert play_again(Counting(), messages) == PlayedAgain(0.5, 2, 0)
+
+
+def test_a_task_without_tools_is_no_taskset(monkeypatch):
+    monkeypatch.setattr(verifiers, "task_set", lambda name, wanted: TaskSet(()))
+    with pytest.raises(InputProblem, match="'riddle' is answered in one turn, without tools; take an environment with tools"):
+        Source("riddle").task_set()
 
 
 def test_an_episode_that_cannot_be_scored_counts_neither_way():
