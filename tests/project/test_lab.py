@@ -124,11 +124,17 @@ def test_the_start_page_runs_and_a_hint_of_ones_own_is_read(visit, lab, mode):
     nbformat.validate(nbformat.read(lab[1] / name, 4))
 
 
+SIDE_BY_SIDE = """(titles) => {  // both boxes of one moment: the page still moves as cells above are drawn
+    const [left, right] = titles.map(title => [...document.querySelectorAll('p')].find(p => p.textContent == title)
+        ?.getBoundingClientRect());
+    return left && right && left.y == right.y && left.right <= right.left;
+}"""
+
+
 def test_both_judges_stand_side_by_side_before_the_notebook_is_trusted(visit, lab):
     page = opened(visit, lab, "04_exploits.ipynb")
     assert page.locator(".jp-OutputArea-output style").count() == 0  # the theme is gone
-    naive, ours = (page.locator(f"p:text-is('{words}')").first.bounding_box() for words in ("the naive judge", "our judge"))
-    assert naive["y"] == ours["y"] and naive["x"] + naive["width"] <= ours["x"]
+    page.wait_for_function(SIDE_BY_SIDE, arg=["the naive judge", "our judge"], timeout=LIMIT)
     picture(page, "lab-04-untrusted")
 
 
