@@ -18,8 +18,7 @@ import torch
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import (Cache, DummyLayer, DynamicLayer, LinearAttentionAndFullAttentionLayer,
-                                      LinearAttentionLayer)
+from transformers.cache_utils import Cache, DynamicLayer, LinearAttentionAndFullAttentionLayer, LinearAttentionLayer
 
 from .pack import PackedBatch
 
@@ -123,13 +122,13 @@ class _StateAndKeys(_Replaces, LinearAttentionAndFullAttentionLayer):
 # %% ../../nbs/tree/08_states.ipynb #59bac63b
 ATTENTION = {"full_attention": "full_attention", "sliding_attention": "sliding_attention", "hybrid": "full_attention"}  # its mask
 LAYERS = {"full_attention": DynamicLayer, "sliding_attention": DynamicLayer, "linear_attention": _State, "conv": _State,
-          "hybrid": _StateAndKeys, "moe": DummyLayer, "mlp": DummyLayer}
+          "hybrid": _StateAndKeys} | dict.fromkeys(("moe", "mlp"), DynamicLayer)  # the last two keep nothing
 
 
 def state_problem(model: PreTrainedModel) -> str | None:
     "Why branches cannot start from this model's states, as a clause; None where they can, or where it has none."
     types, mixers, name = layer_types(model.config.get_text_config()), state_mixers(model), type(model).__name__
-    other, keeping = set(types) - set(LAYERS), {i for i, t in enumerate(types) if issubclass(LAYERS.get(t, DummyLayer), _Replaces)}
+    other, keeping = set(types) - set(LAYERS), {i for i, t in enumerate(types) if issubclass(LAYERS.get(t, DynamicLayer), _Replaces)}
     if other or keeping != set(mixers) or (getattr(model, "_is_stateful", False) and not mixers):
         return f"{name} keeps a state that only itself can read ({', '.join(sorted(other or set(types)))})"
     if not all(map(_resumes, mixers.values())):

@@ -2,13 +2,16 @@
 
 Runs where vLLM is installed: `make test-vllm` makes an environment with it and needs no GPU."""
 import os
+import pkgutil
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 
 import pytest
 import torch
 import yaml
 
+import composer_replication
 from composer_replication.envs.toy.env import WorldEnv, world_rows
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
 from composer_replication.recipes.recipe import load_recipe
@@ -49,6 +52,12 @@ def trainer(tmp_path_factory):
         for name in set(os.environ) - set(before):  # TRL and vLLM set RANK and others
             del os.environ[name]
     torch.set_num_threads(threads)
+
+
+def test_every_module_is_imported_beside_vllm():
+    "vLLM holds transformers below the version of constraints.txt."
+    found = [m.name for m in pkgutil.walk_packages(composer_replication.__path__, "composer_replication.")]
+    assert len(found) > 150 and all(map(import_module, found))
 
 
 def scored(model, rollout):
