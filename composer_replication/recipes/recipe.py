@@ -87,9 +87,10 @@ class RecipeArguments(SourceArguments):
     data_folder: str | None = setting(None, "Folder of the task's own files; none: `tasks` in the folder that COMPOSER_DATA names.")
     train_rows: int = setting(64, "Tasks to train on, at most.")
     held_out_rows: float = setting(0, "Tasks that are never trained on; below 1 a share of a file's.")
-    guard: bool = setting(True, "Stop where the held-out score falls while the reward rises; wherever rows are held out, every "
-                                "guard_steps.")
-    guard_settings: dict | None = setting(None, "Of the guard: min_steps, decline_patience, ema_alpha, kl_hard_stop, proxy_gap_stop.")
+    guard: bool = setting(True, "Stop where the held-out score falls while the reward rises, or both collapse; wherever rows are "
+                                "held out, every guard_steps.")
+    guard_settings: dict | None = setting(None, "Of the guard: min_steps, decline_patience, ema_alpha, kl_hard_stop, proxy_gap_stop, "
+                                                 "collapse_drop.")
     warm_up: dict | None = setting(None, "Train on demonstrations of the task first, once for all runs that name its folder: folder, "
                                          "demonstrations, steps, batch_size, learning_rate, seed.")
     curriculum: bool = setting(False, "Draw tasks by p(1-p) of their pass rate; retire mastered ones, keep unsolved ones aside.")

@@ -16,7 +16,8 @@ score = st.integers(-8, 8).map(lambda x: x / 4)  # with the weights below every 
 runs = st.lists(st.tuples(score, score, st.floats(0, 1)), min_size=1, max_size=20)
 guards = st.fixed_dictionaries({"min_steps": st.integers(0, 120), "decline_patience": st.integers(1, 4),
                                 "ema_alpha": st.sampled_from([0.25, 0.5, 1.0]), "kl_hard_stop": st.sampled_from([None, 0.9]),
-                                "proxy_gap_stop": st.sampled_from([None, 1.0])})
+                                "proxy_gap_stop": st.sampled_from([None, 1.0]),
+                                "collapse_drop": st.sampled_from([None, 0.25, 1.0])})
 
 
 def follow(guard, run, first=0):
@@ -25,7 +26,7 @@ def follow(guard, run, first=0):
     return guard
 
 
-def verdict(run, min_steps, decline_patience, ema_alpha, kl_hard_stop, proxy_gap_stop):
+def verdict(run, min_steps, decline_patience, ema_alpha, kl_hard_stop, proxy_gap_stop, collapse_drop):
     "Which evaluation fires by the rules as the page writes them, from whole series; None where none does."
     def smoothed(values):
         made = values[:1]
@@ -39,9 +40,12 @@ def verdict(run, min_steps, decline_patience, ema_alpha, kl_hard_stop, proxy_gap
         declined = recent[0] > 0 and all(held[i] < held[i - 1] and reward[i] > reward[i - 1] for i in recent)
         ahead = (reward[n] - held[n]) - (reward[0] - held[0])
         late = 10 * (n + 1) >= min_steps
+        tops = max(held[:n + 1]), max(reward[:n + 1])
+        fell = collapse_drop is not None and min(tops) > 0 and tops[0] - held[n] >= collapse_drop
+        collapsed = fell and held[n] / tops[0] < 0.5 and reward[n] / tops[1] < 0.3
         if kl_hard_stop is not None and run[n][2] > kl_hard_stop:
             return n
-        if late and (declined or proxy_gap_stop is not None and ahead > proxy_gap_stop):
+        if late and (declined or collapsed or proxy_gap_stop is not None and ahead > proxy_gap_stop):
             return n
 
 
@@ -99,8 +103,20 @@ def test_settings_that_cannot_be_are_named(options):
 
 
 def test_a_foreign_state_is_refused():
-    with pytest.raises(ValueError, match="load what state_dict"):
+    with pytest.raises(ValueError, match="another version"):
         HeldOutGuard().load_state_dict({"step": 3})
+    state = follow(HeldOutGuard(), [(0.5, 0.5, 0.0)]).state_dict()
+    with pytest.raises(ValueError, match="another version"):  # as before the guard knew the best of both
+        HeldOutGuard().load_state_dict(state | {"last": {k: v for k, v in state["last"].items() if "best" not in k}})
+
+
+def test_a_run_that_loses_score_and_reward_is_stopped_and_a_weak_one_is_not():
+    lost = [(0.5, 0.9, 0.0)] * 8 + [(0.0, 0.02, 0.0)] * 6
+    guard = follow(HeldOutGuard(), lost)
+    assert guard.reason.startswith("Stopped at step 120: the policy has collapsed: the held-out score fell from 0.5 to 0.1")
+    assert not follow(HeldOutGuard(collapse_drop=None), lost).should_halt
+    assert not follow(HeldOutGuard(), [(s, 0.8, k) for s, _, k in lost]).should_halt  # the reward stands
+    assert not follow(HeldOutGuard(), [(0.125, 0.1, 0.0), *[(0.0, 0.0, 0.0)] * 30]).should_halt  # one task of eight, by luck
 
 
 # The split
