@@ -55,7 +55,7 @@ def _cells(values, name):
 
 
 def _interval(cells, name, draws, seed, least):
-    "Mean of the scored cells with its interval; `least` is the smallest of the whole numbers up to 1 that a score can be."
+    "Mean of the scored cells with its interval; `least` is the smallest of the whole numbers up to 1 that a share can be, None: no share."
     scored = ~np.isnan(cells)
     if not scored.any(axis=1).all():
         row = int(np.argmin(scored.any(axis=1)))
@@ -65,7 +65,7 @@ def _interval(cells, name, draws, seed, least):
     total, weight = (((counts[0] @ part) * counts[1]).sum(1) for part in (np.where(scored, cells, 0.0), scored.astype(float)))
     means = total[weight > 0] / weight[weight > 0]  # few cells can leave a draw without any
     low, high = np.quantile(means, [0.025, 0.975])
-    if low == high and np.isin(cells[scored], range(least, 2)).all():
+    if low == high and least is not None and np.isin(cells[scored], range(least, 2)).all():
         unseen = 1 - 0.025 ** (1 / problems)  # Clopper and Pearson's bound for none of n
         low, high = max(low - unseen, least), min(high + unseen, 1.0)
     return Interval(float(cells[scored].mean()), float(low), float(high), seeds, problems, int((~scored).sum()))
@@ -75,12 +75,13 @@ def bootstrap_mean(
     values: ArrayLike,  # (seeds, problems) or (problems,): 0, 1, or nan where unscored; other finite numbers do too
     draws: int = DRAWS,
     seed: int | str = "bootstrap",  # names the draws
+    share: bool = True,  # a mean of what is at most 1; of a count nothing bounds what was not seen
 ) -> Interval:
     """The mean over all scored cells, resampling seeds and problems together; one seed: problems only.
 
     Raises `InputProblem` for what is no such array, and for a seed without a scored problem.
     """
-    return _interval(_cells(values, "values"), "values", draws, seed, 0)
+    return _interval(_cells(values, "values"), "values", draws, seed, 0 if share else None)
 
 # %% ../../nbs/experiments/00_statistics.ipynb #d1199164
 def paired_bootstrap(
@@ -88,6 +89,7 @@ def paired_bootstrap(
     b: ArrayLike,  # the other arm: the same seeds and the same problems in the same order
     draws: int = DRAWS,
     seed: int | str = "bootstrap",  # names the draws
+    share: bool = True,  # as in `bootstrap_mean`
 ) -> Interval:
     """Mean of `a` minus mean of `b` over the cells that both scored; each draw takes the same seeds and problems of both.
 
@@ -96,7 +98,7 @@ def paired_bootstrap(
     a, b = _cells(a, "a"), _cells(b, "b")
     if a.shape != b.shape:
         raise InputProblem(f"a has shape {a.shape} and b {b.shape}; paired arms need the same seeds and the same problems.")
-    return _interval(a - b, "a - b", draws, seed, -1)
+    return _interval(a - b, "a - b", draws, seed, -1 if share else None)
 
 # %% ../../nbs/experiments/00_statistics.ipynb #c71ab11b
 def clustered_mean(

@@ -64,6 +64,16 @@ def test_what_could_not_be_scored_counts_neither_way():
     assert np.isnan(figures(made([[1.0, None]]), 2)["pass@2"]).all()
 
 
+def test_a_count_is_no_share():
+    "Every episode had two turns and one error: no bound of 1, and nothing bounds what was not seen; that none passed has a bound."
+    played = [[rollout(f"{n}", 0, 0.0, failed=1)] for n in range(5)]
+    result = Evaluation.of("m", played, base=("base", played))
+    for name in ("turns", "tool errors"):
+        value, gap = result.figures[name], result.differences[name]
+        assert value.low == value.estimate == value.high > 0 == gap.low == gap.high
+    assert result.figures["pass@1"].low == 0 < result.figures["pass@1"].high < 1
+
+
 def test_tool_errors_are_the_results_that_the_environment_flags():
     values = figures([[rollout("a", 0, 1.0, failed=2), rollout("a", 1, 1.0)]], 1)
     assert values["tool errors"][0] == 1.0 and values["turns"][0] == 2.0
