@@ -53,7 +53,7 @@ def _falls(name, share):
     "Whether a number is below this share of its mean at the start."
     def holds(facts, start):
         value = getattr(facts, name)
-        return None if value is None or name not in start else value < share * start[name]
+        return None if value is None or name not in start else start[name] > 0 and value < share * start[name]
     return holds
 
 
@@ -77,6 +77,8 @@ RULES = (
          lambda f: 2 * f.cut >= f.error_turns),
     Rule("clipped", 3, lambda f, _: None if f.clipped is None else f.clipped >= 0.5,
          lambda f, n: f"{f.clipped:.0%} of the episodes were cut at max_completion_length, {n} steps in a row; raise it"),
+    Rule("reward", 20, _falls("reward", 0.3),
+         lambda f, n: f"the reward has collapsed: {f.reward:.2g}, less than three tenths of the first steps', {n} steps in a row"),
     Rule("entropy", 5, _falls("entropy", 0.1),
          lambda f, n: f"entropy has collapsed: {f.entropy:.2g} nats a token, less than a tenth of the first steps', {n} steps in a row"),
     Rule("length", 5, _falls("length", 0.25),
@@ -131,7 +133,7 @@ def take(
 @patch
 def _remember(self: HealthWatch, facts: StepFacts) -> None:
     self.steps += 1
-    for name in ("entropy", "length", "gap"):
+    for name in ("reward", "entropy", "length", "gap"):
         value, known = getattr(facts, name), self.first.setdefault(name, [])
         if value is not None and len(known) < FIRST:
             known.append(value)
@@ -153,6 +155,8 @@ REASONS = {
     "hints_cut": "half of the hints or more were lost to the limit of length in {held} of {measured} steps; raise "
                  "max_completion_length",
     "clipped": "half of the episodes or more were cut at max_completion_length in {held} of {measured} steps; raise it",
+    "reward": "the reward was below three tenths of the first steps' in {held} of {measured} steps; lower learning_rate, or take another "
+              "teacher",
     "entropy": "entropy had collapsed in {held} of {measured} steps; lower learning_rate, or set kl_coef",
     "length": "rollouts had collapsed to a quarter of their length in {held} of {measured} steps; look at what the reward pays for",
     "teacher_gap": "the hint no longer moved the teacher in {held} of {measured} steps",

@@ -5,7 +5,7 @@
     python ladder.py --trials      the development runs that led to this setting, into `development.json`
 
 Resumable: the folder `runs` keeps what has ended and the last saved step of the rest. `tar xzf runs.tar.gz` puts back the runs of
-2026-11-23 (tuning and final runs of the four arms, and 27 of the controls' 36 tuning runs), so that --all plays the rest alone."""
+2026-11-23 (tuning and final runs of the four arms, 27 of the controls' 36 tuning runs), so that --all plays the rest alone."""
 import argparse
 import json
 import sys

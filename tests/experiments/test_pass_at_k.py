@@ -65,7 +65,7 @@ def test_what_could_not_be_scored_counts_neither_way():
 
 
 def test_a_count_is_no_share():
-    "Every episode had two turns and one error: no bound of 1, and nothing bounds what was not seen; that none passed has a bound."
+    "All episodes had the same turns and errors: there is no bound of 1, and nothing bounds what was not seen."
     played = [[rollout(f"{n}", 0, 0.0, failed=1)] for n in range(5)]
     result = Evaluation.of("m", played, base=("base", played))
     for name in ("turns", "tool errors"):

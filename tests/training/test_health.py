@@ -40,16 +40,17 @@ FACTS = {"equal_rewards": lambda flag: {"equal_groups": 1.0 if flag else 0.75},
          "no_hint": lambda flag: {"error_turns": 2, "hints": 0 if flag else 1, "cut": 0},
          "hints_cut": lambda flag: {"error_turns": 2, "hints": 1, "cut": 1 if flag else 0},
          "clipped": lambda flag: {"clipped": 0.5 if flag else 0.49},
+         "reward": lambda flag: {"reward": 0.14 if flag else 0.5},
          "entropy": lambda flag: {"entropy": 0.09 if flag else 1.0},
          "length": lambda flag: {"length": 24.0 if flag else 100.0},
          "teacher_gap": lambda flag: {"gap": 0.0009 if flag else 0.1}}
-COMPARED = ("entropy", "length", "teacher_gap")  # with the run's first five values
+COMPARED = ("reward", "entropy", "length", "teacher_gap")  # with the run's first five values
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.key)
 def test_a_rule_speaks_when_it_has_held_for_its_patience_and_each_time_that_doubles(rule):
     dice = random.Random(rule.key)
-    flags = [False] * 5 + [dice.random() < 0.9 for _ in range(200)]  # the first five are the start that others are compared with
+    flags = [False] * 5 + [dice.random() < 1 - 0.5 / rule.patience for _ in range(400)]  # others are compared with the first five
     watch, at = HealthWatch(), []
     for step, flag in enumerate(flags, 1):
         sentences = watch.take(StepFacts(step, **FACTS[rule.key](flag)))
@@ -59,6 +60,11 @@ def test_a_rule_speaks_when_it_has_held_for_its_patience_and_each_time_that_doub
         assert watch.take(StepFacts(step)) == {}  # a step that measured nothing neither speaks nor breaks a row
     assert at == spoken(flags, rule.patience) and len(at) > 3
     assert watch.held[rule.key] == sum(flags) and watch.measured[rule.key] == len(flags) - 5 * (rule.key in COMPARED)
+
+
+def test_a_reward_that_starts_at_zero_or_below_does_not_collapse():
+    watch = HealthWatch()
+    assert not any(watch.take(StepFacts(step, 0.0 if step % 2 else -1.0)) for step in range(1, 100))
 
 
 def test_the_verdict_names_what_held_in_most_steps():
