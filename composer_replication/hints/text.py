@@ -52,12 +52,7 @@ def shorten(text: str, max_chars: int) -> str:
     return (cut[:space] if space > max_chars // 2 else cut).rstrip(" ,;:") + "…"
 
 
-def clamp(
-    text: str,
-    max_sentences: int = 2,
-    max_chars: int = 600,
-) -> str:
-    "The first sentences of the text, as many as both limits allow; the empty string where there are none."
+def _first(text, max_sentences, max_chars):
     kept = ""
     for sentence in sentences(text)[:max_sentences]:
         stop = "." if kept and kept[-1].isalnum() else ""  # a list item gets the full stop that it lacks
@@ -66,6 +61,18 @@ def clamp(
             return kept or sentences(shorten(sentence, max_chars))[0]  # a cut may open a code span again, and end a sentence in it
         kept = longer
     return kept
+
+
+def clamp(
+    text: str,
+    max_sentences: int = 2,
+    max_chars: int = 600,
+) -> str:
+    "The first sentences of the text, as many as both limits allow; the empty string where there are none."
+    short = _first(text, max_sentences, max_chars)
+    while (again := _first(short, max_sentences, max_chars)) != short:  # lines that were joined may read as other sentences
+        short = again
+    return short
 
 # %% ../../nbs/hints/00_text.ipynb #1285f371
 def call_text(call: ToolCall) -> str:

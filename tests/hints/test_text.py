@@ -78,6 +78,7 @@ def test_clamp_keeps_the_first_sentences(made, limit):
 
 @settings(max_examples=300)
 @example("`? 11`", 1, 5)
+@example("1\n\n1", 2, 5)
 @given(st.text(st.sampled_from("aB1 .!?…\n`'\")(-*é。"), max_size=400), st.integers(1, 3), st.integers(5, 80))
 def test_clamp_never_exceeds_a_limit(text, max_sentences, max_chars):
     short = clamp(text, max_sentences, max_chars)
