@@ -12,13 +12,13 @@ def played_once(trainer):
     are not for this."""
     play = trainer.play
 
-    def remembered(rows, name):
+    def remembered(rows, names):
         weights = hashlib.sha256()
         for tensor in trainer.model.state_dict().values():
             weights.update(tensor.detach().contiguous().view(-1).numpy().data)
-        key = (weights.digest(), trainer.factory, repr(trainer.args.rollout_config), trainer.args.bf16, name, repr(rows))
+        key = (weights.digest(), trainer.factory, repr(trainer.args.rollout_config), trainer.args.bf16, *names, repr(rows))
         if key not in _PLAYED:
-            _PLAYED[key] = play(rows, name)
+            _PLAYED[key] = play(rows, names)
         return copy.deepcopy(_PLAYED[key])
 
     trainer.play = remembered

@@ -98,9 +98,9 @@ class _ArmTrainer(ComposerReplicationTrainer):
         self.played = []  # rollouts since then
         self.imitates = False  # see `Setting.imitate`
 
-    def play(self, rows, name):
+    def play(self, rows, names):
         begun = time.perf_counter()
-        played = super().play(rows, name)
+        played = super().play(rows, names)
         self.took["rollout"] += time.perf_counter() - begun
         self.played = played
         return played

@@ -82,17 +82,17 @@ def _begin_generation(self: QueueTrainer, rows: list[dict]) -> Generation:
     weights = trained_weights(self.accelerator.unwrap_model(self.model))
     self.queue.begin_generation(now, max(now, min(now + bound, total - 1)), bound, weights, self._groups_of)
     asked = [(group.row, name) for group in self.queue.groups(now) for name in group.names]
-    if [name for _, name in asked] != [f"{begun.name}-{i}" for i in range(len(rows))] or (not self.draw and [row for row, _ in asked] != rows):
+    if [name for _, name in asked] != begun.names or (not self.draw and [row for row, _ in asked] != rows):
         raise QueueProblem(f"the tasks of generation {now} in the queue are not those of this run", "take another --queue")
     rows[:] = [row for row, _ in asked]
     return begun
 
 # %% ../../nbs/scale/04_queue_trainer.ipynb #aa8bcc5e
 @patch
-def play(self: QueueTrainer, rows: list[dict], name: str) -> list[Rollout]:
+def play(self: QueueTrainer, rows: list[dict], names: list[str]) -> list[Rollout]:
     "A training generation's rollouts come from the queue; other episodes are played here."
-    if not self.model.training or name != self.generation.name:
-        return ComposerReplicationTrainer.play(self, rows, name)
+    if not self.model.training or names != self.generation.names:
+        return ComposerReplicationTrainer.play(self, rows, names)
     began, now, metrics = time.monotonic(), self._step // self.passes_of_generation, self._metrics["train"]
     played = self._wait_for(now, len(rows) // self.num_generations)
     metrics["queue/wait"].append(time.monotonic() - began)

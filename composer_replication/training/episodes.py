@@ -46,6 +46,12 @@ class Generation:
     rewards: list[float | None] = field(default_factory=list)  # weighted sum; None where no function scored the row
     learns: list[bool] = field(default_factory=list)  # whether channel 2 learns from a row
     all_rewards: torch.Tensor | None = None  # (n,) of all devices, groups one after the other; NaN where no function scored the row
+    first: int = 0  # number of its first row among those of all devices
+
+    @property
+    def names(self) -> list[str]:
+        "Trace ids of its rows."
+        return [f"{self.name}-{self.first + i}" for i in range(len(self.rows))]
 
 
 UNSCORED = (Ending.ERROR, Ending.TIMEOUT)  # these say nothing of the policy
@@ -70,7 +76,7 @@ def composer_rollouts(prompts: list[list[dict]], trainer: GRPOTrainer) -> dict[s
     "TRL's `rollout_func`: one episode of our loop for each row of the trainer's `generation`."
     generation = trainer.generation
     rows = [row | {"prompt": prompt} for row, prompt in zip(generation.rows, prompts)]
-    generation.rollouts = trainer.play(rows, generation.name)
+    generation.rollouts = trainer.play(rows, generation.names)
     if trainer.args.equal_rewards == "resample" and trainer.model.training:
         play_again(trainer, rows)
     return rollout_columns(generation.rollouts, trainer.setup.tokenizer.eos_token_id)
@@ -82,7 +88,7 @@ def play_again(
 ) -> None:
     "Play the groups whose rewards are all equal again, with other random numbers, as often as `resample_tries` allows."
     generation, accelerator, again = trainer.generation, trainer.accelerator, 0.0
-    first = accelerator.process_index * len(rows)
+    first = generation.first
     for attempt in range(trainer.args.resample_tries):
         rewards = [float("nan") if r.reward is None or r.ending in UNSCORED else r.reward for r in generation.rollouts]
         rewards = accelerator.gather(torch.tensor(rewards, device=accelerator.device))
@@ -90,8 +96,9 @@ def play_again(
         if not equal.any():
             break
         again += equal.float().mean().item()
-        mine = equal[first:first + len(rows)].nonzero()[:, 0].tolist()
-        new = trainer.play([rows[i] for i in mine], f"{generation.name}-again{attempt}") if mine else []
+        mine, before = equal[first:first + len(rows)].nonzero()[:, 0].tolist(), int(equal[:first].sum())
+        names = [f"{generation.name}-again{attempt}-{before + i}" for i in range(len(mine))]
+        new = trainer.play([rows[i] for i in mine], names) if mine else []
         for i, rollout in zip(mine, new):
             generation.rollouts[i] = rollout
     trainer._metrics["train"]["rollout/resampled"].append(again)
@@ -196,7 +203,7 @@ def _trl_trace(generation, number, tools, results):
     prompt = generation.prompts[number]
     turns = with_results([trl_failure(t) for t in chat_turns([*prompt, *generation.completions[number]])], results)
     schemas = tuple(t if isinstance(t, dict) else get_json_schema(t) for t in tools)
-    return Trace(f"{generation.name}-{number}", turns, schemas, task_of(generation.rows[number], prompt))
+    return Trace(generation.names[number], turns, schemas, task_of(generation.rows[number], prompt))
 
 # %% ../../nbs/training/09_episodes.ipynb #4e112087
 def within_positions(

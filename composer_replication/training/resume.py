@@ -45,8 +45,13 @@ class Resume(TrainerCallback):
         kept = {"teacher": teacher, "reference": None if reference is teacher else reference}
         return [(name, policy) for name, policy in kept.items() if policy]
 
-    def _path(self, folder):
-        return Path(folder) / f"composer-rank{self.trainer.accelerator.process_index}.pt"
+    def _path(self, folder, rank):
+        return Path(folder) / f"composer-rank{rank}.pt"
+
+    def _passes(self):
+        "Of all processes, by the setting that says how many each makes."
+        args, processes = self.trainer.args, self.trainer.accelerator.num_processes
+        return {name: getattr(args, name) * processes for name in ("gradient_accumulation_steps", "steps_per_generation")}
 
 # %% ../../nbs/training/10_resume.ipynb #ccf869d9
 @patch
@@ -57,8 +62,9 @@ def save(
     "Every process writes its own file; one writes the policies, to which all give their shards."
     t = self.trainer
     between = t._step % (t.args.steps_per_generation * t.num_iterations)
-    save_buffer(self._path(folder), {
-        "step": t._step, "processes": t.accelerator.num_processes, "since_log": (t._tr_loss.item(), t._globalstep_last_logged),
+    save_buffer(self._path(folder, t.accelerator.process_index), {
+        "step": t._step, "processes": t.accelerator.num_processes, "passes": self._passes(),
+        "since_log": (t._tr_loss.item(), t._globalstep_last_logged),
         "metrics": {name: list(values) for name, values in t._metrics["train"].items()},
         "buffer": [to_plain(inputs) for inputs in t._buffered_inputs] if between and t._buffered_inputs else None,
         "schedule": t.schedule.state_dict() if t.schedule else None})
@@ -66,19 +72,43 @@ def save(
         if t.args.should_save or isinstance(policy, ShardedPolicy):
             policy.save(Path(folder) / name)
 
+# %% ../../nbs/training/10_resume.ipynb #45f4c71d
+@patch
+def _state(self: Resume, folder):
+    "What this process wrote, or what it goes on with where another number of processes wrote it."
+    a = self.trainer.accelerator
+    files = [file for rank in (a.process_index, 0) if (file := self._path(folder, rank)).exists()]
+    if not files:
+        raise InputProblem(f"{folder} is another trainer's; load its weights as the start model.")
+    state = load_buffer(files[0])
+    if state["processes"] == a.num_processes:
+        return state
+    return self._shared_out([load_buffer(self._path(folder, rank)) for rank in range(state["processes"])])
+
+
+@patch
+def _shared_out(self: Resume, states):
+    "One state out of those of another number of processes."
+    now, then = self.trainer.accelerator.num_processes, len(states)
+    for name, passes in self._passes().items():
+        if states[0].get("passes", {}).get(name) != passes:
+            raise InputProblem(f"the checkpoint is of {then} processes, this run has {now}, and processes times {name} is no longer the "
+                               f"same; set {name} so that it is, or resume with {then} processes.")
+    if any(state["buffer"] for state in states):
+        raise InputProblem(f"the checkpoint was saved within a generation that {then} processes share; resume with {then} processes, "
+                           f"or from one that was saved between two generations.")
+    losses, lasts = zip(*(state["since_log"] for state in states))
+    metrics = {name: [v for state in states for v in state["metrics"].get(name, ())] for name in states[0]["metrics"]}
+    return states[0] | {"step": states[0]["step"] * then // now, "since_log": (sum(losses) / then, lasts[0]), "metrics": metrics}
+
 # %% ../../nbs/training/10_resume.ipynb #387cb55d
 @patch
 def load(
     self: Resume,
     folder: str,  # of the checkpoint
 ) -> None:
-    "Raises `InputProblem` for a checkpoint of another trainer or of another number of processes."
-    t, path = self.trainer, self._path(folder)
-    state = load_buffer(path) if path.exists() else {}
-    if state.get("processes") != t.accelerator.num_processes:
-        raise InputProblem(f"{folder} is another trainer's or of a run on another number of processes than "
-                           f"{t.accelerator.num_processes}; resume with as many as it was saved with, or load its weights as "
-                           "the start model.")
+    "Raises `InputProblem` for a checkpoint of another trainer, or where this number of processes cannot go on from it."
+    t, state = self.trainer, self._state(folder)
     t._step, self.since_log = state["step"], state["since_log"]
     t._metrics["train"].update({name: list(values) for name, values in state["metrics"].items()})
     if state["buffer"] is not None:

@@ -240,10 +240,9 @@ def student(self: ComposerReplicationTrainer) -> PreTrainedModel:
 def play(
     self: ComposerReplicationTrainer,
     rows: Sequence[dict],  # with a `prompt`; every column reaches the environment's `reset`
-    name: str,  # begins the trace ids, and with the seed names all random numbers
+    names: Sequence[str],  # trace ids, one per row; with the seed they name all random numbers
 ) -> list[Rollout]:  # one per row
     "Play one episode per row with the policy as it is now."
-    names = [f"{name}-{i}" for i in range(len(rows))]
     if self.sampling_copy is None or not is_sharded(self.model):
         return play_episodes(self, self.factory, rows, names, self.args.rollout_config)
     policy = TransformersPolicy(self.sampling_copy.at_step(self.model, self.state.global_step), self.setup.tokenizer)
@@ -285,13 +284,16 @@ def _generate(self: ComposerReplicationTrainer, prompts):
 
 @patch
 def _begin_generation(self: ComposerReplicationTrainer, rows) -> Generation:
-    "A record with a name that no other generation of the run has. A curriculum puts its own tasks into `rows`."
+    """A record with a name that no other generation of the run has. A curriculum puts its own tasks into `rows`.
+
+    Rows are named as one process would name them, so that tasks and random numbers do not depend on the number of processes."""
     a, training = self.accelerator, self.model.training
+    step = self._step * a.num_processes
     if self.draw and training:
-        rows[:] = self.draw.draw(len(rows), self.num_generations, self._step, a.process_index, a.num_processes)
+        rows[:] = self.draw.draw(len(rows), self.num_generations, step, a.process_index, a.num_processes)
     mode = "step" if training else f"eval{self.evaluations}-"
     self.evaluations += not training
-    return Generation(f"{mode}{self._step}-rank{a.process_index}", rows)
+    return Generation(f"{mode}{step}-rank0", rows, first=a.process_index * len(rows))
 
 # %% ../../nbs/training/11_trainer.ipynb #7057bd5a
 @patch
@@ -853,7 +855,8 @@ def _watch_held_out(self: ComposerReplicationTrainer, guard):
 def held_out(self: ComposerReplicationTrainer, model=None, step: int = 0) -> dict[str, float]:
     "`held_out_score`: mean held-out reward; `kl`, where there is a reference: to the start, in nats a token."
     rank, devices = self.accelerator.process_index, self.accelerator.num_processes
-    rollouts = self.play(self.held_out_rows[rank::devices], f"held-out-rank{rank}")
+    numbers = range(rank, len(self.held_out_rows), devices)
+    rollouts = self.play([self.held_out_rows[n] for n in numbers], [f"held-out-rank0-{n}" for n in numbers])
     sums = Counter(score=sum(r.reward or 0.0 for r in rollouts), scored=sum(r.reward is not None for r in rollouts))
     if self.reference is not None:
         sums.update(self._kl_sums([r for r in rollouts if r.completion_ids]))

@@ -247,16 +247,27 @@ def test_a_folder_that_holds_a_run(quoted, trained, monkeypatch, capsys):
     is_quoted(quoted, said)
 
 
-@symptom("`is another trainer's")
-def test_a_checkpoint_of_more_processes(quoted, trained, tmp_path):
-    shutil.copytree(trained, tmp_path / "out")
-    [path] = (tmp_path / "out").glob("checkpoint-*/composer-rank0.pt")
-    save_buffer(path, load_buffer(path) | {"processes": 2})
+def resumed_alone(trained, folder, **changed):
+    "What is said of a checkpoint that two processes wrote."
+    shutil.copytree(trained, folder)
+    [path] = folder.glob("checkpoint-*/composer-rank0.pt")
+    state = load_buffer(path)
+    for rank in (0, 1):
+        save_buffer(path.with_name(f"composer-rank{rank}.pt"), state | {"processes": 2} | changed)
     mark_complete(path.parent)
-    settings = SMALL | {"output_dir": str(tmp_path / "out"), "max_steps": "2", "resume": "true"}
     with pytest.raises(ValueError) as found:
-        run_recipe(load_recipe("toy", settings))
-    is_quoted(quoted, found.value)
+        run_recipe(load_recipe("toy", SMALL | {"output_dir": str(folder), "max_steps": "2", "resume": "true"}))
+    return found.value
+
+
+@symptom("`is no longer the`")
+def test_a_checkpoint_of_more_processes(quoted, trained, tmp_path):
+    is_quoted(quoted, resumed_alone(trained, tmp_path / "out", passes={}))
+
+
+@symptom("`was saved within a generation that`")
+def test_a_checkpoint_within_a_generation_of_more_processes(quoted, trained, tmp_path):
+    is_quoted(quoted, resumed_alone(trained, tmp_path / "out", buffer=[{}]))
 
 
 def refusal_of_sharded_weights(version):

@@ -86,6 +86,17 @@ def test_the_same_for_every_teacher_form_and_option(found):
 
 
 @pytest.mark.slow
+def test_four_ranks_have_the_gradients_of_one_process_too(start, rows, tmp_path):
+    cases = ("live", "ema")
+    union = UNION | {"gradient_accumulation_steps": 1}
+    four = start([run(case, "union", tmp_path, rows=rows, **union, **CASES[case]) for case in cases], ranks=4)
+    alone = start([run(f"{case}-alone", "union", tmp_path, rows=rows, **ALONE, **CASES[case]) for case in cases], ranks=1)
+    ended(four + alone)
+    for case in cases:
+        check_equal(case, left(tmp_path, f"{case}-alone"), *(left(tmp_path, case, rank) for rank in range(4)))
+
+
+@pytest.mark.slow
 def test_bfloat16_is_about_as_far_from_float64_as_autocast_in_one_process(found):
     every = found(["live", "bf16"])
     exact, one, two = (torch.cat([g.flatten().double() for g in run["grads"].values()])
@@ -132,6 +143,26 @@ def test_a_resumed_run_is_the_unbroken_one_to_the_bit(start, whole, tmp_path, ki
     ended(start([run("end", "two", tmp_path, resume=start_from, save_strategy="no", held_out=3, sharded=True, **options)]))
     for rank in (0, 1):
         assert differences(left(tmp_path, "end", rank), left(whole / kind, name, rank)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, PARTS], ids=["file", "parts"])
+def test_four_ranks_go_on_from_a_checkpoint_of_two(start, tmp_path, options):
+    "The same tasks, episodes, losses and weights up to rounding."
+    def spread(name, ranks, **more):
+        more |= {"gradient_accumulation_steps": 4 // ranks, "dtype": "float64", "sharded": True}
+        ended(start([run(name, "spread", tmp_path / name, **more, **options)], ranks))
+        return left(tmp_path / name, name)
+
+    whole = spread("whole", 2)
+    found = spread("end", 4, resume=str(tmp_path / "whole" / "checkpoint-1"), save_strategy="no")
+    assert sum(entry["sdpo/sites"] for entry in whole["log"][1:]) and len(found["log"]) == 3
+    for mine, entry in zip(found["log"], whole["log"], strict=True):
+        assert mine["reward"] == entry["reward"]
+        for key in ("loss", "sdpo/loss", "replay/loss", "sdpo/sites", "replay/pairs"):
+            assert mine[key] == pytest.approx(entry[key], rel=1e-6, abs=1e-9), key
+    for part in ("parameters", "teacher"):
+        assert all((found[part][n] - p).abs().max() < 1e-7 for n, p in whole[part].items())
 
 
 @pytest.mark.slow

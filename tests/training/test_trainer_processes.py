@@ -109,6 +109,18 @@ def pair(start, stored, tmp_path_factory):
     return out
 
 
+SPREAD = {n: {"gradient_accumulation_steps": 4 // n, "double": True} for n in (1, 2)}  # eight episodes a step
+
+
+@pytest.fixture(scope="module")
+def spread(start, tmp_path_factory):
+    "The same three steps by one process and by two."
+    out = tmp_path_factory.mktemp("spread")
+    processes = [p for n, more in SPREAD.items() for p in start([run("whole", "spread", out / str(n), **more)], ranks=n)]
+    ended(processes)
+    return out
+
+
 def test_at_zero_weights_two_processes_are_trls_trainer_to_the_bit(pair):
     for rank in (0, 1):
         theirs, ours = left(pair / "zero", "trl", rank), left(pair / "zero", "ours", rank)
@@ -166,6 +178,21 @@ def test_one_of_two_is_told_to_stop_and_the_run_goes_on_to_the_same_end(start, p
     ended(start([run("end", "two", tmp_path, resume="last")], ranks=2))
     for rank in (0, 1):
         assert differences(left(tmp_path, "end", rank), left(pair / "two", "whole", rank)) == []
+
+
+@pytest.mark.parametrize("written, read", [(1, 2), (2, 1)])
+def test_another_number_of_processes_goes_on_to_the_same_end(start, spread, tmp_path, written, read):
+    "The same tasks, episodes, losses and weights up to rounding; Adam would enlarge that where a gradient is nearly zero."
+    ended(start([run("end", "spread", tmp_path, resume=str(spread / str(written) / "checkpoint-1"), **SPREAD[read])], ranks=read))
+    found, whole = left(tmp_path, "end"), left(spread / str(written), "whole")
+    assert [e["reward"] for e in found["log"]] == [e["reward"] for e in whole["log"]] and len(found["log"]) == 3
+    assert sum(e["sdpo/sites"] for e in whole["log"][1:]) and sum(e["replay/pairs"] for e in whole["log"][1:])
+    for mine, entry in zip(found["log"], whole["log"], strict=True):
+        for key in ("loss", "sdpo/loss", "replay/loss", "sdpo/sites", "replay/pairs"):
+            assert mine[key] == pytest.approx(entry[key], rel=1e-6, abs=1e-9), key
+    for part in ("parameters", "teacher"):
+        assert all((found[part][n] - p).abs().max() < 1e-8 for n, p in whole[part].items())
+        assert any((found[part][n] - p).abs().max() > 1e-6 for n, p in policy().double().named_parameters())
 
 
 @pytest.mark.slow  # two starts of all that is imported; without torchrun: above

@@ -226,8 +226,8 @@ def test_zero_weights_on_our_rollouts_are_trl_bit_for_bit(tmp_path):
     kept = []
 
     class Keeper(ComposerReplicationTrainer):
-        def play(self, rows, name):
-            rollouts = super().play(rows, name)
+        def play(self, rows, names):
+            rollouts = super().play(rows, names)
             kept.append((rollout_columns(rollouts, self.setup.tokenizer.eos_token_id), [r.reward for r in rollouts]))
             return rollouts
 

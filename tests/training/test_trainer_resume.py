@@ -7,7 +7,7 @@ import pytest
 import torch
 from trainer_script import SCENES, differences, make, outcome, policy
 
-from composer_replication.training.checkpoint import incomplete_because, last_complete_checkpoint
+from composer_replication.training.checkpoint import incomplete_because, last_complete_checkpoint, load_buffer, save_buffer
 
 
 @pytest.fixture(scope="module")
@@ -105,12 +105,30 @@ def test_writing_over_a_complete_checkpoint_takes_its_marker_first(whole, tmp_pa
     assert last_complete_checkpoint(tmp_path).name == "checkpoint-2"
 
 
-def test_a_checkpoint_of_another_trainer_or_number_of_processes_is_refused(whole, tmp_path):
+def test_a_checkpoint_of_another_trainer_is_refused(whole, tmp_path):
     folder, _ = whole("frozen")
     copied(folder, tmp_path, 2)
     (tmp_path / "checkpoint-2" / "composer-rank0.pt").unlink()
-    with pytest.raises(ValueError, match="composer-rank0.pt"):
+    with pytest.raises(ValueError, match="composer-rank0.pt"):  # by the marker
         make("frozen", tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    with pytest.raises(ValueError, match="is another trainer's; load its weights as the start model"):
+        make("frozen", tmp_path).resume.load(tmp_path / "checkpoint-2")
+
+
+@pytest.mark.parametrize("changed, said", [
+    ({"passes": {"gradient_accumulation_steps": 2, "steps_per_generation": 1}},
+     "the checkpoint is of 2 processes, this run has 1, and processes times gradient_accumulation_steps is no longer the same"),
+    ({"passes": {"gradient_accumulation_steps": 1, "steps_per_generation": 2}}, "processes times steps_per_generation"),
+    ({"buffer": [{}]}, "within a generation that 2 processes share; resume with 2 processes, or from one that was saved between"),
+])
+def test_another_number_of_processes_that_cannot_go_on_is_told_why(whole, tmp_path, changed, said):
+    folder, _ = whole("frozen")
+    copied(folder, tmp_path, 2)
+    state = load_buffer(tmp_path / "checkpoint-2" / "composer-rank0.pt") | {"processes": 2} | changed
+    for rank in (0, 1):
+        save_buffer(tmp_path / "checkpoint-2" / f"composer-rank{rank}.pt", state)
+    with pytest.raises(ValueError, match=said):
+        make("frozen", tmp_path).resume.load(tmp_path / "checkpoint-2")
 
 
 def test_a_finished_run_makes_no_further_step(whole, tmp_path):
