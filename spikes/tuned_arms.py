@@ -1,4 +1,4 @@
-"""What the ladders of spikes 105 and 106 share: each arm's learning rate is tuned, then every arm runs.
+"""What spikes over ten seeds share: the interval; in 105 and 106 each arm's learning rate is tuned, then every arm runs.
 
 Resumable: the folder `runs` beside a ladder keeps what has ended and the last saved step of the rest."""
 import gzip
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 
 from composer_replication.experiments.schedule import Job, run_jobs
 from composer_replication.experiments.setting import Setting
@@ -15,9 +15,24 @@ from composer_replication.experiments.setting import Setting
 TUNING, SEEDS = (100, 101, 102), tuple(range(10))
 
 
+def passed(points: list[dict]) -> float:
+    "Mean held-out pass rate of some measurements."
+    return fmean(p for point in points for p in point["passed"] if p is not None)
+
+
 def area(curve: list[dict]) -> float:
-    "Mean held-out pass rate over the measurements after the first; of an arm without steps the first is all there is."
-    return fmean(p for point in curve[1:] or curve for p in point["passed"] if p is not None)
+    "Over the measurements after the first; of an arm without steps the first is all there is."
+    return passed(curve[1:] or curve)
+
+
+MEASURES = {"end": lambda curve: passed(curve[-1:]), "area": area, "plateau": lambda curve: passed(curve[-2:])}
+T = 2.262  # 97.5 % point of Student's t with nine degrees of freedom: ten seeds
+
+
+def interval(values: list[float]) -> tuple[float, float, float]:
+    "Mean and 95 % t interval over ten seeds."
+    mean, half = fmean(values), T * stdev(values) / len(values) ** 0.5
+    return mean, mean - half, mean + half
 
 
 def played(settings: dict[str, Setting], seeds: tuple[int, ...], workers: int, out: Path) -> dict[str, dict]:

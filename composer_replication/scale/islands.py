@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['INSTALL', 'LIGHTHOUSE', 'MEETING', 'RETURNS', 'SEEDS', 'FILE', 'SLOWEST', 'IslandsProblem', 'diloco_problem',
-           'need_torchft', 'OuterStep', 'Island', 'Islands']
+           'need_torchft', 'OuterStep', 'split_parameters', 'Island', 'Islands']
 
 # %% ../../nbs/scale/00_islands.ipynb #11954d39
 import importlib.util
@@ -115,6 +115,22 @@ def load_state_dict(self: OuterStep, state: dict) -> None:
     self.anchor.copy_(state["anchor"])
     self.optimizer.state[self.anchor] = {} if state["momentum"] is None else {"momentum_buffer": state["momentum"].clone()}
 
+# %% ../../nbs/scale/00_islands.ipynb #c5892d90
+def split_parameters(
+    parameters: Iterable[torch.nn.Parameter],
+    fragments: int,
+) -> list[list[torch.nn.Parameter]]:
+    "Those that are trained, in so many parts of about equal size. Raises `IslandsProblem` where a part would be empty."
+    trained = sorted((p for p in parameters if p.requires_grad), key=torch.Tensor.numel, reverse=True)  # stable: alike on all islands
+    if len(trained) < fragments:
+        raise IslandsProblem(f"diloco_fragments={fragments} parts cannot be made of {len(trained)} trained parameters; take fewer.")
+    parts, sizes = [[] for _ in range(fragments)], [0] * fragments
+    for parameter in trained:
+        smallest = sizes.index(min(sizes))
+        parts[smallest].append(parameter)
+        sizes[smallest] += parameter.numel()
+    return parts
+
 # %% ../../nbs/scale/00_islands.ipynb #1610ca9c
 LIGHTHOUSE, MEETING, RETURNS = "TORCHFT_LIGHTHOUSE", "COMPOSER_ISLANDS_MEETING", "COMPOSER_ISLANDS_RETURNS"  # in the environment
 SEEDS = 1000  # between the seeds of two islands
@@ -161,8 +177,9 @@ class Islands(TrainerCallback):
         self.wait = timedelta(seconds=self.args.ddp_timeout)  # for other islands, at most
         self.args.seed += SEEDS * island.number
         set_seed(self.args.seed)  # what TRL draws beside our own
-        self.outer = self.manager = None
-        self.healed = False  # whether this island has taken over another's state since the last outer step
+        self.fragments: list[OuterStep] = []  # parts of the weights that are exchanged together
+        self.manager = None
+        self.healed: set[int] = set()  # fragments that have not been exchanged since this island took over another's state
 
 # %% ../../nbs/scale/00_islands.ipynb #e8f6291d
 @patch
@@ -171,7 +188,7 @@ def _begin(self: Islands):
     from torchft.manager import REPLICA_ID_KEY, Manager
     from torchft.process_group import ProcessGroupGloo
     host, soon = socket.gethostname(), min(self.wait, timedelta(seconds=60))
-    seconds = SLOWEST[0] + 4 * len(self.outer.anchor) / SLOWEST[1]
+    seconds = SLOWEST[0] + 4 * max(len(f.anchor) for f in self.fragments) / SLOWEST[1]
     self.group = ProcessGroupGloo(timeout=min(self.wait, timedelta(seconds=seconds)))
     self.store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=soon)
     try:
@@ -213,18 +230,33 @@ def _teacher(self: Islands):
 
 
 @patch
+def _anchors(self: Islands) -> list[dict]:
+    return [fragment.state_dict() for fragment in self.fragments]
+
+
+@patch
+def _load_anchors(self: Islands, states: list[dict]) -> None:
+    if len(states) != len(self.fragments):
+        raise IslandsProblem(f"what was saved or sent holds {len(states)} fragments of the weights, and this island exchanges "
+                             f"{len(self.fragments)}; take the same diloco_fragments and the same version everywhere.")
+    for fragment, state in zip(self.fragments, states):
+        fragment.load_state_dict(state)
+
+# %% ../../nbs/scale/00_islands.ipynb #e06b21e3
+@patch
 def _state(self: Islands) -> dict:
     t = self.trainer
-    return {"outer": self.outer.state_dict(), "optimizer": t.optimizer.state_dict(), "rate": t.lr_scheduler.state_dict(),
+    return {"fragments": self._anchors(), "optimizer": t.optimizer.state_dict(), "rate": t.lr_scheduler.state_dict(),
             "teacher": self._teacher().state_dict() if self._teacher() else {}, "schedule": t.schedule.state_dict() if t.schedule else None,
             "guard": t.state.stateful_callbacks.get("HeldOutGuard"), "step": t.state.global_step, "backward_passes": t._step}
 
 
 @patch
 def _load(self: Islands, state: dict) -> None:
-    t, self.healed = self.trainer, True
-    self.outer.load_state_dict(state["outer"])
-    self.outer.step(None)
+    t, self.healed = self.trainer, set(range(len(self.fragments)))
+    self._load_anchors(state.get("fragments", ()))
+    for fragment in self.fragments:
+        fragment.step(None)
     t.optimizer.load_state_dict(state["optimizer"])
     t.lr_scheduler.load_state_dict(state["rate"])
     if self._teacher():
@@ -251,19 +283,20 @@ def _load_guard(self: Islands, saved: dict | None) -> None:
 def _try(self: Islands, counts: bool) -> bool:
     from torch.distributed import ReduceOp
     self.manager.start_quorum()
-    t, weight = self.trainer, float(counts and not self.healed)
-    moved, number = self.outer.difference().mul_(weight), torch.tensor([weight])
+    turn = self.manager.current_step() % len(self.fragments)
+    t, fragment, weight = self.trainer, self.fragments[turn], float(counts and turn not in self.healed)
+    moved, number = fragment.difference().mul_(weight), torch.tensor([weight])
     step = torch.tensor([t.state.global_step * weight], dtype=torch.float64)
     for tensor, how in ((moved, ReduceOp.SUM), (number, ReduceOp.SUM), (step, ReduceOp.MAX)):
         self.manager.allreduce(tensor, reduce_op=how).wait()
     if not self.manager.should_commit():
         self.group.abort()  # or others of this sum would wait for us
         return False
-    self.outer.step(moved.div_(number) if number else None)
+    fragment.step(moved.div_(number) if number else None)
     for _ in range(int(step) - t.state.global_step):  # an island that came back with what it had made is behind the others
         t.lr_scheduler.step()
     t.state.global_step = max(t.state.global_step, int(step))
-    self.healed = False
+    self.healed.discard(turn)
     return True
 
 # %% ../../nbs/scale/00_islands.ipynb #c360ef35
@@ -288,30 +321,33 @@ def _exchange(self: Islands, counts: bool) -> None:
 # %% ../../nbs/scale/00_islands.ipynb #610dd71e
 @patch
 def on_train_begin(self: Islands, args, state, control, **kwargs):
-    self.outer = OuterStep(self.trainer.student.parameters(), args.diloco_lr, args.diloco_momentum)
+    parts = split_parameters(self.trainer.student.parameters(), args.diloco_fragments)
+    self.fragments = [OuterStep(part, args.diloco_lr, args.diloco_momentum) for part in parts]
     self._begin()
     saved = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}", FILE)
     if saved.is_file():
         kept = load_buffer(saved)
-        self.outer.load_state_dict(kept["outer"])
+        self._load_anchors(kept.get("fragments", ()))
         self.manager.load_state_dict(kept["manager"])
-    self._exchange(bool(self.outer.difference().any()))
+    self._exchange(any(fragment.difference().any() for fragment in self.fragments))
     if self.island.returns and self.manager.num_participants() == 1:
         raise IslandsProblem(f"island {self.island.number} came back when the others were gone.")
 
 
 @patch
 def on_step_end(self: Islands, args, state, control, **kwargs):
-    last = state.global_step >= state.max_steps
-    if last or (state.global_step % args.diloco_every == 0 and not control.should_training_stop):
+    last, due = state.global_step >= state.max_steps, state.global_step % (args.diloco_every // args.diloco_fragments) == 0
+    if last or (due and not control.should_training_stop):
         self._exchange(True)
+        for _ in self.fragments[1:] if state.global_step >= state.max_steps else ():
+            self._exchange(True)
         control.should_training_stop |= state.global_step >= state.max_steps
 
 # %% ../../nbs/scale/00_islands.ipynb #59b586e2
 @patch
 def on_save(self: Islands, args, state, control, **kwargs):
     folder = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
-    save_buffer(folder / FILE, {"outer": self.outer.state_dict(), "manager": self.manager.state_dict()})
+    save_buffer(folder / FILE, {"fragments": self._anchors(), "manager": self.manager.state_dict()})
     mark_complete(folder)
 
 

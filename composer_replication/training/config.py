@@ -217,11 +217,15 @@ class IslandSettings:
     "How islands meet; used with `--islands` or `--island` alone."
 
     diloco_every: int = setting(10, "Islands: optimizer steps between two outer steps, in which they exchange what they learnt.")
+    diloco_fragments: int = setting(1, "Islands: parts of the weights, exchanged in turn, one every diloco_every / diloco_fragments steps.")
     diloco_lr: float = setting(0.7, "Islands: learning rate of the outer step; 1 without momentum takes the islands' mean.")
     diloco_momentum: float = setting(0.9, "Islands: Nesterov momentum of the outer step.")
 
     def _check_islands(self):
         _check_bounds("diloco_every", self.diloco_every, 1, float("inf"), "give a number of optimizer steps")
+        _check_bounds("diloco_fragments", self.diloco_fragments, 1, self.diloco_every, "take from 1 to diloco_every")
+        if self.diloco_every % self.diloco_fragments:
+            raise InputProblem(f"diloco_every={self.diloco_every} is no multiple of diloco_fragments={self.diloco_fragments}; choose one that is.")
         _check_bounds("diloco_momentum", self.diloco_momentum, 0, 1 - 1e-9, "take 0 (none) or more, and less than 1")
         if not (self.diloco_lr > 0 and math.isfinite(self.diloco_lr)):
             raise InputProblem(f"diloco_lr={self.diloco_lr} is out of range; take more than 0.")

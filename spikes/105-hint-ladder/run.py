@@ -10,7 +10,7 @@ from composer_replication.experiments.setting import Setting
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent))
-from tuned_arms import SEEDS, area, climb  # noqa: E402, F401 (the page takes them from here)
+from tuned_arms import climb  # noqa: E402
 
 BASE = Setting(habit="teams", turns=3, hints="exact", steps=30, measure_every=5, tasks=4, rollouts=8, held_out=64)
 SDPO, REPLAY = {"alpha_sdpo": 0.1}, {"beta_replay": 0.01, "replay_dpo_beta": 0.5}

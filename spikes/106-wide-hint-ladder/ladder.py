@@ -4,20 +4,19 @@
     python ladder.py --all         the controls, too
     python ladder.py --trials      the development runs that led to this setting, into `development.json`
 
-Resumable: the folder `runs` keeps what has ended and the last saved step of the rest. `tar xzf runs.tar.gz` puts back the runs of
-2026-11-23 (tuning and final runs of the four arms, 27 of the controls' 36 tuning runs), so that --all plays the rest alone."""
+Resumable: the folder `runs` keeps what has ended and the last saved step of the rest. `tar xzf runs.tar.gz` puts back the results
+of all runs, so that only what is new is played."""
 import argparse
 import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 
 from composer_replication.experiments.setting import Setting
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent))
-from tuned_arms import SEEDS, TUNING, area, climb, played  # noqa: E402, F401 (the page takes two of them from here)
+from tuned_arms import TUNING, climb, passed, played  # noqa: E402
 
 # NARROW is the base of spike 105.
 NARROW = Setting(habit="teams", turns=3, hints="exact", steps=30, measure_every=5, tasks=4, rollouts=8, held_out=64)
@@ -54,7 +53,7 @@ def try_out(workers: int) -> None:
     "Write the curve of each trial."
     rows = []
     for name, by_seed in played(TRIALS, TUNING[:1], workers, HERE / "runs").items():
-        curve = [[point["step"], fmean(p for p in point["passed"] if p is not None)] for point in by_seed[TUNING[0]].curve]
+        curve = [[point["step"], passed([point])] for point in by_seed[TUNING[0]].curve]
         rows.append({"name": name, "seed": TUNING[0], "curve": curve})
     (HERE / "development.json").write_text(json.dumps(rows, indent=1) + "\n")
 

@@ -259,14 +259,14 @@ def main() -> None:
     torch.set_num_threads(1)
     RUNS.mkdir(exist_ok=True)
     traces, scores = recorded(), Scores()
-    areas = tuned(traces, scores)
-    chosen = {kind: float(max(by, key=by.get)) for kind, by in areas.items()}
+    shares = tuned(traces, scores)
+    chosen = {kind: float(max(by, key=by.get)) for kind, by in shares.items()}
     held = Held("test", "writer-test")
     for seed in given.seeds:
         run = run_seed(seed, chosen, held, traces, scores)
         print(seed, {k: round(fmean(v["right"]), 3) for k, v in run["turns"].items()}, flush=True)
     runs = [json.loads(file.read_text()) for seed in SEEDS if (file := RUNS / f"seed-{seed}.json").exists()]
-    kept = {"tuning": areas, "chosen": chosen, "episodes": len(traces), "cores": os.cpu_count(), "runs": runs}
+    kept = {"tuning": shares, "chosen": chosen, "episodes": len(traces), "cores": os.cpu_count(), "runs": runs}
     (Path(__file__).parent / "runs.json.gz").write_bytes(gzip.compress(json.dumps(kept).encode(), mtime=0))
 
 

@@ -17,7 +17,15 @@ from forks import SERVER, composer
 from ranks import processes
 from safetensors.torch import load_file
 
-from composer_replication.scale.islands import Island, Islands, IslandsProblem, OuterStep, diloco_problem, need_torchft
+from composer_replication.scale.islands import (
+    Island,
+    Islands,
+    IslandsProblem,
+    OuterStep,
+    diloco_problem,
+    need_torchft,
+    split_parameters,
+)
 from composer_replication.scale.start_islands import IslandProcesses
 from composer_replication.training.checkpoint import load_buffer
 from composer_replication.training.guard import HeldOutGuard, HeldOutGuardCallback
@@ -69,21 +77,24 @@ def are_equal(one, other):
 
 @needs_torchft
 @pytest.mark.slow
-def test_two_islands_learn_from_different_episodes_and_end_with_equal_weights(sea):
-    one, other = map(ended, [sea(0, 2), sea(1, 2)])
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_two_islands_learn_from_different_episodes_and_end_with_equal_weights(sea, fragments):
+    settings = SETTINGS | {"diloco_fragments": fragments}
+    one, other = map(ended, [sea(0, 2, settings=settings), sea(1, 2, settings=settings)])
     assert are_equal(one["parameters"], other["parameters"]) and one["step"] == other["step"] == 4
     assert not are_equal(one["teacher"], other["teacher"])  # each follows its own island in between
     tokens = [[entry["num_tokens"] for entry in end["log"] if "num_tokens" in entry] for end in (one, other)]
     assert tokens[0] != tokens[1]
-    assert [entry["islands/number"] for entry in one["log"] if "islands/number" in entry] == [2, 2, 2]
+    assert [entry["islands/number"] for entry in one["log"] if "islands/number" in entry] == [2] * (3 if fragments == 1 else 4)
 
 
 @needs_torchft
 @pytest.mark.slow
 @pytest.mark.parametrize("dies", [["step", 3], ["allreduce", 8], ["should_commit", 3], ["configure", 1]])
-def test_one_of_three_is_killed_and_comes_back(sea, tmp_path, dies):
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_one_of_three_is_killed_and_comes_back(sea, tmp_path, dies, fragments):
     "At a step of its own; during the second outer step, before its sum and before its commit; and as the group is formed."
-    settings = SETTINGS | {"max_steps": 8}
+    settings = SETTINGS | {"max_steps": 8, "diloco_fragments": fragments}
     hold = [6, [str(tmp_path / "island2-begun-True")]]  # the others wait for it, or it would find nobody
     stay = [sea(number, 3, settings=settings, hold=hold) for number in (0, 1)]
     ended(sea(2, 3, settings=settings, dies=dies), code=-signal.SIGKILL)
@@ -94,8 +105,10 @@ def test_one_of_three_is_killed_and_comes_back(sea, tmp_path, dies):
 
 @needs_torchft
 @pytest.mark.slow
-def test_one_island_that_takes_its_own_weights_is_plain_training(sea, tmp_path):
-    settings = SETTINGS | {"diloco_every": 1, "diloco_lr": 1.0, "diloco_momentum": 0.0, "max_steps": 3, "teacher": "live"}
+@pytest.mark.parametrize("every", [1, 2])
+def test_one_island_that_takes_its_own_weights_is_plain_training(sea, tmp_path, every):
+    outer = {"diloco_every": every, "diloco_fragments": every, "diloco_lr": 1.0, "diloco_momentum": 0.0}
+    settings = SETTINGS | outer | {"max_steps": 3, "teacher": "live"}
     alone, plain = ended(sea(0, 1, settings=settings)), ended(training(tmp_path / "plain", settings))
     for name, weights in plain["parameters"].items():
         torch.testing.assert_close(alone["parameters"][name], weights, rtol=0, atol=1e-6)
@@ -173,18 +186,43 @@ def test_a_newcomer_gets_all_that_has_moved(tmp_path):
                                       max_steps=steps, save_strategy="no")
         trainer.train()
         islands = Islands(trainer, Island(0, "http://nowhere:1"))
-        islands.outer = OuterStep(trainer.student.parameters(), 0.7, 0.9)
+        islands.fragments = [OuterStep(part, 0.7, 0.9) for part in split_parameters(trainer.student.parameters(), 2)]
         return trainer, islands, guard
 
     sender, its, kept = island("sender", 2)
     newcomer, own, guard = island("newcomer", 1)
-    its.outer.step(torch.ones_like(its.outer.anchor) * 1e-3)
-    own.outer.step(torch.ones_like(its.outer.anchor) * 2e-3)
+    for side, much in ((its, 1e-3), (own, 2e-3)):
+        for fragment in side.fragments:
+            fragment.step(torch.ones_like(fragment.anchor) * much)
     assert len(trainer_script.differences(its._state(), own._state())) > 100
     own._load(its._state())
     assert trainer_script.differences(its._state(), own._state()) == []
     assert guard.guard.state_dict() == kept.guard.state_dict() and newcomer.state.global_step == 2
     assert are_equal(*(trainer_script.outcome(trainer)["parameters"] for trainer in (sender, newcomer)))
+
+
+@needs_torchft
+def test_fragments_are_exchanged_in_turn_and_a_newcomer_counts_for_each_after_its_turn(tmp_path):
+    from torchft.coordination import LighthouseServer
+    lighthouse = LighthouseServer(bind="[::]:0", min_replicas=1, join_timeout_ms=1000)
+    settings = SETTINGS | {"diloco_fragments": 2, "diloco_lr": 1.0, "diloco_momentum": 0.0}
+    trainer = trainer_script.make("two", tmp_path, **settings)
+    trainer.create_optimizer_and_scheduler(4)
+    islands = Islands(trainer, Island(0, lighthouse.address()))
+    islands.on_train_begin(trainer.args, trainer.state, trainer.control)
+    turns = []
+    for newcomer in (False, False, True, False, False):  # at the outer steps 1 to 5; the start was number 0
+        before = [fragment.anchor.clone() for fragment in islands.fragments]
+        islands.healed |= {0, 1} if newcomer else set()
+        with torch.no_grad():
+            for weight in trainer.student.parameters():
+                weight.add_(1.0)
+        islands._exchange(True)
+        turns.append([set((f.anchor - old).round().tolist()) for f, old in zip(islands.fragments, before)])
+    islands.on_train_end(None, None, None)
+    lighthouse.shutdown()
+    assert turns == [[{0}, {1}], [{2}, {0}], [{0}, {0}], [{0}, {0}], [{0}, {2}]]
+    assert sum(len(f.anchor) for f in islands.fragments) == sum(p.numel() for p in trainer.student.parameters())
 
 
 @needs_torchft
