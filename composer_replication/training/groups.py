@@ -86,11 +86,11 @@ def turn_weights(
 
 # %% ../../nbs/training/13_groups.ipynb #b6df2f39
 class GroupHints(CompositeHintGenerator):
-    "The sibling layer over the rollouts of one generation on this device, before another source."
+    "The sibling layer over rollouts of one generation, before another source."
 
     def __init__(
         self,
-        traces: Iterable[Trace],  # of the generation; those of one group share a `task_id`
+        traces: Iterable[Trace],  # of whole groups; those of one share a `task_id`
         source: HintSource,  # asked where no sibling has an answer
     ):
         super().__init__([SiblingHintGenerator(SiblingIndex(traces))])

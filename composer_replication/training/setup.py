@@ -36,7 +36,7 @@ PairSource = Callable[[Sequence[Trace]], Sequence[Sequence[DPOPair]]]
 
 
 def group_pairs(
-    traces: Sequence[Trace],  # of one step on one device; rollouts of one task share a `task_id`
+    traces: Sequence[Trace],  # of the groups that a device has rows of, one step; rollouts of one task share a `task_id`
 ) -> list[list[DPOPair]]:  # per trace
     "Channel 3 (ours) without any outside teacher: where a sibling of the same group did better in the same state."
     index = SiblingIndex(traces)

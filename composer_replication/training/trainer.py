@@ -24,6 +24,7 @@ from trl.trainer.utils import get_config_model_id
 
 from ..core.environment import Environment, TrlEpisodes, trl_factory
 from ..core.errors import InputProblem
+from ..core.trace import Trace
 from ..hints.layers import HintSource
 from ..losses.batch import TraceExample, check_by_index
 from ..losses.channels import (ChannelSum, pair_logps, preference_loss, reference_logps, replay_sum, sdpo_sum,
@@ -340,13 +341,22 @@ def _traces(self: ComposerReplicationTrainer):
 
 # %% ../../nbs/training/11_trainer.ipynb #0ff365d1
 @patch
+def _group_traces(self: ComposerReplicationTrainer, traces: list[Trace]) -> tuple[list[Trace], slice]:
+    "The traces of every group with a row here, those on other devices among them, and where this device's stand in the list."
+    mine, size = self._mine(len(traces)), self.num_generations
+    if len(traces) % size == 0:
+        return traces, slice(0, len(traces))
+    first, last = mine.start // size * size, -(-mine.stop // size) * size
+    return gather_object(traces)[first:last], slice(mine.start - first, mine.stop - first)
+
+
+@patch
 def _trees(self: ComposerReplicationTrainer, output):
     "A `RolloutTree` per row, with hints where channel 2 learns from it."
     args, rows = self.args, self._traces()
-    pairs = [()] * len(rows)
-    if args.beta_replay and self.pair_source:
-        pairs = self.pair_source([trace for trace, _, _ in rows])
-    source = GroupHints([trace for trace, _, _ in rows], self.hint_source) if args.group_hints else self.hint_source
+    group, mine = self._group_traces([trace for trace, _, _ in rows])
+    pairs = self.pair_source(group)[mine] if args.beta_replay and self.pair_source else [()] * len(rows)
+    source = GroupHints(group, self.hint_source) if args.group_hints else self.hint_source
     trees, counts = [], Counter()
     for (trace, ids, mask), some, kept, learn in zip(rows, pairs, output["completion_mask"].any(1).tolist(), self.generation.learns):
         targets = target_turns(trace, args.target_turns, args.seed) if learn else {}

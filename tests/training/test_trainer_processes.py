@@ -182,7 +182,7 @@ def test_one_of_two_is_told_to_stop_and_the_run_goes_on_to_the_same_end(start, p
 
 @pytest.mark.parametrize("written, read", [(1, 2), (2, 1)])
 def test_another_number_of_processes_goes_on_to_the_same_end(start, spread, tmp_path, written, read):
-    "The same tasks, episodes, losses and weights up to rounding; Adam would enlarge that where a gradient is nearly zero."
+    "The same tasks, episodes, losses and weights up to rounding."
     ended(start([run("end", "spread", tmp_path, resume=str(spread / str(written) / "checkpoint-1"), **SPREAD[read])], ranks=read))
     found, whole = left(tmp_path, "end"), left(spread / str(written), "whole")
     assert [e["reward"] for e in found["log"]] == [e["reward"] for e in whole["log"]] and len(found["log"]) == 3
