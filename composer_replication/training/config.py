@@ -169,25 +169,28 @@ class RolloutSettings:
     sample_every: int = setting(10, "Optimizer steps between two rollouts that are kept as a sample in output_dir/rollouts; 0: none.")
     tool_timeout: float = setting(30.0, "Seconds that one tool call may take.")
     sort_by_length: bool = setting(False, "Rows of like length share a backward pass: quicker, and TRL's numbers but for rounding.")
+    share_prompts: bool = setting(False, "A pass reads each distinct prompt once: quicker, and TRL's numbers but for rounding.")
 
-    def _check_rollouts(self):
-        check_one_of("rollout", self.rollout, ("transformers", "vllm", "trl"))
-        if self.use_vllm and self.rollout == "transformers":
-            raise InputProblem("use_vllm=True and rollout='transformers' name two engines", "take rollout='vllm' for our loop, or "
-                               "rollout='trl' for TRL's")
-        if self.rollout == "vllm":
-            self.use_vllm = True
-            self.vllm_mode = "server" if self.vllm_server_base_url else self.vllm_mode
-        for name in ("replay_batch_size", "max_turns", "guard_steps"):
-            if getattr(self, name) < 1:
-                raise InputProblem(f"{name}={getattr(self, name)} leaves nothing to do; take at least 1.")
-        _check_bounds("sample_every", self.sample_every, 0, float("inf"), "give a number of optimizer steps, or 0 for none")
-        if self.max_completion_length is None or self.max_completion_length < 1:
-            raise InputProblem(f"max_completion_length={self.max_completion_length} leaves no token to sample; take at least 1.")
-        if self.max_turn_tokens is not None and self.max_turn_tokens < 1:
-            raise InputProblem(f"max_turn_tokens={self.max_turn_tokens} leaves a turn no token; take at least 1, or leave it out.")
-        if not self.tool_timeout > 0:
-            raise InputProblem(f"tool_timeout={self.tool_timeout} lets no tool answer; give seconds above 0.")
+# %% ../../nbs/training/05_config.ipynb #5b7cconf
+@patch
+def _check_rollouts(self: RolloutSettings):
+    check_one_of("rollout", self.rollout, ("transformers", "vllm", "trl"))
+    if self.use_vllm and self.rollout == "transformers":
+        raise InputProblem("use_vllm=True and rollout='transformers' name two engines", "take rollout='vllm' for our loop, or "
+                           "rollout='trl' for TRL's")
+    if self.rollout == "vllm":
+        self.use_vllm = True
+        self.vllm_mode = "server" if self.vllm_server_base_url else self.vllm_mode
+    for name in ("replay_batch_size", "max_turns", "guard_steps"):
+        if getattr(self, name) < 1:
+            raise InputProblem(f"{name}={getattr(self, name)} leaves nothing to do; take at least 1.")
+    _check_bounds("sample_every", self.sample_every, 0, float("inf"), "give a number of optimizer steps, or 0 for none")
+    if self.max_completion_length is None or self.max_completion_length < 1:
+        raise InputProblem(f"max_completion_length={self.max_completion_length} leaves no token to sample; take at least 1.")
+    if self.max_turn_tokens is not None and self.max_turn_tokens < 1:
+        raise InputProblem(f"max_turn_tokens={self.max_turn_tokens} leaves a turn no token; take at least 1, or leave it out.")
+    if not self.tool_timeout > 0:
+        raise InputProblem(f"tool_timeout={self.tool_timeout} lets no tool answer; give seconds above 0.")
 
 
 @patch(as_prop=True)
@@ -258,7 +261,7 @@ class ComposerReplicationConfig(PolicySettings, SdpoSettings, ReplaySettings, Ro
         if self.sort_by_length and self.loss_type == "bnpo":
             raise InputProblem("sort_by_length=True puts other rows into a batch, and loss_type='bnpo' divides by a batch's own tokens; "
                                "leave one of them out.")
-        windowed = self.channels or (self.kl_coef and self.kl_place == "loss") or self.sort_by_length
+        windowed = self.channels or (self.kl_coef and self.kl_place == "loss") or self.sort_by_length or self.share_prompts
         if windowed and self.steps_per_generation % self.gradient_accumulation_steps:
             raise InputProblem(f"steps_per_generation={self.steps_per_generation} is no multiple of gradient_accumulation_steps="
                                f"{self.gradient_accumulation_steps}, so the tokens of an update are not known before its first "

@@ -60,6 +60,7 @@ from .sharded import (BeginShards, SamplingCopy, check_recorded, is_sharded, los
                                                    sharded_teacher, within_root)
 from .groups import ROW_MEANS, GroupHints, Route, equal_groups, route_rows, turn_weights
 from .health import HealthCallback
+from .prompts import check_share_prompts, prompts_once
 from .teacher_check import TeacherProblem, check_teacher, teacher_fault
 
 # %% ../../nbs/training/11_trainer.ipynb #002a7fc5
@@ -200,6 +201,8 @@ class _AfterStep(TrainerCallback):
 def _add_policies(self: ComposerReplicationTrainer, guard):
     "Teacher and reference as copies of the model at the start; the callbacks, in the order in which they act."
     args, self.teacher, self.reference, self.interrupt = self.args, None, None, InterruptCallback()
+    if args.share_prompts:
+        check_share_prompts(self.student, args.gradient_checkpointing, self.is_fsdp_enabled)
     if args.optimizer == "muon":
         self.optimizer_cls_and_kwargs = muon_and_settings(args, self.get_decay_parameter_names(self.model))
     self.schedule = args.schedule(max(args.max_steps, 1))  # `Resume` sets the steps when training begins
@@ -618,7 +621,8 @@ def _policy_term(self: ComposerReplicationTrainer, model, step: BackwardPass) ->
     "TRL's loss, and the student's pass that it makes. A cache is kept where branches will read from it."
     reads_cache = step.pairs or (step.sites and not self.teacher.own_trunk)
     batch = step.batch if reads_cache and shares_trunk(self.student) is None else None
-    with self.window.timed("policy"), watch_forward(self.accelerator.unwrap_model(self.model), batch) as step.forward:
+    once = prompts_once(self.student, step.inputs["prompt_ids"].shape[1]) if self.args.share_prompts else nullcontext()
+    with self.window.timed("policy"), once, watch_forward(self.accelerator.unwrap_model(self.model), batch) as step.forward:
         return ChannelSum(GRPOTrainer._compute_loss(self, self._model_within(model, step.forward), step.inputs), 1)
 
 
@@ -755,7 +759,7 @@ def _log_pass(self: ComposerReplicationTrainer, step: BackwardPass, terms: dict[
 # %% ../../nbs/training/11_trainer.ipynb #7eb01aff
 @patch
 def _compute_loss(self: ComposerReplicationTrainer, model, inputs):
-    has_terms = self.offline or "composer_rows" in inputs or (self.args.kl_coef and self.args.kl_place == "loss")
+    has_terms = self.offline or "composer_rows" in inputs or self.args.share_prompts or (self.args.kl_coef and self.args.kl_place == "loss")
     if not self.model.training or not has_terms:
         return GRPOTrainer._compute_loss(self, model, inputs)
     self.window = self.window or self._open_window()

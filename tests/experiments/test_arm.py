@@ -294,3 +294,20 @@ def test_the_learning_rate_rises_to_its_value_so_that_the_first_gradient_decides
     run_arm(replace(SMALL, steps=6, measure_every=6, learning_rate=1e-3, alpha_sdpo=1.0), 0, tmp_path, components=COMPONENTS)
     logged = json.loads((tmp_path / "checkpoint-6" / "trainer_state.json").read_text())["log_history"]
     assert [e["learning_rate"] for e in logged if "learning_rate" in e] == pytest.approx([0, 2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3])
+
+
+@pytest.mark.parametrize("teacher", ["frozen", "live"])  # a live teacher's branches read the cache that the shared pass fills
+def test_prompts_read_once_make_the_same_step_but_for_rounding(tmp_path, teacher):
+    moved, read = {}, {}
+    for shared in (False, True):
+        trainer = make("all", tmp_path / str(shared), share_prompts=shared, teacher=teacher, sort_by_length=True, max_steps=1, optim="sgd",
+                       max_grad_norm=0.0, save_strategy="no", max_turns=2, max_completion_length=160, seed=5, learning_rate=1.0)
+        tokens, start = [], {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
+        trainer.model.model.embed_tokens.register_forward_hook(
+            lambda module, args, out, tokens=tokens: tokens.append(args[0].numel() * torch.is_grad_enabled()))
+        played_once(trainer).train()
+        moved[shared] = {n: p.detach() - start[n] for n, p in trainer.model.named_parameters()}
+        read[shared] = sum(tokens)
+    assert read[True] < read[False]
+    for name, change in moved[False].items():
+        assert change.norm() and (moved[True][name] - change).norm() <= 1e-4 * change.norm(), name

@@ -219,3 +219,15 @@ def test_a_huge_turn_is_judged_quickly():
                 Trace("t", (Turn("assistant", "x"), Turn("user", text, observation=True, failed=True)), format=format)
             )
     assert time.process_time() - start < 60
+
+
+@pytest.mark.parametrize("content, kind", [
+    ("TypeError: the call does not fit run: the argument command is missing.", "type_error"),
+    ("sqlite3.OperationalError: no such column: nme", "runtime_error"),
+    ("Errors: 0", None),
+    ("KeyError is what dict raises: see the page.", None),
+])
+def test_a_result_that_begins_with_an_exception_is_an_error_without_a_flag(content, kind):
+    call = Turn("assistant", "", tool_calls=(ToolCall("run", {}, id="1"),))
+    turns = (call, Turn("tool", content, tool_call_id="1", observation=True))
+    assert [site.kind for site in find_error_sites(Trace("t", turns))] == ([kind] if kind else [])
