@@ -300,8 +300,9 @@ def test_the_learning_rate_rises_to_its_value_so_that_the_first_gradient_decides
 def test_prompts_read_once_make_the_same_step_but_for_rounding(tmp_path, teacher):
     moved, read = {}, {}
     for shared in (False, True):
-        trainer = make("all", tmp_path / str(shared), share_prompts=shared, teacher=teacher, sort_by_length=True, max_steps=1, optim="sgd",
-                       max_grad_norm=0.0, save_strategy="no", max_turns=2, max_completion_length=160, seed=5, learning_rate=1.0)
+        trainer = make("all", tmp_path / str(shared), share_prompts=shared, teacher=teacher, sort_by_length=True, max_steps=1,
+                       optim="sgd", max_grad_norm=0.0, save_strategy="no", max_turns=2,
+                       max_completion_length=160, seed=5, learning_rate=1.0)
         tokens, start = [], {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
         trainer.model.model.embed_tokens.register_forward_hook(
             lambda module, args, out, tokens=tokens: tokens.append(args[0].numel() * torch.is_grad_enabled()))
