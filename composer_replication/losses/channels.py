@@ -93,6 +93,8 @@ def pair_logps(
 def reference_logps(
     model: torch.nn.Module,  # the reference policy, commonly the model before its first step
     batch: PackedBatch,
+    hidden: torch.Tensor | None = None,  # with `cache`, of the reference's own pass over the trunks; without them it reads them
+    cache: DynamicCache | None = None,
     method: str = "two_pass",  # how branches go through the model, see `forward_branches`
     temperature: float = 1.0,  # divides the logits, as the policy's
 ) -> PackedBatch:  # the batch with `ref_logps`
@@ -100,7 +102,7 @@ def reference_logps(
     if not batch.pairs:
         return replace(batch, ref_logps=torch.zeros(0, device=batch.input_ids.device))
     with torch.no_grad():
-        logps, _ = pair_logps(model, batch, temperature=temperature, method=method)
+        logps, _ = pair_logps(model, batch, hidden, cache, temperature=temperature, method=method)
     return replace(batch, ref_logps=logps)
 
 # %% ../../nbs/losses/06_channels.ipynb #fbde1158

@@ -43,8 +43,8 @@ from .setup import PairSource, Setup, check_held_out, check_offline, check_optim
 from .teacher import causal_lm, evaluating, make_teacher, reference_policy
 from .window import Window, recorded_trees
 from ..tree.example import RolloutTree, example_tree, target_hints, target_turns
-from ..tree.forward import cache_inputs, forward_trunk, shares_trunk, trunk_cache
-from ..tree.pack import PackedBatch, pack_trees
+from ..tree.forward import cache_inputs, forward_needed, forward_trunk, shares_trunk, trunk_cache, trunk_tokens
+from ..tree.pack import KINDS, PackedBatch, pack_trees
 
 # %% ../../nbs/training/11_trainer.ipynb #15394a0d
 from ..envs.rewards import EpisodeReward
@@ -55,11 +55,12 @@ from ..tree.text import AlignmentError
 from ..rollout.loop import collect
 from ..rollout.policies import TransformersPolicy
 from .muon import muon_and_settings
-from .level import Level, Passes, Reading, count_passes, idle_pass, most_of
+from .level import ANSWERS, Level, Passes, Reading, count_passes, idle_pass, most_of
 from .sharded import (BeginShards, SamplingCopy, check_recorded, is_sharded, lost_rank, sharded_reference,
                                                    sharded_teacher, within_root)
 from .groups import ROW_MEANS, GroupHints, Route, equal_groups, route_rows, turn_weights
 from .health import HealthCallback
+from ..tree.states import state_mixers
 from .prompts import check_share_prompts, prompts_once
 from .teacher_check import TeacherProblem, check_teacher, teacher_fault
 
@@ -577,7 +578,12 @@ def _pack_recorded(self: ComposerReplicationTrainer, step) -> PackedBatch | None
 def _teacher_side(self: ComposerReplicationTrainer, batch, cache=None, step: BackwardPass | None = None):
     "States and head of the teacher for every token of the target turns, after the hint; no gradient. None where `step` has no such turn."
     def read(model):
-        states = teacher_states(model, batch, cache) if step is None or step.sites else None
+        own = cache
+        if step is not None and self._one_trunk(step):
+            with torch.no_grad():
+                hidden, own = forward_needed(model, batch)
+            step.batch = reference_logps(model, batch, hidden, own, temperature=self.temperature)
+        states = teacher_states(model, batch, own) if step is None or step.sites else None
         if step is not None:
             step.fill("teacher", model)
         return states
@@ -585,14 +591,24 @@ def _teacher_side(self: ComposerReplicationTrainer, batch, cache=None, step: Bac
     with self.accelerator.autocast():
         return self.teacher.states(read)
 
+# %% ../../nbs/training/11_trainer.ipynb #5b7ctr01
+@patch
+def _one_trunk(self: ComposerReplicationTrainer, step: BackwardPass) -> bool:
+    "Whether a frozen teacher's pass over the trunks serves the pairs too, whose reference it is, and costs no more than one for each."
+    if self.reference is not self.teacher or step.level is not None or not (step.sites and step.pairs):
+        return False
+    with evaluating((self.student,)):
+        apart = trunk_tokens(step.batch, ("hint",)) + trunk_tokens(step.batch, ANSWERS)
+        return shares_trunk(self.student) is None and not state_mixers(self.student) and trunk_tokens(step.batch, KINDS) <= apart
 
+# %% ../../nbs/training/11_trainer.ipynb #5b7ctr02
 @patch
 def _reference_side(self: ComposerReplicationTrainer, step: BackwardPass) -> None:
     "Gives the batches the reference's log-probabilities of their pairs."
     def read(model):
         for name in ("recorded", "batch"):
             packed = getattr(step, name)
-            if packed is not None and packed.pairs:
+            if packed is not None and packed.pairs and packed.ref_logps is None:
                 setattr(step, name, reference_logps(model, packed, temperature=self.temperature))
         step.fill("reference", model)
 

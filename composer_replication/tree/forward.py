@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['logger', 'MASK_ENTRIES', 'PASS_ENTRIES', 'shares_trunk', 'branch_way', 'trunk_cache', 'cache_inputs', 'forward_trunk',
-           'narrow_batch', 'branch_passes', 'forward_branches']
+           'narrow_batch', 'branch_passes', 'trunk_tokens', 'forward_needed', 'forward_branches']
 
 # %% ../../nbs/tree/07_forward.ipynb #47404a7a
 import inspect
@@ -236,6 +236,33 @@ def branch_passes(
         return int(wanted.sum())
     *_, part, wanted = _part(batch, wanted)
     return (not cached) + sum(1 for _ in _groups(part, wanted))
+
+# %% ../../nbs/tree/07_forward.ipynb #5b7cfwd1
+def trunk_tokens(
+    batch: PackedBatch,
+    kinds: tuple[str, ...],  # which branches
+) -> int:
+    "How much of the trunks a pass for these branches alone reads, padding included."
+    rows, time = _needed(batch, kinds)
+    return len(rows) * time
+
+
+def _needed(batch, kinds):
+    "Rows with such branches, and how much of the trunks they read, up to an answer that is the trunk's own."
+    wanted, own = _wanted(batch, kinds), batch.pair_trunk.max().item() + 1 if "chosen" in kinds and batch.pairs else 0
+    return wanted.any(1).nonzero()[:, 0], max(int((batch.branch_fork * wanted).max()), own) if wanted.any() else 0
+
+
+def forward_needed(
+    model: PreTrainedModel,  # that `shares_trunk`, and keeps keys and values alone
+    batch: PackedBatch,  # with branches
+) -> tuple[torch.Tensor, DynamicCache]:  # as of `forward_trunk`, of as much as branches read; other rows hold nothing of use
+    "One pass over the trunks for branches of every kind."
+    rows, time = _needed(batch, KINDS)
+    hidden, cache = forward_trunk(model, narrow_batch(batch, rows, time))
+    place = torch.zeros(len(batch.input_ids), dtype=torch.long, device=rows.device)
+    place[rows] = torch.arange(len(rows), device=rows.device)
+    return hidden[place], DynamicCache([(layer.keys[place], layer.values[place]) for layer in cache.layers])
 
 # %% ../../nbs/tree/07_forward.ipynb #e44b48f8
 def forward_branches(

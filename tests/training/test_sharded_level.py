@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from random_trees import random_tree
 from transformers import Qwen3Config
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 import composer_replication.tree.forward as forward
 from composer_replication.losses.channels import pair_logps, reference_logps, teacher_states
 from composer_replication.training.level import Level, Passes, Reading, count_passes, idle_pass, level
-from composer_replication.tree.build import Branch, Span, Tree
 from composer_replication.tree.pack import pack_trees
 
 
@@ -37,28 +37,6 @@ class Counting:
             past_key_values.update(keys, keys, 0)
         hidden = torch.ones(*input_ids.shape, 2, requires_grad=True)
         return BaseModelOutputWithPast(last_hidden_state=hidden, past_key_values=past_key_values)
-
-
-def random_tree(draw):
-    "A trunk of a few turns, each perhaps with a hint, and perhaps with a pair whose answers are the trunk's own or not."
-    spans, at = [], draw.randrange(1, 4)
-    for turn in range(draw.randrange(1, 5)):
-        spans.append(Span(turn, at, at + draw.randrange(1, 6)))
-        at = spans[-1].end + draw.randrange(1, 4)
-    ids, branches, pairs = tuple(range(1, at + 1)), [], 0
-    busy = draw.choice([0, 0, 0.4, 1.0])  # many rows have nothing to read
-    for span in spans:
-        own = ids[span.start:span.end]
-        if draw.random() < busy:
-            extra = draw.randrange(1, 30)
-            branches.append(Branch("hint", span.turn, draw.randrange(span.start), (7,) * extra + own, extra))
-        if draw.random() < busy / 2:
-            fork = draw.randrange(span.start)
-            for kind in ("chosen", "rejected"):
-                text = own if draw.random() < 0.4 else (6,) * draw.randrange(1, 9)
-                branches.append(Branch(kind, span.turn, fork, ids[fork:span.start] + text, span.start - fork, pairs))
-            pairs += 1
-    return Tree("t", ids, tuple(spans), tuple(branches))
 
 
 def rank_of(draw):

@@ -1,0 +1,41 @@
+"A frozen teacher that is the reference too reads the trunks once for hinted branches and pairs, where that is less to read."
+import random
+
+import pytest
+import torch
+from random_trees import random_tree
+from trainer_script import make
+
+from composer_replication.losses.channels import reference_logps, teacher_states
+from composer_replication.training.trainer import BackwardPass
+from composer_replication.tree.pack import pack_trees
+
+
+@pytest.fixture(scope="module", params=["frozen", "trust_region"])
+def trainer(request, tmp_path_factory):
+    return make("frozen", tmp_path_factory.mktemp("run"), teacher=request.param, replay_form="dpo")
+
+
+def test_one_pass_over_the_trunks_gives_the_same_states_and_reference(trainer):
+    clone, draw, read, taken = trainer.reference._clone, random.Random(0), [], []
+    hook = clone.model.embed_tokens.register_forward_hook(lambda module, args, out: read.append(args[0].numel()))
+    for _ in range(300):
+        batch = pack_trees([random_tree(draw) for _ in range(draw.randrange(1, 6))], 0)
+        begun = all(b.fork for tree in batch.trees for b in tree.branches)  # no real trunk is empty before a branch
+        if not (batch.sites and batch.pairs and begun):
+            continue
+        with torch.no_grad():
+            states, known = teacher_states(clone, batch), reference_logps(clone, batch, temperature=trainer.temperature)
+        apart, step = sum(read), BackwardPass({}, batch=batch)
+        read.clear()
+        hinted, *_ = trainer._teacher_side(batch, step=step)
+        together, shared = sum(read), step.batch.ref_logps is not None
+        read.clear()
+        taken.append(shared)
+        if shared:
+            assert together < apart
+            torch.testing.assert_close(step.batch.ref_logps, known.ref_logps, atol=1e-4, rtol=1e-5)
+        if trainer.teacher.kind == "frozen":
+            torch.testing.assert_close(hinted, states, atol=1e-4, rtol=1e-4)
+    hook.remove()
+    assert (0 < sum(taken) < len(taken)) if trainer.teacher.kind == "frozen" else not any(taken)
