@@ -213,7 +213,8 @@ def arm_config(
         sdpo_beta=setting.sdpo_beta, sdpo_steps=setting.sdpo_steps, policy_start=setting.policy_start, all_fail=setting.all_fail,
         replay_dpo_beta=setting.replay_dpo_beta, num_iterations=setting.iterations, num_generations=setting.rollouts,
         max_steps=setting.steps, per_device_train_batch_size=rows, gradient_accumulation_steps=episodes // rows, sort_by_length=True,
-        share_prompts=True, max_turns=setting.turns, max_completion_length=TOKENS, max_turn_tokens=TURN_TOKENS, temperature=1.0, shuffle_dataset=False,
+        share_prompts=True, max_turns=setting.turns, max_completion_length=TOKENS, max_turn_tokens=TURN_TOKENS, temperature=1.0,
+        shuffle_dataset=False,
         learning_rate=setting.learning_rate, lr_scheduler_type="constant_with_warmup", warmup_steps=WARM_UP, logging_steps=1,
         save_strategy="steps", save_steps=setting.measure_every, save_total_limit=1, report_to="none", disable_tqdm=True, seed=seed,
         use_cpu=device == "cpu", bf16=False, gradient_checkpointing=False)

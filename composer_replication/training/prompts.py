@@ -46,13 +46,14 @@ def prompts_once(
 ) -> Iterator[None]:
     "Within it, passes of the model's body read each distinct prompt once. Gradients as the caller has them."
     body = model.base_model
-    whole = body.forward
+    whole, kept = body.forward, vars(body).get("forward")  # accelerate puts a wrapper there where a model lies on several devices
 
     def read(input_ids, attention_mask, past_key_values=None, use_cache=None, **others):
         start = torch.stack([input_ids[:, :width], attention_mask[:, :width]], 1)
         distinct, rows = start.unique(dim=0, return_inverse=True)
         if len(distinct) == len(rows) or others.get("output_router_logits"):  # an auxiliary loss counts every row's tokens
-            return whole(input_ids=input_ids, attention_mask=attention_mask, past_key_values=past_key_values, use_cache=use_cache, **others)
+            given = {"past_key_values": past_key_values, "use_cache": use_cache}
+            return whole(input_ids=input_ids, attention_mask=attention_mask, **given, **others)
         prompts = DynamicCache()
         first = whole(input_ids=distinct[:, 0], attention_mask=distinct[:, 1], **cache_inputs(model, prompts), **others)
         cache = _expanded(prompts, rows, DynamicCache() if past_key_values is None else past_key_values)
@@ -65,3 +66,5 @@ def prompts_once(
         yield
     finally:
         del body.forward
+        if kept is not None:
+            body.forward = kept

@@ -775,7 +775,8 @@ def _log_pass(self: ComposerReplicationTrainer, step: BackwardPass, terms: dict[
 # %% ../../nbs/training/11_trainer.ipynb #7eb01aff
 @patch
 def _compute_loss(self: ComposerReplicationTrainer, model, inputs):
-    has_terms = self.offline or "composer_rows" in inputs or self.args.share_prompts or (self.args.kl_coef and self.args.kl_place == "loss")
+    a = self.args
+    has_terms = self.offline or "composer_rows" in inputs or a.share_prompts or (a.kl_coef and a.kl_place == "loss")
     if not self.model.training or not has_terms:
         return GRPOTrainer._compute_loss(self, model, inputs)
     self.window = self.window or self._open_window()

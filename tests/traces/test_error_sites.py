@@ -225,6 +225,7 @@ def test_a_huge_turn_is_judged_quickly():
     ("TypeError: the call does not fit run: the argument command is missing.", "type_error"),
     ("sqlite3.OperationalError: no such column: nme", "runtime_error"),
     ("Errors: 0", None),
+    ("stderror: none was written", None),
     ("KeyError is what dict raises: see the page.", None),
 ])
 def test_a_result_that_begins_with_an_exception_is_an_error_without_a_flag(content, kind):
