@@ -17,6 +17,7 @@ from .chunked import LMHead, TokenTerms, lm_head, token_logprobs, token_terms
 from .divergences import Divergence, TokenDivergence
 from .preference import PreferenceLoss, dpo_loss, simpo_loss
 from .received import importance_weights
+from .topk import Selected
 from ..tree.forward import forward_branches, forward_trunk, narrow_batch
 from ..tree.pack import PackedBatch, own_answer
 
@@ -47,9 +48,11 @@ def sdpo_terms(
     teacher_head: LMHead,
     batch: PackedBatch,  # with hinted branches
     divergence: TokenDivergence = SDPO_DIVERGENCE,
+    selected: Selected | None = None,  # the student's entries, where its pass has selected them
 ) -> TokenTerms:  # each (n,)
     "Divergence between the student and the hinted teacher at each token of the target turns."
-    return token_terms(at(hidden, batch.sdpo_student), head, teacher_hidden, teacher_head, batch.sdpo_labels, divergence)
+    return token_terms(at(hidden, batch.sdpo_student), head, teacher_hidden, teacher_head, batch.sdpo_labels, divergence,
+                       selected)
 
 # %% ../../nbs/losses/06_channels.ipynb #ca9e8a54
 def pair_logprobs(

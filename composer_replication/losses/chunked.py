@@ -16,7 +16,7 @@ from trl.kernels import ChunkedLogProbFunction
 
 from ..core.errors import InputProblem
 from .divergences import Divergence, TokenDivergence
-from .topk import selected_terms
+from .topk import Selected, selected_terms
 
 # %% ../../nbs/losses/05_chunked.ipynb #0c87535e
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ def lm_head(
     if layer is None:
         raise InputProblem(f"{type(model).__name__} has no output embeddings; use a causal language model.")
     config = model.config.get_text_config()
-    scale = getattr(config, "logit_scale", None)
+    scale = next((s for name in ("logit_scale", "output_multiplier", "lm_head_multiplier") if (s := getattr(config, name, None)) is not None), None)
     if scale is None and getattr(config, "logits_scaling", None):
-        scale = 1 / config.logits_scaling
+        scale = config.logits_scaling if config.model_type == "hyperclovax" else 1 / config.logits_scaling
     return LMHead(layer.weight, getattr(layer, "bias", None), 1.0 if scale is None else float(scale),
                   getattr(config, "final_logit_softcapping", None))
 
@@ -136,6 +136,7 @@ def token_terms(
     teacher_head: LMHead,
     labels: torch.Tensor,  # (n,) the tokens predicted
     divergence: TokenDivergence,  # as `Divergence`: logits of both sides `(rows, vocab)` and labels to `(rows,)`
+    student: Selected | None = None,  # the student's likeliest entries for such a divergence, where they are known already
 ) -> TokenTerms:
     "Divergence per token from hidden states. Raises `ValueError` where rows or vocabularies do not match."
     def rows(student, teacher, ids):
@@ -147,7 +148,7 @@ def token_terms(
     full = isinstance(divergence, Divergence) and divergence.support == "full"
     if isinstance(divergence, Divergence) and not full:
         return TokenTerms(*selected_terms(student_hidden, student_head, teacher_hidden, teacher_head, labels, divergence,
-                                          CHUNK_LOGITS))
+                                          CHUNK_LOGITS, student))
     if full and divergence.token_clip is None and student_hidden.dtype != torch.float64:
         teacher_hidden, teacher_head = teacher_hidden.detach(), teacher_head.detach()
         values = _kernel_divergence(divergence, student_hidden, student_head, teacher_hidden, teacher_head)

@@ -30,6 +30,7 @@ from ..losses.batch import TraceExample, check_by_index
 from ..losses.channels import (ChannelSum, pair_logps, preference_loss, reference_logps, replay_sum, sdpo_sum,
                                                   sdpo_terms, teacher_states, vote_sum)
 from ..losses.chunked import LMHead, lm_head
+from ..losses.divergences import Divergence
 from ..rollout.types import Ending, Rollout
 from ..traces.export import write_traces
 from .batches import NonFiniteLoss, by_length, report_not_finite, sampled_mask
@@ -61,6 +62,7 @@ from .sharded import (BeginShards, SamplingCopy, check_recorded, is_sharded, los
 from .groups import ROW_MEANS, GroupHints, Route, equal_groups, route_rows, turn_weights
 from .health import HealthCallback
 from ..tree.states import state_mixers
+from .policy_head import TwiceRead, scores_sampled
 from .prompts import check_share_prompts, prompts_once
 from .teacher_check import TeacherProblem, check_teacher, teacher_fault
 
@@ -72,6 +74,7 @@ class Forward:
     hidden: torch.Tensor | None = None  # (batch, time, hidden) last states
     logprobs: torch.Tensor | None = None  # (batch, time - 1) of the next token at the sampling temperature, zero where not scored
     cache: Cache | None = None  # keys and values of every layer, and states at the forks
+    twice: TwiceRead | None = None  # tokens of hinted turns, where the pass has read them for channel 2 too
 
 
 @contextmanager
@@ -638,8 +641,43 @@ def _policy_term(self: ComposerReplicationTrainer, model, step: BackwardPass) ->
     reads_cache = step.pairs or (step.sites and not self.teacher.own_trunk)
     batch = step.batch if reads_cache and shares_trunk(self.student) is None else None
     once = prompts_once(self.student, step.inputs["prompt_ids"].shape[1]) if self.args.share_prompts else nullcontext()
-    with self.window.timed("policy"), once, watch_forward(self.accelerator.unwrap_model(self.model), batch) as step.forward:
-        return ChannelSum(GRPOTrainer._compute_loss(self, self._model_within(model, step.forward), step.inputs), 1)
+    twice = self._twice_read(step)
+    scored = self._scores_sampled(step, twice)
+    with self.window.timed("policy"), once, scored, watch_forward(self.accelerator.unwrap_model(self.model), batch) as step.forward:
+        loss = GRPOTrainer._compute_loss(self, self._model_within(model, step.forward), step.inputs)
+    step.forward.twice = twice
+    return ChannelSum(loss, 1)
+
+
+@patch
+def _twice_read(self: ComposerReplicationTrainer, step: BackwardPass) -> TwiceRead | None:
+    "The tokens of hinted turns, where the policy's pass can select their entries."
+    divergence = self.args.divergence(self.schedule.t if self.schedule else 1.0)
+    selects = isinstance(divergence, Divergence) and divergence.support == "student_top_k"
+    if not (step.sites and selects and self._own_head) or self._entropy_bonus_enabled:  # no gradient reaches their entropies
+        return None
+    return TwiceRead(step.batch.sdpo_student, step.batch.sdpo_labels, divergence)
+
+
+@patch(as_prop=True)
+def _own_head(self: ComposerReplicationTrainer) -> bool:
+    "Whether the policy's head may score for itself what is wanted."
+    whole = not self.is_fsdp_enabled and not self.is_deepspeed_enabled
+    return whole and not self.aux_loss_enabled and not self.args.cast_lm_head_to_fp32
+
+
+@patch
+def _scores_sampled(self: ComposerReplicationTrainer, step: BackwardPass, twice: TwiceRead | None):
+    "A context in which the policy scores what it has sampled and what pairs read; TRL's own pass where no channel has anything to do."
+    if not (step.sites or step.pairs) or not self._own_head:
+        return nullcontext()
+    ratios = "old_per_token_logps" in step.inputs  # taken of every token, and masked afterwards: zero over a small one overflows
+    mask = step.inputs["completion_mask"] if ratios else sampled_mask(step.inputs)
+    scored = torch.zeros_like(step.batch.input_ids[:, 1:], dtype=torch.bool)
+    scored[:, -mask.shape[1]:] = mask.bool()
+    own = step.batch.pair_trunk >= 0
+    scored[step.batch.pair_positions[own, 0], step.batch.pair_trunk[own]] = True
+    return scores_sampled(self.student, scored, self.temperature, twice)
 
 
 @patch
@@ -660,7 +698,8 @@ def _sdpo_term(self: ComposerReplicationTrainer, step: BackwardPass) -> ChannelS
         old = step.completion(old, *step.batch.sdpo_student.T)
     divergence = self.args.divergence(self.schedule.t if self.schedule else 1.0)
     with self.accelerator.autocast():
-        terms = sdpo_terms(step.forward.hidden, lm_head(self.student), *step.teacher, step.batch, divergence)
+        selected = step.forward.twice and step.forward.twice.selected
+        terms = sdpo_terms(step.forward.hidden, lm_head(self.student), *step.teacher, step.batch, divergence, selected)
     if self.args.turn_weights in ("sdpo", "both"):
         terms = replace(terms, divergence=terms.divergence * self.window.site_weights(step.batch.sdpo_site))
     return sdpo_sum(terms, step.batch, old, self.args.sdpo_importance_clip)

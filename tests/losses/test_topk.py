@@ -129,7 +129,7 @@ def test_a_small_tail_is_not_lost_to_rounding():
     logits = torch.cat([torch.tensor([30.0, 29.0]), torch.linspace(-1, 1, VOCAB - 2)])
     other = torch.cat([torch.tensor([30.0, 29.0]), torch.linspace(2, 1, VOCAB - 2)])
     one, how = torch.ones(1, 1), Divergence(1.0, support="student_top_k", top_k=2)
-    entries = topk._entries(one, LMHead(logits[:, None]), torch.zeros(1, dtype=torch.long), None, 2, 1.0, 50)[0]
+    entries = topk.select_entries(one, LMHead(logits[:, None]), torch.zeros(1, dtype=torch.long), how, 50).entries
     exact = logits.double()[2:].logsumexp(0)
     torch.testing.assert_close(entries[0, 2].double(), exact, rtol=1e-6, atol=0)
     weight = logits[:, None].requires_grad_()
