@@ -25,6 +25,7 @@ from composer_replication.losses.chunked import LMHead, token_logprobs, token_te
 from composer_replication.losses.divergences import Divergence
 from composer_replication.replay.pairs import DPOPair
 from composer_replication.training.config import ComposerReplicationConfig
+from composer_replication.training.policy_head import score_sampled
 from composer_replication.training.setup import group_pairs
 from composer_replication.training.trainer import ComposerReplicationTrainer
 from composer_replication.tree.build import build_tree
@@ -148,7 +149,7 @@ def sdpo_batch(row, pad):
 def make_model(shape, checkpointing=False, device="cpu"):
     "A random Qwen2 of the given shape."
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(Qwen2Config(max_position_embeddings=32768, tie_word_embeddings=True, **shape)).to(device)
+    model = Qwen2ForCausalLM(Qwen2Config(**{"max_position_embeddings": 32768, "tie_word_embeddings": True} | shape)).to(device)
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model.train()
@@ -233,18 +234,22 @@ def multiply_adds(shape, adapter=False, checkpointing=False):
     trained = 0 if adapter else 1  # an adapter leaves out the gradients of the weights
     return {"forward": body, "step": (2 + trained + checkpointing) * body,
             "key": 2 * layers * h, "key step": (3.5 + checkpointing) * 2 * layers * h,
-            "policy head": (3 + trained) * head, "divergence": (4 + trained) * head, "answer head": (3 + trained) * head,
-            "reference head": head}
+            "policy head": (3 + trained) * head, "sampled head": (3 + trained) * head, "divergence": (4 + trained) * head,
+            "answer head": (3 + trained) * head, "reference head": head}
 
 
 def predict(costs, tree, arm, scored=None):
-    "Cost of a step by part. `scored`: tokens whose logits TRL forms; None: all but one, as it does where there is no Triton."
+    """Cost of a step by part. `scored`: tokens whose logits TRL forms; None: all but one, as it does where there is no Triton.
+
+    With a channel no token goes twice through the same weights, so that no way of making the same step multiplies less."""
     n = len(tree.ids)
     parts = {"policy body": n * costs["step"] + costs["key step"] * n * n / 2,
              "policy head": (n - 1 if scored is None else scored) * costs["policy head"]}
     if arm == "grpo":
         return parts
     hints = [b for b in tree.branches if b.kind == "hint"]
+    sampled = sum(span.end - span.start for span in tree.spans)
+    parts["policy head"] = (sampled - sum(len(b.ids) - b.start for b in hints)) * costs["sampled head"]
     chosen, rejected = ([b for b in tree.branches if b.kind == kind] for kind in ("chosen", "rejected"))
     last = lambda some: max(b.fork for b in some)
     trunk = lambda some: last(some) * costs["forward"] + costs["key"] * last(some)**2 / 2
@@ -261,6 +266,8 @@ def predict(costs, tree, arm, scored=None):
         parts["divergence"] = own(hints) * costs["divergence"]
     if chosen:  # the rejected answer is the rollout's own turn: read off the reference's trunk, and judged by TRL already
         end = max(b.fork + len(b.ids) for b in rejected) - 1
+        if hints and ARMS[arm][0] == "frozen":  # the same weights read both
+            end, parts["teacher's trunk"] = max(end, last(hints)), 0
         parts["reference's trunk"] = end * costs["forward"] + costs["key"] * end**2 / 2
         parts["reference's answers"] = branch(chosen) + own(chosen + rejected) * costs["reference head"]
         parts["policy's answers"] = branch(chosen, "step", "key step") + own(chosen) * costs["answer head"]
@@ -316,12 +323,13 @@ def measured_costs(shape, tokens, context, device="cpu", times=3, layers=None):
                                                ("log_probs", "entropy"))[0].sum().backward()
     ours = lambda: token_terms(student, head, teacher, head.detach(), labels, divergence).divergence.sum().backward()
     answers = lambda: token_logprobs(student, head, labels).sum().backward()
+    sampled = lambda: score_sampled(student[None], head, labels[None], torch.ones_like(labels[None]).bool(), 1.0)[0].sum().backward()
 
     def reference():
         with torch.no_grad():
             token_logprobs(teacher, head.detach(), labels)
 
-    for name, run in (("policy head", trl), ("divergence", ours), ("answer head", answers), ("reference head", reference)):
+    for name, run in (("policy head", trl), ("sampled head", sampled), ("divergence", ours), ("answer head", answers), ("reference head", reference)):
         costs[name] = mean_time(run, times) / tokens
     return costs
 
