@@ -323,13 +323,15 @@ def measured_costs(shape, tokens, context, device="cpu", times=3, layers=None):
                                                ("log_probs", "entropy"))[0].sum().backward()
     ours = lambda: token_terms(student, head, teacher, head.detach(), labels, divergence).divergence.sum().backward()
     answers = lambda: token_logprobs(student, head, labels).sum().backward()
-    sampled = lambda: score_sampled(student[None], head, labels[None], torch.ones_like(labels[None]).bool(), 1.0)[0].sum().backward()
+    every = torch.ones_like(labels[None], dtype=torch.bool)
+    sampled = lambda: score_sampled(student[None], head, labels[None], every, 1.0)[0].sum().backward()
 
     def reference():
         with torch.no_grad():
             token_logprobs(teacher, head.detach(), labels)
 
-    for name, run in (("policy head", trl), ("sampled head", sampled), ("divergence", ours), ("answer head", answers), ("reference head", reference)):
+    for name, run in (("policy head", trl), ("sampled head", sampled), ("divergence", ours), ("answer head", answers),
+                      ("reference head", reference)):
         costs[name] = mean_time(run, times) / tokens
     return costs
 

@@ -33,10 +33,11 @@ class Cell:
     key = property(lambda self: (self.axis, self.arm, self.length, self.errors, self.vocab, self.rows))
 
 
-AXES = {"length": [1024 * 2**i for i in range(8)], "errors": [1, 2, 4, 8, 16, 32, 64], "vocab": [2048 * 4**i for i in range(4)] + [151936],
-        "rows": [1, 2, 4, 8]}
+AXES = {"length": [1024 * 2**i for i in range(8)], "errors": [1, 2, 4, 8, 16, 32, 64],
+        "vocab": [2048 * 4**i for i in range(4)] + [151936], "rows": [1, 2, 4, 8]}
 BASE = {"errors": {"length": 16384}, "vocab": {"length": 2048}, "rows": {"length": 2048}}
-PLAN = [replace(Cell(axis, arm), **BASE.get(axis, {}), **{axis: value}) for axis, values in AXES.items() for value in values for arm in ARMS]
+PLAN = [replace(Cell(axis, arm), **BASE.get(axis, {}), **{axis: value})
+        for axis, values in AXES.items() for value in values for arm in ARMS]
 
 
 def read_cells(path: Path) -> list[dict]:
@@ -55,7 +56,8 @@ def go_on(path: Path, minutes: float, plan=PLAN) -> list[dict]:
             continue
         env = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(2**20)}
         try:
-            done = subprocess.run([sys.executable, __file__, "--cell", json.dumps(asdict(cell))], capture_output=True, text=True, timeout=LONGEST_S, env=env)
+            done = subprocess.run([sys.executable, __file__, "--cell", json.dumps(asdict(cell))], capture_output=True, text=True,
+                                  timeout=LONGEST_S, env=env)
             found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"failed": done.stderr[-500:]}
         except subprocess.TimeoutExpired:
             found = {"failed": f"took more than {LONGEST_S} s"}
@@ -88,7 +90,8 @@ def one(cell: Cell) -> dict:
     model = arms.make_model(shape | {"max_position_embeddings": 2**18})
     trainer = arms.trainer_of(cell.arm, model, tokenizer)
     single = arms.batch_of(row, mask, 0)
-    inputs = {k: v * cell.rows if isinstance(v, list) else v.repeat(cell.rows, *[1] * (v.ndim - 1)) if v.ndim else v * cell.rows for k, v in single.items()}
+    again = lambda v: v.repeat(cell.rows, *[1] * (v.ndim - 1)) if isinstance(v, torch.Tensor) and v.ndim else v * cell.rows
+    inputs = {name: again(value) for name, value in single.items()}
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
@@ -96,8 +99,9 @@ def one(cell: Cell) -> dict:
     with arms.Clock() as clock:
         arms.step(trainer, inputs)
     costs = arms.multiply_adds(shape)
-    return {"seconds": clock.seconds, "wall": clock.wall, "before_mib": before, "peak_mib": arms.mib("VmHWM"), "tokens": len(row.tree.ids),
-            "sampled": sum(mask), "branch_tokens": sum(len(b.ids) for b in row.tree.branches), "rate": rate(),
+    return {"seconds": clock.seconds, "wall": clock.wall, "before_mib": before, "peak_mib": arms.mib("VmHWM"),
+            "tokens": len(row.tree.ids), "sampled": sum(mask), "rate": rate(),
+            "branch_tokens": sum(len(b.ids) for b in row.tree.branches),
             "multiply_adds": {k: v * cell.rows for k, v in arms.predict(costs, row.tree, cell.arm).items()}}
 
 

@@ -33,8 +33,9 @@ FAMILIES = {
     "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**TINY, head_dim=8, final_logit_softcapping=0.2)),
     "cohere": lambda: CohereForCausalLM(CohereConfig(**TINY, logit_scale=0.0625)),
     "granite": lambda: GraniteForCausalLM(GraniteConfig(**TINY, logits_scaling=4.0)),
-    "falcon-h1": lambda: FalconH1ForCausalLM(FalconH1Config(**TINY, lm_head_multiplier=0.3, head_dim=8, mamba_d_ssm=32, mamba_n_heads=4,
-                                                            mamba_d_head=8, mamba_d_state=8, mamba_n_groups=1)),
+    "falcon-h1": lambda: FalconH1ForCausalLM(FalconH1Config(
+        **TINY, lm_head_multiplier=0.3, head_dim=8, mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8,
+        mamba_n_groups=1)),
     "phi": lambda: PhiForCausalLM(PhiConfig(**(TINY | {"num_key_value_heads": 2}))),  # a head with a bias
 }
 DIVERGENCES = {

@@ -45,7 +45,7 @@ class Watched(ComposerReplicationTrainer):
 
 
 def counts(folder, **changes):
-    trainer = make("epochs", folder, Watched, per_device_train_batch_size=8, max_steps=1, save_strategy="no", alpha_sdpo=1.0, **changes)
+    trainer = make("epochs", folder, Watched, per_device_train_batch_size=8, max_steps=1, save_strategy="no", **changes)
     played_once(trainer).train()
     return trainer.counts
 
@@ -82,6 +82,6 @@ def test_scores_and_gradients_are_those_of_whole_logits(hinted, temperature):
     torch.testing.assert_close(logprobs, want)
     torch.testing.assert_close(entropy, -(whole.exp() * whole).sum(-1) * sampled)
     upstream = torch.randn(3, 9)
-    got, expected = (torch.autograd.grad((x * upstream).sum(), (hidden, weight, bias), retain_graph=True) for x in (logprobs, want))
-    for a, b in zip(got, expected):
+    leaves = hidden, weight, bias
+    for a, b in zip(*(torch.autograd.grad((x * upstream).sum(), leaves, retain_graph=True) for x in (logprobs, want))):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
