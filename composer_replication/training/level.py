@@ -37,14 +37,15 @@ class Reading:
     reference: bool  # there is a reference policy
     trains_shared: bool  # the student's branches read its trunk's cache, which gradient checkpointing forbids
     reads_shared: bool  # the same for passes without gradient
+    together: bool = False  # all branches go in one pass, see `masks_blocks`
 
 # %% ../../nbs/training/15_level.ipynb #db6619e6
 ANSWERS = ("chosen", "rejected")
 
 
-def _answers(packed, shared):
+def _answers(packed, shared, together):
     "Passes that read trunks and answers of a batch by themselves."
-    return 1 + branch_passes(packed, ANSWERS, shared, cached=True) if packed is not None and packed.pairs else 0
+    return 1 + branch_passes(packed, ANSWERS, shared, True, together) if packed is not None and packed.pairs else 0
 
 
 def count_passes(
@@ -55,11 +56,11 @@ def count_passes(
     "What a rank with these batches has to do."
     teacher = pairs = 0
     if batch is not None and how.distils:
-        teacher = branch_passes(batch, ("hint",), how.reads_shared, cached=how.trains_shared and not how.own_trunk)
+        teacher = branch_passes(batch, ("hint",), how.reads_shared, how.trains_shared and not how.own_trunk, how.together)
     if batch is not None and batch.pairs:
-        pairs = branch_passes(batch, ANSWERS, how.trains_shared, cached=True)
-    reference = _answers(batch, how.reads_shared) + _answers(recorded, how.reads_shared) if how.reference else 0
-    return Passes(teacher, reference, pairs, _answers(recorded, how.trains_shared))
+        pairs = branch_passes(batch, ANSWERS, how.trains_shared, True, how.together)
+    reference = sum(_answers(packed, how.reads_shared, how.together) for packed in (batch, recorded)) if how.reference else 0
+    return Passes(teacher, reference, pairs, _answers(recorded, how.trains_shared, how.together))
 
 # %% ../../nbs/training/15_level.ipynb #a6eba9d0
 @dataclass(frozen=True)

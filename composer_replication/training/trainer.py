@@ -44,7 +44,7 @@ from .setup import PairSource, Setup, check_held_out, check_offline, check_optim
 from .teacher import causal_lm, evaluating, make_teacher, reference_policy
 from .window import Window, recorded_trees
 from ..tree.example import RolloutTree, example_tree, target_hints, target_turns
-from ..tree.forward import cache_inputs, forward_needed, forward_trunk, shares_trunk, trunk_cache, trunk_tokens
+from ..tree.forward import cache_inputs, forward_needed, forward_trunk, masks_blocks, shares_trunk, trunk_cache, trunk_tokens
 from ..tree.pack import KINDS, PackedBatch, pack_trees
 
 # %% ../../nbs/training/11_trainer.ipynb #15394a0d
@@ -511,7 +511,7 @@ def _count_passes(self: ComposerReplicationTrainer, inputs, step) -> Passes:
     trains = shares_trunk(self.student) is None
     with evaluating((self.student,)):
         reads = shares_trunk(self.student) is None
-    how = Reading(self.distils, self.teacher is not None and self.teacher.own_trunk, self.reference is not None, trains, reads)
+    how = Reading(self.distils, self.teacher is not None and self.teacher.own_trunk, self.reference is not None, trains, reads, masks_blocks(self.student))
     return count_passes(self._pack(inputs) if "composer_rows" in inputs else None, self._pack_recorded(step), how)
 
 # %% ../../nbs/training/11_trainer.ipynb #7343bd9d

@@ -88,8 +88,8 @@ def test_unequal_lengths_are_refused():
 def test_the_picture_of_the_mask_is_the_mask_that_the_model_is_given(trees, monkeypatch):
     tokenizer, made = trees
     batch = pack_trees(made, tokenizer.pad_token_id, lead=range(len(made)))
-    given, made_by = [], forward._masks
-    monkeypatch.setattr(forward, "_masks", lambda config, mask, *rest: given.append(mask) or made_by(config, mask, *rest))
+    given, made_by = [], forward._additive
+    monkeypatch.setattr(forward, "_additive", lambda seen, *rest: given.append(seen) or made_by(seen, *rest))
     for limit in ("MASK_ENTRIES", "PASS_ENTRIES"):
         monkeypatch.setattr(forward, limit, 2**40)  # one pass: all columns, in their order
     forward_branches(embedded_model(), batch, method="square")
