@@ -12,8 +12,8 @@ from composer_replication.tree.block_mask import BLOCK, branch_block_mask
 from composer_replication.tree.forward import branch_passes, forward_branches, shares_trunk
 from composer_replication.tree.pack import KINDS, pack_trees
 
-TINY = dict(vocab_size=400, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-            head_dim=16, pad_token_id=0)
+TINY = dict(vocab_size=400, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, head_dim=16,
+            num_key_value_heads=1, pad_token_id=0)
 
 
 def pairs(mask):
@@ -21,7 +21,8 @@ def pairs(mask):
     rows, _, queries, keys = mask.shape
     rule = mask.mask_mod(torch.arange(rows)[:, None, None], 0, torch.arange(queries)[:, None], torch.arange(keys))
     shown = torch.zeros_like(rule)
-    for counts, indices, asks in ((mask.kv_num_blocks, mask.kv_indices, True), (mask.full_kv_num_blocks, mask.full_kv_indices, False)):
+    for asks, counts, indices in ((True, mask.kv_num_blocks, mask.kv_indices),
+                                  (False, mask.full_kv_num_blocks, mask.full_kv_indices)):
         for row, _, block in (counts > 0).nonzero().tolist():
             for column in indices[row, 0, block, :counts[row, 0, block]].tolist():
                 at = row, slice(BLOCK * block, BLOCK * (block + 1)), slice(BLOCK * column, BLOCK * (column + 1))
@@ -83,11 +84,12 @@ def test_the_compiled_kernel_gives_the_states_of_the_dense_mask(family):
     if family == "llama":
         model = LlamaForCausalLM(LlamaConfig(**TINY)).eval()
     else:
-        model = Gemma3ForCausalLM(Gemma3TextConfig(**TINY, sliding_window=24, layer_types=["sliding_attention", "full_attention"])).eval()
+        kinds = ["sliding_attention", "full_attention"]
+        model = Gemma3ForCausalLM(Gemma3TextConfig(**TINY, sliding_window=24, layer_types=kinds)).eval()
     draw, batch = random.Random(1), None
-    while batch is None or not (batch.sites and batch.pairs and all(b.fork for tree in batch.trees for b in tree.branches)):
+    while batch is None or not (batch.sites and batch.pairs and all(b.fork for t in batch.trees for b in t.branches)):
         batch = pack_trees([random_tree(draw) for _ in range(3)], 0)
-    with torch.no_grad(), torch._dynamo.config.patch(automatic_dynamic_shapes=False):  # torch 2.13's C++ does not compile with them
+    with torch.no_grad(), torch._dynamo.config.patch(automatic_dynamic_shapes=False):  # their C++ does not compile, torch 2.13
         want = forward_branches(model, batch)
         model.set_attn_implementation("flex_attention")
         got, real = forward_branches(model, batch), batch.branch_segment >= 0
