@@ -457,8 +457,20 @@ def _keep_rollouts(self: ComposerReplicationTrainer) -> None:
 
 
 @patch
+def _prompts_once(self: ComposerReplicationTrainer, model, width: int):
+    "A context in which passes of a plain causal LM read the prompts that rows share once, where that is asked for."
+    return prompts_once(model, width) if self.args.share_prompts else nullcontext()
+
+
+@patch
+def _get_per_token_logps_and_entropies(self: ComposerReplicationTrainer, model, input_ids, attention_mask, logits_to_keep, *args, **others):
+    with self._prompts_once(self.student, input_ids.shape[1] - logits_to_keep):
+        return GRPOTrainer._get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, *args, **others)
+
+
+@patch
 def _logprobs_of(self: ComposerReplicationTrainer, model, inputs):
-    with self.accelerator.autocast():
+    with self.accelerator.autocast(), self._prompts_once(model, inputs["prompt_ids"].shape[1]):
         return completion_logprobs(model, inputs, self.temperature, self.args.per_device_train_batch_size)
 
 
@@ -640,10 +652,9 @@ def _policy_term(self: ComposerReplicationTrainer, model, step: BackwardPass) ->
     "TRL's loss, and the student's pass that it makes. A cache is kept where branches will read from it."
     reads_cache = step.pairs or (step.sites and not self.teacher.own_trunk)
     batch = step.batch if reads_cache and shares_trunk(self.student) is None else None
-    once = prompts_once(self.student, step.inputs["prompt_ids"].shape[1]) if self.args.share_prompts else nullcontext()
     twice = self._twice_read(step)
     scored = self._scores_sampled(step, twice)
-    with self.window.timed("policy"), once, scored, watch_forward(self.accelerator.unwrap_model(self.model), batch) as step.forward:
+    with self.window.timed("policy"), scored, watch_forward(self.accelerator.unwrap_model(self.model), batch) as step.forward:
         loss = GRPOTrainer._compute_loss(self, self._model_within(model, step.forward), step.inputs)
     step.forward.twice = twice
     return ChannelSum(loss, 1)

@@ -3,6 +3,7 @@ import json
 import os
 import shutil
 import signal
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -303,12 +304,18 @@ def test_prompts_read_once_make_the_same_step_but_for_rounding(tmp_path, teacher
         trainer = make("all", tmp_path / str(shared), share_prompts=shared, teacher=teacher, sort_by_length=True, max_steps=1,
                        optim="sgd", max_grad_norm=0.0, save_strategy="no", max_turns=2,
                        max_completion_length=160, seed=5, learning_rate=1.0)
-        tokens, start = [], {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
-        trainer.model.model.embed_tokens.register_forward_hook(
-            lambda module, args, out, tokens=tokens: tokens.append(args[0].numel() * torch.is_grad_enabled()))
+        tokens, start = Counter(), {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
+
+        def count(module, args, out, tokens=tokens):  # with gradient, and without one: of the policy that sampled, of the reference
+            tokens["trained" if torch.is_grad_enabled() else "read"] += args[0].numel()
+
+        with trainer.reference.using() as (reference,):
+            for model in (trainer.model, reference):
+                model.base_model.embed_tokens.register_forward_hook(count)
         played_once(trainer).train()
         moved[shared] = {n: p.detach() - start[n] for n, p in trainer.model.named_parameters()}
-        read[shared] = sum(tokens)
-    assert read[True] < read[False]
+        read[shared] = tokens
+    saved = read[False] - read[True]
+    assert saved["trained"] > 0 and saved["read"] > saved["trained"]
     for name, change in moved[False].items():
         assert change.norm() and (moved[True][name] - change).norm() <= 1e-4 * change.norm(), name
