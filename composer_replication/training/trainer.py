@@ -61,6 +61,7 @@ from .sharded import (BeginShards, SamplingCopy, check_recorded, is_sharded, los
                                                    sharded_teacher, within_root)
 from .groups import ROW_MEANS, GroupHints, Route, equal_groups, route_rows, turn_weights
 from .health import HealthCallback
+from ..tree.checkpointed import keeping_cache, keeps_cache
 from ..tree.states import state_mixers
 from .policy_head import TwiceRead, scores_sampled
 from .prompts import check_share_prompts, prompts_once
@@ -831,7 +832,17 @@ def _compute_loss(self: ComposerReplicationTrainer, model, inputs):
         return GRPOTrainer._compute_loss(self, model, inputs)
     self.window = self.window or self._open_window()
     step = self._before(inputs)
-    return self._within(lambda: self._student_side(model, step))
+    with self._cache_kept(step):
+        return self._within(lambda: self._student_side(model, step))
+
+
+@patch
+def _cache_kept(self: ComposerReplicationTrainer, step: BackwardPass):
+    "A context in which gradient checkpointing keeps the cache, where branches will read it."
+    reads = step.pairs or step.recorded is not None or (step.sites and not self.teacher.own_trunk)
+    whole = not self.is_fsdp_enabled and not self.is_deepspeed_enabled
+    checkpoints = reads and whole and self.student.is_activation_checkpointing
+    return keeping_cache(self.student) if checkpoints and keeps_cache(self.student) else nullcontext()
 
 
 @patch

@@ -3,6 +3,7 @@ import random
 
 import pytest
 import torch
+from played import played_once
 from random_trees import random_tree
 from trainer_script import make
 
@@ -39,3 +40,17 @@ def test_one_pass_over_the_trunks_gives_the_same_states_and_reference(trainer):
             torch.testing.assert_close(hinted, states, atol=1e-4, rtol=1e-4)
     hook.remove()
     assert (0 < sum(taken) < len(taken)) if trainer.teacher.kind == "frozen" else not any(taken)
+
+@pytest.mark.parametrize("teacher", ("live", "frozen"))
+def test_gradient_checkpointing_reads_the_trunk_no_more_often(teacher, tmp_path):
+    read = {}
+    for checkpointing in (False, True):
+        trainer = make("frozen", tmp_path / str(checkpointing), teacher=teacher, gradient_checkpointing=checkpointing, max_steps=1,
+                       save_strategy="no")
+        tokens = []
+        trainer.model.model.embed_tokens.register_forward_hook(
+            lambda module, args, out, tokens=tokens: tokens.append(args[0].numel() * torch.is_grad_enabled()))
+        played_once(trainer).train()
+        assert trainer.state.log_history[0]["replay/pairs"] and trainer.state.log_history[0]["sdpo/sites"]
+        read[checkpointing] = sum(tokens)
+    assert read[True] == read[False] > 0

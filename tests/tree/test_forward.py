@@ -7,6 +7,7 @@ import transformers as tf
 
 from composer_replication.tree import forward
 from composer_replication.tree.build import Branch, Span, Tree
+from composer_replication.tree.checkpointed import keeping_cache, keeps_cache
 from composer_replication.tree.forward import forward_branches, forward_trunk, shares_trunk
 from composer_replication.tree.pack import pack_trees
 
@@ -195,6 +196,58 @@ def test_gradient_checkpointing_falls_back_to_rows():
     model.train()
     assert "checkpointing" in shares_trunk(model)
     assert (forward_branches(model, batch, forward_trunk(model, batch)[1]) - want).abs().max() < 1e-5
+
+
+def trunk_and_branches(model, batch, upstream):
+    "States of the branches that read the trunk's cache, a sum over both, and how many tokens went through the layers."
+    read = []
+    hook = model.get_input_embeddings().register_forward_hook(lambda module, args, out: read.append(args[0].numel()))
+    hidden, cache = forward_trunk(model, batch)
+    branches = forward_branches(model, batch, cache)
+    hook.remove()
+    return branches, (hidden * batch.attention_mask[..., None]).square().sum() + (branches * upstream).sum(), sum(read)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_checkpointing_that_keeps_the_cache_changes_nothing(family):
+    model, batch = make(family).train(), batch_of_three()
+    upstream = torch.randn(batch.branch_ids.shape, generator=torch.Generator().manual_seed(0))
+    upstream = (upstream * (batch.branch_segment >= 0))[..., None]
+    known, total, once = trunk_and_branches(model, batch, upstream)
+    total.backward()
+    want = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    model.activation_checkpointing_enable()
+    assert keeps_cache(model)
+    with keeping_cache(model):
+        found, total, read = trunk_and_branches(model, batch, upstream)
+    total.backward()
+    assert read == once and model.is_activation_checkpointing
+    assert (found - known).abs().max() < 1e-5
+    largest = max(g.abs().max() for g in want.values())
+    for name, p in model.named_parameters():
+        assert name not in want or (p.grad - want[name]).abs().max() < 1e-5 * largest, name
+
+
+def test_checkpointing_that_keeps_the_cache_keeps_little_else():
+    model, batch = make("Llama").train(), batch_of_three()
+
+    def saved(context):
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t), context:
+            forward_branches(model, batch, forward_trunk(model, batch)[1])
+        return sum(sizes)
+
+    whole = saved(torch.enable_grad())
+    model.activation_checkpointing_enable()
+    assert saved(keeping_cache(model)) < whole / 3
+
+
+def test_models_that_remember_more_are_left_to_transformers(monkeypatch):
+    assert not keeps_cache(make("Jamba", STATEFUL))
+    model = make("Llama")
+    monkeypatch.setattr(model.config, "num_kv_shared_layers", 1, raising=False)  # as Gemma 3n: layers that read those of others
+    assert not keeps_cache(model)
 
 
 def test_a_batch_without_branches_costs_no_forward(monkeypatch):
