@@ -190,7 +190,8 @@ def _hinted(states, by_task) -> list[State]:
 
 # ---- arms
 
-DIVERGENCES = {"forward": Divergence(beta=0.0), "reverse": SDPO_DIVERGENCE, "jsd": Divergence(beta=0.5)}
+DIVERGENCES = {"forward": Divergence(beta=0.0), "reverse": SDPO_DIVERGENCE, "jsd": Divergence(beta=0.5),
+               "forward, top 20": Divergence(beta=0.0, support="student_top_k", top_k=20)}
 HINTED = ("own", "exact", "other site", "shuffled", "neutral", "wrong")
 REFERENCES = ("dpo", "sft", "unlikelihood")
 
@@ -219,7 +220,8 @@ def plan() -> list[Run]:
     rest = [run for name in ("forward", "reverse") for run in _tuned(others, name, SEEDS)]
     references = _tuned(REFERENCES, "", SEEDS)
     acted = [replace(run, acted=True) for run in _tuned(primary, "forward", SEEDS, tune=False)]
-    return base + first + more + rest + references + acted + _tuned((*primary, *others), "jsd", SEEDS)
+    cheap = _tuned(("exact", "own"), "forward, top 20", SEEDS)  # added on 25 November 2026, after the primary contrasts: no clause reads it
+    return base + first + more + rest + references + acted + _tuned((*primary, *others), "jsd", SEEDS) + cheap
 
 
 def _tuned(arms, divergence, seeds, tune=True):

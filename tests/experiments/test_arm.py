@@ -306,7 +306,7 @@ def test_prompts_read_once_make_the_same_step_but_for_rounding(tmp_path, teacher
                        max_completion_length=160, seed=5, learning_rate=1.0)
         tokens, start = Counter(), {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
 
-        def count(module, args, out, tokens=tokens):  # with gradient, and without one: of the policy that sampled, of the reference
+        def count(module, args, out, tokens=tokens):  # without gradient: of the policy that sampled, of the reference
             tokens["trained" if torch.is_grad_enabled() else "read"] += args[0].numel()
 
         with trainer.reference.using() as (reference,):

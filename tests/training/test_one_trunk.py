@@ -41,12 +41,13 @@ def test_one_pass_over_the_trunks_gives_the_same_states_and_reference(trainer):
     hook.remove()
     assert (0 < sum(taken) < len(taken)) if trainer.teacher.kind == "frozen" else not any(taken)
 
+
 @pytest.mark.parametrize("teacher", ("live", "frozen"))
 def test_gradient_checkpointing_reads_the_trunk_no_more_often(teacher, tmp_path):
     read = {}
     for checkpointing in (False, True):
-        trainer = make("frozen", tmp_path / str(checkpointing), teacher=teacher, gradient_checkpointing=checkpointing, max_steps=1,
-                       save_strategy="no")
+        changes = dict(teacher=teacher, gradient_checkpointing=checkpointing, max_steps=1, save_strategy="no")
+        trainer = make("frozen", tmp_path / str(checkpointing), **changes)
         tokens = []
         trainer.model.model.embed_tokens.register_forward_hook(
             lambda module, args, out, tokens=tokens: tokens.append(args[0].numel() * torch.is_grad_enabled()))
