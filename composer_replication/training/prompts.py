@@ -7,12 +7,14 @@ __all__ = ['check_share_prompts', 'prompts_once']
 
 # %% ../../nbs/training/20_prompts.ipynb #5b7c0003
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from ..core.errors import InputProblem
+from .teacher import evaluating
+from ..tree.checkpointed import keeping_cache, keeps_cache
 from ..tree.forward import cache_inputs, shares_trunk
 from ..tree.states import state_mixers
 
@@ -23,7 +25,10 @@ def check_share_prompts(
     sharded: bool,
 ) -> None:
     "Raises `InputProblem` where the model's pass cannot be made in two."
-    reason = "gradient checkpointing switches the cache off" if gradient_checkpointing else shares_trunk(model)
+    with evaluating((model,)):
+        reason = shares_trunk(model)
+    if not reason and gradient_checkpointing and not keeps_cache(model):
+        reason = "under gradient checkpointing its layers keep no cache"
     if not reason and state_mixers(model):
         reason = "its recurrent layers keep no state at the prompt's end"
     if not reason and sharded:
@@ -48,7 +53,11 @@ def prompts_once(
     body = model.base_model
     whole, kept = body.forward, vars(body).get("forward")  # accelerate puts a wrapper there where a model lies on several devices
 
-    def read(input_ids, attention_mask, past_key_values=None, use_cache=None, **others):
+    def read(*args, **inputs):
+        with keeping_cache(model) if model.training and model.is_activation_checkpointing else nullcontext():
+            return in_two(*args, **inputs)
+
+    def in_two(input_ids, attention_mask, past_key_values=None, use_cache=None, **others):
         start = torch.stack([input_ids[:, :width], attention_mask[:, :width]], 1)
         distinct, rows = start.unique(dim=0, return_inverse=True)
         if len(distinct) == len(rows) or others.get("output_router_logits"):  # an auxiliary loss counts every row's tokens

@@ -67,7 +67,7 @@ def _checkpointed(layer):
             return (output, *(taken.new or ()))
 
         output, *new = checkpoint(run, hidden, use_reentrant=False) if torch.is_grad_enabled() else run(hidden)
-        if new and before is None:
+        if new:
             past_key_values.update(*new, number)
         return output
 

@@ -298,12 +298,13 @@ def test_the_learning_rate_rises_to_its_value_so_that_the_first_gradient_decides
 
 
 @pytest.mark.parametrize("teacher", ["frozen", "live"])  # a live teacher's branches read the cache that the shared pass fills
-def test_prompts_read_once_make_the_same_step_but_for_rounding(tmp_path, teacher):
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_prompts_read_once_make_the_same_step_but_for_rounding(tmp_path, teacher, checkpointing):
     moved, read = {}, {}
     for shared in (False, True):
         trainer = make("all", tmp_path / str(shared), share_prompts=shared, teacher=teacher, sort_by_length=True, max_steps=1,
                        optim="sgd", max_grad_norm=0.0, save_strategy="no", max_turns=2,
-                       max_completion_length=160, seed=5, learning_rate=1.0)
+                       max_completion_length=160, seed=5, learning_rate=1.0, gradient_checkpointing=checkpointing)
         tokens, start = Counter(), {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
 
         def count(module, args, out, tokens=tokens):  # without gradient: of the policy that sampled, of the reference
