@@ -12,6 +12,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -53,7 +54,8 @@ hints_app = typer.Typer(
 @hints_app.command("list")
 @plainly
 def hints_list(files: Files = None, as_json: AsJson = False, strict: Strict = False, tools: Tools = None,
-               detectors: Detectors = []):  # noqa: B006
+               detectors: Detectors = [],  # noqa: B006
+               first: Annotated[int | None, typer.Option(min=1, help="List so many of them; all are counted.")] = None):
     """Make a hint for every error site, from the cheapest layer that has one.
 
     Examples:
@@ -61,6 +63,8 @@ def hints_list(files: Files = None, as_json: AsJson = False, strict: Strict = Fa
     `composer-rl hints list`
 
     `composer-rl hints list runs/*.jsonl.gz --json`
+
+    `composer-rl hints list runs/*.jsonl.gz --first 20`
     """
     import composer_replication.hints.habits  # registers its templates
     from composer_replication.traces.habits import look_for
@@ -71,11 +75,13 @@ def hints_list(files: Files = None, as_json: AsJson = False, strict: Strict = Fa
         layers[hint_row(hinted)["layer"] or "no hint"] += 1
         return hinted
 
-    show(map(counted, hinted_sites(given(files, twice=True), strict, tools)), as_json, hint_row, {
+    sites = map(counted, hinted_sites(given(files, twice=True), strict, tools))
+    show(islice(sites, first), as_json, hint_row, {
         "trace": lambda pair: pair[0].trace_id, "turn": lambda pair: pair[0].message_index, "kind": lambda pair: pair[0].kind,
         "layer": lambda pair: pair[1].layer if pair[1] else "–", "hint": lambda pair: one_line(pair[1].text if pair[1] else "")})
     if not as_json:
-        out.print(", ".join(f"{layer}: {count}" for layer, count in layers.most_common()))
+        more = sum(1 for _ in sites)
+        out.print(", ".join(f"{layer}: {count}" for layer, count in layers.most_common()) + (f"; {more} of them not listed" if more else ""))
         say("Look at them on a page: composer-rl explore, with the same files")
 
 # %% ../../nbs/cli/06_hints.ipynb #7d6d927d

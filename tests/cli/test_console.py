@@ -219,6 +219,15 @@ def test_a_table_in_a_pipe_is_as_wide_as_columns_and_loses_nothing(tmp_path):
         assert " ".join(longest.split()) in hints and "…" not in table
 
 
+def test_a_list_can_be_short_and_counts_all(tmp_path):
+    every, short = (ran("composer-rl hints list", *words, cwd=tmp_path).stdout for words in ((), ("--first", "3")))
+    rows = ran("composer-rl hints list", "--first", "3", "--json", cwd=tmp_path).stdout.splitlines()
+    counts = every.splitlines()[-1]
+    assert len(rows) == 3 and len(short.splitlines()) < len(every.splitlines())
+    total = sum(int(part.split(": ")[1]) for part in counts.split(", "))
+    assert short.splitlines()[-1] == f"{counts}; {total - 3} of them not listed"
+
+
 def seen_in_a_terminal(*words, **environment):
     "What a terminal of 80 columns is sent."
     ours, theirs = pty.openpty()
