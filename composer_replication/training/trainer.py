@@ -456,7 +456,7 @@ def _keep_rollouts(self: ComposerReplicationTrainer) -> None:
     if a.keep_rollouts:
         write_traces(traces, folder / f"step{self._step:06d}-rank{rank}.jsonl.gz")
 
-
+# %% ../../nbs/training/11_trainer.ipynb #7e3fce9b
 @patch
 def _prompts_once(self: ComposerReplicationTrainer, model, width: int):
     "A context in which passes of a plain causal LM read the prompts that rows share once, where that is asked for."
@@ -660,7 +660,7 @@ def _policy_term(self: ComposerReplicationTrainer, model, step: BackwardPass) ->
     step.forward.twice = twice
     return ChannelSum(loss, 1)
 
-
+# %% ../../nbs/training/11_trainer.ipynb #9a934d85
 @patch
 def _twice_read(self: ComposerReplicationTrainer, step: BackwardPass) -> TwiceRead | None:
     "The tokens of hinted turns, where the policy's pass can select their entries."

@@ -45,7 +45,7 @@ class _Taken:
         self.new = keys, values
         return self.new if self.before is None else tuple(torch.cat(pair, 2) for pair in zip(self.before, self.new))
 
-
+# %% ../../nbs/tree/10_checkpointed.ipynb #ab0b5812
 def _checkpointed(layer):
     "The layer's `forward`, checkpointed, with the cache kept."
     number, plain = _number(layer), layer.forward
@@ -73,7 +73,7 @@ def _checkpointed(layer):
 
     return forward
 
-
+# %% ../../nbs/tree/10_checkpointed.ipynb #9dd80f78
 @contextmanager
 def keeping_cache(
     model: PreTrainedModel,  # a transformers causal LM that `keeps_cache`
