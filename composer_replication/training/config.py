@@ -84,7 +84,7 @@ class SdpoSettings:
     sdpo_tail: bool = setting(True, "Keep the other entries' mass as one more entry; False renormalises.")
     sdpo_token_clip: float | None = setting(None, "Upper bound of each vocabulary entry's term, nats.")
     sdpo_importance_clip: float | None = setting(2.0, "Upper bound of exp(logp - old logp), which weights each token; None: weight 1.")
-    teacher: str = setting("ema", "Who reads the hint: `live`, `frozen`, `ema` or `trust_region`.")
+    teacher: str = setting("frozen", "Who reads the hint: `live`, `frozen`, `ema` or `trust_region`.")
     teacher_ema_rate: float = setting(0.05, "Share of the student that an EMA teacher takes over after each step.")
     teacher_mix: float = setting(0.5, "Share of the live policy in a trust-region teacher's logits.")
     target_turns: str = setting("error", "`error`, `all` or `sampled` (as many turns as there are errors, at random).")

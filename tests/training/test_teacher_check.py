@@ -166,14 +166,14 @@ def make(folder, **changes):
 
 
 def test_a_run_stops_or_warns_before_its_first_step(tmp_path):
-    stopped = make(tmp_path / "stop", teacher_ema_rate=0.95, teacher_check="stop")
+    stopped = make(tmp_path / "stop", teacher="ema", teacher_ema_rate=0.95, teacher_check="stop")
     before = [p.detach().clone() for p in stopped.student.parameters()]
     with pytest.raises(TeacherProblem, match="set teacher_ema_rate to 0.05"):
         stopped.train()
     assert stopped.state.global_step == 0 and all(torch.equal(a, b) for a, b in zip(before, stopped.student.parameters()))
     runs = []
     for check in ("warn", "off"):
-        runs.append(make(tmp_path / check, teacher_ema_rate=0.95, teacher_check=check))
+        runs.append(make(tmp_path / check, teacher="ema", teacher_ema_rate=0.95, teacher_check=check))
         runs[-1].train()
     said = [[h["health/warning"] for h in t.state.log_history if "health/teacher" in h] for t in runs]
     assert len(said[0]) == 1 and "EMA follows the student at once" in said[0][0] and not said[1]

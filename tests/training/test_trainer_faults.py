@@ -142,7 +142,8 @@ class SpoiledAdvantage(ComposerReplicationTrainer):
 
 @pytest.mark.parametrize("channel", ["policy", "sdpo", "replay"])
 def test_a_loss_that_is_not_finite_stops_the_step(channel, tmp_path):
-    trainer = make(tmp_path, kind=SpoiledAdvantage if channel == "policy" else ComposerReplicationTrainer, max_steps=2)
+    kind = SpoiledAdvantage if channel == "policy" else ComposerReplicationTrainer
+    trainer = make(tmp_path, kind=kind, max_steps=2, teacher="ema")  # a frozen teacher is the reference, too
     {"policy": lambda t: None, "sdpo": spoil_teacher, "replay": spoil_reference}[channel](trainer)
     before = [p.detach().clone() for p in trainer.student.parameters()]
     with pytest.raises(NonFiniteLoss, match=f"channel '{channel}' is not finite at step 1") as found:
