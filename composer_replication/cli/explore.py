@@ -15,17 +15,15 @@ from rich.markup import escape
 
 from .console import (AsJson, ChatTemplate, Files, Model, Seed, Strict, Tools, check_output, emit, given, out, plainly,
                                               progress, stream, toy_note, warn)
+from .hints import Hints, hint_layers
 from ..core.provenance import hardware, provenance, versions
 
 # %% ../../nbs/cli/17_explore.ipynb #5ba75ab7
 def _drawn(files: list[Path], strict: bool, tools: Path | None, most: int, seed: int, tokenizer, limit) -> tuple:
-    "So many traces with errors within the limit, drawn at random, in the order of their files; how many have errors; the hint layers."
+    "So many traces with errors within the limit, drawn at random, in the order of their files; how many have errors."
     from composer_replication.experiments.loss_check import Reservoir
-    from composer_replication.hints.layers import default_composite
     from composer_replication.traces.error_sites import find_error_sites
-    from composer_replication.traces.siblings import SiblingIndex
     from composer_replication.tree.template import probe_template
-    siblings = SiblingIndex(trace for _, trace in stream(files, strict, tools))
     drawn, there, form = Reservoir(most, random.Random(seed)), 0, probe_template(tokenizer)
     for number, (_, trace) in enumerate(stream(files, strict, tools, on_problem=lambda problem: None)):
         if turns := {site.turn for site in find_error_sites(trace)}:
@@ -33,7 +31,7 @@ def _drawn(files: list[Path], strict: bool, tools: Path | None, most: int, seed:
             if _any_fits(trace, turns, form, limit):
                 drawn.offer((number, trace))
     limit.check()
-    return [trace for _, trace in sorted(drawn.items, key=lambda item: item[0])], there, default_composite(siblings=siblings)
+    return [trace for _, trace in sorted(drawn.items, key=lambda item: item[0])], there
 
 
 def _any_fits(trace, turns, form, limit) -> bool:
@@ -47,7 +45,8 @@ def _any_fits(trace, turns, form, limit) -> bool:
         return False
 
 # %% ../../nbs/cli/17_explore.ipynb #613293d2
-def _read(files: list[Path], model: str, template: str | None, most: int, max_tokens: int, seed: int, strict: bool, tools: Path | None) -> tuple[dict, int]:
+def _read(files: list[Path], model: str, template: str | None, most: int, max_tokens: int, seed: int, strict: bool, tools: Path | None,
+          names: list[str]) -> tuple[dict, int]:
     "The data of the page, and how many traces hold errors; with progress."
     with progress() as bar:
         task = bar.add_task("loading the model")
@@ -57,7 +56,8 @@ def _read(files: list[Path], model: str, template: str | None, most: int, max_to
         from composer_replication.tree.build import LengthLimit
         checkpoint, limit = load_checkpoint(model, None if template is None else chat_template(template)), LengthLimit(max_tokens, "--max-tokens")
         bar.update(task, description="reading traces")
-        traces, there, hints = _drawn(files, strict, tools, most, seed, checkpoint.tokenizer, limit)
+        hints = hint_layers(names, files, strict, tools)
+        traces, there = _drawn(files, strict, tools, most, seed, checkpoint.tokenizer, limit)
 
         def each():
             for number, trace in enumerate(traces, 1):
@@ -83,6 +83,7 @@ def explore(
     as_json: AsJson = False,
     strict: Strict = False,
     tools: Tools = None,
+    hints: Hints = [],  # noqa: B006
 ):
     """Write one page to touch: pick a trace, a turn, a hint layer, and see what the hint does to each token.
 
@@ -93,13 +94,15 @@ def explore(
     `composer-rl explore`
 
     `composer-rl explore runs/*.jsonl.gz --model out/my-run/final --out out/mine.html`
+
+    `composer-rl explore --hints my_layers:ReadFirst --hints template`
     """
     from composer_replication.core.files import write_file
     from composer_replication.recipes.find_model import EMBEDDED, find_model
     files = given(files, twice=True)
     check_output(output)
     find_model(model or EMBEDDED)
-    data, there = _read(files, model or EMBEDDED, chat_template, traces, max_tokens, seed, strict, tools)
+    data, there = _read(files, model or EMBEDDED, chat_template, traces, max_tokens, seed, strict, tools, hints)
     from composer_replication.report.explorer import explorer_page
     made = provenance(files, model=model or EMBEDDED, seed=seed, versions=versions(), hardware=hardware())
     page = write_file(output, explorer_page(data, made, toy_note(files, model)))

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Environment', 'TrlEnvironment', 'environment_of', 'TrlEpisodes', 'trl_factory', 'register_environment',
-           'environment_names', 'load', 'factory_of', 'TasksWanted', 'TaskSet', 'task_set', 'task_rows']
+           'environment_names', 'load', 'factory_of', 'imported', 'TasksWanted', 'TaskSet', 'task_set', 'task_rows']
 
 # %% ../../nbs/core/04_environment.ipynb #8eafa682
 import asyncio
@@ -195,25 +195,33 @@ def factory_of(
         import_module(f"{_BUILT_IN}.{name}.env")
     if name in _FACTORIES:
         return _FACTORIES[name]
-    module, colon, attribute = name.partition(":")
-    if not colon:
+    if ":" not in name:
         raise InputProblem(f"there is no environment {name!r}", f"use {', '.join(environment_names())}, register your own with "
                            "`register_environment`, or write package.module:factory")
-    factory = getattr(_imported(module, name), attribute, None)
-    if not callable(factory):
-        raise InputProblem(f"module {module!r} has no {attribute!r} that makes an environment", "write package.module:factory")
-    return factory
+    return imported(name)
 
 # %% ../../nbs/core/04_environment.ipynb #03e5fdfb
-def _imported(module, name):
-    "A module, of the current folder too. Raises `InputProblem` with what its import raised."
+def imported(
+    name: str,  # "package.module:factory"
+    what: str = "environment",  # what it makes, for messages
+) -> Callable[..., Any]:
+    "A factory by its place; modules of the current folder are found too. Raises `InputProblem`."
+    module, _, attribute = name.partition(":")
+    factory = getattr(_module(module, name, what), attribute, None)
+    if not callable(factory):
+        raise InputProblem(f"module {module!r} has no {attribute!r} that makes {'an' if what[0] in 'aeio' else 'a'} {what}", "write package.module:factory")
+    return factory
+
+
+def _module(module, name, what):
+    "A module. Raises `InputProblem` with what its import raised."
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)
     try:
         return import_module(module)
     except Exception as error:  # whatever a stranger's module does
         why = " ".join(str(error).split()) or type(error).__name__
-        raise InputProblem(f"there is no environment {name!r}: the import of {module!r} ended with {type(error).__name__} ({why})",
+        raise InputProblem(f"there is no {what} {name!r}: the import of {module!r} ended with {type(error).__name__} ({why})",
                            "check the module's name, and that it lies in this folder or is installed") from None
 
 # %% ../../nbs/core/04_environment.ipynb #64684358

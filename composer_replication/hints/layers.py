@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from ..core.environment import imported
 from ..core.errors import InputProblem
 from .diagnose import exception_line, unwrap
 from .leak_check import refusal
@@ -193,17 +194,28 @@ def register_layer(name: str) -> Callable:
 
 
 def make_layers(
-    names: Iterable[str],  # keys of `LAYERS`, in the order in which they are asked
+    names: Iterable[str],  # keys of `LAYERS`, or "package.module:factory", in the order in which they are asked
     **resources: Any,  # `complete`, `cache_dir`, `siblings`, and what other layers take
 ) -> list[HintGenerator]:
-    "The layers of these names. Raises `InputProblem` for an unknown name."
-    made = []
-    for name in names:
-        if name not in LAYERS:
-            raise InputProblem(f"there is no hint layer {name!r}", f"use one of {', '.join(sorted(LAYERS))}, or register it")
-        taken = inspect.signature(LAYERS[name]).parameters
-        made.append(LAYERS[name](**{key: value for key, value in resources.items() if key in taken}))
-    return made
+    "The layers of these names. Raises `InputProblem` for an unknown name, and for a layer that needs what is not given."
+    return [_made_layer(name, resources) for name in names]
+
+
+def _made_layer(name, resources):
+    if ":" not in name and name not in LAYERS:
+        raise InputProblem(f"there is no hint layer {name!r}", f"use one of {', '.join(sorted(LAYERS))}, register it, or write package.module:factory")
+    factory = LAYERS[name] if name in LAYERS else imported(name, "hint layer")
+    taken = inspect.signature(factory).parameters
+    given = {key: value for key, value in resources.items() if key in taken and value is not None}
+    if missing := [key for key, p in taken.items() if p.default is p.empty and key not in given and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]:
+        raise InputProblem(f"the hint layer {name!r} needs {', '.join(missing)}", "give it in a recipe or from Python, or leave the layer out")
+    try:
+        layer = factory(**given)
+    except Exception as error:  # whatever a stranger's factory does
+        raise InputProblem(f"the hint layer {name!r} could not be made: {type(error).__name__} ({error})", "mend it, or leave it out") from error
+    if not callable(getattr(layer, "generate", None)):
+        raise InputProblem(f"{name!r} makes {type(layer).__name__}, which has no `generate(error_kind, error_meta)`", "return a hint layer")
+    return layer
 
 
 @register_layer("template")

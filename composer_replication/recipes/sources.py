@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from glob import glob
 from pathlib import Path
 
-from ..core.environment import factory_of
 from ..core.trace import Trace, Turn
 from ..envs.toy.traces import toy_path
 from ..hints.layers import CompositeHintGenerator, HintGenerator, make_layers
@@ -151,13 +150,8 @@ def recipe_hints(
     recipe: Recipe,
     siblings: SiblingIndex | None = None,  # recorded attempts, for the layer `sibling`
 ) -> CompositeHintGenerator:
-    "The recipe's hint layers, asked in their order. Raises `ValueError` where one cannot be made."
+    "The recipe's hint layers, asked in their order. Raises `InputProblem` where one cannot be made."
     a = recipe.arguments
     asked = judge_of(a.hint_judge, a.hint_judge_key) if a.hint_judge else None
     write = writer_of(a.hint_writer) if a.hint_writer else None
-
-    def layer(name):
-        if ":" in name:
-            return factory_of(name)()
-        return make_layers([name], complete=asked, cache_dir=a.hint_cache, model=a.hint_judge or "", siblings=siblings, write=write)[0]
-    return CompositeHintGenerator(map(layer, a.hints))
+    return CompositeHintGenerator(make_layers(a.hints, complete=asked, cache_dir=a.hint_cache, model=a.hint_judge, siblings=siblings, write=write))
