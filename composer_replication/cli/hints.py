@@ -62,7 +62,7 @@ hints_app = typer.Typer(
     help="What would have helped: a hint for every error site, what hints are worth to a model, and a model that writes them.\n\n" + ENDINGS +
          "\n\nExamples:\n\n`composer-rl hints list`")
 
-
+# %% ../../nbs/cli/06_hints.ipynb #29b59156
 @hints_app.command("list")
 @plainly
 def hints_list(files: Files = None, as_json: AsJson = False, strict: Strict = False, tools: Tools = None,
