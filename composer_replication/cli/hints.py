@@ -27,17 +27,20 @@ from ..core.errors import InputProblem
 from ..core.provenance import hardware, provenance, versions
 
 # %% ../../nbs/cli/06_hints.ipynb #86530f56
-Hints = Annotated[list[str], typer.Option("--hints", autocompletion=offer(lambda: ("template", "raw_error", "sibling")),
-                                          help="Hint layer, asked in the order given: template, raw_error, sibling, or package.module:layer "
-                                               "of your own; may be given again.")]
+Hints = Annotated[list[str], typer.Option("--hints", autocompletion=offer(lambda: ("template", "raw_error", "sibling", "sql")),
+                                          help="Hint layer, asked in the order given: template, raw_error, sibling, sql, or "
+                                               "package.module:layer of your own; may be given again.")]
 
 
 def hint_layers(names: list[str], files: list[Path], strict: bool, tools: Path | None):
     "The layers of these names, the default ones where there is none. Raises `InputProblem` for one that cannot be made here."
-    from composer_replication.hints.layers import CompositeHintGenerator, default_composite, make_layers
+    import composer_replication.envs.sql.hints  # registers its layer
+    from composer_replication.hints.layers import LAYERS, CompositeHintGenerator, default_composite, make_layers
     from composer_replication.traces.siblings import SiblingIndex
-    if asking := [name for name in names if name in ("judge", "learned")]:
-        raise InputProblem(f"--hints: the layer {asking[0]!r} asks a model, which only a recipe names", "leave it out")
+    usable = sorted(LAYERS.keys() - {"judge", "learned"})
+    if unknown := [name for name in names if ":" not in name and name not in usable]:
+        raise InputProblem(f"--hints: there is no layer {unknown[0]!r} here", f"use {', '.join(usable)}, or package.module:layer; judge and learned "
+                           "ask a model, which only a recipe names")
     siblings = SiblingIndex(trace for _, trace in stream(files, strict, tools))
     return CompositeHintGenerator(make_layers(names, siblings=siblings)) if names else default_composite(siblings=siblings)
 

@@ -87,8 +87,8 @@ class TokenTerms:
     "Values per token `(n,)`, in nats."
 
     divergence: torch.Tensor  # with gradient to the student
-    student_logprobs: torch.Tensor  # of the token itself, detached
-    teacher_logprobs: torch.Tensor  # of the token itself, detached
+    student_logprobs: torch.Tensor  # of the token itself, over the same temperature, detached
+    teacher_logprobs: torch.Tensor  # the same
 
 
 def _check_aligned(student_hidden, student_head, teacher_hidden, teacher_head, labels):
@@ -137,11 +137,14 @@ def token_terms(
     labels: torch.Tensor,  # (n,) the tokens predicted
     divergence: TokenDivergence,  # as `Divergence`: logits of both sides `(rows, vocab)` and labels to `(rows,)`
     student: Selected | None = None,  # the student's likeliest entries for such a divergence, where they are known already
+    temperature: float | None = None,  # divides the logits of the log-probabilities; None: the divergence's own, 1 where it tells none
 ) -> TokenTerms:
     "Divergence per token from hidden states. Raises `ValueError` where rows or vocabularies do not match."
+    temperature = getattr(divergence, "temperature", 1.0) if temperature is None else temperature
+
     def rows(student, teacher, ids):
         with torch.no_grad():
-            logprobs = [-F.cross_entropy(x, ids, reduction="none") for x in (student, teacher)]
+            logprobs = [-F.cross_entropy(x / temperature, ids, reduction="none") for x in (student, teacher)]
         return divergence(student, teacher, ids), *logprobs
 
     _check_aligned(student_hidden, student_head, teacher_hidden, teacher_head, labels)
@@ -153,6 +156,6 @@ def token_terms(
         teacher_hidden, teacher_head = teacher_hidden.detach(), teacher_head.detach()
         values = _kernel_divergence(divergence, student_hidden, student_head, teacher_hidden, teacher_head)
         with torch.no_grad():
-            return TokenTerms(values, token_logprobs(student_hidden, student_head, labels),
-                              token_logprobs(teacher_hidden, teacher_head, labels))
+            return TokenTerms(values, token_logprobs(student_hidden, student_head, labels, temperature),
+                              token_logprobs(teacher_hidden, teacher_head, labels, temperature))
     return TokenTerms(*map_rows(rows, student_hidden, student_head, teacher_hidden, teacher_head, labels))

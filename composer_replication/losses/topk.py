@@ -91,17 +91,16 @@ class _Mass:
 
 # %% ../../nbs/losses/03_topk.ipynb #51ac1de9
 def _select(projection, hidden, weight, bias, labels, ids, top_k, entropy):
-    """Entries with the rest's logsumexp last `(rows, k + 1)`, their ids `(rows, k)`; of `labels` the logit over temperature and the
-    log-probability; the entropy, where asked for; each `(rows,)`."""
-    best = chosen = rest = total = label = None
+    """Entries with the rest's logsumexp last `(rows, k + 1)`, their ids `(rows, k)`, the logit of `labels` over temperature `(rows,)`, and the
+    entropy `(rows,)`, where asked for."""
+    best = chosen = rest = label = None
     for start, _, tile in projection.tiles(hidden, weight, bias):
         if rest is None:
             nothing, label = tile.new_full(tile.shape[:1], -math.inf), tile.new_zeros(tile.shape[:1])
             best, chosen = (tile.new_zeros(ids.shape), ids) if ids is not None else (tile[:, :0], labels[:, None][:, :0])
-            rest, total = _Mass(nothing, torch.zeros_like(nothing) if entropy else None), nothing
+            rest = _Mass(nothing, torch.zeros_like(nothing) if entropy else None)
         label += _take(tile, *_columns(labels[:, None], start, tile))[:, 0]
         if projection.temperature != 1.0:
-            total = torch.logaddexp(total, tile.logsumexp(1))
             tile.div_(projection.temperature)
         if ids is not None:
             place = _columns(ids, start, tile)
@@ -115,17 +114,19 @@ def _select(projection, hidden, weight, bias, labels, ids, top_k, entropy):
             chosen, losers = chosen.gather(1, order), values.scatter(1, order, -math.inf)
             rest = rest + _Mass.of_(losers, entropy)
         rest = rest + _Mass.of_(tile, entropy)
-    entries, whole = torch.cat([best, rest.total[:, None]], 1), rest + _Mass.of_(best.clone(), entropy)
-    total = whole.total if projection.temperature == 1.0 else total
-    return entries, chosen, label / projection.temperature, label - total, whole.entropy
+    whole = rest + _Mass.of_(best.clone(), True) if entropy else rest
+    return torch.cat([best, rest.total[:, None]], 1), chosen, label / projection.temperature, whole.entropy
 
 # %% ../../nbs/losses/03_topk.ipynb #001e46f1
 def _add_product(total, a, b):
-    "Add `a @ b` in place, summed in the precision of `total`."
+    """Add `a @ b` in place, in the precision of `total`. Rounding each tile's product of half numbers first would bias training (`_addmm_fp32`
+    of TRL says so)."""
     if total.dtype == a.dtype:
         total.addmm_(a, b)
+    elif a.is_cuda:
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
     else:
-        total += a @ b
+        total.addmm_(a.to(total.dtype), b.to(total.dtype))
 
 
 class _Selected(torch.autograd.Function):
@@ -151,8 +152,7 @@ class _Selected(torch.autograd.Function):
         grad = torch.zeros_like(entries) if grad is None else grad
         grad_logits = torch.zeros_like(entries[:, 0]) if grad_logits is None else grad_logits
         needed = ctx.needs_input_grad[:3]
-        grads = [torch.zeros_like(t, dtype=entries.dtype if t is hidden else t.dtype) if need else None
-                 for t, need in zip((hidden, weight, bias), needed)]
+        grads = [torch.zeros_like(t, dtype=entries.dtype) if need else None for t, need in zip((hidden, weight, bias), needed)]
         by_rows = [t.split(ctx.rows) for t in (hidden, ids, entries, grad, labels, grad_logits)]
         for first, (h, *some) in zip(range(0, hidden.shape[0], ctx.rows), zip(*by_rows)):
             _backward_rows(ctx.projection, h, weight, bias, *some, None if grads[0] is None else grads[0][first:first + ctx.rows],
@@ -190,7 +190,6 @@ class Selected:
     entries: torch.Tensor  # (n, k + 1) logits of the entries and the logsumexp of all others, with gradient
     ids: torch.Tensor  # (n, k) the entries
     logits: torch.Tensor  # (n,) of the rows' own tokens, with gradient
-    detached_logprobs: torch.Tensor  # (n,) nats, of the same tokens at temperature 1, without gradient
     entropy: torch.Tensor | None = None  # (n,) nats, without gradient; None: not asked for
 
     @property
@@ -245,4 +244,4 @@ def selected_terms(
         kept = student.ids.shape[1] + (divergence.tail and student.ids.shape[1] < student_head.weight.shape[0])
         terms = _divergence_entries(*(x.entries[:, :kept].log_softmax(1) for x in (student, teacher)), divergence.beta)
         values = (terms if divergence.token_clip is None else terms.clamp(max=divergence.token_clip)).sum(1)
-    return values, student.detached_logprobs, teacher.detached_logprobs
+    return values, student.logprobs.detach(), teacher.logprobs

@@ -189,6 +189,12 @@ def _teacher_bytes(config, trained, size):
     return copy + (trained * size if _reads_start(config) and not shared else 0)
 
 
+def _keeps_cache(config, checkpointing):
+    "Whether keys and values lie beside the activations: a teacher's own, or the student's, which checkpointing would forget."
+    own = config.alpha_sdpo and config.teacher != "live"
+    return own or (checkpointing and not config.fsdp and (config.alpha_sdpo or config.beta_replay))
+
+
 def _fsdp_bytes(recipe, shape, counts, devices, own, work):
     "What a device holds for FSDP besides its part of the weights."
     c, (total, trained) = recipe.config, counts
@@ -239,7 +245,7 @@ def _memory(recipe, shape, counts, kept, devices, prompt):
     if c.fsdp:
         always |= _fsdp_bytes(recipe, shape, counts, devices, own, work)
     loss = {
-        "teacher's cache": cache_bytes(shape, rows, tokens, work) if c.alpha_sdpo and c.teacher != "live" else 0,
+        "branches' cache": cache_bytes(shape, rows, tokens, work) if _keeps_cache(c, checkpointing) else 0,
         "activations": activation_bytes(shape, rows, tokens, work, checkpointing),
         "logits": tile_bytes(shape, rows, prompt, tokens - prompt, work, cpu)}
     if a.task is not None and a.traces:

@@ -711,7 +711,7 @@ def _sdpo_term(self: ComposerReplicationTrainer, step: BackwardPass) -> ChannelS
     divergence = self.args.divergence(self.schedule.t if self.schedule else 1.0)
     with self.accelerator.autocast():
         selected = step.forward.twice and step.forward.twice.selected
-        terms = sdpo_terms(step.forward.hidden, lm_head(self.student), *step.teacher, step.batch, divergence, selected)
+        terms = sdpo_terms(step.forward.hidden, lm_head(self.student), *step.teacher, step.batch, divergence, selected, self.temperature)
     if self.args.turn_weights in ("sdpo", "both"):
         terms = replace(terms, divergence=terms.divergence * self.window.site_weights(step.batch.sdpo_site))
     return sdpo_sum(terms, step.batch, old, self.args.sdpo_importance_clip)

@@ -62,7 +62,7 @@ def branch_block_mask(
     some, whole = _blocks(keys.int(), 0, "amax").bool()[:, None], _blocks(keys.int(), 0, "amin").bool()[:, None]
     trunk = (first < deepest[..., None]) & some
     own = (last >= earliest[..., None]) & (first <= latest[..., None])
-    full = (last < shallowest[..., None]) & whole
+    full = (last < shallowest[..., None]) & (shallowest < most)[..., None] & whole  # queries that are all padding read nothing
     if window is not None:  # what is near differs from query to query: the rule is asked
         nearest = _blocks(torch.where(real, position, most), most, "amin")
         trunk, full = trunk & (last > (nearest - window)[..., None]), torch.zeros_like(full)

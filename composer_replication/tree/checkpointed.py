@@ -6,6 +6,7 @@
 __all__ = ['keeps_cache', 'keeping_cache']
 
 # %% ../../nbs/tree/10_checkpointed.ipynb #1fbaa785
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -26,12 +27,18 @@ def _number(layer):
     return next((m.layer_idx for m in layer.modules() if getattr(m, "layer_idx", None) is not None), None)
 
 
+def _name(layer):
+    "What the layer calls the cache; None where it takes none by name."
+    taken = inspect.signature(layer.forward).parameters
+    return next((name for name in ("past_key_values", "layer_past") if name in taken), None)
+
+
 def keeps_cache(
     model: PreTrainedModel,  # a transformers causal LM
 ) -> bool:
     "Whether each layer that checkpoints writes keys and values of its own, and nothing else is remembered."
-    numbers = [_number(layer) for layer in _layers(model)]
-    alone = len(set(numbers)) == len(numbers) and None not in numbers and not state_mixers(model)
+    numbers, names = [_number(layer) for layer in _layers(model)], [_name(layer) for layer in _layers(model)]
+    alone = len(set(numbers)) == len(numbers) > 0 and None not in numbers + names and not state_mixers(model)
     return alone and not getattr(model.config.get_text_config(), "num_kv_shared_layers", 0)
 
 # %% ../../nbs/tree/10_checkpointed.ipynb #ee4648b3
@@ -48,30 +55,36 @@ class _Taken:
 # %% ../../nbs/tree/10_checkpointed.ipynb #ab0b5812
 def _checkpointed(layer):
     "The layer's `forward`, checkpointed, with the cache kept."
-    number, plain = _number(layer), layer.forward
+    number, name, plain = _number(layer), _name(layer), layer.forward
+    signature = inspect.signature(plain)
 
-    def forward(hidden, *args, past_key_values=None, **kwargs):
-        if past_key_values is None:
-            before = None
-        else:
-            held = past_key_values.layers[number] if number < len(past_key_values.layers) else None
-            before = (held.keys, held.values) if held is not None and held.is_initialized and held.keys.shape[2] else None
+    def forward(*args, **kwargs):
+        bound = signature.bind(*args, **kwargs)
+        cache, (first, hidden) = bound.arguments.get(name), next(iter(bound.arguments.items()))
+        before = _held(cache, number)
 
         def run(hidden):
             taken, was = _Taken(before), layer.gradient_checkpointing
+            call = inspect.BoundArguments(signature, bound.arguments | {first: hidden, name: None if cache is None else taken})
             layer.gradient_checkpointing = False  # also in the second run, which comes when the context is over
             try:
-                output = plain(hidden, *args, past_key_values=None if past_key_values is None else taken, **kwargs)
+                output = plain(*call.args, **call.kwargs)
             finally:
                 layer.gradient_checkpointing = was
-            return (output, *(taken.new or ()))
+            return output, *(taken.new or ())
 
         output, *new = checkpoint(run, hidden, use_reentrant=False) if torch.is_grad_enabled() else run(hidden)
         if new:
-            past_key_values.update(*new, number)
+            cache.update(*new, number)
         return output
 
     return forward
+
+
+def _held(cache, number):
+    "Keys and values that a layer of the cache holds; None for none."
+    held = cache.layers[number] if cache is not None and number < len(cache.layers) else None
+    return (held.keys, held.values) if held is not None and held.is_initialized and held.keys.shape[2] else None
 
 # %% ../../nbs/tree/10_checkpointed.ipynb #9dd80f78
 @contextmanager

@@ -38,6 +38,8 @@ def shares_trunk(
         return problem
     if config._attn_implementation not in ("sdpa", "eager", "flex_attention"):
         return f"{config._attn_implementation} attention takes no mask of our own"
+    if masks_blocks(model) and state_mixers(model):
+        return "recurrent and convolutional layers cannot read a block mask"
     if model.training and model.is_activation_checkpointing:
         return "gradient checkpointing switches the cache off"
     return None

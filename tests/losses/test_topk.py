@@ -89,8 +89,9 @@ def test_values_and_gradients_are_those_written_out(name, head, limit):
     for got, want in zip(gradients(values, leaves), gradients(expected, leaves), strict=True):
         torch.testing.assert_close(got, want)
     hidden, student, teacher_hidden, teacher, labels = args
-    torch.testing.assert_close(of_student, student.logits(hidden).log_softmax(-1)[range(ROWS), labels].detach())
-    torch.testing.assert_close(of_teacher, teacher.logits(teacher_hidden).log_softmax(-1)[range(ROWS), labels])
+    for found, logits in ((of_student, student.logits(hidden)), (of_teacher, teacher.logits(teacher_hidden))):
+        known = (logits / SUPPORTS[name].temperature).log_softmax(-1)
+        torch.testing.assert_close(found, known[range(ROWS), labels].detach())
     assert not of_student.requires_grad and not of_teacher.requires_grad
 
 
@@ -232,6 +233,21 @@ def test_no_tensor_exceeds_the_limit(monkeypatch, options):
         values.sum().backward()
     # The gradient of the head is as large as the head; logits would be 540.
     assert Largest.numel == VOCAB * WIDTH < ROWS * VOCAB
+
+
+def test_sums_over_tiles_and_blocks_of_rows_are_not_rounded_to_bfloat16(monkeypatch):
+    torch.manual_seed(0)
+    hidden, weight, other = (torch.randn(shape).bfloat16() for shape in ((256, 16), (4000, 16), (256, 16)))
+    labels, how = torch.randint(4000, (256,)), Divergence(1.0, support="sampled")  # without ties
+
+    def gradients(limit=2**23, rows=512):
+        monkeypatch.setattr(topk, "ROWS", rows)
+        leaves = [t.clone().requires_grad_() for t in (hidden, weight)]
+        selected_terms(leaves[0], LMHead(leaves[1]), other, LMHead(weight), labels, how, limit)[0].sum().backward()
+        return [leaf.grad.double() for leaf in leaves]
+
+    for once, often in zip(gradients(), gradients(8 * 40, 8)):
+        assert (often - once).norm() < 3e-4 * once.norm()
 
 
 def test_repeated_runs_are_equal():

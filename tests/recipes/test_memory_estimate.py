@@ -53,6 +53,17 @@ def test_a_teacher_lies_in_parts_and_sets_the_students_aside_while_it_is_read(te
     assert plan.memory["sampling copy"] == 2 * plan.parameters
 
 
+def test_keys_and_values_lie_beside_the_activations_where_branches_read_them():
+    def cache(**settings):
+        given = {"beta_replay": "0.0"} | settings
+        return estimate(load_recipe("qwen2.5-coder-7b-lora", given, estimating=True)).memory["branches' cache"]
+
+    own = cache()
+    assert own > 0 and own == cache(gradient_checkpointing="false") == cache(teacher="live")
+    assert cache(teacher="live", gradient_checkpointing="false") == 0  # they are activations
+    assert cache(alpha_sdpo="0.0") == 0 != cache(alpha_sdpo="0.0", beta_replay="0.1")
+
+
 def test_vllm_takes_its_share_of_the_card_instead_of_a_cache_for_sampling():
     def plan(**values):
         given = {"rollout": "vllm"} | {k: str(v) for k, v in values.items()}
@@ -62,7 +73,7 @@ def test_vllm_takes_its_share_of_the_card_instead_of_a_cache_for_sampling():
     share = plan(vllm_gpu_memory_utilization=0.4)
     assert plain.memory["rollout cache"] > 0 == share.memory["rollout cache"] and "vLLM's share" not in plain.memory
     assert share.memory["vLLM's share"] == pytest.approx(0.4 * 141e9)
-    loss = sum(v for k, v in plain.memory.items() if k in ("teacher's cache", "activations", "logits"))
+    loss = sum(v for k, v in plain.memory.items() if k in ("branches' cache", "activations", "logits"))
     always = sum(v for k, v in plain.memory.items()) - loss - plain.memory["rollout cache"]
     assert share.peak == pytest.approx(always + loss + 0.4 * 141e9)
     asleep = plan(vllm_gpu_memory_utilization=0.4, vllm_enable_sleep_mode="true")

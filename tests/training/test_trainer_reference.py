@@ -27,7 +27,7 @@ def settings(folder, **changes):
     base = dict(report_to="none", bf16=False, use_cpu=True,
                 per_device_train_batch_size=8, num_generations=4, max_completion_length=160,
                 max_turns=4, max_steps=2, logging_steps=1, learning_rate=1e-3, save_strategy="no", gradient_checkpointing=False,
-                seed=3, disable_tqdm=True, max_grad_norm=0.0, teacher_ema_rate=0.3)
+                seed=3, disable_tqdm=True, max_grad_norm=0.0, teacher="ema", teacher_ema_rate=0.3)
     return ComposerReplicationConfig(str(folder), **(base | changes))
 
 
@@ -159,6 +159,8 @@ CASES = {
                                             gradient_accumulation_steps=2, per_device_train_batch_size=4),
     "all, live, checkpointing, off policy": dict(alpha_sdpo=1.0, beta_replay=0.3, teacher="live", num_iterations=2, max_steps=2,
                                                  gradient_checkpointing=True, learning_rate=3e-3),
+    "channel 2, off policy, another temperature": dict(alpha_sdpo=1.0, beta_replay=0.0, num_iterations=2, max_steps=2, temperature=0.6,
+                                                       learning_rate=3e-3),
 }
 
 

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 from random_trees import random_tree
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Lfm2Config, Lfm2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from composer_replication.tree import forward
 from composer_replication.tree.block_mask import BLOCK, branch_block_mask
@@ -66,6 +66,24 @@ def test_blocks_that_are_not_seen_are_left_out():
     mask = branch_block_mask(fork + torch.arange(1024)[None] % 128, segment, fork, torch.ones(1, 4096))
     assert mask.full_kv_num_blocks.flatten().tolist() == [4 * (i + 1) for i in range(8)]
     assert mask.kv_num_blocks.flatten().tolist() == [1] * 8  # each its own
+
+
+def test_rows_with_fewer_branches_read_no_more_than_their_own():
+    segment = torch.full((2, 1024), -1)
+    segment[0], segment[1, :128] = torch.arange(8).repeat_interleave(128), 0
+    fork = 512 * (segment + 1)
+    mask = branch_block_mask(fork + torch.arange(1024) % 128, segment, fork, torch.ones(2, 4096))
+    assert mask.full_kv_num_blocks[1].flatten().tolist() == [4] + [0] * 7
+    assert mask.kv_num_blocks[1].flatten().tolist() == [1] * 8  # padding sees itself
+
+
+def test_recurrent_layers_make_rows_where_attention_takes_block_masks():
+    settings = dict(TINY, num_attention_heads=2, full_attn_idxs=[1], conv_L_cache=3)
+    settings.pop("head_dim")
+    for attention, reason in (("sdpa", None), ("flex_attention", "recurrent and convolutional layers cannot read a block mask")):
+        torch.manual_seed(0)
+        model = Lfm2ForCausalLM(Lfm2Config(**settings, attn_implementation=attention)).eval()
+        assert shares_trunk(model) == reason
 
 
 def test_all_branches_go_in_one_pass():
