@@ -301,8 +301,7 @@ def _check(recipe):
                             "rollout to transformers.")
     (_check_offline if a.task is None else _check_task)(a, c)
     if a.warm_up is not None:
-        warm_up_settings(a.warm_up)
-        check_demonstrations(a.task)
+        check_demonstrations(a.task, warm_up_settings(a.warm_up).hinted)
     _check_hints(a, c)
     _check_pairs(a, c)
 

@@ -24,9 +24,11 @@ from ..core.errors import InputProblem
 from ..core.files import replacing, write_json
 from ..core.trace import Trace
 from ..training.checkpoint import last_complete_checkpoint, mark_complete
+from ..tree.build import build_tree
 from ..tree.chat import ChatFormat
 from ..tree.example import example_tree
 from ..tree.template import probe_template
+from ..tree.text import AlignmentError
 
 # %% ../../nbs/recipes/15_warm_up.ipynb #1e8f3c8b
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class WarmUp:
     steps: int = 30
     batch_size: int = 8  # episodes of a step
     learning_rate: float = 1e-4  # AdamW, constant
+    hinted: int = 0  # beside them so many right actions behind a hint, so that the model goes on reading hints
     seed: int = 0  # names the demonstrations and their order, not the run's: runs with other seeds share the checkpoint
 
     def __post_init__(self):
@@ -47,6 +50,8 @@ class WarmUp:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int if name != "learning_rate" else int | float) or value <= 0:
                 raise InputProblem(f"warm_up: {name}={value!r} will not do", "give a number above 0")
+        if isinstance(self.hinted, bool) or not isinstance(self.hinted, int) or self.hinted < 0:
+            raise InputProblem(f"warm_up: hinted={self.hinted!r} will not do", "give a number of examples, 0 or more")
         if self.batch_size > 1 and self.batch_size % 2:  # a device takes two episodes at a time
             raise InputProblem(f"warm_up: batch_size={self.batch_size} is odd", "give 1 or an even number")
 
@@ -62,8 +67,9 @@ def warm_up_settings(values: Mapping) -> WarmUp:
 def supervised_rows(
     traces: Sequence[Trace],
     chat: ChatFormat,
-) -> Dataset:  # with `input_ids` and `labels`, -100 on what the assistant has not written
-    "Episodes as `SFTTrainer` takes them. Raises as `example_tree`."
+    hinted: Sequence[tuple[Trace, str]] = (),  # traces that end with a right action, and the hint before it
+) -> Dataset:  # with `input_ids` and `labels`, -100 on what the assistant has not written, or is not to be learned
+    "Episodes and right actions behind a hint as `SFTTrainer` takes them. Raises as `build_tree`."
     rows = []
     for trace in traces:
         tree = example_tree(trace, chat)
@@ -71,17 +77,29 @@ def supervised_rows(
         for span in tree.spans:
             labels[span.start:span.end] = tree.ids[span.start:span.end]
         rows.append({"input_ids": list(tree.ids), "labels": labels})
+    for trace, hint in hinted:
+        tree = build_tree(trace, chat, {len(trace.turns) - 1: hint})
+        if tree.refused:
+            raise AlignmentError(f"demonstration {trace.trace_id!r} has no place for its hint: {tree.refused[0].reason}")
+        branch, = tree.branches
+        ids = list(tree.ids[:branch.fork] + branch.ids)
+        learned = branch.fork + branch.start
+        rows.append({"input_ids": ids, "labels": [-100] * learned + ids[learned:]})
     return Dataset.from_list(rows)
 
 # %% ../../nbs/recipes/15_warm_up.ipynb #2add84bc
 def check_demonstrations(
     task: str | None,  # the recipe's
+    hinted: int = 0,  # its `hinted`
 ):
-    "The factory of a task whose environment makes demonstrations. Raises `InputProblem`."
+    "The factory of a task whose environment makes demonstrations, and such with hints where wanted. Raises `InputProblem`."
     factory = factory_of(task) if task is not None else None
     if not hasattr(factory, "demonstrations"):
         raise InputProblem(f"warm_up with task {task!r}, whose environment makes no demonstrations",
                            "take the task sql, or give yours a `demonstrations(n, seed, tasks)`")
+    if hinted and not hasattr(factory, "hinted_demonstrations"):
+        raise InputProblem(f"warm_up with hinted={hinted} and task {task!r}, whose environment makes no demonstrations with hints",
+                           "leave hinted out, or give yours a `hinted_demonstrations(n, seed, tasks)`")
     return factory
 
 
@@ -118,8 +136,10 @@ def train_warm_up(
             mark_complete(scratch / f"checkpoint-{state.global_step}")
 
     a = recipe.arguments
-    shown = check_demonstrations(a.task).demonstrations(settings.demonstrations, settings.seed, a.tasks)
-    rows = supervised_rows(shown, probe_template(tokenizer))
+    factory = check_demonstrations(a.task, settings.hinted)
+    shown = factory.demonstrations(settings.demonstrations, settings.seed, a.tasks)
+    hinted = factory.hinted_demonstrations(settings.hinted, settings.seed, a.tasks) if settings.hinted else ()
+    rows = supervised_rows(shown, probe_template(tokenizer), hinted)
     trainer = SFTTrainer(model, _config(recipe, settings, scratch), train_dataset=rows, processing_class=tokenizer, callbacks=[Tell()])
     trainer.remove_callback(PrinterCallback)
     done = last_complete_checkpoint(scratch)
@@ -153,7 +173,7 @@ def warm_up_facts(recipe, settings: WarmUp) -> dict:
     made = dataclasses.asdict(settings)
     model = {"model": str(Path(a.model).resolve()) if Path(a.model).exists() else a.model, "revision": recipe.model.model_revision,
              "weights_seed": recipe.config.seed if a.model.startswith("random:") else None}
-    return {k: v for k, v in made.items() if k != "folder"} | model | {
+    return {k: v for k, v in made.items() if k != "folder" and (v or k != "hinted")} | model | {
         "task": a.task, "tasks": a.tasks, "tokenizer": a.tokenizer, "chat_template": a.chat_template, "bf16": recipe.config.bf16}
 
 # %% ../../nbs/recipes/15_warm_up.ipynb #0208bf8b

@@ -7,7 +7,9 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
-from composer_replication.envs.sql.agents import demonstrations
+from composer_replication.envs.sql.agents import demonstrations, hinted_demonstrations
+from composer_replication.envs.sql.env import SqlEnv
+from composer_replication.envs.sql.tasks import task_of
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
 from composer_replication.recipes import warm_up
 from composer_replication.recipes.recipe import RecipeProblem, load_recipe
@@ -40,7 +42,44 @@ def test_only_what_the_assistant_wrote_is_trained_on():
                 assert turn.content not in learnt
 
 
+def test_behind_a_hint_the_right_action_alone_is_learned():
+    tokenizer, hinted = embedded_tokenizer(), hinted_demonstrations(24, "labels", ("easy", "medium", "hard"))
+    rows = warm_up.supervised_rows([], probe_template(tokenizer), hinted)
+    assert {trace.turns[-1].tool_calls[0].name for trace, _ in hinted} == {"tables", "describe", "query"}
+    for (trace, hint), row in zip(hinted, rows, strict=True):
+        learnt = tokenizer.decode([i for i in row["labels"] if i != -100])
+        told = tokenizer.decode([i for i, label in zip(row["input_ids"], row["labels"]) if label == -100])
+        call, = trace.turns[-1].tool_calls
+        assert call.name in learnt and hint in told and hint not in learnt
+        assert row["labels"][-1] != -100 and row["labels"].index(row["labels"][-1]) > 0
+
+
+def test_the_right_action_is_right():
+    for trace, _ in hinted_demonstrations(12, "right", ("easy", "medium")):
+        env = SqlEnv()
+        env.reset(trace.task_id)
+        for turn in trace.turns:
+            for call in turn.tool_calls:
+                assert not env.call(call).failed
+        if trace.turns[-1].tool_calls[0].name == "query":
+            assert env.reward() == 1 and trace.turns[-1].tool_calls[0].arguments["sql"] == task_of(trace.task_id).reference
+
+
+def test_hints_are_part_of_what_a_warm_up_is_made_of(tmp_path):
+    facts = [warm_up.warm_up_facts(made, warm_up.warm_up_settings(made.arguments.warm_up))
+             for made in (recipe(tmp_path), recipe(tmp_path, stage={"hinted": 0}), recipe(tmp_path, stage={"hinted": 4}))]
+    assert facts[0] == facts[1] and facts[2] == facts[0] | {"hinted": 4}
+
+
+@pytest.mark.trainer
+def test_a_warm_up_with_hints_trains(tmp_path):
+    logged = []
+    made = warmed(recipe(tmp_path, stage={"demonstrations": 2, "hinted": 4, "steps": 3}), logged.append)
+    assert len([entry for entry in logged if "loss" in entry]) == 3 and made.arguments.model == str(tmp_path / "warm")
+
+
 @pytest.mark.parametrize("values, said", [
+    (dict(stage={"hinted": -1}), "hinted=-1 will not do"), (dict(stage={"hinted": True}), "hinted=True will not do"),
     (dict(task="toy", tasks=None, hints=["template"], detectors=None), "makes no demonstrations; take the task sql"),
     (dict(stage={"epochs": 2}), "warm_up has no 'epochs'; use folder, demonstrations, steps"),
     (dict(stage={"steps": 0}), "steps=0 will not do"), (dict(stage={"batch_size": 3}), "batch_size=3 is odd"),

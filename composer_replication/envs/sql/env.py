@@ -106,3 +106,15 @@ def demonstrations(
     "Episodes of scripted agents on training schemas, for a recipe's `warm_up`."
     from composer_replication.envs.sql.agents import demonstrations
     return demonstrations(n, seed, asked_levels(tasks))
+
+
+@patch(cls_method=True)
+def hinted_demonstrations(
+    cls: SqlEnv,
+    n: int,  # how many
+    seed: int,  # names the series
+    tasks: str | None = None,  # levels, as a recipe's `tasks`
+) -> list[tuple[Trace, str]]:
+    "Traces that end with a right action, and the hint before it, for `hinted` in a recipe's `warm_up`."
+    from composer_replication.envs.sql.agents import hinted_demonstrations
+    return hinted_demonstrations(n, seed, asked_levels(tasks))
