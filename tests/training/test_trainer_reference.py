@@ -159,8 +159,8 @@ CASES = {
                                             gradient_accumulation_steps=2, per_device_train_batch_size=4),
     "all, live, checkpointing, off policy": dict(alpha_sdpo=1.0, beta_replay=0.3, teacher="live", num_iterations=2, max_steps=2,
                                                  gradient_checkpointing=True, learning_rate=3e-3),
-    "channel 2, off policy, another temperature": dict(alpha_sdpo=1.0, beta_replay=0.0, num_iterations=2, max_steps=2, temperature=0.6,
-                                                       learning_rate=3e-3),
+    "channel 2, off policy, another temperature": dict(
+        alpha_sdpo=1.0, beta_replay=0.0, num_iterations=2, max_steps=2, temperature=0.6, learning_rate=3e-3),
 }
 
 
