@@ -14,7 +14,8 @@ from composer_replication.tree.pack import pack_trees
 TINY = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
             num_key_value_heads=2, max_position_embeddings=256)
 NO_SPECIAL = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
-GPT = dict(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=128, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **NO_SPECIAL)
+GPT = dict(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=128, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+           **NO_SPECIAL)
 SMALL = dict(vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, **NO_SPECIAL)
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 EXPERTS = dict(moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1, n_shared_experts=1,
@@ -36,7 +37,8 @@ OLDER = {  # whose layers call the cache by another name, or take it by its plac
     "GPT2": (tf.GPT2LMHeadModel, tf.GPT2Config(**GPT)),
     "GPTBigCode": (tf.GPTBigCodeForCausalLM, tf.GPTBigCodeConfig(**GPT)),
     "Falcon": (tf.FalconForCausalLM, tf.FalconConfig(**SMALL, alibi=False)),
-    "OPT": (tf.OPTForCausalLM, tf.OPTConfig(**SMALL, ffn_dim=64, word_embed_proj_dim=32, max_position_embeddings=128, dropout=0.0)),
+    "OPT": (tf.OPTForCausalLM, tf.OPTConfig(**SMALL, ffn_dim=64, dropout=0.0, word_embed_proj_dim=32,
+                                            max_position_embeddings=128)),
     "Phi": (tf.PhiForCausalLM, tf.PhiConfig(**TINY, **NO_SPECIAL)),
 }
 STATEFUL = {
