@@ -45,7 +45,7 @@ def hint_layers(names: list[str], files: list[Path], strict: bool, tools: Path |
     return CompositeHintGenerator(make_layers(names, siblings=siblings)) if names else default_composite(siblings=siblings)
 
 
-def hinted_sites(files: list[Path], strict: bool, tools: Path | None, hints: list[str] = []) -> Iterator[tuple]:  # noqa: B006
+def hinted_sites(files: list[Path], strict: bool, tools: Path | None, hints: list[str]) -> Iterator[tuple]:
     "Every error site with its hint; None where no layer has one."
     from composer_replication.traces.error_sites import find_error_sites
     generator = hint_layers(hints, files, strict, tools)

@@ -49,7 +49,7 @@ def sdpo_terms(
     batch: PackedBatch,  # with hinted branches
     divergence: TokenDivergence = SDPO_DIVERGENCE,
     selected: Selected | None = None,  # the student's entries, where its pass has selected them
-    temperature: float | None = None,  # that the tokens were sampled at; None: the divergence's own
+    temperature: float = 1.0,  # that the tokens were sampled at, for a divergence that has none of its own
 ) -> TokenTerms:  # each (n,)
     "Divergence between the student and the hinted teacher at each token of the target turns."
     return token_terms(at(hidden, batch.sdpo_student), head, teacher_hidden, teacher_head, batch.sdpo_labels, divergence,

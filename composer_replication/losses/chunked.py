@@ -137,10 +137,10 @@ def token_terms(
     labels: torch.Tensor,  # (n,) the tokens predicted
     divergence: TokenDivergence,  # as `Divergence`: logits of both sides `(rows, vocab)` and labels to `(rows,)`
     student: Selected | None = None,  # the student's likeliest entries for such a divergence, where they are known already
-    temperature: float | None = None,  # divides the logits of the log-probabilities; None: the divergence's own, 1 where it tells none
+    temperature: float = 1.0,  # divides the logits of the log-probabilities, where the divergence has no `temperature` of its own
 ) -> TokenTerms:
     "Divergence per token from hidden states. Raises `ValueError` where rows or vocabularies do not match."
-    temperature = getattr(divergence, "temperature", 1.0) if temperature is None else temperature
+    temperature = getattr(divergence, "temperature", temperature)
 
     def rows(student, teacher, ids):
         with torch.no_grad():
