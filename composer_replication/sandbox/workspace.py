@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fastcore.basics import patch
 
-from .boxes import Box, open_box, passable, start_guard
+from .boxes import Box, end_marked, open_box, passable, start_guard
 from .files import read_file, split_path, write_file
 from .folders import SandboxProblem, copy_folder, empty_folder, folder_bytes, open_folder, opened, walk
 from .limits import ExecResult, Limits, Watch
@@ -162,6 +162,9 @@ def exec(
         watch = Watch(limits, lambda most: folder_bytes(top, most), self._used)
         try:
             result = self._run(argv, limits, stdin, env, cwd, watch)
+        except BaseException:  # as Ctrl-C while the command was being started, when nobody holds its process yet
+            end_marked({self._box.path})
+            raise
         finally:
             self._used = folder_bytes(top)
         if self._used > watch.most_disk and result.cut is None:

@@ -136,6 +136,28 @@ def test_ctrl_c_leaves_nothing(tmp_path):
     assert sweep() == []  # it tidied up itself; the fixture looks for what is left
 
 
+class Interrupted(subprocess.Popen):
+    "Ctrl-C comes when the process runs and nobody holds it yet."
+
+    def __init__(self, *args, **settings):
+        super().__init__(*args, **settings)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("kind", [pytest.param("bubblewrap", marks=needs_bubblewrap), "local"])
+@pytest.mark.filterwarnings("ignore:LocalSubprocessSandbox")
+def test_ctrl_c_while_a_command_starts_leaves_nothing(tmp_path, monkeypatch, kind):
+    mark = f"98.{os.getpid()}"
+    with open_sandbox(make_tree(tmp_path / "t"), kind=kind) as box:
+        assert box.exec(["true"]).exit_code == 0
+        with monkeypatch.context() as patched:
+            patched.setattr(subprocess, "Popen", Interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                box.exec(["sleep", mark])
+        assert not sleeping(mark)
+        assert box.exec(["true"]).exit_code == 0
+
+
 @needs_bubblewrap
 def test_a_forked_child_does_not_remove_its_parents_box(tmp_path):
     with open_sandbox(make_tree(tmp_path / "t")) as box:
