@@ -41,6 +41,16 @@ def _working(what: str):
     "Words for a silent stage, from one process of several."
     return working(what) if _is_first() else contextlib.nullcontext()
 
+
+def _warn_of_toy(recipe) -> None:
+    "Say where the embedded model is to be trained on what it cannot do."
+    from composer_replication.recipes.find_model import EMBEDDED
+    a = recipe.arguments
+    foreign = [f"task {a.task!r}"] * (a.task not in (None, "toy")) + ["these traces"] * (a.traces not in (None, [EMBEDDED]))
+    if a.model == EMBEDDED and foreign:
+        warn(f"the embedded model knows the toy world alone: with {' and '.join(foreign)} it tries out the parts and learns nothing; "
+             "name another by --set model=smollm2, a folder or a hub id")
+
 # %% ../../nbs/cli/07_train.ipynb #70e7df66
 def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
     "Memory, rollouts and costs of a run, for so many processes; then what it would open. Raises as the run where that cannot be had."
@@ -67,6 +77,7 @@ def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
         emit(needs.to_dict() | {"data": counts})
     else:
         out.print(counts_line(counts))
+    _warn_of_toy(recipe)
 
 
 def _show_result(result, recipe, as_json: bool) -> None:
@@ -99,6 +110,7 @@ def _run(recipe, as_json: bool, island: int | None, queue: str | None):
         pages.append(RunPage(record, lambda: latest_traces(trainer), trainer.hint_source))
         if trainer.setup.left_out:
             warn(trainer.setup.left_out)
+        _warn_of_toy(recipe)
         say(f"The page of this run: {Path(recipe.config.output_dir) / 'index.html'}")
         if island is not None:
             from composer_replication.scale.islands import Island, Islands

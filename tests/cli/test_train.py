@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from forks import composer
 
+from composer_replication.envs.toy.model import embedded_model
 from composer_replication.envs.toy.traces import toy_traces
 from composer_replication.traces.export import write_traces
 
@@ -114,6 +115,22 @@ def test_a_dry_run_counts_what_the_run_would_open(tmp_path, capsys, monkeypatch)
     assert code == 0 and f"11 tasks: 9 to train on, 2 held out; {len(toy_traces())} traces" in shown
     code, shown, _ = said_by([*words, "--json"], capsys, monkeypatch)
     assert json.loads(shown)["data"] == {"train": 9, "held_out": 2, "traces": len(toy_traces())}
+
+
+@pytest.mark.parametrize("settings, foreign", [
+    ([], None),
+    (["model=random:{config}", "tokenizer=embedded"], None),
+    (["task=sql"], "with task 'sql' it tries"),
+    (["task=sql", "model=random:{config}", "tokenizer=embedded"], None),
+    (["traces=[one.jsonl]"], "with these traces it tries"),
+    (["traces=[embedded]"], None)])
+def test_a_plan_says_where_the_embedded_model_can_learn_nothing(settings, foreign, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_traces(toy_traces()[:1], tmp_path / "one.jsonl")
+    embedded_model().config.save_pretrained(tmp_path)
+    words = [word for text in settings for word in ("--set", text.format(config=tmp_path / "config.json"))]
+    code, _, said = said_by(["--config", "toy", *words, "--dry-run"], capsys, monkeypatch)
+    assert code == 0 and (foreign in said if foreign else "embedded model" not in said), said
 
 
 def test_a_dry_run_names_a_package_that_is_not_here_and_plans_all_the_same(tmp_path, capsys, monkeypatch):
