@@ -10,7 +10,7 @@ import json
 import re
 
 from .text import call_text
-from ..core.trace import Trace, Turn
+from ..core.trace import Trace, Turn, leaves
 
 # %% ../../nbs/hints/02_leak_check.ipynb #db4634b6
 _TOKEN, _WORD = re.compile(r"\w+|[^\w\s]"), re.compile(r"\w+")
@@ -80,15 +80,6 @@ _DIFF = re.compile(r"^(?:diff --git |--- \S|\+\+\+ \S|@@ )", re.M)
 RUN = 8  # words in a row that are taken as a quotation
 
 
-def _leaves(value) -> list[str]:
-    "The strings and numbers of a JSON value."
-    if isinstance(value, dict):
-        return [leaf for v in value.values() for leaf in _leaves(v)]
-    if isinstance(value, list):
-        return [leaf for v in value for leaf in _leaves(v)]
-    return [str(value)] if isinstance(value, str | int | float) and not isinstance(value, bool) else []
-
-
 def _telling(text: str) -> bool:
     "Whether a short text gives anything away when it is said: `no` does not, `42` does."
     return size(text) > 3 or any(c.isdigit() for c in text)
@@ -107,8 +98,8 @@ def secrets(
     except (ValueError, RecursionError):
         parsed = None
     if isinstance(parsed, dict | list):
-        leaves = _leaves(parsed)
-        return [leaf for leaf in leaves if _telling(leaf)], leaves
+        found = leaves(parsed)
+        return [leaf for leaf in found if _telling(leaf)], found
     return [gold] * _telling(gold) + [line for line in gold.splitlines() if size(line) >= MIN_CHARS], [gold]
 
 

@@ -26,6 +26,7 @@ import orjson
 from .ledger import Answer
 from .prices import Price, Usage
 from .teachers import TeacherCallResult, TeacherProblem, TraceState
+from ..core.files import read_json
 from ..core.trace import ToolCall, Turn
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ _AGAIN = (408, 409, 425, 429)
 def _json_object(raw: str) -> dict:
     "The JSON object that a text is, else an empty one."
     try:
-        value = orjson.loads(raw)
+        value = read_json(raw)
     except orjson.JSONDecodeError:
         return {}
     return value if isinstance(value, dict) else {}
@@ -245,6 +246,11 @@ def open_http() -> "httpx2.AsyncClient":
                               timeout=httpx2.Timeout(None, connect=_CONNECT_S), headers={"user-agent": "composer_replication"})
 
 
+def _without(key, text):
+    "The text without the key, also where JSON has put backslashes before its slashes."
+    return re.sub(r"\\?".join(map(re.escape, key)), "[key]", text)
+
+
 async def _exchange(http, url, key, body):
     "Status, headers and text of the response."
     headers = {"content-type": "application/json", "accept-encoding": "identity"} | ({"authorization": f"Bearer {key}"} if key else {})
@@ -282,7 +288,7 @@ async def send_request(
     if isinstance(response, Failure):
         return response
     status, headers, text = response
-    hidden = text.replace(key, "[key]") if key else text  # a server may echo what it was sent
+    hidden = _without(key, text) if key else text  # a server may echo what it was sent
     failure = read_failure(status, headers, hidden)
     return failure or (hidden if key and len(key) >= _SECRET else text)
 

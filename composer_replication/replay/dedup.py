@@ -30,7 +30,7 @@ from .teachers import TraceState, trace_states
 from ..traces.formats.base import chat_turns
 from ..core.files import read_jsonl, write_jsonl
 from ..core.shingles import shingle_hashes
-from ..core.trace import Trace, TraceProblem, Turn
+from ..core.trace import Trace, TraceProblem, Turn, leaves
 from ..traces.siblings import action_key
 
 if TYPE_CHECKING:
@@ -151,7 +151,9 @@ class _HeldOut:
         runs = {text: shingle_hashes(text.split(), RUN) for text in set(texts.values()) if text.count(" ") >= RUN - 1}
         often = Counter(run for of_text in runs.values() for run in of_text.tolist())
         shared = np.array([run for run, n in often.items() if n > max(1, len(runs) / 2)], np.uint64)
-        self.runs = {task: np.setdiff1d(runs[text], shared) for task, text in texts.items() if text in runs}
+        own = {text: np.setdiff1d(of_text, shared) for text, of_text in runs.items()}
+        own = {text: found if len(found) else runs[text] for text, found in own.items()}  # another prompt holds all of this one
+        self.runs = {task: own[text] for task, text in texts.items() if text in own}
         self.short = {task: f" {text} " for task, text in texts.items() if text and text not in runs}
         self.all = np.unique(np.concatenate([np.empty(0, np.uint64), *self.runs.values()]))
         self.tasks_of: dict[int, list[str]] = {}
@@ -189,6 +191,11 @@ def _texts(turn):
     return [turn.content, *_calls_text(turn)]
 
 
+def _said(turn):
+    "What a turn says, and its calls: each string by itself, for in JSON a line break clings to the next word."
+    return [turn.content, *(text for c in turn.tool_calls for text in leaves(c.arguments))]
+
+
 def drop_held_out(
     examples: Sequence[PreferenceExample],
     held_out: Mapping[str, str],  # task id -> its prompt, without what all tasks share; "" where only the id is known
@@ -199,7 +206,7 @@ def drop_held_out(
     def reason(example):
         if example.task_id in held_out:
             return f"its task {example.task_id} is held out"
-        leak = tasks.in_texts([text for turn in (*example.state.turns, *example.actions) for text in _texts(turn)])
+        leak = tasks.in_texts([text for turn in (*example.state.turns, *example.actions) for text in _said(turn)])
         return leak and f"it holds {leak[1]:.0%} of the held-out task {leak[0]}"
     return _sort_out("held out", examples, map(reason, examples) if held_out else [None] * len(examples))
 

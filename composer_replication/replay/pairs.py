@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..core.tools import refusal
-from ..core.trace import ErrorSite, ToolCall, Trace, TraceProblem, Turn
+from ..core.trace import ErrorSite, ToolCall, Trace, TraceProblem, Turn, leaves
 from ..traces.siblings import SiblingIndex, action_key, failed_turns
 
 # %% ../../nbs/replay/00_pairs.ipynb #7520211c
@@ -59,6 +59,9 @@ def sibling_pairs(
 # %% ../../nbs/replay/00_pairs.ipynb #9b95ff86
 _SQL = re.compile(r"\s*(?:\w+\[)?\s*(?:select|show|desc|describe|explain)\b[^;]*;?\s*\]?\s*", re.I)
 _WRITES = re.compile(r"\binto\b|\bfor\s+update\b|\banalyze\b", re.I)
+_CHANGES = {"add", "append", "apply", "clear", "commit", "create", "delete", "edit", "execute", "insert", "merge", "move", "patch", "post", "put", "remove", "rename",
+            "replace", "reset", "run", "save", "send", "set", "submit", "update", "upsert", "write"}
+_NAME = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _READS = re.compile(r"(?:get|list|read|search|find|view|show|describe|count|look_?up|grep)(?:_|-|$|(?=[A-Z]))")
 
 
@@ -71,8 +74,10 @@ def reads_only(call: ToolCall, tools: Sequence[dict] = ()) -> bool:
     "Whether a call cannot change anything: by the tool's `readOnlyHint` (as in MCP), by its name, or by the SQL that it runs."
     schema = next((t.get("function", t) for t in tools if t.get("function", t)["name"] == call.name), {})
     hint = (schema.get("annotations") or {}).get("readOnlyHint")
-    if hint is not None or _READS.match(call.name):
-        return hint is not False
+    if hint is not None:
+        return bool(hint)
+    if _READS.match(call.name) and not _CHANGES & set(map(str.lower, _NAME.findall(call.name))):
+        return True
     texts = list(call.arguments.values()) if call.parsed else []
     return len(texts) == 1 and isinstance(texts[0], str) and queries(texts[0])
 
@@ -88,10 +93,20 @@ def changed_nothing(
     return all(reads_only(call, trace.tools) or _refused(call, trace.tools) for call in action.tool_calls)
 
 
+def _listed(call, tools):
+    "The call without arguments of which its schema does not say whether they are known."
+    schema = next((t.get("function", t) for t in tools if t.get("function", t)["name"] == call.name), {})
+    parameters = schema.get("parameters") or {}
+    known = parameters.get("properties", {})
+    if not call.parsed or ("properties" in parameters and not parameters.get("additionalProperties")):
+        return call
+    return replace(call, arguments={name: value for name, value in call.arguments.items() if name in known})
+
+
 def _refused(call, tools):
     "Whether the call fits none of the tools, so that it never ran."
     try:
-        return bool(tools) and refusal(call, tools) is not None
+        return bool(tools) and refusal(_listed(call, tools), tools) is not None
     except Exception:  # whatever jsonschema makes of a recorded schema that is none
         return False
 
@@ -117,7 +132,7 @@ _WORD = re.compile(r"\w{2,}")
 
 
 def _words(turn: Turn) -> set[str]:
-    calls = " ".join(f"{c.name} {c.arguments}" for c in turn.tool_calls)
+    calls = " ".join(word for c in turn.tool_calls for word in (c.name, *leaves(c.arguments)))
     return set(_WORD.findall(f"{turn.content} {turn.thinking or ''} {calls}".lower()))
 
 

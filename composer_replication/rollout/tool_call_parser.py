@@ -88,13 +88,23 @@ class Markup:
 def read(self: Markup, text: str) -> ParsedTurn:
     "A turn's text without its end token."
     thinking = None
-    if self.think and self.think[1] in text:
-        thinking, _, text = text.rpartition(self.think[1])
+    if self.think and self._thinks(text):
+        thinking, _, text = text.partition(self.think[1])
         thinking, text = thinking.strip().removeprefix(self.think[0]).strip() or None, text.lstrip("\n")
     at = self._open(text)
     if at is None:
         return ParsedTurn(text, thinking)
     return ParsedTurn(text[:at[0]].strip(), thinking, tuple(self._calls(text[at[1]:])))
+
+
+@patch
+def _thinks(self: Markup, text):
+    "Whether it begins with a thought: what closes one may also stand in a call's arguments."
+    close, at = text.find(self.think[1]), self._open(text)
+    if close < 0 or text.lstrip().startswith(self.think[0]) or at is None or close < at[0]:
+        return close >= 0
+    call, end = self._one(text[at[1]:])
+    return not call.parsed or at[1] + end < close
 
 
 @patch
@@ -134,7 +144,7 @@ def _following(self: Markup, rest):
     if self.between and rest.startswith(self.between):
         return rest[len(self.between):]
     rest = rest.removeprefix(self.close)
-    opening = self.start and self.between is not None and re.match(r"\s*" + self._pattern, rest)
+    opening = self.start and self.between is not None and re.search(self._pattern, rest)
     return rest[opening.end():] if opening else None
 
 

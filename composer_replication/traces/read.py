@@ -22,6 +22,7 @@ from typing import Any
 
 import orjson
 
+from ..core.files import read_json
 from .formats.base import FORMATS, read_record, recognise
 from ..core.trace import Trace, TraceProblem
 
@@ -83,7 +84,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes | TraceProblem]]:
 def parse(line: bytes) -> Any:
     "One JSON value, or the `TraceProblem` that says what is wrong with the text."
     try:
-        return orjson.loads(line)
+        return read_json(line)
     except orjson.JSONDecodeError as error:
         try:
             line.decode()

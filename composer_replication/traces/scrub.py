@@ -22,8 +22,8 @@ PATTERNS = {  # what stands in its place: the form
     "JSON web token": re.compile(r"\beyJ[A-Za-z0-9_-]{8,1000}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"),
     "bearer token": re.compile(r"(?i)(?<=\bbearer )[A-Za-z0-9._~+/=-]{16,}"),
     "password in an address": re.compile(r"(?<=://)[^\s:/@]{1,100}:[^\s/@]{1,200}(?=@)"),
-    "assigned secret": re.compile(r"(?i)\b((?:\w{0,40}_)?(?:api_?key|access_?key|secret|token|passw(?:or)?d)\w{0,20}['\"]?\s{0,3}[=:]\s{0,3}['\"]?)"
-                                  r"(?=[^\s'\"]{0,200}\d)[^\s'\"<>,;(){}\[\]]{12,}"),
+    "assigned secret": re.compile(r"(?i)\b((?:\w{0,40}_)?(?:api_?key|access_?key|secret|token|passw(?:or)?d)\w{0,20}\\{0,9}['\"]?\s{0,3}[=:]\s{0,3}\\{0,9}['\"]?)"
+                                  r"(?=[^\s'\"]{0,200}\d)[^\s'\"\\<>,;(){}\[\]]{12,}"),
     "e-mail address": re.compile(r"\b[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){1,5}\b"),
     "user name": re.compile(r"(?<=/home/)[^/\s'\":]{1,64}|(?<=/Users/)[^/\s'\":]{1,64}"),
 }
@@ -43,6 +43,14 @@ def scrub_text(
     return text
 
 # %% ../../nbs/traces/05_scrub.ipynb #c95a8178
+def _named(name, text, counts):
+    "A text scrubbed, as a whole where its field's name says that it is a secret."
+    if PATTERNS["assigned secret"].fullmatch(f"{name}={text}"):
+        counts["assigned secret"] += 1
+        return "<assigned secret>"
+    return scrub_text(text, counts)
+
+
 def scrub(
     value: Any,  # plain JSON
     counts: Counter,  # by pattern; added to
@@ -51,5 +59,5 @@ def scrub(
     if isinstance(value, str):
         return scrub_text(value, counts)
     if isinstance(value, dict):
-        return {key: scrub(one, counts) for key, one in value.items()}
+        return {key: _named(key, one, counts) if isinstance(one, str) else scrub(one, counts) for key, one in value.items()}
     return [scrub(one, counts) for one in value] if isinstance(value, list) else value

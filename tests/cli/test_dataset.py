@@ -16,7 +16,7 @@ from composer_replication.replay.dedup import place_pairs, write_pairs
 from composer_replication.replay.pairs import sibling_pairs
 from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.export import write_traces
-from composer_replication.traces.scrub import PATTERNS, scrub_text
+from composer_replication.traces.scrub import PATTERNS, scrub, scrub_text
 from composer_replication.traces.siblings import SiblingIndex
 
 SECRETS = {  # made up; in parts, so that no scanner takes this file for a leak
@@ -46,6 +46,19 @@ def test_every_pattern_finds_its_secret_and_nothing_of_it_stays(kind):
     behind = "@host/x and more" if kind == "password in an address" else " and more"
     shown = scrub_text(before + secret + behind, counts)
     assert secret not in shown and counts[kind] == 1 and f"<{kind}>" in shown and shown.endswith("and more")
+
+
+def test_a_secret_under_its_name_is_found_in_parsed_arguments_and_in_json_within_json():
+    key = "a1b2c3d4e5f6" + "g7h8i9"
+    counts = Counter()
+    given = {"user": "bob", "api_key": key, "more": [{"db_password": key, "tokens": 12345678901234}], "key": "short"}
+    hidden = "<assigned secret>"
+    assert scrub(given, counts) == given | {"api_key": hidden, "more": [{"db_password": hidden, "tokens": 12345678901234}]}
+    assert counts == {"assigned secret": 2}
+    body = json.dumps({"status": 200, "body": json.dumps({"api_key": key, "again": json.dumps({"token": key})})})
+    hidden = scrub_text(body, counts)
+    assert key not in hidden and counts["assigned secret"] == 4
+    assert json.loads(json.loads(hidden)["body"])["api_key"] == "<assigned secret>"
 
 
 @given(st.text(max_size=300))

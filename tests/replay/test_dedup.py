@@ -212,6 +212,26 @@ def test_a_held_out_prompt_is_found_by_the_share_of_its_runs(part):
             assert drops[0].reason == f"it holds {share:.0%} of the held-out task adler"
 
 
+@pytest.mark.parametrize("secret", [
+    SECRET, SECRET.replace("March and", "March,\nand"),
+    "def total(prices):\n    whole = 0\n    for price in prices:\n        whole += price * 3\n    return whole\n",
+    "Bitte prüfe, ob die größere Übersicht für Österreich schon fünf Einträge hätte, und lösche die übrigen"])
+def test_a_held_out_prompt_in_a_calls_arguments_is_found_as_in_a_message(secret):
+    def drops(turn):
+        one = example([Turn("user", "x"), turn, Turn("tool", "y")], act(1), act(2))
+        return [drop.reason for drop in drop_held_out([one], {"held": secret})[1]]
+
+    told = drops(Turn("assistant", secret))
+    nested = Turn("assistant", tool_calls=(ToolCall("do", {"path": "a.py", "edits": [{"new": secret}]}),))
+    assert told == drops(nested) != []
+
+
+def test_a_held_out_prompt_that_another_begins_with_is_found_all_the_same():
+    held = {"a": SECRET, "b": SECRET + " and whether the carpenter was paid for the third chair as well"}
+    [drop] = drop_held_out([example(SECRET, act(1), act(2))], held)[1]
+    assert "100% of the held-out task a" in drop.reason
+
+
 def test_boilerplate_proves_nothing_and_short_prompts_count_whole():
     held = {f"h{i}": SHARED + f"Task: {' '.join(f'w{i}x{j}' for j in range(12))}" for i in range(4)}
     kept, drops = drop_held_out([example(SHARED + "Task: something else", act(1), act(2)), example(held["h2"], act(1), act(2))],

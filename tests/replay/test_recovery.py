@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.core.trace import ToolCall, Trace, Turn
-from composer_replication.replay.pairs import reads_only, recovery_pairs
+from composer_replication.replay.pairs import changed_nothing, reads_only, recovery_pairs
 from composer_replication.traces.read import read_traces
 from composer_replication.traces.siblings import failed_turns
 
@@ -99,6 +99,27 @@ def test_a_text_action_is_not_recovered_by_a_call_nor_by_a_submission():
 def test_a_tools_own_word_decides_first(annotations, name, reads):
     tool = {"type": "function", "function": {"name": name, "description": "", "parameters": {}, "annotations": annotations}}
     assert reads_only(ToolCall(name, {}), (tool,)) is reads
+
+
+@pytest.mark.parametrize("name, reads", [
+    ("search_files", True), ("get_user_details", True), ("readFile", True), ("list-updates", True), ("search_replace", False),
+    ("find_and_replace", False), ("get_or_create_user", False), ("read_write", False), ("findOrInsertRow", False),
+    ("show_and_delete", False)])
+def test_a_name_that_also_changes_something_does_not_only_read(name, reads):
+    assert reads_only(ToolCall(name, {})) is reads
+
+
+@pytest.mark.parametrize("parameters, arguments, harmless", [
+    ({"type": "object", "properties": {"a": {"type": "string"}}}, {"b": 1}, True),
+    ({"type": "object", "properties": {}}, {"b": 1}, True),
+    ({"type": "object"}, {"b": 1}, False),
+    ({"type": "object", "properties": {"a": {}}, "additionalProperties": True}, {"b": 1}, False),
+    ({"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": True}, {"a": 1}, True)])
+def test_an_unknown_argument_shows_that_a_call_never_ran_only_where_all_arguments_are_listed(parameters, arguments, harmless):
+    tool = {"type": "function", "function": {"name": "run", "description": "", "parameters": parameters}}
+    call = ToolCall("run", arguments, "c")
+    turns = Turn("user", "Go."), Turn("assistant", tool_calls=(call,)), Turn("tool", "Error: no", tool_call_id="c")
+    assert changed_nothing(Trace("t", turns, (tool,)), 1) is harmless
 
 
 def test_a_schema_that_is_none_makes_no_pair():

@@ -202,6 +202,20 @@ def test_text_behind_a_call_breaks_it_unless_the_call_is_closed():
     assert [c.name for c in markup.read('x<c>{"name": "a"</c> <c>{"name": "b"}</c>').calls] == ["a", "b"]
 
 
+def test_a_thought_ends_where_it_is_closed_first():
+    markup = Markup("<c>", "</c>", "</c><c>", think=("<think>", "</think>"))
+    call = '<c>{"name": "write", "arguments": {"content": "{{ a }}</think>{{ b }}"}}</c>'
+    for thought, text in (("so", "<think>so</think>" + call), ("so", "so</think>" + call), (None, call),
+                          ("<c> or not", "<think><c> or not</think>" + call)):
+        read = markup.read(text)
+        assert read.thinking == thought and [c.arguments for c in read.calls] == [{"content": "{{ a }}</think>{{ b }}"}], text
+
+
+def test_words_between_two_calls_hide_neither():
+    markup = Markup("<c>", "</c>", "</c><c>")
+    assert [c.name for c in markup.read('<c>{"name": "a"}</c> and then <c>{"name": "b"}</c> done').calls] == ["a", "b"]
+
+
 # --- an endpoint -------------------------------------------------------------------------------------------------------
 
 class Endpoint(BaseHTTPRequestHandler):

@@ -190,6 +190,30 @@ def test_each_format_is_recognised_and_its_failure_found(name):
     assert Trace.from_json(trace.to_json()) == trace
 
 
+def test_tool_blocks_are_seen_however_late_the_first_one_comes():
+    talk = [{"role": role, "content": [{"type": "text", "text": "So?"}]} for role in ("user", "assistant")] * 20
+    record = RECORDS["anthropic"] | {"messages": talk + RECORDS["anthropic"]["messages"]}
+    assert len(find_error_sites(read_record(record))) == 1
+
+
+def test_anthropics_tool_schemas_are_read():
+    schema = {"type": "object", "properties": {"p": {"type": "integer"}}, "required": ["p"]}
+    record = RECORDS["anthropic"] | {"tools": [{"name": "f", "description": "F.", "input_schema": schema}]}
+    wanted = {"type": "function", "function": {"name": "f", "description": "F.", "parameters": schema}}
+    assert read_record(record).tools == (wanted,)
+    assert with_tools(read_record(RECORDS["anthropic"]), record["tools"]).tools == (wanted,)
+
+
+def test_rewards_stand_where_a_harness_writes_them_itself():
+    def without(name):
+        return {key: value for key, value in RECORDS[name].items() if key != "reward"}
+
+    assert read_record(without("tau2") | {"reward_info": {"reward": 1.0, "action_checks": None}}).reward == 1.0
+    assert read_record(RECORDS["tau2"] | {"reward_info": {"reward": 1.0}}).reward == 0.5  # the record's own comes first
+    assert read_record(without("intercode") | {"summary": {"max_reward": 0.25}}).reward == 0.25
+    assert read_record(without("tau2") | {"reward_info": None}).reward is None
+
+
 def test_gold_is_the_reference_and_nothing_else():
     gold = {name: read_record(record).gold for name, record in RECORDS.items()}
     assert gold == {

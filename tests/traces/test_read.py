@@ -23,6 +23,16 @@ def read(path: Path) -> tuple[list[Trace], list[TraceProblem]]:
     return list(read_traces(path, on_problem=problems.append)), problems
 
 
+@pytest.mark.parametrize("half", ["\\ud83d", "\\udc00", "\\ud83d\\ud83d"])
+def test_half_an_emoji_costs_no_line(tmp_path, half):
+    "Harnesses cut texts in the middle of a pair; the whole pair beside it stays."
+    file = tmp_path / "t.jsonl"
+    file.write_bytes(GOOD + GOOD.replace(b"Hi", f"{half} and \\ud83d\\ude00".encode()) + GOOD)
+    traces, problems = read(file)
+    assert len(traces) == 3 and not problems
+    assert traces[1].turns[0].content == "\ufffd" * half.count("u") + " and \U0001f600"
+
+
 def one_sentence(problem: TraceProblem, path: Path) -> bool:
     "Names the file, ends like a sentence, has a remedy, is one line."
     text = str(problem)

@@ -51,7 +51,7 @@ def is_blocks(record: dict) -> bool:
     "Whether a chat is written in Anthropic's tool blocks."
     if not is_chat(record):
         return False
-    lists = (m["content"] for m in record.get("messages", ())[:8] if isinstance(m.get("content"), list))
+    lists = (m["content"] for m in record.get("messages", ()) if isinstance(m.get("content"), list))
     return any(b["type"] in ("tool_use", "tool_result") for blocks in lists for b in blocks)
 
 # %% ../../../nbs/traces/formats/04_anthropic.ipynb #e3d64c40

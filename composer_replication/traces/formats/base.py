@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['FORMATS', 'UNREADABLE', 'TEXT', 'FLAG', 'ROLES', 'Format', 'register_format', 'sound', 'checked', 'recognise',
-           'read_record', 'text_of', 'as_list', 'as_text', 'as_reward', 'new_trace', 'chat_calls', 'chat_turn',
-           'chat_turns', 'is_chat', 'gold_text', 'with_tools']
+           'read_record', 'text_of', 'as_list', 'as_text', 'as_reward', 'tool_of', 'new_trace', 'chat_calls',
+           'chat_turn', 'chat_turns', 'is_chat', 'gold_text', 'with_tools']
 
 # %% ../../../nbs/traces/formats/00_base.ipynb #3029e8dc
 from collections.abc import Callable, Iterator, Sequence
@@ -135,6 +135,14 @@ def as_reward(value: Any) -> float | None:
     raise TraceProblem(f"the reward is {str(value)[:40]!r}", "give a number or null")
 
 # %% ../../../nbs/traces/formats/00_base.ipynb #cf0b32d2
+def tool_of(schema: dict) -> dict:
+    "A tool's schema in OpenAI's form."
+    if not isinstance(schema, dict) or "function" in schema:
+        return schema
+    function = {"parameters" if key == "input_schema" else key: value for key, value in schema.items()}
+    return {"type": "function", "function": function}
+
+# %% ../../../nbs/traces/formats/00_base.ipynb #5afaabc4
 def new_trace(
     record: dict,
     fallback: str,  # the id, where the record has none
@@ -153,8 +161,7 @@ def new_trace(
         "model": as_text(record.get("model")),
         "reward": as_reward(info.get("reward") if reward is None else reward),
         "source": as_text(record.get("source")),
-        "tools": tuple(t if "function" in t else {"type": "function", "function": t}
-                       for t in as_list(record.get("tools"), "the tool list")),
+        "tools": tuple(map(tool_of, as_list(record.get("tools"), "the tool list"))),
     }
     return Trace(turns=tuple(turns), format=format, **common | extra)
 
@@ -220,7 +227,7 @@ def with_tools(
     tools: Sequence[dict],  # JSON schemas, in OpenAI form or bare
 ) -> Trace:
     "The same trace with these tools offered. Raises `TraceProblem` for a tool without a name."
-    wrapped = tuple(t if "function" in t else {"type": "function", "function": t} for t in tools)
+    wrapped = tuple(map(tool_of, tools))
     if not all(isinstance(t["function"], dict) and isinstance(t["function"].get("name"), str) for t in wrapped):
         raise TraceProblem("a tool schema has no name", "write tools in OpenAI's form")
     return replace(trace, tools=wrapped)

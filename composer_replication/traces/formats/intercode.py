@@ -9,7 +9,7 @@ __all__ = ['SQL_REFUSALS', 'sessions', 'read_intercode', 'database']
 from typing import Any
 
 from ..error_detectors import CLEAN, Detection, observed, register_detector
-from .base import as_list, as_text, new_trace, register_format, text_of
+from .base import as_list, as_reward, as_text, new_trace, register_format, text_of
 from ...core.trace import Trace, Turn
 
 # %% ../../../nbs/traces/formats/06_intercode.ipynb #a44555a7
@@ -33,7 +33,9 @@ def read_intercode(record: dict, trace_id: str) -> Trace:
             ok = valid[i] if i < len(valid) else None
             turns.append(Turn("user", text_of(answers[i]), observation=True, failed=not ok if isinstance(ok, bool) else None,
                               source_index=2 * i + 2))
-    return new_trace(record, trace_id, "intercode", turns, gold=as_text(record.get("gold")))
+    best = (record.get("summary") or {}).get("max_reward")
+    reward = as_reward(best if record.get("reward") is None else record["reward"])
+    return new_trace(record, trace_id, "intercode", turns, reward=reward, gold=as_text(record.get("gold")))
 
 # %% ../../../nbs/traces/formats/06_intercode.ipynb #8d2d97e3
 SQL_REFUSALS = ("No SQL code was found", "Format your SQL command")

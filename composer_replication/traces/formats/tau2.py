@@ -8,7 +8,7 @@ __all__ = ['is_tau2', 'simulations', 'read_tau2']
 # %% ../../../nbs/traces/formats/02_tau2.ipynb #4452fb0c
 from typing import Any
 
-from .base import as_list, chat_turns, gold_text, is_chat, new_trace, register_format
+from .base import as_list, as_reward, chat_turns, gold_text, is_chat, new_trace, register_format
 from ...core.trace import Trace
 
 # %% ../../../nbs/traces/formats/02_tau2.ipynb #6f10fc82
@@ -33,5 +33,6 @@ def read_tau2(record: dict, trace_id: str) -> Trace:
     turns = [t for t in chat_turns(messages)
              if messages[t.source_index].get("requestor") != "user"
              and not (t.role == "user" and messages[t.source_index].get("tool_calls"))]
-    checks = (record.get("reward_info") or {}).get("action_checks") or []
-    return new_trace(record, trace_id, "tau2", turns, gold=gold_text([c["action"] for c in checks]))
+    info = record.get("reward_info") or {}
+    reward = as_reward(info.get("reward") if record.get("reward") is None else record["reward"])
+    return new_trace(record, trace_id, "tau2", turns, reward=reward, gold=gold_text([c["action"] for c in info.get("action_checks") or []]))
