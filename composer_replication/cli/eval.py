@@ -7,6 +7,7 @@ __all__ = ['Checkpoint', 'Template', 'task_names', 'evaluate']
 
 # %% ../../nbs/cli/11_eval.ipynb #0f0cfa40
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -45,8 +46,10 @@ def _warn_of_trained(rows, folder) -> None:
         warn(f"{len(both)} of the {len(rows)} tasks were trained on, for example {both[0]}; the result does not speak for other tasks")
 
 
-def _play(name, template, tasks, samples, limits, keep: Path):
-    "Load a model, play, keep the traces after each part. Returns the rollouts and the chat template that was used."
+def _play(name, template, tasks, samples, limits, keep: Path, outdated: Sequence[Path] = ()):
+    """Load a model, play, keep the traces after each part. Returns the rollouts and the chat template that was used.
+
+    What an earlier evaluation left that these traces do not go with is removed as they take their place."""
     from composer_replication.experiments.pass_at_k import play_samples
     from composer_replication.recipes.checkpoint import load_checkpoint
     from composer_replication.rollout.policies import TransformersPolicy
@@ -57,6 +60,8 @@ def _play(name, template, tasks, samples, limits, keep: Path):
         loaded = load_checkpoint(name, template)
 
         def each(played):
+            for old in outdated:
+                old.unlink(missing_ok=True)
             write_traces([r.trace for r in played], keep)
             bar.update(at, description=f"{name}: {len(played)} of {total} episodes")
 
@@ -80,7 +85,8 @@ def _compare(checkpoint, against, tasks, samples, k, limits, template, output: P
     "Play both, one after the other. Returns the evaluation and where the traces are."
     from composer_replication.experiments.pass_at_k import Evaluation
     kept = {"traces": output / "traces.jsonl.gz"} | ({"base_traces": output / "base-traces.jsonl.gz"} if against else {})
-    mine, used = _play(checkpoint, template, tasks, samples, limits, kept["traces"])
+    outdated = output / "result.json", output / "base-traces.jsonl.gz"
+    mine, used = _play(checkpoint, template, tasks, samples, limits, kept["traces"], outdated)
     base = against and (against, _play(against, template or _lent(against, used), tasks, samples, limits, kept["base_traces"])[0])
     return Evaluation.of(checkpoint, mine, tasks.name, k, base, limits.seed), kept
 

@@ -8,6 +8,7 @@ __all__ = ['SHAPES', 'BYTES', 'CARD', 'CPU', 'H200', 'model_shape', 'count_param
            'Rates', 'step_seconds', 'estimate']
 
 # %% ../../nbs/recipes/01_memory_estimate.ipynb #8e114b8d
+import math
 import warnings
 from dataclasses import asdict, dataclass
 
@@ -42,11 +43,12 @@ SHAPES = {
 
 def model_shape(
     name: str,  # as in a recipe
+    revision: str | None = None,  # of the hub; None: its main one
 ) -> tuple[PretrainedConfig, str]:  # and where it comes from, in words
     "The model's configuration. Raises `RecipeProblem` where there is none."
     folder = local_model(name)
     try:
-        return AutoConfig.from_pretrained(folder or name), "config.json"
+        return AutoConfig.from_pretrained(folder or name, revision=revision or "main"), "config.json"
     except (OSError, ValueError) as error:
         if name not in SHAPES:
             raise RecipeProblem(f"model {name!r} has no configuration on this machine ({str(error).split('. ')[0].strip()}); name a "
@@ -157,7 +159,7 @@ class Estimate:
     parameters: int
     trained: int
     prompts_per_step: float  # tasks behind one optimizer step
-    rollouts_per_step: int
+    rollouts_per_step: float
     sampled_tokens_per_step: int  # at most
     total_tokens: int  # sampled in the run at most; 0 where the number of steps follows from epochs
     prompt_tokens: int  # assumed for each prompt
@@ -326,7 +328,8 @@ def step_seconds(
     sampled = min(c.max_completion_length, c.max_turns * (c.max_turn_tokens or c.max_completion_length))
     batches = c.gradient_accumulation_steps / c.steps_per_generation
     token = parameters * size / rates.bytes + shape.num_hidden_layers * rates.layer
-    sampling = 0.0 if a.task is None else forward + sampled * (batches * token + rows * 2 * parameters / rates.operations)
+    once = forward + sampled * (batches * token + rows * 2 * parameters / rates.operations)
+    sampling = 0.0 if a.task is None else once / c.num_iterations
     step = sampling + units * forward
     return {"sampling": sampling, "loss and backward": units * forward, "step": step, "run": step * max(c.max_steps, 0)}
 
@@ -338,7 +341,7 @@ def estimate(
 ) -> Estimate:
     "What a run needs; loads no weights. Raises `RecipeProblem` for a model without a configuration."
     c, a = recipe.config, recipe.arguments
-    shape, source = model_shape(a.model)
+    shape, source = model_shape(a.model, recipe.model.model_revision)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         counts = count_parameters(shape, get_peft_config(recipe.model))
@@ -350,9 +353,10 @@ def estimate(
                             "Llama, so run without --dry-run.") from None
     rollouts = c.per_device_train_batch_size * c.gradient_accumulation_steps * devices if a.task is not None else 0
     tokens, costs = rollouts * c.max_completion_length, channel_costs(recipe, prompt=prompt_tokens)
+    again = c.num_iterations  # steps that use the same rollouts
     rates = CPU if c.use_cpu and "use_cpu" in recipe.named else H200
     passes = costs["all"] * _policy_passes(recipe)
     seconds = step_seconds(recipe, shape.get_text_config(), counts[0], passes, prompt_tokens, rates)
-    return Estimate(recipe.name, a.model, source, devices, *counts, rollouts / c.num_generations, rollouts, tokens,
-                tokens * max(c.max_steps, 0), prompt_tokens, memory, peak, costs, seconds, rates.name,
+    return Estimate(recipe.name, a.model, source, devices, *counts, rollouts / c.num_generations / again, rollouts / again, tokens // again,
+                tokens * math.ceil(max(c.max_steps, 0) / again), prompt_tokens, memory, peak, costs, seconds, rates.name,
                 trunk_way(shape, recipe.model.attn_implementation))

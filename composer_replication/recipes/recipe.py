@@ -9,6 +9,7 @@ __all__ = ['SPLITS', 'PAIR_SOURCES', 'CLASSES', 'FORBIDDEN', 'RecipeProblem', 'S
 # %% ../../nbs/recipes/00_recipe.ipynb #4a2df2af
 import dataclasses
 import difflib
+import inspect
 import re
 import warnings
 from collections.abc import Mapping
@@ -194,9 +195,16 @@ def find_recipe(
     raise RecipeProblem(f"there is no recipe {str(name)!r}; name a YAML file, or one of the shipped: {', '.join(shipped)}.")
 
 # %% ../../nbs/recipes/00_recipe.ipynb #862b70f6
+class _Loader(yaml.SafeLoader):
+    "As safe as its base; 1e-4 is a number, as in YAML 1.2."
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789"))
+
+
 def _read(path):
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise RecipeProblem(f"{path} cannot be read as YAML ({' '.join(str(error).split())}); mend it.") from None
     if not isinstance(values, dict):
@@ -206,7 +214,7 @@ def _read(path):
 
 def _scalar(key, text):
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _Loader)
     except yaml.YAMLError:
         raise RecipeProblem(f"{key}={text!r} is no YAML value; quote it.") from None
 
@@ -306,6 +314,16 @@ def _check(recipe):
     _check_pairs(a, c)
 
 
+def _check_guard(given):
+    known = list(inspect.signature(HeldOutGuard).parameters)
+    if unknown := [key for key in given if key not in known]:
+        raise RecipeProblem(f"guard_settings: there is no {unknown[0]!r}; use {', '.join(known)}.")
+    for key, value in given.items():
+        if value is not None and type(value) not in (int, float):
+            raise RecipeProblem(f"guard_settings: {key}={value!r} is no number.")
+    HeldOutGuard(**given)  # its own checks
+
+
 def _check_hints(a, c):
     for name in a.hints:
         if ":" not in name and name not in LAYERS:
@@ -366,5 +384,5 @@ def _check_task(a, c):
     if a.held_out_rows and c.eval_strategy == "no" and not a.guard:
         raise RecipeProblem(f"held_out_rows={a.held_out_rows:g} with guard=false and eval_strategy=no: nothing would measure on them; "
                             "leave the guard on, or set eval_strategy.")
-    HeldOutGuard(**a.guard_settings or {})  # its own checks
+    _check_guard(a.guard_settings or {})
     shaping_settings(a.episode_reward)

@@ -44,8 +44,9 @@ from ..training.trainer import ComposerReplicationTrainer
 def recipe_tokenizer(recipe: Recipe):
     "The recipe's tokenizer. Raises `RecipeProblem` where it cannot be loaded."
     name = recipe.arguments.tokenizer or recipe.arguments.model
+    revision = {"revision": recipe.model.model_revision} if name == recipe.arguments.model else {}
     try:
-        tokenizer = embedded_tokenizer() if name == EMBEDDED else AutoTokenizer.from_pretrained(name)
+        tokenizer = embedded_tokenizer() if name == EMBEDDED else AutoTokenizer.from_pretrained(name, **revision)
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0].rstrip(".")
         raise RecipeProblem(f"the tokenizer {name!r} cannot be loaded ({first}); name a folder or hub id with tokenizer.") from None
@@ -58,12 +59,17 @@ def recipe_model(recipe: Recipe):
     "The model with its weights, or for a folder or hub id its name, which the trainer loads."
     name, dtype = recipe.arguments.model, recipe.model.dtype or "float32"
     kind = torch.float32 if dtype == "auto" else getattr(torch, dtype)
+    made = None
     if name == EMBEDDED:
-        return embedded_model().to(kind)
-    if name.startswith("random:"):
+        made = embedded_model().to(kind)
+    elif name.startswith("random:"):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.config.seed)
-            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(local_model(name)), dtype=kind)
+            made = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(local_model(name)), dtype=kind)
+    if made is not None:
+        if recipe.model.attn_implementation:
+            made.set_attn_implementation(recipe.model.attn_implementation)
+        return made
     options = {"dtype": dtype, "attn_implementation": recipe.model.attn_implementation, "revision": recipe.model.model_revision}
     recipe.config.model_init_kwargs = {k: v for k, v in options.items() if v is not None} | (recipe.config.model_init_kwargs or {})
     return name
@@ -232,7 +238,8 @@ def warmed(
 def _loaded(recipe):
     "The recipe's model in float32."
     model = recipe_model(recipe)
-    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32) if isinstance(model, str) else model
+    options = (recipe.config.model_init_kwargs or {}) | {"dtype": torch.float32}
+    return AutoModelForCausalLM.from_pretrained(model, **options) if isinstance(model, str) else model
 
 # %% ../../nbs/recipes/02_run.ipynb #0697d829
 def latest_traces(trainer: ComposerReplicationTrainer) -> list[Trace]:

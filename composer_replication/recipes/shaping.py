@@ -6,6 +6,7 @@
 __all__ = ['SHAPERS', 'shaping_settings', 'episode_reward', 'SharedCredit']
 
 # %% ../../nbs/recipes/11_shaping.ipynb #860fd8ef
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +19,10 @@ SHAPERS = {"repeated_calls": repeated_calls, "failed_calls": failed_calls, "unfi
 _LENGTH = ("coefficient", "k", "q")
 
 
+def _is_number(value):
+    return type(value) in (int, float) and math.isfinite(value)
+
+
 def shaping_settings(
     given: Mapping[str, Any] | None,  # a recipe's `episode_reward`
 ) -> dict[str, Any] | None:
@@ -28,11 +33,11 @@ def shaping_settings(
     if unknown := [key for key in given if key not in known]:
         raise InputProblem(f"episode_reward: the key {unknown[0]!r} is unknown; use {', '.join(known)}.")
     for key, value in [(k, v) for k, v in given.items() if k not in ("credit", "length")]:
-        if type(value) not in (int, float):
+        if not _is_number(value):
             raise InputProblem(f"episode_reward: {key}={value!r} is no number.")
     length = given.get("length", {})
-    if not isinstance(length, Mapping) or set(length) - set(_LENGTH) or any(type(v) not in (int, float) for v in length.values()):
-        raise InputProblem(f"episode_reward: length={length!r} will not do; give some of {', '.join(_LENGTH)} as numbers.")
+    if not isinstance(length, Mapping) or set(length) - set(_LENGTH) or not all(_is_number(v) and v >= 0 for v in length.values()):
+        raise InputProblem(f"episode_reward: length={length!r} will not do; give some of {', '.join(_LENGTH)} as numbers of 0 or more.")
     episode_reward(given, len)  # its own checks
     return dict(given)
 

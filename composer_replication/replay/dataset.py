@@ -43,10 +43,13 @@ def scrubbed_pairs(
     counts: Counter,
 ) -> list[PreferenceExample]:
     "The pairs of a file without secrets; a pair whose sides differed in a secret only is left out. Raises as `read_pairs`."
-    rows = (scrub(row, counts) for _, row in read_jsonl(path))
+    read_pairs(path)  # tells what is wrong by the file's own name and lines
+    rows = [row for row in (scrub(row, counts) for _, row in read_jsonl(path)) if row["chosen"] != row["rejected"]]
+    if not rows:
+        raise InputProblem("the sides of every pair differ in a secret only, so nothing is left to publish", "make other pairs", str(path))
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder) / "pairs.jsonl"
-        write_jsonl(kept, (row for row in rows if row.get("chosen") != row.get("rejected")))
+        write_jsonl(kept, rows)
         return read_pairs(kept)
 
 # %% ../../nbs/replay/13_dataset.ipynb #dcf42481

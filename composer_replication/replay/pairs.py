@@ -92,7 +92,7 @@ def changed_nothing(
         return queries(action.content)
     return all(reads_only(call, trace.tools) or _refused(call, trace.tools) for call in action.tool_calls)
 
-
+# %% ../../nbs/replay/00_pairs.ipynb #00e3af17
 def _listed(call, tools):
     "The call without arguments of which its schema does not say whether they are known."
     schema = next((t.get("function", t) for t in tools if t.get("function", t)["name"] == call.name), {})

@@ -32,7 +32,7 @@ def estimate_table(
     rows = Table("what", "how much", title=f"{estimate.recipe}: {estimate.model} ({estimate.source})", title_justify="left")
     epochs = None if estimate.seconds["run"] else "steps follow from the epochs"
     for what, much in [("parameters", f"{estimate.parameters:,}, of them trained {estimate.trained:,}"), ("devices", estimate.devices),
-                       ("tasks, rollouts a step", f"{estimate.prompts_per_step:g}, {estimate.rollouts_per_step}"),
+                       ("tasks, rollouts a step", f"{estimate.prompts_per_step:g}, {estimate.rollouts_per_step:g}"),
                        ("tokens sampled, at most", f"{estimate.sampled_tokens_per_step:,} a step; {epochs or f'{estimate.total_tokens:,} in the run'}")]:
         rows.add_row(what, str(much))
     rows.add_section()

@@ -183,8 +183,10 @@ def collect(
 
     A reset that fails or takes too long makes a rollout that ended with an error. Raises as `run_episodes`."""
     config = config or RolloutConfig()
-    environments = [environment_of(environment_factory()) for _ in rows]
+    environments = []
     try:
+        for _ in rows:
+            environments.append(environment_of(environment_factory()))
         done = run_chains([[lambda e=e, r=r: _reset(e, r)] for e, r in zip(environments, rows)], config.tool_workers,
                           config.tool_timeout)
         episodes = [Episode(_prompt(row, step.value), environment, *names)

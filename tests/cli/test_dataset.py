@@ -13,7 +13,7 @@ from composer_replication.cli.app import app
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.envs.toy.traces import toy_traces
 from composer_replication.replay.dedup import place_pairs, write_pairs
-from composer_replication.replay.pairs import sibling_pairs
+from composer_replication.replay.pairs import DPOPair, sibling_pairs
 from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.export import write_traces
 from composer_replication.traces.scrub import PATTERNS, scrub, scrub_text
@@ -114,6 +114,27 @@ def test_pairs_as_a_data_set(tmp_path):
     data = read_back(tmp_path)
     assert len(data) == len(pairs) and {"prompt", "chosen", "rejected", "tools"} <= set(data.column_names)
     assert data[0]["chosen"] != data[0]["rejected"] and data[0]["prompt"][0]["role"] == "system"
+
+
+def test_what_is_no_pair_is_told_by_its_own_place(tmp_path):
+    traces = toy_traces()
+    pairs = place_pairs([pair for trace in traces for pair in sibling_pairs(trace, SiblingIndex(traces))][:3], traces)
+    write_pairs(pairs, tmp_path / "p.jsonl")
+    lines = (tmp_path / "p.jsonl").read_text().splitlines()
+    for name, text, said in (("foreign", [*lines[:2], '{"a": 1}', lines[2]], "foreign.jsonl, line 3: this is no pair"),
+                             ("empty", [], "empty.jsonl: the file holds no pairs")):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(text) + "\n" * bool(text))
+        done = run("pairs", tmp_path / f"{name}.jsonl", "--out", tmp_path / name, "--licence", "other")
+        assert done.exit_code == 1 and f"{tmp_path}/{said}" in done.stderr.replace("\n", ""), done.stderr
+        assert not (tmp_path / name).exists()
+
+
+def test_pairs_that_differ_in_a_secret_only_leave_nothing_to_publish(tmp_path):
+    trace = Trace("t", (Turn("user", "Go."), Turn("assistant", f"key {SECRETS['AWS key']}"), Turn("user", "So?")))
+    other = Turn("assistant", "key " + SECRETS["AWS key"][:-1] + "R")
+    write_pairs(place_pairs([DPOPair("t", 1, other, trace.turns[1], "by hand")], [trace]), tmp_path / "p.jsonl")
+    done = run("pairs", tmp_path / "p.jsonl", "--out", tmp_path / "d", "--licence", "other")
+    assert done.exit_code == 1 and "differ in a secret only" in done.stderr.replace("\n", " ") and "/tmp/tmp" not in done.stderr
 
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path):

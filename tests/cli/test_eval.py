@@ -38,6 +38,23 @@ def test_a_better_checkpoint_is_told_from_its_base(better, tmp_path):
     assert "1 of the 6 tasks were trained on, for example test-eval-0-0" in done.stderr
 
 
+def test_a_result_does_not_outlive_the_traces_it_was_made_of(tmp_path, monkeypatch):
+    from composer_replication.experiments import pass_at_k
+    words = ("embedded", "--task", "toy", "--limit", 2, "--max-turns", 1, "--out", tmp_path / "o")
+    assert run(*words, "--against", "embedded").exit_code == 0 and (tmp_path / "o" / "base-traces.jsonl.gz").exists()
+    plays, real = [], pass_at_k.collect
+
+    def interrupted(*given, **named):
+        plays.append(1)
+        if len(plays) > 1:
+            raise KeyboardInterrupt
+        return real(*given, **named)
+
+    monkeypatch.setattr(pass_at_k, "collect", interrupted)
+    assert run(*words[:4], 40, *words[5:], "--samples", 2).exit_code != 0 and len(plays) == 2
+    assert [path.name for path in (tmp_path / "o").iterdir()] == ["traces.jsonl.gz"]
+
+
 def test_of_a_run_only_what_it_held_out_is_played(better, tmp_path):
     from composer_replication.envs.toy.env import world_rows
     held = [row["task_id"] for row in world_rows(4, "eval-0", "test")][1::2]

@@ -81,6 +81,26 @@ def test_other_threads_score_plain_numbers_and_leave_the_rest_unscored():
     assert number_reward(texts[-1], "18") == 1.0  # here
 
 
+FRAMES = ["\\boxed{{{}}}",
+          "so \\( \\boxed{{{}}} \\).", "$\\boxed{{{}}}$", "#### {} dollars", "#### \\({}\\)", "#### x = {}",
+          "#### \\( x = {} \\)",
+          "#### {} red apples", "\\boxed{{{}\\text{{ dollars}}}}", "={}", "\\boxed{{x = {}}}"]
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+def test_a_number_in_its_frame_is_scored_in_every_thread_as_in_the_main_one(frame):
+    texts, found = [frame.format(n) for n in ("18", "1,800", "18.0", "17", "-18", "18.5")], []
+    thread = threading.Thread(target=lambda: found.extend(number_reward(t, "18") for t in texts))
+    thread.start()
+    thread.join(20)
+    assert found == [number_reward(t, "18") for t in texts] == [1.0, 0.0, 1.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("text", ["\\boxed{2x}", "\\boxed{\\frac{36}{2}}", "\\boxed{9 \\cdot 2}", "\\boxed{1{8}}"])
+def test_what_is_more_than_a_number_is_not_read_as_one(text):
+    assert answer_text(text) == text
+
+
 def test_broken_files_are_told_in_a_sentence(tmp_path):
     for name, content, what in [("a.jsonl", b'{"question": "q"}\n', "a-0 is no problem"), ("b.jsonl", b"[1]\n", "b-0 is no"),
                                 ("c.jsonl.gz", b"no gzip", "cannot be read"), ("d.jsonl", b"\xff\n", "cannot be read"),

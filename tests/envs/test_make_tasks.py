@@ -241,6 +241,13 @@ def test_repositories_that_will_not_do(tmp_path, store):
     assert reports[-1].kept == 1 == len(read_tasks(out))
 
 
+def test_an_earlier_file_outlives_a_call_that_makes_nothing(tmp_path, store):
+    out = tmp_path / "tasks.jsonl"
+    out.write_text("kept\n")
+    [report] = make_tasks([tmp_path / "absent"], out, store=store)
+    assert not report.kept and out.read_text() == "kept\n"
+
+
 KILLED = """
 import sys
 from pathlib import Path

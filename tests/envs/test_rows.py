@@ -356,6 +356,13 @@ def test_every_odd_row_is_one_sentence_and_the_rest_goes_on(world, tmp_path):
     assert [task.task_id for task in read_tasks(tmp_path / "tasks.jsonl")] == ["people__flux-1"]
 
 
+def test_an_earlier_file_outlives_rows_of_which_none_will_do(world, tmp_path):
+    out = tmp_path / "tasks.jsonl"
+    out.write_text("kept\n")
+    [report] = make_row_tasks([world.rows["R2E"] | {"commit_hash": world.before}], world.mirrors, out, store=world.store)
+    assert not report.kept and out.read_text() == "kept\n"
+
+
 def test_a_repository_that_the_tests_need_themselves_is_refused(tmp_path):
     work, mirrors = tmp_path / "work", tmp_path / "mirrors"
     work.mkdir()

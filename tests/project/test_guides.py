@@ -230,7 +230,7 @@ def test_the_roads_figures_are_those_of_its_recipe(tmp_path):
     (tmp_path / "mine.yaml").write_text(blocks(text, "yaml")[0].text)
     plan = load_recipe(tmp_path / "mine.yaml", estimating=True)
     one, eight = (estimate(plan, devices) for devices in (1, 8))
-    rows = {"peak memory of a device": lambda e: size(e.peak), "rollouts a step": lambda e: str(e.rollouts_per_step),
+    rows = {"peak memory of a device": lambda e: size(e.peak), "rollouts a step": lambda e: f"{e.rollouts_per_step:g}",
             "a step, about": lambda e: duration(e.seconds["step"]), "200 steps, about": lambda e: duration(e.seconds["run"]),
             "loss and backward of all channels, plain GRPO's is 1": lambda e: f"{e.costs['all']:.2f}"}
     for name, figure in rows.items():

@@ -133,6 +133,8 @@ BAD = [
     (dict(task="no_such_module:Env"), "'no_such_module' ended with ModuleNotFoundError"),
     (dict(task="json:Nothing"), "module 'json' has no 'Nothing'"),
     (dict(task="deletion"), "task 'deletion' needs tasks; set tasks to a file"),
+    (dict(guard_settings={"foo": 1}), "guard_settings: there is no 'foo'; use min_steps, decline_patience, ema_alpha"),
+    (dict(guard_settings={"ema_alpha": "much"}), "guard_settings: ema_alpha='much' is no number"),
     (dict(split="luck"), "split='luck' is unknown; use 'repository', 'time' or 'task'"),
     (dict(alpha_sdpo=-1), "alpha_sdpo=-1.0 is out of range"),
     (dict(beta_replay=-0.1), "beta_replay=-0.1 is out of range"),
@@ -222,6 +224,45 @@ def test_recorded_traces_without_pairs_and_an_earlier_run_are_told_before_any_we
     mark_complete(tmp_path / "out" / "checkpoint-3")
     with pytest.raises(RecipeProblem, match="checkpoint-3 belongs to an earlier run; set resume"):
         recipe_run.make_trainer(load_recipe(write()))
+
+
+def test_numbers_within_mappings_may_be_written_as_those_at_the_top(tmp_path, no_weights):
+    text = "model: embedded\ntask: toy\nlearning_rate: 1e-4\nepisode_reward: {repeated_calls: 1e-3, length: {k: 2.5E-5}}\n"
+    (tmp_path / "r.yaml").write_text(text + "train_rows: 8\nmax_steps: 1\nper_device_train_batch_size: 4\nnum_generations: 4\n"
+                                     "output_dir: out/r\nuse_cpu: true\nbf16: false\nguard_settings: {ema_alpha: 1e-1}\n")
+    read = load_recipe(tmp_path / "r.yaml", {"episode_reward": "{repeated_calls: 1e-3}"}).arguments
+    assert read.episode_reward == {"repeated_calls": 0.001} and read.guard_settings == {"ema_alpha": 0.1}
+    assert load_recipe(tmp_path / "r.yaml").arguments.episode_reward["length"] == {"k": 2.5e-5}
+
+
+def test_a_revision_holds_for_weights_tokenizer_and_plan(tmp_path, monkeypatch):
+    asked = []
+
+    def spy(name):
+        def from_pretrained(model, **options):
+            asked.append((name, model, options.get("revision"), options.get("attn_implementation")))
+            raise OSError("not here")
+        return from_pretrained
+
+    for name in ("AutoTokenizer", "AutoModelForCausalLM"):
+        monkeypatch.setattr(getattr(recipe_run, name), "from_pretrained", spy(name))
+    monkeypatch.setattr(memory_estimate.AutoConfig, "from_pretrained", spy("AutoConfig"))
+    given = {"model": "some/model", "model_revision": "v1.0", "attn_implementation": "eager"}
+    recipe = load_recipe("smollm2-sql", given, estimating=True)
+    for read in (recipe_run.recipe_tokenizer, recipe_run._loaded, estimate):
+        with pytest.raises((RecipeProblem, OSError)):
+            read(recipe)
+    assert [one[0] for one in asked] == ["AutoTokenizer", "AutoModelForCausalLM", "AutoConfig"]
+    assert {one[1:3] for one in asked} == {("some/model", "v1.0")}
+    assert asked[1][3] == "eager"
+
+
+@pytest.mark.parametrize("model", ["embedded", "random:{}"])
+def test_models_made_in_memory_get_the_attention_that_is_asked_for(model, tmp_path):
+    name = model.format(embedded_path() / "medium" / "config.json") if "random" in model else model
+    for wanted in ("eager", "sdpa"):
+        recipe = load_recipe("toy", {"model": name, "tokenizer": "embedded", "attn_implementation": wanted})
+        assert recipe_run.recipe_model(recipe).config._attn_implementation == wanted
 
 
 def test_a_good_recipe_does_reach_its_weights(write, no_weights):
@@ -314,6 +355,13 @@ def test_tokens_and_sharding_by_hand():
     lora = estimate(load_recipe("qwen3-8b-lora", estimating=True))
     assert lora.memory["teacher and reference"] == 4 * lora.trained
     assert lora.memory["rollout cache"] == 2 * 36 * 8 * 128 * 32 * (512 + 4096) * 2
+
+
+def test_a_generation_that_is_used_again_is_planned_once():
+    once, four = (estimate(load_recipe("toy", {"num_iterations": n, "max_steps": "6"}, estimating=True)) for n in ("1", "4"))
+    assert (four.rollouts_per_step, four.prompts_per_step) == (once.rollouts_per_step / 4, once.prompts_per_step / 4)
+    assert four.sampled_tokens_per_step == once.sampled_tokens_per_step / 4 and four.total_tokens == once.total_tokens * 2 / 6
+    assert four.seconds["sampling"] == pytest.approx(once.seconds["sampling"] / 4)
 
 
 def test_seconds_are_near_those_measured_with_smollm2():

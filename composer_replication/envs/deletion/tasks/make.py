@@ -429,7 +429,7 @@ def make_tasks(
     on_report: Callable[[Report], None] = lambda report: None,
     minutes: float = math.inf,  # for each package
 ) -> list[Report]:  # in the order of the specs
-    "Make tasks of many packages; a second call with the same settings continues. The file appears when all are done."
+    "Make tasks of many packages; a second call with the same settings continues. The file appears when all are done, and there is a task."
     specs, out = list(dict.fromkeys(specs)), Path(out)
     journals = out.with_name(out.name + ".journals")
     for folder in (out.parent, journals, *((store or store_path()) / name for name in ("coverage", "benches", "indexes"))):
@@ -445,7 +445,8 @@ def make_tasks(
         return make_package(reports.known.get(str(spec), spec), settings, journals, store, deleters, changed, minutes)
 
     done = _each(one, specs, jobs)
-    write_tasks((task_from_row(json.loads(json.dumps(row))) for _, rows in done for row in rows), out)
+    if tasks := [task_from_row(json.loads(json.dumps(row))) for _, rows in done for row in rows]:  # else an earlier file stays
+        write_tasks(tasks, out)
     return [report for report, _ in done]
 
 # %% ../../../../nbs/envs/deletion/tasks/07_make.ipynb #53e76aa0

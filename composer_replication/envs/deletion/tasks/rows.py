@@ -323,5 +323,6 @@ def make_row_tasks(
         except Problem as problem:
             reports.append(RowReport(name, False, str(problem)))
         on_row(reports[-1])
-    write_tasks(tasks.values(), out)
+    if tasks:  # else an earlier file stays
+        write_tasks(tasks.values(), out)
     return reports
