@@ -90,7 +90,7 @@ def _without(text: str, action: Turn) -> str:
     "The text with an ellipsis wherever it quotes a long argument of the action, which is not to be shown again."
     values = [v for c in action.tool_calls if isinstance(c.arguments, dict) for v in c.arguments.values() if isinstance(v, str)]
     for value in values:
-        if len(value) >= 60:
+        if len(value.strip()) >= 60:
             text = re.sub(r"\s+".join(map(re.escape, value.split())), "…", text)
     return text
 

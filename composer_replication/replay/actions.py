@@ -43,7 +43,7 @@ def _object(value, schema, root):
     "An object by its schema: every member read, in the order of the keys, without optional ones that equal their default."
     known = {k: _resolved(s, root) for k, s in (schema.get("properties") or {}).items()}
     read = {k: _read(v, known.get(k, {}), root) for k, v in sorted(value.items())}
-    return {k: v for k, v in read.items() if k in schema.get("required", ()) or "default" not in known.get(k, {})
+    return {k: v for k, v in read.items() if k in (schema.get("required") or ()) or "default" not in known.get(k, {})
             or json.dumps(v, sort_keys=True) != json.dumps(_read(known[k]["default"], known[k], root), sort_keys=True)}
 
 

@@ -92,8 +92,11 @@ class Provenance:
 
 
 def file_digests(paths: Iterable[str | Path]) -> dict[str, str]:
-    "Name without folder and SHA-256 of each file."
-    return {Path(path).name: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths}
+    "Name and SHA-256 of each file; of two with the same name also the folder it lies in."
+    paths = [Path(path) for path in paths]
+    twice = {name for name, n in Counter(path.name for path in paths).items() if n > 1}
+    named = {f"{path.absolute().parent.name}/{path.name}" if path.name in twice else path.name: path for path in paths}
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in named.items()}
 
 
 def _rows(values, head):

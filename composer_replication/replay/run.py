@@ -40,7 +40,10 @@ def parse_teacher(
     if not at:
         return Endpoint(name, model, price_of(model, prices), max_tokens=max_tokens)
     url = f"http{address}"
-    host = urlsplit(url).hostname
+    try:
+        host = urlsplit(url).hostname
+    except ValueError:
+        raise TeacherProblem(f"{url!r} is no address", "write http://HOST:PORT/v1 or https://HOST/v1") from None
     local = host in ("127.0.0.1", "localhost", "::1")
     key_env = "OPENROUTER_API_KEY" if host == "openrouter.ai" else None if local else key_env
     price = Price(0, 0, source="this machine") if local and model not in prices else price_of(model, prices)

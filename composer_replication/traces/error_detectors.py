@@ -122,7 +122,7 @@ def flagged(trace: Trace, position: int) -> Detection | None:
     return Detection(kind, turn.content) if turn.failed else CLEAN
 
 # %% ../../nbs/traces/00_error_detectors.ipynb #4b802a06
-SAYS_ERROR = re.compile(r"(?i:error)(?![^\W_])|(?:\w+\.)*\w+(?:Error|Exception): \S")  # at the start of a result
+SAYS_ERROR = re.compile(r"(?i:error)(?![^\W_]|[._/-]\w)|(?:\w+\.)*\w+(?:Error|Exception): \S")  # at the start of a result
 
 
 def payload(trace: Trace, position: int) -> Detection | None:

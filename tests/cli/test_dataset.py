@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from composer_replication.cli.app import app
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.envs.toy.traces import toy_traces
+from composer_replication.replay.dataset import file_digests
 from composer_replication.replay.dedup import place_pairs, write_pairs
 from composer_replication.replay.pairs import DPOPair, sibling_pairs
 from composer_replication.traces.error_sites import find_error_sites
@@ -135,6 +136,14 @@ def test_pairs_that_differ_in_a_secret_only_leave_nothing_to_publish(tmp_path):
     write_pairs(place_pairs([DPOPair("t", 1, other, trace.turns[1], "by hand")], [trace]), tmp_path / "p.jsonl")
     done = run("pairs", tmp_path / "p.jsonl", "--out", tmp_path / "d", "--licence", "other")
     assert done.exit_code == 1 and "differ in a secret only" in done.stderr.replace("\n", " ") and "/tmp/tmp" not in done.stderr
+
+
+def test_two_files_of_one_name_are_both_on_the_card(tmp_path):
+    paths = [tmp_path / name for name in ("a/t.jsonl", "b/t.jsonl", "b/u.jsonl")]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(str(path.name))
+    assert list(file_digests(paths)) == ["a/t.jsonl", "b/t.jsonl", "u.jsonl"]
 
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path):

@@ -127,6 +127,7 @@ def test_only_errors_asks_at_the_turns_that_caused_one(traces, server):
     (["--teachers", "openai/gpt-5.5"], "OPENROUTER_API_KEY is not set"),
     (["--teachers", "x@http://user:pass@127.0.0.1/v1"], "without a login"),
     (["--teachers", "@http://127.0.0.1/v1"], "names no teacher"),
+    (["--teachers", "m@http://[bad/v1"], "is no address"),
     (["--teachers", "m@http://127.0.0.1:1/v1", "--price", "m=cheap"], "is no price"),
     (["--gate", "sure", "--teachers", "m@http://127.0.0.1:1/v1"], "cannot give 2 votes"),
     (["--teachers", "m@http://127.0.0.1:1/v1", "--teachers", "m@http://127.0.0.1:1/v1"], "each with a name of its own"),

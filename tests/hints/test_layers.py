@@ -171,6 +171,11 @@ def test_a_raw_error_leaves_out_what_it_quotes_of_the_attempt():
     assert default_composite().hint(trace, site).text.endswith("Odd: `…` went wrong in shop.py")
 
 
+def test_a_raw_error_beside_a_long_blank_argument_stays_readable():
+    trace, site = case(error="Odd: the file is empty", calls=(ToolCall("write", {"path": "a", "text": "\n" * 70}),))
+    assert default_composite().hint(trace, site).text.endswith("Odd: the file is empty")
+
+
 def test_a_raw_error_that_shows_the_attempt_is_refused():
     calls = (ToolCall("bash", {"command": "pip install numpy pandas | tail -5"}),)
     trace, site = case(error="Weird: bash -c 'pip install numpy pandas | tail -5' did something", calls=calls)

@@ -89,6 +89,12 @@ def test_a_default_that_must_be_given_is_not_left_out():
     assert not same({"seats": 1}, {}, [tool])
 
 
+def test_a_schema_may_say_that_nothing_is_required_by_null():
+    tool = {"type": "function", "function": {"name": "book", "parameters": {
+        "type": "object", "properties": {"seats": {"type": "integer", "default": 1}}, "required": None}}}
+    assert same({"seats": 1}, {}, [tool])
+
+
 @pytest.mark.parametrize("arguments", [
     {"seats": "two"}, {"seats": "NaN"}, {"most": "1e999"}, {"most": "-Infinity"}, {"seats": "9" * 5000}, {"seats": "[" * 100_000},
     {"seats": "2.5"}, {"other": "3"},

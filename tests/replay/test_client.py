@@ -57,6 +57,12 @@ def check_request(body):
     assert "reasoning" not in json.dumps([list(m) for m in body["messages"]])
 
 
+def test_a_key_is_found_also_where_json_has_escaped_its_slashes():
+    from composer_replication.replay.client import _without
+    key = "ab/cd+ef/gh"
+    assert _without(key, f"a {key} b ab\\/cd+ef\\/gh c ab/cd+ef") == "a [key] b [key] c ab/cd+ef"
+
+
 def test_bodies_of_demo_traces():
     for trace in toy_traces():
         for state in trace_states(trace):

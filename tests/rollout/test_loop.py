@@ -176,6 +176,15 @@ def test_environments_are_closed():
     collect(scripted(["Done."]), Counted, [{"prompt": "Look."}] * 2, config())
     assert [e.closed for e in made] == [True, True]
 
+    def scarce():
+        if len(made) == 5:
+            raise OSError("no more of them")
+        return Counted()
+
+    with pytest.raises(OSError, match="no more"):
+        collect(scripted(["Done."]), scarce, [{"prompt": "Look."}] * 9, config())
+    assert [e.closed for e in made] == [True] * 5
+
 
 def test_budgets():
     lines = [call('{"name": "ls", "arguments": {}}')] * 9

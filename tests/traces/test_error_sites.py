@@ -165,6 +165,14 @@ def test_reading_about_errors_is_no_error():
         assert find_error_sites(Trace("t", turns, format=format)) == []
 
 
+@pytest.mark.parametrize("text, error", [
+    ("error.log\napp.py", False), ("error_count: 0, passed: 12", False), ("error-prone.md", False), ("errors/a.txt", False),
+    ("Error: no", True), ("ERROR - no", True), ("error\nno", True), ("Error. Try again", True), ("error_", True)])
+def test_a_name_that_begins_with_error_is_none(text, error):
+    turns = Turn("assistant", "", tool_calls=(ToolCall("ls", {}, "1"),)), Turn("tool", text, tool_call_id="1", observation=True)
+    assert bool(find_error_sites(Trace("t", turns, format="openai"))) is error
+
+
 def test_stale_observation_of_submit_is_no_error():
     turns = (
         Turn("assistant", "SELECT x"),
