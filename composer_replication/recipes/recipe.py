@@ -313,7 +313,7 @@ def _check(recipe):
     _check_hints(a, c)
     _check_pairs(a, c)
 
-
+# %% ../../nbs/recipes/00_recipe.ipynb #560bdfcc
 def _check_guard(given):
     known = list(inspect.signature(HeldOutGuard).parameters)
     if unknown := [key for key in given if key not in known]:
