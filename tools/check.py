@@ -49,7 +49,7 @@ def copy_tree(to: Path) -> Path:
     for folder in ("nbs", "spikes", "composer_replication"):
         if (ROOT / folder).is_dir():
             shutil.copytree(ROOT / folder, to / folder, ignore=shutil.ignore_patterns(
-                "__pycache__", ".ipynb_checkpoints", "data", "*.scratch.py", "made", "out", "runs"))  # checkpoints by the gigabyte
+                "__pycache__", ".ipynb_checkpoints", "data", "*.scratch.py", "made", "out", "runs"))  # large
     for file in ("settings.ini", "pyproject.toml"):
         shutil.copy(ROOT / file, to / file)
     if (ROOT / "repos").is_dir():  # nbdev lists the modules of the shipped repository, which the package's data links to
