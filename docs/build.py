@@ -51,7 +51,7 @@ def build(out: Path, sources: bool) -> int:
     "Stage and build; Sphinx's exit code."
     vendor()
     tag = [] if sources else ["-t", "without_sources"]
-    return build_main(["-W", "--keep-going", "-q", "-j", "auto", "-b", "html", "-c", str(stage.DOCS), *tag,
+    return build_main(["-W", "--keep-going", "-q", "-b", "html", "-c", str(stage.DOCS), *tag,
                        "-d", str(out.parent / "doctrees"), str(stage.stage()), str(out)])
 
 
