@@ -133,9 +133,11 @@ def end_marked(
 ) -> None:
     "Kill them until two looks find none: one that was just starting bears its mark only a little later."
     quiet = 0
-    while quiet < 2:
+    for _ in range(100):  # ten seconds: one that the kernel holds cannot be killed now
         quiet = 0 if kill_marked(boxes) else quiet + 1
         time.sleep(0.1)
+        if quiet == 2:
+            return
 
 # %% ../../nbs/sandbox/03_boxes.ipynb #dd65633a
 def _is_dead(path: Path) -> bool:
