@@ -1,4 +1,5 @@
 """The site's settings. `docs/build.py` stages the pages and calls Sphinx."""
+import inspect
 import re
 import sys
 from functools import cache
@@ -10,6 +11,7 @@ from docutils import nodes
 from docutils.utils import new_document
 from fastcore.docments import docments
 from myst_parser.mocking import MockRSTParser
+from sphinx.search.en import SearchEnglish
 from sphinx.util.docutils import SphinxDirective
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -168,7 +170,14 @@ def found_once(app, env):
     domain.find_obj = cache(domain.find_obj)
 
 
+def asked_once(app):
+    "Each object's source is asked for by four readers, each word's stem once a page: half of the time these take."
+    inspect.getsourcelines = cache(inspect.getsourcelines)
+    SearchEnglish.stem = cache(SearchEnglish.stem)
+
+
 def setup(app):
+    app.connect("builder-inited", asked_once)
     app.connect("html-page-context", no_tree, priority=400)  # before the theme asks
     app.connect("html-page-context", fast_tree, priority=600)  # after it
     app.connect("env-check-consistency", found_once)
