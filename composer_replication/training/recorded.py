@@ -8,6 +8,7 @@ __all__ = ['recorded_tree', 'learnable_trees', 'no_reward', 'steps_without_rollo
 # %% ../../nbs/training/17_recorded.ipynb #7c3aa4b8
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from datasets import Dataset
 
@@ -28,7 +29,7 @@ def recorded_tree(
     source: HintSource | None,  # None: no turn is hinted
     max_tokens: int | None = None,  # of the trunk
 ) -> tuple[Tree | None, str]:  # None where nothing is to be learnt, and why
-    "A recorded trace with a branch for each hinted error turn and each pair."
+    "A recorded trace up to the last turn that is learnt from, with a branch for each hinted error turn and each pair."
     trace = example.trace
     hints = target_hints(trace, target_turns(trace, config.target_turns, config.seed), source) if source else []
     pairs = example.pairs if config.beta_replay else ()
@@ -37,7 +38,14 @@ def recorded_tree(
     except (AlignmentError, TemplateProblem) as problem:
         return None, str(problem)
     why = tree.refused[0].reason if tree.refused else "it has no error turn and no pair"
-    return (tree, "") if tree.branches else (None, why)
+    return (_up_to_branches(tree), "") if tree.branches else (None, why)
+
+
+def _up_to_branches(tree):
+    "The tree without what follows its last branch's turn: no loss reads that."
+    last = max(branch.turn for branch in tree.branches)
+    spans = tuple(span for span in tree.spans if span.turn <= last)
+    return replace(tree, ids=tree.ids[:spans[-1].end], spans=spans)
 
 # %% ../../nbs/training/17_recorded.ipynb #cc8b07fc
 def _count_turns(limit, example, tree, chat, config, hinted):

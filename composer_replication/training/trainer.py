@@ -819,6 +819,8 @@ def _log_pass(self: ComposerReplicationTrainer, step: BackwardPass, terms: dict[
     if self.schedule:
         metrics["sdpo/t"] = self.schedule.t
         self.schedule.step(metrics["sdpo/loss"] if self.window.tokens else None)
+    if self.window.tokens or self.window.pairs:
+        metrics["branches/two_pass"] = float(shares_trunk(self.student) is None)
     for name, value in metrics.items():
         self._metrics["train"][name].append(value)
     self.window = None

@@ -52,6 +52,14 @@ def test_gradient_checkpointing_reads_the_trunk_no_more_often(teacher, tmp_path)
         trainer.model.model.embed_tokens.register_forward_hook(
             lambda module, args, out, tokens=tokens: tokens.append(args[0].numel() * torch.is_grad_enabled()))
         played_once(trainer).train()
-        assert trainer.state.log_history[0]["replay/pairs"] and trainer.state.log_history[0]["sdpo/sites"]
+        logged = trainer.state.log_history[0]
+        assert logged["replay/pairs"] and logged["sdpo/sites"] and logged["branches/two_pass"] == 1
         read[checkpointing] = sum(tokens)
     assert read[True] == read[False] > 0
+
+
+def test_the_log_says_where_each_branch_reads_the_trunk_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("composer_replication.training.trainer.shares_trunk", lambda model: "its layers keep nothing")
+    trainer = make("frozen", tmp_path, teacher="frozen", max_steps=1, save_strategy="no")
+    played_once(trainer).train()
+    assert trainer.state.log_history[0]["branches/two_pass"] == 0

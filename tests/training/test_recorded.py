@@ -1,0 +1,54 @@
+"Recorded traces are read up to the last turn that is learnt from, and the channels' losses and gradients stay what they were."
+import pytest
+import torch
+
+from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
+from composer_replication.envs.toy.traces import toy_traces
+from composer_replication.hints.layers import default_composite
+from composer_replication.losses.batch import TraceExample
+from composer_replication.losses.compose import compose_loss
+from composer_replication.replay.pairs import free_pairs
+from composer_replication.training.config import ComposerReplicationConfig
+from composer_replication.training.recorded import recorded_tree
+from composer_replication.tree.example import example_tree, target_hints, target_turns
+from composer_replication.tree.pack import pack_trees
+from composer_replication.tree.template import probe_template
+
+
+@pytest.fixture(scope="module")
+def both():
+    "Trees as they are trained on, and the same traces' trees to their ends."
+    tokenizer, traces, hints = embedded_tokenizer(), toy_traces(), default_composite()
+    chat, config = probe_template(tokenizer), ComposerReplicationConfig("out", report_to="none", bf16=False, beta_replay=0.5)
+    short, whole = [], []
+    for trace, pairs in zip(traces, free_pairs(traces, ["siblings", "recovery"])):
+        tree, _ = recorded_tree(TraceExample(trace, pairs=tuple(pairs)), chat, config, hints)
+        if tree:
+            short.append(tree)
+            whole.append(example_tree(trace, chat, target_hints(trace, target_turns(trace), hints), tuple(pairs)))
+    return short, whole
+
+
+def test_a_trunk_ends_with_the_last_turn_that_is_learnt_from(both):
+    short, whole = both
+    for cut, full in zip(*both):
+        last = max(branch.turn for branch in full.branches)
+        end = next(span.end for span in full.spans if span.turn == last)
+        assert cut.ids == full.ids[:end] and cut.branches == full.branches and cut.spans[-1].turn == last
+    assert sum(len(tree.ids) for tree in short) < sum(len(tree.ids) for tree in whole)
+
+
+@pytest.mark.parametrize("channel", ("sdpo_jsd", "trace_replay_dpo"))
+def test_losses_and_gradients_are_those_of_whole_traces(both, channel):
+    found = []
+    for trees in both:
+        torch.manual_seed(0)
+        model = embedded_model().eval()
+        weights = float(channel == "sdpo_jsd"), float(channel == "trace_replay_dpo")
+        loss = getattr(compose_loss(model, pack_trees(trees[:12], 0), *weights, dpo_variant="simpo"), channel)
+        loss.backward()
+        found.append((loss.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}))
+    (loss, grads), (wanted, wanted_grads) = found
+    assert wanted > 0 and grads.keys() == wanted_grads.keys()
+    torch.testing.assert_close(loss, wanted, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(grads, wanted_grads, atol=1e-5, rtol=1e-3)
