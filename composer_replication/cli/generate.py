@@ -58,17 +58,10 @@ def generate(
 
     `composer-rl generate --config toy --queue out/queue`
     """
-    from composer_replication.recipes.find_model import find_model
     from composer_replication.recipes.recipe import load_recipe
-    from composer_replication.scale.generator import Generator, check_queue_recipe, queue_settings
-    from composer_replication.scale.queue import RolloutQueue, Store
-    recipe = load_recipe(config, parse_settings(settings or []))
-    check_queue_recipe(recipe)
-    find_model(recipe.arguments.model)
-    end = RolloutQueue(Store(queue), recipe.config.queue_lease)
-    end.join(queue_settings(recipe), recipe.config.ddp_timeout)
-    generator = Generator(recipe, end)
-    say(f"generator {end.name} plays for {queue}")
+    from composer_replication.scale.generator import Generator
+    generator = Generator.join(load_recipe(config, parse_settings(settings or [])), queue)
+    say(f"generator {generator.queue.name} plays for {queue}")
     with until_signalled() as stopped:
         delivered = generator.run(emit if as_json else lambda group: out.print(group_line(group)), stopped)
     say(f"{'told to stop' if stopped() else 'the run is over'}; groups delivered: {delivered}")

@@ -96,10 +96,12 @@ def _run(recipe, as_json: bool, island: int | None, queue: str | None):
     from composer_replication.recipes.run import latest_traces, run_recipe
     from composer_replication.report.run import RunPage
     from composer_replication.report.train import step_line
-    pages, starting = [], contextlib.ExitStack()
+    pages, kind, starting = [], {}, contextlib.ExitStack()
     if island is not None:
         _as_island(recipe, island)
-    kind = {} if queue is None else {"kind": _with_queue(recipe, queue)}
+    if queue is not None:
+        from composer_replication.scale.queue_trainer import queue_trainer
+        kind = {"kind": queue_trainer(recipe, queue)}
 
     def tell(logged):  # by a warm-up, too, which comes before the trainer
         starting.close()
@@ -144,18 +146,6 @@ def _start_islands(recipe, islands: int, options: list[str]) -> None:
     say(f"{islands} islands: {Path(recipe.config.output_dir)}/island-0 and on")
     if code:
         raise typer.Exit(code)
-
-# %% ../../nbs/cli/07_train.ipynb #90f4ab17
-def _with_queue(recipe, url: str):
-    "What makes the trainer of a queue. Raises `InputProblem` and `QueueProblem` before a weight is loaded."
-    from functools import partial
-    from composer_replication.scale.generator import check_queue_recipe, queue_settings
-    from composer_replication.scale.queue import RolloutQueue, Store
-    from composer_replication.scale.queue_trainer import QueueTrainer
-    check_queue_recipe(recipe)
-    queue = RolloutQueue(Store(url), recipe.config.queue_lease, "trainer")
-    queue.begin(queue_settings(recipe))
-    return partial(QueueTrainer, queue=queue)
 
 # %% ../../nbs/cli/07_train.ipynb #e896e468
 def _named(context: typer.Context, config: str | None) -> str | None:

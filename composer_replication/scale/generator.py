@@ -20,6 +20,7 @@ from trl import get_peft_config
 from trl.trainer.utils import create_model_from_path
 
 from ..core.errors import InputProblem
+from ..recipes.find_model import find_model
 from ..recipes.recipe import Recipe
 from ..recipes.run import episode_factory, recipe_model, recipe_tokenizer
 from ..recipes.run_record import run_settings
@@ -27,7 +28,7 @@ from ..recipes.tasks import recipe_tasks
 from ..rollout.loop import collect
 from ..rollout.policies import TransformersPolicy
 from ..rollout.types import Rollout
-from .queue import Group, QueueProblem, RolloutQueue
+from .queue import Group, QueueProblem, RolloutQueue, Store
 from ..training.teacher import causal_lm
 
 # %% ../../nbs/scale/03_generator.ipynb #5574aa59
@@ -103,6 +104,20 @@ class Generator:
             raise InputProblem(f"task {recipe.arguments.task!r} has no environment of ours to play in", "train without --queue")
         self.model = generator_model(recipe)
         self.policy = TransformersPolicy(causal_lm(self.model), recipe_tokenizer(recipe))
+
+# %% ../../nbs/scale/03_generator.ipynb #05e85f72
+@patch(cls_method=True)
+def join(
+    cls: Generator,
+    recipe: Recipe,
+    url: str,  # of the trainer's queue
+) -> Generator:
+    "Wait for the trainer's settings, then load the model. Raises as `find_model`, `RolloutQueue.join` and the class."
+    check_queue_recipe(recipe)
+    find_model(recipe.arguments.model)
+    queue = RolloutQueue(Store(url), recipe.config.queue_lease)
+    queue.join(queue_settings(recipe), recipe.config.ddp_timeout)
+    return cls(recipe, queue)
 
 # %% ../../nbs/scale/03_generator.ipynb #4a69ba51
 @patch

@@ -16,7 +16,7 @@ import orjson
 import torch
 from reads import act, states, table
 
-from composer_replication.core.files import read_json, write_json, write_jsonl
+from composer_replication.core.files import write_json, write_jsonl
 from composer_replication.envs.sql.env import SqlEnv
 from composer_replication.envs.sql.tasks import sql_rows
 from composer_replication.experiments.pass_at_k import EvalTasks, play_samples
@@ -36,6 +36,11 @@ RATE, FACTORS, SEEDS, TUNING = 5e-6, (1, 3, 10), (0, 1, 2), 1000
 TASKS = {"train": 160, "development": 64, "test": 64}
 SAMPLES = {"train": 2, "development": 2, "test": 2}
 STEPS = 10
+LOGGED = ("step", "sdpo/loss", "sdpo/gap", "sdpo/sites", "sdpo/excluded", "grad_norm")
+
+
+def read(path: Path):
+    return orjson.loads(path.read_bytes())
 
 
 def episodes(checkpoint: Path, split: str, seed: int = 0) -> list[list]:
@@ -81,10 +86,10 @@ def measure(checkpoint: Path, split: str) -> dict:
 def one_run(hints: str | None, seed: int, factor: int) -> dict:
     "Train, measure, and forget the weights."
     began = time.process_time()
-    checkpoint = START if hints is None else train(hints, seed, factor)
+    checkpoint = START if hints is None else Path(train(hints, seed, factor))
     found = {"hints": hints, "seed": seed, "factor": factor} | measure(checkpoint, "development" if seed == TUNING else "test")
     if hints is not None:
-        state = read_json(Path(checkpoint) / "trainer_state.json")
+        state = read(checkpoint / "trainer_state.json")
         found["log"] = [entry for entry in state["log_history"] if "loss" in entry]
         shutil.rmtree(Path(checkpoint).parent)
     return found | {"cpu_seconds": round(time.process_time() - began, 1)}
@@ -97,7 +102,7 @@ def kept(hints, seed, factor) -> Path:
 def tuned(hints: str) -> int:
     "The factor with most right actions at development error turns; the filler has its own, the rest one."
     by = hints if hints == "filler" else "own"
-    rights = {n: np.mean([row["none"] for row in read_json(kept(by, TUNING, n))["sites"]]) for n in FACTORS}
+    rights = {n: np.mean([row["none"] for row in read(kept(by, TUNING, n))["sites"]]) for n in FACTORS}
     return max(FACTORS, key=lambda factor: (rights[factor], -factor))
 
 
@@ -109,10 +114,21 @@ def plan():
     yield from ((hints, seed, None) for seed in SEEDS for hints in HINTS if hints not in ("own", "filler"))
 
 
+def collect() -> None:
+    "All runs that have ended, in alone.json."
+    runs = [read(path) for path in sorted(FOLDER.glob("*-*.json"))]
+    for run in runs:
+        run["log"] = [{key: entry.get(key) for key in LOGGED} for entry in run.get("log", ())]
+    write_json(HERE / "alone.json", {"steps": STEPS, "rate": RATE, "runs": runs})
+
+
 def main():
     parser = argparse.ArgumentParser(description="Go on with the runs of channel 2 alone.")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="no run begins after so many")
+    parser.add_argument("--collect", action="store_true", help="write alone.json and stop")
     asked = parser.parse_args()
+    if asked.collect:
+        return collect()
     torch.set_num_threads(1)
     FOLDER.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * asked.minutes
@@ -125,7 +141,7 @@ def main():
         except FileExistsError:
             continue
         write_json(path, one_run(hints, seed, factor or tuned(hints)))
-        print(path.name, read_json(path)["cpu_seconds"], flush=True)
+        print(path.name, read(path)["cpu_seconds"], flush=True)
 
 
 if __name__ == "__main__":
