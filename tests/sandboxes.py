@@ -371,6 +371,25 @@ print(open('/proc/self/status').read())"""
         box.reset()
         assert time.monotonic() - began < 120 and look(Path(box._repo)) == look(box.original)
 
+    def test_the_limit_on_disk_holds_after_it_was_passed(self, box):
+        small = Limits(disk_mb=8, file_mb=9, wall_s=120.0)
+        deep = "import os\nfor i in range(80): os.mkdir('d'); os.chdir('d')"  # too deep to be counted
+        assert self.python(box, deep, limits=small).cut == "disk" and box._used < 2 << 20
+        filled = "for i in range(99):\n  with open(f'f{i}', 'wb') as f: f.write(b'x' * (8 << 20))"
+        assert self.python(box, filled, limits=small).cut == "disk"
+        assert box.exec(["sh", "-c", "rm -rf d f*"], limits=small).cut is None  # it may shrink
+        assert self.python(box, filled, limits=small).cut == "disk"
+        with pytest.raises(SandboxProblem, match="filled the disk again and again"):
+            box.exec(["ls"])
+        box._dead = None  # the tests of this class share it
+        box.reset()
+        self.still_works(box)
+
+    def test_what_is_written_over_counts_once(self, box):
+        for _ in range(40):
+            box.write("same.bin", b"x" * (box.limits.disk_mb << 20 >> 5))
+        assert len(box.read("same.bin")) == box.limits.disk_mb << 20 >> 5
+
     def test_a_sparse_file_counts_what_it_holds(self, box):
         assert self.python(box, "open('f', 'wb').truncate(60 << 20)", limits=Limits(disk_mb=10)).exit_code == 0
         assert box._used < 10 << 20

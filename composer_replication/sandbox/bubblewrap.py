@@ -60,6 +60,15 @@ def _prlimit(limits: Limits) -> list[str]:
             f"--nproc={limits.processes + 3}", "--nofile=256", "--core=0", "--"]
 
 # %% ../../nbs/sandbox/09_bubblewrap.ipynb #9889294c
+_SYS_PTRACE = 19  # the capability's number in linux/capability.h
+
+
+def _sees_others() -> bool:
+    "Whether root may look into the processes of other users, as the watch over a command does."
+    held = re.search(r"^CapEff:\s*(\w+)", Path("/proc/self/status").read_text(), re.M)
+    return bool(int(held[1], 16) >> _SYS_PTRACE & 1)
+
+
 @functools.cache
 def bubblewrap_problem() -> str | None:  # None where it works; else one sentence with the command to install
     "Why bubblewrap cannot be used here. It is run once to find out."
@@ -70,6 +79,8 @@ def bubblewrap_problem() -> str | None:  # None where it works; else one sentenc
     version = subprocess.run(["bwrap", "--version"], capture_output=True, text=True, timeout=10).stdout
     if tuple(map(int, re.findall(r"\d+", version)[:2])) < (0, 8):
         return f"bubblewrap 0.8 or later is needed, not {version.strip()}: install a newer one."
+    if os.getuid() == 0 and not _sees_others():
+        return "root without the capability CAP_SYS_PTRACE cannot watch commands: add it to the container, or run as an ordinary user."
     try:
         tree = minimal_tree()
         probe = subprocess.run([*_as_user(59_999 if os.getuid() == 0 else None), "bwrap", *_isolation(), *_system(tree, None),

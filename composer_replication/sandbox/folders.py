@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DEEPEST', 'FOLDER', 'SandboxProblem', 'open_folder', 'open_file', 'opened', 'walk', 'folder_bytes', 'own',
-           'copy_folder', 'empty_folder', 'remove_folder']
+           'copy_folder', 'empty_folder', 'remove_deep', 'remove_folder']
 
 # %% ../../nbs/sandbox/00_folders.ipynb #374e1c31
 import contextlib
@@ -202,6 +202,19 @@ def empty_folder(
                         waiting.append(f"{token}{count}")
                         count += 1
             os.rmdir(name, dir_fd=folder)
+
+
+def remove_deep(
+    folder: int,  # descriptor of the top
+    depth: int = 0,  # how far below the top
+) -> None:
+    "Remove what lies deeper than `DEEPEST`, so that the rest can be counted again."
+    if depth == DEEPEST:
+        return empty_folder(folder)
+    for name in os.listdir(folder):
+        if stat.S_ISDIR(_status(name, folder).st_mode):
+            with opened(name, folder) as below:
+                remove_deep(below, depth + 1)
 
 
 def remove_folder(

@@ -112,10 +112,11 @@ class Watch:
         limits: Limits,
         disk: Callable[[float], float] | None = None,  # bytes that the tree takes now, counted up to some number
         disk_before: float = 0,  # bytes that it took at the start: a full tree may shrink, not grow
+        ours: int = 0,  # processes, from the first one down, that run the host's own script: they may hide what they hold
     ):
         self.limits, self.disk = limits, disk
         self.most_disk = max(limits.disk_mb << 20, disk_before)
-        self._next_disk, self._hidden = 0.0, set()
+        self.ours, self._next_disk, self._hidden = ours, 0.0, set()
 
 # %% ../../nbs/sandbox/01_limits.ipynb #a5e8031e
 @patch
@@ -144,7 +145,7 @@ def _crossed_disk(self: Watch, pids):
     began = time.monotonic()
     if began < self._next_disk:
         return None
-    nameless, hidden = _nameless(pids)
+    nameless, hidden = _nameless(pids[self.ours:])
     if hidden & self._hidden:  # twice, for a process that is just starting cannot be looked into either
         return "hidden"
     self._hidden = hidden

@@ -19,6 +19,7 @@ from composer_replication.envs.deletion.judge.runner import RunnerProblem
 from composer_replication.envs.deletion.repo_tools import RepoTools
 from composer_replication.envs.deletion.subject import prepare_subject
 from composer_replication.envs.deletion.task import TaskProblem, write_tasks
+from composer_replication.sandbox import limits
 from composer_replication.sandbox.base import Limits, sandbox_problem
 from composer_replication.sandbox.boxes import state_folder
 
@@ -55,7 +56,8 @@ def say(env, name, **arguments):
 def mine():
     "Boxes of this process, without those of the judges that wait for the next one."
     boxes, waiting = state_folder() / "boxes", {judge.job.parent.name for _, judge in runner._idle}
-    owners = {p.name: (p / "owner").read_text() for p in boxes.iterdir() if (p / "owner").is_file()}
+    there = (p for p in boxes.iterdir() if not p.name.startswith(".gone-"))  # which are being removed
+    owners = {p.name: (p / "owner").read_text() for p in there if (p / "owner").is_file()}
     mine = [str(os.getpid())]  # another process may be writing its own: an empty file
     return sorted(name for name, owner in owners.items() if owner.split()[:1] == mine and name not in waiting)
 
@@ -203,6 +205,29 @@ def test_whatever_an_agent_breaks_the_service_goes_on(name, env, subject):
     assert say(quick, "read_file", path="README.md") == (subject.tree / "README.md").read_text()
     quick.close()
     assert mine() == []
+
+
+def test_a_command_that_hides_its_files_is_an_error_that_counts(env, monkeypatch):
+    monkeypatch.setattr(limits, "_nameless", lambda pids: (0, set(pids)))  # an ordinary user's watch; root sees through
+    env.reset(task_id="larder-initials")
+    answer = python(env, "import time; time.sleep(20)")
+    assert answer.failed and "it hid the files that it held open" in answer.text
+
+
+def test_a_command_that_linux_cannot_start_is_an_error_that_counts(env):
+    env.reset(task_id="larder-initials")
+    assert "too long" in say(env, "shell", command="echo " + "=" * 135_000)
+
+
+def test_a_tree_that_takes_long_to_remove_costs_no_reward(env, subject, monkeypatch):
+    env.reset(task_id="larder-initials")
+    solve(env, subject)
+    close, gone, released = env._sandbox.close, threading.Event(), threading.Event()
+    monkeypatch.setattr(env._sandbox, "close", lambda: (released.wait(60), close(), gone.set()))
+    monkeypatch.setattr("composer_replication.envs.deletion.env.CLOSE_S", 0.1)
+    assert env.reward() == 1.0 and not gone.is_set()
+    released.set()
+    assert gone.wait(60)
 
 
 def test_a_sandbox_that_dies_is_a_zero(env):

@@ -1,6 +1,7 @@
 """Agent code against the process that runs the tests: nothing turns a failure into a pass, nothing reaches the next phase."""
 import contextlib
 import os
+import re
 import shutil
 import signal
 import threading
@@ -21,6 +22,7 @@ from composer_replication.envs.deletion.judge.runner import (
     warm_judge,
 )
 from composer_replication.envs.deletion.subject import prepare_subject
+from composer_replication.sandbox import limits
 from composer_replication.sandbox.base import sandbox_problem
 from composer_replication.sandbox.limits import Limits, descendants
 
@@ -512,3 +514,16 @@ def test_memory():
     one, two = run_phases(larder, [first, second], SHORT)
     assert one.forged or "left-by-the-first" in one.problem
     assert two.passed(second.nodes), two
+
+
+def test_an_ordinary_users_watch_cannot_look_into_the_judge_and_need_not(larder, nodes, monkeypatch):
+    "The judge, first of its namespace, hides what it holds from what it judges; only root would see."
+    def nameless(pids):
+        lines = {pid: Path(f"/proc/{pid}/status").read_text() for pid in pids if Path(f"/proc/{pid}").exists()}
+        return 0, {pid for pid, text in lines.items() if re.search(r"^NSpid:.*\t1$", text, re.M)}
+
+    monkeypatch.setattr(limits, "_nameless", nameless)
+    close_judges()
+    (result,) = run_phases(larder, [Phase("all", {}, nodes)], Limits())
+    close_judges()
+    assert result.passed(nodes)

@@ -243,12 +243,16 @@ class _InBox:
 class _JudgeSandbox(_InBox, BubblewrapSandbox):
     "The judge is the first process of its namespace: no signal from inside reaches it, and nobody else holds its descriptors."
 
+    _ours = 2  # bubblewrap, and the judge: it hides what it holds from what it judges, and from an ordinary user's watch too
+
     def _arguments(self, env, cwd):
         return ["--as-pid-1", *super()._arguments(env, cwd)]
 
 
 class _PlainJudge(_InBox, LocalSubprocessSandbox):
     "Where no sandbox works: ordinary processes."
+
+    _ours = 1
 
 # %% ../../../../nbs/envs/deletion/judge/05_runner.ipynb #81767146
 def _compile(libraries):
