@@ -203,7 +203,7 @@ def empty_folder(
                         count += 1
             os.rmdir(name, dir_fd=folder)
 
-
+# %% ../../nbs/sandbox/00_folders.ipynb #7a76b5a2
 def remove_deep(
     folder: int,  # descriptor of the top
     depth: int = 0,  # how far below the top

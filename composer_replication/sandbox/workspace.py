@@ -183,7 +183,7 @@ def exec(
             self._filled(top)
         return result
 
-
+# %% ../../nbs/sandbox/07_workspace.ipynb #6fecde17
 @patch
 def _filled(self: BoxedSandbox, top):
     "Each command that is cut leaves a little more than the limit, so only so many may be; what is too deep to be counted goes."

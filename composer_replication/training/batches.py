@@ -34,8 +34,10 @@ def by_length(
 def _leveled(batches):
     whole = {name: _joined([b[name] for b in batches]) for name in batches[0]}
     before, after = (whole[f"{part}_mask"].sum(1) for part in ("prompt", "completion"))
+    if trees := whole.get("composer_rows"):  # a row that is masked keeps its trunk
+        after = torch.tensor([len(row.tree.ids) for row in trees], device=before.device) - before
     order = (before + after).argsort(descending=True, stable=True)
-    return [{name: _cut(name, value, rows, whole, int(before[rows].max()), int(after[rows].max())) for name, value in whole.items()}
+    return [{name: _cut(name, value, rows, whole, int(before[rows].max()), max(int(after[rows].max()), 1)) for name, value in whole.items()}
             for rows in order.split(len(order) // len(batches))]
 
 

@@ -69,6 +69,7 @@ class PolicySettings:
         if self.turn_weights in ("policy", "both") and (self.loss_type == "vespo" or self.off_policy_mask_threshold is not None):
             raise InputProblem(f"turn_weights={self.turn_weights!r} gives each token an advantage of its own, which loss_type='vespo' and "
                                "off_policy_mask_threshold cannot take; leave one of them out.")
+        _check_bounds("fail_reward", self.fail_reward, -float("inf"), float("inf"), "give a reward")
         check_kl_place(self.kl_place, self.kl_estimator, self.kl_coef, self.scale_rewards, self.multi_objective_aggregation)
 
 # %% ../../nbs/training/05_config.ipynb #e4cdab46
@@ -125,6 +126,10 @@ def _check_sdpo(self: SdpoSettings):
     if wants and not self.alpha_sdpo:
         raise InputProblem(f"{' and '.join(wants)} would leave rows without any channel, since alpha_sdpo=0; set alpha_sdpo, or leave "
                            "it out.")
+    if self.sdpo_steps is not None and (self.all_fail == "distil" or self.sdpo_steps < self.policy_start):
+        alone = "all_fail='distil'" if self.all_fail == "distil" else f"policy_start={self.policy_start}"
+        raise InputProblem(f"after sdpo_steps={self.sdpo_steps} channel 2 is off, and {alone} would leave rows without any channel; leave "
+                           "sdpo_steps out, or set it to policy_start or more with all_fail='policy'.")
     check_one_of("sdpo_divergence", self.sdpo_divergence, tuple(DIVERGENCES))
     _check_bounds("sdpo_beta", self.sdpo_beta, 0, 1, "take 0 for forward KL, 1 for reverse KL, or between")
     check_one_of("sdpo_support", self.sdpo_support, get_args(Support))
@@ -138,6 +143,8 @@ def _check_sdpo(self: SdpoSettings):
     if self.sdpo_importance_clip is not None and not self.sdpo_importance_clip > 0:
         raise InputProblem(f"sdpo_importance_clip={self.sdpo_importance_clip} would silence every token; take a positive "
                            "bound, or none.")
+    if self.sdpo_token_clip is not None and not 0 < self.sdpo_token_clip < float("inf"):
+        raise InputProblem(f"sdpo_token_clip={self.sdpo_token_clip} would keep negative terms alone; take a positive bound, or none.")
     self.divergence()  # its own checks
 
 # %% ../../nbs/training/05_config.ipynb #9167ad9f
@@ -154,6 +161,9 @@ class ReplaySettings:
     def _check_replay(self):
         _check_bounds("beta_replay", self.beta_replay, 0, float("inf"), "a channel's weight is 0 (off) or more")
         check_one_of("replay_form", self.replay_form, ("dpo", "simpo", "prm"))
+        _check_bounds("replay_gamma", self.replay_gamma, 0, float("inf"), "a margin is 0 or more")
+        if self.replay_dpo_beta is not None and not 0 < self.replay_dpo_beta < float("inf"):
+            raise InputProblem(f"replay_dpo_beta={self.replay_dpo_beta} would prefer nothing, or the rejected answer; take more than 0.")
 
 # %% ../../nbs/training/05_config.ipynb #d26f6f60
 @dataclass

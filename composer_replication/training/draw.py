@@ -21,7 +21,7 @@ class TaskDraw:
         rows: Sequence[Mapping],  # with `task_id`; `size`, where there is one, is the task's class
         seed: int = 0,
     ):
-        self.rows, self.seed = {row["task_id"]: dict(row) for row in rows}, seed
+        self.rows, self.seed = {str(row["task_id"]): dict(row) for row in rows}, seed
         self.curriculum = DifficultyCurriculum(self.rows, classes={t: row["size"] for t, row in self.rows.items() if row.get("size")})
 
     def draw(
@@ -40,7 +40,7 @@ class TaskDraw:
         "Take note of scored episodes."
         for task, reward in zip(tasks, rewards, strict=True):
             if reward is not None:
-                self.curriculum.record(task, min(max(reward, 0.0), 1.0))
+                self.curriculum.record(str(task), min(max(reward, 0.0), 1.0))
 
 # %% ../../nbs/training/19_draw.ipynb #ac36be5c
 class KeepsDraw(TrainerCallback):

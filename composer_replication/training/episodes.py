@@ -162,7 +162,7 @@ def trl_failure(turn: Turn) -> Turn:
     "TRL's own loop shows a failed call as the repr of `{'error': text}`; the turn gets the flag that says so."
     try:
         body = ast.literal_eval(turn.content) if turn.role == "tool" and turn.content.startswith("{'error':") else None
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):  # a tool may print anything
         return turn
     if not isinstance(body, dict) or set(body) != {"error"}:
         return turn

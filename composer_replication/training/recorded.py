@@ -13,7 +13,7 @@ from dataclasses import replace
 from datasets import Dataset
 
 from ..core.errors import InputProblem
-from ..hints.layers import HintSource
+from ..hints.layers import Hint, HintSource
 from ..losses.batch import TraceExample
 from .config import ComposerReplicationConfig
 from ..tree.build import LengthLimit, Tree
@@ -29,9 +29,13 @@ def recorded_tree(
     source: HintSource | None,  # None: no turn is hinted
     max_tokens: int | None = None,  # of the trunk
 ) -> tuple[Tree | None, str]:  # None where nothing is to be learnt, and why
-    "A recorded trace up to the last turn that is learnt from, with a branch for each hinted error turn and each pair."
+    """A recorded trace up to the last turn that is learnt from, with a branch for each hinted turn and each pair.
+
+    The example's own hints come first; the source is asked at the other turns."""
     trace = example.trace
-    hints = target_hints(trace, target_turns(trace, config.target_turns, config.seed), source) if source else []
+    given = {t.turn: Hint(t.hint, t.layer) for t in example.turns} if source else {}
+    targets = {turn: site for turn, site in target_turns(trace, config.target_turns, config.seed).items() if turn not in given}
+    hints = [*given.items(), *target_hints(trace, targets, source)] if source else []
     pairs = example.pairs if config.beta_replay else ()
     try:
         tree = example_tree(trace, chat, hints, pairs, config.hint_placement, config.strip_thinking, max_tokens)
@@ -53,7 +57,7 @@ def _count_turns(limit, example, tree, chat, config, hinted):
     if tree and not tree.refused:
         limit.within += len({branch.turn for branch in tree.branches})
         return
-    turns = set(target_turns(example.trace, config.target_turns, config.seed)) if hinted else set()
+    turns = {*target_turns(example.trace, config.target_turns, config.seed), *(t.turn for t in example.turns)} if hinted else set()
     turns |= {pair.turn for pair in example.pairs if config.beta_replay}
     with suppress(AlignmentError, TemplateProblem):  # `recorded_tree` says that
         limit.fitting(example.trace, chat, [*turns], config.strip_thinking)

@@ -67,7 +67,7 @@ def save(
         "since_log": (t._tr_loss.item(), t._globalstep_last_logged),
         "metrics": {name: list(values) for name, values in t._metrics["train"].items()},
         "buffer": [to_plain(inputs) for inputs in t._buffered_inputs] if between and t._buffered_inputs else None,
-        "schedule": t.schedule.state_dict() if t.schedule else None})
+        "evaluations": t.evaluations, "schedule": t.schedule.state_dict() if t.schedule else None})
     for name, policy in self._policies():
         if t.args.should_save or isinstance(policy, ShardedPolicy):
             policy.save(Path(folder) / name)
@@ -82,8 +82,20 @@ def _state(self: Resume, folder):
         raise InputProblem(f"{folder} is another trainer's; load its weights as the start model.")
     state = load_buffer(files[0])
     if state["processes"] == a.num_processes:
+        self._check_passes(state)
         return state
     return self._shared_out([load_buffer(self._path(folder, rank)) for rank in range(state["processes"])])
+
+
+@patch
+def _check_passes(self: Resume, state):
+    "Backward passes are counted, and a generation is so many of them."
+    processes = self.trainer.accelerator.num_processes
+    for name, passes in self._passes().items():
+        then = state.get("passes", {}).get(name, passes)
+        if then != passes:
+            raise InputProblem(f"the checkpoint was made with {name}={then // processes}, and this run has {passes // processes}", "set it back, "
+                               "or begin a new run with the checkpoint as model")
 
 
 @patch
@@ -109,11 +121,11 @@ def load(
 ) -> None:
     "Raises `InputProblem` for a checkpoint of another trainer, or where this number of processes cannot go on from it."
     t, state = self.trainer, self._state(folder)
-    t._step, self.since_log = state["step"], state["since_log"]
+    t._step, self.since_log, t.evaluations = state["step"], state["since_log"], state.get("evaluations", 0)
     t._metrics["train"].update({name: list(values) for name, values in state["metrics"].items()})
     if state["buffer"] is not None:
         t._buffered_inputs = [from_plain(inputs, t.accelerator.device) for inputs in state["buffer"]]
-    if t.schedule:
+    if t.schedule and state["schedule"]:  # a divergence without one begins it now
         t.schedule.load_state_dict(state["schedule"])
     for name, policy in self._policies():
         policy.load(Path(folder) / name)

@@ -213,5 +213,9 @@ def check_offline(config: ComposerReplicationConfig, setup: Setup) -> None:
         raise InputProblem("there is nothing to train on", "pass train_dataset, or recorded traces and a channel that learns from them")
     if config.world_size > 1:
         raise InputProblem("recorded traces alone are trained on by one process", "start one, or name a task beside them")
+    if config.max_steps < 1:
+        raise InputProblem("num_train_epochs counts rollouts, and recorded traces alone bring none", "set max_steps")
+    if config.eval_strategy != "no":
+        raise InputProblem(f"eval_strategy={str(config.eval_strategy.value)!r} plays rollouts, and recorded traces alone bring none", "set it to 'no'")
     if config.kl_coef:
         raise InputProblem(f"kl_coef={config.kl_coef} measures rollouts, and recorded traces alone bring none", "set it to 0")

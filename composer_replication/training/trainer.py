@@ -17,6 +17,7 @@ from pathlib import Path
 
 from fastcore.basics import patch
 import torch
+from datasets import Dataset
 from accelerate.utils import gather_object
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from trl import GRPOTrainer
@@ -24,7 +25,6 @@ from trl.trainer.utils import get_config_model_id
 
 from ..core.environment import Environment, TrlEpisodes, trl_factory
 from ..core.errors import InputProblem
-from ..core.trace import Trace
 from ..hints.layers import HintSource
 from ..losses.batch import TraceExample, check_by_index
 from ..losses.channels import (ChannelSum, pair_logps, preference_loss, reference_logps, replay_sum, sdpo_sum,
@@ -48,10 +48,12 @@ from ..tree.forward import cache_inputs, forward_needed, forward_trunk, masks_bl
 from ..tree.pack import KINDS, PackedBatch, pack_trees
 
 # %% ../../nbs/training/11_trainer.ipynb #15394a0d
+from ..core.trace import Trace
 from ..envs.rewards import EpisodeReward
 from .draw import KeepsDraw, TaskDraw
 from .kl import completion_logprobs, kl_adjusted_advantages, kl_estimate, kl_loss_terms
 from .recorded import no_reward, steps_without_rollouts
+from ..tree.build import Tree
 from ..tree.text import AlignmentError
 from ..rollout.loop import collect
 from ..rollout.policies import TransformersPolicy
@@ -149,12 +151,22 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self._add_policies(guard)
 
 # %% ../../nbs/training/11_trainer.ipynb #7ab1c0e6
+def _check_prompts(args, rows):
+    "Traces are conversations, so what reads them cannot do with prompts that are plain texts."
+    if isinstance(rows, Dataset) and len(rows) and isinstance(rows[0].get("prompt"), str) and (args.channels or args.keep_rollouts):
+        raise InputProblem("the data set's prompts are plain texts, and channels 2 and 3 and keep_rollouts read conversations",
+                           "give each prompt as messages: [{'role': 'user', 'content': ...}]")
+
+
 @patch
 def _prepare(self: ComposerReplicationTrainer, args, tokenizer, train_dataset, environment, traces, replay_examples, max_tokens) -> Setup:
     "All that is checked before a weight is loaded."
     self.resume, self.generation, self.window, self.evaluations = Resume(self), None, None, 0
     self.health = HealthCallback(lambda: self._metrics["train"])
     setup = prepare(args, tokenizer, environment, self.hint_source, self.pair_source, replay_examples, traces, max_tokens)
+    if self.held_out_rows and self.offline:
+        raise InputProblem("held-out tasks are measured by rollouts, and recorded traces alone bring none", "leave held_out_rows out")
+    _check_prompts(args, train_dataset)
     if self.held_out_rows:
         check_held_out(train_dataset, self.held_out_rows, (*traces, *replay_examples))
     if self.offline:
@@ -396,7 +408,7 @@ def _generate_and_score_completions(self: ComposerReplicationTrainer, inputs):
     if self.args.channels:
         self.generation.learns = (route.sdpo & self.distils).tolist()
         output["composer_rows"] = self._trees(output)
-        self._check_teacher(output["composer_rows"])
+        self._check_teacher([r.tree for r in output["composer_rows"]])
     self._keep_rollouts()
     if self.args.kl_coef:
         output["ref_logprobs"], = self.reference.read(lambda start: self._logprobs_of(start, output))
@@ -416,12 +428,12 @@ def distils(self: ComposerReplicationTrainer) -> bool:
 
 
 @patch
-def _check_teacher(self: ComposerReplicationTrainer, rows: Sequence[RolloutTree]) -> None:
-    "Once in a run, at the first hinted turns. Raises `TeacherProblem` on every device where `teacher_check` is `stop`."
+def _check_teacher(self: ComposerReplicationTrainer, trees: Sequence[Tree]) -> None:
+    "Once in a run, at the first hinted turns of rollouts or recorded traces. Raises `TeacherProblem` on every device where `teacher_check` is `stop`."
     if not self.distils or self.args.teacher_check == "off" or self.health.watch.teacher_checked or self.is_fsdp_enabled:
         return
     with self.accelerator.autocast():
-        measures = check_teacher(self.teacher, [r.tree for r in rows], self.setup.chat)
+        measures = check_teacher(self.teacher, trees, self.setup.chat)
     found = [fault for had, fault in gather_object([(bool(measures), teacher_fault(measures))]) if had]
     self.health.watch.teacher_checked = bool(found)
     if fault := next((f for f in found if f), None):
@@ -481,9 +493,10 @@ def _advantages_with_kl(self: ComposerReplicationTrainer, inputs):
     logprobs = self._within(lambda: self._logprobs_of(self.student, inputs))
     kl = kl_estimate(logprobs, inputs["ref_logprobs"], self.args.kl_estimator)
     kl, gather = (kl * sampled_mask(inputs)).sum(1), self.accelerator.gather
-    self._metrics["train"]["kl/rollout"].append(gather(kl).mean().item())
     scored = torch.tensor([r is not None for r in self.generation.rewards], device=kl.device)
-    adjusted = kl_adjusted_advantages(gather(inputs["advantages"]), gather(kl), self.args.kl_coef, self.num_generations, gather(scored))
+    counted = gather(scored & inputs["completion_mask"].any(1))  # a row that is masked has no KL to speak of
+    self._metrics["train"]["kl/rollout"].append((gather(kl) * counted).sum().item() / max(counted.sum().item(), 1))
+    adjusted = kl_adjusted_advantages(gather(inputs["advantages"]), gather(kl), self.args.kl_coef, self.num_generations, counted)
     return adjusted[self.accelerator.process_index * len(kl):][:len(kl)]
 
 # %% ../../nbs/training/11_trainer.ipynb #7e25fec7
@@ -643,6 +656,8 @@ def _before(self: ComposerReplicationTrainer, inputs) -> BackwardPass:
             step.teacher = self._teacher_side(step.batch, step=step)
     with self.window.timed("replay"):
         step.recorded = self._pack_recorded(self._step)
+        if step.recorded is not None:
+            self._check_teacher(step.recorded.trees)
         if self.reference is not None and step.any("reference", step.pairs or step.recorded is not None):
             self._reference_side(step)
     return step
@@ -712,9 +727,15 @@ def _sdpo_term(self: ComposerReplicationTrainer, step: BackwardPass) -> ChannelS
     with self.accelerator.autocast():
         selected = step.forward.twice and step.forward.twice.selected
         terms = sdpo_terms(step.forward.hidden, lm_head(self.student), *step.teacher, step.batch, divergence, selected, self.temperature)
-    if self.args.turn_weights in ("sdpo", "both"):
-        terms = replace(terms, divergence=terms.divergence * self.window.site_weights(step.batch.sdpo_site))
-    return sdpo_sum(terms, step.batch, old, self.args.sdpo_importance_clip)
+    return sdpo_sum(self._by_turn(terms, step.batch), step.batch, old, self.args.sdpo_importance_clip)
+
+
+@patch
+def _by_turn(self: ComposerReplicationTrainer, terms, batch: PackedBatch):
+    "Terms in which every hinted turn counts the same, where that is asked for."
+    if self.args.turn_weights not in ("sdpo", "both"):
+        return terms
+    return replace(terms, divergence=terms.divergence * self.window.site_weights(batch.sdpo_site))
 
 
 @patch
@@ -744,8 +765,8 @@ def _recorded_terms(self: ComposerReplicationTrainer, step: BackwardPass) -> dic
             with self.accelerator.autocast():
                 hidden, cache = forward_trunk(self.student, batch)
                 teacher = self._teacher_side(batch, None if self.teacher.own_trunk else cache)
-                found = sdpo_terms(hidden, lm_head(self.student), *teacher, batch, divergence)
-            terms["sdpo"] = sdpo_sum(found, batch)
+                found = sdpo_terms(hidden, lm_head(self.student), *teacher, batch, divergence, temperature=self.temperature)
+            terms["sdpo"] = sdpo_sum(self._by_turn(found, batch), batch)
     if batch.pairs:
         with self.window.timed("replay"):
             terms["recorded"] = self._replay_term(batch, hidden, cache)

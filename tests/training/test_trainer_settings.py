@@ -1,0 +1,125 @@
+"Settings that go together, or are refused in one sentence before a step is taken."
+import pytest
+import torch
+import trainer_script as scripts
+import world
+from datasets import Dataset
+
+from composer_replication.core.errors import InputProblem
+from composer_replication.core.trace import Turn
+from composer_replication.envs.toy.traces import toy_traces
+from composer_replication.hints.layers import default_composite
+from composer_replication.losses.batch import TraceExample, TraceTurn
+from composer_replication.training import trainer as module
+from composer_replication.training.config import ComposerReplicationConfig
+from composer_replication.training.episodes import trl_failure
+from composer_replication.training.teacher_check import TeacherProblem
+from composer_replication.training.trainer import ComposerReplicationTrainer
+from composer_replication.traces.error_sites import find_error_sites
+
+
+def make(folder, rows=(), traces=(), others=None, **changes):
+    settings = scripts.BASE | {"save_strategy": "no"} | changes
+    data = {"train_dataset": Dataset.from_list(list(rows)), "environment_factory": world.Files} if rows else {}
+    return ComposerReplicationTrainer(
+        scripts.policy(), args=ComposerReplicationConfig(str(folder), **settings), processing_class=world.tokenizer(), traces=traces,
+        hint_source=default_composite() if settings["alpha_sdpo"] else None, **data | (others or {}))
+
+
+def recorded(folder, **changes):
+    return make(folder, traces=[TraceExample(trace) for trace in toy_traces()], **{"max_steps": 2, "teacher": "frozen"} | changes)
+
+
+def weights(trainer):
+    return {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
+
+
+# rollouts
+
+def test_a_checkpoint_of_other_backward_passes_is_refused(tmp_path):
+    make(tmp_path, world.rows(4), max_steps=1, save_strategy="steps").train()
+    again = make(tmp_path, world.rows(4), max_steps=3, per_device_train_batch_size=2, gradient_accumulation_steps=2)
+    with pytest.raises(InputProblem, match="made with gradient_accumulation_steps=1, and this run has 2"):
+        again.train(resume_from_checkpoint=True)
+
+
+def test_rows_that_are_masked_have_no_kl(tmp_path, monkeypatch):
+    seen = []
+
+    def spied(advantages, kl, coef, size, scored):
+        seen.append((kl, scored))
+        return real(advantages, kl, coef, size, scored)
+
+    real = module.kl_adjusted_advantages
+    monkeypatch.setattr(module, "kl_adjusted_advantages", spied)
+    trainer = make(tmp_path, world.rows(4), max_steps=3, kl_coef=1.0, mask_truncated_completions=True, learning_rate=3e-3, teacher="frozen")
+    trainer.train()
+    masked = [(kl == 0) & ~scored for kl, scored in seen]
+    assert any(rows.any() and not rows.all() for rows in masked[1:]) and all((kl[scored] != 0).all() for kl, scored in seen[1:])
+
+
+@pytest.mark.parametrize("changes", [{"steps_per_generation": 2, "max_steps": 2}, {"alpha_sdpo": 0.0, "max_completion_length": 6, "max_steps": 1}])
+def test_sorting_goes_with_masked_rows(changes, tmp_path):
+    make(tmp_path, world.rows(4), sort_by_length=True, mask_truncated_completions=True, per_device_train_batch_size=2, **{
+        "gradient_accumulation_steps": 2, "steps_per_generation": 2} | changes).train()
+
+
+def test_prompts_that_are_plain_texts_are_refused_before_anything_is_played(tmp_path):
+    with pytest.raises(InputProblem, match="prompts are plain texts"):
+        make(tmp_path, [{"prompt": "Say a number:"}] * 4, others={"environment_factory": None})
+
+
+def test_a_tool_that_prints_deep_nesting_ends_no_run():
+    turn = Turn("tool", "{'error': " + "-" * 100_000 + "1}")
+    assert trl_failure(turn) is turn
+
+
+# recorded traces
+
+def test_a_users_own_hints_come_first(tmp_path):
+    traces = [TraceExample(trace, turns=tuple(TraceTurn(site.turn, "My own hint.", "mine") for site in find_error_sites(trace)[:1]))
+              for trace in toy_traces()]
+    trees = make(tmp_path, traces=traces, max_steps=1, teacher="frozen").setup.recorded
+    first = {example.trace.trace_id: example.turns[0].turn for example in traces if example.turns}
+    layers = [(branch.layer == "mine", branch.turn == first[tree.trace_id]) for tree in trees for branch in tree.branches]
+    assert layers and all(mine == own for mine, own in layers) and not all(mine for mine, _ in layers)
+
+
+def test_turns_of_recorded_traces_count_the_same_where_that_is_asked_for(tmp_path):
+    moved = {}
+    for turns in ("none", "sdpo"):
+        trainer = recorded(tmp_path / turns, turn_weights=turns, replay_batch_size=4)
+        trainer.train()
+        moved[turns] = torch.cat([weight.flatten() for weight in weights(trainer).values()])
+    assert not torch.equal(*moved.values())
+
+
+def test_the_teachers_check_looks_at_recorded_traces(tmp_path):
+    with pytest.raises(TeacherProblem):  # an average that is the policy itself after every step
+        recorded(tmp_path, teacher="ema", teacher_ema_rate=1.0, teacher_check="stop").train()
+
+
+@pytest.mark.parametrize("changes, said", [
+    ({"max_steps": -1, "num_train_epochs": 1}, "set max_steps"), ({"eval_strategy": "steps", "eval_steps": 1}, "eval_strategy")])
+def test_what_recorded_traces_alone_cannot_do_is_said(changes, said, tmp_path):
+    with pytest.raises(InputProblem, match=said):
+        recorded(tmp_path, **changes)
+
+
+def test_held_out_tasks_want_rollouts(tmp_path):
+    with pytest.raises(InputProblem, match="recorded traces alone bring none"):
+        make(tmp_path, traces=[TraceExample(trace) for trace in toy_traces()], max_steps=1, others={"held_out_rows": world.rows(2)})
+
+
+# settings alone
+
+@pytest.mark.parametrize("changes", [
+    {"policy_start": 3, "sdpo_steps": 0}, {"all_fail": "distil", "sdpo_steps": 5}, {"fail_reward": float("nan")},
+    {"sdpo_token_clip": 0.0}, {"sdpo_token_clip": float("nan")}, {"replay_dpo_beta": -0.1}, {"replay_dpo_beta": 0.0}, {"replay_gamma": -1.0}])
+def test_settings_that_would_turn_a_loss_round_or_silence_it_are_refused(changes, tmp_path):
+    with pytest.raises(InputProblem, match=next(iter(changes))):
+        ComposerReplicationConfig(str(tmp_path), **scripts.BASE | changes)
+
+
+def test_distil_first_is_no_mistake(tmp_path):
+    assert ComposerReplicationConfig(str(tmp_path), **scripts.BASE | {"policy_start": 3, "sdpo_steps": 3}).policy_start == 3
