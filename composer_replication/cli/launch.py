@@ -44,7 +44,7 @@ def make_job(recipe, text: str, settings: dict[str, str], on: str, **of_job):
     "The job of a recipe: `composer-rl train` on it, in the folder that the place gives a run, going on where an earlier start ended."
     from composer_replication.scale.launch.clients import TARGETS
     from composer_replication.scale.launch.job import Job, LaunchProblem, folder_name, on_every_gpu, plain_name
-    here, target = recipe.config.output_dir, TARGETS.get(on)
+    here, target = str(Path(recipe.config.output_dir).resolve()), TARGETS.get(on)  # a job may start in another folder
     name = of_job.pop("name") or folder_name(here)
     files, folder = (target.files or here, target.runs.format(name=name) or here) if target else (here, here)
     if of_job["machines"] > 1 and not (target and target.many):

@@ -11,6 +11,7 @@ import asyncio
 import inspect
 import os
 import sys
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -279,6 +280,6 @@ def task_rows(
                 raise InputProblem("a task needs `prompt` (a text or messages) and `task_id`", "add them", f"{path}, line {line}")
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
             rows.append(row | {"prompt": messages, "task_id": str(row["task_id"])})
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise InputProblem(f"the tasks cannot be read ({error})", "name a file of JSON lines with tasks", str(path)) from None
     return rows

@@ -10,6 +10,7 @@ import gzip
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ def replacing(
     "What the block wrote takes the place of `path` when the block ends, and is removed where it raises."
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.{os.getpid()}.partial")  # threads may write the same path
     try:
         yield partial
         os.replace(partial, path)

@@ -57,7 +57,7 @@ def command_line(
     words: Sequence[str],  # as `sys.argv`
 ) -> list[str]:
     "A command without the folder of its program and without what looks like a key."
-    hidden = [re.sub(r"^(\w*(?:token|key|secret|password))=.*", r"\1=<hidden>", word) for word in words[1:]]
+    hidden = [re.sub(r"^((?:--set=)?[\w.]*(?:token|key|secret|password))=.*", r"\1=<hidden>", word, flags=re.S) for word in words[1:]]
     return [Path(words[0]).name, *hidden]
 
 # %% ../../nbs/core/06_provenance.ipynb #a1c0000f

@@ -11,6 +11,7 @@ import os
 import secrets
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -149,7 +150,7 @@ def decode(
         rollouts = [Rollout(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()} |
                             {"trace": Trace.from_json(row["trace"]), "ending": Ending(row["ending"])}) for row in found["rollouts"]]
         return Played(found["version"], found["generator"], tuple(rollouts))
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise QueueProblem(f"{name} holds no rollouts ({type(error).__name__})", "delete it, its group will be played again") from None
 
 # %% ../../nbs/scale/02_queue.ipynb #34102f7b
@@ -294,6 +295,13 @@ def take(
         self.store.remove(name)
     return None if stale else played
 
+
+@patch
+def forget(self: RolloutQueue, generation: int, groups: int) -> None:
+    "Remove the generation's rollouts, so that they are played again."
+    for number in range(groups):
+        self.store.remove(f"{folder_of(generation)}/rollouts-{number}.json.gz")
+
 # %% ../../nbs/scale/02_queue.ipynb #4cee81e8
 @patch
 @contextmanager
@@ -307,7 +315,7 @@ def signs_of_life(self: RolloutQueue) -> Iterator[None]:
                 return
             try:
                 self.store.put(sign, b"%d" % number)
-            except OSError:  # the next one may come through
+            except Exception:  # an object store has errors of its own; the next sign may come through
                 pass
 
     self.store.put(sign, b"0")

@@ -19,7 +19,7 @@ from trl import GRPOTrainer
 from ..core.errors import InputProblem
 from ..losses.channels import ChannelSum
 from ..recipes.recipe import Recipe
-from ..rollout.types import Rollout
+from ..rollout.types import Ending, Rollout
 from .generator import check_queue_recipe, queue_settings, trained_weights
 from .queue import Played, QueueProblem, RolloutQueue, Store
 from ..training.episodes import Generation
@@ -133,6 +133,8 @@ def _wait_for(self: QueueTrainer, generation: int, groups: int) -> list[Played]:
                                f"{why}", "start composer-rl generate with the same recipe, then go on with --set resume=true")
         if not left and (played := self.queue.take(generation, groups, oldest)) is None:
             left = groups + 1
+    if all(rollout.ending is Ending.ERROR for group in played for rollout in group.rollouts):  # this run ends; the next shall not find them
+        self.queue.forget(generation, groups)
     return played
 
 # %% ../../nbs/scale/04_queue_trainer.ipynb #85947786

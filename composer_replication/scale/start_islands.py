@@ -109,7 +109,8 @@ def run(self: IslandProcesses) -> int:  # 0 where one has finished, else the exi
     before = {s: signal.signal(s, self._tell) for s in (signal.SIGTERM, signal.SIGINT)}
     try:
         for number in range(self.islands):
-            self._start(number)
+            if self.told is None:  # else nobody would tell those that start now
+                self._start(number)
         while self.running:
             for number, process in list(self.running.items()):
                 if (code := process.poll()) is not None:

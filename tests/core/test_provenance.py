@@ -25,6 +25,11 @@ def test_what_looks_like_a_key_is_not_kept(word):
     assert command_line(["/a/b/composer-rl", "train", "--set", word]) == ["composer-rl", "train", "--set", f"{name}=<hidden>"]
 
 
+def test_a_key_is_hidden_in_every_spelling_of_set():
+    words = ["composer-rl", "--set=hub_token=hf_abc", "wandb.api_key=1", "--set", "max_tokens=3"]
+    assert command_line(words) == ["composer-rl", "--set=hub_token=<hidden>", "wandb.api_key=<hidden>", "--set", "max_tokens=3"]
+
+
 def test_the_commit_is_that_of_this_repository():
     commit = source_commit()
     assert commit is None or re.fullmatch(r"[0-9a-f]{12}\+?", commit)

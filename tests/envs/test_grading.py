@@ -381,6 +381,14 @@ def test_only_sources_of_the_package_are_taken(made, larder):
 
 
 @needs_sandbox
+def test_tests_are_the_judges_whatever_their_files_are_called(made, larder):
+    task, path, text, seen = made("larder.labels:label")
+    named = replace(task, pass_to_pass=(*task.pass_to_pass, "src/larder/checks.py::test_it"))
+    files = {path: text.encode(), "src/larder/checks.py": b"def test_it(): pass\n"}
+    assert set(submission(task, larder, files)) == {"src/larder/checks.py"} and set(submission(named, larder, files)) == set()
+
+
+@needs_sandbox
 def test_links_and_pipes_are_not_collected(made, larder, tmp_path):
     tree = tmp_path / "tree"
     runner.lay_out(larder.tree, {}, tree)

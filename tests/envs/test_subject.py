@@ -244,6 +244,21 @@ def test_the_version_file_that_a_build_would_write(tmp_path):
     assert not list(tmp_path.rglob("out.py"))
 
 
+@pytest.mark.parametrize("scm", ["write_to = '{outside}'", "write_to = 3", None])
+def test_a_version_file_lies_in_the_tree_or_nowhere(tmp_path, scm):
+    outside = tmp_path / "outside.py"
+    section = "[tool]\nsetuptools_scm = ['x']\n" if scm is None else f"[tool.setuptools_scm]\n{scm.format(outside=outside)}\n"
+    text = section + "[project]\nname = 'v'\nversion = '1'\n"
+    prepare_subject(write(tmp_path / "repo", {"pyproject.toml": text, "v.py": "x = 1\n"}), tmp_path / "store")
+    assert not outside.exists()
+
+
+@pytest.mark.parametrize("project", ["project = 'x'\n", "[project]\nname = 'v'\nversion = 1\n"])
+def test_odd_metadata_is_no_traceback(tmp_path, project):
+    repo = write(tmp_path / "repo", {"pyproject.toml": project, "v.py": "x = 1\n"})
+    assert prepare_subject(repo, tmp_path / "store").version == "0"
+
+
 def test_the_line_of_pip_that_says_why_is_named():
     text = ("  error: subprocess-exited-with-error\n  × installing build dependencies did not run successfully.\n"
             "  OSError: [Errno 30] Read-only file system: 'wheels'\n  note: This error originates from a subprocess\n"
@@ -299,6 +314,18 @@ def test_requirements_that_cannot_be_had_are_named_and_the_others_come(tmp_path,
     subject = prepare_subject(sdist(tmp_path, SMALL | needing("nowhere", "below", "above")), tmp_path / "store")
     assert libraries_of(subject) == ["above-1.0", "apart-2.0", "small-1.2"]  # in order of name; below contradicts above
     assert subject.missing == ("below", "nowhere") and all("\n" not in note for note in subject.notes)
+
+
+def test_a_requirement_that_names_an_address_runs_no_code_and_pip_sees_no_key(tmp_path, index, monkeypatch):
+    from composer_replication.envs.deletion.subject import _pip_environment
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    evil = tmp_path / "evil"
+    write(evil, {"pyproject.toml": "[build-system]\nrequires = []\nbuild-backend = 'b'\nbackend-path = ['.']\n",
+                 "b.py": "open('/var/tmp/ran', 'w')\n"})
+    subject = prepare_subject(sdist(tmp_path, SMALL | needing(f"evil @ file://{evil}", "apart")), tmp_path / "store")
+    assert libraries_of(subject) == ["apart-2.0", "small-1.2"] and not Path("/var/tmp/ran").exists()
+    assert len(subject.missing) == 1 and subject.missing[0].startswith("evil") and "would run its code" in " ".join(subject.notes)
+    assert "HF_TOKEN" not in _pip_environment() and "PIP_NO_INDEX" in _pip_environment()
 
 
 STATED = {

@@ -242,6 +242,20 @@ def test_an_error_before_the_islands_meet_ends_all(tmp_path):
 
 
 @needs_torchft
+def test_a_signal_while_islands_start_reaches_those_to_come(tmp_path, monkeypatch):
+    processes = IslandProcesses([sys.executable, "-c", "import time; time.sleep(600)"], 3, tmp_path, 60.0, print)
+    start, begun = type(processes)._start, []
+
+    def told(self, number):
+        start(self, number)
+        begun.append(number)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(type(processes), "_start", told)
+    assert processes.run() != 0 and begun == [0]
+
+
+@needs_torchft
 def test_an_island_that_dies_again_and_again_is_given_up(tmp_path):
     script = """
 import os, sys, time

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from composer_replication.core.trace import Trace, Turn
 from composer_replication.rollout.types import Ending, Rollout
-from composer_replication.scale.queue import QueueProblem, RolloutQueue, Store, folder_of
+from composer_replication.scale.queue import Played, QueueProblem, RolloutQueue, Store, decode, encode, folder_of
 
 GENERATIONS, GROUPS, LEASE = 5, 2, 60.0
 roots = count()
@@ -221,3 +221,39 @@ def test_a_row_that_json_cannot_hold_is_refused(store):
     with pytest.raises(QueueProblem, match="a task of generation 3 holds more than JSON can"):
         RolloutQueue(store).ask(3, 0, [({"prompt": "x", "parts": (1, 2)}, ["step3-rank0-0"])])
     assert store.names(folder_of(3)) == []
+
+
+def test_a_sign_of_life_survives_an_object_stores_own_errors(tmp_path):
+    class Failing(Store):
+        calls = 0
+
+        def put(self, name, content):
+            self.calls += 1
+            if self.calls == 2:
+                raise RuntimeError("EndpointConnectionError")
+            super().put(name, content)
+            if self.calls == 4:
+                signs.set()
+
+    signs = threading.Event()
+    queue = RolloutQueue(Failing(str(tmp_path)), 0.4, "ann")
+    with queue.signs_of_life():
+        assert signs.wait(60)
+
+
+def test_a_file_that_is_no_gzip_inside_is_one_sentence(tmp_path):
+    whole = bytearray(encode(Played(0, "ann", ())))
+    whole[12:20] = b"\xff" * 8
+    with pytest.raises(QueueProblem, match="x holds no rollouts"):
+        decode(bytes(whole), "x")
+
+
+def test_rollouts_that_are_forgotten_are_played_again(tmp_path):
+    trainer, player = (RolloutQueue(Store(str(tmp_path)), name=name) for name in ("trainer", "ann"))
+    trainer.begin_generation(0, 0, 0, b"w", groups_of)
+    broken = Rollout(Trace("t", (Turn("user", "a"),)), (), (), (), (), Ending.ERROR, None)
+    for _ in range(GROUPS):
+        player.deliver(player.claim(0), 0, [broken])
+    assert trainer.missing(0, GROUPS) == [] and player.claim(0) is None
+    trainer.forget(0, GROUPS)
+    assert len(trainer.missing(0, GROUPS)) == GROUPS and player.claim(0) is not None

@@ -173,3 +173,29 @@ def test_another_process_with_the_same_number_is_not_the_job(tmp_path):
     for born, state in ((me.create_time(), "running"), (me.create_time() - 60, "lost")):
         write_json(status_file(tmp_path), asdict(Status("running", 1.0, 10, os.getpid(), born)))
         assert read_status(tmp_path).state == state
+
+
+def test_a_disk_that_refuses_the_status_for_a_while_ends_no_watch(tmp_path, monkeypatch):
+    from composer_replication.scale.launch import watch
+    real, writes = watch.write_json, []
+
+    def write(path, value):
+        writes.append(value["state"])
+        if len(writes) in (2, 3):
+            raise OSError(5, "Input/output error")
+        return real(path, value)
+
+    monkeypatch.setattr(watch, "write_json", write)
+    monkeypatch.setattr(watch, "WRITE", 0.05)
+    code = "import time; time.sleep(2)"
+    status = watch.Watch(tmp_path, [sys.executable, "-c", code], watch.Limit(300)).run()
+    assert status.code == 0 and len(writes) > 3
+
+
+def test_a_watch_that_fails_leaves_nothing_without_a_limit(tmp_path, monkeypatch):
+    from composer_replication.scale.launch import watch
+    mine = watch.Watch(tmp_path, [sys.executable, "-c", "import time; time.sleep(600)"], watch.Limit(300))
+    monkeypatch.setattr(type(mine), "look", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        mine.run()
+    assert gone(mine.child.pid)

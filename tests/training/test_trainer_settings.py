@@ -10,20 +10,20 @@ from composer_replication.core.trace import Turn
 from composer_replication.envs.toy.traces import toy_traces
 from composer_replication.hints.layers import default_composite
 from composer_replication.losses.batch import TraceExample, TraceTurn
+from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.training import trainer as module
 from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.episodes import trl_failure
 from composer_replication.training.teacher_check import TeacherProblem
 from composer_replication.training.trainer import ComposerReplicationTrainer
-from composer_replication.traces.error_sites import find_error_sites
 
 
 def make(folder, rows=(), traces=(), others=None, **changes):
     settings = scripts.BASE | {"save_strategy": "no"} | changes
     data = {"train_dataset": Dataset.from_list(list(rows)), "environment_factory": world.Files} if rows else {}
     return ComposerReplicationTrainer(
-        scripts.policy(), args=ComposerReplicationConfig(str(folder), **settings), processing_class=world.tokenizer(), traces=traces,
-        hint_source=default_composite() if settings["alpha_sdpo"] else None, **data | (others or {}))
+        scripts.policy(), args=ComposerReplicationConfig(str(folder), **settings), processing_class=world.tokenizer(),
+        traces=traces, hint_source=default_composite() if settings["alpha_sdpo"] else None, **data | (others or {}))
 
 
 def recorded(folder, **changes):
@@ -52,13 +52,14 @@ def test_rows_that_are_masked_have_no_kl(tmp_path, monkeypatch):
 
     real = module.kl_adjusted_advantages
     monkeypatch.setattr(module, "kl_adjusted_advantages", spied)
-    trainer = make(tmp_path, world.rows(4), max_steps=3, kl_coef=1.0, mask_truncated_completions=True, learning_rate=3e-3, teacher="frozen")
-    trainer.train()
+    make(tmp_path, world.rows(4), max_steps=3, kl_coef=1.0, mask_truncated_completions=True, learning_rate=3e-3,
+         teacher="frozen").train()
     masked = [(kl == 0) & ~scored for kl, scored in seen]
     assert any(rows.any() and not rows.all() for rows in masked[1:]) and all((kl[scored] != 0).all() for kl, scored in seen[1:])
 
 
-@pytest.mark.parametrize("changes", [{"steps_per_generation": 2, "max_steps": 2}, {"alpha_sdpo": 0.0, "max_completion_length": 6, "max_steps": 1}])
+@pytest.mark.parametrize("changes", [
+    {"steps_per_generation": 2, "max_steps": 2}, {"alpha_sdpo": 0.0, "max_completion_length": 6, "max_steps": 1}])
 def test_sorting_goes_with_masked_rows(changes, tmp_path):
     make(tmp_path, world.rows(4), sort_by_length=True, mask_truncated_completions=True, per_device_train_batch_size=2, **{
         "gradient_accumulation_steps": 2, "steps_per_generation": 2} | changes).train()
@@ -77,8 +78,8 @@ def test_a_tool_that_prints_deep_nesting_ends_no_run():
 # recorded traces
 
 def test_a_users_own_hints_come_first(tmp_path):
-    traces = [TraceExample(trace, turns=tuple(TraceTurn(site.turn, "My own hint.", "mine") for site in find_error_sites(trace)[:1]))
-              for trace in toy_traces()]
+    traces = [TraceExample(t, turns=tuple(TraceTurn(site.turn, "My own hint.", "mine") for site in find_error_sites(t)[:1]))
+              for t in toy_traces()]
     trees = make(tmp_path, traces=traces, max_steps=1, teacher="frozen").setup.recorded
     first = {example.trace.trace_id: example.turns[0].turn for example in traces if example.turns}
     layers = [(branch.layer == "mine", branch.turn == first[tree.trace_id]) for tree in trees for branch in tree.branches]
@@ -108,14 +109,15 @@ def test_what_recorded_traces_alone_cannot_do_is_said(changes, said, tmp_path):
 
 def test_held_out_tasks_want_rollouts(tmp_path):
     with pytest.raises(InputProblem, match="recorded traces alone bring none"):
-        make(tmp_path, traces=[TraceExample(trace) for trace in toy_traces()], max_steps=1, others={"held_out_rows": world.rows(2)})
+        make(tmp_path, traces=[TraceExample(t) for t in toy_traces()], max_steps=1, others={"held_out_rows": world.rows(2)})
 
 
 # settings alone
 
 @pytest.mark.parametrize("changes", [
     {"policy_start": 3, "sdpo_steps": 0}, {"all_fail": "distil", "sdpo_steps": 5}, {"fail_reward": float("nan")},
-    {"sdpo_token_clip": 0.0}, {"sdpo_token_clip": float("nan")}, {"replay_dpo_beta": -0.1}, {"replay_dpo_beta": 0.0}, {"replay_gamma": -1.0}])
+    {"sdpo_token_clip": 0.0}, {"sdpo_token_clip": float("nan")}, {"replay_dpo_beta": -0.1}, {"replay_dpo_beta": 0.0},
+    {"replay_gamma": -1.0}])
 def test_settings_that_would_turn_a_loss_round_or_silence_it_are_refused(changes, tmp_path):
     with pytest.raises(InputProblem, match=next(iter(changes))):
         ComposerReplicationConfig(str(tmp_path), **scripts.BASE | changes)

@@ -22,6 +22,7 @@ import tempfile
 import threading
 import time
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -131,7 +132,7 @@ def _unpack(archive: Path, target: Path) -> tuple[Path, int]:
     "Unpack an sdist; its one folder and the number of links left out."
     try:
         links = _unpack_zip(archive, target) if zipfile.is_zipfile(archive) else _unpack_tar(archive, target)
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as error:
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:  # RuntimeError: it wants a password
         raise SubjectProblem(f"{archive.name} cannot be unpacked ({error}): get the source distribution again") from None
     folders = [path for path in target.iterdir() if path.is_dir()]
     return (folders[0] if len(folders) == 1 else target), links
@@ -173,7 +174,7 @@ def _metadata(tree: Path) -> tuple[str, str, list[str]]:
     name, version = (info.get(key) or project.get(key.lower()) or stated.get(key.lower()) for key in ("Name", "Version"))
     options = config["options"].get("install_requires", "").splitlines() if "options" in config else []
     needed = (info.get_all("Requires-Dist", []) if info else []) or project.get("dependencies", []) or [line for line in options if line]
-    version = version if version and re.fullmatch(r"[\w.\-+!]+", version) else "0"  # "attr: pkg.__version__" would need its code
+    version = version if isinstance(version, str) and re.fullmatch(r"[\w.\-+!]+", version) else "0"  # "attr: pkg.__version__" would need its code
     return name or tree.name, version, needed
 
 
@@ -186,11 +187,13 @@ def _config(path):
 
 
 def _pyproject(tree):
+    "The tables of the file; what should be one and is none, is left out."
     import tomllib
     try:
-        return tomllib.loads((tree / "pyproject.toml").read_text("utf-8"))
+        read = tomllib.loads((tree / "pyproject.toml").read_text("utf-8"))
     except (OSError, ValueError):
         return {}
+    return {name: value for name, value in read.items() if isinstance(value, dict)}
 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #03e0e037
 def stated_requirements(tree: Path) -> list[str]:
@@ -305,6 +308,12 @@ def _root_cause(stderr: str) -> str:
     return (errors or [line for line in lines if line] or ["pip found nothing"])[-1][:300]
 
 
+def _pip_environment() -> dict[str, str]:
+    "What pip needs of ours: no key of the user's reaches code that a package runs."
+    return {name: value for name, value in os.environ.items()
+            if name in ("PATH", "HOME", "LANG", "LC_ALL", "VIRTUAL_ENV") or re.match(r"PIP_|SSL_CERT_|REQUESTS_CA_|CURL_CA_|\w+_proxy$", name, re.IGNORECASE)}
+
+
 def _pip(words: list[str], folder: Path) -> str | None:  # None: done; else why not
     "Run pip; it may write into the folder."
     own = folder / "temporary"
@@ -314,7 +323,7 @@ def _pip(words: list[str], folder: Path) -> str | None:  # None: done; else why 
         command = ["bwrap", "--unshare-all", "--share-net", "--die-with-parent", "--new-session", "--ro-bind", "/", "/", "--dev", "/dev",
                    "--proc", "/proc", "--bind", str(folder), str(folder), *command]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PIP_S, stdin=subprocess.DEVNULL, env={**os.environ, "TMPDIR": str(own)})
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PIP_S, stdin=subprocess.DEVNULL, env=_pip_environment() | {"TMPDIR": str(own)})
     except subprocess.TimeoutExpired:
         return f"pip was stopped after {PIP_S:.0f} s"
     finally:
@@ -328,8 +337,9 @@ def install_wheels(
     work: Path,  # a folder of this process, see `scratch`
 ) -> dict[str, str]:  # requirement that could not be had: why
     "Install wheels into a folder, from the package index."
-    fresh, problem = work / "fresh", _installed(requirements, target, work)
-    missing, kept = {}, requirements
+    fresh, missing = work / "fresh", {r: "it names a file or an address, and to build it would run its code here" for r in requirements if Requirement(r).url}
+    requirements = kept = [r for r in requirements if r not in missing]
+    problem = _installed(requirements, target, work)
     if problem and len(requirements) > 1:
         kept = []
         for requirement in requirements:
@@ -337,7 +347,7 @@ def install_wheels(
                 missing[requirement] = problem
             else:
                 kept.append(requirement)
-        problem = _installed(kept, target, work) if missing else None
+        problem = _installed(kept, target, work) if len(kept) < len(requirements) else None
     missing |= dict.fromkeys(kept, problem) if problem else {}
     for path in fresh.iterdir() if fresh.is_dir() and not problem else ():
         if path.name != "bin" and not (target / path.name).exists():
@@ -388,10 +398,13 @@ def _write_version_file(tree: Path, version: str) -> None:
     tools = _pyproject(tree).get("tool", {})
     hook = tools.get("hatch", {}).get("build", {}).get("hooks", {}).get("vcs", {})
     scm = tools.get("setuptools_scm", {})
+    scm = scm if isinstance(scm, dict) else {}
     path = hook.get("version-file") or scm.get("version_file") or scm.get("write_to")
-    if path and not (tree / path).exists() and ".." not in PurePosixPath(path).parts and (tree / path).parent.is_dir():
+    place = PurePosixPath(path if isinstance(path, str) and path else "/")
+    inside = not place.is_absolute() and ".." not in place.parts
+    if inside and not (tree / place).exists() and (tree / place).parent.is_dir():
         numbers = tuple(int(part) for part in re.findall(r"\d+", version))
-        (tree / path).write_text(f"__version__ = version = {version!r}\n__version_tuple__ = version_tuple = {numbers!r}\n")
+        (tree / place).write_text(f"__version__ = version = {version!r}\n__version_tuple__ = version_tuple = {numbers!r}\n")
 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #6dc23f38
 def _download(requirement: str, work: Path) -> Path:

@@ -41,7 +41,7 @@ def slurm(job: Job) -> str:
 # %% ../../../nbs/scale/launch/02_specs.ipynb #f21d1e30
 def kubernetes(job: Job) -> str:
     "A ConfigMap with the files and a `batch/v1` Indexed Job; on several machines also the Service that names them."
-    return _render("kubernetes.yaml", job=job, words=[word.replace("$(", "$$(") for word in watched(job)])
+    return _render("kubernetes.yaml", job=job, words=[word.replace("$", "$$") for word in watched(job)])
 
 # %% ../../../nbs/scale/launch/02_specs.ipynb #5d99e171
 def sky(job: Job) -> str:

@@ -170,13 +170,23 @@ def look(self: Watch) -> None:
             self.end("guard")
         elif not self.reason and (reason := guard_reason(self.folder)):
             self.reason, self.guard_at = reason, self.used()
+        self._keep()
+
+
+@patch
+def _keep(self: Watch) -> None:
+    "Write how far it is; a disk that refuses for a while must not end the watch, and with it the limit."
+    try:
         self.write("running")
+    except OSError as error:
+        self.written = time.monotonic()
+        print(f"the status of {self.folder} was not written: {error}", file=sys.stderr)
 
 # %% ../../../nbs/scale/launch/01_watch.ipynb #ed43534b
 @patch
 def run(self: Watch) -> Status:
     "Run the command to its end, however it ends. Main thread only: it takes over SIGTERM and SIGINT meanwhile."
-    self.began, self.asked, self.written = time.monotonic(), False, 0.0
+    self.began, self.asked, self.written, self.child = time.monotonic(), False, 0.0, None
     self.write("running")
     before = {number: signal.signal(number, self._ask) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -188,6 +198,10 @@ def run(self: Watch) -> Status:
             except subprocess.TimeoutExpired:
                 continue
         return self._ended(self.child.returncode)
+    except BaseException:
+        if self.child is not None and self.child.poll() is None:  # nobody would hold it to its limit
+            _signal_all(self.child, signal.SIGKILL)
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -131,10 +131,12 @@ def submission(
     "The deletion with the agent's allow-listed sources over it."
     base = _pristine(subject.tree)
     overlay: dict[str, str | bytes | None] = {path: given or None for path, (_, given) in task.changed_files(subject.tree).items()}
+    tested = {node.partition("::")[0] for node in (*task.fail_to_pass, *task.pass_to_pass, *task.hidden_tests)}  # whatever their names
     deleted, folders = set(overlay), {folder for path in overlay for folder in _above(path)}
     for path, content in _changed({**base, **overlay}, files).items():
         place = _inside(path, subject.import_roots)
-        if place is None or place.suffix != ".py" or len(content) > _longest(path, base) or (is_protected(path) and path not in deleted):
+        if place is None or place.suffix != ".py" or len(content) > _longest(path, base) \
+                or (path not in deleted and (path in tested or is_protected(path))):
             continue
         if path not in base and place.parts[0].partition(".")[0] in _taken_names(subject.tree, subject.libraries):
             continue

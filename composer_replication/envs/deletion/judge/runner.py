@@ -26,7 +26,7 @@ import time
 import tomllib
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -138,8 +138,9 @@ def lay_out(
     overlay: Mapping[str, str | bytes | None],  # path: content, or None for a file that is gone
     target: Path,  # made here
     bytecode: Path | None = None,  # from `compiled`; linked in for what is unchanged
+    put: Callable = _link,  # source, target; `shutil.copyfile` where what is laid out may be written to
 ) -> None:
-    "A variant of a tree: links to what is unchanged, new files for the rest. Links of the tree itself are left out."
+    "A variant of a tree: hard links to what is unchanged, new files for the rest. Symbolic links of the tree are left out."
     changed = {os.path.normpath(path) for path in overlay}
     for folder, folders, names in os.walk(tree):
         folders[:] = [name for name in folders if name not in SKIPPED_FOLDERS and not os.path.islink(os.path.join(folder, name))]
@@ -149,7 +150,7 @@ def lay_out(
         kept = [name for name in names if os.path.normpath(os.path.join(here, name)) not in changed and not name.endswith(".pyc")]
         for name in kept:
             if not os.path.islink(source := os.path.join(folder, name)):
-                _link(source, os.path.join(there, name))
+                put(source, os.path.join(there, name))
         if bytecode and any(name.endswith(".py") for name in kept):
             _link_bytecode(os.path.join(bytecode, here, "__pycache__"), os.path.join(there, "__pycache__"), kept)
     for path, content in overlay.items():
@@ -513,7 +514,7 @@ def _laid_out(judge, subject, phase) -> Iterator[str]:
     name = secrets.token_hex(16)
     tree = judge.job / "trees" / name
     try:
-        lay_out(subject.tree, phase.overlay, tree, compiled(subject))
+        lay_out(subject.tree, phase.overlay, tree, compiled(subject), _link if _isolated() else shutil.copyfile)
         yield f"{judge.inside}/trees/{name}"
     except OSError as error:
         raise RunnerProblem(f"the judge cannot lay out a tree: {error}") from None
