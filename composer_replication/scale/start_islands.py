@@ -109,7 +109,7 @@ def run(self: IslandProcesses) -> int:  # 0 where one has finished, else the exi
     before = {s: signal.signal(s, self._tell) for s in (signal.SIGTERM, signal.SIGINT)}
     try:
         for number in range(self.islands):
-            if self.told is None:  # else nobody would tell those that start now
+            if not self.told:  # else nobody would tell those that start now
                 self._start(number)
         while self.running:
             for number, process in list(self.running.items()):
@@ -123,4 +123,4 @@ def run(self: IslandProcesses) -> int:  # 0 where one has finished, else the exi
         for number, handler in before.items():
             signal.signal(number, handler)
         self.lighthouse.shutdown()
-    return 0 if 0 in self.codes.values() else max(self.codes.values(), key=lambda code: (code > 0, code != 130, code))
+    return 0 if 0 in self.codes.values() else max(self.codes.values(), default=130, key=lambda code: (code > 0, code != 130, code))

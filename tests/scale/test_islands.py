@@ -253,6 +253,8 @@ def test_a_signal_while_islands_start_reaches_those_to_come(tmp_path, monkeypatc
 
     monkeypatch.setattr(type(processes), "_start", told)
     assert processes.run() != 0 and begun == [0]
+    early = IslandProcesses(["true"], 2, tmp_path, 60.0, print, told=signal.SIGTERM)
+    assert early.run() == 130 and begun == [0]
 
 
 @needs_torchft
