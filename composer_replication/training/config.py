@@ -194,6 +194,8 @@ def _check_rollouts(self: RolloutSettings):
     for name in ("replay_batch_size", "max_turns", "guard_steps"):
         if getattr(self, name) < 1:
             raise InputProblem(f"{name}={getattr(self, name)} leaves nothing to do; take at least 1.")
+    if self.rollout == "trl" and self.max_tool_calling_iterations is None:  # TRL's loop counts answers to calls, one less than turns
+        self.max_tool_calling_iterations = self.max_turns - 1
     _check_bounds("sample_every", self.sample_every, 0, float("inf"), "give a number of optimizer steps, or 0 for none")
     if self.max_completion_length is None or self.max_completion_length < 1:
         raise InputProblem(f"max_completion_length={self.max_completion_length} leaves no token to sample; take at least 1.")

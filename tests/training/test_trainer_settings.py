@@ -123,5 +123,10 @@ def test_settings_that_would_turn_a_loss_round_or_silence_it_are_refused(changes
         ComposerReplicationConfig(str(tmp_path), **scripts.BASE | changes)
 
 
+def test_trls_own_loop_has_as_many_turns_as_ours(tmp_path):
+    settings = scripts.BASE | {"rollout": "trl", "max_turns": 2, "max_tool_calling_iterations": None}
+    assert ComposerReplicationConfig(str(tmp_path), **settings).max_tool_calling_iterations == 1
+
+
 def test_distil_first_is_no_mistake(tmp_path):
     assert ComposerReplicationConfig(str(tmp_path), **scripts.BASE | {"policy_start": 3, "sdpo_steps": 3}).policy_start == 3
