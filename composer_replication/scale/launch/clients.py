@@ -215,7 +215,7 @@ def _number(on: str, said: str) -> str:
 
 # %% ../../../nbs/scale/launch/03_clients.ipynb #7b93f39f
 def submit(job: Job, on: str) -> dict[str, str]:  # its record, with the id that the place gave it
-    "Write a job, hand it over, then keep its record. Raises `LaunchProblem` where one runs in this folder, or where the place refuses it."
+    "Write a job, hand it over, then keep its record. Raises `LaunchProblem` where a local one runs in this folder, or where the place refuses it; of two elsewhere it knows nothing."
     here = Path(job.here)
     with _alone(here):
         record = write_job(job, on)
