@@ -138,6 +138,8 @@ def test_a_long_original_leaves_room_for_itself(tmp_path, task):
     subject = prepare_subject(folder, tmp_path / "store")
 
     class Task:
+        fail_to_pass = pass_to_pass = hidden_tests = ()
+
         def changed_files(self, tree):
             return {"long_one.py": (table, table + "def f():\n    raise NotImplementedError\n")}
 

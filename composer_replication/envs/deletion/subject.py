@@ -337,7 +337,7 @@ def install_wheels(
     work: Path,  # a folder of this process, see `scratch`
 ) -> dict[str, str]:  # requirement that could not be had: why
     "Install wheels into a folder, from the package index."
-    fresh, missing = work / "fresh", {r: "it names a file or an address, and to build it would run its code here" for r in requirements if Requirement(r).url}
+    fresh, missing = work / "fresh", {r: "it names an address, and to build it would run its code here" for r in requirements if _has_address(r)}
     requirements = kept = [r for r in requirements if r not in missing]
     problem = _installed(requirements, target, work)
     if problem and len(requirements) > 1:
@@ -355,6 +355,14 @@ def install_wheels(
     shutil.rmtree(fresh, ignore_errors=True)
     (work / "held.txt").unlink(missing_ok=True)
     return missing
+
+
+def _has_address(requirement: str) -> bool:
+    "Whether it is `name @ address`, which pip builds whatever it finds there; a path to a wheel is nobody's but the caller's."
+    try:
+        return Requirement(requirement).url is not None
+    except InvalidRequirement:
+        return False
 
 
 def _installed(requirements, target, work) -> str | None:

@@ -445,9 +445,9 @@ def make_tasks(
         return make_package(reports.known.get(str(spec), spec), settings, journals, store, deleters, changed, minutes)
 
     done = _each(one, specs, jobs)
-    tasks = {row["task_id"]: task_from_row(json.loads(json.dumps(row))) for _, rows in done for row in rows}  # one folder may have two spellings
-    if tasks:  # else an earlier file stays
-        write_tasks([*tasks.values()], out)
+    made = [task_from_row(json.loads(json.dumps(row))) for _, rows in done for row in rows]
+    if made:  # else an earlier file stays
+        write_tasks([*{task.task_id: task for task in made}.values()], out)  # one folder may have two spellings
     return [report for report, _ in done]
 
 # %% ../../../../nbs/envs/deletion/tasks/07_make.ipynb #53e76aa0
