@@ -356,7 +356,7 @@ def install_wheels(
     (work / "held.txt").unlink(missing_ok=True)
     return missing
 
-
+# %% ../../../nbs/envs/deletion/02_subject.ipynb #39883407
 def _has_address(requirement: str) -> bool:
     "Whether it is `name @ address`, which pip builds whatever it finds there; a path to a wheel is nobody's but the caller's."
     try:
