@@ -225,7 +225,7 @@ def _attend(self: DockerSandbox, argv, limits, stdin, env, cwd, watch):
                               environment={"PATH": "/usr/bin", "HOME": "/tmp", **ENVIRONMENT, **env}, stdin=bool(stdin))
     stream, state = api.exec_start(command["Id"], socket=True), functools.partial(api.exec_inspect, command["Id"])
     with contextlib.closing(stream):
-        frames, cut = self._listen(stream._sock, limits, stdin, watch, began)
+        frames, cut = self._listen(stream, limits, stdin, watch, began)
         while cut is None and state()["Running"]:  # it closed its output and goes on
             time.sleep(TICK_S)
             cut = self._crossed(limits, watch, began)
@@ -236,9 +236,11 @@ def _attend(self: DockerSandbox, argv, limits, stdin, env, cwd, watch):
 
 # %% ../../nbs/sandbox/10_docker.ipynb #b6da2fa7
 @patch
-def _listen(self: DockerSandbox, connection: socket.socket, limits, stdin, watch, began):
+def _listen(self: DockerSandbox, stream, limits, stdin, watch, began):
     frames, cut, data, look = Frames(limits.output_bytes), None, memoryview(stdin), began + TICK_S
+    connection: socket.socket = stream._sock
     connection.setblocking(False)
+    frames.feed(stream._response.raw._fp.fp.read1(65536) or b"")  # a quick command's output came with the answer's head, and was read with it
     while cut is None:
         wait = max(0.0, min(look, began + limits.wall_s) - time.monotonic())
         readable, writable, _ = select.select([connection], [connection] if data else [], [], wait)
