@@ -56,7 +56,7 @@ verifiers: .venv-verifiers/.installed
 test-verifiers: $(VENV) verifiers
 	$(PYTEST) tests/envs/test_verifiers.py
 
-# Inside verl, torchtitan and torchmonarch themselves: an environment of their own on top of .venv, 600 MB.
+# Inside verl, torchtitan and torchmonarch themselves: an environment of their own on top of .venv, 656 MB.
 test-foreign: .venv-foreign/.installed
 	.venv-foreign/bin/python -m pytest -n 0 tests/scale/test_verl.py tests/scale/test_titan.py tests/scale/test_monarch.py tests/scale/test_integrations.py
 

@@ -171,7 +171,7 @@ def found_once(app, env):
 
 
 def asked_once(app):
-    "Each object's source is asked for by four readers, each word's stem once a page: half of the time these take."
+    "Each object's source is asked for by four readers, each word's stem once a page."
     inspect.getsourcelines = cache(inspect.getsourcelines)
     SearchEnglish.stem = cache(SearchEnglish.stem)
 

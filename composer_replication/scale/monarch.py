@@ -96,10 +96,10 @@ async def train_with_actors(
     """Train a recipe with its rollouts played by other processes.
 
     Raises what `composer-rl train --queue` would, and `InputProblem` where the trainer's process dies or a generator too often."""
-    monarch, given, meshes = _monarch(), (config, dict(settings), url), []
     check_queue_recipe(load_recipe(config, settings))
     if generators < 1:
         raise InputProblem(f"generators={generators}: nobody would play", "take at least 1")
+    monarch, given, meshes = _monarch(), (config, dict(settings), url), []
     hosts = hosts or monarch.this_host()
     tasks = [_call(hosts, meshes, "train", "trainer", given)]
     tasks += [_played(hosts, meshes, f"generator{number}", given, restarts) for number in range(generators)]

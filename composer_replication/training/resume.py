@@ -82,30 +82,26 @@ def _state(self: Resume, folder):
         raise InputProblem(f"{folder} is another trainer's; load its weights as the start model.")
     state = load_buffer(files[0])
     if state["processes"] == a.num_processes:
-        self._check_passes(state)
+        if name := self._changed(state):
+            raise InputProblem(f"the checkpoint was made with another {name} than this run's {getattr(self.trainer.args, name)}", "set it back, or "
+                               "begin a new run with the checkpoint as model")
         return state
     return self._shared_out([load_buffer(self._path(folder, rank)) for rank in range(state["processes"])])
 
 
 @patch
-def _check_passes(self: Resume, state):
-    "Backward passes are counted, and a generation is so many of them."
-    processes = self.trainer.accelerator.num_processes
-    for name, passes in self._passes().items():
-        then = state.get("passes", {}).get(name, passes)
-        if then != passes:
-            raise InputProblem(f"the checkpoint was made with {name}={then // processes}, and this run has {passes // processes}", "set it back, "
-                               "or begin a new run with the checkpoint as model")
+def _changed(self: Resume, state) -> str | None:
+    "A setting by which backward passes, in which a generation is counted, are no longer as many on all processes."
+    return next((name for name, passes in self._passes().items() if state.get("passes", {}).get(name) != passes), None)
 
 
 @patch
 def _shared_out(self: Resume, states):
     "One state out of those of another number of processes."
     now, then = self.trainer.accelerator.num_processes, len(states)
-    for name, passes in self._passes().items():
-        if states[0].get("passes", {}).get(name) != passes:
-            raise InputProblem(f"the checkpoint is of {then} processes, this run has {now}, and processes times {name} is no longer the "
-                               f"same; set {name} so that it is, or resume with {then} processes.")
+    if name := self._changed(states[0]):
+        raise InputProblem(f"the checkpoint is of {then} processes, this run has {now}, and processes times {name} is no longer the "
+                           f"same; set {name} so that it is, or resume with {then} processes.")
     if any(state["buffer"] for state in states):
         raise InputProblem(f"the checkpoint was saved within a generation that {then} processes share; resume with {then} processes, "
                            f"or from one that was saved between two generations.")

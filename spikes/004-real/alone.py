@@ -16,7 +16,7 @@ import orjson
 import torch
 from reads import act, states, table
 
-from composer_replication.core.files import write_json, write_jsonl
+from composer_replication.core.files import write_file, write_json, write_jsonl
 from composer_replication.envs.sql.env import SqlEnv
 from composer_replication.envs.sql.tasks import sql_rows
 from composer_replication.experiments.pass_at_k import EvalTasks, play_samples
@@ -119,7 +119,7 @@ def collect() -> None:
     runs = [read(path) for path in sorted(FOLDER.glob("*-*.json"))]
     for run in runs:
         run["log"] = [{key: entry.get(key) for key in LOGGED} for entry in run.get("log", ())]
-    write_json(HERE / "alone.json", {"steps": STEPS, "rate": RATE, "runs": runs})
+    write_file(HERE / "alone.json", orjson.dumps({"steps": STEPS, "rate": RATE, "runs": runs}))
 
 
 def main():

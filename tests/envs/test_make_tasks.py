@@ -798,3 +798,12 @@ def test_an_interrupted_run_ends_at_once_and_leaves_nothing(tmp_path, number):
         assert not list((store / "scratch").iterdir()) and not list(tmp_path.glob(".*.partial"))
     finally:
         shutil.rmtree(store)
+
+
+def test_one_folder_under_two_spellings_gives_its_tasks_once(tmp_path, monkeypatch):
+    "Its report stands under both; the file must be one that is read again."
+    shipped = Path(composer_replication.__file__).parent / "data/repos/larder.tasks.jsonl"
+    row = json.loads(shipped.read_text().splitlines()[0])
+    monkeypatch.setattr(deletion, "make_package", lambda spec, *others: (deletion.Report(str(spec)), [row]))
+    reports = make_tasks(["larder", "./larder"], tmp_path / "tasks.jsonl")
+    assert [report.spec for report in reports] == ["larder", "./larder"] and len(read_tasks(tmp_path / "tasks.jsonl")) == 1

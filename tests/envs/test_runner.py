@@ -531,6 +531,6 @@ def test_an_ordinary_users_watch_cannot_look_into_the_judge_and_need_not(larder,
 
 def test_what_is_laid_out_to_be_written_to_shares_nothing_with_the_store(larder, tmp_path):
     lay_out(larder.tree, {}, tmp_path / "linked")
-    lay_out(larder.tree, {}, tmp_path / "copied", put=shutil.copyfile)
+    lay_out(larder.tree, {}, tmp_path / "copied", put=shutil.copy)
     same = [(tmp_path / name / LABELS).samefile(larder.tree / LABELS) for name in ("linked", "copied")]
     assert same == [True, False] and (tmp_path / "copied" / LABELS).read_bytes() == (larder.tree / LABELS).read_bytes()

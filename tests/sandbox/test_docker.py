@@ -3,6 +3,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,15 @@ def daemon():
 
 class TestDocker(Promises, Isolation):
     kind = "docker"
+
+
+def test_output_that_comes_with_the_answers_head_is_kept(tmp_path, monkeypatch):
+    "A client that is slow to read the head finds a quick command's output behind it, and has read both."
+    from http.client import HTTPResponse
+    begin = HTTPResponse.begin
+    with open_sandbox(make_tree(tmp_path / "t"), kind="docker") as box:
+        monkeypatch.setattr(HTTPResponse, "begin", lambda self: (time.sleep(0.5), begin(self))[1])
+        assert box.exec(["sh", "-c", "echo fine"]).stdout == "fine\n"
 
 
 def containers(client):

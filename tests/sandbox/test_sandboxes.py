@@ -1,5 +1,6 @@
 """Every kind of sandbox keeps the same promises; bubblewrap keeps them against hostile commands too."""
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -96,6 +97,21 @@ def test_a_failure_of_bubblewrap_is_no_result_and_a_command_cannot_feign_one(tmp
         monkeypatch.setattr(bubblewrap, "_isolation", lambda: ["--no-such-option"])
         with pytest.raises(SandboxProblem, match="bubblewrap failed"):
             box.exec(["true"])
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="an ordinary user's commands are its own, and seen")
+def test_root_that_may_not_look_into_others_is_told(monkeypatch):
+    monkeypatch.setattr(bubblewrap, "_sees_others", lambda: False)
+    assert "CAP_SYS_PTRACE" in bubblewrap.bubblewrap_problem.__wrapped__()
+
+
+@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("setpriv"), reason="only root can lay a capability down, by setpriv")
+def test_the_capability_is_read_as_it_is():
+    ask = "from composer_replication.sandbox.bubblewrap import _sees_others; print(_sees_others())"
+    without = ["setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"]
+    said = [subprocess.run([*words, sys.executable, "-c", ask], capture_output=True, text=True, timeout=60).stdout.strip()
+            for words in ([], without)]
+    assert said == [str(bubblewrap._sees_others()), "False"]
 
 
 def test_minimal_tree_holds_the_interpreter_and_nothing_to_recover():

@@ -3,13 +3,18 @@ import asyncio
 import json
 import os
 import signal
+import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from composer_replication.core.errors import InputProblem
+from composer_replication.recipes.recipe import load_recipe
+from composer_replication.recipes.run import run_recipe
 from composer_replication.scale.monarch import train_with_actors
 from composer_replication.scale.queue import QueueProblem, RolloutQueue, Store
 
@@ -48,7 +53,11 @@ def kill_once_playing(folder, which):
 
 @needs_monarch
 def test_actors_train_as_the_trainer_alone(tmp_path):
-    assert trained(tmp_path, save_strategy="steps", save_steps="3") == str(tmp_path / "out/checkpoint-3")
+    settings = {"save_strategy": "steps", "save_steps": "3", "max_staleness": "0", "vllm_importance_sampling_correction": "false"}
+    assert trained(tmp_path, **settings) == str(tmp_path / "out/checkpoint-3")
+    alone = load_recipe("toy", SMALL | settings | {"max_steps": "3", "output_dir": str(tmp_path / "alone")})
+    folders = tmp_path / "out/checkpoint-3", Path(run_recipe(alone).checkpoint)
+    torch.testing.assert_close(*(load_file(folder / "model.safetensors") for folder in folders))
 
 
 @needs_monarch
@@ -70,7 +79,6 @@ def test_what_an_actor_refuses_is_said_as_it_was(tmp_path):
     assert isinstance(found, QueueProblem) and "Traceback" not in str(found), found
 
 
-@needs_monarch
 @pytest.mark.parametrize("settings, generators, said", [
     ({"task": "null", "traces": "[embedded]"}, 2, "without a task"), ({}, 0, "nobody would play")])
 def test_what_cannot_be_is_refused_before_anything_starts(settings, generators, said, tmp_path):
@@ -79,7 +87,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(settings, generators, 
     assert not (tmp_path / "queue").exists()
 
 
-@pytest.mark.skipif(find_spec("monarch") is not None, reason="torchmonarch is installed")
-def test_without_torchmonarch_one_sentence_says_what_to_install(tmp_path):
+def test_without_torchmonarch_one_sentence_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "monarch", None)  # as if it were absent
     with pytest.raises(InputProblem, match="install torchmonarch"):
         asyncio.run(train_with_actors("toy", {}, str(tmp_path / "queue")))

@@ -13,9 +13,11 @@ from safetensors.torch import load_file
 from composer_replication.core.errors import InputProblem
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.recipes.run import make_trainer, run_recipe
+from composer_replication.rollout.types import Ending
 from composer_replication.scale.generator import Generator, check_queue_recipe, queue_settings
 from composer_replication.scale.queue import QueueProblem, RolloutQueue, Store
 from composer_replication.scale.queue_trainer import QueueTrainer
+from composer_replication.training.episodes import EnvironmentBroken
 
 LIMIT = 900  # seconds that any wait may take; on an idle machine none needs 60
 SMALL = {"train_rows": "8", "max_completion_length": "64", "max_turns": "2", "report_to": "none", "sample_every": "0",
@@ -70,6 +72,16 @@ def test_without_staleness_and_correction_it_is_the_trainer_without_a_queue(tmp_
     recipe = recipe_in(tmp_path / "queued", **settings)
     other = moved(make_trainer(recipe, with_queue(recipe, Store(str(tmp_path / "queue")))))
     assert are_equal(one, other) and any(delta.any() for delta in one.values())
+
+
+def test_episodes_that_all_broke_are_played_again_by_the_next_run(tmp_path):
+    broken = lambda rollout: replace(rollout, ending=Ending.ERROR, reward=None, problem="the sandbox is gone")
+    settings, store = {"max_steps": 1, "resume": "true"}, Store(str(tmp_path / "queue"))
+    recipe = recipe_in(tmp_path / "out", **settings)
+    with pytest.raises(EnvironmentBroken, match="the sandbox is gone"):
+        run_recipe(recipe, kind=with_queue(recipe, store, broken))
+    recipe = recipe_in(tmp_path / "out", **settings)
+    assert run_recipe(recipe, kind=with_queue(recipe, store)).step == 1
 
 
 def test_a_token_twice_as_likely_as_when_it_was_sampled_counts_twice(tmp_path):

@@ -114,6 +114,12 @@ def expanded(word):
     return re.sub(r"\$\$", "$", word)
 
 
+def test_kubernetes_expands_no_dollar_of_a_word():
+    words = [word.replace("$", "$$") for word in ("a$$(HOME)b$$c", "$(HOME)")]
+    *_, job = yaml.safe_load_all(kubernetes(replace(JOB, storage="runs", command=("a$$(HOME)b$$c", "$(HOME)"))))
+    assert job["spec"]["template"]["spec"]["containers"][0]["command"][-2:] == words
+
+
 def test_the_kubernetes_job_has_a_deadline_and_its_words():
     *files, job = yaml.safe_load_all(kubernetes(replace(JOB, storage="runs", machines=2)))
     spec, pod = job["spec"], job["spec"]["template"]["spec"]

@@ -84,8 +84,8 @@ def _write_all(task, subject, new):
     (new / "environment" / "Dockerfile").write_text(_DOCKERFILE.format(roots=roots))
     (new / "environment" / "requirements.txt").write_text("".join(f"{line}\n" for line in requirements(subject)))
     hidden = {node.partition("::")[0]: None for node in task.hidden_tests}
-    lay_out(subject.tree, given | hidden | task.tests_before(subject.tree), new / "environment" / "repo", put=shutil.copyfile)
-    lay_out(subject.tree, given, new / "tests" / "tree", put=shutil.copyfile)
+    lay_out(subject.tree, given | hidden | task.tests_before(subject.tree), new / "environment" / "repo", put=shutil.copy)
+    lay_out(subject.tree, given, new / "tests" / "tree", put=shutil.copy)
     for module in (harbor_judge, phases):
         shutil.copyfile(module.__file__, new / "tests" / Path(module.__file__).name)
     (new / "tests" / "task.json").write_text(json.dumps(_verifier(task, subject, changed)))

@@ -358,11 +358,11 @@ def install_wheels(
 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #39883407
 def _has_address(requirement: str) -> bool:
-    "Whether it is `name @ address`, which pip builds whatever it finds there; a path to a wheel is nobody's but the caller's."
+    "Whether it names a file or an address, of which pip builds whatever it finds there, unless it is a wheel."
     try:
         return Requirement(requirement).url is not None
     except InvalidRequirement:
-        return False
+        return not requirement.endswith(".whl")
 
 
 def _installed(requirements, target, work) -> str | None:

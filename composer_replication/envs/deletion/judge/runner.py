@@ -130,7 +130,7 @@ def _link(source, target):
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:  # another file system, or a file that may not be linked
-        shutil.copyfile(source, target)
+        shutil.copy(source, target)  # with its permissions, as a link has them
 
 # %% ../../../../nbs/envs/deletion/judge/05_runner.ipynb #f789effe
 def lay_out(
@@ -138,7 +138,7 @@ def lay_out(
     overlay: Mapping[str, str | bytes | None],  # path: content, or None for a file that is gone
     target: Path,  # made here
     bytecode: Path | None = None,  # from `compiled`; linked in for what is unchanged
-    put: Callable = _link,  # source, target; `shutil.copyfile` where what is laid out may be written to
+    put: Callable = _link,  # source, target; `shutil.copy` where what is laid out may be written to
 ) -> None:
     "A variant of a tree: hard links to what is unchanged, new files for the rest. Symbolic links of the tree are left out."
     changed = {os.path.normpath(path) for path in overlay}
@@ -514,7 +514,7 @@ def _laid_out(judge, subject, phase) -> Iterator[str]:
     name = secrets.token_hex(16)
     tree = judge.job / "trees" / name
     try:
-        lay_out(subject.tree, phase.overlay, tree, compiled(subject), _link if _isolated() else shutil.copyfile)
+        lay_out(subject.tree, phase.overlay, tree, compiled(subject), _link if _isolated() else shutil.copy)
         yield f"{judge.inside}/trees/{name}"
     except OSError as error:
         raise RunnerProblem(f"the judge cannot lay out a tree: {error}") from None
