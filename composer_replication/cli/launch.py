@@ -61,8 +61,10 @@ def make_job(recipe, text: str, settings: dict[str, str], on: str, **of_job):
 def named_files(recipe) -> list[str]:
     "Files and folders of this machine that a recipe names; a container has none of them."
     a = recipe.arguments
-    models = [a.model.removeprefix("random:"), a.tokenizer, a.hint_writer, (a.warm_up or {}).get("folder")]
-    values = dict.fromkeys([*models, a.tasks, a.chat_template, a.data_folder, *(a.traces or ()), *(a.replay_pairs or ())])
+    stage = a.warm_up or {}
+    models = [a.model.removeprefix("random:"), a.tokenizer, a.hint_writer, stage.get("folder")]
+    data = [a.tasks, a.chat_template, a.data_folder, *(a.traces or ()), *(a.replay_pairs or ()), *stage.get("traces", ())]
+    values = dict.fromkeys([*models, *data])
     return [value for value in values if value and Path(value).exists()]
 
 # %% ../../nbs/cli/16_launch.ipynb #7adee5cb

@@ -93,7 +93,8 @@ class RecipeArguments(SourceArguments):
     guard_settings: dict | None = setting(None, "Of the guard: min_steps, decline_patience, ema_alpha, kl_hard_stop, proxy_gap_stop, "
                                                  "collapse_drop.")
     warm_up: dict | None = setting(None, "Train on demonstrations of the task first, once for all runs that name its folder: folder, "
-                                         "demonstrations, steps, batch_size, learning_rate, seed.")
+                                         "demonstrations, or traces of one's own (those that earned 1), hinted, steps, batch_size, "
+                                         "learning_rate, seed.")
     curriculum: bool = setting(False, "Draw tasks by p(1-p) of their pass rate; retire mastered ones, keep unsolved ones aside.")
     episode_reward: dict | None = setting(None, "Shape the reward: `credit` (all or share of the tests), `floor`, and coefficients of "
                                                 "`repeated_calls`, `failed_calls`, `unfinished_todos` and `length` (C(x) of Composer 2).")
@@ -309,7 +310,7 @@ def _check(recipe):
                             "rollout to transformers.")
     (_check_offline if a.task is None else _check_task)(a, c)
     if a.warm_up is not None:
-        check_demonstrations(a.task, warm_up_settings(a.warm_up).hinted)
+        check_demonstrations(a.task, warm_up_settings(a.warm_up))
     _check_hints(a, c)
     _check_pairs(a, c)
 

@@ -12,6 +12,7 @@ STEPS = 12
 DISTIL = {"alpha_sdpo": "1.0"}
 FIRST = DISTIL | {"sdpo_steps": str(STEPS // 2), "policy_start": str(STEPS // 2)}
 ARMS = {"A1": {"alpha_sdpo": "0.0"}, "A5": FIRST, "A5 filler": FIRST | {"hints": f"[{', '.join(HINTS['filler'])}]"}, "A2": DISTIL}
+TUNED = ("A1", "B1")
 LOGGED = ("step", "reward", "frac_reward_zero_std", "num_tokens", "sdpo/loss", "sdpo/sites", "grad_norm")
 PILOT = Pilot("first", "spike-004-real-first", LOGGED, train_tasks=96)
 
@@ -19,7 +20,9 @@ PILOT = Pilot("first", "spike-004-real-first", LOGGED, train_tasks=96)
 def one_run(arm: str, seed: int, factor: int) -> dict:
     "Train, and measure: on development tasks new episodes alone."
     split, checkpoint, found = "development" if seed == TUNING else "test", START, {}
-    if arm != "start":
+    if arm == "B1":
+        checkpoint, found = PILOT.supervise(STEPS, seed, factor)
+    elif arm != "start":
         checkpoint, found = PILOT.train(ARMS[arm] | {"max_steps": str(STEPS), "save_steps": str(STEPS)}, seed, factor)
     if split == "development":
         return found | {"rewards": PILOT.rewards(checkpoint, split)}
@@ -27,8 +30,8 @@ def one_run(arm: str, seed: int, factor: int) -> dict:
 
 
 def tuned(arm: str) -> int:
-    "The policy objective's own factor, with most passes of development tasks; for SDPO the one of channel 2 alone."
-    if arm != "A1":
+    "The factor with most passes of development tasks, for the arms without SDPO; for the others that of channel 2 alone."
+    if arm not in TUNED:
         return 3
     passes = {n: np.mean(read(PILOT.kept(arm, TUNING, n))["rewards"]) for n in FACTORS}
     return max(FACTORS, key=lambda factor: (passes[factor], -factor))
@@ -38,7 +41,8 @@ def plan():
     yield "start", 0, 1
     yield from (("A1", TUNING, factor) for factor in FACTORS)
     yield from ((arm, seed, None) for seed in SEEDS for arm in ("A5", "A5 filler", "A1"))
-    yield from (("A2", seed, None) for seed in SEEDS)
+    yield from (("B1", TUNING, factor) for factor in FACTORS)
+    yield from ((arm, seed, None) for seed in SEEDS for arm in ("B1", "A2"))
 
 
 if __name__ == "__main__":

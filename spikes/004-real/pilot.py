@@ -17,7 +17,7 @@ from composer_replication.envs.sql.tasks import sql_rows
 from composer_replication.experiments.pass_at_k import EvalTasks, play_samples
 from composer_replication.recipes.checkpoint import load_checkpoint
 from composer_replication.recipes.recipe import load_recipe
-from composer_replication.recipes.run import run_recipe
+from composer_replication.recipes.run import run_recipe, warmed
 from composer_replication.rollout.policies import TransformersPolicy
 from composer_replication.rollout.types import RolloutConfig
 from composer_replication.traces.read import read_traces
@@ -80,10 +80,15 @@ class Pilot:
         found = table(of, act(policy, of))
         return found | ({"rewards": self.rewards(checkpoint, split)} if play else {})
 
+    def _run_folder(self) -> Path:
+        "An empty place for this process's next run."
+        out = self.folder / f"run-{os.getpid()}"
+        shutil.rmtree(out, ignore_errors=True)
+        return out
+
     def train(self, settings: dict[str, str], seed: int, factor: int) -> tuple[Path, dict]:
         "Checkpoint of a run of `smollm2-sql` from the start, its log and CPU seconds. A process's next run overwrites it."
-        out, began = self.folder / f"run-{os.getpid()}", time.process_time()
-        shutil.rmtree(out, ignore_errors=True)
+        out, began = self._run_folder(), time.process_time()
         same = {"model": str(START), "warm_up": "null", "held_out_rows": "0", "learning_rate": str(RATE * factor),
                 "seed": str(seed), "bf16": "true", "output_dir": str(out)}
         checkpoint = Path(run_recipe(load_recipe("smollm2-sql", same | settings)).checkpoint)
@@ -91,23 +96,49 @@ class Pilot:
         log = [{key: entry.get(key) for key in self.logged} for entry in history if "loss" in entry]
         return checkpoint, {"log": log, "train_seconds": round(time.process_time() - began, 1)}
 
+    def supervise(self, steps: int, seed: int, factor: int) -> tuple[Path, dict]:
+        "As `train`, on those of the start's recorded episodes that passed: rejection sampling."
+        out, began, log = self._run_folder(), time.process_time(), []
+        stage = {"folder": str(out), "traces": [str(self.record("train"))], "steps": steps, "batch_size": 16, "seed": seed}
+        stage = orjson.dumps(stage).decode()[:-1] + f', "learning_rate": {RATE * factor:.8f}}}'
+        recipe = load_recipe("smollm2-sql", {"model": str(START), "warm_up": stage, "held_out_rows": "0", "bf16": "true"})
+        warmed(recipe, log.append)
+        return out, {"log": [{"step": entry["step"], "loss": entry["loss"]} for entry in log if "loss" in entry],
+                     "train_seconds": round(time.process_time() - began, 1)}
+
     def kept(self, arm: str, seed: int, factor: int) -> Path:
         return self.folder / f"{arm.replace(' ', '-')}-{seed}-{factor}.json"
 
-    def runs(self) -> list[dict]:
-        return [read(path) for path in sorted(self.folder.glob("*-*.json"))]
+    def results(self) -> Path:
+        return HERE / f"{self.name}.json"
+
+    def collect(self, facts: dict) -> None:
+        "Keep all runs that have ended, and the start's test episodes, at whose error turns they act."
+        write_file(self.results(), orjson.dumps(facts | {"runs": [read(path) for path in sorted(self.folder.glob("*-*.json"))]}))
+        shutil.copy(self.folder / "test.jsonl.gz", HERE / f"{self.name}.jsonl.gz")
+
+    def unpack(self) -> None:
+        "Runs and episodes that another checkout has kept, so that they are not made again."
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for run in read(self.results())["runs"] if self.results().exists() else ():
+            path = self.kept(run["arm"], run["seed"], run["factor"])
+            path.with_suffix(".taken").touch()
+            write_json(path, run)
+        episodes = HERE / f"{self.name}.jsonl.gz"
+        if episodes.exists() and not (self.folder / "test.jsonl.gz").exists():
+            shutil.copy(episodes, self.folder / "test.jsonl.gz")
 
 
-def main(pilot: Pilot, plan: Callable[[], Iterable], one_run: Callable[..., dict], tuned: Callable[[str], int], facts: dict) -> None:
-    "Go on with the runs of a plan, which are arm, seed, factor (None: what tuning says); several processes may share them."
+def main(pilot: Pilot, plan: Callable[[], Iterable], one_run: Callable[..., dict], tuned: Callable[[str], int], facts: dict):
+    "Go on with a plan of runs, which are arm, seed, factor (None: what tuning says); several processes may share them."
     parser = argparse.ArgumentParser(description=f"Go on with the runs of the pilot {pilot.name}.")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="no run begins after so many")
     parser.add_argument("--collect", action="store_true", help="write the results that there are and stop")
     asked = parser.parse_args()
     if asked.collect:
-        return write_file(HERE / f"{pilot.name}.json", orjson.dumps(facts | {"runs": pilot.runs()}))
+        return pilot.collect(facts)
     torch.set_num_threads(1)
-    pilot.folder.mkdir(parents=True, exist_ok=True)
+    pilot.unpack()
     end = time.monotonic() + 60 * asked.minutes
     for arm, seed, factor in plan():
         if time.monotonic() > end:

@@ -1,12 +1,15 @@
 """The warm-up of a recipe: what it is trained on, that runs share it, that a kill loses little, and that a mistake is told."""
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
+from composer_replication.core.files import write_jsonl
 from composer_replication.envs.sql.agents import demonstrations, hinted_demonstrations
 from composer_replication.envs.sql.env import SqlEnv
 from composer_replication.envs.sql.tasks import task_of
@@ -14,6 +17,7 @@ from composer_replication.envs.toy.model import embedded_model, embedded_tokeniz
 from composer_replication.recipes import warm_up
 from composer_replication.recipes.recipe import RecipeProblem, load_recipe
 from composer_replication.recipes.run import run_recipe, warmed
+from composer_replication.recipes.tasks import recipe_tasks
 from composer_replication.tree.template import probe_template
 
 SMALL = dict(model="embedded", task="sql", tasks="easy", train_rows=4, max_steps=1, per_device_train_batch_size=4,
@@ -24,6 +28,7 @@ SMALL = dict(model="embedded", task="sql", tasks="easy", train_rows=4, max_steps
 
 def recipe(folder, **values):
     stage = dict(folder=str(folder / "warm"), demonstrations=4, steps=2, batch_size=2) | values.pop("stage", {})
+    stage = {key: value for key, value in stage.items() if value is not None}
     path = folder / "mine.yaml"
     path.write_text(yaml.safe_dump(SMALL | dict(output_dir=str(folder / "out"), warm_up=stage) | values))
     return load_recipe(path)
@@ -80,10 +85,12 @@ def test_a_warm_up_with_hints_trains(tmp_path):
 
 @pytest.mark.parametrize("values, said", [
     (dict(stage={"hinted": -1}), "hinted=-1 will not do"), (dict(stage={"hinted": True}), "hinted=True will not do"),
-    (dict(task="toy", tasks=None, hints=["template"], detectors=None), "makes no demonstrations; take the task sql"),
+    (dict(task="toy", tasks=None, hints=["template"], detectors=None), "makes no demonstrations; name recorded episodes"),
     (dict(stage={"epochs": 2}), "warm_up has no 'epochs'; use folder, demonstrations, steps"),
     (dict(stage={"steps": 0}), "steps=0 will not do"), (dict(stage={"batch_size": 3}), "batch_size=3 is odd"),
     (dict(stage={"folder": ""}), "needs the folder"),
+    (dict(stage={"demonstrations": None, "traces": "mine.jsonl"}), "give a list of files or patterns"),
+    (dict(stage={"traces": ["mine.jsonl"]}), "names traces and demonstrations; name one"),
     (dict(tasks="simple"), "")])
 def test_a_mistake_is_told_before_anything_runs(tmp_path, values, said):
     if said:
@@ -110,6 +117,67 @@ def test_runs_share_the_checkpoint_and_others_are_refused(tmp_path):
     moved = AutoModelForCausalLM.from_pretrained(tmp_path / "warm").state_dict()
     assert any(not torch.equal(value, moved[name]) for name, value in embedded_model().state_dict().items())
     assert not list(tmp_path.glob("*.partial"))
+
+
+def recorded(folder, rewards):
+    "A file of episodes of training tasks with these rewards."
+    traces = [replace(trace, reward=reward) for trace, reward in zip(demonstrations(len(rewards), "own", ("easy",)), rewards)]
+    write_jsonl(folder / "own.jsonl", (json.loads(trace.to_json()) for trace in traces))
+    return {"demonstrations": None, "traces": [str(folder / "own.jsonl")]}, traces
+
+
+def rows_of(made):
+    return warm_up._stage_rows(made, warm_up.warm_up_settings(made.arguments.warm_up), probe_template(embedded_tokenizer()))
+
+
+def test_own_episodes_that_passed_are_learnt_and_no_others(tmp_path):
+    stage, traces = recorded(tmp_path, [1.0, 0.0, None, 0.5, 1.0])
+    wanted = warm_up.supervised_rows([traces[0], traces[4]], probe_template(embedded_tokenizer()))
+    assert rows_of(recipe(tmp_path, stage=stage)) == wanted
+    assert len(rows_of(recipe(tmp_path, stage=stage | {"hinted": 3}))) == 5
+
+
+def test_own_episodes_need_no_environment_with_demonstrations(tmp_path):
+    stage, _ = recorded(tmp_path, [1.0])
+    values = dict(task=None, tasks=None, train_rows=1, hints=["template"], detectors=None, traces=["embedded"], alpha_sdpo=1.0)
+    assert len(rows_of(recipe(tmp_path, stage=stage, **values))) == 1
+
+
+def test_none_that_passed_is_told_and_so_is_none_that_can_be_learnt(tmp_path):
+    stage, _ = recorded(tmp_path, [0.0, None])
+    with pytest.raises(ValueError, match="of 2 traces, 1 of them scored, none earned a reward of 1; name episodes that passed"):
+        warmed(recipe(tmp_path, stage=stage))
+    stage, _ = recorded(tmp_path, [1.0, 1.0])
+    with pytest.raises(ValueError, match="2 of 2 episodes that passed cannot be learnt from; the first"):
+        rows_of(recipe(tmp_path, stage=stage, max_trace_tokens=8))
+    assert not (tmp_path / "warm").exists()
+
+
+def test_an_episode_that_cannot_be_learnt_is_left_out_and_told(tmp_path):
+    stage, traces = recorded(tmp_path, [1.0, 1.0])
+    users = [json.loads(replace(trace, turns=trace.turns[:2]).to_json()) for trace in traces[1:]]
+    write_jsonl(tmp_path / "own.jsonl", [json.loads(traces[0].to_json()), *users])
+    with pytest.warns(UserWarning, match="1 of 2 episodes that passed cannot be .* no turn of the assistant"):
+        assert len(rows_of(recipe(tmp_path, stage=stage))) == 1
+
+
+def test_episodes_of_held_out_tasks_are_not_learnt(tmp_path):
+    made = recipe(tmp_path, held_out_rows=2)
+    row = recipe_tasks(made).held_out[0]
+    stage, traces = recorded(tmp_path, [1.0, 1.0])
+    traces[1] = replace(traces[1], task_id=row["task_id"])
+    write_jsonl(tmp_path / "own.jsonl", [json.loads(trace.to_json()) for trace in traces])
+    assert len(rows_of(recipe(tmp_path, held_out_rows=2, stage=stage))) == 1
+
+
+@pytest.mark.trainer
+def test_other_episodes_in_the_file_make_another_warm_up(tmp_path):
+    stage, _ = recorded(tmp_path, [1.0, 1.0])
+    made = recipe(tmp_path, stage=stage)
+    assert warmed(made).arguments.model == warmed(made).arguments.model == str(tmp_path / "warm")
+    recorded(tmp_path, [1.0, 0.0])
+    with pytest.raises(ValueError, match="was made with traces="):
+        warmed(made)
 
 
 @pytest.mark.trainer
