@@ -9,6 +9,7 @@ __all__ = ['GATES', 'Teachers', 'LedgerFile', 'Budget', 'MaxWall', 'PairsFile', 
 
 # %% ../../nbs/cli/04_replay.ipynb #1593371c
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
@@ -142,7 +143,7 @@ def _check_votes(teachers, gate, min_votes, estimate):
 
 
 def _panel(teachers, price, key_env, max_tokens):
-    "The endpoints. Raises `TeacherProblem` where one key would go to two addresses."
+    "The endpoints. Raises `TeacherProblem` where one key would go to two addresses, and where one answer would count as two votes."
     from composer_replication.replay.prices import parse_price, price_table
     from composer_replication.replay.run import parse_teacher
     from composer_replication.replay.teachers import TeacherProblem
@@ -150,6 +151,9 @@ def _panel(teachers, price, key_env, max_tokens):
     panel = [parse_teacher(text, table, key_env, max_tokens) for text in teachers]
     if len(addresses := sorted({e.base_url for e in panel if key_env and e.key_env == key_env})) > 1:
         raise TeacherProblem(f"the key in {key_env} would go to {' and '.join(addresses)}", "ask one of them at a time")
+    same = Counter((e.url, e.model) for e in {e.name: e for e in panel}.values())
+    if twice := next((e for e in panel if same[e.url, e.model] > 1), None):
+        raise TeacherProblem(f"two teachers are {twice.model} at {twice.base_url}, and one answer would count as two votes", "name it once")
     return panel
 
 # %% ../../nbs/cli/04_replay.ipynb #7ab371dd
@@ -336,6 +340,7 @@ def pairs(
         say_what(f"comparing {len(examples)} pairs")
         if model is None:
             from composer_replication.envs.toy.model import embedded_tokenizer
+            warn("Tokens and the chat template are those of the embedded toy model; pass --model with yours.")
         kept, report = normalise_pairs(examples, embedded_tokenizer() if model is None else _tokenizer(model), held, max_tokens, near=near)
         write_pairs(kept, output)
     if as_json:

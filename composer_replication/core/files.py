@@ -57,14 +57,13 @@ def write_json(
 def read_json(
     text: str | bytes,
 ) -> Any:
-    "As `orjson.loads`, with U+FFFD for each half of a surrogate pair. Raises `orjson.JSONDecodeError`."
+    "As `orjson.loads`, with U+FFFD for each half of a surrogate pair and null for Python's NaN and Infinity. Raises `orjson.JSONDecodeError`."
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        if "surrogate" not in str(error):
-            raise
         try:
-            whole = re.sub("[\ud800-\udfff]", "\ufffd", json.dumps(json.loads(text), ensure_ascii=False))
+            value = json.loads(text, parse_constant=lambda name: None)
+            whole = re.sub("[\ud800-\udfff]", "\ufffd", json.dumps(value, ensure_ascii=False))
         except (ValueError, RecursionError):
             raise error from None
         return orjson.loads(whole)

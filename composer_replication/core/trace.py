@@ -6,6 +6,7 @@
 __all__ = ['Role', 'ERROR_KINDS', 'TraceProblem', 'ToolCall', 'leaves', 'Turn', 'Trace', 'HintContext', 'ErrorSite']
 
 # %% ../../nbs/core/02_trace.ipynb #e1cc21c0
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
@@ -140,6 +141,8 @@ class Trace:
         turns = []
         for t in row.pop("turns"):
             t = dict(t) | {k: tuple(t[k]) for k in ("token_ids", "logprobs") if t.get(k) is not None}
+            if None in (t.get("logprobs") or ()):  # JSON has no infinity
+                t["logprobs"] = tuple(-math.inf if value is None else value for value in t["logprobs"])
             turns.append(Turn(**t | {"tool_calls": tuple(ToolCall(**c) for c in t.get("tool_calls", ()))}))
         return cls(**row | {"turns": tuple(turns), "tools": tuple(row.get("tools", ()))})
 

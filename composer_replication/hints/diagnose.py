@@ -96,7 +96,12 @@ SQL_RULES: tuple[Rule, ...] = (
 def _one_liner(match: re.Match) -> str:
     if '"<string>"' in match.string:
         return "Python code given with -c cannot hold a compound statement after a semicolon, nor quotes of the shell: write it to a file and run that."
-    return "The Python code does not parse ({2}): look at the marked line, its quotes, brackets and indentation."
+    return f"The Python code does not parse ({_part(match[2])}): look at the marked line, its quotes, brackets and indentation."
+
+
+def _part(found: str | None) -> str:
+    "What a pattern found, as a sentence quotes it."
+    return shorten(" ".join((found or "").split()), 80).rstrip(".;:, ")
 
 
 def _no_module(match: re.Match) -> str:
@@ -191,17 +196,10 @@ _COMPILED = [(re.compile(p, flags), answer)
 _SPAN = 2000  # characters read at each end of an error text
 
 
-def _filled(said: str, parts: list[str]) -> str:
-    "The sentence with `{1}`, `{2}`, ... replaced by the parts of those numbers."
-    return re.sub(r"\{(\d)\}", lambda m: parts[int(m[1])].rstrip(".;:, "), said)
-
-
-def _apply(text: str, context: str) -> str | None:
+def _apply(text: str) -> str | None:
     for pattern, answer in _COMPILED:
-        match = pattern.search(text)
-        if match and (said := answer(match) if callable(answer) else answer):
-            parts = ["", *(shorten(" ".join((g or "").split()), 80) for g in match.groups())]
-            return _filled(said, parts)
+        if match := pattern.search(text):  # a function's sentence is whole: braces in it are the error's own
+            return answer(match) if callable(answer) else re.sub(r"\{(\d)\}", lambda m: _part(match[int(m[1])]), answer)
     return None
 
 
@@ -213,4 +211,4 @@ def diagnose(
     if len(text) > 2 * _SPAN:
         text = text[:_SPAN] + "\n" + text[-_SPAN:]
     line = exception_line(text)
-    return (line and _apply(line, text)) or _apply(text, text)
+    return (line and _apply(line)) or _apply(text)

@@ -20,7 +20,7 @@ from fastcore.basics import patch
 from .diagnose import unwrap
 from .leak_check import leaks, seen_before
 from .layers import register_layer
-from .text import action_text, clamp, shorten
+from .text import action_text, clamp, shorten, without_thinking
 from ..core.files import write_json
 from ..core.trace import HintContext, Turn
 
@@ -147,7 +147,7 @@ def generate(self: LLMJudgeHintGenerator, error_kind: str, error_meta: Mapping |
     prompt = judge_prompt(replace(HintContext.of(error_meta), error_kind=error_kind))
     key = cache_key(prompt, self.model)
     answer = self.cache.get(key) if self.cache else None
-    if answer is None:
+    if not answer:
         answer = self._ask(prompt, key)
     else:
         self.hits += 1
@@ -164,6 +164,9 @@ def _ask(self: LLMJudgeHintGenerator, prompt: str, key: str) -> str | None:
         return None
     if not isinstance(answer, str):
         self.failures[f"answered with {type(answer).__name__}"] += 1
+        return None
+    if not (answer := without_thinking(answer)):  # such as a model that spent all its tokens on thinking
+        self.failures["answered nothing"] += 1
         return None
     if self.cache:
         try:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from ..core.trace import HintContext
 from .judge_layer import both_ends, error_shown
 from .layers import register_layer
-from .text import action_text, clamp, shorten
+from .text import action_text, clamp, shorten, without_thinking
 
 # %% ../../nbs/hints/08_learned_layer.ipynb #418efd2c
 WRITER_TASK = ("A step of an agent failed. Write one or two short sentences that it should read right before this step: what is wrong, and "
@@ -36,7 +36,6 @@ def writer_prompt(context: HintContext) -> str:
 
 # %% ../../nbs/hints/08_learned_layer.ipynb #bb82d1f8
 HINT_CHARS = 300
-_THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.S)
 _MARKS = re.compile(r"<\|[^|<>\n]{1,40}\|>|</?(?:s|think|tool_call|tool_response|start_of_turn|end_of_turn)>|\[/?INST\]")
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -45,7 +44,7 @@ def clean_hint(
     text: str,  # as a model wrote it
 ) -> str:  # empty where it is no hint
     "The hint in what a model wrote."
-    text = _THINKING.sub("", text[:20 * HINT_CHARS])
+    text = without_thinking(text[:20 * HINT_CHARS])
     while (bare := _MARKS.sub("", text)) != text:  # what is taken out may leave another mark behind
         text = bare
     text = _CONTROLS.sub(" ", text).strip().removeprefix("Hint:").strip(" \"'`")

@@ -43,6 +43,14 @@ def sentences(text: str) -> list[str]:  # without the space between them
     return [" ".join(s.split()) for s in found if s]
 
 # %% ../../nbs/hints/00_text.ipynb #a1c9ef57
+_THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.S)
+
+
+def without_thinking(text: str) -> str:
+    "What a model wrote, without what it thought aloud in tags, finished or not."
+    return _THINKING.sub("", text).strip()
+
+
 def shorten(text: str, max_chars: int) -> str:
     "At most `max_chars` characters, cut between words where that is possible, with an ellipsis where something is missing."
     if len(text) <= max_chars:

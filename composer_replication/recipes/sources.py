@@ -21,6 +21,7 @@ from ..replay.dedup import SCHEMA, PreferenceExample, read_pairs
 from ..replay.pairs import FREE_PAIRS, free_pairs
 from ..replay.prices import Price
 from ..replay.run import parse_teacher
+from ..replay.teachers import TeacherProblem
 from .checkpoint import load_checkpoint
 from .hint_writer import HintWriter
 from .recipe import EMBEDDED, Recipe, RecipeProblem
@@ -123,18 +124,23 @@ def recipe_sources(
     return Sources(recorded, tuple(e for e in more if id(e.trace) in kept), recipe_hints(recipe, SiblingIndex(traces)) if c.alpha_sdpo else None, own)
 
 # %% ../../nbs/recipes/09_sources.ipynb #4e48eca8
+JUDGE_TOKENS = 1024  # of one answer, thinking included
+
+
 def judge_of(
     model: str,  # [NAME=]MODEL[@URL], as `composer-rl replay --teachers` takes it
     key_env: str | None = None,  # environment variable with the key of another address than OpenRouter's
 ) -> Callable[[str], str]:  # from prompt to answer
     "A model behind an address, asked for one short answer at a time. Raises `TeacherProblem`, also where its key is missing."
     name = (model.partition("=")[2] or model).partition("@http")[0]
-    endpoint = parse_teacher(model, {name: Price(0, 0, source="not counted")}, key_env, max_tokens=256)
+    endpoint = parse_teacher(model, {name: Price(0, 0, source="not counted")}, key_env, max_tokens=JUDGE_TOKENS)
     read_key(endpoint)
 
     def ask(prompt: str) -> str:
-        reply = complete(endpoint, chat_body(endpoint, (Turn("user", prompt),), ()))
-        return reply["choices"][0]["message"].get("content") or ""
+        choice, = complete(endpoint, chat_body(endpoint, (Turn("user", prompt),), ()))["choices"]
+        if choice.get("finish_reason") == "length":
+            raise TeacherProblem(f"{name} was cut off at {JUDGE_TOKENS} tokens", "name a model that answers in fewer")
+        return choice["message"].get("content") or ""
     return ask
 
 

@@ -361,7 +361,8 @@ def is_model(
     asked: str,
     served: str,  # empty where the endpoint does not say
 ) -> bool:
-    "Whether the model that answered is the one asked, up to its vendor's name, a variant such as `:free`, and a date."
+    """Whether the model that answered is the one asked, up to its vendor's name, a variant such as `:free`, a date, and the order of
+    the name's parts: OpenRouter has `claude-4.5-sonnet-20250929` answer for `claude-sonnet-4.5`."""
     if not served or asked == served:
         return True
     (mine, my_date), (its, its_date) = _model_and_date(asked), _model_and_date(served)
@@ -371,7 +372,8 @@ def is_model(
 def _model_and_date(model):
     name = model.lower().rsplit("/", 1)[-1].split(":")[0]
     date = re.search(_DATE, name)
-    return (name[: date.start()], date[1].replace("-", "")) if date else (name, "")
+    bare = re.sub(r"\b(\d)-(\d\d?)\b", r"\1.\2", name[: date.start()] if date else name)  # a version stays one part
+    return sorted(bare.split("-")), date[1].replace("-", "") if date else ""
 
 # %% ../../nbs/replay/04_client.ipynb #d3060336
 def read_turn(

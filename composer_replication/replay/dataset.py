@@ -38,13 +38,18 @@ def scrubbed_trace(
     return Trace.from_json(scrub(orjson.loads(bare.to_json()), counts))
 
 
+def _act(messages):
+    "What a side of a pair does, without the ids of its calls."
+    return [call["function"] for message in messages for call in message.get("tool_calls") or ()] or [m.get("content") for m in messages]
+
+
 def scrubbed_pairs(
     path: str | Path,  # as `write_pairs` writes
     counts: Counter,
 ) -> list[PreferenceExample]:
     "The pairs of a file without secrets; a pair whose sides differed in a secret only is left out. Raises as `read_pairs`."
     read_pairs(path)  # tells what is wrong by the file's own name and lines
-    rows = [row for row in (scrub(row, counts) for _, row in read_jsonl(path)) if row["chosen"] != row["rejected"]]
+    rows = [row for row in (scrub(row, counts) for _, row in read_jsonl(path)) if _act(row["chosen"]) != _act(row["rejected"])]
     if not rows:
         raise InputProblem("the sides of every pair differ in a secret only, so nothing is left to publish", "make other pairs", str(path))
     with tempfile.TemporaryDirectory() as folder:

@@ -230,10 +230,13 @@ def read_traces(
 # %% ../../nbs/traces/01_read.ipynb #d6b2de64
 def own_ids() -> Callable[[Trace], Trace]:
     "A function that gives every trace it sees an id of its own: the second of one name becomes `name@2`."
-    seen = Counter()
+    seen, given = Counter(), set()
 
     def own_id(trace):
-        seen[trace.trace_id] += 1
-        again = seen[trace.trace_id]
-        return trace if again == 1 else replace(trace, trace_id=f"{trace.trace_id}@{again}")
+        name, number = trace.trace_id, 1
+        while name in given:  # `name@2` may be another trace's own id
+            number = seen[trace.trace_id] = max(number, seen[trace.trace_id]) + 1
+            name = f"{trace.trace_id}@{number}"
+        given.add(name)
+        return trace if name == trace.trace_id else replace(trace, trace_id=name)
     return own_id

@@ -12,20 +12,25 @@ from typing import Any
 
 # %% ../../nbs/traces/05_scrub.ipynb #121457fa
 PATTERNS = {  # what stands in its place: the form
-    "private key": re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
+    "private key": re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)", re.DOTALL),
     "model API key": re.compile(r"\bsk-[A-Za-z0-9_-]{20,}"),
     "GitHub token": re.compile(r"\b(?:gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{22,})"),
     "Hugging Face token": re.compile(r"\bhf_[A-Za-z0-9]{30,}"),
     "AWS key": re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
     "Google key": re.compile(r"\bAIza[0-9A-Za-z_-]{35}"),
     "Slack token": re.compile(r"\bxox[abeprs]-[A-Za-z0-9-]{10,}"),
+    "Stripe key": re.compile(r"\b[rs]k_(?:live|test)_[A-Za-z0-9]{16,}"),
+    "GitLab token": re.compile(r"\bglpat-[A-Za-z0-9_-]{20,}"),
+    "package index token": re.compile(r"\b(?:npm_[A-Za-z0-9]{36,}|pypi-[A-Za-z0-9_-]{50,})"),
     "JSON web token": re.compile(r"\beyJ[A-Za-z0-9_-]{8,1000}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"),
     "bearer token": re.compile(r"(?i)(?<=\bbearer )[A-Za-z0-9._~+/=-]{16,}"),
-    "password in an address": re.compile(r"(?<=://)[^\s:/@]{1,100}:[^\s/@]{1,200}(?=@)"),
-    "assigned secret": re.compile(r"(?i)\b((?:\w{0,40}_)?(?:api_?key|access_?key|secret|token|passw(?:or)?d)\w{0,20}\\{0,9}['\"]?\s{0,3}[=:]\s{0,3}\\{0,9}['\"]?)"
+    "basic credentials": re.compile(r"(?<=\b[Bb]asic )(?=[A-Za-z+/]{0,200}[0-9=])(?=[^A-Z\s]{0,200}[A-Z])[A-Za-z0-9+/]{8,}={0,2}"),
+    "password in an address": re.compile(r"(?<=://)[^\s:/@]{0,100}:[^\s/@]{1,200}(?=@)"),
+    "assigned secret": re.compile(r"(?i)\b([\w-]{0,40}?(?:api[_-]?key|access[_-]?key|secret|token|passw(?:or)?d)\w{0,20}\\{0,9}['\"]?\s{0,3}[=:]\s{0,3}\\{0,9}['\"]?)"
                                   r"(?=[^\s'\"]{0,200}\d)[^\s'\"\\<>,;(){}\[\]]{12,}"),
     "e-mail address": re.compile(r"\b[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){1,5}\b"),
-    "user name": re.compile(r"(?<=/home/)[^/\s'\":]{1,64}|(?<=/Users/)[^/\s'\":]{1,64}"),
+    "user name": re.compile(r"(?<=/home/)[^/\s'\":]{1,64}|(?<=/Users/)[^/\s'\":]{1,64}"
+                            r"|(?:(?<=:\\Users\\)|(?<=:\\\\Users\\\\))[^\\/\s'\":]{1,64}"),
 }
 
 

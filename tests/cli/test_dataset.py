@@ -25,8 +25,16 @@ SECRETS = {  # made up; in parts, so that no scanner takes this file for a leak
     "model API key": "sk-" + "ant-api03-" + "aB3" * 9, "GitHub token": "ghp_" + "a1" * 18,
     "Hugging Face token": "hf_" + "Ab" * 17, "AWS key": "AKIA" + "Q" * 16, "Google key": "AIza" + "x" * 35,
     "Slack token": "xoxb-" + "1" * 12, "JSON web token": "eyJ" + "a" * 20 + "." + "b" * 20 + "." + "c" * 9,
+    "Stripe key": "sk_" + "live_" + "a1" * 12, "GitLab token": "glpat" + "-" + "x9" * 10,
+    "package index token": "npm_" + "a1" * 18,
     "e-mail address": "ann.b@mail.example.org"}
-IN_CONTEXT = {"bearer token": ("Authorization: Bearer ", "q1" * 12),
+MORE = [("-----BEGIN PGP " + "PRIVATE KEY BLOCK-----\nlQdG\n-----END PGP PRIVATE KEY BLOCK-----", "private key"),
+        ("x-api-key: " + "0123456789abcdef", "assigned secret"), ("accessToken=" + "a1b2c3d4e5f6g7", "assigned secret"),
+        ("'dbPassword': '" + "correct-horse-7'", "assigned secret"),
+        ("redis://:" + "hunter22@cache:6379", "password in an address"),
+        (r"C:\Users\annbee\x.py", "user name"), ("C:\\\\Users\\\\annbee\\\\x.py", "user name")]
+IN_CONTEXT = {"basic credentials": ("Authorization: Basic ", "YW5uOmh1bnRlcjIy"),
+              "bearer token": ("Authorization: Bearer ", "q1" * 12),
               "password in an address": ("git clone https://", "me:hunter2"),
               "assigned secret": ("DB_PASSWORD=", "correct-horse-7-battery"), "user name": ("/home/", "annbee")}
 
@@ -47,6 +55,21 @@ def test_every_pattern_finds_its_secret_and_nothing_of_it_stays(kind):
     behind = "@host/x and more" if kind == "password in an address" else " and more"
     shown = scrub_text(before + secret + behind, counts)
     assert secret not in shown and counts[kind] == 1 and f"<{kind}>" in shown and shown.endswith("and more")
+
+
+@pytest.mark.parametrize("text, kind", MORE)
+def test_other_forms_of_a_secret_are_found(text, kind):
+    counts = Counter()
+    shown = scrub_text(f"see {text} there", counts)
+    left = [s for s in ("lQdG", "0123456789", "a1b2c3", "correct-horse", "hunter22", "annbee") if s in shown]
+    assert counts == {kind: 1} and not left, shown
+    assert scrub({"x-api-key": "0123456789abcdef"}, Counter()) == {"x-api-key": "<assigned secret>"}
+
+
+@pytest.mark.parametrize("text", [
+    "a basic understanding of it", "Basic authentication", "tokens: 512", "max_tokens=4096", "the secret of it"])
+def test_plain_words_stay(text):
+    assert scrub_text(text, Counter()) == text
 
 
 def test_a_secret_under_its_name_is_found_in_parsed_arguments_and_in_json_within_json():
@@ -134,6 +157,12 @@ def test_pairs_that_differ_in_a_secret_only_leave_nothing_to_publish(tmp_path):
     trace = Trace("t", (Turn("user", "Go."), Turn("assistant", f"key {SECRETS['AWS key']}"), Turn("user", "So?")))
     other = Turn("assistant", "key " + SECRETS["AWS key"][:-1] + "R")
     write_pairs(place_pairs([DPOPair("t", 1, other, trace.turns[1], "by hand")], [trace]), tmp_path / "p.jsonl")
+    mine, its = (Turn("assistant", tool_calls=(ToolCall("login", {"key": key}, id),))
+                 for key, id in ((SECRETS["AWS key"], "call_1"), (SECRETS["AWS key"][:-1] + "R", "call_2")))
+    whole = Trace("t", (Turn("user", "Go."), mine, Turn("tool", "So?", tool_call_id="call_1", observation=True)))
+    write_pairs(place_pairs([DPOPair("t", 1, its, mine, "by hand")], [whole]), tmp_path / "calls.jsonl")
+    done = run("pairs", tmp_path / "calls.jsonl", "--out", tmp_path / "c", "--licence", "other")
+    assert done.exit_code == 1 and "differ in a secret only" in done.stderr.replace("\n", " "), done.stderr
     done = run("pairs", tmp_path / "p.jsonl", "--out", tmp_path / "d", "--licence", "other")
     assert done.exit_code == 1 and "differ in a secret only" in done.stderr.replace("\n", " ") and "/tmp/tmp" not in done.stderr
 

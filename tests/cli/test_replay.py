@@ -131,6 +131,7 @@ def test_only_errors_asks_at_the_turns_that_caused_one(traces, server):
     (["--teachers", "m@http://127.0.0.1:1/v1", "--price", "m=cheap"], "is no price"),
     (["--gate", "sure", "--teachers", "m@http://127.0.0.1:1/v1"], "cannot give 2 votes"),
     (["--teachers", "m@http://127.0.0.1:1/v1", "--teachers", "m@http://127.0.0.1:1/v1"], "each with a name of its own"),
+    (["--teachers", "A=m@http://127.0.0.1:1/v1", "--teachers", "B=m@http://127.0.0.1:1/v1"], "one answer would count as two"),
 ])
 def test_what_cannot_be_asked_is_one_sentence(traces, monkeypatch, words, sentence):
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)

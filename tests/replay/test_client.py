@@ -287,6 +287,11 @@ def test_retry_after():
         ("llama-3-8b", "llama-3-70b", False),
         ("gpt-4-32k", "gpt-4", False),
         ("o3", "o3-pro", False),
+        ("anthropic/claude-sonnet-4.5", "anthropic/claude-4.5-sonnet-20250929", True),
+        ("anthropic/claude-sonnet-4", "anthropic/claude-4-sonnet-20250522", True),
+        ("claude-opus-4-8", "anthropic/claude-4.8-opus-20260401", True),
+        ("gpt-4.5", "gpt-5.4", False),
+        ("claude-sonnet-4.5", "claude-opus-4.5", False),
     ],
 )
 def test_models_served(asked, served, same):

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from pathlib import Path
 
 import orjson
@@ -13,7 +14,8 @@ from composer_replication.core.trace import ToolCall, Trace, TraceProblem, Turn
 from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.export import write_traces
 from composer_replication.traces.formats.base import FORMATS, read_record, register_format, with_tools
-from composer_replication.traces.read import loose_ends, read_traces
+from composer_replication.traces.formats.mini_swe_agent import last_command, returned
+from composer_replication.traces.read import loose_ends, own_ids, read_traces
 
 CLAUDE = Path(__file__).parents[1] / "fixtures" / "claude_code"
 
@@ -402,6 +404,50 @@ def test_claude_code_side_chain_alone_is_told():
     problems: list = []
     assert list(read_traces(CLAUDE / "sidechain.jsonl", on_problem=problems.append)) == []
     assert "side-chains" in str(problems[0])
+
+
+HEAD_AND_TAIL = ("<returncode>{}</returncode>\n<warning>\nThe output was too long.\n</warning><output_head>\n"
+                 "ERROR collecting tests/a.py\n</output_head>\n<elided_chars>\n9000 characters elided\n</elided_chars>\n"
+                 "<output_tail>\n1 error in 2s\n</output_tail>")
+
+
+@pytest.mark.parametrize("code", [1, 2])
+def test_a_long_failing_output_of_mini_swe_is_read(code):
+    turns = (Turn("assistant", tool_calls=(ToolCall("bash", {"command": "pytest"}, "c"),)),
+             Turn("tool", HEAD_AND_TAIL.format(code), tool_call_id="c", observation=True))
+    found = returned(Trace("t", turns, format="mini-swe-agent"), 1)
+    assert found and "no output" not in found.message and ("ERROR collecting" in found.message or "1 error" in found.message)
+
+
+def test_the_command_of_a_mini_swe_agent_that_writes_text_counts():
+    turns = (Turn("assistant", "Compare.\n\n```bash\ndiff a b\n```"),
+             Turn("user", "<returncode>1</returncode>\n<output>\n1c1\n< a\n</output>", observation=True))
+    assert last_command(Trace("t", turns), 1) == "diff a b" and returned(Trace("t", turns), 1).kind is None
+
+
+def test_own_lines_that_other_tools_rewrote_are_read(tmp_path):
+    turns = (Turn("user", "Go."), Turn("assistant", "a", token_ids=(1, 2), logprobs=(-0.5, -math.inf)))
+    bare = {"name": "f", "parameters": {"type": "object", "properties": {}}}
+    row = json.loads(Trace("t", turns, tools=(bare,), reward=1.0).to_json())
+    (tmp_path / "own.jsonl").write_text("".join(line + "\n" for line in (
+        json.dumps(row | {"reward": 1}), json.dumps(row | {"reward": True}), json.dumps(row | {"reward": math.nan}))))
+    read = list(read_traces(tmp_path / "own.jsonl", strict=True))
+    assert [t.reward for t in read] == [1.0, 1.0, None] and all(type(t.reward) is not int for t in read)
+    assert read[0].turns == turns and read[0].tool_names == ("f",) and Trace.from_json(read[0].to_json()) == read[0]
+
+
+def test_a_chat_whose_task_is_text_and_whose_tools_are_built_in_is_read():
+    record = {"messages": [{"role": "user", "content": "U"}, {"role": "assistant", "content": "A"},
+                           {"role": "tool", "content": "", "error": "Timeout"}],
+              "info": {"task": "fix it"}, "tools": [{"type": "web_search"}, {"type": "function", "function": {"name": "f"}}]}
+    trace = read_record(record)
+    assert trace.tool_names == ("f",) and trace.turns[2].failed and trace.turns[2].fail_reason == "Timeout"
+
+
+def test_ids_of_their_own_are_not_given_twice():
+    own = own_ids()
+    ids = [own(Trace(name, (Turn("user", "U"),))).trace_id for name in ("a", "a@2", "a", "a", "a@2")]
+    assert ids == ["a", "a@2", "a@3", "a@4", "a@2@2"]
 
 
 def test_parents_in_a_circle_end():

@@ -143,6 +143,11 @@ def tool_of(schema: dict) -> dict:
     return {"type": "function", "function": function}
 
 # %% ../../../nbs/traces/formats/00_base.ipynb #5afaabc4
+def _built_in(tool):
+    "Whether it is a tool of the provider's own, such as a web search, which has a type and no schema."
+    return isinstance(tool, dict) and isinstance(tool.get("function"), dict) and "name" not in tool["function"] and "type" in tool["function"]
+
+
 def new_trace(
     record: dict,
     fallback: str,  # the id, where the record has none
@@ -161,7 +166,7 @@ def new_trace(
         "model": as_text(record.get("model")),
         "reward": as_reward(info.get("reward") if reward is None else reward),
         "source": as_text(record.get("source")),
-        "tools": tuple(map(tool_of, as_list(record.get("tools"), "the tool list"))),
+        "tools": tuple(tool for tool in map(tool_of, as_list(record.get("tools"), "the tool list")) if not _built_in(tool)),
     }
     return Trace(turns=tuple(turns), format=format, **common | extra)
 
@@ -198,7 +203,8 @@ def chat_turn(
         failed = message.get("error", message.get("is_error"))
         return Turn("tool", content, tool_call_id=as_text(message.get("tool_call_id") or message.get("id")),
                     name=as_text(message.get("name")), observation=True,
-                    failed=failed if isinstance(failed, bool) else None, source_index=index)
+                    failed=failed if isinstance(failed, bool) else (isinstance(failed, str) and failed != "") or None,
+                    fail_reason=failed or None if isinstance(failed, str) else None, source_index=index)
     return None if role is None else Turn(role, content, source_index=index)
 
 # %% ../../../nbs/traces/formats/00_base.ipynb #ad35b5d9

@@ -6,7 +6,9 @@
 __all__ = ['read_own']
 
 # %% ../../../nbs/traces/formats/11_composer.ipynb #b776fcd2
-from .base import register_format
+from dataclasses import replace
+
+from .base import as_reward, register_format, tool_of
 from ...core.trace import Trace, TraceProblem
 
 # %% ../../../nbs/traces/formats/11_composer.ipynb #6b3a7896
@@ -14,6 +16,7 @@ from ...core.trace import Trace, TraceProblem
 def read_own(record: dict, trace_id: str) -> Trace:
     "A line of the project's own JSONL."
     trace = Trace.from_json(record)
+    trace = replace(trace, reward=as_reward(trace.reward), tools=tuple(map(tool_of, trace.tools)))
     if not trace.turns:
         raise TraceProblem("the trace has no turns", "leave it out")
     return trace

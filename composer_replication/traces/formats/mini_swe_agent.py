@@ -36,7 +36,9 @@ def read_miniswe(record: dict, trace_id: str) -> Trace:
     return new_trace(record, trace_id, "mini-swe-agent", turns)
 
 # %% ../../../nbs/traces/formats/03_mini_swe_agent.ipynb #d86ab3d9
-RETURNED = re.compile(r"(?:<exception>(.*?)</exception>\s*)?<returncode>(-?\d+)</returncode>\s*(?:<output>(.*?)(?:</output>\s*)?$)?", re.S)
+RETURNED = re.compile(r"(?:<exception>(.*?)</exception>\s*)?<returncode>(-?\d+)</returncode>\s*(?:<output>(.*?)(?:</output>\s*)?$|"
+                      r"(?:<warning>.*?</warning>\s*)?<output_head>(.*?)</output_head>.*?(?:<output_tail>(.*?)(?:</output_tail>\s*)?)?$)?", re.S)
+FENCED = re.compile(r"```(?:bash|sh|mswea_bash_command)?[ \t]*\n(.*?)\n?```", re.S)  # the command of an agent that writes text
 
 
 def last_command(trace: Trace, position: int) -> str:
@@ -46,6 +48,8 @@ def last_command(trace: Trace, position: int) -> str:
         if before.role == "assistant":
             call = next((c for c in before.tool_calls if c.id == turn.tool_call_id), None)
             command = call.arguments.get("command") if call and call.parsed else None
+            if not before.tool_calls and (written := FENCED.findall(before.content)):
+                command = written[-1]
             return command.rstrip() if isinstance(command, str) else ""
     return ""
 
@@ -61,7 +65,8 @@ def returned(trace: Trace, position: int) -> Detection | None:
     match = RETURNED.match(turn.content)
     if match is None:
         return Detection("runtime_error", turn.content) if turn.content.startswith("<exception>") else None
-    exception, code, output = match.groups()
+    exception, code, *shown = match.groups()
+    output = "\n".join(filter(None, shown))  # head and tail of a long one
     if exception:
         return Detection("runtime_error", exception)
-    return shell_detection(int(code), output or "", "" if code == "0" else last_command(trace, position))
+    return shell_detection(int(code), output, "" if code == "0" else last_command(trace, position))

@@ -22,4 +22,4 @@ def read_openai(record: dict, trace_id: str) -> Trace:
     "An OpenAI chat with tool calls, as tau-bench and most harnesses record it."
     task = (record.get("info") or {}).get("task") if isinstance(record.get("info"), dict) else None
     turns = list(chat_turns(record.get("messages", record.get("traj"))))
-    return new_trace(record, trace_id, "openai", turns, gold=gold_text((task or {}).get("actions")))
+    return new_trace(record, trace_id, "openai", turns, gold=gold_text(task.get("actions") if isinstance(task, dict) else None))
