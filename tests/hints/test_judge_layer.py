@@ -82,12 +82,13 @@ def test_even_no_answer_is_kept(tmp_path):
 def test_a_judge_that_said_nothing_is_counted_and_asked_again(tmp_path):
     layer = LLMJudgeHintGenerator(lambda p: "<think>Only thoughts, and then no tokens left", cache_dir=tmp_path)
     assert ask(layer) is None and layer.failures == {"answered nothing": 1} and not list(tmp_path.rglob("*.json"))
-    AnswerCache(tmp_path).put(cache_key(judge_prompt(replace(meta(), error_kind="runtime_error"))), "")  # an earlier version's
+    AnswerCache(tmp_path).put(cache_key(judge_prompt(replace(meta(), error_kind="runtime_error"))), "")
     assert ask(LLMJudgeHintGenerator(lambda p: "Use bar.", cache_dir=tmp_path)) == "Use bar."
 
 
 def test_thoughts_are_no_hint():
-    assert ask(LLMJudgeHintGenerator(lambda p: "<think>\nThe agent called foo.\n</think>\nUse bar instead.")) == "Use bar instead."
+    said = ask(LLMJudgeHintGenerator(lambda p: "<think>\nThe agent called foo.\n</think>\nUse bar instead."))
+    assert said == "Use bar instead."
 
 
 def test_a_changed_template_version_asks_anew(tmp_path, monkeypatch):

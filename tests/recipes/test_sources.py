@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 import yaml
+from bad_server import BadServer, Reply, completion
 from forks import composer
 
 from composer_replication.envs.toy.env import world_rows
@@ -18,9 +19,10 @@ from composer_replication.losses.channels import reference_logps
 from composer_replication.losses.compose import compose_loss
 from composer_replication.recipes.recipe import RecipeProblem, load_recipe
 from composer_replication.recipes.run import make_trainer
-from composer_replication.recipes.sources import pairs_as_traces, recipe_sources, recorded_traces
+from composer_replication.recipes.sources import judge_of, pairs_as_traces, recipe_sources, recorded_traces
 from composer_replication.replay.dedup import place_pairs, read_pairs, write_pairs
 from composer_replication.replay.pairs import free_pairs
+from composer_replication.replay.teachers import TeacherProblem
 from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.export import write_traces
 from composer_replication.training.batches import NonFiniteLoss
@@ -182,3 +184,12 @@ def test_the_command_trains_on_a_pattern_of_trace_files_alone(tmp_path):
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert lines[-1]["step"] == 2 and lines[-1]["checkpoint"] == "out/offline/checkpoint-2"
     assert all(line["policy/loss"] == 0.0 and line["sdpo/sites"] > 0 for line in lines if "sdpo/sites" in line)
+
+
+def test_a_judge_that_is_cut_off_gave_no_answer():
+    with BadServer(lambda request: Reply(body=completion(content="Use the", finish="length"))) as server:
+        with pytest.raises(TeacherProblem, match="m was cut off at 1024 tokens"):
+            judge_of(f"m@{server.url}")("What is wrong?")
+        assert server.requests[0].body["max_tokens"] == 1024
+    with BadServer(lambda request: Reply(body=completion(content="Use the id."))) as server:
+        assert judge_of(f"m@{server.url}")("What is wrong?") == "Use the id."
