@@ -9,6 +9,7 @@ __all__ = ['Hints', 'hints_app', 'KEEP_EVERY', 'MaxTokens', 'Writer', 'hint_laye
 # %% ../../nbs/cli/06_hints.ipynb #132b5fd6
 import hashlib
 import json
+import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -159,14 +160,17 @@ def _digest(cases: list, template: str | None) -> str:
     asked = [[case.trace.to_json().decode(), case.site.turn, case.hint.text] for case in cases]
     return hashlib.blake2b(json.dumps([asked, template]).encode(), digest_size=16).hexdigest()
 
+# %% ../../nbs/cli/06_hints.ipynb #de3fa542
+_LOADED = "*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt"
+
 
 def _weights(*checkpoints) -> str:
-    "Names the weights that were loaded: their folders, and size and time of their files."
+    "Names what was loaded: the folders, and size and time of their weights, tokenizer, template and configuration."
     from composer_replication.recipes.find_model import find_model
     names = [name for checkpoint in checkpoints for name in (checkpoint.name, checkpoint.base) if name]
     files = []
     for name, folder in ((name, find_model(name)) for name in names):
-        found = sorted(file for kind in ("*.safetensors", "*.bin") for file in folder.glob(kind)) if folder else []
+        found = sorted(file for kind in _LOADED for file in folder.glob(kind)) if folder else []
         files.append([str(folder.resolve()) if folder else name, *([f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in found)])
     return hashlib.blake2b(json.dumps(files).encode(), digest_size=16).hexdigest()
 
@@ -191,6 +195,10 @@ def _gather(make: Callable[[Callable], Iterator], row: Callable[[object], dict],
     def keep():
         write_jsonl(file, map(row, made or known.values()))
 
+    if not known and file.is_file() and file.stat().st_size:  # of other settings: hours of a model's work, perhaps
+        aside = next(path for n in range(1, 10**6) if not (path := file.with_name(f"{file.stem}-{n}{file.suffix}")).exists())
+        os.replace(file, aside)
+        warn(f"{file} was made with other settings; it is kept as {aside.name}")
     keep()
     write_json(file.with_name("settings.json"), settings)  # after the rows that it vouches for
     with progress() as bar:
@@ -251,7 +259,7 @@ def hints_score(
     tools: Tools = None,
     hints: Hints = [],  # noqa: B006
 ):
-    """Score hints: what each is worth to a model before anything is trained, against other hints of the same length.
+    """Score hints: what each is worth to a model before anything is trained, against other hints.
 
     At error turns whose next action worked: how much likelier the hint makes the action that worked, and the one that failed.
     Writes `scores.jsonl` and a self-contained `report.html`.
@@ -327,7 +335,7 @@ def hints_write(
     """Have a language model write hints, and score each by what it is worth to the model that is to be trained.
 
     At error turns whose next action worked. A candidate's value: what it adds to the action that worked minus what it adds to the one that
-    failed, in nats a token, where what it copies counts nothing; minus its length; minus 10 where the leak check refuses it.
+    failed, in nats a token, where what it copies of the action that worked counts nothing; minus its length; minus 10 where the leak check refuses it.
     Writes `candidates.jsonl`, which quotes the traces, and a self-contained `report.html`.
 
     Examples:

@@ -58,6 +58,7 @@ def command_line(
 ) -> list[str]:
     "A command without the folder of its program and without what looks like a key."
     hidden = [re.sub(r"^((?:--set=)?[\w.]*(?:token|key|secret|password))=.*", r"\1=<hidden>", word, flags=re.S) for word in words[1:]]
+    hidden = [re.sub(r"((?:token|key|secret|password)['\"]?: *)[^\s,{}\[\]]+", r"\1<hidden>", word) if "=" in word else word for word in hidden]
     return [Path(words[0]).name, *hidden]
 
 # %% ../../nbs/core/06_provenance.ipynb #a1c0000f

@@ -265,7 +265,7 @@ def run_arm(
     result = asdict(RunResult(
         asdict(setting), seed, [row["task_id"] for row in rows], points, steps, preparation,
         {"python": platform.python_version()} | {name: version(name) for name in ("torch", "transformers", "trl", "composer-replication")},
-        {"cpus": os.cpu_count() or 1, "architecture": platform.machine()}, seconds))
+        {"cpus": os.cpu_count() or 1, "architecture": platform.machine(), "device": device}, seconds))
     write_json(folder / RESULT, result)
     tell({"step": setting.steps, "of": setting.steps, "held_out": _mean(points[-1]["passed"])})
     return result

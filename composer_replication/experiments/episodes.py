@@ -216,12 +216,13 @@ def ladder_episodes(
     rows, tokenizer = world_rows(setting.held_out, setting.held_out_series, setting.held_out_split), embedded_tokenizer()
     chosen, names = [rows[i] for i in tasks], [f"held-out-{i}" for i in tasks]
     limits = episode_limits(setting.turns, seed)
-    before = play_views(base(setting.habit), tokenizer, chosen, limits, "A0", "before training", names, setting.hints)
+    before = {hints: play_views(base(setting.habit), tokenizer, chosen, limits, "A0", "before training", names, hints)
+              for hints in dict.fromkeys(its.hints for its in settings.values())}
     views = []
     for arm, its in settings.items():
         name = f"{arm} {ARMS[arm].title}"
-        views += [replace(view, arm=name) for view in before]
+        views += [replace(view, arm=name) for view in before[its.hints]]
         if its.steps:
             model = final_policy(folder, Job(its, seed), base)
-            views += play_views(model, tokenizer, chosen, limits, name, "after training", names, setting.hints)
+            views += play_views(model, tokenizer, chosen, limits, name, "after training", names, its.hints)
     return views

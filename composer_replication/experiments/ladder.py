@@ -22,7 +22,6 @@ from ..core.errors import InputProblem
 from .schedule import ARM, Job, ScheduleProblem, read_result, run_jobs
 from .statistics import Interval, bootstrap_mean, generations_to_reach, paired_bootstrap
 
-
 # %% ../../nbs/experiments/09_ladder.ipynb #186c1160
 @dataclass(frozen=True)
 class Arm:
@@ -135,6 +134,12 @@ def _add_late(results, jobs, folder, arm):
                 results[a][seed] = result
 
 # %% ../../nbs/experiments/09_ladder.ipynb #df1645ba
+def _elsewhere(result, device: str) -> str | None:
+    "What is wrong with a result of another device."
+    of = result.hardware.get("device", "cpu")
+    return None if of == device else f"its result was made on {of}, not on {device}; take another --out"
+
+# %% ../../nbs/experiments/09_ladder.ipynb #bcaff509
 def ladder(
     preset: str = "quick",  # one of `PRESETS`
     seeds: int | None = None,  # 0, 1, ... below this number; None: the preset's
@@ -167,6 +172,8 @@ def ladder(
                 computed += outcome.computed
                 if outcome.problem:
                     problems.append(f"{a}, seed {seed}: {outcome.problem}")
+                elif problem := _elsewhere(outcome.result, device):
+                    problems.append(f"{a}, seed {seed}: {problem}")
                 else:
                     results[a][seed] = outcome.result
                 report({"job": outcome.job.name, "event": "result", "outcome": outcome})
@@ -244,7 +251,9 @@ def arm_row(
     baseline: Mapping[int, Any],  # of A1; empty where it was not run
 ) -> Row:
     "The arm's row. Raises `InputProblem` where its held-out tasks are not A1's."
-    runs, seeds, curve, target = list(results.values()), _scored(results), pooled(results), pooled(baseline)
+    runs, seeds = list(results.values()), _scored(results)
+    both = [seed for seed in results if seed in baseline]  # the same seeds, as `gain_over` takes
+    curve, target = (pooled({seed: of[seed] for seed in both}) for of in (results, baseline))
     steps = [step for run in runs for step in run.steps]
     spent = sum(step["seconds"] for step in steps)
     shares = {c: sum(step[f"{c}_seconds"] for step in steps) / spent for c in CHANNELS} if spent else {}

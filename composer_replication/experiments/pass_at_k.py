@@ -51,6 +51,7 @@ class EvalTasks:
 
 def _own_rows(path):
     rows = [{"task_id": f"{Path(path).name.split('.')[0]}-{number}"} | row for number, row in read_jsonl(path)]
+    rows = [row | {"task_id": str(row["task_id"])} for row in rows]  # as a recipe's `task_rows`, which names them in split.json
     if wrong := next((row["task_id"] for row in rows if "prompt" not in row), None):
         raise InputProblem(f"the task {wrong!r} has no prompt", "write one JSON object a line with `prompt` and what the "
                            "environment's reset takes", str(path))

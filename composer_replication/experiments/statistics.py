@@ -66,7 +66,7 @@ def _interval(cells, name, draws, seed, least):
     means = total[weight > 0] / weight[weight > 0]  # few cells can leave a draw without any
     low, high = np.quantile(means, [0.025, 0.975])
     if low == high and least is not None and np.isin(cells[scored], range(least, 2)).all():
-        unseen = 1 - 0.025 ** (1 / problems)  # Clopper and Pearson's bound for none of n
+        unseen = 1 - 0.025 ** (1 / scored.any(axis=0).sum())  # Clopper and Pearson's bound for none of n
         low, high = max(low - unseen, least), min(high + unseen, 1.0)
     return Interval(float(cells[scored].mean()), float(low), float(high), seeds, problems, int((~scored).sum()))
 

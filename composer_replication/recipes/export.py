@@ -50,7 +50,8 @@ SDPO = "SDPO, [arXiv:2601.20802](https://arxiv.org/abs/2601.20802)"
 def method_lines(settings: Mapping[str, Any]) -> list[str]:
     "One sentence for each channel that was on."
     s = settings
-    lines = [f"Policy objective `{s.get('objective', s.get('loss_type', 'not recorded'))}` on verifiable rewards, after {CURSOR}."]
+    objective, without_rollouts = s.get("objective", s.get("loss_type", "not recorded")), "task" in s and s["task"] is None
+    lines = [] if without_rollouts else [f"Policy objective `{objective}` on verifiable rewards, after {CURSOR}."]
     if s.get("alpha_sdpo"):
         lines.append(f"SDPO at error turns, weight {s['alpha_sdpo']:g}, teacher `{s.get('teacher')}`: a hint at the turn that went wrong "
                      f"teaches the model without it, after Cursor's targeted RL with textual feedback and {SDPO}.")

@@ -258,6 +258,8 @@ def run_recipe(
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing", FutureWarning)  # transformers' own use of its old name
     check_reporters(recipe.config.report_to)
     check_engine(recipe.config)
+    if recipe.arguments.warm_up is not None:
+        data_counts(recipe)  # what cannot be had is told before the stage trains
     trainer = make_trainer(warmed(recipe, tell), kind)
     for printing in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(printing)

@@ -36,7 +36,14 @@ def run_settings(recipe: Recipe) -> dict[str, Any]:
 
 
 def _plain(value):
-    return value if isinstance(value, str | int | float | bool | type(None)) else str(value)
+    return value if isinstance(value, str | int | float | bool | type(None)) else str(_hidden(value))
+
+
+def _hidden(value):
+    "A setting without the keys that it holds further down."
+    if isinstance(value, dict):
+        return {k: "<hidden>" if HIDDEN.search(str(k)) and v else _hidden(v) for k, v in value.items()}
+    return [_hidden(v) for v in value] if isinstance(value, list) else value
 
 # %% ../../nbs/recipes/12_run_record.ipynb #4707dc5e
 def run_record(
@@ -59,8 +66,9 @@ def write_record(
 ) -> dict[str, Any]:  # the record
     "Write `run.json` into the run's folder. A resumed run keeps the record of its beginning under `before`."
     folder = Path(recipe.config.output_dir)
-    record = run_record(recipe, sorted({str(row["task_id"]) for row in rows if "task_id" in row}), held_out)
     earlier = read_record(folder) if recipe.arguments.resume else {}
+    seen = {*map(str, earlier.get("trained_on") or ()), *(str(row["task_id"]) for row in rows if "task_id" in row)}
+    record = run_record(recipe, sorted(seen), held_out)
     if earlier:
         record["before"] = [*earlier.pop("before", []), {name: earlier.get(name) for name in ("began", "command", "commit", "versions")}]
     write_json(folder / RUN_FILE, record)

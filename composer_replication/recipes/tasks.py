@@ -17,6 +17,7 @@ from pathlib import Path
 from ..core.environment import TaskSet, TasksWanted, environment_of, task_set
 from ..core.files import write_json
 from .recipe import Recipe, RecipeProblem
+from ..training.checkpoint import last_complete_checkpoint
 from ..training.guard import HeldoutSplit, content_hash
 
 # %% ../../nbs/recipes/08_tasks.ipynb #7d97dd6b
@@ -25,21 +26,27 @@ def _parts_meet(one: str, other: str) -> bool:
     return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
 
 
-def _alike(row, other):
-    "Whether two tasks are about the same thing."
-    if content_hash(row) == content_hash(other) or row["task_id"] == other["task_id"]:
-        return True
-    same = row.get("repository") == other.get("repository")
-    return same and any(_parts_meet(a, b) for a in row.get("parts") or () for b in other.get("parts") or ())
+def _first_alike(rows):
+    "For each row, numbers of earlier rows that are about the same thing."
+    seen, parts = {}, {}
+    for number, row in enumerate(rows):
+        keys = ("content", content_hash(row)), ("id", row["task_id"])
+        alike = {seen.setdefault(key, number) for key in keys}
+        mine = parts.setdefault(row.get("repository"), [])
+        alike |= {other for part in row.get("parts") or () for other, its in mine if _parts_meet(part, its)}
+        mine += [(number, part) for part in row.get("parts") or ()]
+        yield number, alike - {number}
 
 
 def _joined(rows):
     "Groups of rows that are alike, directly or by others."
-    groups: list[list[dict]] = []
-    for row in rows:
-        near = [g for g in groups if any(_alike(row, other) for other in g)]
-        groups = [g for g in groups if g not in near] + [[*sum(near, []), row]]
-    return groups
+    group_of: list[list[int]] = []
+    for number, alike in _first_alike(rows):
+        merged = [n for group in {id(g): g for g in (group_of[other] for other in alike)}.values() for n in group] + [number]
+        group_of.append(merged)
+        for n in merged:
+            group_of[n] = merged
+    return [[rows[n] for n in group] for group in {id(g): g for g in group_of}.values()]
 
 # %% ../../nbs/recipes/08_tasks.ipynb #af7a6c66
 def _groups(rows, split):
@@ -142,5 +149,7 @@ def keep_split(
         if mixed := sorted(set(ids[mine]) & set(before[theirs])):
             raise RecipeProblem(f"{path} {what.format(len(mixed))}, for example {mixed[0]}; take the settings of the earlier run, or "
                                 "another output_dir.")
+    if last_complete_checkpoint(folder):  # whose weights have seen what the earlier starts named
+        ids = {name: [*dict.fromkeys([*before[name], *ids[name]])] for name in ids}
     if int(os.environ.get("RANK", 0)) == 0:
         write_json(path, dict(settings) | ids)

@@ -152,12 +152,19 @@ def _config(recipe, settings, folder):
 
 # %% ../../nbs/recipes/15_warm_up.ipynb #5a23740a
 def _stage_rows(recipe, settings, chat):
-    "What is learnt; an own episode that cannot be written as tokens is told and left out."
+    "What is learnt: nothing of a held-out task. An own episode that cannot be written as tokens is told and left out."
+    from .sources import without_held_out
+    from .tasks import recipe_tasks
     a, refusals = recipe.arguments, []
     factory = check_demonstrations(a.task, settings)
+    held_out = recipe_tasks(recipe).held_out if a.task is not None and recipe.arguments.held_out_rows else ()
     hinted = factory.hinted_demonstrations(settings.hinted, settings.seed, a.tasks) if settings.hinted else ()
+    hinted = [(trace, hint) for trace, hint in hinted if without_held_out([trace], held_out)]
     if not settings.traces:
-        return supervised_rows(factory.demonstrations(settings.demonstrations, settings.seed, a.tasks), chat, hinted)
+        shown = without_held_out(factory.demonstrations(settings.demonstrations, settings.seed, a.tasks), held_out)
+        if not shown:
+            raise InputProblem("warm_up: every demonstration is of a held-out task", "hold out fewer, or make more")
+        return supervised_rows(shown, chat, hinted)
     shown = passed_episodes(recipe, settings.traces)
     rows = supervised_rows(shown, chat, hinted, a.max_trace_tokens, refusals.append)
     if refusals:

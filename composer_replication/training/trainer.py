@@ -56,7 +56,7 @@ from .recorded import no_reward, steps_without_rollouts
 from ..tree.build import Tree
 from ..tree.text import AlignmentError
 from ..rollout.loop import collect
-from ..rollout.policies import TransformersPolicy
+from ..rollout.policies import TransformersPolicy, stop_ids
 from .muon import muon_and_settings
 from .level import ANSWERS, Level, Passes, Reading, count_passes, idle_pass, most_of
 from .sharded import (BeginShards, SamplingCopy, check_recorded, is_sharded, lost_rank, sharded_reference,
@@ -218,6 +218,8 @@ class _AfterStep(TrainerCallback):
 def _add_policies(self: ComposerReplicationTrainer, guard):
     "Teacher and reference as copies of the model at the start; the callbacks, in the order in which they act."
     args, self.teacher, self.reference, self.interrupt = self.args, None, None, InterruptCallback()
+    if args.our_loop and self.setup.chat is not None:  # our turns end where the template's do, which may be no end of sequence
+        self.eos_token_ids = [*self.eos_token_ids, *sorted(stop_ids(self.setup.chat) - set(self.eos_token_ids))]
     if args.share_prompts:
         check_share_prompts(self.student, args.gradient_checkpointing, self.is_fsdp_enabled)
     if args.optimizer == "muon":

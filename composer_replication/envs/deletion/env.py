@@ -7,6 +7,7 @@ __all__ = ['SYSTEM', 'AGENT_LIMITS', 'JUDGE_S', 'CLOSE_S', 'deletion_rows', 'age
            'StepResult']
 
 # %% ../../../nbs/envs/deletion/06_env.ipynb #92280023
+import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
@@ -209,7 +210,7 @@ def task_set(cls: FeatureDeletionEnv, wanted: TasksWanted) -> TaskSet:
     path = find_tasks(wanted.file)
     tasks = read_tasks(path)
     times = {row.get("instance_id"): row.get("created_at") for _, row in read_jsonl(path)}
-    rows = [row | {"repository": task.repo.partition("==")[0], "created_at": times[task.task_id] or "", "parts": list(task.deleted_symbols),
+    rows = [row | {"repository": re.split("==|@", task.repo)[0], "created_at": times[task.task_id] or "", "parts": list(task.deleted_symbols),
                    "size": difficulty_class(task.difficulty["weight"]) if "weight" in task.difficulty else ""}
             for row, task in zip(deletion_rows(tasks), tasks)]
     return TaskSet(rows, environment=lambda: cls(tasks), counts=lambda: {f"judge/{name}": count for name, count in judge_counts().items()})

@@ -73,7 +73,8 @@ MAX_FILES, MAX_BYTES = 50_000, 1_000_000_000
 
 
 _LEFT_OUT = frozenset({".git", ".hg", ".svn", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox", ".nox",
-                       ".venv", "venv", "build", "dist", "_build", "htmlcov", "node_modules", ".eggs", ".ipynb_checkpoints"})
+                       ".venv", "_build", "htmlcov", "node_modules", ".eggs", ".ipynb_checkpoints"})
+_LEFT_OUT_ABOVE = frozenset({"build", "dist", "venv"})  # at the top alone: further down a package may be called so
 
 
 _STALE = (".pyc", ".pyo", ".so", ".pyd", ".orig", ".rej")
@@ -81,7 +82,8 @@ _STALE = (".pyc", ".pyo", ".so", ".pyd", ".orig", ".rej")
 
 def _kept(path: PurePosixPath) -> bool:
     "Whether a file of the repository belongs into the tree: no caches, no builds, nothing compiled."
-    return not (_LEFT_OUT & set(path.parts[:-1]) or path.name.endswith(_STALE) or path.name.startswith(".coverage"))
+    above = set(path.parts[:-1][:1]) & _LEFT_OUT_ABOVE
+    return not (above or _LEFT_OUT & set(path.parts[:-1]) or path.name.endswith(_STALE) or path.name.startswith(".coverage"))
 
 
 def _unpack_tar(archive: Path, target: Path) -> int:
@@ -147,7 +149,7 @@ def _copy_folder(folder: Path, target: Path) -> int:
                 inside = PurePosixPath(Path(entry.path).relative_to(folder))
                 if entry.is_symlink():
                     links += 1
-                elif entry.is_dir(follow_symlinks=False) and entry.name not in _LEFT_OUT:
+                elif entry.is_dir(follow_symlinks=False) and _kept(inside / "file"):
                     todo.append(Path(entry.path))
                 elif entry.is_file(follow_symlinks=False) and _kept(inside):
                     sizes.append(entry.stat(follow_symlinks=False).st_size)
@@ -512,8 +514,8 @@ def _pristine(path: Path, work: Path) -> tuple[Path, str, int]:
 def _equip(tree: Path, sha256: str, links: int, path: Path, folder: Path, work: Path) -> Subject:
     "Libraries and a record beside the tree, then all of it into its place."
     name, version, needed = _metadata(tree)
-    name, source = (name, f"{name}=={version}") if path.is_file() else (path.resolve().name, path.resolve().name)
-    place = folder / f"{re.sub(r'[^A-Za-z0-9._]+', '-', name)}-{version}-{sha256[:12]}"
+    title, source = (name, f"{name}=={version}") if path.is_file() else (path.resolve().name, path.resolve().name)
+    place = folder / f"{re.sub(r'[^A-Za-z0-9._]+', '-', title)}-{version}-{sha256[:12]}"
     if (place / "subject.json").is_file():
         return _load(place)
     if not any(tree.rglob("*.py")):
@@ -526,7 +528,7 @@ def _equip(tree: Path, sha256: str, links: int, path: Path, folder: Path, work: 
     missing = _build_libraries(ready / "libraries", name, version, wanted, work)
     notes = [f"{what} could not be installed ({why}): tests that need it do not count" for what, why in missing.items()]
     notes += [f"{links} links were left out of the tree"] if links else []
-    subject = Subject(name, version, source, sha256, place / "tree", place / "libraries", import_roots(ready / "tree"), tuple(notes), tuple(missing))
+    subject = Subject(title, version, source, sha256, place / "tree", place / "libraries", import_roots(ready / "tree"), tuple(notes), tuple(missing))
     (ready / "subject.json").write_text(json.dumps(asdict(subject), default=lambda path: path.name))
     _let_all_read(ready)
     try:
