@@ -199,6 +199,11 @@ def final_policy(
         raise InputProblem(f"{start} cannot be read as a model ({said}); move {run} elsewhere, then run the ladder again.") from None
 
 # %% ../../nbs/experiments/10_episodes.ipynb #0ee9194b
+def _shown(arm, its, ladder):
+    "The hints of an arm's views: its own, and where it learns from none the ladder's."
+    return its.hints if ARMS[arm].sdpo else ladder.hints
+
+
 def ladder_episodes(
     folder: Path,  # of the ladder: its `out`
     setting: Setting,  # of its arm with all channels: `Setting(**Ladder.setting)`
@@ -217,12 +222,12 @@ def ladder_episodes(
     chosen, names = [rows[i] for i in tasks], [f"held-out-{i}" for i in tasks]
     limits = episode_limits(setting.turns, seed)
     before = {hints: play_views(base(setting.habit), tokenizer, chosen, limits, "A0", "before training", names, hints)
-              for hints in dict.fromkeys(its.hints for its in settings.values())}
+              for hints in dict.fromkeys(_shown(arm, its, setting) for arm, its in settings.items())}
     views = []
     for arm, its in settings.items():
         name = f"{arm} {ARMS[arm].title}"
-        views += [replace(view, arm=name) for view in before[its.hints]]
+        views += [replace(view, arm=name) for view in before[_shown(arm, its, setting)]]
         if its.steps:
             model = final_policy(folder, Job(its, seed), base)
-            views += play_views(model, tokenizer, chosen, limits, name, "after training", names, its.hints)
+            views += play_views(model, tokenizer, chosen, limits, name, "after training", names, _shown(arm, its, setting))
     return views

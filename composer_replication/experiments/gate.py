@@ -120,7 +120,7 @@ class GateRow:
     "What one kind of hint does to a base agent."
 
     hints: str  # quality; "none": no hint
-    right: Interval  # share of error turns at which a new action works, over problems
+    right: Interval  # share of a problem's error turns at which a new action works, over problems
     cosine: float | None  # of its SDPO gradient with the exact hint's; None for no hint
     norm: float | None  # of its SDPO gradient, as a share of the exact hint's
 
@@ -174,6 +174,6 @@ def gate(
 
 
 def _over_problems(values, turns, problems):
-    "A mean over turns with an interval that resamples problems."
+    "The mean over problems of their turns' means."
     cells = [[v for v, t in zip(values, turns) if t.problem == p] for p in range(problems)]
     return bootstrap_mean(np.array([np.mean(c) if c else np.nan for c in cells]))

@@ -126,11 +126,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 # %% ../../nbs/experiments/09_ladder.ipynb #1834b20d
-def _add_late(results, jobs, folder, arm):
+def _add_late(results, jobs, folder, arm, device):
     "Add the results of runs that ended when nobody had time to look at them."
     for job, (a, seed) in jobs.items():
         with suppress(ScheduleProblem):
-            if seed not in results[a] and (result := read_result(folder / job.name, job, arm)):
+            if seed not in results[a] and (result := read_result(folder / job.name, job, arm)) and not _elsewhere(result, device):
                 results[a][seed] = result
 
 # %% ../../nbs/experiments/09_ladder.ipynb #df1645ba
@@ -170,16 +170,14 @@ def ladder(
             for outcome in outcomes:
                 a, seed = jobs[outcome.job]
                 computed += outcome.computed
-                if outcome.problem:
-                    problems.append(f"{a}, seed {seed}: {outcome.problem}")
-                elif problem := _elsewhere(outcome.result, device):
+                if problem := outcome.problem or _elsewhere(outcome.result, device):
                     problems.append(f"{a}, seed {seed}: {problem}")
                 else:
                     results[a][seed] = outcome.result
                 report({"job": outcome.job.name, "event": "result", "outcome": outcome})
     except KeyboardInterrupt:
         interrupted = True
-        _add_late(results, jobs, Path(out) / "runs", arm)
+        _add_late(results, jobs, Path(out) / "runs", arm, device)
     return Ladder(preset, asdict(setting), device, workers, arms, tuple(range(seeds)), results, tuple(problems),
                   time.monotonic() - started, computed, interrupted)
 

@@ -125,8 +125,9 @@ def _solved(rollout):
 
 
 def _pass(played, k):
+    "By task; where fewer than k samples are scored, of those alone, which is no more than pass@k."
     scored = [[s for s in map(_solved, row) if s is not None] for row in played]
-    return np.array([pass_at_k(len(s), int(sum(s)), k) for s in scored])
+    return np.array([pass_at_k(len(s), int(sum(s)), min(k, max(len(s), 1))) for s in scored])
 
 
 BEHAVIOUR = {  # figure: of a rollout

@@ -104,7 +104,7 @@ def effect_html(
     tree: Tree,  # with one hinted branch, which can be empty of sites where the hint could not be placed
 ) -> Html:
     "What a hint does to the tokens of its turn."
-    rows = rows_by_site(token_shift(model, pack_trees([tree], tokenizer.pad_token_id)), tokenizer).get(0)
+    rows = rows_by_site(token_shift(model, pack_trees([tree], tokenizer.pad_token_id).to(model.device)), tokenizer).get(0)
     if not rows:
         return problem_html("; ".join(refused.reason for refused in tree.refused) or "the hint could not be placed")
     most = max(rows, key=lambda row: abs(row.student_logprob - row.teacher_logprob))

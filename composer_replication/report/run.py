@@ -96,9 +96,9 @@ def rollout_views(
     hints: CompositeHintGenerator | None = None,  # the run's; None: templates and raw errors
 ) -> list[tuple[str, Html]]:  # title, view
     "The rollouts that are shown."
-    ranked = sorted(((len(find_error_sites(trace)), trace) for trace in traces if trace.turns), key=lambda pair: -min(pair[0], 1))
-    titles = [f"{trace.trace_id}: {sites} error turns, reward {'none' if trace.reward is None else f'{trace.reward:g}'}"
-              for sites, trace in ranked[:SHOWN]]
+    ranked = sorted(((len({site.turn for site in find_error_sites(trace)}), trace) for trace in traces if trace.turns), key=lambda pair: -min(pair[0], 1))
+    titles = [f"{trace.trace_id}: {turns} error turns, reward {'none' if trace.reward is None else f'{trace.reward:g}'}"
+              for turns, trace in ranked[:SHOWN]]
     return [(title, trace_html(trace, hints)) for title, (_, trace) in zip(titles, ranked)]
 
 # %% ../../nbs/report/15_run.ipynb #d427d519

@@ -25,6 +25,12 @@ def test_what_looks_like_a_key_is_not_kept(word):
     assert command_line(["/a/b/composer-rl", "train", "--set", word]) == ["composer-rl", "train", "--set", f"{name}=<hidden>"]
 
 
+def test_a_key_inside_a_setting_is_hidden():
+    words = ["composer-rl", "--set", "model_init_kwargs={token: hf_x, dtype: auto}", "--set", 'x={"token": "hf_x"}', "a token: b"]
+    shown = command_line(words)
+    assert "hf_x" not in " ".join(shown) and "dtype: auto" in shown[2] and shown[-1] == "a token: b"
+
+
 def test_a_key_is_hidden_in_every_spelling_of_set():
     words = ["composer-rl", "--set=hub_token=hf_abc", "wandb.api_key=1", "--set", "max_tokens=3"]
     assert command_line(words) == ["composer-rl", "--set=hub_token=<hidden>", "wandb.api_key=<hidden>", "--set", "max_tokens=3"]

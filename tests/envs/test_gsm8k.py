@@ -8,6 +8,7 @@ from decimal import Decimal
 
 import pytest
 
+from composer_replication.envs.gsm8k import env
 from composer_replication.envs.gsm8k.env import answer_text, gsm8k_reward, gsm8k_rows, number_reward
 
 
@@ -71,14 +72,26 @@ def test_long_texts_are_read_in_bounded_time(text):
     assert time.perf_counter() - started < 50
 
 
-def test_other_threads_score_plain_numbers_and_leave_the_rest_unscored():
+def test_other_threads_score_as_the_main_one_does():
     found = []
-    texts = ["#### 18", "It costs $18.00.", "#### 17", "none", r"\boxed{9 \cdot 2}"]
+    texts = ["#### 18", "It costs $18.00.", "#### 17", "none", r"\boxed{9 \cdot 2}",
+             "#### Janet makes 18 dollars", "#### 18 (dollars)", "#### 9 * 2 = 17"]
     thread = threading.Thread(target=lambda: found.extend(number_reward(t, "18") for t in texts))
     thread.start()
-    thread.join(20)
-    assert found == [1.0, 1.0, 0.0, 0.0, None]
-    assert number_reward(texts[-1], "18") == 1.0  # here
+    thread.join(90)
+    assert found == [number_reward(t, "18") for t in texts] == [1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0]
+
+
+def test_a_reader_that_died_is_replaced(monkeypatch):
+    reader = env._Reader()
+    written = answer_text(r"\boxed{9 \cdot 2}")
+    assert reader.reward(written, "18") == 1.0
+    reader._process.kill()
+    reader._process.wait()
+    assert reader.reward(written, "18") == 1.0
+    monkeypatch.setattr(env, "START", -2 * env.SECONDS)  # killed at once: too late
+    assert reader.reward("(" * 400 + "18", "18") in (None, 0.0)
+    reader._stop() if reader._process else None
 
 
 FRAMES = ["\\boxed{{{}}}",

@@ -126,6 +126,17 @@ def test_a_folder_with_links_caches_and_builds(tmp_path):
     assert subject.notes == ("3 links were left out of the tree",)
 
 
+def test_a_package_may_be_called_build_and_a_folder_anything(tmp_path):
+    files = {"pyproject.toml": "[project]\nname = 'realname'\nversion = '1.0'\n", "src/real/__init__.py": "",
+             "src/real/build/core.py": "x = 1\n", "src/real/dist/a.py": "", "dist/real-1.0.tar.gz": b"\0",
+             "build/lib/real/__init__.py": ""}
+    subject = prepare_subject(write(tmp_path / "checkout", files), tmp_path / "store")
+    assert {"src/real/build/core.py", "src/real/dist/a.py"} <= set(listed(subject))
+    assert not any(name.startswith(("build", "dist")) for name in listed(subject))
+    assert subject.name == "checkout" and (subject.libraries / "realname-1.0.dist-info").is_dir()
+    assert not list(subject.libraries.glob("checkout*"))
+
+
 def test_no_program_of_the_repository_runs(tmp_path):
     flag = tmp_path / "ran"
     files = SMALL | {"setup.py": f"open({str(flag)!r}, 'w')\n", "conftest.py": f"open({str(flag)!r}, 'w')\n"}

@@ -197,6 +197,9 @@ def test_the_ladders_own_hints_are_shown(monkeypatch, tmp_path):
     monkeypatch.setattr(episodes, "world_hints", lambda quality: asked.add(quality) or hints(quality))
     ladder_episodes(tmp_path, replace(SMALL, hints="vague", turns=1), ["A0"], 0, [0], model_that_learns)
     assert asked == {"vague"}
+    asked.clear()
+    ladder_episodes(tmp_path, replace(SMALL, turns=1, steps=0), ["A2f", "A2"], 0, [0], model_that_learns)
+    assert "filler" in asked and SMALL.hints in asked  # each arm beside what it was trained with
 
 
 def copied(finished, tmp_path):

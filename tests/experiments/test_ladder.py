@@ -308,11 +308,19 @@ def test_a_row_by_hand():
     assert row.gain.estimate == pytest.approx((1 + 0 + 1 + 1 + 0 + 0) / 6) and row.gain.seeds == 2
     assert row.errors == {"a": 1.5, "b": 1.5} and row.entropy == 1.0 and row.seconds == 5.5 and row.tokens == 150
     assert row.shares == pytest.approx({"rollout": 4 / 5.5, "policy": 1 / 5.5, "sdpo": 0.5 / 5.5, "replay": 0})
-    assert row.generations == 4 and row.reached == generations_to_reach(pooled(ours), 6 / 11)
-    assert row.reached == pytest.approx(2 + 2 * (6 / 11 - 1 / 2) / (6 / 7 - 1 / 2))
+    assert row.generations == 4 and row.reached == generations_to_reach(pooled(ours), 2 / 7)  # of the seeds that both have
+    late = {1: ours[1]} | {3: result("A2", 3, [1, 1, 1, 1])}
+    assert arm_row("A2", late, base).reached == generations_to_reach(pooled({1: ours[1]}), 1 / 3)
+    assert arm_row("A2", {3: late[3]}, base).reached is None
     assert arm_row("A1", base, base).gain is None and arm_row("A0", {0: result("A0", 0, [0, 0, 0, 1])}, base).shares == {}
     prepared = arm_row("A3", {0: result("A3", 0, [1, 0, 0, 0], preparation=Preparation(10, 5, 700, 3.0))}, {})
     assert (prepared.preparation, prepared.teacher_tokens, prepared.gain, prepared.reached) == (3.0, 700, None, None)
+
+
+def test_a_result_of_another_device_is_refused():
+    there = dataclasses.replace(result("A1", 0, [1]), hardware={"device": "cuda"})
+    assert "made on cuda, not on cpu; take another --out" in room._elsewhere(there, "cpu")
+    assert room._elsewhere(there, "cuda") is None and room._elsewhere(result("A1", 0, [1]), "cpu") is None
 
 
 def test_a_seed_without_any_score_is_left_out_of_intervals():

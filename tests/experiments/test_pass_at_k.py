@@ -7,7 +7,7 @@ import pytest
 
 from composer_replication.core.errors import InputProblem
 from composer_replication.core.trace import Trace, Turn
-from composer_replication.experiments.pass_at_k import Evaluation, eval_tasks, figures, pass_at_k, play_samples
+from composer_replication.experiments.pass_at_k import Evaluation, _own_rows, eval_tasks, figures, pass_at_k, play_samples
 from composer_replication.rollout.types import Ending, Rollout
 
 
@@ -61,7 +61,19 @@ def test_the_difference_is_paired_by_task():
 def test_what_could_not_be_scored_counts_neither_way():
     result = Evaluation.of("m", made([[1.0, None], [0.0, 0.0], [None, None]]), k=1)
     assert result.unscored == 3 and result.figures["pass@1"].estimate == pytest.approx(0.5)
-    assert np.isnan(figures(made([[1.0, None]]), 2)["pass@2"]).all()
+    assert figures(made([[1.0, None], [0.0, None]]), 2)["pass@2"].tolist() == [1.0, 0.0]  # no more than what pass@2 is
+    assert np.isnan(figures(made([[None, None]]), 2)["pass@2"]).all()
+
+
+def test_a_task_with_one_unscored_sample_stays_in_every_figure():
+    played = made([[1.0, 1.0, 1.0, None]] * 5 + [[0.0] * 4] * 5)
+    found = Evaluation.of("m", played, k=4).figures
+    assert found["pass@1"].estimate == found["pass@4"].estimate == 0.5
+
+
+def test_ids_of_a_file_of_ones_own_are_text_as_in_a_recipe(tmp_path):
+    (tmp_path / "t.jsonl").write_text('{"task_id": 3, "prompt": "a"}\n{"task_id": 4, "prompt": "b"}\n')
+    assert [row["task_id"] for row in _own_rows(tmp_path / "t.jsonl")] == ["3", "4"]
 
 
 def test_a_count_is_no_share():

@@ -124,6 +124,13 @@ def test_what_was_never_seen_is_not_impossible(value, difference, low, high):
     assert bootstrap_mean([[0.5, 0.5]]).low == 0.5  # of other numbers the range is unknown
 
 
+def test_what_nobody_scored_makes_no_bound_narrower():
+    cells = np.full((2, 64), NAN)
+    cells[:, :3] = 1.0
+    assert bootstrap_mean(cells).low == pytest.approx(bootstrap_mean(cells[:, :3]).low) == pytest.approx(0.2924, abs=1e-4)
+    assert paired_bootstrap(cells, cells).high == pytest.approx(1 - 0.2924, abs=1e-4)
+
+
 def test_the_draws_have_a_name():
     cells = np.random.default_rng(2).random((3, 30))
     assert bootstrap_mean(cells, seed="a") == bootstrap_mean(cells, seed="a") != bootstrap_mean(cells, seed="b")

@@ -15,6 +15,7 @@ from composer_replication.recipes.export import base_line, export_checkpoint, mo
 from composer_replication.recipes.find_model import find_model
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.recipes.run import run_recipe
+from composer_replication.recipes.run_record import run_settings, write_record
 
 IDS = torch.tensor([[5, 17, 40, 3, 99]])
 
@@ -98,6 +99,19 @@ def test_the_base_of_a_card(tmp_path):
     (tmp_path / "provenance.json").write_text('{"model": "SmolLM2", "licence": "Apache-2.0"}')
     assert base_line(str(tmp_path)) == ("SmolLM2 (Apache-2.0)", None)
     assert "no part of Cursor's recipe" in model_card({"settings": {"model": "embedded", "beta_replay": 0.1}}, 1)
+    assert "Policy objective" not in model_card({"settings": {"model": "embedded", "task": None, "alpha_sdpo": 1.0}}, 1)
+
+
+def test_a_key_further_down_in_a_setting_is_not_recorded():
+    recipe = load_recipe("toy", {"model_init_kwargs": "{token: hf_x, dtype: auto}"})
+    shown = run_settings(recipe)["model_init_kwargs"]
+    assert "hf_x" not in shown and "auto" in shown
+
+
+def test_a_resumed_run_remembers_what_the_earlier_ones_trained_on(tmp_path):
+    recipe = load_recipe("toy", {"output_dir": str(tmp_path), "resume": "true"})
+    write_record(recipe, [{"task_id": "a"}, {"task_id": "b"}])
+    assert write_record(recipe, [{"task_id": "c"}])["trained_on"] == ["a", "b", "c"]
 
 
 def test_a_name_that_cannot_be_had_is_refused_within_a_second(monkeypatch):

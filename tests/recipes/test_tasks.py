@@ -1,6 +1,7 @@
 """Tasks of a recipe: what a split keeps apart, against a plain oracle; one's own environment; a real run on deletion tasks."""
 import json
 import os
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -8,10 +9,14 @@ from forks import composer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composer_replication.core.environment import TaskSet
+from composer_replication.core.environment import TaskSet, TasksWanted
+from composer_replication.envs.deletion.env import FeatureDeletionEnv, find_tasks
+from composer_replication.envs.deletion.task import read_tasks, write_tasks
+from composer_replication.recipes import tasks as tasks_module
 from composer_replication.recipes.recipe import RecipeProblem, load_recipe
 from composer_replication.recipes.tasks import RunTasks, keep_split, recipe_tasks, split_rows
 from composer_replication.sandbox.base import sandbox_kinds, sandbox_problem
+from composer_replication.training.checkpoint import mark_complete
 
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 EVAL = dict(eval_strategy="steps", eval_steps=1)
@@ -92,6 +97,38 @@ def test_what_an_unsplit_run_trained_on_is_not_held_out_later(tmp_path):
     keep_split(tmp_path, tasks("abc", ""), {})
     with pytest.raises(RecipeProblem, match="trained on 1 tasks that this run would hold out, for example c"):
         keep_split(tmp_path, tasks("ab", "c"), {})
+
+
+def test_a_folder_with_weights_remembers_both_sides_of_all_its_runs(tmp_path):
+    def tasks(train, out):
+        return RunTasks([{"task_id": t} for t in train], [{"task_id": t} for t in out], TaskSet(()))
+    keep_split(tmp_path, tasks("abcdef", "xyz"), {})
+    (tmp_path / "checkpoint-1").mkdir()
+    (tmp_path / "checkpoint-1" / "weights").touch()
+    mark_complete(tmp_path / "checkpoint-1")
+    keep_split(tmp_path, tasks("abc", "x"), {})
+    split = json.loads((tmp_path / "split.json").read_text())
+    assert (split["train"], split["held_out"]) == ([*"abcdef"], [*"xyz"])
+    with pytest.raises(RecipeProblem, match="holds out 2 tasks"):
+        keep_split(tmp_path, tasks("abcyz", "x"), {})
+
+
+def test_commits_of_one_repository_are_one_repository(tmp_path):
+    def at(commit):
+        return replace(task, task_id=f"{commit}", repo=f"owner/name@{commit}" if commit != "d" else "other==1.0")
+    task = read_tasks(find_tasks("larder"))[0]
+    write_tasks([at(commit) for commit in "abcd"], tmp_path / "t.jsonl")
+    rows = FeatureDeletionEnv.task_set(TasksWanted(str(tmp_path / "t.jsonl"), None, 64, 0, 0)).rows
+    assert [row["repository"] for row in rows] == ["owner/name"] * 3 + ["other"]
+
+
+def test_each_row_is_hashed_once(monkeypatch):
+    asked = []
+    monkeypatch.setattr(tasks_module, "content_hash", lambda row, *fields: asked.append(1) or row["prompt"])
+    rows = [{"task_id": str(n), "prompt": str(n % 150)} for n in range(200)]
+    train, out = split_rows(rows, "task", 40, 0)
+    assert len(asked) == 200 and len(train) + len(out) == 200
+    assert not {row["prompt"] for row in train} & {row["prompt"] for row in out}
 
 
 # Deletion tasks, and what is wrong with them

@@ -18,6 +18,7 @@ from composer_replication.recipes import warm_up
 from composer_replication.recipes.recipe import RecipeProblem, load_recipe
 from composer_replication.recipes.run import run_recipe, warmed
 from composer_replication.recipes.tasks import recipe_tasks
+from composer_replication.training.checkpoint import mark_complete
 from composer_replication.tree.template import probe_template
 
 SMALL = dict(model="embedded", task="sql", tasks="easy", train_rows=4, max_steps=1, per_device_train_batch_size=4,
@@ -168,6 +169,28 @@ def test_episodes_of_held_out_tasks_are_not_learnt(tmp_path):
     traces[1] = replace(traces[1], task_id=row["task_id"])
     write_jsonl(tmp_path / "own.jsonl", [json.loads(trace.to_json()) for trace in traces])
     assert len(rows_of(recipe(tmp_path, held_out_rows=2, stage=stage))) == 1
+
+
+def test_demonstrations_of_held_out_tasks_are_not_learnt(tmp_path, monkeypatch):
+    made = recipe(tmp_path, held_out_rows=2)
+    row = recipe_tasks(made).held_out[0]
+    shown = demonstrations(2, "own", ("easy",))
+    mixed = [shown[0], replace(shown[1], task_id=row["task_id"])]
+    monkeypatch.setattr(SqlEnv, "demonstrations", staticmethod(lambda n, seed, tasks: mixed))
+    assert rows_of(made) == warm_up.supervised_rows(shown[:1], probe_template(embedded_tokenizer()))
+    monkeypatch.setattr(SqlEnv, "demonstrations", staticmethod(lambda n, seed, tasks: mixed[1:]))
+    with pytest.raises(ValueError, match="every demonstration is of a held-out task"):
+        rows_of(made)
+
+
+@pytest.mark.trainer
+def test_a_run_that_cannot_be_is_refused_before_its_warm_up(tmp_path):
+    (tmp_path / "out" / "checkpoint-1").mkdir(parents=True)
+    (tmp_path / "out" / "checkpoint-1" / "weights").touch()
+    mark_complete(tmp_path / "out" / "checkpoint-1")
+    with pytest.raises(RecipeProblem, match="belongs to an earlier run"):
+        run_recipe(recipe(tmp_path))
+    assert not (tmp_path / "warm").exists()
 
 
 @pytest.mark.trainer
