@@ -3,7 +3,10 @@ import orjson
 import pytest
 from typer.testing import CliRunner
 
+from composer_replication.cli import hints
 from composer_replication.cli.app import app
+from composer_replication.core.files import read_jsonl
+from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
 
 LAYER = '''
 class Same:
@@ -77,3 +80,34 @@ def test_hints_score_and_explore_take_it(call):
     page = call("explore", "--hints", "own_layers:Same", "--traces", "2", "--out", "page.html")
     assert page.exit_code == 0, page.output
     assert "Look at what the last tool said." in open("page.html").read()
+
+
+def test_rows_of_other_settings_are_kept_aside_and_told(tmp_path, capsys):
+    file, settings = tmp_path / "scores.jsonl", {"sites": 4}
+
+    def gather(rows, known, settings):
+        return hints._gather(lambda told: iter(rows), lambda row: row, known, file, settings, "scoring")
+
+    gather([{"n": 1}, {"n": 2}], {}, settings)
+    with pytest.raises(KeyboardInterrupt):
+        hints._gather(interrupted, lambda row: row, {}, file, {"sites": 5}, "scoring")
+    assert [row for _, row in read_jsonl(tmp_path / "scores-1.jsonl")] == [{"n": 1}, {"n": 2}] and not file.read_text()
+    assert "kept as scores-1.jsonl" in capsys.readouterr().err.replace("\n", " ")
+    gather([{"n": 3}], {}, {"sites": 5})
+    assert gather([{"n": 3}, {"n": 4}], {1: {"n": 3}}, {"sites": 5}) and not (tmp_path / "scores-2.jsonl").exists()
+
+
+def interrupted(told):
+    raise KeyboardInterrupt
+    yield
+
+
+def test_another_template_or_tokenizer_is_another_model(tmp_path):
+    from types import SimpleNamespace
+    embedded_model().save_pretrained(tmp_path)
+    embedded_tokenizer().save_pretrained(tmp_path)
+    loaded = SimpleNamespace(name=str(tmp_path), base=None)
+    before = hints._weights(loaded)
+    assert hints._weights(loaded) == before
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    assert hints._weights(loaded) != before

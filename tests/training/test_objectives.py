@@ -8,6 +8,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
 from composer_replication.losses.received import clipped_terms
+from composer_replication.recipes.recipe import load_recipe
+from composer_replication.recipes.run import make_trainer
 from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.objectives import PO_OBJECTIVES, make_dr_grpo_config, make_po_config, objective_settings
 
@@ -226,3 +228,17 @@ def test_the_terms_for_other_trainers_are_trls(spread, base):
     loss.backward(), value.backward()
     torch.testing.assert_close(value, loss, rtol=1e-12, atol=0)
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.trainer
+def test_turns_that_end_where_the_template_does_are_whole_for_dapo(tmp_path):
+    "A base model whose end of sequence is another token than the one that ends a turn."
+    tokenizer, model = embedded_tokenizer(), embedded_model()
+    own = tokenizer.eos_token_id
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(next(i for i in range(9, 99) if i not in tokenizer.all_special_ids))
+    model.generation_config.eos_token_id = model.config.eos_token_id = tokenizer.eos_token_id
+    for part in (tokenizer, model):
+        part.save_pretrained(tmp_path / "m")
+    settings = {"model": str(tmp_path / "m"), "objective": "dapo", "output_dir": str(tmp_path / "o")}
+    trainer = make_trainer(load_recipe("toy", settings))
+    assert trainer.mask_truncated_completions and {own, tokenizer.eos_token_id} <= set(trainer.eos_token_ids)

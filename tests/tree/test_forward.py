@@ -4,6 +4,8 @@ import logging
 import pytest
 import torch
 import transformers as tf
+from hypothesis import given
+from hypothesis import strategies as st
 
 from composer_replication.tree import forward
 from composer_replication.tree.build import Branch, Span, Tree
@@ -269,3 +271,28 @@ def test_a_batch_without_branches_costs_no_forward(monkeypatch):
     assert forward_branches(model, batch).shape == (1, 0, 32)
     with pytest.raises(ValueError, match="use two_pass, square or rows"):
         forward_branches(model, batch, method="one")
+
+
+LENGTHS = st.lists(st.lists(st.integers(0, 90), min_size=6, max_size=6), min_size=1, max_size=4)
+
+
+@given(LENGTHS, st.data())
+def test_every_branch_goes_through_once_and_no_pass_costs_more_than_it_saves(length, data):
+    fork = [data.draw(st.lists(st.integers(0, 5000), min_size=6, max_size=6)) for _ in length]
+    packs = forward._packs(length, fork, False)
+    went = [(row, branch) for pack in packs for row, branches in pack.rows.items() for branch in branches]
+    assert sorted(went) == [(r, b) for r, row in enumerate(length) for b, n in enumerate(row) if n]
+    for pack in packs:
+        assert pack.width == max(sum(length[row][b] for b in branches) for row, branches in pack.rows.items())
+        assert pack.fork == max(fork[row][b] for row, branches in pack.rows.items() for b in branches)
+    alone = [forward._Pack(length[r][b], fork[r][b], {r: [b]}).entries(forward.TOKEN_ENTRIES) for r, b in went]
+    spent = sum(pack.entries(forward.TOKEN_ENTRIES) for pack in packs)
+    assert spent + forward.PASS_ENTRIES * len(packs) <= sum(alone) + forward.PASS_ENTRIES * len(alone)
+
+
+def test_a_row_with_one_branch_does_not_wait_beside_one_with_eight():
+    length, fork = [[100] * 8, [100] + [0] * 7, [0] * 8], [[9000 + 900 * i for i in range(8)], [300] + [0] * 7, [0] * 8]
+    packs = forward._packs(length, fork, False)
+    assert sum(len(pack.rows) * pack.width for pack in packs) == 900
+    (whole,) = forward._packs(length, fork, True)
+    assert whole.rows == {0: list(range(8)), 1: [0]} and whole.width == 800
