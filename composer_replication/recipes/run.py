@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['REPORTERS', 'recipe_tokenizer', 'recipe_model', 'rollout_pairs', 'episode_factory', 'run_data', 'data_counts',
-           'make_trainer', 'Finished', 'check_reporters', 'warmed', 'latest_traces', 'run_recipe']
+           'make_trainer', 'Finished', 'check_reporters', 'stage_data', 'warmed', 'latest_traces', 'run_recipe']
 
 # %% ../../nbs/recipes/02_run.ipynb #80d29755
 import warnings
@@ -32,9 +32,9 @@ from .recipe import EMBEDDED, Recipe, RecipeProblem, local_model
 from .models import chat_template
 from .run_record import write_record
 from .shaping import SharedCredit, episode_reward
-from .sources import Sources, recipe_sources
+from .sources import Sources, recipe_sources, recorded_traces, without_held_out
 from .tasks import RunTasks, keep_split, recipe_tasks
-from .warm_up import warm_up_checkpoint
+from .warm_up import StageData, passed_episodes, warm_up_checkpoint, warm_up_settings
 from ..replay.pairs import recovery_pairs
 from ..training.health import CountsCallback
 from ..training.setup import PairSource, check_engine, group_pairs, prepare
@@ -224,6 +224,17 @@ def check_reporters(
             raise RecipeProblem(f"report_to={name} needs the package {packages[0]}, which is not installed; {remedy}, or set report_to to none.")
 
 # %% ../../nbs/recipes/02_run.ipynb #68813f37
+def stage_data(
+    recipe: Recipe,  # with `warm_up`
+) -> StageData:
+    "What its warm-up may learn from: nothing of a held-out task. Raises as `run_data`."
+    a = recipe.arguments
+    held_out = recipe_tasks(recipe).held_out if a.task is not None and a.held_out_rows else ()
+    files = warm_up_settings(a.warm_up).traces
+    recorded = passed_episodes(recorded_traces(files, held_out)) if files else ()
+    return StageData(recorded, lambda traces: without_held_out(traces, held_out))
+
+
 def warmed(
     recipe: Recipe,
     tell: Callable[[dict], None] = lambda logged: None,  # receives what the stage logs
@@ -231,7 +242,7 @@ def warmed(
     "The recipe with the warm-up's checkpoint as its model. Raises `InputProblem`."
     if recipe.arguments.warm_up is None:
         return recipe
-    folder = str(warm_up_checkpoint(recipe, lambda: (_loaded(recipe), recipe_tokenizer(recipe)), tell))
+    folder = str(warm_up_checkpoint(recipe, lambda: (_loaded(recipe), recipe_tokenizer(recipe)), tell, stage_data(recipe)))
     return replace(recipe, arguments=replace(recipe.arguments, model=folder), model=replace(recipe.model, model_name_or_path=folder))
 
 

@@ -16,7 +16,7 @@ from composer_replication.envs.sql.tasks import task_of
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
 from composer_replication.recipes import warm_up
 from composer_replication.recipes.recipe import RecipeProblem, load_recipe
-from composer_replication.recipes.run import run_recipe, warmed
+from composer_replication.recipes.run import run_recipe, stage_data, warmed
 from composer_replication.recipes.tasks import recipe_tasks
 from composer_replication.training.checkpoint import mark_complete
 from composer_replication.tree.template import probe_template
@@ -128,7 +128,8 @@ def recorded(folder, rewards):
 
 
 def rows_of(made):
-    return warm_up._stage_rows(made, warm_up.warm_up_settings(made.arguments.warm_up), probe_template(embedded_tokenizer()))
+    settings = warm_up.warm_up_settings(made.arguments.warm_up)
+    return warm_up._stage_rows(made, settings, probe_template(embedded_tokenizer()), stage_data(made))
 
 
 def test_own_episodes_that_passed_are_learnt_and_no_others(tmp_path):
@@ -218,7 +219,7 @@ def test_two_bases_of_one_name_have_two_warm_ups(tmp_path):
 def test_two_runs_that_begin_together_make_one_checkpoint(tmp_path, monkeypatch):
     made = []
 
-    def make(recipe, settings, model, tokenizer, scratch, tell):
+    def make(recipe, settings, model, tokenizer, scratch, tell, data):
         made.append(scratch)
         time.sleep(1)
         return model

@@ -177,7 +177,7 @@ def _metadata(tree: Path) -> tuple[str, str, list[str]]:
     options = config["options"].get("install_requires", "").splitlines() if "options" in config else []
     needed = (info.get_all("Requires-Dist", []) if info else []) or project.get("dependencies", []) or [line for line in options if line]
     version = version if isinstance(version, str) and re.fullmatch(r"[\w.\-+!]+", version) else "0"  # "attr: pkg.__version__" would need its code
-    return name or tree.name, version, needed
+    return name or "", version, needed
 
 
 def _config(path):
@@ -514,6 +514,7 @@ def _pristine(path: Path, work: Path) -> tuple[Path, str, int]:
 def _equip(tree: Path, sha256: str, links: int, path: Path, folder: Path, work: Path) -> Subject:
     "Libraries and a record beside the tree, then all of it into its place."
     name, version, needed = _metadata(tree)
+    name = name or (tree if path.is_file() else path.resolve()).name
     title, source = (name, f"{name}=={version}") if path.is_file() else (path.resolve().name, path.resolve().name)
     place = folder / f"{re.sub(r'[^A-Za-z0-9._]+', '-', title)}-{version}-{sha256[:12]}"
     if (place / "subject.json").is_file():
