@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from .console import AsJson, emit, out, plainly, working
 from .eval import Checkpoint
@@ -37,5 +38,5 @@ def export(
         done = export_checkpoint(checkpoint, output, merge)
     if as_json:
         return emit(vars(done) | {"folder": str(done.folder)})
-    out.print(f"{done.folder}: {done.parameters:,} parameters, {done.dtype}{', adapter merged' if done.merged else ''}, step "
+    out.print(f"{escape(str(done.folder))}: {done.parameters:,} parameters, {done.dtype}{', adapter merged' if done.merged else ''}, step "
               f"{'not recorded' if done.step is None else done.step}. Logits differ by {done.difference:.1e} of the largest.")

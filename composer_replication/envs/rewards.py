@@ -78,7 +78,7 @@ def _turn_effort(turn: Turn, weights, count):
 
 
 def _written(arguments):
-    return arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, sort_keys=True)
 
 # %% ../../nbs/envs/02_rewards.ipynb #c3f84809
 @dataclass(frozen=True)

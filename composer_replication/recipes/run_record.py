@@ -17,7 +17,7 @@ from typing import Any
 from trl import GRPOConfig
 
 from ..core.files import write_json
-from ..core.provenance import command_line, hardware, source_commit, versions
+from ..core.provenance import command_line, hardware, source_commit, versions, without_login
 from .checkpoint import RUN_FILE, read_record
 from .recipe import Recipe
 
@@ -36,7 +36,7 @@ def run_settings(recipe: Recipe) -> dict[str, Any]:
 
 
 def _plain(value):
-    return value if isinstance(value, str | int | float | bool | type(None)) else str(_hidden(value))
+    return value if isinstance(value, int | float | bool | type(None)) else without_login(str(_hidden(value)))
 
 
 def _hidden(value):

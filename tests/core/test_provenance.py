@@ -56,3 +56,8 @@ def test_the_page_of_a_command_can_be_made_again_by_its_own_line(tmp_path):
     [line] = re.findall(r"<p>The same again:</p><pre>(.*?)</pre>", shown)
     assert shlex.split(line) == ["composer-rl", "compose", "--steps", "1", "--seed", "3", "--out", "here", "--json"]
     assert toy_path().name in shown and hashlib.sha256(toy_path().read_bytes()).hexdigest()[:12] in shown
+
+
+def test_a_login_in_an_address_is_hidden():
+    shown = command_line(["composer-rl", "train", "--queue", "sftp://me:pw1@host/q", "--set", "vllm_server_base_url=http://u:pw2@host:1"])
+    assert "pw1" not in " ".join(shown) and "pw2" not in " ".join(shown) and shown[3] == "sftp://<hidden>@host/q"

@@ -61,7 +61,8 @@ def draw_rows(
 
 # %% ../../../nbs/envs/sql/01_database.ipynb #60d0193f
 ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
-FORBIDDEN_FUNCTIONS = {"load_extension", "fts3_tokenizer", "writefile", "readfile", "edit"}
+FORBIDDEN_FUNCTIONS = {"load_extension", "fts3_tokenizer", "writefile", "readfile", "edit",
+                       "printf", "format"}  # the last two loop as long as a width says, where no budget sees it
 INSTRUCTIONS = 300_000  # of SQLite's virtual machine; a join of the two tables takes some thousands
 SECONDS = 2.0  # beside the instructions, for those that are slow
 BYTES = 4_000  # of one text, blob or row
