@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['KEPT', 'WARM_UP_FILE', 'WAIT', 'WarmUp', 'warm_up_settings', 'supervised_rows', 'check_demonstrations', 'StageData',
-           'passed_episodes', 'train_warm_up', 'kept_warm_up', 'warm_up_facts', 'warm_up_checkpoint']
+           'passed_episodes', 'learnt_from', 'train_warm_up', 'kept_warm_up', 'warm_up_facts', 'warm_up_checkpoint']
 
 # %% ../../nbs/recipes/15_warm_up.ipynb #7292c031
 import dataclasses
@@ -155,19 +155,25 @@ def _config(recipe, settings, folder):
         save_steps=KEPT, save_total_limit=2, report_to="none", disable_tqdm=True, dataloader_pin_memory=False)
 
 # %% ../../nbs/recipes/15_warm_up.ipynb #5a23740a
-def _stage_rows(recipe, settings, chat, data):
-    "What is learnt: nothing of a held-out task. An own episode that cannot be written as tokens is told and left out."
-    a, refusals = recipe.arguments, []
-    factory = check_demonstrations(a.task, settings)
+def learnt_from(recipe, settings: WarmUp, data: StageData) -> tuple[Sequence[Trace], Sequence[tuple[Trace, str]]]:
+    "The episodes, and right actions behind a hint, none of a held-out task. Raises `InputProblem` where no demonstration is left."
+    a, factory = recipe.arguments, check_demonstrations(recipe.arguments.task, settings)
     hinted = factory.hinted_demonstrations(settings.hinted, settings.seed, a.tasks) if settings.hinted else ()
     hinted = [(trace, hint) for trace, hint in hinted if data.fitting([trace])]
-    if not settings.traces:
-        shown = data.fitting(factory.demonstrations(settings.demonstrations, settings.seed, a.tasks))
-        if not shown:
-            raise InputProblem("warm_up: every demonstration is of a held-out task", "hold out fewer, or make more")
+    if settings.traces:
+        return data.recorded, hinted
+    shown = data.fitting(factory.demonstrations(settings.demonstrations, settings.seed, a.tasks))
+    if not shown:
+        raise InputProblem("warm_up: every demonstration is of a held-out task", "hold out fewer, or make more")
+    return shown, hinted
+
+
+def _stage_rows(recipe, chat, shown, hinted):
+    "What is learnt, as tokens. An own episode that cannot be written as tokens is told and left out."
+    if not recipe.arguments.warm_up.get("traces"):
         return supervised_rows(shown, chat, hinted)
-    shown = data.recorded
-    rows = supervised_rows(shown, chat, hinted, a.max_trace_tokens, refusals.append)
+    refusals = []
+    rows = supervised_rows(shown, chat, hinted, recipe.arguments.max_trace_tokens, refusals.append)
     if refusals:
         says = f"{len(refusals)} of {len(shown)} episodes that passed cannot be learnt from; the first: {refusals[0]}"
         if len(refusals) == len(shown):
@@ -183,7 +189,8 @@ def train_warm_up(
     tokenizer,
     scratch: Path,  # checkpoints of the stage; where it holds one, the stage goes on from it
     tell: Callable[[dict], None] = lambda logged: None,  # receives what is logged
-    data: StageData = StageData(),
+    shown: Sequence[Trace] = (),  # and `hinted`, as `learnt_from` has them
+    hinted: Sequence[tuple[Trace, str]] = (),
 ):
     "The model after supervised training. Raises `InputProblem`."
     from transformers import PrinterCallback, TrainerCallback
@@ -196,7 +203,7 @@ def train_warm_up(
         def on_save(self, args, state, control, **kwargs):
             mark_complete(scratch / f"checkpoint-{state.global_step}")
 
-    rows = Dataset.from_list(_stage_rows(recipe, settings, probe_template(tokenizer), data))
+    rows = Dataset.from_list(_stage_rows(recipe, probe_template(tokenizer), shown, hinted))
     trainer = SFTTrainer(model, _config(recipe, settings, scratch), train_dataset=rows, processing_class=tokenizer, callbacks=[Tell()])
     trainer.remove_callback(PrinterCallback)
     done = last_complete_checkpoint(scratch)
@@ -218,23 +225,32 @@ def kept_warm_up(
         before = json.loads((folder / WARM_UP_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise InputProblem(f"{folder} is no warm-up checkpoint", "name another folder in warm_up") from None
-    if changed := sorted(key for key in {*facts, *before} if facts.get(key) != before.get(key)):
-        raise InputProblem(f"the warm-up in {folder} was made with {changed[0]}={before.get(changed[0])!r}, not {facts.get(changed[0])!r}",
+    changed = sorted(key for key in {*facts, *before} if facts.get(key) != before.get(key))
+    if changed == ["episodes"]:
+        raise InputProblem(f"the warm-up in {folder} learnt from other episodes: files of traces, or held-out tasks, were others",
+                           "take the same, or another folder in warm_up")
+    if key := next((key for key in changed if key != "episodes"), None):
+        raise InputProblem(f"the warm-up in {folder} was made with {key}={before.get(key)!r}, not {facts.get(key)!r}",
                            "take the same settings, or another folder in warm_up")
     return True
 
 
-def warm_up_facts(recipe, settings: WarmUp, recorded: Sequence[Trace] = ()) -> dict:
+def _digest(shown, hinted):
+    "Of what is learnt; where two runs hold out other tasks, it may differ though all settings agree."
+    turns = [([dataclasses.asdict(turn) for turn in trace.turns], hint) for trace, hint in [*((t, None) for t in shown), *hinted]]
+    return hashlib.sha256(json.dumps(turns, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def warm_up_facts(recipe, settings: WarmUp, shown: Sequence[Trace] = (), hinted: Sequence[tuple[Trace, str]] = ()) -> dict:
     "What a warm-up's weights depend on."
     a = recipe.arguments
-    made = {k: v for k, v in dataclasses.asdict(settings).items() if k != "folder" and (v or k not in ("hinted", "traces"))}
+    made = {k: v for k, v in dataclasses.asdict(settings).items() if k not in ("folder", "traces") and (v or k != "hinted")}
     if settings.traces:
-        told = "\n".join(trace.to_json().decode() for trace in recorded)
-        made |= {"demonstrations": 0, "traces": hashlib.sha256(told.encode()).hexdigest(), "max_trace_tokens": a.max_trace_tokens}
+        made |= {"demonstrations": 0, "max_trace_tokens": a.max_trace_tokens}
     model = {"model": str(Path(a.model).resolve()) if Path(a.model).exists() else a.model, "revision": recipe.model.model_revision,
              "weights_seed": recipe.config.seed if a.model.startswith("random:") else None}
-    return made | model | {
-        "task": a.task, "tasks": a.tasks, "tokenizer": a.tokenizer, "chat_template": a.chat_template, "bf16": recipe.config.bf16}
+    return made | model | {"task": a.task, "tasks": a.tasks, "tokenizer": a.tokenizer, "chat_template": a.chat_template,
+                           "bf16": recipe.config.bf16, "episodes": _digest(shown, hinted)}
 
 # %% ../../nbs/recipes/15_warm_up.ipynb #0208bf8b
 WAIT = 6 * 3600  # seconds for another run that makes the same checkpoint
@@ -248,7 +264,8 @@ def warm_up_checkpoint(
 ) -> Path:  # the folder, which `from_pretrained` loads
     "The checkpoint that the recipe starts from, made unless it is there. Raises `InputProblem`."
     settings = warm_up_settings(recipe.arguments.warm_up)
-    folder, facts = Path(settings.folder), warm_up_facts(recipe, settings, data.recorded)
+    shown, hinted = learnt_from(recipe, settings, data)
+    folder, facts = Path(settings.folder), warm_up_facts(recipe, settings, shown, hinted)
     if kept_warm_up(folder, facts):
         return folder
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
@@ -256,19 +273,20 @@ def warm_up_checkpoint(
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(f"{folder}.lock", timeout=WAIT):
-            return folder if kept_warm_up(folder, facts) else _make(recipe, settings, folder, facts, load, tell, data)
+            if not kept_warm_up(folder, facts):
+                _make(recipe, settings, folder, facts, load, tell, (shown, hinted))
+            return folder
     except Timeout:
         raise InputProblem(f"another run has made the warm-up in {folder} for {WAIT // 3600} hours", "end it, or name another folder in warm_up") from None
 
 
-def _make(recipe, settings, folder, facts, load, tell, data):
+def _make(recipe, settings, folder, facts, load, tell, learnt):
     model, tokenizer = load()
     known = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
     scratch = folder.with_name(f"{folder.name}.{known}.partial")
-    trained = train_warm_up(recipe, settings, model, tokenizer, scratch, tell, data)
+    trained = train_warm_up(recipe, settings, model, tokenizer, scratch, tell, *learnt)
     with replacing(folder) as partial:
         trained.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
         write_json(partial / WARM_UP_FILE, facts)
     shutil.rmtree(scratch, ignore_errors=True)
-    return folder

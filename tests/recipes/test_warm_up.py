@@ -129,7 +129,7 @@ def recorded(folder, rewards):
 
 def rows_of(made):
     settings = warm_up.warm_up_settings(made.arguments.warm_up)
-    return warm_up._stage_rows(made, settings, probe_template(embedded_tokenizer()), stage_data(made))
+    return warm_up._stage_rows(made, probe_template(embedded_tokenizer()), *warm_up.learnt_from(made, settings, stage_data(made)))
 
 
 def test_own_episodes_that_passed_are_learnt_and_no_others(tmp_path):
@@ -184,6 +184,21 @@ def test_demonstrations_of_held_out_tasks_are_not_learnt(tmp_path, monkeypatch):
         rows_of(made)
 
 
+def test_a_run_that_holds_out_what_a_kept_warm_up_learnt_is_refused(tmp_path, monkeypatch):
+    row = recipe_tasks(recipe(tmp_path, held_out_rows=2)).held_out[0]
+    shown = demonstrations(2, "own", ("easy",))
+    monkeypatch.setattr(SqlEnv, "demonstrations", staticmethod(lambda *of: [shown[0], replace(shown[1], task_id=row["task_id"])]))
+    monkeypatch.setattr(warm_up, "train_warm_up", lambda recipe, settings, model, *of: model)
+    base = embedded_model(), embedded_tokenizer()
+
+    def make(**values):
+        made = recipe(tmp_path, **values)
+        return warm_up.warm_up_checkpoint(made, lambda: base, data=stage_data(made))
+    assert make() == make() == tmp_path / "warm"
+    with pytest.raises(ValueError, match="learnt from other episodes"):
+        make(held_out_rows=2)
+
+
 @pytest.mark.trainer
 def test_a_run_that_cannot_be_is_refused_before_its_warm_up(tmp_path):
     (tmp_path / "out" / "checkpoint-1").mkdir(parents=True)
@@ -200,7 +215,7 @@ def test_other_episodes_in_the_file_make_another_warm_up(tmp_path):
     made = recipe(tmp_path, stage=stage)
     assert warmed(made).arguments.model == warmed(made).arguments.model == str(tmp_path / "warm")
     recorded(tmp_path, [1.0, 0.0])
-    with pytest.raises(ValueError, match="was made with traces="):
+    with pytest.raises(ValueError, match="learnt from other episodes: files of traces, or held-out tasks, were others"):
         warmed(made)
 
 
@@ -219,7 +234,7 @@ def test_two_bases_of_one_name_have_two_warm_ups(tmp_path):
 def test_two_runs_that_begin_together_make_one_checkpoint(tmp_path, monkeypatch):
     made = []
 
-    def make(recipe, settings, model, tokenizer, scratch, tell, data):
+    def make(recipe, settings, model, tokenizer, scratch, tell, shown, hinted):
         made.append(scratch)
         time.sleep(1)
         return model
