@@ -24,14 +24,18 @@ def register_habit(detector: Detector) -> Detector:
     return detector
 
 
+_asked: list[Detector] = []  # of the last `look_for`
+
+
 def look_for(names: Iterable[str]) -> None:
-    "Have `find_error_sites` report these habits too, for as long as the process lives. Raises `InputProblem` for an unknown one."
+    "Have `find_error_sites` report these habits too, and none that an earlier call named. Raises `InputProblem` for an unknown one."
     names = list(names)
     if unknown := [name for name in names if name not in HABITS]:
         raise InputProblem(f"there is no detector {unknown[0]!r}", f"use {', '.join(sorted(HABITS))}, or register your own with `register_habit`")
-    for name in names:
-        if HABITS[name] not in DETECTORS.get("*", ()):
-            register_detector("*", HABITS[name])
+    always = DETECTORS["*"] = [detector for detector in DETECTORS.get("*", ()) if detector not in _asked]
+    _asked[:] = [HABITS[name] for name in dict.fromkeys(names) if HABITS[name] not in always]
+    for detector in _asked:
+        register_detector("*", detector)
 
 # %% ../../nbs/traces/05_habits.ipynb #feaade76
 WORDY = 120  # words beside a call

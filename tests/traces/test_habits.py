@@ -4,7 +4,7 @@ import json
 import pytest
 
 from composer_replication.core.trace import ERROR_KINDS, ToolCall, Trace, Turn
-from composer_replication.traces.error_detectors import DETECTORS
+from composer_replication.traces.error_detectors import DETECTORS, register_detector
 from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.habits import HABITS, ignored_format, long_explanation, look_for, register_habit, repeated_call
 from composer_replication.traces.read import read_traces
@@ -15,7 +15,9 @@ from composer_replication.tree.example import target_turns
 def unchanged(monkeypatch):
     monkeypatch.setitem(DETECTORS, "*", list(DETECTORS["*"]))
     before = dict(HABITS)
+    look_for([])
     yield
+    look_for([])
     HABITS.clear()
     HABITS.update(before)
 
@@ -78,6 +80,15 @@ def test_habits_are_off_until_they_are_asked_for_and_an_error_goes_first(unchang
     assert DETECTORS["*"].count(repeated_call) == 1
     assert {s.turn: s.kind for s in target_turns(trace).values()} == {3: "repeated_call", 5: "runtime_error", 7: "runtime_error"}
     assert "repeated_call" not in ERROR_KINDS
+    look_for(["long_explanation"])
+    assert [s.kind for s in find_error_sites(trace)] == ["runtime_error", "runtime_error"], "the next recipe has not asked for it"
+
+
+def test_what_is_always_registered_stays(unchanged):
+    register_detector("*", repeated_call)
+    look_for(["repeated_call"])
+    look_for([])
+    assert DETECTORS["*"].count(repeated_call) == 1
 
 
 def test_another_answer_is_no_repetition():
