@@ -197,7 +197,13 @@ def find_recipe(
 
 # %% ../../nbs/recipes/00_recipe.ipynb #862b70f6
 class _Loader(yaml.SafeLoader):
-    "As safe as its base; 1e-4 is a number, as in YAML 1.2."
+    "As safe as its base; 1e-4 is a number, as in YAML 1.2, and a key stands once."
+
+    def construct_mapping(self, node, deep=False):
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := next((key for key in keys if keys.count(key) > 1), None):
+            raise yaml.YAMLError(f"the key {twice!r} stands twice")
+        return super().construct_mapping(node, deep)
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789"))
@@ -308,6 +314,8 @@ def _check(recipe):
         raise RecipeProblem("vLLM samples nothing without a task; leave rollout and use_vllm out." if a.task is None else
                             f"vLLM reads its weights from a folder or hub id, and model {a.model!r} is made in memory; name a folder, or set "
                             "rollout to transformers.")
+    if c.beta and (a.model == EMBEDDED or a.model.startswith("random:")):
+        raise RecipeProblem(f"beta={c.beta:g} has TRL load the reference by its name, and model {a.model!r} is made in memory; take kl_coef.")
     (_check_offline if a.task is None else _check_task)(a, c)
     if a.warm_up is not None:
         check_demonstrations(a.task, warm_up_settings(a.warm_up))
@@ -355,8 +363,9 @@ def _check_pairs(a, c):
 # %% ../../nbs/recipes/00_recipe.ipynb #08080698
 def _check_offline(a, c):
     "Raises `ValueError` where recorded traces alone cannot be trained on in this way."
-    if a.curriculum or a.episode_reward:
-        raise RecipeProblem("curriculum and episode_reward are about rollouts, and there is no task; name one, or leave them out.")
+    rollouts = ("tasks", "guard_settings", "curriculum", "episode_reward")
+    if unused := [f"{key}={getattr(a, key)!r}" for key in rollouts if getattr(a, key)]:
+        raise RecipeProblem(f"{', '.join(unused)} without a task: there are no rollouts; name a task, or leave this out.")
     if a.held_out_rows or c.eval_strategy != "no":
         raise RecipeProblem(f"held_out_rows={a.held_out_rows:g} with eval_strategy={c.eval_strategy.value} needs a task to measure on; name "
                             "one, or leave both out.")

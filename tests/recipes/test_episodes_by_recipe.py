@@ -67,12 +67,21 @@ def test_a_reward_that_parts_from_the_held_out_score_stops_the_run(tmp_path, mon
     (dict(episode_reward={"floor": float("nan")}), "floor=nan is no number"),
     (dict(episode_reward={"luck": 1}), "the key 'luck' is unknown"),
     (dict(chat_template="nowhere"), "neither a file nor a shipped template"),
-    (dict(task=None, traces="x.jsonl", alpha_sdpo=1.0, curriculum=True), "curriculum and episode_reward are about rollouts"),
+    (dict(task=None, traces="x.jsonl", alpha_sdpo=1.0, curriculum=True), "curriculum=True without a task: there are no rollouts"),
+    (dict(task=None, traces="x.jsonl", alpha_sdpo=1.0, tasks="easy"), "tasks=.* without a task"),
+    (dict(beta=0.05), "beta=0.05 has TRL load the reference by its name, and model .* is made in memory; take kl_coef"),
 ])
 def test_mistakes_are_one_sentence(tmp_path, values, said):
     with pytest.raises(RecipeProblem, match=said) as caught:
         recipe(tmp_path, **values)
     assert "\n" not in str(caught.value)
+
+
+def test_a_key_that_stands_twice_is_refused(tmp_path):
+    path = tmp_path / "twice.yaml"
+    path.write_text("task: toy\nmax_steps: 3\nepisode_reward:\n  floor: 0\nmax_steps: 4\n")
+    with pytest.raises(RecipeProblem, match="the key 'max_steps' stands twice"):
+        load_recipe(path)
 
 
 # Tasks by difficulty
