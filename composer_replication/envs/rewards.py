@@ -96,6 +96,7 @@ class LengthEffortPenalty:
         return self.coefficient * c_length(effort(trace, self.weights, self.count), self.k, self.q)
 
 # %% ../../nbs/envs/02_rewards.ipynb #8379ca8b
+_CLOSED = ("complete", "completed", "done", "cancelled", "canceled")
 _BOX = re.compile(r"^\s*(?:[-*+]|\d+[.)])\s+\[([ xX])\]", re.MULTILINE)
 
 
@@ -116,8 +117,8 @@ def _todos(turn):
     "Open items of the list in one turn; None where there is none."
     for call in reversed(turn.tool_calls):
         todos = call.arguments.get("todos") if isinstance(call.arguments, dict) else None
-        if isinstance(todos, list) and todos and all(isinstance(item, dict) and "status" in item for item in todos):
-            return sum(item["status"] not in ("completed", "done", "cancelled") for item in todos)
+        if isinstance(todos, list) and all(isinstance(item, dict) and "status" in item for item in todos):
+            return sum(str(item["status"]).lower() not in _CLOSED for item in todos)
     boxes = _BOX.findall(turn.content)
     return boxes.count(" ") if boxes else None
 
