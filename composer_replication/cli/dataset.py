@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from .console import (ENDINGS, AsJson, Files, Strict, Tools, check_output, emit, given, out, plainly,
+from .console import (ENDINGS, AsJson, Files, Strict, Tools, check_output, emit, given, out, plainly, printable,
                                               stream, working)
 
 # %% ../../nbs/cli/15_dataset.ipynb #91347f52
@@ -36,7 +36,7 @@ def _write(folder: Path, title, licence, files, data, counts, scrubbed, as_json:
         write_dataset(folder, data, about)
     if as_json:
         return emit({"folder": str(folder), "counts": counts, "scrubbed": dict(scrubbed)})
-    out.print(f"{folder}: {', '.join(f'{name} {n}' for name, n in counts.items())}.")
+    out.print(f"{printable(folder)}: {', '.join(f'{name} {n}' for name, n in counts.items())}.")
     out.print(f"Replaced: {', '.join(f'{kind} {n}' for kind, n in scrubbed.items()) or 'nothing'}. Read it before you publish it.")
 
 # %% ../../nbs/cli/15_dataset.ipynb #39df8e22

@@ -402,5 +402,5 @@ def hints_train(
         done = train_writer(checkpoint, rows, output, epochs, learning_rate, seed)
     if as_json:
         return emit(vars(done) | {"folder": str(done.folder)})
-    out.print(f"{done.folder}: {done.steps} steps on {done.examples} hints, loss {done.loss[0]:.2f} in the first epoch, {done.loss[1]:.2f} in the "
+    out.print(f"{escape(str(done.folder))}: {done.steps} steps on {done.examples} hints, loss {done.loss[0]:.2f} in the first epoch, {done.loss[1]:.2f} in the "
               f"last. In a recipe: hints: [learned, template], hint_writer: {escape(str(done.folder))}")

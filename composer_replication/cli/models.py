@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from .console import ENDINGS, AsJson, emit, offer, out, plainly, show, working
 
@@ -60,7 +61,7 @@ def models_get(
     if as_json:
         emit({"name": name, "folder": str(folder)})
     else:
-        out.print(str(folder))
+        out.print(escape(str(folder)))
 
 # %% ../../nbs/cli/09_models.ipynb #098b21d1
 @plainly

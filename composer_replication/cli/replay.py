@@ -346,4 +346,4 @@ def pairs(
     if as_json:
         emit({"given": report.given, "kept": report.kept, **report.counts})
     else:
-        out.print(str(report))
+        out.print(escape(str(report)))
