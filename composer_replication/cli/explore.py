@@ -87,7 +87,8 @@ def explore(
 ):
     """Write one page to touch: pick a trace, a turn, a hint layer, and see what the hint does to each token.
 
-    The page needs no kernel, no server and no network, and has under 500 kB: traces that do not fit are left out.
+    The page needs no kernel, no server and no network, and has under 500 kB: traces, and error turns of a long one, that do
+    not fit are left out.
 
     Examples:
 

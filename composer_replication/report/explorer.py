@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import accumulate
 
 from ..core.errors import InputProblem
 from ..core.trace import ErrorSite, Trace
@@ -154,6 +155,16 @@ def hinted_traces(
             yield hinted
 
 # %% ../../nbs/report/17_explorer.ipynb #562acb29
+def _size(data) -> int:
+    return len(json.dumps(data, separators=(",", ":")))
+
+
+def _cut(trace: dict, room: int) -> dict:
+    "The trace with so many of its error turns as the room has place for; one at least."
+    sizes = accumulate(map(_size, trace["sites"]), initial=_size(trace | {"sites": []}))
+    return trace | {"sites": trace["sites"][:max(sum(size <= room for size in sizes) - 1, 1)]}
+
+
 def explorer_data(
     hinted: Iterable[HintedTrace],  # read one by one, as long as there is room
     hints: CompositeHintGenerator,  # that made the hints
@@ -161,8 +172,8 @@ def explorer_data(
     "What the page's script reads. Raises `InputProblem` where there is no trace."
     traces, size = [], 0
     for one in hinted:
-        data = trace_data(one)
-        size += len(json.dumps(data, separators=(",", ":")))
+        data = _cut(trace_data(one), LARGEST)
+        size += _size(data)
         if traces and size > LARGEST:
             break
         traces.append(data)

@@ -1,4 +1,5 @@
 "Pages to touch, in a real browser by mouse and keyboard: the explorer of error sites, plots, tables."
+import json
 import math
 import re
 from dataclasses import replace
@@ -115,6 +116,17 @@ def test_the_explorer_by_keyboard_alone(visit, explorer):
     tab("probability 0.900, with the hint 0.880")
     page.keyboard.press("ArrowLeft")
     assert page.locator("caption").inner_text().startswith("Token 1 of 2") and page.complaints == []
+
+
+def test_one_long_trace_keeps_as_many_error_turns_as_have_room(monkeypatch):
+    long = hinted(failing("long", "cat"))
+    long = HintedTrace(long.trace, long.turns * 40)
+    of = lambda room: (monkeypatch.setattr("composer_replication.report.explorer.LARGEST", room), explorer_data([long], LAYERS))[1]
+    whole = len(json.dumps(of(10 ** 9)["traces"]))
+    halved = of(whole // 2)
+    assert len(of(10 ** 9)["traces"][0]["sites"]) == 80 and 35 < len(halved["traces"][0]["sites"]) < 50
+    assert len(json.dumps(halved["traces"], separators=(",", ":"))) <= whole // 2
+    assert len(of(1)["traces"][0]["sites"]) == 1
 
 
 def test_what_a_trace_says_is_only_text(visit, tmp_path):
