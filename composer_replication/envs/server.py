@@ -76,12 +76,13 @@ class _Session:
 
     def __init__(self, make, sessions):
         super().__init__()
-        self._environment, self._steps, self._closed, self._lock = make(), 0, False, threading.Lock()
+        self._environment, self._steps, self._closed = make(), 0, False
         sessions.add(self)
 
     def reset(self, seed=None, episode_id=None, task_id="", **row):
         self._check()
         self._environment.reset(task_id=task_id)
+        self._check()  # closed meanwhile, by a thread that saw no sandbox yet
         self._steps = 0
         row, = deletion_rows([self._environment.task])
         return _models()[1](prompt=row["prompt"], tools=list(self._environment.tools))
@@ -95,6 +96,7 @@ class _Session:
 
     def _check(self):
         if self._closed:
+            self._environment.close()
             raise ServerProblem("this session was idle for too long and is closed; connect again.")
 
     def close(self):

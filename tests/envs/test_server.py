@@ -12,6 +12,7 @@ import envs_tasks
 import pytest
 
 from composer_replication.core.trace import ToolCall
+from composer_replication.envs import server
 from composer_replication.envs.deletion.env import FeatureDeletionEnv, deletion_rows
 from composer_replication.envs.deletion.judge.runner import close_judges
 from composer_replication.envs.deletion.task import write_tasks
@@ -152,6 +153,23 @@ def test_idle_sessions_are_reaped_and_stay_closed(task):
         with pytest.raises(ServerProblem, match="idle for too long"):
             one.reset(task_id=task.task_id)
         assert left() == []
+
+
+def test_a_session_closed_while_it_resets_keeps_no_sandbox():
+    opened = []
+
+    class Slow:
+        def reset(self, task_id):
+            session.close()  # as the server's end does, from its own thread
+            opened.append(task_id)
+
+        def close(self):
+            opened.clear()
+
+    session = server._Session(Slow, set())
+    with pytest.raises(ServerProblem, match="is closed"):
+        session.reset(task_id="t")
+    assert opened == []
 
 
 @needs_openenv
