@@ -121,7 +121,8 @@ def test_the_explorer_by_keyboard_alone(visit, explorer):
 def test_one_long_trace_keeps_as_many_error_turns_as_have_room(monkeypatch):
     long = hinted(failing("long", "cat"))
     long = HintedTrace(long.trace, long.turns * 40)
-    of = lambda room: (monkeypatch.setattr("composer_replication.report.explorer.LARGEST", room), explorer_data([long], LAYERS))[1]
+    name = "composer_replication.report.explorer.LARGEST"
+    of = lambda room: (monkeypatch.setattr(name, room), explorer_data([long], LAYERS))[1]
     whole = len(json.dumps(of(10 ** 9)["traces"]))
     halved = of(whole // 2)
     assert len(of(10 ** 9)["traces"][0]["sites"]) == 80 and 35 < len(halved["traces"][0]["sites"]) < 50
