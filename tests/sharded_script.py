@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -55,17 +56,20 @@ def whole(tensor):
 
 
 class Watch(TrainerCallback):
-    "Keeps the whole gradients before each optimizer step; a rank that is told to ends its process after one."
+    "Keeps the whole gradients before each optimizer step; a rank that is told to ends its process after one, or stands still."
 
-    def __init__(self, dies_after=None):
-        self.grads, self.dies_after = {}, dies_after
+    def __init__(self, dies=False, stands=None):
+        self.grads, self.dies, self.stands = {}, dies, stands
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
         self.grads = {n.removeprefix("module."): whole(p.grad) for n, p in model.named_parameters() if p.requires_grad}
 
     def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == self.dies_after:
+        if self.dies:
             os._exit(9)
+        if self.stands:
+            self.stands.touch()
+            os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def outcome(trainer, watch):
@@ -88,13 +92,13 @@ def build(scene, out, watch, rows=None, sharded=False, lora=False, untied=False,
     return trainer
 
 
-def task(name, scene, out, rank, resume=None, dies=None, held_out=0, levels=True, **changes):
+def task(name, scene, out, rank, resume=None, dies=None, stops=None, held_out=0, levels=True, **changes):
     "One run; what it leaves behind goes to a file."
     if not levels:
         Level.idle = lambda self, kind: 0
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    watch = Watch(1 if dies == rank else None)
+    watch = Watch(dies == rank, out / "stands" if stops == rank else None)
     last = last_complete_checkpoint(out) if resume == "last" else resume
     try:
         trainer = build(scene, out, watch, **changes)
@@ -102,7 +106,7 @@ def task(name, scene, out, rank, resume=None, dies=None, held_out=0, levels=True
         trainer.held_out_rows = world.rows(held_out, seed=5)
         found = outcome(trainer, watch) | {"held_out": trainer.held_out() if held_out else {}}
     except RuntimeError as problem:
-        if dies is None and levels:
+        if dies is None and stops is None and levels:
             raise
         found = {"problem": f"{type(problem).__name__}: {problem}"}
     save_buffer(out / f"{name}-rank{rank}.pt", found)

@@ -47,6 +47,8 @@ SCENES = {  # settings besides BASE; `rows` is the size of the data, `lora` puts
     "spread": {"seed": 4, "per_device_train_batch_size": 2, "num_generations": 8, "group_hints": True, "beta_replay": 0.5,
                "max_steps": 3, "rows": 8},  # a group of eight lies on two devices or more
     "two": {"per_device_train_batch_size": 2, "steps_per_generation": 2, "beta_replay": 0.5, "max_steps": 3, "rows": 8},
+    "odd": {"per_device_train_batch_size": 2, "steps_per_generation": 2, "beta_replay": 0.5, "kl_coef": 0.1, "max_steps": 3,
+            "rows": 3},
 }
 
 

@@ -20,8 +20,9 @@ class Counting:
 
     dtype, device, training, _is_stateful = torch.float32, torch.device("cpu"), True, False
 
-    def __init__(self, checkpointing=False):
-        self.config = Qwen3Config(vocab_size=8, hidden_size=2, num_hidden_layers=1, attn_implementation="sdpa")
+    def __init__(self, checkpointing=False, attention="sdpa"):
+        self.config = Qwen3Config(vocab_size=8, hidden_size=2, num_hidden_layers=1)
+        self.config._attn_implementation = attention
         self.is_activation_checkpointing, self.passes = checkpointing, 0
         self.head = SimpleNamespace(weight=torch.ones(8, 2, requires_grad=True), bias=None)
         self.base_model = torch.nn.Module()
@@ -46,9 +47,9 @@ def rank_of(draw):
     return batch, recorded if recorded is not None and recorded.pairs else None
 
 
-def made(batch, recorded, how):
+def made(batch, recorded, how, attention):
     "Passes that the terms make, counted while they make them; `fill` is asked after each kind, as the trainer does."
-    reader, student, each = Counting(), Counting(checkpointing=not how.trains_shared), Counter()
+    reader, student, each = Counting(attention=attention), Counting(not how.trains_shared, attention), Counter()
 
     def counted(kind, model, function):
         before = model.passes
@@ -57,7 +58,7 @@ def made(batch, recorded, how):
 
     cache = None
     if batch is not None and batch.input_ids.numel() and how.trains_shared:
-        _, cache = forward.forward_trunk(Counting(), batch)
+        _, cache = forward.forward_trunk(Counting(attention=attention), batch)
     if batch is not None and how.distils and batch.sites:
         counted("teacher", reader, lambda: teacher_states(reader, batch, None if how.own_trunk else cache))
     for packed in (batch, recorded):
@@ -77,14 +78,17 @@ def test_in_random_layouts_every_rank_makes_as_many_passes_of_every_kind(monkeyp
     for layout in range(layouts):
         monkeypatch.setattr(forward, "MASK_ENTRIES", draw.choice([1, 200, 2**11, 2**25]))
         monkeypatch.setattr(forward, "PASS_ENTRIES", draw.choice([0, 2**18]))
-        how = Reading(*(draw.random() < 0.7 for _ in range(4)), True)
+        attention = draw.choice(["sdpa", "sdpa", "flex_attention", "flash_attention_2"])  # the last takes no mask of ours
+        reads = attention != "flash_attention_2"
+        how = Reading(*(draw.random() < 0.7 for _ in range(3)), reads and draw.random() < 0.7, reads,
+                      attention == "flex_attention")
         ranks = [rank_of(draw) for _ in range(draw.choice([2, 2, 3]))]
         counts = [[count_passes(*rank, how)] for rank in ranks]
         levels = level(counts)
         sequences = []
         for rank, (mine,) in zip(ranks, levels):
-            real = made(*rank, how)
-            assert real == mine.own, (layout, how)
+            real = made(*rank, how, attention)
+            assert real == mine.own, (layout, how, attention)
             model, passes = Counting(), ["policy"]
             for kind in ("teacher", "reference", "pairs", "recorded"):
                 for _ in range(mine.idle(kind)):
