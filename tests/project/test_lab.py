@@ -71,8 +71,8 @@ def prompts(page):
     return page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell .jp-InputPrompt").all_text_contents()
 
 
-def run_all(page):
-    "Run every cell and wait for the last one."
+def run_all(page, until=None):
+    "Run every cell and wait for the last one, or until a script says true."
     panel, end = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)"), time.monotonic() + 4 * LIMIT / 1000
     while not any(re.match(r"\[[*\d]", text) for text in prompts(page)):  # as long as JupyterLab settles, commands are lost
         assert time.monotonic() < end, f"nothing runs: {prompts(page)}"
@@ -85,7 +85,7 @@ def run_all(page):
             page.locator(".lm-MenuBar-item", has_text="Run").click()
             page.locator(".lm-Menu-item", has_text="Run All Cells").first.click()
         page.wait_for_timeout(1000)
-    while "[*]:" in prompts(page) or not page.locator(IDLE).count():
+    while not page.evaluate(until) if until else "[*]:" in prompts(page) or not page.locator(IDLE).count():
         assert time.monotonic() < end, prompts(page)
         time.sleep(0.1)
 
@@ -136,6 +136,46 @@ def test_both_judges_stand_side_by_side_before_the_notebook_is_trusted(visit, la
     assert page.locator(".jp-OutputArea-output style").count() == 0  # the theme is gone
     page.wait_for_function(SIDE_BY_SIDE, arg=["the naive judge", "our judge"], timeout=LIMIT)
     picture(page, "lab-04-untrusted")
+
+
+def test_of_views_behind_buttons_one_is_open_before_the_notebook_is_trusted(visit, lab):
+    page = opened(visit, lab, "01_error_site.ipynb")
+    strip = page.locator(".jp-OutputArea-output .views").first
+    strip.wait_for(state="attached")
+    assert page.locator(".jp-OutputArea-output style").count() == 0
+    shown = strip.evaluate("e => [...e.children].map(view => view.getBoundingClientRect().height > 0)")
+    assert len(shown) > 3 and sum(shown) == 1
+    picture(page, "lab-01-untrusted")
+
+
+def test_what_needs_trust_says_so(visit, lab):
+    page = opened(visit, lab, "03_episodes.ipynb")
+    told = page.locator(".jp-OutputArea-output p", has_text="Trust Notebook")
+    told.first.wait_for(state="attached")
+    assert told.first.is_visible() and page.locator(".jp-OutputArea-output iframe").count() == 0
+
+
+FIRST = """() => [...document.querySelectorAll('.jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell')]
+    .some(cell => cell.querySelector('.jp-OutputArea-output')?.innerText.trim())"""
+
+
+@pytest.mark.parametrize("name", ["01_error_site", pytest.param("02_training_step", marks=pytest.mark.slow)])
+def test_a_page_says_something_long_before_it_has_loaded_pytorch(visit, lab, name):
+    "A notebook without outputs: its first one comes before that behind PyTorch's import."
+    book = nbformat.read(lab[1] / f"{name}.ipynb", 4)
+    loads = next(i for i, cell in enumerate(book.cells) if "import embedded_model" in cell.source)
+    book.cells = [*book.cells[:loads + 1], nbformat.v4.new_code_cell("print('loaded')")]
+    for cell in book.cells:
+        if cell.cell_type == "code":
+            cell.outputs = []
+    nbformat.write(book, lab[1] / f"first-{name}.ipynb")
+    page = opened(visit, lab, f"first-{name}.ipynb")
+    page.locator(IDLE).wait_for()
+    began = time.monotonic()
+    run_all(page, until=FIRST)
+    first = time.monotonic() - began
+    page.wait_for_function("() => document.querySelector('.jp-NotebookPanel').innerText.includes('\\nloaded')", timeout=2 * LIMIT)
+    assert first < time.monotonic() - began
 
 
 def test_saving_what_was_only_opened_changes_nothing(visit, lab):

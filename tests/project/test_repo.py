@@ -214,3 +214,17 @@ def test_every_notebook_names_its_kernel():
     unnamed = [path for path in kept_files() if path.suffix == ".ipynb"
                and "kernelspec" not in json.loads(path.read_text()).get("metadata", {})]
     assert unnamed == []  # JupyterLab would ask which one before it opens the page
+
+
+def test_the_first_figures_of_the_readme_are_those_of_the_runs():
+    runs = json.loads((ROOT / "spikes/004-real/alone.json").read_text())["runs"]
+    passed = lambda arm: [100 * sum(map(sum, run["rewards"])) / sum(map(len, run["rewards"]))
+                          for run in runs if run["arm"] == arm and "rewards" in run]
+    first = (ROOT / "README.md").read_text().split("\n## ")[0]
+    own, filler = passed("own"), passed("filler")
+    tasks = len(runs[0]["rewards"])
+    assert f"- {passed('start')[0]:.0f} % → {min(own):.0f} to {max(own):.0f} % of {tasks} new SQL tasks" in first
+    assert f"{min(filler):.0f} to {max(filler):.0f} %" in first
+    table = (ROOT / "README.md").read_text().split("## Does it help?")[1]
+    for figure in ("-35.94", "-7.81 points (-17.19 to +1.56)", "+12.5", "+16.9", "+0.6"):
+        assert figure in table, figure  # which the first screen says in whole points
