@@ -28,7 +28,8 @@ def wheel(tmp_path_factory):
     for name in tracked():
         (folder / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / "tree" / name, follow_symlinks=False)
-    subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, folder / "tree"], check=True, timeout=LIMIT, stdin=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, folder / "tree"],
+                   check=True, timeout=LIMIT, stdin=subprocess.DEVNULL)
     return next(folder.glob("*.whl"))
 
 
@@ -38,7 +39,7 @@ def composer(wheel, tmp_path_factory):
     folder = tmp_path_factory.mktemp("env")
     venv.create(folder, with_pip=False)
     at = lambda name: Path(sysconfig.get_path(name, "venv", {"base": str(folder), "platbase": str(folder)}))
-    options = ["-q", "--no-deps", "--ignore-installed"]  # without the last ours is taken out of this environment
+    options = ["-q", "--no-deps", "--ignore-installed"]  # the last, or ours is taken out of this environment
     subprocess.run([sys.executable, "-m", "pip", "install", *options, "--prefix", folder, wheel],
                    check=True, timeout=LIMIT, stdin=subprocess.DEVNULL)
     (at("purelib") / "needs.pth").write_text(sysconfig.get_path("purelib") + "\n")  # its own .pth files, our sources, are not read
