@@ -28,7 +28,8 @@ def wheel(tmp_path_factory):
     for name in tracked():
         (folder / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / "tree" / name, follow_symlinks=False)
-    subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, folder / "tree"],
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder,
+                    folder / "tree"],
                    check=True, timeout=LIMIT, stdin=subprocess.DEVNULL)
     return next(folder.glob("*.whl"))
 
@@ -42,7 +43,7 @@ def composer(wheel, tmp_path_factory):
     options = ["-q", "--no-deps", "--ignore-installed"]  # the last, or ours is taken out of this environment
     subprocess.run([sys.executable, "-m", "pip", "install", *options, "--prefix", folder, wheel],
                    check=True, timeout=LIMIT, stdin=subprocess.DEVNULL)
-    (at("purelib") / "needs.pth").write_text(sysconfig.get_path("purelib") + "\n")  # its own .pth files, our sources, are not read
+    (at("purelib") / "needs.pth").write_text(sysconfig.get_path("purelib") + "\n")  # its own .pth, our sources, is not read
     script = at("scripts") / "composer-rl"
     script.write_text(script.read_text().replace(sys.executable, str(at("scripts") / "python")))
 
