@@ -51,8 +51,10 @@ def build(out: Path, sources: bool) -> int:
     "Stage and build; Sphinx's exit code."
     vendor()
     tag = [] if sources else ["-t", "without_sources"]
-    return build_main(["-W", "--keep-going", "-q", "-b", "html", "-c", str(stage.DOCS), *tag,
+    code = build_main(["-W", "--keep-going", "-q", "-b", "html", "-c", str(stage.DOCS), *tag,
                        "-d", str(out.parent / "doctrees"), str(stage.stage()), str(out)])
+    (out / "llms.txt").write_text(stage.llms_txt())
+    return code
 
 
 if __name__ == "__main__":
