@@ -333,19 +333,42 @@ def is_table(output) -> bool:
     return "<table" in data.get("text/html", "") or "|---" in data.get("text/markdown", "")
 
 
+def is_printed_table(output) -> bool:
+    lines = output.get("text", "").splitlines()
+    return 2 < len(lines) <= LOUD and all(map(TABULAR.search, lines[:3]))
+
+
+def is_printed(output) -> bool:
+    return 0 < output.get("text", "").count("\n") <= LOUD
+
+
+def caption(before: list) -> str:
+    "What stands before an output: the last paragraph where it is short, else the last heading."
+    said = [block for cell in before if cell.cell_type == "markdown" for block in gaps.blocks(cell.source)]
+    headings = [block.splitlines()[0].lstrip("# ") + "." for block in said if block.startswith("#")]
+    short = said and len(said[-1]) < 300 and re.match(r"[\w`*$]", said[-1])
+    return said[-1] if short else headings[-1] if headings[1:] else ""
+
+
 def take_first(cells: list, wanted: Callable[..., bool]) -> list:
-    "The first output of a kind, out of its cell and with what stands before it, as cells of its own; none where there is none."
+    "The first output of a kind, out of its cell, with a caption, as cells of its own; none where there is none."
     for number, cell in enumerate(cells):
         for output in cell.get("outputs", ()):
             if wanted(output):
                 cell.outputs.remove(output)
+                words = caption(cells[:number])
                 cells.insert(number + 1, nbformat.v4.new_markdown_cell("*What this cell shows opens the page.*"))
-                shown = nbformat.v4.new_code_cell("", outputs=[output], metadata={**cell.metadata, "tags": ["remove-input"]})
-                before = cells[number - 1].source.strip() if cells[number - 1].cell_type == "markdown" else ""
-                caption = re.sub(r"^#+ (.+)$", r"\1.", gaps.blocks(before)[-1]) if before else ""
-                short = 0 < len(caption) < 400 and not caption.startswith(("|", "-"))
-                return [*([nbformat.v4.new_markdown_cell(caption)] if short else ()), shown]
+                shown = nbformat.v4.new_code_cell("...", outputs=[output], metadata={**cell.metadata, "tags": ["remove-input"]})
+                return [*([nbformat.v4.new_markdown_cell(words)] if words else ()), shown]
     return []
+
+
+def merge_printed(cell) -> None:
+    "What was printed in pieces, as one."
+    for first, second in zip(cell.outputs[:-1], cell.outputs[1:], strict=True):
+        if first.output_type == second.output_type == "stream" and first.name == second.name:
+            first.text, second.text = "", first.text + second.text
+    cell.outputs = [output for output in cell.outputs if output.output_type != "stream" or output.text]
 
 
 LOUD = 40  # lines of printed text that are folded as well
@@ -353,8 +376,9 @@ BOXES = {"VALIDATED": "tip", "PARTIAL": "warning", "INVALIDATED": "danger", "NOT
 
 
 def opened(cells: list, one: gaps.Experiment, place: Callable[[Path], str | None]) -> list:
-    "An experiment's page: title, question, verdict with its reason, the first picture or else table, then the rest, its code folded."
+    "An experiment's page: title, question, verdict with its reason, the first picture or table, then the rest, code folded."
     for cell in (cell for cell in cells if cell.cell_type == "code" and "remove-input" not in cell.metadata["tags"]):
+        merge_printed(cell)
         printed = sum(output.text.count("\n") for output in cell.outputs if output.output_type == "stream")
         tag(cell, "hide-input", *(["hide-output"] if printed > LOUD else []))
     first = cells[0].source
@@ -362,7 +386,9 @@ def opened(cells: list, one: gaps.Experiment, place: Callable[[Path], str | None
     cells[0].source = first.removeprefix(head)
     verdict = [f"```{{admonition}} Verdict: {one.verdict}", f":class: {BOXES[one.verdict]}", gaps.cell(one.why), "```"]
     opening = nbformat.v4.new_markdown_cell(head + "\n" + "\n".join(verdict))
-    return [opening, *(take_first(cells, is_picture) or take_first(cells, is_table)), *(cell for cell in cells if cell.source.strip())]
+    wanted = (is_picture, is_table, is_printed_table, is_printed)
+    shown = next(filter(None, (take_first(cells, kind) for kind in wanted)), [])
+    return [opening, *shown, *(cell for cell in cells if cell.source.strip())]
 
 
 METHODS = {"losses/distill": "SDPO at error turns", "losses/preference": "Trace-replay DPO", "training/objectives": "The policy objective"}

@@ -12,7 +12,8 @@ document.addEventListener("DOMContentLoaded", () => {
     const page = link.getAttribute("href").replace(root, "").split(".html")[0];
     link.dataset.kind = link.parentElement.matches(".kind-object") ? "API" : window.KINDS[page] ?? "page";
   };
-  if (results) new MutationObserver(() => results.querySelectorAll("li > a:not([data-kind])").forEach(label)).observe(results, {childList: true, subtree: true});
+  const added = changes => changes.flatMap(one => [...one.addedNodes]).forEach(node => node.querySelectorAll?.(":scope > a").forEach(label));
+  if (results) new MutationObserver(added).observe(results, {childList: true, subtree: true});
 });
 window.addEventListener("resize", reach);
 window.addEventListener("load", () => {  // not before: without its styles the box cannot be scrolled; at once, not smoothly

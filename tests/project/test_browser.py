@@ -83,7 +83,7 @@ def test_search_finds_by_intent(site, visit):
 
 
 KINDS = {  # a page, words that find it, and what it is
-    "index": ("composer_replication", "start"), "start": ("start", "start"), "explorer": ("pick a turn and a hint", "start"),
+    "index": ("open replication", "start"), "start": ("start", "start"), "explorer": ("pick a turn and a hint", "start"),
     "guides/hint-layer": ("add a hint layer", "guide"), "guide": ("how to use it", "guide"), "troubleshooting": ("goes wrong", "guide"),
     "commands": ("commands", "command"), "experiments": ("experiments", "experiment"), "gaps": ("honest gaps", "experiment"),
     "spikes/104-ladder": ("ladder", "experiment"), "api": ("API", "API"), "api/tree": ("tree", "API"),
@@ -179,6 +179,19 @@ def test_a_table_that_scrolls_is_reached_by_keyboard(site, visit):
     scrolled = "tables => tables.filter(t => t.scrollWidth > t.clientWidth).map(t => t.tabIndex)"
     found = page.locator("table.docutils").evaluate_all(scrolled)
     assert found and set(found) == {0}
+
+
+def test_an_experiment_shows_its_picture_on_the_first_screen_and_folds_its_code(site, visit):
+    page = visit((site / "spikes/104-ladder.html").as_uri())
+    assert page.locator("article .cell_output svg").first.bounding_box()["y"] < 900
+    code = page.locator("article .cell_input")
+    assert code.count() > 5 and code.locator("visible=true").count() == 0
+    page.set_viewport_size({"width": 360, "height": 800})
+    page.evaluate("document.querySelectorAll('article details').forEach(folded => folded.open = true)")
+    page.wait_for_function("[...document.querySelectorAll('article details pre')].some(block => block.tabIndex === 0)")
+    wide = "blocks => blocks.filter(b => b.scrollWidth > b.clientWidth).map(b => [b.tabIndex, getComputedStyle(b).overflowX])"
+    found = page.locator("article .cell_input pre").evaluate_all(wide)
+    assert found and {tuple(one) for one in found} == {(0, "auto")}
 
 
 def views(strip):

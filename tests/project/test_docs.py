@@ -346,22 +346,28 @@ def test_what_an_experiment_says_comes_out_as_it_is(tmp_path):
 
 # Experiments, tutorials, methods
 
+def test_every_experiment_shows_something_first():
+    pages = [page for page in stage.pages() if page.name.startswith("spikes/")]
+    first = {page.name: [cell for cell in json.loads(stage.notebook(page))["cells"] if cell["cell_type"] == "code"][0] for page in pages}
+    assert [name for name, cell in first.items() if cell["metadata"]["tags"] != ["remove-input"] or not cell["outputs"]] == []
+
+
 @pytest.mark.parametrize("name", ["104-ladder", "007-real-traces"])  # with a picture, with a table
 def test_an_experiment_opens_with_question_verdict_and_picture(name):
     page = next(page for page in stage.pages() if page.name == f"spikes/{name}")
     cells = json.loads(stage.notebook(page))["cells"]
-    opening, caption, shown, rest = ("".join(cell["source"]) for cell in cells[:4])
-    one = gaps.Experiment(page.source)
-    assert opening.startswith(f"# {'Spike ' if name[:3] == '007' else ''}{one.title}\n\n> ")
+    opening, one = "".join(cells[0]["source"]), gaps.Experiment(page.source)
+    assert re.match(rf"# (Spike )?{re.escape(one.title)}\n\n> ", opening)
     assert f"{{admonition}} Verdict: {one.verdict}" in opening and gaps.cell(one.why) in opening
-    html = "".join(cells[2]["outputs"][0]["data"]["text/html"])
-    assert ("<svg" in html) == (name == "104-ladder") and "<table" in html or "<svg" in html
-    assert not shown and cells[2]["metadata"]["tags"] == ["remove-input"] and caption and "Hypothesis" in rest
+    shown = next(number for number, cell in enumerate(cells) if cell["cell_type"] == "code")
+    html = "".join(cells[shown]["outputs"][0]["data"]["text/html"])
+    assert ("<svg" if name == "104-ladder" else "<table") in html and cells[shown]["metadata"]["tags"] == ["remove-input"]
+    texts = ["".join(cell["source"]) for cell in cells]
+    assert shown <= 2 and "Hypothesis" in texts[shown + 1] and sum("opens the page" in text for text in texts) == 1
     outputs = ["".join(output.get("data", {}).get("text/html", "")) for cell in cells for output in cell.get("outputs", ())]
     assert outputs.count(html) == 1  # taken, not copied
-    assert all("hide-input" in cell["metadata"]["tags"] for cell in cells[3:] if cell["cell_type"] == "code")
-    text = "".join("".join(cell["source"]) for cell in cells)
-    assert all("".join(cell["source"])[-60:] in text for cell in json.loads(page.source.read_text())["cells"])  # none is lost
+    assert all("hide-input" in cell["metadata"]["tags"] for cell in cells[shown + 1:] if cell["cell_type"] == "code")
+    assert all("".join(cell["source"])[-60:] in "".join(texts) for cell in json.loads(page.source.read_text())["cells"])  # none is lost
 
 
 def test_the_reason_for_a_verdict_is_told():
