@@ -53,7 +53,7 @@ class Experiment:
     def printed(self) -> str:
         "What the cells below its heading `Verdict` print, without the verdict itself."
         cells = json.loads(self.notebook.read_text())["cells"]
-        starts = [i for i, cell in enumerate(cells) if cell["cell_type"] == "markdown" and "".join(cell["source"]).startswith("## Verdict")]
+        starts = [i for i, cell in enumerate(cells) if "".join(cell["source"]).startswith("## Verdict")]
         outputs = [output for cell in cells[starts[-1]:] for output in cell.get("outputs", ())] if starts else []
         lines = "".join("".join(output.get("text", "")) for output in outputs).splitlines()
         return "; ".join(filter(None, (line.removeprefix(self.verdict).lstrip(": ") for line in lines)))
@@ -61,8 +61,12 @@ class Experiment:
     @property
     def why(self) -> str:
         "The reason for its verdict, with the checks that did not come out; of its page where results.json has none."
-        missed = "; ".join(f"{name} ({state})" for name, state in checks(self.results) if state in ("not met", "not run"))
-        counted = f"{reason(self.results)} Not all came out: {missed}." if missed and not self.results.get("reason") else reason(self.results)
+        if self.results.get("reason"):
+            return reason(self.results)
+        def named(wanted):
+            names = "; ".join(name for name, state in checks(self.results) if state == wanted)
+            return f" {wanted.capitalize()}: {names}." if names else ""
+        counted = reason(self.results) + named("not met") + named("not run")
         return counted or f"{self.printed or 'Every clause of the hypothesis held'}.".capitalize()
 
 

@@ -318,8 +318,8 @@ def tag(cell, *names: str) -> None:
 
 def fold_imports(cells: list) -> None:
     "Cells that only import are folded."
-    for cell in cells:
-        if cell.cell_type == "code" and all(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.parse(cell.source).body):
+    for cell in (cell for cell in cells if cell.cell_type == "code"):
+        if all(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.parse(cell.source).body):
             tag(cell, "hide-input")
 
 
@@ -391,15 +391,17 @@ def opened(cells: list, one: gaps.Experiment, place: Callable[[Path], str | None
     return [opening, *shown, *(cell for cell in cells if cell.source.strip())]
 
 
-METHODS = {"losses/distill": "SDPO at error turns", "losses/preference": "Trace-replay DPO", "training/objectives": "The policy objective"}
+METHODS = {"training/objectives": "The policy objective", "losses/distill": "SDPO at error turns",
+           "losses/preference": "Trace-replay DPO"}  # a method's page: its section of docs/guides/metrics.md
 
 
 def method_box(page: Page) -> str:
-    "What to watch and how it fails, of a method: its section of the page of metrics (`METHODS`), which has the only text."
+    "What to watch and how it fails, of a method: its section of the page of metrics, which has the only text."
     if page.name not in METHODS:
         return ""
     guide = DOCS / "guides" / "metrics.md"
-    text = relink(guide.read_text(), guide.parent, staged_link(page)).partition(f"\n## {METHODS[page.name]}")[2].partition("\n## ")[0]
+    section = guide.read_text().partition(f"\n## {METHODS[page.name]}")[2].partition("\n## ")[0]
+    text = relink(section, guide.parent, staged_link(page))
     rows = [[part.strip() for part in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| `")]
     watch = gaps.table(("metric", "what it is", "sound"), [row[:3] for row in rows if row[2]])
     fails = gaps.table(("metric", "a fault, and what to do"), [(row[0], row[3]) for row in rows if row[3]])
@@ -463,7 +465,8 @@ def contents() -> dict[str, tuple[str, ...]]:
 
 def kinds() -> dict[str, str]:
     "What a search says that each page is."
-    said = {"start": "start", "guide": "guide", "commands": "command", "experiments": "experiment", "api": "API", "background": "background"}
+    said = {"start": "start", "guide": "guide", "commands": "command", "experiments": "experiment", "api": "API",
+            "background": "background"}
     below = contents()
     of = {name: kind for section, kind in said.items() for name in (section, *below.get(section, ()))}
     modules = {name: "module" for room in below["api"] for name in below[room]}

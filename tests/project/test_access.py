@@ -1,6 +1,6 @@
 """Who can see and reach what stands on the site: contrast, axe, keys, in a real browser."""
 import pytest
-from pages import PAGES, faint
+from pages import faint
 
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
 from composer_replication.envs.toy.traces import toy_traces
@@ -29,8 +29,10 @@ def reports(tmp_path_factory):
 SPHINX = {"definition-list"}  # its entries of classes and functions
 
 
-QUICK = ("index", "explorer", "compose", "error_site", "episodes", "replay", "guide", "coverage", "adrs/index", "spikes/104-ladder")
-LONG = ("training_step", "losses/distill", "exploits", "gaps", "commands", "core/trace", "spikes/004-ab", "recipe")  # the longest take half a minute each
+QUICK = ("index", "explorer", "compose", "error_site", "episodes", "replay", "guide", "coverage", "adrs/index",
+         "spikes/104-ladder")
+LONG = ("training_step", "losses/distill", "exploits", "gaps", "commands", "core/trace", "spikes/004-ab", "recipe",
+        "report/display", "report/ladder")  # the longest take half a minute each
 
 
 @pytest.mark.parametrize("mode, names", [
@@ -83,7 +85,8 @@ def test_every_control_can_be_reached_by_keyboard_and_has_a_name(site, visit):
 
 SHOWS_FOCUS = """node => {  // what of it is on the screen: a radio button in a strip is shown by its label
   const box = [node, node.closest("label"), node.labels?.[0], node.nextElementSibling].find(n => {
-    const r = n?.getBoundingClientRect(); return n?.checkVisibility({visibilityProperty: true, opacityProperty: true}) && r.width > 3 && r.height > 3; });
+    const r = n?.getBoundingClientRect(), seen = n?.checkVisibility({visibilityProperty: true, opacityProperty: true});
+    return seen && r.width > 3 && r.height > 3; });
   const r = box?.getBoundingClientRect();
   return r && {x: Math.max(0, r.x - 6), y: Math.max(0, r.y - 6), width: r.width + 12, height: Math.min(r.height + 12, 300)};
 }"""
@@ -107,7 +110,8 @@ def tabbed(page, most):
     return reached
 
 
-@pytest.mark.parametrize("name, start", [("guides/hint-layer", "article"), ("explorer", "article"), ("compose", "body"), ("index", "body")])
+@pytest.mark.parametrize("name, start", [
+    ("guides/hint-layer", "article"), ("explorer", "article"), ("compose", "body"), ("index", "body")])
 def test_tab_follows_the_page_and_the_focus_is_seen(site, reports, visit, name, start):
     page = visit(((reports if name == "compose" else site) / f"{name}.html").as_uri())
     page.locator(start).evaluate("n => { n.tabIndex = -1; n.focus(); }")

@@ -71,7 +71,8 @@ def searched(page, site, words):
     page.goto((site / "search.html").as_uri() + "?q=" + words.replace(" ", "+"))
     page.locator("#search-results p.search-summary", has_text=re.compile("Search finished|matching")).wait_for()
     label = "getComputedStyle(a, '::after').content.replaceAll('\"', '')"
-    return page.locator("#search-results li > a").evaluate_all(f"links => links.map(a => [a.getAttribute('href').split('.html')[0], {label}])")
+    told = f"links => links.map(a => [a.getAttribute('href').split('.html')[0], {label}])"
+    return page.locator("#search-results li > a").evaluate_all(told)
 
 
 def test_search_finds_by_intent(site, visit):
@@ -84,7 +85,8 @@ def test_search_finds_by_intent(site, visit):
 
 KINDS = {  # a page, words that find it, and what it is
     "index": ("open replication", "start"), "start": ("start", "start"), "explorer": ("pick a turn and a hint", "start"),
-    "guides/hint-layer": ("add a hint layer", "guide"), "guide": ("how to use it", "guide"), "troubleshooting": ("goes wrong", "guide"),
+    "guides/hint-layer": ("add a hint layer", "guide"), "guide": ("how to use it", "guide"),
+    "troubleshooting": ("goes wrong", "guide"),
     "commands": ("commands", "command"), "experiments": ("experiments", "experiment"), "gaps": ("honest gaps", "experiment"),
     "spikes/104-ladder": ("ladder", "experiment"), "api": ("API", "API"), "api/tree": ("tree", "API"),
     "hints/layers": ("hint layers", "module"), "core/trace": ("TraceProblem", "API"), "background": ("background", "background"),
@@ -161,7 +163,7 @@ def test_one_name_logo_and_accent(site, visit):
         colours.append(page.locator("article p a").first.evaluate("a => getComputedStyle(a).color"))
         assert page.title() == "What was tried - composer_replication"
         assert page.locator(".sidebar-brand-text").inner_text() == "composer_replication"
-        assert page.locator(".sidebar-brand img").evaluate_all("all => all.some(logo => logo.naturalWidth && logo.checkVisibility())")
+        assert page.locator(".sidebar-brand img").evaluate("logo => logo.naturalWidth && logo.checkVisibility()")
     assert colours == ["rgb(0, 114, 178)", "rgb(86, 180, 233)"]
 
 
