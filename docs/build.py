@@ -51,8 +51,15 @@ def build(out: Path, sources: bool) -> int:
     "Stage and build; Sphinx's exit code."
     vendor()
     tag = [] if sources else ["-t", "without_sources"]
-    return build_main(["-W", "--keep-going", "-q", "-b", "html", "-c", str(stage.DOCS), *tag,
+    code = build_main(["-W", "--keep-going", "-q", "-b", "html", "-c", str(stage.DOCS), *tag,
                        "-d", str(out.parent / "doctrees"), str(stage.stage()), str(out)])
+    (out / "llms.txt").write_text(stage.llms_txt())
+    made = {"search", *(page.name for page in stage.pages())}
+    for old in out.rglob("*.html"):  # of a build before
+        name = old.relative_to(out).with_suffix("").as_posix()
+        if name not in made and not (sources and name.startswith("_modules/")):
+            old.unlink()
+    return code
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The site's settings. `docs/build.py` stages the pages and calls Sphinx."""
 import inspect
+import json
 import re
 import sys
 from functools import cache
@@ -26,7 +27,11 @@ root_doc = "index"
 smartquotes_action = "D"  # dashes only: quotes in this prose are often code
 
 html_theme = "furo"
-html_title = "Composer replication"
+html_title = project
+html_logo = "_static/logo.svg"
+html_theme_options = {f"{mode}_css_variables": {f"color-brand-{part}": colour for part in ("primary", "content")}
+                      for mode, colour in (("light", "#0072B2"), ("dark", "#56B4E9"))}  # the reports' colour of the student
+html_use_index = False  # half a megabyte that no page links to: the search finds names
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
 html_js_files = ["custom.js"]
@@ -36,6 +41,7 @@ html_show_sphinx = False
 html_copy_source = False
 
 nb_execution_mode = "off"
+nb_code_prompt_show = nb_code_prompt_hide = "Code"
 nb_merge_streams = True
 nb_render_markdown_format = "gfm"  # tables in outputs; their links are final, see `stage.as_page`
 myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
@@ -164,6 +170,12 @@ def fast_tree(app, pagename, templatename, context, doctree):
     context["furo_navigation_tree"] = sidebar(app.builder, pagename, count(1))
 
 
+def kinds_for_search(app, pagename, templatename, context, doctree):
+    "The search ranks a page by what it is, and says it."
+    if pagename == "search":
+        app.add_js_file(None, body=f"window.KINDS = {json.dumps(stage.kinds())}")
+
+
 def found_once(app, env):
     "A name is looked for among all objects, thousands of times the same few; they no longer change when pages are written."
     domain = env.domains.python_domain
@@ -180,6 +192,7 @@ def setup(app):
     app.connect("builder-inited", asked_once)
     app.connect("html-page-context", no_tree, priority=400)  # before the theme asks
     app.connect("html-page-context", fast_tree, priority=600)  # after it
+    app.connect("html-page-context", kinds_for_search)
     app.connect("env-check-consistency", found_once)
     app.add_directive("entries", Entries)
     app.add_directive("explorer", Explorer)

@@ -16,8 +16,7 @@ NEXT = re.compile(r"what\s+would\s+help|next\s+thing\s+to\s+run|should\s+confirm
 
 INTRO = """# Honest gaps
 
-What was expected and did not come, or was not tried. This page is made from the experiments' notebooks and their
-`results.json` when the site is built; nobody writes its numbers, and what was expected is quoted."""
+What was expected and did not come, or was not tried: made from the notebooks and their `results.json` when the site is built."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,26 @@ class Experiment:
         "The subtitle, on one line."
         return next((" ".join(re.sub("^> ?", "", line) for line in block.splitlines())
                      for block in blocks(self.prose[0]) if block.startswith(">")), "")
+
+    @property
+    def printed(self) -> str:
+        "What the cells below its heading `Verdict` print, without the verdict itself."
+        cells = json.loads(self.notebook.read_text())["cells"]
+        starts = [i for i, cell in enumerate(cells) if "".join(cell["source"]).startswith("## Verdict")]
+        outputs = [output for cell in cells[starts[-1]:] for output in cell.get("outputs", ())] if starts else []
+        lines = "".join("".join(output.get("text", "")) for output in outputs).splitlines()
+        return "; ".join(filter(None, (line.removeprefix(self.verdict).lstrip(": ") for line in lines)))
+
+    @property
+    def why(self) -> str:
+        "The reason for its verdict, with the checks that did not come out; of its page where results.json has none."
+        if self.results.get("reason"):
+            return reason(self.results)
+        def named(wanted):
+            names = "; ".join(name for name, state in checks(self.results) if state == wanted)
+            return f" {wanted.capitalize()}: {names}." if names else ""
+        counted = reason(self.results) + named("not met") + named("not run")
+        return counted or f"{self.printed or 'Every clause of the hypothesis held'}.".capitalize()
 
 
 def experiments(root: Path = ROOT) -> list[Experiment]:
@@ -151,14 +170,19 @@ def values(one: Experiment) -> str:
 
 
 def section(one: Experiment) -> str:
-    "Everything about one experiment that is not VALIDATED."
-    parts = [f"## {one.title}", f"**{one.verdict}**: [the notebook]({one.notebook.name}). {one.question}"]
+    "Everything about one experiment that is not VALIDATED, folded."
+    parts = [f"[The notebook]({one.notebook.name}). {one.question}"]
     if expected := promised(one.prose[0]):
         parts += ["**What was expected.**", *expected]
     parts += ["**What came out.**" if one.verdict != "NOT RUN" else "**Why not.**", failures(one), values(one)]
     if steps := next_steps(one.prose):
         parts += ["**What would be tried next.**", *steps]
-    return "\n\n".join(part for part in parts if part)
+    return folded(f"{cell(one.title)}: {one.verdict}", "\n\n".join(part for part in parts if part))
+
+
+def folded(title: str, text: str) -> str:
+    "A text behind its title."
+    return f":::::{{dropdown}} {title}\n{text}\n:::::"
 
 
 def not_measured(one: Experiment) -> list[str]:
@@ -181,15 +205,13 @@ def page(
 ) -> str:
     "The page, as Markdown."
     every = experiments(root)
-    def link(one):
-        return linked(f"[{cell(one.title)}]({one.notebook.name})", one.notebook)
-    rows = [(link(one), cell(one.question), f"**{one.verdict}**") for one in every]
-    parts = [INTRO, table(("experiment", "question", "verdict"), rows)]
-    parts += [linked(section(one), one.notebook) for one in every if one.verdict != "VALIDATED"]
-    holds = [linked(line, one.notebook) for one in every if one.verdict == "VALIDATED" for line in not_measured(one)]
-    if holds:
-        parts += ["## What experiments that hold leave out", *holds]
+    verdicts = [one.verdict for one in every]
+    counted = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in ORDER)
+    parts = [linked(section(one), one.notebook) for one in every if one.verdict != "VALIDATED"]
+    if holds := [linked(line, one.notebook) for one in every if one.verdict == "VALIDATED" for line in not_measured(one)]:
+        parts.append(folded("What experiments that hold leave out", "\n\n".join(holds)))
     if missing := not_built(root):
-        parts += ["## Of the recipe, not built yet", "\n".join(f"- {cell(row)}" for row in missing),
-                  "The table with sources is in [the recipe](recipe.md)."]
-    return "\n\n".join(parts) + "\n"
+        rows = "\n".join(f"- {cell(row)}" for row in missing)
+        parts.append(folded("Of the recipe, not built yet", f"{rows}\n\nThe table with sources is in [the recipe](recipe.md)."))
+    summed = f"**{counted}.** Each with its question: [experiments](experiments.md)."
+    return "\n\n".join([INTRO, summed, "::::::{div} compact", *parts, "::::::"]) + "\n"

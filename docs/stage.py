@@ -26,7 +26,7 @@ START = ("explorer", "error_site", "training_step", "episodes", "exploits", "rep
 GUIDES = ("guides/one-road", "guides/my-model", "guides/other-machines", "guides/my-traces", "guides/my-repository",
           "guides/my-teachers", "guides/hint-layer", "guides/objective", "guides/metrics", "guides/integrations",
           "guides/read-a-ladder")
-BACKGROUND = ("recipe", "comparison", "glossary")
+BACKGROUND = ("recipe", "coverage", "comparison", "glossary", "adrs/index", "method")
 ROOMS = {  # folders of nbs/, from the ground up (an import only goes down): caption, and what they hold
     "core": ("Core", "Traces, tool calls, errors, files: what all other rooms speak of."),
     "traces": ("Traces", "Readers of trace formats, and where a trace went wrong."),
@@ -310,6 +310,106 @@ def code_cell(
     return [*cells, cell] if cell.source.strip() or cell.outputs else cells
 
 
+# What experiments, tutorials and methods have beside what their notebooks say
+
+def tag(cell, *names: str) -> None:
+    cell.metadata["tags"] = sorted({*cell.metadata.get("tags", ()), *names})
+
+
+def fold_imports(cells: list) -> None:
+    "Cells that only import are folded."
+    for cell in (cell for cell in cells if cell.cell_type == "code"):
+        if all(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.parse(cell.source).body):
+            tag(cell, "hide-input")
+
+
+def is_picture(output) -> bool:
+    data = output.get("data", {})
+    return "image/png" in data or "image/svg+xml" in data or "<svg" in data.get("text/html", "")
+
+
+def is_table(output) -> bool:
+    data = output.get("data", {})
+    return "<table" in data.get("text/html", "") or "|---" in data.get("text/markdown", "")
+
+
+def is_printed_table(output) -> bool:
+    lines = output.get("text", "").splitlines()
+    return 2 < len(lines) <= LOUD and all(map(TABULAR.search, lines[:3]))
+
+
+def is_printed(output) -> bool:
+    return 0 < output.get("text", "").count("\n") <= LOUD
+
+
+def caption(before: list) -> str:
+    "What stands before an output: the last paragraph where it is short, else the last heading."
+    said = [block for cell in before if cell.cell_type == "markdown" for block in gaps.blocks(cell.source)]
+    headings = [block.splitlines()[0].lstrip("# ") + "." for block in said if block.startswith("#")]
+    short = said and len(said[-1]) < 300 and re.match(r"[\w`*$]", said[-1])
+    return said[-1] if short else headings[-1] if headings[1:] else ""
+
+
+def take_first(cells: list, wanted: Callable[..., bool]) -> list:
+    "The first output of a kind, out of its cell, with a caption, as cells of its own; none where there is none."
+    for number, cell in enumerate(cells):
+        for output in cell.get("outputs", ()):
+            if wanted(output):
+                cell.outputs.remove(output)
+                words = caption(cells[:number])
+                cells.insert(number + 1, nbformat.v4.new_markdown_cell("*What this cell shows opens the page.*"))
+                shown = nbformat.v4.new_code_cell("...", outputs=[output], metadata={**cell.metadata, "tags": ["remove-input"]})
+                return [*([nbformat.v4.new_markdown_cell(words)] if words else ()), shown]
+    return []
+
+
+def merge_printed(cell) -> None:
+    "What was printed in pieces, as one."
+    for first, second in zip(cell.outputs[:-1], cell.outputs[1:], strict=True):
+        if first.output_type == second.output_type == "stream" and first.name == second.name:
+            first.text, second.text = "", first.text + second.text
+    cell.outputs = [output for output in cell.outputs if output.output_type != "stream" or output.text]
+
+
+LOUD = 40  # lines of printed text that are folded as well
+BOXES = {"VALIDATED": "tip", "PARTIAL": "warning", "INVALIDATED": "danger", "NOT RUN": "note"}  # verdict: the theme's colour
+
+
+def opened(cells: list, one: gaps.Experiment, place: Callable[[Path], str | None]) -> list:
+    "An experiment's page: title, question, verdict with its reason, the first picture or table, then the rest, code folded."
+    for cell in (cell for cell in cells if cell.cell_type == "code" and "remove-input" not in cell.metadata["tags"]):
+        merge_printed(cell)
+        printed = sum(output.text.count("\n") for output in cell.outputs if output.output_type == "stream")
+        tag(cell, "hide-input", *(["hide-output"] if printed > LOUD else []))
+    first = cells[0].source
+    head = re.match(r"# .+\n\s*(?:>.*(?:\n|$))*", first)[0]
+    cells[0].source = first.removeprefix(head)
+    verdict = [f"```{{admonition}} Verdict: {one.verdict}", f":class: {BOXES[one.verdict]}", gaps.cell(one.why), "```"]
+    opening = nbformat.v4.new_markdown_cell(head + "\n" + "\n".join(verdict))
+    wanted = (is_picture, is_table, is_printed_table, is_printed)
+    shown = next(filter(None, (take_first(cells, kind) for kind in wanted)), [])
+    return [opening, *shown, *(cell for cell in cells if cell.source.strip())]
+
+
+METHODS = {"training/objectives": "The policy objective", "losses/distill": "SDPO at error turns",
+           "losses/preference": "Trace-replay DPO"}  # a method's page: its section of docs/guides/metrics.md
+
+
+def method_box(page: Page) -> str:
+    "What to watch and how it fails, of a method: its section of the page of metrics, which has the only text."
+    if page.name not in METHODS:
+        return ""
+    guide = DOCS / "guides" / "metrics.md"
+    section = guide.read_text().partition(f"\n## {METHODS[page.name]}")[2].partition("\n## ")[0]
+    text = relink(section, guide.parent, staged_link(page))
+    rows = [[part.strip() for part in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| `")]
+    watch = gaps.table(("metric", "what it is", "sound"), [row[:3] for row in rows if row[2]])
+    fails = gaps.table(("metric", "a fault, and what to do"), [(row[0], row[3]) for row in rows if row[3]])
+    whole = f"All of them: [what a run logs]({staged_link(page)(guide)})."
+    return "".join(f"\n\n````{{admonition}} {title}\n:class: {look}\n{shown}\n````" for title, look, shown in (
+        ("Metrics to watch", "note", f"{watch}\n\n{whole}"), ("How it fails", "warning", fails)))
+
+
 def notebook(page: Page) -> str:
     "The staged form of a notebook."
     nb = nbformat.read(page.source, 4)
@@ -324,10 +424,14 @@ def notebook(page: Page) -> str:
             heading = ([heading] + re.findall(r"^#+ (.+)$", cell.source, re.M))[-1]
             cell.source = link_names(relink(cell.source, folder, place), module)
             cells.append(cell)
+    if page.name.startswith("spikes/"):
+        cells = opened(cells, gaps.Experiment(page.source), place)
+    if page.name in START:
+        fold_imports(cells)
     if page.name == "index":
         cells.append(nbformat.v4.new_markdown_cell(toctree(f"{words} <{name}>" for words, name in SECTIONS.items())))
     elif module:
-        below_title = nbformat.v4.new_markdown_cell(f"```{{py:module}} {module}\n```")
+        below_title = nbformat.v4.new_markdown_cell(f"```{{py:module}} {module}\n```" + method_box(page))
         cells.insert(1, below_title)
     for number, cell in enumerate(cells):
         cell["id"] = f"cell-{number}"  # the same page, the same file: no needless rebuild
@@ -355,9 +459,39 @@ def contents() -> dict[str, tuple[str, ...]]:
     below = {"start": take(*START), "guide": take(*GUIDES, *within("guides"), "troubleshooting"),
              "experiments": take("gaps", *within("spikes")), "api": take(*(f"api/{room}" for room in ROOMS))}
     below |= {room: take(*within(room.removeprefix("api/"))) for room in below["api"]}
-    return {**below, "background": take(*BACKGROUND, *left)}
+    decisions = take(*(name for name in within("adrs") if name != "adrs/index"))
+    return {**below, "background": take(*BACKGROUND, *left), "adrs/index": decisions}
 
 
+def kinds() -> dict[str, str]:
+    "What a search says that each page is."
+    said = {"start": "start", "guide": "guide", "commands": "command", "experiments": "experiment", "api": "API",
+            "background": "background"}
+    below = contents()
+    of = {name: kind for section, kind in said.items() for name in (section, *below.get(section, ()))}
+    modules = {name: "module" for room in below["api"] for name in below[room]}
+    return {"index": "start", **of, **modules, **dict.fromkeys(below["adrs/index"], "background")}
+
+
+def plain(markdown: str) -> str:
+    "A line of Markdown without its links and bold type."
+    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", markdown).replace("**", "")
+
+
+def llms_txt() -> str:
+    "The contents with a line of purpose each, for language models: https://llmstxt.org."
+    below, title = contents(), summary("index")
+    def listed(names):
+        told = [(name, *map(plain, summary(name))) for name in names]
+        return [f"- [{head}]({name}.html)" + f": {purpose}" * bool(purpose) for name, head, purpose in told]
+    parts = [f"# {title[0]}", f"> {plain(title[1])}"]
+    for words, section in SECTIONS.items():
+        parts += [f"## {words}", "\n".join(listed([section, *below.get(section, ())]))]
+    optional = [name for group in (*below["api"], "adrs/index") for name in below[group]]
+    return "\n\n".join([*parts, "## Optional", "\n".join(listed(optional))]) + "\n"
+
+
+@cache
 def summary(name: str) -> tuple[str, str]:
     "A page's title, and its purpose: the quoted line below the title, else its first sentence."
     page = next(page for page in pages() if page.name == name)

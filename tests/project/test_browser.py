@@ -66,19 +66,38 @@ INTENTS = {  # what a user types: the pages, one of which should be among the fi
     "TraceProblem": ["core/trace"]}
 
 
-def test_search_finds_by_intent_and_says_what_it_found(site, visit):
+def searched(page, site, words):
+    "The results of a search: (page, label) each."
+    page.goto((site / "search.html").as_uri() + "?q=" + words.replace(" ", "+"))
+    page.locator("#search-results p.search-summary", has_text=re.compile("Search finished|matching")).wait_for()
+    label = "getComputedStyle(a, '::after').content.replaceAll('\"', '')"
+    told = f"links => links.map(a => [a.getAttribute('href').split('.html')[0], {label}])"
+    return page.locator("#search-results li > a").evaluate_all(told)
+
+
+def test_search_finds_by_intent(site, visit):
     page = visit((site / "search.html").as_uri())
-    missed = {}
-    for words, wanted in INTENTS.items():
-        page.goto((site / "search.html").as_uri() + "?q=" + words.replace(" ", "+"))
-        page.locator("#search-results p.search-summary", has_text=re.compile("Search finished|matching")).wait_for()
-        first = page.locator("#search-results li > a").evaluate_all("links => links.slice(0, 3).map(a => a.getAttribute('href'))")
-        pages = [link.split(".html")[0] for link in first]
-        if not set(pages) & set(wanted):
-            missed[words] = pages
-    assert missed == {}
-    label = "getComputedStyle(document.querySelector('#search-results li > a'), '::after').content"
-    assert page.evaluate(label) == '"API"'
+    found = {words: [name for name, _ in searched(page, site, words)][:3] for words in INTENTS}
+    assert {words: pages for words, pages in found.items() if not set(pages) & set(INTENTS[words])} == {}
+    for words in ("add a hint layer", "train my model"):
+        assert found[words][0] == INTENTS[words][0]
+
+
+KINDS = {  # a page, words that find it, and what it is
+    "index": ("open replication", "start"), "start": ("start", "start"), "explorer": ("pick a turn and a hint", "start"),
+    "guides/hint-layer": ("add a hint layer", "guide"), "guide": ("how to use it", "guide"),
+    "troubleshooting": ("goes wrong", "guide"),
+    "commands": ("commands", "command"), "experiments": ("experiments", "experiment"), "gaps": ("honest gaps", "experiment"),
+    "spikes/104-ladder": ("ladder", "experiment"), "api": ("API", "API"), "api/tree": ("tree", "API"),
+    "hints/layers": ("hint layers", "module"), "core/trace": ("TraceProblem", "API"), "background": ("background", "background"),
+    "method": ("what was tried", "background"), "six-changes": ("six changes", "background"), "recipe": ("recipe", "background"),
+    "adrs/002-a-trace-is-a-tree": ("a trace is a tree", "background")}
+
+
+def test_search_says_what_it_found(site, visit):
+    page = visit((site / "search.html").as_uri())
+    found = {name: dict(reversed(searched(page, site, words))).get(name) for name, (words, _) in KINDS.items()}
+    assert found == {name: kind for name, (_, kind) in KINDS.items()}
 
 
 def test_the_keyboard_reaches_the_search(site, visit):
@@ -98,16 +117,83 @@ def test_the_sidebar_has_six_sections_and_shows_where_one_is(site, visit):
     assert page.locator(".sidebar-tree a").locator("visible=true").count() < 60  # of other rooms only the names
 
 
-def test_no_page_is_wider_than_its_window(site, visit):
+SHOWN = (*PAGES, "api", "experiments", "guides/my-model", "guides/metrics", "coverage", "adrs/index", "spikes/131-exploits")
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_no_page_is_wider_than_its_window(site, visit, mode):
     wide = {}
-    page = visit((site / "index.html").as_uri())
-    for name in (*PAGES, "api", "experiments", "guides/my-model"):
+    page = visit((site / "index.html").as_uri(), mode)
+    for name in SHOWN:
         page.goto((site / f"{name}.html").as_uri())
+        page.evaluate("document.querySelectorAll('article details').forEach(folded => folded.open = true)")
         for width in (360, 768, 1440):
             page.set_viewport_size({"width": width, "height": 800})
             if (over := page.evaluate("document.documentElement.scrollWidth - innerWidth")) > 0:
                 wide[name, width] = over
     assert wide == {}
+
+
+BROKEN = """h1 => {
+  const texts = [], walk = document.createTreeWalker(h1, NodeFilter.SHOW_TEXT), range = document.createRange();
+  while (walk.nextNode()) if (!walk.currentNode.parentElement.closest(".headerlink")) texts.push(walk.currentNode);
+  return texts.flatMap(text => [...text.data.matchAll(/[^\\s-]+-?/g)].filter(word => {
+    range.setStart(text, word.index); range.setEnd(text, word.index + word[0].length);
+    return new Set([...range.getClientRects()].map(box => box.top)).size > 1;
+  }).map(word => word[0]));
+}"""
+
+
+def test_no_title_breaks_within_a_word_on_a_phone(site, visit):
+    page = visit((site / "index.html").as_uri())
+    page.set_viewport_size({"width": 360, "height": 800})
+    broken = {}
+    for name in SHOWN:
+        page.goto((site / f"{name}.html").as_uri())
+        if words := page.locator("h1").evaluate(BROKEN):
+            broken[name] = words
+    page.evaluate("document.querySelector('h1').textContent = 'composer_' + 'replication'.repeat(9)")
+    assert broken == {} and page.locator("h1").evaluate(BROKEN)
+
+
+def test_one_name_logo_and_accent(site, visit):
+    colours = []
+    for mode in ("light", "dark"):
+        page = visit((site / "method.html").as_uri(), mode)
+        colours.append(page.locator("article p a").first.evaluate("a => getComputedStyle(a).color"))
+        assert page.title() == "What was tried - composer_replication"
+        assert page.locator(".sidebar-brand-text").inner_text() == "composer_replication"
+        assert page.locator(".sidebar-brand img").evaluate("logo => logo.naturalWidth && logo.checkVisibility()")
+    assert colours == ["rgb(0, 114, 178)", "rgb(86, 180, 233)"]
+
+
+def test_the_gaps_fit_a_screen(site, visit):
+    page = visit((site / "gaps.html").as_uri())
+    page.set_viewport_size({"width": 1440, "height": 900})
+    end = page.locator("article").evaluate("a => a.getBoundingClientRect().bottom + scrollY")
+    assert end <= 900 and page.locator("article details").count() > 15
+
+
+def test_a_table_that_scrolls_is_reached_by_keyboard(site, visit):
+    page = visit((site / "recipe.html").as_uri())
+    page.set_viewport_size({"width": 360, "height": 800})
+    page.reload()
+    scrolled = "tables => tables.filter(t => t.scrollWidth > t.clientWidth).map(t => t.tabIndex)"
+    found = page.locator("table.docutils").evaluate_all(scrolled)
+    assert found and set(found) == {0}
+
+
+def test_an_experiment_shows_its_picture_on_the_first_screen_and_folds_its_code(site, visit):
+    page = visit((site / "spikes/104-ladder.html").as_uri())
+    assert page.locator("article .cell_output svg").first.bounding_box()["y"] < 900
+    code = page.locator("article .cell_input")
+    assert code.count() > 5 and code.locator("visible=true").count() == 0
+    page.set_viewport_size({"width": 360, "height": 800})
+    page.evaluate("document.querySelectorAll('article details').forEach(folded => folded.open = true)")
+    page.wait_for_function("[...document.querySelectorAll('article details pre')].some(block => block.tabIndex === 0)")
+    wide = "blocks => blocks.filter(b => b.scrollWidth > b.clientWidth).map(b => [b.tabIndex, getComputedStyle(b).overflowX])"
+    found = page.locator("article .cell_input pre").evaluate_all(wide)
+    assert found and {tuple(one) for one in found} == {(0, "auto")}
 
 
 def views(strip):
