@@ -26,7 +26,7 @@ from composer_replication.scale.islands import (
     need_torchft,
     split_parameters,
 )
-from composer_replication.scale.start_islands import IslandProcesses
+from composer_replication.scale.start_islands import IslandProcesses, Lighthouse
 from composer_replication.training.checkpoint import load_buffer
 from composer_replication.training.guard import HeldOutGuard, HeldOutGuardCallback
 
@@ -195,7 +195,7 @@ def test_a_newcomer_gets_all_that_has_moved(tmp_path):
         for fragment in side.fragments:
             fragment.step(torch.ones_like(fragment.anchor) * much)
     assert len(trainer_script.differences(its._state(), own._state())) > 100
-    own._load(its._state())
+    own._take_over(its._state())
     assert trainer_script.differences(its._state(), own._state()) == []
     assert guard.guard.state_dict() == kept.guard.state_dict() and newcomer.state.global_step == 2
     assert are_equal(*(trainer_script.outcome(trainer)["parameters"] for trainer in (sender, newcomer)))
@@ -236,14 +236,14 @@ def test_an_island_finds_no_lighthouse_in_time(tmp_path):
 @needs_torchft
 def test_an_error_before_the_islands_meet_ends_all(tmp_path):
     script, lines = "import sys, time; sys.exit(3) if sys.argv[2] == '1' else time.sleep(600)", []
-    processes = IslandProcesses([sys.executable, "-c", script], 2, tmp_path, 60.0, lines.append)
+    processes = IslandProcesses([sys.executable, "-c", script], 2, tmp_path, Lighthouse(2, 60.0), lines.append)
     assert processes.run() == 3 and processes.codes == {0: -signal.SIGKILL, 1: 3}
     assert lines == [f"island 1 failed; see {tmp_path / 'island-1' / 'log.txt'}"]
 
 
 @needs_torchft
 def test_a_signal_while_islands_start_reaches_those_to_come(tmp_path, monkeypatch):
-    processes = IslandProcesses([sys.executable, "-c", "import time; time.sleep(600)"], 3, tmp_path, 60.0, print)
+    processes = IslandProcesses([sys.executable, "-c", "import time; time.sleep(600)"], 3, tmp_path, Lighthouse(3, 60.0), print)
     start, begun = type(processes)._start, []
 
     def told(self, number):
@@ -253,7 +253,7 @@ def test_a_signal_while_islands_start_reaches_those_to_come(tmp_path, monkeypatc
 
     monkeypatch.setattr(type(processes), "_start", told)
     assert processes.run() != 0 and begun == [0]
-    early = IslandProcesses(["true"], 2, tmp_path, 60.0, print, told=signal.SIGTERM)
+    early = IslandProcesses(["true"], 2, tmp_path, Lighthouse(2, 60.0), print, told=signal.SIGTERM)
     assert early.run() == 130 and begun == [0]
 
 
@@ -269,7 +269,7 @@ while not os.path.exists(starts) or open(starts).read().count("start") < 4:
     time.sleep(0.05)
 """
     lines = []
-    processes = IslandProcesses([sys.executable, "-c", script, str(tmp_path)], 2, tmp_path, 60.0, lines.append)
+    processes = IslandProcesses([sys.executable, "-c", script, str(tmp_path)], 2, tmp_path, Lighthouse(2, 60.0), lines.append)
     assert processes.run() == 0 and processes.codes == {0: 0, 1: -signal.SIGKILL} and processes.starts[1] == 4
     assert lines == ["island 1 was lost (signal 9) and is started again"] * 3 + ["island 1 was lost (signal 9)"]
 
