@@ -171,6 +171,14 @@ Named = Annotated[str, typer.Option(callback=_named, autocompletion=offer(recipe
                                     help="Required: a recipe, that is a YAML file, or a shipped one by name, such as `toy`.")]
 
 # %% ../../nbs/cli/07_train.ipynb #a98edb33
+def _check_ways(islands: int | None, island: int | None, queue: str | None, exchange: str | None) -> None:
+    "Raise `ValueError` for options that do not go together."
+    if sum(given is not None for given in (islands, island, queue)) > 1:
+        raise ValueError("--islands starts islands, --island is one of them, and --queue has generators of its own; give one of the three.")
+    if exchange is not None and islands is None and island is None:
+        raise ValueError("--exchange is for islands; give --islands N, or --island K, too.")
+
+# %% ../../nbs/cli/07_train.ipynb #fb277fad
 @plainly
 def train(
     config: Named = None,
@@ -179,8 +187,7 @@ def train(
     devices: Annotated[int | None, typer.Option(min=1, help="For how many processes to estimate; else as launched.")] = None,
     islands: Annotated[int | None, typer.Option(min=1, help="Start so many islands on this machine: DiLoCo, extra `diloco`.")] = None,
     island: Annotated[int | None, typer.Option(min=0, help="Be island number K of those at --exchange, or at the lighthouse in TORCHFT_LIGHTHOUSE.")] = None,
-    exchange: Annotated[str | None, typer.Option("--exchange", metavar="URL", help="Islands exchange weights by this folder or object store; "
-                                                 "experimental, needs no torchft.")] = None,
+    exchange: Annotated[str | None, typer.Option("--exchange", metavar="URL", help="Islands meet in this folder or store; experimental.")] = None,
     queue: Annotated[str | None, typer.Option("--queue", metavar="URL", help="Take rollouts that `composer-rl generate --queue URL` plays.")] = None,
     as_json: AsJson = False,
 ):
@@ -196,10 +203,7 @@ def train(
 
     `composer-rl train --config toy --islands 2 --set diloco_every=5`
     """
-    if sum(given is not None for given in (islands, island, queue)) > 1:
-        raise ValueError("--islands starts islands, --island is one of them, and --queue has generators of its own; give one of the three.")
-    if exchange is not None and islands is None and island is None:
-        raise ValueError("--exchange is for islands; give --islands N, or --island K, too.")
+    _check_ways(islands, island, queue, exchange)
     from composer_replication.recipes.recipe import load_recipe
     recipe = load_recipe(config, parse_settings(settings or []), estimating=dry_run)
     if dry_run:

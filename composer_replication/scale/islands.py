@@ -228,7 +228,7 @@ def _state(self: IslandCallback) -> dict:
             "teacher": self._teacher().state_dict() if self._teacher() else {}, "schedule": t.schedule.state_dict() if t.schedule else None,
             "guard": t.state.stateful_callbacks.get("HeldOutGuard"), "step": t.state.global_step, "backward_passes": t._step}
 
-
+# %% ../../nbs/scale/00_islands.ipynb #70255e7d
 @patch
 def _load(self: IslandCallback, state: dict) -> None:
     t = self.trainer
@@ -317,7 +317,7 @@ def _take_over(self: Islands, state: dict) -> None:
 def _first_line(error):
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
-
+# %% ../../nbs/scale/00_islands.ipynb #c7ff89a2
 @patch
 def _meet(self: Islands, name, soon):
     "Wait until all islands of this machine are there: the first outer step waits for those of which the lighthouse has heard."

@@ -103,7 +103,7 @@ def join(
     self.catch_up()
     self._enter()
 
-
+# %% ../../nbs/scale/09_rounds.ipynb #764e6b90
 @patch
 def _enter(self: Rounds) -> None:
     self.store.put(f"islands/{self.island}.json", orjson.dumps({"from": self.number, "life": self.life}))
@@ -228,7 +228,7 @@ def _mean(self: Rounds, members: Mapping[str, dict]) -> torch.Tensor | None:  # 
         self.moved += total.nbytes
     return total.div_(len(members))
 
-
+# %% ../../nbs/scale/09_rounds.ipynb #0c099296
 @patch
 def _next(self: Rounds) -> Round | None:  # None: the open round has not been decided
     number, members = self.number, self._json(_round(self.number, "members"))

@@ -51,7 +51,7 @@ class Lighthouse:
     def close(self) -> None:
         self.server.shutdown()
 
-
+# %% ../../nbs/scale/01_start_islands.ipynb #73114e0d
 class SharedStore:
     "The store in which islands of this machine meet. Raises `IslandsProblem`, and `QueueProblem` for a URL that cannot be opened."
 
