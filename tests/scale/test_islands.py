@@ -1,6 +1,7 @@
 """Islands by torchft: equal weights at the end, whoever was killed; alone plain training; torchft's own DiLoCo as oracle."""
 import importlib.util
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -85,7 +86,11 @@ def test_two_islands_learn_from_different_episodes_and_end_with_equal_weights(se
     assert not are_equal(one["teacher"], other["teacher"])  # each follows its own island in between
     tokens = [[entry["num_tokens"] for entry in end["log"] if "num_tokens" in entry] for end in (one, other)]
     assert tokens[0] != tokens[1]
-    assert [entry["islands/number"] for entry in one["log"] if "islands/number" in entry] == [2] * (3 if fragments == 1 else 4)
+    exchanges = [entry for entry in one["log"] if "islands/number" in entry]
+    assert [entry["islands/number"] for entry in exchanges] == [2] * (3 if fragments == 1 else 4)
+    size = 4 * sum(weight.numel() for weight in one["parameters"].values())
+    if fragments == 1:  # with two, each exchange moves a part, and the log holds means of several
+        assert [entry["islands/bytes"] for entry in exchanges] == [size] * 3
 
 
 @needs_torchft
@@ -101,6 +106,28 @@ def test_one_of_three_is_killed_and_comes_back(sea, tmp_path, dies, fragments):
     ends = list(map(ended, [*stay, sea(2, 3, returns=True, settings=settings)]))
     assert [end["step"] for end in ends] == [8, 8, 8]
     assert are_equal(ends[0]["parameters"], ends[1]["parameters"]) and are_equal(ends[0]["parameters"], ends[2]["parameters"])
+
+
+@needs_torchft
+@pytest.mark.slow
+def test_three_islands_killed_at_twenty_moments_end_with_equal_weights(sea):
+    "Moments of Random(0): after some steps of a life, in a sum, before a commit. Whoever is killed comes back at once."
+    settings, dice, moments = SETTINGS | {"max_steps": 100}, random.Random(0), [[], [], []]
+    for _ in range(20):
+        how = dice.choice([["steps", dice.randint(1, 4)], ["allreduce", dice.randint(2, 7)], ["should_commit", dice.randint(1, 3)]])
+        moments[dice.randrange(3)].append(how)
+    start = lambda number, returns: sea(number, 3, returns, settings, dies=moments[number].pop(0) if moments[number] else None)
+    living, killed, end = {number: start(number, False) for number in range(3)}, 0, time.monotonic() + 5 * LIMIT
+    while any(process.is_alive() for process in living.values()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+        for number, process in living.items():
+            if process.exitcode == -signal.SIGKILL:
+                killed += 1
+                living[number] = start(number, any(other.is_alive() for other in living.values()))
+    ends = list(map(ended, living.values()))
+    assert killed == 20 and [found["step"] for found in ends] == [100] * 3
+    assert all(are_equal(ends[0]["parameters"], other["parameters"]) for other in ends)
 
 
 @needs_torchft
