@@ -17,8 +17,8 @@ def model():
     "Predicts the next word from three; the same weights each time."
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return torch.nn.Sequential(torch.nn.Embedding(WORDS, 16), torch.nn.Flatten(), torch.nn.Linear(16 * CONTEXT, WIDTH), torch.nn.Tanh(),
-                                   torch.nn.Linear(WIDTH, WORDS))
+        return torch.nn.Sequential(torch.nn.Embedding(WORDS, 16), torch.nn.Flatten(), torch.nn.Linear(16 * CONTEXT, WIDTH),
+                                   torch.nn.Tanh(), torch.nn.Linear(WIDTH, WORDS))
 
 
 def text(seed, rows):
@@ -87,7 +87,8 @@ def main(job):
     rounds = Rounds(store, number, outer, job["wait"], state, load, lambda step: at.update(step=max(at["step"], step)))
     rounds.meet({})
     rounds.join(fresh=True)
-    taken = rounds.exchange(at["step"]) if rounds.has_delivered() else []
+    if rounds.has_delivered():
+        rounds.exchange(at["step"])
     while at["step"] < job["steps"]:
         for _ in range(job["every"]):
             store.moment()
@@ -100,6 +101,7 @@ def main(job):
             save_buffer(out / f"made-{turn}-{number}.pt", flat)
         store.left = before
         taken = rounds.exchange(at["step"])
-        save_buffer(out / f"took-{turn}-{number}.pt", {"rounds": [[t.number, list(t.members)] for t in taken], "weights": outer.anchor, "now": rounds.number})
+        members = [[found.number, list(found.members)] for found in taken]
+        save_buffer(out / f"took-{turn}-{number}.pt", {"rounds": members, "weights": outer.anchor, "now": rounds.number})
     rounds.leave()
-    save_buffer(out / f"end-{number}.pt", {"weights": outer.anchor, "held_out": held_out(net), "step": at["step"], "taken": len(taken)})
+    save_buffer(out / f"end-{number}.pt", {"weights": outer.anchor, "held_out": held_out(net), "step": at["step"]})

@@ -37,7 +37,8 @@ class End:
 
     def state(self):
         momentum = self.outer.state_dict()["momentum"]
-        return {"anchor": self.outer.anchor.clone(), "momentum": None if momentum is None else momentum.clone(), "step": self.step}
+        momentum = None if momentum is None else momentum.clone()
+        return {"anchor": self.outer.anchor.clone(), "momentum": momentum, "step": self.step}
 
     def load(self, state):
         self.outer.load_state_dict(state)
@@ -61,7 +62,8 @@ class End:
 @pytest.fixture(scope="module")
 def bucket():
     "An S3 bucket of moto's; skips where moto or s3fs is not installed."
-    moto, s3fs = (pytest.importorskip(name, reason=f"{name} is not installed: make test-islands") for name in ("moto.server", "s3fs"))
+    moto = pytest.importorskip("moto.server", reason="moto is not installed: make test-islands")
+    s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed: make test-islands")
     server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     before = dict(os.environ)
@@ -359,7 +361,8 @@ class World:
             assert torch.equal(self.after.setdefault(end.rounds.number, end.outer.anchor.clone()), end.outer.anchor)
 
 
-ACTS = [(number, act) for number in range(3) for act in ("turn", "turn", "learn", "deliver", "look", "look", "wait", "save", "start", "leave")]
+ACTS = [(number, act) for number in range(3)
+        for act in ("turn", "turn", "learn", "deliver", "look", "look", "wait", "save", "start", "leave")]
 STEPS = st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 30), st.booleans()), min_size=10, max_size=60)
 ROUND = [(0, "turn"), (1, "turn"), (0, "wait"), (1, "look")]
 

@@ -41,13 +41,16 @@ def are_equal(one, other):
     return all(torch.equal(one[name], other[name]) for name in one.keys() | other.keys())
 
 
+@pytest.mark.slow
 def test_one_island_that_takes_its_own_weights_is_plain_training_and_counts_its_bytes(tmp_path):
-    alone, plain = trained(tmp_path, 0, Store(str(tmp_path / "store"))), trainer_script.make("two", tmp_path / "plain", **SETTINGS)
+    alone = trained(tmp_path, 0, Store(str(tmp_path / "store")))
+    plain = trainer_script.make("two", tmp_path / "plain", **SETTINGS)
     plain.train()
     for (name, one), (_, other) in zip(weights(alone).items(), weights(plain).items(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6, msg=name)
     size = sum(weight.numel() for weight in weights(alone).values())
-    logged = [{key: entry[f"islands/{key}"] for key in ("number", "bytes", "late")} for entry in alone.state.log_history if "islands/bytes" in entry]
+    logged = [{key: entry[f"islands/{key}"] for key in ("number", "bytes", "late")}
+              for entry in alone.state.log_history if "islands/bytes" in entry]
     assert logged == [{"number": 1.0, "bytes": 2.0 * 4 * size, "late": 0.0}] * 2
 
 
@@ -100,7 +103,7 @@ def test_the_command_starts_islands_one_is_killed_and_all_end_with_equal_weights
     import psutil
     folders = [tmp_path / "out" / "toy" / f"island-{number}" for number in (0, 1)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    arguments = ["train", "--config", "toy", "--islands", "2", "--exchange", str(tmp_path / "store"), *SMALL, "--set", "max_steps=8"]
+    arguments = ["train", "--config", "toy", "--islands", "2", "--exchange", str(tmp_path / "store"), "--set", "max_steps=8", *SMALL]
     with (tmp_path / "said").open("w") as said:
         command = subprocess.Popen([COMMAND, *arguments], cwd=tmp_path, env=environment, stdout=said, stderr=said)
     try:
