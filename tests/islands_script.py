@@ -17,7 +17,7 @@ def die():
 
 
 class Watched(Islands):
-    "Dies at a step, after so many of its own, or in the given call of a method of torchft's manager; says when the others know it."
+    "Dies at a step, after so many of its own, or in a given call of torchft's manager; says when the others know it."
 
     def __init__(self, trainer, island, out, dies=None, hold=None):
         super().__init__(trainer, island)

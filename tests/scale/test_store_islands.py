@@ -23,7 +23,7 @@ COMMAND = Path(sys.executable).with_name("composer-rl")
 SETTINGS = {"teacher": "ema", "diloco_every": 1, "diloco_lr": 1.0, "diloco_momentum": 0.0, "max_steps": 2, "save_strategy": "no"}
 SMALL = [word for setting in (
     "train_rows=8", "max_completion_length=64", "max_turns=2", "gradient_accumulation_steps=1", "report_to=none",
-    "diloco_every=2", "save_steps=2", f"diloco_wait={LIMIT}") for word in ("--set", setting)]
+    "diloco_every=2", "save_steps=2", f"diloco_wait={LIMIT}", "max_steps=8") for word in ("--set", setting)]
 
 
 def trained(folder, number, store, resume=None, **changes):
@@ -103,7 +103,7 @@ def test_the_command_starts_islands_one_is_killed_and_all_end_with_equal_weights
     import psutil
     folders = [tmp_path / "out" / "toy" / f"island-{number}" for number in (0, 1)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    arguments = ["train", "--config", "toy", "--islands", "2", "--exchange", str(tmp_path / "store"), "--set", "max_steps=8", *SMALL]
+    arguments = ["train", "--config", "toy", "--islands", "2", "--exchange", str(tmp_path / "store"), *SMALL]
     with (tmp_path / "said").open("w") as said:
         command = subprocess.Popen([COMMAND, *arguments], cwd=tmp_path, env=environment, stdout=said, stderr=said)
     try:
