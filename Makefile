@@ -17,7 +17,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export PYTHONHASHSEED ?= 0
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo road check test vllm test-vllm verifiers test-verifiers test-foreign docs lab clean
+.PHONY: demo road check test test-slow vllm test-vllm verifiers test-verifiers test-foreign test-islands docs lab clean
 
 demo: $(VENV)
 	.venv/bin/composer-rl demo
@@ -37,6 +37,10 @@ test: $(VENV)
 	.venv/bin/python tools/check.py fast
 	$(if $(strip $(ROOM)),ROOM=$(strip $(ROOM)) .venv/bin/python tools/check.py notebooks)
 	$(PYTEST)
+
+# Those that take minutes each, which neither of the two above runs.
+test-slow: $(VENV)
+	$(PYTEST) -m slow
 
 # vLLM wants older versions than constraints.txt has, so it gets an environment of its own: 4 GB with the CPU build.
 vllm: .venv-vllm/.installed
@@ -59,6 +63,10 @@ test-verifiers: $(VENV) verifiers
 # Inside verl, torchtitan and torchmonarch themselves: an environment of their own on top of .venv, 656 MB.
 test-foreign: .venv-foreign/.installed
 	.venv-foreign/bin/python -m pytest -n 0 tests/scale/test_verl.py tests/scale/test_titan.py tests/scale/test_monarch.py tests/scale/test_integrations.py
+
+# Islands by torchft, and by S3 with moto in its place: an environment on top of .venv, 160 MB. The slow ones too.
+test-islands: .venv-islands/.installed
+	.venv-islands/bin/python -m pytest -n 0 -m "slow or not slow" tests/scale/test_islands.py tests/scale/test_rounds.py tests/scale/test_rounds_long.py tests/scale/test_store_islands.py
 
 docs: $(VENV)
 	.venv/bin/python docs/build.py
@@ -83,6 +91,14 @@ clean:
 	.venv-foreign/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r constraints-foreign.txt
 	.venv/bin/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
 		> "$$(.venv-foreign/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/below.pth"
+	@touch $@
+
+.venv-islands/.installed: constraints-diloco.txt $(VENV)
+	.venv/bin/python -m venv .venv-islands
+	.venv-islands/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r constraints-diloco.txt
+	.venv/bin/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
+		> "$$(.venv-islands/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/below.pth"
+	.venv-islands/bin/python -m pip install -qq --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
 $(VENV): constraints.txt pyproject.toml

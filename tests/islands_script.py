@@ -17,17 +17,17 @@ def die():
 
 
 class Watched(Islands):
-    "Dies at a step, or in the given call of a method of torchft's manager; says when it is known to the others."
+    "Dies at a step, after so many of its own, or in a given call of torchft's manager; says when the others know it."
 
     def __init__(self, trainer, island, out, dies=None, hold=None):
         super().__init__(trainer, island)
-        self.out, self.dies, self.hold, self.calls = out, dies or [None, 0], hold, 0
+        self.out, self.dies, self.hold, self.calls, self.steps = out, dies or [None, 0], hold, 0, 0
 
     def _begin(self):
         super()._begin()
         self.out.with_name(f"{self.out.name}-begun-{self.island.returns}").touch()
         method, at = self.dies
-        if method not in (None, "step"):
+        if method not in (None, "step", "steps"):
             owner = self.group if method == "configure" else self.manager
             inner = getattr(owner, method)
 
@@ -38,7 +38,8 @@ class Watched(Islands):
             setattr(owner, method, counted)
 
     def on_step_end(self, args, state, control, **kwargs):
-        if self.dies == ["step", state.global_step]:
+        self.steps += 1
+        if self.dies in (["step", state.global_step], ["steps", self.steps]):
             die()
         if self.hold and self.hold[0] == state.global_step:
             end = time.monotonic() + 200

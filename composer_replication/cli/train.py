@@ -91,14 +91,14 @@ def _show_result(result, recipe, as_json: bool) -> None:
         say(f"Next: {next_command(vars(recipe.arguments), recipe.config.output_dir)}")
 
 # %% ../../nbs/cli/07_train.ipynb #f3388478
-def _run(recipe, as_json: bool, island: int | None, queue: str | None):
+def _run(recipe, as_json: bool, island: int | None, queue: str | None, exchange: str | None):
     "Train, with a line for each log and the page of the run; as one of several islands, or with rollouts from a queue."
     from composer_replication.recipes.run import latest_traces, run_recipe
     from composer_replication.report.run import RunPage
     from composer_replication.report.train import step_line
     pages, kind, starting = [], {}, contextlib.ExitStack()
     if island is not None:
-        _as_island(recipe, island)
+        _as_island(recipe, island, exchange)
     if queue is not None:
         from composer_replication.scale.queue_trainer import queue_trainer
         kind = {"kind": queue_trainer(recipe, queue)}
@@ -115,8 +115,7 @@ def _run(recipe, as_json: bool, island: int | None, queue: str | None):
         _warn_of_toy(recipe)
         say(f"The page of this run: {Path(recipe.config.output_dir) / 'index.html'}")
         if island is not None:
-            from composer_replication.scale.islands import Island, Islands
-            return [*pages, Islands(trainer, Island.of_environment(island))]
+            return [*pages, _island_callback(trainer, island, exchange)]
         return pages
 
     try:
@@ -129,20 +128,34 @@ def _run(recipe, as_json: bool, island: int | None, queue: str | None):
         raise
 
 # %% ../../nbs/cli/07_train.ipynb #28852080
-def _as_island(recipe, number: int) -> None:
+def _as_island(recipe, number: int, exchange: str | None) -> None:
     "Write to the island's own folder. Raises `IslandsProblem` where it could not meet the others."
-    from composer_replication.scale.islands import Island, need_torchft
+    from composer_replication.scale.islands import Island, need_one_process, need_torchft
     from composer_replication.scale.start_islands import island_folder
-    Island.of_environment(number)
-    need_torchft()
+    if exchange is None:
+        Island.of_environment(number)
+        need_torchft()
+    else:
+        need_one_process()
     recipe.config.output_dir = str(island_folder(recipe.config.output_dir, number))
 
 
-def _start_islands(recipe, islands: int, options: list[str]) -> None:
+def _island_callback(trainer, number: int, exchange: str | None):
+    "By torchft, or by a store."
+    if exchange is None:
+        from composer_replication.scale.islands import Island, Islands
+        return Islands(trainer, Island.of_environment(number))
+    from composer_replication.scale.queue import Store
+    from composer_replication.scale.store_islands import StoreIslands
+    return StoreIslands(trainer, number, Store(exchange))
+
+
+def _start_islands(recipe, islands: int, exchange: str | None, options: list[str]) -> None:
     "Start them and wait."
-    from composer_replication.scale.start_islands import IslandProcesses
-    command = [str(Path(sys.executable).with_name("composer-rl")), "train", *options]
-    code = IslandProcesses(command, islands, Path(recipe.config.output_dir), recipe.config.ddp_timeout, say).run()
+    from composer_replication.scale.start_islands import IslandProcesses, Lighthouse, SharedStore
+    command = [str(Path(sys.executable).with_name("composer-rl")), "train", *options, *(["--exchange", exchange] if exchange else [])]
+    meeting = SharedStore(islands, exchange) if exchange else Lighthouse(islands, recipe.config.ddp_timeout)
+    code = IslandProcesses(command, islands, Path(recipe.config.output_dir), meeting, say).run()
     say(f"{islands} islands: {Path(recipe.config.output_dir)}/island-0 and on")
     if code:
         raise typer.Exit(code)
@@ -158,6 +171,14 @@ Named = Annotated[str, typer.Option(callback=_named, autocompletion=offer(recipe
                                     help="Required: a recipe, that is a YAML file, or a shipped one by name, such as `toy`.")]
 
 # %% ../../nbs/cli/07_train.ipynb #a98edb33
+def _check_ways(islands: int | None, island: int | None, queue: str | None, exchange: str | None) -> None:
+    "Raise `ValueError` for options that do not go together."
+    if sum(given is not None for given in (islands, island, queue)) > 1:
+        raise ValueError("--islands starts islands, --island is one of them, and --queue has generators of its own; give one of the three.")
+    if exchange is not None and islands is None and island is None:
+        raise ValueError("--exchange is for islands; give --islands N, or --island K, too.")
+
+# %% ../../nbs/cli/07_train.ipynb #fb277fad
 @plainly
 def train(
     config: Named = None,
@@ -165,7 +186,8 @@ def train(
     settings: Annotated[list[str] | None, typer.Option("--set", help="key=value, over the recipe's; any number.")] = None,
     devices: Annotated[int | None, typer.Option(min=1, help="For how many processes to estimate; else as launched.")] = None,
     islands: Annotated[int | None, typer.Option(min=1, help="Start so many islands on this machine: DiLoCo, extra `diloco`.")] = None,
-    island: Annotated[int | None, typer.Option(min=0, help="Be island number K of those at the lighthouse that TORCHFT_LIGHTHOUSE names.")] = None,
+    island: Annotated[int | None, typer.Option(min=0, help="Be island number K of those at --exchange, or at the lighthouse in TORCHFT_LIGHTHOUSE.")] = None,
+    exchange: Annotated[str | None, typer.Option("--exchange", metavar="URL", help="Islands meet in this folder or store; experimental.")] = None,
     queue: Annotated[str | None, typer.Option("--queue", metavar="URL", help="Take rollouts that `composer-rl generate --queue URL` plays.")] = None,
     as_json: AsJson = False,
 ):
@@ -181,8 +203,7 @@ def train(
 
     `composer-rl train --config toy --islands 2 --set diloco_every=5`
     """
-    if sum(given is not None for given in (islands, island, queue)) > 1:
-        raise ValueError("--islands starts islands, --island is one of them, and --queue has generators of its own; give one of the three.")
+    _check_ways(islands, island, queue, exchange)
     from composer_replication.recipes.recipe import load_recipe
     recipe = load_recipe(config, parse_settings(settings or []), estimating=dry_run)
     if dry_run:
@@ -191,8 +212,8 @@ def train(
     find_model(recipe.arguments.model)
     if islands is not None:
         sets = [word for text in settings or [] for word in ("--set", text)]
-        return _start_islands(recipe, islands, ["--config", config, *sets, *(["--json"] if as_json else [])])
-    result = _run(recipe, as_json, island, queue)
+        return _start_islands(recipe, islands, exchange, ["--config", config, *sets, *(["--json"] if as_json else [])])
+    result = _run(recipe, as_json, island, queue, exchange)
     if _is_first():
         _show_result(result, recipe, as_json)
     if result.interrupted:

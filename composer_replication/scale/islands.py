@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['INSTALL', 'LIGHTHOUSE', 'MEETING', 'RETURNS', 'SEEDS', 'FILE', 'SLOWEST', 'IslandsProblem', 'diloco_problem',
-           'need_torchft', 'OuterStep', 'split_parameters', 'Island', 'Islands']
+           'need_torchft', 'OuterStep', 'split_parameters', 'need_one_process', 'Island', 'IslandCallback', 'Islands']
 
 # %% ../../nbs/scale/00_islands.ipynb #11954d39
 import importlib.util
@@ -136,6 +136,12 @@ LIGHTHOUSE, MEETING, RETURNS = "TORCHFT_LIGHTHOUSE", "COMPOSER_ISLANDS_MEETING",
 SEEDS = 1000  # between the seeds of two islands
 
 
+def need_one_process() -> None:
+    "Raise `IslandsProblem` where torchrun has started this process beside others."
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise IslandsProblem("an island of several processes is not built; start each island without torchrun.")
+
+
 @dataclass(frozen=True)
 class Island:
     "Which island this process is. Raises `IslandsProblem`."
@@ -148,9 +154,8 @@ class Island:
     def __post_init__(self):
         if not self.lighthouse.startswith("http"):
             raise IslandsProblem(f"{LIGHTHOUSE}={self.lighthouse!r} is no address; start torchft_lighthouse on one machine and set it to "
-                                 "http://HOST:PORT on each, or take --islands for one machine alone.")
-        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-            raise IslandsProblem("an island of several processes is not built; start each island without torchrun.")
+                                 "http://HOST:PORT on each, take --islands for one machine alone, or --exchange for islands without a network.")
+        need_one_process()
 
     @classmethod
     def of_environment(cls, number: int) -> "Island":
@@ -158,11 +163,115 @@ class Island:
         return cls(number, os.environ.get(LIGHTHOUSE, ""), os.environ.get(MEETING, ""), bool(os.environ.get(RETURNS)))
 
 # %% ../../nbs/scale/00_islands.ipynb #6c1bb94d
+class IslandCallback(TrainerCallback):
+    "An island's place in the trainer, whichever way it exchanges. Raises `IslandsProblem`."
+
+    def __init__(
+        self,
+        trainer: ComposerReplicationTrainer,  # of one process, its weights not sharded
+        number: int,  # of the island
+    ):
+        if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.args.n_gpu > 1:
+            raise IslandsProblem("an island trains on one device; leave fsdp and deepspeed out, and show it one GPU by CUDA_VISIBLE_DEVICES.")
+        self.trainer, self.number, self.args = trainer, number, trainer.args
+        self.args.seed += SEEDS * number
+        set_seed(self.args.seed)  # what TRL draws beside our own
+        self.fragments: list[OuterStep] = []  # parts of the weights that are exchanged together
+
+# %% ../../nbs/scale/00_islands.ipynb #86206212
+@patch
+def _make_fragments(self: IslandCallback) -> None:
+    args = self.args
+    parts = split_parameters(self.trainer.student.parameters(), args.diloco_fragments)
+    self.fragments = [OuterStep(part, args.diloco_lr, args.diloco_momentum) for part in parts]
+
+
+@patch
+def _go_to(self: IslandCallback, step: int) -> None:
+    "An island that came back with what it had made is behind the others."
+    t = self.trainer
+    for _ in range(step - t.state.global_step):
+        t.lr_scheduler.step()
+    t.state.global_step = max(t.state.global_step, step)
+
+
+@patch
+def _log(self: IslandCallback, islands: int, seconds: float, moved: int) -> None:
+    "Of one exchange: who took part, how long it took, and how many bytes it moved."
+    for name, value in (("number", islands), ("wait", seconds), ("bytes", moved)):
+        self.trainer._metrics["train"][f"islands/{name}"].append(float(value))
+
+# %% ../../nbs/scale/00_islands.ipynb #da09b0f6
+@patch
+def _teacher(self: IslandCallback):
+    return self.trainer.teacher if self.trainer.teacher and self.trainer.teacher.kind == "ema" else None
+
+
+@patch
+def _anchors(self: IslandCallback) -> list[dict]:
+    return [fragment.state_dict() for fragment in self.fragments]
+
+
+@patch
+def _load_anchors(self: IslandCallback, states: list[dict]) -> None:
+    if len(states) != len(self.fragments):
+        raise IslandsProblem(f"what was saved or sent holds {len(states)} fragments of the weights, and this island exchanges "
+                             f"{len(self.fragments)}; take the same diloco_fragments and the same version everywhere.")
+    for fragment, state in zip(self.fragments, states):
+        fragment.load_state_dict(state)
+
+# %% ../../nbs/scale/00_islands.ipynb #e06b21e3
+@patch
+def _state(self: IslandCallback) -> dict:
+    t = self.trainer
+    return {"fragments": self._anchors(), "optimizer": t.optimizer.state_dict(), "rate": t.lr_scheduler.state_dict(),
+            "teacher": self._teacher().state_dict() if self._teacher() else {}, "schedule": t.schedule.state_dict() if t.schedule else None,
+            "guard": t.state.stateful_callbacks.get("HeldOutGuard"), "step": t.state.global_step, "backward_passes": t._step}
+
+# %% ../../nbs/scale/00_islands.ipynb #70255e7d
+@patch
+def _load(self: IslandCallback, state: dict) -> None:
+    t = self.trainer
+    self._load_anchors(state.get("fragments", ()))
+    for fragment in self.fragments:
+        fragment.step(None)
+    t.optimizer.load_state_dict(state["optimizer"])
+    t.lr_scheduler.load_state_dict(state["rate"])
+    if self._teacher():
+        self._teacher().load_state_dict(state["teacher"])
+    if t.schedule:
+        t.schedule.load_state_dict(state["schedule"])
+    t.state.global_step = t._globalstep_last_logged = state["step"]
+    t._step, t._buffered_inputs = state["backward_passes"], None  # so that a new generation is begun
+    self._load_guard(state["guard"])
+
+# %% ../../nbs/scale/00_islands.ipynb #596ea93f
+@patch
+def _load_guard(self: IslandCallback, saved: dict | None) -> None:
+    if saved is None:
+        return
+    self.trainer.state.stateful_callbacks["HeldOutGuard"] = saved
+    for callback in self.trainer.callback_handler.callbacks:
+        if isinstance(callback, HeldOutGuardCallback):
+            callback.guard.load_state_dict(saved["guard"])
+            callback.rewards = list(saved["rewards"])
+
+# %% ../../nbs/scale/00_islands.ipynb #3365ec55
+@patch
+def on_step_end(self: IslandCallback, args, state, control, **kwargs):
+    last, due = state.global_step >= state.max_steps, state.global_step % (args.diloco_every // args.diloco_fragments) == 0
+    if last or (due and not control.should_training_stop):
+        self._exchange(True)
+        for _ in self.fragments[1:] if state.global_step >= state.max_steps else ():
+            self._exchange(True)
+        control.should_training_stop |= state.global_step >= state.max_steps
+
+# %% ../../nbs/scale/00_islands.ipynb #f88646d5
 FILE = "islands.pt"  # in a checkpoint
 SLOWEST = 60, 10e6  # a sum may take so many seconds, and one more for so many bytes; then somebody is taken to be lost
 
 
-class Islands(TrainerCallback):
+class Islands(IslandCallback):
     "Takes an outer step with the other islands every `diloco_every` steps. Add it last. Raises `IslandsProblem`."
 
     def __init__(
@@ -171,15 +280,11 @@ class Islands(TrainerCallback):
         island: Island,
     ):
         need_torchft()
-        if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.args.n_gpu > 1:
-            raise IslandsProblem("an island trains on one device; leave fsdp and deepspeed out, and show it one GPU by CUDA_VISIBLE_DEVICES.")
-        self.trainer, self.island, self.args = trainer, island, trainer.args
+        super().__init__(trainer, island.number)
+        self.island, self.manager = island, None
         self.wait = timedelta(seconds=self.args.ddp_timeout)  # for other islands, at most
-        self.args.seed += SEEDS * island.number
-        set_seed(self.args.seed)  # what TRL draws beside our own
-        self.fragments: list[OuterStep] = []  # parts of the weights that are exchanged together
-        self.manager = None
         self.healed: set[int] = set()  # fragments that have not been exchanged since this island took over another's state
+        self.sent = 0  # bytes, in the exchange that is going on
 
 # %% ../../nbs/scale/00_islands.ipynb #e8f6291d
 @patch
@@ -193,7 +298,7 @@ def _begin(self: Islands):
     self.store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=soon)
     try:
         self.manager = Manager(
-            pg=self.group, load_state_dict=self._load, state_dict=self._state, min_replica_size=1,
+            pg=self.group, load_state_dict=self._take_over, state_dict=self._state, min_replica_size=1,
             use_async_quorum=False, timeout=self.wait, quorum_timeout=self.wait, connect_timeout=soon, rank=0, world_size=1,
             store_addr=host, store_port=self.store.port, lighthouse_addr=self.island.lighthouse,
             replica_id=f"island{self.island.number}")
@@ -203,10 +308,16 @@ def _begin(self: Islands):
         self._meet(self.store.get(REPLICA_ID_KEY).decode(), soon)
 
 
+@patch
+def _take_over(self: Islands, state: dict) -> None:
+    self.healed = set(range(len(self.fragments)))
+    self._load(state)
+
+
 def _first_line(error):
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
-
+# %% ../../nbs/scale/00_islands.ipynb #c7ff89a2
 @patch
 def _meet(self: Islands, name, soon):
     "Wait until all islands of this machine are there: the first outer step waits for those of which the lighthouse has heard."
@@ -223,61 +334,6 @@ def _meet(self: Islands, name, soon):
                                  "ddp_timeout); see their logs.")
         time.sleep(0.1)
 
-# %% ../../nbs/scale/00_islands.ipynb #da09b0f6
-@patch
-def _teacher(self: Islands):
-    return self.trainer.teacher if self.trainer.teacher and self.trainer.teacher.kind == "ema" else None
-
-
-@patch
-def _anchors(self: Islands) -> list[dict]:
-    return [fragment.state_dict() for fragment in self.fragments]
-
-
-@patch
-def _load_anchors(self: Islands, states: list[dict]) -> None:
-    if len(states) != len(self.fragments):
-        raise IslandsProblem(f"what was saved or sent holds {len(states)} fragments of the weights, and this island exchanges "
-                             f"{len(self.fragments)}; take the same diloco_fragments and the same version everywhere.")
-    for fragment, state in zip(self.fragments, states):
-        fragment.load_state_dict(state)
-
-# %% ../../nbs/scale/00_islands.ipynb #e06b21e3
-@patch
-def _state(self: Islands) -> dict:
-    t = self.trainer
-    return {"fragments": self._anchors(), "optimizer": t.optimizer.state_dict(), "rate": t.lr_scheduler.state_dict(),
-            "teacher": self._teacher().state_dict() if self._teacher() else {}, "schedule": t.schedule.state_dict() if t.schedule else None,
-            "guard": t.state.stateful_callbacks.get("HeldOutGuard"), "step": t.state.global_step, "backward_passes": t._step}
-
-
-@patch
-def _load(self: Islands, state: dict) -> None:
-    t, self.healed = self.trainer, set(range(len(self.fragments)))
-    self._load_anchors(state.get("fragments", ()))
-    for fragment in self.fragments:
-        fragment.step(None)
-    t.optimizer.load_state_dict(state["optimizer"])
-    t.lr_scheduler.load_state_dict(state["rate"])
-    if self._teacher():
-        self._teacher().load_state_dict(state["teacher"])
-    if t.schedule:
-        t.schedule.load_state_dict(state["schedule"])
-    t.state.global_step = t._globalstep_last_logged = state["step"]
-    t._step, t._buffered_inputs = state["backward_passes"], None  # so that a new generation is begun
-    self._load_guard(state["guard"])
-
-# %% ../../nbs/scale/00_islands.ipynb #596ea93f
-@patch
-def _load_guard(self: Islands, saved: dict | None) -> None:
-    if saved is None:
-        return
-    self.trainer.state.stateful_callbacks["HeldOutGuard"] = saved
-    for callback in self.trainer.callback_handler.callbacks:
-        if isinstance(callback, HeldOutGuardCallback):
-            callback.guard.load_state_dict(saved["guard"])
-            callback.rewards = list(saved["rewards"])
-
 # %% ../../nbs/scale/00_islands.ipynb #b5956118
 @patch
 def _try(self: Islands, counts: bool) -> bool:
@@ -289,13 +345,12 @@ def _try(self: Islands, counts: bool) -> bool:
     step = torch.tensor([t.state.global_step * weight], dtype=torch.float64)
     for tensor, how in ((moved, ReduceOp.SUM), (number, ReduceOp.SUM), (step, ReduceOp.MAX)):
         self.manager.allreduce(tensor, reduce_op=how).wait()
+    self.sent += moved.nbytes
     if not self.manager.should_commit():
         self.group.abort()  # or others of this sum would wait for us
         return False
     fragment.step(moved.div_(number) if number else None)
-    for _ in range(int(step) - t.state.global_step):  # an island that came back with what it had made is behind the others
-        t.lr_scheduler.step()
-    t.state.global_step = max(t.state.global_step, int(step))
+    self._go_to(int(step))
     self.healed.discard(turn)
     return True
 
@@ -303,7 +358,7 @@ def _try(self: Islands, counts: bool) -> bool:
 @patch
 def _exchange(self: Islands, counts: bool) -> None:
     "One outer step. Raises `IslandsProblem` where it does not come about in time."
-    began, why, done = time.monotonic(), "others were lost again and again", False
+    began, why, done, self.sent = time.monotonic(), "others were lost again and again", False, 0
     try:
         while not done and time.monotonic() - began < self.wait.total_seconds():
             done = self._try(counts)
@@ -311,18 +366,16 @@ def _exchange(self: Islands, counts: bool) -> None:
         raise
     except (RuntimeError, TimeoutError) as error:
         why = _first_line(error)
-    seconds, metrics = time.monotonic() - began, self.trainer._metrics["train"]
+    seconds = time.monotonic() - began
     if not done:
         raise IslandsProblem(f"island {self.island.number} took no outer step with the others at step {self.trainer.state.global_step} in "
                              f"{seconds:.0f} s ({why}); see the lighthouse and the other islands, or raise ddp_timeout.")
-    metrics["islands/number"].append(float(self.manager.num_participants()))
-    metrics["islands/wait"].append(seconds)
+    self._log(self.manager.num_participants(), seconds, self.sent)
 
 # %% ../../nbs/scale/00_islands.ipynb #610dd71e
 @patch
 def on_train_begin(self: Islands, args, state, control, **kwargs):
-    parts = split_parameters(self.trainer.student.parameters(), args.diloco_fragments)
-    self.fragments = [OuterStep(part, args.diloco_lr, args.diloco_momentum) for part in parts]
+    self._make_fragments()
     self._begin()
     saved = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}", FILE)
     if saved.is_file():
@@ -332,16 +385,6 @@ def on_train_begin(self: Islands, args, state, control, **kwargs):
     self._exchange(any(fragment.difference().any() for fragment in self.fragments))
     if self.island.returns and self.manager.num_participants() == 1:
         raise IslandsProblem(f"island {self.island.number} came back when the others were gone.")
-
-
-@patch
-def on_step_end(self: Islands, args, state, control, **kwargs):
-    last, due = state.global_step >= state.max_steps, state.global_step % (args.diloco_every // args.diloco_fragments) == 0
-    if last or (due and not control.should_training_stop):
-        self._exchange(True)
-        for _ in self.fragments[1:] if state.global_step >= state.max_steps else ():
-            self._exchange(True)
-        control.should_training_stop |= state.global_step >= state.max_steps
 
 # %% ../../nbs/scale/00_islands.ipynb #59b586e2
 @patch

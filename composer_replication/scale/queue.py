@@ -44,7 +44,7 @@ class Store:
         try:
             self.files, root = url_to_fs(url, use_listings_cache=False)
         except (ValueError, ImportError) as error:
-            raise QueueProblem(f"the queue {url!r} cannot be opened ({str(error).strip().rstrip('.')})", "name a folder, or install what it "
+            raise QueueProblem(f"{url!r} cannot be opened ({str(error).strip().rstrip('.')})", "name a folder, or install what it "
                                "needs") from None
         self.url, self.root, self.local = url, root.rstrip("/"), isinstance(self.files, LocalFileSystem)
 

@@ -235,6 +235,7 @@ class IslandSettings:
     diloco_fragments: int = setting(1, "Islands: parts of the weights, exchanged in turn, one every diloco_every / diloco_fragments steps.")
     diloco_lr: float = setting(0.7, "Islands: learning rate of the outer step; 1 without momentum takes the islands' mean.")
     diloco_momentum: float = setting(0.9, "Islands: Nesterov momentum of the outer step.")
+    diloco_wait: float = setting(600.0, "Islands, --exchange: seconds that an outer step waits for islands that have not delivered; then it goes on without them.")
 
     def _check_islands(self):
         _check_bounds("diloco_every", self.diloco_every, 1, float("inf"), "give a number of optimizer steps")
@@ -244,6 +245,7 @@ class IslandSettings:
         _check_bounds("diloco_momentum", self.diloco_momentum, 0, 1 - 1e-9, "take 0 (none) or more, and less than 1")
         if not (self.diloco_lr > 0 and math.isfinite(self.diloco_lr)):
             raise InputProblem(f"diloco_lr={self.diloco_lr} is out of range; take more than 0.")
+        _check_bounds("diloco_wait", self.diloco_wait, 1, 86400, "give 1 to 86400 seconds")
 
 # %% ../../nbs/training/05_config.ipynb #7b20c4de
 @dataclass

@@ -1,6 +1,7 @@
 """Islands by torchft: equal weights at the end, whoever was killed; alone plain training; torchft's own DiLoCo as oracle."""
 import importlib.util
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from composer_replication.scale.islands import (
     need_torchft,
     split_parameters,
 )
-from composer_replication.scale.start_islands import IslandProcesses
+from composer_replication.scale.start_islands import IslandProcesses, Lighthouse
 from composer_replication.training.checkpoint import load_buffer
 from composer_replication.training.guard import HeldOutGuard, HeldOutGuardCallback
 
@@ -85,7 +86,11 @@ def test_two_islands_learn_from_different_episodes_and_end_with_equal_weights(se
     assert not are_equal(one["teacher"], other["teacher"])  # each follows its own island in between
     tokens = [[entry["num_tokens"] for entry in end["log"] if "num_tokens" in entry] for end in (one, other)]
     assert tokens[0] != tokens[1]
-    assert [entry["islands/number"] for entry in one["log"] if "islands/number" in entry] == [2] * (3 if fragments == 1 else 4)
+    exchanges = [entry for entry in one["log"] if "islands/number" in entry]
+    assert [entry["islands/number"] for entry in exchanges] == [2] * (3 if fragments == 1 else 4)
+    size = 4 * sum(weight.numel() for weight in one["parameters"].values())
+    if fragments == 1:  # with two, each exchange moves a part, and the log holds means of several
+        assert [entry["islands/bytes"] for entry in exchanges] == [size] * 3
 
 
 @needs_torchft
@@ -101,6 +106,29 @@ def test_one_of_three_is_killed_and_comes_back(sea, tmp_path, dies, fragments):
     ends = list(map(ended, [*stay, sea(2, 3, returns=True, settings=settings)]))
     assert [end["step"] for end in ends] == [8, 8, 8]
     assert are_equal(ends[0]["parameters"], ends[1]["parameters"]) and are_equal(ends[0]["parameters"], ends[2]["parameters"])
+
+
+@needs_torchft
+@pytest.mark.slow
+def test_three_islands_killed_at_twenty_moments_end_with_equal_weights(sea):
+    "Moments of Random(0): after some steps of a life, in a sum, before a commit. Whoever is killed comes back at once."
+    settings, dice, moments = SETTINGS | {"max_steps": 100}, random.Random(0), [[], [], []]
+    for _ in range(20):
+        how = dice.choice([["steps", dice.randint(1, 4)], ["allreduce", dice.randint(2, 7)],
+                           ["should_commit", dice.randint(1, 3)]])
+        moments[dice.randrange(3)].append(how)
+    start = lambda number, returns: sea(number, 3, returns, settings, dies=moments[number].pop(0) if moments[number] else None)
+    living, killed, end = {number: start(number, False) for number in range(3)}, 0, time.monotonic() + 5 * LIMIT
+    while any(process.is_alive() for process in living.values()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+        for number, process in living.items():
+            if process.exitcode == -signal.SIGKILL:
+                killed += 1
+                living[number] = start(number, any(other.is_alive() for other in living.values()))
+    ends = list(map(ended, living.values()))
+    assert killed == 20 and [found["step"] for found in ends] == [100] * 3
+    assert all(are_equal(ends[0]["parameters"], other["parameters"]) for other in ends)
 
 
 @needs_torchft
@@ -195,7 +223,7 @@ def test_a_newcomer_gets_all_that_has_moved(tmp_path):
         for fragment in side.fragments:
             fragment.step(torch.ones_like(fragment.anchor) * much)
     assert len(trainer_script.differences(its._state(), own._state())) > 100
-    own._load(its._state())
+    own._take_over(its._state())
     assert trainer_script.differences(its._state(), own._state()) == []
     assert guard.guard.state_dict() == kept.guard.state_dict() and newcomer.state.global_step == 2
     assert are_equal(*(trainer_script.outcome(trainer)["parameters"] for trainer in (sender, newcomer)))
@@ -236,14 +264,14 @@ def test_an_island_finds_no_lighthouse_in_time(tmp_path):
 @needs_torchft
 def test_an_error_before_the_islands_meet_ends_all(tmp_path):
     script, lines = "import sys, time; sys.exit(3) if sys.argv[2] == '1' else time.sleep(600)", []
-    processes = IslandProcesses([sys.executable, "-c", script], 2, tmp_path, 60.0, lines.append)
+    processes = IslandProcesses([sys.executable, "-c", script], 2, tmp_path, Lighthouse(2, 60.0), lines.append)
     assert processes.run() == 3 and processes.codes == {0: -signal.SIGKILL, 1: 3}
     assert lines == [f"island 1 failed; see {tmp_path / 'island-1' / 'log.txt'}"]
 
 
 @needs_torchft
 def test_a_signal_while_islands_start_reaches_those_to_come(tmp_path, monkeypatch):
-    processes = IslandProcesses([sys.executable, "-c", "import time; time.sleep(600)"], 3, tmp_path, 60.0, print)
+    processes = IslandProcesses([sys.executable, "-c", "import time; time.sleep(600)"], 3, tmp_path, Lighthouse(3, 60.0), print)
     start, begun = type(processes)._start, []
 
     def told(self, number):
@@ -253,7 +281,7 @@ def test_a_signal_while_islands_start_reaches_those_to_come(tmp_path, monkeypatc
 
     monkeypatch.setattr(type(processes), "_start", told)
     assert processes.run() != 0 and begun == [0]
-    early = IslandProcesses(["true"], 2, tmp_path, 60.0, print, told=signal.SIGTERM)
+    early = IslandProcesses(["true"], 2, tmp_path, Lighthouse(2, 60.0), print, told=signal.SIGTERM)
     assert early.run() == 130 and begun == [0]
 
 
@@ -269,7 +297,7 @@ while not os.path.exists(starts) or open(starts).read().count("start") < 4:
     time.sleep(0.05)
 """
     lines = []
-    processes = IslandProcesses([sys.executable, "-c", script, str(tmp_path)], 2, tmp_path, 60.0, lines.append)
+    processes = IslandProcesses([sys.executable, "-c", script, str(tmp_path)], 2, tmp_path, Lighthouse(2, 60.0), lines.append)
     assert processes.run() == 0 and processes.codes == {0: 0, 1: -signal.SIGKILL} and processes.starts[1] == 4
     assert lines == ["island 1 was lost (signal 9) and is started again"] * 3 + ["island 1 was lost (signal 9)"]
 
