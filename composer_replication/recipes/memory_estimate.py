@@ -352,18 +352,16 @@ def ring_seconds(
 # %% ../../nbs/recipes/01_memory_estimate.ipynb #201c0005
 @dataclass(frozen=True)
 class Gathered:
-    "How often a device gathers all weights in one backward pass, and in how many passes it has gradients."
+    "How often a device gathers all weights in one backward pass."
 
     trunks: float
     branches: float
-    trunk_gradients: float
-    branch_gradients: float
 
 
 def gathered(
     recipe: Recipe,
-    branches: float = 2.0,  # passes over branches of a kind
-    idle: float = 0.3,  # share of idle ones among those that all ranks make
+    branches: float = 1.1,  # passes over branches of a kind
+    idle: float = 0.57,  # share of idle ones among those that all ranks make
 ) -> Gathered:
     "With sharded weights; a pass with gradient gathers twice."
     c, plays, some = recipe.config, recipe.arguments.task is not None, branches / (1 - idle)
@@ -373,7 +371,7 @@ def gathered(
     reference = own + recorded if c.replay_form == "dpo" else 0
     stale = _policy_passes(recipe) - (4 if c.gradient_checkpointing else 3)
     read = max(teacher, bool(c.alpha_sdpo)) + reference + 2 * (own + recorded)
-    return Gathered(2 * (plays + recorded) + stale + kl + teacher + reference, some * read, plays + recorded, some * (own + recorded))
+    return Gathered(2 * (plays + recorded) + stale + kl + teacher + reference, some * read)
 
 # %% ../../nbs/recipes/01_memory_estimate.ipynb #201c0007
 @dataclass(frozen=True)
@@ -400,8 +398,7 @@ def sent_seconds(
     gather, scatter = ring(work * total, groups), ring(work * trained, groups)
     copies = recipe.arguments.task is not None and c.rollout == "transformers"
     copy = ring(size * (total - trained) + own * trained, TENSORS * groups) if copies else 0.0
-    return Sent(steps * made.trunks * gather + made.trunk_gradients * scatter,
-                steps * made.branches * gather + made.branch_gradients * scatter + copy)
+    return Sent(steps * made.trunks * gather + scatter, steps * made.branches * gather + copy)
 
 # %% ../../nbs/recipes/01_memory_estimate.ipynb #201c0009
 def step_seconds(

@@ -17,7 +17,7 @@ import time
 import warnings
 from collections import Counter
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 warnings.filterwarnings("ignore")
@@ -78,6 +78,7 @@ def rows_of(dealt: list[dict], job: Job) -> list:
     "The job's rows, those of the first rank first."
     from composer_replication.tree.example import RolloutTree
     rows = [RolloutTree.from_data(row) for row in dealt]
+    rows = rows if job.channels else [replace(r, tree=replace(r.tree, branches=())) for r in rows]
     return rows[:2] * job.ranks if job.alike else rows
 
 
@@ -97,6 +98,21 @@ def batch_of(rows, pad):
             made["tool_mask"][i, span.start - f:span.end - f] = 1
     advantages = torch.tensor([1.0 if i % 2 else -1.0 for i in range(len(rows))])
     return made | {"advantages": advantages, "num_items_in_batch": made["tool_mask"].sum().float(), "composer_rows": rows}
+
+
+def expected(job: Job, dealt: list[dict]) -> list[int]:
+    "Idle passes of each rank as the simulation counts them."
+    import simulate
+    from composer_replication.training.level import Reading, level
+    from composer_replication.tree.pack import pack_trees
+    rows, how = rows_of(dealt, job), Reading(True, True, True, not job.checkpointing, True)
+    per, passes = len(rows) // job.ranks, []
+    for rank in range(job.ranks):
+        trees = [r.tree for r in rows[rank * per:(rank + 1) * per]]
+        first = [t.spans[0].start for t in trees]
+        batch = pack_trees(trees, 0, [max(first) - f for f in first], max(first) + max(len(t.ids) - f for t, f in zip(trees, first)))
+        passes.append([simulate.held(batch, how).passes])
+    return [sum(each.idle(kind) for kind in simulate.KINDS) for each, in level(passes)]
 
 
 # ---- one rank
@@ -269,7 +285,7 @@ def run_rank(given: Path):
 # ---- all jobs
 
 def run_jobs(some: list[Job], dealt: list[dict]) -> list[dict]:
-    "What the ranks of jobs with equally many ranks left behind. Raises `RuntimeError` where one fails or takes too long."
+    "What the ranks of jobs with equally many ranks left behind; a job that fails or takes too long, and those after it, are absent."
     count = some[0].ranks
     with tempfile.TemporaryDirectory() as folder:
         with socket.socket() as free:
@@ -292,21 +308,21 @@ def run_jobs(some: list[Job], dealt: list[dict]) -> list[dict]:
                 rank.kill()
                 rank.wait()
         if any(rank.returncode for rank in ranks):
-            raise RuntimeError("".join((Path(folder) / f"{r}.log").read_text()[-2500:] for r in range(count)))
-        return [vars(job) | {"found": [json.loads((Path(folder) / str(n) / f"{r}.json").read_text()) for r in range(count)]}
-                for n, job in enumerate(some)]
+            print("".join((Path(folder) / f"{r}.log").read_text()[-2500:] for r in range(count)), file=sys.stderr)
+        files = [[Path(folder) / str(n) / f"{r}.json" for r in range(count)] for n in range(len(some))]
+        return [vars(job) | {"found": [json.loads(file.read_text()) for file in each]} for job, each in zip(some, files) if all(f.exists() for f in each)]
 
 
-def main():
+def main(argv=None):
     parser = argparse.ArgumentParser(description="Measure spike 201.")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--only", help="part of a job's name")
-    asked = parser.parse_args()
+    asked = parser.parse_args(argv)
     if asked.rank:
         return run_rank(asked.rank)
     path = HERE / "measured.json"
-    kept = {job["name"]: job for job in json.loads(path.read_text())["jobs"]} if path.exists() and asked.only else {}
-    dealt = deal(Path(os.environ["COMPOSER_DATA"]))
+    before = json.loads(path.read_text()) if path.exists() and asked.only else {"jobs": []}
+    kept, dealt = {job["name"]: job for job in before["jobs"]}, before.get("rows") or deal(Path(os.environ["COMPOSER_DATA"]))
     for count in (1, 2, 4):
         # unsharded ones first: accelerate leaves in the environment that weights are sharded
         some = [job for job in sorted(jobs(), key=lambda job: job.sharded) if job.ranks == count and (not asked.only or asked.only in job.name)]

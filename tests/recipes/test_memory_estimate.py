@@ -1,16 +1,20 @@
 "The plan of a sharded run, against PyTorch's own shards of a model without data."
+from collections import Counter
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config
 
 from composer_replication.core.errors import InputProblem
 from composer_replication.recipes.memory_estimate import (
     CPU, H200, SHAPES, Gathered, Network, estimate, gathered, model_shape, ring_seconds, sent_seconds, step_seconds)
 from composer_replication.recipes.recipe import load_recipe
+from composer_replication.training.level import idle_pass
+from composer_replication.training.sharded import within_root
 
 RECIPES = ["qwen2.5-coder-7b-fsdp2", "qwen3-8b-fsdp2"]
 
@@ -131,13 +135,13 @@ def gathers(**given):
 
 
 @pytest.mark.parametrize("given, expected", [  # the policy alone gathers before its forward and its backward pass
-    ({"alpha_sdpo": 0, "beta_replay": 0}, Gathered(2, 0, 1, 0)),
-    ({"alpha_sdpo": 0, "beta_replay": 0, "kl_coef": 0.1, "kl_place": "loss"}, Gathered(3, 0, 1, 0)),
-    ({"beta_replay": 0}, Gathered(3, 4, 1, 0)),  # the frozen teacher's trunk, and hinted branches
-    ({"beta_replay": 0, "teacher": "live"}, Gathered(2, 4, 1, 0)),
-    ({"beta_replay": 0, "teacher": "trust_region"}, Gathered(4, 8, 1, 0)),
-    ({"alpha_sdpo": 0}, Gathered(3, 12, 1, 4)),  # the reference's trunk and answers, and the student's answers twice
-    ({"alpha_sdpo": 0, "replay_form": "simpo"}, Gathered(2, 8, 1, 4))])
+    ({"alpha_sdpo": 0, "beta_replay": 0}, Gathered(2, 0)),
+    ({"alpha_sdpo": 0, "beta_replay": 0, "kl_coef": 0.1, "kl_place": "loss"}, Gathered(3, 0)),
+    ({"beta_replay": 0}, Gathered(3, 4)),  # the frozen teacher's trunk, and hinted branches
+    ({"beta_replay": 0, "teacher": "live"}, Gathered(2, 4)),
+    ({"beta_replay": 0, "teacher": "trust_region"}, Gathered(4, 8)),
+    ({"alpha_sdpo": 0}, Gathered(3, 12)),  # the reference's trunk and answers, and the student's answers twice
+    ({"alpha_sdpo": 0, "replay_form": "simpo"}, Gathered(2, 8))])
 def test_gathers_by_hand(given, expected):
     assert gathers(**given) == expected
 
@@ -148,8 +152,8 @@ def test_seconds_sent_by_hand():
     ring = lambda size, pieces: ring_seconds(size, pieces, 64, H200.network)
     weights = made.parameters
     gather, passes = ring(2 * weights, 29), gathered(recipe)  # 28 layers, and embeddings with the head
-    beside = 8 * passes.trunks * gather + passes.trunk_gradients * gather
-    alone = 8 * passes.branches * gather + passes.branch_gradients * gather + ring(4 * weights, 12 * 29)
+    beside = 8 * passes.trunks * gather + gather  # gradients as bfloat16, too
+    alone = 8 * passes.branches * gather + ring(4 * weights, 12 * 29)
     sent = sent_seconds(recipe, shape, (weights, weights), 64, H200)
     assert (sent.beside, sent.alone) == (pytest.approx(beside), pytest.approx(alone))
     s = made.seconds
@@ -179,3 +183,26 @@ def test_gradients_lie_whole_where_a_step_has_several_backward_passes():
         return estimate(load_recipe("qwen2.5-coder-7b-fsdp2", given, estimating=True), 8)
     eight, one = whole(), whole(gradient_accumulation_steps="1", per_device_train_batch_size="8")
     assert eight.memory["whole gradients"] == 2 * eight.parameters and one.memory["whole gradients"] == 0
+
+
+def test_layers_are_gathered_once_for_a_pass_and_twice_for_one_with_gradient(mesh, monkeypatch):
+    "What `gathered` counts, of PyTorch's own collectives; idle passes of `training.level` are such passes."
+    counts = Counter()
+    for name in ("all_gather_single", "reduce_scatter_single"):
+        inner = getattr(dist, name)
+        monkeypatch.setattr(dist, name, lambda *args, name=name, inner=inner, **kwargs: (counts.update([name]), inner(*args, **kwargs))[1])
+    shape = Qwen3Config(vocab_size=16, hidden_size=16, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, head_dim=8)
+    model = AutoModelForCausalLM.from_config(shape)
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)  # stays gathered until its forward has ended
+    for grad, passes in ((False, 1), (False, 3), (True, 1), (True, 3)):
+        counts.clear()
+        with torch.set_grad_enabled(grad):
+            total = within_root(model, lambda passes=passes: sum(idle_pass(model) for _ in range(passes)))
+        if grad:
+            total.backward()
+        assert counts["all_gather_single"] == 1 + passes * 3 * (2 if grad else 1), (grad, passes)
+        assert counts["reduce_scatter_single"] == (1 + 3 if grad else 0)
+        for module in (*model.model.layers, model):
+            module.reshard()
