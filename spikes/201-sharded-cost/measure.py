@@ -24,8 +24,8 @@ warnings.filterwarnings("ignore")
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests"), str(HERE.parents[1])]
 LIMIT = 240  # seconds that a job may take
-SHAPE = dict(hidden_size=128, intermediate_size=512, num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1, head_dim=64,
-             vocab_size=4096, max_position_embeddings=4096, tie_word_embeddings=True)
+SHAPE = dict(hidden_size=128, intermediate_size=512, num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1,
+             head_dim=64, vocab_size=4096, max_position_embeddings=4096, tie_word_embeddings=True)
 STEPS, WARM = 3, 1  # that are measured, and before them
 
 
@@ -61,6 +61,7 @@ def jobs() -> list[Job]:
 def deal(data: Path) -> list[dict]:
     "Four real traces with error turns as rows, ids folded to the model's vocabulary; as plain values."
     import simulate
+
     from composer_replication.core.trace import Trace, Turn
     from composer_replication.tree.example import RolloutTree
     trees = [t for t in simulate.trees_of(data, "SQL", "every error turn") if 200 < len(t.ids) < 600 and t.branches]
@@ -103,6 +104,7 @@ def batch_of(rows, pad):
 def expected(job: Job, dealt: list[dict]) -> list[int]:
     "Idle passes of each rank as the simulation counts them."
     import simulate
+
     from composer_replication.training.level import Reading, level
     from composer_replication.tree.pack import pack_trees
     rows, how = rows_of(dealt, job), Reading(True, True, True, not job.checkpointing, True)
@@ -110,7 +112,8 @@ def expected(job: Job, dealt: list[dict]) -> list[int]:
     for rank in range(job.ranks):
         trees = [r.tree for r in rows[rank * per:(rank + 1) * per]]
         first = [t.spans[0].start for t in trees]
-        batch = pack_trees(trees, 0, [max(first) - f for f in first], max(first) + max(len(t.ids) - f for t, f in zip(trees, first)))
+        width = max(first) + max(len(t.ids) - f for t, f in zip(trees, first))
+        batch = pack_trees(trees, 0, [max(first) - f for f in first], width)
         passes.append([simulate.held(batch, how).passes])
     return [sum(each.idle(kind) for kind in simulate.KINDS) for each, in level(passes)]
 
@@ -142,8 +145,8 @@ class Meter:
 
     def around(self, name, inner):
         def counted(*args, **kwargs):
-            whole = kwargs.get("output_tensor" if name.startswith("all_gather") else "input_tensor", kwargs.get(
-                "output" if name.startswith("all_gather") else "input", args[0 if name.startswith("all_gather") else 1] if len(args) > 1 else None))
+            at, key = (0, "output") if name.startswith("all_gather") else (1, "input")  # what holds the whole
+            whole = args[at] if len(args) > at else kwargs.get(key, kwargs.get(f"{key}_tensor"))
             self.counts[name] += 1
             self.counts[f"{name} bytes"] += whole.numel() * whole.element_size()
             return inner(*args, **kwargs)
@@ -234,8 +237,8 @@ def run_job(job: Job, out: Path, dealt: list[dict], meter: Meter):
 
     class Stored(trainer_module.ComposerReplicationTrainer):
         def _generate_and_score_completions(self, inputs):
-            return {k: (torch.cat([v] * job.accumulation) if isinstance(v, torch.Tensor) and v.ndim else v * job.accumulation
-                        if isinstance(v, list) else v) for k, v in mine.items()}
+            again = lambda v: torch.cat([v] * job.accumulation) if isinstance(v, torch.Tensor) and v.ndim else v
+            return {k: v * job.accumulation if isinstance(v, list) else again(v) for k, v in mine.items()}
 
     meter.steps, begun = [], status("VmRSS")
 
@@ -246,17 +249,19 @@ def run_job(job: Job, out: Path, dealt: list[dict], meter: Meter):
 
         def on_step_end(self, args, state, control, **kwargs):
             after = meter.state()
-            meter.steps.append({k: after[k] - self.before[k] for k in after} | {"peak": status("VmHWM") - begun, "before": self.rss - begun})
+            memory = {"peak": status("VmHWM") - begun, "before": self.rss - begun}
+            meter.steps.append({k: after[k] - self.before[k] for k in after} | memory)
 
-    channels = dict(alpha_sdpo=1.0, beta_replay=0.5, teacher=job.teacher) if job.channels else dict(alpha_sdpo=0.0, beta_replay=0.0)
+    channels = dict(alpha_sdpo=float(job.channels), beta_replay=0.5 * job.channels, teacher=job.teacher)
     config = ComposerReplicationConfig(
-        str(out / f"run-{rank}"), report_to="none", bf16=False, use_cpu=True, gradient_checkpointing=job.checkpointing, disable_tqdm=True,
+        str(out / f"run-{rank}"), report_to="none", bf16=False, use_cpu=True, gradient_checkpointing=job.checkpointing,
         save_strategy="no", logging_steps=1, max_steps=STEPS + WARM, learning_rate=1e-4, per_device_train_batch_size=per,
-        gradient_accumulation_steps=job.accumulation, steps_per_generation=job.accumulation, num_generations=2 if job.ranks * per > 1 else 1,
-        max_turns=3, max_completion_length=64, teacher_check="off", **channels, **(deepcopy(sharded_script.FSDP) if job.sharded else {}))
+        gradient_accumulation_steps=job.accumulation, steps_per_generation=job.accumulation, num_generations=2,
+        max_turns=3, max_completion_length=64, teacher_check="off", disable_tqdm=True, **channels,
+        **(deepcopy(sharded_script.FSDP) if job.sharded else {}))
     extra = {"hint_source": default_composite(), "pair_source": group_pairs} if job.channels else {}
-    trainer = Stored(model, None, config, Dataset.from_list(world.rows(8)), processing_class=tokenizer, environment_factory=world.Files,
-                     callbacks=[Watch()], **extra)
+    trainer = Stored(model, None, config, Dataset.from_list(world.rows(8)), processing_class=tokenizer,
+                     environment_factory=world.Files, callbacks=[Watch()], **extra)
     gc.collect()
     trainer.train()
     found = {"steps": meter.steps, "held": held_bytes(trainer), "parameters": sum(p.numel() for p in trainer.model.parameters()),
@@ -285,7 +290,7 @@ def run_rank(given: Path):
 # ---- all jobs
 
 def run_jobs(some: list[Job], dealt: list[dict]) -> list[dict]:
-    "What the ranks of jobs with equally many ranks left behind; a job that fails or takes too long, and those after it, are absent."
+    "What the ranks of jobs with equally many ranks left behind; those from one that fails or takes too long on are absent."
     count = some[0].ranks
     with tempfile.TemporaryDirectory() as folder:
         with socket.socket() as free:
@@ -310,7 +315,8 @@ def run_jobs(some: list[Job], dealt: list[dict]) -> list[dict]:
         if any(rank.returncode for rank in ranks):
             print("".join((Path(folder) / f"{r}.log").read_text()[-2500:] for r in range(count)), file=sys.stderr)
         files = [[Path(folder) / str(n) / f"{r}.json" for r in range(count)] for n in range(len(some))]
-        return [vars(job) | {"found": [json.loads(file.read_text()) for file in each]} for job, each in zip(some, files) if all(f.exists() for f in each)]
+        ended = [(job, each) for job, each in zip(some, files) if all(f.exists() for f in each)]
+        return [vars(job) | {"found": [json.loads(file.read_text()) for file in each]} for job, each in ended]
 
 
 def main(argv=None):
@@ -325,7 +331,8 @@ def main(argv=None):
     kept, dealt = {job["name"]: job for job in before["jobs"]}, before.get("rows") or deal(Path(os.environ["COMPOSER_DATA"]))
     for count in (1, 2, 4):
         # unsharded ones first: accelerate leaves in the environment that weights are sharded
-        some = [job for job in sorted(jobs(), key=lambda job: job.sharded) if job.ranks == count and (not asked.only or asked.only in job.name)]
+        wanted = [job for job in jobs() if job.ranks == count and (not asked.only or asked.only in job.name)]
+        some = sorted(wanted, key=lambda job: job.sharded)
         for made in run_jobs(some, dealt) if some else ():
             kept[made["name"]] = made
             print(made["name"], {k: round(v, 3) for k, v in made["found"][0]["steps"][-1].items()}, flush=True)

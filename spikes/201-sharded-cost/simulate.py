@@ -2,7 +2,7 @@
 
     COMPOSER_DATA=FOLDER python spikes/201-sharded-cost/simulate.py
 
-writes simulated.json: for each kind of traces, way of reading and number of rollouts a rank, what batches hold and what dealing them costs.
+writes simulated.json: for each kind of traces, way of reading and number of rollouts a rank, what dealing them costs.
 """
 import json
 import os
@@ -30,11 +30,12 @@ HERE = Path(__file__).parent
 KINDS = ("teacher", "reference", "pairs", "recorded")  # fields of `Passes`
 GRADIENT = {"pairs": True, "recorded": True, "teacher": False, "reference": False}
 UNITS = {True: 3, False: 1}  # of all weights a pass moves: gathered before the forward and the backward pass, gradients scattered
+MINI_SWE = ["miniswe_deepseek_chat_dev", "miniswe_deepseek_chat_dev_rerun", "miniswe_deepseek_lite_dev_noparallel"]
 CORPORA = {  # files, how many traces of them, tokens of a trunk at most
-    "mini-swe": (["miniswe_deepseek_chat_dev", "miniswe_deepseek_chat_dev_rerun", "miniswe_deepseek_lite_dev_noparallel"], 69, 8704),
+    "mini-swe": (MINI_SWE, 69, 8704),
     "SQL": (["intercode_sql_multimodel"], 300, 8704),
     "airline": (["tau2_airline_multimodel", "taubench_airline_gpt4o"], 300, 8704)}
-READINGS = {  # distils, own trunk, reference, the student's trunk is read by its branches, the reader's is, all branches in one pass
+READINGS = {  # distils, own trunk, reference, the student's branches read its trunk, the reader's do, all branches in one pass
     "as shipped": Reading(True, True, True, False, True),
     "no checkpointing": Reading(True, True, True, True, True),
     "no checkpointing, block mask": Reading(True, True, True, True, True, True),
@@ -68,7 +69,8 @@ def trees_of(data: Path, name: str, pairs: str) -> list:
     made, source = [], recovery_pairs if pairs == "recoveries" else every_pair
     for trace in random.Random(0).sample(traces, min(count, len(traces))):
         try:
-            made.append(example_tree(trace, chat, target_hints(trace, target_turns(trace), hints), source(trace), max_tokens=longest))
+            hinted = target_hints(trace, target_turns(trace), hints)
+            made.append(example_tree(trace, chat, hinted, source(trace), max_tokens=longest))
         except ValueError:  # a trace that the template does not take
             continue
     return [t for t in made if t.ids]
@@ -130,16 +132,18 @@ def dealt(ranks: list[Held]) -> dict[str, float]:
     units = {kind: UNITS[kind == "policy" or GRADIENT[kind]] for kind in own}
     read = sum(sum(map(sum, rank.tokens.values())) for rank in ranks)
     moved, idle_moved = (sum(units[kind] * count for kind, count in counts.items()) for counts in (own, idle))
-    return {"idle": sum(idle.values()), "passes": sum(idle.values()) + sum(own.values()), "idle_tokens": sum(idle.values()), "read": read,
+    count = sum(idle.values())
+    return {"idle": count, "passes": count + sum(own.values()), "idle_tokens": count, "read": read,
             "idle_units": idle_moved, "units": moved + idle_moved}
 
 
 def times(ranks: list[Held], per_token: float, gather: float) -> dict[str, float]:
-    "Seconds of a backward pass in step, where all wait at every pass; and of the busiest rank by itself, with no weights to gather."
+    "Seconds of a backward pass in step, where all wait at every pass; and of the busiest rank by itself, which gathers nothing."
     together = 0.0
     for kind in (*KINDS, "policy"):
         for number in range(max(len(rank.tokens[kind]) for rank in ranks)):
-            together += max(cost(kind, rank.tokens[kind][number] if number < len(rank.tokens[kind]) else 1, per_token, gather) for rank in ranks)
+            tokens = max(rank.tokens[kind][number] if number < len(rank.tokens[kind]) else 1 for rank in ranks)
+            together += cost(kind, tokens, per_token, gather)
     alone = max(sum(cost(kind, n, per_token, 0.0) for kind, each in rank.tokens.items() for n in each) for rank in ranks)
     return {"in_step_s": together, "busiest_s": alone}
 
@@ -155,7 +159,8 @@ def simulate(data: Path, pool: int = POOL, deals: int = DEALS) -> dict:
         trees = trees_of(data, name, source)
         hints = [sum(b.kind == "hint" for b in t.branches) for t in trees]
         pairs = [sum(b.kind == "chosen" for b in t.branches) for t in trees]
-        corpora[f"{name}; {source}"] = {"traces": len(trees), "tokens": mean(len(t.ids) for t in trees), "hints": hints, "pairs": pairs}
+        tokens = mean(len(t.ids) for t in trees)
+        corpora[f"{name}; {source}"] = {"traces": len(trees), "tokens": tokens, "hints": hints, "pairs": pairs}
         for rollouts in ROLLOUTS:
             batches = pool_of(trees, rollouts, pad, pool)
             for way in READINGS:
@@ -167,7 +172,8 @@ def simulate(data: Path, pool: int = POOL, deals: int = DEALS) -> dict:
 
 def one(way: str, rollouts: int, ranks: int, batches: list[Held], deals: int) -> dict:
     "Means over deals."
-    found, draw = {"way": way, "rollouts": rollouts, "ranks": ranks}, random.Random(f"{rollouts}/{ranks}")  # the same deals for every way
+    found = {"way": way, "rollouts": rollouts, "ranks": ranks}
+    draw = random.Random(f"{rollouts}/{ranks}")  # the same deals for every way
     deals = [[draw.choice(batches) for _ in range(ranks)] for _ in range(deals)]
     rows = [dealt(each) for each in deals]
     total = {key: sum(row[key] for row in rows) for key in rows[0]}
@@ -175,10 +181,12 @@ def one(way: str, rollouts: int, ranks: int, batches: list[Held], deals: int) ->
         timed = [times(each, 2 * weights / OPERATIONS, 2 * weights / BANDWIDTH) for each in deals]
         found |= {f"{size}/{key}": mean(row[key] for row in timed) for key in timed[0]}
     shares = [row["idle_units"] / row["units"] for row in rows]
-    return found | {"idle_of_passes": total["idle"] / total["passes"], "idle_of_tokens": total["idle_tokens"] / (total["read"] + total["idle_tokens"]),
-                    "idle_of_bytes": total["idle_units"] / total["units"], "idle_of_bytes_p90": sorted(shares)[int(0.9 * len(deals))],
-                    "passes": total["passes"] / len(deals) / ranks, "own_passes": (total["passes"] - total["idle"]) / len(deals) / ranks,
-                    "units": total["units"] / len(deals) / ranks}
+    read, each = total["read"] + total["idle_tokens"], len(deals) * ranks
+    return found | {"idle_of_passes": total["idle"] / total["passes"], "idle_of_tokens": total["idle_tokens"] / read,
+                    "idle_of_bytes": total["idle_units"] / total["units"],
+                    "idle_of_bytes_p90": sorted(shares)[int(0.9 * len(deals))],
+                    "passes": total["passes"] / each, "own_passes": (total["passes"] - total["idle"]) / each,
+                    "units": total["units"] / each}
 
 
 if __name__ == "__main__":

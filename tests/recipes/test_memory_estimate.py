@@ -11,7 +11,18 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from composer_replication.core.errors import InputProblem
 from composer_replication.recipes.memory_estimate import (
-    CPU, H200, SHAPES, Gathered, Network, estimate, gathered, model_shape, ring_seconds, sent_seconds, step_seconds)
+    CPU,
+    H200,
+    SHAPES,
+    Gathered,
+    Network,
+    estimate,
+    gathered,
+    model_shape,
+    ring_seconds,
+    sent_seconds,
+    step_seconds,
+)
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.training.level import idle_pass
 from composer_replication.training.sharded import within_root
@@ -131,7 +142,8 @@ def test_cards_of_a_machine_that_send_slower_than_its_inside_set_the_pace():
 
 
 def gathers(**given):
-    return gathered(load_recipe("qwen2.5-coder-7b-fsdp2", {k: str(v) for k, v in given.items()}, estimating=True), branches=3, idle=0.25)
+    given = {key: str(value) for key, value in given.items()}
+    return gathered(load_recipe("qwen2.5-coder-7b-fsdp2", given, estimating=True), branches=3, idle=0.25)
 
 
 @pytest.mark.parametrize("given, expected", [  # the policy alone gathers before its forward and its backward pass
@@ -190,8 +202,14 @@ def test_layers_are_gathered_once_for_a_pass_and_twice_for_one_with_gradient(mes
     counts = Counter()
     for name in ("all_gather_single", "reduce_scatter_single"):
         inner = getattr(dist, name)
-        monkeypatch.setattr(dist, name, lambda *args, name=name, inner=inner, **kwargs: (counts.update([name]), inner(*args, **kwargs))[1])
-    shape = Qwen3Config(vocab_size=16, hidden_size=16, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, head_dim=8)
+
+        def counted(*args, name=name, inner=inner, **kwargs):
+            counts[name] += 1
+            return inner(*args, **kwargs)
+
+        monkeypatch.setattr(dist, name, counted)
+    shape = Qwen3Config(vocab_size=16, hidden_size=16, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2,
+                        num_key_value_heads=1, head_dim=8)
     model = AutoModelForCausalLM.from_config(shape)
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
