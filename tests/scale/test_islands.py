@@ -111,12 +111,14 @@ def test_one_of_three_is_killed_and_comes_back(sea, tmp_path, dies, fragments):
 @needs_torchft
 @pytest.mark.slow
 def test_three_islands_killed_at_twenty_moments_end_with_equal_weights(sea):
-    "Moments of Random(0): after some steps of a life, in a sum, before a commit. Whoever is killed comes back at once."
+    """Moments of Random(0): after some steps of a life, in a sum, before a commit. Whoever is killed comes back at once.
+
+    Island 0 stays: where all are gone at once and none has a checkpoint, nobody has the state any more."""
     settings, dice, moments = SETTINGS | {"max_steps": 100}, random.Random(0), [[], [], []]
     for _ in range(20):
         how = dice.choice([["steps", dice.randint(1, 4)], ["allreduce", dice.randint(2, 7)],
                            ["should_commit", dice.randint(1, 3)]])
-        moments[dice.randrange(3)].append(how)
+        moments[dice.choice((1, 2))].append(how)
     start = lambda number, returns: sea(number, 3, returns, settings, dies=moments[number].pop(0) if moments[number] else None)
     living, killed, end = {number: start(number, False) for number in range(3)}, 0, time.monotonic() + 5 * LIMIT
     while any(process.is_alive() for process in living.values()):
