@@ -4,6 +4,7 @@ import logging
 import pytest
 import torch
 import transformers as tf
+from bf16 import bf16_bound, bf16_errors
 from hypothesis import given
 from hypothesis import strategies as st
 from largest import Largest
@@ -146,6 +147,13 @@ def test_small_groups_and_branches_in_pieces_are_exact(family, monkeypatch):
             assert len(passes) == branch_passes(batch, KINDS, True, True, split=True), entries
             assert (len(passes) > 6) == (entries < 900)  # branches
     count.remove()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_in_bf16_two_passes_are_as_near_to_float32_as_rows_are(family):
+    model = make(family)
+    error = bf16_errors(model, batch_of_three())
+    assert 1e-3 < error["rows"] < 0.1 and error["two_pass"] < bf16_bound(model) * error["rows"]
 
 
 def test_with_gradient_a_branch_stays_whole(monkeypatch):
