@@ -15,7 +15,8 @@ def bf16_errors(model, batch):
     real, low = batch.branch_segment >= 0, copy.deepcopy(model).to(torch.bfloat16)
     want = forward_branches(model, batch, method="rows")[real]
     size = lambda x: x.float().pow(2).mean().sqrt()
-    return {way: (size(forward_branches(low, batch, method=way)[real] - want) / size(want)).item() for way in ("rows", "two_pass")}
+    states = {way: forward_branches(low, batch, method=way)[real] for way in ("rows", "two_pass")}
+    return {way: (size(got - want) / size(want)).item() for way, got in states.items()}
 
 
 def bf16_bound(model):
