@@ -10,7 +10,7 @@ number with a unit that says that somebody measured it. It is in order where its
   (12,000 × 4 bytes = 48 kB);
 - states, in an experiment, the hypothesis or threshold;
 - or names its source in a comment: `<!-- figure: FILE-OR-URL -->`. Where the file is JSON and a key follows, as in
-  `<!-- figure: spikes/100-tree-forward/results.json summary.own_trunk_worst.mini-swe -->`, the paragraph must show that value,
+  `<!-- figure: spikes/100-tree-forward/results.json summary.as_trained_worst.mini-swe -->`, the paragraph must show that value,
   and only the figures that equal a value named in it are excused.
 """
 import json

@@ -38,14 +38,15 @@ class Reading:
     trains_shared: bool  # the student's branches read its trunk's cache, which gradient checkpointing forbids
     reads_shared: bool  # the same for passes without gradient
     together: bool = False  # all branches go in one pass, see `masks_blocks`
+    splits: bool = False  # a wide one without gradient goes in several, see `splits_wide`
 
 # %% ../../nbs/training/15_level.ipynb #db6619e6
 ANSWERS = ("chosen", "rejected")
 
 
-def _answers(packed, shared, together):
+def _answers(packed, shared, *how):
     "Passes that read trunks and answers of a batch by themselves."
-    return 1 + branch_passes(packed, ANSWERS, shared, True, together) if packed is not None and packed.pairs else 0
+    return 1 + branch_passes(packed, ANSWERS, shared, True, *how) if packed is not None and packed.pairs else 0
 
 
 def count_passes(
@@ -56,10 +57,11 @@ def count_passes(
     "What a rank with these batches has to do."
     teacher = pairs = 0
     if batch is not None and how.distils:
-        teacher = branch_passes(batch, ("hint",), how.reads_shared, how.trains_shared and not how.own_trunk, how.together)
+        teacher = branch_passes(batch, ("hint",), how.reads_shared, how.trains_shared and not how.own_trunk, how.together,
+                                how.splits)
     if batch is not None and batch.pairs:
         pairs = branch_passes(batch, ANSWERS, how.trains_shared, True, how.together)
-    reference = sum(_answers(packed, how.reads_shared, how.together) for packed in (batch, recorded)) if how.reference else 0
+    reference = sum(_answers(packed, how.reads_shared, how.together, how.splits) for packed in (batch, recorded)) if how.reference else 0
     return Passes(teacher, reference, pairs, _answers(recorded, how.trains_shared, how.together))
 
 # %% ../../nbs/training/15_level.ipynb #a6eba9d0

@@ -23,6 +23,7 @@ from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase, Traine
 from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id
 
+# %% ../../nbs/training/11_trainer.ipynb #5b7imp01
 from ..core.environment import Environment, TrlEpisodes, trl_factory
 from ..core.errors import InputProblem
 from ..hints.layers import HintSource
@@ -44,7 +45,8 @@ from .setup import PairSource, Setup, check_held_out, check_offline, check_optim
 from .teacher import causal_lm, evaluating, make_teacher, reference_policy
 from .window import Window, recorded_trees
 from ..tree.example import RolloutTree, example_tree, target_hints, target_turns
-from ..tree.forward import cache_inputs, forward_needed, forward_trunk, masks_blocks, shares_trunk, trunk_cache, trunk_tokens
+from ..tree.forward import (branch_way, cache_inputs, forward_needed, forward_trunk, masks_blocks, shares_trunk,
+                                              splits_wide, trunk_cache, trunk_tokens, way_name)
 from ..tree.pack import KINDS, PackedBatch, pack_trees
 
 # %% ../../nbs/training/11_trainer.ipynb #15394a0d
@@ -163,6 +165,7 @@ def _prepare(self: ComposerReplicationTrainer, args, tokenizer, train_dataset, e
     "All that is checked before a weight is loaded."
     self.resume, self.generation, self.window, self.evaluations = Resume(self), None, None, 0
     self.health = HealthCallback(lambda: self._metrics["train"])
+    self.ways = {}  # sentences on how branches are read -> whether the log has it
     setup = prepare(args, tokenizer, environment, self.hint_source, self.pair_source, replay_examples, traces, max_tokens)
     if self.held_out_rows and self.offline:
         raise InputProblem("held-out tasks are measured by rollouts, and recorded traces alone bring none", "leave held_out_rows out")
@@ -539,7 +542,8 @@ def _count_passes(self: ComposerReplicationTrainer, inputs, step) -> Passes:
     trains = shares_trunk(self.student) is None
     with evaluating((self.student,)):
         reads = shares_trunk(self.student) is None
-    how = Reading(self.distils, self.teacher is not None and self.teacher.own_trunk, self.reference is not None, trains, reads, masks_blocks(self.student))
+    own_trunk = self.teacher is not None and self.teacher.own_trunk
+    how = Reading(self.distils, own_trunk, self.reference is not None, trains, reads, masks_blocks(self.student), splits_wide(self.student))
     return count_passes(self._pack(inputs) if "composer_rows" in inputs else None, self._pack_recorded(step), how)
 
 # %% ../../nbs/training/11_trainer.ipynb #7343bd9d
@@ -831,10 +835,33 @@ def _check_finite(self: ComposerReplicationTrainer, step: BackwardPass, terms: d
 
 # %% ../../nbs/training/11_trainer.ipynb #d90e2e04
 @patch
+def _count_ways(self: ComposerReplicationTrainer, step: BackwardPass) -> None:
+    "How branches of this pass were read: those that the student reads in training, and those that it, or its copy, reads as a teacher or reference."
+    batches = [batch for batch in (step.batch, step.recorded) if batch is not None]
+    sites = self.teacher is not None and step.distils and any(b.sites for b in batches)
+    pairs = any(b.pairs for b in batches)
+    apart = sites and self.teacher.own_trunk
+    if pairs or (sites and not apart):
+        self._count_way()
+    if apart or (pairs and self.reference is not None):
+        with evaluating((self.student,)):
+            self._count_way()
+
+
+@patch
+def _count_way(self: ComposerReplicationTrainer) -> None:
+    self.window.stats[f"branches/{way_name(self.student)}"] += 1
+    sentence = f"Hinted turns and answers of pairs are read {branch_way(self.student)}."
+    if sentence not in self.ways:
+        self.ways[sentence] = False  # not logged yet
+
+
+@patch
 def _log_pass(self: ComposerReplicationTrainer, step: BackwardPass, terms: dict[str, ChannelSum]) -> None:
     for name, term in terms.items():
         self.window.add("replay" if name == "recorded" else name, term)
     self.window.add_rows(step.inputs.get("composer_rows", ()))
+    self._count_ways(step)
     if not self.accelerator.sync_gradients:
         return
     weights = {"sdpo": self.args.alpha_sdpo, "replay": self.args.beta_replay}
@@ -842,8 +869,6 @@ def _log_pass(self: ComposerReplicationTrainer, step: BackwardPass, terms: dict[
     if self.schedule:
         metrics["sdpo/t"] = self.schedule.t
         self.schedule.step(metrics["sdpo/loss"] if self.window.tokens else None)
-    if self.window.tokens or self.window.pairs:
-        metrics["branches/two_pass"] = float(shares_trunk(self.student) is None)
     for name, value in metrics.items():
         self._metrics["train"][name].append(value)
     self.window = None
@@ -948,9 +973,12 @@ def _as_object(arguments):
 # %% ../../nbs/training/11_trainer.ipynb #65357d58
 @patch
 def log(self: ComposerReplicationTrainer, logs, start_time=None):
-    "As TRL's, with what `training.health` has to say."
+    "As TRL's, with what `training.health` has to say, and once how branches are read."
     if self.model.training or "train_runtime" in logs:  # the last log of a run, which may come after an evaluation
         logs.update(self.health.logs(logs))
+    if new := [sentence for sentence, logged in self.ways.items() if not logged]:
+        logs["branches/way"] = " ".join(new)
+        self.ways = dict.fromkeys(self.ways, True)
     if self.log_completions:
         for kept in (self._logs["prompt"], self._logs["completion"]):
             rows = list(map(loggable, kept))

@@ -20,6 +20,7 @@ from accelerate.utils import gather_object
 
 from ..losses.channels import ChannelSum
 from ..tree.example import RolloutTree
+from ..tree.forward import WAYS
 from .level import Level, Passes, level_together
 from ..tree.build import Tree
 
@@ -155,6 +156,8 @@ def close(
                     if self.pairs and f"replay/{name}" in stats}
         voted = stats["replay/voted"]
         metrics |= {"replay/voted": voted, "replay/share": stats["replay/share"] / voted} if voted else {}
+    if any(stats[f"branches/{way}"] for way in WAYS):
+        metrics |= {f"branches/{way}": float(stats[f"branches/{way}"] > 0) for way in WAYS}
     if stats["level/passes"]:
         metrics["level/idle"] = stats["level/idle"] / stats["level/passes"]  # share of the passes beside the policy's own
     if "kl/total" in stats:

@@ -33,7 +33,7 @@ class Cell:
     key = property(lambda self: (self.axis, self.arm, self.length, self.errors, self.vocab, self.rows))
 
 
-AXES = {"length": [1024 * 2**i for i in range(8)], "errors": [1, 2, 4, 8, 16, 32, 64],
+AXES = {"length": [1024 * 2**i for i in range(8)], "errors": [0, 1, 2, 4, 8, 16, 32, 64],
         "vocab": [2048 * 4**i for i in range(4)] + [151936], "rows": [1, 2, 4, 8]}
 BASE = {"errors": {"length": 16384}, "vocab": {"length": 2048}, "rows": {"length": 2048}}
 PLAN = [replace(Cell(axis, arm), **BASE.get(axis, {}), **{axis: value})

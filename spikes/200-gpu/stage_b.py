@@ -1,19 +1,24 @@
 """Stage b: seconds and peak memory of a step of each channel on the shapes of Qwen2.5-0.5B and 7B, random weights, bf16.
 
 Every case is the shipped recipe of that size with one row of a synthetic rollout; measured memory stands beside `--dry-run`'s
-estimate, measured seconds beside the bounds of spike 101.
+estimate, measured seconds beside the bounds of spike 101, its multiply-adds beside what the card can do. Then the sampler alone.
 """
 import gc
 import json
+import sys
 import time
 from statistics import median
 
-from common import Stage
+from common import ROOT, Stage
 
-# recipe, and whether activations are computed again
-CASES = {"0.5B": ("qwen2.5-0.5b-gsm8k", False), "0.5B, checkpointing": ("qwen2.5-0.5b-gsm8k", True),
-         "7B LoRA": ("qwen2.5-coder-7b-lora", False), "7B LoRA, checkpointing": ("qwen2.5-coder-7b-lora", True),
-         "7B full, checkpointing": ("qwen2.5-coder-7b-full", True)}
+# recipe, whether activations are computed again, attention, and a shape in the place of the recipe's
+CASES = {"0.5B": ("qwen2.5-0.5b-gsm8k", False, "sdpa", None), "0.5B, checkpointing": ("qwen2.5-0.5b-gsm8k", True, "sdpa", None),
+         "0.5B, flex_attention": ("qwen2.5-0.5b-gsm8k", False, "flex_attention", None),
+         "hybrid": ("qwen2.5-0.5b-gsm8k", False, "sdpa", "hybrid"),
+         "7B LoRA": ("qwen2.5-coder-7b-lora", False, "sdpa", None),
+         "7B LoRA, checkpointing": ("qwen2.5-coder-7b-lora", True, "sdpa", None),
+         "7B LoRA, flex_attention": ("qwen2.5-coder-7b-lora", False, "flex_attention", None),
+         "7B full, checkpointing": ("qwen2.5-coder-7b-full", True, "sdpa", None)}
 ARMS = {"grpo": (0, 0, "frozen"), "sdpo, live": (1, 0, "live"), "sdpo, frozen": (1, 0, "frozen"), "sdpo, ema": (1, 0, "ema"),
         "replay": (0, 1, "frozen"), "all, live": (1, 1, "live"), "all, frozen": (1, 1, "frozen"), "all, ema": (1, 1, "ema")}
 BOUND = {"sdpo, live": 1.2, "sdpo, frozen": 1.4, "sdpo, ema": 1.4,  # spike 101's, in GRPO steps
@@ -21,7 +26,16 @@ BOUND = {"sdpo, live": 1.2, "sdpo, frozen": 1.4, "sdpo, ema": 1.4,  # spike 101'
 MEMORY = (0.7, 1.25)  # measured over estimated
 TINY = dict(model_type="qwen2", hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
             num_key_value_heads=1, vocab_size=4096, max_position_embeddings=4096, tie_word_embeddings=True)
-TOKENS, ERRORS, REPEATS = 4096, 4, 5
+HYBRID = dict(model_type="lfm2", hidden_size=1024, intermediate_size=4608, block_auto_adjust_ff_dim=False, num_hidden_layers=16,
+              num_attention_heads=16, num_key_value_heads=8, vocab_size=65536, max_position_embeddings=32768,
+              layer_types=["full_attention" if i in (2, 5, 8, 10, 12, 14) else "conv" for i in range(16)])  # about LFM2-350M's
+TINY_HYBRID = TINY | dict(model_type="lfm2", layer_types=["conv", "full_attention"], block_auto_adjust_ff_dim=False)
+TINY_CASES = {"tiny": ("qwen2.5-coder-7b-lora", False, "sdpa", None),  # FlexAttention has no backward pass on a CPU
+              "tiny hybrid": ("qwen2.5-0.5b-gsm8k", False, "sdpa", "hybrid")}
+TOKENS, ERRORS, REPEATS = 4096, 8, 5
+SAMPLED = dict(rows=64, prompt=512, new=256)  # of the sampler's case
+# bf16, dense, operations a second, as the makers give them
+PEAK = {"H100": 989e12, "H200": 989e12, "B200": 2250e12, "A100": 312e12, "L40S": 362e12}
 
 
 def rollout(chat, tokens: int, errors: int):
@@ -72,13 +86,20 @@ def inputs_of(row, mask, device):
             "num_items_in_batch": torch.tensor(float(sum(mask)), device=device), "composer_rows": [row]}
 
 
-def recipe_of(stage: Stage, name: str, checkpointing: bool, arm: str, completion: int):
-    "The shipped recipe of this size, on one row, with the arm's channels."
+def shape_of(stage: Stage, name: str, other: str | None) -> dict:
+    "The model's, as config.json has it."
     from composer_replication.recipes.memory_estimate import SHAPES
     from composer_replication.recipes.recipe import load_recipe
+    if stage.tiny:
+        return TINY_HYBRID if other else TINY
+    return HYBRID if other else SHAPES[load_recipe(name, estimating=True).arguments.model]
+
+
+def recipe_of(stage: Stage, name: str, checkpointing: bool, attention: str, shape: dict, arm: str, completion: int):
+    "The shipped recipe of this size, on one row, with the arm's channels."
+    from composer_replication.recipes.recipe import load_recipe
     alpha, beta, teacher = ARMS[arm]
-    shape = TINY if stage.tiny else SHAPES[load_recipe(name, estimating=True).arguments.model]
-    folder = stage.out / "work" / f"{name}{'-tiny' * stage.tiny}"
+    folder = stage.out / "work" / f"{name}-{shape['model_type']}{'-tiny' * stage.tiny}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(shape))
     values = dict(model=f"random:{folder / 'config.json'}", tokenizer="embedded", task="toy", tasks="null", train_rows=4,
@@ -86,7 +107,7 @@ def recipe_of(stage: Stage, name: str, checkpointing: bool, arm: str, completion
                   teacher=teacher, replay_pairs="[group]" if beta else "null", per_device_train_batch_size=1,
                   gradient_accumulation_steps=2, num_generations=2, max_completion_length=completion,
                   gradient_checkpointing=str(checkpointing).lower(), output_dir=str(folder / "run"),
-                  report_to="none", attn_implementation="sdpa", disable_tqdm="true")
+                  report_to="none", attn_implementation=attention, disable_tqdm="true")
     if stage.tiny:
         values |= dict(use_cpu="true", bf16="false", dtype="float32")
     return load_recipe(name, {key: str(value) for key, value in values.items()})
@@ -106,7 +127,8 @@ def trainer_of(recipe, device):
     from composer_replication.training.trainer import ComposerReplicationTrainer
     torch.manual_seed(0)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(model_shape(recipe.arguments.model)[0], dtype=getattr(torch, recipe.model.dtype))
+        model = AutoModelForCausalLM.from_config(model_shape(recipe.arguments.model)[0], dtype=getattr(torch, recipe.model.dtype),
+                                                 attn_implementation=recipe.model.attn_implementation)
     data, config = Dataset.from_list([{"prompt": [{"role": "user", "content": "x"}]}] * 2), recipe.config
     made = ComposerReplicationTrainer(
         model, lambda completions, **kwargs: [0.0] * len(completions), config, data, processing_class=embedded_tokenizer(),
@@ -144,7 +166,69 @@ def measured(stage: Stage, recipe, row, mask) -> dict:
             "finite": all(map(torch.isfinite, map(torch.tensor, losses)))}
 
 
-def case(stage: Stage, name: str, checkpointing: bool, arm: str) -> dict:
+def counted(shape: dict, tree, mask, arm: str, adapter: bool, checkpointing: bool, triton: bool) -> float | None:
+    "Multiply-adds of the step, as spike 101 counts them; None where its formula does not hold."
+    if shape["model_type"] != "qwen2":
+        return None
+    sys.path.append(str(ROOT / "spikes" / "101-channel-cost"))
+    import arms
+    costs = arms.multiply_adds(shape, adapter, checkpointing)
+    return sum(arms.predict(costs, tree, arm.removeprefix("sdpo, "), sum(mask) if triton else None).values())
+
+
+def peak_rate(device: str) -> tuple[float, str]:
+    "Operations a second that the device can do, and who says so: its maker, else the best of some large matrix products here."
+    import torch
+    name = torch.cuda.get_device_name() if device == "cuda" else ""
+    known = [rate for card, rate in PEAK.items() if card in name]
+    if known:
+        return known[0], "maker"
+    size, best = (8192, 0.0) if device == "cuda" else (768, 0.0)
+    a = torch.randn(size, size, device=device, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
+    for _ in range(20):
+        begun = time.perf_counter()
+        (a @ a)[0, 0].item()
+        best = max(best, 2 * size**3 / (time.perf_counter() - begun))
+    return best, "matrix product"
+
+
+def sampler(stage: Stage) -> dict:
+    "Tokens a second of our loop and of transformers' `generate`, same model, prompts and number of tokens."
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from composer_replication.envs.toy.model import embedded_tokenizer
+    from composer_replication.rollout.policies import TransformersPolicy
+    from composer_replication.rollout.sampling import Sampling
+    shape, size = dict(shape_of(stage, "qwen2.5-0.5b-gsm8k", None)), dict(rows=2, prompt=16, new=8) if stage.tiny else SAMPLED
+    torch.manual_seed(0)
+    with torch.device(stage.device):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(shape.pop("model_type"), **shape),
+                                                 dtype=torch.float32 if stage.tiny else torch.bfloat16).eval()
+    rows = range(size["rows"])
+    ids = torch.randint(10, 1000, (len(rows), size["prompt"]), device=stage.device)
+    policy = TransformersPolicy(model, embedded_tokenizer())
+
+    def ours():
+        with policy.batch(Sampling()) as playing:
+            samples = playing.sample([*rows], ids.tolist(), [size["new"]] * len(rows), [f"row {row}" for row in rows])
+        return sum(len(sample.ids) for sample in samples)
+
+    def generate():
+        new = dict(max_new_tokens=size["new"], min_new_tokens=size["new"])
+        made = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=True, top_k=0, pad_token_id=0, **new)
+        return len(rows) * (len(made[0, ids.shape[1]:].tolist()))
+
+    found = size | {"tokens": {}, "tokens a second": {}}
+    for name, run in (("ours", ours), ("generate", generate)):
+        run()
+        begun = time.perf_counter()
+        found["tokens"][name] = run()
+        found["tokens a second"][name] = found["tokens"][name] / (time.perf_counter() - begun)
+    return found
+
+
+def case(stage: Stage, name: str, checkpointing: bool, attention: str, other: str | None, arm: str) -> dict:
     "One arm of one size: tokens, measured, estimated."
     import torch
 
@@ -154,15 +238,21 @@ def case(stage: Stage, name: str, checkpointing: bool, arm: str) -> dict:
     chat = probe_template(embedded_tokenizer())
     trace, answers = rollout(chat, 256 if stage.tiny else TOKENS, 2 if stage.tiny else ERRORS)
     row, mask = row_of(trace, answers, chat, *ARMS[arm][:2])
-    prompt = mask.index(1)
-    recipe = recipe_of(stage, name, checkpointing, arm, len(mask) - prompt)
+    prompt, shape = mask.index(1), shape_of(stage, name, other)
+    recipe = recipe_of(stage, name, checkpointing, attention, shape, arm, len(mask) - prompt)
     plan = estimate(recipe, 1, prompt)
     need = sum(amount for part, amount in plan.memory.items() if part != "rollout cache")  # nothing is sampled here
-    found = {"tokens": len(mask), "prompt": prompt, "error_turns": len(answers), "estimated": need, "planned": plan.costs["all"]}
+    multiply_adds = counted(shape, row.tree, mask, arm, recipe.model.use_peft, checkpointing, stage.device == "cuda")
+    found = {"tokens": len(mask), "prompt": prompt, "error_turns": len(answers), "estimated": need, "planned": plan.costs["all"],
+             "multiply_adds": multiply_adds, "way": plan.branches}
     if stage.device == "cuda" and need > 0.97 * torch.cuda.get_device_properties(0).total_memory:
         return found | {"reason": "the estimate is above the device's memory"}
     try:
-        return found | measured(stage, recipe, row, mask)
+        found |= measured(stage, recipe, row, mask)
+        rate, source = peak_rate(stage.device)
+        share = 2 * multiply_adds / found["seconds"] / rate if multiply_adds else None
+        found |= {"peak_rate": rate, "peak_rate_by": source, "share_of_peak": share}
+        return found | {"tokens_a_second": len(mask) / found["seconds"]}
     except torch.OutOfMemoryError as problem:
         return found | {"reason": str(problem).splitlines()[0]}
 
@@ -178,10 +268,12 @@ def compared(found: dict) -> tuple[dict[str, bool], dict]:
         checks[f"{key}: finite"] = row["finite"]
         if row["peak"]:
             ratios[f"{key}: memory"] = row["peak"] / row["estimated"]
-            checks[f"{key}: memory as planned"] = MEMORY[0] <= row["peak"] / row["estimated"] <= MEMORY[1]
+            if "hybrid" not in size:  # the estimate knows dense decoders
+                checks[f"{key}: memory as planned"] = MEMORY[0] <= row["peak"] / row["estimated"] <= MEMORY[1]
         if base.get("seconds") and arm != "grpo":
             ratios[f"{key}: cost"] = row["seconds"] / base["seconds"]
-            if arm in BOUND and row["peak"] and "checkpointing" not in size:  # the bounds are without recomputation
+            bound = arm in BOUND and not {"checkpointing", "hybrid"} & set(size.split(", "))  # without recomputation, dense
+            if bound and row["peak"]:
                 checks[f"{key}: cost in bound"] = row["seconds"] / base["seconds"] <= BOUND[arm]
     return checks, ratios
 
@@ -190,23 +282,30 @@ def main() -> None:
     stage = Stage("b", __doc__)
     stage.check()
     import torch
-    found = stage.earlier().get("cases", {})
-    cases = {"tiny": ("qwen2.5-coder-7b-lora", False)} if stage.tiny else CASES
-    for size, (name, checkpointing) in cases.items():
+    earlier = stage.earlier()
+    found, sampled = earlier.get("cases", {}), earlier.get("sampler", {})
+    cases = TINY_CASES if stage.tiny else CASES
+    facts = lambda ratios: {"cases": found, "ratios": ratios, "sampler": sampled, "bounds": BOUND, "memory": MEMORY}
+    for size, settings in cases.items():
         for arm in ARMS:
             key = f"{size}: {arm}"
             if "seconds" in found.get(key, {}) or not stage.fits():
                 continue
             begun = time.monotonic()
-            found[key] = case(stage, name, checkpointing, arm)
+            found[key] = case(stage, *settings, arm)
             gc.collect()
             torch.cuda.empty_cache()
             stage.took(begun)
             checks, ratios = compared(found)
-            stage.write(checks, {"cases": found, "ratios": ratios, "bounds": BOUND, "memory": MEMORY})
+            stage.write(checks, facts(ratios))
+    if not sampled and stage.fits():
+        sampled |= sampler(stage)
     checks, ratios = compared(found)
-    whole = len(found) == len(cases) * len(ARMS)
-    stage.write(checks | {"every case ran": whole}, {"cases": found, "ratios": ratios, "bounds": BOUND, "memory": MEMORY})
+    whole = len(found) == len(cases) * len(ARMS) and bool(sampled)
+    if sampled and not stage.tiny:
+        rates = sampled["tokens a second"]
+        checks["our sampler is as quick as generate"] = rates["ours"] >= rates["generate"]
+    stage.write(checks | {"every case ran": whole}, facts(ratios))
 
 
 if __name__ == "__main__":

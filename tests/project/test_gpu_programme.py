@@ -139,11 +139,12 @@ def test_bounds_of_cost_and_memory(stages):
     row = lambda seconds, peak: {"seconds": seconds, "peak": peak, "estimated": 100, "finite": True}
     found = {"0.5B: grpo": row(1.0, 100), "0.5B: sdpo, live": row(1.3, 100), "0.5B: all, ema": row(1.5, 140),
              "7B, checkpointing: grpo": row(1.0, 60), "7B, checkpointing: all, ema": row(9.0, 100),
-             "0.5B: replay": {"reason": "no memory"}}
+             "0.5B: replay": {"reason": "no memory"}, "hybrid: grpo": row(1.0, 500), "hybrid: all, ema": row(9.0, 500),
+             "0.5B, flex_attention: grpo": row(1.0, 100), "0.5B, flex_attention: all, ema": row(1.7, 100)}
     checks, ratios = stages.stage_b.compared(found)
     failed = {name for name, met in checks.items() if not met}
     assert failed == {"0.5B: sdpo, live: cost in bound", "0.5B: all, ema: memory as planned",
-                      "7B, checkpointing: grpo: memory as planned"}
+                      "7B, checkpointing: grpo: memory as planned", "0.5B, flex_attention: all, ema: cost in bound"}
     assert ratios["7B, checkpointing: all, ema: cost"] == 9.0 and not any("replay" in name for name in checks)
 
 

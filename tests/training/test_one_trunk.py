@@ -8,7 +8,9 @@ from random_trees import random_tree
 from trainer_script import make
 
 from composer_replication.losses.channels import reference_logps, teacher_states
+from composer_replication.report.run import notes
 from composer_replication.training.trainer import BackwardPass
+from composer_replication.tree.forward import WAYS
 from composer_replication.tree.pack import pack_trees
 
 
@@ -53,13 +55,27 @@ def test_gradient_checkpointing_reads_the_trunk_no_more_often(teacher, tmp_path)
             lambda module, args, out, tokens=tokens: tokens.append(args[0].numel() * torch.is_grad_enabled()))
         played_once(trainer).train()
         logged = trainer.state.log_history[0]
-        assert logged["replay/pairs"] and logged["sdpo/sites"] and logged["branches/two_pass"] == 1
+        assert logged["replay/pairs"] and logged["sdpo/sites"]
+        assert {way: logged[f"branches/{way}"] for way in WAYS} == {"dense": 1, "block": 0, "states": 0, "rows": 0}
         read[checkpointing] = sum(tokens)
     assert read[True] == read[False] > 0
 
 
 def test_the_log_says_where_each_branch_reads_the_trunk_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("composer_replication.training.trainer.shares_trunk", lambda model: "its layers keep nothing")
-    trainer = make("frozen", tmp_path, teacher="frozen", max_steps=1, save_strategy="no")
+    for module in ("training.trainer", "tree.forward"):
+        monkeypatch.setattr(f"composer_replication.{module}.shares_trunk", lambda model: "its layers keep nothing")
+    trainer = make("frozen", tmp_path, teacher="frozen", max_steps=2, logging_steps=1, save_strategy="no")
     played_once(trainer).train()
-    assert trainer.state.log_history[0]["branches/two_pass"] == 0
+    first, second, *_ = trainer.state.log_history
+    assert first["branches/rows"] == second["branches/rows"] == 1 == sum(first[f"branches/{way}"] for way in WAYS)
+    sentence = "Hinted turns and answers of pairs are read a row each, the trunk again for each: its layers keep nothing."
+    shown = [note for note in notes(trainer.state.log_history) if "read" in note]
+    assert shown == [f"Step 1: {sentence}"]  # on the run's page, once
+
+
+def test_a_frozen_teacher_shares_the_trunk_where_the_student_cannot(tmp_path):
+    trainer = make("frozen", tmp_path, teacher="frozen", beta_replay=0, gradient_checkpointing=True, max_steps=1,
+                   save_strategy="no")
+    played_once(trainer).train()
+    logged = trainer.state.log_history[0]
+    assert logged["sdpo/sites"] and (logged["branches/dense"], logged["branches/rows"]) == (1, 0)

@@ -81,7 +81,7 @@ def test_in_random_layouts_every_rank_makes_as_many_passes_of_every_kind(monkeyp
         attention = draw.choice(["sdpa", "sdpa", "flex_attention", "flash_attention_2"])  # the last takes no mask of ours
         reads = attention != "flash_attention_2"
         how = Reading(*(draw.random() < 0.7 for _ in range(3)), reads and draw.random() < 0.7, reads,
-                      attention == "flex_attention")
+                      attention == "flex_attention", attention == "sdpa")
         ranks = [rank_of(draw) for _ in range(draw.choice([2, 2, 3]))]
         counts = [[count_passes(*rank, how)] for rank in ranks]
         levels = level(counts)

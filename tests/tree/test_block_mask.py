@@ -4,12 +4,13 @@ import shutil
 
 import pytest
 import torch
+from largest import Largest
 from random_trees import random_tree
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Lfm2Config, Lfm2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from composer_replication.tree import forward
 from composer_replication.tree.block_mask import BLOCK, branch_block_mask
-from composer_replication.tree.forward import branch_passes, forward_branches, shares_trunk
+from composer_replication.tree.forward import branch_passes, forward_branches, shares_trunk, way_name
 from composer_replication.tree.pack import KINDS, pack_trees
 
 TINY = dict(vocab_size=400, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, head_dim=16,
@@ -68,6 +69,17 @@ def test_blocks_that_are_not_seen_are_left_out():
     assert mask.kv_num_blocks.flatten().tolist() == [1] * 8  # each its own
 
 
+def test_the_blocks_of_a_long_trunk_make_no_mask_of_all_pairs():
+    "4,096 branch tokens over 32,768 of the trunk: 151 million pairs, of which no tensor is made."
+    segment = torch.arange(8).repeat_interleave(512)[None]
+    fork = 4096 * (segment + 1)
+    position, valid, Largest.numel = fork + torch.arange(4096)[None] % 512, torch.ones(1, 32768), 0
+    for window in (None, 1024):
+        with Largest():
+            mask = branch_block_mask(position, segment, fork, valid, window)
+        assert mask.shape == (1, 1, 4096, 36864) and Largest.numel == 36864
+
+
 def test_rows_with_fewer_branches_read_no_more_than_their_own():
     segment = torch.full((2, 1024), -1)
     segment[0], segment[1, :128] = torch.arange(8).repeat_interleave(128), 0
@@ -83,12 +95,12 @@ def test_recurrent_layers_make_rows_where_attention_takes_block_masks():
     for attention, reason in (("sdpa", None), ("flex_attention", "recurrent and convolutional layers cannot read a block mask")):
         torch.manual_seed(0)
         model = Lfm2ForCausalLM(Lfm2Config(**settings, attn_implementation=attention)).eval()
-        assert shares_trunk(model) == reason
+        assert shares_trunk(model) == reason and way_name(model) == ("rows" if reason else "states")
 
 
 def test_all_branches_go_in_one_pass():
     model = LlamaForCausalLM(LlamaConfig(**TINY, attn_implementation="flex_attention"))
-    assert shares_trunk(model) is None
+    assert shares_trunk(model) is None and way_name(model) == "block"
     draw = random.Random(3)
     batch = pack_trees([random_tree(draw) for _ in range(4)], 0)
     assert branch_passes(batch, KINDS, True, True, together=True) == 1

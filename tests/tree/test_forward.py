@@ -4,14 +4,16 @@ import logging
 import pytest
 import torch
 import transformers as tf
+from bf16 import bf16_bound, bf16_errors
 from hypothesis import given
 from hypothesis import strategies as st
+from largest import Largest
 
 from composer_replication.tree import forward
 from composer_replication.tree.build import Branch, Span, Tree
 from composer_replication.tree.checkpointed import keeping_cache, keeps_cache
-from composer_replication.tree.forward import forward_branches, forward_trunk, shares_trunk
-from composer_replication.tree.pack import pack_trees
+from composer_replication.tree.forward import branch_passes, forward_branches, forward_trunk, shares_trunk
+from composer_replication.tree.pack import KINDS, pack_trees
 
 TINY = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
             num_key_value_heads=2, max_position_embeddings=256)
@@ -132,14 +134,48 @@ def test_padding_on_the_left_changes_nothing(family):
             assert (hidden[row, lead:lead + len(tree.ids)] - alone).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("family", ["Qwen2-sliding", "Gemma3", "Mistral"])
-def test_small_groups_are_exact(family, monkeypatch):
-    model, batch = make(family), batch_of_three()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_small_groups_and_branches_in_pieces_are_exact(family, monkeypatch):
+    model, batch, passes = make(family), pack_trees(batch_of_three().trees, pad_token_id=0, lead=[2, 9, 5], width=50), []
+    count = model.base_model.register_forward_hook(lambda module, args, out: passes.append(1))
     with torch.no_grad():
-        want = separate(model, batch)
-        for entries in (1, 900, 3000):
+        want, (_, cache) = separate(model, batch_of_three()), forward_trunk(model, batch)
+        for entries in (1, 200, 900, 3000):
             monkeypatch.setattr(forward, "MASK_ENTRIES", entries)
-            assert (forward_branches(model, batch) - want).abs().max() < 1e-5
+            passes.clear()
+            assert (forward_branches(model, batch, cache) - want).abs().max() < 1e-5
+            assert len(passes) == branch_passes(batch, KINDS, True, True, split=True), entries
+            assert (len(passes) > 6) == (entries < 900)  # branches
+    count.remove()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_in_bf16_two_passes_are_as_near_to_float32_as_rows_are(family):
+    model = make(family)
+    error = bf16_errors(model, batch_of_three())
+    assert 1e-3 < error["rows"] < 0.1 and error["two_pass"] < bf16_bound(model) * error["rows"]
+
+
+def test_with_gradient_a_branch_stays_whole(monkeypatch):
+    monkeypatch.setattr(forward, "MASK_ENTRIES", 1)
+    model, batch, passes = make("Qwen2"), batch_of_three(), []
+    cache = forward_trunk(model, batch)[1]
+    model.base_model.register_forward_hook(lambda module, args, out: passes.append(1))
+    forward_branches(model, batch, cache)
+    assert len(passes) == branch_passes(batch, KINDS, True, True) == 6
+
+
+def test_a_long_branch_over_a_long_trunk_makes_no_mask_of_both():
+    "4,096 tokens over 32,768: 151 million entries in one mask."
+    time, count = 32768, 4096
+    config = tf.Qwen2Config(**TINY | dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1))
+    model, ids = tf.Qwen2ForCausalLM(config).eval(), tuple(torch.arange(time + count).remainder(97).tolist())
+    tree = Tree("long", ids[:time] + ids[-8:], (Span(1, time, time + 8),), (Branch("hint", 1, time, ids[time:], count - 8),))
+    cache = tf.DynamicCache([(torch.randn(1, 1, time, 8), torch.randn(1, 1, time, 8))])
+    Largest.numel = 0
+    with torch.no_grad(), Largest():
+        forward_branches(model, pack_trees([tree], 0), cache)
+    assert count * 97 < Largest.numel <= forward.MASK_ENTRIES < count * time // 3
 
 
 def test_some_kinds_only():

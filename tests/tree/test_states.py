@@ -4,6 +4,7 @@ import copy
 import pytest
 import torch
 import transformers as tf
+from bf16 import bf16_bound, bf16_errors
 from trl.trainer.utils import add_fused_lm_head
 
 from composer_replication.training.trainer import watch_forward
@@ -136,6 +137,14 @@ def test_logits_and_gradients_are_those_of_rows(family, monkeypatch):
     assert tree.keys() == rows.keys() and len(rows) > 20
     for name, grad in rows.items():
         assert (tree[name] - grad).abs().max() < 1e-5 * largest, name
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *(pytest.param(f, marks=pytest.mark.slow) for f in MORE)])
+def test_in_bf16_two_passes_are_as_near_to_float32_as_rows_are(family, monkeypatch):
+    monkeypatch.setattr(states, "NEAR", 4)
+    model = make(family)
+    error = bf16_errors(model, ragged((2, 9, 3)))
+    assert 1e-3 < error["rows"] < 0.1 and error["two_pass"] < bf16_bound(model) * error["rows"]
 
 
 def test_the_passes_leave_no_trace_in_the_model_and_the_cache():
