@@ -45,7 +45,7 @@ from .setup import PairSource, Setup, check_held_out, check_offline, check_optim
 from .teacher import causal_lm, evaluating, make_teacher, reference_policy
 from .window import Window, recorded_trees
 from ..tree.example import RolloutTree, example_tree, target_hints, target_turns
-from ..tree.forward import (branch_way, cache_inputs, forward_needed, forward_trunk, masks_blocks, shares_trunk,
+from ..tree.forward import (WAYS, cache_inputs, forward_needed, forward_trunk, masks_blocks, shares_trunk,
                                               splits_wide, trunk_cache, trunk_tokens, way_name)
 from ..tree.pack import KINDS, PackedBatch, pack_trees
 
@@ -165,7 +165,7 @@ def _prepare(self: ComposerReplicationTrainer, args, tokenizer, train_dataset, e
     "All that is checked before a weight is loaded."
     self.resume, self.generation, self.window, self.evaluations = Resume(self), None, None, 0
     self.health = HealthCallback(lambda: self._metrics["train"])
-    self.ways = {}  # sentences on how branches are read -> whether the log has it
+    self.ways = {}  # sentences on how branches are read, in order; see `log`
     setup = prepare(args, tokenizer, environment, self.hint_source, self.pair_source, replay_examples, traces, max_tokens)
     if self.held_out_rows and self.offline:
         raise InputProblem("held-out tasks are measured by rollouts, and recorded traces alone bring none", "leave held_out_rows out")
@@ -842,18 +842,18 @@ def _count_ways(self: ComposerReplicationTrainer, step: BackwardPass) -> None:
     pairs = any(b.pairs for b in batches)
     apart = sites and self.teacher.own_trunk
     if pairs or (sites and not apart):
-        self._count_way()
+        self.window.stats[f"branches/{way_name(self.student)}"] += 1
     if apart or (pairs and self.reference is not None):
         with evaluating((self.student,)):
-            self._count_way()
+            self.window.stats[f"branches/{way_name(self.student)}"] += 1
 
 
 @patch
-def _count_way(self: ComposerReplicationTrainer) -> None:
-    self.window.stats[f"branches/{way_name(self.student)}"] += 1
-    sentence = f"Hinted turns and answers of pairs are read {branch_way(self.student)}."
-    if sentence not in self.ways:
-        self.ways[sentence] = False  # not logged yet
+def _tell_ways(self: ComposerReplicationTrainer, metrics: dict[str, float]) -> None:
+    "Sentences for the log on how branches were read, on whichever device."
+    for way in (way for way in WAYS if metrics.get(f"branches/{way}")):
+        reason = f": {shares_trunk(self.student)}" if way == "rows" else ""
+        self.ways |= {f"Hinted turns and answers of pairs are read {WAYS[way]}{reason}.": None}
 
 
 @patch
@@ -866,6 +866,7 @@ def _log_pass(self: ComposerReplicationTrainer, step: BackwardPass, terms: dict[
         return
     weights = {"sdpo": self.args.alpha_sdpo, "replay": self.args.beta_replay}
     metrics = self.window.close([name for name, weight in weights.items() if weight])
+    self._tell_ways(metrics)
     if self.schedule:
         metrics["sdpo/t"] = self.schedule.t
         self.schedule.step(metrics["sdpo/loss"] if self.window.tokens else None)
@@ -976,9 +977,9 @@ def log(self: ComposerReplicationTrainer, logs, start_time=None):
     "As TRL's, with what `training.health` has to say, and once how branches are read."
     if self.model.training or "train_runtime" in logs:  # the last log of a run, which may come after an evaluation
         logs.update(self.health.logs(logs))
-    if new := [sentence for sentence, logged in self.ways.items() if not logged]:
+    logged = " ".join(entry.get("branches/way", "") for entry in self.state.log_history)
+    if new := [sentence for sentence in self.ways if sentence not in logged]:
         logs["branches/way"] = " ".join(new)
-        self.ways = dict.fromkeys(self.ways, True)
     if self.log_completions:
         for kept in (self._logs["prompt"], self._logs["completion"]):
             rows = list(map(loggable, kept))
