@@ -11,7 +11,6 @@ __all__ = ['ENDINGS', 'WIDTH', 'out', 'err', 'CONTROLS', 'Files', 'AsJson', 'Str
 # %% ../../nbs/cli/00_console.ipynb #5d4ee1b8
 import contextlib
 import functools
-import json
 import os
 import re
 import signal
@@ -20,17 +19,19 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
-import orjson
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ..core.errors import InputProblem, Problem
-from ..core.trace import Trace, TraceProblem
+
+if TYPE_CHECKING:  # whoever asks for help waits for none of these
+    from rich.progress import Progress, ProgressColumn
+
+    from composer_replication.core.trace import Trace, TraceProblem
 
 # %% ../../nbs/cli/00_console.ipynb #6bd5fdc2
 class Ending(IntEnum):
@@ -96,10 +97,12 @@ def closed() -> NoReturn:
 # %% ../../nbs/cli/00_console.ipynb #fdb3d830
 def emit(row: dict) -> None:
     "One JSON line on standard output, at once."
+    import orjson
     try:
         try:
             line = orjson.dumps(row).decode()
         except TypeError:  # half a surrogate pair, as in a file's name that is no UTF-8: as an escape, which JSON allows
+            import json
             line = json.dumps(row)
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
@@ -121,9 +124,10 @@ def until_told(
 
 # %% ../../nbs/cli/00_console.ipynb #289bc0a5
 def progress(
-    *columns: ProgressColumn,  # before the time; else what is being done
-) -> Progress:
+    *columns: "ProgressColumn",  # before the time; else what is being done
+) -> "Progress":
     "Progress that people see and pipes do not."
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
     return Progress(*columns or (SpinnerColumn(), TextColumn("{task.description}")), TimeElapsedColumn(), console=err, transient=True,
                     disable=not err.is_terminal)
 
@@ -259,6 +263,7 @@ def load_tools(path: Path | None) -> tuple[dict, ...]:
     "The tool schemas of a JSON file: a list, or an object of lists by name. Raises `InputProblem`."
     if path is None:
         return ()
+    import orjson
     try:
         schemas = orjson.loads(path.read_bytes())
     except (OSError, orjson.JSONDecodeError) as error:
@@ -278,8 +283,8 @@ def stream(
     files: list[Path],  # of `given`
     strict: bool = False,  # stop at the first problem instead of going on with the rest
     tools: Path | None = None,  # see `load_tools`; for traces that carry none
-    on_problem: Callable[[TraceProblem], None] = warn,  # silence it where a file is read a second time
-) -> Iterator[tuple[Path, Trace]]:
+    on_problem: "Callable[[TraceProblem], None]" = warn,  # silence it where a file is read a second time
+) -> "Iterator[tuple[Path, Trace]]":
     """Every trace of every file, each under an id of its own.
 
     Raises `TraceProblem` where a file cannot be read and `strict` is set, `InputProblem` where no file gave a trace.

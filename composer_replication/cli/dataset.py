@@ -7,7 +7,6 @@ __all__ = ['dataset_app', 'Folder', 'Licence', 'Title', 'dataset_traces', 'datas
 
 # %% ../../nbs/cli/15_dataset.ipynb #a62d502b
 from collections import Counter
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +28,8 @@ Title = Annotated[str | None, typer.Option("--title", help="What the card calls 
 
 def _write(folder: Path, title, licence, files, data, counts, scrubbed, as_json: bool) -> None:
     "Write the folder and say what is in it."
+    from importlib.metadata import version
+
     from composer_replication.replay.dataset import Provenance, file_digests, write_dataset
     about = Provenance(title or folder.name, licence, file_digests(files), counts, scrubbed, data.column_names,
                        f"composer-replication {version('composer-replication')}")

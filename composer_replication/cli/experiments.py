@@ -19,7 +19,6 @@ from .console import (AsJson, ChatTemplate, Ending, Files, Model, Seed, Strict, 
                                               err, given, offer, out, plainly, print_tables, progress, say, toy_note, warn,
                                               working)
 from ..core.errors import InputProblem
-from ..core.provenance import hardware, provenance, versions
 
 # %% ../../nbs/cli/08_experiments.ipynb #61a505e7
 def divergence_names() -> list[str]:
@@ -98,6 +97,7 @@ def compose(
 
     `composer-rl compose runs/*.jsonl.gz --steps 16 --json`
     """
+    from composer_replication.core.provenance import provenance
     from composer_replication.recipes.find_model import EMBEDDED, find_model
     files = given(files)
     check_output(output, file=False)
@@ -108,7 +108,7 @@ def compose(
         raise InputProblem(f"divergence {divergence!r} is unknown", f"use {', '.join(known)}")
     run, tokenizer = _check_loss(files, model, chat_template, steps, batch_size, seed, strict, alpha_sdpo=alpha_sdpo, beta_replay=beta_replay,
                                  learning_rate=learning_rate, max_tokens=max_tokens, limit_name="--max-tokens", divergence=divergence)
-    made = provenance(files, model=model or EMBEDDED, seed=seed, versions=versions(), hardware=hardware())
+    made = provenance(files, model=model or EMBEDDED, seed=seed)
     _show_check(run, tokenizer, made, toy_note(files, model), output, as_json)
 
 # %% ../../nbs/cli/08_experiments.ipynb #dc257b9e
@@ -140,6 +140,7 @@ def _show_ladder(run, rows, output: Path, as_json: bool) -> None:
     "Write report and episodes; print the tables, or one JSON line."
     from composer_replication.experiments.ladder import verdicts
     from composer_replication.core.files import write_file
+    from composer_replication.core.provenance import provenance
     from composer_replication.report.ladder import ONE_SEED, cost_table, ladder_json, ladder_page, result_table
     made = provenance(seeds=", ".join(map(str, run.seeds)))  # each arm's run holds the versions and the machine
     with working("writing the report"):

@@ -16,7 +16,6 @@ from rich.markup import escape
 from .console import (AsJson, ChatTemplate, Files, Model, Seed, Strict, Tools, check_output, emit, given, out, plainly,
                                               progress, stream, toy_note, warn)
 from .hints import Hints, hint_layers
-from ..core.provenance import hardware, provenance, versions
 
 # %% ../../nbs/cli/17_explore.ipynb #5ba75ab7
 def _drawn(files: list[Path], strict: bool, tools: Path | None, most: int, seed: int, tokenizer, limit) -> tuple:
@@ -99,13 +98,14 @@ def explore(
     `composer-rl explore --hints my_layers:ReadFirst --hints template`
     """
     from composer_replication.core.files import write_file
+    from composer_replication.core.provenance import provenance
     from composer_replication.recipes.find_model import EMBEDDED, find_model
     files = given(files, twice=True)
     check_output(output)
     find_model(model or EMBEDDED)
     data, there = _read(files, model or EMBEDDED, chat_template, traces, max_tokens, seed, strict, tools, hints)
     from composer_replication.report.explorer import explorer_page
-    made = provenance(files, model=model or EMBEDDED, seed=seed, versions=versions(), hardware=hardware())
+    made = provenance(files, model=model or EMBEDDED, seed=seed)
     page = write_file(output, explorer_page(data, made, toy_note(files, model)))
     shown = {"traces": len(data["traces"]), "of": there, "error_turns": sum(len(trace["sites"]) for trace in data["traces"])}
     if as_json:

@@ -25,7 +25,6 @@ from .console import (ENDINGS, AsJson, ChatTemplate, Files, Model, Seed, Strict,
                                               warn, working)
 from .traces import Detectors, site_row
 from ..core.errors import InputProblem
-from ..core.provenance import hardware, provenance, versions
 
 # %% ../../nbs/cli/06_hints.ipynb #86530f56
 Hints = Annotated[list[str], typer.Option("--hints", autocompletion=offer(lambda: ("template", "raw_error", "sibling", "sql")),
@@ -228,7 +227,8 @@ def _scores(checkpoint, cases: list, output: Path, settings: dict, left_out: Cou
 
 # %% ../../nbs/cli/06_hints.ipynb #5e1c0a7d
 def _made(files, settings: dict) -> dict:
-    return provenance(files, model=settings["model"], seed=settings["seed"], versions=versions(), hardware=hardware())
+    from composer_replication.core.provenance import provenance
+    return provenance(files, model=settings["model"], seed=settings["seed"])
 
 
 def _show_scores(scores: list, left_out: Counter, settings: dict, made: dict, output: Path, as_json: bool) -> None:

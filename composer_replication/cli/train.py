@@ -9,7 +9,6 @@ __all__ = ['Named', 'parse_settings', 'recipe_names', 'train']
 import contextlib
 import os
 import sys
-from importlib import resources
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +28,7 @@ def parse_settings(settings: list[str]) -> dict[str, str]:
 # %% ../../nbs/cli/07_train.ipynb #70eb8360
 def recipe_names() -> list[str]:
     "The shipped recipes and the YAML files of this folder, for the shell to complete; no recipe is read."
+    from importlib import resources
     shipped = (resources.files("composer_replication") / "data" / "recipes").iterdir()
     return sorted(file.name.removesuffix(".yaml") for file in shipped) + sorted(map(str, Path().glob("*.yaml")))
 

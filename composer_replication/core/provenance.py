@@ -19,8 +19,6 @@ from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import psutil
-
 # %% ../../nbs/core/06_provenance.ipynb #a1c00006
 def source_commit() -> str | None:
     "The commit of this package's repository, with a plus where files were changed; None outside of one."
@@ -47,7 +45,8 @@ def versions() -> dict[str, str]:
 # %% ../../nbs/core/06_provenance.ipynb #a1c0000a
 def hardware() -> dict[str, str | int]:
     "Processors, memory and GPUs, without the machine's name."
-    import torch  # here, since it takes seconds and most of this needs none
+    import psutil
+    import torch  # both here: the first words of a command wait for neither
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {"architecture": platform.machine(), "cores": os.cpu_count() or 1, "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
             "gpu": ", ".join(gpus) or "none", "processes": int(os.environ.get("WORLD_SIZE", 1))}
@@ -75,8 +74,9 @@ def file_digest(path: Path) -> str:
 
 def provenance(
     data: Iterable[Path] = (),  # the files that were read
-    **more,  # what else decided the result: model, seed, versions, hardware
+    **more,  # what else decided the result: model, seed
 ) -> dict:
-    "What this process was asked for, when, by which code and on which data."
+    "What this process was asked for, when, by which code, on which data and which machine."
     return {"command": shlex.join(command_line(sys.argv)), "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "commit": source_commit() or "not in a repository", "data": {Path(path).name: file_digest(path) for path in data}, **more}
+            "commit": source_commit() or "not in a repository", "data": {Path(path).name: file_digest(path) for path in data}, **more,
+            "versions": versions(), "hardware": hardware()}

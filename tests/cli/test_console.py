@@ -104,6 +104,31 @@ def test_every_command_has_json_and_help_for_all(name):
         assert option.help and option.help[-1] == ".", option.name
 
 
+HEAVY = {"torch", "transformers", "numpy", "orjson", "yaml", "psutil", "rich.progress", "composer_replication.core.trace"}
+
+
+def test_help_loads_what_it_shows_and_no_more():
+    "Of every command, in one process that has just begun: whoever asks waits for the import of each of these."
+    code = ("import json, sys; import typer; from typer.testing import CliRunner; from composer_replication.cli.app import app\n"
+            "from composer_replication.cli.console import walk\n"
+            "for name, _ in walk(typer.main.get_command(app), 'composer-rl'):\n"
+            "    done = CliRunner().invoke(app, [*name.split()[1:], '--help'])\n"
+            "    assert done.exit_code == 0 and 'Examples' in done.stdout, name\n"
+            "print(json.dumps(list(sys.modules)))")
+    loaded = set(json.loads(subprocess.check_output([sys.executable, "-c", code], text=True, timeout=600, env=ENVIRONMENT)))
+    assert {"rich.table", "composer_replication.cli.train"} <= loaded and not HEAVY & loaded
+
+
+def test_completion_loads_no_more_than_help(tmp_path):
+    code = ("import atexit, sys; atexit.register(lambda: print(*sys.modules))\n"
+            "from composer_replication.cli.app import main\nmain()")
+    asked = {"_COMPOSER_RL_COMPLETE": "complete_bash", "COMP_WORDS": "composer-rl train --config ", "COMP_CWORD": "3"}
+    said = subprocess.run([sys.executable, "-c", code], text=True, timeout=600, env=ENVIRONMENT | asked, cwd=tmp_path,
+                          capture_output=True)
+    loaded = set(said.stdout.split())
+    assert {"toy", "composer_replication.cli.train"} <= loaded and not HEAVY & loaded
+
+
 def test_an_option_means_the_same_everywhere():
     said = {}
     for name in LEAVES:
