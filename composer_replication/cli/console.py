@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['ENDINGS', 'WIDTH', 'out', 'err', 'CONTROLS', 'Files', 'AsJson', 'Strict', 'Tools', 'Seed', 'Model', 'ChatTemplate',
            'Host', 'Port', 'Ending', 'console', 'printable', 'say', 'warn', 'fail', 'closed', 'emit', 'until_told',
-           'progress', 'working', 'one_line', 'print_tables', 'show', 'sentence', 'plainly', 'offer', 'given',
-           'toy_note', 'load_tools', 'stream', 'check_output', 'examples', 'walk', 'command_markdown']
+           'progress', 'working', 'threads_for', 'one_line', 'print_tables', 'show', 'sentence', 'plainly', 'offer',
+           'given', 'toy_note', 'load_tools', 'stream', 'check_output', 'examples', 'walk', 'command_markdown']
 
 # %% ../../nbs/cli/00_console.ipynb #5d4ee1b8
 import contextlib
@@ -140,6 +140,22 @@ def working(
     with progress() as bar:
         task = bar.add_task(what)
         yield lambda words: bar.update(task, description=words)
+
+
+
+@contextlib.contextmanager
+def threads_for(
+    model: str,  # as the user named it
+) -> Iterator[None]:
+    "One thread for the embedded model: it is so small that on a busy machine more wait for each other most of the time."
+    import torch
+    from composer_replication.recipes.find_model import EMBEDDED
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if model == EMBEDDED else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 # %% ../../nbs/cli/00_console.ipynb #b4253f30
 def one_line(

@@ -53,8 +53,8 @@ def dataset_traces(output: Folder, licence: Licence, files: Files = None, title:
     """
     check_output(output, file=False)
     read, scrubbed = given(files), Counter()
-    from composer_replication.replay.dataset import error_dataset, scrubbed_trace, trace_counts
     with working("reading traces"):
+        from composer_replication.replay.dataset import error_dataset, scrubbed_trace, trace_counts
         traces = [scrubbed_trace(trace, scrubbed) for _, trace in stream(read, strict, tools)]
     _write(output, title, licence, read, error_dataset(traces), trace_counts(traces), scrubbed, as_json)
 
@@ -73,7 +73,8 @@ def dataset_pairs(
     """
     check_output(output, file=False)
     scrubbed = Counter()
-    from composer_replication.replay.dataset import pair_counts, scrubbed_pairs
-    from composer_replication.replay.dedup import to_preference_dataset
-    pairs = [pair for file in given(pair_files) for pair in scrubbed_pairs(file, scrubbed)]
+    with working("reading pairs"):
+        from composer_replication.replay.dataset import pair_counts, scrubbed_pairs
+        from composer_replication.replay.dedup import to_preference_dataset
+        pairs = [pair for file in given(pair_files) for pair in scrubbed_pairs(file, scrubbed)]
     _write(output, title, licence, pair_files, to_preference_dataset(pairs), pair_counts(pairs), scrubbed, as_json)

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from .console import AsJson, Ending, emit, offer, out, plainly, print_tables, say, warn, working
+from .console import AsJson, Ending, emit, offer, out, plainly, print_tables, say, threads_for, warn, working
 
 # %% ../../nbs/cli/07_train.ipynb #60a7e1aa
 def parse_settings(settings: list[str]) -> dict[str, str]:
@@ -42,6 +42,13 @@ def _working(what: str):
     return working(what) if _is_first() else contextlib.nullcontext()
 
 
+def _recipe(config: str, settings: list[str], estimating: bool):
+    "The recipe, read and checked."
+    with _working("loading PyTorch"):
+        from composer_replication.recipes.recipe import load_recipe
+        return load_recipe(config, parse_settings(settings), estimating=estimating)
+
+
 def _warn_of_toy(recipe) -> None:
     "Say where the embedded model is to be trained on what it cannot do."
     from composer_replication.recipes.find_model import EMBEDDED
@@ -54,10 +61,11 @@ def _warn_of_toy(recipe) -> None:
 # %% ../../nbs/cli/07_train.ipynb #70e7df66
 def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
     "Memory, rollouts and costs of a run, for so many processes; then what it would open. Raises as the run where that cannot be had."
-    from composer_replication.recipes.memory_estimate import estimate
-    from composer_replication.recipes.recipe import RecipeProblem
-    from composer_replication.recipes.run import check_reporters, data_counts
-    from composer_replication.report.train import counts_line, estimate_table
+    with _working("loading PyTorch"):
+        from composer_replication.recipes.memory_estimate import estimate
+        from composer_replication.recipes.recipe import RecipeProblem
+        from composer_replication.recipes.run import check_reporters, data_counts
+        from composer_replication.report.train import counts_line, estimate_table
     devices = devices or int(os.environ.get("WORLD_SIZE", 1))
     if recipe.config.fsdp and devices == 1 and _is_first():
         warn("the weights are sharded and this plan is for one process; name how many share them with --devices N")
@@ -93,9 +101,10 @@ def _show_result(result, recipe, as_json: bool) -> None:
 # %% ../../nbs/cli/07_train.ipynb #f3388478
 def _run(recipe, as_json: bool, island: int | None, queue: str | None):
     "Train, with a line for each log and the page of the run; as one of several islands, or with rollouts from a queue."
-    from composer_replication.recipes.run import latest_traces, run_recipe
-    from composer_replication.report.run import RunPage
-    from composer_replication.report.train import step_line
+    with _working("loading the trainer"):
+        from composer_replication.recipes.run import latest_traces, run_recipe
+        from composer_replication.report.run import RunPage
+        from composer_replication.report.train import step_line
     pages, kind, starting = [], {}, contextlib.ExitStack()
     if island is not None:
         _as_island(recipe, island)
@@ -120,7 +129,7 @@ def _run(recipe, as_json: bool, island: int | None, queue: str | None):
         return pages
 
     try:
-        with starting:
+        with threads_for(recipe.arguments.model), starting:
             starting.enter_context(_working("loading the model"))
             return run_recipe(recipe, tell, watch, **kind)
     except BaseException as error:
@@ -183,8 +192,7 @@ def train(
     """
     if sum(given is not None for given in (islands, island, queue)) > 1:
         raise ValueError("--islands starts islands, --island is one of them, and --queue has generators of its own; give one of the three.")
-    from composer_replication.recipes.recipe import load_recipe
-    recipe = load_recipe(config, parse_settings(settings or []), estimating=dry_run)
+    recipe = _recipe(config, settings or [], dry_run)
     if dry_run:
         return _show_plan(recipe, devices, as_json)
     from composer_replication.recipes.find_model import find_model
