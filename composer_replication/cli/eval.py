@@ -101,11 +101,13 @@ def _compare(checkpoint, against, tasks, samples, k, limits, template, output: P
     return Evaluation.of(checkpoint, mine, tasks.name, k, base, limits.seed), kept
 
 
-def _show_result(result, kept, output: Path, as_json: bool) -> None:
-    "Keep the result; print the table, or one JSON line."
+def _show_result(result, kept, tasks: Path | None, seed: int, output: Path, as_json: bool) -> None:
+    "Keep the result with what made it; print the table, or one JSON line."
     from composer_replication.core.files import write_json
+    from composer_replication.core.provenance import provenance
     from composer_replication.report.evaluation import evaluation_json, evaluation_table
-    row = evaluation_json(result) | {name: str(path) for name, path in kept.items()}
+    made = provenance([tasks] if tasks and tasks.is_file() else [], model=result.model, base=result.base, seed=seed)
+    row = evaluation_json(result) | {name: str(path) for name, path in kept.items()} | {"made": made}
     write_json(output / "result.json", row)
     emit(row) if as_json else print_tables(evaluation_table(result))
     say(f"Traces: {', '.join(map(str, kept.values()))}")
@@ -148,4 +150,4 @@ def evaluate(
         from composer_replication.rollout.types import RolloutConfig
     written, chosen = _opened(folder, template, task, tasks, most, seed, held_out)
     limits = RolloutConfig(max_turns=turns, max_tokens=tokens, temperature=temperature, seed=seed)
-    _show_result(*_compare(checkpoint, against, chosen, samples, k, limits, written, output), output, as_json)
+    _show_result(*_compare(checkpoint, against, chosen, samples, k, limits, written, output), tasks, seed, output, as_json)

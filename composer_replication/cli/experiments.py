@@ -123,6 +123,14 @@ def ladder_names(kind: str) -> list[str]:
     from composer_replication.experiments import ladder
     return list(getattr(ladder, kind))
 
+
+def _ladder_made(run) -> dict:
+    "What made its pages. The data are the weights that every arm begins with; the tasks come from the seeds."
+    from composer_replication.core.provenance import provenance
+    from composer_replication.envs.toy.model import embedded_path
+    habit = run.setting["habit"]
+    return provenance([embedded_path() / habit / "model.safetensors"], model=f"embedded, {habit}", seeds=", ".join(map(str, run.seeds)))
+
 # %% ../../nbs/cli/08_experiments.ipynb #3744409c
 def _write_episodes(run, made: dict, output: Path) -> Path | None:
     "The page with a few held-out episodes of every arm of the first seed; None where their policies are missing."
@@ -146,9 +154,8 @@ def _show_ladder(run, rows, output: Path, as_json: bool) -> None:
     "Write report and episodes; print the tables, or one JSON line."
     from composer_replication.experiments.ladder import verdicts
     from composer_replication.core.files import write_file
-    from composer_replication.core.provenance import provenance
     from composer_replication.report.ladder import ONE_SEED, cost_table, ladder_json, ladder_page, result_table
-    made = provenance(seeds=", ".join(map(str, run.seeds)))  # each arm's run holds the versions and the machine
+    made = _ladder_made(run)
     with working("writing the report"):
         episodes = _write_episodes(run, made, output)
         pages = {"pages": {"a few episodes of every arm": "episodes.html"}} if episodes else {}
