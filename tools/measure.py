@@ -1,11 +1,14 @@
-"""Time the two commands on a fresh copy of the tree: python tools/measure.py -> docs/measured.json
+"""Time commands on a fresh copy of the tree: python tools/measure.py -> docs/measured.json
 
-The copy holds what git would commit and nothing else; `make demo` and `make test` run in it, in that order, with an
-empty cache. It takes as long as they do.
+    python tools/measure.py         `make demo` and `make test`, in that order, with an empty cache; as long as they take
+    python tools/measure.py starts  how long a command takes to begin, in a minute or two
+
+The copy holds what git would commit and nothing else.
 """
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -38,8 +41,49 @@ def timed(command: list[str], folder: Path, environment: dict) -> tuple[float, s
     return time.monotonic() - start, done.stdout
 
 
+STARTS = {  # what it is called in the file: the program's words
+    "help": ["composer.py", "--help"], "compose": ["composer.py", "compose", "--json"],
+    "first_training_step": ["composer.py", "train", "--config", "toy", "--set", "max_steps=1", "--set", "output_dir=run-{number}"],
+    "import_typer_help": ["-c", "import typer.rich_utils"],  # the first cannot do without
+    "import_torch": ["-c", "import torch"],  # nor the others without these two
+    "import_model": ["-c", "import transformers.models.qwen3.modeling_qwen3"]}
+RUNS = 3  # of each, the least of which counts: what else runs only adds
+
+
+def cpu_seconds(command: list[str], folder: Path, environment: dict) -> float:
+    "CPU seconds of a command and of all that it starts; raises where it fails."
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    timed(command, folder, environment)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def starts() -> dict:
+    "CPU seconds of each command of `STARTS`: the first time, when Python compiles what it imports, and later."
+    measured = {}
+    with tempfile.TemporaryDirectory() as folder:
+        tree = fresh_copy(Path(folder) / "main")
+        (tree / "composer.py").write_text("from composer_replication.cli.app import main\nmain()\n")
+        plain = {k: v for k, v in os.environ.items() if k not in ("PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS")}
+        for name, words in STARTS.items():
+            environment = plain | {"PYTHONPATH": str(tree), "PYTHONPYCACHEPREFIX": f"{folder}/compiled/{name}"}
+            first, *later = (cpu_seconds([sys.executable, *(word.format(number=number) for word in words)], tree, environment)
+                             for number in range(1 + RUNS))
+            measured[name] = {"first": round(first, 2), "later": round(min(later), 2)}
+    return measured
+
+
+def write(measured: dict) -> None:
+    "Into the file, where other figures stay."
+    file = ROOT / "docs" / "measured.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | measured, indent=1) + "\n")
+    print(json.dumps(measured))
+
+
 def main() -> None:
     "Measure and write."
+    if sys.argv[1:] == ["starts"]:
+        return write({"start_cpu_seconds": starts()})
     with tempfile.TemporaryDirectory() as folder:
         tree = fresh_copy(Path(folder) / "main")
         environment = {**os.environ, "PIP_NO_CACHE_DIR": "1", "UV_NO_CACHE": "1"}
@@ -50,9 +94,7 @@ def main() -> None:
                 "tests": output.strip().splitlines()[-1], "cores": os.cpu_count(),
                 "python": ".".join(map(str, sys.version_info[:3])),
                 "checks": dict(re.findall(r"^check (\w+): ok, ([\d.]+) s$", output, re.M))}
-    file = ROOT / "docs" / "measured.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | measured, indent=1) + "\n")  # sizes and other figures stay
-    print(json.dumps(measured))
+    write(measured)
 
 
 if __name__ == "__main__":

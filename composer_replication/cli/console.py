@@ -5,13 +5,12 @@
 # %% auto #0
 __all__ = ['ENDINGS', 'WIDTH', 'out', 'err', 'CONTROLS', 'Files', 'AsJson', 'Strict', 'Tools', 'Seed', 'Model', 'ChatTemplate',
            'Host', 'Port', 'Ending', 'console', 'printable', 'say', 'warn', 'fail', 'closed', 'emit', 'until_told',
-           'progress', 'working', 'one_line', 'print_tables', 'show', 'sentence', 'plainly', 'offer', 'given',
-           'toy_note', 'load_tools', 'stream', 'check_output', 'examples', 'walk', 'command_markdown']
+           'progress', 'working', 'threads_for', 'one_line', 'print_tables', 'show', 'sentence', 'plainly', 'offer',
+           'given', 'toy_note', 'load_tools', 'stream', 'check_output', 'examples', 'walk', 'command_markdown']
 
 # %% ../../nbs/cli/00_console.ipynb #5d4ee1b8
 import contextlib
 import functools
-import json
 import os
 import re
 import signal
@@ -20,17 +19,19 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
-import orjson
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ..core.errors import InputProblem, Problem
-from ..core.trace import Trace, TraceProblem
+
+if TYPE_CHECKING:  # whoever asks for help waits for none of these
+    from rich.progress import Progress, ProgressColumn
+
+    from composer_replication.core.trace import Trace, TraceProblem
 
 # %% ../../nbs/cli/00_console.ipynb #6bd5fdc2
 class Ending(IntEnum):
@@ -96,10 +97,12 @@ def closed() -> NoReturn:
 # %% ../../nbs/cli/00_console.ipynb #fdb3d830
 def emit(row: dict) -> None:
     "One JSON line on standard output, at once."
+    import orjson
     try:
         try:
             line = orjson.dumps(row).decode()
         except TypeError:  # half a surrogate pair, as in a file's name that is no UTF-8: as an escape, which JSON allows
+            import json
             line = json.dumps(row)
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
@@ -121,9 +124,10 @@ def until_told(
 
 # %% ../../nbs/cli/00_console.ipynb #289bc0a5
 def progress(
-    *columns: ProgressColumn,  # before the time; else what is being done
-) -> Progress:
+    *columns: "ProgressColumn",  # before the time; else what is being done
+) -> "Progress":
     "Progress that people see and pipes do not."
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
     return Progress(*columns or (SpinnerColumn(), TextColumn("{task.description}")), TimeElapsedColumn(), console=err, transient=True,
                     disable=not err.is_terminal)
 
@@ -136,6 +140,22 @@ def working(
     with progress() as bar:
         task = bar.add_task(what)
         yield lambda words: bar.update(task, description=words)
+
+
+
+@contextlib.contextmanager
+def threads_for(
+    model: str,  # as the user named it
+) -> Iterator[None]:
+    "One thread for the embedded model: it is so small that on a busy machine more wait for each other most of the time."
+    import torch
+    from composer_replication.recipes.find_model import EMBEDDED
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if model == EMBEDDED else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 # %% ../../nbs/cli/00_console.ipynb #b4253f30
 def one_line(
@@ -259,6 +279,7 @@ def load_tools(path: Path | None) -> tuple[dict, ...]:
     "The tool schemas of a JSON file: a list, or an object of lists by name. Raises `InputProblem`."
     if path is None:
         return ()
+    import orjson
     try:
         schemas = orjson.loads(path.read_bytes())
     except (OSError, orjson.JSONDecodeError) as error:
@@ -278,8 +299,8 @@ def stream(
     files: list[Path],  # of `given`
     strict: bool = False,  # stop at the first problem instead of going on with the rest
     tools: Path | None = None,  # see `load_tools`; for traces that carry none
-    on_problem: Callable[[TraceProblem], None] = warn,  # silence it where a file is read a second time
-) -> Iterator[tuple[Path, Trace]]:
+    on_problem: "Callable[[TraceProblem], None]" = warn,  # silence it where a file is read a second time
+) -> "Iterator[tuple[Path, Trace]]":
     """Every trace of every file, each under an id of its own.
 
     Raises `TraceProblem` where a file cannot be read and `strict` is set, `InputProblem` where no file gave a trace.

@@ -7,7 +7,6 @@ __all__ = ['dataset_app', 'Folder', 'Licence', 'Title', 'dataset_traces', 'datas
 
 # %% ../../nbs/cli/15_dataset.ipynb #a62d502b
 from collections import Counter
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +28,8 @@ Title = Annotated[str | None, typer.Option("--title", help="What the card calls 
 
 def _write(folder: Path, title, licence, files, data, counts, scrubbed, as_json: bool) -> None:
     "Write the folder and say what is in it."
+    from importlib.metadata import version
+
     from composer_replication.replay.dataset import Provenance, file_digests, write_dataset
     about = Provenance(title or folder.name, licence, file_digests(files), counts, scrubbed, data.column_names,
                        f"composer-replication {version('composer-replication')}")
@@ -52,8 +53,8 @@ def dataset_traces(output: Folder, licence: Licence, files: Files = None, title:
     """
     check_output(output, file=False)
     read, scrubbed = given(files), Counter()
-    from composer_replication.replay.dataset import error_dataset, scrubbed_trace, trace_counts
     with working("reading traces"):
+        from composer_replication.replay.dataset import error_dataset, scrubbed_trace, trace_counts
         traces = [scrubbed_trace(trace, scrubbed) for _, trace in stream(read, strict, tools)]
     _write(output, title, licence, read, error_dataset(traces), trace_counts(traces), scrubbed, as_json)
 
@@ -72,7 +73,8 @@ def dataset_pairs(
     """
     check_output(output, file=False)
     scrubbed = Counter()
-    from composer_replication.replay.dataset import pair_counts, scrubbed_pairs
-    from composer_replication.replay.dedup import to_preference_dataset
-    pairs = [pair for file in given(pair_files) for pair in scrubbed_pairs(file, scrubbed)]
+    with working("reading pairs"):
+        from composer_replication.replay.dataset import pair_counts, scrubbed_pairs
+        from composer_replication.replay.dedup import to_preference_dataset
+        pairs = [pair for file in given(pair_files) for pair in scrubbed_pairs(file, scrubbed)]
     _write(output, title, licence, pair_files, to_preference_dataset(pairs), pair_counts(pairs), scrubbed, as_json)

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from .console import (AsJson, Seed, check_output, emit, offer, out, plainly, print_tables, progress,
-                                              say, warn)
+                                              say, threads_for, warn, working)
 from ..core.errors import InputProblem
 
 # %% ../../nbs/cli/11_eval.ipynb #6f96a053
@@ -55,7 +55,7 @@ def _play(name, template, tasks, samples, limits, keep: Path, outdated: Sequence
     from composer_replication.rollout.policies import TransformersPolicy
     from composer_replication.traces.export import write_traces
     total = len(tasks.rows) * samples
-    with progress() as bar:
+    with threads_for(name), progress() as bar:
         at = bar.add_task(f"loading {name}")
         loaded = load_checkpoint(name, template)
 
@@ -81,6 +81,16 @@ def _lent(base: str, used: str) -> str | None:
     return None if own.tooled and own.tooled.tools else used
 
 # %% ../../nbs/cli/11_eval.ipynb #63807667
+def _opened(folder, template, task, tasks, most, seed, held_out):
+    "The text of the chat template that was named, and the tasks."
+    with working("opening the tasks"):
+        from composer_replication.experiments.pass_at_k import eval_tasks
+        from composer_replication.recipes.models import chat_template
+        written, chosen = template and chat_template(template), eval_tasks(task, tasks, most, seed, _held_out(folder) if held_out else None)
+    _warn_of_trained(chosen.rows, folder)
+    return written, chosen
+
+
 def _compare(checkpoint, against, tasks, samples, k, limits, template, output: Path):
     "Play both, one after the other. Returns the evaluation and where the traces are."
     from composer_replication.experiments.pass_at_k import Evaluation
@@ -91,11 +101,13 @@ def _compare(checkpoint, against, tasks, samples, k, limits, template, output: P
     return Evaluation.of(checkpoint, mine, tasks.name, k, base, limits.seed), kept
 
 
-def _show_result(result, kept, output: Path, as_json: bool) -> None:
-    "Keep the result; print the table, or one JSON line."
+def _show_result(result, kept, tasks: Path | None, seed: int, output: Path, as_json: bool) -> None:
+    "Keep the result with what made it; print the table, or one JSON line."
     from composer_replication.core.files import write_json
+    from composer_replication.core.provenance import provenance
     from composer_replication.report.evaluation import evaluation_json, evaluation_table
-    row = evaluation_json(result) | {name: str(path) for name, path in kept.items()}
+    made = provenance([tasks] if tasks and tasks.is_file() else [], model=result.model, base=result.base, seed=seed)
+    row = evaluation_json(result) | {name: str(path) for name, path in kept.items()} | {"made": made}
     write_json(output / "result.json", row)
     emit(row) if as_json else print_tables(evaluation_table(result))
     say(f"Traces: {', '.join(map(str, kept.values()))}")
@@ -133,11 +145,9 @@ def evaluate(
     check_output(output, file=False)
     if k is not None and k > samples:
         raise InputProblem(f"pass@{k} cannot be told from {samples} samples of a task", "raise --samples")
-    folder, _ = find_model(checkpoint), against and find_model(against)
-    from composer_replication.experiments.pass_at_k import eval_tasks
-    from composer_replication.recipes.models import chat_template
-    from composer_replication.rollout.types import RolloutConfig
-    written, chosen = template and chat_template(template), eval_tasks(task, tasks, most, seed, _held_out(folder) if held_out else None)
-    _warn_of_trained(chosen.rows, folder)
+    with working("loading PyTorch"):
+        folder, _ = find_model(checkpoint), against and find_model(against)
+        from composer_replication.rollout.types import RolloutConfig
+    written, chosen = _opened(folder, template, task, tasks, most, seed, held_out)
     limits = RolloutConfig(max_turns=turns, max_tokens=tokens, temperature=temperature, seed=seed)
-    _show_result(*_compare(checkpoint, against, chosen, samples, k, limits, written, output), output, as_json)
+    _show_result(*_compare(checkpoint, against, chosen, samples, k, limits, written, output), tasks, seed, output, as_json)

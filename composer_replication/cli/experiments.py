@@ -16,10 +16,9 @@ import typer
 from rich.markup import escape
 
 from .console import (AsJson, ChatTemplate, Ending, Files, Model, Seed, Strict, check_output, emit,
-                                              err, given, offer, out, plainly, print_tables, progress, say, toy_note, warn,
+                                              err, given, offer, out, plainly, print_tables, progress, say, threads_for, toy_note, warn,
                                               working)
 from ..core.errors import InputProblem
-from ..core.provenance import hardware, provenance, versions
 
 # %% ../../nbs/cli/08_experiments.ipynb #61a505e7
 def divergence_names() -> list[str]:
@@ -28,16 +27,25 @@ def divergence_names() -> list[str]:
     from composer_replication.losses.divergences import DIVERGENCES
     return sorted(DIVERGENCES)
 
+
+def _check_names(model: str, divergence: str | None) -> None:
+    "Load what knows them. Raises `InputProblem` where there is no such model or divergence."
+    from composer_replication.recipes.find_model import find_model
+    with working("loading PyTorch"):
+        find_model(model)
+        known = divergence_names()
+    if divergence is not None and divergence not in known:
+        raise InputProblem(f"divergence {divergence!r} is unknown", f"use {', '.join(known)}")
+
 # %% ../../nbs/cli/08_experiments.ipynb #712c1db6
-def _check_loss(files, model: str | None, template: str | None, steps: int, batch_size: int, seed: int, strict: bool, **settings):
+def _check_loss(files, model: str, template: str | None, steps: int, batch_size: int, seed: int, strict: bool, **settings):
     "The steps of the loss on the traces of these files, with progress. Returns the run and the tokenizer."
-    with progress() as bar:
+    with threads_for(model), progress() as bar:
         task = bar.add_task("loading the model")
         started = time.perf_counter()
         from composer_replication.recipes.checkpoint import load_checkpoint
-        from composer_replication.recipes.find_model import EMBEDDED
         from composer_replication.recipes.models import chat_template
-        checkpoint = load_checkpoint(model or EMBEDDED, None if template is None else chat_template(template))
+        checkpoint = load_checkpoint(model, None if template is None else chat_template(template))
         network, tokenizer = checkpoint.model, checkpoint.tokenizer
         loaded = time.perf_counter()
         from composer_replication.experiments.loss_check import compose_run, survey_files
@@ -98,17 +106,15 @@ def compose(
 
     `composer-rl compose runs/*.jsonl.gz --steps 16 --json`
     """
-    from composer_replication.recipes.find_model import EMBEDDED, find_model
+    from composer_replication.core.provenance import provenance
+    from composer_replication.recipes.find_model import EMBEDDED
     files = given(files)
     check_output(output, file=False)
-    find_model(model or EMBEDDED)
-    with working("loading PyTorch"):
-        known = () if divergence is None else divergence_names()
-    if divergence is not None and divergence not in known:
-        raise InputProblem(f"divergence {divergence!r} is unknown", f"use {', '.join(known)}")
-    run, tokenizer = _check_loss(files, model, chat_template, steps, batch_size, seed, strict, alpha_sdpo=alpha_sdpo, beta_replay=beta_replay,
-                                 learning_rate=learning_rate, max_tokens=max_tokens, limit_name="--max-tokens", divergence=divergence)
-    made = provenance(files, model=model or EMBEDDED, seed=seed, versions=versions(), hardware=hardware())
+    _check_names(model or EMBEDDED, divergence)
+    run, tokenizer = _check_loss(files, model or EMBEDDED, chat_template, steps, batch_size, seed, strict, alpha_sdpo=alpha_sdpo,
+                                 beta_replay=beta_replay, learning_rate=learning_rate, max_tokens=max_tokens, limit_name="--max-tokens",
+                                 divergence=divergence)
+    made = provenance(files, model=model or EMBEDDED, seed=seed)
     _show_check(run, tokenizer, made, toy_note(files, model), output, as_json)
 
 # %% ../../nbs/cli/08_experiments.ipynb #dc257b9e
@@ -116,6 +122,14 @@ def ladder_names(kind: str) -> list[str]:
     "The `ARMS` or `PRESETS` of the ladder."
     from composer_replication.experiments import ladder
     return list(getattr(ladder, kind))
+
+
+def _ladder_made(run) -> dict:
+    "What made its pages. The data are the weights that every arm begins with; the tasks come from the seeds."
+    from composer_replication.core.provenance import provenance
+    from composer_replication.envs.toy.model import embedded_path
+    habit = run.setting["habit"]
+    return provenance([embedded_path() / habit / "model.safetensors"], model=f"embedded, {habit}", seeds=", ".join(map(str, run.seeds)))
 
 # %% ../../nbs/cli/08_experiments.ipynb #3744409c
 def _write_episodes(run, made: dict, output: Path) -> Path | None:
@@ -141,7 +155,7 @@ def _show_ladder(run, rows, output: Path, as_json: bool) -> None:
     from composer_replication.experiments.ladder import verdicts
     from composer_replication.core.files import write_file
     from composer_replication.report.ladder import ONE_SEED, cost_table, ladder_json, ladder_page, result_table
-    made = provenance(seeds=", ".join(map(str, run.seeds)))  # each arm's run holds the versions and the machine
+    made = _ladder_made(run)
     with working("writing the report"):
         episodes = _write_episodes(run, made, output)
         pages = {"pages": {"a few episodes of every arm": "episodes.html"}} if episodes else {}
@@ -191,8 +205,9 @@ def ladder(
 
     `composer-rl ladder --preset standard --seeds 3 --arms A1,A2 --json`
     """
-    from composer_replication.experiments.ladder import BASELINE, check_ladder, ladder_rows
-    from composer_replication.experiments.ladder import ladder as run_ladder
+    with working("loading PyTorch"):
+        from composer_replication.experiments.ladder import BASELINE, check_ladder, ladder_rows
+        from composer_replication.experiments.ladder import ladder as run_ladder
     chosen = tuple(dict.fromkeys(arm.strip() for arm in arms.split(",")))
     runs = check_ladder(preset, seeds, chosen, device) * len(chosen)
     check_output(output, file=False)

@@ -14,9 +14,8 @@ import typer
 from rich.markup import escape
 
 from .console import (AsJson, ChatTemplate, Files, Model, Seed, Strict, Tools, check_output, emit, given, out, plainly,
-                                              progress, stream, toy_note, warn)
+                                              progress, stream, threads_for, toy_note, warn, working)
 from .hints import Hints, hint_layers
-from ..core.provenance import hardware, provenance, versions
 
 # %% ../../nbs/cli/17_explore.ipynb #5ba75ab7
 def _drawn(files: list[Path], strict: bool, tools: Path | None, most: int, seed: int, tokenizer, limit) -> tuple:
@@ -48,7 +47,7 @@ def _any_fits(trace, turns, form, limit) -> bool:
 def _read(files: list[Path], model: str, template: str | None, most: int, max_tokens: int, seed: int, strict: bool, tools: Path | None,
           names: list[str]) -> tuple[dict, int]:
     "The data of the page, and how many traces hold errors; with progress."
-    with progress() as bar:
+    with threads_for(model), progress() as bar:
         task = bar.add_task("loading the model")
         from composer_replication.recipes.checkpoint import load_checkpoint
         from composer_replication.recipes.models import chat_template
@@ -99,15 +98,15 @@ def explore(
     `composer-rl explore --hints my_layers:ReadFirst --hints template`
     """
     from composer_replication.core.files import write_file
+    from composer_replication.core.provenance import provenance
     from composer_replication.recipes.find_model import EMBEDDED, find_model
     files = given(files, twice=True)
     check_output(output)
-    find_model(model or EMBEDDED)
+    with working("loading PyTorch"):
+        find_model(model or EMBEDDED)
+        from composer_replication.report.explorer import explorer_page
     data, there = _read(files, model or EMBEDDED, chat_template, traces, max_tokens, seed, strict, tools, hints)
-    from composer_replication.report.explorer import explorer_page
-    made = provenance(files, model=model or EMBEDDED, seed=seed, versions=versions(), hardware=hardware())
-    page = write_file(output, explorer_page(data, made, toy_note(files, model)))
+    page = write_file(output, explorer_page(data, provenance(files, model=model or EMBEDDED, seed=seed), toy_note(files, model)))
     shown = {"traces": len(data["traces"]), "of": there, "error_turns": sum(len(trace["sites"]) for trace in data["traces"])}
-    if as_json:
-        return emit({"page": str(page), **shown})
-    out.print(f"{shown['traces']} of {there} traces with errors, {shown['error_turns']} error turns. Page: {escape(str(page))}")
+    emit({"page": str(page), **shown}) if as_json else out.print(
+        f"{shown['traces']} of {there} traces with errors, {shown['error_turns']} error turns. Page: {escape(str(page))}")

@@ -32,9 +32,10 @@ def export(
     `composer-rl export out/toy --merge --out out/toy-plain`
     """
     from composer_replication.recipes.find_model import find_model
-    find_model(checkpoint)
-    from composer_replication.recipes.export import export_checkpoint
-    with working(f"exporting {checkpoint}"):
+    with working("loading PyTorch") as say_what:
+        find_model(checkpoint)
+        from composer_replication.recipes.export import export_checkpoint
+        say_what(f"exporting {checkpoint}")
         done = export_checkpoint(checkpoint, output, merge)
     if as_json:
         return emit(vars(done) | {"folder": str(done.folder)})

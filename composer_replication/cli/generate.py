@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from .console import AsJson, emit, offer, out, plainly, say
+from .console import AsJson, emit, offer, out, plainly, say, working
 from .train import parse_settings, recipe_names
 
 # %% ../../nbs/cli/17_generate.ipynb #7aafed20
@@ -58,9 +58,10 @@ def generate(
 
     `composer-rl generate --config toy --queue out/queue`
     """
-    from composer_replication.recipes.recipe import load_recipe
-    from composer_replication.scale.generator import Generator
-    generator = Generator.join(load_recipe(config, parse_settings(settings or [])), queue)
+    with working("loading PyTorch and the model"):
+        from composer_replication.recipes.recipe import load_recipe
+        from composer_replication.scale.generator import Generator
+        generator = Generator.join(load_recipe(config, parse_settings(settings or [])), queue)
     say(f"generator {generator.queue.name} plays for {queue}")
     with until_signalled() as stopped:
         delivered = generator.run(emit if as_json else lambda group: out.print(group_line(group)), stopped)

@@ -21,11 +21,10 @@ import typer
 from rich.markup import escape
 
 from .console import (ENDINGS, AsJson, ChatTemplate, Files, Model, Seed, Strict, Tools, check_output,
-                                              emit, given, offer, one_line, out, plainly, print_tables, progress, say, show, stream,
+                                              emit, given, offer, one_line, out, plainly, print_tables, progress, say, show, stream, threads_for,
                                               warn, working)
 from .traces import Detectors, site_row
 from ..core.errors import InputProblem
-from ..core.provenance import hardware, provenance, versions
 
 # %% ../../nbs/cli/06_hints.ipynb #86530f56
 Hints = Annotated[list[str], typer.Option("--hints", autocompletion=offer(lambda: ("template", "raw_error", "sibling", "sql")),
@@ -143,8 +142,9 @@ def _template(models: Iterable[str], chat_template: str | None) -> str | None:
     "The text of a chat template, if one is named; the models are found first, or refused."
     from composer_replication.recipes.find_model import find_model
     from composer_replication.recipes.models import chat_template as template_text
-    for name in models:
-        find_model(name)
+    with working("finding the model"):
+        for name in models:
+            find_model(name)
     return None if chat_template is None else template_text(chat_template)
 
 
@@ -224,11 +224,13 @@ def _scores(checkpoint, cases: list, output: Path, settings: dict, left_out: Cou
 
     def make(on_trace):
         return score_sites(checkpoint.model, checkpoint.tokenizer, cases, settings["max_tokens"], settings["seed"], left_out, known, on_trace)
-    return _gather(make, site_json, known, output / "scores.jsonl", settings, "scoring")
+    with threads_for(checkpoint.name):
+        return _gather(make, site_json, known, output / "scores.jsonl", settings, "scoring")
 
 # %% ../../nbs/cli/06_hints.ipynb #5e1c0a7d
 def _made(files, settings: dict) -> dict:
-    return provenance(files, model=settings["model"], seed=settings["seed"], versions=versions(), hardware=hardware())
+    from composer_replication.core.provenance import provenance
+    return provenance(files, model=settings["model"], seed=settings["seed"])
 
 
 def _show_scores(scores: list, left_out: Counter, settings: dict, made: dict, output: Path, as_json: bool) -> None:
@@ -299,7 +301,8 @@ def _written(checkpoint, writer, cases: list, output: Path, settings: dict, left
     def make(on_site):
         return write_hints(checkpoint.model, checkpoint.tokenizer, HintWriter(writer.model, writer.tokenizer), cases, settings["n"],
                            settings["max_tokens"], settings["seed"], left_out, known, on_site)
-    return _gather(make, written_row, known, output / "candidates.jsonl", settings, "writing and scoring")
+    with threads_for(writer.name):
+        return _gather(make, written_row, known, output / "candidates.jsonl", settings, "writing and scoring")
 
 # %% ../../nbs/cli/06_hints.ipynb #20f10e45
 def _show_written(sites: list, left_out: Counter, settings: dict, made: dict, output: Path, as_json: bool) -> None:
@@ -399,7 +402,8 @@ def hints_train(
         from composer_replication.recipes.checkpoint import load_checkpoint
         rows, checkpoint = training_rows(row for _, row in read_jsonl(file)), load_checkpoint(writer or EMBEDDED)
         say_what(f"training on {len(rows)} hints")
-        done = train_writer(checkpoint, rows, output, epochs, learning_rate, seed)
+        with threads_for(checkpoint.name):
+            done = train_writer(checkpoint, rows, output, epochs, learning_rate, seed)
     if as_json:
         return emit(vars(done) | {"folder": str(done.folder)})
     out.print(f"{escape(str(done.folder))}: {done.steps} steps on {done.examples} hints, loss {done.loss[0]:.2f} in the first epoch, {done.loss[1]:.2f} in the "

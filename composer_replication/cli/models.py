@@ -55,8 +55,8 @@ def models_get(
 
     `composer-rl models get smollm2`
     """
-    from composer_replication.recipes.models import fetch_model
     with working(f"fetching and converting {name}"):
+        from composer_replication.recipes.models import fetch_model
         folder = fetch_model(name, out_folder)
     if as_json:
         emit({"name": name, "folder": str(folder)})
@@ -72,7 +72,9 @@ def doctor(as_json: AsJson = False):
 
     `composer-rl doctor`
     """
-    from composer_replication.recipes.doctor import doctor as parts
-    show(parts(), as_json, vars, {
+    with working("looking at packages, GPUs and sandboxes"):
+        from composer_replication.recipes.doctor import doctor as look
+        parts = look()
+    show(parts, as_json, vars, {
         "part": lambda part: part.name, "here": lambda part: "yes" if part.present else "no", "what": lambda part: part.detail,
         "without it": lambda part: "" if part.present else part.cost})

@@ -7,12 +7,10 @@ __all__ = ['recipes_app', 'recipe_row', 'recipes_list', 'recipes_show']
 
 # %% ../../nbs/cli/14_recipes.ipynb #33b586dd
 import re
-from importlib import resources
 from itertools import takewhile
 from typing import Annotated
 
 import typer
-import yaml
 
 from .console import ENDINGS, AsJson, emit, offer, one_line, plainly, show
 from .train import recipe_names
@@ -26,6 +24,7 @@ recipes_app = typer.Typer(
 
 def recipe_row(name: str, text: str) -> dict:
     "What a recipe's file says of itself."
+    import yaml
     comment = " ".join(line[1:].strip() for line in takewhile(lambda line: line.startswith("#"), text.splitlines()))
     values = yaml.safe_load(text)
     told = re.split(r"\s*(?:composer-rl|accelerate launch) ", comment)[0]
@@ -43,6 +42,7 @@ def recipes_list(as_json: AsJson = False):
 
     `composer-rl recipes list`
     """
+    from importlib import resources
     files = sorted((resources.files("composer_replication") / "data" / "recipes").iterdir(), key=lambda file: file.name)
     rows = [recipe_row(file.name.removesuffix(".yaml"), file.read_text(encoding="utf-8")) for file in files if file.name.endswith(".yaml")]
     show(rows, as_json, dict, {"recipe": lambda row: row["name"], "model": lambda row: row["model"], "task": lambda row: row["task"],
@@ -61,6 +61,8 @@ def recipes_show(
 
     `composer-rl recipes show toy`
     """
+    import yaml
+
     from composer_replication.recipes.recipe import find_recipe
     path = find_recipe(name)
     text = path.read_text(encoding="utf-8")

@@ -14,20 +14,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
-import orjson
 import typer
 from fastcore.basics import patch
 from rich.markup import escape
-from rich.progress import BarColumn, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from rich.text import Text
 
 from .console import (AsJson, Ending, Files, Model, check_output, emit, err, given, offer, out,
                                               plainly, print_tables, progress, sentence, stream, warn, working)
-from ..core.trace import Trace, TraceProblem
+from ..core.errors import InputProblem
 
 # %% ../../nbs/cli/04_replay.ipynb #f0f9beb0
-def _which_turns(only_errors: bool) -> Callable[[Trace], list[int] | None]:
+def _which_turns(only_errors: bool) -> Callable[..., list[int] | None]:
     "All turns, or those that caused an error."
     from composer_replication.replay.teachers import asked_turns
     from composer_replication.traces.siblings import failed_turns
@@ -37,14 +34,14 @@ def _which_turns(only_errors: bool) -> Callable[[Trace], list[int] | None]:
 
 
 def _tokenizer(name: str):
-    "A tokenizer of this machine. Raises `TraceProblem` where there is none."
+    "A tokenizer of this machine. Raises `InputProblem` where there is none."
     from transformers import AutoTokenizer
     if name.startswith((".", "/", "~")) and not Path(name).expanduser().is_dir():
-        raise TraceProblem("there is no such folder", "name a folder with a tokenizer, or one in the local cache", name)
+        raise InputProblem("there is no such folder", "name a folder with a tokenizer, or one in the local cache", name)
     try:
         return AutoTokenizer.from_pretrained(name)
     except Exception as error:  # of transformers, tokenizers, or of what is in the files
-        raise TraceProblem(f"the tokenizer cannot be loaded ({sentence(error).rstrip('.')})",
+        raise InputProblem(f"the tokenizer cannot be loaded ({sentence(error).rstrip('.')})",
                            "name a folder with a tokenizer, or one in the local cache", name) from None
 
 
@@ -179,14 +176,17 @@ def _estimate(files, panel, path, which, count, as_json):
                       f"{endpoint.price.dated or 'no date'}, {escape(endpoint.price.source or 'no source')}")
 
 # %% ../../nbs/cli/04_replay.ipynb #6305b51a
-class _Rate(ProgressColumn):
-    "Answers a second."
+def _bar():
+    "What the bar shows: answers of how many, dollars, answers a second, the time that is left."
+    from rich.progress import BarColumn, ProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.text import Text
 
-    def render(self, task):
-        return Text(f"{task.speed or 0:.1f}/s")
+    class Rate(ProgressColumn):
+        def render(self, task):
+            return Text(f"{task.speed or 0:.1f}/s")
 
-
-_BAR = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} ${task.fields[usd]:.4f}"), _Rate(), TimeRemainingColumn()
+    return (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} ${task.fields[usd]:.4f}"), Rate(),
+            TimeRemainingColumn())
 
 
 def _why(stopped: str, open_: int) -> str:
@@ -223,7 +223,7 @@ def ask(self: _Job, path, budget_usd, concurrency, **options):
     from composer_replication.replay.pool import TeacherPool
     from composer_replication.replay.run import run_replay
     began = time.monotonic()
-    with Ledger(path, budget_usd) as ledger, progress(*_BAR) as bar:
+    with Ledger(path, budget_usd) as ledger, progress(*_bar()) as bar:
         line = bar.add_task("asking", total=self.states * len(self.panel), usd=0.0)
         advance = lambda name, result: bar.update(line, advance=1, usd=ledger.spent().total_usd) if err.is_terminal else None
         with TeacherPool(self.panel, ledger, concurrency, on_answer=advance, **options) as pool:
@@ -280,13 +280,14 @@ def show(self: _Job, pairs, as_json):
 
 # %% ../../nbs/cli/04_replay.ipynb #50c8e6df
 def _held_out(path: Path | None) -> dict[str, str]:
-    "Prompts by task id. Raises `TraceProblem` where the file holds none."
+    "Prompts by task id. Raises `InputProblem` where the file holds none."
+    import orjson
     try:
         prompts = orjson.loads(path.read_bytes()) if path else {}
     except (OSError, orjson.JSONDecodeError) as error:
-        raise TraceProblem(f"the held-out tasks cannot be read ({error})", "name a JSON object of task ids and prompts", str(path)) from None
+        raise InputProblem(f"the held-out tasks cannot be read ({error})", "name a JSON object of task ids and prompts", str(path)) from None
     if not isinstance(prompts, dict) or not all(isinstance(prompt, str) for prompt in prompts.values()):
-        raise TraceProblem("these are no held-out tasks", "name a JSON object of task ids and prompts", str(path))
+        raise InputProblem("these are no held-out tasks", "name a JSON object of task ids and prompts", str(path))
     return prompts
 
 # %% ../../nbs/cli/04_replay.ipynb #02a4bd72
@@ -295,7 +296,7 @@ Make = Annotated[list[str], typer.Option("--make", autocompletion=offer(lambda: 
 
 
 def _examples(files, make):
-    "The pairs of files, or those that their traces hold themselves. Raises `TraceProblem` where there is none."
+    "The pairs of files, or those that their traces hold themselves. Raises `InputProblem` where there is none."
     from composer_replication.replay.dedup import place_pairs, read_pairs
     from composer_replication.replay.pairs import free_pairs
     if not make:
@@ -303,7 +304,7 @@ def _examples(files, make):
     traces = [trace for _, trace in stream(files)]
     examples = place_pairs((pair for found in free_pairs(traces, make) for pair in found), traces)
     if not examples:
-        raise TraceProblem(f"none of the {len(traces)} traces holds a pair by {' or '.join(make)}", "name other traces, or ask teachers with replay")
+        raise InputProblem(f"none of the {len(traces)} traces holds a pair by {' or '.join(make)}", "name other traces, or ask teachers with replay")
     return examples
 
 # %% ../../nbs/cli/04_replay.ipynb #3fd12150

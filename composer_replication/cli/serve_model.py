@@ -16,11 +16,12 @@ from .eval import Checkpoint, Template
 # %% ../../nbs/cli/13_serve_model.ipynb #38ae4177
 def _served(checkpoint, name, template, temperature, tokens, seed):
     "The model, loaded."
-    from composer_replication.experiments.served_model import ServedModel
-    from composer_replication.recipes.checkpoint import load_checkpoint
-    from composer_replication.recipes.models import chat_template
-    written = template and chat_template(template)
-    with working(f"loading {checkpoint}"):
+    with working("loading PyTorch") as say_what:
+        from composer_replication.experiments.served_model import ServedModel
+        from composer_replication.recipes.checkpoint import load_checkpoint
+        from composer_replication.recipes.models import chat_template
+        written = template and chat_template(template)
+        say_what(f"loading {checkpoint}")
         loaded = load_checkpoint(checkpoint, written)
     return ServedModel(loaded.model, loaded.tokenizer, name, temperature, tokens, seed)
 
@@ -51,8 +52,9 @@ def serve_model(
     `composer-rl serve model out/mine/checkpoint-200 --name mine --port 0 --json`
     """
     from composer_replication.recipes.find_model import find_model
-    find_model(checkpoint)
-    from composer_replication.replay.serve import serve_teachers
+    with working("finding the model"):
+        find_model(checkpoint)
+        from composer_replication.replay.serve import serve_teachers
     served = _served(checkpoint, name or checkpoint, template, temperature, tokens, seed)
 
     def announce():

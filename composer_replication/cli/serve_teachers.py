@@ -6,7 +6,6 @@
 __all__ = ['agent_names', 'serve_teachers']
 
 # %% ../../nbs/cli/03_serve_teachers.ipynb #97a6753b
-from importlib import resources
 from typing import Annotated
 
 import typer
@@ -17,6 +16,7 @@ from .console import AsJson, Host, Port, emit, offer, plainly, say, until_told, 
 # %% ../../nbs/cli/03_serve_teachers.ipynb #bf9ca113
 def agent_names() -> list[str]:
     "What `--agents` takes, from folder names alone, so that a shell need not wait."
+    from importlib import resources
     folders = (resources.files("composer_replication") / "data" / "models").iterdir()
     return ["good", "fair", "poor", *sorted(folder.name for folder in folders if folder.is_dir())]
 

@@ -14,7 +14,6 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from ..core.errors import Problem
@@ -30,7 +29,10 @@ tasks_app = typer.Typer(
 TaskFile = Annotated[Path, typer.Argument(metavar="TASKS", help="A file of tasks, as `composer-rl tasks make` writes it.")]
 
 # %% ../../nbs/cli/01_tasks.ipynb #4da82df4
-_BAR = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}")
+def _bar():
+    "What a bar shows: of what, how far, how many of how many."
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn
+    return SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}")
 
 
 _KINDS, _MODES, _CLASSES = ("function", "method", "class", "bundle"), ("stub", "remove", "mixed"), ("small", "medium", "large")
@@ -98,7 +100,7 @@ def make(
     from composer_replication.envs.deletion.tasks.make import make_tasks
     settings = _settings(per_package, granularity, mode, seed, least)
     check_output(output)
-    with progress(*_BAR) as bar:
+    with progress(*_bar()) as bar:
         reports = make_tasks(packages, output, settings, jobs, minutes=minutes, on_report=_shower(bar, len(set(packages)), per_package))
     _tell(reports, as_json)
     if any(report.stage == "stopped" for report in reports):
@@ -174,7 +176,7 @@ def validate(
     check_output(output)
     tasks, problems = _read(file)
     results = []
-    with progress(*_BAR) as bar, ThreadPoolExecutor(jobs) as pool:
+    with progress(*_bar()) as bar, ThreadPoolExecutor(jobs) as pool:
         line = bar.add_task("validating", total=len(tasks))
         for result in pool.map(lambda task: _checked(task, oracles), tasks):
             results.append(result)
@@ -275,7 +277,7 @@ def from_rows(
     rows = [row for _, row in read_jsonl(file)]
     if not rows:
         fail(f"{file} holds no row")
-    with progress(*_BAR) as bar:
+    with progress(*_bar()) as bar:
         line = bar.add_task("rows", total=len(rows))
         reports = make_row_tasks(rows, mirrors, output, lambda report: bar.advance(line))
     for report in reports:
@@ -345,7 +347,7 @@ def attack(
     tasks, results, unfit, problems = _read(file)[0], [], {}, 0
     if problem := sandbox_problem("bubblewrap"):
         fail(f"attacks are played behind walls or not at all: {problem}")
-    with progress(*_BAR) as bar:
+    with progress(*_bar()) as bar:
         line = bar.add_task("attacks", total=len(tasks) * (limit + attempts))
         for task in _attackable(tasks):
             try:

@@ -9,14 +9,13 @@ __all__ = ['Named', 'parse_settings', 'recipe_names', 'train']
 import contextlib
 import os
 import sys
-from importlib import resources
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-from .console import AsJson, Ending, emit, offer, out, plainly, print_tables, say, warn, working
+from .console import AsJson, Ending, emit, offer, out, plainly, print_tables, say, threads_for, warn, working
 
 # %% ../../nbs/cli/07_train.ipynb #60a7e1aa
 def parse_settings(settings: list[str]) -> dict[str, str]:
@@ -29,6 +28,7 @@ def parse_settings(settings: list[str]) -> dict[str, str]:
 # %% ../../nbs/cli/07_train.ipynb #70eb8360
 def recipe_names() -> list[str]:
     "The shipped recipes and the YAML files of this folder, for the shell to complete; no recipe is read."
+    from importlib import resources
     shipped = (resources.files("composer_replication") / "data" / "recipes").iterdir()
     return sorted(file.name.removesuffix(".yaml") for file in shipped) + sorted(map(str, Path().glob("*.yaml")))
 
@@ -40,6 +40,13 @@ def _is_first() -> bool:
 def _working(what: str):
     "Words for a silent stage, from one process of several."
     return working(what) if _is_first() else contextlib.nullcontext()
+
+
+def _recipe(config: str, settings: list[str], estimating: bool):
+    "The recipe, read and checked."
+    with _working("loading PyTorch"):
+        from composer_replication.recipes.recipe import load_recipe
+        return load_recipe(config, parse_settings(settings), estimating=estimating)
 
 
 def _warn_of_toy(recipe) -> None:
@@ -54,10 +61,11 @@ def _warn_of_toy(recipe) -> None:
 # %% ../../nbs/cli/07_train.ipynb #70e7df66
 def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
     "Memory, rollouts and costs of a run, for so many processes; then what it would open. Raises as the run where that cannot be had."
-    from composer_replication.recipes.memory_estimate import estimate
-    from composer_replication.recipes.recipe import RecipeProblem
-    from composer_replication.recipes.run import check_reporters, data_counts
-    from composer_replication.report.train import counts_line, estimate_table
+    with _working("loading PyTorch"):
+        from composer_replication.recipes.memory_estimate import estimate
+        from composer_replication.recipes.recipe import RecipeProblem
+        from composer_replication.recipes.run import check_reporters, data_counts
+        from composer_replication.report.train import counts_line, estimate_table
     devices = devices or int(os.environ.get("WORLD_SIZE", 1))
     if recipe.config.fsdp and devices == 1 and _is_first():
         warn("the weights are sharded and this plan is for one process; name how many share them with --devices N")
@@ -93,9 +101,10 @@ def _show_result(result, recipe, as_json: bool) -> None:
 # %% ../../nbs/cli/07_train.ipynb #f3388478
 def _run(recipe, as_json: bool, island: int | None, queue: str | None, exchange: str | None):
     "Train, with a line for each log and the page of the run; as one of several islands, or with rollouts from a queue."
-    from composer_replication.recipes.run import latest_traces, run_recipe
-    from composer_replication.report.run import RunPage
-    from composer_replication.report.train import step_line
+    with _working("loading the trainer"):
+        from composer_replication.recipes.run import latest_traces, run_recipe
+        from composer_replication.report.run import RunPage
+        from composer_replication.report.train import step_line
     pages, kind, starting = [], {}, contextlib.ExitStack()
     if island is not None:
         _as_island(recipe, island, exchange)
@@ -119,7 +128,7 @@ def _run(recipe, as_json: bool, island: int | None, queue: str | None, exchange:
         return pages
 
     try:
-        with starting:
+        with threads_for(recipe.arguments.model), starting:
             starting.enter_context(_working("loading the model"))
             return run_recipe(recipe, tell, watch, **kind)
     except BaseException as error:
@@ -204,8 +213,7 @@ def train(
     `composer-rl train --config toy --islands 2 --set diloco_every=5`
     """
     _check_ways(islands, island, queue, exchange)
-    from composer_replication.recipes.recipe import load_recipe
-    recipe = load_recipe(config, parse_settings(settings or []), estimating=dry_run)
+    recipe = _recipe(config, settings or [], dry_run)
     if dry_run:
         return _show_plan(recipe, devices, as_json)
     from composer_replication.recipes.find_model import find_model

@@ -2,6 +2,7 @@
 import json
 import os
 import pty
+import re
 import shlex
 import subprocess
 import sys
@@ -102,6 +103,31 @@ def test_every_command_has_json_and_help_for_all(name):
     assert "--json" in option_names(LEAVES[name])
     for option in LEAVES[name].params:
         assert option.help and option.help[-1] == ".", option.name
+
+
+HEAVY = {"torch", "transformers", "numpy", "orjson", "yaml", "psutil", "rich.progress", "composer_replication.core.trace"}
+
+
+def test_help_loads_what_it_shows_and_no_more():
+    "Of every command, in one process that has just begun: whoever asks waits for the import of each of these."
+    code = ("import json, sys; import typer; from typer.testing import CliRunner; from composer_replication.cli.app import app\n"
+            "from composer_replication.cli.console import walk\n"
+            "for name, _ in walk(typer.main.get_command(app), 'composer-rl'):\n"
+            "    done = CliRunner().invoke(app, [*name.split()[1:], '--help'])\n"
+            "    assert done.exit_code == 0 and 'Examples' in done.stdout, name\n"
+            "print(json.dumps(list(sys.modules)))")
+    loaded = set(json.loads(subprocess.check_output([sys.executable, "-c", code], text=True, timeout=600, env=ENVIRONMENT)))
+    assert {"rich.table", "composer_replication.cli.train"} <= loaded and not HEAVY & loaded
+
+
+def test_completion_loads_no_more_than_help(tmp_path):
+    code = ("import atexit, sys; atexit.register(lambda: print(*sys.modules))\n"
+            "from composer_replication.cli.app import main\nmain()")
+    asked = {"_COMPOSER_RL_COMPLETE": "complete_bash", "COMP_WORDS": "composer-rl train --config ", "COMP_CWORD": "3"}
+    said = subprocess.run([sys.executable, "-c", code], text=True, timeout=600, env=ENVIRONMENT | asked, cwd=tmp_path,
+                          capture_output=True)
+    loaded = set(said.stdout.split())
+    assert {"toy", "composer_replication.cli.train"} <= loaded and not HEAVY & loaded
 
 
 def test_an_option_means_the_same_everywhere():
@@ -228,10 +254,10 @@ def test_a_list_can_be_short_and_counts_all(tmp_path):
     assert short.splitlines()[-1] == f"{counts}; {total - 3} of them not listed"
 
 
-def seen_in_a_terminal(*words, **environment):
+def seen_in_a_terminal(*words, program=(COMMAND,), cwd=None, **environment):
     "What a terminal of 80 columns is sent."
     ours, theirs = pty.openpty()
-    with subprocess.Popen([COMMAND, *words], stdout=theirs, stderr=theirs,
+    with subprocess.Popen([*program, *words], stdout=theirs, stderr=theirs, cwd=cwd,
                           env=ENVIRONMENT | {"TERM": "xterm"} | environment) as process:
         os.close(theirs)
         seen = b""
@@ -257,6 +283,37 @@ def test_a_terminal_gets_colours_unless_no_color_is_set():
 def test_a_terminal_is_told_what_a_silent_stage_does_and_a_pipe_is_not(tmp_path):
     assert "reading" in seen_in_a_terminal("hints", "list")
     assert "reading" not in ran("composer-rl hints list", cwd=tmp_path).stderr
+
+
+UNTIL_A_SLOW_IMPORT = """
+import os, sys
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("torch", "transformers", "datasets", "trl"):
+            os.write(2, f"<{name}>".encode())
+            os._exit(0)
+sys.meta_path.insert(0, Watch())
+from composer_replication.cli.app import main
+main()
+"""
+SLOW = {  # commands that import what takes seconds
+    "compose": [], "compose --divergence": ["taid"], "explore": [], "hints score": [], "hints write": [],
+    "hints train": ["CANDIDATES"], "train": ["--config", "toy"], "train --dry-run": ["--config", "toy"],
+    "train --islands": ["2", "--config", "toy"], "generate": ["--config", "toy", "--queue", "q"],
+    "eval": ["embedded", "--task", "toy"], "eval RUN": ["--task", "toy"], "export": ["embedded", "--out", "plain"],
+    "export RUN": ["--out", "plain"], "serve model": ["embedded"], "serve teachers": [], "ladder": [], "demo": [], "doctor": [],
+    "dataset traces": ["--out", "d", "--licence", "other"],
+    "replay": ["--estimate", "--teachers", "openai/gpt-5.5", "--tokenizer", "gpt2"]}
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_a_terminal_is_told_before_an_import_that_takes_seconds(name, tmp_path):
+    (tmp_path / "RUN" / "checkpoint-1").mkdir(parents=True)
+    (tmp_path / "CANDIDATES").write_text("{}\n")
+    words = [word.replace("RUN", "./RUN") for word in name.split()] + SLOW[name]
+    seen = seen_in_a_terminal(*words, program=(sys.executable, "-c", UNTIL_A_SLOW_IMPORT), cwd=tmp_path)
+    before, sign, _ = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", seen).partition("<")
+    assert sign and before.split(), seen
 
 
 @pytest.mark.parametrize("line", ["hints list --json | head -n 1", "hints list | head -n 1", "--help | head -n 1",

@@ -9,7 +9,10 @@ from forks import composer
 
 from composer_replication.core.provenance import command_line, provenance, source_commit
 from composer_replication.envs.toy.traces import toy_path
+from composer_replication.recipes.recipe import load_recipe
+from composer_replication.recipes.run_record import run_record
 from composer_replication.report.html import page
+from composer_replication.report.run import run_page
 
 
 def test_the_data_is_named_by_what_is_in_it(tmp_path):
@@ -17,6 +20,15 @@ def test_the_data_is_named_by_what_is_in_it(tmp_path):
     made = provenance([tmp_path / "a.jsonl"], seed=7)
     assert made["data"] == {"a.jsonl": hashlib.sha256(b"one\n").hexdigest()[:12]} and made["seed"] == 7
     assert str(tmp_path) not in json.dumps(made["data"])
+    assert made["versions"]["python"] and made["hardware"]["cores"] >= 1
+
+
+def test_two_files_of_one_name_are_both_named(tmp_path):
+    for folder, text in (("a", b"one"), ("b", b"two")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x").write_bytes(text)
+    digests = provenance([tmp_path / "a" / "x", tmp_path / "b" / "x"])["data"]
+    assert digests == {"x": hashlib.sha256(b"one").hexdigest()[:12], "x (2)": hashlib.sha256(b"two").hexdigest()[:12]}
 
 
 @pytest.mark.parametrize("word", ["hub_token=hf_abc", "api_key=sk-1", "my_secret=x", "PASSWORD=y".lower()])
@@ -61,3 +73,26 @@ def test_the_page_of_a_command_can_be_made_again_by_its_own_line(tmp_path):
 def test_a_login_in_an_address_is_hidden():
     shown = command_line(["composer-rl", "train", "--queue", "sftp://me:pw1@host/q", "--set", "vllm_server_base_url=http://u:pw2@host:1"])
     assert "pw1" not in " ".join(shown) and "pw2" not in " ".join(shown) and shown[3] == "sftp://<hidden>@host/q"
+
+
+def test_an_evaluation_says_what_made_it(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"question": "Double 2.", "answer": "#### 4"}\n')
+    line = ["eval", "embedded", "--task", "gsm8k", "--tasks", "rows.jsonl", "--max-turns", 1, "--max-tokens", 64, "--seed", 4,
+            "--out", "o"]
+    done = composer(*line, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    row = json.loads((tmp_path / "o" / "result.json").read_text())
+    assert shlex.split(row["made"]["command"]) == ["composer-rl", *map(str, line)] and row["made"]["seed"] == 4
+    assert row["made"]["data"] == {"rows.jsonl": hashlib.sha256((tmp_path / "rows.jsonl").read_bytes()).hexdigest()[:12]}
+    assert {"commit", "date", "versions", "hardware"} <= row["made"].keys() and row["made"]["model"] == "embedded"
+
+
+def test_the_page_of_a_run_names_its_data_and_its_command(tmp_path):
+    (tmp_path / "mine.jsonl").write_text('{"a": 1}\n')
+    recipe = load_recipe("toy", {"traces": f"[{tmp_path / 'm*.jsonl'}, embedded]", "output_dir": str(tmp_path)})
+    record = run_record(recipe, ["t"])
+    of = {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in (tmp_path / "mine.jsonl", toy_path())}
+    assert record["data"] == of
+    end = run_page(record).partition("How this page was made")[2]
+    assert all(f"{name} {digest}" in end for name, digest in of.items()) and record["versions"]["torch"] in end
+    assert shlex.join(record["command"]).partition(" ")[0] in end and f"{record['hardware']['cores']}" in end

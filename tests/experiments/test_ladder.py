@@ -1,5 +1,6 @@
 """The ladder as people run it: whole commands, killed and stopped ladders, missing runs; and its numbers by other means."""
 import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -7,11 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from composer_replication.envs.toy.model import embedded_path
 from composer_replication.experiments import ladder as room
 from composer_replication.experiments.ladder import (
     ARMS,
@@ -209,7 +212,11 @@ def test_unscored_episodes_are_counted_and_said(light):
 def test_the_demo_is_the_quick_ladder_and_says_what_comes_next(light):
     code, said, complained = command(light, "--json", name="demo")
     assert code == 0 and json.loads(said)["seeds"] == [0] and json.loads(said)["arms"] == list(ARMS)
-    assert "composer-rl tasks make" in complained and (light / "out/ladder/report.html").exists()
+    assert "composer-rl tasks make" in complained
+    end = (light / "out/ladder/report.html").read_text().partition("How this page was made")[2]
+    habit = json.loads(said)["setting"]["habit"]
+    digest = hashlib.sha256((embedded_path() / habit / "model.safetensors").read_bytes()).hexdigest()[:12]
+    assert all(fact in end for fact in (f"embedded, {habit}", digest, f"torch {version('torch')}", f"cores {os.cpu_count()}"))
 
 
 def test_a_damaged_result_is_named_and_the_others_shown(light):
