@@ -43,7 +43,8 @@ def timed(command: list[str], folder: Path, environment: dict) -> tuple[float, s
 
 STARTS = {  # what it is called in the file: the program's words
     "help": ["composer.py", "--help"], "compose": ["composer.py", "compose", "--json"],
-    "first_training_step": ["composer.py", "train", "--config", "toy", "--set", "max_steps=1", "--set", "output_dir=run-{number}"],
+    "first_training_step": [
+        "composer.py", "train", "--config", "toy", "--set", "max_steps=1", "--set", "output_dir=run-{number}"],
     "import_typer_help": ["-c", "import typer.rich_utils"],  # the first cannot do without
     "import_torch": ["-c", "import torch"],  # nor the others without these two
     "import_model": ["-c", "import transformers.models.qwen3.modeling_qwen3"]}
