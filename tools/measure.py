@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from datetime import date
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,8 +44,7 @@ def timed(command: list[str], folder: Path, environment: dict) -> tuple[float, s
 
 STARTS = {  # what it is called in the file: the program's words
     "help": ["composer.py", "--help"], "compose": ["composer.py", "compose", "--json"],
-    "first_training_step": [
-        "composer.py", "train", "--config", "toy", "--set", "max_steps=1", "--set", "output_dir=run-{number}"],
+    "first_training_step": ["composer.py", "train", "--config", "toy", "--set", "max_steps=1", "--set", "output_dir={number}"],
     "import_typer_help": ["-c", "import typer.rich_utils"],  # the first cannot do without
     "import_torch": ["-c", "import torch"],  # nor the others without these two
     "import_model": ["-c", "import transformers.models.qwen3.modeling_qwen3"]}
@@ -84,7 +84,7 @@ def write(measured: dict) -> None:
 def main() -> None:
     "Measure and write."
     if sys.argv[1:] == ["starts"]:
-        return write({"start_cpu_seconds": starts()})
+        return write({"start_cpu_seconds": starts() | {"date": f"{date.today()}"}})
     with tempfile.TemporaryDirectory() as folder:
         tree = fresh_copy(Path(folder) / "main")
         environment = {**os.environ, "PIP_NO_CACHE_DIR": "1", "UV_NO_CACHE": "1"}

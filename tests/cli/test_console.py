@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 from forks import FORCED, composer, started
 from typer.testing import CliRunner
 
 from composer_replication.cli.app import app, commands_markdown
-from composer_replication.cli.console import ENDINGS, Ending, examples, stream, walk
+from composer_replication.cli.console import ENDINGS, Ending, examples, stream, threads_for, walk
 from composer_replication.experiments.ladder import ARMS
 
 COMMAND = Path(sys.executable).with_name("composer-rl")
@@ -169,6 +170,15 @@ def test_a_missing_file_is_one_sentence(name, tmp_path, monkeypatch):
     assert not done.stdout
 
 
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_a_package_that_is_not_there_leaves_no_empty_table(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")  # the index is not asked
+    done = CliRunner().invoke(app, ["tasks", "make", "nonexistent", *words])
+    assert done.exit_code == Ending.FAILED and "error: no task could be made" in done.stderr
+    assert not done.stdout if not words else json.loads(done.stdout)["problem"]
+
+
 @pytest.mark.parametrize("name", sorted({*MISSING} - {"composer-rl tasks make", "composer-rl train"}))
 @pytest.mark.parametrize("content", [None, b"", b"\xff\xfe{"])
 def test_a_folder_an_empty_file_and_no_json_are_one_sentence(name, content, tmp_path, monkeypatch):
@@ -283,6 +293,19 @@ def test_a_terminal_gets_colours_unless_no_color_is_set():
 def test_a_terminal_is_told_what_a_silent_stage_does_and_a_pipe_is_not(tmp_path):
     assert "reading" in seen_in_a_terminal("hints", "list")
     assert "reading" not in ran("composer-rl hints list", cwd=tmp_path).stderr
+
+
+def test_the_embedded_model_has_one_thread_and_others_keep_theirs():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for model, threads in (("embedded", 1), ("./mine", 2)):
+            with pytest.raises(KeyError), threads_for(model):
+                assert torch.get_num_threads() == threads
+                raise KeyError
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 UNTIL_A_SLOW_IMPORT = """
