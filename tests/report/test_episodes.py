@@ -89,8 +89,8 @@ def test_hostile_text_stays_text(tmp_path):
     assert json.loads(parts.scripts[0])["tasks"][0]["prompt"] == HOSTILE
     assert not any(word in SCRIPT for word in ("innerHTML", "outerHTML", "insertAdjacent", "eval", "Function(", "document.write"))
     frame = Parts(episodes_frame(hostile()))
-    assert [tag for tag, _ in frame.tags] == ["div", "iframe"] and frame.tags[1][1]["sandbox"] == "allow-scripts"
-    assert frame.tags[1][1]["srcdoc"] == episodes_page(hostile())
+    assert [tag for tag, _ in frame.tags] == ["style", "p", "div", "iframe"] and frame.tags[3][1]["sandbox"] == "allow-scripts"
+    assert frame.tags[3][1]["srcdoc"] == episodes_page(hostile())
 
 
 def test_the_page_may_load_nothing():
