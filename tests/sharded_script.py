@@ -16,6 +16,7 @@ from accelerate.utils import DistributedType
 from torch.distributed.tensor import DTensor
 from trainer_script import Stored, make
 from transformers import Qwen3ForCausalLM, Trainer, TrainerCallback
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 import composer_replication.tree.forward as forward
 from composer_replication.training.checkpoint import last_complete_checkpoint, save_buffer
@@ -35,6 +36,12 @@ def let_accelerate_shard_on_cpu():
         make_accelerator(self)
 
     Trainer.create_accelerator_and_postprocess = create
+
+
+def norm(self, hidden):
+    "Qwen3's, which transformers computes in float32 also for a model in float64: there rounding would be all that differs."
+    wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+    return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)).to(hidden.dtype)
 
 
 def policy(lora=False, untied=False, dtype="float32"):
@@ -118,6 +125,7 @@ def main(job):
     if "log" in job:
         os.dup2(os.open(job["log"], os.O_CREAT | os.O_WRONLY | os.O_APPEND), 2)
     torch.set_num_threads(1)
+    Qwen3RMSNorm.forward = norm
     forward.PASS_ENTRIES, forward.MASK_ENTRIES = 0, 2**11  # several groups of branches, so that ranks differ in their number
     if "RANK" in os.environ:
         let_accelerate_shard_on_cpu()

@@ -142,7 +142,6 @@ def working(
         yield lambda words: bar.update(task, description=words)
 
 
-
 @contextlib.contextmanager
 def threads_for(
     model: str,  # as the user named it

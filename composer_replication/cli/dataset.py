@@ -30,7 +30,8 @@ def _write(folder: Path, title, licence, files, data, counts, scrubbed, as_json:
     "Write the folder and say what is in it."
     from importlib.metadata import version
 
-    from composer_replication.replay.dataset import Provenance, file_digests, write_dataset
+    from composer_replication.core.provenance import file_digests
+    from composer_replication.replay.dataset import Provenance, write_dataset
     about = Provenance(title or folder.name, licence, file_digests(files), counts, scrubbed, data.column_names,
                        f"composer-replication {version('composer-replication')}")
     with working(f"writing {folder}"):

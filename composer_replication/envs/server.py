@@ -82,7 +82,7 @@ class _Session:
     def reset(self, seed=None, episode_id=None, task_id="", **row):
         self._check()
         self._environment.reset(task_id=task_id)
-        self._check()  # closed meanwhile, by a thread that saw no sandbox yet
+        self._check()
         self._steps = 0
         row, = deletion_rows([self._environment.task])
         return _models()[1](prompt=row["prompt"], tools=list(self._environment.tools))
@@ -96,7 +96,7 @@ class _Session:
 
     def _check(self):
         if self._closed:
-            self._environment.close()
+            self._environment.close()  # again: a reset that ran beside `close` has made a sandbox since
             raise ServerProblem("this session was idle for too long and is closed; connect again.")
 
     def close(self):

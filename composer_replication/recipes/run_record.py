@@ -66,7 +66,7 @@ def run_record(
     "What the run is, plain."
     c = recipe.config
     return {"run": recipe.name, "began": datetime.now(UTC).isoformat(timespec="seconds"), "command": command_line(sys.argv),
-            "commit": source_commit(), "data": file_digests(data_files(recipe)), "settings": run_settings(recipe),
+            "commit": source_commit(), "data": file_digests(data_files(recipe), digits=12), "settings": run_settings(recipe),
             "seeds": {"seed": c.seed, "data_seed": c.data_seed if c.data_seed is not None else c.seed},
             "versions": versions(), "hardware": hardware(), "trained_on": list(trained_on), "held_out": held_out}
 

@@ -111,7 +111,6 @@ def run_facts(record: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [(name, str(value)) for name, value in flat.items()] + earlier
 
 
-
 def run_made(record: Mapping[str, Any]) -> dict[str, Any]:
     "The same as `core.provenance.provenance` gives, of the process that trained."
     return {"command": shlex.join(record.get("command") or ()), "date": record.get("began", "unknown"),

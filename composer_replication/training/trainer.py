@@ -165,7 +165,7 @@ def _prepare(self: ComposerReplicationTrainer, args, tokenizer, train_dataset, e
     "All that is checked before a weight is loaded."
     self.resume, self.generation, self.window, self.evaluations = Resume(self), None, None, 0
     self.health = HealthCallback(lambda: self._metrics["train"])
-    self.ways = {}  # sentences on how branches are read, in order; see `log`
+    self.ways = {}  # sentences on how branches are read: whether `log` has looked at them
     setup = prepare(args, tokenizer, environment, self.hint_source, self.pair_source, replay_examples, traces, max_tokens)
     if self.held_out_rows and self.offline:
         raise InputProblem("held-out tasks are measured by rollouts, and recorded traces alone bring none", "leave held_out_rows out")
@@ -853,7 +853,7 @@ def _tell_ways(self: ComposerReplicationTrainer, metrics: dict[str, float]) -> N
     "Sentences for the log on how branches were read, on whichever device."
     for way in (way for way in WAYS if metrics.get(f"branches/{way}")):
         reason = f": {shares_trunk(self.student)}" if way == "rows" else ""
-        self.ways |= {f"Hinted turns and answers of pairs are read {WAYS[way]}{reason}.": None}
+        self.ways.setdefault(f"Hinted turns and answers of pairs are read {WAYS[way]}{reason}.", False)
 
 
 @patch
@@ -977,9 +977,11 @@ def log(self: ComposerReplicationTrainer, logs, start_time=None):
     "As TRL's, with what `training.health` has to say, and once how branches are read."
     if self.model.training or "train_runtime" in logs:  # the last log of a run, which may come after an evaluation
         logs.update(self.health.logs(logs))
-    logged = " ".join(entry.get("branches/way", "") for entry in self.state.log_history)
-    if new := [sentence for sentence in self.ways if sentence not in logged]:
-        logs["branches/way"] = " ".join(new)
+    if new := [sentence for sentence, looked_at in self.ways.items() if not looked_at]:
+        self.ways |= dict.fromkeys(new, True)
+        before = " ".join(entry.get("branches/way", "") for entry in self.state.log_history)  # also of the run that this one resumes
+        if unsaid := [sentence for sentence in new if sentence not in before]:
+            logs["branches/way"] = " ".join(unsaid)
     if self.log_completions:
         for kept in (self._logs["prompt"], self._logs["completion"]):
             rows = list(map(loggable, kept))

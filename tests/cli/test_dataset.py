@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from composer_replication.cli.app import app
+from composer_replication.core.provenance import file_digests
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.envs.toy.traces import toy_traces
-from composer_replication.replay.dataset import file_digests
 from composer_replication.replay.dedup import place_pairs, write_pairs
 from composer_replication.replay.pairs import DPOPair, sibling_pairs
 from composer_replication.traces.error_sites import find_error_sites
@@ -172,7 +172,7 @@ def test_two_files_of_one_name_are_both_on_the_card(tmp_path):
     for path in paths:
         path.parent.mkdir(exist_ok=True)
         path.write_text(str(path.name))
-    assert list(file_digests(paths)) == ["a/t.jsonl", "b/t.jsonl", "u.jsonl"]
+    assert list(file_digests(paths)) == ["t.jsonl", "t.jsonl (2)", "u.jsonl"]
 
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path):

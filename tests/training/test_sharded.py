@@ -63,8 +63,7 @@ def found(start, rows, tmp_path_factory):
 
 def check_equal(case, alone, *ranks):
     "Each channel's loss, every gradient, and what the step made of the weights."
-    # advantages are float32 in any case; what that leaves in a gradient (1.7e-7 of its largest value) grows over a second step
-    close, far = (1e-7, 2e-6) if CASES[case].get("dtype") == "float64" else (2e-5, 2e-4)
+    close = 1e-7 if CASES[case].get("dtype") == "float64" else 2e-5  # advantages are float32 in any case
     assert alone["log"][-1]["sdpo/sites"] and alone["log"][-1]["replay/pairs"] and alone["grads"]
     for rank in ranks:
         for mine, entry in zip(rank["log"], alone["log"], strict=True):
@@ -76,7 +75,7 @@ def check_equal(case, alone, *ranks):
             assert rank[part].keys() == alone[part].keys()
             for name, value in alone[part].items():
                 worst = (rank[part][name] - value).abs().max() / max(value.abs().max(), 1e-6)
-                assert worst < far, (case, part, name, worst)
+                assert worst < close * 10, (case, part, name, worst)
 
 
 def test_two_ranks_one_of_them_without_error_turns_have_the_gradients_of_one_process(found):
