@@ -64,13 +64,17 @@ def test_gradient_checkpointing_reads_the_trunk_no_more_often(teacher, tmp_path)
 def test_the_log_says_where_each_branch_reads_the_trunk_again(tmp_path, monkeypatch):
     for module in ("training.trainer", "tree.forward"):
         monkeypatch.setattr(f"composer_replication.{module}.shares_trunk", lambda model: "its layers keep nothing")
-    trainer = make("frozen", tmp_path, teacher="frozen", max_steps=2, logging_steps=1, save_strategy="no")
+    changes = dict(teacher="frozen", logging_steps=1, save_strategy="steps", save_steps=2)
+    trainer = make("frozen", tmp_path, max_steps=2, **changes)
     played_once(trainer).train()
     first, second, *_ = trainer.state.log_history
     assert first["branches/rows"] == second["branches/rows"] == 1 == sum(first[f"branches/{way}"] for way in WAYS)
     sentence = "Hinted turns and answers of pairs are read a row each, the trunk again for each: its layers keep nothing."
-    shown = [note for note in notes(trainer.state.log_history) if "read" in note]
-    assert shown == [f"Step 1: {sentence}"]  # on the run's page, once
+    again = make("frozen", tmp_path, max_steps=3, **changes)
+    played_once(again).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    for history in (trainer.state.log_history, again.state.log_history):
+        shown = [note for note in notes(history) if "read" in note]
+        assert shown == [f"Step 1: {sentence}"]  # on the run's page, once
 
 
 def test_a_frozen_teacher_shares_the_trunk_where_the_student_cannot(tmp_path):
