@@ -51,7 +51,7 @@ def build(out: Path, sources: bool) -> int:
     "Stage and build; Sphinx's exit code."
     vendor()
     tag = [] if sources else ["-t", "without_sources"]
-    code = build_main(["-W", "--keep-going", "-q", "-b", "html", "-c", str(stage.DOCS), *tag,
+    code = build_main(["-W", "--keep-going", "-q", "-j", "auto", "-b", "html", "-c", str(stage.DOCS), *tag,
                        "-d", str(out.parent / "doctrees"), str(stage.stage()), str(out)])
     (out / "llms.txt").write_text(stage.llms_txt())
     made = {"search", *(page.name for page in stage.pages())}

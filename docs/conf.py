@@ -4,8 +4,10 @@ import json
 import re
 import sys
 from functools import cache
+from importlib import import_module
 from itertools import count
 from pathlib import Path
+from pkgutil import walk_packages
 from typing import get_type_hints
 
 from docutils import nodes
@@ -182,6 +184,13 @@ def found_once(app, env):
     domain.find_obj = cache(domain.find_obj)
 
 
+def imported_once(app):
+    "Before Sphinx forks the processes that read, each of which would import all of this anew."
+    package = import_module(stage.PACKAGE)
+    for module in walk_packages(package.__path__, f"{stage.PACKAGE}."):
+        import_module(module.name)
+
+
 def asked_once(app):
     "Each object's source is asked for by four readers, each word's stem once a page."
     inspect.getsourcelines = cache(inspect.getsourcelines)
@@ -189,6 +198,7 @@ def asked_once(app):
 
 
 def setup(app):
+    app.connect("builder-inited", imported_once)
     app.connect("builder-inited", asked_once)
     app.connect("html-page-context", no_tree, priority=400)  # before the theme asks
     app.connect("html-page-context", fast_tree, priority=600)  # after it

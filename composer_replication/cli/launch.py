@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from .console import ENDINGS, AsJson, Ending, emit, fail, offer, out, plainly, printable, say, warn
+from .console import ENDINGS, AsJson, Ending, emit, fail, offer, out, plainly, printable, say, warn, working
 from .train import parse_settings, recipe_names
 from ..core.errors import InputProblem
 from ..traces.scrub import PATTERNS
@@ -70,10 +70,11 @@ def named_files(recipe) -> list[str]:
 # %% ../../nbs/cli/16_launch.ipynb #7adee5cb
 def _limited_job(recipe_name, on, settings, env, hours, budget, price, **of_job):
     "Read the recipe; its job, with warnings for what will not be there."
-    from composer_replication.recipes.recipe import find_recipe, load_recipe
     from composer_replication.scale.launch.job import limit_of
     limit, chosen = limit_of(hours, budget, price), parse_settings(settings)
-    recipe = load_recipe(recipe_name, chosen, estimating=on != "local")
+    with working("loading PyTorch, reading the recipe"):
+        from composer_replication.recipes.recipe import find_recipe, load_recipe
+        recipe = load_recipe(recipe_name, chosen, estimating=on != "local")
     text = find_recipe(recipe_name).read_text(encoding="utf-8")
     check_no_secret(recipe.named, "\n".join([text, *(settings or [])]), env)
     job = make_job(recipe, text, chosen, on, limit=limit, env=tuple(env), **of_job)
