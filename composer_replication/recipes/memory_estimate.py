@@ -201,7 +201,7 @@ def _teacher_bytes(config, trained, size):
 def _keeps_cache(config, checkpointing):
     "Whether keys and values lie beside the activations: a teacher's own, or the student's, which checkpointing would forget."
     own = config.alpha_sdpo and config.teacher != "live"
-    return own or (checkpointing and not config.fsdp and (config.alpha_sdpo or config.beta_replay))
+    return own or (checkpointing and (config.alpha_sdpo or config.beta_replay))
 
 
 def _fsdp_bytes(recipe, shape, counts, devices, own, work):

@@ -26,17 +26,20 @@ def sampled_mask(inputs: Mapping) -> torch.Tensor:
 def by_length(
     batches: Sequence[Mapping],  # as TRL has split a generation: tensors (rows, time) or (rows,), lists of rows, plain values
     together: int,  # consecutive batches that one optimizer step adds up
+    branches_first: bool = False,  # the rows with most branches come first, so that ranks which share weights make as many passes
 ) -> list[dict]:
     "Batches of the same sizes in which the rows of each optimizer step are sorted, the longest first, and padding is cut off."
-    return [b for at in range(0, len(batches), together) for b in _leveled(batches[at:at + together])]
+    return [b for at in range(0, len(batches), together) for b in _leveled(batches[at:at + together], branches_first)]
 
 
-def _leveled(batches):
+def _leveled(batches, branches_first):
     whole = {name: _joined([b[name] for b in batches]) for name in batches[0]}
     before, after = (whole[f"{part}_mask"].sum(1) for part in ("prompt", "completion"))
     if trees := whole.get("composer_rows"):  # a row that is masked keeps its trunk
         after = torch.tensor([len(row.tree.ids) for row in trees], device=before.device) - before
     order = (before + after).argsort(descending=True, stable=True)
+    if trees and branches_first:
+        order = order[torch.tensor([len(trees[row].tree.branches) for row in order.tolist()]).argsort(descending=True, stable=True)]
     return [{name: _cut(name, value, rows, whole, int(before[rows].max()), max(int(after[rows].max()), 1)) for name, value in whole.items()}
             for rows in order.split(len(order) // len(batches))]
 

@@ -37,7 +37,7 @@ class Reading:
     reference: bool  # there is a reference policy
     trains_shared: bool  # the student's branches read its trunk's cache, which gradient checkpointing forbids
     reads_shared: bool  # the same for passes without gradient
-    together: bool = False  # all branches go in one pass, see `masks_blocks`
+    worth: float  # as `pass_worth` says of the student
     splits: bool = False  # a wide one without gradient goes in several, see `splits_wide`
 
 # %% ../../nbs/training/15_level.ipynb #db6619e6
@@ -57,12 +57,12 @@ def count_passes(
     "What a rank with these batches has to do."
     teacher = pairs = 0
     if batch is not None and how.distils:
-        teacher = branch_passes(batch, ("hint",), how.reads_shared, how.trains_shared and not how.own_trunk, how.together,
+        teacher = branch_passes(batch, ("hint",), how.reads_shared, how.trains_shared and not how.own_trunk, how.worth,
                                 how.splits)
     if batch is not None and batch.pairs:
-        pairs = branch_passes(batch, ANSWERS, how.trains_shared, True, how.together)
-    reference = sum(_answers(packed, how.reads_shared, how.together, how.splits) for packed in (batch, recorded)) if how.reference else 0
-    return Passes(teacher, reference, pairs, _answers(recorded, how.trains_shared, how.together))
+        pairs = branch_passes(batch, ANSWERS, how.trains_shared, True, how.worth)
+    reference = sum(_answers(packed, how.reads_shared, how.worth, how.splits) for packed in (batch, recorded)) if how.reference else 0
+    return Passes(teacher, reference, pairs, _answers(recorded, how.trains_shared, how.worth))
 
 # %% ../../nbs/training/15_level.ipynb #a6eba9d0
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ from .setup import PairSource, Setup, check_held_out, check_offline, check_optim
 from .teacher import causal_lm, evaluating, make_teacher, reference_policy
 from .window import Window, recorded_trees
 from ..tree.example import RolloutTree, example_tree, target_hints, target_turns
-from ..tree.forward import (WAYS, cache_inputs, forward_needed, forward_trunk, masks_blocks, shares_trunk,
+from ..tree.forward import (WAYS, cache_inputs, forward_needed, forward_trunk, pass_worth, shares_trunk,
                                               splits_wide, trunk_cache, trunk_tokens, way_name)
 from ..tree.pack import KINDS, PackedBatch, pack_trees
 
@@ -511,8 +511,9 @@ def _prepare_inputs(self: ComposerReplicationTrainer, generation_batch):
         return {}
     held = self._buffered_inputs
     inputs = GRPOTrainer._prepare_inputs(self, generation_batch)
-    if self.args.sort_by_length and self.model.training and self._buffered_inputs is not held:
-        self._buffered_inputs = by_length(self._buffered_inputs, self.args.gradient_accumulation_steps)
+    levels = is_sharded(self.model) and self.args.channels and self.args.loss_type != "bnpo"  # the last divides by a batch's own tokens
+    if (self.args.sort_by_length or levels) and self.model.training and self._buffered_inputs is not held:
+        self._buffered_inputs = by_length(self._buffered_inputs, self.args.gradient_accumulation_steps, levels)
         inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]
     return inputs
 
@@ -539,11 +540,12 @@ def _open_window(self: ComposerReplicationTrainer) -> Window:
 @patch
 def _count_passes(self: ComposerReplicationTrainer, inputs, step) -> Passes:
     "Of one backward pass on this device, beside the policy's own; see `training.level`."
-    trains = shares_trunk(self.student) is None
+    with self._cache_kept(True):
+        trains = shares_trunk(self.student) is None
     with evaluating((self.student,)):
         reads = shares_trunk(self.student) is None
     own_trunk = self.teacher is not None and self.teacher.own_trunk
-    how = Reading(self.distils, own_trunk, self.reference is not None, trains, reads, masks_blocks(self.student), splits_wide(self.student))
+    how = Reading(self.distils, own_trunk, self.reference is not None, trains, reads, pass_worth(self.student), splits_wide(self.student))
     return count_passes(self._pack(inputs) if "composer_rows" in inputs else None, self._pack_recorded(step), how)
 
 # %% ../../nbs/training/11_trainer.ipynb #7343bd9d
@@ -883,17 +885,21 @@ def _compute_loss(self: ComposerReplicationTrainer, model, inputs):
         return GRPOTrainer._compute_loss(self, model, inputs)
     self.window = self.window or self._open_window()
     step = self._before(inputs)
-    with self._cache_kept(step):
+    with self._cache_kept(self._reads_cache(step)):
         return self._within(lambda: self._student_side(model, step))
 
 
 @patch
-def _cache_kept(self: ComposerReplicationTrainer, step: BackwardPass):
+def _cache_kept(self: ComposerReplicationTrainer, reads: bool):
     "A context in which gradient checkpointing keeps the cache, where branches will read it."
-    reads = step.pairs or step.recorded is not None or (step.sites and not self.teacher.own_trunk)
-    whole = not self.is_fsdp_enabled and not self.is_deepspeed_enabled
-    checkpoints = reads and whole and self.student.is_activation_checkpointing
+    checkpoints = reads and not self.is_deepspeed_enabled and self.student.is_activation_checkpointing
     return keeping_cache(self.student) if checkpoints and keeps_cache(self.student) else nullcontext()
+
+
+@patch
+def _reads_cache(self: ComposerReplicationTrainer, step: BackwardPass) -> bool:
+    "Whether the student's branches will; ranks that share the weights do alike."
+    return self.is_fsdp_enabled or step.pairs or step.recorded is not None or (step.sites and not self.teacher.own_trunk)
 
 
 @patch

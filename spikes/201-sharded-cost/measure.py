@@ -49,6 +49,7 @@ def jobs() -> list[Job]:
     found = []
     for ranks in (2, 4):  # one deal of four rows
         found += [Job(f"unsharded, {ranks}", ranks, sharded=False), Job(f"sharded, {ranks}", ranks),
+                  Job(f"unsharded, checkpointing, {ranks}", ranks, sharded=False, checkpointing=True),
                   Job(f"sharded, checkpointing, {ranks}", ranks, checkpointing=True)]
     found += [Job(f"alike, {ranks}", ranks, rows=2 * ranks, alike=True) for ranks in (1, 2, 4)]
     found += [Job(f"alike, unsharded, {ranks}", ranks, rows=2 * ranks, alike=True, sharded=False) for ranks in (1, 2, 4)]
@@ -105,9 +106,9 @@ def expected(job: Job, dealt: list[dict]) -> list[int]:
     "Idle passes of each rank as the simulation counts them."
     import simulate
 
-    from composer_replication.training.level import Reading, level
+    from composer_replication.training.level import level
     from composer_replication.tree.pack import pack_trees
-    rows, how = rows_of(dealt, job), Reading(True, True, True, not job.checkpointing, True)
+    rows, how = rows_of(dealt, job), simulate.READINGS["as shipped"]
     per, passes = len(rows) // job.ranks, []
     for rank in range(job.ranks):
         trees = [r.tree for r in rows[rank * per:(rank + 1) * per]]

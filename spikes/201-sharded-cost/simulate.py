@@ -5,9 +5,11 @@
 writes simulated.json: for each kind of traces, way of reading and number of rollouts a rank, what dealing them costs.
 """
 import json
+import math
 import os
 import random
 import warnings
+from collections import Counter
 from dataclasses import astuple, dataclass
 from itertools import product
 from pathlib import Path
@@ -21,7 +23,7 @@ from composer_replication.traces.read import read_traces
 from composer_replication.traces.siblings import action_key
 from composer_replication.training.level import ANSWERS, Passes, Reading, count_passes, level
 from composer_replication.tree.example import example_tree, target_hints, target_turns
-from composer_replication.tree.forward import _groups, _part, _wanted, trunk_tokens
+from composer_replication.tree.forward import PASS_ENTRIES, SHARDED_ENTRIES, _groups, _part, _wanted, trunk_tokens
 from composer_replication.tree.pack import pack_trees
 from composer_replication.tree.template import probe_template
 
@@ -29,19 +31,21 @@ warnings.filterwarnings("ignore")
 HERE = Path(__file__).parent
 KINDS = ("teacher", "reference", "pairs", "recorded")  # fields of `Passes`
 GRADIENT = {"pairs": True, "recorded": True, "teacher": False, "reference": False}
-UNITS = {True: 3, False: 1}  # of all weights a pass moves: gathered before the forward and the backward pass, gradients scattered
+UNITS = {True: 2, False: 1}  # of all weights a pass gathers, before its forward and its backward; gradients are scattered once
 MINI_SWE = ["miniswe_deepseek_chat_dev", "miniswe_deepseek_chat_dev_rerun", "miniswe_deepseek_lite_dev_noparallel"]
 CORPORA = {  # files, how many traces of them, tokens of a trunk at most
     "mini-swe": (MINI_SWE, 69, 8704),
     "SQL": (["intercode_sql_multimodel"], 300, 8704),
     "airline": (["tau2_airline_multimodel", "taubench_airline_gpt4o"], 300, 8704)}
-READINGS = {  # distils, own trunk, reference, the student's branches read its trunk, the reader's do, all branches in one pass
-    "as shipped": Reading(True, True, True, False, True),
-    "no checkpointing": Reading(True, True, True, True, True),
-    "no checkpointing, block mask": Reading(True, True, True, True, True, True),
-    "channel 2 alone": Reading(True, True, False, False, True)}
+READINGS = {  # distils, own trunk, reference, student's and reader's branches read a cache, what a pass is worth, splits
+    "as shipped": Reading(True, True, True, True, True, SHARDED_ENTRIES, True),
+    "as before": Reading(True, True, True, False, True, PASS_ENTRIES, True),
+    "block mask": Reading(True, True, True, True, True, math.inf),
+    "channel 2 alone": Reading(True, True, False, True, True, SHARDED_ENTRIES, True)}
+UNSORTED = ("as before",)  # its rows come as they are dealt; else those with most branches first within an optimizer step
 PAIRS = ("recoveries", "every error turn")  # whose pairs channel 3 gets; the second is what teachers by `replay` could give
-ROLLOUTS, RANKS, POOL, DEALS = (1, 2, 4), (2, 4, 8, 64), 200, 100
+ROLLOUTS, RANKS, POOL, DEALS = (1, 2, 4), (2, 4, 8, 64), 60, 100
+ACCUMULATION = 8  # backward passes of an optimizer step, as in the recipe
 
 
 def tokenizer_of(data: Path):
@@ -84,7 +88,7 @@ class Held:
     tokens: dict[str, list[int]]  # of each pass, kind by kind; the policy's own under \"policy\"
 
 
-def _tokens(batch, kinds, shared, cached, together):
+def _tokens(batch, kinds, shared, cached, worth, split=False):
     "Of each pass over the branches of these kinds."
     wanted = _wanted(batch, kinds)
     if not wanted.any():
@@ -93,7 +97,8 @@ def _tokens(batch, kinds, shared, cached, together):
         length = [[int((batch.branch_segment[row] == s).sum()) for s in range(wanted.shape[1])] for row in range(len(wanted))]
         return [int(batch.branch_fork[row, s]) + length[row][s] for row, s in wanted.nonzero().tolist()]
     *_, part, wanted = _part(batch, wanted)
-    return [trunk_tokens(batch, kinds)] * (not cached) + [columns.numel() for _, columns, _ in _groups(part, wanted, together)]
+    return [trunk_tokens(batch, kinds)] * (not cached) + [
+        columns[:, piece].numel() for _, columns, _, pieces in _groups(part, wanted, worth, split) for piece in pieces]
 
 
 def held(batch, how: Reading) -> Held:
@@ -101,21 +106,26 @@ def held(batch, how: Reading) -> Held:
     passes = count_passes(batch, None, how)
     tokens = {kind: [] for kind in KINDS} | {"policy": [batch.input_ids.numel()]}
     if how.distils:
-        tokens["teacher"] = _tokens(batch, ("hint",), how.reads_shared, how.trains_shared and not how.own_trunk, how.together)
+        tokens["teacher"] = _tokens(batch, ("hint",), how.reads_shared, how.trains_shared and not how.own_trunk, how.worth,
+                                    how.splits)
     if batch.pairs:
-        tokens["pairs"] = _tokens(batch, ANSWERS, how.trains_shared, True, how.together)
+        tokens["pairs"] = _tokens(batch, ANSWERS, how.trains_shared, True, how.worth)
         if how.reference:
-            answers = _tokens(batch, ANSWERS, how.reads_shared, True, how.together)
+            answers = _tokens(batch, ANSWERS, how.reads_shared, True, how.worth, how.splits)
             tokens["reference"] = [trunk_tokens(batch, ANSWERS), *answers]
     assert [len(tokens[kind]) for kind in KINDS] == list(astuple(passes)), (tokens, passes)
     return Held(passes, tokens)
 
 
-def pool_of(trees: list, rollouts: int, pad: int, size: int) -> list[dict[str, Held]]:
-    "Random batches of so many rollouts, read in each way."
-    draw = random.Random(f"pool/{rollouts}")
-    batches = (pack_trees([draw.choice(trees) for _ in range(rollouts)], pad) for _ in range(size))
-    return [{name: held(batch, how) for name, how in READINGS.items()} for batch in batches]
+def pool_of(trees: list, rollouts: int, pad: int, size: int) -> list[dict[str, list[Held]]]:
+    "A rank's optimizer steps at random: what each backward pass holds, read in each way. Rows are sorted as `by_length` does."
+    draw, made = random.Random(f"pool/{rollouts}"), []
+    for _ in range(size):
+        taken = [draw.choice(trees) for _ in range(ACCUMULATION * rollouts)]
+        best = sorted(sorted(taken, key=lambda t: -len(t.ids)), key=lambda t: -len(t.branches))
+        packed = [[pack_trees(rows[at:at + rollouts], pad) for at in range(0, len(rows), rollouts)] for rows in (taken, best)]
+        made.append({name: [held(batch, how) for batch in packed[name not in UNSORTED]] for name, how in READINGS.items()})
+    return made
 
 
 def cost(kind: str, tokens: int, per_token: float, gather: float) -> float:
@@ -125,7 +135,7 @@ def cost(kind: str, tokens: int, per_token: float, gather: float) -> float:
 
 
 def dealt(ranks: list[Held]) -> dict[str, float]:
-    "Sums over the ranks of one deal."
+    "Sums over the ranks of one backward pass."
     levels = [each for each, in level([[rank.passes] for rank in ranks])]
     idle = {kind: sum(each.idle(kind) for each in levels) for kind in KINDS}
     own = {kind: sum(len(rank.tokens[kind]) for rank in ranks) for kind in (*KINDS, "policy")}
@@ -137,15 +147,16 @@ def dealt(ranks: list[Held]) -> dict[str, float]:
             "idle_units": idle_moved, "units": moved + idle_moved}
 
 
-def times(ranks: list[Held], per_token: float, gather: float) -> dict[str, float]:
-    "Seconds of a backward pass in step, where all wait at every pass; and of the busiest rank by itself, which gathers nothing."
+def times(steps: list[list[Held]], per_token: float, gather: float) -> dict[str, float]:
+    "Seconds of a step's passes where all wait at every one; and of the busiest rank by itself, which gathers nothing."
     together = 0.0
-    for kind in (*KINDS, "policy"):
-        for number in range(max(len(rank.tokens[kind]) for rank in ranks)):
-            tokens = max(rank.tokens[kind][number] if number < len(rank.tokens[kind]) else 1 for rank in ranks)
-            together += cost(kind, tokens, per_token, gather)
-    alone = max(sum(cost(kind, n, per_token, 0.0) for kind, each in rank.tokens.items() for n in each) for rank in ranks)
-    return {"in_step_s": together, "busiest_s": alone}
+    for ranks in zip(*steps):
+        for kind in (*KINDS, "policy"):
+            for number in range(max(len(rank.tokens[kind]) for rank in ranks)):
+                tokens = max(rank.tokens[kind][number] if number < len(rank.tokens[kind]) else 1 for rank in ranks)
+                together += cost(kind, tokens, per_token, gather)
+    own = lambda held: sum(cost(kind, n, per_token, 0.0) for kind, each in held.tokens.items() for n in each)
+    return {"in_step_s": together, "busiest_s": max(sum(map(own, step)) for step in steps)}
 
 
 SIZES = {"7B": 7.62e9, "32B": 32.8e9}
@@ -162,26 +173,29 @@ def simulate(data: Path, pool: int = POOL, deals: int = DEALS) -> dict:
         tokens = mean(len(t.ids) for t in trees)
         corpora[f"{name}; {source}"] = {"traces": len(trees), "tokens": tokens, "hints": hints, "pairs": pairs}
         for rollouts in ROLLOUTS:
-            batches = pool_of(trees, rollouts, pad, pool)
+            steps = pool_of(trees, rollouts, pad, pool)
             for way in READINGS:
-                ranks_of = [b[way] for b in batches]
+                ranks_of = [s[way] for s in steps]
                 cells += [{"corpus": name, "pairs": source} | one(way, rollouts, ranks, ranks_of, deals) for ranks in RANKS]
         print(name, source, len(trees), flush=True)
     return {"corpora": corpora, "cells": cells, "pool": pool, "deals": deals}
 
 
-def one(way: str, rollouts: int, ranks: int, batches: list[Held], deals: int) -> dict:
+def one(way: str, rollouts: int, ranks: int, steps: list[list[Held]], deals: int) -> dict:
     "Means over deals."
     found = {"way": way, "rollouts": rollouts, "ranks": ranks}
     draw = random.Random(f"{rollouts}/{ranks}")  # the same deals for every way
-    deals = [[draw.choice(batches) for _ in range(ranks)] for _ in range(deals)]
-    rows = [dealt(each) for each in deals]
+    deals = [[draw.choice(steps) for _ in range(ranks)] for _ in range(deals)]
+    rows = [Counter() for _ in deals]
+    for row, steps in zip(rows, deals):
+        for at_once in zip(*steps):
+            row.update(dealt(at_once))
     total = {key: sum(row[key] for row in rows) for key in rows[0]}
     for size, weights in SIZES.items():
         timed = [times(each, 2 * weights / OPERATIONS, 2 * weights / BANDWIDTH) for each in deals]
         found |= {f"{size}/{key}": mean(row[key] for row in timed) for key in timed[0]}
     shares = [row["idle_units"] / row["units"] for row in rows]
-    read, each = total["read"] + total["idle_tokens"], len(deals) * ranks
+    read, each = total["read"] + total["idle_tokens"], len(deals) * ranks * ACCUMULATION
     return found | {"idle_of_passes": total["idle"] / total["passes"], "idle_of_tokens": total["idle_tokens"] / read,
                     "idle_of_bytes": total["idle_units"] / total["units"],
                     "idle_of_bytes_p90": sorted(shares)[int(0.9 * len(deals))],

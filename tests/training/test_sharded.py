@@ -67,6 +67,7 @@ def check_equal(case, alone, *ranks):
     assert alone["log"][-1]["sdpo/sites"] and alone["log"][-1]["replay/pairs"] and alone["grads"]
     for rank in ranks:
         for mine, entry in zip(rank["log"], alone["log"], strict=True):
+            assert "branches/dense" not in entry or mine["branches/rows"] == entry["branches/rows"] == 0 < mine["branches/dense"]
             for key in ("sdpo/sites", "sdpo/tokens", "replay/pairs"):
                 assert mine[key] == entry[key]
             for key in ("sdpo/loss", "sdpo/gap", "replay/loss", "kl/token"):

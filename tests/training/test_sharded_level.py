@@ -31,6 +31,9 @@ class Counting:
     def get_output_embeddings(self):
         return self.head
 
+    def modules(self):
+        return ()
+
     def _read(self, input_ids, past_key_values=None, **others):
         self.passes += 1
         if past_key_values is not None:
@@ -77,11 +80,11 @@ def test_in_random_layouts_every_rank_makes_as_many_passes_of_every_kind(monkeyp
     draw, idle, busiest = random.Random(0), 0, Counter()
     for layout in range(layouts):
         monkeypatch.setattr(forward, "MASK_ENTRIES", draw.choice([1, 200, 2**11, 2**25]))
-        monkeypatch.setattr(forward, "PASS_ENTRIES", draw.choice([0, 2**18]))
+        monkeypatch.setattr(forward, "PASS_ENTRIES", draw.choice([0, 2**18, forward.SHARDED_ENTRIES]))
         attention = draw.choice(["sdpa", "sdpa", "flex_attention", "flash_attention_2"])  # the last takes no mask of ours
         reads = attention != "flash_attention_2"
         how = Reading(*(draw.random() < 0.7 for _ in range(3)), reads and draw.random() < 0.7, reads,
-                      attention == "flex_attention", attention == "sdpa")
+                      forward.pass_worth(Counting(attention=attention)), attention == "sdpa")
         ranks = [rank_of(draw) for _ in range(draw.choice([2, 2, 3]))]
         counts = [[count_passes(*rank, how)] for rank in ranks]
         levels = level(counts)

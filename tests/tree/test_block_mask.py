@@ -1,4 +1,5 @@
 "Block masks against the dense ones that a model is given otherwise, pair by pair, and as the kernel computes them."
+import math
 import random
 import shutil
 
@@ -103,7 +104,7 @@ def test_all_branches_go_in_one_pass():
     assert shares_trunk(model) is None and way_name(model) == "block"
     draw = random.Random(3)
     batch = pack_trees([random_tree(draw) for _ in range(4)], 0)
-    assert branch_passes(batch, KINDS, True, True, together=True) == 1
+    assert branch_passes(batch, KINDS, True, True, math.inf) == 1
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 "The two-pass forward against one plain forward per branch, for every family of models it is meant for."
 import logging
+import math
 
 import pytest
 import torch
@@ -144,7 +145,7 @@ def test_small_groups_and_branches_in_pieces_are_exact(family, monkeypatch):
             monkeypatch.setattr(forward, "MASK_ENTRIES", entries)
             passes.clear()
             assert (forward_branches(model, batch, cache) - want).abs().max() < 1e-5
-            assert len(passes) == branch_passes(batch, KINDS, True, True, split=True), entries
+            assert len(passes) == branch_passes(batch, KINDS, True, True, forward.PASS_ENTRIES, split=True), entries
             assert (len(passes) > 6) == (entries < 900)  # branches
     count.remove()
 
@@ -162,7 +163,7 @@ def test_with_gradient_a_branch_stays_whole(monkeypatch):
     cache = forward_trunk(model, batch)[1]
     model.base_model.register_forward_hook(lambda module, args, out: passes.append(1))
     forward_branches(model, batch, cache)
-    assert len(passes) == branch_passes(batch, KINDS, True, True) == 6
+    assert len(passes) == branch_passes(batch, KINDS, True, True, forward.PASS_ENTRIES) == 6
 
 
 def test_a_long_branch_over_a_long_trunk_makes_no_mask_of_both():
@@ -315,7 +316,7 @@ LENGTHS = st.lists(st.lists(st.integers(0, 90), min_size=6, max_size=6), min_siz
 @given(LENGTHS, st.data())
 def test_every_branch_goes_through_once_and_no_pass_costs_more_than_it_saves(length, data):
     fork = [data.draw(st.lists(st.integers(0, 5000), min_size=6, max_size=6)) for _ in length]
-    packs = forward._packs(length, fork, False)
+    packs = forward._packs(length, fork, forward.PASS_ENTRIES)
     went = [(row, branch) for pack in packs for row, branches in pack.rows.items() for branch in branches]
     assert sorted(went) == [(r, b) for r, row in enumerate(length) for b, n in enumerate(row) if n]
     for pack in packs:
@@ -328,7 +329,7 @@ def test_every_branch_goes_through_once_and_no_pass_costs_more_than_it_saves(len
 
 def test_a_row_with_one_branch_does_not_wait_beside_one_with_eight():
     length, fork = [[100] * 8, [100] + [0] * 7, [0] * 8], [[9000 + 900 * i for i in range(8)], [300] + [0] * 7, [0] * 8]
-    packs = forward._packs(length, fork, False)
+    packs = forward._packs(length, fork, forward.PASS_ENTRIES)
     assert sum(len(pack.rows) * pack.width for pack in packs) == 900
-    (whole,) = forward._packs(length, fork, True)
+    (whole,) = forward._packs(length, fork, math.inf)
     assert whole.rows == {0: list(range(8)), 1: [0]} and whole.width == 800

@@ -10,7 +10,7 @@ from trl.trainer.utils import add_fused_lm_head
 from composer_replication.training.trainer import watch_forward
 from composer_replication.tree import states
 from composer_replication.tree.build import Branch, Span, Tree
-from composer_replication.tree.forward import branch_passes, forward_branches, forward_trunk, shares_trunk
+from composer_replication.tree.forward import PASS_ENTRIES, branch_passes, forward_branches, forward_trunk, shares_trunk
 from composer_replication.tree.pack import KINDS, pack_trees
 from composer_replication.tree.states import TrunkCache, state_mixers
 
@@ -176,7 +176,7 @@ def test_attention_and_experts_read_a_trunk_once():
     with torch.no_grad():
         forward_branches(model, batch)
     once = 2 * (int(batch.branch_fork.max()) + batch.branch_ids.shape[1])  # two rows have branches; padding counts
-    assert branch_passes(batch, KINDS, True, False) == 2 and read["attention"] == read["experts"] == once
+    assert branch_passes(batch, KINDS, True, False, PASS_ENTRIES) == 2 and read["attention"] == read["experts"] == once
 
 
 def test_trls_own_pass_keeps_the_states(monkeypatch):
