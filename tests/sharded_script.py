@@ -19,6 +19,7 @@ from transformers import Qwen3ForCausalLM, Trainer, TrainerCallback
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 import composer_replication.tree.forward as forward
+from composer_replication.training.batches import branch_counts
 from composer_replication.training.checkpoint import last_complete_checkpoint, save_buffer
 from composer_replication.training.level import Level
 from composer_replication.training.trainer import ComposerReplicationTrainer
@@ -85,6 +86,7 @@ def outcome(trainer, watch):
     kept = {name: getattr(trainer, name) for name in ("teacher", "reference")}
     model = trainer.accelerator.unwrap_model(trainer.model)
     return {"parameters": {n: whole(p) for n, p in model.named_parameters() if p.requires_grad}, "grads": watch.grads,
+            "branches": [branch_counts(row.tree) for batch in trainer._buffered_inputs for row in batch.get("composer_rows", ())],
             **{name: {n: whole(t) for n, t in each.state_dict().items()} if each else {} for name, each in kept.items()},
             "log": [{k: v for k, v in entry.items() if not any(word in k for word in timed)}
                     for entry in trainer.state.log_history if "train_runtime" not in entry]}
@@ -126,7 +128,8 @@ def main(job):
         os.dup2(os.open(job["log"], os.O_CREAT | os.O_WRONLY | os.O_APPEND), 2)
     torch.set_num_threads(1)
     Qwen3RMSNorm.forward = norm
-    forward.PASS_ENTRIES, forward.MASK_ENTRIES = 0, 2**11  # several groups of branches, so that ranks differ in their number
+    for limit, entries in (("PASS", 0), ("SHARDED", 0), ("MASK", 2**11)):  # several groups of branches, so that ranks differ
+        setattr(forward, f"{limit}_ENTRIES", entries)
     if "RANK" in os.environ:
         let_accelerate_shard_on_cpu()
         dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT))  # on CPU transformers does not hand ddp_timeout on

@@ -21,6 +21,7 @@ from composer_replication.hints.layers import default_composite
 from composer_replication.replay.pairs import DPOPair, recovery_pairs
 from composer_replication.traces.read import read_traces
 from composer_replication.traces.siblings import action_key
+from composer_replication.training.batches import branch_counts
 from composer_replication.training.level import ANSWERS, Passes, Reading, count_passes, level
 from composer_replication.tree.example import example_tree, target_hints, target_turns
 from composer_replication.tree.forward import PASS_ENTRIES, SHARDED_ENTRIES, _groups, _part, _wanted, trunk_tokens
@@ -42,7 +43,7 @@ READINGS = {  # distils, own trunk, reference, student's and reader's branches r
     "as before": Reading(True, True, True, False, True, PASS_ENTRIES, True),
     "block mask": Reading(True, True, True, True, True, math.inf),
     "channel 2 alone": Reading(True, True, False, True, True, SHARDED_ENTRIES, True)}
-UNSORTED = ("as before",)  # its rows come as they are dealt; else those with most branches first within an optimizer step
+UNSORTED = ("as before",)  # rows come as dealt; else those with most answers, then hints, come first in an optimizer step
 PAIRS = ("recoveries", "every error turn")  # whose pairs channel 3 gets; the second is what teachers by `replay` could give
 ROLLOUTS, RANKS, POOL, DEALS = (1, 2, 4), (2, 4, 8, 64), 60, 100
 ACCUMULATION = 8  # backward passes of an optimizer step, as in the recipe
@@ -122,7 +123,7 @@ def pool_of(trees: list, rollouts: int, pad: int, size: int) -> list[dict[str, l
     draw, made = random.Random(f"pool/{rollouts}"), []
     for _ in range(size):
         taken = [draw.choice(trees) for _ in range(ACCUMULATION * rollouts)]
-        best = sorted(sorted(taken, key=lambda t: -len(t.ids)), key=lambda t: -len(t.branches))
+        best = sorted(taken, key=lambda tree: (branch_counts(tree), len(tree.ids)), reverse=True)
         packed = [[pack_trees(rows[at:at + rollouts], pad) for at in range(0, len(rows), rollouts)] for rows in (taken, best)]
         made.append({name: [held(batch, how) for batch in packed[name not in UNSORTED]] for name, how in READINGS.items()})
     return made

@@ -26,6 +26,7 @@ from composer_replication.recipes.memory_estimate import (
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.training.level import idle_pass
 from composer_replication.training.sharded import within_root
+from composer_replication.tree.forward import PASS_ENTRIES, SHARDED_ENTRIES, pass_worth
 
 RECIPES = ["qwen2.5-coder-7b-fsdp2", "qwen3-8b-fsdp2"]
 
@@ -211,8 +212,10 @@ def test_layers_are_gathered_once_for_a_pass_and_twice_for_one_with_gradient(mes
     shape = Qwen3Config(vocab_size=16, hidden_size=16, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2,
                         num_key_value_heads=1, head_dim=8)
     model = AutoModelForCausalLM.from_config(shape)
+    assert pass_worth(model) == PASS_ENTRIES
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
+    assert pass_worth(model) == SHARDED_ENTRIES  # each of these passes saves a gathering
     fully_shard(model, mesh=mesh)  # stays gathered until its forward has ended
     for grad, passes in ((False, 1), (False, 3), (True, 1), (True, 3)):
         counts.clear()

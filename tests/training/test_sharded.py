@@ -45,7 +45,7 @@ CASES = {  # changes to the scene "union", which has all channels and a KL to th
     "bf16-ema": {"teacher": "ema", "bf16": True},
     "bf16-frozen": {"teacher": "frozen", "bf16": True, "gradient_checkpointing": True},
 }
-FAST = ("ema",)
+FAST = ("ema", "checkpointing")
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +66,7 @@ def check_equal(case, alone, *ranks):
     close = 1e-7 if CASES[case].get("dtype") == "float64" else 2e-5  # advantages are float32 in any case
     assert alone["log"][-1]["sdpo/sites"] and alone["log"][-1]["replay/pairs"] and alone["grads"]
     for rank in ranks:
+        assert rank["branches"] == sorted(rank["branches"], reverse=True)
         for mine, entry in zip(rank["log"], alone["log"], strict=True):
             assert "branches/dense" not in entry or mine["branches/rows"] == entry["branches/rows"] == 0 < mine["branches/dense"]
             for key in ("sdpo/sites", "sdpo/tokens", "replay/pairs"):
