@@ -70,12 +70,13 @@ def named_files(recipe) -> list[str]:
 # %% ../../nbs/cli/16_launch.ipynb #7adee5cb
 def _limited_job(recipe_name, on, settings, env, hours, budget, price, **of_job):
     "Read the recipe; its job, with warnings for what will not be there."
+    from composer_replication.recipes.recipe_file import find_recipe
     from composer_replication.scale.launch.job import limit_of
-    limit, chosen = limit_of(hours, budget, price), parse_settings(settings)
+    limit, chosen, file = limit_of(hours, budget, price), parse_settings(settings), find_recipe(recipe_name)
     with working("loading PyTorch, reading the recipe"):
-        from composer_replication.recipes.recipe import find_recipe, load_recipe
+        from composer_replication.recipes.recipe import load_recipe
         recipe = load_recipe(recipe_name, chosen, estimating=on != "local")
-    text = find_recipe(recipe_name).read_text(encoding="utf-8")
+    text = file.read_text(encoding="utf-8")
     check_no_secret(recipe.named, "\n".join([text, *(settings or [])]), env)
     job = make_job(recipe, text, chosen, on, limit=limit, env=tuple(env), **of_job)
     if on not in ("local", "slurm"):

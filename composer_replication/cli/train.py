@@ -44,6 +44,8 @@ def _working(what: str):
 
 def _recipe(config: str, settings: list[str], estimating: bool):
     "The recipe, read and checked."
+    from composer_replication.recipes.recipe_file import find_recipe
+    find_recipe(config)  # before anything slow
     with _working("loading PyTorch"):
         from composer_replication.recipes.recipe import load_recipe
         return load_recipe(config, parse_settings(settings), estimating=estimating)
@@ -63,7 +65,7 @@ def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
     "Memory, rollouts and costs of a run, for so many processes; then what it would open. Raises as the run where that cannot be had."
     with _working("loading PyTorch"):
         from composer_replication.recipes.memory_estimate import estimate
-        from composer_replication.recipes.recipe import RecipeProblem
+        from composer_replication.recipes.recipe_file import RecipeProblem
         from composer_replication.recipes.run import check_reporters, data_counts
         from composer_replication.report.train import counts_line, estimate_table
     devices = devices or int(os.environ.get("WORLD_SIZE", 1))

@@ -18,7 +18,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from trl import get_peft_config
 from trl.kernels.chunked_divergence import TOKEN_CHUNK_SIZE, VOCAB_CHUNK_SIZE
 
-from .recipe import Recipe, RecipeProblem, load_recipe, local_model, shipped_recipes
+from .recipe import Recipe, load_recipe, local_model
+from .recipe_file import RecipeProblem, shipped_recipes
 from ..training.muon import block_grids
 from ..tree.forward import branch_way
 
@@ -360,8 +361,8 @@ class Gathered:
 
 def gathered(
     recipe: Recipe,
-    branches: float = 1.1,  # passes over branches of a kind
-    idle: float = 0.57,  # share of idle ones among those that all ranks make
+    branches: float = 0.75,  # passes over branches of a kind
+    idle: float = 0.19,  # share of idle ones among those that all ranks make
 ) -> Gathered:
     "With sharded weights; a pass with gradient gathers twice."
     c, plays, some = recipe.config, recipe.arguments.task is not None, branches / (1 - idle)

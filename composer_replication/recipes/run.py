@@ -28,7 +28,8 @@ from ..training.draw import TaskDraw
 from ..training.guard import HeldOutGuard, HeldOutGuardCallback
 from .export import CardCallback
 from .memory_estimate import model_shape
-from .recipe import EMBEDDED, Recipe, RecipeProblem, local_model
+from .recipe import EMBEDDED, Recipe, local_model
+from .recipe_file import RecipeProblem
 from .models import chat_template
 from .run_record import write_record
 from .shaping import SharedCredit, episode_reward

@@ -24,7 +24,8 @@ from ..replay.run import parse_teacher
 from ..replay.teachers import TeacherProblem
 from .checkpoint import load_checkpoint
 from .hint_writer import HintWriter
-from .recipe import EMBEDDED, Recipe, RecipeProblem
+from .recipe import EMBEDDED, Recipe
+from .recipe_file import RecipeProblem
 from ..training.guard import content_hash
 from ..traces.read import own_ids, read_traces
 from ..traces.siblings import SiblingIndex

@@ -50,7 +50,7 @@ def _leveled(batches, branches_first):
     return [{name: _cut(name, value, rows, whole, int(before[rows].max()), max(int(after[rows].max()), 1)) for name, value in whole.items()}
             for rows in order.split(len(order) // len(batches))]
 
-
+# %% ../../nbs/training/06_batches.ipynb #8f8cf33d
 def _joined(parts):
     if isinstance(parts[0], list):
         return sum(parts, [])

@@ -175,7 +175,7 @@ def pass_worth(
         return math.inf
     return SHARDED_ENTRIES if any(isinstance(module, FSDPModule) for module in model.modules()) else PASS_ENTRIES
 
-
+# %% ../../nbs/tree/07_forward.ipynb #061a28f9
 TOKEN_ENTRIES = 2**11  # that cost as much as the matrices do of one token
 
 

@@ -29,7 +29,7 @@ class filler:
 def recipe_name(stage: Stage) -> tuple[str, str | None, str | None]:
     "Recipe, its model where another than the recipe's, and why it is not the ladder of SmolLM2."
     from composer_replication.recipes.models import fetched_model
-    from composer_replication.recipes.recipe import shipped_recipes
+    from composer_replication.recipes.recipe_file import shipped_recipes
     if "smollm2-sql" not in shipped_recipes():
         return "toy", None, "no recipe smollm2-sql is shipped"
     model = stage.given.model or fetched_model("smollm2")

@@ -387,6 +387,6 @@ def test_completion_offers_what_the_commands_take():
     from composer_replication.envs.toy.model import MODELS
     from composer_replication.experiments.ladder import ARMS
     from composer_replication.experiments.teachers import QUALITIES
-    from composer_replication.recipes.recipe import shipped_recipes
+    from composer_replication.recipes.recipe_file import shipped_recipes
     assert agent_names() == [*QUALITIES, *sorted(MODELS)] and ladder_names("ARMS") == list(ARMS)
     assert recipe_names() == sorted(shipped_recipes())

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from composer_replication.cli.app import app
 from composer_replication.cli.launch import named_files
-from composer_replication.recipes.recipe import load_recipe, shipped_recipes
+from composer_replication.recipes.recipe import load_recipe
+from composer_replication.recipes.recipe_file import shipped_recipes
 from composer_replication.training.checkpoint import last_complete_checkpoint
 
 COMMAND = Path(sys.executable).with_name("composer-rl")

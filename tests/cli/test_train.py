@@ -169,7 +169,7 @@ def test_the_next_command(settings, command):
 
 def test_the_list_of_recipes_says_what_was_not_run_as_the_recipe_does():
     from composer_replication.cli.recipes import recipe_row
-    from composer_replication.recipes.recipe import shipped_recipes
+    from composer_replication.recipes.recipe_file import shipped_recipes
     run = {name: recipe_row(name, path.read_text())["run"] for name, path in shipped_recipes().items()}
     assert run["smollm2-sql"] == "not run for its 30 steps"
     assert run["qwen3-8b-lora"] == "not run on a GPU"

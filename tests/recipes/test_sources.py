@@ -17,7 +17,8 @@ from composer_replication.hints.layers import default_composite
 from composer_replication.losses.batch import ComposerDataCollator, TraceExample, TraceTurn
 from composer_replication.losses.channels import reference_logps
 from composer_replication.losses.compose import compose_loss
-from composer_replication.recipes.recipe import RecipeProblem, load_recipe
+from composer_replication.recipes.recipe import load_recipe
+from composer_replication.recipes.recipe_file import RecipeProblem
 from composer_replication.recipes.run import make_trainer
 from composer_replication.recipes.sources import judge_of, pairs_as_traces, recipe_sources, recorded_traces
 from composer_replication.replay.dedup import place_pairs, read_pairs, write_pairs

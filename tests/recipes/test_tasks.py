@@ -13,7 +13,8 @@ from composer_replication.core.environment import TaskSet, TasksWanted
 from composer_replication.envs.deletion.env import FeatureDeletionEnv, find_tasks
 from composer_replication.envs.deletion.task import read_tasks, write_tasks
 from composer_replication.recipes import tasks as tasks_module
-from composer_replication.recipes.recipe import RecipeProblem, load_recipe
+from composer_replication.recipes.recipe import load_recipe
+from composer_replication.recipes.recipe_file import RecipeProblem
 from composer_replication.recipes.tasks import RunTasks, keep_split, recipe_tasks, split_rows
 from composer_replication.sandbox.base import sandbox_kinds, sandbox_problem
 from composer_replication.training.checkpoint import mark_complete

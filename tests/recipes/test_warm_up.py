@@ -15,7 +15,8 @@ from composer_replication.envs.sql.env import SqlEnv
 from composer_replication.envs.sql.tasks import task_of
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
 from composer_replication.recipes import warm_up
-from composer_replication.recipes.recipe import RecipeProblem, load_recipe
+from composer_replication.recipes.recipe import load_recipe
+from composer_replication.recipes.recipe_file import RecipeProblem
 from composer_replication.recipes.run import run_recipe, stage_data, warmed
 from composer_replication.recipes.tasks import recipe_tasks
 from composer_replication.training.checkpoint import mark_complete

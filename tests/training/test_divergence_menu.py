@@ -13,7 +13,8 @@ from composer_replication.hints.layers import default_composite
 from composer_replication.losses.compose import compose_loss
 from composer_replication.losses.distill import TAIDScheduler
 from composer_replication.losses.divergences import DIVERGENCES, SCHEDULED, register_divergence
-from composer_replication.recipes.recipe import RecipeProblem, load_recipe
+from composer_replication.recipes.recipe import load_recipe
+from composer_replication.recipes.recipe_file import RecipeProblem
 from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.trainer import ComposerReplicationTrainer
 from composer_replication.tree.build import Branch, Span, Tree

@@ -12,7 +12,8 @@ from composer_replication.core.errors import InputProblem
 from composer_replication.envs.toy.env import WorldEnv
 from composer_replication.envs.toy.model import embedded_model
 from composer_replication.recipes.memory_estimate import estimate
-from composer_replication.recipes.recipe import RecipeProblem, load_recipe
+from composer_replication.recipes.recipe import load_recipe
+from composer_replication.recipes.recipe_file import RecipeProblem
 from composer_replication.recipes.run import make_trainer
 from composer_replication.training.muon import BlockMuon, block_grids, muon_groups
 from composer_replication.training.setup import check_optimizer
