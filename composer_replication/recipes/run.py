@@ -267,7 +267,7 @@ def run_recipe(
 ) -> Finished:
     "Train as the recipe says, from the last complete checkpoint where it says so. Raises as `make_trainer` and the trainer do."
     recipe.config.disable_tqdm = True  # then PrinterCallback prints, and is taken out
-    warnings.filterwarnings("ignore", "`is_gradient_checkpointing", FutureWarning)  # transformers' own use of its old name
+    warnings.filterwarnings("ignore", "`(is_)?gradient_checkpointing", FutureWarning)  # transformers' own use of its old names
     check_reporters(recipe.config.report_to)
     check_engine(recipe.config)
     if recipe.arguments.warm_up is not None:

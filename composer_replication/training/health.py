@@ -33,6 +33,7 @@ class StepFacts:
     pairs: float | None = None  # of channel 3
     episodes: int | None = None  # of the generation
     unscored: int | None = None  # of them, those without a reward
+    called: int | None = None  # of them, those with a tool call; None where no tool is offered
 
 # %% ../../nbs/training/12_health.ipynb #36aa67ca
 FIRST = 5  # values that a run's start is the mean of
@@ -65,6 +66,8 @@ TOKEN_LIMITS = "max_completion_length, or max_turn_tokens where it is set"  # ei
 
 
 RULES = (
+    Rule("no_call", 1, lambda f, _: None if f.called is None else not f.called,
+         lambda f, n: f"no episode of this step made a tool call{_in_a_row(n)}"),
     Rule("equal_rewards", 1, lambda f, _: None if f.equal_groups is None else f.equal_groups == 1,
          lambda f, n: f"all rewards of this step are equal within their groups: no gradient from channel 1{_in_a_row(n)}"),
     Rule("unscored", 1, lambda f, _: None if f.unscored is None else bool(f.unscored),
@@ -150,6 +153,8 @@ def _remember(self: HealthWatch, facts: StepFacts) -> None:
 ENOUGH = 20  # steps with a reward, before the absence of a rise is worth a word
 
 REASONS = {
+    "no_call": "no episode made a tool call in {held} of {measured} steps; begin with a warm_up on solved episodes, or "
+               "take a model that knows tools and its own chat_template",
     "equal_rewards": "all rewards of a step were equal in {held} of {measured} steps; take tasks that are solved sometimes, more "
                      "num_generations, or equal_rewards=resample",
     "unscored": "half of the episodes or more were unscored in {held} of {measured} steps; look at what the environment says",

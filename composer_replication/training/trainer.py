@@ -165,6 +165,7 @@ def _prepare(self: ComposerReplicationTrainer, args, tokenizer, train_dataset, e
     "All that is checked before a weight is loaded."
     self.resume, self.generation, self.window, self.evaluations = Resume(self), None, None, 0
     self.health = HealthCallback(lambda: self._metrics["train"])
+    self.stage = lambda words: None  # told what takes long, when it begins
     self.ways = {}  # sentences on how branches are read: whether `log` has looked at them
     setup = prepare(args, tokenizer, environment, self.hint_source, self.pair_source, replay_examples, traces, max_tokens)
     if self.held_out_rows and self.offline:
@@ -334,9 +335,18 @@ def _calculate_rewards(self: ComposerReplicationTrainer, inputs, prompts, comple
     self.generation.rewards = [None if math.isnan(r) else r for r in total[self._mine(len(prompts))].tolist()]
     if self.model.training:
         self.health.note(equal_groups=equal_groups(total, self.num_generations).float().mean().item(), episodes=len(total),
-                         unscored=int(total.isnan().sum()))
+                         unscored=int(total.isnan().sum()), called=self._called())
         self._record_draw(inputs, per_function)
     return per_function
+
+
+@patch
+def _called(self: ComposerReplicationTrainer) -> int | None:
+    "Episodes of all devices with a tool call; None where no tool is offered."
+    if not self.factory or not self.rollouts[0].trace.tools:
+        return None
+    called = [any(turn.tool_calls for turn in rollout.trace.turns) for rollout in self.rollouts]
+    return int(self.accelerator.gather(torch.tensor(called, device=self.accelerator.device)).sum())
 
 
 @patch
@@ -406,6 +416,7 @@ def _note_hints(self: ComposerReplicationTrainer, counts) -> None:
 @patch
 def _generate_and_score_completions(self: ComposerReplicationTrainer, inputs):
     self.generation = self._begin_generation(inputs)
+    self.stage(f"step {self.state.global_step + 1}: playing {len(inputs)} episodes")
     output = GRPOTrainer._generate_and_score_completions(self, inputs)
     if not self.model.training:
         return output
@@ -883,7 +894,9 @@ def _compute_loss(self: ComposerReplicationTrainer, model, inputs):
     has_terms = self.offline or "composer_rows" in inputs or a.share_prompts or (a.kl_coef and a.kl_place == "loss")
     if not self.model.training or not has_terms:
         return GRPOTrainer._compute_loss(self, model, inputs)
-    self.window = self.window or self._open_window()
+    if self.window is None:
+        self.stage(f"step {self.state.global_step + 1}: loss and backward")
+        self.window = self._open_window()
     step = self._before(inputs)
     with self._cache_kept(self._reads_cache(step)):
         return self._within(lambda: self._student_side(model, step))
@@ -1010,6 +1023,7 @@ def held_out(self: ComposerReplicationTrainer, model=None, step: int = 0) -> dic
     "`held_out_score`: mean held-out reward; `kl`, where there is a reference: to the start, in nats a token."
     rank, devices = self.accelerator.process_index, self.accelerator.num_processes
     numbers = range(rank, len(self.held_out_rows), devices)
+    self.stage(f"playing {len(numbers)} held-out tasks")
     rollouts = self.play([self.held_out_rows[n] for n in numbers], [f"held-out-rank0-{n}" for n in numbers])
     sums = Counter(score=sum(r.reward or 0.0 for r in rollouts), scored=sum(r.reward is not None for r in rollouts))
     if self.reference is not None:

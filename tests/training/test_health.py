@@ -13,6 +13,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from composer_replication.envs.toy.model import embedded_model
 from composer_replication.hints.layers import default_composite
+from composer_replication.rollout.tool_call_parser import ParsedTurn, TurnReader
 from composer_replication.traces.read import read_traces
 from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.health import RULES, HealthWatch, StepFacts, rise
@@ -34,7 +35,8 @@ def spoken(flags, patience):
     return at
 
 
-FACTS = {"equal_rewards": lambda flag: {"equal_groups": 1.0 if flag else 0.75},
+FACTS = {"no_call": lambda flag: {"called": 0 if flag else 1},
+         "equal_rewards": lambda flag: {"equal_groups": 1.0 if flag else 0.75},
          "unscored": lambda flag: {"unscored": 2 if flag else 0},
          "no_error_turn": lambda flag: {"error_turns": 0 if flag else 3, "hints": 3},
          "no_hint": lambda flag: {"error_turns": 2, "hints": 0 if flag else 1, "cut": 0},
@@ -137,6 +139,13 @@ def test_a_run_of_equal_rewards_and_no_channel_says_that_it_learned_nothing(tmp_
     assert [h.get("health/equal_rewards") for h in trainer.state.log_history if "health/warning" in h] == [1, 2]
     before = dict(embedded_model().named_parameters())
     assert all((p == before[n]).all() for n, p in trainer.student.named_parameters())  # it is true: nothing was learned
+
+
+def test_a_run_without_a_tool_call_says_so_before_anything_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(TurnReader, "read", lambda *args, **kwargs: ParsedTurn("So be it."))
+    _, said, verdict = run(tmp_path, Flat, alpha_sdpo=0.0, max_completion_length=32)
+    assert "Step 1: no episode of this step made a tool call" in said
+    assert "Likeliest reason: no episode made a tool call in 3 of 3 steps; begin with a warm_up" in verdict
 
 
 class Failing(world.Files):
