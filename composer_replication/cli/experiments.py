@@ -55,7 +55,7 @@ def _check_loss(files, model: str, template: str | None, steps: int, batch_size:
         read = time.perf_counter()
         bar.update(task, description="making hints and trees")
         run = compose_run(survey, network, tokenizer, steps, batch_size, seed=seed, strict=strict, **settings,
-                          on_step=lambda s: bar.update(task, description=f"step {s.step} of {steps}: {s.total:.4f}"))
+                          tell=lambda words: bar.update(task, description=words))
     return replace(run, seconds={"model": loaded - started, "reading": read - loaded, **run.seconds}), tokenizer
 
 

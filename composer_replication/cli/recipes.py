@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from .console import ENDINGS, AsJson, emit, offer, one_line, out, plainly, printable, say, show
+from .console import ENDINGS, AsJson, Model, emit, offer, one_line, out, plainly, printable, say, show
 from .train import recipe_names
 from ..core.errors import InputProblem
 
@@ -81,9 +81,10 @@ def recipes_show(
 @plainly
 def recipes_new(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The recipe to write, such as my.yaml.")],
-    model: Annotated[str, typer.Option("--model", help="A folder, a hub id, or a name of `composer-rl models list`.")],
+    model: Model = None,
     traces: Annotated[list[str] | None, typer.Option("--traces", help="Recorded traces: a file or a pattern; any number.")] = None,
     tasks: Annotated[str | None, typer.Option("--tasks", help="A file that `composer-rl tasks make` wrote.")] = None,
+    as_json: AsJson = False,
 ):
     """Write a first recipe for your own model, traces and tasks: two steps on a CPU, every line explained.
 
@@ -94,9 +95,10 @@ def recipes_new(
     `composer-rl recipes new my.yaml --model ./my-model --tasks tasks.jsonl`
     """
     from composer_replication.core.files import write_file
+    from composer_replication.recipes.find_model import EMBEDDED
     from composer_replication.recipes.recipe_file import new_recipe
     if file.exists():
         raise InputProblem("this file exists", "name another one, or remove it", str(file))
-    write_file(file, new_recipe(model, traces or [], tasks, str(Path("out") / file.stem)))
-    out.print(printable(f"{file} is written."))
+    write_file(file, new_recipe(model or EMBEDDED, traces or [], tasks, str(Path("out") / file.stem)))
+    emit({"recipe": str(file)}) if as_json else out.print(printable(f"{file} is written."))
     say(f"Next: composer-rl train --config {shlex.quote(str(file))} --dry-run")

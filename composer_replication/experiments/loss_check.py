@@ -157,10 +157,11 @@ class ComposeRun:
 SHOWN_BATCHES = 4  # what the hint moves is measured on so many batches with error sites
 
 
-def _shifts(model, batches) -> tuple[TokenShift, ...]:
+def _shifts(model, batches, tell) -> tuple[TokenShift, ...]:
     "What the hint moves in all of the batches, their sites numbered through."
     shifts, offset = [], 0
-    for batch in batches:
+    for number, batch in enumerate(batches, 1):
+        tell(f"reading hinted turns with and without the hint: batch {number} of {len(batches)}")
         shifts += [replace(s, site=s.site + offset) for s in token_shift(model, batch)]
         offset += batch.sites
     return tuple(shifts)
@@ -200,7 +201,7 @@ def _packed(model, collate, chosen):
     return [reference_logps(model, batch.to(model.device)) for batch in packed]
 
 
-def _take_steps(model, chosen, batches, weights, learning_rate, on_step):
+def _take_steps(model, chosen, batches, weights, learning_rate, tell):
     "One optimizer step a batch, and what it measured."
     optimizer, records = torch.optim.AdamW(model.parameters(), lr=learning_rate), []
     for number, (examples, batch) in enumerate(zip(chosen, batches, strict=True), 1):
@@ -214,7 +215,7 @@ def _take_steps(model, chosen, batches, weights, learning_rate, on_step):
             number, tuple(e.trace.trace_id for e in examples), parts.lm_ce.item(), parts.sdpo_jsd.item(),
             parts.trace_replay_dpo.item(), parts.total.item(), int(parts.metrics["sdpo/sites"]),
             int(parts.metrics["sdpo/tokens"]), int(parts.metrics["replay/pairs"]), norm.item(), time.perf_counter() - start))
-        on_step(records[-1])
+        tell(f"step {number} of {len(batches)}: {records[-1].total:.4f}")
     return tuple(records)
 
 # %% ../../nbs/experiments/01_loss_check.ipynb #f6c3ebdb
@@ -238,7 +239,7 @@ def compose_run(
     seed: int = 0,
     strict: bool = False,  # stop at a trace that cannot be a tree instead of leaving it out
     limit_name: str = "max_tokens",  # what messages call the limit of length
-    on_step: Callable[[StepRecord], None] = lambda record: None,  # told of every step, for progress
+    tell: Callable[[str], None] = lambda words: None,  # told what is being done, for progress
 ) -> ComposeRun:
     """Take `steps` optimizer steps of the three-channel loss on the survey's traces.
 
@@ -254,12 +255,12 @@ def compose_run(
     model.eval()  # the three channels compare distributions: dropout would move them by chance
     batches = _packed(model, collate, chosen)
     shown = [batch for batch in batches if batch.sites][:SHOWN_BATCHES]
-    before = _shifts(model, shown)
+    before = _shifts(model, shown, tell)
     times.append(time.perf_counter())
-    records = _take_steps(model, chosen, batches, weights, learning_rate, on_step)
+    records = _take_steps(model, chosen, batches, weights, learning_rate, tell)
     times.append(time.perf_counter())
     settings = {"steps": steps, "batch_size": batch_size, **weights, "learning_rate": learning_rate, "max_tokens": max_tokens,
                 "seed": seed, "parameters": sum(p.numel() for p in model.parameters()), "device": str(model.device)}
     seconds = {stage: end - begin for stage, begin, end in zip(("hints", "trees", "steps"), times, times[1:])}
-    return ComposeRun(settings, survey, failing, records, tuple(t for b in shown for t in b.trees), before, _shifts(model, shown),
+    return ComposeRun(settings, survey, failing, records, tuple(t for b in shown for t in b.trees), before, _shifts(model, shown, tell),
                       tuple(fits.excluded), seconds, limit)

@@ -45,6 +45,9 @@ def test_a_run_stopped_by_sigterm_leaves_a_checkpoint_and_goes_on(tmp_path):
     assert done.returncode == 0, done.stderr
     assert f"step {last['step'] + 1} of {more}:" in done.stdout and "step 1 of" not in done.stdout
     assert f"Checkpoint: out/toy/checkpoint-{more}" in done.stdout and "sdpo/sites" in done.stdout
+    begun = f"step {last['step'] + 1}: "  # what takes long is said where nobody watches, the first time
+    assert done.stderr.count(f"{begun}playing ") == done.stderr.count(f"{begun}loss and backward") == 1
+    assert done.stderr.count("loss and backward") == 1
 
     again = train("--config", "toy", *SMALL, cwd=tmp_path)
     assert again.returncode == 1 and "belongs to an earlier run" in again.stderr and not again.stdout
