@@ -71,7 +71,7 @@ def model_card(
     data = ModelCardData(base_model=hub_id, library_name="transformers", pipeline_tag="text-generation",
                          tags=["composer-replication", "trl", "grpo"] + (["sdpo"] if s.get("alpha_sdpo") else []))
     facts = {"base model": title, "weights": "LoRA, merged into the base" if merged else "LoRA" if s.get("use_peft") else "all",
-             "task": s.get("task"), "tasks trained on": len(record["trained_on"]) if record.get("trained_on") else None, "optimizer steps": step,
+             "task": "none: recorded traces" if "task" in s and s["task"] is None else s.get("task"), "tasks trained on": len(record["trained_on"]) if record.get("trained_on") else None, "optimizer steps": step,
              "learning rate": s.get("learning_rate"), "recipe": record.get("run"), "commit of composer_replication": record.get("commit"),
              **record.get("seeds", {}), "versions": _pairs(record.get("versions")), "hardware": _pairs(record.get("hardware"))}
     rows = "\n".join(f"| {name} | {'not recorded' if value is None else value} |" for name, value in facts.items())

@@ -40,7 +40,7 @@ PANELS = {  # title: label of a line -> name in the log
     "replay pairs in a step": {"pairs": "replay/pairs"},
     "entropy, nats a token": {"policy": "entropy"},
     "tokens of an episode": {"mean": "completions/mean_length"},
-    "share of episodes": {"ended by themselves": "rollout/done", "out of turns": "rollout/turns", "out of tokens": "rollout/tokens",
+    "how episodes ended, as shares": {"ended by themselves": "rollout/done", "out of turns": "rollout/turns", "out of tokens": "rollout/tokens",
                  "broken": "rollout/error"},
 }
 ACROSS = 3  # panels in a row
