@@ -47,7 +47,7 @@ def _now(report):
     if _ended(report):
         return f"{name}: {'ended' if report.problem else report.stage}, {counts}, {report.seconds:.0f} s"
     if not report.last:
-        return f"{name}: {report.stage}"
+        return f"{name}: {report.stage}" + (f", {report.candidates} candidates" if report.candidates else "")
     first, *more = report.last.partition(" ")[0].split("+")
     return f"{name}: {counts}, last {first.partition(':')[2]}" + (f" and {len(more)} more" if more else "")
 
@@ -62,7 +62,7 @@ def _shower(bar, packages, per_package):
 
     def show(report):
         if report.spec not in lines:
-            lines[report.spec] = bar.add_task(report.spec)
+            lines[report.spec] = bar.add_task(report.spec, total=per_package)
         bar.update(lines[report.spec], description=escape(_now(report)), visible=not _ended(report), completed=report.kept,
                    total=min(per_package, report.candidates or per_package))
         bar.advance(done, _ended(report))

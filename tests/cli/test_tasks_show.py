@@ -96,8 +96,11 @@ def report(**more):
 
 def test_the_bar_says_tried_kept_and_last():
     with Progress(disable=True) as bar:
-        shower(bar, 1, 60)(report())
+        show = shower(bar, 1, 60)
+        show(report(last=""))
         [packages, line] = bar.tasks
+        assert line.description == "my-package: deleting, 24 candidates"
+        show(report())
     assert line.description == "my-package: 7 tried, 6 kept, last group_totals"
     assert (line.completed, line.total, packages.visible) == (6, 24, False)  # no more can be kept than there are candidates
 
@@ -105,7 +108,7 @@ def test_the_bar_says_tried_kept_and_last():
 def test_in_a_pipe_a_line_at_begin_and_end_and_few_between():
     now, told = [0.0], []
     tell = teller(told.append, lambda: now[0])
-    tell(report(stage="fetching", source="", tried=0, kept=0, last=""))
+    tell(Report("./my-package", stage="fetching"))
     for second in range(1, 100):
         now[0] = float(second)
         tell(report(tried=second, kept=second))
