@@ -27,18 +27,19 @@ from ..subject import Subject, SubjectProblem, store_path
 from ..task import apply_patch, make_patch
 
 # %% ../../../../nbs/envs/deletion/tasks/05_gates.ipynb #8d40a99f
-GATES = {
-    "not deletable": "cutting it out leaves no Python",
-    "copy visible": "its code stands in another file that the agent could read",
-    "hangs without it": "its tests do not end when it is gone",
-    "not red": "its tests pass without it",
-    "rest broken": "too little of the package works without it",
-    "trivial": "a trivial body passes all its tests",
-    "not restored": "its tests do not pass with the original put back",
-    "slow": "its tests take too long",
-    "no evidence": "no held-out records or canaries can be made",
-    "not judged": "the judge's own run failed",
-    "not rewarded": "the judge does not reward its original, three times out of three",
+GATES = {  # a sentence each, which `composer-rl tasks make` prints below its table
+    "not deletable": "Cutting it out changes nothing, or leaves no valid Python.",
+    "copy visible": "Its code stands in another file that the agent can read, or in the task's own docstring.",
+    "hangs without it": "Its tests run into a time limit when it is gone or has a trivial body.",
+    "not red": "Its tests, or those of one of its definitions, pass without it.",
+    "rest broken": "Too few of the tests that do not run it still pass when it is gone.",
+    "trivial": "A trivial body, such as `pass`, passes all of its tests.",
+    "not restored": "Its tests do not pass with the original put back.",
+    "slow": "Its tests take more than three seconds together.",
+    "no evidence": "Too little can be checked beyond its tests: fewer than four held-out inputs with a steady result, or no test that fails when it is "
+                   "deleted again.",
+    "not judged": "A run of the judge itself failed, for example at a time limit.",
+    "not rewarded": "The judge does not reward the original three times out of three.",
 }
 
 # %% ../../../../nbs/envs/deletion/tasks/05_gates.ipynb #80d78269
