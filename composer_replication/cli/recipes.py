@@ -86,7 +86,7 @@ def recipes_new(
     tasks: Annotated[str | None, typer.Option("--tasks", help="A file that `composer-rl tasks make` wrote.")] = None,
     as_json: AsJson = False,
 ):
-    """Write a first recipe for your own model, traces and tasks: two steps on a CPU, every line explained.
+    """Write a first recipe for your own model, traces and tasks: two steps on a CPU, to be changed.
 
     Examples:
 
