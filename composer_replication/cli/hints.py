@@ -103,11 +103,12 @@ def hints_list(files: Files = None, as_json: AsJson = False, strict: Strict = Fa
         say("Look at them on a page: composer-rl explore, with the same files")
 
 # %% ../../nbs/cli/06_hints.ipynb #7d6d927d
-def _cases(files: list[Path], strict: bool, tools: Path | None, hints: list[str], settings: dict, tokenizer, left_out: Counter) -> list:
+def _cases(files: list[Path], strict: bool, tools: Path | None, hints: list[str], settings: dict, checkpoint, left_out: Counter) -> list:
     "The error turns to score, of those within the limit of length: all, or so many drawn at random."
     from composer_replication.experiments.hint_score import repairs, within_limit
-    from composer_replication.tree.build import LengthLimit
-    limit = LengthLimit(settings["max_tokens"], "--max-tokens", "error turns with a hint and a next action that worked")
+    from composer_replication.tree.build import LengthLimit, positions
+    limit = LengthLimit(settings["max_tokens"], "--max-tokens", "error turns with a hint and a next action that worked",
+                        positions(checkpoint.model.config))
     with working("reading traces, making hints"):
         generator = hint_layers(hints, files, strict, tools)
         again = (trace for _, trace in stream(files, strict, tools, on_problem=lambda problem: None))
@@ -116,7 +117,7 @@ def _cases(files: list[Path], strict: bool, tools: Path | None, hints: list[str]
         raise InputProblem("no error turn has a hint and a next action that worked, so that there is nothing to score",
                            "name traces in which the agent recovered from an error")
     with working("measuring traces"):
-        cases = within_limit(cases, tokenizer, limit, left_out)
+        cases = within_limit(cases, checkpoint.tokenizer, limit, left_out)
     limit.check()
     if limit.left_out:
         warn(limit.left_out)
@@ -281,7 +282,7 @@ def hints_score(
     settings = {"model": model or "embedded", "files": [file.name for file in files], "sites": sites, "max_tokens": max_tokens, "seed": seed}
     settings |= {"hints": hints} if hints else {}
     checkpoint = _load(model or EMBEDDED, template)
-    cases = _cases(files, strict, tools, hints, settings, checkpoint.tokenizer, left_out)
+    cases = _cases(files, strict, tools, hints, settings, checkpoint, left_out)
     settings |= {"digest": _digest(cases, template), "weights": _weights(checkpoint)}
     scores = _scores(checkpoint, cases, output, settings, left_out)
     _show_scores(scores, left_out, settings, _made(files, settings), output, as_json)
@@ -355,7 +356,7 @@ def hints_write(
                 "max_tokens": max_tokens, "seed": seed}
     checkpoint = _load(model, template)
     author = _load(writer, None) if writer else checkpoint
-    cases = _cases(files, strict, tools, [], settings, checkpoint.tokenizer, left_out)
+    cases = _cases(files, strict, tools, [], settings, checkpoint, left_out)
     settings |= {"digest": _digest(cases, template), "weights": _weights(checkpoint, author)}
     _show_written(_written(checkpoint, author, cases, output, settings, left_out), left_out, settings, _made(files, settings), output, as_json)
 

@@ -27,7 +27,7 @@ from ..core.errors import InputProblem
 from ..core.trace import Trace, TraceProblem
 from ..traces.siblings import SiblingIndex
 from ..traces.error_sites import find_error_sites
-from ..tree.build import LengthLimit, Tree
+from ..tree.build import LengthLimit, Tree, positions
 from ..tree.chat import TemplateProblem
 from ..tree.text import AlignmentError
 
@@ -181,9 +181,9 @@ def _count_turns(examples, collate, limit):
             limit.fitting(example.trace, collate.chat, [turn.turn for turn in example.turns], collate.config.strip_thinking)
 
 
-def _examples(survey, hints, collate, limit_name, needed):
+def _examples(survey, hints, collate, limit_name, context, needed):
     "The traces that can be trees, with error sites and without; the limit. Raises `InputProblem` where none, or no needed error turn, is left."
-    limit = LengthLimit(collate.config.max_tokens, limit_name, f"error turns of the {len(survey.with_sites)} traces drawn")
+    limit = LengthLimit(collate.config.max_tokens, limit_name, f"error turns of the {len(survey.with_sites)} traces drawn", context)
     made = [[make_example(t, hints, survey.siblings) for t in traces] for traces in (survey.with_sites, survey.without_sites)]
     _count_turns(made[0], collate, limit)
     if needed:
@@ -248,7 +248,7 @@ def compose_run(
     hints = default_composite(llm_complete=llm_complete, enable_raw_error=llm_complete is None, siblings=survey.siblings)
     config, weights = CollatorConfig(max_tokens=max_tokens, strict=strict), _weights(alpha_sdpo, beta_replay, divergence)
     fits, collate = ComposerDataCollator(tokenizer, config), ComposerDataCollator(tokenizer, config)  # the first keeps why not
-    failing, clean, limit = _examples(survey, hints, fits, limit_name, alpha_sdpo > 0)
+    failing, clean, limit = _examples(survey, hints, fits, limit_name, positions(model.config), alpha_sdpo > 0)
     times.append(time.perf_counter())
     chosen = list(alternating(failing, clean, steps, batch_size))
     model.eval()  # the three channels compare distributions: dropout would move them by chance
