@@ -390,3 +390,21 @@ def test_completion_offers_what_the_commands_take():
     from composer_replication.recipes.recipe import shipped_recipes
     assert agent_names() == [*QUALITIES, *sorted(MODELS)] and ladder_names("ARMS") == list(ARMS)
     assert recipe_names() == sorted(shipped_recipes())
+
+
+def test_a_folder_stands_for_the_trace_files_in_it(tmp_path):
+    from composer_replication.envs.toy.traces import toy_traces
+    from composer_replication.traces.export import write_traces
+    traces = toy_traces()
+    (tmp_path / "runs" / "below").mkdir(parents=True)
+    write_traces(traces[10:20], tmp_path / "runs" / "b.json")
+    write_traces(traces[:10], tmp_path / "runs" / "a.jsonl.gz")
+    write_traces(traces[20:], tmp_path / "runs" / "below" / "c.jsonl")
+    (tmp_path / "runs" / "notes.txt").write_text("no trace")
+    for name in ("composer-rl traces errors", "composer-rl hints list"):
+        folder, files = (ran(name, "--json", *words, cwd=tmp_path).stdout for words in (["runs"], ["runs/a.jsonl.gz", "runs/b.json"]))
+        assert folder == files and folder
+    (tmp_path / "empty").mkdir()
+    done = ran("composer-rl hints list", "empty", cwd=tmp_path)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+    assert "empty: no trace file lies directly in this folder; name files, or a folder of files that end in .json, .jsonl, .traj" in done.stderr
