@@ -102,8 +102,8 @@ main()
 
 def test_without_a_model_ones_own_traces_are_shown_with_hints_alone_and_no_pytorch(traces, tmp_path):
     write_traces(traces, tmp_path / "mine.jsonl")
-    done = subprocess.run([sys.executable, "-c", NO_TORCH, "explore", "mine.jsonl", "--out", "page.html"], cwd=tmp_path, capture_output=True,
-                          text=True, timeout=120)
+    words = [sys.executable, "-c", NO_TORCH, "explore", "mine.jsonl", "--out", "page.html"]
+    done = subprocess.run(words, cwd=tmp_path, timeout=120, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     count = len(first_ends(traces))
     sentence = f"{count} error turns with their hints; give --model for how the hint moves the tokens."
