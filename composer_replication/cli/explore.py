@@ -144,9 +144,7 @@ def explore(
 
     `composer-rl explore`
 
-    `composer-rl explore runs`
-
-    `composer-rl explore runs/*.jsonl.gz --model out/my-run/final --out out/mine.html`
+    `composer-rl explore runs --model out/my-run/final --out out/mine.html`
 
     `composer-rl explore --hints my_layers:ReadFirst --hints template`
     """

@@ -105,7 +105,7 @@ class Listing:
             table.add_row(str(rest), "", f"{len(self.by_hint) - MOST} other hints")
         return table
 
-
+# %% ../../nbs/cli/06_hints.ipynb #46a02cce
 def _show_list(sites: Iterator[tuple], first: int | None) -> None:
     "Some rows, the summary by hint, all counts."
     listing, table, layers = Listing(first), Table("trace", "turn", "kind", "layer", "hint"), Counter()

@@ -203,7 +203,7 @@ def _cut(trace: dict, room: int) -> dict:
     sizes = accumulate(map(_size, trace["sites"]), initial=_size(trace | {"sites": []}))
     return trace | {"sites": trace["sites"][:max(sum(size <= room for size in sizes) - 1, 1)]}
 
-
+# %% ../../nbs/report/17_explorer.ipynb #701f59da
 @dataclass(frozen=True)
 class Errors:
     "The error turns of files, of which a page shows some."
@@ -237,7 +237,7 @@ def _start(traces):
     sites = {(t, s): site for t, trace in enumerate(traces) for s, site in enumerate(trace["sites"])}
     return max(sites, key=lambda at: ("unread" not in sites[at], sites[at]["kind"] == "tool_not_found", sum(next(iter(sites[at]["hints"]), {}).get("nats", ()))))
 
-
+# %% ../../nbs/report/17_explorer.ipynb #c134e067
 def explorer_data(
     hinted: Iterable[HintedTrace],  # read one by one, as long as there is room
     hints: CompositeHintGenerator,  # that made the hints

@@ -317,38 +317,38 @@ class LengthLimit:
         self.beyond += [ends[turn] for turn in turns if turn not in fit]
         return fit
 
-    def check(self) -> None:
-        "Raise `InputProblem` where turns were counted and none is left."
-        if self.beyond and not self.within:
-            count = f"all {len(self.beyond)}" if len(self.beyond) > 1 else "1 of 1"
-            raise InputProblem(f"{count} {self.what} end beyond {self.name} {self.tokens}, the earliest at {min(self.beyond)} tokens",
-                               self._lifted)
+# %% ../../nbs/tree/03_build.ipynb #88a4626a
+@patch(as_prop=True)
+def _in_context(self: LengthLimit) -> int:
+    "How many turns beyond the limit end within the model's context."
+    return sum(self.context is None or end <= self.context for end in self.beyond)
 
-    @property
-    def _lifted(self) -> str:
-        "What to do where no turn is left."
-        if self._in_context:
-            return f"raise {self.name} to {min(self.beyond)} or more; {self.advice}"
-        return f"name a model with a longer context, or shorter traces: {self.advice}"
 
-    @property
-    def _in_context(self) -> int:
-        "How many turns beyond the limit end within the model's context."
-        return sum(self.context is None or end <= self.context for end in self.beyond)
+@patch(as_prop=True)
+def advice(self: LengthLimit) -> str:
+    "Which limit takes the turns beyond this one, as far as the model's context goes; there is one at least."
+    if self._in_context == len(self.beyond):
+        return f"{self.name} {max(self.beyond)} takes them all"
+    if self._in_context:
+        return f"{self.name} {self.context}, the model's context, takes {self._in_context} of them"
+    return f"the model's context of {self.context} tokens takes none of them"
 
-    @property
-    def advice(self) -> str:
-        "Which limit takes the turns beyond this one, as far as the model's context goes; there is one at least."
-        if self._in_context == len(self.beyond):
-            return f"{self.name} {max(self.beyond)} takes them all"
-        if self._in_context:
-            return f"{self.name} {self.context}, the model's context, takes {self._in_context} of them"
-        return f"the model's context of {self.context} tokens takes none of them"
+# %% ../../nbs/tree/03_build.ipynb #63e6b209
+@patch
+def check(self: LengthLimit) -> None:
+    "Raise `InputProblem` where turns were counted and none is left."
+    if not self.beyond or self.within:
+        return
+    count = f"all {len(self.beyond)}" if len(self.beyond) > 1 else "1 of 1"
+    more = (f"raise {self.name} to {min(self.beyond)} or more; {self.advice}" if self._in_context else
+            f"name a model with a longer context, or shorter traces: {self.advice}")
+    raise InputProblem(f"{count} {self.what} end beyond {self.name} {self.tokens}, the earliest at {min(self.beyond)} tokens", more)
 
-    @property
-    def left_out(self) -> str | None:
-        "One sentence on what is left out; None where nothing is."
-        if not self.beyond:
-            return None
-        return (f"{len(self.beyond)} of {self.within + len(self.beyond)} {self.what} end beyond {self.name} {self.tokens} and are left out; "
-                f"{self.advice}.")
+
+@patch(as_prop=True)
+def left_out(self: LengthLimit) -> str | None:
+    "One sentence on what is left out; None where nothing is."
+    if not self.beyond:
+        return None
+    return (f"{len(self.beyond)} of {self.within + len(self.beyond)} {self.what} end beyond {self.name} {self.tokens} and are left out; "
+            f"{self.advice}.")
