@@ -227,8 +227,8 @@ def offer(
     return complete
 
 
-Files = Annotated[list[Path] | None, typer.Argument(metavar="TRACES", help="Trace files, plain or gzipped, of any known format; "
-                                                    "without any, the traces that are shipped.")]
+Files = Annotated[list[Path] | None, typer.Argument(metavar="TRACES", help="Trace files, plain or gzipped, of any known format, or "
+                                                    "folders of them; without any, the traces that are shipped.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line on standard output, for machines.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first problem in the input.")]
 Tools = Annotated[Path | None, typer.Option("--tools", help="JSON list of the tools that the agent was offered, where "
@@ -242,10 +242,11 @@ Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to lis
 
 # %% ../../nbs/cli/00_console.ipynb #99e7cf26
 def given(
-    files: list[Path] | None,  # as named; None or none: those that are shipped
+    files: list[Path] | None,  # as named, files and folders; None or none: those that are shipped
     twice: bool = False,  # they are read twice, which a pipe cannot be
 ) -> list[Path]:
-    "The files to read. Raises `InputProblem` where one is missing or cannot be read."
+    "The files to read, of a folder those of `trace_files`. Raises `InputProblem` where one is missing or cannot be read."
+    from composer_replication.traces.read import trace_files
     if not files:
         from composer_replication.envs.toy.traces import toy_path
         say("No files are named: these are the traces that are shipped.")
@@ -253,11 +254,9 @@ def given(
     for file in files:
         if not file.exists():
             raise InputProblem("there is no such file", "check the path, or quote the pattern for your shell", str(file))
-        if file.is_dir():
-            raise InputProblem("this is a folder", "name the files in it", str(file))
         if twice and (file.is_fifo() or file.is_char_device()):
             raise InputProblem("a pipe cannot be read twice", "save it to a file first", str(file))
-    return files
+    return [one for file in files for one in (trace_files(file) if file.is_dir() else [file])]
 
 # %% ../../nbs/cli/00_console.ipynb #f2501f11
 def toy_note(

@@ -73,9 +73,9 @@ def dataset_pairs(
     `composer-rl dataset pairs pairs.jsonl --out out/preferences --licence cc-by-4.0`
     """
     check_output(output, file=False)
-    scrubbed = Counter()
+    read, scrubbed = given(pair_files), Counter()
     with working("reading pairs"):
         from composer_replication.replay.dataset import pair_counts, scrubbed_pairs
         from composer_replication.replay.dedup import to_preference_dataset
-        pairs = [pair for file in given(pair_files) for pair in scrubbed_pairs(file, scrubbed)]
-    _write(output, title, licence, pair_files, to_preference_dataset(pairs), pair_counts(pairs), scrubbed, as_json)
+        pairs = [pair for file in read for pair in scrubbed_pairs(file, scrubbed)]
+    _write(output, title, licence, read, to_preference_dataset(pairs), pair_counts(pairs), scrubbed, as_json)

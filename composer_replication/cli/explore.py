@@ -6,7 +6,10 @@
 __all__ = ['explore']
 
 # %% ../../nbs/cli/17_explore.ipynb #cb9a4e7c
+import contextlib
 import random
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -18,64 +21,112 @@ from .console import (AsJson, ChatTemplate, Files, Model, Seed, Strict, Tools, c
 from .hints import Hints, hint_layers
 
 # %% ../../nbs/cli/17_explore.ipynb #5ba75ab7
-def _drawn(files: list[Path], strict: bool, tools: Path | None, most: int, seed: int, tokenizer, limit) -> tuple:
-    "So many traces with errors within the limit, drawn at random, in the order of their files; how many have errors."
-    from composer_replication.experiments.loss_check import Reservoir
-    from composer_replication.traces.error_sites import find_error_sites
-    from composer_replication.tree.template import probe_template
-    drawn, there, form = Reservoir(most, random.Random(seed)), 0, probe_template(tokenizer)
-    for number, (_, trace) in enumerate(stream(files, strict, tools, on_problem=lambda problem: None)):
-        if turns := {site.turn for site in find_error_sites(trace)}:
+def _draw(traces, most: int, seed: int, count) -> tuple:
+    "So many traces with errors, drawn at random, in the order of their files, each with its `count(trace)`; and all errors."
+    from composer_replication.report.explorer import Errors, error_turns
+    from composer_replication.traces.read import Reservoir
+    first, rest, rng, kinds, there = Reservoir(most, random.Random(seed)), Reservoir(most, random.Random(seed)), random.Random(seed), Counter(), 0
+    for number, trace in enumerate(traces):
+        if turns := error_turns(trace):
             there += 1
-            if _any_fits(trace, turns, form, limit):
-                drawn.offer((number, trace))
-    limit.check()
-    return [trace for _, trace in sorted(drawn.items, key=lambda item: item[0])], there
+            kinds.update(site.kind for site in turns.values())
+            counted = count(trace)
+            (first if counted is None or counted.within else rest).offer((number, trace, counted))
+    fill = rng.sample(rest.items, min(most - len(first.items), len(rest.items)))
+    drawn = [item[1:] for item in sorted(first.items + fill, key=lambda item: item[0])]
+    return drawn, Errors(kinds, there, sum(len(error_turns(trace)) for trace, _ in drawn))
 
 
-def _any_fits(trace, turns, form, limit) -> bool:
-    "Whether one of the error turns ends within the limit; all are counted."
-    from composer_replication.tree.chat import TemplateProblem
-    from composer_replication.tree.text import AlignmentError
-    try:
-        return bool(limit.fitting(trace, form, [*turns]))
-    except (AlignmentError, TemplateProblem) as problem:
-        warn(f"trace {trace.trace_id} is left out: {problem}")
-        return False
+def _room(drawn: list) -> int:
+    "Characters for each trace of a page, beside its error turns."
+    return min(60_000, 160_000 // max(len(drawn), 1))
 
 # %% ../../nbs/cli/17_explore.ipynb #613293d2
+def _hints_alone(files: list[Path], most: int, seed: int, strict: bool, tools: Path | None, names: list[str]) -> tuple[dict, str]:
+    "The data of a page that no model has read, and a sentence on it."
+    with working("reading traces, making hints"):
+        from composer_replication.report.explorer import coverage, explorer_data, unread_trace
+        hints = hint_layers(names, files, strict, tools)
+        drawn, errors = _draw((trace for _, trace in stream(files, strict, tools, on_problem=lambda problem: None)), most, seed, lambda trace: None)
+        alone = (unread_trace(trace, hints, "No token bars: no model was named.") for trace, _ in drawn)
+        data = explorer_data(alone, hints, errors, _room(drawn))
+    return data, coverage(data)
+
+# %% ../../nbs/cli/17_explore.ipynb #f31372e4
+def _counter(checkpoint, max_tokens: int):
+    "A function that counts a trace's error turns within the limit and beyond it."
+    from composer_replication.report.explorer import error_turns
+    from composer_replication.tree.build import LengthLimit, positions
+    from composer_replication.tree.chat import TemplateProblem
+    from composer_replication.tree.template import probe_template
+    from composer_replication.tree.text import AlignmentError
+    form, context = probe_template(checkpoint.tokenizer), positions(checkpoint.model.config)
+
+    def count(trace):
+        limit = LengthLimit(max_tokens, "--max-tokens", context=context)
+        with contextlib.suppress(AlignmentError, TemplateProblem):  # the page says that
+            limit.fitting(trace, form, [*error_turns(trace)])
+        return limit
+    return count
+
+
+def _all(limits: list):
+    "What they have counted together; None where there is none."
+    return limits and replace(limits[0], within=sum(one.within for one in limits), beyond=[end for one in limits for end in one.beyond])
+
+
+def _beyond(drawn: list) -> dict[str, str]:
+    "By trace id, why a model does not read it: every error turn ends beyond the limit."
+    return {trace.trace_id: f"No token bars: all error turns of this trace end beyond {limit.name} {limit.tokens}, the earliest at "
+            f"{min(limit.beyond)} tokens." for trace, limit in drawn if limit.beyond and not limit.within}
+
+# %% ../../nbs/cli/17_explore.ipynb #e761fed3
 def _read(files: list[Path], model: str, template: str | None, most: int, max_tokens: int, seed: int, strict: bool, tools: Path | None,
-          names: list[str]) -> tuple[dict, int]:
-    "The data of the page, and how many traces hold errors; with progress."
+          names: list[str]) -> tuple[dict, str | None]:
+    "The data of the page, and a sentence on error turns without token bars; with progress."
     with threads_for(model), progress() as bar:
         task = bar.add_task("loading the model")
         from composer_replication.recipes.checkpoint import load_checkpoint
         from composer_replication.recipes.models import chat_template
-        from composer_replication.report.explorer import explorer_data, hinted_traces
-        from composer_replication.tree.build import LengthLimit
-        checkpoint, limit = load_checkpoint(model, None if template is None else chat_template(template)), LengthLimit(max_tokens, "--max-tokens")
+        from composer_replication.report.explorer import coverage, explorer_data, hinted_traces
+        checkpoint = load_checkpoint(model, None if template is None else chat_template(template))
         bar.update(task, description="reading traces")
         hints = hint_layers(names, files, strict, tools)
-        traces, there = _drawn(files, strict, tools, most, seed, checkpoint.tokenizer, limit)
+        again = (trace for _, trace in stream(files, strict, tools, on_problem=lambda problem: None))
+        drawn, errors = _draw(again, most, seed, _counter(checkpoint, max_tokens))
 
         def each():
-            for number, trace in enumerate(traces, 1):
-                bar.update(task, description=f"reading hints: trace {number} of {len(traces)}")
+            for number, (trace, _) in enumerate(drawn, 1):
+                bar.update(task, description=f"reading hints: trace {number} of {len(drawn)}")
                 yield trace
-        read = hinted_traces(checkpoint.model, checkpoint.tokenizer, each(), hints, max_tokens,
-                             lambda trace, problem: warn(f"trace {trace.trace_id} is left out: {problem}"))
-        data = explorer_data(read, hints)
-    if limit.left_out:
-        warn(limit.left_out)
-    return data, there
+        read = hinted_traces(checkpoint.model, checkpoint.tokenizer, each(), hints, max_tokens, _beyond(drawn))
+        data = explorer_data(read, hints, errors, _room(drawn))
+    return data, coverage(data, _all([limit for _, limit in drawn]))
 
-# %% ../../nbs/cli/17_explore.ipynb #f31372e4
+# %% ../../nbs/cli/17_explore.ipynb #ef7ca665
+def _show(data: dict, lacking: str | None, toy: str | None, files: list[Path], model: str | None, seed: int, output: Path, as_json: bool) -> None:
+    "Write the page; print its counts and what it lacks, or one JSON line."
+    from composer_replication.core.files import write_file
+    from composer_replication.core.provenance import provenance
+    from composer_replication.report.explorer import explorer_page
+    note = " ".join(filter(None, [lacking, toy])) or None
+    page = write_file(output, explorer_page(data, provenance(files, model=model or "none", seed=seed), note))
+    sites = [site for trace in data["traces"] for site in trace["sites"]]
+    counts = {"traces": len(data["traces"]), "of": data["errors"]["traces"], "error_turns": len(sites), "of_error_turns": data["errors"]["kinds"].total(),
+              "with_bars": sum("unread" not in site for site in sites)}
+    if lacking:
+        warn(lacking)
+    emit({"page": str(page), **counts}) if as_json else out.print(
+        f"{counts['traces']} of {counts['of']} traces with errors, {counts['error_turns']} of {counts['of_error_turns']} error turns. "
+        f"Page: {escape(str(page))}")
+
+# %% ../../nbs/cli/17_explore.ipynb #144a61bf
 @plainly
 def explore(
     files: Files = None,
     model: Model = None,
     traces: Annotated[int, typer.Option(min=1, help="Traces on the page at most, drawn at random from those with errors.")] = 24,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=16, help="Error turns that end later in their trace are left out.")] = 4096,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=16, help="Error turns that end later in their trace have no token bars.")] = 4096,
     chat_template: ChatTemplate = None,
     seed: Seed = 0,
     output: Annotated[Path, typer.Option("--out", help="Where to write the page: a file.")] = Path("out/explore.html"),
@@ -86,27 +137,26 @@ def explore(
 ):
     """Write one page to touch: pick a trace, a turn, a hint layer, and see what the hint does to each token.
 
-    The page needs no kernel, no server and no network, and has under 500 kB: traces, and error turns of a long one, that do
-    not fit are left out.
+    Of your own traces the page shows error turns and hints, in seconds; with `--model` also how each hint moves the tokens. It
+    needs no kernel, no server and no network, and has under 500 kB: what does not fit is left out, and counted.
 
     Examples:
 
     `composer-rl explore`
 
-    `composer-rl explore runs/*.jsonl.gz --model out/my-run/final --out out/mine.html`
+    `composer-rl explore runs --model out/my-run/final --out out/mine.html`
 
     `composer-rl explore --hints my_layers:ReadFirst --hints template`
     """
-    from composer_replication.core.files import write_file
-    from composer_replication.core.provenance import provenance
+    from composer_replication.envs.toy.traces import toy_path
     from composer_replication.recipes.find_model import EMBEDDED, find_model
     files = given(files, twice=True)
     check_output(output)
+    if model is None and files != [toy_path()]:
+        data, lacking = _hints_alone(files, traces, seed, strict, tools, hints)
+        return _show(data, lacking, None, files, None, seed, output, as_json)
     with working("loading PyTorch"):
         find_model(model or EMBEDDED)
-        from composer_replication.report.explorer import explorer_page
-    data, there = _read(files, model or EMBEDDED, chat_template, traces, max_tokens, seed, strict, tools, hints)
-    page = write_file(output, explorer_page(data, provenance(files, model=model or EMBEDDED, seed=seed), toy_note(files, model)))
-    shown = {"traces": len(data["traces"]), "of": there, "error_turns": sum(len(trace["sites"]) for trace in data["traces"])}
-    emit({"page": str(page), **shown}) if as_json else out.print(
-        f"{shown['traces']} of {there} traces with errors, {shown['error_turns']} error turns. Page: {escape(str(page))}")
+        import composer_replication.recipes.checkpoint
+    data, lacking = _read(files, model or EMBEDDED, chat_template, traces, max_tokens, seed, strict, tools, hints)
+    _show(data, lacking, toy_note(files, model), files, model or EMBEDDED, seed, output, as_json)

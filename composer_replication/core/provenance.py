@@ -45,10 +45,10 @@ def versions() -> dict[str, str]:
 
 # %% ../../nbs/core/06_provenance.ipynb #a1c0000a
 def hardware() -> dict[str, str | int]:
-    "Processors, memory and GPUs, without the machine's name."
-    import psutil
-    import torch  # both here: the first words of a command wait for neither
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    "Processors, memory and GPUs, without the machine's name. A process that has not loaded PyTorch used no GPU, and does not load it for this."
+    import psutil  # here: the first words of a command do not wait for it
+    torch = sys.modules.get("torch")
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch else []
     return {"architecture": platform.machine(), "cores": os.cpu_count() or 1, "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
             "gpu": ", ".join(gpus) or "none", "processes": int(os.environ.get("WORLD_SIZE", 1))}
 

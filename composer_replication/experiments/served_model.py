@@ -17,6 +17,7 @@ from .teachers import LocalTeacher
 from ..replay.serve import Question
 from ..replay.teachers import TeacherCallResult, TraceState
 from ..rollout.sampling import Sampling
+from ..tree.build import positions
 
 # %% ../../nbs/experiments/12_served_model.ipynb #50d607d8
 class ServedModel(LocalTeacher):
@@ -35,7 +36,7 @@ class ServedModel(LocalTeacher):
     ):
         super().__init__(model, tokenizer, name, temperature, max_tokens, seed)
         self.asked = count()
-        self.longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)  # tokens, prompt and answer
+        self.longest = positions(model.config)  # tokens, prompt and answer
 
 # %% ../../nbs/experiments/12_served_model.ipynb #20dc1492
 @patch

@@ -28,7 +28,7 @@ from ..traces.formats.base import chat_turns
 from .groups import equal_groups
 from .setup import task_of
 from .teacher import causal_lm
-from ..tree.build import Refusal, Tree
+from ..tree.build import Refusal, Tree, positions
 
 # %% ../../nbs/training/09_episodes.ipynb #05dc22b4
 @dataclass
@@ -211,7 +211,7 @@ def within_positions(
     config,  # of the model; one without `max_position_embeddings` has no limit
 ) -> tuple[Tree, int]:  # and how many hinted branches were left out
     "The tree without hinted branches that are longer than the model's positions."
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None) or float("inf")
+    limit = positions(config) or float("inf")
     over = [b for b in tree.branches if b.kind == "hint" and b.fork + len(b.ids) > limit]
     if not over:
         return tree, 0

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -249,19 +250,39 @@ def test_a_table_in_a_pipe_is_as_wide_as_columns_and_loses_nothing(tmp_path):
     rows = map(json.loads, ran("composer-rl hints list", "--json", cwd=tmp_path).stdout.splitlines())
     longest = max((row["hint"] or "" for row in rows), key=len)
     for columns, width in ((None, 100), ("72", 72), ("wide", 100)):
-        table = ran("composer-rl hints list", cwd=tmp_path, **({"COLUMNS": columns} if columns else {})).stdout
+        table = ran("composer-rl hints list", "--first", "1000", cwd=tmp_path, **({"COLUMNS": columns} if columns else {})).stdout
+        table = table[:table.index("┃ turns")]  # the summary by hint cuts them
         assert max(len(line) for line in table.splitlines()[:-2]) == width < len(longest)  # the last two are no table
         hints = " ".join(line.split("│")[-2].strip() for line in table.splitlines() if line.count("│") > 4)
         assert " ".join(longest.split()) in hints and "…" not in table
 
 
 def test_a_list_can_be_short_and_counts_all(tmp_path):
-    every, short = (ran("composer-rl hints list", *words, cwd=tmp_path).stdout for words in ((), ("--first", "3")))
+    every, short = (ran("composer-rl hints list", "--first", first, cwd=tmp_path).stdout for first in ("1000", "3"))
     rows = ran("composer-rl hints list", "--first", "3", "--json", cwd=tmp_path).stdout.splitlines()
     counts = every.splitlines()[-1]
     assert len(rows) == 3 and len(short.splitlines()) < len(every.splitlines())
     total = sum(int(part.split(": ")[1]) for part in counts.split(", "))
     assert short.splitlines()[-1] == f"{counts}; {total - 3} of them not listed"
+
+
+def test_a_long_list_is_summed_up_by_hint_and_says_how_to_get_all(tmp_path):
+    rows = [json.loads(row) for row in ran("composer-rl hints list", "--json", cwd=tmp_path).stdout.splitlines()]
+    by_hint = Counter((row["layer"], row["hint"]) for row in rows)
+    out = ran("composer-rl hints list", cwd=tmp_path, COLUMNS="400").stdout
+    listed, summary = out.split("┃ turns")
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in summary.splitlines() if line.startswith("│")]
+    counts = [count for _, count in by_hint.most_common()]
+    assert [int(count) for count, *_ in cells] == counts[:20] + [sum(counts[20:])] * (len(counts) > 20)
+    (layer, hint), most = by_hint.most_common(1)[0]
+    assert cells[0][:2] == [str(most), layer] and " ".join(hint.split()).startswith(cells[0][2].rstrip("…"))
+    firsts = {(row["layer"], row["hint"]): (row["trace_id"], str(row["message_index"])) for row in reversed(rows)}
+    wanted = {firsts[key] for key, _ in by_hint.most_common(20)}
+    lines = [line for line in listed.splitlines() if line.startswith("│")]
+    shown = [tuple(cell.strip() for cell in line.split("│")[1:3]) for line in lines]
+    assert len(shown) == len(wanted) <= 20 and set(shown) == wanted
+    more = f"; {len(rows) - len(shown)} of them not listed: --first {len(rows)} or --json lists all"
+    assert out.splitlines()[-1].endswith(more)
 
 
 def seen_in_a_terminal(*words, program=(COMMAND,), cwd=None, **environment):
@@ -390,3 +411,23 @@ def test_completion_offers_what_the_commands_take():
     from composer_replication.recipes.recipe_file import shipped_recipes
     assert agent_names() == [*QUALITIES, *sorted(MODELS)] and ladder_names("ARMS") == list(ARMS)
     assert recipe_names() == sorted(shipped_recipes())
+
+
+def test_a_folder_stands_for_the_trace_files_in_it(tmp_path):
+    from composer_replication.envs.toy.traces import toy_traces
+    from composer_replication.traces.export import write_traces
+    traces = toy_traces()
+    (tmp_path / "runs" / "below").mkdir(parents=True)
+    write_traces(traces[10:20], tmp_path / "runs" / "b.json")
+    write_traces(traces[:10], tmp_path / "runs" / "a.jsonl.gz")
+    write_traces(traces[20:], tmp_path / "runs" / "below" / "c.jsonl")
+    (tmp_path / "runs" / "notes.txt").write_text("no trace")
+    for name in ("composer-rl traces errors", "composer-rl hints list"):
+        given = ["runs"], ["runs/a.jsonl.gz", "runs/b.json"]
+        folder, files = (ran(name, "--json", *words, cwd=tmp_path).stdout for words in given)
+        assert folder == files and folder
+    (tmp_path / "empty").mkdir()
+    done = ran("composer-rl hints list", "empty", cwd=tmp_path)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+    assert "empty: no trace file lies directly in this folder" in done.stderr
+    assert "files that end in .json, .jsonl, .traj" in done.stderr

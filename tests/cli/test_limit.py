@@ -1,6 +1,8 @@
 """Error turns beyond a limit of length: the commands count them and name the option that lifts it; what the toy model says."""
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -13,7 +15,7 @@ from composer_replication.traces.export import write_traces
 from composer_replication.tree.build import build_tree
 from composer_replication.tree.template import probe_template
 
-COMMANDS = {"explore": (["explore"], "page.html"), "compose": (["compose", "--steps", "2"], "out"),
+COMMANDS = {"explore": (["explore", "--model", "embedded"], "page.html"), "compose": (["compose", "--steps", "2"], "out"),
             "score": (["hints", "score", "--sites", "2"], "out"),
             "write": (["hints", "write", "--sites", "2", "--n", "1"], "out")}
 
@@ -41,24 +43,96 @@ def run(tmp_path, traces):
     return run
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "explore"])
 def test_where_every_error_turn_is_beyond_the_limit_the_option_is_named_and_nothing_is_written(run, name):
     done, output = run(name, "--max-tokens", "20")
     assert done.exit_code == 1 and not output.exists()
     said = done.stderr.splitlines()[-1]
     assert re.fullmatch(r"error: all \d+ error turns .*end beyond --max-tokens 20, the earliest at (\d+) tokens; "
-                        r"raise --max-tokens to \1 or more\.", said)
+                        r"raise --max-tokens to \1 or more; --max-tokens \d+ takes them all\.", said)
     lifted, _ = run(name, "--max-tokens", re.search(r"to (\d+) or more", said)[1])
     assert lifted.exit_code == 0
     assert re.search(r"\d+ of \d+ error turns .*end beyond --max-tokens \d+ and are left out", lifted.stderr)
 
 
-@pytest.mark.parametrize("name", ("explore", "compose"))
-def test_the_count_is_that_of_the_trees(run, traces, name):
+def data_of(page):
+    return json.loads(re.search(r"<script type=application/json>(.*?)</script>", page.read_text(), re.DOTALL)[1])
+
+
+@pytest.mark.parametrize("share", (0, .5))
+def test_an_error_turn_beyond_the_limit_stands_on_the_page_with_its_hint_and_without_bars(run, traces, share):
+    ends = first_ends(traces)
+    most = ends[int(share * len(ends))] if share else 20
+    beyond = sum(end > most for end in ends)
+    done, output = run("explore", "--max-tokens", str(most))
+    assert done.exit_code == 0, done.output
+    sites = [site for trace in data_of(output)["traces"] for site in trace["sites"]]
+    assert len(sites) == len(ends) and sum("unread" in site for site in sites) == beyond
+    assert all(site["hints"] and f"--max-tokens {most}" in site["unread"] or f"limit of {most}" in site["unread"]
+               for site in sites if "unread" in site)
+    sentence = (f"Of {len(ends)} error turns {len(ends) - beyond} have token bars; {beyond} end beyond --max-tokens {most} "
+                f"(--max-tokens {ends[-1]} takes them all).")
+    assert sentence in done.stderr and sentence in output.read_text()
+
+
+def test_no_longer_limit_is_advised_than_the_model_has_context(run, traces, monkeypatch):
+    ends = first_ends(traces)
+    context = ends[len(ends) // 2]
+    monkeypatch.setattr("composer_replication.tree.build.positions", lambda config: context)
+    monkeypatch.setattr("composer_replication.experiments.loss_check.positions", lambda config: context)
+    within = sum(end <= context for end in ends)
+    for name, more in (("explore", []), ("compose", ["--steps", "12"])):
+        done, _ = run(name, "--max-tokens", str(ends[0]), *more)
+        fit = within - sum(end <= ends[0] for end in ends)
+        assert f"--max-tokens {context}, the model's context, takes {fit} of them" in done.stderr
+    done, _ = run("score", "--max-tokens", "20")
+    assert re.search(rf"--max-tokens {context}, the model's context, takes \d+ of them\.", done.stderr)
+    monkeypatch.setattr("composer_replication.tree.build.positions", lambda config: 20)
+    done, _ = run("score", "--max-tokens", "20")
+    assert "name a model with a longer context" in done.stderr and "raise --max-tokens" not in done.stderr
+
+
+NO_TORCH = """
+import sys
+sys.modules["torch"] = sys.modules["transformers"] = None
+from composer_replication.cli.app import main
+main()
+"""
+
+
+def test_without_a_model_ones_own_traces_are_shown_with_hints_alone_and_no_pytorch(traces, tmp_path):
+    write_traces(traces, tmp_path / "mine.jsonl")
+    words = [sys.executable, "-c", NO_TORCH, "explore", "mine.jsonl", "--out", "page.html"]
+    done = subprocess.run(words, cwd=tmp_path, timeout=120, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    count = len(first_ends(traces))
+    sentence = f"{count} error turns with their hints; give --model for how the hint moves the tokens."
+    assert sentence in done.stderr and sentence in (tmp_path / "page.html").read_text()
+    sites = [site for trace in data_of(tmp_path / "page.html")["traces"] for site in trace["sites"]]
+    assert len(sites) == count and all(site["unread"] and site["hints"] and "tokens" not in site for site in sites)
+
+
+def test_counts_on_the_page_are_of_all_error_turns(run, traces, monkeypatch):
+    count = len(first_ends(traces))
+    _, output = run("explore", "--max-tokens", "20")
+    assert f"{len(traces)} recorded traces with errors (" in output.read_text()
+    monkeypatch.setattr("composer_replication.report.explorer.LARGEST", 6000)
+    done, output = run("explore", "--max-tokens", "20")
+    data = data_of(output)
+    shown = sum(len(trace["sites"]) for trace in data["traces"])
+    assert shown < count and [trace["errors"] for trace in data["traces"]] == [
+        len({site.turn for site in find_error_sites(trace)}) for trace in traces][:len(data["traces"])]
+    page = output.read_text()
+    assert f"{len(data['traces'])} of {len(traces)} recorded traces with errors, {shown} of {count} error turns shown (" in page
+    kinds = re.search(r"error turns shown \((.*?)\)", page)[1]
+    assert sum(map(int, re.findall(r"\d+", kinds))) == count
+    assert f"{count - shown} are left out for the page's size" in done.stderr and f"{shown} of {count} error turns" in done.stdout
+
+
+def test_the_count_is_that_of_the_trees(run, traces):
     ends = first_ends(traces)
     middle = ends[len(ends) // 2]
-    more = ["--steps", "12"] if name == "compose" else []
-    done, _ = run(name, "--max-tokens", str(middle), *more)
+    done, _ = run("compose", "--max-tokens", str(middle), "--steps", "12")
     beyond = sum(end > middle for end in ends)
     assert done.exit_code == 0 and f"{beyond} of {len(ends)} error turns" in done.stderr
     assert f"--max-tokens {ends[-1]} takes them all" in done.stderr
@@ -81,7 +155,7 @@ def test_the_toy_model_says_what_it_is_on_a_users_traces_only(run, tmp_path, nam
     page = (output if output.is_file() else output / "report.html").read_text()
     assert done.exit_code == 0 and toy in done.stderr and toy in page
     few = ["--traces", "1"] if name == "explore" else []
-    shipped = CliRunner().invoke(app, [*COMMANDS[name][0], "--out", str(tmp_path / "shipped"), *few])
+    shipped = CliRunner().invoke(app, [COMMANDS[name][0][0], "--out", str(tmp_path / "shipped"), *few])
     page = (tmp_path / "shipped" if name == "explore" else tmp_path / "shipped" / "report.html").read_text()
     assert shipped.exit_code == 0 and "toy model:" not in shipped.stderr + page
 

@@ -127,7 +127,7 @@ def test_traces_of_held_out_tasks_are_left_out(tmp_path):
     (dict(hints=["judge"], hint_judge="gpt-x"), "OPENROUTER_API_KEY"),
     (dict(kl_coef=0.1), "kl_coef=0.1 measures rollouts, and recorded traces alone bring none; set it to 0"),
     (dict(max_trace_tokens=4), r"^all \d+ turns with a hint or a pair end beyond max_trace_tokens 4, the earliest at (\d+) "
-                               r"tokens; raise max_trace_tokens to \1 or more\.$"),
+                               r"tokens; raise max_trace_tokens to \1 or more; max_trace_tokens \d+ takes them all\.$"),
 ])
 def test_what_cannot_be_learnt_from_is_one_sentence(tmp_path, monkeypatch, changes, said):
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)

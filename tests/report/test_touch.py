@@ -93,6 +93,27 @@ def test_the_explorer_by_mouse(visit, explorer):
     assert "dog" in page.locator("[data-is=text]").inner_text() and page.complaints == []
 
 
+def test_an_error_turn_that_no_model_read_shows_its_error_and_hint(visit, tmp_path):
+    read, unread = hinted(failing("first", "cat")).turns
+    long = HintedTurn(unread.site, {"template": ("Use ls.", ())}, "No token bars: it is long.")
+    turns = read, long, HintedTurn(unread.site, {}, "No hint here.")
+    data = explorer_data([HintedTrace(failing("first", "cat"), turns)], LAYERS)
+    data["traces"][0]["sites"][2]["turn"] = 5  # an error turn without any hint
+    (tmp_path / "page.html").write_text(explorer_page(data))
+    page = visit((tmp_path / "page.html").as_uri())
+    assert "first: 3 error turns" in page.locator("[data-is=trace]").inner_text() and columns(page) == [[1, 1], [.9, .1]]
+    page.get_by_label("turn 3, assistant, error: tool_not_found").check()
+    assert page.locator("[data-is=unread]").inner_text() == "No token bars: it is long."
+    assert page.locator(".explorer .hint").inner_text() == "Use ls." and not page.locator("[data-is=bars]").is_visible()
+    assert "unknown tool cat" in page.locator("[data-is=answer]").inner_text()
+    page.get_by_label("no hint", exact=True).check()
+    assert page.locator(".explorer .hint").inner_text() == "No hint."
+    page.get_by_label("turn 5, assistant, error: tool_not_found").check()
+    assert page.locator("[data-is=unread]").inner_text() == "No hint here."
+    page.get_by_label("turn 1, assistant, error: tool_not_found").check()
+    assert page.locator("[data-is=bars]").is_visible() and columns(page) == [[1, 1], [.9, .1]] and page.complaints == []
+
+
 def test_the_explorer_by_keyboard_alone(visit, explorer):
     page, focused = visit(explorer), "document.activeElement.ariaLabel ?? document.activeElement.dataset.is ?? ''"
     def tab(wanted):

@@ -217,3 +217,22 @@ def test_hosts_folders_are_not_shown(folder, monkeypatch):
     monkeypatch.setattr(exploits.tempfile, "gettempdir", lambda: folder)
     shown = exploits.tidied(f"read {folder}/exploit-host-a1_b/secret and {folder}/boxes/123/repo/a.py")
     assert shown == "read /host/secret and a.py"
+
+
+@pytest.mark.parametrize("own, tasks, words", [
+    (1.0, 12, "12 error turns of 12 tasks: own hint better than another site's hint (+1.00 nats a token, +1.00 to +1.00)."),
+    (-1.0, 12, "12 error turns of 12 tasks: own hint worse than another site's hint (-1.00 nats a token, -1.00 to -1.00)."),
+    (None, 12, "own hint not shown to differ from another site's hint (+0.00 nats a token"),
+    (1.0, 3, "better than another site's hint (+1.00 nats a token, +1.00 to +1.00); too few to tell (under 10 tasks)."),
+    (0.0, 3, "no better than another site's hint (+0.00 nats a token, +0.00 to +0.00); too few to tell (under 10 tasks)."),
+    (1.0, 1, "1 error turn of 1 task: own hint better than another site's hint (+1.00 nats a token, no interval); too few"),
+])
+def test_the_verdict_on_hints_follows_from_estimate_and_interval(own, tasks, words):
+    from types import SimpleNamespace
+
+    from composer_replication.report.hint_scores import verdict
+    values = [own if own is not None else (-1) ** i for i in range(tasks)]  # None: as often better as worse
+    scores = [SimpleNamespace(case=SimpleNamespace(task=str(i)), contrast={"own": value, "other site": 0.0}.get)
+              for i, value in enumerate(values)]
+    assert words in verdict(scores)
+    assert "too few" in words or "too few" not in verdict(scores)

@@ -37,8 +37,9 @@ document.querySelectorAll(".explorer").forEach((root, number) => {
   }
 
   function readHint() {
-    const now = hint(), here = site(), all = now ? now.nats.reduce((a, b) => a + b, 0) : 0, most = now ? now.nats.indexOf(Math.max(...now.nats)) : -1;
-    part("hint").textContent = now ? now.text : "No hint: the model reads the turn as it was.";
+    const now = hint(), here = site(), nats = now?.nats || [], all = nats.reduce((a, b) => a + b, 0), most = now ? nats.indexOf(Math.max(...nats)) : -1;
+    part("hint").textContent = now ? now.text : here.unread ? "No hint." : "No hint: the model reads the turn as it was.";
+    if (here.unread) return;
     [...part("tokens").children].forEach((token, i) => {
       token.style.setProperty("--q", now ? now.q[i] : here.p[i]);
       token.classList.toggle("most", i === most);
@@ -60,9 +61,12 @@ document.querySelectorAll(".explorer").forEach((root, number) => {
     if (!here) return;
     part("error").textContent = `⚠ ${here.kind}, shown by turn ${here.shown}:`;
     part("answer").textContent = trace().turns[here.shown].text;
-    if (!hint()) at.layer = here.hints[0].layer;
+    if (!hint()) at.layer = here.hints[0]?.layer || "";
+    part("bars").hidden = Boolean(here.unread);
+    part("unread").hidden = !here.unread;
+    part("unread").textContent = here.unread || "";
     const layers = ["", ...data.layers].map(layer => {
-      const there = !layer || here.hints.some(one => one.layer === layer), taken = layer === here.hints[0].layer;
+      const there = !layer || here.hints.some(one => one.layer === layer), taken = layer === here.hints[0]?.layer;
       const named = layer ? layer + (taken ? " ✓" : "") : "no hint";
       const title = layer ? taken ? `${layer}: what training takes` : there ? layer : `${layer}: has no hint here` : "no hint";
       const button = radio("layer", "tab", named, title, layer === at.layer, () => { at.layer = layer; readHint(); });
@@ -70,7 +74,7 @@ document.querySelectorAll(".explorer").forEach((root, number) => {
       return button;
     });
     part("layers").replaceChildren(...layers);
-    part("tokens").replaceChildren(...here.tokens.map((text, i) => {
+    part("tokens").replaceChildren(...(here.tokens || []).map((text, i) => {
       const token = radio("token", "token", "", text, !i, () => { at.token = i; readToken(); }, [make("i", ""), make("span", text)]);
       token.style.setProperty("--p", here.p[i]);
       return token;
@@ -102,7 +106,8 @@ document.querySelectorAll(".explorer").forEach((root, number) => {
     const kind = part("kind").value, offered = data.traces.map((one, i) => i).filter(i => !kind || data.traces[i].sites.some(one => one.kind === kind));
     part("trace").replaceChildren(...offered.map(i => {
       const one = data.traces[i], reward = one.reward == null ? "" : `, reward ${one.reward}`, made = one.model ? `, by ${one.model}` : "";
-      return make("option", `${one.id}: ${one.sites.length} error turn${one.sites.length > 1 ? "s" : ""}${reward}${made}`, {value: i});
+      const there = one.sites.length < one.errors ? `${one.sites.length} of ${one.errors}` : one.errors;
+      return make("option", `${one.id}: ${there} error turn${one.errors > 1 ? "s" : ""}${reward}${made}`, {value: i});
     }));
     return offered;
   }
