@@ -343,10 +343,11 @@ def _calculate_rewards(self: ComposerReplicationTrainer, inputs, prompts, comple
 @patch
 def _called(self: ComposerReplicationTrainer) -> int | None:
     "Episodes of all devices with a tool call; None where no tool is offered."
-    if not self.factory or not self.rollouts[0].trace.tools:
+    if not self.factory:
         return None
-    called = [any(turn.tool_calls for turn in rollout.trace.turns) for rollout in self.rollouts]
-    return int(self.accelerator.gather(torch.tensor(called, device=self.accelerator.device)).sum())
+    mine = [(bool(r.trace.tools), any(turn.tool_calls for turn in r.trace.turns)) for r in self.rollouts]
+    offered, called = self.accelerator.gather(torch.tensor(mine, device=self.accelerator.device)).sum(0).tolist()  # all devices, whatever each offers
+    return called if offered else None
 
 
 @patch
