@@ -153,8 +153,9 @@ def explore(
     files = given(files, twice=True)
     check_output(output)
     if model is None and files != [toy_path()]:
-        data, lacking = _hints_alone(files, traces, seed, strict, tools, hints)
-        return _show(data, lacking, None, files, None, seed, output, as_json)
+        if chat_template is not None:
+            warn("--chat-template is not used: without --model no model reads these traces.")
+        return _show(*_hints_alone(files, traces, seed, strict, tools, hints), None, files, None, seed, output, as_json)
     with working("loading PyTorch"):
         find_model(model or EMBEDDED)
         import composer_replication.recipes.checkpoint

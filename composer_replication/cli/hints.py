@@ -47,18 +47,20 @@ def hint_layers(names: list[str], files: list[Path], strict: bool, tools: Path |
 
 
 def hinted_sites(files: list[Path], strict: bool, tools: Path | None, hints: list[str]) -> Iterator[tuple]:
-    "Every error site with its hint; None where no layer has one."
+    "Of every error site the trace, the site and its hint; None where no layer has one."
     from composer_replication.traces.error_sites import find_error_sites
     generator = hint_layers(hints, files, strict, tools)
     for _, trace in stream(files, strict, tools, on_problem=lambda problem: None):
         for site in find_error_sites(trace):
-            yield site, generator.hint(trace, site)
+            yield trace, site, generator.hint(trace, site)
 
 
 def hint_row(hinted: tuple) -> dict:
-    "A site with its hint and the layer that made it, as a JSON line names them."
-    site, hint = hinted
-    return site_row(site) | {"hint": hint.text if hint else None, "layer": hint.layer if hint else None}
+    "A site with what was done and what came of it, its hint and the layer that made it, as a JSON line names them."
+    from composer_replication.hints.text import action_text
+    trace, site, hint = hinted
+    return site_row(site) | {"action": action_text(trace.turns[site.turn]), "error": site.context.error_message,
+                             "hint": hint.text if hint else None, "layer": hint.layer if hint else None}
 
 # %% ../../nbs/cli/06_hints.ipynb #ea557703
 hints_app = typer.Typer(
@@ -82,7 +84,9 @@ class Listing:
         row, number = hint_row(hinted), self.by_hint.total()
         key = row["layer"] or "no hint", row["hint"] or ""
         self.by_hint[key] += 1
-        cells = [row["trace_id"], row["message_index"], row["kind"], row["layer"] or "–", one_line(key[1])]
+        parts = {"action": row["action"], "error": row["error"], f"hint ({row['layer']})": row["hint"]}
+        cells = [f"{row['trace_id']}\nturn {row['message_index']}\n{row['kind']}",
+                 "\n".join(f"{name}: {one_line(part)}" for name, part in parts.items() if part)]
         if number < (self.first or MOST):
             self.rows.append(cells)
         if self.by_hint[key] == 1:
@@ -108,7 +112,7 @@ class Listing:
 # %% ../../nbs/cli/06_hints.ipynb #46a02cce
 def _show_list(sites: Iterator[tuple], first: int | None) -> None:
     "Some rows, the summary by hint, all counts."
-    listing, table, layers = Listing(first), Table("trace", "turn", "kind", "layer", "hint"), Counter()
+    listing, table, layers = Listing(first), Table("error turn", "what was done, what came of it, what would have helped", show_lines=True), Counter()
     with working("reading") as say_where:
         for number, hinted in enumerate(sites, 1):
             listing.add(hinted)

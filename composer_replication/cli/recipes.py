@@ -82,7 +82,7 @@ def recipes_show(
 def recipes_new(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The recipe to write, such as my.yaml.")],
     model: Model = None,
-    traces: Annotated[list[str] | None, typer.Option("--traces", help="Recorded traces: a file or a pattern; any number.")] = None,
+    traces: Annotated[list[str] | None, typer.Option("--traces", help="Recorded traces: a file, a folder or a pattern; any number.")] = None,
     tasks: Annotated[str | None, typer.Option("--tasks", help="A file that `composer-rl tasks make` wrote.")] = None,
     as_json: AsJson = False,
 ):

@@ -49,8 +49,8 @@ PAIR_SOURCES = ("group", *FREE_PAIRS, EMBEDDED)
 class SourceArguments:
     "What channels 2 and 3 learn from, beside rollouts or alone."
 
-    traces: list[str] | None = setting(None, "Recorded trace files of any format, patterns too, or `embedded`: channels 2 and 3 on them, beside rollouts "
-                                             "or, without a task, alone.")
+    traces: list[str] | None = setting(None, "Recorded trace files of any format, folders and patterns too, or `embedded`: channels 2 and 3 on them, beside "
+                                             "rollouts or, without a task, alone.")
     max_trace_tokens: int = setting(4096, "Tokens of a recorded trace at most; the rest is cut at a turn's border.")
     hints: list[str] = field(default_factory=lambda: ["template", "raw_error"], metadata={
         "help": "Channel 2: hint layers, asked in this order: `template`, `raw_error`, `judge`, `learned`, `sibling` (recorded traces), "

@@ -80,7 +80,7 @@ output_dir: {output}
 # %% ../../nbs/recipes/16_recipe_file.ipynb #830c72cb
 def new_recipe(
     model: str,  # a folder, a hub id, a name of `composer-rl models`
-    traces: Sequence[str],  # recorded files, patterns too; channel 2 learns at their error turns
+    traces: Sequence[str],  # recorded files, folders and patterns too; channel 2 learns at their error turns
     tasks: str | None,  # a file of `composer-rl tasks make`; channel 1 learns from what passes
     output: str,  # the run's folder
 ) -> str:  # YAML

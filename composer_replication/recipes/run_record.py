@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from .checkpoint import RUN_FILE, read_record
 from ..envs.deletion.env import find_tasks
 from ..envs.toy.traces import toy_path
 from .recipe import EMBEDDED, Recipe
+from .sources import trace_paths
 
 # %% ../../nbs/recipes/12_run_record.ipynb #4bc11e29
 HIDDEN = re.compile(r"(token|key|secret|password)$")
@@ -53,9 +53,9 @@ def data_files(recipe: Recipe) -> list[Path]:
     "The files of tasks, recorded traces and pairs that the recipe names, each once; what is no file, such as `group`, is left out."
     a = recipe.arguments
     tasks = [find_tasks(a.tasks)] if a.tasks and a.task == "deletion" else [a.tasks] if a.tasks else []
-    named = [str(toy_path()) if name == EMBEDDED else name for name in (*(a.traces or ()), *(a.replay_pairs or ()))]
-    paths = [path for name in (*tasks, *named) for path in (sorted(glob(str(name), recursive=True)) or [name])]
-    return [path for path in dict.fromkeys(map(Path, paths)) if path.is_file()]
+    traces = [path for name in a.traces or () for path in trace_paths(name)]
+    pairs = [toy_path() if name == EMBEDDED else name for name in a.replay_pairs or ()]
+    return [path for path in dict.fromkeys(map(Path, (*tasks, *traces, *pairs))) if path.is_file()]
 
 
 def run_record(

@@ -7,6 +7,7 @@ __all__ = ['THEME', 'MOST', 'panels', 'Plot']
 
 # %% ../../nbs/report/01_plots.ipynb #d2864b66
 import io
+import re
 from math import isfinite
 
 from matplotlib import rc_context
@@ -65,6 +66,9 @@ def panels(figure: Figure) -> list[dict]:  # one for each axis: title, x, y, xli
              "xlim": list(axis.get_xlim()), "ylim": list(axis.get_ylim()), "lines": _lines(axis)} for axis in axes]
 
 # %% ../../nbs/report/01_plots.ipynb #fbaa3369
+_TAG, _LONG = re.compile("<[^>]+>"), re.compile(r"(\d\.\d\d)\d+")  # hundredths of a point are enough, and a label's text stays as it is
+
+
 class Plot(Figure):
     "A figure for templates and notebooks."
 
@@ -81,8 +85,8 @@ class Plot(Figure):
         "The figure as inline SVG, with what a script needs to draw it again."
         out = io.StringIO()
         with rc_context(THEME):
-            self.savefig(out, format="svg", bbox_inches="tight", metadata={"Date": None})
-        svg = out.getvalue()
+            self.savefig(out, format="svg", bbox_inches="tight", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+        svg = _TAG.sub(lambda tag: _LONG.sub(r"\1", tag[0]), " ".join(out.getvalue().split()))
         for name, (light, _) in PALETTE.items():
             svg = svg.replace(light.lower(), f"var(--{name})")
         return render("figure", alt=self.alt, panels=panels(self), svg=Html(svg[svg.index("<svg"):]))

@@ -247,14 +247,16 @@ def test_a_pipe_gets_whole_lines_without_escape_codes(tmp_path):
 
 
 def test_a_table_in_a_pipe_is_as_wide_as_columns_and_loses_nothing(tmp_path):
-    rows = map(json.loads, ran("composer-rl hints list", "--json", cwd=tmp_path).stdout.splitlines())
+    rows = [json.loads(row) for row in ran("composer-rl hints list", "--json", cwd=tmp_path).stdout.splitlines()]
     longest = max((row["hint"] or "" for row in rows), key=len)
     for columns, width in ((None, 100), ("72", 72), ("wide", 100)):
         table = ran("composer-rl hints list", "--first", "1000", cwd=tmp_path, **({"COLUMNS": columns} if columns else {})).stdout
         table = table[:table.index("┃ turns")]  # the summary by hint cuts them
         assert max(len(line) for line in table.splitlines()[:-2]) == width < len(longest)  # the last two are no table
-        hints = " ".join(line.split("│")[-2].strip() for line in table.splitlines() if line.count("│") > 4)
-        assert " ".join(longest.split()) in hints and "…" not in table
+        told = " ".join(line.split("│")[-2].strip() for line in table.splitlines() if line.count("│") == 3)
+        row = next(row for row in rows if row["hint"] == longest)
+        for name in ("action", "error", "hint"):
+            assert " ".join(row[name].split()) in told.replace(f"{name}:", "") and "…" not in table
 
 
 def test_a_list_can_be_short_and_counts_all(tmp_path):
@@ -278,8 +280,8 @@ def test_a_long_list_is_summed_up_by_hint_and_says_how_to_get_all(tmp_path):
     assert cells[0][:2] == [str(most), layer] and " ".join(hint.split()).startswith(cells[0][2].rstrip("…"))
     firsts = {(row["layer"], row["hint"]): (row["trace_id"], str(row["message_index"])) for row in reversed(rows)}
     wanted = {firsts[key] for key, _ in by_hint.most_common(20)}
-    lines = [line for line in listed.splitlines() if line.startswith("│")]
-    shown = [tuple(cell.strip() for cell in line.split("│")[1:3]) for line in lines]
+    sites = [line.split("│")[1].strip() for line in listed.splitlines() if line.startswith("│")]
+    shown = [(trace, turn.removeprefix("turn ")) for trace, turn in zip(sites, sites[1:]) if turn.startswith("turn ")]
     assert len(shown) == len(wanted) <= 20 and set(shown) == wanted
     more = f"; {len(rows) - len(shown)} of them not listed: --first {len(rows)} or --json lists all"
     assert out.splitlines()[-1].endswith(more)

@@ -92,7 +92,7 @@ def said_by(arguments, capsys, monkeypatch):
     (["task=deletion", "tasks=empty.jsonl", "held_out_rows=2"], "empty.jsonl holds no task that can be used: make some with"),
     (["task=deletion", "tasks=larder", "split=task", "per_device_train_batch_size=32", "gradient_accumulation_steps=4"],
      "tasks are left to train on, and one generation takes"),
-    (["traces=[nofile.jsonl]"], "traces: 'nofile.jsonl' is no file and no pattern of files"),
+    (["traces=[nofile.jsonl]"], "traces: 'nofile.jsonl' is no file, no folder and no pattern of files"),
     (["held_out_rows=3.5"], "held_out_rows=3.5"),
     (["max_steps=-3"], "max_steps=-3"),
     (["max_steps=0"], "max_steps=0"),

@@ -10,6 +10,7 @@ import yaml
 from bad_server import BadServer, Reply, completion
 from forks import composer
 
+from composer_replication.core.errors import InputProblem
 from composer_replication.envs.toy.env import world_rows
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
 from composer_replication.envs.toy.traces import toy_path, toy_traces
@@ -20,7 +21,8 @@ from composer_replication.losses.compose import compose_loss
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.recipes.recipe_file import RecipeProblem
 from composer_replication.recipes.run import make_trainer
-from composer_replication.recipes.sources import judge_of, pairs_as_traces, recipe_sources, recorded_traces
+from composer_replication.recipes.run_record import data_files
+from composer_replication.recipes.sources import judge_of, pairs_as_traces, recipe_sources, recorded_traces, trace_paths
 from composer_replication.replay.dedup import place_pairs, read_pairs, write_pairs
 from composer_replication.replay.pairs import free_pairs
 from composer_replication.replay.teachers import TeacherProblem
@@ -162,6 +164,21 @@ def test_an_offline_loss_that_is_not_finite_names_its_traces(tmp_path):
     next(trainer.student.parameters()).data.fill_(float("nan"))
     with pytest.raises(NonFiniteLoss, match=f"channel '(sdpo|replay)' is not finite at step 1; traces: '{drawn.trace_id}'"):
         trainer.train()
+
+
+def test_a_recipe_takes_a_folder_of_traces_and_its_record_names_the_files(tmp_path):
+    (tmp_path / "runs").mkdir()
+    for i in range(2):
+        write_traces(toy_traces()[i::2], tmp_path / "runs" / f"{i}.jsonl.gz")
+    (tmp_path / "runs" / "notes.txt").write_text("not a trace")
+    recipe = load_recipe(write(tmp_path, traces=[str(tmp_path / "runs")], replay_pairs=None, beta_replay=0))
+    assert len(recipe_sources(recipe).traces) == len(toy_traces())
+    assert data_files(recipe) == sorted((tmp_path / "runs").glob("*.gz"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputProblem, match="no trace file lies directly in this folder"):
+        trace_paths(str(tmp_path / "empty"))
+    with pytest.raises(RecipeProblem, match=r"traces: 'no\[where' is no file, no folder and no pattern of files"):
+        trace_paths("no[where")
 
 
 def test_recorded_traces_beside_rollouts_count_in_the_same_means(tmp_path):
