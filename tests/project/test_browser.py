@@ -174,6 +174,14 @@ def test_the_gaps_fit_a_screen(site, visit):
     assert end <= 900 and page.locator("article details").count() > 15
 
 
+def test_a_table_of_many_columns_can_be_read_on_a_phone(site, visit):
+    page = visit((site / "coverage.html").as_uri())
+    page.set_viewport_size({"width": 360, "height": 800})
+    narrow = "cells => cells.filter(c => c.textContent.trim().length > 25).map(c => c.clientWidth).filter(wide => wide < 120)"
+    cells = page.locator("article table.docutils:has(th:nth-child(4)) td")
+    assert cells.count() > 50 and cells.evaluate_all(narrow) == []
+
+
 def test_a_table_that_scrolls_is_reached_by_keyboard(site, visit):
     page = visit((site / "recipe.html").as_uri())
     page.set_viewport_size({"width": 360, "height": 800})

@@ -33,6 +33,11 @@ def kept_files() -> list[Path]:
     return files
 
 
+def test_the_start_page_lists_the_rooms_in_their_order():
+    listed = re.findall(r"`(\w+)`", (ROOT / "README.md").read_text().split("## Folders")[1].split("##")[0])
+    assert listed == [room for room in ROOMS if room != "data"]
+
+
 # Importing
 
 def test_import_is_quick_and_lazy():
