@@ -75,7 +75,9 @@ def test_only_the_exact_hint_leads_to_the_team():
         assert told["exact"] == [(env.task.path, str(right))] and told["wrong"][0][1] != str(right)
         path, team = told["other"][0]
         assert path == other_module(env.task.path) != env.task.path and team_of(path) == int(team)
-        assert told["filler"] == told["empty"] == told["shuffled"] == []
+        assert told["filler"] == told["empty"] == told["shuffled"] == told["blind"] == told["raw"] == []
+        assert told["own"] == told["exact"] and says["own"].startswith("The attempt was")
+        assert env.task.path in says["blind"] and not re.search(r"\d", says["blind"].replace(env.task.path, ""))
         words = says["exact"].split()
         mixed = says["shuffled"].split()
         assert sorted(mixed) == sorted(words) and not set(zip(mixed, mixed[1:])) & set(zip(words, words[1:]))

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROLE_OF', 'FILLER', 'HINTS', 'offered_call', 'known_path', 'exact_hint', 'wrong_hint', 'vague_hint', 'filler_hint',
-           'template_hint', 'raw_hint', 'own_hint', 'world_hints']
+           'template_hint', 'raw_hint', 'behind_attempt', 'own_hint', 'world_hints']
 
 # %% ../../../nbs/envs/toy/06_hints.ipynb #1a5ee68f
 import re
@@ -83,11 +83,15 @@ def raw_hint(kind: str, meta: HintContext) -> str | None:
     return RawErrorHintGenerator().generate(kind, meta)
 
 # %% ../../../nbs/envs/toy/06_hints.ipynb #fc0296a2
-def own_hint(kind: str, meta: HintContext) -> str | None:
-    "The template's hint behind the attempt that failed."
-    hint = template_hint(kind, meta)
+def behind_attempt(hint: str | None, meta: HintContext) -> str | None:
+    "The hint behind the attempt that failed."
     calls = meta.trace.turns[meta.site.turn].tool_calls
     return f"The attempt was `{calls[0].name}` {calls[0].arguments}. {hint}" if hint and calls else hint
+
+
+def own_hint(kind: str, meta: HintContext) -> str | None:
+    "The template's hint behind the attempt that failed."
+    return behind_attempt(template_hint(kind, meta), meta)
 
 
 _QUALITIES: dict[str, Callable[[str, HintContext], str | None]] = {

@@ -16,7 +16,7 @@ from ...core.tools import ToolResult, argument_error, bounded
 from ...core.trace import HintContext, ToolCall, Trace
 from .env import FOLDERS, WorldEnv
 from .functions import FIRST, SECOND
-from .hints import ROLE_OF, exact_hint, filler_hint, known_path, wrong_hint
+from .hints import ROLE_OF, behind_attempt, exact_hint, filler_hint, known_path, raw_hint, wrong_hint
 from ...hints.layers import HintSource
 
 # %% ../../../nbs/envs/toy/10_teams.ipynb #93283036
@@ -130,6 +130,11 @@ def _other(kind: str, meta: HintContext) -> str:
     return team_fact(path, team_of(path))
 
 
+def _blind(kind: str, meta: HintContext) -> str | None:
+    path = _path(meta)
+    return f'Write it as "{path}" with another "team".' if path else exact_hint(kind, meta)
+
+
 def _shuffled(kind: str, meta: HintContext) -> str | None:
     hint = _exact(kind, meta)
     return hint and shuffled(hint)
@@ -137,7 +142,7 @@ def _shuffled(kind: str, meta: HintContext) -> str | None:
 # %% ../../../nbs/envs/toy/10_teams.ipynb #39c2b242
 _TEAM_HINTS: dict[str, Callable[[str, HintContext], str | None]] = {
     "exact": _exact, "wrong": _wrong, "other": _other, "shuffled": _shuffled, "filler": filler_hint,
-    "empty": lambda kind, meta: "."}
+    "empty": lambda kind, meta: ".", "raw": raw_hint, "blind": _blind, "own": lambda kind, meta: behind_attempt(_exact(kind, meta), meta)}
 TEAM_HINTS = tuple(_TEAM_HINTS)
 
 
