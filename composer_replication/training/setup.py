@@ -27,7 +27,7 @@ from .config import ComposerReplicationConfig
 from .guard import HeldoutSplit
 from .recorded import learnable_trees
 from ..hints.layers import HintSource
-from ..tree.build import Tree
+from ..tree.build import LengthLimit, Tree
 from ..tree.chat import ChatFormat, TemplateProblem
 from ..tree.template import probe_template
 
@@ -184,7 +184,7 @@ def prepare(
     pair_source: PairSource | None = None,
     replay_examples: Sequence[TraceExample] = (),
     traces: Sequence[TraceExample] = (),
-    max_trace_tokens: int | None = None,
+    limit: LengthLimit | None = None,  # of recorded traces, see `trace_limit`
 ) -> Setup:
     "Check all that the channels need; no model is loaded. Raises `InputProblem` and, for the chat template, `TemplateProblem`."
     ours = environment and config.our_loop
@@ -203,7 +203,7 @@ def prepare(
     if environment and chat is not None and not _carries_tools(chat):
         raise TemplateProblem("the chat template carries no tools, calls and results; take a tokenizer whose template does, "
                               "or train without an environment.")
-    recorded = learnable_trees(traces, replay_examples, chat, config, hint_source, max_trace_tokens) if config.channels else ()
+    recorded = learnable_trees(traces, replay_examples, chat, config, hint_source, limit) if config.channels else ()
     return Setup(tokenizer, chat, *recorded)
 
 # %% ../../nbs/training/08_setup.ipynb #7ab1c0e8

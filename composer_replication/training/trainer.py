@@ -54,7 +54,7 @@ from ..core.trace import Trace
 from ..envs.rewards import EpisodeReward
 from .draw import KeepsDraw, TaskDraw
 from .kl import completion_logprobs, kl_adjusted_advantages, kl_estimate, kl_loss_terms
-from .recorded import no_reward, steps_without_rollouts
+from .recorded import no_reward, steps_without_rollouts, trace_limit
 from ..tree.build import Tree
 from ..tree.text import AlignmentError
 from ..rollout.loop import collect
@@ -143,8 +143,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self.hint_source, self.pair_source, self.held_out_rows = hint_source, pair_source, list(held_out_rows)
         self.offline, self.draw, self.shaped = train_dataset is None, draw, shaped
         check_optimizer(args, others.get("peft_config") is not None or hasattr(model, "peft_config"))
-        known = processing_class or (model if isinstance(model, str) else get_config_model_id(model.config))
-        self.setup = self._prepare(args, known, train_dataset, environment_factory is not None, traces, replay_examples, max_trace_tokens)
+        self.setup = self._prepare(args, model, processing_class, train_dataset, environment_factory is not None, traces, replay_examples,
+                                   max_trace_tokens)
         reward_funcs, others = self._loop(args, reward_funcs, environment_factory, others)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*'rollout_func'.*experimental")
@@ -161,13 +161,17 @@ def _check_prompts(args, rows):
 
 
 @patch
-def _prepare(self: ComposerReplicationTrainer, args, tokenizer, train_dataset, environment, traces, replay_examples, max_tokens) -> Setup:
+def _prepare(self: ComposerReplicationTrainer, args, model, tokenizer, train_dataset, environment, traces, replay_examples,
+             max_tokens) -> Setup:
     "All that is checked before a weight is loaded."
     self.resume, self.generation, self.window, self.evaluations = Resume(self), None, None, 0
     self.health = HealthCallback(lambda: self._metrics["train"])
     self.stage = lambda words: None  # told what takes long, when it begins
     self.ways = {}  # sentences on how branches are read: whether `log` has looked at them
-    setup = prepare(args, tokenizer, environment, self.hint_source, self.pair_source, replay_examples, traces, max_tokens)
+    named = model if isinstance(model, str) else get_config_model_id(model.config)
+    revision = (args.model_init_kwargs or {}).get("revision") or "main"
+    limit = trace_limit(max_tokens, model, revision) if traces or replay_examples else None
+    setup = prepare(args, tokenizer or named, environment, self.hint_source, self.pair_source, replay_examples, traces, limit)
     if self.held_out_rows and self.offline:
         raise InputProblem("held-out tasks are measured by rollouts, and recorded traces alone bring none", "leave held_out_rows out")
     _check_prompts(args, train_dataset)

@@ -124,7 +124,7 @@ def test_traces_of_held_out_tasks_are_left_out(tmp_path):
 
 
 @pytest.mark.parametrize("changes, said", [
-    (dict(traces="nowhere/*.jsonl"), "traces: 'nowhere/\\*.jsonl' is no file and no pattern"),
+    (dict(traces="nowhere/*.jsonl"), "traces: 'nowhere/\\*.jsonl' is no file, no folder and no pattern"),
     (dict(hints=["no_such_module:Layer"]), "'no_such_module' ended with ModuleNotFoundError"),
     (dict(hints=["judge"], hint_judge="gpt-x"), "OPENROUTER_API_KEY"),
     (dict(kl_coef=0.1), "kl_coef=0.1 measures rollouts, and recorded traces alone bring none; set it to 0"),
@@ -156,6 +156,12 @@ def test_turns_beyond_the_limit_are_counted_where_others_remain(tmp_path):
     assert sum(len(tree.branches) for tree in short.setup.recorded) == sum(end <= middle for end in ends)
     assert re.match(rf"\d+ of \d+ turns with a hint or a pair end beyond max_trace_tokens {middle} and are left out; "
                     rf"max_trace_tokens {ends[-1]} takes them all", short.setup.left_out)
+    model = embedded_model()
+    model.config.max_position_embeddings = ends[-2] if ends[-2] < ends[-1] else ends[-1] - 1
+    model.save_pretrained(tmp_path / "model")
+    embedded_tokenizer().save_pretrained(tmp_path / "model")
+    shorter = make_trainer(load_recipe(write(tmp_path, model=str(tmp_path / "model"), beta_replay=0, replay_pairs=None, max_trace_tokens=middle)))
+    assert f"max_trace_tokens {model.config.max_position_embeddings}, the model's context, takes" in shorter.setup.left_out
 
 
 def test_an_offline_loss_that_is_not_finite_names_its_traces(tmp_path):
