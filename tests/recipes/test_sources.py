@@ -160,7 +160,8 @@ def test_turns_beyond_the_limit_are_counted_where_others_remain(tmp_path):
     model.config.max_position_embeddings = ends[-2] if ends[-2] < ends[-1] else ends[-1] - 1
     model.save_pretrained(tmp_path / "model")
     embedded_tokenizer().save_pretrained(tmp_path / "model")
-    shorter = make_trainer(load_recipe(write(tmp_path, model=str(tmp_path / "model"), beta_replay=0, replay_pairs=None, max_trace_tokens=middle)))
+    named = dict(model=str(tmp_path / "model"), beta_replay=0, replay_pairs=None, max_trace_tokens=middle)
+    shorter = make_trainer(load_recipe(write(tmp_path, **named)))
     assert f"max_trace_tokens {model.config.max_position_embeddings}, the model's context, takes" in shorter.setup.left_out
 
 
