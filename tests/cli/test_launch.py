@@ -152,7 +152,8 @@ def test_the_value_of_a_variable_stays_out_of_spec_and_log(monkeypatch, no_progr
 
 @pytest.mark.parametrize(("on", "program"), [("slurm", "sbatch"), ("kubernetes", "kubectl"), ("sky", "sky"), ("modal", "modal")])
 def test_without_the_places_program_the_spec_is_written_and_one_sentence_says_what_to_run(on, program, no_programs, tmp_path):
-    done = run("launch", "toy", "--on", on, "--hours", "1", *CONTAINER, *(SKY if on == "sky" else []), "--set", "output_dir=run", "--json")
+    given = [*CONTAINER, *(SKY if on == "sky" else [])]
+    done = run("launch", "toy", "--on", on, "--hours", "1", *given, "--set", "output_dir=run", "--json")
     row = json.loads(done.stdout)
     assert done.exit_code == 3 and not row["submitted"] and f"{program} is not installed here" in done.stderr
     words = shlex.split(row["run"])

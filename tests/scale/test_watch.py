@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from jobs import GUARDED
 from transformers import TrainerState
 
 from composer_replication.core.files import write_json
@@ -34,14 +35,6 @@ def end(*_):
 signal.signal(signal.SIGTERM, end)
 open("begun", "w").close()
 time.sleep(600)
-"""
-GUARDED = """
-import json, os, sys, time
-os.makedirs("checkpoint-3")
-state = {"stateful_callbacks": {"HeldOutGuard": {"guard": {"reason": "Stopped at step 3: the KL is too large."}}}}
-json.dump(state, open("checkpoint-3/trainer_state.json", "w"))
-open("checkpoint-3/complete.json", "w").write("{}")
-time.sleep(float(sys.argv[1]))
 """
 
 

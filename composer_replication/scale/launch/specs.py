@@ -81,6 +81,8 @@ def sagemaker(job: Job) -> str:
     if not job.role or "." not in job.hardware:
         raise LaunchProblem("SageMaker needs a role and a type of instance", "give --role ARN, --hardware ml.g5.2xlarge")
     _check_storage(job, "SageMaker")
+    if re.search(r"\$[\w{]", job.here):
+        raise LaunchProblem(f"{job.here} looks like it names a variable, and aws would put its value there", "take another output_dir")
     if long := [word for word in words if len(word) > WORD]:
         raise LaunchProblem(f"SageMaker takes words of {WORD} characters, and this has {len(long[0])}: {long[0][:40]}...", "write it into the recipe")
     return _render("sagemaker.json", job=job, words=words, place=f"{job.storage.rstrip('/')}/{job.name}", wait=DAY)
