@@ -90,6 +90,12 @@ def test_sigterm_lets_the_command_end_by_itself(tmp_path):
     assert read_status(tmp_path).state == "stopped"
 
 
+def test_a_command_that_gets_sigterm_together_with_its_watch_is_stopped(tmp_path):
+    "Slurm signals every process of a step at once, so the command may be gone before the watch looks."
+    status = Watch(tmp_path, ["bash", "-c", "kill -TERM $PPID; exit 130"], Limit(3600)).run()
+    assert status.state == "stopped" and status.code == 130
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
 def test_nothing_runs_without_a_limit_when_the_watch_is_killed(tmp_path):
     watch = start(tmp_path, 3600, sys.executable, "-c", POLITE)
