@@ -68,7 +68,7 @@ test-foreign: .venv-foreign/.installed
 test-islands: .venv-islands/.installed
 	.venv-islands/bin/python -m pytest -n 0 -m "slow or not slow" tests/scale/test_islands.py tests/scale/test_rounds.py tests/scale/test_rounds_long.py tests/scale/test_store_islands.py
 
-# The clouds' own programs: aws before moto, Modal's client before a stand-in, SkyPilot's reader. On top of .venv, 440 MB. The slow ones too.
+# The clouds' own programs: aws before moto, Modal's client before a stand-in, SkyPilot's reader. 450 MB on top of .venv. The slow ones too.
 test-clouds: .venv-clouds/.installed
 	.venv-clouds/bin/python -m pytest -n 0 -m "slow or not slow" tests/scale/test_clouds.py
 
