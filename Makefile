@@ -17,7 +17,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export PYTHONHASHSEED ?= 0
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo road check test test-slow vllm test-vllm verifiers test-verifiers test-foreign test-islands docs lab clean
+.PHONY: demo road check test test-slow vllm test-vllm verifiers test-verifiers test-foreign test-islands test-clouds docs lab clean
 
 demo: $(VENV)
 	.venv/bin/composer-rl demo
@@ -68,6 +68,10 @@ test-foreign: .venv-foreign/.installed
 test-islands: .venv-islands/.installed
 	.venv-islands/bin/python -m pytest -n 0 -m "slow or not slow" tests/scale/test_islands.py tests/scale/test_rounds.py tests/scale/test_rounds_long.py tests/scale/test_store_islands.py
 
+# The clouds' own programs: aws before moto, Modal's client before a stand-in, SkyPilot's reader. 450 MB on top of .venv. The slow ones too.
+test-clouds: .venv-clouds/.installed
+	.venv-clouds/bin/python -m pytest -n 0 -m "slow or not slow" tests/scale/test_clouds.py
+
 docs: $(VENV)
 	.venv/bin/python docs/build.py
 	@echo "The site lies in docs/_build/html/index.html"
@@ -99,6 +103,14 @@ clean:
 	.venv/bin/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
 		> "$$(.venv-islands/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/below.pth"
 	.venv-islands/bin/python -m pip install -qq --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+.venv-clouds/.installed: constraints-clouds.txt $(VENV)
+	.venv/bin/python -m venv .venv-clouds
+	.venv-clouds/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r constraints-clouds.txt
+	.venv/bin/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
+		> "$$(.venv-clouds/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/below.pth"
+	.venv-clouds/bin/python -m pip install -qq --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
 $(VENV): constraints.txt pyproject.toml

@@ -105,7 +105,7 @@ def launch(
     machines: Annotated[int, typer.Option("--machines", min=1, help="On slurm, kubernetes and sky.")] = 1,
     hardware: Annotated[str, typer.Option("--hardware", help="Type of GPU, such as H100; for sagemaker the type of instance.")] = "",
     image: Annotated[str, typer.Option("--image", help="Container image in which this package is installed; not for local and slurm.")] = "",
-    storage: Annotated[str, typer.Option("--storage", help="Keeps runs and checkpoints: a bucket (sky, sagemaker), a claim (kubernetes), a volume (modal).")] = "",
+    storage: Annotated[str, typer.Option("--storage", help="Keeps runs and checkpoints: a whole bucket (sky), a bucket or its folder (sagemaker), a claim (kubernetes), a volume (modal).")] = "",
     role: Annotated[str, typer.Option("--role", help="ARN of SageMaker's execution role.")] = "",
     env: Annotated[list[str] | None, typer.Option("--env", help="Name of a variable to hand on, such as HF_TOKEN; its value is written nowhere.")] = None,
     name: Annotated[str, typer.Option("--name", help="Of the job, and of its folder there; else made of the run's folder here.")] = "",

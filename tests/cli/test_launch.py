@@ -20,6 +20,7 @@ from composer_replication.training.checkpoint import last_complete_checkpoint
 
 COMMAND = Path(sys.executable).with_name("composer-rl")
 CONTAINER = ["--image", "registry.invalid/composer:1", "--storage", "runs", "--hardware", "H100"]
+SKY = ["--storage", "s3://bucket"]
 SMALL = ["--set", "train_rows=8", "--set", "max_completion_length=64", "--set", "max_turns=2",
          "--set", "gradient_accumulation_steps=1", "--set", "save_steps=1000", "--set", "max_steps=100000"]
 
@@ -90,7 +91,7 @@ AWS = ["--role", "arn:aws:iam::123456789012:role/x", "--hardware", "ml.p5.48xlar
     *((name, "slurm") for name in shipped_recipes()),
     *(("toy", on) for on in ("local", "kubernetes", "sky", "modal", "sagemaker"))])
 def test_every_shipped_recipe_and_every_place_can_be_planned(name, on, tmp_path):
-    given = [*CONTAINER, *(AWS if on == "sagemaker" else []), "--gpus", 8, "--budget", 20, "--price", 10]
+    given = [*CONTAINER, *(AWS if on == "sagemaker" else SKY if on == "sky" else []), "--gpus", 8, "--budget", 20, "--price", 10]
     done = run("launch", name, "--on", on, *given, "--dry-run", "--json")
     plan = json.loads(done.stdout)
     assert done.exit_code == 0 and plan["seconds"] == 7200 and "20.00 dollars at 10 an hour" in plan["limit"]
@@ -126,6 +127,7 @@ def test_a_job_is_named_by_its_runs_folder(tmp_path):
     (["--on", "kubernetes", "--hours", "1"], "give --image and --storage"),
     (["--on", "modal", "--hours", "1", *CONTAINER, "--machines", "2"], "one machine here"),
     (["--on", "modal", "--hours", "25", *CONTAINER], "24 hours"),
+    (["--on", "sky", "--hours", "1", *CONTAINER], "a whole bucket"),
     (["--on", "slurm", "--hours", "1", "--env", "A=b"], "no name of a variable"),
     (["--on", "slurm", "--hours", "1", "--env", "NOT_SET_HERE"], "no such variable here"),
     (["--on", "slurm", "--hours", "1", "--set", "alpha_sdpo=-1"], "out of range"),
@@ -150,7 +152,8 @@ def test_the_value_of_a_variable_stays_out_of_spec_and_log(monkeypatch, no_progr
 
 @pytest.mark.parametrize(("on", "program"), [("slurm", "sbatch"), ("kubernetes", "kubectl"), ("sky", "sky"), ("modal", "modal")])
 def test_without_the_places_program_the_spec_is_written_and_one_sentence_says_what_to_run(on, program, no_programs, tmp_path):
-    done = run("launch", "toy", "--on", on, "--hours", "1", *CONTAINER, "--set", "output_dir=run", "--json")
+    given = [*CONTAINER, *(SKY if on == "sky" else [])]
+    done = run("launch", "toy", "--on", on, "--hours", "1", *given, "--set", "output_dir=run", "--json")
     row = json.loads(done.stdout)
     assert done.exit_code == 3 and not row["submitted"] and f"{program} is not installed here" in done.stderr
     words = shlex.split(row["run"])

@@ -40,7 +40,10 @@ print("https://modal.com/apps/me/main/ap-1 is ap-42, the map-reduce began" if sy
 def job_in(folder, **fields):
     return Job(**{"name": "toy", "command": ("true",), "folder": "/runs/toy", "limit": limit_of(hours=1),
                   "files": {"toy.yaml": "task: toy\n"}, "here": str(folder), "hardware": "H100", "image": "r.invalid/x:1",
-                  "storage": "s3://bucket/runs", **fields})
+                  "storage": "runs", **fields})
+
+
+AWS = {"hardware": "ml.g5.2xlarge", "role": "arn:aws:iam::123456789012:role/x", "storage": "s3://bucket/runs"}
 
 
 @pytest.fixture
@@ -56,8 +59,8 @@ def programs(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("on", "fields"), [
-    ("slurm", {}), ("kubernetes", {"storage": "runs"}), ("sky", {"env": ("HF_TOKEN", "OTHER")}), ("modal", {"storage": "runs"}),
-    ("sagemaker", {"hardware": "ml.g5.2xlarge", "role": "arn:aws:iam::123456789012:role/x"})])
+    ("slurm", {}), ("kubernetes", {}), ("sky", {"env": ("HF_TOKEN", "OTHER"), "storage": "s3://bucket"}), ("modal", {}),
+    ("sagemaker", AWS)])
 def test_a_job_is_submitted_shown_and_ended_by_its_places_program(on, fields, programs, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret_value")
     folder = tmp_path / "it's $(touch pwned)"
@@ -80,8 +83,8 @@ def test_a_job_is_submitted_shown_and_ended_by_its_places_program(on, fields, pr
 @pytest.mark.parametrize("on", TARGETS)
 def test_no_two_files_of_a_job_have_one_name(on, tmp_path):
     for name in ("job", "sky", "kubernetes", "toy"):
-        aws = {"storage": "s3://b/x", "hardware": "ml.g5.xlarge", "role": "arn:aws:iam::1:role/x"} if on == "sagemaker" else {}
-        job = job_in(tmp_path / on / name, name=name, files={f"{name}.yaml": "task: toy\n"}, **aws)
+        more = AWS if on == "sagemaker" else {"storage": "s3://bucket"} if on == "sky" else {}
+        job = job_in(tmp_path / on / name, name=name, files={f"{name}.yaml": "task: toy\n"}, **more)
         leave(job, on)
         there = {path.name for path in Path(job.here).iterdir()} - {".job.lock"}
         assert there == {f"{name}.yaml", TARGETS[on].spec, "job.json"}
@@ -133,11 +136,10 @@ def test_without_a_number_no_program_is_asked(on, asks, programs, tmp_path):
 
 
 def test_sagemaker_gets_a_name_of_its_own_each_time_and_one_place(programs, tmp_path, monkeypatch):
-    aws = {"hardware": "ml.g5.2xlarge", "role": "arn:aws:iam::123456789012:role/x", "name": "a" * 40}
     names, places = set(), set()
     for seconds in (1_800_000_000, 1_800_000_001):
         monkeypatch.setattr(time, "time", lambda now=seconds: now)
-        record = submit(job_in(tmp_path / "run", **aws), "sagemaker")
+        record = submit(job_in(tmp_path / "run", name="a" * 40, **AWS), "sagemaker")
         request = json.loads(Path(record["spec"]).read_text())
         names.add(request["TrainingJobName"])
         data = request["InputDataConfig"][0]["DataSource"]["S3DataSource"]
@@ -150,7 +152,7 @@ def test_sagemaker_gets_a_name_of_its_own_each_time_and_one_place(programs, tmp_
 
 @pytest.mark.parametrize("state", ["InProgress", "Stopping", "Completed"])
 def test_a_training_job_that_has_not_ended_is_not_joined_by_a_second(state, programs, tmp_path):
-    job = job_in(tmp_path / "run", hardware="ml.g5.2xlarge", role="arn:aws:iam::123456789012:role/x")
+    job = job_in(tmp_path / "run", **AWS)
     first = submit(job, "sagemaker")
     (tmp_path / "bin" / "aws").write_text(f"#!/bin/sh\nprintf '{state}\\tTraining\\tNone\\n'\n")
     with nullcontext() if state == "Completed" else pytest.raises(LaunchProblem, match="a job runs in"):
@@ -195,7 +197,7 @@ def cluster(tmp_path, monkeypatch):
 
 
 def test_kubectl_submits_shows_and_ends_a_job_and_the_deadline_ends_it(cluster, tmp_path):
-    job = job_in(tmp_path / "run", storage="runs", machines=2, env=("HF_TOKEN",))
+    job = job_in(tmp_path / "run", machines=2, env=("HF_TOKEN",))
     record = submit(job, "kubernetes")
     assert record["id"] == f"job.batch/{record['job']}" and record["job"].startswith("toy-")
     assert {kind for kind, _ in cluster.objects} == {"configmaps", "services", "jobs", "pods"}
@@ -222,7 +224,7 @@ def test_a_spec_with_an_unknown_field_is_refused_by_the_server(cluster, tmp_path
     broken = replace(good, write=lambda job: good.write(job).replace("backoffLimit", "backOffLimits"))
     monkeypatch.setitem(TARGETS, "kubernetes", broken)
     with pytest.raises(LaunchProblem, match="backOffLimits"):
-        submit(job_in(tmp_path / "run", storage="runs"), "kubernetes")
+        submit(job_in(tmp_path / "run"), "kubernetes")
 
 
 # Here

@@ -13,16 +13,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from jobs import JOB, NASTY, RECIPE, RENTED, RUN
 
-from composer_replication.scale.launch.job import Job, LaunchProblem, Limit, limit_of, on_every_gpu, plain_name
+from composer_replication.scale.launch.job import LaunchProblem, Limit, limit_of, on_every_gpu, plain_name
 from composer_replication.scale.launch.specs import as_json, kubernetes, modal, sagemaker, sky, slurm
 
-NASTY = "it's \"$(touch pwned)\" `touch pwned` $HOME ; touch pwned \\ # {{ name }} é"
-RECIPE = "task: toy  # \x7f 😀 \u2028 $(HOME)\nmodel: embedded\n'''\"\"\"\n"
-JOB = Job("toy", ("composer-rl", "train", "--config", "/job/toy.yaml", "--set", NASTY), "/runs/toy",
-          limit_of(budget=12, price=3), {"toy.yaml": RECIPE}, "out/toy", ("HF_TOKEN",), gpus=8, hardware="H100",
-          image="registry.invalid/a/b:1", storage="s3://bucket/runs")
-RUN = ["composer-rl", "jobs", "run", "/runs/toy", "--seconds", "14400", "--", *JOB.command]
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "sagemaker" / "create_training_job.json"
 
 
@@ -139,12 +134,12 @@ def test_the_kubernetes_job_has_a_deadline_and_its_words():
 # SkyPilot
 
 def test_the_sky_file_says_spot_autostop_and_the_dearest_machine():
-    task = yaml.safe_load(sky(replace(JOB, machines=2)))
+    task = yaml.safe_load(sky(replace(JOB, machines=2, storage="s3://bucket")))
     assert set(task) == {"name", "num_nodes", "resources", "secrets", "file_mounts", "run"}
     assert task["resources"] == {"accelerators": "H100:8", "use_spot": True, "image_id": "docker:registry.invalid/a/b:1",
                                  "max_hourly_cost": 1.5, "autostop": {"idle_minutes": 10, "down": True}}
     assert task["secrets"] == {"HF_TOKEN": None} and task["num_nodes"] == 2
-    assert task["file_mounts"] == {"/job/toy.yaml": "out/toy/toy.yaml", "/runs": {"source": "s3://bucket/runs", "mode": "MOUNT"}}
+    assert task["file_mounts"] == {"/job/toy.yaml": "out/toy/toy.yaml", "/runs": {"source": "s3://bucket", "mode": "MOUNT"}}
     meet, run = task["run"].splitlines()
     assert shlex.split(run) == RUN and "SKYPILOT_NODE_IPS" in meet
 
@@ -175,9 +170,6 @@ def shape_problems(value, name, model, where="request"):
     return found
 
 
-RENTED = replace(JOB, env=(), hardware="ml.g5.2xlarge", role="arn:aws:iam::123456789012:role/train")
-
-
 def test_the_sagemaker_request_is_what_aws_takes():
     model, request = json.loads(FIXTURE.read_text()), json.loads(sagemaker(RENTED))
     assert shape_problems(request, model["input"], model) == []
@@ -197,7 +189,7 @@ def test_a_request_that_aws_would_refuse_is_found(change):
 
 
 @pytest.mark.parametrize("field", [{"env": ("HF_TOKEN",)}, {"role": ""}, {"hardware": "H100"}, {"storage": "gs://x"},
-                                   {"command": ("x" * 257,)}])
+                                   {"here": "/x/$HOME/y"}, {"here": "/x/${HOME}"}, {"command": ("x" * 257,)}])
 def test_what_sagemaker_cannot_hold_is_refused(field):
     with pytest.raises(LaunchProblem):
         sagemaker(replace(RENTED, **field))
@@ -206,7 +198,7 @@ def test_what_sagemaker_cannot_hold_is_refused(field):
 # Modal
 
 def modal_stub(calls):
-    "NOT Modal: a stand-in for its module that records what a file asks of it."
+    "NOT Modal: a stand-in for its module that records what a file asks of it, for where Modal is not installed: see test_clouds."
     stub = types.ModuleType("modal")
 
     class Recorder:
@@ -245,8 +237,9 @@ def test_the_modal_file_sets_timeout_and_one_container_and_runs_the_words(monkey
 
 def test_the_modal_file_holds_nothing_but_literals_of_ours():
     "A name or a setting cannot become code: each stands in one literal."
-    literals = {ast.literal_eval(node) for node in ast.walk(ast.parse(modal(JOB))) if isinstance(node, ast.Constant)}
-    assert {NASTY, RECIPE, "s3://bucket/runs"} <= literals
+    tree = ast.parse(modal(replace(JOB, storage="my-runs")))
+    literals = {ast.literal_eval(node) for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    assert {NASTY, RECIPE, "my-runs"} <= literals
 
 
 def test_modal_is_refused_more_than_a_day():
@@ -256,15 +249,34 @@ def test_modal_is_refused_more_than_a_day():
 
 # All
 
+STORED = {slurm: "", kubernetes: "runs", sky: "s3://bucket", modal: "runs", sagemaker: "s3://bucket/runs"}
+
+
 @pytest.mark.parametrize("spec", [slurm, kubernetes, sky, modal])
 def test_no_value_of_a_variable_is_in_a_spec(spec, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_value_that_is_secret")
-    assert "hf_value_that_is_secret" not in spec(JOB) and "HF_TOKEN" in spec(JOB)
+    text = spec(replace(JOB, storage=STORED[spec]))
+    assert "hf_value_that_is_secret" not in text and "HF_TOKEN" in text
 
 
-@pytest.mark.parametrize("spec", [slurm, kubernetes, sky, modal, sagemaker])
+@pytest.mark.parametrize("spec", STORED)
 def test_every_spec_says_the_limit_in_hours_and_dollars(spec):
-    assert "at most 4 hours and 12.00 dollars at 3 an hour" in spec(RENTED)
+    assert "at most 4 hours and 12.00 dollars at 3 an hour" in spec(replace(RENTED, storage=STORED[spec]))
+
+
+@pytest.mark.parametrize(("spec", "storage"), [
+    (kubernetes, "s3://bucket/runs"), (kubernetes, "Runs"), (modal, "s3://bucket/runs"), (modal, "a/b"), (modal, "a" * 64),
+    (sky, "runs"), (sky, "s3://bucket/runs"), (sky, "file://x"), (sky, "cos://region"),
+    (sagemaker, "s3://"), (sagemaker, "runs")])
+def test_storage_that_a_place_cannot_mount_is_refused(spec, storage):
+    "What Modal and SkyPilot themselves take: tests/scale/test_clouds.py."
+    with pytest.raises(LaunchProblem, match="cannot mount"):
+        spec(replace(RENTED, storage=storage))
+
+
+@pytest.mark.parametrize("storage", ["s3://bucket", "gs://bucket/", "cos://us-east/bucket", "https://me.invalid/container"])
+def test_a_whole_bucket_is_mounted_by_sky(storage):
+    assert yaml.safe_load(sky(replace(JOB, storage=storage)))["file_mounts"]["/runs"]["source"] == storage
 
 
 @pytest.mark.parametrize("text", [NASTY, RECIPE, "\x00\x1b\x85\xa0\ufeff\ufffe", "- : #", "yes"])

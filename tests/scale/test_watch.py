@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from jobs import GUARDED
 from transformers import TrainerState
 
 from composer_replication.core.files import write_json
@@ -34,14 +35,6 @@ def end(*_):
 signal.signal(signal.SIGTERM, end)
 open("begun", "w").close()
 time.sleep(600)
-"""
-GUARDED = """
-import json, os, sys, time
-os.makedirs("checkpoint-3")
-state = {"stateful_callbacks": {"HeldOutGuard": {"guard": {"reason": "Stopped at step 3: the KL is too large."}}}}
-json.dump(state, open("checkpoint-3/trainer_state.json", "w"))
-open("checkpoint-3/complete.json", "w").write("{}")
-time.sleep(float(sys.argv[1]))
 """
 
 
@@ -95,6 +88,12 @@ def test_sigterm_lets_the_command_end_by_itself(tmp_path):
     code, told = finish(watch)
     assert code == 130 and told["state"] == "stopped" and (tmp_path / "ended").read_text() == "a checkpoint"
     assert read_status(tmp_path).state == "stopped"
+
+
+def test_a_command_that_gets_sigterm_together_with_its_watch_is_stopped(tmp_path):
+    "Slurm signals every process of a step at once, so the command may be gone before the watch looks."
+    status = Watch(tmp_path, ["bash", "-c", "kill -TERM $PPID; exit 130"], Limit(3600)).run()
+    assert status.state == "stopped" and status.code == 130
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")

@@ -124,7 +124,7 @@ def ask(words: Sequence[str]) -> str:
         raise LaunchProblem(f"{' '.join(words[:3])} has not ended within {LONGEST} seconds", "look whether the job was taken before trying again") from None
     if done.returncode:
         last = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()[-1]
-        raise LaunchProblem(f"{' '.join(words[:3])} ended with {done.returncode}: {last[:500].rstrip('.')}", "mend that and launch again")
+        raise LaunchProblem(f"{' '.join(words[:3])} ended with {done.returncode}: {last[:500].rstrip('.')}", "mend that and run this command again")
     return done.stdout.strip()
 
 # %% ../../../nbs/scale/launch/03_clients.ipynb #d7a10190

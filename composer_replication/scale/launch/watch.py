@@ -229,5 +229,5 @@ def _ask(self: Watch, number, frame):
 def _ended(self: Watch, code: int) -> Status:
     _signal_all(self.child, signal.SIGKILL)  # what is left of its group
     self.reason = self.reason or guard_reason(self.folder)
-    state = "guard" if self.reason else "done" if code == 0 and self.ending != "spent" else self.ending or "failed"
+    state = "guard" if self.reason else "done" if code == 0 and self.ending != "spent" else self.ending or ("stopped" if self.asked else "failed")
     return self.write(state, code)
