@@ -171,7 +171,7 @@ def test_nothing_is_written_where_a_job_runs(tmp_path):
 def test_what_to_run_can_be_pasted_into_a_shell(tmp_path):
     text = what_to_run(write_job(job_in(tmp_path / "it's"), "slurm")).replace("sbatch", "printf '%s\\n'", 1)
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=600)
-    assert done.stdout.splitlines() == ["--parsable", str(tmp_path / "it's" / "job.slurm.sh")]
+    assert done.stdout.splitlines() == ["--parsable", f"--output={tmp_path}/it's/slurm.txt", f"{tmp_path}/it's/job.slurm.sh"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"on": "moon"}', '{"on": "local", "id": 5}'])

@@ -53,7 +53,8 @@ class Target:
 # %% ../../../nbs/scale/launch/03_clients.ipynb #eee4f6f9
 TARGETS = {
     "slurm": Target(
-        "sbatch", "job.slurm.sh", slurm, (("sbatch", "--parsable", "{spec}"),), ("squeue", "--noheader", "--states=all", "--format=%T %M %r", "--jobs={id}"),
+        "sbatch", "job.slurm.sh", slurm, (("sbatch", "--parsable", "--output={folder}/slurm.txt", "{spec}"),),  # what Slurm itself says
+        ("squeue", "--noheader", "--states=all", "--format=%T %M %r", "--jobs={id}"),
         ("tail", "-n", "{lines}", "{folder}/log.txt"), ("scancel", "{id}"), files="", runs=""),
     "kubernetes": Target(
         "kubectl", "job.kubernetes.yaml", kubernetes, (("kubectl", "create", "--filename={spec}", "--output=name"),),
