@@ -1,8 +1,7 @@
 """SageMaker for tests: moto's, and what moto 5.2.5 has not: the time that a training job takes, its machine, and its end.
 
-moto's own: S3, CloudWatch Logs, CreateTrainingJob, DescribeTrainingJob. Ours, by what we know of AWS and not checked there: the
-states between InProgress and the end, StopTrainingJob, a name that is taken, and a machine that runs the request's entry point as a
-process.
+moto's own: S3, CloudWatch Logs, CreateTrainingJob, DescribeTrainingJob. Ours, by what we know of AWS and not checked there:
+the states between InProgress and the end, StopTrainingJob, a name that is taken, and a machine that runs the entry point.
 """
 import os
 import signal
