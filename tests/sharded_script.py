@@ -19,8 +19,8 @@ from transformers import Qwen3ForCausalLM, Trainer, TrainerCallback
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 import composer_replication.tree.forward as forward
-from composer_replication.training.batches import branch_counts
 from composer_replication.training.checkpoint import last_complete_checkpoint, save_buffer
+from composer_replication.training.deal import branch_counts
 from composer_replication.training.level import Level
 from composer_replication.training.trainer import ComposerReplicationTrainer
 

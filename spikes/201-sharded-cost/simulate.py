@@ -21,7 +21,7 @@ from composer_replication.hints.layers import default_composite
 from composer_replication.replay.pairs import DPOPair, recovery_pairs
 from composer_replication.traces.read import read_traces
 from composer_replication.traces.siblings import action_key
-from composer_replication.training.batches import branch_counts
+from composer_replication.training.deal import branch_counts
 from composer_replication.training.level import ANSWERS, Passes, Reading, count_passes, level
 from composer_replication.tree.example import example_tree, target_hints, target_turns
 from composer_replication.tree.forward import PASS_ENTRIES, SHARDED_ENTRIES, _groups, _part, _wanted, trunk_tokens
