@@ -101,10 +101,12 @@ def build(scene, out, watch, rows=None, sharded=False, lora=False, untied=False,
     return trainer
 
 
-def task(name, scene, out, rank, resume=None, dies=None, stops=None, held_out=0, levels=True, **changes):
+def task(name, scene, out, rank, resume=None, dies=None, stops=None, held_out=0, levels=True, deals=True, **changes):
     "One run; what it leaves behind goes to a file."
     if not levels:
         Level.idle = lambda self, kind: 0
+    if not deals:
+        ComposerReplicationTrainer._deals_rows = False
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     watch = Watch(dies == rank, out / "stands" if stops == rank else None)

@@ -89,7 +89,7 @@ def _every(mine, device):
 
 def _dealt(batches, pad, device):
     "The batches of one optimizer step, of rows of all ranks."
-    whole = joined(batches)
+    whole = joined(batches, pad)
     count, problem = len(whole["composer_rows"]), None
     hands = deal(_every(row_counts(whole), device), dist.get_world_size())
     try:
