@@ -20,7 +20,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 import composer_replication.tree.forward as forward
 from composer_replication.training.checkpoint import last_complete_checkpoint, save_buffer
-from composer_replication.training.deal import branch_counts
+from composer_replication.training.deal import branch_tokens
 from composer_replication.training.level import Level
 from composer_replication.training.trainer import ComposerReplicationTrainer
 
@@ -86,7 +86,7 @@ def outcome(trainer, watch):
     kept = {name: getattr(trainer, name) for name in ("teacher", "reference")}
     model = trainer.accelerator.unwrap_model(trainer.model)
     return {"parameters": {n: whole(p) for n, p in model.named_parameters() if p.requires_grad}, "grads": watch.grads,
-            "branches": [branch_counts(row.tree) for batch in trainer._buffered_inputs for row in batch.get("composer_rows", ())],
+            "branches": [branch_tokens(row.tree) for batch in trainer._buffered_inputs for row in batch.get("composer_rows", ())],
             **{name: {n: whole(t) for n, t in each.state_dict().items()} if each else {} for name, each in kept.items()},
             "log": [{k: v for k, v in entry.items() if not any(word in k for word in timed)}
                     for entry in trainer.state.log_history if "train_runtime" not in entry]}

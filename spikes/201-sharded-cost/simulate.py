@@ -23,7 +23,7 @@ from composer_replication.hints.layers import default_composite
 from composer_replication.replay.pairs import DPOPair, recovery_pairs
 from composer_replication.traces.read import read_traces
 from composer_replication.traces.siblings import action_key
-from composer_replication.training.deal import _pack, branch_counts, deal
+from composer_replication.training.deal import _pack, branch_tokens, deal
 from composer_replication.training.level import ANSWERS, Passes, Reading, count_passes, level
 from composer_replication.tree.example import RolloutTree, example_tree, target_hints, target_turns
 from composer_replication.tree.forward import PASS_ENTRIES, SHARDED_ENTRIES, _groups, _part, _wanted, trunk_tokens
@@ -145,6 +145,12 @@ def pool_of(trees: list, rollouts: int, size: int) -> list[list[int]]:
     return [[draw.choice(numbers) for _ in range(ACCUMULATION * rollouts)] for _ in range(size)]
 
 
+def branch_counts(tree) -> tuple[int, int]:
+    "Answers of pairs, and hints."
+    hints = sum(branch.kind == "hint" for branch in tree.branches)
+    return len(tree.branches) - hints, hints
+
+
 @dataclass
 class Reader:
     "Backward passes over trees by their numbers; each is read once."
@@ -154,7 +160,8 @@ class Reader:
     known: dict = field(default_factory=dict)
 
     def __post_init__(self):
-        self.counts = [(*branch_counts(tree), len(tree.ids)) for tree in self.trees]
+        self.tokens = [(*branch_tokens(tree), len(tree.ids)) for tree in self.trees]
+        self.counts = [(*branch_counts(tree), len(tree.ids)) for tree in self.trees]  # by which ranks sorted rows that they kept
 
     def held(self, numbers: tuple[int, ...], way: str) -> Held:
         key = numbers, READINGS[way]
@@ -167,7 +174,7 @@ class Reader:
         if way in KEPT:
             return [sorted(step, key=lambda n: self.counts[n], reverse=True) if KEPT[way] else step for step in ranks], []
         every, size = sum(ranks, []), len(ranks[0])
-        hands = deal([self.counts[n] for n in every], len(ranks))
+        hands = deal([self.tokens[n] for n in every], len(ranks))
         moved = [every[row] for rank, hand in enumerate(hands) for row in hand if row // size != rank]
         return [[every[row] for row in hand] for hand in hands], moved
 
@@ -261,5 +268,5 @@ def one(reader: Reader, sizes: list[int], way: str, rollouts: int, ranks: int, p
 
 
 if __name__ == "__main__":
-    found = simulate(Path(os.environ["COMPOSER_DATA"]), runs=HERE / "runs" / "third")
+    found = simulate(Path(os.environ["COMPOSER_DATA"]), runs=HERE / "runs" / "third-tokens")
     (HERE / "simulated.json").write_text(json.dumps(found, indent=1) + "\n")

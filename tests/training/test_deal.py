@@ -7,7 +7,7 @@ import pytest
 from ranks import LIMIT, ended, jobs, left, run
 
 from composer_replication.training.batches import from_plain
-from composer_replication.training.deal import deal, row_counts
+from composer_replication.training.deal import deal, row_tokens
 from composer_replication.training.trainer import ComposerReplicationTrainer
 
 
@@ -88,7 +88,7 @@ def test_every_row_arrives_whole_in_its_optimizer_step(start, tmp_path, ranks):
     for step in (slice(0, per), slice(per, 2 * per)):
         before, after = (pieces([batch for rank in found for batch in rank[when][step]]) for when in ("before", "after"))
         assert after == before and len(before) == ranks * per * deal_script.ROWS
-        passes = [[row_counts(from_plain(rank["after"][number])) for rank in found] for number in range(step.start, step.stop)]
+        passes = [[row_tokens(from_plain(rank["after"][number])) for rank in found] for number in range(step.start, step.stop)]
         assert all(len(rows) == deal_script.ROWS for one in passes for rows in one)
         assert min(min(rows) for rows in passes[0]) >= max(max(rows) for rows in passes[1])
     assert ranks == 1 or any(pieces(rank["after"]).keys() - pieces(rank["before"]).keys() for rank in found)
