@@ -19,8 +19,8 @@ from transformers import Qwen3ForCausalLM, Trainer, TrainerCallback
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 import composer_replication.tree.forward as forward
-from composer_replication.training.batches import branch_counts
 from composer_replication.training.checkpoint import last_complete_checkpoint, save_buffer
+from composer_replication.training.deal import branch_tokens
 from composer_replication.training.level import Level
 from composer_replication.training.trainer import ComposerReplicationTrainer
 
@@ -86,7 +86,7 @@ def outcome(trainer, watch):
     kept = {name: getattr(trainer, name) for name in ("teacher", "reference")}
     model = trainer.accelerator.unwrap_model(trainer.model)
     return {"parameters": {n: whole(p) for n, p in model.named_parameters() if p.requires_grad}, "grads": watch.grads,
-            "branches": [branch_counts(row.tree) for batch in trainer._buffered_inputs for row in batch.get("composer_rows", ())],
+            "branches": [branch_tokens(row.tree) for batch in trainer._buffered_inputs for row in batch.get("composer_rows", ())],
             **{name: {n: whole(t) for n, t in each.state_dict().items()} if each else {} for name, each in kept.items()},
             "log": [{k: v for k, v in entry.items() if not any(word in k for word in timed)}
                     for entry in trainer.state.log_history if "train_runtime" not in entry]}
@@ -101,10 +101,12 @@ def build(scene, out, watch, rows=None, sharded=False, lora=False, untied=False,
     return trainer
 
 
-def task(name, scene, out, rank, resume=None, dies=None, stops=None, held_out=0, levels=True, **changes):
+def task(name, scene, out, rank, resume=None, dies=None, stops=None, held_out=0, levels=True, deals=True, **changes):
     "One run; what it leaves behind goes to a file."
     if not levels:
         Level.idle = lambda self, kind: 0
+    if not deals:
+        ComposerReplicationTrainer._deals_rows = False
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     watch = Watch(dies == rank, out / "stands" if stops == rank else None)

@@ -362,7 +362,7 @@ class Gathered:
 def gathered(
     recipe: Recipe,
     branches: float = 0.75,  # passes over branches of a kind
-    idle: float = 0.19,  # share of idle ones among those that all ranks make
+    idle: float = 0.066,  # share of idle ones among those that all ranks make
 ) -> Gathered:
     "With sharded weights; a pass with gradient gathers twice."
     c, plays, some = recipe.config, recipe.arguments.task is not None, branches / (1 - idle)

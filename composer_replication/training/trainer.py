@@ -52,6 +52,7 @@ from ..tree.pack import KINDS, PackedBatch, pack_trees
 # %% ../../nbs/training/11_trainer.ipynb #15394a0d
 from ..core.trace import Trace
 from ..envs.rewards import EpisodeReward
+from .deal import deal_anew
 from .draw import KeepsDraw, TaskDraw
 from .kl import completion_logprobs, kl_adjusted_advantages, kl_estimate, kl_loss_terms
 from .recorded import no_reward, steps_without_rollouts, trace_limit
@@ -527,11 +528,26 @@ def _prepare_inputs(self: ComposerReplicationTrainer, generation_batch):
         return {}
     held = self._buffered_inputs
     inputs = GRPOTrainer._prepare_inputs(self, generation_batch)
-    levels = is_sharded(self.model) and self.args.channels and self.args.loss_type != "bnpo"  # the last divides by a batch's own tokens
-    if (self.args.sort_by_length or levels) and self.model.training and self._buffered_inputs is not held:
-        self._buffered_inputs = by_length(self._buffered_inputs, self.args.gradient_accumulation_steps, levels)
+    if self.model.training and self._buffered_inputs is not held:
+        self._buffered_inputs = self._arranged(self._buffered_inputs)
         inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]
     return inputs
+
+
+@patch
+def _arranged(self: ComposerReplicationTrainer, batches):
+    "A generation's batches with the rows of each optimizer step in the order, and on the device, where they cost least."
+    together = self.args.gradient_accumulation_steps
+    if self._deals_rows:
+        return deal_anew(batches, together, self.setup.tokenizer.pad_token_id, self.accelerator.device)
+    return by_length(batches, together) if self.args.sort_by_length else batches
+
+
+@patch(as_prop=True)
+def _deals_rows(self: ComposerReplicationTrainer) -> bool:
+    "Whether devices share the weights, and the loss is the same whatever backward pass and device a row is read in."
+    together = self.args.loss_type == "bnpo" or self._entropy_bonus_enabled or self.aux_loss_enabled or self.top_entropy_quantile < 1
+    return bool(is_sharded(self.model) and self.args.channels and not together)
 
 # %% ../../nbs/training/11_trainer.ipynb #d03146e6
 @patch

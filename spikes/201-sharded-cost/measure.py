@@ -59,7 +59,7 @@ def jobs() -> list[Job]:
 
 # ---- rows
 
-def deal(data: Path) -> list[dict]:
+def real_rows(data: Path) -> list[dict]:
     "Four real traces with error turns as rows, ids folded to the model's vocabulary; as plain values."
     import simulate
 
@@ -106,12 +106,13 @@ def expected(job: Job, dealt: list[dict]) -> list[int]:
     "Idle passes of each rank as the simulation counts them."
     import simulate
 
+    from composer_replication.training.deal import branch_tokens, deal
     from composer_replication.training.level import level
     from composer_replication.tree.pack import pack_trees
     rows, how = rows_of(dealt, job), simulate.READINGS["as shipped"]
-    per, passes = len(rows) // job.ranks, []
-    for rank in range(job.ranks):
-        trees = [r.tree for r in rows[rank * per:(rank + 1) * per]]
+    hands, passes = deal([(*branch_tokens(r.tree), len(r.tree.ids)) for r in rows], job.ranks), []
+    for hand in hands:
+        trees = [rows[row].tree for row in hand]
         first = [t.spans[0].start for t in trees]
         width = max(first) + max(len(t.ids) - f for t, f in zip(trees, first))
         batch = pack_trees(trees, 0, [max(first) - f for f in first], width)
@@ -329,7 +330,7 @@ def main(argv=None):
         return run_rank(asked.rank)
     path = HERE / "measured.json"
     before = json.loads(path.read_text()) if path.exists() and asked.only else {"jobs": []}
-    kept, dealt = {job["name"]: job for job in before["jobs"]}, before.get("rows") or deal(Path(os.environ["COMPOSER_DATA"]))
+    kept, dealt = {job["name"]: job for job in before["jobs"]}, before.get("rows") or real_rows(Path(os.environ["COMPOSER_DATA"]))
     for count in (1, 2, 4):
         # unsharded ones first: accelerate leaves in the environment that weights are sharded
         wanted = [job for job in jobs() if job.ranks == count and (not asked.only or asked.only in job.name)]

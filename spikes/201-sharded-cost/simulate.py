@@ -1,8 +1,9 @@
-"""Passes of ranks over recorded traces that are dealt to them at random, counted by the trainer's own code.
+"""Passes of ranks over recorded traces that are drawn for them at random and dealt anew, by the trainer's own code.
 
     COMPOSER_DATA=FOLDER python spikes/201-sharded-cost/simulate.py
 
-writes simulated.json: for each kind of traces, way of reading and number of rollouts a rank, what dealing them costs.
+writes simulated.json: for each kind of traces, way of reading and number of rollouts a rank, what levelling costs. What is done
+lies in runs/, so that a run that was cut off goes on from there.
 """
 import json
 import math
@@ -10,20 +11,21 @@ import os
 import random
 import warnings
 from collections import Counter
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from itertools import product
 from pathlib import Path
 from statistics import mean
 
+import torch
 from transformers import AutoTokenizer
 
 from composer_replication.hints.layers import default_composite
 from composer_replication.replay.pairs import DPOPair, recovery_pairs
 from composer_replication.traces.read import read_traces
 from composer_replication.traces.siblings import action_key
-from composer_replication.training.batches import branch_counts
+from composer_replication.training.deal import _pack, branch_tokens, deal
 from composer_replication.training.level import ANSWERS, Passes, Reading, count_passes, level
-from composer_replication.tree.example import example_tree, target_hints, target_turns
+from composer_replication.tree.example import RolloutTree, example_tree, target_hints, target_turns
 from composer_replication.tree.forward import PASS_ENTRIES, SHARDED_ENTRIES, _groups, _part, _wanted, trunk_tokens
 from composer_replication.tree.pack import pack_trees
 from composer_replication.tree.template import probe_template
@@ -38,14 +40,17 @@ CORPORA = {  # files, how many traces of them, tokens of a trunk at most
     "mini-swe": (MINI_SWE, 69, 8704),
     "SQL": (["intercode_sql_multimodel"], 300, 8704),
     "airline": (["tau2_airline_multimodel", "taubench_airline_gpt4o"], 300, 8704)}
+SHIPPED = Reading(True, True, True, True, True, SHARDED_ENTRIES, True)
 READINGS = {  # distils, own trunk, reference, student's and reader's branches read a cache, what a pass is worth, splits
-    "as shipped": Reading(True, True, True, True, True, SHARDED_ENTRIES, True),
+    "as shipped": SHIPPED,
+    "rows kept": SHIPPED,
     "as before": Reading(True, True, True, False, True, PASS_ENTRIES, True),
     "block mask": Reading(True, True, True, True, True, math.inf),
     "channel 2 alone": Reading(True, True, False, True, True, SHARDED_ENTRIES, True)}
-UNSORTED = ("as before",)  # rows come as dealt; else those with most answers, then hints, come first in an optimizer step
+KEPT = {"rows kept": True, "as before": False}  # each rank keeps its rows: whether sorted; in the other ways they are dealt anew
+CONTRAST = ("as shipped", "rows kept", "as before")  # all that is asked of more than one rollout a rank
 PAIRS = ("recoveries", "every error turn")  # whose pairs channel 3 gets; the second is what teachers by `replay` could give
-ROLLOUTS, RANKS, POOL, DEALS = (1, 2, 4), (2, 4, 8, 64), 60, 100
+ROLLOUTS, RANKS, POOL, DEALS, FEW = (1, 2, 4), (2, 4, 8, 64), 60, 100, 10  # few deals where there are 64 ranks
 ACCUMULATION = 8  # backward passes of an optimizer step, as in the recipe
 
 
@@ -66,8 +71,8 @@ def every_pair(trace) -> list[DPOPair]:
     return made
 
 
-def trees_of(data: Path, name: str, pairs: str) -> list:
-    "Trees with a hint at every error turn, and pairs; the same ones in every call."
+def rollouts_of(data: Path, name: str, pairs: str) -> list[RolloutTree]:
+    "Traces with trees that have a hint at every error turn, and pairs; the same ones in every call."
     files, count, longest = CORPORA[name]
     chat, hints = probe_template(tokenizer_of(data)), default_composite()
     traces = [t for file in files for t in read_traces(data / "traces" / f"{file}.jsonl.gz")]
@@ -75,10 +80,26 @@ def trees_of(data: Path, name: str, pairs: str) -> list:
     for trace in random.Random(0).sample(traces, min(count, len(traces))):
         try:
             hinted = target_hints(trace, target_turns(trace), hints)
-            made.append(example_tree(trace, chat, hinted, source(trace), max_tokens=longest))
+            made.append(RolloutTree(trace, example_tree(trace, chat, hinted, source(trace), max_tokens=longest)))
         except ValueError:  # a trace that the template does not take
             continue
-    return [t for t in made if t.ids]
+    return [r for r in made if r.tree.ids]
+
+
+def trees_of(data: Path, name: str, pairs: str) -> list:
+    return [r.tree for r in rollouts_of(data, name, pairs)]
+
+
+def row_bytes(rollout: RolloutTree) -> int:
+    "Of a row as the trainer sends it: TRL's columns and log-probabilities of the policy and the start, trace and tree."
+    ids, first = torch.tensor([rollout.tree.ids]), rollout.tree.spans[0].start if rollout.tree.spans else 1
+    parts = {"prompt": ids[:, :first], "completion": ids[:, first:]}
+    row = {f"{part}_ids": given for part, given in parts.items()}
+    row |= {f"{part}_mask": torch.ones_like(given) for part, given in parts.items()}
+    extra = {name: torch.zeros(parts["completion"].shape) for name in ("old_per_token_logps", "ref_logprobs")}
+    scalars = {"advantages": torch.zeros(1), "num_items_in_batch": torch.tensor(0)}
+    row |= extra | scalars | {"tool_mask": row["completion_mask"], "composer_rows": [rollout]}
+    return len(_pack(row, [[0]], 0)[0])
 
 
 @dataclass(frozen=True)
@@ -118,15 +139,49 @@ def held(batch, how: Reading) -> Held:
     return Held(passes, tokens)
 
 
-def pool_of(trees: list, rollouts: int, pad: int, size: int) -> list[dict[str, list[Held]]]:
-    "A rank's optimizer steps at random: what each backward pass holds, read in each way. Rows are sorted as `by_length` does."
-    draw, made = random.Random(f"pool/{rollouts}"), []
-    for _ in range(size):
-        taken = [draw.choice(trees) for _ in range(ACCUMULATION * rollouts)]
-        best = sorted(taken, key=lambda tree: (branch_counts(tree), len(tree.ids)), reverse=True)
-        packed = [[pack_trees(rows[at:at + rollouts], pad) for at in range(0, len(rows), rollouts)] for rows in (taken, best)]
-        made.append({name: [held(batch, how) for batch in packed[name not in UNSORTED]] for name, how in READINGS.items()})
-    return made
+def pool_of(trees: list, rollouts: int, size: int) -> list[list[int]]:
+    "Optimizer steps of a rank at random: numbers of trees."
+    draw, numbers = random.Random(f"pool/{rollouts}"), range(len(trees))
+    return [[draw.choice(numbers) for _ in range(ACCUMULATION * rollouts)] for _ in range(size)]
+
+
+def branch_counts(tree) -> tuple[int, int]:
+    "Answers of pairs, and hints."
+    hints = sum(branch.kind == "hint" for branch in tree.branches)
+    return len(tree.branches) - hints, hints
+
+
+@dataclass
+class Reader:
+    "Backward passes over trees by their numbers; each is read once."
+
+    trees: list
+    pad: int
+    known: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.tokens = [(*branch_tokens(tree), len(tree.ids)) for tree in self.trees]
+        self.counts = [(*branch_counts(tree), len(tree.ids)) for tree in self.trees]  # by which ranks sorted rows that they kept
+
+    def held(self, numbers: tuple[int, ...], way: str) -> Held:
+        key = numbers, READINGS[way]
+        if key not in self.known:
+            self.known[key] = held(pack_trees([self.trees[n] for n in numbers], self.pad), READINGS[way])
+        return self.known[key]
+
+    def hands(self, ranks: list[list[int]], way: str) -> tuple[list[list[int]], list[int]]:
+        "Trees of each rank in the order of its backward passes, and the numbers of those that came from another rank."
+        if way in KEPT:
+            return [sorted(step, key=lambda n: self.counts[n], reverse=True) if KEPT[way] else step for step in ranks], []
+        every, size = sum(ranks, []), len(ranks[0])
+        hands = deal([self.tokens[n] for n in every], len(ranks))
+        moved = [every[row] for rank, hand in enumerate(hands) for row in hand if row // size != rank]
+        return [[every[row] for row in hand] for hand in hands], moved
+
+    def steps(self, ranks: list[list[int]], way: str) -> tuple[list[list[Held]], list[int]]:
+        "What each rank holds in each backward pass, and the trees that came from another rank."
+        (hands, moved), rows = self.hands(ranks, way), len(ranks[0]) // ACCUMULATION
+        return [[self.held(tuple(hand[at:at + rows]), way) for at in range(0, len(hand), rows)] for hand in hands], moved
 
 
 def cost(kind: str, tokens: int, per_token: float, gather: float) -> float:
@@ -135,7 +190,7 @@ def cost(kind: str, tokens: int, per_token: float, gather: float) -> float:
     return max((4 if gradient else 1) * tokens * per_token, UNITS[gradient] * gather)
 
 
-def dealt(ranks: list[Held]) -> dict[str, float]:
+def sums(ranks: list[Held]) -> dict[str, float]:
     "Sums over the ranks of one backward pass."
     levels = [each for each, in level([[rank.passes] for rank in ranks])]
     idle = {kind: sum(each.idle(kind) for each in levels) for kind in KINDS}
@@ -164,46 +219,54 @@ SIZES = {"7B": 7.62e9, "32B": 32.8e9}
 OPERATIONS, BANDWIDTH = 3e14, 3.6e11  # a second, and bytes a second of one GPU within a node; as in `recipes.memory_estimate`
 
 
-def simulate(data: Path, pool: int = POOL, deals: int = DEALS) -> dict:
-    "Everything; the same numbers in every call."
+def simulate(data: Path, pool: int = POOL, deals: int = DEALS, runs: Path | None = None) -> dict:
+    "Everything; the same numbers in every call. runs: where finished parts are kept."
     pad, cells, corpora = tokenizer_of(data).pad_token_id, [], {}
     for name, source in product(CORPORA, PAIRS):
-        trees = trees_of(data, name, source)
+        rollouts_read = rollouts_of(data, name, source)
+        trees, sizes = [r.tree for r in rollouts_read], [row_bytes(r) for r in rollouts_read]
         hints = [sum(b.kind == "hint" for b in t.branches) for t in trees]
         pairs = [sum(b.kind == "chosen" for b in t.branches) for t in trees]
         tokens = mean(len(t.ids) for t in trees)
-        corpora[f"{name}; {source}"] = {"traces": len(trees), "tokens": tokens, "hints": hints, "pairs": pairs}
-        for rollouts in ROLLOUTS:
-            steps = pool_of(trees, rollouts, pad, pool)
-            for way in READINGS:
-                ranks_of = [s[way] for s in steps]
-                cells += [{"corpus": name, "pairs": source} | one(way, rollouts, ranks, ranks_of, deals) for ranks in RANKS]
-        print(name, source, len(trees), flush=True)
+        about = {"traces": len(trees), "tokens": tokens, "hints": hints, "pairs": pairs}
+        corpora[f"{name}; {source}"] = about | {"row_bytes": mean(sizes)}
+        for rollouts in ROLLOUTS if source == PAIRS[0] else ROLLOUTS[:1]:
+            kept = runs and runs / f"{name}-{source}-{rollouts}.json"
+            if not (kept and kept.exists()):
+                reader, steps = Reader(trees, pad), pool_of(trees, rollouts, pool)
+                part = [{"corpus": name, "pairs": source} | one(reader, sizes, way, rollouts, ranks, steps, deals)
+                        for way in (READINGS if rollouts == 1 else CONTRAST) for ranks in RANKS]
+                if kept:
+                    runs.mkdir(parents=True, exist_ok=True)
+                    kept.write_text(json.dumps(part))
+            cells += json.loads(kept.read_text()) if kept else part
+            print(name, source, rollouts, len(trees), flush=True)
     return {"corpora": corpora, "cells": cells, "pool": pool, "deals": deals}
 
 
-def one(way: str, rollouts: int, ranks: int, steps: list[list[Held]], deals: int) -> dict:
+def one(reader: Reader, sizes: list[int], way: str, rollouts: int, ranks: int, pool: list[list[int]], deals: int) -> dict:
     "Means over deals."
-    found = {"way": way, "rollouts": rollouts, "ranks": ranks}
     draw = random.Random(f"{rollouts}/{ranks}")  # the same deals for every way
-    deals = [[draw.choice(steps) for _ in range(ranks)] for _ in range(deals)]
-    rows = [Counter() for _ in deals]
-    for row, steps in zip(rows, deals):
+    taken = [[draw.choice(pool) for _ in range(ranks)] for _ in range(deals if ranks < 64 else min(FEW, deals))]
+    made = [reader.steps(each, way) for each in taken]
+    rows, found = [Counter() for _ in made], {"way": way, "rollouts": rollouts, "ranks": ranks}
+    for row, (steps, moved) in zip(rows, made):
         for at_once in zip(*steps):
-            row.update(dealt(at_once))
+            row.update(sums(at_once))
+        row["sent"] += sum(sizes[n] for n in moved)
     total = {key: sum(row[key] for row in rows) for key in rows[0]}
     for size, weights in SIZES.items():
-        timed = [times(each, 2 * weights / OPERATIONS, 2 * weights / BANDWIDTH) for each in deals]
+        timed = [times(steps, 2 * weights / OPERATIONS, 2 * weights / BANDWIDTH) for steps, _ in made]
         found |= {f"{size}/{key}": mean(row[key] for row in timed) for key in timed[0]}
     shares = [row["idle_units"] / row["units"] for row in rows]
-    read, each = total["read"] + total["idle_tokens"], len(deals) * ranks * ACCUMULATION
+    read, each = total["read"] + total["idle_tokens"], len(made) * ranks * ACCUMULATION
     return found | {"idle_of_passes": total["idle"] / total["passes"], "idle_of_tokens": total["idle_tokens"] / read,
                     "idle_of_bytes": total["idle_units"] / total["units"],
-                    "idle_of_bytes_p90": sorted(shares)[int(0.9 * len(deals))],
+                    "idle_of_bytes_p90": sorted(shares)[int(0.9 * len(made))],
                     "passes": total["passes"] / each, "own_passes": (total["passes"] - total["idle"]) / each,
-                    "units": total["units"] / each}
+                    "units": total["units"] / each, "sent_bytes": total["sent"] / each}
 
 
 if __name__ == "__main__":
-    found = simulate(Path(os.environ["COMPOSER_DATA"]))
+    found = simulate(Path(os.environ["COMPOSER_DATA"]), runs=HERE / "runs" / "third-tokens")
     (HERE / "simulated.json").write_text(json.dumps(found, indent=1) + "\n")

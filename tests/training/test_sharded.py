@@ -21,7 +21,7 @@ def start(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    "Eight rollouts of two tasks; only the first task's, which the first rank gets, have hinted error turns and pairs."
+    "Eight rollouts of two tasks; only the first task's, which the first rank plays, have hinted error turns and pairs."
     folder = tmp_path_factory.mktemp("rows")
     return str(played_rows(folder, one_side=True))
 
@@ -33,6 +33,8 @@ CASES = {  # changes to the scene "union", which has all channels and a KL to th
     "untied": {"teacher": "live", "untied": True, "dtype": "float64"},
     "frozen": {"teacher": "frozen", "max_steps": 2, "learning_rate": 0.05, "dtype": "float64", "untied": True},
     "trust": {"teacher": "trust_region", "max_steps": 2, "learning_rate": 0.05, "dtype": "float64"},
+    "tokens": {"teacher": "ema", "loss_type": "dapo", "dtype": "float64"},
+    "rows": {"teacher": "live", "loss_type": "grpo", "dtype": "float64"},
     "simpo": {"teacher": "ema", "replay_form": "simpo", "dtype": "float64"},
     "checkpointing": {"teacher": "live", "gradient_checkpointing": True, "dtype": "float64"},
     "checkpointing-ema": {"teacher": "ema", "gradient_checkpointing": True, "dtype": "float64", "untied": True},
@@ -65,8 +67,10 @@ def check_equal(case, alone, *ranks):
     "Each channel's loss, every gradient, and what the step made of the weights."
     close = 1e-7 if CASES[case].get("dtype") == "float64" else 2e-5  # advantages are float32 in any case
     assert alone["log"][-1]["sdpo/sites"] and alone["log"][-1]["replay/pairs"] and alone["grads"]
+    assert sorted(sum((rank["branches"] for rank in ranks), [])) == sorted(alone["branches"])
+    rounds = list(zip(*(rank["branches"] for rank in ranks), strict=True))  # as rows were dealt anew
+    assert all(min(one) >= max(after) for one, after in zip(rounds, rounds[1:]))
     for rank in ranks:
-        assert rank["branches"] == sorted(rank["branches"], reverse=True)
         for mine, entry in zip(rank["log"], alone["log"], strict=True):
             assert "branches/dense" not in entry or mine["branches/rows"] == entry["branches/rows"] == 0 < mine["branches/dense"]
             for key in ("sdpo/sites", "sdpo/tokens", "replay/pairs"):
@@ -80,10 +84,16 @@ def check_equal(case, alone, *ranks):
                 assert worst < close * 10, (case, part, name, worst)
 
 
-def test_two_ranks_one_of_them_without_error_turns_have_the_gradients_of_one_process(found):
-    for case, (alone, *ranks) in found(FAST).items():
+def test_two_ranks_one_of_them_without_error_turns_have_the_gradients_of_one_process(found, start, rows, tmp_path):
+    "And with rows dealt anew fewer idle passes than where each rank keeps its own."
+    kept = start([run("kept", "union", tmp_path, rows=rows, deals=False, **UNION, **CASES[FAST[0]])])
+    cases = found(FAST)
+    ended(kept)
+    for case, (alone, *ranks) in cases.items():
         check_equal(case, alone, *ranks)
-        assert 0 < ranks[0]["log"][0]["level/idle"] < 1
+    dealt, own = (run["log"][0]["level/idle"] for run in (cases[FAST[0]][1], left(tmp_path, "kept")))
+    assert dealt < own / 2 < 0.5
+    assert any(map(any, cases[FAST[0]][2]["branches"])) and not any(map(any, left(tmp_path, "kept", 1)["branches"]))
 
 
 @pytest.mark.slow
@@ -222,6 +232,6 @@ def test_when_a_rank_stands_still_the_others_end_with_a_sentence(start, tmp_path
 @pytest.mark.slow
 def test_without_levelling_the_ranks_would_wait_for_each_other(start, rows, tmp_path):
     began = time.monotonic()
-    ended(start([run("apart", "union", tmp_path, rows=rows, levels=False, **UNION, **CASES["live"])]))
+    ended(start([run("apart", "union", tmp_path, rows=rows, levels=False, deals=False, **UNION, **CASES["live"])]))
     assert all("did not answer within ddp_timeout" in left(tmp_path, "apart", rank)["problem"] for rank in (0, 1))
     assert time.monotonic() - began > sharded_script.TIMEOUT
