@@ -66,7 +66,10 @@ def _play(turns, runs, config, stop):
                     tools.start(turn, calls)
                 else:
                     _settle(turns, [(turn, [])], config)
-            ready = _settle(turns, tools.take(turns.awaited), config)
+            ready, taken = [], tools.take(turns.awaited)
+            while taken:  # what ends while others are taken in is read together with them
+                ready += _settle(turns, taken, config)
+                taken = tools.take(0)
 
 # %% ../../nbs/rollout/07_loop.ipynb #2dd13348
 def _begin(turns, runs, config):

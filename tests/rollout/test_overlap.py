@@ -198,18 +198,18 @@ def parts(rollouts):
             for r in rollouts]
 
 
-def tool_threads():
-    return [t for t in threading.enumerate() if t.name == "tools" and t.is_alive()]
-
-
 @pytest.fixture(autouse=True)
-def no_thread_is_left():
-    "Threads of a test before, which may hang there, are not counted."
-    before = set(tool_threads())
-    yield
-    for thread in set(tool_threads()) - before:
-        thread.join(LIMIT)
-        assert not thread.is_alive()
+def join_threads():
+    "Wait for the test's own threads to end, those of tools that it lets go; done behind each test."
+    others = set(threading.enumerate())  # those of tests before may hang
+
+    def join():
+        for thread in [t for t in threading.enumerate() if t.name == "tools" and t not in others]:
+            thread.join(LIMIT)
+            assert not thread.is_alive()
+
+    yield join
+    join()
 
 
 @pytest.fixture(scope="module")
@@ -286,7 +286,7 @@ def test_to_wait_takes_no_turns_of_the_loop(policy, steps):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_ctrl_c_while_waiting_begins_no_further_call(policy, overlap):
+def test_ctrl_c_while_waiting_begins_no_further_call(policy, join_threads, overlap):
     gate, begun = threading.Event(), []
 
     def pace(row, call):
@@ -299,8 +299,7 @@ def test_ctrl_c_while_waiting_begins_no_further_call(policy, overlap):
     with pytest.raises(KeyboardInterrupt):
         collect(policy, Paced, rows, limits(overlap_tools=overlap, tool_workers=1, temperature=0), 0)
     gate.set()
-    for thread in tool_threads():
-        thread.join(LIMIT)
+    join_threads()
     assert len(begun) == 1
 
 
