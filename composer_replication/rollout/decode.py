@@ -94,6 +94,17 @@ ROOM = 256  # cells that are added at least where they run out
 READ_TOKENS = 2**15  # that one forward of prompts may hold, beyond its first row
 
 # %% ../../nbs/rollout/02_decode.ipynb #737198ef
+class _Turn:
+    "A turn under way in one row."
+
+    def __init__(self, limit, name):
+        self.ids, self.logprobs, self.limit, self.numbers = [], [], limit, Numbers(name)
+
+    @property
+    def number(self):
+        return self.numbers[len(self.ids)]
+
+
 class CachedBatch:
     "Rows of one batch of episodes over one cache."
 
@@ -102,6 +113,7 @@ class CachedBatch:
         self.cursor = _Cursor()
         self.cache = Cache(layer_class_to_replicate=partial(_Cells, self.cursor))
         self.slots, self.length, self.pending, self.capacity = [], {}, {}, 0  # rows in order; of rows: cells filled, ids to read
+        self.turns = {}  # of the rows that decode, which stand in the first slots
 
 # %% ../../nbs/rollout/02_decode.ipynb #6654222f
 @patch
@@ -113,17 +125,27 @@ def sample(
     names: Sequence[str],  # of each: what its random numbers are drawn by
 ) -> list[Sample]:
     "The next turn of each row."
-    with torch.inference_mode():  # a tenth quicker than no_grad: a step on few rows is mostly what surrounds the arithmetic
-        if not self.slots:
-            self._open(list(rows), [list(c) for c in contexts])
-        else:
-            self._keep(set(rows))
-            for row, ids in zip(rows, contexts):
-                self.pending[row] = [*self.pending[row], *ids]
-            self._read()
-        return self._decode(rows, dict(zip(rows, limits)), {r: Numbers(n) for r, n in zip(rows, names)})
+    self.keep(set(rows))
+    self.add(rows, contexts, limits, names)
+    made = {}
+    while self.turns:
+        made |= self.step()
+    return [made[row] for row in rows]
 
 
+@patch
+@torch.inference_mode()
+def add(self: CachedBatch, rows: Sequence[int], contexts: Sequence[Sequence[int]], limits: Sequence[int], names: Sequence[str]):
+    "Begin the next turn of each row, whatever the others do; arguments as those of `sample`."
+    if not self.slots:
+        self._open(list(rows), [list(c) for c in contexts])
+    else:
+        for row, ids in zip(rows, contexts):
+            self.pending[row] = [*self.pending[row], *ids]
+        self._read(len(self.turns), self._join(set(rows)))
+    self.turns |= {row: _Turn(limit, name) for row, limit, name in zip(rows, limits, names)}
+
+# %% ../../nbs/rollout/02_decode.ipynb #6e9fbb1d
 @patch
 def _open(self: CachedBatch, rows, prompts):
     "Read each different prompt once, all but its last id."
@@ -141,7 +163,7 @@ def _open(self: CachedBatch, rows, prompts):
         layer.keys, layer.values = (torch.cat([p[i][side] for p in parts]) for side in (0, 1))
     self._spread([which[tuple(p[:-1])] for p in prompts], wide + ROOM)
 
-# %% ../../nbs/rollout/02_decode.ipynb #6e9fbb1d
+# %% ../../nbs/rollout/02_decode.ipynb #100db7cf
 @patch
 def _padded(self: CachedBatch, ids, wide):
     # Padding stands on the right, where nothing that counts can see it.
@@ -161,8 +183,12 @@ def _forward(self: CachedBatch, ids, **options):
 
 
 @patch
-def _keep(self: CachedBatch, rows):
-    "Leave out rows whose episodes are over."
+@torch.inference_mode()
+def keep(
+    self: CachedBatch,
+    rows: set[int],  # whose episodes go on
+):
+    "Leave out the other rows."
     if len(rows) < len(self.slots):
         kept = [i for i, r in enumerate(self.slots) if r in rows]
         self.slots = [self.slots[i] for i in kept]
@@ -174,22 +200,23 @@ def _room(self: CachedBatch, time):
     if time > self.capacity:
         self._spread(list(range(len(self.slots))), max(time + ROOM, self.capacity * 3 // 2))
 
-# %% ../../nbs/rollout/02_decode.ipynb #100db7cf
+# %% ../../nbs/rollout/02_decode.ipynb #44340c00
 @patch
-def _read(self: CachedBatch):
-    "Read what came in since the last turn, all but the last id of each row."
-    new = [self.pending[r][:-1] for r in self.slots]
-    wide = max(map(len, new))
+def _read(self: CachedBatch, first, last):
+    "Read what came in since their last turn, all but the last id of each, for the rows in these slots."
+    rows = self.slots[first:last]
+    new = [self.pending[r][:-1] for r in rows]
+    wide = max(map(len, new), default=0)
     if not wide:
         return
-    starts = [self.length[r] for r in self.slots]
+    starts = [self.length[r] for r in rows]
     self._room(max(starts) + wide)
     step = max(1, MASK_ENTRIES // (wide * (max(starts) + wide)))
-    for at in range(0, len(self.slots), step):
+    for at in range(0, len(rows), step):
         begin = torch.tensor(starts[at:at + step], device=self.model.device)
-        self._at(at, begin[:, None] + torch.arange(wide, device=begin.device), max(starts[at:at + step]) + wide,
+        self._at(first + at, begin[:, None] + torch.arange(wide, device=begin.device), max(starts[at:at + step]) + wide,
                  self._padded(new[at:at + step], wide), self.model.base_model)
-    for row in self.slots:
+    for row in rows:
         self.length[row] += len(self.pending[row]) - 1
         self.pending[row] = self.pending[row][-1:]
 
@@ -213,43 +240,66 @@ def _mask(self: CachedBatch, positions, time):
             hidden, torch.finfo(self.model.dtype).min)[:, None]
     return made if len(made) > 1 else next(iter(made.values()))
 
-# %% ../../nbs/rollout/02_decode.ipynb #44340c00
+# %% ../../nbs/rollout/02_decode.ipynb #c31cab9c
 @patch
-def _decode(self: CachedBatch, rows, limits, numbers):
-    ids, logprobs, cut = {r: [] for r in rows}, {r: [] for r in rows}, {}
-    active = len(self.slots)
-    while active:
-        now = self.slots[:active]
-        at = [self.length[r] for r in now]
-        time = max(at) + 1
-        self._room(time)
-        positions = torch.tensor(at, device=self.model.device)[:, None]
-        fed = torch.tensor([self.pending[r] for r in now], device=self.model.device)
-        logits = self._at(0, positions, time, fed, self.model).logits[:, -1]
-        drawn = self.sampling.draw(logits, torch.tensor([numbers[r][len(ids[r])] for r in now], device=logits.device))
-        for row, token, logprob in zip(now, *(d.tolist() for d in drawn)):
-            ids[row].append(token)
-            logprobs[row].append(logprob)
-            self.length[row] += 1
-            self.pending[row] = [token]
-            if token in self.stops or len(ids[row]) >= limits[row]:
-                cut[row] = token not in self.stops
-        active = self._leave(active, cut)
-    return [Sample(tuple(ids[r]), tuple(logprobs[r]), cut[r]) for r in rows]
+@torch.inference_mode()  # a tenth quicker than no_grad: a step on few rows is mostly what surrounds the arithmetic
+def step(
+    self: CachedBatch,
+) -> dict[int, Sample]:  # the turns that ended with it, by row
+    "One token in every row whose turn is under way; at least one must be."
+    now, ended = self.slots[:len(self.turns)], {}
+    for row, token, logprob in zip(now, *self._next(now)):
+        turn = self.turns[row]
+        turn.ids.append(token)
+        turn.logprobs.append(logprob)
+        self.length[row] += 1
+        self.pending[row] = [token]
+        if token in self.stops or len(turn.ids) >= turn.limit:
+            ended[row] = Sample(tuple(turn.ids), tuple(turn.logprobs), token not in self.stops)
+    self._leave(ended)
+    return ended
 
 
 @patch
-def _leave(self: CachedBatch, active, done):
-    "Move the rows that are done behind those that are not; how many are not."
-    for slot in reversed(range(active)):
-        if self.slots[slot] in done:
-            active -= 1
-            if slot != active:
-                self.slots[slot], self.slots[active] = self.slots[active], self.slots[slot]
-                filled = max(self.length[self.slots[at]] for at in (slot, active))
-                for layer in self.cache.layers:
-                    layer.swap(slot, active, filled)
-    return active
+def _next(self: CachedBatch, rows):
+    "Ids and log-probabilities drawn in the first slots."
+    at = [self.length[r] for r in rows]
+    time = max(at) + 1
+    self._room(time)
+    positions = torch.tensor(at, device=self.model.device)[:, None]
+    fed = torch.tensor([self.pending[r] for r in rows], device=self.model.device)
+    logits = self._at(0, positions, time, fed, self.model).logits[:, -1]
+    numbers = torch.tensor([self.turns[r].number for r in rows], device=logits.device)
+    return [d.tolist() for d in self.sampling.draw(logits, numbers)]
+
+# %% ../../nbs/rollout/02_decode.ipynb #ca7d2421
+@patch
+def _join(self: CachedBatch, rows):
+    "Move rows behind those that decode; the slot behind them."
+    front = len(self.turns)
+    for slot in range(front, len(self.slots)):
+        if self.slots[slot] in rows:
+            self._swap(slot, front)
+            front += 1
+    return front
+
+
+@patch
+def _leave(self: CachedBatch, ended):
+    "Move the rows whose turn has ended behind those that decode."
+    for slot in reversed(range(len(self.turns))):
+        if self.slots[slot] in ended:
+            del self.turns[self.slots[slot]]
+            self._swap(slot, len(self.turns))
+
+
+@patch
+def _swap(self: CachedBatch, a, b):
+    if a != b:
+        self.slots[a], self.slots[b] = self.slots[b], self.slots[a]
+        filled = max(self.length[self.slots[at]] for at in (a, b))
+        for layer in self.cache.layers:
+            layer.swap(a, b, filled)
 
 # %% ../../nbs/rollout/02_decode.ipynb #736a615c
 class _Draw(LogitsProcessor):

@@ -20,7 +20,7 @@ from ..core.tools import ToolResult
 from ..core.trace import Trace
 from .types import Ending, Episode, Rollout, RolloutConfig
 from .policies import MessagePolicy, TokenPolicy
-from .tool_threads import run_chains
+from .tool_threads import Chains, run_chains
 from .turn_io import Run, open_turns, turn_forms
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ def run_episodes(
     episodes: Sequence[Episode],
     config: RolloutConfig | None = None,  # None: the defaults
     seed: int | None = None,  # instead of the config's
-    stop: Callable[[], bool] | None = None,  # asked before each turn; True ends all open episodes
+    stop: Callable[[], bool] | None = None,  # asked before each turn (`overlap_tools`: token); True ends all open episodes
 ) -> list[Rollout]:  # one per episode, in order
     """Play episodes to their ends. The time it takes is bounded by the budgets and the time limits.
 
@@ -43,21 +43,38 @@ def run_episodes(
         raise ValueError(f"trace id {double[0]!r} occurs more than once; give each episode its own, it names its random numbers.")
     runs = [Run(i, episode, policy.name) for i, episode in enumerate(episodes)]
     with open_turns(policy, config, config.seed if seed is None else seed, {bool(r.trace.tools) for r in runs}) as turns:
-        while open_ := [r for r in runs if r.ending is None]:
-            if stop is not None and stop():
-                for run in open_:
-                    run.end(Ending.STOPPED)
-                break
-            _turn(turns, open_, config)
+        _play(turns, runs, config, stop)
         for run in runs:
             turns.close(run)
     _score([r for r in runs if r.ending in (Ending.DONE, Ending.TURNS, Ending.TOKENS)], config)
     return [run.rollout() for run in runs]
 
 # %% ../../nbs/rollout/07_loop.ipynb #a373c6e3
-def _turn(turns, runs, config):
-    "One turn of every open episode, and its calls."
-    ready, contexts, limits = [], [], []
+def _play(turns, runs, config, stop):
+    "Begin turns, sample, run calls, take in their answers, until every episode has ended."
+    ready = runs  # to begin a turn; of the others a turn is being sampled, or its calls run
+    with Chains(config.tool_workers, config.tool_timeout) as tools:
+        while any(run.ending is None for run in runs):
+            if stop is not None and stop():
+                _settle(turns, tools.take(math.inf), config)  # what they work on is closed after this
+                for run in runs:
+                    if run.ending is None:
+                        run.end(Ending.STOPPED)
+                break
+            for turn, calls in _sample(turns, _begin(turns, ready, config)):
+                if calls:
+                    tools.start(turn, calls)
+                else:
+                    _settle(turns, [(turn, [])], config)
+            ready, taken = [], tools.take(turns.awaited)
+            while taken:  # what ends while others are taken in is read together with them
+                ready += _settle(turns, taken, config)
+                taken = tools.take(0)
+
+# %% ../../nbs/rollout/07_loop.ipynb #2dd13348
+def _begin(turns, runs, config):
+    "The next turns, as (run, context, limit), of the runs that can go on; the others end."
+    begun = []
     for run in runs:
         try:
             context = turns.context(run.trace)
@@ -67,41 +84,41 @@ def _turn(turns, runs, config):
         left = min(config.max_tokens - run.used - (len(context) if run.sampled else 0), turns.room(run, context))
         if left < 1:
             run.end(Ending.TOKENS)
-            continue
-        ready.append(run)
-        contexts.append(context)
-        limits.append(min(left, config.max_turn_tokens or left))
-    if not ready:
-        return
-    start = time.monotonic()
-    sampled = turns.next_turns(ready, contexts, limits)
-    share = (time.monotonic() - start) / len(ready)
-    calling = []
-    for run, context, (sample, parsed) in zip(ready, contexts, sampled):
+        else:
+            begun.append((run, context, min(left, config.max_turn_tokens or left)))
+    return begun
+
+
+def _sample(turns, begun):
+    "Turns that ended, as (run, where the turn begins in its ids, sample, forms), each with its calls as steps of a chain."
+    rows = [*turns.sampling, *(run for run, *_ in begun)]
+    start, made = time.monotonic(), []
+    ended = turns.next_turns(begun) if rows else []
+    share = (time.monotonic() - start) / max(1, len(rows))
+    for run in rows:
         run.seconds["generate"] += share
+    for run, context, sample, parsed in ended:
         if parsed is None:
             run.end(Ending.ERROR, sample)
             continue
-        size = len(run.ids)
+        turn = run, len(run.ids), sample, turn_forms(parsed, sample, run.called)
         run.read(context, sample)
-        calling.append((run, size, sample, parsed))
-    _work(turns, calling, config)
+        made.append((turn, [lambda e=run.environment, c=c: _result(e, c) for c in turn[-1][0].tool_calls]))
+    return made
 
-# %% ../../nbs/rollout/07_loop.ipynb #2dd13348
-def _work(turns, calling, config):
-    "Run the calls of the turns just sampled, and put turns and results into the traces."
-    forms = [turn_forms(parsed, sample, run.called) for run, _, sample, parsed in calling]
-    calls = [of_turn[0].tool_calls for of_turn in forms]
-    done = iter(run_chains([[lambda e=run.environment, c=c: _result(e, c) for c in of_turn] for (run, *_), of_turn in zip(calling, calls)
-                            if of_turn], config.tool_workers, config.tool_timeout))
-    for (run, size, sample, _), of_turn, made in zip(calling, calls, forms):
-        answers = _answers(run, of_turn, next(done), config) if of_turn else []
-        run.called += len(of_turn)
-        _hold(turns, run, size, made, answers)
-        if run.ending is None and not of_turn:
+# %% ../../nbs/rollout/07_loop.ipynb #8d81f3cc
+def _settle(turns, taken, config):
+    "Put turns and what their calls brought into the traces; the runs that go on, in order."
+    for (run, size, sample, forms), done in taken:
+        calls = forms[0].tool_calls
+        answers = _answers(run, calls, done, config)
+        run.called += len(calls)
+        _hold(turns, run, size, forms, answers)
+        if run.ending is None and not calls:
             run.end(Ending.TOKENS if sample.cut else Ending.DONE)
         if run.ending is None and run.sampled >= config.max_turns:
             run.end(Ending.TURNS)
+    return sorted((run for (run, *_), _ in taken if run.ending is None), key=lambda run: run.row)
 
 
 def _result(environment, call):

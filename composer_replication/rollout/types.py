@@ -40,6 +40,7 @@ class RolloutConfig:
     min_p: float | None = None
     tool_timeout: float = 30.0  # of one call, of a reset, of a reward; seconds
     tool_workers: int = 8  # rollouts whose tools run at once
+    overlap_tools: bool = False  # calls run while other rows decode on our cache; equal seeds: equal up to rounding, not bit for bit
     seed: int = 0
 
     def __post_init__(self):
@@ -89,7 +90,7 @@ class Rollout:
     logprobs: tuple[float, ...]  # nats; 0.0 on ids that were not sampled
     ending: Ending
     reward: float | None  # None: not scored
-    seconds: dict[str, float] = field(default_factory=dict)  # "generate": its share of the batch's time; "tools": its tools' own
+    seconds: dict[str, float] = field(default_factory=dict)  # "generate": equal shares of its sampling steps; "tools": its tools' own
     problem: str = ""  # behind `Ending.ERROR` and `Ending.TIMEOUT`
 
     def __post_init__(self):

@@ -178,6 +178,8 @@ class RolloutSettings:
     keep_rollouts: bool = setting(False, "Write the traces of every generation to output_dir/rollouts, as recorded data.")
     sample_every: int = setting(10, "Optimizer steps between two rollouts that are kept as a sample in output_dir/rollouts; 0: none.")
     tool_timeout: float = setting(30.0, "Seconds that one tool call may take.")
+    overlap_tools: bool = setting(False, "A row's tools run while other rows sample (rollout='transformers'): quicker where tools are slow. "
+                                         "Equal seeds then give rollouts equal up to rounding; False: bit for bit.")
     sort_by_length: bool = setting(False, "Rows of like length share a backward pass: quicker, and TRL's numbers but for rounding.")
     share_prompts: bool = setting(False, "A pass reads each distinct prompt once: quicker, and TRL's numbers but for rounding.")
 
@@ -203,6 +205,9 @@ def _check_rollouts(self: RolloutSettings):
         raise InputProblem(f"max_turn_tokens={self.max_turn_tokens} leaves a turn no token; take at least 1, or leave it out.")
     if not self.tool_timeout > 0:
         raise InputProblem(f"tool_timeout={self.tool_timeout} lets no tool answer; give seconds above 0.")
+    if self.overlap_tools and self.rollout != "transformers":
+        raise InputProblem(f"overlap_tools=True needs our own decoding, and rollout={self.rollout!r} samples a turn at a time", "leave one of "
+                           "them out")
 
 
 @patch(as_prop=True)
@@ -210,7 +215,7 @@ def rollout_config(self: RolloutSettings) -> RolloutConfig:
     "Budgets and sampling of the rollout loop."
     return RolloutConfig(max_turns=self.max_turns, max_tokens=self.max_completion_length, max_turn_tokens=self.max_turn_tokens,
                          temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p,
-                         tool_timeout=self.tool_timeout, seed=self.seed)
+                         tool_timeout=self.tool_timeout, overlap_tools=self.overlap_tools, seed=self.seed)
 
 # %% ../../nbs/training/05_config.ipynb #d4fade3d
 @dataclass

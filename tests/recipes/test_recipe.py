@@ -187,6 +187,13 @@ def test_an_absent_file_and_a_bad_override():
         load_recipe("toy", {"max_steps": "x"})
 
 
+def test_overlapped_tools_are_a_key_like_others():
+    assert not load_recipe("toy").config.rollout_config.overlap_tools
+    assert load_recipe("toy", {"overlap_tools": "true"}).config.rollout_config.overlap_tools
+    with pytest.raises(RecipeProblem, match="overlap_tools=True needs our own decoding, and rollout='trl'"):
+        load_recipe("toy", {"overlap_tools": "true", "rollout": "trl"})
+
+
 def test_gsm8k_without_its_files_is_told_before_any_weight(write, no_weights, tmp_path):
     recipe = load_recipe(write(task="gsm8k", alpha_sdpo=0.0, data_folder=str(tmp_path)))
     with pytest.raises(ValueError, match="task 'gsm8k' needs .*gsm8k_train.jsonl.gz.*set data_folder or COMPOSER_DATA"):

@@ -1,0 +1,373 @@
+"Calls that run while other rows decode: the same rollouts whatever the order in which tools answer, and no thread left."
+import random
+import signal
+import threading
+import time
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from rollouts import config
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, MambaConfig, Qwen2Config
+
+from composer_replication.core.tools import ToolResult
+from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
+from composer_replication.rollout.decode import CachedBatch, RereadBatch
+from composer_replication.rollout.loop import collect
+from composer_replication.rollout.policies import CallablePolicy, TransformersPolicy
+from composer_replication.rollout.sampling import Numbers, Sample, Sampling
+from composer_replication.rollout.tool_threads import Chains
+from composer_replication.rollout.turn_io import ContinuousTurns
+
+LIMIT = 60.0  # seconds that anything here may wait; reached by a defect alone
+
+# --- the batch -----------------------------------------------------------------------------------------------------------
+
+VOCAB, END = 64, 1
+SMALL = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=512, pad_token_id=0, eos_token_id=END, bos_token_id=2,
+             initializer_range=0.4)  # large, so that what is attended to matters
+FAMILIES = {"qwen2": lambda: Qwen2Config(**SMALL),
+            "gemma3": lambda: Gemma3TextConfig(**SMALL, head_dim=8, sliding_window=12, layer_types=[
+                "sliding_attention", "full_attention", "sliding_attention"])}
+SAMPLING = Sampling(temperature=0.8)
+TURNS = (4, 2, 4, 3, 1)  # of each row
+
+
+@cache
+def made(family):
+    torch.manual_seed(7)
+    return AutoModelForCausalLM.from_config(FAMILIES[family]()).double().eval()
+
+
+@cache
+def script():
+    "By row and turn: the ids that come in, and the limit. Rows 0 and 4 share their prompt."
+    draw = random.Random(3)
+    ids = lambda n: [draw.randrange(3, VOCAB) for _ in range(n)]
+    turns = {(row, turn): (ids(draw.choice((1, 9, 30)) if turn == 0 else draw.randint(1, 13)), draw.randint(1, 12))
+             for row, count in enumerate(TURNS) for turn in range(count)}
+    turns[4, 0] = turns[0, 0][0], 7
+    return turns
+
+
+@cache
+def alone(family):
+    "What each row says, read from its start for every token: no cache, no other row."
+    said, past = {}, {row: [] for row in range(len(TURNS))}
+    for (row, turn), (ids, limit) in sorted(script().items()):
+        past[row] += ids
+        numbers, new, logprobs = Numbers(f"{row}/{turn}"), [], []
+        while len(new) < limit and END not in new:
+            with torch.no_grad():
+                logits = made(family)(torch.tensor([past[row] + new])).logits[:, -1]
+            drawn = SAMPLING.draw(logits, torch.tensor([numbers[len(new)]]))
+            new.append(drawn[0].item())
+            logprobs.append(drawn[1].item())
+        past[row] += new
+        said[row, turn] = Sample(tuple(new), tuple(logprobs), END not in new)
+    return said
+
+
+def played(family, pauses):
+    "The same in one batch, where a row comes back so many steps after its turn ended, or when nothing else is left to do."
+    batch, said = CachedBatch(made(family), frozenset({END}), SAMPLING), {}
+    turn, back = dict.fromkeys(range(len(TURNS)), 0), dict.fromkeys(range(len(TURNS)), 0)
+    for step in range(10_000):
+        if not batch.turns and not back:
+            return said
+        due = [row for row, at in back.items() if at <= step or not batch.turns and at == min(back.values())]
+        if due:
+            batch.keep({*batch.turns, *back})
+            batch.add(due, *zip(*(script()[row, turn[row]] for row in due)), [f"{row}/{turn[row]}" for row in due])
+            back = {row: at for row, at in back.items() if row not in due}
+        for row, sample in batch.step().items():
+            said[row, turn[row]] = sample
+            turn[row] += 1
+            if turn[row] < TURNS[row]:
+                back[row] = step + pauses[row][turn[row] - 1]
+    raise AssertionError("it does not end")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=25, deadline=None)
+@given(pauses=st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=len(TURNS), max_size=len(TURNS)))
+def test_a_row_says_the_same_whoever_decodes_beside_it(family, pauses):
+    said, wanted = played(family, pauses), alone(family)
+    assert said.keys() == wanted.keys()
+    for key, sample in said.items():
+        assert (sample.ids, sample.cut) == (wanted[key].ids, wanted[key].cut), key
+        torch.testing.assert_close(torch.tensor(sample.logprobs), torch.tensor(wanted[key].logprobs), atol=1e-6, rtol=0)
+
+
+def test_small_forwards_give_the_same(monkeypatch):
+    for name, value in (("MASK_ENTRIES", 40), ("READ_TOKENS", 8), ("ROOM", 1)):
+        monkeypatch.setattr(f"composer_replication.rollout.decode.{name}", value)
+    said = played("gemma3", [[3, 0, 5], [1, 1, 1], [0, 4, 2], [6, 6, 6], [0, 0, 0]])
+    assert {key: s.ids for key, s in said.items()} == {key: s.ids for key, s in alone("gemma3").items()}
+
+
+# --- the loop ------------------------------------------------------------------------------------------------------------
+
+class Steps:
+    "Time that passes with decoding: a tool may last so many decode steps. Where nothing decodes, the next one answers."
+
+    def __init__(self):
+        self.changed, self.left, self.idle, self.count = threading.Condition(), {}, False, 0
+
+    def tick(self, *_):
+        with self.changed:
+            self.count += 1
+            self.left = {key: left - 1 for key, left in self.left.items()}
+            self.changed.notify_all()
+
+    def rest(self, idle):
+        with self.changed:
+            self.idle = idle
+            self.changed.notify_all()
+
+    def sleep(self, steps):
+        key = object()
+        with self.changed:
+            self.left[key] = steps
+            over = self.changed.wait_for(
+                lambda: self.left[key] <= 0 or self.idle and self.left[key] == min(self.left.values()), LIMIT)
+            del self.left[key]
+            self.changed.notify_all()
+        assert over, "nothing was decoded meanwhile"
+
+
+class Paced:
+    "Answers whatever is called, as late as the row's `pace` says."
+
+    tools = ({"type": "function", "function": {"name": "ls", "description": "List.", "parameters": {
+        "type": "object", "properties": {}}}},)
+
+    def reset(self, pace=None, **row):
+        self.row, self.pace, self.calls, self.closed = row, pace or (lambda row, call: None), 0, False
+
+    def call(self, call):
+        self.calls += 1
+        self.pace(self.row, self.calls)
+        assert not self.closed
+        return ToolResult(f"{self.row['task_id']}: {'a file ' * (self.calls * self.row['size'] % 11)}")
+
+    def reward(self, answer=""):
+        return float(self.calls)
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return TransformersPolicy(embedded_model().double(), embedded_tokenizer())
+
+
+@pytest.fixture
+def steps(policy, monkeypatch):
+    "Steps of the policy's model, which know when the loop waits for tools."
+    steps, take = Steps(), Chains.take
+
+    def resting(pool, least):
+        steps.rest(least > 0)
+        try:
+            return take(pool, least)
+        finally:
+            steps.rest(False)
+
+    monkeypatch.setattr(Chains, "take", resting)
+    hook = policy.model.register_forward_hook(steps.tick)
+    yield steps
+    hook.remove()
+
+
+def rows_of(pace=None):
+    return [{"prompt": "What is `red_port` in `config`?" + " Look." * (3 * i % 5), "task_id": f"etc{i}", "size": i, "pace": pace}
+            for i in range(6)]
+
+
+def limits(**options):
+    return config(**{"max_turns": 4, "max_tokens": 300, "max_turn_tokens": 50, "tool_timeout": LIMIT} | options)
+
+
+def parts(rollouts):
+    return [(r.trace, r.prompt_ids, r.completion_ids, r.completion_mask, r.logprobs, r.ending, r.reward, r.problem)
+            for r in rollouts]
+
+
+@pytest.fixture(autouse=True)
+def join_threads():
+    "Wait for the test's own threads to end, those of tools that it lets go; done behind each test."
+    others = set(threading.enumerate())  # those of tests before may hang
+
+    def join():
+        for thread in [t for t in threading.enumerate() if t.name == "tools" and t not in others]:
+            thread.join(LIMIT)
+            assert not thread.is_alive()
+
+    yield join
+    join()
+
+
+@pytest.fixture(scope="module")
+def turn_by_turn(policy):
+    return cache(lambda seed: parts(collect(policy, Paced, rows_of(), limits(), seed)))
+
+
+@settings(max_examples=8, deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 3), st.integers(0, 2**30), st.sampled_from((1, 2, 8)))
+def test_the_order_in_which_tools_answer_changes_nothing(policy, steps, turn_by_turn, seed, order, workers):
+    pace = lambda row, call: steps.sleep(random.Random(f"{order}/{row['task_id']}/{call}").choice((0, 0, 2, 5, 20, 60)))
+    played = parts(collect(policy, Paced, rows_of(pace), limits(overlap_tools=True, tool_workers=workers), seed))
+    assert played == turn_by_turn(seed)
+    assert sum(t.role == "tool" for trace, *_ in played for t in trace.turns) > 8  # else nothing was tested
+
+
+def test_rows_decode_while_a_tool_works(policy, steps):
+    "A tool that lasts some decode steps ends only where others decode: turn by turn it would reach its limit."
+    first, between = threading.Lock(), []
+
+    def pace(row, call):
+        if first.acquire(blocking=False):
+            with steps.changed:
+                start = steps.count
+                between.append(steps.changed.wait_for(lambda: steps.count >= start + 15, LIMIT))
+
+    played = collect(policy, Paced, rows_of(pace), limits(overlap_tools=True), 0)
+    assert between == [True] and all(r.problem == "" for r in played)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_hanging_tool_ends_its_own_row_only(policy, turn_by_turn, overlap):
+    gate = threading.Event()
+    hung = next(i for i, (trace, *_) in enumerate(turn_by_turn(0)) if any(t.role == "tool" for t in trace.turns))
+    pace = lambda row, call: gate.wait(LIMIT) if row["size"] == hung else None
+    played = collect(policy, Paced, rows_of(pace), limits(overlap_tools=overlap, tool_timeout=2.0), 0)
+    gate.set()
+    assert (played[hung].ending, played[hung].reward) == ("timeout", None) and "within 2 seconds" in played[hung].problem
+    assert played[hung].trace.turns[-1].fail_reason == "runtime_error" and played[hung].seconds["tools"] >= 2.0
+    assert [p for i, p in enumerate(parts(played)) if i != hung] == [p for i, p in enumerate(turn_by_turn(0)) if i != hung]
+
+
+def test_a_tool_that_raises_ends_its_own_row_only(policy, turn_by_turn):
+    broken = next(i for i, (trace, *_) in enumerate(turn_by_turn(0)) if any(t.role == "tool" for t in trace.turns))
+
+    def pace(row, call):
+        if row["size"] == broken:
+            raise SystemExit("no room")
+
+    played = collect(policy, Paced, rows_of(pace), limits(overlap_tools=True), 0)
+    assert (played[broken].ending, played[broken].reward) == ("error", None) and "SystemExit: no room" in played[broken].problem
+    assert [p for i, p in enumerate(parts(played)) if i != broken] == [p for i, p in enumerate(turn_by_turn(0)) if i != broken]
+
+
+def test_to_stop_waits_for_calls_under_way_and_keeps_whole_turns(policy, steps, turn_by_turn):
+    "Asked at every token; a turn half sampled is dropped, and no environment is closed while its tool works (see `Paced`)."
+    pace = lambda row, call: steps.sleep(40)
+    played = collect(policy, Paced, rows_of(pace), limits(overlap_tools=True), 0, stop=lambda: steps.count >= 60)
+    assert steps.count == 60 and {"stopped"} <= {r.ending for r in played}
+    for rollout, (trace, _, ids, *_) in zip(played, turn_by_turn(0)):
+        turns = rollout.trace.turns
+        assert turns == trace.turns[:len(turns)] and rollout.completion_ids == ids[:len(rollout.completion_ids)]
+        assert not rollout.completion_mask or rollout.completion_mask[-1] == 1
+        assert rollout.ending != "stopped" or turns[-1].role in ("user", "tool")
+    assert any(r.ending == "stopped" and r.trace.turns[-1].role == "tool" for r in played)
+
+
+def test_to_wait_takes_no_turns_of_the_loop(policy, steps):
+    "One row: whenever its tool works nothing decodes, and the loop goes round once a token, however long that takes."
+    asked = []
+    pace = lambda row, call: time.sleep(0.05)
+    collect(policy, Paced, rows_of(pace)[:1], limits(overlap_tools=True), 0, stop=lambda: asked.append(0))
+    assert len(asked) == steps.count
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_ctrl_c_while_waiting_begins_no_further_call(policy, join_threads, monkeypatch, overlap):
+    "The signal comes while the main thread sleeps in `take`: it has asked how long, and its lock is free."
+    gate, begun, pools, patience, until = threading.Event(), [], [], Chains._patience, time.monotonic() + LIMIT
+    monkeypatch.setattr(Chains, "_patience", lambda pool: pools.append(pool) or patience(pool))
+
+    def pace(row, call):
+        begun.append(row["size"])
+        if len(begun) == 1:
+            while not pools[-1].running and time.monotonic() < until:  # the last is that of the resets until then
+                time.sleep(0.001)
+            with pools[-1].changed:
+                pass
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        gate.wait(LIMIT)
+
+    rows = rows_of(pace)[:1] * 4  # four rows that call at the same token, and one worker
+    with pytest.raises(KeyboardInterrupt):
+        collect(policy, Paced, rows, limits(overlap_tools=overlap, tool_workers=1, temperature=0), 0)
+    gate.set()
+    join_threads()
+    assert len(begun) == 1
+
+
+def test_ctrl_c_while_decoding_comes_through(policy, steps):
+    def stop():
+        if steps.count == 20:
+            raise KeyboardInterrupt
+        return False
+
+    with pytest.raises(KeyboardInterrupt):
+        collect(policy, Paced, rows_of(lambda row, call: steps.sleep(3)), limits(overlap_tools=True), 0, stop=stop)
+
+
+def test_late_chains_are_given_up_by_who_does_not_wait():
+    gate, taken, until = threading.Event(), [], time.monotonic() + LIMIT
+    with Chains(workers=1, limit=0.5) as chains:
+        chains.start("hangs", [gate.wait, lambda: 1])
+        chains.start("next", [lambda: 2])
+        while len(taken) < 2 and time.monotonic() < until:
+            taken += chains.take(0)
+            time.sleep(0.01)
+    gate.set()
+    assert [(owner, [(d.value, d.late) for d in done]) for owner, done in taken] == [
+        ("hangs", [(None, True)]), ("next", [(2, False)])]
+
+
+def test_shares_of_generating_make_up_the_time_of_sampling(policy, monkeypatch):
+    inside, next_turns = [], ContinuousTurns.next_turns
+
+    def timed(turns, begun):
+        start = time.monotonic()
+        ended = next_turns(turns, begun)
+        inside.append(time.monotonic() - start)
+        return ended
+
+    monkeypatch.setattr(ContinuousTurns, "next_turns", timed)
+    start = time.monotonic()
+    played = collect(policy, Paced, rows_of(), limits(overlap_tools=True), 0)
+    shares = [r.seconds["generate"] for r in played]
+    assert min(shares) > 0 and sum(inside) <= sum(shares) + 1e-6 and sum(shares) <= time.monotonic() - start
+
+
+def test_other_policies_play_turn_by_turn():
+    tokenizer = embedded_tokenizer()
+    lines = [tokenizer.encode(text + "<|end|>") for text in ('<|call|>{"name": "ls", "arguments": {}}', "Done.")]
+    opening, batches = tokenizer.encode("<|assistant|>", add_special_tokens=False)[0], []
+
+    def generate(ids, sampling, limits, seeds):
+        batches.append(len(ids))
+        made = [lines[row.count(opening) - 1] for row in ids]
+        return made, [[-0.5] * len(m) for m in made]
+
+    played = collect(CallablePolicy(generate, tokenizer), Paced, rows_of(), limits(overlap_tools=True))
+    assert batches == [6, 6] and [r.ending for r in played] == ["done"] * 6
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(MambaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, state_size=4, pad_token_id=0,
+        eos_token_id=tokenizer.eos_token_id)).eval()
+    rereads = TransformersPolicy(model, tokenizer)
+    with rereads.batch(Sampling()) as batch:
+        assert isinstance(batch, RereadBatch)
+    short = dict(max_turns=2, max_turn_tokens=6)
+    one, two = (parts(collect(rereads, Paced, rows_of()[:2], limits(overlap_tools=o, **short))) for o in (False, True))
+    assert one == two
