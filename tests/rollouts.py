@@ -1,6 +1,8 @@
 "A small environment of TRL's kind, and short budgets."
 import time
 
+import jsonschema  # noqa: F401, the first call would take it in within its time limit
+
 from composer_replication.rollout.types import RolloutConfig
 
 
