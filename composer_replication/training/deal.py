@@ -82,9 +82,9 @@ def _pack(inputs, hands, first):
 def _every(mine, device):
     "Tokens of the rows of all ranks, those of the first rank first."
     mine = torch.tensor(mine, device=device)
-    every = mine.new_empty(dist.get_world_size() * len(mine), mine.shape[1])
-    dist.all_gather_into_tensor(every, mine)
-    return [tuple(row) for row in every.tolist()]
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, mine)
+    return [tuple(row) for row in torch.cat(every).tolist()]
 
 
 def _dealt(batches, pad, device):
