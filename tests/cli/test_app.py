@@ -32,7 +32,7 @@ def test_hints_add_hint_and_layer_to_the_same_sites(demo):
     sites = rows(composer("traces", "errors", demo, "--json"))
     hinted = rows(composer("hints", "list", demo, "--json"))
     assert [{k: r[k] for k in sites[0]} for r in hinted] == sites
-    assert set(hinted[0]) == {*sites[0], "hint", "layer"} and any(r["hint"] for r in hinted)
+    assert set(hinted[0]) == {*sites[0], "action", "error", "hint", "layer"} and any(r["hint"] for r in hinted)
 
 
 def test_compose_twice_gives_the_same_table_and_a_report(demo, tmp_path):
