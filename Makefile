@@ -90,28 +90,24 @@ clean:
 	.venv-vllm/bin/python -m pip install -qq --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
+# An environment on top of .venv, with what the first prerequisite pins.
+define BESIDE
+.venv/bin/python -m venv $(@D)
+$(@D)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r $<
+.venv/bin/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
+	> "$$($(@D)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/below.pth"
+$(@D)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --editable .
+@touch $@
+endef
+
 .venv-foreign/.installed: constraints-foreign.txt $(VENV)
-	.venv/bin/python -m venv .venv-foreign
-	.venv-foreign/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r constraints-foreign.txt
-	.venv/bin/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
-		> "$$(.venv-foreign/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/below.pth"
-	@touch $@
+	$(BESIDE)
 
 .venv-islands/.installed: constraints-diloco.txt $(VENV)
-	.venv/bin/python -m venv .venv-islands
-	.venv-islands/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r constraints-diloco.txt
-	.venv/bin/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
-		> "$$(.venv-islands/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/below.pth"
-	.venv-islands/bin/python -m pip install -qq --disable-pip-version-check --no-deps --editable .
-	@touch $@
+	$(BESIDE)
 
 .venv-clouds/.installed: constraints-clouds.txt $(VENV)
-	.venv/bin/python -m venv .venv-clouds
-	.venv-clouds/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r constraints-clouds.txt
-	.venv/bin/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
-		> "$$(.venv-clouds/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/below.pth"
-	.venv-clouds/bin/python -m pip install -qq --disable-pip-version-check --no-deps --editable .
-	@touch $@
+	$(BESIDE)
 
 $(VENV): constraints.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later with venv is needed;" \

@@ -50,10 +50,10 @@ def _hidden(value):
 
 # %% ../../nbs/recipes/12_run_record.ipynb #4707dc5e
 def data_files(recipe: Recipe) -> list[Path]:
-    "The files of tasks, recorded traces and pairs that the recipe names, each once; what is no file, such as `group`, is left out."
+    "The files of tasks, traces (of a warm-up too) and pairs that the recipe names, each once; what is no file, such as `group`, is left out."
     a = recipe.arguments
     tasks = [find_tasks(a.tasks)] if a.tasks and a.task == "deletion" else [a.tasks] if a.tasks else []
-    traces = [path for name in a.traces or () for path in trace_paths(name)]
+    traces = [path for name in (*(a.traces or ()), *((a.warm_up or {}).get("traces") or ())) for path in trace_paths(name)]
     pairs = [toy_path() if name == EMBEDDED else name for name in a.replay_pairs or ()]
     return [path for path in dict.fromkeys(map(Path, (*tasks, *traces, *pairs))) if path.is_file()]
 

@@ -6,10 +6,9 @@
 __all__ = ['recorded_tree', 'trace_limit', 'learnable_trees', 'no_reward', 'steps_without_rollouts']
 
 # %% ../../nbs/training/17_recorded.ipynb #7c3aa4b8
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from types import SimpleNamespace
 
 from datasets import Dataset
 from transformers import AutoConfig
@@ -57,13 +56,14 @@ def _up_to_branches(tree):
 def trace_limit(
     max_trace_tokens: int | None,
     model=None,  # a causal LM, or where to load one from: no longer limit than its context is advised; None: it is not known
-    revision: str = "main",  # of a model on the hub
+    options: Mapping = {},  # with which that is loaded, `model_init_kwargs`
 ) -> LengthLimit:
-    "How long recorded traces may be. Raises `OSError` where the model cannot be had."
+    "How long recorded traces may be. Raises as transformers where the model's configuration cannot be had."
     if isinstance(model, str):
-        model = SimpleNamespace(config=AutoConfig.from_pretrained(model, revision=revision))
-    context = None if model is None else positions(model.config)
-    return LengthLimit(max_trace_tokens, "max_trace_tokens", "turns with a hint or a pair", context)
+        config = AutoConfig.from_pretrained(model, **{name: options[name] for name in ("revision", "trust_remote_code") if name in options})
+    else:
+        config = getattr(model, "config", None)
+    return LengthLimit(max_trace_tokens, "max_trace_tokens", "turns with a hint or a pair", config and positions(config))
 
 # %% ../../nbs/training/17_recorded.ipynb #ae463ca5
 def _count_turns(limit, example, tree, chat, config, hinted):

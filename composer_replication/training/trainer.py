@@ -170,8 +170,7 @@ def _prepare(self: ComposerReplicationTrainer, args, model, tokenizer, train_dat
     self.stage = lambda words: None  # told what takes long, when it begins
     self.ways = {}  # sentences on how branches are read: whether `log` has looked at them
     named = model if isinstance(model, str) else get_config_model_id(model.config)
-    revision = (args.model_init_kwargs or {}).get("revision") or "main"
-    limit = trace_limit(max_tokens, model, revision) if traces or replay_examples else None
+    limit = trace_limit(max_tokens, model, args.model_init_kwargs or {}) if traces or replay_examples else None
     setup = prepare(args, tokenizer or named, environment, self.hint_source, self.pair_source, replay_examples, traces, limit)
     if self.held_out_rows and self.offline:
         raise InputProblem("held-out tasks are measured by rollouts, and recorded traces alone bring none", "leave held_out_rows out")

@@ -102,10 +102,11 @@ main()
 
 def test_without_a_model_ones_own_traces_are_shown_with_hints_alone_and_no_pytorch(traces, tmp_path):
     write_traces(traces, tmp_path / "mine.jsonl")
-    words = [sys.executable, "-c", NO_TORCH, "explore", "mine.jsonl", "--out", "page.html"]
+    words = [sys.executable, "-c", NO_TORCH, "explore", "mine.jsonl", "--out", "page.html", "--chat-template", "chatml"]
     done = subprocess.run(words, cwd=tmp_path, timeout=120, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     count = len(first_ends(traces))
+    assert "--chat-template is not used: without --model" in done.stderr
     sentence = f"{count} error turns with their hints; give --model for how the hint moves the tokens."
     assert sentence in done.stderr and sentence in (tmp_path / "page.html").read_text()
     sites = [site for trace in data_of(tmp_path / "page.html")["traces"] for site in trace["sites"]]

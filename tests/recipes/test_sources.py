@@ -3,6 +3,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ from composer_replication.replay.teachers import TeacherProblem
 from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.export import write_traces
 from composer_replication.training.batches import NonFiniteLoss
+from composer_replication.training.recorded import trace_limit
 from composer_replication.training.trainer import ComposerReplicationTrainer
 
 pytestmark = pytest.mark.trainer
@@ -165,6 +167,16 @@ def test_turns_beyond_the_limit_are_counted_where_others_remain(tmp_path):
     assert f"max_trace_tokens {model.config.max_position_embeddings}, the model's context, takes" in shorter.setup.left_out
 
 
+def test_the_context_of_a_model_with_code_of_its_own_is_read_where_that_is_allowed(tmp_path):
+    config = {"model_type": "own", "auto_map": {"AutoConfig": "configuration_own.OwnConfig"}, "max_position_embeddings": 77}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "configuration_own.py").write_text(
+        "from transformers import PreTrainedConfig\n\n\nclass OwnConfig(PreTrainedConfig):\n    model_type = 'own'\n")
+    with pytest.raises((OSError, ValueError), match="trust_remote_code|contains custom code|does not recognize"):
+        trace_limit(8, str(tmp_path), {"trust_remote_code": False})
+    assert trace_limit(8, str(tmp_path), {"trust_remote_code": True, "dtype": "float32"}).context == 77
+
+
 def test_an_offline_loss_that_is_not_finite_names_its_traces(tmp_path):
     trainer = make_trainer(load_recipe(write(tmp_path, teacher="live", max_steps=1, replay_batch_size=1, save_strategy="no")))
     [drawn] = trainer._recorded_trees(0)
@@ -181,6 +193,8 @@ def test_a_recipe_takes_a_folder_of_traces_and_its_record_names_the_files(tmp_pa
     recipe = load_recipe(write(tmp_path, traces=[str(tmp_path / "runs")], replay_pairs=None, beta_replay=0))
     assert len(recipe_sources(recipe).traces) == len(toy_traces())
     assert data_files(recipe) == sorted((tmp_path / "runs").glob("*.gz"))
+    warmed = replace(recipe.arguments, task="toy", traces=None, warm_up={"traces": [str(tmp_path / "runs")]})
+    assert data_files(replace(recipe, arguments=warmed)) == data_files(recipe)
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputProblem, match="no trace file lies directly in this folder"):
         trace_paths(str(tmp_path / "empty"))

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -333,19 +334,20 @@ def test_modals_function_runs_under_the_watch_and_keeps_the_volume(script, hours
     assert len(servers.requests("VolumeCommit")) == 1
 
 
+def taken(ask, *refusals) -> bool:
+    "Whether what is asked is not refused."
+    try:
+        ask()
+    except refusals:
+        return False
+    return True
+
+
 def test_modal_takes_the_volumes_that_we_take(servers):
     import modal as package
     for name in ("runs", "My.runs_2-x", "s3://bucket/runs", "a/b", "a:b", "a" * 63, "a" * 65):
-        try:
-            package.Volume.from_name(name, create_if_missing=True)
-            theirs = True
-        except package.exception.InvalidError:
-            theirs = False
-        try:
-            ours = bool(modal(replace(JOB, storage=name)))
-        except LaunchProblem:
-            ours = False
-        assert ours == theirs, name
+        theirs = taken(partial(package.Volume.from_name, name, create_if_missing=True), package.exception.InvalidError)
+        assert taken(partial(modal, replace(JOB, storage=name)), LaunchProblem) == theirs, name
 
 
 # SkyPilot: its own reading of a task, and of its command line
@@ -386,15 +388,9 @@ def test_skypilot_mounts_the_storage_that_we_take(skypilot):
     sources = ["s3://bucket", "s3://bucket/", "gs://bucket", "cos://region/bucket", "https://me.invalid/container", "r2://b",
                "s3://bucket/runs", "gs://bucket/a/b", "cos://region", "runs", "file://runs", "bucket:/x"]
     for source in sources:
-        try:
-            theirs = bool(Storage._validate_source(source, StorageMode.MOUNT, True))
-        except (skypilot.exceptions.StorageModeError, skypilot.exceptions.StorageSourceError):
-            theirs = False
-        try:
-            ours = bool(sky(replace(JOB, storage=source)))
-        except LaunchProblem:
-            ours = False
-        assert ours == theirs, source
+        theirs = taken(partial(Storage._validate_source, source, StorageMode.MOUNT, True),
+                       skypilot.exceptions.StorageModeError, skypilot.exceptions.StorageSourceError)
+        assert taken(partial(sky, replace(JOB, storage=source)), LaunchProblem) == theirs, source
 
 
 @pytest.mark.parametrize("bucket", ["bucket", "absent"])

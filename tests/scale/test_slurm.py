@@ -20,6 +20,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(absent() is not None, reason=
 
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")  # from where the jobs are submitted
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # a job finds composer-rl there
     (tmp_path / "slurm").mkdir()
     with slurm_cluster(tmp_path / "slurm", monkeypatch):
@@ -66,6 +68,7 @@ def test_a_cancelled_job_writes_a_checkpoint_and_the_next_of_its_name_waits_for_
     wait(lambda: job_status(record).startswith("CANCELLED"))
     wait(lambda: read_status(tmp_path / "run").state == "stopped")
     assert "a last checkpoint" in job_logs(record, 9)
+    assert "CANCELLED" in (tmp_path / "run" / "slurm.txt").read_text() and not list((tmp_path / "here").iterdir())
     wait(lambda: begun(tmp_path / "other"))
     job_cancel(second)
 
