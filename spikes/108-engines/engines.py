@@ -123,7 +123,8 @@ def main():
                 first = first or ids
                 same = sum(a == b for x, y in zip(first, ids) for a, b in zip(x, y)) / sum(map(len, ids))
                 print(f"{repeat} {setting:8} {name:14} wall {wall:7.2f} s, CPU {cpu:7.2f} s, same ids {same:.3f}", flush=True)
-                measured["runs"] += [dict(repeat=repeat, setting=setting, engine=name, wall=wall, cpu=cpu, same=same)] * (repeat >= 0)
+                run = {"repeat": repeat, "setting": setting, "engine": name, "wall": wall, "cpu": cpu, "same": same}
+                measured["runs"] += [run] * (repeat >= 0)
         if not given.quick and repeat >= 0:
             (HERE / "measured.json").write_text(json.dumps(measured, indent=1) + "\n")
 
