@@ -1,6 +1,6 @@
 """The same turns from our sampler, transformers' continuous batching and vLLM, in one process on one CPU thread.
 
-    .venv-vllm/bin/python spikes/108-engines/engines.py [--quick]      # `make vllm` makes that environment
+    .venv-vllm/bin/python spikes/109-engines/engines.py [--quick]      # `make vllm` makes that environment
 
 writes `measured.json` beside itself after each repeat."""
 import argparse
