@@ -234,7 +234,7 @@ Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first proble
 Tools = Annotated[Path | None, typer.Option("--tools", help="JSON list of the tools that the agent was offered, where "
                                                             "the traces do not carry them.")]
 Seed = Annotated[int, typer.Option("--seed", help="Names every random choice.")]
-Model = Annotated[str | None, typer.Option("--model", help="Folder or hub id of a causal LM; else the embedded model.")]
+Model = Annotated[str | None, typer.Option("--model", help="A causal LM: a folder, a hub id, or a name of `models list`; else the embedded model.")]
 ChatTemplate = Annotated[str | None, typer.Option("--chat-template", metavar="NAME|FILE", help="A shipped chat template, chatml-tools or "
                                                     "plain-tools, or a file; else the tokenizer's own.")]
 Host = Annotated[str, typer.Option("--host", help="Address to listen on; whoever reaches it can use what is served.")]

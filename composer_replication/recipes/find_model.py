@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from ..core.errors import InputProblem
+from .models import MODELS, fetched_model
 
 # %% ../../nbs/recipes/06_find_model.ipynb #dd4d8b54
 EMBEDDED = "embedded"
@@ -39,7 +40,7 @@ def local_model(
 
 # %% ../../nbs/recipes/06_find_model.ipynb #d3308464
 def model_folder(
-    name: str,  # as a user writes it
+    name: str,  # as a user writes it; of a model of `composer-rl models`, its name there
 ) -> Path | None:  # None: it can only be a hub id
     "The folder of a model or adapter on this machine. Raises `InputProblem` for a path that holds none."
     path = Path(name).expanduser()
@@ -49,7 +50,14 @@ def model_folder(
             raise InputProblem(f"{name} holds neither a model nor a run with a complete checkpoint",
                                "name a folder with config.json or adapter_config.json")
         return holder
-    return local_model(name)
+    return _fetched(name) if name in MODELS else local_model(name)
+
+
+def _fetched(name):
+    folder = fetched_model(name)
+    if folder is None:
+        raise InputProblem(f"model {name!r} is not on this machine", f"fetch it with `composer-rl models get {name}`")
+    return folder
 
 
 def _last_checkpoint(run):
@@ -93,7 +101,7 @@ def hub_answers() -> bool:
 
 # %% ../../nbs/recipes/06_find_model.ipynb #63bb9c8e
 def find_model(
-    name: str,  # a folder, a run's folder, `embedded`, `random:` and a config, or a hub id
+    name: str,  # a folder, a run's folder, `embedded`, `smollm2`, `random:` and a config, or a hub id
 ) -> Path | None:  # None: the hub has it
     "Where a model is. Raises `InputProblem` where it cannot be had, within a second where no network is needed to tell."
     found = model_folder(name) or cached_model(name)

@@ -234,13 +234,10 @@ def _defaults(parser, line, path, named, estimating):
 
 # %% ../../nbs/recipes/00_recipe.ipynb #7a6ee209
 def _fetched(model, estimating):
-    "The folder of a model of `composer-rl models`. Raises `RecipeProblem` where it was not fetched and is about to be run."
+    "The folder of a model of `composer-rl models`. Raises `InputProblem` where it was not fetched and is about to be run."
     if model not in MODELS:
         return model
-    folder = fetched_model(model)
-    if folder is None and not estimating:
-        raise RecipeProblem(f"model {model!r} is not on this machine; fetch it with `composer-rl models get {model}`.")
-    return str(folder or model)
+    return str(fetched_model(model) or model) if estimating else str(model_folder(model))
 
 # %% ../../nbs/recipes/00_recipe.ipynb #ca4cd656
 def load_recipe(

@@ -169,3 +169,12 @@ def test_a_reporter_that_is_not_installed_is_said_before_anything_slow(monkeypat
         module.check_reporters(["trackio"])
     monkeypatch.setattr(module, "find_spec", lambda name: name == "tensorboardX" or None)
     module.check_reporters(["tensorboard", "something of one's own"])
+
+
+def test_a_fetched_model_is_found_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("COMPOSER_MODELS", str(tmp_path))
+    with pytest.raises(InputProblem, match="'smollm2' is not on this machine; fetch it with `composer-rl models get smollm2`"):
+        find_model("smollm2")
+    (tmp_path / "smollm2").mkdir()
+    (tmp_path / "smollm2" / "config.json").write_text("{}")
+    assert find_model("smollm2") == tmp_path / "smollm2"
