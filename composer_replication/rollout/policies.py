@@ -66,7 +66,7 @@ def stop_ids(
     own = chat.tokenizer.eos_token_id
     return frozenset(ends) | frozenset(named) | (frozenset() if own is None else {own})
 
-# %% ../../nbs/rollout/04_policies.ipynb #562c6a79
+# %% ../../nbs/rollout/04_policies.ipynb #5b7dense
 @contextmanager
 def _dense_masks(model):
     "FlexAttention's CPU kernel fails where one token is read alone (torch 2.13), so what trains with it samples without."
@@ -79,7 +79,7 @@ def _dense_masks(model):
     finally:
         config._attn_implementation = kept
 
-
+# %% ../../nbs/rollout/04_policies.ipynb #562c6a79
 class TransformersPolicy:
     "A causal LM in this process. `model` may be set to another one between rollouts."
 
