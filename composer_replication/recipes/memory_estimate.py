@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from trl import get_peft_config
 from trl.kernels.chunked_divergence import TOKEN_CHUNK_SIZE, VOCAB_CHUNK_SIZE
 
+from .attention import choose_attention
 from .recipe import Recipe, load_recipe, local_model
 from .recipe_file import RecipeProblem, shipped_recipes
 from ..training.muon import block_grids
@@ -75,13 +76,14 @@ def count_parameters(
 def trunk_way(
     shape: PretrainedConfig,
     attention: str | None,  # transformers' name of an implementation; None: its choice
-) -> str:
-    "How branches are read; see `tree.forward`."
+) -> tuple[str, str]:
+    "The implementation's name, and how branches are read; see `tree.forward`."
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(shape).eval()
+    config = model.config.get_text_config()
     if attention:
-        model.config.get_text_config()._attn_implementation = attention
-    return branch_way(model)
+        config._attn_implementation = attention
+    return config._attn_implementation, branch_way(model)
 
 # %% ../../nbs/recipes/01_memory_estimate.ipynb #9e04f969
 def optimizer_values(
@@ -170,6 +172,7 @@ class Estimate:
     costs: dict[str, float]  # channel to loss and backward, plain GRPO is 1.0
     seconds: dict[str, float]  # sampling, loss and backward, a step, the run (0 where its steps follow from epochs)
     clock: str  # the rates behind the seconds
+    attention: str  # implementation, and why it is taken
     branches: str  # how hinted turns and answers of pairs are read
 
     def to_dict(self) -> dict:
@@ -451,6 +454,8 @@ def estimate(
     passes = costs["all"] * _policy_passes(recipe)
     sent = sent_seconds(recipe, shape.get_text_config(), counts, devices, rates)
     seconds = step_seconds(recipe, shape.get_text_config(), counts[0], passes, prompt_tokens, rates, sent)
+    attention = choose_attention(recipe, rates is H200, lambda: shape)
+    name, way = trunk_way(shape, attention.name)
     return Estimate(recipe.name, a.model, source, devices, *counts, rollouts / c.num_generations / again, rollouts / again, tokens // again,
                 tokens * math.ceil(max(c.max_steps, 0) / again), prompt_tokens, memory, peak, costs, seconds, rates.name,
-                trunk_way(shape, recipe.model.attn_implementation))
+                f"{name}: {attention.why}", way)

@@ -105,7 +105,7 @@ def rollout_views(
 # %% ../../nbs/report/15_run.ipynb #d427d519
 def run_facts(record: Mapping[str, Any]) -> list[tuple[str, Any]]:
     "Where a run comes from, name and value."
-    flat = {**record.get("seeds", {}), "tasks trained on": len(record.get("trained_on", ()))}
+    flat = {**record.get("seeds", {}), "tasks trained on": len(record.get("trained_on", ())), "attention": record.get("attention") or "not recorded"}
     earlier = [(f"begun before, {i}", f"{entry.get('began')}: {' '.join(entry.get('command') or ())}")
                for i, entry in enumerate(record.get("before", ()), 1)]
     return [(name, str(value)) for name, value in flat.items()] + earlier

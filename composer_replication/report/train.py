@@ -42,6 +42,7 @@ def estimate_table(
     rows.add_section()
     for channel, ratio in estimate.costs.items():
         rows.add_row(f"cost: {channel}", f"{ratio:.2f}" + (" is its loss and backward" if channel == "policy objective" else ""))
+    rows.add_row("attention", estimate.attention)
     rows.add_row("branches are read", estimate.branches)
     rows.add_section()
     for part, seconds in estimate.seconds.items():

@@ -66,6 +66,19 @@ def stop_ids(
     own = chat.tokenizer.eos_token_id
     return frozenset(ends) | frozenset(named) | (frozenset() if own is None else {own})
 
+# %% ../../nbs/rollout/04_policies.ipynb #5b7dense
+@contextmanager
+def _dense_masks(model):
+    "FlexAttention's CPU kernel fails where one token is read alone (torch 2.13), so what trains with it samples without."
+    config = model.config.get_text_config()
+    kept = config._attn_implementation
+    if kept == "flex_attention":
+        config._attn_implementation = "sdpa" if model._supports_sdpa else "eager"
+    try:
+        yield
+    finally:
+        config._attn_implementation = kept
+
 # %% ../../nbs/rollout/04_policies.ipynb #562c6a79
 class TransformersPolicy:
     "A causal LM in this process. `model` may be set to another one between rollouts."
@@ -91,7 +104,8 @@ class TransformersPolicy:
         was_training = self.model.training
         self.model.eval()
         try:
-            yield open_batch(self.model, self.stops, sampling)
+            with _dense_masks(self.model):
+                yield open_batch(self.model, self.stops, sampling)
         finally:
             self.model.train(was_training)
 

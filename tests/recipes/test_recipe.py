@@ -273,6 +273,31 @@ def test_models_made_in_memory_get_the_attention_that_is_asked_for(model, tmp_pa
         assert recipe_run.recipe_model(recipe).config._attn_implementation == wanted
 
 
+LONG = {"max_completion_length": "32768"}
+
+
+@pytest.mark.parametrize(("settings", "device", "taken"), [
+    (LONG, "cuda", "flex_attention"), (LONG | {"attn_implementation": "auto"}, "cuda", "flex_attention"),
+    (LONG, "cpu", "sdpa"), ({}, "cuda", "sdpa"), (LONG | {"attn_implementation": "eager"}, "cuda", "eager"),
+    (LONG | {"alpha_sdpo": "0", "beta_replay": "0", "replay_pairs": "null"}, "cuda", "sdpa")])  # TRL's step, bit for bit
+def test_auto_takes_block_masks_on_a_gpu_where_dense_ones_do_not_fit(settings, device, taken, monkeypatch):
+    recipe = load_recipe("toy", settings)
+    monkeypatch.setattr(type(recipe.config), "device", torch.device(device))
+    assert recipe_run.recipe_model(recipe).config._attn_implementation == taken
+
+
+def test_the_plan_says_which_attention_and_why():
+    def plan(**given):
+        made = estimate(load_recipe("qwen2.5-coder-7b-lora", LONG | given, estimating=True))
+        return made.attention, made.branches
+    assert plan() == ("sdpa: named in the recipe", "in two passes")
+    attention, branches = plan(attn_implementation="auto")
+    assert attention.startswith("flex_attention: dense masks for 33,280 tokens")
+    assert branches == "in two passes, with a block mask"
+    attention, branches = plan(attn_implementation="auto", use_cpu="true", bf16="false")
+    assert attention.startswith("sdpa: no CUDA device") and branches == "in two passes"
+
+
 def test_a_good_recipe_does_reach_its_weights(write, no_weights):
     "So that the tests above cannot pass for want of a door."
     with pytest.raises(AssertionError, match="weights were loaded"):

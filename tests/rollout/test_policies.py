@@ -97,6 +97,18 @@ def test_embedded_model_is_generate_row_by_row():
         assert sample.ids == tuple(out[0, len(ids):].tolist())
 
 
+def test_a_model_that_trains_with_block_masks_samples_with_dense_ones():
+    "FlexAttention's CPU kernel fails where a token is read alone."
+    model = embedded_model()
+    policy, played = TransformersPolicy(model, embedded_tokenizer()), {}
+    for attention in ("sdpa", "flex_attention"):
+        model.set_attn_implementation(attention)
+        with policy.batch(Sampling(temperature=0)) as batch:
+            played[attention] = [sample.ids for *_, sample in conversation(batch)]
+        assert model.config._attn_implementation == attention
+    assert played["flex_attention"] == played["sdpa"]
+
+
 def test_small_forwards_give_the_same(monkeypatch):
     model, sampling = made("gemma3"), Sampling(temperature=0.9)
     whole = conversation(CachedBatch(model, frozenset({END}), sampling))

@@ -18,7 +18,7 @@ from composer_replication.tree.pack import pack_trees
 class Counting:
     "As much of a causal LM as branches need; it counts the passes through its layers and computes next to nothing."
 
-    dtype, device, training, _is_stateful = torch.float32, torch.device("cpu"), True, False
+    dtype, device, training, _is_stateful, _supports_flex_attn = torch.float32, torch.device("cpu"), True, False, True
 
     def __init__(self, checkpointing=False, attention="sdpa"):
         self.config = Qwen3Config(vocab_size=8, hidden_size=2, num_hidden_layers=1)
