@@ -274,12 +274,13 @@ def test_models_made_in_memory_get_the_attention_that_is_asked_for(model, tmp_pa
 
 
 LONG = {"max_completion_length": "32768"}
+AUTO = {"attn_implementation": "auto"}
 
 
 @pytest.mark.parametrize(("settings", "device", "taken"), [
-    (LONG, "cuda", "flex_attention"), (LONG | {"attn_implementation": "auto"}, "cuda", "flex_attention"),
-    (LONG, "cpu", "sdpa"), ({}, "cuda", "sdpa"), (LONG | {"attn_implementation": "eager"}, "cuda", "eager"),
-    (LONG | {"alpha_sdpo": "0", "beta_replay": "0", "replay_pairs": "null"}, "cuda", "sdpa")])  # TRL's step, bit for bit
+    (LONG, "cuda", "sdpa"), (LONG | AUTO, "cuda", "flex_attention"), (LONG | AUTO, "cpu", "sdpa"), (AUTO, "cuda", "sdpa"),
+    (LONG | {"attn_implementation": "eager"}, "cuda", "eager"),
+    (LONG | AUTO | {"alpha_sdpo": "0", "beta_replay": "0", "replay_pairs": "null"}, "cuda", "sdpa")])  # TRL's step, bit for bit
 def test_auto_takes_block_masks_on_a_gpu_where_dense_ones_do_not_fit(settings, device, taken, monkeypatch):
     recipe = load_recipe("toy", settings)
     monkeypatch.setattr(type(recipe.config), "device", torch.device(device))
