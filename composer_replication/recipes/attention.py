@@ -47,7 +47,7 @@ def choose_attention(
     "The recipe's attention, or what `auto` takes."
     named, trunk = recipe.model.attn_implementation, longest_trunk(recipe)
     if named != "auto":
-        return Attention(named, "named in the recipe" if named else "transformers' choice; auto chooses by device and length")
+        return Attention(named, "named in the recipe" if named else "the choice of transformers; auto chooses by device and length")
     if not recipe.config.channels:
         return Attention(None, "no channel reads branches")
     if not cuda:

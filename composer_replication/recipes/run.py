@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['REPORTERS', 'recipe_tokenizer', 'recipe_attention', 'recipe_model', 'rollout_pairs', 'episode_factory', 'run_data',
            'data_counts', 'make_trainer', 'Finished', 'check_reporters', 'stage_data', 'warmed', 'latest_traces',
-           'run_recipe']
+           'trainer_facts', 'run_recipe']
 
 # %% ../../nbs/recipes/02_run.ipynb #80d29755
 import warnings
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from datasets import Dataset
@@ -30,6 +31,7 @@ from ..training.guard import HeldOutGuard, HeldOutGuardCallback
 from .attention import Attention, choose_attention
 from .export import CardCallback
 from .memory_estimate import model_shape
+from .find_model import cached_model
 from .recipe import EMBEDDED, Recipe, local_model
 from .recipe_file import RecipeProblem
 from .models import chat_template
@@ -40,8 +42,10 @@ from .tasks import RunTasks, keep_split, recipe_tasks
 from .warm_up import StageData, passed_episodes, warm_up_checkpoint, warm_up_settings
 from ..replay.pairs import recovery_pairs
 from ..training.health import CountsCallback
+from ..training.recorded import learnable_trees, trace_limit
 from ..training.setup import PairSource, check_engine, group_pairs, prepare
 from ..training.trainer import ComposerReplicationTrainer
+from ..tree.template import probe_template
 
 # %% ../../nbs/recipes/02_run.ipynb #efb8860e
 def recipe_tokenizer(recipe: Recipe):
@@ -159,15 +163,29 @@ def run_data(
     return tasks, recipe_sources(recipe, tasks.held_out if tasks else [])
 
 
+def _count_turns(recipe, sources):
+    "Recorded turns to learn from and those beyond the limit of length. Nothing where only loading would tell: a tokenizer of the hub, a hint writer."
+    a = recipe.arguments
+    name, writes = a.tokenizer or a.model, "learned" in a.hints and recipe.config.alpha_sdpo
+    here = name == EMBEDDED or Path(name).is_dir() or cached_model(name)
+    if not recipe.config.channels or not (sources.traces or sources.pairs) or writes or not here:
+        return {}
+    folder = local_model(a.model)
+    limit = trace_limit(a.max_trace_tokens, folder and str(folder), recipe.config.model_init_kwargs or {})
+    learnable_trees(sources.traces, sources.pairs, probe_template(recipe_tokenizer(recipe)), recipe.config, sources.hints, limit)
+    return {"turns": limit.within, "turns_beyond": len(limit.beyond)}
+
+
 def data_counts(
     recipe: Recipe,
-) -> dict[str, int]:  # tasks to train on and held out, recorded traces
-    "How much a run would open, without a weight. Raises as `run_data`, and where pairs are asked for and there are none."
+) -> dict[str, int]:  # tasks to train on and held out; recorded traces, their turns with a hint or a pair, and those beyond `max_trace_tokens`
+    "How much a run would open, without a weight. Raises as `run_data`, and where nothing recorded can be learnt from."
     a = recipe.arguments
     plain = replace(a, hints=[name for name in a.hints if name != "learned"], hint_writer=None)  # a writer is a model
     tasks, sources = run_data(replace(recipe, arguments=plain))
     _recorded(recipe, sources)
-    return {"train": len(tasks.train) if tasks else 0, "held_out": len(tasks.held_out) if tasks else 0, "traces": len(sources.traces)}
+    counts = {"train": len(tasks.train) if tasks else 0, "held_out": len(tasks.held_out) if tasks else 0, "traces": len(sources.traces)}
+    return counts | _count_turns(recipe, sources)
 
 # %% ../../nbs/recipes/02_run.ipynb #694752e9
 def make_trainer(
@@ -263,8 +281,22 @@ def _loaded(recipe):
 
 # %% ../../nbs/recipes/02_run.ipynb #0697d829
 def latest_traces(trainer: ComposerReplicationTrainer) -> list[Trace]:
-    "Traces of the last generation on this device, with their rewards; none before the first."
+    "Traces of the last generation on this device, with their rewards, none before the first; of a run without rollouts those it learns from."
+    if trainer.offline:
+        return [e.trace for e in trainer.traces if e.trace.trace_id in {tree.trace_id for tree in trainer.setup.recorded}]
     return [] if trainer.generation is None else [trace for trace, _, _ in trainer._traces()]
+
+
+def trainer_facts(
+    recipe: Recipe,
+    trainer: ComposerReplicationTrainer,
+) -> dict[str, Any]:  # plain
+    "What a run's record takes from its trainer: the attention, and what is learnt from recorded traces."
+    trees = trainer.setup.recorded
+    turns = sum(len({branch.turn for branch in tree.branches}) for tree in trees)
+    attention = f"{trainer.student.config.get_text_config()._attn_implementation}: {recipe_attention(recipe).why}"
+    recorded = {"traces": len(trees), "turns": turns, "left_out": trainer.setup.left_out}
+    return {"attention": attention} | ({"recorded": recorded} if trees else {})
 
 
 def run_recipe(
@@ -285,8 +317,8 @@ def run_recipe(
         trainer.remove_callback(printing)
     trainer.add_callback(_Tell(tell))
     if trainer.is_world_process_zero():
-        attention = f"{trainer.student.config.get_text_config()._attn_implementation}: {recipe_attention(recipe).why}"
-        record = write_record(recipe, trainer.train_dataset, len(trainer.held_out_rows or trainer.eval_dataset or ()), attention)
+        held_out = len(trainer.held_out_rows or trainer.eval_dataset or ())
+        record = write_record(recipe, trainer.train_dataset, held_out, trainer_facts(recipe, trainer))
         for callback in (CardCallback(record), *watch(trainer, record)):
             trainer.add_callback(callback)
     start = last_complete_checkpoint(recipe.config.output_dir) if recipe.arguments.resume else None

@@ -62,28 +62,27 @@ def run_record(
     recipe: Recipe,
     trained_on: Sequence[str],  # names of the tasks
     held_out: int = 0,  # tasks
-    attention: str | None = None,  # implementation, and why it was taken
+    facts: Mapping[str, Any] = {},  # what the trainer alone knows, as `recipes.run.trainer_facts`
 ) -> dict[str, Any]:
     "What the run is, plain."
     c = recipe.config
     return {"run": recipe.name, "began": datetime.now(UTC).isoformat(timespec="seconds"), "command": command_line(sys.argv),
             "commit": source_commit(), "data": file_digests(data_files(recipe), digits=12), "settings": run_settings(recipe),
             "seeds": {"seed": c.seed, "data_seed": c.data_seed if c.data_seed is not None else c.seed},
-            "versions": versions(), "hardware": hardware(), "trained_on": list(trained_on), "held_out": held_out,
-            "attention": attention}
+            "versions": versions(), "hardware": hardware(), "trained_on": list(trained_on), "held_out": held_out, **facts}
 
 # %% ../../nbs/recipes/12_run_record.ipynb #1a71adf7
 def write_record(
     recipe: Recipe,
     rows: Sequence[Mapping],  # of the data set that is trained on
     held_out: int = 0,  # tasks
-    attention: str | None = None,  # implementation, and why it was taken
+    facts: Mapping[str, Any] = {},  # as `run_record`
 ) -> dict[str, Any]:  # the record
     "Write `run.json` into the run's folder. A resumed run keeps the record of its beginning under `before`."
     folder = Path(recipe.config.output_dir)
     earlier = read_record(folder) if recipe.arguments.resume else {}
     seen = {*map(str, earlier.get("trained_on") or ()), *(str(row["task_id"]) for row in rows if "task_id" in row)}
-    record = run_record(recipe, sorted(seen), held_out, attention)
+    record = run_record(recipe, sorted(seen), held_out, facts)
     if earlier:
         record["before"] = [*earlier.pop("before", []), {name: earlier.get(name) for name in ("began", "command", "commit", "versions")}]
     write_json(folder / RUN_FILE, record)

@@ -103,9 +103,16 @@ def rollout_views(
     return [(title, trace_html(trace, hints)) for title, (_, trace) in zip(titles, ranked)]
 
 # %% ../../nbs/report/15_run.ipynb #d427d519
-def run_facts(record: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    "Where a run comes from, name and value."
-    flat = {**record.get("seeds", {}), "tasks trained on": len(record.get("trained_on", ())), "attention": record.get("attention") or "not recorded"}
+def run_facts(
+    record: Mapping[str, Any],
+    history: Sequence[Mapping[str, Any]] = (),
+) -> list[tuple[str, str]]:
+    "Where a run comes from and what it did, name and value."
+    tasks, recorded = len(record.get("trained_on", ())), record.get("recorded")
+    flat = {**record.get("seeds", {}), "attention": record.get("attention") or "not recorded"}
+    flat |= {"tasks trained on": tasks} if tasks or not recorded else {}
+    flat |= {"recorded traces trained on": f"{recorded['traces']}, with {recorded['turns']} turns that are learnt from"} if recorded else {}
+    flat |= {"branches": way for entry in history if (way := entry.get("branches/way"))}
     earlier = [(f"begun before, {i}", f"{entry.get('began')}: {' '.join(entry.get('command') or ())}")
                for i, entry in enumerate(record.get("before", ()), 1)]
     return [(name, str(value)) for name, value in flat.items()] + earlier
@@ -119,9 +126,9 @@ def run_made(record: Mapping[str, Any]) -> dict[str, Any]:
 
 # %% ../../nbs/report/15_run.ipynb #34683d56
 def notes(history: Sequence[Mapping[str, Any]]) -> list[str]:
-    "Sentences that were logged, with their steps."
-    return [f"{step}{value.removeprefix(step)}" for entry in history for step in [f"Step {entry['step']}: "] for value in entry.values()
-            if isinstance(value, str) and " " in value]
+    "Sentences that were logged, with their steps; not the one on how branches are read, which is no warning."
+    return [f"{step}{value.removeprefix(step)}" for entry in history for step in [f"Step {entry['step']}: "] for name, value in entry.items()
+            if isinstance(value, str) and " " in value and name != "branches/way"]
 
 
 def unmeasured(
@@ -149,9 +156,10 @@ def run_page(
     "The whole document."
     last = history[-1]["step"] if history else None
     values = {k: v for entry in history if entry["step"] == last for k, v in entry.items() if isinstance(v, int | float)}
+    missing = [None if live or not history else unmeasured(record, history), record.get("recorded", {}).get("left_out")]
     body = render("run", record=record, status=status, alarm=halted is not None or "failed" in status, live=live, written=written,
-                  notes=notes(history), unmeasured=None if live or not history else unmeasured(record, history),
-                  curves=run_curves(history, halted), rollouts=rollouts, facts=run_facts(record),
+                  notes=notes(history), missing=[sentence for sentence in missing if sentence],
+                  curves=run_curves(history, halted), rollouts=rollouts, facts=run_facts(record, history),
                   last=[(name, values[name]) for name in sorted(values, key=by_channel)])
     return page(f"Run {record['run']}", body, '<meta http-equiv=refresh content=60>' if live else "", run_made(record))
 
@@ -189,8 +197,9 @@ def on_train_begin(self: RunPage, args, state, control, **kwargs):
 @patch
 def on_log(self: RunPage, args, state, control, logs=None, **kwargs):
     if "loss" in (logs or {}):  # of training: an evaluation has a generation of its own
-        model = self.record["settings"]["model"]
-        self.latest = [replace(trace, model="the embedded model" if model == "embedded" else model) for trace in self.traces()]
+        model, task = (self.record["settings"].get(name) for name in ("model", "task"))
+        by = {"model": "the embedded model" if model == "embedded" else model} if task else {}  # a recorded trace says itself who acted
+        self.latest = [replace(trace, **by) for trace in self.traces()]
     if time.monotonic() >= self.due:
         self.write(f"Step {state.global_step} of {state.max_steps}: running.", live=True)
 

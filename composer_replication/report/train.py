@@ -57,9 +57,11 @@ def counts_line(
     counts: dict[str, int],  # of `recipes.run.data_counts`
 ) -> str:
     "What a run would open, in words."
-    train, held_out, traces = counts["train"], counts["held_out"], counts["traces"]
+    train, held_out, traces, turns = (counts.get(name, 0) for name in ("train", "held_out", "traces", "turns"))
     tasks = [f"{train + held_out} tasks: {train} to train on, {held_out} held out"] if train else []
-    return "; ".join(tasks + ([f"{traces} traces"] if traces else []))
+    learnt = f", {turns} turns with a hint or a pair" if "turns" in counts else ""
+    beyond = f" and {more} more beyond max_trace_tokens, which are left out" if (more := counts.get("turns_beyond")) else ""
+    return "; ".join(tasks + ([f"{traces} traces{learnt}{beyond}"] if traces else []))
 
 # %% ../../nbs/report/02_train.ipynb #dfb2af0c
 CHANNELS = ("loss", "grad_norm", "learning_rate", "reward", "rewards", "policy", "entropy", "sdpo", "replay", "kl", "rollout", "completions",

@@ -142,7 +142,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
     ):
         args = args or ComposerReplicationConfig("composer-run")
         self.hint_source, self.pair_source, self.held_out_rows = hint_source, pair_source, list(held_out_rows)
-        self.offline, self.draw, self.shaped = train_dataset is None, draw, shaped
+        self.offline, self.traces, self.draw, self.shaped = train_dataset is None, traces, draw, shaped
         check_optimizer(args, others.get("peft_config") is not None or hasattr(model, "peft_config"))
         self.setup = self._prepare(args, model, processing_class, train_dataset, environment_factory is not None, traces, replay_examples,
                                    max_trace_tokens)

@@ -9,9 +9,10 @@ import pytest
 from composer_replication.core.trace import Trace, Turn
 from composer_replication.envs.toy.traces import toy_traces
 from composer_replication.recipes.recipe import load_recipe
-from composer_replication.recipes.run import latest_traces, run_recipe
+from composer_replication.recipes.run import data_counts, latest_traces, run_recipe
 from composer_replication.report.html import PALETTE, script_for
 from composer_replication.report.run import SHOWN, RunPage, rollout_views, run_curves, run_page
+from composer_replication.traces.export import write_traces
 
 RECORD = {"run": "mine", "began": "then", "command": ["composer-rl", "train"], "commit": None, "seeds": {"seed": 3},
           "settings": {"model": "embedded", "task": "toy"}, "trained_on": ["a"]}
@@ -105,6 +106,25 @@ def test_a_real_run_writes_its_page_as_it_goes(tmp_path):
     assert record["attention"].startswith("sdpa: ") and record["attention"] in (tmp_path / "index.html").read_text()
     commit = record["commit"]
     assert "sdpo/sites" in last and (commit or "not in a repository") in last
+
+
+@pytest.mark.trainer
+def test_a_run_on_recorded_traces_shows_them_and_what_is_left_out(tmp_path):
+    write_traces(toy_traces()[:8], tmp_path / "mine.jsonl")
+    given = {"traces": str(tmp_path / "mine.jsonl"), "output_dir": str(tmp_path / "out"), "max_steps": "1", "beta_replay": "0",
+             "replay_pairs": "null", "max_trace_tokens": "300"}
+    recipe, counts = load_recipe("toy-traces", given), data_counts(load_recipe("toy-traces", given))
+    run_recipe(recipe, watch=lambda trainer, record: [RunPage(record, lambda: latest_traces(trainer), trainer.hint_source)])
+    record, shown = json.loads((tmp_path / "out/run.json").read_text())["recorded"], (tmp_path / "out/index.html").read_text()
+    assert record["turns"] == counts["turns"] > 0 and counts["turns_beyond"] > 0
+    assert f"{record['traces']}, with {record['turns']} turns that are learnt from" in shown and "are left out; " in shown
+    assert "<h2>Recorded traces</h2>" in shown and " on recorded traces, begun" in shown and "None yet." not in shown
+    assert "tasks trained on" not in shown and ", by the embedded model" not in shown
+
+
+def test_how_branches_are_read_is_no_warning():
+    shown = run_page(RECORD, [{"step": 1, "branches/way": "Hinted turns are read in two passes."}])
+    assert "Hinted turns are read in two passes." in shown and "<ul class=bad>" not in shown
 
 
 def test_a_sentence_that_names_its_step_does_so_once():
