@@ -298,42 +298,6 @@ def trainer_facts(
     recorded = {"traces": len(trees), "turns": turns, "left_out": trainer.setup.left_out}
     return {"attention": attention} | ({"recorded": recorded} if trees else {})
 
-
-def run_recipe(
-    recipe: Recipe,
-    tell: Callable[[dict], None] = lambda logged: None,  # receives everything that is logged; main process only
-    watch: Callable[[ComposerReplicationTrainer, dict], Sequence[TrainerCallback]] = lambda trainer, record: (),  # the same
-    kind: Callable[..., ComposerReplicationTrainer] = ComposerReplicationTrainer,  # as `make_trainer`
-) -> Finished:
-    "Train as the recipe says, from the last complete checkpoint where it says so. Raises as `make_trainer` and the trainer do."
-    recipe.config.disable_tqdm = True  # then PrinterCallback prints, and is taken out
-    warnings.filterwarnings("ignore", "`(is_)?gradient_checkpointing", FutureWarning)  # transformers' own use of its old names
-    check_reporters(recipe.config.report_to)
-    check_engine(recipe.config)
-    if recipe.arguments.warm_up is not None:
-        data_counts(recipe)  # what cannot be had is told before the stage trains
-    trainer = make_trainer(warmed(recipe, tell), kind)
-    for printing in (PrinterCallback, ProgressCallback):
-        trainer.remove_callback(printing)
-    trainer.add_callback(_Tell(tell))
-    if trainer.is_world_process_zero():
-        held_out = len(trainer.held_out_rows or trainer.eval_dataset or ())
-        record = write_record(recipe, trainer.train_dataset, held_out, trainer_facts(recipe, trainer))
-        for callback in (CardCallback(record), *watch(trainer, record)):
-            trainer.add_callback(callback)
-    start = last_complete_checkpoint(recipe.config.output_dir) if recipe.arguments.resume else None
-    signals = [c for c in trainer.callback_handler.callbacks if isinstance(c, InterruptCallback)]
-    try:
-        trainer.train(resume_from_checkpoint=str(start) if start else None)
-    finally:
-        for callback in signals:
-            callback.restore()
-    state = trainer.state
-    logged = [entry for entry in state.log_history if "train_runtime" not in entry]
-    metrics = {k: v for entry in logged if entry["step"] == logged[-1]["step"] for k, v in entry.items()}
-    return Finished(state.global_step, state.max_steps, metrics, last_complete_checkpoint(recipe.config.output_dir), start,
-                    any(c.requested for c in signals))
-
 # %% ../../nbs/recipes/02_run.ipynb #runrec01
 def run_recipe(
     recipe: Recipe,
