@@ -61,6 +61,15 @@ def _warn_of_toy(recipe) -> None:
         warn(f"the embedded model knows the toy world alone: with {' and '.join(foreign)} it tries out the parts and learns nothing; "
              "name another by --set model=smollm2, a folder or a hub id")
 
+
+def _warn_of_memory(recipe, peak: int) -> None:
+    "Say where a recipe for a CPU would not fit into this machine's memory."
+    import psutil
+    here = psutil.virtual_memory().total
+    if _is_first() and recipe.config.use_cpu and "use_cpu" in recipe.named and peak > here:
+        warn(f"this machine has {here / 2**30:.1f} GiB of memory, and the run's peak is about {peak / 2**30:.1f}: lower max_completion_length, "
+             "max_trace_tokens or per_device_train_batch_size, or set gradient_checkpointing to true")
+
 # %% ../../nbs/cli/07_train.ipynb #70e7df66
 def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
     "Memory, rollouts and costs of a run, for so many processes; then what it would open. Raises as the run where that cannot be had."
@@ -76,6 +85,7 @@ def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
         needs = estimate(recipe, devices)
     if _is_first() and not as_json:
         print_tables(estimate_table(needs))
+    _warn_of_memory(recipe, needs.peak)
     with _working("opening tasks and traces"):
         counts = data_counts(recipe)
     if not _is_first():

@@ -56,8 +56,9 @@ task: deletion
 tasks: {tasks}
 split: task                  # repository: where the file has several
 held_out_rows: 0.2           # a share, or a number
-per_device_train_batch_size: 4
 num_generations: 4           # episodes of a task in a group
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 4  # a step of four backward passes, one episode in each: a quarter of the memory
 max_completion_length: 2048  # tokens of an episode
 max_turns: 10
 """

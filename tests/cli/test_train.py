@@ -5,12 +5,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from forks import composer
 
 from composer_replication.envs.toy.model import embedded_model
 from composer_replication.envs.toy.traces import toy_traces
+from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.export import write_traces
 
 COMMAND = Path(sys.executable).with_name("composer-rl")
@@ -117,7 +119,20 @@ def test_a_dry_run_counts_what_the_run_would_open(tmp_path, capsys, monkeypatch)
     code, shown, _ = said_by(words, capsys, monkeypatch)
     assert code == 0 and f"11 tasks: 9 to train on, 2 held out; {len(toy_traces())} traces" in shown
     code, shown, _ = said_by([*words, "--json"], capsys, monkeypatch)
-    assert json.loads(shown)["data"] == {"train": 9, "held_out": 2, "traces": len(toy_traces())}
+    counts = json.loads(shown)["data"]
+    assert counts.items() >= {"train": 9, "held_out": 2, "traces": len(toy_traces()), "turns_beyond": 0}.items()
+    assert counts["turns"] >= len({(site.trace_id, site.turn) for trace in toy_traces() for site in find_error_sites(trace)})
+
+
+def test_a_plan_for_a_cpu_is_held_to_this_machines_memory(tmp_path, capsys, monkeypatch):
+    import psutil
+    monkeypatch.chdir(tmp_path)
+    for total, names_cpu, told in ((2**20, True, True), (2**50, True, False), (2**20, False, False)):  # the last: for another machine
+        monkeypatch.setattr(psutil, "virtual_memory", lambda total=total: SimpleNamespace(total=total, available=total))
+        more = ["--set", "use_cpu=true"] if names_cpu else []
+        recipe = "toy" if names_cpu else "qwen3-8b-lora"
+        code, _, said = said_by(["--config", recipe, "--dry-run", *more], capsys, monkeypatch)
+        assert code == 0 and ("of memory, and the run's peak is about" in said) == told, said
 
 
 @pytest.mark.parametrize("settings, foreign", [
