@@ -127,7 +127,7 @@ def test_a_dry_run_counts_what_the_run_would_open(tmp_path, capsys, monkeypatch)
 def test_a_plan_for_a_cpu_is_held_to_this_machines_memory(tmp_path, capsys, monkeypatch):
     import psutil
     monkeypatch.chdir(tmp_path)
-    for total, names_cpu, told in ((2**20, True, True), (2**50, True, False), (2**20, False, False)):  # the last: for another machine
+    for total, names_cpu, told in ((2**20, True, True), (2**50, True, False), (2**20, False, False)):  # else for another machine
         monkeypatch.setattr(psutil, "virtual_memory", lambda total=total: SimpleNamespace(total=total, available=total))
         more = ["--set", "use_cpu=true"] if names_cpu else []
         recipe = "toy" if names_cpu else "qwen3-8b-lora"
