@@ -138,7 +138,9 @@ def make(
         show = _shower(bar, len(set(packages)), per_package) if err.is_terminal else _teller()
         reports = make_tasks(packages, output, settings, jobs, minutes=minutes, on_report=show)
     _tell(reports, as_json)
-    if any(report.stage == "stopped" for report in reports):
+    if stopped := [report for report in reports if report.stage == "stopped"]:
+        left = sum(max(report.candidates - report.tried, 0) for report in stopped)
+        say(f"--minutes are over, and {left:,} deletions not tried: the same command goes on with them")
         raise typer.Exit(Ending.STOPPED)
     if not any(report.kept for report in reports):
         fail("no task could be made")

@@ -259,6 +259,21 @@ def test_a_table_in_a_pipe_is_as_wide_as_columns_and_loses_nothing(tmp_path):
             assert " ".join(row[name].split()) in told.replace(f"{name}:", "") and "…" not in table
 
 
+def test_a_list_shows_what_an_error_ends_with_and_what_may_be_the_machines_fault(tmp_path):
+    trace = "Traceback (most recent call last):\\n  File 'a.py', line 1\\nModuleNotFoundError: No module named 'numpy'"
+    passed = "PASSED " * 100 + "the end"
+    turns = [{"role": "user", "content": "go"}]
+    for text in (trace, passed):
+        call = {"id": "c", "type": "function", "function": {"name": "bash", "arguments": "{}"}}
+        turns += [{"role": "assistant", "content": "", "tool_calls": [call]},
+                  {"role": "tool", "tool_call_id": "c", "content": text.replace("\\n", "\n"), "is_error": True}]
+    (tmp_path / "mine.jsonl").write_text(json.dumps({"messages": turns}))
+    done = ran("composer-rl hints list", "mine.jsonl", cwd=tmp_path, COLUMNS="500")
+    assert "error: ModuleNotFoundError: No module named 'numpy'" in done.stdout and "Traceback" not in done.stdout
+    assert f"error: …{passed[-199:]}" in done.stdout
+    assert "1 of 2 say that something is not installed" in done.stderr
+
+
 def test_a_list_can_be_short_and_counts_all(tmp_path):
     every, short = (ran("composer-rl hints list", "--first", first, cwd=tmp_path).stdout for first in ("1000", "3"))
     rows = ran("composer-rl hints list", "--first", "3", "--json", cwd=tmp_path).stdout.splitlines()
