@@ -46,7 +46,7 @@ test-slow: $(VENV)
 vllm: .venv-vllm/.installed
 
 test-vllm: vllm
-	.venv-vllm/bin/python -m pytest -n 0 tests/rollout/test_vllm.py
+	.venv-vllm/bin/python -m pytest -n 0 -m "slow or not slow" tests/rollout/test_vllm.py tests/scale/test_vllm_engine.py
 
 # So does verifiers, on which PRIME-RL trains: 0.6 GB, without torch.
 verifiers: .venv-verifiers/.installed
