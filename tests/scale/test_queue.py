@@ -382,10 +382,12 @@ def test_an_endpoint_that_never_answers_is_given_up():
         cachable = False
 
         async def _pipe_file(self, path, value, mode="overwrite", **how):
-            await asyncio.Event().wait()
+            await asyncio.sleep(60)
+            raise OSError("nobody gave up")
 
         async def _ls(self, path, detail=True, **how):
-            await asyncio.Event().wait()
+            await asyncio.sleep(60)
+            raise OSError("nobody gave up")
 
     store = Store(f"memory://store{next(roots)}")
     store.files, store.limit = Silent(), 0.01

@@ -1,4 +1,4 @@
-"""Generators whose rollouts vLLM samples. Its engine runs where it is installed, on a CPU: `make test-vllm`. On a GPU: not run."""
+"""Generators whose rollouts vLLM samples. Its engine runs where it is installed: `make test-vllm`, on a CPU; on a GPU not run."""
 import json
 import os
 from importlib.util import find_spec
@@ -28,7 +28,8 @@ LIMIT = 600  # seconds
 NATS = 2e-4  # worst difference of a token's log-probability between two engines in float32
 ON_CPU = dict(VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1")
 SMALL = {"rollout": "vllm", "train_rows": "8", "max_completion_length": "64", "max_turns": "2", "report_to": "none",
-         "sample_every": "0", "save_strategy": "no", "vllm_max_model_length": "2048", "episode_reward": "{failed_calls: 0.1, floor: -1}"}
+         "sample_every": "0", "save_strategy": "no", "vllm_max_model_length": "2048",
+         "episode_reward": "{failed_calls: 0.1, floor: -1}"}
 
 
 @pytest.fixture(scope="module")
