@@ -52,7 +52,7 @@ class Store:
 
     now, pause = staticmethod(time.monotonic), staticmethod(time.sleep)
     limit = 60.0  # seconds that one request may take; one more for each MB that it writes
-    patience = 60.0  # seconds in which requests that fail are made again, once the store has answered one
+    patience = 300.0  # seconds in which requests that fail are made again, once the store has answered one
 
     def __init__(
         self,

@@ -361,7 +361,7 @@ def test_a_claim_whose_answers_were_all_lost_is_found_again():
         return answer
 
     player.store._request = asked
-    group = player.until(lambda: player.claim(0), 1000)
+    group = player.until(lambda: player.claim(0), 5 * player.store.patience)
     assert group.number == 0 and clock.seconds >= 3 * player.store.patience
     assert player.deliver(group, 0, []) and "claim-0-0" not in player.store.names(folder_of(0))
 
