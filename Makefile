@@ -46,7 +46,7 @@ test-slow: $(VENV)
 vllm: .venv-vllm/.installed
 
 test-vllm: vllm
-	.venv-vllm/bin/python -m pytest -n 0 tests/rollout/test_vllm.py
+	.venv-vllm/bin/python -m pytest -n 0 -m "slow or not slow" tests/rollout/test_vllm.py tests/scale/test_vllm_engine.py
 
 # So does verifiers, on which PRIME-RL trains: 0.6 GB, without torch.
 verifiers: .venv-verifiers/.installed
@@ -64,9 +64,9 @@ test-verifiers: $(VENV) verifiers
 test-foreign: .venv-foreign/.installed
 	.venv-foreign/bin/python -m pytest -n 0 tests/scale/test_verl.py tests/scale/test_titan.py tests/scale/test_monarch.py tests/scale/test_integrations.py
 
-# Islands by torchft, and by S3 with moto in its place: an environment on top of .venv, 160 MB. The slow ones too.
+# Islands by torchft; they and the rollout queue by S3, with moto in its place: an environment on top of .venv, 160 MB. The slow ones too.
 test-islands: .venv-islands/.installed
-	.venv-islands/bin/python -m pytest -n 0 -m "slow or not slow" tests/scale/test_islands.py tests/scale/test_rounds.py tests/scale/test_rounds_long.py tests/scale/test_store_islands.py
+	.venv-islands/bin/python -m pytest -n 0 -m "slow or not slow" tests/scale/test_islands.py tests/scale/test_rounds.py tests/scale/test_rounds_long.py tests/scale/test_store_islands.py tests/scale/test_queue.py tests/scale/test_queue_trainer.py
 
 # The clouds' own programs: aws before moto, Modal's client before a stand-in, SkyPilot's reader. 450 MB on top of .venv. The slow ones too.
 test-clouds: .venv-clouds/.installed

@@ -85,6 +85,25 @@ def visit(browser):
         context.close()
 
 
+# An object store
+
+@pytest.fixture(scope="module")
+def bucket():
+    "An S3 bucket of moto's; skips where moto or s3fs is not installed."
+    moto = pytest.importorskip("moto.server", reason="moto is not installed: make test-islands")
+    s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed: make test-islands")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    before = dict(os.environ)
+    os.environ.update({f"AWS_{name}": "test" for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")}, AWS_DEFAULT_REGION="us-east-1",
+                      AWS_ENDPOINT_URL="http://{}:{}".format(*server.get_host_and_port()))
+    s3fs.S3FileSystem(skip_instance_cache=True).mkdir("bucket")
+    yield "s3://bucket"
+    os.environ.clear()
+    os.environ.update(before)
+    server.stop()
+
+
 # Tiers. A mark is set where a test, its fixtures, or a function of tests/ that they call has such a fixture or uses such a name.
 
 FIXTURES = {"site": {"site"}, "browser": {"browser", "lab"}, "process": {"notebooks"}}

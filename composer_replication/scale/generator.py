@@ -29,12 +29,14 @@ from ..rollout.loop import collect
 from ..rollout.policies import TransformersPolicy
 from ..rollout.types import Rollout
 from .queue import Group, QueueProblem, RolloutQueue, Store
+from .vllm_engine import VllmEngine
+from ..training.setup import check_engine
 from ..training.teacher import causal_lm
 
 # %% ../../nbs/scale/03_generator.ipynb #5574aa59
 FREE = {"output_dir", "resume", "max_steps", "use_cpu", "data_folder", "hint_cache", "keep_rollouts", "sample_every", "ddp_timeout", "report_to",
         "run_name", "save_steps", "save_strategy", "save_total_limit", "logging_steps", "logging_strategy", "logging_first_step",
-        "log_completions", "disable_tqdm", "push_to_hub"}
+        "log_completions", "disable_tqdm", "push_to_hub", "vllm_gpu_memory_utilization"}
 
 
 def queue_settings(recipe: Recipe) -> dict[str, Any]:
@@ -48,8 +50,10 @@ def check_queue_recipe(recipe: Recipe) -> None:
     truncates = c.vllm_importance_sampling_mode in ("token_truncate", "token_mask")
     refused = [
         (a.task is None, "a recipe without a task, which has no rollouts", "train without --queue"),
-        (c.rollout != "transformers", f"rollout={c.rollout!r}", "take rollout='transformers'"),
-        (c.use_vllm, "use_vllm", "set it to false: generators play with transformers, and a vLLM engine behind a queue is not built"),
+        (c.rollout == "trl", "rollout='trl'", "take rollout='transformers' or 'vllm'"),
+        (c.rollout == "vllm" and c.vllm_mode == "server", "a vLLM server", "leave vllm_server_base_url out: each generator has an engine of its own"),
+        (c.rollout == "vllm" and c.vllm_tensor_parallel_size > 1, f"vllm_tensor_parallel_size={c.vllm_tensor_parallel_size}", "set it to 1: a generator "
+         "is one process on one device"),
         (c.equal_rewards == "resample", "equal_rewards='resample', which plays again in the trainer", "take skip or keep"),
         (c.fsdp or c.deepspeed or int(os.environ.get("WORLD_SIZE", 1)) > 1, "a trainer of several processes", "train with one; generators may be many"),
         (a.warm_up is not None and recipe.model.use_peft, "warm_up with use_peft", "warm up in a run of its own, and name its checkpoint as model"),
@@ -61,12 +65,13 @@ def check_queue_recipe(recipe: Recipe) -> None:
 
 # %% ../../nbs/scale/03_generator.ipynb #a8b206b4
 def generator_model(recipe: Recipe) -> PreTrainedModel:
-    "The recipe's model on the recipe's device, to sample from."
+    "The recipe's model, on the recipe's device to sample from it, or in the main memory where vLLM samples."
     model, adapter = recipe_model(recipe), get_peft_config(recipe.model)
+    device = torch.device("cpu") if recipe.config.rollout == "vllm" else recipe.config.device
     if isinstance(model, str):
-        model = create_model_from_path(model, **recipe.config.model_init_kwargs)
+        model = create_model_from_path(model, **recipe.config.model_init_kwargs | ({"device_map": None} if device.type == "cpu" else {}))
     model = get_peft_model(model, adapter) if adapter else model
-    return model.to(recipe.config.device).eval()
+    return model.to(device).eval()
 
 
 def trained_weights(
@@ -102,8 +107,9 @@ class Generator:
         self.factory = episode_factory(recipe, recipe_tasks(recipe))
         if self.factory is None:
             raise InputProblem(f"task {recipe.arguments.task!r} has no environment of ours to play in", "train without --queue")
-        self.model = generator_model(recipe)
-        self.policy = TransformersPolicy(causal_lm(self.model), recipe_tokenizer(recipe))
+        self.model, tokenizer = generator_model(recipe), recipe_tokenizer(recipe)
+        self.engine = VllmEngine(recipe.config, tokenizer) if recipe.config.rollout == "vllm" else None
+        self.policy = None if self.engine else TransformersPolicy(causal_lm(self.model), tokenizer)
 
 # %% ../../nbs/scale/03_generator.ipynb #05e85f72
 @patch(cls_method=True)
@@ -114,6 +120,7 @@ def join(
 ) -> Generator:
     "Wait for the trainer's settings, then load the model. Raises as `find_model`, `RolloutQueue.join` and the class."
     check_queue_recipe(recipe)
+    check_engine(recipe.config)
     find_model(recipe.arguments.model)
     queue = RolloutQueue(Store(url), recipe.config.queue_lease)
     queue.join(queue_settings(recipe), recipe.config.ddp_timeout)
@@ -129,6 +136,8 @@ def next_group(self: Generator) -> Group | None:
         if content is None:  # removed meanwhile, so there are newer ones
             return None
         load_weights(self.model, content)
+        if self.engine:
+            self.policy = self.engine.load(self.model)
         self.version = latest
     return None if self.version is None else self.queue.claim(self.version)
 
@@ -141,7 +150,8 @@ def play(
 ) -> list[Rollout]:
     "The group's rollouts."
     config = self.config
-    with torch.no_grad(), torch.autocast(self.model.device.type, torch.bfloat16 if config.bf16 else torch.float16, enabled=config.bf16 or config.fp16):
+    mixed = (config.bf16 or config.fp16) and self.engine is None  # vLLM has a dtype of its own
+    with torch.no_grad(), torch.autocast(self.model.device.type, torch.bfloat16 if config.bf16 else torch.float16, enabled=mixed):
         return collect(self.policy, self.factory, [group.row] * len(group.names), config.rollout_config, stop=stop, trace_ids=group.names)
 
 # %% ../../nbs/scale/03_generator.ipynb #d64bf15b

@@ -49,6 +49,7 @@ def queue_trainer(
     check_queue_recipe(recipe)
     queue = RolloutQueue(Store(url), recipe.config.queue_lease, "trainer")
     queue.begin(queue_settings(recipe))
+    recipe.config.use_vllm = False  # engines are the generators'; what is played here is sampled by transformers
     return partial(QueueTrainer, queue=queue)
 
 # %% ../../nbs/scale/04_queue_trainer.ipynb #973723a3

@@ -21,7 +21,7 @@ import torch
 from fastcore.basics import patch
 
 from .islands import IslandsProblem, OuterStep
-from .queue import Store
+from .queue import HOUR, Store
 from ..training.checkpoint import load_buffer, save_buffer
 
 # %% ../../nbs/scale/09_rounds.ipynb #09bb3e03
@@ -142,7 +142,7 @@ def _publish(self: Rounds) -> None:
 
 @patch
 def _take_state(self: Rounds, number: int) -> bool:  # False: it is gone
-    content = self.store.read(f"states/{number:06d}.pt")
+    content = self.store.read(f"states/{number:06d}.pt", HOUR)
     if content is None:
         return False
     with tempfile.TemporaryDirectory() as folder:
@@ -176,7 +176,7 @@ def deliver(
         self.moved += self.outer.anchor.nbytes
         if not self.store.put_new(f"{name}.safetensors", content):
             content = None
-    content = content or self.store.read(f"{name}.safetensors")
+    content = content or self.store.read(f"{name}.safetensors", HOUR)
     if content is not None:  # else others have closed the round long ago
         parts = safetensors.torch.load(content)
         self._put_json(name, {"sha256": hashlib.sha256(content).hexdigest(), "weights": len(parts["moved"]), "step": int(parts["step"]),
@@ -216,7 +216,7 @@ def _mean(self: Rounds, members: Mapping[str, dict]) -> torch.Tensor | None:  # 
     "`(weights,)`, of what the members have moved."
     total, anchor = torch.zeros_like(self.outer.anchor), _digest(self.outer.anchor)
     for island, marker in members.items():
-        content = self.store.read(f"{_round(self.number, island)}.safetensors")
+        content = self.store.read(f"{_round(self.number, island)}.safetensors", HOUR)
         if content is None:
             return None
         if hashlib.sha256(content).hexdigest() != marker["sha256"] or marker["weights"] != len(total):

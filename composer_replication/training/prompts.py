@@ -14,7 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from ..core.errors import InputProblem
 from .teacher import evaluating
-from ..tree.checkpointed import keeping_cache, keeps_cache
+from ..tree.checkpointed import checkpoints_layers, keeping_cache, keeps_cache
 from ..tree.forward import cache_inputs, shares_trunk
 from ..tree.states import state_mixers
 
@@ -54,7 +54,7 @@ def prompts_once(
     whole, kept = body.forward, vars(body).get("forward")  # accelerate puts a wrapper there where a model lies on several devices
 
     def read(*args, **inputs):
-        with keeping_cache(model) if model.training and model.is_activation_checkpointing else nullcontext():
+        with keeping_cache(model) if model.training and checkpoints_layers(model) else nullcontext():
             return in_two(*args, **inputs)
 
     def in_two(input_ids, attention_mask, past_key_values=None, use_cache=None, **others):

@@ -66,7 +66,7 @@ from .sharded import (BeginShards, SamplingCopy, check_recorded, is_sharded, los
                                                    sharded_teacher, within_root)
 from .groups import ROW_MEANS, GroupHints, Route, equal_groups, route_rows, turn_weights
 from .health import HealthCallback
-from ..tree.checkpointed import keeping_cache, keeps_cache
+from ..tree.checkpointed import checkpoints_layers, keeping_cache, keeps_cache
 from ..tree.states import state_mixers
 from .policy_head import TwiceRead, scores_sampled
 from .prompts import check_share_prompts, prompts_once
@@ -925,7 +925,7 @@ def _compute_loss(self: ComposerReplicationTrainer, model, inputs):
 @patch
 def _cache_kept(self: ComposerReplicationTrainer, reads: bool):
     "A context in which gradient checkpointing keeps the cache, where branches will read it."
-    checkpoints = reads and not self.is_deepspeed_enabled and self.student.is_activation_checkpointing
+    checkpoints = reads and not self.is_deepspeed_enabled and checkpoints_layers(self.student)
     return keeping_cache(self.student) if checkpoints and keeps_cache(self.student) else nullcontext()
 
 

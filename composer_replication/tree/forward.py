@@ -22,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from .block_mask import branch_block_mask
+from .checkpointed import checkpoints_layers
 from .pack import KINDS, PackedBatch
 from .states import (ATTENTION, TrunkCache, layer_types, reading_branches, reading_trunk, state_mixers,
                                               state_problem)
@@ -43,7 +44,7 @@ def shares_trunk(
         return f"{config._attn_implementation} attention takes no mask of our own"
     if masks_blocks(model) and (problem := block_problem(model)):
         return problem
-    if model.training and model.is_activation_checkpointing:
+    if model.training and checkpoints_layers(model):
         return "gradient checkpointing switches the cache off"
     return None
 

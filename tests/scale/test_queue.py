@@ -1,6 +1,8 @@
 """The rollout queue alone: any order of steps, crashes at any access to the store, signs of life that fail to come."""
+import asyncio
 import json
 import os
+import socket
 import threading
 from itertools import count
 
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from composer_replication.core.trace import Trace, Turn
 from composer_replication.rollout.types import Ending, Rollout
-from composer_replication.scale.queue import Played, QueueProblem, RolloutQueue, Store, decode, encode, folder_of
+from composer_replication.scale.queue import Played, QueueProblem, RolloutQueue, Store, StoreDown, decode, encode, folder_of
 
 GENERATIONS, GROUPS, LEASE = 5, 2, 60.0
 roots = count()
@@ -164,8 +166,10 @@ def test_every_group_is_learnt_once_in_order_and_in_time_whoever_dies(bound, ste
     assert [place[:2] for place in world.trainer.weights] == in_order(GENERATIONS)
 
 
-@pytest.fixture(params=["folder", "memory"])
+@pytest.fixture(params=["folder", "memory", "s3"])
 def store(request, tmp_path):
+    if request.param == "s3":
+        return Store(f"{request.getfixturevalue('bucket')}/store{next(roots)}")
     return Store(str(tmp_path / "queue") if request.param == "folder" else f"memory://store{next(roots)}")
 
 
@@ -257,3 +261,227 @@ def test_rollouts_that_are_forgotten_are_played_again(tmp_path):
     assert trainer.missing(0, GROUPS) == [] and player.claim(0) is None
     trainer.forget(0, GROUPS)
     assert len(trainer.missing(0, GROUPS)) == GROUPS and player.claim(0) is not None
+
+
+# ---- stores that fail
+
+
+class Clock:
+    "Time passes where somebody waits."
+
+    def __init__(self, *users):
+        self.seconds, self.pauses = 0.0, []
+        for user in users:
+            user.now, user.pause = lambda: self.seconds, self.wait
+
+    def wait(self, seconds):
+        self.seconds += seconds
+        self.pauses.append(seconds)
+
+
+def failing(store, error, times, after=False):
+    "The store's next requests fail; `after`: they are carried out, and the answer is lost."
+    left, request = [times], store._request
+
+    def asked(*given, **how):
+        left[0] -= 1
+        if after or left[0] < 0:
+            answer = request(*given, **how)
+        if left[0] >= 0:
+            raise error
+        return answer
+
+    store._request = asked
+    return store
+
+
+def test_a_request_that_fails_is_made_again_for_a_while(store):
+    if store.local:
+        pytest.skip("a folder's errors do not pass")
+    clock = Clock(store)
+    store.put("a", b"one")
+    failing(store, OSError("SlowDown"), 3)
+    assert store.read("a") == b"one" and len(clock.pauses) == 3
+    failing(store, OSError("SlowDown"), 10**9)
+    with pytest.raises(StoreDown, match=r"failed \(SlowDown\); see whether it can be reached from here, then go on"):
+        store.read("a")
+    assert store.patience <= sum(clock.pauses) < 1.5 * store.patience
+
+
+@pytest.mark.parametrize("error, kind, said", [
+    (ConnectionError("no route"), StoreDown, "failed (no route); see whether"),
+    (TimeoutError(), StoreDown, "failed (no answer in time); see whether"),
+    (PermissionError("Access Denied"), QueueProblem, "refuses (Access Denied); give this machine a key"),
+    (FileNotFoundError("no bucket"), QueueProblem, "(no bucket); make the bucket")])
+@pytest.mark.parametrize("end", ["begin", "join"])
+def test_a_store_that_fails_from_the_start_is_one_sentence_at_once(error, kind, said, end):
+    store = failing(Store(f"memory://store{next(roots)}"), error, 10**9)
+    queue = RolloutQueue(store)
+    clock = Clock(store, queue)
+    with pytest.raises(QueueProblem) as problem:
+        queue.begin({"a": 1}) if end == "begin" else queue.join({"a": 1}, 60)
+    assert type(problem.value) is kind and said in str(problem.value) and store.url in str(problem.value) and not clock.pauses
+
+
+def test_a_refusal_is_not_waited_for(store):
+    store.put("a", b"one")
+    clock = Clock(store)
+    with pytest.raises(QueueProblem, match="refuses"):
+        failing(store, PermissionError("ExpiredToken"), 10**9).names("")
+    assert not clock.pauses
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(QueueProblem, match=r"file/queue failed \(.*Not a directory.*\); see whether"):
+        RolloutQueue(Store(str(tmp_path / "file" / "queue"))).begin({})
+
+
+def test_a_new_file_whose_answer_was_lost_is_ones_own():
+    store = Store(f"memory://store{next(roots)}")
+    Clock(store)
+    store.put("a", b"one")
+    failing(store, OSError("reset"), 1, after=True)
+    assert store.put_new("b", b"mine") and not store.put_new("b", b"another's")
+
+
+def test_a_claim_whose_answers_were_all_lost_is_found_again():
+    "The store is down from the moment when it has written the claim, for longer than a request is repeated."
+    trainer, player = (RolloutQueue(Store(f"memory://lost{next(roots)}")) for _ in range(2))
+    player.store = Store(trainer.store.url)
+    trainer.begin_generation(0, 0, 0, b"w", groups_of)
+    clock = Clock(player, player.store)
+    player.store.put("generators/" + player.name, b"0")
+    request = player.store._request
+
+    def asked(method, *given, **how):
+        answer = request(method, *given, **how)
+        if "claim" in given[0] and clock.seconds < 3 * player.store.patience:
+            raise OSError("reset")
+        return answer
+
+    player.store._request = asked
+    group = player.until(lambda: player.claim(0), 5 * player.store.patience)
+    assert group.number == 0 and clock.seconds >= 3 * player.store.patience
+    assert player.deliver(group, 0, []) and "claim-0-0" not in player.store.names(folder_of(0))
+
+
+def test_a_store_that_is_down_for_as_long_as_one_waits_is_named():
+    queue = RolloutQueue(failing(Store(f"memory://store{next(roots)}"), OSError("gone"), 10**9))
+    clock = Clock(queue, queue.store)
+    with pytest.raises(StoreDown, match="gone"):
+        queue.until(lambda: queue.store.read("a"), 500)
+    assert 500 <= clock.seconds < 501
+    assert queue.until(lambda: None, 500) is None
+
+
+def test_an_endpoint_that_never_answers_is_given_up():
+    from fsspec.asyn import AsyncFileSystem
+
+    class Silent(AsyncFileSystem):
+        cachable = False
+
+        async def _pipe_file(self, path, value, mode="overwrite", **how):
+            await asyncio.sleep(60)
+            raise OSError("nobody gave up")
+
+        async def _ls(self, path, detail=True, **how):
+            await asyncio.sleep(60)
+            raise OSError("nobody gave up")
+
+    store = Store(f"memory://store{next(roots)}")
+    store.files, store.limit = Silent(), 0.01
+    for act in (lambda: store.put("a", b"1"), lambda: store.names("")):
+        with pytest.raises(StoreDown, match="no answer in time"):
+            act()
+
+
+def test_a_store_that_writes_over_what_is_there_is_refused():
+    store = Store(f"memory://store{next(roots)}")
+    request = store._request
+    store._request = lambda method, *given, mode=None, **how: request(method, *given, **how)
+    with pytest.raises(QueueProblem, match="writes over a file that it was asked to leave as it is; take a folder"):
+        RolloutQueue(store).begin({})
+    assert store.names("") == []
+
+
+@pytest.mark.parametrize("groups", [4, 64])
+def test_who_finds_nothing_to_play_asks_as_often_whatever_the_number_of_groups(groups):
+    url, asked = f"memory://store{next(roots)}", []
+    trainer, one, two = (RolloutQueue(Store(url), name=name) for name in ("trainer", "one", "two"))
+    one.store.put("generators/one", b"0")
+    trainer.begin_generation(0, 0, 0, b"w", lambda g: [({"prompt": str(n)}, [f"{g}-{n}"]) for n in range(groups)])
+    for number in range(groups):
+        one.store.put(f"{folder_of(0)}/claim-{number}-0", b"one")
+    assert two.claim(0) is None
+    request = two.store._request
+    two.store._request = lambda method, name, *given, **how: asked.append(name) or request(method, name, *given, **how)
+    assert two.claim(0) is None
+    assert sorted(asked) == ["generations/000000", "generators/one", "progress.json"]
+
+
+def test_a_claim_that_changed_hands_is_looked_up_after_a_lease():
+    url = f"memory://store{next(roots)}"
+    one, two, three = (RolloutQueue(Store(url), LEASE, name) for name in ("one", "two", "three"))
+    clock = Clock(three)
+    one.begin_generation(0, 0, 0, b"w", lambda g: [({}, ["x"])])
+    one.store.put("generators/one", b"0")
+    assert one.claim(0) and three.claim(0) is None
+    one.release()
+    assert two.claim(0)  # and is killed; one lives on
+    found = []
+    for sign in range(4):
+        clock.wait(LEASE / 2)
+        one.store.put("generators/one", b"%d" % (sign + 1))
+        found.append(three.claim(0))
+    assert [group and group.number for group in found] == [None, 0, None, None]
+
+
+# ---- S3, as moto plays it
+
+
+@pytest.mark.parametrize("end", ["begin", "join"])
+def test_a_bucket_that_is_not_there_is_one_sentence(bucket, end):
+    queue = RolloutQueue(Store("s3://not-there/run"))
+    with pytest.raises(QueueProblem, match="s3://not-there/run .*bucket does not exist.*; make the bucket, or name another"):
+        queue.begin({}) if end == "begin" else queue.join({}, 600)
+
+
+@pytest.mark.parametrize("end", ["begin", "join"])
+def test_an_endpoint_where_nobody_listens_is_one_sentence(bucket, end, monkeypatch, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free.getsockname()[1]}")
+    queue = RolloutQueue(Store("s3://bucket/run"))
+    queue.store.files = type(queue.store.files)(skip_instance_cache=True)
+    with pytest.raises(StoreDown, match="s3://bucket/run failed .Could not connect.*; see whether it can be reached from here"):
+        queue.begin({}) if end == "begin" else queue.join({}, 600)
+
+
+def test_an_endpoint_that_takes_a_request_and_never_answers_is_given_up(bucket, monkeypatch):
+    "s3fs alone waits without end for the leave to send a file."
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        store = Store("s3://bucket/run")
+        store.files, store.limit = type(store.files)(skip_instance_cache=True), 1.0
+        acts = (lambda: store.put("a", b""), lambda: store.put_new("a", b""), lambda: store.read("a"), lambda: store.names(""))
+        for act in acts:
+            with pytest.raises(StoreDown, match="no answer in time"):
+                act()
+
+
+def test_a_key_that_is_missing_is_one_sentence(bucket, monkeypatch, tmp_path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    queue = RolloutQueue(Store("s3://bucket/run"))
+    queue.store.files = type(queue.store.files)(skip_instance_cache=True)
+    with pytest.raises(QueueProblem, match="refuses .Unable to locate credentials.; give this machine a key"):
+        queue.begin({})
+
+
+def test_a_file_of_many_parts_is_new_once(bucket):
+    store = Store(f"{bucket}/store{next(roots)}")
+    big = os.urandom(101 * 2**20)  # s3fs sends it in parts
+    assert store.put_new("big", big) and not store.put_new("big", big[1:]) and store.read("big") == big

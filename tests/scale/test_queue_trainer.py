@@ -171,8 +171,8 @@ def words(settings):
 class Sea:
     "Commands in processes of their own, of which none outlives the test."
 
-    def __init__(self, folder):
-        self.folder, self.begun = folder, []
+    def __init__(self, folder, store):
+        self.folder, self.store, self.begun = folder, store, []
 
     def start(self, name, *arguments):
         said, complained = (self.folder / f"{name}-{len(self.begun)}.{stream}" for stream in ("out", "err"))
@@ -185,10 +185,15 @@ class Sea:
         self.begun.append(process)
         return process
 
+    def there(self, pattern):
+        "Files of the queue, or of the folder."
+        within = pattern.removeprefix("queue/")
+        return set(self.store.files.glob(self.store.path(within)) if within != pattern else self.folder.glob(pattern))
+
     def until(self, pattern, process):
         "A file is there that was not there before, or the process has ended."
-        before, end = set(self.folder.glob(pattern)), time.monotonic() + LIMIT
-        while not set(self.folder.glob(pattern)) - before and process.is_alive():
+        before, end = self.there(pattern), time.monotonic() + LIMIT
+        while not self.there(pattern) - before and process.is_alive():
             assert time.monotonic() < end, pattern
             time.sleep(0.01)
 
@@ -197,9 +202,10 @@ class Sea:
         assert process.exitcode == 0, process.complained.read_text()[-3000:]
 
 
-@pytest.fixture
-def sea(tmp_path):
-    made = Sea(tmp_path)
+@pytest.fixture(params=["folder", "s3"])
+def sea(request, tmp_path):
+    url = str(tmp_path / "queue") if request.param == "folder" else f"{request.getfixturevalue('bucket')}/{tmp_path.name}"
+    made = Sea(tmp_path, Store(url))
     yield made
     for process in made.begun:
         process.kill()
@@ -213,14 +219,14 @@ def test_commands_killed_at_several_moments_lose_nothing_and_train_nothing_twice
     a new run that trains on the same rollouts once each, in order, comes to the same weights."""
     settings = SMALL | {"max_steps": 6, "save_steps": 2, "max_staleness": bound, "queue_lease": 10, "ddp_timeout": LIMIT}
     settings |= {"vllm_importance_sampling_correction": str(bool(bound)).lower()}
-    both = ["--config", "toy", "--queue", "queue", *words(settings)]
+    both = ["--config", "toy", "--queue", sea.store.url, *words(settings)]
     train = ["train", *both, "--set", "output_dir=out", "--set", "resume=true"]
     players = [sea.start("generate", "generate", *both) for _ in range(2)]
     trainer = sea.start("train", *train)
     for victim, moment in (("player", "queue/generations/000000/claim-*"), ("trainer", "queue/generations/000001/tasks.json"),
                            ("trainer", "out/checkpoint-2/optimizer.pt"), ("player", "queue/generations/000003/claim-*"),
                            ("trainer", "queue/generations/000004/rollouts-0.json.gz")):
-        if not list(tmp_path.glob(moment)):
+        if not sea.there(moment):
             sea.until(moment, trainer)
         if victim == "trainer":
             trainer.kill()
@@ -231,7 +237,7 @@ def test_commands_killed_at_several_moments_lose_nothing_and_train_nothing_twice
             players = [players[1], sea.start("generate", "generate", *both)]
     for process in (trainer, *players):
         sea.ended(process)
-    queue = RolloutQueue(Store(str(tmp_path / "queue")))
+    queue = RolloutQueue(sea.store)
     staleness = {g: [g - version for version in of_groups] for g, of_groups in versions(queue).items()}
     assert sorted(staleness) == list(range(6)) and all(len(of_groups) == 2 for of_groups in staleness.values())
     assert {s for of_groups in staleness.values() for s in of_groups} <= set(range(bound + 1))

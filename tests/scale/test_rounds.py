@@ -1,5 +1,4 @@
 """Rounds in a store alone: the same mean everywhere, whoever is killed at any access, late, or comes back."""
-import os
 import threading
 from itertools import count
 
@@ -57,23 +56,6 @@ class End:
 
     def weights(self):
         return torch.cat([p.detach().flatten() for p in self.model.parameters()])
-
-
-@pytest.fixture(scope="module")
-def bucket():
-    "An S3 bucket of moto's; skips where moto or s3fs is not installed."
-    moto = pytest.importorskip("moto.server", reason="moto is not installed: make test-islands")
-    s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed: make test-islands")
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    before = dict(os.environ)
-    os.environ.update({f"AWS_{name}": "test" for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")}, AWS_DEFAULT_REGION="us-east-1",
-                      AWS_ENDPOINT_URL="http://{}:{}".format(*server.get_host_and_port()))
-    s3fs.S3FileSystem(skip_instance_cache=True).mkdir("islands")
-    yield "s3://islands"
-    os.environ.clear()
-    os.environ.update(before)
-    server.stop()
 
 
 @pytest.fixture(params=["folder", "memory", "s3"])
