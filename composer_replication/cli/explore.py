@@ -90,7 +90,7 @@ class _Plan:
 
     def unread(self, case: _Case, wanted: list[int], stopped: bool) -> dict[int, str]:
         "By error turn, why the model does not read it."
-        late = "the command was stopped before" if stopped else f"--turns {self.turns}: others are read before it"
+        late = "the command was stopped before it was read" if stopped else f"--turns {self.turns}: others are read before it"
         reasons = {turn: f"it ends at token {end}, beyond --max-tokens {self.max_tokens}" if end > self.max_tokens else late
                    for turn, end in case.ends.items() if stopped or turn not in wanted}
         return {turn: f"No token bars: {reason}." for turn, reason in reasons.items()}
@@ -216,6 +216,12 @@ def _planned(files: list[Path], checkpoint, form, most: int, max_tokens: int, tu
     return _Plan(drawn, max_tokens, turns, positions(checkpoint.model.config)), errors
 
 
+def _shown(model: str) -> str:
+    "A model's name for a page that others may see: of a folder its last two parts."
+    from composer_replication.recipes.find_model import EMBEDDED
+    return "the embedded model" if model == EMBEDDED else "/".join(Path(model).parts[-2:])
+
+
 def _read(files: list[Path], model: str, template: str | None, most: int, max_tokens: int, turns: int | None, seed: int, strict: bool,
           tools: Path | None, names: list[str], stop: _Stop) -> tuple[dict, str | None]:
     "The data of the page, and a sentence on error turns without token bars; with progress."
@@ -232,7 +238,7 @@ def _read(files: list[Path], model: str, template: str | None, most: int, max_to
         plan, errors = _planned(files, checkpoint, form, most, max_tokens, turns, seed, strict, tools)
         limit, reader = plan.limit(), _Reader(checkpoint, form, hints, plan, stop)
         say(f"{errors.drawn} error turns, {limit.within} of them within {max_tokens:,} tokens: reading {sum(map(len, plan.wanted()))}")
-        data = explorer_data(reader.each(_teller(bar, task)), hints, errors, _room(plan.cases), model)
+        data = explorer_data(reader.each(_teller(bar, task)), hints, errors, _room(plan.cases), _shown(model))
     return data, coverage(data, limit, reader.price(), reader.missing())
 
 # %% ../../nbs/cli/17_explore.ipynb #ef7ca665
