@@ -15,14 +15,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from fastcore.basics import patch
 from rich.markup import escape
 
 from .console import (AsJson, ChatTemplate, Ending, Files, Model, Seed, Strict, Tools, check_output, emit, err, given, out,
                                               plainly, progress, say, stream, threads_for, toy_note, warn, working)
 from .hints import Hints, hint_layers
+
+if TYPE_CHECKING:
+    from composer_replication.core.trace import Trace
 
 # %% ../../nbs/cli/17_explore.ipynb #5ba75ab7
 @dataclass(frozen=True)
@@ -111,7 +115,7 @@ class _Stop:
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[_Stop]:
-    "Both signals go to it for as long as this takes."
+    "Both signals go to it for as long as this takes; it ends as interrupted where one came."
     stop = _Stop()
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -119,6 +123,8 @@ def _stoppable() -> Iterator[_Stop]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    if stop.told:
+        raise typer.Exit(Ending.INTERRUPTED)
 
 # %% ../../nbs/cli/17_explore.ipynb #56e7771b
 def _work(ends: dict[int, int], turns: list[int]) -> float:
@@ -163,42 +169,48 @@ class _Reader:
             if turns and not self.stop.told:
                 first, last = self.turns + 1, self.turns + len(turns)
                 show(f"turn{f's {first} to {last}' if last > first else f' {first}'} of {total}, {max(case.ends[turn] for turn in turns):,} tokens")
-            read = None if self.stop.told or not turns and case.ends else self._read(case, turns)
+            read = None if self.stop.told or not turns and case.ends else self._one(case, turns)
             yield read or unread_trace(case.trace, self.hints, "No token bars.", self.plan.unread(case, turns, self.stop.told))
 
-    def _read(self, case, turns):
-        "The trace as the model reads it; None where that was stopped."
-        from composer_replication.report.explorer import hinted_trace
-        before, self.stop.holds = time.process_time(), False
-        try:
-            read = hinted_trace(self.checkpoint.model, self.checkpoint.tokenizer, self.form, case.trace, self.hints,
-                                self.plan.unread(case, turns, False))
-        except KeyboardInterrupt:
-            return None
-        finally:
-            self.stop.holds = True
-        self.turns, self.work = self.turns + len(turns), self.work + _work(case.ends, turns)
-        self.seconds += time.process_time() - before
-        return read
-
-    def price(self) -> str:
-        "What it takes to read with the limit that is advised, in words; nothing where nothing was read, or nothing is advised."
-        plan, ends = self.plan, [end for case in self.plan.cases for end in case.ends.values()]
-        longer = min(max(ends, default=0), plan.context or max(ends, default=0))
-        if not self.work or longer <= plan.max_tokens:
-            return ""
-        longer = _Plan(plan.cases, longer, plan.turns)
-        seconds = self.seconds / self.work * sum(_work(case.ends, turns) for case, turns in zip(plan.cases, longer.wanted()))
-        return f", in some {float(f'{seconds:.2g}'):g} CPU seconds"
-
-    def missing(self) -> list[str]:
-        "Other reasons why error turns have no bars, each with its number of error turns."
-        wanted = sum(map(len, self.plan.wanted()))
-        later = self.plan.limit().within - wanted
-        parts = [f"{later} are not among the first {self.plan.turns} (--turns)"] if later else []
-        return parts + ([f"{wanted - self.turns} were not read: the command was stopped"] if self.stop.told else [])
-
 # %% ../../nbs/cli/17_explore.ipynb #bc3e7108
+@patch
+def _one(self: _Reader, case, turns):
+    "The trace as the model reads it; None where that was stopped."
+    from composer_replication.report.explorer import hinted_trace
+    before, self.stop.holds = time.process_time(), False
+    try:
+        read = hinted_trace(self.checkpoint.model, self.checkpoint.tokenizer, self.form, case.trace, self.hints,
+                            self.plan.unread(case, turns, False))
+    except KeyboardInterrupt:
+        return None
+    finally:
+        self.stop.holds = True
+    self.turns, self.work = self.turns + len(turns), self.work + _work(case.ends, turns)
+    self.seconds += time.process_time() - before
+    return read
+
+# %% ../../nbs/cli/17_explore.ipynb #d3a0de3c
+@patch
+def price(self: _Reader) -> str:
+    "What it takes to read with the limit that is advised, in words; nothing where nothing was read, or nothing is advised."
+    plan, ends = self.plan, [end for case in self.plan.cases for end in case.ends.values()]
+    longer = min(max(ends, default=0), plan.context or max(ends, default=0))
+    if not self.work or longer <= plan.max_tokens:
+        return ""
+    longer = _Plan(plan.cases, longer, plan.turns)
+    seconds = self.seconds / self.work * sum(_work(case.ends, turns) for case, turns in zip(plan.cases, longer.wanted()))
+    return f", in some {float(f'{seconds:.2g}'):g} CPU seconds"
+
+
+@patch
+def missing(self: _Reader) -> list[str]:
+    "Other reasons why error turns have no bars, each with its number of error turns."
+    wanted = sum(map(len, self.plan.wanted()))
+    later = self.plan.limit().within - wanted
+    parts = [f"{later} are not among the first {self.plan.turns} (--turns)"] if later else []
+    return parts + ([f"{wanted - self.turns} were not read: the command was stopped"] if self.stop.told else [])
+
+# %% ../../nbs/cli/17_explore.ipynb #5f1d4a68
 def _planned(files: list[Path], checkpoint, form, most: int, max_tokens: int, turns: int | None, seed: int, strict: bool, tools: Path | None) -> tuple:
     "The plan for traces drawn from the files, and all errors."
     from composer_replication.tree.build import build_tree, positions
@@ -215,7 +227,7 @@ def _planned(files: list[Path], checkpoint, form, most: int, max_tokens: int, tu
     drawn, errors = _draw(again, most, seed, ends, lambda case: min(case.ends.values(), default=max_tokens + 1) <= max_tokens)
     return _Plan(drawn, max_tokens, turns, positions(checkpoint.model.config)), errors
 
-
+# %% ../../nbs/cli/17_explore.ipynb #d4412a8f
 def _shown(model: str) -> str:
     "A model's name for a page that others may see: of a folder its last two parts."
     from composer_replication.recipes.find_model import EMBEDDED
@@ -225,6 +237,10 @@ def _shown(model: str) -> str:
 def _read(files: list[Path], model: str, template: str | None, most: int, max_tokens: int, turns: int | None, seed: int, strict: bool,
           tools: Path | None, names: list[str], stop: _Stop) -> tuple[dict, str | None]:
     "The data of the page, and a sentence on error turns without token bars; with progress."
+    with working("loading PyTorch"):
+        from composer_replication.recipes.find_model import find_model
+        find_model(model)
+        import composer_replication.recipes.checkpoint
     with threads_for(model), progress() as bar:
         task = bar.add_task("loading the model")
         from composer_replication.recipes.checkpoint import load_checkpoint
@@ -289,18 +305,13 @@ def explore(
     `composer-rl explore --hints my_layers:ReadFirst --hints template`
     """
     from composer_replication.envs.toy.traces import toy_path
-    from composer_replication.recipes.find_model import EMBEDDED, find_model
+    from composer_replication.recipes.find_model import EMBEDDED
     files = given(files, twice=True)
     check_output(output)
     if model is None and files != [toy_path()]:
         if chat_template is not None:
             warn("--chat-template is not used: without --model no model reads these traces.")
         return _show(*_hints_alone(files, traces, seed, strict, tools, hints), None, files, None, seed, output, as_json)
-    with working("loading PyTorch"):
-        find_model(model or EMBEDDED)
-        import composer_replication.recipes.checkpoint
     with _stoppable() as stop:
         data, lacking = _read(files, model or EMBEDDED, chat_template, traces, max_tokens, turns, seed, strict, tools, hints, stop)
         _show(data, lacking, toy_note(files, model), files, model or EMBEDDED, seed, output, as_json)
-    if stop.told:
-        raise typer.Exit(Ending.INTERRUPTED)

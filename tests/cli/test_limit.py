@@ -94,7 +94,8 @@ def test_so_many_error_turns_are_read_as_are_asked_for(run, traces, turns):
 @pytest.mark.parametrize("number", (signal.SIGTERM, signal.SIGINT))
 def test_a_signal_ends_the_reading_and_what_was_read_is_on_the_page(run, traces, monkeypatch, number):
     from composer_replication.report import explorer
-    count, calls, before, read = len(first_ends(traces)), [], signal.getsignal(number), explorer.read_hints
+    count, calls = len(first_ends(traces)), []
+    before, read = signal.getsignal(number), explorer.read_hints
 
     def told(*arguments):
         calls.append(arguments)
@@ -106,10 +107,9 @@ def test_a_signal_ends_the_reading_and_what_was_read_is_on_the_page(run, traces,
     done, output = run("explore")
     assert done.exit_code == Ending.INTERRUPTED and len(calls) == 3 and signal.getsignal(number) is before
     shown = data_of(output)["traces"]
-    assert ["unread" in site for trace in shown[:2] for site in trace["sites"]] == [False] * sum(trace["errors"] for trace in shown[:2])
-    rest = [site for trace in shown[2:] for site in trace["sites"]]
-    assert rest and all(site["unread"] == "No token bars: the command was stopped before it was read." and site["hints"] for site in rest)
-    assert sum(trace["errors"] for trace in shown) == count
+    first, rest = ([site for trace in part for site in trace["sites"]] for part in (shown[:2], shown[2:]))
+    assert len(first) + len(rest) == count and not any("unread" in site for site in first)
+    assert rest and all(site["unread"].endswith("the command was stopped before it was read.") and site["hints"] for site in rest)
     assert f"{len(rest)} were not read: the command was stopped" in done.stderr
 
 

@@ -156,7 +156,8 @@ def test_all_layers_stand_side_by_side_and_the_share_of_the_call_is_said(visit, 
     assert rows == [["template ✓", "2.00", "10 %"], [CONTROL, "1.00", "70 %"]]
     assert page.locator("[data-is=size]").inner_text() == "Divergence of the turn's 4 tokens, 2 of them its call"
     sentence = page.locator("[data-is=prose]")
-    assert sentence.inner_text() == "The hint moves the text before the call more than the call: 10 % of the divergence lies on the call's 2 tokens."
+    assert sentence.inner_text() == ("The hint moves the text before the call more than the call: "
+                                     "10 % of the divergence lies on the call's 2 tokens.")
     assert page.locator("[data-is=by]").inner_text() == "Sampled by the/sampler; read by the/reader."
     page.get_by_label(CONTROL).check()
     assert sentence.inner_text() == "" and page.complaints == []  # its largest move lies in the call
