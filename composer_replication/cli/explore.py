@@ -192,13 +192,13 @@ def _one(self: _Reader, case, turns):
 # %% ../../nbs/cli/17_explore.ipynb #d3a0de3c
 @patch
 def price(self: _Reader) -> str:
-    "What it takes to read with the limit that is advised, in words; nothing where nothing was read, or nothing is advised."
+    "What it takes to read all error turns within the limit that is advised, in words; nothing where nothing was read, or nothing is advised."
     plan, ends = self.plan, [end for case in self.plan.cases for end in case.ends.values()]
     longer = min(max(ends, default=0), plan.context or max(ends, default=0))
     if not self.work or longer <= plan.max_tokens:
         return ""
-    longer = _Plan(plan.cases, longer, plan.turns)
-    seconds = self.seconds / self.work * sum(_work(case.ends, turns) for case, turns in zip(plan.cases, longer.wanted()))
+    wanted = _Plan(plan.cases, longer).wanted()
+    seconds = self.seconds / self.work * sum(_work(case.ends, turns) for case, turns in zip(plan.cases, wanted))
     return f", in some {float(f'{seconds:.2g}'):g} CPU seconds"
 
 

@@ -116,7 +116,7 @@ def test_a_signal_ends_the_reading_and_what_was_read_is_on_the_page(run, traces,
 def test_the_price_of_a_longer_limit_grows_with_attention():
     from composer_replication.cli.explore import _Case, _Plan, _Reader, _Stop
     from composer_replication.tree.forward import TOKEN_ENTRIES
-    plan = _Plan([_Case(None, {1: 1000}), _Case(None, {1: 1000, 2: 4000}), _Case(None, {1: 9000})], 2000, context=5000)
+    plan = _Plan([_Case(None, {1: 1000}), _Case(None, {1: 1000, 2: 4000}), _Case(None, {1: 9000})], 2000, turns=1, context=5000)
     cost = lambda tokens: tokens * TOKEN_ENTRIES + sum(range(tokens + 1))  # each token reads those before it, and itself
     reader = _Reader(None, None, None, plan, _Stop(), work=2 * 1000 * (500 + TOKEN_ENTRIES), seconds=2 * 10.0)
     words, seconds, *_ = re.split(r"some | CPU", reader.price())
