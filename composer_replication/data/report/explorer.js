@@ -51,7 +51,7 @@ document.querySelectorAll(".explorer").forEach((root, number) => {
       return make("tr", "", one.layer === at.layer ? {class: "now"} : {}, make("th", one.layer + (i ? "" : " ✓"), {scope: "row"}),
         make("td", "", {}, bar, ` ${nearly(all, .01, 2)}`), make("td", share == null ? "–" : `${Math.round(100 * share)} %`));
     }));
-    const now = hint(), {most, share} = now ? moved(now) : {}, prose = now && here.call > most && share < .25;
+    const now = hint(), {most, share} = now ? moved(now) : {}, prose = now && here.call > most && share < .5;
     part("prose").textContent = prose ? `${at.layer === data.layers.at(-1) ? "These words move" : "The hint moves"} the text before the call more than the call: ${Math.round(100 * share)} % of the divergence ` +
       `lies on the call's ${calls} tokens.` : "";
   }
