@@ -122,7 +122,8 @@ class Explorer(SphinxDirective):
                 self.env.note_dependency(str(file))
         traces = toy_traces()
         hints = default_composite(siblings=SiblingIndex(traces))
-        data = explorer_data(hinted_traces(embedded_model(), embedded_tokenizer(), traces[:20], hints), hints)
+        read = hinted_traces(embedded_model(), embedded_tokenizer(), traces[:20], hints)
+        data = explorer_data(read, hints, reader="the embedded model")
         return [nodes.raw("", explorer_html(data), format="html")]
 
 

@@ -8,21 +8,37 @@ __all__ = ['explore']
 # %% ../../nbs/cli/17_explore.ipynb #cb9a4e7c
 import contextlib
 import random
+import signal
+import time
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from fastcore.basics import patch
 from rich.markup import escape
 
-from .console import (AsJson, ChatTemplate, Files, Model, Seed, Strict, Tools, check_output, emit, given, out, plainly,
-                                              progress, stream, threads_for, toy_note, warn, working)
+from .console import (AsJson, ChatTemplate, Ending, Files, Model, Seed, Strict, Tools, check_output, emit, err, given, out,
+                                              plainly, progress, say, stream, threads_for, toy_note, warn, working)
 from .hints import Hints, hint_layers
 
+if TYPE_CHECKING:
+    from composer_replication.core.trace import Trace
+
 # %% ../../nbs/cli/17_explore.ipynb #5ba75ab7
-def _draw(traces, most: int, seed: int, count) -> tuple:
-    "So many traces with errors, drawn at random, in the order of their files, each with its `count(trace)`; and all errors."
+@dataclass(frozen=True)
+class _Case:
+    "A trace with errors, and where each error turn ends."
+
+    trace: "Trace"
+    ends: dict[int, int]  # error turn to the tokens up to its end; none where no model reads, or the trace cannot become a tree
+
+
+def _draw(traces, most: int, seed: int, ends, first_choice) -> tuple:
+    "So many traces with errors, drawn at random, in the order of their files, each with its `ends(trace)`; and all errors."
     from composer_replication.report.explorer import Errors, error_turns
     from composer_replication.traces.read import Reservoir
     first, rest, rng, kinds, there = Reservoir(most, random.Random(seed)), Reservoir(most, random.Random(seed)), random.Random(seed), Counter(), 0
@@ -30,11 +46,11 @@ def _draw(traces, most: int, seed: int, count) -> tuple:
         if turns := error_turns(trace):
             there += 1
             kinds.update(site.kind for site in turns.values())
-            counted = count(trace)
-            (first if counted is None or counted.within else rest).offer((number, trace, counted))
+            case = _Case(trace, ends(trace, turns))
+            (first if first_choice(case) else rest).offer((number, case))
     fill = rng.sample(rest.items, min(most - len(first.items), len(rest.items)))
-    drawn = [item[1:] for item in sorted(first.items + fill, key=lambda item: item[0])]
-    return drawn, Errors(kinds, there, sum(len(error_turns(trace)) for trace, _ in drawn))
+    drawn = [case for _, case in sorted(first.items + fill, key=lambda item: item[0])]
+    return drawn, Errors(kinds, there, sum(len(error_turns(case.trace)) for case in drawn))
 
 
 def _room(drawn: list) -> int:
@@ -47,61 +63,199 @@ def _hints_alone(files: list[Path], most: int, seed: int, strict: bool, tools: P
     with working("reading traces, making hints"):
         from composer_replication.report.explorer import coverage, explorer_data, unread_trace
         hints = hint_layers(names, files, strict, tools)
-        drawn, errors = _draw((trace for _, trace in stream(files, strict, tools, on_problem=lambda problem: None)), most, seed, lambda trace: None)
-        alone = (unread_trace(trace, hints, "No token bars: no model was named.") for trace, _ in drawn)
+        again = (trace for _, trace in stream(files, strict, tools, on_problem=lambda problem: None))
+        drawn, errors = _draw(again, most, seed, lambda trace, turns: {}, lambda case: True)
+        alone = (unread_trace(case.trace, hints, "No token bars: no model was named.") for case in drawn)
         data = explorer_data(alone, hints, errors, _room(drawn))
     return data, coverage(data)
 
 # %% ../../nbs/cli/17_explore.ipynb #f31372e4
-def _counter(checkpoint, max_tokens: int):
-    "A function that counts a trace's error turns within the limit and beyond it."
-    from composer_replication.report.explorer import error_turns
-    from composer_replication.tree.build import LengthLimit, positions
+@dataclass(frozen=True)
+class _Plan:
+    "Which error turns the model reads."
+
+    cases: list[_Case]
+    max_tokens: int
+    turns: int | None = None  # the first so many of those within the limit; None: all
+    context: int | None = None  # of `positions`
+
+    def wanted(self) -> list[list[int]]:
+        "Of each trace the error turns."
+        within = [[turn for turn, end in case.ends.items() if end <= self.max_tokens] for case in self.cases]
+        before = accumulate(map(len, within), initial=0)
+        return [turns[:None if self.turns is None else max(self.turns - n, 0)] for turns, n in zip(within, before)]
+
+    def limit(self):
+        "How many error turns end within the limit and beyond it."
+        from composer_replication.tree.build import LengthLimit
+        ends = [end for case in self.cases for end in case.ends.values()]
+        beyond = [end for end in ends if end > self.max_tokens]
+        return LengthLimit(self.max_tokens, "--max-tokens", context=self.context, within=len(ends) - len(beyond), beyond=beyond)
+
+    def unread(self, case: _Case, wanted: list[int], stopped: bool) -> dict[int, str]:
+        "By error turn, why the model does not read it."
+        late = "the command was stopped before it was read" if stopped else f"--turns {self.turns}: others are read before it"
+        reasons = {turn: f"it ends at token {end}, beyond --max-tokens {self.max_tokens}" if end > self.max_tokens else late
+                   for turn, end in case.ends.items() if stopped or turn not in wanted}
+        return {turn: f"No token bars: {reason}." for turn, reason in reasons.items()}
+
+# %% ../../nbs/cli/17_explore.ipynb #87497cb4
+@dataclass
+class _Stop:
+    "Ctrl-C or SIGTERM: raised once, or where that would lose something only remembered."
+
+    told: bool = False
+    holds: bool = False  # only remembered
+
+    def __call__(self, *_) -> None:
+        first, self.told = not self.told, True
+        if first and not self.holds:
+            raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[_Stop]:
+    "Both signals go to it for as long as this takes; it ends as interrupted where one came."
+    stop = _Stop()
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if stop.told:
+        raise typer.Exit(Ending.INTERRUPTED)
+
+# %% ../../nbs/cli/17_explore.ipynb #56e7771b
+def _work(ends: dict[int, int], turns: list[int]) -> float:
+    "What reading these turns of a trace costs, in entries of the attention mask."
+    from composer_replication.tree.forward import TOKEN_ENTRIES
+    tokens = max((ends[turn] for turn in turns), default=0)
+    return tokens * (tokens / 2 + TOKEN_ENTRIES)
+
+
+def _teller(bar, task, tell=say, clock=time.monotonic, every=10.0):
+    "Shows in a terminal what is read now; in a pipe tells it in lines, no more than one in `every` seconds."
+    told = -every
+
+    def show(words: str) -> None:
+        nonlocal told
+        bar.update(task, description=f"reading {words}")
+        if not err.is_terminal and clock() - told >= every:
+            told = clock()
+            tell(words)
+    return show
+
+# %% ../../nbs/cli/17_explore.ipynb #3789314f
+@dataclass
+class _Reader:
+    "Reads error turns trace by trace, and knows what it has read."
+
+    checkpoint: object  # of `load_checkpoint`
+    form: object  # of `probe_template`
+    hints: object
+    plan: _Plan
+    stop: _Stop
+    turns: int = 0  # read so far
+    work: float = 0.0
+    seconds: float = 0.0  # CPU
+
+    def each(self, show) -> Iterator:
+        "Every trace as it is on the page."
+        from composer_replication.report.explorer import unread_trace
+        wanted = self.plan.wanted()
+        total, self.stop.holds = sum(map(len, wanted)), True
+        for case, turns in zip(self.plan.cases, wanted):
+            if turns and not self.stop.told:
+                first, last = self.turns + 1, self.turns + len(turns)
+                show(f"turn{f's {first} to {last}' if last > first else f' {first}'} of {total}, {max(case.ends[turn] for turn in turns):,} tokens")
+            read = None if self.stop.told or not turns and case.ends else self._one(case, turns)
+            yield read or unread_trace(case.trace, self.hints, "No token bars.", self.plan.unread(case, turns, self.stop.told))
+
+# %% ../../nbs/cli/17_explore.ipynb #bc3e7108
+@patch
+def _one(self: _Reader, case, turns):
+    "The trace as the model reads it; None where that was stopped."
+    from composer_replication.report.explorer import hinted_trace
+    before, self.stop.holds = time.process_time(), False
+    try:
+        read = hinted_trace(self.checkpoint.model, self.checkpoint.tokenizer, self.form, case.trace, self.hints,
+                            self.plan.unread(case, turns, False))
+    except KeyboardInterrupt:
+        return None
+    finally:
+        self.stop.holds = True
+    self.turns, self.work = self.turns + len(turns), self.work + _work(case.ends, turns)
+    self.seconds += time.process_time() - before
+    return read
+
+# %% ../../nbs/cli/17_explore.ipynb #d3a0de3c
+@patch
+def price(self: _Reader) -> str:
+    "What it takes to read all error turns within the limit that is advised, in words; nothing where nothing was read, or nothing is advised."
+    plan, ends = self.plan, [end for case in self.plan.cases for end in case.ends.values()]
+    longer = min(max(ends, default=0), plan.context or max(ends, default=0))
+    if not self.work or longer <= plan.max_tokens:
+        return ""
+    wanted = _Plan(plan.cases, longer).wanted()
+    seconds = self.seconds / self.work * sum(_work(case.ends, turns) for case, turns in zip(plan.cases, wanted))
+    return f", in some {float(f'{seconds:.2g}'):g} CPU seconds"
+
+
+@patch
+def missing(self: _Reader) -> list[str]:
+    "Other reasons why error turns have no bars, each with its number of error turns."
+    wanted = sum(map(len, self.plan.wanted()))
+    later = self.plan.limit().within - wanted
+    parts = [f"{later} are not among the first {self.plan.turns} (--turns)"] if later else []
+    return parts + ([f"{wanted - self.turns} were not read: the command was stopped"] if self.stop.told else [])
+
+# %% ../../nbs/cli/17_explore.ipynb #5f1d4a68
+def _planned(files: list[Path], checkpoint, form, most: int, max_tokens: int, turns: int | None, seed: int, strict: bool, tools: Path | None) -> tuple:
+    "The plan for traces drawn from the files, and all errors."
+    from composer_replication.tree.build import build_tree, positions
     from composer_replication.tree.chat import TemplateProblem
-    from composer_replication.tree.template import probe_template
     from composer_replication.tree.text import AlignmentError
-    form, context = probe_template(checkpoint.tokenizer), positions(checkpoint.model.config)
 
-    def count(trace):
-        limit = LengthLimit(max_tokens, "--max-tokens", context=context)
+    def ends(trace, sites):
         with contextlib.suppress(AlignmentError, TemplateProblem):  # the page says that
-            limit.fitting(trace, form, [*error_turns(trace)])
-        return limit
-    return count
+            tree = build_tree(trace, form)
+            return {turn: tree.span(turn).end for turn in sites}
+        return {}
+
+    again = (trace for _, trace in stream(files, strict, tools, on_problem=lambda problem: None))
+    drawn, errors = _draw(again, most, seed, ends, lambda case: min(case.ends.values(), default=max_tokens + 1) <= max_tokens)
+    return _Plan(drawn, max_tokens, turns, positions(checkpoint.model.config)), errors
+
+# %% ../../nbs/cli/17_explore.ipynb #d4412a8f
+def _shown(model: str) -> str:
+    "A model's name for a page that others may see: of a folder its last two parts."
+    from composer_replication.recipes.find_model import EMBEDDED
+    return "the embedded model" if model == EMBEDDED else "/".join(Path(model).parts[-2:])
 
 
-def _all(limits: list):
-    "What they have counted together; None where there is none."
-    return limits and replace(limits[0], within=sum(one.within for one in limits), beyond=[end for one in limits for end in one.beyond])
-
-
-def _beyond(drawn: list) -> dict[str, str]:
-    "By trace id, why a model does not read it: every error turn ends beyond the limit."
-    return {trace.trace_id: f"No token bars: all error turns of this trace end beyond {limit.name} {limit.tokens}, the earliest at "
-            f"{min(limit.beyond)} tokens." for trace, limit in drawn if limit.beyond and not limit.within}
-
-# %% ../../nbs/cli/17_explore.ipynb #e761fed3
-def _read(files: list[Path], model: str, template: str | None, most: int, max_tokens: int, seed: int, strict: bool, tools: Path | None,
-          names: list[str]) -> tuple[dict, str | None]:
+def _read(files: list[Path], model: str, template: str | None, most: int, max_tokens: int, turns: int | None, seed: int, strict: bool,
+          tools: Path | None, names: list[str], stop: _Stop) -> tuple[dict, str | None]:
     "The data of the page, and a sentence on error turns without token bars; with progress."
+    with working("loading PyTorch"):
+        from composer_replication.recipes.find_model import find_model
+        find_model(model)
+        import composer_replication.recipes.checkpoint
     with threads_for(model), progress() as bar:
         task = bar.add_task("loading the model")
         from composer_replication.recipes.checkpoint import load_checkpoint
         from composer_replication.recipes.models import chat_template
-        from composer_replication.report.explorer import coverage, explorer_data, hinted_traces
+        from composer_replication.report.explorer import coverage, explorer_data
+        from composer_replication.tree.template import probe_template
         checkpoint = load_checkpoint(model, None if template is None else chat_template(template))
+        form = probe_template(checkpoint.tokenizer)
         bar.update(task, description="reading traces")
         hints = hint_layers(names, files, strict, tools)
-        again = (trace for _, trace in stream(files, strict, tools, on_problem=lambda problem: None))
-        drawn, errors = _draw(again, most, seed, _counter(checkpoint, max_tokens))
-
-        def each():
-            for number, (trace, _) in enumerate(drawn, 1):
-                bar.update(task, description=f"reading hints: trace {number} of {len(drawn)}")
-                yield trace
-        read = hinted_traces(checkpoint.model, checkpoint.tokenizer, each(), hints, max_tokens, _beyond(drawn))
-        data = explorer_data(read, hints, errors, _room(drawn))
-    return data, coverage(data, _all([limit for _, limit in drawn]))
+        plan, errors = _planned(files, checkpoint, form, most, max_tokens, turns, seed, strict, tools)
+        limit, reader = plan.limit(), _Reader(checkpoint, form, hints, plan, stop)
+        say(f"{errors.drawn} error turns, {limit.within} of them within {max_tokens:,} tokens: reading {sum(map(len, plan.wanted()))}")
+        data = explorer_data(reader.each(_teller(bar, task)), hints, errors, _room(plan.cases), _shown(model))
+    return data, coverage(data, limit, reader.price(), reader.missing())
 
 # %% ../../nbs/cli/17_explore.ipynb #ef7ca665
 def _show(data: dict, lacking: str | None, toy: str | None, files: list[Path], model: str | None, seed: int, output: Path, as_json: bool) -> None:
@@ -127,6 +281,7 @@ def explore(
     model: Model = None,
     traces: Annotated[int, typer.Option(min=1, help="Traces on the page at most, drawn at random from those with errors.")] = 24,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=16, help="Error turns that end later in their trace have no token bars.")] = 4096,
+    turns: Annotated[int | None, typer.Option(min=1, help="Error turns that the model reads at most, trace by trace; else all.")] = None,
     chat_template: ChatTemplate = None,
     seed: Seed = 0,
     output: Annotated[Path, typer.Option("--out", help="Where to write the page: a file.")] = Path("out/explore.html"),
@@ -138,7 +293,8 @@ def explore(
     """Write one page to touch: pick a trace, a turn, a hint layer, and see what the hint does to each token.
 
     Of your own traces the page shows error turns and hints, in seconds; with `--model` also how each hint moves the tokens. It
-    needs no kernel, no server and no network, and has under 500 kB: what does not fit is left out, and counted.
+    needs no kernel, no server and no network, and has under 500 kB: what does not fit is left out, and counted. Ctrl-C or SIGTERM ends the
+    reading; the page is written with what was read so far.
 
     Examples:
 
@@ -149,15 +305,13 @@ def explore(
     `composer-rl explore --hints my_layers:ReadFirst --hints template`
     """
     from composer_replication.envs.toy.traces import toy_path
-    from composer_replication.recipes.find_model import EMBEDDED, find_model
+    from composer_replication.recipes.find_model import EMBEDDED
     files = given(files, twice=True)
     check_output(output)
     if model is None and files != [toy_path()]:
         if chat_template is not None:
             warn("--chat-template is not used: without --model no model reads these traces.")
         return _show(*_hints_alone(files, traces, seed, strict, tools, hints), None, files, None, seed, output, as_json)
-    with working("loading PyTorch"):
-        find_model(model or EMBEDDED)
-        import composer_replication.recipes.checkpoint
-    data, lacking = _read(files, model or EMBEDDED, chat_template, traces, max_tokens, seed, strict, tools, hints)
-    _show(data, lacking, toy_note(files, model), files, model or EMBEDDED, seed, output, as_json)
+    with _stoppable() as stop:
+        data, lacking = _read(files, model or EMBEDDED, chat_template, traces, max_tokens, turns, seed, strict, tools, hints, stop)
+        _show(data, lacking, toy_note(files, model), files, model or EMBEDDED, seed, output, as_json)

@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['CONTROL', 'ALTERNATIVES', 'LONGEST', 'LARGEST', 'error_turns', 'texts_by_layer', 'with_control', 'layered_tree',
-           'HintedTurn', 'HintedTrace', 'read_hints', 'unread_trace', 'trace_data', 'hinted_traces', 'Errors',
-           'explorer_data', 'coverage', 'explorer_page', 'explorer_html']
+           'HintedTurn', 'HintedTrace', 'call_start', 'read_hints', 'unread_trace', 'trace_data', 'hinted_trace',
+           'hinted_traces', 'Errors', 'explorer_data', 'coverage', 'explorer_page', 'explorer_html']
 
 # %% ../../nbs/report/17_explorer.ipynb #d1a25c5c
 import json
 import math
 from base64 import b64encode
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from hashlib import sha256
 from itertools import accumulate
 
 from ..core.errors import InputProblem
-from ..core.trace import ErrorSite, Trace
+from ..core.trace import ErrorSite, Trace, Turn
 from ..hints.layers import CompositeHintGenerator
 from .html import Html, asset, fragment, page, render, visible
 from .tokens import TokenRow
@@ -60,17 +61,18 @@ def layered_tree(
     trace: Trace,
     texts: Mapping[str, Mapping[int, str]],  # of `with_control`
     form: "ChatFormat",
-    max_tokens: int | None = None,  # of the trunk
 ) -> "tuple[Tree, list[str]]":  # of each branch, its layer
-    "The trace with one branch for every hint that has a place. Raises as `build_tree`."
+    "The trace up to its last hinted turn, with one branch for every hint that has a place. Raises as `build_tree`."
     from composer_replication.tree.build import Tree, build_tree
-    trees = [(layer, build_tree(trace, form, hints, max_tokens=max_tokens)) for layer, hints in texts.items()]
+    trees = [(layer, build_tree(trace, form, hints)) for layer, hints in texts.items()]
     branches = [(layer, branch) for layer, tree in trees for branch in tree.branches]
     trunk, refused = trees[0][1], {refusal.turn: refusal for _, tree in trees for refusal in tree.refused}
-    return (Tree(trunk.trace_id, trunk.ids, trunk.spans, tuple(branch for _, branch in branches), tuple(refused.values())),
+    end = max((trunk.span(branch.turn).end for _, branch in branches), default=len(trunk.ids))
+    spans = tuple(span for span in trunk.spans if span.end <= end)
+    return (Tree(trunk.trace_id, trunk.ids[:end], spans, tuple(branch for _, branch in branches), tuple(refused.values())),
             [layer for layer, _ in branches])
 
-# %% ../../nbs/report/17_explorer.ipynb #89b91e9b
+# %% ../../nbs/report/17_explorer.ipynb #e52ca7ad
 @dataclass(frozen=True)
 class HintedTurn:
     "An error turn, its hints, and how the model reads its tokens behind each."
@@ -78,6 +80,7 @@ class HintedTurn:
     site: ErrorSite
     hints: dict[str, tuple[str, tuple[TokenRow, ...]]]  # layer to its text, and the turn's tokens; none where no model read it
     unread: str | None = None  # why no model read it, a sentence
+    call: int | None = None  # the first of the tokens that belongs to the turn's calls; None: no call, or one that is part of the text
 
 
 @dataclass(frozen=True)
@@ -87,46 +90,71 @@ class HintedTrace:
     trace: Trace
     turns: tuple[HintedTurn, ...]
 
+# %% ../../nbs/report/17_explorer.ipynb #a0c69210
+def call_start(
+    tokenizer,
+    ids: Sequence[int],  # the turn's tokens
+    turn: Turn,
+) -> int | None:  # None where the turn has no call, or one that is part of its text
+    "The first token that belongs to the turn's calls: the one behind the turn's text."
+    def decode(ids):
+        return tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
+    said = turn.content.strip()
+    if not said and turn.thinking and turn.thinking.strip() in decode(ids):
+        said = turn.thinking.strip()
+    if not turn.tool_calls or said not in decode(ids):
+        return None
+    start = bisect_left(range(len(ids)), True, key=lambda n: said in decode(ids[:n]))
+    return start if turn.tool_calls[0].name in decode(ids[start:]) else None
+
+# %% ../../nbs/report/17_explorer.ipynb #0e63ba4a
 def read_hints(
     model,  # a causal language model
     tokenizer,
     form: "ChatFormat",
     trace: Trace,
     hints: CompositeHintGenerator,
-    max_tokens: int | None = None,  # of the trace; error turns that end later are not read
+    unread: Mapping[int, str] = {},  # by error turn, why the model is not to read it, a sentence
 ) -> HintedTrace:
     "The trace's error turns as the model reads them. Raises as `build_tree`."
     from composer_replication.losses.compose import token_shift
     from composer_replication.report.compose import rows_by_site
     from composer_replication.tree.pack import pack_trees
     sites = error_turns(trace)
-    texts = with_control(texts_by_layer(trace, sites, hints))
-    tree, layers = layered_tree(trace, texts, form, max_tokens)
+    texts = texts_by_layer(trace, sites, hints)
+    asked = {layer: {turn: text for turn, text in by_turn.items() if turn not in unread} for layer, by_turn in texts.items()}
+    tree, layers = layered_tree(trace, with_control(asked), form)
     rows = rows_by_site(token_shift(model, pack_trees([tree], tokenizer.pad_token_id).to(model.device)), tokenizer) if layers else {}
     read = {turn: {} for turn in sites}
     for number, (layer, branch) in enumerate(zip(layers, tree.branches)):
         read[branch.turn][layer] = branch.label, rows[number]
-    why = {refusal.turn: f"No token bars: {refusal.reason}." for refusal in tree.refused}
-    return HintedTrace(trace, tuple(HintedTurn(site, read[turn]) if read[turn] else _unread(turn, site, texts, why.get(turn))
-                                    for turn, site in sites.items()))
+    why = {refusal.turn: f"No token bars: {refusal.reason}." for refusal in tree.refused} | dict(unread)
+    return HintedTrace(trace, tuple(HintedTurn(site, read[turn], call=_call(tokenizer, tree, trace, turn)) if read[turn]
+                                    else _unread(turn, site, texts, why.get(turn)) for turn, site in sites.items()))
 
-# %% ../../nbs/report/17_explorer.ipynb #e52ca7ad
+# %% ../../nbs/report/17_explorer.ipynb #f6e77ba1
 def _unread(turn, site, texts, why):
-    "The error turn with its hints alone: a control says nothing where no model reads."
-    there = {layer: (by_turn[turn], ()) for layer, by_turn in texts.items() if layer != CONTROL and turn in by_turn}
+    "The error turn with its hints alone."
+    there = {layer: (by_turn[turn], ()) for layer, by_turn in texts.items() if turn in by_turn}
     return HintedTurn(site, there, why or "No token bars: no layer has a hint here.")
+
+
+def _call(tokenizer, tree, trace, turn):
+    span = tree.span(turn)
+    return call_start(tokenizer, tree.ids[span.start:span.end], trace.turns[turn])
 
 
 def unread_trace(
     trace: Trace,
     hints: CompositeHintGenerator,
     why: str,  # no model reads it, a sentence
+    unread: Mapping[int, str] = {},  # by error turn, another reason
 ) -> HintedTrace:
     "The trace's error turns with their hints alone."
     sites = error_turns(trace)
     texts = texts_by_layer(trace, sites, hints)
-    return HintedTrace(trace, tuple(_unread(turn, site, texts, why) for turn, site in sites.items()))
+    return HintedTrace(trace, tuple(_unread(turn, site, texts, unread.get(turn, why)) for turn, site in sites.items()))
 
 # %% ../../nbs/report/17_explorer.ipynb #4dd06827
 ALTERNATIVES = 12  # tokens of a turn, those that the hint moves most, at which other tokens are kept
@@ -151,7 +179,7 @@ def _site_data(turn: HintedTurn) -> dict:
         return place | {"unread": turn.unread, "hints": [{"layer": layer, "text": text} for layer, (text, _) in turn.hints.items()]}
     rows = next(iter(turn.hints.values()))[1]
     return place | {"tokens": [visible(row.text) for row in rows], "p": [_short(math.exp(row.student_logprob)) for row in rows],
-                    "hints": [_hint_data(layer, text, rows) for layer, (text, rows) in turn.hints.items()]}
+                    "call": turn.call, "hints": [_hint_data(layer, text, rows) for layer, (text, rows) in turn.hints.items()]}
 
 
 def trace_data(
@@ -171,27 +199,34 @@ def trace_data(
 LARGEST = 400_000  # bytes of data on a page
 
 
+def hinted_trace(
+    model,  # a causal language model
+    tokenizer,
+    form: "ChatFormat",
+    trace: Trace,
+    hints: CompositeHintGenerator,
+    unread: Mapping[int, str] = {},  # as `read_hints`
+) -> HintedTrace:
+    "The trace as the model reads it; with hints alone where it cannot become a tree."
+    from composer_replication.tree.chat import TemplateProblem
+    from composer_replication.tree.text import AlignmentError
+    try:
+        return read_hints(model, tokenizer, form, trace, hints, unread)
+    except (AlignmentError, TemplateProblem) as problem:
+        return unread_trace(trace, hints, f"No token bars: {problem}", unread)
+
+
 def hinted_traces(
     model,  # a causal language model
     tokenizer,
     traces: Iterable[Trace],
     hints: CompositeHintGenerator,
-    max_tokens: int | None = None,  # as `read_hints`
-    unread: Mapping[str, str] = {},  # by trace id, why the model is not to read it
 ) -> Iterator[HintedTrace]:
-    "Every trace that has an error turn; with hints alone where it cannot become a tree."
-    from composer_replication.tree.chat import TemplateProblem
+    "Every trace that has an error turn."
     from composer_replication.tree.template import probe_template
-    from composer_replication.tree.text import AlignmentError
     form = probe_template(tokenizer)
     for trace in filter(error_turns, traces):
-        if trace.trace_id in unread:
-            yield unread_trace(trace, hints, unread[trace.trace_id])
-            continue
-        try:
-            yield read_hints(model, tokenizer, form, trace, hints, max_tokens)
-        except (AlignmentError, TemplateProblem) as problem:
-            yield unread_trace(trace, hints, f"No token bars: {problem}")
+        yield hinted_trace(model, tokenizer, form, trace, hints)
 
 # %% ../../nbs/report/17_explorer.ipynb #562acb29
 def _size(data) -> int:
@@ -243,19 +278,23 @@ def explorer_data(
     hints: CompositeHintGenerator,  # that made the hints
     errors: Errors | None = None,  # that there are; None: those of `hinted`, which are then all read
     room: int = 60_000,  # of each trace, as `trace_data`
-) -> dict:  # {"layers", "traces", "start", "errors"}: see `trace_data`, `Errors`; start names a trace and one of its sites
+    reader: str | None = None,  # the model that read them; None: none, or it is not named
+) -> dict:  # {"layers", "traces", "start", "errors", "reader"}: see `trace_data`, `Errors`; start names a trace and one of its sites
     "What the page's script reads. Raises `InputProblem` where there is no trace."
     hinted = hinted if errors else list(hinted)
     errors = errors or Errors.of(one.trace for one in hinted)
     traces = _taken(hinted, room)
     if not traces:
         raise InputProblem("there is no error turn", "name traces in which a tool call failed")
-    return {"layers": [*(layer.name for layer in hints.layers), CONTROL], "traces": traces, "start": _start(traces), "errors": dict(vars(errors))}
+    return {"layers": [*(layer.name for layer in hints.layers), CONTROL], "traces": traces, "start": _start(traces),
+            "errors": dict(vars(errors)), "reader": reader}
 
 # %% ../../nbs/report/17_explorer.ipynb #af7dfdb6
 def coverage(
     data: Mapping,  # of `explorer_data`
     limit: "LengthLimit | None" = None,  # that has counted the error turns; None: no model read any
+    price: str = "",  # of what the limit advises, in words behind it
+    more: Sequence[str] = (),  # other reasons, each with its number of error turns
 ) -> str | None:  # None where every error turn of the traces drawn has bars
     "How many error turns have token bars, how many lie beyond the limit and what takes them, how many are left out for the page's size."
     shown = [site for trace in data["traces"] for site in trace["sites"]]
@@ -264,7 +303,8 @@ def coverage(
         return None
     parts = [f"Of {drawn} error turns {bars} have token bars" if limit else f"{drawn} error turns with their hints"]
     if limit and limit.beyond:
-        parts.append(f"{len(limit.beyond)} end beyond {limit.name} {limit.tokens} ({limit.advice})")
+        parts.append(f"{len(limit.beyond)} end beyond {limit.name} {limit.tokens} ({limit.advice}{price})")
+    parts += more
     if drawn > len(shown):
         parts.append(f"{drawn - len(shown)} are left out for the page's size")
     return "; ".join(parts) + ("." if limit else "; give --model for how the hint moves the tokens.")
@@ -277,7 +317,7 @@ def _body(data: Mapping, note: str | None = None) -> tuple[Html, Html]:
     errors, sites = data["errors"], [site for trace in data["traces"] for site in trace["sites"]]
     shown = len(data["traces"]), errors["traces"], len(sites), errors["kinds"].total()
     return render("explorer", data=Html(text), script=script, kinds=errors["kinds"].most_common(), shown=shown,
-                  read=any("unread" not in site for site in sites), note=note), script
+                  read=any("unread" not in site for site in sites), reader=data["reader"], note=note), script
 
 
 def explorer_page(

@@ -17,6 +17,7 @@ from composer_replication.report.explorer import (
     CONTROL,
     HintedTrace,
     HintedTurn,
+    call_start,
     explorer_data,
     explorer_page,
     hinted_traces,
@@ -84,12 +85,16 @@ def test_the_explorer_by_mouse(visit, explorer):
     assert [text.split() for text in cells] == [["cat", "sampled", "0.900", "0.400"], ["ls", "0.050", "0.500"]]  # not the rare
     page.get_by_label("no hint", exact=True).check()
     assert columns(page) == [[1, 1], [.9, .9]]
+    assert not page.get_by_label("turn 2, tool").count()  # error turns alone
+    page.get_by_label("all turns").check()
     page.get_by_label("turn 2, tool").check()
     assert page.locator("[data-is=text]").inner_text() == "Error: unknown tool cat"
     assert not page.locator("[data-is=site]").is_visible()
+    page.get_by_label("all turns").uncheck()
+    assert page.locator("h2").inner_text() == "Turn 1 of 5: assistant"  # the error turn before it
     page.get_by_label("turn 3, assistant, error: tool_not_found").check()
     assert "Use ls at 3." in page.locator(".explorer .hint").inner_text()
-    page.locator("[data-is=trace]").select_option(index=1)
+    page.get_by_label("second: 2 error turns, 2 with bars, reward 0").check()
     assert "dog" in page.locator("[data-is=text]").inner_text() and page.complaints == []
 
 
@@ -101,7 +106,7 @@ def test_an_error_turn_that_no_model_read_shows_its_error_and_hint(visit, tmp_pa
     data["traces"][0]["sites"][2]["turn"] = 5  # an error turn without any hint
     (tmp_path / "page.html").write_text(explorer_page(data))
     page = visit((tmp_path / "page.html").as_uri())
-    assert "first: 3 error turns" in page.locator("[data-is=trace]").inner_text() and columns(page) == [[1, 1], [.9, .1]]
+    assert "3 error turns, 1 with bars" in page.locator("[data-is=trace]").inner_text() and columns(page) == [[1, 1], [.9, .1]]
     page.get_by_label("turn 3, assistant, error: tool_not_found").check()
     assert page.locator("[data-is=unread]").inner_text() == "No token bars: it is long."
     assert page.locator(".explorer .hint").inner_text() == "Use ls." and not page.locator("[data-is=bars]").is_visible()
@@ -122,11 +127,10 @@ def test_the_explorer_by_keyboard_alone(visit, explorer):
             if wanted in page.evaluate(focused):
                 return
         raise AssertionError(f"the Tab key does not reach {wanted}")
-    tab("trace")
+    tab("first: 2 error turns")
     page.keyboard.press("ArrowDown")
-    assert page.locator("[data-is=trace]").evaluate("e => e.selectedOptions[0].text").startswith("second")
+    assert page.evaluate(focused).startswith("second") and "dog" in page.locator("[data-is=text]").inner_text()
     tab("turn 1")
-    page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
     assert page.locator("h2").inner_text() == "Turn 3 of 5: assistant" and "turn 3" in page.evaluate(focused)
     tab("template")
@@ -136,7 +140,27 @@ def test_the_explorer_by_keyboard_alone(visit, explorer):
     assert page.evaluate(focused) == CONTROL and columns(page)[1] == [.9, .88]
     tab("probability 0.900, with the hint 0.880")
     page.keyboard.press("ArrowLeft")
-    assert page.locator("caption").inner_text().startswith("Token 1 of 2") and page.complaints == []
+    assert page.locator("[data-is=caption]").inner_text().startswith("Token 1 of 2") and page.complaints == []
+
+
+def test_all_layers_stand_side_by_side_and_the_share_of_the_call_is_said(visit, tmp_path):
+    def read(*nats):
+        return tuple(TokenRow(word, 0.0, -1.0, value) for word, value in zip(("Now", " ls", "(", ")"), nats))
+    trace = replace(failing("first", "cat"), model="the/sampler")
+    site, *_ = find_error_sites(trace)
+    layers = {"template": ("Use ls.", read(1.5, 0.3, 0.15, 0.05)), CONTROL: ("The morning", read(0.2, 0.1, 0.6, 0.1))}
+    data = explorer_data([HintedTrace(trace, (HintedTurn(site, layers, call=2),))], LAYERS, reader="the/reader")
+    (tmp_path / "page.html").write_text(explorer_page(data))
+    page = visit((tmp_path / "page.html").as_uri())
+    rows = [[cell.strip() for cell in row.split("\t")] for row in page.locator("[data-is=layered] tr").all_inner_texts()]
+    assert rows == [["template ✓", "2.00", "10 %"], [CONTROL, "1.00", "70 %"]]
+    assert page.locator("[data-is=size]").inner_text() == "Divergence of the turn's 4 tokens, 2 of them its call"
+    sentence = page.locator("[data-is=prose]")
+    assert sentence.inner_text() == ("The hint moves the text before the call more than the call: "
+                                     "10 % of the divergence lies on the call's 2 tokens.")
+    assert page.locator("[data-is=by]").inner_text() == "Sampled by the/sampler; read by the/reader."
+    page.get_by_label(CONTROL).check()
+    assert sentence.inner_text() == "" and page.complaints == []  # its largest move lies in the call
 
 
 def test_one_long_trace_keeps_as_many_error_turns_as_have_room(monkeypatch):
@@ -161,6 +185,23 @@ def test_what_a_trace_says_is_only_text(visit, tmp_path):
     assert HOSTILE[:20] in page.locator(".explorer .hint").inner_text()
     assert page.evaluate("[window.hacked, document.images.length, document.scripts.length]") == [None, 0, 2]
     assert page.complaints == []
+
+
+@pytest.mark.parametrize("content", ["", "Now I list the files ✓:", "  Two lines\nand ls.  "])
+@pytest.mark.parametrize("thinking", [None, "I should call ls."])
+def test_the_call_begins_behind_the_turns_text(content, thinking):
+    "Against the text of the turn, token by token."
+    tokenizer = embedded_tokenizer()
+    turn = Turn("assistant", content, thinking=thinking, tool_calls=(ToolCall("ls", {"path": "a"}),))
+    for before in ([content] if thinking is None else [content, f"<think>{thinking}</think>{content}"]):
+        ids = tokenizer.encode(before, add_special_tokens=False)
+        call = tokenizer.encode('<tool_call>{"name": "ls"}</tool_call>', add_special_tokens=False)
+        spare = len(tokenizer.encode("</think>", add_special_tokens=False)) if before.endswith("</think>") else 0
+        spare = spare or len(tokenizer.encode(before[len(before.rstrip()):], add_special_tokens=False))
+        assert len(ids) - spare <= call_start(tokenizer, ids + call, turn) <= len(ids)
+    assert call_start(tokenizer, ids, replace(turn, tool_calls=())) is None
+    assert call_start(tokenizer, call, replace(turn, content="other text")) is None  # the template dropped it
+    assert call_start(tokenizer, call, replace(turn, content=tokenizer.decode(call))) is None  # the call is part of the text
 
 
 def test_the_columns_are_what_the_model_says():

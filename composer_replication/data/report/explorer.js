@@ -23,6 +23,7 @@ document.querySelectorAll(".explorer").forEach((root, number) => {
   const trace = () => data.traces[at.trace], sites = () => trace().sites;
   const site = () => sites().find(one => one.turn === at.turn);
   const hint = () => site().hints.find(one => one.layer === at.layer);
+  const sum = numbers => numbers.reduce((a, b) => a + b, 0), nearly = (value, least, digits) => value < least ? `under ${least}` : value.toFixed(digits);
   const three = p => p < .0005 ? "under 0.001" : p.toFixed(3);
 
   // ---- one turn
@@ -36,11 +37,30 @@ document.querySelectorAll(".explorer").forEach((root, number) => {
     part("others").replaceChildren(...rows);
   }
 
+  // How far each layer's hint, and the control, move the turn; and how much of that lies on the tokens of its call.
+  function moved(one) {
+    const all = sum(one.nats), call = site().call;
+    return {all, most: one.nats.indexOf(Math.max(...one.nats)), share: call == null || !all ? null : sum(one.nats.slice(call)) / all};
+  }
+
+  function compare() {
+    const here = site(), largest = Math.max(...here.hints.map(one => moved(one).all)), calls = here.call == null ? 0 : here.tokens.length - here.call;
+    part("size").textContent = `Divergence of the turn's ${here.tokens.length} tokens` + (calls ? `, ${calls} of them its call` : "");
+    part("layered").replaceChildren(...here.hints.map((one, i) => {
+      const {all, share} = moved(one), bar = make("span", "", {class: "bar t", style: `width:${largest ? 7 * all / largest : 0}rem`});
+      return make("tr", "", one.layer === at.layer ? {class: "now"} : {}, make("th", one.layer + (i ? "" : " ✓"), {scope: "row"}),
+        make("td", "", {}, bar, ` ${nearly(all, .01, 2)}`), make("td", share == null ? "–" : `${Math.round(100 * share)} %`));
+    }));
+    const now = hint(), {most, share} = now ? moved(now) : {}, prose = now && here.call > most && share < .5;
+    part("prose").textContent = prose ? `${at.layer === data.layers.at(-1) ? "These words move" : "The hint moves"} the text before the call more than the call: ${Math.round(100 * share)} % of the divergence ` +
+      `lies on the call's ${calls} tokens.` : "";
+  }
+
   function readHint() {
-    const now = hint(), here = site(), nats = now?.nats || [], all = nats.reduce((a, b) => a + b, 0), most = now ? nats.indexOf(Math.max(...nats)) : -1;
+    const now = hint(), here = site(), {all, most} = now && now.nats ? moved(now) : {all: 0, most: -1};
     part("hint").textContent = now ? now.text : here.unread ? "No hint." : "No hint: the model reads the turn as it was.";
     if (here.unread) return;
-    [...part("tokens").children].forEach((token, i) => {
+    part("tokens").querySelectorAll(".token").forEach((token, i) => {
       token.style.setProperty("--q", now ? now.q[i] : here.p[i]);
       token.classList.toggle("most", i === most);
       token.title = `“${here.tokens[i]}”: probability ${three(here.p[i])}` + (now ? `, with the hint ${three(now.q[i])}` : "");
@@ -50,12 +70,16 @@ document.querySelectorAll(".explorer").forEach((root, number) => {
     if (now) at.token = most;
     part("said").textContent = now ? `Most at “${here.tokens[most]}”: from probability ${three(here.p[most])} to ${three(now.q[most])}. ` +
       `Divergence of the turn: ${all.toFixed(2)} nats over ${here.tokens.length} tokens.` : "Choose a layer and see the columns move.";
+    compare();
     readToken();
   }
 
   function readTurn() {
     const turn = trace().turns[at.turn], here = site();
     part("title").textContent = `Turn ${at.turn} of ${trace().turns.length - 1}: ${turn.role}`;
+    const reader = here && !here.unread && data.reader ? `; read by ${data.reader}` : "";
+    part("by").hidden = turn.role !== "assistant";
+    part("by").textContent = (trace().model ? `Sampled by ${trace().model}` : "Who sampled it is not recorded") + `${reader}.`;
     part("text").textContent = turn.text || "(an empty turn)";
     part("site").hidden = !here;
     if (!here) return;
@@ -74,23 +98,31 @@ document.querySelectorAll(".explorer").forEach((root, number) => {
       return button;
     });
     part("layers").replaceChildren(...layers);
-    part("tokens").replaceChildren(...(here.tokens || []).map((text, i) => {
+    part("tokens").replaceChildren(...(here.tokens || []).flatMap((text, i) => {
       const token = radio("token", "token", "", text, !i, () => { at.token = i; readToken(); }, [make("i", ""), make("span", text)]);
       token.style.setProperty("--p", here.p[i]);
-      return token;
+      return here.call && i === here.call ? [make("span", "the call:", {class: "part"}), token] : [token];
     }));
     readHint();
   }
 
   // ---- which turn, which trace
 
-  function readTrace() {
-    const signs = {system: "⚙", user: "☺", assistant: "▸", tool: "◂"};
-    part("turns").replaceChildren(...trace().turns.map((turn, i) => {
+  function listTurns() {
+    const signs = {system: "⚙", user: "☺", assistant: "▸", tool: "◂"}, every = part("every").checked;
+    part("signs").hidden = !every;
+    part("turns").replaceChildren(...trace().turns.flatMap((turn, i) => {
       const wrong = sites().find(one => one.turn === i), named = `turn ${i}, ${turn.role}${wrong ? `, error: ${wrong.kind}` : ""}`;
       const look = wrong ? "tab bad" : turn.role === "assistant" ? "tab mine" : "tab";
-      return radio("turn", look, `${i} ${signs[turn.role]}${wrong ? " ⚠" : ""}`, named, i === at.turn, () => { at.turn = i; readTurn(); });
+      const shown = every ? `${i} ${signs[turn.role]}${wrong ? " ⚠" : ""}` : `${i} ${wrong?.kind}${wrong?.unread ? "" : ", bars"}`;
+      return every || wrong ? [radio("turn", look, shown, named, i === at.turn, () => { at.turn = i; readTurn(); })] : [];
     }));
+  }
+
+  // Without the others the turn in view is an error turn: the one before it, or the first.
+  function switchTurns() {
+    if (!part("every").checked && !site()) at.turn = (sites().findLast(one => one.turn < at.turn) || sites()[0]).turn;
+    listTurns();
     readTurn();
   }
 
@@ -99,15 +131,17 @@ document.querySelectorAll(".explorer").forEach((root, number) => {
     const kind = part("kind").value, first = sites().find(one => one.kind === kind) || sites()[0];
     at.turn = turn ?? first.turn;
     at.layer = "";
-    readTrace();
+    listTurns();
+    readTurn();
   }
 
-  function listTraces() {
+  function listTraces(chosen) {
     const kind = part("kind").value, offered = data.traces.map((one, i) => i).filter(i => !kind || data.traces[i].sites.some(one => one.kind === kind));
     part("trace").replaceChildren(...offered.map(i => {
-      const one = data.traces[i], reward = one.reward == null ? "" : `, reward ${one.reward}`, made = one.model ? `, by ${one.model}` : "";
-      const there = one.sites.length < one.errors ? `${one.sites.length} of ${one.errors}` : one.errors;
-      return make("option", `${one.id}: ${there} error turn${one.errors > 1 ? "s" : ""}${reward}${made}`, {value: i});
+      const one = data.traces[i], reward = one.reward == null ? "" : `, reward ${one.reward}`;
+      const there = one.sites.length < one.errors ? `${one.sites.length} of ${one.errors}` : one.errors, bars = one.sites.filter(site => !site.unread).length;
+      const counts = `${there} error turn${one.errors > 1 ? "s" : ""}, ${bars} with bars${reward}`;
+      return radio("trace", "trace", "", `${one.id}: ${counts}`, i === (chosen ?? offered[0]), () => enter(i), [make("b", one.id), make("span", counts, {class: "dim"})]);
     }));
     return offered;
   }
@@ -115,8 +149,7 @@ document.querySelectorAll(".explorer").forEach((root, number) => {
   const kinds = [...new Set(data.traces.flatMap(one => one.sites.map(one => one.kind)))].sort();
   part("kind").replaceChildren(make("option", "any", {value: ""}), ...kinds.map(kind => make("option", kind, {value: kind})));
   part("kind").addEventListener("change", () => enter(listTraces()[0]));
-  part("trace").addEventListener("change", event => enter(Number(event.target.value)));
-  listTraces();
-  part("trace").value = data.start[0];
+  part("every").addEventListener("change", switchTurns);
+  listTraces(data.start[0]);
   enter(data.start[0], data.traces[data.start[0]].sites[data.start[1]].turn);
 });
