@@ -266,7 +266,7 @@ class HeldOutGuardCallback(TrainerCallback):
         self,
         guard: HeldOutGuard,
         evaluate: Callable[[Any, int], Mapping[str, float]],  # (model, step) -> held_out_score and, where wanted, kl
-        every_steps: int,  # optimizer steps between evaluations
+        every_steps: int,  # optimizer steps between evaluations; the last step has one too
         reward_key: str = "reward",  # the in-loop reward's name in the trainer's log
     ):
         if every_steps < 1:
@@ -289,7 +289,7 @@ def on_train_begin(self: HeldOutGuardCallback, args, state, control, **kwargs):
 @patch
 def on_step_end(self: HeldOutGuardCallback, args, state, control, **kwargs):
     "Have an evaluation step logged."
-    self.due = state.global_step % self.every_steps == 0
+    self.due = state.global_step % self.every_steps == 0 or state.global_step >= state.max_steps
     if self.due:
         control.should_log = True
     self._store(state)

@@ -269,6 +269,16 @@ def test_reward_is_the_mean_since_the_last_evaluation(tmp_path):
     assert found == pytest.approx([sum(logged[:3]) / 3, sum(logged[3:6]) / 3])
 
 
+@pytest.mark.parametrize("every_steps, steps", [(10, [6]), (4, [4, 6]), (3, [3, 6])])
+def test_the_last_step_is_measured_whatever_the_schedule(every_steps, steps, tmp_path):
+    trainer = trainer_for(tmp_path, HeldOutGuard(), peak=100.0, every_steps=every_steps, logging_steps=1, max_steps=6)
+    trainer.train()
+    logged = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
+    assert [entry["step"] for entry in readings(trainer)] == steps
+    since = ([0, *steps])[-2]
+    assert readings(trainer)[-1]["guard/proxy_reward"] == pytest.approx(sum(logged[since:6]) / (6 - since))
+
+
 def test_a_log_without_the_reward_is_named(tmp_path):
     with pytest.raises(ValueError, match="no 'rewards/mean' was logged up to step 2, only .*'reward'"):
         trainer_for(tmp_path, HeldOutGuard(), reward_key="rewards/mean").train()
@@ -300,5 +310,6 @@ def test_reads_the_reward_of_trl(tmp_path):
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     means = [sum(row) / 2 for row in given_rewards]
-    assert len(means) == 5 and guard.last.step == 4
-    assert [r["guard/proxy_reward"] for r in readings(trainer)] == pytest.approx([sum(means[:2]) / 2, sum(means[2:4]) / 2])
+    assert len(means) == 5 and guard.last.step == 5
+    expected = [sum(means[:2]) / 2, sum(means[2:4]) / 2, means[4]]
+    assert [r["guard/proxy_reward"] for r in readings(trainer)] == pytest.approx(expected)
