@@ -18,6 +18,7 @@ from ..core.environment import TaskSet, TasksWanted, environment_of, task_set
 from ..core.files import write_json
 from .recipe import Recipe
 from .recipe_file import RecipeProblem
+from .shaping import check_credit
 from ..training.checkpoint import last_complete_checkpoint
 from ..training.guard import HeldoutSplit, content_hash
 
@@ -102,15 +103,17 @@ class RunTasks:
 
 # %% ../../nbs/recipes/08_tasks.ipynb #7536810e
 def _try_environment(name, factory):
-    "Make one environment. Raises `RecipeProblem` where that fails, or what comes is none."
+    "One environment, closed. Raises `RecipeProblem` where making it fails, or what comes is none."
     try:
         made = factory()
-        environment_of(made).close()
+        environment = environment_of(made)
+        environment.close()
     except Exception as error:  # whatever a stranger's code does
         why = " ".join(str(error).split())
         raise RecipeProblem(f"task {name!r}: making an environment ended with {type(error).__name__} ({why}); mend it.") from None
     if not callable(getattr(made, "reset", None)):
         raise RecipeProblem(f"task {name!r} makes a {type(made).__name__}, which has no reset; name what makes an environment.")
+    return environment
 
 
 def recipe_tasks(
@@ -119,8 +122,7 @@ def recipe_tasks(
     "The tasks of a recipe. Raises `ValueError` for files that are absent, too short, or share a problem."
     a, seed = recipe.arguments, recipe.config.seed
     brought = task_set(a.task, TasksWanted(a.tasks, a.data_folder, a.train_rows, a.held_out_rows, seed))
-    if brought.environment is not None:
-        _try_environment(a.task, brought.environment)
+    check_credit(a.episode_reward, brought.environment and _try_environment(a.task, brought.environment))
     train, held_out = list(brought.rows), brought.held_out
     if not train:
         raise RecipeProblem(f"{a.tasks or f'task {a.task!r}'} holds no task that can be used: make some with `composer-rl tasks make`")

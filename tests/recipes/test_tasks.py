@@ -137,7 +137,8 @@ def test_each_row_is_hashed_once(monkeypatch):
 def test_rows_of_a_task_file_are_its_tasks(tmp_path):
     whole = recipe_tasks(load_recipe(write(tmp_path, task="deletion", tasks="larder", train_rows=21)))
     assert len(whole.train) == 21 and not whole.held_out
-    some = recipe_tasks(load_recipe(write(tmp_path, task="deletion", tasks="larder", train_rows=5)))
+    fewer = dict(task="deletion", tasks="larder", train_rows=5, episode_reward={"credit": "share"})
+    some = recipe_tasks(load_recipe(write(tmp_path, **fewer)))
     assert len(some.train) == 5 and some.train == recipe_tasks(load_recipe(tmp_path / "mine.yaml")).train
     assert all("patch" not in row and "golden_diff" not in row for row in whole.train)
 
@@ -161,6 +162,37 @@ def test_mistakes_in_tasks_are_one_sentence(tmp_path, monkeypatch, changes, said
     with pytest.raises(ValueError, match=said) as caught:
         recipe_tasks(load_recipe(write(tmp_path, **dict(task="deletion") | changes)))
     assert "\n" not in str(caught.value)
+
+
+class Scored:
+    "Gives a reward and keeps no grade."
+    tools = ()
+
+    def reset(self, **row): pass
+
+    def call(self, call): raise AssertionError
+
+    def reward(self, answer=""): return 0.0
+
+    def close(self): pass
+
+
+@pytest.mark.parametrize("task", ["toy", "sql", f"{__name__}:Scored"])
+def test_credit_by_tests_is_refused_before_anything_is_loaded_where_there_is_no_grade(tmp_path, task):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": "x", "task_id": n}) + "\n" for n in range(4)))
+    own = {"tasks": str(rows), "alpha_sdpo": 0.0} if ":" in task else {}
+    recipe = load_recipe(write(tmp_path, task=task, train_rows=4, episode_reward={"credit": "share"}, **own))
+    with pytest.raises(ValueError, match="credit=share needs an environment that keeps a grade; leave credit out"):
+        recipe_tasks(recipe)
+
+
+def test_credit_by_tests_is_refused_where_an_answer_is_one_turn(tmp_path, monkeypatch):
+    answers = TaskSet([{"prompt": "x", "task_id": "1"}], reward=lambda completions, **row: [0.0] * len(completions))
+    monkeypatch.setattr(tasks_module, "task_set", lambda *asked: answers)
+    recipe = load_recipe(write(tmp_path, task="toy", train_rows=4, episode_reward={"credit": "share"}))
+    with pytest.raises(ValueError, match="credit=share needs an environment that keeps a grade; leave credit out"):
+        recipe_tasks(recipe)
 
 
 # Real runs
