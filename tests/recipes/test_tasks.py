@@ -1,6 +1,8 @@
 """Tasks of a recipe: what a split keeps apart, against a plain oracle; one's own environment; a real run on deletion tasks."""
 import json
 import os
+import re
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -73,6 +75,29 @@ def test_a_split_holds_out_what_was_asked_where_it_can():
     assert len(split_rows(rows, "task", 0.25, 0)[1]) == 5 and len(split_rows(rows, "task", 7, 0)[1]) == 7
     draws = {tuple(r["task_id"] for r in split_rows(rows, "task", 3, seed)[1]) for seed in range(6)}
     assert len(draws) > 3
+
+
+@pytest.mark.parametrize("sizes, asked, out", [  # from the latest on
+    ([3, 40, 3], 5, 3), ([3, 2, 40], 4, 5), ([3, 4, 40], 4, 3), ([1, 9, 1, 9], 8, 10), ([1, 11, 1, 9], 6, 1), ([12, 9], 2, 12)])
+def test_a_split_by_time_takes_no_older_tasks_than_bring_it_nearer_to_what_was_asked(sizes, asked, out):
+    dates = [f"2026-{12 - n:02}" for n, size in enumerate(sizes) for _ in range(size)]
+    rows = [{"task_id": str(i), "prompt": str(i), "created_at": date} for i, date in enumerate(dates)]
+    train, held = split_rows(rows, "time", asked, 0)
+    assert len(held) == out and max(row["created_at"] for row in train) < min(row["created_at"] for row in held)
+
+
+def test_more_held_out_than_asked_is_told_in_one_sentence(tmp_path, monkeypatch):
+    rows = [{"task_id": str(i), "prompt": str(i), "repository": f"r{i // 12}"} for i in range(24)]
+    monkeypatch.setattr(tasks_module, "task_set", lambda *asked: TaskSet(rows))
+    told = ("held_out_rows=0.1 asks for 3 of 24 tasks, and 12 are held out: split='repository' keeps tasks of one repository "
+            "together; give more tasks, or set another split.")
+    recipe = load_recipe(write(tmp_path, task="toy", held_out_rows=0.1, split="repository", train_rows=4))
+    with pytest.warns(UserWarning, match=re.escape(told)):
+        held = recipe_tasks(recipe).held_out
+    assert len(held) == 12
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        recipe_tasks(load_recipe(write(tmp_path, task="toy", held_out_rows=12, split="repository", train_rows=4)))
 
 
 def test_everything_held_out_and_one_repository_are_refused():

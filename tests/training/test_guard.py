@@ -155,6 +155,11 @@ def test_split_has_about_the_share_and_new_rows_move_no_old_one():
     assert HeldoutSplit.of(rows, 0.25, 8).held_out != large.held_out
 
 
+def test_copies_of_a_task_make_no_share_larger():
+    rows = [{"id": n, "prompt": f"task {n // 10}"} for n in range(4000)]
+    assert abs(len(HeldoutSplit.of(rows, 0.1, 7).held_out) / 4000 - 0.1) < 0.05  # of 400 contents: 0.015 is a standard deviation
+
+
 def test_check_names_what_leaks():
     base = {"id": "a", "prompt": "Fix  It", "files": {"m.py": "x = 1\n"}}
     with pytest.raises(ValueError, match="1 task ids are held out and in the training pool: a;"):
