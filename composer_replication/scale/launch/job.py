@@ -90,7 +90,7 @@ class Job:
     here: str = "."  # the folder of this machine in which they lie
     env: tuple[str, ...] = ()  # names of variables that are handed on; no value is ever written
     gpus: int = 1  # of each machine
-    cpus: int | None = None  # cores of each machine, where Slurm runs it; None: `cores`
+    cpus: int | None = None  # cores of each machine, where Slurm runs it; None: 8 a GPU, or 2
     machines: int = 1
     hardware: str = ""  # type of GPU; for SageMaker type of instance
     image: str = ""  # of a container in which this package is installed
@@ -103,11 +103,6 @@ class Job:
         "The name of this submission; folders go by `name`."
         return self.name + self.suffix
 
-    @property
-    def cores(self) -> int:
-        "Of each machine: 8 a GPU, for episodes and tests beside it; without a GPU the 2 that the shipped recipes are written for."
-        return self.cpus or 8 * self.gpus or 2
-
     def __post_init__(self):
         for name, (pattern, wanted) in PLAIN.items():
             if not re.fullmatch(pattern, getattr(self, name)):
@@ -119,7 +114,7 @@ class Job:
             if not word.isprintable():
                 raise LaunchProblem(f"{word!r} holds a line break or a control character", "write it on one line, or into the recipe")
         if self.gpus < 0 or self.machines < 1 or (self.cpus is not None and self.cpus < 1):
-            raise LaunchProblem(f"{self.gpus} GPUs and {self.cores} cores on {self.machines} machines will not do", "give at least one core and one machine")
+            raise LaunchProblem(f"{self.gpus} GPUs and cpus={self.cpus} on {self.machines} machines will not do", "give at least one core and one machine")
 
 # %% ../../../nbs/scale/launch/00_job.ipynb #7460a9b6
 def on_every_gpu(
