@@ -102,6 +102,7 @@ def launch(
     price: Annotated[float | None, typer.Option("--price", help="Dollars an hour, of all machines together.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="key=value, over the recipe's; any number.")] = None,
     gpus: Annotated[int, typer.Option("--gpus", min=0, help="Of each machine; a process is started on each.")] = 1,
+    cpus: Annotated[int | None, typer.Option("--cpus", min=1, help="Cores of each machine, on slurm; else 8 a GPU, or 2.")] = None,
     machines: Annotated[int, typer.Option("--machines", min=1, help="On slurm, kubernetes and sky.")] = 1,
     hardware: Annotated[str, typer.Option("--hardware", help="Type of GPU, such as H100; for sagemaker the type of instance.")] = "",
     image: Annotated[str, typer.Option("--image", help="Container image in which this package is installed; not for local and slurm.")] = "",
@@ -124,7 +125,7 @@ def launch(
 
     `composer-rl launch qwen3-8b-lora --on slurm --gpus 8 --budget 100 --price 20 --dry-run`
     """
-    job = _limited_job(recipe, on.value, settings or [], env or [], hours, budget, price, gpus=gpus, machines=machines, hardware=hardware,
+    job = _limited_job(recipe, on.value, settings or [], env or [], hours, budget, price, gpus=gpus, cpus=cpus, machines=machines, hardware=hardware,
                        image=image, storage=storage, role=role, name=name)
     _dry(job, on.value, as_json) if dry_run else _go(job, on.value, as_json)
 

@@ -107,7 +107,9 @@ def _show_result(result, recipe, as_json: bool) -> None:
     if as_json:
         emit(finished_json(result))
     else:
-        out.print(f"Step {result.step} of {result.of}. Checkpoint: {escape(str(result.checkpoint or 'none'))}")
+        score = result.metrics.get("guard/held_out_score")
+        measured = "" if score is None else f"Held-out reward: {score:.3g}. "
+        out.print(f"Step {result.step} of {result.of}. {measured}Checkpoint: {escape(str(result.checkpoint or 'none'))}")
     if result.checkpoint and not result.interrupted:
         say(f"Next: {next_command(vars(recipe.arguments), recipe.config.output_dir)}")
 

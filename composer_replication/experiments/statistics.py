@@ -55,7 +55,7 @@ def _cells(values, name):
 
 
 def _interval(cells, name, draws, seed, least):
-    "Mean of the scored cells with its interval; `least` is the smallest of the whole numbers up to 1 that a share can be, None: no share."
+    "Mean of the scored cells with its interval; `least` is the smallest value of what can be 1 at most, None: no bounds."
     scored = ~np.isnan(cells)
     if not scored.any(axis=1).all():
         row = int(np.argmin(scored.any(axis=1)))
@@ -65,9 +65,10 @@ def _interval(cells, name, draws, seed, least):
     total, weight = (((counts[0] @ part) * counts[1]).sum(1) for part in (np.where(scored, cells, 0.0), scored.astype(float)))
     means = total[weight > 0] / weight[weight > 0]  # few cells can leave a draw without any
     low, high = np.quantile(means, [0.025, 0.975])
-    if low == high and least is not None and np.isin(cells[scored], range(least, 2)).all():
+    value = cells[scored][0]
+    if least is not None and least <= value <= 1 and (cells[scored] == value).all():
         unseen = 1 - 0.025 ** (1 / scored.any(axis=0).sum())  # Clopper and Pearson's bound for none of n
-        low, high = max(low - unseen, least), min(high + unseen, 1.0)
+        low, high = (value + unseen * (end - value) for end in (least, 1.0))
     return Interval(float(cells[scored].mean()), float(low), float(high), seeds, problems, int((~scored).sum()))
 
 # %% ../../nbs/experiments/00_statistics.ipynb #f15c3818

@@ -83,7 +83,7 @@ class RecipeArguments(SourceArguments):
     train_rows: int = setting(64, "Tasks to train on, at most.")
     held_out_rows: float = setting(0, "Tasks that are never trained on; below 1 a share of a file's.")
     guard: bool = setting(True, "Stop where the held-out score falls while the reward rises, or both collapse; wherever rows are "
-                                "held out, every guard_steps.")
+                                "held out, every guard_steps and at the last step.")
     guard_settings: dict | None = setting(None, "Of the guard: min_steps, decline_patience, ema_alpha, kl_hard_stop, proxy_gap_stop, "
                                                  "collapse_drop.")
     warm_up: dict | None = setting(None, "Train on demonstrations of the task first, once for all runs that name its folder: folder, "

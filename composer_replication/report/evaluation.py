@@ -23,13 +23,13 @@ def figure_text(
     interval: Interval | None,
     signed: bool = False,  # for a difference
 ) -> str:
-    "Estimate and 95 % interval."
+    "Estimate and 95 % interval; none of a count that is the same in every task, since nothing bounds what was not seen."
     if interval is None:
         return "–"
     share = name.startswith(SHARES)
     form = ("{:+" if signed else "{:") + (".1f}" if share else ".2f}")
     estimate, low, high = (form.format(v * (100 if share else 1)) for v in (interval.estimate, interval.low, interval.high))
-    return f"{estimate} ({low} to {high})"
+    return f"{estimate} (in every task)" if interval.low == interval.high else f"{estimate} ({low} to {high})"
 
 # %% ../../nbs/report/14_evaluation.ipynb #1d458c35
 def evaluation_table(evaluation: Evaluation) -> Table:

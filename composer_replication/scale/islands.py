@@ -261,9 +261,9 @@ def _load_guard(self: IslandCallback, saved: dict | None) -> None:
 def on_step_end(self: IslandCallback, args, state, control, **kwargs):
     last, due = state.global_step >= state.max_steps, state.global_step % (args.diloco_every // args.diloco_fragments) == 0
     if last or (due and not control.should_training_stop):
-        self._exchange(True)
+        self._exchange()
         for _ in self.fragments[1:] if state.global_step >= state.max_steps else ():
-            self._exchange(True)
+            self._exchange()
         control.should_training_stop |= state.global_step >= state.max_steps
 
 # %% ../../nbs/scale/00_islands.ipynb #f88646d5
@@ -356,8 +356,8 @@ def _try(self: Islands, counts: bool) -> bool:
 
 # %% ../../nbs/scale/00_islands.ipynb #c360ef35
 @patch
-def _exchange(self: Islands, counts: bool) -> None:
-    "One outer step. Raises `IslandsProblem` where it does not come about in time."
+def _exchange(self: Islands, counts: bool = True) -> None:
+    "One outer step, in which this island counts or only receives. Raises `IslandsProblem` where it does not come about in time."
     began, why, done, self.sent = time.monotonic(), "others were lost again and again", False, 0
     try:
         while not done and time.monotonic() - began < self.wait.total_seconds():

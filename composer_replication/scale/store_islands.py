@@ -47,7 +47,7 @@ def on_train_begin(self: StoreIslands, args, state, control, **kwargs):
         self.rounds.number = kept["round"]
     self.rounds.join(fresh=not saved.is_file())
     if self.rounds.has_delivered():
-        self._exchange(True)
+        self._exchange()
     if before < state.max_steps <= state.global_step:
         self.rounds.leave()
         raise IslandsProblem(f"the run at {self.store.url} has reached its last step without island {self.number}; its weights are in the other islands' folders. "
@@ -62,8 +62,8 @@ def on_step_end(self: StoreIslands, args, state, control, **kwargs):
 
 # %% ../../nbs/scale/10_store_islands.ipynb #8797c29f
 @patch
-def _exchange(self: StoreIslands, counts: bool) -> None:
-    "One outer step, or more where this island was late. `counts` is for the other way of exchange: here only who has moved delivers."
+def _exchange(self: StoreIslands) -> None:
+    "One outer step, or more where this island was late; only who has moved delivers."
     began = time.monotonic()
     taken = self.rounds.exchange(self.trainer.state.global_step, lambda: self.trainer.interrupt.requested)
     if taken:

@@ -174,7 +174,7 @@ class RolloutSettings:
                                            "loop. vLLM shares this process's GPU, or is a server where `vllm_server_base_url` is set.")
     max_turns: int = setting(16, "Turns of the assistant in an episode.")
     max_turn_tokens: int | None = setting(None, "Tokens that one turn may sample; None: what is left of max_completion_length.")
-    guard_steps: int = setting(10, "Optimizer steps between two evaluations of a held-out guard.")
+    guard_steps: int = setting(10, "Optimizer steps between two evaluations of a held-out guard; the last step has one too.")
     keep_rollouts: bool = setting(False, "Write the traces of every generation to output_dir/rollouts, as recorded data.")
     sample_every: int = setting(10, "Optimizer steps between two rollouts that are kept as a sample in output_dir/rollouts; 0: none.")
     tool_timeout: float = setting(30.0, "Seconds that one tool call may take.")

@@ -67,15 +67,15 @@ class HeldoutSplit:
         id_field: str = "id",
         content_fields: tuple[str, ...] = ("prompt", "files"),
     ) -> "HeldoutSplit":
-        """Each row's side follows from the seed and its id alone, so order does not matter and new rows move no old one;
-        a copy of a held-out task goes with it. Raises `ValueError` where a side would be empty."""
+        """Each row's side follows from the seed and its content alone, so order does not matter, new rows move no old one and
+        copies stay together; a row with the id of a held-out one goes with it. Raises `ValueError` where a side would be empty."""
         if not 0 < fraction < 1:
             raise InputProblem(f"fraction={fraction} must lie between 0 and 1; 0.1 holds out about a tenth.")
         rows = tuple(rows)
         whole = cls(rows, rows, id_field, content_fields)
         ids, contents = whole._ids(rows), [content_hash(row, content_fields) for row in rows]
-        held_ids, more = set(), {name for name in ids if _place(seed, name) < fraction}
-        while more != held_ids:  # a copy under another id goes with the first, and whatever else has that id
+        held_ids, more = set(), {name for name, content in zip(ids, contents) if _place(seed, content) < fraction}
+        while more != held_ids:  # whatever else has such an id, and its copies
             held_ids = more
             held = {content for name, content in zip(ids, contents) if name in held_ids}
             more = held_ids | {name for name, content in zip(ids, contents) if content in held}
@@ -266,7 +266,7 @@ class HeldOutGuardCallback(TrainerCallback):
         self,
         guard: HeldOutGuard,
         evaluate: Callable[[Any, int], Mapping[str, float]],  # (model, step) -> held_out_score and, where wanted, kl
-        every_steps: int,  # optimizer steps between evaluations
+        every_steps: int,  # optimizer steps between evaluations; the last step has one too
         reward_key: str = "reward",  # the in-loop reward's name in the trainer's log
     ):
         if every_steps < 1:
@@ -289,7 +289,7 @@ def on_train_begin(self: HeldOutGuardCallback, args, state, control, **kwargs):
 @patch
 def on_step_end(self: HeldOutGuardCallback, args, state, control, **kwargs):
     "Have an evaluation step logged."
-    self.due = state.global_step % self.every_steps == 0
+    self.due = state.global_step % self.every_steps == 0 or state.global_step >= state.max_steps
     if self.due:
         control.should_log = True
     self._store(state)

@@ -1,6 +1,7 @@
 """The real command: a run cut off by a signal and gone on with, plans without weights, and mistakes in one sentence."""
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -53,6 +54,13 @@ def test_a_run_stopped_by_sigterm_leaves_a_checkpoint_and_goes_on(tmp_path):
 
     again = train("--config", "toy", *SMALL, cwd=tmp_path)
     assert again.returncode == 1 and "belongs to an earlier run" in again.stderr and not again.stdout
+
+
+def test_a_run_shorter_than_guard_steps_prints_its_held_out_reward(tmp_path):
+    done = train("--config", "toy", *SMALL, "--set", "max_steps=1", "--set", "held_out_rows=2", cwd=tmp_path)  # guard_steps is 10
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"Step 1 of 1\. Held-out reward: [01]\S*\. Checkpoint: out/toy/checkpoint-1", done.stdout), done.stdout
+    assert "Nothing was measured" not in (tmp_path / "out/toy/index.html").read_text()
 
 
 def test_dry_run_prints_the_plan_of_a_model_that_is_not_here(tmp_path):

@@ -1,7 +1,10 @@
 """A Harbor folder used as Harbor would: the agent's container, then the verifier, each path where Harbor puts it."""
+import os
 import shutil
 import subprocess
 import sys
+import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -38,18 +41,24 @@ def container(task, subject, tmp_path):
     made = write_harbor(task, subject, tmp_path)
     app, logs = tmp_path / "app", tmp_path / "logs"
     shutil.copytree(made / "environment" / "repo", app)
-    logs.mkdir()
+    (logs / "verifier").mkdir(parents=True)
+    (logs / "verifier").chmod(0o777)  # as Harbor leaves it
     python = [Path(sys.executable).parents[1], Path(sys.base_prefix)]
     seen = [part for path in ("/usr", *python) for part in ("--ro-bind", path, path)]
-    places = [part for name in ("tests", "solution") for part in ("--ro-bind", made / name, f"/{name}")]
-    base = ["bwrap", "--unshare-all", "--die-with-parent", "--tmpfs", "/", "--tmpfs", "/tmp", *seen,
+    places = ["--bind", made / "tests", "/tests", "--ro-bind", made / "solution", "/solution"]
+    open_to_all = [part for path in python for above in reversed(path.parents[:-1]) for part in ("--dir", above)]
+    base = ["--die-with-parent", "--tmpfs", "/", "--tmpfs", "/tmp", *open_to_all, *seen,
             "--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64",
             "--proc", "/proc", "--dev", "/dev", *places, "--bind", app, "/app", "--bind", logs, "/logs", "--chdir", "/app",
             "--setenv", "PATH", f"{python[0]}/bin:/usr/bin:/bin"]
 
+    verifier = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--cap-add", "ALL"] if os.geteuid() == 0 else ["--unshare-all"]
+
     def run(command):
-        subprocess.run([*map(str, base), "sh", "-c", command], check=False, timeout=600, capture_output=True)
-        subprocess.run([*map(str, base), "sh", "/tests/test.sh"], check=True, timeout=100, capture_output=True)
+        agent = ["bwrap", "--unshare-all", *map(str, base), "sh", "-c", command]
+        subprocess.run(agent, check=False, timeout=600, capture_output=True)
+        judge = ["bwrap", *verifier, *map(str, base), "sh", "/tests/test.sh"]
+        subprocess.run(judge, check=True, timeout=100, capture_output=True)
         return (logs / "verifier" / "reward.txt").read_text()
     return run
 
@@ -70,6 +79,42 @@ NOISE = "sh /solution/solve.sh; printf '\\nimport os\\nos.write(3, b\"{}\\\\n\")
 ])
 def test_the_verifier_rewards_the_solution_alone(container, command, reward):
     assert container(command) == reward
+
+
+READS = "open('/tests/task.json')\n"  # ends the import of a right solution where it may not
+LATE = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        for i in range(400):
+            for place in ("/logs/verifier/reward.txt", "/logs/verifier/reward.json"):
+                try:
+                    open(place, "w").write("1" if place.endswith("txt") else '{"reward": 1}')
+                except OSError:
+                    pass
+            time.sleep(0.01)
+    os._exit(0)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can take rights from the tests' process")
+def test_a_submission_can_neither_read_the_verifier_s_tests_nor_write_its_reward(container, tmp_path):
+    (tmp_path / "app" / "probe.py").write_text(READS)
+    assert container("sh /solution/solve.sh; cat probe.py >> src/larder/labels.py") == "0"
+    (tmp_path / "app" / "probe.py").write_text(LATE)
+    assert container("cp probe.py src/larder/labels.py") == "0"
+    time.sleep(1)
+    assert (tmp_path / "logs/verifier/reward.txt").read_text() == "0" and not (tmp_path / "logs/verifier/reward.json").exists()
+
+
+def test_the_verifier_has_a_container_of_its_own(task, subject, tmp_path):
+    made = write_harbor(task, subject, tmp_path)
+    settings = tomllib.loads((made / "task.toml").read_text())
+    assert settings["verifier"]["environment_mode"] == "separate" and settings["artifacts"] == ["/app"]
+    dockerfile = (made / "tests" / "Dockerfile").read_text()
+    assert "COPY . /tests" in dockerfile and "/solution" not in dockerfile
+    assert (made / "tests" / "requirements.txt").read_text() == (made / "environment" / "requirements.txt").read_text()
 
 
 def test_the_agent_sees_neither_the_solution_nor_the_verifier(task, subject, tmp_path):

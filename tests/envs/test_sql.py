@@ -1,4 +1,5 @@
 "The SQL environment: answers worked out in plain Python, schemas apart, queries that end, hints that tell no more than they may."
+import hashlib
 import json
 import random
 import re
@@ -27,7 +28,7 @@ from composer_replication.envs.sql.hints import (
     wrong_hints,
     wrong_result,
 )
-from composer_replication.envs.sql.questions import LEVELS, question_text, reference_sql
+from composer_replication.envs.sql.questions import FIGURES, LEVELS, question_text, reference_sql
 from composer_replication.envs.sql.schema import SPLITS, draw_schema, words
 from composer_replication.envs.sql.tasks import answers, is_sql_task, sql_rows, task_of
 from composer_replication.hints.leak_check import refusal
@@ -119,6 +120,33 @@ def test_another_question_is_mostly_another_answer():
         assert other != task.question
         earned += answers(task, reference_sql(other, task.schema))
     assert earned <= 2
+
+
+def near_misses(task):
+    "The question without its condition, with its sign turned, and with the other figures."
+    q, condition = task.question, task.question.condition
+    if condition:
+        yield task.reference[:task.reference.index(" WHERE ")]
+    if condition and condition.sign != "=":
+        turned = replace(condition, sign={"<": ">", ">": "<"}[condition.sign])
+        yield reference_sql(replace(q, condition=turned), task.schema)
+    if q.figure and q.kind != "top":
+        yield from (reference_sql(replace(q, figure=other), task.schema) for other in FIGURES if other != q.figure)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_no_near_miss_is_right(split):
+    wrong = [(task, sql) for task in tasks(150, split) for sql in near_misses(task)]
+    assert len(wrong) > 250
+    assert [(task.task_id, sql) for task, sql in wrong if answers(task, sql)] == []
+
+
+def test_what_was_seen_of_recorded_tasks_stays():
+    "Recorded episodes and results name their tasks by id."
+    series = [f"spike-004-real{end}" for end in ("", "-2", "-alone", "-first")]
+    drawn = [task for name in series for task in tasks(64, "test", ("easy", "medium"), name)]
+    text = "".join(f"{task.prompt}{task.reference}{task.rows}" for task in drawn)
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "4f7660ef553b5f1f"
 
 
 def test_order_counts_only_where_it_is_asked_for():

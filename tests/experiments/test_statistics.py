@@ -113,7 +113,7 @@ def test_properties(b, data):
 
 
 @pytest.mark.parametrize("value, difference, low, high", [
-    (0, False, 0, 0.0377), (1, False, 0.9623, 1), (0, True, -0.0377, 0.0377), (1, True, 0.9623, 1), (-1, True, -1, -0.9623)])
+    (0, False, 0, 0.0377), (1, False, 0.9623, 1), (0, True, -0.0377, 0.0377), (1, True, 0.9246, 1), (-1, True, -1, -0.9246)])
 def test_what_was_never_seen_is_not_impossible(value, difference, low, high):
     cells = np.full((5, 96), float(value))
     found = paired_bootstrap(cells, np.zeros_like(cells)) if difference else bootstrap_mean(cells)
@@ -121,7 +121,21 @@ def test_what_was_never_seen_is_not_impossible(value, difference, low, high):
     assert sum(found.low <= v <= found.high for v in (0, 1, -1)) == 1
     if (value, difference) == (0, False):
         assert (1 - found.high) ** 96 == pytest.approx(0.025)  # so rare would none of 96 be at that rate
-    assert bootstrap_mean([[0.5, 0.5]]).low == 0.5  # of other numbers the range is unknown
+
+
+@pytest.mark.parametrize("value, least", [(0.25, 0), (0.5, 0), (0, 0), (1, 0), (-0.5, -1), (0, -1), (1, -1)])
+def test_cells_that_are_all_equal_may_hide_the_worst_that_is_as_rare_as_none_of_n(value, least):
+    cells = np.full((3, 20), float(value))
+    found = bootstrap_mean(cells) if least == 0 else paired_bootstrap(cells, np.zeros_like(cells))
+    rare = 0.1684  # (1 - 0.1684) ** 20 = 0.025: that share of tasks, each at the end of the range
+    assert found.low == pytest.approx((1 - rare) * value + rare * least, abs=1e-4)
+    assert found.high == pytest.approx((1 - rare) * value + rare, abs=1e-4)
+    assert (1 - rare) ** 20 == pytest.approx(0.025, abs=1e-4)
+
+
+def test_a_count_and_what_is_no_share_keep_their_width():
+    "Nothing bounds what was not seen."
+    assert bootstrap_mean([3, 3, 3]).low == 3 and bootstrap_mean([1, 1, 1], share=False).low == 1
 
 
 def test_what_nobody_scored_makes_no_bound_narrower():

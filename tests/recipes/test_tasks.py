@@ -1,6 +1,8 @@
 """Tasks of a recipe: what a split keeps apart, against a plain oracle; one's own environment; a real run on deletion tasks."""
 import json
 import os
+import re
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -75,6 +77,29 @@ def test_a_split_holds_out_what_was_asked_where_it_can():
     assert len(draws) > 3
 
 
+@pytest.mark.parametrize("sizes, asked, out", [  # from the latest on
+    ([3, 40, 3], 5, 3), ([3, 2, 40], 4, 5), ([3, 4, 40], 4, 3), ([1, 9, 1, 9], 8, 10), ([1, 11, 1, 9], 6, 1), ([12, 9], 2, 12)])
+def test_a_split_by_time_takes_no_older_tasks_than_bring_it_nearer_to_what_was_asked(sizes, asked, out):
+    dates = [f"2026-{12 - n:02}" for n, size in enumerate(sizes) for _ in range(size)]
+    rows = [{"task_id": str(i), "prompt": str(i), "created_at": date} for i, date in enumerate(dates)]
+    train, held = split_rows(rows, "time", asked, 0)
+    assert len(held) == out and max(row["created_at"] for row in train) < min(row["created_at"] for row in held)
+
+
+def test_more_held_out_than_asked_is_told_in_one_sentence(tmp_path, monkeypatch):
+    rows = [{"task_id": str(i), "prompt": str(i), "repository": f"r{i // 12}"} for i in range(24)]
+    monkeypatch.setattr(tasks_module, "task_set", lambda *asked: TaskSet(rows))
+    told = ("held_out_rows=0.1 asks for 3 of 24 tasks, and 12 are held out: split='repository' keeps tasks of one repository "
+            "together; give more tasks, or set another split.")
+    recipe = load_recipe(write(tmp_path, task="toy", held_out_rows=0.1, split="repository", train_rows=4))
+    with pytest.warns(UserWarning, match=re.escape(told)):
+        held = recipe_tasks(recipe).held_out
+    assert len(held) == 12
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        recipe_tasks(load_recipe(write(tmp_path, task="toy", held_out_rows=12, split="repository", train_rows=4)))
+
+
 def test_everything_held_out_and_one_repository_are_refused():
     rows = [{"task_id": str(i), "prompt": str(i), "repository": "one"} for i in range(3)]
     with pytest.raises(RecipeProblem, match="leaves none of the 3 tasks"):
@@ -137,7 +162,8 @@ def test_each_row_is_hashed_once(monkeypatch):
 def test_rows_of_a_task_file_are_its_tasks(tmp_path):
     whole = recipe_tasks(load_recipe(write(tmp_path, task="deletion", tasks="larder", train_rows=21)))
     assert len(whole.train) == 21 and not whole.held_out
-    some = recipe_tasks(load_recipe(write(tmp_path, task="deletion", tasks="larder", train_rows=5)))
+    fewer = dict(task="deletion", tasks="larder", train_rows=5, episode_reward={"credit": "share"})
+    some = recipe_tasks(load_recipe(write(tmp_path, **fewer)))
     assert len(some.train) == 5 and some.train == recipe_tasks(load_recipe(tmp_path / "mine.yaml")).train
     assert all("patch" not in row and "golden_diff" not in row for row in whole.train)
 
@@ -161,6 +187,37 @@ def test_mistakes_in_tasks_are_one_sentence(tmp_path, monkeypatch, changes, said
     with pytest.raises(ValueError, match=said) as caught:
         recipe_tasks(load_recipe(write(tmp_path, **dict(task="deletion") | changes)))
     assert "\n" not in str(caught.value)
+
+
+class Scored:
+    "Gives a reward and keeps no grade."
+    tools = ()
+
+    def reset(self, **row): pass
+
+    def call(self, call): raise AssertionError
+
+    def reward(self, answer=""): return 0.0
+
+    def close(self): pass
+
+
+@pytest.mark.parametrize("task", ["toy", "sql", f"{__name__}:Scored"])
+def test_credit_by_tests_is_refused_before_anything_is_loaded_where_there_is_no_grade(tmp_path, task):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": "x", "task_id": n}) + "\n" for n in range(4)))
+    own = {"tasks": str(rows), "alpha_sdpo": 0.0} if ":" in task else {}
+    recipe = load_recipe(write(tmp_path, task=task, train_rows=4, episode_reward={"credit": "share"}, **own))
+    with pytest.raises(ValueError, match="credit=share needs an environment that keeps a grade; leave credit out"):
+        recipe_tasks(recipe)
+
+
+def test_credit_by_tests_is_refused_where_an_answer_is_one_turn(tmp_path, monkeypatch):
+    answers = TaskSet([{"prompt": "x", "task_id": "1"}], reward=lambda completions, **row: [0.0] * len(completions))
+    monkeypatch.setattr(tasks_module, "task_set", lambda *asked: answers)
+    recipe = load_recipe(write(tmp_path, task="toy", train_rows=4, episode_reward={"credit": "share"}))
+    with pytest.raises(ValueError, match="credit=share needs an environment that keeps a grade; leave credit out"):
+        recipe_tasks(recipe)
 
 
 # Real runs

@@ -149,7 +149,7 @@ def test_held_out_tasks_that_nobody_measured_on_are_told():
                 "guard_steps": 10, "output_dir": "out/a"}
     record = RECORD | {"held_out": 2, "settings": settings}
     said = "Nothing was measured on the 2 held-out tasks: the run ended before step 10. Set guard_steps lower"
-    shown = run_page(record, HISTORY, status="Step 5 of 5: done.")
+    shown = run_page(record, HISTORY, status="Step 5 of 20: stopped before the end.")
     assert said in shown and "composer-rl eval out/a --task deletion --tasks t.jsonl --held-out --against embedded" in shown
     assert said not in run_page(record, HISTORY, live=True) and said not in run_page(RECORD, HISTORY)
     assert said not in run_page(record, [*HISTORY, {"step": 10, "guard/held_out_score": 0.5}])

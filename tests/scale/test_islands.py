@@ -247,7 +247,7 @@ def test_fragments_are_exchanged_in_turn_and_a_newcomer_counts_for_each_after_it
         with torch.no_grad():
             for weight in trainer.student.parameters():
                 weight.add_(1.0)
-        islands._exchange(True)
+        islands._exchange()
         turns.append([set((f.anchor - old).round().tolist()) for f, old in zip(islands.fragments, before)])
     islands.on_train_end(None, None, None)
     lighthouse.shutdown()

@@ -13,7 +13,8 @@ from composer_replication.scale.launch.clients import job_cancel, job_logs, job_
 from composer_replication.scale.launch.job import Job, LaunchProblem, limit_of
 from composer_replication.scale.launch.watch import read_status
 
-POLITE = "trap 'echo a last checkpoint; exit 130' TERM; echo begun on $SLURM_GPUS_ON_NODE GPUs; while :; do sleep 0.2; done"
+POLITE = "trap 'echo a last checkpoint; exit 130' TERM; " \
+         "echo begun on $SLURM_GPUS_ON_NODE GPUs and $SLURM_CPUS_PER_TASK cores; while :; do sleep 0.2; done"
 WHY = f"{absent()} is not installed: apt-get install slurm-wlm"
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(absent() is not None, reason=WHY)]
 
@@ -30,7 +31,7 @@ def slurm(tmp_path, monkeypatch):
 
 def slurm_job(folder, limit=None):
     return Job("toy", ("bash", "-c", POLITE), str(folder), limit or limit_of(hours=1), {"toy.yaml": "task: toy\n"}, str(folder),
-               hardware="H100", gpus=2)
+               hardware="H100", gpus=2, cpus=2)
 
 
 def wait(until, seconds=300):
@@ -49,7 +50,7 @@ def test_a_job_is_submitted_shown_and_ended_by_its_budget(slurm, tmp_path):
     record = submit(slurm_job(folder, limit_of(budget=2, price=720)), "slurm")  # ten seconds
     assert record["id"].isdecimal()
     wait(lambda: begun(folder))
-    assert job_status(record).startswith("RUNNING") and job_logs(record, 5) == "begun on 2 GPUs"
+    assert job_status(record).startswith("RUNNING") and job_logs(record, 5) == "begun on 2 GPUs and 2 cores"
     wait(lambda: not job_status(record).startswith(("RUNNING", "COMPLETING")))
     assert job_status(record).startswith("FAILED") and job_status(record).endswith("NonZeroExitCode")
     status = read_status(folder)

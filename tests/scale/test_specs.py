@@ -40,7 +40,7 @@ def test_no_limit_is_no_job(given):
 @pytest.mark.parametrize("field", [
     {"name": "a b"}, {"name": "-x"}, {"name": "x\n"}, {"name": "a" * 41}, {"image": "a b"}, {"image": "$(x)"}, {"storage": "a;b"},
     {"storage": "a'b"}, {"hardware": "H100\n#SBATCH --x"}, {"role": "not an arn"}, {"env": ("A=b",)}, {"env": ("1A",)},
-    {"env": ("A}\n",)}, {"command": ("a\nb",)}, {"folder": "a\x1b"}, {"gpus": -1}, {"machines": 0}])
+    {"env": ("A}\n",)}, {"command": ("a\nb",)}, {"folder": "a\x1b"}, {"gpus": -1}, {"cpus": 0}, {"machines": 0}])
 def test_what_no_spec_can_hold_is_refused(field):
     with pytest.raises(LaunchProblem):
         replace(JOB, **field)
@@ -61,11 +61,19 @@ def directives(script):
 
 
 def test_the_slurm_script_has_its_deadline_and_goes_on_after_a_preemption():
-    assert directives(slurm(JOB)) == {"job-name": "toy", "nodes": "1", "ntasks-per-node": "1", "gpus-per-node": "H100:8",
-                                     "time": "240", "signal": "TERM@300", "dependency": "singleton", "requeue": "",
-                                     "open-mode": "append"}
+    assert directives(slurm(JOB)) == {
+        "job-name": "toy", "nodes": "1", "ntasks-per-node": "1", "cpus-per-task": "64", "gpus-per-node": "H100:8", "time": "240",
+        "signal": "TERM@300", "dependency": "singleton", "requeue": "", "open-mode": "append"}
     assert directives(slurm(replace(JOB, limit=Limit(61))))["time"] == "2"
     assert "gpus-per-node" not in directives(slurm(replace(JOB, gpus=0)))
+
+
+@pytest.mark.parametrize("asked, cores", [({}, 64), ({"gpus": 0}, 2), ({"cpus": 24}, 24), ({"gpus": 0, "cpus": 5}, 5)])
+def test_a_slurm_task_gets_its_cores_from_sbatch_and_from_srun(asked, cores):
+    "Since Slurm 22.05 srun does not take over what sbatch was asked."
+    script = slurm(replace(JOB, **asked))
+    assert directives(script)["cpus-per-task"] == str(cores)
+    assert shlex.split(script.splitlines()[-1])[:3] == ["srun", f"--cpus-per-task={cores}", "--kill-on-bad-exit=1"]
 
 
 @pytest.mark.parametrize("machines", [1, 3])
@@ -80,8 +88,9 @@ def test_bash_runs_the_slurm_script_and_nothing_else(machines, tmp_path):
     assert subprocess.run(["bash", "-n", "job.sh"], cwd=tmp_path, timeout=600).returncode == 0
     environment = {"PATH": f"{tools}:/usr/bin:/bin", "HF_TOKEN": "k", "PET_RDZV_ENDPOINT": "", "SLURM_JOB_NODELIST": "node[7-8]"}
     done = subprocess.run(["bash", "job.sh"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
-    meet, flag, *words = (folder / "log.txt").read_text().splitlines()
-    assert done.returncode == 0 and words == [*RUN[:3], str(folder), *RUN[4:]] and flag == "--kill-on-bad-exit=1"
+    meet, *flags, words = (lines := (folder / "log.txt").read_text().splitlines())[0], *lines[1:3], lines[3:]
+    assert done.returncode == 0 and words == [*RUN[:3], str(folder), *RUN[4:]]
+    assert flags == ["--cpus-per-task=64", "--kill-on-bad-exit=1"]
     assert meet == ("node7:29500" if machines > 1 else "") and not list(tmp_path.rglob("pwned"))
 
     environment.pop("HF_TOKEN")

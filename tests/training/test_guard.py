@@ -155,6 +155,11 @@ def test_split_has_about_the_share_and_new_rows_move_no_old_one():
     assert HeldoutSplit.of(rows, 0.25, 8).held_out != large.held_out
 
 
+def test_copies_of_a_task_make_no_share_larger():
+    rows = [{"id": n, "prompt": f"task {n // 10}"} for n in range(4000)]
+    assert abs(len(HeldoutSplit.of(rows, 0.1, 7).held_out) / 4000 - 0.1) < 0.05  # of 400 contents: 0.015 is a standard deviation
+
+
 def test_check_names_what_leaks():
     base = {"id": "a", "prompt": "Fix  It", "files": {"m.py": "x = 1\n"}}
     with pytest.raises(ValueError, match="1 task ids are held out and in the training pool: a;"):
@@ -269,6 +274,16 @@ def test_reward_is_the_mean_since_the_last_evaluation(tmp_path):
     assert found == pytest.approx([sum(logged[:3]) / 3, sum(logged[3:6]) / 3])
 
 
+@pytest.mark.parametrize("every_steps, steps", [(10, [6]), (4, [4, 6]), (3, [3, 6])])
+def test_the_last_step_is_measured_whatever_the_schedule(every_steps, steps, tmp_path):
+    trainer = trainer_for(tmp_path, HeldOutGuard(), peak=100.0, every_steps=every_steps, logging_steps=1, max_steps=6)
+    trainer.train()
+    logged = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
+    assert [entry["step"] for entry in readings(trainer)] == steps
+    since = ([0, *steps])[-2]
+    assert readings(trainer)[-1]["guard/proxy_reward"] == pytest.approx(sum(logged[since:6]) / (6 - since))
+
+
 def test_a_log_without_the_reward_is_named(tmp_path):
     with pytest.raises(ValueError, match="no 'rewards/mean' was logged up to step 2, only .*'reward'"):
         trainer_for(tmp_path, HeldOutGuard(), reward_key="rewards/mean").train()
@@ -300,5 +315,6 @@ def test_reads_the_reward_of_trl(tmp_path):
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     means = [sum(row) / 2 for row in given_rewards]
-    assert len(means) == 5 and guard.last.step == 4
-    assert [r["guard/proxy_reward"] for r in readings(trainer)] == pytest.approx([sum(means[:2]) / 2, sum(means[2:4]) / 2])
+    assert len(means) == 5 and guard.last.step == 5
+    expected = [sum(means[:2]) / 2, sum(means[2:4]) / 2, means[4]]
+    assert [r["guard/proxy_reward"] for r in readings(trainer)] == pytest.approx(expected)

@@ -47,6 +47,17 @@ ENV PYTHONPATH={roots} PYTHONDONTWRITEBYTECODE=1
 """
 
 
+# Harbor builds the verifier's own image from the folder tests, and copies the agent's folder to it: nothing else of the agent's gets there.
+_VERIFIER = """FROM python:3.11-slim
+COPY requirements.txt /tmp/requirements.txt
+RUN pip install --no-cache-dir --no-deps -r /tmp/requirements.txt && rm /tmp/requirements.txt
+COPY . /tests
+RUN mkdir -p /app
+WORKDIR /app
+ENV PYTHONDONTWRITEBYTECODE=1
+"""
+
+
 _TEST = """#!/bin/sh
 exec python -I -B -c "import sys; sys.path.insert(0, '/tests'); import harbor_judge; harbor_judge.main('/app', '/logs/verifier')"
 """
@@ -88,6 +99,8 @@ def _write_all(task, subject, new):
     lay_out(subject.tree, given, new / "tests" / "tree", put=shutil.copy)
     for module in (harbor_judge, phases):
         shutil.copyfile(module.__file__, new / "tests" / Path(module.__file__).name)
+    (new / "tests" / "Dockerfile").write_text(_VERIFIER)
+    (new / "tests" / "requirements.txt").write_text("".join(f"{line}\n" for line in requirements(subject)))
     (new / "tests" / "task.json").write_text(json.dumps(_verifier(task, subject, changed)))
     for path, (pristine, _) in changed.items():
         place = new / "solution" / "files" / path
@@ -101,9 +114,9 @@ def _write_all(task, subject, new):
 def _settings(task):
     "task.toml; JSON strings are TOML strings."
     name = re.sub(r"[^a-z0-9-]+", "-", task.task_id.lower()).strip("-")
-    return (f'version = "1.0"\n\n[metadata]\nname = {json.dumps(name)}\ncategory = "programming"\n'
+    return (f'version = "1.0"\nartifacts = ["/app"]\n\n[metadata]\nname = {json.dumps(name)}\ncategory = "programming"\n'
             f'tags = ["feature-deletion", {json.dumps(task.granularity)}]\nrepo = {json.dumps(task.repo)}\n'
-            f'base_commit = {json.dumps(task.base_commit)}\n\n[verifier]\ntimeout_sec = 120.0\n\n[agent]\ntimeout_sec = 1800.0\n\n'
+            f'base_commit = {json.dumps(task.base_commit)}\n\n[verifier]\ntimeout_sec = 120.0\nenvironment_mode = "separate"\n\n[agent]\ntimeout_sec = 1800.0\n\n'
             '[environment]\ncpus = 1\nmemory_mb = 2048\nstorage_mb = 4096\nallow_internet = false\n')
 
 # %% ../../../nbs/envs/deletion/05_harbor.ipynb #8a332d76

@@ -8,7 +8,7 @@ __all__ = ['LEVELS', 'FIGURES', 'TOP', 'Condition', 'Question', 'question_text',
 # %% ../../../nbs/envs/sql/02_questions.ipynb #c0c3070c
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...core.errors import InputProblem
 from .database import Result, Rows, draw_rows, same_result, select
@@ -147,7 +147,33 @@ def _sound(question, schema, instances):
     empty = any(not a.rows or a.rows in (((None,),), ((0,),)) for a in answers)
     return not empty and max(len(a.rows) for a in answers) <= 12 and not same_result(*answers, question.ordered)
 
+# %% ../../../nbs/envs/sql/02_questions.ipynb #cf3cac12
+_TURNED = {"<": ">", ">": "<"}
 
+
+def _near_misses(q, schema):
+    "Wrong queries that are right where the largest of all is the largest of some, or where one row is left."
+    if q.condition:
+        yield reference_sql(q, schema).partition(" WHERE ")[0]
+    if q.condition and q.condition.sign in _TURNED:
+        yield reference_sql(replace(q, condition=replace(q.condition, sign=_TURNED[q.condition.sign])), schema)
+    if q.figure and q.kind != "top":
+        yield from (reference_sql(replace(q, figure=figure), schema) for figure in FIGURES if figure != q.figure)
+
+
+def _tells_apart(question, schema, instances):
+    "Whether every near miss is wrong on one of the instances at least."
+    right = [select(schema, rows, reference_sql(question, schema)) for rows in instances]
+    return not any(all(same_result(select(schema, rows, sql), answer, question.ordered) for rows, answer in zip(instances, right))
+                   for sql in _near_misses(question, schema))
+
+
+def _hidden(question, schema, shown, seed):
+    "The first instance that is sound beside the one that is shown and tells near misses from the answer; None where there is none."
+    drawn = (draw_rows(schema, seed + (f"/{again}" if again else "")) for again in range(100))
+    return next((rows for rows in drawn if _sound(question, schema, (shown, rows)) and _tells_apart(question, schema, (shown, rows))), None)
+
+# %% ../../../nbs/envs/sql/02_questions.ipynb #21067da0
 def draw_question(
     schema: Schema,
     seed: str,  # names the draw
@@ -161,6 +187,6 @@ def draw_question(
     for i in range(1000):
         instances = draw_rows(schema, f"{seed}/{i}/0"), draw_rows(schema, f"{seed}/{i}/1")
         question = _draw(rng, schema, kind)
-        if question and _sound(question, schema, instances):
-            return question, instances
+        if question and _sound(question, schema, instances) and (hidden := _hidden(question, schema, instances[0], f"{seed}/{i}/1")):
+            return question, (instances[0], hidden)
     raise InputProblem(f"no {kind} question fits the schema", "take another seed")

@@ -90,6 +90,7 @@ class Job:
     here: str = "."  # the folder of this machine in which they lie
     env: tuple[str, ...] = ()  # names of variables that are handed on; no value is ever written
     gpus: int = 1  # of each machine
+    cpus: int | None = None  # cores of each machine, where Slurm runs it; None: 8 a GPU, or 2
     machines: int = 1
     hardware: str = ""  # type of GPU; for SageMaker type of instance
     image: str = ""  # of a container in which this package is installed
@@ -112,8 +113,8 @@ class Job:
         for word in (*self.command, self.folder, self.here, *self.files):
             if not word.isprintable():
                 raise LaunchProblem(f"{word!r} holds a line break or a control character", "write it on one line, or into the recipe")
-        if self.gpus < 0 or self.machines < 1:
-            raise LaunchProblem(f"{self.gpus} GPUs on {self.machines} machines will not do", "give at least one machine")
+        if self.gpus < 0 or self.machines < 1 or (self.cpus is not None and self.cpus < 1):
+            raise LaunchProblem(f"{self.gpus} GPUs and cpus={self.cpus} on {self.machines} machines will not do", "give at least one core and one machine")
 
 # %% ../../../nbs/scale/launch/00_job.ipynb #7460a9b6
 def on_every_gpu(

@@ -52,7 +52,8 @@ def _check_storage(job: Job, place: str) -> None:
 # %% ../../../nbs/scale/launch/02_specs.ipynb #f6658325
 def slurm(job: Job) -> str:
     "A batch script. `--time` is in minutes, rounded up: the watch ends the job before."
-    return _render("slurm.sh", job=job, words=watched(job), minutes=-(-job.limit.seconds // 60))
+    cores = job.cpus or 8 * job.gpus or 2  # for episodes and tests beside a GPU; the recipes for none are written for two
+    return _render("slurm.sh", job=job, words=watched(job), cores=cores, minutes=-(-job.limit.seconds // 60))
 
 # %% ../../../nbs/scale/launch/02_specs.ipynb #f21d1e30
 def kubernetes(job: Job) -> str:
