@@ -100,7 +100,7 @@ def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
         out.print(counts_line(counts))
     _warn_of_toy(recipe)
 
-
+# %% ../../nbs/cli/07_train.ipynb #showres1
 def _show_result(result, recipe, as_json: bool) -> None:
     "The last checkpoint of a run, and what comes next."
     from composer_replication.report.train import finished_json, next_command
