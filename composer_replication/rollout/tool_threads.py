@@ -41,7 +41,8 @@ class _Chain:
 
 
 class Chains:
-    "Chains of steps side by side in daemon threads. As a context manager: behind it no further chain begins."
+    """Chains of steps side by side in daemon threads. As a context manager: behind it no further chain begins, and where an
+    error ends it, those under way have ended or are late."""
 
     def __init__(
         self,
@@ -49,14 +50,17 @@ class Chains:
         limit: float = 30.0,  # of each step, seconds
     ):
         self.workers, self.limit, self.changed = workers, limit, threading.Condition()  # which guards what follows
-        self.waiting, self.running, self.ended, self.threads = deque(), set(), [], 0
+        self.waiting, self.later, self.running, self.ended, self.threads = deque(), deque(), set(), [], 0
 
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, kind, *_):
         with self.changed:
             self.waiting.clear()
+            self.later.clear()
+        if kind is not None and issubclass(kind, Exception):  # Ctrl-C waits for nobody
+            self.take(math.inf)
 
 # %% ../../nbs/rollout/05_tool_threads.ipynb #3ffd4863
 @patch
@@ -64,16 +68,17 @@ def start(
     self: Chains,
     owner: Any,  # names the chain where it has ended
     steps: Sequence[Callable[[], Any]],  # that run one after the other; the chain ends early at a step that raises or is late
+    later: bool = False,  # it waits behind all chains that are not
 ):
     "Begin a chain, or let it wait for a thread."
     with self.changed:
-        self.waiting.append(_Chain(owner, steps))
+        (self.later if later else self.waiting).append(_Chain(owner, steps))
         self._hire()
 
 
 @patch
 def _hire(self: Chains):
-    if self.waiting and self.threads < self.workers:
+    if (self.waiting or self.later) and self.threads < self.workers:
         self.threads += 1
         threading.Thread(target=self._work, daemon=True, name="tools").start()
 
@@ -100,10 +105,10 @@ def _work(self: Chains):
 def _next(self: Chains):
     "A chain for a thread; none: the thread ends."
     with self.changed:
-        if not self.waiting:
+        if not self.waiting and not self.later:
             self.threads -= 1
             return None
-        chain = self.waiting.popleft()
+        chain = (self.waiting or self.later).popleft()
         self.running.add(chain)
         return chain
 
@@ -142,7 +147,7 @@ def take(
     "Chains that have ended since the last call, none where none is left."
     with self.changed:
         self._give_up()
-        while (self.waiting or self.running) and len(self.ended) < least:
+        while (self.waiting or self.later or self.running) and len(self.ended) < least:
             self.changed.wait(self._patience())
             self._give_up()
         ended, self.ended = self.ended, []
