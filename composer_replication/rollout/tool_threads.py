@@ -36,8 +36,8 @@ def _timed(step, start):
 
 # %% ../../nbs/rollout/05_tool_threads.ipynb #6c099241
 class _Chain:
-    def __init__(self, owner, steps):
-        self.owner, self.steps, self.done, self.start = owner, steps, [], None
+    def __init__(self, owner, steps, later):
+        self.owner, self.steps, self.later, self.done, self.start = owner, steps, later, [], None
 
 
 class Chains:
@@ -51,6 +51,7 @@ class Chains:
     ):
         self.workers, self.limit, self.changed = workers, limit, threading.Condition()  # which guards what follows
         self.waiting, self.later, self.running, self.ended, self.threads = deque(), deque(), set(), [], 0
+        self.kept = 1  # threads, of two or more, that no chain of `later` takes
 
     def __enter__(self):
         return self
@@ -68,17 +69,24 @@ def start(
     self: Chains,
     owner: Any,  # names the chain where it has ended
     steps: Sequence[Callable[[], Any]],  # that run one after the other; the chain ends early at a step that raises or is late
-    later: bool = False,  # it waits behind all chains that are not
+    later: bool = False,  # it waits behind all chains that are not, and leaves them a thread until all are waited for
 ):
     "Begin a chain, or let it wait for a thread."
     with self.changed:
-        (self.later if later else self.waiting).append(_Chain(owner, steps))
+        (self.later if later else self.waiting).append(_Chain(owner, steps, later))
         self._hire()
 
 
 @patch
+def _due(self: Chains):
+    "Where the next chain for a thread waits; empty where none may begin."
+    late = sum(chain.later for chain in self.running)
+    return self.waiting or (self.later if late < max(1, self.workers - self.kept) else ())
+
+
+@patch
 def _hire(self: Chains):
-    if (self.waiting or self.later) and self.threads < self.workers:
+    if self._due() and self.threads < self.workers:
         self.threads += 1
         threading.Thread(target=self._work, daemon=True, name="tools").start()
 
@@ -105,10 +113,11 @@ def _work(self: Chains):
 def _next(self: Chains):
     "A chain for a thread; none: the thread ends."
     with self.changed:
-        if not self.waiting and not self.later:
+        due = self._due()
+        if not due:
             self.threads -= 1
             return None
-        chain = (self.waiting or self.later).popleft()
+        chain = due.popleft()
         self.running.add(chain)
         return chain
 
@@ -146,6 +155,9 @@ def take(
 ) -> list[tuple[Any, list[Done]]]:  # owners, and what became of their steps
     "Chains that have ended since the last call, none where none is left."
     with self.changed:
+        if least == math.inf and self.kept:
+            self.kept = 0  # no other chain comes before these have ended
+            self._hire()
         self._give_up()
         while (self.waiting or self.later or self.running) and len(self.ended) < least:
             self.changed.wait(self._patience())

@@ -468,6 +468,25 @@ def test_calls_go_before_rewards():
         assert [owner for owner, _ in chains.take(math.inf)] == ["first", "call 1", "call 2", "reward 1", "reward 2"]
 
 
+def test_rewards_leave_a_thread_to_calls_until_all_are_waited_for():
+    begun, gate, both = threading.Semaphore(0), threading.Event(), threading.Barrier(2)
+
+    def reward():
+        begun.release()
+        gate.wait(LIMIT)
+        both.wait(LIMIT)  # the second begins beside the first
+
+    with Chains(workers=2, limit=LIMIT) as chains:
+        for name in ("reward 1", "reward 2"):
+            chains.start(name, [reward], later=True)
+        assert begun.acquire(timeout=LIMIT)
+        chains.start("call", [lambda: None])
+        assert [owner for owner, _ in chains.take(1)] == ["call"] and len(chains.later) == 1
+        gate.set()
+        ended = chains.take(math.inf)
+    assert [(step.raised, step.late) for _, (step,) in ended] == [(None, False)] * 2
+
+
 def test_late_chains_are_given_up_by_who_does_not_wait():
     gate, taken, until = threading.Event(), [], time.monotonic() + LIMIT
     with Chains(workers=1, limit=0.5) as chains:
