@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +61,9 @@ class Chains:
         with self.changed:
             self.waiting.clear()
             self.later.clear()
+        with suppress(RuntimeError):  # Ctrl-C in the instant of taking the lock left it taken, and threads would wait for it for ever
+            while True:
+                self.changed.release()
         if kind is not None and issubclass(kind, Exception):  # Ctrl-C waits for nobody
             self.take(math.inf)
 

@@ -400,6 +400,30 @@ def test_ctrl_c_while_decoding_comes_through(policy, steps):
         collect(policy, Paced, rows_of(lambda row, call: steps.sleep(3)), limits(overlap_tools=True), 0, stop=stop)
 
 
+@pytest.mark.parametrize("at", ["start", "take"])
+def test_ctrl_c_in_the_instant_of_taking_the_lock_leaves_no_thread(join_threads, at):
+    "Between the lock and the block that would let it go."
+    class Struck(threading.Condition):
+        armed = False
+
+        def __enter__(self):
+            taken = super().__enter__()
+            if self.armed and threading.current_thread() is threading.main_thread():
+                self.armed = False
+                raise KeyboardInterrupt
+            return taken
+
+    chains, begun, gate = Chains(workers=1, limit=LIMIT), threading.Event(), threading.Event()
+    chains.changed = Struck()
+    with pytest.raises(KeyboardInterrupt), chains:
+        chains.start("works", [lambda: begun.set() or gate.wait(LIMIT), lambda: 1])
+        assert begun.wait(LIMIT)
+        chains.changed.armed = True
+        chains.start("next", [lambda: 2]) if at == "start" else chains.take(1)
+    gate.set()
+    join_threads()
+
+
 def test_an_error_of_the_loop_waits_for_rewards_before_it_closes_environments(policy, monkeypatch):
     "A reward ends once the loop, which has failed, waits for the pool that runs it."
     begun, failed, awaited, closed, patience = threading.Event(), threading.Event(), threading.Event(), [], Chains._patience
