@@ -42,34 +42,48 @@ def run_episodes(
     if double:
         raise ValueError(f"trace id {double[0]!r} occurs more than once; give each episode its own, it names its random numbers.")
     runs = [Run(i, episode, policy.name) for i, episode in enumerate(episodes)]
-    with open_turns(policy, config, config.seed if seed is None else seed, {bool(r.trace.tools) for r in runs}) as turns:
-        _play(turns, runs, config, stop)
-        for run in runs:
-            turns.close(run)
-    _score([r for r in runs if r.ending in (Ending.DONE, Ending.TURNS, Ending.TOKENS)], config)
+    with Chains(config.tool_workers, config.tool_timeout) as tools:
+        with open_turns(policy, config, config.seed if seed is None else seed, {bool(r.trace.tools) for r in runs}) as turns:
+            _play(turns, runs, tools, config, stop)
+            for run in runs:
+                turns.close(run)
+        _score(runs, tools, config)
     return [run.rollout() for run in runs]
 
 # %% ../../nbs/rollout/07_loop.ipynb #a373c6e3
-def _play(turns, runs, config, stop):
+def _play(turns, runs, tools, config, stop):
     "Begin turns, sample, run calls, take in their answers, until every episode has ended."
     ready = runs  # to begin a turn; of the others a turn is being sampled, or its calls run
-    with Chains(config.tool_workers, config.tool_timeout) as tools:
-        while any(run.ending is None for run in runs):
-            if stop is not None and stop():
-                _settle(turns, tools.take(math.inf), config)  # what they work on is closed after this
-                for run in runs:
-                    if run.ending is None:
-                        run.end(Ending.STOPPED)
-                break
-            for turn, calls in _sample(turns, _begin(turns, ready, config)):
-                if calls:
-                    tools.start(turn, calls)
-                else:
-                    _settle(turns, [(turn, [])], config)
-            ready, taken = [], tools.take(turns.awaited)
-            while taken:  # what ends while others are taken in is read together with them
-                ready += _settle(turns, taken, config)
-                taken = tools.take(0)
+    early = runs if turns.overlaps else ()  # whose rewards start as they end
+    while any(run.ending is None for run in runs):
+        if stop is not None and stop():
+            _take(turns, tools, math.inf, config)  # what they work on is closed after this
+            for run in runs:
+                if run.ending is None:
+                    run.end(Ending.STOPPED)
+            return
+        for turn, calls in _sample(turns, _begin(turns, ready, config)):
+            if calls:
+                tools.start(turn, calls)
+            else:
+                _settle(turns, turn, [], config)
+        _ask(early, tools)
+        ready = _take(turns, tools, turns.awaited, config)
+        _ask(early, tools)
+
+
+def _take(turns, tools, least, config):
+    "Take in what calls and rewards came to, at least so many; the runs that go on, in order."
+    going, taken = [], tools.take(least)
+    while taken:  # what ends while others are taken in is read together with them
+        for owner, done in taken:
+            if isinstance(owner, Run):
+                owner.scored, = done
+            else:
+                _settle(turns, owner, done, config)
+                going.append(owner[0])
+        taken = tools.take(0)
+    return sorted((run for run in going if run.ending is None), key=lambda run: run.row)
 
 # %% ../../nbs/rollout/07_loop.ipynb #2dd13348
 def _begin(turns, runs, config):
@@ -107,18 +121,17 @@ def _sample(turns, begun):
     return made
 
 # %% ../../nbs/rollout/07_loop.ipynb #8d81f3cc
-def _settle(turns, taken, config):
-    "Put turns and what their calls brought into the traces; the runs that go on, in order."
-    for (run, size, sample, forms), done in taken:
-        calls = forms[0].tool_calls
-        answers = _answers(run, calls, done, config)
-        run.called += len(calls)
-        _hold(turns, run, size, forms, answers)
-        if run.ending is None and not calls:
-            run.end(Ending.TOKENS if sample.cut else Ending.DONE)
-        if run.ending is None and run.sampled >= config.max_turns:
-            run.end(Ending.TURNS)
-    return sorted((run for (run, *_), _ in taken if run.ending is None), key=lambda run: run.row)
+def _settle(turns, turn, done, config):
+    "Put a turn and what its calls brought into the trace."
+    run, size, sample, forms = turn
+    calls = forms[0].tool_calls
+    answers = _answers(run, calls, done, config)
+    run.called += len(calls)
+    _hold(turns, run, size, forms, answers)
+    if run.ending is None and not calls:
+        run.end(Ending.TOKENS if sample.cut else Ending.DONE)
+    if run.ending is None and run.sampled >= config.max_turns:
+        run.end(Ending.TURNS)
 
 
 def _result(environment, call):
@@ -168,23 +181,39 @@ def _reward(run):
     return run.environment.reward(next((t.content for t in reversed(run.trace.turns) if t.role == "assistant"), ""))
 
 
-def _score(runs, config):
-    done = run_chains([[lambda r=r: _reward(r)] for r in runs], config.tool_workers, config.tool_timeout)
-    for run, (step,) in zip(runs, done):
-        run.seconds["tools"] += step.seconds
-        if step.late:
-            run.end(Ending.TIMEOUT, f"reward gave no answer within {config.tool_timeout:g} seconds")
-        elif step.raised is not None:
-            run.end(Ending.ERROR, f"reward raised {type(step.raised).__name__}: {step.raised}")
-        elif step.value is not None:
-            try:
-                value = float(step.value)
-            except (TypeError, ValueError):
-                value = math.nan
-            if math.isfinite(value):
-                run.reward = value
-            else:
-                run.end(Ending.ERROR, f"reward gave {step.value!r}, which is no number")
+def _ask(runs, tools):
+    "Start the rewards that episodes of these have earned and not been asked for; calls, which rows wait for, go first."
+    for run in runs:
+        if not run.asked and run.ending in (Ending.DONE, Ending.TURNS, Ending.TOKENS):
+            run.asked = True
+            tools.start(run, [lambda r=run: _reward(r)], later=True)
+
+
+def _score(runs, tools, config):
+    "Wait for all rewards, and take them over in the order of the rows."
+    _ask(runs, tools)
+    for run, (step,) in tools.take(math.inf):
+        run.scored = step
+    for run in runs:
+        if run.asked:
+            _take_over(run, run.scored, config)
+
+
+def _take_over(run, step, config):
+    run.seconds["tools"] += step.seconds
+    if step.late:
+        run.end(Ending.TIMEOUT, f"reward gave no answer within {config.tool_timeout:g} seconds")
+    elif step.raised is not None:
+        run.end(Ending.ERROR, f"reward raised {type(step.raised).__name__}: {step.raised}")
+    elif step.value is not None:
+        try:
+            value = float(step.value)
+        except (TypeError, ValueError):
+            value = math.nan
+        if math.isfinite(value):
+            run.reward = value
+        else:
+            run.end(Ending.ERROR, f"reward gave {step.value!r}, which is no number")
 
 # %% ../../nbs/rollout/07_loop.ipynb #a212bbe3
 def collect(

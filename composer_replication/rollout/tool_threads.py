@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,12 +37,13 @@ def _timed(step, start):
 
 # %% ../../nbs/rollout/05_tool_threads.ipynb #6c099241
 class _Chain:
-    def __init__(self, owner, steps):
-        self.owner, self.steps, self.done, self.start = owner, steps, [], None
+    def __init__(self, owner, steps, later):
+        self.owner, self.steps, self.later, self.done, self.start = owner, steps, later, [], None
 
 
 class Chains:
-    "Chains of steps side by side in daemon threads. As a context manager: behind it no further chain begins."
+    """Chains of steps side by side in daemon threads. As a context manager: behind it no further chain begins, and where an
+    error ends it, those under way have ended or are late."""
 
     def __init__(
         self,
@@ -49,14 +51,21 @@ class Chains:
         limit: float = 30.0,  # of each step, seconds
     ):
         self.workers, self.limit, self.changed = workers, limit, threading.Condition()  # which guards what follows
-        self.waiting, self.running, self.ended, self.threads = deque(), set(), [], 0
+        self.waiting, self.later, self.running, self.ended, self.threads = deque(), deque(), set(), [], 0
+        self.kept = 1  # threads, of two or more, that no chain of `later` takes
 
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, kind, *_):
         with self.changed:
             self.waiting.clear()
+            self.later.clear()
+        with suppress(RuntimeError):  # Ctrl-C in the instant of taking the lock left it taken, and threads would wait for it for ever
+            while True:
+                self.changed.release()
+        if kind is not None and issubclass(kind, Exception):  # Ctrl-C waits for nobody
+            self.take(math.inf)
 
 # %% ../../nbs/rollout/05_tool_threads.ipynb #3ffd4863
 @patch
@@ -64,16 +73,24 @@ def start(
     self: Chains,
     owner: Any,  # names the chain where it has ended
     steps: Sequence[Callable[[], Any]],  # that run one after the other; the chain ends early at a step that raises or is late
+    later: bool = False,  # it waits behind all chains that are not, and leaves them a thread until all are waited for
 ):
     "Begin a chain, or let it wait for a thread."
     with self.changed:
-        self.waiting.append(_Chain(owner, steps))
+        (self.later if later else self.waiting).append(_Chain(owner, steps, later))
         self._hire()
 
 
 @patch
+def _due(self: Chains):
+    "Where the next chain for a thread waits; empty where none may begin."
+    late = sum(chain.later for chain in self.running)
+    return self.waiting or (self.later if late < max(1, self.workers - self.kept) else ())
+
+
+@patch
 def _hire(self: Chains):
-    if self.waiting and self.threads < self.workers:
+    if self._due() and self.threads < self.workers:
         self.threads += 1
         threading.Thread(target=self._work, daemon=True, name="tools").start()
 
@@ -100,10 +117,11 @@ def _work(self: Chains):
 def _next(self: Chains):
     "A chain for a thread; none: the thread ends."
     with self.changed:
-        if not self.waiting:
+        due = self._due()
+        if not due:
             self.threads -= 1
             return None
-        chain = self.waiting.popleft()
+        chain = due.popleft()
         self.running.add(chain)
         return chain
 
@@ -141,8 +159,11 @@ def take(
 ) -> list[tuple[Any, list[Done]]]:  # owners, and what became of their steps
     "Chains that have ended since the last call, none where none is left."
     with self.changed:
+        if least == math.inf and self.kept:
+            self.kept = 0  # no other chain comes before these have ended
+            self._hire()
         self._give_up()
-        while (self.waiting or self.running) and len(self.ended) < least:
+        while (self.waiting or self.later or self.running) and len(self.ended) < least:
             self.changed.wait(self._patience())
             self._give_up()
         ended, self.ended = self.ended, []

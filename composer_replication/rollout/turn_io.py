@@ -37,6 +37,7 @@ class Run:
         self.row, self.episode, self.environment = row, episode, environment_of(episode.environment)
         self.prompt_ids, self.ids, self.mask, self.logprobs = (), [], [], []
         self.ending, self.problem, self.reward = None, "", None
+        self.asked, self.scored = False, None  # for its reward; what became of that
         self.sampled, self.called, self.used = 0, 0, 0  # turns, calls, tokens
         self.seconds = {"generate": 0.0, "tools": 0.0}
         self.trace = Trace(episode.trace_id, episode.turns(), tuple(self.environment.tools), episode.task_id, model, source="rollout")
@@ -98,6 +99,7 @@ class TokenTurns:
     "Turns of a policy that takes and gives ids."
 
     sampling, awaited = (), math.inf  # runs whose turns are under way; turns whose calls must end before the next tokens
+    overlaps = False  # whether calls and rewards run while other rows sample
 
     def __init__(self, policy, batch, seed, tools):
         self.policy, self.batch, self.seed, self.chat = policy, batch, seed, policy.chat
@@ -131,6 +133,8 @@ class TokenTurns:
 # %% ../../nbs/rollout/06_turn_io.ipynb #2cfec2bd
 class ContinuousTurns(TokenTurns):
     "Turns of a `CachedBatch`, each of which begins and ends at a token of its own."
+
+    overlaps = True
 
     def __init__(self, policy, batch, seed, tools):
         super().__init__(policy, batch, seed, tools)
@@ -174,7 +178,7 @@ def _spans(mask):
 class MessageTurns:
     "Turns of a policy that takes and gives messages; methods as those of `TokenTurns`."
 
-    sampling, awaited = (), math.inf
+    sampling, awaited, overlaps = (), math.inf, False
 
     def __init__(self, policy, config, seed):
         self.policy, self.config, self.seed = policy, config, seed

@@ -39,8 +39,8 @@ class RolloutConfig:
     top_k: int = 0  # 0: all
     min_p: float | None = None
     tool_timeout: float = 30.0  # of one call, of a reset, of a reward; seconds
-    tool_workers: int = 8  # rollouts whose tools run at once
-    overlap_tools: bool = False  # calls run while other rows decode on our cache; equal seeds: equal up to rounding, not bit for bit
+    tool_workers: int = 8  # rollouts whose tools, or rewards, run at once
+    overlap_tools: bool = False  # calls, and rewards of ended rows, run while others decode on our cache; equal seeds: equal up to rounding
     seed: int = 0
 
     def __post_init__(self):

@@ -178,8 +178,9 @@ class RolloutSettings:
     keep_rollouts: bool = setting(False, "Write the traces of every generation to output_dir/rollouts, as recorded data.")
     sample_every: int = setting(10, "Optimizer steps between two rollouts that are kept as a sample in output_dir/rollouts; 0: none.")
     tool_timeout: float = setting(30.0, "Seconds that one tool call may take.")
-    overlap_tools: bool = setting(False, "A row's tools run while other rows sample (rollout='transformers'): quicker where tools are slow. "
-                                         "Equal seeds then give rollouts equal up to rounding; False: bit for bit.")
+    overlap_tools: bool = setting(False, "A row's tools, and its reward once it has ended, run while other rows sample "
+                                         "(rollout='transformers'): quicker where they are slow. Equal seeds then give rollouts "
+                                         "equal up to rounding; False: bit for bit.")
     sort_by_length: bool = setting(False, "Rows of like length share a backward pass: quicker, and TRL's numbers but for rounding.")
     share_prompts: bool = setting(False, "A pass reads each distinct prompt once: quicker, and TRL's numbers but for rounding.")
 

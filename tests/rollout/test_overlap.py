@@ -1,4 +1,5 @@
-"Calls that run while other rows decode: the same rollouts whatever the order in which tools answer, and no thread left."
+"Calls and rewards that run while other rows decode: the same rollouts whatever the order in which they end, and no thread left."
+import math
 import random
 import signal
 import threading
@@ -19,7 +20,7 @@ from composer_replication.rollout.loop import collect
 from composer_replication.rollout.policies import CallablePolicy, TransformersPolicy
 from composer_replication.rollout.sampling import Numbers, Sample, Sampling
 from composer_replication.rollout.tool_threads import Chains
-from composer_replication.rollout.turn_io import ContinuousTurns
+from composer_replication.rollout.turn_io import ContinuousTurns, Run
 
 LIMIT = 60.0  # seconds that anything here may wait; reached by a defect alone
 
@@ -140,13 +141,14 @@ class Steps:
 
 
 class Paced:
-    "Answers whatever is called, as late as the row's `pace` says."
+    "Answers whatever is called, as late as the row's `pace` says, and scores as late as its `score` says."
 
     tools = ({"type": "function", "function": {"name": "ls", "description": "List.", "parameters": {
         "type": "object", "properties": {}}}},)
 
-    def reset(self, pace=None, **row):
+    def reset(self, pace=None, score=None, **row):
         self.row, self.pace, self.calls, self.closed = row, pace or (lambda row, call: None), 0, False
+        self.score = score or (lambda row: None)
 
     def call(self, call):
         self.calls += 1
@@ -155,7 +157,9 @@ class Paced:
         return ToolResult(f"{self.row['task_id']}: {'a file ' * (self.calls * self.row['size'] % 11)}")
 
     def reward(self, answer=""):
-        return float(self.calls)
+        self.score(self.row)
+        assert not self.closed
+        return self.calls + len(answer) / 1000
 
     def close(self):
         self.closed = True
@@ -184,9 +188,9 @@ def steps(policy, monkeypatch):
     hook.remove()
 
 
-def rows_of(pace=None):
-    return [{"prompt": "What is `red_port` in `config`?" + " Look." * (3 * i % 5), "task_id": f"etc{i}", "size": i, "pace": pace}
-            for i in range(6)]
+def rows_of(pace=None, score=None):
+    return [{"prompt": "What is `red_port` in `config`?" + " Look." * (3 * i % 5), "task_id": f"etc{i}", "size": i, "pace": pace,
+             "score": score} for i in range(6)]
 
 
 def limits(**options):
@@ -213,16 +217,25 @@ def join_threads():
 
 
 @pytest.fixture(scope="module")
-def turn_by_turn(policy):
+def turn_by_turn():
+    policy = TransformersPolicy(embedded_model().double(), embedded_tokenizer())  # its steps are not counted by `steps`
     return cache(lambda seed: parts(collect(policy, Paced, rows_of(), limits(), seed)))
 
 
 @settings(max_examples=8, deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 3), st.integers(0, 2**30), st.sampled_from((1, 2, 8)))
-def test_the_order_in_which_tools_answer_changes_nothing(policy, steps, turn_by_turn, seed, order, workers):
-    pace = lambda row, call: steps.sleep(random.Random(f"{order}/{row['task_id']}/{call}").choice((0, 0, 2, 5, 20, 60)))
-    played = parts(collect(policy, Paced, rows_of(pace), limits(overlap_tools=True, tool_workers=workers), seed))
-    assert played == turn_by_turn(seed)
+def test_the_order_in_which_tools_answer_and_rewards_end_changes_nothing(policy, steps, turn_by_turn, seed, order, workers):
+    busy, most = [], []
+
+    def pace(row, call="reward"):
+        busy.append(row["size"])
+        most.append(len(busy))
+        steps.sleep(random.Random(f"{order}/{row['task_id']}/{call}").choice((0, 0, 2, 5, 20, 60)))
+        busy.remove(row["size"])
+
+    played = parts(collect(policy, Paced, rows_of(pace, pace), limits(overlap_tools=True, tool_workers=workers), seed))
+    assert played == turn_by_turn(seed) and None not in [reward for *_, reward, _ in played]
+    assert max(most) <= workers
     assert sum(t.role == "tool" for trace, *_ in played for t in trace.turns) > 8  # else nothing was tested
 
 
@@ -238,6 +251,72 @@ def test_rows_decode_while_a_tool_works(policy, steps):
 
     played = collect(policy, Paced, rows_of(pace), limits(overlap_tools=True), 0)
     assert between == [True] and all(r.problem == "" for r in played)
+
+
+def first_to_end(played):
+    "Rows that end first, without a call and so at a known step, and that step; no other row ends before it."
+    tokens = [sum(mask) for *_, mask, _, _, _, _ in played]
+    calls = [sum(t.role == "tool" for t in trace.turns) for trace, *_ in played]
+    rows = [i for i in range(len(played)) if tokens[i] == min(tokens) and not calls[i]]
+    assert rows and sorted(tokens)[len(rows)] > min(tokens) + 20  # else nothing is tested
+    return rows, min(tokens)
+
+
+def test_a_reward_starts_when_its_episode_ends_and_the_others_decode_on(policy, steps, turn_by_turn):
+    "At the token that ends the row decoding waits for the reward to begin, and the reward for the others' tokens to come."
+    (row,), end = first_to_end(turn_by_turn(0))
+    begun, on, waited = threading.Event(), threading.Event(), []
+
+    def score(of):
+        if of["size"] == row:
+            begun.set()
+            waited.append(on.wait(LIMIT))
+
+    def stop():
+        if steps.count == end:
+            waited.append(begun.wait(LIMIT))
+        if steps.count == end + 20:
+            on.set()
+
+    played = collect(policy, Paced, rows_of(score=score), limits(overlap_tools=True), 0, stop=stop)
+    assert waited == [True, True] and parts(played) == turn_by_turn(0)
+
+
+def test_by_default_no_reward_starts_before_all_rows_have_decoded(policy, steps):
+    counts = []
+    collect(policy, Paced, rows_of(score=lambda row: counts.append(steps.count)), limits(), 0)
+    assert counts == [steps.count] * 6
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_reward_that_fails_or_hangs_ends_its_own_row_only(policy, turn_by_turn, caplog, overlap):
+    "And what is logged stands in the order of rows, whichever reward failed first."
+    gate = threading.Event()
+    (hung,), _ = first_to_end(turn_by_turn(0))
+    odd, raises = [row for row in range(6) if row != hung][-2:]
+
+    def score(row):
+        if row["size"] == hung:
+            gate.wait(LIMIT)
+        elif row["size"] == raises:
+            raise SystemExit("no room")
+
+    class Odd(Paced):
+        def reward(self, answer=""):
+            value = super().reward(answer)
+            return "much" if self.row["size"] == odd else value
+
+    played = collect(policy, Odd, rows_of(score=score), limits(overlap_tools=overlap, tool_timeout=2.0), 0)
+    gate.set()
+    wanted = {hung: ("timeout", "reward gave no answer within 2 seconds"), raises: ("error", "reward raised SystemExit: no room"),
+              odd: ("error", "reward gave 'much', which is no number")}
+    assert {i: (played[i].ending, played[i].problem) for i in wanted} == wanted
+    assert [played[i].reward for i in wanted] == [None] * 3 and played[hung].seconds["tools"] >= 2.0
+    assert [r.trace.turns for r in played] == [trace.turns for trace, *_ in turn_by_turn(0)]
+    others = [i for i in range(6) if i not in wanted]
+    assert [parts(played)[i] for i in others] == [turn_by_turn(0)[i] for i in others]
+    assert [m for m in caplog.messages if "reward" in m] == [
+        f"rollout etc{i}-0 ended with {ending}: {problem}" for i, (ending, problem) in sorted(wanted.items())]
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -285,23 +364,25 @@ def test_to_wait_takes_no_turns_of_the_loop(policy, steps):
     assert len(asked) == steps.count
 
 
+@pytest.mark.parametrize("what", ["call", "reward"])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_ctrl_c_while_waiting_begins_no_further_call(policy, join_threads, monkeypatch, overlap):
+def test_ctrl_c_while_waiting_begins_no_further_call_or_reward(policy, join_threads, monkeypatch, overlap, what):
     "The signal comes while the main thread sleeps in `take`: it has asked how long, and its lock is free."
-    gate, begun, pools, patience, until = threading.Event(), [], [], Chains._patience, time.monotonic() + LIMIT
-    monkeypatch.setattr(Chains, "_patience", lambda pool: pools.append(pool) or patience(pool))
+    gate, begun, asked, patience, until = threading.Event(), [], [], Chains._patience, time.monotonic() + LIMIT
+    waiting = lambda pool: bool(pool.waiting if what == "call" else pool.later)
+    monkeypatch.setattr(Chains, "_patience", lambda pool: asked.append((pool, waiting(pool))) or patience(pool))
 
-    def pace(row, call):
+    def pace(row, call=None):
         begun.append(row["size"])
         if len(begun) == 1:
-            while not pools[-1].running and time.monotonic() < until:  # the last is that of the resets until then
+            while not (asked[-1][1] and waiting(asked[-1][0])) and time.monotonic() < until:  # the resets' until then
                 time.sleep(0.001)
-            with pools[-1].changed:
+            with asked[-1][0].changed:
                 pass
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         gate.wait(LIMIT)
 
-    rows = rows_of(pace)[:1] * 4  # four rows that call at the same token, and one worker
+    rows = rows_of(*[pace] if what == "call" else [None, pace])[:1] * 4  # four that call and end as one, and one worker
     with pytest.raises(KeyboardInterrupt):
         collect(policy, Paced, rows, limits(overlap_tools=overlap, tool_workers=1, temperature=0), 0)
     gate.set()
@@ -317,6 +398,117 @@ def test_ctrl_c_while_decoding_comes_through(policy, steps):
 
     with pytest.raises(KeyboardInterrupt):
         collect(policy, Paced, rows_of(lambda row, call: steps.sleep(3)), limits(overlap_tools=True), 0, stop=stop)
+
+
+@pytest.mark.parametrize("at", ["start", "take"])
+def test_ctrl_c_in_the_instant_of_taking_the_lock_leaves_no_thread(join_threads, at):
+    "Between the lock and the block that would let it go."
+    class Struck(threading.Condition):
+        armed = False
+
+        def __enter__(self):
+            taken = super().__enter__()
+            if self.armed and threading.current_thread() is threading.main_thread():
+                self.armed = False
+                raise KeyboardInterrupt
+            return taken
+
+    chains, begun, gate = Chains(workers=1, limit=LIMIT), threading.Event(), threading.Event()
+    chains.changed = Struck()
+    with pytest.raises(KeyboardInterrupt), chains:
+        chains.start("works", [lambda: begun.set() or gate.wait(LIMIT), lambda: 1])
+        assert begun.wait(LIMIT)
+        chains.changed.armed = True
+        chains.start("next", [lambda: 2]) if at == "start" else chains.take(1)
+    gate.set()
+    join_threads()
+
+
+def test_an_error_of_the_loop_waits_for_rewards_before_it_closes_environments(policy, monkeypatch):
+    "A reward ends once the loop, which has failed, waits for the pool that runs it."
+    begun, failed, awaited, closed, patience = threading.Event(), threading.Event(), threading.Event(), [], Chains._patience
+
+    def asked(pool):
+        if failed.is_set() and any(isinstance(chain.owner, Run) for chain in pool.running):
+            awaited.set()
+        return patience(pool)
+
+    class Watched(Paced):
+        def reward(self, answer=""):
+            begun.set()
+            awaited.wait(LIMIT)
+            closed.append(self.closed)
+
+    def stop():
+        if begun.is_set():
+            failed.set()
+            raise RuntimeError("no room")
+
+    monkeypatch.setattr(Chains, "_patience", asked)
+    with pytest.raises(RuntimeError, match="no room"):
+        collect(policy, Watched, rows_of(), limits(overlap_tools=True), 0, stop=stop)
+    assert closed and not any(closed)
+
+
+def test_to_stop_scores_what_had_ended(policy, steps, turn_by_turn):
+    "A reward that is under way, and those that wait for a thread."
+    rows, end = first_to_end(turn_by_turn(1))
+    played = collect(policy, Paced, rows_of(score=lambda row: steps.sleep(10**6)), limits(overlap_tools=True, tool_workers=1), 1,
+                     stop=lambda: steps.count == end)
+    assert len(rows) == 3 and [i for i, r in enumerate(played) if r.ending != "stopped"] == rows
+    assert [r.reward for r in played] == [reward if i in rows else None for i, (*_, reward, _) in enumerate(turn_by_turn(1))]
+
+
+def test_a_call_goes_before_rewards_that_wait(policy, steps, turn_by_turn, monkeypatch):
+    "One worker: the first of three rewards ends once another row has called."
+    rows, end = first_to_end(turn_by_turn(1))
+    order, begun, called, start = [], threading.Event(), threading.Event(), Chains.start
+
+    def starting(pool, owner, steps, later=False):
+        start(pool, owner, steps, later)
+        if begun.is_set() and not later:
+            called.set()
+
+    def score(row):
+        order.append("reward")
+        begun.set()
+        called.wait(LIMIT)
+
+    monkeypatch.setattr(Chains, "start", starting)
+    collect(policy, Paced, rows_of(lambda row, call: order.append("call"), score), limits(overlap_tools=True, tool_workers=1), 1,
+            stop=lambda: steps.count == end and not begun.wait(LIMIT))
+    assert len(rows) == 3 and called.is_set() and order[order.index("reward") + 1] == "call"
+
+
+def test_calls_go_before_rewards():
+    "Rows wait for calls, and nobody for a reward until all rows have ended."
+    gate, begun = threading.Event(), threading.Event()
+    with Chains(workers=1, limit=LIMIT) as chains:
+        chains.start("first", [begun.set, lambda: gate.wait(LIMIT)], later=True)
+        assert begun.wait(LIMIT)
+        for name in ("reward 1", "call 1", "reward 2", "call 2"):
+            chains.start(name, [lambda: None], later=name[0] == "r")
+        gate.set()
+        assert [owner for owner, _ in chains.take(math.inf)] == ["first", "call 1", "call 2", "reward 1", "reward 2"]
+
+
+def test_rewards_leave_a_thread_to_calls_until_all_are_waited_for():
+    begun, gate, both = threading.Semaphore(0), threading.Event(), threading.Barrier(2)
+
+    def reward():
+        begun.release()
+        gate.wait(LIMIT)
+        both.wait(LIMIT)  # the second begins beside the first
+
+    with Chains(workers=2, limit=LIMIT) as chains:
+        for name in ("reward 1", "reward 2"):
+            chains.start(name, [reward], later=True)
+        assert begun.acquire(timeout=LIMIT)
+        chains.start("call", [lambda: None])
+        assert [owner for owner, _ in chains.take(1)] == ["call"] and len(chains.later) == 1
+        gate.set()
+        ended = chains.take(math.inf)
+    assert [(step.raised, step.late) for _, (step,) in ended] == [(None, False)] * 2
 
 
 def test_late_chains_are_given_up_by_who_does_not_wait():
