@@ -249,6 +249,17 @@ def plots(tmp_path):
     return (tmp_path / "plots.html").as_uri()
 
 
+@pytest.mark.parametrize("steps, parts", [((1, 2, 3), False), ((1, 1.5, 3), True)])
+def test_what_is_counted_has_no_fractions_on_its_axis(steps, parts, visit, tmp_path):
+    with rc_context(THEME):
+        plot = Plot("Steps", 6, 3)
+        plot.subplots(1, 1).plot(steps, [4, 6, 5], color=STUDENT, label="loss")
+    (tmp_path / "steps.html").write_text(page("Steps", plot.__html__()))
+    panel = visit((tmp_path / "steps.html").as_uri()).locator(".panel").first
+    shown = panel.locator("text[text-anchor=middle]").all_text_contents()
+    assert {"1", "2", "3"} <= set(shown) and any("." in text for text in shown) == parts
+
+
 def at(page, panel, share):
     "The place on the page of a share of a panel's width."
     box = page.locator(".panel svg").nth(panel).bounding_box()

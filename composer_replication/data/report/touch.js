@@ -34,6 +34,7 @@
     const several = panels.map(panel => panel.lines).filter(lines => lines.filter(line => line.mark == null).length > 1);
     const names = [...new Map(several.flat().filter(line => line.name).map(line => [line.name, line]))];
     let view = whole, at = null;
+    const counted = panels.every(panel => panel.lines.every(line => (line.points || []).every(point => Number.isInteger(point[0]))));  // steps, not times
     const shown = panel => panel.lines.filter(line => !hidden.has(line.name));
     const zoom = range => {
       const low = Math.max(range[0], whole[0]), high = Math.min(range[1], whole[1]);
@@ -85,7 +86,7 @@
           draw(svg, "line", {class: "grid", x1: EDGE.left, x2: width - EDGE.right, y1: y(value), y2: y(value)});
           draw(svg, "text", {x: EDGE.left - 5, y: y(value) + 4, "text-anchor": "end"}, number(value));
         }
-        for (const value of ticks(...view, width / 70)) {
+        for (const value of ticks(...view, width / 70).filter(value => !counted || Math.abs(value - Math.round(value)) < 1e-6)) {
           draw(svg, "line", {class: "grid", x1: x(value), x2: x(value), y1: EDGE.top, y2: HIGH - EDGE.bottom});
           draw(svg, "text", {x: x(value), y: HIGH - EDGE.bottom + 14, "text-anchor": "middle"}, number(value));
         }
