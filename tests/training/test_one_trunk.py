@@ -8,7 +8,7 @@ from random_trees import random_tree
 from trainer_script import make
 
 from composer_replication.losses.channels import reference_logps, teacher_states
-from composer_replication.report.run import notes
+from composer_replication.report.run import run_facts
 from composer_replication.training.trainer import BackwardPass
 from composer_replication.tree.forward import WAYS
 from composer_replication.tree.pack import pack_trees
@@ -73,8 +73,8 @@ def test_the_log_says_where_each_branch_reads_the_trunk_again(tmp_path, monkeypa
     again = make("frozen", tmp_path, max_steps=3, **changes)
     played_once(again).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     for history in (trainer.state.log_history, again.state.log_history):
-        shown = [note for note in notes(history) if "read" in note]
-        assert shown == [f"Step 1: {sentence}"]  # on the run's page, once
+        assert [entry["branches/way"] for entry in history if "branches/way" in entry] == [sentence]
+        assert dict(run_facts({}, history))["branches"] == sentence  # on the run's page
 
 
 def test_a_frozen_teacher_shares_the_trunk_where_the_student_cannot(tmp_path):

@@ -23,7 +23,7 @@ class Counting:
     def __init__(self, checkpointing=False, attention="sdpa"):
         self.config = Qwen3Config(vocab_size=8, hidden_size=2, num_hidden_layers=1)
         self.config._attn_implementation = attention
-        self.is_activation_checkpointing, self.passes = checkpointing, 0
+        self.gradient_checkpointing, self.passes = checkpointing, 0
         self.head = SimpleNamespace(weight=torch.ones(8, 2, requires_grad=True), bias=None)
         self.base_model = torch.nn.Module()
         self.base_model.forward = self._read
@@ -32,7 +32,7 @@ class Counting:
         return self.head
 
     def modules(self):
-        return ()
+        return (self,)
 
     def _read(self, input_ids, past_key_values=None, **others):
         self.passes += 1
