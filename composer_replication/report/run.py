@@ -112,7 +112,8 @@ def run_facts(
     flat = {**record.get("seeds", {}), "attention": record.get("attention") or "not recorded"}
     flat |= {"tasks trained on": tasks} if tasks or not recorded else {}
     flat |= {"recorded traces trained on": f"{recorded['traces']}, with {recorded['turns']} turns that are learnt from"} if recorded else {}
-    flat |= {"branches": way} if (way := next((e["branches/way"] for e in reversed(history) if "branches/way" in e), None)) else {}
+    ways = dict.fromkeys(entry["branches/way"] for entry in history if "branches/way" in entry)
+    flat |= {"branches": " ".join(ways)} if ways else {}
     earlier = [(f"begun before, {i}", f"{entry.get('began')}: {' '.join(entry.get('command') or ())}")
                for i, entry in enumerate(record.get("before", ()), 1)]
     return [(name, str(value)) for name, value in flat.items()] + earlier

@@ -123,8 +123,9 @@ def test_a_run_on_recorded_traces_shows_them_and_what_is_left_out(tmp_path):
 
 
 def test_how_branches_are_read_is_no_warning():
-    shown = run_page(RECORD, [{"step": 1, "branches/way": "Hinted turns are read in two passes."}])
-    assert "Hinted turns are read in two passes." in shown and "<ul class=bad>" not in shown
+    said = ["Hinted turns are read in two passes.", "Hinted turns are read a row each."]
+    shown = run_page(RECORD, [{"step": step, "branches/way": way} for step, way in enumerate(said, 1)])
+    assert " ".join(said) in shown and "<ul class=bad>" not in shown
 
 
 def test_a_sentence_that_names_its_step_does_so_once():
