@@ -34,7 +34,7 @@ class Round:
 
 
 class Rounds:
-    "One island's end of the store. Methods raise `IslandsProblem`."
+    "One island's end of the store. Methods raise `IslandsProblem`, and what the store raises."
 
     now, pause = staticmethod(time.monotonic), staticmethod(time.sleep)
 
@@ -79,7 +79,8 @@ def _latest(self: Rounds) -> int | None:
 # %% ../../nbs/scale/09_rounds.ipynb #5a593128
 @patch
 def meet(self: Rounds, settings: Mapping[str, Any]) -> None:
-    "Begin a run here or enter the one that began."
+    "Begin a run here or enter the one that began. Raises `QueueProblem` for a store of no use, as `Store.try_out`."
+    self.store.try_out()
     mine = {"weights": len(self.outer.anchor), **settings}
     self._put_json("run", mine)
     run = self._json("run")

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from composer_replication.scale.islands import IslandsProblem, OuterStep
-from composer_replication.scale.queue import Store
+from composer_replication.scale.queue import QueueProblem, Store
 from composer_replication.scale.rounds import Round, Rounds, expect, has_met
 
 LIMIT = 60.0
@@ -256,6 +256,15 @@ def test_what_does_not_fit_is_one_sentence(tmp_path):
         twin.rounds.catch_up()
     with pytest.raises(IslandsProblem, match="holds nothing of the run of this checkpoint"):
         End(Store(f"{url}/other"), 0, 1.0, 0.0, saved=(one.state(), 3))
+
+
+def test_a_store_that_writes_over_what_is_there_is_refused():
+    store = Store(f"memory://rounds{next(roots)}")
+    request = store._request
+    store._request = lambda method, *given, mode=None, **how: request(method, *given, **how)
+    with pytest.raises(QueueProblem, match="writes over a file that it was asked to leave as it is"):
+        End(store, 0)
+    assert store.names("") == []
 
 
 def test_a_damaged_file_is_one_sentence(tmp_path):
