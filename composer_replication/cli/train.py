@@ -62,13 +62,19 @@ def _warn_of_toy(recipe) -> None:
              "name another by --set model=smollm2, a folder or a hub id")
 
 
-def _warn_of_memory(recipe, peak: int) -> None:
-    "Say where a recipe for a CPU would not fit into this machine's memory."
+def _warn_of_room(recipe, needs) -> None:
+    "Say where checkpoints would not fit onto the disk, or a recipe for a CPU into the memory."
     import psutil
-    here = psutil.virtual_memory().total
-    if _is_first() and recipe.config.use_cpu and "use_cpu" in recipe.named and peak > here:
-        warn(f"this machine has {here / 2**30:.1f} GiB of memory, and the run's peak is about {peak / 2**30:.1f}: lower max_completion_length, "
+
+    from composer_replication.report.train import checkpoints_words
+    here, folder = psutil.virtual_memory().total, Path(recipe.config.output_dir).absolute()
+    if recipe.config.use_cpu and "use_cpu" in recipe.named and needs.peak > here:
+        warn(f"this machine has {here / 2**30:.1f} GiB of memory, and the run's peak is about {needs.peak / 2**30:.1f}: lower max_completion_length, "
              "max_trace_tokens or per_device_train_batch_size, or set gradient_checkpointing to true")
+    free = psutil.disk_usage(str(next(parent for parent in (folder, *folder.parents) if parent.exists()))).free
+    if max(needs.checkpoints, 1) * needs.checkpoint > free:
+        warn(f"{free / 2**30:.1f} GiB are free at {recipe.config.output_dir}, and checkpoints take {checkpoints_words(needs)}: lower save_total_limit, "
+             "or set output_dir to another disk")
 
 # %% ../../nbs/cli/07_train.ipynb #70e7df66
 def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
@@ -85,7 +91,8 @@ def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
         needs = estimate(recipe, devices)
     if _is_first() and not as_json:
         print_tables(estimate_table(needs))
-    _warn_of_memory(recipe, needs.peak)
+    if _is_first():
+        _warn_of_room(recipe, needs)
     with _working("opening tasks and traces"):
         counts = data_counts(recipe)
     if not _is_first():
@@ -133,12 +140,16 @@ class Stages(contextlib.ExitStack):
 def _run(recipe, as_json: bool, island: int | None, queue: str | None, exchange: str | None):
     "Train, with a line for each log and the page of the run; as one of several islands, or with rollouts from a queue."
     with _working("loading the trainer"):
+        from composer_replication.recipes.memory_estimate import estimate
         from composer_replication.recipes.run import latest_traces, run_recipe
         from composer_replication.report.run import RunPage
         from composer_replication.report.train import step_line
     pages, kind, starting = [], {}, Stages()
     if island is not None:
         _as_island(recipe, island, exchange)
+    if _is_first():
+        with contextlib.suppress(Exception):  # the trainer knows more models than the plan
+            _warn_of_room(recipe, estimate(recipe, int(os.environ.get("WORLD_SIZE", 1))))
     if queue is not None:
         from composer_replication.scale.queue_trainer import queue_trainer
         kind = {"kind": queue_trainer(recipe, queue)}

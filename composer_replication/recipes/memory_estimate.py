@@ -169,6 +169,8 @@ class Estimate:
     prompt_tokens: int  # assumed for each prompt
     memory: dict[str, int]  # part to bytes
     peak: int  # estimated bytes
+    checkpoint: int  # bytes of its files, those of all devices
+    checkpoints: int  # that lie on disk at once; 0 where none is saved, or epochs decide
     costs: dict[str, float]  # channel to loss and backward, plain GRPO is 1.0
     seconds: dict[str, float]  # sampling, loss and backward, a step, the run (0 where its steps follow from epochs)
     clock: str  # the rates behind the seconds
@@ -191,13 +193,12 @@ def _reads_start(config):
     return bool(config.kl_coef or (config.beta_replay and config.replay_form == "dpo"))
 
 
-def _teacher_bytes(config, trained, size):
+def _teacher_bytes(config, trained, size, average):
+    "`average`: bytes that an EMA keeps of each weight."
     if not config.alpha_sdpo or config.teacher == "live":
         copy = 0
-    elif config.teacher == "ema" and size < 4:
-        copy = trained * (4 if config.fsdp else size + 4)  # sharded, the float32 average is all that is kept
     else:
-        copy = trained * size
+        copy = trained * (average if config.teacher == "ema" else size)
     shared = config.alpha_sdpo and config.teacher in ("frozen", "trust_region")
     return copy + (trained * size if _reads_start(config) and not shared else 0)
 
@@ -248,12 +249,13 @@ def _memory(recipe, shape, counts, kept, devices, prompt):
     a, recorded = recipe.arguments, (c.replay_batch_size, recipe.arguments.max_trace_tokens)
     if a.task is None:
         rows, tokens = recorded
+    average = own if own == 4 else 4 if c.fsdp else own + 4  # sharded, the float32 average is all that is kept
     checkpointing = bool(c.gradient_checkpointing or (c.fsdp and (c.fsdp_config or {}).get("activation_checkpointing")))
     always = {
         "weights": ((total - trained) * size + trained * own) // shards + (2 * total if half and size == 4 and not c.fsdp else 0),
         "gradients": trained * own // shards,
         "optimizer": kept * own // shards,
-        "teacher and reference": _teacher_bytes(c, trained, own) // shards}
+        "teacher and reference": _teacher_bytes(c, trained, own, average) // shards}
     if c.fsdp:
         always |= _fsdp_bytes(recipe, shape, counts, devices, own, work)
     loss = {
@@ -269,6 +271,21 @@ def _memory(recipe, shape, counts, kept, devices, prompt):
         (rollout if c.vllm_enable_sleep_mode else always)["vLLM's share"] = vllm_bytes(shape, total, played, tokens, cpu, c)
     peak = sum(always.values()) + max(sum(loss.values()), sum(rollout.values()))
     return always | loss | rollout, peak
+
+# %% ../../nbs/recipes/01_memory_estimate.ipynb #3681c14e
+def _checkpoint_bytes(recipe, counts, kept):
+    (total, trained), (size, own, _) = counts, _widths(recipe)
+    frozen = 0 if recipe.model.use_peft else (total - trained) * size
+    return frozen + (trained + kept) * own + _teacher_bytes(recipe.config, trained, own, 4)
+
+
+def _checkpoints(config):
+    "How many lie on disk at once; 0 where none is saved, or epochs decide."
+    if config.save_strategy == "no" or config.max_steps <= 0:
+        return 0
+    every = config.save_steps if config.save_steps >= 1 else math.ceil(config.save_steps * config.max_steps)
+    saved = math.ceil(config.max_steps / every) if config.save_strategy == "steps" else 1
+    return saved if config.save_total_limit is None else min(saved, config.save_total_limit + 1)
 
 # %% ../../nbs/recipes/01_memory_estimate.ipynb #dcfb7bff
 def _policy_passes(recipe):
@@ -457,5 +474,6 @@ def estimate(
     attention = choose_attention(recipe, rates is H200, lambda: shape)
     name, way = trunk_way(shape, attention.name)
     return Estimate(recipe.name, a.model, source, devices, *counts, rollouts / c.num_generations / again, rollouts / again, tokens // again,
-                tokens * math.ceil(max(c.max_steps, 0) / again), prompt_tokens, memory, peak, costs, seconds, rates.name,
+                tokens * math.ceil(max(c.max_steps, 0) / again), prompt_tokens, memory, peak,
+                _checkpoint_bytes(recipe, counts, kept), _checkpoints(c), costs, seconds, rates.name,
                 f"{name}: {attention.why}", way)

@@ -53,6 +53,12 @@ class ShardedPolicy(TeacherPolicy):
         self._kept = {} if start is None else start  # this rank's shards by name; the dictionary may be shared with the reference
 
 # %% ../../nbs/training/16_sharded.ipynb #27b1e82f
+@patch(as_prop=True)
+def kept(self: ShardedPolicy) -> dict[str, torch.Tensor]:
+    "As of `TeacherPolicy`."
+    return self._kept
+
+
 @patch
 def _whole(self: ShardedPolicy) -> dict[str, DTensor]:
     "The student's trained weights as sharded tensors, every group of them put back into parts."

@@ -144,6 +144,12 @@ def own_trunk(self: TeacherPolicy) -> bool:
     return self.kind != "live"
 
 
+@patch(as_prop=True)
+def kept(self: TeacherPolicy) -> torch.nn.Module | None:
+    "What it keeps beside the student; a reference may read the same one."
+    return self._clone
+
+
 @patch
 def _own(self: TeacherPolicy):
     "The copy's own tensors by name: those that the student trains."

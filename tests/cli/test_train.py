@@ -143,6 +143,17 @@ def test_a_plan_for_a_cpu_is_held_to_this_machines_memory(tmp_path, capsys, monk
         assert code == 0 and ("of memory, and the run's peak is about" in said) == told, said
 
 
+@pytest.mark.parametrize("more", [["--dry-run"], ["--set", "max_steps=1"]], ids=["plan", "run"])
+def test_checkpoints_are_held_to_the_disks_room(more, tmp_path, capsys, monkeypatch):
+    import psutil
+    monkeypatch.chdir(tmp_path)
+    for free, told in ((2**20, True), (2**50, False)):
+        monkeypatch.setattr(psutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
+        code, shown, said = said_by(["--config", "toy", *SMALL, *more, "--set", f"output_dir=out/{told}"], capsys, monkeypatch)
+        assert code == 0 and (f"0.0 GiB are free at out/{told}, and checkpoints take" in said) == told, said
+    assert "disk: checkpoints" in shown or more != ["--dry-run"]
+
+
 @pytest.mark.parametrize("settings, foreign", [
     ([], None),
     (["model=random:{config}", "tokenizer=embedded"], None),

@@ -57,6 +57,9 @@ def test_other_teachers_adapters_and_trls_own_loop(whole, tmp_path, scene):
     assert differences(outcome(trainer), expected) == []
     if scene == "frozen":
         assert trainer.reference is trainer.teacher
+    if scene == "trust":  # whose reference reads the teacher's copy, which is saved once
+        assert trainer.reference.kept is trainer.teacher.kept is not None and (folder / "checkpoint-1" / "teacher").is_dir()
+        assert not (folder / "checkpoint-1" / "reference").exists()
     if scene == "taid":
         assert trainer.schedule.steps == 3 and len({entry["sdpo/t"] for entry in expected["log"]}) == 3
     if scene == "lora":
