@@ -51,7 +51,7 @@ def _recipe(config: str, settings: list[str], estimating: bool):
         from composer_replication.recipes.recipe import load_recipe
         return load_recipe(config, parse_settings(settings), estimating=estimating)
 
-
+# %% ../../nbs/cli/07_train.ipynb #26ccd729
 def _warn_of_toy(recipe) -> None:
     "Say where the embedded model is to be trained on what it cannot do."
     from composer_replication.recipes.find_model import EMBEDDED
@@ -75,6 +75,13 @@ def _warn_of_room(recipe, needs) -> None:
     if max(needs.checkpoints, 1) * needs.checkpoint > free:
         warn(f"{free / 2**30:.1f} GiB are free at {recipe.config.output_dir}, and checkpoints take {checkpoints_words(needs)}: lower save_total_limit, "
              "or set output_dir to another disk")
+
+
+def _warn_of_room_if_known(recipe) -> None:
+    "The same before a run, whose trainer knows more models than the plan."
+    from composer_replication.recipes.memory_estimate import estimate
+    with contextlib.suppress(Exception):
+        _warn_of_room(recipe, estimate(recipe, int(os.environ.get("WORLD_SIZE", 1))))
 
 # %% ../../nbs/cli/07_train.ipynb #70e7df66
 def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
@@ -140,7 +147,6 @@ class Stages(contextlib.ExitStack):
 def _run(recipe, as_json: bool, island: int | None, queue: str | None, exchange: str | None):
     "Train, with a line for each log and the page of the run; as one of several islands, or with rollouts from a queue."
     with _working("loading the trainer"):
-        from composer_replication.recipes.memory_estimate import estimate
         from composer_replication.recipes.run import latest_traces, run_recipe
         from composer_replication.report.run import RunPage
         from composer_replication.report.train import step_line
@@ -148,8 +154,7 @@ def _run(recipe, as_json: bool, island: int | None, queue: str | None, exchange:
     if island is not None:
         _as_island(recipe, island, exchange)
     if _is_first():
-        with contextlib.suppress(Exception):  # the trainer knows more models than the plan
-            _warn_of_room(recipe, estimate(recipe, int(os.environ.get("WORLD_SIZE", 1))))
+        _warn_of_room_if_known(recipe)
     if queue is not None:
         from composer_replication.scale.queue_trainer import queue_trainer
         kind = {"kind": queue_trainer(recipe, queue)}

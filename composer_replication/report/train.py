@@ -24,7 +24,7 @@ def duration(seconds: float) -> str:
     value, unit = next(((seconds / size, unit) for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")) if seconds >= 2 * size), (seconds, "s"))
     return f"{value:.3g} {unit}"
 
-
+# %% ../../nbs/report/02_train.ipynb #0106e678
 def checkpoints_words(estimate) -> str:
     "What the checkpoints of a run take on disk."
     one, number = size(estimate.checkpoint), estimate.checkpoints
