@@ -62,26 +62,32 @@ def _warn_of_toy(recipe) -> None:
              "name another by --set model=smollm2, a folder or a hub id")
 
 
-def _warn_of_room(recipe, needs) -> None:
+def _warn_of_space(recipe, needs, islands: int = 1) -> None:
     "Say where checkpoints would not fit onto the disk, or a recipe for a CPU into the memory."
     import psutil
 
-    from composer_replication.report.train import checkpoints_words
+    from composer_replication.report.train import checkpoints_words, size
     here, folder = psutil.virtual_memory().total, Path(recipe.config.output_dir).absolute()
     if recipe.config.use_cpu and "use_cpu" in recipe.named and needs.peak > here:
-        warn(f"this machine has {here / 2**30:.1f} GiB of memory, and the run's peak is about {needs.peak / 2**30:.1f}: lower max_completion_length, "
+        warn(f"this machine has {size(here)} of memory, and the run's peak is about {size(needs.peak)}; lower max_completion_length, "
              "max_trace_tokens or per_device_train_batch_size, or set gradient_checkpointing to true")
+    number = 1 if needs.checkpoints is None else needs.checkpoints
     free = psutil.disk_usage(str(next(parent for parent in (folder, *folder.parents) if parent.exists()))).free
-    if max(needs.checkpoints, 1) * needs.checkpoint > free:
-        warn(f"{free / 2**30:.1f} GiB are free at {recipe.config.output_dir}, and checkpoints take {checkpoints_words(needs)}: lower save_total_limit, "
-             "or set output_dir to another disk")
+    free += sum(file.stat().st_size for file in folder.glob("checkpoint-*/**/*") if file.is_file())  # a resumed run's, which count already
+    if islands * number * needs.checkpoint > free:
+        of = f" for each of {islands} islands" if islands > 1 else ""
+        warn(f"{size(free)} are free for checkpoints at {recipe.config.output_dir}, which take {checkpoints_words(needs)}{of}; keep fewer "
+             "(save_total_limit, at least 1), or set output_dir to another disk")
 
 
-def _warn_of_room_if_known(recipe) -> None:
-    "The same before a run, whose trainer knows more models than the plan."
+def _warn_before_run(recipe, islands: int = 1) -> None:
+    "The same without a plan."
     from composer_replication.recipes.memory_estimate import estimate
-    with contextlib.suppress(Exception):
-        _warn_of_room(recipe, estimate(recipe, int(os.environ.get("WORLD_SIZE", 1))))
+    try:
+        needs = estimate(recipe, int(os.environ.get("WORLD_SIZE", 1)))
+    except Exception:  # the trainer knows more models than the plan
+        return
+    _warn_of_space(recipe, needs, islands)
 
 # %% ../../nbs/cli/07_train.ipynb #70e7df66
 def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
@@ -99,7 +105,7 @@ def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
     if _is_first() and not as_json:
         print_tables(estimate_table(needs))
     if _is_first():
-        _warn_of_room(recipe, needs)
+        _warn_of_space(recipe, needs)
     with _working("opening tasks and traces"):
         counts = data_counts(recipe)
     if not _is_first():
@@ -154,7 +160,7 @@ def _run(recipe, as_json: bool, island: int | None, queue: str | None, exchange:
     if island is not None:
         _as_island(recipe, island, exchange)
     if _is_first():
-        _warn_of_room_if_known(recipe)
+        _warn_before_run(recipe)
     if queue is not None:
         from composer_replication.scale.queue_trainer import queue_trainer
         kind = {"kind": queue_trainer(recipe, queue)}
@@ -210,6 +216,7 @@ def _island_callback(trainer, number: int, exchange: str | None):
 def _start_islands(recipe, islands: int, exchange: str | None, options: list[str]) -> None:
     "Start them and wait."
     from composer_replication.scale.start_islands import IslandProcesses, Lighthouse, SharedStore
+    _warn_before_run(recipe, islands)
     command = [str(Path(sys.executable).with_name("composer-rl")), "train", *options, *(["--exchange", exchange] if exchange else [])]
     meeting = SharedStore(islands, exchange) if exchange else Lighthouse(islands, recipe.config.ddp_timeout)
     code = IslandProcesses(command, islands, Path(recipe.config.output_dir), meeting, say).run()

@@ -170,7 +170,7 @@ class Estimate:
     memory: dict[str, int]  # part to bytes
     peak: int  # estimated bytes
     checkpoint: int  # bytes of its files, those of all devices
-    checkpoints: int  # that lie on disk at once; 0 where none is saved, or epochs decide
+    checkpoints: int | None  # that lie on disk at once; None where epochs or scores decide
     costs: dict[str, float]  # channel to loss and backward, plain GRPO is 1.0
     seconds: dict[str, float]  # sampling, loss and backward, a step, the run (0 where its steps follow from epochs)
     clock: str  # the rates behind the seconds
@@ -274,18 +274,21 @@ def _memory(recipe, shape, counts, kept, devices, prompt):
 
 # %% ../../nbs/recipes/01_memory_estimate.ipynb #3681c14e
 def _checkpoint_bytes(recipe, counts, kept):
-    (total, trained), (size, own, _) = counts, _widths(recipe)
-    frozen = 0 if recipe.model.use_peft else (total - trained) * size
-    return frozen + (trained + kept) * own + _teacher_bytes(recipe.config, trained, own, 4)
+    "All files of one; `kept`: values of the optimizer."
+    c, (_, trained), (_, own, _) = recipe.config, counts, _widths(recipe)
+    weights = 2 if c.fsdp and "FULL" in str((c.fsdp_config or {}).get("state_dict_type")) else 1  # whole, and once more for FSDP
+    return (weights * trained + (0 if c.save_only_model else kept)) * own + _teacher_bytes(c, trained, own, 4)
 
 
 def _checkpoints(config):
-    "How many lie on disk at once; 0 where none is saved, or epochs decide."
-    if config.save_strategy == "no" or config.max_steps <= 0:
+    "How many lie on disk at once; None where epochs or scores decide."
+    if config.save_strategy == "no":
         return 0
+    if config.save_strategy != "steps" or config.max_steps <= 0:
+        return None
     every = config.save_steps if config.save_steps >= 1 else math.ceil(config.save_steps * config.max_steps)
-    saved = math.ceil(config.max_steps / every) if config.save_strategy == "steps" else 1
-    return saved if config.save_total_limit is None else min(saved, config.save_total_limit + 1)
+    saved, limit = math.ceil(config.max_steps / every), config.save_total_limit
+    return min(saved, limit + 1) if limit and limit > 0 else saved  # transformers removes none for 0 or less
 
 # %% ../../nbs/recipes/01_memory_estimate.ipynb #dcfb7bff
 def _policy_passes(recipe):

@@ -28,7 +28,9 @@ def duration(seconds: float) -> str:
 def checkpoints_words(estimate) -> str:
     "What the checkpoints of a run take on disk."
     one, number = size(estimate.checkpoint), estimate.checkpoints
-    return f"{one} each" + (f", {number} at once: {size(number * estimate.checkpoint)}" if number > 1 else "")
+    if not number:
+        return f"{one} each" if number is None else f"none, but {one} where a signal ends the run"
+    return f"{one} each" + (f", {number} at once ({size(number * estimate.checkpoint)})" if number > 1 else "")
 
 
 def estimate_table(

@@ -42,8 +42,8 @@ class Resume(TrainerCallback):
     def _policies(self):
         "Policies beside the student, by the name of their folder."
         teacher, reference = self.trainer.teacher, self.trainer.reference
-        one = teacher is not None and reference is not None and teacher.kept is reference.kept
-        kept = {"teacher": teacher, "reference": None if one else reference}
+        shared = teacher is not None and reference is not None and teacher.kept is reference.kept
+        kept = {"teacher": teacher, "reference": None if shared else reference}
         return [(name, policy) for name, policy in kept.items() if policy]
 
     def _path(self, folder, rank):

@@ -141,17 +141,41 @@ def test_a_plan_for_a_cpu_is_held_to_this_machines_memory(tmp_path, capsys, monk
         recipe = "toy" if names_cpu else "qwen3-8b-lora"
         code, _, said = said_by(["--config", recipe, "--dry-run", *more], capsys, monkeypatch)
         assert code == 0 and ("of memory, and the run's peak is about" in said) == told, said
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=2**20, available=2**20))
+    _, _, said = said_by(["--config", "toy", *SMALL, "--set", "max_steps=1"], capsys, monkeypatch)
+    assert "of memory, and the run's peak is about" in said
+
+
+def free_bytes(monkeypatch, free):
+    import psutil
+
+    def disk_usage(path):
+        assert Path(path).exists()
+        return SimpleNamespace(free=free)
+    monkeypatch.setattr(psutil, "disk_usage", disk_usage)
 
 
 @pytest.mark.parametrize("more", [["--dry-run"], ["--set", "max_steps=1"]], ids=["plan", "run"])
-def test_checkpoints_are_held_to_the_disks_room(more, tmp_path, capsys, monkeypatch):
-    import psutil
+def test_checkpoints_are_held_to_the_disks_space(more, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for free, told in ((2**20, True), (2**50, False)):
-        monkeypatch.setattr(psutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
-        code, shown, said = said_by(["--config", "toy", *SMALL, *more, "--set", f"output_dir=out/{told}"], capsys, monkeypatch)
-        assert code == 0 and (f"0.0 GiB are free at out/{told}, and checkpoints take" in said) == told, said
-    assert "disk: checkpoints" in shown or more != ["--dry-run"]
+        free_bytes(monkeypatch, free)
+        code, _, said = said_by(["--config", "toy", *SMALL, *more, "--set", f"output_dir=out/{told}"], capsys, monkeypatch)
+        assert code == 0 and (f"1.0 MiB are free for checkpoints at out/{told}, which take" in said) == told, said
+
+
+def test_what_lies_on_the_disk_is_counted_once_and_islands_each(tmp_path, capsys, monkeypatch):
+    from composer_replication.cli.train import _warn_of_space
+    monkeypatch.chdir(tmp_path)
+    recipe = SimpleNamespace(config=SimpleNamespace(output_dir="out", use_cpu=False), named=())
+    needs = lambda **more: SimpleNamespace(**{"peak": 0, "checkpoint": 2**20, "checkpoints": 3} | more)
+    free_bytes(monkeypatch, 2**21)
+    warned = lambda *given: (_warn_of_space(recipe, *given), capsys.readouterr().err)[1]
+    assert "keep fewer" in warned(needs()) and not warned(needs(checkpoints=2)) and not warned(needs(checkpoints=0))
+    assert not warned(needs(checkpoints=None)) and "for each of 3 islands" in warned(needs(checkpoints=1), 3)
+    Path("out/checkpoint-1").mkdir(parents=True)
+    Path("out/checkpoint-1/weights").write_bytes(bytes(2**20))
+    assert not warned(needs())
 
 
 @pytest.mark.parametrize("settings, foreign", [

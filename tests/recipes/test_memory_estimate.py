@@ -1,4 +1,5 @@
 "The plan of a sharded run, against PyTorch's own shards of a model without data."
+import json
 from collections import Counter
 
 import pytest
@@ -134,7 +135,18 @@ def test_checkpoints_on_disk_at_once():
     assert at_once(max_steps=10, save_steps=3, save_total_limit=9) == 4
     assert at_once(max_steps=10, save_steps=0.5, save_total_limit=9) == 2
     assert at_once(max_steps=10, save_steps=1, save_total_limit=2) == 3
-    assert at_once(max_steps=10, save_strategy="no") == at_once(max_steps=-1) == 0
+    assert at_once(max_steps=10, save_steps=1, save_total_limit=0) == 10  # none is removed
+    assert at_once(max_steps=10, save_strategy="no") == 0
+    assert at_once(max_steps=-1) is at_once(max_steps=10, save_strategy="epoch") is None
+
+
+def test_a_sharded_checkpoint_in_one_file_has_the_weights_twice():
+    def bytes_a_weight(kind):
+        config = json.dumps({"version": 2, "state_dict_type": kind})
+        plan = estimate(load_recipe("qwen2.5-coder-7b-fsdp2", {"fsdp_config": config}, estimating=True), devices=8)
+        return plan.checkpoint / plan.parameters
+
+    assert bytes_a_weight("FULL_STATE_DICT") - bytes_a_weight("SHARDED_STATE_DICT") == pytest.approx(4)
 
 
 def test_a_plan_for_fewer_devices_needs_more_of_each():

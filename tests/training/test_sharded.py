@@ -199,6 +199,8 @@ def test_one_process_reads_the_whole_model_and_teacher_from_a_checkpoint_in_one_
         head = saved.pop("lm_head.weight", None)  # transformers writes a tied head of its own where it has gathered it
         assert head is None or torch.equal(head, saved["model.embed_tokens.weight"])
         assert saved.keys() == ranks[part].keys() and all(torch.equal(saved[n], t) for n, t in ranks[part].items())
+    weights = sum(t.nbytes for t in ranks["parameters"].values())  # which the plan counts twice
+    assert (folder / "pytorch_model_fsdp.bin").stat().st_size == pytest.approx(weights, rel=0.1)
 
 
 def check_lost(processes, died, folder, said):
