@@ -76,7 +76,7 @@ def _warn_of_space(recipe, needs, islands: int = 1) -> None:
     free += sum(file.stat().st_size for file in folder.glob("checkpoint-*/**/*") if file.is_file())  # a resumed run's, which count already
     if islands * number * needs.checkpoint > free:
         of = f" for each of {islands} islands" if islands > 1 else ""
-        warn(f"{size(free)} are free for checkpoints at {recipe.config.output_dir}, which take {checkpoints_words(needs)}{of}; keep fewer "
+        warn(f"this machine has {size(free)} free for checkpoints at {recipe.config.output_dir}, which take {checkpoints_words(needs)}{of}; keep fewer "
              "(save_total_limit, at least 1), or set output_dir to another disk")
 
 

@@ -161,7 +161,7 @@ def test_checkpoints_are_held_to_the_disks_space(more, tmp_path, capsys, monkeyp
     for free, told in ((2**20, True), (2**50, False)):
         free_bytes(monkeypatch, free)
         code, _, said = said_by(["--config", "toy", *SMALL, *more, "--set", f"output_dir=out/{told}"], capsys, monkeypatch)
-        assert code == 0 and (f"1.0 MiB are free for checkpoints at out/{told}, which take" in said) == told, said
+        assert code == 0 and (f"this machine has 1.0 MiB free for checkpoints at out/{told}, which take" in said) == told, said
 
 
 def test_what_lies_on_the_disk_is_counted_once_and_islands_each(tmp_path, capsys, monkeypatch):
