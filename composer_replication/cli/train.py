@@ -61,33 +61,42 @@ def _warn_of_toy(recipe) -> None:
         warn(f"the embedded model knows the toy world alone: with {' and '.join(foreign)} it tries out the parts and learns nothing; "
              "name another by --set model=smollm2, a folder or a hub id")
 
+# %% ../../nbs/cli/07_train.ipynb #b1f0c2d4
+def _warn_of_memory(recipe, peak: int) -> None:
+    "Say where a recipe for a CPU would not fit into this machine's memory."
+    import psutil
 
-def _warn_of_space(recipe, needs, islands: int = 1) -> None:
-    "Say where checkpoints would not fit onto the disk, or a recipe for a CPU into the memory."
+    from composer_replication.report.train import size
+    here = psutil.virtual_memory().total
+    if recipe.config.use_cpu and "use_cpu" in recipe.named and peak > here:
+        warn(f"this machine has {size(here)} of memory, and the run's peak is about {size(peak)}; lower max_completion_length, "
+             "max_trace_tokens or per_device_train_batch_size, or set gradient_checkpointing to true")
+
+
+def _warn_of_disk(output_dir: str, needs, islands: int = 1) -> None:
+    "Say where checkpoints would not fit onto this machine's disk."
     import psutil
 
     from composer_replication.report.train import checkpoints_words, size
-    here, folder = psutil.virtual_memory().total, Path(recipe.config.output_dir).absolute()
-    if recipe.config.use_cpu and "use_cpu" in recipe.named and needs.peak > here:
-        warn(f"this machine has {size(here)} of memory, and the run's peak is about {size(needs.peak)}; lower max_completion_length, "
-             "max_trace_tokens or per_device_train_batch_size, or set gradient_checkpointing to true")
+    folder = Path(output_dir).absolute()
     number = 1 if needs.checkpoints is None else needs.checkpoints
     free = psutil.disk_usage(str(next(parent for parent in (folder, *folder.parents) if parent.exists()))).free
     free += sum(file.stat().st_size for file in folder.glob("checkpoint-*/**/*") if file.is_file())  # a resumed run's, which count already
     if islands * number * needs.checkpoint > free:
         of = f" for each of {islands} islands" if islands > 1 else ""
-        warn(f"this machine has {size(free)} free for checkpoints at {recipe.config.output_dir}, which take {checkpoints_words(needs)}{of}; keep fewer "
+        warn(f"this machine has {size(free)} free for checkpoints at {output_dir}, which take {checkpoints_words(needs)}{of}; keep fewer "
              "(save_total_limit, at least 1), or set output_dir to another disk")
 
 
 def _warn_before_run(recipe, islands: int = 1) -> None:
-    "The same without a plan."
+    "Both, without a plan."
     from composer_replication.recipes.memory_estimate import estimate
     try:
         needs = estimate(recipe, int(os.environ.get("WORLD_SIZE", 1)))
     except Exception:  # the trainer knows more models than the plan
         return
-    _warn_of_space(recipe, needs, islands)
+    _warn_of_memory(recipe, needs.peak)
+    _warn_of_disk(recipe.config.output_dir, needs, islands)
 
 # %% ../../nbs/cli/07_train.ipynb #70e7df66
 def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
@@ -105,7 +114,8 @@ def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
     if _is_first() and not as_json:
         print_tables(estimate_table(needs))
     if _is_first():
-        _warn_of_space(recipe, needs)
+        _warn_of_memory(recipe, needs.peak)
+        _warn_of_disk(recipe.config.output_dir, needs)
     with _working("opening tasks and traces"):
         counts = data_counts(recipe)
     if not _is_first():

@@ -165,17 +165,25 @@ def test_checkpoints_are_held_to_the_disks_space(more, tmp_path, capsys, monkeyp
 
 
 def test_what_lies_on_the_disk_is_counted_once_and_islands_each(tmp_path, capsys, monkeypatch):
-    from composer_replication.cli.train import _warn_of_space
+    from composer_replication.cli.train import _warn_of_disk
     monkeypatch.chdir(tmp_path)
-    recipe = SimpleNamespace(config=SimpleNamespace(output_dir="out", use_cpu=False), named=())
-    needs = lambda **more: SimpleNamespace(**{"peak": 0, "checkpoint": 2**20, "checkpoints": 3} | more)
+    needs = lambda number: SimpleNamespace(checkpoint=2**20, checkpoints=number)
     free_bytes(monkeypatch, 2**21)
-    warned = lambda *given: (_warn_of_space(recipe, *given), capsys.readouterr().err)[1]
-    assert "keep fewer" in warned(needs()) and not warned(needs(checkpoints=2)) and not warned(needs(checkpoints=0))
-    assert not warned(needs(checkpoints=None)) and "for each of 3 islands" in warned(needs(checkpoints=1), 3)
+    warned = lambda *given: (_warn_of_disk("out", *given), capsys.readouterr().err)[1]
+    assert "keep fewer" in warned(needs(3)) and not warned(needs(2)) and not warned(needs(0))
+    assert not warned(needs(None)) and "for each of 3 islands" in warned(needs(1), 3)
     Path("out/checkpoint-1").mkdir(parents=True)
     Path("out/checkpoint-1/weights").write_bytes(bytes(2**20))
-    assert not warned(needs())
+    assert not warned(needs(3))
+
+
+def test_who_starts_islands_is_told_what_all_of_them_take(tmp_path, capsys, monkeypatch):
+    from composer_replication.scale import start_islands
+    monkeypatch.chdir(tmp_path)
+    free_bytes(monkeypatch, 2**20)
+    monkeypatch.setattr(start_islands.IslandProcesses, "run", lambda self: 0)
+    code, _, said = said_by(["--config", "toy", "--islands", "2", "--exchange", str(tmp_path / "store")], capsys, monkeypatch)
+    assert code == 0 and "for each of 2 islands" in said, said
 
 
 @pytest.mark.parametrize("settings, foreign", [

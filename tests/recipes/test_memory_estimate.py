@@ -115,7 +115,7 @@ def test_a_checkpoint_is_as_large_as_planned(settings, tmp_path, monkeypatch):
         "held_out_rows": "2", "max_completion_length": "32", "gradient_accumulation_steps": "1", "num_generations": "2",
         "per_device_train_batch_size": "2"})
     plan, there = estimate(recipe), []
-    size = lambda folder: sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    on_disk = lambda folder: sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
     def rotate(*given, **how):
         there.append(len(list(tmp_path.glob("checkpoint-*"))))
@@ -124,7 +124,7 @@ def test_a_checkpoint_is_as_large_as_planned(settings, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "rotate_checkpoints", rotate)
     run_recipe(recipe)
     small = 150_000  # tokenizer, states of random numbers, metrics
-    assert size(tmp_path / "checkpoint-3") == pytest.approx(plan.checkpoint, abs=small)
+    assert on_disk(tmp_path / "checkpoint-3") == pytest.approx(plan.checkpoint, abs=small)
     assert max(there) == plan.checkpoints == 2
 
 
