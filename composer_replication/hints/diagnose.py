@@ -61,23 +61,22 @@ def _sql_near(match: re.Match) -> str:
 
 
 def _sql_column(match: re.Match) -> str:
-    table, dot, column = match[1].rpartition(".")
-    if dot:
-        return (f"`{table}` has no column `{column}`, or is not a table or alias of this query; look at the columns with "
-                f"DESCRIBE before using a name.")
-    return f"No table in the query has a column `{column}`; look at the columns with DESCRIBE before using a name."
+    table = match[1].rpartition(".")[0]
+    wrong = f"`{table}` has no such column, or is not a table or alias of this query" if table else "No table in the query has such a column"
+    return f"{wrong}; look at the columns with DESCRIBE before using a name."
 
 # %% ../../nbs/hints/01_diagnose.ipynb #4db8f090
+# A name that does not exist is not repeated: the hint stands before the turn, and a model copies what it is warned of (spike 010).
 SQL_RULES: tuple[Rule, ...] = (
     (r"error in your SQL syntax.*?near '(.*?)(?:' at line \d+\s*\Z|\Z)", _sql_near),
     (r"near \"(.{0,60}?)\": syntax error", _sql_near),
     (r"Unknown column '([^']*)'", _sql_column),
-    (r"no such column: (\S+)", "There is no column `{1}` in the tables of the query; look at PRAGMA table_info before using a name."),
-    (r'column "?([\w.]+)"? does not exist', "There is no column `{1}` in the tables of the query; look at their columns first."),
-    (r"Table '(?:[^'.]*\.)?([^']*)' doesn't exist", "This database has no table `{1}`; list the tables with SHOW TABLES before naming one."),
-    (r"no such table: (\S+)", "This database has no table `{1}`; list the names in sqlite_master before using one."),
-    (r'relation "([^"]+)" does not exist', "This database has no table `{1}`; list the tables before naming one."),
-    (r"Unknown database '([^']*)'", "There is no database `{1}` here: name tables without a prefix, and list them with SHOW TABLES first."),
+    (r"no such column: \S", "There is no such column in the tables of the query; look at PRAGMA table_info before using a name."),
+    (r'column "?[\w.]+"? does not exist', "There is no such column in the tables of the query; look at their columns first."),
+    (r"Table '[^']*' doesn't exist", "This database has no such table; list the tables with SHOW TABLES before naming one."),
+    (r"no such table: \S", "This database has no such table; list the names in sqlite_master before using one."),
+    (r'relation "[^"]+" does not exist', "This database has no such table; list the tables before naming one."),
+    (r"Unknown database '", "There is no such database here: name tables without a prefix, and list them with SHOW TABLES first."),
     (r"Column '([^']*)' in .*? is ambiguous", "Several tables of the query have a column `{1}`: write it with its table or alias in front."),
     (r"Not unique table/alias: '([^']*)'", "The name `{1}` stands for two tables of the query: join the table once, or give each use its own alias."),
     (r"Invalid use of group function", "Aggregates such as COUNT or MAX cannot stand in WHERE: filter groups with HAVING, or use a subquery."),
@@ -166,9 +165,7 @@ SHELL_RULES: tuple[Rule, ...] = (
 
 # %% ../../nbs/hints/01_diagnose.ipynb #0995fef9
 def _not_found(match: re.Match) -> str:
-    what, name = match[1].strip().lower(), (match[2] or "").strip()
-    named = f"{what} `{shorten(name, 60)}`" if name else f"such {what}"
-    return f"There is no {named}: use one that the user or an earlier answer names, look it up, or ask; never guess or make one up."
+    return f"There is no such {match[1].strip().lower()}: use one that the user or an earlier answer names, look it up, or ask; never guess or make one up."
 
 
 SERVICE_RULES: tuple[Rule, ...] = (
@@ -180,7 +177,7 @@ SERVICE_RULES: tuple[Rule, ...] = (
     (r"flight (\S+) not (?:available|found) on date (\S+)", "Flight `{1}` cannot be booked for {2}: search the flights of that day, and choose one that is available."),
     (r"^(?:error: )?certificate cannot be used", "A certificate cannot pay for a change of a reservation: use a credit card or a gift card."),
     (r"invalid characters in expression", "The expression may hold only digits, decimal points, operators and brackets: leave out words and signs of currency."),
-    (r"^(?:error: )?(payment method|[a-z]+(?: id)?) ?(\S*) not found\.?$", _not_found),
+    (r"^(?:error: )?(payment method|[a-z]+(?: id)?) ?\S* not found\.?$", _not_found),
     (r"^error: ([^\n]{4,120}\b(?:must|cannot|can not|may not|not allowed|only)\b[^\n]{0,120})$", "A rule holds here: {1}; check that first, and bring it about or choose another way."),
     (r"could not find a matching function", "One of the calls is not what was asked for: check each function's name and every value against the request."),
     (r'status code: 4\d\d.*?"message": ?"([^"\n]{4,160})"', "The service refuses such a request ({1}): change the input accordingly, or find the value with another call."),

@@ -246,7 +246,7 @@ def test_a_repeated_failure_names_its_cause_and_asks_for_a_change():
     said = TemplateHintGenerator().generate(
         "repeated_failure", HintContext.at(trace, replace(site, cause="runtime_error", streak=4))
     )
-    assert said.startswith("There is no user `mia`") and "change the approach" in said and len(sentences(said)) == 2
+    assert said.startswith("There is no such user:") and "change the approach" in said and len(sentences(said)) == 2
     unknown = dispatch("repeated_failure", HintContext("repeated_failure", "Traceback ...\nOddError: blue"))
     assert "(OddError: blue)" in unknown
 
