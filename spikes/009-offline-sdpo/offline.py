@@ -8,6 +8,7 @@ import argparse
 import os
 import random
 import re
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -51,6 +52,9 @@ from composer_replication.tree.template import probe_template
 from composer_replication.tree.text import AlignmentError
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent))
+from named_values import without, wrong_name  # noqa: E402
+
 MAX_TOKENS = 256  # of a state with the action that failed
 TEST, DEV = 7, 3  # databases; the others are for training
 SIZES = {"test": 48, "dev": 24, "sound test": 24, "sound dev": 12}  # the rest: all tasks of their databases
@@ -80,6 +84,13 @@ class State:
     def pair(self) -> DPOPair:
         "The action that worked over the one that failed."
         return next_actions(self.trace)[self.turn]
+
+    def hint(self, name: str) -> str:
+        "A hint for training; `unnamed` is the own one without the name that the failed action got wrong."
+        if name != "unnamed":
+            return self.hints[name]
+        value = wrong_name(self.hints["own"], action_text(self.pair.rejected))
+        return without(self.hints["own"], value) if value else self.hints["own"]
 
     def tree(self, chat: ChatFormat, hint: str | None = None, acted: Turn | None = None) -> Tree:
         """The state, what was done in it (as recorded, or by the model itself), behind a hint too, and the pair.
@@ -200,7 +211,7 @@ REFERENCES = ("dpo", "sft", "unlikelihood")
 class Run:
     "One training run."
 
-    arm: str  # of `HINTED`, "ema" (a moving average without a hint), of `REFERENCES`, or "no update"
+    arm: str  # of `HINTED`, "unnamed", "ema" (a moving average without a hint), of `REFERENCES`, or "no update"
     divergence: str  # of `DIVERGENCES`; empty for a reference
     seed: int  # `TUNING`: measured on development tasks
     factor: int | None = None  # of the learning rate; None: what tuning says
@@ -217,11 +228,12 @@ def plan() -> list[Run]:
     primary, others = ("own", "exact", "neutral"), ("other site", "shuffled", "wrong", "ema")
     first = [run for name in ("forward", "reverse") for run in _tuned(primary, name, SEEDS[:1])]
     more = [run for name in ("forward", "reverse") for run in _tuned(primary, name, SEEDS[1:], tune=False)]
-    rest = [run for name in ("forward", "reverse") for run in _tuned(others, name, SEEDS)]
-    references = _tuned(REFERENCES, "", SEEDS)
+    controls = _tuned(others, "forward", SEEDS) + _tuned(REFERENCES, "", SEEDS)
+    controls += _tuned(("unnamed",), "forward", SEEDS)  # added on 26 November 2026, after spike 010
     acted = [replace(run, acted=True) for run in _tuned(primary, "forward", SEEDS, tune=False)]
     cheap = _tuned(("exact", "own"), "forward, top 20", SEEDS)  # added on 25 November 2026: no clause reads it
-    return base + first + more + rest + references + acted + _tuned((*primary, *others), "jsd", SEEDS) + cheap
+    rest = _tuned(others, "reverse", SEEDS) + acted + _tuned((*primary, *others), "jsd", SEEDS)
+    return base + first + more + controls + rest + cheap
 
 
 def _tuned(arms, divergence, seeds, tune=True):
@@ -249,7 +261,7 @@ class Lab:
 
     def _tree(self, split: str, number: int, hint: str | None = None, acted: bool = False) -> Tree:
         state = self.by_split[split][number]
-        text = state.hints[hint] if hint else None
+        text = state.hint(hint) if hint else None
         return state.tree(self.chat, text, self.acted[number] if acted else None)
 
     def batch(self, numbers: Sequence[int], hint: str | None, acted: bool = False, split: str = "train") -> PackedBatch:

@@ -6,7 +6,7 @@ import gzip
 import json
 import os
 import random
-import re
+import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -20,20 +20,15 @@ from composer_replication.tree.template import probe_template
 from composer_replication.tree.text import AlignmentError
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent))
+from named_values import without, wrong_name  # noqa: E402
+
 SETS = {"SQL": ("intercode_sql_multimodel",), "airline": ("tau2_airline_multimodel", "taubench_airline_gpt4o")}
 MAX_TOKENS = 4096  # of a state
 
 
-def without(hint: str, value: str) -> str:
-    "The hint with `no table X` as `no such table` and `a column X` as `such a column`."
-    quoted = re.escape(f"`{value}`")
-    return re.sub(rf"\ba (\w+) {quoted}", r"such a \1", re.sub(rf"\bno (\w+) {quoted}", r"no such \1", hint))
-
-
 def named(case: Repair) -> str | None:
-    "The value of the action that failed which the hint names and can be without."
-    values = re.findall(r"`([^`]+)`", case.hint.text)
-    return next((v for v in values if v in action_text(case.pair.rejected) and f"`{v}`" not in without(case.hint.text, v)), None)
+    return wrong_name(case.hint.text, action_text(case.pair.rejected))
 
 
 def texts(cases: list[Repair]) -> list[dict[str, str]]:
