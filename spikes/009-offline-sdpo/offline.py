@@ -89,7 +89,7 @@ class State:
         "A hint for training; `unnamed` is the own one without the name that the failed action got wrong."
         if name != "unnamed":
             return self.hints[name]
-        value = wrong_name(self.hints["own"], action_text(self.pair.rejected))
+        value = wrong_name(self.hints["own"], action_text(self.trace.turns[self.turn]))
         return without(self.hints["own"], value) if value else self.hints["own"]
 
     def tree(self, chat: ChatFormat, hint: str | None = None, acted: Turn | None = None) -> Tree:

@@ -1,5 +1,6 @@
 """Spike 009's states, losses and runs: against plain loops over whole rows, and what must not leak or be done twice."""
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -179,7 +180,7 @@ def test_a_rate_is_tuned_before_it_is_used_and_no_run_is_planned_twice():
     finals = [r for r in runs if r.seed in offline.SEEDS and r.arm != "no update"]
     assert [(r.arm, r.divergence, r.seed) for r in finals[:3]] == [(a, "forward", 0) for a in ("own", "exact", "neutral")]
     arms = {(r.arm, r.divergence) for r in finals}
-    assert len(arms) == 7 * 3 + 3 + 2  # references; the top 20 of two arms
+    assert len(arms) == 7 * 3 + 3 + 2 + 1  # references; the top 20 of two arms; hints without the wrong name
     assert all(sum((r.arm, r.divergence, r.acted) == (*arm, False) for r in finals) == len(offline.SEEDS) for arm in arms)
 
 
@@ -217,3 +218,17 @@ def test_the_models_own_action_is_trained_at_token_by_token(lab, tmp_path):
     assert lab.batch([number], "own", acted=True).sdpo_labels.tolist() == list(acted[number].token_ids)
     assert row["acted"] and len(row["losses"]) == -(-min(6, len(acted)) // offline.BATCH)
     assert offline.act(lab, width=1) == acted  # batching changes nothing
+
+
+@pytest.mark.parametrize("hint, failed, bare", [
+    ("This database has no table `cars`; list them.", "SELECT * FROM cars", "This database has no such table; list them."),
+    ("No table has a column `Name`; look.", "SELECT Name FROM cars", "No table has such a column; look."),
+    ("`c` has no column `Name`; look.", "SELECT c.Name FROM cars AS c", "`c` has no such column; look."),
+    ("It has no table `cars`; list them.", "SHOW TABLES", "It has no table `cars`; list them."),  # the action did not name it
+    ("Only `cat` is here.", "cat x", "Only `cat` is here.")])  # not said to be missing
+def test_an_unnamed_hint_lacks_the_wrong_name_alone(hint, failed, bare, states):
+    state = next(s for s in states if s.split == "train")
+    turns = list(state.trace.turns)
+    turns[state.turn] = replace(turns[state.turn], content=failed, tool_calls=())
+    asked = replace(state, trace=replace(state.trace, turns=tuple(turns)), hints=state.hints | {"own": hint})
+    assert asked.hint("unnamed") == bare and asked.hint("own") == hint
