@@ -1,6 +1,6 @@
 """Spike 010: `python score.py` writes `scores.jsonl.gz`, what each hint changes at each error turn, as SmolLM2 reads it.
 
-The hints that it asks about are those of commit e30d054: since then templates leave the name out, and no error turn
+The hints that it asks about are those of commit e30d054: since then templates leave the name out, and hardly any error turn
 is found here.
 
     COMPOSER_DATA=FOLDER .venv/bin/python spikes/010-named-values/score.py --model smollm2"""
