@@ -31,6 +31,7 @@ MAX_TOKENS = 4096  # of a state
 
 
 def named(case: Repair) -> str | None:
+    "The wrong name in the hint of an error turn."
     return wrong_name(case.hint.text, action_text(case.pair.rejected))
 
 
