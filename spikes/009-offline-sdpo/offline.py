@@ -2,7 +2,7 @@
 
     SMOLLM2=FOLDER .venv/bin/python spikes/009-offline-sdpo/offline.py --minutes 60
 
-goes on with the runs of `plan`, in its order, and keeps each one in runs.jsonl.gz as it ends.
+goes on with the runs of `plan`, in its order, and keeps each one in runs.jsonl.gz as it ends. A row says the device it ran on.
 """
 import argparse
 import os
@@ -12,8 +12,10 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from multiprocessing import get_context
 from pathlib import Path
 
 import orjson
@@ -265,7 +267,8 @@ class Lab:
         return state.tree(self.chat, text, self.acted[number] if acted else None)
 
     def batch(self, numbers: Sequence[int], hint: str | None, acted: bool = False, split: str = "train") -> PackedBatch:
-        return pack_trees([self.tree(split, n, hint, acted) for n in numbers], self.pad)
+        made = pack_trees([self.tree(split, n, hint, acted) for n in numbers], self.pad)
+        return made.to(next(self.model.parameters()).device)
 
     def _frozen(self, number: int, hint: str, acted: bool) -> torch.Tensor:
         "States `(n, hidden)` of the model at its start that reads the hint."
@@ -385,7 +388,7 @@ def one_run(lab: Lab, run: Run, rows: Sequence[dict]) -> dict:
         values = train(lab, run, RATE * factor)
     row = dict(zip(("arm", "divergence", "seed", "asked", "acted"), run.key)) | {"factor": factor}
     row |= {"losses": _short(values)} | measure(lab, "dev" if run.seed == TUNING else "test")
-    return row | {"cpu_seconds": round(time.process_time() - began, 1)}
+    return row | {"cpu_seconds": round(time.process_time() - began, 1), "device": lab.model.device.type}
 
 
 def read_rows(path: Path) -> list[dict]:
@@ -411,6 +414,40 @@ def go_on(lab: Lab, path: Path, minutes: float = float("inf"), runs: Sequence[Ru
         write_jsonl(path, rows)
         tell(f"{len(rows)} of {len(plan())}: {run.key}, {rows[-1]['cpu_seconds']} s of CPU", flush=True)
     return rows
+
+
+def shares(runs: Sequence[Run]) -> list[list[Run]]:
+    "Runs that need one another, which one process does in their order: an arm's tuning and its seeds; all at own actions."
+    by = defaultdict(list)
+    for run in runs:
+        by["acted" if run.acted else (run.arm, run.divergence)].append(run)
+    return list(by.values())
+
+
+def share(model: str, folder: Path, number: int, minutes: float, runs: Sequence[Run]) -> None:
+    "One process's runs, each kept in a file of this share as it ends."
+    torch.set_num_threads(1)
+    path = folder / f"runs-{number}.jsonl.gz"
+    if not path.exists():
+        write_jsonl(path, read_rows(folder / "runs.jsonl.gz"))
+    go_on(load(model, folder), path, minutes, runs)
+
+
+def go_on_together(model: str, folder: Path, processes: int, minutes: float) -> None:
+    "As `go_on`, in several processes; what each has kept is put into runs.jsonl.gz, also where one of them fails."
+    path = folder / "runs.jsonl.gz"
+    have = set(map(key_of, read_rows(path)))
+    left = shares([run for run in plan() if run.key not in have])
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        ended = [pool.submit(share, model, folder, number, minutes, runs) for number, runs in enumerate(left)]
+    rows = {key_of(row): row for row in read_rows(path)}
+    for kept in sorted(folder.glob("runs-*.jsonl.gz")):
+        rows |= {key_of(row): row for row in read_rows(kept)}
+    write_jsonl(path, rows.values())
+    for kept in folder.glob("runs-*.jsonl.gz"):
+        kept.unlink()
+    for each in ended:
+        each.result()
 
 
 # ---- the model's own actions
@@ -465,6 +502,7 @@ def main():
     parser = argparse.ArgumentParser(description="Go on with spike 009.")
     parser.add_argument("--model", default=os.environ.get("SMOLLM2"), help="folder of SmolLM2; else SMOLLM2 of the environment")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="no run begins after so many")
+    parser.add_argument("--processes", type=int, default=1, help="that share the runs; a GPU carries a dozen")
     parser.add_argument("--states", metavar="TRACES", help="make states.jsonl.gz anew from InterCode's SQL traces, and stop")
     asked = parser.parse_args()
     if not asked.model:
@@ -473,6 +511,8 @@ def main():
     if asked.states:
         traces = list(read_traces(asked.states))
         return make_folder(HERE, asked.model, traces, databases(traces))
+    if asked.processes > 1:
+        return go_on_together(asked.model, HERE, asked.processes, asked.minutes)
     go_on(load(asked.model), HERE / "runs.jsonl.gz", asked.minutes)
 
 

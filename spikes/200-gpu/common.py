@@ -14,7 +14,7 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))  # the package travels as source; it is not installed there
 STAGES = {"a": "tests marked cuda", "b": "cost and memory of the channels", "c": "ladder of recipes with seeds", "d": "vLLM"}
 # what the stages do not import; torch comes with the machine
-UNUSED = {"torch", "ipywidgets", "matplotlib", "math-verify", "starlette", "uvicorn", "py3langid"}
+UNUSED = {"torch", "ipywidgets", "matplotlib", "starlette", "uvicorn", "py3langid"}
 
 
 class Stage:
@@ -26,6 +26,7 @@ class Stage:
         parser.add_argument("--out", type=Path, help="folder of results.json; else out/200-gpu, with --tiny out/200-gpu-tiny")
         parser.add_argument("--tiny", action="store_true", help="on the CPU, in under a minute: does the script run?")
         parser.add_argument("--seconds", type=float, default=450, help="nothing new begins when the next may not end by then")
+        parser.add_argument("--together", type=int, default=1, help="runs beside one another, of stage c; their memory adds up")
         parser.add_argument("--model", default=None, help="folder of a model, where the stage takes one")
         self.given, self.needs = parser.parse_args(), needs
         self.tiny, self.device = self.given.tiny, "cpu" if self.given.tiny else "cuda"

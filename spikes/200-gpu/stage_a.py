@@ -43,7 +43,8 @@ def main() -> None:
     report, log = stage.out / "stage_a.xml", stage.out / "stage_a.log"
     stage.out.mkdir(parents=True, exist_ok=True)
     report.unlink(missing_ok=True)  # of an earlier call
-    environment = os.environ | {"PYTHONPATH": str(ROOT)} | ({"COMPOSER_CUDA_TESTS": "cpu"} if stage.tiny else {})
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))  # where the wheels lie, too
+    environment = os.environ | {"PYTHONPATH": paths} | ({"COMPOSER_CUDA_TESTS": "cpu"} if stage.tiny else {})
     code = ended(command(report), environment, log, stage.given.seconds)
     output = log.read_text(errors="replace").splitlines()
     if code is None:

@@ -159,6 +159,27 @@ def test_the_ladder_wants_three_seeds_and_an_interval_above_zero(stages):
     assert not stages.stage_c.judged(runs)[0]["sdpo/0: ended"]
 
 
+def test_scores_are_paired_by_task(stages):
+    row = lambda low, high: {"held_out": 0.5, "rewards": [low, high] * 20, "steps": 2, "of": 2, "loss": 0.1}
+    runs = {f"sdpo/{n}": row([0, 1], [1, 1]) for n in range(3)} | {f"policy/{n}": row([0, 0], [0, 1]) for n in range(3)}
+    gain = stages.stage_c.judged(runs)[1]["sdpo - policy"]  # half a pass at every task, while tasks differ by as much
+    assert gain["estimate"] == 0.5 and gain["low"] > 0.35
+
+
+def late(*about):
+    import time
+    time.sleep(0 if about[-1] == 0 else 600)
+    return about
+
+
+def test_runs_beside_one_another_end_with_the_stage(stages, monkeypatch, tmp_path):
+    monkeypatch.setattr(stages.stage_c, "run", late)
+    made, stage = [], begun(stages, monkeypatch, "c", "--tiny", "--seconds", "20", "--out", tmp_path)
+    stages.stage_c.together(stage, [("a", 0), ("b", 1), ("c", 0)], 2, (), lambda key, row: made.append((key, row)))
+    assert made == [("a/0", ("a", 0)), ("c/0", ("c", 0))] and stage.seconds() < 60
+    assert not [p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())]
+
+
 def test_an_engine_with_other_numbers_or_endings_is_noticed(stages):
     class Engine:
         stops = frozenset({9})
@@ -196,8 +217,9 @@ def test_what_the_stages_need_is_among_the_wheels():
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
     wheels = {canonicalize_name(line.split("==")[0]) for line in (SPIKE / "wheels.txt").read_text().split()}
-    named, todo = set(), ["trl", "transformers", "peft", "typer", "jinja2", "pyyaml", "pytest-xdist", "hypothesis"]
-    by_image = {"torch", "numpy", "pandas", "pyarrow", "requests", "fsspec", "xxhash"}  # with what they need
+    named, todo = set(), ["trl", "transformers", "peft", "typer", "jinja2", "pyyaml", "jsonschema", "math-verify"]
+    todo += ["pytest-xdist", "hypothesis"]
+    by_image = {"torch", "numpy", "pandas", "pyarrow", "requests", "fsspec", "xxhash", "sympy"}  # with what they need
     while todo:
         name = canonicalize_name(todo.pop())
         if name in named or name in by_image:
