@@ -131,8 +131,9 @@ def forward_trunk(
 
 def _view(cache, time, rows):
     "A cache of the first `time` positions of some rows, which grows without the given one growing. The autograd graph is shared."
-    beside = len(rows) == int(rows[-1]) + 1 - int(rows[0])  # then nothing is copied
-    take = lambda x: x[slice(int(rows[0]), int(rows[-1]) + 1) if beside else rows, :, :time]
+    first, end = int(rows[0]), int(rows[-1]) + 1  # once: a GPU waits at each
+    some = slice(first, end) if len(rows) == end - first else rows  # beside each other: nothing is copied
+    take = lambda x: x[some, :, :time]
     if isinstance(cache, TrunkCache):
         return cache.view(take, rows)
     return DynamicCache([(take(layer.keys), take(layer.values)) for layer in cache.layers])

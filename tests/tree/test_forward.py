@@ -9,6 +9,7 @@ from bf16 import bf16_bound, bf16_errors
 from hypothesis import given
 from hypothesis import strategies as st
 from largest import Largest
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from composer_replication.tree import forward
 from composer_replication.tree.build import Branch, Span, Tree
@@ -217,6 +218,23 @@ def test_the_given_cache_is_left_as_it_was():
     forward_branches(model, batch, cache)
     for layer, (same, keys, values) in zip(cache.layers, before):
         assert layer.keys is same and torch.equal(layer.keys, keys) and torch.equal(layer.values, values)
+
+
+def test_a_deeper_model_waits_for_its_device_no_more_often():
+    class Waits(TorchDispatchMode):
+        number = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.number += function.overloadpacket.__name__ in ("_local_scalar_dense", "nonzero")
+            return function(*args, **kwargs or {})
+
+    def waits(layers):
+        model = tf.LlamaForCausalLM(tf.LlamaConfig(**TINY | {"num_hidden_layers": layers})).eval()
+        with Waits() as found:
+            forward_branches(model, batch_of_three(), forward_trunk(model, batch_of_three())[1])
+        return found.number
+
+    assert 0 < waits(1) == waits(4)
 
 
 def test_no_logits_are_made(monkeypatch):
