@@ -60,4 +60,4 @@ def choose_attention(
     if problem:
         return Attention(None, problem)
     return Attention("flex_attention", f"dense masks for {trunk:,} tokens with branches need {entries / MASK_ENTRIES:.1f} times what a "
-                                       "pass may have; NOT RUN on a GPU by us, name sdpa to go without")
+                                       "pass may have; run by us on a GPU at tiny size alone, name sdpa to go without")

@@ -131,7 +131,7 @@ def forward_trunk(
 
 def _view(cache, time, rows):
     "A cache of the first `time` positions of some rows, which grows without the given one growing. The autograd graph is shared."
-    first, end = int(rows[0]), int(rows[-1]) + 1  # once: a GPU waits at each
+    first, end = int(rows[0]), int(rows[-1]) + 1  # once: the program waits for a GPU at each
     some = slice(first, end) if len(rows) == end - first else rows  # beside each other: nothing is copied
     take = lambda x: x[some, :, :time]
     if isinstance(cache, TrunkCache):

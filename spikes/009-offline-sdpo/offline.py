@@ -416,38 +416,43 @@ def go_on(lab: Lab, path: Path, minutes: float = float("inf"), runs: Sequence[Ru
     return rows
 
 
-def shares(runs: Sequence[Run]) -> list[list[Run]]:
-    "Runs that need one another, which one process does in their order: an arm's tuning and its seeds; all at own actions."
+def shares(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    "Runs that one process does in their order, by name: an arm's tuning and its seeds; all at own actions."
     by = defaultdict(list)
     for run in runs:
-        by["acted" if run.acted else (run.arm, run.divergence)].append(run)
-    return list(by.values())
+        by["acted" if run.acted else f"{run.arm}, {run.divergence}"].append(run)
+    return by
 
 
-def share(model: str, folder: Path, number: int, minutes: float, runs: Sequence[Run]) -> None:
+def share(model: str, folder: Path, name: str, end: float, runs: Sequence[Run]) -> None:
     "One process's runs, each kept in a file of this share as it ends."
     torch.set_num_threads(1)
-    path = folder / f"runs-{number}.jsonl.gz"
-    if not path.exists():
-        write_jsonl(path, read_rows(folder / "runs.jsonl.gz"))
-    go_on(load(model, folder), path, minutes, runs)
+    path = folder / f"runs-{name}.jsonl.gz"
+    write_jsonl(path, read_rows(folder / "runs.jsonl.gz"))
+    go_on(load(model, folder), path, (end - time.monotonic()) / 60, runs)
+
+
+def merged(folder: Path) -> set[tuple]:
+    "Put what shares have kept, also those of a call that was killed, into runs.jsonl.gz; the keys of all runs there."
+    path, parts = folder / "runs.jsonl.gz", sorted(folder.glob("runs-*.jsonl.gz"))
+    rows = {key_of(row): row for part in (path, *parts) for row in read_rows(part)}
+    write_jsonl(path, rows.values())
+    for part in parts:
+        part.unlink()
+    return set(rows)
 
 
 def go_on_together(model: str, folder: Path, processes: int, minutes: float) -> None:
-    "As `go_on`, in several processes; what each has kept is put into runs.jsonl.gz, also where one of them fails."
-    path = folder / "runs.jsonl.gz"
-    have = set(map(key_of, read_rows(path)))
-    left = shares([run for run in plan() if run.key not in have])
-    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        ended = [pool.submit(share, model, folder, number, minutes, runs) for number, runs in enumerate(left)]
-    rows = {key_of(row): row for row in read_rows(path)}
-    for kept in sorted(folder.glob("runs-*.jsonl.gz")):
-        rows |= {key_of(row): row for row in read_rows(kept)}
-    write_jsonl(path, rows.values())
-    for kept in folder.glob("runs-*.jsonl.gz"):
-        kept.unlink()
-    for each in ended:
-        each.result()
+    "As `go_on`, in several processes. What was not trained is measured first; own actions take the rates that others tuned."
+    end = time.monotonic() + 60 * minutes
+    for chosen in (lambda run: run.arm == "no update", lambda run: not run.acted, lambda run: True):
+        have = merged(folder)
+        left = shares([run for run in plan() if chosen(run) and run.key not in have])
+        with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+            ended = [pool.submit(share, model, folder, name, end, runs) for name, runs in left.items()]
+        merged(folder)
+        for each in ended:
+            each.result()
 
 
 # ---- the model's own actions

@@ -113,9 +113,8 @@ def together(stage: Stage, left: list[tuple[str, int]], processes: int, argument
             for future in done:
                 arm, seed, begun = running.pop(future)
                 stage.took(begun)
-                ended(f"{arm}/{seed}", future.result())
-            if not stage.fits():
-                left = []
+                failed = future.exception()  # of one run: the others go on
+                ended(f"{arm}/{seed}", {"reason": f"{type(failed).__name__}: {failed}"} if failed else future.result())
     finally:
         for process in list((pool._processes or {}).values()):
             process.kill()
@@ -140,7 +139,8 @@ def by_task(row: dict) -> list[float]:
 
 def judged(runs: dict) -> tuple[dict[str, bool], dict]:
     "Every run ended, and SDPO above the policy alone and above its control."
-    checks = {f"{key}: ended": row["steps"] == row["of"] and math.isfinite(row["loss"]) for key, row in runs.items()}
+    whole = lambda row: "reason" not in row and row["steps"] == row["of"] and math.isfinite(row["loss"])
+    checks = {f"{key}: ended": whole(row) for key, row in runs.items()}
     found = {f"sdpo - {base}": difference(runs, "sdpo", base) for base in ("policy", "sdpo, filler hint")}
     return checks | {name: gain["low"] > 0 for name, gain in found.items() if gain}, found
 
@@ -162,7 +162,7 @@ def main() -> None:
         runs[key] = row
         tell({})
 
-    left = [(arm, seed) for seed in seeds for arm in ARMS if f"{arm}/{seed}" not in runs]
+    left = [(arm, seed) for seed in seeds for arm in ARMS if "reason" in runs.get(f"{arm}/{seed}", {"reason": None})]
     start = begin(stage, name, model) if left else None
     about |= {"begun_seconds": round(stage.seconds(), 1)}
     together(stage, left, stage.given.together, (stage.out, stage.tiny, name, start), ended)

@@ -41,11 +41,13 @@ def test_a_stage_runs_at_tiny_size_and_stays_not_run(letter, tmp_path):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_a_stage_says_so_in_one_sentence(tmp_path):
+    done = ran("d", tmp_path / "out")  # vLLM is not among the tested versions
+    assert done.returncode == 1 and "lacks vllm" in done.stderr and len(done.stderr.splitlines()) == 1
     done = ran("b", tmp_path / "out")
-    why = "stage b: torch finds no CUDA device; take a machine with a GPU, or --tiny"
-    found = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert done.returncode == 1 and done.stderr == f"{why}\n"
-    assert (found["verdict"], found["reason"]) == ("NOT RUN", why)
+    assert done.returncode == 1
+    assert done.stderr == "stage b: torch finds no CUDA device; take a machine with a GPU, or --tiny\n"
+    found, kept = (json.loads((folder / "results.json").read_text())["stages"] for folder in (tmp_path / "out", SPIKE))
+    assert found["b"] == kept["b"] and "lacks vllm" in found["d"]["reason"]  # what was measured stays
 
 
 def test_what_a_python_lacks_is_named(stages, monkeypatch):
@@ -79,6 +81,7 @@ def test_a_tiny_run_has_a_folder_of_its_own(stages, monkeypatch):
 
 
 def test_what_was_measured_is_not_lost(stages, monkeypatch, tmp_path):
+    monkeypatch.setattr(stages.common, "HERE", tmp_path / "spike")
     real = begun(stages, monkeypatch, "b", "--out", tmp_path)
     real.write({"fits": True}, {"cases": {"x": 1}})
     monkeypatch.setattr(stages.common, "missing", lambda *_, **__: "there is no GPU")
@@ -168,16 +171,25 @@ def test_scores_are_paired_by_task(stages):
 
 def late(*about):
     import time
+    if about[-1] == 2:
+        raise MemoryError("the card is full")
     time.sleep(0 if about[-1] == 0 else 600)
     return about
 
 
-def test_runs_beside_one_another_end_with_the_stage(stages, monkeypatch, tmp_path):
+def test_runs_beside_one_another_end_with_the_stage_and_one_that_fails_costs_no_other(stages, monkeypatch, tmp_path):
     monkeypatch.setattr(stages.stage_c, "run", late)
-    made, stage = [], begun(stages, monkeypatch, "c", "--tiny", "--seconds", "20", "--out", tmp_path)
-    stages.stage_c.together(stage, [("a", 0), ("b", 1), ("c", 0)], 2, (), lambda key, row: made.append((key, row)))
-    assert made == [("a/0", ("a", 0)), ("c/0", ("c", 0))] and stage.seconds() < 60
+    made, stage = {}, begun(stages, monkeypatch, "c", "--tiny", "--seconds", "60", "--out", tmp_path)
+    monkeypatch.setattr(stage, "fits", lambda: True)
+    ended = lambda key, row: made.update({key: row})
+    stages.stage_c.together(stage, [("a", 2), ("b", 1), ("c", 0)], 2, (), ended)  # b never ends, and is killed
+    assert made == {"a/2": {"reason": "MemoryError: the card is full"}, "c/0": ("c", 0)}
     assert not [p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())]
+
+
+def test_a_run_that_failed_is_no_score(stages):
+    checks, gains = stages.stage_c.judged({"sdpo/0": {"reason": "MemoryError"}})
+    assert checks == {"sdpo/0: ended": False} and gains["sdpo - policy"] is None
 
 
 def test_an_engine_with_other_numbers_or_endings_is_noticed(stages):
