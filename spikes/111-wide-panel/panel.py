@@ -48,7 +48,9 @@ ARMS = {
     "A3": A3,
     "A3, ten times beta": replace(A3, beta_replay=0.1),
     "off policy": replace(A2, iterations=2),
-    "off policy, unclipped": replace(A2, iterations=2, importance_clip=None)}
+    "off policy, unclipped": replace(A2, iterations=2, importance_clip=None),
+    "A5": replace(A2, sdpo_steps=A2.steps // 2, policy_start=A2.steps // 2),
+    "A6": replace(A2, all_fail="distil")}
 KNOWN = {"A1": 3e-4, "A2": 1e-3, "filler": 1e-4, "wrong": 1e-4}  # tuned in spike 106, on development tasks
 RATES, TUNING = (1e-4, 3e-4, 1e-3), (100, 101)
 KINDS = ("exact", "blind", "raw", "filler", "wrong")  # of E10
