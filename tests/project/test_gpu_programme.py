@@ -41,13 +41,11 @@ def test_a_stage_runs_at_tiny_size_and_stays_not_run(letter, tmp_path):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_a_stage_says_so_in_one_sentence(tmp_path):
-    done = ran("d", tmp_path / "out")  # vLLM is not among the tested versions
-    assert done.returncode == 1 and "lacks vllm" in done.stderr and len(done.stderr.splitlines()) == 1
     done = ran("b", tmp_path / "out")
     assert done.returncode == 1
     assert done.stderr == "stage b: torch finds no CUDA device; take a machine with a GPU, or --tiny\n"
     found, kept = (json.loads((folder / "results.json").read_text())["stages"] for folder in (tmp_path / "out", SPIKE))
-    assert found["b"] == kept["b"] and "lacks vllm" in found["d"]["reason"]  # what was measured stays
+    assert found["b"] == kept["b"] and kept["b"]["facts"]  # what was measured stays
 
 
 def test_what_a_python_lacks_is_named(stages, monkeypatch):
@@ -179,10 +177,14 @@ def late(*about):
 
 def test_runs_beside_one_another_end_with_the_stage_and_one_that_fails_costs_no_other(stages, monkeypatch, tmp_path):
     monkeypatch.setattr(stages.stage_c, "run", late)
-    made, stage = {}, begun(stages, monkeypatch, "c", "--tiny", "--seconds", "60", "--out", tmp_path)
+    made, stage = {}, begun(stages, monkeypatch, "c", "--tiny", "--seconds", "500", "--out", tmp_path)
     monkeypatch.setattr(stage, "fits", lambda: True)
-    ended = lambda key, row: made.update({key: row})
-    stages.stage_c.together(stage, [("a", 2), ("b", 1), ("c", 0)], 2, (), ended)  # b never ends, and is killed
+
+    def ended(key, row):
+        made[key] = row
+        stage.given.seconds = 0 if len(made) == 2 else 500  # then the time is over, and b has not ended
+
+    stages.stage_c.together(stage, [("a", 2), ("b", 1), ("c", 0)], 2, (), ended)
     assert made == {"a/2": {"reason": "MemoryError: the card is full"}, "c/0": ("c", 0)}
     assert not [p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())]
 
