@@ -1,6 +1,7 @@
 """Spike 200 without a GPU: its stages run at tiny size, say what a machine lacks, and can fail."""
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -99,6 +100,16 @@ def test_a_file_of_tiny_stages_hides_nothing(stages, monkeypatch, tmp_path):
     begun(stages, monkeypatch, "b", "--out", tmp_path / "out", "--tiny").write({"fits": True}, {"cases": {"tiny": 1}})
     real = begun(stages, monkeypatch, "b", "--out", tmp_path / "out")
     assert real.earlier() == {"cases": {"x": 1}}
+
+
+def test_the_tests_find_the_wheels(stages, monkeypatch, tmp_path):
+    asked = []
+    ended = lambda words, environment, log, seconds: asked.append(environment) or log.write_text("")
+    monkeypatch.setattr(stages.stage_a, "ended", ended)
+    monkeypatch.setenv("PYTHONPATH", "wheels")
+    monkeypatch.setattr(sys, "argv", ["stage_a", "--tiny", "--out", str(tmp_path)])
+    stages.stage_a.main()
+    assert asked[0]["PYTHONPATH"].split(os.pathsep) == [str(ROOT), "wheels"]
 
 
 HANGS = """
