@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 
 import pytest
+from sql_queries import near_misses, paraphrases
 
 from composer_replication.core.errors import InputProblem
 from composer_replication.core.tools import ToolProblem
@@ -28,7 +29,7 @@ from composer_replication.envs.sql.hints import (
     wrong_hints,
     wrong_result,
 )
-from composer_replication.envs.sql.questions import FIGURES, LEVELS, question_text, reference_sql
+from composer_replication.envs.sql.questions import LEVELS, question_text, reference_sql
 from composer_replication.envs.sql.schema import SPLITS, draw_schema, words
 from composer_replication.envs.sql.tasks import answers, is_sql_task, sql_rows, task_of
 from composer_replication.hints.leak_check import refusal
@@ -122,23 +123,19 @@ def test_another_question_is_mostly_another_answer():
     assert earned <= 2
 
 
-def near_misses(task):
-    "The question without its condition, with its sign turned, and with the other figures."
-    q, condition = task.question, task.question.condition
-    if condition:
-        yield task.reference[:task.reference.index(" WHERE ")]
-    if condition and condition.sign != "=":
-        turned = replace(condition, sign={"<": ">", ">": "<"}[condition.sign])
-        yield reference_sql(replace(q, condition=turned), task.schema)
-    if q.figure and q.kind != "top":
-        yield from (reference_sql(replace(q, figure=other), task.schema) for other in FIGURES if other != q.figure)
-
-
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("split", SPLITS)
-def test_no_near_miss_is_right(split):
-    wrong = [(task, sql) for task in tasks(150, split) for sql in near_misses(task)]
-    assert len(wrong) > 250
-    assert [(task.task_id, sql) for task, sql in wrong if answers(task, sql)] == []
+def test_no_near_miss_is_paid_and_every_paraphrase_is(split, level):
+    paid, refused, n = Counter(), Counter(), 0
+    for task in tasks(30, split, (level,), "near"):
+        for kind, sql in near_misses(task):
+            n += 1
+            if answers(task, sql):
+                paid[task.question.kind, kind, task.task_id, sql] += 1
+        for kind, sql in paraphrases(task):
+            if not answers(task, sql):
+                refused[task.question.kind, kind, task.task_id, sql] += 1
+    assert n > 400 and not paid and not refused, (list(paid)[:5], list(refused)[:5])
 
 
 def test_what_was_seen_of_recorded_tasks_stays():
@@ -254,27 +251,35 @@ def test_what_may_be_read_is_answered_and_bounded(sql):
     assert len(result.rows) <= ROWS and len(result_text(result)) < 16_000 and same_result(result, result, True) is not result.cut
 
 
-@pytest.mark.parametrize(
-    "sql",
-    [
-        "WITH a AS (SELECT 1) SELECT * FROM a",
-        "/*'*/wItH a AS (SELECT 1) SELECT * FROM a --'",
-        "SELECT ''/**/ FROM (with a AS (SELECT 1) SELECT * FROM a)",
-        'SELECT 1 "--"\n,(WITH\na AS (SELECT 1) SELECT * FROM a)',
-    ],
-)
-def test_common_table_expressions_are_refused(sql):
-    with pytest.raises(ToolProblem, match="Error: WITH is not allowed here"):
+@pytest.mark.parametrize("sql", ["WITH a AS (SELECT 1) SELECT * FROM a",
+                                 "/*'*/wItH a(x) AS (SELECT 1) SELECT a.x FROM a, a b --'",
+                                 "WITH a AS MATERIALIZED (SELECT 1) SELECT * FROM a"])
+def test_one_common_table_expression_is_allowed(sql):
+    assert select(SCHEMA, HELD, sql).rows == ((1,),)
+
+
+@pytest.mark.parametrize("sql", [
+    "WITH a AS (SELECT 1), b AS (SELECT 2) SELECT * FROM a, b", "SELECT ''/**/ FROM (with a AS (SELECT 1) SELECT * FROM a)",
+    'SELECT 1 "--"\n,(WITH\na AS (SELECT 1) SELECT * FROM a)',
+    "WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i FROM n) SELECT i FROM n"])
+def test_more_than_one_subquery_is_refused(sql):
+    with pytest.raises(ToolProblem, match="Error: more than one subquery is not allowed here"):
+        select(SCHEMA, HELD, sql)
+
+
+@pytest.mark.parametrize("sql", ["WITH RECURSIVE n AS (SELECT 1 FROM n) SELECT * FROM n",
+                                 f"WITH a AS (SELECT 1) DELETE FROM {CHILD}",
+                                 f"WITH n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n) DELETE FROM {CHILD}"])
+def test_a_common_table_expression_neither_loops_nor_writes(sql):
+    with pytest.raises(ToolProblem):
         select(SCHEMA, HELD, sql)
 
 
 def test_a_parameter_does_not_hide_a_word():
-    assert (
-        sqlite3.connect(":memory:").execute("SELECT $x('), (WITH a AS (SELECT 1) SELECT * FROM a), $y(')", ("", "")).fetchone()[1]
-        == 1
-    )
+    hidden = "SELECT $x('), (WITH a AS (SELECT 1) SELECT * FROM a), $y(')"
+    assert sqlite3.connect(":memory:").execute(hidden, ("", "")).fetchone()[1] == 1
     with pytest.raises(ToolProblem, match="Error: parameters are not allowed here"):
-        select(SCHEMA, HELD, "SELECT $x('), (WITH a AS (SELECT 1) SELECT * FROM a), $y(')")
+        select(SCHEMA, HELD, hidden)
 
 
 @pytest.mark.parametrize(
@@ -326,10 +331,19 @@ FROM = [
         lambda n: f"WHERE {' OR '.join('b' * min(n, 50))}",
     )
 ]
+CTE = [  # one table read often, one column read often, both
+    lambda n: f"WITH a AS (SELECT {wide('id', 60)} x FROM {CHILD}) SELECT 1 FROM {','.join('a' * n)}",
+    lambda n: f"WITH a AS (SELECT {wide('id', n)} x FROM {CHILD}) SELECT {wide('x', n)} b FROM a WHERE b IN ({','.join('b' * n)})",
+    lambda n: f"WITH a(x) AS (SELECT {wide('id', n)} FROM {CHILD}) SELECT {'+'.join(f't{i}.x' for i in range(n))} FROM "
+    + ",".join(f"a t{i}" for i in range(n)),
+    lambda n: f"WITH a(x) AS (SELECT {wide('id', n)} FROM {CHILD}) SELECT 1 FROM a t0"
+    + "".join(f" JOIN a t{i} USING(x)" for i in range(1, n)),
+]
 TO_PREPARE = {
     "tables": "WITH a0 AS (SELECT 1 x)"
     + "".join(f",a{i} AS (SELECT p.x FROM a{i - 1} p,a{i - 1} q)" for i in range(1, 31))
     + "SELECT * FROM a30",
+    **{f"a CTE, {i}": full(template, 600) for i, template in enumerate(CTE)},
     "flattened": nested(10, 8),
     "flattened, short": nested(13, 20),
     "correlated": full(

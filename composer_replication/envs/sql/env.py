@@ -84,7 +84,7 @@ def close(self: SqlEnv) -> None:
 # %% ../../../nbs/envs/sql/05_env.ipynb #8bd742d1
 @patch
 def reward(self: SqlEnv, answer: str = "") -> float:
-    "1.0 where the last query that ran answers the question on both instances, else 0.0."
+    "1.0 where the last query that ran answers the question on all four instances, else 0.0."
     return float(self.answer is not None and answers(self._known(), self.answer))
 
 # %% ../../../nbs/envs/sql/05_env.ipynb #78c7c799

@@ -9,24 +9,25 @@ __all__ = ['SYSTEM', 'SqlTask', 'task_of', 'is_sql_task', 'answers', 'sql_rows',
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from ...core.errors import InputProblem
 from ...core.tools import ToolProblem
-from .database import Rows, same_result, select
-from .questions import LEVELS, Question, draw_question, question_text, reference_sql
+from .database import Result, Rows, select
+from .questions import LEVELS, Question, agree, border_rows, draw_question, question_text, reference_sql
 from .schema import SPLITS, Schema, draw_schema
 
 # %% ../../../nbs/envs/sql/03_tasks.ipynb #7ebe73da
 @dataclass(frozen=True)
 class SqlTask:
-    "A question, the instance that the agent queries, and the one that only the reward knows."
+    "A question, the instance that the agent queries, and three that only the reward knows."
 
     task_id: str
     schema: Schema = field(repr=False)
     question: Question = field(repr=False)
     rows: Rows = field(repr=False)
     hidden: Rows = field(repr=False)
+    borders: tuple[Rows, Rows] = field(repr=False)  # two of `border_rows`
 
     @property
     def prompt(self) -> str:
@@ -37,6 +38,11 @@ class SqlTask:
     def reference(self) -> str:
         "A query that answers it."
         return reference_sql(self.question, self.schema)
+
+    @cached_property
+    def right(self) -> tuple[tuple[Rows, Result], ...]:
+        "Each instance, and what the reference gives on it."
+        return tuple((rows, select(self.schema, rows, self.reference)) for rows in (self.rows, self.hidden, *self.borders))
 
 # %% ../../../nbs/envs/sql/03_tasks.ipynb #dbe071e0
 _TASK_ID = re.compile(rf"sql-({'|'.join(SPLITS)})-([a-z+]+)-(.+)", re.S)
@@ -53,7 +59,8 @@ def task_of(
     split, levels, seed = match.groups()
     schema = draw_schema(seed, split)
     question, (rows, hidden) = draw_question(schema, f"{split}/{seed}", levels.split("+"))
-    return SqlTask(task_id, schema, question, rows, hidden)
+    borders = tuple(border_rows(question, schema, f"{split}/{seed}/{i}") for i in range(2))
+    return SqlTask(task_id, schema, question, rows, hidden, borders)
 
 
 def is_sql_task(task_id: str | None) -> bool:
@@ -66,15 +73,11 @@ def answers(
     task: SqlTask,
     sql: str,
 ) -> bool:
-    "Whether a query answers the question on both instances."
-    for rows in (task.rows, task.hidden):
-        try:
-            result = select(task.schema, rows, sql)
-        except ToolProblem:
-            return False
-        if not same_result(result, select(task.schema, rows, task.reference), task.question.ordered):
-            return False
-    return True
+    "Whether a query answers the question on all four instances."
+    try:
+        return all(agree(task.question, select(task.schema, rows, sql), right) for rows, right in task.right)
+    except ToolProblem:
+        return False
 
 # %% ../../../nbs/envs/sql/03_tasks.ipynb #4aa39dde
 SYSTEM = "Answer by a query of the database. The last query counts."
