@@ -1,4 +1,5 @@
 """The verifier against all of GSM8K's own answers, against what models print, and against what would hang it."""
+# ruff: noqa: E501
 import gzip
 import json
 import random
@@ -126,7 +127,7 @@ def test_calculations_are_worked_out_as_python_does():
     ("She earns 2 million", 2_000_000), ("It is 5 squared", 25), ("It is 17 or 18.", None), ("He has 17 pears and 18 plums", None),
     ("I do not know which one", None), ("One moment please", None), ("eighteen", 18), ("Step 1. It is 7. Step 2. She has 18 eggs. That is all.", 18),
     ("The answer is 7. No: the answer is 18. It took 3 steps.", 18), ("The answer is 18 because 9 * 2 = 18", 18), ("7\n18", 18),
-    ("It is 18:00", None), ("Answer: 18 or 17", None), ("\\boxed{7} so \\boxed{18} of 20", 18), ("#### \\boxed{18}", 18), ("#### 7\n#### 18\n", 18),
+    ("It is 18:00", None), ("Over two years he pays $8 + $10 = $18.", 18), ("As 7 > 5, she has 18 eggs", 18), ("She pays 18 to the man", 18), ("At least 18", None), ("Answer: 18 or 17", None), ("\\boxed{7} so \\boxed{18} of 20", 18), ("#### \\boxed{18}", 18), ("#### 7\n#### 18\n", 18),
     ("\\boxed{\\text{x} = \\frac{36}{2}}", 18), ("\\boxed{18", 18), ("\\boxed 18", 18), ("\\boxed{}", None), ("between 17 and 18", None)])
 def test_completions_without_a_line_of_their_own(text, value):
     assert number_of(*answer_text(text)) == value

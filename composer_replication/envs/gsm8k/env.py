@@ -157,9 +157,8 @@ class _Numbers:
                 continue
             value = self.sum()
             digits = any(kind == "num" for kind, _ in self.tokens[start:self.at])
-            self.check_around(start)
             if not self.denied(start):
-                self.found.append((value, digits, start, self.at))
+                self.found.append((value, digits, self.bounded(start)))
             self.skip_unit_power()
 
     def kind(self, ahead=0):
@@ -215,6 +214,8 @@ class _Numbers:
                 if not by:
                     raise Unread
                 value /= by
+            elif word == "(" and self.glued[self.at] and self.starts(self.at):  # 9(2)
+                value *= self.power()
             elif word in ("*", "^") or word == "!" and self.glued[self.at] and self.kind(1) != "end":
                 raise Unread
             else:
@@ -238,7 +239,7 @@ class _Numbers:
             elif words[0] == "^" and self.starts(self.at + 1):
                 self.at += 1
                 value = _power(value, self.signed())
-            elif words[:2] == ["to", "the"] or words[:3] == ["raised", "to", "the"]:
+            elif words[:2] == ["to", "the"] and "power" in [self.word(i) for i in (2, 3, 4)] or words[:3] == ["raised", "to", "the"]:
                 self.at += words.index("the") + 1
                 self.at += 2 * (self.word() == "power" and self.word(1) == "of")
                 if not self.starts(self.at):
@@ -282,8 +283,6 @@ class _Numbers:
                 value, self.at = value * _GLUED.get(unit, 1), self.at + 1
             elif not (unit.isalpha() and (len(unit) > 1 or unit in _UNITS) or unit in "xX" and self.kind(1) == "num" or re.fullmatch("[a-z]{1,3}[23]", unit)):
                 raise Unread
-        elif self.glued[self.at] and self.word() == "(" and self.starts(self.at):
-            raise Unread
         if self.kind() == "num" and self.word(1) == "/" and self.kind(2) == "num" and (part := self.fraction(self.at)):
             value += part
         if self.word() in _PARTS and _PARTS[self.word()] != 4 and self.word().endswith("s"):  # four quarters may be coins
@@ -365,16 +364,14 @@ class _Numbers:
                     self.at += 1
                 return
 
-    def check_around(self, start):
-        "Raises `Unread` where words make a bound of the number."
+    def bounded(self, start):
+        "Whether words make a bound of the number."
         before = [text.lower() for _, text in self.tokens[max(0, start - 2):start]]
         after = [self.word(i) for i in range(3)]
-        if before[-1:] and before[-1] in _BOUNDS and before[-2:] != ["rather", "than"] or before == ["up", "to"]:
-            raise Unread
-        if "or" in after and any(word in ("more", "less", "fewer", "so", "higher", "lower", "above", "below") for word in after[after.index("or"):] + [self.word(3)]):
-            raise Unread
-        if after[0] == "^" or before[-1:] == ["^"]:
-            raise Unread
+        if before[-1:] and before[-1] in _BOUNDS or before == ["up", "to"] or after[0] == "^" or before[-1:] == ["^"]:
+            return True
+        bounds = ("more", "less", "fewer", "so", "higher", "lower", "above", "below")
+        return "or" in after and any(word in bounds for word in after[after.index("or"):] + [self.word(3)])
 
     def denied(self, start):
         "Whether the text says that it is not this number, or goes on to the number that it is about."
@@ -404,12 +401,15 @@ def number_of(
     try:
         text = plain_text(text)
         found = _Numbers(text).found
+        if any(digits for _, digits, _ in found):  # words such as `one` stand in every text
+            found = [number for number in found if number[1]]
+        elif not marked and len(text.split()) > 2:
+            return None
+        if any(bounded for *_, bounded in found):
+            raise Unread
     except (Unread, ValueError, IndexError, OverflowError):
-        return None
-    if any(digits for _, digits, _, _ in found):  # words such as `one` stand in every text
-        found = [number for number in found if number[1]]
-    elif not marked and len(text.split()) > 2:
-        return None
+        *before, rest = re.split(r"[,;=<>] |=", text)
+        return None if marked or not before else number_of(rest, marked)
     values = {value for value, *_ in found}
     if len(values) == 1:
         return values.pop()
