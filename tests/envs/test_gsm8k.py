@@ -1,15 +1,17 @@
 """The verifier against all of GSM8K's own answers, against what models print, and against what would hang it."""
+# ruff: noqa: E501
 import gzip
 import json
 import random
-import threading
+import re
 import time
 from decimal import Decimal
+from fractions import Fraction
 
 import pytest
+from gsm8k_answers import ANSWERS
 
-from composer_replication.envs.gsm8k import env
-from composer_replication.envs.gsm8k.env import answer_text, gsm8k_reward, gsm8k_rows, number_reward
+from composer_replication.envs.gsm8k.env import answer_text, gsm8k_reward, gsm8k_rows, number_of, number_reward
 
 
 @pytest.fixture(scope="module")
@@ -57,61 +59,88 @@ def test_a_completion_without_text_is_wrong(text):
     assert gsm8k_reward([text], ["18"]) == [0.0]
 
 
-def test_what_cannot_be_computed_in_time_is_unscored_and_counted():
-    told, started = {}, time.perf_counter()
-    texts = [r"\boxed{9^{9^{9^9}}}", "#### 18"]
-    assert gsm8k_reward(texts, ["18"] * 2, log_metric=told.__setitem__, task_id=[1, 2]) == [None, 1.0]
-    assert told == {"gsm8k/unscored": 1 / 2} and time.perf_counter() - started < 80
+MARKS = {"####": "#### {}", "line": "#### {}\n\nQuestion: what is 17?", "box": "so \\( \\boxed{{{}}} \\).", "is": "First 7.\nThe answer is {}"}
+
+
+@pytest.mark.parametrize("mark", MARKS)
+@pytest.mark.parametrize("text, value", ANSWERS)
+def test_an_answer_is_the_number_that_a_person_reads(text, value, mark):
+    completion, want = MARKS[mark].format(text), None if value is None else Fraction(value)
+    assert number_of(*answer_text(completion)) == want
+    for other in {18, 17, 5, 2, 1, 19} - {want}:
+        assert number_reward(completion, str(other)) == 0.0
+    if want is not None and want.denominator == 1:
+        assert number_reward(completion, str(want)) == 1.0
+
+
+def test_the_table_is_large_enough_and_says_nothing_twice():
+    assert len({text for text, _ in ANSWERS}) > 250 and sum(value is None for _, value in ANSWERS) > 50
+
+
+NATURAL = ["#### {}", "#### ${}", "#### {} dollars", "#### {} apples.", "\\boxed{{{}}}", "$\\boxed{{\\${}}}$", "\\boxed{{\\text{{{} apples}}}}",
+           "The answer is {}.", "The answer is: {}", "**Answer: {}**", "So she has {} left.", "Total = {}", "#### x = {}", "#### The total is {} pounds",
+           "#### {}%", "#### ({})", "It costs {} dollars", "#### {} * 1 = {}", "#### {}/1", "#### {}.0 km", "The final answer is **{}**"]
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("phrase", NATURAL)
+def test_every_reference_is_paid_in_natural_phrasings_and_a_changed_one_is_not(phrase, shared_data):
+    gold = [row["answer"] for row in gsm8k_rows(shared_data / "tasks" / "gsm8k_test.jsonl.gz")]
+    written = [f"{int(answer):,}" for answer in gold]
+    assert gsm8k_reward([phrase.replace("{}", text).replace("{{", "{").replace("}}", "}") for text in written], gold) == [1.0] * 1319
+    changed = [phrase.replace("{}", f"{int(answer) + 1}").replace("{{", "{").replace("}}", "}") for answer in gold]
+    assert gsm8k_reward(changed, gold) == [0.0] * 1319
+
+
+def in_words(n):
+    "A number from 0 to 999,999 in English, written apart from the reader."
+    small = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen "
+             "nineteen").split()
+    if n < 20:
+        return small[n]
+    if n < 100:
+        return "twenty thirty forty fifty sixty seventy eighty ninety".split()[n // 10 - 2] + (f"-{small[n % 10]}" if n % 10 else "")
+    if n < 1000:
+        return f"{small[n // 100]} hundred" + (f" and {in_words(n % 100)}" if n % 100 else "")
+    return f"{in_words(n // 1000)} thousand" + (f" {'and ' * (n % 1000 < 100)}{in_words(n % 1000)}" if n % 1000 else "")
+
+
+def test_numbers_in_words():
+    rng = random.Random("words")
+    for n in [*range(1001), *(rng.randrange(10**6) for _ in range(500))]:
+        assert number_of(in_words(n)) == n and number_of(f"negative {in_words(n).replace('-', ' ').replace(' and', '')} eggs") == -n, in_words(n)
+
+
+def test_calculations_are_worked_out_as_python_does():
+    rng = random.Random("calculations")
+    for _ in range(500):
+        text = str(rng.randint(1, 30))
+        for _ in range(rng.randint(1, 4)):
+            text = f"({text})" if rng.random() < 0.3 else text
+            text += f" {rng.choice('+-*/')} {rng.randint(1, 30)}"
+        want = Fraction(eval(re.sub(r"\d+", lambda m: f"Fraction({m[0]})", text)))  # of digits and operators made here
+        assert number_of(text) == want and number_of(f"{text} = {want}") == want and number_of(f"{text} = {want + 1}") is None, text
+
+
+@pytest.mark.parametrize("text, value", [
+    ("She has 3 pears and 5 plums, so 8 fruits.", 8), ("16 - 3 = 13, so 18", 18), ("It is 17, not 18", 17), ("It is 18, not 17.", 18),
+    ("She earns 2 million", 2_000_000), ("It is 5 squared", 25), ("It is 17 or 18.", None), ("He has 17 pears and 18 plums", None),
+    ("I do not know which one", None), ("One moment please", None), ("eighteen", 18), ("Step 1. It is 7. Step 2. She has 18 eggs. That is all.", 18),
+    ("The answer is 7. No: the answer is 18. It took 3 steps.", 18), ("The answer is 18 because 9 * 2 = 18", 18), ("7\n18", 18),
+    ("It is 18:00", None), ("Over two years he pays $8 + $10 = $18.", 18), ("As 7 > 5, she has 18 eggs", 18), ("She pays 18 to the man", 18), ("At least 18", None), ("Answer: 18 or 17", None), ("\\boxed{7} so \\boxed{18} of 20", 18), ("#### \\boxed{18}", 18), ("#### 7\n#### 18\n", 18),
+    ("\\boxed{\\text{x} = \\frac{36}{2}}", 18), ("\\boxed{18", 18), ("\\boxed 18", 18), ("\\boxed{}", None), ("between 17 and 18", None)])
+def test_completions_without_a_line_of_their_own(text, value):
+    assert number_of(*answer_text(text)) == value
 
 
 @pytest.mark.parametrize("text", ["#### " + "9" * 100_000, "(" * 50_000 + "18", "\\boxed{" * 20_000, "1,234 " * 50_000 + "!",
-                                  "-$ " * 50_000, "#### 1e999999999", "#### " + "{" * 300 + "1"])
+                                  "-$ " * 50_000, "#### 1e999999999", "#### " + "{" * 300 + "1", "-" * 10**5 + "1", "#### " + "1 " * 10**5,
+                                  "\\frac" * 20_000 + "1", "#### " + "9^" * 99 + "9", "answer is " * 20_000 + "1", "x * " * 10**5 + "1", "_" * 10**6 + "1",
+                                  "#### " + "(-" * 99 + "1", "one hundred " * 10**4, " " * 10**6 + "1", "<a" * 10**5 + "1", "1," * 10**6])
 def test_long_texts_are_read_in_bounded_time(text):
     started = time.perf_counter()
-    assert number_reward(text, "17") in (0.0, None)
+    assert number_reward(text, "17") == 0.0
     assert time.perf_counter() - started < 50
-
-
-def test_other_threads_score_as_the_main_one_does():
-    found = []
-    texts = ["#### 18", "It costs $18.00.", "#### 17", "none", r"\boxed{9 \cdot 2}",
-             "#### Janet makes 18 dollars", "#### 18 (dollars)", "#### 9 * 2 = 17"]
-    thread = threading.Thread(target=lambda: found.extend(number_reward(t, "18") for t in texts))
-    thread.start()
-    thread.join(90)
-    assert found == [number_reward(t, "18") for t in texts] == [1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0]
-
-
-def test_a_reader_that_died_is_replaced(monkeypatch):
-    reader = env._Reader()
-    written = answer_text(r"\boxed{9 \cdot 2}")
-    assert reader.reward(written, "18") == 1.0
-    reader._process.kill()
-    reader._process.wait()
-    assert reader.reward(written, "18") == 1.0
-    monkeypatch.setattr(env, "START", -2 * env.SECONDS)  # killed at once: too late
-    assert reader.reward("(" * 400 + "18", "18") in (None, 0.0)
-    reader._stop() if reader._process else None
-
-
-FRAMES = ["\\boxed{{{}}}",
-          "so \\( \\boxed{{{}}} \\).", "$\\boxed{{{}}}$", "#### {} dollars", "#### \\({}\\)", "#### x = {}",
-          "#### \\( x = {} \\)",
-          "#### {} red apples", "\\boxed{{{}\\text{{ dollars}}}}", "={}", "\\boxed{{x = {}}}"]
-
-
-@pytest.mark.parametrize("frame", FRAMES)
-def test_a_number_in_its_frame_is_scored_in_every_thread_as_in_the_main_one(frame):
-    texts, found = [frame.format(n) for n in ("18", "1,800", "18.0", "17", "-18", "18.5")], []
-    thread = threading.Thread(target=lambda: found.extend(number_reward(t, "18") for t in texts))
-    thread.start()
-    thread.join(20)
-    assert found == [number_reward(t, "18") for t in texts] == [1.0, 0.0, 1.0, 0.0, 0.0, 0.0]
-
-
-@pytest.mark.parametrize("text", ["\\boxed{2x}", "\\boxed{\\frac{36}{2}}", "\\boxed{9 \\cdot 2}", "\\boxed{1{8}}"])
-def test_what_is_more_than_a_number_is_not_read_as_one(text):
-    assert answer_text(text) == text
 
 
 def test_broken_files_are_told_in_a_sentence(tmp_path):

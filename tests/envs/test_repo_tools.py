@@ -1,6 +1,7 @@
 "The agent's tools under hostile use: links, floods, loops, odd arguments; and texts that are equal in every run."
 import json
 import os
+import re
 import shlex
 import string
 import warnings
@@ -95,7 +96,7 @@ def test_whatever_is_called_is_answered(name, arguments):
     ("{}", "type_error", "the argument 'path' is missing"),
     ('{"path": ["a.py"]}', "type_error", "must be a string"),
     ('{"path": "a.py", "start": 3, "end": 2}', "type_error", "lines 3 to 2 are no range"),
-    ('{"path": "a.py", "start": 9}', "runtime_error", "has 3 lines and no line 9"),
+    ('{"path": "a.py", "start": 9}', "runtime_error", "has 2 lines and no line 9"),
     ('{"path": "../b"}', "runtime_error", "outside of the repository"),
     ("[1]", "json_decode", "no JSON object"), ('"x"', "json_decode", "no JSON object"),
     ('{"path": ', "json_decode", "Invalid JSON"),
@@ -206,6 +207,54 @@ def test_files_keep_their_bytes(tools):
     assert ask(tools, "edit_file", path="src/larder/labels.py", old="", new="x").failed
     ask(tools, "write_file", path="x.txt", text="aXaXa")
     assert ask(tools, "edit_file", path="x.txt", old="aXa", new="").text.startswith("Error: the text to replace occurs more")
+
+
+ODD = "one\x0cstill one\ntwo\u2028still two\r\nthree\x85\x1c\x0b\rstill three\n\nfive\r\n"  # grep counts five lines
+
+
+def test_search_read_file_and_sed_number_lines_alike(tools):
+    "Against sed, whose line is what ends with a newline."
+    for text in (ODD, ODD[:-2], "\r\n", "a\r", "a\n\n", "\n"):
+        tools._sandbox.write("odd.txt", text.encode())
+        many = text.count("\n") + (not text.endswith("\n"))
+        found = ask(tools, "search", pattern="^", path="odd.txt").text.rstrip("\n").split("\n")
+        assert [line.split(":")[:2] for line in found] == [["odd.txt", str(n)] for n in range(1, many + 1)], text
+        for n in range(1, many + 1):
+            line = ask(tools, "read_file", path="odd.txt", start=n, end=n).text
+            assert found[n - 1] == f"odd.txt:{n}: {line}" and line == text.replace("\r\n", "\n").split("\n")[n - 1]
+            assert ask(tools, "search", pattern=f"^{re.escape(line)}$", path="odd.txt").text.startswith("odd.txt:")
+            assert line in ask(tools, "shell", command=f"sed -n {n}p odd.txt").text.split("\r\n")[0] or not line
+        assert ask(tools, "shell", command="sed -n $= odd.txt").text.strip() == str(many)
+        answer = ask(tools, "read_file", path="odd.txt", start=many + 1)
+        assert answer.text == f"Error: 'odd.txt' has {many} lines and no line {many + 1}."
+    tools._sandbox.write("none.txt", b"")
+    assert ask(tools, "read_file", path="none.txt").text == "" and ask(tools, "read_file", path="none.txt", start=2).failed
+
+
+@pytest.mark.parametrize("held, old, new, left", [
+    ("a\r\nb\r\nc\r\n", "a\nb\n", "x\ny\nz\n", "x\r\ny\r\nz\r\nc\r\n"),
+    ("a\r\nb\r\nc\r\n", "b", "x\ny", "a\r\nx\r\ny\r\nc\r\n"),
+    ("a\r\nb\r\nc\r\n", "\nb\n", "\n", "a\r\nc\r\n"),
+    ("a\r\nb\r\nc\r\n", "a\r\nb", "x\ny", "x\r\ny\r\nc\r\n"),
+    ("a\r\nb\r\nc\r\n", "a\r\nb", "x\r\ny", "x\r\ny\r\nc\r\n"),
+    ("a\r\nb\r\nc", "b\nc", "", "a\r\n"),
+    ("a\nb\nc\n", "a\r\nb", "x\r\ny", "x\ny\nc\n"),
+    ("a\nb\n", "a\nb\n", "x\ny\n", "x\ny\n"),
+    ("a\nb\r\nc\n", "b\nc", "x\ny", "a\nx\r\ny\n"),  # an end of the replaced text itself
+    ("a\nb\r\nc\n", "a\nb", "x\ny", "x\ny\r\nc\n"),
+    ("a\nb\n", "b", "b\r", "a\nb\r\n"),
+    ("a", "a", "x\r\ny\n", "x\r\ny\n"),
+    ("a.*b\r\n(c\r\n", ".*b\n(c", "\\1\\g<0>", "a\\1\\g<0>\r\n"),
+    ("a\u2028b\r\nc", "a\u2028b\nc", "d", "d"),
+    ("\r\n\r\na", "\n\na", "\nb", "\r\nb"),
+    ("a\r\na\nb", "a\nb", "c", "a\r\nc"),
+    ("a\r\nb\r\na\nb\n", "a\nb", "c", None),  # twice
+    ("\r\n\r\n", "\n", "x", None),
+    ("a\rb", "a\nb", "c", None)])
+def test_an_edit_matches_either_line_end_and_keeps_the_file_s(tools, held, old, new, left):
+    tools._sandbox.write("edit.txt", held.encode())
+    assert ask(tools, "edit_file", path="edit.txt", old=old, new=new).failed is (left is None)
+    assert tools._sandbox.read("edit.txt") == (held if left is None else left).encode()
 
 
 def test_ten_thousand_files_are_listed_in_bounds(tools):

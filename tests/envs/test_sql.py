@@ -333,7 +333,8 @@ FROM = [
 ]
 CTE = [  # one table read often, one column read often, both
     lambda n: f"WITH a AS (SELECT {wide('id', 60)} x FROM {CHILD}) SELECT 1 FROM {','.join('a' * n)}",
-    lambda n: f"WITH a AS (SELECT {wide('id', n)} x FROM {CHILD}) SELECT {wide('x', n)} b FROM a WHERE b IN ({','.join('b' * n)})",
+    lambda n: f"WITH a AS (SELECT {wide('id', n)} x FROM {CHILD}) SELECT {wide('x', n)} b FROM a "
+    f"WHERE b IN ({','.join('b' * n)})",
     lambda n: f"WITH a(x) AS (SELECT {wide('id', n)} FROM {CHILD}) SELECT {'+'.join(f't{i}.x' for i in range(n))} FROM "
     + ",".join(f"a t{i}" for i in range(n)),
     lambda n: f"WITH a(x) AS (SELECT {wide('id', n)} FROM {CHILD}) SELECT 1 FROM a t0"

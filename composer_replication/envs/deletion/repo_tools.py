@@ -193,7 +193,8 @@ except (re.error, RecursionError, OverflowError) as error:
 for path in paths:
     with open(path, "rb") as file:
         data = file.read(1_000_000)
-    for number, line in enumerate([] if b"\\0" in data else data.decode(errors="replace").splitlines(), 1):
+    lines = [] if b"\\0" in data else data.decode(errors="replace").replace("\\r\\n", "\\n").split("\\n")
+    for number, line in enumerate(lines[:-1] if lines and not lines[-1] else lines, 1):
         if pattern.search(line):
             print(f"{path}:{number}: {line[:300]}")
             most -= 1
@@ -243,9 +244,10 @@ def _lines(text, path, start, end):
     if start < 1 or end is not None and end < start:
         last = "the last" if end is None else end
         raise ToolProblem(f"ValueError: lines {start} to {last} are no range; start is at least 1, end at least start.", "type_error")
-    lines = text.split("\n")
-    if start > len(lines):
-        raise ToolProblem(f"Error: {path!r} has {len(lines)} lines and no line {start}.")
+    lines = text.replace("\r\n", "\n").split("\n")
+    many = len(lines) - (not lines[-1])  # a newline ends a line
+    if start > max(1, many):
+        raise ToolProblem(f"Error: {path!r} has {many} lines and no line {start}.")
     return "\n".join(lines[start - 1:end])
 
 
@@ -262,6 +264,15 @@ def _search(self: _LookTools, pattern, path):
     return text or "no line matches"
 
 # %% ../../../nbs/envs/deletion/04_repo_tools.ipynb #0d2feeb6
+_LINE_END = re.compile(r"\r\n|(?<!\r)\n")
+
+
+def _found(text, old):
+    "(place, text as it stands) of each occurrence, whatever its line ends; those that overlap too."
+    pattern = f"(?:{_LINE_END.pattern})".join(map(re.escape, re.split(r"\r?\n", old)))
+    return [(match.start(), match[1]) for match in re.finditer(f"(?=({pattern}))", text)][:2] if old else []
+
+# %% ../../../nbs/envs/deletion/04_repo_tools.ipynb #d56bc556
 class _ChangeTools(_Repository):
     @tool
     def write_file(self, path: str, text: str) -> str:
@@ -286,11 +297,15 @@ class _ChangeTools(_Repository):
             new: What comes in its place.
         """
         text = self._read(path)
-        if not old or (at := text.find(old)) < 0:
+        found = _found(text, old)
+        if not found:
             raise ToolProblem(f"Error: the text to replace does not occur in {path!r}; copy it from the file as it is.")
-        if text.find(old, at + 1) >= 0:  # also where it overlaps itself
+        if len(found) > 1:
             raise ToolProblem(f"Error: the text to replace occurs more than once in {path!r}; take more lines around it.")
-        self._write(path, text.replace(old, new))
+        (at, held), = found
+        if end := _LINE_END.search(held) or _LINE_END.search(text):  # a line end that is written out stays where `old` is exact
+            new = (re.compile(r"(?<!\r)\n") if held == old else _LINE_END).sub(end[0], new)
+        self._write(path, text[:at] + new + text[at + len(held):])
         return f"{path} changed"
 
 # %% ../../../nbs/envs/deletion/04_repo_tools.ipynb #9ecbd70f
