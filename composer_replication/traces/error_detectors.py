@@ -6,7 +6,7 @@
 __all__ = ['CLEAN', 'Detector', 'DETECTORS', 'TOOL_MISSING', 'NOT_JSON', 'BAD_TYPE', 'EXCEPTION', 'RAISED', 'MISFIT', 'GENERIC',
            'BEFORE', 'PROMPT', 'BEHIND', 'FENCED', 'ANSWERS_NO', 'STATUS_LINE', 'STATUS_TAG', 'FIELD', 'OUTPUT', 'EDGE',
            'DECLINED', 'STATUS_REASON', 'CODE_KEYS', 'HTTP_KEYS', 'NOTHING', 'MESSAGES', 'READER', 'READS',
-           'SAYS_ERROR', 'BAD_WORDS', 'GOOD_WORDS', 'SHELL_COMPLAINT', 'Detection', 'register_detector',
+           'SAYS_ERROR', 'BAD_WORDS', 'GOOD_WORDS', 'GAVE_UP', 'SHELL_COMPLAINT', 'Detection', 'register_detector',
            'detectors_for', 'first_opinion', 'last_exception', 'kind_of', 'shell_kind', 'Pairing', 'pair', 'command_of',
            'without_echo', 'unwrapped', 'shell_detection', 'exit_status', 'observed', 'result_text', 'declined',
            'flagged', 'objects', 'status', 'reads_only', 'payload', 'traceback', 'graded', 'unanswered']
@@ -465,8 +465,12 @@ def traceback(trace: Trace, position: int) -> Detection | None:
         return Detection(shell_kind(text), text)
     if len(text) < 400 and text.count("\n") < 3 and SHELL_COMPLAINT.match(text):
         return Detection("tool_not_found" if "command not found" in text else "runtime_error", text)
+    if turn.failed is None and command_of(trace, position) and not reads_only(trace, position) and GAVE_UP.match(text.rpartition("\n")[2]):
+        return Detection("runtime_error", text)
     return None
 
+
+GAVE_UP = re.compile(r"g?make(?:\[\d+\])?: \*\*\* |npm (?:ERR!|error) |error: could not compile |ninja: build stopped|BUILD FAILED\b|fatal: ")  # a last line
 
 SHELL_COMPLAINT = re.compile(r"\A(?:[\w./ -]+: )?(?:line \d+: )?\S+: (?:.{0,200})(?:No such file|command not found|[Pp]ermission denied"
                              r"|cannot (?:open|access|stat))")
