@@ -168,7 +168,7 @@ BEFORE = re.compile(
     r"\s*(?:observation:|execution result of \[[^\]\n]*\]:|\[[^\n]{1,2000}?\] result:|(?:tool|function|command|shell|terminal)[ _]?(?:call )?"
     r"(?:result|output|response|error)s?(?: (?:of|for|from) [^\n:]{1,80})?:|(?:result|output|response|stdout|stderr)s?:(?=\s*\n)|"
     r"<(tool_response|tool_result|tool_output|function_response|function_results?|function_result|observation|result|response|output|stdout|stderr|error|"
-    r"tool_use_error|error_message|system|returned)>)", re.I)
+    r"tool_use_error|error_message|exception|system|returned)>)", re.I)
 PROMPT = r"(?:\([\w.-]+\) ?)?(?:[\w.-]+@[\w.-]+[:~][^\n]{0,120}?|\[[^\]\n]{1,80}\]|bash-[\d.]+|[~/][\w./-]*)?\s?[#$%>❯]"  # of a terminal
 BEHIND = re.compile(r"(?:\s*\[Python [Ii]nterpreter: [^\]\n]*\]|\s*\[Current working directory: [^\]\n]*\]|\n" + PROMPT + r"\s*)+\Z")
 
@@ -280,7 +280,7 @@ def exit_status(
             while rest and FIELD.fullmatch(rest[0][:300]) and len(rest[0]) <= 300 and not OUTPUT.match(rest[0]) and ":" in rest[0]:
                 rest.pop(0)  # wall time and the like
             shown = OUTPUT.sub("", "\n".join(rest).strip(), count=1) if rest and OUTPUT.match("\n".join(rest).strip()) else "\n".join(rest)
-            return code, _bare(shown)
+            return code, _bare(shown) or _bare("\n".join(lines[:at]))  # what looks like a head may be all there is
         if OUTPUT.fullmatch(line) or len(line) > 300 or not FIELD.fullmatch(line):
             break
     for at in range(len(lines) - 1, max(-1, len(lines) - 1 - EDGE), -1):
@@ -424,7 +424,8 @@ def reads_only(trace: Trace, position: int) -> bool:
 SAYS_ERROR = re.compile(
     r"[\[(*❌✗⚠️\s]*(?:(?i:error)(?![^\W_]|[._/-]\w)|(?:\w+\.)*\w+(?:Error|Exception): \S|Exception: \S|[Ff]ailed to \w|[Ff]atal: \S|FATAL\b"
     r"|(?i:an? (?:\w+ )?error (?:has )?occurred|(?:the )?(?:tool|command|function|action|request)(?: (?:call|execution))? (?:failed|errored)\b"
-    r"|(?:tool|function|execution|command|runtime|validation|internal|server|api|mcp|http)[ -]error\b))")  # at the start of a result
+    r"|(?:tool|function|execution|command|runtime|validation|internal|server|api|mcp|http)[ -]error\b"
+    r"|(?:the |your )?(?:tool|command|execution|request|operation|process|script|call)(?: \w+){0,2}? timed out|timed out after \d))")  # at the start of a result
 BAD_WORDS, GOOD_WORDS = ("error", "errored"), ("success", "succeeded", "ok", "completed", "passed")
 
 

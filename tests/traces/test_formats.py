@@ -374,7 +374,7 @@ def test_claude_code_call_whose_line_is_off_the_path(tmp_path):
     )  # the results of the two calls end the file, that of the second comes first
     rows = [*rows[: end - 1], rows[end], rows[end - 1]]
     (tmp_path / "s.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    trace, _ = read_traces(tmp_path / "s.jsonl", strict=True)
+    trace, *_ = read_traces(tmp_path / "s.jsonl", strict=True)
     assert [c.name for c in trace.turns[4].tool_calls] == ["Glob", "Bash"]
     assert [t.tool_call_id for t in trace.turns[5:]] == ["toolu_03", "toolu_02"]
 

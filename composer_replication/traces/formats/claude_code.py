@@ -158,7 +158,7 @@ ASKS = {"AskUserQuestion", "ExitPlanMode"}
 MACHINE = re.compile(
     r"\s*(?:<|\[|\(|/|Exit code|error\b|Command (?:timed|failed|was|contains|substitution)|Permission|This (?:command|bash|operation)|Claude requested|\w+:\w+ hook"
     r"|String to replace|File (?:has|does|is|not|content|must|already)|Found \d+ matches|No (?:changes|such|file)|Old string|Cannot|Can't|Could not|Failed|Invalid"
-    r"|Unknown|Background|Shell|Output|Timeout|Timed out|Unexpected|Access|cd to|Execution|Internal|Request failed|MCP|No replacement|[A-Z]{3,}\b|\S+: )", re.I)
+    r"|Unknown|Background|Shell|Output|Timeout|Timed out|Unexpected|Access|cd to|Execution|Internal|Request failed|MCP|No replacement|(?-i:[A-Z]{3,}\b)|\S+: )", re.I)
 
 
 def commented(trace: Trace, position: int) -> bool:
