@@ -475,3 +475,39 @@ def test_an_unknown_role_is_named_and_the_record_is_left_out(tmp_path):
     path, problems = tmp_path / "t.jsonl", []
     path.write_text(json.dumps({"messages": [{"role": "user", "content": "Hi"}, {"role": "critic", "content": "Hm"}]}))
     assert list(read_traces(path, on_problem=problems.append)) == [] and "'critic'" in str(problems[0])
+
+
+@pytest.mark.parametrize("form", ["stream", "export"])
+def test_claude_code_without_parents(tmp_path, form):
+    said = [{"type": "user", "message": {"role": "user", "content": "Go."}},
+            {"type": "assistant", "message": {"id": "m1", "role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "Bash", "input": {"command": "make"}}]}},
+            {"type": "user", "message": {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "is_error": True, "content": "Exit code 2\nno rule"}]}},
+            {"type": "assistant", "message": {"id": "m2", "role": "assistant", "content": [{"type": "text", "text": "No rule."}]}}]
+    path = tmp_path / "s.json"
+    if form == "export":
+        path.write_text(json.dumps({"loglines": said}))
+    else:
+        inner = [r | {"session_id": "s", "parent_tool_use_id": "t9"} for r in said[:1] + said[3:]]
+        rows = [{"type": "system", "subtype": "init", "session_id": "s"}, *(r | {"session_id": "s", "parent_tool_use_id": None} for r in said), *inner]
+        path.write_text("\n".join(map(json.dumps, rows)))
+    main, *side = read_traces(path, strict=True)
+    assert [t.role for t in main.turns] == ["user", "assistant", "tool", "assistant"] and len(side) == (form == "stream")
+    assert [s.context.error_message for s in find_error_sites(main)] == ["no rule"]
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", ["codex-rollout.jsonl", "claude-subagent.jsonl", "claude-user-comment.jsonl", "atif.json"])
+def test_atif_make_reads_the_same_calls_and_results(shared_data, name, tmp_path):
+    "atif-make (PyPI, Python 3.12 and above) is the oracle: its ATIF of a session, read by us, is what we read of the session itself."
+    atif_make = pytest.importorskip("atif_make.convert", reason="atif-make is not installed")
+    path = shared_data.parent / "cases" / "traces" / name
+    if not path.exists():
+        pytest.skip("the shared cases are not beside the checkout")
+    trajectory, _ = atif_make.convert(path)
+    (tmp_path / "t.json").write_text(json.dumps(trajectory.to_dict() if hasattr(trajectory, "to_dict") else trajectory.to_json_dict()))
+
+    def acted(trace):
+        return [(t.role, [(c.name, c.arguments) for c in t.tool_calls], t.content if t.role != "tool" else "") for t in trace.turns if t.content or t.tool_calls]
+    [theirs], [ours] = read_traces(tmp_path / "t.json", strict=True), read_traces(path, strict=True)
+    assert acted(theirs) == acted(ours)
+    assert [t.content for t in theirs.turns if t.role == "tool"] == [t.content for t in ours.turns if t.role == "tool"]

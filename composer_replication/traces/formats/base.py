@@ -219,6 +219,8 @@ ROLES |= dict.fromkeys(("ToolMessage", "FunctionMessage", "ipython", "observatio
 def role_of(message: dict) -> Any:
     "The role of a message as it is written: under `role`, ShareGPT's `from`, or LangChain's `type`."
     said = next((message[key] for key in ("role", "from") if key in message), None)
+    if said is None and isinstance(message.get("info"), dict):
+        return message["info"].get("role")
     if said is not None or "role" in message:
         return said
     kind = message["id"][-1] if message.get("lc") and isinstance(message.get("id"), list) and message["id"] else message.get("type")
@@ -226,7 +228,9 @@ def role_of(message: dict) -> Any:
 
 
 def plain_message(message: dict) -> dict:
-    "A message without the envelope that LangChain puts it into."
+    "A message without the envelope that LangChain or opencode puts it into."
+    if isinstance(message.get("info"), dict) and isinstance(message.get("parts"), list):
+        return {"role": message["info"].get("role"), "parts": message["parts"]}
     inner = message.get("data", message.get("kwargs"))
     return {"role": role_of(message)} | inner if isinstance(inner, dict) and "content" in inner and "role" not in message else message
 
@@ -320,6 +324,10 @@ def _part(block: dict) -> tuple[str, Any]:
         return "call", block
     if "toolResult" in block or "functionResponse" in block:
         return "result", block.get("toolResult") or block.get("functionResponse")
+    if kind == "tool" and isinstance(block.get("state"), dict):  # opencode's
+        state, named = block["state"], {"toolName": block.get("tool"), "id": block.get("callID")}
+        done = {"toolCallId": block.get("callID"), "toolName": block.get("tool")} | {k: state[k] for k in ("output", "error", "metadata", "status") if k in state}
+        return ("both", (named | {"input": state.get("input")}, done)) if state.get("status") in ("completed", "error") else ("call", named | {"input": state.get("input")})
     if kind == "tool-invocation" and isinstance(block.get("toolInvocation"), dict):
         block = block["toolInvocation"]
         return ("both" if block.get("state") == "result" else "call"), (block, block) if block.get("state") == "result" else block
@@ -455,7 +463,7 @@ def is_messages(messages: Any) -> bool:
         except orjson.JSONDecodeError:
             return False
     return isinstance(first, dict) and ("role" in first or role_of(first) is not None and ("content" in first or "value" in first or "data" in first
-                                                                                          or "kwargs" in first))
+                                                                                          or "kwargs" in first or "parts" in first))
 
 
 def messages_of(record: dict) -> Any:

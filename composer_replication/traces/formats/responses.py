@@ -69,7 +69,7 @@ def item_turns(items: Iterable[tuple[int, dict]]) -> Iterator[Turn]:
         if kind is None:
             continue
         own = kind in ("reasoning", "call", "both") or (kind == "message" and ROLES.get(role_of(item)) == "assistant")
-        if first is not None and (not own or results):  # what the assistant did ends here
+        if first is not None and (not own or results or (calls and kind in ("message", "reasoning"))):  # what the assistant did ends here
             yield from said()
             text, thinking, calls, results, first = [], [], [], [], None
         if own and first is None:
@@ -100,6 +100,8 @@ def as_items(value: Any) -> list | None:
     "A list of items, text as the one message of a user; None where it is neither."
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
+    if isinstance(value, list) and value and all(isinstance(v, list) for v in value):  # one list a transition
+        value = [item for part in value for item in part]
     return value if isinstance(value, list) and value and all(isinstance(v, dict) for v in value) and any(map(item_kind, value)) else None
 
 
