@@ -180,8 +180,9 @@ def hints_list(files: Files = None, as_json: AsJson = False, strict: Strict = Fa
     counts: Counter = Counter()
     sites, listed = hinted_sites(given(files, twice=True), strict, tools, hints, counts), 0
     if as_json:
-        for listed, hinted in enumerate(islice(sites, first), 1):
+        for hinted in islice(sites, first):
             emit(hint_row(hinted))
+            listed += 1
     else:
         listed = _show_list(sites, first)
         say(counted(counts))

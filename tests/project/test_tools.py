@@ -75,15 +75,6 @@ def test_a_figure_without_a_picture_is_found(tmp_path, output, bare):
     assert len(check.check_outputs(tmp_path)) == 2 * bare
 
 
-def test_a_long_exported_cell_is_found(tmp_path):
-    lines = [f"x{i} = {i}" for i in range(check.LONG + 1)]
-    notebook(tmp_path / "nbs/room/00_x.ipynb", "\n".join(["#| export", *lines]))
-    notebook(tmp_path / "nbs/room/01_y.ipynb", "\n".join(["#| export", *lines[1:]]))
-    notebook(tmp_path / "nbs/room/02_z.ipynb", "\n".join(lines))
-    problem, = check.check_cells(tmp_path)
-    assert problem.startswith("nbs/room/00_x.ipynb: 41 lines from `x0 = 0` on")
-
-
 def test_a_readme_that_is_behind_is_found(tmp_path, monkeypatch):
     nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# New\nSee [this](../README.md).")])
     (tmp_path / "nbs").mkdir()
