@@ -995,3 +995,30 @@ def test_show_says_what_was_read(tmp_path):
     assert row["problems"] == 2
     listed = run("hints", "list", path)
     assert listed.exit_code == 0 and "no error turn was found" in listed.output and "2 calls read, 1 without a result" in listed.output  # noqa: E501
+
+
+def test_a_detector_that_knows_nothing_answers_nothing():
+    from composer_replication.traces.error_detectors import CLEAN, exit_status, payload, status
+
+    def asked(detector, content):
+        turns = (
+            Turn("assistant", tool_calls=(ToolCall("bash", {}, "c"),)),
+            Turn("tool", content, tool_call_id="c", observation=True),
+        )
+        return detector(Trace("t", turns), 1)
+
+    for content in ('{"error": null}', '{"error": "", "response": "x"}', '{"id": 7, "status": "open"}', "text", "[]", '{"exit_code": null}'):
+        assert asked(payload, content) is None and asked(status, content) is None, content
+    assert asked(payload, '{"success": true, "error": null}') == CLEAN
+    assert asked(status, '{"exit_code": 0, "error": null}') == CLEAN
+    assert exit_status("nothing of the kind") == (None, "nothing of the kind")
+
+
+def test_a_person_between_calls_in_text_is_no_result():
+    call = {"role": "assistant", "content": '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'}
+    talk = [{"role": "user", "content": "Go."}, call, {"role": "tool", "content": "7"}, call, {"role": "user", "content": "Error: stop"}]
+    trace = read_record({"messages": talk})
+    assert [t.observation for t in trace.turns] == [False, False, True, False, False] and find_error_sites(trace) == []
+    quoted = read_record({"messages": [{"role": "user", "content": "Go."}, call, {"role": "user", "content": "7"},
+                                       {"role": "assistant", "content": "Well?"}, {"role": "user", "content": "OBSERVATION:\nError: x"}]})
+    assert [t.observation for t in quoted.turns] == [False, False, True, False, False]
