@@ -1007,7 +1007,8 @@ def test_a_detector_that_knows_nothing_answers_nothing():
         )
         return detector(Trace("t", turns), 1)
 
-    for content in ('{"error": null}', '{"error": "", "response": "x"}', '{"id": 7, "status": "open"}', "text", "[]", '{"exit_code": null}'):
+    silent = '{"error": null}', '{"error": "", "response": "x"}', '{"id": 7, "status": "open"}', "text", "[]", '{"exit_code": null}'
+    for content in silent:
         assert asked(payload, content) is None and asked(status, content) is None, content
     assert asked(payload, '{"success": true, "error": null}') == CLEAN
     assert asked(status, '{"exit_code": 0, "error": null}') == CLEAN
@@ -1016,9 +1017,10 @@ def test_a_detector_that_knows_nothing_answers_nothing():
 
 def test_a_person_between_calls_in_text_is_no_result():
     call = {"role": "assistant", "content": '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'}
-    talk = [{"role": "user", "content": "Go."}, call, {"role": "tool", "content": "7"}, call, {"role": "user", "content": "Error: stop"}]
-    trace = read_record({"messages": talk})
+    go, stop = {"role": "user", "content": "Go."}, {"role": "user", "content": "Error: stop"}
+    trace = read_record({"messages": [go, call, {"role": "tool", "content": "7"}, call, stop]})
     assert [t.observation for t in trace.turns] == [False, False, True, False, False] and find_error_sites(trace) == []
-    quoted = read_record({"messages": [{"role": "user", "content": "Go."}, call, {"role": "user", "content": "7"},
-                                       {"role": "assistant", "content": "Well?"}, {"role": "user", "content": "OBSERVATION:\nError: x"}]})
+    quote = {"role": "user", "content": "<tool_response>Error: x"}
+    seven = {"role": "user", "content": "7"}
+    quoted = read_record({"messages": [go, call, seven, {"role": "assistant", "content": "Well?"}, quote]})
     assert [t.observation for t in quoted.turns] == [False, False, True, False, False]
