@@ -22,9 +22,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from .console import (ENDINGS, AsJson, ChatTemplate, Files, Model, Seed, Strict, Tools, check_output,
-                                              emit, given, offer, one_line, out, plainly, print_tables, printable, progress, say, stream, threads_for,
+                                              emit, fail, given, offer, one_line, out, plainly, print_tables, printable, progress, say, stream, threads_for,
                                               warn, working)
-from .traces import Detectors, site_row
+from .traces import Detectors, counted, hollow, site_row
 from ..core.errors import InputProblem
 
 # %% ../../nbs/cli/06_hints.ipynb #86530f56
@@ -46,11 +46,20 @@ def hint_layers(names: list[str], files: list[Path], strict: bool, tools: Path |
     return CompositeHintGenerator(make_layers(names, siblings=siblings)) if names else default_composite(siblings=siblings)
 
 
-def hinted_sites(files: list[Path], strict: bool, tools: Path | None, hints: list[str]) -> Iterator[tuple]:
+def hinted_sites(
+    files: list[Path],
+    strict: bool,
+    tools: Path | None,
+    hints: list[str],
+    counts: Counter | None = None,  # gets what `tally` counts
+) -> Iterator[tuple]:
     "Of every error site the trace, the site and its hint; None where no layer has one."
     from composer_replication.traces.error_sites import find_error_sites
+    from composer_replication.traces.read import tally
     generator = hint_layers(hints, files, strict, tools)
     for _, trace in stream(files, strict, tools, on_problem=lambda problem: None):
+        if counts is not None:
+            counts.update(tally(trace))
         for site in find_error_sites(trace):
             yield trace, site, generator.hint(trace, site)
 
@@ -120,8 +129,8 @@ class Listing:
         return table
 
 # %% ../../nbs/cli/06_hints.ipynb #46a02cce
-def _show_list(sites: Iterator[tuple], first: int | None) -> None:
-    "Some rows, the summary by hint, all counts."
+def _show_list(sites: Iterator[tuple], first: int | None) -> int:
+    "Some rows, the summary by hint, all counts; gives how many error turns there are."
     listing, table, layers = Listing(first), Table("error turn", "what was done, what came of it, what would have helped", show_lines=True), Counter()
     with working("reading") as say_where:
         for number, hinted in enumerate(sites, 1):
@@ -138,7 +147,9 @@ def _show_list(sites: Iterator[tuple], first: int | None) -> None:
     if listing.machine:
         say(f"{listing.machine} of {total} say that something is not installed, or in another version: look whether that is the agent's doing "
             "before you train on them")
-    say("Look at them on a page: composer-rl explore, with the same files")
+    if total:
+        say("Look at them on a page: composer-rl explore, with the same files")
+    return total
 
 # %% ../../nbs/cli/06_hints.ipynb #593d9f6a
 @hints_app.command("list")
@@ -166,11 +177,19 @@ def hints_list(files: Files = None, as_json: AsJson = False, strict: Strict = Fa
     import composer_replication.hints.habits  # registers its templates
     from composer_replication.traces.habits import look_for
     look_for(detectors)
-    sites = hinted_sites(given(files, twice=True), strict, tools, hints)
-    if not as_json:
-        return _show_list(sites, first)
-    for hinted in islice(sites, first):
-        emit(hint_row(hinted))
+    counts: Counter = Counter()
+    sites, listed = hinted_sites(given(files, twice=True), strict, tools, hints, counts), 0
+    if as_json:
+        for hinted in islice(sites, first):
+            emit(hint_row(hinted))
+            listed += 1
+    else:
+        listed = _show_list(sites, first)
+        say(counted(counts))
+    if why := hollow(counts) if not listed else None:
+        fail(why)
+    if not listed:
+        warn(f"no error turn was found ({counted(counts)}); if you know of failures, write a detector: docs/guides/my-traces.md")
 
 # %% ../../nbs/cli/06_hints.ipynb #7d6d927d
 def _cases(files: list[Path], strict: bool, tools: Path | None, hints: list[str], settings: dict, checkpoint, left_out: Counter) -> list:

@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from composer_replication.core.trace import ToolCall, Trace, TraceProblem, Turn
+from composer_replication.traces.error_detectors import command_of
 from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.export import write_traces
 from composer_replication.traces.formats.base import FORMATS, read_record, register_format, with_tools
-from composer_replication.traces.formats.mini_swe_agent import last_command, returned
+from composer_replication.traces.formats.mini_swe_agent import returned
 from composer_replication.traces.read import loose_ends, own_ids, read_traces
 
 CLAUDE = Path(__file__).parents[1] / "fixtures" / "claude_code"
@@ -323,7 +324,8 @@ def test_a_damaged_session_gives_traces_or_problems(tmp_path_factory, data):
 
 
 def test_claude_code_session():
-    [trace] = read_traces(CLAUDE / "session.jsonl", strict=True)
+    trace, side = read_traces(CLAUDE / "session.jsonl", strict=True)
+    assert side.trace_id.startswith(trace.trace_id + "/") and "/nowhere" in repr(side.turns)
     assert [(t.role, t.source_index) for t in trace.turns] == [
         ("user", 2),
         ("user", 3),
@@ -355,7 +357,7 @@ def test_claude_code_session():
 
 
 def test_claude_code_sites():
-    [trace] = read_traces(CLAUDE / "session.jsonl", strict=True)
+    trace, _ = read_traces(CLAUDE / "session.jsonl", strict=True)
     sites = [(s.message_index, s.evidence_index, s.kind, s.context.tool_name) for s in find_error_sites(trace)]
     # `grep -c` with exit code 1 and no output (line 12) is no error, the others are.
     assert sites == [
@@ -372,7 +374,7 @@ def test_claude_code_call_whose_line_is_off_the_path(tmp_path):
     )  # the results of the two calls end the file, that of the second comes first
     rows = [*rows[: end - 1], rows[end], rows[end - 1]]
     (tmp_path / "s.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    [trace] = read_traces(tmp_path / "s.jsonl", strict=True)
+    trace, *_ = read_traces(tmp_path / "s.jsonl", strict=True)
     assert [c.name for c in trace.turns[4].tool_calls] == ["Glob", "Bash"]
     assert [t.tool_call_id for t in trace.turns[5:]] == ["toolu_03", "toolu_02"]
 
@@ -400,10 +402,9 @@ def test_claude_code_compacted_session_is_two_traces():
     assert after.trace_id == before.trace_id + "#2" and "continued" in after.turns[0].content
 
 
-def test_claude_code_side_chain_alone_is_told():
-    problems: list = []
-    assert list(read_traces(CLAUDE / "sidechain.jsonl", on_problem=problems.append)) == []
-    assert "side-chains" in str(problems[0])
+def test_claude_code_side_chain_alone_is_a_trace():
+    [trace] = read_traces(CLAUDE / "sidechain.jsonl", strict=True)
+    assert "/" in trace.trace_id and {"user", "assistant"} <= {t.role for t in trace.turns}
 
 
 HEAD_AND_TAIL = ("<returncode>{}</returncode>\n<warning>\nThe output was too long.\n</warning><output_head>\n"
@@ -422,7 +423,7 @@ def test_a_long_failing_output_of_mini_swe_is_read(code):
 def test_the_command_of_a_mini_swe_agent_that_writes_text_counts():
     turns = (Turn("assistant", "Compare.\n\n```bash\ndiff a b\n```"),
              Turn("user", "<returncode>1</returncode>\n<output>\n1c1\n< a\n</output>", observation=True))
-    assert last_command(Trace("t", turns), 1) == "diff a b" and returned(Trace("t", turns), 1).kind is None
+    assert command_of(Trace("t", turns), 1) == "diff a b" and returned(Trace("t", turns), 1).kind is None
 
 
 def test_own_lines_that_other_tools_rewrote_are_read(tmp_path):

@@ -8,7 +8,7 @@ __all__ = ['chat_alone', 'read_openai']
 # %% ../../../nbs/traces/formats/01_openai.ipynb #3929cbc5
 from typing import Any
 
-from .base import chat_turns, gold_text, is_chat, new_trace, register_format
+from .base import chat_turns, gold_text, is_chat, messages_of, new_trace, register_format
 from ...core.trace import Trace
 
 # %% ../../../nbs/traces/formats/01_openai.ipynb #4c31e8a8
@@ -21,5 +21,5 @@ def chat_alone(value: Any) -> list | None:
 def read_openai(record: dict, trace_id: str) -> Trace:
     "An OpenAI chat with tool calls, as tau-bench and most harnesses record it."
     task = (record.get("info") or {}).get("task") if isinstance(record.get("info"), dict) else None
-    turns = list(chat_turns(record.get("messages", record.get("traj"))))
+    turns = list(chat_turns(messages_of(record)))
     return new_trace(record, trace_id, "openai", turns, gold=gold_text(task.get("actions") if isinstance(task, dict) else None))

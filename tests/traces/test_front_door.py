@@ -1,0 +1,1026 @@
+"""Trace files that people have: the shared minimal cases, each as a test of its whole kind, with further members."""
+
+import gzip
+import json
+import zipfile
+
+import pytest
+
+from composer_replication.core.trace import ToolCall, Trace, Turn
+from composer_replication.traces.calls_in_text import calls_in_text
+from composer_replication.traces.error_sites import find_error_sites
+from composer_replication.traces.export import write_traces
+from composer_replication.traces.formats.base import read_record
+from composer_replication.traces.read import read_traces, tally
+
+# file -> (kind, tool, error message) of its only error turn, None where it has none; format
+CASES = {
+    "atif.json": (("runtime_error", "bash_command", "make: *** No rule to make target. Stop."), "atif"),
+    "claude-subagent.jsonl": (("runtime_error", "Read", "EISDIR: illegal operation on a directory, read"), "claude-code"),
+    "claude-user-comment.jsonl": (None, "claude-code"),
+    "cline-text-results.json": (("runtime_error", "execute_command", "npm error missing script"), "cline"),
+    "codex-rollout.jsonl": (("runtime_error", "exec_command", "make: no rule"), "codex"),
+    "dup-ids-one-turn.jsonl": (("runtime_error", "read", "Error: cannot read"), "openai"),
+    "echoed-command-no-hint.jsonl": (
+        (
+            "runtime_error",
+            "execute_bash",
+            'Traceback (most recent call last):\n  File "/w/repo/check_everything.py", '
+            "line 3, in <module>\n    go()\nBadState: the store is locked by another process",
+        ),
+        "openai",
+    ),
+    "error-behind-prefix.jsonl": (
+        ("runtime_error", "str_replace_editor", "ERROR:\nThe `view_range` parameter is not allowed for a directory."),
+        "openai",
+    ),
+    "exit-codex-text.jsonl": (("runtime_error", "exec_command", "2 tests failed"), "openai"),
+    "exit-json.jsonl": (("runtime_error", "bash", "make: *** [test] Segmentation fault"), "openai"),
+    "exit-openhands.jsonl": (("runtime_error", "execute_bash", "src/a.py:3: error: bad type\nFound 1 error"), "openai"),
+    "gemini-session.json": (("runtime_error", "run_shell_command", "make: no rule"), "gemini-cli"),
+    "hermes-tags.jsonl": (("runtime_error", "get_rate", "unknown currency XX"), "openai"),
+    "hint-pytest-head.jsonl": (("runtime_error", "Bash", None), "anthropic"),
+    "import-error-kind.jsonl": (("runtime_error", "bash", None), "openai"),
+    "inspect-log.json": (("runtime_error", "web_go", "The page did not load within 30 seconds."), "inspect-ai"),
+    "inspect-messages.jsonl": (("runtime_error", "web_go", "The page did not load within 30 seconds."), "openai"),
+    "langchain-roles.jsonl": (("runtime_error", "read", "the file was not there"), "openai"),
+    "openhands-v1-events.jsonl": (("runtime_error", "execute_bash", "make: no rule"), "openhands"),
+    "qwen-coder-xml.jsonl": (None, "openai"),
+    "responses-items.jsonl": (("runtime_error", "bash", "Error: no rule to make target"), "responses"),
+    "result-id-only.jsonl": (("runtime_error", "read", "Error: no file"), "openai"),
+    "sharegpt-function-call.json": (("runtime_error", "get_rate", "unknown currency XX"), "conversations"),
+    "tool-calls-as-json-strings.jsonl": (("runtime_error", "bash", "Error: no rule to make target"), "openai"),
+    "tools-as-string.jsonl": (("runtime_error", "bash", "Error: no such target"), "openai"),
+    "unknown-block.jsonl": (("runtime_error", "bash", "Error: no rule"), "openai"),
+    "vercel-ui.jsonl": (("runtime_error", "read", "no file"), "openai"),
+    "verifiers-results.jsonl": (("runtime_error", "bash", "Error: no rule to make target"), "verifiers"),
+}
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", CASES)
+def test_shared_cases(shared_data, name, tmp_path):
+    path = shared_data.parent / "cases" / "traces" / name
+    if not path.exists():
+        pytest.skip("the shared cases are not beside the checkout")
+    expected, format = CASES[name]
+    [trace] = read_traces(path, strict=True)
+    assert trace.format == format
+    found = [(s.kind, s.context.tool_name, s.context.error_message) for s in find_error_sites(trace)]
+    if expected is None:
+        assert found == []
+    else:
+        assert [f[:2] for f in found] == [expected[:2]] and expected[2] in (None, found[0][2])
+    counts = tally(trace)
+    assert counts["calls"] and counts["calls"] == counts["results"] and not counts["unanswered"] + counts["loose"]
+    write_traces([trace], tmp_path / "own.jsonl")
+    assert list(read_traces(tmp_path / "own.jsonl", strict=True)) == [trace]
+
+
+@pytest.mark.data
+def test_every_shared_case_is_tested(shared_data):
+    folder = shared_data.parent / "cases" / "traces"
+    if not folder.exists():
+        pytest.skip("the shared cases are not beside the checkout")
+    assert {p.name for p in folder.glob("*.json*")} == {*CASES, "repeated-unlike.jsonl"}
+    [trace] = read_traces(folder / "repeated-unlike.jsonl", strict=True)
+    assert [s.kind for s in find_error_sites(trace)] == ["runtime_error"] * 3
+
+
+def result(content, tool="bash", given=None, **fields):
+    "The error sites of one call that came back with this content."
+    call = {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": tool, "arguments": json.dumps(given or {"command": "make test"})},
+    }
+    return find_error_sites(
+        read_record(
+            {
+                "messages": [
+                    {"role": "user", "content": "Go."},
+                    {"role": "assistant", "content": "", "tool_calls": [call]},
+                    {"role": "tool", "tool_call_id": "c1", "content": content} | fields,
+                    {"role": "assistant", "content": "Well."},
+                ]
+            }
+        )
+    )
+
+
+def outcome(*args, **fields):
+    "Kind and message of the only error site, or None."
+    sites = result(*args, **fields)
+    assert len(sites) <= 1
+    return (sites[0].kind, sites[0].context.error_message) if sites else None
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ('{"output": "boom", "exit_code": 2, "error": null}', "boom"),
+        ('{"stdout": "", "stderr": "boom", "returncode": 1}', "boom"),
+        ('{"output": "boom", "metadata": {"exit_code": 101, "duration_seconds": 0.1}}', "boom"),
+        ('{"result": {"exitCode": 3, "stderr": "boom"}, "error": null}', "boom"),
+        ("{'output': 'boom', 'exit_code': 1, 'error': None}", "boom"),
+        ("Exit code: 1\nWall time: 0.2 seconds\nOutput:\nboom", "boom"),
+        ("Chunk ID: a1\nWall time: 0.2 seconds\nProcess exited with code 2\nOriginal token count: 9\nOutput:\nboom", "boom"),
+        ("Command failed with exit code 1: npm test\nboom", "boom"),
+        ("Exit code 1\nboom", "boom"),
+        ("Command exited with non-zero status 2\nboom", "boom"),
+        ("boom\n[Command finished with exit code 1]", "boom"),
+        (
+            "boom\n[The command completed with exit code 1.]\n[Current working directory: /w]\n[Python interpreter: /p]\n[Command finished with exit code 1]",  # noqa: E501
+            "boom",
+        ),
+        ("boom\n\nExit code: 1", "boom"),
+        ("boom\n\nCommand exited with code 1", "boom"),
+        ("boom\n(exit code 1)", "boom"),
+        ("boom\n[exit 1]", "boom"),
+        ("boom\nProcess finished with exit code 1\n", "boom"),
+        ('<shell_output exit_code="1">\nboom\n</shell_output>', "boom"),
+        ("<returncode>1</returncode>\n<output>\nboom\n</output>", "boom"),
+        ("<output>boom</output>\n<exit_code>1</exit_code>", "boom"),
+        (
+            "Command: make\nDirectory: (root)\nStdout: boom\nStderr: (empty)\nError: (none)\nExit Code: 2\nSignal: 0\nBackground PIDs: (none)",  # noqa: E501
+            None,
+        ),
+    ],
+)
+def test_an_exit_status_is_found_wherever_tools_put_it(content, message):
+    kind, said = outcome(content)
+    assert kind == "runtime_error" and message in (None, said)
+    for failed, fine in (
+        ("2,", "0,"),
+        ("1,", "0,"),
+        ("101,", "0,"),
+        ("3,", "0,"),
+        (": 1", ": 0"),
+        ("code 1", "code 0"),
+        ("code 2", "code 0"),
+        ("status 2", "status 0"),
+        ("1}", "0}"),
+        ("exit 1", "exit 0"),
+        ('="1"', '="0"'),
+        (">1<", ">0<"),
+        ("Code: 2", "Code: 0"),
+    ):
+        content = content.replace(failed, fine)
+    assert outcome(content) is None
+
+
+def test_a_status_beside_the_text_is_read():
+    for fields in (
+        {"exit_code": 2},
+        {"metadata": {"exit_code": 2}},
+        {"status": "error"},
+        {"is_error": True},
+        {"error": {"type": "timeout", "message": "boom"}},
+        {"artifact": {"returncode": 2}},
+        {"additional_kwargs": {"is_error": True}},
+    ):
+        assert outcome("boom", **fields) == ("runtime_error", "boom"), fields
+    for fields in ({"exit_code": 0}, {"status": "success"}, {"error": None}, {"error": ""}, {"is_error": False}):
+        assert outcome("fine", **fields) is None, fields
+    assert outcome("", given={"command": "grep x a"}, exit_code=1) is None  # grep found nothing
+    assert outcome("boom", tool="run", exit_code=127)[0] == "tool_not_found"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "The process exited with code 1 last night, the page says.\nToday it runs.",
+        "Exit codes:\n0 fine\n1 failed",
+        '{"output": "ok", "exit_code": 0, "error": null}',
+        '{"error": null}',
+        '{"error": "none"}',
+        '{"errors": 0, "passed": 3}',
+        '{"success": true, "error": null, "output": "Error: 0 found"}',
+        '{"id": 7, "status": "cancelled"}',
+        '{"exit_code": null, "output": "running"}',
+        "[The command has no new output after 10 seconds.]\n[Command finished with exit code -1]",
+        "Errors: 0",
+        "error.log\napp.py",
+        "Failed: 0, passed: 3",
+        "No errors.",
+    ],
+)
+def test_what_says_nothing_of_a_failure_is_none(content):
+    assert outcome(content) is None
+
+
+def test_a_log_that_is_read_is_no_failure():
+    for tool, given in (
+        ("read_file", {"path": "ci.log"}),
+        ("bash", {"command": "cat ci.log"}),
+        ("bash", {"command": "tail -n 20 ci.log"}),
+    ):
+        assert outcome("building\nProcess exited with code 1", tool, given) is None
+        assert (
+            outcome('Traceback (most recent call last):\n  File "a.py", line 1, in <module>\nValueError: x', tool, given)
+            is None
+        )
+    assert outcome("building\nProcess exited with code 1", "bash", {"command": "make"}) is not None
+    assert (
+        outcome("cat: ci.log: No such file\n[Command finished with exit code 1]", "bash", {"command": "cat ci.log"})
+        is not None
+    )
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "OBSERVATION:\nERROR:\nno view",
+        "Error: no view",
+        "EXECUTION RESULT of [str_replace_editor]:\nERROR:\nno view",
+        "<tool_response>\nError: no view\n</tool_response>",
+        "Tool result:\nError: no view",
+        "<observation>Error: no view</observation>",
+        "Result:\nError: no view",
+        "<error>Error: no view</error>",
+        "[ERROR] no view",
+        "Tool execution failed: no view",
+        "The tool execution failed with the following error:\n<error>\nno view\n</error>",
+        "Failed to open no view",
+        '{"status": "error", "message": "no view"}',
+        '{"success": false, "message": "no view"}',
+        '{"ok": false, "reason": "no view"}',
+        '{"isError": true, "content": "no view"}',
+        '{"data": {"error": "no view"}, "error": null}',
+        '{"error": {"code": 3, "message": "no view"}}',
+        '{"status": 404, "message": "no view"}',
+        '[{"error": "no view"}]',
+        'Output:\n{"error": "no view"}',
+        "An error occurred: no view",
+        "Command timed out after 30 seconds: no view",
+        "ValueError: no view",
+    ],
+)
+def test_error_marks_behind_prefixes_and_in_objects(content):
+    kind, message = outcome(content, "view", {"path": "x"})
+    assert kind == "runtime_error" and "no view" in message
+
+
+@pytest.mark.parametrize(
+    "content, command",
+    [
+        ("python /w/check.py\nError: boom", "python /w/check.py"),
+        ("OBSERVATION:\r\npython /w/check.py\r\nError: boom\r\nroot@box:/w # ", "python /w/check.py"),
+        ("$ python /w/check.py\nError: boom", "python /w/check.py"),
+        ("root@box:/w# cat <<EOF | sh\n> exit 1\n> EOF\nError: boom\nroot@box:/w#", "cat <<EOF | sh\nexit 1\nEOF"),
+        ("(base) user@host:~/w$ python /w/check.py\nError: boom", "python /w/check.py"),
+    ],
+)
+def test_the_echoed_command_is_cut_off_first(content, command):
+    assert outcome(content, "bash", {"command": command}) == ("runtime_error", "Error: boom")
+    assert outcome(content, "shell", {"command": ["bash", "-lc", command]}) == ("runtime_error", "Error: boom")
+    fine = content.replace("Error: boom", "fine")
+    assert outcome(fine, "bash", {"command": command}) is None
+
+
+def test_an_echo_with_the_word_error_is_no_error():
+    assert outcome("echo Error: x > a\nok", "bash", {"command": "echo Error: x > a"}) is None
+    assert outcome("Error: cat\nok", "bash", {"command": "Error: cat"}) is None
+
+
+@pytest.mark.parametrize(
+    "content, kind",
+    [
+        (
+            "Traceback (most recent call last):\n  File \"a\"\nImportError: cannot import name 'parse_json' from 'a'",
+            "runtime_error",
+        ),
+        ("ModuleNotFoundError: No module named 'invalid_arguments'", "runtime_error"),
+        ("KeyError: 'unknown tool'", "runtime_error"),
+        ("json.decoder.JSONDecodeError: Expecting value", "json_decode"),
+        ("Error: Invalid JSON in arguments", "json_decode"),
+        ("TypeError: run() got an unexpected keyword argument 'x'", "type_error"),
+        ("TypeError: 'int' object is not iterable", "runtime_error"),
+        ("pydantic.ValidationError: 1 validation error for Run", "type_error"),
+        ("InputValidationError: path is missing", "type_error"),
+        ("Error: Unknown tool 'fly'", "tool_not_found"),
+    ],
+)
+def test_kinds_come_from_the_exceptions_class(content, kind):
+    assert outcome(content, is_error=True)[0] == kind
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>\n{"name": "get_rate", "arguments": {"cur": "XX"}}\n</tool_call>',
+        '<tool_call>{"arguments": {"cur": "XX"}, "name": "get_rate"}',
+        "<tool_call>\n{'name': 'get_rate', 'arguments': {'cur': 'XX'}}\n</tool_call>",
+        "<tool_call>\n<function=get_rate>\n<parameter=cur>\nXX\n</parameter>\n</function>\n</tool_call>",
+        "<function=get_rate>\n<parameter=cur>XX</parameter>\n</function>",
+        '<function=get_rate>{"cur": "XX"}</function>',
+        '<|python_tag|>{"name": "get_rate", "parameters": {"cur": "XX"}}<|eom_id|>',
+        '<|python_tag|>get_rate.call(cur="XX")',
+        '{"name": "get_rate", "parameters": {"cur": "XX"}}',
+        '[get_rate(cur="XX")]',
+        '[TOOL_CALLS][{"name": "get_rate", "arguments": {"cur": "XX"}}]',
+        '[TOOL_CALLS]get_rate[ARGS]{"cur": "XX"}',
+        "<tool_call>get_rate\n<arg_key>cur</arg_key>\n<arg_value>XX</arg_value>\n</tool_call>",
+        '<minimax:tool_call>\n<invoke name="get_rate">\n<parameter name="cur">XX</parameter>\n</invoke>\n</minimax:tool_call>',
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_rate<｜tool▁sep｜>{"cur": "XX"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        '<|tool_calls_section_begin|><|tool_call_begin|>functions.get_rate:0<|tool_call_argument_begin|>{"cur": "XX"}<|tool_call_end|><|tool_calls_section_end|>',  # noqa: E501
+    ],
+)
+@pytest.mark.parametrize(
+    "role, wrapped",
+    [
+        ("tool", '{"error": "no XX"}'),
+        ("user", '<tool_response>\n{"error": "no XX"}\n</tool_response>'),
+        ("ipython", '{"error": "no XX"}'),
+    ],
+)
+def test_calls_in_text(text, role, wrapped):
+    trace = read_record(
+        {
+            "messages": [
+                {"role": "user", "content": "Rate?"},
+                {"role": "assistant", "content": f"I look.\n{text}" if text[0] == "<" else text},
+                {"role": role, "content": wrapped},
+                {"role": "assistant", "content": "Which one?"},
+                {"role": "user", "content": "Error: is what I see."},
+            ]
+        }
+    )
+    assert trace.turns[1].tool_calls == (ToolCall("get_rate", {"cur": "XX"}),)
+    assert trace.turns[1].content == ("I look." if text[0] == "<" else "")
+    assert [(s.kind, s.turn, s.context.error_message) for s in find_error_sites(trace)] == [("runtime_error", 1, "no XX")]
+
+
+def test_several_calls_and_results_in_one_text():
+    two = "".join(f'<tool_call>\n{{"name": "f", "arguments": {{"n": {n}}}}}\n</tool_call>\n' for n in (1, 2))
+    said = "<tool_response>\nfine\n</tool_response>\n<tool_response>\nError: gone\n</tool_response>"
+    trace = read_record(
+        {
+            "messages": [
+                {"role": "user", "content": "Go."},
+                {"role": "assistant", "content": two},
+                {"role": "user", "content": said},
+            ]
+        }
+    )
+    assert [t.role for t in trace.turns] == ["user", "assistant", "tool", "tool"]
+    [site] = find_error_sites(trace)
+    assert site.evidence_turn == 3 and tally(trace)["unanswered"] == 0
+
+
+def test_a_broken_call_in_text_is_a_call():
+    assert calls_in_text('<tool_call>\n{"name": "f", "arguments": {"x": \n</tool_call>')[1] == (
+        ToolCall("f", '{"name": "f", "arguments": {"x":'),
+    )
+    trace = read_record(
+        {
+            "messages": [
+                {"role": "user", "content": "Go."},
+                {"role": "assistant", "content": '<tool_call>\n{"name": "f", "argum'},
+            ]
+        }
+    )
+    assert [s.kind for s in find_error_sites(trace)] == ["json_decode"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Use <tool_call> tags.",
+        "`<function=` opens a call.",
+        '<think>maybe <tool_call>{"name": "x"}</tool_call></think>Hello',
+        '{"name": "Anna", "arguments": 3}',
+        "f(x) = 2",
+    ],
+)
+def test_prose_is_no_call(text):
+    chat = {
+        "messages": [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": text},
+            {"role": "user", "content": "Thanks."},
+        ]
+    }
+    trace = read_record(chat)
+    assert trace.turns[1].content == text and not trace.turns[1].tool_calls and not any(t.observation for t in trace.turns)
+
+
+CALL_FORMS = [
+    {"id": "c1", "type": "function", "function": {"name": "read", "arguments": '{"p": 1}'}},
+    {"id": "c1", "function": "read", "arguments": {"p": 1}},
+    {"name": "read", "args": {"p": 1}, "id": "c1", "type": "tool_call"},
+    '{"id": "c1", "name": "read", "arguments": "{\\"p\\": 1}"}',
+    {"toolCallId": "c1", "toolName": "read", "args": {"p": 1}},
+    {"id": "c1", "name": "read", "input": {"p": 1}},
+]
+
+
+@pytest.mark.parametrize("call", CALL_FORMS)
+def test_every_way_to_write_a_call(call):
+    trace = read_record(
+        {
+            "messages": [
+                {"role": "user", "content": "Go."},
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "c1", "content": "Error: no"},
+            ]
+        }
+    )
+    assert trace.turns[1].tool_calls == (ToolCall("read", {"p": 1}, "c1"),) and len(find_error_sites(trace)) == 1
+
+
+BLOCK_CHATS = {
+    "vercel model messages": [
+        {"role": "assistant", "content": [{"type": "tool-call", "toolCallId": "c1", "toolName": "read", "input": {"p": 1}}]},
+        {
+            "role": "tool",
+            "content": [
+                {
+                    "type": "tool-result",
+                    "toolCallId": "c1",
+                    "toolName": "read",
+                    "output": {"type": "error-text", "value": "no file"},
+                }
+            ],
+        },
+    ],
+    "vercel error json": [
+        {"role": "assistant", "content": [{"type": "tool-call", "toolCallId": "c1", "toolName": "read", "input": {"p": 1}}]},
+        {
+            "role": "tool",
+            "content": [
+                {
+                    "type": "tool-result",
+                    "toolCallId": "c1",
+                    "toolName": "read",
+                    "output": {"type": "error-json", "value": {"message": "no file"}},
+                }
+            ],
+        },
+    ],
+    "vercel v4": [
+        {"role": "assistant", "content": [{"type": "tool-call", "toolCallId": "c1", "toolName": "read", "args": {"p": 1}}]},
+        {
+            "role": "tool",
+            "content": [
+                {"type": "tool-result", "toolCallId": "c1", "toolName": "read", "result": "no file", "isError": True}
+            ],
+        },
+    ],
+    "vercel ui parts": [
+        {
+            "id": "m",
+            "role": "assistant",
+            "parts": [
+                {"type": "step-start"},
+                {
+                    "type": "tool-read",
+                    "toolCallId": "c1",
+                    "state": "output-error",
+                    "input": {"p": 1},
+                    "errorText": "no file",
+                },
+            ],
+        }
+    ],
+    "vercel dynamic tool": [
+        {
+            "role": "assistant",
+            "parts": [
+                {
+                    "type": "dynamic-tool",
+                    "toolName": "read",
+                    "toolCallId": "c1",
+                    "state": "output-error",
+                    "input": {"p": 1},
+                    "errorText": "no file",
+                }
+            ],
+        }
+    ],
+    "langchain dicts": [
+        {
+            "type": "ai",
+            "data": {"content": "", "tool_calls": [{"name": "read", "args": {"p": 1}, "id": "c1", "type": "tool_call"}]},
+        },
+        {"type": "tool", "data": {"content": "no file", "tool_call_id": "c1", "status": "error"}},
+    ],
+    "langchain dumps": [
+        {
+            "lc": 1,
+            "type": "constructor",
+            "id": ["langchain", "schema", "messages", "AIMessage"],
+            "kwargs": {"content": "", "tool_calls": [{"name": "read", "args": {"p": 1}, "id": "c1", "type": "tool_call"}]},
+        },
+        {
+            "lc": 1,
+            "type": "constructor",
+            "id": ["langchain", "schema", "messages", "ToolMessage"],
+            "kwargs": {"content": "no file", "tool_call_id": "c1", "status": "error"},
+        },
+    ],
+    "langchain model_dump": [
+        {"type": "ai", "content": "", "tool_calls": [{"name": "read", "args": {"p": 1}, "id": "c1", "type": "tool_call"}]},
+        {"type": "tool", "content": "no file", "tool_call_id": "c1", "status": "error"},
+    ],
+    "bedrock": [
+        {"role": "assistant", "content": [{"toolUse": {"toolUseId": "c1", "name": "read", "input": {"p": 1}}}]},
+        {
+            "role": "user",
+            "content": [{"toolResult": {"toolUseId": "c1", "content": [{"text": "no file"}], "status": "error"}}],
+        },
+    ],
+    "gemini parts": [
+        {"role": "model", "parts": [{"functionCall": {"id": "c1", "name": "read", "args": {"p": 1}}}]},
+        {"role": "user", "parts": [{"functionResponse": {"id": "c1", "name": "read", "response": {"error": "no file"}}}]},
+    ],
+    "llama-factory": [
+        {"role": "assistant", "content": [{"type": "tool_call", "value": '{"name": "read", "arguments": {"p": 1}}'}]},
+        {"role": "tool", "content": [{"type": "text", "value": "Error: no file"}]},
+    ],
+}
+
+
+@pytest.mark.parametrize("name", BLOCK_CHATS)
+def test_chats_in_blocks_of_other_libraries(name):
+    trace = read_record(
+        {
+            "messages": [
+                {"role": "user", "content": "Go."} if "langchain" not in name else {"type": "human", "content": "Go."},
+                *BLOCK_CHATS[name],
+            ]
+        }
+    )
+    assert [t.role for t in trace.turns] == ["user", "assistant", "tool"]
+    assert [(c.name, c.arguments) for c in trace.turns[1].tool_calls] == [("read", {"p": 1})]
+    [site] = find_error_sites(trace)
+    assert "no file" in site.context.error_message and site.context.tool_name == "read"
+
+
+def test_results_find_their_calls():
+    def chat(calls, results):
+        return read_record(
+            {
+                "messages": [
+                    {"role": "user", "content": "Go."},
+                    {
+                        "role": "assistant",
+                        "content": "",
+                        "tool_calls": [
+                            {"function": {"name": name, "arguments": "{}"}} | ({"id": id} if id else {})
+                            for name, id in calls
+                        ],
+                    },
+                    *({"role": "tool", "content": text} | fields for text, fields in results),
+                ]
+            }
+        )
+
+    def blamed(*args):
+        return [s.context.tool_name for s in find_error_sites(chat(*args))]
+
+    no = "Error: no"
+    assert blamed([("a", "x"), ("b", "x")], [("ok", {"tool_call_id": "x"}), (no, {"tool_call_id": "x"})]) == ["b"]
+    assert blamed(
+        [("a", "x"), ("b", "x"), ("c", "y")],
+        [("ok", {"tool_call_id": "y"}), (no, {"tool_call_id": "x"}), ("ok", {"tool_call_id": "x"})],
+    ) == ["a"]
+    assert blamed([("a", None), ("b", None)], [("ok", {"tool_call_id": "1"}), (no, {"tool_call_id": "2"})]) == ["b"]
+    assert blamed([("a", None), ("b", None)], [(no, {"name": "b"}), ("ok", {"name": "a"})]) == ["b"]
+    assert blamed([("a", "x"), ("b", "y")], [("ok", {}), (no, {})]) == ["b"]
+    loose = chat([("a", "x")], [(no, {"tool_call_id": "z"})])
+    assert find_error_sites(loose) == [] and tally(loose)["loose"] == 1
+
+
+COMMENTS = ["please add the other file too first", "no, use uv instead", "why not pytest?", "Stop. I want to think about it"]
+
+
+@pytest.mark.parametrize("text", COMMENTS)
+def test_a_person_s_comment_is_no_error(text):
+    turns = (
+        Turn("assistant", tool_calls=(ToolCall("Bash", {"command": "git commit"}, "c"),)),
+        Turn("tool", text, tool_call_id="c", observation=True, failed=True),
+    )
+    assert find_error_sites(Trace("t", turns, format="claude-code")) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Exit code 2\nmake: no rule",
+        "Command timed out after 2m 0s",
+        "(eval):1: command not found: foo",
+        "Permission to use Bash with command rm has been denied.",
+        "<tool_use_error>File has not been read yet</tool_use_error>",
+        "Error: spawn ENOENT",
+    ],
+)
+def test_what_claude_code_says_itself_stays_an_error(text):
+    turns = (
+        Turn("assistant", tool_calls=(ToolCall("Bash", {"command": "x"}, "c"),)),
+        Turn("tool", text, tool_call_id="c", observation=True, failed=True),
+    )
+    assert len(find_error_sites(Trace("t", turns, format="claude-code"))) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The user doesn't want to proceed with this tool use. The tool use was rejected.",
+        "[Request interrupted by user for tool use]",
+        "The user denied this operation and provided the following feedback:\n<feedback>no</feedback>",
+        "exec command rejected by user",
+        "Action rejected: not now",
+        "User rejected tool use",
+        "[Operation Cancelled] Reason: User denied execution.",
+        "aborted by user after 3.1s",
+    ],
+)
+def test_a_declined_call_is_no_error_in_any_format(text):
+    assert outcome(text, is_error=True) is None
+
+
+def line(uuid, parent, role, content, **fields):
+    return {
+        "uuid": uuid,
+        "parentUuid": parent,
+        "sessionId": "s1",
+        "type": role,
+        "message": {"role": role, "content": content},
+    } | fields
+
+
+def test_sub_agents_are_traces_of_their_own_linked_to_the_main_one(tmp_path):
+    def side(agent):
+        return [
+            line(f"{agent}1", None, "user", "Search.", isSidechain=True, agentId=agent),
+            line(
+                f"{agent}2",
+                f"{agent}1",
+                "assistant",
+                [{"type": "text", "text": f"I am {agent}."}],
+                isSidechain=True,
+                agentId=agent,
+            ),
+        ]
+
+    main = [line("u1", None, "user", "Go."), line("u2", "u1", "assistant", [{"type": "text", "text": "Done."}])]
+    path = tmp_path / "s.jsonl"
+    path.write_text("\n".join(map(json.dumps, [main[0], *side("x"), *side("y"), main[1]])))
+    traces = list(read_traces(path, strict=True))
+    assert [t.trace_id for t in traces] == ["s1", "s1/x", "s1/y"] and traces[2].turns[-1].content == "I am y."
+
+
+def test_a_parent_that_is_not_in_the_file_loses_no_turn(tmp_path):
+    rows = [
+        line("a", None, "user", "Go."),
+        line("b", "a", "assistant", [{"type": "text", "text": "One."}]),
+        line("d", "gone", "user", "And?"),
+        line("e", "d", "assistant", [{"type": "text", "text": "Two."}]),
+    ]
+    path, problems = tmp_path / "s.jsonl", []
+    path.write_text("\n".join(map(json.dumps, rows)))
+    [trace] = read_traces(path, on_problem=problems.append)
+    assert [t.content for t in trace.turns] == ["Go.", "One.", "And?", "Two."]
+    assert len(problems) == 1 and "parent" in str(problems[0]) and problems[0].line == 3
+
+
+def test_columns_of_json_text_are_opened():
+    messages = [
+        {"role": "user", "content": "Go."},
+        {"role": "assistant", "content": "", "tool_calls": [CALL_FORMS[0]]},
+        {"role": "tool", "tool_call_id": "c1", "content": "Error: no"},
+    ]
+    tools = [{"type": "function", "function": {"name": "read", "parameters": {}}}]
+    for record in (
+        {"messages": json.dumps(messages), "tools": json.dumps(tools)},
+        {"conversations": json.dumps(messages), "tools": json.dumps(tools)},
+        {"messages": [json.dumps(m) for m in messages], "tools": tools},
+        {"trajectory": json.dumps(messages, indent=1), "tools": tools},
+        {"prompt": json.dumps(messages[:1]), "completion": json.dumps(messages[1:]), "tools": json.dumps(tools)},
+    ):
+        trace = read_record(record)
+        assert trace.tool_names == ("read",) and len(find_error_sites(trace)) == 1, record
+
+
+@pytest.mark.parametrize("between", ["\n", "", "\n\n", ",\n"])
+def test_several_pretty_printed_objects_in_one_file(tmp_path, between):
+    chats = [
+        {"messages": [{"role": "user", "content": f"{n} }} {{ \ud83d"}, {"role": "assistant", "content": "ok"}]}
+        for n in range(3)
+    ]
+    path = tmp_path / "many.json"
+    path.write_text(between.join(json.dumps(c, indent=2) for c in chats))
+    assert len(list(read_traces(path, strict=True))) == 3
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    assert [t.trace_id for t in read_traces(path, strict=True)][0] == "many"
+
+
+def test_loose_ends_are_counted_in_one_sentence(tmp_path):
+    calls = [{"id": f"c{n}", "function": {"name": "f", "arguments": "{}"}} for n in range(4)]
+    chat = {
+        "messages": [
+            {"role": "assistant", "content": "", "tool_calls": calls},
+            {"role": "tool", "tool_call_id": "c1", "content": "7"},
+            {"role": "tool", "tool_call_id": "z", "content": "8"},
+            {"role": "tool", "tool_call_id": "y", "content": "9"},
+            {"role": "assistant", "content": "well"},
+        ]
+    }
+    path, problems = tmp_path / "t.jsonl", []
+    path.write_text((json.dumps(chat) + "\n") * 9)
+    assert len(list(read_traces(path, on_problem=problems.append))) == 9
+    assert "3 of 4 calls have no result" in str(problems[0]) and "2 of 3 results answer no call" in str(problems[0])
+    assert len(problems) == 6 and "4 more traces" in str(problems[-1]) and "27 and 18 in all" in str(problems[-1])
+
+
+def test_an_eval_archive_is_read(tmp_path):
+    sample = {
+        "id": 1,
+        "epoch": 1,
+        "input": "Q",
+        "scores": {"m": {"value": "C"}},
+        "messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}],
+    }
+    path = tmp_path / "log.eval"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("header.json", json.dumps({"eval": {"model": "m", "task": "t"}}))
+        for epoch in (1, 2):
+            archive.writestr(f"samples/1_epoch_{epoch}.json", json.dumps(sample | {"epoch": epoch}))
+    assert [(t.trace_id, t.model, t.reward) for t in read_traces(path, strict=True)] == [
+        ("1/1", "m", 1.0),
+        ("1/2", "m", 1.0),
+    ]
+    path.write_bytes(path.read_bytes()[:200])
+    problems = []
+    assert list(read_traces(path, on_problem=problems.append)) == [] and "archive" in str(problems[0])
+
+
+def test_sessions_of_other_agents_as_lists_and_documents(tmp_path):
+    events = [
+        {
+            "id": "e1",
+            "source": "user",
+            "kind": "MessageEvent",
+            "llm_message": {"role": "user", "content": [{"type": "text", "text": "Make it."}]},
+        },
+        {
+            "id": "e2",
+            "source": "agent",
+            "kind": "ActionEvent",
+            "thought": [],
+            "tool_name": "terminal",
+            "tool_call_id": "c1",
+            "llm_response_id": "r",
+            "tool_call": {"id": "c1", "name": "terminal", "arguments": '{"command": "make"}'},
+        },
+        {
+            "id": "e3",
+            "source": "agent",
+            "kind": "ActionEvent",
+            "thought": [],
+            "tool_name": "terminal",
+            "tool_call_id": "c2",
+            "llm_response_id": "r",
+            "tool_call": {"id": "c2", "name": "terminal", "arguments": '{"command": "ls"}'},
+        },
+        {
+            "id": "e4",
+            "source": "agent",
+            "kind": "AgentErrorEvent",
+            "tool_name": "terminal",
+            "tool_call_id": "c1",
+            "error": "no such tool parameter",
+        },
+        {
+            "id": "e5",
+            "source": "environment",
+            "kind": "UserRejectObservation",
+            "tool_name": "terminal",
+            "tool_call_id": "c2",
+            "rejection_reason": "not now",
+        },
+    ]
+    for name, value in (
+        ("list.json", events),
+        ("row.jsonl", {"instance_id": "i", "history": events}),
+        ("rows.jsonl", {"events": events}),
+    ):
+        (tmp_path / name).write_text(json.dumps(value))
+        [trace] = read_traces(tmp_path / name, strict=True)
+        assert [(t.role, len(t.tool_calls)) for t in trace.turns] == [
+            ("user", 0),
+            ("assistant", 2),
+            ("tool", 0),
+            ("tool", 0),
+        ]
+        assert [s.context.error_message for s in find_error_sites(trace)] == ["no such tool parameter"]
+    items = [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Run."}]},
+        {"type": "custom_tool_call", "call_id": "c", "name": "apply_patch", "input": "*** Begin Patch"},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": "Exit code: 1\nOutput:\npatch does not apply"},
+    ]
+    for name, text in (("items.json", json.dumps(items)), ("old-rollout.jsonl", "\n".join(map(json.dumps, items)))):
+        (tmp_path / name).write_text(text)
+        [trace] = read_traces(tmp_path / name, strict=True)
+        assert trace.turns[1].tool_calls[0].arguments == {"input": "*** Begin Patch"}
+        assert [s.context.error_message for s in find_error_sites(trace)] == ["patch does not apply"]
+
+
+def test_a_compacted_codex_session_is_two_traces(tmp_path):
+    def item(payload):
+        return {"timestamp": "t", "type": "response_item", "payload": payload}
+
+    def said(role, text):
+        return {"type": "message", "role": role, "content": [{"type": "text", "text": text}]}
+
+    rows = [
+        {"type": "session_meta", "payload": {"id": "s"}},
+        item(said("user", "Go.")),
+        item(said("assistant", "One.")),
+        {"type": "compacted", "payload": {"message": "so far", "replacement_history": [said("user", "Go on.")]}},
+        item(said("assistant", "Two.")),
+    ]
+    (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    traces = list(read_traces(tmp_path / "r.jsonl", strict=True))
+    assert [(t.trace_id, [x.content for x in t.turns]) for t in traces] == [
+        ("s", ["Go.", "One."]),
+        ("s#2", ["Go on.", "Two."]),
+    ]
+
+
+def test_unlike_errors_are_no_streak():
+    def trace(texts):
+        return Trace(
+            "t",
+            tuple(
+                turn
+                for n, text in enumerate(texts)
+                for turn in (
+                    Turn("assistant", tool_calls=(ToolCall("f", {}, f"c{n}"),)),
+                    Turn("tool", text, tool_call_id=f"c{n}", observation=True),
+                )
+            ),
+        )
+
+    assert [
+        s.kind
+        for s in find_error_sites(
+            trace(["Error: certificate expired", "Error: seat 12A is taken", "Error: balance too low"])
+        )
+    ] == ["runtime_error"] * 3
+    same = [
+        f"Traceback (most recent call last):\n  File \"/w/{n}.py\", line {n}, in <module>\nKeyError: 'k{n}'"
+        for n in range(3)
+    ]
+    assert [s.kind for s in find_error_sites(trace(same))] == ["runtime_error", "runtime_error", "repeated_failure"]
+    other = [*same[:2], 'Traceback (most recent call last):\n  File "a"\nFileNotFoundError: [Errno 2] No such file']
+    assert [s.kind for s in find_error_sites(trace(other))] == ["runtime_error"] * 3
+
+
+def test_an_unknown_role_is_named_and_the_record_is_left_out(tmp_path):
+    path, problems = tmp_path / "t.jsonl", []
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "Hi"}, {"role": "critic", "content": "Hm"}]}))
+    assert list(read_traces(path, on_problem=problems.append)) == [] and "'critic'" in str(problems[0])
+
+
+@pytest.mark.parametrize("form", ["stream", "export"])
+def test_claude_code_without_parents(tmp_path, form):
+    said = [
+        {"type": "user", "message": {"role": "user", "content": "Go."}},
+        {
+            "type": "assistant",
+            "message": {
+                "id": "m1",
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": "t1", "name": "Bash", "input": {"command": "make"}}],
+            },
+        },
+        {
+            "type": "user",
+            "message": {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "t1", "is_error": True, "content": "Exit code 2\nno rule"}
+                ],
+            },
+        },
+        {
+            "type": "assistant",
+            "message": {"id": "m2", "role": "assistant", "content": [{"type": "text", "text": "No rule."}]},
+        },
+    ]
+    path = tmp_path / "s.json"
+    if form == "export":
+        path.write_text(json.dumps({"loglines": said}))
+    else:
+        inner = [r | {"session_id": "s", "parent_tool_use_id": "t9"} for r in said[:1] + said[3:]]
+        rows = [
+            {"type": "system", "subtype": "init", "session_id": "s"},
+            *(r | {"session_id": "s", "parent_tool_use_id": None} for r in said),
+            *inner,
+        ]
+        path.write_text("\n".join(map(json.dumps, rows)))
+    main, *side = read_traces(path, strict=True)
+    assert [t.role for t in main.turns] == ["user", "assistant", "tool", "assistant"] and len(side) == (form == "stream")
+    assert [s.context.error_message for s in find_error_sites(main)] == ["no rule"]
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", ["codex-rollout.jsonl", "claude-subagent.jsonl", "claude-user-comment.jsonl", "atif.json"])
+def test_atif_make_reads_the_same_calls_and_results(shared_data, name, tmp_path):
+    "atif-make (PyPI, Python 3.12 and above) is the oracle: its ATIF of a session, read by us, is what we read of the session itself."  # noqa: E501
+    atif_make = pytest.importorskip("atif_make.convert", reason="atif-make is not installed")
+    path = shared_data.parent / "cases" / "traces" / name
+    if not path.exists():
+        pytest.skip("the shared cases are not beside the checkout")
+    trajectory, _ = atif_make.convert(path)
+    (tmp_path / "t.json").write_text(
+        json.dumps(trajectory.to_dict() if hasattr(trajectory, "to_dict") else trajectory.to_json_dict())
+    )
+
+    def acted(trace):
+        return [
+            (t.role, [(c.name, c.arguments) for c in t.tool_calls], t.content if t.role != "tool" else "")
+            for t in trace.turns
+            if t.content or t.tool_calls
+        ]
+
+    [theirs], [ours] = read_traces(tmp_path / "t.json", strict=True), read_traces(path, strict=True)
+    assert acted(theirs) == acted(ours)
+    assert [t.content for t in theirs.turns if t.role == "tool"] == [t.content for t in ours.turns if t.role == "tool"]
+
+
+def run(*args):
+    from typer.testing import CliRunner
+
+    from composer_replication.cli.app import main as entry  # noqa: F401 (registers the commands)
+    from composer_replication.cli.hints import hints_app
+    from composer_replication.cli.traces import traces_app
+
+    app = {"traces": traces_app, "hints": hints_app}[args[0]]
+    return CliRunner().invoke(app, [str(a) for a in args[1:]])
+
+
+@pytest.mark.parametrize(
+    "answer, extra, says",
+    [
+        ({"content": "CALL read(p=1)"}, [], "hold no tool call"),
+        ({"content": "", "tool_calls": [CALL_FORMS[0]]}, [], "has a result"),
+        ({"content": "Hm."}, [{"role": "tool", "tool_call_id": "z", "content": "7"}], "answers a call"),
+    ],
+)
+def test_nothing_of_many_is_an_error_with_the_way_out(tmp_path, answer, extra, says):
+    turns = [{"role": "user", "content": "Go."}] + [{"role": "assistant"} | answer, *extra, {"role": "user", "content": "And?"}] * 12  # noqa: E501
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps({"messages": turns}))
+    for command in (("traces", "show"), ("traces", "show", "--json"), ("hints", "list"), ("hints", "list", "--json")):
+        done = run(command[0], command[1], path, *command[2:])
+        assert done.exit_code == 1 and says in done.output and "register a format" in done.output, (command, done.output)
+
+
+def test_show_says_what_was_read(tmp_path):
+    calls = {"role": "assistant", "content": "", "tool_calls": [CALL_FORMS[0]]}
+    good = [calls, {"role": "tool", "tool_call_id": "c1", "content": "7"}, calls, {"role": "user", "content": "And?"}]
+    path = tmp_path / "t.jsonl"
+    loose = {"role": "tool", "tool_call_id": "z", "content": "8"}
+    rows = [{"messages": good + [loose]}, {"messages": [{"role": "user", "content": "Hi"}, {"role": "critic", "content": "Hm"}]}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    done = run("traces", "show", path, "--json")
+    row = json.loads(next(line for line in done.output.splitlines() if line.startswith("{")))
+    assert done.exit_code == 0
+    assert {k: row[k] for k in ("traces", "calls", "results", "unanswered", "loose", "roles")} == {
+        "traces": 1, "calls": 2, "results": 2, "unanswered": 1, "loose": 1, "roles": {"critic": 1}
+    }
+    assert row["problems"] == 2
+    listed = run("hints", "list", path)
+    assert listed.exit_code == 0 and "no error turn was found" in listed.output and "2 calls read, 1 without a result" in listed.output  # noqa: E501
+
+
+def test_a_detector_that_knows_nothing_answers_nothing():
+    from composer_replication.traces.error_detectors import CLEAN, exit_status, payload, status
+
+    def asked(detector, content):
+        turns = (
+            Turn("assistant", tool_calls=(ToolCall("bash", {}, "c"),)),
+            Turn("tool", content, tool_call_id="c", observation=True),
+        )
+        return detector(Trace("t", turns), 1)
+
+    silent = '{"error": null}', '{"error": "", "response": "x"}', '{"id": 7, "status": "open"}', "text", "[]", '{"exit_code": null}'
+    for content in silent:
+        assert asked(payload, content) is None and asked(status, content) is None, content
+    assert asked(payload, '{"success": true, "error": null}') == CLEAN
+    assert asked(status, '{"exit_code": 0, "error": null}') == CLEAN
+    assert exit_status("nothing of the kind") == (None, "nothing of the kind")
+
+
+def test_a_person_between_calls_in_text_is_no_result():
+    call = {"role": "assistant", "content": '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'}
+    go, stop = {"role": "user", "content": "Go."}, {"role": "user", "content": "Error: stop"}
+    trace = read_record({"messages": [go, call, {"role": "tool", "content": "7"}, call, stop]})
+    assert [t.observation for t in trace.turns] == [False, False, True, False, False] and find_error_sites(trace) == []
+    quote = {"role": "user", "content": "<tool_response>Error: x"}
+    seven = {"role": "user", "content": "7"}
+    quoted = read_record({"messages": [go, call, seven, {"role": "assistant", "content": "Well?"}, quote]})
+    assert [t.observation for t in quoted.turns] == [False, False, True, False, False]
