@@ -22,6 +22,7 @@ from .attention import choose_attention
 from .recipe import Recipe, load_recipe, local_model
 from .recipe_file import RecipeProblem, shipped_recipes
 from ..training.muon import block_grids
+from ..training.setup import check_adapter
 from ..tree.forward import branch_way
 
 # %% ../../nbs/recipes/01_memory_estimate.ipynb #f3a4e783
@@ -64,12 +65,13 @@ def count_parameters(
     shape: PretrainedConfig,
     peft_config=None,  # of PEFT; None: all weights are trained
 ) -> tuple[int, int]:  # all, and those that are trained
-    "Exact counts; tied weights once."
+    "Exact counts; tied weights once. Raises `InputProblem` as `check_adapter`."
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(shape)
         if peft_config is not None:
             from peft import get_peft_model
             model = get_peft_model(model, peft_config)
+            check_adapter(model)
     return sum(p.numel() for p in model.parameters()), sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
