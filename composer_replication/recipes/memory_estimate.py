@@ -178,6 +178,7 @@ class Estimate:
     clock: str  # the rates behind the seconds
     attention: str  # implementation, and why it is taken
     branches: str  # how hinted turns and answers of pairs are read
+    sdpo_weight: dict[str, float]  # `effective_alpha` by the tokens that a rollout samples; empty where channel 2 has no policy term beside it
 
     def to_dict(self) -> dict:
         "As plain values."
@@ -478,7 +479,8 @@ def estimate(
     seconds = step_seconds(recipe, shape.get_text_config(), counts[0], passes, prompt_tokens, rates, sent)
     attention = choose_attention(recipe, rates is H200, lambda: shape)
     name, way = trunk_way(shape, attention.name)
+    lengths = (c.max_completion_length, max(c.max_completion_length // 10, 1)) if c.alpha_sdpo and rollouts else ()
     return Estimate(recipe.name, a.model, source, devices, *counts, rollouts / c.num_generations / again, rollouts / again, tokens // again,
                 tokens * math.ceil(max(c.max_steps, 0) / again), prompt_tokens, memory, peak,
                 _checkpoint_bytes(recipe, counts, kept), _checkpoints(c), costs, seconds, rates.name,
-                f"{name}: {attention.why}", way)
+                f"{name}: {attention.why}", way, {str(length): c.effective_alpha(length) for length in lengths})

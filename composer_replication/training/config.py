@@ -83,7 +83,9 @@ class PolicySettings:
 class SdpoSettings:
     "The distance to the hinted teacher, who that is, and which turns it reads."
 
-    alpha_sdpo: float = setting(1.0, "Channel 2: weight of SDPO at error turns; 0 switches it off.")
+    alpha_sdpo: float = setting(1.0, "Channel 2: weight of SDPO at error turns, a mean over their tokens; 0 switches it off. loss_type=dr_grpo "
+                                     "divides the policy term by max_completion_length, so against it this weight grows with that budget; "
+                                     "see `effective_alpha`.")
     sdpo_divergence: str = setting("jsd", "`jsd`, `taid`, `entropy_aware`, or another registered one.")
     sdpo_beta: float = setting(1.0, "jsd: 1 is KL(student || teacher), 0 is KL(teacher || student), between them the generalised JSD.")
     sdpo_support: str = setting("student_top_k", "`full`, `student_top_k`, `teacher_top_k` or `sampled`.")
@@ -111,6 +113,16 @@ def divergence(
     top_k = self.sdpo_top_k if self.sdpo_support.endswith("top_k") else None
     settings = Divergence(self.sdpo_beta, self.temperature, self.sdpo_support, top_k, self.sdpo_tail, self.sdpo_token_clip)
     return named_divergence(self.sdpo_divergence, settings, t, "sdpo_divergence")
+
+
+@patch
+def effective_alpha(
+    self: SdpoSettings,
+    tokens: float,  # that a rollout samples on average
+) -> float:
+    """`alpha_sdpo` as it would be against a policy term that is a mean over sampled tokens. Dr.GRPO's term is a sum over
+    `max_completion_length`: ten times the budget, with rollouts as long as before, makes channel 2 ten times as strong against it."""
+    return self.alpha_sdpo * {"dr_grpo": self.max_completion_length / tokens, "luspo": 1 / tokens}.get(self.loss_type, 1.0)
 
 
 @patch

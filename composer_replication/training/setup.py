@@ -209,7 +209,8 @@ class Setup:
     chat: ChatFormat | None  # None where neither a channel nor our rollout loop needs one
     recorded: tuple[Tree, ...] = ()  # recorded traces with hinted turns or preference pairs
     excluded: tuple[tuple[str, str], ...] = ()  # (trace_id, reason) of recorded traces with neither
-    left_out: str | None = None  # a sentence on turns beyond the limit of length
+    left_out: str | None = None  # on turns beyond the limit of length, and on reasoning that the chat template drops
+    without_reasoning: int = 0  # recorded turns that are learnt from without the reasoning that they have
 
 # %% ../../nbs/training/08_setup.ipynb #7ab1c0e7
 def prepare(

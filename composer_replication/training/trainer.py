@@ -56,7 +56,7 @@ from ..envs.rewards import EpisodeReward
 from .deal import deal_anew
 from .draw import KeepsDraw, TaskDraw
 from .kl import completion_logprobs, kl_adjusted_advantages, kl_estimate, kl_loss_terms
-from .recorded import no_reward, steps_without_rollouts, trace_limit
+from .recorded import no_reward, steps_without_rollouts, trace_limit, without_reasoning
 from ..tree.build import Tree
 from ..tree.text import AlignmentError
 from ..rollout.loop import collect
@@ -919,6 +919,7 @@ def _log_pass(self: ComposerReplicationTrainer, step: BackwardPass, terms: dict[
     for name, term in terms.items():
         self.window.add("replay" if name == "recorded" else name, term)
     self.window.add_rows(step.inputs.get("composer_rows", ()))
+    self.window.stats["recorded/without_reasoning"] += sum(len(without_reasoning(t)[0]) for t in step.recorded.trees) if step.recorded else 0
     self._count_ways(step)
     if not self.accelerator.sync_gradients:
         return

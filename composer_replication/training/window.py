@@ -198,6 +198,8 @@ def close(
         metrics |= {f"branches/{way}": float(stats[f"branches/{way}"] > 0) for way in WAYS}
     if stats["level/passes"]:
         metrics["level/idle"] = stats["level/idle"] / stats["level/passes"]  # share of the passes beside the policy's own
+    if stats["recorded/without_reasoning"]:
+        metrics["recorded/without_reasoning"] = float(stats["recorded/without_reasoning"])
     if "kl/total" in stats:
         metrics["kl/token"] = stats["kl/total"] / max(self.sampled, 1.0)
     return metrics

@@ -265,3 +265,21 @@ def test_a_kl_in_the_loss_waits_for_the_policy(estimator, tmp_path):
     assert abs(logs[0]["kl/token"]) < 1e-6 and abs(logs[2]["kl/token"]) > 1e-4
     same = [all(torch.allclose(a, b, rtol=1e-4, atol=1e-7) for a, b in zip(*grads)) for grads in zip(plain.grads, with_kl.grads)]
     assert same == [True, True, False]
+
+
+# ---- the weight of channel 2
+
+
+@pytest.mark.parametrize("loss_type", ["dr_grpo", "dapo", "luspo"])
+def test_the_effective_weight_is_what_the_policy_term_lacks(loss_type, one_group_differs, tmp_path):
+    "The gradient of the policy objective against that of a mean over tokens, of rows of one length."
+    sequence = {"importance_sampling_level": "sequence"} if loss_type == "luspo" else {}
+    shared = dict(rows=2, max_turns=1, max_completion_length=40, max_turn_tokens=14, per_device_train_batch_size=8)
+    mean = train(tmp_path / "mean", loss_type="dapo", **shared)
+    found = train(tmp_path / "found", loss_type=loss_type, **shared, **sequence)
+    lengths = {sum(r.completion_mask) for r in found.rollouts}
+    assert len(lengths) == 1 and any(g.abs().max() > 1e-5 for g in mean.grads[0])
+    found.args.alpha_sdpo = 3.0
+    scale = 3.0 / found.args.effective_alpha(lengths.pop())
+    for a, b in zip(found.grads[0], mean.grads[0]):
+        torch.testing.assert_close(a, b * scale, rtol=2e-3, atol=1e-6)
