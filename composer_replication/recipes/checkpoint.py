@@ -132,7 +132,7 @@ def merge_adapter(
     plain.config.get_text_config().tie_word_embeddings = plain.config.tie_word_embeddings = out is into
     return plain
 
-
+# %% ../../nbs/recipes/07_checkpoint.ipynb #a5f22147
 def _merged(folder, base, dtype, tokenizer):
     "The merged model, and the logits of the adapter itself."
     from peft import PeftModel

@@ -61,7 +61,7 @@ def _up_to_branches(tree):
     spans = tuple(span for span in tree.spans if span.turn <= last)
     return replace(tree, ids=tree.ids[:spans[-1].end], spans=spans)
 
-
+# %% ../../nbs/training/17_recorded.ipynb #e2c20473
 def without_reasoning(
     tree: Tree,  # of a recorded trace
 ) -> tuple[set[int], set[int]]:

@@ -139,9 +139,10 @@ def check_adapter(
     remedy = "leave the embeddings and the output head out of target_modules, modules_to_save and trainable_token_indices"
     if isinstance(out, BaseTunerLayer):
         raise InputProblem("an adapter at the output head (lm_head) has no part in the loss, which reads the head's own weight", remedy)
+    if not getattr(plain.config.get_text_config(), "tie_word_embeddings", False):
+        return
     tokens = isinstance(into, TrainableTokensWrapper) and isinstance(out, TrainableTokensWrapper) and out.token_adapter.tied_adapter
-    one = not isinstance(into, BaseTunerLayer) and (tokens or into.weight is out.weight)
-    if plain.config.get_text_config().tie_word_embeddings and not one:
+    if isinstance(into, BaseTunerLayer) or not (tokens or into.weight is out.weight):
         raise InputProblem("the model's input and output embeddings are one weight (tie_word_embeddings), and the adapter changes one without "
                            "the other, so that what samples or loads the merged weights is another model", remedy)
 

@@ -127,7 +127,7 @@ def evaluating(models):
         for module in training:
             module.training = True
 
-
+# %% ../../nbs/training/01_teacher.ipynb #aaf206e0
 RANDOM = re.compile("drop|jitter")  # in the names of settings that make a pass in training mode random
 
 

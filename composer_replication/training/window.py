@@ -88,7 +88,7 @@ class PassMeans:
                 metrics[name].append(sum(value * tokens for value, tokens in scored) / sum(tokens for _, tokens in scored))
         self.values = {}
 
-
+# %% ../../nbs/training/04_window.ipynb #4bb45f6e
 @dataclass
 class Window:
     "One accumulation window. `of` opens it, `add` takes each backward pass, `close` gives the metrics."
