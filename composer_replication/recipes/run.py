@@ -42,7 +42,7 @@ from .tasks import RunTasks, keep_split, recipe_tasks
 from .warm_up import StageData, passed_episodes, warm_up_checkpoint, warm_up_settings
 from ..replay.pairs import recovery_pairs
 from ..training.health import CountsCallback
-from ..training.recorded import learnable_trees, trace_limit
+from ..training.recorded import bare_turns, learnable_trees, trace_limit
 from ..training.setup import PairSource, check_engine, group_pairs, prepare
 from ..training.trainer import ComposerReplicationTrainer
 from ..tree.template import probe_template
@@ -173,8 +173,8 @@ def _count_turns(recipe, sources):
     folder = local_model(a.model)
     limit = trace_limit(a.max_trace_tokens, folder and str(folder), recipe.config.model_init_kwargs or {})
     chat = probe_template(recipe_tokenizer(recipe))
-    *_, bare = learnable_trees(sources.traces, sources.pairs, chat, recipe.config, sources.hints, limit)
-    return {"turns": limit.within, "turns_beyond": len(limit.beyond), "turns_without_reasoning": bare}
+    trees, _, _ = learnable_trees(sources.traces, sources.pairs, chat, recipe.config, sources.hints, limit)
+    return {"turns": limit.within, "turns_beyond": len(limit.beyond), "turns_without_reasoning": bare_turns(trees)[0]}
 
 
 def data_counts(

@@ -71,7 +71,7 @@ def counts_line(
     "What a run would open, in words."
     train, held_out, traces, turns = (counts.get(name, 0) for name in ("train", "held_out", "traces", "turns"))
     tasks = [f"{train + held_out} tasks: {train} to train on, {held_out} held out"] if train else []
-    bare = f" ({some} of them without their reasoning, which the chat template leaves out)" if (some := counts.get("turns_without_reasoning")) else ""
+    bare = f" ({some} of them without their reasoning)" if (some := counts.get("turns_without_reasoning")) else ""
     learnt = f", {turns} turns with a hint or a pair{bare}" if "turns" in counts else ""
     beyond = f" and {more} more beyond max_trace_tokens, which are left out" if (more := counts.get("turns_beyond")) else ""
     return "; ".join(tasks + ([f"{traces} traces{learnt}{beyond}"] if traces else []))

@@ -27,7 +27,7 @@ from ..core.trace import Trace
 from ..traces.siblings import SiblingIndex
 from .config import ComposerReplicationConfig
 from .guard import HeldoutSplit
-from .recorded import learnable_trees
+from .recorded import bare_turns, learnable_trees
 from ..hints.layers import HintSource
 from ..tree.build import LengthLimit, Tree
 from ..tree.chat import ChatFormat, TemplateProblem
@@ -211,7 +211,11 @@ class Setup:
     recorded: tuple[Tree, ...] = ()  # recorded traces with hinted turns or preference pairs
     excluded: tuple[tuple[str, str], ...] = ()  # (trace_id, reason) of recorded traces with neither
     left_out: str | None = None  # on turns beyond the limit of length, and on reasoning that the chat template drops
-    without_reasoning: int = 0  # recorded turns that are learnt from without the reasoning that they have
+
+    @property
+    def without_reasoning(self) -> int:
+        "Recorded turns that are learnt from without the reasoning that they have."
+        return bare_turns(self.recorded)[0]
 
 # %% ../../nbs/training/08_setup.ipynb #7ab1c0e7
 def prepare(

@@ -1,4 +1,5 @@
 "What scores a policy is the policy that sampled, and what loads an adapter is the model that was trained."
+
 import json
 import warnings
 
@@ -30,17 +31,37 @@ FAMILIES = {  # where each keeps its dropout: modules, numbers of a module, or t
     "llama": tf.LlamaConfig(**LLAMA, attention_dropout=0.3),
     "gpt2": tf.GPT2Config(**GPT),
     "gptj": tf.GPTJConfig(**GPT, rotary_dim=4),
-    "gpt_neox": tf.GPTNeoXConfig(**SMALL, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, hidden_dropout=0.3,
-                                 attention_dropout=0.3),
-    "opt": tf.OPTConfig(**SMALL, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=32,
-                        max_position_embeddings=64, dropout=0.3, attention_dropout=0.3, layerdrop=0.3),
+    "gpt_neox": tf.GPTNeoXConfig(
+        **SMALL,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        hidden_dropout=0.3,
+        attention_dropout=0.3,
+    ),
+    "opt": tf.OPTConfig(
+        **SMALL,
+        hidden_size=32,
+        ffn_dim=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        word_embed_proj_dim=32,
+        max_position_embeddings=64,
+        dropout=0.3,
+        attention_dropout=0.3,
+        layerdrop=0.3,
+    ),
     "phi": tf.PhiConfig(**LLAMA, resid_pdrop=0.3, embd_pdrop=0.3, attention_dropout=0.3),
-    "falcon": tf.FalconConfig(**SMALL, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, hidden_dropout=0.3, attention_dropout=0.3),
+    "falcon": tf.FalconConfig(
+        **SMALL, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, hidden_dropout=0.3, attention_dropout=0.3
+    ),
     "mixtral": tf.MixtralConfig(**LLAMA, num_local_experts=4, attention_dropout=0.3, router_jitter_noise=0.3),
 }
 ADAPTERS = {
     "lora": LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.5, init_lora_weights=False),
-    "loha": LoHaConfig(r=4, target_modules=["q_proj", "v_proj"], rank_dropout=0.5, module_dropout=0.5, init_weights=False)}
+    "loha": LoHaConfig(r=4, target_modules=["q_proj", "v_proj"], rank_dropout=0.5, module_dropout=0.5, init_weights=False),
+}
 IDS = torch.arange(3, 19).reshape(2, 8)
 
 
@@ -78,10 +99,19 @@ class Kept(ComposerReplicationTrainer):
 
 
 def trained(folder, model, **changes):
-    settings = BASE | {"save_strategy": "no", "max_steps": 1, "per_device_train_batch_size": 4, "max_completion_length": 24} | changes
+    settings = (
+        BASE | {"save_strategy": "no", "max_steps": 1, "per_device_train_batch_size": 4, "max_completion_length": 24} | changes
+    )
     extra = {"peft_config": settings.pop("peft")} if "peft" in settings else {}
-    trainer = Kept(model, args=ComposerReplicationConfig(str(folder), **settings), processing_class=world.tokenizer(),
-                   train_dataset=Dataset.from_list(world.rows(4)), environment_factory=world.Files, hint_source=lambda *_: "Use cat.", **extra)
+    trainer = Kept(
+        model,
+        args=ComposerReplicationConfig(str(folder), **settings),
+        processing_class=world.tokenizer(),
+        train_dataset=Dataset.from_list(world.rows(4)),
+        environment_factory=world.Files,
+        hint_source=lambda *_: "Use cat.",
+        **extra,
+    )
     return trainer
 
 
@@ -92,8 +122,11 @@ def test_the_loss_scores_what_was_sampled(where, tmp_path):
         model.config.attention_dropout = 0.4
         for layer in model.model.layers:
             layer.self_attn.attention_dropout = 0.4
-    peft = {"peft": LoraConfig(r=4, lora_alpha=64, target_modules=["q_proj", "v_proj"], lora_dropout=0.5, init_lora_weights=False)} \
-        if where == "adapter" else {}
+    peft = (
+        {"peft": LoraConfig(r=4, lora_alpha=64, target_modules=["q_proj", "v_proj"], lora_dropout=0.5, init_lora_weights=False)}
+        if where == "adapter"
+        else {}
+    )
     trainer = trained(tmp_path, model, **peft)
     trainer.train()
     inputs, now = trainer.seen.inputs, trainer.seen.logprobs.detach()
@@ -183,7 +216,10 @@ def test_an_export_compares_with_the_adapter(bases, tmp_path, monkeypatch):
     "A merge that gave another model is refused, by the export and by all that loads it."
     adapter(bases["tied"], tmp_path / "adapter", TIED["embed"][0])
     monkeypatch.setattr("composer_replication.recipes.checkpoint.merge_adapter", lambda model: model.merge_and_unload())
-    for act in (lambda: export_checkpoint(str(tmp_path / "adapter"), tmp_path / "out", True), lambda: load_checkpoint(str(tmp_path / "adapter"))):
+    for act in (
+        lambda: export_checkpoint(str(tmp_path / "adapter"), tmp_path / "out", True),
+        lambda: load_checkpoint(str(tmp_path / "adapter")),
+    ):
         with pytest.raises(InputProblem, match="is another model: its logits differ by"):
             act()
     assert not (tmp_path / "out").exists()
@@ -194,8 +230,12 @@ def test_adapters_at_embeddings_are_refused_before_training(name, bases, tmp_pat
     "On tied weights all that part them; on untied ones the output head's alone, which the loss would not read."
     settings, fits = TIED[name]
     for base, works in (("tied", fits), ("untied", name not in ("head", "both"))):
+
         def make(base=base):
-            return count_parameters(tf.AutoConfig.from_pretrained(bases[base]), LoraConfig(r=4, task_type="CAUSAL_LM", **settings))
+            return count_parameters(
+                tf.AutoConfig.from_pretrained(bases[base]), LoraConfig(r=4, task_type="CAUSAL_LM", **settings)
+            )
+
         if works:
             assert make()
         else:

@@ -1,4 +1,5 @@
 "Endings decide what was cut off, a machine's delay teaches nothing, and a step's means are over its own tokens and rows."
+
 import math
 import warnings
 from dataclasses import replace
@@ -37,12 +38,31 @@ class Kept(ComposerReplicationTrainer):
 
 
 def train(folder, environment=world.Files, rows=8, **changes):
-    settings = BASE | {"save_strategy": "no", "max_steps": 1, "alpha_sdpo": 0.0, "sample_every": 0, "max_grad_norm": 0.0, "optim": "sgd",
-                       "per_device_train_batch_size": 16, "lr_scheduler_type": "constant"} | changes
+    settings = (
+        BASE
+        | {
+            "save_strategy": "no",
+            "max_steps": 1,
+            "alpha_sdpo": 0.0,
+            "sample_every": 0,
+            "max_grad_norm": 0.0,
+            "optim": "sgd",
+            "per_device_train_batch_size": 16,
+            "lr_scheduler_type": "constant",
+        }
+        | changes
+    )
     args = ComposerReplicationConfig(str(folder), **settings)
     pairs = {"pair_source": group_pairs} if args.beta_replay else {}
-    trainer = Kept(embedded_model("mild"), args=args, processing_class=world.tokenizer(), train_dataset=Dataset.from_list(world.rows(rows)),
-                   environment_factory=environment, hint_source=default_composite() if args.alpha_sdpo else None, **pairs)
+    trainer = Kept(
+        embedded_model("mild"),
+        args=args,
+        processing_class=world.tokenizer(),
+        train_dataset=Dataset.from_list(world.rows(rows)),
+        environment_factory=environment,
+        hint_source=default_composite() if args.alpha_sdpo else None,
+        **pairs,
+    )
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     return trainer
@@ -51,8 +71,11 @@ def train(folder, environment=world.Files, rows=8, **changes):
 # ---- endings
 
 
-LIMITS = {"tokens": {"max_turns": 8, "max_completion_length": 40, "max_turn_tokens": 38},
-          "turns": {"max_turns": 1, "max_completion_length": 96}, "both": {"max_turns": 2, "max_completion_length": 60}}
+LIMITS = {
+    "tokens": {"max_turns": 8, "max_completion_length": 40, "max_turn_tokens": 38},
+    "turns": {"max_turns": 1, "max_completion_length": 96},
+    "both": {"max_turns": 2, "max_completion_length": 60},
+}
 
 
 @pytest.mark.parametrize("limit", LIMITS)
@@ -73,8 +96,12 @@ def test_endings_decide_what_is_cut_off(limit, objective, tmp_path):
 
 def test_what_is_masked_has_no_ratio():
     "An old log-probability of a masked token would give an infinite ratio, and infinity times zero is no number."
-    inputs = {"completion_mask": torch.ones(2, 3, dtype=torch.long), "tool_mask": torch.ones(2, 3, dtype=torch.long),
-              "old_per_token_logps": torch.full((2, 3), -200.0), "advantages": torch.ones(2)}
+    inputs = {
+        "completion_mask": torch.ones(2, 3, dtype=torch.long),
+        "tool_mask": torch.ones(2, 3, dtype=torch.long),
+        "old_per_token_logps": torch.full((2, 3), -200.0),
+        "advantages": torch.ones(2),
+    }
     mask_rows(inputs, torch.tensor([True, False]))
     assert inputs["completion_mask"].tolist() == inputs["tool_mask"].tolist() == [[1, 1, 1], [0, 0, 0]]
     assert inputs["old_per_token_logps"].tolist() == [[-200.0] * 3, [0.0] * 3] and inputs["advantages"].tolist() == [1.0, 1.0]
@@ -101,13 +128,16 @@ class Silent(world.Files):
 @pytest.mark.parametrize("changes", [{}, {"all_fail": "distil", "fail_reward": 9.0}, {"group_hints": True}])
 def test_an_unscored_episode_teaches_nothing(why, changes, tmp_path, monkeypatch):
     "Every second episode: its calls, or its reward, were given up."
+
     def play(self, rows, names):
         rollouts = ComposerReplicationTrainer.play(self, rows, names)
         return [replace(r, ending=Ending(why), reward=0.0) if i % 2 and why != "reward" else r for i, r in enumerate(rollouts)]
 
     monkeypatch.setattr(Kept, "play", play, raising=False)
     Silent.number = 0
-    trainer = train(tmp_path, Silent if why == "reward" else world.Files, alpha_sdpo=1.0, beta_replay=0.5, target_turns="all", **changes)
+    trainer = train(
+        tmp_path, Silent if why == "reward" else world.Files, alpha_sdpo=1.0, beta_replay=0.5, target_turns="all", **changes
+    )
     rows = trainer.batch["composer_rows"]
     unscored = [row for row in rows if row.trace.reward is None]
     assert unscored and len(unscored) < len(rows) and any(b.kind == "hint" for row in rows for b in row.tree.branches)
@@ -128,8 +158,12 @@ def test_no_pair_takes_an_answer_of_an_unscored_episode(tmp_path, monkeypatch):
 
 
 def row(counted, tokens, width=6, advantage=1.0):
-    return {"counted": torch.tensor(counted), "advantages": torch.full((len(counted),), advantage),
-            "completion_mask": torch.tensor([[1] * n + [0] * (width - n) for n in tokens]), "num_items_in_batch": torch.tensor(99)}
+    return {
+        "counted": torch.tensor(counted),
+        "advantages": torch.full((len(counted),), advantage),
+        "completion_mask": torch.tensor([[1] * n + [0] * (width - n) for n in tokens]),
+        "num_items_in_batch": torch.tensor(99),
+    }
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "sapo", "luspo", "bnpo", "cispo", "dapo", "vespo"])
@@ -149,6 +183,7 @@ def test_a_mean_over_what_counts_by_hand(loss_type):
 @pytest.fixture
 def one_group_differs(monkeypatch):
     "The first group's rewards differ, those of the others are equal."
+
     def play(self, rows, names):
         rollouts = ComposerReplicationTrainer.play(self, rows, names)
         return [replace(r, ending=Ending.DONE, reward=i / 2 if i < 4 else 1.0) for i, r in enumerate(rollouts)]
@@ -157,18 +192,31 @@ def one_group_differs(monkeypatch):
 
 
 @pytest.mark.parametrize("loss_type", ["dr_grpo", "grpo", "dapo", "cispo"])
-@pytest.mark.parametrize("split", [dict(per_device_train_batch_size=8, gradient_accumulation_steps=1),
-                                   dict(per_device_train_batch_size=2, gradient_accumulation_steps=4)])
+@pytest.mark.parametrize(
+    "split",
+    [
+        dict(per_device_train_batch_size=8, gradient_accumulation_steps=1),
+        dict(per_device_train_batch_size=2, gradient_accumulation_steps=4),
+    ],
+)
 def test_each_step_of_a_generation_is_a_mean_over_its_own_rows(loss_type, split, one_group_differs, tmp_path, monkeypatch):
     "Gradients of both steps of one generation, at a learning rate of zero, against those of a mean over all rows."
     together = split["gradient_accumulation_steps"]
-    shared = dict(loss_type=loss_type, learning_rate=0.0, max_steps=2, seed=1, steps_per_generation=2 * together, max_completion_length=48, **split)
+    shared = dict(
+        loss_type=loss_type,
+        learning_rate=0.0,
+        max_steps=2,
+        seed=1,
+        steps_per_generation=2 * together,
+        max_completion_length=48,
+        **split,
+    )
     plain = train(tmp_path / "a", **shared)
     counts, inner = [], Kept._arranged
 
     def arranged(self, batches):
         for at in range(0, len(batches), together):
-            step = batches[at:at + together]
+            step = batches[at : at + together]
             tokens = sum(((b["completion_mask"] * b["tool_mask"]).sum(1) * b["counted"]).sum().item() for b in step)
             counts.append((torch.cat([b["counted"] for b in step]).float().mean().item(), tokens))
         return inner(self, batches)
@@ -184,9 +232,15 @@ def test_each_step_of_a_generation_is_a_mean_over_its_own_rows(loss_type, split,
             torch.testing.assert_close(a, b * scale, rtol=2e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("changes", [
-    {"kl_coef": 0.1, "kl_place": "loss", "equal_rewards": "skip"}, {}, {"alpha_sdpo": 1.0, "mask_truncated_completions": True},
-    {"beta": 0.1, "loss_type": "cispo"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kl_coef": 0.1, "kl_place": "loss", "equal_rewards": "skip"},
+        {},
+        {"alpha_sdpo": 1.0, "mask_truncated_completions": True},
+        {"beta": 0.1, "loss_type": "cispo"},
+    ],
+)
 def test_means_do_not_depend_on_the_rows_of_a_pass(changes, one_group_differs, tmp_path):
     "The second step on one generation, so that ratios are not 1."
     logs = []
@@ -209,13 +263,35 @@ def train_named(folder, changes, rows, passes):
     model = embedded_model("mild")
     if "beta" in changes:
         model.config._name_or_path = str(folder.parent / "base")
-    settings = BASE | {"save_strategy": "no", "max_steps": 2, "alpha_sdpo": 0.0, "sample_every": 0, "optim": "sgd", "learning_rate": 0.5,
-                       "max_grad_norm": 0.0, "lr_scheduler_type": "constant", "max_completion_length": 48, "per_device_train_batch_size": rows,
-                       "gradient_accumulation_steps": passes, "steps_per_generation": passes, "num_iterations": 2, "max_turns": 2} | changes
+    settings = (
+        BASE
+        | {
+            "save_strategy": "no",
+            "max_steps": 2,
+            "alpha_sdpo": 0.0,
+            "sample_every": 0,
+            "optim": "sgd",
+            "learning_rate": 0.5,
+            "max_grad_norm": 0.0,
+            "lr_scheduler_type": "constant",
+            "max_completion_length": 48,
+            "per_device_train_batch_size": rows,
+            "gradient_accumulation_steps": passes,
+            "steps_per_generation": passes,
+            "num_iterations": 2,
+            "max_turns": 2,
+        }
+        | changes
+    )
     args = ComposerReplicationConfig(str(folder), **settings)
     trainer = Kept(
-        model, args=args, processing_class=world.tokenizer(), train_dataset=Dataset.from_list(world.rows(4)), environment_factory=world.Files,
-        hint_source=default_composite() if args.alpha_sdpo else None)
+        model,
+        args=args,
+        processing_class=world.tokenizer(),
+        train_dataset=Dataset.from_list(world.rows(4)),
+        environment_factory=world.Files,
+        hint_source=default_composite() if args.alpha_sdpo else None,
+    )
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     return trainer
@@ -229,7 +305,9 @@ def test_pass_means_by_hand():
                 metrics[name].append(value)
     assert metrics["entropy"] == [5.0] and metrics["loss"] == [7.0] * 3
     means.close(metrics)
-    assert metrics["entropy"] == [5.0, 3.25] and metrics["clip_ratio/low_min"] == [0.1] and metrics["clip_ratio/high_max"] == [0.9]
+    assert (
+        metrics["entropy"] == [5.0, 3.25] and metrics["clip_ratio/low_min"] == [0.1] and metrics["clip_ratio/high_max"] == [0.9]
+    )
     means.close(metrics)
     assert metrics["entropy"] == [5.0, 3.25]  # a step that scored nothing has no mean
 
@@ -237,11 +315,25 @@ def test_pass_means_by_hand():
 def test_an_evaluation_has_one_mean_too(tmp_path):
     found = []
     for rows in (1, 4):
-        args = ComposerReplicationConfig(str(tmp_path / str(rows)), **BASE | {
-            "save_strategy": "no", "alpha_sdpo": 0.0, "per_device_eval_batch_size": rows, "num_generations_eval": 1, "max_completion_length": 48})
+        args = ComposerReplicationConfig(
+            str(tmp_path / str(rows)),
+            **BASE
+            | {
+                "save_strategy": "no",
+                "alpha_sdpo": 0.0,
+                "per_device_eval_batch_size": rows,
+                "num_generations_eval": 1,
+                "max_completion_length": 48,
+            },
+        )
         trainer = ComposerReplicationTrainer(
-            embedded_model("mild"), args=args, processing_class=world.tokenizer(), train_dataset=Dataset.from_list(world.rows(4)),
-            eval_dataset=Dataset.from_list(world.rows(4, 1)), environment_factory=world.Files)
+            embedded_model("mild"),
+            args=args,
+            processing_class=world.tokenizer(),
+            train_dataset=Dataset.from_list(world.rows(4)),
+            eval_dataset=Dataset.from_list(world.rows(4, 1)),
+            environment_factory=world.Files,
+        )
         trainer.model.eval()
         metrics = {"entropy": []}
         for mean, tokens in {1: ((1.0, 1), (2.0, 3)), 4: ((1.75, 4),)}[rows]:
@@ -259,7 +351,9 @@ def test_an_evaluation_has_one_mean_too(tmp_path):
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
 def test_a_kl_in_the_loss_waits_for_the_policy(estimator, tmp_path):
     "Before policy_start the gradient is channel 2's alone; the KL is measured all the same, and is 0 at the start."
-    shared = dict(alpha_sdpo=1.0, policy_start=2, max_steps=3, teacher="frozen", kl_place="loss", kl_estimator=estimator, learning_rate=0.2)
+    shared = dict(
+        alpha_sdpo=1.0, policy_start=2, max_steps=3, teacher="frozen", kl_place="loss", kl_estimator=estimator, learning_rate=0.2
+    )
     plain, with_kl = (train(tmp_path / str(coef), world.Files, kl_coef=coef, **shared) for coef in (0.0, 5.0))
     logs = [h for h in with_kl.state.log_history if "kl/token" in h]
     assert abs(logs[0]["kl/token"]) < 1e-6 and abs(logs[2]["kl/token"]) > 1e-4
