@@ -1,4 +1,4 @@
-"What a chat template leaves out of a recorded turn is counted and said, and a turn is learnt with the reasoning it was sampled with."
+"What a chat template leaves out is counted and said; a turn is learnt with the reasoning that it was sampled with."
 
 from functools import cache
 
