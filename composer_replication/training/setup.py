@@ -10,6 +10,7 @@ __all__ = ['PairSource', 'group_pairs', 'task_of', 'check_held_out', 'check_opti
 import copy
 import json
 import os
+import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -159,7 +160,8 @@ def check_new_adapter(
         shape, kind = AutoConfig.from_pretrained(model, **named), AutoModelForCausalLM.from_config
     else:
         shape, kind = copy.deepcopy(model.config), type(model)
-    with torch.device("meta"):
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*tie_word_embeddings")  # PEFT warns of what is refused here
         check_adapter(get_peft_model(kind(shape), copy.deepcopy(peft_config)))
 
 # %% ../../nbs/training/08_setup.ipynb #6c391bd6
