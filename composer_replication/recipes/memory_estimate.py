@@ -22,6 +22,7 @@ from .attention import choose_attention
 from .recipe import Recipe, load_recipe, local_model
 from .recipe_file import RecipeProblem, shipped_recipes
 from ..training.muon import block_grids
+from ..training.setup import check_adapter
 from ..tree.forward import branch_way
 
 # %% ../../nbs/recipes/01_memory_estimate.ipynb #f3a4e783
@@ -64,12 +65,13 @@ def count_parameters(
     shape: PretrainedConfig,
     peft_config=None,  # of PEFT; None: all weights are trained
 ) -> tuple[int, int]:  # all, and those that are trained
-    "Exact counts; tied weights once."
+    "Exact counts; tied weights once. Raises `InputProblem` as `check_adapter`."
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(shape)
         if peft_config is not None:
             from peft import get_peft_model
             model = get_peft_model(model, peft_config)
+            check_adapter(model)
     return sum(p.numel() for p in model.parameters()), sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
@@ -176,6 +178,7 @@ class Estimate:
     clock: str  # the rates behind the seconds
     attention: str  # implementation, and why it is taken
     branches: str  # how hinted turns and answers of pairs are read
+    sdpo_weight: dict[str, float]  # `effective_alpha` by the tokens that a rollout samples; empty where channel 2 has no policy term beside it
 
     def to_dict(self) -> dict:
         "As plain values."
@@ -476,7 +479,8 @@ def estimate(
     seconds = step_seconds(recipe, shape.get_text_config(), counts[0], passes, prompt_tokens, rates, sent)
     attention = choose_attention(recipe, rates is H200, lambda: shape)
     name, way = trunk_way(shape, attention.name)
+    lengths = (c.max_completion_length, max(c.max_completion_length // 10, 1)) if c.alpha_sdpo and rollouts else ()
     return Estimate(recipe.name, a.model, source, devices, *counts, rollouts / c.num_generations / again, rollouts / again, tokens // again,
                 tokens * math.ceil(max(c.max_steps, 0) / again), prompt_tokens, memory, peak,
                 _checkpoint_bytes(recipe, counts, kept), _checkpoints(c), costs, seconds, rates.name,
-                f"{name}: {attention.why}", way)
+                f"{name}: {attention.why}", way, {str(length): c.effective_alpha(length) for length in lengths})

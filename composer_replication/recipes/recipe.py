@@ -229,7 +229,7 @@ def _defaults(parser, line, path, named, estimating):
         settings.pop("steps_per_generation", None)
     if objective.task is not None:
         settings |= getattr(factory_of(objective.task), "recipe_defaults", {})
-    settings |= {"output_dir": f"out/{path.stem}"}
+    settings |= {"output_dir": f"out/{path.stem}", "lora_dropout": 0.0}
     return settings | {"use_cpu": True} if estimating and not torch.accelerator.is_available() else settings
 
 # %% ../../nbs/recipes/00_recipe.ipynb #7a6ee209
@@ -275,6 +275,9 @@ def _check(recipe):
         raise RecipeProblem("load_in_4bit and load_in_8bit are not supported; use dtype: bfloat16 and use_peft: true.")
     if c.max_steps < 1 and c.max_steps != -1:
         raise RecipeProblem(f"max_steps={c.max_steps} leaves no step to take; give at least 1, or -1 to count num_train_epochs instead.")
+    if recipe.model.lora_dropout:
+        raise RecipeProblem(f"lora_dropout={recipe.model.lora_dropout:g} would act in no pass, since a policy is scored as it sampled, without "
+                            "dropout; leave it out.")
     check_optimizer(c, recipe.model.use_peft)
     if c.use_vllm and (a.task is None or a.model == EMBEDDED or a.model.startswith("random:")):
         raise RecipeProblem("vLLM samples nothing without a task; leave rollout and use_vllm out." if a.task is None else

@@ -42,7 +42,7 @@ from .tasks import RunTasks, keep_split, recipe_tasks
 from .warm_up import StageData, passed_episodes, warm_up_checkpoint, warm_up_settings
 from ..replay.pairs import recovery_pairs
 from ..training.health import CountsCallback
-from ..training.recorded import learnable_trees, trace_limit
+from ..training.recorded import bare_turns, learnable_trees, trace_limit
 from ..training.setup import PairSource, check_engine, group_pairs, prepare
 from ..training.trainer import ComposerReplicationTrainer
 from ..tree.template import probe_template
@@ -172,13 +172,14 @@ def _count_turns(recipe, sources):
         return {}
     folder = local_model(a.model)
     limit = trace_limit(a.max_trace_tokens, folder and str(folder), recipe.config.model_init_kwargs or {})
-    learnable_trees(sources.traces, sources.pairs, probe_template(recipe_tokenizer(recipe)), recipe.config, sources.hints, limit)
-    return {"turns": limit.within, "turns_beyond": len(limit.beyond)}
+    chat = probe_template(recipe_tokenizer(recipe))
+    trees, _, _ = learnable_trees(sources.traces, sources.pairs, chat, recipe.config, sources.hints, limit)
+    return {"turns": limit.within, "turns_beyond": len(limit.beyond), "turns_without_reasoning": bare_turns(trees)[0]}
 
 
 def data_counts(
     recipe: Recipe,
-) -> dict[str, int]:  # tasks to train on and held out; recorded traces, their turns with a hint or a pair, and those beyond `max_trace_tokens`
+) -> dict[str, int]:  # tasks to train on and held out; recorded traces; turns with a hint or a pair, beyond the limit, without reasoning
     "How much a run would open, without a weight. Raises as `run_data`, and where nothing recorded can be learnt from."
     a = recipe.arguments
     plain = replace(a, hints=[name for name in a.hints if name != "learned"], hint_writer=None)  # a writer is a model
@@ -293,9 +294,10 @@ def trainer_facts(
 ) -> dict[str, Any]:  # plain
     "What a run's record takes from its trainer: the attention, and what is learnt from recorded traces."
     trees = trainer.setup.recorded
-    turns = sum(len({branch.turn for branch in tree.branches}) for tree in trees)
+    turns = len({(tree.trace_id, branch.turn) for tree in trees for branch in tree.branches})
     attention = f"{trainer.student.config.get_text_config()._attn_implementation}: {recipe_attention(recipe).why}"
-    recorded = {"traces": len(trees), "turns": turns, "left_out": trainer.setup.left_out}
+    recorded = {"traces": len({tree.trace_id for tree in trees}), "turns": turns, "left_out": trainer.setup.left_out,
+                "without_reasoning": trainer.setup.without_reasoning}
     return {"attention": attention} | ({"recorded": recorded} if trees else {})
 
 # %% ../../nbs/recipes/02_run.ipynb #runrec01

@@ -51,6 +51,9 @@ def estimate_table(
     rows.add_section()
     for channel, ratio in estimate.costs.items():
         rows.add_row(f"cost: {channel}", f"{ratio:.2f}" + (" is its loss and backward" if channel == "policy objective" else ""))
+    if estimate.sdpo_weight:
+        rows.add_row("weight: SDPO against a token mean", ", ".join(
+            f"{weight:.3g} where rollouts sample {int(tokens):,} tokens" for tokens, weight in estimate.sdpo_weight.items()))
     rows.add_row("attention", estimate.attention)
     rows.add_row("branches are read", estimate.branches)
     rows.add_section()
@@ -68,7 +71,8 @@ def counts_line(
     "What a run would open, in words."
     train, held_out, traces, turns = (counts.get(name, 0) for name in ("train", "held_out", "traces", "turns"))
     tasks = [f"{train + held_out} tasks: {train} to train on, {held_out} held out"] if train else []
-    learnt = f", {turns} turns with a hint or a pair" if "turns" in counts else ""
+    bare = f" ({some} of them without their reasoning)" if (some := counts.get("turns_without_reasoning")) else ""
+    learnt = f", {turns} turns with a hint or a pair{bare}" if "turns" in counts else ""
     beyond = f" and {more} more beyond max_trace_tokens, which are left out" if (more := counts.get("turns_beyond")) else ""
     return "; ".join(tasks + ([f"{traces} traces{learnt}{beyond}"] if traces else []))
 

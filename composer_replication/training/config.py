@@ -55,8 +55,11 @@ class PolicySettings:
     resample_tries: int = setting(2, "equal_rewards=resample: how often such a group is played again.")
     all_fail: str = setting("policy", "`distil`: groups that failed altogether train channel 2 alone, all others channel 1 alone.")
     fail_reward: float = setting(0.0, "all_fail=distil: a rollout that earned no more than this has failed.")
-    policy_start: int = setting(0, "Channel 1 acts after this many optimizer steps; with sdpo_steps as many: distil first.")
+    policy_start: int = setting(0, "Channel 1, with its KL to the start, acts after this many optimizer steps; with sdpo_steps as many: "
+                                   "distil first.")
     turn_weights: str = setting("none", "Turns of a rollout count the same whatever their length: `none`, `policy`, `sdpo` or `both`.")
+
+    disable_dropout: bool = setting(True, "Passes score the policy that sampled: without dropout, of whatever kind. False is refused.")
 
     def _check_policy(self):
         check_one_of("loss_type", self.loss_type, LOSSES)
@@ -69,6 +72,9 @@ class PolicySettings:
         if self.turn_weights in ("policy", "both") and (self.loss_type == "vespo" or self.off_policy_mask_threshold is not None):
             raise InputProblem(f"turn_weights={self.turn_weights!r} gives each token an advantage of its own, which loss_type='vespo' and "
                                "off_policy_mask_threshold cannot take; leave one of them out.")
+        if not self.disable_dropout or self.neftune_noise_alpha:
+            name = "disable_dropout=False" if not self.disable_dropout else f"neftune_noise_alpha={self.neftune_noise_alpha}"
+            raise InputProblem(f"{name} has the loss score another policy than the one that sampled; leave it out.")
         _check_bounds("fail_reward", self.fail_reward, -float("inf"), float("inf"), "give a reward")
         check_kl_place(self.kl_place, self.kl_estimator, self.kl_coef, self.scale_rewards, self.multi_objective_aggregation)
 
@@ -77,7 +83,9 @@ class PolicySettings:
 class SdpoSettings:
     "The distance to the hinted teacher, who that is, and which turns it reads."
 
-    alpha_sdpo: float = setting(1.0, "Channel 2: weight of SDPO at error turns; 0 switches it off.")
+    alpha_sdpo: float = setting(1.0, "Channel 2: weight of SDPO at error turns, a mean over their tokens; 0 switches it off. loss_type=dr_grpo "
+                                     "divides the policy term by max_completion_length, so against it this weight grows with that budget; "
+                                     "see `effective_alpha`.")
     sdpo_divergence: str = setting("jsd", "`jsd`, `taid`, `entropy_aware`, or another registered one.")
     sdpo_beta: float = setting(1.0, "jsd: 1 is KL(student || teacher), 0 is KL(teacher || student), between them the generalised JSD.")
     sdpo_support: str = setting("student_top_k", "`full`, `student_top_k`, `teacher_top_k` or `sampled`.")
@@ -105,6 +113,16 @@ def divergence(
     top_k = self.sdpo_top_k if self.sdpo_support.endswith("top_k") else None
     settings = Divergence(self.sdpo_beta, self.temperature, self.sdpo_support, top_k, self.sdpo_tail, self.sdpo_token_clip)
     return named_divergence(self.sdpo_divergence, settings, t, "sdpo_divergence")
+
+
+@patch
+def effective_alpha(
+    self: SdpoSettings,
+    tokens: float,  # that a rollout samples on average
+) -> float:
+    """`alpha_sdpo` as it would be against a policy term that is a mean over sampled tokens. Dr.GRPO's term is a sum over
+    `max_completion_length`: ten times the budget, with rollouts as long as before, makes channel 2 ten times as strong against it."""
+    return self.alpha_sdpo * {"dr_grpo": self.max_completion_length / tokens, "luspo": 1 / tokens}.get(self.loss_type, 1.0)
 
 
 @patch
@@ -281,7 +299,8 @@ class ComposerReplicationConfig(PolicySettings, SdpoSettings, ReplaySettings, Ro
         if self.sort_by_length and self.loss_type == "bnpo":
             raise InputProblem("sort_by_length=True puts other rows into a batch, and loss_type='bnpo' divides by a batch's own tokens; "
                                "leave one of them out.")
-        windowed = self.channels or (self.kl_coef and self.kl_place == "loss") or self.sort_by_length or self.share_prompts
+        windowed = self.channels or (self.kl_coef and self.kl_place == "loss") or self.sort_by_length or self.share_prompts or \
+            self.equal_rewards == "skip"
         if windowed and self.steps_per_generation % self.gradient_accumulation_steps:
             raise InputProblem(f"steps_per_generation={self.steps_per_generation} is no multiple of gradient_accumulation_steps="
                                f"{self.gradient_accumulation_steps}, so the tokens of an update are not known before its first "

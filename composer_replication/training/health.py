@@ -62,7 +62,7 @@ def _in_a_row(streak):
     return f" ({streak} steps in a row)" if streak > 1 else ""
 
 # %% ../../nbs/training/12_health.ipynb #0dfcefbb
-TOKEN_LIMITS = "max_completion_length, or max_turn_tokens where it is set"  # either ends an episode
+TOKEN_LIMITS = "max_completion_length, max_turns, or max_turn_tokens where it is set"  # each ends an episode
 
 
 RULES = (
@@ -82,7 +82,7 @@ RULES = (
                       "raise max_completion_length",
          lambda f: 2 * f.cut >= f.error_turns),
     Rule("clipped", 3, lambda f, _: None if f.clipped is None else f.clipped >= 0.5,
-         lambda f, n: f"{f.clipped:.0%} of the episodes ran out of tokens, {n} steps in a row; raise {TOKEN_LIMITS}"),
+         lambda f, n: f"{f.clipped:.0%} of the episodes ran out of tokens or turns, {n} steps in a row; raise {TOKEN_LIMITS}"),
     Rule("reward", 20, _falls("reward", 0.3),
          lambda f, n: f"the reward has collapsed: {f.reward:.2g}, less than three tenths of the first steps', {n} steps in a row"),
     Rule("entropy", 5, _falls("entropy", 0.1),
@@ -162,7 +162,7 @@ REASONS = {
     "no_hint": "no error turn had a hint in {held} of {measured} steps; look at the hint layers",
     "hints_cut": "half of the hints or more were lost to the limit of length in {held} of {measured} steps; raise "
                  "max_completion_length",
-    "clipped": f"half of the episodes or more ran out of tokens in {{held}} of {{measured}} steps; raise {TOKEN_LIMITS}",
+    "clipped": f"half of the episodes or more ran out of tokens or turns in {{held}} of {{measured}} steps; raise {TOKEN_LIMITS}",
     "reward": "the reward was below three tenths of the first steps' in {held} of {measured} steps; lower learning_rate, or take another "
               "teacher",
     "entropy": "entropy had collapsed in {held} of {measured} steps; lower learning_rate, or set kl_coef",

@@ -34,16 +34,17 @@ from ..losses.chunked import LMHead, lm_head
 from ..losses.divergences import Divergence
 from ..rollout.types import Ending, Rollout
 from ..traces.export import write_traces
-from .batches import NonFiniteLoss, by_length, report_not_finite, sampled_mask
+from .batches import NonFiniteLoss, by_length, mask_rows, mean_over_counted, report_not_finite, sampled_mask
 from .checkpoint import InterruptCallback, complete_checkpoint
 from .config import ComposerReplicationConfig
-from .episodes import (UNSCORED, EnvironmentBroken, Generation, composer_rollouts, environment_reward,
+from .episodes import (CUT_OFF, UNSCORED, EnvironmentBroken, Generation, composer_rollouts, environment_reward,
                                                     episode_shaping, generation_traces, play_episodes, within_positions)
 from .guard import HeldOutGuard, HeldOutGuardCallback
 from .resume import Resume, checkpoint_to_resume
-from .setup import PairSource, Setup, check_held_out, check_offline, check_optimizer, prepare
-from .teacher import causal_lm, evaluating, make_teacher, reference_policy
-from .window import Window, recorded_trees
+from .setup import (PairSource, Setup, check_adapter, check_held_out, check_new_adapter, check_offline, check_optimizer,
+                                                prepare)
+from .teacher import causal_lm, evaluating, make_teacher, reference_policy, without_dropout
+from .window import PassMeans, Window, recorded_trees
 from ..tree.example import RolloutTree, example_tree, target_hints, target_turns
 from ..tree.forward import (WAYS, cache_inputs, forward_needed, forward_trunk, pass_worth, shares_trunk,
                                               splits_wide, trunk_cache, trunk_tokens, way_name)
@@ -55,7 +56,7 @@ from ..envs.rewards import EpisodeReward
 from .deal import deal_anew
 from .draw import KeepsDraw, TaskDraw
 from .kl import completion_logprobs, kl_adjusted_advantages, kl_estimate, kl_loss_terms
-from .recorded import no_reward, steps_without_rollouts, trace_limit
+from .recorded import no_reward, steps_without_rollouts, trace_limit, without_reasoning
 from ..tree.build import Tree
 from ..tree.text import AlignmentError
 from ..rollout.loop import collect
@@ -64,7 +65,7 @@ from .muon import muon_and_settings
 from .level import ANSWERS, Level, Passes, Reading, count_passes, idle_pass, most_of
 from .sharded import (BeginShards, SamplingCopy, check_recorded, is_sharded, lost_rank, sharded_reference,
                                                    sharded_teacher, within_root)
-from .groups import ROW_MEANS, GroupHints, Route, equal_groups, route_rows, turn_weights
+from .groups import GroupHints, Route, equal_groups, route_rows, turn_weights
 from .health import HealthCallback
 from ..tree.checkpointed import checkpoints_layers, keeping_cache, keeps_cache
 from ..tree.states import state_mixers
@@ -144,6 +145,10 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self.hint_source, self.pair_source, self.held_out_rows = hint_source, pair_source, list(held_out_rows)
         self.offline, self.traces, self.draw, self.shaped = train_dataset is None, traces, draw, shaped
         check_optimizer(args, others.get("peft_config") is not None or hasattr(model, "peft_config"))
+        if hasattr(model, "get_base_model"):
+            check_adapter(model)
+        elif others.get("peft_config") is not None:
+            check_new_adapter(model, others["peft_config"], args.model_init_kwargs or {})
         self.setup = self._prepare(args, model, processing_class, train_dataset, environment_factory is not None, traces, replay_examples,
                                    max_trace_tokens)
         reward_funcs, others = self._loop(args, reward_funcs, environment_factory, others)
@@ -166,6 +171,7 @@ def _prepare(self: ComposerReplicationTrainer, args, model, tokenizer, train_dat
              max_tokens) -> Setup:
     "All that is checked before a weight is loaded."
     self.resume, self.generation, self.window, self.evaluations = Resume(self), None, None, 0
+    self.means = {"train": PassMeans(), "eval": PassMeans()}
     self.health = HealthCallback(lambda: self._metrics["train"])
     self.stage = lambda words: None  # told what takes long, when it begins
     self.ways = {}  # sentences on how branches are read: whether `log` has looked at them
@@ -226,6 +232,8 @@ class _AfterStep(TrainerCallback):
 def _add_policies(self: ComposerReplicationTrainer, guard):
     "Teacher and reference as copies of the model at the start; the callbacks, in the order in which they act."
     args, self.teacher, self.reference, self.interrupt = self.args, None, None, InterruptCallback()
+    without_dropout(self.model)
+    self.mask_truncated_completions = args.mask_truncated_completions and not self.factory  # TRL looks at the last token, we at endings
     if args.our_loop and self.setup.chat is not None:  # our turns end where the template's do, which may be no end of sequence
         self.eos_token_ids = [*self.eos_token_ids, *sorted(stop_ids(self.setup.chat) - set(self.eos_token_ids))]
     if args.share_prompts:
@@ -302,12 +310,18 @@ def _generate(self: ComposerReplicationTrainer, prompts):
     if self.factory:
         nothing = [{"role": "assistant", "content": ""}]
         out[3] = [[t.to_message() for t in r.trace.turns[len(p):]] or nothing for r, p in zip(generation.rollouts, prompts)]
-        endings = gather_object([r.ending.value for r in generation.rollouts])
-        if set(endings) == {Ending.ERROR.value}:
+        episodes = gather_object([(r.ending.value, sum(r.completion_mask)) for r in generation.rollouts])
+        endings = Counter(ending for ending, _ in episodes)
+        if set(endings) == {Ending.ERROR}:
             raise EnvironmentBroken(f"every episode of this step ended with an error of its environment, for example: "
                                     f"{generation.rollouts[0].problem}; mend the environment.")
-        for ending, count in Counter(endings).items():
-            self._metrics["train" if self.model.training else "eval"][f"rollout/{ending}"].append(count / len(endings))
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        for ending, count in endings.items():
+            metrics[f"rollout/{ending}"].append(count / len(episodes))
+        metrics["completions/clipped_ratio"][-1] = sum(endings[ending] for ending in CUT_OFF) / len(episodes)
+        ended = [tokens for ending, tokens in episodes if ending == Ending.DONE] or [0]
+        for name, value in {"mean": sum(ended) / len(ended), "min": min(ended), "max": max(ended)}.items():
+            metrics[f"completions/{name}_terminated_length"][-1] = float(value)
     generation.prompts = prompts
     generation.prompt_ids, generation.completion_ids, generation.mask, generation.completions = out[:4]
     return tuple(out)
@@ -395,8 +409,10 @@ def _trees(self: ComposerReplicationTrainer, output):
     "A `RolloutTree` per row, with hints where channel 2 learns from it."
     args, rows = self.args, self._traces()
     group, mine = self._group_traces([trace for trace, _, _ in rows])
-    pairs = self.pair_source(group)[mine] if args.beta_replay and self.pair_source else [()] * len(rows)
-    source = GroupHints(group, self.hint_source) if args.group_hints else self.hint_source
+    scored = [trace for trace in group if trace.reward is not None]  # the others show what the environment did, not the policy
+    found = dict(zip((t.trace_id for t in scored), self.pair_source(scored))) if args.beta_replay and self.pair_source else {}
+    pairs = [found.get(trace.trace_id, ()) for trace in group[mine]]
+    source = GroupHints(scored, self.hint_source) if args.group_hints else self.hint_source
     trees, counts = [], Counter()
     for (trace, ids, mask), some, kept, learn in zip(rows, pairs, output["completion_mask"].any(1).tolist(), self.generation.learns):
         targets = target_turns(trace, args.target_turns, args.seed) if learn else {}
@@ -423,6 +439,9 @@ def _generate_and_score_completions(self: ComposerReplicationTrainer, inputs):
     self.generation = self._begin_generation(inputs)
     self.stage(f"step {self.state.global_step + 1}: playing {len(inputs)} episodes")
     output = GRPOTrainer._generate_and_score_completions(self, inputs)
+    if self.args.mask_truncated_completions and self.factory:
+        mask_rows(output, torch.tensor([r.ending is Ending.DONE for r in self.rollouts], device=self.accelerator.device))
+        output["num_items_in_batch"] = self.accelerator.gather(sampled_mask(output).sum()).sum()
     if not self.model.training:
         return output
     route = self._route(output)
@@ -436,7 +455,7 @@ def _generate_and_score_completions(self: ComposerReplicationTrainer, inputs):
         if self.args.kl_place == "reward":
             output["advantages"] = self._advantages_with_kl(output)
     if not route.policy.all() or not route.counted.all():
-        output["advantages"] = output["advantages"] * route.policy * (route.scale if self.args.loss_type in ROW_MEANS else 1.0)
+        output["advantages"] = output["advantages"] * route.policy
     if self.args.turn_weights in ("policy", "both"):
         output["advantages"] = output["advantages"][:, None] * turn_weights(sampled_mask(output))
     return output
@@ -470,9 +489,8 @@ def _route(self: ComposerReplicationTrainer, output) -> Route:
     whole = route_rows(self.generation.all_rewards, self.num_generations, a.equal_rewards, a.all_fail, a.fail_reward)
     route = whole.part(self._mine(rows))
     if a.equal_rewards == "skip":
-        output["completion_mask"] = output["completion_mask"] * (route.policy | route.sdpo)[:, None]
-        counted = (sampled_mask(output) * route.counted[:, None]).sum()
-        output["num_items_in_batch"] = self.accelerator.gather(counted).sum()
+        mask_rows(output, route.policy | route.sdpo)
+        output["counted"] = route.counted  # until the rows are split into optimizer steps, see `_arranged`
     return route
 
 # %% ../../nbs/training/11_trainer.ipynb #98bde9fd
@@ -538,8 +556,14 @@ def _arranged(self: ComposerReplicationTrainer, batches):
     "A generation's batches with the rows of each optimizer step in the order, and on the device, where they cost least."
     together = self.args.gradient_accumulation_steps
     if self._deals_rows:
-        return deal_anew(batches, together, self.setup.tokenizer.pad_token_id, self.accelerator.device)
-    return by_length(batches, together) if self.args.sort_by_length else batches
+        batches = deal_anew(batches, together, self.setup.tokenizer.pad_token_id, self.accelerator.device)
+    elif self.args.sort_by_length:
+        batches = by_length(batches, together)
+    if self.args.equal_rewards == "skip":
+        for at in range(0, len(batches), together):
+            mean_over_counted(batches[at:at + together], self.args.loss_type, lambda counts: self.accelerator.reduce(counts, "sum"),
+                              len(batches) // together)
+    return batches
 
 
 @patch(as_prop=True)
@@ -841,7 +865,8 @@ def _total(self: ComposerReplicationTrainer, step: BackwardPass, terms: dict[str
     a, share = self.args, self.window.share
     replay = a.beta_replay * share(self.window.pairs)
     nothing = next(p for p in self.student.parameters() if p.requires_grad).flatten()[0] * 0.0 if self.offline else 0.0
-    weights = {"policy": float(self.state.global_step >= a.policy_start), "kl": a.kl_coef * share(self.window.sampled), "sdpo": a.alpha_sdpo * share(self.window.tokens),
+    policy = float(self.state.global_step >= a.policy_start)  # the KL is a part of channel 1
+    weights = {"policy": policy, "kl": policy * a.kl_coef * share(self.window.sampled), "sdpo": a.alpha_sdpo * share(self.window.tokens),
                "replay": replay, "recorded": replay}
     return sum((term.total * weights[name] for name, term in terms.items()), nothing) + step.idle
 
@@ -894,6 +919,7 @@ def _log_pass(self: ComposerReplicationTrainer, step: BackwardPass, terms: dict[
     for name, term in terms.items():
         self.window.add("replay" if name == "recorded" else name, term)
     self.window.add_rows(step.inputs.get("composer_rows", ()))
+    self.window.stats["recorded/without_reasoning"] += sum(len(without_reasoning(t)[0]) for t in step.recorded.trees) if step.recorded else 0
     self._count_ways(step)
     if not self.accelerator.sync_gradients:
         return
@@ -910,8 +936,20 @@ def _log_pass(self: ComposerReplicationTrainer, step: BackwardPass, terms: dict[
 # %% ../../nbs/training/11_trainer.ipynb #7eb01aff
 @patch
 def _compute_loss(self: ComposerReplicationTrainer, model, inputs):
-    a = self.args
+    a, mode = self.args, "train" if self.model.training else "eval"
     has_terms = self.offline or "composer_rows" in inputs or a.share_prompts or (a.kl_coef and a.kl_place == "loss")
+    if self.offline or not (has_terms or self.factory or a.equal_rewards == "skip"):  # no pass of TRL's, or TRL to the letter
+        return self._summed_loss(model, inputs, has_terms)
+    with self.means[mode].of_pass(self._metrics[mode], self.accelerator.reduce(sampled_mask(inputs).sum(), "sum").item()):
+        loss = self._summed_loss(model, inputs, has_terms)
+    if mode == "train" and self.accelerator.sync_gradients:
+        self.means[mode].close(self._metrics[mode])
+    return loss
+
+
+@patch
+def _summed_loss(self: ComposerReplicationTrainer, model, inputs, has_terms: bool):
+    "The loss of all channels."
     if not self.model.training or not has_terms:
         return GRPOTrainer._compute_loss(self, model, inputs)
     if self.window is None:
@@ -1014,6 +1052,8 @@ def _as_object(arguments):
 @patch
 def log(self: ComposerReplicationTrainer, logs, start_time=None):
     "As TRL's, with what `training.health` has to say, and once how branches are read."
+    if not self.model.training:
+        self.means["eval"].close(self._metrics["eval"])
     if self.model.training or "train_runtime" in logs:  # the last log of a run, which may come after an evaluation
         logs.update(self.health.logs(logs))
     if new := [sentence for sentence, looked_at in self.ways.items() if not looked_at]:
