@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SETTINGS', 'SKIPPED_FOLDERS', 'START_UP_S', 'LIFETIME_S', 'MOST_IDLE', 'MOST_REMOVALS', 'TRIES', 'COLLECT_S',
-           'RunnerProblem', 'OverlayProblem', 'Phase', 'PhaseResult', 'pytest_ini', 'pytest_settings', 'lay_out',
-           'compiled', 'JudgeProcess', 'warm_judge', 'close_judges', 'run_phases']
+           'RunnerProblem', 'OverlayProblem', 'Phase', 'PhaseResult', 'pytest_ini', 'import_mode', 'pytest_settings',
+           'lay_out', 'compiled', 'JudgeProcess', 'warm_judge', 'close_judges', 'run_phases']
 
 # %% ../../../../nbs/envs/deletion/judge/05_runner.ipynb #5482b6d1
 import compileall
@@ -17,6 +17,7 @@ import os
 import py_compile
 import secrets
 import select
+import shlex
 import shutil
 import socket
 import sys
@@ -30,6 +31,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +84,8 @@ class PhaseResult:
         return self.problem is None and all(self.outcomes.get(node) == "passed" for node in nodes)
 
 # %% ../../../../nbs/envs/deletion/judge/05_runner.ipynb #949be2fd
-SETTINGS = ("python_files", "python_classes", "python_functions", "testpaths", "pythonpath", "xfail_strict", "usefixtures")
+SETTINGS = ("python_files", "python_classes", "python_functions", "testpaths", "pythonpath", "xfail_strict", "usefixtures",
+            "consider_namespace_packages")
 
 
 def pytest_ini(
@@ -105,16 +108,26 @@ def pytest_ini(
             return ini
     return {}
 
+def import_mode(
+    ini: Mapping[str, Any],  # from `pytest_ini`
+) -> list[str]:  # an option for pytest, or none
+    "How test files are imported, where the settings say so: the only one of `addopts` that is kept."
+    options = ini.get("addopts", "")
+    words = [str(word) for word in options] if isinstance(options, list) else shlex.split(str(options), comments=True)
+    modes = [value for word, value in pairwise(words) if word == "--import-mode"]
+    modes += [word.partition("=")[2] for word in words if word.startswith("--import-mode=")]
+    return [f"--import-mode={modes[-1]}"] if modes else []
+
 # %% ../../../../nbs/envs/deletion/judge/05_runner.ipynb #9634942d
 def pytest_settings(
     tree: Path,  # pristine
-) -> list[str]:  # `-o` options
-    "The settings that decide what is a test, taken from the pristine tree's ini file."
+) -> list[str]:
+    "The options that decide what is a test and how it is imported, taken from the pristine tree's ini file."
     try:
         ini = pytest_ini(tree)
+        options = import_mode(ini)
     except (ValueError, configparser.Error) as error:
         raise InputProblem(f"the pytest settings cannot be read ({error})", "correct the file", str(tree)) from None
-    options = []
     for key in SETTINGS:
         if key in ini:
             value = ini[key]

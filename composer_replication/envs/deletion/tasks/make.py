@@ -33,7 +33,7 @@ from ..judge.evidence import EvidenceProblem, add_evidence
 from ..fingerprints import PROMPT_LEAST, fingerprint, index_texts, shingles
 from .gates import MOST_TESTS, RUNS, Bench, Deletion, code_text, make_bench, run_gates, try_deletion
 from ..judge.grading import grade
-from ..judge.runner import RunnerProblem, pytest_ini
+from ..judge.runner import RunnerProblem, import_mode, pytest_ini
 from ....sandbox.base import SandboxProblem
 from .select import (CLASSES, Symbol, body_lines, call_graph, find_symbols, find_targets, functions_of,
                                                              module_name, parse, size_of)
@@ -204,7 +204,8 @@ def build_task(
     if any(index_texts({"statement": statement}).copies(shingles(code), least=PROMPT_LEAST) for code in codes):
         raise TaskProblem("the docstring holds the code")
     files = list(dict.fromkeys(node.split("::")[0] for node in visible))
-    plain = ("-o", "addopts=") if "addopts" in pytest_ini(subject.tree) else ()
+    ini = pytest_ini(subject.tree)
+    plain = ("-o", "addopts=", *import_mode(ini)) if "addopts" in ini else ()
     return FeatureDeletionTask(
         task_id=task_name(subject, deletion), repo=subject.source, base_commit=subject.base_commit,
         fail_to_pass=deletion.fail_to_pass, pass_to_pass=deletion.pass_to_pass,
