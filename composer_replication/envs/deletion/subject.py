@@ -37,6 +37,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 import composer_replication.data
+from ...core.deadline import time_left
 from ...core.errors import InputProblem
 from ...sandbox.base import sandbox_problem
 from ...sandbox.boxes import is_gone, state_folder, this_process
@@ -379,8 +380,9 @@ def _pip(words: list[str], folder: Path) -> str | None:  # None: done; else why 
         command = ["bwrap", "--unshare-all", "--share-net", "--die-with-parent", "--new-session", "--ro-bind", "/", "/", "--dev", "/dev",
                    "--proc", "/proc", "--bind", str(folder), str(folder), *command]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PIP_S, stdin=subprocess.DEVNULL, env=_pip_environment() | {"TMPDIR": str(own)})
+        done = subprocess.run(command, capture_output=True, text=True, timeout=min(PIP_S, time_left()), stdin=subprocess.DEVNULL, env=_pip_environment() | {"TMPDIR": str(own)})
     except subprocess.TimeoutExpired:
+        time_left()
         return f"pip was stopped after {PIP_S:.0f} s"
     finally:
         shutil.rmtree(own, ignore_errors=True)

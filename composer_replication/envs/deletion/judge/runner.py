@@ -30,6 +30,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -38,6 +39,7 @@ from typing import Any
 from fastcore.basics import patch
 
 import composer_replication.envs.deletion.judge.phases as _inside
+from ....core.deadline import time_left
 from ....core.errors import InputProblem, Problem
 from ....core.files import write_json
 from .messages import Forgery, read_messages
@@ -352,8 +354,9 @@ def _word(self: JudgeProcess, seconds):
 @patch
 def wait(self: JudgeProcess) -> None:
     "Wait until pytest is loaded. Raises `RunnerProblem` where that cannot be."
-    if not self._warm and self._word(START_UP_S) != _inside.READY:
+    if not self._warm and self._word(min(START_UP_S, time_left())) != _inside.READY:
         self.close()
+        time_left()
         done = self._done.result(15)
         raise RunnerProblem(f"the judge did not start (exit code {done.exit_code}, {done.cut}): {done.stderr.strip()[-300:]}")
     self._warm = True
@@ -540,7 +543,9 @@ def _run_in(judge, subject, phase, limits):
         plan = {"tree": tree, "roots": list(subject.import_roots), "kind": phase.kind, "nodes": list(phase.nodes), "data": dict(phase.data),
                 "options": pytest_settings(subject.tree), "memory_mb": limits.memory_mb, "cpu_s": limits.cpu_s}
         begin = time.monotonic()
-        got, cut = judge.run(plan, limits.wall_s)
+        got, cut = judge.run(plan, min(limits.wall_s, time_left()))
+        if cut:
+            time_left()  # a phase that the deadline cut has no result
         return _result(phase, got, cut, time.monotonic() - begin)
 
 # %% ../../../../nbs/envs/deletion/judge/05_runner.ipynb #45803ce8
@@ -582,7 +587,7 @@ def run_phases(
 ) -> list[PhaseResult]:  # one per phase, in order
     """Run phases, each in a fresh process on a tree of its own.
 
-    Raises `RunnerProblem` where no judge can be started, and `OverlayProblem`."""
+    Raises `RunnerProblem` where no judge can be started, `OverlayProblem`, and `OutOfTime` at a deadline."""
     results, waiting = [], list(phases)
     while waiting and (at_once == 1 or stop_on_failure or any(phase.gate for phase in waiting)):
         phase = waiting.pop(0)
@@ -591,7 +596,8 @@ def run_phases(
             return results + [PhaseResult({}, {}, "not run: an earlier phase failed or broke off") for _ in waiting]
     if waiting:
         with ThreadPoolExecutor(min(at_once, max(1, _at_hand(_key(subject, limits), limits)))) as pool:
-            results += pool.map(lambda phase: _run_phase(subject, phase, limits, fresh), waiting)
+            contexts = [copy_context() for _ in waiting]  # the deadline holds in these threads too
+            results += pool.map(lambda context, phase: context.run(_run_phase, subject, phase, limits, fresh), contexts, waiting)
     return results
 
 
