@@ -1,17 +1,38 @@
 "Layouts that `tasks make` takes tasks from, the limit of time, reasons for nothing kept, and outcomes that nobody can know."
 
+import itertools
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from composer_replication.cli import tasks as commands
+from composer_replication.core import deadline as deadlines
+from composer_replication.core.deadline import OutOfTime, deadline
 from composer_replication.envs.deletion import subject as subjects
-from composer_replication.envs.deletion.subject import import_roots, imported_modules, needed_requirements, prepare_subject, store_path
+from composer_replication.envs.deletion.judge import runner
+from composer_replication.envs.deletion.judge.observe import canonical, encode
+from composer_replication.envs.deletion.judge.runner import Phase, import_mode, run_phases
+from composer_replication.envs.deletion.subject import (
+    import_roots,
+    imported_modules,
+    needed_requirements,
+    prepare_subject,
+    store_path,
+)
+from composer_replication.envs.deletion.task import FeatureDeletionTask, make_patch, read_tasks
 from composer_replication.envs.deletion.tasks.coverage import measure_coverage
-from composer_replication.envs.deletion.tasks.select import find_targets, module_name, read_sources
+from composer_replication.envs.deletion.tasks.delete import StubDeleter
+from composer_replication.envs.deletion.tasks.gates import GATES, make_bench, try_deletion
+from composer_replication.envs.deletion.tasks.knowable import is_explained, stands_in, without_unknowable
+from composer_replication.envs.deletion.tasks.make import WAYS_OUT, Report, Settings, make_tasks
+from composer_replication.envs.deletion.tasks.select import find_targets, module_name, parse
 
 CODE = '''
 def spread(values, width):
@@ -135,3 +156,280 @@ def test_requirements_of_namespaces_are_found_by_their_dotted_names(tmp_path):
     assert {"jaraco", "jaraco.classes", "zope.interface", "google.cloud"} <= imported
     stated = ["jaraco.classes", "jaraco-packaging", "zope.interface>=5", "zope.event", "google-cloud", "sphinx"]
     assert needed_requirements([], stated, imported, "ns.pkg") == ["google-cloud", "jaraco.classes", "zope.interface>=5"]
+
+
+@pytest.mark.parametrize(("addopts", "mode"), [
+    ("-ra --import-mode=importlib", ["--import-mode=importlib"]), (["-q", "--import-mode", "append"], ["--import-mode=append"]),
+    ("\n\t--doctest-modules\n\t--import-mode importlib", ["--import-mode=importlib"]), ("-q", []), ([], []),
+    ("--import-mode=append --import-mode=importlib  # the last one holds", ["--import-mode=importlib"]),
+])
+def test_the_import_mode_is_read(addopts, mode):
+    assert import_mode({"addopts": addopts}) == mode and import_mode({}) == []
+
+
+# The limit of time
+
+
+def test_what_takes_long_gets_what_is_left(tmp_path, store, monkeypatch):
+    subject = prepare_subject(write(tmp_path / "repo", {"pkg.py": CODE, "test_a.py": TEST.format(module="pkg")}), store)
+    now, given = [0.0], []
+    monkeypatch.setattr(deadlines, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def run(judge, plan, wall_s):
+        given.append(wall_s)
+        now[0] += 7
+        return b"", "wall"
+
+    monkeypatch.setattr(runner.JudgeProcess, "run", run)
+    monkeypatch.setattr(runner.JudgeProcess, "wait", lambda judge: None)
+    with deadline(10), pytest.raises(OutOfTime):
+        run_phases(subject, [Phase("one", {}), Phase("two", {}), Phase("three", {})])
+    assert given[-2:] == [10, 3]  # the second was cut by the deadline: it has no result
+    with deadline(10), pytest.raises(OutOfTime):  # in threads too
+        now[0] += 9
+        run_phases(subject, [Phase("one", {}), Phase("two", {})], at_once=2)
+    assert given[-1] == 1
+
+    def pip(command, timeout, **others):
+        given.append(timeout)
+        now[0] += timeout
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subjects.subprocess, "run", pip)
+    with deadline(20), pytest.raises(OutOfTime):
+        subjects.install_wheels(["six", "attrs"], tmp_path, tmp_path)
+    assert given[-1] == 20
+
+
+def test_a_deadline_in_any_stage_loses_nothing_and_invents_nothing(tmp_path, store, monkeypatch):
+    "The clock jumps beyond the deadline at the n-th look at it, for ever larger n until a run comes to its end."
+    spec = write(tmp_path / "good", {"good.py": CODE + RULES, "test_good.py": TEST.format(module="good") + RULES_TEST})
+    out, settings = tmp_path / "tasks.jsonl", Settings(1, ("function",), "stub")
+    stages, known = [], []
+    for looks in itertools.accumulate(itertools.count(1, 6)):
+        clock = itertools.chain([0] * (looks + 1), itertools.repeat(10**9))
+        monkeypatch.setattr(deadlines, "time", SimpleNamespace(monotonic=lambda clock=clock: next(clock)))
+        [report] = make_tasks([spec], out, settings, 1, store, minutes=1000)
+        rows = [row for path in Path(f"{out}.journals").glob("*.jsonl") for row in map(json.loads, path.read_text().splitlines()[1:])]
+        assert rows[:len(known)] == known
+        known = rows
+        if report.stage == "done":
+            break
+        assert report.stage == "stopped" and not report.problem and "1000 minutes were over while" in report.notes[-1]
+        stages.append(report.notes[-1].partition("while ")[2].partition(":")[0])
+    assert set(stages) == {"running the tests", "deleting"} and len(read_tasks(out)) == 1
+    assert not any(row.get("dropped") in ("hangs without it", "not judged", "not rewarded") for row in known)
+
+
+# Why nothing was kept
+
+
+def test_every_gate_has_a_way_out_and_the_guide_says_the_same():
+    guide = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "my-repository.md").read_text()
+    assert [gate for gate in GATES if f"| {gate} | {GATES[gate]} | {WAYS_OUT[gate]} |" not in guide] == []
+    assert list(WAYS_OUT) == list(GATES)
+
+
+ODD = '''
+def either(flag):
+    for _ in range(4):
+        flag = bool(not flag)
+    return None
+
+
+def one(values):
+    rows = []
+    for start in range(0, len(values), 3):
+        rows.append(list(values[start:start + 3]))
+    return rows
+
+
+def two(values):
+    rows = []
+    for start in range(0, len(values), 3):
+        rows.append(list(values[start:start + 3]))
+    return rows
+'''
+ODD_TEST = '''
+from odd import either, one, two
+
+def test_either():
+    assert not either(True) and not either(False)
+
+def test_one():
+    assert one([1, 2, 3, 4]) == [[1, 2, 3], [4]]
+
+def test_two():
+    assert two([1, 2, 3, 4]) == [[1, 2, 3], [4]]
+'''
+
+
+def test_nothing_kept_is_explained_at_the_end_and_in_the_report(tmp_path, store, capsys):
+    out = tmp_path / "tasks.jsonl"
+    [report] = make_tasks([write(tmp_path / "odd", {"odd.py": ODD, "test_odd.py": ODD_TEST})], out, Settings(9, ("function",), "stub"), 1, store)
+    assert report.stage == "done" and report.dropped == {"trivial": 1, "sibling alike": 2}
+    assert "3 deletions tried, none kept: 2 sibling alike (odd:" in report.problem and "1 trivial (odd:either stub: pass)" in report.problem
+    assert WAYS_OUT["sibling alike"] in report.problem and "\n" not in report.problem
+    assert re.search(r"odd:one stub: odd:two in odd.py|odd:two stub: odd:one in odd.py", report.examples["sibling alike"])
+    assert json.loads(Path(f"{out}.report.json").read_text())[0]["problem"] == report.problem
+    commands._tell([report], False)
+    assert "".join(report.problem.split()) in "".join(capsys.readouterr().err.split())
+
+
+def test_why_nothing_was_kept_without_a_deletion_and_with_a_task():
+    none = Report("x", "x==1", tests_run=4)
+    none.count({})
+    assert "has no definition to delete" in none.why_nothing()
+    none.count({"a": {"key": "a stub", "task": {}}})
+    assert none.why_nothing() == ""
+
+
+# What can be known
+
+RULES = """
+def fee(amount):
+    '''The fee for an amount in cents: a share of small amounts, one fixed fee for all of the others.'''
+    if amount > 4100:
+        return 370
+    return amount // 10
+
+
+def capped(amount):
+    '''The amount in cents, but never more than 250 cents, for one purchase of any kind.'''
+    if amount > 250:
+        return 250
+    return amount + 0
+
+
+def kind(text):
+    if text.startswith("x"):
+        return len(text)
+    text = text.strip()
+    return text.upper()
+
+
+def unique(values):
+    '''Every value of a list, each of them once, as a list that can be changed by the caller.'''
+    found = set(values)
+    return sorted(found, key=str)
+
+
+def ordered(values):
+    '''Every value of a list, each of them once, in the order of their texts.'''
+    found = set(values)
+    return sorted(found, key=str)
+
+
+def label(count):
+    '''The text that is printed on the label of a box with so many pieces in it.'''
+    word = "pieces" if count > 1 else "piece"
+    return f"{count} {word}"
+
+
+def border(size):
+    '''The letter of the class to which a box of a given size belongs, in the shop.'''
+    if size >= 77:
+        return "b"
+    return "a"
+
+
+def secret(text):
+    '''The text with the prefix that all names of boxes have in the shop, where it is not empty.'''
+    if text:
+        return "qq-" + text
+    return text
+"""
+RULES_TEST = """
+from good import fee, capped, kind, unique, ordered, label, border, secret
+
+def test_fee():
+    assert fee(50) == 5 and fee(4000) == 400
+
+def test_capped():
+    assert capped(20) == 20
+
+def test_kind():
+    assert kind(" a") == "A" and kind("b") == "B"
+
+def test_unique():
+    assert set(unique([3, 1, 3])) == {1, 3}
+
+def test_ordered():
+    assert set(ordered([3, 1, 3])) == {1, 3}
+
+def test_label():
+    assert label(2) == "2 pieces" and label(1) == "1 piece"
+
+def test_border():
+    assert border(3 * 25 + 1) == "a" and border(7 * 11) == "b"
+
+def test_secret():
+    assert secret("") == ""
+"""
+INPUTS = {  # inputs whose outcome follows from what can be read, and inputs whose does not
+    "fee": ([70, 3000], [9000, 4101]), "capped": ([30, 251, 9000], []), "kind": (["c ", "zz"], ["xa", "x"]), "unique": ([[1]], [[1, 2], [2, 1, 5]]),
+    "ordered": ([[1], [1, 2], [2, 1, 5]], []), "label": ([1, 7], []), "border": ([5, 77, 400], []), "secret": ([""], ["a", "bc"]),
+}
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory, store):
+    files = {"good.py": CODE + RULES, "test_good.py": TEST.format(module="good") + RULES_TEST,
+             "test_more.py": "from good import secret\ndef test_hidden():\n    assert secret('b') == 'qq-b'\n"}
+    return make_bench(prepare_subject(write(tmp_path_factory.mktemp("rules") / "rules", files), store), store)
+
+
+def task_of(bench, name, hidden):
+    "A task with a held-out call for each input, whose outcomes come from the original itself."
+    space: dict = {}
+    exec(compile(parse(bench.files["good.py"]), "good.py", "exec"), space)
+    [target] = [t for t in find_targets(bench.subject, bench.coverage, least=0)[0] if t.name == f"good:{name}"]
+    deletion = try_deletion(bench, target, StubDeleter())
+    records = [{"kind": "call", "target": f"good:{name}", "args": [encode(value)], "kwargs": {}, "came": {
+        "value": canonical(space[name](value)), "after": [canonical(value)] if isinstance(value, list) else []}} for value in sum(INPUTS[name], [])]
+    task = FeatureDeletionTask("t", "rules", bench.subject.base_commit, (f"test_good.py::test_{name}", *hidden), (), ("pytest",), (f"good:{name}",),
+                               "function", "stub", "Write it.", make_patch(deletion.before, deletion.after), make_patch(deletion.after, deletion.before),
+                               hidden_tests=tuple(hidden), heldout_records=tuple(records))
+    return deletion, task
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_inputs_whose_outcome_follows_from_nothing_readable_are_left_out(bench, name, monkeypatch):
+    monkeypatch.setattr("composer_replication.envs.deletion.tasks.knowable.MOST_LEFT_OUT", 1.0)
+    monkeypatch.setattr("composer_replication.envs.deletion.tasks.knowable.FEWEST", 1)
+    known, unknown = INPUTS[name]
+    deletion, task = task_of(bench, name, ())
+    if name == "secret":  # its constant stands in a test that is shown
+        known, unknown = [*known, *unknown], []
+    left, why = without_unknowable(bench, deletion, task)
+    assert [record["args"] for record in left.heldout_records] == [[encode(value)] for value in known]
+    assert why.startswith(f"{len(unknown)} of {len(known) + len(unknown)} held-out inputs depend on") if unknown else why == ""
+
+
+def test_a_task_that_is_mostly_unknowable_is_left_out(bench):
+    left, why = without_unknowable(bench, *task_of(bench, "kind", ()))
+    assert left is None and why == "2 of 4 held-out inputs depend on a branch that no visible test runs"
+
+
+def test_a_hidden_test_that_nobody_can_satisfy_leaves_the_task_out(bench):
+    left, why = without_unknowable(bench, *task_of(bench, "secret", ("test_more.py::test_hidden",)))
+    assert left is None and why == "a hidden test depends on the constant 'qq-' in good:secret"
+
+
+@pytest.mark.parametrize(("value", "text", "stands"), [
+    (86400, "86_400 s", True), (86400, "a day of 86400.", True), (16, "0x10", True), (37, "1.37", False), (37, "x37", False), (37, "370", False),
+    (0.5, "half: 0.50", True), ("a\nb", r"'a\nb'", True), ("no key", "KeyError: no key", True), (b"salt", "salt", True), ("Salt", "salt", False),
+    (1000, "1,000 metres", True), (1000, "1e3", True),
+])
+def test_what_stands_in_a_text(value, text, stands):
+    assert stands_in(value, [text]) is stands
+
+
+def explained(doc, texts=()):
+    return is_explained(parse(f"def amount(x):\n    {doc!r}\n    return x").body[0], dict(texts))
+
+
+def test_what_explains_a_function():
+    rule = "`amount` reads a text and gives whole cents, rounded half up."
+    assert not explained("") and not explained("The amount of a bill.") and explained(rule)
+    assert explained("The amount.", {"README.md": rule}) and not explained("The amount.", {"x.py": rule, "README.md": "See `amount`."})

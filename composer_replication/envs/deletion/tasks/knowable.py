@@ -11,6 +11,7 @@ import ast
 import copy
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -60,17 +61,14 @@ def stands_in(
     if isinstance(value, str | bytes):
         wanted = value if isinstance(value, str) else value.decode("latin-1")
         return any(wanted in text or repr(wanted)[1:-1] in text for text in texts)
-    return any(value == _number(found) for text in texts for found in re.findall(r"(?<![\w.])\d[\w.]*", text))
+    return any(value == _number(found) for text in texts for found in re.findall(r"(?<![\w.])\d[\w.]*(?:,\d{3}\b)*", text))
 
 
 def _number(text):
-    try:
-        return int(text, 0)
-    except ValueError:
-        try:
-            return float(text)
-        except ValueError:
-            return None
+    for read in (lambda plain: int(plain, 0), float):
+        with suppress(ValueError):
+            return read(text.replace(",", ""))
+    return None
 
 
 def other_values(value) -> list:
