@@ -19,6 +19,7 @@ from composer_replication.envs.deletion import subject as subjects
 from composer_replication.envs.deletion.judge import runner
 from composer_replication.envs.deletion.judge.observe import canonical, encode
 from composer_replication.envs.deletion.judge.runner import Phase, import_mode, run_phases
+from composer_replication.envs.deletion.judge.variants import make_probe
 from composer_replication.envs.deletion.subject import (
     import_roots,
     imported_modules,
@@ -433,3 +434,39 @@ def test_what_explains_a_function():
     rule = "`amount` reads a text and gives whole cents, rounded half up."
     assert not explained("") and not explained("The amount of a bill.") and explained(rule)
     assert explained("The amount.", {"README.md": rule}) and not explained("The amount.", {"x.py": rule, "README.md": "See `amount`."})
+
+
+# Tests of several parts
+
+
+PARTS = """
+import unittest
+from good import fee
+
+class TestFee(unittest.TestCase):
+    def test_parts(self):
+        for amount in (50, 60, 70):
+            with self.subTest(amount=amount):
+                self.assertEqual(fee(amount), amount // 10)
+
+    def test_failing_part(self):
+        for amount in (50, 4200):
+            with self.subTest(amount=amount):
+                self.assertEqual(fee(amount), amount // 10)
+                [][amount]
+
+def test_fixture(subtests):
+    for amount in (50, 60):
+        with subtests.test(amount=amount):
+            assert fee(amount) == amount // 10
+"""
+
+
+def test_a_test_of_several_parts_is_one_result(bench):
+    "unittest's `subTest` and pytest's `subtests` report each part: python-slugify had no held-out input, since two reports were called forged."
+    plan = Phase("records", {"test_parts_v100.py": make_probe(PARTS, ["TestFee.test_parts", "TestFee.test_failing_part", "test_fixture"], None)}, ("test_parts_v100.py",), kind="probe")
+    [result] = run_phases(bench.subject, [plan])
+    assert result.problem is None and not result.forged
+    seen = {message["probe"].rpartition("::")[2]: message for message in result.messages if "probe" in message}
+    assert len(seen) == 3 and len(seen["test_parts"]["seen"]) >= 3 and seen["test_parts"]["raised"] is None
+    assert seen["test_failing_part"]["raised"] == "IndexError" and seen["test_fixture"]["raised"] is None
