@@ -76,6 +76,12 @@ LAYOUTS = {
     "deep namespace": ({"src/com/ns/pkg/a.py": CODE, "tests/__init__.py": "", "tests/test_a.py": TEST.format(module="com.ns.pkg.a")},
                        ("src",), "src/com/ns/pkg/a.py", "com.ns.pkg.a"),
     "namespace at the top": ({"ns/pkg/__init__.py": CODE, "test_a.py": TEST.format(module="ns.pkg")}, (".",), "ns/pkg/__init__.py", "ns.pkg"),
+    "a namespace with a module of the standard library's name": (
+        {"jaraco/functools/__init__.py": CODE, "test_a.py": "import functools\nfrom functools import partial, wraps\n" +
+         TEST.format(module="jaraco.functools")}, (".",), "jaraco/functools/__init__.py", "jaraco.functools"),
+    "a namespace with a library's name": (
+        {"src/otel/instr/attr/__init__.py": CODE, "tests/test_a.py": "import attr\nfrom attr import define, field\n" +
+         TEST.format(module="otel.instr.attr")}, ("src",), "src/otel/instr/attr/__init__.py", "otel.instr.attr"),
     "python folder": ({"python/pkg/__init__.py": CODE, "rust/x.rs": "", "python/tests/test_a.py": TEST.format(module="pkg")},
                       ("python",), "python/pkg/__init__.py", "pkg"),
     "any folder": ({"implementation/pkg/a.py": CODE, "implementation/pkg/__init__.py": "", "setup.py": "", "tests/test_a.py":
@@ -280,7 +286,7 @@ def test_nothing_kept_is_explained_at_the_end_and_in_the_report(tmp_path, store,
 def test_why_nothing_was_kept_without_a_deletion_and_with_a_task():
     none = Report("x", "x==1", tests_run=4)
     none.count({})
-    assert "has no definition to delete" in none.why_nothing()
+    assert "no definition to delete" in none.why_nothing()
     none.count({"a": {"key": "a stub", "task": {}}})
     assert none.why_nothing() == ""
 

@@ -301,8 +301,10 @@ def import_roots(
             places.setdefault(part.name, set()).add(part.parent)
     tests = [file for file in files if is_test_file(file)]
     for chosen, around in ((tests, ()), (files, tests)):  # tests inside of the package may import by relative names alone
-        found = [_root_of(tree, name, places) for file in chosen for name in _imported(tree / file)] + [_root_around(tree, file) for file in around]
-        counts = Counter(root for root in found if root is not None)
+        found = [(root, name) for file in chosen for name in _imported(tree / file) if (root := _root_of(tree, name, places))]
+        spaces = {folder for root, name in found for folder in (root / name.replace(".", "/")).parents if folder != root and folder.is_relative_to(root)}
+        counts = Counter(root for root, _ in found if root not in spaces)  # else the tests import `functools` from `jaraco`
+        counts.update(root for file in around if (root := _root_around(tree, file)))
         if counts:
             inner = [root for root, count in counts.items() if root.parts and 2 * count >= max(counts.values())]
             return tuple(map(str, sorted(inner, key=lambda root: (-len(root.parts), root)))) or (".",)  # the tree is on the path anyway

@@ -271,11 +271,11 @@ class Report:
         if self.kept:
             return ""
         if not self.tried:
-            return (f"{self.source} has no definition to delete: its {self.tests_run} tests run none that is large enough; "
+            return (f"no definition to delete: {self.tests_run} tests run none that is large enough; "
                     "name a repository whose tests call its functions, or choose more kinds with --granularity")
         gates = sorted(self.dropped, key=lambda gate: -self.dropped[gate])
         causes = "; ".join(f"{self.dropped[gate]} {gate} ({self.examples[gate]})" for gate in gates)
-        return f"{self.source}: {self.tried} deletions tried, none kept: {causes}; what helps: {WAYS_OUT[gates[0]]}"
+        return f"{self.tried} deletions tried, none kept: {causes}; what helps: {WAYS_OUT[gates[0]]}"
 
 
 WAYS_OUT = {  # gate: what helps where it dropped most
@@ -409,10 +409,11 @@ def make_package(
                 report.count(rows)
                 report.seconds = round(time.monotonic() - began, 1)
                 on_report(report)
-        report.stage, report.problem = "done", report.why_nothing()
+        report.stage, report.problem = "done", report.why_nothing() and f"{report.source}: {report.why_nothing()}"
     except OutOfTime:
         report.notes.append(f"{minutes:g} minutes were over while {report.stage}: " + (
             "the next run goes on with the other deletions" if report.stage == "deleting" else "the next run begins this again, so give it more"))
+        report.notes += [report.why_nothing()] if report.tried and not report.kept else []
         report.stage = "stopped"
     except (SubjectProblem, SandboxProblem, RunnerProblem, OSError) as error:
         report.problem = str(error)
