@@ -474,6 +474,7 @@ def _write_version_file(tree: Path, version: str) -> None:
         numbers = tuple(int(part) for part in re.findall(r"\d+", version))
         (tree / place).write_text(f"__version__ = version = {version!r}\n__version_tuple__ = version_tuple = {numbers!r}\n")
 
+# %% ../../../nbs/envs/deletion/02_subject.ipynb #2099c4e7
 _NAMES_FROM = ("collections", "unittest", "unittest.mock", "datetime", "io", "pathlib", "contextlib", "functools", "itertools", "decimal")
 
 
