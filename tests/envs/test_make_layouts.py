@@ -146,6 +146,17 @@ LAYOUTS = {
         "src/ns/pkg/a.py",
         "pkg.a",
     ),
+    "tests inside a namespace, by full names": (
+        {
+            "src/ns/datetime/__init__.py": "",
+            "src/ns/datetime/a.py": CODE,
+            "src/ns/datetime/tests/__init__.py": "",
+            "src/ns/datetime/tests/test_a.py": TEST.format(module="ns.datetime.a"),
+        },
+        ("src",),
+        "src/ns/datetime/a.py",
+        "ns.datetime.a",
+    ),
     "vendored": (
         {
             "pkg/__init__.py": "",
@@ -282,7 +293,7 @@ def test_what_an_sdist_lacks_is_said(tmp_path, store):
 
 
 LAYOUTS["twins by path"] = (FOLDERS["twins by path"][0], (".",), "pkg/__init__.py", "pkg")
-RUN = ("namespace below src", "tests inside a namespace", "twins by path")
+RUN = ("namespace below src", "tests inside a namespace", "tests inside a namespace, by full names", "twins by path")
 
 
 @pytest.mark.parametrize("name", RUN)

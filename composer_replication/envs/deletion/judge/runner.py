@@ -32,8 +32,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fastcore.basics import patch
@@ -42,6 +43,7 @@ import composer_replication.envs.deletion.judge.phases as _inside
 from ....core.deadline import time_left
 from ....core.errors import InputProblem, Problem
 from ....core.files import write_json
+from ..subject import import_roots, is_test_file
 from .messages import Forgery, read_messages
 from ....sandbox.boxes import open_box, state_folder
 from ....sandbox.bubblewrap import BubblewrapSandbox
@@ -135,7 +137,18 @@ def pytest_settings(
             value = ini[key]
             text = " ".join(map(str, value)) if isinstance(value, list) else str(value).replace("\n", " ").strip()
             options += ["-o", f"{key}={text}"]
+    if "consider_namespace_packages" not in ini and _tests_in_namespace(Path(tree)):
+        options += ["-o", "consider_namespace_packages=true"]
     return options
+
+
+@lru_cache(maxsize=64)
+def _tests_in_namespace(tree: Path) -> bool:
+    "Whether test files lie in a package below a namespace, as `src/zope/datetime/tests`: else pytest would import `datetime.tests`."
+    tests = [path.relative_to(tree) for path in tree.rglob("*.py") if is_test_file(PurePosixPath(path.relative_to(tree)))]
+    outermost = {packages[-1].parent for file in tests if (packages := [p for p in file.parents[:-1] if (tree / p / "__init__.py").is_file()])}
+    roots = [Path(root) for root in import_roots(tree)] if any(folder.parts for folder in outermost) else []
+    return any(folder not in roots and folder.parts and folder.is_relative_to(root) for folder in outermost for root in roots)
 
 # %% ../../../../nbs/envs/deletion/judge/05_runner.ipynb #42a3dc4e
 SKIPPED_FOLDERS = frozenset({".git", ".hg", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".venv", ".tox"})

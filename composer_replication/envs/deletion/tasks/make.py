@@ -35,7 +35,7 @@ from ..fingerprints import PROMPT_LEAST, fingerprint, index_texts, shingles
 from .gates import MOST_TESTS, RUNS, Bench, Deletion, code_text, make_bench, run_gates, try_deletion
 from ..judge.grading import grade
 from .knowable import without_unknowable
-from ..judge.runner import RunnerProblem, import_mode, pytest_ini
+from ..judge.runner import RunnerProblem, import_mode, pytest_ini, pytest_settings
 from ....sandbox.base import SandboxProblem
 from .select import (CLASSES, Symbol, body_lines, call_graph, find_symbols, find_targets, functions_of,
                                                              module_name, parse, size_of)
@@ -212,6 +212,8 @@ def build_task(
     files = list(dict.fromkeys(node.split("::")[0] for node in visible))
     ini = pytest_ini(subject.tree)
     plain = ("-o", "addopts=", *import_mode(ini)) if "addopts" in ini else ()
+    own = pytest_settings(subject.tree)[-1:]  # what the ini file does not say
+    plain += ("-o", *own) if own == ["consider_namespace_packages=true"] and "consider_namespace_packages" not in ini else ()
     return FeatureDeletionTask(
         task_id=task_name(subject, deletion), repo=subject.source, base_commit=subject.base_commit,
         fail_to_pass=deletion.fail_to_pass, pass_to_pass=deletion.pass_to_pass,
