@@ -382,10 +382,12 @@ def test_a_deadline_in_any_stage_loses_nothing_and_invents_nothing(tmp_path, sto
             row for path in Path(f"{out}.journals").glob("*.jsonl") for row in map(json.loads, path.read_text().splitlines()[1:])
         ]
         assert rows[: len(known)] == known
-        known = rows
+        before, known = len(known), rows
         if report.stage == "done":
             break
         assert report.stage == "stopped" and not report.problem and "1000 minutes were over while" in report.notes[-1]
+        finished = len(rows) > before
+        assert ("goes on with" in report.notes[-1]) == finished and ("give it more" in report.notes[-1]) != finished
         stages.append(report.notes[-1].partition("while ")[2].partition(":")[0])
     assert set(stages) == {"running the tests", "deleting"} and len(read_tasks(out)) == 1
     assert not any(row.get("dropped") in ("hangs without it", "not judged", "not rewarded") for row in known)
@@ -682,7 +684,7 @@ def test_fixture(subtests):
 
 
 def test_a_test_of_several_parts_is_one_result(bench):
-    "unittest's `subTest` and pytest's `subtests` report each part; two reports were called forged, so python-slugify had no inputs."
+    "unittest's `subTest` and pytest's `subtests` report each part; two reports of one test were called forged."
     plan = Phase(
         "records",
         {"test_parts_v100.py": make_probe(PARTS, ["TestFee.test_parts", "TestFee.test_failing_part", "test_fixture"], None)},

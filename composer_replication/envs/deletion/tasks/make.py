@@ -404,17 +404,18 @@ def make_package(
     minutes: float = math.inf,  # after which it stops, whatever it is at; the next call goes on
 ) -> tuple[Report, list[dict]]:  # what became of it; rows of the tasks that were kept
     "All tasks of one package."
-    report, began, rows = Report(str(spec)), time.monotonic(), {}
+    report, began, rows, known = Report(str(spec)), time.monotonic(), {}, None
     try:
         with deadline(60 * minutes):
             for rows in _stages(report, spec, settings, journals, store, deleters):
                 report.count(rows)
+                known = report.tried if known is None and report.stage == "deleting" else known  # by an earlier run
                 report.seconds = round(time.monotonic() - began, 1)
                 on_report(report)
         report.stage, report.problem = "done", report.why_nothing() and f"{report.source}: {report.why_nothing()}"
     except OutOfTime:
         report.notes.append(f"{minutes:g} minutes were over while {report.stage}: " + (
-            "the next run goes on with the other deletions" if report.stage == "deleting" else "the next run begins this again, so give it more"))
+            "the next run goes on with the other deletions" if known is not None and report.tried > known else "the next run begins this again, so give it more"))
         report.notes += [report.why_nothing()] if report.tried and not report.kept else []
         report.stage = "stopped"
     except (SubjectProblem, SandboxProblem, RunnerProblem, OSError) as error:
