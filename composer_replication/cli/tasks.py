@@ -99,7 +99,7 @@ def _settings(per_package, granularity, mode, seed, least):
 def _tell(reports, as_json) -> None:
     "What became of the packages."
     for report in reports:
-        for sentence in ([report.problem] if report.problem else []) + [f"{report.source}: {note}" for note in report.notes]:
+        for sentence in ([report.problem] if report.problem else []) + [f"{report.source or report.spec}: {note}" for note in report.notes]:
             warn(sentence)
     for report in reports if as_json else ():
         emit(asdict(report))
@@ -118,7 +118,7 @@ def make(
     granularity: Annotated[list[str], typer.Option(autocompletion=offer(lambda: _KINDS), help=f"What to delete: {', '.join(_KINDS)}; may be given again.")] = list(_KINDS),  # noqa: B006
     mode: Annotated[str, typer.Option(autocompletion=offer(lambda: _MODES), help="stub, remove, or mixed: in turn.")] = "mixed",
     least: Annotated[str, typer.Option(autocompletion=offer(lambda: _CLASSES), help=f"The least size to keep: {', '.join(_CLASSES)}.")] = "small",
-    minutes: Annotated[float, typer.Option(min=0, help="After these for one package nothing new is tried; run it again to go on.")] = math.inf,
+    minutes: Annotated[float, typer.Option(min=0, help="The limit for one package, whatever it is at; run it again to go on.")] = math.inf,
     seed: Seed = 0,
     jobs: Annotated[int, typer.Option(min=1, max=16, help="How many packages at a time.")] = 2,
     as_json: AsJson = False,

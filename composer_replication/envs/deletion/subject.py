@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['MAX_FILES', 'MAX_BYTES', 'PIP_S', 'SubjectProblem', 'Subject', 'store_path', 'stated_requirements',
-           'needed_requirements', 'imported_modules', 'import_roots', 'copy_installed', 'install_wheels', 'scratch',
-           'prepare_subject', 'stored_subject', 'store_subject', 'subject_of']
+           'needed_requirements', 'imported_modules', 'import_roots', 'is_test_file', 'copy_installed',
+           'install_wheels', 'scratch', 'prepare_subject', 'stored_subject', 'store_subject', 'subject_of']
 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #63ff67b5
 import configparser
 import hashlib
+import importlib
 import json
 import os
 import re
@@ -23,7 +24,8 @@ import threading
 import time
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from email.parser import HeaderParser
@@ -35,6 +37,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 import composer_replication.data
+from ...core.deadline import time_left
 from ...core.errors import InputProblem
 from ...sandbox.base import sandbox_problem
 from ...sandbox.boxes import is_gone, state_folder, this_process
@@ -239,7 +242,7 @@ _USUAL = ("hypothesis", "freezegun", "mock", "six", "pytz", "parameterized", "dd
 def needed_requirements(
     needed: Iterable[str],  # what the project requires, with extras marked as in PKG-INFO
     optional: Iterable[str],  # what its tests may need
-    imported: set[str],  # top-level modules that the tree imports
+    imported: set[str],  # modules that the tree imports, see `imported_modules`
     name: str = "",  # the project's own
 ) -> list[str]:  # in order, without pytest, which is always there, and without the project itself
     "The requirements to install: the project's own, and of the others those that are imported."
@@ -250,8 +253,8 @@ def needed_requirements(
         except InvalidRequirement:
             continue
         own = canonicalize_name(wanted.name)
-        module = _MODULES.get(own, own.replace("-", "_"))
-        if own not in ("pytest", canonicalize_name(name)) and _holds(wanted.marker, not always) and (always or module in imported):
+        modules = {_MODULES.get(own, own.replace("-", "_")), own.replace("-", ".")}  # jaraco.test is written jaraco-test
+        if own not in ("pytest", canonicalize_name(name)) and _holds(wanted.marker, not always) and (always or modules & imported):
             wanted.marker = None
             chosen.setdefault(own, str(wanted))
     return [chosen[name] for name in sorted(chosen)]
@@ -263,23 +266,77 @@ def _holds(marker: Marker | None, any_extra: bool) -> bool:
     return marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras))
 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #7687e82e
-def imported_modules(tree: Path) -> set[str]:
-    "Top-level names that the tree's Python files import, read as text: a file with a syntax error has imports too."
+_IMPORT = re.compile(rb"^[ \t]*(?:import|from)[ \t]+([A-Za-z_][^\n#;]*)", re.MULTILINE)
+
+
+def _imported(path: Path) -> list[str]:
+    "Dotted names of what a source imports by full names, read as text: a file with a syntax error has imports too."
     names = set()
-    for path in tree.rglob("*.py"):
-        for line in re.findall(rb"^[ \t]*(?:import|from)[ \t]+([^\n#]+)", path.read_bytes(), re.MULTILINE):
-            names |= {name.decode() for name in re.findall(rb"(?:^|,)\s*([A-Za-z_]\w*)", line)}
-    return names
+    for line in _IMPORT.findall(path.read_bytes()):
+        modules, _, members = line.decode("utf-8", "replace").partition(" import ")
+        members = re.findall(r"(?:^|[,(])\s*(\w+)", members)  # of several lines the first
+        for name in re.findall(r"(?:^|,)\s*([A-Za-z_][\w.]*)", modules):
+            names |= {name, *(f"{name}.{member}" for member in members)}
+    return sorted(names)
+
+
+def imported_modules(tree: Path) -> set[str]:
+    "Names that the tree's Python files import: of `a.b.c` also `a.b` and `a`."
+    names = {name for path in tree.rglob("*.py") for name in _imported(path)}
+    return {".".join(parts[:count]) for name in names for parts in [name.split(".")] for count in range(1, len(parts) + 1)}
 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #aa82c846
+_NO_ROOT = frozenset({"test", "tests", "testing", "docs", "doc", "examples", "benchmarks", "benchmark", "tools", "scripts"})
+_ROOTS = ("src", "lib", "python")  # preferred to others that provide the same module
+
+
 def import_roots(
     tree: Path,
-) -> tuple[str, ...]:
-    "Where the packages lie: `src` or `lib` where one is there, else the tree itself."
-    for root in ("src", "lib"):
-        if (tree / root).is_dir() and any((tree / root).glob("*/*.py")) or any((tree / root).glob("[!_]*.py")):
-            return (root,)
-    return (".",)
+) -> tuple[str, ...]:  # relative to the tree, the innermost first
+    "The folders in which the tests' imports find the project's packages, namespace packages included."
+    files = [PurePosixPath(path.relative_to(tree)) for path in sorted(tree.rglob("*.py"))]
+    places: dict[str, set[PurePosixPath]] = {}  # name of a module or folder: the folders that hold one
+    for file in files:
+        for part in (file.with_suffix(""), *file.parents[:-1]):
+            places.setdefault(part.name, set()).add(part.parent)
+    tests = [file for file in files if is_test_file(file)]
+    for chosen, around in ((tests, ()), (files, tests)):  # tests inside of the package may import by relative names alone
+        found = [(root, name) for file in chosen for name in _imported(tree / file) if (root := _root_of(tree, name, places))]
+        spaces = {folder for root, name in found for folder in (root / name.replace(".", "/")).parents if folder != root and folder.is_relative_to(root)}
+        counts = Counter(root for root, _ in found if root not in spaces)  # else the tests import `functools` from `jaraco`
+        counts.update(root for file in around if (root := _root_around(tree, file)))
+        if counts:
+            inner = [root for root, count in counts.items() if root.parts and 2 * count >= max(counts.values())]
+            return tuple(map(str, sorted(inner, key=lambda root: (-len(root.parts), root)))) or (".",)  # the tree is on the path anyway
+    return next(((root,) for root in _ROOTS if not _in_package(tree, PurePosixPath(root)) and any((tree / root).rglob("*.py"))), (".",))
+
+
+def is_test_file(path: PurePosixPath) -> bool:
+    "Whether a file belongs to the tests, by its name or its folder."
+    return bool({"test", "tests"} & set(path.parts[:-1])) or re.fullmatch(r"tests?(_.*)?\.py|.*_tests?\.py", path.name) is not None
+
+
+def _in_package(tree: Path, folder: PurePosixPath) -> bool:
+    return any((tree / part / "__init__.py").is_file() for part in (folder, *folder.parents) if part.parts)
+
+
+def _root_of(tree: Path, name: str, places: dict) -> PurePosixPath | None:
+    "The folder that provides an imported module, or None."
+    top, *inner = name.split(".")
+    found = []
+    for root in places.get(top, ()):
+        place = tree / root / top
+        below = place.joinpath(*inner)
+        here = place.with_suffix(".py").is_file() or (place / "__init__.py").is_file() or inner and (below.is_dir() or below.with_suffix(".py").is_file())
+        if here and not _NO_ROOT & {*root.parts, top} and not _in_package(tree, root):
+            found.append(root)
+    return min(found, key=lambda root: (root.name not in _ROOTS, len(root.parts), root), default=None)
+
+
+def _root_around(tree: Path, file: PurePosixPath) -> PurePosixPath | None:
+    "The folder of the outermost package around a test file, or None where that is a package of tests alone."
+    packages = [folder for folder in file.parents[:-1] if (tree / folder / "__init__.py").is_file()]
+    return packages[-1].parent if packages and not _NO_ROOT & set(packages[-1].parts) else None
 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #180c7281
 _HOST = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
@@ -325,8 +382,9 @@ def _pip(words: list[str], folder: Path) -> str | None:  # None: done; else why 
         command = ["bwrap", "--unshare-all", "--share-net", "--die-with-parent", "--new-session", "--ro-bind", "/", "/", "--dev", "/dev",
                    "--proc", "/proc", "--bind", str(folder), str(folder), *command]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PIP_S, stdin=subprocess.DEVNULL, env=_pip_environment() | {"TMPDIR": str(own)})
+        done = subprocess.run(command, capture_output=True, text=True, timeout=min(PIP_S, time_left()), stdin=subprocess.DEVNULL, env=_pip_environment() | {"TMPDIR": str(own)})
     except subprocess.TimeoutExpired:
+        time_left()
         return f"pip was stopped after {PIP_S:.0f} s"
     finally:
         shutil.rmtree(own, ignore_errors=True)
@@ -415,6 +473,53 @@ def _write_version_file(tree: Path, version: str) -> None:
     if inside and not (tree / place).exists() and (tree / place).parent.is_dir():
         numbers = tuple(int(part) for part in re.findall(r"\d+", version))
         (tree / place).write_text(f"__version__ = version = {version!r}\n__version_tuple__ = version_tuple = {numbers!r}\n")
+
+# %% ../../../nbs/envs/deletion/02_subject.ipynb #2099c4e7
+_NAMES_FROM = ("collections", "unittest", "unittest.mock", "datetime", "io", "pathlib", "contextlib", "functools", "itertools", "decimal")
+
+
+def _write_test_packages(tree: Path, libraries: Path) -> list[str]:  # a sentence for each
+    "Write the `__init__.py` of test folders that need one: setuptools puts `tests/test_*.py` into an sdist, but not `tests/__init__.py`."
+    files = [PurePosixPath(path.relative_to(tree)) for path in sorted(tree.rglob("*.py"))]
+    tests = [file for file in files if is_test_file(file) and len(file.parts) > 1]
+    imported = {file: set(_imported(tree / file)) for file in tests}
+    notes = []
+    for folder, names in sorted(_test_packages(tree, libraries, tests, imported).items()):
+        beside = {file.stem for file in files if file.parent == folder}
+        if folder.parts and not (tree / folder / "__init__.py").exists() and not any(beside & own for own in imported.values()):  # bare names
+            lines = {name: line for name in sorted(names) if (line := _import_of(name))}
+            (tree / folder / "__init__.py").write_text("".join(f"{line}\n" for line in lines.values()))
+            lost = ", ".join(sorted(names - lines.keys()))
+            notes.append(f"{folder}/__init__.py, without which tests cannot be imported, is not there and was written"
+                         + (f", but without {lost}: tests that import that do not count; a checkout of the repository may hold it" if lost else ""))
+    return notes
+
+
+def _test_packages(tree: Path, libraries: Path, tests: list, imported: Mapping) -> dict[PurePosixPath, set[str]]:
+    "Folders whose tests import from them as from packages, or share a file's name with another folder's; the names that they import beside modules."
+    wanted: dict[PurePosixPath, set[str]] = {}
+    by_path = any(b"importlib" in (tree / name).read_bytes() for name in ("pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg") if (tree / name).is_file())
+    twins = {name for name, count in Counter(file.name for file in tests if file.name.startswith("test_")).items() if count > 1 and not by_path}
+    for file in tests:
+        folders, text = [file.parent, *file.parent.parents], (tree / file).read_bytes().decode("utf-8", "replace")
+        dots = max((len(dots) for dots in re.findall(r"^[ \t]*from[ \t]+(\.+)", text, re.MULTILINE)), default=0)
+        for folder in folders[:dots or int(file.name in twins)]:
+            wanted.setdefault(folder, set())
+        for folder in folders[:-1]:
+            dotted = ".".join(folder.parts)
+            inner = {name.removeprefix(f"{dotted}.").partition(".")[0] for name in imported[file] if name.startswith(f"{dotted}.")}
+            names = {name for name in inner if not (tree / folder / name).is_dir() and not (tree / folder / f"{name}.py").is_file()}
+            if names or inner and (dotted in {"test", *sys.stdlib_module_names} or (libraries / dotted / "__init__.py").is_file()):
+                wanted.setdefault(folder, set()).update(names)
+    return wanted
+
+
+def _import_of(name: str) -> str | None:
+    "The statement that imports a name of the standard library, where there is one."
+    if name in sys.stdlib_module_names:
+        return f"import {name}"
+    modules = [(module, importlib.import_module(module)) for module in _NAMES_FROM]
+    return next((f"from {module} import {name}" for module, found in modules if hasattr(found, name)), None)
 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #6dc23f38
 def _download(requirement: str, work: Path) -> Path:
@@ -527,7 +632,8 @@ def _equip(tree: Path, sha256: str, links: int, path: Path, folder: Path, work: 
     _write_version_file(ready / "tree", version)
     wanted = needed_requirements(needed, stated_requirements(ready / "tree"), imported_modules(ready / "tree"), name)
     missing = _build_libraries(ready / "libraries", name, version, wanted, work)
-    notes = [f"{what} could not be installed ({why}): tests that need it do not count" for what, why in missing.items()]
+    notes = _write_test_packages(ready / "tree", ready / "libraries")
+    notes += [f"{what} could not be installed ({why}): tests that need it do not count" for what, why in missing.items()]
     notes += [f"{links} links were left out of the tree"] if links else []
     subject = Subject(title, version, source, sha256, place / "tree", place / "libraries", import_roots(ready / "tree"), tuple(notes), tuple(missing))
     (ready / "subject.json").write_text(json.dumps(asdict(subject), default=lambda path: path.name))

@@ -535,19 +535,26 @@ def run_probe(
     sys.modules["_observed"] = hook
 
     class Plugin:
+        called, raised = False, None
+
         @pytest.hookimpl(hookwrapper=True)
         def pytest_runtest_call(self, item):
+            eyes.take()
+            self.called, self.raised = True, None
             with time_limit(2 * CALL_S):
                 yield
 
         @pytest.hookimpl(hookwrapper=True)
         def pytest_runtest_makereport(self, item, call):
             yield
-            if call.when == "call":
-                raised = call.excinfo and exception_name(call.excinfo.type)
-                send(probe=item.nodeid, seen=eyes.take(), raised=raised)
-            else:
-                eyes.take()
+            if call.when == "call" and call.excinfo and not self.raised:  # a test of several parts has a report for each
+                self.raised = exception_name(call.excinfo.type)
+
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_runtest_teardown(self, item):
+            if self.called:
+                send(probe=item.nodeid, seen=eyes.take(), raised=self.raised)
+            self.called = False
 
     sys.modules["phases"].run_pytest(plan, list(plan["nodes"]), Plugin())
 

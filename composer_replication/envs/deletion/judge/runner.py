@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SETTINGS', 'SKIPPED_FOLDERS', 'START_UP_S', 'LIFETIME_S', 'MOST_IDLE', 'MOST_REMOVALS', 'TRIES', 'COLLECT_S',
-           'RunnerProblem', 'OverlayProblem', 'Phase', 'PhaseResult', 'pytest_ini', 'pytest_settings', 'lay_out',
-           'compiled', 'JudgeProcess', 'warm_judge', 'close_judges', 'run_phases']
+           'RunnerProblem', 'OverlayProblem', 'Phase', 'PhaseResult', 'pytest_ini', 'import_mode', 'pytest_settings',
+           'lay_out', 'compiled', 'JudgeProcess', 'warm_judge', 'close_judges', 'run_phases']
 
 # %% ../../../../nbs/envs/deletion/judge/05_runner.ipynb #5482b6d1
 import compileall
@@ -17,6 +17,7 @@ import os
 import py_compile
 import secrets
 import select
+import shlex
 import shutil
 import socket
 import sys
@@ -29,15 +30,20 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fastcore.basics import patch
 
 import composer_replication.envs.deletion.judge.phases as _inside
+from ....core.deadline import time_left
 from ....core.errors import InputProblem, Problem
 from ....core.files import write_json
+from ..subject import import_roots, is_test_file
 from .messages import Forgery, read_messages
 from ....sandbox.boxes import open_box, state_folder
 from ....sandbox.bubblewrap import BubblewrapSandbox
@@ -82,7 +88,8 @@ class PhaseResult:
         return self.problem is None and all(self.outcomes.get(node) == "passed" for node in nodes)
 
 # %% ../../../../nbs/envs/deletion/judge/05_runner.ipynb #949be2fd
-SETTINGS = ("python_files", "python_classes", "python_functions", "testpaths", "pythonpath", "xfail_strict", "usefixtures")
+SETTINGS = ("python_files", "python_classes", "python_functions", "testpaths", "pythonpath", "xfail_strict", "usefixtures",
+            "consider_namespace_packages")
 
 
 def pytest_ini(
@@ -105,22 +112,43 @@ def pytest_ini(
             return ini
     return {}
 
+def import_mode(
+    ini: Mapping[str, Any],  # from `pytest_ini`
+) -> list[str]:  # an option for pytest, or none
+    "How test files are imported, where the settings say so: the only one of `addopts` that is kept."
+    options = ini.get("addopts", "")
+    words = [str(word) for word in options] if isinstance(options, list) else shlex.split(str(options), comments=True)
+    modes = [value for word, value in pairwise(words) if word == "--import-mode"]
+    modes += [word.partition("=")[2] for word in words if word.startswith("--import-mode=")]
+    return [f"--import-mode={modes[-1]}"] if modes else []
+
 # %% ../../../../nbs/envs/deletion/judge/05_runner.ipynb #9634942d
 def pytest_settings(
     tree: Path,  # pristine
-) -> list[str]:  # `-o` options
-    "The settings that decide what is a test, taken from the pristine tree's ini file."
+) -> list[str]:
+    "The options that decide what is a test and how it is imported, taken from the pristine tree's ini file."
     try:
         ini = pytest_ini(tree)
+        options = import_mode(ini)
     except (ValueError, configparser.Error) as error:
         raise InputProblem(f"the pytest settings cannot be read ({error})", "correct the file", str(tree)) from None
-    options = []
     for key in SETTINGS:
         if key in ini:
             value = ini[key]
             text = " ".join(map(str, value)) if isinstance(value, list) else str(value).replace("\n", " ").strip()
             options += ["-o", f"{key}={text}"]
+    if "consider_namespace_packages" not in ini and _tests_in_namespace(Path(tree)):
+        options += ["-o", "consider_namespace_packages=true"]
     return options
+
+
+@lru_cache(maxsize=64)
+def _tests_in_namespace(tree: Path) -> bool:
+    "Whether test files lie in a package below a namespace, as `src/zope/datetime/tests`: else pytest would import `datetime.tests`."
+    tests = [path.relative_to(tree) for path in tree.rglob("*.py") if is_test_file(PurePosixPath(path.relative_to(tree)))]
+    outermost = {packages[-1].parent for file in tests if (packages := [p for p in file.parents[:-1] if (tree / p / "__init__.py").is_file()])}
+    roots = [Path(root) for root in import_roots(tree)] if any(folder.parts for folder in outermost) else []
+    return any(folder not in roots and folder.parts and folder.is_relative_to(root) for folder in outermost for root in roots)
 
 # %% ../../../../nbs/envs/deletion/judge/05_runner.ipynb #42a3dc4e
 SKIPPED_FOLDERS = frozenset({".git", ".hg", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".venv", ".tox"})
@@ -339,8 +367,9 @@ def _word(self: JudgeProcess, seconds):
 @patch
 def wait(self: JudgeProcess) -> None:
     "Wait until pytest is loaded. Raises `RunnerProblem` where that cannot be."
-    if not self._warm and self._word(START_UP_S) != _inside.READY:
+    if not self._warm and self._word(min(START_UP_S, time_left())) != _inside.READY:
         self.close()
+        time_left()
         done = self._done.result(15)
         raise RunnerProblem(f"the judge did not start (exit code {done.exit_code}, {done.cut}): {done.stderr.strip()[-300:]}")
     self._warm = True
@@ -527,7 +556,9 @@ def _run_in(judge, subject, phase, limits):
         plan = {"tree": tree, "roots": list(subject.import_roots), "kind": phase.kind, "nodes": list(phase.nodes), "data": dict(phase.data),
                 "options": pytest_settings(subject.tree), "memory_mb": limits.memory_mb, "cpu_s": limits.cpu_s}
         begin = time.monotonic()
-        got, cut = judge.run(plan, limits.wall_s)
+        got, cut = judge.run(plan, min(limits.wall_s, time_left()))
+        if cut:
+            time_left()  # a phase that the deadline cut has no result
         return _result(phase, got, cut, time.monotonic() - begin)
 
 # %% ../../../../nbs/envs/deletion/judge/05_runner.ipynb #45803ce8
@@ -569,7 +600,7 @@ def run_phases(
 ) -> list[PhaseResult]:  # one per phase, in order
     """Run phases, each in a fresh process on a tree of its own.
 
-    Raises `RunnerProblem` where no judge can be started, and `OverlayProblem`."""
+    Raises `RunnerProblem` where no judge can be started, `OverlayProblem`, and `OutOfTime` at a deadline."""
     results, waiting = [], list(phases)
     while waiting and (at_once == 1 or stop_on_failure or any(phase.gate for phase in waiting)):
         phase = waiting.pop(0)
@@ -578,7 +609,8 @@ def run_phases(
             return results + [PhaseResult({}, {}, "not run: an earlier phase failed or broke off") for _ in waiting]
     if waiting:
         with ThreadPoolExecutor(min(at_once, max(1, _at_hand(_key(subject, limits), limits)))) as pool:
-            results += pool.map(lambda phase: _run_phase(subject, phase, limits, fresh), waiting)
+            contexts = [copy_context() for _ in waiting]  # the deadline holds in these threads too
+            results += pool.map(lambda context, phase: context.run(_run_phase, subject, phase, limits, fresh), contexts, waiting)
     return results
 
 

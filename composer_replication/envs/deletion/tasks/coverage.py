@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import composer_replication.envs.deletion.tasks.coverage_run as coverage_run
+from ....core.deadline import time_left
 from ....core.files import write_json
 from ..judge.runner import pytest_ini, pytest_settings
 from ....sandbox.base import Limits, open_sandbox
@@ -98,13 +99,14 @@ def _add_coverage(libraries: Path, store: Path, work: Path) -> None:
 def _run_once(subject, libraries, paths, test_s, wall_s) -> tuple[dict | None, str]:
     "What one run gave, or None and why there is nothing."
     config = {"roots": subject.import_roots, "options": pytest_settings(subject.tree), "paths": paths, "test_s": test_s, "out": _OUT}
-    limits = Limits(wall_s=wall_s, cpu_s=int(wall_s), memory_mb=2048)
+    limits = Limits(wall_s=min(wall_s, time_left()), cpu_s=int(wall_s), memory_mb=2048)
     with open_sandbox(subject.tree, libraries, limits) as sandbox:
         done = sandbox.exec(["python", "-I", "-B", "-c", _PROGRAM, json.dumps(config)], limits=limits,
                             env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONHASHSEED": "0"})
         try:
             return json.loads(sandbox.read(_OUT)), ""
         except (OSError, ValueError):
+            time_left()
             return None, f"cut off: {done.cut}" if done.cut else f"ended with exit code {done.exit_code}"
 
 

@@ -17,19 +17,21 @@ from pathlib import Path
 from ....core.files import write_json
 from .coverage import Coverage, check_coverage, measure_coverage
 from .delete import TRIVIAL, Deleter, DeletionProblem, trivial_files
-from ..fingerprints import OWN_LEAST, Index, index_folder, index_texts, shingles, visible_texts
+from ..fingerprints import OWN_LEAST, Index, copied_share, index_folder, index_texts, shingles, visible_texts
 from ....sandbox.rootfs import minimal_tree
 from ..judge.messages import LONGEST_NODE
 from ..judge.runner import Phase, PhaseResult, run_phases
 from ....sandbox.base import Limits, SandboxProblem
-from .select import Symbol, Target, code_of, functions_of, read_sources
+from .select import Symbol, Target, code_of, find_symbols, functions_of, module_name, read_sources
 from ..subject import Subject, SubjectProblem, store_path
 from ..task import apply_patch, make_patch
 
 # %% ../../../../nbs/envs/deletion/tasks/05_gates.ipynb #8d40a99f
 GATES = {  # a sentence each, which `composer-rl tasks make` prints below its table
     "not deletable": "Cutting it out changes nothing, or leaves no valid Python.",
-    "copy visible": "Its code stands in another file that the agent can read, or in the task's own docstring.",
+    "copy visible": "Its code stands in another file that the agent can read.",
+    "sibling alike": "Most of its code stands in a definition of its own file that stays.",
+    "told": "Its docstring, which the task shows, holds its code.",
     "hangs without it": "Its tests run into a time limit when it is gone or has a trivial body.",
     "not red": "Its tests, or those of one of its definitions, pass without it.",
     "rest broken": "Too few of the tests that do not run it still pass when it is gone.",
@@ -38,6 +40,7 @@ GATES = {  # a sentence each, which `composer-rl tasks make` prints below its ta
     "slow": "Its tests take more than three seconds together.",
     "no evidence": "Too little can be checked beyond its tests: fewer than four held-out inputs with a steady result, or no test that fails when it is "
                    "deleted again.",
+    "unknowable": "Its outcome on a held-out input follows from a constant or a branch that the agent can neither read nor see tested.",
     "not judged": "A run of the judge itself failed, for example at a time limit.",
     "not rewarded": "The judge does not reward the original three times out of three.",
 }
@@ -181,8 +184,19 @@ def try_deletion(
     if not after or any(after[path] == bench.files[path] for path in after):
         return replace(deletion, dropped="not deletable", detail="nothing would change")
     if copies := visible_copies(bench, target, after):
-        return replace(deletion, dropped="copy visible", detail=", ".join(copies[:3]))
+        elsewhere = [path for path in copies if path not in after]
+        detail = ", ".join(elsewhere[:3]) or _most_alike(bench, target, copies[0], after[copies[0]])
+        return replace(deletion, dropped="copy visible" if elsewhere else "sibling alike", detail=detail)
     return deletion
+
+
+def _most_alike(bench: Bench, target: Target, path: str, text: str) -> str:
+    "The definition in a changed file that holds most of the deleted code."
+    codes = [shingles(code_text(symbol, bench.files[symbol.path])) for symbol in target.symbols]
+    shares = {symbol.name: max(copied_share(code, shingles(code_text(symbol, text))) for code in codes)
+              for symbol in find_symbols(path, text, module_name(path, bench.subject.import_roots) or "")}
+    best = max(shares, key=shares.get, default="")
+    return f"{best} in {path}" if shares.get(best) else path
 
 # %% ../../../../nbs/envs/deletion/tasks/05_gates.ipynb #d43bcf43
 MOST_TESTS, MOST_TRIED, KEPT_TESTS, FEWEST_KEPT, MOST_FILES = 80, 320, 20, 2, 3
