@@ -23,6 +23,8 @@ from pathlib import Path
 
 from fastcore.basics import patch
 
+from .folders import Usage
+
 # %% ../../nbs/sandbox/01_limits.ipynb #5ca7d894
 @dataclass(frozen=True)
 class Limits:
@@ -33,7 +35,7 @@ class Limits:
     processes: int = 64  # processes and threads at once
     file_mb: int = 64  # the longest file
     disk_mb: int = 256  # the whole tree
-    files: int = 10_000  # files and folders beyond those that the tree began with
+    files: int = 10_000  # files, folders and links beyond those that the tree began with
     output_bytes: int = 1_000_000  # standard output and error together
 
 
@@ -44,7 +46,7 @@ class ExecResult:
     stdout: str  # as UTF-8, with what is not UTF-8 replaced
     stderr: str  # as `stdout`
     seconds: float  # from start to end
-    cut: str | None = None  # the limit that ended it: wall, cpu, memory, processes, disk, output, hidden, closed
+    cut: str | None = None  # the limit that ended it: wall, cpu, memory, processes, disk (bytes, files or depth), output, hidden, closed
 
 # %% ../../nbs/sandbox/01_limits.ipynb #cd06fccd
 TICK_S = 0.05  # how often the watcher looks
@@ -196,12 +198,12 @@ class Watch:
     def __init__(
         self,
         limits: Limits,
-        disk: Callable[[float], float] | None = None,  # bytes that the tree takes now, counted up to some number
-        disk_before: float = 0,  # bytes that it took at the start: a full tree may shrink, not grow
+        disk: Callable[[Usage], Usage] | None = None,  # what the tree takes now, counted up to some bound
+        most: Usage | None = None,  # that the tree may take; None: as many bytes as the limits say
         ours: int = 0,  # processes, from the first one down, that run the host's own script: they may hide what they hold
     ):
         self.limits, self.disk = limits, disk
-        self.most_disk = max(limits.disk_mb << 20, disk_before)
+        self.most = most or Usage(limits.disk_mb << 20, float("inf"))
         self.ours, self._next_disk, self._hidden, self._longest = ours, 0.0, set(), {}
 
 # %% ../../nbs/sandbox/01_limits.ipynb #a5e8031e
@@ -236,9 +238,9 @@ def _crossed_disk(self: Watch, pids):
     if hidden & self._hidden:  # twice, for a process that is just starting cannot be looked into either
         return "hidden"
     self._hidden = hidden
-    used = nameless + (self.disk(self.most_disk) if self.disk else 0)
+    used = self.disk(self.most) if self.disk else Usage()
     self._next_disk = time.monotonic() + 3 * (time.monotonic() - began)  # a large tree is looked at less often
-    return "disk" if used > self.most_disk else None
+    return "disk" if Usage(used.bytes + nameless, used.entries).exceeds(self.most) else None
 
 # %% ../../nbs/sandbox/01_limits.ipynb #d7f2a2ac
 def _kill(process):
