@@ -120,7 +120,7 @@ class Usage(NamedTuple):
 
 def folder_usage(
     folder: int,  # descriptor of the top
-    most: Usage = Usage(math.inf, math.inf),  # counting ends where it is exceeded
+    most: Usage = Usage(math.inf, math.inf),  # noqa: B008 - counting ends where it is exceeded
     depth: int = 0,  # how far below the top
 ) -> Usage:  # infinitely many bytes where folders are nested too deep, or cannot be looked into
     "Count what lies in a folder, in time that grows with `most` and not with what lies there."
