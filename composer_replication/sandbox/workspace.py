@@ -249,11 +249,12 @@ def write(
     data: bytes,  # the new content
 ) -> None:
     "Write a regular file in one step. Raises `SandboxProblem` where that cannot be, or past the limits on disk."
-    folders = len(split_path(path)) - 1
-    if folders > DEEPEST:
-        raise SandboxProblem(f"{path[:200]!r} is not written: it lies below {folders} folders; {DEEPEST} are the limit.")
+    parts = split_path(path)
+    if len(parts) - 1 > DEEPEST:
+        raise SandboxProblem(f"{path[:200]!r} is not written: it lies below {len(parts) - 1} folders; {DEEPEST} are the limit.")
     with self._top() as top:
-        more = Usage(len(data) + 4096 * (folders + 1), folders + 1)  # at most: what is there already counts twice
+        new = sum(not os.access("/".join(parts[:k + 1]), os.F_OK, dir_fd=top, follow_symlinks=False) for k in range(len(parts)))
+        more = Usage(len(data) + 4096 * new, new)  # at most: the bytes of what is written over count until the next look
         if self._usage.plus(more).exceeds(room := self._room(self.limits)):
             self._count(top, self.limits)
         if len(data) > self.limits.file_mb << 20 or self._usage.plus(more).exceeds(room):

@@ -1,18 +1,20 @@
 """What an agent brings about is scored, however slow, large or deep; what the machine brings about is not."""
 import errno
 import os
+import shlex
 import threading
 from contextlib import closing
+from dataclasses import replace
 
 import envs_tasks
 import pytest
-from test_deletion_env import LIMITS, Says, mine, python, say, solve
 
 from composer_replication.core.environment import TrlEnvironment, step_limit
 from composer_replication.core.tools import ToolResult
-from composer_replication.core.trace import ToolCall
+from composer_replication.core.trace import ToolCall, Turn
 from composer_replication.envs.deletion import env as page
 from composer_replication.envs.deletion.env import FeatureDeletionEnv, deletion_rows
+from composer_replication.envs.deletion.judge import runner
 from composer_replication.envs.deletion.judge.grading import zero_grade
 from composer_replication.envs.deletion.judge.runner import RunnerProblem
 from composer_replication.recipes.shaping import SharedCredit
@@ -20,10 +22,40 @@ from composer_replication.rollout.loop import collect
 from composer_replication.rollout.types import Ending, RolloutConfig
 from composer_replication.sandbox import folders
 from composer_replication.sandbox.base import Limits, open_sandbox, sandbox_problem
+from composer_replication.sandbox.boxes import state_folder
 from composer_replication.sandbox.folders import Usage, folder_usage, opened
 
 pytestmark = pytest.mark.filterwarnings("ignore:LocalSubprocessSandbox", "ignore:no isolation")
-SMALL = Limits(**vars(LIMITS) | {"files": 150, "wall_s": 100.0})
+LIMITS = Limits(wall_s=100.0, cpu_s=20, memory_mb=512, processes=32, file_mb=8, disk_mb=16)
+SMALL = replace(LIMITS, files=150)
+
+
+def say(env, name, **arguments):
+    return env.call(ToolCall(name, arguments)).text
+
+
+def python(env, code):
+    return env.call(ToolCall("shell", {"command": shlex.join(["python", "-c", code])}))
+
+
+def boxes():
+    "Open boxes of this process, without those of judges that wait."
+    waiting = {judge.job.parent.name for _, judge in runner._idle}
+    owners = {path.parent.name: path.read_text() for path in (state_folder() / "boxes").glob("[0-9]*/owner")}
+    return sorted(name for name, owner in owners.items() if owner.split()[:1] == [str(os.getpid())] and name not in waiting)
+
+
+class Says:
+    "A policy of messages that says one turn after the other."
+    name, patience = "scripted", 60.0
+
+    def __init__(self, *turns):
+        self.turns = turns
+
+    def reply(self, trace, sampling, limit, seed):
+        made = self.turns[sum(turn.role == "assistant" for turn in trace.turns)]
+        return Turn("assistant", made if isinstance(made, str) else "",
+                    tool_calls=() if isinstance(made, str) else (ToolCall.parse(*made),)), False, 0
 
 
 # The loop
@@ -106,12 +138,13 @@ def env(task, kind):
 def test_a_tree_of_too_many_entries_is_refused_and_earns_nothing(env, task, tree, monkeypatch):
     monkeypatch.setattr(page, "grade", lambda *given: pytest.fail("it was judged"))
     env.reset(task_id=task.task_id)
-    solve(env, env._subject)
+    path, text = envs_tasks.solution(env._subject, task)
+    say(env, "write_file", path=path, text=text)
     answer = python(env, TREES[tree])
     assert answer.failed and "150 new files and folders" in answer.text
     assert "more than" in say(env, "list_files") or "dead" in say(env, "list_files")
     assert env.reward() == 0.0 and env.grade.findings[0].what.startswith("the tree cannot be read: ")
-    assert mine() == []
+    assert boxes() == []
 
 
 def test_what_was_removed_again_counts_no_more(env, task, monkeypatch):
@@ -192,4 +225,4 @@ def test_a_machine_that_fails_while_the_sources_are_read_is_no_zero(task, monkey
     rollout, = collect(Says("Done."), lambda: FeatureDeletionEnv([task], limits=LIMITS, kind="local"), deletion_rows([task]),
                        RolloutConfig(tool_timeout=60.0))
     assert (rollout.reward, str(rollout.ending)) == ((0.0, "done") if scored else (None, "error")), rollout.problem
-    assert mine() == []
+    assert boxes() == []

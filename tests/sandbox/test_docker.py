@@ -7,8 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from sandboxes import Isolation, Promises, dockerd, make_tree
-from test_shared_memory import FOUR, WAYS
+from sandboxes import FOUR, WAYS, Isolation, Promises, dockerd, make_tree
 
 from composer_replication.sandbox.base import Limits, open_sandbox, sandbox_problem
 from composer_replication.sandbox.folders import SandboxProblem
