@@ -374,7 +374,7 @@ print(open('/proc/self/status').read())"""
     def test_the_limit_on_disk_holds_after_it_was_passed(self, box):
         small = Limits(disk_mb=8, file_mb=9, wall_s=120.0)
         deep = "import os\nfor i in range(80): os.mkdir('d'); os.chdir('d')"  # too deep to be counted
-        assert self.python(box, deep, limits=small).cut == "disk" and box._used < 2 << 20
+        assert self.python(box, deep, limits=small).cut == "disk" and box._usage.bytes < 2 << 20
         filled = "for i in range(99):\n  with open(f'f{i}', 'wb') as f: f.write(b'x' * (8 << 20))"
         assert self.python(box, filled, limits=small).cut == "disk"
         assert box.exec(["sh", "-c", "rm -rf d f*"], limits=small).cut is None  # it may shrink
@@ -392,7 +392,7 @@ print(open('/proc/self/status').read())"""
 
     def test_a_sparse_file_counts_what_it_holds(self, box):
         assert self.python(box, "open('f', 'wb').truncate(60 << 20)", limits=Limits(disk_mb=10)).exit_code == 0
-        assert box._used < 10 << 20
+        assert box._usage.bytes < 10 << 20
 
     def test_prints_a_gigabyte(self, box):
         result = self.python(box, "while True: print('x' * 1000)")
@@ -451,6 +451,50 @@ print(open('/proc/self/status').read())"""
         for thread in threads:
             thread.join(60)
         assert not wrong and not any(thread.is_alive() for thread in threads)
+
+
+# Memory that is shared
+
+# Four processes of 100 MB each, under a limit of 300 MB: none is too large by itself.
+FOUR = """
+import ctypes, mmap, os, threading, time
+libc = ctypes.CDLL(None)
+
+def fill(m, mb=100):
+    global kept  # while the process lives
+    kept = m
+    for _ in range(mb): m.write(bytes(1 << 20))
+
+def make(): return mmap.mmap(-1, 100 << 20)
+
+def four(work):
+    for _ in range(4):
+        if not os.fork(): work(); time.sleep(60)
+
+def after_first_thread(work):
+    lock = threading.Lock()
+    threading.Thread(target=lambda: (time.sleep(0.3), work(), time.sleep(60))).start()
+    libc.syscall(60 if os.uname().machine == "x86_64" else 93, 0)  # exit, of this thread alone
+"""
+WAYS = {
+    "anonymous": "four(lambda: fill(make()))",
+    "/dev/zero": "four(lambda: fill(mmap.mmap(os.open('/dev/zero', os.O_RDWR), 100 << 20)))",
+    "handed down by a parent that lets go":
+        "for _ in range(4):\n  m = make()\n  if not os.fork(): fill(m); time.sleep(60)\n  m.close()",
+    "whose pages nobody maps any more":
+        "keep = []\nfor _ in range(4):\n  m = make(); fill(m); m.madvise(mmap.MADV_DONTNEED)\n"
+        "  if not os.fork(): time.sleep(60)\n  m.close()",
+    "of which one page is left mapped":
+        "def work():\n  m = make(); fill(m)\n"
+        "  at = ctypes.addressof(ctypes.c_char.from_buffer(m)); rest = (100 << 20) - 4096\n"
+        "  libc.munmap(ctypes.c_void_p(at + 4096), ctypes.c_size_t(rest))\n"
+        "four(work)",
+    "shared by pairs": "for _ in range(4):\n  m = make(); fill(m)\n  if not os.fork(): time.sleep(60)\n  m.close()",
+    "by processes that hide": "libc.prctl(4, 0)\nfour(lambda: fill(make()))",
+    "by processes whose first thread ended": "four(lambda: after_first_thread(lambda: fill(make())))",
+    "not shared, by processes whose first thread ended":
+        "four(lambda: after_first_thread(lambda: fill(mmap.mmap(-1, 100 << 20, 0x22))))",
+}
 
 
 @contextlib.contextmanager

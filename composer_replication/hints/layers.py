@@ -150,8 +150,13 @@ class CompositeHintGenerator:
         return self._ask(site.kind, HintContext.at(trace, site))
 
     def generate(self, error_kind: str, error_meta: Mapping | None = None) -> str | None:
-        "The hint's text alone: a composite is itself a `HintGenerator`."
-        hint = self._ask(error_kind, HintContext.of(error_meta))
+        """The hint's text alone: a composite is itself a `HintGenerator`.
+
+        For a call without a recorded site, the template's general sentence stands in where no layer has an answer."""
+        context = HintContext.of(error_meta)
+        hint = self._ask(error_kind, context)
+        if hint is None and context.site is None and any(isinstance(layer, TemplateHintGenerator) for layer in self.layers):
+            return dispatch(error_kind, context)
         return hint.text if hint else None
 
     def as_collator_hook(self) -> Callable[[str, Mapping], str | None]:

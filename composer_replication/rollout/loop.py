@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..core.environment import environment_of
+from ..core.environment import environment_of, step_limit
 from ..core.tools import ToolResult
 from ..core.trace import Trace
 from .types import Ending, Episode, Rollout, RolloutConfig
@@ -64,7 +64,7 @@ def _play(turns, runs, tools, config, stop):
             return
         for turn, calls in _sample(turns, _begin(turns, ready, config)):
             if calls:
-                tools.start(turn, calls)
+                tools.start(turn, calls, limit=step_limit(turn[0].environment, "call", config.tool_timeout))
             else:
                 _settle(turns, turn, [], config)
         _ask(early, tools)
@@ -150,9 +150,10 @@ def _answers(run, calls, done, config):
         if step.raised is not None:
             run.end(Ending.ERROR, f"the call of {call.name!r} raised {type(step.raised).__name__}: {step.raised}")
             break
+        limit = step_limit(run.environment, "call", config.tool_timeout)
         if step.late:
-            run.end(Ending.TIMEOUT, f"{call.name} gave no answer within {config.tool_timeout:g} seconds")
-        late = ToolResult(f"Timeout: no answer within {config.tool_timeout:g} seconds; the call was given up.", "runtime_error")
+            run.end(Ending.TIMEOUT, f"{call.name} gave no answer within {limit:g} seconds")
+        late = ToolResult(f"Timeout: no answer within {limit:g} seconds; the call was given up.", "runtime_error")
         answers.append((late if step.late else step.value).turn(call))
     return answers
 
@@ -186,7 +187,8 @@ def _ask(runs, tools):
     for run in runs:
         if not run.asked and run.ending in (Ending.DONE, Ending.TURNS, Ending.TOKENS):
             run.asked = True
-            tools.start(run, [lambda r=run: _reward(r)], later=True)
+            tools.start(run, [lambda r=run: _reward(r)], later=True,
+                        limit=step_limit(run.environment, "reward", tools.limit))
 
 
 def _score(runs, tools, config):
@@ -202,7 +204,7 @@ def _score(runs, tools, config):
 def _take_over(run, step, config):
     run.seconds["tools"] += step.seconds
     if step.late:
-        run.end(Ending.TIMEOUT, f"reward gave no answer within {config.tool_timeout:g} seconds")
+        run.end(Ending.TIMEOUT, f"reward gave no answer within {step_limit(run.environment, 'reward', config.tool_timeout):g} seconds")
     elif step.raised is not None:
         run.end(Ending.ERROR, f"reward raised {type(step.raised).__name__}: {step.raised}")
     elif step.value is not None:

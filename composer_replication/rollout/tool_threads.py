@@ -37,8 +37,8 @@ def _timed(step, start):
 
 # %% ../../nbs/rollout/05_tool_threads.ipynb #6c099241
 class _Chain:
-    def __init__(self, owner, steps, later):
-        self.owner, self.steps, self.later, self.done, self.start = owner, steps, later, [], None
+    def __init__(self, owner, steps, later, limit):
+        self.owner, self.steps, self.later, self.limit, self.done, self.start = owner, steps, later, limit, [], None
 
 
 class Chains:
@@ -48,7 +48,7 @@ class Chains:
     def __init__(
         self,
         workers: int = 8,  # chains that run at once
-        limit: float = 30.0,  # of each step, seconds
+        limit: float = 30.0,  # of each step, seconds, where its chain has none of its own
     ):
         self.workers, self.limit, self.changed = workers, limit, threading.Condition()  # which guards what follows
         self.waiting, self.later, self.running, self.ended, self.threads = deque(), deque(), set(), [], 0
@@ -74,10 +74,11 @@ def start(
     owner: Any,  # names the chain where it has ended
     steps: Sequence[Callable[[], Any]],  # that run one after the other; the chain ends early at a step that raises or is late
     later: bool = False,  # it waits behind all chains that are not, and leaves them a thread until all are waited for
+    limit: float | None = None,  # of each step of this chain, seconds; None: as all
 ):
     "Begin a chain, or let it wait for a thread."
     with self.changed:
-        (self.later if later else self.waiting).append(_Chain(owner, steps, later))
+        (self.later if later else self.waiting).append(_Chain(owner, steps, later, self.limit if limit is None else limit))
         self._hire()
 
 
@@ -137,7 +138,7 @@ def _end(self: Chains, chain):
 def _patience(self: Chains):
     "Seconds until the next limit."
     now = time.monotonic()
-    return max(0.001, min((c.start + self.limit - now for c in self.running if c.start is not None), default=self.limit))
+    return max(0.001, min((c.start + c.limit - now for c in self.running if c.start is not None), default=self.limit))
 
 
 @patch
@@ -145,7 +146,7 @@ def _give_up(self: Chains):
     "Close the chains whose step is late, and hire a thread in place of each that hangs."
     now = time.monotonic()
     for chain in list(self.running):
-        if chain.start is not None and now - chain.start >= self.limit:
+        if chain.start is not None and now - chain.start >= chain.limit:
             chain.done.append(Done(seconds=now - chain.start, late=True))
             self._end(chain)
             self.threads -= 1

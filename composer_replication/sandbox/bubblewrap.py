@@ -72,6 +72,8 @@ def _sees_others() -> bool:
 @functools.cache
 def bubblewrap_problem() -> str | None:  # None where it works; else one sentence with the command to install
     "Why bubblewrap cannot be used here. It is run once to find out."
+    if os.getuid() == 0 and not _sees_others():
+        return "root without the capability CAP_SYS_PTRACE cannot watch commands: add it to the container, or run as an ordinary user."
     missing = [program for program in ("bwrap", "prlimit", *(["setpriv"] if os.getuid() == 0 else []))
                if _program(program) is None]
     if missing:
@@ -79,8 +81,6 @@ def bubblewrap_problem() -> str | None:  # None where it works; else one sentenc
     version = subprocess.run(["bwrap", "--version"], capture_output=True, text=True, timeout=10).stdout
     if tuple(map(int, re.findall(r"\d+", version)[:2])) < (0, 8):
         return f"bubblewrap 0.8 or later is needed, not {version.strip()}: install a newer one."
-    if os.getuid() == 0 and not _sees_others():
-        return "root without the capability CAP_SYS_PTRACE cannot watch commands: add it to the container, or run as an ordinary user."
     try:
         tree = minimal_tree()
         probe = subprocess.run([*_as_user(59_999 if os.getuid() == 0 else None), "bwrap", *_isolation(), *_system(tree, None),

@@ -7,7 +7,11 @@ __all__ = ['TICK_S', 'PATIENCE_S', 'Limits', 'ExecResult', 'descendants', 'Watch
 
 # %% ../../nbs/sandbox/01_limits.ipynb #21ed96f6
 import contextlib
+import functools
+import glob
+import itertools
 import os
+import re
 import selectors
 import signal
 import stat
@@ -19,16 +23,19 @@ from pathlib import Path
 
 from fastcore.basics import patch
 
+from .folders import Usage
+
 # %% ../../nbs/sandbox/01_limits.ipynb #5ca7d894
 @dataclass(frozen=True)
 class Limits:
     "What one command may take. The kernel holds some limits by itself; a watcher ends the command at the others."
     wall_s: float = 30.0  # seconds from start to end
     cpu_s: int = 60  # seconds of processor time, all processes together
-    memory_mb: int = 1024  # address space of each process, and the memory of all together
+    memory_mb: int = 1024  # address space of each process, and the memory of all together, shared and scratch folders included
     processes: int = 64  # processes and threads at once
     file_mb: int = 64  # the longest file
     disk_mb: int = 256  # the whole tree
+    files: int = 10_000  # files, folders and links beyond those that the tree began with
     output_bytes: int = 1_000_000  # standard output and error together
 
 
@@ -39,12 +46,12 @@ class ExecResult:
     stdout: str  # as UTF-8, with what is not UTF-8 replaced
     stderr: str  # as `stdout`
     seconds: float  # from start to end
-    cut: str | None = None  # the limit that ended it: wall, cpu, memory, processes, disk, output, hidden, closed
+    cut: str | None = None  # the limit that ended it: wall, cpu, memory, processes, disk (bytes, files or depth), output, hidden, closed
 
 # %% ../../nbs/sandbox/01_limits.ipynb #cd06fccd
 TICK_S = 0.05  # how often the watcher looks
 PATIENCE_S = 2.0  # how long pipes may stay open after the first process ended
-_PAGE, _CLOCK = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
+_CLOCK = os.sysconf("SC_CLK_TCK")
 
 
 def descendants(
@@ -60,19 +67,31 @@ def descendants(
     return pids
 
 # %% ../../nbs/sandbox/01_limits.ipynb #5521ca37
+def _place(pid: int) -> str:
+    "Where `/proc` shows what a process holds: at a thread of it that lives, for the first may end before the others."
+    for place in itertools.chain([f"/proc/{pid}"], glob.iglob(f"/proc/{pid}/task/*")):
+        if Path(f"{place}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+            return place
+    raise ProcessLookupError(f"{pid} has ended")
+
+
+def _bytes(table: str, held: str, swapped: str) -> int:
+    "What a table of a process's memory gives under two names; the second may be missing."
+    lines = dict(line.split(":", 1) for line in Path(table).read_text().splitlines() if ":" in line)
+    return 1024 * sum(int(text.split()[0]) for text in (lines[held], lines.get(swapped, "0")))
+
+
 def _memory(pid: int) -> int:
-    "Bytes that a process holds and does not share with a file."
-    _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
-    return (resident - shared) * _PAGE
+    "Bytes of a process's own: neither a file's nor shared."
+    return _bytes(f"{_place(pid)}/status", "RssAnon", "VmSwap")
 
 
 def _exact_memory(pid: int) -> int:
-    "Bytes, with what several processes share counted once over all of them."
+    "The same, where what forked processes have in common is divided among them."
     try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except PermissionError:  # a process that hides gains nothing by it
+        return _bytes(f"{_place(pid)}/smaps_rollup", "Pss_Anon", "SwapPss")
+    except (PermissionError, FileNotFoundError, KeyError):  # a process that hides gains nothing by it, nor one on a kernel without this table
         return _memory(pid)
-    return int(text.partition("\nPss:")[2].split()[0]) * 1024
 
 
 def _cpu_and_threads(pid: int) -> tuple[float, int]:
@@ -80,13 +99,82 @@ def _cpu_and_threads(pid: int) -> tuple[float, int]:
     return sum(map(int, fields[11:15])) / _CLOCK, int(fields[17])
 
 # %% ../../nbs/sandbox/01_limits.ipynb #6cf71fc2
+_MAPPING = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) ([0-9a-f]+):([0-9a-f]+) (\d+)", re.M)
+_LONGEST_MAPS = 1 << 20  # bytes, some 10,000 mappings; more would slow the watch down
+
+
+@functools.cache
+def _memory_devices() -> frozenset[int]:
+    "Devices of the files that lie in memory: blocks without a name, and this machine's /dev/shm."
+    block = os.memfd_create("block")
+    try:
+        return frozenset([os.fstat(block).st_dev, *(os.stat(path).st_dev for path in ["/dev/shm"] if os.path.isdir(path))])
+    finally:
+        os.close(block)
+
+
+def _mapped(pid: int) -> list[tuple[tuple[int, int], str, int]]:
+    "Blocks that a process maps: device and number, range of addresses, and where the range ends in the block."
+    with open(f"{_place(pid)}/maps", "rb") as file:
+        text = file.read(_LONGEST_MAPS)
+    if len(text) == _LONGEST_MAPS:
+        raise OverflowError(f"process {pid} has too many mappings to be looked at")
+    found = []
+    for first, last, offset, major, minor, number in _MAPPING.findall(text):
+        if (device := os.makedev(int(major, 16), int(minor, 16))) in _memory_devices():
+            first, last = int(first, 16), int(last, 16)
+            found.append(((device, int(number)), f"{first:x}-{last:x}", last - first + int(offset, 16)))
+    return found
+
+
+def _shared(pids: Sequence[int], longest: dict | None = None) -> float:
+    """Bytes of the blocks that processes map, each counted once; infinite where their mappings are too many.
+
+    Without the right to look at a block (`CAP_SYS_ADMIN`), it counts with its length, which `longest` keeps from look to look."""
+    sizes, longest = {}, {} if longest is None else longest
+    for pid in pids:
+        try:
+            for block, place, end in _mapped(pid):
+                longest[block] = max(end, longest.get(block, 0))
+                try:
+                    sizes[block] = sizes.get(block) or os.stat(f"/proc/{pid}/map_files/{place}").st_blocks * 512
+                except PermissionError:
+                    sizes[block] = longest[block]
+                except (FileNotFoundError, ProcessLookupError):  # it is mapped no more, or not shown since the first thread ended
+                    if _place(pid) != f"/proc/{pid}":
+                        sizes[block] = longest[block]
+        except OverflowError:
+            return float("inf")
+        except OSError:
+            continue  # it has ended, or hides
+    return sum(sizes.values())
+
+# %% ../../nbs/sandbox/01_limits.ipynb #f7820e44
+_INODE = 1024  # bytes of memory that a file, folder or link in a scratch folder takes besides its content
+
+
+def _scratch(pids: Sequence[int]) -> int:
+    "Bytes of memory in the scratch folders of a command; none where they are this machine's own."
+    sizes, own = {}, {os.stat(path).st_dev for path in ("/tmp", "/dev/shm") if os.path.isdir(path)}
+    for pid in reversed(pids):  # the first ones may still see the host's folders
+        with contextlib.suppress(OSError):  # it has ended, or hides
+            for path in (f"/proc/{pid}/root/tmp", f"/proc/{pid}/root/dev/shm"):
+                if (device := os.stat(path).st_dev) not in own:
+                    info = os.statvfs(path)
+                    sizes[device] = (info.f_blocks - info.f_bfree) * info.f_frsize + (info.f_files - info.f_ffree) * _INODE
+            if sizes:
+                break
+    return sum(sizes.values())
+
+# %% ../../nbs/sandbox/01_limits.ipynb #8e0e78f8
 def _nameless(pids: Sequence[int]) -> tuple[int, set[int]]:
     "Bytes in open files that have no name any more, or never had one; and the processes that do not show their files."
     sizes, hidden = {}, set()
     for pid in pids:
         try:
-            for name in os.listdir(f"/proc/{pid}/fd"):
-                info = os.stat(f"/proc/{pid}/fd/{name}")
+            place = _place(pid)
+            for name in os.listdir(f"{place}/fd"):
+                info = os.stat(f"{place}/fd/{name}")
                 if stat.S_ISREG(info.st_mode) and info.st_nlink == 0:
                     sizes[info.st_dev, info.st_ino] = info.st_blocks * 512
         except PermissionError:
@@ -99,7 +187,7 @@ def _nameless(pids: Sequence[int]) -> tuple[int, set[int]]:
 def _sum(measure, pids):
     total = 0
     for pid in pids:
-        with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended
+        with contextlib.suppress(OSError, LookupError):  # it has ended
             total += measure(pid)
     return total
 
@@ -110,13 +198,13 @@ class Watch:
     def __init__(
         self,
         limits: Limits,
-        disk: Callable[[float], float] | None = None,  # bytes that the tree takes now, counted up to some number
-        disk_before: float = 0,  # bytes that it took at the start: a full tree may shrink, not grow
+        disk: Callable[[Usage], Usage] | None = None,  # what the tree takes now, counted up to some bound
+        most: Usage | None = None,  # that the tree may take; None: as many bytes as the limits say
         ours: int = 0,  # processes, from the first one down, that run the host's own script: they may hide what they hold
     ):
         self.limits, self.disk = limits, disk
-        self.most_disk = max(limits.disk_mb << 20, disk_before)
-        self.ours, self._next_disk, self._hidden = ours, 0.0, set()
+        self.most = most or Usage(limits.disk_mb << 20, float("inf"))
+        self.ours, self._next_disk, self._hidden, self._longest = ours, 0.0, set(), {}
 
 # %% ../../nbs/sandbox/01_limits.ipynb #a5e8031e
 @patch
@@ -135,6 +223,7 @@ def crossed(
         return "cpu"
     if threads > self.limits.processes + 8:  # ours among them; where the kernel counts, it never comes to this
         return "processes"
+    most -= _scratch(pids) + _shared(pids, self._longest)
     if _sum(_memory, pids) > most and _sum(_exact_memory, pids) > most:
         return "memory"
     return self._crossed_disk(pids)
@@ -149,9 +238,9 @@ def _crossed_disk(self: Watch, pids):
     if hidden & self._hidden:  # twice, for a process that is just starting cannot be looked into either
         return "hidden"
     self._hidden = hidden
-    used = nameless + (self.disk(self.most_disk) if self.disk else 0)
+    used = self.disk(self.most) if self.disk else Usage()
     self._next_disk = time.monotonic() + 3 * (time.monotonic() - began)  # a large tree is looked at less often
-    return "disk" if used > self.most_disk else None
+    return "disk" if Usage(used.bytes + nameless, used.entries).exceeds(self.most) else None
 
 # %% ../../nbs/sandbox/01_limits.ipynb #d7f2a2ac
 def _kill(process):

@@ -7,6 +7,8 @@ __all__ = ['ENVIRONMENT', 'MOST_FILLS', 'LONGEST_WORD', 'LONGEST_COMMAND', 'Boxe
 
 # %% ../../nbs/sandbox/07_workspace.ipynb #ea978ea7
 import contextlib
+import itertools
+import math
 import os
 import re
 import shutil
@@ -20,8 +22,8 @@ from fastcore.basics import patch
 
 from .boxes import Box, end_marked, open_box, passable, start_guard
 from .files import read_file, split_path, write_file
-from .folders import (SandboxProblem, copy_folder, empty_folder, folder_bytes, open_folder, opened,
-                                                  remove_deep, walk)
+from .folders import (DEEPEST, SandboxProblem, Usage, copy_folder, empty_folder,
+                                                  folder_usage, open_folder, opened, remove_deep, walk)
 from .limits import ExecResult, Limits, Watch
 
 # %% ../../nbs/sandbox/07_workspace.ipynb #6480146b
@@ -95,7 +97,7 @@ def _fill_box(self: BoxedSandbox):
             os.chown(self._repo, self._box.user, self._box.user)
         with opened(self._tree) as source, opened(self._repo) as target:
             copy_folder(source, target, self._box.user)
-            self._used = folder_bytes(target)
+            self._start = self._usage = folder_usage(target)
     except OSError as error:
         raise SandboxProblem(f"{self._tree} cannot be copied: {error}.") from None
 
@@ -169,29 +171,42 @@ def exec(
     limits = limits or self.limits
     with self._top() as top:
         _open_way(top, cwd)
-        watch = Watch(limits, lambda most: folder_bytes(top, most), self._used, self._ours)
+        most = Usage(*map(max, self._room(limits), self._usage))  # a full tree may shrink, not grow
+        watch = Watch(limits, lambda most: folder_usage(top, most), most, self._ours)
         try:
             result = self._run(argv, limits, stdin, env, cwd, watch)
         except BaseException:  # as Ctrl-C while the command was being started, when nobody holds its process yet
             end_marked({self._box.path})
             raise
         finally:
-            self._used = folder_bytes(top)
-        if self._used > watch.most_disk and result.cut is None:
+            self._count(top, limits)
+        if self._usage.exceeds(watch.most) and result.cut is None:
             result = ExecResult(None, result.stdout, result.stderr, result.seconds, "disk")
         if result.cut == "disk":
-            self._filled(top)
+            self._filled(top, limits)
         return result
 
 # %% ../../nbs/sandbox/07_workspace.ipynb #6fecde17
 @patch
-def _filled(self: BoxedSandbox, top):
+def _room(self: BoxedSandbox, limits: Limits) -> Usage:
+    "What the tree may take."
+    return Usage(limits.disk_mb << 20, self._start.entries + limits.files)
+
+
+@patch
+def _count(self: BoxedSandbox, top, limits: Limits):
+    "Note what the tree takes; past four times as many entries as it may have, the rest is not counted."
+    self._usage = folder_usage(top, Usage(math.inf, 4 * self._room(limits).entries))
+
+
+@patch
+def _filled(self: BoxedSandbox, top, limits):
     "Each command that is cut leaves a little more than the limit, so only so many may be; what is too deep to be counted goes."
-    if self._used == float("inf"):
+    if self._usage.bytes == math.inf:
         remove_deep(top)
-        self._used = folder_bytes(top)
+        self._count(top, limits)
     self._fills += 1
-    if self._fills == MOST_FILLS or self._used == float("inf"):
+    if self._fills == MOST_FILLS or self._usage.exceeds(Usage(1 << 60, 4 * self._room(limits).entries)):
         self._dead = "its commands filled the disk again and again"
 
 # %% ../../nbs/sandbox/07_workspace.ipynb #2c76191b
@@ -234,20 +249,31 @@ def write(
     data: bytes,  # the new content
 ) -> None:
     "Write a regular file in one step. Raises `SandboxProblem` where that cannot be, or past the limits on disk."
+    parts = split_path(path)
+    if len(parts) - 1 > DEEPEST:
+        raise SandboxProblem(f"{path[:200]!r} is not written: it lies below {len(parts) - 1} folders; {DEEPEST} are the limit.")
     with self._top() as top:
-        if self._used + len(data) > self.limits.disk_mb << 20:  # what was written over counts no more
-            self._used = folder_bytes(top)
-        if len(data) > self.limits.file_mb << 20 or self._used + len(data) > self.limits.disk_mb << 20:
+        new = sum(not os.access("/".join(parts[:k + 1]), os.F_OK, dir_fd=top, follow_symlinks=False) for k in range(len(parts)))
+        more = Usage(len(data) + 4096 * new, new)  # at most: the bytes of what is written over count until the next look
+        if self._usage.plus(more).exceeds(room := self._room(self.limits)):
+            self._count(top, self.limits)
+        if len(data) > self.limits.file_mb << 20 or self._usage.plus(more).exceeds(room):
             raise SandboxProblem(f"{path!r} is not written: {len(data)} more bytes pass the limit on files or disk.")
         write_file(top, path, data, self._box.user)
-        self._used += len(data) + 4096
+        self._usage = self._usage.plus(more)
 
 # %% ../../nbs/sandbox/07_workspace.ipynb #24e3ada9
 @patch
 def sizes(self: BoxedSandbox) -> dict[str, int]:  # relative path: bytes, in order of paths
-    "All regular files; links, pipes and what is nested too deep are left out."
+    """All regular files; links, pipes and what is nested too deep are left out.
+
+    Raises `SandboxProblem` where the tree holds more than `limits.files` beyond what it began with."""
     with self._top() as top:
-        return dict(sorted((path, info.st_size) for path, info in walk(top) if stat.S_ISREG(info.st_mode)))
+        most = self._room(self.limits).entries
+        found = list(itertools.islice(walk(top), most + 1))
+    if len(found) > most:
+        raise SandboxProblem(f"the tree holds more than {most} files and folders: remove some of them.")
+    return dict(sorted((path, info.st_size) for path, info in found if stat.S_ISREG(info.st_mode)))
 
 
 @patch
@@ -288,7 +314,7 @@ def reset(
         except OSError as error:
             self._dead = f"its tree could not be restored ({error})"
             raise SandboxProblem(f"this sandbox is dead: {self._dead}.") from None
-        self._used, self._fills = folder_bytes(top), 0
+        self._usage, self._fills = folder_usage(top), 0
 
 # %% ../../nbs/sandbox/07_workspace.ipynb #b62762fa
 @patch

@@ -13,7 +13,7 @@ import envs_tasks
 import pytest
 
 from composer_replication.core.trace import ToolCall
-from composer_replication.envs.deletion.env import AGENT_LIMITS, JUDGE_S, SYSTEM, FeatureDeletionEnv, agent_tree, deletion_rows
+from composer_replication.envs.deletion.env import SYSTEM, FeatureDeletionEnv, agent_tree, deletion_rows
 from composer_replication.envs.deletion.judge import runner
 from composer_replication.envs.deletion.judge.runner import RunnerProblem
 from composer_replication.envs.deletion.repo_tools import RepoTools
@@ -239,8 +239,6 @@ def test_a_sandbox_that_dies_is_a_zero(env):
 
 def test_a_submission_that_makes_the_judge_wait_is_a_zero(tasks, monkeypatch):
     from composer_replication.envs.deletion.judge import grading
-    from composer_replication.rollout.types import RolloutConfig
-    assert max(AGENT_LIMITS.wall_s, JUDGE_S) < RolloutConfig().tool_timeout  # else our loop would drop the episode unscored
     with closing(FeatureDeletionEnv(tasks, limits=LIMITS, judge_s=2.0)) as env:
         env.reset(task_id="larder-initials")
         say(env, "write_file", path="src/larder/labels.py", text="while True: pass\n")

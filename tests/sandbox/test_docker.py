@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-from sandboxes import Isolation, Promises, dockerd, make_tree
+from sandboxes import FOUR, WAYS, Isolation, Promises, dockerd, make_tree
 
-from composer_replication.sandbox.base import open_sandbox, sandbox_problem
+from composer_replication.sandbox.base import Limits, open_sandbox, sandbox_problem
 from composer_replication.sandbox.folders import SandboxProblem
 
 
@@ -26,6 +26,13 @@ def daemon():
 
 class TestDocker(Promises, Isolation):
     kind = "docker"
+
+
+def test_shared_memory_counts_as_elsewhere(tmp_path):
+    with open_sandbox(make_tree(tmp_path / "t"), kind="docker") as box:
+        for way in ("anonymous", "whose pages nobody maps any more"):
+            code = f"{FOUR}\n{WAYS[way]}\ntime.sleep(60)"
+            assert box.exec(["python", "-c", code], limits=Limits(memory_mb=300, wall_s=100.0)).cut == "memory"
 
 
 def test_output_that_comes_with_the_answers_head_is_kept(tmp_path, monkeypatch):

@@ -40,7 +40,8 @@ _TOOK = re.compile(r"^(=* ?(?:\d+ [a-z]+|no tests ran)\b.*?) in \d+\.\d+s(?: \(\
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
 _CUTS = {"wall": "it ran for more than {wall_s:g} seconds", "cpu": "it used more than {cpu_s:g} seconds of the processor",
          "output": "it printed more than {output_bytes} bytes", "memory": "it used more than {memory_mb} MB of memory",
-         "disk": "the repository took more than {disk_mb} MB", "closed": "the sandbox was closed",
+         "disk": "the repository took more than {disk_mb} MB, got more than {files} new files and folders, or was nested deeper than "
+                 "64 folders", "closed": "the sandbox was closed",
          "processes": "it started more than {processes} processes", "hidden": "it hid the files that it held open"}
 
 

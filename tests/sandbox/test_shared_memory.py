@@ -1,0 +1,114 @@
+"""Memory that processes share, in whatever way, counts towards the limit on memory, and counts once."""
+import mmap
+import os
+import sys
+
+import pytest
+from sandboxes import FOUR, WAYS, make_tree
+
+from composer_replication.sandbox import limits as limits_page
+from composer_replication.sandbox.base import Limits, open_sandbox, sandbox_problem
+
+pytestmark = [pytest.mark.filterwarnings("ignore:LocalSubprocessSandbox"),
+              pytest.mark.skipif(sys.platform != "linux", reason="the watch reads /proc")]
+MB = 1 << 20
+
+
+@pytest.fixture(scope="module", params=["bubblewrap", "local"])
+def box(request, tmp_path_factory):
+    if problem := sandbox_problem(request.param):
+        pytest.skip(problem)
+    with open_sandbox(make_tree(tmp_path_factory.mktemp("shared") / "t"), kind=request.param) as box:
+        yield box
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_it_counts(box, way):
+    code = f"{FOUR}\n{WAYS[way]}\ntime.sleep(60)"
+    result = box.exec(["python", "-c", code], limits=Limits(memory_mb=300, wall_s=100.0))
+    assert result.cut == "memory", result
+
+
+# What stays within the limit however it is counted, but for twice.
+HONEST = {
+    "one block of many processes":
+        "m = make(); fill(m)\nfor _ in range(8):\n  if not os.fork(): break\nm[::4096]\ntime.sleep(0.5)",
+    "a mapped file of many processes":
+        "open('f', 'wb').truncate(60 << 20)\nm = mmap.mmap(os.open('f', os.O_RDWR), 60 << 20); fill(m, 60)\n"
+        "for _ in range(8):\n  if not os.fork(): break\nm[::4096]\ntime.sleep(0.5); m.close()",
+    "blocks that come and go": "for _ in range(8):\n  m = make(); fill(m); m.close()",
+}
+
+
+@pytest.mark.parametrize("way", HONEST)
+def test_it_counts_once(box, way):
+    result = box.exec(["python", "-c", f"{FOUR}\n{HONEST[way]}"], limits=Limits(memory_mb=300, wall_s=100.0))
+    assert (result.exit_code, result.cut) == (0, None), result
+    box.reset()
+
+
+SCRATCH = {
+    "large files":
+        "for place in ('/tmp', '/dev/shm'):\n  with open(f'{place}/x', 'wb') as f:\n    for _ in range(60):\n"
+        "      f.write(bytes(1 << 20))",
+    "empty files": "import os\nfor k in range(10**6): os.close(os.open(f'/dev/shm/{k}', os.O_CREAT | os.O_WRONLY))",
+    "folders": "import os\nfor k in range(10**6): os.mkdir(f'/tmp/{k}')",
+    "links": "import os\nfor k in range(10**6): os.symlink('x' * 100, f'/tmp/{k}')",
+}
+
+
+@pytest.mark.parametrize("what", SCRATCH)
+def test_what_lies_in_scratch_folders_counts(box, what):
+    if "Local" in repr(box):
+        pytest.skip("its commands share this machine's scratch folders with everybody")
+    code = SCRATCH[what] + "\nimport time; time.sleep(60)"
+    result = box.exec(["python", "-c", code], limits=Limits(memory_mb=100, wall_s=100.0))
+    assert result.cut == "memory", result
+
+
+def test_a_block_counts_with_what_lies_in_it():
+    pids = [os.getpid()]
+    before = limits_page._shared(pids)
+    with mmap.mmap(-1, 50 * MB) as block:
+        assert limits_page._shared(pids) == before
+        block.write(bytes(20 * MB))
+        assert limits_page._shared(pids) - before == limits_page._shared(pids * 3) - before == 20 * MB
+    assert limits_page._shared(pids) == before
+
+
+def test_without_the_right_to_look_a_block_counts_with_the_length_that_was_seen(monkeypatch):
+    "An ordinary user may not look at blocks; one that is unmapped but for a page still counts."
+    def closed(path, *given, **more):
+        if "map_files" in str(path):
+            raise PermissionError(1, "Operation not permitted")
+        return look(path, *given, **more)
+
+    look, pids, longest = os.stat, [os.getpid()], {}
+    monkeypatch.setattr(os, "stat", closed)
+    before = limits_page._shared(pids)
+    with mmap.mmap(-1, 50 * MB) as block:
+        assert limits_page._shared(pids, longest) - before == 50 * MB
+        block.resize(4096)
+        assert limits_page._shared(pids, longest) - before == 50 * MB
+    assert limits_page._shared(pids, longest) == before
+
+
+def test_memory_of_a_process_that_hides_is_its_own_status(monkeypatch):
+    "To an ordinary user `smaps_rollup` of such a process is closed, its `status` is not."
+    def closed(path, *given):
+        if "smaps" in str(path):
+            raise PermissionError(13, "Permission denied")
+        return read(path, *given)
+
+    read = limits_page.Path.read_text
+    monkeypatch.setattr(limits_page.Path, "read_text", closed)
+    with mmap.mmap(-1, 50 * MB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as block:
+        block.write(bytes(50 * MB))
+        assert limits_page._exact_memory(os.getpid()) > 45 * MB
+
+
+def test_a_process_of_very_many_mappings_is_cut(box):
+    "Looking at them would take the watch longer than filling a machine takes."
+    code = FOUR + "libc.mmap.restype = ctypes.c_void_p\nkeep = libc.mmap(None, 240 << 20, 1, 0x22, -1, 0)\n" \
+        "for k in range(0, 60_000, 2): libc.mprotect(ctypes.c_void_p(keep + 4096 * k), 4096, 3)\ntime.sleep(60)"
+    assert box.exec(["python", "-c", code], limits=Limits(memory_mb=600, wall_s=100.0)).cut == "memory"
