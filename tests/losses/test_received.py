@@ -1,4 +1,5 @@
 "A teacher's top entries as they arrive: in half precision too."
+
 import math
 
 import pytest
@@ -24,7 +25,10 @@ def right(student, teacher, ids, beta):
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("dtype, worst, mean", [(torch.float64, 1e-5, 1e-5), (torch.float32, 1e-3, 1e-4), (torch.float16, 1.6, 0.15), (torch.bfloat16, 2.5, 0.5)])
+@pytest.mark.parametrize(
+    "dtype, worst, mean",
+    [(torch.float64, 1e-5, 1e-5), (torch.float32, 1e-3, 1e-4), (torch.float16, 1.6, 0.15), (torch.bfloat16, 2.5, 0.5)],
+)
 @pytest.mark.parametrize("vocab, k, scale", [(97, 32, 4.0), (97, 32, 1.0), (1000, 50, 2.0), (97, 1, 2.0)])
 def test_a_teacher_in_half_precision_is_off_by_its_rounding_only(beta, dtype, worst, mean, vocab, k, scale):
     made = torch.Generator().manual_seed(1)
@@ -43,7 +47,9 @@ def test_log_probabilities_that_sum_to_more_than_one_leave_the_tail_as_much_as_i
     ids, student = torch.tensor([[0, 1]]).expand(above.sum(), 2), torch.zeros(int(above.sum()), 97)
     student[:, 5] = 40.0
     values = teacher_top_k_terms(student, logprobs[above].to(dtype), ids)
-    assert above.sum() > 100 and (values + math.log(rest)).abs().max() < 2.5  # 7.9 nats are right for bfloat16; 15.9 had been given
+    assert (
+        above.sum() > 100 and (values + math.log(rest)).abs().max() < 2.5
+    )  # 7.9 nats are right for bfloat16; 15.9 had been given
 
 
 def test_a_tail_is_never_likelier_than_its_tokens_can_be():
@@ -56,5 +62,7 @@ def test_a_tail_is_never_likelier_than_its_tokens_can_be():
 def test_a_certain_teacher_is_finite():
     logprobs = torch.tensor([[0.0, -torch.inf]])
     for dtype in (torch.float32, torch.bfloat16):
-        values = teacher_top_k_terms(torch.zeros(1, 7, requires_grad=True), logprobs.to(dtype), torch.tensor([[0, 1]]), Divergence(0.0))
+        values = teacher_top_k_terms(
+            torch.zeros(1, 7, requires_grad=True), logprobs.to(dtype), torch.tensor([[0, 1]]), Divergence(0.0)
+        )
         assert values.isfinite().all()
