@@ -27,6 +27,7 @@ from .config import ComposerReplicationConfig
 from .guard import HeldoutSplit
 from .recorded import learnable_trees
 from ..hints.layers import HintSource
+from ..rollout.sampling import Sampling
 from ..tree.build import LengthLimit, Tree
 from ..tree.chat import ChatFormat, TemplateProblem
 from ..tree.template import probe_template
@@ -141,7 +142,11 @@ def _check_our_loop(config):
 
 
 def check_engine(config: ComposerReplicationConfig) -> None:
-    "Raises `InputProblem` where vLLM is to sample and is not installed."
+    "Raises `InputProblem` where vLLM is to sample and cannot, or gives other log-probabilities than the trainer's."
+    cuts = " and ".join(Sampling(config.temperature, config.top_p, config.top_k or 0, config.min_p).cuts)
+    if config.use_vllm and cuts and config.vllm_importance_sampling_correction:
+        raise InputProblem(f"with {cuts}, vLLM gives log-probabilities of the ids that are left and the trainer scores among all, so the "
+                           "importance ratios of equal weights are not 1", f"leave {cuts} out, or set rollout to transformers")
     if config.use_vllm and find_spec("vllm") is None:
         raise InputProblem(f"rollout={config.rollout!r} with use_vllm=True samples with vLLM, which is not installed here",
                            "make an environment with it by `make vllm` and start .venv-vllm/bin/composer-rl, or set rollout to transformers")

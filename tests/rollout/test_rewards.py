@@ -51,7 +51,7 @@ BAD = [
 
 def rollout_with(value):
     class Scored(Folder):
-        def reward(self, answer=""):
+        def get_reward(self):
             return value
 
     tokenizer = embedded_tokenizer()
