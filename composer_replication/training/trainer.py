@@ -45,6 +45,7 @@ from .setup import PairSource, Setup, check_held_out, check_offline, check_optim
 from .teacher import causal_lm, evaluating, make_teacher, reference_policy
 from .window import Window, recorded_trees
 from ..tree.example import RolloutTree, example_tree, target_hints, target_turns
+from ..tree.positions import place_tokens
 from ..tree.forward import (WAYS, cache_inputs, forward_needed, forward_trunk, pass_worth, shares_trunk,
                                               splits_wide, trunk_cache, trunk_tokens, way_name)
 from ..tree.pack import KINDS, PackedBatch, pack_trees
@@ -228,6 +229,7 @@ def _add_policies(self: ComposerReplicationTrainer, guard):
     args, self.teacher, self.reference, self.interrupt = self.args, None, None, InterruptCallback()
     if args.our_loop and self.setup.chat is not None:  # our turns end where the template's do, which may be no end of sequence
         self.eos_token_ids = [*self.eos_token_ids, *sorted(stop_ids(self.setup.chat) - set(self.eos_token_ids))]
+    place_tokens(self.student)
     if args.share_prompts:
         check_share_prompts(self.student, args.gradient_checkpointing, self.is_fsdp_enabled)
     if args.optimizer == "muon":
