@@ -41,7 +41,7 @@ from .episodes import (UNSCORED, EnvironmentBroken, Generation, composer_rollout
                                                     episode_shaping, generation_traces, play_episodes, within_positions)
 from .guard import HeldOutGuard, HeldOutGuardCallback
 from .resume import Resume, checkpoint_to_resume
-from .setup import PairSource, Setup, check_held_out, check_offline, check_optimizer, prepare
+from .setup import PairSource, Setup, check_held_out, check_offline, check_optimizer, check_positions, prepare
 from .teacher import causal_lm, evaluating, make_teacher, reference_policy
 from .window import Window, recorded_trees
 from ..tree.example import RolloutTree, example_tree, target_hints, target_turns
@@ -171,6 +171,8 @@ def _prepare(self: ComposerReplicationTrainer, args, model, tokenizer, train_dat
     self.stage = lambda words: None  # told what takes long, when it begins
     self.ways = {}  # sentences on how branches are read: whether `log` has looked at them
     named = model if isinstance(model, str) else get_config_model_id(model.config)
+    if not self.offline:
+        check_positions(args, model)
     limit = trace_limit(max_tokens, model, args.model_init_kwargs or {}) if traces or replay_examples else None
     setup = prepare(args, tokenizer or named, environment, self.hint_source, self.pair_source, replay_examples, traces, limit)
     if self.held_out_rows and self.offline:
