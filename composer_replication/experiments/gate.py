@@ -84,7 +84,7 @@ def right_actions(
         part = contexts[at:at + 64]
         with policy.batch(Sampling()) as batch:
             samples = batch.sample(range(len(part)), part, [128] * len(part), [f"{seed}/{hinted}/{at + i}" for i in range(len(part))])
-        actions = [reader.read(s.ids, policy.stops, context, s.cut) for context, s in zip(part, samples)]
+        actions = [reader.read(s.ids, policy.stops, context, s.cut, t.trace.tools) for t, context, s in zip(turns[at:], part, samples)]
         done += [works(t.trace, t.turn, action, environment) for t, action in zip(turns[at:], actions)]
     return done
 

@@ -115,7 +115,7 @@ def _batch(self: LocalTeacher, part):
 # %% ../../nbs/experiments/02_teachers.ipynb #163f09e2
 @patch
 def _result(self: LocalTeacher, state, ids, sample, seconds):
-    parsed = self.readers[bool(state.tools)].read(sample.ids, self.policy.stops, ids, sample.cut)
+    parsed = self.readers[bool(state.tools)].read(sample.ids, self.policy.stops, ids, sample.cut, state.tools)
     action = replace(turn_forms(parsed, sample, sum(len(t.tool_calls) for t in state.turns))[0], token_ids=None, logprobs=None)
     problem = (f"The answer is cut off at the limit of {self.max_tokens} tokens." if sample.cut else
                next((unreadable(call) for call in action.tool_calls if not call.parsed), ""))

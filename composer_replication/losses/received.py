@@ -52,8 +52,15 @@ def teacher_top_k_terms(
         raise InputProblem(f"support={divergence.support!r} and temperature={divergence.temperature} need the teacher's logits, and it sent its "
                            "top entries; use support='full' and temperature=1.0.")
     student = _top_k_log_probs(_scaled(student_logits, 1.0), teacher_ids.long(), tail=True)
-    teacher = teacher_logprobs.detach().to(student.dtype)
+    sent, exact = teacher_logprobs.detach(), torch.promote_types(student.dtype, torch.float64)
+    teacher = sent.to(exact)
     if student.shape[-1] > teacher.shape[-1]:
-        mass = teacher.exp().sum(-1, keepdim=True).clamp(max=1 - torch.finfo(teacher.dtype).eps)
-        teacher = torch.cat([teacher, torch.log1p(-mass)], -1)
+        chance = teacher.exp()
+        # Each log-probability was rounded to its dtype, so the tail is known to the standard error of their sum; each token of it is at
+        # most as likely as the least of them.
+        known = (chance * teacher).nan_to_num().norm(dim=-1, keepdim=True) * torch.finfo(sent.dtype).eps / 12**0.5
+        most = (student_logits.shape[-1] - teacher.shape[-1]) * chance.amin(-1, keepdim=True)
+        tail = (1 - chance.sum(-1, keepdim=True)).maximum(known).minimum(most).clamp(min=torch.finfo(student.dtype).eps)
+        teacher = torch.cat([teacher, tail.log()], -1)
+    teacher = teacher.to(student.dtype)
     return Divergence(divergence.beta, token_clip=divergence.token_clip)(student, teacher)

@@ -15,6 +15,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ..tree.forward import shares_trunk
+from ..tree.positions import check_length
 from ..tree.states import layer_types, state_mixers
 from .sampling import Numbers, Sample, Sampling
 
@@ -137,6 +138,8 @@ def sample(
 @torch.inference_mode()
 def add(self: CachedBatch, rows: Sequence[int], contexts: Sequence[Sequence[int]], limits: Sequence[int], names: Sequence[str]):
     "Begin the next turn of each row, whatever the others do; arguments as those of `sample`."
+    read = {row: self.length[row] + len(self.pending[row]) if self.slots else 0 for row in rows}
+    check_length(self.model, max(read[row] + len(ids) + limit for row, ids, limit in zip(rows, contexts, limits)))
     if not self.slots:
         self._open(list(rows), [list(c) for c in contexts])
     else:
@@ -326,6 +329,7 @@ class RereadBatch:
         groups, made = {}, {}
         for row, context, limit, name in zip(rows, contexts, limits, names):
             self.ids[row] = [*self.ids.get(row, ()), *context]
+            check_length(self.model, len(self.ids[row]) + limit)
             groups.setdefault(len(self.ids[row]), []).append((row, limit, Numbers(name)))
         for group in groups.values():
             made |= self._generate(group)

@@ -10,9 +10,12 @@ import hashlib
 import json
 import logging
 import math
+import reprlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from numbers import Real
 from typing import Any
 
 from ..core.environment import environment_of, step_limit
@@ -208,14 +211,21 @@ def _take_over(run, step, config):
     elif step.raised is not None:
         run.end(Ending.ERROR, f"reward raised {type(step.raised).__name__}: {step.raised}")
     elif step.value is not None:
-        try:
-            value = float(step.value)
-        except (TypeError, ValueError):
-            value = math.nan
+        value = _number(step.value)
         if math.isfinite(value):
             run.reward = value
         else:
-            run.end(Ending.ERROR, f"reward gave {step.value!r}, which is no number")
+            run.end(Ending.ERROR, f"reward gave {reprlib.repr(step.value)}, which is no number; return a finite one, or None where "
+                                  "nothing is scored")
+
+
+def _number(value):
+    "A reward as a float; NaN where it is no number, such as the text of one."
+    try:
+        value = value.item() if hasattr(value, "item") else value  # of numpy or torch
+        return float(value) if isinstance(value, (Real, Decimal)) else math.nan
+    except (ValueError, RuntimeError, OverflowError):  # several numbers, or one beyond a float
+        return math.nan
 
 # %% ../../nbs/rollout/07_loop.ipynb #a212bbe3
 def collect(

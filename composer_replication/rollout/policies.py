@@ -16,8 +16,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..core.errors import InputProblem
 from ..core.trace import Trace, Turn
 from ..replay.client import LONGEST_WAIT_S, Endpoint, chat_body, complete, read_turn, token_count
+from ..tree.build import steady_positions
 from ..tree.chat import ChatFormat
 from ..tree.template import probe_template
 from .decode import open_batch
@@ -83,8 +85,6 @@ def _dense_masks(model):
 class TransformersPolicy:
     "A causal LM in this process. `model` may be set to another one between rollouts."
 
-    positions = math.inf  # `training.episodes.within_positions` looks after branches
-
     def __init__(
         self,
         model: PreTrainedModel,  # the plain causal LM, without wrappers
@@ -97,6 +97,11 @@ class TransformersPolicy:
     def stops(self) -> frozenset[int]:
         "Ids that end a turn."
         return stop_ids(self.chat, self.model)
+
+    @property
+    def positions(self) -> float:
+        "Ids that a row may have: as many as leave the model's frequencies as they are; `training.episodes.within_positions` looks after branches."
+        return steady_positions(self.model.config) or math.inf
 
     @contextmanager
     def batch(self, sampling: Sampling):
@@ -176,7 +181,11 @@ def vllm_policy(
         outputs = [o.outputs[0] for o in llm.generate([TokensPrompt(prompt_token_ids=row) for row in ids], params, use_tqdm=False)]
         return [list(o.token_ids) for o in outputs], [[step[t].logprob for t, step in zip(o.token_ids, o.logprobs)] for o in outputs]
 
-    policy = CallablePolicy(generate, tokenizer, "vllm", model, llm.llm_engine.model_config.max_model_len)
+    longest = llm.llm_engine.model_config.max_model_len
+    if model is not None and (steady := steady_positions(model.config)) is not None and longest > steady:
+        raise InputProblem(f"vLLM takes one set of rotary frequencies for its max_model_len of {longest}, and {type(model).__name__} others up to "
+                           f"{steady} tokens (longrope or dynamic)", f"set vllm_max_model_length to {steady} or less, or rollout to transformers")
+    policy = CallablePolicy(generate, tokenizer, "vllm", model, longest)
     return policy
 
 # %% ../../nbs/rollout/04_policies.ipynb #7ab1c0df

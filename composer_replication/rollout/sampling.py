@@ -14,7 +14,6 @@ import torch
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
-    TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
@@ -39,12 +38,17 @@ class Sampling:
 # %% ../../nbs/rollout/00_sampling.ipynb #55aac4b6
 @patch(as_prop=True)
 def warpers(self: Sampling) -> LogitsProcessorList:
-    "Of transformers, in its own order."
-    made = [TemperatureLogitsWarper(float(self.temperature))] if self.temperature not in (0, 1) else []
-    made += [TopKLogitsWarper(self.top_k)] if self.top_k else []
+    "What leaves ids out once the logits are divided by the temperature: of transformers, in its own order."
+    made = [TopKLogitsWarper(self.top_k)] if self.top_k else []
     made += [TopPLogitsWarper(self.top_p)] if self.top_p < 1 else []
     made += [MinPLogitsWarper(self.min_p)] if self.min_p else []
     return LogitsProcessorList(made if self.temperature else [])
+
+
+@patch(as_prop=True)
+def cuts(self: Sampling) -> list[str]:
+    "The options that leave ids out."
+    return [name for name, given in (("top_k", self.top_k), ("top_p", self.top_p < 1), ("min_p", self.min_p)) if given and self.temperature]
 
 # %% ../../nbs/rollout/00_sampling.ipynb #ea89f14a
 @patch
@@ -53,12 +57,15 @@ def draw(
     logits: torch.Tensor,  # (rows, vocab)
     numbers: torch.Tensor,  # (rows,) in [0, 1)
 ) -> tuple[torch.Tensor, torch.Tensor]:  # (rows,) ids, and (rows,) log-probabilities
-    "Ids, with their log-probability under the distribution drawn from; at temperature 0 under the model's own."
-    logprobs = self.warpers(None, logits.float()).log_softmax(-1)
+    """Ids, with their log-probability at this temperature among all ids, as a trainer scores them: `top_p`, `top_k` and `min_p` leave
+    it as it is, and so does temperature 0."""
+    logits = logits.float() / (self.temperature or 1)
+    logprobs = logits.log_softmax(-1)
     if self.temperature == 0:
         ids = logits.argmax(-1)
     else:
-        below = logprobs.double().exp().cumsum(-1)
+        warpers = self.warpers
+        below = (warpers(None, logits).log_softmax(-1) if warpers else logprobs).double().exp().cumsum(-1)
         if not below[:, -1].isfinite().all():
             raise ValueError("the policy's logits are not finite; its weights have diverged: go back to a checkpoint and lower "
                              "learning_rate.")
@@ -87,5 +94,5 @@ class Sample:
     "One sampled turn."
 
     ids: tuple[int, ...]  # up to and including the id that ended it
-    logprobs: tuple[float, ...]  # of each id, nats
+    logprobs: tuple[float, ...]  # of each id among all ids at the temperature, nats
     cut: bool = False  # a limit ended it

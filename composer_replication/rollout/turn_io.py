@@ -128,7 +128,7 @@ class TokenTurns:
 
     def read(self, run, context, sample):
         reader = self.readers[bool(run.trace.tools)]
-        return run, context, sample, reader.read(sample.ids, self.policy.stops, context, sample.cut)
+        return run, context, sample, reader.read(sample.ids, self.policy.stops, context, sample.cut, run.trace.tools)
 
 # %% ../../nbs/rollout/06_turn_io.ipynb #2cfec2bd
 class ContinuousTurns(TokenTurns):

@@ -47,6 +47,7 @@ def queue_settings(recipe: Recipe) -> dict[str, Any]:
 def check_queue_recipe(recipe: Recipe) -> None:
     "Raises `InputProblem` for a recipe whose rollouts cannot go through a queue."
     a, c = recipe.arguments, recipe.config
+    cuts = " and ".join(c.rollout_config.sampling.cuts)
     truncates = c.vllm_importance_sampling_mode in ("token_truncate", "token_mask")
     refused = [
         (a.task is None, "a recipe without a task, which has no rollouts", "train without --queue"),
@@ -54,6 +55,8 @@ def check_queue_recipe(recipe: Recipe) -> None:
         (c.rollout == "vllm" and c.vllm_mode == "server", "a vLLM server", "leave vllm_server_base_url out: each generator has an engine of its own"),
         (c.rollout == "vllm" and c.vllm_tensor_parallel_size > 1, f"vllm_tensor_parallel_size={c.vllm_tensor_parallel_size}", "set it to 1: a generator "
          "is one process on one device"),
+        (c.rollout == "vllm" and cuts, f"{cuts} where vLLM samples, which gives log-probabilities of the ids that are left", f"leave {cuts} out, or take "
+         "rollout='transformers'"),
         (c.equal_rewards == "resample", "equal_rewards='resample', which plays again in the trainer", "take skip or keep"),
         (c.fsdp or c.deepspeed or int(os.environ.get("WORLD_SIZE", 1)) > 1, "a trainer of several processes", "train with one; generators may be many"),
         (a.warm_up is not None and recipe.model.use_peft, "warm_up with use_peft", "warm up in a run of its own, and name its checkpoint as model"),

@@ -16,6 +16,7 @@ from ..core.errors import InputProblem
 from .teacher import evaluating
 from ..tree.checkpointed import checkpoints_layers, keeping_cache, keeps_cache
 from ..tree.forward import cache_inputs, shares_trunk
+from ..tree.positions import counts_positions
 from ..tree.states import state_mixers
 
 # %% ../../nbs/training/20_prompts.ipynb #5b7c0005
@@ -31,6 +32,8 @@ def check_share_prompts(
         reason = "under gradient checkpointing its layers keep no cache"
     if not reason and state_mixers(model):
         reason = "its recurrent layers keep no state at the prompt's end"
+    if not reason and counts_positions(model):
+        reason = "its positions are counted without the padding in front"
     if not reason and sharded:
         reason = "the weights are sharded, and devices would make different numbers of passes"
     if reason:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PairSource', 'group_pairs', 'task_of', 'check_held_out', 'check_optimizer', 'check_adapter', 'check_new_adapter',
-           'check_engine', 'Setup', 'prepare', 'check_offline']
+           'check_engine', 'check_positions', 'Setup', 'prepare', 'check_offline']
 
 # %% ../../nbs/training/08_setup.ipynb #147e5ec0
 import copy
@@ -18,7 +18,7 @@ from importlib.util import find_spec
 
 import torch
 from datasets import Dataset
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from ..core.errors import InputProblem
@@ -30,7 +30,8 @@ from .config import ComposerReplicationConfig
 from .guard import HeldoutSplit
 from .recorded import bare_turns, learnable_trees
 from ..hints.layers import HintSource
-from ..tree.build import LengthLimit, Tree
+from ..rollout.sampling import Sampling
+from ..tree.build import LengthLimit, Tree, steady_positions
 from ..tree.chat import ChatFormat, TemplateProblem
 from ..tree.template import probe_template
 
@@ -180,7 +181,11 @@ def _check_our_loop(config):
 
 
 def check_engine(config: ComposerReplicationConfig) -> None:
-    "Raises `InputProblem` where vLLM is to sample and is not installed."
+    "Raises `InputProblem` where vLLM is to sample and cannot, or gives other log-probabilities than the trainer's."
+    cuts = " and ".join(Sampling(config.temperature, config.top_p, config.top_k or 0, config.min_p).cuts)
+    if config.use_vllm and cuts and config.vllm_importance_sampling_correction:
+        raise InputProblem(f"with {cuts}, vLLM gives log-probabilities of the ids that are left and the trainer scores among all, so the "
+                           "importance ratios of equal weights are not 1", f"leave {cuts} out, or set rollout to transformers")
     if config.use_vllm and find_spec("vllm") is None:
         raise InputProblem(f"rollout={config.rollout!r} with use_vllm=True samples with vLLM, which is not installed here",
                            "make an environment with it by `make vllm` and start .venv-vllm/bin/composer-rl, or set rollout to transformers")
@@ -197,6 +202,28 @@ def _check_channels(config, hint_source, pair_source, replay_examples):
     if config.beta_replay and config.replay_form == "prm" and not votes:
         raise InputProblem("replay_form='prm' takes the teachers' votes as rewards, and no pair has any (siblings do not vote); pass pairs "
                            "that `composer-rl replay` made, or take replay_form='dpo'.")
+
+# %% ../../nbs/training/08_setup.ipynb #9051setup
+def check_positions(
+    config: ComposerReplicationConfig,
+    model: PreTrainedModel | str,  # or where to load it from; no weight is loaded
+) -> None:
+    "Raises `InputProblem` where rollouts would cross the length at which the model changes its rotary frequencies."
+    if isinstance(model, str):
+        options = config.model_init_kwargs or {}
+        shape = AutoConfig.from_pretrained(model, **{name: options[name] for name in ("revision", "trust_remote_code") if name in options})
+    else:
+        shape = model.config
+    limit = steady_positions(shape)
+    if limit is None:
+        return
+    name = f"{shape.model_type} with longrope or dynamic NTK scaling changes its rotary frequencies beyond {limit} tokens"
+    if config.max_completion_length >= limit:
+        raise InputProblem(f"{name}, and max_completion_length={config.max_completion_length} lets rollouts cross that: the trainer would score them by other "
+                           "frequencies than sampled them", f"set max_completion_length below {limit} less the prompt's tokens, or take a model with fixed frequencies")
+    if config.use_vllm and not (config.vllm_max_model_length and config.vllm_max_model_length <= limit):
+        raise InputProblem(f"{name}, and vLLM takes one set of them for all lengths", f"set vllm_max_model_length to {limit} or less, or rollout to transformers")
+
 
 # %% ../../nbs/training/08_setup.ipynb #5281a668
 def _carries_tools(chat):

@@ -41,11 +41,12 @@ from .episodes import (CUT_OFF, UNSCORED, EnvironmentBroken, Generation, compose
                                                     episode_shaping, generation_traces, play_episodes, within_positions)
 from .guard import HeldOutGuard, HeldOutGuardCallback
 from .resume import Resume, checkpoint_to_resume
-from .setup import (PairSource, Setup, check_adapter, check_held_out, check_new_adapter, check_offline, check_optimizer,
-                                                prepare)
+from .setup import (PairSource, Setup, check_adapter, check_held_out, check_new_adapter, check_offline,
+                                                check_optimizer, check_positions, prepare)
 from .teacher import causal_lm, evaluating, make_teacher, reference_policy, without_dropout
 from .window import PassMeans, Window, recorded_trees
 from ..tree.example import RolloutTree, example_tree, target_hints, target_turns
+from ..tree.positions import place_tokens
 from ..tree.forward import (WAYS, cache_inputs, forward_needed, forward_trunk, pass_worth, shares_trunk,
                                               splits_wide, trunk_cache, trunk_tokens, way_name)
 from ..tree.pack import KINDS, PackedBatch, pack_trees
@@ -176,6 +177,8 @@ def _prepare(self: ComposerReplicationTrainer, args, model, tokenizer, train_dat
     self.stage = lambda words: None  # told what takes long, when it begins
     self.ways = {}  # sentences on how branches are read: whether `log` has looked at them
     named = model if isinstance(model, str) else get_config_model_id(model.config)
+    if not self.offline:
+        check_positions(args, model)
     limit = trace_limit(max_tokens, model, args.model_init_kwargs or {}) if traces or replay_examples else None
     setup = prepare(args, tokenizer or named, environment, self.hint_source, self.pair_source, replay_examples, traces, limit)
     if self.held_out_rows and self.offline:
@@ -236,6 +239,7 @@ def _add_policies(self: ComposerReplicationTrainer, guard):
     self.mask_truncated_completions = args.mask_truncated_completions and not self.factory  # TRL looks at the last token, we at endings
     if args.our_loop and self.setup.chat is not None:  # our turns end where the template's do, which may be no end of sequence
         self.eos_token_ids = [*self.eos_token_ids, *sorted(stop_ids(self.setup.chat) - set(self.eos_token_ids))]
+    place_tokens(self.student)
     if args.share_prompts:
         check_share_prompts(self.student, args.gradient_checkpointing, self.is_fsdp_enabled)
     if args.optimizer == "muon":

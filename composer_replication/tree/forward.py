@@ -21,9 +21,11 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from transformers import Cache, DynamicCache, PreTrainedModel
 
+from ..core.errors import InputProblem
 from .block_mask import branch_block_mask
 from .checkpointed import checkpoints_layers
 from .pack import KINDS, PackedBatch
+from .positions import check_length, counts_positions, mask_positions, order_problem
 from .states import (ATTENTION, TrunkCache, layer_types, reading_branches, reading_trunk, state_mixers,
                                               state_problem)
 
@@ -38,7 +40,7 @@ def shares_trunk(
 ) -> str | None:  # None, or why not, as a clause
     "Whether branches can start from what the trunk's pass keeps: keys, and states at the forks."
     config = model.config.get_text_config()
-    if problem := state_problem(model):
+    if problem := state_problem(model) or order_problem(model):
         return problem
     if config._attn_implementation not in ("sdpa", "eager", "flex_attention"):
         return f"{config._attn_implementation} attention takes no mask of our own"
@@ -112,7 +114,8 @@ def cache_inputs(
 ) -> dict[str, Cache | bool | None]:  # arguments of the model's body
     "A cache under the name that the model has for it."
     names = inspect.signature(model.base_model.forward).parameters
-    return {"cache_params" if "cache_params" in names else "past_key_values": cache, "use_cache": cache is not None}
+    name = next((n for n in ("cache_params", "past_key_values") if n in names), None)
+    return {name: cache, "use_cache": cache is not None} if name else {}
 
 # %% ../../nbs/tree/07_forward.ipynb #15929da3
 def forward_trunk(
@@ -120,13 +123,23 @@ def forward_trunk(
     batch: PackedBatch,
 ) -> tuple[torch.Tensor, Cache | None]:  # (batch, time, hidden); None where the model cannot share a trunk
     "Last hidden states of the trunks, and the cache that `forward_branches` reads. Gradients as the caller has them."
+    _check_body(model)
+    check_length(model, batch.attention_mask.sum(1).max())
+    placed = {"position_ids": mask_positions(batch.attention_mask)} if counts_positions(model) else {}
+
     def read(cache=None):
-        return model.base_model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, **cache_inputs(model, cache))
+        return model.base_model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, **placed, **cache_inputs(model, cache))
 
     if shares_trunk(model):
         return read().last_hidden_state, None
     with trunk_cache(model, batch) as cache:
         return read(cache).last_hidden_state, cache
+
+
+def _check_body(model):
+    if model.base_model is model:
+        raise InputProblem(f"transformers gives no body of {type(model).__name__} without its head, whose hidden states the channels read",
+                           "take a model whose class has one")
 
 
 def _view(cache, time, rows):
@@ -262,6 +275,11 @@ def _groups(batch, wanted, worth, split) -> Iterator[tuple[torch.Tensor, torch.T
         yield rows, columns, taken.gather(1, columns), pack.pieces(split)
 
 # %% ../../nbs/tree/07_forward.ipynb #3c268608
+def _lead(model, batch):
+    "Padding in front of each trunk `(batch, 1)` that positions do not count."
+    return (batch.attention_mask.cumsum(1) == 0).sum(1, keepdim=True) if counts_positions(model) else 0
+
+
 def _two_pass(model, batch, cache, rows, columns, real, pieces):
     "`batch` holds the rows alone; the cache, all of which they are some. A piece finds the keys of those before it in the cache."
     take = lambda x: x.gather(1, columns)
@@ -270,6 +288,7 @@ def _two_pass(model, batch, cache, rows, columns, real, pieces):
     time = int(fork.max())
     layout, cache, ids = (position, segment, fork, batch.attention_mask[:, :time]), _view(cache, time, rows), take(batch.branch_ids)
     placed, states = "position_ids" in inspect.signature(model.base_model.forward).parameters, []
+    position = (position - _lead(model, batch)).clamp(min=0)
     with reading_branches(model, cache, segment, fork) if isinstance(cache, TrunkCache) else nullcontext():
         for piece in pieces:
             make = partial(branch_block_mask, *layout) if masks_blocks(model) else _additive(*_visible(*layout, piece), model.dtype)
@@ -290,8 +309,8 @@ def _square(model, batch, columns, real):
     nothing = torch.zeros(rows, time, columns.shape[1], dtype=torch.bool, device=position.device)
     seen = tuple(torch.cat(pair, 1) for pair in zip((causal, nothing), branch_seen))
     far = tuple(torch.cat(pair, 1) for pair in zip(((at[:, None] - at).expand_as(causal), nothing.long()), branch_far))
-    out = model.base_model(input_ids=torch.cat([batch.input_ids, take(batch.branch_ids)], 1),
-                           position_ids=torch.cat([at.expand(rows, time), position], 1),
+    own = (torch.cat([at.expand(rows, time), position], 1) - _lead(model, batch)).clamp(min=0)
+    out = model.base_model(input_ids=torch.cat([batch.input_ids, take(batch.branch_ids)], 1), position_ids=own,
                            attention_mask=_masks(model.config.get_text_config(), _additive(seen, far, model.dtype)), use_cache=False)
     return out.last_hidden_state[:, time:]
 
@@ -303,7 +322,8 @@ def _rows(model, batch, wanted):
         fork = int(batch.branch_fork[row, segment])
         trunk = batch.input_ids[row, :fork][batch.attention_mask[row, :fork].bool()]
         ids = torch.cat([trunk, batch.branch_ids[row, columns]])
-        yield row, columns, model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state[0, len(trunk):]
+        check_length(model, len(ids))
+        yield row, columns, model.base_model(input_ids=ids[None], **cache_inputs(model, None)).last_hidden_state[0, len(trunk):]
 
 # %% ../../nbs/tree/07_forward.ipynb #b500df8a
 def narrow_batch(
@@ -387,7 +407,9 @@ def forward_branches(
     A model that cannot share a trunk gets `rows` whatever was asked for. Raises `ValueError` for an unknown method."""
     if method not in ("two_pass", "square", "rows"):
         raise ValueError(f"method {method!r} is unknown; use two_pass, square or rows.")
-    hidden = torch.zeros(*batch.branch_ids.shape, model.config.get_text_config().hidden_size,
+    _check_body(model)
+    config = model.config.get_text_config()
+    hidden = torch.zeros(*batch.branch_ids.shape, getattr(config, "word_embed_proj_dim", config.hidden_size),  # OPT's has another width
                          dtype=model.dtype, device=batch.branch_ids.device)
     wanted = _wanted(batch, kinds)
     if not wanted.any():
@@ -402,6 +424,7 @@ def forward_branches(
             hidden[row, columns] = states.to(hidden.dtype)
         return hidden
     rows, time, part, wanted = _part(batch, wanted)
+    check_length(model, (part.branch_position_ids - _lead(model, part)).max() + 1)
     if method == "two_pass":
         cache = forward_trunk(model, part)[1] if cache is None else _view(cache, time, rows)
     split = splits_wide(model) and not torch.is_grad_enabled()  # with gradient all masks are kept, and keys for each piece

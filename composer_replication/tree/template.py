@@ -164,5 +164,7 @@ def probe_template(
     if not any(dialects):
         raise TemplateProblem("the chat template does not render a question and its answer, or changes earlier text when a "
                               "message follows; set `tokenizer.chat_template` to one that only appends.")
+    controls = tuple(t.content for t in tokenizer.added_tokens_decoder.values() if len(t.content.strip("\u2581 \t\n\r")) > 1)
+    dialects = [d and replace(d, controls=controls) for d in dialects]
     specials = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special and not (t.lstrip or t.rstrip)]
     return ChatFormat(tokenizer, *dialects, anchor=min(specials, key=lambda t: t != tokenizer.eos_token, default=""))

@@ -14,7 +14,7 @@ from fastcore.basics import patch
 
 from ..core.errors import InputProblem
 from ..core.trace import Trace
-from .chat import ChatFormat, Dialect
+from .chat import MARK, ChatFormat, Dialect
 
 # %% ../../nbs/tree/02_text.ipynb #393811cd
 class AlignmentError(InputProblem):
@@ -102,7 +102,7 @@ def turn_text(self: Script, turn: int, prompt: str, start: int = 0) -> str:
 # %% ../../nbs/tree/02_text.ipynb #05d10490
 def shown(content: str, text: str) -> bool:
     "Whether a message stands in a text, as it is or as JSON."
-    content = content.strip()
+    content, text = content.strip(), text.replace(MARK, "")
     return content in text or json.dumps(content, ensure_ascii=False)[1:-1] in text
 
 # %% ../../nbs/tree/02_text.ipynb #1d4b1cff
@@ -111,7 +111,8 @@ def check(self: Script, piece: Piece) -> None:
     "Nothing that the trace holds may be missing from the text. Raises `AlignmentError`."
     turn = self.trace.turns[piece.turn]
     wanted = [turn.content, *(c.name for c in turn.tool_calls), turn.thinking if self.thinking[piece.turn] else ""]
-    if not piece.sampled or any(w and w.strip() not in piece.sampled for w in wanted):
+    said = piece.sampled.replace(MARK, "")
+    if not said or any(w and w.strip() not in said for w in wanted):
         raise self.error(piece.turn, "the template drops part of what the assistant said")
     before = max((t for t in self.sampled if t < piece.turn), default=-1)
     for i in range(before + 1, piece.turn):

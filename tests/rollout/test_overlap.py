@@ -309,7 +309,7 @@ def test_a_reward_that_fails_or_hangs_ends_its_own_row_only(policy, turn_by_turn
     played = collect(policy, Odd, rows_of(score=score), limits(overlap_tools=overlap, tool_timeout=2.0), 0)
     gate.set()
     wanted = {hung: ("timeout", "reward gave no answer within 2 seconds"), raises: ("error", "reward raised SystemExit: no room"),
-              odd: ("error", "reward gave 'much', which is no number")}
+              odd: ("error", "reward gave 'much', which is no number; return a finite one, or None where nothing is scored")}
     assert {i: (played[i].ending, played[i].problem) for i in wanted} == wanted
     assert [played[i].reward for i in wanted] == [None] * 3 and played[hung].seconds["tools"] >= 2.0
     assert [r.trace.turns for r in played] == [trace.turns for trace, *_ in turn_by_turn(0)]
