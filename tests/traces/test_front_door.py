@@ -1007,7 +1007,7 @@ def test_a_detector_that_knows_nothing_answers_nothing():
         )
         return detector(Trace("t", turns), 1)
 
-    silent = '{"error": null}', '{"error": "", "response": "x"}', '{"id": 7, "status": "open"}', "text", "[]", '{"exit_code": null}'
+    silent = '{"error": null}', '{"error": "", "response": "x"}', '{"id": 7, "status": "open"}', "text", "[]", '{"exit_code": null}'  # noqa: E501
     for content in silent:
         assert asked(payload, content) is None and asked(status, content) is None, content
     assert asked(payload, '{"success": true, "error": null}') == CLEAN
