@@ -9,7 +9,6 @@ The working tree is only read: nbdev works on a copy.
 """
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -25,7 +24,6 @@ import readme
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.prefix).absolute() / "bin"
 NOTEBOOK_SECONDS = 3000  # beside the tests, on a busy machine; nbdev_test has no limit of its own
-LONG = 40  # lines of an exported cell
 
 
 def run(command: list[str], cwd: Path, seconds: int) -> tuple[bool, str]:
@@ -120,17 +118,6 @@ def check_outputs(copy: Path) -> list[str]:
             for name in bare]
 
 
-def check_cells(copy: Path) -> list[str]:
-    "Exported cells are short enough to be read."
-    long = []
-    for name, cell in notebook_cells(copy):
-        lines = [line for line in "".join(cell["source"]).splitlines() if not line.startswith("#|")]
-        if len(lines) > LONG and re.search(r"^#\| *exports?\b", "".join(cell["source"]), re.M):
-            first = next((line for line in lines if line.strip()), "")
-            long.append(f"{name}: {len(lines)} lines from `{first[:60]}` on, {LONG} may be: split the cell, a class by `@patch`.")
-    return long
-
-
 def check_notebooks(copy: Path) -> list[str]:
     "Every notebook of nbs/ runs, cells marked slow or cuda left out."
     folder, workers = ROOT / "nbs" / os.environ.get("ROOM", ""), str(min(8, os.cpu_count() or 1))
@@ -145,7 +132,7 @@ def check_notebooks(copy: Path) -> list[str]:
 
 
 CHECKS = {"export": check_export, "clean": check_clean, "readme": check_readme, "figures": check_figures,
-          "outputs": check_outputs, "cells": check_cells, "notebooks": check_notebooks}
+          "outputs": check_outputs, "notebooks": check_notebooks}
 
 
 def main(names: list[str]) -> int:
