@@ -205,8 +205,18 @@ def test_bytecode_and_layers_without_end_are_not_shown(tmp_path):
     for _ in range(12):
         data = gzip.compress(data)
     (tmp_path / "deep").write_bytes(data)
-    py_compile.compile(str(tmp_path / "a.py"))  # bytecode of a source that is there shows no more than that
     assert index_folder(tmp_path).closed == {"cache", "deep"}
+
+
+@pytest.mark.parametrize("mode", [py_compile.PycInvalidationMode.TIMESTAMP, py_compile.PycInvalidationMode.CHECKED_HASH])
+def test_bytecode_is_shown_beside_its_own_source_alone(mode, tmp_path):
+    (tmp_path / "package").mkdir()
+    for path in (tmp_path / "a.py", tmp_path / "package" / "b.py"):
+        path.write_text(SOURCE)
+        py_compile.compile(str(path), invalidation_mode=mode)
+    assert index_folder(tmp_path).closed == set()
+    (tmp_path / "package" / "b.py").write_text("def lay(columns, limit, gap=1):\n    raise NotImplementedError\n")
+    assert [path.split(".")[0] for path in index_folder(tmp_path).closed] == ["package/__pycache__/b"]
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from importlib.util import source_hash
 from pathlib import Path
 from urllib.parse import unquote_plus
 
@@ -347,17 +348,28 @@ def _files(folder: Path) -> tuple[dict[str, tuple[int, int]], set[str]]:
                 about = entry.stat(follow_symlinks=False)
                 stamps[path] = (about.st_size, about.st_mtime_ns)
                 stored |= {path} if store else set()
-    return {path: stamps[path] for path in sorted(stamps) if not _is_cached(path, stamps)}, stored
+    for path in [path for path in stamps if path.endswith(".pyc")]:  # bytecode is another when its source is
+        stamps[path] = tuple(map(sum, zip(stamps[path], stamps.get(_source(path), (0, 0)))))
+    return dict(sorted(stamps.items())), stored
 
 
-def _is_cached(path: str, known) -> bool:
-    "Whether a file is Python's own bytecode of a source that lies where it belongs."
-    folder, _, name = path.rpartition("__pycache__/")
-    return bool(folder or path.startswith("__pycache__/")) and name.endswith(".pyc") and f"{folder}{name.partition('.')[0]}.py" in known
+def _source(path: str) -> str:
+    "Of what source a file in `__pycache__` is the bytecode."
+    folder, _, name = f"/{path}".rpartition("/__pycache__/")
+    return f"{folder[1:]}/{name.partition('.')[0]}.py".removeprefix("/")
+
+
+def _is_of(source: Path, head: bytes) -> bool:
+    "Whether bytecode begins as that of this very source does: then it shows no more than the source."
+    flags, about = int.from_bytes(head[4:8], "little"), source.stat()
+    stated = [int(about.st_mtime) & 0xFFFFFFFF, about.st_size & 0xFFFFFFFF]
+    return head[8:16] == (source_hash(source.read_bytes()) if flags & 1 else b"".join(number.to_bytes(4, "little") for number in stated))
 
 
 def _read(folder: Path, path: str, read=readable) -> tuple[str, bool]:
     place = folder / path
+    if path.endswith(".pyc") and (folder / _source(path)).is_file() and _is_of(folder / _source(path), place.read_bytes()[:16]):
+        return "", False
     return read(place.read_bytes()) if place.stat().st_size <= MOST_READ else ("", True)
 
 
