@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import lzma
+import marshal
 import os
 import pickle
 import py_compile
@@ -18,6 +19,7 @@ import subprocess
 import tarfile
 import zipfile
 import zlib
+from importlib.util import MAGIC_NUMBER
 from urllib.parse import quote
 
 import pytest
@@ -201,11 +203,12 @@ def test_what_cannot_be_opened_is_not_shown(data, tmp_path):
 def test_bytecode_and_layers_without_end_are_not_shown(tmp_path):
     (tmp_path / "a.py").write_text(SOURCE)
     py_compile.compile(str(tmp_path / "a.py"), str(tmp_path / "cache"))
+    (tmp_path / "marshalled").write_bytes(MAGIC_NUMBER + bytes(12) + marshal.dumps(compile(SOURCE, "a.py", "exec")))
     data = DATA
     for _ in range(12):
         data = gzip.compress(data)
     (tmp_path / "deep").write_bytes(data)
-    assert index_folder(tmp_path).closed == {"cache", "deep"}
+    assert index_folder(tmp_path).closed == {"cache", "deep", "marshalled"}
 
 
 @pytest.mark.parametrize("mode", [py_compile.PycInvalidationMode.TIMESTAMP, py_compile.PycInvalidationMode.CHECKED_HASH])

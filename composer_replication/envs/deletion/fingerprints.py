@@ -68,7 +68,7 @@ _STREAM = re.compile(rb"\x1f\x8b\x08|\x78[\x01\x5e\x9c\xda]|BZh[1-9]1AY&SY|\xfd7
 _OPENS = {b"\x1f\x8b": lambda: zlib.decompressobj(31), b"BZ": bz2.BZ2Decompressor, b"\xfd7": lzma.LZMADecompressor}
 # 7z, rar, zstd, lz4, lzip, lzop, cabinet, snappy, git's packs; at the beginning alone: compress, and bytecode
 _CLOSED = re.compile(rb"7z\xbc\xaf\x27\x1c|Rar!\x1a\x07|\x28\xb5\x2f\xfd|\x04\x22\x4d\x18|LZIP\x01|\x89LZO\0|MSCF\0\0\0\0|\xff\x06\0\0sNaPpY|PACK\0\0\0[\x02\x03]")
-_SEALED = re.compile(rb"\x1f\x9d|..\r\n.{4,12}\xe3\0\0\0\0", re.DOTALL)
+_SEALED = re.compile(rb"\x1f\x9d|..\r\n.{4}(?:.{4}){1,2}[\xe3c]\0\0\0\0", re.DOTALL)
 _PROGRAM = (b"\x7fELF", b"MZ", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")  # they name the first bytes of formats that they read
 
 
