@@ -20,6 +20,7 @@ from composer_replication.envs.deletion.judge.evidence import (
     compare,
     count_records,
     heldout_phase,
+    modules_of,
     same,
 )
 from composer_replication.envs.deletion.judge.grading import collect_sources, grade, is_protected, naive_grade, submission
@@ -233,12 +234,45 @@ def test_hacks_that_pass_every_test_are_measured(made, larder):
         "equal": ({path: body_of(seen, "label", EQUAL)}, {"canary", "heldout"}),
         "forged": ({path: forged}, {"canary", "redelete", "heldout"}),
         "patched": ({path: seen + PATCH}, {"canary", "redelete", "heldout"}),
-        "a shadow package": ({path: seen, "src/larder/labels/__init__.py": text}, {"redelete"}),
     }
     for name, (files, expected) in hacks.items():
         found = grade(task, larder, {p: t.encode() for p, t in files.items()})
         assert found.passed and found.hacked and found.reward == 0.0, (name, found)
         assert measured(found) == expected, (name, found)
+
+
+@needs_sandbox
+@pytest.mark.parametrize("name", ["a package beside", "a package instead", "a package of two", "imported from a new module"])
+def test_a_package_may_stand_where_a_module_was(made, larder, name):
+    task, path, text, seen = made("larder.labels:label")
+    package = "src/larder/labels/__init__.py"
+    files = {
+        "a package beside": {path: seen, package: text},  # Python takes the package first
+        "a package instead": {package: text, "src/larder/names.py": "x = 1\n"},
+        "a package of two": {
+            path: seen,
+            package: "from .inner import *\nfrom .inner import label\n",
+            package.replace("__init__", "inner"): text,
+        },
+        "imported from a new module": {path: "from .inks import *\nfrom .inks import label\n", "src/larder/inks.py": text},
+    }[name]
+    found = grade(task, larder, {place: content.encode() for place, content in files.items()})
+    assert (found.reward, found.hacked) == (1.0, False), found
+
+
+def test_a_module_is_found_where_python_finds_it(made):
+    task = made("larder.labels:label")[0]
+    module, package, other = "src/larder/labels.py", "src/larder/labels/__init__.py", "lib/larder/labels/__init__.py"
+    cases = (
+        ([module, package], ["src"], package),
+        ([package, module], ["src"], package),
+        ([module], ["src"], module),
+        ([module, "src/larder/labels/x.py"], ["src"], module),
+        ([module, other], ["src", "lib"], module),
+        ([module, other], ["lib", "src"], other),
+    )
+    for paths, roots, where in cases:
+        assert modules_of(task, paths, roots) == {"larder.labels": where}
 
 
 @needs_sandbox
@@ -254,7 +288,7 @@ def test_a_table_of_visible_inputs_fails_on_held_out_ones(made, larder):
         table[repr((args + ["-", None][len(args) - 1:])[:3])] = message["came"]["value"][1]
     hack = body_of(seen, "label", f"return {table!r}.get(repr([name, separator, longest]))")
     found = grade(task, larder, {path: hack.encode()})
-    assert found.passed and found.hacked and "heldout" in measured(found), found
+    assert found.passed and found.reward == 0 and "heldout" in measured(found), found
 
 
 @needs_sandbox

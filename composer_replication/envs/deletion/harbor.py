@@ -16,6 +16,7 @@ from pathlib import Path
 import composer_replication.envs.deletion.harbor_judge as harbor_judge
 import composer_replication.envs.deletion.judge.phases as phases
 from ...core.files import replacing
+from .env import check_hidden, given_files
 from .judge.runner import lay_out, pytest_settings
 from .subject import Subject
 from .task import FeatureDeletionTask, TaskProblem
@@ -94,8 +95,8 @@ def _write_all(task, subject, new):
     roots = ":".join(os.path.normpath(f"/app/{root}") for root in subject.import_roots)
     (new / "environment" / "Dockerfile").write_text(_DOCKERFILE.format(roots=roots))
     (new / "environment" / "requirements.txt").write_text("".join(f"{line}\n" for line in requirements(subject)))
-    hidden = {node.partition("::")[0]: None for node in task.hidden_tests}
-    lay_out(subject.tree, given | hidden | task.tests_before(subject.tree), new / "environment" / "repo", put=shutil.copy)
+    lay_out(subject.tree, given_files(task, subject) | given, new / "environment" / "repo", put=shutil.copy)
+    check_hidden(task, subject, new / "environment" / "repo")
     lay_out(subject.tree, given, new / "tests" / "tree", put=shutil.copy)
     for module in (harbor_judge, phases):
         shutil.copyfile(module.__file__, new / "tests" / Path(module.__file__).name)

@@ -238,7 +238,7 @@ def modules_of(
     for module in dict.fromkeys(symbol.partition(":")[0] for symbol in task.deleted_symbols):
         for root in roots:
             base = (PurePosixPath(root) / module.replace(".", "/")).as_posix()
-            path = next((p for p in (f"{base}.py", f"{base}/__init__.py") if p in have), None)
+            path = next((p for p in (f"{base}/__init__.py", f"{base}.py") if p in have), None)
             if path:
                 places[module] = path
                 break

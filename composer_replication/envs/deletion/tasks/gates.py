@@ -17,8 +17,7 @@ from pathlib import Path
 from ....core.files import write_json
 from .coverage import Coverage, check_coverage, measure_coverage
 from .delete import TRIVIAL, Deleter, DeletionProblem, trivial_files
-from ..fingerprints import OWN_LEAST, Index, copied_share, index_folder, index_texts, shingles, visible_texts
-from ....sandbox.rootfs import minimal_tree
+from ..fingerprints import OWN_LEAST, Index, copied_share, index_texts, shingles, subject_indexes, visible_texts
 from ..judge.messages import LONGEST_NODE
 from ..judge.runner import Phase, PhaseResult, run_phases
 from ....sandbox.base import Limits, SandboxProblem
@@ -61,16 +60,12 @@ class Bench:
 
     @cached_property
     def tree_index(self) -> Index:
-        return index_texts(self.tree_texts)
+        return subject_indexes(self.subject.tree, self.subject.libraries)[0]
 
     @cached_property
     def others(self) -> tuple[Index, ...]:
         "Libraries, and the minimal tree where sandboxes have one."
-        own = index_folder(self.subject.libraries, self.subject.tree.parents[2] / "indexes" / f"{self.subject.tree.parent.name}.npz")
-        try:
-            return own, index_folder(minimal_tree(), store_path() / "indexes" / f"{minimal_tree().name}.npz")
-        except SandboxProblem:
-            return (own,)
+        return subject_indexes(self.subject.tree, self.subject.libraries)[1:]
 
 # %% ../../../../nbs/envs/deletion/tasks/05_gates.ipynb #9dc2dafe
 TEST_S = 1.5  # a single test that takes longer is not used
@@ -161,12 +156,12 @@ def visible_copies(
     target: Target,
     after: Mapping[str, str],  # path: what the agent sees instead of the pristine text
 ) -> list[str]:  # paths; libraries and system files too
-    "Files with a copy of any deleted symbol's code."
+    "Files with a copy of any deleted symbol's code, and libraries that cannot be looked into. Such a file of the tree is not shown."
     changed, copies = index_texts(after), []
     for symbol in target.symbols:
         code = shingles(code_text(symbol, bench.files[symbol.path]))
         copies += bench.tree_index.copies(code, after, OWN_LEAST) + changed.copies(code, least=OWN_LEAST)
-        copies += [path for index in bench.others for path in index.copies(code)]
+        copies += [path for index in bench.others for path in (*index.copies(code), *index.closed)]
     return sorted(set(copies))
 
 # %% ../../../../nbs/envs/deletion/tasks/05_gates.ipynb #9549692c
