@@ -20,9 +20,9 @@ from typing import Any
 
 from ....core.errors import InputProblem
 from ....sandbox.limits import Limits
-from .heldout import (MOST_PASSING, Candidate, Strength, choose_inputs, constants_of, pool_calls,
-                                                              strength)
-from .mutants import MOST_MUTANTS, make_mutants
+from .heldout import (MOST_PASSING, Candidate, Strength, changed_results, choose_inputs,
+                                                              constants_of, left_open, pool_calls, strength)
+from .mutants import MOST_MUTANTS, functions_named, make_mutants
 from .runner import Phase, PhaseResult, run_phases
 from ..task import FeatureDeletionTask
 from .variants import Changer, function_of, make_canary, make_probe
@@ -100,13 +100,57 @@ def _same(expected, got):
     return all(map(_same, expected, got))
 
 
+def _kind(form):
+    return form[0] if isinstance(form, list) and form and isinstance(form[0], str) else ""
+
+
+_SEQUENCES = ("list", "tuple", "iterator")
+
+
+def _loosely(expected, got, left_open, level=0):
+    "The same, but for what is left open; a tuple at the top that holds lists is a fixed number of results."
+    kind, other = _kind(expected), _kind(got)
+    one_kind = kind == other or "sequence" in left_open and level == 0 and kind in _SEQUENCES and other in _SEQUENCES
+    if kind == "dict" and other == "dict" and not level:
+        one, two = ({json.dumps(_plain(key)): value for key, value in side[1]} for side in (expected, got))
+        return one.keys() == two.keys() and all(_loosely(value, two[key], left_open, level) for key, value in one.items())
+    if kind not in _SEQUENCES or not one_kind or len(expected[1]) != len(got[1]) or ["more"] in expected[1]:
+        return _same(expected, got)
+    if kind == other == "iterator" and expected[2:] != got[2:]:
+        return False
+    fixed = kind == "tuple" and (level > 0 or any(_kind(item) in ("list", "iterator") for item in expected[1]))
+    deeper = level if fixed and not level else level + 1
+    pairs_same = (lambda a, b: _loosely(a, b, left_open, deeper)) if "inner order" in left_open or fixed else _same
+    if fixed or "order" not in left_open:
+        return all(map(pairs_same, expected[1], got[1]))
+    waiting = list(got[1])
+    for item in expected[1]:
+        place = next((n for n, one in enumerate(waiting) if pairs_same(item, one)), None)
+        if place is None:
+            return False
+        del waiting[place]
+    return True
+
+
+def _truth(form):
+    "Whether a value is true, as far as its form says so."
+    if form[0] in ("bool", "str", "bytes", "list", "tuple", "set", "frozenset", "dict"):
+        return bool(form[1])
+    if form[0] in ("int", "float"):
+        return form[1] not in ("0x0", "0x0.0p+0", "-0x0.0p+0")
+    return form[0] != "none"
+
+
 def same(
     expected: Any,  # what `observe.canonical` wrote of the original's value
     got: Any,  # of the submission's: JSON from a process that is not trusted
+    left_open: Sequence[str] = (),  # as `heldout.left_open` names it
 ) -> bool:
     "Whether two canonical forms stand for the same value, by the table above."
     try:
-        return _same(expected, got)
+        if "truth" in left_open and _kind(expected) and _kind(got) in ("bool", "none", _kind(expected)):
+            return _truth(expected) is _truth(got)
+        return _loosely(expected, got, left_open) if left_open else _same(expected, got)
     except (ValueError, TypeError, ArithmeticError, LookupError, RecursionError):  # nothing that `canonical` writes
         return False
 
@@ -287,8 +331,8 @@ def _came(result: PhaseResult):
     return calls, probes
 
 # %% ../../../../nbs/envs/deletion/judge/07_evidence.ipynb #735ed4c1
-def _agreed(runs):
-    return {key: value for key, value in runs[0].items() if all(run.get(key) == value for run in runs[1:])}
+def _agreed(runs, alike):
+    return {key: value for key, value in runs[0].items() if all(key in run and alike(value, run[key]) for run in runs[1:])}
 
 
 def _blank(form):
@@ -371,11 +415,33 @@ def _runs(subject, phase, without, limits):
     return [_came(run) for run in (*two, *run_phases(subject, [elsewhere], limits, fresh=True))], _came(stubbed), max(run.wall for run in two)
 
 
-def _stable(task, subject, modules, phase, limits):
-    "Outcomes of calls and of probes that every run agrees on, and that the target has a part in."
+def _stable(task, subject, modules, phase, limits, opened):
+    """Outcomes of calls and of probes that every run agrees on, and that the target has a part in; seconds; what is left open.
+
+    Where runs differ in order alone, the original itself leaves it open."""
     without = deleted_again(task, _texts(subject, modules), modules, "stub")
     runs, stubbed, seconds = _runs(subject, phase, without, limits)
-    return *({key: came for key, came in _agreed([run[kind] for run in runs]).items() if stubbed[kind].get(key) != came} for kind in (0, 1)), seconds
+    unsure = [(one[key], other[key]) for one, other in zip(runs[0], runs[2], strict=True) for key in one if other.get(key, one[key]) != one[key]]
+    loose = any((_same_call if "after" in one else _same_probe)(one, other, ["order"]) for one, other in unsure if "raised" not in one or "seen" in one)
+    open_ = opened(loose)
+    kept = []
+    for kind, alike in enumerate((_same_call, _same_probe)):
+        agreed = _agreed([run[kind] for run in runs], lambda one, other: one == other or alike(one, other, open_) if open_ else one == other)  # noqa: B023
+        kept.append({key: came for key, came in agreed.items() if stubbed[kind].get(key) != came})
+    return *kept, seconds, open_
+
+
+def _openness(task, subject, modules, covering, limits):
+    "Changes of results with which all wanted tests pass; what the agent is told; the covering tests."
+    told, texts = [line for line in task.problem_statement.splitlines() if "order" in line and "::" not in line], {path: (subject.tree / path).read_bytes().decode() for path in modules.values()}
+    for module, path in modules.items():
+        for function in functions_named(ast.parse(texts[path].removeprefix("\ufeff")), _names(task, module)):
+            told += [ast.get_docstring(function) or "", ast.unparse(function.returns) if function.returns else ""]
+    changes = ["order", "inner order", "sequence", "truth"]
+    phases = [Phase(change, {path: changed_results(texts[path], _names(task, module), change) for module, path in modules.items()}, task.fail_to_pass)
+              for change in changes]
+    passing = [change for change, result in zip(changes, run_phases(subject, phases, limits), strict=True) if result.passed(task.fail_to_pass)]
+    return passing, "\n".join(told), "\n".join(text for text, _ in covering.values())
 
 # %% ../../../../nbs/envs/deletion/judge/07_evidence.ipynb #892a0751
 MOST_POOL, _MUTANT_S = 240, 4.0  # calls; seconds that a mutant may take longer than the original
@@ -388,6 +454,7 @@ class _Pool:
     calls: list  # those that can be kept
     files: dict  # probes: path: (path of the test file, text)
     candidates: list  # (key, outcome, the visible neighbour's outcome); a call's key has its place in `calls`
+    left_open: list  # what text and tests leave open
     seconds: float  # that the original takes for all of it
 
     def phases(self, overlay) -> tuple[Phase, Phase]:
@@ -399,6 +466,7 @@ class _Pool:
 
 
 def _pool(task, subject, modules, covering, captured, plain_files, plain, limits):
+    names = [symbol.partition(":")[2] for symbol in task.deleted_symbols]
     constants = [c for module, path in modules.items() for c in constants_of(_texts(subject, modules)[path].decode(), _names(task, module))]
     changed = changed_calls(captured, task.task_id)[:MOST_POOL // 2]
     known = {json.dumps(record, sort_keys=True) for _, record in changed}
@@ -407,13 +475,14 @@ def _pool(task, subject, modules, covering, captured, plain_files, plain, limits
     files = _probe_files(covering, [f"{task.task_id}/{k}" for k in range(_PROBES)], first=100)
     data = {"calls": [*captured, *(record for _, record in changed)]}
     phase = Phase("records", {p: text for p, (_, text) in files.items()}, tuple(files), kind="probe", data=data)
-    calls, probes, seconds = _stable(task, subject, modules, phase, limits)
+    passing, told, tests = _openness(task, subject, modules, covering, limits)
+    calls, probes, seconds, open_ = _stable(task, subject, modules, phase, limits, lambda loose: left_open(told, tests, names, passing, loose))
     outcomes = {number - len(captured): came for number, came in calls.items() if number >= len(captured)}
     before = {number: came for number, came in calls.items() if number < len(captured)}
     usable = list(_call_candidates(changed, outcomes, before))
     candidates = [(("call", place), came, shown) for place, (_, came, shown) in enumerate(usable)]
     candidates += [(("probe", node), came, shown) for node, came, shown in _probe_candidates(files, probes, plain_files, plain)]
-    return _Pool([changed[number][1] for number, *_ in usable], files, candidates, seconds)
+    return _Pool([changed[number][1] for number, *_ in usable], files, candidates, open_, seconds)
 
 
 def _names(task, module):
@@ -435,7 +504,7 @@ def _told(pool: _Pool, kind: str, result: PhaseResult) -> set:
     told = set()
     for key, outcome, _ in pool.candidates:
         got = calls.get(key[1]) if kind == "call" else probes.get(key[1])
-        if key[0] == kind and not (cut and got is None) and not (_same_call if kind == "call" else _same_probe)(outcome, got):
+        if key[0] == kind and not (cut and got is None) and not (_same_call if kind == "call" else _same_probe)(outcome, got, pool.left_open):
             told.add(key)
     return told
 
@@ -443,10 +512,11 @@ def _told(pool: _Pool, kind: str, result: PhaseResult) -> set:
 def _records(pool: _Pool, keys: Sequence) -> list[dict]:
     "The kept inputs as a task holds them."
     came = {key: outcome for key, outcome, _ in pool.candidates}
-    records = [{"kind": "call", **pool.calls[key[1]], "came": came[key]} for key in keys if key[0] == "call"]
+    how = {"open": pool.left_open} if pool.left_open else {}
+    records = [{"kind": "call", **pool.calls[key[1]], "came": came[key], **how} for key in keys if key[0] == "call"]
     for path, (_, text) in pool.files.items():
         if own := {key[1]: came[key] for key in keys if key[0] == "probe" and key[1].split("::")[0] == path}:
-            records.append({"kind": "probe", "path": path, "source": text, "came": own})
+            records.append({"kind": "probe", "path": path, "source": text, "came": own, **how})
     return records
 
 # %% ../../../../nbs/envs/deletion/judge/07_evidence.ipynb #10dd81d9
@@ -531,14 +601,17 @@ def _same_raised(expected, got):
     return same(["raised", expected["raised"]], ["raised", got["raised"]])
 
 
-def _same_call(expected, got):
+def _same_call(expected, got, left_open=()):
     if not isinstance(got, dict) or got.keys() != expected.keys():
         return False
-    return _same_raised(expected, got) if "raised" in expected else all(same(expected[part], got[part]) for part in expected)
+    if "raised" in expected:
+        return _same_raised(expected, got)
+    return same(expected["value"], got["value"], left_open) and same(expected["after"], got["after"])
 
 
-def _same_probe(expected, got):
-    return got is not None and _same_raised(expected, got) and same(expected["seen"], got["seen"])
+def _same_probe(expected, got, left_open=()):
+    return (got is not None and _same_raised(expected, got) and len(expected["seen"]) == len(got["seen"])
+            and all(same(one, other, left_open) for one, other in zip(expected["seen"], got["seen"], strict=True)))
 
 
 def compare(
@@ -550,9 +623,9 @@ def compare(
     wrong, number = [], 0
     for record in records:
         if record["kind"] == "call":
-            if not _same_call(record["came"], calls.get(number)):
+            if not _same_call(record["came"], calls.get(number), record.get("open", ())):
                 wrong.append(f"{record['target']}({', '.join(next(iter(a.values())) if 'range' not in a else 'range' for a in record['args'])})")
             number += 1
         else:
-            wrong += [node for node, expected in record["came"].items() if not _same_probe(expected, probes.get(node))]
+            wrong += [node for node, expected in record["came"].items() if not _same_probe(expected, probes.get(node), record.get("open", ()))]
     return wrong, count_records(records)

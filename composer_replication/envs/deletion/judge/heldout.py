@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['MOST_ALIKE', 'MOST_PASSING', 'constants_of', 'neighbours', 'pool_calls', 'Candidate', 'choose_inputs', 'Strength',
-           'strength']
+           'strength', 'changed_results', 'left_open']
 
 # %% ../../../../nbs/envs/deletion/judge/11_heldout.ipynb #ee6bebb5
 import ast
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -217,3 +218,94 @@ def strength(
     passing = [i for i in range(len(names)) if i not in equal and not kept & set(told[i])]
     parts = passing, [i for i in passing if i not in failing], sorted(equal)
     return Strength(len(names) - len(equal), *(tuple(names[i] for i in part) for part in parts))
+
+# %% ../../../../nbs/envs/deletion/judge/11_heldout.ipynb #8981745c
+_ANY_ORDER = re.compile(
+    r"\b(?:any|arbitrary|unspecified|undefined|random|indeterminate|no (?:particular|specific|special|guaranteed|defined|fixed))\s+(?:\w+\s+)?order"
+    r"|(?<!in )\border(?:ing)?\b[\w\s,]{0,60}?\b(?:arbitrary|unspecified|undefined|irrelevant|random|unimportant|may vary|may differ|can vary|can differ"
+    r"|(?:not|n't)\s+(?:be\s+)?(?:guarantee|specif|defin|matter|important|preserv|relevant|fixed|determin|stable))"
+    r"|\b(?:not|n't|no|without)\s+(?:guarante|preserv|specif|defin|keep|retain|maintain|promise)\w*\s+(?:\w+\s+){0,3}order"
+    r"|\bunordered\b", re.IGNORECASE)
+_SOME_ORDER = re.compile(r"\bsort|\border|\bascending|\bdescending|\bfirst\b|\blast\b|\bpreserv|\brevers|\bsequence|\bleft\b|\bright\b|\bnewest|\boldest"
+                         r"|\bfollow|\bconsecutive|\bin turn\b|\bnext\b|\bpriority|\bby (?:increasing|decreasing)", re.IGNORECASE)
+_SEQUENCE = re.compile(r"\b(?:list|tuple|iterator|generator|iterable|sequence|yield)\w*", re.IGNORECASE)
+_WHETHER = re.compile(r"\bwhether\b|\btrue\b|\bfalse\b", re.IGNORECASE)
+_SORTS = re.compile(r"\b(?:sorted|set|frozenset|Counter|assertCountEqual|unordered)\(|\.sort\(")
+_CONVERTS = re.compile(r"\b(?:list|tuple|sorted|set|frozenset|Counter|assertCountEqual|len)\(")
+
+_CHANGES = {"order": "_turned(value, False)", "inner order": "_turned(value, True)", "sequence": "_other(value)", "truth": "bool(value)"}
+_CHANGER = """
+
+def _turned(value, deep, top=True):
+    import itertools
+    if type(value) is dict:
+        return {key: _turned(item, deep, top) for key, item in value.items()}
+    if hasattr(type(value), "__next__"):
+        return iter(_turned(list(itertools.islice(value, 10000)), deep, top))
+    if type(value) is tuple and (not top or any(type(item) is list or hasattr(type(item), "__next__") for item in value)):
+        return tuple(_turned(item, deep, top) for item in value)
+    if type(value) not in (list, tuple):
+        return value
+    return type(value)([_turned(item, True, False) if deep else item for item in value][::-1])
+
+
+def _other(value):
+    return list(value) if type(value) is tuple else tuple(value) if type(value) is list or hasattr(type(value), "__next__") else value
+
+
+def _changed(found):
+    import functools
+    if isinstance(found, (staticmethod, classmethod)):
+        return type(found)(_changed(found.__func__))
+    if isinstance(found, property):
+        return property(_changed(found.fget), found.fset, found.fdel)
+    if not callable(found) or isinstance(found, type):
+        return found
+
+    @functools.wraps(found)
+    def call(*args, **kwargs):
+        value = found(*args, **kwargs)
+        return CHANGE
+
+    return call
+
+
+"""
+
+
+def changed_results(
+    text: str,  # of a module
+    names: Sequence[str],  # "function", "Class" or "Class.method"
+    change: str,  # a row of the table
+) -> str:
+    "The module with the results of these functions changed."
+    lines, tree = [], ast.parse(text.removeprefix("\ufeff"))
+    for name in names:
+        holder, _, last = name.rpartition(".")
+        node = next((n for n in tree.body if getattr(n, "name", "") == name), None)
+        if isinstance(node, ast.ClassDef):
+            lines += [(name, f.name) for f in functions_named(tree, [name]) if not f.name.startswith("__")]
+        elif not last.startswith("__"):
+            lines.append((holder, last))
+    ends = [f"{h}.{n} = _changed({h}.__dict__[{n!r}])" if h else f"{n} = _changed({n})" for h, n in lines]
+    return text + _CHANGER.replace("CHANGE", _CHANGES[change]) + "\n".join(ends) + "\n"
+
+# %% ../../../../nbs/envs/deletion/judge/11_heldout.ipynb #ddd14a99
+def left_open(
+    told: str,  # docstrings and return annotations of what was deleted
+    tests: str,  # the covering tests
+    names: Sequence[str],  # of what was deleted
+    passing: Collection[str],  # changes of results with which all wanted tests pass
+    loose: bool = False,  # the original itself gives another order under another hash seed
+) -> list[str]:  # rows of the table
+    "What a task leaves open, by its text and its tests."
+    open_ = []
+    said = _ANY_ORDER.search(told) or not _SOME_ORDER.search(told) and _SORTS.search(tests)
+    if loose or "order" in passing and said:
+        open_ += ["order"] + ["inner order"] * ("inner order" in passing)
+    if "sequence" in passing and not _SEQUENCE.search(told) and _CONVERTS.search(tests):
+        open_.append("sequence")
+    predicate = all(re.match(r"_?(?:is|has|can|should)_", name.rpartition(".")[2]) for name in names)
+    if "truth" in passing and (_WHETHER.search(told) or predicate):
+        open_.append("truth")
+    return open_
