@@ -9,6 +9,7 @@ __all__ = ['SYSTEM', 'AGENT_LIMITS', 'JUDGE_S', 'CLOSE_S', 'deletion_rows', 'age
 # %% ../../../nbs/envs/deletion/06_env.ipynb #92280023
 import re
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -27,7 +28,8 @@ from ...core.tools import ToolResult
 from ...core.trace import ToolCall
 from ...sandbox.boxes import open_box
 from ...sandbox.folders import SandboxProblem
-from .judge.grading import JUDGE_LIMITS, Grade, collect_sources, grade, judge_counts, zero_grade
+from .judge.grading import JUDGE_LIMITS, Grade, collect_sources, grade, judge_counts, original_seconds, zero_grade
+from .judge.evidence import SCALE
 from .judge.runner import RunnerProblem, lay_out, warm_judge
 from ...sandbox.base import Limits, open_sandbox
 from .subject import Subject, subject_of
@@ -86,7 +88,7 @@ class FeatureDeletionEnv:
         store: Path | None = None,  # where prepared repositories lie; None: `store_path()`
         kind: str = "auto",  # of sandbox, as `open_sandbox` takes it
         limits: Limits = AGENT_LIMITS,  # of one command of the agent's
-        judge_s: float = JUDGE_S,  # a submission that keeps the judge busy for longer earns 0
+        judge_s: float = JUDGE_S,  # a submission that keeps the judge busy for longer earns 0, unless the original takes long here too
     ):
         tasks = read_tasks(Path(tasks)) if isinstance(tasks, str | Path) else tasks
         self._tasks, self._store, self._kind = {t.task_id: t for t in tasks}, store, kind
@@ -183,11 +185,16 @@ def _graded(self: FeatureDeletionEnv, files):
 
     with suppress(RunnerProblem, SandboxProblem):  # `grade` tries again, and counts
         warm_judge(self._subject, JUDGE_LIMITS, wait=True)
+    began = time.monotonic()
     threading.Thread(target=judge, daemon=True, name="judge").start()  # its own limits end it, where nobody waits any more
     try:
         return done.result(self._judge_s)
     except TimeoutError:
-        return zero_grade(f"the judge was kept busy for more than {self._judge_s:g} seconds")
+        most = max(self._judge_s, SCALE * original_seconds(self.task, self._subject)[1])
+    try:
+        return done.result(max(0.0, most - (time.monotonic() - began)))
+    except TimeoutError:
+        return zero_grade(f"the judge was kept busy for more than {most:g} seconds")
 
 # %% ../../../nbs/envs/deletion/06_env.ipynb #c14b394f
 def find_tasks(
