@@ -47,6 +47,8 @@ def _near_text(value, constants):
     near = [empty, value[:1], value[1:], value[:-1], value + value, value[::-1], value.upper(), value.lower(), value.swapcase(), value.title(),
             space + value + space, value[:1] + space + value[1:], value.strip(), value[:len(value) // 2], value[len(value) // 2:]]
     near += [part for c in own for part in (c, c + value, value + c, value[:1] + c + value[1:], value.replace(c, empty) if c else value)]
+    signs = [n for n, c in enumerate(value) if not chr(c if kind is bytes else ord(c)).isalnum()][:6]
+    near += [value[:n] + other + value[n + 1:] for n in signs for other in ((b"x", b"") if kind is bytes else ("x", ""))]
     ends = "0", "7", "-3", "12.5", "\u00e9", "\u20ac\u2028", "\n", "\t", "/", '"'
     return near + [value + (end if kind is str else end.encode()) for end in ends]
 

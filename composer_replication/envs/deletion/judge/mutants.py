@@ -45,10 +45,10 @@ def _constants(node):
         yield ast.Constant(not value)
     elif isinstance(value, int | float):
         yield from (ast.Constant(value + 1), ast.Constant(value - 1))
-    elif isinstance(value, str):
-        yield ast.Constant("" if value else "~")
-    elif isinstance(value, bytes):
-        yield ast.Constant(b"" if value else b"~")
+    elif isinstance(value, str | bytes):
+        yield ast.Constant(value[:0] if value else "~" if isinstance(value, str) else b"~")
+        if len(value) > 1:
+            yield from (ast.Constant(value[1:]), ast.Constant(value[:-1]))
 
 # %% ../../../../nbs/envs/deletion/judge/10_mutants.ipynb #882ef906
 def _calls(node):

@@ -376,14 +376,18 @@ def run_calls(
     plan: dict,  # its data's `calls`
     send,  # sends one message to the parent
 ) -> None:
-    "Make each call and send what came of it."
+    "Make each call and send what came of it; where so many as the data's `most_long` took too long, no more."
+    long = 0
     for number, record in enumerate(plan["data"].get("calls", ())):
+        if long == plan["data"].get("most_long"):
+            break
         try:
             importlib.import_module(record["target"].partition(":")[0])  # outside of the limit: some take seconds, the first time
             with time_limit(plan["data"].get("call_s", CALL_S)):
                 came = _call(record)
         except (Exception, SystemExit, _TooLong) as error:
             came = {"raised": exception_name(type(error))}
+            long += isinstance(error, _TooLong)
         send(call=number, came=came)
 
 # %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #2946f9bc
@@ -541,7 +545,7 @@ def run_probe(
     class Plugin:
         @pytest.hookimpl(hookwrapper=True)
         def pytest_runtest_call(self, item):
-            with time_limit(2 * plan["data"].get("call_s", CALL_S)):
+            with time_limit(2 * CALL_S):
                 yield
 
         @pytest.hookimpl(hookwrapper=True)
