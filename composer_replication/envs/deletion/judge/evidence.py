@@ -486,10 +486,18 @@ def _pool(task, subject, modules, covering, captured, plain_files, plain, limits
     calls, probes, seconds, open_ = _stable(task, subject, modules, phase, limits, lambda loose: left_open(told, tests, names, passing, loose))
     outcomes = {number - len(captured): came for number, came in calls.items() if number >= len(captured)}
     before = {number: came for number, came in calls.items() if number < len(captured)}
-    usable = list(_call_candidates(changed, outcomes, before, _errors(task, subject, modules)))
+    usable = [found for found in _call_candidates(changed, outcomes, before, _errors(task, subject, modules))
+              if not _stated(changed[found[0]][1], found[1], tests)]
     candidates = [(("call", place), came, shown) for place, (_, came, shown) in enumerate(usable)]
     candidates += [(("probe", node), came, shown) for node, came, shown in _probe_candidates(files, probes, plain_files, plain)]
     return _Pool([changed[number][1] for number, *_ in usable], files, candidates, open_, seconds)
+
+
+def _stated(record, came, tests):
+    "Whether all arguments of a call, and the text that comes of it, stand in the tests already."
+    texts = [argument.get("literal") for argument in (*record["args"], *record["kwargs"].values())]
+    value = came.get("value", [None])
+    return value[0] == "str" and isinstance(value[1], str) and value[1] in tests and all(text is not None and text.strip("'\"") in tests for text in texts)
 
 
 def _errors(task, subject, modules):
@@ -627,7 +635,7 @@ def _same_call(expected, got, left_open=()):
 
 
 def _same_probe(expected, got, left_open=()):
-    return (got is not None and _same_raised(expected, got) and len(expected["seen"]) == len(got["seen"])
+    return (got is not None and _same_raised(expected, got) and isinstance(got["seen"], list) and len(expected["seen"]) == len(got["seen"])
             and all(same(one, other, left_open) for one, other in zip(expected["seen"], got["seen"], strict=True)))
 
 
