@@ -1,4 +1,5 @@
-"""Held-out inputs: chosen by mutants, spread over outcomes, compared as text and tests leave open, in time that follows the original."""
+"""Held-out inputs: chosen by mutants, spread over outcomes, compared as text and tests leave open, within limits that fit."""
+# ruff: noqa: E501
 import ast
 import time
 from dataclasses import replace
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from composer_replication.envs.deletion import env as env_page
 from composer_replication.envs.deletion.judge import evidence, grading, observe
-from composer_replication.envs.deletion.judge.evidence import EvidenceProblem, add_evidence, count_records, same
+from composer_replication.envs.deletion.judge.evidence import EvidenceProblem, WeakInputs, add_evidence, count_records, same
 from composer_replication.envs.deletion.judge.grading import grade
 from composer_replication.envs.deletion.judge.heldout import Candidate, choose_inputs, left_open, strength
 from composer_replication.envs.deletion.judge.mutants import make_mutants
@@ -19,6 +20,7 @@ from composer_replication.envs.deletion.judge.observe import canonical
 from composer_replication.envs.deletion.judge.runner import Phase, PhaseResult, run_phases
 from composer_replication.envs.deletion.subject import prepare_subject
 from composer_replication.envs.deletion.task import FeatureDeletionTask, make_patch
+from composer_replication.envs.deletion.tasks.gates import GATES
 from composer_replication.sandbox.base import sandbox_problem
 from composer_replication.sandbox.limits import Limits
 
@@ -210,8 +212,9 @@ def test_held_out_inputs_take_all_outcomes_and_some_equal_the_visible_one(made):
 
 @needs_sandbox
 def test_a_task_whose_inputs_let_mutants_pass_is_not_kept(made):
-    with pytest.raises(EvidenceProblem, match=r"held-out inputs let \d+ of \d+ mutants pass \(line"):
+    with pytest.raises(WeakInputs, match=r"held-out inputs let \d+ of \d+ mutants pass \(line") as refused:
         made("grade_of")
+    assert refused.value.gate in GATES and EvidenceProblem.gate in GATES
 
 
 SHARED = {

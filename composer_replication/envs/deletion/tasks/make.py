@@ -315,7 +315,7 @@ def _row(bench: Bench, deletion: Deletion, callers: Mapping[str, int], seed: int
                 return {"key": key, "task": task_to_row(task)}
             gate = "not rewarded"
         except EvidenceProblem as error:
-            gate, detail = "no evidence", str(error).partition(": ")[2]
+            gate, detail = error.gate, str(error).partition(": ")[2]
         except TaskProblem as error:
             gate, detail = "copy visible", str(error)
         except RunnerProblem as error:  # one run that failed costs one deletion
