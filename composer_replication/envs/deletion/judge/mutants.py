@@ -47,6 +47,8 @@ def _constants(node):
         yield from (ast.Constant(value + 1), ast.Constant(value - 1))
     elif isinstance(value, str | bytes):
         yield ast.Constant(value[:0] if value else "~" if isinstance(value, str) else b"~")
+        if isinstance(value, str) and value != (wild := value.replace("\\.", ".").replace("[.]", ".")):
+            yield ast.Constant(wild)  # of a pattern: any character for a dot
         if len(value) > 1:
             yield from (ast.Constant(value[1:]), ast.Constant(value[:-1]))
 
