@@ -14,7 +14,7 @@ from composer_replication.envs.deletion import env as env_page
 from composer_replication.envs.deletion.judge import evidence, grading, observe
 from composer_replication.envs.deletion.judge.evidence import EvidenceProblem, WeakInputs, add_evidence, count_records, same
 from composer_replication.envs.deletion.judge.grading import grade
-from composer_replication.envs.deletion.judge.heldout import Candidate, choose_inputs, left_open, strength
+from composer_replication.envs.deletion.judge.heldout import Candidate, changed_results, choose_inputs, left_open, strength
 from composer_replication.envs.deletion.judge.mutants import make_mutants
 from composer_replication.envs.deletion.judge.observe import canonical
 from composer_replication.envs.deletion.judge.runner import Phase, PhaseResult, run_phases
@@ -321,6 +321,14 @@ def test_chosen_inputs_tell_every_mutant_that_the_pool_tells(parts):
     if len(chosen) < 10:  # as far as there is room: every outcome, and one that equals its neighbour's
         assert {by_key[key].outcome for key in chosen} == {candidate.outcome for candidate in pool}
         assert any(by_key[key].as_visible for key in chosen) == any(candidate.as_visible for candidate in pool) or len(pool) > 6
+
+
+def test_special_methods_say_nothing_of_what_is_open():
+    source = "class A:\n    def __or__(self, other):\n        return [self, other]\n    def items(self):\n        return [1, 2]\n"
+    assert changed_results(source, ["A.__or__"], "order") == source
+    scope = {}
+    exec(compile(changed_results(source, ["A"], "order"), "changed", "exec"), scope)  # our own text
+    assert scope["A"]().items() == [2, 1]
 
 
 def test_strength_counts_what_passes_and_what_is_paid():

@@ -455,7 +455,8 @@ def _openness(task, subject, modules, covering, limits):
     changes = ["order", "inner order", "sequence", "truth"]
     phases = [Phase(change, {path: changed_results(texts[path], _names(task, module), change) for module, path in modules.items()}, task.fail_to_pass)
               for change in changes]
-    passing = [change for change, result in zip(changes, run_phases(subject, phases, limits), strict=True) if result.passed(task.fail_to_pass)]
+    phases = [phase for phase in phases if any(phase.overlay[path] != text for path, text in texts.items())]  # else their passing says nothing
+    passing = [phase.name for phase, result in zip(phases, run_phases(subject, phases, limits), strict=True) if result.passed(task.fail_to_pass)]
     return passing, "\n".join(told), "\n".join(text for text, _ in covering.values())
 
 # %% ../../../../nbs/envs/deletion/judge/07_evidence.ipynb #892a0751

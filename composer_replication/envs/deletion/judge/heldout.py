@@ -279,7 +279,7 @@ def changed_results(
     text: str,  # of a module
     names: Sequence[str],  # "function", "Class" or "Class.method"
     change: str,  # a row of the table
-) -> str:
+) -> str:  # the text itself where no such result can be changed, as of special methods
     "The module with the results of these functions changed."
     lines, tree = [], ast.parse(text.removeprefix("\ufeff"))
     for name in names:
@@ -290,7 +290,7 @@ def changed_results(
         elif not last.startswith("__"):
             lines.append((holder, last))
     ends = [f"{h}.{n} = _changed({h}.__dict__[{n!r}])" if h else f"{n} = _changed({n})" for h, n in lines]
-    return text + _CHANGER.replace("CHANGE", _CHANGES[change]) + "\n".join(ends) + "\n"
+    return text if not ends else text + _CHANGER.replace("CHANGE", _CHANGES[change]) + "\n".join(ends) + "\n"
 
 # %% ../../../../nbs/envs/deletion/judge/11_heldout.ipynb #ddd14a99
 def left_open(
