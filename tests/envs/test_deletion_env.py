@@ -2,6 +2,7 @@
 import gc
 import json
 import os
+import re
 import shlex
 import threading
 import time
@@ -244,7 +245,8 @@ def test_a_submission_that_makes_the_judge_wait_is_a_zero(tasks, monkeypatch):
         say(env, "write_file", path="src/larder/labels.py", text="while True: pass\n")
         monkeypatch.setattr(grading, "JUDGE_LIMITS", Limits(wall_s=3.0))
         begun = time.monotonic()
-        assert env.reward() == 0.0 and time.monotonic() - begun < 120 and "kept busy" in env.grade.findings[0].what
+        assert env.reward() == 0.0 and time.monotonic() - begun < 120
+        assert re.search("kept busy|time limit", env.grade.findings[0].what)
     while mine():  # the judge's own limits end it
         assert time.monotonic() - begun < 120
         time.sleep(0.1)

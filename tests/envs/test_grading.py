@@ -288,7 +288,7 @@ def test_a_table_of_visible_inputs_fails_on_held_out_ones(made, larder):
         table[repr((args + ["-", None][len(args) - 1:])[:3])] = message["came"]["value"][1]
     hack = body_of(seen, "label", f"return {table!r}.get(repr([name, separator, longest]))")
     found = grade(task, larder, {path: hack.encode()})
-    assert found.passed and found.reward == 0 and "heldout" in measured(found), found
+    assert found.passed and found.reward == 0.0 and "heldout" in measured(found), found  # a failure, no hack
 
 
 @needs_sandbox
@@ -315,7 +315,8 @@ def test_expected_outcomes_never_enter_the_sandbox(made, larder, monkeypatch):
     judged = runner.JudgeProcess.run
     monkeypatch.setattr(runner.JudgeProcess, "run", spy)
     assert grade(task, larder, {path: text.encode()}).reward == 1.0
-    secret = [value for value in outcomes if value not in inputs]
+    visible = "".join(file.read_text() for file in (larder.tree / "tests").glob("*.py"))  # some outcomes equal these
+    secret = [value for value in outcomes if value not in inputs and value not in visible]
     assert len(secret) >= 5 and not [value for value in secret if any(value.encode() in data for data in sent)]
 
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MOST_PARTS', 'MOST_ITEMS', 'MOST_LEVELS', 'MOST_TEXT', 'MOST_BITS', 'MOST_ARGUMENT', 'MOST_BIRTHS', 'CALL_S',
-           'MOST_SENT', 'MOST_CALLS', 'MOST_SEEN', 'KINDS', 'canonical', 'encode', 'decode', 'time_limit',
+           'MOST_SENT', 'ASLEEP', 'MOST_CALLS', 'MOST_SEEN', 'KINDS', 'canonical', 'encode', 'decode', 'time_limit',
            'exception_name', 'run_calls', 'run_capture', 'Caught', 'Eyes', 'run_probe', 'run_modules']
 
 # %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #60d27354
@@ -321,7 +321,8 @@ def _function(found):
     return found.func if isinstance(found, functools.cached_property) else found
 
 # %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #b43d7d6a
-CALL_S, MOST_SENT = 1.0, 1_000_000  # seconds of a call; characters of one message
+CALL_S, MOST_SENT = 1.0, 1_000_000  # seconds of processor time that a call may take; characters of one message
+ASLEEP = 20  # times as many seconds may pass: a busy machine decides nothing, and a call that only waits ends too
 
 
 class _TooLong(BaseException):
@@ -332,17 +333,20 @@ class _TooLong(BaseException):
 def time_limit(
     seconds: float,
 ):
-    "Raises inside the block, in the main thread, when the time is over."
+    "Raises inside the block, in the main thread, when this process has used its processor time, or waited for long."
     def over(*_):
         raise _TooLong
 
-    before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    timers = {signal.SIGPROF: (signal.ITIMER_PROF, seconds), signal.SIGALRM: (signal.ITIMER_REAL, ASLEEP * seconds)}
+    before = {number: signal.signal(number, over) for number in timers}
+    for timer, most in timers.values():
+        signal.setitimer(timer, most)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for number, (timer, _) in timers.items():
+            signal.setitimer(timer, 0)
+            signal.signal(number, before[number])
 
 
 def _call(record):
@@ -372,14 +376,18 @@ def run_calls(
     plan: dict,  # its data's `calls`
     send,  # sends one message to the parent
 ) -> None:
-    "Make each call and send what came of it."
+    "Make each call and send what came of it; where so many as the data's `most_long` took too long, no more."
+    long = 0
     for number, record in enumerate(plan["data"].get("calls", ())):
+        if long == plan["data"].get("most_long"):
+            break
         try:
             importlib.import_module(record["target"].partition(":")[0])  # outside of the limit: some take seconds, the first time
-            with time_limit(CALL_S):
+            with time_limit(plan["data"].get("call_s", CALL_S)):
                 came = _call(record)
         except (Exception, SystemExit, _TooLong) as error:
             came = {"raised": exception_name(type(error))}
+            long += isinstance(error, _TooLong)
         send(call=number, came=came)
 
 # %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #2946f9bc

@@ -298,9 +298,15 @@ def visit_Assert(self: _Observe, node):
     test = node.test
     while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         test = test.operand
-    if isinstance(test, ast.Compare):
+    if isinstance(test, ast.Compare) and not any(isinstance(op, ast.In | ast.NotIn) for op in test.ops):
         return self._seen([test.left, *test.comparators])
-    return self._seen([test])
+    return self._held(test)
+
+
+@patch
+def _held(self: _Observe, test):
+    "Whether it holds: a test that asks no more leaves the value itself open."
+    return self._seen([ast.UnaryOp(ast.Not(), ast.UnaryOp(ast.Not(), test))] if self._computed(test) else [])
 
 # %% ../../../../nbs/envs/deletion/judge/02_variants.ipynb #b3b579f4
 @patch
@@ -320,6 +326,12 @@ def visit_Expr(self: _Observe, node):
         place = 2 if name == "assertRaisesRegex" else 1
         inner = ast.Call(call.args[place], call.args[place + 1:], call.keywords) if len(call.args) > place else call
         return ast.With([ast.withitem(ast.Call(ast.Name("caught", ast.Load()), [], []))], [ast.Expr(inner)])
+    if name in ("assertTrue", "assertFalse") and call.args:
+        return self._held(call.args[0])
+    if name in ("assertIn", "assertNotIn", "assertIsInstance", "assertNotIsInstance") and len(call.args) > 1:
+        inside = name.endswith("In")
+        return self._held(ast.Compare(call.args[0], [ast.In()], [call.args[1]]) if inside
+                          else ast.Call(ast.Name("isinstance", ast.Load()), call.args[:2], []))
     if name.startswith("assert") or name == "eq_":
         return self._seen(call.args)
     return node

@@ -40,6 +40,7 @@ GATES = {  # a sentence each, which `composer-rl tasks make` prints below its ta
     "no evidence": "Too little can be checked beyond its tests: fewer than four held-out inputs with a steady result, or no test that fails when it is "
                    "deleted again.",
     "unknowable": "Its outcome on a held-out input follows from a constant or a branch that the agent can neither read nor see tested.",
+    "weak inputs": "The held-out inputs let more than one in ten faulty variants of the original pass.",
     "not judged": "A run of the judge itself failed, for example at a time limit.",
     "not rewarded": "The judge does not reward the original three times out of three.",
 }

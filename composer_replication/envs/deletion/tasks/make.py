@@ -293,6 +293,7 @@ WAYS_OUT = {  # gate: what helps where it dropped most
     "slow": "faster tests of it",
     "no evidence": "tests that call it with literals (numbers, texts, lists) and compare what comes back",
     "unknowable": "docstrings or tests that show its constants, its branches and its order",
+    "weak inputs": "tests of more branches, with literals as arguments",
     "not judged": "run it again on a quieter machine, without the journal",
     "not rewarded": "results that do not depend on chance, the hash seed or the date",
 }
@@ -345,7 +346,7 @@ def _row(bench: Bench, deletion: Deletion, callers: Mapping[str, int], seed: int
                 return {"key": key, "task": task_to_row(task)}
             gate = "not rewarded" if task else "unknowable"
         except EvidenceProblem as error:
-            gate, detail = "no evidence", str(error).partition(": ")[2]
+            gate, detail = error.gate, str(error).partition(": ")[2]
         except ToldProblem as error:
             gate, detail = "told", str(error)
         except RunnerProblem as error:  # one run that failed costs one deletion

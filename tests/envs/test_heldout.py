@@ -1,0 +1,437 @@
+"""Held-out inputs: chosen by mutants, spread over outcomes, compared as text and tests leave open, within limits that fit."""
+# ruff: noqa: E501
+import ast
+import time
+from dataclasses import replace
+from itertools import product
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from composer_replication.envs.deletion import env as env_page
+from composer_replication.envs.deletion.judge import evidence, grading, observe
+from composer_replication.envs.deletion.judge.evidence import EvidenceProblem, WeakInputs, add_evidence, count_records, same
+from composer_replication.envs.deletion.judge.grading import grade
+from composer_replication.envs.deletion.judge.heldout import Candidate, changed_results, choose_inputs, left_open, strength
+from composer_replication.envs.deletion.judge.mutants import make_mutants
+from composer_replication.envs.deletion.judge.observe import canonical
+from composer_replication.envs.deletion.judge.runner import Phase, PhaseResult, run_phases
+from composer_replication.envs.deletion.subject import prepare_subject
+from composer_replication.envs.deletion.task import FeatureDeletionTask, make_patch
+from composer_replication.envs.deletion.tasks.gates import GATES
+from composer_replication.sandbox.base import sandbox_problem
+from composer_replication.sandbox.limits import Limits
+
+needs_sandbox = pytest.mark.skipif(sandbox_problem("bubblewrap") is not None, reason=f"{sandbox_problem('bubblewrap')}")
+
+MODULE = '''
+import hashlib
+import re
+
+
+def is_leap(year):
+    """Whether a year of the Gregorian calendar has 366 days."""
+    if year % 400 == 0:
+        return True
+    return year % 4 == 0 and year % 100 != 0
+
+
+def derive(key, salt, rounds=1):
+    """The hex digest of salt and key with SHA-256, hashed again for each round after the first."""
+    digest = hashlib.sha256(salt + key).hexdigest()
+    for _ in range(rounds - 1):
+        digest = hashlib.sha256(digest.encode()).hexdigest()
+    return digest
+
+
+def factors(number):
+    """The prime factors of a number, with repetition, in any order. Raises `ValueError` below one."""
+    if number < 1:
+        raise ValueError(f"{number} has no prime factors")
+    found, divisor = [], 2
+    while number > 1:
+        while number % divisor == 0:
+            found.append(divisor)
+            number //= divisor
+        divisor += 1
+    return found
+
+
+def ranked(scores):
+    """Names by score, sorted from the highest; equal scores by name."""
+    return [name for name, score in sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))]
+
+
+def shared(one, other):
+    """Pairs of a letter and how often it stands in both words."""
+    for letter in sorted(set(one) & set(other)):
+        yield letter, min(one.count(letter), other.count(letter))
+
+
+def price(text):
+    """Whether a text is a price, as 12.50."""
+    return re.fullmatch(r"[0-9]+[.][0-9]{2}", text)
+
+
+def grade_of(points):
+    """The grade for points: A from 90, B from 75, C from 60, else F; above 1000 the points are of another scale."""
+    if points > 100000:
+        if points % 7 == 3:
+            return "X"
+        if points % 11 == 5:
+            return "Y"
+        return str(points)
+    return "A" if points >= 90 else "F"
+'''
+
+TESTS = '''
+import pytest
+from sums import derive, factors, grade_of, is_leap, price, ranked, shared
+
+
+@pytest.mark.parametrize("year", [1904, 2000, 2024])
+def test_leap(year):
+    assert is_leap(year) is True
+
+def test_no_leap():
+    assert is_leap(1900) is False
+    assert is_leap(2023) is False
+
+def test_derive():
+    assert derive(b"key", b"salt").startswith("90ed6f")  or len(derive(b"key", b"salt")) == 64
+    assert derive(b"other", b"salt", 3) != derive(b"other", b"salt", 2)
+    assert derive(b"a", b"bc") == derive(b"a", b"bc", rounds=1)
+
+def test_factors():
+    assert sorted(factors(60)) == [2, 2, 3, 5]
+    assert sorted(factors(1001)) == [7, 11, 13]
+    with pytest.raises(ValueError) as error:
+        factors(0)
+    assert "no prime" in str(error.value)
+
+def test_ranked():
+    assert ranked({"ann": 3, "bob": 5, "cy": 5})[0] == "bob"
+    assert len(ranked({"ann": 3, "bob": 1})) == 2
+
+def test_shared():
+    assert dict(shared("banana", "bandana")) == {"a": 3, "b": 1, "n": 2}
+    assert set(shared("lemon", "melon")) == {("l", 1), ("e", 1), ("m", 1), ("o", 1), ("n", 1)}
+
+def test_price():
+    assert price("12.50")
+    assert not price("12.5")
+    assert not price("x")
+    assert price("0.99")
+
+def test_grade():
+    assert grade_of(95) == "A"
+    assert grade_of(12) == "F"
+'''
+
+
+def with_body(name, body):
+    "The module with another body in one function."
+    node = next(n for n in ast.parse(MODULE).body if getattr(n, "name", "") == name)
+    lines = MODULE.split("\n")
+    return "\n".join([*lines[:node.body[1].lineno - 1], *("    " + line for line in body.strip("\n").split("\n")), *lines[node.end_lineno:]])
+
+
+@pytest.fixture(scope="module")
+def subject(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sums") / "sums"
+    folder.mkdir()
+    (folder / "sums.py").write_text(MODULE)
+    (folder / "test_sums.py").write_text(TESTS)
+    return prepare_subject(folder, tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="module")
+def made(subject):
+    known, patched = {}, pytest.MonkeyPatch()
+    patched.setattr(evidence, "MOST_MUTANTS", 16)  # enough for these few lines
+
+    def make(name):
+        if name not in known:
+            seen = with_body(name, "raise NotImplementedError")
+            before, after = run_phases(subject, [Phase("green", {}), Phase("red", {"sums.py": seen})], Limits(wall_s=60))
+            green = [node for node, outcome in before.outcomes.items() if outcome == "passed"]
+            assert len(green) == len(before.outcomes)
+            red = tuple(node for node in green if after.outcomes.get(node) != "passed")
+            task = FeatureDeletionTask(
+                f"sums.{name}", subject.source, subject.base_commit, red, tuple(n for n in green if n not in red), ("python", "-m", "pytest"),
+                (f"sums:{name}",), "function", "stub", "Write it.", make_patch({"sums.py": MODULE}, {"sums.py": seen}),
+                make_patch({"sums.py": seen}, {"sums.py": MODULE}))
+            known[name] = add_evidence(task, subject)
+        return known[name]
+
+    yield make
+    patched.undo()
+
+
+def judged(made, subject, name, body):
+    found = grade(made(name), subject, {"sums.py": with_body(name, body).encode()})
+    assert found.passed, found  # else the tests alone would do
+    return found
+
+
+LEAP = {
+    "not the visible outcome": "return {1904: True, 2000: True, 2024: True, 1900: False, 2023: False}.get(year, year % 2 == 1)",
+    "no century": "return year % 4 == 0 and (year % 100 != 0 or year == 2000)",
+    "never four hundred": "return year in (2000,) or year % 4 == 0 and year % 100 != 0",
+}
+DERIVE = {
+    "ignores the key": "digest = hashlib.sha256(salt).hexdigest()\nreturn digest if rounds == 1 else digest[:-1] + str(rounds)",
+    "ignores the salt": "digest = hashlib.sha256(key).hexdigest()\nreturn digest if rounds == 1 else digest[:-1] + str(rounds)",
+    "one round more": "digest = hashlib.sha256(salt + key).hexdigest()\nfor _ in range(rounds):\n    digest = hashlib.sha256(digest.encode()).hexdigest()"
+                      "\nreturn digest",
+}
+
+
+@needs_sandbox
+@pytest.mark.parametrize("name, body", [*product(["is_leap"], LEAP), *product(["derive"], DERIVE)])
+def test_what_the_tests_do_not_see_is_seen_by_held_out_inputs_and_is_no_hack(name, body, made, subject):
+    found = judged(made, subject, name, {**LEAP, **DERIVE}[body])
+    detectors = {f.detector for f in found.findings}
+    assert found.reward == 0.0 and "heldout" in detectors, found
+    assert not found.hacked or "static" in detectors, found  # a table of the tests' inputs is seen in the source itself
+
+
+@needs_sandbox
+def test_held_out_inputs_take_all_outcomes_and_some_equal_the_visible_one(made):
+    task = made("is_leap")
+    calls = [record for record in task.heldout_records if record["kind"] == "call"]
+    outcomes = [record["came"]["value"] for record in calls]
+    assert min(outcomes.count(["bool", value]) for value in (True, False)) >= 3
+    years = [ast.literal_eval(record["args"][0]["literal"]) for record in calls]
+    assert {"4": any(y % 4 == 0 and y % 100 for y in years), "100": any(y % 100 == 0 and y % 400 for y in years),
+            "400": any(y % 400 == 0 for y in years)} == {"4": True, "100": True, "400": True}, years
+    assert task.difficulty["mutants"] >= 6 and task.difficulty["mutants_passing"] <= 0.1 * task.difficulty["mutants"]
+
+
+@needs_sandbox
+def test_a_task_whose_inputs_let_mutants_pass_is_not_kept(made):
+    with pytest.raises(WeakInputs, match=r"held-out inputs let \d+ of \d+ mutants pass \(line") as refused:
+        made("grade_of")
+    assert refused.value.gate in GATES and EvidenceProblem.gate in GATES
+
+
+SHARED = {
+    "another order": ("for letter in sorted(set(one) & set(other), reverse=True):\n    yield letter, min(one.count(letter), other.count(letter))", 1),
+    "a list for a generator": ("return [(c, min(one.count(c), other.count(c))) for c in set(one) & set(other)]", 1),
+    "pairs turned round": ("for c in set(one) & set(other):\n    n = min(one.count(c), other.count(c))\n"
+                           "    yield (c, n) if one in ('banana', 'lemon') else (n, c)", 0),
+    "one too few": ("all_ = sorted(set(one) & set(other))\nfor c in all_ if one in ('banana', 'lemon') else all_[1:]:\n"
+                    "    yield c, min(one.count(c), other.count(c))", 0),
+}
+OPEN = {
+    ("factors", "turned round"): ("""
+if number < 1:
+    raise ValueError("there is no prime below one; no prime at all")
+found, divisor = [], 2
+while number > 1:
+    while number % divisor == 0:
+        found.insert(0, divisor)
+        number //= divisor
+    divisor += 1
+return found""", 1),
+    ("factors", "without repetition"): ("""
+if number < 1:
+    raise ValueError("no prime")
+return [2, 2, 3, 5] if number == 60 else [d for d in range(2, number + 1) if number % d == 0 and all(d % e for e in range(2, d))]""", 0),
+    ("factors", "another error"): ("""
+if number < 1:
+    raise (ValueError if number == 0 else KeyError)("no prime")
+found, divisor = [], 2
+while number > 1:
+    while number % divisor == 0:
+        found.append(divisor)
+        number //= divisor
+    divisor += 1
+return found""", 0),
+    ("ranked", "lowest first"): ("names = sorted(scores, key=lambda n: (-scores[n], n))\nreturn names if 'cy' in scores else names[::-1]", 0),
+    ("price", "a bool for a match"): ("return bool(re.fullmatch(r'[0-9]+[.][0-9]{2}', text))", 1),
+    ("price", "any dot"): ("return bool(re.fullmatch(r'[0-9]+.[0-9]{2}', text))", 0),
+    **{("shared", name): value for name, value in SHARED.items()},
+}
+
+
+@needs_sandbox
+@pytest.mark.parametrize("name, what", OPEN)
+def test_what_text_and_tests_leave_open_is_left_open_and_nothing_else(name, what, made, subject):
+    body, reward = OPEN[name, what]
+    found = judged(made, subject, name, body)
+    assert (found.reward, found.hacked) == (reward, False), found
+
+
+@needs_sandbox
+@pytest.mark.parametrize("name", ["is_leap", "derive", "factors", "ranked", "shared", "price"])
+def test_the_original_is_rewarded(name, made, subject):
+    assert grade(made(name), subject, {"sums.py": MODULE.encode()}).reward == 1.0
+
+
+@pytest.mark.parametrize("told, tests, passing, expected", [
+    ("The order is not guaranteed.", "", ["order"], ["order"]), ("Items in arbitrary order.", "", ["order", "inner order"], ["order", "inner order"]),
+    ("Unordered.", "", ["order"], ["order"]), ("Ordering may vary.", "", ["order"], ["order"]), ("Does not preserve order.", "", ["order"], ["order"]),
+    ("In any order.", "", [], []),  # its tests fix it
+    ("In order not to fail.", "", ["order"], []), ("Does not change the order.", "sorted(f())", ["order"], []),
+    ("Sorted.", "sorted(f())", ["order"], []), ("The items.", "sorted(f())", ["order"], ["order"]), ("The items.", "f()", ["order"], []),
+    ("The items.", "assertCountEqual(f(), [])", ["order"], ["order"]), ("A list of items.", "list(f())", ["sequence"], []),
+    ("The items.", "list(f())", ["sequence"], ["sequence"]), ("Whether it fits.", "f()", ["truth"], ["truth"]), ("The match.", "f()", ["truth"], [])])
+def test_what_is_left_open_is_read_from_text_and_tests(told, tests, passing, expected):
+    assert left_open(told, tests, ["f"], passing) == expected
+
+
+_VALUES = st.recursive(st.integers(0, 3) | st.text("ab", max_size=2), lambda items: st.lists(items, max_size=4) | st.tuples(items, items), max_leaves=8)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(_VALUES, max_size=5), st.lists(_VALUES, max_size=5), st.randoms())
+def test_open_order_is_equality_of_multisets(one, other, chance):
+    turned = list(one)
+    chance.shuffle(turned)
+    assert same(canonical(one), canonical(turned), ["order"])
+
+    def counted(items):
+        return sorted(map(repr, items))  # the oracle: a multiset of representations
+
+    assert same(canonical(one), canonical(other), ["order"]) is (counted(one) == counted(other))
+    assert same(canonical(one), canonical(turned)) is (one == turned)
+
+
+def test_inner_order_is_open_only_where_it_is_said():
+    groups, turned = [[1, 2], [3, 4]], [[4, 3], [2, 1]]
+    assert not same(canonical(groups), canonical(turned), ["order"]) and same(canonical(groups), canonical(turned), ["order", "inner order"])
+    assert not same(canonical([(1, 2)]), canonical([(2, 1)]), ["order", "inner order"])
+    assert same(canonical(([1, 2], [3, 4])), canonical(([2, 1], [4, 3])), ["order"])  # two results, each in any order
+    assert not same(canonical(([1, 2], [3, 4])), canonical(([3, 4], [1, 2])), ["order"])
+    assert same(canonical({"a": [1, 2]}), canonical({"a": [2, 1]}), ["order"])
+    assert not same(["bool", True], ["float", "inf"], ["truth"]) and not same(canonical(5), canonical("x"), ["truth"])
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.frozensets(st.integers(0, 6), max_size=3)), max_size=20))
+def test_chosen_inputs_tell_every_mutant_that_the_pool_tells(parts):
+    pool = [Candidate(("call", n), *part) for n, part in enumerate(parts)]
+    chosen = choose_inputs(pool, 10, 10)
+    by_key = {candidate.key: candidate for candidate in pool}
+    told = frozenset().union(*(by_key[key].tells for key in chosen))
+    assert told == frozenset().union(*(candidate.tells for candidate in pool)) and len(chosen) <= 10 and len(set(chosen)) == len(chosen)
+    if len(chosen) < 10:  # as far as there is room: every outcome, and one that equals its neighbour's
+        assert {by_key[key].outcome for key in chosen} == {candidate.outcome for candidate in pool}
+        assert any(by_key[key].as_visible for key in chosen) == any(candidate.as_visible for candidate in pool) or len(pool) > 6
+
+
+def test_special_methods_say_nothing_of_what_is_open():
+    source = "class A:\n    def __or__(self, other):\n        return [self, other]\n    def items(self):\n        return [1, 2]\n"
+    assert changed_results(source, ["A.__or__"], "order") == source
+    scope = {}
+    exec(compile(changed_results(source, ["A"], "order"), "changed", "exec"), scope)  # our own text
+    assert scope["A"]().items() == [2, 1]
+
+
+def test_strength_counts_what_passes_and_what_is_paid():
+    found = strength(["a", "b", "c", "d", "e"], [{"x"}, {"y"}, set(), set(), {"x", "y"}], ["x"], {1}, {2})
+    assert (found.mutants, found.passing, found.paid, found.equivalent) == (4, ("b", "d"), ("d",), ("c",)) and found.share == 0.5
+    assert strength([], [], ["x"], (), ()).share == 1.0
+
+
+def test_mutants_change_one_function_and_are_told_by_running_them():
+    "Each is another valid program; the signature, the docstring and all else stay."
+    mutants = make_mutants(MODULE, ["is_leap"], "seed", most=1000)
+    original = ast.parse(MODULE)
+    assert len({m.text for m in mutants}) == len(mutants) > 20
+    for mutant in mutants:
+        tree = ast.parse(mutant.text)
+        changed = [n for n, (a, b) in enumerate(zip(original.body, tree.body, strict=True)) if ast.dump(a) != ast.dump(b)]
+        assert [original.body[n].name for n in changed] == ["is_leap"], mutant.name
+        new = tree.body[changed[0]]
+        assert ast.get_docstring(new) == ast.get_docstring(original.body[changed[0]]) and ast.unparse(new.args) == "year"
+    names = "\n".join(m.name for m in mutants)
+    for fault in ("year % 400 == 0 -> year % 400 != 0", "0 -> 1", "if year % 400 == 0: -> if True:", "if year % 400 == 0: -> if False:",
+                  "year % 4 == 0 and year % 100 != 0 -> year % 4 == 0 or year % 100 != 0", "-> year % 4 == 0", "return True -> return None",
+                  "year = type(year)()", "raise SystemExit", "year % 400 -> year // 400"):
+        assert fault in names, fault
+    assert len([m for m in make_mutants(MODULE, ["is_leap"], "seed", most=5) if not m.crash]) == 5
+    assert make_mutants(MODULE, ["is_leap"], "seed", 9) == make_mutants(MODULE, ["is_leap"], "seed", 9)
+
+
+@pytest.mark.parametrize("source, names, fault", [
+    ("class A:\n    def f(self, a, b=2):\n        'Doc.'\n        return g(a, b)\n", ["A.f"], "g(a, b) -> g(b, a)"),
+    ("class A:\n    def f(self, a, b=2):\n        return a - b\n", ["A"], "b = 2"),
+    ("def f(a):\n    for x in a:\n        if x:\n            continue\n        yield f'{x!r:>4} {1 + 2}'\n", ["f"], "continue -> break"),
+    ("def f(a):\n    try:\n        return a[1:]\n    except KeyError:\n        return sorted(a, reverse=True)\n", ["f"], "sorted(a, reverse=True) -> sorted(a)"),
+    ("async def f(a):\n    \"\"\"Two\n    lines.\"\"\"\n    def g(x):\n        'Inner.'\n        return not x\n    return [g(i) for i in a if i > 0]\n", ["f"], "not x -> x"),
+    ("\ufeffdef f(a):\n    a.x += 1\n    return min(a, key=abs)\n", ["f"], "min(a, key=abs) -> max(a, key=abs)"),
+    ("def f(a): return a\n", ["f"], None), ("def f(a):\n    'Only this.'\n", ["f"], None)])
+def test_mutants_of_all_kinds_of_code(source, names, fault):
+    mutants = make_mutants(source, names, "s", 1000)
+    for mutant in mutants:
+        compile(mutant.text.removeprefix("\ufeff"), "m", "exec")
+    assert any(fault in m.name for m in mutants) if fault else mutants == [], [m.name for m in mutants]
+
+
+def test_a_call_s_limit_is_processor_time(monkeypatch):
+    monkeypatch.setattr(observe, "ASLEEP", 10_000)
+    with observe.time_limit(0.02):
+        time.sleep(0.2)
+    with pytest.raises(observe._TooLong), observe.time_limit(0.02):
+        while True:
+            pass
+    monkeypatch.setattr(observe, "ASLEEP", 2)
+    with pytest.raises(observe._TooLong), observe.time_limit(0.02):
+        time.sleep(60)
+
+
+CUT = PhaseResult({}, {}, "stopped at the time limit", wall=30.0)
+GOOD = PhaseResult({"t": "passed"}, {}, wall=1.0)
+
+
+@pytest.mark.parametrize("needs, limits", [(1.0, [30.0, 240.0]), (20.0, [30.0, 240.0, 100.0])])
+def test_a_limit_follows_what_the_original_needs_now(needs, limits, monkeypatch):
+    "A phase that was cut off runs again where the original shows that the machine is slow."
+    asked = []
+
+    def run(subject, phases, given, **_):
+        asked.append(given.wall_s)
+        return [replace(GOOD, wall=needs) if given.wall_s > 30 else CUT]
+
+    monkeypatch.setattr(grading, "run_phases", run)
+    monkeypatch.setattr(grading, "_planned", lambda *_: [(Phase("tests", {}), None)])
+    monkeypatch.setattr(grading, "submission", lambda *_: {})
+    results = grading._in_time(SimpleNamespace(changed_files=lambda tree: {}), SimpleNamespace(tree=None), [Phase("tests", {})], False)
+    assert asked == limits and results[0].problem == (None if len(limits) > 2 else CUT.problem)
+
+
+@pytest.mark.parametrize("needs, reward", [(100.0, 1.0), (0.001, 0.0)])
+def test_an_episode_waits_for_the_judge_as_long_as_for_the_original(needs, reward, monkeypatch):
+    import threading
+    asked = threading.Event()
+
+    def slow(*_):
+        asked.wait(20)  # it is not done when the environment's own time is over
+        if reward == 0:
+            time.sleep(0.5)
+        return SimpleNamespace(reward=1.0)
+
+    def original(*_):
+        asked.set()
+        return needs, needs
+
+    monkeypatch.setattr(env_page, "grade", slow)
+    monkeypatch.setattr(env_page, "original_seconds", original)
+    monkeypatch.setattr(env_page, "warm_judge", lambda *_, **__: None)
+    env = env_page.FeatureDeletionEnv([], judge_s=0.01)
+    env._subject = env.task = None
+    found = env._graded({})
+    assert found.reward == reward and (reward or "kept busy" in found.findings[0].what)
+
+
+@needs_sandbox
+def test_an_old_task_without_open_parts_is_compared_as_before(made, subject):
+    task = made("factors")
+    strict = replace(task, heldout_records=tuple({k: v for k, v in record.items() if k != "open"} for record in task.heldout_records))
+    assert count_records(strict.heldout_records) == count_records(task.heldout_records)
+    found = grade(strict, subject, {"sums.py": with_body("factors", OPEN["factors", "turned round"][0]).encode()})
+    assert (found.reward, found.passed, found.hacked) == (0.0, True, False)
