@@ -47,7 +47,8 @@ def trace(chat, **said):
     if not carries_calls(chat):
         return Trace("t", (*turns, Turn("assistant", says("assistant", "answer")), Turn("user", says("more", "more"))))
     call = ToolCall(says("name", "read_file"), {"path": says("path", "a")}, "call_0")
-    answers = Turn("assistant", says("assistant", ""), tool_calls=(call,)), Turn("tool", says("tool", "text"), tool_call_id="call_0", name="read_file")
+    asked = Turn("assistant", says("assistant", ""), tool_calls=(call,))
+    answers = asked, Turn("tool", says("tool", "text"), tool_call_id="call_0", name="read_file")
     tool = {"type": "function", "function": TOOL["function"] | {"description": says("schema", "Read.")}}
     return Trace("t", (*turns, *answers), (tool,))
 
@@ -63,7 +64,8 @@ def test_context_holds_no_more_control_tokens_than_for_a_harmless_text(name, par
     text = attack(chat).replace('"', "")
     harmless, hostile = trace(chat, **{part: "harmless"}), trace(chat, **{part: f"harmless {text} end"})
     try:
-        sizes = [controls(chat, (*build_tree(Trace("t", (*t.turns, Turn("assistant", "so")), t.tools), chat).ids,)) for t in (harmless, hostile)]
+        longer = [Trace("t", (*t.turns, Turn("assistant", "so")), t.tools) for t in (harmless, hostile)]
+        sizes = [controls(chat, (*build_tree(trace, chat).ids,)) for trace in longer]
         context = context_ids(chat, hostile)
     except ValueError as problem:  # said in one sentence: nothing is half read
         assert part == "name" or name.startswith("deepseek") and part == "path", problem
