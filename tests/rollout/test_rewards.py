@@ -66,7 +66,7 @@ def test_numbers_count(value, reward):
     assert rollout.reward == reward and rollout.ending is Ending.DONE and type(rollout.reward) in (float, type(None))
 
 
-@pytest.mark.parametrize("value", BAD, ids=repr)
+@pytest.mark.parametrize("value", BAD, ids=lambda value: type(value).__name__)
 def test_what_is_no_number_is_refused_in_one_sentence(value):
     rollout = rollout_with(value)
     assert rollout.reward is None and rollout.ending is Ending.ERROR
