@@ -170,10 +170,11 @@ class RemoteDeletionEnv:
     def __init__(
         self,
         url: str,  # http://host:port
-        timeout: float = 120.0,  # seconds that one answer may take
+        timeout: float = 400.0,  # seconds that one answer may take; a judge may take long
     ):
         need_openenv()
         self.url, self.timeout, self._client = url, timeout, None
+        self.call_s = self.reward_s = timeout + 10.0  # the client gives up before a rollout does
         self.tools: tuple[dict, ...] = ()  # after `reset`
         self.prompt: list[dict] = []  # after `reset`
         self._reward: float | None = None

@@ -97,7 +97,7 @@ def _fill_box(self: BoxedSandbox):
             os.chown(self._repo, self._box.user, self._box.user)
         with opened(self._tree) as source, opened(self._repo) as target:
             copy_folder(source, target, self._box.user)
-            self._start = self._usage = folder_usage(target)
+            self._begun = self._usage = folder_usage(target)
     except OSError as error:
         raise SandboxProblem(f"{self._tree} cannot be copied: {error}.") from None
 
@@ -190,7 +190,7 @@ def exec(
 @patch
 def _room(self: BoxedSandbox, limits: Limits) -> Usage:
     "What the tree may take."
-    return Usage(limits.disk_mb << 20, self._start.entries + limits.files)
+    return Usage(limits.disk_mb << 20, self._begun.entries + limits.files)
 
 
 @patch
