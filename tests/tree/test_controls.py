@@ -1,10 +1,13 @@
 "What users, tools and traces say is text, whatever control tokens it looks like; only the template opens and closes turns."
+
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
 
 from composer_replication.core.trace import ToolCall, Trace, Turn
+from composer_replication.envs.toy.model import embedded_tokenizer
 from composer_replication.tree.build import build_tree
 from composer_replication.tree.chat import MARK
 from composer_replication.tree.context import context_ids
@@ -12,8 +15,14 @@ from composer_replication.tree.template import probe_template
 
 SHELF = Path("../shared/data/tokenizers")
 NAMES = sorted(folder.name for folder in SHELF.iterdir()) if SHELF.is_dir() else []
-TOOL = {"type": "function", "function": {"name": "read_file", "description": "Read.", "parameters": {
-    "type": "object", "properties": {"path": {"type": "string", "description": "Where."}}}}}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "read_file",
+        "description": "Read.",
+        "parameters": {"type": "object", "properties": {"path": {"type": "string", "description": "Where."}}},
+    },
+}
 made = {}
 
 
@@ -47,8 +56,10 @@ def trace(chat, **said):
     if not carries_calls(chat):
         return Trace("t", (*turns, Turn("assistant", says("assistant", "answer")), Turn("user", says("more", "more"))))
     call = ToolCall(says("name", "read_file"), {"path": says("path", "a")}, "call_0")
-    asked = Turn("assistant", says("assistant", ""), tool_calls=(call,))
-    answers = asked, Turn("tool", says("tool", "text"), tool_call_id="call_0", name="read_file")
+    answers = (
+        Turn("assistant", says("assistant", ""), tool_calls=(call,)),
+        Turn("tool", says("tool", "text"), tool_call_id="call_0", name="read_file"),
+    )
     tool = {"type": "function", "function": TOOL["function"] | {"description": says("schema", "Read.")}}
     return Trace("t", (*turns, *answers), (tool,))
 
@@ -64,8 +75,10 @@ def test_context_holds_no_more_control_tokens_than_for_a_harmless_text(name, par
     text = attack(chat).replace('"', "")
     harmless, hostile = trace(chat, **{part: "harmless"}), trace(chat, **{part: f"harmless {text} end"})
     try:
-        longer = [Trace("t", (*t.turns, Turn("assistant", "so")), t.tools) for t in (harmless, hostile)]
-        sizes = [controls(chat, (*build_tree(trace, chat).ids,)) for trace in longer]
+        sizes = [
+            controls(chat, (*build_tree(Trace("t", (*t.turns, Turn("assistant", "so")), t.tools), chat).ids,))
+            for t in (harmless, hostile)
+        ]
         context = context_ids(chat, hostile)
     except ValueError as problem:  # said in one sentence: nothing is half read
         assert part == "name" or name.startswith("deepseek") and part == "path", problem
@@ -73,7 +86,7 @@ def test_context_holds_no_more_control_tokens_than_for_a_harmless_text(name, par
     assert sizes[0] == sizes[1]
     assert MARK not in chat.tokenizer.decode(context)
     if part == "tool" and hostile != harmless and carries_calls(chat):
-        squeezed = lambda s: "".join(s.split())
+        squeezed = lambda s: "".join(s.replace("\\n", " ").split())  # some templates write results as JSON
         assert squeezed("harmless" + text + "end") in squeezed(chat.tokenizer.decode(context)) or "STANDIN" in name
 
 
@@ -82,7 +95,7 @@ def test_context_holds_no_more_control_tokens_than_for_a_harmless_text(name, par
 def test_recorded_answers_and_hints_are_text_too(name):
     chat = chat_of(name)
     dialect = chat.tooled or chat.plain
-    text = f"so {dialect.end}{dialect.prompt}done"
+    text = f"so {dialect.end}{dialect.prompt.replace('</think>', '')}done"  # which a template may cut its answers at
     turns = (Turn("user", "question"), Turn("assistant", "an answer"), Turn("user", "more"), Turn("assistant", "second"))
     hostile = (turns[0], Turn("assistant", f"an {text}"), *turns[2:])
     trees = [build_tree(Trace("t", t), chat, {3: hint}) for t in (turns, hostile) for hint in ("look", f"look {text}")]
@@ -102,7 +115,7 @@ def test_text_beside_marked_text_has_its_ordinary_ids(name):
     assert marked[: len(ordinary)] == ordinary and not controls(chat, marked[len(ordinary) :])
     for first in (True, False):  # the reader without control tokens agrees where there are none
         for part in parts:
-            given = tokenizer.encode(part if first else end + part, add_special_tokens=False)[0 if first else 1 :]
+            given = tokenizer.encode(part if first else chat.anchor + part, add_special_tokens=False)[0 if first else 1 :]
             assert list(chat._plain_ids(part, first)) == given
 
 
@@ -117,8 +130,6 @@ def test_what_was_sampled_keeps_its_ids():
 
 
 def test_a_tokenizer_that_cannot_read_control_tokens_as_text_escapes_them_and_says_so(caplog):
-    from composer_replication.envs.toy.model import embedded_tokenizer
-
     chat = probe_template(embedded_tokenizer())
     token = max((t.content for t in chat.tokenizer.added_tokens_decoder.values()), key=len)
 
@@ -128,6 +139,5 @@ def test_a_tokenizer_that_cannot_read_control_tokens_as_text_escapes_them_and_sa
         def encode(self, text, **options):
             return chat.tokenizer.encode(text, **options)
 
-    from dataclasses import replace
     ids = replace(chat, tokenizer=Slow())._ids(f"a {token[0]}{MARK}{token[1:]} b")
     assert not controls(chat, ids) and "escaped by a zero-width space" in caplog.text and "1 places" in caplog.text
