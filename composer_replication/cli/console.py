@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from ..core.errors import InputProblem, Problem
 
@@ -185,7 +185,7 @@ def show(
         for item in items:
             emit(row(item))
         return
-    table = Table(*columns)
+    table = Table(*(Column(name, no_wrap=name == "file") for name in columns))  # a file keeps its name where columns are many
     with working("reading") as say_where:
         for number, item in enumerate(items, 1):
             table.add_row(*(printable(cell(item)) for cell in columns.values()))

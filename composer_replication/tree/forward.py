@@ -113,7 +113,7 @@ def cache_inputs(
     cache: Cache | None,
 ) -> dict[str, Cache | bool | None]:  # arguments of the model's body
     "A cache under the name that the model has for it."
-    names = inspect.signature(model.base_model.forward).parameters
+    names = inspect.signature(type(model.base_model).forward).parameters
     name = next((n for n in ("cache_params", "past_key_values") if n in names), None)
     return {name: cache, "use_cache": cache is not None} if name else {}
 
@@ -287,7 +287,7 @@ def _two_pass(model, batch, cache, rows, columns, real, pieces):
     fork = batch.branch_fork.gather(1, segment.clamp(min=0)).masked_fill(segment < 0, 0)
     time = int(fork.max())
     layout, cache, ids = (position, segment, fork, batch.attention_mask[:, :time]), _view(cache, time, rows), take(batch.branch_ids)
-    placed, states = "position_ids" in inspect.signature(model.base_model.forward).parameters, []
+    placed, states = "position_ids" in inspect.signature(type(model.base_model).forward).parameters, []
     position = (position - _lead(model, batch)).clamp(min=0)
     with reading_branches(model, cache, segment, fork) if isinstance(cache, TrunkCache) else nullcontext():
         for piece in pieces:

@@ -32,7 +32,7 @@ def order_problem(
     model: PreTrainedModel,  # a transformers causal LM
 ) -> str | None:  # None, or why not, as a clause
     "Whether several branches can read the trunk's keys by their positions."
-    config, names = model.config.get_text_config(), inspect.signature(model.base_model.forward).parameters
+    config, names = model.config.get_text_config(), inspect.signature(type(model.base_model).forward).parameters
     if not {"past_key_values", "cache_params"} & {*names}:
         return f"{type(model).__name__} keeps no keys"
     if getattr(config, "attention_layers", None):
@@ -51,7 +51,7 @@ def counts_positions(
 ) -> bool:
     "Whether padding on the left moves its tokens, unless they are given their `position_ids`: with learned positions, and frequencies by length."
     config = model.config.get_text_config()
-    takes = "position_ids" in inspect.signature(model.base_model.forward).parameters
+    takes = "position_ids" in inspect.signature(type(model.base_model).forward).parameters
     return takes and not state_mixers(model) and (not _rotary(config) or steady_positions(config) is not None)
 
 # %% ../../nbs/tree/08_positions.ipynb #90510008

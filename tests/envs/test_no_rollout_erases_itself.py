@@ -14,9 +14,9 @@ from composer_replication.core.tools import ToolResult
 from composer_replication.core.trace import ToolCall, Turn
 from composer_replication.envs.deletion import env as page
 from composer_replication.envs.deletion.env import FeatureDeletionEnv, deletion_rows
-from composer_replication.envs.deletion.judge import runner
+from composer_replication.envs.deletion.judge import grading, runner
 from composer_replication.envs.deletion.judge.grading import zero_grade
-from composer_replication.envs.deletion.judge.runner import RunnerProblem
+from composer_replication.envs.deletion.judge.runner import PhaseResult, RunnerProblem
 from composer_replication.recipes.shaping import SharedCredit
 from composer_replication.rollout.loop import collect
 from composer_replication.rollout.types import Ending, RolloutConfig
@@ -190,26 +190,33 @@ def test_counting_ends_where_the_bound_is_passed(tmp_path, monkeypatch):
 
 # The judge
 
-def test_a_submission_that_keeps_a_judge_that_works_busy_earns_nothing(task, monkeypatch):
-    "What never ends is not the machine's fault where nothing at all is judged at once."
-    if problem := sandbox_problem("bubblewrap"):
+@pytest.mark.parametrize("kind", ["bubblewrap", "local"])
+def test_a_submission_that_keeps_a_judge_that_works_busy_earns_nothing(kind, task, monkeypatch):
+    "What never ends is not the machine's fault where the original ends at once."
+    if problem := sandbox_problem(kind):
         pytest.skip(problem)
     ended = threading.Event()
-    monkeypatch.setattr(page, "grade", lambda task, subject, files, commands: files and ended.wait(60) or zero_grade("judged"))
-    with closing(FeatureDeletionEnv([task], limits=LIMITS, judge_s=0.2)) as env:
+    monkeypatch.setattr(page, "grade", lambda *given: ended.wait(60))
+    monkeypatch.setattr(page, "warm_judge", lambda *given, **more: None)
+    monkeypatch.setattr(page, "original_seconds", lambda *given: (0.01, 0.01))
+    with closing(FeatureDeletionEnv([task], limits=LIMITS, kind=kind, judge_s=0.2)) as env:
         env.reset(task_id=task.task_id)
         assert env.reward() == 0.0 and "kept busy for more than 0.2 seconds" in env.grade.findings[0].what
     ended.set()
 
 
 def test_a_judge_that_never_ends_is_the_machine_s_fault(task, monkeypatch):
+    "Where even the original comes to no end, nothing is scored."
     ended = threading.Event()
+
+    def hangs(*given, **more):
+        return [PhaseResult({}, {}, "it was ended at its time limit") for _ in given[1]]
     monkeypatch.setattr(page, "grade", lambda *given: ended.wait(60))
-    monkeypatch.setattr(page, "JUDGE_S", 0.2)
+    monkeypatch.setattr(grading, "run_phases", hangs)
     monkeypatch.setattr(page, "warm_judge", lambda *given, **more: None)
     with closing(FeatureDeletionEnv([task], limits=LIMITS, kind="local", judge_s=0.2)) as env:
         env.reset(task_id=task.task_id)
-        with pytest.raises(RunnerProblem, match="this machine is too busy"):
+        with pytest.raises(RunnerProblem, match="the original itself cannot be judged"):
             env.reward()
     ended.set()
 

@@ -241,4 +241,4 @@ def test_turns_that_end_where_the_template_does_are_whole_for_dapo(tmp_path):
         part.save_pretrained(tmp_path / "m")
     settings = {"model": str(tmp_path / "m"), "objective": "dapo", "output_dir": str(tmp_path / "o")}
     trainer = make_trainer(load_recipe("toy", settings))
-    assert trainer.mask_truncated_completions and {own, tokenizer.eos_token_id} <= set(trainer.eos_token_ids)
+    assert trainer.args.mask_truncated_completions and {own, tokenizer.eos_token_id} <= set(trainer.eos_token_ids)

@@ -30,7 +30,8 @@ from ...core.tools import ToolResult
 from ...core.trace import ToolCall
 from ...sandbox.boxes import open_box
 from ...sandbox.folders import SandboxProblem
-from .judge.grading import JUDGE_LIMITS, Grade, collect_sources, grade, judge_counts, zero_grade
+from .judge.evidence import SCALE
+from .judge.grading import JUDGE_LIMITS, Grade, collect_sources, grade, judge_counts, original_seconds, zero_grade
 from .judge.runner import START_UP_S, RunnerProblem, lay_out, warm_judge
 from ...sandbox.base import Limits, open_sandbox
 from .subject import Subject, subject_of
@@ -217,16 +218,13 @@ def _graded(self: FeatureDeletionEnv, files):
     "The grade; 0 also where the submission makes the judge wait. The judge's own start is not counted."
     with suppress(RunnerProblem, SandboxProblem):  # `grade` tries again, and counts
         warm_judge(self._subject, JUDGE_LIMITS, wait=True)
-    try:
-        return self._judged(files, tuple(self.commands)).result(self._judge_s)
-    except TimeoutError:
-        pass
-    slowest = max(self._judge_s, JUDGE_S)
-    try:  # does the judge work at all? Nothing was written here, so the first test fails
-        self._judged({}, ()).result(slowest)
-    except TimeoutError:
-        raise RunnerProblem(f"the judge does not end within {slowest:g} seconds, whatever it is given: this machine is too busy") from None
-    return zero_grade(f"the judge was kept busy for more than {self._judge_s:g} seconds")
+    grading = self._judged(files, tuple(self.commands))
+    with suppress(TimeoutError):
+        return grading.result(self._judge_s)
+    longest = SCALE * original_seconds(self.task, self._subject)[1]  # does the original take long here too?
+    with suppress(TimeoutError):
+        return grading.result(max(0.0, longest - self._judge_s))
+    return zero_grade(f"the judge was kept busy for more than {max(self._judge_s, longest):g} seconds")
 
 
 @patch
