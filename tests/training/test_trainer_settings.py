@@ -78,8 +78,8 @@ def test_rows_that_are_masked_have_no_kl(tmp_path, monkeypatch):
 
     real = module.kl_adjusted_advantages
     monkeypatch.setattr(module, "kl_adjusted_advantages", spied)
-    make(tmp_path, world.rows(4), max_steps=3, kl_coef=1.0, mask_truncated_completions=True, learning_rate=1e-3, max_completion_length=100,
-         teacher="frozen").train()
+    make(tmp_path, world.rows(8), max_steps=4, kl_coef=1.0, mask_truncated_completions=True, learning_rate=1e-4, teacher="frozen",
+         max_completion_length=100, per_device_train_batch_size=16).train()
     masked = [(kl == 0) & ~scored for kl, scored in seen]
     assert any(rows.any() and not rows.all() for rows in masked[1:]) and all((kl[scored] != 0).all() for kl, scored in seen[1:])
 
