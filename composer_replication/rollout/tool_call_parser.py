@@ -329,15 +329,17 @@ def _typed(value, schema):
 
 def typed_arguments(
     arguments: dict[str, str],  # as the model wrote them, between tags
-    tool: dict,  # schema in OpenAI form; {}: there is no such tool
+    tool: dict | None,  # schema in OpenAI form; {}: there is no such tool; None: no schema is known, and what is JSON is read as JSON
 ) -> dict:
     "The arguments with the types that the tool's schema names: text stays text where it may be one, all else is read as JSON."
+    if tool is None:
+        return {name: _typed(value, {"type": [kind for kind in _JSON.values() if kind != "string"]}) for name, value in arguments.items()}
     schemas = (tool.get("function", tool).get("parameters") or {}).get("properties") or {}
     return {name: _typed(value, schemas.get(name)) for name, value in arguments.items()}
 
 
 def _schema(tools, name):
-    return next((tool for tool in tools if tool.get("function", tool).get("name") == name), {})
+    return next((tool for tool in tools if tool.get("function", tool).get("name") == name), {}) if tools else None
 
 # %% ../../nbs/rollout/01_tool_call_parser.ipynb #114a2e53
 @patch
@@ -354,7 +356,7 @@ def read(
     stops: frozenset[int],  # ids that end a turn
     context: tuple[int, ...] = (),  # ids that it follows
     cut: bool = False,  # a limit ended it: nothing in it is a call
-    tools: Sequence[dict] = (),  # schemas in OpenAI form, which give types to arguments that are written without
+    tools: Sequence[dict] = (),  # schemas in OpenAI form, which give types to arguments that are written without; see `typed_arguments`
 ) -> ParsedTurn:
     "A turn, read."
     text = self.text(ids, stops)

@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 from trl import chat_template_utils as trl
 
 from composer_replication.core.tools import refusal
-from composer_replication.rollout.tool_call_parser import TurnReader
+from composer_replication.rollout.tool_call_parser import TurnReader, typed_arguments
 from composer_replication.tree.template import probe_template
 
 PROPERTIES = {
@@ -162,3 +162,10 @@ def test_a_thought_that_the_prompt_opens_and_nothing_closes_holds_no_call():
         turn = turns.read(tuple(ids), frozenset(ids[-1:]), tuple(context), tools=[TOOL])
         assert len(turn.calls) == run, text
         assert turn.thinking
+
+
+def test_without_schemas_what_is_json_is_read_as_json():
+    written = {"start": "20", "path": "a.py", "all": "True", "names": '["a"]', "none": "null", "open": "[1"}
+    read = {"start": 20, "path": "a.py", "all": True, "names": ["a"], "none": None, "open": "[1"}
+    assert typed_arguments(written, None) == read
+    assert typed_arguments(written, {}) == written  # there are schemas, and none of this tool
