@@ -464,8 +464,8 @@ def test_a_call_goes_before_rewards_that_wait(policy, steps, turn_by_turn, monke
     rows, end = first_to_end(turn_by_turn(1))
     order, begun, called, start = [], threading.Event(), threading.Event(), Chains.start
 
-    def starting(pool, owner, steps, later=False):
-        start(pool, owner, steps, later)
+    def starting(pool, owner, steps, later=False, **more):
+        start(pool, owner, steps, later, **more)
         if begun.is_set() and not later:
             called.set()
 
