@@ -239,7 +239,7 @@ def _add_policies(self: ComposerReplicationTrainer, guard):
     self.mask_truncated_completions = args.mask_truncated_completions and not self.factory  # TRL looks at the last token, we at endings
     if args.our_loop and self.setup.chat is not None:  # our turns end where the template's do, which may be no end of sequence
         self.eos_token_ids = [*self.eos_token_ids, *sorted(stop_ids(self.setup.chat) - set(self.eos_token_ids))]
-    place_tokens(self.student)
+    place_tokens(causal_lm(self.accelerator.unwrap_model(self.model)))
     if args.share_prompts:
         check_share_prompts(self.student, args.gradient_checkpointing, self.is_fsdp_enabled)
     if args.optimizer == "muon":
