@@ -257,7 +257,8 @@ def test_nothing_that_must_stay_secret_is_in_the_process(task, subject):
     phase, _ = grading.records_phase(task, subject, {})
     assert len(task.heldout_records) > 4
     outcomes = {json.dumps(r["came"].get("value", [""])[-1]) for r in task.heldout_records if r["kind"] == "call"}
-    visible = "".join(file.read_text() for file in (subject.tree / "tests").glob("*.py"))  # some outcomes equal what stands here, or in the docstring
+    # some outcomes equal what tests or the docstring show
+    visible = "".join(file.read_text() for file in (subject.tree / "tests").glob("*.py"))
     words = {value for value in outcomes if len(value) > 6 and value not in json.dumps(phase.data) + visible + text}
     words |= {"PYTHONPATH", "golden_diff", "heldout_records", "fail_to_pass", str(subject.tree), str(runner.state_folder())}
     code = SECRETS.replace("WORDS", repr([word.strip('"').encode()[::-1] for word in words]))

@@ -124,5 +124,5 @@ def test_a_row_of_each_shared_file_survives_our_own_format(shared_data, tmp_path
             continue  # the labels themselves
         write_traces(traces, tmp_path / "own.jsonl.gz")
         assert list(read_traces(tmp_path / "own.jsonl.gz", on_problem=after.append)) == traces
-        assert {p.what for p in after} <= {p.what for p in before}  # what was loose in the file is loose in ours, and nothing else
+        assert {p.what for p in after} <= {p.what for p in before}  # nothing else is loose than in the file
         assert [row["messages"] for row in to_dataset(traces)] == [t.to_messages() for t in traces]
