@@ -15,6 +15,17 @@ from composer_replication.training.level import Level, Passes, Reading, count_pa
 from composer_replication.tree.pack import pack_trees
 
 
+class Body(torch.nn.Module):
+    "Hands its passes to `read`."
+
+    def __init__(self, read):
+        super().__init__()
+        self.read = read
+
+    def forward(self, input_ids, past_key_values=None, **others):
+        return self.read(input_ids, past_key_values, **others)
+
+
 class Counting:
     "As much of a causal LM as branches need; it counts the passes through its layers and computes next to nothing."
 
@@ -25,8 +36,7 @@ class Counting:
         self.config._attn_implementation = attention
         self.gradient_checkpointing, self.passes = checkpointing, 0
         self.head = SimpleNamespace(weight=torch.ones(8, 2, requires_grad=True), bias=None)
-        self.base_model = torch.nn.Module()
-        self.base_model.forward = self._read
+        self.base_model = Body(self._read)
 
     def get_output_embeddings(self):
         return self.head
