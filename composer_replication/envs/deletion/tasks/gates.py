@@ -20,7 +20,7 @@ from .delete import TRIVIAL, Deleter, DeletionProblem, trivial_files
 from ..fingerprints import OWN_LEAST, Index, copied_share, index_texts, shingles, subject_indexes, visible_texts
 from ..judge.messages import LONGEST_NODE
 from ..judge.runner import Phase, PhaseResult, run_phases
-from ....sandbox.base import Limits, SandboxProblem
+from ....sandbox.base import Limits
 from .select import Symbol, Target, code_of, find_symbols, functions_of, module_name, read_sources
 from ..subject import Subject, SubjectProblem, store_path
 from ..task import apply_patch, make_patch
