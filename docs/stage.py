@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS, NBS, SPIKES, STAGED = ROOT / "docs", ROOT / "nbs", ROOT / "spikes", ROOT / "docs" / "_staged"
 PACKAGE = "composer_replication"
 
-START = ("explorer", "error_site", "training_step", "episodes", "exploits", "replay")
+START = ("explorer", "error_site", "training_step", "episodes", "exploits", "replay", "results")
 GUIDES = ("guides/one-road", "guides/my-model", "guides/other-machines", "guides/my-traces", "guides/my-repository",
           "guides/my-teachers", "guides/hint-layer", "guides/objective", "guides/metrics", "guides/integrations",
           "guides/read-a-ladder")
