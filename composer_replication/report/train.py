@@ -58,8 +58,6 @@ def estimate_table(
     rows.add_row("branches are read", estimate.branches)
     rows.add_section()
     for part, seconds in estimate.seconds.items():
-        if part == "sent between devices" and not seconds:
-            continue  # there is one
         rows.add_row(f"time, about: {part}", (part == "run" and epochs) or duration(seconds) + (f"; {estimate.clock}, episodes and traces as long as they may be" if part == "step" else ""))
     rows.add_row("time: left out", "tests of tasks, guard episodes, warm-up, learned hints, cache reads, loading")
     return rows

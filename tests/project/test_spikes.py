@@ -45,11 +45,12 @@ def problems(notebook, results: dict) -> list[str]:
         elif not all(isinstance(node, ast.Assign) for node in body[0].body) or named(body[0].body) - settable:
             found.append("`if quick:` sets what is no parameter")
         found += [f"results.json is written in quick mode: {line}" for cell in code for line in unguarded(ast.parse(cell.source))]
-    text = notebook.cells[0].source if notebook.cells[0].cell_type == "markdown" else ""
+    started = notebook.cells.index(code[at[0]])
+    text = "\n\n".join(cell.source for cell in notebook.cells[:started] if cell.cell_type == "markdown")
     for what, pattern in (("title", r"\A# "), ("line of what it is", r"^> \S"), ("hypothesis", r"(?i)hypothes[ie]s"),
                           ("threshold", r"(?i)threshold|\bat least\b")):
         if not re.search(pattern, text, re.M):
-            found.append(f"the first cell has no {what}")
+            found.append(f"before the parameters stands no {what}")
     if not notebook.metadata.get("kernelspec", {}).get("name"):
         found.append("no kernel is named")
     verdict = str(results.get("verdict")).partition(":")[0]
@@ -63,6 +64,22 @@ def problems(notebook, results: dict) -> list[str]:
 @pytest.mark.parametrize("path", SPIKES, ids=lambda path: path.stem)
 def test_a_spike_keeps_the_rules(path):
     assert problems(nbformat.read(path, 4), json.loads((path.parent / "results.json").read_text())) == []
+
+
+@pytest.mark.parametrize("path", [path for path in SPIKES if "first_screen" in path.read_text()], ids=lambda path: path.stem)
+def test_the_first_screen_shows_the_saved_verdict(path, monkeypatch):
+    first = next(cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code")
+    shown = "".join(output.get("data", {}).get("text/markdown", "") for output in first.outputs)
+    seen = []
+    monkeypatch.setattr("IPython.display.display", lambda view: seen.append(view.data))
+    monkeypatch.setattr("matplotlib.pyplot.show", lambda: None)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "first_screen", raising=False)
+    monkeypatch.chdir(path.parent)
+    exec(compile(first.source, str(path), "exec"), {"__name__": "__main__"})
+    assert seen and shown == "".join(seen)
+    results = json.loads(Path("results.json").read_text())
+    assert results["verdict"] in shown.splitlines()[0]
 
 
 def test_there_are_spikes():
@@ -94,8 +111,8 @@ def made(parameters="quick = False\nsteps = 9", quick=QUICK, write=WRITE, text=T
     ({"write": WRITE.replace("not quick", "quick")}, {"verdict": "VALIDATED"}, "written in quick mode"),
     ({"write": BARE}, {"verdict": "VALIDATED"}, "written in quick mode"),
     ({"write": f"if not quick:\n    pass\nelse:\n    {BARE}"}, {"verdict": "VALIDATED"}, "written in quick mode"),
-    ({"text": TEXT.replace("> ", "")}, {"verdict": "VALIDATED"}, "no line of what it is"),
-    ({"text": "# 1: A\n\n> B\n\nC"}, {"verdict": "VALIDATED"}, "no hypothesis"),
+    ({"text": TEXT.replace("> ", "")}, {"verdict": "VALIDATED"}, "stands no line of what it is"),
+    ({"text": "# 1: A\n\n> B\n\nC"}, {"verdict": "VALIDATED"}, "stands no hypothesis"),
     ({"kernel": None}, {"verdict": "VALIDATED"}, "no kernel"),
     ({}, {"verdict": "FINE"}, "the verdict is"),
     ({}, {"verdict": "NOT RUN"}, "without a reason"),

@@ -13,17 +13,9 @@ from transformers.trainer_utils import rotate_checkpoints
 
 from composer_replication.core.errors import InputProblem
 from composer_replication.recipes.memory_estimate import (
-    CPU,
-    H200,
     SHAPES,
-    Gathered,
-    Network,
     estimate,
-    gathered,
     model_shape,
-    ring_seconds,
-    sent_seconds,
-    step_seconds,
 )
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.recipes.run import run_recipe
@@ -166,79 +158,6 @@ def test_a_sharded_recipe_planned_without_a_number_of_devices_says_so(capsys, mo
         assert ("--devices" in shown.err) == said and shown.out
 
 
-def by_steps(size, devices, network):
-    "A ring as it runs: at each of its steps every device sends one part, and all wait for the slowest link."
-    seconds, part = 0.0, size / devices
-    machines = -(-devices // network.node)
-    pace = network.inside if machines == 1 else min(network.inside, network.between * network.node)
-    for step in range(devices - 1):
-        seconds += part / pace + (network.hop_between if step < machines - 1 else network.hop_inside)
-    return seconds
-
-
-@pytest.mark.parametrize("devices", [1, 2, 4, 8, 9, 16, 64, 512])
-def test_a_ring_takes_the_sum_of_its_steps(devices):
-    network = Network(node=8, inside=7e9, between=2e8, hop_inside=3e-6, hop_between=2e-5)
-    assert ring_seconds(1.5e9, 1, devices, network) == pytest.approx(by_steps(1.5e9, devices, network))
-    in_pieces = sum(by_steps(1.5e9 / 29, devices, network) for _ in range(29))
-    assert ring_seconds(1.5e9, 29, devices, network) == pytest.approx(in_pieces)
-
-
-def test_cards_of_a_machine_that_send_slower_than_its_inside_set_the_pace():
-    slow, fast = (Network(8, 1e9, card, 0.0, 0.0) for card in (1e8, 1e9))
-    assert ring_seconds(1e9, 1, 16, slow) == pytest.approx(15 / 16 / 0.8)
-    assert ring_seconds(1e9, 1, 16, fast) == pytest.approx(15 / 16)
-
-
-def gathers(**given):
-    given = {key: str(value) for key, value in given.items()}
-    return gathered(load_recipe("qwen2.5-coder-7b-fsdp2", given, estimating=True), branches=3, idle=0.25)
-
-
-@pytest.mark.parametrize("given, expected", [  # the policy alone gathers before its forward and its backward pass
-    ({"alpha_sdpo": 0, "beta_replay": 0}, Gathered(2, 0)),
-    ({"alpha_sdpo": 0, "beta_replay": 0, "kl_coef": 0.1, "kl_place": "loss"}, Gathered(3, 0)),
-    ({"beta_replay": 0}, Gathered(3, 4)),  # the frozen teacher's trunk, and hinted branches
-    ({"beta_replay": 0, "teacher": "live"}, Gathered(2, 4)),
-    ({"beta_replay": 0, "teacher": "trust_region"}, Gathered(4, 8)),
-    ({"alpha_sdpo": 0}, Gathered(3, 12)),  # the reference's trunk and answers, and the student's answers twice
-    ({"alpha_sdpo": 0, "replay_form": "simpo"}, Gathered(2, 8))])
-def test_gathers_by_hand(given, expected):
-    assert gathers(**given) == expected
-
-
-def test_seconds_sent_by_hand():
-    recipe = load_recipe("qwen2.5-coder-7b-fsdp2", estimating=True)
-    made, shape = estimate(recipe, 64), model_shape(recipe.arguments.model)[0]
-    ring = lambda size, pieces: ring_seconds(size, pieces, 64, H200.network)
-    weights = made.parameters
-    gather, passes = ring(2 * weights, 29), gathered(recipe)  # 28 layers, and embeddings with the head
-    beside = 8 * passes.trunks * gather + gather  # gradients as bfloat16, too
-    alone = 8 * passes.branches * gather + ring(4 * weights, 12 * 29)
-    sent = sent_seconds(recipe, shape, (weights, weights), 64, H200)
-    assert (sent.beside, sent.alone) == (pytest.approx(beside), pytest.approx(alone))
-    s = made.seconds
-    assert s["sent between devices"] == pytest.approx(beside + alone)
-    assert s["step"] == pytest.approx(s["sampling"] + max(s["loss and backward"], beside) + alone)
-
-
-def test_plain_data_parallelism_sends_gradients_twice_around_the_ring():
-    recipe = load_recipe("qwen2.5-coder-7b-lora", estimating=True)
-    one, eight = estimate(recipe, 1), estimate(recipe, 8)
-    assert one.seconds["sent between devices"] == 0
-    assert eight.seconds["sent between devices"] == pytest.approx(2 * ring_seconds(4 * eight.trained, 1, 8, H200.network))
-    assert eight.seconds["step"] == one.seconds["step"]  # hidden behind the backward pass
-
-
-def test_sending_that_takes_longer_than_the_arithmetic_is_waited_for():
-    recipe, shape = load_recipe("smollm2-larder", estimating=True), model_shape("smollm2")[0]
-    sent = type(sent_seconds(recipe, shape, (1, 1), 1, CPU))
-    alone = step_seconds(recipe, shape, 134_515_008, 3, 0, CPU)
-    slow = step_seconds(recipe, shape, 134_515_008, 3, 0, CPU, sent(alone["loss and backward"] + 5, 2))
-    assert slow["step"] == pytest.approx(alone["step"] + 7)
-    assert step_seconds(recipe, shape, 134_515_008, 3, 0, CPU, sent(1, 0))["step"] == pytest.approx(alone["step"])
-
-
 def test_gradients_lie_whole_where_a_step_has_several_backward_passes():
     def whole(**given):
         return estimate(load_recipe("qwen2.5-coder-7b-fsdp2", given, estimating=True), 8)
@@ -247,7 +166,7 @@ def test_gradients_lie_whole_where_a_step_has_several_backward_passes():
 
 
 def test_layers_are_gathered_once_for_a_pass_and_twice_for_one_with_gradient(mesh, monkeypatch):
-    "What `gathered` counts, of PyTorch's own collectives; idle passes of `training.level` are such passes."
+    "What a pass with sharded weights gathers, of PyTorch's own collectives; idle passes of `training.level` are such passes."
     counts = Counter()
     for name in ("all_gather_single", "reduce_scatter_single"):
         inner = getattr(dist, name)

@@ -1,0 +1,48 @@
+"""The first screen of a spike's page: verdict, one table, one figure, read from what its last run wrote."""
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+from IPython.display import Markdown, display
+
+from composer_replication.report.html import STUDENT, TEACHER
+
+
+def first_screen(
+    verdict: str,  # one sentence or word
+    rows: Sequence[tuple],  # what, estimate, low, high; threshold where it is not `least`
+    unit: str,
+    least: float = 0,  # a row is shown where its interval lies above
+    digits: int = 1,
+) -> None:
+    "Show the verdict, the rows as a table, and the same rows as intervals; what the last run lacks is `not run`."
+    rows = [(*row, least)[:5] for row in rows]
+    lines = ["| what | difference (95 % interval) | shown if above | |", "|---|---|--:|---|"]
+    for what, value, low, high, bound in rows:
+        if value is None:
+            lines.append(f"| {what} | **not run** | {bound:g} | |")
+            continue
+        side = "shown" if low > bound else "opposite" if high < bound else "not shown"
+        lines.append(f"| {what} | {value:+.{digits}f} {unit} ({low:+.{digits}f} to {high:+.{digits}f}) | {bound:g} | {side} |")
+    display(Markdown(f"**{verdict}**\n\n" + "\n".join(lines)))
+    fig, ax = plt.subplots(figsize=(7.4, 0.6 + 0.32 * len(rows)), layout="constrained")
+    for place, (_, value, low, high, bound) in enumerate(rows):
+        if value is not None:
+            ax.plot([low, high], [place, place], color=STUDENT, lw=2)
+            ax.plot(value, place, "o", color=TEACHER, markersize=5)
+            ax.plot([bound, bound], [place - 0.4, place + 0.4], color="#444444", lw=1)
+    ax.set_yticks(range(len(rows)), [row[0].replace("`", "") for row in rows], fontsize=8)
+    ax.invert_yaxis()
+    ax.set_xlabel(f"{unit}; bar: 95 % interval, line: threshold", fontsize=8)
+    ax.spines[["top", "right"]].set_visible(False)
+    plt.show()
+
+
+def checks_screen(results: dict) -> None:
+    "Show the verdict with its reason, and each check with whether it held."
+    reason = f": {results['reason']}" if results.get("reason") else ""
+    checks = results.get("checks") or {}
+    held = {name: all(found.values()) if isinstance(found, dict) else found for name, found in checks.items()}
+    said = {True: "held", False: "**not held**", None: "**not run**"}
+    rows = [f"| {name} | {said[found if found is None else bool(found)]} |" for name, found in held.items()]
+    rows = ["| check | |", "|---|---|", *rows]
+    display(Markdown("\n".join([f"**{results['verdict']}{reason}**", "", *(rows if checks else ())])))
