@@ -46,7 +46,7 @@ test-slow: $(VENV)
 vllm: .venv-vllm/.installed
 
 test-vllm: vllm
-	.venv-vllm/bin/python -m pytest -n 0 -m "slow or not slow" tests/rollout/test_vllm.py tests/scale/test_vllm_engine.py
+	.venv-vllm/bin/python -m pytest -n 0 -m "slow or not slow" tests/rollout/test_vllm.py tests/contrib/test_vllm_engine.py
 
 # So does verifiers, on which PRIME-RL trains: 0.6 GB, without torch.
 verifiers: .venv-verifiers/.installed
@@ -58,19 +58,19 @@ verifiers: .venv-verifiers/.installed
 	@touch $@
 
 test-verifiers: $(VENV) verifiers
-	$(PYTEST) tests/envs/test_verifiers.py
+	$(PYTEST) tests/contrib/test_verifiers.py
 
 # Inside verl, torchtitan and torchmonarch themselves: an environment of their own on top of .venv, 656 MB.
 test-foreign: .venv-foreign/.installed
-	.venv-foreign/bin/python -m pytest -n 0 tests/scale/test_verl.py tests/scale/test_titan.py tests/scale/test_monarch.py tests/scale/test_integrations.py
+	.venv-foreign/bin/python -m pytest -n 0 tests/contrib/test_verl.py tests/contrib/test_titan.py tests/contrib/test_monarch.py tests/contrib/test_integrations.py
 
 # Islands by torchft; they and the rollout queue by S3, with moto in its place: an environment on top of .venv, 160 MB. The slow ones too.
 test-islands: .venv-islands/.installed
-	.venv-islands/bin/python -m pytest -n 0 -m "slow or not slow" tests/scale/test_islands.py tests/scale/test_rounds.py tests/scale/test_rounds_long.py tests/scale/test_store_islands.py tests/scale/test_queue.py tests/scale/test_queue_trainer.py
+	.venv-islands/bin/python -m pytest -n 0 -m "slow or not slow" tests/contrib/test_islands.py tests/contrib/test_rounds.py tests/contrib/test_rounds_long.py tests/contrib/test_store_islands.py tests/contrib/test_queue.py tests/contrib/test_queue_trainer.py
 
 # The clouds' own programs: aws before moto, Modal's client before a stand-in, SkyPilot's reader. 450 MB on top of .venv. The slow ones too.
 test-clouds: .venv-clouds/.installed
-	.venv-clouds/bin/python -m pytest -n 0 -m "slow or not slow" tests/scale/test_clouds.py
+	.venv-clouds/bin/python -m pytest -n 0 -m "slow or not slow" tests/contrib/test_clouds.py
 
 docs: $(VENV)
 	.venv/bin/python docs/build.py

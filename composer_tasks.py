@@ -8,7 +8,7 @@ import verifiers.v1 as vf
 from mcp.types import CallToolResult, TextContent, Tool
 
 from composer_replication.core.trace import ToolCall
-from composer_replication.envs.verifiers import Source, located, play_again, row_parts
+from composer_replication.contrib.verifiers.tasks import Source, located, play_again, row_parts
 
 __all__ = ["ComposerTaskset"]
 

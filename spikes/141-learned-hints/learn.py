@@ -22,7 +22,7 @@ from composer_replication.envs.toy.teams import REJECTED, TEAMS, TeamEnv, team_f
 from composer_replication.experiments.evaluate import episode_limits
 from composer_replication.experiments.gate import hinted_turns, right_actions, shared_turns
 from composer_replication.experiments.hint_score import repairs
-from composer_replication.experiments.hint_writer import Candidate, score_candidates, train_writer, training_rows
+from composer_replication.contrib.hint_writer.candidates import Candidate, score_candidates, train_writer, training_rows
 from composer_replication.hints.layers import default_composite
 from composer_replication.hints.learned_layer import LearnedHintGenerator, writer_prompt
 from composer_replication.recipes.checkpoint import Checkpoint, load_checkpoint
