@@ -225,7 +225,7 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Open tasks and traces, print the estimate; load no weights.")] = False,
     settings: Annotated[list[str] | None, typer.Option("--set", help="key=value, over the recipe's; any number.")] = None,
     devices: Annotated[int | None, typer.Option(min=1, help="For how many processes to estimate; else as launched.")] = None,
-    islands: Annotated[int | None, typer.Option(min=1, help="Start so many islands on this machine: DiLoCo, extra `diloco`.")] = None,
+    islands: Annotated[int | None, typer.Option(min=1, help="Start so many islands on this machine: DiLoCo, extra `islands`.")] = None,
     island: Annotated[int | None, typer.Option(min=0, help="Be island number K of those at --exchange, or at the lighthouse in TORCHFT_LIGHTHOUSE.")] = None,
     exchange: Annotated[str | None, typer.Option("--exchange", metavar="URL", help="Islands meet in this folder or store; experimental.")] = None,
     queue: Annotated[str | None, typer.Option("--queue", metavar="URL", help="Take rollouts that `composer-rl generate --queue URL` plays.")] = None,

@@ -13,7 +13,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from composer_replication.core.files import write_json
 from composer_replication.contrib.launch.clients import (
     TARGETS,
     job_cancel,
@@ -28,6 +27,7 @@ from composer_replication.contrib.launch.clients import (
 )
 from composer_replication.contrib.launch.job import Job, LaunchProblem, limit_of
 from composer_replication.contrib.launch.watch import Status, read_status, status_file
+from composer_replication.core.files import write_json
 
 PROGRAM = """#!{python}
 import json, os, sys

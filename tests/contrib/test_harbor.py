@@ -13,7 +13,7 @@ from composer_replication.contrib.harbor.export import requirements, write_harbo
 from composer_replication.envs.deletion.subject import prepare_subject
 from composer_replication.envs.deletion.task import FeatureDeletionTask, TaskProblem, make_patch, read_text
 
-LARDER = Path(__file__).parents[2] / "repos" / "larder"
+LARDER = Path(__file__).parents[2] / "composer_replication" / "data" / "repos" / "larder"
 PATH = "src/larder/labels.py"
 
 

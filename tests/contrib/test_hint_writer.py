@@ -9,11 +9,6 @@ import torch
 from typer.testing import CliRunner
 
 from composer_replication.cli.app import app
-from composer_replication.core.errors import InputProblem
-from composer_replication.core.trace import HintContext
-from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
-from composer_replication.envs.toy.traces import toy_path
-from composer_replication.experiments.hint_score import repairs
 from composer_replication.contrib.hint_writer.candidates import (
     Candidate,
     WrittenSite,
@@ -22,6 +17,11 @@ from composer_replication.contrib.hint_writer.candidates import (
     training_rows,
     write_hints,
 )
+from composer_replication.core.errors import InputProblem
+from composer_replication.core.trace import HintContext
+from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
+from composer_replication.envs.toy.traces import toy_path
+from composer_replication.experiments.hint_score import repairs
 from composer_replication.hints.layers import default_composite
 from composer_replication.hints.learned_layer import writer_prompt
 from composer_replication.recipes.checkpoint import load_checkpoint

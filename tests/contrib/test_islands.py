@@ -313,7 +313,7 @@ def test_without_torchft_one_sentence_names_the_extra(monkeypatch, capsys, tmp_p
     with pytest.raises(SystemExit) as end:
         main()
     said = capsys.readouterr().err
-    assert end.value.code == 1 and said.count("\n") == 1 and "pip install 'composer_replication[diloco]'" in said
+    assert end.value.code == 1 and said.count("\n") == 1 and "pip install 'composer_replication[islands]'" in said
     assert list(tmp_path.iterdir()) == []
 
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from composer_replication.contrib.monarch import train_with_actors
+from composer_replication.contrib.queue.store import QueueProblem, RolloutQueue, Store
 from composer_replication.core.errors import InputProblem
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.recipes.run import run_recipe
-from composer_replication.contrib.monarch import train_with_actors
-from composer_replication.contrib.queue.store import QueueProblem, RolloutQueue, Store
 
 needs_monarch = pytest.mark.skipif(find_spec("monarch") is None, reason="torchmonarch is not installed: make test-foreign")
 LIMIT = 300  # seconds that any wait may take

@@ -8,6 +8,7 @@ from peft import LoraConfig, get_peft_model
 from trainer_script import differences, make, outcome, policy
 from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback
 
+from composer_replication.contrib.muon import BlockMuon, block_grids, muon_groups
 from composer_replication.core.errors import InputProblem
 from composer_replication.envs.toy.env import WorldEnv
 from composer_replication.envs.toy.model import embedded_model
@@ -15,7 +16,6 @@ from composer_replication.recipes.memory_estimate import estimate
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.recipes.recipe_file import RecipeProblem
 from composer_replication.recipes.run import make_trainer
-from composer_replication.contrib.muon import BlockMuon, block_grids, muon_groups
 from composer_replication.training.setup import check_optimizer
 
 HIDDEN, HEADS, KEYS, SIZE, INNER, EXPERTS = 48, 4, 2, 16, 40, 3

@@ -9,9 +9,9 @@ from types import ModuleType
 import pytest
 import torch
 
+from composer_replication.contrib.prime_rl import loss_terms, sdpo_loss
 from composer_replication.core.errors import InputProblem
 from composer_replication.losses.divergences import Divergence
-from composer_replication.contrib.prime_rl import loss_terms, sdpo_loss
 
 VOCAB, TIME = 12, 9
 MASKS = {"no token": [], "one token": [4], "a turn": [2, 3, 4, 5]}

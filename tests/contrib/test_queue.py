@@ -11,9 +11,18 @@ from fused import Fused, Killed
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from composer_replication.contrib.queue.store import (
+    Played,
+    QueueProblem,
+    RolloutQueue,
+    Store,
+    StoreDown,
+    decode,
+    encode,
+    folder_of,
+)
 from composer_replication.core.trace import Trace, Turn
 from composer_replication.rollout.types import Ending, Rollout
-from composer_replication.contrib.queue.store import Played, QueueProblem, RolloutQueue, Store, StoreDown, decode, encode, folder_of
 
 GENERATIONS, GROUPS, LEASE = 5, 2, 60.0
 roots = count()

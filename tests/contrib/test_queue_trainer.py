@@ -10,13 +10,13 @@ from forks import SERVER, _command, composer
 from fused import Fused, Killed
 from safetensors.torch import load_file
 
+from composer_replication.contrib.queue.generator import Generator, check_queue_recipe, queue_settings
+from composer_replication.contrib.queue.store import QueueProblem, RolloutQueue, Store
+from composer_replication.contrib.queue.trainer import QueueTrainer
 from composer_replication.core.errors import InputProblem
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.recipes.run import make_trainer, run_recipe
 from composer_replication.rollout.types import Ending
-from composer_replication.contrib.queue.generator import Generator, check_queue_recipe, queue_settings
-from composer_replication.contrib.queue.store import QueueProblem, RolloutQueue, Store
-from composer_replication.contrib.queue.trainer import QueueTrainer
 from composer_replication.training.episodes import EnvironmentBroken
 
 LIMIT = 900  # seconds that any wait may take; on an idle machine none needs 60

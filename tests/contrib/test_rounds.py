@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from composer_replication.contrib.islands.diloco import IslandsProblem, OuterStep
-from composer_replication.contrib.queue.store import QueueProblem, Store
 from composer_replication.contrib.islands.rounds import Round, Rounds, expect, has_met
+from composer_replication.contrib.queue.store import QueueProblem, Store
 
 LIMIT = 60.0
 roots = count()

@@ -14,11 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from composer_replication.cli.tasks import tasks_app
-from composer_replication.core.trace import ToolCall
-from composer_replication.envs.deletion.env import FeatureDeletionEnv, agent_tree
 from composer_replication.contrib.harbor.export import write_harbor
-from composer_replication.envs.deletion.subject import subject_of
-from composer_replication.envs.deletion.task import TaskProblem, read_tasks
 from composer_replication.contrib.swe_rows import mirrors as rooms
 from composer_replication.contrib.swe_rows.mirrors import (
     MirrorProblem,
@@ -29,6 +25,10 @@ from composer_replication.contrib.swe_rows.mirrors import (
     write_commit,
 )
 from composer_replication.contrib.swe_rows.rows import make_row_tasks, play_row
+from composer_replication.core.trace import ToolCall
+from composer_replication.envs.deletion.env import FeatureDeletionEnv, agent_tree
+from composer_replication.envs.deletion.subject import subject_of
+from composer_replication.envs.deletion.task import TaskProblem, read_tasks
 
 pytestmark = pytest.mark.filterwarnings("ignore:no isolation")
 

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 from composer_replication.cli.app import main
 from composer_replication.contrib.islands.diloco import IslandsProblem
-from composer_replication.contrib.queue.store import Store
 from composer_replication.contrib.islands.rounds import Rounds, expect
 from composer_replication.contrib.islands.store import StoreIslands
+from composer_replication.contrib.queue.store import Store
 from composer_replication.training.checkpoint import last_complete_checkpoint
 
 LIMIT = 240  # seconds that any wait may take; on an idle machine none needs 60

@@ -9,11 +9,11 @@ from typer.testing import CliRunner
 from composer_replication.cli import console
 from composer_replication.cli.app import app
 from composer_replication.cli.console import Ending
-from composer_replication.core.errors import InputProblem
 from composer_replication.contrib.attacks import attack, attacker
+from composer_replication.contrib.attacks.mutations import Draft
+from composer_replication.core.errors import InputProblem
 from composer_replication.envs.deletion.exploits import names as naming
 from composer_replication.envs.deletion.exploits.cases import filled, implemented
-from composer_replication.contrib.attacks.mutations import Draft
 from composer_replication.envs.deletion.exploits.suite import ExploitResult, Judged
 from composer_replication.envs.deletion.task import read_tasks, write_tasks
 from composer_replication.sandbox.base import sandbox_problem

@@ -13,9 +13,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from composer_replication.contrib import titan
 from composer_replication.core.errors import InputProblem
 from composer_replication.losses.divergences import Divergence
-from composer_replication.contrib import titan
 
 REAL = find_spec("torchtitan") is not None
 BATCH, TIME, VOCAB = 2, 8, 40

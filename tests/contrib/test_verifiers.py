@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 import world
 
+from composer_replication.contrib.verifiers import tasks as verifiers
+from composer_replication.contrib.verifiers.play import play_verifiers, serving_scripts
+from composer_replication.contrib.verifiers.tasks import PlayedAgain, Source, Unscored, located, play_again, row_parts
 from composer_replication.core.environment import TaskSet
 from composer_replication.core.errors import InputProblem
 from composer_replication.core.tools import ToolResult
 from composer_replication.core.trace import TraceProblem
-from composer_replication.contrib.verifiers import tasks as verifiers
 from composer_replication.envs.sql.env import SqlEnv
 from composer_replication.envs.sql.tasks import sql_rows, task_of
-from composer_replication.contrib.verifiers.tasks import PlayedAgain, Source, Unscored, located, play_again, row_parts
-from composer_replication.contrib.verifiers.play import play_verifiers, serving_scripts
 from composer_replication.experiments.loops import Script, play_ours, played_trace
 from composer_replication.traces.formats.base import read_record
 from composer_replication.traces.read import read_traces

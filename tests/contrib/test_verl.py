@@ -13,9 +13,9 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+from composer_replication.contrib import verl as ours
 from composer_replication.core.errors import InputProblem
 from composer_replication.losses.divergences import Divergence
-from composer_replication.contrib import verl as ours
 
 REAL = find_spec("verl") is not None
 PROMPTS, RESPONSES, VOCAB, K = (3, 2), (4, 5), 30, 4

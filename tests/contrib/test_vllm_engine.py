@@ -8,6 +8,11 @@ import torch
 from forks import _start, composer
 from peft import LoraConfig, get_peft_model
 
+from composer_replication.contrib.queue import generator as generator_module
+from composer_replication.contrib.queue.generator import Generator, check_queue_recipe, queue_settings, trained_weights
+from composer_replication.contrib.queue.store import RolloutQueue, Store
+from composer_replication.contrib.queue.trainer import queue_trainer
+from composer_replication.contrib.queue.vllm_engine import VllmEngine, plain_model
 from composer_replication.core.errors import InputProblem
 from composer_replication.envs.toy.env import WorldEnv, world_rows
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
@@ -16,11 +21,6 @@ from composer_replication.recipes.run import make_trainer
 from composer_replication.rollout.loop import collect
 from composer_replication.rollout.policies import TransformersPolicy
 from composer_replication.rollout.types import RolloutConfig
-from composer_replication.contrib.queue import generator as generator_module
-from composer_replication.contrib.queue.generator import Generator, check_queue_recipe, queue_settings, trained_weights
-from composer_replication.contrib.queue.store import RolloutQueue, Store
-from composer_replication.contrib.queue.trainer import queue_trainer
-from composer_replication.contrib.queue.vllm_engine import VllmEngine, plain_model
 
 real = [pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make test-vllm"), pytest.mark.trainer,
         pytest.mark.xdist_group("vllm")]

@@ -13,9 +13,9 @@ import pytest
 from jobs import GUARDED
 from transformers import TrainerState
 
-from composer_replication.core.files import write_json
 from composer_replication.contrib.launch.job import LaunchProblem, Limit
 from composer_replication.contrib.launch.watch import Status, Watch, guard_reason, read_status, status_file
+from composer_replication.core.files import write_json
 from composer_replication.training.checkpoint import mark_complete
 from composer_replication.training.guard import HeldOutGuard
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from composer_replication.contrib.swe_rows.adapters import SweBenchAdapter, SweSmithAdapter, changed_symbols
 from composer_replication.core.errors import InputProblem
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.envs.curriculum import DifficultyCurriculum
 from composer_replication.envs.deletion.task import TaskProblem, apply_patch, make_patch, read_tasks, write_tasks
-from composer_replication.contrib.swe_rows.adapters import SweBenchAdapter, SweSmithAdapter, changed_symbols
 from composer_replication.envs.rewards import EffortWeights, EpisodeReward, c_length, effort, failed_calls
 
 

@@ -16,7 +16,7 @@ import composer_replication
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "composer_replication"
 ROOMS = ("data", "core", "traces", "hints", "sandbox", "replay", "tree", "losses", "rollout", "envs", "training", "recipes",
-         "experiments", "scale", "report", "cli")  # an import only ever goes down this list, or stays in its room
+         "experiments", "report", "cli", "contrib")  # an import only ever goes down this list, or stays in its room
 FLOORS = {room: floor for floor, room in enumerate(ROOMS)}
 
 
@@ -108,6 +108,10 @@ def test_imports_go_down():
     ("tree", "from ..losses import jsd"),
     ("losses", "from composer_replication import Trace"),  # the front door leads to every floor
     ("experiments", "from composer_replication.report.html import page"),
+    ("training", "from ..contrib.muon import BlockMuon"),
+    ("cli", "def f():\n    from composer_replication.contrib.launch.job import Job"),
+    ("recipes", "from importlib import import_module\nqueue = import_module('composer_replication.contrib.queue.store')"),
+    ("core", "from composer_replication import contrib"),
 ])
 def test_an_upward_import_is_found(tmp_path, room, line):
     path = tmp_path / "composer_replication" / room / "new.py"

@@ -5,11 +5,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from composer_replication.contrib.queue.generator import check_queue_recipe
 from composer_replication.core.errors import InputProblem
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.rollout.decode import CachedBatch, RereadBatch
 from composer_replication.rollout.sampling import Sampling
-from composer_replication.contrib.queue.generator import check_queue_recipe
 from composer_replication.training.setup import check_engine
 
 CUTS = [{"top_p": 0.6}, {"top_k": 3}, {"min_p": 0.3}, {"top_p": 0.7, "top_k": 5, "min_p": 0.1}, {}]

@@ -13,7 +13,7 @@ import shutil
 from importlib.metadata import Distribution
 from pathlib import Path
 
-import composer_replication.contrib.harbor.judge as harbor_judge
+import composer_replication.contrib.harbor.judge as judge
 import composer_replication.envs.deletion.judge.phases as phases
 from ...core.files import replacing
 from ...envs.deletion.env import check_hidden, given_files
@@ -98,8 +98,8 @@ def _write_all(task, subject, new):
     lay_out(subject.tree, given_files(task, subject) | given, new / "environment" / "repo", put=shutil.copy)
     check_hidden(task, subject, new / "environment" / "repo")
     lay_out(subject.tree, given, new / "tests" / "tree", put=shutil.copy)
-    for module in (harbor_judge, phases):
-        shutil.copyfile(module.__file__, new / "tests" / Path(module.__file__).name)
+    for name, module in (("harbor_judge.py", judge), ("phases.py", phases)):
+        shutil.copyfile(module.__file__, new / "tests" / name)
     (new / "tests" / "Dockerfile").write_text(_VERIFIER)
     (new / "tests" / "requirements.txt").write_text("".join(f"{line}\n" for line in requirements(subject)))
     (new / "tests" / "task.json").write_text(json.dumps(_verifier(task, subject, changed)))

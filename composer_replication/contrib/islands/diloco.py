@@ -30,7 +30,7 @@ from ...training.guard import HeldOutGuardCallback
 from ...training.trainer import ComposerReplicationTrainer
 
 # %% ../../../nbs/contrib/islands/00_diloco.ipynb #db5eaa5b
-INSTALL = "pip install 'composer_replication[diloco]'"
+INSTALL = "pip install 'composer_replication[islands]'"
 
 
 class IslandsProblem(Problem, RuntimeError):

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from . import tasksets
 from .tasks import Source, row_parts
 from ...core.errors import InputProblem
 from ...core.trace import Trace
@@ -88,7 +89,8 @@ def play_verifiers(
     with serving_scripts(by_user) as url:
         argv = [program, "composer-tasks", *told, "-m", "script", "--client.base-url", url, "--client.api-key-var", "COMPOSER_NO_KEY", "--no-push",
                 "--no-rich", "--env.agent.harness.id", "null", "--env.agent.runtime.type", "subprocess", "-c", "2", "--output-dir", folder]
-        settings = {"PATH": f"{program.parent}:{os.environ['PATH']}", "COMPOSER_NO_KEY": "none"}  # its harness looks for uv
+        search = ":".join([*tasksets.__path__, os.environ.get("PYTHONPATH", "")])
+        settings = {"PATH": f"{program.parent}:{os.environ['PATH']}", "COMPOSER_NO_KEY": "none", "PYTHONPATH": search}  # its harness looks for uv
         done = subprocess.run(argv, env=os.environ | settings, capture_output=True, text=True, timeout=seconds)
     files = list(Path(folder).glob("*/traces.jsonl"))
     if done.returncode or not files:

@@ -1,14 +1,14 @@
 """Our environments as a taskset of verifiers: `vf-eval composer-tasks` (docs/guides/integrations.md).
 
-It lies beside the package, since verifiers finds a taskset by the name of a module without dots."""
+Its folder must be on the search path, since verifiers finds a taskset by the name of a module without dots."""
 import asyncio
 from collections.abc import Iterator
 
 import verifiers.v1 as vf
 from mcp.types import CallToolResult, TextContent, Tool
 
-from composer_replication.core.trace import ToolCall
 from composer_replication.contrib.verifiers.tasks import Source, located, play_again, row_parts
+from composer_replication.core.trace import ToolCall
 
 __all__ = ["ComposerTaskset"]
 
