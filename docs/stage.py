@@ -42,7 +42,7 @@ ROOMS = {  # folders of nbs/, from the ground up (an import only goes down): cap
     "experiments": ("Experiments' parts", "Arms, ladders, statistics, hint scores."),
     "report": ("Reports", "Pages and figures of traces, runs and ladders."),
     "cli": ("Commands' code", "One module per command."),
-    "contrib": ("Contributions", "Optional, and never imported by the rest: other machines, islands, Muon, other trainers, SWE-bench rows.")}
+    "contrib": ("Contributions", "Optional, never imported by the rest: other machines, islands, Muon, other trainers.")}
 
 
 @dataclass(frozen=True)
