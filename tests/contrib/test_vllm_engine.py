@@ -50,6 +50,16 @@ def recipe_in(folder, model, **changes):
 # ---- without vLLM
 
 
+@pytest.mark.parametrize("cut", [{"top_p": 0.6}, {"top_k": 3}, {"min_p": 0.3}, {"top_p": 0.7, "top_k": 5, "min_p": 0.1}], ids=str)
+def test_a_queue_whose_generators_sample_with_vllm_refuses_cut_distributions(cut):
+    changes = {name: str(value) for name, value in cut.items()}
+    recipe = load_recipe("toy", changes | {"vllm_importance_sampling_correction": "false"})
+    check_queue_recipe(recipe)
+    recipe.config.rollout = "vllm"
+    with pytest.raises(InputProblem, match=next(iter(cut))):
+        check_queue_recipe(recipe)
+
+
 class Fake:
     "In the engine's place, at its one method: transformers samples, by a copy of the weights as they were."
 
