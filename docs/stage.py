@@ -40,9 +40,9 @@ ROOMS = {  # folders of nbs/, from the ground up (an import only goes down): cap
     "training": ("Training", "The trainer with all channels, its teachers, guard and health."),
     "recipes": ("Recipes", "A run as one file: planned, checked, run, resumed."),
     "experiments": ("Experiments' parts", "Arms, ladders, statistics, hint scores."),
-    "scale": ("Scale", "A run on other machines, under a limit in hours and money; islands; our losses in other trainers."),
     "report": ("Reports", "Pages and figures of traces, runs and ladders."),
-    "cli": ("Commands' code", "One module per command.")}
+    "cli": ("Commands' code", "One module per command."),
+    "contrib": ("Contributions", "Optional, never imported by the rest: other machines, islands, Muon, other trainers.")}
 
 
 @dataclass(frozen=True)

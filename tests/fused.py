@@ -1,5 +1,5 @@
 "A store of a rollout queue at whose n-th access its user is killed."
-from composer_replication.scale.queue import Store
+from composer_replication.contrib.queue.store import Store
 
 
 class Killed(BaseException):

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import trainer_script
 
-from composer_replication.scale.islands import Island, Islands
+from composer_replication.contrib.islands.diloco import Island, Islands
 from composer_replication.training.checkpoint import last_complete_checkpoint, save_buffer
 from composer_replication.training.trainer import ComposerReplicationTrainer
 

@@ -1,7 +1,7 @@
 """Jobs that several tests write, and a command that the held-out guard has stopped."""
 from dataclasses import replace
 
-from composer_replication.scale.launch.job import Job, limit_of
+from composer_replication.contrib.launch.job import Job, limit_of
 
 NASTY = "it's \"$(touch pwned)\" `touch pwned` $HOME ; touch pwned \\ # {{ name }} é"
 RECIPE = "task: toy  # \x7f 😀 \u2028 $(HOME)\nmodel: embedded\n'''\"\"\"\n"

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 
-from composer_replication.scale.islands import OuterStep
-from composer_replication.scale.queue import Store
-from composer_replication.scale.rounds import Rounds
+from composer_replication.contrib.islands.diloco import OuterStep
+from composer_replication.contrib.islands.rounds import Rounds
+from composer_replication.contrib.queue.store import Store
 from composer_replication.training.checkpoint import save_buffer
 
 WORDS, CONTEXT, WIDTH = 24, 3, 48

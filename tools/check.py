@@ -3,7 +3,7 @@
     python tools/check.py                 all checks
     python tools/check.py export readme   those named
     python tools/check.py fast            all but the notebooks
-    ROOM=losses python tools/check.py     of the notebooks only those of nbs/losses
+    ROOM=losses python tools/check.py     of the notebooks only those of nbs/losses; without it all but those of nbs/contrib
 
 The working tree is only read: nbdev works on a copy.
 """
@@ -50,10 +50,10 @@ def copy_tree(to: Path) -> Path:
                 "__pycache__", ".ipynb_checkpoints", "data", "*.scratch.py", "made", "out", "runs"))  # large
     for file in ("settings.ini", "pyproject.toml"):
         shutil.copy(ROOT / file, to / file)
-    if (ROOT / "repos").is_dir():  # nbdev lists the modules of the shipped repository, which the package's data links to
-        shutil.copytree(ROOT / "repos", to / "repos", ignore=shutil.ignore_patterns("__pycache__"))
-        (to / "composer_replication" / "data").mkdir()
-        (to / "composer_replication" / "data" / "repos").symlink_to("../../repos")
+    repos = Path("composer_replication", "data", "repos")
+    if (ROOT / repos).is_symlink():  # to the shipped repository, whose modules nbdev lists and to which it must add no file
+        (to / repos).parent.mkdir()
+        (to / repos).symlink_to(os.readlink(ROOT / repos))
     return to
 
 
@@ -119,11 +119,12 @@ def check_outputs(copy: Path) -> list[str]:
 
 
 def check_notebooks(copy: Path) -> list[str]:
-    "Every notebook of nbs/ runs, cells marked slow or cuda left out."
+    "Every notebook of nbs/ but the contributions' runs, or every one of a room; cells marked slow or cuda are left out."
     folder, workers = ROOT / "nbs" / os.environ.get("ROOM", ""), str(min(8, os.cpu_count() or 1))
     if not folder.is_dir():
         return []  # a folder of tests/ alone
-    command = [str(BIN / "nbdev_test"), "--path", str(folder), "--n_workers", workers, "--timing"]
+    command = [str(BIN / "nbdev_test"), "--path", str(folder), "--n_workers", workers, "--timing",
+               "--skip_folder_re", r"^([_.]|contrib$)"]
     succeeded, output = run(command, ROOT, NOTEBOOK_SECONDS)
     if not succeeded:
         return [f"a notebook does not run: {output.strip()}"]

@@ -1,4 +1,4 @@
-"""Install what constraints.txt pins, and this package, into the environment that runs this: by uv, or by pip where uv cannot.
+"""Install this package and what requirements/core.txt pins into the running environment: by uv, or by pip where uv cannot.
 
     .venv/bin/python tools/install.py
 
@@ -39,7 +39,7 @@ def uv_environment(settings: dict[str, list[str]]) -> dict[str, str]:
 
 def main() -> int:
     "The exit code of the installation."
-    wanted = ["-r", str(ROOT / "constraints.txt")]
+    wanted = ["-r", str(ROOT / "requirements" / "core.txt")]
     listing = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True).stdout
     environment = uv_environment(pip_settings(listing)) | os.environ
     uv = [sys.executable, "-m", "uv", "pip", "install", "-q", "--python", sys.executable]

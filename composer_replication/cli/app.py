@@ -19,9 +19,7 @@ from .eval import evaluate
 from .experiments import compose, demo, ladder
 from .explore import explore
 from .export import export
-from .generate import generate
 from .hints import hints_app
-from .launch import jobs_app, launch
 from .models import doctor, models_app
 from .replay import pairs, replay
 from .recipes import recipes_app
@@ -31,6 +29,7 @@ from .serve_teachers import serve_teachers
 from .tasks import tasks_app
 from .traces import traces_app
 from .train import train
+from ..core.plugins import plugin, plugin_names
 
 # %% ../../nbs/cli/10_app.ipynb #d4ed2b91
 class InOrderOfUse(TyperGroup):
@@ -41,7 +40,7 @@ class InOrderOfUse(TyperGroup):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.commands = {name: self.commands[name] for name in self.ORDER}
+        self.commands = {name: self.commands[name] for name in self.ORDER if name in self.commands}
 
 
 app = typer.Typer(
@@ -56,12 +55,18 @@ app.add_typer(dataset_app, name="dataset")
 app.add_typer(serve_app, name="serve")
 app.add_typer(recipes_app, name="recipes")
 app.add_typer(models_app, name="models")
-app.add_typer(jobs_app, name="jobs")
 serve_app.command("model")(serve_model)
 serve_app.command("teachers")(serve_teachers)
-for _command in (explore, compose, train, generate, launch, export, ladder, demo, replay, pairs, doctor):
+for _command in (explore, compose, train, export, ladder, demo, replay, pairs, doctor):
     app.command()(_command)
 app.command("eval")(evaluate)
+for _words in plugin_names("command"):  # of contributions: a command, a group, or a command of one of our groups
+    *_group, _name = _words.split()
+    _given, _home = plugin("command", _words), {"tasks": tasks_app}[_group[0]] if _group else app
+    if isinstance(_given, typer.Typer):
+        _home.add_typer(_given, name=_name)
+    else:
+        _home.command(_name)(_given)
 
 # %% ../../nbs/cli/10_app.ipynb #c4575ecd
 def _show_version(wanted: bool) -> None:

@@ -26,6 +26,7 @@ from .console import (ENDINGS, AsJson, ChatTemplate, Files, Model, Seed, Strict,
                                               warn, working)
 from .traces import Detectors, counted, hollow, site_row
 from ..core.errors import InputProblem
+from ..core.plugins import plugin
 
 # %% ../../nbs/cli/06_hints.ipynb #86530f56
 Hints = Annotated[list[str], typer.Option("--hints", autocompletion=offer(lambda: ("template", "raw_error", "sibling", "sql")),
@@ -382,31 +383,31 @@ Writer = Annotated[str | None, typer.Option("--writer", help="Folder or hub id o
 
 def _written(checkpoint, writer, cases: list, output: Path, settings: dict, left_out: Counter) -> list:
     "Candidates for all cases; those that are there are not made again."
-    from composer_replication.experiments.hint_writer import write_hints, written_row, written_site
     from composer_replication.recipes.hint_writer import HintWriter
     by_site = {(case.trace.trace_id, case.site.turn): case for case in cases}
-    known = {key: written_site(by_site[key], row) for row in _kept(output / "candidates.jsonl", settings)
+    writing = plugin("hints", "writer")
+    known = {key: writing.written_site(by_site[key], row) for row in _kept(output / "candidates.jsonl", settings)
              if (key := (row["trace_id"], row["turn"])) in by_site}
 
     def make(on_site):
-        return write_hints(checkpoint.model, checkpoint.tokenizer, HintWriter(writer.model, writer.tokenizer), cases, settings["n"],
+        return writing.write_hints(checkpoint.model, checkpoint.tokenizer, HintWriter(writer.model, writer.tokenizer), cases, settings["n"],
                            settings["max_tokens"], settings["seed"], left_out, known, on_site)
     with threads_for(writer.name):
-        return _gather(make, written_row, known, output / "candidates.jsonl", settings, "writing and scoring")
+        return _gather(make, writing.written_row, known, output / "candidates.jsonl", settings, "writing and scoring")
 
 # %% ../../nbs/cli/06_hints.ipynb #20f10e45
 def _show_written(sites: list, left_out: Counter, settings: dict, made: dict, output: Path, as_json: bool) -> None:
     "Write the report; print the table, or one JSON line."
     from composer_replication.core.files import write_file
-    from composer_replication.report.written_hints import written_json, written_page, written_table
+    report = plugin("hints", "written")
     if not sites:
         raise _nothing(left_out)
-    report = write_file(output / "report.html", written_page(sites, left_out, settings, made))
+    file = write_file(output / "report.html", report.written_page(sites, left_out, settings, made))
     if as_json:
-        return emit(written_json(sites, left_out, settings))
-    print_tables(written_table(sites))
+        return emit(report.written_json(sites, left_out, settings))
+    print_tables(report.written_table(sites))
     out.print(f"{len(sites)} error turns; at {sum(s.best is not None for s in sites)} the best candidate is worth more than no hint. Report: "
-              f"{escape(str(report))}")
+              f"{escape(str(file))}")
 
 # %% ../../nbs/cli/06_hints.ipynb #9e33ed9f
 @hints_app.command("write")
@@ -488,12 +489,12 @@ def hints_train(
     with working("loading the model") as say_what:
         from datasets import disable_progress_bars
         disable_progress_bars()
-        from composer_replication.experiments.hint_writer import train_writer, training_rows
+        writing = plugin("hints", "writer")
         from composer_replication.recipes.checkpoint import load_checkpoint
-        rows, checkpoint = training_rows(row for _, row in read_jsonl(file)), load_checkpoint(writer or EMBEDDED)
+        rows, checkpoint = writing.training_rows(row for _, row in read_jsonl(file)), load_checkpoint(writer or EMBEDDED)
         say_what(f"training on {len(rows)} hints")
         with threads_for(checkpoint.name):
-            done = train_writer(checkpoint, rows, output, epochs, learning_rate, seed)
+            done = writing.train_writer(checkpoint, rows, output, epochs, learning_rate, seed)
     if as_json:
         return emit(vars(done) | {"folder": str(done.folder)})
     out.print(f"{escape(str(done.folder))}: {done.steps} steps on {done.examples} hints, loss {done.loss[0]:.2f} in the first epoch, {done.loss[1]:.2f} in the "

@@ -9,7 +9,6 @@ __all__ = ['Named', 'parse_settings', 'recipe_names', 'Stages', 'train']
 import contextlib
 import os
 import re
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +16,7 @@ import typer
 from rich.markup import escape
 
 from .console import AsJson, Ending, emit, err, offer, out, plainly, print_tables, say, threads_for, warn, working
+from ..core.plugins import plugin
 
 # %% ../../nbs/cli/07_train.ipynb #60a7e1aa
 def parse_settings(settings: list[str]) -> dict[str, str]:
@@ -168,12 +168,12 @@ def _run(recipe, as_json: bool, island: int | None, queue: str | None, exchange:
         from composer_replication.report.train import step_line
     pages, kind, starting = [], {}, Stages()
     if island is not None:
-        _as_island(recipe, island, exchange)
+        islands = plugin("train", "islands")
+        islands.write_to_own_folder(recipe, island, exchange)
     if _is_first():
         _warn_before_run(recipe)
     if queue is not None:
-        from composer_replication.scale.queue_trainer import queue_trainer
-        kind = {"kind": queue_trainer(recipe, queue)}
+        kind = {"kind": plugin("train", "queue")(recipe, queue)}
 
     def tell(logged):  # by a warm-up, too, which comes before the trainer
         starting.close()
@@ -188,7 +188,7 @@ def _run(recipe, as_json: bool, island: int | None, queue: str | None, exchange:
         _warn_of_toy(recipe)
         say(f"The page of this run: {Path(recipe.config.output_dir) / 'index.html'}")
         if island is not None:
-            return [*pages, _island_callback(trainer, island, exchange)]
+            return [*pages, islands.island_callback(trainer, island, exchange)]
         return pages
 
     try:
@@ -199,40 +199,6 @@ def _run(recipe, as_json: bool, island: int | None, queue: str | None, exchange:
         for page in pages:
             page.failed(error)
         raise
-
-# %% ../../nbs/cli/07_train.ipynb #28852080
-def _as_island(recipe, number: int, exchange: str | None) -> None:
-    "Write to the island's own folder. Raises `IslandsProblem` where it could not meet the others."
-    from composer_replication.scale.islands import Island, need_one_process, need_torchft
-    from composer_replication.scale.start_islands import island_folder
-    if exchange is None:
-        Island.of_environment(number)
-        need_torchft()
-    else:
-        need_one_process()
-    recipe.config.output_dir = str(island_folder(recipe.config.output_dir, number))
-
-
-def _island_callback(trainer, number: int, exchange: str | None):
-    "By torchft, or by a store."
-    if exchange is None:
-        from composer_replication.scale.islands import Island, Islands
-        return Islands(trainer, Island.of_environment(number))
-    from composer_replication.scale.queue import Store
-    from composer_replication.scale.store_islands import StoreIslands
-    return StoreIslands(trainer, number, Store(exchange))
-
-
-def _start_islands(recipe, islands: int, exchange: str | None, options: list[str]) -> None:
-    "Start them and wait."
-    from composer_replication.scale.start_islands import IslandProcesses, Lighthouse, SharedStore
-    _warn_before_run(recipe, islands)
-    command = [str(Path(sys.executable).with_name("composer-rl")), "train", *options, *(["--exchange", exchange] if exchange else [])]
-    meeting = SharedStore(islands, exchange) if exchange else Lighthouse(islands, recipe.config.ddp_timeout)
-    code = IslandProcesses(command, islands, Path(recipe.config.output_dir), meeting, say).run()
-    say(f"{islands} islands: {Path(recipe.config.output_dir)}/island-0 and on")
-    if code:
-        raise typer.Exit(code)
 
 # %% ../../nbs/cli/07_train.ipynb #e896e468
 def _named(context: typer.Context, config: str | None) -> str | None:
@@ -259,7 +225,7 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Open tasks and traces, print the estimate; load no weights.")] = False,
     settings: Annotated[list[str] | None, typer.Option("--set", help="key=value, over the recipe's; any number.")] = None,
     devices: Annotated[int | None, typer.Option(min=1, help="For how many processes to estimate; else as launched.")] = None,
-    islands: Annotated[int | None, typer.Option(min=1, help="Start so many islands on this machine: DiLoCo, extra `diloco`.")] = None,
+    islands: Annotated[int | None, typer.Option(min=1, help="Start so many islands on this machine: DiLoCo, extra `islands`.")] = None,
     island: Annotated[int | None, typer.Option(min=0, help="Be island number K of those at --exchange, or at the lighthouse in TORCHFT_LIGHTHOUSE.")] = None,
     exchange: Annotated[str | None, typer.Option("--exchange", metavar="URL", help="Islands meet in this folder or store; experimental.")] = None,
     queue: Annotated[str | None, typer.Option("--queue", metavar="URL", help="Take rollouts that `composer-rl generate --queue URL` plays.")] = None,
@@ -285,7 +251,8 @@ def train(
     find_model(recipe.arguments.model)
     if islands is not None:
         sets = [word for text in settings or [] for word in ("--set", text)]
-        return _start_islands(recipe, islands, exchange, ["--config", config, *sets, *(["--json"] if as_json else [])])
+        _warn_before_run(recipe, islands)
+        return plugin("train", "islands").start_islands(recipe, islands, exchange, ["--config", config, *sets, *(["--json"] if as_json else [])])
     result = _run(recipe, as_json, island, queue, exchange)
     if _is_first():
         _show_result(result, recipe, as_json)

@@ -25,7 +25,7 @@ from ..core.trace import ToolCall
 from .deletion.env import FeatureDeletionEnv, deletion_rows
 
 # %% ../../nbs/envs/00_server.ipynb #ecdb8d38
-INSTALL = "pip install 'composer_replication[openenv]', or beside the pinned versions pip install --no-deps -r constraints-openenv.txt"
+INSTALL = "pip install 'composer_replication[openenv]', or beside the pinned versions pip install --no-deps -r requirements/openenv.txt"
 
 
 class ServerProblem(Problem, RuntimeError):

@@ -20,7 +20,7 @@ from trl.kernels.chunked_divergence import TOKEN_CHUNK_SIZE, VOCAB_CHUNK_SIZE
 from .attention import choose_attention
 from .recipe import Recipe, load_recipe, local_model
 from .recipe_file import RecipeProblem, shipped_recipes
-from ..training.muon import block_grids
+from ..core.plugins import plugin
 from ..training.setup import check_adapter
 from ..tree.forward import branch_way
 
@@ -97,7 +97,7 @@ def optimizer_values(
         return 2 * trained
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(shape)
-    return 2 * trained - sum(model.get_parameter(name).numel() for name in block_grids(model))
+    return 2 * trained - sum(model.get_parameter(name).numel() for name in plugin("optimizer", "muon").block_grids(model))
 
 # %% ../../nbs/recipes/01_memory_estimate.ipynb #a620cb88
 def layer_bytes(

@@ -62,7 +62,7 @@ from ..tree.build import Tree
 from ..tree.text import AlignmentError
 from ..rollout.loop import collect
 from ..rollout.policies import TransformersPolicy, stop_ids
-from .muon import muon_and_settings
+from ..core.plugins import plugin
 from .level import ANSWERS, Level, Passes, Reading, count_passes, idle_pass, most_of
 from .sharded import (BeginShards, SamplingCopy, check_recorded, is_sharded, lost_rank, sharded_reference,
                                                    sharded_teacher, within_root)
@@ -243,7 +243,7 @@ def _add_policies(self: ComposerReplicationTrainer, guard):
     if args.share_prompts:
         check_share_prompts(self.student, args.gradient_checkpointing, self.is_fsdp_enabled)
     if args.optimizer == "muon":
-        self.optimizer_cls_and_kwargs = muon_and_settings(args, self.get_decay_parameter_names(self.model))
+        self.optimizer_cls_and_kwargs = plugin("optimizer", "muon").muon_and_settings(args, self.get_decay_parameter_names(self.model))
     self.schedule = args.schedule(max(args.max_steps, 1))  # `Resume` sets the steps when training begins
     make, start = (sharded_teacher, sharded_reference) if self.is_fsdp_enabled else (make_teacher, reference_policy)
     self.sampling_copy = self._copy_to_sample() if self.is_fsdp_enabled else None

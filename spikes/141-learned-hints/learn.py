@@ -14,6 +14,7 @@ from statistics import fmean
 
 import torch
 
+from composer_replication.contrib.hint_writer.candidates import Candidate, score_candidates, train_writer, training_rows
 from composer_replication.core.files import write_json
 from composer_replication.core.trace import HintContext
 from composer_replication.envs.toy.env import world_rows
@@ -22,7 +23,6 @@ from composer_replication.envs.toy.teams import REJECTED, TEAMS, TeamEnv, team_f
 from composer_replication.experiments.evaluate import episode_limits
 from composer_replication.experiments.gate import hinted_turns, right_actions, shared_turns
 from composer_replication.experiments.hint_score import repairs
-from composer_replication.experiments.hint_writer import Candidate, score_candidates, train_writer, training_rows
 from composer_replication.hints.layers import default_composite
 from composer_replication.hints.learned_layer import LearnedHintGenerator, writer_prompt
 from composer_replication.recipes.checkpoint import Checkpoint, load_checkpoint

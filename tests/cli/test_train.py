@@ -178,10 +178,10 @@ def test_what_lies_on_the_disk_is_counted_once_and_islands_each(tmp_path, capsys
 
 
 def test_who_starts_islands_is_told_what_all_of_them_take(tmp_path, capsys, monkeypatch):
-    from composer_replication.scale import start_islands
+    from composer_replication.contrib.islands import commands
     monkeypatch.chdir(tmp_path)
     free_bytes(monkeypatch, 2**20)
-    monkeypatch.setattr(start_islands.IslandProcesses, "run", lambda self: 0)
+    monkeypatch.setattr(commands.IslandProcesses, "run", lambda self: 0)
     code, _, said = said_by(["--config", "toy", "--islands", "2", "--exchange", str(tmp_path / "store")], capsys, monkeypatch)
     assert code == 0 and "for each of 2 islands" in said, said
 

@@ -44,18 +44,19 @@ from composer_replication.sandbox.base import open_sandbox
 from composer_replication.sandbox.folders import SandboxProblem
 
 ROOT = Path(composer_replication.__file__).parents[1]
+REPOS = ROOT / "composer_replication" / "data" / "repos"
 LABELS = "src/larder/labels.py"
 
 
 @pytest.fixture(scope="module")
 def subject():
-    return prepare_subject(ROOT / "composer_replication/data/repos/larder")
+    return prepare_subject(REPOS / "larder")
 
 
 @pytest.fixture(scope="module")
 def task():
     return next(
-        task for task in read_tasks(ROOT / "repos/larder.tasks.jsonl") if task.deleted_symbols[0].startswith("larder.labels:")
+        task for task in read_tasks(REPOS / "larder.tasks.jsonl") if task.deleted_symbols[0].startswith("larder.labels:")
     )
 
 
@@ -190,8 +191,9 @@ def never(*_, **__):
     raise AssertionError("it was run")
 
 grading.run_phases = never
-task = next(t for t in read_tasks(Path("repos/larder.tasks.jsonl")) if t.deleted_symbols[0].startswith("larder.labels:"))
-subject = prepare_subject(Path("composer_replication/data/repos/larder"))
+repos = Path("composer_replication/data/repos")
+task = next(t for t in read_tasks(repos / "larder.tasks.jsonl") if t.deleted_symbols[0].startswith("larder.labels:"))
+subject = prepare_subject(repos / "larder")
 path, found = "src/larder/labels.py", []
 makers = [lambda: {path: b"x=1\\n" * 12_500_000}, lambda: {f"src/larder/m{k}.py": b"" for k in range(100_000)},
           lambda: {path: b"x = " + b"-" * 99_999 + b"1"},

@@ -6,10 +6,8 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from composer_replication.core.errors import InputProblem
-from composer_replication.recipes.recipe import load_recipe
 from composer_replication.rollout.decode import CachedBatch, RereadBatch
 from composer_replication.rollout.sampling import Sampling
-from composer_replication.scale.generator import check_queue_recipe
 from composer_replication.training.setup import check_engine
 
 CUTS = [{"top_p": 0.6}, {"top_k": 3}, {"min_p": 0.3}, {"top_p": 0.7, "top_k": 5, "min_p": 0.1}, {}]
@@ -53,13 +51,3 @@ def test_vllm_is_refused_by_name_before_it_is_looked_for(cut):
         check_engine(config)
     config.use_vllm = False
     check_engine(config)
-
-
-@pytest.mark.parametrize("cut", CUTS[:4], ids=str)
-def test_a_queue_whose_generators_sample_with_vllm_refuses_them(cut):
-    changes = {name: str(value) for name, value in cut.items()}
-    recipe = load_recipe("toy", changes | {"vllm_importance_sampling_correction": "false"})
-    check_queue_recipe(recipe)
-    recipe.config.rollout = "vllm"
-    with pytest.raises(InputProblem, match=next(iter(cut))):
-        check_queue_recipe(recipe)

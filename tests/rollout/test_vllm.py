@@ -55,7 +55,7 @@ def trainer(tmp_path_factory):
 
 
 def test_every_module_is_imported_beside_vllm():
-    "vLLM holds transformers below the version of constraints.txt."
+    "vLLM holds transformers below the version of requirements/core.txt."
     found = [m.name for m in pkgutil.walk_packages(composer_replication.__path__, "composer_replication.")]
     assert len(found) > 150 and all(map(import_module, found))
 

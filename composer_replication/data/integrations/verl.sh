@@ -1,5 +1,5 @@
 # SDPO (channel 2) and Dr.GRPO (channel 1) in verl 0.9.1. NOT RUN: verl's own configuration takes these settings (tested on a CPU); no training was started.
-export VERL_USE_EXTERNAL_MODULES=composer_replication.scale.verl  # on every machine, before Ray starts there
+export VERL_USE_EXTERNAL_MODULES=composer_replication.contrib.verl  # on every machine, before Ray starts there
 python -m verl.trainer.main_ppo \
     data.train_files=train.parquet data.val_files=val.parquet \
     data.max_prompt_length=4096 data.max_response_length=4096 \
