@@ -11,9 +11,9 @@ from pathlib import Path
 
 from ..core.files import write_file
 from ..core.trace import Turn
-from ..replay.actions import schema_key
-from ..replay.run import Replayed
-from ..replay.voting import Verdict, count_votes
+from ..replay.vote import schema_key
+from ..replay.vote import Replayed
+from ..replay.vote import Verdict, count_votes
 from .html import Html, fragment, page, render, table
 from .trace import turn_text
 

@@ -12,9 +12,9 @@ from composer_replication.core.tools import ToolResult
 from composer_replication.core.trace import ToolCall, Trace, TraceProblem, Turn
 from composer_replication.envs.toy.agents import WorldAgent, world_episode
 from composer_replication.envs.toy.env import WorldEnv, world_rows
-from composer_replication.replay.actions import effect_key, normalised, schema_key
+from composer_replication.replay.vote import effect_key, normalised, schema_key
 from composer_replication.replay.teachers import TeacherCallResult, asked_turns, trace_states
-from composer_replication.replay.voting import Verdict, count_votes, extract_dpo_pairs
+from composer_replication.replay.vote import Verdict, count_votes, extract_dpo_pairs
 from composer_replication.traces.siblings import action_key
 
 

@@ -16,7 +16,7 @@ from composer_replication.core.errors import InputProblem
 from composer_replication.core.trace import ToolCall, Trace, TraceProblem, Turn
 from composer_replication.envs.toy.model import embedded_tokenizer
 from composer_replication.envs.toy.traces import toy_traces
-from composer_replication.replay.dedup import (
+from composer_replication.replay.clean import (
     LEAK,
     RUN,
     TAIL,

@@ -13,8 +13,8 @@ import pytest
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.envs.toy.agents import WorldAgent, world_episode
 from composer_replication.envs.toy.env import make_world
-from composer_replication.replay.actions import schema_key
-from composer_replication.replay.gating import (
+from composer_replication.replay.vote import schema_key
+from composer_replication.replay.vote import (
     Everyone,
     Sure,
     Worth,
@@ -27,7 +27,7 @@ from composer_replication.replay.gating import (
     tally,
 )
 from composer_replication.replay.teachers import TeacherCallResult, asked_turns, replay_traces, trace_states
-from composer_replication.replay.voting import Verdict, count_votes, extract_dpo_pairs
+from composer_replication.replay.vote import Verdict, count_votes, extract_dpo_pairs
 
 NAMES = ("t0", "t1", "t2", "t3", "t4")
 SETTINGS = [(least, minority) for least in (1, 2, 3) for minority in (True, False)]

@@ -28,7 +28,7 @@ from composer_replication.core.trace import Turn
 from composer_replication.replay import pool as pool_module
 from composer_replication.replay.client import Endpoint, TeacherProblem, request_body, request_key, request_text, to_answer
 from composer_replication.replay.ledger import Ledger, LedgerProblem
-from composer_replication.replay.pool import TeacherPool
+from composer_replication.replay.client import TeacherPool
 from composer_replication.replay.prices import Price
 from composer_replication.replay.teachers import TraceState, ask_teachers
 
