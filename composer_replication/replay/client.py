@@ -703,10 +703,8 @@ class TeacherPool:
         if failure.limited:
             number = max(number, provider.refuse(now))
         pause = self._random.uniform(0, min(_LONGEST_S, _BACKOFF_S * 2 ** (number - 1))) + min(failure.wait_s, _ASKED_TO_WAIT_S)
-        if failure.wait_s > _ASKED_TO_WAIT_S:
+        if failure.wait_s > _ASKED_TO_WAIT_S or failure.wait_s and now + pause > self._deadline:
             self._stop_teacher(teacher, f"{teacher.endpoint.base_url} asks to wait {failure.wait_s:g} s; run again after that")
-        elif failure.wait_s and now + pause > self._deadline:
-            self._stop_teacher(teacher, f"{teacher.endpoint.base_url} asks to wait {failure.wait_s:g} s, which is past the wall time")
         if failure.limited:
             provider.closed_until = max(provider.closed_until, now + pause)
         await self._sleep(teacher, pause)

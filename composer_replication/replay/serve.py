@@ -143,13 +143,6 @@ def read_request(
         raise _bad(str(problem)) from None
 
 # %% ../../nbs/replay/07_serve.ipynb #610d4aef
-def _usage(result):
-    usage = {"prompt_tokens": result.prompt_tokens, "completion_tokens": result.completion_tokens,
-             "total_tokens": result.prompt_tokens + result.completion_tokens,
-             "prompt_tokens_details": {"cached_tokens": result.cached_tokens}}
-    return usage | ({} if result.cost is None else {"cost": result.cost})
-
-
 def write_response(
     result: TeacherCallResult,
     body: dict,  # the request
@@ -168,9 +161,12 @@ def write_response(
     visible = cut or any(not c.parsed or not c.name for c in result.action.tool_calls)  # the problem shows in the answer itself
     message = {"role": "assistant", "content": result.action.content or (None if calls else ""),
                "refusal": None if visible else result.problem or None} | ({"tool_calls": calls} if calls else {})
+    usage = {"prompt_tokens": result.prompt_tokens, "completion_tokens": result.completion_tokens,
+             "total_tokens": result.prompt_tokens + result.completion_tokens,
+             "prompt_tokens_details": {"cached_tokens": result.cached_tokens}} | ({} if result.cost is None else {"cost": result.cost})
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "length" if cut else "tool_calls" if calls else "stop"}
     return {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": "chat.completion", "created": int(time.time()), "model": result.teacher,
-            "choices": [choice], "usage": _usage(result), "unused": sorted(n for n in UNUSED - takes if body.get(n) is not None)}
+            "choices": [choice], "usage": usage, "unused": sorted(n for n in UNUSED - takes if body.get(n) is not None)}
 
 # %% ../../nbs/replay/07_serve.ipynb #b191b609
 TOGETHER = 64  # states of a batch
