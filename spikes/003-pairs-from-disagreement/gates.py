@@ -53,17 +53,19 @@ def compare_gates(traces, answers, gates, turns, minority=True, key=None, at_onc
     full, reports = pairs(answers), []
     for name, gate in gates.items():
         by_trace = replay_gated(traces, panel, gate, turns, at_once)
-        paid = {(s.key, r.teacher): r.cost or 0.0 for s, of_state in zip(states, [r for t in by_trace for r in t]) for r in of_state if r.asked}
+        rows = [of_state for of_trace in by_trace for of_state in of_trace]
+        paid = {(s.key, r.teacher): r.cost or 0.0 for s, of_state in zip(states, rows) for r in of_state if r.asked}
         made = pairs(by_trace)
         kept, total = sum(len(f & m) for f, m in zip(full, made)), sum(map(len, made))
         turned = sum(bool(f and m) and {p[1] for p in f} != {p[1] for p in m} for f, m in zip(full, made))
-        reports.append(GateReport(name, len(full), len(paid), sum(paid.values()), total, kept, sum(map(len, full)) - kept, total - kept,
-                                  turned, sum(f == m for f, m in zip(full, made)) / max(1, len(full))))
+        agreement = sum(f == m for f, m in zip(full, made)) / max(1, len(full))
+        reports.append(GateReport(name, len(full), len(paid), sum(paid.values()), total, kept, sum(map(len, full)) - kept,
+                                  total - kept, turned, agreement))
     return reports
 
 
 def foresight(traces, answers, gate, turns):
-    "What `Worth` would have predicted, each time before it knew: chance of a change, and whether it came, at every unsettled moment."
+    "Before each answer, the chance of a change by `Worth`, and whether it came."
     predictions, order, key = [], gate.sure.order, gate.sure.key
     for trace, at, of_trace in zip(traces, turns, answers, strict=True):
         for state, of_state in zip(trace_states(trace, at), of_trace, strict=True):
