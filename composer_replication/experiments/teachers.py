@@ -23,7 +23,7 @@ from ..envs.toy.env import WorldEnv
 from ..envs.toy.teams import REJECTED, names_module, team_of
 from ..replay.pairs import DPOPair
 from ..losses.batch import TraceExample
-from ..replay.voting import Verdict, count_votes, extract_dpo_pairs
+from ..replay.vote import Verdict, count_votes, extract_dpo_pairs
 from ..replay.teachers import Teacher, TeacherCallResult, TraceState, asked_turns, replay_traces, trace_states
 from ..core.trace import Trace, Turn
 from ..rollout.tool_call_parser import TurnReader
@@ -143,7 +143,7 @@ class ReplayCounts:
     states: int  # asked about
     different: int  # among them; every teacher answers each of these once
     abstained: int  # answers that do not vote, of `different` times the number of teachers
-    verdicts: dict[str, int]  # states by how their vote went, see `replay.voting.Verdict`
+    verdicts: dict[str, int]  # states by how their vote went, see `replay.vote.Verdict`
     pairs: dict[str, int]  # by kind: "majority" over the student, "student" over a minority
     tokens: int  # read and written by the teachers
     seconds: float  # in all, episodes included

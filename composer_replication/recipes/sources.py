@@ -17,10 +17,10 @@ from ..envs.toy.traces import toy_path
 from ..hints.layers import CompositeHintGenerator, HintGenerator, make_layers
 from ..losses.batch import TraceExample
 from ..replay.client import chat_body, complete, read_key
-from ..replay.dedup import SCHEMA, PreferenceExample, read_pairs
+from ..replay.clean import SCHEMA, PreferenceExample, read_pairs
 from ..replay.pairs import FREE_PAIRS, free_pairs
 from ..replay.prices import Price
-from ..replay.run import parse_teacher
+from ..replay.client import parse_teacher
 from ..replay.teachers import TeacherProblem
 from .checkpoint import load_checkpoint
 from .hint_writer import HintWriter

@@ -76,7 +76,7 @@ def compose_html(run) -> Html:
 VIEWS = {  # class: module of `report` and function
     "core.trace.Trace": "trace.trace_html", "core.trace.ErrorSite": "display.error_site_html", "hints.layers.Hint": "display.hint_html",
     "tree.build.Tree": "tree.tree_picture", "tree.pack.PackedBatch": "tree.batch_picture", "replay.pairs.DPOPair": "display.pair_html",
-    "replay.run.Replayed": "replay.replay_body", "replay.ledger.Ledger": "display.ledger_html",
+    "replay.vote.Replayed": "replay.replay_body", "replay.ledger.Ledger": "display.ledger_html",
     "envs.deletion.task.FeatureDeletionTask": "display.task_html", "envs.deletion.judge.grading.Grade": "display.grade_html",
     "envs.deletion.exploits.suite.ExploitResult": "exploits.exploit_html", "experiments.loss_check.ComposeRun": "display.compose_html",
     "experiments.ladder.Ladder": "display.ladder_html"}

@@ -11,9 +11,7 @@ from pathlib import Path
 
 from ..core.files import write_file
 from ..core.trace import Turn
-from ..replay.actions import schema_key
-from ..replay.run import Replayed
-from ..replay.voting import Verdict, count_votes
+from ..replay.vote import Replayed, Verdict
 from .html import Html, fragment, page, render, table
 from .trace import turn_text
 
@@ -51,7 +49,7 @@ def answers_table(
 def _state(replayed, i, min_votes):
     "What the template asks of one state."
     turn, trace = replayed.turns[i], replayed.trace
-    vote = count_votes(trace.turns[turn], replayed.answers[i], min_votes, lambda action: schema_key(trace, turn, action))
+    vote = replayed.vote(i, min_votes)
     return {"turn": turn, "ending": _ENDINGS[vote.verdict] if i in replayed.finished else "not all were asked",
             "usd": dollars(sum(answer.cost or 0.0 for answer in replayed.answers[i] if answer.asked)),
             "role": trace.turns[turn - 1].role, "before": trace.turns[turn - 1].content[:_LONGEST], "action": action_html(trace.turns[turn]),

@@ -14,7 +14,7 @@ from composer_replication.envs.toy.teams import TEAMS, TeamEnv, team_of
 from composer_replication.experiments.teachers import TEAM_PAIRS, LocalTeacher, recorded_pairs, team_pairs
 from composer_replication.losses.batch import ComposerDataCollator
 from composer_replication.replay.teachers import TeacherCallResult, TraceState, asked_turns, replay_traces, trace_states
-from composer_replication.replay.voting import Verdict, count_votes, extract_dpo_pairs
+from composer_replication.replay.vote import Verdict, count_votes, extract_dpo_pairs
 from composer_replication.rollout.loop import collect
 from composer_replication.rollout.policies import TransformersPolicy
 from composer_replication.rollout.types import RolloutConfig

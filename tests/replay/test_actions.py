@@ -1,6 +1,5 @@
-"Actions that a schema reads alike, against pydantic reading the same; actions that come to the same, in real environments."
+"Actions that a schema reads alike, against pydantic reading the same."
 import json
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,14 +7,9 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import BaseModel, Field, WithJsonSchema
 
-from composer_replication.core.tools import ToolResult
-from composer_replication.core.trace import ToolCall, Trace, TraceProblem, Turn
-from composer_replication.envs.toy.agents import WorldAgent, world_episode
-from composer_replication.envs.toy.env import WorldEnv, world_rows
-from composer_replication.replay.actions import effect_key, normalised, schema_key
-from composer_replication.replay.teachers import TeacherCallResult, asked_turns, trace_states
-from composer_replication.replay.voting import Verdict, count_votes, extract_dpo_pairs
-from composer_replication.traces.siblings import action_key
+from composer_replication.core.trace import ToolCall, Trace, Turn
+from composer_replication.replay.teachers import TeacherCallResult
+from composer_replication.replay.vote import Verdict, count_votes, extract_dpo_pairs, normalised, schema_key
 
 
 class Passenger(BaseModel):
@@ -173,132 +167,14 @@ def test_words_count_unless_they_are_told_not_to():
     assert schema_key(trace, 1, Turn("assistant", "speaks")) != schema_key(trace, 1, says[0], words=False)
 
 
-# Effects
-
-def files(env):
-    return sorted(env.files.items())
-
-
-def scripted(seed=0):
-    "A row of the world, a trace really made on it, and its environment's tools by role."
-    row = world_rows(1, f"effect-{seed}", "train")[0]
-    env = WorldEnv()
-    env.reset(**row)
-    return row, world_episode(env.task, WorldAgent.of(), "one"), {t.role: t for t in env.task.tools}, env.task
-
-
-def world_call(tools, role, **arguments):
-    return act({tools[role].arguments[k]: v for k, v in arguments.items()}, tools[role].name)
-
-
-def test_effects_in_the_world():
-    row, trace, tools, task = scripted()
-    at = asked_turns(trace)[2]  # before the body is written
-    folder = task.path.split("/")[0]
-
-    def key(action):
-        return effect_key(WorldEnv, row, trace, at, action, files)
-    read = [world_call(tools, "read", path=task.path, **more) for more in ({}, {"lines": 1000}, {"lines": 1})]
-    assert key(read[0]) == key(read[1]) != key(read[2]) and len({action_key(r) for r in read}) == 3
-    assert key(world_call(tools, "list", path=folder)) == key(world_call(tools, "list", path=f"{folder}/"))
-    # this world compares paths as strings: another spelling is another action here, and no schema says otherwise
-    assert key(read[0]) != key(world_call(tools, "read", path=f"./{task.path}"))
-    write = [world_call(tools, "write", path=task.path, text=text) for text in ("x = 1\n", "x = 1\n", "x =  1\n")]
-    assert key(write[0]) == key(write[1]) != key(write[2])  # all of them bring back "written"
-    assert action_key(write[0]) == action_key(write[2])  # white space is not seen there
-
-
-def test_effects_where_a_path_is_normalised():
-    "Where a path is a path, two spellings are one action."
-    class Normalising(WorldEnv):
-        "As on a disk: `./a` is `a`."
-
-        def call(self, call):
-            return super().call(replace(call, arguments={k: v.removeprefix("./") for k, v in call.arguments.items()}))
-
-    row, = world_rows(1, "effect")
-    env = WorldEnv()
-    env.reset(**row)
-    tools, name = {t.role: t for t in env.task.tools}, env.task.path
-    trace = Trace("demo", (Turn("user", "Go."),))
-
-    def key(action):
-        return effect_key(Normalising, row, trace, 1, action, files)
-    one, other = (world_call(tools, "read", path=path) for path in (name, f"./{name}"))
-    assert key(one) == key(other) and action_key(one) != action_key(other)
-
-
-def test_votes_by_effect():
-    row, trace, tools, task = scripted(1)
-    at = asked_turns(trace)[1]  # it reads the module
-    student = world_call(tools, "read", path=f"./{task.path}")
-    spoiled = Trace(trace.trace_id, (*trace.turns[:at], student), trace.tools)
-    results = [TeacherCallResult(n, world_call(tools, "read", path=task.path, **more))
-               for n, more in (("a", {}), ("b", {"lines": 999}))]
-    key = partial(effect_key, WorldEnv, row, state=files)
-    assert count_votes(student, results).verdict is Verdict.SPLIT
-    assert count_votes(student, results, key=partial(key, spoiled, at)).verdict is Verdict.OTHER
-    [pair] = extract_dpo_pairs(spoiled, [results], turns=[at], key=key)
-    assert (pair.chosen, pair.rejected, pair.source) == (results[0].action, student, "majority:2/2")
-    [state] = trace_states(spoiled, [at])  # a state does in place of its trace
-    assert key(state, at, student) == key(spoiled, at, student)
-
-
 def test_two_writings_that_only_white_space_parts_make_no_pair():
-    row, trace, tools, task = scripted()
-    at = asked_turns(trace)[2]
-    student, better = (world_call(tools, "write", path=task.path, text=text) for text in ("if x:\n pass", "if x:\npass"))
-    spoiled = Trace(trace.trace_id, (*trace.turns[:at], student), trace.tools)
+    def write(text):
+        return Turn("assistant", tool_calls=(ToolCall("write", {"text": text}),))
 
-    def key(trace, turn, action):
-        return effect_key(WorldEnv, row, trace, turn, action, files)
-    assert extract_dpo_pairs(spoiled, [[TeacherCallResult(n, better) for n in "ab"]], turns=[at], key=key) == []
-
-
-def test_every_turn_of_a_recorded_trace_comes_to_what_it_came_to():
-    row, trace, tools, _ = scripted(2)
-    for at in asked_turns(trace):
-        one, again = (effect_key(WorldEnv, row, trace, at, trace.turns[at], files) for _ in range(2))
-        assert one == again
-    other = world_rows(1, "another", "train")[0]
-    with pytest.raises(TraceProblem, match="brings back .* and not .*; give the row that the trace was made with"):
-        effect_key(WorldEnv, other, trace, asked_turns(trace)[1], trace.turns[asked_turns(trace)[1]], files)
-    with pytest.raises(ValueError, match=r"WorldEnv has no fingerprint\(\); pass `state`"):
-        effect_key(WorldEnv, row, trace, asked_turns(trace)[0], trace.turns[asked_turns(trace)[0]])
-
-
-class Closing:
-    "Counts what is open, and fails where it is told to."
-
-    open, tools = 0, ()
-
-    def __init__(self):
-        Closing.open += 1
-
-    def reset(self, fails=False):
-        self.fails = fails
-
-    def call(self, call):
-        if self.fails:
-            raise OSError("gone")
-        return ToolResult(call.name)
-
-    def reward(self, answer=""):
-        return None
-
-    def fingerprint(self):
-        return 0
-
-    def close(self):
-        Closing.open -= 1
-
-
-def test_environments_are_closed_whatever_happens():
-    trace = Trace("t", (Turn("user", "Go."), act({}, "a"), Turn("tool", "a", observation=True), act({}, "b")))
-    effect_key(Closing, {}, trace, 3, act({}, "c"))
-    for problem, spoiled in ((OSError, {"fails": True}), (TypeError, {"what": 1})):
-        with pytest.raises(problem):
-            effect_key(Closing, spoiled, trace, 3, act({}, "c"))
-    assert Closing.open == 0
-    keys = [effect_key(Closing, {}, trace, 3, a) for a in (act({}, "c"), act({"n": 1}, "c"), act("{", "c"), act({}, "d"))]
-    assert len(set(keys)) == 2  # the environment does not care for arguments
+    def key(trace, turn, action):  # tells apart what `action_key` does not
+        return action.tool_calls[0].arguments["text"].encode()
+    student, better = write("if x:\n pass"), write("if x:\npass")
+    trace = Trace("t", (Turn("user", "Go."), student))
+    results = [TeacherCallResult(n, better) for n in "ab"]
+    assert count_votes(student, results, key=partial(key, trace, 1)).verdict is Verdict.OTHER
+    assert extract_dpo_pairs(trace, [results], key=key) == []

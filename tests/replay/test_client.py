@@ -23,7 +23,6 @@ from composer_replication.replay.client import (
     read_answer,
     read_failure,
     read_key,
-    request_body,
     request_key,
     request_text,
     to_answer,
@@ -35,6 +34,10 @@ from composer_replication.traces.read import read_traces
 ENDPOINT = Endpoint("gpt", "openai/gpt-4.1", Price(2.0, 8.0, 0.5))
 STATE = TraceState("t", (Turn("user", "go"),))
 REQUEST = TypeAdapter(CompletionCreateParamsNonStreaming)
+
+
+def request_body(endpoint, state):
+    return chat_body(endpoint, state.turns, state.tools)
 
 
 def plain(value):
@@ -303,7 +306,7 @@ def filed(response, **more):
 
 
 def read(**of):
-    return read_answer(ENDPOINT, filed(completion("gpt-4.1", **of)), STATE)
+    return read_answer(ENDPOINT, filed(completion("gpt-4.1", **of)))
 
 
 def test_answers_are_read_as_the_openai_package_reads_them():
@@ -353,7 +356,7 @@ def test_an_unknown_tool_votes():
 
 
 def test_a_wrong_model_is_kept_and_does_not_vote():
-    result = read_answer(ENDPOINT, filed(completion("gpt-4.1-mini", content="x")), STATE)
+    result = read_answer(ENDPOINT, filed(completion("gpt-4.1-mini", content="x")))
     assert (
         result.problem == "gpt-4.1-mini answered where openai/gpt-4.1 was asked"
         and result.action.content == "x"
@@ -395,7 +398,7 @@ def test_odd_messages_are_read_all_the_same():
         {"reasoning": 3},
     ):
         response = {"model": 5, "choices": [{"message": odd}], "usage": 3, "provider": []}
-        result = read_answer(ENDPOINT, filed(response), STATE)
+        result = read_answer(ENDPOINT, filed(response))
         assert result.action is not None or result.problem
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.replay import ledger as ledger_module
-from composer_replication.replay.ledger import Answer, BudgetReached, Claim, Ledger, LedgerProblem, to_dataset
+from composer_replication.replay.ledger import Answer, BudgetReached, Claim, Ledger, LedgerProblem
 
 MOST, COST = 0.01, 0.004
 FORK = get_context("fork")
@@ -184,8 +184,7 @@ def test_any_text_is_kept(tmp_path):
         got = ledger.get("ab")
         assert got["a"].body == body and got["a"].served == "Ω\x00"
         assert json.loads(got["b"].body) == json.loads(broken)
-        assert ledger.export(tmp_path / "o.jsonl") == 2
-    assert [json.loads(line)["key"] for line in (tmp_path / "o.jsonl").read_bytes().decode().split("\n")[:-1]] == ["a", "b"]
+        assert [row["key"] for row in ledger.rows()] == ["a", "b"]
 
 
 def test_many_keys_at_once(tmp_path):
@@ -198,7 +197,7 @@ def test_many_keys_at_once(tmp_path):
         assert set(ledger.get(wanted)) == {f"k{i}" for i in range(0, 300, 2)} and ledger.get([]) == {}
 
 
-def test_rows_and_dataset_hold_every_answer_with_its_request_and_nothing_else(tmp_path):
+def test_rows_hold_every_answer_with_its_request_and_nothing_else(tmp_path):
     with Ledger(tmp_path / "l.sqlite") as ledger:
         expected = []
         for i in range(50):
@@ -210,14 +209,9 @@ def test_rows_and_dataset_hold_every_answer_with_its_request_and_nothing_else(tm
                 ledger.settle(claim, answered(f"k{i}", cost=i / 1000, body=json.dumps([i])))
                 expected.append({**vars(answered(f"k{i}", cost=i / 1000, body=json.dumps([i]))), "request": json.dumps({"n": i})})
         assert list(ledger.rows()) == expected and len(expected) == 45
-        assert to_dataset(ledger).to_list() == expected
-        (tmp_path / "o.jsonl").write_text("old")
-        assert ledger.export(tmp_path / "o.jsonl") == 45
-        assert [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()] == expected
-        assert [p for p in tmp_path.iterdir() if p.name.startswith(".")] == []
     with Ledger(tmp_path / "empty.sqlite") as ledger:
-        assert ledger.export(tmp_path / "e.jsonl") == 0 and (tmp_path / "e.jsonl").read_bytes() == b""
-        assert to_dataset(ledger).column_names == [*vars(answered("k")), "request"]
+        assert list(ledger.rows()) == []
+
 
 
 def test_answers_are_settled_while_others_are_read(tmp_path):
@@ -342,7 +336,7 @@ def test_a_killed_process_that_nobody_has_noticed_yet_is_dead_and_a_stopped_one_
 def test_an_owner_of_whom_nothing_can_be_known_is_neither_dead_nor_alive(tmp_path):
     with Ledger(tmp_path / "l.sqlite") as first, Ledger(tmp_path / "l.sqlite") as second:
         held = ask(first, "k")
-        [file] = [f for f in tmp_path.glob("*-open-*") if f.name.endswith(first._owner.name)]
+        [file] = [f for f in tmp_path.glob("*-open-*") if f.name.endswith(first._name)]
         file.unlink()
         file.symlink_to(file)
         for look in (lambda: ask(second, "k"), second.spent, lambda: Ledger(tmp_path / "l.sqlite")):
@@ -431,7 +425,6 @@ def fill(path, told, most_bytes):
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, resource.RLIM_INFINITY))
     done = 0
     with Ledger(path) as ledger:
-        ledger.export(path.with_name("o.jsonl"))
         try:
             while True:
                 claim = ask(ledger, f"k{done}")
@@ -444,15 +437,11 @@ def fill(path, told, most_bytes):
         for i in range(3):  # and refuses again, in the same way
             with pytest.raises(LedgerProblem, match="make room"):
                 pay(ledger, f"again{i}", body="x" * 2_000_000)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
-        with pytest.raises(LedgerProblem, match="cannot be written"):
-            ledger.export(path.with_name("o.jsonl"))
-        assert path.with_name("o.jsonl").read_bytes() == b""  # the old one
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         if isinstance(got := ask(ledger, f"k{done}"), Claim):  # the claim itself had found no room
             claim = got
         ledger.settle(claim, answered(f"k{done}"))  # room was made: the same claim is settled
-        assert ledger.export(path.with_name("o.jsonl")) == done + 1
+        assert len(list(ledger.rows())) == done + 1
 
 
 @pytest.mark.parametrize("most_bytes", [300_000, 310_001, 999_999])
@@ -582,33 +571,6 @@ def test_the_wall_clock_may_jump(tmp_path, monkeypatch):
     child = start(jumps)
     child.join(20)
     assert child.exitcode == 0
-
-
-# Export
-
-def export_big(path, to, up):
-    with Ledger(path) as ledger:
-        log(up, "up")
-        ledger.export(to)
-
-
-def test_an_export_that_is_killed_leaves_the_old_file_or_the_new_one(tmp_path):
-    path, to, rng = tmp_path / "l.sqlite", tmp_path / "o.jsonl", random.Random(5)
-    with Ledger(path) as ledger:
-        for i in range(800):
-            pay(ledger, f"k{i}", body="x" * 4000)
-        ledger.export(tmp_path / "whole.jsonl")
-    whole, old, seen = (tmp_path / "whole.jsonl").read_bytes(), b"old\n", set()
-    for turn in range(12):
-        to.write_bytes(old)
-        child = start(export_big, path, to, tmp_path / f"up{turn}")
-        until((tmp_path / f"up{turn}").exists)
-        time.sleep(rng.uniform(0, 0.03))
-        os.kill(child.pid, signal.SIGKILL)
-        child.join()
-        assert to.read_bytes() in (old, whole)
-        seen.add(to.read_bytes() == whole)
-    assert False in seen
 
 
 # Speed and memory

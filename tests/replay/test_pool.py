@@ -25,10 +25,17 @@ import pytest
 from bad_server import BadServer, Reply, answer_to, completion, failed
 
 from composer_replication.core.trace import Turn
-from composer_replication.replay import pool as pool_module
-from composer_replication.replay.client import Endpoint, TeacherProblem, request_body, request_key, request_text, to_answer
+from composer_replication.replay import client as pool_module
+from composer_replication.replay.client import (
+    Endpoint,
+    TeacherPool,
+    TeacherProblem,
+    chat_body,
+    request_key,
+    request_text,
+    to_answer,
+)
 from composer_replication.replay.ledger import Ledger, LedgerProblem
-from composer_replication.replay.pool import TeacherPool
 from composer_replication.replay.prices import Price
 from composer_replication.replay.teachers import TraceState, ask_teachers
 
@@ -78,7 +85,7 @@ def most_of(results_asked=1, server="http://127.0.0.1:12345/v1"):
 
 def check_good(result, state, model="a"):
     "The result is what the server makes of exactly this request."
-    body = request_body(Endpoint("x", model, PRICE, key_env=None), state)
+    body = chat_body(Endpoint("x", model, PRICE, key_env=None), state.turns, state.tools)
     expected = json.loads(answer_to(body)["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"])
     assert result.votes and result.action.tool_calls[0].arguments == expected, result
 
@@ -453,7 +460,6 @@ def test_the_key_is_sent_and_shown_nowhere(ledger, monkeypatch, caplog):
         ]
         assert all(r.headers["authorization"] == f"Bearer {KEY}" for r in server.requests)
     assert results[0].action.content == "You sent Bearer [key]"
-    ledger.export(ledger.path.with_suffix(".jsonl"))
     for path in ledger.path.parent.iterdir():
         shown.append(path.read_bytes().decode("latin-1"))
     assert not any(KEY in text for text in shown) and len(shown) > 8
@@ -607,7 +613,7 @@ CHILD = textwrap.dedent("""
     from pathlib import Path
     sys.path[:0] = [{tests!r}, {tests!r} + "/replay"]
     from test_pool import *
-    from composer_replication.replay import pool as pool_module
+    from composer_replication.replay import client as pool_module
     pool_module._BACKOFF_S = 0.02
     url, path, count, budget = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
     with Ledger(path, budget) as ledger, TeacherPool([endpoint(url, n) for n in "abc"], ledger, concurrency=4) as pool:

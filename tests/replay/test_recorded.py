@@ -6,11 +6,17 @@ from functools import partial
 import pytest
 
 from composer_replication.core.trace import ToolCall, Trace, Turn
-from composer_replication.replay.actions import schema_key
 from composer_replication.replay.prices import Price
-from composer_replication.replay.recorded import ELSEWHERE, RecordedTeacher, shared_turns
-from composer_replication.replay.teachers import asked_turns, replay_trace, replay_traces, trace_states
-from composer_replication.replay.voting import extract_dpo_pairs
+from composer_replication.replay.teachers import (
+    ELSEWHERE,
+    RecordedTeacher,
+    asked_turns,
+    replay_trace,
+    replay_traces,
+    shared_turns,
+    trace_states,
+)
+from composer_replication.replay.vote import extract_dpo_pairs, schema_key
 from composer_replication.traces.read import read_traces
 from composer_replication.traces.siblings import squeeze
 

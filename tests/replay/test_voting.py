@@ -17,7 +17,7 @@ from composer_replication.replay.teachers import (
     replay_traces,
     trace_states,
 )
-from composer_replication.replay.voting import Verdict, count_votes, extract_dpo_pairs
+from composer_replication.replay.vote import Verdict, count_votes, extract_dpo_pairs
 from composer_replication.traces.siblings import action_key
 
 ASK, SEEN = Turn("user", "Which color?"), Turn("tool", "red", observation=True)
@@ -223,7 +223,7 @@ def test_a_result_that_no_call_can_have_is_refused(wrong, said):
 
 
 def test_the_preferred_action_is_written_as_the_schema_has_it():
-    from composer_replication.replay.actions import schema_key
+    from composer_replication.replay.vote import schema_key
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     says = lambda n: Turn("assistant", tool_calls=(ToolCall("f", {"n": n}),))

@@ -1,33 +1,34 @@
-"Gates: lossless against brute force over all answers, chances against exact arithmetic, rounds against a panel that counts."
-import json
+"Gates: lossless against brute force over all answers, chances counted again, rounds against a panel that counts."
 import math
 import random
 import threading
 from collections import Counter, defaultdict
-from fractions import Fraction
 from functools import cache
 from itertools import product
 
 import pytest
 
+from composer_replication.core.errors import InputProblem
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.envs.toy.agents import WorldAgent, world_episode
 from composer_replication.envs.toy.env import make_world
-from composer_replication.replay.actions import schema_key
-from composer_replication.replay.gating import (
+from composer_replication.replay import vote
+from composer_replication.replay.prices import Price
+from composer_replication.replay.teachers import TeacherCallResult, asked_turns, replay_traces, trace_states
+from composer_replication.replay.vote import (
     Everyone,
     Sure,
+    Verdict,
     Worth,
-    compare_gates,
-    foresight,
-    reliability,
+    count_votes,
+    extract_dpo_pairs,
+    make_gate,
     replay_gated,
+    schema_key,
     settled,
-    student_kind,
     tally,
 )
-from composer_replication.replay.teachers import TeacherCallResult, asked_turns, replay_traces, trace_states
-from composer_replication.replay.voting import Verdict, count_votes, extract_dpo_pairs
+from composer_replication.traces.siblings import action_key
 
 NAMES = ("t0", "t1", "t2", "t3", "t4")
 SETTINGS = [(least, minority) for least in (1, 2, 3) for minority in (True, False)]
@@ -133,8 +134,8 @@ def test_a_teacher_that_could_not_be_asked_has_no_vote_left():
     assert tally(STATE, act(0), results | {"t2": result("t2", 0)}, schema_key) == (1, (1,))
     told = {"t2": TeacherCallResult("t2", act(1), asked=False)}
     assert tally(STATE, act(0), told, schema_key) == (0, ())
-    vote = count_votes(act(0), [*results.values(), result("t2", 1), *told.values()])
-    assert (vote.asked, vote.votes, vote.verdict) == (2, 2, Verdict.OTHER)
+    counted = count_votes(act(0), [*results.values(), result("t2", 1), *told.values()])
+    assert (counted.asked, counted.votes, counted.verdict) == (2, 2, Verdict.OTHER)
 
 
 # What an answer is worth
@@ -148,57 +149,42 @@ def panel(probabilities, count, seed):
     return traces, answers
 
 
-def test_chances_are_the_posterior_means():
-    gate = Worth(NAMES[:3], lambda name, state: 0.0, 1.0, kind=lambda state, student: "all", strength=4.0, trial=0)
-    for ballots in [(0, 0, 1)] * 5 + [(1, 0, 0)] * 2 + [(1, 1, 1), (None, 0, 0)]:
-        gate.learn(STATE, act(0), {n: result(n, b) for n, b in zip(NAMES, ballots)})
-    # nine answers of t0 before anything: five agree, three do not, one abstains; Dirichlet(1/2) for the three ways
-    pooled = {w: Fraction(n * 2 + 1, 2) / Fraction(21, 2) for w, n in {(1, ()): 5, (0, (1,)): 3, (0, ()): 1}.items()}
-    own = {w: (n + 4 * pooled[w]) / 13 for w, n in {(1, ()): 5, (0, (1,)): 3, (0, ()): 1}.items()}
-    found = gate.chances("all", "t0", (0, ()))
-    assert found == pytest.approx({w: float(p) for w, p in own.items()}) and sum(found.values()) == pytest.approx(1)
-    other = gate.chances("never seen", "t0", (0, ()))
-    assert other == pytest.approx({w: float(p) for w, p in pooled.items()})
-    # after one dissenter, t1 followed twice as the student and once as the dissenter: another way each
-    assert gate.chances("never seen", "t1", (0, (1,))) == pytest.approx({
-        (1, (1,)): 2.5 / 5, (0, (2,)): 1.5 / 5, (0, (1,)): 0.5 / 5, (0, (1, 1)): 0.5 / 5})
-
-
-def test_two_actions_with_as_many_votes_share_a_chance():
-    gate = Worth(NAMES, lambda name, state: 0.0, 1.0)
-    found = gate.chances("x", "t2", (0, (1, 1)))
-    assert found[(0, (2, 1))] == found[(0, (1, 2))] and sum(found.values()) == pytest.approx(1) and len(found) == 5
-
-
-def exact_change(gate, kind, at, left, least, minority):
-    "The chance of a change by going through every sequence of answers, one by one."
-    def outcome(mine, others):
-        ballots = [0] * mine + [i for i, n in enumerate(others, 1) for _ in range(n)]
-        return pairs_of(ballots, least, minority)
-
-    def walk(at, i, chance):
-        if i == len(left):
-            return chance * (outcome(*at) != now)
-        return sum(walk(after, i + 1, chance * p) for after, p in gate.chances(kind, left[i], at).items())
-    now = outcome(*at)
-    return walk(at, 0, 1.0)
-
-
-@pytest.mark.parametrize("least, minority", SETTINGS)
-def test_the_chance_of_a_change_is_that_of_all_sequences(least, minority):
-    gate = Worth(NAMES, lambda name, state: 0.0, 1.0, least, minority)
-    for trace, [[*results]] in zip(*panel((0.5, 0.6, 0.7, 0.8, 0.8), 30, 1)):
+def test_the_chance_is_the_share_of_earlier_states_that_changed():
+    "Counted again from the ballots, by the rules of a vote in words."
+    gate, traces, answers = Worth(NAMES[:3], lambda name, state: 0.0, 1.0), *panel((0.6, 0.5, 0.4), 60, 1)
+    rows = [[r.action.tool_calls[0].arguments["n"] for r in results] for [results] in answers]
+    for trace, [results] in zip(traces, answers):
         gate.learn(trace_states(trace)[0], act(0), {r.teacher: r for r in results})
-    for ballots in [*product((None, 0, 1, 2), repeat=2), *product((0, 1, 2), repeat=4)]:
-        results = {n: result(n, b) for n, b in zip(NAMES, ballots)}
-        at = tally(STATE, act(0), results, schema_key)
-        expected = exact_change(gate, student_kind(STATE, act(0)), at, NAMES[len(ballots):], least, minority)
-        assert gate.change(STATE, act(0), results) == pytest.approx(expected, abs=1e-12)
+
+    def shape(ballots):
+        counts = Counter(ballots)
+        return counts.pop(0, 0), sorted(counts.values())
+
+    tried = 0
+    for size in range(3):
+        for ballots in product((0, 1, 2), repeat=size):
+            alike = [row for row in rows if shape(row[:size]) == shape(ballots)]
+            changed = sum(pairs_of(row, 2, True) != pairs_of(row[:size], 2, True) for row in alike)
+            results = {n: result(n, b) for n, b in zip(NAMES, ballots)}
+            assert gate.chance(STATE, act(0), results) == pytest.approx((changed + 1) / (len(alike) + 2))
+            tried += len(alike) > 5
+    assert tried > 5
+    assert gate.chance(STATE, act(0), {"t0": result("t0", None)}) == 0.5  # never seen
 
 
-def test_worth_more_than_any_price_is_sure_and_worth_nothing_asks_nobody():
-    free = Worth(NAMES[:4], lambda name, state: 1e-9, 1e9, trial=0)
-    dear = Worth(NAMES[:4], lambda name, state: 0.001, 0.0, trial=0)
+def test_states_that_are_not_settled_by_answers_teach_nothing():
+    gate = Worth(NAMES[:3], lambda name, state: 0.0, 1.0)
+    for results in ({}, {"t0": result("t0", 0)}, {n: result(n, None, asked=False) for n in NAMES[:3]}):
+        gate.learn(STATE, act(0), results)
+    assert gate.learned == 3 and not gate.seen and not gate.changed
+    gate.learn(STATE, act(0), {n: result(n, 1) for n in NAMES[:2]})  # the third cannot change it any more
+    assert sum(gate.seen.values()) == 3 and sum(gate.changed.values()) == 2
+
+
+def test_worth_more_than_any_price_is_sure_and_worth_nothing_asks_nobody(monkeypatch):
+    monkeypatch.setattr(vote, "TRIAL", 0)
+    free = Worth(NAMES[:4], lambda name, state: 1e-9, 1e9)
+    dear = Worth(NAMES[:4], lambda name, state: 0.001, 0.0)
     for ballots in list(product((None, 0, 1, 2), repeat=4))[::3]:
         assert list(through(free, ballots)[0]) == list(through(Sure(NAMES[:4]), ballots)[0])
         assert through(dear, ballots)[0] == {}
@@ -207,27 +193,20 @@ def test_worth_more_than_any_price_is_sure_and_worth_nothing_asks_nobody():
 PRICES = {"t0": 0.01, "t1": 0.02, "t2": 0.05}
 
 
-def best_of_all(gate, kind, at, i):
-    "Least expected loss from here by the gate's own chances, and whether it takes asking; every way on is gone through."
-    stop = gate.value_usd * exact_change(gate, kind, at, NAMES[i:3], 2, True)
-    if i == 3:
-        return stop, False
-    ways = gate.chances(kind, NAMES[i], at).items()
-    ask = PRICES[NAMES[i]] + sum(p * best_of_all(gate, kind, after, i + 1)[0] for after, p in ways)
-    return min(stop, ask), ask < stop
-
-
-@pytest.mark.parametrize("value", [0.02, 0.08, 0.2, 1.0])
-def test_the_gate_stops_where_stopping_is_best(value):
-    gate = Worth(NAMES[:3], lambda name, state: PRICES[name], value, trial=0)
+@pytest.mark.parametrize("value", [0.02, 0.05, 0.1, 0.2, 1.0])
+def test_it_asks_exactly_where_the_expected_value_exceeds_the_price(value, monkeypatch):
+    monkeypatch.setattr(vote, "TRIAL", 0)
+    gate, asked = Worth(NAMES[:3], lambda name, state: PRICES[name], value), Counter()
     for trace, [[*results]] in zip(*panel((0.8, 0.6, 0.3), 25, 2)):
         gate.learn(trace_states(trace)[0], act(0), {r.teacher: r for r in results})
     for size in range(3):
         for ballots in product((None, 0, 1, 2), repeat=size):
             results = {n: result(n, b) for n, b in zip(NAMES, ballots)}
-            at = tally(STATE, act(0), results, schema_key)
-            expected = not settled(*at, 3 - size) and best_of_all(gate, student_kind(STATE, act(0)), at, size)[1]
-            assert gate.next(STATE, act(0), results) == ([NAMES[size]] if expected else []), ballots
+            names = Sure(NAMES[:3]).next(STATE, act(0), results)
+            worth = value * gate.chance(STATE, act(0), results) > sum(PRICES[n] for n in names)
+            assert gate.next(STATE, act(0), results) == (names if worth else [])
+            asked[worth and bool(names)] += 1
+    assert asked[False] and (asked[True] or value < 0.05)
 
 
 @pytest.mark.parametrize("value", [-1, math.inf, math.nan])
@@ -236,33 +215,9 @@ def test_a_value_that_is_no_amount(value):
         Worth(NAMES, lambda name, state: 0.0, value)
 
 
-def test_the_chances_hold_on_answers_never_seen():
-    traces, answers = panel((0.9, 0.7, 0.5), 700, 3)
-    seen = foresight(traces, answers, Worth(NAMES[:3], lambda name, state: 0.0, 1.0))
-    assert len(seen) > 1000
-    for b in reliability(seen):
-        assert abs(b.predicted - b.observed) < 3.5 * math.sqrt(b.predicted * (1 - b.predicted) / b.count) + 0.02, b
-    assert sum(b.count for b in reliability(seen)) == len(seen)
-    assert [tuple(b) for b in reliability([(0.0, False), (1.0, True), (0.05, True), (0.049, False)])] == [
-        (2, 0.0245, 0.0), (1, 0.05, 1.0), (1, 1.0, 1.0)]
-
-
-def test_an_action_that_its_own_tokens_made_likely_is_a_kind_of_its_own():
-    def kind(probability):
-        turn = Turn("assistant", "Left.", logprobs=None if probability is None else (math.log(probability) / 2,) * 2)
-        return student_kind(STATE, turn)
-    assert len({kind(p) for p in (None, 0.3, 0.6, 0.9, 0.97, 0.999)}) == 6
-    assert student_kind(STATE, act(1)) == student_kind(STATE, act(2)) != student_kind(STATE, Turn("assistant", "Left."))
-    sure, unsure = (Turn("assistant", "Left.", logprobs=(math.log(p),)) for p in (0.999, 0.4))
-    gate = Worth(NAMES[:2], lambda name, state: 0.01, 0.1)
-    for _ in range(30):
-        gate.learn(STATE, sure, {n: TeacherCallResult(n, sure) for n in NAMES[:2]})
-        gate.learn(STATE, unsure, {n: TeacherCallResult(n, act(1)) for n in NAMES[:2]})
-    assert gate.next(STATE, sure, {}) == [] and gate.next(STATE, unsure, {}) == ["t0"]  # before anyone was asked
-
-
-def test_a_trial_is_asked_as_sure_does():
-    gate, sure = Worth(NAMES[:3], lambda name, state: 1.0, 0.0, trial=3), Sure(NAMES[:3])
+def test_a_trial_is_asked_as_sure_does(monkeypatch):
+    monkeypatch.setattr(vote, "TRIAL", 3)
+    gate, sure = Worth(NAMES[:3], lambda name, state: 1.0, 0.0), Sure(NAMES[:3])
     for ballots in [(1, 0, 1), (1, 1, 0), (0, 1, 1)]:
         results, _ = through(gate, ballots)
         assert list(results) == list(through(sure, ballots)[0])
@@ -324,12 +279,13 @@ def test_equal_states_share_their_answers_and_the_gate_learns_each_state_once():
     assert learned == [(f"{i}", act(i % 2), {"t0": table[STATE.key]}) for i in range(5)]
 
 
-def test_what_is_learned_counts_for_the_states_that_open_later():
+def test_what_is_learned_counts_for_the_states_that_open_later(monkeypatch):
+    monkeypatch.setattr(vote, "TRIAL", 5)
     traces, answers = panel((1.0, 1.0), 300, 5)
     known = tables(traces, answers)
     asked = {}
     for at_once in (10, 300):
-        gate = Worth(NAMES[:2], lambda name, state: 0.01, 0.5, trial=5)
+        gate = Worth(NAMES[:2], lambda name, state: 0.01, 0.5)
         told = replay_gated(traces, [Told(n, known[n]) for n in NAMES[:2]], gate, at_once=at_once)
         asked[at_once] = sum(r.asked for of_trace in told for row in of_trace for r in row)
     assert asked[10] < 100 <= 300 <= asked[300]
@@ -393,35 +349,6 @@ def test_a_teacher_that_breaks_ends_the_replay():
             replay_gated([TRACE], [Broken("t0", {})], Everyone(("t0",)))
 
 
-# Policies compared
-
-def test_a_report_by_hand():
-    class First(Everyone):
-        "Asks the first two only."
-        def next(self, state, student, results):
-            return self.order[:2] if not results else []
-    ballots = [(1, 1, 1), (1, 0, 1), (1, 1, 2), (0, 0, 1), (0, 1, 2), (1, 1, 2)]
-    traces = [Trace(f"{i}", (Turn("user", f"{i}"), act(0))) for i in range(len(ballots))]
-    traces[-1] = Trace("again", traces[2].turns)  # the same state, whose answers are paid once
-    answers = [[[result(n, b) for n, b in zip(NAMES, row)]] for row in ballots]
-    report = compare_gates(traces, answers, {"first": First(NAMES[:3]), "sure": Sure(NAMES[:3])})
-    # full panel: 1 over 0; 1 over 0; 1 over 0; 0 over 1; nothing; 1 over 0. The first two alone lose the second and the fourth.
-    assert tuple(report[0]) == ("first", 6, 10, pytest.approx(0.10), 3, 3, 2, 0, 0, pytest.approx(4 / 6))
-    assert report[1][4:] == (5, 5, 0, 0, 0, 1.0) and report[1].calls == 13
-
-
-def test_what_is_added_and_turned():
-    class Only(Everyone):
-        def next(self, state, student, results):
-            return self.order[:1] if not results else []
-    ballots = [(1, 2, 2), (0, 1, 1), (1, 2, 3), (1, 1, 2)]
-    traces = [Trace(f"{i}", (Turn("user", f"{i}"), act(0))) for i in range(len(ballots))]
-    answers = [[[result(n, b) for n, b in zip(NAMES, row)]] for row in ballots]
-    [report] = compare_gates(traces, answers, {"only": Only(NAMES[:3])}, min_votes=1)
-    # full panel: 2 over 0; 1 over 0; nothing; 1 over 0. The first alone: 1 over 0; nothing; 1 over 0; 1 over 0.
-    assert (report.pairs, report.kept, report.lost, report.added, report.turned, report.agreement) == (3, 1, 2, 2, 1, 0.25)
-
-
 def test_gates_on_lab_traces_with_lab_actions():
     "Real calls with real schemas: a spelling that the schema does not tell apart is the same for votes, gates and reports."
     agent = WorldAgent.of(wrong_body=0.5, name=0.3, world=0.3)
@@ -431,8 +358,23 @@ def test_gates_on_lab_traces_with_lab_actions():
         own = [trace.turns[t] for t in asked_turns(trace)]
         answers.append([[TeacherCallResult(n, rng.choice((done, own[-2], own[0])), cost=cost)
                          for n, cost in zip(NAMES[:3], (0.001, 0.01, 0.1))] for done in own])
-    gates = {"everyone": Everyone(NAMES[:3]), "sure": Sure(NAMES[:3], minority=False)}
-    full, sure = compare_gates(traces, answers, gates, minority=False)
-    assert full.calls == 3 * sum(len(asked_turns(t)) for t in traces) and full.pairs > 5
-    assert sure.agreement == 1 and sure[4:] == full[4:] and sure.dollars < 0.9 * full.dollars
-    assert json.loads(json.dumps(full._asdict()))["gate"] == "everyone"
+    teachers = [Told(n, table) for n, table in tables(traces, answers).items()]
+    told = replay_gated(traces, teachers, Sure(NAMES[:3], minority=False))
+
+    def pairs(of):
+        made = [p for t, a in zip(traces, of) for p in extract_dpo_pairs(t, a, minority=False, key=schema_key)]
+        return [(p.trace_id, p.turn, action_key(p.chosen), action_key(p.rejected)) for p in made]
+    calls, everyone = (sum(r.asked for of_trace in of for row in of_trace for r in row) for of in (told, answers))
+    assert pairs(told) == pairs(answers) and len(pairs(answers)) > 5 and calls < 0.9 * everyone
+
+
+def test_gates_by_name():
+    prices = {"dear": Price(9, 9), "cheap": Price(1, 1), "middle": Price(3, 3)}
+    assert make_gate("everyone", prices).next(STATE, act(0), {}) == ["dear", "cheap", "middle"]
+    for name in ("sure", "worth"):
+        assert make_gate(name, prices).next(STATE, act(0), {}) == ["cheap", "middle"]
+    assert (make_gate("sure", prices, 3).order, make_gate("sure", prices, 3).min_votes) == (["cheap", "middle", "dear"], 3)
+    with pytest.raises(InputProblem, match="there is no gate 'best'; use one of everyone, sure, worth"):
+        make_gate("best", prices)
+    with pytest.raises(InputProblem, match="1 teacher cannot give 2 votes"):
+        make_gate("worth", {"dear": Price(9, 9)})

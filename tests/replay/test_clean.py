@@ -5,7 +5,6 @@ import math
 import random
 import re
 import time
-from collections import Counter
 from dataclasses import replace
 from itertools import product
 
@@ -16,7 +15,7 @@ from composer_replication.core.errors import InputProblem
 from composer_replication.core.trace import ToolCall, Trace, TraceProblem, Turn
 from composer_replication.envs.toy.model import embedded_tokenizer
 from composer_replication.envs.toy.traces import toy_traces
-from composer_replication.replay.dedup import (
+from composer_replication.replay.clean import (
     LEAK,
     RUN,
     TAIL,
@@ -25,11 +24,9 @@ from composer_replication.replay.dedup import (
     drop_contradictions,
     drop_duplicates,
     drop_held_out,
-    drop_languages,
     drop_long,
     drop_near_duplicates,
     drop_unrendered,
-    language_of,
     near_copies,
     normalise_pairs,
     pairs_by_trace,
@@ -249,46 +246,6 @@ def test_boilerplate_proves_nothing_and_short_prompts_count_whole():
     assert len(by_id[0]) == 1 and by_id[1][0].reason == "its task s is held out"
 
 
-# Language
-
-ENGLISH = "I will look at the order first, and then tell you whether it can still be changed."
-GERMAN = "Ich sehe mir zuerst die Bestellung an und sage dann, ob sie sich noch ändern lässt."
-
-
-def test_only_prose_is_judged():
-    assert language_of(ENGLISH) == "en" and language_of(GERMAN) == "de"
-    assert language_of("我先看一下这个文件,然后再修改它,最后运行所有的测试。") == "zh"
-    assert language_of("Je vais d'abord regarder la commande, puis je vous dirai si elle peut être modifiée.") == "fr"
-    for text in ("", "D'accord.", "Ja, gerne!", json.dumps({"Nachricht": GERMAN}), f"```\n{GERMAN}\n```", f"`{GERMAN}`",
-                 f"finish[{GERMAN}]", "SELECT COUNT(DISTINCT nationality) FROM conductors", "\udc80 " * 30,
-                 "cat eps1.7_wh1ter0se_2b007cf0ba9881d954e85eb475d0d5e4.m4v eps1.9_zer0-day_b7604a922c8feef666a957933751a074.avi",
-                 "RXZpbCBDb3JwLCB3ZSBoYXZlIGRlbGl2ZXJlZCBvbiBvdXIgcHJvbWlzZSBhcyBleHBlY3RlZC4gVGhl", "x" * 200_000,
-                 "`" * 100_001):
-        assert language_of(text) in (None, "en"), text[:50]
-    assert language_of(f"{ENGLISH}\n```\n{GERMAN}\n```") == "en"
-
-
-def test_a_foreign_action_on_either_side_goes():
-    mine = [example("x", Turn("assistant", ENGLISH), act(1)), example("x", act(1), Turn("assistant", GERMAN)),
-            example("x", Turn("assistant", GERMAN), act(1)), example(GERMAN, act(1), act(2))]
-    kept, drops = drop_languages(mine)
-    assert kept == [mine[0], mine[3]]
-    assert [d.reason for d in drops] == [f"the {side} action is written in 'de'" for side in ("rejected", "chosen")]
-    assert len(drop_languages(mine, ("en", "de"))[0]) == 4
-    with pytest.raises(ValueError, match="languages .'german'. will not do"):
-        drop_languages(mine, ["german"])
-
-
-@pytest.mark.data
-def test_english_traces_are_not_taken_for_foreign(shared_data):
-    from composer_replication.traces.read import read_traces
-    judged = Counter()
-    for name in ("taubench_airline_gpt4o", "miniswe_deepseek_chat_dev", "intercode_sql_multimodel", "sweagent_demos_and_tests"):
-        for trace, _ in zip(read_traces(shared_data / "traces" / f"{name}.jsonl.gz", on_problem=lambda p: None), range(25)):
-            judged.update(language_of(t.content) for t in trace.turns if t.role == "assistant")
-    assert set(judged) <= {"en", None} and judged["en"] > 500, judged
-
-
 # Template and length
 
 def test_what_the_template_cannot_carry_goes_with_its_reason():
@@ -500,22 +457,21 @@ def test_a_damaged_line_is_named(line, words, tmp_path):
 
 def test_the_report_adds_up(demo):
     pairs, traces = demo
-    foreign = replace(pairs[0], chosen=Turn("assistant", GERMAN))
     turned = replace(pairs[1], chosen=pairs[1].rejected, rejected=pairs[1].chosen)
     half = replace(pairs[2], chosen=Turn("assistant", "\ud800"))
     long = replace(pairs[3], chosen=Turn("assistant", "so " * 3000))
     held = {traces[-1].task_id: ""}
-    given = place_pairs([*pairs, foreign, turned, half, long, pairs[0]], traces)
+    given = place_pairs([*pairs, turned, half, long, pairs[0]], traces)
     made, report = normalise_pairs(given, embedded_tokenizer(), held, max_tokens=3000, near=0.85)
-    assert report.given == len(pairs) + 5 == report.kept + len(report.drops) and report.kept == len(made)
+    assert report.given == len(pairs) + 4 == report.kept + len(report.drops) and report.kept == len(made)
     assert all(report.counts.values()) and sum(report.counts.values()) == len(report.drops)
     steps = [d.step for d in report.drops]
     assert steps == sorted(steps, key=list(report.counts).index)
     lengths = [(e.lengths.chosen, e.lengths.rejected) for e in made]
     chosen, rejected = map(np.array, zip(*lengths))
-    assert (report.chosen_tokens, report.rejected_tokens) == (np.median(chosen), np.median(rejected))
-    assert report.length_ratio == pytest.approx(np.exp(np.log(chosen / rejected).mean()))
-    assert report.longer == (chosen > rejected).mean()
+    assert str(report).endswith(
+        f"chosen {np.median(chosen):g} tokens, rejected {np.median(rejected):g} (medians), "
+        f"{np.exp(np.log(chosen / rejected).mean()):.2f} times as long, {(chosen > rejected).mean():.0%} longer")
     nothing, empty = normalise_pairs([], embedded_tokenizer())
     assert nothing == [] and empty.given == 0 and "0 of 0 pairs kept (nothing left out)" in str(empty)
     assert to_preference_dataset(nothing).num_rows == 0
