@@ -14,7 +14,7 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))  # the package travels as source; it is not installed there
 STAGES = {"a": "tests marked cuda", "b": "cost and memory of the channels", "c": "ladder of recipes with seeds", "d": "vLLM"}
 # what the stages do not import; torch comes with the machine
-UNUSED = {"torch", "ipywidgets", "matplotlib", "starlette", "uvicorn", "py3langid"}
+UNUSED = {"torch", "ipywidgets", "matplotlib", "starlette", "uvicorn"}
 
 
 class Stage:

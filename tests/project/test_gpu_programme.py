@@ -242,7 +242,7 @@ def test_what_the_stages_need_is_among_the_wheels():
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
     wheels = {canonicalize_name(line.split("==")[0]) for line in (SPIKE / "wheels.txt").read_text().split()}
-    named, todo = set(), ["trl", "transformers", "peft", "typer", "jinja2", "pyyaml", "jsonschema", "math-verify"]
+    named, todo = set(), ["trl", "transformers", "peft", "typer", "jinja2", "pyyaml", "jsonschema"]
     todo += ["pytest-xdist", "hypothesis"]
     by_image = {"torch", "numpy", "pandas", "pyarrow", "requests", "fsspec", "xxhash", "sympy"}  # with what they need
     while todo:
