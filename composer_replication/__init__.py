@@ -47,7 +47,7 @@ _ROOMS = {
     "tree.build": "AlignmentError Branch Tree build_tree",
     "tree.pack": "PackedBatch pack_trees",
     "tree.forward": "forward_branches forward_trunk",
-    "losses.divergences": "generalized_jsd_loss register_divergence",
+    "losses.divergences": "generalized_jsd_loss register_divergence register_support",
     "losses.preference": "dpo_loss simpo_loss",
     "losses.distill": "TAIDScheduler entropy_aware_opd_loss taid_loss teacher_entropy",
     "losses.batch": "CollatorConfig ComposerDataCollator TraceExample TraceTurn",

@@ -135,7 +135,7 @@ def token_terms(
     teacher_hidden: torch.Tensor,  # (n, teacher's hidden), row i predicts the same token as the student's row i
     teacher_head: LMHead,
     labels: torch.Tensor,  # (n,) the tokens predicted
-    divergence: TokenDivergence,  # as `Divergence`: logits of both sides `(rows, vocab)` and labels to `(rows,)`
+    divergence: TokenDivergence,  # a `Divergence`, or logits of both sides `(rows, vocab)` and labels to `(rows,)`
     student: Selected | None = None,  # the student's likeliest entries for such a divergence, where they are known already
     temperature: float = 1.0,  # divides the logits of the log-probabilities, where the divergence has no `temperature` of its own
 ) -> TokenTerms:
@@ -148,11 +148,12 @@ def token_terms(
         return divergence(student, teacher, ids), *logprobs
 
     _check_aligned(student_hidden, student_head, teacher_hidden, teacher_head, labels)
-    full = isinstance(divergence, Divergence) and divergence.support == "full"
-    if isinstance(divergence, Divergence) and not full:
+    over_entries = isinstance(divergence, Divergence)
+    if over_entries and divergence.support != "full":
         return TokenTerms(*selected_terms(student_hidden, student_head, teacher_hidden, teacher_head, labels, divergence,
                                           CHUNK_LOGITS, student))
-    if full and divergence.token_clip is None and student_hidden.dtype != torch.float64:
+    trl_knows = over_entries and divergence.function is None and divergence.token_clip is None  # D_beta over the whole vocabulary
+    if trl_knows and student_hidden.dtype != torch.float64:
         teacher_hidden, teacher_head = teacher_hidden.detach(), teacher_head.detach()
         values = _kernel_divergence(divergence, student_hidden, student_head, teacher_hidden, teacher_head)
         with torch.no_grad():

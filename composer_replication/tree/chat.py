@@ -11,6 +11,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
@@ -288,12 +289,20 @@ _plain: WeakKeyDictionary = WeakKeyDictionary()  # tokenizer -> the same without
 
 
 def _without_controls(tokenizer, first):
-    parts = json.loads(tokenizer.backend_tokenizer.to_str()) | {"added_tokens": [], "post_processor": None}
-    splits = parts["pre_tokenizer"] or {}
-    for split in splits.get("pretokenizers", [splits]):
-        if split.get("prepend_scheme") == "first" and not first:
-            split["prepend_scheme"] = "never"
-    return Tokenizer.from_str(json.dumps(parts))
+    "The tokenizer without added tokens; its model and normalizer are shared, for a copy of 128,000 merges takes seconds."
+    whole = tokenizer.backend_tokenizer
+    plain = Tokenizer(whole.model)
+    if whole.normalizer is not None:
+        plain.normalizer = whole.normalizer
+    if whole.pre_tokenizer is not None:
+        state = json.loads(whole.pre_tokenizer.__getstate__())
+        for split in state.get("pretokenizers", [state]):
+            if split.get("prepend_scheme") == "first" and not first:
+                split["prepend_scheme"] = "never"
+        own = copy(whole.pre_tokenizer)
+        own.__setstate__(json.dumps(state).encode())
+        plain.pre_tokenizer = own
+    return plain
 
 
 @patch
