@@ -99,7 +99,7 @@ def _check_aligned(student_hidden, student_head, teacher_hidden, teacher_head, l
         raise InputProblem(f"the student's vocabulary has {student_head.weight.shape[0]} entries and the teacher's "
                          f"{teacher_head.weight.shape[0]}; they must share one.")
 
-# %% ../../nbs/losses/05_chunked.ipynb #694dea6f
+
 def map_rows(
     function: Callable[..., tuple[torch.Tensor, ...]],  # (student logits, teacher logits, labels) to tensors of as many rows
     student_hidden: torch.Tensor,  # (n, hidden)
@@ -128,7 +128,7 @@ def _kernel_divergence(divergence, student_hidden, student_head, teacher_hidden,
                                         teacher_head.scale, teacher_head.softcap)[0]
         for s, t in zip(student_hidden.split(rows), teacher_hidden.split(rows))])
 
-# %% ../../nbs/losses/05_chunked.ipynb #23ab8788
+
 def token_terms(
     student_hidden: torch.Tensor,  # (n, hidden)
     student_head: LMHead,

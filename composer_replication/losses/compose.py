@@ -112,7 +112,7 @@ class TokenShift:
     divergence: float  # of the two next-token distributions, nats
     alternatives: tuple[tuple[int, float, float], ...]  # likeliest tokens: id, student's and teacher's probability
 
-# %% ../../nbs/losses/07_compose.ipynb #383960c6
+
 def token_shift(
     model: torch.nn.Module,  # the student
     batch: PackedBatch,

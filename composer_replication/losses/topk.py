@@ -89,7 +89,7 @@ class _Mass:
         shares = [(part.total - total).exp().nan_to_num() for part in (self, other)]
         return _Mass(total, sum(share * part.entropy + torch.special.entr(share) for share, part in zip(shares, (self, other))))
 
-# %% ../../nbs/losses/03_topk.ipynb #51ac1de9
+
 def _select(projection, hidden, weight, bias, labels, ids, top_k, entropy):
     """Entries with the rest's logsumexp last `(rows, k + 1)`, their ids `(rows, k)` (-1 for none), the logit of `labels` over temperature `(rows,)`, and the
     entropy `(rows,)`, where asked for."""
@@ -162,7 +162,7 @@ class _Selected(torch.autograd.Function):
                            *grads[1:])
         return *(None if g is None else g.to(t.dtype) for g, t in zip(grads, (hidden, weight, bias))), *[None] * 5
 
-# %% ../../nbs/losses/03_topk.ipynb #544508c7
+
 def _backward_rows(projection, hidden, weight, bias, ids, entries, grad, labels, grad_logits, grad_hidden, grad_weight, grad_bias):
     "Add to the gradients, in place, what some rows bring."
     rest = entries[:, -1:].clamp(min=torch.finfo(entries.dtype).min)
@@ -217,7 +217,7 @@ def select_entries(
     projection = _Projection(head.scale, head.softcap, divergence.temperature, dtype, limit)
     return Selected(*_Selected.apply(hidden, head.weight, head.bias, labels, ids, k or divergence.top_k, projection, entropy))
 
-# %% ../../nbs/losses/03_topk.ipynb #d4350146
+
 class HiddenSide:
     "One side's hidden states as a support reads them; what `top` selects serves as the entries too."
 

@@ -1,4 +1,5 @@
 "A divergence and a support, registered in one line each, in every kernel, the harness, the recipes and the trainer: against loops over probabilities."
+
 import math
 
 import pytest
@@ -27,18 +28,37 @@ from composer_replication.tree.pack import pack_trees
 VOCAB, ROWS, K = 40, 7, 4
 DISTANCES = {  # as registered, on log-probabilities; and on lists of probabilities
     "tv": (lambda p, q: (p.exp() - q.exp()).abs().sum(-1) / 2, lambda s, t: sum(abs(a - b) for a, b in zip(s, t)) / 2),
-    "hellinger": (lambda p, q: ((p / 2).exp() - (q / 2).exp()).square().sum(-1) / 2,
-                  lambda s, t: 1 - sum(math.sqrt(a * b) for a, b in zip(s, t))),
-    "plain_kl": (lambda p, q: (p.exp() * (p - q)).sum(-1), lambda s, t: sum(a * math.log(a / b) for a, b in zip(s, t) if a > 0)),
+    "hellinger": (
+        lambda p, q: ((p / 2).exp() - (q / 2).exp()).square().sum(-1) / 2,
+        lambda s, t: 1 - sum(math.sqrt(a * b) for a, b in zip(s, t)),
+    ),
+    "plain_kl": (
+        lambda p, q: (p.exp() * (p - q)).sum(-1),
+        lambda s, t: sum(a * math.log(a / b) for a, b in zip(s, t) if a > 0),
+    ),
 }
 PLACES = {  # as registered; and the entries of one row, from both sides' probabilities and the label
-    "both_top_k": (lambda student, teacher, k: torch.cat([student.top(k), teacher.top(k)], -1),
-                   lambda s, t, y: {*best(s, K), *best(t, K)}),
-    "top_and_label": (lambda labels, teacher, k: torch.cat([labels.unsqueeze(-1), teacher.top(k)], -1), lambda s, t, y: {y, *best(t, K)}),
+    "both_top_k": (
+        lambda student, teacher, k: torch.cat([student.top(k), teacher.top(k)], -1),
+        lambda s, t, y: {*best(s, K), *best(t, K)},
+    ),
+    "top_and_label": (
+        lambda labels, teacher, k: torch.cat([labels.unsqueeze(-1), teacher.top(k)], -1),
+        lambda s, t, y: {y, *best(t, K)},
+    ),
     "twice_k": (lambda student, k: student.top(2 * k), lambda s, t, y: set(best(s, 2 * K))),
-    "evens": (lambda student, labels: torch.arange(0, student.vocab, 2).expand(*labels.shape, -1), lambda s, t, y: set(range(0, VOCAB, 2))),
-    "everything": (lambda student, teacher: torch.cat([student.top(99), teacher.top(99)], -1), lambda s, t, y: set(range(VOCAB))),
-    "gaps": (lambda student, k: student.top(k).where(student.top(k) % 2 == 0, -1), lambda s, t, y: {i for i in best(s, K) if i % 2 == 0}),
+    "evens": (
+        lambda student, labels: torch.arange(0, student.vocab, 2).expand(*labels.shape, -1),
+        lambda s, t, y: set(range(0, VOCAB, 2)),
+    ),
+    "everything": (
+        lambda student, teacher: torch.cat([student.top(99), teacher.top(99)], -1),
+        lambda s, t, y: set(range(VOCAB)),
+    ),
+    "gaps": (
+        lambda student, k: student.top(k).where(student.top(k) % 2 == 0, -1),
+        lambda s, t, y: {i for i in best(s, K) if i % 2 == 0},
+    ),
 }
 
 
@@ -47,13 +67,19 @@ def best(p, k):
 
 
 def settings(name, **options):
-    return Divergence(support=name, top_k=K if name in ("both_top_k", "top_and_label", "twice_k", "gaps") or name.endswith("_top_k") else None, **options)
+    return Divergence(
+        support=name,
+        top_k=K if name in ("both_top_k", "top_and_label", "twice_k", "gaps") or name.endswith("_top_k") else None,
+        **options,
+    )
 
 
 def by_hand(distance, entries, student, teacher, labels, temperature=1.0, tail=True):
     "Loops over float64 probabilities and nothing of the package."
     values = []
-    for s, t, y in zip(*((x.detach().double() / temperature).softmax(-1).tolist() for x in (student, teacher)), labels.tolist()):
+    for s, t, y in zip(
+        *((x.detach().double() / temperature).softmax(-1).tolist() for x in (student, teacher)), labels.tolist()
+    ):
         kept = sorted(entries(s, t, y))
         s, t = ([*(p[i] for i in kept), *([sum(p[i] for i in range(VOCAB) if i not in kept)] if tail else [])] for p in (s, t))
         values.append(distance([a / sum(s) for a in s], [b / sum(t) for b in t]))
@@ -75,13 +101,25 @@ def menus():
 
 def sides(dtype=torch.float64, seed=4):
     g = torch.Generator().manual_seed(seed)
-    hidden, weight, other, head = (torch.randn(shape, generator=g, dtype=dtype) for shape in ((ROWS, 5), (VOCAB, 5), (ROWS, 6), (VOCAB, 6)))
+    hidden, weight, other, head = (
+        torch.randn(shape, generator=g, dtype=dtype) for shape in ((ROWS, 5), (VOCAB, 5), (ROWS, 6), (VOCAB, 6))
+    )
     student = LMHead(weight.requires_grad_(), torch.linspace(-1, 1, VOCAB, dtype=dtype), 1.2, 4.0)
-    return hidden.requires_grad_(), student, other.requires_grad_(), LMHead(head.requires_grad_()), torch.randint(VOCAB, (ROWS,), generator=g)
+    return (
+        hidden.requires_grad_(),
+        student,
+        other.requires_grad_(),
+        LMHead(head.requires_grad_()),
+        torch.randint(VOCAB, (ROWS,), generator=g),
+    )
 
 
-ALL = {**PLACES, "student_top_k": (None, lambda s, t, y: set(best(s, K))), "teacher_top_k": (None, lambda s, t, y: set(best(t, K))),
-       "full": (None, lambda s, t, y: set(range(VOCAB)))}
+ALL = {
+    **PLACES,
+    "student_top_k": (None, lambda s, t, y: set(best(s, K))),
+    "teacher_top_k": (None, lambda s, t, y: set(best(t, K))),
+    "full": (None, lambda s, t, y: set(range(VOCAB))),
+}
 
 
 @pytest.mark.parametrize("limit", (2**23, 60), ids=("one tile", "many tiles"))
@@ -92,10 +130,17 @@ def test_every_kernel_is_the_loop(distance, place, limit, monkeypatch):
     hidden, head, other, of_teacher, labels = sides()
     for temperature, tail in ((1.0, True), (1.7, place in ("everything", "gaps"))):
         how = named_divergence(distance, settings(place, temperature=temperature, tail=tail))
-        wanted = by_hand(DISTANCES[distance][1], ALL[place][1], head.logits(hidden), of_teacher.logits(other), labels, temperature,
-                         tail and place not in ("full", "everything"))
+        wanted = by_hand(
+            DISTANCES[distance][1],
+            ALL[place][1],
+            head.logits(hidden),
+            of_teacher.logits(other),
+            labels,
+            temperature,
+            tail and place not in ("full", "everything"),
+        )
         on_logits = how(head.logits(hidden), of_teacher.logits(other), labels)
-        mapped, = map_rows(lambda s, t, y, how=how: (how(s, t, y),), hidden, head, other, of_teacher, labels)
+        (mapped,) = map_rows(lambda s, t, y, how=how: (how(s, t, y),), hidden, head, other, of_teacher, labels)
         terms = token_terms(hidden, head, other, of_teacher, labels, how)
         upstream, gradients = torch.linspace(1, 2, ROWS, dtype=torch.float64), []
         for values in (on_logits, mapped, terms.divergence):
@@ -105,7 +150,10 @@ def test_every_kernel_is_the_loop(distance, place, limit, monkeypatch):
             for a, b in zip(got, gradients[0]):
                 torch.testing.assert_close(a, b)
         assert other.grad is None and of_teacher.weight.grad is None
-        for logprobs, logits in ((terms.student_logprobs, head.logits(hidden)), (terms.teacher_logprobs, of_teacher.logits(other))):
+        for logprobs, logits in (
+            (terms.student_logprobs, head.logits(hidden)),
+            (terms.teacher_logprobs, of_teacher.logits(other)),
+        ):
             torch.testing.assert_close(logprobs, -F.cross_entropy(logits / temperature, labels, reduction="none"))
 
 
@@ -113,8 +161,11 @@ def test_gradients_are_those_of_finite_differences():
     hidden, head, other, of_teacher, labels = sides()
     for distance, place in (("hellinger", "both_top_k"), ("plain_kl", "gaps"), ("hellinger", "full")):
         how = named_divergence(distance, settings(place))
-        assert torch.autograd.gradcheck(lambda h, w, how=how: token_terms(h, LMHead(w), other, of_teacher, labels, how).divergence,
-                                        (hidden, head.weight), fast_mode=True)
+        assert torch.autograd.gradcheck(
+            lambda h, w, how=how: token_terms(h, LMHead(w), other, of_teacher, labels, how).divergence,
+            (hidden, head.weight),
+            fast_mode=True,
+        )
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -122,15 +173,26 @@ def test_what_ships_takes_a_new_support(place):
     hidden, head, other, of_teacher, labels = sides()
     s, t = head.logits(hidden), of_teacher.logits(other)
     kl, tail, entries = DISTANCES["plain_kl"][1], place != "everything", PLACES[place][1]
-    reverse, forward = by_hand(kl, entries, s, t, labels, tail=tail), by_hand(lambda a, b: kl(b, a), entries, s, t, labels, tail=tail)
-    torch.testing.assert_close(token_terms(hidden, head, other, of_teacher, labels, settings(place, beta=1.0)).divergence.detach(), reverse)
-    torch.testing.assert_close(generalized_jsd_loss(s, t, labels, 0.0, support=place, top_k=settings(place).top_k, reduction="none").detach(), forward)
+    reverse, forward = (
+        by_hand(kl, entries, s, t, labels, tail=tail),
+        by_hand(lambda a, b: kl(b, a), entries, s, t, labels, tail=tail),
+    )
+    torch.testing.assert_close(
+        token_terms(hidden, head, other, of_teacher, labels, settings(place, beta=1.0)).divergence.detach(), reverse
+    )
+    torch.testing.assert_close(
+        generalized_jsd_loss(s, t, labels, 0.0, support=place, top_k=settings(place).top_k, reduction="none").detach(), forward
+    )
     p = t.softmax(-1)
     gate = -(p * p.log()).sum(-1) / math.log(VOCAB)
-    torch.testing.assert_close(EntropyAware(settings=settings(place))(s, t, labels).detach(), (gate * forward + (1 - gate) * reverse).detach())
+    torch.testing.assert_close(
+        EntropyAware(settings=settings(place))(s, t, labels).detach(), (gate * forward + (1 - gate) * reverse).detach()
+    )
     if "student" in place or place == "evens":
-        torch.testing.assert_close(Taid(0.3, settings(place))(s, t, labels).detach(),
-                                   by_hand(lambda a, b: kl(b, a), entries, s, 0.7 * s + 0.3 * t, labels, tail=tail))
+        torch.testing.assert_close(
+            Taid(0.3, settings(place))(s, t, labels).detach(),
+            by_hand(lambda a, b: kl(b, a), entries, s, 0.7 * s + 0.3 * t, labels, tail=tail),
+        )
 
 
 def test_a_teacher_that_sends_its_best_entries_alone():
@@ -143,7 +205,9 @@ def test_a_teacher_that_sends_its_best_entries_alone():
 
 
 def test_a_schedule_gives_its_t():
-    register_divergence("mixed", scheduled=True)(lambda p, q, t: (1 - t) * (p.exp() * (p - q)).sum(-1) + t * (q.exp() * (q - p)).sum(-1))
+    register_divergence("mixed", scheduled=True)(
+        lambda p, q, t: (1 - t) * (p.exp() * (p - q)).sum(-1) + t * (q.exp() * (q - p)).sum(-1)
+    )
     hidden, head, other, of_teacher, labels = sides()
     args = hidden, head, other, of_teacher, labels
     reverse, forward = (token_terms(*args, settings("student_top_k", beta=beta)).divergence for beta in (1.0, 0.0))
@@ -154,20 +218,37 @@ def test_a_schedule_gives_its_t():
 
 def tiny():
     from transformers import Qwen2Config, Qwen2ForCausalLM
+
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=VOCAB, hidden_size=16, intermediate_size=24, num_hidden_layers=1, initializer_range=0.3,
-                                         num_attention_heads=2, num_key_value_heads=1)).eval()
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=VOCAB,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=1,
+            initializer_range=0.3,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+        )
+    ).eval()
     trunk = tuple(torch.randint(3, VOCAB, (20,)).tolist())
     hinted = (30, 31, 32, *trunk[9:17])
     with torch.no_grad():
         logits = model(torch.tensor([trunk])).logits[0, 11:16], model(torch.tensor([trunk[:9] + hinted])).logits[0, -6:-1]
-    return model, pack_trees([Tree("t", trunk, (Span(1, 12, 17),), (Branch("hint", 1, 9, hinted, 6),))], 0), logits, torch.tensor(trunk[12:17])
+    return (
+        model,
+        pack_trees([Tree("t", trunk, (Span(1, 12, 17),), (Branch("hint", 1, 9, hinted, 6),))], 0),
+        logits,
+        torch.tensor(trunk[12:17]),
+    )
 
 
 def test_the_harness_takes_both():
     model, batch, logits, labels = tiny()
     whole = compose_loss(model, batch, sdpo_wrapper="tv").sdpo_jsd.item()
-    assert whole == pytest.approx(by_hand(DISTANCES["tv"][1], ALL["full"][1], *logits, labels, tail=False).mean().item(), abs=1e-6)
+    assert whole == pytest.approx(
+        by_hand(DISTANCES["tv"][1], ALL["full"][1], *logits, labels, tail=False).mean().item(), abs=1e-6
+    )
     how = named_divergence("tv", settings("both_top_k"))
     wanted = by_hand(DISTANCES["tv"][1], PLACES["both_top_k"][1], *logits, labels)
     assert compose_loss(model, batch, divergence=how).sdpo_jsd.item() == pytest.approx(wanted.mean().item(), abs=1e-6) != whole
@@ -177,12 +258,15 @@ def test_the_harness_takes_both():
 def test_the_recipes_take_both(tmp_path):
     from composer_replication.recipes.recipe import load_recipe
     from composer_replication.recipes.recipe_file import RecipeProblem
+
     changes = {"sdpo_divergence": "tv", "sdpo_support": "both_top_k", "sdpo_top_k": str(K), "output_dir": str(tmp_path)}
     hidden, head, other, of_teacher, labels = sides()
     s, t = head.logits(hidden), of_teacher.logits(other)
     values = load_recipe("toy", changes).config.divergence()(s, t)
     torch.testing.assert_close(values.detach(), by_hand(DISTANCES["tv"][1], PLACES["both_top_k"][1], s, t, labels))
-    with pytest.raises(RecipeProblem, match="sdpo_support='eithr' is unknown; use 'full', 'student_top_k'.*'both_top_k'.* or 'gaps'"):
+    with pytest.raises(
+        RecipeProblem, match="sdpo_support='eithr' is unknown; use 'full', 'student_top_k'.*'both_top_k'.* or 'gaps'"
+    ):
         load_recipe("toy", changes | {"sdpo_support": "eithr"})
     with pytest.raises(RecipeProblem, match="support for another divergence"):
         load_recipe("toy", changes | {"sdpo_support": "sampled"})
@@ -194,10 +278,12 @@ def test_a_step_of_the_trainer_is_the_loop(place, tmp_path):
     import world
     from datasets import Dataset
     from played import played_once
+
     from composer_replication.envs.toy.model import embedded_model
     from composer_replication.hints.layers import default_composite
     from composer_replication.training.config import ComposerReplicationConfig
     from composer_replication.training.trainer import ComposerReplicationTrainer
+
     passes = []
 
     class Kept(ComposerReplicationTrainer):
@@ -208,15 +294,45 @@ def test_a_step_of_the_trainer_is_the_loop(place, tmp_path):
             return super()._total(step, terms)
 
     config = ComposerReplicationConfig(
-        str(tmp_path), report_to="none", bf16=False, use_cpu=True, per_device_train_batch_size=4, num_generations=4, max_completion_length=96,
-        max_turns=2, max_steps=1, logging_steps=1, learning_rate=1e-3, save_strategy="no", gradient_checkpointing=False, seed=3, disable_tqdm=True,
-        sdpo_importance_clip=None, teacher_check="off", sample_every=0, sdpo_divergence="hellinger", sdpo_support=place, sdpo_top_k=K)
-    trainer = Kept(embedded_model(), None, config, Dataset.from_list(world.rows(8)), processing_class=world.tokenizer(),
-                   environment_factory=world.Files, hint_source=default_composite())
+        str(tmp_path),
+        report_to="none",
+        bf16=False,
+        use_cpu=True,
+        per_device_train_batch_size=4,
+        num_generations=4,
+        max_completion_length=96,
+        max_turns=2,
+        max_steps=1,
+        logging_steps=1,
+        learning_rate=1e-3,
+        save_strategy="no",
+        gradient_checkpointing=False,
+        seed=3,
+        disable_tqdm=True,
+        sdpo_importance_clip=None,
+        teacher_check="off",
+        sample_every=0,
+        sdpo_divergence="hellinger",
+        sdpo_support=place,
+        sdpo_top_k=K,
+    )
+    trainer = Kept(
+        embedded_model(),
+        None,
+        config,
+        Dataset.from_list(world.rows(8)),
+        processing_class=world.tokenizer(),
+        environment_factory=world.Files,
+        hint_source=default_composite(),
+    )
     played_once(trainer).train()
     student, teacher, total = passes[0]
     wide = range(student.shape[1])
-    entries = {"both_top_k": lambda s, t, y: {*best(s, K), *best(t, K)}, "student_top_k": lambda s, t, y: best(s, K), "full": lambda s, t, y: wide}[place]
+    entries = {
+        "both_top_k": lambda s, t, y: {*best(s, K), *best(t, K)},
+        "student_top_k": lambda s, t, y: best(s, K),
+        "full": lambda s, t, y: wide,
+    }[place]
     rest = by_hand_wide(entries, student, teacher, place != "full")
     assert total == pytest.approx(rest, rel=1e-3, abs=1e-4) and total > 0.001
 
@@ -225,14 +341,18 @@ def by_hand_wide(entries, student, teacher, tail):
     total = 0.0
     for s, t in zip(*(x.double().softmax(-1).tolist() for x in (student, teacher))):
         kept = list(entries(s, t, None))
-        total += DISTANCES["hellinger"][1](*([*(p[i] for i in kept), *([max(1 - sum(p[i] for i in kept), 0.0)] if tail else [])] for p in (s, t)))
+        total += DISTANCES["hellinger"][1](
+            *([*(p[i] for i in kept), *([max(1 - sum(p[i] for i in kept), 0.0)] if tail else [])] for p in (s, t))
+        )
     return total
 
 
 def test_a_mistake_is_one_sentence():
     hidden, head, other, of_teacher, labels = sides()
     args = hidden, head, other, of_teacher, labels
-    with pytest.raises(ValueError, match="support 'odd' asks for 'logits'; name its parameters from student, teacher, labels and k"):
+    with pytest.raises(
+        ValueError, match="support 'odd' asks for 'logits'; name its parameters from student, teacher, labels and k"
+    ):
         register_support("odd")(lambda logits: logits)
     for function, shape in ((lambda p, q: (p - q).abs(), r"\(7, 5\)"), (lambda p, q: (p - q).abs().sum(), r"\(\)")):
         register_divergence("wrong")(function)
@@ -242,7 +362,10 @@ def test_a_mistake_is_one_sentence():
     register_support("wrong")(lambda student: given[-1])
     for ids in (torch.full((ROWS, 1), VOCAB), torch.zeros(ROWS, 2), torch.zeros(ROWS, 0, dtype=torch.long)):
         given.append(ids)
-        for attempt in (lambda: token_terms(*args, Divergence(support="wrong")), lambda: Divergence(support="wrong")(head.logits(hidden), of_teacher.logits(other))):
+        for attempt in (
+            lambda: token_terms(*args, Divergence(support="wrong")),
+            lambda: Divergence(support="wrong")(head.logits(hidden), of_teacher.logits(other)),
+        ):
             with pytest.raises(ValueError, match=f"support 'wrong' gave .* it must give ids below {VOCAB}"):
                 attempt()
     with pytest.raises(ValueError, match="support='top_and_label' needs the sampled ids; pass labels"):
