@@ -14,6 +14,7 @@ from hashlib import blake2b
 from fastcore.basics import patch
 
 from ..core.pair import action_calls, action_key, canonical
+from ..core.pair import squeeze as squeeze  # also by its older place
 from ..core.trace import ErrorSite, ToolCall, Trace, Turn
 from .error_sites import find_error_sites
 

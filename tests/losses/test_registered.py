@@ -1,4 +1,4 @@
-"A divergence and a support, registered in one line each, in every kernel, the harness, the recipes and the trainer: against loops over probabilities."
+"A divergence and a support of one line each reach every kernel, the harness, recipes and the trainer; the oracle is a loop."
 
 import math
 

@@ -16,7 +16,7 @@ import composer_replication
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "composer_replication"
 ROOMS = ("data", "core", "traces", "hints", "sandbox", "tree", "losses", "replay", "rollout", "envs", "training", "recipes",
-         "experiments", "scale", "report", "cli")  # an import only ever goes down this list, or stays in its room
+         "experiments", "scale", "report", "cli", "contrib")  # an import only ever goes down this list, or stays in its room
 FLOORS = {room: floor for floor, room in enumerate(ROOMS)}
 
 
