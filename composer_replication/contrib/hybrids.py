@@ -6,7 +6,7 @@
 __all__ = ['NEAR', 'LAYERS', 'Cuts', 'cut_trunk', 'state_problem', 'TrunkCache', 'reading_trunk', 'Rows', 'branch_rows',
            'reading_branches']
 
-# %% ../../nbs/contrib/hybrids.ipynb #b10da532
+# %% ../../nbs/contrib/hybrids.ipynb #2370c1e5
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,13 +22,13 @@ from transformers.cache_utils import Cache, DynamicLayer, LinearAttentionAndFull
 from ..tree.pack import PackedBatch
 from ..tree.states import _source, layer_types, state_mixers
 
-# %% ../../nbs/contrib/hybrids.ipynb #a5b1fca2
+# %% ../../nbs/contrib/hybrids.ipynb #783a786e
 def _resumes(mixer):
     "Whether a mixer can go on from a given state over several tokens."
     source = _source(type(mixer))
     return "update_recurrent_state" not in source or "initial_state" in source
 
-# %% ../../nbs/contrib/hybrids.ipynb #d7eb6dd0
+# %% ../../nbs/contrib/hybrids.ipynb #cf6b857c
 NEAR = 64  # tokens that a mixer rather reads again than keeps a state for
 
 
@@ -61,7 +61,7 @@ def cut_trunk(batch: PackedBatch) -> Cuts:
     return Cuts(tuple(at), tuple(torch.tensor(r, device=tokens.device) for r in rows),
                 {key: slots.get((key[0], start[key[1]]), 0) for key in forks}, again, tokens)
 
-# %% ../../nbs/contrib/hybrids.ipynb #fc333b5f
+# %% ../../nbs/contrib/hybrids.ipynb #4cfdfc2d
 class _Replaces:
     "A layer of a cache whose state is a new tensor after each segment."
 
@@ -110,7 +110,7 @@ def state_problem(model: PreTrainedModel) -> str | None:
         return f"{name} has a scan that starts from no given state"
     return None
 
-# %% ../../nbs/contrib/hybrids.ipynb #d62e78ee
+# %% ../../nbs/contrib/hybrids.ipynb #a3a7a0d5
 class TrunkCache(Cache):
     "Keys, and states at the cuts, of one pass over the trunks of a batch."
 
@@ -135,7 +135,7 @@ class TrunkCache(Cache):
                 new.update(take(layer.keys), take(layer.values))
         return TrunkCache(layers, self.cuts, self.rows if rows is None else [self.rows[r] for r in rows.tolist()])
 
-# %% ../../nbs/contrib/hybrids.ipynb #598ee4c8
+# %% ../../nbs/contrib/hybrids.ipynb #4742a620
 def _segment(x, first, last):
     "Positions `[first, last)`; a single one after others twice."
     part = None if x is None else x[:, first:last]
@@ -176,7 +176,7 @@ def reading_trunk(model: PreTrainedModel, cache: TrunkCache):
     "A context within which the model's pass over the trunks fills the cache."
     return _mixers_read(model, cache, partial(_read_trunk, cache.cuts))
 
-# %% ../../nbs/contrib/hybrids.ipynb #493e384f
+# %% ../../nbs/contrib/hybrids.ipynb #3928ddaa
 @dataclass(frozen=True)
 class Rows:
     "Branches of a group as rows of a mixer, the same for all mixers."

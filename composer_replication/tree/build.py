@@ -163,7 +163,9 @@ class _Trunk:
     def hint(self, turn: int, hint: Hint, placement: str) -> Branch:
         "The branch of a hinted turn."
         number = self.number(turn)
-        carrier = turn - 1 if placement == "target" else self._opening()
+        head = self.script.trace.turns[:self.pieces[0].turn]  # the opening: its first user message, or else its first system message
+        opening = next((i for role in ("user", "system") for i, t in enumerate(head) if t.role == role), -1)
+        carrier = turn - 1 if placement == "target" else opening
         if carrier < 0 or self.script.trace.turns[carrier].role == "assistant":
             raise self.script.error(turn, "no message stands before it that could carry the hint", "leave the site out")
         turns = list(self.script.trace.turns[:turn])
@@ -181,11 +183,6 @@ class _Trunk:
         if not shown(hint.text, context):
             raise self.script.error(turn, "the template drops the hint")
         return self._fork(turn, number, first, self._context(self.script, self.pieces[:first], context), hint)
-
-    def _opening(self):
-        "The first user message, or else the first system message, before anything was sampled."
-        head = self.script.trace.turns[:self.pieces[0].turn]
-        return next((i for role in ("user", "system") for i, t in enumerate(head) if t.role == role), -1)
 
     def answers(self, pair: DPOPair, number: int) -> tuple[Branch, Branch]:
         "The two branches of a preference pair."

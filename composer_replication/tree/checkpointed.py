@@ -68,7 +68,8 @@ def _checkpointed(layer):
     def forward(*args, **kwargs):
         bound = signature.bind(*args, **kwargs)
         cache, (first, hidden) = bound.arguments.get(name), next(iter(bound.arguments.items()))
-        before = _held(cache, number)
+        held = cache.layers[number] if cache is not None and number < len(cache.layers) else None
+        before = (held.keys, held.values) if held is not None and held.is_initialized and held.keys.shape[2] else None
 
         def run(hidden):
             taken, was = _Taken(before), layer.gradient_checkpointing
@@ -86,12 +87,6 @@ def _checkpointed(layer):
         return output
 
     return forward
-
-
-def _held(cache, number):
-    "Keys and values that a layer of the cache holds; None for none."
-    held = cache.layers[number] if cache is not None and number < len(cache.layers) else None
-    return (held.keys, held.values) if held is not None and held.is_initialized and held.keys.shape[2] else None
 
 # %% ../../nbs/tree/10_checkpointed.ipynb #9dd80f78
 @contextmanager
