@@ -221,17 +221,22 @@ def select_entries(
 class HiddenSide:
     "One side's hidden states as a support reads them; what `top` selects serves as the entries too."
 
-    def __init__(self, hidden, head, labels, divergence, limit, selected=None):
-        self.given, self.selected, self.vocab, self.chosen = (hidden, head, labels, divergence, limit), selected, head.weight.shape[0], None
+    def __init__(self, hidden, head, labels, divergence, limit, selected=None, learns=True):
+        self.given, self.learns = (hidden, head, labels, divergence, limit), learns
+        self.selected, self.vocab, self.chosen = selected, head.weight.shape[0], None
+
+    def _select(self, ids=None, k=None):
+        with torch.set_grad_enabled(self.learns and torch.is_grad_enabled()):
+            return select_entries(*self.given, ids, k=k)
 
     def top(self, k):
         if self.selected is None or self.selected.ids.shape[1] != min(k, self.vocab):
-            self.selected = select_entries(*self.given, k=k)
+            self.selected = self._select(k=k)
         self.chosen = self.selected.ids
         return self.chosen
 
     def entries(self, ids) -> Selected:
-        return self.selected if ids is self.chosen else select_entries(*self.given, ids)
+        return self.selected if ids is self.chosen else self._select(ids)
 
 
 def selected_terms(
@@ -246,7 +251,7 @@ def selected_terms(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # each (n,) nats
     "The divergence, with gradient to the student, and the log-probabilities of the labels: student's, teacher's, detached."
     sides = (HiddenSide(student_hidden, student_head, labels, divergence, limit, student),
-             HiddenSide(teacher_hidden.detach(), teacher_head.detach(), labels, divergence, limit))
+             HiddenSide(teacher_hidden, teacher_head, labels, divergence, limit, learns=False))
     ids = divergence.pick(*sides, labels)
     student, teacher = (side.entries(ids) for side in sides)
     kept = ids.shape[1] + divergence.keeps_tail
