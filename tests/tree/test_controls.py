@@ -151,7 +151,8 @@ def test_the_reader_of_plain_text_is_a_whole_copy_without_added_tokens(scheme):
     whole = Tokenizer(models.BPE(unk_token="<unk>"))
     whole.normalizer, whole.pre_tokenizer = normalizers.NFKC(), pre_tokenizers.Metaspace(prepend_scheme=scheme)
     whole.train_from_iterator(["the cat sat on the mat", "a cat, a mat"], trainers.BpeTrainer(special_tokens=["<unk>", "<s>"]))
-    before, tokenizer = whole.to_str(), PreTrainedTokenizerFast(tokenizer_object=whole)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=whole)
+    before = tokenizer.backend_tokenizer.to_str()
     for first in (True, False):
         parts = json.loads(before) | {"added_tokens": [], "post_processor": None}
         if scheme == "first" and not first:
