@@ -18,7 +18,8 @@ _ROOMS = {
                     "TemplateHintGenerator default_composite is_tool_runtime_kind make_layers register_layer",
     "hints.judge_layer": "LLMJudgeHintGenerator",
     "hints.sibling_layer": "SiblingHintGenerator",
-    "replay.pairs": "DPOPair sibling_pairs",
+    "core.pair": "DPOPair",
+    "replay.pairs": "sibling_pairs",
     "replay.teachers": "RecordedTeacher Teacher TeacherCallResult TeacherProblem TraceState ask_teachers replay_trace replay_traces "
                        "trace_states",
     "replay.vote": "Everyone Sure Verdict Vote Worth count_votes extract_dpo_pairs replay_gated run_replay",
@@ -44,7 +45,7 @@ _ROOMS = {
     "tree.build": "AlignmentError Branch Tree build_tree",
     "tree.pack": "PackedBatch pack_trees",
     "tree.forward": "forward_branches forward_trunk",
-    "losses.divergences": "generalized_jsd_loss register_divergence",
+    "losses.divergences": "generalized_jsd_loss register_divergence register_support",
     "losses.preference": "dpo_loss simpo_loss",
     "losses.distill": "TAIDScheduler entropy_aware_opd_loss taid_loss teacher_entropy",
     "losses.batch": "CollatorConfig ComposerDataCollator TraceExample TraceTurn",

@@ -99,7 +99,7 @@ def _check_aligned(student_hidden, student_head, teacher_hidden, teacher_head, l
         raise InputProblem(f"the student's vocabulary has {student_head.weight.shape[0]} entries and the teacher's "
                          f"{teacher_head.weight.shape[0]}; they must share one.")
 
-# %% ../../nbs/losses/05_chunked.ipynb #694dea6f
+
 def map_rows(
     function: Callable[..., tuple[torch.Tensor, ...]],  # (student logits, teacher logits, labels) to tensors of as many rows
     student_hidden: torch.Tensor,  # (n, hidden)
@@ -128,14 +128,14 @@ def _kernel_divergence(divergence, student_hidden, student_head, teacher_hidden,
                                         teacher_head.scale, teacher_head.softcap)[0]
         for s, t in zip(student_hidden.split(rows), teacher_hidden.split(rows))])
 
-# %% ../../nbs/losses/05_chunked.ipynb #23ab8788
+
 def token_terms(
     student_hidden: torch.Tensor,  # (n, hidden)
     student_head: LMHead,
     teacher_hidden: torch.Tensor,  # (n, teacher's hidden), row i predicts the same token as the student's row i
     teacher_head: LMHead,
     labels: torch.Tensor,  # (n,) the tokens predicted
-    divergence: TokenDivergence,  # as `Divergence`: logits of both sides `(rows, vocab)` and labels to `(rows,)`
+    divergence: TokenDivergence,  # a `Divergence`, or logits of both sides `(rows, vocab)` and labels to `(rows,)`
     student: Selected | None = None,  # the student's likeliest entries for such a divergence, where they are known already
     temperature: float = 1.0,  # divides the logits of the log-probabilities, where the divergence has no `temperature` of its own
 ) -> TokenTerms:
@@ -148,11 +148,12 @@ def token_terms(
         return divergence(student, teacher, ids), *logprobs
 
     _check_aligned(student_hidden, student_head, teacher_hidden, teacher_head, labels)
-    full = isinstance(divergence, Divergence) and divergence.support == "full"
-    if isinstance(divergence, Divergence) and not full:
+    over_entries = isinstance(divergence, Divergence)
+    if over_entries and divergence.support != "full":
         return TokenTerms(*selected_terms(student_hidden, student_head, teacher_hidden, teacher_head, labels, divergence,
                                           CHUNK_LOGITS, student))
-    if full and divergence.token_clip is None and student_hidden.dtype != torch.float64:
+    trl_knows = over_entries and divergence.function is None and divergence.token_clip is None  # D_beta over the whole vocabulary
+    if trl_knows and student_hidden.dtype != torch.float64:
         teacher_hidden, teacher_head = teacher_hidden.detach(), teacher_head.detach()
         values = _kernel_divergence(divergence, student_hidden, student_head, teacher_hidden, teacher_head)
         with torch.no_grad():

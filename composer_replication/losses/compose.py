@@ -55,15 +55,6 @@ def _teacher_side(model, teacher, batch, cache, method):
     reader = model if teacher is None else teacher
     return teacher_states(reader, batch, cache if teacher is None else None, method), lm_head(reader)
 
-
-def _sdpo_tokens(terms, batch):
-    return SdpoTokens(batch.sdpo_site, batch.sdpo_labels, terms.student_logprobs, terms.teacher_logprobs, terms.divergence.detach())
-
-
-def _replay_metrics(out, batch):
-    return {"replay/pairs": batch.pairs, "replay/tokens": batch.pair_labels.numel(), "replay/accuracy": out.accuracy,
-            "replay/margin": out.margins.mean().item()}
-
 # %% ../../nbs/losses/07_compose.ipynb #32402d98
 def compose_loss(
     model: torch.nn.Module,  # the student, a transformers causal LM
@@ -91,11 +82,14 @@ def compose_loss(
     sdpo_tokens, total = None, lm_ce
     if alpha_sdpo and batch.sites:
         terms = sdpo_terms(hidden, lm_head(model), *_teacher_side(model, teacher, batch, cache, method), batch, divergence)
-        sdpo, sdpo_tokens = terms.divergence.mean(), _sdpo_tokens(terms, batch)
+        sdpo = terms.divergence.mean()
+        sdpo_tokens = SdpoTokens(batch.sdpo_site, batch.sdpo_labels, terms.student_logprobs, terms.teacher_logprobs, terms.divergence.detach())
         metrics |= {"sdpo/sites": batch.sites, "sdpo/tokens": batch.sdpo_labels.numel()}
     if beta_replay and batch.pairs:
         out = preference_loss(*pair_logps(model, batch, hidden, cache, method=method), batch, dpo_variant, dpo_beta, simpo_gamma)
-        replay, metrics = out.loss, metrics | _replay_metrics(out, batch)
+        replay = out.loss
+        metrics |= {"replay/pairs": batch.pairs, "replay/tokens": batch.pair_labels.numel(), "replay/accuracy": out.accuracy,
+                    "replay/margin": out.margins.mean().item()}
     for weight, term in ((alpha_sdpo, sdpo), (beta_replay, replay)):
         total = total + weight * term if weight else total
     return ComposedLoss(lm_ce, sdpo, replay, total, metrics, sdpo_tokens)
@@ -112,7 +106,7 @@ class TokenShift:
     divergence: float  # of the two next-token distributions, nats
     alternatives: tuple[tuple[int, float, float], ...]  # likeliest tokens: id, student's and teacher's probability
 
-# %% ../../nbs/losses/07_compose.ipynb #383960c6
+
 def token_shift(
     model: torch.nn.Module,  # the student
     batch: PackedBatch,

@@ -9,7 +9,7 @@ __all__ = ['REVERSE_KL', 'importance_weights', 'clipped_terms', 'teacher_top_k_t
 import torch
 
 from ..core.errors import InputProblem
-from .divergences import Divergence, _scaled, _top_k_log_probs
+from .divergences import Divergence, entry_logprobs
 
 # %% ../../nbs/losses/08_received.ipynb #1a9def8e
 def importance_weights(
@@ -51,7 +51,8 @@ def teacher_top_k_terms(
     if divergence.support != "full" or divergence.temperature != 1.0:
         raise InputProblem(f"support={divergence.support!r} and temperature={divergence.temperature} need the teacher's logits, and it sent its "
                            "top entries; use support='full' and temperature=1.0.")
-    student = _top_k_log_probs(_scaled(student_logits, 1.0), teacher_ids.long(), tail=True)
+    wide = torch.promote_types(student_logits.dtype, torch.float32)
+    student = entry_logprobs(student_logits.to(wide), teacher_ids.long(), tail=student_logits.shape[-1] > teacher_ids.shape[-1])
     sent, exact = teacher_logprobs.detach(), torch.promote_types(student.dtype, torch.float64)
     teacher = sent.to(exact)
     if student.shape[-1] > teacher.shape[-1]:
@@ -63,4 +64,4 @@ def teacher_top_k_terms(
         tail = (1 - chance.sum(-1, keepdim=True)).maximum(known).minimum(most).clamp(min=torch.finfo(student.dtype).eps)
         teacher = torch.cat([teacher, tail.log()], -1)
     teacher = teacher.to(student.dtype)
-    return Divergence(divergence.beta, token_clip=divergence.token_clip)(student, teacher)
+    return divergence.nats(student.log_softmax(-1), teacher.log_softmax(-1))

@@ -9,14 +9,13 @@ __all__ = ['LOSSES', 'setting', 'check_one_of', 'PolicySettings', 'SdpoSettings'
 # %% ../../nbs/training/05_config.ipynb #a10cc50a
 import math
 from dataclasses import dataclass, field
-from typing import get_args
 
 from fastcore.basics import patch
 from trl import GRPOConfig
 
 from ..core.errors import InputProblem
 from ..losses.distill import TAIDScheduler
-from ..losses.divergences import DIVERGENCES, SCHEDULED, Divergence, Support, TokenDivergence, named_divergence
+from ..losses.divergences import DIVERGENCES, SCHEDULED, SUPPORTS, Divergence, TokenDivergence, named_divergence, takes_k
 from ..rollout.types import RolloutConfig
 from .kl import check_kl_place
 from .teacher import KINDS
@@ -88,7 +87,7 @@ class SdpoSettings:
                                      "see `effective_alpha`.")
     sdpo_divergence: str = setting("jsd", "`jsd`, `taid`, `entropy_aware`, or another registered one.")
     sdpo_beta: float = setting(1.0, "jsd: 1 is KL(student || teacher), 0 is KL(teacher || student), between them the generalised JSD.")
-    sdpo_support: str = setting("student_top_k", "`full`, `student_top_k`, `teacher_top_k` or `sampled`.")
+    sdpo_support: str = setting("student_top_k", "`full`, `student_top_k`, `teacher_top_k`, `sampled`, or another registered one.")
     sdpo_top_k: int = setting(20, "Entries that a top-k support keeps.")
     sdpo_tail: bool = setting(True, "Keep the other entries' mass as one more entry; False renormalises.")
     sdpo_token_clip: float | None = setting(None, "Upper bound of each vocabulary entry's term, nats.")
@@ -110,7 +109,7 @@ def divergence(
     t: float = 1.0,  # of the schedule, see `schedule`
 ) -> TokenDivergence:
     "Channel 2's distance, over the distribution that is sampled from."
-    top_k = self.sdpo_top_k if self.sdpo_support.endswith("top_k") else None
+    top_k = self.sdpo_top_k if takes_k(self.sdpo_support) else None
     settings = Divergence(self.sdpo_beta, self.temperature, self.sdpo_support, top_k, self.sdpo_tail, self.sdpo_token_clip)
     return named_divergence(self.sdpo_divergence, settings, t, "sdpo_divergence")
 
@@ -150,7 +149,7 @@ def _check_sdpo(self: SdpoSettings):
                            "sdpo_steps out, or set it to policy_start or more with all_fail='policy'.")
     check_one_of("sdpo_divergence", self.sdpo_divergence, tuple(DIVERGENCES))
     _check_bounds("sdpo_beta", self.sdpo_beta, 0, 1, "take 0 for forward KL, 1 for reverse KL, or between")
-    check_one_of("sdpo_support", self.sdpo_support, get_args(Support))
+    check_one_of("sdpo_support", self.sdpo_support, tuple(SUPPORTS))
     check_one_of("teacher", self.teacher, KINDS)
     check_one_of("target_turns", self.target_turns, ("error", "all", "sampled"))
     check_one_of("hint_placement", self.hint_placement, ("target", "start"))

@@ -6,15 +6,15 @@
 __all__ = ['Span', 'Branch', 'Refusal', 'Tree', 'build_tree', 'steady_positions', 'positions', 'LengthLimit']
 
 # %% ../../nbs/tree/03_build.ipynb #a8b39498
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from fastcore.basics import patch
 
-from ..replay.pairs import DPOPair
+from ..core.pair import DPOPair
 from ..core.errors import InputProblem
 from ..core.trace import Trace
+from ..hints.layers import Hint
 from .chat import ChatFormat, TemplateProblem
 from .text import AlignmentError, Piece, Script, shown, write_script
 
@@ -27,7 +27,7 @@ class Span:
     start: int
     end: int
 
-# %% ../../nbs/tree/03_build.ipynb #2e8f01bd
+
 @dataclass(frozen=True)
 class Branch:
     "Trunk tokens `[0, fork)`, then `ids`; the target's own tokens are `ids[start:]`."
@@ -42,7 +42,7 @@ class Branch:
     layer: str = ""  # which hint layer wrote the hint
     share: float | None = None  # of the teachers' votes for a pair's answer; None where nobody voted
 
-# %% ../../nbs/tree/03_build.ipynb #cd647d24
+
 @dataclass(frozen=True)
 class Refusal:
     "A site that has no branch, and why."
@@ -75,29 +75,23 @@ class Tree:
         if sides != [(p, k) for p in range(len(sides) // 2) for k in ("chosen", "rejected")]:
             raise self._error(-1, "a preference pair lacks its chosen or its rejected branch")
 
-# %% ../../nbs/tree/03_build.ipynb #7c9be4f1
-@patch
-def _check(self: Tree, branch):
-    if not (0 <= branch.fork <= len(self.ids) and 1 <= branch.start < len(branch.ids)):
-        raise self._error(branch.turn, f"a {branch.kind} branch forks at {branch.fork} of {len(self.ids)} trunk tokens "
-                                       f"and starts its target at {branch.start} of {len(branch.ids)}")
-    span = self.span(branch.turn)
-    if branch.kind == "hint" and self.ids[span.start:span.end] != branch.ids[branch.start:]:
-        raise self._error(branch.turn, "the student's and the hinted teacher's token ids differ")
+    def _check(self, branch):
+        if not (0 <= branch.fork <= len(self.ids) and 1 <= branch.start < len(branch.ids)):
+            raise self._error(branch.turn, f"a {branch.kind} branch forks at {branch.fork} of {len(self.ids)} trunk tokens "
+                                           f"and starts its target at {branch.start} of {len(branch.ids)}")
+        span = self.span(branch.turn)
+        if branch.kind == "hint" and self.ids[span.start:span.end] != branch.ids[branch.start:]:
+            raise self._error(branch.turn, "the student's and the hinted teacher's token ids differ")
 
+    def _error(self, turn, what):
+        return AlignmentError(f"trace {self.trace_id!r}, turn {turn}: {what}; build the tree with `build_tree`.")
 
-@patch
-def _error(self: Tree, turn, what):
-    return AlignmentError(f"trace {self.trace_id!r}, turn {turn}: {what}; build the tree with `build_tree`.")
-
-# %% ../../nbs/tree/03_build.ipynb #5e590426
-@patch
-def span(self: Tree, turn: int) -> Span:
-    "The span of a turn. Raises `AlignmentError` where it has none."
-    span = next((s for s in self.spans if s.turn == turn), None)
-    if span is None:
-        raise self._error(turn, "the trunk holds no sampled tokens of this turn")
-    return span
+    def span(self, turn: int) -> Span:
+        "The span of a turn. Raises `AlignmentError` where it has none."
+        span = next((s for s in self.spans if s.turn == turn), None)
+        if span is None:
+            raise self._error(turn, "the trunk holds no sampled tokens of this turn")
+        return span
 
 # %% ../../nbs/tree/03_build.ipynb #015b5f53
 @dataclass(frozen=True)
@@ -123,132 +117,97 @@ class _Trunk:
         closed = not kept or kept[-1:] == script.chat.encode(end, script.chat.anchor)[-1:]
         return script.chat.encode(text, end) if closed else script.chat.encode(end + text, script.chat.anchor)
 
-# %% ../../nbs/tree/03_build.ipynb #246ccbad
-@patch(cls_method=True)
-def sampled(cls: _Trunk, script, pieces, ids, mask):
-    "The trunk of a rollout: its own ids, one run of sampled ones per turn of the assistant."
-    starts = [i for i, m in enumerate(mask) if m and not (i and mask[i - 1])]
-    ends = [i for i, m in enumerate(mask, 1) if m and not (i < len(mask) and mask[i])]
-    if len(ids) != len(mask) or len(starts) != len(pieces):
-        raise AlignmentError(f"trace {script.trace.trace_id!r}: {len(ids)} tokens, {len(mask)} marks and {len(starts)} sampled "
-                             f"runs do not fit {len(pieces)} turns of the assistant; give the rollout's own ids and mask.")
-    return cls(script, pieces, tuple(ids), tuple(Span(p.turn, *at) for p, *at in zip(pieces, starts, ends)))
+    @classmethod
+    def sampled(cls, script, pieces, ids, mask):
+        "The trunk of a rollout: its own ids, one run of sampled ones per turn of the assistant."
+        starts = [i for i, m in enumerate(mask) if m and not (i and mask[i - 1])]
+        ends = [i for i, m in enumerate(mask, 1) if m and not (i < len(mask) and mask[i])]
+        if len(ids) != len(mask) or len(starts) != len(pieces):
+            raise AlignmentError(f"trace {script.trace.trace_id!r}: {len(ids)} tokens, {len(mask)} marks and {len(starts)} sampled "
+                                 f"runs do not fit {len(pieces)} turns of the assistant; give the rollout's own ids and mask.")
+        return cls(script, pieces, tuple(ids), tuple(Span(p.turn, *at) for p, *at in zip(pieces, starts, ends)))
 
+    @classmethod
+    def rendered(cls, script, pieces):
+        "The trunk of a recorded trace."
+        ids, spans = [], []
+        for i, piece in enumerate(pieces):
+            ids += cls._context(script, pieces[:i], piece.context)
+            turn_ids = cls._turn_ids(script, script.trace.turns[piece.turn], piece.sampled)
+            spans.append(Span(piece.turn, len(ids), len(ids) + len(turn_ids)))
+            ids += turn_ids
+        return cls(script, pieces, tuple(ids), tuple(spans))
 
-@patch(cls_method=True)
-def rendered(cls: _Trunk, script, pieces):
-    "The trunk of a recorded trace."
-    ids, spans = [], []
-    for i, piece in enumerate(pieces):
-        ids += cls._context(script, pieces[:i], piece.context)
-        turn_ids = cls._turn_ids(script, script.trace.turns[piece.turn], piece.sampled)
-        spans.append(Span(piece.turn, len(ids), len(ids) + len(turn_ids)))
-        ids += turn_ids
-    return cls(script, pieces, tuple(ids), tuple(spans))
+    def text(self, upto):
+        return "".join(p.context + p.sampled for p in self.pieces[:upto])
 
-# %% ../../nbs/tree/03_build.ipynb #4d23924c
-@patch
-def text(self: _Trunk, upto):
-    return "".join(p.context + p.sampled for p in self.pieces[:upto])
+    def number(self, turn):
+        "Which piece a turn is."
+        piece = next((i for i, p in enumerate(self.pieces) if p.turn == turn), None)
+        if piece is None:
+            raise self.script.error(turn, "it is no turn of the assistant", "name one that is")
+        return piece
 
-# %% ../../nbs/tree/03_build.ipynb #82e78952
-@patch
-def number(self: _Trunk, turn):
-    "Which piece a turn is."
-    piece = next((i for i, p in enumerate(self.pieces) if p.turn == turn), None)
-    if piece is None:
-        raise self.script.error(turn, "it is no turn of the assistant", "name one that is")
-    return piece
+    def _fork(self, turn, number, first, context, hint):
+        "A branch that leaves the trunk inside piece `first` and copies everything behind that piece's context."
+        start = self.spans[first - 1].end if first else 0
+        old = self.ids[start:self.spans[first].start]
+        if old != tuple(self._context(self.script, self.pieces[:first], self.pieces[first].context)):
+            raise self.script.error(turn, "the rollout's own context tokens are not the template's", "let the rollout use the template")
+        common = next((i for i, (a, b) in enumerate(zip(old, context)) if a != b), min(len(old), len(context) - 1))
+        common = min(common, len(context) - 1)
+        target = self.spans[number]
+        ids = (*context[common:], *self.ids[self.spans[first].start:target.end])
+        return Branch("hint", turn, start + common, ids, len(ids) - (target.end - target.start), label=hint.text, layer=hint.layer or "")
 
-# %% ../../nbs/tree/03_build.ipynb #1898d3b3
-@patch
-def _fork(self: _Trunk, turn, number, first, context, hint):
-    "A branch that leaves the trunk inside piece `first` and copies everything behind that piece's context."
-    start = self.spans[first - 1].end if first else 0
-    old = self.ids[start:self.spans[first].start]
-    if old != tuple(self._context(self.script, self.pieces[:first], self.pieces[first].context)):
-        raise self.script.error(turn, "the rollout's own context tokens are not the template's", "let the rollout use the template")
-    common = next((i for i, (a, b) in enumerate(zip(old, context)) if a != b), min(len(old), len(context) - 1))
-    common = min(common, len(context) - 1)
-    target = self.spans[number]
-    ids = (*context[common:], *self.ids[self.spans[first].start:target.end])
-    return Branch("hint", turn, start + common, ids, len(ids) - (target.end - target.start), label=hint)
+    def hint(self, turn: int, hint: Hint, placement: str) -> Branch:
+        "The branch of a hinted turn."
+        number = self.number(turn)
+        head = self.script.trace.turns[:self.pieces[0].turn]  # the opening: its first user message, or else its first system message
+        opening = next((i for role in ("user", "system") for i, t in enumerate(head) if t.role == role), -1)
+        carrier = turn - 1 if placement == "target" else opening
+        if carrier < 0 or self.script.trace.turns[carrier].role == "assistant":
+            raise self.script.error(turn, "no message stands before it that could carry the hint", "leave the site out")
+        turns = list(self.script.trace.turns[:turn])
+        content = turns[carrier].content
+        turns[carrier] = replace(turns[carrier], content=f"{content}\n\n{hint.text}" if content else hint.text)
+        messages, _, raw = self.script.dialect.messages(turns, self.script.thinking)
+        text = self.script.chat.render(self.script.dialect, messages, self.script.trace.tools, True, raw)
+        first = number if placement == "target" else 0  # the piece whose context changes
+        before = self.text(first)
+        after = self.text(number)[len(before + self.pieces[first].context):] if first < number else ""
+        after += self.pieces[number].context if first < number else ""
+        if not (text.startswith(before) and text.endswith(after) and len(text) > len(before + after)):
+            raise self.script.error(turn, "the template renders other messages differently beside the hint")
+        context = text[len(before):len(text) - len(after)]
+        if not shown(hint.text, context):
+            raise self.script.error(turn, "the template drops the hint")
+        return self._fork(turn, number, first, self._context(self.script, self.pieces[:first], context), hint)
 
-# %% ../../nbs/tree/03_build.ipynb #6e21682c
-@patch
-def hint(self: _Trunk, turn: int, hint: str, placement: str) -> Branch:
-    "The branch of a hinted turn."
-    number = self.number(turn)
-    carrier = turn - 1 if placement == "target" else self._opening()
-    if carrier < 0 or self.script.trace.turns[carrier].role == "assistant":
-        raise self.script.error(turn, "no message stands before it that could carry the hint", "leave the site out")
-    turns = list(self.script.trace.turns[:turn])
-    content = turns[carrier].content
-    turns[carrier] = replace(turns[carrier], content=f"{content}\n\n{hint}" if content else hint)
-    messages, _, raw = self.script.dialect.messages(turns, self.script.thinking)
-    text = self.script.chat.render(self.script.dialect, messages, self.script.trace.tools, True, raw)
-    first = number if placement == "target" else 0  # the piece whose context changes
-    before = self.text(first)
-    after = self.text(number)[len(before + self.pieces[first].context):] if first < number else ""
-    after += self.pieces[number].context if first < number else ""
-    if not (text.startswith(before) and text.endswith(after) and len(text) > len(before + after)):
-        raise self.script.error(turn, "the template renders other messages differently beside the hint")
-    context = text[len(before):len(text) - len(after)]
-    if not shown(hint, context):
-        raise self.script.error(turn, "the template drops the hint")
-    return self._fork(turn, number, first, self._context(self.script, self.pieces[:first], context), hint)
+    def answers(self, pair: DPOPair, number: int) -> tuple[Branch, Branch]:
+        "The two branches of a preference pair."
+        span = self.spans[self.number(pair.turn)]
+        fork = span.start - 1
+        shares = [votes / max(sum(pair.votes), 1) for votes in pair.votes[:2]] if len(pair.votes) > 1 else (None, None)
+        return tuple(Branch(kind, pair.turn, fork, (self.ids[fork], *self._answer(pair.turn, answer, span)), 1, number, pair.source,
+                            share=share)
+                     for kind, answer, share in (("chosen", pair.chosen, shares[0]), ("rejected", pair.rejected, shares[1])))
 
-# %% ../../nbs/tree/03_build.ipynb #fe8efd3b
-@patch
-def _opening(self: _Trunk):
-    "The first user message, or else the first system message, before anything was sampled."
-    head = self.script.trace.turns[:self.pieces[0].turn]
-    return next((i for role in ("user", "system") for i, t in enumerate(head) if t.role == role), -1)
-
-# %% ../../nbs/tree/03_build.ipynb #4835d89c
-@patch
-def answers(self: _Trunk, pair: DPOPair, number: int) -> tuple[Branch, Branch]:
-    "The two branches of a preference pair."
-    span = self.spans[self.number(pair.turn)]
-    fork = span.start - 1
-    shares = [votes / max(sum(pair.votes), 1) for votes in pair.votes[:2]] if len(pair.votes) > 1 else (None, None)
-    return tuple(Branch(kind, pair.turn, fork, (self.ids[fork], *self._answer(pair.turn, answer, span)), 1, number, pair.source,
-                        share=share)
-                 for kind, answer, share in (("chosen", pair.chosen, shares[0]), ("rejected", pair.rejected, shares[1])))
-
-
-@patch
-def _answer(self: _Trunk, turn, answer, span):
-    "Ids of another answer at a turn; the trace's own are copied."
-    script = self.script
-    if answer == script.trace.turns[turn]:
-        return self.ids[span.start:span.end]
-    shows = bool(script.dialect.thinking and any(script.thinking) and answer.thinking)
-    other = replace(script.trace, turns=(*script.trace.turns[:turn], answer))
-    script = Script.of(script.chat, script.dialect, other, (*script.thinking[:turn], shows))
-    number = self.number(turn)
-    prompt = self.text(number) + self.pieces[number].context
-    piece = Piece(turn, self.pieces[number].context, script.turn_text(turn, prompt))
-    script.check(piece)
-    return self._turn_ids(script, answer, piece.sampled)
+    def _answer(self, turn, answer, span):
+        "Ids of another answer at a turn; the trace's own are copied."
+        script = self.script
+        if answer == script.trace.turns[turn]:
+            return self.ids[span.start:span.end]
+        shows = bool(script.dialect.thinking and any(script.thinking) and answer.thinking)
+        other = replace(script.trace, turns=(*script.trace.turns[:turn], answer))
+        script = Script.of(script.chat, script.dialect, other, (*script.thinking[:turn], shows))
+        number = self.number(turn)
+        prompt = self.text(number) + self.pieces[number].context
+        piece = Piece(turn, self.pieces[number].context, script.turn_text(turn, prompt))
+        script.check(piece)
+        return self._turn_ids(script, answer, piece.sampled)
 
 # %% ../../nbs/tree/03_build.ipynb #1e44de16
-def _branches(trunk, last, hints, pairs, placement, max_tokens):
-    "A branch for every hint and pair that has a place up to the turn `last`, and a refusal for every other."
-    branches, refused = [], []
-    wanted = [(turn, lambda t=turn, h=hint: [trunk.hint(t, h, placement)]) for turn, hint in sorted(hints.items())]
-    wanted += [(p.turn, lambda p=p: trunk.answers(p, sum(b.kind == "chosen" for b in branches))) for p in pairs]
-    for turn, make in wanted:
-        if last < turn <= trunk.spans[-1].turn:
-            refused.append(Refusal(turn, f"it lies beyond the limit of {max_tokens} tokens"))
-            continue
-        try:
-            branches += make()
-        except (AlignmentError, TemplateProblem, UnicodeEncodeError) as problem:
-            refused.append(Refusal(turn, str(problem)))
-    return branches, refused
-
-# %% ../../nbs/tree/03_build.ipynb #b4b8994d
 def _trunk(trace, chat, strip_thinking, sampled=None):
     "The trunk, and notes on what its text lacks. Raises as `build_tree`."
     if not any(t.role == "assistant" for t in trace.turns):
@@ -263,8 +222,8 @@ def _trunk(trace, chat, strip_thinking, sampled=None):
 def build_tree(
     trace: Trace,
     chat: ChatFormat,  # of `probe_template`
-    hints: Mapping[int, str] = {},  # position in `Trace.turns` of an error turn -> what would have helped
-    pairs: Sequence[DPOPair] = (),
+    hints: Mapping[int, str] | Iterable[tuple[int, Hint | None]] = (),  # position in `Trace.turns` -> text; or turns and hints of `target_hints`
+    pairs: Sequence[DPOPair] = (),  # channel 3 (ours): preferences at turns of this trace
     placement: Literal["target", "start"] = "target",  # the message that carries a hint
     strip_thinking: bool = False,  # leave all reasoning out
     max_tokens: int | None = None,  # the trunk ends with the last turn that fits; a turn is never cut
@@ -273,15 +232,41 @@ def build_tree(
     """The tree of a trace. Sites without a branch are in `Tree.refused`, with the reason.
 
     Raises `AlignmentError` where the trunk has no exact spans, and `TemplateProblem` where the chat template cannot
-    carry what the trace holds."""
+    carry what the trace holds; a rollout keeps its bare trunk then, with the reason at turn -1, and so does one without hints and pairs."""
     if placement not in ("target", "start"):
         raise ValueError(f"placement {placement!r} is unknown; use target or start.")
-    trunk, notes = _trunk(trace, chat, strip_thinking, sampled)
-    kept = [s for s in trunk.spans if max_tokens is None or s.end <= max_tokens]
-    if not kept:
-        raise AlignmentError(f"trace {trace.trace_id!r}: its first turn ends at token {trunk.spans[0].end}, beyond the limit of "
-                             f"{max_tokens}; raise max_tokens.")
-    branches, refused = _branches(trunk, kept[-1].turn, hints, pairs, placement, max_tokens)
+    usable, refused, branches = {}, [], []
+    for turn, hint in hints.items() if isinstance(hints, Mapping) else hints:
+        hint = Hint(hint) if isinstance(hint, str) else hint
+        reason = "no layer had a hint" if hint is None else "the hint is empty" if not hint.text.strip() else \
+            "the turn has a hint already" if turn in usable else None
+        if reason:
+            refused.append(Refusal(turn, reason))
+        else:
+            usable[turn] = hint
+    bare = Tree(trace.trace_id, tuple(sampled[0]), (), (), tuple(refused)) if sampled else None
+    if bare and not usable and not pairs:
+        return bare
+    try:
+        trunk, notes = _trunk(trace, chat, strip_thinking, sampled)
+        kept = [s for s in trunk.spans if max_tokens is None or s.end <= max_tokens]
+        if not kept:
+            raise AlignmentError(f"trace {trace.trace_id!r}: its first turn ends at token {trunk.spans[0].end}, beyond the limit of "
+                                 f"{max_tokens}; raise max_tokens.")
+    except (AlignmentError, TemplateProblem) as problem:
+        if bare is None:
+            raise
+        return replace(bare, refused=(*refused, Refusal(-1, str(problem))))
+    wanted = [(turn, lambda t=turn, h=hint: [trunk.hint(t, h, placement)]) for turn, hint in sorted(usable.items())]
+    wanted += [(p.turn, lambda p=p: trunk.answers(p, sum(b.kind == "chosen" for b in branches))) for p in pairs]
+    for turn, make in wanted:
+        if kept[-1].turn < turn <= trunk.spans[-1].turn:
+            refused.append(Refusal(turn, f"it lies beyond the limit of {max_tokens} tokens"))
+            continue
+        try:
+            branches += make()
+        except (AlignmentError, TemplateProblem, UnicodeEncodeError) as problem:
+            refused.append(Refusal(turn, str(problem)))
     return Tree(trace.trace_id, trunk.ids[:kept[-1].end], tuple(kept), tuple(branches), tuple(refused), notes)
 
 # %% ../../nbs/tree/03_build.ipynb #3f0c5a73
@@ -304,7 +289,7 @@ def positions(
     limits = getattr(config.get_text_config(), "max_position_embeddings", None), steady_positions(config)
     return min((limit for limit in limits if limit is not None), default=None)
 
-# %% ../../nbs/tree/03_build.ipynb #84c6ac37
+
 @dataclass
 class LengthLimit:
     "What `max_tokens` of `build_tree` takes, and how many turns end within it and beyond it."
@@ -330,38 +315,33 @@ class LengthLimit:
         self.beyond += [ends[turn] for turn in turns if turn not in fit]
         return fit
 
-# %% ../../nbs/tree/03_build.ipynb #88a4626a
-@patch(as_prop=True)
-def _in_context(self: LengthLimit) -> int:
-    "How many turns beyond the limit end within the model's context."
-    return sum(self.context is None or end <= self.context for end in self.beyond)
+    @property
+    def _in_context(self) -> int:
+        "How many turns beyond the limit end within the model's context."
+        return sum(self.context is None or end <= self.context for end in self.beyond)
 
+    @property
+    def advice(self) -> str:
+        "Which limit takes the turns beyond this one, as far as the model's context goes; there is one at least."
+        if self._in_context == len(self.beyond):
+            return f"{self.name} {max(self.beyond)} takes them all"
+        if self._in_context:
+            return f"{self.name} {self.context}, the model's context, takes {self._in_context} of them"
+        return f"the model's context of {self.context} tokens takes none of them"
 
-@patch(as_prop=True)
-def advice(self: LengthLimit) -> str:
-    "Which limit takes the turns beyond this one, as far as the model's context goes; there is one at least."
-    if self._in_context == len(self.beyond):
-        return f"{self.name} {max(self.beyond)} takes them all"
-    if self._in_context:
-        return f"{self.name} {self.context}, the model's context, takes {self._in_context} of them"
-    return f"the model's context of {self.context} tokens takes none of them"
+    def check(self) -> None:
+        "Raise `InputProblem` where turns were counted and none is left."
+        if not self.beyond or self.within:
+            return
+        count = f"all {len(self.beyond)}" if len(self.beyond) > 1 else "1 of 1"
+        more = (f"raise {self.name} to {min(self.beyond)} or more; {self.advice}" if self._in_context else
+                f"name a model with a longer context, or shorter traces: {self.advice}")
+        raise InputProblem(f"{count} {self.what} end beyond {self.name} {self.tokens}, the earliest at {min(self.beyond)} tokens", more)
 
-# %% ../../nbs/tree/03_build.ipynb #63e6b209
-@patch
-def check(self: LengthLimit) -> None:
-    "Raise `InputProblem` where turns were counted and none is left."
-    if not self.beyond or self.within:
-        return
-    count = f"all {len(self.beyond)}" if len(self.beyond) > 1 else "1 of 1"
-    more = (f"raise {self.name} to {min(self.beyond)} or more; {self.advice}" if self._in_context else
-            f"name a model with a longer context, or shorter traces: {self.advice}")
-    raise InputProblem(f"{count} {self.what} end beyond {self.name} {self.tokens}, the earliest at {min(self.beyond)} tokens", more)
-
-
-@patch(as_prop=True)
-def left_out(self: LengthLimit) -> str | None:
-    "One sentence on what is left out; None where nothing is."
-    if not self.beyond:
-        return None
-    return (f"{len(self.beyond)} of {self.within + len(self.beyond)} {self.what} end beyond {self.name} {self.tokens} and are left out; "
-            f"{self.advice}.")
+    @property
+    def left_out(self) -> str | None:
+        "One sentence on what is left out; None where nothing is."
+        if not self.beyond:
+            return None
+        return (f"{len(self.beyond)} of {self.within + len(self.beyond)} {self.what} end beyond {self.name} {self.tokens} and are left out; "
+                f"{self.advice}.")

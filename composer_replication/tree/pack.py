@@ -60,13 +60,13 @@ def _matrix(rows, fill, dtype=torch.long, lead=None, width=0):
 def _column(values, width=None):
     return torch.tensor(values, dtype=torch.long).reshape((-1,) if width is None else (-1, width))
 
-# %% ../../nbs/tree/05_pack.ipynb #27aefba6
+
 def own_answer(tree: Tree, branch: Branch) -> bool:
     "Whether a pair's answer is what the trunk says at that turn: nothing need be read to judge it but the trunk."
     span = tree.span(branch.turn)
     return branch.kind != "hint" and branch.ids == tree.ids[branch.fork:span.end]
 
-# %% ../../nbs/tree/05_pack.ipynb #369ba51e
+
 @dataclass
 class _Terms:
     "What the terms read, gathered tree by tree."
@@ -103,7 +103,7 @@ class _Terms:
             offset += len(branch.ids)
         self.pairs += sum(b.kind == "chosen" for b in tree.branches)
 
-# %% ../../nbs/tree/05_pack.ipynb #4e98262e
+
 def pack_trees(
     trees: Sequence[Tree],  # one row each
     pad_token_id: int,  # fills both sides; never attended to

@@ -22,7 +22,7 @@ from composer_replication.cli.app import app
 from composer_replication.envs.toy.traces import toy_traces
 from composer_replication.hints.layers import LAYERS
 from composer_replication.hints.templates import HINT_TEMPLATES
-from composer_replication.losses.divergences import DIVERGENCES
+from composer_replication.losses.divergences import DIVERGENCES, SUPPORTS
 from composer_replication.recipes.memory_estimate import estimate
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.report.train import duration, size
@@ -81,7 +81,7 @@ def parse(words: list[str]) -> None:
 @pytest.fixture
 def unchanged():
     "What pages register is forgotten again: other tests share the process."
-    before = [(registry, dict(registry)) for registry in (HINT_TEMPLATES, LAYERS, DIVERGENCES)]
+    before = [(registry, dict(registry)) for registry in (HINT_TEMPLATES, LAYERS, DIVERGENCES, SUPPORTS)]
     before.append((DETECTORS, {name: list(registered) for name, registered in DETECTORS.items()}))
     yield
     for registry, values in before:

@@ -92,11 +92,10 @@ def test_the_picture_of_the_mask_is_the_mask_that_the_model_is_given(trees, monk
     monkeypatch.setattr(forward, "_additive", lambda seen, *rest: given.append(seen) or made_by(seen, *rest))
     for limit in ("MASK_ENTRIES", "PASS_ENTRIES"):
         monkeypatch.setattr(forward, limit, 2**40)  # one pass: all columns, in their order
-    forward_branches(embedded_model(), batch, method="square")
+    forward_branches(embedded_model(), batch)
     (mask,) = given
     mask = torch.cat(mask, -1)
     time = mask.shape[-1] - batch.branch_ids.shape[1]  # of the trunk as far as any branch sees it
-    mask = mask[:, time:]
     for row, tree in enumerate(made):
         drawn = torch.zeros_like(mask[row])
         parts = attention_spans(batch, row)

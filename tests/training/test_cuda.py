@@ -69,10 +69,9 @@ def test_the_three_channels_and_their_gradient_are_the_cpus(device):
     assert torch.nn.functional.cosine_similarity(slope, there_slope, dim=0) > 0.9999
 
 
-@pytest.mark.parametrize("method", ["square", "rows"])
-def test_each_way_of_reading_the_branches_gives_the_same_states(device, method):
+def test_both_ways_of_reading_the_branches_give_the_same_states(device):
     model, packed = embedded_model().float().to(device).eval(), batch().to(device)
-    torch.testing.assert_close(teacher_states(model, packed, method=method), teacher_states(model, packed), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(teacher_states(model, packed, method="rows"), teacher_states(model, packed), atol=1e-4, rtol=1e-4)
 
 
 def test_a_block_mask_gives_the_loss_and_gradient_of_the_dense_one(device):

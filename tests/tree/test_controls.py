@@ -1,15 +1,17 @@
 "What users, tools and traces say is text, whatever control tokens it looks like; only the template opens and closes turns."
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.envs.toy.model import embedded_tokenizer
 from composer_replication.tree.build import build_tree
-from composer_replication.tree.chat import MARK
+from composer_replication.tree.chat import MARK, _without_controls
 from composer_replication.tree.context import context_ids
 from composer_replication.tree.template import probe_template
 
@@ -141,3 +143,21 @@ def test_a_tokenizer_that_cannot_read_control_tokens_as_text_escapes_them_and_sa
 
     ids = replace(chat, tokenizer=Slow())._ids(f"a {token[0]}{MARK}{token[1:]} b")
     assert not controls(chat, ids) and "escaped by a zero-width space" in caplog.text and "1 places" in caplog.text
+
+
+@pytest.mark.parametrize("scheme", ("first", "always", "never"))
+def test_the_reader_of_plain_text_is_a_whole_copy_without_added_tokens(scheme):
+    "It shares model and normalizer with the tokenizer, which is left as it was."
+    whole = Tokenizer(models.BPE(unk_token="<unk>"))
+    whole.normalizer, whole.pre_tokenizer = normalizers.NFKC(), pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    whole.train_from_iterator(["the cat sat on the mat", "a cat, a mat"], trainers.BpeTrainer(special_tokens=["<unk>", "<s>"]))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=whole)
+    before = tokenizer.backend_tokenizer.to_str()
+    for first in (True, False):
+        parts = json.loads(before) | {"added_tokens": [], "post_processor": None}
+        if scheme == "first" and not first:
+            parts["pre_tokenizer"]["prepend_scheme"] = "never"
+        copied, shared = Tokenizer.from_str(json.dumps(parts)), _without_controls(tokenizer, first)
+        for text in ("the cat", " a mat <s>", "<s>", "ﬁ", ""):
+            assert shared.encode(text, add_special_tokens=False).ids == copied.encode(text, add_special_tokens=False).ids
+    assert tokenizer.backend_tokenizer.to_str() == before

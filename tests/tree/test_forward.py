@@ -101,13 +101,13 @@ def separate(model, batch):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_two_passes_square_and_rows_agree(family):
+def test_two_passes_and_rows_agree(family):
     "Invariant 3, in float32, batched with ragged padding, with several branches in a row and with none."
     model, batch = make(family), batch_of_three()
     with torch.no_grad():
         want = separate(model, batch)
         scale = want.abs().max().item()
-        for method in ("two_pass", "square", "rows"):
+        for method in ("two_pass", "rows"):
             got = forward_branches(model, batch, method=method)
             assert (got - want).abs().max() < 1e-5, method
             assert (got[batch.branch_segment < 0] == 0).all()
@@ -125,7 +125,7 @@ def test_padding_on_the_left_changes_nothing(family):
     batch = pack_trees(plain.trees, pad_token_id=0, lead=[2, 9, 5], width=50)
     with torch.no_grad():
         want, (hidden, cache) = separate(model, plain), forward_trunk(model, batch)
-        for method in ("two_pass", "square", "rows"):
+        for method in ("two_pass", "rows"):
             assert (forward_branches(model, batch, method=method) - want).abs().max() < 1e-5, method
         assert (forward_branches(model, batch, cache) - want).abs().max() < 1e-5
         only = forward_branches(model, batch, cache, kinds=("chosen",))
@@ -240,7 +240,7 @@ def test_a_deeper_model_waits_for_its_device_no_more_often():
 def test_no_logits_are_made(monkeypatch):
     model, batch = make("Qwen2"), batch_of_three()
     monkeypatch.setattr(model.lm_head, "forward", lambda *_: pytest.fail("logits were made"))
-    for method in ("two_pass", "square", "rows"):
+    for method in ("two_pass", "rows"):
         assert forward_branches(model, batch, method=method).shape[-1] == model.config.hidden_size
 
 
@@ -324,7 +324,7 @@ def test_a_batch_without_branches_costs_no_forward(monkeypatch):
     batch = pack_trees([Tree("b", (5, 6, 7), (Span(1, 1, 3),))], 0)
     monkeypatch.setattr(model.model, "forward", lambda *_, **__: pytest.fail("a forward was run"))
     assert forward_branches(model, batch).shape == (1, 0, 32)
-    with pytest.raises(ValueError, match="use two_pass, square or rows"):
+    with pytest.raises(ValueError, match="use two_pass or rows"):
         forward_branches(model, batch, method="one")
 
 

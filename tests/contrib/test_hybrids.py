@@ -7,12 +7,13 @@ import transformers as tf
 from bf16 import bf16_bound, bf16_errors
 from trl.trainer.utils import add_fused_lm_head
 
+from composer_replication.contrib import hybrids
+from composer_replication.contrib.hybrids import TrunkCache
 from composer_replication.training.trainer import watch_forward
-from composer_replication.tree import states
 from composer_replication.tree.build import Branch, Span, Tree
 from composer_replication.tree.forward import PASS_ENTRIES, branch_passes, forward_branches, forward_trunk, shares_trunk
 from composer_replication.tree.pack import KINDS, pack_trees
-from composer_replication.tree.states import TrunkCache, state_mixers
+from composer_replication.tree.states import state_mixers
 
 TINY = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
             num_key_value_heads=2, max_position_embeddings=256, pad_token_id=0, bos_token_id=1, eos_token_id=2)
@@ -111,7 +112,7 @@ def gradients(model, logits, mask):
 @pytest.mark.parametrize("family", [*FAMILIES, *(pytest.param(f, marks=pytest.mark.slow) for f in MORE)])
 def test_logits_and_gradients_are_those_of_rows(family, monkeypatch):
     "Live teacher and pairs on the student's own pass, a frozen teacher that reads for itself; several cuts, padding on the left."
-    monkeypatch.setattr(states, "NEAR", 4)
+    monkeypatch.setattr(hybrids, "NEAR", 4)
     model, batch = make(family), ragged((2, 9, 3))
     assert shares_trunk(model) is None and state_mixers(model)
     kind = batch.branch_kind.gather(1, batch.branch_segment.clamp(min=0)).masked_fill(batch.branch_segment < 0, -1)
@@ -141,7 +142,7 @@ def test_logits_and_gradients_are_those_of_rows(family, monkeypatch):
 
 @pytest.mark.parametrize("family", [*FAMILIES, *(pytest.param(f, marks=pytest.mark.slow) for f in MORE)])
 def test_in_bf16_two_passes_are_as_near_to_float32_as_rows_are(family, monkeypatch):
-    monkeypatch.setattr(states, "NEAR", 4)
+    monkeypatch.setattr(hybrids, "NEAR", 4)
     model = make(family)
     error = bf16_errors(model, ragged((2, 9, 3)))
     assert 1e-3 < error["rows"] < 0.1 and error["two_pass"] < bf16_bound(model) * error["rows"]
@@ -181,7 +182,7 @@ def test_attention_and_experts_read_a_trunk_once():
 
 def test_trls_own_pass_keeps_the_states(monkeypatch):
     "The trainer's cache: filled by a forward that TRL makes, with its fused head and padding on both sides."
-    monkeypatch.setattr(states, "NEAR", 4)
+    monkeypatch.setattr(hybrids, "NEAR", 4)
     model, batch = make("Granite-4"), ragged((2, 9, 3))
     want = separate(model, ragged()) * model.config.logits_scaling
     add_fused_lm_head(model)
