@@ -18,7 +18,8 @@ from composer_replication.core.deadline import OutOfTime, deadline
 from composer_replication.envs.deletion import subject as subjects
 from composer_replication.envs.deletion.judge import runner
 from composer_replication.envs.deletion.judge.observe import canonical, encode
-from composer_replication.envs.deletion.judge.runner import Phase, import_mode, run_phases
+from composer_replication.envs.deletion.judge.runner import Phase, run_phases
+from composer_replication.envs.deletion.judge.trees import import_mode
 from composer_replication.envs.deletion.judge.variants import make_probe
 from composer_replication.envs.deletion.subject import (
     import_roots,

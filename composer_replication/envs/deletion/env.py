@@ -32,7 +32,8 @@ from ...sandbox.boxes import open_box
 from ...sandbox.folders import SandboxProblem
 from .judge.evidence import SCALE
 from .judge.grading import JUDGE_LIMITS, Grade, collect_sources, grade, judge_counts, original_seconds, zero_grade
-from .judge.runner import START_UP_S, RunnerProblem, lay_out, warm_judge
+from .judge.runner import START_UP_S, RunnerProblem, warm_judge
+from .judge.trees import lay_out
 from ...sandbox.base import Limits, open_sandbox
 from .subject import Subject, subject_of
 from .fingerprints import shingles, shown_copies, subject_indexes
@@ -218,7 +219,7 @@ def _graded(self: FeatureDeletionEnv, files):
     "The grade; 0 also where the submission makes the judge wait. The judge's own start is not counted."
     with suppress(RunnerProblem, SandboxProblem):  # `grade` tries again, and counts
         warm_judge(self._subject, JUDGE_LIMITS, wait=True)
-    grading = self._judged(files, tuple(self.commands))
+    grading = self._judged(files)
     with suppress(TimeoutError):
         return grading.result(self._judge_s)
     longest = SCALE * original_seconds(self.task, self._subject)[1]  # does the original take long here too?
@@ -228,13 +229,13 @@ def _graded(self: FeatureDeletionEnv, files):
 
 
 @patch
-def _judged(self: FeatureDeletionEnv, files, commands) -> Future:
+def _judged(self: FeatureDeletionEnv, files) -> Future:
     "The grade to come, from a thread that its own limits end where nobody waits any more."
     task, subject, done = self.task, self._subject, Future()
 
     def judge():
         try:
-            done.set_result(grade(task, subject, files, commands))
+            done.set_result(grade(task, subject, files))
         except BaseException as problem:  # raised again by whoever waits
             done.set_exception(problem)
 

@@ -17,7 +17,7 @@ import composer_replication.envs.deletion.harbor_judge as harbor_judge
 import composer_replication.envs.deletion.judge.phases as phases
 from ...core.files import replacing
 from .env import check_hidden, given_files
-from .judge.runner import lay_out, pytest_settings
+from .judge.trees import lay_out, pytest_settings
 from .subject import Subject
 from .task import FeatureDeletionTask, TaskProblem
 

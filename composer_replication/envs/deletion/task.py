@@ -385,7 +385,7 @@ class CommandRecord:
 class HackFinding:
     "One piece of evidence that a solution was not honest."
 
-    detector: str  # name of a hack detector, `envs.deletion.judge.detectors`
+    detector: str  # name of a hack detector, `envs.deletion.judge.monitor`
     what: str  # one sentence
     where: str  # file and line, node id, or the command
     weight: float  # 0 to 1: how much it says

@@ -21,7 +21,7 @@ from pathlib import Path
 import composer_replication.envs.deletion.tasks.coverage_run as coverage_run
 from ....core.deadline import time_left
 from ....core.files import write_json
-from ..judge.runner import pytest_ini, pytest_settings
+from ..judge.trees import pytest_ini, pytest_settings
 from ....sandbox.base import Limits, open_sandbox
 from ..subject import Subject, SubjectProblem, copy_installed, install_wheels, scratch, store_path
 

@@ -35,7 +35,8 @@ from ..fingerprints import PROMPT_LEAST, fingerprint, index_texts, shingles
 from .gates import MOST_TESTS, RUNS, Bench, Deletion, code_text, make_bench, run_gates, try_deletion
 from ..judge.grading import grade
 from .knowable import without_unknowable
-from ..judge.runner import RunnerProblem, import_mode, pytest_ini, pytest_settings
+from ..judge.runner import RunnerProblem
+from ..judge.trees import import_mode, pytest_ini, pytest_settings
 from ....sandbox.base import SandboxProblem
 from .select import (CLASSES, Symbol, body_lines, call_graph, find_symbols, find_targets, functions_of,
                                                              module_name, parse, size_of)

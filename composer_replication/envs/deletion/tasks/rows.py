@@ -16,7 +16,8 @@ from typing import Any
 
 from ....core.errors import Problem
 from ..judge.grading import grade, is_protected
-from ..judge.runner import Phase, PhaseResult, pytest_settings, run_phases
+from ..judge.runner import Phase, PhaseResult, run_phases
+from ..judge.trees import pytest_settings
 from ..judge.variants import function_of, make_canary
 from ..subject import Subject
 from ..task import FeatureDeletionTask, TaskProblem, make_patch, patched_files, write_tasks
