@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from composer_replication.core import deadline as deadlines
 from composer_replication.core.deadline import OutOfTime, deadline
 from composer_replication.envs.deletion import subject as subjects
 from composer_replication.envs.deletion.judge import runner
+from composer_replication.envs.deletion.judge.evidence import add_evidence
 from composer_replication.envs.deletion.judge.observe import canonical, encode
 from composer_replication.envs.deletion.judge.runner import Phase, run_phases
 from composer_replication.envs.deletion.judge.trees import import_mode
@@ -32,7 +34,7 @@ from composer_replication.envs.deletion.task import FeatureDeletionTask, make_pa
 from composer_replication.envs.deletion.tasks.coverage import measure_coverage
 from composer_replication.envs.deletion.tasks.delete import StubDeleter
 from composer_replication.envs.deletion.tasks.gates import GATES, make_bench, try_deletion
-from composer_replication.envs.deletion.tasks.knowable import is_explained, stands_in, without_unknowable
+from composer_replication.envs.deletion.tasks.knowable import Unknowable, is_explained, stands_in, without_unknowable
 from composer_replication.envs.deletion.tasks.make import WAYS_OUT, Report, Settings, make_tasks
 from composer_replication.envs.deletion.tasks.select import find_targets, module_name, parse
 
@@ -609,19 +611,35 @@ def test_inputs_whose_outcome_follows_from_nothing_readable_are_left_out(bench, 
     deletion, task = task_of(bench, name, ())
     if name == "secret":  # its constant stands in a test that is shown
         known, unknown = [*known, *unknown], []
-    left, why = without_unknowable(bench, deletion, task)
+    left = without_unknowable(bench, deletion, task)
     assert [record["args"] for record in left.heldout_records] == [[encode(value)] for value in known]
-    assert why.startswith(f"{len(unknown)} of {len(known) + len(unknown)} held-out inputs depend on") if unknown else why == ""
 
 
 def test_a_task_that_is_mostly_unknowable_is_left_out(bench):
-    left, why = without_unknowable(bench, *task_of(bench, "kind", ()))
-    assert left is None and why == "2 of 4 held-out inputs depend on a branch that no visible test runs"
+    with pytest.raises(Unknowable, match="2 of 4 held-out inputs depend on a branch that no visible test runs"):
+        without_unknowable(bench, *task_of(bench, "kind", ()))
 
 
 def test_a_hidden_test_that_nobody_can_satisfy_leaves_the_task_out(bench):
-    left, why = without_unknowable(bench, *task_of(bench, "secret", ("test_more.py::test_hidden",)))
-    assert left is None and why == "a hidden test depends on the constant 'qq-' in good:secret"
+    with pytest.raises(Unknowable, match="a hidden test depends on the constant 'qq-' in good:secret"):
+        without_unknowable(bench, *task_of(bench, "secret", ("test_more.py::test_hidden",)))
+
+
+def test_mutants_are_measured_on_inputs_that_can_be_known(bench):
+    "Of the pool, what cannot be known goes first; what is left is chosen and measured."
+    seen, (_, task) = [], task_of(bench, "fee", ())
+
+    def texts(records):
+        return [json.dumps(record.get("args", record.get("source"))) for record in records]
+
+    def without_hundreds(task):
+        seen.extend(task.heldout_records)
+        kept = [record for record, text in zip(seen, texts(seen), strict=True) if record["kind"] == "call" and "5" not in text]
+        return replace(task, heldout_records=tuple(kept))
+
+    made = add_evidence(replace(task, heldout_records=()), bench.subject, without_hundreds)
+    assert len(seen) > len(made.heldout_records) > 3 and any("5" in text for text in texts(seen))
+    assert not any("5" in text for text in texts(made.heldout_records))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import json
 import math
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
@@ -235,11 +235,6 @@ def _covering(task, tree):
         files.setdefault(path, {})[function] = nodes[path, function]
     return {path: (texts[path], functions) for path, functions in files.items()}
 
-# %% ../../../../nbs/envs/deletion/judge/09_evidence.ipynb #2318e2a2
-def _variant_path(path, number):
-    place = PurePosixPath(path)
-    return str(place.with_name(f"{place.stem}_v{number}.py"))
-
 # %% ../../../../nbs/envs/deletion/judge/09_evidence.ipynb #3003b239
 _GONE = '''
 
@@ -306,7 +301,7 @@ def _probe_files(covering, seeds, first=0):
     for path, (text, functions) in covering.items():
         for seed in seeds:
             number = first + len(files)
-            files[_variant_path(path, number)] = (path, make_probe(text, functions, seed))
+            files[str(PurePosixPath(path).with_name(f"{PurePosixPath(path).stem}_v{number}.py"))] = (path, make_probe(text, functions, seed))
     return files
 
 
@@ -340,22 +335,16 @@ def _came(result: PhaseResult):
     return calls, probes
 
 # %% ../../../../nbs/envs/deletion/judge/09_evidence.ipynb #735ed4c1
-def _agreed(runs, alike):
-    return {key: value for key, value in runs[0].items() if all(key in run and alike(value, run[key]) for run in runs[1:])}
-
-
-def _blank(form):
-    "Whether a form says nothing: many wrong solutions return the like."
-    if form[0] == "object":
-        return form[2] == ["dict", []] or isinstance(form[2], str) and re.fullmatch("<.*at 0x.*>", form[2]) is not None
-    return form[0] in ("none", "function") or form == ["iterator", [], True]
-
-
 def _tells(came):
-    "Whether an outcome says anything, and can be compared."
+    "Whether an outcome says anything, and can be compared: many wrong solutions return None, or an object that shows nothing."
     if "raised" in came or not all(same(form, form) for form in (came["value"], *came["after"])):
         return False
-    return not _blank(came["value"]) or bool(came["after"])
+    form = came["value"]
+    if form[0] == "object":
+        blank = form[2] == ["dict", []] or isinstance(form[2], str) and re.fullmatch("<.*at 0x.*>", form[2]) is not None
+    else:
+        blank = form[0] in ("none", "function") or form == ["iterator", [], True]
+    return not blank or bool(came["after"])
 
 # %% ../../../../nbs/envs/deletion/judge/09_evidence.ipynb #8cbf0627
 def _call_candidates(changed, came, plain, errors=()):
@@ -423,27 +412,22 @@ def count_records(
 _ZONE = "<elsewhere>-24:59:59"  # POSIX: the furthest east, where both the hour and the day are others
 
 
-def _runs(subject, phase, without, limits):
-    "Three runs: two processes with one hash seed, a third with another seed and on another day; and what comes without the target."
-    elsewhere = replace(phase, data={**phase.data, "zone": _ZONE})
-    *two, stubbed = run_phases(subject, [phase, phase, replace(phase, overlay={**phase.overlay, **without})], limits)
-    return [_came(run) for run in (*two, *run_phases(subject, [elsewhere], limits, fresh=True))], _came(stubbed), max(run.wall for run in two)
-
-
 def _stable(task, subject, modules, phase, limits, opened):
     """Outcomes of calls and of probes that every run agrees on, and that the target has a part in; seconds; what is left open.
 
-    Where runs differ in order alone, the original itself leaves it open."""
+    Two processes have one hash seed, a third another one, on another day. Where runs differ in order alone, the original itself leaves it open."""
     without = deleted_again(task, _texts(subject, modules), modules, "stub")
-    runs, stubbed, seconds = _runs(subject, phase, without, limits)
-    unsure = [(one[key], other[key]) for one, other in zip(runs[0], runs[2], strict=True) for key in one if other.get(key, one[key]) != one[key]]
-    loose = any((_same_call if "after" in one else _same_probe)(one, other, ["order"]) for one, other in unsure if "raised" not in one or "seen" in one)
-    open_ = opened(loose)
-    kept = []
+    *two, stubbed = run_phases(subject, [phase, phase, replace(phase, overlay={**phase.overlay, **without})], limits)
+    [third] = run_phases(subject, [replace(phase, data={**phase.data, "zone": _ZONE})], limits, fresh=True)
+    (one, other, third), stubbed = map(_came, (*two, third)), _came(stubbed)
+    unsure = [(mine[key], its[key]) for mine, its in zip(one, third, strict=True) for key in mine if its.get(key, mine[key]) != mine[key]]
+    loose = any((_same_call if "after" in mine else _same_probe)(mine, its, ["order"]) for mine, its in unsure if "raised" not in mine or "seen" in mine)
+    open_, kept = opened(loose), []
     for kind, alike in enumerate((_same_call, _same_probe)):
-        agreed = _agreed([run[kind] for run in runs], lambda one, other: one == other or alike(one, other, open_) if open_ else one == other)  # noqa: B023
+        agreed = {key: came for key, came in one[kind].items() if all(
+            key in run[kind] and (came == run[kind][key] or bool(open_) and alike(came, run[kind][key], open_)) for run in (other, third))}
         kept.append({key: came for key, came in agreed.items() if stubbed[kind].get(key) != came})
-    return *kept, seconds, open_
+    return *kept, max(run.wall for run in two), open_
 
 
 def _openness(task, subject, modules, covering, limits):
@@ -589,6 +573,7 @@ def _chosen(task, subject, modules, pool, limits) -> tuple[list[dict], Strength]
 def add_evidence(
     task: FeatureDeletionTask,
     subject,  # the `Subject` that the task was made from
+    knowable: Callable[[FeatureDeletionTask], FeatureDeletionTask] = lambda task: task,  # leaves out held-out inputs, before the others are measured
 ) -> FeatureDeletionTask:
     "The task with canaries and held-out records. Raises `EvidenceProblem` where too few can be made, or where they let mutants pass."
     limits = Limits(wall_s=_WALL_S)
@@ -601,6 +586,10 @@ def add_evidence(
                               f"{' (' + again.problem + ')' if again.problem else ''}, so a re-delete run shows nothing")
     captured = [m["captured"] for m in capture.messages if "captured" in m]
     pool = _pool(task, subject, modules, covering, captured, plain_files, _came(plain)[1], limits)
+    left = knowable(replace(task, heldout_records=tuple(_records(pool, [key for key, *_ in pool.candidates])))).heldout_records
+    inputs = {_text_of(r) for r in left if r["kind"] == "call"} | {node for r in left if r["kind"] == "probe" for node in r["came"]}
+    pool = replace(pool, candidates=[one for one in pool.candidates
+                                     if (_text_of(pool.calls[one[0][1]]) if one[0][0] == "call" else one[0][1]) in inputs])
     records, worth = _chosen(task, subject, modules, pool, limits)
     if count_records(records) < FEWEST:
         raise EvidenceProblem(f"task {task.task_id}: only {count_records(records)} held-out records can be made (of {len(captured)} captured "
@@ -609,15 +598,14 @@ def add_evidence(
         raise WeakInputs(f"task {task.task_id}: held-out inputs let {len(worth.passing)} of {worth.mutants} mutants pass "
                               f"({'; '.join(worth.passing[:3])})")
     measured = {"mutants": worth.mutants, "mutants_passing": len(worth.passing), "mutants_paid": len(worth.paid), "mutants_equal": len(worth.equivalent)}
+    failed = {path: [node for node, outcome in turned.outcomes.items() if node.split("::")[0] == path and outcome == "failed"] for path in canaries}
+    tests = [{"kind": "assert", "path": path, "source": canaries[path], "nodes": nodes[:10]} for path, nodes in failed.items() if nodes]
     return replace(task, heldout_records=tuple(records), difficulty={**task.difficulty, **measured},
-                   canaries=(*_canaries(canaries, turned), {"kind": "redelete", "nodes": red[:5]}))
+                   canaries=(*tests, {"kind": "redelete", "nodes": red[:5]}))
 
 
-def _canaries(files, turned):
-    for path, text in files.items():
-        nodes = [node for node, outcome in turned.outcomes.items() if node.split("::")[0] == path and outcome == "failed"]
-        if nodes:
-            yield {"kind": "assert", "path": path, "source": text, "nodes": nodes[:10]}
+def _text_of(call):
+    return json.dumps({part: call[part] for part in ("target", "args", "kwargs")}, sort_keys=True)
 
 # %% ../../../../nbs/envs/deletion/judge/09_evidence.ipynb #5ac6bb8e
 SCALE = 5  # a phase of a submission may take so many times as long as the original's, on the same machine
