@@ -39,6 +39,7 @@ from packaging.utils import canonicalize_name
 import composer_replication.data
 from ...core.deadline import time_left
 from ...core.errors import InputProblem
+from .fingerprints import STORES
 from ...sandbox.base import sandbox_problem
 from ...sandbox.boxes import is_gone, state_folder, this_process
 from ...sandbox.folders import remove_folder
@@ -75,8 +76,8 @@ def store_path() -> Path:
 MAX_FILES, MAX_BYTES = 50_000, 1_000_000_000
 
 
-_LEFT_OUT = frozenset({".git", ".hg", ".svn", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox", ".nox",
-                       ".venv", "_build", "htmlcov", "node_modules", ".eggs", ".ipynb_checkpoints"})
+_LEFT_OUT = STORES | {"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox", ".nox", ".venv", "_build", "htmlcov", "node_modules",
+                      ".eggs", ".ipynb_checkpoints"}
 _LEFT_OUT_ABOVE = frozenset({"build", "dist", "venv"})  # at the top alone: further down a package may be called so
 
 
@@ -86,38 +87,7 @@ _STALE = (".pyc", ".pyo", ".so", ".pyd", ".orig", ".rej")
 def _kept(path: PurePosixPath) -> bool:
     "Whether a file of the repository belongs into the tree: no caches, no builds, nothing compiled."
     above = set(path.parts[:-1][:1]) & _LEFT_OUT_ABOVE
-    return not (above or _LEFT_OUT & set(path.parts[:-1]) or path.name.endswith(_STALE) or path.name.startswith(".coverage"))
-
-
-def _unpack_tar(archive: Path, target: Path) -> int:
-    "Unpack folders and regular files, by hand: Python 3.11.2 has no filters. The number of links that were left out."
-    with tarfile.open(archive) as file:
-        members = file.getmembers()
-        _check_size([info.size for info in members])
-        for info in members:
-            path = _within(archive, info.name)
-            if info.isdir():
-                (target / path).mkdir(parents=True, exist_ok=True)
-            elif info.isfile() and _kept(PurePosixPath(*path.parts[1:])):
-                (target / path).parent.mkdir(parents=True, exist_ok=True)
-                with file.extractfile(info) as source, open(target / path, "wb") as out:
-                    shutil.copyfileobj(source, out)
-                (target / path).chmod(info.mode & 0o755 | 0o600)
-            elif not (info.isfile() or info.issym() or info.islnk()):
-                raise tarfile.TarError(f"{info.name} is neither a file nor a folder")
-    return sum(info.issym() or info.islnk() for info in members)
-
-# %% ../../../nbs/envs/deletion/02_subject.ipynb #fd466937
-def _unpack_zip(archive: Path, target: Path) -> int:
-    "The same for a zip."
-    with zipfile.ZipFile(archive) as file:
-        _check_size([info.file_size for info in file.infolist()])
-        links = [info for info in file.infolist() if stat.S_ISLNK(info.external_attr >> 16)]
-        for info in file.infolist():
-            path = _within(archive, info.filename)
-            if info not in links and (info.is_dir() or _kept(PurePosixPath(*path.parts[1:]))):
-                file.extract(info, target)
-    return len(links)
+    return not (above or _LEFT_OUT & set(path.parts[:-1]) or path.name in STORES or path.name.endswith(_STALE) or path.name.startswith(".coverage"))
 
 
 def _within(archive, name):
@@ -134,13 +104,36 @@ def _check_size(sizes):
 
 
 def _unpack(archive: Path, target: Path) -> tuple[Path, int]:
-    "Unpack an sdist; its one folder and the number of links left out."
+    "Unpack folders and regular files of an sdist, by hand: Python 3.11.2 has no filters. Its one folder, and the number of links left out."
     try:
-        links = _unpack_zip(archive, target) if zipfile.is_zipfile(archive) else _unpack_tar(archive, target)
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as file:
+                _check_size([info.file_size for info in file.infolist()])
+                links = [info for info in file.infolist() if stat.S_ISLNK(info.external_attr >> 16)]
+                for info in file.infolist():
+                    path = _within(archive, info.filename)
+                    if info not in links and (info.is_dir() or _kept(PurePosixPath(*path.parts[1:]))):
+                        file.extract(info, target)
+        else:
+            with tarfile.open(archive) as file:
+                members = file.getmembers()
+                _check_size([info.size for info in members])
+                links = [info for info in members if info.issym() or info.islnk()]
+                for info in members:
+                    path = _within(archive, info.name)
+                    if info.isdir():
+                        (target / path).mkdir(parents=True, exist_ok=True)
+                    elif info.isfile() and _kept(PurePosixPath(*path.parts[1:])):
+                        (target / path).parent.mkdir(parents=True, exist_ok=True)
+                        with file.extractfile(info) as source, open(target / path, "wb") as out:
+                            shutil.copyfileobj(source, out)
+                        (target / path).chmod(info.mode & 0o755 | 0o600)
+                    elif not info.isfile() and info not in links:
+                        raise tarfile.TarError(f"{info.name} is neither a file nor a folder")
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:  # RuntimeError: it wants a password
         raise SubjectProblem(f"{archive.name} cannot be unpacked ({error}): get the source distribution again") from None
     folders = [path for path in target.iterdir() if path.is_dir()]
-    return (folders[0] if len(folders) == 1 else target), links
+    return (folders[0] if len(folders) == 1 else target), len(links)
 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #3a00b257
 def _copy_folder(folder: Path, target: Path) -> int:
@@ -210,16 +203,14 @@ def stated_requirements(tree: Path) -> list[str]:
 
 
 def _toml_requirements(settings: dict) -> Iterator[str]:
-    "Extras, PEP 735 groups, and the groups of hatch, PDM and Poetry; a version of Poetry's that is no PEP 440 is left out."
-    tool = settings.get("tool", {})
-    poetry = tool.get("poetry", {})
-    for group in (*settings.get("project", {}).get("optional-dependencies", {}).values(), *settings.get("dependency-groups", {}).values(),
-                  *tool.get("pdm", {}).get("dev-dependencies", {}).values(),
-                  *(env.get(key, []) for env in tool.get("hatch", {}).get("envs", {}).values() for key in ("dependencies", "extra-dependencies"))):
-        yield from (line for line in group if isinstance(line, str))
-    for group in (poetry.get("dependencies", {}), poetry.get("dev-dependencies", {}),
-                  *(group.get("dependencies", {}) for group in poetry.get("group", {}).values())):
-        yield from (name for name in group if name != "python")
+    "What stands below a key that speaks of dependencies, whichever tool reads it: requirements in lists, or, as Poetry has them, names."
+    for key, value in settings.items():
+        if "dependenc" in key:
+            groups = value.items() if isinstance(value, dict) else [("", value)]
+            for name, group in groups:
+                yield from (line for line in group if isinstance(line, str)) if isinstance(group, list) else (name,)
+        elif isinstance(value, dict):
+            yield from _toml_requirements(value)
 
 
 def _ini_requirements(tree: Path) -> Iterator[str]:
@@ -397,7 +388,13 @@ def install_wheels(
     work: Path,  # a folder of this process, see `scratch`
 ) -> dict[str, str]:  # requirement that could not be had: why
     "Install wheels into a folder, from the package index."
-    fresh, missing = work / "fresh", {r: "it names an address, and to build it would run its code here" for r in requirements if _has_address(r)}
+    def has_address(requirement):  # pip builds whatever it finds there, unless it is a wheel
+        try:
+            return Requirement(requirement).url is not None
+        except InvalidRequirement:
+            return not requirement.endswith(".whl")
+
+    fresh, missing = work / "fresh", {r: "it names an address, and to build it would run its code here" for r in requirements if has_address(r)}
     requirements = kept = [r for r in requirements if r not in missing]
     problem = _installed(requirements, target, work)
     if problem and len(requirements) > 1:
@@ -417,14 +414,6 @@ def install_wheels(
     return missing
 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #39883407
-def _has_address(requirement: str) -> bool:
-    "Whether it names a file or an address, of which pip builds whatever it finds there, unless it is a wheel."
-    try:
-        return Requirement(requirement).url is not None
-    except InvalidRequirement:
-        return not requirement.endswith(".whl")
-
-
 def _installed(requirements, target, work) -> str | None:
     "Install into a fresh folder, with what is in the target held at its version; why that failed."
     shutil.rmtree(work / "fresh", ignore_errors=True)
@@ -441,17 +430,7 @@ def _build_libraries(target: Path, name: str, version: str, needed: list[str], w
     for host in _HOST:
         copy_installed(host, target)
     missing = install_wheels(needed, target, work)
-    _remove_installed(name, target)
-    own = target / f"{re.sub(r'[-_.]+', '_', name)}-{version}.dist-info"
-    own.mkdir(exist_ok=True)
-    (own / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    (own / "RECORD").write_text("")
-    return missing
-
-
-def _remove_installed(name: str, target: Path) -> None:
-    "Remove the subject itself, which a library of its tests may need: its code must be read nowhere."
-    for installed in distributions(path=[str(target)]):
+    for installed in distributions(path=[str(target)]):  # a library may need the subject itself, whose code must be read nowhere
         if canonicalize_name(installed.name) == canonicalize_name(name):
             for file in installed.files or ():
                 if ".." not in file.parts:
@@ -459,6 +438,11 @@ def _remove_installed(name: str, target: Path) -> None:
             for folder in sorted((p for p in target.rglob("*") if p.is_dir()), reverse=True):
                 with suppress(OSError):  # it holds something
                     folder.rmdir()
+    own = target / f"{re.sub(r'[-_.]+', '_', name)}-{version}.dist-info"
+    own.mkdir(exist_ok=True)
+    (own / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (own / "RECORD").write_text("")
+    return missing
 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #0b8fa95d
 def _write_version_file(tree: Path, version: str) -> None:
@@ -524,6 +508,10 @@ def _import_of(name: str) -> str | None:
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #6dc23f38
 def _download(requirement: str, work: Path) -> Path:
     "The sdist of a requirement. Raises `SubjectProblem`."
+    try:
+        Requirement(requirement)
+    except InvalidRequirement:
+        raise SubjectProblem(f"{requirement} is neither a file or folder that exists nor a package's name: check the spelling") from None
     name = re.match(r"[\w.-]*", requirement)[0]  # itself from source; what builds it, as wheels
     folder = work / "sdist"
     folder.mkdir()
@@ -580,50 +568,34 @@ def prepare_subject(
     folder.mkdir(parents=True, exist_ok=True, mode=0o755)
     with scratch(store, "subject") as work:
         path = Path(spec)
-        if not path.exists():
-            path = _known(folder, str(spec)) or _fetch(str(spec), work)
-        if (path / "subject.json").is_file():
-            return _load(path)
-        tree, sha256, links = _pristine(path, work)
-        return _equip(tree, sha256, links, path, folder, work)
+        if known := stored_subject(path) if path.exists() else _known(folder, str(spec)):
+            return known
+        path = path if path.exists() else _download(str(spec), work)
+        if path.is_dir():
+            tree = work / "tree"
+            tree.mkdir()
+            links = _copy_folder(path.resolve(), tree)
+            return _equip(tree, _hash_folder(tree), links, path, folder, work)
+        (work / "unpacked").mkdir()
+        tree, links = _unpack(path, work / "unpacked")
+        return _equip(tree, hashlib.sha256(path.read_bytes()).hexdigest(), links, path, folder, work)
 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #29bb9913
-def _known(folder: Path, requirement: str) -> Path | None:
+def _known(folder: Path, requirement: str) -> Subject | None:
     "A package of this very version that is in the store already."
     name, _, version = requirement.partition("==")
-    for path in folder.glob(f"*-{version}-*") if version and "/" not in requirement else ():
-        if (path / "subject.json").is_file() and canonicalize_name(_load(path).source.partition("==")[0]) == canonicalize_name(name):
-            return path
-    return None
-
-
-def _fetch(requirement: str, work: Path) -> Path:
-    try:
-        Requirement(requirement)
-    except InvalidRequirement:
-        raise SubjectProblem(f"{requirement} is neither a file or folder that exists nor a package's name: check the spelling") from None
-    return _download(requirement, work)
+    found = map(stored_subject, folder.glob(f"*-{version}-*") if version and "/" not in requirement else ())
+    return next((one for one in found if one and canonicalize_name(one.source.partition("==")[0]) == canonicalize_name(name)), None)
 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #5e288b01
-def _pristine(path: Path, work: Path) -> tuple[Path, str, int]:
-    "The tree, its hash, and how many links were left out."
-    if path.is_dir():
-        (work / "tree").mkdir()
-        links = _copy_folder(path.resolve(), work / "tree")
-        return work / "tree", _hash_folder(work / "tree"), links
-    (work / "unpacked").mkdir()
-    top, links = _unpack(path, work / "unpacked")
-    return top, hashlib.sha256(path.read_bytes()).hexdigest(), links
-
-
 def _equip(tree: Path, sha256: str, links: int, path: Path, folder: Path, work: Path) -> Subject:
     "Libraries and a record beside the tree, then all of it into its place."
     name, version, needed = _metadata(tree)
     name = name or (tree if path.is_file() else path.resolve()).name
     title, source = (name, f"{name}=={version}") if path.is_file() else (path.resolve().name, path.resolve().name)
     place = folder / f"{re.sub(r'[^A-Za-z0-9._]+', '-', title)}-{version}-{sha256[:12]}"
-    if (place / "subject.json").is_file():
-        return _load(place)
+    if known := stored_subject(place):
+        return known
     if not any(tree.rglob("*.py")):
         raise SubjectProblem(f"{source} holds no Python file: name a Python repository")
     ready = work / "ready"
@@ -636,33 +608,18 @@ def _equip(tree: Path, sha256: str, links: int, path: Path, folder: Path, work: 
     notes += [f"{what} could not be installed ({why}): tests that need it do not count" for what, why in missing.items()]
     notes += [f"{links} links were left out of the tree"] if links else []
     subject = Subject(title, version, source, sha256, place / "tree", place / "libraries", import_roots(ready / "tree"), tuple(notes), tuple(missing))
-    (ready / "subject.json").write_text(json.dumps(asdict(subject), default=lambda path: path.name))
-    _let_all_read(ready)
-    try:
-        os.rename(ready, place)
-    except OSError:  # somebody else was faster
-        if not (place / "subject.json").is_file():
-            raise
-    return _load(place)
+    return store_subject(ready, place, subject)
 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #93493d89
-def _let_all_read(folder: Path) -> None:
-    for path in (folder, *folder.rglob("*")):
-        path.chmod(0o755 if path.is_dir() else 0o644 | (path.stat().st_mode & 0o111))
-
-
-def _load(place: Path) -> Subject:
-    "The subject of a folder in the store."
-    row = json.loads((place / "subject.json").read_text())
-    return Subject(**{**row, "tree": place / "tree", "libraries": place / "libraries", "import_roots": tuple(row["import_roots"]),
-                      "notes": tuple(row["notes"]), "missing": tuple(row.get("missing", ()))})
-
-# %% ../../../nbs/envs/deletion/02_subject.ipynb #6a20fbd4
 def stored_subject(
     place: Path,  # a folder of the store
 ) -> Subject | None:
     "The subject that lies there whole, or None."
-    return _load(place) if (place / "subject.json").is_file() else None
+    if not (place / "subject.json").is_file():
+        return None
+    row = json.loads((place / "subject.json").read_text())
+    return Subject(**{**row, "tree": place / "tree", "libraries": place / "libraries", "import_roots": tuple(row["import_roots"]),
+                      "notes": tuple(row["notes"]), "missing": tuple(row.get("missing", ()))})
 
 
 def store_subject(
@@ -670,17 +627,17 @@ def store_subject(
     place: Path,
     subject: Subject,
 ) -> Subject:  # as it lies at the place
-    "Move a prepared folder to its place; where somebody else was faster, theirs stays."
+    "Move a prepared folder to its place, for every user id to read; where somebody else was faster, theirs stays."
     (ready / "subject.json").write_text(json.dumps(asdict(subject), default=lambda path: path.name))
-    for path in (ready / "tree", ready / "libraries"):
-        if not path.is_symlink():  # libraries may be another subject's
-            _let_all_read(path)
+    whole = [top for top in (ready / "tree", ready / "libraries") if not top.is_symlink()]  # libraries may be another subject's
+    for path in (ready, ready / "subject.json", *whole, *(path for top in whole for path in top.rglob("*"))):
+        path.chmod(0o755 if path.is_dir() else 0o644 | (path.stat().st_mode & 0o111))
     try:
         os.rename(ready, place)
     except OSError:
         if not (place / "subject.json").is_file():
             raise
-    return _load(place)
+    return stored_subject(place)
 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #4f80348c
 def subject_of(
@@ -689,9 +646,9 @@ def subject_of(
 ) -> Subject:
     "The subject that a task was made from, checked against its `base_commit`. Raises `SubjectProblem`."
     folder, sha256 = (store or store_path()) / "subjects", task.base_commit.removeprefix("sha256:")
-    for place in folder.glob(f"*-{sha256[:12]}"):
-        if (place / "subject.json").is_file() and _load(place).sha256 == sha256:
-            return _load(place)
+    for known in map(stored_subject, folder.glob(f"*-{sha256[:12]}")):
+        if known and known.sha256 == sha256:
+            return known
     shipped = Path(composer_replication.data.__path__[0]) / "repos" / task.repo
     if not task.base_commit.startswith("sha256:") or not ("==" in task.repo or shipped.is_dir()):
         raise SubjectProblem(f"task {task.task_id} was made from {task.repo} at {task.base_commit[:19]}, which is not in the store: "
