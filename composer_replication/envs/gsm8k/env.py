@@ -142,30 +142,115 @@ _NOT = {"not", "isn't", "wasn't", "never"}
 _TOKEN = re.compile(r"(?P<num>\d+(?:\.\d+)?(?:[eE][+-]?\d{1,2}(?![\w.]))?|\.\d+)|(?P<word>[^\W\d_](?:[^\W_]|'(?=[a-z]))*)|(?P<op>\S)")
 
 
-class _Numbers:
-    "The numbers of a plain text."
+class _Words:
+    "A plain text as tokens, and its number words."
 
     def __init__(self, text):
         matches = [*_TOKEN.finditer(text)]
         self.tokens = [(m.lastgroup, m[0]) for m in matches] + [("end", "")] * 6
         self.glued = [i > 0 and matches[i - 1].end() == m.start() for i, m in enumerate(matches)] + [False] * 6
-        self.at, self.depth, self.found = 0, 0, []
-        while self.kind() != "end":
-            start = self.at
-            if not self.starts(start):
-                self.at += 1
-                continue
-            value = self.sum()
-            digits = any(kind == "num" for kind, _ in self.tokens[start:self.at])
-            if not self.denied(start):
-                self.found.append((value, digits, self.bounded(start)))
-            self.skip_unit_power()
+        self.at, self.depth = 0, 0
 
     def kind(self, ahead=0):
         return self.tokens[self.at + ahead][0]
 
     def word(self, ahead=0):
         return self.tokens[self.at + ahead][1].lower()
+
+    def words(self):
+        word = self.word()
+        if word == "half" or word in ("a", "an") and self.word(1) in _PARTS:
+            self.at += 1 if word == "half" else 2
+            value = Fraction(1, 2 if word == "half" else _PARTS[self.word(-1)])
+            if self.word() in ("a", "an") and self.word(1) in _SCALES:
+                self.at += 1
+            return value
+        total = current = 0
+        if word in ("a", "an"):
+            current, self.at = 1, self.at + 1
+        last = None
+        while True:
+            word = self.word()
+            if word == "-" and self.word(1) in _SMALL and last is not None and last >= 20 and last % 10 == 0:
+                self.at += 1
+            elif word in _SMALL and (last is None or last >= 20 and last % 10 == 0 and 0 < _SMALL[word] < (10 if last < 100 else 100)):
+                last = _SMALL[word]
+                current, self.at = current + last, self.at + 1
+            elif word in ("hundred", "hundreds") and 0 < current < 100:
+                current, last, self.at = current * 100, 100, self.at + 1
+            elif word in _SCALES and _SCALES[word] > 100 and current:
+                total, current, last, self.at = total + current * _SCALES[word], 0, 1000, self.at + 1
+            elif word == "and" and last is not None and last >= 100 and self.word(1) in _SMALL and self.word(2) not in _PARTS:
+                self.at += 1
+            else:
+                break
+        value = Fraction(total + current)
+        if self.word() in _PARTS:
+            value, self.at = value / _PARTS[self.word()], self.at + 1
+        return value
+
+# %% ../../../nbs/envs/gsm8k/00_env.ipynb #b01fccce
+class _Digits(_Words):
+    "Numbers in digits, with what belongs to them: a unit, a fraction, cents."
+
+    def digits(self):
+        text = self.tokens[self.at][1]
+        if len(text) > 40 or self.at and self.glued[self.at] and self.kind(-1) == "num":
+            raise Unread
+        self.at, value = self.at + 1, Fraction(text)
+        if self.glued[self.at] and self.kind() == "word":
+            unit = self.tokens[self.at][1]
+            if unit in _GLUED or self.word() in ("st", "nd", "rd", "th"):
+                value, self.at = value * _GLUED.get(unit, 1), self.at + 1
+            elif not (unit.isalpha() and (len(unit) > 1 or unit in _UNITS) or unit in "xX" and self.kind(1) == "num" or re.fullmatch("[a-z]{1,3}[23]", unit)):
+                raise Unread
+        if self.kind() == "num" and self.word(1) == "/" and self.kind(2) == "num" and (part := self.fraction(self.at)):
+            value += part
+        if self.word() in _PARTS and _PARTS[self.word()] != 4 and self.word().endswith("s"):  # four quarters may be coins
+            value, self.at = value / _PARTS[self.word()], self.at + 1
+        if self.word() in ("dollar", "dollars", "and") and (cents := self.cents()) is not None:
+            value += cents
+        return value
+
+    def cents(self):
+        "The fraction of 18 dollars and 50 cents."
+        ahead = (self.word() != "and") + (self.word() == "and" or self.word(1) == "and")
+        if self.kind(ahead) == "num" and self.word(ahead + 1) in ("cent", "cents"):
+            self.at += ahead + 2
+            return Fraction(self.tokens[self.at - 2][1]) / 100
+
+    def fraction(self, at):
+        "A fraction below one at a token, which is read; None where there is none."
+        texts = [text.lower() for _, text in self.tokens[at:at + 3]]
+        before, self.at = self.at, at
+        if texts[0] in ("a", "an", *_SMALL) and texts[1] in _PARTS:
+            self.at = at + 2
+            return Fraction(_SMALL.get(texts[0], 1), _PARTS[texts[1]])
+        if self.kind() == "num" and texts[1] == "/" and texts[2].isdigit() and texts[0].isdigit() and 0 < int(texts[0]) < int(texts[2]):
+            self.at = at + 3
+            return Fraction(int(texts[0]), int(texts[2]))
+        if texts[0] == "(":
+            value = self.atom()
+            return value
+        self.at = before
+        return None
+
+# %% ../../../nbs/envs/gsm8k/00_env.ipynb #10a4611b
+def _power(base, exponent):
+    "A power of bounded size, or a root that is exact. Raises `Unread`."
+    if exponent == Fraction(1, 2):
+        roots = [math.isqrt(n) for n in (base.numerator, base.denominator)] if base >= 0 else [0, 0]
+        if [root * root for root in roots] != [base.numerator, base.denominator]:
+            raise Unread
+        return Fraction(*roots)
+    size = max(base.numerator.bit_length(), base.denominator.bit_length())
+    if exponent.denominator != 1 or abs(exponent) > 300 or size * abs(exponent) > 600 or not base and exponent < 0:
+        raise Unread
+    return Fraction(base) ** int(exponent)
+
+
+class _Terms(_Digits):
+    "Arithmetic on numbers, from the sum down to what is in brackets."
 
     def starts(self, at):
         "Whether a number begins at this token."
@@ -272,80 +357,6 @@ class _Numbers:
             value, self.at = value * _SCALES[self.word()], self.at + 1
         return value
 
-    def digits(self):
-        text = self.tokens[self.at][1]
-        if len(text) > 40 or self.at and self.glued[self.at] and self.kind(-1) == "num":
-            raise Unread
-        self.at, value = self.at + 1, Fraction(text)
-        if self.glued[self.at] and self.kind() == "word":
-            unit = self.tokens[self.at][1]
-            if unit in _GLUED or self.word() in ("st", "nd", "rd", "th"):
-                value, self.at = value * _GLUED.get(unit, 1), self.at + 1
-            elif not (unit.isalpha() and (len(unit) > 1 or unit in _UNITS) or unit in "xX" and self.kind(1) == "num" or re.fullmatch("[a-z]{1,3}[23]", unit)):
-                raise Unread
-        if self.kind() == "num" and self.word(1) == "/" and self.kind(2) == "num" and (part := self.fraction(self.at)):
-            value += part
-        if self.word() in _PARTS and _PARTS[self.word()] != 4 and self.word().endswith("s"):  # four quarters may be coins
-            value, self.at = value / _PARTS[self.word()], self.at + 1
-        if self.word() in ("dollar", "dollars", "and") and (cents := self.cents()) is not None:
-            value += cents
-        return value
-
-    def cents(self):
-        "The fraction of 18 dollars and 50 cents."
-        ahead = (self.word() != "and") + (self.word() == "and" or self.word(1) == "and")
-        if self.kind(ahead) == "num" and self.word(ahead + 1) in ("cent", "cents"):
-            self.at += ahead + 2
-            return Fraction(self.tokens[self.at - 2][1]) / 100
-
-    def fraction(self, at):
-        "A fraction below one at a token, which is read; None where there is none."
-        texts = [text.lower() for _, text in self.tokens[at:at + 3]]
-        before, self.at = self.at, at
-        if texts[0] in ("a", "an", *_SMALL) and texts[1] in _PARTS:
-            self.at = at + 2
-            return Fraction(_SMALL.get(texts[0], 1), _PARTS[texts[1]])
-        if self.kind() == "num" and texts[1] == "/" and texts[2].isdigit() and texts[0].isdigit() and 0 < int(texts[0]) < int(texts[2]):
-            self.at = at + 3
-            return Fraction(int(texts[0]), int(texts[2]))
-        if texts[0] == "(":
-            value = self.atom()
-            return value
-        self.at = before
-        return None
-
-    def words(self):
-        word = self.word()
-        if word == "half" or word in ("a", "an") and self.word(1) in _PARTS:
-            self.at += 1 if word == "half" else 2
-            value = Fraction(1, 2 if word == "half" else _PARTS[self.word(-1)])
-            if self.word() in ("a", "an") and self.word(1) in _SCALES:
-                self.at += 1
-            return value
-        total = current = 0
-        if word in ("a", "an"):
-            current, self.at = 1, self.at + 1
-        last = None
-        while True:
-            word = self.word()
-            if word == "-" and self.word(1) in _SMALL and last is not None and last >= 20 and last % 10 == 0:
-                self.at += 1
-            elif word in _SMALL and (last is None or last >= 20 and last % 10 == 0 and 0 < _SMALL[word] < (10 if last < 100 else 100)):
-                last = _SMALL[word]
-                current, self.at = current + last, self.at + 1
-            elif word in ("hundred", "hundreds") and 0 < current < 100:
-                current, last, self.at = current * 100, 100, self.at + 1
-            elif word in _SCALES and _SCALES[word] > 100 and current:
-                total, current, last, self.at = total + current * _SCALES[word], 0, 1000, self.at + 1
-            elif word == "and" and last is not None and last >= 100 and self.word(1) in _SMALL and self.word(2) not in _PARTS:
-                self.at += 1
-            else:
-                break
-        value = Fraction(total + current)
-        if self.word() in _PARTS:
-            value, self.at = value / _PARTS[self.word()], self.at + 1
-        return value
-
     def skip_unit(self):
         "Pass a unit that stands before an operator."
         for ahead in (1, 2):
@@ -353,6 +364,24 @@ class _Numbers:
                 if self.word(ahead) in ("+", "-", "*", "/") and self.starts(self.at + ahead + 1) and self.word(ahead - 1) not in ("is", "so"):
                     self.at += ahead
                     return
+
+# %% ../../../nbs/envs/gsm8k/00_env.ipynb #5ae9e477
+class _Numbers(_Terms):
+    "The numbers of a plain text: `found` holds the value, whether it has digits, and whether words make a bound of it."
+
+    def __init__(self, text):
+        super().__init__(text)
+        self.found = []
+        while self.kind() != "end":
+            start = self.at
+            if not self.starts(start):
+                self.at += 1
+                continue
+            value = self.sum()
+            digits = any(kind == "num" for kind, _ in self.tokens[start:self.at])
+            if not self.denied(start):
+                self.found.append((value, digits, self.bounded(start)))
+            self.skip_unit_power()
 
     def skip_unit_power(self):
         "Pass the power of a unit: 18 m^2, 18 ft^(2)."
@@ -378,19 +407,6 @@ class _Numbers:
         before = [text.lower() for _, text in self.tokens[max(0, start - 2):start]]
         denied = before[-1:] and before[-1] in _NOT or before in (["rather", "than"], ["instead", "of"]) or before[:1] and before[0] in _NOT and before[-1] in ("the", "a", "just", "only")
         return denied or self.word() == "≈"
-
-
-def _power(base, exponent):
-    "A power of bounded size, or a root that is exact. Raises `Unread`."
-    if exponent == Fraction(1, 2):
-        roots = [math.isqrt(n) for n in (base.numerator, base.denominator)] if base >= 0 else [0, 0]
-        if [root * root for root in roots] != [base.numerator, base.denominator]:
-            raise Unread
-        return Fraction(*roots)
-    size = max(base.numerator.bit_length(), base.denominator.bit_length())
-    if exponent.denominator != 1 or abs(exponent) > 300 or size * abs(exponent) > 600 or not base and exponent < 0:
-        raise Unread
-    return Fraction(base) ** int(exponent)
 
 # %% ../../../nbs/envs/gsm8k/00_env.ipynb #dafe89ff
 def number_of(
