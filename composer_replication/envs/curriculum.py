@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fastcore.basics import patch
 from pydantic import TypeAdapter, ValidationError
 
 from ..core.errors import InputProblem
@@ -62,96 +61,78 @@ class DifficultyCurriculum:
             raise InputProblem("a setting of the curriculum is out of range", "mastered lies in (0.5, 1], patience is at least 1, memory lies in (0, 1], revisit in [0, 1)")
         self.mastered, self.patience, self.memory, self.revisit = mastered, patience, memory, revisit
 
-# %% ../../nbs/envs/01_curriculum.ipynb #2601e6e1
-@patch
-def record(
-    self: DifficultyCurriculum,
-    task_id: str,
-    reward: float,  # 0 to 1; what lies between counts as that share of a pass
-) -> None:
-    "Take note of one scored episode."
-    if task_id not in self._records:
-        raise InputProblem(f"task {task_id!r} is not in this curriculum", "name it when making the curriculum")
-    if not 0 <= reward <= 1:
-        raise InputProblem(f"task {task_id!r}: a reward of {reward} is not within 0 and 1", "record it before shaping")
-    record = self._records[task_id]
-    record.passed = record.passed * self.memory + reward
-    record.failed = record.failed * self.memory + 1 - reward
-    record.episodes += 1
-    record.solved |= reward == 1
+    def record(
+        self,
+        task_id: str,
+        reward: float,  # 0 to 1; what lies between counts as that share of a pass
+    ) -> None:
+        "Take note of one scored episode."
+        if task_id not in self._records:
+            raise InputProblem(f"task {task_id!r} is not in this curriculum", "name it when making the curriculum")
+        if not 0 <= reward <= 1:
+            raise InputProblem(f"task {task_id!r}: a reward of {reward} is not within 0 and 1", "record it before shaping")
+        record = self._records[task_id]
+        record.passed = record.passed * self.memory + reward
+        record.failed = record.failed * self.memory + 1 - reward
+        record.episodes += 1
+        record.solved |= reward == 1
 
-# %% ../../nbs/envs/01_curriculum.ipynb #836fc34f
-@patch
-def state_of(self: DifficultyCurriculum, task_id: str) -> str:
-    "One of `open`, `mastered`, `quarantined`."
-    record = self._records[task_id]
-    if record.episodes < self.patience:
-        return "open"
-    if not record.solved:
-        return "quarantined"
-    return "mastered" if record.passed / (record.passed + record.failed) >= self.mastered else "open"
+    def state_of(self, task_id: str) -> str:
+        "One of `open`, `mastered`, `quarantined`."
+        record = self._records[task_id]
+        if record.episodes < self.patience:
+            return "open"
+        if not record.solved:
+            return "quarantined"
+        return "mastered" if record.passed / (record.passed + record.failed) >= self.mastered else "open"
 
-# %% ../../nbs/envs/01_curriculum.ipynb #a09f76bf
-@patch
-def rates(self: DifficultyCurriculum) -> dict[str, float]:
-    "The estimated pass rate of each task."
-    passed, failed = defaultdict(float), defaultdict(float)
-    for task_id, name in self._classes.items():
-        passed[name] += self._records[task_id].passed
-        failed[name] += self._records[task_id].failed
+    def rates(self) -> dict[str, float]:
+        "The estimated pass rate of each task."
+        passed, failed = defaultdict(float), defaultdict(float)
+        for task_id, name in self._classes.items():
+            passed[name] += self._records[task_id].passed
+            failed[name] += self._records[task_id].failed
 
-    def prior(task_id, record):
-        name = self._classes.get(task_id)
-        others, of = passed[name] - record.passed, passed[name] + failed[name] - record.passed - record.failed
-        return 0.5 if name is None else (1 + others) / (2 + of)
-    return {task_id: record.rate(prior(task_id, record)) for task_id, record in self._records.items()}
+        def prior(task_id, record):
+            name = self._classes.get(task_id)
+            others, of = passed[name] - record.passed, passed[name] + failed[name] - record.passed - record.failed
+            return 0.5 if name is None else (1 + others) / (2 + of)
+        return {task_id: record.rate(prior(task_id, record)) for task_id, record in self._records.items()}
 
-# %% ../../nbs/envs/01_curriculum.ipynb #566af111
-@patch
-def weights(self: DifficultyCurriculum) -> dict[str, float]:
-    "The probability of each task to be drawn next; they sum to 1."
-    states = {task_id: self.state_of(task_id) for task_id in self._records}
-    still = {task_id: rate * (1 - rate) for task_id, rate in self.rates().items() if states[task_id] == "open"}
-    aside = [task_id for task_id in states if task_id not in still]
-    share = self.revisit if still and aside else float(bool(aside))
-    total = sum(still.values())
-    return {task_id: (1 - share) * still[task_id] / total if task_id in still else share / len(aside) for task_id in states}
+    def weights(self) -> dict[str, float]:
+        "The probability of each task to be drawn next; they sum to 1."
+        states = {task_id: self.state_of(task_id) for task_id in self._records}
+        still = {task_id: rate * (1 - rate) for task_id, rate in self.rates().items() if states[task_id] == "open"}
+        aside = [task_id for task_id in states if task_id not in still]
+        share = self.revisit if still and aside else float(bool(aside))
+        total = sum(still.values())
+        return {task_id: (1 - share) * still[task_id] / total if task_id in still else share / len(aside) for task_id in states}
 
-# %% ../../nbs/envs/01_curriculum.ipynb #a300b528
-@patch
-def draw(
-    self: DifficultyCurriculum,
-    count: int,
-    seed: int | str,  # name it by the step: the same state and seed give the same tasks
-) -> list[str]:
-    "Tasks for the next episodes, with replacement."
-    weights = self.weights()
-    return random.Random(f"curriculum {seed}").choices(list(weights), weights=list(weights.values()), k=count)
+    def draw(
+        self,
+        count: int,
+        seed: int | str,  # name it by the step: the same state and seed give the same tasks
+    ) -> list[str]:
+        "Tasks for the next episodes, with replacement."
+        weights = self.weights()
+        return random.Random(f"curriculum {seed}").choices(list(weights), weights=list(weights.values()), k=count)
 
-# %% ../../nbs/envs/01_curriculum.ipynb #ec847709
-@patch
-def state_dict(self: DifficultyCurriculum) -> dict[str, dict]:
-    "The records as plain values."
-    return {task_id: asdict(record) for task_id, record in self._records.items()}
+    def state_dict(self) -> dict[str, dict]:
+        "The records as plain values."
+        return {task_id: asdict(record) for task_id, record in self._records.items()}
 
+    def load_state_dict(self, state: dict[str, dict]) -> None:
+        "Take up what `state_dict` gave; tasks that it does not name start anew. Raises `ValueError` where it is no such state."
+        records = TypeAdapter(dict[str, TaskRecord]).validate_python(state)
+        self._records |= {task_id: record for task_id, record in records.items() if task_id in self._records}
 
-@patch
-def load_state_dict(self: DifficultyCurriculum, state: dict[str, dict]) -> None:
-    "Take up what `state_dict` gave; tasks that it does not name start anew. Raises `ValueError` where it is no such state."
-    records = TypeAdapter(dict[str, TaskRecord]).validate_python(state)
-    self._records |= {task_id: record for task_id, record in records.items() if task_id in self._records}
+    def save(self, path: Path) -> None:
+        "Write the records, in one step, so that a resumed run goes on with it."
+        write_json(path, self.state_dict())
 
-# %% ../../nbs/envs/01_curriculum.ipynb #60ea8d3a
-@patch
-def save(self: DifficultyCurriculum, path: Path) -> None:
-    "Write the records, in one step, so that a resumed run goes on with it."
-    write_json(path, self.state_dict())
-
-# %% ../../nbs/envs/01_curriculum.ipynb #0b8cb610
-@patch
-def load(self: DifficultyCurriculum, path: Path) -> None:
-    "Take up what `save` wrote; tasks that it does not name start anew. Raises `InputProblem` where the file is damaged."
-    try:
-        self.load_state_dict(json.loads(path.read_text()))
-    except ValueError:
-        raise InputProblem(f"{path.name} is no saved curriculum", "delete it to start anew") from None
+    def load(self, path: Path) -> None:
+        "Take up what `save` wrote; tasks that it does not name start anew. Raises `InputProblem` where the file is damaged."
+        try:
+            self.load_state_dict(json.loads(path.read_text()))
+        except ValueError:
+            raise InputProblem(f"{path.name} is no saved curriculum", "delete it to start anew") from None

@@ -185,7 +185,7 @@ def test_too_many_files_are_refused(tmp_path, monkeypatch):
 def test_nothing_half_done_is_left(tmp_path, monkeypatch):
     folder = write(tmp_path / "repo", SMALL)
     with monkeypatch.context() as patch:
-        patch.setattr(rooms, "_let_all_read", lambda path: 1 / 0)
+        patch.setattr(rooms, "store_subject", lambda *given: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             prepare_subject(folder, tmp_path / "store")
     assert not list((tmp_path / "store" / "subjects").iterdir())

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SYSTEM', 'AGENT_LIMITS', 'JUDGE_S', 'CLOSE_S', 'AROUND_S', 'deletion_rows', 'given_files', 'deleted_codes',
-           'check_hidden', 'agent_tree', 'FeatureDeletionEnv', 'find_tasks', 'StepResult']
+           'check_hidden', 'agent_tree', 'StepResult', 'FeatureDeletionEnv', 'find_tasks']
 
 # %% ../../../nbs/envs/deletion/06_env.ipynb #92280023
 import errno
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fastcore.basics import patch
 
 import composer_replication.data
 
@@ -106,6 +105,14 @@ CLOSE_S = 5.0  # that an episode's end waits for its tree to be removed
 AROUND_S = 30.0  # for what surrounds a command: its end, counting the tree; and for collecting the sources
 
 
+@dataclass(frozen=True)
+class StepResult(ToolResult):
+    "What one action brought about."
+
+    reward: float | None = None  # where the episode is over
+    done: bool = False
+
+
 @register_environment("deletion")
 class FeatureDeletionEnv:
     """A repository without one feature, one task at a time; an instance is used again after another `reset`.
@@ -136,111 +143,118 @@ class FeatureDeletionEnv:
         self._repository: RepoTools | None = None  # of the last `reset`
         self._playing = False
 
-# %% ../../../nbs/envs/deletion/06_env.ipynb #e319f5e0
-@patch
-def reset(
-    self: FeatureDeletionEnv,
-    task_id: str,  # of one of the tasks
-    **row: Any,  # the row's other columns, not needed
-) -> None:
-    "Open a sandbox for a task. Raises `TaskProblem`, `SubjectProblem` and `SandboxProblem`."
-    self.close()
-    if task_id not in self._tasks:
-        raise TaskProblem(f"there is no task {task_id!r} among the {len(self._tasks)} given: check the row and the tasks")
-    task = self._tasks[task_id]
-    subject = subject_of(task, self._store)
-    with agent_tree(task, subject) as tree:
-        sandbox = open_sandbox(tree, subject.libraries, self._limits, self._kind)
-    warm_judge(subject, JUDGE_LIMITS)
-    self._sandbox, self._subject, self.task, self.grade = sandbox, subject, task, None
-    self._repository = RepoTools(sandbox, task.test_command, subject.import_roots, self._limits)
-    self._playing = True
+    def reset(
+        self,
+        task_id: str,  # of one of the tasks
+        **row: Any,  # the row's other columns, not needed
+    ) -> None:
+        "Open a sandbox for a task. Raises `TaskProblem`, `SubjectProblem` and `SandboxProblem`."
+        self.close()
+        if task_id not in self._tasks:
+            raise TaskProblem(f"there is no task {task_id!r} among the {len(self._tasks)} given: check the row and the tasks")
+        task = self._tasks[task_id]
+        subject = subject_of(task, self._store)
+        with agent_tree(task, subject) as tree:
+            sandbox = open_sandbox(tree, subject.libraries, self._limits, self._kind)
+        warm_judge(subject, JUDGE_LIMITS)
+        self._sandbox, self._subject, self.task, self.grade = sandbox, subject, task, None
+        self._repository = RepoTools(sandbox, task.test_command, subject.import_roots, self._limits)
+        self._playing = True
 
-# %% ../../../nbs/envs/deletion/06_env.ipynb #749b312b
-@patch
-def close(self: FeatureDeletionEnv) -> None:
-    "Close the sandbox; without one, nothing."
-    self._end()
-    self.task = self.grade = None
+    def close(self) -> None:
+        "Close the sandbox; without one, nothing."
+        self._end()
+        self.task = self.grade = None
 
+    def _end(self):
+        if self._playing:
+            closing = threading.Thread(target=self._sandbox.close, daemon=True, name="closes a sandbox")
+            closing.start()
+            closing.join(CLOSE_S)
+        self._playing = False
 
-@patch
-def _end(self: FeatureDeletionEnv):
-    if self._playing:
-        closing = threading.Thread(target=self._sandbox.close, daemon=True, name="closes a sandbox")
-        closing.start()
-        closing.join(CLOSE_S)
-    self._playing = False
+    def _open(self) -> RepoTools:
+        "The tools of the open episode."
+        if not self._playing:
+            raise InputProblem("the environment holds no open task", "call reset with a row of deletion_rows first")
+        return self._repository
 
+    def call(self, call: ToolCall) -> ToolResult:
+        "Answer one call; whatever is wrong with it is in the result."
+        return self._open().call(call)
 
-@patch
-def _open(self: FeatureDeletionEnv) -> RepoTools:
-    "The tools of the open episode."
-    if not self._playing:
-        raise InputProblem("the environment holds no open task", "call reset with a row of deletion_rows first")
-    return self._repository
+    @property
+    def commands(self) -> list[CommandRecord]:
+        "The calls of the last episode, in order."
+        return self._repository.commands if self._repository else []
 
+    def reward(self, answer: str = "") -> float:
+        "What the agent's sources are worth, from 0 to 1; ends the episode. Raises `RunnerProblem` where the judge cannot run."
+        if self.grade is None:
+            self._open()
+            files, grade, broken = None, None, None
+            try:
+                files = collect_sources(self._sandbox)
+            except Exception as problem:  # whatever an agent made of its tree
+                grade = zero_grade(f"the tree cannot be read: {problem}")
+                broken = problem if isinstance(problem, OSError) and problem.errno in _MACHINE else None
+            self._end()  # nothing of the agent's runs, or fills a disk, while the judge works
+            if broken:
+                raise RunnerProblem(f"the tree cannot be read: {broken}") from broken
+            self.grade = grade or self._graded(files)
+        return self.grade.reward
 
-@patch
-def call(self: FeatureDeletionEnv, call: ToolCall) -> ToolResult:
-    "Answer one call; whatever is wrong with it is in the result."
-    return self._open().call(call)
+    def _graded(self, files):
+        "The grade; 0 also where the submission makes the judge wait. The judge's own start is not counted."
+        with suppress(RunnerProblem, SandboxProblem):  # `grade` tries again, and counts
+            warm_judge(self._subject, JUDGE_LIMITS, wait=True)
+        grading = self._judged(files)
+        with suppress(TimeoutError):
+            return grading.result(self._judge_s)
+        longest = SCALE * original_seconds(self.task, self._subject)[1]  # does the original take long here too?
+        with suppress(TimeoutError):
+            return grading.result(max(0.0, longest - self._judge_s))
+        return zero_grade(f"the judge was kept busy for more than {max(self._judge_s, longest):g} seconds")
 
+    def _judged(self, files) -> Future:
+        "The grade to come, from a thread that its own limits end where nobody waits any more."
+        task, subject, done = self.task, self._subject, Future()
 
-@patch(as_prop=True)
-def commands(self: FeatureDeletionEnv) -> list[CommandRecord]:
-    "The calls of the last episode, in order."
-    return self._repository.commands if self._repository else []
+        def judge():
+            try:
+                done.set_result(grade(task, subject, files))
+            except BaseException as problem:  # raised again by whoever waits
+                done.set_exception(problem)
+
+        threading.Thread(target=judge, daemon=True, name="judge").start()
+        return done
+
+    @classmethod
+    def task_set(cls, wanted: TasksWanted) -> TaskSet:
+        "What a recipe with `task: deletion` trains on: every task of its file. Raises `InputProblem` and `TaskProblem`."
+        if wanted.file is None:
+            raise InputProblem("task 'deletion' needs tasks", "set tasks to a file that `composer-rl tasks make` wrote")
+        path = find_tasks(wanted.file)
+        tasks = read_tasks(path)
+        times = {row.get("instance_id"): row.get("created_at") for _, row in read_jsonl(path)}
+        rows = [row | {"repository": re.split("==|@", task.repo)[0], "created_at": times[task.task_id] or "", "parts": list(task.deleted_symbols),
+                       "size": difficulty_class(task.difficulty["weight"]) if "weight" in task.difficulty else ""}
+                for row, task in zip(deletion_rows(tasks), tasks)]
+        return TaskSet(rows, environment=lambda: cls(tasks), counts=lambda: {f"judge/{name}": count for name, count in judge_counts().items()})
+
+    def step(
+        self,
+        action: Mapping[str, Any],  # {"tool": name, "arguments": object or JSON text}, or {"answer": text} to end the episode
+    ) -> StepResult:
+        "One action. Raises `InputProblem` before `reset` and after the end."
+        self._open()
+        if "answer" in action:
+            return StepResult("", reward=self.reward(str(action["answer"])), done=True)
+        result = self.call(ToolCall.parse(str(action.get("tool", "")), action.get("arguments")))
+        return StepResult(result.text, result.error_kind)
 
 # %% ../../../nbs/envs/deletion/06_env.ipynb #eacc652a
 _MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EROFS, errno.ESTALE}
-
-
-@patch
-def reward(self: FeatureDeletionEnv, answer: str = "") -> float:
-    "What the agent's sources are worth, from 0 to 1; ends the episode. Raises `RunnerProblem` where the judge cannot run."
-    if self.grade is None:
-        self._open()
-        files, grade, broken = None, None, None
-        try:
-            files = collect_sources(self._sandbox)
-        except Exception as problem:  # whatever an agent made of its tree
-            grade = zero_grade(f"the tree cannot be read: {problem}")
-            broken = problem if isinstance(problem, OSError) and problem.errno in _MACHINE else None
-        self._end()  # nothing of the agent's runs, or fills a disk, while the judge works
-        if broken:
-            raise RunnerProblem(f"the tree cannot be read: {broken}") from broken
-        self.grade = grade or self._graded(files)
-    return self.grade.reward
-
-
-@patch
-def _graded(self: FeatureDeletionEnv, files):
-    "The grade; 0 also where the submission makes the judge wait. The judge's own start is not counted."
-    with suppress(RunnerProblem, SandboxProblem):  # `grade` tries again, and counts
-        warm_judge(self._subject, JUDGE_LIMITS, wait=True)
-    grading = self._judged(files)
-    with suppress(TimeoutError):
-        return grading.result(self._judge_s)
-    longest = SCALE * original_seconds(self.task, self._subject)[1]  # does the original take long here too?
-    with suppress(TimeoutError):
-        return grading.result(max(0.0, longest - self._judge_s))
-    return zero_grade(f"the judge was kept busy for more than {max(self._judge_s, longest):g} seconds")
-
-
-@patch
-def _judged(self: FeatureDeletionEnv, files) -> Future:
-    "The grade to come, from a thread that its own limits end where nobody waits any more."
-    task, subject, done = self.task, self._subject, Future()
-
-    def judge():
-        try:
-            done.set_result(grade(task, subject, files))
-        except BaseException as problem:  # raised again by whoever waits
-            done.set_exception(problem)
-
-    threading.Thread(target=judge, daemon=True, name="judge").start()
-    return done
 
 # %% ../../../nbs/envs/deletion/06_env.ipynb #c14b394f
 def find_tasks(
@@ -253,38 +267,3 @@ def find_tasks(
         raise InputProblem(f"tasks {name!r} is no file", f"make one with `composer-rl tasks make`, or name a shipped repository: "
                            f"{', '.join(sorted(shipped))}")
     return path
-
-
-@patch(cls_method=True)
-def task_set(cls: FeatureDeletionEnv, wanted: TasksWanted) -> TaskSet:
-    "What a recipe with `task: deletion` trains on: every task of its file. Raises `InputProblem` and `TaskProblem`."
-    if wanted.file is None:
-        raise InputProblem("task 'deletion' needs tasks", "set tasks to a file that `composer-rl tasks make` wrote")
-    path = find_tasks(wanted.file)
-    tasks = read_tasks(path)
-    times = {row.get("instance_id"): row.get("created_at") for _, row in read_jsonl(path)}
-    rows = [row | {"repository": re.split("==|@", task.repo)[0], "created_at": times[task.task_id] or "", "parts": list(task.deleted_symbols),
-                   "size": difficulty_class(task.difficulty["weight"]) if "weight" in task.difficulty else ""}
-            for row, task in zip(deletion_rows(tasks), tasks)]
-    return TaskSet(rows, environment=lambda: cls(tasks), counts=lambda: {f"judge/{name}": count for name, count in judge_counts().items()})
-
-# %% ../../../nbs/envs/deletion/06_env.ipynb #5d812068
-@dataclass(frozen=True)
-class StepResult(ToolResult):
-    "What one action brought about."
-
-    reward: float | None = None  # where the episode is over
-    done: bool = False
-
-
-@patch
-def step(
-    self: FeatureDeletionEnv,
-    action: Mapping[str, Any],  # {"tool": name, "arguments": object or JSON text}, or {"answer": text} to end the episode
-) -> StepResult:
-    "One action. Raises `InputProblem` before `reset` and after the end."
-    self._open()
-    if "answer" in action:
-        return StepResult("", reward=self.reward(str(action["answer"])), done=True)
-    result = self.call(ToolCall.parse(str(action.get("tool", "")), action.get("arguments")))
-    return StepResult(result.text, result.error_kind)

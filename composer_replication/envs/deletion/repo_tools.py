@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from fastcore.basics import patch
-
 from ...core.tools import ToolHolder, ToolProblem, ToolResult, bounded, tool
 from ...core.trace import ToolCall
 from ...sandbox.folders import SandboxProblem
@@ -127,6 +125,38 @@ class _Repository(ToolHolder):
         self.commands.append(_record(call, result))
         return result
 
+    def _run(self, argv, stdin=b"", limits=None):
+        "Run a command; texts name the repository as `ROOT`."
+        with _as_tool_problem():
+            result = self._sandbox.exec(argv, limits=limits or self._limits, stdin=stdin, env=self._env)
+            place = self._sandbox.place(ROOT)
+        if place == ROOT:
+            return result
+        return replace(result, stdout=_without(result.stdout, place), stderr=_without(result.stderr, place))
+
+    def _files(self, path):
+        "The regular files at or under a path."
+        inside = inner_path(path)
+        with _as_tool_problem():
+            names = [n for n in self._sandbox.files() if not set(_LEFTOVERS) & set(n.split("/")) and not n.endswith(".pyc")]
+        names = sorted(n for n in names if inside == "." or n == inside or n.startswith(f"{inside}/"))
+        if not names:
+            raise ToolProblem(f"Error: no such file or folder: {bounded(path, 200)!r}.")
+        return names
+
+    def _read(self, path):
+        "The text of a file."
+        with _as_tool_problem():
+            data = self._sandbox.read(inner_path(path))
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            raise ToolProblem(f"Error: {path!r} is no UTF-8 text.") from None
+
+    def _write(self, path, text):
+        with _as_tool_problem():
+            self._sandbox.write(inner_path(path), text.encode())
+
 # %% ../../../nbs/envs/deletion/04_repo_tools.ipynb #b45beefe
 @contextmanager
 def _as_tool_problem():
@@ -140,48 +170,8 @@ def _as_tool_problem():
 def _without(text, place):
     return text.replace(place, ROOT).replace(posixpath.dirname(place), "")
 
-
-@patch
-def _run(self: _Repository, argv, stdin=b"", limits=None):
-    "Run a command; texts name the repository as `ROOT`."
-    with _as_tool_problem():
-        result = self._sandbox.exec(argv, limits=limits or self._limits, stdin=stdin, env=self._env)
-        place = self._sandbox.place(ROOT)
-    if place == ROOT:
-        return result
-    return replace(result, stdout=_without(result.stdout, place), stderr=_without(result.stderr, place))
-
 # %% ../../../nbs/envs/deletion/04_repo_tools.ipynb #7d7504c7
 _LEFTOVERS = ("__pycache__", ".pytest_cache", ".hypothesis")
-
-
-@patch
-def _files(self: _Repository, path):
-    "The regular files at or under a path."
-    inside = inner_path(path)
-    with _as_tool_problem():
-        names = [n for n in self._sandbox.files() if not set(_LEFTOVERS) & set(n.split("/")) and not n.endswith(".pyc")]
-    names = sorted(n for n in names if inside == "." or n == inside or n.startswith(f"{inside}/"))
-    if not names:
-        raise ToolProblem(f"Error: no such file or folder: {bounded(path, 200)!r}.")
-    return names
-
-
-@patch
-def _read(self: _Repository, path):
-    "The text of a file."
-    with _as_tool_problem():
-        data = self._sandbox.read(inner_path(path))
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        raise ToolProblem(f"Error: {path!r} is no UTF-8 text.") from None
-
-
-@patch
-def _write(self: _Repository, path, text):
-    with _as_tool_problem():
-        self._sandbox.write(inner_path(path), text.encode())
 
 # %% ../../../nbs/envs/deletion/04_repo_tools.ipynb #8d98cc98
 _SEARCH = """
@@ -239,6 +229,17 @@ class _LookTools(_Repository):
         """
         return self._search(pattern, path)
 
+    def _search(self, pattern, path):
+        "Lines that match, each with its place."
+        if len(pattern) > 1000:
+            raise ToolProblem("Error: the pattern is longer than 1000 characters; shorten it.")
+        limits = replace(self._limits, wall_s=min(10.0, self._limits.wall_s))
+        result = self._run(["python", "-I", "-B", "-c", _SEARCH, pattern], json.dumps(self._files(path)).encode(), limits)
+        text = printed(result, limits)
+        if result.exit_code:
+            raise ToolProblem(text.strip().splitlines()[-1] if text.strip() else "Error: the search failed.")
+        return text or "no line matches"
+
 # %% ../../../nbs/envs/deletion/04_repo_tools.ipynb #4d949030
 def _lines(text, path, start, end):
     "Some lines of a file."
@@ -250,19 +251,6 @@ def _lines(text, path, start, end):
     if start > max(1, many):
         raise ToolProblem(f"Error: {path!r} has {many} lines and no line {start}.")
     return "\n".join(lines[start - 1:end])
-
-
-@patch
-def _search(self: _LookTools, pattern, path):
-    "Lines that match, each with its place."
-    if len(pattern) > 1000:
-        raise ToolProblem("Error: the pattern is longer than 1000 characters; shorten it.")
-    limits = replace(self._limits, wall_s=min(10.0, self._limits.wall_s))
-    result = self._run(["python", "-I", "-B", "-c", _SEARCH, pattern], json.dumps(self._files(path)).encode(), limits)
-    text = printed(result, limits)
-    if result.exit_code:
-        raise ToolProblem(text.strip().splitlines()[-1] if text.strip() else "Error: the search failed.")
-    return text or "no line matches"
 
 # %% ../../../nbs/envs/deletion/04_repo_tools.ipynb #0d2feeb6
 _LINE_END = re.compile(r"\r\n|(?<!\r)\n")

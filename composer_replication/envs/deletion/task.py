@@ -17,8 +17,6 @@ from typing import Any
 
 from unidiff import PatchSet, UnidiffParseError
 
-from fastcore.basics import patch
-
 from ...core.errors import InputProblem
 from ...core.files import replacing
 
@@ -197,26 +195,46 @@ class FeatureDeletionTask:
         for problem in self._problems():
             raise TaskProblem(f"task {self.task_id or '(without an id)'}: {problem}")
 
-# %% ../../../nbs/envs/deletion/00_task.ipynb #f245e314
-@patch
-def _problems(self: FeatureDeletionTask) -> Iterator[str]:
-    "What is wrong, in order of reading."
-    for name in ("task_id", "repo", "base_commit", "fail_to_pass", "problem_statement", "golden_diff"):
-        if not getattr(self, name):
-            yield f"{name} is empty: a task needs one"
-    if any(part in self.task_id for part in ("/", "\\", "\0")) or self.task_id in (".", ".."):
-        yield "task_id is used as a folder's name: leave out slashes"
-    for name, known in (("granularity", GRANULARITIES), ("mode", MODES)):
-        if getattr(self, name) not in known:
-            yield f"{name} is {getattr(self, name)!r}: it must be one of {', '.join(known)}"
-    if both := set(self.fail_to_pass) & set(self.pass_to_pass):
-        yield f"{min(both)} is in fail_to_pass and in pass_to_pass: keep it in one"
-    if extra := set(self.hidden_tests) - set(self.fail_to_pass):
-        yield f"hidden test {min(extra)} is not in fail_to_pass: add it there"
-    if self.mode != "given" and not (self.deletion_patch and self.deleted_symbols):
-        yield f"mode {self.mode} needs deletion_patch and deleted_symbols"
-    if bad := [symbol for symbol in self.deleted_symbols if symbol.count(":") != 1]:
-        yield f"deleted symbol {bad[0]!r} is not of the form module:name"
+    def _problems(self) -> Iterator[str]:
+        "What is wrong, in order of reading."
+        for name in ("task_id", "repo", "base_commit", "fail_to_pass", "problem_statement", "golden_diff"):
+            if not getattr(self, name):
+                yield f"{name} is empty: a task needs one"
+        if any(part in self.task_id for part in ("/", "\\", "\0")) or self.task_id in (".", ".."):
+            yield "task_id is used as a folder's name: leave out slashes"
+        for name, known in (("granularity", GRANULARITIES), ("mode", MODES)):
+            if getattr(self, name) not in known:
+                yield f"{name} is {getattr(self, name)!r}: it must be one of {', '.join(known)}"
+        if both := set(self.fail_to_pass) & set(self.pass_to_pass):
+            yield f"{min(both)} is in fail_to_pass and in pass_to_pass: keep it in one"
+        if extra := set(self.hidden_tests) - set(self.fail_to_pass):
+            yield f"hidden test {min(extra)} is not in fail_to_pass: add it there"
+        if self.mode != "given" and not (self.deletion_patch and self.deleted_symbols):
+            yield f"mode {self.mode} needs deletion_patch and deleted_symbols"
+        if bad := [symbol for symbol in self.deleted_symbols if symbol.count(":") != 1]:
+            yield f"deleted symbol {bad[0]!r} is not of the form module:name"
+
+    def changed_files(
+        self,
+        tree: Path,  # the pristine repository
+    ) -> dict[str, tuple[str, str]]:  # path: (pristine text, what the agent sees); a file that was removed is seen as ""
+        "The files that the deletion changed. Raises `TaskProblem` where the tree is not the one that the task was made from."
+        if not self.deletion_patch:
+            return {}
+        return {path: (before or "", after or "") for path, (before, after) in patched_files(tree, self.deletion_patch).items()}
+
+    def tests_before(
+        self,
+        tree: Path,  # the pristine repository, which holds the tests that `test_patch` brings
+    ) -> dict[str, str | None]:  # path: text; None: there is no such file
+        "The tests that the agent sees in place of those that came with the solution."
+        if not self.test_patch:
+            return {}
+        return {path: before for path, (_, before) in patched_files(tree, reverse_patch(self.test_patch)).items()}
+
+    def visible_tests(self) -> tuple[str, ...]:
+        "Node ids of fail_to_pass that the agent may run."
+        return tuple(node for node in self.fail_to_pass if node not in set(self.hidden_tests))
 
 # %% ../../../nbs/envs/deletion/00_task.ipynb #483380b7
 def patched_files(
@@ -227,34 +245,6 @@ def patched_files(
     names = [_path(file.source_file) for file in read_patch(patch)]
     before = {name: read_text(tree / name) for name in names if (tree / name).is_file()}
     return {path: (before.get(path), text) for path, text in apply_patch(before, patch).items()}
-
-# %% ../../../nbs/envs/deletion/00_task.ipynb #7f5ec2e4
-@patch
-def changed_files(
-    self: FeatureDeletionTask,
-    tree: Path,  # the pristine repository
-) -> dict[str, tuple[str, str]]:  # path: (pristine text, what the agent sees); a file that was removed is seen as ""
-    "The files that the deletion changed. Raises `TaskProblem` where the tree is not the one that the task was made from."
-    if not self.deletion_patch:
-        return {}
-    return {path: (before or "", after or "") for path, (before, after) in patched_files(tree, self.deletion_patch).items()}
-
-
-@patch
-def tests_before(
-    self: FeatureDeletionTask,
-    tree: Path,  # the pristine repository, which holds the tests that `test_patch` brings
-) -> dict[str, str | None]:  # path: text; None: there is no such file
-    "The tests that the agent sees in place of those that came with the solution."
-    if not self.test_patch:
-        return {}
-    return {path: before for path, (_, before) in patched_files(tree, reverse_patch(self.test_patch)).items()}
-
-# %% ../../../nbs/envs/deletion/00_task.ipynb #ffeffe9d
-@patch
-def visible_tests(self: FeatureDeletionTask) -> tuple[str, ...]:
-    "Node ids of fail_to_pass that the agent may run."
-    return tuple(node for node in self.fail_to_pass if node not in set(self.hidden_tests))
 
 # %% ../../../nbs/envs/deletion/00_task.ipynb #787c51b9
 _SWE_BENCH = {"task_id": "instance_id", "golden_diff": "patch", "fail_to_pass": "FAIL_TO_PASS", "pass_to_pass": "PASS_TO_PASS"}

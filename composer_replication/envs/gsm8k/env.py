@@ -18,8 +18,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from fastcore.basics import patch
-
 from ...core.environment import TaskSet, TasksWanted, register_environment
 from ...core.errors import InputProblem
 from ...core.tools import ToolResult, refusal
@@ -480,6 +478,15 @@ class Gsm8kEnv:
     def close(self) -> None:
         pass
 
+    @classmethod
+    def task_set(cls, wanted: TasksWanted) -> TaskSet:
+        "Problems of the training file, and held-out ones of the test file."
+        if wanted.file is not None:
+            raise InputProblem("task 'gsm8k' has files of its own", "set data_folder to their folder and leave tasks out")
+        train, test = _files(wanted.folder)
+        held_out = gsm8k_rows(test, wanted.held_out_count, wanted.seed) if wanted.held_out else []
+        return TaskSet(gsm8k_rows(train, wanted.train, wanted.seed), held_out, reward=gsm8k_reward)
+
 # %% ../../../nbs/envs/gsm8k/00_env.ipynb #c6b8436d
 def _files(folder):
     "The training and the test problems. Raises `InputProblem` where they are absent."
@@ -488,13 +495,3 @@ def _files(folder):
     if missing := [str(f) for f in files if not f.is_file()]:
         raise InputProblem(f"task 'gsm8k' needs {' and '.join(missing)}", "set data_folder or COMPOSER_DATA to where they are")
     return files
-
-
-@patch(cls_method=True)
-def task_set(cls: Gsm8kEnv, wanted: TasksWanted) -> TaskSet:
-    "Problems of the training file, and held-out ones of the test file."
-    if wanted.file is not None:
-        raise InputProblem("task 'gsm8k' has files of its own", "set data_folder to their folder and leave tasks out")
-    train, test = _files(wanted.folder)
-    held_out = gsm8k_rows(test, wanted.held_out_count, wanted.seed) if wanted.held_out else []
-    return TaskSet(gsm8k_rows(train, wanted.train, wanted.seed), held_out, reward=gsm8k_reward)

@@ -8,8 +8,6 @@ __all__ = ['SqlEnv']
 # %% ../../../nbs/envs/sql/05_env.ipynb #dce3267d
 from typing import Any
 
-from fastcore.basics import patch
-
 from ...core.environment import TaskSet, TasksWanted, register_environment
 from ...core.errors import InputProblem
 from ...core.tools import ToolHolder, ToolProblem, tool
@@ -59,62 +57,51 @@ class SqlEnv(ToolHolder):
         self.answer = sql
         return result_text(result)
 
-# %% ../../../nbs/envs/sql/05_env.ipynb #17789331
-@patch
-def reset(
-    self: SqlEnv,
-    task_id: str,
-    **row: Any,  # the row's other columns, not needed
-) -> None:
-    "Begin a task. Raises `InputProblem` for an id that is none."
-    self.task, self.answer = task_of(task_id), None
+    def reset(
+        self,
+        task_id: str,
+        **row: Any,  # the row's other columns, not needed
+    ) -> None:
+        "Begin a task. Raises `InputProblem` for an id that is none."
+        self.task, self.answer = task_of(task_id), None
 
+    def _known(self) -> SqlTask:
+        if self.task is None:
+            raise InputProblem("the environment holds no task", "call reset with a row of sql_rows first")
+        return self.task
 
-@patch
-def _known(self: SqlEnv) -> SqlTask:
-    if self.task is None:
-        raise InputProblem("the environment holds no task", "call reset with a row of sql_rows first")
-    return self.task
+    def close(self) -> None:
+        "Nothing is held."
 
+    def reward(self, answer: str = "") -> float:
+        "1.0 where the last query that ran answers the question on all four instances, else 0.0."
+        return float(self.answer is not None and answers(self._known(), self.answer))
 
-@patch
-def close(self: SqlEnv) -> None:
-    "Nothing is held."
+    @classmethod
+    def task_set(cls, wanted: TasksWanted) -> TaskSet:
+        "What a recipe with `task: sql` trains on; its `tasks` are levels, such as easy,medium. Held-out tasks are of the development split."
+        levels = asked_levels(wanted.file)
+        return TaskSet(sql_rows(wanted.train or 64, wanted.seed, "train", levels),
+                       sql_rows(wanted.held_out_count, wanted.seed, "development", levels), cls)
 
-# %% ../../../nbs/envs/sql/05_env.ipynb #8bd742d1
-@patch
-def reward(self: SqlEnv, answer: str = "") -> float:
-    "1.0 where the last query that ran answers the question on all four instances, else 0.0."
-    return float(self.answer is not None and answers(self._known(), self.answer))
+    @classmethod
+    def demonstrations(
+        cls,
+        n: int,  # how many
+        seed: int,  # names the series
+        tasks: str | None = None,  # levels, as a recipe's `tasks`
+    ) -> list[Trace]:
+        "Episodes of scripted agents on training schemas, for a recipe's `warm_up`."
+        from composer_replication.envs.sql.agents import demonstrations
+        return demonstrations(n, seed, asked_levels(tasks))
 
-# %% ../../../nbs/envs/sql/05_env.ipynb #78c7c799
-@patch(cls_method=True)
-def task_set(cls: SqlEnv, wanted: TasksWanted) -> TaskSet:
-    "What a recipe with `task: sql` trains on; its `tasks` are levels, such as easy,medium. Held-out tasks are of the development split."
-    levels = asked_levels(wanted.file)
-    return TaskSet(sql_rows(wanted.train or 64, wanted.seed, "train", levels),
-                   sql_rows(wanted.held_out_count, wanted.seed, "development", levels), cls)
-
-
-@patch(cls_method=True)
-def demonstrations(
-    cls: SqlEnv,
-    n: int,  # how many
-    seed: int,  # names the series
-    tasks: str | None = None,  # levels, as a recipe's `tasks`
-) -> list[Trace]:
-    "Episodes of scripted agents on training schemas, for a recipe's `warm_up`."
-    from composer_replication.envs.sql.agents import demonstrations
-    return demonstrations(n, seed, asked_levels(tasks))
-
-
-@patch(cls_method=True)
-def hinted_demonstrations(
-    cls: SqlEnv,
-    n: int,  # how many
-    seed: int,  # names the series
-    tasks: str | None = None,  # levels, as a recipe's `tasks`
-) -> list[tuple[Trace, str]]:
-    "Traces that end with a right action, and the hint before it, for `hinted` in a recipe's `warm_up`."
-    from composer_replication.envs.sql.agents import hinted_demonstrations
-    return hinted_demonstrations(n, seed, asked_levels(tasks))
+    @classmethod
+    def hinted_demonstrations(
+        cls,
+        n: int,  # how many
+        seed: int,  # names the series
+        tasks: str | None = None,  # levels, as a recipe's `tasks`
+    ) -> list[tuple[Trace, str]]:
+        "Traces that end with a right action, and the hint before it, for `hinted` in a recipe's `warm_up`."
+        from composer_replication.envs.sql.agents import hinted_demonstrations
+        return hinted_demonstrations(n, seed, asked_levels(tasks))

@@ -14,7 +14,6 @@ from importlib import resources
 from typing import Any
 
 import yaml
-from fastcore.basics import patch
 
 from ...core.errors import InputProblem
 
@@ -52,23 +51,19 @@ class Table:
     label: str  # name of the column with the label
     columns: tuple[Column, ...]
 
-# %% ../../../nbs/envs/sql/00_schema.ipynb #81d53eb9
-@patch
-def column(
-    self: Table,
-    meaning: str,
-) -> Column:
-    "The column of this meaning. Raises `KeyError`."
-    return {column.meaning: column for column in self.columns}[meaning]
+    def column(
+        self,
+        meaning: str,
+    ) -> Column:
+        "The column of this meaning. Raises `KeyError`."
+        return {column.meaning: column for column in self.columns}[meaning]
 
-
-@patch
-def of_type(
-    self: Table,
-    text: bool,
-) -> list[Column]:
-    "Columns with texts, or those with numbers."
-    return [column for column in self.columns if (column.type == "TEXT") == text]
+    def of_type(
+        self,
+        text: bool,
+    ) -> list[Column]:
+        "Columns with texts, or those with numbers."
+        return [column for column in self.columns if (column.type == "TEXT") == text]
 
 # %% ../../../nbs/envs/sql/00_schema.ipynb #7bf5d183
 @dataclass(frozen=True)
@@ -84,41 +79,35 @@ class Schema:
         "Parent and child."
         return self.parent, self.child
 
+    def described(self, table: Table) -> str:
+        "The columns of a table as the tool `describe` shows them."
+        lines = ["id INTEGER", f"{table.label} TEXT", *(f"{c.name} {c.type}" for c in table.columns)]
+        if table is self.child:
+            lines.append(f"{self.link} INTEGER, an id of {self.parent.name}")
+        return "\n".join(lines)
 
-@patch
-def described(self: Schema, table: Table) -> str:
-    "The columns of a table as the tool `describe` shows them."
-    lines = ["id INTEGER", f"{table.label} TEXT", *(f"{c.name} {c.type}" for c in table.columns)]
-    if table is self.child:
-        lines.append(f"{self.link} INTEGER, an id of {self.parent.name}")
-    return "\n".join(lines)
+    def ddl(self) -> list[str]:
+        "Statements that make the tables. Names come from the word lists and need no quotes."
+        statements = []
+        for table in self.tables:
+            columns = ["id INTEGER PRIMARY KEY", f"{table.label} TEXT", *(f"{c.name} {c.type}" for c in table.columns)]
+            columns += [f"{self.link} INTEGER REFERENCES {self.parent.name}(id)"] * (table is self.child)
+            statements.append(f"CREATE TABLE {table.name} ({', '.join(columns)})")
+        return statements
 
+    @property
+    def fingerprint(self) -> str:
+        "64 hexadecimal digits of all names."
+        return hashlib.sha256("\n".join(self.ddl()).encode()).hexdigest()
 
-@patch
-def ddl(self: Schema) -> list[str]:
-    "Statements that make the tables. Names come from the word lists and need no quotes."
-    statements = []
-    for table in self.tables:
-        columns = ["id INTEGER PRIMARY KEY", f"{table.label} TEXT", *(f"{c.name} {c.type}" for c in table.columns)]
-        columns += [f"{self.link} INTEGER REFERENCES {self.parent.name}(id)"] * (table is self.child)
-        statements.append(f"CREATE TABLE {table.name} ({', '.join(columns)})")
-    return statements
+    @property
+    def split(self) -> str:
+        "The only split in which the schema occurs."
+        tenth = int(self.fingerprint[:12], 16) % 10
+        return SPLITS[0] if tenth < 7 else SPLITS[1] if tenth == 7 else SPLITS[2]
 
 # %% ../../../nbs/envs/sql/00_schema.ipynb #a6e1aac8
 SPLITS = ("train", "development", "test")
-
-
-@patch(as_prop=True)
-def fingerprint(self: Schema) -> str:
-    "64 hexadecimal digits of all names."
-    return hashlib.sha256("\n".join(self.ddl()).encode()).hexdigest()
-
-
-@patch(as_prop=True)
-def split(self: Schema) -> str:
-    "The only split in which the schema occurs."
-    tenth = int(self.fingerprint[:12], 16) % 10
-    return SPLITS[0] if tenth < 7 else SPLITS[1] if tenth == 7 else SPLITS[2]
 
 # %% ../../../nbs/envs/sql/00_schema.ipynb #69e15a71
 def _values(values):

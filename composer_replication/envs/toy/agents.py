@@ -13,8 +13,6 @@ from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from fastcore.basics import patch
-
 from ...core.tools import ToolResult
 from .tools import Tool
 from .functions import Function
@@ -22,7 +20,6 @@ from .env import SYSTEM, WorldEnv, WorldTask
 from .hints import exact_hint, template_hint, vague_hint
 from ...core.trace import HintContext, ToolCall, Trace, Turn
 from ...traces.error_sites import find_error_sites
-
 
 # %% ../../../nbs/envs/toy/07_agents.ipynb #965ae9e3
 @dataclass(frozen=True)
@@ -127,30 +124,24 @@ class Attempt:
         self.env.reset(task.task_id.removeprefix(f"{task.split}-"), task.split)
         self.turns = [Turn("system", SYSTEM), Turn("user", task.prompt)]
 
+    def call(self, name: str, arguments: str) -> ToolResult:
+        "Make a call as it is written, and keep it with its result."
+        self.calls += 1
+        call = ToolCall.parse(name, arguments, f"call_{self.calls}")
+        result = self.env.call(call)
+        self.turns += [Turn("assistant", "", None, (call,)), result.turn(call)]
+        return result
 
-@patch
-def call(self: Attempt, name: str, arguments: str) -> ToolResult:
-    "Make a call as it is written, and keep it with its result."
-    self.calls += 1
-    call = ToolCall.parse(name, arguments, f"call_{self.calls}")
-    result = self.env.call(call)
-    self.turns += [Turn("assistant", "", None, (call,)), result.turn(call)]
-    return result
+    def trace(self, reward: float | None = None) -> Trace:
+        "The turns so far."
+        turns = tuple(replace(t, source_index=i) for i, t in enumerate(self.turns))
+        return Trace(self.trace_id, turns, self.env.tools, self.task_id, reward=reward, source="scripted")
 
-
-@patch
-def remind(self: Attempt, hint: str, in_place: bool) -> None:
-    "Append a hint to the last message, of which the failed attempt is removed where the hint stands in its place."
-    if in_place:
-        del self.turns[-2:]
-    self.turns[-1] = replace(self.turns[-1], content=f"{self.turns[-1].content}\n\n{hint}")
-
-
-@patch
-def trace(self: Attempt, reward: float | None = None) -> Trace:
-    "The turns so far."
-    turns = tuple(replace(t, source_index=i) for i, t in enumerate(self.turns))
-    return Trace(self.trace_id, turns, self.env.tools, self.task_id, reward=reward, source="scripted")
+    def remind(self, hint: str, in_place: bool) -> None:
+        "Append a hint to the last message, of which the failed attempt is removed where the hint stands in its place."
+        if in_place:
+            del self.turns[-2:]
+        self.turns[-1] = replace(self.turns[-1], content=f"{self.turns[-1].content}\n\n{hint}")
 
 # %% ../../../nbs/envs/toy/07_agents.ipynb #1ea3927c
 def world_episode(

@@ -10,8 +10,6 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastcore.basics import patch
-
 from ...core.environment import TaskSet, TasksWanted, register_environment
 from ...core.errors import InputProblem
 from ...core.tools import ToolResult, bounded
@@ -123,61 +121,49 @@ class WorldEnv:
         self.task: WorldTask | None = None  # of the last `reset`
         self.files: dict[str, str] = {}  # as the agent has left them
 
-# %% ../../../nbs/envs/toy/05_env.ipynb #1b55fd4a
-@patch
-def reset(
-    self: WorldEnv,
-    seed: str,  # names the draw, as `world_rows` writes it
-    split: str,  # one of `SPLITS`
-    **row: Any,  # the row's other columns, not needed
-) -> None:
-    "Lay the row's task out. Raises `InputProblem` for an unknown split."
-    self.task = make_world(seed, split)
-    self.files = dict(self.task.files)
+    def reset(
+        self,
+        seed: str,  # names the draw, as `world_rows` writes it
+        split: str,  # one of `SPLITS`
+        **row: Any,  # the row's other columns, not needed
+    ) -> None:
+        "Lay the row's task out. Raises `InputProblem` for an unknown split."
+        self.task = make_world(seed, split)
+        self.files = dict(self.task.files)
 
+    def _known(self) -> WorldTask:
+        if self.task is None:
+            raise InputProblem("the environment holds no task; call reset with a row of world_rows first.")
+        return self.task
 
-@patch
-def _known(self: WorldEnv) -> WorldTask:
-    if self.task is None:
-        raise InputProblem("the environment holds no task; call reset with a row of world_rows first.")
-    return self.task
+    @property
+    def tools(self) -> tuple[dict, ...]:
+        "The tools that this task offers, in OpenAI form; without a task, every role in every dialect."
+        return tuple(t.schema for t in (self.task.tools if self.task else _ALL_TOOLS))
+
+    def call(self, call: ToolCall) -> ToolResult:
+        "Run one call; whatever is wrong with it comes back as text and a kind of error."
+        read = read_call(self._known().tools, call)
+        if isinstance(read, ToolResult):
+            return read
+        tool, values = read
+        result = WORLD_ACTIONS[tool.role](self.files, **values)
+        return ToolResult(bounded(result.text), result.error_kind)
+
+    def reward(self, answer: str = "") -> float:
+        "1.0 where the original tests pass on the agent's files, else 0.0."
+        report = run_tests(self.files | self._known().tests)
+        return float(report.passed > 0 and report.failed == 0)
+
+    def close(self) -> None:
+        "Nothing is held."
+
+    @classmethod
+    def task_set(cls, wanted: TasksWanted) -> TaskSet:
+        "What a recipe with `task: toy` trains on: as many tasks as are asked for; none is in both splits."
+        if wanted.file is not None:
+            raise InputProblem("task 'toy' makes its own tasks", "leave tasks out")
+        return TaskSet(world_rows(wanted.train or 64, wanted.seed), world_rows(wanted.held_out_count, wanted.seed, "test"), cls)
 
 # %% ../../../nbs/envs/toy/05_env.ipynb #60246b27
 _ALL_TOOLS = tuple(Tool(role, dialect) for role, (*_, dialects) in ROLES.items() for dialect in range(len(dialects)))
-
-
-@patch(as_prop=True)
-def tools(self: WorldEnv) -> tuple[dict, ...]:
-    "The tools that this task offers, in OpenAI form; without a task, every role in every dialect."
-    return tuple(t.schema for t in (self.task.tools if self.task else _ALL_TOOLS))
-
-# %% ../../../nbs/envs/toy/05_env.ipynb #2fb6b175
-@patch
-def call(self: WorldEnv, call: ToolCall) -> ToolResult:
-    "Run one call; whatever is wrong with it comes back as text and a kind of error."
-    read = read_call(self._known().tools, call)
-    if isinstance(read, ToolResult):
-        return read
-    tool, values = read
-    result = WORLD_ACTIONS[tool.role](self.files, **values)
-    return ToolResult(bounded(result.text), result.error_kind)
-
-# %% ../../../nbs/envs/toy/05_env.ipynb #b83f70b1
-@patch
-def reward(self: WorldEnv, answer: str = "") -> float:
-    "1.0 where the original tests pass on the agent's files, else 0.0."
-    report = run_tests(self.files | self._known().tests)
-    return float(report.passed > 0 and report.failed == 0)
-
-
-@patch
-def close(self: WorldEnv) -> None:
-    "Nothing is held."
-
-# %% ../../../nbs/envs/toy/05_env.ipynb #7793b228
-@patch(cls_method=True)
-def task_set(cls: WorldEnv, wanted: TasksWanted) -> TaskSet:
-    "What a recipe with `task: toy` trains on: as many tasks as are asked for; none is in both splits."
-    if wanted.file is not None:
-        raise InputProblem("task 'toy' makes its own tasks", "leave tasks out")
-    return TaskSet(world_rows(wanted.train or 64, wanted.seed), world_rows(wanted.held_out_count, wanted.seed, "test"), cls)

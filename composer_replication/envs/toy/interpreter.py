@@ -11,8 +11,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fastcore.basics import patch
-
 from .subset import TEXT, Limit, Unsupported, parse
 from .walk import WalkedFunction, WalkedModule, Scope, Walk, missing
 
@@ -26,66 +24,56 @@ class _Repository(Walk):
         self.paths = {p.rpartition("/")[2][:-3]: p for p in reversed(self.files)}  # name of a module -> path
         self.modules, self.text = {}, TEXT
 
-# %% ../../../nbs/envs/toy/04_interpreter.ipynb #19af03f3
-@patch
-def load(self: _Repository, path):
-    if path in self.modules:
-        return self.modules[path]
-    self.text -= len(self.files[path])
-    if self.text < 0:
-        raise Limit("too much text")
-    try:
-        statements = parse(self.files[path])
-    except SyntaxError as error:
-        error.filename = path
-        raise
-    self.modules[path] = module = WalkedModule({})
-    try:
-        self.enter()
-        for statement in statements:
-            self.run(statement, Scope(module.names, frozenset(), module.names))
-        self.depth -= 1
-    except Exception:
-        del self.modules[path]
-        raise
-    return module
+    def load(self, path):
+        if path in self.modules:
+            return self.modules[path]
+        self.text -= len(self.files[path])
+        if self.text < 0:
+            raise Limit("too much text")
+        try:
+            statements = parse(self.files[path])
+        except SyntaxError as error:
+            error.filename = path
+            raise
+        self.modules[path] = module = WalkedModule({})
+        try:
+            self.enter()
+            for statement in statements:
+                self.run(statement, Scope(module.names, frozenset(), module.names))
+            self.depth -= 1
+        except Exception:
+            del self.modules[path]
+            raise
+        return module
 
-# %% ../../../nbs/envs/toy/04_interpreter.ipynb #0a51d779
-@patch
-def run(self: _Repository, statement, scope):
-    self.spend()
-    if statement.problem:
-        raise Unsupported(statement.problem)
-    if isinstance(statement.node, ast.FunctionDef):
-        scope.names[statement.node.name] = WalkedFunction(statement, scope.globals)
-    else:
-        getattr(self, type(statement.node).__name__)(statement.node, scope)
+    def run(self, statement, scope):
+        self.spend()
+        if statement.problem:
+            raise Unsupported(statement.problem)
+        if isinstance(statement.node, ast.FunctionDef):
+            scope.names[statement.node.name] = WalkedFunction(statement, scope.globals)
+        else:
+            getattr(self, type(statement.node).__name__)(statement.node, scope)
 
-# %% ../../../nbs/envs/toy/04_interpreter.ipynb #64e6edaa
-@patch
-def find(self: _Repository, name):
-    if name in self.paths:
-        return self.load(self.paths[name])
-    if "." in name or name in sys.stdlib_module_names:
-        raise Unsupported(f"import of {name}")
-    raise ModuleNotFoundError(name)
+    def find(self, name):
+        if name in self.paths:
+            return self.load(self.paths[name])
+        if "." in name or name in sys.stdlib_module_names:
+            raise Unsupported(f"import of {name}")
+        raise ModuleNotFoundError(name)
 
-# %% ../../../nbs/envs/toy/04_interpreter.ipynb #0470062a
-@patch
-def Import(self: _Repository, node, scope):
-    for alias in node.names:
-        scope.names[alias.asname or alias.name] = self.find(alias.name)
+    def Import(self, node, scope):
+        for alias in node.names:
+            scope.names[alias.asname or alias.name] = self.find(alias.name)
 
-# %% ../../../nbs/envs/toy/04_interpreter.ipynb #5ec8b413
-@patch
-def ImportFrom(self: _Repository, node, scope):
-    if node.level or node.names[0].name == "*":
-        raise Unsupported("kind of import")
-    module = self.find(node.module)
-    for alias in node.names:
-        if alias.name not in module.names:
-            missing(alias.name, ImportError)
-        scope.names[alias.asname or alias.name] = module.names[alias.name]
+    def ImportFrom(self, node, scope):
+        if node.level or node.names[0].name == "*":
+            raise Unsupported("kind of import")
+        module = self.find(node.module)
+        for alias in node.names:
+            if alias.name not in module.names:
+                missing(alias.name, ImportError)
+            scope.names[alias.asname or alias.name] = module.names[alias.name]
 
 # %% ../../../nbs/envs/toy/04_interpreter.ipynb #7bed75a9
 @dataclass(frozen=True)

@@ -14,8 +14,6 @@ import warnings
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fastcore.basics import patch
-
 # %% ../../../nbs/envs/toy/02_subset.ipynb #1dd92a00
 BUILTINS = {f.__name__: f for f in (abs, min, max, sum, len, range, int, divmod)}
 BINARY = {  # the operator, and its form in an augmented assignment
@@ -118,107 +116,93 @@ class Budget:
     ):
         self.steps, self.depth = steps, 0
 
-# %% ../../../nbs/envs/toy/02_subset.ipynb #828abd7e
-@patch
-def spend(
-    self: Budget,
-    steps: int = 1,
-) -> None:
-    "Take steps. Raises `Limit` where none are left."
-    self.steps -= steps
-    if self.steps < 0:
-        raise Limit("out of steps")
+    def spend(
+        self,
+        steps: int = 1,
+    ) -> None:
+        "Take steps. Raises `Limit` where none are left."
+        self.steps -= steps
+        if self.steps < 0:
+            raise Limit("out of steps")
 
-# %% ../../../nbs/envs/toy/02_subset.ipynb #13244203
-@patch
-def enter(self: Budget) -> None:
-    "Go one level deeper; whoever returns takes one from `depth`. Raises `Limit` below the last."
-    self.spend()
-    self.depth += 1
-    if self.depth > DEPTH:
-        raise Limit("nested too deep")
+    def enter(self) -> None:
+        "Go one level deeper; whoever returns takes one from `depth`. Raises `Limit` below the last."
+        self.spend()
+        self.depth += 1
+        if self.depth > DEPTH:
+            raise Limit("nested too deep")
 
-# %% ../../../nbs/envs/toy/02_subset.ipynb #4167ec09
-@patch
-def charge(
-    self: Budget,
-    *values,  # operands
-) -> None:
-    "Spend a step for every element of the operands, also of inner lists. Raises `Limit`."
-    left = list(values)
-    while left:
-        value = left.pop()
-        if type(value) in (list, tuple):
-            self.spend(len(value))
-            left.extend(value)
-        elif type(value) is str:
-            self.spend(len(value) // 8)
-        elif type(value) is range:
-            self.spend(max(0, (value.stop - value.start) // value.step))
+    def charge(
+        self,
+        *values,  # operands
+    ) -> None:
+        "Spend a step for every element of the operands, also of inner lists. Raises `Limit`."
+        left = list(values)
+        while left:
+            value = left.pop()
+            if type(value) in (list, tuple):
+                self.spend(len(value))
+                left.extend(value)
+            elif type(value) is str:
+                self.spend(len(value) // 8)
+            elif type(value) is range:
+                self.spend(max(0, (value.stop - value.start) // value.step))
 
-# %% ../../../nbs/envs/toy/02_subset.ipynb #90756dee
-@patch
-def sized(
-    self: Budget,
-    value,  # result of an operator
-):  # the same value
-    "A result that is small and of the subset. Raises `Limit` or `Unsupported` for others."
-    if type(value) is int and value.bit_length() > BITS:
-        raise Limit("number too large")
-    if type(value) is float:
-        raise Unsupported("float")
-    if type(value) in (str, list, tuple):
-        if len(value) > LENGTH:
-            raise Limit("value too long")
-        self.charge(value)
-    return value
-
-# %% ../../../nbs/envs/toy/02_subset.ipynb #f55071bc
-@patch
-def binary(
-    self: Budget,
-    op: ast.operator,  # one of `BINARY`
-    left,
-    right,
-    in_place: bool = False,  # for an augmented assignment, where a list is extended
-):
-    "Python's own operator. Raises what it raises, `Limit` and `Unsupported`."
-    self.charge(left, right)
-    if isinstance(op, ast.Mod) and type(left) is str:
-        raise Unsupported("string formatting")
-    if isinstance(op, ast.Pow) and isinstance(left, int) and isinstance(right, int):
-        if right > 0 and (left.bit_length() - 1) * right > BITS:
+    def sized(
+        self,
+        value,  # result of an operator
+    ):  # the same value
+        "A result that is small and of the subset. Raises `Limit` or `Unsupported` for others."
+        if type(value) is int and value.bit_length() > BITS:
             raise Limit("number too large")
-    if isinstance(op, ast.Mult):
-        for many, times in ((left, right), (right, left)):
-            if type(many) in (str, list, tuple) and isinstance(times, int) and len(many) * times > LENGTH:
+        if type(value) is float:
+            raise Unsupported("float")
+        if type(value) in (str, list, tuple):
+            if len(value) > LENGTH:
                 raise Limit("value too long")
-    return self.sized(BINARY[type(op)][in_place](left, right))
+            self.charge(value)
+        return value
 
-# %% ../../../nbs/envs/toy/02_subset.ipynb #75788854
-@patch
-def compare(
-    self: Budget,
-    op: ast.cmpop,  # one of `COMPARE`
-    left,
-    right,
-) -> bool:
-    "Python's own comparison. Raises what it raises, `Limit` and `Unsupported`."
-    self.charge(left, right)
-    if isinstance(op, (ast.Is, ast.IsNot)) and not {type(left), type(right)} & {bool, types.NoneType}:
-        raise Unsupported("is")  # whether two equal numbers are one object is up to the compiler
-    return COMPARE[type(op)](left, right)
+    def binary(
+        self,
+        op: ast.operator,  # one of `BINARY`
+        left,
+        right,
+        in_place: bool = False,  # for an augmented assignment, where a list is extended
+    ):
+        "Python's own operator. Raises what it raises, `Limit` and `Unsupported`."
+        self.charge(left, right)
+        if isinstance(op, ast.Mod) and type(left) is str:
+            raise Unsupported("string formatting")
+        if isinstance(op, ast.Pow) and isinstance(left, int) and isinstance(right, int):
+            if right > 0 and (left.bit_length() - 1) * right > BITS:
+                raise Limit("number too large")
+        if isinstance(op, ast.Mult):
+            for many, times in ((left, right), (right, left)):
+                if type(many) in (str, list, tuple) and isinstance(times, int) and len(many) * times > LENGTH:
+                    raise Limit("value too long")
+        return self.sized(BINARY[type(op)][in_place](left, right))
 
-# %% ../../../nbs/envs/toy/02_subset.ipynb #8f23f6d1
-@patch
-def apply(
-    self: Budget,
-    function,  # one of `BUILTINS`
-    arguments: list,
-):
-    "Call a builtin. Raises what it raises, and `Limit`."
-    self.charge(*arguments)
-    return self.sized(function(*arguments))
+    def compare(
+        self,
+        op: ast.cmpop,  # one of `COMPARE`
+        left,
+        right,
+    ) -> bool:
+        "Python's own comparison. Raises what it raises, `Limit` and `Unsupported`."
+        self.charge(left, right)
+        if isinstance(op, (ast.Is, ast.IsNot)) and not {type(left), type(right)} & {bool, types.NoneType}:
+            raise Unsupported("is")  # whether two equal numbers are one object is up to the compiler
+        return COMPARE[type(op)](left, right)
+
+    def apply(
+        self,
+        function,  # one of `BUILTINS`
+        arguments: list,
+    ):
+        "Call a builtin. Raises what it raises, and `Limit`."
+        self.charge(*arguments)
+        return self.sized(function(*arguments))
 
 # %% ../../../nbs/envs/toy/02_subset.ipynb #3555e179
 @lru_cache(maxsize=256)  # the tests of a task stay the same in all of its episodes

@@ -12,8 +12,6 @@ import types
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fastcore.basics import patch
-
 from .subset import BUILTINS, UNARY, Budget, Statement, Unsupported
 
 # %% ../../../nbs/envs/toy/03_walk.ipynb #a4c951d2
@@ -69,228 +67,174 @@ def missing(
 class Expressions(Budget):
     "A method with the name of an `ast` node evaluates it in a scope. Raises what Python raises, `Limit` and `Unsupported`."
 
-# %% ../../../nbs/envs/toy/03_walk.ipynb #889f302d
-@patch
-def value(
-    self: Expressions,
-    node: ast.expr,
-    scope: Scope,
-):
-    "The value of an expression. After an exception `depth` is stale: whoever catches it sets it to 0."
-    self.enter()
-    result = getattr(self, type(node).__name__)(node, scope)
-    self.depth -= 1
-    return result
+    def value(
+        self,
+        node: ast.expr,
+        scope: Scope,
+    ):
+        "The value of an expression. After an exception `depth` is stale: whoever catches it sets it to 0."
+        self.enter()
+        result = getattr(self, type(node).__name__)(node, scope)
+        self.depth -= 1
+        return result
 
-# %% ../../../nbs/envs/toy/03_walk.ipynb #7247efdd
-@patch
-def values(
-    self: Expressions,
-    nodes: Iterable[ast.expr],
-    scope: Scope,
-) -> list:
-    "Their values, from left to right."
-    found = []
-    for node in nodes:  # no comprehension, which would cost a frame of Python's stack
-        found.append(self.value(node, scope))
-    return found
+    def values(
+        self,
+        nodes: Iterable[ast.expr],
+        scope: Scope,
+    ) -> list:
+        "Their values, from left to right."
+        found = []
+        for node in nodes:  # no comprehension, which would cost a frame of Python's stack
+            found.append(self.value(node, scope))
+        return found
 
-# %% ../../../nbs/envs/toy/03_walk.ipynb #ed3b86d0
-@patch
-def Name(self: Expressions, node, scope):
-    return look_up(node.id, scope)
+    def Name(self, node, scope):
+        return look_up(node.id, scope)
 
-# %% ../../../nbs/envs/toy/03_walk.ipynb #71347a2b
-@patch
-def Constant(self: Expressions, node, scope):
-    return node.value if type(node.value) is str else self.sized(node.value)  # a docstring may be long
+    def Constant(self, node, scope):
+        return node.value if type(node.value) is str else self.sized(node.value)  # a docstring may be long
 
-# %% ../../../nbs/envs/toy/03_walk.ipynb #f6e35d92
-@patch
-def BinOp(self: Expressions, node, scope):
-    return self.binary(node.op, self.value(node.left, scope), self.value(node.right, scope))
+    def BinOp(self, node, scope):
+        return self.binary(node.op, self.value(node.left, scope), self.value(node.right, scope))
 
-# %% ../../../nbs/envs/toy/03_walk.ipynb #ce07de6d
-@patch
-def UnaryOp(self: Expressions, node, scope):
-    return UNARY[type(node.op)](self.value(node.operand, scope))
+    def UnaryOp(self, node, scope):
+        return UNARY[type(node.op)](self.value(node.operand, scope))
 
-# %% ../../../nbs/envs/toy/03_walk.ipynb #55669a3d
-@patch
-def BoolOp(self: Expressions, node, scope):
-    for inner in node.values:
-        result = self.value(inner, scope)
-        if bool(result) is isinstance(node.op, ast.Or):
-            break
-    return result
+    def BoolOp(self, node, scope):
+        for inner in node.values:
+            result = self.value(inner, scope)
+            if bool(result) is isinstance(node.op, ast.Or):
+                break
+        return result
 
-# %% ../../../nbs/envs/toy/03_walk.ipynb #f661b3d0
-@patch
-def Compare(self: Expressions, node, scope):
-    left = self.value(node.left, scope)
-    for op, comparator in zip(node.ops, node.comparators):
-        right = self.value(comparator, scope)
-        result = self.compare(op, left, right)
-        if not result:
-            break
-        left = right
-    return result
+    def Compare(self, node, scope):
+        left = self.value(node.left, scope)
+        for op, comparator in zip(node.ops, node.comparators):
+            right = self.value(comparator, scope)
+            result = self.compare(op, left, right)
+            if not result:
+                break
+            left = right
+        return result
 
-# %% ../../../nbs/envs/toy/03_walk.ipynb #2d3c4bf7
-@patch
-def IfExp(self: Expressions, node, scope):
-    return self.value(node.body if self.value(node.test, scope) else node.orelse, scope)
+    def IfExp(self, node, scope):
+        return self.value(node.body if self.value(node.test, scope) else node.orelse, scope)
 
-# %% ../../../nbs/envs/toy/03_walk.ipynb #d0f622c4
-@patch
-def List(self: Expressions, node, scope):
-    return self.sized(self.values(node.elts, scope))
+    def List(self, node, scope):
+        return self.sized(self.values(node.elts, scope))
 
-# %% ../../../nbs/envs/toy/03_walk.ipynb #680494e6
-@patch
-def Tuple(self: Expressions, node, scope):
-    return tuple(self.List(node, scope))
+    def Tuple(self, node, scope):
+        return tuple(self.List(node, scope))
 
-# %% ../../../nbs/envs/toy/03_walk.ipynb #46059cb1
-@patch
-def Subscript(self: Expressions, node, scope):
-    return self.value(node.value, scope)[self.value(node.slice, scope)]
+    def Subscript(self, node, scope):
+        return self.value(node.value, scope)[self.value(node.slice, scope)]
 
-# %% ../../../nbs/envs/toy/03_walk.ipynb #be85e109
-@patch
-def Attribute(self: Expressions, node, scope):
-    module = self.value(node.value, scope)
-    if type(module) is not WalkedModule:
-        raise Unsupported("Attribute")
-    return module.names[node.attr] if node.attr in module.names else missing(node.attr, AttributeError)
+    def Attribute(self, node, scope):
+        module = self.value(node.value, scope)
+        if type(module) is not WalkedModule:
+            raise Unsupported("Attribute")
+        return module.names[node.attr] if node.attr in module.names else missing(node.attr, AttributeError)
 
 # %% ../../../nbs/envs/toy/03_walk.ipynb #f5e92464
 class Walk(Expressions):
     "The statements. None, or `(value,)` where the function has returned; raises what Python raises, `Limit` and `Unsupported`."
 
-# %% ../../../nbs/envs/toy/03_walk.ipynb #0af3e201
-@patch
-def block(
-    self: Walk,
-    body: list[ast.stmt],  # at least one
-    scope: Scope,
-) -> tuple | None:
-    "Run statements until one returns."
-    self.enter()
-    for node in body:
-        self.spend()
-        done = getattr(self, type(node).__name__)(node, scope)
-        if done is not None:
-            break
-    self.depth -= 1
-    return done
+    def block(
+        self,
+        body: list[ast.stmt],  # at least one
+        scope: Scope,
+    ) -> tuple | None:
+        "Run statements until one returns."
+        self.enter()
+        for node in body:
+            self.spend()
+            done = getattr(self, type(node).__name__)(node, scope)
+            if done is not None:
+                break
+        self.depth -= 1
+        return done
 
-# %% ../../../nbs/envs/toy/03_walk.ipynb #858bf34c
-@patch
-def call(
-    self: Walk,
-    function: WalkedFunction,
-    arguments: list,
-):
-    "What the function returns."
-    definition = function.definition
-    parameters = [arg.arg for arg in definition.node.args.args]
-    if definition.body_problem:
-        raise Unsupported(definition.body_problem)
-    if len(arguments) != len(parameters):
-        raise TypeError("number of arguments")
-    done = self.block(definition.node.body, Scope(dict(zip(parameters, arguments)), definition.locals, function.globals))
-    return done[0] if done else None
+    def call(
+        self,
+        function: WalkedFunction,
+        arguments: list,
+    ):
+        "What the function returns."
+        definition = function.definition
+        parameters = [arg.arg for arg in definition.node.args.args]
+        if definition.body_problem:
+            raise Unsupported(definition.body_problem)
+        if len(arguments) != len(parameters):
+            raise TypeError("number of arguments")
+        done = self.block(definition.node.body, Scope(dict(zip(parameters, arguments)), definition.locals, function.globals))
+        return done[0] if done else None
 
-# %% ../../../nbs/envs/toy/03_walk.ipynb #ea9bbc69
-@patch
-def Call(self: Walk, node, scope):
-    function, arguments = self.value(node.func, scope), self.values(node.args, scope)
-    if type(function) is WalkedFunction:
-        return self.call(function, arguments)
-    if isinstance(function, (type, types.BuiltinFunctionType)):  # the only ones of these types are those of `BUILTINS`
-        return self.apply(function, arguments)
-    raise TypeError("not callable")
+    def Call(self, node, scope):
+        function, arguments = self.value(node.func, scope), self.values(node.args, scope)
+        if type(function) is WalkedFunction:
+            return self.call(function, arguments)
+        if isinstance(function, (type, types.BuiltinFunctionType)):  # the only ones of these types are those of `BUILTINS`
+            return self.apply(function, arguments)
+        raise TypeError("not callable")
 
-# %% ../../../nbs/envs/toy/03_walk.ipynb #ae3fa600
-@patch
-def store(
-    self: Walk,
-    target: ast.expr,  # a name, or a tuple or list of targets
-    value,
-    scope: Scope,
-) -> None:
-    "Assign, and unpack where the target asks for it."
-    if isinstance(target, ast.Name):
-        scope.names[target.id] = value
-        return
-    self.charge(value)
-    items = list(value)
-    if len(items) != len(target.elts):
-        raise ValueError("number of values")
-    for inner, item in zip(target.elts, items):
-        self.store(inner, item, scope)
+    def store(
+        self,
+        target: ast.expr,  # a name, or a tuple or list of targets
+        value,
+        scope: Scope,
+    ) -> None:
+        "Assign, and unpack where the target asks for it."
+        if isinstance(target, ast.Name):
+            scope.names[target.id] = value
+            return
+        self.charge(value)
+        items = list(value)
+        if len(items) != len(target.elts):
+            raise ValueError("number of values")
+        for inner, item in zip(target.elts, items):
+            self.store(inner, item, scope)
 
-# %% ../../../nbs/envs/toy/03_walk.ipynb #3d861db8
-@patch
-def Assign(self: Walk, node, scope):
-    value = self.value(node.value, scope)
-    for target in node.targets:
-        self.store(target, value, scope)
+    def Assign(self, node, scope):
+        value = self.value(node.value, scope)
+        for target in node.targets:
+            self.store(target, value, scope)
 
-# %% ../../../nbs/envs/toy/03_walk.ipynb #eeda5c0f
-@patch
-def AugAssign(self: Walk, node, scope):
-    old = look_up(node.target.id, scope)
-    scope.names[node.target.id] = self.binary(node.op, old, self.value(node.value, scope), in_place=True)
+    def AugAssign(self, node, scope):
+        old = look_up(node.target.id, scope)
+        scope.names[node.target.id] = self.binary(node.op, old, self.value(node.value, scope), in_place=True)
 
-# %% ../../../nbs/envs/toy/03_walk.ipynb #986df742
-@patch
-def Return(self: Walk, node, scope):
-    return (self.value(node.value, scope) if node.value else None,)
+    def Return(self, node, scope):
+        return (self.value(node.value, scope) if node.value else None,)
 
-# %% ../../../nbs/envs/toy/03_walk.ipynb #5bdb058e
-@patch
-def If(self: Walk, node, scope):
-    body = node.body if self.value(node.test, scope) else node.orelse
-    return self.block(body, scope) if body else None
+    def If(self, node, scope):
+        body = node.body if self.value(node.test, scope) else node.orelse
+        return self.block(body, scope) if body else None
 
-# %% ../../../nbs/envs/toy/03_walk.ipynb #b30f281d
-@patch
-def For(self: Walk, node, scope):
-    for item in self.value(node.iter, scope):
-        self.store(node.target, item, scope)
-        if (done := self.block(node.body, scope)) is not None:
-            return done
-    return self.block(node.orelse, scope) if node.orelse else None  # always, without `break`
+    def For(self, node, scope):
+        for item in self.value(node.iter, scope):
+            self.store(node.target, item, scope)
+            if (done := self.block(node.body, scope)) is not None:
+                return done
+        return self.block(node.orelse, scope) if node.orelse else None  # always, without `break`
 
-# %% ../../../nbs/envs/toy/03_walk.ipynb #cce4911a
-@patch
-def While(self: Walk, node, scope):
-    while self.value(node.test, scope):
-        if (done := self.block(node.body, scope)) is not None:
-            return done
-    return self.block(node.orelse, scope) if node.orelse else None
+    def While(self, node, scope):
+        while self.value(node.test, scope):
+            if (done := self.block(node.body, scope)) is not None:
+                return done
+        return self.block(node.orelse, scope) if node.orelse else None
 
-# %% ../../../nbs/envs/toy/03_walk.ipynb #367630ee
-@patch
-def Assert(self: Walk, node, scope):
-    if not self.value(node.test, scope):
-        raise AssertionError(self.value(node.msg, scope) if node.msg else "")
+    def Assert(self, node, scope):
+        if not self.value(node.test, scope):
+            raise AssertionError(self.value(node.msg, scope) if node.msg else "")
 
-# %% ../../../nbs/envs/toy/03_walk.ipynb #6bf557db
-@patch
-def Raise(self: Walk, node, scope):
-    if "NotImplementedError" in scope.locals or "NotImplementedError" in scope.globals:
-        raise Unsupported("Raise")  # the name means something else here
-    raise NotImplementedError
+    def Raise(self, node, scope):
+        if "NotImplementedError" in scope.locals or "NotImplementedError" in scope.globals:
+            raise Unsupported("Raise")  # the name means something else here
+        raise NotImplementedError
 
-# %% ../../../nbs/envs/toy/03_walk.ipynb #cfefb5cb
-@patch
-def Pass(self: Walk, node, scope):
-    pass
+    def Pass(self, node, scope):
+        pass
 
-# %% ../../../nbs/envs/toy/03_walk.ipynb #883a9a52
-@patch
-def Expr(self: Walk, node, scope):
-    self.value(node.value, scope)
+    def Expr(self, node, scope):
+        self.value(node.value, scope)

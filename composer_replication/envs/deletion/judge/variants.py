@@ -12,8 +12,6 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
-from fastcore.basics import patch
-
 # %% ../../../../nbs/envs/deletion/judge/06_variants.ipynb #1faf1473
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -170,43 +168,37 @@ class Changer:
             self._letters |= dict(zip(group, other, strict=True))
         self._letters |= {k.upper(): v.upper() for k, v in self._letters.items()}
 
+    def _kept(self, value):
+        return random.Random(f"{self._seed}/{value!r}").random() > self._share
 
-@patch
-def _kept(self: Changer, value):
-    return random.Random(f"{self._seed}/{value!r}").random() > self._share
+    def constant(
+        self,
+        value: Any,  # of a literal
+    ):
+        "Another value of the same type, or the same."
+        kind = type(value)
+        if kind not in (int, float, str, bytes) or self._kept(value):
+            return value
+        if kind is int:
+            moved = self._times * abs(value) + self._shift
+            return value if abs(value) < 2 or abs(value) > 10**9 else moved if value > 0 else -moved
+        if kind is float:
+            return value + self._shift / 4 if value == value and abs(value) < 1e15 else value
+        if kind is bytes:
+            return bytes(ord(self._letters.get(chr(b), chr(b))) for b in value)
+        return "".join(self._letters.get(c, c) for c in value)
 
-# %% ../../../../nbs/envs/deletion/judge/06_variants.ipynb #f6947f27
-@patch
-def constant(
-    self: Changer,
-    value: Any,  # of a literal
-):
-    "Another value of the same type, or the same."
-    kind = type(value)
-    if kind not in (int, float, str, bytes) or self._kept(value):
-        return value
-    if kind is int:
-        moved = self._times * abs(value) + self._shift
-        return value if abs(value) < 2 or abs(value) > 10**9 else moved if value > 0 else -moved
-    if kind is float:
-        return value + self._shift / 4 if value == value and abs(value) < 1e15 else value
-    if kind is bytes:
-        return bytes(ord(self._letters.get(chr(b), chr(b))) for b in value)
-    return "".join(self._letters.get(c, c) for c in value)
-
-# %% ../../../../nbs/envs/deletion/judge/06_variants.ipynb #13c8cf01
-@patch
-def value(
-    self: Changer,
-    value: Any,  # literals within lists, tuples, sets and dicts
-):
-    "The same for a whole literal."
-    kind = type(value)
-    if kind in (list, tuple, set):
-        return kind(self.value(item) for item in value)
-    if kind is dict:
-        return {self.value(k): self.value(v) for k, v in value.items()}
-    return self.constant(value)
+    def value(
+        self,
+        value: Any,  # literals within lists, tuples, sets and dicts
+    ):
+        "The same for a whole literal."
+        kind = type(value)
+        if kind in (list, tuple, set):
+            return kind(self.value(item) for item in value)
+        if kind is dict:
+            return {self.value(k): self.value(v) for k, v in value.items()}
+        return self.constant(value)
 
 # %% ../../../../nbs/envs/deletion/judge/06_variants.ipynb #f9332b7c
 _KEPT_TEXTS = {"getattr", "hasattr", "setattr", "delattr", "open", "encode", "decode", "parametrize", "import_module", "usefixtures",
@@ -271,72 +263,58 @@ class _Observe(ast.NodeTransformer):
     def __init__(self, literal_names):
         self._names = literal_names
 
+    def _computed(self, node):
+        if isinstance(node, ast.Starred):
+            node = node.value
+        return not (_literal_only(node) or (isinstance(node, ast.Name) and node.id in self._names))
 
-@patch
-def _computed(self: _Observe, node):
-    if isinstance(node, ast.Starred):
-        node = node.value
-    return not (_literal_only(node) or (isinstance(node, ast.Name) and node.id in self._names))
+    def _seen(self, parts):
+        call = ast.Call(ast.Name("seen", ast.Load()), [part for part in parts if self._computed(part)], [])
+        return ast.Expr(call)
 
+    def visit_FunctionDef(self, node):
+        return _Observe(self._names | _literal_names(node)).generic_visit(node)
 
-@patch
-def _seen(self: _Observe, parts):
-    call = ast.Call(ast.Name("seen", ast.Load()), [part for part in parts if self._computed(part)], [])
-    return ast.Expr(call)
+    def visit_Assert(self, node):
+        test = node.test
+        while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            test = test.operand
+        if isinstance(test, ast.Compare) and not any(isinstance(op, ast.In | ast.NotIn) for op in test.ops):
+            return self._seen([test.left, *test.comparators])
+        return self._held(test)
+
+    def _held(self, test):
+        "Whether it holds: a test that asks no more leaves the value itself open."
+        return self._seen([ast.UnaryOp(ast.Not(), ast.UnaryOp(ast.Not(), test))] if self._computed(test) else [])
+
+    def visit_With(self, node):
+        for item in node.items:
+            call = item.context_expr
+            if isinstance(call, ast.Call) and _called(call) in ("raises", "assertRaises", "assertRaisesRegex"):
+                item.context_expr = ast.Call(ast.Name("caught", ast.Load()), [], [])
+        return self.generic_visit(node)
+
+    def visit_Expr(self, node):
+        call = node.value
+        name = _called(call) if isinstance(call, ast.Call) else ""
+        if name in ("assertRaises", "raises", "assertRaisesRegex") and len(call.args) > 1:
+            place = 2 if name == "assertRaisesRegex" else 1
+            inner = ast.Call(call.args[place], call.args[place + 1:], call.keywords) if len(call.args) > place else call
+            return ast.With([ast.withitem(ast.Call(ast.Name("caught", ast.Load()), [], []))], [ast.Expr(inner)])
+        if name in ("assertTrue", "assertFalse") and call.args:
+            return self._held(call.args[0])
+        if name in ("assertIn", "assertNotIn", "assertIsInstance", "assertNotIsInstance") and len(call.args) > 1:
+            inside = name.endswith("In")
+            return self._held(ast.Compare(call.args[0], [ast.In()], [call.args[1]]) if inside
+                              else ast.Call(ast.Name("isinstance", ast.Load()), call.args[:2], []))
+        if name.startswith("assert") or name == "eq_":
+            return self._seen(call.args)
+        return node
 
 # %% ../../../../nbs/envs/deletion/judge/06_variants.ipynb #70dd0358
-@patch
-def visit_FunctionDef(self: _Observe, node):
-    return _Observe(self._names | _literal_names(node)).generic_visit(node)
-
-
 _Observe.visit_AsyncFunctionDef = _Observe.visit_FunctionDef
 
-# %% ../../../../nbs/envs/deletion/judge/06_variants.ipynb #34970f5f
-@patch
-def visit_Assert(self: _Observe, node):
-    test = node.test
-    while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        test = test.operand
-    if isinstance(test, ast.Compare) and not any(isinstance(op, ast.In | ast.NotIn) for op in test.ops):
-        return self._seen([test.left, *test.comparators])
-    return self._held(test)
-
-
-@patch
-def _held(self: _Observe, test):
-    "Whether it holds: a test that asks no more leaves the value itself open."
-    return self._seen([ast.UnaryOp(ast.Not(), ast.UnaryOp(ast.Not(), test))] if self._computed(test) else [])
-
-# %% ../../../../nbs/envs/deletion/judge/06_variants.ipynb #b3b579f4
-@patch
-def visit_With(self: _Observe, node):
-    for item in node.items:
-        call = item.context_expr
-        if isinstance(call, ast.Call) and _called(call) in ("raises", "assertRaises", "assertRaisesRegex"):
-            item.context_expr = ast.Call(ast.Name("caught", ast.Load()), [], [])
-    return self.generic_visit(node)
-
 # %% ../../../../nbs/envs/deletion/judge/06_variants.ipynb #58dc6474
-@patch
-def visit_Expr(self: _Observe, node):
-    call = node.value
-    name = _called(call) if isinstance(call, ast.Call) else ""
-    if name in ("assertRaises", "raises", "assertRaisesRegex") and len(call.args) > 1:
-        place = 2 if name == "assertRaisesRegex" else 1
-        inner = ast.Call(call.args[place], call.args[place + 1:], call.keywords) if len(call.args) > place else call
-        return ast.With([ast.withitem(ast.Call(ast.Name("caught", ast.Load()), [], []))], [ast.Expr(inner)])
-    if name in ("assertTrue", "assertFalse") and call.args:
-        return self._held(call.args[0])
-    if name in ("assertIn", "assertNotIn", "assertIsInstance", "assertNotIsInstance") and len(call.args) > 1:
-        inside = name.endswith("In")
-        return self._held(ast.Compare(call.args[0], [ast.In()], [call.args[1]]) if inside
-                          else ast.Call(ast.Name("isinstance", ast.Load()), call.args[:2], []))
-    if name.startswith("assert") or name == "eq_":
-        return self._seen(call.args)
-    return node
-
-
 def _called(call):
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
