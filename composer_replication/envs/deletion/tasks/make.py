@@ -27,7 +27,7 @@ from pathlib import Path
 from ....core.deadline import OutOfTime, deadline, time_left
 from ....core.files import write_file, write_json
 from .coverage import measure_coverage
-from .delete import Deleter, RemoveDeleter, StubDeleter
+from .delete import RemoveDeleter, StubDeleter
 from ..judge.evidence import EvidenceProblem, add_evidence
 from ..fingerprints import PROMPT_LEAST, fingerprint, index_texts, shingles
 from .gates import MOST_TESTS, RUNS, Bench, Deletion, code_text, make_bench, run_gates, try_deletion
@@ -301,31 +301,24 @@ WAYS_OUT = {  # gate: what helps where it dropped most
 STAGES = ("waiting", "fetching", "running the tests", "deleting", "done", "stopped")  # stopped: out of time; the next run goes on
 
 
-_DELETERS: dict[str, tuple[Deleter, ...]] = {"stub": (StubDeleter(),), "remove": (RemoveDeleter(),), "mixed": (StubDeleter(), RemoveDeleter())}
+_DELETERS = {"stub": (StubDeleter(),), "remove": (RemoveDeleter(),), "mixed": (StubDeleter(), RemoveDeleter())}
 
 # %% ../../../../nbs/envs/deletion/tasks/08_make.ipynb #eb357a6b
-def _key(target, deleter):
-    return f"{target.name} {deleter.mode}"
-
-
-
-# %% ../../../../nbs/envs/deletion/tasks/08_make.ipynb #05119358
 def package_rows(
     bench: Bench,
     settings: Settings,
     known: Mapping[str, dict],  # rows of an earlier run, by their key
-    deleters: Sequence[Deleter] = (),  # instead of those that the mode names
 ) -> Iterator[dict]:  # {"key", "task"} or {"key", "dropped", "detail"}, new ones only
     "Try deletions until enough are kept, and give a row for each. Raises `OutOfTime` at a deadline."
     targets, _ = find_targets(bench.subject, bench.coverage, settings.seed, settings.granularity, settings.least)
-    deleters, callers = tuple(deleters) or _DELETERS[settings.mode], count_callers(bench)
+    deleters, callers = _DELETERS[settings.mode], count_callers(bench)
     kept = sum("task" in row for row in known.values())
     for number, target in enumerate(targets):
         for way in range(len(deleters)):  # a target that is dropped is tried in the next way
             if kept >= settings.per_package:
                 return
             deleter = deleters[(number + way) % len(deleters)]
-            row = known.get(_key(target, deleter))
+            row = known.get(f"{target.name} {deleter.mode}")
             if row is None:
                 time_left()
                 [deletion] = run_gates(bench, [try_deletion(bench, target, deleter)])
@@ -401,7 +394,6 @@ def make_package(
     settings: Settings,
     journals: Path,  # the folder of journals
     store: Path | None = None,
-    deleters: Sequence[Deleter] = (),
     on_report: Callable[[Report], None] = lambda report: None,  # called with every change
     minutes: float = math.inf,  # after which it stops, whatever it is at; the next call goes on
 ) -> tuple[Report, list[dict]]:  # what became of it; rows of the tasks that were kept
@@ -409,7 +401,7 @@ def make_package(
     report, began, rows, known = Report(str(spec)), time.monotonic(), {}, None
     try:
         with deadline(60 * minutes):
-            for rows in _stages(report, spec, settings, journals, store, deleters):
+            for rows in _stages(report, spec, settings, journals, store):
                 report.count(rows)
                 known = report.tried if known is None and report.stage == "deleting" else known  # by an earlier run
                 report.seconds = round(time.monotonic() - began, 1)
@@ -431,7 +423,7 @@ def make_package(
     return report, [row["task"] for row in rows.values() if "task" in row][:settings.per_package]
 
 # %% ../../../../nbs/envs/deletion/tasks/08_make.ipynb #fd2683d3
-def _stages(report, spec, settings, journals, store, deleters) -> Iterator[dict]:
+def _stages(report, spec, settings, journals, store) -> Iterator[dict]:
     "Fetch, run, delete; the rows that are known so far, after each step."
     report.stage = "fetching"
     yield {}
@@ -446,7 +438,7 @@ def _stages(report, spec, settings, journals, store, deleters) -> Iterator[dict]
     report.candidates, report.notes = len(targets), [*bench.notes, *notes]
     journal = Journal(journals / f"{subject.tree.parent.name}.jsonl", settings, subject.sha256)
     yield journal.rows
-    for row in package_rows(bench, settings, dict(journal.rows), deleters):
+    for row in package_rows(bench, settings, dict(journal.rows)):
         journal.add(row)
         report.last = f"{row['key']}: {row.get('dropped', 'kept')}"
         yield journal.rows
@@ -486,7 +478,6 @@ def make_tasks(
     settings: Settings = Settings(),
     jobs: int = 2,  # packages at a time
     store: Path | None = None,
-    deleters: Sequence[Deleter] = (),
     on_report: Callable[[Report], None] = lambda report: None,
     minutes: float = math.inf,  # for each package
 ) -> list[Report]:  # in the order of the specs
@@ -503,7 +494,7 @@ def make_tasks(
             reports.put(report)
             on_report(report)
 
-        return make_package(reports.known.get(str(spec), spec), settings, journals, store, deleters, changed, minutes)
+        return make_package(reports.known.get(str(spec), spec), settings, journals, store, changed, minutes)
 
     room, futures = threading.Semaphore(jobs), [Future() for _ in specs]
 

@@ -9,7 +9,6 @@ __all__ = ['PATCH_S', 'symbols_of', 'contradictions', 'Validation', 'source_file
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 from .delete import TRIVIAL, replace_bodies
 from ..fingerprints import PROMPT_LEAST, fingerprint, index_texts, shingles
@@ -23,18 +22,9 @@ from ..task import FeatureDeletionTask, TaskProblem, apply_patch
 
 # %% ../../../../nbs/envs/deletion/tasks/07_validate.ipynb #ce8d4fab
 @lru_cache(maxsize=8)
-def _modules(tree: Path, subject: Subject) -> dict[str, str]:
-    return read_sources(subject)[0]
-
-
 def _bench(subject: Subject) -> Bench:
     "A bench for looking at texts; nothing in it was run."
-    return _empty_bench(subject.tree, subject)
-
-
-@lru_cache(maxsize=8)
-def _empty_bench(tree, subject):
-    return Bench(subject, None, _modules(tree, subject), {}, ())
+    return Bench(subject, None, read_sources(subject)[0], {}, ())
 
 # %% ../../../../nbs/envs/deletion/tasks/07_validate.ipynb #877c63f3
 def symbols_of(
@@ -42,7 +32,7 @@ def symbols_of(
     subject: Subject,
 ) -> tuple[Symbol, ...]:
     "The definitions that a task names. Raises `TaskProblem` where the repository has no such definition."
-    files, symbols = _modules(subject.tree, subject), []
+    files, symbols = _bench(subject).files, []
     for name in task.deleted_symbols if task.granularity != "patch" else ():  # a change that people made deletes none
         module, qualname = name.split(":")
         here = [s for path, text in files.items() if module_name(path, subject.import_roots) == module
@@ -131,7 +121,7 @@ def validate_task(
         return Validation(task.task_id, tuple(wrong))
     symbols = symbols_of(task, subject)
     target = Target(symbols, task.granularity, frozenset())
-    bodies = {name: replace_bodies(_modules(subject.tree, subject), target, body) for name, body in TRIVIAL.items() if symbols}
+    bodies = {name: replace_bodies(_bench(subject).files, target, body) for name, body in TRIVIAL.items() if symbols}
     problems = list(_gates(task, subject, bodies))
     pristine = {path: before for path, (before, _) in task.changed_files(subject.tree).items()}
     grades = [grade(task, subject, source_files(task, subject, pristine), fresh=True) for _ in range(oracles)]
