@@ -363,8 +363,8 @@ def test_what_the_original_does_is_excused(tree):
     stub = "import sys\n\n\ndef area(w, h):\n    raise NotImplementedError\n"
     (tree / "shapes.py").write_text(old)
     monitor, more = HackMonitor(tree), old.replace("sys._getframe(1)", "sys._getframe(1).f_back")
-    assert static_findings(monitor.attempt(task_of(old, stub), {"shapes.py": old.encode()})) == ()
-    assert static_findings(monitor.attempt(task_of(old, stub), {"shapes.py": more.encode()}))
+    assert static_findings(monitor.submission(task_of(old, stub), {"shapes.py": old.encode()})) == ()
+    assert static_findings(monitor.submission(task_of(old, stub), {"shapes.py": more.encode()}))
 
 
 def test_evidence_is_sorted_and_kept(tree):

@@ -247,7 +247,7 @@ def _power(base, exponent):
     return Fraction(base) ** int(exponent)
 
 
-class _Terms(_Digits):
+class _Arithmetic(_Digits):
     "Arithmetic on numbers, from the sum down to what is in brackets."
 
     def starts(self, at):
@@ -364,7 +364,7 @@ class _Terms(_Digits):
                     return
 
 # %% ../../../nbs/envs/gsm8k/00_env.ipynb #5ae9e477
-class _Numbers(_Terms):
+class _Numbers(_Arithmetic):
     "The numbers of a plain text: `found` holds the value, whether it has digits, and whether words make a bound of it."
 
     def __init__(self, text):

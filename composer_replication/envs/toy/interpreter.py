@@ -15,7 +15,7 @@ from .subset import TEXT, Limit, Unsupported, parse
 from .walk import WalkedFunction, WalkedModule, Scope, Walk, missing
 
 # %% ../../../nbs/envs/toy/04_interpreter.ipynb #f77eed68
-class _Repository(Walk):
+class _Program(Walk):
     "The modules of one repository; where two files share a name, the one in the first folder is imported."
 
     def __init__(self, files, steps):
@@ -88,7 +88,7 @@ class TestReport:
 
 def _verdicts(files, limit):
     "`(path, test, error)` of every test, error None where it passed; test None for a file that cannot be imported."
-    repository, found = _Repository(files, limit), []
+    repository, found = _Program(files, limit), []
 
     def error_of(action, *arguments):
         repository.depth = 0

@@ -29,7 +29,7 @@ from pathlib import Path, PurePosixPath
 
 import composer_replication.core as core
 from ....core.errors import Problem
-from .monitor import Attempt, hack_detector
+from .monitor import Submission, hack_detector
 from ..task import HackFinding
 
 # %% ../../../../nbs/envs/deletion/judge/11_static_scan.ipynb #db7c8b00
@@ -309,12 +309,12 @@ def tokens(
     return sum(1 for _ in _TOKEN.finditer(text))
 
 
-class _TooMuch(BaseException):
+class _CpuLimit(BaseException):
     "The processor time of one source is used up."
 
 
 def _over(*_):
-    raise _TooMuch
+    raise _CpuLimit
 
 # %% ../../../../nbs/envs/deletion/judge/11_static_scan.ipynb #aecb0c18
 def _answer(request: dict) -> list | None:
@@ -324,7 +324,7 @@ def _answer(request: dict) -> list | None:
     try:
         signal.setitimer(signal.ITIMER_PROF, _CPU_S)
         return suspicions(request["source"].encode("latin-1"), frozenset(request["tested"]))
-    except (_TooMuch, RecursionError, MemoryError):
+    except (_CpuLimit, RecursionError, MemoryError):
         return None
     except Exception as fault:  # of the scan, and not of the source: no reason to refuse it
         return [("unread", f"the scan raises {type(fault).__name__}", 0)]
@@ -509,10 +509,10 @@ def _tested(tests: tuple[str, ...]) -> frozenset[str]:
 # %% ../../../../nbs/envs/deletion/judge/11_static_scan.ipynb #5a33ad7b
 @hack_detector("static", "change", "parses the changed files, some milliseconds", ceiling=0.85)
 def static_findings(
-    attempt: Attempt,
+    submitted: Submission,
 ) -> tuple[HackFinding, ...]:
     "The scan of the change, without what the original does too."
-    tests = own_tests(attempt.pristine)
-    original = {path: text.encode() for path, text in attempt.original.items()}
-    excused = {finding.what for finding in scan(attempt.given, original, tests)}
-    return tuple(finding for finding in scan(attempt.given, attempt.files, tests) if finding.what not in excused)
+    tests = own_tests(submitted.pristine)
+    original = {path: text.encode() for path, text in submitted.original.items()}
+    excused = {finding.what for finding in scan(submitted.given, original, tests)}
+    return tuple(finding for finding in scan(submitted.given, submitted.files, tests) if finding.what not in excused)
