@@ -346,6 +346,15 @@ def test_a_process_that_a_source_ends_is_no_answer(monkeypatch, end, answer):
     assert analysed("x = 1") is answer
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_process_that_somebody_ends_under_a_source_is_the_machine_s_fault(monkeypatch, number):
+    monkeypatch.setattr(static_scan, "_READER", static_scan._Reader())
+    monkeypatch.setattr(static_scan, "_START", f"import os, sys; sys.stdin.readline(); os.kill(os.getpid(), {int(number)})")
+    monkeypatch.setattr(static_scan, "_KNOWN", {})
+    with pytest.raises(ScanProblem, match="somebody ended"):
+        analysed("x = 1")
+
+
 def test_a_process_that_hangs_is_the_machine_s_fault(monkeypatch):
     monkeypatch.setattr(static_scan, "_READER", static_scan._Reader())
     monkeypatch.setattr(static_scan, "_START", "import time; time.sleep(99)")

@@ -438,6 +438,18 @@ def test_a_judge_that_ended_while_it_waited_is_replaced(larder, nodes, judge):
     assert not judge.ready() and run_phases(larder, [Phase("y", {}, nodes)], SHORT)[0].passed(nodes)
 
 
+def test_a_judge_whose_block_raises_is_closed_and_the_others_wait(larder):
+    close_judges()
+    warm_judge(larder, SHORT)
+    with pytest.raises(KeyError), runner.POOL.judge(larder, SHORT) as one, runner.POOL.judge(larder, SHORT) as other:
+        assert one is not other and runner.POOL.waiting() == []
+        raise KeyError
+    assert runner.POOL.waiting() == [] and not one.job.exists() and not other.job.exists()
+    with runner.POOL.judge(larder, SHORT, fresh=True) as own, runner.POOL.judge(larder, SHORT) as kept:
+        pass
+    assert runner.POOL.waiting() == [kept] and not own.job.exists()
+
+
 def test_a_judge_that_ends_under_a_phase_is_replaced_once(larder, nodes, monkeypatch):
     close_judges()
     ran, started = JudgeProcess.run, []
