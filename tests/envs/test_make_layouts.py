@@ -20,7 +20,7 @@ from composer_replication.envs.deletion import subject as subjects
 from composer_replication.envs.deletion.judge import runner
 from composer_replication.envs.deletion.judge.evidence import add_evidence
 from composer_replication.envs.deletion.judge.observe import canonical, encode
-from composer_replication.envs.deletion.judge.runner import Phase, run_phases
+from composer_replication.envs.deletion.judge.runner import Phase, PhaseResult, run_phases
 from composer_replication.envs.deletion.judge.trees import import_mode
 from composer_replication.envs.deletion.judge.variants import make_probe
 from composer_replication.envs.deletion.subject import (
@@ -31,6 +31,7 @@ from composer_replication.envs.deletion.subject import (
     store_path,
 )
 from composer_replication.envs.deletion.task import FeatureDeletionTask, make_patch, read_tasks
+from composer_replication.envs.deletion.tasks import knowable
 from composer_replication.envs.deletion.tasks.coverage import measure_coverage
 from composer_replication.envs.deletion.tasks.delete import StubDeleter
 from composer_replication.envs.deletion.tasks.gates import GATES, make_bench, try_deletion
@@ -623,6 +624,24 @@ def test_a_task_that_is_mostly_unknowable_is_left_out(bench):
 def test_a_hidden_test_that_nobody_can_satisfy_leaves_the_task_out(bench):
     with pytest.raises(Unknowable, match="a hidden test depends on the constant 'qq-' in good:secret"):
         without_unknowable(bench, *task_of(bench, "secret", ("test_more.py::test_hidden",)))
+
+
+def test_what_is_missing_behind_a_time_limit_is_not_unknowable(bench, monkeypatch):
+    deletion, task = task_of(bench, "label", ())
+    deletion = replace(deletion, before={"good.py": bench.files["good.py"]})
+
+    def run(subject, phases, limits):
+        [phase] = phases
+        if phase.name == "visible":
+            return [PhaseResult(dict.fromkeys(phase.nodes, "passed"), {})]
+        return [PhaseResult({}, {}, "stopped at the time limit", ({"call": 1, "came": {"raised": "KeyError"}},))]
+
+    monkeypatch.setattr(knowable, "run_phases", run)
+    monkeypatch.setattr(knowable, "rivals", lambda *given: [knowable.Rival("a constant", {})])
+    for name, most in (("MOST_LEFT_OUT", 1.0), ("FEWEST", 1)):
+        monkeypatch.setattr(knowable, name, most)
+    left = without_unknowable(bench, deletion, task)
+    assert left.heldout_records == (task.heldout_records[0], *task.heldout_records[2:])
 
 
 def test_mutants_are_measured_on_inputs_that_can_be_known(bench):

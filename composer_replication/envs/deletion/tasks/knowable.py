@@ -207,10 +207,17 @@ def without_unknowable(
     ran = {path: {line for line, nodes in lines.items() if any(node.split("::")[0] not in hidden for node in nodes)}
            for path, lines in bench.coverage.lines.items() if path in deletion.before}
     texts = readable_texts(bench.tree_texts, deletion, hidden, task.problem_statement)
+    calls = [compare([record], PhaseResult({}, {}))[0][0] for record in task.heldout_records if record["kind"] == "call"]
+
+    def answered(result):
+        return {calls[m["call"]] for m in result.messages if "call" in m} | {m["probe"] for m in result.messages if "probe" in m}
+
     limits, unknown = Limits(wall_s=60.0, cpu_s=120), {}
     for rival in rivals(deletion, texts, ran):
         [heldout] = run_phases(bench.subject, [heldout_phase(task, rival.files)], limits)
         wrong = [label for label in compare(task.heldout_records, heldout)[0] if label not in unknown]
+        if heldout.problem and "limit" in heldout.problem:  # what is missing behind a time limit says nothing
+            wrong = [label for label in wrong if label in answered(heldout)]
         if not wrong and not hidden:
             continue
         [seen] = run_phases(bench.subject, [Phase("visible", rival.files, tuple(visible))], limits)
