@@ -417,29 +417,34 @@ def _records(pool: _Pool, keys: Sequence) -> list[dict]:
     return records
 
 # %% ../../../../nbs/envs/deletion/judge/09_evidence.ipynb #8b3f87f2
-def _run_mutants(subject, pool, mutants, limits) -> list[set]:
-    "For each mutant the keys of the inputs that tell it."
+def _run_mutants(subject, pool, mutants, limits, known=None) -> list[set]:
+    "For each mutant the keys of the inputs that tell it: of calls, and where no known one does (None: any), of probes too."
     short = replace(limits, wall_s=round(2 * pool.seconds + _MUTANT_S, 1))
     told: list[set] = [set() for _ in mutants]
     for place, kind in enumerate(("call", "probe")):
-        waiting = [n for n, keys in enumerate(told) if not keys] if any(key[0] == kind for key, *_ in pool.candidates) else []
+        open_ = [n for n, keys in enumerate(told) if not (keys if known is None else keys & known)]
+        waiting = open_ if any(key[0] == kind for key, *_ in pool.candidates) else []
         runs = run_phases(subject, [pool.phases({mutants[n][0]: mutants[n][1].text})[place] for n in waiting], short)
         for n, run in zip(waiting, runs, strict=True):
-            told[n] = _told(pool, kind, run)
+            told[n] |= _told(pool, kind, run)
     return told
 
 # %% ../../../../nbs/envs/deletion/judge/09_evidence.ipynb #bfe1f19f
-def _chosen(task, subject, modules, pool, limits) -> tuple[list[dict], Strength]:
-    "The held-out records, and what they let pass. Which blocks inputs reach is asked only where a mutant is told by nothing."
+def _chosen(task, subject, modules, pool, known, limits) -> tuple[list[dict], Strength]:
+    """The held-out records, of known inputs, and what they let pass. Which blocks inputs reach is asked only where a mutant is told by nothing.
+
+    A mutant that only other inputs tell is not counted: nobody can know that it is wrong."""
     both = list(_mutants(task, subject, modules))
     mutants = [pair for pair in both if not pair[1].crash]
-    told = _run_mutants(subject, pool, mutants, limits)
+    told = _run_mutants(subject, pool, mutants, limits, known)
+    counted = [n for n, own in enumerate(told) if not own or own & known]
+    mutants, told = [mutants[n] for n in counted], [told[n] & known for n in counted]
     tells: dict = {}
     for number, own in enumerate(told):
         for key in own:
             tells.setdefault(key, set()).add(number)
     keys = choose_inputs([PoolInput(key, json.dumps(outcome), outcome == shown, frozenset(tells.get(key, ())))
-                          for key, outcome, shown in pool.candidates], _ENOUGH, MOST_CALLS)
+                          for key, outcome, shown in pool.candidates if key in known], _ENOUGH, MOST_CALLS)
     open_ = [n for n, own in enumerate(told) if not own & set(keys)]
     tested = run_phases(subject, [Phase("tests", {mutants[n][0]: mutants[n][1].text}, task.fail_to_pass) for n in open_], limits)
     failing = {n for n, result in zip(open_, tested, strict=True) if not result.passed(task.fail_to_pass)}
@@ -468,9 +473,8 @@ def add_evidence(
     pool = _pool(task, subject, modules, covering, captured, plain_files, _came(plain)[1], limits)
     left = knowable(replace(task, heldout_records=tuple(_records(pool, [key for key, *_ in pool.candidates])))).heldout_records
     inputs = {_text_of(r) for r in left if r["kind"] == "call"} | {node for r in left if r["kind"] == "probe" for node in r["came"]}
-    pool = replace(pool, candidates=[one for one in pool.candidates
-                                     if (_text_of(pool.calls[one[0][1]]) if one[0][0] == "call" else one[0][1]) in inputs])
-    records, worth = _chosen(task, subject, modules, pool, limits)
+    known = {key for key, *_ in pool.candidates if (_text_of(pool.calls[key[1]]) if key[0] == "call" else key[1]) in inputs}
+    records, worth = _chosen(task, subject, modules, pool, known, limits)
     if count_records(records) < FEWEST:
         raise EvidenceProblem(f"task {task.task_id}: only {count_records(records)} held-out records can be made (of {len(captured)} captured "
                               f"calls and {len(pool.files)} probes), {FEWEST} are needed: its tests use no literals, or nothing stable comes out")
