@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['Environment', 'step_limit', 'TrlEnvironment', 'environment_of', 'TrlEpisodes', 'trl_factory', 'register_environment',
-           'environment_names', 'load', 'factory_of', 'imported', 'TasksWanted', 'TaskSet', 'task_set', 'task_rows']
+           'environment_names', 'load', 'factory_of', 'imported', 'TasksWanted', 'TaskSet', 'Offer', 'offer_of',
+           'task_set', 'task_rows']
 
 # %% ../../nbs/core/04_environment.ipynb #8eafa682
 import asyncio
@@ -13,7 +14,7 @@ import os
 import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -271,6 +272,24 @@ class TaskSet:
     reward: Callable | None = None  # a reward function of TRL's
     counts: Callable[[], Mapping[str, int]] | None = None  # what its machinery came to in this process so far; each under its name in the log
 
+# %% ../../nbs/core/04_environment.ipynb #0ffe7002
+@dataclass(frozen=True)
+class Offer:
+    "What a factory of environments offers a recipe; what it says nothing of has the default."
+
+    reads_tasks: bool = False  # whether a recipe has to name a file of tasks
+    tools: Any = None  # schemas of all tools; empty: an answer is one turn; None, or a property: known with the first task
+    task_set: Callable[[TasksWanted], TaskSet] | None = None  # what it trains on; None: rows of a file
+    demonstrations: Callable[..., Any] | None = None  # (n, seed, tasks) gives right episodes to fit first
+    hinted_demonstrations: Callable[..., Any] | None = None  # (n, seed, tasks) gives pairs of an episode and a hint
+
+
+def offer_of(
+    factory: Callable[..., Any],  # as `factory_of` gives it
+) -> Offer:
+    "What a factory offers a recipe."
+    return Offer(**{field.name: getattr(factory, field.name) for field in fields(Offer) if hasattr(factory, field.name)})
+
 # %% ../../nbs/core/04_environment.ipynb #51943ac3
 def task_set(
     name: str,  # as `factory_of`
@@ -278,8 +297,8 @@ def task_set(
 ) -> TaskSet:
     "What an environment brings to a run. Raises `InputProblem` where its rows are not to be had."
     factory = factory_of(name)
-    if hasattr(factory, "task_set"):
-        return factory.task_set(wanted)
+    if brought := offer_of(factory).task_set:
+        return brought(wanted)
     if wanted.file is None:
         raise InputProblem(f"task {name!r} brings no tasks of its own", "set tasks to a file of JSON lines with `prompt` and `task_id`")
     return TaskSet(task_rows(wanted.file), environment=factory)

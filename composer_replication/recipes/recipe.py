@@ -20,7 +20,7 @@ import torch
 import yaml
 from trl import ModelConfig, TrlParser
 
-from ..core.environment import factory_of
+from ..core.environment import factory_of, offer_of
 from ..hints.layers import LAYERS
 import composer_replication.hints.habits  # registers its templates
 import composer_replication.hints.judge_layer  # registers its layer
@@ -346,10 +346,10 @@ def _check_offline(a, c):
 # %% ../../nbs/recipes/00_recipe.ipynb #f10fd0ca
 def _check_task(a, c):
     "Raises `ValueError` where the task cannot be trained on in this way."
-    factory = factory_of(a.task)
-    if getattr(factory, "reads_tasks", False) and a.tasks is None:
+    offer = offer_of(factory_of(a.task))
+    if offer.reads_tasks and a.tasks is None:
         raise RecipeProblem(f"task {a.task!r} needs tasks; set tasks to a file that `composer-rl tasks make` wrote.")
-    if getattr(factory, "tools", None) == () and c.alpha_sdpo:
+    if offer.tools == () and c.alpha_sdpo:
         raise RecipeProblem(f"alpha_sdpo={c.alpha_sdpo} with task {a.task!r}, which has no tool calls and so no error turns; set "
                             "alpha_sdpo to 0, or take another task.")
     prompts = c.generation_batch_size // c.num_generations

@@ -20,7 +20,7 @@ from pathlib import Path
 from datasets import Dataset
 from filelock import FileLock, Timeout
 
-from ..core.environment import factory_of
+from ..core.environment import Offer, factory_of, offer_of
 from ..core.errors import InputProblem
 from ..core.files import replacing, write_json
 from ..core.trace import Trace
@@ -110,17 +110,17 @@ def check_demonstrations(
     task: str | None,  # the recipe's
     settings: WarmUp,
 ):
-    "The factory of the task whose environment makes what the settings want of it; None where that is nothing. Raises `InputProblem`."
+    "What the task's environment offers; None where the settings want nothing of it. Raises `InputProblem`."
     if settings.traces and not settings.hinted:
         return None
-    factory = factory_of(task) if task is not None else None
-    if not settings.traces and not hasattr(factory, "demonstrations"):
+    offer = offer_of(factory_of(task)) if task is not None else Offer()
+    if not settings.traces and not offer.demonstrations:
         raise InputProblem(f"warm_up with task {task!r}, whose environment makes no demonstrations",
                            "name recorded episodes with traces, take the task sql, or give yours a `demonstrations(n, seed, tasks)`")
-    if settings.hinted and not hasattr(factory, "hinted_demonstrations"):
+    if settings.hinted and not offer.hinted_demonstrations:
         raise InputProblem(f"warm_up with hinted={settings.hinted} and task {task!r}, whose environment makes no demonstrations with hints",
                            "leave hinted out, or give yours a `hinted_demonstrations(n, seed, tasks)`")
-    return factory
+    return offer
 
 # %% ../../nbs/recipes/15_warm_up.ipynb #af1c8dd4
 @dataclass(frozen=True)
@@ -157,12 +157,12 @@ def _config(recipe, settings, folder):
 # %% ../../nbs/recipes/15_warm_up.ipynb #5a23740a
 def learnt_from(recipe, settings: WarmUp, data: StageData) -> tuple[Sequence[Trace], Sequence[tuple[Trace, str]]]:
     "The episodes, and right actions behind a hint, none of a held-out task. Raises `InputProblem` where no demonstration is left."
-    a, factory = recipe.arguments, check_demonstrations(recipe.arguments.task, settings)
-    hinted = factory.hinted_demonstrations(settings.hinted, settings.seed, a.tasks) if settings.hinted else ()
+    a, offer = recipe.arguments, check_demonstrations(recipe.arguments.task, settings)
+    hinted = offer.hinted_demonstrations(settings.hinted, settings.seed, a.tasks) if settings.hinted else ()
     hinted = [(trace, hint) for trace, hint in hinted if data.fitting([trace])]
     if settings.traces:
         return data.recorded, hinted
-    shown = data.fitting(factory.demonstrations(settings.demonstrations, settings.seed, a.tasks))
+    shown = data.fitting(offer.demonstrations(settings.demonstrations, settings.seed, a.tasks))
     if not shown:
         raise InputProblem("warm_up: every demonstration is of a held-out task", "hold out fewer, or make more")
     return shown, hinted

@@ -167,3 +167,17 @@ def test_built_in_environments_are_found_by_their_folder():
     for environment in (load("gsm8k"), load("toy"), load("deletion", tasks=[])):
         assert isinstance(environment, Environment)
         environment.close()
+
+
+def test_what_a_factory_says_nothing_of_has_its_default():
+    from composer_replication.core.environment import Offer, offer_of
+    from composer_replication.envs.deletion.env import FeatureDeletionEnv
+    from composer_replication.envs.gsm8k.env import Gsm8kEnv
+
+    def plain():
+        return None
+
+    plain.demonstrations = lambda n, seed, tasks: ["shown"] * n
+    assert offer_of(lambda: None) == Offer() == Offer(False, None, None, None, None)
+    assert offer_of(plain).demonstrations(2, 0, None) == ["shown"] * 2 and offer_of(plain).task_set is None
+    assert offer_of(FeatureDeletionEnv).reads_tasks and offer_of(Gsm8kEnv).tools == () and offer_of(Gsm8kEnv).task_set

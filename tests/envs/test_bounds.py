@@ -17,7 +17,6 @@ import pytest
 
 import composer_replication
 from composer_replication.envs.deletion.judge import static_scan
-from composer_replication.envs.deletion.judge.detectors import _DETECTORS, hack_detector
 from composer_replication.envs.deletion.judge.grading import (
     MOST_COLLECTED,
     MOST_COLLECTED_BYTES,
@@ -27,7 +26,7 @@ from composer_replication.envs.deletion.judge.grading import (
     refusal,
     submission,
 )
-from composer_replication.envs.deletion.judge.monitor import THRESHOLD, HackMonitor, hack_score
+from composer_replication.envs.deletion.judge.monitor import _DETECTORS, THRESHOLD, HackMonitor, hack_detector, hack_score
 from composer_replication.envs.deletion.judge.static_scan import (
     LONGEST_FILE,
     MOST_BYTES,
@@ -39,7 +38,7 @@ from composer_replication.envs.deletion.judge.static_scan import (
     tokens,
 )
 from composer_replication.envs.deletion.subject import prepare_subject
-from composer_replication.envs.deletion.task import CommandRecord, HackFinding, read_tasks
+from composer_replication.envs.deletion.task import HackFinding, read_tasks
 from composer_replication.sandbox.base import open_sandbox
 from composer_replication.sandbox.folders import SandboxProblem
 
@@ -349,6 +348,15 @@ def test_a_process_that_a_source_ends_is_no_answer(monkeypatch, end, answer):
     assert analysed("x = 1") is answer
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_process_that_somebody_ends_under_a_source_is_the_machine_s_fault(monkeypatch, number):
+    monkeypatch.setattr(static_scan, "_READER", static_scan._Reader())
+    monkeypatch.setattr(static_scan, "_START", f"import os, sys; sys.stdin.readline(); os.kill(os.getpid(), {int(number)})")
+    monkeypatch.setattr(static_scan, "_KNOWN", {})
+    with pytest.raises(ScanProblem, match="somebody ended"):
+        analysed("x = 1")
+
+
 def test_a_process_that_hangs_is_the_machine_s_fault(monkeypatch):
     monkeypatch.setattr(static_scan, "_READER", static_scan._Reader())
     monkeypatch.setattr(static_scan, "_START", "import time; time.sleep(99)")
@@ -438,13 +446,12 @@ def test_all_that_reads_the_change_says_together_no_more_than_one_of_it():
 
 def test_the_monitor_takes_a_tree_of_any_size(task, subject):
     monitor = HackMonitor(subject.tree)
-    look = [CommandRecord("shell", {"command": "find / -name labels.py"}, "")]
     for files in (
         {"big.py": b"x=1\n" * 12_500_000},
         {f"{k}.py": b"import os\n" for k in range(5000)},
         {LABELS: b"a b " * 12_500_000},
     ):
-        verdict = monitor.verdict(task, files, (), look)
+        verdict = monitor.verdict(task, files, ())
         assert not verdict.hacked and len(verdict.evidence) < 10
 
 

@@ -56,7 +56,7 @@ def say(env, name, **arguments):
 
 def mine():
     "Boxes of this process, without those of the judges that wait for the next one."
-    boxes, waiting = state_folder() / "boxes", {judge.job.parent.name for _, judge in runner._idle}
+    boxes, waiting = state_folder() / "boxes", {judge.job.parent.name for judge in runner.POOL.waiting()}
     there = (p for p in boxes.iterdir() if not p.name.startswith(".gone-"))  # which are being removed
     owners = {p.name: (p / "owner").read_text() for p in there if (p / "owner").is_file()}
     mine = [str(os.getpid())]  # another process may be writing its own: an empty file

@@ -14,7 +14,7 @@ from composer_replication.envs.deletion import env as env_page
 from composer_replication.envs.deletion.judge import evidence, grading, observe
 from composer_replication.envs.deletion.judge.evidence import EvidenceProblem, WeakInputs, add_evidence, count_records, same
 from composer_replication.envs.deletion.judge.grading import grade
-from composer_replication.envs.deletion.judge.heldout import Candidate, changed_results, choose_inputs, left_open, strength
+from composer_replication.envs.deletion.judge.heldout import PoolInput, changed_results, choose_inputs, left_open, strength
 from composer_replication.envs.deletion.judge.mutants import make_mutants
 from composer_replication.envs.deletion.judge.observe import canonical
 from composer_replication.envs.deletion.judge.runner import Phase, PhaseResult, run_phases
@@ -313,7 +313,7 @@ def test_inner_order_is_open_only_where_it_is_said():
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.frozensets(st.integers(0, 6), max_size=3)), max_size=20))
 def test_chosen_inputs_tell_every_mutant_that_the_pool_tells(parts):
-    pool = [Candidate(("call", n), *part) for n, part in enumerate(parts)]
+    pool = [PoolInput(("call", n), *part) for n, part in enumerate(parts)]
     chosen = choose_inputs(pool, 10, 10)
     by_key = {candidate.key: candidate for candidate in pool}
     told = frozenset().union(*(by_key[key].tells for key in chosen))

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.envs.toy.functions import SPLITS, draw_function, test_code
-from composer_replication.envs.toy.interpreter import _Repository, _verdicts, run_tests
+from composer_replication.envs.toy.interpreter import _Program, _verdicts, run_tests
 from composer_replication.envs.toy.subset import Limit, Unsupported, parse
 
 # ---- CPython as the judge: many repositories in one process, each in its own folder with a limit of its own
@@ -272,7 +272,7 @@ class Programs:
     def right(self, files):
         "An assertion of the value that we find, for CPython to check; now and then a wrong one."
         call = self.one_of("f({}, {})", "g({})").format(self.rng.randrange(-3, 12), self.rng.randrange(-3, 12))
-        repository = _Repository({**files, "ask.py": f"from red import f, g\nanswer = {call}\n"}, 10_000)
+        repository = _Program({**files, "ask.py": f"from red import f, g\nanswer = {call}\n"}, 10_000)
         try:
             value = repository.load("ask.py").names["answer"]
         except Exception:

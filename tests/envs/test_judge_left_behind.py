@@ -95,20 +95,20 @@ def test_a_killed_owner_leaves_nothing_and_the_next_one_judges_the_same(world, k
 
 HALF = """
 import sys, time
-import composer_replication.envs.deletion.judge.runner as runner
+import composer_replication.envs.deletion.judge.trees as trees
 from composer_replication.envs.deletion.subject import subject_of
 from composer_replication.envs.deletion.task import read_tasks
 from pathlib import Path
 
-compile_one = runner._compile_one
+compile_file = trees.compile_file
 
 def slowly(path, target):
-    compile_one(path, target)
+    compile_file(path, target)
     print("compiled", flush=True)
     time.sleep(60)
 
-runner._compile_one = slowly
-runner.compiled(subject_of(read_tasks(Path(sys.argv[1]))[0]))
+trees.compile_file = slowly
+trees.compiled(subject_of(read_tasks(Path(sys.argv[1]))[0]))
 """
 
 

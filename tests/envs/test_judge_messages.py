@@ -13,7 +13,8 @@ from composer_replication.envs.deletion.judge import grading, phases, runner
 from composer_replication.envs.deletion.judge.grading import grade, judge_counts
 from composer_replication.envs.deletion.judge.messages import LONGEST_RESULT, Forgery, read_message, read_messages
 from composer_replication.envs.deletion.judge.observe import canonical
-from composer_replication.envs.deletion.judge.runner import OverlayProblem, Phase, RunnerProblem, run_phases
+from composer_replication.envs.deletion.judge.runner import Phase, RunnerProblem, run_phases
+from composer_replication.envs.deletion.judge.trees import OverlayProblem
 from composer_replication.sandbox.base import sandbox_problem
 
 needs_sandbox = pytest.mark.skipif(sandbox_problem("bubblewrap") is not None, reason=f"{sandbox_problem('bubblewrap')}")
@@ -108,7 +109,7 @@ def test_10_000_fuzzed_results_neither_raise_nor_hang_nor_grow():
             got, cut = phases.gather(reader, time.monotonic(), reader)
             assert got == data
         phase = Phase("x", {}, NODES if kind != "probe" else ("t.py",), kind=kind, data={"calls": [1, 2]})
-        result = runner._result(phase, data, None, 0.0)
+        result = runner.read_result(phase, data, None, 0.0)
         assert set(result.outcomes) <= {*NODES, "t.py"} or not result.forged
         if result.forged:
             assert result.outcomes == {} == result.seconds and result.messages == ()
@@ -125,7 +126,7 @@ def test_10_000_fuzzed_results_neither_raise_nor_hang_nor_grow():
                          ids=["brackets", "ends", "lists", "no end", "one wide message", "one text", "many messages"])
 def test_the_longest_result_is_read_in_bounded_time_and_memory(data):
     begun, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    runner._result(Phase("x", {}), data, None, 0.0)
+    runner.read_result(Phase("x", {}), data, None, 0.0)
     assert time.process_time() - begun < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
 
@@ -272,22 +273,28 @@ def test_nothing_that_must_stay_secret_is_in_the_process(task, subject):
 @needs_sandbox
 def test_the_machinery_is_tried_again_counted_and_then_raised(task, subject, monkeypatch):
     path, text = envs_tasks.solution(subject, task)
-    failures, real = [RunnerProblem("no start"), OSError(28, "No space left on device")], grading.run_phases
+    starts, disk = [RunnerProblem("no start")], [OSError(28, "No space left on device")]
 
-    def run(*given, **named):
-        if failures:
-            raise failures.pop()
-        return real(*given, **named)
+    def failing(failures, real):
+        def call(*given, **named):
+            if failures:
+                raise failures.pop()
+            return real(*given, **named)
+        return call
 
-    monkeypatch.setattr(grading, "run_phases", run)
-    monkeypatch.setattr(grading.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(runner.JudgeProcess, "wait", failing(starts, runner.JudgeProcess.wait))
+    monkeypatch.setattr(runner, "lay_out", failing(disk, runner.lay_out))
+    monkeypatch.setattr(runner, "_PAUSE_S", 0)
     before = judge_counts()
     assert grade(task, subject, {path: text.encode()}).reward == 1.0
     assert judge_counts() == {"graded": before["graded"] + 1, "again": before["again"] + 2, "unscored": before["unscored"]}
-    failures += [OSError(28, "No space left on device")] * grading.TRIES
+    disk += [OSError(28, "No space left on device")] * runner.TRIES
     with pytest.raises(RunnerProblem, match="tried 3 times: .*No space left"):
         grade(task, subject, {path: text.encode()})
-    assert judge_counts()["unscored"] == before["unscored"] + 1
+    assert judge_counts()["unscored"] == before["unscored"] + 1 and judge_counts()["again"] == before["again"] + 4
+    monkeypatch.setattr(grading, "unreadable", failing([OSError(5, "Input/output error")], grading.unreadable))
+    with pytest.raises(RunnerProblem, match="cannot work: .*Input/output"):
+        grade(task, subject, {path: text.encode()})
 
 
 @needs_sandbox

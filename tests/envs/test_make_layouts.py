@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,8 +18,10 @@ from composer_replication.core import deadline as deadlines
 from composer_replication.core.deadline import OutOfTime, deadline
 from composer_replication.envs.deletion import subject as subjects
 from composer_replication.envs.deletion.judge import runner
+from composer_replication.envs.deletion.judge.evidence import add_evidence
 from composer_replication.envs.deletion.judge.observe import canonical, encode
-from composer_replication.envs.deletion.judge.runner import Phase, import_mode, run_phases
+from composer_replication.envs.deletion.judge.runner import Phase, PhaseResult, run_phases
+from composer_replication.envs.deletion.judge.trees import import_mode
 from composer_replication.envs.deletion.judge.variants import make_probe
 from composer_replication.envs.deletion.subject import (
     import_roots,
@@ -28,10 +31,11 @@ from composer_replication.envs.deletion.subject import (
     store_path,
 )
 from composer_replication.envs.deletion.task import FeatureDeletionTask, make_patch, read_tasks
+from composer_replication.envs.deletion.tasks import knowable
 from composer_replication.envs.deletion.tasks.coverage import measure_coverage
 from composer_replication.envs.deletion.tasks.delete import StubDeleter
 from composer_replication.envs.deletion.tasks.gates import GATES, make_bench, try_deletion
-from composer_replication.envs.deletion.tasks.knowable import is_explained, stands_in, without_unknowable
+from composer_replication.envs.deletion.tasks.knowable import Unknowable, is_explained, stands_in, without_unknowable
 from composer_replication.envs.deletion.tasks.make import WAYS_OUT, Report, Settings, make_tasks
 from composer_replication.envs.deletion.tasks.select import find_targets, module_name, parse
 
@@ -385,10 +389,11 @@ def test_a_deadline_in_any_stage_loses_nothing_and_invents_nothing(tmp_path, sto
         before, known = len(known), rows
         if report.stage == "done":
             break
-        assert report.stage == "stopped" and not report.problem and "1000 minutes were over while" in report.notes[-1]
+        assert report.stage == "stopped" and not report.problem
+        [note] = [note for note in report.notes if "1000 minutes were over while" in note]
         finished = len(rows) > before
-        assert ("goes on with" in report.notes[-1]) == finished and ("give it more" in report.notes[-1]) != finished
-        stages.append(report.notes[-1].partition("while ")[2].partition(":")[0])
+        assert ("goes on with" in note) == finished and ("give it more" in note) != finished
+        stages.append(note.partition("while ")[2].partition(":")[0])
     assert set(stages) == {"running the tests", "deleting"} and len(read_tasks(out)) == 1
     assert not any(row.get("dropped") in ("hangs without it", "not judged", "not rewarded") for row in known)
 
@@ -608,19 +613,53 @@ def test_inputs_whose_outcome_follows_from_nothing_readable_are_left_out(bench, 
     deletion, task = task_of(bench, name, ())
     if name == "secret":  # its constant stands in a test that is shown
         known, unknown = [*known, *unknown], []
-    left, why = without_unknowable(bench, deletion, task)
+    left = without_unknowable(bench, deletion, task)
     assert [record["args"] for record in left.heldout_records] == [[encode(value)] for value in known]
-    assert why.startswith(f"{len(unknown)} of {len(known) + len(unknown)} held-out inputs depend on") if unknown else why == ""
 
 
 def test_a_task_that_is_mostly_unknowable_is_left_out(bench):
-    left, why = without_unknowable(bench, *task_of(bench, "kind", ()))
-    assert left is None and why == "2 of 4 held-out inputs depend on a branch that no visible test runs"
+    with pytest.raises(Unknowable, match="2 of 4 held-out inputs depend on a branch that no visible test runs"):
+        without_unknowable(bench, *task_of(bench, "kind", ()))
 
 
 def test_a_hidden_test_that_nobody_can_satisfy_leaves_the_task_out(bench):
-    left, why = without_unknowable(bench, *task_of(bench, "secret", ("test_more.py::test_hidden",)))
-    assert left is None and why == "a hidden test depends on the constant 'qq-' in good:secret"
+    with pytest.raises(Unknowable, match="a hidden test depends on the constant 'qq-' in good:secret"):
+        without_unknowable(bench, *task_of(bench, "secret", ("test_more.py::test_hidden",)))
+
+
+def test_what_is_missing_behind_a_time_limit_is_not_unknowable(bench, monkeypatch):
+    deletion, task = task_of(bench, "label", ())
+    deletion = replace(deletion, before={"good.py": bench.files["good.py"]})
+
+    def run(subject, phases, limits):
+        [phase] = phases
+        if phase.name == "visible":
+            return [PhaseResult(dict.fromkeys(phase.nodes, "passed"), {})]
+        return [PhaseResult({}, {}, "stopped at the time limit", ({"call": 1, "came": {"raised": "KeyError"}},))]
+
+    monkeypatch.setattr(knowable, "run_phases", run)
+    monkeypatch.setattr(knowable, "rivals", lambda *given: [knowable.Rival("a constant", {})])
+    for name, most in (("MOST_LEFT_OUT", 1.0), ("FEWEST", 1)):
+        monkeypatch.setattr(knowable, name, most)
+    left = without_unknowable(bench, deletion, task)
+    assert left.heldout_records == (task.heldout_records[0], *task.heldout_records[2:])
+
+
+def test_mutants_are_measured_on_inputs_that_can_be_known(bench):
+    "Of the pool, what cannot be known goes first; what is left is chosen and measured."
+    seen, (_, task) = [], task_of(bench, "fee", ())
+
+    def texts(records):
+        return [json.dumps(record.get("args", record.get("source"))) for record in records]
+
+    def without_hundreds(task):
+        seen.extend(task.heldout_records)
+        kept = [record for record, text in zip(seen, texts(seen), strict=True) if record["kind"] == "call" and "5" not in text]
+        return replace(task, heldout_records=tuple(kept))
+
+    made = add_evidence(replace(task, heldout_records=()), bench.subject, without_hundreds)
+    assert len(seen) > len(made.heldout_records) > 3 and any("5" in text for text in texts(seen))
+    assert not any("5" in text for text in texts(made.heldout_records))
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from composer_replication.envs.deletion.task import read_tasks, write_tasks
 from composer_replication.envs.deletion.tasks import coverage, gates
 from composer_replication.envs.deletion.tasks import make as deletion
 from composer_replication.envs.deletion.tasks.coverage import Coverage
-from composer_replication.envs.deletion.tasks.delete import TRIVIAL, LLMDeleter, RemoveDeleter, StubDeleter, replace_bodies
+from composer_replication.envs.deletion.tasks.delete import TRIVIAL, RemoveDeleter, StubDeleter, replace_bodies
 from composer_replication.envs.deletion.tasks.gates import RUNS, Deletion
 from composer_replication.envs.deletion.tasks.make import Journal, Settings, make_tasks
 from composer_replication.envs.deletion.tasks.select import (
@@ -284,34 +284,6 @@ def test_a_journal_of_other_settings_is_not_continued(tmp_path):
     journal.add({"key": "a stub", "dropped": "trivial", "detail": ""})
     assert set(Journal(tmp_path / "j.jsonl", Settings(), "abc").rows) == {"a stub"}
     assert Journal(tmp_path / "j.jsonl", Settings(seed=1), "abc").rows == {}
-
-
-@pytest.mark.slow
-def test_a_model_may_delete(tmp_path, store):
-    calls = []
-
-    def complete(prompt):
-        calls.append(prompt)
-        name = prompt.partition("write it again: ")[2].partition(".\n")[0]
-        if name == "total":
-            return "I would rather not."
-        [symbol] = [s for s in find_symbols("good.py", GOOD, "good") if s.qualname == name]
-        lines = GOOD.split("\n")
-        lines[symbol.node.body[1].lineno - 1 : symbol.node.end_lineno] = ["    raise NotImplementedError"]
-        return "```python\n" + "\n".join(lines) + "```"
-
-    out = tmp_path / "tasks.jsonl"
-    [report] = make_tasks(
-        [good(tmp_path)],
-        out,
-        Settings(per_package=9, granularity=("function",)),
-        jobs=1,
-        store=store,
-        deleters=(LLMDeleter(complete, "stub"),),
-    )
-    assert calls and all("Change nothing else" in prompt for prompt in calls)
-    assert report.dropped.get("not deletable") == 1, report
-    assert {task.mode for task in read_tasks(out)} == {"stub"}, report
 
 
 LARGE = ("fractions", "calendar", "configparser", "statistics", "tokenize", "difflib")  # 5 to 18 s each

@@ -40,7 +40,7 @@ def python(env, code):
 
 def boxes():
     "Open boxes of this process, without those of judges that wait."
-    waiting = {judge.job.parent.name for _, judge in runner._idle}
+    waiting = {judge.job.parent.name for judge in runner.POOL.waiting()}
     owners = {path.parent.name: path.read_text() for path in (state_folder() / "boxes").glob("[0-9]*/owner")}
     return sorted(name for name, owner in owners.items() if owner.split()[:1] == [str(os.getpid())] and name not in waiting)
 

@@ -392,7 +392,7 @@ def processes(judge):
 
 
 def waiting():
-    return [judge for _, judge in runner._idle]
+    return runner.POOL.waiting()
 
 
 def test_one_judge_serves_many_calls(larder, nodes):
@@ -434,8 +434,20 @@ def test_a_phase_does_not_wait_until_its_tree_is_removed_and_the_judge_s_end_doe
 def test_a_judge_that_ended_while_it_waited_is_replaced(larder, nodes, judge):
     os.kill(processes(judge)[-1], signal.SIGKILL)
     judge._done.exception(10)
-    runner._keep(runner._key(larder, SHORT), judge)
+    runner.POOL.keep(runner.POOL.key(larder, SHORT), judge)
     assert not judge.ready() and run_phases(larder, [Phase("y", {}, nodes)], SHORT)[0].passed(nodes)
+
+
+def test_a_judge_whose_block_raises_is_closed_and_the_others_wait(larder):
+    close_judges()
+    warm_judge(larder, SHORT)
+    with pytest.raises(KeyError), runner.POOL.judge(larder, SHORT) as one, runner.POOL.judge(larder, SHORT) as other:
+        assert one is not other and runner.POOL.waiting() == []
+        raise KeyError
+    assert runner.POOL.waiting() == [] and not one.job.exists() and not other.job.exists()
+    with runner.POOL.judge(larder, SHORT, fresh=True) as own, runner.POOL.judge(larder, SHORT) as kept:
+        pass
+    assert runner.POOL.waiting() == [kept] and not own.job.exists()
 
 
 def test_a_judge_that_ends_under_a_phase_is_replaced_once(larder, nodes, monkeypatch):
@@ -483,7 +495,7 @@ def test_a_forked_child_leaves_its_parents_judges_alone(larder, nodes):
     run_phases(larder, [Phase("y", {}, nodes)], SHORT)
     used = waiting()
     if (child := os.fork()) == 0:
-        mine = list(runner._idle)
+        mine = runner.POOL.waiting()
         used[-1].close()
         os._exit(len(mine))
     assert os.waitpid(child, 0)[1] == 0 and used[-1].job.exists() and used[-1].ready()
@@ -510,7 +522,7 @@ def test_memory():
     assert found == {b"test_memory"}
 """
     second = Phase("second", {"tests/test_spy.py": spy}, ("tests/test_spy.py::test_memory",))
-    runner._keep(runner._key(larder, SHORT), judge)
+    runner.POOL.keep(runner.POOL.key(larder, SHORT), judge)
     one, two = run_phases(larder, [first, second], SHORT)
     assert one.forged or "left-by-the-first" in one.problem
     assert two.passed(second.nodes), two

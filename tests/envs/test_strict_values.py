@@ -19,9 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.envs.deletion.judge import observe
-from composer_replication.envs.deletion.judge.evidence import _tells, add_evidence, compare, same
+from composer_replication.envs.deletion.judge.evidence import _tells, add_evidence, compare
 from composer_replication.envs.deletion.judge.grading import grade
 from composer_replication.envs.deletion.judge.observe import canonical
+from composer_replication.envs.deletion.judge.outcomes import same
 from composer_replication.envs.deletion.judge.runner import PhaseResult
 from composer_replication.envs.deletion.subject import prepare_subject
 from composer_replication.envs.deletion.task import FeatureDeletionTask, make_patch

@@ -114,6 +114,10 @@ def test_a_folder_with_links_caches_and_builds(tmp_path):
             ".mypy_cache/3.11/small.data.json": "{}",
             "stale.pyc": b"\0",
             "htmlcov/small.html": "code",
+            ".jj/repo/store/a": b"\0",
+            ".bzr/repository/b": b"\0",
+            "_darcs/pristine.hashed/c": "x = 1\n",
+            ".fslckout": b"\0",
         },
     )
     secret = write(tmp_path / "elsewhere", {"secret.txt": "s"})
@@ -185,7 +189,7 @@ def test_too_many_files_are_refused(tmp_path, monkeypatch):
 def test_nothing_half_done_is_left(tmp_path, monkeypatch):
     folder = write(tmp_path / "repo", SMALL)
     with monkeypatch.context() as patch:
-        patch.setattr(rooms, "_let_all_read", lambda path: 1 / 0)
+        patch.setattr(rooms, "store_subject", lambda *given: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             prepare_subject(folder, tmp_path / "store")
     assert not list((tmp_path / "store" / "subjects").iterdir())
@@ -345,6 +349,8 @@ STATED = {
     "pyproject.toml": ("[dependency-groups]\ndev = ['apart', {include-group = 'x'}]\n", {}),
     "poetry": ("[tool.poetry.group.dev.dependencies]\napart = '^1.0'\npython = '^3.8'\n", {"as": "pyproject.toml"}),
     "hatch": ("[tool.hatch.envs.test]\ndependencies = ['apart']\n", {"as": "pyproject.toml"}),
+    "pdm": ("[tool.pdm.dev-dependencies]\ntest = ['apart']\n", {"as": "pyproject.toml"}),
+    "uv": ("[tool.uv]\ndev-dependencies = ['apart']\n", {"as": "pyproject.toml"}),
     "small.egg-info/requires.txt": ("below\n\n[test]\napart\n\n[:python_version < '3']\nother\n", {}),
 }
 

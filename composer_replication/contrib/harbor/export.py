@@ -17,7 +17,7 @@ import composer_replication.contrib.harbor.judge as judge
 import composer_replication.envs.deletion.judge.phases as phases
 from ...core.files import replacing
 from ...envs.deletion.env import check_hidden, given_files
-from ...envs.deletion.judge.runner import lay_out, pytest_settings
+from ...envs.deletion.judge.trees import lay_out, pytest_settings
 from ...envs.deletion.subject import Subject
 from ...envs.deletion.task import FeatureDeletionTask, TaskProblem
 

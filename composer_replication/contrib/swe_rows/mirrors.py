@@ -27,7 +27,7 @@ from packaging.utils import canonicalize_name
 
 from ...core.errors import InputProblem
 from ...core.files import write_json
-from ...envs.deletion.judge.runner import SKIPPED_FOLDERS, lay_out
+from ...envs.deletion.judge.trees import SKIPPED_FOLDERS, lay_out
 from ...envs.deletion.subject import (MAX_BYTES, MAX_FILES, Subject, install_wheels, prepare_subject, store_path,
                                                         store_subject, stored_subject)
 from ...sandbox.base import open_sandbox

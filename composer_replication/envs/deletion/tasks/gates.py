@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ....core.files import write_json
 from .coverage import Coverage, check_coverage, measure_coverage
-from .delete import TRIVIAL, Deleter, DeletionProblem, trivial_files
+from .delete import TRIVIAL, DeletionProblem, RemoveDeleter, StubDeleter, trivial_files
 from ..fingerprints import OWN_LEAST, Index, copied_share, index_texts, shingles, subject_indexes, visible_texts
 from ..judge.messages import LONGEST_NODE
 from ..judge.runner import Phase, PhaseResult, run_phases
@@ -169,7 +169,7 @@ def visible_copies(
 def try_deletion(
     bench: Bench,
     target: Target,
-    deleter: Deleter,
+    deleter: StubDeleter | RemoveDeleter,
 ) -> Deletion:
     "Cut a target out; the first gates, which need no run."
     try:
