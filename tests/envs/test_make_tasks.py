@@ -721,6 +721,29 @@ def test_the_sound_tasks_of_a_file_are_written(tmp_path):
     assert read_tasks(tmp_path / "sound.jsonl") == [task]
 
 
+@pytest.mark.parametrize(("original", "dropped"), [(1.0, "hangs without it"), (8.0, "")])  # seconds of the original
+def test_a_body_hangs_only_where_the_original_on_this_machine_would_not(original, dropped, monkeypatch):
+    "On a busy machine bodies run into a limit that was measured on a quiet one; then the limit follows the original."
+    nodes, took = ("t.py::test_a", "t.py::test_b"), 4 * original + 6.5  # seconds of each body
+    target = SimpleNamespace(tests=frozenset(nodes), tests_of_each=(frozenset(nodes),), symbols=(SimpleNamespace(name="m:f"),), name="m:f")
+    bodies = {name: {"m.py": f"body = {name!r}\n"} for name in gates.TRIVIAL}
+    cut = gates.Deletion(target, "stub", {"m.py": "x = 1\n"}, {"m.py": "x = 2\n"}, bodies)
+    bench = gates.Bench(SimpleNamespace(sha256="0"), None, {}, dict.fromkeys((*nodes, "t.py::other", "t.py::more"), 0.01), ())
+
+    def run(subject, phases, limits):
+        for phase in phases:
+            seconds = {"red": 0.1, "pass": 0.1}.get(phase.name, took) if phase.name != "restored" else original
+            if seconds > limits.wall_s:
+                yield PhaseResult({}, {}, "stopped at the time limit", wall=limits.wall_s)
+            else:
+                good = phase.name == "restored"
+                yield PhaseResult({n: "passed" if good or n not in nodes else "failed" for n in phase.nodes}, dict.fromkeys(phase.nodes, 0.01), wall=seconds)
+
+    monkeypatch.setattr(gates, "run_phases", lambda *given: list(run(*given)))
+    [found] = gates.run_gates(bench, [cut])
+    assert found.dropped == dropped, found.detail
+
+
 @pytest.mark.slow
 def test_the_shipped_tasks_are_those_that_the_maker_makes(tmp_path):
     "This is how `repos/larder.tasks.jsonl` is made; held-out inputs may differ where a run was slow."
