@@ -725,7 +725,8 @@ def test_the_sound_tasks_of_a_file_are_written(tmp_path):
 def test_a_body_hangs_only_where_the_original_on_this_machine_would_not(original, dropped, monkeypatch):
     "On a busy machine bodies run into a limit that was measured on a quiet one; then the limit follows the original."
     nodes, took = ("t.py::test_a", "t.py::test_b"), 4 * original + 6.5  # seconds of each body
-    target = SimpleNamespace(tests=frozenset(nodes), tests_of_each=(frozenset(nodes),), symbols=(SimpleNamespace(name="m:f"),), name="m:f")
+    symbols = (SimpleNamespace(name="m:f"),)
+    target = SimpleNamespace(tests=frozenset(nodes), tests_of_each=(frozenset(nodes),), symbols=symbols, name="m:f")
     bodies = {name: {"m.py": f"body = {name!r}\n"} for name in gates.TRIVIAL}
     cut = gates.Deletion(target, "stub", {"m.py": "x = 1\n"}, {"m.py": "x = 2\n"}, bodies)
     bench = gates.Bench(SimpleNamespace(sha256="0"), None, {}, dict.fromkeys((*nodes, "t.py::other", "t.py::more"), 0.01), ())
@@ -736,8 +737,8 @@ def test_a_body_hangs_only_where_the_original_on_this_machine_would_not(original
             if seconds > limits.wall_s:
                 yield PhaseResult({}, {}, "stopped at the time limit", wall=limits.wall_s)
             else:
-                good = phase.name == "restored"
-                yield PhaseResult({n: "passed" if good or n not in nodes else "failed" for n in phase.nodes}, dict.fromkeys(phase.nodes, 0.01), wall=seconds)
+                outcomes = {n: "passed" if phase.name == "restored" or n not in nodes else "failed" for n in phase.nodes}
+                yield PhaseResult(outcomes, dict.fromkeys(phase.nodes, 0.01), wall=seconds)
 
     monkeypatch.setattr(gates, "run_phases", lambda *given: list(run(*given)))
     [found] = gates.run_gates(bench, [cut])
