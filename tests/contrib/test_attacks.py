@@ -31,7 +31,7 @@ SAMPLE = (
     "impossible_values-0", "forged_messages-3", "forged_passes-3", "late_results-0", "large_source-0", "judge_killed-0",
     "left_for_the_next-0",
     "ready_made_equal-0", "caller_constants-0", "survives_deletion-0", "shadowed_names-0", "odd_leftover-0",
-    "tool_paths-0", "broken_calls-0", "clarifying_question-0", "broken_sandbox-0")
+    "tool_paths-0", "broken_calls-0", "clarifying_question-0", "broken_sandbox-0", "many_files-1")
 
 
 @needs_bubblewrap

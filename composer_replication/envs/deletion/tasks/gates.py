@@ -18,6 +18,7 @@ from ....core.files import write_json
 from .coverage import Coverage, check_coverage, measure_coverage
 from .delete import TRIVIAL, DeletionProblem, RemoveDeleter, StubDeleter, trivial_files
 from ..fingerprints import OWN_LEAST, Index, copied_share, index_texts, shingles, subject_indexes, visible_texts
+from ..judge.evidence import SCALE
 from ..judge.messages import LONGEST_NODE
 from ..judge.runner import Phase, PhaseResult, run_phases
 from ....sandbox.base import Limits
@@ -280,15 +281,15 @@ def _within_time(bench, deletion, failing, blind):
     return chosen
 
 # %% ../../../../nbs/envs/deletion/tasks/05_gates.ipynb #5a205a9b
-def _limits(bench, nodes):
-    return Limits(wall_s=round(_SPARE + 4 * sum(bench.seconds[node] for node in nodes), 1), cpu_s=120, memory_mb=1536)
+def _limits(bench, nodes, least):
+    return Limits(wall_s=round(max(least, _SPARE + 4 * sum(bench.seconds[node] for node in nodes)), 1), cpu_s=120, memory_mb=1536)
 
 
-def _run_each(bench: Bench, wanted: Mapping[int, Sequence[Phase]]) -> dict[int, dict[str, PhaseResult]]:
-    "Phases of many deletions in one sandbox, under the limits of the slowest; results by deletion and name."
+def _run_each(bench: Bench, wanted: Mapping[int, Sequence[Phase]], least: float = 0.0) -> dict[int, dict[str, PhaseResult]]:
+    "Phases of many deletions in one sandbox, under the limits of the slowest, at least `least` seconds; results by deletion and name."
     phases = [(i, phase) for i, own in wanted.items() for phase in own]
     nodes = max((phase.nodes for _, phase in phases), key=lambda nodes: sum(bench.seconds[node] for node in nodes), default=())
-    results = run_phases(bench.subject, [phase for _, phase in phases], _limits(bench, nodes)) if phases else []
+    results = run_phases(bench.subject, [phase for _, phase in phases], _limits(bench, nodes, least)) if phases else []
     by_name: dict[int, dict[str, PhaseResult]] = {i: {} for i in wanted}
     for (i, phase), result in zip(phases, results, strict=True):
         by_name[i][phase.name] = result
@@ -302,9 +303,12 @@ def _covering(deletion):
 _TELLING = ("pass", "first argument")  # where these pass, or hang, the others need not run
 
 
-def _first_phases(deletion: Deletion) -> list[Phase]:
-    restored = Phase("restored", restored_texts(deletion), (*deletion.fail_to_pass, *deletion.pass_to_pass))
-    return [restored, *_trivial_phases(deletion, _TELLING)]
+def _restored_phases(deletion: Deletion) -> list[Phase]:
+    return [Phase("restored", restored_texts(deletion), (*deletion.fail_to_pass, *deletion.pass_to_pass))]
+
+
+def _telling_phases(deletion: Deletion) -> list[Phase]:
+    return _trivial_phases(deletion, _TELLING)
 
 
 def _other_phases(deletion: Deletion) -> list[Phase]:
@@ -322,16 +326,17 @@ def run_gates(
     bench: Bench,
     deletions: Iterable[Deletion],
 ) -> list[Deletion]:  # in order, each with its test lists or the gate that it did not pass
-    "All gates that need runs, for many deletions in three starts of the sandbox."
+    "All gates that need runs. A trivial body may take `SCALE` times as long as the original does on the same machine before it counts as hanging."
     deletions = list(deletions)
     open_ = [i for i, deletion in enumerate(deletions) if not deletion.dropped]
     tried = {i: _nodes_to_try(bench, deletions[i]) for i in open_}
     for i, own in _run_each(bench, {i: [_red_phase(deletions[i], tried[i]), _pass_phase(deletions[i], tried[i])] for i in open_}).items():
         deletions[i] = _red(bench, deletions[i], tried[i], own["red"], own["pass"])
     results: dict[int, dict[str, PhaseResult]] = {i: {} for i in open_}
-    for phases in (_first_phases, _other_phases):
+    for phases in (_restored_phases, _telling_phases, _other_phases):
         open_ = [i for i in open_ if not deletions[i].dropped]
-        for i, own in _run_each(bench, {i: phases(deletions[i]) for i in open_}).items():
+        slowest = max((results[i]["restored"].wall for i in open_ if results[i]), default=0.0)
+        for i, own in _run_each(bench, {i: phases(deletions[i]) for i in open_}, SCALE * slowest).items():
             results[i] |= own
             deletions[i] = _green_again(deletions[i], results[i])
     return deletions

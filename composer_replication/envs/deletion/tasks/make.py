@@ -162,6 +162,10 @@ DIFFICULTY = {
     "trivial_pass": "largest share of its tests that a trivial body passes",
     "trivial_mean": "mean of that share over the trivial bodies",
     "seconds": "duration of its tests on the original",
+    "mutants": "originals with one fault that are not equivalent, as far as inputs and tests show",
+    "mutants_passing": "of these, how many no held-out input tells from the original",
+    "mutants_paid": "of these, how many no test of the task does either",
+    "mutants_equal": "mutants that no input and no test tells from the original",
     "fail_to_pass": "tests that the row's solution turns green",
 }  # what each figure of a task's `difficulty` is, in words
 
