@@ -71,6 +71,7 @@ class RecordedEpisode:
         self.contexts: list[_Context] = []
         self.begun, self.sampled, self.called, self.used = 0, 0, 0, 0  # turns begun, turns sampled, calls, tokens
         self.ending, self.problem, self.reward, self.seconds = None, "", None, 0.0  # seconds of sampling
+        self.failed = ""  # what went wrong behind the endpoint
 
     def end(self, ending: Ending, problem: str = "") -> None:
         "No request is answered after this. The first ending counts."
@@ -144,10 +145,12 @@ class Recorder:
         sampling: Sampling | None = None,  # where a request sets none; None: at temperature 1
         fixed: bool = False,  # requests do not change the sampling: a trainer scores tokens at its own temperature
         together: int = 16,  # requests of a policy of messages at once
+        positions: int | None = None,  # ids that a conversation may have; None: as many as the policy takes
     ):
         self.policy, self.seed, self.max_tokens, self.sampling, self.fixed = policy, seed, max_tokens, sampling or Sampling(), fixed
         self.tokens = not isinstance(policy, MessagePolicy)
         self.readers, self.open, self.together = {}, ExitStack(), together
+        self.positions = min(getattr(policy, "positions", math.inf), math.inf if positions is None else positions)
         try:
             self.whole = self.tokens and not reads_near(policy.chat)
         except ValueError:  # a template without tools
@@ -220,9 +223,9 @@ def _ask(self: Recorder, pending, name):
         raise bad(f"the chat template cannot carry this conversation: {problem}", "unsupported_value") from None
     known = (*context.prompt_ids, *context.ids) if context is not None else ()
     pending.ids = (*known, *pending.new)
-    room = self.policy.positions - len(pending.ids)
+    room = self.positions - len(pending.ids)
     if room < 1:
-        raise bad(f"the conversation has {len(pending.ids)} tokens and the model reads {self.policy.positions}; send a shorter one",
+        raise bad(f"the conversation has {len(pending.ids)} tokens and the model reads {self.positions}; send a shorter one",
                   "context_length_exceeded")
     if episode.config is not None:
         left = episode.config.max_tokens - episode.used - (len(pending.new) if context is not None else 0)

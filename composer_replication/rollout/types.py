@@ -22,6 +22,7 @@ class Ending(StrEnum):
     DONE = "done"  # a turn without a call
     TURNS = "turns"  # as many turns as allowed
     TOKENS = "tokens"  # a turn was cut off, or what came next did not fit
+    LIMIT = "limit"  # somebody else's agent spent its time, memory or processes; what it left is scored
     TIMEOUT = "timeout"  # a tool gave no answer in time; its environment may still be at work, so nothing is scored
     STOPPED = "stopped"  # the caller asked to stop
     ERROR = "error"  # the environment, the endpoint or the chat template failed; not scored

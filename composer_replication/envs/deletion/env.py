@@ -33,7 +33,7 @@ from ...sandbox.folders import SandboxProblem
 from .judge.evidence import SCALE
 from .judge.grading import JUDGE_LIMITS, Grade, collect_sources, grade, judge_counts, original_seconds, zero_grade
 from .judge.runner import START_UP_S, RunnerProblem, lay_out, warm_judge
-from ...sandbox.base import Limits, open_sandbox
+from ...sandbox.base import Limits, Sandbox, open_sandbox
 from .subject import Subject, subject_of
 from .fingerprints import shingles, shown_copies, subject_indexes
 from .tasks.gates import code_text
@@ -132,6 +132,7 @@ class FeatureDeletionEnv:
         self.reward_s = AROUND_S + CLOSE_S + START_UP_S + judge_s + max(judge_s, JUDGE_S) + AROUND_S
         self.task: FeatureDeletionTask | None = None  # of the last `reset`
         self.grade: Grade | None = None  # of the episode, once its reward was asked for
+        self.mounts: Mapping[str, str | Path] = {}  # what the next sandboxes show beside the tree
         self._repository: RepoTools | None = None  # of the last `reset`
         self._playing = False
 
@@ -149,7 +150,7 @@ def reset(
     task = self._tasks[task_id]
     subject = subject_of(task, self._store)
     with agent_tree(task, subject) as tree:
-        sandbox = open_sandbox(tree, subject.libraries, self._limits, self._kind)
+        sandbox = open_sandbox(tree, subject.libraries, self._limits, self._kind, self.mounts)
     warm_judge(subject, JUDGE_LIMITS)
     self._sandbox, self._subject, self.task, self.grade = sandbox, subject, task, None
     self._repository = RepoTools(sandbox, task.test_command, subject.import_roots, self._limits)
@@ -178,6 +179,13 @@ def _open(self: FeatureDeletionEnv) -> RepoTools:
     if not self._playing:
         raise InputProblem("the environment holds no open task", "call reset with a row of deletion_rows first")
     return self._repository
+
+
+@patch(as_prop=True)
+def sandbox(self: FeatureDeletionEnv) -> Sandbox:
+    "The workspace of the open episode, for an agent with tools of its own. Raises `InputProblem` where there is none."
+    self._open()
+    return self._sandbox
 
 
 @patch
