@@ -190,14 +190,17 @@ def play(self: _AgentRun) -> Rollout:
     "The whole episode, its environment closed at the end."
     start, reward = time.monotonic(), None
     environment = environment_of(self.factory.factory())
-    if not hasattr(environment, "mounts"):
+    space = environment  # with the sandbox, which what shapes a reward has within
+    while not hasattr(space, "mounts") and hasattr(space, "environment"):
+        space = space.environment
+    if not hasattr(space, "mounts"):
         raise InputProblem(f"{type(environment).__name__} gives an agent no workspace", "take an environment with a sandbox, such as deletion, or leave `agent` out")
-    environment.mounts = {"/endpoint": self.place} | ({"/agent": Path(self.agent.path)} if self.agent.path else {})
+    space.mounts = {"/endpoint": self.place} | ({"/agent": Path(self.agent.path)} if self.agent.path else {})
     try:
         ending, problem = self._reset(environment)
         if ending is None and not self.stopped:
             self.environment = environment
-            ending, problem = self._run(environment)
+            ending, problem = self._run(space)
         ending = Ending.STOPPED if self.stopped else ending
         self.record.end(ending, problem)
         self.record.ending, self.record.problem = ending, problem

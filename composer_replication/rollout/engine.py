@@ -9,8 +9,10 @@ __all__ = ['Question', 'common', 'Engine']
 import queue
 import threading
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+import torch
 from fastcore.basics import patch
 
 from .decode import CachedBatch
@@ -121,6 +123,7 @@ class Engine:
     ):
         self.policy, self.rows, self.ways, self.waiting = policy, rows, ways, queue.SimpleQueue()
         self.thread = threading.Thread(target=self._run, daemon=True, name="engine")
+        self.autocast = [(kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]  # of this thread
 
     def __enter__(self) -> "Engine":
         self.thread.start()
@@ -147,6 +150,15 @@ def _arrivals(self: Engine, busy):
 
 @patch
 def _run(self: Engine):
+    with ExitStack() as stack:
+        for kind, dtype in self.autocast:
+            stack.enter_context(torch.autocast(kind, dtype))
+        with torch.no_grad():
+            self._serve()
+
+
+@patch
+def _serve(self: Engine):
     open_: dict[Sampling, _Rows] = {}  # the one used last at the end
     found = []
     while None not in found:

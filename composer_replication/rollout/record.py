@@ -143,7 +143,7 @@ class Recorder:
         seed: int = 0,
         max_tokens: int = 1024,  # of an answer
         sampling: Sampling | None = None,  # where a request sets none; None: at temperature 1
-        fixed: bool = False,  # requests do not change the sampling: a trainer scores tokens at its own temperature
+        fixed: bool = False,  # requests change neither sampling nor seed: a trainer scores tokens at its own temperature
         together: int = 16,  # requests of a policy of messages at once
         positions: int | None = None,  # ids that a conversation may have; None: as many as the policy takes
     ):
@@ -211,7 +211,7 @@ def leave(self: Recorder, pending: Pending) -> None:
 @patch
 def _ask(self: Recorder, pending, name):
     asked, episode, context = pending.asked, pending.episode, pending.context
-    name = name if asked.seed is None else f"asked/{asked.seed}"
+    name = name if asked.seed is None or self.fixed else f"asked/{asked.seed}"
     limit = min(self.max_tokens, asked.max_tokens or self.max_tokens)
     if not self.tokens:
         pending.answer = self.engine.submit(self.policy.reply, pending.trace, self._sampling(asked), limit, seed_of(name))
