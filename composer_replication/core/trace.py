@@ -9,6 +9,7 @@ __all__ = ['Role', 'ERROR_KINDS', 'TraceProblem', 'ToolCall', 'leaves', 'Turn', 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import takewhile
 from typing import Any, Literal
 
 from fastcore.basics import patch
@@ -206,16 +207,27 @@ def sampled_turns(self: Trace) -> tuple[int, ...]:
     return tuple(i for i, turn in enumerate(self.turns) if turn.role == "assistant")
 
 
+@patch(as_prop=True)
+def part_positions(self: Trace) -> list[tuple[int, ...]]:
+    "Positions of each part's turns: those of its segment, and where another segment goes on from its end the results that are shown there."
+    made = []
+    for segment in self.segments:
+        own = segment.turns
+        longer = next((s.turns[len(own):] for s in self.segments if s.turns[:len(own)] == own and len(s.turns) > len(own)), ())
+        made.append((*own, *takewhile(lambda i: self.turns[i].role != "assistant", longer)))
+    return made or [tuple(range(len(self.turns)))]
+
+
 @patch
 def parts(self: Trace) -> list[Trace]:
     "Each segment as a trace of its own with `#1`, `#2`, ... behind the id; the trace itself where it has one context."
     if not self.segments or len(self.segments) == 1 and self.segments[0].turns == tuple(range(len(self.turns))):
         return [self]
     made = []
-    for number, segment in enumerate(self.segments, 1):
-        place = {position: at for at, position in enumerate(segment.turns)}
-        one = Segment(tuple(range(len(segment.turns))), tuple(place[position] for position in segment.sampled))
-        made.append(replace(self, trace_id=f"{self.trace_id}#{number}", turns=tuple(self.turns[i] for i in segment.turns), segments=(one,),
+    for number, (segment, positions) in enumerate(zip(self.segments, self.part_positions), 1):
+        place = {position: at for at, position in enumerate(positions)}
+        one = Segment(tuple(range(len(positions))), tuple(place[position] for position in segment.sampled))
+        made.append(replace(self, trace_id=f"{self.trace_id}#{number}", turns=tuple(self.turns[i] for i in positions), segments=(one,),
                             tools=self.tools if segment.tools is None else segment.tools))
     return made
 

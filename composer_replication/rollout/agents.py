@@ -57,6 +57,8 @@ def serve():
 
 threading.Thread(target=serve, daemon=True).start()
 env = {name: value.replace("{port}", port) for name, value in os.environ.items()}
+if "PYTHONPATH" in env:
+    env["PATH"] = env["PYTHONPATH"] + "/bin:" + env["PATH"]
 code = subprocess.run([word.replace("{port}", port) for word in words], env=env).returncode
 sys.exit(code if code >= 0 else 128 - code)
 """
@@ -231,8 +233,7 @@ def _run(self: _AgentRun, environment):
     env = {"OPENAI_BASE_URL": f"{base}/v1", "OPENAI_API_BASE": f"{base}/v1", "OPENAI_API_KEY": self.record.key, "ANTHROPIC_BASE_URL": base,
            "ANTHROPIC_API_KEY": self.record.key}
     if agent.path:
-        packages = sandbox.place("/agent")
-        env |= {"PYTHONPATH": packages, "PATH": f"{packages}/bin:/usr/local/bin:/usr/bin:/bin"}
+        env["PYTHONPATH"] = sandbox.place("/agent")
     limits = Limits(wall_s=agent.seconds, cpu_s=int(agent.seconds) + 1, memory_mb=agent.memory_mb, processes=agent.processes)
     words = ["python", "-I", sandbox.place("/endpoint/forward.py"), sandbox.place("/endpoint/socket"), *agent.words(**values)]
     try:

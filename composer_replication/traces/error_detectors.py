@@ -169,8 +169,7 @@ def pair(trace: Trace) -> Pairing:
 def _paired(trace, found):
     "The pairings of all segments as one: what is answered in one of them is answered."
     causes, unanswered, loose = {}, {}, set()
-    for segment, part in zip(trace.segments, found):
-        place = segment.turns
+    for place, part in zip(trace.part_positions, found):
         causes |= {place[at]: (place[turn], call) for at, (turn, call) in part.causes.items()}
         unanswered |= {(place[turn], id(call)): call for turn, call in part.unanswered}
         loose |= {place[at] for at in part.loose}

@@ -108,7 +108,7 @@ def find_error_sites(
 ) -> list[ErrorSite]:
     "The failures of a trace, in the order in which they show; in each segment those of the turns sampled there."
     if len(parts := trace.parts()) > 1:
-        found = [(segment.turns, site) for segment, part in zip(trace.segments, parts) for site in find_error_sites(part, detectors)]
+        found = [(place, site) for place, part in zip(trace.part_positions, parts) for site in find_error_sites(part, detectors)]
         return sorted((replace(site, trace_id=trace.trace_id, turn=place[site.turn], evidence_turn=place[site.evidence_turn]) for place, site in found),
                       key=lambda site: site.evidence_turn)
     calls = outcomes(trace, detectors_for(trace.format) if detectors is None else detectors)
