@@ -180,24 +180,6 @@ def to_json(self: Trace) -> bytes:
     more = {"segments": [lean(s) for s in self.segments]} if self.segments else {}
     return orjson.dumps(lean(self) | {"format": self.format, "schema": "composer-trace/1", "turns": turns} | more)
 
-# %% ../../nbs/core/02_trace.ipynb #bd70c11e
-@patch
-def to_messages(self: Trace, thinking: bool = True) -> list[dict]:
-    "All turns as chat messages."
-    return [t.to_message(thinking) for t in self.turns]
-
-
-@patch(as_prop=True)
-def tool_names(self: Trace) -> tuple[str, ...]:
-    "Names of the tools offered, in order."
-    return tuple(t.get("function", t)["name"] for t in self.tools)
-
-
-@patch
-def tool_schema(self: Trace, name: str) -> dict | None:
-    "The schema of one offered tool, or None."
-    return next((t for t in self.tools if t.get("function", t)["name"] == name), None)
-
 # %% ../../nbs/core/02_trace.ipynb #b09dba12
 @patch(as_prop=True)
 def sampled_turns(self: Trace) -> tuple[int, ...]:
@@ -230,6 +212,24 @@ def parts(self: Trace) -> list[Trace]:
         made.append(replace(self, trace_id=f"{self.trace_id}#{number}", turns=tuple(self.turns[i] for i in positions), segments=(one,),
                             tools=self.tools if segment.tools is None else segment.tools))
     return made
+
+# %% ../../nbs/core/02_trace.ipynb #bd70c11e
+@patch
+def to_messages(self: Trace, thinking: bool = True) -> list[dict]:
+    "All turns as chat messages."
+    return [t.to_message(thinking) for t in self.turns]
+
+
+@patch(as_prop=True)
+def tool_names(self: Trace) -> tuple[str, ...]:
+    "Names of the tools offered, in order."
+    return tuple(t.get("function", t)["name"] for t in self.tools)
+
+
+@patch
+def tool_schema(self: Trace, name: str) -> dict | None:
+    "The schema of one offered tool, or None."
+    return next((t for t in self.tools if t.get("function", t)["name"] == name), None)
 
 # %% ../../nbs/core/02_trace.ipynb #71c6b56c
 ERROR_KINDS = ("tool_not_found", "json_decode", "type_error", "runtime_error", "repeated_failure")

@@ -246,7 +246,7 @@ async def complete(self: _Application, protocol, request: Request) -> Response:
     finally:
         self.requests -= 1
     if asked.stream:
-        return _Stream(protocol.events(asked, answered))
+        return _Stream(list(protocol.events(asked, answered)))
     return _json(protocol.write(asked, answered))
 
 

@@ -310,8 +310,8 @@ class Messages:
         "The answer as server-sent events."
         whole = cls.write(asked, answered)
         usage = whole["usage"]
-        def event(name, **data):
-            return _event({"type": name} | data, name)
+        def event(kind, /, **data):
+            return _event({"type": kind} | data, kind)
         yield event("message_start", message=whole | {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage | {"output_tokens": 0}})
         for i, block in enumerate(whole["content"]):
             name = {"text": "text", "thinking": "thinking", "tool_use": "input"}[block["type"]]
@@ -434,8 +434,8 @@ class Responses:
         "The answer as server-sent events."
         whole, numbers = cls.write(asked, answered), iter(range(10**9))
 
-        def event(name, **data):
-            return _event({"type": name, "sequence_number": next(numbers)} | data, name)
+        def event(kind, /, **data):
+            return _event({"type": kind, "sequence_number": next(numbers)} | data, kind)
 
         open_ = whole | {"status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
         yield event("response.created", response=open_)

@@ -339,6 +339,10 @@ def _carries(self: Recorder, pending, form):
 def _take(self: Recorder, pending, turn, sample):
     "The turn, and what the request brought before it, as a part of the episode."
     episode, context, at = pending.episode, pending.context, len(pending.episode.turns)
+    if context is None:  # others may have brought the same messages meanwhile; their answers were not shown to this request
+        now = episode.place(pending.asked)[1]
+        known = next((i for i, p in enumerate(now) if episode.turns[p].role == "assistant" and p not in pending.prefix), len(now))
+        pending.prefix = max(pending.prefix, now[:known], key=len)
     new = [*pending.asked.turns[len(pending.prefix):], turn]
     episode.turns += [replace(t, source_index=at + i, observation=t.role == "tool") for i, t in enumerate(new)]
     positions = list(range(at, at + len(new)))
