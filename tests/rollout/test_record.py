@@ -448,12 +448,13 @@ print("fine")
 """
 
 
-def test_anthropics_client_and_openais_agents(server):
+def test_anthropics_client_and_openais_agents():
     path = os.environ.get("COMPOSER_AGENTS", "")
     if not (Path(path, "anthropic").is_dir() and Path(path, "agents").is_dir()):
         pytest.skip("COMPOSER_AGENTS names no folder with anthropic and openai-agents; make test-agents installs them")
-    done = subprocess.run([sys.executable, "-c", FOREIGN, str(server.base_url).rstrip("/")], env=os.environ | {"PYTHONPATH": path},
-                          capture_output=True, text=True, timeout=300)
+    with Recorder(scripted(["Hello there."])) as recorder, serve_recorder(recorder, foreign_episodes(None, "m"), "m") as url:
+        done = subprocess.run([sys.executable, "-c", FOREIGN, url], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True,
+                              timeout=300)
     assert done.stdout.strip().endswith("fine"), done.stderr[-2000:]
 
 
