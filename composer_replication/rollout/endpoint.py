@@ -227,12 +227,12 @@ async def _asked(self: _Application, protocol, request):
 
 @patch
 async def complete(self: _Application, protocol, request: Request) -> Response:
-    name, asked = await self._asked(protocol, request)
-    if self.requests >= self.at_once:
+    if self.requests >= self.at_once:  # also of bodies that are still read: what they take is bounded
         raise Refused(429, "full", f"{self.at_once} requests are under way already; ask again later.", {"Retry-After": "1"})
     self.requests += 1
     in_thread = asyncio.get_running_loop().run_in_executor
     try:
+        name, asked = await self._asked(protocol, request)
         episode = await in_thread(self.threads, self.episodes.of, name, asked)
         pending = await in_thread(self.threads, self.recorder.begin, episode, asked)
         try:

@@ -401,6 +401,22 @@ def test_the_engine_drops_what_nobody_waits_for(policy):
     assert found == [sample.ids for sample in fresh]
 
 
+def test_one_request_too_many_is_told_so_in_its_own_form():
+    "A body that never comes holds a place until its time is over; the next one gets 429, and nothing hangs."
+    episodes = Episodes()
+    episodes.add("f", RecordedEpisode("f"))
+    with Recorder(scripted(["fine"])) as recorder, serve_recorder(recorder, episodes, "m", at_once=1) as url, httpx2.Client(base_url=url) as client:
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as half:
+            half.sendall(b"POST /e/f/v1/messages HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{")
+            while not client.get("/health").json()["requests"]:
+                pass
+            full = client.post("/e/f/v1/messages", json={"model": "m", "messages": HI, "max_tokens": 9})
+            assert full.status_code == 429 and full.json()["error"]["type"] == "rate_limit_error" and full.headers["Retry-After"]
+        while client.get("/health").json()["requests"]:
+            pass
+        assert client.post("/e/f/v1/messages", json={"model": "m", "messages": HI, "max_tokens": 9}).status_code == 200
+
+
 # ---- clients that nobody here wrote
 
 
