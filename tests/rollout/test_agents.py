@@ -1,4 +1,5 @@
 "Agents that nobody here wrote, played as rollouts: how they end, what is scored, and that nothing of them goes on."
+
 import os
 import time
 import warnings
@@ -17,7 +18,8 @@ ASK = """
 import json, os, pathlib, sys, time, urllib.request
 
 def ask(url, key, model, n):
-    request = urllib.request.Request(url + "/chat/completions", json.dumps({"model": model, "messages": [{"role": "user", "content": str(n)}]}).encode(),
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": str(n)}]}).encode()
+    request = urllib.request.Request(url + "/chat/completions", body,
                                      {"Content-Type": "application/json", "Authorization": "Bearer " + key})
     return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
 
@@ -76,39 +78,59 @@ def factory(tmp_path):
     for name in ("tree", "agent"):
         (tmp_path / name).mkdir()
     (tmp_path / "agent" / "mine.py").write_text(ASK)
-    return AgentFactory(lambda: Workspace(tmp_path / "tree"), Agent("mine:play", str(tmp_path / "agent"), seconds=20), tmp_path / "log")
+    return AgentFactory(
+        lambda: Workspace(tmp_path / "tree"), Agent("mine:play", str(tmp_path / "agent"), seconds=20), tmp_path / "log"
+    )
 
 
 def test_every_way_to_end(factory, tmp_path):
     kinds = ["good", "greedy", "crashing", "killed", "silent", "elsewhere", "broken"]
     before = Workspace.closed
-    rollouts = collect(Script(), factory, [{"prompt": kind, "task_id": kind} for kind in kinds], RolloutConfig(max_turns=3, max_tokens=100))
+    rollouts = collect(
+        Script(), factory, [{"prompt": kind, "task_id": kind} for kind in kinds], RolloutConfig(max_turns=3, max_tokens=100)
+    )
     found = {kind: (r.ending, r.reward, len(r.trace.sampled_turns)) for kind, r in zip(kinds, rollouts)}
-    assert found == {"good": (Ending.DONE, 1.0, 1), "greedy": (Ending.TURNS, 1.0, 3), "crashing": (Ending.DONE, 1.0, 1),
-                     "killed": (Ending.DONE, 1.0, 1), "silent": (Ending.ERROR, None, 0), "elsewhere": (Ending.DONE, 1.0, 1),
-                     "broken": (Ending.ERROR, None, 0)}
+    assert found == {
+        "good": (Ending.DONE, 1.0, 1),
+        "greedy": (Ending.TURNS, 1.0, 3),
+        "crashing": (Ending.DONE, 1.0, 1),
+        "killed": (Ending.DONE, 1.0, 1),
+        "silent": (Ending.ERROR, None, 0),
+        "elsewhere": (Ending.DONE, 1.0, 1),
+        "broken": (Ending.ERROR, None, 0),
+    }
     problems = dict(zip(kinds, (r.problem for r in rollouts)))
-    assert "I broke" in problems["crashing"] and "code 137" in problems["killed"] and "asked the model nothing" in problems["silent"]
+    assert (
+        "I broke" in problems["crashing"] and "code 137" in problems["killed"] and "asked the model nothing" in problems["silent"]
+    )
     assert "401" in problems["elsewhere"] and "no disk" in problems["broken"]  # another episode's path wants another key
     assert Workspace.closed - before >= len(kinds) and "I broke" in (tmp_path / "log" / "crashing-0.log").read_text()
 
 
 def test_an_agent_that_hangs_is_ended_and_scored(factory):
     factory.agent = Agent("mine:play", factory.agent.path, seconds=4)
-    rollout, = collect(Script(), factory, [{"prompt": "hanging"}], RolloutConfig(max_turns=3))
+    (rollout,) = collect(Script(), factory, [{"prompt": "hanging"}], RolloutConfig(max_turns=3))
     assert (rollout.ending, rollout.reward) == (Ending.LIMIT, 1.0) and "limit of wall" in rollout.problem
 
 
 def test_a_stop_ends_agents_at_once(factory):
     start = time.monotonic()
-    rollout, = collect(Script(), factory, [{"prompt": "hanging"}], RolloutConfig(max_turns=3), stop=lambda: time.monotonic() > start + 3)
+    (rollout,) = collect(
+        Script(), factory, [{"prompt": "hanging"}], RolloutConfig(max_turns=3), stop=lambda: time.monotonic() > start + 3
+    )
     assert rollout.ending is Ending.STOPPED and rollout.reward is None
 
 
-@pytest.mark.parametrize("settings, said", [
-    ({"command": ""}, "name a command"), ({"command": "x {y}"}, "cannot be read"), ({"command": "x 'y"}, "cannot be read"),
-    ({"command": "x", "seconds": 0}, "bounds above 0"), ({"command": "x", "path": "/nowhere"}, "is no folder"),
-])
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        ({"command": ""}, "name a command"),
+        ({"command": "x {y}"}, "cannot be read"),
+        ({"command": "x 'y"}, "cannot be read"),
+        ({"command": "x", "seconds": 0}, "bounds above 0"),
+        ({"command": "x", "path": "/nowhere"}, "is no folder"),
+    ],
+)
 def test_agents_that_cannot_be(settings, said):
     with pytest.raises(InputProblem, match=said):
         Agent(**settings)
@@ -116,6 +138,7 @@ def test_agents_that_cannot_be(settings, said):
 
 def test_an_environment_without_a_workspace(factory):
     from composer_replication.envs.toy.env import WorldEnv, world_rows
+
     factory.factory = WorldEnv
     with pytest.raises(InputProblem, match="gives an agent no workspace"):
         collect(Script(), factory, world_rows(1, 0, "test"), RolloutConfig())
@@ -127,25 +150,36 @@ def test_mini_swe_agent_brings_a_feature_back(tmp_path):
     if not Path(path, "minisweagent").is_dir():
         pytest.skip("COMPOSER_AGENTS names no folder with mini-swe-agent; make test-agents installs it")
     from composer_replication.sandbox.base import sandbox_problem
+
     if problem := sandbox_problem("bubblewrap"):
         pytest.skip(problem)
     from composer_replication.core.environment import TasksWanted
     from composer_replication.envs.deletion.env import FeatureDeletionEnv
     from composer_replication.envs.deletion.subject import subject_of
+
     brought = FeatureDeletionEnv.task_set(TasksWanted("larder", None, 4, 0, 0))
     row = brought.rows[0]
     task = brought.environment()._tasks[row["task_id"]]
     subject = subject_of(task, None)
-    commands = [f"cat > {name} <<'EOF_EOF'\n{(subject.tree / name).read_text()}EOF_EOF" for name in task.changed_files(subject.tree)]
+    commands = [
+        f"cat > {name} <<'EOF_EOF'\n{(subject.tree / name).read_text()}EOF_EOF" for name in task.changed_files(subject.tree)
+    ]
     commands += ["echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"]
 
     class Solves(Script):
         def reply(self, trace, sampling, limit, seed):
             n = sum(t.role == "assistant" for t in trace.turns)
             return Turn("assistant", "Next.", tool_calls=(ToolCall("bash", {"command": commands[n]}),)), False, 20
-    agent = Agent("""env MSWEA_COST_TRACKING=ignore_errors MSWEA_CONFIGURED=true MSWEA_SILENT_STARTUP=1 MSWEA_GLOBAL_CONFIG_DIR=/tmp/mini
+
+    agent = Agent(
+        """env MSWEA_COST_TRACKING=ignore_errors MSWEA_CONFIGURED=true MSWEA_SILENT_STARTUP=1 MSWEA_GLOBAL_CONFIG_DIR=/tmp/mini
         LITELLM_LOCAL_MODEL_COST_MAP=True sh -c 'exec python -m minisweagent.run.mini -m openai/{model} -y --exit-immediately
-        -o /tmp/mini.json -t "$(cat {prompt_file})"'""".replace("\n", " "), path, 300)
-    rollout, = collect(Solves(), AgentFactory(brought.environment, agent, tmp_path), [row], RolloutConfig(max_turns=9, tool_timeout=120))
+        -o /tmp/mini.json -t "$(cat {prompt_file})"'""".replace("\n", " "),
+        path,
+        300,
+    )
+    (rollout,) = collect(
+        Solves(), AgentFactory(brought.environment, agent, tmp_path), [row], RolloutConfig(max_turns=9, tool_timeout=120)
+    )
     assert (rollout.ending, rollout.reward, rollout.problem) == (Ending.DONE, 1.0, "") and not rollout.trace.segments
     assert [c.name for t in rollout.trace.turns for c in t.tool_calls] == ["bash"] * len(commands)

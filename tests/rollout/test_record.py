@@ -1,4 +1,5 @@
 "The endpoint over raw HTTP: what is recorded is what our own loop records; what cannot be had is refused; faults lose nothing."
+
 import json
 import os
 import socket
@@ -41,9 +42,11 @@ def policy():
 def server(policy, tmp_path_factory):
     "A client of a server that records into a folder."
     folder = tmp_path_factory.mktemp("episodes")
-    with (Recorder(policy, max_tokens=24, sampling=Sampling(0.0)) as recorder,
-          serve_recorder(recorder, foreign_episodes(folder, "agent"), "agent", at_once=16, body_bytes=2**20) as url,
-          httpx2.Client(base_url=url, timeout=60) as client):
+    with (
+        Recorder(policy, max_tokens=24, sampling=Sampling(0.0)) as recorder,
+        serve_recorder(recorder, foreign_episodes(folder, "agent"), "agent", at_once=16, body_bytes=2**20) as url,
+        httpx2.Client(base_url=url, timeout=60) as client,
+    ):
         client.folder = folder
         yield client
 
@@ -59,7 +62,9 @@ def through_chat(client, row, tools, world):
     "An agent of three lines in OpenAI's chat form, messages echoed as they came."
     messages = list(row["prompt"])
     for _ in range(LIMITS.max_turns):
-        message = client.post("chat/completions", json={"model": "x", "messages": messages, "tools": tools}).json()["choices"][0]["message"]
+        message = client.post("chat/completions", json={"model": "x", "messages": messages, "tools": tools}).json()["choices"][0][
+            "message"
+        ]
         messages.append(message)
         calls = message.get("tool_calls") or []
         for call in calls:
@@ -87,13 +92,27 @@ def through_responses(client, row, tools, world):
 def through_messages(client, row, tools, world):
     "The same in Anthropic's."
     system, messages = row["prompt"][0]["content"], list(row["prompt"][1:])
-    tools = [{"name": t["function"]["name"], "description": t["function"]["description"], "input_schema": t["function"]["parameters"]} for t in tools]
+    tools = [
+        {"name": t["function"]["name"], "description": t["function"]["description"], "input_schema": t["function"]["parameters"]}
+        for t in tools
+    ]
     for _ in range(LIMITS.max_turns):
-        content = client.post("messages", json={"model": "x", "system": [{"type": "text", "text": system}], "messages": messages, "tools": tools,
-                                                "max_tokens": 400}).json()["content"]
+        content = client.post(
+            "messages",
+            json={
+                "model": "x",
+                "system": [{"type": "text", "text": system}],
+                "messages": messages,
+                "tools": tools,
+                "max_tokens": 400,
+            },
+        ).json()["content"]
         messages.append({"role": "assistant", "content": content})
         calls = [block for block in content if block["type"] == "tool_use"]
-        results = [{"type": "tool_result", "tool_use_id": c["id"], "content": world.call(ToolCall(c["name"], c["input"])).text} for c in calls]
+        results = [
+            {"type": "tool_result", "tool_use_id": c["id"], "content": world.call(ToolCall(c["name"], c["input"])).text}
+            for c in calls
+        ]
         if not calls:
             return
         messages.append({"role": "user", "content": results})
@@ -104,26 +123,38 @@ def test_an_agent_over_http_is_recorded_as_our_loop_records(agent, policy):
     rows = world_rows(3, 1, "test")
     ours = collect(policy, WorldEnv, rows, LIMITS)
     episodes, records = Episodes(), []
-    with Recorder(policy, max_tokens=LIMITS.max_tokens, sampling=LIMITS.sampling, fixed=True) as recorder, \
-            serve_recorder(recorder, episodes, "policy") as url:
+    with (
+        Recorder(policy, max_tokens=LIMITS.max_tokens, sampling=LIMITS.sampling, fixed=True) as recorder,
+        serve_recorder(recorder, episodes, "policy") as url,
+    ):
         for row, rollout in zip(rows, ours):
             world = WorldEnv()
             world.reset(**row)
             record = RecordedEpisode(rollout.trace.trace_id, rollout.trace.task_id, LIMITS, key="k")
             records.append(record)
             episodes.add(rollout.trace.trace_id, record)
-            with httpx2.Client(base_url=f"{url}/e/{rollout.trace.trace_id}/v1/", headers={"Authorization": "Bearer k"}, timeout=60) as client:
+            with httpx2.Client(
+                base_url=f"{url}/e/{rollout.trace.trace_id}/v1/", headers={"Authorization": "Bearer k"}, timeout=60
+            ) as client:
                 agent(client, row, [t for t in world.tools], world)
         seen = [record.rollout(recorder, Ending.DONE) for record in records]
     for mine, theirs in zip(ours, seen):
-        assert (theirs.prompt_ids, theirs.completion_ids, theirs.completion_mask) == (mine.prompt_ids, mine.completion_ids, mine.completion_mask)
+        assert (theirs.prompt_ids, theirs.completion_ids, theirs.completion_mask) == (
+            mine.prompt_ids,
+            mine.completion_ids,
+            mine.completion_mask,
+        )
         assert theirs.logprobs == pytest.approx(mine.logprobs, abs=1e-5) and not theirs.trace.segments
-        assert [t.tool_calls for t in theirs.trace.turns] == [t.tool_calls for t in mine.trace.turns[:len(theirs.trace.turns)]]
-        inputs = {name: torch.tensor([ids]) for name, ids in (("prompt_ids", theirs.prompt_ids), ("completion_ids", theirs.completion_ids))}
+        assert [t.tool_calls for t in theirs.trace.turns] == [t.tool_calls for t in mine.trace.turns[: len(theirs.trace.turns)]]
+        inputs = {
+            name: torch.tensor([ids])
+            for name, ids in (("prompt_ids", theirs.prompt_ids), ("completion_ids", theirs.completion_ids))
+        }
         inputs |= {name.replace("ids", "mask"): torch.ones_like(ids) for name, ids in inputs.items()}
         again = completion_logprobs(policy.model, inputs, 1.0, 1)[0].tolist()
         assert [a for a, kept in zip(again, theirs.completion_mask) if kept] == pytest.approx(
-            [a for a, kept in zip(theirs.logprobs, theirs.completion_mask) if kept], abs=1e-4)
+            [a for a, kept in zip(theirs.logprobs, theirs.completion_mask) if kept], abs=1e-4
+        )
     assert sum(len(r.completion_ids) for r in seen) > 100
 
 
@@ -132,16 +163,24 @@ def test_an_agent_over_http_is_recorded_as_our_loop_records(agent, policy):
 
 def test_a_summary_and_an_edit_begin_segments(server):
     def ask(messages, **more):
-        return server.post("/e/summed/v1/chat/completions", json={"model": "any", "messages": messages} | more).json()["choices"][0]["message"]
+        return server.post("/e/summed/v1/chat/completions", json={"model": "any", "messages": messages} | more).json()["choices"][
+            0
+        ]["message"]
+
     first = [*HI, ask(HI), {"role": "user", "content": "Go on."}]
     second = [*first, ask(first)]
     ask([{"role": "user", "content": "Summary: hello was said."}])
     ask([*second[:2], {"role": "user", "content": "Go on, shorter."}])  # an edited history, from the second turn on
     trace = traces_of(server.folder)["summed"]
     assert [(s.turns, s.sampled) for s in trace.segments] == [((0, 1, 2, 3), (1, 3)), ((4, 5), (5,)), ((0, 1, 6, 7), (7,))]
-    assert all(trace.turns[i].token_ids and len(trace.turns[i].logprobs) == len(trace.turns[i].token_ids) for i in trace.sampled_turns)
+    assert all(
+        trace.turns[i].token_ids and len(trace.turns[i].logprobs) == len(trace.turns[i].token_ids) for i in trace.sampled_turns
+    )
     ended = server.post("/e/summed/end", json={"reward": 0.5})
-    assert ended.json() == {"episode": "summed", "turns": 4, "segments": 3, "reward": 0.5} and traces_of(server.folder)["summed"].reward == 0.5
+    assert (
+        ended.json() == {"episode": "summed", "turns": 4, "segments": 3, "reward": 0.5}
+        and traces_of(server.folder)["summed"].reward == 0.5
+    )
     late = server.post("/e/summed/v1/messages", json={"model": "any", "messages": HI, "max_tokens": 3})
     assert late.status_code == 410 and late.json()["type"] == "error" and "has ended" in late.json()["error"]["message"]
     assert server.post("/e/summed/end", json={}).status_code == 410
@@ -149,8 +188,10 @@ def test_a_summary_and_an_edit_begin_segments(server):
 
 def test_a_request_without_a_path_goes_on_with_its_history(server):
     before = set(traces_of(server.folder))
-    answers = [server.post("/v1/chat/completions", json={"model": "agent", "messages": m}).json()["choices"][0]["message"]
-               for m in ([{"role": "user", "content": "One"}], [{"role": "user", "content": "Two"}])]
+    answers = [
+        server.post("/v1/chat/completions", json={"model": "agent", "messages": m}).json()["choices"][0]["message"]
+        for m in ([{"role": "user", "content": "One"}], [{"role": "user", "content": "Two"}])
+    ]
     for first, answer in zip(("One", "Two"), answers):
         history = [{"role": "user", "content": first}, answer, {"role": "user", "content": "And?"}]
         server.post("/v1/chat/completions", json={"model": "agent", "messages": history})
@@ -194,6 +235,7 @@ def scripted(texts, stop=True):
             said.append(ids)
             made.append(ids[:limit])
         return made, [[-0.5] * len(ids) for ids in made]
+
     policy = CallablePolicy(generate, tokenizer, "script")
     return policy
 
@@ -202,7 +244,9 @@ def test_a_stop_text_ends_the_turn_where_it_is_complete():
     policy = scripted(["one STOP two"])
     with Recorder(policy) as recorder:
         episode = RecordedEpisode("s")
-        answer = recorder.answer(episode, ChatCompletions.read({"model": "m", "messages": HI, "stop": ["never", "STOP"], "logprobs": True}))
+        answer = recorder.answer(
+            episode, ChatCompletions.read({"model": "m", "messages": HI, "stop": ["never", "STOP"], "logprobs": True})
+        )
         turn = episode.turns[-1]
         assert answer.turn.content.strip() == "one" and (answer.finish, answer.stop) == ("stop", "STOP")
         said = policy.chat.tokenizer.decode(list(turn.token_ids))
@@ -216,11 +260,21 @@ def test_a_stop_text_ends_the_turn_where_it_is_complete():
 
 def test_one_call_at_most_ends_the_turn_behind_the_first():
     calls = '<|call|>{"name": "tree", "arguments": {"path": "a"}}<|call|>{"name": "tree", "arguments": {"path": "b"}}'
-    tools = [{"type": "function", "function": {"name": "tree", "description": "d", "parameters": {"type": "object", "properties": {"path": {
-        "type": "string", "description": "p"}}}}}]
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": "tree",
+                "description": "d",
+                "parameters": {"type": "object", "properties": {"path": {"type": "string", "description": "p"}}},
+            },
+        }
+    ]
     with Recorder(scripted([calls])) as recorder:
-        both, one, none = (recorder.answer(RecordedEpisode("c"), ChatCompletions.read(
-            {"model": "m", "messages": HI, "tools": tools} | more)) for more in ({}, {"parallel_tool_calls": False}, {"tool_choice": "none"}))
+        both, one, none = (
+            recorder.answer(RecordedEpisode("c"), ChatCompletions.read({"model": "m", "messages": HI, "tools": tools} | more))
+            for more in ({}, {"parallel_tool_calls": False}, {"tool_choice": "none"})
+        )
     assert [len(a.turn.tool_calls) for a in (both, one, none)] == [2, 1, 0] and (both.finish, none.finish) == ("calls", "stop")
     assert one.turn.tool_calls[0].arguments == {"path": "a"} and len(one.turn.token_ids) < len(both.turn.token_ids)
     assert "tree" in none.turn.content
@@ -232,7 +286,7 @@ def test_arguments_that_do_not_parse():
         chat = ChatCompletions.read({"model": "m", "messages": HI, "tools": tools})
         raw = recorder.answer(RecordedEpisode("a"), chat)
         empty = recorder.answer(RecordedEpisode("b"), replace(chat, objects=True))
-    call, = ChatCompletions.write(chat, raw)["choices"][0]["message"]["tool_calls"]
+    (call,) = ChatCompletions.write(chat, raw)["choices"][0]["message"]["tool_calls"]
     assert call["function"] == {"name": "tree", "arguments": '{"path": }}'}
     assert Messages.write(chat, empty)["content"][-1]["input"] == {} == empty.turn.tool_calls[0].arguments
 
@@ -256,37 +310,62 @@ def test_budgets_end_an_episode(policy):
 # ---- refusals in each protocol's form
 
 
-@pytest.mark.parametrize("path, body, said", [
-    ("chat/completions", {"n": 2}, "n=2"), ("chat/completions", {"tool_choice": "required"}, "tool_choice"),
-    ("chat/completions", {"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
-    ("chat/completions", {"logit_bias": {"5": 1}}, "logit_bias"), ("chat/completions", {"top_logprobs": 3}, "top_logprobs"),
-    ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "text only"),
-    ("chat/completions", {"messages": [*HI, {"role": "assistant", "content": "So"}]}, "the assistant's"),
-    ("chat/completions", {"messages": [{"role": "robot", "content": ""}]}, "unknown role"), ("chat/completions", {"messages": "Hello"}, "list"),
-    ("chat/completions", {"stop": ""}, "stop"), ("chat/completions", {"stream": "yes"}, "true or false"), ("chat/completions", {"seed": 1.5}, "seed"),
-    ("chat/completions", {"tools": [{"type": "function", "function": {"name": "a"}}] * 2}, "same name"),
-    ("chat/completions", {"messages": [{"role": "user", "content": "\ud83d"}]}, "template"),
-    ("responses", {"previous_response_id": "r"}, "previous_response_id"), ("responses", {"text": {"format": {"type": "json_schema"}}}, "text.format"),
-    ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"), ("responses", {"background": True}, "background"),
-    ("messages", {"max_tokens": None}, "max_tokens"), ("messages", {"tool_choice": {"type": "any"}}, "tool_choice"),
-    ("messages", {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "text only"),
-    ("messages", {"temperature": 3}, "temperature"), ("messages", {"unheard_of": 1}, "unheard_of"),
-])
+@pytest.mark.parametrize(
+    "path, body, said",
+    [
+        ("chat/completions", {"n": 2}, "n=2"),
+        ("chat/completions", {"tool_choice": "required"}, "tool_choice"),
+        ("chat/completions", {"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ("chat/completions", {"logit_bias": {"5": 1}}, "logit_bias"),
+        ("chat/completions", {"top_logprobs": 3}, "top_logprobs"),
+        ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "text only"),
+        ("chat/completions", {"messages": [*HI, {"role": "assistant", "content": "So"}]}, "the assistant's"),
+        ("chat/completions", {"messages": [{"role": "robot", "content": ""}]}, "unknown role"),
+        ("chat/completions", {"messages": "Hello"}, "list"),
+        ("chat/completions", {"stop": ""}, "stop"),
+        ("chat/completions", {"stream": "yes"}, "true or false"),
+        ("chat/completions", {"seed": 1.5}, "seed"),
+        ("chat/completions", {"tools": [{"type": "function", "function": {"name": "a"}}] * 2}, "same name"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "\ud83d"}]}, "template"),
+        ("responses", {"previous_response_id": "r"}, "previous_response_id"),
+        ("responses", {"text": {"format": {"type": "json_schema"}}}, "text.format"),
+        ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
+        ("responses", {"background": True}, "background"),
+        ("messages", {"max_tokens": None}, "max_tokens"),
+        ("messages", {"tool_choice": {"type": "any"}}, "tool_choice"),
+        ("messages", {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "text only"),
+        ("messages", {"temperature": 3}, "temperature"),
+        ("messages", {"unheard_of": 1}, "unheard_of"),
+    ],
+)
 def test_what_cannot_be_had_is_refused_in_the_protocols_form(path, body, said, server):
     base = {"model": "agent", "input": "Hello"} if path == "responses" else {"model": "agent", "messages": HI}
     before = set(traces_of(server.folder))
     sent = json.dumps(base | ({"max_tokens": 5} if path == "messages" else {}) | body)
     answer = server.post(f"/e/refused/v1/{path}", content=sent, headers={"Content-Type": "application/json"})
     error = answer.json()["error"]
-    assert answer.status_code == 400 and said in error["message"] and "\n" not in error["message"] and error["type"] == "invalid_request_error"
+    assert (
+        answer.status_code == 400
+        and said in error["message"]
+        and "\n" not in error["message"]
+        and error["type"] == "invalid_request_error"
+    )
     assert (answer.json().get("type") == "error") is (path == "messages") and set(traces_of(server.folder)) == before
 
 
-@pytest.mark.parametrize("method, path, content, status", [
-    ("GET", "/v1/chat/completions", b"", 405), ("POST", "/v1/unheard", b"{}", 404), ("POST", "/e/..%2Fup/v1/messages", b"{}", 404),
-    ("POST", "/v1/messages", b"{not json", 400), ("POST", "/v1/messages", b"[" * 100_000, 400), ("POST", "/v1/responses", b'"text"', 400),
-    ("POST", "/v1/chat/completions", b'{"a": "' + b"x" * 2**20 + b'"}', 413), ("POST", "/e/never/end", b"{}", 404),
-])
+@pytest.mark.parametrize(
+    "method, path, content, status",
+    [
+        ("GET", "/v1/chat/completions", b"", 405),
+        ("POST", "/v1/unheard", b"{}", 404),
+        ("POST", "/e/..%2Fup/v1/messages", b"{}", 404),
+        ("POST", "/v1/messages", b"{not json", 400),
+        ("POST", "/v1/messages", b"[" * 100_000, 400),
+        ("POST", "/v1/responses", b'"text"', 400),
+        ("POST", "/v1/chat/completions", b'{"a": "' + b"x" * 2**20 + b'"}', 413),
+        ("POST", "/e/never/end", b"{}", 404),
+    ],
+)
 def test_bad_http(method, path, content, status, server):
     answer = server.request(method, path, content=content, headers={"Content-Type": "application/json"})
     assert answer.status_code == status and answer.json()["error"]["message"]
@@ -296,11 +375,25 @@ def test_keys_hold_for_their_episode(policy):
     episodes = Episodes()
     for name in "ab":
         episodes.add(name, RecordedEpisode(name, key=f"key-{name}"))
-    with Recorder(policy, max_tokens=3) as recorder, serve_recorder(recorder, episodes, "m") as url, httpx2.Client(base_url=url) as client:
-        for name, headers, status in (("a", {"x-api-key": "key-a"}, 200), ("a", {"Authorization": "Bearer key-a"}, 200),
-                                      ("a", {"x-api-key": "key-b"}, 401), ("a", {}, 401), ("c", {"x-api-key": "key-a"}, 404)):
-            assert client.post(f"/e/{name}/v1/chat/completions", json={"model": "m", "messages": HI}, headers=headers).status_code == status
-        assert client.post("/v1/chat/completions", json={"model": "m", "messages": HI}).status_code == 404  # every request names an episode here
+    with (
+        Recorder(policy, max_tokens=3) as recorder,
+        serve_recorder(recorder, episodes, "m") as url,
+        httpx2.Client(base_url=url) as client,
+    ):
+        for name, headers, status in (
+            ("a", {"x-api-key": "key-a"}, 200),
+            ("a", {"Authorization": "Bearer key-a"}, 200),
+            ("a", {"x-api-key": "key-b"}, 401),
+            ("a", {}, 401),
+            ("c", {"x-api-key": "key-a"}, 404),
+        ):
+            assert (
+                client.post(f"/e/{name}/v1/chat/completions", json={"model": "m", "messages": HI}, headers=headers).status_code
+                == status
+            )
+        assert (
+            client.post("/v1/chat/completions", json={"model": "m", "messages": HI}).status_code == 404
+        )  # every request names an episode here
 
 
 # ---- faults
@@ -308,6 +401,7 @@ def test_keys_hold_for_their_episode(policy):
 
 def test_many_at_once_are_counted_once_each(policy):
     "Sixteen conversations side by side: each is what it is alone, up to rounding."
+
     def play(n):
         with Recorder(policy, max_tokens=12, sampling=Sampling(0.0)) as recorder:
             return play_in(recorder, n)
@@ -318,6 +412,7 @@ def test_many_at_once_are_counted_once_each(policy):
             answer = recorder.answer(episode, ChatCompletions.read({"model": "m", "messages": messages}))
             messages += [{"role": "assistant", "content": answer.turn.content}, {"role": "user", "content": "And?"}]
         return episode.rollout(recorder, Ending.DONE)
+
     with Recorder(policy, max_tokens=12, sampling=Sampling(0.0)) as recorder, ThreadPoolExecutor(16) as pool:
         together = list(pool.map(lambda n: play_in(recorder, n), range(16)))
     for n in (0, 7, 15):
@@ -335,12 +430,16 @@ def test_a_client_that_hangs_up_leaves_nothing():
             begun.set()
             go_on.wait(30)
             return Turn("assistant", "late"), False, 1
+
     episode, episodes = RecordedEpisode("h"), Episodes()
     episodes.add("h", episode)
     body = json.dumps({"model": "m", "messages": HI}).encode()
     with Recorder(Slow()) as recorder, serve_recorder(recorder, episodes, "m") as url, httpx2.Client(base_url=url) as client:
         with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as cut:
-            cut.sendall(b"POST /e/h/v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            cut.sendall(
+                b"POST /e/h/v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+                b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+            )
             assert begun.wait(30)
         while client.get("/health").json()["requests"]:
             pass
@@ -357,6 +456,7 @@ def test_what_the_policy_raises_reaches_the_client_and_the_engine_goes_on():
             if self.broken:
                 raise ValueError("the policy's logits are not finite")
             return super().batch(sampling)
+
     good = scripted(["fine"])
     policy = Broken(good.generate, embedded_tokenizer())
     episode, episodes = RecordedEpisode("b"), Episodes()
@@ -372,7 +472,7 @@ def test_a_turn_that_nobody_waits_for_is_given_up(policy):
     "The row stands again where it was, and a row that takes its cells over goes on like it."
     ids = policy.chat.encode("Hello there, who are you?")
     with policy.batch(Sampling(0.0)) as batch:
-        want, = batch.sample([0], [ids], [12], ["n"])
+        (want,) = batch.sample([0], [ids], [12], ["n"])
     with policy.batch(Sampling(0.0)) as batch:
         batch.add([0], [ids], [50], ["n"])
         for _ in range(3):
@@ -405,9 +505,15 @@ def test_one_request_too_many_is_told_so_in_its_own_form():
     "A body that never comes holds a place until its time is over; the next one gets 429, and nothing hangs."
     episodes = Episodes()
     episodes.add("f", RecordedEpisode("f"))
-    with Recorder(scripted(["fine"])) as recorder, serve_recorder(recorder, episodes, "m", at_once=1) as url, httpx2.Client(base_url=url) as client:
+    with (
+        Recorder(scripted(["fine"])) as recorder,
+        serve_recorder(recorder, episodes, "m", at_once=1) as url,
+        httpx2.Client(base_url=url) as client,
+    ):
         with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as half:
-            half.sendall(b"POST /e/f/v1/messages HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{")
+            half.sendall(
+                b"POST /e/f/v1/messages HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+            )
             while not client.get("/health").json()["requests"]:
                 pass
             full = client.post("/e/f/v1/messages", json={"model": "m", "messages": HI, "max_tokens": 9})
@@ -427,16 +533,23 @@ def test_openais_client(server):
         stream = client.chat.completions.create(model="any", messages=HI, stream=True, stream_options={"include_usage": True})
         chunks = list(stream)
         assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole.choices[0].message.content
-        assert chunks[-1].usage.total_tokens == whole.usage.total_tokens and len(whole.choices[0].logprobs.content) == whole.usage.completion_tokens
-        answer = client.responses.create(model="any", input="Hello", instructions="Be brief.", store=False, reasoning={"effort": "low"})
+        assert (
+            chunks[-1].usage.total_tokens == whole.usage.total_tokens
+            and len(whole.choices[0].logprobs.content) == whole.usage.completion_tokens
+        )
+        answer = client.responses.create(
+            model="any", input="Hello", instructions="Be brief.", store=False, reasoning={"effort": "low"}
+        )
         events = [event.type for event in client.responses.create(model="any", input="Hello", stream=True)]
-        assert answer.output_text and events[0] == "response.created" and events[-1] in ("response.completed", "response.incomplete")
+        assert (
+            answer.output_text and events[0] == "response.created" and events[-1] in ("response.completed", "response.incomplete")
+        )
 
 
 FOREIGN = """
 import asyncio, sys
 import anthropic
-from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
+from agents import Agent, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
 from openai import AsyncOpenAI
 url, hi = sys.argv[1], [{"role": "user", "content": "Hello"}]
 with anthropic.Anthropic(base_url=url + "/e/anthropic", api_key="none", max_retries=0) as client:
@@ -469,8 +582,13 @@ def test_anthropics_client_and_openais_agents():
     if not (Path(path, "anthropic").is_dir() and Path(path, "agents").is_dir()):
         pytest.skip("COMPOSER_AGENTS names no folder with anthropic and openai-agents; make test-agents installs them")
     with Recorder(scripted(["Hello there."])) as recorder, serve_recorder(recorder, foreign_episodes(None, "m"), "m") as url:
-        done = subprocess.run([sys.executable, "-c", FOREIGN, url], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True,
-                              timeout=300)
+        done = subprocess.run(
+            [sys.executable, "-c", FOREIGN, url],
+            env=os.environ | {"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
     assert done.stdout.strip().endswith("fine"), done.stderr[-2000:]
 
 
@@ -478,14 +596,45 @@ def test_every_protocol_reads_its_own_answer_as_the_recorded_turn():
     "Whatever was answered, an agent that echoes it goes on with its segment."
     from composer_replication.rollout.protocols import Answered
     from composer_replication.rollout.record import same
+
     turn = Turn("assistant", "Look.", "I think so.", (ToolCall("f", {"a": [1, None]}, "call_0"), ToolCall("g", {}, "call_1")))
     asked = ChatCompletions.read({"model": "m", "messages": HI})
     answered = Answered(turn, "calls")
     chat = ChatCompletions.write(asked, answered)["choices"][0]["message"]
-    echo = [ChatCompletions.read({"model": "m", "messages": [*HI, chat, *({"role": "tool", "tool_call_id": f"call_{i}", "content": "r"} for i in (0, 1))]}),
-            Responses.read({"model": "m", "input": [*HI, *Responses.write(asked, answered)["output"], *(
-                {"type": "function_call_output", "call_id": f"call_{i}", "output": "r"} for i in (0, 1))]}),
-            Messages.read({"model": "m", "max_tokens": 1, "messages": [*HI, {"role": "assistant", "content": Messages.write(asked, answered)["content"]}, {
-                "role": "user", "content": [{"type": "tool_result", "tool_use_id": f"call_{i}", "content": "r"} for i in (0, 1)]}]})]
+    echo = [
+        ChatCompletions.read(
+            {
+                "model": "m",
+                "messages": [*HI, chat, *({"role": "tool", "tool_call_id": f"call_{i}", "content": "r"} for i in (0, 1))],
+            }
+        ),
+        Responses.read(
+            {
+                "model": "m",
+                "input": [
+                    *HI,
+                    *Responses.write(asked, answered)["output"],
+                    *({"type": "function_call_output", "call_id": f"call_{i}", "output": "r"} for i in (0, 1)),
+                ],
+            }
+        ),
+        Messages.read(
+            {
+                "model": "m",
+                "max_tokens": 1,
+                "messages": [
+                    *HI,
+                    {"role": "assistant", "content": Messages.write(asked, answered)["content"]},
+                    {
+                        "role": "user",
+                        "content": [{"type": "tool_result", "tool_use_id": f"call_{i}", "content": "r"} for i in (0, 1)],
+                    },
+                ],
+            }
+        ),
+    ]
     assert all(same(e.turns[1], turn) for e in echo)
-    assert all([t.role for t in e.turns] == ["user", "assistant", "tool", "tool"] and [t.name for t in e.turns[2:]] == ["f", "g"] for e in echo)
+    assert all(
+        [t.role for t in e.turns] == ["user", "assistant", "tool", "tool"] and [t.name for t in e.turns[2:]] == ["f", "g"]
+        for e in echo
+    )

@@ -1,4 +1,5 @@
 "Episodes of several contexts: what the trace keeps, what reads it back, and that one context behaves as before."
+
 from dataclasses import replace
 
 import pytest
@@ -16,7 +17,10 @@ from composer_replication.tree.example import target_turns
 from composer_replication.tree.template import probe_template
 from composer_replication.tree.text import AlignmentError
 
-TOOLS = tuple({"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}} for name in ("look", "dig"))
+TOOLS = tuple(
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+    for name in ("look", "dig")
+)
 
 
 def called(name, id, *ids):
@@ -29,18 +33,31 @@ def failed(id, text="Error: unknown tool"):
 
 def forked():
     "Main context; a sub-agent whose call id is the same; the main context again from its first turn on, with another answer."
-    turns = (Turn("user", "Find it."), called("look", "c0", 1, 2), failed("c0"), called("look", "c1", 3),
-             Turn("user", "Dig."), called("dig", "c0", 4, 5), failed("c0", "Error: unknown tool dig"), called("dig", "c1", 6),
-             Turn("user", "Summary: look failed."), called("look", "c2", 7))
-    return Trace("e", turns, TOOLS[:1], segments=(Segment((0, 1, 2, 3), (1, 3)), Segment((4, 5, 6, 7), (5, 7), TOOLS[1:]),
-                                                  Segment((0, 1, 2, 8, 9), (9,))))
+    turns = (
+        Turn("user", "Find it."),
+        called("look", "c0", 1, 2),
+        failed("c0"),
+        called("look", "c1", 3),
+        Turn("user", "Dig."),
+        called("dig", "c0", 4, 5),
+        failed("c0", "Error: unknown tool dig"),
+        called("dig", "c1", 6),
+        Turn("user", "Summary: look failed."),
+        called("look", "c2", 7),
+    )
+    return Trace(
+        "e",
+        turns,
+        TOOLS[:1],
+        segments=(Segment((0, 1, 2, 3), (1, 3)), Segment((4, 5, 6, 7), (5, 7), TOOLS[1:]), Segment((0, 1, 2, 8, 9), (9,))),
+    )
 
 
 def test_a_file_of_traces_keeps_the_segments(tmp_path):
     trace = forked()
     write_traces([trace], tmp_path / "t.jsonl.gz")
     problems = []
-    read, = read_traces(tmp_path / "t.jsonl.gz", on_problem=problems.append)
+    (read,) = read_traces(tmp_path / "t.jsonl.gz", on_problem=problems.append)
     assert read == trace and not problems
     first, helper, again = read.parts()
     assert [part.trace_id for part in read.parts()] == ["e#1", "e#2", "e#3"]
@@ -68,8 +85,16 @@ def test_one_context_is_as_it_was():
 
 
 def test_a_prompt_may_show_turns_that_nobody_sampled():
-    trace = Trace("few", (Turn("user", "2+2?"), Turn("assistant", "4"), Turn("user", "3+3?"), Turn("assistant", "6", token_ids=(9,), logprobs=(0.0,))),
-                  segments=(Segment((0, 1, 2, 3), (3,)),))
+    trace = Trace(
+        "few",
+        (
+            Turn("user", "2+2?"),
+            Turn("assistant", "4"),
+            Turn("user", "3+3?"),
+            Turn("assistant", "6", token_ids=(9,), logprobs=(0.0,)),
+        ),
+        segments=(Segment((0, 1, 2, 3), (3,)),),
+    )
     assert trace.sampled_turns == (3,) and sorted(target_turns(trace, "all")) == []
     Rollout(trace, (1, 2, 3), (9,), (1,), (0.0,), Ending.DONE, None)
 
@@ -81,7 +106,10 @@ def test_no_tree_holds_two_contexts():
 
 def test_a_rollout_holds_the_ids_of_every_segment():
     first = (7,), (1, 2, 50, 3), (1, 1, 0, 1), (-0.5, -0.5, 0.0, -0.5)
-    more = SegmentTokens((8,), (4, 5, 51, 6), (1, 1, 0, 1), (-0.5, -0.5, 0.0, -0.5)), SegmentTokens((7, 1, 2, 50), (7,), (1,), (-0.5,))
+    more = (
+        SegmentTokens((8,), (4, 5, 51, 6), (1, 1, 0, 1), (-0.5, -0.5, 0.0, -0.5)),
+        SegmentTokens((7, 1, 2, 50), (7,), (1,), (-0.5,)),
+    )
     rollout = Rollout(forked(), *first, Ending.DONE, 1.0, more=more)
     assert rollout.sampled == 7 and [len(s.completion_ids) for s in rollout.segments] == [4, 4, 1]
     for wrong in (more[:1], more[::-1], (more[0], replace(more[1], completion_mask=(0,))), ()):
@@ -89,11 +117,17 @@ def test_a_rollout_holds_the_ids_of_every_segment():
             replace(rollout, more=wrong)
 
 
-@pytest.mark.parametrize("segments, said", [
-    ((Segment((0, 20), ()),), "not there"), ((Segment((-1,), ()),), "not there"), ((Segment((), ()),), "not there"),
-    ((Segment((0, 1), (0,)),), "not its assistant's"), ((Segment((0,), (1,)),), "not its assistant's"),
-    ((Segment((0, 1), (1,)), Segment((0, 1), (1,))), "sampled in two segments"),
-])
+@pytest.mark.parametrize(
+    "segments, said",
+    [
+        ((Segment((0, 20), ()),), "not there"),
+        ((Segment((-1,), ()),), "not there"),
+        ((Segment((), ()),), "not there"),
+        ((Segment((0, 1), (0,)),), "not its assistant's"),
+        ((Segment((0,), (1,)),), "not its assistant's"),
+        ((Segment((0, 1), (1,)), Segment((0, 1), (1,))), "sampled in two segments"),
+    ],
+)
 def test_segments_that_do_not_fit_their_turns(segments, said):
     with pytest.raises(TraceProblem, match=said.replace("'", ".")):
         replace(forked(), segments=segments)
@@ -101,5 +135,7 @@ def test_segments_that_do_not_fit_their_turns(segments, said):
 
 def test_the_page_names_the_segments_of_a_turn():
     page = str(trace_html(forked()))
-    assert "10 turns in 3 segments" in page and "turn 1, assistant, segments 1, 3" in page and "turn 5, assistant, segment 2" in page
+    assert (
+        "10 turns in 3 segments" in page and "turn 1, assistant, segments 1, 3" in page and "turn 5, assistant, segment 2" in page
+    )
     assert "segment" not in str(trace_html(replace(forked().parts()[0], segments=())))

@@ -1,4 +1,5 @@
 "A step's gradient with episodes cut into segments is that of the same episodes in one piece, whatever the objective divides by."
+
 from dataclasses import replace
 
 import pytest
@@ -26,12 +27,20 @@ def cut(rollout):
     if len(sampled) < 2:
         return rollout
     end = next(i for i, kept in enumerate(mask) if not kept)
-    first, rest = ([part[:end] for part in (rollout.completion_ids, mask, rollout.logprobs)],
-                   [part[starts[1]:] for part in (rollout.completion_ids, mask, rollout.logprobs)])
-    more = SegmentTokens((*rollout.prompt_ids, *rollout.completion_ids[:starts[1]]), *rest)
+    first, rest = (
+        [part[:end] for part in (rollout.completion_ids, mask, rollout.logprobs)],
+        [part[starts[1] :] for part in (rollout.completion_ids, mask, rollout.logprobs)],
+    )
+    more = SegmentTokens((*rollout.prompt_ids, *rollout.completion_ids[: starts[1]]), *rest)
     segments = Segment(tuple(range(sampled[0] + 1)), sampled[:1]), Segment(tuple(range(len(trace.turns))), sampled[1:])
-    return replace(rollout, trace=replace(trace, segments=segments), completion_ids=first[0], completion_mask=first[1], logprobs=first[2],
-                   more=(more,))
+    return replace(
+        rollout,
+        trace=replace(trace, segments=segments),
+        completion_ids=first[0],
+        completion_mask=first[1],
+        logprobs=first[2],
+        more=(more,),
+    )
 
 
 class Cutting:
@@ -63,27 +72,54 @@ class Kept(ComposerReplicationTrainer):
 
 
 def train(folder, every, **changes):
-    settings = BASE | {"save_strategy": "no", "max_steps": 1, "alpha_sdpo": 0.0, "sample_every": 0, "max_grad_norm": 0.0, "optim": "sgd",
-                       "per_device_train_batch_size": 16, "lr_scheduler_type": "constant", "max_completion_length": 96} | changes
+    settings = (
+        BASE
+        | {
+            "save_strategy": "no",
+            "max_steps": 1,
+            "alpha_sdpo": 0.0,
+            "sample_every": 0,
+            "max_grad_norm": 0.0,
+            "optim": "sgd",
+            "per_device_train_batch_size": 16,
+            "lr_scheduler_type": "constant",
+            "max_completion_length": 96,
+        }
+        | changes
+    )
     args = ComposerReplicationConfig(str(folder), **settings)
-    trainer = Kept(embedded_model("mild"), args=args, processing_class=world.tokenizer(), train_dataset=Dataset.from_list(world.rows(8)),
-                   environment_factory=Cutting(every), hint_source=default_composite() if args.alpha_sdpo else None)
+    trainer = Kept(
+        embedded_model("mild"),
+        args=args,
+        processing_class=world.tokenizer(),
+        train_dataset=Dataset.from_list(world.rows(8)),
+        environment_factory=Cutting(every),
+        hint_source=default_composite() if args.alpha_sdpo else None,
+    )
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     return trainer
 
 
-@pytest.mark.parametrize("changes", [
-    {"loss_type": "dr_grpo"}, {"loss_type": "dapo", "kl_coef": 0.1, "kl_place": "loss"}, {"loss_type": "grpo", "alpha_sdpo": 1.0},
-    {"loss_type": "dr_grpo", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "alpha_sdpo": 1.0},
-    {"loss_type": "dr_grpo", "equal_rewards": "skip"},
-], ids=["dr_grpo", "dapo-kl", "grpo-sdpo", "accumulated-sdpo", "skip"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"loss_type": "dr_grpo"},
+        {"loss_type": "dapo", "kl_coef": 0.1, "kl_place": "loss"},
+        {"loss_type": "grpo", "alpha_sdpo": 1.0},
+        {"loss_type": "dr_grpo", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "alpha_sdpo": 1.0},
+        {"loss_type": "dr_grpo", "equal_rewards": "skip"},
+    ],
+    ids=["dr_grpo", "dapo-kl", "grpo-sdpo", "accumulated-sdpo", "skip"],
+)
 def test_an_episode_in_segments_gives_the_gradient_of_one_piece(changes, tmp_path):
     whole, cut_up = (train(tmp_path / str(every), every, **changes) for every in (0, 2))
     some = sum(len(r.segments) > 1 for r in cut_up.rollouts)
     assert some > 2 and len(cut_up.batch["advantages"]) >= 16 + some and len(whole.batch["advantages"]) == 16
-    assert sum(r.sampled for r in cut_up.rollouts) == sum(r.sampled for r in whole.rollouts) == whole.batch["num_items_in_batch"] \
+    assert (
+        sum(r.sampled for r in cut_up.rollouts) == sum(r.sampled for r in whole.rollouts) == whole.batch["num_items_in_batch"]
         or "equal_rewards" in changes
+    )
     assert any(g.abs().max() > 1e-5 for g in whole.grads)
     if changes.get("alpha_sdpo"):
         assert whole.state.log_history[0]["sdpo/sites"] == cut_up.state.log_history[0]["sdpo/sites"] > 0
@@ -101,8 +137,11 @@ def test_the_scale_against_one_row_an_episode(loss_type):
         losses = [torch.rand(int(n), generator=generator) for n in tokens]
         scale = advantage_scale(episode, tokens, torch.ones(7, dtype=torch.bool), loss_type)
         merged = [torch.cat([losses[r] for r in range(7) if episode[r] == e]) for e in range(4)]
-        reduce = {"dr_grpo": lambda rows: sum(r.sum() for r in rows) / (len(rows) * 9), "luspo": lambda rows: sum(r.sum() for r in rows) / len(rows),
-                  "dapo": lambda rows: sum(r.sum() for r in rows) / 100}
+        reduce = {
+            "dr_grpo": lambda rows: sum(r.sum() for r in rows) / (len(rows) * 9),
+            "luspo": lambda rows: sum(r.sum() for r in rows) / len(rows),
+            "dapo": lambda rows: sum(r.sum() for r in rows) / 100,
+        }
         mean = lambda rows: sum(r.mean() for r in rows) / len(rows)
         one = reduce.get(loss_type, (lambda rows: torch.cat(list(rows)).mean()) if loss_type == "bnpo" else mean)
         torch.testing.assert_close(one([row * s for row, s in zip(losses, scale)]), one(merged))
