@@ -183,3 +183,21 @@ def test_mini_swe_agent_brings_a_feature_back(tmp_path):
     )
     assert (rollout.ending, rollout.reward, rollout.problem) == (Ending.DONE, 1.0, "") and not rollout.trace.segments
     assert [c.name for t in rollout.trace.turns for c in t.tool_calls] == ["bash"] * len(commands)
+
+
+def test_a_recipe_names_an_agent(tmp_path):
+    from types import SimpleNamespace
+
+    from composer_replication.recipes.recipe import load_recipe
+    from composer_replication.recipes.recipe_file import RecipeProblem
+    from composer_replication.recipes.run import episode_factory
+
+    brought = SimpleNamespace(brought=SimpleNamespace(environment=Workspace))
+    settings = {"command": "mine:play", "seconds": 5}
+    recipe = load_recipe("toy", {"agent": "{command: mine:play, seconds: 5}", "output_dir": str(tmp_path)})
+    factory = episode_factory(recipe, brought)
+    assert factory.factory is Workspace and factory.agent == Agent(**settings) and factory.log == tmp_path / "agents"
+    assert episode_factory(load_recipe("toy"), brought) is Workspace
+    for wrong, said in (("{comand: x}", "its keys are command, path"), ("{command: x [y}", "YAML"), ("{command: ''}", "name a command")):
+        with pytest.raises((RecipeProblem, InputProblem), match=said):
+            load_recipe("toy", {"agent": wrong})
