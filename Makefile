@@ -18,7 +18,8 @@ export TOKENIZERS_PARALLELISM ?= false
 export PYTHONHASHSEED ?= 0
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo road check test test-contrib test-slow vllm test-vllm verifiers test-verifiers test-foreign test-islands test-clouds docs lab clean
+.PHONY: demo road check test test-contrib test-slow vllm test-vllm verifiers test-verifiers test-foreign test-islands test-clouds \
+	test-agents docs lab clean
 
 demo: $(VENV)
 	.venv/bin/composer-rl demo
@@ -77,6 +78,15 @@ test-islands: .venv-islands/.installed
 # The clouds' own programs: aws before moto, Modal's client before a stand-in, SkyPilot's reader. 450 MB on top of .venv. The slow ones too.
 test-clouds: .venv-clouds/.installed
 	.venv-clouds/bin/python -m pytest -n 0 -m "slow or not slow" tests/contrib/test_clouds.py
+
+# Agents and clients that nobody here wrote, against the endpoint: in a folder of their own, 0.8 GB.
+test-agents: $(VENV) .venv-agents/.installed
+	COMPOSER_AGENTS=$$(echo $(CURDIR)/.venv-agents/lib/python3*/site-packages) $(PYTEST) tests/rollout/test_record.py tests/rollout/test_agents.py
+
+.venv-agents/.installed: requirements/agents.txt
+	$(PYTHON) -m venv .venv-agents
+	.venv-agents/bin/python -m pip install -qq --disable-pip-version-check -r requirements/agents.txt
+	@touch $@
 
 docs: $(VENV)
 	.venv/bin/python docs/build.py

@@ -23,9 +23,9 @@ DOCS, NBS, SPIKES, STAGED = ROOT / "docs", ROOT / "nbs", ROOT / "spikes", ROOT /
 PACKAGE = "composer_replication"
 
 START = ("explorer", "error_site", "training_step", "episodes", "exploits", "replay", "results")
-GUIDES = ("guides/one-road", "guides/my-model", "guides/other-machines", "guides/my-traces", "guides/my-repository",
-          "guides/my-teachers", "guides/hint-layer", "guides/objective", "guides/metrics", "guides/integrations",
-          "guides/read-a-ladder")
+GUIDES = ("guides/one-road", "guides/my-model", "guides/other-machines", "guides/my-traces", "guides/my-agent",
+          "guides/my-repository", "guides/my-teachers", "guides/hint-layer", "guides/objective", "guides/metrics",
+          "guides/integrations", "guides/read-a-ladder")
 BACKGROUND = ("recipe", "coverage", "comparison", "glossary", "adrs/index", "method")
 ROOMS = {  # folders of nbs/, from the ground up (an import only goes down): caption, and what they hold
     "core": ("Core", "Traces, tool calls, errors, files: what all other rooms speak of."),

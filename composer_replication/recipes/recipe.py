@@ -27,6 +27,7 @@ import composer_replication.hints.judge_layer  # registers its layer
 import composer_replication.hints.learned_layer
 import composer_replication.hints.sibling_layer
 from ..replay.pairs import FREE_PAIRS
+from ..rollout.agents import Agent
 from ..traces.habits import HABITS
 from .find_model import EMBEDDED, local_model, model_folder
 from ..training.config import ComposerReplicationConfig, check_one_of, setting
@@ -89,6 +90,8 @@ class RecipeArguments(SourceArguments):
     warm_up: dict | None = setting(None, "Train on demonstrations of the task first, once for all runs that name its folder: folder, "
                                          "demonstrations, or traces of one's own (those that earned 1), hinted, steps, batch_size, "
                                          "learning_rate, seed.")
+    agent: dict | None = setting(None, "Somebody else's agent that plays the task in its sandbox: command with {url} {key} {model} {workspace} {prompt_file}, "
+                                       "or `package.module:callable`; path (a folder of its packages), seconds, memory_mb, processes.")
     curriculum: bool = setting(False, "Draw tasks by p(1-p) of their pass rate; retire mastered ones, keep unsolved ones aside.")
     episode_reward: dict | None = setting(None, "Shape the reward: `credit` (all or share of the tests), `floor`, and coefficients of "
                                                 "`repeated_calls`, `failed_calls`, `unfinished_todos` and `length` (C(x) of Composer 2).")
@@ -104,6 +107,11 @@ class RecipeArguments(SourceArguments):
                                 "least 1 to train on and 0 or more held out.")
         if not (self.held_out_rows < 1 or float(self.held_out_rows).is_integer()):
             raise RecipeProblem(f"held_out_rows={self.held_out_rows:g} is no number of tasks; give a whole number, or below 1 a share.")
+        if self.agent is not None:
+            try:
+                Agent(**self.agent)
+            except TypeError as error:
+                raise RecipeProblem(f"agent: {error}; its keys are {', '.join(f.name for f in dataclasses.fields(Agent))}.") from None
         if self.model.startswith("random:") and self.tokenizer is None:
             raise RecipeProblem(f"model {self.model!r} comes without a tokenizer; name one with tokenizer.")
 

@@ -24,6 +24,7 @@ from trl import get_peft_config
 from ..core.environment import TaskSet
 from ..core.trace import Trace
 from ..envs.toy.model import embedded_model, embedded_tokenizer
+from ..rollout.agents import Agent, AgentFactory
 from ..traces.habits import look_for
 from ..training.checkpoint import InterruptCallback, last_complete_checkpoint
 from ..training.draw import TaskDraw
@@ -137,7 +138,8 @@ def episode_factory(
 ) -> Callable | None:  # None where the task has no environment
     "Makes environments as the recipe wants them scored."
     shares = (recipe.arguments.episode_reward or {}).get("credit") == "share"
-    return partial(SharedCredit, tasks.brought.environment) if shares else tasks.brought.environment
+    factory = partial(SharedCredit, tasks.brought.environment) if shares else tasks.brought.environment
+    return AgentFactory(factory, Agent(**recipe.arguments.agent), Path(recipe.config.output_dir, "agents")) if recipe.arguments.agent else factory
 
 
 def _episodes(recipe, tasks, tokenizer):

@@ -49,9 +49,9 @@ def recorded_traces(
     names: Sequence[str],  # as `trace_paths` takes them
     held_out: Sequence[dict] = (),  # rows whose tasks no trace may be of
 ) -> list[Trace]:
-    "The traces of these files, each under an id of its own. Raises `InputProblem` where there is none."
+    "The traces of these files, each under an id of its own, one for each context. Raises `InputProblem` where there is none."
     own_id = own_ids()
-    found = [own_id(trace) for name in names for path in trace_paths(name) for trace in read_traces(path)]
+    found = [part for name in names for path in trace_paths(name) for trace in read_traces(path) for part in own_id(trace).parts()]
     kept = without_held_out(found, held_out)
     if not kept:
         raise RecipeProblem(f"traces: {len(found)} traces were read, and {len(found) - len(kept)} of them are of held-out tasks; name others.")

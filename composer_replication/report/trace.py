@@ -73,7 +73,9 @@ def _tab(trace, number, sites, hints, longest):
     "The turn of a number, with the error sites that it caused."
     turn = trace.turns[number]
     kinds = ", ".join(site.kind for site in sites)
-    title = f"turn {number}, {turn.role}{f', error: {kinds}' if sites else ''}"
+    held = [n for n, segment in enumerate(trace.segments, 1) if number in segment.turns] if len(trace.segments) > 1 else []
+    context = f", segment{'s' * (len(held) > 1)} {', '.join(map(str, held))}" if held else ""
+    title = f"turn {number}, {turn.role}{context}{f', error: {kinds}' if sites else ''}"
     views = [turn_html(turn, longest), *(site_html(trace, site, hints, longest) for site in sites)]
     mark = "bad" if sites else "mine" if turn.role == "assistant" else ""
     return Tab(f"{number} {_SIGNS[turn.role]}{' ⚠' if sites else ''}", render("titled", title=title, views=views), title, mark)

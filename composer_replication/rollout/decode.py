@@ -304,6 +304,31 @@ def _swap(self: CachedBatch, a, b):
         for layer in self.cache.layers:
             layer.swap(a, b, filled)
 
+# %% ../../nbs/rollout/02_decode.ipynb #ff7acc83
+@patch
+@torch.inference_mode()
+def admit(
+    self: CachedBatch,
+    row: int,  # a new name
+    like: int,  # a row of the batch
+    shared: int = 0,  # its first cells are those of the new row too
+):
+    "Take in a row whose further ids come with its first turn."
+    self._spread([*range(len(self.slots)), self.slots.index(like)], self.capacity)
+    self.slots.append(row)
+    self.length[row], self.pending[row] = shared, []
+
+
+@patch
+def give_up(
+    self: CachedBatch,
+    row: int,  # whose turn is under way
+    last: int,  # the id before the turn
+):
+    "Leave a turn; the row stands again where the turn began."
+    self.length[row], self.pending[row] = self.length[row] - len(self.turns[row].ids), [last]
+    self._leave({row})
+
 # %% ../../nbs/rollout/02_decode.ipynb #736a615c
 class _Draw(LogitsProcessor):
     "Draws each row's next token as `Sampling` does."

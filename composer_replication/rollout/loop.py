@@ -237,10 +237,12 @@ def collect(
     stop: Callable[[], bool] | None = None,  # as `run_episodes`
     trace_ids: Sequence[str] | None = None,  # one per row; None: the rows' own, or made of their tasks
 ) -> list[Rollout]:  # one per row, in order
-    """Reset an environment for each row, play the episodes, close the environments.
+    """Reset an environment for each row, play the episodes, close the environments. A factory with a `collect` plays them itself.
 
     A reset that fails or takes too long makes a rollout that ended with an error. Raises as `run_episodes`."""
     config = config or RolloutConfig()
+    if (own := getattr(environment_factory, "collect", None)) is not None:
+        return own(policy, rows, config, config.seed if seed is None else seed, stop, trace_ids)
     environments = []
     try:
         for _ in rows:

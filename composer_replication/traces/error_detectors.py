@@ -128,7 +128,9 @@ class Pairing:
 
 
 def pair(trace: Trace) -> Pairing:
-    "Pair the calls of a trace with their results."
+    "Pair the calls of a trace with their results, those of each segment by themselves."
+    if len(parts := trace.parts()) > 1:
+        return _paired(trace, [pair(part) for part in parts])
     causes, loose, unanswered = {}, [], []
     by_id: dict[str, list] = {}  # the last turn's calls of each id, those that are answered at the end
     last, waiting = None, []  # position of the last assistant turn, its calls without an answer
@@ -162,6 +164,18 @@ def pair(trace: Trace) -> Pairing:
             unanswered += [(last, c) for c in waiting]
             waiting = []
     return Pairing(causes, tuple(unanswered), tuple(loose))
+
+
+def _paired(trace, found):
+    "The pairings of all segments as one: what is answered in one of them is answered."
+    causes, unanswered, loose = {}, {}, set()
+    for place, part in zip(trace.part_positions, found):
+        causes |= {place[at]: (place[turn], call) for at, (turn, call) in part.causes.items()}
+        unanswered |= {(place[turn], id(call)): call for turn, call in part.unanswered}
+        loose |= {place[at] for at in part.loose}
+    answered = {(turn, id(call)) for turn, call in causes.values()}
+    left = tuple((turn, call) for (turn, key), call in sorted(unanswered.items()) if (turn, key) not in answered)
+    return Pairing(causes, left, tuple(sorted(loose - set(causes))))
 
 # %% ../../nbs/traces/00_error_detectors.ipynb #bdc39a4b
 BEFORE = re.compile(

@@ -9,7 +9,7 @@ __all__ = ['REPEATED', 'VARIES', 'CallOutcome', 'refine', 'outcomes', 'gist', 'a
 # %% ../../nbs/traces/03_error_sites.ipynb #c56a0161
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import composer_replication.traces.formats  # registers formats with their detectors
 from .error_detectors import CLEAN, Detector, Detection, detectors_for, first_opinion, last_exception, pair, register_detector
@@ -106,9 +106,13 @@ def find_error_sites(
     trace: Trace,
     detectors: Sequence[Detector] | None = None,  # instead of those registered for the trace's format
 ) -> list[ErrorSite]:
-    "The failures of a trace, in the order in which they show."
+    "The failures of a trace, in the order in which they show; in each segment those of the turns sampled there."
+    if len(parts := trace.parts()) > 1:
+        found = [(place, site) for place, part in zip(trace.part_positions, parts) for site in find_error_sites(part, detectors)]
+        return sorted((replace(site, trace_id=trace.trace_id, turn=place[site.turn], evidence_turn=place[site.evidence_turn]) for place, site in found),
+                      key=lambda site: site.evidence_turn)
     calls = outcomes(trace, detectors_for(trace.format) if detectors is None else detectors)
-    failures = [o for o in calls if o.detection.kind is not None]
+    failures = [o for o in calls if o.detection.kind is not None and o.turn in trace.sampled_turns]
     if not failures:
         return []
     row = streaks(calls)

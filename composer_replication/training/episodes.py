@@ -55,7 +55,7 @@ class Generation:
 
 
 UNSCORED = (Ending.ERROR, Ending.TIMEOUT)  # these say nothing of the policy
-CUT_OFF = (Ending.TOKENS, Ending.TURNS)  # a budget was spent before the policy ended the episode
+CUT_OFF = (Ending.TOKENS, Ending.TURNS, Ending.LIMIT)  # a budget was spent before the policy ended the episode
 
 
 class EnvironmentBroken(Problem, RuntimeError):

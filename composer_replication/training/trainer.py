@@ -72,6 +72,7 @@ from ..tree.checkpointed import checkpoints_layers, keeping_cache, keeps_cache
 from ..tree.states import state_mixers
 from .policy_head import TwiceRead, scores_sampled
 from .prompts import check_share_prompts, prompts_once
+from .segments import with_segments
 from .teacher_check import TeacherProblem, check_teacher, teacher_fault
 
 # %% ../../nbs/training/11_trainer.ipynb #002a7fc5
@@ -314,7 +315,7 @@ def _generate(self: ComposerReplicationTrainer, prompts):
     if self.factory:
         nothing = [{"role": "assistant", "content": ""}]
         out[3] = [[t.to_message() for t in r.trace.turns[len(p):]] or nothing for r, p in zip(generation.rollouts, prompts)]
-        episodes = gather_object([(r.ending.value, sum(r.completion_mask)) for r in generation.rollouts])
+        episodes = gather_object([(r.ending.value, r.sampled) for r in generation.rollouts])
         endings = Counter(ending for ending, _ in episodes)
         if set(endings) == {Ending.ERROR}:
             raise EnvironmentBroken(f"every episode of this step ended with an error of its environment, for example: "
@@ -419,6 +420,7 @@ def _trees(self: ComposerReplicationTrainer, output):
     source = GroupHints(scored, self.hint_source) if args.group_hints else self.hint_source
     trees, counts = [], Counter()
     for (trace, ids, mask), some, kept, learn in zip(rows, pairs, output["completion_mask"].any(1).tolist(), self.generation.learns):
+        trace = trace.parts()[0]  # `with_segments` adds the others
         targets = target_turns(trace, args.target_turns, args.seed) if learn else {}
         hints = target_hints(trace, targets if kept else {}, source)
         tree = example_tree(trace, self.setup.chat, hints, some if kept else (), args.hint_placement, args.strip_thinking,
@@ -460,6 +462,7 @@ def _generate_and_score_completions(self: ComposerReplicationTrainer, inputs):
             output["advantages"] = self._advantages_with_kl(output)
     if not route.policy.all() or not route.counted.all():
         output["advantages"] = output["advantages"] * route.policy
+    output = with_segments(self, output, self.rollouts)
     if self.args.turn_weights in ("policy", "both"):
         output["advantages"] = output["advantages"][:, None] * turn_weights(sampled_mask(output))
     return output

@@ -210,6 +210,8 @@ class _Trunk:
 # %% ../../nbs/tree/03_build.ipynb #1e44de16
 def _trunk(trace, chat, strip_thinking, sampled=None):
     "The trunk, and notes on what its text lacks. Raises as `build_tree`."
+    if len(trace.parts()) > 1:
+        raise AlignmentError(f"trace {trace.trace_id!r} has {len(trace.segments)} contexts; build a tree of each of its `parts()`.")
     if not any(t.role == "assistant" for t in trace.turns):
         raise AlignmentError(f"trace {trace.trace_id!r} holds no turn of the assistant; leave it out.")
     try:

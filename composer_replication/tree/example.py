@@ -29,7 +29,7 @@ def target_turns(
     order = sorted(sites)
     if which == "error" or not sites:
         return {turn: sites[turn] for turn in order}
-    turns = [i for i, t in enumerate(trace.turns) if t.role == "assistant"]
+    turns = list(trace.sampled_turns)
     if which == "sampled":
         turns = sorted(random.Random(f"{seed}/{trace.trace_id}").sample(turns, min(len(sites), len(turns))))
     return {turn: sites[next((t for t in order if t >= turn), order[-1])] for turn in turns}

@@ -9,14 +9,18 @@ from peft import LoraConfig, get_peft_model
 from typer.testing import CliRunner
 
 from composer_replication.cli.app import app
+from composer_replication.core.trace import Turn
 from composer_replication.envs.toy.env import WorldEnv, world_rows
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
-from composer_replication.experiments.served_model import ServedModel
 from composer_replication.replay.client import Endpoint
 from composer_replication.replay.prices import Price
-from composer_replication.replay.serve import serve_teachers
+from composer_replication.replay.serve import Refused
+from composer_replication.rollout.endpoint import foreign_episodes, serve_recorder
 from composer_replication.rollout.loop import collect
 from composer_replication.rollout.policies import ClientPolicy, TransformersPolicy
+from composer_replication.rollout.protocols import Asked
+from composer_replication.rollout.record import RecordedEpisode, Recorder
+from composer_replication.rollout.sampling import Sampling
 from composer_replication.rollout.types import RolloutConfig
 
 
@@ -29,9 +33,9 @@ def first_state():
 @pytest.fixture(scope="module")
 def client():
     model = embedded_model("teacher-1")
-    model.config.max_position_embeddings = 600
-    served = ServedModel(model, embedded_tokenizer(), "agent", max_tokens=128)
-    with serve_teachers([served], at_once=4) as url, openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+    with (Recorder(TransformersPolicy(model, embedded_tokenizer()), max_tokens=128, positions=600) as recorder,
+          serve_recorder(recorder, foreign_episodes(None, "agent"), "agent", at_once=4) as url,
+          openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client):
         yield client
 
 
@@ -86,10 +90,10 @@ def test_a_request_sets_the_sampling(client):
 @pytest.mark.parametrize("change, status, said", [
     ({"temperature": -1}, 400, "temperature=-1 cannot be used"), ({"temperature": "hot"}, 400, "give a number from 0 to 2"),
     ({"top_p": 0}, 400, "top_p=0"), ({"seed": 1.5}, 400, "a whole number"), ({"seed": True}, 400, "a whole number"),
-    ({"max_tokens": 0}, 400, "give 1 or more"), ({"stream": True}, 400, "cannot be had here"),
+    ({"max_tokens": 0}, 400, "give 1 or more"), ({"response_format": {"type": "json_object"}}, 400, "cannot be had here"),
     ({"n": 2}, 400, "cannot be had here"),
     ({"model": "gpt"}, 404, "there is no model 'gpt' here; ask one of agent"), ({"messages": []}, 400, "at least one message"),
-    ({"messages": [{"role": "user", "content": "and " * 900}]}, 422, "and the model reads 600; send a shorter one"),
+    ({"messages": [{"role": "user", "content": "and " * 900}]}, 400, "and the model reads 600; send a shorter one"),
 ])
 def test_bad_requests_get_one_sentence(change, status, said, client):
     request = {"model": "agent", "messages": [{"role": "user", "content": "Hello"}]}
@@ -101,16 +105,16 @@ def test_bad_requests_get_one_sentence(change, status, said, client):
 
 
 def test_an_answer_gets_the_room_that_is_left():
-    served = ServedModel(embedded_model("teacher-1"), embedded_tokenizer(), "agent", temperature=2.0, max_tokens=500)
-    from composer_replication.core.trace import Turn
-    from composer_replication.replay.serve import Question
-    question = Question("http", (Turn("user", "one two three"),), seed=3)
-    length = len(served._ids(question))
-    served.longest = length + 4
-    answer, = served.answer([question])
-    assert answer.completion_tokens <= 4 and answer.prompt_tokens == length
-    served.longest = length
-    assert "send a shorter one" in served.answer([question])[0].problem
+    policy = TransformersPolicy(embedded_model("teacher-1"), embedded_tokenizer())
+    asked = Asked("agent", (Turn("user", "one two three"),), seed=3)
+    with Recorder(policy, sampling=Sampling(2.0)) as recorder:
+        length = recorder.count(asked)
+        recorder.positions = length + 4
+        answer = recorder.answer(RecordedEpisode("short"), asked)
+        assert answer.completion_tokens <= 4 and answer.prompt_tokens == length
+        recorder.positions = length
+        with pytest.raises(Refused, match="send a shorter one"):
+            recorder.answer(RecordedEpisode("full"), asked)
 
 
 @pytest.mark.parametrize("words, said", [

@@ -33,7 +33,7 @@ from .judge.evidence import SCALE
 from .judge.grading import JUDGE_LIMITS, Grade, collect_sources, grade, judge_counts, original_seconds, zero_grade
 from .judge.runner import START_UP_S, RunnerProblem, warm_judge
 from .judge.trees import lay_out
-from ...sandbox.base import Limits, open_sandbox
+from ...sandbox.base import Limits, Sandbox, open_sandbox
 from .subject import Subject, subject_of
 from .fingerprints import shingles, shown_copies, subject_indexes
 from .tasks.gates import code_text
@@ -140,6 +140,7 @@ class FeatureDeletionEnv:
         self.reward_s = AROUND_S + CLOSE_S + START_UP_S + judge_s + max(judge_s, JUDGE_S) + AROUND_S
         self.task: FeatureDeletionTask | None = None  # of the last `reset`
         self.grade: Grade | None = None  # of the episode, once its reward was asked for
+        self.mounts: Mapping[str, str | Path] = {}  # what the next sandboxes show beside the tree
         self._repository: RepoTools | None = None  # of the last `reset`
         self._playing = False
 
@@ -155,7 +156,7 @@ class FeatureDeletionEnv:
         task = self._tasks[task_id]
         subject = subject_of(task, self._store)
         with agent_tree(task, subject) as tree:
-            sandbox = open_sandbox(tree, subject.libraries, self._limits, self._kind)
+            sandbox = open_sandbox(tree, subject.libraries, self._limits, self._kind, self.mounts)
         warm_judge(subject, JUDGE_LIMITS)
         self._sandbox, self._subject, self.task, self.grade = sandbox, subject, task, None
         self._repository = RepoTools(sandbox, task.test_command, subject.import_roots, self._limits)
@@ -182,6 +183,12 @@ class FeatureDeletionEnv:
     def call(self, call: ToolCall) -> ToolResult:
         "Answer one call; whatever is wrong with it is in the result."
         return self._open().call(call)
+
+    @property
+    def sandbox(self) -> Sandbox:
+        "The workspace of the open episode, for an agent with tools of its own. Raises `InputProblem` where there is none."
+        self._open()
+        return self._sandbox
 
     @property
     def commands(self) -> list[CommandRecord]:

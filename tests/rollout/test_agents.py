@@ -1,0 +1,204 @@
+"Agents that nobody here wrote, played as rollouts: how they end, what is scored, and that nothing of them goes on."
+
+import os
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+
+from composer_replication.core.errors import InputProblem
+from composer_replication.core.trace import ToolCall, Turn
+from composer_replication.rollout.agents import Agent, AgentFactory
+from composer_replication.rollout.loop import collect
+from composer_replication.rollout.types import Ending, RolloutConfig
+from composer_replication.sandbox.base import open_sandbox
+
+ASK = """
+import json, os, pathlib, sys, time, urllib.request
+
+def ask(url, key, model, n):
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": str(n)}]}).encode()
+    request = urllib.request.Request(url + "/chat/completions", body,
+                                     {"Content-Type": "application/json", "Authorization": "Bearer " + key})
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+
+def play(url, key, model, workspace, prompt):
+    kind = prompt.strip()
+    pathlib.Path(workspace, "answer.txt").write_text("1")
+    for n in range({"greedy": 9, "silent": 0}.get(kind, 1)):
+        ask(url, key, model, n)
+    if kind == "crashing":
+        raise SystemError("I broke")
+    if kind == "hanging":
+        time.sleep(600)
+    if kind == "killed":
+        os.kill(os.getpid(), 9)
+    if kind == "elsewhere":
+        ask(url.rpartition("/e/")[0] + "/e/1/v1", key, model, 5)
+"""
+
+
+class Script:
+    name, patience = "script", 60.0
+
+    def reply(self, trace, sampling, limit, seed):
+        return Turn("assistant", f"said {trace.turns[-1].content}", tool_calls=()), False, 2
+
+
+class Workspace:
+    "A folder of a sandbox; it earns what stands in its answer."
+
+    tools, mounts, closed = (), {}, 0
+
+    def __init__(self, tree):
+        self.tree = tree
+
+    def reset(self, **row):
+        if row["prompt"] == "broken":
+            raise OSError("no disk")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.sandbox = open_sandbox(self.tree, kind="local", mounts=self.mounts)
+
+    def call(self, call: ToolCall):
+        raise AssertionError("an agent has tools of its own")
+
+    def reward(self, answer=""):
+        return float(self.sandbox.read("answer.txt"))
+
+    def close(self):
+        Workspace.closed += 1
+        if hasattr(self, "sandbox"):
+            self.sandbox.close()
+
+
+@pytest.fixture
+def factory(tmp_path):
+    for name in ("tree", "agent"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "agent" / "mine.py").write_text(ASK)
+    return AgentFactory(
+        lambda: Workspace(tmp_path / "tree"), Agent("mine:play", str(tmp_path / "agent"), seconds=20), tmp_path / "log"
+    )
+
+
+def test_every_way_to_end(factory, tmp_path):
+    kinds = ["good", "greedy", "crashing", "killed", "silent", "elsewhere", "broken"]
+    before = Workspace.closed
+    rollouts = collect(
+        Script(), factory, [{"prompt": kind, "task_id": kind} for kind in kinds], RolloutConfig(max_turns=3, max_tokens=100)
+    )
+    found = {kind: (r.ending, r.reward, len(r.trace.sampled_turns)) for kind, r in zip(kinds, rollouts)}
+    assert found == {
+        "good": (Ending.DONE, 1.0, 1),
+        "greedy": (Ending.TURNS, 1.0, 3),
+        "crashing": (Ending.DONE, 1.0, 1),
+        "killed": (Ending.DONE, 1.0, 1),
+        "silent": (Ending.ERROR, None, 0),
+        "elsewhere": (Ending.DONE, 1.0, 1),
+        "broken": (Ending.ERROR, None, 0),
+    }
+    problems = dict(zip(kinds, (r.problem for r in rollouts)))
+    assert (
+        "I broke" in problems["crashing"] and "code 137" in problems["killed"] and "asked the model nothing" in problems["silent"]
+    )
+    assert "401" in problems["elsewhere"] and "no disk" in problems["broken"]  # another episode's path wants another key
+    assert Workspace.closed - before >= len(kinds) and "I broke" in (tmp_path / "log" / "crashing-0.log").read_text()
+
+
+def test_an_agent_that_hangs_is_ended_and_scored(factory):
+    factory.agent = Agent("mine:play", factory.agent.path, seconds=4)
+    (rollout,) = collect(Script(), factory, [{"prompt": "hanging"}], RolloutConfig(max_turns=3))
+    assert (rollout.ending, rollout.reward) == (Ending.LIMIT, 1.0) and "limit of wall" in rollout.problem
+
+
+def test_a_stop_ends_agents_at_once(factory):
+    start = time.monotonic()
+    (rollout,) = collect(
+        Script(), factory, [{"prompt": "hanging"}], RolloutConfig(max_turns=3), stop=lambda: time.monotonic() > start + 3
+    )
+    assert rollout.ending is Ending.STOPPED and rollout.reward is None
+
+
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        ({"command": ""}, "name a command"),
+        ({"command": "x {y}"}, "cannot be read"),
+        ({"command": "x 'y"}, "cannot be read"),
+        ({"command": "x", "seconds": 0}, "bounds above 0"),
+        ({"command": "x", "path": "/nowhere"}, "is no folder"),
+    ],
+)
+def test_agents_that_cannot_be(settings, said):
+    with pytest.raises(InputProblem, match=said):
+        Agent(**settings)
+
+
+def test_an_environment_without_a_workspace(factory):
+    from composer_replication.envs.toy.env import WorldEnv, world_rows
+
+    factory.factory = WorldEnv
+    with pytest.raises(InputProblem, match="gives an agent no workspace"):
+        collect(Script(), factory, world_rows(1, 0, "test"), RolloutConfig())
+
+
+def test_mini_swe_agent_brings_a_feature_back(tmp_path):
+    "In bubblewrap, on a task of larder: the model is a script that writes the file as it was."
+    path = os.environ.get("COMPOSER_AGENTS", "")
+    if not Path(path, "minisweagent").is_dir():
+        pytest.skip("COMPOSER_AGENTS names no folder with mini-swe-agent; make test-agents installs it")
+    from composer_replication.sandbox.base import sandbox_problem
+
+    if problem := sandbox_problem("bubblewrap"):
+        pytest.skip(problem)
+    from composer_replication.core.environment import TasksWanted
+    from composer_replication.envs.deletion.env import FeatureDeletionEnv
+    from composer_replication.envs.deletion.subject import subject_of
+
+    brought = FeatureDeletionEnv.task_set(TasksWanted("larder", None, 4, 0, 0))
+    row = brought.rows[0]
+    task = brought.environment()._tasks[row["task_id"]]
+    subject = subject_of(task, None)
+    commands = [
+        f"cat > {name} <<'EOF_EOF'\n{(subject.tree / name).read_text()}EOF_EOF" for name in task.changed_files(subject.tree)
+    ]
+    commands += ["echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"]
+
+    class Solves(Script):
+        def reply(self, trace, sampling, limit, seed):
+            n = sum(t.role == "assistant" for t in trace.turns)
+            return Turn("assistant", "Next.", tool_calls=(ToolCall("bash", {"command": commands[n]}),)), False, 20
+
+    agent = Agent(
+        """env MSWEA_COST_TRACKING=ignore_errors MSWEA_CONFIGURED=true MSWEA_SILENT_STARTUP=1 MSWEA_GLOBAL_CONFIG_DIR=/tmp/mini
+        LITELLM_LOCAL_MODEL_COST_MAP=True sh -c 'exec python -m minisweagent.run.mini -m openai/{model} -y --exit-immediately
+        -o /tmp/mini.json -t "$(cat {prompt_file})"'""".replace("\n", " "),
+        path,
+        300,
+    )
+    (rollout,) = collect(
+        Solves(), AgentFactory(brought.environment, agent, tmp_path), [row], RolloutConfig(max_turns=9, tool_timeout=120)
+    )
+    assert (rollout.ending, rollout.reward, rollout.problem) == (Ending.DONE, 1.0, "") and not rollout.trace.segments
+    assert [c.name for t in rollout.trace.turns for c in t.tool_calls] == ["bash"] * len(commands)
+
+
+def test_a_recipe_names_an_agent(tmp_path):
+    from types import SimpleNamespace
+
+    from composer_replication.recipes.recipe import load_recipe
+    from composer_replication.recipes.recipe_file import RecipeProblem
+    from composer_replication.recipes.run import episode_factory
+
+    brought = SimpleNamespace(brought=SimpleNamespace(environment=Workspace))
+    settings = {"command": "mine:play", "seconds": 5}
+    recipe = load_recipe("toy", {"agent": "{command: mine:play, seconds: 5}", "output_dir": str(tmp_path)})
+    factory = episode_factory(recipe, brought)
+    assert factory.factory is Workspace and factory.agent == Agent(**settings) and factory.log == tmp_path / "agents"
+    assert episode_factory(load_recipe("toy"), brought) is Workspace
+    wrongs = {"{comand: x}": "its keys are command, path", "{command: x [y}": "YAML", "{command: ''}": "name a command"}
+    for wrong, said in wrongs.items():
+        with pytest.raises((RecipeProblem, InputProblem), match=said):
+            load_recipe("toy", {"agent": wrong})

@@ -1,0 +1,147 @@
+"A step's gradient with episodes cut into segments is that of the same episodes in one piece, whatever the objective divides by."
+
+from dataclasses import replace
+
+import pytest
+import torch
+import world
+from datasets import Dataset
+from trainer_script import BASE
+from transformers.trainer_callback import PrinterCallback
+
+from composer_replication.core.trace import Segment
+from composer_replication.envs.toy.model import embedded_model
+from composer_replication.hints.layers import default_composite
+from composer_replication.rollout.loop import collect
+from composer_replication.rollout.types import SegmentTokens
+from composer_replication.training.config import ComposerReplicationConfig
+from composer_replication.training.segments import advantage_scale
+from composer_replication.training.trainer import ComposerReplicationTrainer
+
+
+def cut(rollout):
+    "The rollout with a segment of its own for the turns after the first, which shows all that came before."
+    trace, mask = rollout.trace, rollout.completion_mask
+    sampled = trace.sampled_turns
+    starts = [i for i, kept in enumerate(mask) if kept and not (i and mask[i - 1])]
+    if len(sampled) < 2:
+        return rollout
+    end = next(i for i, kept in enumerate(mask) if not kept)
+    first, rest = (
+        [part[:end] for part in (rollout.completion_ids, mask, rollout.logprobs)],
+        [part[starts[1] :] for part in (rollout.completion_ids, mask, rollout.logprobs)],
+    )
+    more = SegmentTokens((*rollout.prompt_ids, *rollout.completion_ids[: starts[1]]), *rest)
+    segments = Segment(tuple(range(sampled[0] + 1)), sampled[:1]), Segment(tuple(range(len(trace.turns))), sampled[1:])
+    return replace(
+        rollout,
+        trace=replace(trace, segments=segments),
+        completion_ids=first[0],
+        completion_mask=first[1],
+        logprobs=first[2],
+        more=(more,),
+    )
+
+
+class Cutting:
+    "A factory that plays its rows itself, and cuts every second episode."
+
+    def __init__(self, every):
+        self.every = every
+
+    def __call__(self):
+        return world.Files()
+
+    def collect(self, policy, rows, config, seed, stop, trace_ids):
+        played = collect(policy, world.Files, rows, config, seed, stop, trace_ids)
+        return [cut(r) if self.every and not i % self.every else r for i, r in enumerate(played)]
+
+
+class Kept(ComposerReplicationTrainer):
+    "Keeps the gradient of each optimizer step, and the batch."
+
+    def _generate_and_score_completions(self, inputs):
+        self.batch = super()._generate_and_score_completions(inputs)
+        return self.batch
+
+    def training_step(self, *args, **kwargs):
+        out = super().training_step(*args, **kwargs)
+        if self.accelerator.sync_gradients:
+            self.grads = [p.grad.clone() for p in self.student.parameters()]
+        return out
+
+
+def train(folder, every, **changes):
+    settings = (
+        BASE
+        | {
+            "save_strategy": "no",
+            "max_steps": 1,
+            "alpha_sdpo": 0.0,
+            "sample_every": 0,
+            "max_grad_norm": 0.0,
+            "optim": "sgd",
+            "per_device_train_batch_size": 16,
+            "lr_scheduler_type": "constant",
+            "max_completion_length": 96,
+        }
+        | changes
+    )
+    args = ComposerReplicationConfig(str(folder), **settings)
+    trainer = Kept(
+        embedded_model("mild"),
+        args=args,
+        processing_class=world.tokenizer(),
+        train_dataset=Dataset.from_list(world.rows(8)),
+        environment_factory=Cutting(every),
+        hint_source=default_composite() if args.alpha_sdpo else None,
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"loss_type": "dr_grpo"},
+        {"loss_type": "dapo", "kl_coef": 0.1, "kl_place": "loss"},
+        {"loss_type": "grpo", "alpha_sdpo": 1.0},
+        {"loss_type": "dr_grpo", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "alpha_sdpo": 1.0},
+        {"loss_type": "dr_grpo", "equal_rewards": "skip"},
+    ],
+    ids=["dr_grpo", "dapo-kl", "grpo-sdpo", "accumulated-sdpo", "skip"],
+)
+def test_an_episode_in_segments_gives_the_gradient_of_one_piece(changes, tmp_path):
+    whole, cut_up = (train(tmp_path / str(every), every, **changes) for every in (0, 2))
+    some = sum(len(r.segments) > 1 for r in cut_up.rollouts)
+    assert some > 2 and len(cut_up.batch["advantages"]) >= 16 + some and len(whole.batch["advantages"]) == 16
+    assert (
+        sum(r.sampled for r in cut_up.rollouts) == sum(r.sampled for r in whole.rollouts) == whole.batch["num_items_in_batch"]
+        or "equal_rewards" in changes
+    )
+    assert any(g.abs().max() > 1e-5 for g in whole.grads)
+    if changes.get("alpha_sdpo"):
+        assert whole.state.log_history[0]["sdpo/sites"] == cut_up.state.log_history[0]["sdpo/sites"] > 0
+    for a, b in zip(cut_up.grads, whole.grads):
+        torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-6)
+
+
+@pytest.mark.parametrize("loss_type", ["dr_grpo", "grpo", "sapo", "luspo", "dapo", "bnpo"])
+def test_the_scale_against_one_row_an_episode(loss_type):
+    "By brute force: rows of random lengths, some of one episode, some not counted."
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        episode = torch.cat([torch.arange(4), torch.randint(4, (3,), generator=generator)])
+        tokens = torch.randint(1, 6, (7,), generator=generator)
+        losses = [torch.rand(int(n), generator=generator) for n in tokens]
+        scale = advantage_scale(episode, tokens, torch.ones(7, dtype=torch.bool), loss_type)
+        merged = [torch.cat([losses[r] for r in range(7) if episode[r] == e]) for e in range(4)]
+        reduce = {
+            "dr_grpo": lambda rows: sum(r.sum() for r in rows) / (len(rows) * 9),
+            "luspo": lambda rows: sum(r.sum() for r in rows) / len(rows),
+            "dapo": lambda rows: sum(r.sum() for r in rows) / 100,
+        }
+        mean = lambda rows: sum(r.mean() for r in rows) / len(rows)
+        one = reduce.get(loss_type, (lambda rows: torch.cat(list(rows)).mean()) if loss_type == "bnpo" else mean)
+        torch.testing.assert_close(one([row * s for row, s in zip(losses, scale)]), one(merged))
