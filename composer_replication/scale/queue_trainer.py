@@ -23,7 +23,8 @@ from ..rollout.types import Ending, Rollout
 from .generator import check_queue_recipe, queue_settings, trained_weights
 from .queue import Played, QueueProblem, RolloutQueue, Store
 from ..training.episodes import Generation
-from ..training.trainer import BackwardPass, ComposerReplicationTrainer
+from ..training.step import BackwardPass
+from ..training.trainer import ComposerReplicationTrainer
 
 # %% ../../nbs/scale/04_queue_trainer.ipynb #7f8f91f0
 class QueueTrainer(ComposerReplicationTrainer):

@@ -54,10 +54,8 @@ class PolicySettings:
     equal_rewards: str = setting("keep", "Groups whose rewards are all equal: `keep`, `skip` for every channel, or `resample`.")
     resample_tries: int = setting(2, "equal_rewards=resample: how often such a group is played again.")
     all_fail: str = setting("policy", "`distil`: groups that failed altogether train channel 2 alone, all others channel 1 alone.")
-    fail_reward: float = setting(0.0, "all_fail=distil: a rollout that earned no more than this has failed.")
     policy_start: int = setting(0, "Channel 1, with its KL to the start, acts after this many optimizer steps; with sdpo_steps as many: "
                                    "distil first.")
-    turn_weights: str = setting("none", "Turns of a rollout count the same whatever their length: `none`, `policy`, `sdpo` or `both`.")
 
     disable_dropout: bool = setting(True, "Passes score the policy that sampled: without dropout, of whatever kind. False is refused.")
 
@@ -65,17 +63,12 @@ class PolicySettings:
         check_one_of("loss_type", self.loss_type, LOSSES)
         check_one_of("equal_rewards", self.equal_rewards, ("keep", "skip", "resample"))
         check_one_of("all_fail", self.all_fail, ("policy", "distil"))
-        check_one_of("turn_weights", self.turn_weights, ("none", "policy", "sdpo", "both"))
         if self.equal_rewards == "resample" and (self.rollout == "trl" or self.resample_tries < 1):
             raise InputProblem(f"equal_rewards='resample' with rollout={self.rollout!r} and resample_tries={self.resample_tries} plays "
                                "nothing again; take rollout='transformers' or 'vllm', and at least 1 try.")
-        if self.turn_weights in ("policy", "both") and (self.loss_type == "vespo" or self.off_policy_mask_threshold is not None):
-            raise InputProblem(f"turn_weights={self.turn_weights!r} gives each token an advantage of its own, which loss_type='vespo' and "
-                               "off_policy_mask_threshold cannot take; leave one of them out.")
         if not self.disable_dropout or self.neftune_noise_alpha:
             name = "disable_dropout=False" if not self.disable_dropout else f"neftune_noise_alpha={self.neftune_noise_alpha}"
             raise InputProblem(f"{name} has the loss score another policy than the one that sampled; leave it out.")
-        _check_bounds("fail_reward", self.fail_reward, -float("inf"), float("inf"), "give a reward")
         check_kl_place(self.kl_place, self.kl_estimator, self.kl_coef, self.scale_rewards, self.multi_objective_aggregation)
 
 # %% ../../nbs/training/05_config.ipynb #e4cdab46
@@ -90,15 +83,12 @@ class SdpoSettings:
     sdpo_beta: float = setting(1.0, "jsd: 1 is KL(student || teacher), 0 is KL(teacher || student), between them the generalised JSD.")
     sdpo_support: str = setting("student_top_k", "`full`, `student_top_k`, `teacher_top_k` or `sampled`.")
     sdpo_top_k: int = setting(20, "Entries that a top-k support keeps.")
-    sdpo_tail: bool = setting(True, "Keep the other entries' mass as one more entry; False renormalises.")
     sdpo_token_clip: float | None = setting(None, "Upper bound of each vocabulary entry's term, nats.")
     sdpo_importance_clip: float | None = setting(2.0, "Upper bound of exp(logp - old logp), which weights each token; None: weight 1.")
     teacher: str = setting("frozen", "Who reads the hint: `live`, `frozen`, `ema` or `trust_region`.")
     teacher_ema_rate: float = setting(0.05, "Share of the student that an EMA teacher takes over after each step.")
-    teacher_mix: float = setting(0.5, "Share of the live policy in a trust-region teacher's logits.")
     target_turns: str = setting("error", "`error`, `all` or `sampled` (as many turns as there are errors, at random).")
     hint_placement: str = setting("target", "The hint stands right before the `target` turn or at the `start`.")
-    strip_thinking: bool = setting(False, "Leave the assistant's reasoning out of hinted contexts.")
     sdpo_steps: int | None = setting(None, "Channel 2 acts in this many first optimizer steps; None: in all.")
     group_hints: bool = setting(False, "Ask the other rollouts of the group for a hint first: what got past the same state.")
     teacher_check: str = setting("warn", "Before the first step with an error turn: `stop`, `warn` or `off`.")
@@ -111,7 +101,7 @@ def divergence(
 ) -> TokenDivergence:
     "Channel 2's distance, over the distribution that is sampled from."
     top_k = self.sdpo_top_k if self.sdpo_support.endswith("top_k") else None
-    settings = Divergence(self.sdpo_beta, self.temperature, self.sdpo_support, top_k, self.sdpo_tail, self.sdpo_token_clip)
+    settings = Divergence(self.sdpo_beta, self.temperature, self.sdpo_support, top_k, token_clip=self.sdpo_token_clip)
     return named_divergence(self.sdpo_divergence, settings, t, "sdpo_divergence")
 
 
@@ -154,7 +144,6 @@ def _check_sdpo(self: SdpoSettings):
     check_one_of("teacher", self.teacher, KINDS)
     check_one_of("target_turns", self.target_turns, ("error", "all", "sampled"))
     check_one_of("hint_placement", self.hint_placement, ("target", "start"))
-    _check_bounds("teacher_mix", self.teacher_mix, 0, 1, "the live policy's share is between 0 and 1")
     if not 0 < self.teacher_ema_rate <= 1:
         raise InputProblem(f"teacher_ema_rate={self.teacher_ema_rate} is out of range; take more than 0 (0 would be "
                            "teacher='frozen') and at most 1.")
@@ -173,13 +162,11 @@ class ReplaySettings:
     beta_replay: float = setting(0.0, "Channel 3 (ours, not Cursor's): weight of trace-replay DPO; 0 switches it off.")
     replay_form: str = setting("dpo", "`dpo`, `simpo`, or `prm`: the share of votes for a turn's action as that turn's reward.")
     replay_dpo_beta: float | None = setting(None, "Temperature of the preference loss; None: 0.1 for dpo, 2.0 for simpo.")
-    replay_gamma: float = setting(1.0, "Margin of simpo.")
     replay_batch_size: int = setting(1, "Recorded traces with pairs in each backward pass on each device.")
 
     def _check_replay(self):
         _check_bounds("beta_replay", self.beta_replay, 0, float("inf"), "a channel's weight is 0 (off) or more")
         check_one_of("replay_form", self.replay_form, ("dpo", "simpo", "prm"))
-        _check_bounds("replay_gamma", self.replay_gamma, 0, float("inf"), "a margin is 0 or more")
         if self.replay_dpo_beta is not None and not 0 < self.replay_dpo_beta < float("inf"):
             raise InputProblem(f"replay_dpo_beta={self.replay_dpo_beta} would prefer nothing, or the rejected answer; take more than 0.")
 

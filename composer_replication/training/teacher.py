@@ -157,6 +157,8 @@ def without_dropout(
 class TeacherPolicy:
     "A teacher made of the policy's own weights; see `make_teacher`."
 
+    in_parts = False  # True: all devices hold parts of it, and save it together
+
     def __init__(self, kind: str, model: torch.nn.Module, clone: torch.nn.Module | None, rate: float, mix: float):
         self.kind, self.rate, self.mix = kind, rate, mix
         self._model, self._clone = model, clone

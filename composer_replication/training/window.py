@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from fastcore.basics import patch
@@ -22,7 +22,6 @@ from accelerate.utils import gather_object
 from ..losses.channels import ChannelSum
 from ..tree.example import RolloutTree
 from ..tree.forward import WAYS
-from .level import Level, Passes, level_together
 from ..tree.build import Tree
 
 # %% ../../nbs/training/04_window.ipynb #27924c38
@@ -45,11 +44,10 @@ def recorded_trees(
     return [trees[_shuffled(len(trees), seed + turn)[within]] for turn, within in places]
 
 # %% ../../nbs/training/04_window.ipynb #d05b7103
-def count_terms(trees: Iterable[Tree]) -> tuple[int, int, int]:
-    "Tokens of hinted turns, hinted turns, and preference pairs, in some trees."
+def count_terms(trees: Iterable[Tree]) -> tuple[int, int]:
+    "Tokens of hinted turns, and preference pairs, in some trees."
     branches = [b for t in trees for b in t.branches]
-    tokens = [len(b.ids) - b.start for b in branches if b.kind == "hint"]
-    return sum(tokens), len(tokens), sum(b.kind == "chosen" for b in branches)
+    return sum(len(b.ids) - b.start for b in branches if b.kind == "hint"), sum(b.kind == "chosen" for b in branches)
 
 # %% ../../nbs/training/04_window.ipynb #a8f1e625
 MEANS = ("entropy", "kl", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "cispo_clip_ratio")  # over tokens
@@ -95,10 +93,8 @@ class Window:
 
     accelerator: Accelerator
     tokens: float  # of channel 2, on all devices
-    sites: float  # hinted turns, on all devices
     pairs: float  # of channel 3, on all devices
     sampled: float  # tokens that the policy sampled, on all devices
-    levels: list[Level] = field(default_factory=list)  # of the backward passes to come, where the weights are sharded
     stats: Counter = field(default_factory=Counter)  # sums on this device
 
     @classmethod
@@ -107,22 +103,10 @@ class Window:
         accelerator: Accelerator,
         trees: Iterable[Tree],  # of the whole window, on this device
         sampled: float,  # tokens that the policy sampled in it, on this device
-        passes: Sequence[Passes] = (),  # of each backward pass, where the weights are sharded; see `training.level`
     ) -> "Window":
         "Open a window; all devices do so together."
         counts = torch.tensor([*count_terms(trees), sampled], dtype=torch.float32, device=accelerator.device)
-        totals = accelerator.reduce(counts, "sum").tolist()
-        return cls(accelerator, *totals, level_together(passes, accelerator.device) if passes else [])
-
-# %% ../../nbs/training/04_window.ipynb #14e22464
-@patch
-def next_level(self: Window) -> Level | None:
-    "What this device and all devices make in the next backward pass; None where the weights are not sharded."
-    if not self.levels:
-        return None
-    self.stats["level/passes"] += sum(astuple(self.levels[0].most))
-    self.stats["level/idle"] += sum(map(self.levels[0].idle, asdict(self.levels[0].most)))
-    return self.levels.pop(0)
+        return cls(accelerator, *accelerator.reduce(counts, "sum").tolist())
 
 # %% ../../nbs/training/04_window.ipynb #2ebf29a7
 @patch
@@ -132,15 +116,6 @@ def share(
 ) -> float:
     "What a sum is multiplied by, so that gradients averaged over devices are its mean over the window."
     return self.accelerator.num_processes / max(count, 1.0)
-
-# %% ../../nbs/training/04_window.ipynb #00be71b8
-@patch
-def site_weights(
-    self: Window,
-    site: torch.Tensor,  # (n,) number of each token's hinted turn within the batch
-) -> torch.Tensor:  # (n,)
-    "Weights with which every hinted turn of the window counts the same, whatever its length."
-    return self.tokens / self.sites / torch.bincount(site).float()[site]
 
 # %% ../../nbs/training/04_window.ipynb #f0a61b11
 @patch
@@ -196,8 +171,6 @@ def close(
         metrics |= {"replay/voted": voted, "replay/share": stats["replay/share"] / voted} if voted else {}
     if any(stats[f"branches/{way}"] for way in WAYS):
         metrics |= {f"branches/{way}": float(stats[f"branches/{way}"] > 0) for way in WAYS}
-    if stats["level/passes"]:
-        metrics["level/idle"] = stats["level/idle"] / stats["level/passes"]  # share of the passes beside the policy's own
     if stats["recorded/without_reasoning"]:
         metrics["recorded/without_reasoning"] = float(stats["recorded/without_reasoning"])
     if "kl/total" in stats:

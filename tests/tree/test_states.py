@@ -7,7 +7,7 @@ import transformers as tf
 from bf16 import bf16_bound, bf16_errors
 from trl.trainer.utils import add_fused_lm_head
 
-from composer_replication.training.trainer import watch_forward
+from composer_replication.training.step import watch_forward
 from composer_replication.tree import states
 from composer_replication.tree.build import Branch, Span, Tree
 from composer_replication.tree.forward import PASS_ENTRIES, branch_passes, forward_branches, forward_trunk, shares_trunk
