@@ -11,7 +11,6 @@ import math
 from dataclasses import dataclass, field
 from typing import get_args
 
-from fastcore.basics import patch
 from trl import GRPOConfig
 
 from ..core.errors import InputProblem
@@ -93,66 +92,60 @@ class SdpoSettings:
     group_hints: bool = setting(False, "Ask the other rollouts of the group for a hint first: what got past the same state.")
     teacher_check: str = setting("warn", "Before the first step with an error turn: `stop`, `warn` or `off`.")
 
-# %% ../../nbs/training/05_config.ipynb #eca57471
-@patch
-def divergence(
-    self: SdpoSettings,
-    t: float = 1.0,  # of the schedule, see `schedule`
-) -> TokenDivergence:
-    "Channel 2's distance, over the distribution that is sampled from."
-    top_k = self.sdpo_top_k if self.sdpo_support.endswith("top_k") else None
-    settings = Divergence(self.sdpo_beta, self.temperature, self.sdpo_support, top_k, token_clip=self.sdpo_token_clip)
-    return named_divergence(self.sdpo_divergence, settings, t, "sdpo_divergence")
+    def divergence(
+        self,
+        t: float = 1.0,  # of the schedule, see `schedule`
+    ) -> TokenDivergence:
+        "Channel 2's distance, over the distribution that is sampled from."
+        top_k = self.sdpo_top_k if self.sdpo_support.endswith("top_k") else None
+        settings = Divergence(self.sdpo_beta, self.temperature, self.sdpo_support, top_k, token_clip=self.sdpo_token_clip)
+        return named_divergence(self.sdpo_divergence, settings, t, "sdpo_divergence")
+
+    def effective_alpha(
+        self,
+        tokens: float,  # that a rollout samples on average
+    ) -> float:
+        """`alpha_sdpo` as it would be against a policy term that is a mean over sampled tokens. Dr.GRPO's term is a sum over
+        `max_completion_length`: ten times the budget, with rollouts as long as before, makes channel 2 ten times as strong against it."""
+        return self.alpha_sdpo * {"dr_grpo": self.max_completion_length / tokens, "luspo": 1 / tokens}.get(self.loss_type, 1.0)
+
+    def schedule(
+        self,
+        total_steps: int,  # optimizer steps in the run
+    ) -> TAIDScheduler | None:  # None where the divergence has no `t`
+        "What moves the divergence's `t` over the run."
+        return TAIDScheduler(total_steps) if self.alpha_sdpo and self.sdpo_divergence in SCHEDULED else None
+
+    def _check_sdpo(self):
+        _check_bounds("alpha_sdpo", self.alpha_sdpo, 0, float("inf"), "a channel's weight is 0 (off) or more")
+        check_one_of("teacher_check", self.teacher_check, ("stop", "warn", "off"))
+        for name in ("policy_start", "sdpo_steps"):
+            _check_bounds(name, getattr(self, name), 0, float("inf"), "give a number of optimizer steps")
+        wants = [name for name, want in (("all_fail", self.all_fail == "distil"), ("policy_start", self.policy_start)) if want]
+        if wants and not self.alpha_sdpo:
+            raise InputProblem(f"{' and '.join(wants)} would leave rows without any channel, since alpha_sdpo=0; set alpha_sdpo, or leave "
+                               "it out.")
+        if self.sdpo_steps is not None and (self.all_fail == "distil" or self.sdpo_steps < self.policy_start):
+            alone = "all_fail='distil'" if self.all_fail == "distil" else f"policy_start={self.policy_start}"
+            raise InputProblem(f"after sdpo_steps={self.sdpo_steps} channel 2 is off, and {alone} would leave rows without any channel; leave "
+                               "sdpo_steps out, or set it to policy_start or more with all_fail='policy'.")
+        check_one_of("sdpo_divergence", self.sdpo_divergence, tuple(DIVERGENCES))
+        _check_bounds("sdpo_beta", self.sdpo_beta, 0, 1, "take 0 for forward KL, 1 for reverse KL, or between")
+        check_one_of("sdpo_support", self.sdpo_support, get_args(Support))
+        check_one_of("teacher", self.teacher, KINDS)
+        check_one_of("target_turns", self.target_turns, ("error", "all", "sampled"))
+        check_one_of("hint_placement", self.hint_placement, ("target", "start"))
+        if not 0 < self.teacher_ema_rate <= 1:
+            raise InputProblem(f"teacher_ema_rate={self.teacher_ema_rate} is out of range; take more than 0 (0 would be "
+                               "teacher='frozen') and at most 1.")
+        if self.sdpo_importance_clip is not None and not self.sdpo_importance_clip > 0:
+            raise InputProblem(f"sdpo_importance_clip={self.sdpo_importance_clip} would silence every token; take a positive "
+                               "bound, or none.")
+        if self.sdpo_token_clip is not None and not 0 < self.sdpo_token_clip < float("inf"):
+            raise InputProblem(f"sdpo_token_clip={self.sdpo_token_clip} would keep negative terms alone; take a positive bound, or none.")
+        self.divergence()  # its own checks
 
 
-@patch
-def effective_alpha(
-    self: SdpoSettings,
-    tokens: float,  # that a rollout samples on average
-) -> float:
-    """`alpha_sdpo` as it would be against a policy term that is a mean over sampled tokens. Dr.GRPO's term is a sum over
-    `max_completion_length`: ten times the budget, with rollouts as long as before, makes channel 2 ten times as strong against it."""
-    return self.alpha_sdpo * {"dr_grpo": self.max_completion_length / tokens, "luspo": 1 / tokens}.get(self.loss_type, 1.0)
-
-
-@patch
-def schedule(
-    self: SdpoSettings,
-    total_steps: int,  # optimizer steps in the run
-) -> TAIDScheduler | None:  # None where the divergence has no `t`
-    "What moves the divergence's `t` over the run."
-    return TAIDScheduler(total_steps) if self.alpha_sdpo and self.sdpo_divergence in SCHEDULED else None
-
-# %% ../../nbs/training/05_config.ipynb #5368ecf2
-@patch
-def _check_sdpo(self: SdpoSettings):
-    _check_bounds("alpha_sdpo", self.alpha_sdpo, 0, float("inf"), "a channel's weight is 0 (off) or more")
-    check_one_of("teacher_check", self.teacher_check, ("stop", "warn", "off"))
-    for name in ("policy_start", "sdpo_steps"):
-        _check_bounds(name, getattr(self, name), 0, float("inf"), "give a number of optimizer steps")
-    wants = [name for name, want in (("all_fail", self.all_fail == "distil"), ("policy_start", self.policy_start)) if want]
-    if wants and not self.alpha_sdpo:
-        raise InputProblem(f"{' and '.join(wants)} would leave rows without any channel, since alpha_sdpo=0; set alpha_sdpo, or leave "
-                           "it out.")
-    if self.sdpo_steps is not None and (self.all_fail == "distil" or self.sdpo_steps < self.policy_start):
-        alone = "all_fail='distil'" if self.all_fail == "distil" else f"policy_start={self.policy_start}"
-        raise InputProblem(f"after sdpo_steps={self.sdpo_steps} channel 2 is off, and {alone} would leave rows without any channel; leave "
-                           "sdpo_steps out, or set it to policy_start or more with all_fail='policy'.")
-    check_one_of("sdpo_divergence", self.sdpo_divergence, tuple(DIVERGENCES))
-    _check_bounds("sdpo_beta", self.sdpo_beta, 0, 1, "take 0 for forward KL, 1 for reverse KL, or between")
-    check_one_of("sdpo_support", self.sdpo_support, get_args(Support))
-    check_one_of("teacher", self.teacher, KINDS)
-    check_one_of("target_turns", self.target_turns, ("error", "all", "sampled"))
-    check_one_of("hint_placement", self.hint_placement, ("target", "start"))
-    if not 0 < self.teacher_ema_rate <= 1:
-        raise InputProblem(f"teacher_ema_rate={self.teacher_ema_rate} is out of range; take more than 0 (0 would be "
-                           "teacher='frozen') and at most 1.")
-    if self.sdpo_importance_clip is not None and not self.sdpo_importance_clip > 0:
-        raise InputProblem(f"sdpo_importance_clip={self.sdpo_importance_clip} would silence every token; take a positive "
-                           "bound, or none.")
-    if self.sdpo_token_clip is not None and not 0 < self.sdpo_token_clip < float("inf"):
-        raise InputProblem(f"sdpo_token_clip={self.sdpo_token_clip} would keep negative terms alone; take a positive bound, or none.")
-    self.divergence()  # its own checks
 
 # %% ../../nbs/training/05_config.ipynb #9167ad9f
 @dataclass
@@ -189,39 +182,38 @@ class RolloutSettings:
     sort_by_length: bool = setting(False, "Rows of like length share a backward pass: quicker, and TRL's numbers but for rounding.")
     share_prompts: bool = setting(False, "A pass reads each distinct prompt once: quicker, and TRL's numbers but for rounding.")
 
-# %% ../../nbs/training/05_config.ipynb #5b7cconf
-@patch
-def _check_rollouts(self: RolloutSettings):
-    check_one_of("rollout", self.rollout, ("transformers", "vllm", "trl"))
-    if self.use_vllm and self.rollout == "transformers":
-        raise InputProblem("use_vllm=True and rollout='transformers' name two engines", "take rollout='vllm' for our loop, or "
-                           "rollout='trl' for TRL's")
-    if self.rollout == "vllm":
-        self.use_vllm = True
-        self.vllm_mode = "server" if self.vllm_server_base_url else self.vllm_mode
-    for name in ("replay_batch_size", "max_turns", "guard_steps"):
-        if getattr(self, name) < 1:
-            raise InputProblem(f"{name}={getattr(self, name)} leaves nothing to do; take at least 1.")
-    if self.rollout == "trl" and self.max_tool_calling_iterations is None:  # TRL's loop counts answers to calls, one less than turns
-        self.max_tool_calling_iterations = self.max_turns - 1
-    _check_bounds("sample_every", self.sample_every, 0, float("inf"), "give a number of optimizer steps, or 0 for none")
-    if self.max_completion_length is None or self.max_completion_length < 1:
-        raise InputProblem(f"max_completion_length={self.max_completion_length} leaves no token to sample; take at least 1.")
-    if self.max_turn_tokens is not None and self.max_turn_tokens < 1:
-        raise InputProblem(f"max_turn_tokens={self.max_turn_tokens} leaves a turn no token; take at least 1, or leave it out.")
-    if not self.tool_timeout > 0:
-        raise InputProblem(f"tool_timeout={self.tool_timeout} lets no tool answer; give seconds above 0.")
-    if self.overlap_tools and self.rollout != "transformers":
-        raise InputProblem(f"overlap_tools=True needs our own decoding, and rollout={self.rollout!r} samples a turn at a time", "leave one of "
-                           "them out")
+    def _check_rollouts(self):
+        check_one_of("rollout", self.rollout, ("transformers", "vllm", "trl"))
+        if self.use_vllm and self.rollout == "transformers":
+            raise InputProblem("use_vllm=True and rollout='transformers' name two engines", "take rollout='vllm' for our loop, or "
+                               "rollout='trl' for TRL's")
+        if self.rollout == "vllm":
+            self.use_vllm = True
+            self.vllm_mode = "server" if self.vllm_server_base_url else self.vllm_mode
+        for name in ("replay_batch_size", "max_turns", "guard_steps"):
+            if getattr(self, name) < 1:
+                raise InputProblem(f"{name}={getattr(self, name)} leaves nothing to do; take at least 1.")
+        if self.rollout == "trl" and self.max_tool_calling_iterations is None:  # TRL's loop counts answers to calls, one less than turns
+            self.max_tool_calling_iterations = self.max_turns - 1
+        _check_bounds("sample_every", self.sample_every, 0, float("inf"), "give a number of optimizer steps, or 0 for none")
+        if self.max_completion_length is None or self.max_completion_length < 1:
+            raise InputProblem(f"max_completion_length={self.max_completion_length} leaves no token to sample; take at least 1.")
+        if self.max_turn_tokens is not None and self.max_turn_tokens < 1:
+            raise InputProblem(f"max_turn_tokens={self.max_turn_tokens} leaves a turn no token; take at least 1, or leave it out.")
+        if not self.tool_timeout > 0:
+            raise InputProblem(f"tool_timeout={self.tool_timeout} lets no tool answer; give seconds above 0.")
+        if self.overlap_tools and self.rollout != "transformers":
+            raise InputProblem(f"overlap_tools=True needs our own decoding, and rollout={self.rollout!r} samples a turn at a time", "leave one of "
+                               "them out")
+
+    @property
+    def rollout_config(self) -> RolloutConfig:
+        "Budgets and sampling of the rollout loop."
+        return RolloutConfig(max_turns=self.max_turns, max_tokens=self.max_completion_length, max_turn_tokens=self.max_turn_tokens,
+                             temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p,
+                             tool_timeout=self.tool_timeout, overlap_tools=self.overlap_tools, seed=self.seed)
 
 
-@patch(as_prop=True)
-def rollout_config(self: RolloutSettings) -> RolloutConfig:
-    "Budgets and sampling of the rollout loop."
-    return RolloutConfig(max_turns=self.max_turns, max_tokens=self.max_completion_length, max_turn_tokens=self.max_turn_tokens,
-                         temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p,
-                         tool_timeout=self.tool_timeout, overlap_tools=self.overlap_tools, seed=self.seed)
 
 # %% ../../nbs/training/05_config.ipynb #d4fade3d
 @dataclass

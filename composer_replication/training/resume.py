@@ -8,7 +8,6 @@ __all__ = ['checkpoint_to_resume', 'Resume']
 # %% ../../nbs/training/11_resume.ipynb #981ccff6
 from pathlib import Path
 
-from fastcore.basics import patch
 import torch
 from transformers import TrainerCallback
 
@@ -53,88 +52,78 @@ class Resume(TrainerCallback):
         args, processes = self.trainer.args, self.trainer.accelerator.num_processes
         return {name: getattr(args, name) * processes for name in ("gradient_accumulation_steps", "steps_per_generation")}
 
-# %% ../../nbs/training/11_resume.ipynb #ccf869d9
-@patch
-def save(
-    self: Resume,
-    folder: Path,  # of the checkpoint
-) -> None:
-    "Every process writes its own file; one writes the policies, to which all give their shards."
-    t = self.trainer
-    between = t._step % (t.args.steps_per_generation * t.num_iterations)
-    save_buffer(self._path(folder, t.accelerator.process_index), {
-        "step": t._step, "processes": t.accelerator.num_processes, "passes": self._passes(),
-        "since_log": (t._tr_loss.item(), t._globalstep_last_logged),
-        "metrics": {name: list(values) for name, values in t._metrics["train"].items()},
-        "buffer": [to_plain(inputs) for inputs in t._buffered_inputs] if between and t._buffered_inputs else None,
-        "evaluations": t.evaluations, "schedule": t.schedule.state_dict() if t.schedule else None})
-    for name, policy in self._policies():
-        if t.args.should_save or policy.in_parts:
-            policy.save(Path(folder) / name)
+    def save(
+        self,
+        folder: Path,  # of the checkpoint
+    ) -> None:
+        "Every process writes its own file; one writes the policies, to which all give their shards."
+        t = self.trainer
+        between = t._step % (t.args.steps_per_generation * t.num_iterations)
+        save_buffer(self._path(folder, t.accelerator.process_index), {
+            "step": t._step, "processes": t.accelerator.num_processes, "passes": self._passes(),
+            "since_log": (t._tr_loss.item(), t._globalstep_last_logged),
+            "metrics": {name: list(values) for name, values in t._metrics["train"].items()},
+            "buffer": [to_plain(inputs) for inputs in t._buffered_inputs] if between and t._buffered_inputs else None,
+            "evaluations": t.evaluations, "schedule": t.schedule.state_dict() if t.schedule else None})
+        for name, policy in self._policies():
+            if t.args.should_save or policy.in_parts:
+                policy.save(Path(folder) / name)
 
-# %% ../../nbs/training/11_resume.ipynb #45f4c71d
-@patch
-def _state(self: Resume, folder):
-    "What this process wrote, or what it goes on with where another number of processes wrote it."
-    a = self.trainer.accelerator
-    files = [file for rank in (a.process_index, 0) if (file := self._path(folder, rank)).exists()]
-    if not files:
-        raise InputProblem(f"{folder} is another trainer's; load its weights as the start model.")
-    state = load_buffer(files[0])
-    if state["processes"] == a.num_processes:
-        if name := self._changed(state):
-            raise InputProblem(f"the checkpoint was made with another {name} than this run's {getattr(self.trainer.args, name)}", "set it back, or "
-                               "begin a new run with the checkpoint as model")
-        return state
-    return self._shared_out([load_buffer(self._path(folder, rank)) for rank in range(state["processes"])])
+    def _state(self, folder):
+        "What this process wrote, or what it goes on with where another number of processes wrote it."
+        a = self.trainer.accelerator
+        files = [file for rank in (a.process_index, 0) if (file := self._path(folder, rank)).exists()]
+        if not files:
+            raise InputProblem(f"{folder} is another trainer's; load its weights as the start model.")
+        state = load_buffer(files[0])
+        if state["processes"] == a.num_processes:
+            if name := self._changed(state):
+                raise InputProblem(f"the checkpoint was made with another {name} than this run's {getattr(self.trainer.args, name)}", "set it back, or "
+                                   "begin a new run with the checkpoint as model")
+            return state
+        return self._shared_out([load_buffer(self._path(folder, rank)) for rank in range(state["processes"])])
+
+    def _changed(self, state) -> str | None:
+        "A setting by which backward passes, in which a generation is counted, are no longer as many on all processes."
+        return next((name for name, passes in self._passes().items() if state.get("passes", {}).get(name) != passes), None)
+
+    def _shared_out(self, states):
+        "One state out of those of another number of processes."
+        now, then = self.trainer.accelerator.num_processes, len(states)
+        if name := self._changed(states[0]):
+            raise InputProblem(f"the checkpoint is of {then} processes, this run has {now}, and processes times {name} is no longer the "
+                               f"same; set {name} so that it is, or resume with {then} processes.")
+        if any(state["buffer"] for state in states):
+            raise InputProblem(f"the checkpoint was saved within a generation that {then} processes share; resume with {then} processes, "
+                               f"or from one that was saved between two generations.")
+        losses, lasts = zip(*(state["since_log"] for state in states))
+        metrics = {name: [v for state in states for v in state["metrics"].get(name, ())] for name in states[0]["metrics"]}
+        return states[0] | {"step": states[0]["step"] * then // now, "since_log": (sum(losses) / then, lasts[0]), "metrics": metrics}
+
+    def load(
+        self,
+        folder: str,  # of the checkpoint
+    ) -> None:
+        "Raises `InputProblem` for a checkpoint of another trainer, or where this number of processes cannot go on from it."
+        t, state = self.trainer, self._state(folder)
+        t._step, self.since_log, t.evaluations = state["step"], state["since_log"], state.get("evaluations", 0)
+        t._metrics["train"].update({name: list(values) for name, values in state["metrics"].items()})
+        if state["buffer"] is not None:
+            t._buffered_inputs = [from_plain(inputs, t.accelerator.device) for inputs in state["buffer"]]
+        if t.schedule and state["schedule"]:  # a divergence without one begins it now
+            t.schedule.load_state_dict(state["schedule"])
+        for name, policy in self._policies():
+            policy.load(Path(folder) / name)
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        t = self.trainer
+        t.window = None  # one may be open where an error ended an earlier run of this trainer
+        if t.schedule:
+            t.schedule.total_steps = state.max_steps
+        for _ in range(int(state.epoch or 0)) if self.sampler is not None else ():
+            next(iter(self.sampler), None)
+        if self.since_log:
+            loss, t._globalstep_last_logged = self.since_log
+            t._tr_loss, self.since_log = torch.full_like(t._tr_loss, loss), None
 
 
-@patch
-def _changed(self: Resume, state) -> str | None:
-    "A setting by which backward passes, in which a generation is counted, are no longer as many on all processes."
-    return next((name for name, passes in self._passes().items() if state.get("passes", {}).get(name) != passes), None)
-
-
-@patch
-def _shared_out(self: Resume, states):
-    "One state out of those of another number of processes."
-    now, then = self.trainer.accelerator.num_processes, len(states)
-    if name := self._changed(states[0]):
-        raise InputProblem(f"the checkpoint is of {then} processes, this run has {now}, and processes times {name} is no longer the "
-                           f"same; set {name} so that it is, or resume with {then} processes.")
-    if any(state["buffer"] for state in states):
-        raise InputProblem(f"the checkpoint was saved within a generation that {then} processes share; resume with {then} processes, "
-                           f"or from one that was saved between two generations.")
-    losses, lasts = zip(*(state["since_log"] for state in states))
-    metrics = {name: [v for state in states for v in state["metrics"].get(name, ())] for name in states[0]["metrics"]}
-    return states[0] | {"step": states[0]["step"] * then // now, "since_log": (sum(losses) / then, lasts[0]), "metrics": metrics}
-
-# %% ../../nbs/training/11_resume.ipynb #387cb55d
-@patch
-def load(
-    self: Resume,
-    folder: str,  # of the checkpoint
-) -> None:
-    "Raises `InputProblem` for a checkpoint of another trainer, or where this number of processes cannot go on from it."
-    t, state = self.trainer, self._state(folder)
-    t._step, self.since_log, t.evaluations = state["step"], state["since_log"], state.get("evaluations", 0)
-    t._metrics["train"].update({name: list(values) for name, values in state["metrics"].items()})
-    if state["buffer"] is not None:
-        t._buffered_inputs = [from_plain(inputs, t.accelerator.device) for inputs in state["buffer"]]
-    if t.schedule and state["schedule"]:  # a divergence without one begins it now
-        t.schedule.load_state_dict(state["schedule"])
-    for name, policy in self._policies():
-        policy.load(Path(folder) / name)
-
-# %% ../../nbs/training/11_resume.ipynb #ad8ce253
-@patch
-def on_train_begin(self: Resume, args, state, control, **kwargs):
-    t = self.trainer
-    t.window = None  # one may be open where an error ended an earlier run of this trainer
-    if t.schedule:
-        t.schedule.total_steps = state.max_steps
-    for _ in range(int(state.epoch or 0)) if self.sampler is not None else ():
-        next(iter(self.sampler), None)
-    if self.since_log:
-        loss, t._globalstep_last_logged = self.since_log
-        t._tr_loss, self.since_log = torch.full_like(t._tr_loss, loss), None

@@ -8,10 +8,11 @@ __all__ = ['loggable', 'RankLost', 'lost_rank', 'AfterStep', 'RunTrainer']
 # %% ../../nbs/training/19_running.ipynb #7ea89082
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch.distributed as dist
+from accelerate.utils import gather_object
 from transformers import PreTrainedModel, TrainerCallback
 from trl import GRPOTrainer
 
@@ -25,7 +26,9 @@ from .prompts import check_share_prompts
 from .resume import Resume, checkpoint_to_resume
 from .setup import Setup
 from .teacher import causal_lm, make_teacher, reference_policy, without_dropout
+from .teacher_check import TeacherProblem, check_teacher, teacher_fault
 from .window import PassMeans
+from ..tree.build import Tree
 from ..tree.positions import place_tokens
 
 # %% ../../nbs/training/19_running.ipynb #38e3a7f5
@@ -84,7 +87,7 @@ class AfterStep(TrainerCallback):
 class RunTrainer(GRPOTrainer):
     """TRL's trainer with a teacher and a reference, checkpoints that resume to the bit, and warnings in the log.
 
-    Raises `InputProblem` for a checkpoint that was cut off, and `RankLost` where another process has ended."""
+    Raises `InputProblem` for a checkpoint that was cut off, `RankLost` where another process has ended, and `TeacherProblem`."""
 
     _tag_names = ["trl", "grpo", "composer-replication"]
     _name = "Composer replication"
@@ -131,6 +134,29 @@ class RunTrainer(GRPOTrainer):
     def student(self) -> PreTrainedModel:
         "The policy as a plain causal LM, out of its wrappers."
         return causal_lm(self.accelerator.unwrap_model(self.model))
+
+    @property
+    def distils(self) -> bool:
+        "Whether channel 2 acts in this optimizer step."
+        return self.args.alpha_sdpo > 0 and (self.args.sdpo_steps is None or self.state.global_step < self.args.sdpo_steps)
+
+    @property
+    def divergence(self):
+        "Channel 2's distance at this moment of the run."
+        return self.args.divergence(self.schedule.t if self.schedule else 1.0)
+
+    def _check_teacher(self, trees: Sequence[Tree]) -> None:
+        "Once in a run, at its first hinted turns. Raises `TeacherProblem` on every device where `teacher_check` is `stop`."
+        if not self.distils or self.args.teacher_check == "off" or self.health.watch.teacher_checked:
+            return
+        with self.accelerator.autocast():
+            measures = check_teacher(self.teacher, trees, self.setup.chat)
+        found = [fault for had, fault in gather_object([(bool(measures), teacher_fault(measures))]) if had]
+        self.health.watch.teacher_checked = bool(found)
+        if fault := next((f for f in found if f), None):
+            if self.args.teacher_check == "stop":
+                raise TeacherProblem(fault)
+            self.health.warn("teacher", fault)
 
     def train(
         self,

@@ -7,12 +7,10 @@ __all__ = ['Forward', 'watch_forward', 'BackwardPass', 'StepTrainer']
 
 # %% ../../nbs/training/20_step.ipynb #da0edf88
 from contextlib import contextmanager, nullcontext
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from accelerate.utils import gather_object
 from transformers import Cache
 from trl import GRPOTrainer
 
@@ -27,7 +25,6 @@ from .policy_head import TwiceRead, scores_sampled
 from .recorded import without_reasoning
 from .running import RunTrainer
 from .teacher import causal_lm, evaluating
-from .teacher_check import TeacherProblem, check_teacher, teacher_fault
 from .window import Window, recorded_trees
 from ..tree.build import Tree
 from ..tree.checkpointed import checkpoints_layers, keeping_cache, keeps_cache
@@ -98,6 +95,12 @@ class BackwardPass:
         "Pairs at turns of the rollouts."
         return self.batch.pairs if self.batch else 0
 
+    def trace_ids(self, channel: str) -> list[str]:
+        "Of the rows that the channel's term is a sum over."
+        rows = [r.trace.trace_id for r in self.inputs.get("composer_rows", ())]
+        recorded = [t.trace_id for t in self.recorded.trees] if self.recorded else []
+        return recorded if channel == "recorded" or (channel == "sdpo" and not self.sites) else rows + recorded
+
     def completion(self, values: torch.Tensor, row: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         "Of values `(batch, completion)`, those of the tokens that states at `position` of the trunks predict."
         return values[row, position + 1 - self.inputs["prompt_ids"].shape[1]]
@@ -111,14 +114,9 @@ class BackwardPass:
 class StepTrainer(RunTrainer):
     """Makes one weighted total of the trees of a backward pass.
 
-    Raises `AlignmentError` where a branch does not stand over its turn, `NonFiniteLoss`, and `TeacherProblem`."""
+    Raises `AlignmentError` where a branch does not stand over its turn, and `NonFiniteLoss`."""
 
     # ---- the window: all rows of an optimizer step are there when its first backward pass begins
-
-    @property
-    def distils(self) -> bool:
-        "Whether channel 2 acts in this optimizer step."
-        return self.args.alpha_sdpo > 0 and (self.args.sdpo_steps is None or self.state.global_step < self.args.sdpo_steps)
 
     def _recorded_trees(self, step: int) -> list[Tree]:
         "Recorded traces of one backward pass on this device."
@@ -204,19 +202,6 @@ class StepTrainer(RunTrainer):
             if packed is not None and packed.pairs and packed.ref_logps is None:
                 setattr(step, name, reference_logps(model, packed, temperature=self.temperature))
 
-    def _check_teacher(self, trees: Sequence[Tree]) -> None:
-        "Once in a run, at its first hinted turns. Raises `TeacherProblem` on every device where `teacher_check` is `stop`."
-        if not self.distils or self.args.teacher_check == "off" or self.health.watch.teacher_checked:
-            return
-        with self.accelerator.autocast():
-            measures = check_teacher(self.teacher, trees, self.setup.chat)
-        found = [fault for had, fault in gather_object([(bool(measures), teacher_fault(measures))]) if had]
-        self.health.watch.teacher_checked = bool(found)
-        if fault := next((f for f in found if f), None):
-            if self.args.teacher_check == "stop":
-                raise TeacherProblem(fault)
-            self.health.warn("teacher", fault)
-
     # ---- passes of the student
 
     def _within(self, function):
@@ -260,11 +245,6 @@ class StepTrainer(RunTrainer):
         return model
 
     # ---- terms
-
-    @property
-    def divergence(self):
-        "Channel 2's distance at this moment of the run."
-        return self.args.divergence(self.schedule.t if self.schedule else 1.0)
 
     def _policy_term(self, model, step: BackwardPass) -> ChannelSum:
         "TRL's loss, and the student's pass that it makes. A cache is kept where branches will read from it."
@@ -363,11 +343,8 @@ class StepTrainer(RunTrainer):
         if name == "policy":
             values = step.logprobs.detach() * sampled_mask(inputs) + inputs["advantages"].reshape(len(step.logprobs), -1)
             term = ChannelSum(term.total, 1, by_row=values.sum(1))
-        traces = [r.trace.trace_id for r in inputs.get("composer_rows", ())]
-        recorded = [t.trace_id for t in step.recorded.trees] if step.recorded else []
-        traces = recorded if name == "recorded" or (name == "sdpo" and not step.sites) else traces + recorded
         folder = Path(self.args.output_dir) / f"not-finite-step{self._step}-rank{self.accelerator.process_index}"
-        raise report_not_finite("replay" if name == "recorded" else name, term, traces, inputs, folder, self.state.global_step + 1)
+        raise report_not_finite("replay" if name == "recorded" else name, term, step.trace_ids(name), inputs, folder, self.state.global_step + 1)
 
     def _log_pass(self, step: BackwardPass, terms: dict[str, ChannelSum]) -> None:
         "Adds the pass to the window, and closes it after the last one of the optimizer step."

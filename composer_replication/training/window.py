@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from fastcore.basics import patch
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
@@ -108,71 +107,63 @@ class Window:
         counts = torch.tensor([*count_terms(trees), sampled], dtype=torch.float32, device=accelerator.device)
         return cls(accelerator, *accelerator.reduce(counts, "sum").tolist())
 
-# %% ../../nbs/training/04_window.ipynb #2ebf29a7
-@patch
-def share(
-    self: Window,
-    count: float,  # one of the window's counts
-) -> float:
-    "What a sum is multiplied by, so that gradients averaged over devices are its mean over the window."
-    return self.accelerator.num_processes / max(count, 1.0)
+    def share(
+        self,
+        count: float,  # one of the window's counts
+    ) -> float:
+        "What a sum is multiplied by, so that gradients averaged over devices are its mean over the window."
+        return self.accelerator.num_processes / max(count, 1.0)
 
-# %% ../../nbs/training/04_window.ipynb #f0a61b11
-@patch
-@contextmanager
-def timed(self: Window, channel: str) -> Iterator[None]:
-    "Seconds of the block count for the channel."
-    start = time.perf_counter()
-    yield
-    self.stats[f"{channel}/seconds"] += time.perf_counter() - start
+    @contextmanager
+    def timed(self, channel: str) -> Iterator[None]:
+        "Seconds of the block count for the channel."
+        start = time.perf_counter()
+        yield
+        self.stats[f"{channel}/seconds"] += time.perf_counter() - start
+
+    def add(self, channel: str, part: ChannelSum) -> None:
+        "Take a channel's sum and statistics."
+        self.stats[f"{channel}/total"] += part.total.item()
+        for key, value in part.stats.items():
+            self.stats[f"{channel}/{key}"] += value
+
+    def add_rows(self, rows: Iterable[RolloutTree]) -> None:
+        "Count hint layers, and targets without a branch."
+        for row in rows:
+            self.stats["sdpo/excluded"] += len(row.tree.refused)
+            for branch in row.tree.branches:
+                if branch.kind == "hint":
+                    self.stats[f"sdpo/layer_{branch.layer}"] += 1
+
+    def close(
+        self,
+        channels: Iterable[str],  # "sdpo" and "replay": those that are on
+    ) -> dict[str, float]:  # by metric
+        "Means over tokens, pairs or devices; all devices do so together. (TRL has divided its loss by the number of passes.)"
+        stats, devices = Counter(), gather_object([dict(self.stats)])
+        for mine in devices:
+            stats.update(mine)
+        metrics = {"policy/loss": stats["policy/total"] / len(devices), "policy/seconds": stats["policy/seconds"] / len(devices)}
+        counts = {"sdpo": self.tokens, "replay": self.pairs}
+        for channel in channels:
+            metrics |= {f"{channel}/loss": stats[f"{channel}/total"] / max(counts[channel], 1.0),
+                      f"{channel}/seconds": stats[f"{channel}/seconds"] / len(devices), f"{channel}/tokens": stats[f"{channel}/tokens"]}
+        if "sdpo" in channels:
+            metrics |= {name: float(stats[name]) for name in ("sdpo/sites", "sdpo/excluded", *sorted(stats)) if
+                      name in ("sdpo/sites", "sdpo/excluded") or name.startswith("sdpo/layer_")}
+            metrics |= {f"sdpo/{name}": stats[f"sdpo/{name}"] / self.tokens for name in ("gap", "clipped") if self.tokens}
+        if "replay" in channels:
+            metrics["replay/pairs"] = self.pairs
+            metrics |= {f"replay/{name}": stats[f"replay/{name}"] / self.pairs for name in ("accuracy", "margin")
+                        if self.pairs and f"replay/{name}" in stats}
+            voted = stats["replay/voted"]
+            metrics |= {"replay/voted": voted, "replay/share": stats["replay/share"] / voted} if voted else {}
+        if any(stats[f"branches/{way}"] for way in WAYS):
+            metrics |= {f"branches/{way}": float(stats[f"branches/{way}"] > 0) for way in WAYS}
+        if stats["recorded/without_reasoning"]:
+            metrics["recorded/without_reasoning"] = float(stats["recorded/without_reasoning"])
+        if "kl/total" in stats:
+            metrics["kl/token"] = stats["kl/total"] / max(self.sampled, 1.0)
+        return metrics
 
 
-@patch
-def add(self: Window, channel: str, part: ChannelSum) -> None:
-    "Take a channel's sum and statistics."
-    self.stats[f"{channel}/total"] += part.total.item()
-    for key, value in part.stats.items():
-        self.stats[f"{channel}/{key}"] += value
-
-# %% ../../nbs/training/04_window.ipynb #64c4dd3f
-@patch
-def add_rows(self: Window, rows: Iterable[RolloutTree]) -> None:
-    "Count hint layers, and targets without a branch."
-    for row in rows:
-        self.stats["sdpo/excluded"] += len(row.tree.refused)
-        for branch in row.tree.branches:
-            if branch.kind == "hint":
-                self.stats[f"sdpo/layer_{branch.layer}"] += 1
-
-# %% ../../nbs/training/04_window.ipynb #cc582c58
-@patch
-def close(
-    self: Window,
-    channels: Iterable[str],  # "sdpo" and "replay": those that are on
-) -> dict[str, float]:  # by metric
-    "Means over tokens, pairs or devices; all devices do so together. (TRL has divided its loss by the number of passes.)"
-    stats, devices = Counter(), gather_object([dict(self.stats)])
-    for mine in devices:
-        stats.update(mine)
-    metrics = {"policy/loss": stats["policy/total"] / len(devices), "policy/seconds": stats["policy/seconds"] / len(devices)}
-    counts = {"sdpo": self.tokens, "replay": self.pairs}
-    for channel in channels:
-        metrics |= {f"{channel}/loss": stats[f"{channel}/total"] / max(counts[channel], 1.0),
-                  f"{channel}/seconds": stats[f"{channel}/seconds"] / len(devices), f"{channel}/tokens": stats[f"{channel}/tokens"]}
-    if "sdpo" in channels:
-        metrics |= {name: float(stats[name]) for name in ("sdpo/sites", "sdpo/excluded", *sorted(stats)) if
-                  name in ("sdpo/sites", "sdpo/excluded") or name.startswith("sdpo/layer_")}
-        metrics |= {f"sdpo/{name}": stats[f"sdpo/{name}"] / self.tokens for name in ("gap", "clipped") if self.tokens}
-    if "replay" in channels:
-        metrics["replay/pairs"] = self.pairs
-        metrics |= {f"replay/{name}": stats[f"replay/{name}"] / self.pairs for name in ("accuracy", "margin")
-                    if self.pairs and f"replay/{name}" in stats}
-        voted = stats["replay/voted"]
-        metrics |= {"replay/voted": voted, "replay/share": stats["replay/share"] / voted} if voted else {}
-    if any(stats[f"branches/{way}"] for way in WAYS):
-        metrics |= {f"branches/{way}": float(stats[f"branches/{way}"] > 0) for way in WAYS}
-    if stats["recorded/without_reasoning"]:
-        metrics["recorded/without_reasoning"] = float(stats["recorded/without_reasoning"])
-    if "kl/total" in stats:
-        metrics["kl/token"] = stats["kl/total"] / max(self.sampled, 1.0)
-    return metrics
