@@ -90,6 +90,9 @@ class SdpoSettings:
     hint_placement: str = setting("target", "The hint stands right before the `target` turn or at the `start`.")
     sdpo_steps: int | None = setting(None, "Channel 2 acts in this many first optimizer steps; None: in all.")
     group_hints: bool = setting(False, "Ask the other rollouts of the group for a hint first: what got past the same state.")
+    sdpo_gate: str = setting("none", "`failed`: rollouts that earned something are left out, and each token of the others is weighted by sigmoid(5 d), d the "
+                                     "teacher's less the student's log-probability of the token.")
+    log_conflict: bool = setting(False, "Log `conflict/*`: how the gradients of the policy objective and of channel 2 stand to each other at hinted turns.")
     teacher_check: str = setting("warn", "Before the first step with an error turn: `stop`, `warn` or `off`.")
 
     def divergence(
@@ -119,6 +122,7 @@ class SdpoSettings:
     def _check_sdpo(self):
         _check_bounds("alpha_sdpo", self.alpha_sdpo, 0, float("inf"), "a channel's weight is 0 (off) or more")
         check_one_of("teacher_check", self.teacher_check, ("stop", "warn", "off"))
+        check_one_of("sdpo_gate", self.sdpo_gate, ("none", "failed"))
         for name in ("policy_start", "sdpo_steps"):
             _check_bounds(name, getattr(self, name), 0, float("inf"), "give a number of optimizer steps")
         wants = [name for name, want in (("all_fail", self.all_fail == "distil"), ("policy_start", self.policy_start)) if want]

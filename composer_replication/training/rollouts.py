@@ -241,7 +241,10 @@ class RolloutTrainer(StepTrainer):
             mask_rows(output, route.policy | route.sdpo)
             output["counted"] = route.counted  # until the rows are split into optimizer steps, see `_arranged`
         if a.channels:
-            self.generation.learns = (route.sdpo & self.distils).tolist()
+            learns = route.sdpo & self.distils
+            if a.sdpo_gate == "failed":
+                learns = learns & (self.generation.all_rewards[self._mine(len(learns))] <= 0)
+            self.generation.learns = learns.tolist()
             output["composer_rows"] = self._trees(output)
             self._check_teacher([r.tree for r in output["composer_rows"]])
         self._keep_rollouts()

@@ -20,6 +20,7 @@ from ..losses.channels import (ChannelSum, pair_logps, preference_loss, referenc
 from ..losses.chunked import LMHead, lm_head
 from ..losses.divergences import Divergence
 from .batches import NonFiniteLoss, report_not_finite, sampled_mask
+from .conflict import conflict_sums
 from .kl import kl_loss_terms
 from .policy_head import TwiceRead, scores_sampled
 from .recorded import without_reasoning
@@ -263,6 +264,9 @@ class StepTrainer(RunTrainer):
         with self.accelerator.autocast():
             selected = step.forward.twice and step.forward.twice.selected
             terms = sdpo_terms(step.forward.hidden, lm_head(self.student), *step.teacher, step.batch, self.divergence, selected, self.temperature)
+        if self.args.sdpo_gate == "failed":
+            gate = torch.sigmoid(5 * (terms.teacher_logprobs - terms.student_logprobs))
+            terms = replace(terms, divergence=terms.divergence * gate)
         return sdpo_sum(terms, step.batch, old, self.args.sdpo_importance_clip)
 
     def _pairs_term(self, batch: PackedBatch, hidden=None, cache=None, own_logprobs=None) -> ChannelSum:
@@ -321,14 +325,27 @@ class StepTrainer(RunTrainer):
 
     # ---- total and log
 
-    def _total(self, step: BackwardPass, terms: dict[str, ChannelSum]) -> torch.Tensor:
-        "The weighted sum for this backward pass, each term over its count in the window."
+    @property
+    def weights(self) -> dict[str, float]:
+        "What each channel's sum is multiplied by: its weight over its count in the window."
         a, share = self.args, self.window.share
         replay = a.beta_replay * share(self.window.pairs)
         policy = float(self.state.global_step >= a.policy_start)  # the KL is a part of channel 1
-        weights = {"policy": policy, "kl": policy * a.kl_coef * share(self.window.sampled), "sdpo": a.alpha_sdpo * share(self.window.tokens),
-                   "replay": replay, "recorded": replay}
+        return {"policy": policy, "kl": policy * a.kl_coef * share(self.window.sampled), "sdpo": a.alpha_sdpo * share(self.window.tokens),
+                "replay": replay, "recorded": replay}
+
+    def _total(self, step: BackwardPass, terms: dict[str, ChannelSum]) -> torch.Tensor:
+        "The weighted sum for this backward pass."
+        weights = self.weights
         return sum(term.total * weights[name] for name, term in terms.items())
+
+    def _note_conflict(self, step: BackwardPass, terms: dict[str, ChannelSum]) -> None:
+        "Compares the policy's and channel 2's gradients at the last hidden states of hinted turns' tokens: the head alone goes backward."
+        weights, at = self.weights, tuple(step.batch.sdpo_student.T)
+        policy, sdpo = (torch.autograd.grad(terms[name].total * weights[name], step.forward.hidden, retain_graph=True)[0][at]
+                        for name in ("policy", "sdpo"))
+        passed = torch.tensor([(row.trace.reward or 0) > 0 for row in step.inputs["composer_rows"]], device=policy.device)
+        self.window.stats.update(conflict_sums(policy, sdpo, passed[at[0]]))
 
     def _check_finite(self, step: BackwardPass, terms: dict[str, ChannelSum]) -> None:
         "Raises `NonFiniteLoss` on every device where a channel is not finite on one."
@@ -386,6 +403,8 @@ class StepTrainer(RunTrainer):
         def student_side():
             terms = self._terms(model, step)
             self._check_finite(step, terms)
+            if self.args.log_conflict and step.sites:
+                self._note_conflict(step, terms)
             total = self._total(step, terms)
             self._log_pass(step, terms)
             return total

@@ -43,6 +43,7 @@ def check_options(
         (asked("cpu_ram_efficient_loading"), ours and not config.use_vllm,
          "set it to false, for the rollout loop copies the weights that each device has loaded"),
         ("rollout='trl'", config.rollout == "trl" and config.channels, "take rollout='transformers'"),
+        ("log_conflict", config.log_conflict, "compare the gradients in a run on one device"),
         ("teacher_check='stop'", config.teacher_check == "stop", "check the teacher in a run on one device")]
     for name, given, remedy in refused:
         if name and given:
