@@ -50,14 +50,11 @@ def _tree(trace, hints, pairs, chat, config, max_tokens):
     except (AlignmentError, TemplateProblem) as problem:
         return None, str(problem)
     why = tree.refused[0].reason if tree.refused else "it has no error turn and no pair"
-    return (_up_to_branches(tree), "") if tree.branches else (None, why)
-
-
-def _up_to_branches(tree):
-    "The tree without what follows its last branch's turn: no loss reads that."
-    last = max(branch.turn for branch in tree.branches)
+    if not tree.branches:
+        return None, why
+    last = max(branch.turn for branch in tree.branches)  # no loss reads what follows that turn
     spans = tuple(span for span in tree.spans if span.turn <= last)
-    return replace(tree, ids=tree.ids[:spans[-1].end], spans=spans)
+    return replace(tree, ids=tree.ids[:spans[-1].end], spans=spans), ""
 
 # %% ../../nbs/training/08_recorded.ipynb #e2c20473
 def without_reasoning(

@@ -87,24 +87,7 @@ def sharded_module(
     "The contribution that trains with weights sharded by FSDP2: its `ShardedTrainer` and `check_options`."
     return import_module("composer_replication.contrib.fsdp.trainer") if _fsdp_version(config) == 2 else None
 
-
-def _check_sharding(config, ours):
-    if is_deepspeed_zero3_enabled() or _fsdp_version(config) == 1:
-        raise InputProblem("with weights sharded by ZeRO-3 or FSDP1 a device that has other turns to read than its neighbour would wait for "
-                           "it for ever; use FSDP2, where passes are levelled: fsdp: true, fsdp_config: {version: 2}, or set alpha_sdpo=0, "
-                           "beta_replay=0, kl_coef=0 and rollout='trl'.")
-    if contribution := sharded_module(config):
-        contribution.check_options(config, ours)
-
 # %% ../../nbs/training/09_setup.ipynb #62b55cd4
-def _shards(config):
-    "What shards gradients or weights; None where each device holds them whole."
-    if _fsdp_version(config) is not None:
-        return f"FSDP{_fsdp_version(config)}"
-    zero = config.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
-    return "ZeRO (DeepSpeed)" if zero else None
-
-
 def check_optimizer(
     config: ComposerReplicationConfig,
     adapter: bool,  # whether LoRA, or another adapter, is trained
@@ -115,7 +98,8 @@ def check_optimizer(
     if adapter:
         raise InputProblem("optimizer='muon' orthogonalises the update of whole weight matrices, and LoRA trains two thin factors of "
                            "each; leave optimizer out for AdamW, or train all weights (use_peft: false).")
-    if shards := _shards(config):
+    zero = config.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
+    if shards := f"FSDP{version}" if (version := _fsdp_version(config)) is not None else "ZeRO (DeepSpeed)" if zero else None:
         raise InputProblem(f"optimizer='muon' reads whole heads and experts, and {shards} leaves each device a part of them; leave "
                            "optimizer out for AdamW, or train without sharding.")
 
@@ -165,20 +149,6 @@ def check_model(
         check_new_adapter(model, peft_config, config.model_init_kwargs or {})
 
 # %% ../../nbs/training/09_setup.ipynb #6c391bd6
-def _check_our_loop(config):
-    ignored = {"repetition_penalty": config.repetition_penalty != 1.0, "generation_kwargs": bool(config.generation_kwargs),
-               "chat_template_kwargs": bool(config.chat_template_kwargs)}
-    if any(ignored.values()):
-        raise InputProblem(f"{', '.join(k for k, v in ignored.items() if v)} is not used by the composer rollout loop; leave it out, or "
-                           "set rollout='trl'.")
-    if config.use_vllm and config.vllm_mode == "server" and int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise InputProblem("a vLLM server is asked by all processes together, and episodes end at different turns on each; use "
-                           "vllm_mode='colocate', one process, or rollout='trl'.")
-    if config.use_vllm and config.vllm_tensor_parallel_size > 1:
-        raise InputProblem(f"vllm_tensor_parallel_size={config.vllm_tensor_parallel_size} makes processes sample together, and episodes end "
-                           "at different turns on each; set it to 1, or rollout='trl'.")
-
-
 def check_engine(config: ComposerReplicationConfig) -> None:
     "Raises `InputProblem` where vLLM is to sample and cannot, or gives other log-probabilities than the trainer's."
     cuts = " and ".join(Sampling(config.temperature, config.top_p, config.top_k or 0, config.min_p).cuts)
@@ -188,19 +158,6 @@ def check_engine(config: ComposerReplicationConfig) -> None:
     if config.use_vllm and find_spec("vllm") is None:
         raise InputProblem(f"rollout={config.rollout!r} with use_vllm=True samples with vLLM, which is not installed here",
                            "make an environment with it by `make vllm` and start .venv-vllm/bin/composer-rl, or set rollout to transformers")
-
-
-def _check_channels(config, hint_source, pair_source, replay_examples):
-    if config.alpha_sdpo and hint_source is None:
-        raise InputProblem(f"alpha_sdpo={config.alpha_sdpo} and there is no hint source; pass hint_source=default_composite(), "
-                           "or set alpha_sdpo=0.")
-    if config.beta_replay and pair_source is None and not replay_examples:
-        raise InputProblem(f"beta_replay={config.beta_replay} and there are no pairs; pass replay_examples with recorded pairs, or "
-                           "pair_source=group_pairs, or set beta_replay=0.")
-    votes = pair_source is not group_pairs and (pair_source is not None or any(p.votes for e in replay_examples for p in e.pairs))
-    if config.beta_replay and config.replay_form == "prm" and not votes:
-        raise InputProblem("replay_form='prm' takes the teachers' votes as rewards, and no pair has any (siblings do not vote); pass pairs "
-                           "that `composer-rl replay` made, or take replay_form='dpo'.")
 
 # %% ../../nbs/training/09_setup.ipynb #9051setup
 def check_positions(
@@ -251,11 +208,36 @@ def prepare(
     "Check all that the channels need; no model is loaded. Raises `InputProblem` and, for the chat template, `TemplateProblem`."
     ours = environment and config.our_loop
     if config.channels or config.kl_coef or (ours and not config.use_vllm):
-        _check_sharding(config, ours)
+        if is_deepspeed_zero3_enabled() or _fsdp_version(config) == 1:
+            raise InputProblem("with weights sharded by ZeRO-3 or FSDP1 a device that has other turns to read than its neighbour would wait for "
+                               "it for ever; use FSDP2, where passes are levelled: fsdp: true, fsdp_config: {version: 2}, or set alpha_sdpo=0, "
+                               "beta_replay=0, kl_coef=0 and rollout='trl'.")
+        if contribution := sharded_module(config):
+            contribution.check_options(config, ours)
     if ours:
-        _check_our_loop(config)
+        ignored = {"repetition_penalty": config.repetition_penalty != 1.0, "generation_kwargs": bool(config.generation_kwargs),
+                   "chat_template_kwargs": bool(config.chat_template_kwargs)}
+        if any(ignored.values()):
+            raise InputProblem(f"{', '.join(k for k, v in ignored.items() if v)} is not used by the composer rollout loop; leave it out, or "
+                               "set rollout='trl'.")
+        if config.use_vllm and config.vllm_mode == "server" and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            raise InputProblem("a vLLM server is asked by all processes together, and episodes end at different turns on each; use "
+                               "vllm_mode='colocate', one process, or rollout='trl'.")
+        if config.use_vllm and config.vllm_tensor_parallel_size > 1:
+            raise InputProblem(f"vllm_tensor_parallel_size={config.vllm_tensor_parallel_size} makes processes sample together, and episodes end "
+                               "at different turns on each; set it to 1, or rollout='trl'.")
     check_engine(config)
-    _check_channels(config, hint_source, pair_source, (*(e for e in traces if e.pairs), *replay_examples))
+    with_pairs = (*(e for e in traces if e.pairs), *replay_examples)
+    if config.alpha_sdpo and hint_source is None:
+        raise InputProblem(f"alpha_sdpo={config.alpha_sdpo} and there is no hint source; pass hint_source=default_composite(), "
+                           "or set alpha_sdpo=0.")
+    if config.beta_replay and pair_source is None and not with_pairs:
+        raise InputProblem(f"beta_replay={config.beta_replay} and there are no pairs; pass replay_examples with recorded pairs, or "
+                           "pair_source=group_pairs, or set beta_replay=0.")
+    votes = pair_source is not group_pairs and (pair_source is not None or any(p.votes for e in with_pairs for p in e.pairs))
+    if config.beta_replay and config.replay_form == "prm" and not votes:
+        raise InputProblem("replay_form='prm' takes the teachers' votes as rewards, and no pair has any (siblings do not vote); pass pairs "
+                           "that `composer-rl replay` made, or take replay_form='dpo'.")
     if hasattr(tokenizer, "config"):
         tokenizer = get_config_model_id(tokenizer.config)
     if isinstance(tokenizer, str):
