@@ -108,7 +108,8 @@ def make(folder, environment=Uneven, rows=4, model="mild", **changes):
     base = dict(report_to="none", bf16=False, use_cpu=True, per_device_train_batch_size=16, num_generations=4, seed=3,
                 max_turns=2, max_completion_length=72, max_steps=1, logging_steps=1, learning_rate=1e-3, save_strategy="no",
                 optim="sgd",
-                gradient_checkpointing=False, disable_tqdm=True, max_grad_norm=0.0, teacher_check="off", sample_every=0)
+                gradient_checkpointing=False, disable_tqdm=True, max_grad_norm=0.0, teacher_check="off", sample_every=0,
+                tool_timeout=3600)  # the machine may be busy
     args = ComposerReplicationConfig(str(folder), **(base | changes))
     extra = {"pair_source": group_pairs} if args.beta_replay else {}
     trainer = Kept(embedded_model(model), None, args, Dataset.from_list(world.rows(rows)), processing_class=world.tokenizer(),
