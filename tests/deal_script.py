@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 from random_trees import random_tree
 
+from composer_replication.contrib.fsdp import deal
 from composer_replication.core.trace import Trace, Turn
-from composer_replication.training import deal
 from composer_replication.training.batches import to_plain
 from composer_replication.training.checkpoint import save_buffer
-from composer_replication.training.sharded import lost_rank
+from composer_replication.training.running import lost_rank
 from composer_replication.tree.example import RolloutTree
 
 TIMEOUT, PAD, TOGETHER, ROWS = 30, 99, 2, 3  # seconds, a token id, backward passes of an optimizer step, rows of one

@@ -19,9 +19,10 @@ from transformers import Qwen3ForCausalLM, Trainer, TrainerCallback
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 import composer_replication.tree.forward as forward
+from composer_replication.contrib.fsdp.deal import branch_tokens
+from composer_replication.contrib.fsdp.level import Level
+from composer_replication.contrib.fsdp.trainer import ShardedTrainer
 from composer_replication.training.checkpoint import last_complete_checkpoint, save_buffer
-from composer_replication.training.deal import branch_tokens
-from composer_replication.training.level import Level
 from composer_replication.training.trainer import ComposerReplicationTrainer
 
 FSDP = {"fsdp": True, "fsdp_config": {"version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "reshard_after_forward": True}}
@@ -92,8 +93,13 @@ def outcome(trainer, watch):
                     for entry in trainer.state.log_history if "train_runtime" not in entry]}
 
 
+class ShardedStored(Stored, ShardedTrainer):
+    "Learns from rows that were played before."
+
+
 def build(scene, out, watch, rows=None, sharded=False, lora=False, untied=False, dtype="float32", **changes):
-    kind = Stored if rows else ComposerReplicationTrainer
+    kinds = {(0, 0): ComposerReplicationTrainer, (0, 1): ShardedTrainer, (1, 0): Stored, (1, 1): ShardedStored}
+    kind = kinds[bool(rows), sharded]
     changes = (FSDP if sharded else {}) | {"ddp_timeout": TIMEOUT} | changes
     trainer = make(scene, out, kind, policy(lora, untied, dtype), [watch], **changes)
     if rows:
@@ -106,7 +112,7 @@ def task(name, scene, out, rank, resume=None, dies=None, stops=None, held_out=0,
     if not levels:
         Level.idle = lambda self, kind: 0
     if not deals:
-        ComposerReplicationTrainer._deals_rows = False
+        ShardedTrainer.deals_rows = False
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     watch = Watch(dies == rank, out / "stands" if stops == rank else None)

@@ -30,7 +30,7 @@ from composer_replication.training.trainer import ComposerReplicationTrainer
 BASE = {"report_to": "none", "bf16": False, "use_cpu": True, "gradient_checkpointing": False, "disable_tqdm": True, "seed": 3,
         "learning_rate": 1e-3, "logging_steps": 1, "save_steps": 1, "max_turns": 3, "max_completion_length": 64,
         "num_generations": 4, "per_device_train_batch_size": 4, "max_tool_calling_iterations": 3, "alpha_sdpo": 1.0,
-        "teacher_check": "off", "teacher": "ema"}
+        "teacher_check": "off", "teacher": "ema", "tool_timeout": 3600}  # the machine may be busy
 SCENES = {  # settings besides BASE; `rows` is the size of the data, `lora` puts an adapter around the model
     "all": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "steps_per_generation": 4, "num_iterations": 2,
             "beta_replay": 0.5, "kl_coef": 0.1, "max_steps": 6, "rows": 4, "teacher_check": "warn"},

@@ -44,7 +44,8 @@ from .warm_up import StageData, passed_episodes, warm_up_checkpoint, warm_up_set
 from ..replay.pairs import recovery_pairs
 from ..training.health import CountsCallback
 from ..training.recorded import bare_turns, learnable_trees, trace_limit
-from ..training.setup import PairSource, check_engine, group_pairs, prepare
+from ..training.offline import OfflineTrainer
+from ..training.setup import PairSource, check_engine, group_pairs, prepare, sharded_module
 from ..training.trainer import ComposerReplicationTrainer
 from ..tree.template import probe_template
 
@@ -193,8 +194,8 @@ def data_counts(
 # %% ../../nbs/recipes/02_run.ipynb #694752e9
 def make_trainer(
     recipe: Recipe,
-    kind: Callable[..., ComposerReplicationTrainer] = ComposerReplicationTrainer,  # what makes it
-) -> ComposerReplicationTrainer:
+    kind: Callable[..., ComposerReplicationTrainer] | None = None,  # what makes it; None: as the data and the sharding of the weights ask
+) -> ComposerReplicationTrainer | OfflineTrainer:
     "The recipe's trainer. Raises `ValueError` in one sentence for what cannot work, before any weight is loaded."
     a, config = recipe.arguments, recipe.config
     tasks, sources = run_data(recipe)
@@ -202,16 +203,21 @@ def make_trainer(
     tokenizer = recipe_tokenizer(recipe)
     _check_vocabulary(recipe, tokenizer)
     channels = dict(hint_source=sources.hints, pair_source=rollout_pairs(sources.of_rollouts))
+    common = dict(processing_class=tokenizer, peft_config=get_peft_config(recipe.model), traces=sources.traces, replay_examples=sources.pairs,
+                  max_trace_tokens=a.max_trace_tokens)
     recorded = _recorded(recipe, sources)
     prepare(config, tokenizer, brought.environment is not None, replay_examples=recorded, **channels)
+    if not tasks and kind is None:
+        return OfflineTrainer(recipe_model(recipe), config, hint_source=sources.hints, **common)
     if tasks:
         keep_split(config.output_dir, tasks, {"task": a.task, "tasks": a.tasks, "split": a.split, "seed": config.seed})
     environment, draw, shaped = _episodes(recipe, tasks, tokenizer)
+    sharded = sharded_module(config)
+    kind = kind or (sharded.ShardedTrainer if sharded else ComposerReplicationTrainer)
     trainer = kind(
-        recipe_model(recipe), brought.reward, config, Dataset.from_list(tasks.train) if tasks else None, processing_class=tokenizer,
-        eval_dataset=Dataset.from_list(held_out) if held_out else None, environment_factory=environment,
-        peft_config=get_peft_config(recipe.model), traces=sources.traces, replay_examples=sources.pairs,
-        max_trace_tokens=a.max_trace_tokens, draw=draw, shaped=shaped, **_guarded(recipe, tasks), **channels)
+        recipe_model(recipe), brought.reward, config, Dataset.from_list(tasks.train) if tasks else None,
+        eval_dataset=Dataset.from_list(held_out) if held_out else None, environment_factory=environment, draw=draw, shaped=shaped,
+        **_guarded(recipe, tasks), **channels, **common)
     _guard_evaluation(recipe, trainer)
     if brought.counts:
         trainer.add_callback(CountsCallback(brought.counts, lambda: trainer._metrics["train"]))
@@ -283,11 +289,11 @@ def _loaded(recipe):
     return AutoModelForCausalLM.from_pretrained(model, **options) if isinstance(model, str) else model
 
 # %% ../../nbs/recipes/02_run.ipynb #0697d829
-def latest_traces(trainer: ComposerReplicationTrainer) -> list[Trace]:
+def latest_traces(trainer: ComposerReplicationTrainer | OfflineTrainer) -> list[Trace]:
     "Traces of the last generation on this device, with their rewards, none before the first; of a run without rollouts those it learns from."
-    if trainer.offline:
+    if isinstance(trainer, OfflineTrainer):
         return [e.trace for e in trainer.traces if e.trace.trace_id in {tree.trace_id for tree in trainer.setup.recorded}]
-    return [] if trainer.generation is None else [trace for trace, _, _ in trainer._traces()]
+    return [] if trainer.generation is None else [trace for trace, _, _ in trainer.traces_played()]
 
 
 def trainer_facts(
@@ -307,7 +313,7 @@ def run_recipe(
     recipe: Recipe,
     tell: Callable[[dict], None] = lambda logged: None,  # receives everything that is logged; main process only
     watch: Callable[[ComposerReplicationTrainer, dict], Sequence[TrainerCallback]] = lambda trainer, record: (),  # the same
-    kind: Callable[..., ComposerReplicationTrainer] = ComposerReplicationTrainer,  # as `make_trainer`
+    kind: Callable[..., ComposerReplicationTrainer] | None = None,  # as `make_trainer`
 ) -> Finished:
     "Train as the recipe says, from the last complete checkpoint where it says so. Raises as `make_trainer` and the trainer do."
     recipe.config.disable_tqdm = True  # then PrinterCallback prints, and is taken out

@@ -57,13 +57,12 @@ def by_length(
     together: int,  # consecutive batches that one optimizer step adds up
 ) -> list[dict]:
     "Batches of the same sizes in which the rows of each optimizer step are sorted, the longest first, and padding is cut off."
-    return [b for at in range(0, len(batches), together) for b in _leveled(batches[at:at + together])]
-
-
-def _leveled(batches):
-    whole = joined(batches)
-    order = sum(lengths(whole)).argsort(descending=True, stable=True)
-    return [taken(whole, rows) for rows in order.split(len(order) // len(batches))]
+    arranged = []
+    for at in range(0, len(batches), together):
+        whole = joined(batches[at:at + together])
+        order = sum(lengths(whole)).argsort(descending=True, stable=True)
+        arranged += [taken(whole, rows) for rows in order.split(len(order) // len(batches[at:at + together]))]
+    return arranged
 
 
 def lengths(inputs: Mapping) -> tuple[torch.Tensor, torch.Tensor]:  # (rows,) each

@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fastcore.basics import patch
 import torch
 import torch.distributed as dist
 from transformers import Trainer, TrainerCallback
@@ -122,54 +121,46 @@ class InterruptCallback(TrainerCallback):
         self.requested = False  # whether a signal has come
         self._since, self._handlers = 0.0, {}
 
-# %% ../../nbs/training/02_checkpoint.ipynb #af644c62
-@patch
-def on_train_begin(self: InterruptCallback, args, state, control, **kwargs):
-    "Take over both signals. Raises `ValueError` where transformers' own handler for SIGTERM is switched on as well."
-    if args.enable_jit_checkpoint:
-        raise InputProblem("enable_jit_checkpoint=True also answers SIGTERM; switch it off, or leave InterruptCallback out.")
-    self.requested = False
-    if threading.current_thread() is not threading.main_thread():
-        logger.warning("Training runs outside the main thread, where Python cannot handle signals: they will end it at once.")
-        return
-    for number in (signal.SIGTERM, signal.SIGINT):
-        self._handlers.setdefault(number, signal.signal(number, self._handle))
+    def on_train_begin(self, args, state, control, **kwargs):
+        "Take over both signals. Raises `ValueError` where transformers' own handler for SIGTERM is switched on as well."
+        if args.enable_jit_checkpoint:
+            raise InputProblem("enable_jit_checkpoint=True also answers SIGTERM; switch it off, or leave InterruptCallback out.")
+        self.requested = False
+        if threading.current_thread() is not threading.main_thread():
+            logger.warning("Training runs outside the main thread, where Python cannot handle signals: they will end it at once.")
+            return
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._handlers.setdefault(number, signal.signal(number, self._handle))
+
+    def _handle(self, number, frame):
+        if self.requested:
+            if number == signal.SIGINT and time.monotonic() - self._since > SAME_KEYPRESS:
+                raise KeyboardInterrupt
+            return
+        self.requested, self._since = True, time.monotonic()
+        again = " Ctrl-C again stops at once." if number == signal.SIGINT else ""
+        notice = f"\n{signal.Signals(number).name}: finishing this step, then saving a checkpoint and stopping.{again}\n"
+        os.write(2, notice.encode())  # print() may not be called within a handler
+
+    def on_step_end(self, args, state, control, **kwargs):
+        "Save and stop, if any process got a signal."
+        if _together():
+            flag = torch.tensor(int(self.requested), device=args.device)
+            dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+            self.requested = bool(flag.item())
+        if self.requested:
+            control.should_save = control.should_training_stop = True
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.restore()
+
+    def restore(self) -> None:
+        "Put back the handlers that were there before; does nothing where they are back."
+        for number, handler in self._handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._handlers = {}
 
 
-@patch
-def _handle(self: InterruptCallback, number, frame):
-    if self.requested:
-        if number == signal.SIGINT and time.monotonic() - self._since > SAME_KEYPRESS:
-            raise KeyboardInterrupt
-        return
-    self.requested, self._since = True, time.monotonic()
-    again = " Ctrl-C again stops at once." if number == signal.SIGINT else ""
-    notice = f"\n{signal.Signals(number).name}: finishing this step, then saving a checkpoint and stopping.{again}\n"
-    os.write(2, notice.encode())  # print() may not be called within a handler
-
-# %% ../../nbs/training/02_checkpoint.ipynb #5cbffd6f
-@patch
-def on_step_end(self: InterruptCallback, args, state, control, **kwargs):
-    "Save and stop, if any process got a signal."
-    if _together():
-        flag = torch.tensor(int(self.requested), device=args.device)
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-        self.requested = bool(flag.item())
-    if self.requested:
-        control.should_save = control.should_training_stop = True
-
-# %% ../../nbs/training/02_checkpoint.ipynb #c3985d1a
-@patch
-def on_train_end(self: InterruptCallback, args, state, control, **kwargs):
-    self.restore()
-
-# %% ../../nbs/training/02_checkpoint.ipynb #ca3ca3fc
-@patch
-def restore(self: InterruptCallback) -> None:
-    "Put back the handlers that were there before; does nothing where they are back."
-    for number, handler in self._handlers.items():
-        signal.signal(number, signal.SIG_DFL if handler is None else handler)
-    self._handlers = {}
 
 # %% ../../nbs/training/02_checkpoint.ipynb #417848c9
 def _plain(data, where):

@@ -10,7 +10,6 @@ __all__ = ['LOSSES', 'setting', 'check_one_of', 'PolicySettings', 'SdpoSettings'
 import math
 from dataclasses import dataclass, field
 
-from fastcore.basics import patch
 from trl import GRPOConfig
 
 from ..core.errors import InputProblem
@@ -53,10 +52,8 @@ class PolicySettings:
     equal_rewards: str = setting("keep", "Groups whose rewards are all equal: `keep`, `skip` for every channel, or `resample`.")
     resample_tries: int = setting(2, "equal_rewards=resample: how often such a group is played again.")
     all_fail: str = setting("policy", "`distil`: groups that failed altogether train channel 2 alone, all others channel 1 alone.")
-    fail_reward: float = setting(0.0, "all_fail=distil: a rollout that earned no more than this has failed.")
     policy_start: int = setting(0, "Channel 1, with its KL to the start, acts after this many optimizer steps; with sdpo_steps as many: "
                                    "distil first.")
-    turn_weights: str = setting("none", "Turns of a rollout count the same whatever their length: `none`, `policy`, `sdpo` or `both`.")
 
     disable_dropout: bool = setting(True, "Passes score the policy that sampled: without dropout, of whatever kind. False is refused.")
 
@@ -64,17 +61,12 @@ class PolicySettings:
         check_one_of("loss_type", self.loss_type, LOSSES)
         check_one_of("equal_rewards", self.equal_rewards, ("keep", "skip", "resample"))
         check_one_of("all_fail", self.all_fail, ("policy", "distil"))
-        check_one_of("turn_weights", self.turn_weights, ("none", "policy", "sdpo", "both"))
         if self.equal_rewards == "resample" and (self.rollout == "trl" or self.resample_tries < 1):
             raise InputProblem(f"equal_rewards='resample' with rollout={self.rollout!r} and resample_tries={self.resample_tries} plays "
                                "nothing again; take rollout='transformers' or 'vllm', and at least 1 try.")
-        if self.turn_weights in ("policy", "both") and (self.loss_type == "vespo" or self.off_policy_mask_threshold is not None):
-            raise InputProblem(f"turn_weights={self.turn_weights!r} gives each token an advantage of its own, which loss_type='vespo' and "
-                               "off_policy_mask_threshold cannot take; leave one of them out.")
         if not self.disable_dropout or self.neftune_noise_alpha:
             name = "disable_dropout=False" if not self.disable_dropout else f"neftune_noise_alpha={self.neftune_noise_alpha}"
             raise InputProblem(f"{name} has the loss score another policy than the one that sampled; leave it out.")
-        _check_bounds("fail_reward", self.fail_reward, -float("inf"), float("inf"), "give a reward")
         check_kl_place(self.kl_place, self.kl_estimator, self.kl_coef, self.scale_rewards, self.multi_objective_aggregation)
 
 # %% ../../nbs/training/05_config.ipynb #e4cdab46
@@ -89,80 +81,74 @@ class SdpoSettings:
     sdpo_beta: float = setting(1.0, "jsd: 1 is KL(student || teacher), 0 is KL(teacher || student), between them the generalised JSD.")
     sdpo_support: str = setting("student_top_k", "`full`, `student_top_k`, `teacher_top_k`, `sampled`, or another registered one.")
     sdpo_top_k: int = setting(20, "Entries that a top-k support keeps.")
-    sdpo_tail: bool = setting(True, "Keep the other entries' mass as one more entry; False renormalises.")
     sdpo_token_clip: float | None = setting(None, "Upper bound of each vocabulary entry's term, nats.")
     sdpo_importance_clip: float | None = setting(2.0, "Upper bound of exp(logp - old logp), which weights each token; None: weight 1.")
     teacher: str = setting("frozen", "Who reads the hint: `live`, `frozen`, `ema` or `trust_region`.")
     teacher_ema_rate: float = setting(0.05, "Share of the student that an EMA teacher takes over after each step.")
-    teacher_mix: float = setting(0.5, "Share of the live policy in a trust-region teacher's logits.")
     target_turns: str = setting("error", "`error`, `all` or `sampled` (as many turns as there are errors, at random).")
     hint_placement: str = setting("target", "The hint stands right before the `target` turn or at the `start`.")
-    strip_thinking: bool = setting(False, "Leave the assistant's reasoning out of hinted contexts.")
     sdpo_steps: int | None = setting(None, "Channel 2 acts in this many first optimizer steps; None: in all.")
     group_hints: bool = setting(False, "Ask the other rollouts of the group for a hint first: what got past the same state.")
+    sdpo_gate: str = setting("none", "`failed`: rollouts that earned something are left out, and each token of the others is weighted by sigmoid(5 d), d the "
+                                     "teacher's less the student's log-probability of the token.")
+    log_conflict: bool = setting(False, "Log `conflict/*`: how the gradients of the policy objective and of channel 2 stand to each other at hinted turns.")
     teacher_check: str = setting("warn", "Before the first step with an error turn: `stop`, `warn` or `off`.")
 
-# %% ../../nbs/training/05_config.ipynb #eca57471
-@patch
-def divergence(
-    self: SdpoSettings,
-    t: float = 1.0,  # of the schedule, see `schedule`
-) -> TokenDivergence:
-    "Channel 2's distance, over the distribution that is sampled from."
-    top_k = self.sdpo_top_k if takes_k(self.sdpo_support) else None
-    settings = Divergence(self.sdpo_beta, self.temperature, self.sdpo_support, top_k, self.sdpo_tail, self.sdpo_token_clip)
-    return named_divergence(self.sdpo_divergence, settings, t, "sdpo_divergence")
+    def divergence(
+        self,
+        t: float = 1.0,  # of the schedule, see `schedule`
+    ) -> TokenDivergence:
+        "Channel 2's distance, over the distribution that is sampled from."
+        top_k = self.sdpo_top_k if takes_k(self.sdpo_support) else None
+        settings = Divergence(self.sdpo_beta, self.temperature, self.sdpo_support, top_k, token_clip=self.sdpo_token_clip)
+        return named_divergence(self.sdpo_divergence, settings, t, "sdpo_divergence")
+
+    def effective_alpha(
+        self,
+        tokens: float,  # that a rollout samples on average
+    ) -> float:
+        """`alpha_sdpo` as it would be against a policy term that is a mean over sampled tokens. Dr.GRPO's term is a sum over
+        `max_completion_length`: ten times the budget, with rollouts as long as before, makes channel 2 ten times as strong against it."""
+        return self.alpha_sdpo * {"dr_grpo": self.max_completion_length / tokens, "luspo": 1 / tokens}.get(self.loss_type, 1.0)
+
+    def schedule(
+        self,
+        total_steps: int,  # optimizer steps in the run
+    ) -> TAIDScheduler | None:  # None where the divergence has no `t`
+        "What moves the divergence's `t` over the run."
+        return TAIDScheduler(total_steps) if self.alpha_sdpo and self.sdpo_divergence in SCHEDULED else None
+
+    def _check_sdpo(self):
+        _check_bounds("alpha_sdpo", self.alpha_sdpo, 0, float("inf"), "a channel's weight is 0 (off) or more")
+        check_one_of("teacher_check", self.teacher_check, ("stop", "warn", "off"))
+        check_one_of("sdpo_gate", self.sdpo_gate, ("none", "failed"))
+        for name in ("policy_start", "sdpo_steps"):
+            _check_bounds(name, getattr(self, name), 0, float("inf"), "give a number of optimizer steps")
+        wants = [name for name, want in (("all_fail", self.all_fail == "distil"), ("policy_start", self.policy_start)) if want]
+        if wants and not self.alpha_sdpo:
+            raise InputProblem(f"{' and '.join(wants)} would leave rows without any channel, since alpha_sdpo=0; set alpha_sdpo, or leave "
+                               "it out.")
+        if self.sdpo_steps is not None and (self.all_fail == "distil" or self.sdpo_steps < self.policy_start):
+            alone = "all_fail='distil'" if self.all_fail == "distil" else f"policy_start={self.policy_start}"
+            raise InputProblem(f"after sdpo_steps={self.sdpo_steps} channel 2 is off, and {alone} would leave rows without any channel; leave "
+                               "sdpo_steps out, or set it to policy_start or more with all_fail='policy'.")
+        check_one_of("sdpo_divergence", self.sdpo_divergence, tuple(DIVERGENCES))
+        _check_bounds("sdpo_beta", self.sdpo_beta, 0, 1, "take 0 for forward KL, 1 for reverse KL, or between")
+        check_one_of("sdpo_support", self.sdpo_support, tuple(SUPPORTS))
+        check_one_of("teacher", self.teacher, KINDS)
+        check_one_of("target_turns", self.target_turns, ("error", "all", "sampled"))
+        check_one_of("hint_placement", self.hint_placement, ("target", "start"))
+        if not 0 < self.teacher_ema_rate <= 1:
+            raise InputProblem(f"teacher_ema_rate={self.teacher_ema_rate} is out of range; take more than 0 (0 would be "
+                               "teacher='frozen') and at most 1.")
+        if self.sdpo_importance_clip is not None and not self.sdpo_importance_clip > 0:
+            raise InputProblem(f"sdpo_importance_clip={self.sdpo_importance_clip} would silence every token; take a positive "
+                               "bound, or none.")
+        if self.sdpo_token_clip is not None and not 0 < self.sdpo_token_clip < float("inf"):
+            raise InputProblem(f"sdpo_token_clip={self.sdpo_token_clip} would keep negative terms alone; take a positive bound, or none.")
+        self.divergence()  # its own checks
 
 
-@patch
-def effective_alpha(
-    self: SdpoSettings,
-    tokens: float,  # that a rollout samples on average
-) -> float:
-    """`alpha_sdpo` as it would be against a policy term that is a mean over sampled tokens. Dr.GRPO's term is a sum over
-    `max_completion_length`: ten times the budget, with rollouts as long as before, makes channel 2 ten times as strong against it."""
-    return self.alpha_sdpo * {"dr_grpo": self.max_completion_length / tokens, "luspo": 1 / tokens}.get(self.loss_type, 1.0)
-
-
-@patch
-def schedule(
-    self: SdpoSettings,
-    total_steps: int,  # optimizer steps in the run
-) -> TAIDScheduler | None:  # None where the divergence has no `t`
-    "What moves the divergence's `t` over the run."
-    return TAIDScheduler(total_steps) if self.alpha_sdpo and self.sdpo_divergence in SCHEDULED else None
-
-# %% ../../nbs/training/05_config.ipynb #5368ecf2
-@patch
-def _check_sdpo(self: SdpoSettings):
-    _check_bounds("alpha_sdpo", self.alpha_sdpo, 0, float("inf"), "a channel's weight is 0 (off) or more")
-    check_one_of("teacher_check", self.teacher_check, ("stop", "warn", "off"))
-    for name in ("policy_start", "sdpo_steps"):
-        _check_bounds(name, getattr(self, name), 0, float("inf"), "give a number of optimizer steps")
-    wants = [name for name, want in (("all_fail", self.all_fail == "distil"), ("policy_start", self.policy_start)) if want]
-    if wants and not self.alpha_sdpo:
-        raise InputProblem(f"{' and '.join(wants)} would leave rows without any channel, since alpha_sdpo=0; set alpha_sdpo, or leave "
-                           "it out.")
-    if self.sdpo_steps is not None and (self.all_fail == "distil" or self.sdpo_steps < self.policy_start):
-        alone = "all_fail='distil'" if self.all_fail == "distil" else f"policy_start={self.policy_start}"
-        raise InputProblem(f"after sdpo_steps={self.sdpo_steps} channel 2 is off, and {alone} would leave rows without any channel; leave "
-                           "sdpo_steps out, or set it to policy_start or more with all_fail='policy'.")
-    check_one_of("sdpo_divergence", self.sdpo_divergence, tuple(DIVERGENCES))
-    _check_bounds("sdpo_beta", self.sdpo_beta, 0, 1, "take 0 for forward KL, 1 for reverse KL, or between")
-    check_one_of("sdpo_support", self.sdpo_support, tuple(SUPPORTS))
-    check_one_of("teacher", self.teacher, KINDS)
-    check_one_of("target_turns", self.target_turns, ("error", "all", "sampled"))
-    check_one_of("hint_placement", self.hint_placement, ("target", "start"))
-    _check_bounds("teacher_mix", self.teacher_mix, 0, 1, "the live policy's share is between 0 and 1")
-    if not 0 < self.teacher_ema_rate <= 1:
-        raise InputProblem(f"teacher_ema_rate={self.teacher_ema_rate} is out of range; take more than 0 (0 would be "
-                           "teacher='frozen') and at most 1.")
-    if self.sdpo_importance_clip is not None and not self.sdpo_importance_clip > 0:
-        raise InputProblem(f"sdpo_importance_clip={self.sdpo_importance_clip} would silence every token; take a positive "
-                           "bound, or none.")
-    if self.sdpo_token_clip is not None and not 0 < self.sdpo_token_clip < float("inf"):
-        raise InputProblem(f"sdpo_token_clip={self.sdpo_token_clip} would keep negative terms alone; take a positive bound, or none.")
-    self.divergence()  # its own checks
 
 # %% ../../nbs/training/05_config.ipynb #9167ad9f
 @dataclass
@@ -172,13 +158,11 @@ class ReplaySettings:
     beta_replay: float = setting(0.0, "Channel 3 (ours, not Cursor's): weight of trace-replay DPO; 0 switches it off.")
     replay_form: str = setting("dpo", "`dpo`, `simpo`, or `prm`: the share of votes for a turn's action as that turn's reward.")
     replay_dpo_beta: float | None = setting(None, "Temperature of the preference loss; None: 0.1 for dpo, 2.0 for simpo.")
-    replay_gamma: float = setting(1.0, "Margin of simpo.")
     replay_batch_size: int = setting(1, "Recorded traces with pairs in each backward pass on each device.")
 
     def _check_replay(self):
         _check_bounds("beta_replay", self.beta_replay, 0, float("inf"), "a channel's weight is 0 (off) or more")
         check_one_of("replay_form", self.replay_form, ("dpo", "simpo", "prm"))
-        _check_bounds("replay_gamma", self.replay_gamma, 0, float("inf"), "a margin is 0 or more")
         if self.replay_dpo_beta is not None and not 0 < self.replay_dpo_beta < float("inf"):
             raise InputProblem(f"replay_dpo_beta={self.replay_dpo_beta} would prefer nothing, or the rejected answer; take more than 0.")
 
@@ -201,39 +185,38 @@ class RolloutSettings:
     sort_by_length: bool = setting(False, "Rows of like length share a backward pass: quicker, and TRL's numbers but for rounding.")
     share_prompts: bool = setting(False, "A pass reads each distinct prompt once: quicker, and TRL's numbers but for rounding.")
 
-# %% ../../nbs/training/05_config.ipynb #5b7cconf
-@patch
-def _check_rollouts(self: RolloutSettings):
-    check_one_of("rollout", self.rollout, ("transformers", "vllm", "trl"))
-    if self.use_vllm and self.rollout == "transformers":
-        raise InputProblem("use_vllm=True and rollout='transformers' name two engines", "take rollout='vllm' for our loop, or "
-                           "rollout='trl' for TRL's")
-    if self.rollout == "vllm":
-        self.use_vllm = True
-        self.vllm_mode = "server" if self.vllm_server_base_url else self.vllm_mode
-    for name in ("replay_batch_size", "max_turns", "guard_steps"):
-        if getattr(self, name) < 1:
-            raise InputProblem(f"{name}={getattr(self, name)} leaves nothing to do; take at least 1.")
-    if self.rollout == "trl" and self.max_tool_calling_iterations is None:  # TRL's loop counts answers to calls, one less than turns
-        self.max_tool_calling_iterations = self.max_turns - 1
-    _check_bounds("sample_every", self.sample_every, 0, float("inf"), "give a number of optimizer steps, or 0 for none")
-    if self.max_completion_length is None or self.max_completion_length < 1:
-        raise InputProblem(f"max_completion_length={self.max_completion_length} leaves no token to sample; take at least 1.")
-    if self.max_turn_tokens is not None and self.max_turn_tokens < 1:
-        raise InputProblem(f"max_turn_tokens={self.max_turn_tokens} leaves a turn no token; take at least 1, or leave it out.")
-    if not self.tool_timeout > 0:
-        raise InputProblem(f"tool_timeout={self.tool_timeout} lets no tool answer; give seconds above 0.")
-    if self.overlap_tools and self.rollout != "transformers":
-        raise InputProblem(f"overlap_tools=True needs our own decoding, and rollout={self.rollout!r} samples a turn at a time", "leave one of "
-                           "them out")
+    def _check_rollouts(self):
+        check_one_of("rollout", self.rollout, ("transformers", "vllm", "trl"))
+        if self.use_vllm and self.rollout == "transformers":
+            raise InputProblem("use_vllm=True and rollout='transformers' name two engines", "take rollout='vllm' for our loop, or "
+                               "rollout='trl' for TRL's")
+        if self.rollout == "vllm":
+            self.use_vllm = True
+            self.vllm_mode = "server" if self.vllm_server_base_url else self.vllm_mode
+        for name in ("replay_batch_size", "max_turns", "guard_steps"):
+            if getattr(self, name) < 1:
+                raise InputProblem(f"{name}={getattr(self, name)} leaves nothing to do; take at least 1.")
+        if self.rollout == "trl" and self.max_tool_calling_iterations is None:  # TRL's loop counts answers to calls, one less than turns
+            self.max_tool_calling_iterations = self.max_turns - 1
+        _check_bounds("sample_every", self.sample_every, 0, float("inf"), "give a number of optimizer steps, or 0 for none")
+        if self.max_completion_length is None or self.max_completion_length < 1:
+            raise InputProblem(f"max_completion_length={self.max_completion_length} leaves no token to sample; take at least 1.")
+        if self.max_turn_tokens is not None and self.max_turn_tokens < 1:
+            raise InputProblem(f"max_turn_tokens={self.max_turn_tokens} leaves a turn no token; take at least 1, or leave it out.")
+        if not self.tool_timeout > 0:
+            raise InputProblem(f"tool_timeout={self.tool_timeout} lets no tool answer; give seconds above 0.")
+        if self.overlap_tools and self.rollout != "transformers":
+            raise InputProblem(f"overlap_tools=True needs our own decoding, and rollout={self.rollout!r} samples a turn at a time", "leave one of "
+                               "them out")
+
+    @property
+    def rollout_config(self) -> RolloutConfig:
+        "Budgets and sampling of the rollout loop."
+        return RolloutConfig(max_turns=self.max_turns, max_tokens=self.max_completion_length, max_turn_tokens=self.max_turn_tokens,
+                             temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p,
+                             tool_timeout=self.tool_timeout, overlap_tools=self.overlap_tools, seed=self.seed)
 
 
-@patch(as_prop=True)
-def rollout_config(self: RolloutSettings) -> RolloutConfig:
-    "Budgets and sampling of the rollout loop."
-    return RolloutConfig(max_turns=self.max_turns, max_tokens=self.max_completion_length, max_turn_tokens=self.max_turn_tokens,
-                         temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p,
-                         tool_timeout=self.tool_timeout, overlap_tools=self.overlap_tools, seed=self.seed)
 
 # %% ../../nbs/training/05_config.ipynb #d4fade3d
 @dataclass

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from fastcore.basics import patch
 import torch
 from transformers import TrainerCallback
 
@@ -88,31 +87,29 @@ class HeldoutSplit:
         split.check()
         return split
 
+    def _ids(self, rows) -> list:
+        missing = sum(self.id_field not in row for row in rows)
+        if missing:
+            raise InputProblem(f"{missing} of {len(rows)} rows have no {self.id_field!r}; name the field that holds ids in id_field.")
+        return [str(row[self.id_field]) for row in rows]
+
+    def check(self) -> None:
+        "Raises `ValueError`, naming the tasks, where one is in both pools by id or by content."
+        ids = self._ids(self.held_out)
+        shared = set(ids) & set(self._ids(self.training))
+        if shared:
+            raise InputProblem(f"{len(shared)} task ids are held out and in the training pool: {_names(shared)}; take them out of "
+                             "one.")
+        held = dict(zip((content_hash(row, self.content_fields) for row in self.held_out), ids))
+        copies = {name: held[content] for row, name in zip(self.training, self._ids(self.training))
+                  if (content := content_hash(row, self.content_fields)) in held}
+        if copies:
+            pairs = _names(f"{name} (held out as {other})" for name, other in copies.items())
+            raise InputProblem(f"{len(copies)} training tasks have the content of a held-out one: {pairs}; take them out of one pool.")
+
+
+
 # %% ../../nbs/training/03_guard.ipynb #ed0a1be9
-@patch
-def _ids(self: HeldoutSplit, rows) -> list:
-    missing = sum(self.id_field not in row for row in rows)
-    if missing:
-        raise InputProblem(f"{missing} of {len(rows)} rows have no {self.id_field!r}; name the field that holds ids in id_field.")
-    return [str(row[self.id_field]) for row in rows]
-
-# %% ../../nbs/training/03_guard.ipynb #9dc5c1ce
-@patch
-def check(self: HeldoutSplit) -> None:
-    "Raises `ValueError`, naming the tasks, where one is in both pools by id or by content."
-    ids = self._ids(self.held_out)
-    shared = set(ids) & set(self._ids(self.training))
-    if shared:
-        raise InputProblem(f"{len(shared)} task ids are held out and in the training pool: {_names(shared)}; take them out of "
-                         "one.")
-    held = dict(zip((content_hash(row, self.content_fields) for row in self.held_out), ids))
-    copies = {name: held[content] for row, name in zip(self.training, self._ids(self.training))
-              if (content := content_hash(row, self.content_fields)) in held}
-    if copies:
-        pairs = _names(f"{name} (held out as {other})" for name, other in copies.items())
-        raise InputProblem(f"{len(copies)} training tasks have the content of a held-out one: {pairs}; take them out of one pool.")
-
-
 def _place(seed: int, name: str) -> float:
     "A place in [0, 1) that depends on seed and name alone."
     return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8]) / 2**64
@@ -165,98 +162,85 @@ class HeldOutGuard:
         self.start_gap: float | None = None
         self.reason: str | None = None  # one sentence, once fired
 
-# %% ../../nbs/training/03_guard.ipynb #d6d77ba3
-@patch(as_prop=True)
-def should_halt(self: HeldOutGuard) -> bool:
-    "Whether the guard has fired."
-    return self.reason is not None
+    @property
+    def should_halt(self) -> bool:
+        "Whether the guard has fired."
+        return self.reason is not None
 
-# %% ../../nbs/training/03_guard.ipynb #2d5c7fcf
-@patch
-def raise_if_fired(self: HeldOutGuard) -> None:
-    "Raises `GuardFired` with the reason."
-    if self.should_halt:
-        raise GuardFired(self.reason)
+    def raise_if_fired(self) -> None:
+        "Raises `GuardFired` with the reason."
+        if self.should_halt:
+            raise GuardFired(self.reason)
 
-# %% ../../nbs/training/03_guard.ipynb #d5021c50
-@patch
-def update(
-    self: HeldOutGuard,
-    step: int,  # optimizer steps taken; larger at each call
-    held_out_score: float,  # mean score on held-out tasks
-    proxy_reward: float,  # mean in-loop reward since the last call
-    kl: float | None = None,  # to the start; needed where `kl_hard_stop` is set
-) -> GuardReading:
-    "Take one evaluation in. Raises `ValueError` for a number that is none, and for a step that is not new."
-    self._check(step, held_out_score, proxy_reward, kl)
-    last = self.last
-    if last is None:
-        score, reward, declines, self.start_gap = held_out_score, proxy_reward, 0, proxy_reward - held_out_score
-        best = score, reward
-    else:
-        score = last.smoothed_held_out + self.ema_alpha * (held_out_score - last.smoothed_held_out)
-        reward = last.smoothed_reward + self.ema_alpha * (proxy_reward - last.smoothed_reward)
-        parting = score < last.smoothed_held_out and reward > last.smoothed_reward
-        declines = last.declines + 1 if parting else 0
-        best = max(score, last.best_held_out), max(reward, last.best_reward)
-    self.last = GuardReading(step, held_out_score, proxy_reward, kl, score, reward, reward - score - self.start_gap, declines, *best)
-    if not self.should_halt:
-        self.reason = self._verdict(self.last)
-    return self.last
+    def update(
+        self,
+        step: int,  # optimizer steps taken; larger at each call
+        held_out_score: float,  # mean score on held-out tasks
+        proxy_reward: float,  # mean in-loop reward since the last call
+        kl: float | None = None,  # to the start; needed where `kl_hard_stop` is set
+    ) -> GuardReading:
+        "Take one evaluation in. Raises `ValueError` for a number that is none, and for a step that is not new."
+        self._check(step, held_out_score, proxy_reward, kl)
+        last = self.last
+        if last is None:
+            score, reward, declines, self.start_gap = held_out_score, proxy_reward, 0, proxy_reward - held_out_score
+            best = score, reward
+        else:
+            score = last.smoothed_held_out + self.ema_alpha * (held_out_score - last.smoothed_held_out)
+            reward = last.smoothed_reward + self.ema_alpha * (proxy_reward - last.smoothed_reward)
+            parting = score < last.smoothed_held_out and reward > last.smoothed_reward
+            declines = last.declines + 1 if parting else 0
+            best = max(score, last.best_held_out), max(reward, last.best_reward)
+        self.last = GuardReading(step, held_out_score, proxy_reward, kl, score, reward, reward - score - self.start_gap, declines, *best)
+        if not self.should_halt:
+            self.reason = self._verdict(self.last)
+        return self.last
 
+    def _check(self, step, held_out_score, proxy_reward, kl):
+        if self.last is not None and step <= self.last.step:
+            raise InputProblem(f"step={step} is not after step {self.last.step}, the guard's last; evaluate each step once.")
+        if self.kl_hard_stop is not None and kl is None:
+            raise InputProblem(f"kl_hard_stop={self.kl_hard_stop} is set, but no KL was measured at step {step}; return kl from the "
+                             "evaluation.")
+        for name, value in (("held_out_score", held_out_score), ("proxy_reward", proxy_reward), ("kl", kl)):
+            if value is not None and (math.isnan(value) or name != "kl" and math.isinf(value)):
+                raise InputProblem(f"{name}={value} at step {step} is no finite number; look at the evaluation and the reward.")
 
-@patch
-def _check(self: HeldOutGuard, step, held_out_score, proxy_reward, kl):
-    if self.last is not None and step <= self.last.step:
-        raise InputProblem(f"step={step} is not after step {self.last.step}, the guard's last; evaluate each step once.")
-    if self.kl_hard_stop is not None and kl is None:
-        raise InputProblem(f"kl_hard_stop={self.kl_hard_stop} is set, but no KL was measured at step {step}; return kl from the "
-                         "evaluation.")
-    for name, value in (("held_out_score", held_out_score), ("proxy_reward", proxy_reward), ("kl", kl)):
-        if value is not None and (math.isnan(value) or name != "kl" and math.isinf(value)):
-            raise InputProblem(f"{name}={value} at step {step} is no finite number; look at the evaluation and the reward.")
-
-# %% ../../nbs/training/03_guard.ipynb #88e688e2
-@patch
-def _verdict(self: HeldOutGuard, now: GuardReading) -> str | None:
-    if self.kl_hard_stop is not None and now.kl > self.kl_hard_stop:
-        return f"Stopped at step {now.step}: the KL to the start is {now.kl:.4g}, above kl_hard_stop={self.kl_hard_stop}."
-    if now.step < self.min_steps:
+    def _verdict(self, now: GuardReading) -> str | None:
+        if self.kl_hard_stop is not None and now.kl > self.kl_hard_stop:
+            return f"Stopped at step {now.step}: the KL to the start is {now.kl:.4g}, above kl_hard_stop={self.kl_hard_stop}."
+        if now.step < self.min_steps:
+            return None
+        if now.declines >= self.decline_patience:
+            return (f"Stopped at step {now.step}: the held-out score fell to {now.smoothed_held_out:.4g} while the in-loop reward "
+                    f"rose to {now.smoothed_reward:.4g}, {now.declines} evaluations in a row.")
+        if self._collapsed(now):
+            return (f"Stopped at step {now.step}: the policy has collapsed: the held-out score fell from {now.best_held_out:.4g} to "
+                    f"{now.smoothed_held_out:.4g}, the in-loop reward from {now.best_reward:.4g} to {now.smoothed_reward:.4g}.")
+        if self.proxy_gap_stop is not None and now.gap > self.proxy_gap_stop:
+            return (f"Stopped at step {now.step}: the in-loop reward has run {now.gap:.4g} ahead of the held-out score since the "
+                    f"first evaluation, above proxy_gap_stop={self.proxy_gap_stop}.")
         return None
-    if now.declines >= self.decline_patience:
-        return (f"Stopped at step {now.step}: the held-out score fell to {now.smoothed_held_out:.4g} while the in-loop reward "
-                f"rose to {now.smoothed_reward:.4g}, {now.declines} evaluations in a row.")
-    if self._collapsed(now):
-        return (f"Stopped at step {now.step}: the policy has collapsed: the held-out score fell from {now.best_held_out:.4g} to "
-                f"{now.smoothed_held_out:.4g}, the in-loop reward from {now.best_reward:.4g} to {now.smoothed_reward:.4g}.")
-    if self.proxy_gap_stop is not None and now.gap > self.proxy_gap_stop:
-        return (f"Stopped at step {now.step}: the in-loop reward has run {now.gap:.4g} ahead of the held-out score since the "
-                f"first evaluation, above proxy_gap_stop={self.proxy_gap_stop}.")
-    return None
+
+    def _collapsed(self, now):
+        if self.collapse_drop is None or min(now.best_held_out, now.best_reward) <= 0:  # of what is not above zero there is no share
+            return False
+        return (now.best_held_out - now.smoothed_held_out >= self.collapse_drop
+                and now.smoothed_held_out < HELD_OUT_SHARE * now.best_held_out and now.smoothed_reward < REWARD_SHARE * now.best_reward)
+
+    def state_dict(self) -> dict[str, Any]:
+        "What a checkpoint must keep, as JSON."
+        return {"last": self.last and asdict(self.last), "start_gap": self.start_gap, "reason": self.reason}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        "Go on from `state_dict`; the settings stay this guard's own. Raises `ValueError` where its keys are others."
+        names = {field.name for field in fields(GuardReading)}
+        if set(state) != set(self.state_dict()) or set(state["last"] or names) != names:
+            raise InputProblem("the guard's state is of another version of the package; go on with that version, or start anew.")
+        self.last = state["last"] and GuardReading(**state["last"])
+        self.start_gap, self.reason = state["start_gap"], state["reason"]
 
 
-@patch
-def _collapsed(self: HeldOutGuard, now):
-    if self.collapse_drop is None or min(now.best_held_out, now.best_reward) <= 0:  # of what is not above zero there is no share
-        return False
-    return (now.best_held_out - now.smoothed_held_out >= self.collapse_drop
-            and now.smoothed_held_out < HELD_OUT_SHARE * now.best_held_out and now.smoothed_reward < REWARD_SHARE * now.best_reward)
-
-# %% ../../nbs/training/03_guard.ipynb #7ea3bbd8
-@patch
-def state_dict(self: HeldOutGuard) -> dict[str, Any]:
-    "What a checkpoint must keep, as JSON."
-    return {"last": self.last and asdict(self.last), "start_gap": self.start_gap, "reason": self.reason}
-
-# %% ../../nbs/training/03_guard.ipynb #093ff2fe
-@patch
-def load_state_dict(self: HeldOutGuard, state: dict[str, Any]) -> None:
-    "Go on from `state_dict`; the settings stay this guard's own. Raises `ValueError` where its keys are others."
-    names = {field.name for field in fields(GuardReading)}
-    if set(state) != set(self.state_dict()) or set(state["last"] or names) != names:
-        raise InputProblem("the guard's state is of another version of the package; go on with that version, or start anew.")
-    self.last = state["last"] and GuardReading(**state["last"])
-    self.start_gap, self.reason = state["start_gap"], state["reason"]
 
 # %% ../../nbs/training/03_guard.ipynb #5f3f4db6
 class HeldOutGuardCallback(TrainerCallback):
@@ -275,69 +259,59 @@ class HeldOutGuardCallback(TrainerCallback):
         self.rewards: list[float] = []  # logged since the last evaluation
         self.due = False
 
-# %% ../../nbs/training/03_guard.ipynb #8264d540
-@patch
-def on_train_begin(self: HeldOutGuardCallback, args, state, control, **kwargs):
-    "Go on from the checkpoint's state. Raises `GuardFired` where the guard had stopped that run."
-    saved = state.stateful_callbacks.get("HeldOutGuard") if state.global_step else None
-    if saved is not None:
-        self.guard.load_state_dict(saved["guard"])
-        self.rewards = list(saved["rewards"])
-    self.guard.raise_if_fired()
+    def on_train_begin(self, args, state, control, **kwargs):
+        "Go on from the checkpoint's state. Raises `GuardFired` where the guard had stopped that run."
+        saved = state.stateful_callbacks.get("HeldOutGuard") if state.global_step else None
+        if saved is not None:
+            self.guard.load_state_dict(saved["guard"])
+            self.rewards = list(saved["rewards"])
+        self.guard.raise_if_fired()
 
-# %% ../../nbs/training/03_guard.ipynb #7911d990
-@patch
-def on_step_end(self: HeldOutGuardCallback, args, state, control, **kwargs):
-    "Have an evaluation step logged."
-    self.due = state.global_step % self.every_steps == 0 or state.global_step >= state.max_steps
-    if self.due:
-        control.should_log = True
-    self._store(state)
+    def on_step_end(self, args, state, control, **kwargs):
+        "Have an evaluation step logged."
+        self.due = state.global_step % self.every_steps == 0 or state.global_step >= state.max_steps
+        if self.due:
+            control.should_log = True
+        self._store(state)
 
-# %% ../../nbs/training/03_guard.ipynb #2654c942
-@patch
-def on_log(self: HeldOutGuardCallback, args, state, control, logs=None, model=None, **kwargs):
-    "Read the in-loop reward; evaluate where it is time."
-    if (reward := (logs or {}).get(self.reward_key)) is not None:
-        self.rewards.append(float(reward))
-    if self.due:
-        self.due = False
-        self._evaluate(state, control, model, logs)
-    self._store(state)
+    def on_log(self, args, state, control, logs=None, model=None, **kwargs):
+        "Read the in-loop reward; evaluate where it is time."
+        if (reward := (logs or {}).get(self.reward_key)) is not None:
+            self.rewards.append(float(reward))
+        if self.due:
+            self.due = False
+            self._evaluate(state, control, model, logs)
+        self._store(state)
 
-# %% ../../nbs/training/03_guard.ipynb #d386d755
-@patch
-def _evaluate(self: HeldOutGuardCallback, state, control, model, logs):
-    if not self.rewards and self.guard.last is None:
-        raise InputProblem(f"no {self.reward_key!r} was logged up to step {state.global_step}, only {sorted(logs or {})}, so the "
-                         "guard has nothing to compare with; set reward_key.")
-    reward = sum(self.rewards) / len(self.rewards) if self.rewards else self.guard.last.proxy_reward
-    reading = self.guard.update(state.global_step, proxy_reward=reward, **self._measure(model, state.global_step))
-    self.rewards = []
-    entry = {"step": state.global_step, "epoch": state.epoch,
-             **{f"guard/{name}": value for name, value in asdict(reading).items() if name != "step"}}
-    state.log_history.append(entry | ({"guard/reason": self.guard.reason} if self.guard.should_halt else {}))
-    if self.guard.should_halt:
-        control.should_save = control.should_training_stop = True
-        if state.is_world_process_zero:
-            print(self.guard.reason, file=sys.stderr)
+    def _evaluate(self, state, control, model, logs):
+        if not self.rewards and self.guard.last is None:
+            raise InputProblem(f"no {self.reward_key!r} was logged up to step {state.global_step}, only {sorted(logs or {})}, so the "
+                             "guard has nothing to compare with; set reward_key.")
+        reward = sum(self.rewards) / len(self.rewards) if self.rewards else self.guard.last.proxy_reward
+        reading = self.guard.update(state.global_step, proxy_reward=reward, **self._measure(model, state.global_step))
+        self.rewards = []
+        entry = {"step": state.global_step, "epoch": state.epoch,
+                 **{f"guard/{name}": value for name, value in asdict(reading).items() if name != "step"}}
+        state.log_history.append(entry | ({"guard/reason": self.guard.reason} if self.guard.should_halt else {}))
+        if self.guard.should_halt:
+            control.should_save = control.should_training_stop = True
+            if state.is_world_process_zero:
+                print(self.guard.reason, file=sys.stderr)
+
+    def _measure(self, model, step) -> dict[str, float]:
+        training = model.training
+        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        try:
+            with torch.random.fork_rng(devices), torch.no_grad():
+                measured = dict(self.evaluate(model.eval(), step))
+        finally:
+            model.train(training)
+        if not {"held_out_score"} <= set(measured) <= {"held_out_score", "kl"}:
+            raise InputProblem(f"the evaluation at step {step} returned {sorted(measured)}; return held_out_score and, where it is "
+                             "measured, kl.")
+        return measured
+
+    def _store(self, state):
+        state.stateful_callbacks["HeldOutGuard"] = {"guard": self.guard.state_dict(), "rewards": list(self.rewards)}
 
 
-@patch
-def _measure(self: HeldOutGuardCallback, model, step) -> dict[str, float]:
-    training = model.training
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    try:
-        with torch.random.fork_rng(devices), torch.no_grad():
-            measured = dict(self.evaluate(model.eval(), step))
-    finally:
-        model.train(training)
-    if not {"held_out_score"} <= set(measured) <= {"held_out_score", "kl"}:
-        raise InputProblem(f"the evaluation at step {step} returned {sorted(measured)}; return held_out_score and, where it is "
-                         "measured, kl.")
-    return measured
-
-# %% ../../nbs/training/03_guard.ipynb #3dbf4480
-@patch
-def _store(self: HeldOutGuardCallback, state):
-    state.stateful_callbacks["HeldOutGuard"] = {"guard": self.guard.state_dict(), "rewards": list(self.rewards)}

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastcore.basics import patch
 from transformers import TrainerCallback
 
 # %% ../../nbs/training/12_health.ipynb #4175f65a
@@ -109,45 +108,60 @@ class HealthWatch:
     steps: int = 0
     teacher_checked: bool = False  # by `training.teacher_check`, which does so once in a run
 
+    def _start(self) -> dict[str, float]:
+        return {name: sum(values) / FIRST for name, values in self.first.items() if len(values) == FIRST}
 
-@patch
-def _start(self: HealthWatch) -> dict[str, float]:
-    return {name: sum(values) / FIRST for name, values in self.first.items() if len(values) == FIRST}
+    def take(
+        self,
+        facts: StepFacts,
+    ) -> dict[str, str]:  # by rule; empty where there is nothing new to say
+        "One sentence for each rule that has held for its patience, or for twice, four times as long."
+        start, warnings = self._start(), {}
+        for rule in self.rules:
+            holds = rule.holds(facts, start)
+            if holds is None:
+                continue
+            streak = self.streak[rule.key] = self.streak.get(rule.key, 0) + 1 if holds else 0
+            self.measured[rule.key] = self.measured.get(rule.key, 0) + 1
+            self.held[rule.key] = self.held.get(rule.key, 0) + bool(holds and rule.half(facts))
+            times, rest = divmod(streak, rule.patience)
+            if times and not rest and times & (times - 1) == 0:
+                warnings[rule.key] = f"Step {facts.step}: {rule.text(facts, streak)}."
+        self._remember(facts)
+        return warnings
 
+    def _remember(self, facts: StepFacts) -> None:
+        self.steps += 1
+        for name in ("reward", "entropy", "length", "gap"):
+            value, known = getattr(facts, name), self.first.setdefault(name, [])
+            if value is not None and len(known) < FIRST:
+                known.append(value)
+        if facts.reward is not None and not math.isnan(facts.reward):
+            self.rewards.append(facts.reward)
+        live = {"policy": facts.equal_groups is None or facts.equal_groups < 1, "sdpo": bool(facts.hints), "replay": bool(facts.pairs)}
+        for channel, has in live.items():
+            self.live[channel] = self.live.get(channel, 0) + has
 
-@patch
-def take(
-    self: HealthWatch,
-    facts: StepFacts,
-) -> dict[str, str]:  # by rule; empty where there is nothing new to say
-    "One sentence for each rule that has held for its patience, or for twice, four times as long."
-    start, warnings = self._start(), {}
-    for rule in self.rules:
-        holds = rule.holds(facts, start)
-        if holds is None:
-            continue
-        streak = self.streak[rule.key] = self.streak.get(rule.key, 0) + 1 if holds else 0
-        self.measured[rule.key] = self.measured.get(rule.key, 0) + 1
-        self.held[rule.key] = self.held.get(rule.key, 0) + bool(holds and rule.half(facts))
-        times, rest = divmod(streak, rule.patience)
-        if times and not rest and times & (times - 1) == 0:
-            warnings[rule.key] = f"Step {facts.step}: {rule.text(facts, streak)}."
-    self._remember(facts)
-    return warnings
+    def _reason(self) -> str:
+        shares = {key: held / self.measured[key] for key, held in self.held.items() if held}
+        key = max(shares, key=shares.get, default=None)
+        if key is None or shares[key] < 0.5:
+            return "no condition held in half of the steps; it may take more steps, a higher learning_rate or easier tasks"
+        return REASONS[key].format(held=self.held[key], measured=self.measured[key])
 
-# %% ../../nbs/training/12_health.ipynb #a76aeb71
-@patch
-def _remember(self: HealthWatch, facts: StepFacts) -> None:
-    self.steps += 1
-    for name in ("reward", "entropy", "length", "gap"):
-        value, known = getattr(facts, name), self.first.setdefault(name, [])
-        if value is not None and len(known) < FIRST:
-            known.append(value)
-    if facts.reward is not None and not math.isnan(facts.reward):
-        self.rewards.append(facts.reward)
-    live = {"policy": facts.equal_groups is None or facts.equal_groups < 1, "sdpo": bool(facts.hints), "replay": bool(facts.pairs)}
-    for channel, has in live.items():
-        self.live[channel] = self.live.get(channel, 0) + has
+    def verdict(self) -> str | None:  # None where the reward rose, and where too little was seen to tell
+        "One sentence on a run that learned nothing, with the likeliest reason."
+        if not self.steps:
+            return None
+        if not any(self.live.values()):
+            return f"This run learned nothing: no channel had a gradient in {self.steps} steps. Likeliest reason: {self._reason()}."
+        if len(self.rewards) < ENOUGH:
+            return None
+        before, after, rose = rise(self.rewards)
+        if rose:
+            return None
+        return (f"The reward did not rise: {before:.3g} in the first third of {len(self.rewards)} steps, {after:.3g} in the last. "
+                f"Likeliest reason: {self._reason()}.")
 
 # %% ../../nbs/training/12_health.ipynb #ff8cbbde
 ENOUGH = 20  # steps with a reward, before the absence of a rise is worth a word
@@ -178,31 +192,6 @@ def rise(rewards: list[float]) -> tuple[float, float, bool]:  # mean of the firs
     means = [sum(p) / third for p in parts]
     spread = sum(sum((x - m) ** 2 for x in p) / (third - 1) / third for p, m in zip(parts, means))
     return means[0], means[1], means[1] - means[0] > spread ** 0.5
-
-# %% ../../nbs/training/12_health.ipynb #a097b67a
-@patch
-def _reason(self: HealthWatch) -> str:
-    shares = {key: held / self.measured[key] for key, held in self.held.items() if held}
-    key = max(shares, key=shares.get, default=None)
-    if key is None or shares[key] < 0.5:
-        return "no condition held in half of the steps; it may take more steps, a higher learning_rate or easier tasks"
-    return REASONS[key].format(held=self.held[key], measured=self.measured[key])
-
-
-@patch
-def verdict(self: HealthWatch) -> str | None:  # None where the reward rose, and where too little was seen to tell
-    "One sentence on a run that learned nothing, with the likeliest reason."
-    if not self.steps:
-        return None
-    if not any(self.live.values()):
-        return f"This run learned nothing: no channel had a gradient in {self.steps} steps. Likeliest reason: {self._reason()}."
-    if len(self.rewards) < ENOUGH:
-        return None
-    before, after, rose = rise(self.rewards)
-    if rose:
-        return None
-    return (f"The reward did not rise: {before:.3g} in the first third of {len(self.rewards)} steps, {after:.3g} in the last. "
-            f"Likeliest reason: {self._reason()}.")
 
 # %% ../../nbs/training/12_health.ipynb #ccea305d
 METRICS = {"reward": "reward", "clipped": "completions/clipped_ratio", "entropy": "entropy", "length": "completions/mean_length",
@@ -244,27 +233,25 @@ class HealthCallback(TrainerCallback):
     def on_step_begin(self, args, state, control, **kwargs):
         self.before, self.notes = {name: len(values) for name, values in self.metrics().items()}, {}
 
-# %% ../../nbs/training/12_health.ipynb #e1b1487c
-@patch
-def on_step_end(self: HealthCallback, args, state, control, **kwargs):
-    "Have what is new logged at once."
-    new = {name: values[self.before.get(name, 0):] for name, values in self.metrics().items()}
-    warnings = self.watch.take(step_facts(state.global_step, new, self.notes))
-    if warnings:
-        sentences = [*([self.pending["health/warning"]] if self.pending else []), *warnings.values()]
-        self.pending = self.pending | {f"health/{key}": self.watch.streak[key] for key in warnings}
-        self.pending["health/warning"] = " ".join(sentences)
-    if self.pending:
-        control.should_log = True
-    state.stateful_callbacks["HealthWatch"] = {k: v for k, v in vars(self.watch).items() if k != "rules"}
+    def on_step_end(self, args, state, control, **kwargs):
+        "Have what is new logged at once."
+        new = {name: values[self.before.get(name, 0):] for name, values in self.metrics().items()}
+        warnings = self.watch.take(step_facts(state.global_step, new, self.notes))
+        if warnings:
+            sentences = [*([self.pending["health/warning"]] if self.pending else []), *warnings.values()]
+            self.pending = self.pending | {f"health/{key}": self.watch.streak[key] for key in warnings}
+            self.pending["health/warning"] = " ".join(sentences)
+        if self.pending:
+            control.should_log = True
+        state.stateful_callbacks["HealthWatch"] = {k: v for k, v in vars(self.watch).items() if k != "rules"}
+
+    def logs(self, logged: Iterable[str]) -> dict[str, Any]:
+        "What to add to a log with these names."
+        pending, self.pending = self.pending, {}
+        verdict = self.watch.verdict() if "train_runtime" in logged else None
+        return pending | ({"health/verdict": verdict} if verdict else {})
 
 
-@patch
-def logs(self: HealthCallback, logged: Iterable[str]) -> dict[str, Any]:
-    "What to add to a log with these names."
-    pending, self.pending = self.pending, {}
-    verdict = self.watch.verdict() if "train_runtime" in logged else None
-    return pending | ({"health/verdict": verdict} if verdict else {})
 
 # %% ../../nbs/training/12_health.ipynb #5c74f19a
 class CountsCallback(TrainerCallback):

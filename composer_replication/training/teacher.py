@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fastcore.basics import patch
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -157,6 +156,8 @@ def without_dropout(
 class TeacherPolicy:
     "A teacher made of the policy's own weights; see `make_teacher`."
 
+    in_parts = False  # True: all devices hold parts of it, and save it together
+
     def __init__(self, kind: str, model: torch.nn.Module, clone: torch.nn.Module | None, rate: float, mix: float):
         self.kind, self.rate, self.mix = kind, rate, mix
         self._model, self._clone = model, clone
@@ -164,151 +165,127 @@ class TeacherPolicy:
         self._names = [n for n, p in clone.named_parameters() if id(p) not in shared] if clone is not None else []
         self._wide = {n: p.float() for n, p in self._own().items() if p.element_size() < 4} if kind == "ema" else {}
 
-# %% ../../nbs/training/01_teacher.ipynb #70d44134
-@patch(as_prop=True)
-def own_trunk(self: TeacherPolicy) -> bool:
-    "False where the teacher's trunk is the student's, so that it may read the student's cache."
-    return self.kind != "live"
+    @property
+    def own_trunk(self) -> bool:
+        "False where the teacher's trunk is the student's, so that it may read the student's cache."
+        return self.kind != "live"
 
+    @property
+    def kept(self) -> torch.nn.Module | None:
+        "What it keeps beside the student; a reference may read the same one."
+        return self._clone
 
-@patch(as_prop=True)
-def kept(self: TeacherPolicy) -> torch.nn.Module | None:
-    "What it keeps beside the student; a reference may read the same one."
-    return self._clone
+    def _own(self):
+        "The copy's own tensors by name: those that the student trains."
+        if self._clone is None:
+            return {}
+        tensors = dict(self._clone.named_parameters())
+        return {name: tensors[name].detach() for name in self._names}
 
+    def _follow(self):
+        "Each tensor of the copy goes to the device where the student's is."
+        theirs = dict(self._model.named_parameters()) | dict(self._model.named_buffers())
+        for name, mine in (*self._clone.named_parameters(), *self._clone.named_buffers()):
+            if mine.device != theirs[name].device:
+                mine.data = mine.data.to(theirs[name].device)
+        self._wide = {name: wide.to(theirs[name].device) for name, wide in self._wide.items()}
 
-@patch
-def _own(self: TeacherPolicy):
-    "The copy's own tensors by name: those that the student trains."
-    if self._clone is None:
-        return {}
-    tensors = dict(self._clone.named_parameters())
-    return {name: tensors[name].detach() for name in self._names}
+    @contextmanager
+    def using(self) -> Iterator[tuple[PreTrainedModel, ...]]:
+        "Causal LMs to read with: one, or for a trust region the reference and the live policy. No gradients inside."
+        if self._clone is not None:
+            self._follow()
+        sources = {"live": (self._model,), "trust_region": (self._clone, self._model)}.get(self.kind, (self._clone,))
+        with evaluating(sources), torch.no_grad():
+            yield tuple(causal_lm(m) for m in sources)
 
+    def combine(
+        self,
+        hidden: list[torch.Tensor],  # (n, hidden) from each of the models of `using()`, in their order
+        models: tuple[PreTrainedModel, ...],  # what `using()` gave
+    ) -> tuple[torch.Tensor, LMHead]:  # (n, h) and the head that gives the teacher's logits
+        "The teacher's states and head, for `token_terms` and the like; no gradient flows through them."
+        heads = tuple(lm_head(m).detach() for m in models)
+        states = tuple(h.detach() for h in hidden)
+        return interpolate_heads(states, heads, self.mix) if self.kind == "trust_region" else (states[0], heads[0])
 
-@patch
-def _follow(self: TeacherPolicy):
-    "Each tensor of the copy goes to the device where the student's is."
-    theirs = dict(self._model.named_parameters()) | dict(self._model.named_buffers())
-    for name, mine in (*self._clone.named_parameters(), *self._clone.named_buffers()):
-        if mine.device != theirs[name].device:
-            mine.data = mine.data.to(theirs[name].device)
-    self._wide = {name: wide.to(theirs[name].device) for name, wide in self._wide.items()}
+    def read(
+        self,
+        function: Callable[[PreTrainedModel], Any],
+    ) -> list:  # one for each of the models of `using()`
+        "What `function` gives for each model, without gradient."
+        with self.using() as models:
+            return [function(model) for model in models]
 
-# %% ../../nbs/training/01_teacher.ipynb #bb83cec2
-@patch
-@contextmanager
-def using(self: TeacherPolicy) -> Iterator[tuple[PreTrainedModel, ...]]:
-    "Causal LMs to read with: one, or for a trust region the reference and the live policy. No gradients inside."
-    if self._clone is not None:
+    def states(
+        self,
+        function: Callable[[PreTrainedModel], torch.Tensor | None],  # gives states (n, hidden) of a model; None: nothing to read
+    ) -> tuple[torch.Tensor, LMHead] | None:  # as `combine`; None where the function gave none
+        "The teacher's states and head."
+        with self.using() as models:
+            hidden = [function(model) for model in models]
+            return None if hidden[0] is None else self.combine(hidden, models)
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        "Call once after each optimizer step: an EMA moves towards the student, the others do nothing."
+        if self.kind != "ema":
+            return
         self._follow()
-    sources = {"live": (self._model,), "trust_region": (self._clone, self._model)}.get(self.kind, (self._clone,))
-    with evaluating(sources), torch.no_grad():
-        yield tuple(causal_lm(m) for m in sources)
+        student = dict(self._model.named_parameters())
+        ema_update(self.state_dict(), {name: student[name] for name in self._names}, self.rate)
+        self._round()
 
-# %% ../../nbs/training/01_teacher.ipynb #9b1048f8
-@patch
-def combine(
-    self: TeacherPolicy,
-    hidden: list[torch.Tensor],  # (n, hidden) from each of the models of `using()`, in their order
-    models: tuple[PreTrainedModel, ...],  # what `using()` gave
-) -> tuple[torch.Tensor, LMHead]:  # (n, h) and the head that gives the teacher's logits
-    "The teacher's states and head, for `token_terms` and the like; no gradient flows through them."
-    heads = tuple(lm_head(m).detach() for m in models)
-    states = tuple(h.detach() for h in hidden)
-    return interpolate_heads(states, heads, self.mix) if self.kind == "trust_region" else (states[0], heads[0])
+    @torch.no_grad()
+    def _round(self):
+        "The half-precision weights that are run become the rounded average."
+        if self._wide:
+            own = self._own()
+            torch._foreach_copy_([own[n] for n in self._wide], list(self._wide.values()))
 
-# %% ../../nbs/training/01_teacher.ipynb #6fbcdbe0
-@patch
-def read(
-    self: TeacherPolicy,
-    function: Callable[[PreTrainedModel], Any],
-) -> list:  # one for each of the models of `using()`
-    "What `function` gives for each model, without gradient."
-    with self.using() as models:
-        return [function(model) for model in models]
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        "The tensors that only the teacher has: none for `live`, the adapter's with PEFT; an EMA in float32 at least."
+        return {name: self._wide.get(name, p) for name, p in self._own().items()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        "Go on from `state_dict`, in place. Raises `ValueError` where names, shapes or types differ."
+        mine = self.state_dict()
+        for name in sorted(mine.keys() | state.keys()):
+            have, want = (f"{tuple(d[name].shape)} {d[name].dtype}" if name in d else "nothing" for d in (state, mine))
+            if have != want:
+                raise InputProblem(f"the teacher's state holds {have} for {name}, and this model needs {want}: "
+                                 "load it into the model and the kind of teacher it was saved from.")
+        for name, tensor in mine.items():
+            tensor.copy_(state[name])
+        self._round()
+
+    def save(
+        self,
+        folder: Path,  # made where it is absent
+    ) -> None:
+        "Write tensors and settings as one file, whole or not at all. One process does it."
+        about = json.dumps({"kind": self.kind, "rate": self.rate, "mix": self.mix})
+        with replacing(Path(folder) / FILE) as partial:
+            save_file({n: t.contiguous() for n, t in self.state_dict().items()}, partial, metadata={"teacher": about})
+
+    def load(
+        self,
+        folder: Path,  # where `save` wrote
+    ) -> None:
+        "Go on from what `save` wrote. Raises `ValueError` where it is absent, of another kind or of another model."
+        path = Path(folder) / FILE
+        if not path.is_file():
+            raise InputProblem(f"{path} is absent, so the {self.kind} teacher cannot go on: resume from a checkpoint that has one.")
+        with safe_open(path, "pt") as file:
+            about = json.loads((file.metadata() or {}).get("teacher", "{}"))
+            if about.get("kind") != self.kind:
+                raise InputProblem(f"{path} holds a teacher of kind {about.get('kind')!r}, not {self.kind!r}: "
+                                 "resume with the kind it was saved with.")
+            state = {name: file.get_tensor(name) for name in file.keys()}
+        self.load_state_dict(state)
 
 
-@patch
-def states(
-    self: TeacherPolicy,
-    function: Callable[[PreTrainedModel], torch.Tensor | None],  # gives states (n, hidden) of a model; None: nothing to read
-) -> tuple[torch.Tensor, LMHead] | None:  # as `combine`; None where the function gave none
-    "The teacher's states and head."
-    with self.using() as models:
-        hidden = [function(model) for model in models]
-        return None if hidden[0] is None else self.combine(hidden, models)
-
-# %% ../../nbs/training/01_teacher.ipynb #10c1d8a8
-@patch
-@torch.no_grad()
-def after_step(self: TeacherPolicy) -> None:
-    "Call once after each optimizer step: an EMA moves towards the student, the others do nothing."
-    if self.kind != "ema":
-        return
-    self._follow()
-    student = dict(self._model.named_parameters())
-    ema_update(self.state_dict(), {name: student[name] for name in self._names}, self.rate)
-    self._round()
-
-
-@patch
-@torch.no_grad()
-def _round(self: TeacherPolicy):
-    "The half-precision weights that are run become the rounded average."
-    if self._wide:
-        own = self._own()
-        torch._foreach_copy_([own[n] for n in self._wide], list(self._wide.values()))
-
-# %% ../../nbs/training/01_teacher.ipynb #ba158e0d
-@patch
-def state_dict(self: TeacherPolicy) -> dict[str, torch.Tensor]:
-    "The tensors that only the teacher has: none for `live`, the adapter's with PEFT; an EMA in float32 at least."
-    return {name: self._wide.get(name, p) for name, p in self._own().items()}
-
-# %% ../../nbs/training/01_teacher.ipynb #5feb14d8
-@patch
-@torch.no_grad()
-def load_state_dict(self: TeacherPolicy, state: dict[str, torch.Tensor]) -> None:
-    "Go on from `state_dict`, in place. Raises `ValueError` where names, shapes or types differ."
-    mine = self.state_dict()
-    for name in sorted(mine.keys() | state.keys()):
-        have, want = (f"{tuple(d[name].shape)} {d[name].dtype}" if name in d else "nothing" for d in (state, mine))
-        if have != want:
-            raise InputProblem(f"the teacher's state holds {have} for {name}, and this model needs {want}: "
-                             "load it into the model and the kind of teacher it was saved from.")
-    for name, tensor in mine.items():
-        tensor.copy_(state[name])
-    self._round()
-
-# %% ../../nbs/training/01_teacher.ipynb #09ee8095
-@patch
-def save(
-    self: TeacherPolicy,
-    folder: Path,  # made where it is absent
-) -> None:
-    "Write tensors and settings as one file, whole or not at all. One process does it."
-    about = json.dumps({"kind": self.kind, "rate": self.rate, "mix": self.mix})
-    with replacing(Path(folder) / FILE) as partial:
-        save_file({n: t.contiguous() for n, t in self.state_dict().items()}, partial, metadata={"teacher": about})
-
-# %% ../../nbs/training/01_teacher.ipynb #45ba5609
-@patch
-def load(
-    self: TeacherPolicy,
-    folder: Path,  # where `save` wrote
-) -> None:
-    "Go on from what `save` wrote. Raises `ValueError` where it is absent, of another kind or of another model."
-    path = Path(folder) / FILE
-    if not path.is_file():
-        raise InputProblem(f"{path} is absent, so the {self.kind} teacher cannot go on: resume from a checkpoint that has one.")
-    with safe_open(path, "pt") as file:
-        about = json.loads((file.metadata() or {}).get("teacher", "{}"))
-        if about.get("kind") != self.kind:
-            raise InputProblem(f"{path} holds a teacher of kind {about.get('kind')!r}, not {self.kind!r}: "
-                             "resume with the kind it was saved with.")
-        state = {name: file.get_tensor(name) for name in file.keys()}
-    self.load_state_dict(state)
 
 # %% ../../nbs/training/01_teacher.ipynb #53278d6f
 def check_kind(

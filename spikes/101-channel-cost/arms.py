@@ -158,9 +158,8 @@ def make_model(shape, checkpointing=False, device="cpu"):
 class RowPerTurn(ComposerReplicationTrainer):
     "Arm (c): the teacher reads every hinted turn in a row of its own, trunk included."
 
-    def _teacher_side(self, batch, cache=None, step=None):
-        with self.teacher.using() as models:
-            return self.teacher.combine([teacher_states(m, batch, method="rows") for m in models], models)
+    def _hinted_states(self, model, step):
+        return teacher_states(model, step.batch, method="rows")
 
 
 ARMS = {"frozen": ("frozen", 1, 0, "hints"), "ema": ("ema", 1, 0, "hints"), "live": ("live", 1, 0, "hints"),

@@ -106,8 +106,8 @@ def expected(job: Job, dealt: list[dict]) -> list[int]:
     "Idle passes of each rank as the simulation counts them."
     import simulate
 
-    from composer_replication.training.deal import branch_tokens, deal
-    from composer_replication.training.level import level
+    from composer_replication.contrib.fsdp.deal import branch_tokens, deal
+    from composer_replication.contrib.fsdp.level import level
     from composer_replication.tree.pack import pack_trees
     rows, how = rows_of(dealt, job), simulate.READINGS["as shipped"]
     hands, passes = deal([(*branch_tokens(r.tree), len(r.tree.ids)) for r in rows], job.ranks), []
@@ -129,7 +129,7 @@ class Meter:
         import torch
         import torch.distributed as dist
 
-        import composer_replication.training.trainer as trainer
+        import composer_replication.contrib.fsdp.trainer as trainer
         self.counts, self.steps = Counter(), []
         for name in ("all_gather_single", "reduce_scatter_single"):
             setattr(dist, name, self.around(name, getattr(dist, name)))
@@ -186,7 +186,7 @@ def cloned_teacher():
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
 
-    from composer_replication.training.sharded import ShardedPolicy, _cloned_head, evaluating, within_root
+    from composer_replication.contrib.fsdp.policies import ShardedPolicy, _cloned_head, evaluating, within_root
     from composer_replication.training.teacher import clone_policy
 
     class ClonedPolicy(ShardedPolicy):
@@ -224,8 +224,8 @@ def run_job(job: Job, out: Path, dealt: list[dict], meter: Meter):
     from datasets import Dataset
     from transformers import Qwen3Config, Qwen3ForCausalLM, TrainerCallback
 
-    import composer_replication.training.sharded as sharded
-    import composer_replication.training.trainer as trainer_module
+    import composer_replication.contrib.fsdp.policies as sharded
+    from composer_replication.contrib.fsdp.trainer import ShardedTrainer
     from composer_replication.hints.layers import default_composite
     from composer_replication.training.config import ComposerReplicationConfig
     from composer_replication.training.setup import group_pairs
@@ -233,11 +233,12 @@ def run_job(job: Job, out: Path, dealt: list[dict], meter: Meter):
     tokenizer, rows = world.tokenizer(), rows_of(dealt, job)
     per = len(rows) // job.ranks
     mine = batch_of(rows[rank * per:(rank + 1) * per], tokenizer.pad_token_id)
-    trainer_module.sharded_teacher = cloned_teacher() if job.clone else sharded.sharded_teacher
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(Qwen3Config(**SHAPE)).eval()
 
-    class Stored(trainer_module.ComposerReplicationTrainer):
+    class Stored(ShardedTrainer):
+        make_teacher = staticmethod(cloned_teacher() if job.clone else sharded.sharded_teacher)
+
         def _generate_and_score_completions(self, inputs):
             again = lambda v: torch.cat([v] * job.accumulation) if isinstance(v, torch.Tensor) and v.ndim else v
             return {k: v * job.accumulation if isinstance(v, list) else again(v) for k, v in mine.items()}

@@ -19,12 +19,12 @@ from statistics import mean
 import torch
 from transformers import AutoTokenizer
 
+from composer_replication.contrib.fsdp.deal import _pack, branch_tokens, deal
+from composer_replication.contrib.fsdp.level import ANSWERS, Passes, Reading, count_passes, level
 from composer_replication.hints.layers import default_composite
 from composer_replication.replay.pairs import DPOPair, recovery_pairs
 from composer_replication.traces.read import read_traces
 from composer_replication.traces.siblings import action_key
-from composer_replication.training.deal import _pack, branch_tokens, deal
-from composer_replication.training.level import ANSWERS, Passes, Reading, count_passes, level
 from composer_replication.tree.example import RolloutTree, example_tree, target_hints, target_turns
 from composer_replication.tree.forward import PASS_ENTRIES, SHARDED_ENTRIES, _groups, _part, _wanted, trunk_tokens
 from composer_replication.tree.pack import pack_trees

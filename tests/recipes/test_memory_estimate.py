@@ -11,6 +11,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.trainer_utils import rotate_checkpoints
 
+from composer_replication.contrib.fsdp.level import idle_pass
+from composer_replication.contrib.fsdp.policies import within_root
 from composer_replication.core.errors import InputProblem
 from composer_replication.recipes.memory_estimate import (
     SHAPES,
@@ -20,8 +22,6 @@ from composer_replication.recipes.memory_estimate import (
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.recipes.run import run_recipe
 from composer_replication.training import checkpoint
-from composer_replication.training.level import idle_pass
-from composer_replication.training.sharded import within_root
 from composer_replication.tree.forward import PASS_ENTRIES, SHARDED_ENTRIES, pass_worth
 
 RECIPES = ["qwen2.5-coder-7b-fsdp2", "qwen3-8b-fsdp2"]
@@ -166,7 +166,7 @@ def test_gradients_lie_whole_where_a_step_has_several_backward_passes():
 
 
 def test_layers_are_gathered_once_for_a_pass_and_twice_for_one_with_gradient(mesh, monkeypatch):
-    "What a pass with sharded weights gathers, of PyTorch's own collectives; idle passes of `training.level` are such passes."
+    "What a pass with sharded weights gathers, of PyTorch's own collectives; idle passes of `contrib.fsdp.level` are such passes."
     counts = Counter()
     for name in ("all_gather_single", "reduce_scatter_single"):
         inner = getattr(dist, name)

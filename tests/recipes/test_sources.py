@@ -30,8 +30,8 @@ from composer_replication.replay.teachers import TeacherProblem
 from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.export import write_traces
 from composer_replication.training.batches import NonFiniteLoss
+from composer_replication.training.offline import OfflineTrainer
 from composer_replication.training.recorded import trace_limit
-from composer_replication.training.trainer import ComposerReplicationTrainer
 
 pytestmark = pytest.mark.trainer
 OFFLINE = dict(
@@ -72,8 +72,7 @@ def test_an_offline_step_is_the_harness_loss_without_its_first_channel(tmp_path)
                                save_strategy="no"))
     model, seen = embedded_model(), {}
     bare = [TraceExample(e.trace, pairs=e.pairs) for e in examples]
-    trainer = ComposerReplicationTrainer(model, None, recipe.config, processing_class=embedded_tokenizer(), hint_source=source,
-                                         traces=bare)
+    trainer = OfflineTrainer(model, recipe.config, embedded_tokenizer(), source, traces=bare)
     for name, p in model.named_parameters():
         p.register_post_accumulate_grad_hook(lambda p, name=name: seen.__setitem__(name, p.grad.clone()))
     trainer.train()

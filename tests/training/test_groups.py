@@ -15,7 +15,7 @@ from composer_replication.envs.toy.model import embedded_model
 from composer_replication.hints.layers import default_composite
 from composer_replication.losses.channels import vote_sum
 from composer_replication.training.config import ComposerReplicationConfig
-from composer_replication.training.groups import equal_groups, failed_groups, route_rows, turn_weights
+from composer_replication.training.groups import equal_groups, failed_groups, route_rows
 from composer_replication.training.setup import group_pairs
 from composer_replication.training.trainer import ComposerReplicationTrainer
 from composer_replication.tree.build import Branch, Span, Tree
@@ -47,24 +47,6 @@ def test_groups_and_routes_by_brute_force(seed):
                 assert route.policy[i] == (not out and not (distil and failed[i]))
                 assert route.sdpo[i] == ((failed[i] if distil else not out) and rewards[i] == rewards[i])
                 assert route.counted[i] == (not out)
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_turn_weights_by_a_plain_loop(seed):
-    dice = random.Random(seed)
-    rows = [[dice.randrange(2) for _ in range(23)] for _ in range(4)]
-    weights = turn_weights(torch.tensor(rows))
-    for row, found in zip(rows, weights.tolist()):
-        text = "".join(map(str, row))
-        turns = [run for run in text.split("0") if run]
-        wanted = [0.0] * len(row)
-        for i, one in enumerate(row):
-            if one:
-                start = text.rindex("0", 0, i) + 1 if "0" in text[:i] else 0
-                end = text.find("0", i)
-                length = (end if end >= 0 else len(text)) - start
-                wanted[i] = text.count("1") / len(turns) / length
-        assert found == pytest.approx(wanted)
 
 
 def test_votes_are_the_rewards_of_the_turns():
@@ -126,7 +108,8 @@ def make(folder, environment=Uneven, rows=4, model="mild", **changes):
     base = dict(report_to="none", bf16=False, use_cpu=True, per_device_train_batch_size=16, num_generations=4, seed=3,
                 max_turns=2, max_completion_length=72, max_steps=1, logging_steps=1, learning_rate=1e-3, save_strategy="no",
                 optim="sgd",
-                gradient_checkpointing=False, disable_tqdm=True, max_grad_norm=0.0, teacher_check="off", sample_every=0)
+                gradient_checkpointing=False, disable_tqdm=True, max_grad_norm=0.0, teacher_check="off", sample_every=0,
+                tool_timeout=3600)  # the machine may be busy
     args = ComposerReplicationConfig(str(folder), **(base | changes))
     extra = {"pair_source": group_pairs} if args.beta_replay else {}
     trainer = Kept(embedded_model(model), None, args, Dataset.from_list(world.rows(rows)), processing_class=world.tokenizer(),
@@ -191,55 +174,6 @@ def test_a_schedule_distils_first_and_then_takes_the_policy_alone(tmp_path):
     assert logged[0]["sdpo/sites"] > 0 and logged[1]["sdpo/sites"] == 0 and logged[1]["sdpo/loss"] == 0
     assert logged[0]["loss"] == pytest.approx(logged[0]["sdpo/loss"], rel=1e-4)
     assert logged[1]["loss"] == pytest.approx(logged[1]["policy/loss"], abs=1e-7)
-
-
-def test_turns_count_the_same_in_the_policy_objective(tmp_path):
-    "The gradient against plain forwards in float64: a sum over turns of means over their tokens."
-    trainer = after(tmp_path, environment=world.Files, alpha_sdpo=0.0, turn_weights="policy")
-    model = embedded_model("mild").double()
-    total, advantages = 0.0, torch.tensor([r.reward for r in trainer.rollouts], dtype=torch.float64).view(-1, 4)
-    advantages = (advantages - advantages.mean(1, keepdim=True)).flatten()
-    for rollout, advantage in zip(trainer.rollouts, advantages):
-        if not advantage:
-            continue
-        ids = torch.tensor([rollout.prompt_ids + rollout.completion_ids])
-        each = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0][len(rollout.prompt_ids) - 1:]
-        lengths = [len(t.token_ids) for t in rollout.trace.turns if t.role == "assistant"]
-        places, at = (i for i, m in enumerate(rollout.completion_mask) if m), []
-        for length in lengths:
-            at.append([next(places) for _ in range(length)])
-        total = total - advantage * sum(lengths) / len(lengths) * sum(each[turn].mean() for turn in at)
-    (total / (16 * 72)).backward()
-    assert any(len({len(t.token_ids) for t in r.trace.turns if t.role == "assistant"}) > 1 for r in trainer.rollouts)
-    for found, parameter in zip(trainer.grads, model.parameters()):
-        torch.testing.assert_close(found.double(), parameter.grad, rtol=2e-3, atol=1e-6)
-
-
-def test_turns_count_the_same_in_channel_2(tmp_path):
-    "The logged loss is the mean over hinted turns of the mean over their tokens."
-    trainer = make(tmp_path, world.Files, turn_weights="sdpo", sdpo_importance_clip=None)
-    inner, values = trainer._sdpo_term, []
-
-    def keep(step):
-        trainer.args.turn_weights = "none"
-        plain = inner(step)
-        trainer.args.turn_weights = "sdpo"
-        values.append((step.batch, plain.by_row))
-        return inner(step)
-
-    trainer._sdpo_term = keep
-    from composer_replication.losses import channels
-    terms, kept = channels.sdpo_sum, []
-    import composer_replication.training.trainer as module
-    module.sdpo_sum = lambda t, *rest: kept.append(t.divergence.detach()) or terms(t, *rest)
-    try:
-        trainer.train()
-    finally:
-        module.sdpo_sum = terms
-    site, plain = values[0][0].sdpo_site, kept[0]
-    wanted = torch.stack([plain[site == s].mean() for s in site.unique()]).mean().item()
-    logged = next(h["sdpo/loss"] for h in trainer.state.log_history if "sdpo/loss" in h)
-    assert logged == pytest.approx(wanted, rel=1e-4) and logged != pytest.approx(plain.mean().item(), rel=1e-2)
 
 
 class Again(world.Files):

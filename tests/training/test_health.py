@@ -167,7 +167,7 @@ def test_episodes_that_could_not_be_scored_are_counted_in_words(tmp_path):
 
 
 def test_a_run_without_an_error_turn_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("composer_replication.training.trainer.target_turns", lambda *args: {})
+    monkeypatch.setattr("composer_replication.training.rollouts.target_turns", lambda *args: {})
     trainer, said, _ = run(tmp_path, max_steps=6, max_completion_length=24)
     assert not any(h.get("sdpo/sites") for h in trainer.state.log_history)
     assert said.count("no error turn in 5 steps") == 1

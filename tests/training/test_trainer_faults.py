@@ -26,8 +26,9 @@ from composer_replication.traces.siblings import SiblingIndex
 from composer_replication.training.batches import NonFiniteLoss, from_plain
 from composer_replication.training.checkpoint import load_buffer
 from composer_replication.training.config import ComposerReplicationConfig
+from composer_replication.training.running import loggable
 from composer_replication.training.setup import group_pairs, prepare
-from composer_replication.training.trainer import ComposerReplicationTrainer, loggable
+from composer_replication.training.trainer import ComposerReplicationTrainer
 from composer_replication.tree.chat import TemplateProblem
 
 warnings.filterwarnings("ignore", category=FutureWarning)

@@ -23,7 +23,8 @@ from ...rollout.types import Ending, Rollout
 from .generator import check_queue_recipe, queue_settings, trained_weights
 from .store import Played, QueueProblem, RolloutQueue, Store
 from ...training.episodes import Generation
-from ...training.trainer import BackwardPass, ComposerReplicationTrainer
+from ...training.step import BackwardPass
+from ...training.trainer import ComposerReplicationTrainer
 
 # %% ../../../nbs/contrib/queue/03_trainer.ipynb #7f8f91f0
 class QueueTrainer(ComposerReplicationTrainer):

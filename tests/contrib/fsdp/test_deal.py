@@ -6,9 +6,9 @@ import deal_script
 import pytest
 from ranks import LIMIT, ended, jobs, left, run
 
+from composer_replication.contrib.fsdp import trainer as module
+from composer_replication.contrib.fsdp.deal import deal, row_tokens
 from composer_replication.training.batches import from_plain
-from composer_replication.training.deal import deal, row_tokens
-from composer_replication.training.trainer import ComposerReplicationTrainer
 
 
 def drawn(draw, size):
@@ -114,15 +114,14 @@ def test_when_a_rank_is_killed_before_it_sends_the_others_end_with_a_sentence(st
 
 def deals(changes, **own):
     "What the trainer answers with these settings and sharded weights."
-    trainer = object.__new__(ComposerReplicationTrainer)
+    trainer = object.__new__(module.ShardedTrainer)
     trainer.args = type("Settings", (), {"loss_type": "dr_grpo", "channels": True} | changes)
     nothing = {"_entropy_bonus_enabled": False, "aux_loss_enabled": False, "top_entropy_quantile": 1.0, "model": None}
     trainer.__dict__ |= nothing | own
-    return trainer._deals_rows
+    return trainer.deals_rows
 
 
 def test_rows_stay_where_the_loss_would_be_another(monkeypatch):
-    import composer_replication.training.trainer as module
     assert not deals({})  # not sharded
     monkeypatch.setattr(module, "is_sharded", lambda model: True)
     assert deals({}) and deals({"loss_type": "dapo"})

@@ -10,8 +10,8 @@ from transformers import Qwen3Config
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 import composer_replication.tree.forward as forward
+from composer_replication.contrib.fsdp.level import Level, Passes, Reading, count_passes, idle_pass, level
 from composer_replication.losses.channels import pair_logps, reference_logps, teacher_states
-from composer_replication.training.level import Level, Passes, Reading, count_passes, idle_pass, level
 from composer_replication.tree.pack import pack_trees
 
 
