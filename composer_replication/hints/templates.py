@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 
-from .diagnose import diagnose, exception_line, unwrap
-from .text import clamp, shorten
+from .diagnose import diagnose, unwrap
+from .text import clamp, sentences, shorten
+from ..traces.failure import failure_gist
 from ..core.trace import HintContext
 
 # %% ../../nbs/hints/03_templates.ipynb #4fc153a4
@@ -182,7 +183,9 @@ def hint_runtime_error(context: HintContext) -> str | None:
 
 @_template("repeated_failure")
 def hint_repeated_failure(context: HintContext) -> str | None:
-    "The approach has to change; what stays wrong is named where the error names an exception that no rule knows."
-    line = None if diagnose(context.error_message) else exception_line(unwrap(context.error_message))
-    wrong = f" ({shorten(line, 120)})" if line else ""
-    return f"Several attempts have failed in the same way{wrong}: change the approach, and look at what is really there before acting again."
+    "What stayed wrong, and that the approach has to change: the diagnosis of the error, or the line that all attempts have in common."
+    cause = context.site.cause if context.site else None
+    first = dispatch(cause, context) if cause else diagnose(context.error_message)
+    known = sentences(first)[:1] if first and knows(cause, first) else []
+    same = "" if known or not context.error_message.strip() else f" (`{shorten(failure_gist(unwrap(context.error_message)), 160).replace('`', chr(39))}`)"
+    return " ".join([*known, f"Several attempts have failed in the same way{same}: change the approach, and look at what is really there before acting again."])
