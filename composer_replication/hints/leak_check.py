@@ -76,7 +76,7 @@ def repeats(
     return any(c.strip() and (c == my_words or (size(c) >= MIN_CHARS and len(c.split()) > 2 and c in my_words)) for c in calls)
 
 # %% ../../nbs/hints/02_leak_check.ipynb #522fd32f
-_PROMPTED = re.compile(PROMPT + r"\s*|\+{1,3} |>>> |PS [^>\n]{0,80}>\s*")  # one such line is an echo
+_PROMPTED = re.compile(r">>> |(?![>\s])(?:" + PROMPT + r")\s*|\+{1,3} |PS [^>\n]{0,80}>\s*")  # one such line is an echo
 _GOES_ON = re.compile(r"> ?|\.\.\. ?|\s*\d+\s*\|\s?")  # several of them are
 
 
