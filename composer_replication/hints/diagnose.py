@@ -120,7 +120,7 @@ def _no_file(match: re.Match) -> str:
 # %% ../../nbs/hints/01_diagnose.ipynb #c7e6b583
 PYTHON_RULES: tuple[Rule, ...] = (
     (r"introduced new syntax error\(s\)[^-]*- (?:\w\d+ )?([^\n]*)", "The edit has to leave the file valid ({1}): match the surrounding indentation, and cover exactly the lines that are replaced."),
-    (r"^(?:\w+: )?(Syntax|Indentation|Tab)Error: ([^\n(]*)", _one_liner),
+    (r"^(?:\w+: )?(Syntax|Indentation|Tab)Error: ([^\n]*?)(?: \([^()\n]*, line \d+\))?$", _one_liner),
     (r"No module named '?([\w.]+)", _no_module),
     (r"cannot import name '(\w+)' from '([\w.]+)'", "`{2}` has no `{1}` in the installed version: look at what the module really defines, or at which versions the code expects."),
     (r"'(\w+)' is an invalid keyword argument for (\S+)\(\)", "`{2}` takes no argument `{1}`: look at its signature first."),
