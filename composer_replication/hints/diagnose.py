@@ -188,6 +188,8 @@ SERVICE_RULES: tuple[Rule, ...] = (
     (r"^error: ([^\n]{4,120}\b(?:must|cannot|can not|may not|not allowed|only)\b[^\n]{0,120})$", "A rule holds here: {1}; check that first, and bring it about or choose another way."),
     (r"could not find a matching function", "One of the calls is not what was asked for: check each function's name and every value against the request."),
     (r'status code: 4\d\d.*?"message": ?"([^"\n]{4,160})"', "The service refuses such a request ({1}): change the input accordingly, or find the value with another call."),
+    (r"read timed out|connect(?:ion)? ?timed? ?out|(?:read|connect)timeout|httpconnectionpool.*timed out|gateway time-?out|\b504\b", "The service gave no answer in time: try once more, or get it in another way."),
+    (r"(?:exceeded|too many) \d* ?redirects", "The address of this service leads in a circle: repeating the call does not help; use another tool or answer without it."),
     (r"timed? ?out\b|timeout", "This takes longer than the time limit: do less at once, limit the output or the search, or run it in the background."),
     (r"(?s:connection refused|could not connect).*(?:localhost|127\.0\.0\.1)|(?:localhost|127\.0\.0\.1).*connection refused", "Nothing answers at that local address: start the service first, and wait until it listens."),
     (r"wrong number of functions", "Make exactly one call for each thing that the user asks for: no call may be missing, and none may be added."),

@@ -126,25 +126,31 @@ _MISSING = re.compile(r"missing \d+ required (?:positional|keyword-only) argumen
 _VALUE = re.compile(r"(?:[Ii]nvalid|[Ii]ncorrect) (?:value|type) for (?:parameter|argument) '?(\w+)|type checking failed for parameter '(\w+)'")
 
 
+_EXTRA = re.compile(r"Unexpected parameter: '?(\w+)")
+
+
 def _named(pattern: re.Pattern, text: str) -> str | None:
     match = pattern.search(text)
     return next(g for g in match.groups() if g) if match else None
 
 # %% ../../nbs/hints/03_templates.ipynb #3113cc4d
-def _value_line(tool: str | None, name: str, schema: dict, error: str) -> str:
+def _value_line(tool: str | None, name: str, schema: dict, error: str, required: bool = True) -> str:
     "In which type and form a value has to be given; what a grader expected in its place is not told."
     schema = schema if isinstance(schema, dict) else {}
     wanted = re.search(r"Expected (?:outer )?type (\w+)(?: with inner type <class '(\w+)'>)?", error)
     kind = f"{wanted[1]} of {wanted[2]}" if wanted and wanted[2] else wanted[1] if wanted else schema.get("type")
     about = clamp(str(schema.get("description") or ""), 1, 200).rstrip(". ")
     form = f"in exactly the form of its description ({about})" if about else "in the form that its schema describes"
-    return f"Give `{name}` of `{tool}` as {kind}, {form}." if isinstance(kind, str) else f"Give `{name}` of `{tool}` {form}."
+    left_out = "" if required else ", or leave it out where the request does not ask for it"
+    if isinstance(schema.get("enum"), list) and len(schema["enum"]) <= 10:
+        form = f"as one of {', '.join(f'`{value}`' for value in schema['enum'])}"
+    return f"Give `{name}` of `{tool}` as {kind}, {form}{left_out}." if isinstance(kind, str) else f"Give `{name}` of `{tool}` {form}{left_out}."
 
 # %% ../../nbs/hints/03_templates.ipynb #a3c821bb
 @_template("type_error")
 def hint_type_error(context: HintContext) -> str | None:
     "Which argument is unknown, missing or of the wrong form, and what the tool takes."
-    text, (properties, _) = context.error_message, _properties(context.tool_schema)
+    text, (properties, required) = context.error_message, _properties(context.tool_schema)
     if "Traceback" in text or not properties:  # the error of a program, not of the tool's arguments
         return diagnose(text)
     takes = f"`{context.tool_name}` takes {arguments_line(context.tool_schema)}"
@@ -153,8 +159,10 @@ def hint_type_error(context: HintContext) -> str | None:
         return f"{takes}, and no `{unknown}`" + (f"; perhaps `{close[0]}` is meant." if close else ".")
     if missing := _named(_MISSING, text):
         return f"{takes}; do not leave out `{missing}`." if missing in properties else f"{takes}."
+    if (extra := _named(_EXTRA, text)) in properties and extra not in required:
+        return f"Leave out `{extra}` of `{context.tool_name}`: give only what the request asks for."
     if (value := _named(_VALUE, text)) in properties:
-        return _value_line(context.tool_name, value, properties[value], text)
+        return _value_line(context.tool_name, value, properties[value], text, value in required)
     return diagnose(text) or f"{takes}; give each value in the type that is named."
 
 # %% ../../nbs/hints/03_templates.ipynb #95b5c646

@@ -104,10 +104,9 @@ def failure_part(
         if i in kept or not line.strip():
             continue
         cost = len(line) + 3  # a line break, and perhaps a mark with its own
-        if cost > room + 3 and not kept:
-            line = _cut(line, max_chars)
-        elif cost > room:
+        if cost > room and kept:
             continue
+        line = _cut(line, max_chars)
         kept[i], room = line, room - cost
     order, parts = sorted(kept), []
     for place, i in enumerate(order):

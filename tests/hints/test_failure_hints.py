@@ -80,5 +80,5 @@ def test_a_repeated_failure_names_what_stayed_the_same():
 def test_the_published_call_stays(max_chars):
     error = "start " + "x" * 3000 + "\nOddError: locked"
     said = RawErrorHintGenerator(max_chars=max_chars).generate("runtime_error", {"error": error})
-    assert len(said) <= max_chars and "OddError: locked"[:max_chars - 45] in said
+    assert len(said) <= max_chars and "OddError: locked"[: max_chars - 46] in said
     assert RawErrorHintGenerator().generate("runtime_error", {"error_message": "…"}) is None

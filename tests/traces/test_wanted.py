@@ -12,11 +12,12 @@ MODULE = 'Traceback (most recent call last):\n  File "/w/a.py", line 1, in <modu
 TASK = "f() raises KeyError: 'name' for an empty list."
 
 
-def site(said="", command="pytest -q", answer=RED, thinking=None, task=TASK, **given):
+def site(said="", after="Well.", command="pytest -q", answer=RED, thinking=None, task=TASK, **given):
     turns = (
         Turn("user", task),
         Turn("assistant", said, thinking=thinking, tool_calls=(ToolCall("bash", {"command": command} | given, "c"),)),
         Turn("tool", answer, tool_call_id="c", observation=True, failed=True),
+        Turn("assistant", after),
     )
     trace = Trace("t", turns, format="openai")
     [found] = find_error_sites(trace)
@@ -47,6 +48,9 @@ def site(said="", command="pytest -q", answer=RED, thinking=None, task=TASK, **g
         {"said": "Let me reproduce the issue:", "command": "python a.py", "answer": KEY},
         {"said": "First I confirm the bug.", "command": "python a.py", "answer": KEY},
         {"said": "A script that triggers the problem:", "command": "python a.py", "answer": RED.replace("E       assert", "AssertionError: assert")},
+        {"after": "The script has successfully reproduced the bug. Now I look at the parser.", "answer": KEY},
+        {"after": "The test fails as expected. Now the fix."},
+        {"after": "That confirms the issue: the sum is off by one."},
         {"said": "", "command": "python a.py", "answer": KEY + "\nit raised as expected"},
         {"command": "grep -rn total src", "answer": "some output"},
         {"command": "cd /w && diff -u a b | head -20", "answer": "--- a\n+++ b\n-x\n+y"},
@@ -73,6 +77,8 @@ def test_a_wanted_failure_is_known_by_the_traces_own_words(given):
         {"said": "Let me reproduce the issue:", "command": "python a.py", "answer": KEY, "task": "f() is slow."},
         {"said": "This should fail with a KeyError.", "command": "python a.py", "answer": MODULE},
         {"said": "Let me fix the failing test.", "command": "pytest -q"},
+        {"after": "It does not work as expected. I look again."},
+        {"after": "Good, the module is missing, which reproduced the issue that I know.", "answer": MODULE},
         {"said": "Let me see what errors we get.", "command": "pytest -q"},
         {"said": "What happens for an empty list?", "command": "python a.py", "answer": KEY},
         {"command": "grep -rn total missing/", "answer": "grep: missing/: No such file or directory"},
