@@ -10,6 +10,7 @@ __all__ = ['Template', 'HINT_TEMPLATES', 'GENERAL', 'LISTED', 'register', 'dispa
 # %% ../../nbs/hints/03_templates.ipynb #4247e128
 import difflib
 import re
+from ast import literal_eval
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
@@ -134,9 +135,20 @@ def _named(pattern: re.Pattern, text: str) -> str | None:
     return next(g for g in match.groups() if g) if match else None
 
 # %% ../../nbs/hints/03_templates.ipynb #3113cc4d
+def _other_type(given: str, expected: str) -> tuple[str, str] | None:
+    "The type of a value and the one that was expected, where they differ; the expected values themselves are not told."
+    try:
+        mine, theirs = type(literal_eval(given)), {type(value) for value in literal_eval(expected)}
+    except (ValueError, SyntaxError):
+        return None
+    return (mine.__name__, theirs.pop().__name__) if len(theirs) == 1 and mine not in theirs and not {mine, *theirs} <= {list, tuple} and {mine, *theirs} != {int, float} else None
+
+
 def _value_line(tool: str | None, name: str, schema: dict, error: str, required: bool = True) -> str:
     "In which type and form a value has to be given; what a grader expected in its place is not told."
     schema = schema if isinstance(schema, dict) else {}
+    if (types := re.search(r"Invalid value for parameter '[^']*': (.{1,300}?)\. Expected one of (\[.*\])", error)) and (other := _other_type(*types.groups())):
+        return f"Give `{name}` of `{tool}` as {other[1]}, not as {other[0]}."
     wanted = re.search(r"Expected (?:outer )?type (\w+)(?: with inner type <class '(\w+)'>)?", error)
     kind = f"{wanted[1]} of {wanted[2]}" if wanted and wanted[2] else wanted[1] if wanted else schema.get("type")
     about = clamp(str(schema.get("description") or ""), 1, 200).rstrip(". ")
