@@ -122,6 +122,8 @@ PYTHON_RULES: tuple[Rule, ...] = (
     (r"introduced new syntax error\(s\)[^-]*- (?:\w\d+ )?([^\n]*)", "The edit has to leave the file valid ({1}): match the surrounding indentation, and cover exactly the lines that are replaced."),
     (r"^(?:\w+: )?(Syntax|Indentation|Tab)Error: ([^\n]*?)(?: \([^()\n]*, line \d+\))?$", _one_liner),
     (r"No module named '?([\w.]+)", _no_module),
+    (r"from partially initialized module '([\w.]+)'|partially initialized module '([\w.]+)' has no", "Modules import each other in a circle: move one import into the function that needs it, or what both need into a third module."),
+    (r"cannot import name '(\w+)' from '([\w.]+)' \((?!(?:[^)\n]*/)?(?:site-packages|dist-packages|lib/python\d|lib64/python\d))([^)\n]+\.pyi?)\)", "`{3}` defines no `{1}`: look at what it defines, and import that or add it there."),
     (r"cannot import name '(\w+)' from '([\w.]+)'", "`{2}` has no `{1}` in the installed version: look at what the module really defines, or at which versions the code expects."),
     (r"'(\w+)' is an invalid keyword argument for (\S+)\(\)", "`{2}` takes no argument `{1}`: look at its signature first."),
     (r"`?([\w.]+)`? was removed in ([^.]*(?:\.\d[^.]*)?)", "The installed library is newer than the code: `{1}` was removed in {2}; use what replaced it."),

@@ -135,26 +135,30 @@ def _named(pattern: re.Pattern, text: str) -> str | None:
     return next(g for g in match.groups() if g) if match else None
 
 # %% ../../nbs/hints/03_templates.ipynb #3113cc4d
-def _other_type(given: str, expected: str) -> tuple[str, str] | None:
-    "The type of a value and the one that was expected, where they differ; the expected values themselves are not told."
+_JSON_TYPES = {int: "integer", float: "number", str: "string", bool: "boolean", list: "array", dict: "object"}
+
+
+def _other_type(given: str, expected: str) -> str | None:
+    "The type that was expected, where it is another than that of the value given; the expected values themselves are not told."
     try:
         mine, theirs = type(literal_eval(given)), {type(value) for value in literal_eval(expected)}
     except (ValueError, SyntaxError):
         return None
-    return (mine.__name__, theirs.pop().__name__) if len(theirs) == 1 and mine not in theirs and not {mine, *theirs} <= {list, tuple} and {mine, *theirs} != {int, float} else None
+    return _JSON_TYPES.get(theirs.pop()) if len(theirs) == 1 and mine not in theirs and {mine, *theirs} != {int, float} else None
 
 
 def _value_line(tool: str | None, name: str, schema: dict, error: str, required: bool = True) -> str:
     "In which type and form a value has to be given; what a grader expected in its place is not told."
     schema = schema if isinstance(schema, dict) else {}
-    if (types := re.search(r"Invalid value for parameter '[^']*': (.{1,300}?)\. Expected one of (\[.*\])", error)) and (other := _other_type(*types.groups())):
-        return f"Give `{name}` of `{tool}` as {other[1]}, not as {other[0]}."
     wanted = re.search(r"Expected (?:outer )?type (\w+)(?: with inner type <class '(\w+)'>)?", error)
     kind = f"{wanted[1]} of {wanted[2]}" if wanted and wanted[2] else wanted[1] if wanted else schema.get("type")
     about = clamp(str(schema.get("description") or ""), 1, 200).rstrip(". ")
     form = f"in exactly the form of its description ({about})" if about else "in the form that its schema describes"
     left_out = "" if required else ", or leave it out where the request does not ask for it"
-    if isinstance(schema.get("enum"), list) and len(schema["enum"]) <= 10:
+    types = re.search(r"Invalid value for parameter '[^']*': (.{1,300}?)\. Expected one of (\[.*\])", error)
+    if other := types and _other_type(*types.groups()):
+        kind = other
+    elif isinstance(schema.get("enum"), list) and len(schema["enum"]) <= 10:
         form = f"as one of {', '.join(f'`{value}`' for value in schema['enum'])}"
     return f"Give `{name}` of `{tool}` as {kind}, {form}{left_out}." if isinstance(kind, str) else f"Give `{name}` of `{tool}` {form}{left_out}."
 
