@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Draw error turns over all formats, with what their hints say; and count what real files hold.
 
     python judge.py draw SEED N > drawn.json        # the turns to be judged by reading

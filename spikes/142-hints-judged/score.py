@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """New hints against old ones at the same error turns: what each is worth to a small model, before anything is trained.
 
     git worktree add ../old ac28e62

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """`hints list`: a judge asked over HTTP, once and at its price; wanted failures apart; blame."""
 
 import json

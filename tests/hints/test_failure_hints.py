@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Whole hints of the shared minimal cases, and of further members of their kinds."""
 
 import json

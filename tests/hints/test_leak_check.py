@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 "The gate: what it must refuse, and what it must let pass."
 
 import pytest

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Whose fault: the earlier turn that wrote the failing lines, where file and line prove it, and nobody else where they do not."""
 
 import pytest

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """What is shown of a long result: the lines with the failure, tool by tool, each in the form that the tool prints."""
 
 import re

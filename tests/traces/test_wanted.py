@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Failures that the agent wanted, where the trace says so, and those that only look so."""
 
 import pytest
