@@ -69,8 +69,8 @@ def hint_layers(names: list[str], files: list[Path], strict: bool, tools: Path |
     from composer_replication.traces.siblings import SiblingIndex
     usable = sorted(LAYERS.keys() - {"learned"} - (set() if judge else {"judge", "pattern_judge"}))
     if unknown := [name for name in names if ":" not in name and name not in usable]:
-        raise InputProblem(f"--hints: there is no layer {unknown[0]!r} here", f"use {', '.join(usable)}, or package.module:layer; judge needs --judge and "
-                           "--model (`hints list`) or a recipe, learned a recipe")
+        raise InputProblem(f"--hints: there is no layer {unknown[0]!r} here", f"use {', '.join(usable)}, or package.module:layer; judge and learned "
+                           "ask a model, which only a recipe names, or for judge --judge and --model of `hints list`")
     siblings = SiblingIndex(trace for _, trace in stream(files, strict, tools))
     if not names and not judge:
         return default_composite(siblings=siblings)

@@ -54,7 +54,7 @@ def files() -> list[dict]:
     rows, generator = [], default_composite()
     for path in paths():
         count, layers, formats = Counter(), Counter(), Counter()
-        for trace in read_traces(path, on_problem=lambda problem: count.update(problems=1)):
+        for trace in read_traces(path, on_problem=lambda problem, count=count: count.update(problems=1)):
             count += tally(trace) + Counter(traces=1)
             formats[trace.format] += 1
             for site in find_error_sites(trace):
