@@ -293,3 +293,5 @@ class ErrorSite:
     detector: str = ""  # name of the detector that found it
     cause: str | None = None  # behind a `repeated_failure`: the kind that was repeated
     streak: int = 1  # which failure of this kind in a row it is, from 1
+    wanted: str | None = None  # what says that the agent wanted this failure: such a turn gets no hint
+    blame: str | None = None  # where `turn` is an earlier one that wrote the failing lines: the proof

@@ -55,6 +55,8 @@ def _sql_near(match: re.Match) -> str:
         return "Write the SQL statement alone, without words of explanation before or after it."
     if near.startswith("`") and near.count("`") % 2:
         return "A back-tick of the SQL statement is not closed: write names without back-ticks, or close every one."
+    if re.match(r"(?:WHERE|JOIN|(?:INNER|LEFT|RIGHT) JOIN|ON)\b", near, re.I):
+        return "The clauses of the SQL statement are out of order: JOIN and ON, then WHERE, GROUP BY, HAVING, ORDER BY, LIMIT, each at most once."
     start = shorten(" ".join(near.split()[:4]), 32).replace("`", "'")
     return (f"The SQL does not parse from `{start}` on: check the clause just before it, and put names that are reserved "
             f"words, such as rank or match, in back-ticks.")
@@ -95,8 +97,10 @@ SQL_RULES: tuple[Rule, ...] = (
 # %% ../../nbs/hints/01_diagnose.ipynb #d22e48ec
 def _one_liner(match: re.Match) -> str:
     if '"<string>"' in match.string:
-        return "Python code given with -c cannot hold a compound statement after a semicolon, nor quotes of the shell: write it to a file and run that."
-    return f"The Python code does not parse ({_part(match[2])}): look at the marked line, its quotes, brackets and indentation."
+        return f"The Python code given with -c does not parse ({_part(match[2])}): write it to a file and run that; no compound statement stands after a semicolon."
+    places = re.findall(r'File "([^"\n]+)", line (\d+)', match.string)
+    where = f" of `{places[-1][0]}`" if places else ""
+    return f"The Python code{where} does not parse ({_part(match[2])}): look at {f'line {places[-1][1]}' if places else 'the marked line'}, its quotes, brackets and indentation."
 
 
 def _part(found: str | None) -> str:
@@ -116,9 +120,12 @@ def _no_file(match: re.Match) -> str:
 # %% ../../nbs/hints/01_diagnose.ipynb #c7e6b583
 PYTHON_RULES: tuple[Rule, ...] = (
     (r"introduced new syntax error\(s\)[^-]*- (?:\w\d+ )?([^\n]*)", "The edit has to leave the file valid ({1}): match the surrounding indentation, and cover exactly the lines that are replaced."),
-    (r"^(?:\w+: )?(Syntax|Indentation|Tab)Error: ([^\n(]*)", _one_liner),
+    (r"^(?:\w+: )?(Syntax|Indentation|Tab)Error: ([^\n]*?)(?: \([^()\n]*, line \d+\))?$", _one_liner),
     (r"No module named '?([\w.]+)", _no_module),
+    (r"from partially initialized module '([\w.]+)'|partially initialized module '([\w.]+)' has no", "Modules import each other in a circle: move one import into the function that needs it, or what both need into a third module."),
+    (r"cannot import name '(\w+)' from '([\w.]+)' \((?!(?:[^)\n]*/)?(?:site-packages|dist-packages|lib/python\d|lib64/python\d))([^)\n]+\.pyi?)\)", "`{3}` defines no `{1}`: look at what it defines, and import that or add it there."),
     (r"cannot import name '(\w+)' from '([\w.]+)'", "`{2}` has no `{1}` in the installed version: look at what the module really defines, or at which versions the code expects."),
+    (r"'(\w+)' is an invalid keyword argument for (\S+)\(\)", "`{2}` takes no argument `{1}`: look at its signature first."),
     (r"`?([\w.]+)`? was removed in ([^.]*(?:\.\d[^.]*)?)", "The installed library is newer than the code: `{1}` was removed in {2}; use what replaced it."),
     (r"[Mm]odule '([\w.]+)' has no attribute '(\w+)'", "The module `{1}` has no `{2}` in the installed version: look at what it really defines."),
     (r"'([\w.]+)' object has no attribute '(\w+)'", "A `{1}` has no attribute `{2}`: look at what the object really is and what its class defines."),
@@ -132,7 +139,7 @@ PYTHON_RULES: tuple[Rule, ...] = (
     (r"^KeyError: (.{1,60})", "The key {1} is not there: print the keys before using one."),
     (r"^ZeroDivisionError|division by zero", "A divisor can be zero here: handle that case before dividing."),
     (r"^RecursionError", "The recursion never ends: look for the case in which the function calls itself with the same input."),
-    (r"^AssertionError", "The check does not hold: print the actual value beside the expected one before concluding anything."),
+    (r"^AssertionError\s*$", "The check does not hold: print the actual value beside the expected one before concluding anything."),
     (r"attempted relative import", "Code with relative imports runs only as part of its package: use python -m, or import it from the repository's root."),
     (r"UnicodeDecodeError", "The file is not in that encoding: open it in binary, or name its encoding."),
 )
@@ -143,12 +150,14 @@ SHELL_RULES: tuple[Rule, ...] = (
     (r"syntax error near unexpected token", "The shell reads a special character in the command: put the argument in single quotes, or write the text to a file first."),
     (r"[Rr]eversed \(or previously applied\) patch", "The patch is in the file already, or is the wrong way round: look at the file and at git diff before applying anything."),
     (r"malformed patch|corrupt patch|patch does not apply|Hunk #\d+ FAILED|patch failed", "The patch does not fit the file as it is now: view the lines again, and replace them with a small scripted edit rather than a hand-written diff."),
+    (r"New string '' already exists", "This tool takes no empty text in place of the old one: replace more lines at once, so that some are left."),
     (r"New string (?s:.*?) already exists in (\S+?)\.?\s", "The file `{1}` holds the new text already, so this edit is done: go on with the next step."),
     (r"String (?s:.*) not found in|No replacement was performed|did not appear verbatim", "The text to replace has to occur in the file exactly as written, white space included: view those lines again and copy them."),
     (r"[Mm]ultiple occurrences of", "The text to replace occurs several times: take more lines around it, so that it is unique."),
     (r"not a git repository", "This folder is in no git repository: change to the repository's root first."),
     (r"pathspec '([^']+)' did not match", "Git knows no file or branch `{1}`: list what is there first."),
     (r"(?:line \d+: |sh: (?:\d+: )?)?(\S+): (?:command )?not found\s*$", "The command `{1}` is not installed here: use another that is, such as find, ls, od or python."),
+    (r"/dev/tty'|Inappropriate ioctl for device|EOFError: EOF when reading a line|not a (?:tty|terminal)\b|no tty", "The program asks at a terminal, and there is none here: give the answer by an option, such as --yes or --force, or pipe it in."),
     (r"No such (?:file or directory|device or address): '([^'\n]+)'", _no_file),
     (r"can't open file '([^'\n]+)'", _no_file),
     (r"(?:cannot (?:open|access|stat|create)|^[\w./]+:|line \d+:|^sh: \d+:)\s+['`\"]?([^'`\"\n:]+?)['`\"]?(?: \(|: )No such file", _no_file),
@@ -180,8 +189,11 @@ SERVICE_RULES: tuple[Rule, ...] = (
     (r"^(?:error: )?(payment method|[a-z]+(?: id)?) ?\S* not found\.?$", _not_found),
     (r"^error: ([^\n]{4,120}\b(?:must|cannot|can not|may not|not allowed|only)\b[^\n]{0,120})$", "A rule holds here: {1}; check that first, and bring it about or choose another way."),
     (r"could not find a matching function", "One of the calls is not what was asked for: check each function's name and every value against the request."),
+    (r'status code: 4\d\d\W+response: \{"error": ?"bad request"\}', "The service refuses this input and does not say why: check every value against the tool's description, or use another tool."),
     (r'status code: 4\d\d.*?"message": ?"([^"\n]{4,160})"', "The service refuses such a request ({1}): change the input accordingly, or find the value with another call."),
-    (r"timed? ?out\b|timeout", "This takes longer than the time limit: do less at once, limit the output or the search, or run it in the background."),
+    (r"read timed out|connect(?:ion)? ?timed? ?out|(?:read|connect)timeout|httpconnectionpool.*timed out|gateway time-?out|\b504\b", "The service gave no answer in time: try once more, or get it in another way."),
+    (r"(?:exceeded|too many) \d* ?redirects", "The address of this service leads in a circle: repeating the call does not help; use another tool or answer without it."),
+    (r"timed? ?out\b|timeout", "This takes longer than the time limit: do less at once, give the program the input that it may wait for, or run it in the background."),
     (r"(?s:connection refused|could not connect).*(?:localhost|127\.0\.0\.1)|(?:localhost|127\.0\.0\.1).*connection refused", "Nothing answers at that local address: start the service first, and wait until it listens."),
     (r"wrong number of functions", "Make exactly one call for each thing that the user asks for: no call may be missing, and none may be added."),
     (r"connection refused|could not connect|could not resolve host|name resolution|network is unreachable|max retries exceeded", "The network cannot be reached from here: do it with what is installed already."),
@@ -209,6 +221,8 @@ def diagnose(
     if len(text) > 2 * _SPAN:
         text = text[:_SPAN] + "\n" + text[-_SPAN:]
     line = exception_line(text)
+    if line and re.match(r"(?:Syntax|Indentation|Tab)Error", line):  # file and line stand above it
+        line = text[max(text.rfind('File "', 0, text.rfind(line)), 0):]
     return (line and _apply(line)) or _apply(text)
 
 

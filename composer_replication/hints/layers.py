@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..core.environment import imported
 from ..core.errors import InputProblem
-from .diagnose import exception_line, unwrap
-from .leak_check import refusal
+from .diagnose import unwrap
+from .leak_check import refusal, without_action
 from .templates import dispatch, knows
-from .text import sentences, shorten
+from ..traces.failure import failure_part
 from ..core.trace import ERROR_KINDS, ErrorSite, HintContext, Trace, Turn
 
 if TYPE_CHECKING:
@@ -63,13 +63,8 @@ class TemplateHintGenerator:
     def generate(self, error_kind: str, error_meta: Mapping | None = None) -> str | None:
         "The hint of the template for this kind."
         context = HintContext.of(error_meta)
-        hint, cause = dispatch(error_kind, context), context.site and context.site.cause
-        if not self.general and not knows(error_kind, hint):
-            return None
-        if error_kind != "repeated_failure" or not cause or not hint:
-            return hint
-        first = dispatch(cause, context)
-        return " ".join([*(sentences(first)[:1] if knows(cause, first) else []), hint])
+        hint = dispatch(error_kind, context)
+        return hint if self.general or knows(error_kind, hint) else None
 
 # %% ../../nbs/hints/04_layers.ipynb #fd711ed6
 STYLE_MARKERS = ("style", "communic", "verbose", "effort", "concise", "tone", "format", "wordy", "rambl", "explanation", "etiquette",
@@ -86,17 +81,8 @@ def is_tool_runtime_kind(kind: str) -> bool:
     return kind in ERROR_KINDS or any(marker in kind for marker in RUNTIME_MARKERS)
 
 # %% ../../nbs/hints/04_layers.ipynb #46f6fb39
-def _without(text: str, action: Turn) -> str:
-    "The text with an ellipsis wherever it quotes a long argument of the action, which is not to be shown again."
-    values = [v for c in action.tool_calls if isinstance(c.arguments, dict) for v in c.arguments.values() if isinstance(v, str)]
-    for value in values:
-        if len(value.strip()) >= 60:
-            text = re.sub(r"\s+".join(map(re.escape, value.split())), "…", text)
-    return text
-
-# %% ../../nbs/hints/04_layers.ipynb #c02dc6e6
 class RawErrorHintGenerator:
-    "The error text as it is, bounded."
+    "The error text, or of a long one the part that shows the failure."
 
     name = "raw_error"
 
@@ -111,14 +97,11 @@ class RawErrorHintGenerator:
         context = HintContext.of(error_meta)
         text = unwrap(str(context.error_message or context.get("error") or ""))
         if context.site:
-            text = _without(text, context.trace.turns[context.site.turn])
-        if not text:
+            text = without_action(text, context.trace.turns[context.site.turn])
+        if not re.search(r"\w", text):
             return None
-        opening = "An attempt at this step was answered with: "
-        room = max(self.max_chars - len(opening), 0)
-        if len(text) > room and (line := exception_line(text)) and text.endswith(line):
-            return opening + ("…" + text[1 - room:] if len(line) < room else shorten(line, room))
-        return opening + shorten(text, room)
+        opening = "What is written at this step fails later with: " if context.site and context.site.blame else "An attempt at this step was answered with: "
+        return opening + failure_part(text, max(self.max_chars - len(opening), 0))
 
 # %% ../../nbs/hints/04_layers.ipynb #b2786f05
 class RoutingHintGenerator:
@@ -146,8 +129,8 @@ class CompositeHintGenerator:
         self.refused: Counter[tuple[str, str]] = Counter()  # (layer, reason) of every refusal so far
 
     def hint(self, trace: Trace, site: ErrorSite) -> Hint | None:
-        "The hint for this site with the layer it came from; None leaves the turn out of channel 2."
-        return self._ask(site.kind, HintContext.at(trace, site))
+        "The hint for this site with the layer it came from; None leaves the turn out of channel 2, as it does a failure that was wanted."
+        return None if site.wanted else self._ask(site.kind, HintContext.at(trace, site))
 
     def generate(self, error_kind: str, error_meta: Mapping | None = None) -> str | None:
         """The hint's text alone: a composite is itself a `HintGenerator`.
@@ -179,7 +162,9 @@ HintSource = HintGenerator | Callable[[str, HintContext], str | None]
 
 
 def hint_at(source: HintSource, trace: Trace, site: ErrorSite) -> Hint | None:
-    "The hint of a layer, a composite or a function of (error_kind, context) for one error site."
+    "The hint of a layer, a composite or a function of (error_kind, context) for one error site; None for a failure that was wanted."
+    if site.wanted:
+        return None
     if isinstance(source, CompositeHintGenerator):
         return source.hint(trace, site)
     layer = isinstance(source, HintGenerator)

@@ -10,12 +10,14 @@ __all__ = ['Template', 'HINT_TEMPLATES', 'GENERAL', 'LISTED', 'register', 'dispa
 # %% ../../nbs/hints/03_templates.ipynb #4247e128
 import difflib
 import re
+from ast import literal_eval
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 
-from .diagnose import diagnose, exception_line, unwrap
-from .text import clamp, shorten
+from .diagnose import diagnose, unwrap
+from .text import clamp, sentences, shorten
+from ..traces.failure import failure_gist
 from ..core.trace import HintContext
 
 # %% ../../nbs/hints/03_templates.ipynb #4fc153a4
@@ -125,25 +127,46 @@ _MISSING = re.compile(r"missing \d+ required (?:positional|keyword-only) argumen
 _VALUE = re.compile(r"(?:[Ii]nvalid|[Ii]ncorrect) (?:value|type) for (?:parameter|argument) '?(\w+)|type checking failed for parameter '(\w+)'")
 
 
+_EXTRA = re.compile(r"Unexpected parameter: '?(\w+)")
+
+
 def _named(pattern: re.Pattern, text: str) -> str | None:
     match = pattern.search(text)
     return next(g for g in match.groups() if g) if match else None
 
 # %% ../../nbs/hints/03_templates.ipynb #3113cc4d
-def _value_line(tool: str | None, name: str, schema: dict, error: str) -> str:
+_JSON_TYPES = {int: "integer", float: "number", str: "string", bool: "boolean", list: "array", dict: "object"}
+
+
+def _other_type(given: str, expected: str) -> str | None:
+    "The type that was expected, where it is another than that of the value given; the expected values themselves are not told."
+    try:
+        mine, theirs = type(literal_eval(given)), {type(value) for value in literal_eval(expected)}
+    except (ValueError, SyntaxError):
+        return None
+    return _JSON_TYPES.get(theirs.pop()) if len(theirs) == 1 and mine not in theirs and {mine, *theirs} != {int, float} else None
+
+
+def _value_line(tool: str | None, name: str, schema: dict, error: str, required: bool = True) -> str:
     "In which type and form a value has to be given; what a grader expected in its place is not told."
     schema = schema if isinstance(schema, dict) else {}
     wanted = re.search(r"Expected (?:outer )?type (\w+)(?: with inner type <class '(\w+)'>)?", error)
     kind = f"{wanted[1]} of {wanted[2]}" if wanted and wanted[2] else wanted[1] if wanted else schema.get("type")
     about = clamp(str(schema.get("description") or ""), 1, 200).rstrip(". ")
     form = f"in exactly the form of its description ({about})" if about else "in the form that its schema describes"
-    return f"Give `{name}` of `{tool}` as {kind}, {form}." if isinstance(kind, str) else f"Give `{name}` of `{tool}` {form}."
+    left_out = "" if required else ", or leave it out where the request does not ask for it"
+    types = re.search(r"Invalid value for parameter '[^']*': (.{1,300}?)\. Expected one of (\[.*\])", error)
+    if other := types and _other_type(*types.groups()):
+        kind = other
+    elif isinstance(schema.get("enum"), list) and len(schema["enum"]) <= 10:
+        form = f"as one of {', '.join(f'`{value}`' for value in schema['enum'])}"
+    return f"Give `{name}` of `{tool}` as {kind}, {form}{left_out}." if isinstance(kind, str) else f"Give `{name}` of `{tool}` {form}{left_out}."
 
 # %% ../../nbs/hints/03_templates.ipynb #a3c821bb
 @_template("type_error")
 def hint_type_error(context: HintContext) -> str | None:
     "Which argument is unknown, missing or of the wrong form, and what the tool takes."
-    text, (properties, _) = context.error_message, _properties(context.tool_schema)
+    text, (properties, required) = context.error_message, _properties(context.tool_schema)
     if "Traceback" in text or not properties:  # the error of a program, not of the tool's arguments
         return diagnose(text)
     takes = f"`{context.tool_name}` takes {arguments_line(context.tool_schema)}"
@@ -152,8 +175,10 @@ def hint_type_error(context: HintContext) -> str | None:
         return f"{takes}, and no `{unknown}`" + (f"; perhaps `{close[0]}` is meant." if close else ".")
     if missing := _named(_MISSING, text):
         return f"{takes}; do not leave out `{missing}`." if missing in properties else f"{takes}."
+    if (extra := _named(_EXTRA, text)) in properties and extra not in required:
+        return f"Leave out `{extra}` of `{context.tool_name}`: give only what the request asks for."
     if (value := _named(_VALUE, text)) in properties:
-        return _value_line(context.tool_name, value, properties[value], text)
+        return _value_line(context.tool_name, value, properties[value], text, value in required)
     return diagnose(text) or f"{takes}; give each value in the type that is named."
 
 # %% ../../nbs/hints/03_templates.ipynb #95b5c646
@@ -182,7 +207,9 @@ def hint_runtime_error(context: HintContext) -> str | None:
 
 @_template("repeated_failure")
 def hint_repeated_failure(context: HintContext) -> str | None:
-    "The approach has to change; what stays wrong is named where the error names an exception that no rule knows."
-    line = None if diagnose(context.error_message) else exception_line(unwrap(context.error_message))
-    wrong = f" ({shorten(line, 120)})" if line else ""
-    return f"Several attempts have failed in the same way{wrong}: change the approach, and look at what is really there before acting again."
+    "What stayed wrong, and that the approach has to change: the diagnosis of the error, or the line that all attempts have in common."
+    cause = context.site.cause if context.site else None
+    first = dispatch(cause, context) if cause else diagnose(context.error_message)
+    known = sentences(first)[:1] if first and knows(cause, first) else []
+    same = "" if known or not context.error_message.strip() else f" (`{shorten(failure_gist(unwrap(context.error_message)), 160).replace('`', chr(39))}`)"
+    return " ".join([*known, f"Several attempts have failed in the same way{same}: change the approach, and look at what is really there before acting again."])

@@ -28,6 +28,7 @@ import composer_replication.hints.learned_layer
 import composer_replication.hints.sibling_layer
 from ..replay.pairs import FREE_PAIRS
 from ..rollout.agents import Agent
+from ..traces.error_sites import BLAME
 from ..traces.habits import HABITS
 from .find_model import EMBEDDED, local_model, model_folder
 from ..training.config import ComposerReplicationConfig, check_one_of, setting
@@ -54,10 +55,12 @@ class SourceArguments:
                                              "rollouts or, without a task, alone.")
     max_trace_tokens: int = setting(4096, "Tokens of a recorded trace at most; the rest is cut at a turn's border.")
     hints: list[str] = field(default_factory=lambda: ["template", "raw_error"], metadata={
-        "help": "Channel 2: hint layers, asked in this order: `template`, `raw_error`, `judge`, `learned`, `sibling` (recorded traces), "
+        "help": "Channel 2: hint layers, asked in this order: `template`, `raw_error`, `judge`, `pattern_judge` (habits alone), `learned`, `sibling` (recorded traces), "
                 "another registered one, or `package.module:layer`."})
-    detectors: list[str] | None = setting(None, "Channel 2 at habits too: `long_explanation`, `repeated_call`, `ignored_format`, or one of "
-                                                "`traces.habits.register_habit`.")
+    detectors: list[str] | None = setting(None, "Channel 2 at habits too: `long_explanation`, `repeated_call`, `ignored_format`, `wasteful_exploration`, or "
+                                                "one of `traces.habits.register_habit`.")
+    blame: str = setting("shown", "Channel 2 acts at the turn whose result shows a failure (`shown`), or, where file and line prove it, at the earlier "
+                                  "turn that wrote the failing lines (`cause`).")
     hint_judge: str | None = setting(None, "Model behind the `judge` layer: MODEL[@URL]; without a URL it is OpenRouter's.")
     hint_judge_key: str | None = setting(None, "Environment variable with the key for another address than OpenRouter's.")
     hint_cache: str = setting("out/judge", "Folder where the judge's answers are kept; none is asked for twice.")
@@ -316,8 +319,10 @@ def _check_hints(a, c):
             raise RecipeProblem(f"hints: there is no layer {name!r}; use {', '.join(sorted(LAYERS))}, or package.module:layer.")
     if unknown := [name for name in a.detectors or () if name not in HABITS]:
         raise RecipeProblem(f"detectors: there is no {unknown[0]!r}; use {', '.join(sorted(HABITS))}.")
+    if a.blame not in BLAME:
+        raise RecipeProblem(f"blame: there is no {a.blame!r}; use {' or '.join(BLAME)}.")
     for layer, key in (("judge", "hint_judge"), ("learned", "hint_writer")):
-        if (layer in a.hints) != (getattr(a, key) is not None):
+        if any(name in (layer, f"pattern_{layer}") for name in a.hints) != (getattr(a, key) is not None):
             raise RecipeProblem(f"hints={a.hints} with {key}={getattr(a, key)}: the {layer} layer needs a model, and a model the layer; set "
                                 "both or none.")
     if a.hint_writer is not None:

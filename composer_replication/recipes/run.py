@@ -25,6 +25,7 @@ from ..core.environment import TaskSet
 from ..core.trace import Trace
 from ..envs.toy.model import embedded_model, embedded_tokenizer
 from ..rollout.agents import Agent, AgentFactory
+from ..traces.error_sites import blame_turns
 from ..traces.habits import look_for
 from ..training.checkpoint import InterruptCallback, last_complete_checkpoint
 from ..training.draw import TaskDraw
@@ -162,6 +163,7 @@ def run_data(
     if done and not a.resume:
         raise RecipeProblem(f"{done} belongs to an earlier run; set resume to true to go on from it, or another output_dir.")
     look_for(a.detectors or ())
+    blame_turns(a.blame)
     tasks = recipe_tasks(recipe) if a.task is not None else None
     return tasks, recipe_sources(recipe, tasks.held_out if tasks else [])
 

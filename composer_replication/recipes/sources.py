@@ -7,7 +7,8 @@ __all__ = ['JUDGE_TOKENS', 'trace_paths', 'recorded_traces', 'without_held_out',
            'recipe_sources', 'judge_of', 'writer_of', 'recipe_hints']
 
 # %% ../../nbs/recipes/09_sources.ipynb #9556de96
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from glob import glob
 from pathlib import Path
@@ -16,10 +17,10 @@ from ..core.trace import Trace, Turn
 from ..envs.toy.traces import toy_path
 from ..hints.layers import CompositeHintGenerator, HintGenerator, make_layers
 from ..losses.batch import TraceExample
-from ..replay.client import chat_body, complete, read_key
+from ..replay.client import chat_body, complete, read_key, token_count
 from ..replay.clean import SCHEMA, PreferenceExample, read_pairs
 from ..replay.pairs import FREE_PAIRS, free_pairs
-from ..replay.prices import Price
+from ..replay.prices import Price, Usage
 from ..replay.client import parse_teacher
 from ..replay.teachers import TeacherProblem
 from .checkpoint import load_checkpoint
@@ -140,14 +141,21 @@ JUDGE_TOKENS = 1024  # of one answer, thinking included
 def judge_of(
     model: str,  # [NAME=]MODEL[@URL], as `composer-rl replay --teachers` takes it
     key_env: str | None = None,  # environment variable with the key of another address than OpenRouter's
+    prices: Mapping[str, Price] | None = None,  # None: nothing is counted
+    spent: Counter | None = None,  # counts up calls, prompt_tokens, completion_tokens, usd
 ) -> Callable[[str], str]:  # from prompt to answer
     "A model behind an address, asked for one short answer at a time. Raises `TeacherProblem`, also where its key is missing."
     name = (model.partition("=")[2] or model).partition("@http")[0]
-    endpoint = parse_teacher(model, {name: Price(0, 0, source="not counted")}, key_env, max_tokens=JUDGE_TOKENS)
+    endpoint = parse_teacher(model, {name: Price(0, 0, source="not counted")} if prices is None else prices, key_env, max_tokens=JUDGE_TOKENS)
     read_key(endpoint)
 
     def ask(prompt: str) -> str:
-        choice, = complete(endpoint, chat_body(endpoint, (Turn("user", prompt),), ()))["choices"]
+        answer = complete(endpoint, chat_body(endpoint, (Turn("user", prompt),), ()))
+        if spent is not None:
+            usage = answer["usage"] if isinstance(answer.get("usage"), dict) else {}
+            read, wrote = (token_count(usage.get(f"{part}_tokens")) for part in ("prompt", "completion"))
+            spent.update({"calls": 1, "prompt_tokens": read, "completion_tokens": wrote, "usd": endpoint.price.cost(Usage(read, wrote))})
+        choice, = answer["choices"]
         if choice.get("finish_reason") == "length":
             raise TeacherProblem(f"{name} was cut off at {JUDGE_TOKENS} tokens", "name a model that answers in fewer")
         return choice["message"].get("content") or ""

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 "The judge's cache under concurrent processes, kills, broken files and a full disk; and what its prompt may hold."
 
 import errno
@@ -251,3 +252,15 @@ def test_a_kill_just_before_the_rename_keeps_the_old_answer(tmp_path):
     writer.join(30)
     assert writer.exitcode == -signal.SIGKILL
     assert cache.get("cd" * 32) == "old"
+
+
+def test_each_pattern_has_its_prompt_and_errors_have_theirs():
+    from composer_replication.hints.judge_layer import PATTERNS, judge_prompt, pattern_of
+    from composer_replication.traces.habits import HABITS
+
+    assert all(pattern_of(name) in PATTERNS for name in HABITS if HABITS[name].__module__ == "composer_replication.traces.habits")
+    assert {pattern_of(name) for name in HABITS} - {None} == set(PATTERNS)
+    prompts = {kind: judge_prompt(HintContext(kind, "noticed so")) for kind in (*PATTERNS, "runtime_error")}
+    assert len(set(prompts.values())) == 5
+    assert all(("What was noticed:" in p) == (kind in PATTERNS) and ("that failed" in p) == (kind not in PATTERNS) for kind, p in prompts.items())
+    assert all("answer NONE" in p and "Do not repeat the failed action" in p for p in prompts.values())

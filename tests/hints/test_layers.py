@@ -176,12 +176,11 @@ def test_a_raw_error_beside_a_long_blank_argument_stays_readable():
     assert default_composite().hint(trace, site).text.endswith("Odd: the file is empty")
 
 
-def test_a_raw_error_that_shows_the_attempt_is_refused():
+def test_a_raw_error_that_shows_the_attempt_keeps_the_rest():
     calls = (ToolCall("bash", {"command": "pip install numpy pandas | tail -5"}),)
     trace, site = case(error="Weird: bash -c 'pip install numpy pandas | tail -5' did something", calls=calls)
     composite = default_composite()
-    assert composite.hint(trace, site) is None
-    assert composite.refused == {("raw_error", "repeats the failed action"): 1}
+    assert composite.hint(trace, site).text.endswith("Weird: bash -c '…' did something") and not composite.refused
 
 
 def test_tool_lists_are_bounded_and_nearest_first():
@@ -248,7 +247,7 @@ def test_a_repeated_failure_names_its_cause_and_asks_for_a_change():
     )
     assert said.startswith("There is no such user:") and "change the approach" in said and len(sentences(said)) == 2
     unknown = dispatch("repeated_failure", HintContext("repeated_failure", "Traceback ...\nOddError: blue"))
-    assert "(OddError: blue)" in unknown
+    assert "(`OddError: blue`)" in unknown
 
 
 def test_a_registered_template_takes_its_place():
@@ -318,6 +317,7 @@ def test_hints_of_real_error_sites(shared_data, name, templates):
             assert hint is None or (0 < len(hint.text) <= 1000 and not repeats(hint.text, trace.turns[site.turn]))
             assert hint is None or hint.layer != "template" or len(sentences(hint.text)) <= 2
             assert hint is None or "Expected one of" not in hint.text  # a grader's words, with the solution in them
-            layers.append(hint and hint.layer)
+            if not site.wanted:
+                layers.append(hint and hint.layer)
     assert layers.count(None) <= 0.02 * len(layers)
     assert layers.count("template") >= templates * len(layers)

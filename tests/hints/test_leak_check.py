@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 "The gate: what it must refuse, and what it must let pass."
 
 import pytest
@@ -5,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from composer_replication.core.trace import ToolCall, Trace, Turn
-from composer_replication.hints.leak_check import MIN_CHARS, leaks, refusal, repeats, seen_before
+from composer_replication.hints.leak_check import MIN_CHARS, leaks, refusal, repeats, seen_before, without_action
 from composer_replication.hints.text import call_text
 
 PATCH = """diff --git a/shop/price.py b/shop/price.py
@@ -177,3 +178,43 @@ def test_the_gate_never_crashes(hint, gold):
         and "++" not in gold
     ):
         assert leaks(f"so {gold} it is", gold)
+
+
+ECHOES = [  # the command, what the terminal showed, what is left of it
+    ("cat > a.py <<'EOF'\nimport os\nprint(os.nam)\nEOF\npython a.py", "> cat > a.py <<'EOF'\n> import os\n> print(os.nam)\n> EOF\n> python a.py\nOddError: no nam", "OddError: no nam"),
+    ("make check install", "$ make check install\nthe store is locked", "the store is locked"),
+    ("make check install", "root@box:/w# make check install\nthe store is locked\nroot@box:/w#", "the store is locked"),
+    ("set -x; make check install", "+ make check install\nthe store is locked", "+ make check install\nthe store is locked"),
+    ("make check install\nmake report all", "+ make check install\n+ make report all\nthe store is locked", "the store is locked"),
+    ("python -c 'import shop; shop.open(1)'", ">>> python -c 'import shop; shop.open(1)'\nBadState: locked", "BadState: locked"),
+    ("pip install numpy pandas", "error: \"pip install numpy pandas\" was killed", 'error: "…" was killed'),
+    ("alpha beta gamma delta", "1 | alpha beta gamma delta\nthe parser stopped at beta", "1 | …\nthe parser stopped at beta"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command, shown, left", ECHOES)
+def test_what_shows_the_action_again_is_cut_out(command, shown, left):
+    action = Turn("assistant", tool_calls=(ToolCall("bash", {"command": command}),))
+    kept = without_action(shown, action)
+    assert kept.startswith(left) and not repeats(kept, action)
+
+
+def test_code_in_a_traceback_stays():
+    script = "import shop\n\ndef main():\n    shop.open(1)\n\nmain()\n"
+    error = 'Traceback (most recent call last):\n  File "a.py", line 6, in <module>\n    main()\n  File "a.py", line 4, in main\n    shop.open(1)\nBadState: locked'
+    action = Turn("assistant", tool_calls=(ToolCall("bash", {"command": f"cat > a.py <<'EOF'\n{script}EOF\npython a.py"}),))
+    assert without_action(error, action) == error
+    test = "def test_open():\n    shop = Shop()\n    assert shop.open(1) == 2\n"
+    red = "    def test_open():\n        shop = Shop()\n>       assert shop.open(1) == 2\nE       assert 1 == 2\n\ntest_a.py:3: AssertionError"
+    wrote = Turn("assistant", tool_calls=(ToolCall("bash", {"command": f"cat > test_a.py <<'EOF'\n{test}EOF\npytest"}),))
+    assert ">       assert shop.open(1) == 2\nE       assert 1 == 2" in without_action(red, wrote)
+
+
+def test_a_large_action_is_cut_out_quickly():
+    from time import process_time
+
+    body = "\n".join(f"value_{n} = {n} * 3" for n in range(20_000))
+    action = Turn("assistant", tool_calls=(ToolCall("write", {"path": "a.py", "content": body}),))
+    start = process_time()
+    assert without_action(body + "\nthe disk is full", action) == "the disk is full"
+    assert process_time() - start < 3

@@ -122,7 +122,7 @@ BAD = [
     (dict(task=None, traces="a.jsonl", beta_replay=1, replay_pairs="group"), "group needs rollouts"),
     (dict(beta_replay=1, replay_pairs="siblings"), "siblings needs traces"),
     (dict(hints=["template", "oracle"]),
-     "hints: there is no layer 'oracle'; use judge, learned, raw_error, sibling, (sql, )?template"),
+     "hints: there is no layer 'oracle'; use judge, learned, pattern_judge, raw_error, sibling, (sql, )?template"),
     (dict(detectors="luck"),
      "detectors: there is no 'luck'; use (empty_result, )?ignored_format, long_explanation, repeated_call"),
     (dict(hints="judge"), "the judge layer needs a model"),

@@ -104,3 +104,35 @@ def test_ones_own_habit_has_a_name(unchanged):
         return Detection("shouting", "!") if trace.turns[position].content.isupper() else None
     look_for(["shouting"])
     assert [s.kind for s in find_error_sites(Trace("t", (Turn("user", "Go."), Turn("assistant", "YES"))))] == ["shouting"]
+
+
+def reading(*tools):
+    "Turns with one call each; a name with a space is a shell command."
+    turns = [Turn("user", "Go.")]
+    for tool in tools:
+        if tool == "?":
+            turns.append(Turn("user", "And?"))
+            continue
+        call = ToolCall("bash", {"command": tool}) if " " in tool else ToolCall(tool, {"path": "a.py"})
+        turns += [Turn("assistant", tool_calls=(call,)), Turn("tool", "x", observation=True)]
+    return Trace("t", tuple(turns))
+
+
+@pytest.mark.parametrize(
+    "tools, found",
+    [
+        (["Read"] * 8, [15]),
+        (["Read"] * 16, [15, 31]),
+        (["cat a.py", "grep -n x a.py", "Read", "search_code"] * 2, [15]),
+        (["Read"] * 7, []),
+        (["Read"] * 5 + ["Edit"] + ["Read"] * 5, []),
+        (["Read"] * 5 + ["pytest -q"] + ["Read"] * 5, []),
+        (["Read"] * 5 + ["?"] + ["Read"] * 5, []),
+        (["cat a.py; make"] * 9, []),
+    ],
+)
+def test_exploration_without_end(tools, found):
+    from composer_replication.traces.habits import wasteful_exploration
+
+    trace = reading(*tools)
+    assert [at for at in range(len(trace.turns)) if wasteful_exploration(trace, at)] == found
