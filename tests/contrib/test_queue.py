@@ -21,8 +21,8 @@ from composer_replication.contrib.queue.store import (
     encode,
     folder_of,
 )
-from composer_replication.core.trace import Trace, Turn
-from composer_replication.rollout.types import Ending, Rollout
+from composer_replication.core.trace import Segment, Trace, Turn
+from composer_replication.rollout.types import Ending, Rollout, SegmentTokens
 
 GENERATIONS, GROUPS, LEASE = 5, 2, 60.0
 roots = count()
@@ -252,6 +252,15 @@ def test_a_sign_of_life_survives_an_object_stores_own_errors(tmp_path):
     queue = RolloutQueue(Failing(str(tmp_path)), 0.4, "ann")
     with queue.signs_of_life():
         assert signs.wait(60)
+
+
+def test_a_rollout_of_several_segments_comes_back_whole():
+    turns = (Turn("user", "Find it."), Turn("assistant", "A", token_ids=(1, 2), logprobs=(-0.5, -0.5)),
+             Turn("user", "Summary."), Turn("assistant", "B", token_ids=(3,), logprobs=(-1.0,)))
+    trace = Trace("t", turns, segments=(Segment((0, 1), (1,)), Segment((2, 3), (3,))))
+    more = (SegmentTokens((8, 9), (3,), (1,), (-1.0,)),)
+    rollout = Rollout(trace, (7,), (1, 2), (1, 1), (-0.5, -0.5), Ending.DONE, 1.0, more=more)
+    assert decode(encode(Played(4, "ann", (rollout,))), "x").rollouts == (rollout,)
 
 
 def test_a_file_that_is_no_gzip_inside_is_one_sentence(tmp_path):

@@ -32,7 +32,7 @@ from fsspec.implementations.local import LocalFileSystem
 from ...core.errors import Problem
 from ...core.files import write_file
 from ...core.trace import Trace
-from ...rollout.types import Ending, Rollout
+from ...rollout.types import Ending, Rollout, SegmentTokens
 
 # %% ../../../nbs/contrib/queue/00_store.ipynb #62db6d43
 HOUR = 3600.0  # seconds that reading what may be large may take
@@ -232,7 +232,9 @@ def decode(
     try:
         found = orjson.loads(gzip.decompress(content))
         rollouts = [Rollout(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()} |
-                            {"trace": Trace.from_json(row["trace"]), "ending": Ending(row["ending"])}) for row in found["rollouts"]]
+                            {"trace": Trace.from_json(row["trace"]), "ending": Ending(row["ending"]),
+                             "more": tuple(SegmentTokens(**{k: tuple(v) for k, v in part.items()}) for part in row.get("more", ()))})
+                    for row in found["rollouts"]]
         return Played(found["version"], found["generator"], tuple(rollouts))
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise QueueProblem(f"{name} holds no rollouts ({type(error).__name__})", "delete it, its group will be played again") from None

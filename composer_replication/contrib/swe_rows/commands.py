@@ -14,7 +14,6 @@ import typer
 
 from ...cli.console import AsJson, check_output, emit, fail, out, plainly, progress, warn
 from ...cli.tasks import task_columns
-from ...core.files import read_jsonl
 
 # %% ../../../nbs/contrib/swe_rows/03_commands.ipynb #22a9046f
 @plainly
@@ -33,6 +32,7 @@ def from_rows(
     `composer-rl tasks from-rows rows.jsonl --mirrors mirrors --out tasks.jsonl`
     """
     from composer_replication.contrib.swe_rows.rows import make_row_tasks
+    from composer_replication.core.files import read_jsonl
     check_output(output)
     rows = [row for _, row in read_jsonl(file)]
     if not rows:
