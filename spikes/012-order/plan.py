@@ -45,12 +45,14 @@ SEEDS, TUNING = tuple(range(10)), (1000, 1001, 1002)  # of test runs; of those o
 STEPS, EPISODES, GROUP = 12, 16, 4  # optimizer steps, episodes of each, episodes of a task
 TASKS, SAMPLES = 64, 2  # measured after a run; episodes of each
 RATES = tuple(5e-6 * f for f in (1, 3, 10, 30, 100))
-FIRST = {"policy": (1, 2, 3), "sdpo": (0, 1, 2), "filler": (0, 1, 2), "rejection": (1, 2, 3)}  # of RATES; then wider
+FIRST = {"policy": (1, 2, 3), "sdpo": (0, 1, 2), "filler": (0, 1, 2), "rejection": (1, 2, 3),
+         "joint, gated": (1, 2, 3)}  # of RATES; then wider
 SWITCH = (3, 6, 9)  # steps of SDPO before the policy objective, of 12 in all
 CURVE = (0, 1, 2)  # seeds whose checkpoints after 3, 6 and 9 steps are measured too, on development tasks
 HINTS = {"sdpo": "[sql, template, raw_error]", "filler": "[composer_replication.envs.sql.hints:filler_hints]"}
 LIMITS = RolloutConfig(max_turns=6, max_tokens=384, max_turn_tokens=64, seed=0)
-LOGGED = ("step", "loss", "reward", "frac_reward_zero_std", "num_tokens", "grad_norm", "entropy", "sdpo/", "rollout/")
+LOGGED = ("step", "loss", "reward", "frac_reward_zero_std", "num_tokens", "grad_norm", "entropy", "sdpo/", "rollout/",
+          "conflict/")
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Run:
     rate: float | None = None  # of the arm, or for `sequence` of its SDPO steps
     switch: int | None = None  # steps of SDPO in `sequence`
     then: float | None = None  # rate of the policy objective in `sequence`
+    alpha: float | None = None  # weight of channel 2 in `joint, gated`
 
     @property
     def split(self) -> str:
@@ -70,7 +73,7 @@ class Run:
 
     @property
     def path(self) -> Path:
-        chosen = [f"{x:.1e}" if isinstance(x, float) else str(x) for x in (self.rate, self.switch, self.then) if x]
+        chosen = [f"{x:.1e}" if isinstance(x, float) else str(x) for x in (self.rate, self.switch, self.then, self.alpha) if x]
         return RUNS / f"{'-'.join([self.arm, str(self.start), str(self.seed), *chosen])}.json"
 
 
@@ -85,11 +88,11 @@ def passes(runs: list[Run]) -> float | None:
     return float(np.mean([read(r.path)["rewards"] for r in runs])) if all(r.path.exists() for r in runs) else None
 
 
-def rates(arm: str) -> tuple[list[Run], float | None]:
+def rates(arm: str, alpha: float | None = None) -> tuple[list[Run], float | None]:
     "Development runs of an arm so far needed, and its rate once they have ended: the best that is no edge of what was tried."
     tried = list(FIRST[arm])
     while True:
-        runs = {n: [Run(arm, 0, seed, RATES[n]) for seed in TUNING] for n in tried}
+        runs = {n: [Run(arm, 0, seed, RATES[n], alpha=alpha) for seed in TUNING] for n in tried}
         found = {n: passes(of) for n, of in runs.items()}
         every = sum(runs.values(), [])
         if None in found.values():
@@ -127,19 +130,41 @@ def equal_steps() -> int | None:
     return max(STEPS, round(STEPS * ratio))
 
 
+def weight() -> tuple[list[Run], float | None]:
+    "Runs at policy's middle rate, and the weight of channel 2 at which both gradients have one norm where both act."
+    runs = [Run("gradients", 0, seed, RATES[FIRST["policy"][1]], alpha=1.0) for seed in TUNING]
+    if not all(run.path.exists() for run in runs):
+        return runs, None
+    ratios = [entry["conflict/norm_ratio"] for run in runs for entry in read(run.path)["log"] if entry.get("conflict/norm_ratio")]
+    return runs, float(f"{1 / np.exp(np.mean(np.log(ratios))):.1e}")
+
+
+def joint() -> tuple[list[Run], tuple[float, float] | None]:
+    "Development runs of `joint, gated`, and its rate and weight."
+    runs, alpha = weight()
+    if alpha is None:
+        return runs, None
+    tried, rate = rates("joint, gated", alpha)
+    return runs + tried, rate and (rate, alpha)
+
+
 def plan() -> Iterator[Run | None]:
     "Runs in order; None stands for runs that wait for a choice."
     yield from (Run("start", 0, seed) for seed in TUNING[:1])
     for arm in ("sdpo", "policy", "filler", "rejection"):
         yield from rates(arm)[0]
     yield from switch()[0]
+    yield from joint()[0]
     for start in STARTS:
         for seed in SEEDS:
             yield Run("start", start, seed)
-            for arm in ("sdpo", "filler", "policy", "sequence", "rejection"):
+            for arm in ("sdpo", "filler", "policy", "sequence", "rejection", "joint, gated"):
                 at = switch()[1]
                 if arm == "sequence":
                     yield at and sequence(start, seed, at)
+                elif arm == "joint, gated":
+                    chosen = joint()[1]
+                    yield chosen and Run(arm, start, seed, chosen[0], alpha=chosen[1])
                 else:
                     rate = rates(arm)[1]
                     yield rate and (arm != "policy" or at) and Run(arm, start, seed, rate)
@@ -208,10 +233,11 @@ class Work:
         history = read(checkpoint / "trainer_state.json")["log_history"]
         return checkpoint, [{k: v for k, v in entry.items() if k.startswith(LOGGED)} for entry in history if "loss" in entry]
 
-    def policy(self, model: Path, rate: float, steps: int) -> tuple[Path, list[dict]]:
-        "Dr.GRPO on this seed's first training tasks, each played once by a group."
-        return self.train("policy", model, rate, steps, {
-            "alpha_sdpo": "0.0", "shuffle_dataset": "false", "train_rows": str(steps * EPISODES // GROUP)})
+    def policy(self, model: Path, rate: float, steps: int, alpha: float = 0.0) -> tuple[Path, list[dict]]:
+        "Dr.GRPO on this seed's first training tasks, each played once by a group; with `alpha` channel 2 at failed ones beside it."
+        beside = {"hints": HINTS["sdpo"], "sdpo_gate": "failed", "log_conflict": "true"} if alpha else {}
+        return self.train("policy", model, rate, steps, beside | {
+            "alpha_sdpo": repr(alpha), "shuffle_dataset": "false", "train_rows": str(steps * EPISODES // GROUP)})
 
     def sdpo(self, hints: str, rate: float, steps: int) -> tuple[Path, list[dict]]:
         "Channel 2 alone on recorded episodes: forward KL to the frozen start behind its hints."
@@ -255,8 +281,12 @@ class Work:
         run, found = self.run, {}
         if run.arm == "start":
             checkpoint, log = self.start, []
-        elif run.arm == "policy":
-            checkpoint, log = self.policy(self.start, run.rate, STEPS)
+        elif run.arm in ("policy", "joint, gated"):
+            checkpoint, log = self.policy(self.start, run.rate, STEPS, run.alpha or 0.0)
+        elif run.arm == "gradients":  # three steps; nothing of it is measured but the gradients
+            checkpoint, log = self.policy(self.start, run.rate, 3, run.alpha)
+            shutil.rmtree(self.folder, ignore_errors=True)
+            return {"log": log, "rewards": [[0.0]], "cpu_seconds": self.seconds}
         elif run.arm == "sequence":
             checkpoint, first = self.sdpo("sdpo", run.rate, run.switch)
             checkpoint, log = self.policy(checkpoint, run.then, STEPS - run.switch)
@@ -267,7 +297,7 @@ class Work:
             checkpoint, log = self.sdpo(run.arm, run.rate, STEPS)
         found |= {"log": log, "rewards": self.measure(checkpoint, run.split, SAMPLES)}
         found["cpu_seconds"] = {part: round(seconds, 1) for part, seconds in self.seconds.items()}
-        if run.seed in CURVE and run.arm in ("policy", "sdpo", "filler", "rejection"):
+        if run.seed in CURVE and run.arm in ("policy", "sdpo", "filler", "rejection", "joint, gated"):
             found["curve"] = {n: self.measure(checkpoint.with_name(f"checkpoint-{n}"), "development", 1) for n in (3, 6, 9, 12)}
         if run.arm == "policy" and run.split == "test" and (steps := equal_steps()) > STEPS:
             began = dict(self.seconds)
@@ -339,7 +369,7 @@ def unpack() -> None:
     kept = HERE / "runs.jsonl.gz"
     for line in gzip.decompress(kept.read_bytes()).splitlines() if kept.exists() else ():
         run = orjson.loads(line)
-        path = Run(*(run[field.name] for field in fields(Run))).path
+        path = Run(*(run.get(field.name) for field in fields(Run))).path
         if not path.exists():
             write_json(path, run)
 

@@ -22,15 +22,16 @@ def plan(tmp_path):
 
 def end(plan, run, reward, train=100.0):
     run.path.write_text(json.dumps(dict(
-        arm=run.arm, start=run.start, seed=run.seed, rate=run.rate, switch=run.switch, then=run.then,
+        arm=run.arm, start=run.start, seed=run.seed, rate=run.rate, switch=run.switch, then=run.then, alpha=run.alpha,
+        log=[{"conflict/norm_ratio": 2.0}, {"conflict/norm_ratio": 8.0}, {"loss": 1.0}],
         rewards=[[reward]], cpu_seconds={"record": 10.0, "train": train, "measure": 5.0})))
 
 
-def tune(plan, arm, best):
+def tune(plan, arm, best, alpha=None):
     "End development runs of an arm, best at one rate, until its rate is chosen; the rates that were tried."
     tried = set()
     for _ in range(10):
-        runs, rate = plan.rates(arm)
+        runs, rate = plan.rates(arm, alpha)
         tried |= {plan.RATES.index(run.rate) for run in runs}
         if rate is not None:
             return rate, tried
@@ -72,10 +73,17 @@ def test_the_plan_ends_and_every_test_run_comes_once(plan):
     for at in plan.SWITCH:
         for seed in plan.TUNING:
             end(plan, plan.sequence(0, seed, at), 0.5)
+    assert None in list(plan.plan())  # the weight is not measured
+    for run in plan.weight()[0]:
+        end(plan, run, 0.0)
+    assert plan.weight()[1] == 0.25  # of ratios 2 and 8
+    assert plan.joint()[1] is None
+    tune(plan, "joint, gated", 2, 0.25)
+    assert plan.joint()[1] == (plan.RATES[2], 0.25)
     runs = list(plan.plan())
     assert None not in runs and len({run.path for run in runs}) == len(runs)
     tested = [run for run in runs if run.split == "test"]
-    assert len(tested) == len(plan.STARTS) * len(plan.SEEDS) * 6
+    assert len(tested) == len(plan.STARTS) * len(plan.SEEDS) * 7
     assert not {run.seed for run in tested} & set(plan.TUNING)
 
 
