@@ -234,7 +234,7 @@ class Work:
         return checkpoint, [{k: v for k, v in entry.items() if k.startswith(LOGGED)} for entry in history if "loss" in entry]
 
     def policy(self, model: Path, rate: float, steps: int, alpha: float = 0.0) -> tuple[Path, list[dict]]:
-        "Dr.GRPO on this seed's first training tasks, each played once by a group; with `alpha` channel 2 at failed ones beside it."
+        "Dr.GRPO on this seed's first training tasks, each played once by a group; with `alpha` channel 2 beside it."
         beside = {"hints": HINTS["sdpo"], "sdpo_gate": "failed", "log_conflict": "true"} if alpha else {}
         return self.train("policy", model, rate, steps, beside | {
             "alpha_sdpo": repr(alpha), "shuffle_dataset": "false", "train_rows": str(steps * EPISODES // GROUP)})
