@@ -172,7 +172,7 @@ def values(one: Experiment) -> str:
 def section(one: Experiment) -> str:
     "Everything about one experiment that is not VALIDATED, folded."
     parts = [f"[The notebook]({one.notebook.name}). {one.question}"]
-    if expected := promised(one.prose[0]):
+    if expected := promised("\n\n".join(one.prose)):
         parts += ["**What was expected.**", *expected]
     parts += ["**What came out.**" if one.verdict != "NOT RUN" else "**Why not.**", failures(one), values(one)]
     if steps := next_steps(one.prose):

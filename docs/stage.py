@@ -377,6 +377,7 @@ BOXES = {"VALIDATED": "tip", "PARTIAL": "warning", "INVALIDATED": "danger", "NOT
 
 def opened(cells: list, one: gaps.Experiment, place: Callable[[Path], str | None]) -> list:
     "An experiment's page: title, question, verdict with its reason, the first picture or table, then the rest, code folded."
+    cells = [cell for cell in cells if "checks_screen(" not in cell.source]  # the box of the verdict says it here
     for cell in (cell for cell in cells if cell.cell_type == "code" and "remove-input" not in cell.metadata["tags"]):
         merge_printed(cell)
         printed = sum(output.text.count("\n") for output in cell.outputs if output.output_type == "stream")

@@ -36,7 +36,7 @@ class OfflineTrainer(StepTrainer):
         **others,  # as TRL's
     ):
         args = args or ComposerReplicationConfig("composer-run")
-        self.traces = traces
+        self.traces, self.hint_source = traces, hint_source
         check_model(args, model, others.get("peft_config"))
         limit = trace_limit(max_trace_tokens, model, args.model_init_kwargs or {})
         setup = prepare(args, processing_class or model, False, hint_source, None, replay_examples, traces, limit)

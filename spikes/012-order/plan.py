@@ -136,6 +136,8 @@ def weight() -> tuple[list[Run], float | None]:
     if not all(run.path.exists() for run in runs):
         return runs, None
     ratios = [entry["conflict/norm_ratio"] for run in runs for entry in read(run.path)["log"] if entry.get("conflict/norm_ratio")]
+    if not ratios:
+        raise ValueError("no run of `gradients` logged conflict/norm_ratio; measure more steps")
     return runs, float(f"{1 / np.exp(np.mean(np.log(ratios))):.1e}")
 
 
