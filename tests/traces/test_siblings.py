@@ -276,6 +276,6 @@ def test_a_wanted_failure_is_neither_rejected_nor_chosen():
     seen = (*attempt("r", ask, OOPS, 0.0).turns, *wanted.turns[1:], run("ls"), FINE)
     assert recovery_pairs(Trace("r", seen)) == []  # a red test is no recovery
     assert recovery_pairs(Trace("w", wanted.turns + (run("ls"), FINE))) == []
-    query = Turn("assistant", "Look whether it should fail now: the test is expected to fail.", tool_calls=(ToolCall("search", {"text": "cat"}),))
+    query = replace(ask, content="The search is expected to fail.")
     told = Trace("q", (ASK, query, OOPS, replace(query, tool_calls=(ToolCall("search", {"text": "box"}),)), FINE))
     assert [bool(s.wanted) for s in find_error_sites(told)] == [True] and recovery_pairs(told) == []
