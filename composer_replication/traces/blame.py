@@ -102,7 +102,7 @@ def _same(one: str, other: str) -> bool:
 def _holds(text: Written, place: Place, untouched: bool) -> bool:
     "Whether a text holds the failing line: by its code, or by its number in a file that nothing else wrote."
     lines = text.text.split("\n")
-    if text.whole and untouched and place.line <= len(lines) and lines[place.line - 1].strip():
+    if text.whole and untouched and 1 <= place.line <= len(lines) and lines[place.line - 1].strip():
         return not place.code or lines[place.line - 1].strip() == place.code
     return len(place.code) >= 6 and place.code in {line.strip() for line in lines} - {line.strip() for line in text.old.split("\n")}
 

@@ -122,7 +122,7 @@ def test_traces_of_held_out_tasks_are_left_out(tmp_path):
     assert traces[0].turns[2].role == "assistant"
     assert all(t.task_id != traces[0].task_id for t in recorded_traces([str(toy_path())], copied))
     whole = replace(traces[0], task_id=None, turns=(*traces[0].turns[:3], Turn("user", "Summary."), Turn("assistant", "Go on.")),
-                    segments=(Segment((0, 1, 2), (2,)), Segment((3, 4), (4,))))  # as a server records it: later contexts begin with a summary
+                    segments=(Segment((0, 1, 2), (2,)), Segment((3, 4), (4,))))  # a later context begins with a summary
     write_traces([whole], tmp_path / "served.jsonl")
     served = str(tmp_path / "served.jsonl")
     assert [len(t.turns) for t in recorded_traces([served])] == [3, 2]
