@@ -29,7 +29,7 @@ PATH_KEYS = "file_path", "path", "filename", "file", "target_file", "absolute_pa
 WHOLE_KEYS = "content", "file_text", "contents", "file_content"
 PART_KEYS = {"new_string": "old_string", "new_str": "old_str", "newText": "oldText", "replace": "search", "insert_text": "", "replacement": "target"}
 COMMAND_KEYS = "command", "cmd", "script", "commands", "input", "patch", "diff", "code"
-_HEREDOC = re.compile(r"(?:(>>?) *([^\s<>|;&]+) *<<|tee (-a )?([^\s<>|;&]+) *<<|<<)-? *[\"']?(\w+)[\"']?(?:[^\n]*?(>>?) *([^\s<>|;&]+))?[^\n]*\n(.*?)\n[ \t]*\5[ \t]*(?:\n|$)", re.S)
+_HEREDOC = re.compile(r"(?:(>>?) *([^\s<>|;&]+) *<<|tee (-a )?([^\s<>|;&]+) *<<|<<)-? *[\"']?(\w++)[\"']?(?:[^\n]{0,300}?(>>?) *([^\s<>|;&]+))?+[^\n]*+\n(.*?)\n[ \t]*\5[ \t]*(?:\n|$)", re.S)
 _PATCHED = re.compile(r"^(?:\*\*\* (Add|Update) File: |\+\+\+ (?:b/)?)(\S+)", re.M)
 _IN_PLACE = re.compile(r"\b(?:sed -[a-zA-Z]*i|perl -[a-zA-Z]*i)\b[^\n]*")
 

@@ -7,6 +7,7 @@ import pytest
 
 from composer_replication.core.trace import Segment, ToolCall, Trace, Turn
 from composer_replication.hints.layers import default_composite
+from composer_replication.traces.blame import written
 from composer_replication.traces.error_sites import blame_turns, find_error_sites
 
 
@@ -117,3 +118,7 @@ def test_line_0_proves_nothing_and_a_turn_of_another_context_is_not_blamed():
     told = trace((*WRITES["Write"], "ok"), (*RUN, python("/w/shop.py", 2, "return sum(items) + 'x'")))
     split = replace(told, segments=(Segment((0, 1, 2), (1,)), Segment((0, 1, 2, 3, 4), (3,))))
     assert [(s.turn, s.blame) for s in find_error_sites(split, blame="cause")] == [(3, None)]
+
+
+def test_many_redirections_do_not_take_long():
+    assert [*written(ToolCall("bash", {"command": "cat <<EOF " + ">" * 50_000 + "\nx"}))] == []
