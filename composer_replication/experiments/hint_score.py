@@ -35,10 +35,12 @@ def next_actions(trace: Trace) -> dict[int, DPOPair]:  # by turn
     """At every error turn, what the agent did next over what failed, where that was another action, answered without an error.
 
     It may know what only the error said: these pairs measure hints; `recovery_pairs` are those to train on."""
-    failed, acts = failed_turns(trace), [i for i, turn in enumerate(trace.turns) if turn.role == "assistant"]
+    sites = find_error_sites(trace)
+    failed, shown = failed_turns(trace, sites), failed_turns(trace, sites, wanted=True)
+    acts = [i for i, turn in enumerate(trace.turns) if turn.role == "assistant"]
     return {turn: DPOPair(trace.trace_id, turn, trace.turns[after], trace.turns[turn], f"next:{after}")
             for turn, after in zip(acts, acts[1:])
-            if turn in failed and after not in failed and after + 1 < len(trace.turns)
+            if turn in failed and after not in shown and after + 1 < len(trace.turns)
             and action_key(trace.turns[turn]) != action_key(trace.turns[after])}
 
 # %% ../../nbs/experiments/11_hint_score.ipynb #6e13a295

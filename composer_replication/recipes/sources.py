@@ -52,17 +52,18 @@ def recorded_traces(
 ) -> list[Trace]:
     "The traces of these files, each under an id of its own, one for each context. Raises `InputProblem` where there is none."
     own_id = own_ids()
-    found = [part for name in names for path in trace_paths(name) for trace in read_traces(path) for part in own_id(trace).parts()]
+    found = [own_id(trace) for name in names for path in trace_paths(name) for trace in read_traces(path)]
     kept = without_held_out(found, held_out)
     if not kept:
         raise RecipeProblem(f"traces: {len(found)} traces were read, and {len(found) - len(kept)} of them are of held-out tasks; name others.")
-    return kept
+    return [part for trace in kept for part in trace.parts()]
 
 
 def without_held_out(traces, held_out):
-    "The traces that are of no held-out task, by its id and by its prompt."
+    "The traces that are of no held-out task, by its id and by the prompt of each of their contexts."
     ids, contents = {row["task_id"] for row in held_out}, {content_hash(row, ("prompt",)) for row in held_out}
-    return [t for t in traces if str(t.task_id) not in ids and content_hash({"prompt": _prompt(t)}, ("prompt",)) not in contents]
+    return [t for t in traces if str(t.task_id) not in ids
+            and not any(content_hash({"prompt": _prompt(part)}, ("prompt",)) in contents for part in (t, *t.parts()))]
 
 
 def _prompt(trace):

@@ -14,6 +14,7 @@ from dataclasses import replace
 from ..core.pair import DPOPair, action_key
 from ..core.tools import refusal
 from ..core.trace import ErrorSite, ToolCall, Trace, TraceProblem, Turn, leaves
+from ..traces.error_sites import find_error_sites
 from ..traces.siblings import SiblingIndex, failed_turns
 
 # %% ../../nbs/replay/00_pairs.ipynb #499b1498
@@ -128,9 +129,10 @@ def recovery_pairs(
     sites: Sequence[ErrorSite] | None = None,  # its error sites, where they are known already
 ) -> list[DPOPair]:  # in the order of the trace
     "Every failed turn whose state the same trace got past, as a pair: what worked over what failed."
-    failed, pairs = failed_turns(trace, sites), []
-    for turn in sorted(failed):
-        at = _recovery(trace, turn, failed) if turn else None
+    sites = find_error_sites(trace) if sites is None else sites
+    shown, pairs = failed_turns(trace, sites, wanted=True), []
+    for turn in sorted(failed_turns(trace, sites)):
+        at = _recovery(trace, turn, shown) if turn else None
         if at is None or told_by_error(trace, turn, at) or action_key(trace.turns[at]) == action_key(trace.turns[turn]):
             continue
         action, mine = trace.turns[at], trace.turns[turn]

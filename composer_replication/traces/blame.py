@@ -29,7 +29,7 @@ PATH_KEYS = "file_path", "path", "filename", "file", "target_file", "absolute_pa
 WHOLE_KEYS = "content", "file_text", "contents", "file_content"
 PART_KEYS = {"new_string": "old_string", "new_str": "old_str", "newText": "oldText", "replace": "search", "insert_text": "", "replacement": "target"}
 COMMAND_KEYS = "command", "cmd", "script", "commands", "input", "patch", "diff", "code"
-_HEREDOC = re.compile(r"(?:(>>?) *([^\s<>|;&]+) *<<|tee (-a )?([^\s<>|;&]+) *<<|<<)-? *[\"']?(\w+)[\"']?(?:[^\n]*?(>>?) *([^\s<>|;&]+))?[^\n]*\n(.*?)\n[ \t]*\5[ \t]*(?:\n|$)", re.S)
+_HEREDOC = re.compile(r"(?:(>>?) *([^\s<>|;&]+) *<<|tee (-a )?([^\s<>|;&]+) *<<|<<)-? *[\"']?(\w++)[\"']?(?:[^\n]{0,300}?(>>?) *([^\s<>|;&]+))?+[^\n]*+\n(.*?)\n[ \t]*\5[ \t]*(?:\n|$)", re.S)
 _PATCHED = re.compile(r"^(?:\*\*\* (Add|Update) File: |\+\+\+ (?:b/)?)(\S+)", re.M)
 _IN_PLACE = re.compile(r"\b(?:sed -[a-zA-Z]*i|perl -[a-zA-Z]*i)\b[^\n]*")
 
@@ -102,7 +102,7 @@ def _same(one: str, other: str) -> bool:
 def _holds(text: Written, place: Place, untouched: bool) -> bool:
     "Whether a text holds the failing line: by its code, or by its number in a file that nothing else wrote."
     lines = text.text.split("\n")
-    if text.whole and untouched and place.line <= len(lines) and lines[place.line - 1].strip():
+    if text.whole and untouched and 1 <= place.line <= len(lines) and lines[place.line - 1].strip():
         return not place.code or lines[place.line - 1].strip() == place.code
     return len(place.code) >= 6 and place.code in {line.strip() for line in lines} - {line.strip() for line in text.old.split("\n")}
 

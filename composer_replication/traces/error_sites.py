@@ -133,7 +133,7 @@ def find_error_sites(
 def _moved(trace, outcome, site, names, failed) -> ErrorSite:
     "The site at the turn that caused it, where that is proved."
     found = cause_of(trace, site.turn, outcome.detection.message, failed) if outcome.detection.kind in ERROR_KINDS and not site.wanted else None
-    if found is None:
+    if found is None or found[0] not in trace.sampled_turns:
         return site
     turn, call, proof = found
     return replace(error_site(trace, replace(outcome, turn=turn, call=call), site.streak, names), blame=proof)

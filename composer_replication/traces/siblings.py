@@ -42,7 +42,7 @@ class Step:
     turn: int  # position in `Trace.turns`
     reward: float | None  # what the whole attempt earned
     action: Turn  # without its sampled tokens
-    failed: bool  # an error site of its trace names this turn as the cause
+    failed: bool  # an error site of its trace names this turn as the cause, be it a wanted one
     answered: bool  # an observation or another message followed
 
     @property
@@ -54,9 +54,10 @@ class Step:
 def failed_turns(
     trace: Trace,
     sites: Sequence[ErrorSite] | None = None,  # its error sites, where they are known already
+    wanted: bool = False,  # also those whose errors the agent wanted: no mistakes, and nothing that worked
 ) -> frozenset[int]:
-    "Positions of the assistant turns that caused an error."
-    return frozenset(s.turn for s in (find_error_sites(trace) if sites is None else sites))
+    "Positions of the assistant turns that caused an error which nobody wanted."
+    return frozenset(s.turn for s in (find_error_sites(trace) if sites is None else sites) if wanted or not s.wanted)
 
 # %% ../../nbs/traces/04_siblings.ipynb #4049d451
 class SiblingIndex:
@@ -84,7 +85,7 @@ def add(
     "Take in one more trace. A trace that was taken in before changes nothing."
     if trace.task_id is None:
         return
-    failed = failed_turns(trace, sites)
+    failed = failed_turns(trace, sites, wanted=True)
     for position, key in state_keys(trace):
         steps = self._steps.setdefault(key, [])
         if any(s.trace_id == trace.trace_id for s in steps):

@@ -13,11 +13,11 @@ from .error_detectors import command_of, last_exception
 from .failure import failure_gist
 
 # %% ../../nbs/traces/03_wanted.ipynb #a161aef3
-_LAST = r"(?:^|[;&|(\n]|\b(?:if|then|do)\b)\s*(?:(?:cd|export|set|source|sudo|time|timeout \S+)\b[^;&|\n]*(?:&&|;)\s*)?"  # where a simple command begins
+_LAST = r"(?:^|[;&|(\n]|\b(?:if|then|do)\b)[ \t]*(?:(?:cd|export|set|source|sudo|time|timeout \S+)\b[^;&|\n]*(?:&&|;)\s*)?"  # where a simple command begins
 _QUESTION = (r"(?:(?:git )?(?:e|f|z)?grep|rg|ag|(?:git )?diff|cmp|comm|test|\[\[?|which|type|command -v|pgrep|kill -0|git merge-base --is-ancestor|"
              r"git show-ref|git rev-parse --verify|git ls-files --error-unmatch|pip3? show|python3? -m pip show|dpkg -s|rpm -q|systemctl is-\w+|nc -z)")
 COMMANDS = (  # what a command says, and what it means
-    (re.compile(r"\|\|\s*(?:true|:|exit 0|echo\b[^|;&\n]*|printf\b[^|;&\n]*)\s*[)}]?\s*$|(?:^|[;&\n])\s*!\s+\w|\bset \+e\b"), "the command allows the failure"),
+    (re.compile(r"\|\|\s*(?:true|:|exit 0|echo\b[^|;&\n]*+|printf\b[^|;&\n]*+)\s*+[)}]?\s*$|(?:^|[;&\n])[ \t]*!\s+\w|\bset \+e\b"), "the command allows the failure"),
     (re.compile(r"\bgit stash(?! (?:pop|apply|list|drop|show|clear))\b|\bgit worktree add\b"), "the command runs without the changes"),
     (re.compile(_LAST + _QUESTION + r"\s[^;&|\n]*(?:\|\s*(?:head|tail|wc|sort|uniq|cat)\b[^;&|\n]*)?\s*$"), "the exit status answers a question"),
 )
@@ -74,7 +74,7 @@ def wanted_failure(
     "What says that this failure was wanted, in the trace's own words; None where nothing does."
     command = command_of(trace, evidence) if evidence != turn else ""
     for pattern, means in COMMANDS if command else ():
-        if pattern.search(command) and not (means.startswith("the exit status") and _COMPLAINS.search(error[:2000])):
+        if pattern.search(command[-4000:] if means.startswith("the exit status") else command) and not (means.startswith("the exit status") and _COMPLAINS.search(error[:2000])):
             return means
     end = error.rstrip().rpartition("\n")[2]
     if re.search(r"\bas expected\b|\bexpected (?:error|exception|failure)|\bcorrectly (?:raised|rejected|failed)\b", end) and "not as expected" not in end:

@@ -4,13 +4,14 @@ import os
 import re
 import shutil
 import signal
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 import composer_replication
-from composer_replication.envs.deletion.judge import runner
+from composer_replication.envs.deletion.judge import runner, trees
 from composer_replication.envs.deletion.judge.runner import (
     JudgeProcess,
     Phase,
@@ -546,3 +547,11 @@ def test_what_is_laid_out_to_be_written_to_shares_nothing_with_the_store(larder,
     lay_out(larder.tree, {}, tmp_path / "copied", put=shutil.copy)
     same = [(tmp_path / name / LABELS).samefile(larder.tree / LABELS) for name in ("linked", "copied")]
     assert same == [True, False] and (tmp_path / "copied" / LABELS).read_bytes() == (larder.tree / LABELS).read_bytes()
+    code = tmp_path / "code" / "__pycache__" / f"a.{sys.implementation.cache_tag}.pyc"
+    code.parent.mkdir(parents=True)
+    code.write_bytes(b"code")
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "a.py").touch()
+    for name, put in (("hard", trees.link), ("own", shutil.copy)):
+        lay_out(tmp_path / "tree", {}, tmp_path / name, tmp_path / "code", put)
+    assert [(tmp_path / name / "__pycache__" / code.name).samefile(code) for name in ("hard", "own")] == [True, False]

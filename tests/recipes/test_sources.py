@@ -12,6 +12,7 @@ from bad_server import BadServer, Reply, completion
 from forks import composer
 
 from composer_replication.core.errors import InputProblem
+from composer_replication.core.trace import Segment, Turn
 from composer_replication.envs.toy.env import world_rows
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
 from composer_replication.envs.toy.traces import toy_path, toy_traces
@@ -120,6 +121,16 @@ def test_traces_of_held_out_tasks_are_left_out(tmp_path):
     copied = [{"task_id": "another id", "prompt": [t.to_message() for t in traces[0].turns[:2]]}]
     assert traces[0].turns[2].role == "assistant"
     assert all(t.task_id != traces[0].task_id for t in recorded_traces([str(toy_path())], copied))
+    whole = replace(traces[0], task_id=None, turns=(*traces[0].turns[:3], Turn("user", "Summary."), Turn("assistant", "Go on.")),
+                    segments=(Segment((0, 1, 2), (2,)), Segment((3, 4), (4,))))  # a later context begins with a summary
+    write_traces([whole], tmp_path / "served.jsonl")
+    served = str(tmp_path / "served.jsonl")
+    assert [len(t.turns) for t in recorded_traces([served])] == [3, 2]
+    second = [{"task_id": "x", "prompt": [{"role": "user", "content": "Summary."}]}]
+    for rows in (copied, second):
+        with pytest.raises(InputProblem, match="1 traces were read, and 1 of them are of held-out tasks"):
+            recorded_traces([served], rows)
+    assert len(recorded_traces([served, str(toy_path())], copied)) == len(recorded_traces([str(toy_path())], copied))
     recipe = load_recipe(write(tmp_path, replay_pairs=["embedded"]))
     assert all(e.trace.task_id != traces[0].task_id for s in [recipe_sources(recipe, held)] for e in (*s.traces, *s.pairs))
 

@@ -1,10 +1,13 @@
 # ruff: noqa: E501
 """Whose fault: the earlier turn that wrote the failing lines, where file and line prove it, and nobody else where they do not."""
 
+from dataclasses import replace
+
 import pytest
 
-from composer_replication.core.trace import ToolCall, Trace, Turn
+from composer_replication.core.trace import Segment, ToolCall, Trace, Turn
 from composer_replication.hints.layers import default_composite
+from composer_replication.traces.blame import written
 from composer_replication.traces.error_sites import blame_turns, find_error_sites
 
 
@@ -106,3 +109,16 @@ def test_the_setting_is_off_at_first_and_can_be_set():
         blame_turns("shown")
     with pytest.raises(ValueError, match="shown or cause"):
         blame_turns("everybody")
+
+
+def test_line_0_proves_nothing_and_a_turn_of_another_context_is_not_blamed():
+    answer = "src/a.ts(0,1): error TS2322: Type 'string' is not assignable to type 'number'."
+    told = trace(("Write", {"file_path": "/w/src/a.ts", "content": "let n = 1\nn = 'a'"}, "ok"), ("bash", {"command": "make"}, answer))
+    assert [(s.turn, s.blame) for s in find_error_sites(told, blame="cause")] == [(3, None)]
+    told = trace((*WRITES["Write"], "ok"), (*RUN, python("/w/shop.py", 2, "return sum(items) + 'x'")))
+    split = replace(told, segments=(Segment((0, 1, 2), (1,)), Segment((0, 1, 2, 3, 4), (3,))))
+    assert [(s.turn, s.blame) for s in find_error_sites(split, blame="cause")] == [(3, None)]
+
+
+def test_many_redirections_do_not_take_long():
+    assert [*written(ToolCall("bash", {"command": "cat <<EOF " + ">" * 50_000 + "\nx"}))] == []

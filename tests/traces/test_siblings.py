@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.core.trace import ErrorSite, HintContext, ToolCall, Trace, TraceProblem, Turn
-from composer_replication.replay.pairs import DPOPair, sibling_pairs
-from composer_replication.traces.siblings import SiblingIndex, action_key, state_keys
+from composer_replication.replay.pairs import DPOPair, recovery_pairs, sibling_pairs
+from composer_replication.traces.error_sites import find_error_sites
+from composer_replication.traces.siblings import SiblingIndex, action_key, failed_turns, state_keys
 
 ASK = Turn("user", "Where is the cat?")
 OOPS = Turn("tool", "Error: no such box", observation=True, failed=True)
@@ -257,3 +258,24 @@ def test_intercode_siblings_and_pairs(shared_data):
         for t in traces[:60]
     )
     assert len(list(combinations(tasks[traces[0].task_id], 2))) >= 1
+
+
+def test_a_wanted_failure_is_neither_rejected_nor_chosen():
+    def run(command, said=""):
+        return Turn("assistant", said, tool_calls=(ToolCall("bash", {"command": command}),))
+
+    red = Turn("tool", "1 failed in 0.1s", observation=True, failed=True)
+    wanted = attempt("tdd", run("pytest -q", "The new test should fail now."), red, 0.0)
+    broken, good = attempt("broken", run("pytest"), red, 0.0), attempt("good", run("ls"), FINE, 0.0)
+    assert [bool(s.wanted) for t in (wanted, broken) for s in find_error_sites(t)] == [True, False]
+    assert (failed_turns(wanted), failed_turns(wanted, wanted=True), failed_turns(broken)) == (set(), {1}, {1})
+    index = SiblingIndex([wanted, broken, good])
+    assert [sibling_pairs(t, index) for t in (wanted, good)] == [[], []]
+    assert [p.source for p in sibling_pairs(broken, index)] == ["sibling:error:good"]
+    ask = Turn("assistant", tool_calls=(ToolCall("search", {"text": "cat"}),))
+    seen = (*attempt("r", ask, OOPS, 0.0).turns, *wanted.turns[1:], run("ls"), FINE)
+    assert recovery_pairs(Trace("r", seen)) == []  # a red test is no recovery
+    assert recovery_pairs(Trace("w", wanted.turns + (run("ls"), FINE))) == []
+    query = replace(ask, content="The search is expected to fail.")
+    told = Trace("q", (ASK, query, OOPS, replace(query, tool_calls=(ToolCall("search", {"text": "box"}),)), FINE))
+    assert [bool(s.wanted) for s in find_error_sites(told)] == [True] and recovery_pairs(told) == []

@@ -106,3 +106,8 @@ def test_wanted_failures_are_no_streak():
 
     assert [s.streak for s in find_error_sites(Trace("t", steps("Go."), format="openai"))] == [1, 2, 3, 4]
     assert {s.kind for s in find_error_sites(Trace("t", steps("This should fail."), format="openai"))} == {"runtime_error"}
+
+
+@pytest.mark.parametrize("command", ["\n" * 100_000 + "x", "|| echo" + " " * 100_000 + "; x", "(cd " * 25_000, "; ! " * 25_000])
+def test_no_command_takes_long(command):  # minutes, were it quadratic
+    assert site(command=command + "; pytest -q").wanted is None or "!" in command

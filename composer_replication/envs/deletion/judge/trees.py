@@ -112,7 +112,7 @@ def lay_out(
     tree: Path,  # pristine; never written
     overlay: Mapping[str, str | bytes | None],  # path: content, or None for a file that is gone
     target: Path,  # made here
-    bytecode: Path | None = None,  # from `compiled`; linked in for what is unchanged
+    bytecode: Path | None = None,  # from `compiled`; `put` in for what is unchanged
     put: Callable = link,  # source, target; `shutil.copy` where what is laid out may be written to
 ) -> None:
     "A variant of a tree: hard links to what is unchanged, new files for the rest. Symbolic links are left out. Raises `OverlayProblem`."
@@ -131,7 +131,7 @@ def lay_out(
             os.mkdir(os.path.join(there, "__pycache__"), mode=0o755)
             for name in codes:
                 if os.path.exists(source := os.path.join(cache, name)):
-                    link(source, os.path.join(there, "__pycache__", name))
+                    put(source, os.path.join(there, "__pycache__", name))
     for path, content in overlay.items():
         place = target / path
         try:
