@@ -161,6 +161,9 @@ BAD = [
     (dict(use_vllm=True), "use_vllm=True and rollout='transformers' name two engines"),
     (dict(rollout="vllm"), "vLLM reads its weights from a folder or hub id, and model 'embedded' is made in memory"),
     (dict(rollout="vllm", task=None, traces="a.jsonl"), "vLLM samples nothing without a task"),
+    (dict(agent={"command": "x"}, rollout="trl"), "agent with rollout: trl would play nothing"),
+    (dict(agent={"command": "x"}, task="gsm8k", alpha_sdpo=0), "agent with task 'gsm8k', which has no environment"),
+    (dict(agent={"command": "x"}, task=None, traces="a.jsonl", held_out_rows=0), "agent=.* without a task: there are no roll"),
 ]
 
 
@@ -169,6 +172,13 @@ def test_a_wrong_setting_is_one_sentence_before_any_weight(write, no_weights, se
     with pytest.raises(RecipeProblem, match=said) as caught:
         load_recipe(write(**settings))
     assert "\n" not in str(caught.value) and str(caught.value).startswith(str(write()))
+
+
+def test_an_agent_in_several_processes(write, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    load_recipe(write())
+    with pytest.raises(RecipeProblem, match="agent with several processes"):
+        load_recipe(write(agent={"command": "x"}))
 
 
 @pytest.mark.parametrize("text, said", [("", "no mapping"), ("- 1", "no mapping"), ("a: [", "cannot be read as YAML"),
