@@ -16,6 +16,7 @@ from composer_replication.recipes import memory_estimate
 from composer_replication.recipes import run as recipe_run
 from composer_replication.recipes.memory_estimate import activation_bytes, channel_costs, count_parameters, estimate
 from composer_replication.recipes.recipe import load_recipe
+from composer_replication.recipes import recipe as recipe_module
 from composer_replication.recipes.recipe_file import RecipeProblem, shipped_recipes
 from composer_replication.report.train import estimate_table
 from composer_replication.training import setup
@@ -175,10 +176,10 @@ def test_a_wrong_setting_is_one_sentence_before_any_weight(write, no_weights, se
 
 
 def test_an_agent_in_several_processes(write, monkeypatch):
+    recipe = load_recipe(write(agent={"command": "x"}))
     monkeypatch.setenv("WORLD_SIZE", "2")
-    load_recipe(write())
     with pytest.raises(RecipeProblem, match="agent with several processes"):
-        load_recipe(write(agent={"command": "x"}))
+        recipe_module._check(recipe)
 
 
 @pytest.mark.parametrize("text, said", [("", "no mapping"), ("- 1", "no mapping"), ("a: [", "cannot be read as YAML"),
