@@ -9,6 +9,7 @@ __all__ = ['SPLITS', 'PAIR_SOURCES', 'CLASSES', 'FORBIDDEN', 'SourceArguments', 
 import dataclasses
 import difflib
 import inspect
+import os
 import re
 import warnings
 from collections.abc import Mapping
@@ -345,7 +346,7 @@ def _check_pairs(a, c):
 # %% ../../nbs/recipes/00_recipe.ipynb #08080698
 def _check_offline(a, c):
     "Raises `ValueError` where recorded traces alone cannot be trained on in this way."
-    rollouts = ("tasks", "guard_settings", "curriculum", "episode_reward")
+    rollouts = ("tasks", "guard_settings", "curriculum", "episode_reward", "agent")
     if unused := [f"{key}={getattr(a, key)!r}" for key in rollouts if getattr(a, key)]:
         raise RecipeProblem(f"{', '.join(unused)} without a task: there are no rollouts; name a task, or leave this out.")
     if a.held_out_rows or c.eval_strategy != "no":
@@ -365,6 +366,13 @@ def _check_task(a, c):
     if offer.tools == () and c.alpha_sdpo:
         raise RecipeProblem(f"alpha_sdpo={c.alpha_sdpo} with task {a.task!r}, which has no tool calls and so no error turns; set "
                             "alpha_sdpo to 0, or take another task.")
+    if a.agent is not None and offer.tools == ():
+        raise RecipeProblem(f"agent with task {a.task!r}, which has no environment to play in; take another task, or leave agent out.")
+    if a.agent is not None and not c.our_loop:
+        raise RecipeProblem("agent with rollout: trl would play nothing, since TRL's own loop plays; leave rollout out, or agent.")
+    if a.agent is not None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise RecipeProblem("agent with several processes: an agent's episodes may have several segments, and they are trained on in one "
+                            "process; start one.")
     prompts = c.generation_batch_size // c.num_generations
     if a.train_rows < prompts:
         raise RecipeProblem(f"train_rows={a.train_rows} is less than the {prompts} tasks that one generation takes "

@@ -160,14 +160,20 @@ def collect(
         for i, record in enumerate(records):
             episodes.add(str(i), record)
         with Recorder(policy, seed, config.max_turn_tokens or config.max_tokens, config.sampling, fixed=True, together=config.tool_workers) as recorder:
-            with serve_recorder(recorder, episodes, "policy", paths=[place / "socket" for place in places], at_once=4 * max(len(rows), 1),
+            with serve_recorder(recorder, episodes, "policy", key=secrets.token_urlsafe(24), paths=[place / "socket" for place in places], at_once=4 * max(len(rows), 1),
                                 timeout_s=self.agent.seconds), ThreadPoolExecutor(config.tool_workers) as pool:
                 runs = [_AgentRun(self, recorder, config, row, record, str(i), places[i]) for i, (row, record) in enumerate(zip(rows, records))]
                 done = [pool.submit(run.play) for run in runs]
-                while wait(done, 0.2).not_done:
-                    if stop is not None and stop():
-                        for run in runs:
-                            run.stop()
+                try:
+                    while wait(done, 0.2).not_done:
+                        if stop is not None and stop():
+                            for run in runs:
+                                run.stop()
+                except BaseException:  # Ctrl-C, or what `stop` raised: the pool waits for its agents
+                    for run, playing in zip(runs, done):
+                        playing.cancel()
+                        run.stop()
+                    raise
                 return [run.result() for run in done]
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -61,20 +61,24 @@ class Episodes:
         with self.lock:
             self.named.pop(name, None)
 
+    def check(self, name: str | None) -> None:
+        "Raise `Refused` for a path that `of` would refuse."
+        if name is None and self.loose is None:
+            raise Refused(404, "unknown_url", "there is no such page; an agent's address names its episode.")
+        if name is not None and name not in self.named and (self.make is None or not NAME.fullmatch(name)):
+            raise Refused(404, "unknown_episode", f"there is no episode {name[:60]!r} here.")
+
     def of(self, name: str | None, asked=None) -> RecordedEpisode:
         "The episode of a path, or the one that a request without a path goes on with. Raises `Refused`."
         with self.lock:
+            self.check(name)
             if name is None:
                 return self._loose(asked)
             if name not in self.named:
-                if self.make is None or not NAME.fullmatch(name):
-                    raise Refused(404, "unknown_episode", f"there is no episode {name[:60]!r} here.")
                 self.named[name] = self.make(name)
             return self.named[name]
 
     def _loose(self, asked):
-        if self.loose is None:
-            raise Refused(404, "unknown_url", "there is no such page; an agent's address names its episode.")
         for episode in reversed(self.others if asked else ()):
             with episode.lock:
                 goes_on = episode.ending is None and any(i in context.sampled for context in episode.contexts
@@ -148,9 +152,13 @@ def _json(body, status=200, headers=None):
 
 
 @patch
-async def guarded(self: _Application, protocol, request: Request, work) -> Response:
-    "What work gives, or the refusal in the protocol's own form."
+async def guarded(self: _Application, protocol, request: Request, work, places: int = 1) -> Response:
+    "What work gives, or the refusal in the protocol's own form. It takes so many of the `at_once` places."
+    held = 0
     try:
+        if places and self.requests >= self.at_once:  # also of bodies that are still read: what they take is bounded
+            raise Refused(429, "full", f"{self.at_once} requests are under way already; ask again later.", {"Retry-After": "1"})
+        self.requests, held = self.requests + places, places
         return await work(protocol, request)
     except Refused as problem:
         return _json(protocol.error(problem), problem.status, problem.headers)
@@ -159,6 +167,8 @@ async def guarded(self: _Application, protocol, request: Request, work) -> Respo
     except Exception as error:  # of the policy or of this server: no client should have to guess from a broken connection
         sentence = " ".join(str(error).split())[:300] or type(error).__name__
         return _json(protocol.error(Refused(500, "internal", f"the endpoint failed ({type(error).__name__}): {sentence.rstrip('.')}.")), 500)
+    finally:
+        self.requests -= held
 
 
 @patch
@@ -208,7 +218,7 @@ async def models(self: _Application, request: Request) -> Response:
         if named is not None and named != self.model and not self.any_model:
             raise Refused(404, "model_not_found", f"there is no model {named[:80]!r} here; ask {self.model}.")
         return _json(one if named else {"object": "list", "data": [one], "has_more": False, "first_id": self.model, "last_id": self.model})
-    return await self.guarded(ChatCompletions, request, work)
+    return await self.guarded(ChatCompletions, request, work, places=0)
 
 
 @patch
@@ -216,6 +226,7 @@ async def _asked(self: _Application, protocol, request):
     "The request, and its episode."
     name = request.path_params.get("episode")
     self.authorise(request, name)
+    self.episodes.check(name)
     body = await self.read_body(request)
     if protocol is Messages and request.url.path.endswith("count_tokens") and isinstance(body, dict):
         body = {"max_tokens": 1} | body
@@ -227,24 +238,18 @@ async def _asked(self: _Application, protocol, request):
 
 @patch
 async def complete(self: _Application, protocol, request: Request) -> Response:
-    if self.requests >= self.at_once:  # also of bodies that are still read: what they take is bounded
-        raise Refused(429, "full", f"{self.at_once} requests are under way already; ask again later.", {"Retry-After": "1"})
-    self.requests += 1
     in_thread = asyncio.get_running_loop().run_in_executor
+    name, asked = await self._asked(protocol, request)
+    episode = await in_thread(self.threads, self.episodes.of, name, asked)
+    pending = await in_thread(self.threads, self.recorder.begin, episode, asked)
     try:
-        name, asked = await self._asked(protocol, request)
-        episode = await in_thread(self.threads, self.episodes.of, name, asked)
-        pending = await in_thread(self.threads, self.recorder.begin, episode, asked)
-        try:
-            answered = await in_thread(self.threads, self.recorder.finish, pending, await self._sampled(request, pending))
-        except BaseException as problem:
-            self.recorder.leave(pending)
-            if isinstance(problem, Exception) and not isinstance(problem, Refused):
-                episode.failed = f"the policy failed ({type(problem).__name__}): {problem}"
-            raise
-        await in_thread(self.threads, self.episodes.changed, episode)
-    finally:
-        self.requests -= 1
+        answered = await in_thread(self.threads, self.recorder.finish, pending, await self._sampled(request, pending))
+    except BaseException as problem:
+        self.recorder.leave(pending)
+        if isinstance(problem, Exception) and not isinstance(problem, Refused):
+            episode.failed = f"the policy failed ({type(problem).__name__}): {problem}"
+        raise
+    await in_thread(self.threads, self.episodes.changed, episode)
     if asked.stream:
         return _Stream(list(protocol.events(asked, answered)))
     return _json(protocol.write(asked, answered))
@@ -300,13 +305,13 @@ async def end(self: _Application, request: Request) -> Response:
     async def work(protocol, request):
         name = request.path_params["episode"]
         self.authorise(request, name)
+        if name not in self.episodes.named:
+            raise Refused(404, "unknown_episode", f"there is no episode {name[:60]!r} here.")
         body = await self.read_body(request)
         reward = body.get("reward") if isinstance(body, dict) else None
         if not isinstance(body, dict) or set(body) - {"reward"} or isinstance(reward, bool) or not isinstance(reward, int | float | None) or \
                 reward is not None and not abs(reward) < float("inf"):
             raise bad("the body must be an object with nothing, or with a finite number as its reward.")
-        if name not in self.episodes.named:
-            raise Refused(404, "unknown_episode", f"there is no episode {name[:60]!r} here.")
         episode = self.episodes.named[name]
         episode.check()
         episode.end(Ending.DONE)

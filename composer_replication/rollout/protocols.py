@@ -352,6 +352,8 @@ def _messages_of(items):
         elif kind == "message":
             _check_parts(item.get("content"), f"item {i}")
             parts = item.get("content") or ""
+            if isinstance(parts, dict):
+                raise bad(f"item {i}: content must be a text or a list of parts.")
             own()["content"] += parts if isinstance(parts, str) else "\n".join(str(p.get("text", p.get("refusal", ""))) for p in parts)
         elif kind in ("function_call", "custom_tool_call"):
             arguments = item.get("arguments") if kind == "function_call" else json.dumps({"input": item.get("input")})
@@ -359,6 +361,8 @@ def _messages_of(items):
         elif kind in ("function_call_output", "custom_tool_call_output"):
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")})
         elif kind == "reasoning":
+            if not isinstance(item.get("content"), list | None):
+                raise bad(f"item {i}: content must be a list of parts.")
             said = "\n".join(str(p.get("text", "")) for p in item.get("content") or () if isinstance(p, dict))
             if said:
                 own()["reasoning_content"] = said

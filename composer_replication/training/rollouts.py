@@ -25,12 +25,12 @@ from ..rollout.types import Ending, Rollout
 from ..traces.export import write_traces
 from .batches import by_length, mask_rows, mean_over_counted, sampled_mask
 from .draw import TaskDraw
-from .episodes import (CUT_OFF, UNSCORED, EnvironmentBroken, Generation, engine_policy, generation_traces,
+from .episodes import (CUT_OFF, UNSCORED, EnvironmentBroken, Generation, completion_turns, engine_policy, generation_traces,
                                                     rollout_columns, within_positions)
 from .groups import GroupHints, equal_groups, route_rows
 from .kl import completion_logprobs, kl_adjusted_advantages, kl_estimate
 from .prompts import prompts_once
-from .segments import with_segments
+from .segments import check_segments, segment_ids, with_segments
 from .setup import PairSource
 from .step import StepTrainer
 from .teacher import causal_lm
@@ -107,7 +107,7 @@ class RolloutTrainer(StepTrainer):
         out, made = list(super()._generate(prompts)), self.generation
         if self.factory:  # TRL has read each completion as one message; ours is a conversation
             nothing = [{"role": "assistant", "content": ""}]
-            out[3] = [[t.to_message() for t in r.trace.turns[len(p):]] or nothing for r, p in zip(made.rollouts, prompts)]
+            out[3] = [[t.to_message() for t in completion_turns(r.trace, p)] or nothing for r, p in zip(made.rollouts, prompts)]
             episodes = gather_object([(r.ending.value, r.sampled) for r in made.rollouts])
             endings = Counter(ending for ending, _ in episodes)
             if set(endings) == {Ending.ERROR}:
@@ -181,7 +181,7 @@ class RolloutTrainer(StepTrainer):
         return list(generation_traces(self.generation, tools_of, results_of))
 
     def _trees(self, output: dict) -> list[RolloutTree]:
-        "A `RolloutTree` per row, with hints where channel 2 learns from it."
+        "A `RolloutTree` per row, with hints where channel 2 learns from it; those of further segments go into `generation.further`."
         args, rows, trees, counts = self.args, self.traces_played(), [], Counter()
         group = [trace for trace, _, _ in rows]
         if len(rows) % self.num_generations:  # rows of a group are on several devices
@@ -190,15 +190,16 @@ class RolloutTrainer(StepTrainer):
         scored = [trace for trace in group if trace.reward is not None]  # the others show what the environment did, not the policy
         pairs = dict(zip((t.trace_id for t in scored), self.pair_source(scored))) if args.beta_replay and self.pair_source else {}
         source = GroupHints(scored, self.hint_source) if args.group_hints else self.hint_source
-        for (trace, ids, mask), kept, learn in zip(rows, output["completion_mask"].any(1).tolist(), self.generation.learns):
-            trace = trace.parts()[0]  # `with_segments` adds the others
-            targets = target_turns(trace, args.target_turns, args.seed) if learn else {}
-            hints = target_hints(trace, targets if kept else {}, source)
+        for row, ((trace, ids, mask), kept, learn) in enumerate(zip(rows, output["completion_mask"].any(1).tolist(), self.generation.learns)):
             some = pairs.get(trace.trace_id, ()) if kept else ()
-            tree = example_tree(trace, self.setup.chat, hints, some, args.hint_placement, sampled=(ids, mask))
-            tree, cut = within_positions(tree, self.student.config)
-            trees.append(RolloutTree(trace, tree))
-            counts.update(error_turns=len(targets), cut=cut if kept else len(targets), hints=sum(b.kind == "hint" for b in tree.branches))
+            for number, part in enumerate(trace.parts()):
+                sampled = segment_ids(part, self.rollouts[row].more[number - 1], self.setup.chat) if number else (ids, mask)
+                targets = target_turns(part, args.target_turns, args.seed) if learn else {}
+                hints = target_hints(part, targets if kept else {}, source)
+                tree = example_tree(part, self.setup.chat, hints, () if number else some, args.hint_placement, sampled=sampled)
+                tree, cut = within_positions(tree, self.student.config)
+                (self.generation.further if number else trees).append(RolloutTree(part, tree))
+                counts.update(error_turns=len(targets), cut=cut if kept else len(targets), hints=sum(b.kind == "hint" for b in tree.branches))
         if self.distils:
             names = ("error_turns", "hints", "cut")
             mine = torch.tensor([counts[name] for name in names], device=self.accelerator.device)
@@ -237,6 +238,7 @@ class RolloutTrainer(StepTrainer):
             output["num_items_in_batch"] = self.accelerator.gather(sampled_mask(output).sum()).sum()
         if not self.model.training:
             return output
+        check_segments(self, output, self.rollouts)
         route = route_rows(self.generation.all_rewards, self.num_generations, a.equal_rewards, a.all_fail)
         route = route.part(self._mine(len(output["advantages"])))
         if a.equal_rewards == "skip":  # a row that nobody learns from is masked
@@ -248,7 +250,7 @@ class RolloutTrainer(StepTrainer):
                 learns = learns & (self.generation.all_rewards[self._mine(len(learns))] <= 0)
             self.generation.learns = learns.tolist()
             output["composer_rows"] = self._trees(output)
-            self._check_teacher([r.tree for r in output["composer_rows"]])
+            self._check_teacher([r.tree for r in (*output["composer_rows"], *self.generation.further)])
         self._keep_rollouts()
         if a.kl_coef:
             output["ref_logprobs"], = self.reference.read(lambda start: self._logprobs_of(start, output))

@@ -121,6 +121,39 @@ def test_a_stop_ends_agents_at_once(factory):
     assert rollout.ending is Ending.STOPPED and rollout.reward is None
 
 
+def test_ctrl_c_ends_agents_at_once(factory):
+    "Two run and one waits for a place; none of them goes on."
+    start, before = time.monotonic(), Workspace.closed
+
+    def stop():
+        if time.monotonic() > start + 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        collect(Script(), factory, [{"prompt": "hanging"}] * 3, RolloutConfig(max_turns=3, tool_workers=2), stop=stop)
+    assert time.monotonic() - start < 15 and Workspace.closed >= before + 2  # its limit: 20 s, twice
+
+
+def test_counting_tokens_needs_a_key(factory):
+    "A path without an episode is closed to an agent, too."
+    (Path(factory.agent.path) / "mine.py").write_text(ASK + '''
+import urllib.error
+
+def probe(url, key, model, workspace, prompt):
+    ask(url, key, model, 0)
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "a"}]}).encode()
+    request = urllib.request.Request(url.rpartition("/e/")[0] + "/v1/messages/count_tokens", body,
+                                     {"Content-Type": "application/json", "x-api-key": key})
+    try:
+        urllib.request.urlopen(request)
+    except urllib.error.HTTPError as error:
+        pathlib.Path(workspace, "answer.txt").write_text(str(error.code))
+''')
+    factory.agent = Agent("mine:probe", factory.agent.path, seconds=20)
+    (rollout,) = collect(Script(), factory, [{"prompt": "a"}], RolloutConfig(max_turns=3))
+    assert rollout.reward == 401.0, rollout.problem
+
+
 @pytest.mark.parametrize(
     "settings, said",
     [

@@ -331,6 +331,10 @@ def test_budgets_end_an_episode(policy):
         ("responses", {"text": {"format": {"type": "json_schema"}}}, "text.format"),
         ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
         ("responses", {"background": True}, "background"),
+        ("responses", {"input": [{"role": "assistant", "content": {"type": "output_text", "text": "a"}}]}, "list of parts"),
+        ("responses", {"input": [{"type": "reasoning", "content": 7}]}, "list of parts"),
+        ("responses", {"input": [{"type": "reasoning", "content": {"text": "a"}}]}, "list of parts"),
+        ("responses", {"input": [{"role": "assistant", "content": 7}]}, "text only"),
         ("messages", {"max_tokens": None}, "max_tokens"),
         ("messages", {"tool_choice": {"type": "any"}}, "tool_choice"),
         ("messages", {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "text only"),
@@ -391,6 +395,11 @@ def test_keys_hold_for_their_episode(policy):
                 client.post(f"/e/{name}/v1/chat/completions", json={"model": "m", "messages": HI}, headers=headers).status_code
                 == status
             )
+        headers = {"x-api-key": "key-a", "Content-Type": "application/json"}
+        for path in ("chat/completions", "messages/count_tokens", "responses"):  # refused before the body is read
+            assert client.post(f"/e/c/v1/{path}", content=b"{no json", headers=headers).status_code == 404
+            assert client.post(f"/v1/{path}", content=b"{no json", headers=headers).status_code == 404
+        assert client.post("/e/c/end", content=b"{no json", headers=headers).status_code == 404
         assert (
             client.post("/v1/chat/completions", json={"model": "m", "messages": HI}).status_code == 404
         )  # every request names an episode here
@@ -518,6 +527,9 @@ def test_one_request_too_many_is_told_so_in_its_own_form():
                 pass
             full = client.post("/e/f/v1/messages", json={"model": "m", "messages": HI, "max_tokens": 9})
             assert full.status_code == 429 and full.json()["error"]["type"] == "rate_limit_error" and full.headers["Retry-After"]
+            assert client.post("/e/f/v1/messages/count_tokens", json={"model": "m", "messages": HI}).status_code == 429
+            assert client.post("/e/f/end", json={"reward": 1.0}).status_code == 429
+            assert client.get("/e/f/v1/models").status_code == 200  # which holds no place
         while client.get("/health").json()["requests"]:
             pass
         assert client.post("/e/f/v1/messages", json={"model": "m", "messages": HI, "max_tokens": 9}).status_code == 200

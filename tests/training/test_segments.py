@@ -1,6 +1,7 @@
 "A step's gradient with episodes cut into segments is that of the same episodes in one piece, whatever the objective divides by."
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,13 +10,16 @@ from datasets import Dataset
 from trainer_script import BASE
 from transformers.trainer_callback import PrinterCallback
 
-from composer_replication.core.trace import Segment
+from composer_replication.core.errors import InputProblem
+from composer_replication.core.trace import Segment, Trace, Turn
 from composer_replication.envs.toy.model import embedded_model
 from composer_replication.hints.layers import default_composite
 from composer_replication.rollout.loop import collect
-from composer_replication.rollout.types import SegmentTokens
+from composer_replication.rollout.types import Ending, SegmentTokens
+from composer_replication.training import segments
 from composer_replication.training.config import ComposerReplicationConfig
-from composer_replication.training.segments import advantage_scale
+from composer_replication.training.episodes import completion_turns
+from composer_replication.training.segments import advantage_scale, check_segments
 from composer_replication.training.trainer import ComposerReplicationTrainer
 
 
@@ -145,3 +149,86 @@ def test_the_scale_against_one_row_an_episode(loss_type):
         mean = lambda rows: sum(r.mean() for r in rows) / len(rows)
         one = reduce.get(loss_type, (lambda rows: torch.cat(list(rows)).mean()) if loss_type == "bnpo" else mean)
         torch.testing.assert_close(one([row * s for row, s in zip(losses, scale)]), one(merged))
+
+
+# ---- what is refused, by all processes alike
+
+
+def asked(many=1, pair_source=None, **settings):
+    plain = dict(kl_coef=0, kl_place="loss", channels=True, group_hints=False, beta_replay=0)
+    args, accelerator = SimpleNamespace(**plain | settings), SimpleNamespace(num_processes=many)
+    return SimpleNamespace(accelerator=accelerator, args=args, pair_source=pair_source)
+
+
+FORKED, WHOLE = SimpleNamespace(more=(1,)), SimpleNamespace(more=())
+
+
+@pytest.mark.parametrize(
+    "trainer, output, said",
+    [
+        (asked(kl_coef=0.1, kl_place="reward"), {}, "set kl_place to loss"),
+        (asked(group_hints=True), {}, "set group_hints to false"),
+        (asked(beta_replay=0.1, pair_source=len), {}, "set beta_replay to 0"),
+        (asked(), {"ref_per_token_logps": 1}, "set beta to 0"),
+        (asked(), {"importance_sampling_ratio": 1}, "vllm_importance_sampling_correction to false"),
+    ],
+)
+def test_settings_that_know_of_the_first_segment_alone(trainer, output, said):
+    check_segments(trainer, output, [WHOLE, WHOLE])
+    with pytest.raises(InputProblem, match=said):
+        check_segments(trainer, output, [WHOLE, FORKED])
+    check_segments(asked(kl_coef=0.1, beta_replay=0.1), {}, [WHOLE, FORKED])  # the KL in the loss, pairs of recorded traces
+
+
+@pytest.mark.parametrize("mine", [WHOLE, FORKED])
+def test_all_processes_raise_where_one_has_segments(mine, monkeypatch):
+    monkeypatch.setattr(segments, "gather_object", lambda one: [*one, True])  # the other process has some
+    with pytest.raises(InputProblem, match="start one process"):
+        check_segments(asked(2), {}, [mine])
+    monkeypatch.setattr(segments, "gather_object", lambda one: [*one, False])
+    check_segments(asked(2), {}, [WHOLE])
+
+
+# ---- further segments teach as the first does
+
+
+def sites_of(batch, first):
+    return sum(len(row.tree.branches) for row in batch["composer_rows"][first:])
+
+
+def test_a_masked_episode_teaches_in_none_of_its_segments(tmp_path):
+    "Episodes are cut at their turns' end: with `mask_truncated_completions` none of their segments has a branch."
+    changes = {"loss_type": "dr_grpo", "alpha_sdpo": 1.0, "max_turns": 2}
+    free, masked = (train(tmp_path / str(m), 1, mask_truncated_completions=m, **changes) for m in (False, True))
+    assert free.generation.further and sum(len(r.tree.branches) for r in free.generation.further)
+    for trainer in (free, masked):
+        more = [r for r in trainer.rollouts for _ in r.more]
+        trees = trainer.generation.further
+        assert len(more) == len(trees)
+        cut_off = [t for r, t in zip(more, trees) if r.ending is not Ending.DONE]
+        assert cut_off
+        assert any(t.tree.branches for t in cut_off) is (trainer is free)
+
+
+def test_no_further_segment_has_a_branch_beyond_the_models_positions(tmp_path, monkeypatch):
+    from composer_replication.training import episodes
+
+    monkeypatch.setattr(episodes, "positions", lambda config: 60)
+    trainer = train(tmp_path, 1, loss_type="dr_grpo", alpha_sdpo=1.0)
+    trees = [r.tree for r in trainer.generation.further]
+    assert any(refused.reason.startswith("its hinted branch") for t in trees for refused in t.refused)
+    assert not any(b.kind == "hint" and b.fork + len(b.ids) > 60 for t in trees for b in t.branches)
+
+
+# ---- messages for reward functions
+
+
+def test_the_completion_of_an_agent_with_a_prompt_of_its_own():
+    system, user, own = Turn("system", "S"), Turn("user", "U"), Turn("assistant", "A")
+    prompt = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
+    assert completion_turns(Trace("t", (system, user, own)), prompt) == (own,)
+    assert completion_turns(Trace("t", (system, replace(user, content="U and what the reset says"), own)), prompt) == (own,)
+    assert completion_turns(Trace("t", (Turn("user", "as the agent puts it"), own, user)), prompt) == (own, user)
+    shots = [*prompt, {"role": "assistant", "content": "shown"}, {"role": "user", "content": "U"}]
+    assert completion_turns(Trace("t", (system, user, Turn("assistant", "shown"), user, own)), shots) == (own,)
+    assert completion_turns(Trace("t", (user,)), prompt) == ()
