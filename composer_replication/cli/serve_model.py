@@ -69,6 +69,8 @@ def serve_model(
     key = os.environ.get(api_key_env, "").strip() if api_key_env else ""
     if api_key_env and not key:
         raise ServeProblem(f"the server's key is wanted from {api_key_env}, which is not set", "export it, or serve without a key")
+    if record and not key and host not in ("127.0.0.1", "::1", "localhost"):
+        raise ServeProblem(f"with --record anybody who reaches {host} could write and score traces", "name the server's key by --api-key-env")
     name = name or checkpoint
 
     def announce():

@@ -61,7 +61,7 @@ def _in_a_row(streak):
     return f" ({streak} steps in a row)" if streak > 1 else ""
 
 # %% ../../nbs/training/12_health.ipynb #0dfcefbb
-TOKEN_LIMITS = "max_completion_length, max_turns, or max_turn_tokens where it is set"  # each ends an episode
+TOKEN_LIMITS = "max_completion_length, max_turns, max_turn_tokens where it is set, or the limits of `agent`"  # each ends an episode
 
 
 RULES = (
