@@ -9,30 +9,28 @@ from composer_replication.report.html import STUDENT, TEACHER
 
 def first_screen(
     verdict: str,  # one sentence or word
-    rows: Sequence[tuple],  # what, estimate, low, high; threshold where it is not `least`
+    rows: Sequence[tuple],  # what, estimate, low, high
     unit: str,
-    least: float = 0,  # a row is shown where its interval lies above
     digits: int = 1,
 ) -> None:
     "Show the verdict, the rows as a table, and the same rows as intervals; what the last run lacks is `not run`."
-    rows = [(*row, least)[:5] for row in rows]
-    lines = ["| what | difference (95 % interval) | shown if above | |", "|---|---|--:|---|"]
-    for what, value, low, high, bound in rows:
+    lines = ["| what | difference (95 % interval) | above 0 |", "|---|---|---|"]
+    for what, value, low, high in rows:
         if value is None:
-            lines.append(f"| {what} | **not run** | {bound:g} | |")
+            lines.append(f"| {what} | **not run** | |")
             continue
-        side = "shown" if low > bound else "opposite" if high < bound else "not shown"
-        lines.append(f"| {what} | {value:+.{digits}f} {unit} ({low:+.{digits}f} to {high:+.{digits}f}) | {bound:g} | {side} |")
+        side = "shown" if low > 0 else "opposite" if high < 0 else "not shown"
+        lines.append(f"| {what} | {value:+.{digits}f} {unit} ({low:+.{digits}f} to {high:+.{digits}f}) | {side} |")
     display(Markdown(f"**{verdict}**\n\n" + "\n".join(lines)))
     fig, ax = plt.subplots(figsize=(7.4, 0.6 + 0.32 * len(rows)), layout="constrained")
-    for place, (_, value, low, high, bound) in enumerate(rows):
+    for place, (_, value, low, high) in enumerate(rows):
         if value is not None:
             ax.plot([low, high], [place, place], color=STUDENT, lw=2)
             ax.plot(value, place, "o", color=TEACHER, markersize=5)
-            ax.plot([bound, bound], [place - 0.4, place + 0.4], color="#444444", lw=1)
     ax.set_yticks(range(len(rows)), [row[0].replace("`", "") for row in rows], fontsize=8)
+    ax.axvline(0, color="#444444", lw=1)
     ax.invert_yaxis()
-    ax.set_xlabel(f"{unit}; bar: 95 % interval, line: threshold", fontsize=8)
+    ax.set_xlabel(f"{unit}; bar: 95 % interval", fontsize=8)
     ax.spines[["top", "right"]].set_visible(False)
     plt.show()
 

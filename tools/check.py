@@ -128,6 +128,8 @@ def check_notebooks(copy: Path) -> list[str]:
     succeeded, output = run(command, ROOT, NOTEBOOK_SECONDS)
     if not succeeded:
         return [f"a notebook does not run: {output.strip()}"]
+    if "No files were eligible" in output:  # nbdev calls that a success
+        return [f"no notebook was found in {folder.name}: name a room of nbs/."]
     print("  " + "\n  ".join(line for line in output.splitlines() if line.endswith("secs") and not line.endswith(" 0 secs")))
     return []
 

@@ -30,7 +30,8 @@ from ..traces.error_sites import find_error_sites
 from ..rollout.types import Rollout, RolloutConfig
 from ..rollout.policies import TransformersPolicy
 from ..rollout.loop import collect
-from ..tree.example import example_tree, target_hints, target_turns
+from ..tree.example import target_hints, target_turns
+from ..tree.build import build_tree
 from ..tree.build import Branch, Tree
 
 # %% ../../nbs/experiments/10_episodes.ipynb #eca2d6e2
@@ -156,7 +157,7 @@ def episode_view(
     trace, ids = rollout.trace, (*rollout.prompt_ids, *rollout.completion_ids)
     mask = [0] * len(rollout.prompt_ids) + list(rollout.completion_mask)
     targets = target_turns(trace)
-    tree = example_tree(trace, policy.chat, target_hints(trace, targets, world_hints(hints)), sampled=(ids, mask))
+    tree = build_tree(trace, policy.chat, target_hints(trace, targets, world_hints(hints)), sampled=(ids, mask))
     reasons = {r.turn: r.reason for r in tree.refused}  # turn -1: the whole trace
     told = {turn: reasons.get(turn, reasons.get(-1)) for turn in targets}
     told |= {b.turn: hinted_tokens(policy, tree, b) for b in tree.branches}

@@ -25,7 +25,8 @@ from ..rollout.policies import TransformersPolicy
 from ..rollout.sampling import Sampling
 from ..rollout.tool_call_parser import ParsedTurn, TurnReader
 from ..rollout.types import Rollout, RolloutConfig
-from ..tree.example import example_tree, target_hints, target_turns
+from ..tree.example import target_hints, target_turns
+from ..tree.build import build_tree
 
 # %% ../../nbs/experiments/13_gate.ipynb #20bbb3cd
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def hinted_turns(
     turns = []
     for problem, r in enumerate(rollouts):
         sampled = ((*r.prompt_ids, *r.completion_ids), [0] * len(r.prompt_ids) + list(r.completion_mask))
-        tree = example_tree(r.trace, policy.chat, target_hints(r.trace, target_turns(r.trace), source), sampled=sampled)
+        tree = build_tree(r.trace, policy.chat, target_hints(r.trace, target_turns(r.trace), source), sampled=sampled)
         turns += [HintedTurn(problem, r.trace, b.turn, tree.ids[:tree.span(b.turn).start],
                              (*tree.ids[:b.fork], *b.ids[:b.start]), b.ids[b.start:]) for b in tree.branches]
     return turns

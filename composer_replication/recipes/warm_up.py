@@ -27,7 +27,6 @@ from ..core.trace import Trace
 from ..training.checkpoint import last_complete_checkpoint, mark_complete
 from ..tree.build import build_tree
 from ..tree.chat import ChatFormat, TemplateProblem
-from ..tree.example import example_tree
 from ..tree.template import probe_template
 from ..tree.text import AlignmentError
 
@@ -98,7 +97,7 @@ def supervised_rows(
     rows = []
     for trace in traces:
         try:
-            rows.append(_supervised(example_tree(trace, chat, max_tokens=max_tokens)))
+            rows.append(_supervised(build_tree(trace, chat, max_tokens=max_tokens)))
         except (AlignmentError, TemplateProblem) as problem:
             if on_refusal is None:
                 raise

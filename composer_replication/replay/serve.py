@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['READ', 'UNUSED', 'HARMLESS', 'TOGETHER', 'BODY_BYTES', 'READ_S', 'GRACE_S', 'ServeProblem', 'Refused', 'Question',
-           'read_request', 'write_response', 'serve_teachers']
+           'read_request', 'write_response', 'read_json', 'serve_teachers']
 
 # %% ../../nbs/replay/07_serve.ipynb #f8daffcc
 import asyncio
@@ -211,6 +211,27 @@ BODY_BYTES = 8 * 2**20  # of a request
 READ_S = 20.0  # in which a request's body must have come in, or a connection be used again
 
 
+async def read_json(
+    request: Request,
+    limit: int,  # bytes
+) -> Any:
+    "The parsed JSON of a request's body. Raises `Refused` for what is no JSON, too large, or not there in time."
+    if request.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":  # no web page can send it elsewhere unasked
+        raise Refused(415, "wrong_type", "send the body as application/json.")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(READ_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    raise Refused(413, "too_large", f"the body is larger than {limit} bytes; send a shorter conversation.")
+        return json.loads(body)
+    except TimeoutError:
+        raise Refused(408, "incomplete", "the body did not come in whole; send it again.", {"Connection": "close"}) from None
+    except (ValueError, RecursionError) as error:
+        raise _bad(f"the body is no JSON ({str(error)[:80]}).", "invalid_json") from None
+
+
 class _Application:
     "What clients may ask."
 
@@ -244,26 +265,9 @@ class _Application:
         if self.key and not (hmac.compare_digest(given.encode("latin-1"), self.key) and scheme.lower() == "bearer"):
             raise Refused(401, "invalid_api_key", "this server wants its key as a Bearer token.", {"WWW-Authenticate": "Bearer"})
 
-    async def read_body(self, request: Request) -> dict:
-        "The parsed JSON."
-        if request.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":  # no web page can send it elsewhere unasked
-            raise Refused(415, "wrong_type", "send the body as application/json.")
-        body = bytearray()
-        try:
-            async with asyncio.timeout(READ_S):
-                async for chunk in request.stream():
-                    body += chunk
-                    if len(body) > BODY_BYTES:
-                        raise Refused(413, "too_large", f"the body is larger than {BODY_BYTES} bytes; send a shorter conversation.")
-            return json.loads(body)
-        except TimeoutError:
-            raise Refused(408, "incomplete", "the body did not come in whole; send it again.", {"Connection": "close"}) from None
-        except (ValueError, RecursionError) as error:
-            raise _bad(f"the body is no JSON ({str(error)[:80]}).", "invalid_json") from None
-
     async def complete(self, request: Request) -> Response:
         self.authorise(request)
-        body = await self.read_body(request)
+        body = await read_json(request, BODY_BYTES)
         state, name = read_request(body), body.get("model")
         if not isinstance(name, str) or name not in self.queues:
             raise Refused(404, "model_not_found", f"there is no model {str(name)[:80]!r} here; ask one of {', '.join(self.queues)}.")

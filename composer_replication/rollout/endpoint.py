@@ -27,7 +27,7 @@ from starlette.routing import Route
 from uvicorn import Config, Server
 
 from ..core.errors import InputProblem
-from ..replay.serve import READ_S, Refused, ServeProblem
+from ..replay.serve import READ_S, Refused, ServeProblem, read_json
 from .protocols import PROTOCOLS, ChatCompletions, Messages, bad
 from .record import RecordedEpisode, Recorder
 from .types import Ending
@@ -172,26 +172,6 @@ async def guarded(self: _Application, protocol, request: Request, work, places: 
 
 
 @patch
-async def read_body(self: _Application, request: Request):
-    "The parsed JSON."
-    if request.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":  # no web page can send it elsewhere unasked
-        raise Refused(415, "wrong_type", "send the body as application/json.")
-    body = bytearray()
-    try:
-        async with asyncio.timeout(READ_S):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > self.body_bytes:
-                    raise Refused(413, "too_large", f"the body is larger than {self.body_bytes} bytes; send a shorter conversation.",
-                                  {"Connection": "close"})
-        return json.loads(body)
-    except TimeoutError:
-        raise Refused(408, "incomplete", "the body did not come in whole; send it again.", {"Connection": "close"}) from None
-    except (ValueError, RecursionError) as error:
-        raise bad(f"the body is no JSON ({str(error)[:80]}).", "invalid_json") from None
-
-
-@patch
 def authorise(self: _Application, request: Request, name: str | None) -> None:
     "Raise `Refused` where the key is not that of the episode, or of the server."
     key = self.key
@@ -227,7 +207,7 @@ async def _asked(self: _Application, protocol, request):
     name = request.path_params.get("episode")
     self.authorise(request, name)
     self.episodes.check(name)
-    body = await self.read_body(request)
+    body = await read_json(request, self.body_bytes)
     if protocol is Messages and request.url.path.endswith("count_tokens") and isinstance(body, dict):
         body = {"max_tokens": 1} | body
     asked = protocol.read(body)
@@ -307,7 +287,7 @@ async def end(self: _Application, request: Request) -> Response:
         self.authorise(request, name)
         if name not in self.episodes.named:
             raise Refused(404, "unknown_episode", f"there is no episode {name[:60]!r} here.")
-        body = await self.read_body(request)
+        body = await read_json(request, self.body_bytes)
         reward = body.get("reward") if isinstance(body, dict) else None
         if not isinstance(body, dict) or set(body) - {"reward"} or isinstance(reward, bool) or not isinstance(reward, int | float | None) or \
                 reward is not None and not abs(reward) < float("inf"):

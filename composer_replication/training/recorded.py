@@ -18,7 +18,8 @@ from ..losses.batch import TraceExample
 from .config import ComposerReplicationConfig
 from ..tree.build import LengthLimit, Tree, positions
 from ..tree.chat import ChatFormat, TemplateProblem
-from ..tree.example import example_tree, target_hints, target_turns
+from ..tree.example import target_hints, target_turns
+from ..tree.build import build_tree
 from ..tree.text import AlignmentError, reasoning_note
 
 # %% ../../nbs/training/08_recorded.ipynb #cc8b07fb
@@ -46,7 +47,7 @@ def _wanted(example, config, source):
 
 def _tree(trace, hints, pairs, chat, config, max_tokens):
     try:
-        tree = example_tree(trace, chat, hints, pairs, config.hint_placement, max_tokens=max_tokens)
+        tree = build_tree(trace, chat, hints, pairs, config.hint_placement, max_tokens=max_tokens)
     except (AlignmentError, TemplateProblem) as problem:
         return None, str(problem)
     why = tree.refused[0].reason if tree.refused else "it has no error turn and no pair"

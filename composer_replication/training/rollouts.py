@@ -35,7 +35,8 @@ from .setup import PairSource
 from .step import StepTrainer
 from .teacher import causal_lm
 from ..hints.layers import HintSource
-from ..tree.example import RolloutTree, example_tree, target_hints, target_turns
+from ..tree.example import RolloutTree, target_hints, target_turns
+from ..tree.build import build_tree
 
 # %% ../../nbs/training/21_rollouts.ipynb #afc8a8fb
 class RolloutTrainer(StepTrainer):
@@ -112,7 +113,7 @@ class RolloutTrainer(StepTrainer):
             endings = Counter(ending for ending, _ in episodes)
             if set(endings) == {Ending.ERROR}:
                 raise EnvironmentBroken(f"every episode of this step ended with an error of its environment, for example: "
-                                        f"{made.rollouts[0].problem}; mend the environment.")
+                                        f"{made.rollouts[0].problem}; fix the environment.")
             metrics = self._metrics["train" if self.model.training else "eval"]
             for ending, count in endings.items():
                 metrics[f"rollout/{ending}"].append(count / len(episodes))
@@ -196,7 +197,7 @@ class RolloutTrainer(StepTrainer):
                 sampled = segment_ids(part, self.rollouts[row].more[number - 1], self.setup.chat) if number else (ids, mask)
                 targets = target_turns(part, args.target_turns, args.seed) if learn else {}
                 hints = target_hints(part, targets if kept else {}, source)
-                tree = example_tree(part, self.setup.chat, hints, () if number else some, args.hint_placement, sampled=sampled)
+                tree = build_tree(part, self.setup.chat, hints, () if number else some, args.hint_placement, sampled=sampled)
                 tree, cut = within_positions(tree, self.student.config)
                 (self.generation.further if number else trees).append(RolloutTree(part, tree))
                 counts.update(error_turns=len(targets), cut=cut if kept else len(targets), hints=sum(b.kind == "hint" for b in tree.branches))

@@ -29,7 +29,7 @@ from composer_replication.training.policy_head import score_sampled
 from composer_replication.training.setup import group_pairs
 from composer_replication.training.trainer import ComposerReplicationTrainer
 from composer_replication.tree.build import build_tree
-from composer_replication.tree.example import RolloutTree, example_tree, target_hints, target_turns
+from composer_replication.tree.example import RolloutTree, target_hints, target_turns
 
 warnings.filterwarnings("ignore")
 
@@ -110,7 +110,7 @@ def rows_of(trace, answers, chat, counts):
     for count in counts:
         taken = [i for i in range(len(targets)) if (i + 1) * count // len(targets) > i * count // len(targets)]  # spread evenly
         some, ours = [hints[i] for i in taken], [pairs[i] for i in taken]
-        build = lambda h, p: RolloutTree(trace, example_tree(trace, chat, h, p, sampled=(ids, mask)))
+        build = lambda h, p: RolloutTree(trace, build_tree(trace, chat, h, p, sampled=(ids, mask)))
         made[count] = {"hints": build(some, ()), "pairs": build((), ours), "both": build(some, ours)}
         for row in made[count].values():
             assert not row.tree.refused, row.tree.refused

@@ -65,14 +65,14 @@ def row_of(trace, answers, chat, alpha: float, beta: float):
     from composer_replication.hints.layers import default_composite
     from composer_replication.replay.pairs import DPOPair
     from composer_replication.tree.build import build_tree
-    from composer_replication.tree.example import RolloutTree, example_tree, target_hints, target_turns
+    from composer_replication.tree.example import RolloutTree, target_hints, target_turns
     bare = build_tree(trace, chat)
     ids, mask = bare.ids[:bare.spans[-1].end], [0] * bare.spans[-1].end
     for span in bare.spans:
         mask[span.start:span.end] = [1] * (span.end - span.start)
     hints = target_hints(trace, target_turns(trace), default_composite()) if alpha else ()
     pairs = [DPOPair(trace.trace_id, turn, answer, trace.turns[turn], "programme") for turn, answer in answers.items()]
-    tree = example_tree(trace, chat, hints, pairs if beta else (), sampled=(ids, mask))
+    tree = build_tree(trace, chat, hints, pairs if beta else (), sampled=(ids, mask))
     if tree.refused or len(tree.branches) != len(answers) * (bool(alpha) + 2 * bool(beta)):
         raise RuntimeError(f"the rollout has other branches than it should: {tree.refused}")
     return RolloutTree(trace, tree), mask

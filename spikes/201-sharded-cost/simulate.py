@@ -25,7 +25,8 @@ from composer_replication.hints.layers import default_composite
 from composer_replication.replay.pairs import DPOPair, recovery_pairs
 from composer_replication.traces.read import read_traces
 from composer_replication.traces.siblings import action_key
-from composer_replication.tree.example import RolloutTree, example_tree, target_hints, target_turns
+from composer_replication.tree.build import build_tree
+from composer_replication.tree.example import RolloutTree, target_hints, target_turns
 from composer_replication.tree.forward import PASS_ENTRIES, SHARDED_ENTRIES, _groups, _part, _wanted, trunk_tokens
 from composer_replication.tree.pack import pack_trees
 from composer_replication.tree.template import probe_template
@@ -80,7 +81,7 @@ def rollouts_of(data: Path, name: str, pairs: str) -> list[RolloutTree]:
     for trace in random.Random(0).sample(traces, min(count, len(traces))):
         try:
             hinted = target_hints(trace, target_turns(trace), hints)
-            made.append(RolloutTree(trace, example_tree(trace, chat, hinted, source(trace), max_tokens=longest)))
+            made.append(RolloutTree(trace, build_tree(trace, chat, hinted, source(trace), max_tokens=longest)))
         except ValueError:  # a trace that the template does not take
             continue
     return [r for r in made if r.tree.ids]

@@ -20,7 +20,8 @@ from composer_replication.replay.pairs import sibling_pairs
 from composer_replication.rollout.policies import TransformersPolicy
 from composer_replication.rollout.sampling import Sampling
 from composer_replication.traces.siblings import SiblingIndex
-from composer_replication.tree.example import example_tree, target_hints, target_turns
+from composer_replication.tree.build import build_tree
+from composer_replication.tree.example import target_hints, target_turns
 from composer_replication.tree.pack import pack_trees
 from composer_replication.tree.template import probe_template
 
@@ -45,7 +46,7 @@ def batch():
         pairs = sibling_pairs(trace, index)
         hints = target_hints(trace, target_turns(trace), default_composite())
         if pairs and hints and len(trees) < 3:
-            trees.append(example_tree(trace, chat, hints, pairs[:2]))
+            trees.append(build_tree(trace, chat, hints, pairs[:2]))
     made = pack_trees(trees, embedded_tokenizer().pad_token_id)
     assert made.sites and made.pairs
     return reference_logps(embedded_model("mild").float(), made)

@@ -10,7 +10,8 @@ from composer_replication.losses.compose import compose_loss
 from composer_replication.replay.pairs import free_pairs
 from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.recorded import recorded_tree
-from composer_replication.tree.example import example_tree, target_hints, target_turns
+from composer_replication.tree.build import build_tree
+from composer_replication.tree.example import target_hints, target_turns
 from composer_replication.tree.pack import pack_trees
 from composer_replication.tree.template import probe_template
 
@@ -25,7 +26,7 @@ def both():
         tree, _ = recorded_tree(TraceExample(trace, pairs=tuple(pairs)), chat, config, hints)
         if tree:
             short.append(tree)
-            whole.append(example_tree(trace, chat, target_hints(trace, target_turns(trace), hints), tuple(pairs)))
+            whole.append(build_tree(trace, chat, target_hints(trace, target_turns(trace), hints), tuple(pairs)))
     return short, whole
 
 

@@ -27,7 +27,8 @@ from composer_replication.training.teacher_check import (
     teacher_fault,
 )
 from composer_replication.training.trainer import ComposerReplicationTrainer
-from composer_replication.tree.example import example_tree, target_hints, target_turns
+from composer_replication.tree.build import build_tree
+from composer_replication.tree.example import target_hints, target_turns
 from composer_replication.tree.template import probe_template
 
 warnings.filterwarnings("ignore", category=FutureWarning)
@@ -39,7 +40,7 @@ def trees(seed=0, placement="target", count=2, most=3):
     "A few recorded traces with hinted turns."
     some = random.Random(seed).sample(FAILED, len(FAILED))
     some = sorted(some[:12], key=lambda t: len(t.turns))[:count]
-    return [example_tree(t, CHAT, target_hints(t, dict(list(target_turns(t).items())[:most]), default_composite()), (), placement)
+    return [build_tree(t, CHAT, target_hints(t, dict(list(target_turns(t).items())[:most]), default_composite()), (), placement)
             for t in some]
 
 
@@ -108,11 +109,11 @@ def other_end(monkeypatch):
     "The policy stops on the padding token, as one whose generation settings name another EOS; trees are built from its trace."
     pad, made = CHAT.tokenizer.pad_token_id, []
     for trace in FAILED[:2]:
-        tree = example_tree(trace, CHAT)
+        tree = build_tree(trace, CHAT)
         ends = {s.turn: (*tree.ids[s.start:s.end - 1], pad) for s in tree.spans}
         other = Trace.from_json(trace.to_json())
         other = replace(other, turns=tuple(replace(t, token_ids=ends.get(i)) for i, t in enumerate(other.turns)))
-        made.append(example_tree(other, CHAT, target_hints(other, target_turns(other), default_composite())))
+        made.append(build_tree(other, CHAT, target_hints(other, target_turns(other), default_composite())))
     assert any(t.branches for t in made)
     return make_teacher("ema", embedded_model()), made
 
