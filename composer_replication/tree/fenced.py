@@ -41,7 +41,7 @@ def set_template(
     "Give a tokenizer another chat template. Raises `TemplateProblem` where `fenced` finds none to go around."
     if template.startswith(OPENING) and not is_fenced(tokenizer):
         own = tokenizer.chat_template
-        own = own.get("default") if isinstance(own, dict) else own
+        own = own.get("default") or next(iter(own.values()), None) if isinstance(own, dict) else own
         if not own:
             raise TemplateProblem("fenced actions go around a chat template, and the tokenizer has none; set `tokenizer.chat_template`.")
         template += own
