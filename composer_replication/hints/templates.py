@@ -147,6 +147,15 @@ def _other_type(given: str, expected: str) -> str | None:
     return _JSON_TYPES.get(theirs.pop()) if len(theirs) == 1 and mine not in theirs and {mine, *theirs} != {int, float} else None
 
 
+def _in_percent(given: str, expected: str) -> bool:
+    "Whether the value given is a hundred times one that was expected."
+    try:
+        return any(100 * value == given or abs(100 * value - given) < 1e-9 * abs(given)
+                   for given in [literal_eval(given)] for value in literal_eval(expected) if isinstance(value, (int, float)) and 0 < abs(value) <= 1)
+    except (ValueError, SyntaxError, TypeError):
+        return False
+
+
 def _value_line(tool: str | None, name: str, schema: dict, error: str, required: bool = True) -> str:
     "In which type and form a value has to be given; what a grader expected in its place is not told."
     schema = schema if isinstance(schema, dict) else {}
@@ -156,6 +165,8 @@ def _value_line(tool: str | None, name: str, schema: dict, error: str, required:
     form = f"in exactly the form of its description ({about})" if about else "in the form that its schema describes"
     left_out = "" if required else ", or leave it out where the request does not ask for it"
     types = re.search(r"Invalid value for parameter '[^']*': (.{1,300}?)\. Expected one of (\[.*\])", error)
+    if types and _in_percent(*types.groups()):
+        form += ", as a fraction of 1 and not in percent"
     if other := types and _other_type(*types.groups()):
         kind = other
     elif isinstance(schema.get("enum"), list) and len(schema["enum"]) <= 10:

@@ -22,7 +22,7 @@ _BULLET = re.compile(r"^\s*(?:[-*•]|\d{1,2}[.)])\s+")
 
 def _is_end(text: str, end: re.Match) -> bool:
     head = text[: end.end()].rsplit(None, 1)[-1].lower().strip("\"'”’()[]*_")
-    if head in ABBREVIATIONS:
+    if head in ABBREVIATIONS or re.search(r"(?:^|[\s.(])[A-Z]\.$", text[: end.end()].rstrip("\"'”’)]*_")):  # an initial
         return end.end() == len(text)
     following = text[end.end():].lstrip()[:1]
     return not (head in _AMBIGUOUS and (following.islower() or following.isdigit()))

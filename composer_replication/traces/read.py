@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['SUFFIXES', 'MANY_ENDS', 'Unpacked', 'open_bytes', 'read_lines', 'parse', 'parsed', 'read_values', 'is_archive',
-           'read_archive', 'in_a_row', 'read_document', 'records', 'stem', 'trace_files', 'loose_ends', 'tally',
-           'assemble', 'warn', 'read_traces', 'own_ids', 'Reservoir']
+           'read_archive', 'objects', 'read_list', 'in_a_row', 'read_document', 'records', 'stem', 'trace_files',
+           'loose_ends', 'tally', 'assemble', 'warn', 'read_traces', 'own_ids', 'Reservoir']
 
 # %% ../../nbs/traces/01_read.ipynb #109bb920
+import codecs
 import gzip
 import io
 import json
@@ -106,9 +107,12 @@ def parsed(line: bytes | TraceProblem) -> Any:
 
 # %% ../../nbs/traces/01_read.ipynb #b2ca4890
 def read_values(path: Path) -> Iterator[tuple[int, Any]]:
-    "The JSON values of a file with the line each begins on; a `TraceProblem` in place of what cannot be read."
+    "The JSON values of a file with the line each begins on, a list of traces as an iterator; a `TraceProblem` in place of what cannot be read."
     if is_archive(path):
         yield from read_archive(path)
+        return
+    if rows := read_list(path):
+        yield 1, rows
         return
     lines = read_lines(path)
     first = next(lines, (1, TraceProblem("the file holds no records, only blank lines or nothing", "record it again or leave it out")))
@@ -150,6 +154,64 @@ def read_archive(path: Path) -> Iterator[tuple[int, Any]]:
                 yield number, sample if isinstance(sample, TraceProblem) else {"eval": head.get("eval", {}), "samples": [sample]}
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, zlib.error, OSError) as error:
         yield 1, problem(f"the archive cannot be read ({str(error)[:80]})")
+
+# %% ../../nbs/traces/01_read.ipynb #0e095711
+_GAP = re.compile(r"[\s,]*")
+
+
+def objects(path: Path) -> Iterator[Any]:
+    "The objects of a file that is one JSON list; last of all the problem that broke it off, if one did."
+    decoder, utf8, block = json.JSONDecoder(), codecs.getincrementaldecoder("utf-8-sig")(), 1 << 18
+    remedy = "fetch the file again, what came before was read"
+    with open_bytes(path) as (stream, unpacked):
+        text, at, size, inside, count = "", 0, block, False, 0
+        while True:
+            at, error = _GAP.match(text, at).end(), None
+            if at < len(text) and text[at] == ("]" if inside else "["):
+                at, inside = at + 1, not inside
+                continue
+            if at < len(text) and not (inside and text[at] == "{"):
+                error = f"value {count + 1:,} of the list is no object" if inside else "something else stands behind the list"
+            elif at < len(text):
+                try:
+                    end = decoder.raw_decode(text, at)[1]
+                    yield parse(text[at:end].encode(errors="surrogatepass"))
+                    at, size, count = end, block, count + 1
+                    continue
+                except RecursionError:
+                    error = f"value {count + 1:,} of the list is nested too deeply"
+                except json.JSONDecodeError as bad:  # broken, or the text goes on in the next block
+                    if bad.pos < len(text) - 64 and not bad.msg.startswith("Unterminated"):
+                        error = f"value {count + 1:,} of the list is broken ({bad.msg})"
+            if not error:
+                try:
+                    more = stream.read(size)
+                    text, at, size = text[at:] + utf8.decode(more, final=not more), 0, 2 * size
+                except UnicodeDecodeError:
+                    error, more = f"the text is not UTF-8 behind value {count:,} of the list", b""
+                if not more and not error:
+                    if not inside and not text:
+                        return
+                    error = f"the list is cut off behind value {count:,}" + (f" ({unpacked.error})" if unpacked and unpacked.error else "")
+            if error:
+                yield TraceProblem(error, remedy)
+                return
+
+
+def read_list(path: Path) -> Iterator[Any] | None:
+    "The objects of a list whose first one is a whole trace; None where the file is something else."
+    try:
+        with open_bytes(path) as (stream, _):
+            if not stream.read(64).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+                return None
+    except TraceProblem:  # `read_lines` says it
+        return None
+    rows = objects(path)
+    first = next(rows, None)
+    format = recognise(first) if isinstance(first, dict) else None
+    if not format or format.lines or recognise([first]) or records([first]) != [first]:
+        return None  # messages of one chat, lines of one session
+    return chain([first], rows)
 
 # %% ../../nbs/traces/01_read.ipynb #5e39801c
 _BEGINS = re.compile(rb"""\s*(\{\s*["}]|\[\s*(["\[{\]\d-]|true|false|null)|[\[{]\s*$)""")  # an object or a list; TOML begins with [name]
@@ -245,7 +307,7 @@ def tally(trace: Trace) -> Counter:
 
 # %% ../../nbs/traces/01_read.ipynb #6e7a9a29
 def assemble(
-    values: Iterable[tuple[int, Any]],  # line, parsed value or problem
+    values: Iterable[tuple[int, Any]],  # line, parsed value, iterator of values or problem
     name: str,  # for the ids of traces that have none
 ) -> Iterator[tuple[int, Trace | TraceProblem]]:
     "Traces and problems, each with its line."
@@ -254,16 +316,20 @@ def assemble(
         if isinstance(value, TraceProblem):
             yield line, value
             continue
-        format = recognise(value) or (spread if isinstance(value, dict) else None)
+        listed = isinstance(value, Iterator)
+        format = None if listed else recognise(value) or (spread if isinstance(value, dict) else None)
         if format and format.lines:
             spread = spread or format
             session.append((line - 1, value))
             continue
-        rows = records(value)
+        rows = value if listed else records(value)
         if isinstance(value, list) and rows and (format := recognise(rows[0])) and format.lines:  # a session as one list
             yield from ((line, item) for item in format.read(list(enumerate(r for r in rows if isinstance(r, dict))), name if line == 1 else f"{name}-{line}"))
             continue
         for k, record in enumerate(rows):
+            if isinstance(record, TraceProblem):
+                yield line, record
+                continue
             try:
                 yield line, read_record(record, name if line == 1 and not k else f"{name}-{line}" + (f"-{k}" if k else ""))
             except TraceProblem as problem:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ..core.errors import InputProblem
 from ..core.trace import Trace
 from .chat import MARK, ChatFormat, Dialect
+from .fenced import is_fenced
 
 # %% ../../nbs/tree/02_text.ipynb #393811cd
 class AlignmentError(InputProblem):
@@ -90,7 +91,8 @@ class Script:
     def check(self, piece: Piece) -> None:
         "Nothing that the trace holds may be missing from the text. Raises `AlignmentError`."
         turn = self.trace.turns[piece.turn]
-        wanted = [turn.content, *(c.name for c in turn.tool_calls), turn.thinking if self.thinking[piece.turn] else ""]
+        names = [] if is_fenced(self.chat.tokenizer) else [c.name for c in turn.tool_calls]  # a block may have its language's name
+        wanted = [turn.content, *names, turn.thinking if self.thinking[piece.turn] else ""]
         said = piece.sampled.replace(MARK, "")
         if not said or any(w and w.strip() not in said for w in wanted):
             raise self.error(piece.turn, "the template drops part of what the assistant said")

@@ -2,6 +2,7 @@
 """Draw error turns over all formats, with what their hints say; and count what real files hold.
 
     python judge.py draw SEED N > drawn.json        # the turns to be judged by reading
+    python judge.py draw 20261127 60 draw-5.json    # the fifth draw: without the turns that the four before it held (`left_out`)
     python judge.py files > files.json              # traces, calls, results, error turns, hints by layer, per format
 """
 
@@ -27,12 +28,12 @@ def paths():
     return [*data, *sorted((SHARED / "cases/traces").glob("*.json*"))]
 
 
-def drawn(seed: str, n: int) -> list[dict]:
+def drawn(seed: str, n: int, left_out: frozenset = frozenset()) -> list[dict]:
     "`n` error turns: formats in turn, one at random of each, until all are drawn; those of the minimal cases count as one format."
     pools = defaultdict(list)
     for path in paths():
         for trace in read_traces(path, on_problem=lambda problem: None):
-            for site in find_error_sites(trace):
+            for site in (s for s in find_error_sites(trace) if (trace.trace_id, s.turn) not in left_out):
                 pools["minimal cases" if path.parent.parent.name == "cases" else trace.format].append((path.name, trace, site))
     for name, pool in pools.items():
         random.Random(f"{seed}/{name}").shuffle(pool)
@@ -66,4 +67,5 @@ def files() -> list[dict]:
 
 
 if __name__ == "__main__":
-    json.dump(drawn(sys.argv[2], int(sys.argv[3])) if sys.argv[1] == "draw" else files(), sys.stdout, indent=1, ensure_ascii=False)
+    left = frozenset(map(tuple, json.loads(Path(sys.argv[4]).read_text())["left_out"])) if len(sys.argv) > 4 else frozenset()
+    json.dump(drawn(sys.argv[2], int(sys.argv[3]), left) if sys.argv[1] == "draw" else files(), sys.stdout, indent=1, ensure_ascii=False)

@@ -14,16 +14,16 @@ def run(*words):
 def test_an_unknown_model_is_one_sentence():
     done = run("models", "get", "gpt5")
     assert done.exit_code == 1 and not done.stdout
-    assert done.stderr == "error: there is no model 'gpt5' to fetch; name one of smollm2.\n"
+    assert done.stderr == "error: there is no model 'gpt5' to fetch; name one of smollm2, qwen2.5-coder-0.5b.\n"
 
 
 def test_a_fetched_model_is_listed_with_its_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("COMPOSER_MODELS", str(tmp_path))
-    row, = map(json.loads, run("models", "list", "--json").stdout.splitlines())
+    row, *_ = map(json.loads, run("models", "list", "--json").stdout.splitlines())
     assert row["name"] == "smollm2" and row["folder"] == ""
     (tmp_path / "smollm2").mkdir()
     (tmp_path / "smollm2" / "config.json").write_text("{}")
-    row, = map(json.loads, run("models", "list", "--json").stdout.splitlines())
+    row, *_ = map(json.loads, run("models", "list", "--json").stdout.splitlines())
     assert row["folder"] == str(tmp_path / "smollm2") == json.loads(run("models", "get", "smollm2", "--json").stdout)["folder"]
 
 

@@ -2,6 +2,8 @@
 import pytest
 
 from composer_replication.hints.diagnose import diagnose
+from composer_replication.hints.templates import _in_percent
+from composer_replication.hints.text import sentences
 
 
 @pytest.mark.parametrize("error, kept", [
@@ -28,3 +30,32 @@ def test_braces_of_an_error_are_its_own(error, kept):
 def test_a_name_that_does_not_exist_is_not_repeated(error, wrong):
     "A hint stands before the turn: a model copies the name that it is warned of (spike 010)."
     assert wrong not in diagnose(error) and " such " in diagnose(error)
+
+
+@pytest.mark.parametrize("error, says, never", [  # judged by a fresh reader (spike 142, draw 5): false or of no help as they were
+    ("Error: gift card balance is not enough", "where the tool takes a list of payments", None),
+    ("Error: not enough balance in payment method credit_card_7", "where the tool takes a list of payments", None),
+    ("Error: payment amount does not add up, total price is 305, but paid 255",
+     "as asked for here that is 305: check", "which is 305"),
+    ("Error: flight HAT271 not available on date 2024-05-10", "compare that day with today", "search the flights of that day"),
+    ("AttributeError: 'NoneType' object has no attribute 'format'", "A value is None", "what its class defines"),
+    ("curl: (7) Failed to connect to localhost port 8000: Connection refused", "if it was started, read what it printed", None),
+])
+def test_what_is_not_known_is_not_said(error, says, never):
+    hint = diagnose(error)
+    assert says in hint and (never is None or never not in hint)
+
+
+@pytest.mark.parametrize("given, expected, percent", [
+    ("5", "[0.05]", True), ("7.0", "['', 0.07]", True), ("12.5", "[0.125, 12]", True),
+    ("500", "[5]", False), ("5", "[5.0]", False),
+    ("'5'", "[0.05]", False), ("5", "0.05", False), ("5", "[0]", False), ("5", "not a list", False)])
+def test_percent_is_told_by_its_ratio(given, expected, percent):
+    assert _in_percent(given, expected) == percent
+
+
+@pytest.mark.parametrize("text, count", [
+    ("The code, such as 'JFK' for John F. Kennedy, or a name. Give it.", 2),
+    ("Ask J. R. R. Tolkien. He knows.", 2), ("Take plan b. Go on.", 2)])
+def test_an_initial_ends_no_sentence(text, count):
+    assert len(sentences(text)) == count
