@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -26,7 +27,7 @@ from composer_replication.envs.deletion.task import read_tasks, write_tasks
 from composer_replication.envs.deletion.tasks import coverage, gates
 from composer_replication.envs.deletion.tasks import make as deletion
 from composer_replication.envs.deletion.tasks.coverage import Coverage
-from composer_replication.envs.deletion.tasks.delete import TRIVIAL, RemoveDeleter, StubDeleter, replace_bodies
+from composer_replication.envs.deletion.tasks.delete import DELETERS, TRIVIAL, remove, replace_bodies, stub
 from composer_replication.envs.deletion.tasks.gates import RUNS, Deletion
 from composer_replication.envs.deletion.tasks.make import Journal, Settings, make_tasks
 from composer_replication.envs.deletion.tasks.select import (
@@ -119,10 +120,7 @@ def good(folder: Path, **more) -> Path:
 def made(tmp_path_factory, store):
     "Tasks of a small repository with one trivial definition, one whose copy is documented, and unfit tests beside them."
     folder = tmp_path_factory.mktemp("made")
-    copy = "Roughly:\n\n" + textwrap.indent(
-        GOOD.partition("def shown(rows):")[2].partition('"""\n')[2].partition('"""\n')[2] or GOOD[GOOD.index("    parts = []") :],
-        "    ",
-    )
+    copy = "Roughly:\n\n" + textwrap.indent(GOOD[GOOD.index("    parts = []"):], "    ")
     unfit = """
         import os, random, socket, time
         from good import spread
@@ -190,17 +188,14 @@ def test_a_task_is_what_it_says(made, store):
     assert contradictions(task, subject) == []
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"deleted_symbols": ("good:nobody",)}, "has no definition good:nobody"),
-        ({"deleted_symbols": ("good:spread",)}, "good:spread still holds code"),
-        ({"fail_to_pass": ("test_none.py::test_x",)}, "test_none.py is not in good"),
-        ({"fingerprints": (1,)}, "fingerprints are not those"),
-        ({"problem_statement": "Write it:\n" + GOOD}, "problem_statement holds the deleted code"),
-        ({"golden_diff": "--- a/good.py\n+++ b/good.py\n@@ -1 +1 @@\n-x\n+y\n"}, "does not fit"),
-    ],
-)
+@pytest.mark.parametrize(("change", "sentence"), [
+    ({"deleted_symbols": ("good:nobody",)}, "has no definition good:nobody"),
+    ({"deleted_symbols": ("good:spread",)}, "good:spread still holds code"),
+    ({"fail_to_pass": ("test_none.py::test_x",)}, "test_none.py is not in good"),
+    ({"fingerprints": (1,)}, "fingerprints are not those"),
+    ({"problem_statement": "Write it:\n" + GOOD}, "problem_statement holds the deleted code"),
+    ({"golden_diff": "--- a/good.py\n+++ b/good.py\n@@ -1 +1 @@\n-x\n+y\n"}, "does not fit"),
+])
 def test_contradictions_are_one_sentence(made, store, change, sentence):
     _, tasks, _ = made
     task = next(task for task in tasks if task.deleted_symbols == ("good:total",))
@@ -210,32 +205,21 @@ def test_contradictions_are_one_sentence(made, store, change, sentence):
 
 @pytest.mark.slow  # some 20 s
 def test_repositories_that_will_not_do(tmp_path, store):
+    test = "def test_x(): pass\n"
     bad = {
         "untested": ({"untested.py": "x = 1\n"}, "holds no tests"),
-        "failing": (
-            {"failing.py": "x = 1\n", "test_failing.py": "def test_x():\n    assert 0\n"},
-            "has no passing test .test_failing.py::test_x",
-        ),
-        "broken": (
-            {"broken.py": "import nowhere_to_be_found\n", "test_broken.py": "import broken\ndef test_x(): pass\n"},
-            "nowhere_to_be_found",
-        ),
-        "native": (
-            {
-                "native/__init__.py": "from native._fast import f\n",
-                "native/_fast.c": "int x;",
-                "test_native.py": "import native\n",
-            },
-            "holds parts in another language .native/_fast.c.",
-        ),
-        "lonely": ({"lonely.py": "x = 1\n", "test_lonely.py": "def test_x(): pass\n"}, "has 1 fast and steady tests"),
+        "failing": ({"failing.py": "x = 1\n", "test_failing.py": "def test_x():\n    assert 0\n"},
+                    "has no passing test .test_failing.py::test_x"),
+        "broken": ({"broken.py": "import nowhere_to_be_found\n", "test_broken.py": f"import broken\n{test}"},
+                   "nowhere_to_be_found"),
+        "native": ({"native/__init__.py": "from native import f\n", "native/_fast.c": "", "test_native.py": "import native\n"},
+                   "holds parts in another language .native/_fast.c."),
+        "lonely": ({"lonely.py": "x = 1\n", "test_lonely.py": test}, "has 1 fast and steady tests"),
     }
     specs = [write(tmp_path / name, files) for name, (files, _) in bad.items()] + [tmp_path / "absent", good(tmp_path)]
     out = tmp_path / "tasks.jsonl"
     reports = make_tasks(specs, out, Settings(per_package=1, granularity=("function",)), jobs=2, store=store)
     for report, (_, sentence) in zip(reports, bad.values(), strict=False):
-        import re
-
         assert re.search(sentence, report.problem) and "\n" not in report.problem, report
     assert "neither a file or folder" in reports[-2].problem
     assert reports[-1].kept == 1 == len(read_tasks(out))
@@ -248,29 +232,31 @@ def test_an_earlier_file_outlives_a_call_that_makes_nothing(tmp_path, store):
     assert not report.kept and out.read_text() == "kept\n"
 
 
-KILLED = """
+RUN = """
 import sys
 from pathlib import Path
 from composer_replication.envs.deletion.tasks.make import Settings, make_tasks
-spec, out, store = map(Path, sys.argv[1:])
+spec, out, store = map(Path, sys.argv[1:4])
 make_tasks([spec], out, Settings(per_package=9, granularity=("function",)), jobs=1, store=store,
-           on_report=lambda report: report.last and print(report.last.rpartition(": ")[0], flush=True))
+           on_report=lambda report: print(report.stage, report.last.rpartition(": ")[0], sep="|", flush=True))
 """
 
 
 @pytest.mark.slow  # some 20 s
 def test_a_kill_loses_nothing_and_repeats_nothing(tmp_path, store):
     spec, out = good(tmp_path), tmp_path / "tasks.jsonl"
-    run = [sys.executable, "-c", KILLED, spec, out, store]
+    run = [sys.executable, "-c", RUN, spec, out, store]
     with subprocess.Popen(run, stdout=subprocess.PIPE, text=True) as process:
-        first = [process.stdout.readline().strip() for _ in range(2)]
+        first: list[str] = []
+        while len(first) < 2:
+            first += filter(None, [process.stdout.readline().strip().partition("|")[2]])
         process.send_signal(signal.SIGKILL)
     assert not out.exists()
     journal = next(Path(f"{out}.journals").glob("*.jsonl"))
     with journal.open("a") as file:
         file.write('{"key": "good:cut sho')
     again = subprocess.run(run, capture_output=True, text=True, timeout=120)
-    assert again.returncode == 0 and not set(first) & set(again.stdout.split("\n")), again
+    assert again.returncode == 0 and not set(first) & {line.partition("|")[2] for line in again.stdout.split("\n")}, again
     whole = tmp_path / "whole.jsonl"
     make_tasks([spec], whole, Settings(per_package=9, granularity=("function",)), jobs=1, store=store)
     measured = {"difficulty": {}, "canaries": (), "heldout_records": ()}
@@ -301,76 +287,64 @@ def test_only_the_body_changes(name):
         for body in (lambda node: ["raise NotImplementedError"], *TRIVIAL.values()):
             new = replace_bodies({f"{name}.py": text}, target, body)[f"{name}.py"]
             parse(new)
-        after = {
-            s.qualname: s.node
-            for s in find_symbols(f"{name}.py", StubDeleter().delete({f"{name}.py": text}, target)[f"{name}.py"], name)
-        }
+        left = stub({f"{name}.py": text}, target)[f"{name}.py"]
+        after = {s.qualname: s.node for s in find_symbols(f"{name}.py", left, name)}
         for other in symbols:
             if other.qualname == symbol.qualname or other.qualname.startswith(symbol.qualname + "."):
-                for old, new in zip(functions_of(other), functions_of(replace_node(other, after)), strict=True):
+                for old, new in zip(functions_of(other), functions_of(replace(other, node=after[other.qualname])), strict=True):
                     assert ast.dump(old.args) == ast.dump(new.args) and ast.get_docstring(old) == ast.get_docstring(new)
                     assert ast.unparse(new.body[-1]) == "raise NotImplementedError" and len(new.body) <= 2
             elif not symbol.qualname.startswith(other.qualname + "."):
                 assert ast.dump(other.node) == ast.dump(after[other.qualname]), (symbol.qualname, other.qualname)
 
 
-def replace_node(symbol, nodes):
-    return replace(symbol, node=nodes[symbol.qualname])
-
-
 @pytest.mark.parametrize("name", STDLIB)
 def test_removing_leaves_python_without_the_name(name):
     text = Path(__import__(name).__file__).read_text()
     for symbol in find_symbols(f"{name}.py", text, name):
-        new = RemoveDeleter().delete({f"{name}.py": text}, Target((symbol,), symbol.kind, frozenset()))[f"{name}.py"]
+        new = remove({f"{name}.py": text}, Target((symbol,), symbol.kind, frozenset()))[f"{name}.py"]
         left = {s.qualname for s in find_symbols(f"{name}.py", new, name)}
         assert symbol.qualname not in left
         if "." not in symbol.qualname:
-            exports = [
-                ast.literal_eval(node.value)
-                for node in parse(new).body
-                if isinstance(node, ast.Assign)
-                and getattr(node.targets[0], "id", "") == "__all__"
-                and isinstance(node.value, ast.List | ast.Tuple)
-            ]
+            exports = [ast.literal_eval(node.value) for node in parse(new).body if isinstance(node, ast.Assign)
+                       and getattr(node.targets[0], "id", "") == "__all__" and isinstance(node.value, ast.List | ast.Tuple)]
             assert not any(symbol.qualname in names for names in exports)
 
 
-@pytest.mark.parametrize(
-    ("source", "left"),
-    [
-        ("from .toy import f\n", ""),
-        ("from .toy import f, g\n", "from .toy import g\n"),
-        ("from .toy import f as h, g\n", "from .toy import g\n"),
-        ("from pkg.toy import (\n    f,\n    g,\n)\n", "from pkg.toy import g\n"),
-        ("from . import toy\n", "from . import toy\n"),
-        ("from .other import f\n", "from .other import f\n"),
-        ("__all__ = ['f', 'g']\nfrom .toy import *\nf = 1\n", None),
-        ("if True:\n    from .toy import f\n", "if True:\n    pass\n"),
-    ],
-)
+@pytest.mark.parametrize(("source", "left"), [
+    ("from .toy import f\n", ""),
+    ("from .toy import f, g\n", "from .toy import g\n"),
+    ("from .toy import f as h, g\n", "from .toy import g\n"),
+    ("from pkg.toy import (\n    f,\n    g,\n)\n", "from pkg.toy import g\n"),
+    ("from . import toy\n", "from . import toy\n"),
+    ("from .other import f\n", "from .other import f\n"),
+    ("__all__ = ['f', 'g']\nfrom .toy import *\nf = 1\n", None),
+    ("if True:\n    from .toy import f\n", "if True:\n    pass\n"),
+])
 def test_imports_of_what_is_gone(source, left):
     toy = "__all__ = ('f', 'g')\ndef f():\n    return [1]\n\ndef g():\n    return [2]\n"
     files = {"pkg/__init__.py": source, "pkg/toy.py": toy}
     [symbol] = [s for s in find_symbols("pkg/toy.py", toy, "pkg.toy") if s.qualname == "f"]
-    new = RemoveDeleter().delete(files, Target((symbol,), "function", frozenset()))
+    new = remove(files, Target((symbol,), "function", frozenset()))
     if left is not None:
         assert new.get("pkg/__init__.py", source) == left
     assert ast.literal_eval(parse(new["pkg/toy.py"]).body[0].value) == ("g",)
 
 
+def test_an_import_inside_of_what_goes_costs_nothing_below_it():
+    toy = ("def f():\n    return [1]\n\ndef g():\n    from toy import f\n    return f()\n\nX = 1\n\nclass A:\n    def h(self):\n"
+           "        from toy import f\n\nY = 2\n")
+    symbols = {s.qualname: s for s in find_symbols("toy.py", toy, "toy")}
+    new = remove({"toy.py": toy}, Target((symbols["f"], symbols["g"]), "bundle", frozenset()))["toy.py"]
+    assert new.split() == "X = 1 class A: def h(self): pass Y = 2".split()
+
+
 def test_copies_in_disguise():
     code = GOOD[GOOD.index("    rows = []") : GOOD.index("def total")]
-    disguises = {
-        "reformatted.py": "\n".join(line.strip() + "  # a comment" for line in code.splitlines()),
-        "in_docs.rst": "text " * 400 + code,
-        "in_a_string.py": repr(code)[1:-1].replace("\\n", "\n"),
-    }
-    others = {
-        "alike.py": GOOD[GOOD.index("def total") :],
-        "empty.py": "",
-        "stub.py": "def spread(values, width):\n    raise NotImplementedError\n",
-    }
+    disguises = {"reformatted.py": "\n".join(line.strip() + "  # a comment" for line in code.splitlines()),
+                 "in_docs.rst": "text " * 400 + code, "in_a_string.py": repr(code)[1:-1].replace("\\n", "\n")}
+    others = {"alike.py": GOOD[GOOD.index("def total") :], "empty.py": "",
+              "stub.py": "def spread(values, width):\n    raise NotImplementedError\n"}
     assert index_texts(disguises | others).copies(shingles(code)) == list(disguises)
 
 
@@ -442,7 +416,7 @@ class Plant:
 def test_every_sentence_of_the_prompt_is_true(names, mode, true):
     symbols = [s for s in find_symbols("pkg/core.py", STATED["pkg/core.py"], "pkg.core") if s.qualname in names.split()]
     target = Target(tuple(symbols), "bundle", frozenset())
-    after = (StubDeleter() if mode == "stub" else RemoveDeleter()).delete(STATED, target)
+    after = DELETERS[mode](STATED, target)
     gone = Deletion(target, mode, {path: STATED[path] for path in after}, after, {})
     alone = deletion.problem_statement(SimpleNamespace(name="pkg"), gone, ["t.py::a"])
     assert true in alone and "do not see" not in alone and "This test fails" in alone
@@ -550,7 +524,7 @@ def test_a_measurement_in_which_nothing_ran_is_not_kept(tmp_path, monkeypatch):
     "A sandbox that failed once made the repository useless for good."
     tree = write(tmp_path / "sound" / "tree", {"test_one.py": ""})
     nothing = {"tests": [], "outcomes": {}, "seconds": {}, "errors": [], "lines": {}}
-    runs = iter([nothing, nothing | {"tests": ["t::x"], "outcomes": {"t::x": "passed"}}])
+    runs = iter([[nothing], [nothing | {"tests": ["t::x"], "outcomes": {"t::x": "passed"}}]])
     monkeypatch.setattr(coverage, "_run_all", lambda *given: next(runs))
     seen = [coverage.measure_coverage(SimpleNamespace(tree=tree, source="sound"), tmp_path).passed for _ in range(3)]
     assert seen == [set(), {"t::x"}, {"t::x"}]
@@ -641,11 +615,9 @@ def test_show_never_tells_the_solution(made):
     _, tasks, out = made
     shown = CliRunner().invoke(tasks_app, ["show", str(out)] + [tasks[0].task_id])
     asjson = CliRunner().invoke(tasks_app, ["show", str(out), "--json"])
+    solution = ("rows.append", "place * sum", "golden", "heldout", "canaries", "fingerprints")
     for result in (shown, asjson):
-        assert result.exit_code == 0
-        assert not any(
-            code in result.output for code in ("rows.append", "place * sum", "golden", "heldout", "canaries", "fingerprints")
-        )
+        assert result.exit_code == 0 and not any(code in result.output for code in solution)
 
 
 @pytest.mark.parametrize("wrong", [
@@ -666,7 +638,6 @@ def test_a_file_of_tasks_from_elsewhere(made, tmp_path):
     write_tasks([replace(tasks[0], task_id="elsewhere", base_commit="sha256:" + "1" * 64)], tmp_path / "else.jsonl")
     checked = CliRunner().invoke(tasks_app, ["validate", str(tmp_path / "else.jsonl"), "--json"])
     assert checked.exit_code == 1 and "prepare that repository first" in checked.stdout
-
 
 
 @pytest.mark.slow
@@ -713,7 +684,7 @@ def test_a_body_hangs_only_where_the_original_on_this_machine_would_not(original
                 yield PhaseResult(outcomes, dict.fromkeys(phase.nodes, 0.01), wall=seconds)
 
     monkeypatch.setattr(gates, "run_phases", lambda *given: list(run(*given)))
-    [found] = gates.run_gates(bench, [cut])
+    found = gates.run_gates(bench, cut)
     assert found.dropped == dropped, found.detail
 
 
@@ -774,28 +745,18 @@ def test_a_fault_of_ours_costs_one_package(tmp_path, store, monkeypatch):
     assert "has no passing test (test_good.py: " in next_one.problem  # its tests were run
 
 
-INTERRUPTED = """
-import sys
-from pathlib import Path
-from composer_replication.envs.deletion.tasks.make import Settings, make_tasks
-spec, out, store = map(Path, sys.argv[1:])
-make_tasks([spec], out, Settings(per_package=9, granularity=("function",)), jobs=1, store=store,
-           on_report=lambda report: print(report.stage, flush=True))
-"""
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_run_ends_at_once_and_leaves_nothing(tmp_path, number):
     store = store_path().parent / f"test-{os.getpid()}-{number}"  # every user id must reach it
     store.mkdir(mode=0o755)
     try:
         spec, out = good(tmp_path), tmp_path / "tasks.jsonl"
-        words = [sys.executable, "-c", INTERRUPTED, spec, out, store]
+        words = [sys.executable, "-c", RUN, spec, out, store]
         with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
-            while run.stdout.readline() != "running the tests\n":
+            while run.stdout.readline() != "running the tests|\n":
                 pass
             until = time.monotonic() + 30
-            while not list((store / "scratch").glob("*/coverage-*")) and time.monotonic() < until:
+            while not list((store / "scratch").glob("coverage-*")) and time.monotonic() < until:
                 time.sleep(0.01)
             run.send_signal(number)
             run.communicate(timeout=30)  # it does not wait for the package

@@ -23,6 +23,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import source_hash
 from pathlib import Path
 from urllib.parse import unquote_plus
@@ -205,10 +206,9 @@ _UU = re.compile(r"^begin \d{3} [^\n]*\n(.*?)\n`?\n?end", re.MULTILINE | re.DOTA
 
 def _base(decode, digits: str) -> list[bytes]:
     "One decoding, or none."
-    try:
+    with suppress(ValueError, OverflowError):  # binascii.Error is a ValueError
         return [decode(digits)]
-    except (ValueError, binascii.Error, OverflowError):
-        return []
+    return []
 
 
 def _digits(text: str) -> list[bytes]:
@@ -283,9 +283,16 @@ class Index:
     paths: tuple[str, ...]
     values: np.ndarray  # shingles of all files, one file after the other
     ends: np.ndarray  # (files,) where each file's shingles end
-    everything: np.ndarray  # all shingles, sorted
     closed: frozenset[str] = frozenset()  # files that cannot be looked into: an agent must not be shown them
     stamps: Mapping[str, tuple[int, int]] | None = None  # path: size in bytes, time in ns, of files on disk
+
+    @cached_property
+    def everything(self) -> np.ndarray:
+        return np.sort(self.values)
+
+    def of_each(self) -> dict[str, np.ndarray]:  # path: its shingles
+        "The shingles of each file."
+        return dict(zip(self.paths, np.split(self.values, self.ends[:-1]), strict=True)) if self.paths else {}
 
     def copies(
         self,
@@ -294,16 +301,12 @@ class Index:
         least: int = COPY_LEAST,  # shingles
     ) -> list[str]:  # paths
         "The files that hold a copy of the code."
-        if len(code) < least or not _is_copy(_shared(code, self.everything), len(code), least):
+        enough = max(least, COPY_SHARE * len(code))
+        if len(code) < least or not len(self.values) or _inside(code, self.everything).sum() < enough:
             return []
         hits = np.concatenate([[0], np.cumsum(_inside(self.values, code))])
-        counts = hits[self.ends] - hits[np.concatenate([[0], self.ends[:-1]])]
-        hidden = set(leave_out)
-        return [path for path, count in zip(self.paths, counts, strict=True) if path not in hidden and _is_copy(count, len(code), least)]
-
-
-def _is_copy(shared: int, total: int, least: int) -> bool:
-    return shared >= max(least, COPY_SHARE * total)
+        counts, hidden = np.diff(hits[self.ends], prepend=0), set(leave_out)
+        return [path for path, count in zip(self.paths, counts, strict=True) if path not in hidden and count >= enough]
 
 
 def _inside(values, sorted_set):
@@ -311,16 +314,11 @@ def _inside(values, sorted_set):
     return sorted_set[at] == values
 
 
-def _shared(code, everything):
-    return int(_inside(code, everything).sum()) if len(everything) else 0
-
-
 def _index(arrays: Mapping[str, np.ndarray], closed=frozenset(), stamps=None) -> Index:
     values = np.concatenate([*arrays.values(), np.empty(0, dtype=np.uint64)])
-    ends = np.cumsum([len(array) for array in arrays.values()], dtype=np.int64)
-    return Index(tuple(arrays), values, ends, np.sort(values), frozenset(closed), stamps)
+    return Index(tuple(arrays), values, np.cumsum([len(array) for array in arrays.values()], dtype=np.int64), frozenset(closed), stamps)
 
-# %% ../../../nbs/envs/deletion/01_fingerprints.ipynb #028880b9
+
 def index_texts(
     texts: Mapping[str, str],  # path: text
 ) -> Index:
@@ -395,17 +393,15 @@ def index_folder(
     stamps, stored = _files(folder)
     known = _LOADED.pop(str(folder), None) or (_load(kept) if kept and kept.is_file() else None)
     if known is None or known.stamps != stamps:
-        firsts = dict(zip(known.paths, [0, *known.ends[:-1].tolist()], strict=True)) if known else {}
-        ends = dict(zip(known.paths, known.ends.tolist(), strict=True)) if known else {}
+        before = known.of_each() if known else {}
         arrays, closed = {}, set(stored)
         for path, stamp in stamps.items():
             if known and known.stamps.get(path) == stamp:
-                arrays[path] = known.values[firsts[path]:ends[path]]
-                closed |= {path} & known.closed
+                arrays[path], shut = before[path], path in known.closed
             else:
                 text, shut = _read(folder, path, read) if path not in stored else ("", True)
                 arrays[path] = shingles(text)
-                closed |= {path} if shut else set()
+            closed |= {path} if shut else set()
         known = _index(arrays, closed, stamps)
         if kept:
             with replacing(kept) as partial, partial.open("wb") as file:
@@ -436,8 +432,8 @@ def _load(kept: Path) -> Index | None:
         if "format" not in file or int(file["format"]) != _FORMAT:
             return None
         paths = tuple(file["paths"].tolist())
-        return Index(paths, file["values"], file["ends"], np.sort(file["values"]), frozenset(file["closed"].tolist()),
-                     dict(zip(paths, map(tuple, file["stamps"].tolist()), strict=True)))
+        stamps = dict(zip(paths, map(tuple, file["stamps"].tolist()), strict=True))
+        return Index(paths, file["values"], file["ends"], frozenset(file["closed"].tolist()), stamps)
 
 # %% ../../../nbs/envs/deletion/01_fingerprints.ipynb #b8494ef4
 def shown_copies(
