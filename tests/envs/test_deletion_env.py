@@ -14,11 +14,10 @@ import envs_tasks
 import pytest
 
 from composer_replication.core.trace import ToolCall
-from composer_replication.envs.deletion.env import SYSTEM, FeatureDeletionEnv, agent_tree, deletion_rows
+from composer_replication.envs.deletion.env import SYSTEM, FeatureDeletionEnv, deletion_rows
 from composer_replication.envs.deletion.judge import runner
 from composer_replication.envs.deletion.judge.runner import RunnerProblem
 from composer_replication.envs.deletion.repo_tools import RepoTools
-from composer_replication.envs.deletion.subject import prepare_subject
 from composer_replication.envs.deletion.task import TaskProblem, write_tasks
 from composer_replication.sandbox import limits
 from composer_replication.sandbox.base import Limits, sandbox_problem
@@ -91,20 +90,6 @@ def test_nothing_of_the_gold_is_seen(env, tasks, subject, caplog, capsys):
         assert len(long) > 1 and not [line for line in long if any(line in text for text in seen)]
 
 
-def test_what_a_repository_has_lying_about_is_not_there(tmp_path, tasks):
-    tree = tmp_path / "odd"
-    for path in ("odd.py", "test_odd.py", ".git/config", "build/lib/odd.py", "__pycache__/odd.cpython-311.pyc", "odd.py.orig",
-                 ".mypy_cache/x.db", "htmlcov/index.html", ".coverage", "tests/test_hidden.py"):
-        (tree / path).parent.mkdir(parents=True, exist_ok=True)
-        (tree / path).write_text("x = 1\n")
-    (tree / "link").symlink_to("/etc/passwd")
-    subject = prepare_subject(tree, tmp_path / "store")
-    hidden = ("tests/test_hidden.py::test_x",)
-    task = replace(tasks[0], deletion_patch="", mode="given", fail_to_pass=hidden, hidden_tests=hidden)
-    with agent_tree(task, subject) as seen:
-        assert sorted(str(p.relative_to(seen)) for p in seen.rglob("*") if not p.is_dir()) == ["odd.py", "test_odd.py"]
-
-
 def test_hidden_tests_are_hidden_and_decide(env, subject):
     env.reset(task_id="larder-schedule-hidden")
     assert "tests/test_plans.py" not in ask(env, "list_files").text
@@ -144,14 +129,6 @@ def test_a_hack_earns_nothing(env):
     say(env, "write_file", path="conftest.py", text="def pytest_runtest_makereport(item, call):\n    call.excinfo = None\n")
     assert "1 passed" in say(env, "run_tests", tests=["tests/test_plans.py"])
     assert env.reward() == 0.0
-
-
-def test_malformed_calls_end_in_a_failure_not_in_nothing(env):
-    env.reset(task_id="larder-initials")
-    for name, arguments in (("run_tests", "{"), ("", ""), ("nope", "{}"), ("shell", "[]"), ("shell", '{"command": 3}')):
-        assert env.call(ToolCall.parse(name, arguments)).failed
-    assert len(env.commands) == 5
-    assert env.reward() == 0.0 and env.reward() is not None
 
 
 def test_the_judge_being_unable_is_no_zero(env, monkeypatch):

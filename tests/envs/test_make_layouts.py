@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from envs_tasks import write
 
 from composer_replication.cli import tasks as commands
 from composer_replication.core import deadline as deadlines
@@ -57,13 +58,6 @@ def test_empty():
 """
 
 
-def write(folder: Path, files: dict) -> Path:
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(content)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def store():
     "A store that every user id can reach, gone afterwards."
@@ -84,6 +78,9 @@ def inside(folder, module):
 
 
 LAYOUTS = {  # name: files, roots, path and dotted name of the module
+    "no tests, src": ({"src/pkg/__init__.py": "", "src/pkg/a.py": "x = 1\n"}, ("src",), "src/pkg/a.py", "pkg.a"),
+    "no tests, top": ({"pkg/__init__.py": "", "src/notes.txt": ""}, (".",), "pkg/__init__.py", "pkg"),
+    "no tests, lib": ({"lib/one.py": "x = 1\n"}, ("lib",), "lib/one.py", "one"),
     "namespace below src": ({"src/ns/pkg/__init__.py": "", "src/ns/pkg/a.py": CODE, **tested("ns.pkg.a")},
                             ("src",), "src/ns/pkg/a.py", "ns.pkg.a"),
     "deep namespace": ({"src/com/ns/pkg/a.py": CODE, "tests/__init__.py": "", **tested("com.ns.pkg.a")},
