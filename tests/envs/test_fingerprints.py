@@ -189,6 +189,8 @@ def test_what_cannot_be_opened_is_not_shown(data, tmp_path):
     index = index_folder(tmp_path)
     assert index.closed == {"file"} and list(visible_texts(tmp_path)) == ["area.py"]
     assert shown_copies([], tmp_path, index) == ["file"]
+    (tmp_path / "b.py").write_text("y = 2\n")
+    assert index_folder(tmp_path).closed == {"file"}  # what is known of the file is kept
 
 
 def test_bytecode_and_layers_without_end_are_not_shown(tmp_path):

@@ -67,45 +67,45 @@ def store():
     shutil.rmtree(folder)
 
 
-def tested(module, before="", folder="tests"):
+def files_of(module, before="", folder="tests"):
     return {f"{folder}/test_a.py".removeprefix("./"): before + TEST.format(module=module)}
 
 
 def inside(folder, module):
     "A package with its tests inside of it."
     empty = dict.fromkeys((f"{folder}/__init__.py", f"{folder}/tests/__init__.py"), "")
-    return {**empty, f"{folder}/a.py": CODE, **tested(module, folder=f"{folder}/tests")}
+    return {**empty, f"{folder}/a.py": CODE, **files_of(module, folder=f"{folder}/tests")}
 
 
 LAYOUTS = {  # name: files, roots, path and dotted name of the module
     "no tests, src": ({"src/pkg/__init__.py": "", "src/pkg/a.py": "x = 1\n"}, ("src",), "src/pkg/a.py", "pkg.a"),
     "no tests, top": ({"pkg/__init__.py": "", "src/notes.txt": ""}, (".",), "pkg/__init__.py", "pkg"),
     "no tests, lib": ({"lib/one.py": "x = 1\n"}, ("lib",), "lib/one.py", "one"),
-    "namespace below src": ({"src/ns/pkg/__init__.py": "", "src/ns/pkg/a.py": CODE, **tested("ns.pkg.a")},
+    "namespace below src": ({"src/ns/pkg/__init__.py": "", "src/ns/pkg/a.py": CODE, **files_of("ns.pkg.a")},
                             ("src",), "src/ns/pkg/a.py", "ns.pkg.a"),
-    "deep namespace": ({"src/com/ns/pkg/a.py": CODE, "tests/__init__.py": "", **tested("com.ns.pkg.a")},
+    "deep namespace": ({"src/com/ns/pkg/a.py": CODE, "tests/__init__.py": "", **files_of("com.ns.pkg.a")},
                        ("src",), "src/com/ns/pkg/a.py", "com.ns.pkg.a"),
-    "namespace at the top": ({"ns/pkg/__init__.py": CODE, **tested("ns.pkg", folder=".")},
+    "namespace at the top": ({"ns/pkg/__init__.py": CODE, **files_of("ns.pkg", folder=".")},
                              (".",), "ns/pkg/__init__.py", "ns.pkg"),
     "a namespace with a module of the standard library's name": (
         {"jaraco/functools/__init__.py": CODE,
-         **tested("jaraco.functools", "import functools\nfrom functools import partial, wraps\n", ".")},
+         **files_of("jaraco.functools", "import functools\nfrom functools import partial, wraps\n", ".")},
         (".",), "jaraco/functools/__init__.py", "jaraco.functools"),
     "a namespace with a library's name": (
-        {"src/otel/instr/attr/__init__.py": CODE, **tested("otel.instr.attr", "import attr\nfrom attr import define, field\n")},
+        {"src/otel/instr/attr/__init__.py": CODE, **files_of("otel.instr.attr", "import attr\nfrom attr import define, field\n")},
         ("src",), "src/otel/instr/attr/__init__.py", "otel.instr.attr"),
-    "python folder": ({"python/pkg/__init__.py": CODE, "rust/x.rs": "", **tested("pkg", folder="python/tests")},
+    "python folder": ({"python/pkg/__init__.py": CODE, "rust/x.rs": "", **files_of("pkg", folder="python/tests")},
                       ("python",), "python/pkg/__init__.py", "pkg"),
-    "any folder": ({"implementation/pkg/a.py": CODE, "implementation/pkg/__init__.py": "", "setup.py": "", **tested("pkg.a")},
+    "any folder": ({"implementation/pkg/a.py": CODE, "implementation/pkg/__init__.py": "", "setup.py": "", **files_of("pkg.a")},
                    ("implementation",), "implementation/pkg/a.py", "pkg.a"),
     "tests inside, relative": (inside("python/pkg", "..a"), ("python",), "python/pkg/a.py", "pkg.a"),
     "tests inside a namespace": (inside("src/ns/pkg", "..a"), ("src/ns",), "src/ns/pkg/a.py", "pkg.a"),
     "tests inside a namespace, by full names": (inside("src/ns/datetime", "ns.datetime.a"),
                                                 ("src",), "src/ns/datetime/a.py", "ns.datetime.a"),
-    "vendored": ({"pkg/__init__.py": "", "pkg/a.py": CODE, "pkg/_vendor/six.py": "", **tested("pkg.a", "import six\n")},
+    "vendored": ({"pkg/__init__.py": "", "pkg/a.py": CODE, "pkg/_vendor/six.py": "", **files_of("pkg.a", "import six\n")},
                  (".",), "pkg/a.py", "pkg.a"),
     "helpers beside": ({"src/pkg/a.py": CODE, "helpers.py": "", "tests/helpers2.py": "",
-                        **tested("pkg.a", "import helpers, helpers2\nimport pkg\nfrom pkg import a\n")},
+                        **files_of("pkg.a", "import helpers, helpers2\nimport pkg\nfrom pkg import a\n")},
                        ("src",), "src/pkg/a.py", "pkg.a"),
 }
 
@@ -120,12 +120,12 @@ def test_the_roots_are_where_imports_lead(tmp_path, name):
 TWINS = {"pkg/__init__.py": CODE, **dict.fromkeys(("tests/a/test_x.py", "tests/b/test_x.py"), TEST.format(module="pkg"))}
 FOLDERS = {  # name: files, tests that pass, what is written into each missing __init__.py: None where nothing is
     "names of the standard library": (
-        {"pkg.py": CODE, **tested("pkg", "from tests import unittest, OrderedDict\nfrom tests import json, mock\n")},
+        {"pkg.py": CODE, **files_of("pkg", "from tests import unittest, OrderedDict\nfrom tests import json, mock\n")},
         2, "import json\nfrom unittest import mock\nimport unittest\n"),
-    "relative": ({"pkg.py": CODE, **tested("pkg"), "tests/test_b.py": "from .test_a import *\n"}, 4, ""),
-    "two levels": ({"pkg.py": CODE, "tests/base.py": "X = 1\n", **tested("pkg", "from ..base import X\n", "tests/unit")}, 2, ""),
+    "relative": ({"pkg.py": CODE, **files_of("pkg"), "tests/test_b.py": "from .test_a import *\n"}, 4, ""),
+    "two levels": ({"pkg.py": CODE, "tests/base.py": "X = 1\n", **files_of("pkg", "from ..base import X\n", "tests/unit")}, 2, ""),
     "a name of the standard library": (
-        {"pkg.py": CODE, "test/helper.py": "X = 1\n", **tested("pkg", "from test.helper import X\n", "test")}, 2, ""),
+        {"pkg.py": CODE, "test/helper.py": "X = 1\n", **files_of("pkg", "from test.helper import X\n", "test")}, 2, ""),
     "twins": (TWINS, 4, ""),
     "twins by path": (
         TWINS | {"pyproject.toml": '[tool.pytest.ini_options]\naddopts = "-ra --import-mode=importlib"\n'}, 4, None),
@@ -134,7 +134,7 @@ FOLDERS = {  # name: files, tests that pass, what is written into each missing _
     "twins by path, in an ini file": (
         TWINS | {"pytest.ini": "[pytest]\naddopts=\n\t--doctest-modules\n\t--import-mode importlib\n"}, 4, None),
     "neighbours by bare names": (
-        {"pkg.py": CODE, "tests/helper.py": "X = 1\n", **tested("pkg", "from helper import X\n"),
+        {"pkg.py": CODE, "tests/helper.py": "X = 1\n", **files_of("pkg", "from helper import X\n"),
          "tests/test_b.py": "from tests.nothing import x\n"}, 2, None),
 }
 

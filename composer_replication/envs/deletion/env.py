@@ -10,7 +10,6 @@ __all__ = ['SYSTEM', 'AGENT_LIMITS', 'JUDGE_S', 'CLOSE_S', 'AROUND_S', 'deletion
 import errno
 import re
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress

@@ -13,7 +13,6 @@ import binascii
 import bz2
 import codecs
 import html
-import json
 import lzma
 import os
 import quopri
@@ -25,6 +24,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import source_hash
+from itertools import islice
 from pathlib import Path
 from urllib.parse import unquote_plus
 
@@ -168,6 +168,16 @@ def _unescaped(text: str) -> str:
     return _ESCAPE.sub(lambda m: plain.get(m[1], m[1]) if m[1] else chr(min(int(m[2] or m[3] or m[4], 16), 0x10FFFF) if not m[5] else int(m[5], 8)), text)
 
 
+_CODES = (  # what shows that a text is written in another way, how often at least, and how to read it
+    (r"&(?:lt|gt|amp|quot|nbsp|#\w+);|</\w", 1, _unmarked),
+    (r"=(?:3D|20|0A|22)|[^=\s]=\r?\n", 1, lambda text: quopri.decodestring(text.encode("utf-8", "replace")).decode("utf-8", "replace")),
+    (r"(?i)%(?:20|0A|28|3D|22)", 5, unquote_plus),
+    (r"\+[A-Za-z0-9/]{2,}-", 3, lambda text: text.encode("ascii", "replace").decode("utf-7", "replace")),
+    (r"\b(?:qrs|erghea|vzcbeg|frys)\b", 1, lambda text: codecs.decode(text, "rot13")),
+    (r"\b(?:nruter|tropmi|fles)\b", 1, lambda text: text[::-1]),
+)
+
+
 def _other_forms(text: str) -> list[str]:
     "What a text says once quotes, escapes, marks, and signs at the beginning of lines are taken away."
     forms = []
@@ -180,18 +190,7 @@ def _other_forms(text: str) -> list[str]:
     forms += ["\n".join(lines)] if len(lines) > 1 else []
     if "\n@@ -" in text:
         forms += ["\n".join(line[1:] for line in text.split("\n") if line[:1] in (" ", sign)) for sign in "+-"]
-    if re.search(r"&(?:lt|gt|amp|quot|nbsp|#\w+);|</\w", text):
-        forms.append(_unmarked(text))
-    if re.search(r"=(?:3D|20|0A|22)|[^=\s]=\r?\n", text):
-        forms.append(quopri.decodestring(text.encode("utf-8", "replace")).decode("utf-8", "replace"))
-    if len(re.findall(r"%(?:20|0A|28|3D|22)", text, re.IGNORECASE)) >= 5:
-        forms.append(unquote_plus(text))
-    if len(re.findall(r"\+[A-Za-z0-9/]{2,}-", text)) >= 3:
-        forms.append(text.encode("ascii", "replace").decode("utf-7", "replace"))
-    if re.search(r"\b(?:qrs|erghea|vzcbeg|frys)\b", text):
-        forms.append(codecs.decode(text, "rot13"))
-    if re.search(r"\b(?:nruter|tropmi|fles)\b", text):
-        forms.append(text[::-1])
+    forms += [decode(text) for sign, least, decode in _CODES if len([*islice(re.finditer(sign, text), least)]) == least]
     return [form for form in forms if len(form) >= _SHORTEST]
 
 # %% ../../../nbs/envs/deletion/01_fingerprints.ipynb #d492e662
@@ -289,10 +288,6 @@ class Index:
     @cached_property
     def everything(self) -> np.ndarray:
         return np.sort(self.values)
-
-    def of_each(self) -> dict[str, np.ndarray]:  # path: its shingles
-        "The shingles of each file."
-        return dict(zip(self.paths, np.split(self.values, self.ends[:-1]), strict=True)) if self.paths else {}
 
     def copies(
         self,
@@ -393,7 +388,7 @@ def index_folder(
     stamps, stored = _files(folder)
     known = _LOADED.pop(str(folder), None) or (_load(kept) if kept and kept.is_file() else None)
     if known is None or known.stamps != stamps:
-        before = known.of_each() if known else {}
+        before = dict(zip(known.paths, np.split(known.values, known.ends[:-1]))) if known else {}
         arrays, closed = {}, set(stored)
         for path, stamp in stamps.items():
             if known and known.stamps.get(path) == stamp:

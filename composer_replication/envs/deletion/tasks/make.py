@@ -8,6 +8,7 @@ __all__ = ['DIFFICULTY', 'signature', 'what_is_left', 'problem_statement', 'choo
 
 # %% ../../../../nbs/envs/deletion/tasks/08_make.ipynb #2e374e29
 import ast
+import copy
 import hashlib
 import json
 import math
@@ -50,18 +51,16 @@ def signature(
     symbol: Symbol,
 ) -> str:
     "The header and docstring of a definition; of a class those of its methods too."
-    return ast.unparse(_bare(symbol.node))
+    def bare(node):
+        new, doc = copy.copy(node), ast.get_docstring(node, clean=False)
+        new.body = [ast.Expr(ast.Constant(doc))] if doc is not None else []
+        if isinstance(node, ast.ClassDef):
+            new.body += [bare(part) for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)]
+        if not new.body or not isinstance(node, ast.ClassDef):
+            new.body.append(ast.Expr(ast.Constant(...)))
+        return new
 
-
-def _bare(node):
-    "A definition without its code."
-    doc = ast.get_docstring(node, clean=False)
-    body = [ast.Expr(ast.Constant(doc))] if doc is not None else []
-    if isinstance(node, ast.ClassDef):
-        inner = [_bare(part) for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)]
-        return ast.ClassDef(node.name, node.bases, node.keywords, body + inner or [ast.Expr(ast.Constant(...))], node.decorator_list)
-    copy = ast.FunctionDef if isinstance(node, ast.FunctionDef) else ast.AsyncFunctionDef
-    return ast.fix_missing_locations(copy(node.name, node.args, body + [ast.Expr(ast.Constant(...))], node.decorator_list, node.returns))
+    return ast.unparse(bare(symbol.node))
 
 # %% ../../../../nbs/envs/deletion/tasks/08_make.ipynb #93032950
 def what_is_left(

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from .coverage import Coverage
 from ..subject import NO_PACKAGE, Subject
