@@ -22,6 +22,7 @@ import zlib
 from importlib.util import MAGIC_NUMBER
 from urllib.parse import quote
 
+import numpy as np
 import pytest
 
 from composer_replication.envs.deletion import fingerprints
@@ -249,6 +250,13 @@ def test_ordinary_files_are_no_copies_and_stay_open(tmp_path):
         (tmp_path / f"{k}").write_bytes(data)
     index = index_folder(tmp_path)
     assert index.copies(shingles(CODE)) == [] and not index.closed
+
+
+def test_half_of_the_code_and_the_least_number_make_a_copy():
+    code = np.arange(60, dtype=np.uint64)
+    index = fingerprints._index({"half": code[:30], "less": code[:29], "most": code[10:], "none": code[:0]})
+    assert index.copies(code) == ["half", "most"] and index.copies(code, ["most"]) == ["half"]
+    assert index.copies(code[:30]) == ["half", "less"] and index.copies(code[:23]) == [] and index.copies(code[:23], least=23)
 
 
 def test_only_what_changed_is_read_again(tmp_path):

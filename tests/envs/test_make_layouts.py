@@ -123,7 +123,8 @@ FOLDERS = {  # name: files, tests that pass, what is written into each missing _
         {"pkg.py": CODE, **files_of("pkg", "from tests import unittest, OrderedDict\nfrom tests import json, mock\n")},
         2, "import json\nfrom unittest import mock\nimport unittest\n"),
     "relative": ({"pkg.py": CODE, **files_of("pkg"), "tests/test_b.py": "from .test_a import *\n"}, 4, ""),
-    "two levels": ({"pkg.py": CODE, "tests/base.py": "X = 1\n", **files_of("pkg", "from ..base import X\n", "tests/unit")}, 2, ""),
+    "two levels": (
+        {"pkg.py": CODE, "tests/base.py": "X = 1\n", **files_of("pkg", "from ..base import X\n", "tests/unit")}, 2, ""),
     "a name of the standard library": (
         {"pkg.py": CODE, "test/helper.py": "X = 1\n", **files_of("pkg", "from test.helper import X\n", "test")}, 2, ""),
     "twins": (TWINS, 4, ""),

@@ -33,6 +33,7 @@ from composer_replication.envs.deletion.tasks.make import Journal, Settings, mak
 from composer_replication.envs.deletion.tasks.select import (
     Target,
     body_lines,
+    find_bundles,
     find_symbols,
     find_targets,
     functions_of,
@@ -326,7 +327,7 @@ def test_imports_of_what_is_gone(source, left):
 
 
 def test_an_import_inside_of_what_goes_costs_nothing_below_it():
-    toy = ("def f():\n    return [1]\n\ndef g():\n    from toy import f\n    return f()\n\nX = 1\n\nclass A:\n    def h(self):\n"
+    toy = ("def f():\n    return [1]\n\ndef g():\n    from toy import f\n    return f()\nX = 1\n\nclass A:\n    def h(self):\n"
            "        from toy import f\n\nY = 2\n")
     symbols = {s.qualname: s for s in find_symbols("toy.py", toy, "toy")}
     new = remove({"toy.py": toy}, Target((symbols["f"], symbols["g"]), "bundle", frozenset()))["toy.py"]
@@ -546,6 +547,13 @@ def test_a_feature_is_deleted_across_modules(tmp_path):
     assert targets[1] == bundles[0]  # every second one is a bundle, as long as there are some
     assert [t.name for t in find_targets(subject, run, least=20)[0]] == [bundles[0].name]
     assert "4 definitions that tests run weigh less than 20" in find_targets(subject, run, least=20)[1][0]
+
+
+def test_what_exactly_the_same_tests_run_belongs_together():
+    text = "".join(f"def {name}(x):\n    return x + {n}\n\n" for n, name in enumerate(("alpha", "beta", "gamma")))
+    symbols, run = find_symbols("m.py", text, "m"), {"m:alpha": "ab", "m:beta": "ab", "m:gamma": "abc"}
+    tests = {name: frozenset(nodes) for name, nodes in run.items()}
+    assert [[s.qualname for s in bundle] for bundle in find_bundles(symbols, {"m.py": text}, tests)] == [["alpha", "beta"]]
 
 
 PRICES = """

@@ -48,7 +48,7 @@ def listed(subject):
 
 
 def test_an_sdist_becomes_a_tree_and_metadata_without_code(tmp_path):
-    subject = prepare_subject(sdist(tmp_path, SMALL), tmp_path / "store")
+    subject = prepare_subject(sdist(tmp_path, SMALL | {"build/lib/small.py": "x = 1\n"}), tmp_path / "store")
     assert (subject.name, subject.version, subject.source, subject.import_roots) == ("small", "1.2", "small==1.2", (".",))
     assert listed(subject) == sorted(SMALL)
     own = [path.relative_to(subject.libraries).as_posix() for path in subject.libraries.glob("small*")]
