@@ -148,15 +148,9 @@ def test_the_judge_being_unable_is_no_zero(env, monkeypatch):
 BREAKS = {
     "removes much": "import shutil\nshutil.rmtree('src'); shutil.rmtree('tests'); __import__('os').remove('pyproject.toml')",
     "no rights": "import os\nfor f, d, n in os.walk('.', topdown=False): os.chmod(f, 0)",
-    "fork bomb": "import os\nwhile True: os.fork()",
-    "fills the disk": "import os\nwhile True: os.write(os.open(os.urandom(4).hex(), 65), b'x' * 10**6)",
     "nests deep": "import os\nfor i in range(3000): os.mkdir('d'); os.chdir('d')",
-    "many files": "import os\nos.mkdir('m')\nfor i in range(100_000): open(f'm/{i}.py', 'w').close()",
-    "kills its parent": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)",
     # The number of the process is low in a namespace of its own: elsewhere this would end every process of the machine.
     "kills all": "import os, signal\nos.getpid() < 100 and os.kill(-1, signal.SIGKILL)",
-    "runs for ever": "while True: pass",
-    "prints without end": "while True: print('x' * 10**6)",
     "a daemon": "import os, time\nif os.fork() == 0:\n    os.setsid(); time.sleep(100)",
     "takes all memory": "x = bytearray(10**10)",
     "odd names": "open('\\udcff.py', 'w'); open('a\\nb.py', 'w'); open('-x.py', 'w')",
@@ -164,13 +158,8 @@ BREAKS = {
 }
 
 
-# Fork bombs, floods and the like are the sandboxes' own tests; here it is what is left of the tree that matters.
-OF_THE_TREE = ("removes much", "no rights", "nests deep", "kills all", "a daemon", "takes all memory", "odd names",
-               "links in a circle")
-OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in BREAKS if name not in OF_THE_TREE]
-
-
-@pytest.mark.parametrize("name", [*OF_THE_TREE, *OTHERS])
+# Fork bombs, floods and the like are the sandboxes' own tests.
+@pytest.mark.parametrize("name", BREAKS)
 def test_whatever_an_agent_breaks_the_service_goes_on(name, env, subject):
     quick = FeatureDeletionEnv([*env._tasks.values()], limits=Limits(**{**vars(LIMITS), "wall_s": 2.0}))
     quick.reset(task_id="larder-initials")
@@ -326,17 +315,3 @@ def test_our_loop_scores_malformed_and_broken_episodes(tasks):
     assert [r.reward for r in rollouts] == [0.0, 0.0] and all(str(r.ending) == "done" for r in rollouts)
     told = [t.fail_reason for t in rollouts[0].trace.turns if t.role == "tool"]
     assert told[0] == "json_decode" and told[2] == "tool_not_found" and mine() == []
-
-
-def test_our_loop_leaves_out_what_the_judge_could_not_score(tasks, monkeypatch):
-    from composer_replication.envs.deletion import env as environment
-    from composer_replication.rollout.loop import collect
-    from composer_replication.rollout.types import RolloutConfig
-
-    def unable(*given):
-        raise RunnerProblem("no judge")
-
-    monkeypatch.setattr(environment, "grade", unable)
-    rows, limits = deletion_rows(tasks[:1]), RolloutConfig(tool_timeout=60.0)
-    rollout, = collect(Says("Done."), lambda: FeatureDeletionEnv(tasks), rows, limits)
-    assert rollout.reward is None and "no judge" in rollout.problem
