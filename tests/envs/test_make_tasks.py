@@ -748,7 +748,7 @@ def test_an_interrupted_run_ends_at_once_and_leaves_nothing(tmp_path, number):
             while run.stdout.readline() != "running the tests|\n":
                 pass
             until = time.monotonic() + 30
-            while not list((store / "scratch").glob("coverage-*")) and time.monotonic() < until:
+            while not list((store / "scratch").glob("coverage-*/owner")) and time.monotonic() < until:
                 time.sleep(0.01)
             run.send_signal(number)
             run.communicate(timeout=30)  # it does not wait for the package

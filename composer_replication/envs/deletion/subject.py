@@ -40,6 +40,7 @@ from packaging.utils import canonicalize_name
 import composer_replication.data
 from ...core.deadline import time_left
 from ...core.errors import InputProblem
+from ...core.files import write_file
 from .fingerprints import STORES
 from ...sandbox.base import sandbox_problem
 from ...sandbox.boxes import is_gone, state_folder, this_process
@@ -499,7 +500,7 @@ def scratch(
                 remove_folder(folder)
     home = Path(tempfile.mkdtemp(dir=parent, prefix=f"{name}-"))
     try:
-        (home / "owner").write_text(this_process())
+        write_file(home / "owner", this_process())
         (home / "work").mkdir()
         for folder in (home, home / "work"):
             folder.chmod(0o755)  # every user id must reach what lies in it
