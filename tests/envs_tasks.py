@@ -35,3 +35,11 @@ def solution(subject, task):
     "Path and text of the original."
     (path, (text, _)), = task.changed_files(subject.tree).items()
     return path, text
+
+
+def write(folder: Path, files: dict) -> Path:
+    "Files of a repository, made in a folder: path: text or bytes."
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder

@@ -177,7 +177,7 @@ def report_table(
 def _met(reports):
     "The gates that dropped something, in order, each with its sentence."
     from composer_replication.envs.deletion.tasks.gates import GATES
-    return {gate: sentence for gate, sentence in GATES.items() if any(report.dropped.get(gate) for report in reports)}
+    return {gate: sentence for gate, (sentence, _) in GATES.items() if any(report.dropped.get(gate) for report in reports)}
 
 
 def gate_table(

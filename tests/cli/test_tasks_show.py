@@ -4,7 +4,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from importlib.resources import files
-from pathlib import Path
 
 import pytest
 from rich.progress import Progress
@@ -129,10 +128,6 @@ def test_each_package_has_its_own_begin_and_end():
 
 def test_the_gates_that_dropped_something_are_explained_and_no_others():
     table = gate_table([report(dropped={"no evidence": 2}), report(dropped={"trivial": 1, "slow": 0})])
-    assert [[*column.cells] for column in table.columns] == [["trivial", "no evidence"], [GATES["trivial"], GATES["no evidence"]]]
-    assert all(words[0].isupper() and words.endswith(".") and ". " not in words for words in GATES.values())
-
-
-def test_every_gate_is_explained_in_the_guide():
-    guide = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "my-repository.md").read_text()
-    assert [gate for gate, words in GATES.items() if f"| {gate} | {words} |" not in guide] == []
+    gates = ["trivial", "no evidence"]
+    assert [[*column.cells] for column in table.columns] == [gates, [GATES[gate][0] for gate in gates]]
+    assert all(words[0].isupper() and words.endswith(".") and ". " not in words for words, _ in GATES.values())

@@ -14,11 +14,10 @@ import envs_tasks
 import pytest
 
 from composer_replication.core.trace import ToolCall
-from composer_replication.envs.deletion.env import SYSTEM, FeatureDeletionEnv, agent_tree, deletion_rows
+from composer_replication.envs.deletion.env import SYSTEM, FeatureDeletionEnv, deletion_rows
 from composer_replication.envs.deletion.judge import runner
 from composer_replication.envs.deletion.judge.runner import RunnerProblem
 from composer_replication.envs.deletion.repo_tools import RepoTools
-from composer_replication.envs.deletion.subject import prepare_subject
 from composer_replication.envs.deletion.task import TaskProblem, write_tasks
 from composer_replication.sandbox import limits
 from composer_replication.sandbox.base import Limits, sandbox_problem
@@ -91,20 +90,6 @@ def test_nothing_of_the_gold_is_seen(env, tasks, subject, caplog, capsys):
         assert len(long) > 1 and not [line for line in long if any(line in text for text in seen)]
 
 
-def test_what_a_repository_has_lying_about_is_not_there(tmp_path, tasks):
-    tree = tmp_path / "odd"
-    for path in ("odd.py", "test_odd.py", ".git/config", "build/lib/odd.py", "__pycache__/odd.cpython-311.pyc", "odd.py.orig",
-                 ".mypy_cache/x.db", "htmlcov/index.html", ".coverage", "tests/test_hidden.py"):
-        (tree / path).parent.mkdir(parents=True, exist_ok=True)
-        (tree / path).write_text("x = 1\n")
-    (tree / "link").symlink_to("/etc/passwd")
-    subject = prepare_subject(tree, tmp_path / "store")
-    hidden = ("tests/test_hidden.py::test_x",)
-    task = replace(tasks[0], deletion_patch="", mode="given", fail_to_pass=hidden, hidden_tests=hidden)
-    with agent_tree(task, subject) as seen:
-        assert sorted(str(p.relative_to(seen)) for p in seen.rglob("*") if not p.is_dir()) == ["odd.py", "test_odd.py"]
-
-
 def test_hidden_tests_are_hidden_and_decide(env, subject):
     env.reset(task_id="larder-schedule-hidden")
     assert "tests/test_plans.py" not in ask(env, "list_files").text
@@ -146,14 +131,6 @@ def test_a_hack_earns_nothing(env):
     assert env.reward() == 0.0
 
 
-def test_malformed_calls_end_in_a_failure_not_in_nothing(env):
-    env.reset(task_id="larder-initials")
-    for name, arguments in (("run_tests", "{"), ("", ""), ("nope", "{}"), ("shell", "[]"), ("shell", '{"command": 3}')):
-        assert env.call(ToolCall.parse(name, arguments)).failed
-    assert len(env.commands) == 5
-    assert env.reward() == 0.0 and env.reward() is not None
-
-
 def test_the_judge_being_unable_is_no_zero(env, monkeypatch):
     from composer_replication.envs.deletion import env as environment
 
@@ -171,15 +148,9 @@ def test_the_judge_being_unable_is_no_zero(env, monkeypatch):
 BREAKS = {
     "removes much": "import shutil\nshutil.rmtree('src'); shutil.rmtree('tests'); __import__('os').remove('pyproject.toml')",
     "no rights": "import os\nfor f, d, n in os.walk('.', topdown=False): os.chmod(f, 0)",
-    "fork bomb": "import os\nwhile True: os.fork()",
-    "fills the disk": "import os\nwhile True: os.write(os.open(os.urandom(4).hex(), 65), b'x' * 10**6)",
     "nests deep": "import os\nfor i in range(3000): os.mkdir('d'); os.chdir('d')",
-    "many files": "import os\nos.mkdir('m')\nfor i in range(100_000): open(f'm/{i}.py', 'w').close()",
-    "kills its parent": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)",
     # The number of the process is low in a namespace of its own: elsewhere this would end every process of the machine.
     "kills all": "import os, signal\nos.getpid() < 100 and os.kill(-1, signal.SIGKILL)",
-    "runs for ever": "while True: pass",
-    "prints without end": "while True: print('x' * 10**6)",
     "a daemon": "import os, time\nif os.fork() == 0:\n    os.setsid(); time.sleep(100)",
     "takes all memory": "x = bytearray(10**10)",
     "odd names": "open('\\udcff.py', 'w'); open('a\\nb.py', 'w'); open('-x.py', 'w')",
@@ -187,13 +158,8 @@ BREAKS = {
 }
 
 
-# Fork bombs, floods and the like are the sandboxes' own tests; here it is what is left of the tree that matters.
-OF_THE_TREE = ("removes much", "no rights", "nests deep", "kills all", "a daemon", "takes all memory", "odd names",
-               "links in a circle")
-OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in BREAKS if name not in OF_THE_TREE]
-
-
-@pytest.mark.parametrize("name", [*OF_THE_TREE, *OTHERS])
+# Fork bombs, floods and the like are the sandboxes' own tests.
+@pytest.mark.parametrize("name", BREAKS)
 def test_whatever_an_agent_breaks_the_service_goes_on(name, env, subject):
     quick = FeatureDeletionEnv([*env._tasks.values()], limits=Limits(**{**vars(LIMITS), "wall_s": 2.0}))
     quick.reset(task_id="larder-initials")
@@ -349,17 +315,3 @@ def test_our_loop_scores_malformed_and_broken_episodes(tasks):
     assert [r.reward for r in rollouts] == [0.0, 0.0] and all(str(r.ending) == "done" for r in rollouts)
     told = [t.fail_reason for t in rollouts[0].trace.turns if t.role == "tool"]
     assert told[0] == "json_decode" and told[2] == "tool_not_found" and mine() == []
-
-
-def test_our_loop_leaves_out_what_the_judge_could_not_score(tasks, monkeypatch):
-    from composer_replication.envs.deletion import env as environment
-    from composer_replication.rollout.loop import collect
-    from composer_replication.rollout.types import RolloutConfig
-
-    def unable(*given):
-        raise RunnerProblem("no judge")
-
-    monkeypatch.setattr(environment, "grade", unable)
-    rows, limits = deletion_rows(tasks[:1]), RolloutConfig(tool_timeout=60.0)
-    rollout, = collect(Says("Done."), lambda: FeatureDeletionEnv(tasks), rows, limits)
-    assert rollout.reward is None and "no judge" in rollout.problem

@@ -7,25 +7,16 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import time
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from envs_tasks import write
 
 from composer_replication.envs.deletion import subject as rooms
 from composer_replication.envs.deletion.subject import SubjectProblem, prepare_subject, subject_of
-from composer_replication.envs.deletion.tasks.select import find_symbols, module_name, read_sources
-
-
-def write(folder: Path, files: dict) -> Path:
-    for name, content in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return folder
-
+from composer_replication.envs.deletion.tasks.select import find_symbols, read_sources
 
 SMALL = {
     "PKG-INFO": "Metadata-Version: 2.1\nName: small\nVersion: 1.2\n",
@@ -57,7 +48,7 @@ def listed(subject):
 
 
 def test_an_sdist_becomes_a_tree_and_metadata_without_code(tmp_path):
-    subject = prepare_subject(sdist(tmp_path, SMALL), tmp_path / "store")
+    subject = prepare_subject(sdist(tmp_path, SMALL | {"build/lib/small.py": "x = 1\n"}), tmp_path / "store")
     assert (subject.name, subject.version, subject.source, subject.import_roots) == ("small", "1.2", "small==1.2", (".",))
     assert listed(subject) == sorted(SMALL)
     own = [path.relative_to(subject.libraries).as_posix() for path in subject.libraries.glob("small*")]
@@ -67,11 +58,8 @@ def test_an_sdist_becomes_a_tree_and_metadata_without_code(tmp_path):
 
 
 def test_links_and_devices_of_an_archive_stay_out(tmp_path):
-    extra = [
-        member("small-1.2/out", tarfile.SYMTYPE, "/etc/passwd"),
-        member("small-1.2/hard", tarfile.LNKTYPE, "small-1.2/small.py"),
-        member("small-1.2/loop", tarfile.SYMTYPE, "loop"),
-    ]
+    extra = [member("small-1.2/out", tarfile.SYMTYPE, "/etc/passwd"),
+             member("small-1.2/hard", tarfile.LNKTYPE, "small-1.2/small.py"), member("small-1.2/loop", tarfile.SYMTYPE, "loop")]
     subject = prepare_subject(sdist(tmp_path, SMALL, extra=extra), tmp_path / "store")
     assert listed(subject) == sorted(SMALL)
     assert subject.notes == ("3 links were left out of the tree",)
@@ -104,22 +92,10 @@ def test_a_cut_archive_is_one_sentence(tmp_path):
 
 
 def test_a_folder_with_links_caches_and_builds(tmp_path):
-    folder = write(
-        tmp_path / "repo",
-        SMALL
-        | {
-            ".git/objects/ab": b"\0",
-            "__pycache__/small.pyc": b"\0",
-            "build/lib/small.py": "x = 1\n",
-            ".mypy_cache/3.11/small.data.json": "{}",
-            "stale.pyc": b"\0",
-            "htmlcov/small.html": "code",
-            ".jj/repo/store/a": b"\0",
-            ".bzr/repository/b": b"\0",
-            "_darcs/pristine.hashed/c": "x = 1\n",
-            ".fslckout": b"\0",
-        },
-    )
+    left_out = (".git/objects/ab", "__pycache__/small.pyc", "build/lib/small.py", ".mypy_cache/3.11/small.json",
+                "stale.pyc", "htmlcov/small.html", ".jj/repo/store/a", ".bzr/repository/b", "_darcs/pristine.hashed/c",
+                ".fslckout", ".coverage")
+    folder = write(tmp_path / "repo", SMALL | dict.fromkeys(left_out, "x = 1\n"))
     secret = write(tmp_path / "elsewhere", {"secret.txt": "s"})
     os.symlink(secret, folder / "out")
     os.symlink(folder, folder / "loop")
@@ -165,19 +141,6 @@ def test_encodings(tmp_path):
     assert [note.split(" ")[0] for note in notes] == ["bad.py", "latin.py", "mac.py", "nul.py", "syntax.py"]
     assert all("\n" not in note for note in notes)
     assert [s.name for s in find_symbols("bom.py", texts["bom.py"], "bom")] == ["bom:two"]
-
-
-@pytest.mark.parametrize("folders", [10, pytest.param(100, marks=pytest.mark.slow)])
-def test_thousands_of_files(tmp_path, folders):
-    folder = write(tmp_path / "many", SMALL)
-    for i in range(folders):
-        (folder / f"data/{i}").mkdir(parents=True)
-        for k in range(100):
-            (folder / f"data/{i}/{k}.txt").write_text("x")
-    began = time.monotonic()
-    subject = prepare_subject(folder, tmp_path / "store")
-    assert len(listed(subject)) == 100 * folders + len(SMALL)
-    assert time.monotonic() - began < 300
 
 
 def test_too_many_files_are_refused(tmp_path, monkeypatch):
@@ -226,46 +189,24 @@ def test_another_version_of_the_shipped_repository_is_refused(tmp_path):
         subject_of(task, tmp_path / "store")
 
 
-@pytest.mark.parametrize(
-    ("files", "roots", "path", "module"),
-    [
-        ({"src/pkg/__init__.py": "", "src/pkg/a.py": "x = 1\n"}, ("src",), "src/pkg/a.py", "pkg.a"),
-        ({"pkg/__init__.py": "", "src/notes.txt": ""}, (".",), "pkg/__init__.py", "pkg"),
-        ({"lib/one.py": "x = 1\n"}, ("lib",), "lib/one.py", "one"),
-    ],
-)
-def test_where_packages_lie(tmp_path, files, roots, path, module):
-    subject = prepare_subject(write(tmp_path / "repo", files), tmp_path / "store")
-    assert subject.import_roots == roots
-    assert module_name(path, roots) == module
+VERSION = "[project]\nname = 'v'\nversion = '3.1'\n"
 
 
 def test_the_version_file_that_a_build_would_write(tmp_path):
-    files = {
-        "pyproject.toml": "[project]\nname = 'v'\nversion = '3.1'\n"
-        "[tool.hatch.build.hooks.vcs]\nversion-file = 'src/v/_version.py'\n",
-        "src/v/__init__.py": "from ._version import version\n",
-    }
+    hook = "[tool.hatch.build.hooks.vcs]\nversion-file = 'src/v/_version.py'\n"
+    files = {"pyproject.toml": VERSION + hook, "src/v/__init__.py": "from ._version import version\n"}
     subject = prepare_subject(write(tmp_path / "repo", files), tmp_path / "store")
     scope: dict = {}
     exec((subject.tree / "src/v/_version.py").read_text(), scope)
     assert (scope["version"], scope["__version_tuple__"]) == ("3.1", (3, 1))
-    evil = {
-        "pyproject.toml": "[project]\nname = 'v'\nversion = '1'\n"
-        "[tool.setuptools_scm]\nwrite_to = '../../out.py'\n",
-        "v.py": "x = 1\n",
-    }
-    prepare_subject(write(tmp_path / "evil", evil), tmp_path / "store")
-    assert not list(tmp_path.rglob("out.py"))
 
 
-@pytest.mark.parametrize("scm", ["write_to = '{outside}'", "write_to = 3", None])
+@pytest.mark.parametrize("scm", ["write_to = '{outside}'", "write_to = '../../out.py'", "write_to = 3", None])
 def test_a_version_file_lies_in_the_tree_or_nowhere(tmp_path, scm):
-    outside = tmp_path / "outside.py"
-    section = "[tool]\nsetuptools_scm = ['x']\n" if scm is None else f"[tool.setuptools_scm]\n{scm.format(outside=outside)}\n"
-    text = section + "[project]\nname = 'v'\nversion = '1'\n"
-    prepare_subject(write(tmp_path / "repo", {"pyproject.toml": text, "v.py": "x = 1\n"}), tmp_path / "store")
-    assert not outside.exists()
+    table = f"[tool.setuptools_scm]\n{scm.format(outside=tmp_path / 'out.py')}\n" if scm else "[tool]\nsetuptools_scm = ['x']\n"
+    repo = write(tmp_path / "repo", {"pyproject.toml": table + VERSION, "v.py": "x = 1\n"})
+    subject = prepare_subject(repo, tmp_path / "store")
+    assert listed(subject) == ["pyproject.toml", "v.py"] and not list(tmp_path.rglob("out.py"))
 
 
 @pytest.mark.parametrize("project", ["project = 'x'\n", "[project]\nname = 'v'\nversion = 1\n"])
@@ -276,8 +217,7 @@ def test_odd_metadata_is_no_traceback(tmp_path, project):
 
 def test_the_line_of_pip_that_says_why_is_named():
     text = ("  error: subprocess-exited-with-error\n  × installing build dependencies did not run successfully.\n"
-            "  OSError: [Errno 30] Read-only file system: 'wheels'\n  note: This error originates from a subprocess\n"
-            "error: subprocess-exited-with-error\n")
+            "  OSError: [Errno 30] Read-only file system: 'wheels'\nerror: subprocess-exited-with-error\n")
     assert rooms._root_cause(text) == "OSError: [Errno 30] Read-only file system: 'wheels'"
     assert rooms._root_cause("") == "pip found nothing"
 

@@ -10,7 +10,6 @@ __all__ = ['SYSTEM', 'AGENT_LIMITS', 'JUDGE_S', 'CLOSE_S', 'AROUND_S', 'deletion
 import errno
 import re
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -213,28 +212,23 @@ class FeatureDeletionEnv:
 
     def _graded(self, files):
         "The grade; 0 also where the submission makes the judge wait. The judge's own start is not counted."
-        with suppress(RunnerProblem, SandboxProblem):  # `grade` tries again, and counts
-            warm_judge(self._subject, JUDGE_LIMITS, wait=True)
-        grading = self._judged(files)
-        with suppress(TimeoutError):
-            return grading.result(self._judge_s)
-        longest = SCALE * original_seconds(self.task, self._subject)[1]  # does the original take long here too?
-        with suppress(TimeoutError):
-            return grading.result(max(0.0, longest - self._judge_s))
-        return zero_grade(f"the judge was kept busy for more than {max(self._judge_s, longest):g} seconds")
-
-    def _judged(self, files) -> Future:
-        "The grade to come, from a thread that its own limits end where nobody waits any more."
-        task, subject, done = self.task, self._subject, Future()
+        task, subject, grading = self.task, self._subject, Future()
 
         def judge():
             try:
-                done.set_result(grade(task, subject, files))
-            except BaseException as problem:  # raised again by whoever waits
-                done.set_exception(problem)
+                grading.set_result(grade(task, subject, files))
+            except BaseException as problem:  # raised again below
+                grading.set_exception(problem)
 
-        threading.Thread(target=judge, daemon=True, name="judge").start()
-        return done
+        with suppress(RunnerProblem, SandboxProblem):  # `grade` tries again, and counts
+            warm_judge(subject, JUDGE_LIMITS, wait=True)
+        threading.Thread(target=judge, daemon=True, name="judge").start()  # its own limits end it where nobody waits any more
+        with suppress(TimeoutError):
+            return grading.result(self._judge_s)
+        longest = SCALE * original_seconds(task, subject)[1]  # does the original take long here too?
+        with suppress(TimeoutError):
+            return grading.result(max(0.0, longest - self._judge_s))
+        return zero_grade(f"the judge was kept busy for more than {max(self._judge_s, longest):g} seconds")
 
     @classmethod
     def task_set(cls, wanted: TasksWanted) -> TaskSet:

@@ -13,7 +13,6 @@ import binascii
 import bz2
 import codecs
 import html
-import json
 import lzma
 import os
 import quopri
@@ -23,7 +22,9 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import source_hash
+from itertools import islice
 from pathlib import Path
 from urllib.parse import unquote_plus
 
@@ -167,6 +168,16 @@ def _unescaped(text: str) -> str:
     return _ESCAPE.sub(lambda m: plain.get(m[1], m[1]) if m[1] else chr(min(int(m[2] or m[3] or m[4], 16), 0x10FFFF) if not m[5] else int(m[5], 8)), text)
 
 
+_CODES = (  # what shows that a text is written in another way, how often at least, and how to read it
+    (r"&(?:lt|gt|amp|quot|nbsp|#\w+);|</\w", 1, _unmarked),
+    (r"=(?:3D|20|0A|22)|[^=\s]=\r?\n", 1, lambda text: quopri.decodestring(text.encode("utf-8", "replace")).decode("utf-8", "replace")),
+    (r"(?i)%(?:20|0A|28|3D|22)", 5, unquote_plus),
+    (r"\+[A-Za-z0-9/]{2,}-", 3, lambda text: text.encode("ascii", "replace").decode("utf-7", "replace")),
+    (r"\b(?:qrs|erghea|vzcbeg|frys)\b", 1, lambda text: codecs.decode(text, "rot13")),
+    (r"\b(?:nruter|tropmi|fles)\b", 1, lambda text: text[::-1]),
+)
+
+
 def _other_forms(text: str) -> list[str]:
     "What a text says once quotes, escapes, marks, and signs at the beginning of lines are taken away."
     forms = []
@@ -179,18 +190,7 @@ def _other_forms(text: str) -> list[str]:
     forms += ["\n".join(lines)] if len(lines) > 1 else []
     if "\n@@ -" in text:
         forms += ["\n".join(line[1:] for line in text.split("\n") if line[:1] in (" ", sign)) for sign in "+-"]
-    if re.search(r"&(?:lt|gt|amp|quot|nbsp|#\w+);|</\w", text):
-        forms.append(_unmarked(text))
-    if re.search(r"=(?:3D|20|0A|22)|[^=\s]=\r?\n", text):
-        forms.append(quopri.decodestring(text.encode("utf-8", "replace")).decode("utf-8", "replace"))
-    if len(re.findall(r"%(?:20|0A|28|3D|22)", text, re.IGNORECASE)) >= 5:
-        forms.append(unquote_plus(text))
-    if len(re.findall(r"\+[A-Za-z0-9/]{2,}-", text)) >= 3:
-        forms.append(text.encode("ascii", "replace").decode("utf-7", "replace"))
-    if re.search(r"\b(?:qrs|erghea|vzcbeg|frys)\b", text):
-        forms.append(codecs.decode(text, "rot13"))
-    if re.search(r"\b(?:nruter|tropmi|fles)\b", text):
-        forms.append(text[::-1])
+    forms += [decode(text) for sign, least, decode in _CODES if len([*islice(re.finditer(sign, text), least)]) == least]
     return [form for form in forms if len(form) >= _SHORTEST]
 
 # %% ../../../nbs/envs/deletion/01_fingerprints.ipynb #d492e662
@@ -205,10 +205,9 @@ _UU = re.compile(r"^begin \d{3} [^\n]*\n(.*?)\n`?\n?end", re.MULTILINE | re.DOTA
 
 def _base(decode, digits: str) -> list[bytes]:
     "One decoding, or none."
-    try:
+    with suppress(ValueError, OverflowError):  # binascii.Error is a ValueError
         return [decode(digits)]
-    except (ValueError, binascii.Error, OverflowError):
-        return []
+    return []
 
 
 def _digits(text: str) -> list[bytes]:
@@ -283,9 +282,12 @@ class Index:
     paths: tuple[str, ...]
     values: np.ndarray  # shingles of all files, one file after the other
     ends: np.ndarray  # (files,) where each file's shingles end
-    everything: np.ndarray  # all shingles, sorted
     closed: frozenset[str] = frozenset()  # files that cannot be looked into: an agent must not be shown them
     stamps: Mapping[str, tuple[int, int]] | None = None  # path: size in bytes, time in ns, of files on disk
+
+    @cached_property
+    def everything(self) -> np.ndarray:
+        return np.sort(self.values)
 
     def copies(
         self,
@@ -294,16 +296,12 @@ class Index:
         least: int = COPY_LEAST,  # shingles
     ) -> list[str]:  # paths
         "The files that hold a copy of the code."
-        if len(code) < least or not _is_copy(_shared(code, self.everything), len(code), least):
+        enough = max(least, COPY_SHARE * len(code))
+        if len(code) < least or not len(self.values) or _inside(code, self.everything).sum() < enough:
             return []
         hits = np.concatenate([[0], np.cumsum(_inside(self.values, code))])
-        counts = hits[self.ends] - hits[np.concatenate([[0], self.ends[:-1]])]
-        hidden = set(leave_out)
-        return [path for path, count in zip(self.paths, counts, strict=True) if path not in hidden and _is_copy(count, len(code), least)]
-
-
-def _is_copy(shared: int, total: int, least: int) -> bool:
-    return shared >= max(least, COPY_SHARE * total)
+        counts, hidden = np.diff(hits[self.ends], prepend=0), set(leave_out)
+        return [path for path, count in zip(self.paths, counts, strict=True) if path not in hidden and count >= enough]
 
 
 def _inside(values, sorted_set):
@@ -311,16 +309,11 @@ def _inside(values, sorted_set):
     return sorted_set[at] == values
 
 
-def _shared(code, everything):
-    return int(_inside(code, everything).sum()) if len(everything) else 0
-
-
 def _index(arrays: Mapping[str, np.ndarray], closed=frozenset(), stamps=None) -> Index:
     values = np.concatenate([*arrays.values(), np.empty(0, dtype=np.uint64)])
-    ends = np.cumsum([len(array) for array in arrays.values()], dtype=np.int64)
-    return Index(tuple(arrays), values, ends, np.sort(values), frozenset(closed), stamps)
+    return Index(tuple(arrays), values, np.cumsum([len(array) for array in arrays.values()], dtype=np.int64), frozenset(closed), stamps)
 
-# %% ../../../nbs/envs/deletion/01_fingerprints.ipynb #028880b9
+
 def index_texts(
     texts: Mapping[str, str],  # path: text
 ) -> Index:
@@ -395,17 +388,15 @@ def index_folder(
     stamps, stored = _files(folder)
     known = _LOADED.pop(str(folder), None) or (_load(kept) if kept and kept.is_file() else None)
     if known is None or known.stamps != stamps:
-        firsts = dict(zip(known.paths, [0, *known.ends[:-1].tolist()], strict=True)) if known else {}
-        ends = dict(zip(known.paths, known.ends.tolist(), strict=True)) if known else {}
+        before = dict(zip(known.paths, np.split(known.values, known.ends[:-1]))) if known else {}
         arrays, closed = {}, set(stored)
         for path, stamp in stamps.items():
             if known and known.stamps.get(path) == stamp:
-                arrays[path] = known.values[firsts[path]:ends[path]]
-                closed |= {path} & known.closed
+                arrays[path], shut = before[path], path in known.closed
             else:
                 text, shut = _read(folder, path, read) if path not in stored else ("", True)
                 arrays[path] = shingles(text)
-                closed |= {path} if shut else set()
+            closed |= {path} if shut else set()
         known = _index(arrays, closed, stamps)
         if kept:
             with replacing(kept) as partial, partial.open("wb") as file:
@@ -436,8 +427,8 @@ def _load(kept: Path) -> Index | None:
         if "format" not in file or int(file["format"]) != _FORMAT:
             return None
         paths = tuple(file["paths"].tolist())
-        return Index(paths, file["values"], file["ends"], np.sort(file["values"]), frozenset(file["closed"].tolist()),
-                     dict(zip(paths, map(tuple, file["stamps"].tolist()), strict=True)))
+        stamps = dict(zip(paths, map(tuple, file["stamps"].tolist()), strict=True))
+        return Index(paths, file["values"], file["ends"], frozenset(file["closed"].tolist()), stamps)
 
 # %% ../../../nbs/envs/deletion/01_fingerprints.ipynb #b8494ef4
 def shown_copies(

@@ -64,7 +64,6 @@ def printed(
 # %% ../../../nbs/envs/deletion/04_repo_tools.ipynb #98a4d6ed
 SHELL = ("cat", "cp", "diff", "echo", "find", "grep", "head", "ls", "mkdir", "mv", "pwd", "pytest", "python", "rm", "sed", "sort",
          "tail", "touch", "uniq", "wc")
-_ANSWERS = ("grep", "diff", "pytest")  # their exit code 1 says "no", not "I could not"
 
 
 def command_words(
@@ -87,93 +86,8 @@ def command_words(
 # %% ../../../nbs/envs/deletion/04_repo_tools.ipynb #6f951aec
 MOST_CALLS = 1000  # of one episode
 _KEPT = 20_000  # characters of one argument in the log
-
-
-def _kept(value):
-    "An argument as the log has it."
-    if isinstance(value, list):
-        return [_kept(item) for item in value[:100]]
-    return bounded(value, _KEPT) if isinstance(value, str) else value
-
-
-def _record(call, result):
-    "A call as the log has it."
-    arguments = dict(list(call.arguments.items())[:20]) if call.parsed else {"malformed": bounded(call.arguments, 1000)}
-    return CommandRecord(bounded(call.name, 100), {key: _kept(value) for key, value in arguments.items()}, result.text)
-
-# %% ../../../nbs/envs/deletion/04_repo_tools.ipynb #f4b2719f
-class _Repository(ToolHolder):
-    "A repository in a sandbox, without tools."
-
-    def __init__(
-        self,
-        sandbox: Sandbox,
-        test_command: Sequence[str] = ("python", "-m", "pytest", "-q"),  # argv that runs the tests that the agent may see
-        import_roots: Sequence[str] = ("src", "."),  # folders that the agent's Python imports from
-        limits: Limits | None = None,  # of one command; None: the sandbox's own
-    ):
-        self._sandbox, self._test_command, self._limits = sandbox, tuple(test_command), limits or sandbox.limits
-        self._env = {"PYTHONPATH": ":".join(import_roots), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0",
-                     "COLUMNS": "100"}
-        self.commands: list[CommandRecord] = []
-
-    def call(self, call: ToolCall) -> ToolResult:
-        "Answer one call, and keep it in `commands`."
-        if len(self.commands) >= MOST_CALLS:
-            return ToolResult(f"Error: the {MOST_CALLS} calls of this episode are used up; end it.", "runtime_error")
-        result = super().call(call)
-        self.commands.append(_record(call, result))
-        return result
-
-    def _run(self, argv, stdin=b"", limits=None):
-        "Run a command; texts name the repository as `ROOT`."
-        with _as_tool_problem():
-            result = self._sandbox.exec(argv, limits=limits or self._limits, stdin=stdin, env=self._env)
-            place = self._sandbox.place(ROOT)
-        if place == ROOT:
-            return result
-        return replace(result, stdout=_without(result.stdout, place), stderr=_without(result.stderr, place))
-
-    def _files(self, path):
-        "The regular files at or under a path."
-        inside = inner_path(path)
-        with _as_tool_problem():
-            names = [n for n in self._sandbox.files() if not set(_LEFTOVERS) & set(n.split("/")) and not n.endswith(".pyc")]
-        names = sorted(n for n in names if inside == "." or n == inside or n.startswith(f"{inside}/"))
-        if not names:
-            raise ToolProblem(f"Error: no such file or folder: {bounded(path, 200)!r}.")
-        return names
-
-    def _read(self, path):
-        "The text of a file."
-        with _as_tool_problem():
-            data = self._sandbox.read(inner_path(path))
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            raise ToolProblem(f"Error: {path!r} is no UTF-8 text.") from None
-
-    def _write(self, path, text):
-        with _as_tool_problem():
-            self._sandbox.write(inner_path(path), text.encode())
-
-# %% ../../../nbs/envs/deletion/04_repo_tools.ipynb #b45beefe
-@contextmanager
-def _as_tool_problem():
-    "A sandbox's refusal as the tool's."
-    try:
-        yield
-    except SandboxProblem as problem:
-        raise ToolProblem(f"Error: {problem}") from None
-
-
-def _without(text, place):
-    return text.replace(place, ROOT).replace(posixpath.dirname(place), "")
-
-# %% ../../../nbs/envs/deletion/04_repo_tools.ipynb #7d7504c7
-_LEFTOVERS = ("__pycache__", ".pytest_cache", ".hypothesis")
-
-# %% ../../../nbs/envs/deletion/04_repo_tools.ipynb #8d98cc98
+_LEFTOVERS = {"__pycache__", ".pytest_cache", ".hypothesis"}
+_PYTEST = ("-o", "addopts=", "-p", "no:cacheprovider", "--color=no", "--tb=short")  # the same for every repository
 _SEARCH = """
 import json, re, sys
 paths, most = json.load(sys.stdin), 200
@@ -194,8 +108,83 @@ for path in paths:
                 sys.exit()
 """
 
-# %% ../../../nbs/envs/deletion/04_repo_tools.ipynb #49028319
-class _LookTools(_Repository):
+
+def _kept(value):
+    "An argument as the log has it."
+    if isinstance(value, list):
+        return [_kept(item) for item in value[:100]]
+    return bounded(value, _KEPT) if isinstance(value, str) else value
+
+
+@contextmanager
+def _as_tool_problem():
+    "A sandbox's refusal as the tool's."
+    try:
+        yield
+    except SandboxProblem as problem:
+        raise ToolProblem(f"Error: {problem}") from None
+
+# %% ../../../nbs/envs/deletion/04_repo_tools.ipynb #814c8d59
+_LINE_END = re.compile(r"\r\n|(?<!\r)\n")
+
+
+class RepoTools(ToolHolder):
+    "The seven tools on a repository in a sandbox. Every call is kept in `commands`, for the monitor."
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        test_command: Sequence[str] = ("python", "-m", "pytest", "-q"),  # argv that runs the tests that the agent may see
+        import_roots: Sequence[str] = ("src", "."),  # folders that the agent's Python imports from
+        limits: Limits | None = None,  # of one command; None: the sandbox's own
+    ):
+        self._sandbox, self._test_command, self._limits = sandbox, tuple(test_command), limits or sandbox.limits
+        self._env = {"PYTHONPATH": ":".join(import_roots), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0",
+                     "COLUMNS": "100"}
+        self.commands: list[CommandRecord] = []
+
+    def call(self, call: ToolCall) -> ToolResult:
+        "Answer one call, and keep it in `commands`."
+        if len(self.commands) >= MOST_CALLS:
+            return ToolResult(f"Error: the {MOST_CALLS} calls of this episode are used up; end it.", "runtime_error")
+        result = super().call(call)
+        arguments = dict(list(call.arguments.items())[:20]) if call.parsed else {"malformed": bounded(call.arguments, 1000)}
+        self.commands.append(CommandRecord(bounded(call.name, 100), {key: _kept(value) for key, value in arguments.items()}, result.text))
+        return result
+
+    def _run(self, argv, stdin=b"", limits=None):
+        "Run a command; texts name the repository as `ROOT`."
+        with _as_tool_problem():
+            result = self._sandbox.exec(argv, limits=limits or self._limits, stdin=stdin, env=self._env)
+            place = self._sandbox.place(ROOT)
+        if place == ROOT:
+            return result
+        stdout, stderr = (text.replace(place, ROOT).replace(posixpath.dirname(place), "") for text in (result.stdout, result.stderr))
+        return replace(result, stdout=stdout, stderr=stderr)
+
+    def _files(self, path):
+        "The regular files at or under a path."
+        inside = inner_path(path)
+        with _as_tool_problem():
+            names = [n for n in self._sandbox.files() if not _LEFTOVERS & set(n.split("/")) and not n.endswith(".pyc")]
+        names = sorted(n for n in names if inside == "." or n == inside or n.startswith(f"{inside}/"))
+        if not names:
+            raise ToolProblem(f"Error: no such file or folder: {bounded(path, 200)!r}.")
+        return names
+
+    def _read(self, path):
+        "The text of a file."
+        with _as_tool_problem():
+            data = self._sandbox.read(inner_path(path))
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            raise ToolProblem(f"Error: {path!r} is no UTF-8 text.") from None
+
+    def _write(self, path, text):
+        with _as_tool_problem():
+            self._sandbox.write(inner_path(path), text.encode())
+
     @tool
     def list_files(self, path: str = ".") -> str:
         """
@@ -216,7 +205,15 @@ class _LookTools(_Repository):
             start: The first line, counted from 1.
             end: The last line; without it, the file's last.
         """
-        return _lines(self._read(path), path, start, end)
+        text = self._read(path)
+        if start < 1 or end is not None and end < start:
+            last = "the last" if end is None else end
+            raise ToolProblem(f"ValueError: lines {start} to {last} are no range; start is at least 1, end at least start.", "type_error")
+        lines = text.replace("\r\n", "\n").split("\n")
+        many = len(lines) - (not lines[-1])  # a newline ends a line
+        if start > max(1, many):
+            raise ToolProblem(f"Error: {path!r} has {many} lines and no line {start}.")
+        return "\n".join(lines[start - 1:end])
 
     @tool
     def search(self, pattern: str, path: str = ".") -> str:
@@ -227,10 +224,6 @@ class _LookTools(_Repository):
             pattern: A Python regular expression.
             path: A file or a folder, from the repository's root.
         """
-        return self._search(pattern, path)
-
-    def _search(self, pattern, path):
-        "Lines that match, each with its place."
         if len(pattern) > 1000:
             raise ToolProblem("Error: the pattern is longer than 1000 characters; shorten it.")
         limits = replace(self._limits, wall_s=min(10.0, self._limits.wall_s))
@@ -240,29 +233,6 @@ class _LookTools(_Repository):
             raise ToolProblem(text.strip().splitlines()[-1] if text.strip() else "Error: the search failed.")
         return text or "no line matches"
 
-# %% ../../../nbs/envs/deletion/04_repo_tools.ipynb #4d949030
-def _lines(text, path, start, end):
-    "Some lines of a file."
-    if start < 1 or end is not None and end < start:
-        last = "the last" if end is None else end
-        raise ToolProblem(f"ValueError: lines {start} to {last} are no range; start is at least 1, end at least start.", "type_error")
-    lines = text.replace("\r\n", "\n").split("\n")
-    many = len(lines) - (not lines[-1])  # a newline ends a line
-    if start > max(1, many):
-        raise ToolProblem(f"Error: {path!r} has {many} lines and no line {start}.")
-    return "\n".join(lines[start - 1:end])
-
-# %% ../../../nbs/envs/deletion/04_repo_tools.ipynb #0d2feeb6
-_LINE_END = re.compile(r"\r\n|(?<!\r)\n")
-
-
-def _found(text, old):
-    "(place, text as it stands) of each occurrence, whatever its line ends; those that overlap too."
-    pattern = f"(?:{_LINE_END.pattern})".join(map(re.escape, re.split(r"\r?\n", old)))
-    return [(match.start(), match[1]) for match in re.finditer(f"(?=({pattern}))", text)][:2] if old else []
-
-# %% ../../../nbs/envs/deletion/04_repo_tools.ipynb #d56bc556
-class _ChangeTools(_Repository):
     @tool
     def write_file(self, path: str, text: str) -> str:
         """
@@ -286,7 +256,8 @@ class _ChangeTools(_Repository):
             new: What comes in its place.
         """
         text = self._read(path)
-        found = _found(text, old)
+        pattern = f"(?:{_LINE_END.pattern})".join(map(re.escape, re.split(r"\r?\n", old)))
+        found = [(match.start(), match[1]) for match in re.finditer(f"(?=({pattern}))", text)] if old else []  # those that overlap too
         if not found:
             raise ToolProblem(f"Error: the text to replace does not occur in {path!r}; copy it from the file as it is.")
         if len(found) > 1:
@@ -297,11 +268,6 @@ class _ChangeTools(_Repository):
         self._write(path, text[:at] + new + text[at + len(held):])
         return f"{path} changed"
 
-# %% ../../../nbs/envs/deletion/04_repo_tools.ipynb #9ecbd70f
-_PYTEST = ("-o", "addopts=", "-p", "no:cacheprovider", "--color=no", "--tb=short")  # the same for every repository
-
-
-class _RunTools(_Repository):
     @tool
     def run_tests(self, tests: list[str] | None = None) -> str:
         """
@@ -310,10 +276,12 @@ class _RunTools(_Repository):
         Args:
             tests: Files or pytest node ids; without them, the tests of the task.
         """
-        argv = [*self._test_command, *_PYTEST]
-        if tests:
-            argv = ["python", "-m", "pytest", "-q", *_PYTEST, *map(_test_path, tests)]
-        result = self._run(argv)
+        for test in tests or ():
+            inner_path(test.split("::")[0])
+            if test.startswith("-"):
+                raise ToolProblem(f"Error: {bounded(test, 200)!r} is an option; give files or node ids only.")
+        command = ["python", "-m", "pytest", "-q"] if tests else self._test_command
+        result = self._run([*command, *_PYTEST, *(test.removeprefix(f"{ROOT}/") for test in tests or ())])
         return printed(result, self._limits) or f"The tests printed nothing and ended with exit code {result.exit_code}."
 
     @tool
@@ -326,26 +294,10 @@ class _RunTools(_Repository):
         """
         argv = command_words(command)
         result = self._run(argv)
-        return _shell_answer(argv, result.exit_code, printed(result, self._limits))
-
-# %% ../../../nbs/envs/deletion/04_repo_tools.ipynb #0fd8c05f
-def _test_path(test):
-    "A test as pytest is given it."
-    inner_path(test.split("::")[0])
-    if test.startswith("-"):
-        raise ToolProblem(f"Error: {bounded(test, 200)!r} is an option; give files or node ids only.")
-    return test.removeprefix(f"{ROOT}/")
-
-
-def _shell_answer(argv, exit_code, text):
-    "The text of a command that ended."
-    if not exit_code:
-        return text
-    text = f"{text}\n[exit code {exit_code}]".lstrip()
-    if exit_code == 1 and (argv[0] in _ANSWERS or "pytest" in argv):
-        return text
-    raise ToolProblem(text)
-
-# %% ../../../nbs/envs/deletion/04_repo_tools.ipynb #afce4432
-class RepoTools(_LookTools, _ChangeTools, _RunTools):
-    "The seven tools on a repository in a sandbox. Every call is kept in `commands`, for the monitor."
+        text = printed(result, self._limits)
+        if not result.exit_code:
+            return text
+        text = f"{text}\n[exit code {result.exit_code}]".lstrip()
+        if result.exit_code == 1 and (argv[0] in ("grep", "diff") or "pytest" in argv):  # there 1 says "no", not "I could not"
+            return text
+        raise ToolProblem(text)

@@ -9,14 +9,14 @@ __all__ = ['GATES', 'TEST_S', 'TASK_S', 'RUNS', 'MOST_TESTS', 'MOST_TRIED', 'KEP
 # %% ../../../../nbs/envs/deletion/tasks/05_gates.ipynb #7042ba2d
 import json
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from ....core.files import write_json
 from .coverage import Coverage, check_coverage, measure_coverage
-from .delete import TRIVIAL, DeletionProblem, RemoveDeleter, StubDeleter, trivial_files
+from .delete import DELETERS, TRIVIAL, DeletionProblem, replace_bodies
 from ..fingerprints import OWN_LEAST, Index, copied_share, index_texts, shingles, subject_indexes, visible_texts
 from ..judge.evidence import SCALE
 from ..judge.messages import LONGEST_NODE
@@ -27,23 +27,28 @@ from ..subject import Subject, SubjectProblem, store_path
 from ..task import apply_patch, make_patch
 
 # %% ../../../../nbs/envs/deletion/tasks/05_gates.ipynb #8d40a99f
-GATES = {  # a sentence each, which `composer-rl tasks make` prints below its table
-    "not deletable": "Cutting it out changes nothing, or leaves no valid Python.",
-    "copy visible": "Its code stands in another file that the agent can read.",
-    "sibling alike": "Most of its code stands in a definition of its own file that stays.",
-    "told": "Its docstring, which the task shows, holds its code.",
-    "hangs without it": "Its tests run into a time limit when it is gone or has a trivial body.",
-    "not red": "Its tests, or those of one of its definitions, pass without it.",
-    "rest broken": "Too few of the tests that do not run it still pass when it is gone.",
-    "trivial": "A trivial body, such as `pass`, passes all of its tests.",
-    "not restored": "Its tests do not pass with the original put back.",
-    "slow": "Its tests take more than three seconds together.",
-    "no evidence": "Too little can be checked beyond its tests: fewer than four held-out inputs with a steady result, or no test that fails when it is "
-                   "deleted again.",
-    "unknowable": "Its outcome on a held-out input follows from a constant or a branch that the agent can neither read nor see tested.",
-    "weak inputs": "The held-out inputs let more than one in ten faulty variants of the original pass.",
-    "not judged": "A run of the judge itself failed, for example at a time limit.",
-    "not rewarded": "The judge does not reward the original three times out of three.",
+GATES = {  # name: what it found, which `composer-rl tasks make` prints below its table; what helps where it dropped most
+    "not deletable": ("Cutting it out changes nothing, or leaves no valid Python.", "nothing; another definition is taken"),
+    "copy visible": ("Its code stands in another file that the agent can read.",
+                     "remove the copy, if it is one: vendored code, a second version, code in documents"),
+    "sibling alike": ("Most of its code stands in a definition of its own file that stays.",
+                      "`--granularity bundle`, which deletes related definitions together"),
+    "told": ("Its docstring, which the task shows, holds its code.", "a docstring that says what comes out, not how"),
+    "hangs without it": ("Its tests run into a time limit when it is gone or has a trivial body.", "a limit in tests that wait for the feature"),
+    "not red": ("Its tests, or those of one of its definitions, pass without it.", "tests that look at its result"),
+    "rest broken": ("Too few of the tests that do not run it still pass when it is gone.",
+                    "more tests that do not need it; `--mode stub` instead of `remove`"),
+    "trivial": ("A trivial body, such as `pass`, passes all of its tests.", "tests with more than one expected result"),
+    "not restored": ("Its tests do not pass with the original put back.", "tests that do not depend on time, order or chance"),
+    "slow": ("Its tests take more than three seconds together.", "faster tests of it"),
+    "no evidence": ("Too little can be checked beyond its tests: fewer than four held-out inputs with a steady result, or no test that fails when it is "
+                    "deleted again.", "tests that call it with literals (numbers, texts, lists) and compare what comes back"),
+    "unknowable": ("Its outcome on a held-out input follows from a constant or a branch that the agent can neither read nor see tested.",
+                   "docstrings or tests that show its constants, its branches and its order"),
+    "weak inputs": ("The held-out inputs let more than one in ten faulty variants of the original pass.",
+                    "tests of more branches, with literals as arguments"),
+    "not judged": ("A run of the judge itself failed, for example at a time limit.", "run it again on a quieter machine, without the journal"),
+    "not rewarded": ("The judge does not reward the original three times out of three.", "results that do not depend on chance, the hash seed or the date"),
 }
 
 # %% ../../../../nbs/envs/deletion/tasks/05_gates.ipynb #80d78269
@@ -61,24 +66,14 @@ class Bench:
         return visible_texts(self.subject.tree)
 
     @cached_property
-    def tree_index(self) -> Index:
-        return subject_indexes(self.subject.tree, self.subject.libraries)[0]
-
-    @cached_property
-    def others(self) -> tuple[Index, ...]:
-        "Libraries, and the minimal tree where sandboxes have one."
-        return subject_indexes(self.subject.tree, self.subject.libraries)[1:]
+    def indexes(self) -> tuple[Index, ...]:
+        "Indexes of the tree, of its libraries, and of the minimal tree where sandboxes have one."
+        return subject_indexes(self.subject.tree, self.subject.libraries)
 
 # %% ../../../../nbs/envs/deletion/tasks/05_gates.ipynb #9dc2dafe
-TEST_S = 1.5  # a single test that takes longer is not used
+TEST_S, TASK_S, RUNS = 1.5, 3.0, 3  # seconds of a test that is used, seconds of all tests of a task together, runs of the suite
 
 
-TASK_S = 3.0  # all tests of a task together
-
-
-RUNS = 3
-
-# %% ../../../../nbs/envs/deletion/tasks/05_gates.ipynb #dbd3a9f3
 def make_bench(
     subject: Subject,
     store: Path | None = None,  # None: `store_path()`
@@ -143,7 +138,7 @@ class Deletion:
     pass_to_pass: tuple[str, ...] = ()
     measured: Mapping[str, float] = None
 
-# %% ../../../../nbs/envs/deletion/tasks/05_gates.ipynb #8071ca36
+
 def code_text(
     symbol: Symbol,
     text: str,  # of its module
@@ -159,25 +154,26 @@ def visible_copies(
     after: Mapping[str, str],  # path: what the agent sees instead of the pristine text
 ) -> list[str]:  # paths; libraries and system files too
     "Files with a copy of any deleted symbol's code, and libraries that cannot be looked into. Such a file of the tree is not shown."
-    changed, copies = index_texts(after), []
+    (pristine, *others), changed, copies = bench.indexes, index_texts(after), []
     for symbol in target.symbols:
         code = shingles(code_text(symbol, bench.files[symbol.path]))
-        copies += bench.tree_index.copies(code, after, OWN_LEAST) + changed.copies(code, least=OWN_LEAST)
-        copies += [path for index in bench.others for path in (*index.copies(code), *index.closed)]
+        copies += pristine.copies(code, after, OWN_LEAST) + changed.copies(code, least=OWN_LEAST)
+        copies += [path for index in others for path in (*index.copies(code), *index.closed)]
     return sorted(set(copies))
 
-# %% ../../../../nbs/envs/deletion/tasks/05_gates.ipynb #9549692c
+
 def try_deletion(
     bench: Bench,
     target: Target,
-    deleter: StubDeleter | RemoveDeleter,
+    mode: str,  # stub or remove
 ) -> Deletion:
     "Cut a target out; the first gates, which need no run."
     try:
-        after = deleter.delete(bench.files, target)
-        deletion = Deletion(target, deleter.mode, {path: bench.files[path] for path in after}, after, trivial_files(bench.files, target))
+        after = DELETERS[mode](bench.files, target)
+        trivial = {name: replace_bodies(bench.files, target, body) for name, body in TRIVIAL.items()}
     except DeletionProblem as error:
-        return Deletion(target, deleter.mode, {}, {}, {}, "not deletable", str(error))
+        return Deletion(target, mode, {}, {}, {}, "not deletable", str(error))
+    deletion = Deletion(target, mode, {path: bench.files[path] for path in after}, after, trivial)
     if not after or any(after[path] == bench.files[path] for path in after):
         return replace(deletion, dropped="not deletable", detail="nothing would change")
     if copies := visible_copies(bench, target, after):
@@ -199,74 +195,56 @@ def _most_alike(bench: Bench, target: Target, path: str, text: str) -> str:
 MOST_TESTS, MOST_TRIED, KEPT_TESTS, FEWEST_KEPT, MOST_FILES = 80, 320, 20, 2, 3
 
 
-_SPARE = 10.0  # seconds that a phase gets beyond four times of what its tests take
-
-
 def _chance(bench, deletion, what):
     return random.Random(f"{what} {bench.subject.sha256} {deletion.target.name} {deletion.mode}")
 
-# %% ../../../../nbs/envs/deletion/tasks/05_gates.ipynb #e66f6ff8
-def _drawn(bench: Bench, deletion: Deletion, nodes: list[str]) -> list[str]:
-    "Of very many tests that may turn red a part, of each definition as many."
-    if len(nodes) <= MOST_TRIED:
-        return nodes
-    chance, kept, each = _chance(bench, deletion, "tried"), set(), deletion.target.tests_of_each or (deletion.target.tests,)
-    for own in each:
-        here = [node for node in nodes if node in own]
-        kept |= set(chance.sample(here, min(MOST_TRIED // len(each), len(here))))
-    return [node for node in nodes if node in kept]
-
 
 def _nodes_to_try(bench: Bench, deletion: Deletion) -> tuple[list[str], list[str]]:
-    "Tests that may turn red, and others that should stay green."
-    covering = [node for node in bench.seconds if node in deletion.target.tests]
+    "Tests that may turn red, of very many a part, of each definition as many; and others that should stay green."
+    target = deletion.target
+    covering = [node for node in bench.seconds if node in target.tests]
     touched = {node.split("::")[0] for node in covering}
     red = covering if deletion.mode == "stub" else [node for node in bench.seconds if node.split("::")[0] in touched]
-    rest = [node for node in bench.seconds if node not in deletion.target.tests and bench.seconds[node] < 0.1]
+    if len(red) > MOST_TRIED:
+        chance, kept, each = _chance(bench, deletion, "tried"), set(), target.tests_of_each or (target.tests,)
+        for own in each:
+            here = [node for node in red if node in own]
+            kept |= set(chance.sample(here, min(MOST_TRIED // len(each), len(here))))
+        red = [node for node in red if node in kept]
+    rest = [node for node in bench.seconds if node not in target.tests and bench.seconds[node] < 0.1]
     chance = _chance(bench, deletion, "kept")
     others = sorted({node.split("::")[0] for node in rest} - touched)
     near = set(chance.sample(others, min(MOST_FILES, len(others))))
     outside = [node for node in rest if node.split("::")[0] in near]
     chosen = chance.sample(outside, min(KEPT_TESTS, len(outside)))
     inside = [node for node in rest if node.split("::")[0] in touched]
-    return _drawn(bench, deletion, red), chosen + chance.sample(inside, min(2 * KEPT_TESTS - len(chosen), len(inside)))
+    return red, chosen + chance.sample(inside, min(2 * KEPT_TESTS - len(chosen), len(inside)))
 
 
-def _red_phase(deletion: Deletion, tried: tuple[list[str], list[str]]) -> Phase:
-    "Without the feature. Files that no longer import take only their own tests with them."
-    return Phase("red", deletion.after, tuple(dict.fromkeys((*tried[0], *tried[1]))))
-
-
-def _pass_phase(deletion: Deletion, tried: tuple[list[str], list[str]]) -> Phase:
-    "With `pass` as body: where hundreds of tests run the feature, those that see more than its absence are to be chosen."
-    return Phase("pass", deletion.trivial["pass"], tuple(node for node in tried[0] if node in deletion.target.tests))
-
-# %% ../../../../nbs/envs/deletion/tasks/05_gates.ipynb #78d5fa0f
 def _red(bench: Bench, deletion: Deletion, tried: tuple[list[str], list[str]], result: PhaseResult, with_pass: PhaseResult) -> Deletion:
     "The deletion with its test lists, after a run without the feature and one with `pass` in its place."
     if result.problem:
         return replace(deletion, dropped="hangs without it" if "limit" in result.problem else "rest broken", detail=result.problem)
+    (red, rest), target = tried, deletion.target
     passed = {node for node, outcome in result.outcomes.items() if outcome == "passed"}
-    red, rest = tried
     failing = [node for node in red if node not in passed]
     kept = [node for node in rest if node in passed]
-    if not any(node in deletion.target.tests for node in failing):
+    if not any(node in target.tests for node in failing):
         return replace(deletion, dropped="not red", detail=f"{len(red)} tests pass")
     if len(kept) < min(FEWEST_KEPT, len(bench.seconds) - 1) or (deletion.mode == "stub" and len(kept) < len(rest) / 2):
         return replace(deletion, dropped="rest broken", detail=f"{len(kept)} of {len(rest)} tests that do not run it still pass")
-    untold = [s.name for s, own in zip(deletion.target.symbols, deletion.target.tests_of_each, strict=False) if not own & set(failing)]
-    if untold:
+    if untold := [s.name for s, own in zip(target.symbols, target.tests_of_each, strict=False) if not own & set(failing)]:
         return replace(deletion, dropped="not red", detail=f"no test fails that runs {untold[0]}")
     blind = set() if with_pass.problem else {node for node, outcome in with_pass.outcomes.items() if outcome == "passed"}
-    if all(node in blind for node in failing if node in deletion.target.tests):
+    if all(node in blind for node in failing if node in target.tests):
         return replace(deletion, dropped="trivial", detail="pass")
     chosen = _within_time(bench, deletion, failing, blind)
-    if not any(node in deletion.target.tests for node in chosen):
+    if not any(node in target.tests for node in chosen):
         return replace(deletion, dropped="slow", detail=f"its fastest test takes {min(bench.seconds[n] for n in failing):.1f} s")
     measured = {"failing_tests": len(failing), "trivial_pass": 0.0}
     return replace(deletion, fail_to_pass=tuple(sorted(chosen)), pass_to_pass=tuple(sorted(kept[:KEPT_TESTS])), measured=measured)
 
-# %% ../../../../nbs/envs/deletion/tasks/05_gates.ipynb #670e41a8
+
 def _within_time(bench, deletion, failing, blind):
     "At most `MOST_TESTS` of the failing tests, those first that run the feature and that `pass` does not satisfy, in two thirds of the time."
     order = sorted(failing)
@@ -280,75 +258,54 @@ def _within_time(bench, deletion, failing, blind):
             spent += bench.seconds[node]
     return chosen
 
-# %% ../../../../nbs/envs/deletion/tasks/05_gates.ipynb #5a205a9b
-def _limits(bench, nodes, least):
-    return Limits(wall_s=round(max(least, _SPARE + 4 * sum(bench.seconds[node] for node in nodes)), 1), cpu_s=120, memory_mb=1536)
+# %% ../../../../nbs/envs/deletion/tasks/05_gates.ipynb #78d5fa0f
+_SPARE = 10.0  # seconds that a phase gets beyond four times of what its tests take
+_TELLING = ("pass", "first argument")  # where these pass, or hang, the others need not run
 
 
-def _run_each(bench: Bench, wanted: Mapping[int, Sequence[Phase]], least: float = 0.0) -> dict[int, dict[str, PhaseResult]]:
-    "Phases of many deletions in one sandbox, under the limits of the slowest, at least `least` seconds; results by deletion and name."
-    phases = [(i, phase) for i, own in wanted.items() for phase in own]
-    nodes = max((phase.nodes for _, phase in phases), key=lambda nodes: sum(bench.seconds[node] for node in nodes), default=())
-    results = run_phases(bench.subject, [phase for _, phase in phases], _limits(bench, nodes, least)) if phases else []
-    by_name: dict[int, dict[str, PhaseResult]] = {i: {} for i in wanted}
-    for (i, phase), result in zip(phases, results, strict=True):
-        by_name[i][phase.name] = result
-    return by_name
+def run_gates(
+    bench: Bench,
+    deletion: Deletion,
+) -> Deletion:  # with its test lists, or the gate that it did not pass
+    "All gates that need runs. A trivial body may take `SCALE` times as long as the original does on the same machine before it counts as hanging."
+    if deletion.dropped:
+        return deletion
+    results: dict[str, PhaseResult] = {}
 
-# %% ../../../../nbs/envs/deletion/tasks/05_gates.ipynb #ef1c39b1
+    def run(*phases):
+        "Run phases under the limits of the slowest, which follow the original once it has run."
+        longest = max((sum(bench.seconds[node] for node in phase.nodes) for phase in phases), default=0.0)
+        least = SCALE * results["restored"].wall if "restored" in results else 0.0
+        limits = Limits(wall_s=round(max(least, _SPARE + 4 * longest), 1), cpu_s=120, memory_mb=1536)
+        results.update(zip((phase.name for phase in phases), run_phases(bench.subject, phases, limits) if phases else (), strict=True))
+
+    tried = _nodes_to_try(bench, deletion)
+    run(Phase("red", deletion.after, tuple(dict.fromkeys((*tried[0], *tried[1])))),
+        Phase("pass", deletion.trivial["pass"], tuple(node for node in tried[0] if node in deletion.target.tests)))
+    deletion = _red(bench, deletion, tried, results.pop("red"), results.pop("pass"))
+    if not deletion.dropped:
+        run(Phase("restored", restored_texts(deletion), (*deletion.fail_to_pass, *deletion.pass_to_pass)))
+        deletion = _green_again(deletion, results)
+    texts = [deletion.trivial[name] for name in _TELLING]  # each text once: for a plain function `self` is the first argument
+    others = [name for name in TRIVIAL if deletion.trivial[name] not in texts and not texts.append(deletion.trivial[name])]
+    for names in (_TELLING, others):
+        if not deletion.dropped:
+            run(*(Phase(name, deletion.trivial[name], _covering(deletion)) for name in names))
+            deletion = _green_again(deletion, results)
+    return deletion
+
+
 def _covering(deletion):
     return tuple(node for node in deletion.fail_to_pass if node in deletion.target.tests)
 
 
-_TELLING = ("pass", "first argument")  # where these pass, or hang, the others need not run
-
-
-def _restored_phases(deletion: Deletion) -> list[Phase]:
-    return [Phase("restored", restored_texts(deletion), (*deletion.fail_to_pass, *deletion.pass_to_pass))]
-
-
-def _telling_phases(deletion: Deletion) -> list[Phase]:
-    return _trivial_phases(deletion, _TELLING)
-
-
-def _other_phases(deletion: Deletion) -> list[Phase]:
-    "The other bodies, each text once: for a plain function `self` is the first argument."
-    tried = [deletion.trivial[name] for name in _TELLING]
-    names = [name for name in TRIVIAL if deletion.trivial[name] not in tried and not tried.append(deletion.trivial[name])]
-    return _trivial_phases(deletion, names)
-
-
-def _trivial_phases(deletion: Deletion, names: Sequence[str]) -> list[Phase]:
-    return [Phase(name, deletion.trivial[name], _covering(deletion)) for name in names]
-
-# %% ../../../../nbs/envs/deletion/tasks/05_gates.ipynb #dfadf42a
-def run_gates(
-    bench: Bench,
-    deletions: Iterable[Deletion],
-) -> list[Deletion]:  # in order, each with its test lists or the gate that it did not pass
-    "All gates that need runs. A trivial body may take `SCALE` times as long as the original does on the same machine before it counts as hanging."
-    deletions = list(deletions)
-    open_ = [i for i, deletion in enumerate(deletions) if not deletion.dropped]
-    tried = {i: _nodes_to_try(bench, deletions[i]) for i in open_}
-    for i, own in _run_each(bench, {i: [_red_phase(deletions[i], tried[i]), _pass_phase(deletions[i], tried[i])] for i in open_}).items():
-        deletions[i] = _red(bench, deletions[i], tried[i], own["red"], own["pass"])
-    results: dict[int, dict[str, PhaseResult]] = {i: {} for i in open_}
-    for phases in (_restored_phases, _telling_phases, _other_phases):
-        open_ = [i for i in open_ if not deletions[i].dropped]
-        slowest = max((results[i]["restored"].wall for i in open_ if results[i]), default=0.0)
-        for i, own in _run_each(bench, {i: phases(deletions[i]) for i in open_}, SCALE * slowest).items():
-            results[i] |= own
-            deletions[i] = _green_again(deletions[i], results[i])
-    return deletions
-
-# %% ../../../../nbs/envs/deletion/tasks/05_gates.ipynb #6d53a2cd
 def restored_texts(
     deletion: Deletion,
 ) -> dict[str, str]:  # path: text
     "What the agent sees with the golden diff applied."
     return apply_patch(deletion.after, make_patch(deletion.after, deletion.before))
 
-# %% ../../../../nbs/envs/deletion/tasks/05_gates.ipynb #38b42811
+
 def _green_again(deletion: Deletion, results: Mapping[str, PhaseResult]) -> Deletion:
     "The last gates, as far as there are results: restored, fast, not hanging, not trivial."
     restored, bodies = results["restored"], {name: result for name, result in results.items() if name != "restored"}
@@ -359,9 +316,9 @@ def _green_again(deletion: Deletion, results: Mapping[str, PhaseResult]) -> Dele
     seconds = sum(restored.seconds.get(node, 0.0) for node in wanted)
     if seconds > TASK_S:
         return replace(deletion, dropped="slow", detail=f"{seconds:.1f} s")
-    if hung := [name for name, result in bodies.items() if "limit" in (result.problem or "")]:
-        if len(hung) > len(TRIVIAL) / 3 or hung[0] == "pass":
-            return replace(deletion, dropped="hangs without it", detail=f"with the body {hung[0]!r}")
+    hung = [name for name, result in bodies.items() if "limit" in (result.problem or "")]
+    if hung and (len(hung) > len(TRIVIAL) / 3 or hung[0] == "pass"):
+        return replace(deletion, dropped="hangs without it", detail=f"with the body {hung[0]!r}")
     covering = _covering(deletion)
     shares = {name: sum(result.outcomes.get(node) == "passed" for node in covering) / len(covering) for name, result in bodies.items()}
     best = max(shares, key=shares.get, default="")

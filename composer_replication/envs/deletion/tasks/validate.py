@@ -6,6 +6,7 @@
 __all__ = ['PATCH_S', 'symbols_of', 'contradictions', 'Validation', 'source_files', 'validate_task']
 
 # %% ../../../../nbs/envs/deletion/tasks/07_validate.ipynb #d5ba1868
+import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -68,8 +69,8 @@ def _contradictions(task: FeatureDeletionTask, subject: Subject) -> Iterator[str
     for symbol in symbols:
         if symbol.path not in changed:
             yield f"deletion_patch leaves {symbol.name} in place: check deleted_symbols"
-        elif any(_does_something(node) for s in find_symbols(symbol.path, given[symbol.path], symbol.module)
-                 if s.qualname == symbol.qualname for node in functions_of(s)):
+        elif any(not isinstance(part, ast.Raise | ast.Pass) for s in find_symbols(symbol.path, given[symbol.path], symbol.module)
+                 if s.qualname == symbol.qualname for node in functions_of(s) for part in code_of(node)):
             yield f"{symbol.name} still holds code in what the agent sees: make the task again"
     codes = [code_text(symbol, (subject.tree / symbol.path).read_bytes().decode()) for symbol in symbols]
     if task.fingerprints and set(task.fingerprints) != set(fingerprint(codes)):
@@ -78,10 +79,6 @@ def _contradictions(task: FeatureDeletionTask, subject: Subject) -> Iterator[str
         yield f"a copy of the deleted code can be read in {copies[0]}: make the task again"
     if any(index_texts({"": task.problem_statement}).copies(shingles(code), least=PROMPT_LEAST) for code in codes):
         yield "problem_statement holds the deleted code: write another one"
-
-
-def _does_something(node):
-    return any(type(part).__name__ not in ("Raise", "Pass") for part in code_of(node))
 
 # %% ../../../../nbs/envs/deletion/tasks/07_validate.ipynb #337c0c98
 PATCH_S = 10.0  # all tests of a change that people made; those of a deletion are chosen to be faster
