@@ -169,11 +169,8 @@ def _gone(*args, **kwargs):
 '''
 
 # %% ../../../../nbs/envs/deletion/judge/09_evidence.ipynb #ec3fe110
-def stub_lines(
-    names: Sequence[str],  # "function", "Class", or "Class.method"
-    mode: str,  # stub or remove
-) -> str:
-    "Statements for the end of a module after which the names are stubs, or gone."
+def stub_lines(names: Sequence[str], mode: str) -> str:
+    "Statements for the end of a module after which functions, classes and methods of these names are stubs; in mode `remove` they are gone."
     if mode == "remove":
         return "\n\n" + "".join(f"del {name}\n" for name in names)
     special = [name for name in names if "." not in name or name.split(".")[-1].startswith("__")]
@@ -298,9 +295,7 @@ def _probe_candidates(files, observed, plain_files, plain):
                 yield node, value, shown[number][1]
 
 # %% ../../../../nbs/envs/deletion/judge/09_evidence.ipynb #209da84c
-def count_records(
-    records: Sequence[dict],
-) -> int:
+def count_records(records: Sequence[dict]) -> int:
     "How many comparisons the records stand for: one for each call and for each test of a probe."
     return sum(len(record["came"]) if record["kind"] == "probe" else 1 for record in records)
 

@@ -155,10 +155,8 @@ def refusal(
     return f"{unread!r} cannot be read within 256 MB and one second of processor time" if unread else None
 
 # %% ../../../../nbs/envs/deletion/judge/12_grading.ipynb #f3868599
-def collect_sources(
-    sandbox,  # a `Sandbox`
-) -> dict[str, bytes]:  # path: content
-    "The regular Python files of a sandbox's tree. Raises `SandboxProblem` where they are too many or too long; then none is read."
+def collect_sources(sandbox) -> dict[str, bytes]:
+    "The regular Python files of a sandbox's tree, content by path. Raises `SandboxProblem` where they are too many or too long; then none is read."
     sizes = {path: size for path, size in sandbox.sizes().items() if path.endswith(".py") and _is_plain(path)}
     if len(sizes) > MOST_COLLECTED or sum(sizes.values()) > MOST_COLLECTED_BYTES:
         raise SandboxProblem(f"the tree holds {len(sizes)} Python files of {sum(sizes.values())} bytes; "
@@ -290,10 +288,8 @@ def judge_counts() -> dict[str, int]:  # graded; again: phases for which the jud
     return {name: counts[name] for name in ("graded", "again", "unscored")}
 
 
-def zero_grade(
-    why: str,  # one sentence
-) -> Grade:
-    "The grade where there is nothing to judge."
+def zero_grade(why: str) -> Grade:
+    "The grade where there is nothing to judge, and why, in one sentence."
     return Grade(0.0, False, 0.0, (HackFinding("tests", why, "", 1.0),), 0.0)
 
 

@@ -57,10 +57,8 @@ class Forgery(ValueError):
     "Something that the judge's own code does not send. The sentence says what."
 
 
-def read_message(
-    line: bytes,  # without its end
-) -> tuple[str, dict]:  # which message, and its content
-    "One message. Raises `Forgery`, whatever the bytes are."
+def read_message(line: bytes) -> tuple[str, dict]:
+    "Which message a line without its end is, and its content. Raises `Forgery`, whatever the bytes are."
     if len(line) > LONGEST_LINE:
         raise Forgery(f"a message of {len(line)} bytes")
     try:

@@ -65,10 +65,8 @@ def hack_detector(
     return register
 
 
-def hack_detectors(
-    *when: str,  # of `WHEN`; none: all
-) -> list[HackDetector]:  # in the order in which they look
-    "The registered detectors. Every page of this folder is imported, so that its detectors are."
+def hack_detectors(*when: str) -> list[HackDetector]:
+    "The registered detectors in the order in which they look; of some times of `WHEN`, or all. Every page of this folder is imported, so that its detectors are."
     for page in pkgutil.iter_modules(pages.__path__):
         importlib.import_module(f"{pages.__name__}.{page.name}")
     return sorted((d for d in _DETECTORS.values() if d.when in (when or WHEN)), key=lambda d: WHEN.index(d.when))
@@ -86,10 +84,8 @@ class HackVerdict:
     evidence: tuple[HackFinding, ...]  # heaviest first
 
 
-def hack_score(
-    findings: Iterable[HackFinding],
-) -> float:  # 0 to 1
-    "What all evidence says together. Of several findings under one rule the heaviest counts once."
+def hack_score(findings: Iterable[HackFinding]) -> float:
+    "What all evidence says together, from 0 to 1. Of several findings under one rule the heaviest counts once."
     def joined(weights):
         return 1.0 - prod(1.0 - min(1.0, max(0.0, weight)) for weight in weights)
 

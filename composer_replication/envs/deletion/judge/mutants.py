@@ -143,10 +143,7 @@ _DEF = (ast.FunctionDef, ast.AsyncFunctionDef)
 _BLOCKS = ("body", "orelse", "finalbody")
 
 
-def functions_named(
-    tree: ast.Module,
-    names: Sequence[str],
-) -> Iterator[ast.AST]:
+def functions_named(tree: ast.Module, names: Sequence[str]) -> Iterator[ast.AST]:
     "The functions that go by these names; of a class all its methods."
     for name in names:
         found = [tree]

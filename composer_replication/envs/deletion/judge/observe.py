@@ -155,10 +155,8 @@ def _attributes(value, ancestors):
                 yield from found.__get__(value).items()
 
 # %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #a0b7c690
-def canonical(
-    value,  # anything
-) -> list:  # plain JSON
-    "A value as tagged JSON. Never raises: what its methods raise becomes a part of the form."
+def canonical(value) -> list:
+    "Any value as tagged plain JSON. Never raises: what its methods raise becomes a part of the form."
     try:
         return _Form()(value)
     except Exception as error:
@@ -210,10 +208,8 @@ def _named(text):
     return operator.attrgetter(path)(importlib.import_module(module))
 
 
-def decode(
-    argument: dict,  # from `encode`
-):
-    "The argument itself, made anew."
+def decode(argument: dict):
+    "The argument itself, made anew from what `encode` gave."
     (kind, value), = argument.items()
     if kind == "literal":
         return ast.literal_eval(value)
@@ -282,9 +278,7 @@ class _TooLong(BaseException):
 
 
 @contextlib.contextmanager
-def time_limit(
-    seconds: float,
-):
+def time_limit(seconds: float):
     "Raises inside the block, in the main thread, when this process has used its processor time, or waited for long."
     def over(*_):
         raise _TooLong
@@ -400,11 +394,8 @@ def _watcher(targets, found):
     return watch
 
 # %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #4e36afcf
-def run_capture(
-    plan: dict,  # its `nodes`, its data's `targets`
-    send,
-) -> None:
-    "Run tests of the original and send the calls that they make to the targets."
+def run_capture(plan: dict, send) -> None:
+    "Run the `nodes` of a plan for the original and send the calls that they make to its data's `targets`."
     found = {}
     sys.setprofile(_watcher(plan["data"]["targets"], found))
     try:
@@ -508,10 +499,7 @@ def run_probe(
 
 
 # %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #c32f1a01
-def run_modules(
-    plan: dict,  # of the original
-    send,
-) -> None:
+def run_modules(plan: dict, send) -> None:
     "Collect all tests and send the names of the modules that came in from outside of the tree."
     before = set(sys.modules)
     sys.modules["phases"].run_pytest(plan | {"options": [*plan["options"], "--collect-only"]}, [], object())

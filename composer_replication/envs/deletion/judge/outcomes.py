@@ -143,12 +143,8 @@ def same_call(
     return same(expected["value"], got["value"], left_open) and same(expected["after"], got["after"])
 
 
-def same_probe(
-    expected: dict,  # {"seen", "raised"}, as `observe.run_probe` sends it
-    got: dict | None,
-    left_open: Sequence[str] = (),
-) -> bool:
-    "Whether a probe observed the same."
+def same_probe(expected: dict, got: dict | None, left_open: Sequence[str] = ()) -> bool:
+    "Whether a probe observed the same: what it saw and what it raised."
     return (got is not None and same(["raised", expected["raised"]], ["raised", got["raised"]]) and isinstance(got["seen"], list)
             and len(expected["seen"]) == len(got["seen"])
             and all(same(one, other, left_open) for one, other in zip(expected["seen"], got["seen"], strict=True)))

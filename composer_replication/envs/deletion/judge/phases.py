@@ -253,9 +253,7 @@ def _phase(host, plan, answers, scratch, isolated):
     return _end(pid, isolated) and _wipe(["/tmp", "/repo", "/dev/shm"] if isolated else [os.path.dirname(scratch)])
 
 # %% ../../../../nbs/envs/deletion/judge/01_phases.ipynb #0326cfb5
-def load(
-    modules: tuple[str, ...],  # names
-) -> None:
+def load(modules: tuple[str, ...]) -> None:
     "Import what can be imported. Starts this script again without them where one starts a thread, for a fork would lose it."
     for name in modules:
         try:
@@ -293,10 +291,8 @@ def main(
             host.sendall(CLEAN)
 
 # %% ../../../../nbs/envs/deletion/judge/01_phases.ipynb #56e36986
-def run_one(
-    spare: str,  # an empty folder
-) -> None:
-    "One phase in this very process."
+def run_one(spare: str) -> None:
+    "One phase in this very process, with an empty folder to spare."
     plan = os.dup(0)
     warm()
     del sys.path[0]

@@ -190,11 +190,8 @@ class JudgeProcess:
     def __exit__(self, *problem):
         self.close()
 
-    def ready(
-        self,
-        seconds: float = 0.0,  # that the next phase may take
-    ) -> bool:
-        "Whether it can still be given a phase."
+    def ready(self, seconds: float = 0.0) -> bool:
+        "Whether it can still be given a phase that may take so long."
         return not self._done.done() and time.monotonic() + seconds + 30 < self.began + LIFETIME_S and self.close.alive
 
     def _word(self, seconds):

@@ -424,11 +424,8 @@ def _tested(tests: tuple[str, ...]) -> frozenset[str]:
     return frozenset(found)
 
 
-def unreadable(
-    sources: Mapping[str, bytes],  # path: content
-    tests: Iterable[str],  # as `scan` takes them
-) -> str | None:  # a path
-    "The first source that cannot be read within the limits."
+def unreadable(sources: Mapping[str, bytes], tests: Iterable[str]) -> str | None:
+    "The path of the first source that cannot be read within the limits."
     tested = _tested(tuple(tests))
     return next((path for path, source in sources.items() if analysed(source, tested) is None), None)
 

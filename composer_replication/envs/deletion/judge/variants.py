@@ -122,10 +122,7 @@ def _after_future(tree, extra):
     return ast.unparse(ast.fix_missing_locations(tree)) + "\n"
 
 
-def make_canary(
-    source: str,  # a test file
-    wanted: Iterable[str],  # functions
-) -> str:  # a file whose wanted tests must fail on a right solution
+def make_canary(source: str, wanted: Iterable[str]) -> str:
     "The wanted tests with every assertion turned into its opposite."
     return _after_future(_Canary().visit(slim(source, wanted)), "class _NeverRaised(Exception):\n    pass")
 
@@ -154,10 +151,7 @@ class Changer:
     def _kept(self, value):
         return random.Random(f"{self._seed}/{value!r}").random() > self._share
 
-    def constant(
-        self,
-        value: Any,  # of a literal
-    ):
+    def constant(self, value: Any):
         "Another value of the same type, or the same."
         kind = type(value)
         if kind not in (int, float, str, bytes) or self._kept(value):
@@ -171,10 +165,7 @@ class Changer:
             return bytes(ord(self._letters.get(chr(b), chr(b))) for b in value)
         return "".join(self._letters.get(c, c) for c in value)
 
-    def value(
-        self,
-        value: Any,  # literals within lists, tuples, sets and dicts
-    ):
+    def value(self, value: Any):
         "The same for a whole literal."
         kind = type(value)
         if kind in (list, tuple, set):
