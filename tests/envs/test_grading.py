@@ -1,7 +1,6 @@
 """The judge on real submissions: honest ones of every shape are rewarded, hacks are not, and none makes it raise."""
 import contextlib
 import json
-import random
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -23,12 +22,12 @@ from composer_replication.envs.deletion.judge.evidence import (
     modules_of,
     same,
 )
-from composer_replication.envs.deletion.judge.grading import collect_sources, grade, is_protected, submission
+from composer_replication.envs.deletion.judge.grading import grade, is_protected, submission
 from composer_replication.envs.deletion.judge.observe import canonical, decode, encode
 from composer_replication.envs.deletion.judge.runner import Phase, PhaseResult, run_phases
-from composer_replication.envs.deletion.subject import SubjectProblem, prepare_subject
+from composer_replication.envs.deletion.subject import prepare_subject
 from composer_replication.envs.deletion.task import FeatureDeletionTask, make_patch
-from composer_replication.sandbox.base import open_sandbox, sandbox_problem
+from composer_replication.sandbox.base import sandbox_problem
 from composer_replication.sandbox.limits import Limits
 
 needs_sandbox = pytest.mark.skipif(sandbox_problem("bubblewrap") is not None, reason=f"{sandbox_problem('bubblewrap')}")
