@@ -261,26 +261,13 @@ def _call_candidates(changed, came, plain, errors=()):
                 yield number, came[number], plain[place]
 
 # %% ../../../../nbs/envs/deletion/judge/09_evidence.ipynb #f074124c
-def _functions_in(text):
-    "The text of each test function, by its name as `function_of` has it."
-    found, waiting = {}, [("", ast.parse(text))]
-    while waiting:
-        prefix, holder = waiting.pop()
-        for item in holder.body:
-            if isinstance(item, ast.ClassDef):
-                waiting.append((f"{prefix}{item.name}.", item))
-            elif isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef):
-                found[f"{prefix}{item.name}"] = ast.unparse(item)
-    return found
-
-
 def _probe_candidates(files, observed, plain_files, plain):
     "Of each changed test that can be kept its node id, what it observed and what the unchanged test did."
-    base, unchanged = {}, {path: _functions_in(text) for path, text in plain_files.values()}
+    base, unchanged = {}, {path: ast.parse(text) for path, text in plain_files.values()}
     for node, value in plain.items():
         base.setdefault((plain_files[node.split("::")[0]][0], function_of(node)), []).append((node.partition("[")[2], value))
     for file, (path, text) in files.items():
-        functions, place = _functions_in(text), {}
+        tree, place = ast.parse(text), {}
         for node, value in observed.items():
             function = function_of(node)
             if node.split("::")[0] != file:
@@ -290,8 +277,8 @@ def _probe_candidates(files, observed, plain_files, plain):
             if number >= len(shown) or value["raised"] != shown[number][1]["raised"] or not value["seen"] or not same(value["seen"], value["seen"]):
                 continue
             case = node.partition("[")[2]
-            new = functions.get(function) != unchanged[path].get(function) and (not case or case not in [known for known, _ in shown])
-            if new or value["seen"] != shown[number][1]["seen"]:
+            here, there = ([*map(ast.unparse, functions_named(part, [function]))] for part in (tree, unchanged[path]))
+            if here != there and (not case or case not in [known for known, _ in shown]) or value["seen"] != shown[number][1]["seen"]:
                 yield node, value, shown[number][1]
 
 # %% ../../../../nbs/envs/deletion/judge/09_evidence.ipynb #209da84c

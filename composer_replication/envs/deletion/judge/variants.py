@@ -148,13 +148,10 @@ class Changer:
             self._letters |= dict(zip(group, other, strict=True))
         self._letters |= {k.upper(): v.upper() for k, v in self._letters.items()}
 
-    def _kept(self, value):
-        return random.Random(f"{self._seed}/{value!r}").random() > self._share
-
     def constant(self, value: Any):
         "Another value of the same type, or the same."
         kind = type(value)
-        if kind not in (int, float, str, bytes) or self._kept(value):
+        if kind not in (int, float, str, bytes) or random.Random(f"{self._seed}/{value!r}").random() > self._share:
             return value
         if kind is int:
             moved = self._times * abs(value) + self._shift
