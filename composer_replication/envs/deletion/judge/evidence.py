@@ -42,7 +42,7 @@ class WeakInputs(EvidenceProblem):
 
 FEWEST, MOST_CALLS, _ENOUGH = 4, 24, 30  # records of a task
 MOST_TESTS = 8  # covering tests that probes and canaries are made from
-
+_WALL_S = 20.0  # for one run of records
 
 @dataclass(frozen=True)
 class _Original:
@@ -50,7 +50,7 @@ class _Original:
 
     task: FeatureDeletionTask
     subject: Any  # the `Subject` that the task was made from
-    limits: Limits = Limits(wall_s=20.0)  # noqa: RUF009 - frozen; for one run of records
+    limits: Limits
 
     @cached_property
     def modules(self) -> dict[str, str]:  # module: path
@@ -443,7 +443,7 @@ def add_evidence(
     knowable: Callable[[FeatureDeletionTask], FeatureDeletionTask] = lambda task: task,  # leaves out held-out inputs, before the others are measured
 ) -> FeatureDeletionTask:
     "The task with canaries and held-out records. Raises `EvidenceProblem` where too few can be made, or where they let mutants pass."
-    original = _Original(task, subject)
+    original = _Original(task, subject, Limits(wall_s=_WALL_S))
     canaries, plain_files, (capture, turned, again, plain) = _survey(original)
     # with the target stubbed a test fails by itself, with its file, or with everything
     stubbed = {node: again.outcomes.get(node, again.outcomes.get(node.split("::")[0], "passed")) for node in task.fail_to_pass}
