@@ -168,6 +168,7 @@ def test_near_is_only_between_finite_floats():
     assert (
         equal({-0.0: 1}, {0.0: 1})
         and equal({frozenset([0.0, 1]), 2}, {frozenset([-0.0, 1]), 2})
+        and equal({frozenset([0.0, -1.0])}, {frozenset([-0.0, -1.0])})
         and equal({NAN: 1}, {float("nan"): 1})
     )
     assert not equal({NAN: 1}, {NAN: 2}) and not equal({NAN: 1}, {1: NAN}) and not equal({NAN, float("nan")}, {NAN})
