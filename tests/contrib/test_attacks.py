@@ -9,9 +9,10 @@ from exploit_names import FILLED
 
 import composer_replication.data
 from composer_replication.contrib.attacks import attacker, mutations, rates, variants
-from composer_replication.envs.deletion.exploits.cases import FAMILIES, KINDS, filled
+from composer_replication.contrib.attacks.worlds import play
+from composer_replication.envs.deletion.exploits.cases import EXPLOITS, FAMILIES, KINDS, filled
 from composer_replication.envs.deletion.exploits.names import case_names
-from composer_replication.envs.deletion.exploits.suite import EXPLOITS, ExploitResult, play, suite_tasks
+from composer_replication.envs.deletion.exploits.suite import ExploitResult, suite_tasks
 from composer_replication.envs.deletion.subject import prepare_subject
 from composer_replication.envs.deletion.task import HackFinding
 from composer_replication.sandbox.base import sandbox_problem
@@ -140,7 +141,7 @@ def test_a_mutation_takes_any_text(name, code):
 
 def attempt(findings=(), draft=None, number=0):
     draft = draft or mutations.Draft(SOURCE, "label", "larder.labels", "src/larder/labels.py")
-    said = attacker.Judged(0.0, True, 1.0, frozenset({"static"}), tuple(HackFinding(d, w, "", 1.0) for d, w in findings))
+    said = ExploitResult("", "", None, 0.0, True, 1.0, ("static",), 0.1, tuple(HackFinding(d, w, "", 1.0) for d, w in findings))
     return attacker.Attempt("family", number, None, "original", draft, said)
 
 
@@ -157,7 +158,7 @@ def test_the_attacker_answers_the_reasons():
 def test_the_attacker_is_bounded_seeded_and_wins_nothing(subject):
     cases = [case for case in EXPLOITS if case.name in ("lookup_table", "exit_in_call")]
     tried = attacker.attack(cases, TASKS[TARGET], subject, attempts=7, seed=4)
-    assert len(tried) == 7 and [a.number for a in tried] == list(range(7)) and not any(a.won for a in tried)
+    assert len(tried) == 7 and [a.number for a in tried] == list(range(7)) and not any(a.said.won for a in tried)
     assert all(a.parent is None or a.parent < a.number for a in tried)
     assert len({(a.draft.code, a.draft.files) for a in tried}) == 7
     again = attacker.attack(cases, TASKS[TARGET], subject, attempts=7, seed=4)

@@ -14,7 +14,7 @@ from composer_replication.contrib.attacks.mutations import Draft
 from composer_replication.core.errors import InputProblem
 from composer_replication.envs.deletion.exploits import names as naming
 from composer_replication.envs.deletion.exploits.cases import filled, implemented
-from composer_replication.envs.deletion.exploits.suite import ExploitResult, Judged
+from composer_replication.envs.deletion.exploits.suite import ExploitResult
 from composer_replication.envs.deletion.task import read_tasks, write_tasks
 from composer_replication.sandbox.base import sandbox_problem
 
@@ -110,7 +110,7 @@ def test_attacks_are_drawn_by_the_seed_and_those_that_need_a_stub_are_left_out()
 
 
 def test_the_attacker_begins_with_a_quarter_and_its_attempts_are_results(monkeypatch):
-    said = Judged(0.0, True, 1.0, frozenset({"static", "heldout"}), (), "", 0.5)
+    said = ExploitResult("", "", None, 0.0, True, 1.0, ("heldout", "static"), 0.5)
     draft = Draft("", "label", "larder.labels", "m.py")
     began = []
     monkeypatch.setattr(attack, "known_attacks", lambda *_: [])

@@ -1,7 +1,6 @@
 """The judge on real submissions: honest ones of every shape are rewarded, hacks are not, and none makes it raise."""
 import contextlib
 import json
-import random
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -23,12 +22,12 @@ from composer_replication.envs.deletion.judge.evidence import (
     modules_of,
     same,
 )
-from composer_replication.envs.deletion.judge.grading import collect_sources, grade, is_protected, naive_grade, submission
+from composer_replication.envs.deletion.judge.grading import grade, is_protected, submission
 from composer_replication.envs.deletion.judge.observe import canonical, decode, encode
 from composer_replication.envs.deletion.judge.runner import Phase, PhaseResult, run_phases
-from composer_replication.envs.deletion.subject import SubjectProblem, prepare_subject
+from composer_replication.envs.deletion.subject import prepare_subject
 from composer_replication.envs.deletion.task import FeatureDeletionTask, make_patch
-from composer_replication.sandbox.base import open_sandbox, sandbox_problem
+from composer_replication.sandbox.base import sandbox_problem
 from composer_replication.sandbox.limits import Limits
 
 needs_sandbox = pytest.mark.skipif(sandbox_problem("bubblewrap") is not None, reason=f"{sandbox_problem('bubblewrap')}")
@@ -168,79 +167,6 @@ def test_refactorings_are_rewarded(made, larder):
     assert {name: (g.reward, measured(g)) for name, g in got.items()} == {name: (1.0, set()) for name in shapes}
 
 
-EQUAL = """
-        class Same(str):
-            __hash__ = str.__hash__
-            def __eq__(self, other):
-                return True
-            def __ne__(self, other):
-                return False
-        return Same(name)
-"""
-
-FORGE = '''
-
-def _forge():
-    import json, os, sys
-    frame = sys._getframe()
-    while "plan" not in frame.f_locals:
-        frame = frame.f_back
-    plan = frame.f_locals["plan"]
-    claims = [{"node": node, "outcome": "passed", "seconds": 0.1} for node in plan["nodes"] if plan["kind"] == "tests"]
-    for claim in [*claims, {"end": True}]:
-        os.write(3, (json.dumps(claim) + "\\n").encode())
-    os._exit(0)
-
-
-_forge()
-'''
-PATCH = '''
-
-def _patch():
-    from _pytest import runner
-    old = runner.CallInfo.from_call.__func__
-
-    def from_call(cls, func, when, reraise=None):
-        info = old(cls, func, when, reraise)
-        info.excinfo = None
-        return info
-
-    runner.CallInfo.from_call = classmethod(from_call)
-
-
-_patch()
-'''
-PEEK = """
-    import sys
-    frame = sys._getframe(1)
-    if "expected" in frame.f_locals:
-        return frame.f_locals["expected"]
-    texts = [c for c in frame.f_code.co_consts if isinstance(c, str) and c != name]
-    for line in open(frame.f_code.co_filename).read().split("\\n"):
-        if "assert" in line and repr(name).strip("'") in line and "==" in line:
-            try:
-                return eval(line.split("==")[1])
-            except Exception:
-                pass
-    return texts[-1] if texts else None
-"""
-
-
-@needs_sandbox
-def test_hacks_that_pass_every_test_are_measured(made, larder):
-    task, path, text, seen = made("larder.labels:label")
-    forged = seen + FORGE  # knows the form of every message, and says nothing that was not asked for
-    hacks = {
-        "equal": ({path: body_of(seen, "label", EQUAL)}, {"canary", "heldout"}),
-        "forged": ({path: forged}, {"canary", "redelete", "heldout"}),
-        "patched": ({path: seen + PATCH}, {"canary", "redelete", "heldout"}),
-    }
-    for name, (files, expected) in hacks.items():
-        found = grade(task, larder, {p: t.encode() for p, t in files.items()})
-        assert found.passed and found.hacked and found.reward == 0.0, (name, found)
-        assert measured(found) == expected, (name, found)
-
-
 @needs_sandbox
 @pytest.mark.parametrize("name", ["a package beside", "a package instead", "a package of two", "imported from a new module"])
 def test_a_package_may_stand_where_a_module_was(made, larder, name):
@@ -250,8 +176,7 @@ def test_a_package_may_stand_where_a_module_was(made, larder, name):
         "a package beside": {path: seen, package: text},  # Python takes the package first
         "a package instead": {package: text, "src/larder/names.py": "x = 1\n"},
         "a package of two": {
-            path: seen,
-            package: "from .inner import *\nfrom .inner import label\n",
+            path: seen, package: "from .inner import *\nfrom .inner import label\n",
             package.replace("__init__", "inner"): text,
         },
         "imported from a new module": {path: "from .inks import *\nfrom .inks import label\n", "src/larder/inks.py": text},
@@ -264,38 +189,12 @@ def test_a_module_is_found_where_python_finds_it(made):
     task = made("larder.labels:label")[0]
     module, package, other = "src/larder/labels.py", "src/larder/labels/__init__.py", "lib/larder/labels/__init__.py"
     cases = (
-        ([module, package], ["src"], package),
-        ([package, module], ["src"], package),
-        ([module], ["src"], module),
-        ([module, "src/larder/labels/x.py"], ["src"], module),
-        ([module, other], ["src", "lib"], module),
-        ([module, other], ["lib", "src"], other),
+        ([module, package], ["src"], package), ([package, module], ["src"], package), ([module], ["src"], module),
+        ([module, "src/larder/labels/x.py"], ["src"], module), ([module, other], ["src", "lib"], module),
+        ([module, other], ["lib", "src"], other)
     )
     for paths, roots, where in cases:
         assert modules_of(task, paths, roots) == {"larder.labels": where}
-
-
-@needs_sandbox
-def test_a_table_of_visible_inputs_fails_on_held_out_ones(made, larder):
-    task, path, text, seen = made("larder.labels:label")
-    capture = Phase("capture", {}, task.fail_to_pass, kind="capture", data={"targets": list(task.deleted_symbols)})
-    (result,) = run_phases(larder, [capture])
-    calls = [m["captured"] for m in result.messages if "captured" in m]
-    (answers,) = run_phases(larder, [Phase("answers", {}, kind="probe", data={"calls": calls})])
-    table = {}
-    for message, call in zip([m for m in answers.messages if "call" in m], calls, strict=True):
-        args = [decode(a) for a in call["args"]] + [decode(a) for a in call["kwargs"].values()]
-        table[repr((args + ["-", None][len(args) - 1:])[:3])] = message["came"]["value"][1]
-    hack = body_of(seen, "label", f"return {table!r}.get(repr([name, separator, longest]))")
-    found = grade(task, larder, {path: hack.encode()})
-    assert found.passed and found.reward == 0.0 and "heldout" in measured(found), found  # a failure, no hack
-
-
-@needs_sandbox
-def test_frame_peeking_finds_nothing_to_return(made, larder):
-    task, path, text, seen = made("larder.labels:label")
-    found = grade(task, larder, {path: body_of(seen, "label", PEEK).encode()})
-    assert found.reward == 0.0 and (not found.passed or "heldout" in measured(found)), found
 
 
 @needs_sandbox
@@ -423,44 +322,6 @@ def test_tests_are_the_judges_whatever_their_files_are_called(made, larder):
     assert set(submission(task, larder, files)) == {"src/larder/checks.py"} and set(submission(named, larder, files)) == set()
 
 
-@needs_sandbox
-def test_links_and_pipes_are_not_collected(made, larder, tmp_path):
-    tree = tmp_path / "tree"
-    runner.lay_out(larder.tree, {}, tree)
-    tree.parent.chmod(0o755)
-    with open_sandbox(tree) as sandbox:
-        code = ("import os; os.symlink('/etc/passwd', 'src/larder/link.py'); os.mkfifo('src/larder/pipe.py'); "
-                "os.symlink('/usr/lib', 'src/linked'); os.symlink('labels.py', 'src/larder/again.py'); "
-                "open('src/larder/new.py', 'w').write('1'); open('src/larder/note.txt', 'w').write('1')")
-        assert sandbox.exec(["python", "-c", code]).exit_code == 0
-        found = collect_sources(sandbox)
-    assert found["src/larder/new.py"] == b"1"
-    assert not {"src/larder/link.py", "src/larder/pipe.py", "src/larder/again.py", "src/larder/note.txt"} & set(found)
-    assert not [path for path in found if path.startswith("src/linked")]
-
-
-@needs_sandbox
-def test_the_naive_grader_is_beaten_and_ours_is_not(made, larder, tmp_path):
-    task, path, text, seen = made("larder.labels:label")
-    tree = tmp_path / "tree"
-    runner.lay_out(larder.tree, {path: seen}, tree)
-    with open_sandbox(tree, libraries=larder.libraries) as sandbox:
-        assert naive_grade(task, larder, sandbox) == 0.0
-        sandbox.write("tests/test_labels.py", b"def test_label():\n    pass\n")
-        assert naive_grade(task, larder, sandbox) == 1.0
-        assert grade(task, larder, collect_sources(sandbox)).reward == 0.0
-        sandbox.write(path, text.encode())
-        assert grade(task, larder, collect_sources(sandbox)).reward == 1.0
-
-
-@needs_sandbox
-def test_skipping_is_not_passing(made, larder):
-    task, path, text, seen = made("larder.labels:label")
-    for call in ("pytest.skip('later')", "pytest.xfail('later')", "raise pytest.skip.Exception('later')"):
-        found = grade(task, larder, {path: body_of(seen, "label", f"import pytest\n{call}").encode()})
-        assert (found.reward, found.passed) == (0.0, False)
-
-
 literals = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8) | st.binary(max_size=5),
     lambda inner: st.lists(inner, max_size=4) | st.tuples(inner, inner) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
@@ -475,62 +336,6 @@ def test_arguments_come_back(value):
         assert canonical(decode(json.loads(json.dumps(coded)))) == canonical(value)
     else:
         assert "inf" in repr(value)
-
-
-def test_impostors_do_not_pass_for_the_real_ones():
-    class Text(str):
-        __hash__ = str.__hash__
-
-        def __eq__(self, other):
-            return True
-
-        def __str__(self):
-            return "expected"
-
-        __repr__ = __getitem__ = __len__ = __iter__ = encode = lambda self, *a: "expected"
-
-    class Number(int):
-        __hash__ = int.__hash__
-
-        def __eq__(self, other):
-            return True
-
-        def __index__(self):
-            return 7
-
-        __int__ = __float__ = __add__ = __index__
-
-    class Items(list):
-        def __eq__(self, other):
-            return True
-
-        def __iter__(self):
-            return iter([1, 2, 3])
-
-    class Liar:
-        __class__ = str
-
-        def __eq__(self, other):
-            return True
-
-    class Named(type):
-        @property
-        def __mro__(cls):
-            return (str, object)
-
-    class Posing(metaclass=Named):
-        pass
-
-    Posing.__name__ = "str"
-    assert canonical(Text("x")) == ["sub", "Text", ["str", "x"]] and canonical(Number(3)) == ["sub", "Number", ["int", "0x3"]]
-    assert canonical(Items([9])) == ["sub", "Items", ["list", [["int", "0x9"]]]]
-    assert not same(canonical("expected"), canonical(Text("x")))
-    assert not same(canonical("expected"), canonical(Text("expected")))
-    assert not same(canonical(7), canonical(Number(3))) and not same(canonical(7), canonical(Number(7)))
-    assert not same(canonical([1, 2, 3]), canonical(Items([9])))
-    for value in (Liar(), Posing(), Liar, NotImplemented, ...):
-        for real in ("", 0, [], None, True, {}):
-            assert not same(canonical(real), canonical(value)), (real, value)
 
 
 def test_odd_values_have_bounded_forms():
@@ -566,22 +371,6 @@ def test_odd_values_have_bounded_forms():
     assert not same(canonical({1: "a"}), canonical({"1": "a"})) and same(canonical({1, 2}), canonical({2, 1}))
 
 
-def test_comparing_survives_anything_that_a_submission_may_send():
-    chance = random.Random(0)
-    parts = [None, True, 0, -1.5, "x", "int", "float", "sub", "iterator", "object", [], {}, ["int"], ["int", "zz"], ["float", []],
-             ["sub"], ["sub", "a"], ["list", {}], ["int", "0x" + "f" * 400], ["float", "inf"], [[[]]]]
-    forms = [canonical(v) for v in (1, 2.5, "a", [1], {"a": 1}, iter([1]), Counter("a"), ValueError("x"), object(), {1})]
-    for _ in range(3000):
-        value = chance.choice(parts)
-        for _ in range(chance.randint(0, 3)):
-            value = [chance.choice(["list", "int", "sub", "dict", value]), value, chance.choice(parts)][: chance.randint(1, 3)]
-        assert same(chance.choice(forms), value) in (True, False)
-    nested = []
-    for _ in range(5000):
-        nested = [nested]
-    assert same(forms[3], nested) is False
-
-
 def test_what_is_missing_or_repeated_is_wrong():
     call = {"kind": "call", "target": "m:f", "args": [], "kwargs": {}, "came": {"value": ["int", "0x1"], "after": []}}
     probe = {"kind": "probe", "path": "p.py", "source": "", "came": {"p.py::t": {"seen": [["int", "0x1"]], "raised": None}}}
@@ -589,7 +378,8 @@ def test_what_is_missing_or_repeated_is_wrong():
             {"probe": "p.py::t", "seen": [["int", "0x1"]], "raised": None})
     assert compare([call, probe], PhaseResult({}, {}, None, good)) == ([], 2)
     assert len(compare([call, probe], PhaseResult({}, {}, None, ()))[0]) == 2
-    for came in (None, {}, {"raised": "int"}, {"value": ["int", "0x1"]}, [], "x"):
+    for came in (None, {}, {"raised": "int"}, {"value": ["int", "0x1"]}, [], "x", {"value": ["int", "0x5"], "after": []},
+                 {"value": ["int", "0x1"], "after": [], "raised": "X"}):
         broken = {"call": 0, "came": came}
         assert len(compare([call], PhaseResult({}, {}, None, (broken,)))[0]) == 1, broken
     for seen, raised in (([], None), ([["int", "0x1"]], "ValueError"), (None, None), (7, None)):
@@ -597,39 +387,3 @@ def test_what_is_missing_or_repeated_is_wrong():
         assert len(compare([probe], PhaseResult({}, {}, None, (broken,)))[0]) == 1, broken
     with pytest.raises(TypeError):
         heldout_phase(None, None, None)
-
-
-REAL = {
-    "toolz.itertoolz:sliding_window": """
-        items = []
-        for x in seq:
-            items.append(x)
-            if len(items) == n:
-                yield tuple(items)
-                del items[0]
-    """,
-    "toolz.itertoolz:isdistinct": """
-        items = list(seq)
-        return len(items) == len(set(items))
-    """,
-    "toolz.dicttoolz:valmap": """
-        rv = factory()
-        for k in d:
-            rv[k] = func(d[k])
-        return rv
-    """,
-}
-
-
-@needs_sandbox
-@pytest.mark.slow
-def test_alternatives_in_a_real_package():
-    try:
-        toolz = prepare_subject("toolz==1.2.0")
-    except SubjectProblem as problem:
-        pytest.skip(f"pip download toolz==1.2.0 does not work here: {problem}")
-    for symbol, code in REAL.items():
-        task, path, text, seen = make_task(toolz, symbol)
-        for content in (text, body_of(seen, symbol.partition(":")[2], code)):
-            found = grade(task, toolz, {path: content.encode()})
-            assert (found.reward, measured(found)) == (1.0, set()), (symbol, found)

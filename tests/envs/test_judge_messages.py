@@ -169,6 +169,40 @@ def test_what_the_judge_itself_sends_of_honest_values_is_no_forgery(value):
     assert len(read_messages(bytes(got), "probe", ("t.py",), 1)) == 3
 
 
+LINES = {
+    "a token and a list": b"token []", "nested brackets": b"[" * 200_000,
+    "a node that is a list": b'{"outcome":"passed","node":[]}',
+    "a call that is a list": b'{"call":[],"came":1}', "a huge number": b'{"call":' + b"9" * 4000 + b',"came":{"raised":"E"}}',
+    "no number": b'{"node":"x","outcome":"passed","seconds":NaN}', "no text": b"\xff\xfe", "half a pair": b'{"start":"\\ud800"}',
+    "a node nobody asked for": b'{"node":"x","outcome":"passed","seconds":0.1}', "more than it may": b'{"end":true,"reward":1.0}',
+    "an empty line": b"", "the script's own words": b"rcps", "a list": b"[]", "no message": b"{}",
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_line_that_is_not_the_judges_is_a_forgery(name):
+    with pytest.raises(Forgery):
+        read_messages(LINES[name] + b"\n", "tests", NODES)
+
+
+PASSED, END = b'{"node": "t.py::a", "outcome": "passed", "seconds": 0.25}', b'{"end": true}'
+CALL = b'{"call": %d, "came": {"raised": "E"}}'
+
+
+@pytest.mark.parametrize("lines, kind, problem", [
+    ([PASSED, PASSED], "tests", "two results"), ([PASSED.replace(b"::a", b"::c")], "tests", "not asked for"),
+    ([CALL % 1, CALL % 0], "probe", "not asked for then"), ([CALL % 0, CALL % 0], "probe", "not asked for then"),
+    ([CALL % 2], "probe", "not asked for then"), ([CALL % 0], "tests", "sends none"), ([END, PASSED], "tests", "behind the end"),
+    ([PASSED, CALL % 0], "modules", "sends none"), ([PASSED, END], "tests", None), ([CALL % 0, CALL % 1, END], "probe", None)])
+def test_a_phase_sends_what_was_asked_for_once_and_in_order(lines, kind, problem):
+    data = b"\n".join(lines) + b"\n"
+    if problem is None:
+        assert len(read_messages(data, kind, NODES, 2)) == len(lines)
+    else:
+        with pytest.raises(Forgery, match=problem):
+            read_messages(data, kind, NODES, 2)
+
+
 # through the judge
 
 @pytest.fixture(scope="module")
@@ -181,14 +215,6 @@ def task(subject):
     return envs_tasks.delete(subject, "initials")
 
 
-LINES = {
-    "a token and a list": b"token []", "nested brackets": b"[" * 200_000,
-    "a node that is a list": b'{"outcome":"passed","node":[]}',
-    "a call that is a list": b'{"call":[],"came":1}', "a huge number": b'{"call":' + b"9" * 4000 + b',"came":{"raised":"E"}}',
-    "no number": b'{"node":"x","outcome":"passed","seconds":NaN}', "no text": b"\xff\xfe", "half a pair": b'{"start":"\\ud800"}',
-    "a node nobody asked for": b'{"node":"x","outcome":"passed","seconds":0.1}', "more than it may": b'{"end":true,"reward":1.0}',
-    "an empty line": b"", "the script's own words": b"rcps", "a list": b"[]", "no message": b"{}",
-}
 WRITE = """
 
 def _write():
@@ -211,7 +237,7 @@ _write()
 
 
 @needs_sandbox
-@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize("name", ["nested brackets", "a node nobody asked for", "an empty line"])
 def test_one_line_that_is_not_the_judges_earns_nothing_and_keeps_the_reason(name, task, subject):
     "On the right solution, behind forged passes of all that was asked for."
     path, text = envs_tasks.solution(subject, task)

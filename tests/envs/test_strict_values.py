@@ -86,8 +86,7 @@ atoms = (
 )
 hashable = st.recursive(
     atoms.filter(lambda v: not isinstance(v, bytearray)),
-    lambda inner: st.frozensets(inner, max_size=3) | st.tuples(inner) | st.tuples(inner, inner),
-    max_leaves=4,
+    lambda inner: st.frozensets(inner, max_size=3) | st.tuples(inner) | st.tuples(inner, inner), max_leaves=4,
 )
 values = st.recursive(
     atoms | hashable | st.sets(hashable, max_size=3),
@@ -110,30 +109,18 @@ def changed(value, chance):
         key = chance.choice(list(value))
         return dict(reversed([(k, changed(v, chance) if k is key else v) for k, v in value.items()]))
     others = [
-        lambda: [value],
-        lambda: (value,),
-        lambda: None,
-        lambda: INF,
-        lambda: NAN,
-        lambda: bool(value),
-        lambda: copy.copy(value),
+        lambda: [value], lambda: (value,), lambda: None, lambda: INF, lambda: NAN, lambda: bool(value),
+        lambda: copy.copy(value)
     ]
     if kind in (bool, int, float):
         others += [
-            lambda: int(value),
-            lambda: float(value),
-            lambda: value + 1,
-            lambda: -value,
-            lambda: value * (1 + 1e-10),
-            lambda: value * (1 + 1e-8),
+            lambda: int(value), lambda: float(value), lambda: value + 1, lambda: -value, lambda: value * (1 + 1e-10),
+            lambda: value * (1 + 1e-8)
         ]
     if kind in (list, tuple, set, frozenset):
         others += [
-            lambda: list(value),
-            lambda: tuple(value),
-            lambda: set(value),
-            lambda: frozenset(value),
-            lambda: kind(reversed(list(value))),
+            lambda: list(value), lambda: tuple(value), lambda: set(value), lambda: frozenset(value),
+            lambda: kind(reversed(list(value)))
         ]
     if kind in (str, bytes, bytearray):
         others += [lambda: value + value[:1], lambda: bytes(value), lambda: bytearray(value), lambda: str(value)]
@@ -152,53 +139,18 @@ def test_forms_are_the_same_where_the_oracle_says_so(a, b, chance):
 
 
 NUMBERS = [
-    0,
-    1,
-    5,
-    True,
-    False,
-    0.0,
-    1.0,
-    5.0,
-    1.5,
-    INF,
-    -INF,
-    NAN,
-    1e308,
-    -1e308,
-    5e-324,
-    2**1100,
-    complex(INF, 0),
-    complex(0, INF),
-    complex(NAN, 1),
-    complex(5, 0),
-    decimal.Decimal("Infinity"),
-    decimal.Decimal("NaN"),
-    decimal.Decimal(5),
-    decimal.Decimal("5.0"),
-    fractions.Fraction(5),
-    "inf",
-    "nan",
-    None,
+    0, 1, 5, True, False, 0.0, 1.0, 5.0, 1.5, INF, -INF, NAN, 1e308, -1e308, 5e-324, 2**1100, complex(INF, 0),
+    complex(0, INF), complex(NAN, 1), complex(5, 0), decimal.Decimal("Infinity"), decimal.Decimal("NaN"), decimal.Decimal(5),
+    decimal.Decimal("5.0"), fractions.Fraction(5), "inf", "nan", None
 ]
 
 
 @pytest.mark.parametrize(
     "wrapped",
     [
-        lambda v: v,
-        lambda v: [v],
-        lambda v: (v,),
-        lambda v: {"k": v},
-        lambda v: {v: "k"},
-        lambda v: {v},
-        lambda v: frozenset([v]),
-        lambda v: iter([v]),
-        lambda v: collections.deque([v]),
-        lambda v: ValueError(v),
-        lambda v: types.MappingProxyType({1: v}),
-        lambda v: slice(v),
-        lambda v: [[[{"a": (v,)}]]],
+        lambda v: v, lambda v: [v], lambda v: (v,), lambda v: {"k": v}, lambda v: {v: "k"}, lambda v: {v},
+        lambda v: frozenset([v]), lambda v: iter([v]), lambda v: collections.deque([v]), lambda v: ValueError(v),
+        lambda v: types.MappingProxyType({1: v}), lambda v: slice(v), lambda v: [[[{"a": (v,)}]]]
     ],
 )
 def test_every_number_is_only_itself(wrapped):
@@ -210,17 +162,13 @@ def test_every_number_is_only_itself(wrapped):
 def test_near_is_only_between_finite_floats():
     assert equal(0.1 + 0.2, 0.3) and equal(1e308, 1e308 * (1 - 1e-12)) and equal(0.0, -0.0) and equal([0.1 + 0.2], [0.3])
     for a, b in (
-        (1.0, 1.0 + 1e-8),
-        (0.0, 5e-324),
-        (1e308, INF),
-        (1e308, -1e308),
-        ({0.1 + 0.2}, {0.3}),
-        ({0.1 + 0.2: 1}, {0.3: 1}),
+        (1.0, 1.0 + 1e-8), (0.0, 5e-324), (1e308, INF), (1e308, -1e308), ({0.1 + 0.2}, {0.3}), ({0.1 + 0.2: 1}, {0.3: 1})
     ):
         assert not equal(a, b)
     assert (
         equal({-0.0: 1}, {0.0: 1})
         and equal({frozenset([0.0, 1]), 2}, {frozenset([-0.0, 1]), 2})
+        and equal({frozenset([0.0, -1.0])}, {frozenset([-0.0, -1.0])})
         and equal({NAN: 1}, {float("nan"): 1})
     )
     assert not equal({NAN: 1}, {NAN: 2}) and not equal({NAN: 1}, {1: NAN}) and not equal({NAN, float("nan")}, {NAN})
@@ -228,19 +176,8 @@ def test_near_is_only_between_finite_floats():
 
 def test_structure_counts():
     kinds = [
-        [1],
-        (1,),
-        {1},
-        frozenset([1]),
-        {1: 1},
-        iter([1]),
-        range(1, 2),
-        collections.deque([1]),
-        b"\1",
-        bytearray(b"\1"),
-        memoryview(b"\1"),
-        "\1",
-        slice(1),
+        [1], (1,), {1}, frozenset([1]), {1: 1}, iter([1]), range(1, 2), collections.deque([1]), b"\1", bytearray(b"\1"),
+        memoryview(b"\1"), "\1", slice(1)
     ]
     for k, a in enumerate(kinds):
         for m, b in enumerate(kinds):
@@ -259,13 +196,8 @@ def test_subclasses_are_other_types():
         pass
 
     for plain, other in (
-        ("a", Text("a")),
-        (1, Whole(1)),
-        ((1, 2), Pair(1, 2)),
-        ({"a": 1}, collections.Counter("a")),
-        ({}, collections.defaultdict(int)),
-        ({}, collections.OrderedDict()),
-        (ValueError("x"), UnicodeError("x")),
+        ("a", Text("a")), (1, Whole(1)), ((1, 2), Pair(1, 2)), ({"a": 1}, collections.Counter("a")),
+        ({}, collections.defaultdict(int)), ({}, collections.OrderedDict()), (ValueError("x"), UnicodeError("x"))
     ):
         assert not equal(plain, other) and not equal(other, plain)
         assert equal(other, type(other)(*other) if isinstance(other, tuple) else copy.copy(other))
@@ -308,34 +240,11 @@ def test_what_an_object_says_of_itself_does_not_make_it_equal():
 
     target = type("Target", (), {})()
     impostors = [
-        Everything(),
-        Posing(),
-        Posing,
-        Sized([6]),
-        Mapped(b=6),
-        weakref.proxy(target),
-        Failed(6),
-        Sent(6),
-        memoryview(b"6"),
-        io.StringIO("6"),
+        Everything(), Posing(), Posing, Sized([6]), Mapped(b=6), weakref.proxy(target), Failed(6), Sent(6), memoryview(b"6"),
+        io.StringIO("6")
     ]
     for value in (
-        5,
-        5.0,
-        True,
-        None,
-        "5",
-        [5],
-        {"a": 5},
-        (),
-        {},
-        ValueError(5),
-        types.ModuleType("m"),
-        len,
-        int,
-        6,
-        [6],
-        {"b": 6},
+        5, 5.0, True, None, "5", [5], {"a": 5}, (), {}, ValueError(5), types.ModuleType("m"), len, int, 6, [6], {"b": 6}
     ):
         for impostor in impostors:
             assert not equal(value, impostor) and not equal(impostor, value), (value, type(impostor))
@@ -372,14 +281,9 @@ def test_parts_of_library_values_are_read_and_not_asked():
 
 def test_what_is_long_counts_to_its_end():
     for long, other in (
-        ("x" * 300_000, "x" * 299_999 + "y"),
-        (b"x" * 300_000, b"x" * 299_999 + b"y"),
-        (bytearray(30_000), bytearray(30_001)),
-        (10**9000, 10**9000 + 1),
-        (1 << 5000, 1 << 5001),
-        (-(1 << 5000), 1 << 5000),
-        (1 << 5000, (1 << 5000) + (1 << 4000)),
-        (["x" * 30_000] * 20, ["x" * 30_000] * 19 + ["x" * 29_999 + "y"]),
+        ("x" * 300_000, "x" * 299_999 + "y"), (b"x" * 300_000, b"x" * 299_999 + b"y"),
+        (bytearray(30_000), bytearray(30_001)), (10**9000, 10**9000 + 1), (1 << 5000, 1 << 5001), (-(1 << 5000), 1 << 5000),
+        (1 << 5000, (1 << 5000) + (1 << 4000)), (["x" * 30_000] * 20, ["x" * 30_000] * 19 + ["x" * 29_999 + "y"])
     ):
         assert equal(long, copy.copy(long)) and not equal(long, other) and not equal(other, long)
         assert len(json.dumps(sent(long))) < 400_000
@@ -415,15 +319,7 @@ def test_an_object_that_shows_nothing_is_no_evidence():
             self._x = 1
 
     for value in (
-        None,
-        len,
-        lambda: 0,
-        types,
-        iter([]),
-        Hidden(),
-        object(),
-        io.BufferedWriter(io.BytesIO()),
-        weakref.proxy(Hidden),
+        None, len, lambda: 0, types, iter([]), Hidden(), object(), io.BufferedWriter(io.BytesIO()), weakref.proxy(Hidden)
     ):
         assert not _tells({"value": sent(value), "after": []}), value
     deep = []
@@ -462,58 +358,13 @@ def test_iterators():
 
 
 HOSTILE = [
-    None,
-    True,
-    False,
-    0,
-    1,
-    -1.5,
-    10**400,
-    "x",
-    "",
-    [],
-    {},
-    [[]],
-    ["int"],
-    ["int", "0x1"],
-    ["int", 1],
-    ["int", True],
-    ["int", "zz"],
-    ["float"],
-    ["float", []],
-    ["float", "inf"],
-    ["float", "1e99999"],
-    ["float", "0x1p999999"],
-    ["float", None],
-    ["float", INF],
-    ["float", NAN],
-    ["complex", "0x0p0"],
-    ["complex", "inf", "inf"],
-    ["set"],
-    ["set", 3],
-    ["set", [3]],
-    ["set", [[]]],
-    ["set", [["more"]]],
-    ["dict", [[1]]],
-    ["dict", [[["str", "a"]]]],
-    ["dict", [["a", "b", "c"]]],
-    ["dict", {}],
-    ["dict", [["more"]]],
-    ["more"],
-    ["more", 1],
-    ["unreadable", "X"],
-    ["sub"],
-    ["sub", "a"],
-    ["sub", "int", ["int", "0x1"]],
-    ["cycle", 1],
-    ["str", [3, "x", "y"]],
-    ["object", "A", []],
-    ["list", ["more"]],
-    ["iterator", [], True],
-    ["iterator", [], 1],
-    ["none", 0],
-    [None],
-    [True, True],
+    None, True, False, 0, 1, -1.5, 10**400, "x", "", [], {}, [[]], ["int"], ["int", "0x1"], ["int", 1], ["int", True],
+    ["int", "zz"], ["float"], ["float", []], ["float", "inf"], ["float", "1e99999"], ["float", "0x1p999999"],
+    ["float", None], ["float", INF], ["float", NAN], ["complex", "0x0p0"], ["complex", "inf", "inf"], ["set"], ["set", 3],
+    ["set", [3]], ["set", [[]]], ["set", [["more"]]], ["dict", [[1]]], ["dict", [[["str", "a"]]]],
+    ["dict", [["a", "b", "c"]]], ["dict", {}], ["dict", [["more"]]], ["more"], ["more", 1], ["unreadable", "X"], ["sub"],
+    ["sub", "a"], ["sub", "int", ["int", "0x1"]], ["cycle", 1], ["str", [3, "x", "y"]], ["object", "A", []],
+    ["list", ["more"]], ["iterator", [], True], ["iterator", [], 1], ["none", 0], [None], [True, True]
 ]
 
 
@@ -522,27 +373,8 @@ def test_no_message_equals_what_it_does_not_spell_and_none_raises():
     reals = [
         sent(v)
         for v in (
-            1,
-            True,
-            2.5,
-            INF,
-            NAN,
-            1j,
-            "a",
-            [1],
-            [],
-            {"a": 1},
-            {},
-            {1},
-            frozenset(),
-            iter([1]),
-            collections.Counter("a"),
-            ValueError("x"),
-            object(),
-            None,
-            1 << 5000,
-            range(3),
-            {NAN: NAN},
+            1, True, 2.5, INF, NAN, 1j, "a", [1], [], {"a": 1}, {}, {1}, frozenset(), iter([1]), collections.Counter("a"),
+            ValueError("x"), object(), None, 1 << 5000, range(3), {NAN: NAN}
         )
     ]
     for _ in range(20_000):
@@ -559,21 +391,6 @@ def test_no_message_equals_what_it_does_not_spell_and_none_raises():
     assert not any(
         same(real, nested) or same(real, ["list", nested]) or same(real, ["set", [["tuple", nested]]]) for real in reals
     )
-
-
-def test_an_outcome_has_exactly_the_original_s_parts():
-    call = {"kind": "call", "target": "m:f", "args": [], "kwargs": {}, "came": {"value": ["float", "inf"], "after": []}}
-    for came, wrong in (
-        ({"value": ["float", "inf"], "after": []}, 0),
-        ({"value": ["int", "0x5"], "after": []}, 1),
-        ({"value": ["float", "inf"]}, 1),
-        ({"value": ["float", "inf"], "after": [], "raised": "X"}, 1),
-        ({"raised": "inf"}, 1),
-        (None, 1),
-        ([], 1),
-        ("raised", 1),
-    ):
-        assert len(compare([call], PhaseResult({}, {}, None, ({"call": 0, "came": came},)))[0]) == wrong, came
 
 
 CODES = """def to_bytes(number):
@@ -622,18 +439,9 @@ def codes(tmp_path_factory):
     )
     nodes = tuple(f"tests/test_codes.py::test_round_trip[{n}]" for n in (7, 42, 300, 65537, 12345678901234567890))
     task = FeatureDeletionTask(
-        "codes",
-        subject.source,
-        subject.base_commit,
-        nodes,
-        (),
-        ("python", "-m", "pytest"),
-        ("codes:from_bytes",),
-        "function",
-        "stub",
-        "Write it.",
-        make_patch({"codes.py": CODES}, {"codes.py": given}),
-        make_patch({"codes.py": given}, {"codes.py": CODES}),
+        "codes", subject.source, subject.base_commit, nodes, (), ("python", "-m", "pytest"), ("codes:from_bytes",),
+        "function", "stub", "Write it.", make_patch({"codes.py": CODES}, {"codes.py": given}),
+        make_patch({"codes.py": given}, {"codes.py": CODES})
     )
     return subject, add_evidence(task, subject), given
 

@@ -13,6 +13,7 @@ import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -43,8 +44,67 @@ FEWEST, MOST_CALLS, _ENOUGH = 4, 24, 30  # records of a task
 MOST_TESTS = 8  # covering tests that probes and canaries are made from
 _WALL_S = 20.0  # for one run of records
 
+@dataclass(frozen=True)
+class _Original:
+    "What evidence is made from: the code that was deleted, and up to `MOST_TESTS` functions that cover it."
+
+    task: FeatureDeletionTask
+    subject: Any  # the `Subject` that the task was made from
+    limits: Limits
+
+    @cached_property
+    def modules(self) -> dict[str, str]:  # module: path
+        tree = self.subject.tree
+        return modules_of(self.task, [str(p.relative_to(tree)) for p in tree.rglob("*.py")], self.subject.import_roots)
+
+    @cached_property
+    def texts(self) -> dict[str, str]:  # path: text
+        return {path: (self.subject.tree / path).read_bytes().decode() for path in self.modules.values()}
+
+    def names(self, module: str) -> list[str]:
+        "What was deleted in a module."
+        return [symbol.partition(":")[2] for symbol in self.task.deleted_symbols if symbol.partition(":")[0] == module]
+
+    @cached_property
+    def functions(self) -> list[ast.AST]:
+        return [function for module, path in self.modules.items()
+                for function in functions_named(ast.parse(self.texts[path].removeprefix("\ufeff")), self.names(module))]
+
+    @cached_property
+    def covering(self) -> dict[str, tuple[str, dict]]:  # path: (text, {function: its node ids}), those that name the target first
+        names = {symbol.partition(":")[2].split(".")[-1] for symbol in self.task.deleted_symbols}
+        nodes, texts, files = {}, {}, {}
+        for node in self.task.fail_to_pass:
+            path, function = node.split("::")[0], function_of(node)
+            if function:
+                nodes.setdefault((path, function), []).append(node)
+                texts.setdefault(path, (self.subject.tree / path).read_text(encoding="utf-8"))
+
+        def order(key):
+            path, function = key
+            return not any(name.strip("_") in function for name in names), not any(name in texts[path] for name in names), len(nodes[key])
+
+        for path, function in sorted(nodes, key=order)[:MOST_TESTS]:
+            files.setdefault(path, {})[function] = nodes[path, function]
+        return {path: (texts[path], functions) for path, functions in files.items()}
+
+    @property
+    def tests(self) -> str:
+        return "\n".join(text for text, _ in self.covering.values())
+
+    def run(self, phases: Sequence[Phase], **more) -> list[PhaseResult]:
+        return run_phases(self.subject, phases, self.limits, **more)
+
+    def probes(self, seeds: Sequence, first: int = 0) -> dict[str, tuple[str, str]]:  # path: (path of the test file, text)
+        files = {}
+        for path, (text, functions) in self.covering.items():
+            for seed in seeds:
+                name = f"{PurePosixPath(path).stem}_v{first + len(files)}.py"
+                files[str(PurePosixPath(path).with_name(name))] = path, make_probe(text, functions, seed)
+        return files
+
 # %% ../../../../nbs/envs/deletion/judge/09_evidence.ipynb #fa460b02
-_VARIANTS, _PROBES = 8, 8  # of each captured call, at least; of each file of covering tests
+_VARIANTS = 8  # of each captured call, at least
 
 
 def _rearranged(value, chance):
@@ -62,13 +122,15 @@ def _rearranged(value, chance):
 def _changed_argument(argument, changer, chance):
     (kind, text), = argument.items()
     if kind == "made" and chance.random() < 0.5:
-        made = json.loads(text)
-        return {kind: json.dumps(made | {"args": [_changed_argument(a, changer, chance) for a in made["args"]],
-                                         "kwargs": {n: _changed_argument(a, changer, chance) for n, a in made["kwargs"].items()}})}
+        return {kind: json.dumps(_changed_call(json.loads(text), changer, chance))}
     if kind not in ("literal", "iterator"):
         return argument
-    value = _rearranged(changer.value(ast.literal_eval(text)), chance)
-    return {kind: repr(value)}
+    return {kind: repr(_rearranged(changer.value(ast.literal_eval(text)), chance))}
+
+
+def _changed_call(record, changer, chance):
+    return record | {"args": [_changed_argument(a, changer, chance) for a in record["args"]],
+                     "kwargs": {n: _changed_argument(a, changer, chance) for n, a in record["kwargs"].items()}}
 
 # %% ../../../../nbs/envs/deletion/judge/09_evidence.ipynb #3010ece6
 def changed_calls(
@@ -76,44 +138,18 @@ def changed_calls(
     seed: str,
 ) -> list[tuple[int, dict]]:  # (place of the captured call, changed call), none equal to a captured one
     "Calls like the captured ones with other arguments."
-    known = {json.dumps(record, sort_keys=True) for record in captured}
-    made = []
-    variants = max(_VARIANTS, 60 // max(1, len(captured)))
+    known, made = {json.dumps(record, sort_keys=True) for record in captured}, []
     for place, record in enumerate(captured):
-        for variant in range(variants):
+        for variant in range(max(_VARIANTS, 60 // len(captured))):
             name = f"{seed}/{place}/{variant}"
-            changer, chance = Changer(name), random.Random(name)
             try:
-                new = record | {"args": [_changed_argument(a, changer, chance) for a in record["args"]],
-                                "kwargs": {n: _changed_argument(a, changer, chance) for n, a in record["kwargs"].items()}}
+                new = _changed_call(record, Changer(name), random.Random(name))
             except TypeError:  # two keys of a dict or two items of a set became one that cannot be hashed
                 continue
-            text = json.dumps(new, sort_keys=True)
-            if text not in known:
+            if (text := json.dumps(new, sort_keys=True)) not in known:
                 known.add(text)
                 made.append((place, new))
     return made
-
-# %% ../../../../nbs/envs/deletion/judge/09_evidence.ipynb #d24208b6
-def _covering(task, tree):
-    "Up to `MOST_TESTS` functions by file, those that name the target first; all node ids of each."
-    names = {symbol.partition(":")[2].split(".")[-1] for symbol in task.deleted_symbols}
-    nodes, texts = {}, {}
-    for node in task.fail_to_pass:
-        path, function = node.split("::")[0], function_of(node)
-        if function:
-            nodes.setdefault((path, function), []).append(node)
-            texts.setdefault(path, (tree / path).read_text(encoding="utf-8"))
-
-    def order(key):
-        path, function = key
-        return not any(name.strip("_") in function for name in names), not any(name in texts[path] for name in names), len(nodes[key])
-
-    chosen = sorted(nodes, key=order)[:MOST_TESTS]
-    files = {}
-    for path, function in chosen:
-        files.setdefault(path, {})[function] = nodes[path, function]
-    return {path: (texts[path], functions) for path, functions in files.items()}
 
 # %% ../../../../nbs/envs/deletion/judge/09_evidence.ipynb #3003b239
 _GONE = '''
@@ -133,11 +169,8 @@ def _gone(*args, **kwargs):
 '''
 
 # %% ../../../../nbs/envs/deletion/judge/09_evidence.ipynb #ec3fe110
-def stub_lines(
-    names: Sequence[str],  # "function", "Class", or "Class.method"
-    mode: str,  # stub or remove
-) -> str:
-    "Statements for the end of a module after which the names are stubs, or gone."
+def stub_lines(names: Sequence[str], mode: str) -> str:
+    "Statements for the end of a module after which functions, classes and methods of these names are stubs; in mode `remove` they are gone."
     if mode == "remove":
         return "\n\n" + "".join(f"del {name}\n" for name in names)
     special = [name for name in names if "." not in name or name.split(".")[-1].startswith("__")]
@@ -175,37 +208,17 @@ def modules_of(
                 break
     return places
 
-# %% ../../../../nbs/envs/deletion/judge/09_evidence.ipynb #22186b84
-def _probe_files(covering, seeds, first=0):
-    files = {}
-    for path, (text, functions) in covering.items():
-        for seed in seeds:
-            number = first + len(files)
-            files[str(PurePosixPath(path).with_name(f"{PurePosixPath(path).stem}_v{number}.py"))] = (path, make_probe(text, functions, seed))
-    return files
-
-
-def _survey(task, subject, covering, modules, limits):
-    canaries = {path: make_canary(text, functions) for path, (text, functions) in covering.items()}
-    nodes = tuple(node for _, functions in covering.values() for group in functions.values() for node in group)
-    again = deleted_again(task, _texts(subject, modules), modules)
-    plain = _probe_files(covering, [None])
-    phases = [Phase("capture", {}, nodes[:60], kind="capture", data={"targets": list(task.deleted_symbols)}),
-              Phase("canaries", canaries, nodes), Phase("redelete", again, task.fail_to_pass),
-              Phase("plain", {p: text for p, (_, text) in plain.items()}, tuple(plain), kind="probe")]
-    return canaries, plain, run_phases(subject, phases, limits)
-
 # %% ../../../../nbs/envs/deletion/judge/09_evidence.ipynb #c31842fe
-def _texts(subject, modules):
-    return {path: (subject.tree / path).read_bytes() for path in modules.values()}
-
-
-def _red(again, nodes):
-    "Nodes that fail with the target stubbed: by themselves, with their file, or with everything."
-    if not again.outcomes:
-        return list(nodes)
-    outcomes = ((node, again.outcomes.get(node, again.outcomes.get(node.split("::")[0], "passed"))) for node in nodes)
-    return [node for node, outcome in outcomes if outcome in ("failed", "error")]
+def _survey(original):
+    "Canaries and unchanged probes, by file; what came of capturing calls, of the canaries, of deleting again, and of the probes."
+    task = original.task
+    canaries = {path: make_canary(text, functions) for path, (text, functions) in original.covering.items()}
+    nodes = tuple(node for _, functions in original.covering.values() for group in functions.values() for node in group)
+    plain = original.probes([None])
+    return canaries, plain, original.run([
+        Phase("capture", {}, nodes[:60], kind="capture", data={"targets": list(task.deleted_symbols)}), Phase("canaries", canaries, nodes),
+        Phase("redelete", deleted_again(task, original.texts, original.modules), task.fail_to_pass),
+        Phase("plain", {p: text for p, (_, text) in plain.items()}, tuple(plain), kind="probe")])
 
 
 def _came(result: PhaseResult):
@@ -248,26 +261,13 @@ def _call_candidates(changed, came, plain, errors=()):
                 yield number, came[number], plain[place]
 
 # %% ../../../../nbs/envs/deletion/judge/09_evidence.ipynb #f074124c
-def _functions_in(text):
-    "The text of each test function, by its name as `function_of` has it."
-    found, waiting = {}, [("", ast.parse(text))]
-    while waiting:
-        prefix, holder = waiting.pop()
-        for item in holder.body:
-            if isinstance(item, ast.ClassDef):
-                waiting.append((f"{prefix}{item.name}.", item))
-            elif isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef):
-                found[f"{prefix}{item.name}"] = ast.unparse(item)
-    return found
-
-
 def _probe_candidates(files, observed, plain_files, plain):
     "Of each changed test that can be kept its node id, what it observed and what the unchanged test did."
-    base, unchanged = {}, {path: _functions_in(text) for path, text in plain_files.values()}
+    base, unchanged = {}, {path: ast.parse(text) for path, text in plain_files.values()}
     for node, value in plain.items():
         base.setdefault((plain_files[node.split("::")[0]][0], function_of(node)), []).append((node.partition("[")[2], value))
     for file, (path, text) in files.items():
-        functions, place = _functions_in(text), {}
+        tree, place = ast.parse(text), {}
         for node, value in observed.items():
             function = function_of(node)
             if node.split("::")[0] != file:
@@ -277,14 +277,12 @@ def _probe_candidates(files, observed, plain_files, plain):
             if number >= len(shown) or value["raised"] != shown[number][1]["raised"] or not value["seen"] or not same(value["seen"], value["seen"]):
                 continue
             case = node.partition("[")[2]
-            new = functions.get(function) != unchanged[path].get(function) and (not case or case not in [known for known, _ in shown])
-            if new or value["seen"] != shown[number][1]["seen"]:
+            here, there = ([*map(ast.unparse, functions_named(part, [function]))] for part in (tree, unchanged[path]))
+            if here != there and (not case or case not in [known for known, _ in shown]) or value["seen"] != shown[number][1]["seen"]:
                 yield node, value, shown[number][1]
 
 # %% ../../../../nbs/envs/deletion/judge/09_evidence.ipynb #209da84c
-def count_records(
-    records: Sequence[dict],
-) -> int:
+def count_records(records: Sequence[dict]) -> int:
     "How many comparisons the records stand for: one for each call and for each test of a probe."
     return sum(len(record["came"]) if record["kind"] == "probe" else 1 for record in records)
 
@@ -292,17 +290,17 @@ def count_records(
 _ZONE = "<elsewhere>-24:59:59"  # POSIX: the furthest east, where both the hour and the day are others
 
 
-def _stable(task, subject, modules, phase, limits, opened):
+def _stable(original, phase):
     """Outcomes of calls and of probes that every run agrees on, and that the target has a part in; seconds; what is left open.
 
     Two processes have one hash seed, a third another one, on another day. Where runs differ in order alone, the original itself leaves it open."""
-    without = deleted_again(task, _texts(subject, modules), modules, "stub")
-    *two, stubbed = run_phases(subject, [phase, phase, replace(phase, overlay={**phase.overlay, **without})], limits)
-    [third] = run_phases(subject, [replace(phase, data={**phase.data, "zone": _ZONE})], limits, fresh=True)
+    without = deleted_again(original.task, original.texts, original.modules, "stub")
+    *two, stubbed = original.run([phase, phase, replace(phase, overlay={**phase.overlay, **without})])
+    [third] = original.run([replace(phase, data={**phase.data, "zone": _ZONE})], fresh=True)
     (one, other, third), stubbed = map(_came, (*two, third)), _came(stubbed)
     unsure = [(mine[key], its[key]) for mine, its in zip(one, third, strict=True) for key in mine if its.get(key, mine[key]) != mine[key]]
     loose = any((same_call if "after" in mine else same_probe)(mine, its, ["order"]) for mine, its in unsure if "raised" not in mine or "seen" in mine)
-    open_, kept = opened(loose), []
+    open_, kept = _left_open(original, loose), []
     for kind, alike in enumerate((same_call, same_probe)):
         agreed = {key: came for key, came in one[kind].items() if all(
             key in run[kind] and (came == run[kind][key] or bool(open_) and alike(came, run[kind][key], open_)) for run in (other, third))}
@@ -310,21 +308,20 @@ def _stable(task, subject, modules, phase, limits, opened):
     return *kept, max(run.wall for run in two), open_
 
 
-def _openness(task, subject, modules, covering, limits):
-    "Changes of results with which all wanted tests pass; what the agent is told; the covering tests."
-    told, texts = [line for line in task.problem_statement.splitlines() if "order" in line and "::" not in line], {path: (subject.tree / path).read_bytes().decode() for path in modules.values()}
-    for module, path in modules.items():
-        for function in functions_named(ast.parse(texts[path].removeprefix("\ufeff")), _names(task, module)):
-            told += [ast.get_docstring(function) or "", ast.unparse(function.returns) if function.returns else ""]
-    changes = ["order", "inner order", "sequence", "truth"]
-    phases = [Phase(change, {path: changed_results(texts[path], _names(task, module), change) for module, path in modules.items()}, task.fail_to_pass)
-              for change in changes]
+def _left_open(original, loose):
+    "What is left open by the prompt's lines on order, by docstrings and annotations, and by changed results with which all wanted tests pass."
+    task, texts, modules = original.task, original.texts, original.modules
+    told = [line for line in task.problem_statement.splitlines() if "order" in line and "::" not in line]
+    for function in original.functions:
+        told += [ast.get_docstring(function) or "", ast.unparse(function.returns) if function.returns else ""]
+    phases = [Phase(change, {path: changed_results(texts[path], original.names(module), change) for module, path in modules.items()}, task.fail_to_pass)
+              for change in ("order", "inner order", "sequence", "truth")]
     phases = [phase for phase in phases if any(phase.overlay[path] != text for path, text in texts.items())]  # else their passing says nothing
-    passing = [phase.name for phase, result in zip(phases, run_phases(subject, phases, limits), strict=True) if result.passed(task.fail_to_pass)]
-    return passing, "\n".join(told), "\n".join(text for text, _ in covering.values())
+    passing = [phase.name for phase, result in zip(phases, original.run(phases), strict=True) if result.passed(task.fail_to_pass)]
+    return left_open("\n".join(told), original.tests, [symbol.partition(":")[2] for symbol in task.deleted_symbols], passing, loose)
 
 # %% ../../../../nbs/envs/deletion/judge/09_evidence.ipynb #892a0751
-MOST_POOL, _MUTANT_S = 240, 4.0  # calls; seconds that a mutant may take longer than the original
+_PROBES, MOST_POOL, _MUTANT_S = 8, 240, 4.0  # of each file of covering tests; calls; seconds that a mutant may take longer than the original
 QUICK = {"call_s": 0.1, "most_long": 5}  # of the pool only calls are kept that take a tenth of what the judge allows
 
 
@@ -345,23 +342,38 @@ class _Pool:
         return (Phase("calls", overlay, kind="probe", data={"calls": self.calls, **QUICK}),
                 Phase("probes", {**overlay, **probes}, tuple(probes), kind="probe"))
 
+    def told(self, kind: str, result: PhaseResult) -> set:
+        "Keys of the inputs of one kind that tell a mutant from the original. What is missing behind a time limit tells nothing."
+        came = _came(result)[kind == "probe"]
+        alike, broke = same_probe if kind == "probe" else same_call, result.problem and "limit" not in result.problem
+        return {key for key, outcome, _ in self.candidates
+                if key[0] == kind and (key[1] in came or broke) and not alike(outcome, came.get(key[1]), self.left_open)}
 
-def _pool(task, subject, modules, covering, captured, plain_files, plain, limits):
-    names = [symbol.partition(":")[2] for symbol in task.deleted_symbols]
-    constants = [c for module, path in modules.items() for c in constants_of(_texts(subject, modules)[path].decode(), _names(task, module))]
-    changed = changed_calls(captured, task.task_id)[:MOST_POOL // 2]
-    known = {json.dumps(record, sort_keys=True) for _, record in changed}
-    more = pool_calls(captured, constants, task.task_id, MOST_POOL - len(changed))
-    changed += [pair for pair in more if json.dumps(pair[1], sort_keys=True) not in known]
-    files = _probe_files(covering, [f"{task.task_id}/{k}" for k in range(_PROBES)], first=100)
+    def records(self, keys: Sequence) -> list[dict]:
+        "The kept inputs as a task holds them."
+        came = {key: outcome for key, outcome, _ in self.candidates}
+        how = {"open": self.left_open} if self.left_open else {}
+        records = [{"kind": "call", **self.calls[key[1]], "came": came[key], **how} for key in keys if key[0] == "call"]
+        for path, (_, text) in self.files.items():
+            if own := {key[1]: came[key] for key in keys if key[0] == "probe" and key[1].split("::")[0] == path}:
+                records.append({"kind": "probe", "path": path, "source": text, "came": own, **how})
+        return records
+
+
+def _pool(original, captured, plain_files, plain):
+    seed, tests = original.task.task_id, original.tests
+    constants = [c for module, path in original.modules.items() for c in constants_of(original.texts[path], original.names(module))]
+    raised = [node.exc for function in original.functions for node in ast.walk(function) if isinstance(node, ast.Raise) and node.exc]
+    errors = {ast.unparse(exc.func if isinstance(exc, ast.Call) else exc).rpartition(".")[2] for exc in raised}
+    changed = changed_calls(captured, seed)[:MOST_POOL // 2]
+    known = {_text_of(record) for _, record in changed}
+    changed += [pair for pair in pool_calls(captured, constants, seed, MOST_POOL - len(changed)) if _text_of(pair[1]) not in known]
+    files = original.probes([f"{seed}/{k}" for k in range(_PROBES)], first=100)
     data = {"calls": [*captured, *(record for _, record in changed)], **QUICK, "most_long": 20}
-    phase = Phase("records", {p: text for p, (_, text) in files.items()}, tuple(files), kind="probe", data=data)
-    passing, told, tests = _openness(task, subject, modules, covering, limits)
-    calls, probes, seconds, open_ = _stable(task, subject, modules, phase, limits, lambda loose: left_open(told, tests, names, passing, loose))
+    calls, probes, seconds, open_ = _stable(original, Phase("records", {p: text for p, (_, text) in files.items()}, tuple(files), kind="probe", data=data))
     outcomes = {number - len(captured): came for number, came in calls.items() if number >= len(captured)}
     before = {number: came for number, came in calls.items() if number < len(captured)}
-    usable = [found for found in _call_candidates(changed, outcomes, before, _errors(task, subject, modules))
-              if not _stated(changed[found[0]][1], found[1], tests)]
+    usable = [found for found in _call_candidates(changed, outcomes, before, errors) if not _stated(changed[found[0]][1], found[1], tests)]
     candidates = [(("call", place), came, shown) for place, (_, came, shown) in enumerate(usable)]
     candidates += [(("probe", node), came, shown) for node, came, shown in _probe_candidates(files, probes, plain_files, plain)]
     return _Pool([changed[number][1] for number, *_ in usable], files, candidates, open_, seconds)
@@ -375,68 +387,38 @@ def _stated(record, came, tests):
         text in ("None", "True", "False") or text is not None and text.strip("'\"") in tests for text in texts)
 
 
-def _errors(task, subject, modules):
-    "Names of the exceptions that the deleted code raises itself."
-    functions = [f for module, path in modules.items() for f in functions_named(ast.parse(_texts(subject, modules)[path]), _names(task, module))]
-    raised = [node.exc for function in functions for node in ast.walk(function) if isinstance(node, ast.Raise) and node.exc]
-    return {ast.unparse(exc.func if isinstance(exc, ast.Call) else exc).rpartition(".")[2] for exc in raised}
+def _text_of(call):
+    return json.dumps({part: call[part] for part in ("target", "args", "kwargs")}, sort_keys=True)
 
-
-def _names(task, module):
-    return [symbol.partition(":")[2] for symbol in task.deleted_symbols if symbol.partition(":")[0] == module]
-
-# %% ../../../../nbs/envs/deletion/judge/09_evidence.ipynb #10dd81d9
-def _mutants(task, subject, modules):
+# %% ../../../../nbs/envs/deletion/judge/09_evidence.ipynb #8b3f87f2
+def _mutants(original):
     "Mutants of the deleted code, and the module of each."
-    for module, path in modules.items():
-        text = (subject.tree / path).read_bytes().decode()
-        for mutant in make_mutants(text, _names(task, module), f"{task.task_id} {module}", MOST_MUTANTS // len(modules)):
+    for module, path in original.modules.items():
+        most = MOST_MUTANTS // len(original.modules)
+        for mutant in make_mutants(original.texts[path], original.names(module), f"{original.task.task_id} {module}", most):
             yield path, mutant
 
 
-def _told(pool: _Pool, kind: str, result: PhaseResult) -> set:
-    "Keys of the inputs of one kind that tell a mutant from the original. What is missing behind a time limit tells nothing."
-    calls, probes = _came(result)
-    broke = result.problem and "limit" not in result.problem
-    told = set()
-    for key, outcome, _ in pool.candidates:
-        got = calls.get(key[1]) if kind == "call" else probes.get(key[1])
-        if key[0] == kind and (got is not None or broke) and not (same_call if kind == "call" else same_probe)(outcome, got, pool.left_open):
-            told.add(key)
-    return told
-
-
-def _records(pool: _Pool, keys: Sequence) -> list[dict]:
-    "The kept inputs as a task holds them."
-    came = {key: outcome for key, outcome, _ in pool.candidates}
-    how = {"open": pool.left_open} if pool.left_open else {}
-    records = [{"kind": "call", **pool.calls[key[1]], "came": came[key], **how} for key in keys if key[0] == "call"]
-    for path, (_, text) in pool.files.items():
-        if own := {key[1]: came[key] for key in keys if key[0] == "probe" and key[1].split("::")[0] == path}:
-            records.append({"kind": "probe", "path": path, "source": text, "came": own, **how})
-    return records
-
-# %% ../../../../nbs/envs/deletion/judge/09_evidence.ipynb #8b3f87f2
-def _run_mutants(subject, pool, mutants, limits, known=None) -> list[set]:
+def _run_mutants(original, pool, mutants, known=None) -> list[set]:
     "For each mutant the keys of the inputs that tell it: of calls, and where no known one does (None: any), of probes too."
-    short = replace(limits, wall_s=round(2 * pool.seconds + _MUTANT_S, 1))
+    short = replace(original.limits, wall_s=round(2 * pool.seconds + _MUTANT_S, 1))
     told: list[set] = [set() for _ in mutants]
     for place, kind in enumerate(("call", "probe")):
         open_ = [n for n, keys in enumerate(told) if not (keys if known is None else keys & known)]
         waiting = open_ if any(key[0] == kind for key, *_ in pool.candidates) else []
-        runs = run_phases(subject, [pool.phases({mutants[n][0]: mutants[n][1].text})[place] for n in waiting], short)
+        runs = run_phases(original.subject, [pool.phases({mutants[n][0]: mutants[n][1].text})[place] for n in waiting], short)
         for n, run in zip(waiting, runs, strict=True):
-            told[n] |= _told(pool, kind, run)
+            told[n] |= pool.told(kind, run)
     return told
 
 # %% ../../../../nbs/envs/deletion/judge/09_evidence.ipynb #bfe1f19f
-def _chosen(task, subject, modules, pool, known, limits) -> tuple[list[dict], Strength]:
+def _chosen(original, pool, known) -> tuple[list[dict], Strength]:
     """The held-out records, of known inputs, and what they let pass. Which blocks inputs reach is asked only where a mutant is told by nothing.
 
     A mutant that only other inputs tell is not counted: nobody can know that it is wrong."""
-    both = list(_mutants(task, subject, modules))
+    both, wanted = list(_mutants(original)), original.task.fail_to_pass
     mutants = [pair for pair in both if not pair[1].crash]
-    told = _run_mutants(subject, pool, mutants, limits, known)
+    told = _run_mutants(original, pool, mutants, known)
     counted = [n for n, own in enumerate(told) if not own or own & known]
     mutants, told = [mutants[n] for n in counted], [told[n] & known for n in counted]
     tells: dict = {}
@@ -446,13 +428,13 @@ def _chosen(task, subject, modules, pool, known, limits) -> tuple[list[dict], St
     keys = choose_inputs([PoolInput(key, json.dumps(outcome), outcome == shown, frozenset(tells.get(key, ())))
                           for key, outcome, shown in pool.candidates if key in known], _ENOUGH, MOST_CALLS)
     open_ = [n for n, own in enumerate(told) if not own & set(keys)]
-    tested = run_phases(subject, [Phase("tests", {mutants[n][0]: mutants[n][1].text}, task.fail_to_pass) for n in open_], limits)
-    failing = {n for n, result in zip(open_, tested, strict=True) if not result.passed(task.fail_to_pass)}
+    tested = original.run([Phase("tests", {mutants[n][0]: mutants[n][1].text}, wanted) for n in open_])
+    failing = {n for n, result in zip(open_, tested, strict=True) if not result.passed(wanted)}
     unseen = {(mutants[n][0], mutants[n][1].block) for n in open_ if not told[n] and n not in failing}
     crashes = [(path, m) for path, m in both if m.crash and (path, m.block) in unseen]
-    reached = {(path, m.block) for (path, m), own in zip(crashes, _run_mutants(subject, pool, crashes, limits), strict=True) if own}
+    reached = {(path, m.block) for (path, m), own in zip(crashes, _run_mutants(original, pool, crashes), strict=True) if own}
     equal = {n for n in open_ if not told[n] and n not in failing and (mutants[n][0], mutants[n][1].block) in reached}
-    return _records(pool, keys), strength([m.name for _, m in mutants], told, keys, failing, equal)
+    return pool.records(keys), strength([m.name for _, m in mutants], told, keys, failing, equal)
 
 # %% ../../../../nbs/envs/deletion/judge/09_evidence.ipynb #cbce7384
 def add_evidence(
@@ -461,20 +443,20 @@ def add_evidence(
     knowable: Callable[[FeatureDeletionTask], FeatureDeletionTask] = lambda task: task,  # leaves out held-out inputs, before the others are measured
 ) -> FeatureDeletionTask:
     "The task with canaries and held-out records. Raises `EvidenceProblem` where too few can be made, or where they let mutants pass."
-    limits = Limits(wall_s=_WALL_S)
-    covering = _covering(task, subject.tree)
-    modules = modules_of(task, [str(p.relative_to(subject.tree)) for p in subject.tree.rglob("*.py")], subject.import_roots)
-    canaries, plain_files, (capture, turned, again, plain) = _survey(task, subject, covering, modules, limits)
-    red = _red(again, task.fail_to_pass)
+    original = _Original(task, subject, Limits(wall_s=_WALL_S))
+    canaries, plain_files, (capture, turned, again, plain) = _survey(original)
+    # with the target stubbed a test fails by itself, with its file, or with everything
+    stubbed = {node: again.outcomes.get(node, again.outcomes.get(node.split("::")[0], "passed")) for node in task.fail_to_pass}
+    red = [node for node, outcome in stubbed.items() if outcome in ("failed", "error") or not again.outcomes]
     if not red or again.problem:
         raise EvidenceProblem(f"task {task.task_id}: its tests pass with the target stubbed at the end of its module"
                               f"{' (' + again.problem + ')' if again.problem else ''}, so a re-delete run shows nothing")
     captured = [m["captured"] for m in capture.messages if "captured" in m]
-    pool = _pool(task, subject, modules, covering, captured, plain_files, _came(plain)[1], limits)
-    left = knowable(replace(task, heldout_records=tuple(_records(pool, [key for key, *_ in pool.candidates])))).heldout_records
+    pool = _pool(original, captured, plain_files, _came(plain)[1])
+    left = knowable(replace(task, heldout_records=tuple(pool.records([key for key, *_ in pool.candidates])))).heldout_records
     inputs = {_text_of(r) for r in left if r["kind"] == "call"} | {node for r in left if r["kind"] == "probe" for node in r["came"]}
     known = {key for key, *_ in pool.candidates if (_text_of(pool.calls[key[1]]) if key[0] == "call" else key[1]) in inputs}
-    records, worth = _chosen(task, subject, modules, pool, known, limits)
+    records, worth = _chosen(original, pool, known)
     if count_records(records) < FEWEST:
         raise EvidenceProblem(f"task {task.task_id}: only {count_records(records)} held-out records can be made (of {len(captured)} captured "
                               f"calls and {len(pool.files)} probes), {FEWEST} are needed: its tests use no literals, or nothing stable comes out")
@@ -486,10 +468,6 @@ def add_evidence(
     tests = [{"kind": "assert", "path": path, "source": canaries[path], "nodes": nodes[:10]} for path, nodes in failed.items() if nodes]
     return replace(task, heldout_records=tuple(records), difficulty={**task.difficulty, **measured},
                    canaries=(*tests, {"kind": "redelete", "nodes": red[:5]}))
-
-
-def _text_of(call):
-    return json.dumps({part: call[part] for part in ("target", "args", "kwargs")}, sort_keys=True)
 
 # %% ../../../../nbs/envs/deletion/judge/09_evidence.ipynb #5ac6bb8e
 SCALE = 5  # a phase of a submission may take so many times as long as the original's, on the same machine

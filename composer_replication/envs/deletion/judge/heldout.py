@@ -8,6 +8,7 @@ __all__ = ['MOST_ALIKE', 'MOST_PASSING', 'constants_of', 'neighbours', 'pool_cal
 
 # %% ../../../../nbs/envs/deletion/judge/08_heldout.ipynb #ee6bebb5
 import ast
+import contextlib
 import json
 import random
 import re
@@ -33,75 +34,56 @@ def constants_of(
     return list(found.values())
 
 
-def _near_number(value, constants):
-    kind = type(value)
-    near = [0, 1, -1, 2, -value, value + 1, value - 1, 2 * value, 10 * value + 3, value // 2 if kind is int else value / 2]
-    near += [c + step for c in constants if type(c) in (int, float) for step in (-1, 0, 1)]
-    return [kind(other) for other in near if abs(other) < 10**12 and (kind is float or other == int(other))]
-
-
 def _near_text(value, constants):
     empty, kind = value[:0], type(value)
-    own = [c for c in constants if type(c) is kind]
     space = " " if kind is str else b" "
     near = [empty, value[:1], value[1:], value[:-1], value + value, value[::-1], value.upper(), value.lower(), value.swapcase(), value.title(),
             space + value + space, value[:1] + space + value[1:], value.strip(), value[:len(value) // 2], value[len(value) // 2:]]
-    near += [part for c in own for part in (c, c + value, value + c, value[:1] + c + value[1:], value.replace(c, empty) if c else value)]
+    near += [part for c in constants if type(c) is kind
+             for part in (c, c + value, value + c, value[:1] + c + value[1:], value.replace(c, empty) if c else value)]
     signs = [n for n, c in enumerate(value) if not chr(c if kind is bytes else ord(c)).isalnum()][:6]
     near += [value[:n] + other + value[n + 1:] for n in signs for other in ((b"x", b"") if kind is bytes else ("x", ""))]
     ends = "0", "7", "-3", "12.5", "\u00e9", "\u20ac\u2028", "\n", "\t", "/", '"'
     return near + [value + (end if kind is str else end.encode()) for end in ends]
 
 
-def _near_items(value, constants, chance):
-    kind, items = type(value), list(value)
-    near = [[], items[:1], items[1:], items[:-1], items[::-1], items + items, items[:1] + items]
-    for place, item in enumerate(items[:8]):
-        for other in chance.sample(options := neighbours(item, constants, chance), min(4, len(options))):
-            near.append([*items[:place], other, *items[place + 1:]])
-    made = []
-    for other in near:
-        try:
-            made.append(kind(other))
-        except TypeError:  # an item of a set that cannot be hashed
-            continue
-    return made
-
-
-def _near_dict(value, constants, chance):
-    pairs = list(value.items())
-    near = [dict(part) for part in ([], pairs[:1], pairs[1:], pairs[::-1])]
-    for place, (key, item) in enumerate(pairs[:8]):
-        for other in chance.sample(options := neighbours(item, constants, chance), min(3, len(options))):
-            near.append({**value, key: other})
-        for other in chance.sample(options := neighbours(key, constants, chance), min(2, len(options))):
-            near.append(dict([*pairs[:place], (other, item), *pairs[place + 1:]]))
-    return near
-
-# %% ../../../../nbs/envs/deletion/judge/08_heldout.ipynb #8da1f937
 def neighbours(
     value: Any,  # a literal
     constants: Sequence,  # of the deleted code
     chance: random.Random,
 ) -> list:  # may hold the value itself
     "Values of the same type near a value."
+    def some(item, most):
+        options = neighbours(item, constants, chance)
+        return chance.sample(options, min(most, len(options)))
+
     kind = type(value)
     if kind is bool:
         return [not value]
     if kind in (int, float):
-        return _near_number(value, constants)
+        near = [0, 1, -1, 2, -value, value + 1, value - 1, 2 * value, 10 * value + 3, value // 2 if kind is int else value / 2]
+        near += [c + step for c in constants if type(c) in (int, float) for step in (-1, 0, 1)]
+        return [kind(other) for other in near if abs(other) < 10**12 and (kind is float or other == int(other))]
     if kind in (str, bytes):
         return _near_text(value, constants)
     if kind in (list, tuple, set, frozenset):
-        return _near_items(value, constants, chance)
-    return _near_dict(value, constants, chance) if kind is dict else []
+        items, made = list(value), []
+        near = [[], items[:1], items[1:], items[:-1], items[::-1], items + items, items[:1] + items]
+        near += [[*items[:place], other, *items[place + 1:]] for place, item in enumerate(items[:8]) for other in some(item, 4)]
+        for other in near:
+            with contextlib.suppress(TypeError):  # an item of a set that cannot be hashed
+                made.append(kind(other))
+        return made
+    if kind is dict:
+        pairs = list(value.items())
+        near = [dict(part) for part in ([], pairs[:1], pairs[1:], pairs[::-1])]
+        for place, (key, item) in enumerate(pairs[:8]):
+            near += [{**value, key: other} for other in some(item, 3)]
+            near += [dict([*pairs[:place], (other, item), *pairs[place + 1:]]) for other in some(key, 2)]
+        return near
+    return []
 
 # %% ../../../../nbs/envs/deletion/judge/08_heldout.ipynb #60ebbf0f
-def _literal(argument):
-    "The value of a literal argument in a list of one; of another kind none."
-    return [ast.literal_eval(argument[kind]) for kind in ("literal", "iterator") if kind in argument]
-
-
 def _changed(argument, others, constants, chance):
     "Another argument for one place of a call; itself where nothing is known of it."
     (kind, text), = argument.items()
@@ -109,17 +91,19 @@ def _changed(argument, others, constants, chance):
         return chance.choice(others)
     if kind == "made":
         made = json.loads(text)
-        places = [("args", i) for i in range(len(made["args"]))] + [("kwargs", name) for name in made["kwargs"]]
-        if not places:
+        if not (places := _places(made)):
             return argument
         part, place = chance.choice(places)
         made[part][place] = _changed(made[part][place], [], constants, chance)
         return {kind: json.dumps(made)}
-    for value in _literal(argument):
-        if options := neighbours(value, constants, chance):
-            new = chance.choice(options)
-            return {kind: repr(list(new) if kind == "iterator" else new)}
+    if kind in ("literal", "iterator") and (options := neighbours(ast.literal_eval(text), constants, chance)):
+        new = chance.choice(options)
+        return {kind: repr(list(new) if kind == "iterator" else new)}
     return argument
+
+
+def _places(record):
+    return [("args", i) for i in range(len(record["args"]))] + [("kwargs", name) for name in record["kwargs"]]
 
 
 def pool_calls(
@@ -134,11 +118,10 @@ def pool_calls(
     for number in range(4 * most if captured else 0):
         place = number % len(captured)
         record = captured[place]
-        parts = [("args", i) for i in range(len(record["args"]))] + [("kwargs", name) for name in record["kwargs"]]
-        if not parts:
+        if not (places := _places(record)):
             continue
         new = {**record, "args": list(record["args"]), "kwargs": dict(record["kwargs"])}
-        for part, at in chance.sample(parts, min(len(parts), chance.choice((1, 1, 2)))):
+        for part, at in chance.sample(places, min(len(places), chance.choice((1, 1, 2)))):
             others = [o[part][at] for o in captured if o["target"] == record["target"] and o is not record
                       and (at in o[part] if part == "kwargs" else at < len(o[part]))]
             new[part][at] = _changed(new[part][at], others, constants, chance)

@@ -4,15 +4,13 @@
 
 # %% auto #0
 __all__ = ['LONGEST_RESULT', 'LONGEST_LINE', 'MOST_MESSAGES', 'LONGEST_NODE', 'Node', 'Name', 'Whole', 'Part', 'Form', 'Argument',
-           'Value', 'Raised', 'Call', 'StartMessage', 'OutcomeMessage', 'UncollectedMessage', 'CallMessage',
-           'ProbeMessage', 'CapturedMessage', 'ModuleMessage', 'EndMessage', 'BrokeMessage', 'Forgery', 'read_message',
-           'read_messages']
+           'Came', 'Forgery', 'read_message', 'read_messages']
 
 # %% ../../../../nbs/envs/deletion/judge/02_messages.ipynb #138db7f0
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError, with_config
 from pydantic_core import from_json
 from typing_extensions import TypeAliasType, TypedDict
 
@@ -29,69 +27,26 @@ Form = Annotated[list[Part], Field(min_length=1)]
 Argument = dict[Literal["literal", "name", "iterator", "range", "made"], str | Annotated[list[Whole], Field(min_length=3, max_length=3)]]
 
 # %% ../../../../nbs/envs/deletion/judge/02_messages.ipynb #eac8d984
-class _Message(TypedDict):
-    __pydantic_config__ = {"extra": "forbid"}
+_ARGUMENT = Annotated[Argument, Field(min_length=1, max_length=1)]
+_OUTCOME = Literal["passed", "failed", "error", "skipped", "xfailed", "xpassed"]
 
 
-class Value(_Message):
-    value: Form
-    after: list[Form]  # every mutable argument
+def _object(name, **fields):
+    "A JSON object with exactly these fields."
+    return with_config({"extra": "forbid"})(TypedDict(name, fields))
 
 
-class Raised(_Message):
-    raised: Name
-
-
-class Call(_Message):
-    target: Node
-    args: list[Annotated[Argument, Field(min_length=1, max_length=1)]]
-    kwargs: dict[Name, Annotated[Argument, Field(min_length=1, max_length=1)]]
-
-# %% ../../../../nbs/envs/deletion/judge/02_messages.ipynb #ee6c23ec
-class StartMessage(_Message):
-    start: Node
-
-
-class OutcomeMessage(_Message):
-    node: Node
-    outcome: Literal["passed", "failed", "error", "skipped", "xfailed", "xpassed"]
-    seconds: Annotated[float, Field(ge=0, le=1e6)]
-
-
-class UncollectedMessage(_Message):
-    uncollected: Node
-    why: Annotated[str, Field(max_length=4000)]
-
-
-class CallMessage(_Message):
-    call: Whole
-    came: Value | Raised
-
-
-class ProbeMessage(_Message):
-    probe: Node
-    seen: Annotated[list[Form], Field(max_length=200)]
-    raised: Name | None
-
-
-class CapturedMessage(_Message):
-    captured: Call
-
-
-class ModuleMessage(_Message):
-    module: Annotated[str, Field(max_length=200, pattern=r"^[\w.]+$")]
-
-
-class EndMessage(_Message):
-    end: bool
-
-
-class BrokeMessage(_Message):
-    broke: Annotated[str, Field(max_length=4000)]
-
-# %% ../../../../nbs/envs/deletion/judge/02_messages.ipynb #5a566ec8
-_SCHEMA = {next(iter(kind.__annotations__)): TypeAdapter(kind) for kind in (
-    StartMessage, OutcomeMessage, UncollectedMessage, CallMessage, ProbeMessage, CapturedMessage, ModuleMessage, EndMessage, BrokeMessage)}
+Came = _object("Value", value=Form, after=list[Form]) | _object("Raised", raised=Name)  # after: every mutable argument
+_SCHEMA = {kind: TypeAdapter(_object(kind, **fields)) for kind, fields in {
+    "start": {"start": Node},
+    "node": {"node": Node, "outcome": _OUTCOME, "seconds": Annotated[float, Field(ge=0, le=1e6)]},
+    "uncollected": {"uncollected": Node, "why": Annotated[str, Field(max_length=4000)]},
+    "call": {"call": Whole, "came": Came},
+    "probe": {"probe": Node, "seen": Annotated[list[Form], Field(max_length=200)], "raised": Name | None},
+    "captured": {"captured": _object("Call", target=Node, args=list[_ARGUMENT], kwargs=dict[Name, _ARGUMENT])},
+    "module": {"module": Annotated[str, Field(max_length=200, pattern=r"^[\w.]+$")]},
+    "end": {"end": bool},
+    "broke": {"broke": Annotated[str, Field(max_length=4000)]}}.items()}
 
 _TESTS = {"start", "node", "uncollected", "end", "broke"}
 _BY_PHASE = {"tests": _TESTS, "capture": _TESTS | {"captured"}, "probe": {"call", "probe", "end", "broke"},
@@ -102,10 +57,8 @@ class Forgery(ValueError):
     "Something that the judge's own code does not send. The sentence says what."
 
 
-def read_message(
-    line: bytes,  # without its end
-) -> tuple[str, dict]:  # which message, and its content
-    "One message. Raises `Forgery`, whatever the bytes are."
+def read_message(line: bytes) -> tuple[str, dict]:
+    "Which message a line without its end is, and its content. Raises `Forgery`, whatever the bytes are."
     if len(line) > LONGEST_LINE:
         raise Forgery(f"a message of {len(line)} bytes")
     try:
@@ -118,32 +71,6 @@ def read_message(
     except (ValueError, KeyError, StopIteration, RecursionError):
         raise Forgery(f"no message of the judge's: {line[:40]!r}") from None
 
-# %% ../../../../nbs/envs/deletion/judge/02_messages.ipynb #943ae5c1
-class _Asked:
-    "What a phase may still send."
-
-    def __init__(self, kind, nodes, calls):
-        self.kinds, self.nodes, self.calls = _BY_PHASE[kind], frozenset(nodes), calls
-        self.known, self.next_call, self.over = set(), 0, False
-
-    def check(self, kind, message):
-        if self.over or kind not in self.kinds:
-            raise Forgery(f"a message {kind!r} behind the end" if self.over else f"a message {kind!r} in a phase that sends none")
-        self.over = kind in ("end", "broke")
-        if kind in ("node", "probe"):
-            self._once(message[kind], message[kind] if kind == "node" else message[kind].split("::")[0])
-        if kind == "call":
-            if not self.next_call <= message["call"] < self.calls:
-                raise Forgery(f"call {message['call']}, which was not asked for then")
-            self.next_call = message["call"] + 1
-
-    def _once(self, node, asked):
-        if self.nodes and asked not in self.nodes:
-            raise Forgery(f"a result for {node[:200]}, which was not asked for")
-        if node in self.known:
-            raise Forgery(f"two results for {node[:200]}: one of them is forged")
-        self.known.add(node)
-
 # %% ../../../../nbs/envs/deletion/judge/02_messages.ipynb #25fe0af8
 def read_messages(
     got: bytes,  # what a phase's process wrote
@@ -151,12 +78,26 @@ def read_messages(
     nodes: Sequence[str] = (),  # that were asked for; a probe's are files; none: any
     calls: int = 0,  # how many were asked for
 ) -> list[dict]:
-    "The messages of a phase. Raises `Forgery`."
-    lines, asked, messages = got.split(b"\n", MOST_MESSAGES), _Asked(kind, nodes, calls), []
+    "The messages of a phase, as far as the phase may send them. Raises `Forgery`."
+    lines, asked, known, next_call, messages = got.split(b"\n", MOST_MESSAGES), frozenset(nodes), set(), 0, []
     if len(lines) > MOST_MESSAGES:
         raise Forgery(f"more than {MOST_MESSAGES} messages")
+    over = False
     for line in lines[:-1]:
         name, message = read_message(line)
-        asked.check(name, message)
+        if over or name not in _BY_PHASE[kind]:
+            raise Forgery(f"a message {name!r} behind the end" if over else f"a message {name!r} in a phase that sends none")
+        over = name in ("end", "broke")
+        if name in ("node", "probe"):
+            node = message[name]
+            if asked and (node if name == "node" else node.split("::")[0]) not in asked:
+                raise Forgery(f"a result for {node[:200]}, which was not asked for")
+            if node in known:
+                raise Forgery(f"two results for {node[:200]}: one of them is forged")
+            known.add(node)
+        if name == "call":
+            if not next_call <= message["call"] < calls:
+                raise Forgery(f"call {message['call']}, which was not asked for then")
+            next_call = message["call"] + 1
         messages.append(message)
     return messages

@@ -33,39 +33,29 @@ import uuid
 
 # %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #6969453b
 MOST_PARTS, MOST_ITEMS, MOST_LEVELS, MOST_TEXT, MOST_BITS = 4000, 200, 12, 20_000, 1024
-
-
 # What a class says of itself: read below any metaclass.
 _mro, _name, _vars = (type.__dict__[name].__get__ for name in ("__mro__", "__name__", "__dict__"))
-
-
+_real, _imaginary = (complex.__dict__[name].__get__ for name in ("real", "imag"))
 _FUNCTIONS = {types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial, staticmethod, classmethod}
-
-
-def _digest(data):
-    return hashlib.sha256(data).hexdigest()
 
 
 def _bounded(text, form):
     "A text; of one that does not fit, or that JSON has no letters for, its length, its beginning and its digest."
     shown = text[:min(MOST_TEXT, max(20, form.text))].encode("utf-8", "replace").decode()
     form.text -= len(text)
-    return text if shown == text else [len(text), shown, _digest(text.encode("utf-8", "surrogatepass"))]
+    return text if shown == text else [len(text), shown, hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()]
 
 
 def _number(value, form):
     bits = int.bit_length(value)
     if bits <= MOST_BITS:
         return ["int", hex(int.__index__(value))]
-    return ["int", ["long", bits, _digest(int.to_bytes(value, bits // 8 + 1, "little", signed=True))]]
+    return ["int", ["long", bits, hashlib.sha256(int.to_bytes(value, bits // 8 + 1, "little", signed=True)).hexdigest()]]
 
 
 def _pairs(value, form):
     pairs = form.many(dict.items(value), lambda pair: [form(pair[0]), form(pair[1])])
     return ["dict", sorted(pairs, key=json.dumps)]
-
-# %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #a5efe213
-_real, _imaginary = (complex.__dict__[name].__get__ for name in ("real", "imag"))
 
 
 _READERS = {  # base type: how its own methods read it
@@ -84,24 +74,15 @@ _READERS = {  # base type: how its own methods read it
 }
 
 # %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #e915fde4
-def _steps(value):
-    return value.start, value.stop, value.step
-
-
-def _moment(value):
-    return repr(value.replace(tzinfo=None)), value.tzinfo
-
-
 _PARTS = {  # exactly this type: what it consists of
-    range: _steps, slice: _steps, datetime.datetime: _moment, datetime.time: _moment,
+    **dict.fromkeys((range, slice), lambda v: (v.start, v.stop, v.step)),
+    **dict.fromkeys((datetime.datetime, datetime.time), lambda v: (repr(v.replace(tzinfo=None)), v.tzinfo)),
     re.Pattern: lambda v: (v.pattern, v.flags), fractions.Fraction: lambda v: (v.numerator, v.denominator),
     collections.deque: lambda v: (list(v), v.maxlen), types.MappingProxyType: lambda v: (dict(v),),
     memoryview: lambda v: (v.format, v.shape, v.tobytes()),
+    **dict.fromkeys((datetime.date, datetime.timedelta, datetime.timezone, decimal.Decimal, uuid.UUID, type(...),
+                     type(NotImplemented), pathlib.PosixPath, pathlib.PurePosixPath), lambda v: (repr(v),)),
 }
-
-
-_PARTS |= dict.fromkeys((datetime.date, datetime.timedelta, datetime.timezone, decimal.Decimal, uuid.UUID, type(...), type(NotImplemented),
-                         pathlib.PosixPath, pathlib.PurePosixPath), lambda v: (repr(v),))
 
 # %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #8e61b53e
 class _Form:
@@ -119,7 +100,7 @@ class _Form:
                 return ["cycle", up]
         self.path.append(value)
         try:
-            return _read(value, self)
+            return self._read(value)
         finally:
             self.path.pop()
 
@@ -132,45 +113,35 @@ class _Form:
             forms.append((read or self)(item))
         return forms
 
-# %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #1650d74d
-def _read(value, form):
-    "The form of any value: by its type, else by the nearest built-in type that it inherits from."
-    kind = type(value)
-    if value is None:
-        return ["none"]
-    if kind in _READERS:
-        return _READERS[kind](value, form)
-    if kind in _PARTS:
-        return ["value", _name(kind), form.many(_PARTS[kind](value))]
-    ancestors = _mro(kind)
-    for base, reader in _READERS.items():
-        if base in ancestors:
-            return ["sub", _name(kind), reader(value, form)]
-    if BaseException in ancestors:
-        return ["exception", _name(kind), form(BaseException.args.__get__(value))]
-    if type in ancestors:
-        return ["class", _name(value)]
-    if kind in _FUNCTIONS or types.ModuleType in ancestors:
-        return ["function"]
-    if any("__next__" in _vars(a) for a in ancestors):
-        return _items(value, form)
-    return _foreign(value, form, kind, ancestors)
-
-# %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #5756fbfe
-def _items(value, form):
-    items = []
-    for item in value:
-        if len(items) == MOST_ITEMS:
-            return ["iterator", items, False]
-        items.append(form(item))
-    return ["iterator", items, True]
-
-
-def _foreign(value, form, kind, ancestors):
-    "An object by its own `repr`, without addresses; by its public attributes where it has none."
-    if any("__repr__" in _vars(a) for a in ancestors if a is not object):
-        return ["object", _name(kind), _bounded(re.sub(r"\bat 0x[0-9a-f]+", "at 0x", str.__str__(repr(value))), form)]
-    return ["object", _name(kind), form({k: v for k, v in _attributes(value, ancestors) if type(k) is str and not k.startswith("_")})]
+    def _read(self, value):
+        "By the value's type, else by the nearest built-in type that it inherits from, else by what it shows of itself."
+        kind = type(value)
+        if value is None:
+            return ["none"]
+        if kind in _READERS:
+            return _READERS[kind](value, self)
+        if kind in _PARTS:
+            return ["value", _name(kind), self.many(_PARTS[kind](value))]
+        ancestors = _mro(kind)
+        for base, reader in _READERS.items():
+            if base in ancestors:
+                return ["sub", _name(kind), reader(value, self)]
+        if BaseException in ancestors:
+            return ["exception", _name(kind), self(BaseException.args.__get__(value))]
+        if type in ancestors:
+            return ["class", _name(value)]
+        if kind in _FUNCTIONS or types.ModuleType in ancestors:
+            return ["function"]
+        if any("__next__" in _vars(a) for a in ancestors):
+            items = []
+            for item in value:
+                if len(items) == MOST_ITEMS:
+                    return ["iterator", items, False]
+                items.append(self(item))
+            return ["iterator", items, True]
+        if any("__repr__" in _vars(a) for a in ancestors if a is not object):  # without addresses
+            return ["object", _name(kind), _bounded(re.sub(r"\bat 0x[0-9a-f]+", "at 0x", str.__str__(repr(value))), self)]
+        return ["object", _name(kind), self({k: v for k, v in _attributes(value, ancestors) if type(k) is str and not k.startswith("_")})]
 
 
 def _attributes(value, ancestors):
@@ -184,10 +155,8 @@ def _attributes(value, ancestors):
                 yield from found.__get__(value).items()
 
 # %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #a0b7c690
-def canonical(
-    value,  # anything
-) -> list:  # plain JSON
-    "A value as tagged JSON. Never raises: what its methods raise becomes a part of the form."
+def canonical(value) -> list:
+    "Any value as tagged plain JSON. Never raises: what its methods raise becomes a part of the form."
     try:
         return _Form()(value)
     except Exception as error:
@@ -195,15 +164,10 @@ def canonical(
 
 # %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #1739143d
 MOST_ARGUMENT = 3000  # characters
-
-
-_REFERENCES = {id(thing): f"{module.__name__}:{name}"
-               for module in (operator, sys.modules["builtins"]) for name, thing in vars(module).items()
-               if callable(thing) and not name.startswith("_")}
-
-
-_METHODS = {id(value): f"builtins:{kind.__name__}.{name}" for kind in (str, list, dict, int, float)
-            for name, value in vars(kind).items() if callable(value) and not name.startswith("_")}
+_REFERENCES = {id(value): f"builtins:{kind.__name__}.{name}" for kind in (str, list, dict, int, float)
+               for name, value in vars(kind).items() if callable(value) and not name.startswith("_")}
+_REFERENCES |= {id(thing): f"{module.__name__}:{name}" for module in (operator, builtins) for name, thing in vars(module).items()
+                if callable(thing) and not name.startswith("_")}
 
 
 def _is_literal(value, level=0):
@@ -228,49 +192,50 @@ def encode(
     if _is_literal(value):
         text = repr(value)
         return {"literal": text} if len(text) <= MOST_ARGUMENT else None
-    for table in (_REFERENCES, _METHODS):
-        if id(value) in table:
-            return {"name": table[id(value)]}
+    if id(value) in _REFERENCES:
+        return {"name": _REFERENCES[id(value)]}
     if made := _made(value):
         return {"made": made}
     if type(value) in (type(iter([])), type(iter(()))):
-        return _encode_iterator(value)
+        items = list(copy.copy(value))
+        return {"iterator": repr(items)} if _is_literal(items) and len(repr(items)) <= MOST_ARGUMENT else None
     small = type(value) is range and max(map(abs, (value.start, value.stop, value.step))) < 1 << 62
     return {"range": [value.start, value.stop, value.step]} if small else None
-
-
-def _encode_iterator(value):
-    items = list(copy.copy(value))
-    return {"iterator": repr(items)} if _is_literal(items) and len(repr(items)) <= MOST_ARGUMENT else None
 
 
 def _named(text):
     module, _, path = text.partition(":")
     return operator.attrgetter(path)(importlib.import_module(module))
 
-# %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #d4c0cd0b
-def decode(
-    argument: dict,  # from `encode`
-):
-    "The argument itself, made anew."
+
+def decode(argument: dict):
+    "The argument itself, made anew from what `encode` gave."
     (kind, value), = argument.items()
     if kind == "literal":
         return ast.literal_eval(value)
     if kind == "made":
-        return _made_again(json.loads(value))
+        record = json.loads(value)
+        args, kwargs = _decoded(record)
+        return _named(record["target"])(*args, **kwargs)
     if kind == "iterator":
         return iter(ast.literal_eval(value))
     return range(*value) if kind == "range" else _named(value)
 
+
+def _encoded(target, args, kwargs):
+    "A call as JSON, or None where an argument cannot be replayed."
+    record = {"target": target, "args": [encode(a) for a in args], "kwargs": {n: encode(a) for n, a in kwargs.items()}}
+    return None if None in record["args"] or None in record["kwargs"].values() else record
+
+
+def _decoded(record):
+    return [decode(a) for a in record["args"]], {name: decode(a) for name, a in record["kwargs"].items()}
+
 # %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #36d362d4
 MOST_BIRTHS = 5000
-
-
 _PARTS_OF = {decimal.Decimal: lambda v: [str(v)], fractions.Fraction: lambda v: [v.numerator, v.denominator], uuid.UUID: lambda v: [str(v)],
              datetime.date: lambda v: [v.year, v.month, v.day], datetime.timedelta: lambda v: [v.days, v.seconds, v.microseconds],
              datetime.datetime: lambda v: None if v.tzinfo else [*v.timetuple()[:6], v.microsecond], pathlib.PurePosixPath: lambda v: [str(v)]}
-
-
 _births: dict = {}  # id of an object: the object, which keeps the id its own, and the call that made it, or None
 
 
@@ -282,12 +247,6 @@ def _name_of(kind):
         return name if _named(name) is kind else None
 
 
-def _encoded(target, args, kwargs):
-    "A call as JSON, or None where an argument cannot be replayed."
-    record = {"target": target, "args": [encode(a) for a in args], "kwargs": {n: encode(a) for n, a in kwargs.items()}}
-    return None if None in record["args"] or None in record["kwargs"].values() else record
-
-
 def _made(value):
     "The call that made an object, as text; None where it is not known."
     kind = type(value)
@@ -297,10 +256,6 @@ def _made(value):
     return _births.get(id(value), (None, None))[1]
 
 
-def _made_again(record):
-    return _named(record["target"])(*map(decode, record["args"]), **{name: decode(a) for name, a in record["kwargs"].items()})
-
-# %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #c02cef47
 def _note_birth(frame, packages):
     "Remember with which arguments an object of these packages is being made."
     code = frame.f_code
@@ -313,26 +268,17 @@ def _note_birth(frame, packages):
         text = json.dumps(call) if call else None
         _births[id(value)] = value, text if text and len(text) <= MOST_ARGUMENT else None
 
-
-def _function(found):
-    "What is called: of a property its getter."
-    if isinstance(found, property):
-        return found.fget
-    return found.func if isinstance(found, functools.cached_property) else found
-
 # %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #b43d7d6a
 CALL_S, MOST_SENT = 1.0, 1_000_000  # seconds of processor time that a call may take; characters of one message
 ASLEEP = 20  # times as many seconds may pass: a busy machine decides nothing, and a call that only waits ends too
 
 
 class _TooLong(BaseException):
-    pass
+    "The time of a call is used up."
 
-# %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #9baca1c0
+
 @contextlib.contextmanager
-def time_limit(
-    seconds: float,
-):
+def time_limit(seconds: float):
     "Raises inside the block, in the main thread, when this process has used its processor time, or waited for long."
     def over(*_):
         raise _TooLong
@@ -347,14 +293,6 @@ def time_limit(
         for number, (timer, _) in timers.items():
             signal.setitimer(timer, 0)
             signal.signal(number, before[number])
-
-
-def _call(record):
-    args = [decode(a) for a in record["args"]]
-    kwargs = {name: decode(a) for name, a in record["kwargs"].items()}
-    value = canonical(_function(_named(record["target"]))(*args, **kwargs))
-    came = {"value": value, "after": [canonical(a) for a in (*args, *kwargs.values()) if type(a) in (list, dict, set)]}
-    return came if len(json.dumps(came)) <= MOST_SENT else {"value": ["more"], "after": []}
 
 # %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #4b883cb6
 _EXCEPTIONS = {id(kind): _name(kind) for kind in vars(builtins).values() if type in _mro(type(kind)) and BaseException in _mro(kind)}
@@ -372,6 +310,13 @@ def exception_name(
     return f"{_name(kind)}({_EXCEPTIONS[id(nearest)] if one else ''})"
 
 # %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #d5bacccd
+def _function(found):
+    "What is called: of a property its getter."
+    if isinstance(found, property):
+        return found.fget
+    return found.func if isinstance(found, functools.cached_property) else found
+
+
 def run_calls(
     plan: dict,  # its data's `calls`
     send,  # sends one message to the parent
@@ -384,7 +329,11 @@ def run_calls(
         try:
             importlib.import_module(record["target"].partition(":")[0])  # outside of the limit: some take seconds, the first time
             with time_limit(plan["data"].get("call_s", CALL_S)):
-                came = _call(record)
+                args, kwargs = _decoded(record)
+                value = canonical(_function(_named(record["target"]))(*args, **kwargs))
+                came = {"value": value, "after": [canonical(a) for a in (*args, *kwargs.values()) if type(a) in (list, dict, set)]}
+                if len(json.dumps(came)) > MOST_SENT:
+                    came = {"value": ["more"], "after": []}
         except (Exception, SystemExit, _TooLong) as error:
             came = {"raised": exception_name(type(error))}
             long += isinstance(error, _TooLong)
@@ -394,17 +343,22 @@ def run_calls(
 MOST_CALLS = 12  # for each target
 
 
-def _code_of(target):
-    "The code object of a function, a method or a property, and how many arguments are bound: a class, but no object."
-    module, _, path = target.partition(":")
-    holder = importlib.import_module(module)
-    *outer, last = path.split(".")
-    for name in outer:
-        holder = getattr(holder, name)
-    found = inspect.getattr_static(holder, last)
-    bound = isinstance(found, classmethod)
-    function = inspect.unwrap(getattr(_function(found), "__func__", _function(found)))
-    return getattr(function, "__code__", None), int(bound)
+def _codes_of(targets):
+    "Code objects of functions, methods and properties, of a class those of its methods: the target, and how many arguments are bound."
+    codes = {}
+    for target in targets:
+        with contextlib.suppress(Exception):
+            holder = _named(target)
+            methods = [f"{target}.{name}" for name in vars(holder) if not name.startswith("__")] if isinstance(holder, type) else []
+            for name in (target, *methods):
+                with contextlib.suppress(Exception):
+                    module, _, path = name.partition(":")
+                    outer, _, last = path.rpartition(".")
+                    found = inspect.getattr_static(_named(f"{module}:{outer}") if outer else importlib.import_module(module), last)
+                    function = inspect.unwrap(getattr(_function(found), "__func__", _function(found)))
+                    if (code := getattr(function, "__code__", None)) is not None:
+                        codes[code] = name, int(isinstance(found, classmethod))
+    return codes
 
 
 def _arguments(frame, bound):
@@ -418,25 +372,6 @@ def _arguments(frame, bound):
     if code.co_flags & inspect.CO_VARKEYWORDS:
         kwargs |= seen[extra.pop(0)]
     return args, kwargs
-
-# %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #f5943368
-def _with_methods(target):
-    "A target, and where it is a class its methods."
-    module, _, path = target.partition(":")
-    holder = _named(target)
-    return [target, *(f"{target}.{name}" for name in vars(holder) if not name.startswith("__"))] if isinstance(holder, type) else [target]
-
-
-def _codes_of(targets):
-    codes = {}
-    for target in targets:
-        with contextlib.suppress(Exception):
-            for name in _with_methods(target):
-                with contextlib.suppress(Exception):
-                    code, bound = _code_of(name)
-                    if code is not None:
-                        codes[code] = name, bound
-    return codes
 
 # %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #dde76180
 def _watcher(targets, found):
@@ -452,20 +387,15 @@ def _watcher(targets, found):
         calls = found.setdefault(target, {})
         if len(calls) < MOST_CALLS and frame.f_lasti <= 4:  # later: a generator that goes on
             with contextlib.suppress(KeyError, RecursionError):
-                args, kwargs = _arguments(frame, bound)
-                record = {"target": target, "args": [encode(a) for a in args], "kwargs": {n: encode(a) for n, a in kwargs.items()}}
-                text = json.dumps(record, sort_keys=True)
-                if None not in record["args"] and None not in record["kwargs"].values() and len(text) <= MOST_SENT // 2:
+                record = _encoded(target, *_arguments(frame, bound))
+                if record and len(text := json.dumps(record, sort_keys=True)) <= MOST_SENT // 2:
                     calls[text] = record
 
     return watch
 
 # %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #4e36afcf
-def run_capture(
-    plan: dict,  # its `nodes`, its data's `targets`
-    send,
-) -> None:
-    "Run tests of the original and send the calls that they make to the targets."
+def run_capture(plan: dict, send) -> None:
+    "Run the `nodes` of a plan for the original and send the calls that they make to its data's `targets`."
     found = {}
     sys.setprofile(_watcher(plan["data"]["targets"], found))
     try:
@@ -476,10 +406,10 @@ def run_capture(
             for record in calls.values():
                 send(captured=record)
 
-# %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #7bc1b1c5
+# %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #a5278e66
 MOST_SEEN = 100  # observations of one test
 
-# %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #a5278e66
+
 class Caught:
     "Stands for `pytest.raises` and the like: lets nothing through, and writes down what it caught."
 
@@ -500,7 +430,7 @@ class Caught:
     def match(self, pattern):
         return True
 
-# %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #6691ef0a
+
 class Eyes:
     "The observations of the test that runs now."
 
@@ -569,10 +499,7 @@ def run_probe(
 
 
 # %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #c32f1a01
-def run_modules(
-    plan: dict,  # of the original
-    send,
-) -> None:
+def run_modules(plan: dict, send) -> None:
     "Collect all tests and send the names of the modules that came in from outside of the tree."
     before = set(sys.modules)
     sys.modules["phases"].run_pytest(plan | {"options": [*plan["options"], "--collect-only"]}, [], object())

@@ -22,21 +22,24 @@ def _float(expected, got):
 
 
 def _plain(form):
-    "A form in which -0.0 is 0.0. Raises `ValueError` where it holds what equals nothing."
-    if form[0] in ("more", "unreadable"):
-        raise ValueError
-    if form[0] in ("float", "complex"):
-        return [form[0], *("0x0.0p+0" if part == "-0x0.0p+0" else part for part in form[1:])]
-    parts = [_plain(part) if isinstance(part, list) and part else part for part in form]
-    return [form[0], sorted(parts[1], key=json.dumps)] if form[0] in ("set", "frozenset") else parts
+    "A form as a text in which -0.0 is 0.0 and sets are sorted. Raises `ValueError` where it holds what equals nothing."
+    def parts(form):
+        if form[0] in ("more", "unreadable"):
+            raise ValueError
+        if form[0] in ("float", "complex"):
+            return [form[0], *("0x0.0p+0" if part == "-0x0.0p+0" else part for part in form[1:])]
+        inner = [parts(part) if isinstance(part, list) and part else part for part in form]
+        return [form[0], sorted(inner[1], key=json.dumps)] if form[0] in ("set", "frozenset") else inner
+
+    return json.dumps(parts(form))
 
 
 def _elements(expected, got):
-    return sorted(json.dumps(_plain(form)) for form in expected[1]) == sorted(json.dumps(_plain(form)) for form in got[1])
+    return sorted(map(_plain, expected[1])) == sorted(map(_plain, got[1]))
 
 
 def _mapping(expected, got):
-    one, other = (sorted(((json.dumps(_plain(key)), value) for key, value in side[1]), key=lambda pair: pair[0]) for side in (expected, got))
+    one, other = (sorted(((_plain(key), value) for key, value in side[1]), key=lambda pair: pair[0]) for side in (expected, got))
     return len(one) == len(other) and all(a == b and _same(v, w) for (a, v), (b, w) in zip(one, other, strict=True))
 
 # %% ../../../../nbs/envs/deletion/judge/04_outcomes.ipynb #ea9fd493
@@ -84,7 +87,7 @@ def _loosely(expected, got, left_open, level=0):
     kind, other = _kind(expected), _kind(got)
     one_kind = kind == other or "sequence" in left_open and level == 0 and kind in _SEQUENCES and other in _SEQUENCES
     if kind == "dict" and other == "dict" and not level:
-        one, two = ({json.dumps(_plain(key)): value for key, value in side[1]} for side in (expected, got))
+        one, two = ({_plain(key): value for key, value in side[1]} for side in (expected, got))
         return one.keys() == two.keys() and all(_loosely(value, two[key], left_open, level) for key, value in one.items())
     if kind not in _SEQUENCES or not one_kind or len(expected[1]) != len(got[1]) or ["more"] in expected[1]:
         return _same(expected, got)
@@ -140,12 +143,8 @@ def same_call(
     return same(expected["value"], got["value"], left_open) and same(expected["after"], got["after"])
 
 
-def same_probe(
-    expected: dict,  # {"seen", "raised"}, as `observe.run_probe` sends it
-    got: dict | None,
-    left_open: Sequence[str] = (),
-) -> bool:
-    "Whether a probe observed the same."
+def same_probe(expected: dict, got: dict | None, left_open: Sequence[str] = ()) -> bool:
+    "Whether a probe observed the same: what it saw and what it raised."
     return (got is not None and same(["raised", expected["raised"]], ["raised", got["raised"]]) and isinstance(got["seen"], list)
             and len(expected["seen"]) == len(got["seen"])
             and all(same(one, other, left_open) for one, other in zip(expected["seen"], got["seen"], strict=True)))

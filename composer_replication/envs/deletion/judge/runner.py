@@ -165,14 +165,24 @@ class JudgeProcess:
             sandbox = opened.enter_context((_JudgeSandbox if self.isolated else _PlainJudge)(libraries, limits))
             self.job, self.inside = sandbox.job, sandbox.place("/judge")
             self._host, theirs = socket.socketpair()
-            self._removals = removals = []
+            self._removals, self._done, self.began, self._warm = [], Future(), time.monotonic(), False
+            removals, done = self._removals, self._done
             opened.callback(lambda: [thread.join() for thread in removals])
             opened.callback(self._host.close)  # the script then ends by itself
-            self._done, self.began, self._warm = Future(), time.monotonic(), False
             spare = "/tmp" if self.isolated else f"{self.inside}/spare"
             command = ["python", "-I", "-B", "-c", _START, f"{self.inside}/code", spare, str(int(self.isolated)), " ".join(modules)]
-            threading.Thread(target=_attend, args=(sandbox, command, theirs, self._done), daemon=True, name="judge's process").start()
-            self.close = weakref.finalize(self, _close, opened.pop_all(), owner)  # twice is no error
+
+            def attend():  # knows nothing of the judge, so it does not keep it alive
+                try:
+                    done.set_result(sandbox.exec(command, stdin=theirs.fileno()))
+                except BaseException as problem:  # raised again by whoever waits
+                    done.set_exception(problem)
+                finally:
+                    theirs.close()
+
+            threading.Thread(target=attend, daemon=True, name="judge's process").start()
+            kept = opened.pop_all()  # a forked child must not end its parent's judge; twice is no error
+            self.close = weakref.finalize(self, lambda: kept.close() if os.getpid() == owner else None)
 
     def __enter__(self):
         return self
@@ -180,11 +190,8 @@ class JudgeProcess:
     def __exit__(self, *problem):
         self.close()
 
-    def ready(
-        self,
-        seconds: float = 0.0,  # that the next phase may take
-    ) -> bool:
-        "Whether it can still be given a phase."
+    def ready(self, seconds: float = 0.0) -> bool:
+        "Whether it can still be given a phase that may take so long."
         return not self._done.done() and time.monotonic() + seconds + 30 < self.began + LIFETIME_S and self.close.alive
 
     def _word(self, seconds):
@@ -268,22 +275,6 @@ class JudgeProcess:
             self._removals[0].join()
         self._removals.append(threading.Thread(target=shutil.rmtree, args=(gone, True), daemon=True, name="removes a tree"))
         self._removals[-1].start()
-
-
-def _attend(sandbox, command, reading, done):
-    "In a thread of its own, which does not keep the judge alive."
-    try:
-        done.set_result(sandbox.exec(command, stdin=reading.fileno()))
-    except BaseException as problem:  # raised again by whoever waits
-        done.set_exception(problem)
-    finally:
-        reading.close()
-
-
-def _close(opened, owner):
-    "End the process and remove its folder; a forked child must not end its parent's judge."
-    if os.getpid() == owner:
-        opened.close()
 
 # %% ../../../../nbs/envs/deletion/judge/05_runner.ipynb #4a1b5934
 MOST_IDLE, COLLECT_S = 6, 60.0

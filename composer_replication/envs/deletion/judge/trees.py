@@ -32,10 +32,8 @@ SETTINGS = ("python_files", "python_classes", "python_functions", "testpaths", "
             "consider_namespace_packages")
 
 
-def pytest_ini(
-    tree: Path,
-) -> dict:  # empty where the tree has none
-    "The settings that pytest itself would take, of the first file that holds some. Raises `ValueError` where one cannot be read."
+def pytest_ini(tree: Path) -> dict:
+    "The settings that pytest itself would take, of the first file that holds some; empty where none does. Raises `ValueError` where one cannot be read."
     for name in ("pytest.toml", "pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg"):
         path = Path(tree) / name
         if not path.is_file():
@@ -53,9 +51,7 @@ def pytest_ini(
     return {}
 
 
-def import_mode(
-    ini: Mapping[str, Any],  # from `pytest_ini`
-) -> list[str]:  # an option for pytest, or none
+def import_mode(ini: Mapping[str, Any]) -> list[str]:
     "How test files are imported, where the settings say so: the only one of `addopts` that is kept."
     options = ini.get("addopts", "")
     words = [str(word) for word in options] if isinstance(options, list) else shlex.split(str(options), comments=True)
@@ -64,9 +60,7 @@ def import_mode(
     return [f"--import-mode={modes[-1]}"] if modes else []
 
 # %% ../../../../nbs/envs/deletion/judge/03_trees.ipynb #67475631
-def pytest_settings(
-    tree: Path,  # pristine
-) -> list[str]:
+def pytest_settings(tree: Path) -> list[str]:
     "The options that decide what is a test and how it is imported, taken from the pristine tree's ini file."
     try:
         ini = pytest_ini(tree)
@@ -148,10 +142,8 @@ def lay_out(
             raise OverlayProblem(f"the overlay names {path!r}, which this tree cannot have ({error.strerror})") from None
 
 # %% ../../../../nbs/envs/deletion/judge/03_trees.ipynb #861b048d
-def compiled(
-    subject,  # its tree is compiled once
-) -> Path:  # folder with a `__pycache__` for every folder of the tree
-    "Bytecode of the pristine tree, kept beside the sandboxes. Only unchanged files use it; agents never see it."
+def compiled(subject) -> Path:
+    "A folder with bytecode of the pristine tree, a `__pycache__` for every folder, kept beside the sandboxes. Only unchanged files use it; agents never see it."
     place = state_folder() / "bytecode" / f"{sys.implementation.cache_tag}-{subject.sha256}"
     if not place.is_dir():
         place.parent.mkdir(mode=0o755, exist_ok=True)
