@@ -6,17 +6,14 @@
 __all__ = ['TaskRecord', 'DifficultyCurriculum']
 
 # %% ../../nbs/envs/01_curriculum.ipynb #065abea4
-import json
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from ..core.errors import InputProblem
-from ..core.files import write_json
 
 # %% ../../nbs/envs/01_curriculum.ipynb #53c48e43
 @dataclass
@@ -125,14 +122,3 @@ class DifficultyCurriculum:
         "Take up what `state_dict` gave; tasks that it does not name start anew. Raises `ValueError` where it is no such state."
         records = TypeAdapter(dict[str, TaskRecord]).validate_python(state)
         self._records |= {task_id: record for task_id, record in records.items() if task_id in self._records}
-
-    def save(self, path: Path) -> None:
-        "Write the records, in one step, so that a resumed run goes on with it."
-        write_json(path, self.state_dict())
-
-    def load(self, path: Path) -> None:
-        "Take up what `save` wrote; tasks that it does not name start anew. Raises `InputProblem` where the file is damaged."
-        try:
-            self.load_state_dict(json.loads(path.read_text()))
-        except ValueError:
-            raise InputProblem(f"{path.name} is no saved curriculum", "delete it to start anew") from None

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.envs.toy.functions import SPLITS, draw_function, test_code
-from composer_replication.envs.toy.interpreter import _Program, _verdicts, run_tests
-from composer_replication.envs.toy.subset import Limit, Unsupported, parse
+from composer_replication.envs.toy.interpreter import Limit, Unsupported, _Program, _verdicts, parse, run_tests
 
 # ---- CPython as the judge: many repositories in one process, each in its own folder with a limit of its own
 

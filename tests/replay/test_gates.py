@@ -10,8 +10,7 @@ import pytest
 
 from composer_replication.core.errors import InputProblem
 from composer_replication.core.trace import ToolCall, Trace, Turn
-from composer_replication.envs.toy.agents import WorldAgent, world_episode
-from composer_replication.envs.toy.env import make_world
+from composer_replication.envs.toy.traces import toy_traces
 from composer_replication.replay import vote
 from composer_replication.replay.prices import Price
 from composer_replication.replay.teachers import TeacherCallResult, asked_turns, replay_traces, trace_states
@@ -351,8 +350,7 @@ def test_a_teacher_that_breaks_ends_the_replay():
 
 def test_gates_on_lab_traces_with_lab_actions():
     "Real calls with real schemas: a spelling that the schema does not tell apart is the same for votes, gates and reports."
-    agent = WorldAgent.of(wrong_body=0.5, name=0.3, world=0.3)
-    traces = [world_episode(make_world(f"gate-{i}", "train"), agent, i) for i in range(6)]
+    traces = [t for t in toy_traces() if t.model in ("scripted/sloppy", "scripted/hasty")][:8]
     rng, answers = random.Random(0), []
     for trace in traces:
         own = [trace.turns[t] for t in asked_turns(trace)]
