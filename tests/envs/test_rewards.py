@@ -1,5 +1,6 @@
 """Rewards and curriculum against integrals and simulation."""
 import dataclasses
+import json
 import math
 import random
 from fractions import Fraction
@@ -118,10 +119,9 @@ def test_a_recipe_s_curriculum_knows_the_sizes_of_the_deletion_tasks(tmp_path):
     assert rates[names[1]] < 0.2 and [rates[name] for name in names[2:]] == [0.5] * 4
 
 
-def test_the_curriculum_goes_on_after_a_restart(tmp_path):
+def test_the_curriculum_goes_on_after_a_restart():
     one, two = DifficultyCurriculum("ab"), DifficultyCurriculum("ab")
     for reward in (1.0, 0.0, 1.0):
         one.record("a", reward)
-    one.save(tmp_path / "seen.json")
-    two.load(tmp_path / "seen.json")
-    assert two.draw(50, 3) == one.draw(50, 3) and [path.name for path in tmp_path.iterdir()] == ["seen.json"]
+    two.load_state_dict(json.loads(json.dumps(one.state_dict())))
+    assert two.draw(50, 3) == one.draw(50, 3)
