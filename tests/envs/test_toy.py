@@ -43,7 +43,7 @@ def solve(env):
 @pytest.mark.parametrize("split", SPLITS)
 def test_the_plan_earns_the_reward_and_rows_rebuild_the_task(split):
     env = WorldEnv()
-    for row in json.loads(json.dumps(world_rows(40, "plan", split))):
+    for row in json.loads(json.dumps(world_rows(15, "plan", split))):
         env.reset(**row)
         assert env.task == make_world(row["seed"], split) and env.tools == tuple(t.schema for t in env.task.tools)
         assert (env.task.task_id, env.task.prompt) == (row["task_id"], row["prompt"][-1]["content"])

@@ -1,16 +1,18 @@
 "Gates: lossless against brute force over all answers, chances counted again, rounds against a panel that counts."
 import math
 import random
+import sys
 import threading
 from collections import Counter, defaultdict
 from functools import cache
 from itertools import product
+from pathlib import Path
 
 import pytest
 
 from composer_replication.core.errors import InputProblem
 from composer_replication.core.trace import ToolCall, Trace, Turn
-from composer_replication.envs.toy.traces import toy_traces
+from composer_replication.envs.toy.env import make_world
 from composer_replication.replay import vote
 from composer_replication.replay.prices import Price
 from composer_replication.replay.teachers import TeacherCallResult, asked_turns, replay_traces, trace_states
@@ -28,6 +30,9 @@ from composer_replication.replay.vote import (
     tally,
 )
 from composer_replication.traces.siblings import action_key
+
+sys.path.append(str(Path(__file__).parents[2] / "spikes" / "120-lab-bases"))
+from scripted import WorldAgent, world_episode
 
 NAMES = ("t0", "t1", "t2", "t3", "t4")
 SETTINGS = [(least, minority) for least in (1, 2, 3) for minority in (True, False)]
@@ -350,7 +355,8 @@ def test_a_teacher_that_breaks_ends_the_replay():
 
 def test_gates_on_lab_traces_with_lab_actions():
     "Real calls with real schemas: a spelling that the schema does not tell apart is the same for votes, gates and reports."
-    traces = [t for t in toy_traces() if t.model in ("scripted/sloppy", "scripted/hasty")][:8]
+    agent = WorldAgent.of(wrong_body=0.5, name=0.3, world=0.3)
+    traces = [world_episode(make_world(f"gate-{i}", "train"), agent, i) for i in range(6)]
     rng, answers = random.Random(0), []
     for trace in traces:
         own = [trace.turns[t] for t in asked_turns(trace)]
