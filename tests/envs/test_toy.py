@@ -70,6 +70,11 @@ def test_paths_outside_do_not_exist(path, role):
     assert result.error_kind == "runtime_error" and "No such file" in result.text and env.files == env.task.files
 
 
+@pytest.mark.parametrize("role", ("read", "write"))
+def test_a_folder_is_no_file(role):
+    test_paths_outside_do_not_exist("tests", role)
+
+
 def test_nothing_that_the_policy_wrote_is_executed(monkeypatch, tmp_path):
     monkeypatch.setattr(subprocess, "Popen", lambda *given, **named: pytest.fail("a process was started"))
     env, mark = started(0), tmp_path / "written"
