@@ -6,17 +6,14 @@
 __all__ = ['TaskRecord', 'DifficultyCurriculum']
 
 # %% ../../nbs/envs/01_curriculum.ipynb #065abea4
-import json
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from ..core.errors import InputProblem
-from ..core.files import write_json
 
 # %% ../../nbs/envs/01_curriculum.ipynb #53c48e43
 @dataclass
@@ -35,20 +32,21 @@ class TaskRecord:
         "Estimated pass rate: the mean of the posterior under a Beta prior that weighs two episodes."
         return (2 * prior + self.passed) / (2 + self.passed + self.failed)
 
-# %% ../../nbs/envs/01_curriculum.ipynb #dc91b4ab
+
 class DifficultyCurriculum:
     """Draws tasks by p(1-p), retires mastered ones, keeps never solved ones in quarantine.
 
-    Raises `InputProblem` for settings out of range and for tasks it does not know.
+    Raises `InputProblem` for tasks it does not know.
     """
+
+    mastered = 0.95  # from this observed pass rate on a task is retired
+    patience = 8  # episodes before a task can be retired or put in quarantine
+    memory = 0.9  # what an episode weighs after each later one of the same task
+    revisit = 0.05  # share of draws that go to retired and quarantined tasks, all alike
 
     def __init__(
         self,
         task_ids: Iterable[str],
-        mastered: float = 0.95,  # from this observed pass rate on a task is retired
-        patience: int = 8,  # episodes before a task can be retired or put in quarantine
-        memory: float = 0.9,  # what an episode weighs after each later one of the same task
-        revisit: float = 0.05,  # share of draws that go to retired and quarantined tasks, all alike
         classes: Mapping[str, str] | None = None,  # task: its class of size; a task without one is estimated alone
     ):
         self._classes = dict(classes or {})
@@ -57,9 +55,6 @@ class DifficultyCurriculum:
             raise InputProblem("a curriculum has no task", "give it at least one")
         if unknown := self._classes.keys() - self._records.keys():
             raise InputProblem(f"task {min(unknown)!r} has a class and is not in this curriculum", "leave it out")
-        if not (0.5 < mastered <= 1 and patience >= 1 and 0 < memory <= 1 and 0 <= revisit < 1):
-            raise InputProblem("a setting of the curriculum is out of range", "mastered lies in (0.5, 1], patience is at least 1, memory lies in (0, 1], revisit in [0, 1)")
-        self.mastered, self.patience, self.memory, self.revisit = mastered, patience, memory, revisit
 
     def record(
         self,
@@ -125,14 +120,3 @@ class DifficultyCurriculum:
         "Take up what `state_dict` gave; tasks that it does not name start anew. Raises `ValueError` where it is no such state."
         records = TypeAdapter(dict[str, TaskRecord]).validate_python(state)
         self._records |= {task_id: record for task_id, record in records.items() if task_id in self._records}
-
-    def save(self, path: Path) -> None:
-        "Write the records, in one step, so that a resumed run goes on with it."
-        write_json(path, self.state_dict())
-
-    def load(self, path: Path) -> None:
-        "Take up what `save` wrote; tasks that it does not name start anew. Raises `InputProblem` where the file is damaged."
-        try:
-            self.load_state_dict(json.loads(path.read_text()))
-        except ValueError:
-            raise InputProblem(f"{path.name} is no saved curriculum", "delete it to start anew") from None

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..core.errors import InputProblem
-from ..core.trace import Trace, Turn
+from ..core.trace import Trace
 
 # %% ../../nbs/envs/02_rewards.ipynb #a385d836
 def c_length(
@@ -29,12 +29,9 @@ def c_length(
     """
     if x < 0 or k < 0:
         raise InputProblem(f"effort {x} and k {k} must not be negative", "give numbers from 0 on")
-    return x * _quotient(math.log1p, k * x) * _quotient(math.expm1, (1 - q) * math.log1p(k * x))
-
-
-def _quotient(function, z):
-    "`function(z) / z` for a function like z near 0."
-    return function(z) / z if z else 1.0
+    grown = math.log1p(k * x)
+    shrunk = (1 - q) * grown
+    return x * (grown / (k * x) if k * x else 1.0) * (math.expm1(shrunk) / shrunk if shrunk else 1.0)
 
 # %% ../../nbs/envs/02_rewards.ipynb #e2cfae99
 @dataclass(frozen=True)
@@ -53,7 +50,11 @@ class EffortWeights:
             if weight < 0:
                 raise InputProblem(f"the weight of {name} is {weight}, but effort cannot be rewarded", "give a number from 0 on")
 
-# %% ../../nbs/envs/02_rewards.ipynb #dc1dfe72
+
+def _written(call):
+    return call.name, call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments, sort_keys=True)
+
+
 def effort(
     trace: Trace,
     weights: EffortWeights,
@@ -65,22 +66,13 @@ def effort(
         if turn.observation:
             total += weights.tool_output * count(turn.content)
         elif turn.role == "assistant":
-            total += _turn_effort(turn, weights, count)
+            visible = weights.tool_call if turn.tool_calls else weights.final_message
+            calls = sum(count(text) for call in turn.tool_calls for text in _written(call))
+            total += (weights.thinking * count(turn.thinking or "") + visible * count(turn.content)
+                      + weights.tool_call * calls + weights.call * len(turn.tool_calls) + weights.turn)
     return total
 
 
-def _turn_effort(turn: Turn, weights, count):
-    "What one turn of the assistant weighs."
-    visible = weights.tool_call if turn.tool_calls else weights.final_message
-    calls = sum(count(call.name) + count(_written(call.arguments)) for call in turn.tool_calls)
-    return (weights.thinking * count(turn.thinking or "") + visible * count(turn.content)
-            + weights.tool_call * calls + weights.call * len(turn.tool_calls) + weights.turn)
-
-
-def _written(arguments):
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, sort_keys=True)
-
-# %% ../../nbs/envs/02_rewards.ipynb #c3f84809
 @dataclass(frozen=True)
 class LengthEffortPenalty:
     "`coefficient * C_{k,q}(effort)`, to be taken from a reward."
@@ -100,41 +92,29 @@ _CLOSED = ("complete", "completed", "done", "cancelled", "canceled")
 _BOX = re.compile(r"^\s*(?:[-*+]|\d+[.)])\s+\[([ xX])\]", re.MULTILINE)
 
 
-def unfinished_todos(
-    trace: Trace,
-) -> int:
-    """Items that the last to-do list of an episode leaves open.
+def unfinished_todos(trace: Trace) -> int:
+    """Count the items that the last to-do list of an episode leaves open.
 
     A list is a call with a list `todos` of objects with a `status` (as coding agents have it), or Markdown check boxes.
     """
-    for turn in reversed(trace.turns):
-        if turn.role == "assistant" and (todos := _todos(turn)) is not None:
-            return todos
+    for turn in reversed([t for t in trace.turns if t.role == "assistant"]):
+        for call in reversed(turn.tool_calls):
+            todos = call.arguments.get("todos") if isinstance(call.arguments, dict) else None
+            if isinstance(todos, list) and all(isinstance(item, dict) and "status" in item for item in todos):
+                return sum(str(item["status"]).lower() not in _CLOSED for item in todos)
+        if boxes := _BOX.findall(turn.content):
+            return boxes.count(" ")
     return 0
 
 
-def _todos(turn):
-    "Open items of the list in one turn; None where there is none."
-    for call in reversed(turn.tool_calls):
-        todos = call.arguments.get("todos") if isinstance(call.arguments, dict) else None
-        if isinstance(todos, list) and all(isinstance(item, dict) and "status" in item for item in todos):
-            return sum(str(item["status"]).lower() not in _CLOSED for item in todos)
-    boxes = _BOX.findall(turn.content)
-    return boxes.count(" ") if boxes else None
-
-
-def repeated_calls(
-    trace: Trace,
-) -> int:
-    "Calls that repeat the one before, name and arguments, with nothing else between."
-    calls = [(call.name, _written(call.arguments)) for turn in trace.turns for call in turn.tool_calls]
+def repeated_calls(trace: Trace) -> int:
+    "Count the calls that repeat the one before, name and arguments, with nothing else between."
+    calls = [_written(call) for turn in trace.turns for call in turn.tool_calls]
     return sum(this == before for before, this in zip(calls, calls[1:]))
 
 
-def failed_calls(
-    trace: Trace,
-) -> int:
-    "Calls that the environment itself says have failed."
+def failed_calls(trace: Trace) -> int:
+    "Count the calls that the environment itself marks as failed."
     return sum(bool(turn.failed) for turn in trace.turns if turn.observation)
 
 # %% ../../nbs/envs/02_rewards.ipynb #6ad77a67

@@ -17,8 +17,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fastcore.basics import patch
-
 from ..core.errors import Problem
 from ..core.tools import ToolResult, unreadable
 from ..core.trace import ToolCall
@@ -45,38 +43,17 @@ def need_openenv() -> None:
         raise ServerProblem(problem)
 
 # %% ../../nbs/envs/00_server.ipynb #8d96909d
-@functools.cache
-def _models():
-    "Action and observation, as OpenEnv wants them."
-    need_openenv()
-    from openenv.core.env_server.types import Action, Observation
+SESSIONS, IDLE_S = 8, 900.0
 
-    class ToolAction(Action):
-        "A tool call as the model wrote it, or the answer that ends the episode."
 
-        tool: str = ""
-        arguments: dict[str, Any] | str = {}
-        answer: str | None = None
-
-    class ToolObservation(Observation):
-        "What the action brought back; after a reset, the prompt and the tools."
-
-        text: str = ""
-        error_kind: str | None = None
-        prompt: list[dict[str, Any]] | None = None
-        tools: list[dict[str, Any]] | None = None
-
-    return ToolAction, ToolObservation
-
-# %% ../../nbs/envs/00_server.ipynb #b20dcbfe
 class _Session:
     "One session's environment, beneath OpenEnv's `Environment`."
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
-    def __init__(self, make, sessions):
+    def __init__(self, make, sessions, observation):
         super().__init__()
-        self._environment, self._steps, self._closed = make(), 0, False
+        self._environment, self._observation, self._steps, self._closed = make(), observation, 0, False
         sessions.add(self)
 
     def reset(self, seed=None, episode_id=None, task_id="", **row):
@@ -85,14 +62,14 @@ class _Session:
         self._check()
         self._steps = 0
         row, = deletion_rows([self._environment.task])
-        return _models()[1](prompt=row["prompt"], tools=list(self._environment.tools))
+        return self._observation(prompt=row["prompt"], tools=list(self._environment.tools))
 
     def step(self, action, timeout_s=None, **kwargs):
         self._check()
         self._steps += 1
         asked = {"tool": action.tool, "arguments": action.arguments} if action.answer is None else {"answer": action.answer}
         result = self._environment.step(asked)
-        return _models()[1](text=result.text, error_kind=result.error_kind, reward=result.reward, done=result.done)
+        return self._observation(text=result.text, error_kind=result.error_kind, reward=result.reward, done=result.done)
 
     def _check(self):
         if self._closed:
@@ -103,48 +80,51 @@ class _Session:
         self._closed = True
         self._environment.close()
 
-# %% ../../nbs/envs/00_server.ipynb #3f8618c6
-@functools.cache
-def _session_class():
-    "`_Session` as OpenEnv wants it."
+
+def make_app(
+    make: Callable[[], FeatureDeletionEnv],  # an environment for one session
+    sessions: int = SESSIONS,  # at once; another one is refused
+    idle_s: float = IDLE_S,  # seconds without a message, after which a session is closed; checked every 5 seconds or less often
+) -> Any:  # a FastAPI application; its `state.sessions` holds the sessions that live
+    "Make the server's application. Raises `ServerProblem` where OpenEnv is missing."
+    need_openenv()
+    from openenv.core.env_server.http_server import create_fastapi_app
     from openenv.core.env_server.interfaces import Environment
-    from openenv.core.env_server.types import State
+    from openenv.core.env_server.types import Action, ConcurrencyConfig, Observation, State
+
+    class ToolAction(Action):
+        "A tool call as the model wrote it, or the answer that ends the episode."
+        tool: str = ""
+        arguments: dict[str, Any] | str = {}
+        answer: str | None = None
+
+    class ToolObservation(Observation):
+        "What the action brought back; after a reset, the prompt and the tools."
+        text: str = ""
+        error_kind: str | None = None
+        prompt: list[dict[str, Any]] | None = None
+        tools: list[dict[str, Any]] | None = None
 
     class Session(_Session, Environment):
         @property
         def state(self):
             task = self._environment.task
             return State(episode_id=task and task.task_id, step_count=self._steps)
-
-    return Session
-
-# %% ../../nbs/envs/00_server.ipynb #aa4aaef8
-SESSIONS, IDLE_S = 8, 900.0
-
-# %% ../../nbs/envs/00_server.ipynb #398de2fe
-def make_app(
-    make: Callable[[], FeatureDeletionEnv],  # an environment for one session
-    sessions: int = SESSIONS,  # at once; another one is told that there is no room
-    idle_s: float = IDLE_S,  # seconds without a message, after which a session is closed; checked every 5 seconds or less often
-) -> Any:  # a FastAPI application; its `state.sessions` holds the sessions that live
-    "The server's application. Raises `ServerProblem` where OpenEnv is missing."
-    need_openenv()
-    from openenv.core.env_server.http_server import create_fastapi_app
-    from openenv.core.env_server.types import ConcurrencyConfig
     living = weakref.WeakSet()
-    app = create_fastapi_app(functools.partial(_session_class(), make, living), *_models(), env_name="feature_deletion",
+    app = create_fastapi_app(functools.partial(Session, make, living, ToolObservation), ToolAction, ToolObservation,
+                             env_name="feature_deletion",
                              concurrency_config=ConcurrencyConfig(max_concurrent_envs=sessions, session_timeout=idle_s))
     app.state.sessions = living
     return app
 
-# %% ../../nbs/envs/00_server.ipynb #75eaad77
+
 @contextlib.contextmanager
 def serving(
     app: Any,  # of `make_app`
     host: str = "127.0.0.1",  # only this machine: whoever reaches the server may run code in its sandboxes
     port: int = 0,  # 0: any free one
 ) -> Iterator[str]:  # the address, as clients take it
-    "A server as long as the block lasts; then no session and no sandbox is left. Raises `ServerProblem`."
+    "Serve as long as the block lasts; then no session and no sandbox is left. Raises `ServerProblem`."
     import uvicorn
     try:
         listening = socket.create_server((host, port))
@@ -165,7 +145,7 @@ def serving(
 
 # %% ../../nbs/envs/00_server.ipynb #bb1c9348
 class RemoteDeletionEnv:
-    "An environment on a server, in a session of its own that lasts until `close`."
+    "An environment on a server, in a session of its own that lasts until `close`. Methods raise `ServerProblem`."
 
     def __init__(
         self,
@@ -179,69 +159,49 @@ class RemoteDeletionEnv:
         self.prompt: list[dict] = []  # after `reset`
         self._reward: float | None = None
 
-
-@patch
-def _connected(self: RemoteDeletionEnv):
-    if self._client is None:
+    def _ask(self, what, *args, **kwargs):
+        "One exchange."
         from openenv.core.generic_client import GenericEnvClient
-        self._client = GenericEnvClient(base_url=self.url, message_timeout_s=self.timeout).sync()
-    return self._client
+        try:
+            if self._client is None:
+                self._client = GenericEnvClient(base_url=self.url, message_timeout_s=self.timeout).sync()
+            return getattr(self._client, what)(*args, **kwargs)
+        except Exception as problem:  # the client's own, the socket's, or what the server answered
+            self.close()
+            text = " ".join(str(problem).split()) or type(problem).__name__
+        answered = re.fullmatch(r"Server error: (.*) \(code: (\w+)\)", text)
+        if answered is None:
+            raise ServerProblem(f"{self.url} gave no answer ({text}); check that the server runs.")
+        words, code = answered.groups()
+        if code == "CAPACITY_REACHED":
+            raise ServerProblem(f"{self.url} has no room for another session: {words.rstrip('.')}; wait, or start the server with more --sessions.")
+        raise ServerProblem(f"{self.url} refused: {words}")
 
+    def reset(
+        self,
+        task_id: str,  # of one of the server's tasks
+        **row: Any,  # the row's other columns, not needed
+    ) -> None:
+        "Begin a task."
+        observation = self._ask("reset", task_id=task_id).observation
+        self.tools, self.prompt, self._reward = tuple(observation["tools"]), observation["prompt"], None
 
-@patch
-def _ask(self: RemoteDeletionEnv, what, *args, **kwargs):
-    "One exchange. Raises `ServerProblem`."
-    try:
-        return getattr(self._connected(), what)(*args, **kwargs)
-    except Exception as problem:  # the client's own, the socket's, or what the server answered
-        self.close()
-        raise ServerProblem(_sentence(self.url, problem)) from None
+    def call(self, call: ToolCall) -> ToolResult:
+        "Answer one call."
+        if not call.parsed:  # the server would read the text anew, without what stood around it
+            return ToolResult(unreadable(call), "json_decode")
+        observation = self._ask("step", {"tool": call.name, "arguments": call.arguments}).observation
+        return ToolResult(observation["text"], observation["error_kind"])
 
-# %% ../../nbs/envs/00_server.ipynb #6bb85a80
-@patch
-def reset(
-    self: RemoteDeletionEnv,
-    task_id: str,  # of one of the server's tasks
-    **row: Any,  # the row's other columns, not needed
-) -> None:
-    "Begin a task. Raises `ServerProblem`."
-    observation = self._ask("reset", task_id=task_id).observation
-    self.tools, self.prompt, self._reward = tuple(observation["tools"]), observation["prompt"], None
+    def reward(self, answer: str = "") -> float:
+        "The reward; ends the episode."
+        if self._reward is None:
+            self._reward = self._ask("step", {"answer": answer}).reward
+        return self._reward
 
-# %% ../../nbs/envs/00_server.ipynb #b1e3f6ca
-@patch
-def call(self: RemoteDeletionEnv, call: ToolCall) -> ToolResult:
-    "Answer one call. Raises `ServerProblem`."
-    if not call.parsed:  # the server would read the text anew, without what stood around it
-        return ToolResult(unreadable(call), "json_decode")
-    observation = self._ask("step", {"tool": call.name, "arguments": call.arguments}).observation
-    return ToolResult(observation["text"], observation["error_kind"])
-
-
-@patch
-def reward(self: RemoteDeletionEnv, answer: str = "") -> float:
-    "The reward; ends the episode. Raises `ServerProblem`."
-    if self._reward is None:
-        self._reward = self._ask("step", {"answer": answer}).reward
-    return self._reward
-
-# %% ../../nbs/envs/00_server.ipynb #3f944252
-@patch
-def close(self: RemoteDeletionEnv) -> None:
-    "End the session; without one, nothing."
-    client, self._client = self._client, None
-    if client is not None:
-        with contextlib.suppress(Exception):  # the server may be gone
-            client.close()
-
-
-def _sentence(url, problem):
-    "What went wrong, and what to do."
-    text = " ".join(str(problem).split()) or type(problem).__name__
-    answered = re.fullmatch(r"Server error: (.*) \(code: (\w+)\)", text)
-    if answered is None:
-        return f"{url} gave no answer ({text}); check that the server runs."
-    words, code = answered.groups()
-    if code == "CAPACITY_REACHED":
-        return f"{url} has no room for another session: {words.rstrip('.')}; wait, or start the server with more --sessions."
-    return f"{url} refused: {words}"
+    def close(self) -> None:
+        "End the session; without one, nothing."
+        client, self._client = self._client, None
+        if client is not None:
+            with contextlib.suppress(Exception):  # the server may be gone
+                client.close()

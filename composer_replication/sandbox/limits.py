@@ -21,8 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastcore.basics import patch
-
 from .folders import Usage
 
 # %% ../../nbs/sandbox/01_limits.ipynb #5ca7d894
@@ -66,11 +64,15 @@ def descendants(
                 waiting += map(int, Path(f"/proc/{pids[-1]}/task/{task}/children").read_text().split())
     return pids
 
-# %% ../../nbs/sandbox/01_limits.ipynb #5521ca37
+
+def _fields(place):
+    return Path(f"{place}/stat").read_text().rpartition(")")[2].split()
+
+
 def _place(pid: int) -> str:
     "Where `/proc` shows what a process holds: at a thread of it that lives, for the first may end before the others."
     for place in itertools.chain([f"/proc/{pid}"], glob.iglob(f"/proc/{pid}/task/*")):
-        if Path(f"{place}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+        if _fields(place)[0] not in "ZX":
             return place
     raise ProcessLookupError(f"{pid} has ended")
 
@@ -94,13 +96,17 @@ def _exact_memory(pid: int) -> int:
         return _memory(pid)
 
 
-def _cpu_and_threads(pid: int) -> tuple[float, int]:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) / _CLOCK, int(fields[17])
+def _sum(measure, pids):
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, LookupError, ValueError):  # it has ended
+            total += measure(pid)
+    return total
 
 # %% ../../nbs/sandbox/01_limits.ipynb #6cf71fc2
 _MAPPING = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) ([0-9a-f]+):([0-9a-f]+) (\d+)", re.M)
 _LONGEST_MAPS = 1 << 20  # bytes, some 10,000 mappings; more would slow the watch down
+_INODE = 1024  # bytes of memory that a file, folder or link in a scratch folder takes besides its content
 
 
 @functools.cache
@@ -149,9 +155,6 @@ def _shared(pids: Sequence[int], longest: dict | None = None) -> float:
             continue  # it has ended, or hides
     return sum(sizes.values())
 
-# %% ../../nbs/sandbox/01_limits.ipynb #f7820e44
-_INODE = 1024  # bytes of memory that a file, folder or link in a scratch folder takes besides its content
-
 
 def _scratch(pids: Sequence[int]) -> int:
     "Bytes of memory in the scratch folders of a command; none where they are this machine's own."
@@ -166,7 +169,7 @@ def _scratch(pids: Sequence[int]) -> int:
                 break
     return sum(sizes.values())
 
-# %% ../../nbs/sandbox/01_limits.ipynb #8e0e78f8
+
 def _nameless(pids: Sequence[int]) -> tuple[int, set[int]]:
     "Bytes in open files that have no name any more, or never had one; and the processes that do not show their files."
     sizes, hidden = {}, set()
@@ -183,15 +186,7 @@ def _nameless(pids: Sequence[int]) -> tuple[int, set[int]]:
             continue  # it has ended
     return sum(sizes.values()), hidden
 
-
-def _sum(measure, pids):
-    total = 0
-    for pid in pids:
-        with contextlib.suppress(OSError, LookupError):  # it has ended
-            total += measure(pid)
-    return total
-
-# %% ../../nbs/sandbox/01_limits.ipynb #7096b6a5
+# %% ../../nbs/sandbox/01_limits.ipynb #d6a01d56
 class Watch:
     "Looks at a running command from outside; `crossed` names the limit that it crossed."
 
@@ -206,108 +201,83 @@ class Watch:
         self.most = most or Usage(limits.disk_mb << 20, float("inf"))
         self.ours, self._next_disk, self._hidden, self._longest = ours, 0.0, set(), {}
 
-# %% ../../nbs/sandbox/01_limits.ipynb #a5e8031e
-@patch
-def crossed(
-    self: Watch,
-    pids: Sequence[int],  # the command's processes
-) -> str | None:  # cpu, processes, memory, disk or hidden
-    "The first limit that is crossed now."
-    cpu, threads = 0.0, 0
-    for one in pids:
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            spent, count = _cpu_and_threads(one)
-            cpu, threads = cpu + spent, threads + count
-    most = self.limits.memory_mb << 20
-    if cpu > self.limits.cpu_s:
-        return "cpu"
-    if threads > self.limits.processes + 8:  # ours among them; where the kernel counts, it never comes to this
-        return "processes"
-    most -= _scratch(pids) + _shared(pids, self._longest)
-    if _sum(_memory, pids) > most and _sum(_exact_memory, pids) > most:
-        return "memory"
-    return self._crossed_disk(pids)
-
-
-@patch
-def _crossed_disk(self: Watch, pids):
-    began = time.monotonic()
-    if began < self._next_disk:
-        return None
-    nameless, hidden = _nameless(pids[self.ours:])
-    if hidden & self._hidden:  # twice, for a process that is just starting cannot be looked into either
-        return "hidden"
-    self._hidden = hidden
-    used = self.disk(self.most) if self.disk else Usage()
-    self._next_disk = time.monotonic() + 3 * (time.monotonic() - began)  # a large tree is looked at less often
-    return "disk" if Usage(used.bytes + nameless, used.entries).exceeds(self.most) else None
+    def crossed(
+        self,
+        pids: Sequence[int],  # the command's processes
+    ) -> str | None:  # cpu, processes, memory, disk or hidden
+        "The first limit that is crossed now."
+        if _sum(lambda pid: sum(map(int, _fields(f"/proc/{pid}")[11:15])), pids) / _CLOCK > self.limits.cpu_s:
+            return "cpu"
+        threads = _sum(lambda pid: int(_fields(f"/proc/{pid}")[17]), pids)
+        if threads > self.limits.processes + 8:  # ours among them; where the kernel counts, it never comes to this
+            return "processes"
+        most = (self.limits.memory_mb << 20) - _scratch(pids) - _shared(pids, self._longest)
+        if _sum(_memory, pids) > most and _sum(_exact_memory, pids) > most:
+            return "memory"
+        began = time.monotonic()
+        if began < self._next_disk:
+            return None
+        nameless, hidden = _nameless(pids[self.ours:])
+        if hidden & self._hidden:  # twice, for a process that is just starting cannot be looked into either
+            return "hidden"
+        self._hidden = hidden
+        used = self.disk(self.most) if self.disk else Usage()
+        self._next_disk = time.monotonic() + 3 * (time.monotonic() - began)  # a large tree is looked at less often
+        return "disk" if Usage(used.bytes + nameless, used.entries).exceeds(self.most) else None
 
 # %% ../../nbs/sandbox/01_limits.ipynb #d7f2a2ac
+class _Pipes:
+    "Standard input, output and error of a process, served by one loop."
+
+    def __init__(self, process, data: bytes | int, most: int):
+        self.chunks, self.size, self.most = {process.stdout: [], process.stderr: []}, 0, most
+        self.selector, self.stdin = selectors.DefaultSelector(), process.stdin
+        for pipe in self.chunks:
+            self.selector.register(pipe, selectors.EVENT_READ)
+        if self.stdin:
+            self.data = memoryview(data)
+            os.set_blocking(self.stdin.fileno(), False)
+            self.selector.register(self.stdin, selectors.EVENT_WRITE)
+
+    @property
+    def open(self) -> bool:
+        return any(pipe in self.selector.get_map() for pipe in self.chunks)
+
+    def serve(self, timeout: float):
+        "One round: wait for at most `timeout` seconds, then move what can be moved."
+        if not self.open:
+            timeout = min(timeout, 0.001)  # no pipe will tell that the process has ended
+        for key, _ in self.selector.select(max(0.0, timeout)):
+            if key.fileobj is self.stdin:
+                with contextlib.suppress(BlockingIOError):
+                    try:
+                        self.data = self.data[os.write(key.fd, self.data[:65536]):]
+                    except BrokenPipeError:
+                        self.data = self.data[:0]
+                    if not self.data:
+                        self.selector.unregister(self.stdin)
+                        self.stdin.close()
+            elif chunk := os.read(key.fd, 65536):
+                if self.size <= self.most:
+                    self.chunks[key.fileobj].append(chunk[:self.most + 1 - self.size])
+                self.size += len(chunk)
+            else:
+                self.selector.unregister(key.fileobj)
+
+    def close(self):
+        self.selector.close()
+        for pipe in filter(None, (*self.chunks, self.stdin)):
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
 def _kill(process):
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError):
         process.kill()  # it may have left the group
 
-# %% ../../nbs/sandbox/01_limits.ipynb #ac0cdfc0
-class _Pipes:
-    "Standard input, output and error of a process, served by one loop."
 
-    def __init__(self, process, data: bytes | int, most: int):
-        self.chunks, self.size, self.most = {process.stdout: [], process.stderr: []}, 0, most
-        self.selector = selectors.DefaultSelector()
-        for pipe in self.chunks:
-            self.selector.register(pipe, selectors.EVENT_READ)
-        self.stdin = process.stdin
-        if self.stdin:
-            self.data = memoryview(data)
-            os.set_blocking(self.stdin.fileno(), False)
-            self.selector.register(self.stdin, selectors.EVENT_WRITE)
-
-
-@patch
-def _feed(self: _Pipes):
-    try:
-        self.data = self.data[os.write(self.stdin.fileno(), self.data[:65536]):]
-    except BlockingIOError:
-        return
-    except BrokenPipeError:
-        self.data = self.data[:0]
-    if not self.data:
-        self.selector.unregister(self.stdin)
-        self.stdin.close()
-
-# %% ../../nbs/sandbox/01_limits.ipynb #2b024b82
-@patch
-def serve(self: _Pipes, timeout: float):
-    "One round: wait for at most `timeout` seconds, then move what can be moved."
-    if not self.open:
-        timeout = min(timeout, 0.001)  # no pipe will tell that the process has ended
-    for key, _ in self.selector.select(max(0.0, timeout)):
-        if key.fileobj is self.stdin:
-            self._feed()
-        elif chunk := os.read(key.fd, 65536):
-            if self.size <= self.most:
-                self.chunks[key.fileobj].append(chunk[:self.most + 1 - self.size])
-            self.size += len(chunk)
-        else:
-            self.selector.unregister(key.fileobj)
-
-# %% ../../nbs/sandbox/01_limits.ipynb #dffb36f4
-@patch(as_prop=True)
-def open(self: _Pipes) -> bool:
-    return any(pipe in self.selector.get_map() for pipe in self.chunks)
-
-
-@patch
-def close(self: _Pipes):
-    self.selector.close()
-    for pipe in (*self.chunks, self.stdin):
-        if pipe:
-            with contextlib.suppress(OSError):
-                pipe.close()
-
-# %% ../../nbs/sandbox/01_limits.ipynb #52aabb9a
 def _attend(process, pipes, limits, watch, stopped, began) -> str | None:
     "Serve the pipes and ask the watch until the command ends; the limit that ended it, or None."
     cut = None
@@ -332,7 +302,7 @@ def _attend(process, pipes, limits, watch, stopped, began) -> str | None:
                 _kill(process)
     return cut
 
-# %% ../../nbs/sandbox/01_limits.ipynb #203ba653
+
 def run_bounded(
     argv: Sequence[str],  # program and arguments; whatever else limits it is part of them
     limits: Limits,  # wall time and output are held here, the rest by `watch` and by what `argv` sets

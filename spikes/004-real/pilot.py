@@ -24,9 +24,9 @@ from composer_replication.traces.read import read_traces
 
 HERE = Path(__file__).parent
 START = HERE / "out/smollm2-sql-hinted-warm-up"
-SQL = "composer_replication.envs.sql.hints"
-HINTS = {"own": ["sql", "template", "raw_error"], "exact": [f"{SQL}:exact_hints"], "other site": [f"{SQL}:other_site_hints"],
-         "wrong": [f"{SQL}:wrong_hints"], "filler": [f"{SQL}:filler_hints"]}
+HINTS = {"own": ["sql", "template", "raw_error"], "exact": ["sql_controls:exact_hints"],
+         "other site": ["sql_controls:other_site_hints"], "wrong": ["sql_controls:wrong_hints"],
+         "filler": ["composer_replication.envs.sql.hints:filler_hints"]}
 RATE, FACTORS = 5e-6, (1, 3, 10)
 SEEDS, TUNING = (0, 1, 2), 1000  # the seed of runs that only choose a rate, on development tasks
 TASKS, SAMPLES = 64, 2  # to develop on and to test on; episodes of a task

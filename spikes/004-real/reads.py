@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import sql_controls
 import torch
 
 from composer_replication.core.files import write_json
@@ -32,8 +33,9 @@ from composer_replication.tree.chat import ChatFormat
 
 TOKENS = 64  # of an action, as in the recipe
 SITES = 72  # error turns, each of another task
-SOURCES = {"none": None, "own": CompositeHintGenerator(make_layers(["sql", "template", "raw_error"])), "exact": sql.exact_hints(),
-           "other site": sql.other_site_hints(), "wrong": sql.wrong_hints(), "filler": sql.filler_hints()}
+SOURCES = {"none": None, "own": CompositeHintGenerator(make_layers(["sql", "template", "raw_error"])),
+           "exact": sql_controls.exact_hints(), "other site": sql_controls.other_site_hints(),
+           "wrong": sql_controls.wrong_hints(), "filler": sql.filler_hints()}
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from scripted import ANSWER, GIVING_UP, Attempt, WorldAgent, plan_steps, world_episode, write_call
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy
 from tqdm.auto import tqdm
@@ -20,7 +21,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from composer_replication.core.tools import ToolResult
 from composer_replication.core.trace import ToolCall, Trace, Turn
-from composer_replication.envs.toy.agents import ANSWER, GIVING_UP, Attempt, WorldAgent, plan_steps, world_episode, write_call
 from composer_replication.envs.toy.env import make_world
 from composer_replication.envs.toy.functions import draw_function
 from composer_replication.envs.toy.hints import ROLE_OF

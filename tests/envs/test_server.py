@@ -166,7 +166,7 @@ def test_a_session_closed_while_it_resets_keeps_no_sandbox():
         def close(self):
             opened.clear()
 
-    session = server._Session(Slow, set())
+    session = server._Session(Slow, set(), dict)
     with pytest.raises(ServerProblem, match="is closed"):
         session.reset(task_id="t")
     assert opened == []

@@ -10,6 +10,7 @@ import threading
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from sql_queries import near_misses, paraphrases
@@ -20,20 +21,15 @@ from composer_replication.core.trace import HintContext, ToolCall, Turn
 from composer_replication.envs.sql.agents import MIX, demonstration, demonstrations, expert, misread
 from composer_replication.envs.sql.database import BYTES, ROWS, Result, draw_rows, open_database, result_text, same_result, select
 from composer_replication.envs.sql.env import SqlEnv
-from composer_replication.envs.sql.hints import (
-    SqlHints,
-    empty_result,
-    exact_hints,
-    filler_hints,
-    other_site_hints,
-    wrong_hints,
-    wrong_result,
-)
+from composer_replication.envs.sql.hints import SqlHints, empty_result, filler_hints, wrong_result
 from composer_replication.envs.sql.questions import LEVELS, question_text, reference_sql
 from composer_replication.envs.sql.schema import SPLITS, draw_schema, words
 from composer_replication.envs.sql.tasks import answers, is_sql_task, sql_rows, task_of
 from composer_replication.hints.leak_check import refusal
 from composer_replication.traces.error_sites import find_error_sites
+
+sys.path.append(str(Path(__file__).parents[2] / "spikes" / "004-real"))
+from sql_controls import exact_hints, other_site_hints, wrong_hints
 
 
 def tasks(n, split="train", levels=tuple(LEVELS), seed="test"):
@@ -174,13 +170,11 @@ def test_a_cut_result_equals_none():
 # --- schemas
 
 def test_no_schema_is_in_two_splits_and_there_are_hundreds():
-    drawn = {split: tasks(240, split) for split in SPLITS}
-    fingerprints = {split: {task.schema.fingerprint for task in drawn[split]} for split in SPLITS}
-    assert min(map(len, fingerprints.values())) > 200
+    fingerprints = {split: {draw_schema(f"test-{i}", split).fingerprint for i in range(400)} for split in SPLITS}
+    assert min(map(len, fingerprints.values())) > 350
     assert not fingerprints["train"] & fingerprints["test"] and not fingerprints["train"] & fingerprints["development"]
     assert not fingerprints["development"] & fingerprints["test"]
-    prompts = {split: {task.prompt for task in drawn[split]} for split in SPLITS}
-    assert not prompts["train"] & prompts["test"]
+    assert not {task.prompt for task in tasks(40)} & {task.prompt for task in tasks(40, "test")}
 
 
 def stems(text):
@@ -232,8 +226,6 @@ HOSTILE = [
     f"SELECT 1 FROM {CHILD} WHERE '{'a' * 50}' LIKE '{'%a' * 40}'"]
 
 
-
-
 @pytest.mark.parametrize("sql", HOSTILE)
 def test_no_statement_writes_hangs_or_raises_anything_else(sql):
     with pytest.raises(ToolProblem) as problem:
@@ -251,10 +243,12 @@ def test_what_may_be_read_is_answered_and_bounded(sql):
     assert len(result.rows) <= ROWS and len(result_text(result)) < 16_000 and same_result(result, result, True) is not result.cut
 
 
-@pytest.mark.parametrize("sql", ["WITH a AS (SELECT 1) SELECT * FROM a",
-                                 "/*'*/wItH a(x) AS (SELECT 1) SELECT a.x FROM a, a b --'",
-                                 "WITH a AS MATERIALIZED (SELECT 1) SELECT * FROM a"])
-def test_one_common_table_expression_is_allowed(sql):
+@pytest.mark.parametrize("sql", [
+    "WITH a AS (SELECT 1) SELECT * FROM a", "/*'*/wItH a(x) AS (SELECT 1) SELECT a.x FROM a, a b --'",
+    "WITH a AS MATERIALIZED (SELECT 1) SELECT * FROM a", "SELECT 1 AS with_it", 'SELECT 1 AS "with" /* WITH',
+    "SELECT 1 WHERE 1 = (SELECT 1) AND 'select values' <> 'SELECT'", "SELECT 1 WHERE 'WITH' <> 'it''s with' -- WITH",
+    "SELECT [with] FROM (SELECT 1 AS [with], 2 AS `with it`)"])
+def test_one_subquery_is_allowed_and_words_in_strings_names_and_comments_are_none(sql):
     assert select(SCHEMA, HELD, sql).rows == ((1,),)
 
 
@@ -282,20 +276,6 @@ def test_a_parameter_does_not_hide_a_word():
         select(SCHEMA, HELD, hidden)
 
 
-@pytest.mark.parametrize(
-    "sql",
-    [
-        "SELECT 'WITH', 'it''s with' -- WITH",
-        'SELECT 1 AS "with" /* WITH',
-        "SELECT 1 AS [with], 2 AS `with`",
-        "SELECT 1 AS with_it",
-        "SELECT 1 WHERE 1 = (SELECT 1) AND 'select values' <> 'SELECT'",
-    ],
-)
-def test_words_in_strings_names_and_comments_are_no_words(sql):
-    assert len(select(SCHEMA, HELD, sql).rows) == 1
-
-
 def test_no_reference_query_is_refused():
     for split in SPLITS:
         for task in tasks(40, split):
@@ -321,16 +301,10 @@ def nested(levels, times):
 
 
 UNION = f"(SELECT 1 FROM {CHILD} UNION ALL SELECT 1 FROM {CHILD})"
-FROM = [
-    lambda n, end=end: f"SELECT {wide('a', n)} b FROM (SELECT {wide('id', n)} a FROM {CHILD}) " + end(n)
-    for end in (
-        lambda n: f"WHERE b IN ({','.join('b' * n)})",
-        lambda n: f"GROUP BY {','.join('b' * n)}",
-        lambda n: f"ORDER BY {','.join('b' * n)}",
-        lambda n: f"GROUP BY a HAVING b IN ({','.join('b' * n)})",
-        lambda n: f"WHERE {' OR '.join('b' * min(n, 50))}",
-    )
-]
+FROM = [lambda n, end=end: f"SELECT {wide('a', n)} b FROM (SELECT {wide('id', n)} a FROM {CHILD}) " + end(n) for end in (
+    lambda n: f"WHERE b IN ({','.join('b' * n)})", lambda n: f"GROUP BY {','.join('b' * n)}",
+    lambda n: f"ORDER BY {','.join('b' * n)}",
+    lambda n: f"GROUP BY a HAVING b IN ({','.join('b' * n)})", lambda n: f"WHERE {' OR '.join('b' * min(n, 50))}")]
 CTE = [  # one table read often, one column read often, both
     lambda n: f"WITH a AS (SELECT {wide('id', 60)} x FROM {CHILD}) SELECT 1 FROM {','.join('a' * n)}",
     lambda n: f"WITH a AS (SELECT {wide('id', n)} x FROM {CHILD}) SELECT {wide('x', n)} b FROM a "
@@ -338,43 +312,35 @@ CTE = [  # one table read often, one column read often, both
     lambda n: f"WITH a(x) AS (SELECT {wide('id', n)} FROM {CHILD}) SELECT {'+'.join(f't{i}.x' for i in range(n))} FROM "
     + ",".join(f"a t{i}" for i in range(n)),
     lambda n: f"WITH a(x) AS (SELECT {wide('id', n)} FROM {CHILD}) SELECT 1 FROM a t0"
-    + "".join(f" JOIN a t{i} USING(x)" for i in range(1, n)),
-]
+    + "".join(f" JOIN a t{i} USING(x)" for i in range(1, n))]
+LONG = {  # filled up to what a statement may have, or a text
+    "correlated": (600,
+     lambda n: f"SELECT {wide('id', n)} b FROM {CHILD} WHERE (SELECT {wide('b', n)} c WHERE c IN ({','.join('c' * n)}))"),
+    "one alias": (BYTES, lambda n: f"SELECT {wide('id', n)} b FROM {CHILD} WHERE b IN ({','.join('b' * n)})"),
+    "brackets": (600, lambda n: f"SELECT {'(' * n}1{')' * n}"),
+    "case": (600, lambda n: f"SELECT {'CASE ' * n}1{' WHEN 1 THEN 2 END' * n}"),
+    "between": (600, lambda n: f"SELECT 1 FROM {CHILD} WHERE {'(' * n}id{' BETWEEN id AND id)' * n}"),
+    "terms": (BYTES, lambda n: " UNION ".join(["SELECT 1"] * n)),
+    "union join": (BYTES, lambda n: f"SELECT 1 FROM {','.join([UNION] * n)}"),
+    "joins": (600, lambda n: f"SELECT 1 FROM {','.join([CHILD] * n)}"),
+    "using": (600, lambda n: f"SELECT 1 FROM {CHILD}" + f" JOIN {CHILD} USING(id)" * n),
+    "full": (600, lambda n: f"SELECT id FROM {CHILD}" + f" FULL JOIN {CHILD} USING(id)" * n),
+    "on": (600,
+     lambda n: f"SELECT 1 FROM {CHILD} t0" + "".join(f" LEFT JOIN {CHILD} t{i} ON t{i}.id=t{i - 1}.id" for i in range(1, n))),
+    "or": (600,
+     lambda n: f"SELECT 1 FROM {CHILD} a,{CHILD} b,{CHILD} c WHERE " + " AND ".join(["(a.id=1 OR b.id=a.id OR c.id=2)"] * n)),
+    "in": (600, lambda n: f"SELECT 1 FROM {CHILD} WHERE id IN ({','.join('1' * n)})"),
+    "exists": (BYTES, lambda n: f"SELECT 1 WHERE {'EXISTS(SELECT 1 WHERE ' * n}1{')' * n}"),
+    "like": (600,
+     lambda n: f"SELECT 1 FROM {CHILD} a,{CHILD} b WHERE replace(hex(zeroblob(900)),'0','ab') LIKE '{'%a' * min(n, 29)}'"),
+    **{f"a CTE, {i}": (600, template) for i, template in enumerate(CTE)},
+    **{f"alias {i}, {most}": (most, template) for i, template in enumerate(FROM) for most in (600, BYTES)}}
 TO_PREPARE = {
-    "tables": "WITH a0 AS (SELECT 1 x)"
-    + "".join(f",a{i} AS (SELECT p.x FROM a{i - 1} p,a{i - 1} q)" for i in range(1, 31))
+    "tables": "WITH a0 AS (SELECT 1 x)" + "".join(f",a{i} AS (SELECT p.x FROM a{i - 1} p,a{i - 1} q)" for i in range(1, 31))
     + "SELECT * FROM a30",
-    **{f"a CTE, {i}": full(template, 600) for i, template in enumerate(CTE)},
-    "flattened": nested(10, 8),
-    "flattened, short": nested(13, 20),
-    "correlated": full(
-        lambda n: f"SELECT {wide('id', n)} b FROM {CHILD} WHERE (SELECT {wide('b', n)} c WHERE c IN ({','.join('c' * n)}))", 600
-    ),
-    **{f"alias {i}, {most}": full(template, most) for i, template in enumerate(FROM) for most in (600, BYTES)},
-    "one alias": full(lambda n: f"SELECT {wide('id', n)} b FROM {CHILD} WHERE b IN ({','.join('b' * n)})", BYTES),
-    "brackets": full(lambda n: f"SELECT {'(' * n}1{')' * n}", 600),
-    "case": full(lambda n: f"SELECT {'CASE ' * n}1{' WHEN 1 THEN 2 END' * n}", 600),
-    "between": full(lambda n: f"SELECT 1 FROM {CHILD} WHERE {'(' * n}id{' BETWEEN id AND id)' * n}", 600),
-    "terms": full(lambda n: " UNION ".join(["SELECT 1"] * n), BYTES),
-    "union join": full(lambda n: f"SELECT 1 FROM {','.join([UNION] * n)}", BYTES),
+    "flattened": nested(10, 8), "flattened, short": nested(13, 20),
     "one union": f"SELECT 1 FROM {UNION[:-1]}),{','.join([CHILD] * 40)}",
-    "joins": full(lambda n: f"SELECT 1 FROM {','.join([CHILD] * n)}", 600),
-    "using": full(lambda n: f"SELECT 1 FROM {CHILD}" + f" JOIN {CHILD} USING(id)" * n, 600),
-    "full": full(lambda n: f"SELECT id FROM {CHILD}" + f" FULL JOIN {CHILD} USING(id)" * n, 600),
-    "on": full(
-        lambda n: f"SELECT 1 FROM {CHILD} t0" + "".join(f" LEFT JOIN {CHILD} t{i} ON t{i}.id=t{i - 1}.id" for i in range(1, n)),
-        600,
-    ),
-    "or": full(
-        lambda n: f"SELECT 1 FROM {CHILD} a,{CHILD} b,{CHILD} c WHERE " + " AND ".join(["(a.id=1 OR b.id=a.id OR c.id=2)"] * n),
-        600,
-    ),
-    "in": full(lambda n: f"SELECT 1 FROM {CHILD} WHERE id IN ({','.join('1' * n)})", 600),
-    "exists": full(lambda n: f"SELECT 1 WHERE {'EXISTS(SELECT 1 WHERE ' * n}1{')' * n}", BYTES),
-    "like": full(
-        lambda n: f"SELECT 1 FROM {CHILD} a,{CHILD} b WHERE replace(hex(zeroblob(900)),'0','ab') LIKE '{'%a' * min(n, 29)}'", 600
-    ),
-}
+    **{name: full(template, most) for name, (most, template) in LONG.items()}}
 CHILD_PROCESS = """
 import json, resource, sys
 from composer_replication.core.tools import ToolProblem

@@ -49,17 +49,7 @@ def test_any_text_survives_the_tokenizer(tokenizer):
 def test_special_tokens_are_single_and_first(tokenizer):
     assert [tokenizer.convert_tokens_to_ids(t) for t in SPECIAL_TOKENS] == list(range(len(SPECIAL_TOKENS)))
     assert (tokenizer.pad_token, tokenizer.eos_token) == ("<|pad|>", "<|end|>")
-
-
-def test_digits_are_single_tokens(tokenizer):
-    assert len(tokenizer("1234567890", add_special_tokens=False).input_ids) == 10
-
-
-def test_sites_have_the_kind_that_the_tool_gave():
-    for trace in toy_traces():
-        for site in find_error_sites(trace):
-            kind = site.cause if site.kind == "repeated_failure" else site.kind
-            assert kind == trace.turns[site.evidence_turn].fail_reason
+    assert len(tokenizer("1234567890", add_special_tokens=False).input_ids) == 10  # digits are single
 
 
 def test_transformers_loads_the_same_models(model):

@@ -1,16 +1,17 @@
 "Gates: lossless against brute force over all answers, chances counted again, rounds against a panel that counts."
 import math
 import random
+import sys
 import threading
 from collections import Counter, defaultdict
 from functools import cache
 from itertools import product
+from pathlib import Path
 
 import pytest
 
 from composer_replication.core.errors import InputProblem
 from composer_replication.core.trace import ToolCall, Trace, Turn
-from composer_replication.envs.toy.agents import WorldAgent, world_episode
 from composer_replication.envs.toy.env import make_world
 from composer_replication.replay import vote
 from composer_replication.replay.prices import Price
@@ -29,6 +30,9 @@ from composer_replication.replay.vote import (
     tally,
 )
 from composer_replication.traces.siblings import action_key
+
+sys.path.append(str(Path(__file__).parents[2] / "spikes" / "120-lab-bases"))
+from scripted import WorldAgent, world_episode
 
 NAMES = ("t0", "t1", "t2", "t3", "t4")
 SETTINGS = [(least, minority) for least in (1, 2, 3) for minority in (True, False)]

@@ -94,7 +94,7 @@ def test_a_failure_of_bubblewrap_is_no_result_and_a_command_cannot_feign_one(tmp
     with open_sandbox(make_tree(tmp_path / "t"), kind="bubblewrap") as box:
         feigned = box.exec(["sh", "-c", "echo 'bwrap: no' >&2; exit 1"])
         assert (feigned.exit_code, feigned.cut) == (1, None)
-        monkeypatch.setattr(bubblewrap, "_isolation", lambda: ["--no-such-option"])
+        monkeypatch.setattr(bubblewrap, "_ISOLATION", ["--no-such-option"])
         with pytest.raises(SandboxProblem, match="bubblewrap failed"):
             box.exec(["true"])
 

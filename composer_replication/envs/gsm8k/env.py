@@ -30,14 +30,12 @@ INSTRUCTION = "Reason step by step. End with a line that holds #### and the answ
 def _row(line, task_id):
     try:
         fields = json.loads(line)
-        question, (_, mark, gold) = fields["question"], fields["answer"].rpartition("#### ")
-        answer = str(int(gold.replace(",", "")))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        mark = ""
-    if not mark:
+        gold = re.search(r"#### (-?[\d,]+)$", fields["answer"])
+        return {"prompt": [{"role": "user", "content": f"{fields['question']}\n\n{INSTRUCTION}"}], "task_id": task_id,
+                "answer": str(int(gold[1].replace(",", "")))}
+    except (ValueError, KeyError, TypeError):
         raise InputProblem(f"{task_id} is no problem of GSM8K", "each line is a JSON object with `question` and an `answer` that "
-                           "ends in `#### ` and a whole number")
-    return {"prompt": [{"role": "user", "content": f"{question}\n\n{INSTRUCTION}"}], "task_id": task_id, "answer": answer}
+                           "ends in `#### ` and a whole number") from None
 
 
 def gsm8k_rows(
@@ -74,22 +72,19 @@ def answer_text(
     if marked:
         text = re.sub(r"^[ \t\r*:]*\n?", "", text.rpartition("####")[2]).split("\n")[0]
     if "\\boxed" in text:
-        return _braced(text[text.rindex("\\boxed") + 6:][:LENGTH]), True
-    if marked or not (cues := list(_CUE.finditer(text[-20 * LENGTH:]))):
-        parts = [text] if marked else [part for part in _SENTENCE.split(text[-20 * LENGTH:]) if re.search("[0-9]", part)] or [text]
-        return parts[-1][:LENGTH] if marked else parts[-1][-LENGTH:], marked
-    rest = text[-20 * LENGTH:][cues[-1].end():].lstrip("* \n")
-    return _SENTENCE.split(rest)[0][:LENGTH], True
-
-
-def _braced(text):
-    "What stands in the first pair of braces."
-    depth = 0
-    for i, c in enumerate(text):
-        depth += (c == "{") - (c == "}")
-        if depth <= 0:
-            return text[1:i] if c == "}" else text
-    return text[1:]
+        text, depth = text[text.rindex("\\boxed") + 6:][:LENGTH], 0
+        for i, c in enumerate(text):
+            depth += (c == "{") - (c == "}")
+            if depth <= 0:
+                return text[1:i] if c == "}" else text, True
+        return text[1:], True
+    if marked:
+        return text[:LENGTH], True
+    text = text[-20 * LENGTH:]
+    if cues := list(_CUE.finditer(text)):
+        return _SENTENCE.split(text[cues[-1].end():].lstrip("* \n"))[0][:LENGTH], True
+    parts = [part for part in _SENTENCE.split(text) if re.search("[0-9]", part)] or [text]
+    return parts[-1][-LENGTH:], False
 
 # %% ../../../nbs/envs/gsm8k/00_env.ipynb #fca416ed
 class Unread(ValueError):
@@ -115,10 +110,8 @@ def plain_text(
     text = re.sub("[⁰¹²³⁴-⁹⁻⁺]+", lambda m: f"^({unicodedata.normalize('NFKC', m[0])})", text)
     text = re.sub(r"(?<=[0-9])(?=[¼-¾⅐-⅞])", " ", re.sub(r"(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))", "", text))
     text = unicodedata.normalize("NFKC", text).translate(_SIGNS)
-    for pattern, by in [*_LATEX, *_MARKS]:
+    for pattern, by in [*_LATEX, *_MARKS, *((pattern, lambda m: re.sub(r"\D", "", m[0])) for pattern in _GROUPS)]:
         text = re.sub(pattern, by, text)
-    for pattern in _GROUPS:
-        text = re.sub(pattern, lambda m: re.sub(r"\D", "", m[0]), text)
     if re.fullmatch(r"\D*\d{1,3}(?: \d{3})+(?:\.\d+)?\D*", text):  # 1 234
         text = re.sub(r"(?<=\d) (?=\d)", "", text)
     if re.search(r"\d[,'_:]\d|\d\s*:\s*\d|\\[A-Za-z]|\d\.\d+\.\d|[<>≤≥±∞]|[Α-ω]|(?![0-9])\d", text):
@@ -136,104 +129,13 @@ _PARTS = {"half": 2, "halves": 2, "quarter": 4, **{word: i for i, word in enumer
 _PARTS |= {f"{word}s": value for word, value in _PARTS.items() if word not in ("half", "halves")}
 _UNITS = "mgslhLdtCFWVJcp"  # single letters that may stand behind a number
 _BOUNDS = {"least", "most", "than", "over", "under", "above", "below", "exceeds", "between", "nearly", "almost"}
+_MORE = {"more", "less", "fewer", "so", "higher", "lower", "above", "below"}  # behind "or"
 _NOT = {"not", "isn't", "wasn't", "never"}
+_PLUS, _MINUS = {"+", "positive"}, {"-", "negative", "minus"}
+_NO_UNITS = {"x", "times", "of", "plus", "minus", "divided", "and", "or"}
 _TOKEN = re.compile(r"(?P<num>\d+(?:\.\d+)?(?:[eE][+-]?\d{1,2}(?![\w.]))?|\.\d+)|(?P<word>[^\W\d_](?:[^\W_]|'(?=[a-z]))*)|(?P<op>\S)")
 
 
-class _Words:
-    "A plain text as tokens, and its number words."
-
-    def __init__(self, text):
-        matches = [*_TOKEN.finditer(text)]
-        self.tokens = [(m.lastgroup, m[0]) for m in matches] + [("end", "")] * 6
-        self.glued = [i > 0 and matches[i - 1].end() == m.start() for i, m in enumerate(matches)] + [False] * 6
-        self.at, self.depth = 0, 0
-
-    def kind(self, ahead=0):
-        return self.tokens[self.at + ahead][0]
-
-    def word(self, ahead=0):
-        return self.tokens[self.at + ahead][1].lower()
-
-    def words(self):
-        word = self.word()
-        if word == "half" or word in ("a", "an") and self.word(1) in _PARTS:
-            self.at += 1 if word == "half" else 2
-            value = Fraction(1, 2 if word == "half" else _PARTS[self.word(-1)])
-            if self.word() in ("a", "an") and self.word(1) in _SCALES:
-                self.at += 1
-            return value
-        total = current = 0
-        if word in ("a", "an"):
-            current, self.at = 1, self.at + 1
-        last = None
-        while True:
-            word = self.word()
-            if word == "-" and self.word(1) in _SMALL and last is not None and last >= 20 and last % 10 == 0:
-                self.at += 1
-            elif word in _SMALL and (last is None or last >= 20 and last % 10 == 0 and 0 < _SMALL[word] < (10 if last < 100 else 100)):
-                last = _SMALL[word]
-                current, self.at = current + last, self.at + 1
-            elif word in ("hundred", "hundreds") and 0 < current < 100:
-                current, last, self.at = current * 100, 100, self.at + 1
-            elif word in _SCALES and _SCALES[word] > 100 and current:
-                total, current, last, self.at = total + current * _SCALES[word], 0, 1000, self.at + 1
-            elif word == "and" and last is not None and last >= 100 and self.word(1) in _SMALL and self.word(2) not in _PARTS:
-                self.at += 1
-            else:
-                break
-        value = Fraction(total + current)
-        if self.word() in _PARTS:
-            value, self.at = value / _PARTS[self.word()], self.at + 1
-        return value
-
-# %% ../../../nbs/envs/gsm8k/00_env.ipynb #b01fccce
-class _Digits(_Words):
-    "Numbers in digits, with what belongs to them: a unit, a fraction, cents."
-
-    def digits(self):
-        text = self.tokens[self.at][1]
-        if len(text) > 40 or self.at and self.glued[self.at] and self.kind(-1) == "num":
-            raise Unread
-        self.at, value = self.at + 1, Fraction(text)
-        if self.glued[self.at] and self.kind() == "word":
-            unit = self.tokens[self.at][1]
-            if unit in _GLUED or self.word() in ("st", "nd", "rd", "th"):
-                value, self.at = value * _GLUED.get(unit, 1), self.at + 1
-            elif not (unit.isalpha() and (len(unit) > 1 or unit in _UNITS) or unit in "xX" and self.kind(1) == "num" or re.fullmatch("[a-z]{1,3}[23]", unit)):
-                raise Unread
-        if self.kind() == "num" and self.word(1) == "/" and self.kind(2) == "num" and (part := self.fraction(self.at)):
-            value += part
-        if self.word() in _PARTS and _PARTS[self.word()] != 4 and self.word().endswith("s"):  # four quarters may be coins
-            value, self.at = value / _PARTS[self.word()], self.at + 1
-        if self.word() in ("dollar", "dollars", "and") and (cents := self.cents()) is not None:
-            value += cents
-        return value
-
-    def cents(self):
-        "The fraction of 18 dollars and 50 cents."
-        ahead = (self.word() != "and") + (self.word() == "and" or self.word(1) == "and")
-        if self.kind(ahead) == "num" and self.word(ahead + 1) in ("cent", "cents"):
-            self.at += ahead + 2
-            return Fraction(self.tokens[self.at - 2][1]) / 100
-
-    def fraction(self, at):
-        "A fraction below one at a token, which is read; None where there is none."
-        texts = [text.lower() for _, text in self.tokens[at:at + 3]]
-        before, self.at = self.at, at
-        if texts[0] in ("a", "an", *_SMALL) and texts[1] in _PARTS:
-            self.at = at + 2
-            return Fraction(_SMALL.get(texts[0], 1), _PARTS[texts[1]])
-        if self.kind() == "num" and texts[1] == "/" and texts[2].isdigit() and texts[0].isdigit() and 0 < int(texts[0]) < int(texts[2]):
-            self.at = at + 3
-            return Fraction(int(texts[0]), int(texts[2]))
-        if texts[0] == "(":
-            value = self.atom()
-            return value
-        self.at = before
-        return None
-
-# %% ../../../nbs/envs/gsm8k/00_env.ipynb #10a4611b
 def _power(base, exponent):
     "A power of bounded size, or a root that is exact. Raises `Unread`."
     if exponent == Fraction(1, 2):
@@ -247,8 +149,44 @@ def _power(base, exponent):
     return Fraction(base) ** int(exponent)
 
 
-class _Arithmetic(_Digits):
-    "Arithmetic on numbers, from the sum down to what is in brackets."
+class _Numbers:
+    "The numbers of a plain text: `found` holds the value, whether it has digits, and whether words make a bound of it."
+
+    def __init__(self, text):
+        matches = [*_TOKEN.finditer(text)]
+        self.tokens = [(m.lastgroup, m[0]) for m in matches] + [("end", "")] * 6
+        self.glued = [i > 0 and matches[i - 1].end() == m.start() for i, m in enumerate(matches)] + [False] * 6
+        self.at, self.depth, self.found = 0, 0, []
+
+    def read(self):
+        "Find all numbers."
+        while self.kind() != "end":
+            start = self.at
+            if not self.starts(start):
+                self.at += 1
+                continue
+            value = self.sum()
+            before, after = [text.lower() for _, text in self.tokens[max(0, start - 2):start]], [self.word(i) for i in range(4)]
+            last = before[-1] if before else ""
+            denied = (after[0] == "≈" or last in _NOT or before in (["rather", "than"], ["instead", "of"])
+                      or before[:1] and before[0] in _NOT and last in ("the", "a", "just", "only"))
+            bounded = (last in _BOUNDS or before == ["up", "to"] or "^" in (last, after[0])
+                       or "or" in after[:3] and any(word in _MORE for word in after[after.index("or"):]))
+            if not denied:
+                self.found.append((value, any(kind == "num" for kind, _ in self.tokens[start:self.at]), bounded))
+            for i, word in enumerate(after[:3]):  # pass the power of a unit: 18 m^2, 18 ft^(2)
+                if word == "^" and i and all(self.kind(j) == "word" or after[j] in "*/" for j in range(i)):
+                    self.at += i + 1
+                    while self.word() and self.word() in "(-23)":
+                        self.at += 1
+                    break
+        return self.found
+
+    def kind(self, ahead=0):
+        return self.tokens[self.at + ahead][0]
+
+    def word(self, ahead=0):
+        return self.tokens[self.at + ahead][1].lower()
 
     def starts(self, at):
         "Whether a number begins at this token."
@@ -258,11 +196,19 @@ class _Arithmetic(_Digits):
             return True
         if word in ("a", "an"):
             return after in _SCALES or after in _PARTS
-        if word in ("-", "+", "negative", "minus", "positive", "("):
+        if word == "(" or word in _PLUS | _MINUS:
             before = self.tokens[at - 1] if at else ("end", "")
             dash = word in "-+" and before[0] == "word" and not self.glued[at + 1] and before[1].lower() not in ("is", "equals")
             return at + 1 < len(self.tokens) and not dash and self.starts(at + 1)
         return False
+
+    def skip_unit(self):
+        "Pass a unit that stands before an operator."
+        for ahead in (1, 2):
+            if all(self.kind(i) == "word" for i in range(ahead)) and self.word() not in _NO_UNITS:
+                if self.word(ahead) in ("+", "-", "*", "/") and self.starts(self.at + ahead + 1) and self.word(ahead - 1) not in ("is", "so"):
+                    self.at += ahead
+                    return
 
     def sum(self):
         value = self.product()
@@ -281,22 +227,20 @@ class _Arithmetic(_Digits):
         start, value = self.at, self.signed()
         while True:
             self.skip_unit()
-            word, percent = self.word(), self.word() in ("%", "percent")
-            if percent and self.word(1) == "of" and self.starts(self.at + 2):
-                self.at += 2
-                value *= self.signed() / 100
-            elif word == "of" and value < 1 and self.at - start > 0 and self.starts(self.at + 1):
-                self.at += 1
-                value *= self.signed()
-            elif word in ("*", "x", "times") and self.starts(self.at + 1):
-                self.at += 1
-                value *= self.signed()
-            elif word == "/" and self.starts(self.at + 1) or word == "divided" and self.word(1) == "by" and self.starts(self.at + 2):
-                self.at += 1 if word == "/" else 2
+            word, ahead = self.word(), 0
+            if word in ("*", "x", "times", "/") or word == "of" and value < 1 and self.at > start:
+                ahead = 1
+            elif (word, self.word(1)) in (("%", "of"), ("percent", "of"), ("divided", "by")):
+                ahead = 2
+            if ahead and self.starts(self.at + ahead):
+                self.at += ahead
                 by = self.signed()
-                if not by:
-                    raise Unread
-                value /= by
+                if word in ("/", "divided"):
+                    if not by:
+                        raise Unread
+                    value /= by
+                else:
+                    value *= by / 100 if ahead == 2 else by
             elif word == "(" and self.glued[self.at] and self.starts(self.at):  # 9(2)
                 value *= self.power()
             elif word in ("*", "^") or word == "!" and self.glued[self.at] and self.kind(1) != "end":
@@ -305,24 +249,24 @@ class _Arithmetic(_Digits):
                 return value
 
     def signed(self):
-        if self.word() not in ("-", "+", "negative", "minus", "positive"):
+        sign = self.word()
+        if sign not in _PLUS | _MINUS:
             return self.power()
-        sign = 1 if self.word() in ("+", "positive") else -1
         self.at += 1
-        if self.word() in ("-", "+", "negative", "minus", "positive"):
+        if self.word() in _PLUS | _MINUS:
             raise Unread
-        return sign * self.power()
+        return self.power() * (1 if sign in _PLUS else -1)
 
     def power(self):
         value = self.atom()
         while True:
-            words = [self.word(i) for i in range(4)]
+            words = [self.word(i) for i in range(5)]
             if words[0] in ("squared", "cubed"):
                 self.at, value = self.at + 1, _power(value, 2 if words[0] == "squared" else 3)
             elif words[0] == "^" and self.starts(self.at + 1):
                 self.at += 1
                 value = _power(value, self.signed())
-            elif words[:2] == ["to", "the"] and "power" in [self.word(i) for i in (2, 3, 4)] or words[:3] == ["raised", "to", "the"]:
+            elif words[:2] == ["to", "the"] and "power" in words[2:] or words[:3] == ["raised", "to", "the"]:
                 self.at += words.index("the") + 1
                 self.at += 2 * (self.word() == "power" and self.word(1) == "of")
                 if not self.starts(self.at):
@@ -343,70 +287,86 @@ class _Arithmetic(_Digits):
             value = self.sum()
             while self.kind() == "word" or self.word() == "%":
                 self.at += 1
-            if self.word() == ")":
-                self.at += 1
-            elif self.kind() != "end":
+            if self.word() != ")" and self.kind() != "end":
                 raise Unread
+            self.at += self.word() == ")"
             return value
         value = self.digits() if self.kind() == "num" else self.words()
-        if self.word() in ("and", "&") and (part := self.fraction(self.at + 1)):
-            value += part
+        if self.word() in ("and", "&"):
+            value += self.fraction(self.at + 1)
         while self.word() in _SCALES:
             value, self.at = value * _SCALES[self.word()], self.at + 1
         return value
 
-    def skip_unit(self):
-        "Pass a unit that stands before an operator."
-        for ahead in (1, 2):
-            if all(self.kind(i) == "word" for i in range(ahead)) and self.word() not in ("x", "times", "of", "plus", "minus", "divided", "and", "or"):
-                if self.word(ahead) in ("+", "-", "*", "/") and self.starts(self.at + ahead + 1) and self.word(ahead - 1) not in ("is", "so"):
-                    self.at += ahead
-                    return
+    def digits(self):
+        "A number in digits, with what belongs to it: a unit, a fraction, cents."
+        text = self.tokens[self.at][1]
+        if len(text) > 40 or self.at and self.glued[self.at] and self.kind(-1) == "num":
+            raise Unread
+        self.at, value = self.at + 1, Fraction(text)
+        if self.glued[self.at] and self.kind() == "word":
+            unit = self.tokens[self.at][1]
+            if unit in _GLUED or self.word() in ("st", "nd", "rd", "th"):
+                value, self.at = value * _GLUED.get(unit, 1), self.at + 1
+            elif not (unit.isalpha() and (len(unit) > 1 or unit in _UNITS) or unit in "xX" and self.kind(1) == "num" or re.fullmatch("[a-z]{1,3}[23]", unit)):
+                raise Unread
+        if self.kind() == "num" and self.word(1) == "/" and self.kind(2) == "num":
+            value += self.fraction(self.at)
+        if self.word() in _PARTS and _PARTS[self.word()] != 4 and self.word().endswith("s"):  # four quarters may be coins
+            value, self.at = value / _PARTS[self.word()], self.at + 1
+        if self.word() in ("dollar", "dollars", "and"):
+            ahead = (self.word() != "and") + (self.word() == "and" or self.word(1) == "and")
+            if self.kind(ahead) == "num" and self.word(ahead + 1) in ("cent", "cents"):
+                value, self.at = value + Fraction(self.word(ahead)) / 100, self.at + ahead + 2
+        return value
 
-# %% ../../../nbs/envs/gsm8k/00_env.ipynb #5ae9e477
-class _Numbers(_Arithmetic):
-    "The numbers of a plain text: `found` holds the value, whether it has digits, and whether words make a bound of it."
+    def fraction(self, at):
+        "A fraction below one at a token, which is passed then; else 0."
+        texts = [text.lower() for _, text in self.tokens[at:at + 3]]
+        before, self.at = self.at, at
+        if texts[0] in ("a", "an", *_SMALL) and texts[1] in _PARTS:
+            self.at = at + 2
+            return Fraction(_SMALL.get(texts[0], 1), _PARTS[texts[1]])
+        if self.kind() == "num" and texts[1] == "/" and texts[2].isdigit() and texts[0].isdigit() and 0 < int(texts[0]) < int(texts[2]):
+            self.at = at + 3
+            return Fraction(int(texts[0]), int(texts[2]))
+        if texts[0] == "(":
+            return self.atom()
+        self.at = before
+        return 0
 
-    def __init__(self, text):
-        super().__init__(text)
-        self.found = []
-        while self.kind() != "end":
-            start = self.at
-            if not self.starts(start):
+    def words(self):
+        "A number in words."
+        word = self.word()
+        if word == "half" or word in ("a", "an") and self.word(1) in _PARTS:
+            self.at += 1 if word == "half" else 2
+            value = Fraction(1, _PARTS[self.word(-1)])
+            self.at += self.word() in ("a", "an") and self.word(1) in _SCALES
+            return value
+        total, current, last = 0, int(word in ("a", "an")), None
+        self.at += current
+        while True:
+            word = self.word()
+            after_ten = last is not None and last >= 20 and last % 10 == 0
+            if word == "-" and self.word(1) in _SMALL and after_ten:
                 self.at += 1
-                continue
-            value = self.sum()
-            digits = any(kind == "num" for kind, _ in self.tokens[start:self.at])
-            if not self.denied(start):
-                self.found.append((value, digits, self.bounded(start)))
-            self.skip_unit_power()
+            elif word in _SMALL and (last is None or after_ten and 0 < _SMALL[word] < (10 if last < 100 else 100)):
+                last = _SMALL[word]
+                current, self.at = current + last, self.at + 1
+            elif word in ("hundred", "hundreds") and 0 < current < 100:
+                current, last, self.at = current * 100, 100, self.at + 1
+            elif word in _SCALES and _SCALES[word] > 100 and current:
+                total, current, last, self.at = total + current * _SCALES[word], 0, 1000, self.at + 1
+            elif word == "and" and last is not None and last >= 100 and self.word(1) in _SMALL and self.word(2) not in _PARTS:
+                self.at += 1
+            else:
+                break
+        value = Fraction(total + current)
+        if self.word() in _PARTS:
+            value, self.at = value / _PARTS[self.word()], self.at + 1
+        return value
 
-    def skip_unit_power(self):
-        "Pass the power of a unit: 18 m^2, 18 ft^(2)."
-        words = [self.tokens[i][1] for i in range(self.at, min(self.at + 4, len(self.tokens)))]
-        for i, word in enumerate(words[:3]):
-            if word == "^" and i and all(self.kind(j) == "word" or self.word(j) in "*/" for j in range(i)):
-                self.at += i + 1
-                while self.word() and self.word() in "(-23)":
-                    self.at += 1
-                return
-
-    def bounded(self, start):
-        "Whether words make a bound of the number."
-        before = [text.lower() for _, text in self.tokens[max(0, start - 2):start]]
-        after = [self.word(i) for i in range(3)]
-        if before[-1:] and before[-1] in _BOUNDS or before == ["up", "to"] or after[0] == "^" or before[-1:] == ["^"]:
-            return True
-        bounds = ("more", "less", "fewer", "so", "higher", "lower", "above", "below")
-        return "or" in after and any(word in bounds for word in after[after.index("or"):] + [self.word(3)])
-
-    def denied(self, start):
-        "Whether the text says that it is not this number, or goes on to the number that it is about."
-        before = [text.lower() for _, text in self.tokens[max(0, start - 2):start]]
-        denied = before[-1:] and before[-1] in _NOT or before in (["rather", "than"], ["instead", "of"]) or before[:1] and before[0] in _NOT and before[-1] in ("the", "a", "just", "only")
-        return denied or self.word() == "≈"
-
-# %% ../../../nbs/envs/gsm8k/00_env.ipynb #dafe89ff
+# %% ../../../nbs/envs/gsm8k/00_env.ipynb #6e9f4826
 def number_of(
     text: str,  # an answer
     marked: bool = True,  # whether all of it is the answer; else its last number counts
@@ -414,7 +374,7 @@ def number_of(
     "The number that an answer is."
     try:
         text = plain_text(text)
-        found = _Numbers(text).found
+        found = _Numbers(text).read()
         if any(digits for _, digits, _ in found):  # words such as `one` stand in every text
             found = [number for number in found if number[1]]
         elif not marked and len(text.split()) > 2:
@@ -439,7 +399,7 @@ def number_reward(
     "Whether a completion's answer equals the right one."
     return float(number_of(*answer_text(text)) == Fraction(answer))
 
-# %% ../../../nbs/envs/gsm8k/00_env.ipynb #211a8fc7
+
 def _content(completion):
     "Text of a completion: a string, or messages, of which the last one counts."
     if isinstance(completion, str):
@@ -458,7 +418,7 @@ def gsm8k_reward(
     "TRL's reward function: 1.0 right, 0.0 wrong."
     return [number_reward(_content(c), a) for c, a in zip(completions, answer, strict=True)]
 
-# %% ../../../nbs/envs/gsm8k/00_env.ipynb #77edab0e
+# %% ../../../nbs/envs/gsm8k/00_env.ipynb #211a8fc7
 @register_environment("gsm8k")
 class Gsm8kEnv:
     "A problem whose reward reads the answer."
@@ -480,18 +440,12 @@ class Gsm8kEnv:
 
     @classmethod
     def task_set(cls, wanted: TasksWanted) -> TaskSet:
-        "Problems of the training file, and held-out ones of the test file."
+        "Problems of the training file, and held-out ones of the test file. Raises `InputProblem` where the files are absent."
         if wanted.file is not None:
             raise InputProblem("task 'gsm8k' has files of its own", "set data_folder to their folder and leave tasks out")
-        train, test = _files(wanted.folder)
+        folder = Path(wanted.folder or Path(os.environ.get("COMPOSER_DATA", "")) / "tasks")
+        train, test = files = [folder / f"gsm8k_{part}.jsonl.gz" for part in ("train", "test")]
+        if missing := [str(f) for f in files if not f.is_file()]:
+            raise InputProblem(f"task 'gsm8k' needs {' and '.join(missing)}", "set data_folder or COMPOSER_DATA to where they are")
         held_out = gsm8k_rows(test, wanted.held_out_count, wanted.seed) if wanted.held_out else []
         return TaskSet(gsm8k_rows(train, wanted.train, wanted.seed), held_out, reward=gsm8k_reward)
-
-# %% ../../../nbs/envs/gsm8k/00_env.ipynb #c6b8436d
-def _files(folder):
-    "The training and the test problems. Raises `InputProblem` where they are absent."
-    folder = Path(folder or Path(os.environ.get("COMPOSER_DATA", "")) / "tasks")
-    files = [folder / f"gsm8k_{part}.jsonl.gz" for part in ("train", "test")]
-    if missing := [str(f) for f in files if not f.is_file()]:
-        raise InputProblem(f"task 'gsm8k' needs {' and '.join(missing)}", "set data_folder or COMPOSER_DATA to where they are")
-    return files

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Act', 'MIX', 'misread', 'expert', 'recovers', 'gives_up', 'misreads', 'demonstration', 'demonstrations', 'errs',
-           'hinted_demonstration', 'hinted_demonstrations']
+           'hinted_demonstrations']
 
 # %% ../../../nbs/envs/sql/06_agents.ipynb #f1a4bc19
 import random
@@ -22,8 +22,7 @@ from .tasks import SYSTEM, SqlTask, sql_rows, task_of
 # %% ../../../nbs/envs/sql/06_agents.ipynb #b10bb041
 def misread(rng: random.Random, question: Question, schema: Schema) -> Question:
     "The question with one thing in it mistaken."
-    table = schema.child if question.child else schema.parent
-    changes = []
+    table, changes = question.things(schema), []
     if question.figure:
         figures = ("highest", "lowest") if question.kind == "top" else tuple(FIGURES)
         changes.append(replace(question, figure=rng.choice([f for f in figures if f != question.figure])))
@@ -31,9 +30,11 @@ def misread(rng: random.Random, question: Question, schema: Schema) -> Question:
         kin = table.of_type(table.column(question.meaning).type == "TEXT")
         changes += [replace(question, meaning=c.meaning) for c in kin if c.meaning != question.meaning]
     if condition := question.condition:
-        under = schema.parent if question.kind.startswith("linked") else table
-        others = [v for v in under.column(condition.meaning).values if v != condition.value]
-        turned = replace(condition, value=rng.choice(others)) if condition.sign == "=" else replace(condition, sign="<" if condition.sign == ">" else ">")
+        if condition.sign == "=":
+            values = question.under(schema).column(condition.meaning).values
+            turned = replace(condition, value=rng.choice([v for v in values if v != condition.value]))
+        else:
+            turned = replace(condition, sign="<" if condition.sign == ">" else ">")
         changes.append(replace(question, condition=turned))
     if not changes:  # groups by the only column of texts: of the other table
         other = schema.parent if question.child else schema.child
@@ -46,40 +47,45 @@ Act = Callable[..., ToolResult]  # act(name, **arguments)
 
 def _looks(task):
     "Calls that list the tables and describe those of the question."
-    both = task.question.kind.startswith("linked")
+    both = task.question.linked
     return [("tables", {}), *(("describe", {"table": table.name}) for table in task.schema.tables
                               if both or (table is task.schema.child) == task.question.child)]
 
 
-def _look(task, act):
-    for name, arguments in _looks(task):
-        act(name, **arguments)
+def _guess(task, rng):
+    "The right query of the schema that someone imagines who has not looked."
+    return reference_sql(task.question, renamed(task.schema, rng))
 
 
 def expert(task: SqlTask, rng: random.Random, act: Act) -> None:
     "Looks, then asks the right query."
-    _look(task, act)
+    for name, arguments in _looks(task):
+        act(name, **arguments)
     act("query", sql=task.reference)
 
 
 def recovers(task: SqlTask, rng: random.Random, act: Act) -> None:
     "Guesses, and looks where the guess failed."
-    if act("query", sql=reference_sql(task.question, renamed(task.schema, rng))).failed:
+    if act("query", sql=_guess(task, rng)).failed:
         expert(task, rng, act)
 
 
 def gives_up(task: SqlTask, rng: random.Random, act: Act) -> None:
     "Guesses twice."
-    if act("query", sql=reference_sql(task.question, renamed(task.schema, rng))).failed:
-        act("query", sql=reference_sql(task.question, renamed(task.schema, rng)))
+    if act("query", sql=_guess(task, rng)).failed:
+        act("query", sql=_guess(task, rng))
 
 
 def misreads(task: SqlTask, rng: random.Random, act: Act) -> None:
     "Looks, then asks another question."
-    _look(task, act)
+    for name, arguments in _looks(task):
+        act(name, **arguments)
     act("query", sql=reference_sql(misread(rng, task.question, task.schema), task.schema))
 
-# %% ../../../nbs/envs/sql/06_agents.ipynb #48620656
+
+MIX = {expert: 0.5, recovers: 0.2, gives_up: 0.2, misreads: 0.1}  # shares of a warm-up
+
+
 def demonstration(
     task: SqlTask,
     agent: Callable[[SqlTask, random.Random, Act], None],
@@ -94,14 +100,10 @@ def demonstration(
         result = env.call(call)
         turns.extend([Turn("assistant", tool_calls=(call,)), result.turn(call)])
         return result
-
     agent(task, random.Random(f"sql/agent/{seed}"), act)
     turns.append(Turn("assistant", "Done."))
     return Trace(f"{task.task_id}-{agent.__name__}", tuple(replace(t, source_index=i) for i, t in enumerate(turns)), env.tools, task.task_id,
                  f"scripted/{agent.__name__}", env.reward(), source="demonstration")
-
-
-MIX = {expert: 0.5, recovers: 0.2, gives_up: 0.2, misreads: 0.1}  # shares of a warm-up
 
 
 def demonstrations(
@@ -124,27 +126,23 @@ def errs(task: SqlTask, rng: random.Random, act: Act) -> None:
     if known == len(calls) and rng.random() < 0.5:
         act("query", sql=reference_sql(misread(rng, task.question, task.schema), task.schema))
     else:
-        act("query", sql=reference_sql(task.question, renamed(task.schema, rng)))
-
-
-def hinted_demonstration(
-    task: SqlTask,
-    seed: str,  # names the mistake
-) -> tuple[Trace, str]:  # up to the right action, and the hint for that turn
-    "The right action where a scripted agent erred, and the hint that stands before it."
-    trace = demonstration(task, errs, seed)
-    turn = len(trace.turns) - 3  # the query; behind it its result and a last word
-    context = HintContext(error_message=trace.turns[turn + 1].content)
-    site = ErrorSite(trace.trace_id, turn, turn + 1, turn, turn + 1, "runtime_error", context)
-    name, arguments = unseen(task, trace, turn) or ("query", {"sql": task.reference})
-    right = Turn("assistant", tool_calls=(ToolCall(name, arguments, f"call{turn}"),), source_index=turn)
-    return replace(trace, turns=(*trace.turns[:turn], right), reward=None), SqlHints().generate(site.kind, HintContext.at(trace, site))
+        act("query", sql=_guess(task, rng))
 
 
 def hinted_demonstrations(
     n: int,  # how many
     seed: int | str,  # names the series
     levels: Sequence[str] = tuple(LEVELS),
-) -> list[tuple[Trace, str]]:
-    "On training schemas; none is of a task that `sql_rows` gives for a number as seed."
-    return [hinted_demonstration(task_of(row["task_id"]), row["task_id"]) for row in sql_rows(n, f"hinted-{seed}", "train", levels)]
+) -> list[tuple[Trace, str]]:  # up to the right action where a scripted agent erred, and the hint that stands before it
+    "Right actions behind a hint, on training schemas; none is of a task that `sql_rows` gives for a number as seed."
+    made = []
+    for row in sql_rows(n, f"hinted-{seed}", "train", levels):
+        task = task_of(row["task_id"])
+        trace = demonstration(task, errs, task.task_id)
+        turn = len(trace.turns) - 3  # the query; behind it its result and a last word
+        context = HintContext(error_message=trace.turns[turn + 1].content)
+        site = ErrorSite(trace.trace_id, turn, turn + 1, turn, turn + 1, "runtime_error", context)
+        name, arguments = unseen(task, trace, turn) or ("query", {"sql": task.reference})
+        right = Turn("assistant", tool_calls=(ToolCall(name, arguments, f"call{turn}"),), source_index=turn)
+        made.append((replace(trace, turns=(*trace.turns[:turn], right), reward=None), SqlHints().generate(site.kind, HintContext.at(trace, site))))
+    return made

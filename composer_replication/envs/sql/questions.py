@@ -4,18 +4,18 @@
 
 # %% auto #0
 __all__ = ['LEVELS', 'FIGURES', 'TOP', 'ROLES', 'PARTS', 'Condition', 'Question', 'question_text', 'reference_sql',
-           'draw_question', 'agree', 'border_rows']
+           'draw_question', 'agree', 'slips', 'border_rows']
 
 # %% ../../../nbs/envs/sql/02_questions.ipynb #c0c3070c
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
 from ...core.errors import InputProblem
 from .database import Result, Rows, draw_rows, same_result, select
-from .schema import Column, Schema, Table
+from .schema import Schema, Table
 
 # %% ../../../nbs/envs/sql/02_questions.ipynb #de8056ee
 LEVELS = {"easy": ("which", "count", "figure"), "medium": ("figure_where", "top", "group"),
@@ -35,8 +35,7 @@ class Condition:
     @property
     def text(self) -> str:
         "In words, behind `have`."
-        words = {"=": f"the {self.meaning} {self.value}", ">": f"a {self.meaning} above {self.value}", "<": f"a {self.meaning} below {self.value}"}
-        return words[self.sign]
+        return {"=": "the {} {}", ">": "a {} above {}", "<": "a {} below {}"}[self.sign].format(self.meaning, self.value)
 
 
 @dataclass(frozen=True)
@@ -54,129 +53,117 @@ class Question:
         "Whether the order of the answer's rows counts."
         return self.kind == "top"
 
+    @property
+    def linked(self) -> bool:
+        "Whether it is about both tables."
+        return self.kind.startswith("linked")
+
+    def things(self, schema: Schema) -> Table:
+        "The table of what is listed, counted or measured."
+        return schema.child if self.child else schema.parent
+
+    def under(self, schema: Schema) -> Table:
+        "The table that the condition is on."
+        return schema.parent if self.linked else self.things(schema)
+
 # %% ../../../nbs/envs/sql/02_questions.ipynb #a9d57e12
 def question_text(question: Question, schema: Schema) -> str:
     "The question as the agent reads it: no name of the database in it."
-    q, things = question, schema.child if question.child else schema.parent
-    have = q.condition and f"that have {q.condition.text}"
-    belonging = f"{schema.child.many} that belong to {schema.parent.many} {have}"
-    first = {"highest": "Highest", "lowest": "Lowest"}.get(q.figure)
+    q, things, child, parent = question, question.things(schema), schema.child, schema.parent
+    have, first = q.condition and q.condition.text, {"highest": "Highest", "lowest": "Lowest"}.get(q.figure)
+    belonging = f"{child.many} that belong to {parent.many} that have {have}"
     return {
-        "which": f"Which {things.many} have {q.condition and q.condition.text}?",
-        "count": f"How many {things.many} have {q.condition and q.condition.text}?",
+        "which": f"Which {things.many} have {have}?",
+        "count": f"How many {things.many} have {have}?",
         "figure": f"What is the {q.figure} {q.meaning} of all {things.many}?",
-        "figure_where": f"What is the {q.figure} {q.meaning} of the {things.many} {have}?",
+        "figure_where": f"What is the {q.figure} {q.meaning} of the {things.many} that have {have}?",
         "top": f"Which {TOP} {things.many} have the {q.figure} {q.meaning}? {first} first.",
         "group": f"How many {things.many} are there of each {q.meaning}? Give the {q.meaning} and how many.",
         "linked_which": f"Which are the {belonging}?",
         "linked_figure": f"What is the {q.figure} {q.meaning} of the {belonging}?",
-        "linked_group": f"What is the {q.figure} {q.meaning} of the {schema.child.many} of each {schema.parent.one}? "
-                        f"Give the {schema.parent.one} and the figure.",
+        "linked_group": f"What is the {q.figure} {q.meaning} of the {child.many} of each {parent.one}? Give the {parent.one} and the figure.",
     }[q.kind]
-
-# %% ../../../nbs/envs/sql/02_questions.ipynb #25e35752
-def _where(condition, table, prefix=""):
-    value = f"'{condition.value}'" if isinstance(condition.value, str) else condition.value
-    return f" WHERE {prefix}{table.column(condition.meaning).name} {condition.sign} {value}"
-
-
-def _linked(q, schema):
-    "Queries over both tables."
-    parent, child = schema.tables
-    joined = f" FROM {child.name} JOIN {parent.name} ON {child.name}.{schema.link} = {parent.name}.id"
-    where = _where(q.condition, parent, f"{parent.name}.") if q.condition else f" GROUP BY {parent.name}.id"
-    if q.kind == "linked_which":
-        return f"SELECT {child.name}.{child.label}{joined}{where}"
-    figure = f"{FIGURES[q.figure]}({child.name}.{child.column(q.meaning).name})"
-    return f"SELECT {figure}{joined}{where}" if q.condition else f"SELECT {parent.name}.{parent.label}, {figure}{joined}{where}"
 
 
 def reference_sql(question: Question, schema: Schema) -> str:
     "A query that answers the question."
-    q = question
-    if q.kind.startswith("linked"):
-        return _linked(q, schema)
-    table = schema.child if q.child else schema.parent
-    where = _where(q.condition, table) if q.condition else ""
-    column = q.meaning and table.column(q.meaning).name
+    q, table, parent = question, question.things(schema), schema.parent
+    source, things, where = table.name, f"{table.name}." * q.linked, ""
+    if q.linked:
+        source += f" JOIN {parent.name} ON {table.name}.{schema.link} = {parent.name}.id"
+    if q.condition:
+        value = f"'{q.condition.value}'" if isinstance(q.condition.value, str) else q.condition.value
+        compared = f"{parent.name}." * q.linked + q.under(schema).column(q.condition.meaning).name
+        where = f" WHERE {compared} {q.condition.sign} {value}"
+    column = q.meaning and things + table.column(q.meaning).name
     if q.kind == "top":
-        return f"SELECT {table.label} FROM {table.name} ORDER BY {column}{' DESC' * (q.figure == 'highest')} LIMIT {TOP}"
+        return f"SELECT {table.label} FROM {source} ORDER BY {column}{' DESC' * (q.figure == 'highest')} LIMIT {TOP}"
     if q.kind == "group":
-        return f"SELECT {column}, COUNT(*) FROM {table.name} GROUP BY {column}"
-    wanted = {"which": table.label, "count": "COUNT(*)"}.get(q.kind) or f"{FIGURES[q.figure]}({column})"
-    return f"SELECT {wanted} FROM {table.name}{where}"
+        return f"SELECT {column}, COUNT(*) FROM {source} GROUP BY {column}"
+    wanted = f"{FIGURES[q.figure]}({column})" if q.figure else "COUNT(*)" if q.kind == "count" else things + table.label
+    if q.kind == "linked_group":
+        return f"SELECT {parent.name}.{parent.label}, {wanted} FROM {source} GROUP BY {parent.name}.id"
+    return f"SELECT {wanted} FROM {source}{where}"
 
-# %% ../../../nbs/envs/sql/02_questions.ipynb #7d26c5aa
-def _number(rng, column):
-    low, high = column.values
-    value = float(f"{low + (high - low) * rng.uniform(0.3, 0.7):.1e}")
-    return value if isinstance(low, float) else int(value)
-
-
-def _condition(rng, table):
-    column = rng.choice(table.columns)
-    if column.type == "TEXT":
-        return Condition(column.meaning, "=", rng.choice(column.values))
-    return Condition(column.meaning, rng.choice("<>"), _number(rng, column))
-
-
-def _distinct(column, n):
-    "Whether a column's numbers are drawn without replacement."
-    low, high = column.values
-    return (high - low) * (100 if isinstance(low, float) else 1) + 1 >= 2 * n
+# %% ../../../nbs/envs/sql/02_questions.ipynb #25e35752
+_TURNED = {"<": ">", ">": "<"}
 
 
 def _draw(rng, schema, kind):
     "A question of this kind; None where the table has no column for it."
-    child = kind.startswith("linked") or rng.random() < 0.6
+    linked = kind.startswith("linked")
+    child = linked or rng.random() < 0.6
     table = schema.child if child else schema.parent
     columns = table.of_type(kind == "group")
-    if kind == "top":
-        columns = [c for c in columns if _distinct(c, 24)]
+    if kind == "top":  # numbers are drawn without replacement where there are twice as many
+        columns = [c for c in columns if (c.values[1] - c.values[0]) * (100 if isinstance(c.values[0], float) else 1) + 1 >= 48]
     if not columns:
         return None
-    column, figures = rng.choice(columns), ("highest", "lowest") if kind == "top" else tuple(FIGURES)
+    column, figure = rng.choice(columns), None
     measured = kind not in ("which", "count", "linked_which")
-    under = kind in ("which", "count", "figure_where", "linked_which", "linked_figure")
-    return Question(kind, child, column.meaning if measured else None, rng.choice(figures) if measured and kind != "group" else None,
-                    _condition(rng, schema.parent if kind.startswith("linked") else table) if under else None)
-
-# %% ../../../nbs/envs/sql/02_questions.ipynb #07aff809
-def _sound(question, schema, instances):
-    "Whether the reference answers both instances, differently, and lists twelve rows at most."
-    if question.condition and question.condition.meaning == question.meaning:
-        return False
-    answers = [select(schema, rows, reference_sql(question, schema)) for rows in instances]
-    empty = any(not a.rows or a.rows in (((None,),), ((0,),)) for a in answers)
-    return not empty and max(len(a.rows) for a in answers) <= 12 and not same_result(*answers, question.ordered)
-
-# %% ../../../nbs/envs/sql/02_questions.ipynb #cf3cac12
-_TURNED = {"<": ">", ">": "<"}
+    if measured and kind != "group":
+        figure = rng.choice(("highest", "lowest") if kind == "top" else tuple(FIGURES))
+    condition = None
+    if kind in ("which", "count", "figure_where", "linked_which", "linked_figure"):
+        compared = rng.choice((schema.parent if linked else table).columns)
+        if compared.type == "TEXT":
+            condition = Condition(compared.meaning, "=", rng.choice(compared.values))
+        else:
+            (low, high), sign = compared.values, rng.choice("<>")
+            value = float(f"{low + (high - low) * rng.uniform(0.3, 0.7):.1e}")
+            condition = Condition(compared.meaning, sign, value if isinstance(low, float) else int(value))
+    return Question(kind, child, column.meaning if measured else None, figure, condition)
 
 
 def _near_misses(q, schema):
     "Wrong queries that are right where the largest of all is the largest of some, or where one row is left."
     if q.condition:
         yield reference_sql(q, schema).partition(" WHERE ")[0]
-    if q.condition and q.condition.sign in _TURNED:
-        yield reference_sql(replace(q, condition=replace(q.condition, sign=_TURNED[q.condition.sign])), schema)
+        if q.condition.sign in _TURNED:
+            yield reference_sql(replace(q, condition=replace(q.condition, sign=_TURNED[q.condition.sign])), schema)
     if q.figure and q.kind != "top":
         yield from (reference_sql(replace(q, figure=figure), schema) for figure in FIGURES if figure != q.figure)
 
 
-def _tells_apart(question, schema, instances):
-    "Whether every near miss is wrong on one of the instances at least."
-    right = [select(schema, rows, reference_sql(question, schema)) for rows in instances]
-    return not any(all(same_result(select(schema, rows, sql), answer, question.ordered) for rows, answer in zip(instances, right))
-                   for sql in _near_misses(question, schema))
+def _answers(question, schema, instances):
+    "What the reference gives on two instances; None where that is empty, long, the same, or uses one column twice."
+    if question.condition and question.condition.meaning == question.meaning:
+        return None
+    answers = [select(schema, rows, reference_sql(question, schema)) for rows in instances]
+    empty = any(not a.rows or a.rows in (((None,),), ((0,),)) for a in answers)
+    return None if empty or max(len(a.rows) for a in answers) > 12 or same_result(*answers, question.ordered) else answers
 
 
 def _hidden(question, schema, shown, seed):
-    "The first instance that is sound beside the one that is shown and tells near misses from the answer; None where there is none."
-    drawn = (draw_rows(schema, seed + (f"/{again}" if again else "")) for again in range(100))
-    return next((rows for rows in drawn if _sound(question, schema, (shown, rows)) and _tells_apart(question, schema, (shown, rows))), None)
+    "The first instance that suits beside the one that is shown and tells near misses from the answer; None where there is none."
+    for again in range(100):
+        instances = shown, draw_rows(schema, seed + (f"/{again}" if again else ""))
+        right = _answers(question, schema, instances)
+        if right and not any(all(same_result(select(schema, rows, sql), answer, question.ordered) for rows, answer in zip(instances, right))
+                             for sql in _near_misses(question, schema)):
+            return instances[1]
 
-# %% ../../../nbs/envs/sql/02_questions.ipynb #21067da0
+
 def draw_question(
     schema: Schema,
     seed: str,  # names the draw
@@ -188,13 +175,13 @@ def draw_question(
     rng = random.Random(f"sql/question/{seed}")
     kind = rng.choice([kind for level in levels for kind in LEVELS[level]])
     for i in range(1000):
-        instances = draw_rows(schema, f"{seed}/{i}/0"), draw_rows(schema, f"{seed}/{i}/1")
-        question = _draw(rng, schema, kind)
-        if question and _sound(question, schema, instances) and (hidden := _hidden(question, schema, instances[0], f"{seed}/{i}/1")):
-            return question, (instances[0], hidden)
+        shown, question = draw_rows(schema, f"{seed}/{i}/0"), _draw(rng, schema, kind)
+        if question and _answers(question, schema, (shown, draw_rows(schema, f"{seed}/{i}/1"))):
+            if hidden := _hidden(question, schema, shown, f"{seed}/{i}/1"):
+                return question, (shown, hidden)
     raise InputProblem(f"no {kind} question fits the schema", "take another seed")
 
-# %% ../../../nbs/envs/sql/02_questions.ipynb #690696a5
+
 def agree(
     question: Question,
     result: Result,
@@ -204,7 +191,7 @@ def agree(
     turned = Result(result.columns[::-1], tuple(row[::-1] for row in result.rows), result.cut)
     return any(same_result(given, right, question.ordered) for given in (result, turned))
 
-# %% ../../../nbs/envs/sql/02_questions.ipynb #fb4fb011
+# %% ../../../nbs/envs/sql/02_questions.ipynb #690696a5
 ROLES = "IEbOFIfoBeI"  # of rows by their ids: Inside, at the Edge, on the Border, Outside, Far; a capital is for a high figure, a small letter for a low one
 PARTS = {"F": 0.96, "O": 0.89, "B": 0.82, "E": 0.75, "e": 0.25, "b": 0.18, "o": 0.11, "f": 0.04}  # of a figure's range; inside about the middle
 
@@ -224,41 +211,37 @@ def _compared(condition, column, role, rng):
     return round(value + (steps if condition.sign == ">" else -steps) / _scale(column), 2)
 
 
-def _measured(column, role, rng):
-    "A number for the column of a figure."
-    low, high = column.values
-    part = PARTS.get(role, rng.uniform(0.35, 0.65)) + rng.uniform(-0.03, 0.03)
-    value = round((low + (high - low) * part) * _scale(column))
-    return value / 100 if column.type == "REAL" else value
-
-
 def _bordered(q, schema, seed):
     "One draw of an instance with rows at the borders."
-    rng, drawn, linked = random.Random(f"sql/border/{seed}"), draw_rows(schema, f"{seed}/border", (len(ROLES), 3 * len(ROLES))), q.kind.startswith("linked")
+    rng, drawn = random.Random(f"sql/border/{seed}"), draw_rows(schema, f"{seed}/border", (len(ROLES), 3 * len(ROLES)))
     parents, children = ([dict(row) for row in sorted(held, key=lambda row: row["id"])] for held in (drawn.parent, drawn.child))
     for i, row in enumerate(children):  # each parent has three, but the first has one and the second five
         row[schema.link] = parents[i % len(parents) or int(i > 0)]["id"]
-    things, table = (children, schema.child) if q.child else (parents, schema.parent)
-    under, compared = (parents, schema.parent) if linked else (things, table)
-    roles = {row["id"]: role if q.condition else "I" for row, role in zip(under, ROLES * 3)}
+    things, table, under = children if q.child else parents, q.things(schema), q.under(schema)
+    compared = parents if q.linked else things
+    roles = {row["id"]: role if q.condition else "I" for row, role in zip(compared, ROLES * 3)}
     if q.condition:
-        column = compared.column(q.condition.meaning)
-        for row in under:
+        column = under.column(q.condition.meaning)
+        for row in compared:
             row[column.name] = _compared(q.condition, column, roles[row["id"]], rng)
-    owner = schema.link if linked else "id"
+    owner = schema.link if q.linked else "id"
     column = q.meaning and table.column(q.meaning)
     if q.kind == "group":  # one is alone in its group
         values = rng.sample(column.values, 4)
         for i, row in enumerate(things):
             row[column.name] = values[i and 1 + i % 3]
-    elif q.kind != "top" and q.figure:
-        for row in things:
-            row[column.name] = _measured(column, roles[row[owner]], rng)
-    elif q.kind == "top":
-        low, high = (round(bound * _scale(column)) for bound in column.values)
-        for row, value in zip(things, rng.sample(range(low, high + 1), len(things))):
-            row[column.name] = value / 100 if column.type == "REAL" else value
-    group = column.name if q.kind == "group" else schema.link if linked else None
+    elif q.figure:
+        (low, high), scale = column.values, _scale(column)
+        if q.kind == "top":
+            steps = rng.sample(range(round(low * scale), round(high * scale) + 1), len(things))
+        else:
+            steps = []
+            for row in things:
+                part = PARTS.get(roles[row[owner]], rng.uniform(0.35, 0.65)) + rng.uniform(-0.03, 0.03)
+                steps.append(round((low + (high - low) * part) * scale))
+        for row, value in zip(things, steps):
+            row[column.name] = value / 100 if scale == 100 else value
+    group = column.name if q.kind == "group" else schema.link if q.linked else None
     inside = [row for row in things if roles[row[owner]] == "I"]
     if q.kind == "top":
         inside = sorted(things, key=lambda row: row[column.name], reverse=q.figure == "highest")[1:3]
@@ -272,30 +255,30 @@ def _bordered(q, schema, seed):
         parents[2].update({c.name: parents[3][c.name] for c in schema.parent.columns})
     return Rows(tuple(parents), tuple(children))
 
-# %% ../../../nbs/envs/sql/02_questions.ipynb #c9bbb6ad
-def _slips(q, schema):
+
+def slips(question: Question, schema: Schema) -> Iterator[str]:
     "Wrong queries that differ from the right one by what rows at the borders hold."
-    yield from _near_misses(q, schema)
-    right, table = reference_sql(q, schema), schema.child if q.child else schema.parent
+    yield from _near_misses(question, schema)
+    q, right, table = question, reference_sql(question, schema), question.things(schema)
     if q.condition and q.condition.sign in _TURNED:
         yield right.replace(f" {q.condition.sign} ", f" {q.condition.sign}= ")
-        under = schema.parent if q.kind.startswith("linked") else table
-        step = 1 / _scale(under.column(q.condition.meaning))
+        step = 1 / _scale(q.under(schema).column(q.condition.meaning))
         yield from (reference_sql(replace(q, condition=replace(q.condition, value=q.condition.value + by)), schema) for by in (step, -step))
     if q.meaning:
-        column = table.column(q.meaning)
-        others = [c.meaning for c in table.of_type(column.type == "TEXT") if c.meaning != q.meaning]
+        others = [c.meaning for c in table.of_type(table.column(q.meaning).type == "TEXT") if c.meaning != q.meaning]
         yield from (reference_sql(replace(q, meaning=meaning), schema) for meaning in others)
     if q.figure and q.kind != "top":
         figure = re.search(r"\w+\(([\w.]+)\)", right)
         bare = right.replace(figure[0], figure[1])
-        order = f" ORDER BY {schema.child.name}.id" if q.kind == "linked_figure" else " ORDER BY id"
-        yield from (bare, f"{bare} LIMIT 1") if q.kind == "linked_group" else (bare, f"{bare} LIMIT 1", f"{bare}{order} LIMIT 1")
+        yield from (bare, f"{bare} LIMIT 1")
+        if q.kind != "linked_group":
+            yield f"{bare} ORDER BY {f'{schema.child.name}.' * q.linked}id LIMIT 1"
         if q.figure in ("average", "total"):
             yield right.replace("(", "(DISTINCT ")
         if q.figure == "average":
-            yield from (right.replace(figure[0], text) for text in (f"ROUND({figure[0]})", f"CAST({figure[0]} AS INTEGER)", f"(MAX({figure[1]}) + MIN({figure[1]})) / 2.0"))
-    if q.kind.startswith("linked"):
+            texts = f"ROUND({figure[0]})", f"CAST({figure[0]} AS INTEGER)", f"(MAX({figure[1]}) + MIN({figure[1]})) / 2.0"
+            yield from (right.replace(figure[0], text) for text in texts)
+    if q.linked:
         yield re.sub(r" ON \S+ = \S+", "", right)
         yield re.sub(r" ON (\S+) = (\S+)", rf" ON \1 = \2 OR \2 = (SELECT MIN(id) FROM {schema.parent.name})", right)
     if q.kind == "linked_figure" and q.figure == "average":
@@ -309,10 +292,13 @@ def border_rows(
     schema: Schema,
     seed: str,  # names the draw
 ) -> Rows:
-    "An instance on which near misses of a question are wrong, the same for the same arguments. Raises `InputProblem` where there is none."
+    """An instance on which near misses of a question are wrong, the same for the same arguments.
+
+    What may coincide, such as two averages of small numbers, is drawn again. Raises `InputProblem` where there is none.
+    """
     for again in range(100):
         rows = _bordered(question, schema, f"{seed}/{again}")
         right = select(schema, rows, reference_sql(question, schema))
-        if not any(agree(question, select(schema, rows, sql), right) for sql in _slips(question, schema)):
+        if not any(agree(question, select(schema, rows, sql), right) for sql in slips(question, schema)):
             return rows
     raise InputProblem(f"no instance tells {question_text(question, schema)!r} from what is nearly that", "take another seed")

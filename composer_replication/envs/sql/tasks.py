@@ -18,6 +18,9 @@ from .questions import LEVELS, Question, agree, border_rows, draw_question, ques
 from .schema import SPLITS, Schema, draw_schema
 
 # %% ../../../nbs/envs/sql/03_tasks.ipynb #7ebe73da
+_TASK_ID = re.compile(rf"sql-({'|'.join(SPLITS)})-([a-z+]+)-(.+)", re.S)
+
+
 @dataclass(frozen=True)
 class SqlTask:
     "A question, the instance that the agent queries, and three that only the reward knows."
@@ -44,9 +47,6 @@ class SqlTask:
         "Each instance, and what the reference gives on it."
         return tuple((rows, select(self.schema, rows, self.reference)) for rows in (self.rows, self.hidden, *self.borders))
 
-# %% ../../../nbs/envs/sql/03_tasks.ipynb #dbe071e0
-_TASK_ID = re.compile(rf"sql-({'|'.join(SPLITS)})-([a-z+]+)-(.+)", re.S)
-
 
 @lru_cache(maxsize=1024)
 def task_of(
@@ -68,11 +68,8 @@ def is_sql_task(task_id: str | None) -> bool:
     match = _TASK_ID.fullmatch(task_id or "")
     return match is not None and all(level in LEVELS for level in match[2].split("+"))
 
-# %% ../../../nbs/envs/sql/03_tasks.ipynb #498f460b
-def answers(
-    task: SqlTask,
-    sql: str,
-) -> bool:
+
+def answers(task: SqlTask, sql: str) -> bool:
     "Whether a query answers the question on all four instances."
     try:
         return all(agree(task.question, select(task.schema, rows, sql), right) for rows, right in task.right)
