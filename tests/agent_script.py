@@ -1,7 +1,10 @@
 "An agent in a sandbox that plays rollouts of a trainer: its program, its workspace, and runs in processes of their own."
 
+import os
 import warnings
+from pathlib import Path
 
+import torch
 import world
 from datasets import Dataset
 from transformers.trainer_callback import PrinterCallback
@@ -113,3 +116,15 @@ def trained(folder, out=None, **changes):
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     return trainer
+
+
+def main(job):
+    "A step in a process of its own, as `ranks.jobs` starts it; what it leaves goes to a file of its rank."
+    os.environ.update(job["env"])
+    os.dup2(os.open(job["log"], os.O_CREAT | os.O_WRONLY | os.O_APPEND), 2)
+    torch.set_num_threads(1)
+    for task in job["tasks"]:
+        rank = os.environ.get("RANK", "0")
+        trainer = trained(Path(task["out"]) / rank, **task["settings"])
+        rollouts = [(r.trace.trace_id, r.ending.value, r.reward, [s.completion_ids for s in r.segments]) for r in trainer.rollouts]
+        torch.save({"grads": trainer.grads, "rollouts": rollouts, "log": trainer.state.log_history[0]}, Path(task["out"]) / f"{rank}.pt")

@@ -9,7 +9,6 @@ __all__ = ['SPLITS', 'PAIR_SOURCES', 'CLASSES', 'FORBIDDEN', 'SourceArguments', 
 import dataclasses
 import difflib
 import inspect
-import os
 import re
 import warnings
 from collections.abc import Mapping
@@ -370,9 +369,6 @@ def _check_task(a, c):
         raise RecipeProblem(f"agent with task {a.task!r}, which has no environment to play in; take another task, or leave agent out.")
     if a.agent is not None and not c.our_loop:
         raise RecipeProblem("agent with rollout: trl would play nothing, since TRL's own loop plays; leave rollout out, or agent.")
-    if a.agent is not None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise RecipeProblem("agent with several processes: an agent's episodes may have several segments, and they are trained on in one "
-                            "process; start one.")
     prompts = c.generation_batch_size // c.num_generations
     if a.train_rows < prompts:
         raise RecipeProblem(f"train_rows={a.train_rows} is less than the {prompts} tasks that one generation takes "

@@ -175,13 +175,6 @@ def test_a_wrong_setting_is_one_sentence_before_any_weight(write, no_weights, se
     assert "\n" not in str(caught.value) and str(caught.value).startswith(str(write()))
 
 
-def test_an_agent_in_several_processes(write, monkeypatch):
-    recipe = load_recipe(write(agent={"command": "x"}))
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(RecipeProblem, match="agent with several processes"):
-        recipe_module._check(recipe)
-
-
 @pytest.mark.parametrize("text, said", [("", "no mapping"), ("- 1", "no mapping"), ("a: [", "cannot be read as YAML"),
                                         ("!!python/object/apply:os.system [ls]", "cannot be read as YAML"), ("\x00", "YAML")])
 def test_a_file_that_is_no_recipe(write, text, said):

@@ -161,12 +161,16 @@ def probe(url, key, model, workspace, prompt):
         ({"command": "x {y}"}, "cannot be read"),
         ({"command": "x 'y"}, "cannot be read"),
         ({"command": "x", "seconds": 0}, "bounds above 0"),
-        ({"command": "x", "path": "/nowhere"}, "is no folder"),
     ],
 )
 def test_agents_that_cannot_be(settings, said):
     with pytest.raises(InputProblem, match=said):
         Agent(**settings)
+
+
+def test_an_agent_that_is_not_installed():
+    with pytest.raises(InputProblem, match="'/nowhere' is no folder; install the agent there"):
+        AgentFactory(Workspace, Agent("x", "/nowhere"))
 
 
 def test_an_environment_without_a_workspace(factory):
