@@ -99,7 +99,8 @@ def place(self: RecordedEpisode, asked: Asked) -> tuple[_Context | None, list[in
     for context in self.contexts:
         turns = [self.turns[i] for i in context.positions]
         n = next((i for i, (a, b) in enumerate(zip(turns, asked.turns)) if not same(a, b)), min(len(turns), len(asked.turns)))
-        shared.append((n == len(turns) < len(asked.turns) and context.tools == asked.tools and not context.busy, n, context))
+        own = any(t.role == "assistant" for t in asked.turns[n:])  # which nobody sampled here: ids of a segment end with a sampled turn
+        shared.append((n == len(turns) < len(asked.turns) and context.tools == asked.tools and not context.busy and not own, n, context))
     if not shared:
         return None, []
     goes_on, n, context = max(shared, key=lambda s: s[:2])
@@ -180,6 +181,10 @@ def _context(self: Recorder, trace, goes_on):
     return (*head, *context_ids(chat, trace, True))
 
 
+def _not_carried(problem):
+    return bad(f"the chat template cannot carry this conversation: {problem}", "unsupported_value")
+
+
 @patch
 def begin(self: Recorder, episode: RecordedEpisode, asked: Asked) -> Pending:
     "Have a turn sampled. Raises `Refused`."
@@ -219,8 +224,8 @@ def _ask(self: Recorder, pending, name):
     try:
         self.reader(asked)
         pending.new = self._context(pending.trace, context is not None)
-    except ValueError as problem:
-        raise bad(f"the chat template cannot carry this conversation: {problem}", "unsupported_value") from None
+    except (ValueError, RecursionError) as problem:
+        raise _not_carried(problem) from None
     known = (*context.prompt_ids, *context.ids) if context is not None else ()
     pending.ids = (*known, *pending.new)
     room = self.positions - len(pending.ids)
@@ -244,8 +249,8 @@ def count(self: Recorder, asked: Asked) -> int:
         raise bad("tokens are not counted in front of this model.", "unsupported_value")
     try:
         return len(self._context(Trace("count", asked.turns, asked.tools), False))
-    except ValueError as problem:
-        raise bad(f"the chat template cannot carry this conversation: {problem}", "unsupported_value") from None
+    except (ValueError, RecursionError) as problem:
+        raise _not_carried(problem) from None
 
 
 @patch
@@ -309,11 +314,10 @@ def finish(self: Recorder, pending: Pending, result: Any) -> Answered:
         sample = Sample((), (), cut)
         parsed = ParsedTurn(turn.content[:found[0]] if found else turn.content, turn.thinking, tuple(named_call(c.name, c.arguments) for c in calls))
     forms = [form for form in turn_forms(parsed, sample, pending.called) if not asked.objects or all(c.parsed for c in form.tool_calls)]
+    forms.append(replace(forms[-1], content="", thinking=None, tool_calls=()))  # the policy cannot end its episode by what no template carries
     turn = next((form for form in forms if self._carries(pending, form)), None)
     if turn is None:
-        problem = "the chat template cannot carry the turn that was sampled"
-        episode.end(Ending.ERROR, problem)
-        raise Refused(422, "no_answer", f"{problem}; the episode has ended.")
+        raise _not_carried("no turn can follow it")
     with episode.lock:
         episode.check()
         self._take(pending, turn, sample)
@@ -330,7 +334,7 @@ def _carries(self: Recorder, pending, form):
     trace = pending.trace
     try:
         check_turn(self.policy.chat, replace(trace, turns=(*trace.turns, form)), self.whole)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 

@@ -162,7 +162,7 @@ BAD = [
     (dict(use_vllm=True), "use_vllm=True and rollout='transformers' name two engines"),
     (dict(rollout="vllm"), "vLLM reads its weights from a folder or hub id, and model 'embedded' is made in memory"),
     (dict(rollout="vllm", task=None, traces="a.jsonl"), "vLLM samples nothing without a task"),
-    (dict(agent={"command": "x"}, rollout="trl"), "agent with rollout: trl would play nothing"),
+    (dict(agent={"command": "x"}, rollout="trl"), "agent with rollout: trl would change nothing"),
     (dict(agent={"command": "x"}, task="gsm8k", alpha_sdpo=0), "agent with task 'gsm8k', which has no environment"),
     (dict(agent={"command": "x"}, task=None, traces="a.jsonl", held_out_rows=0), "agent=.* without a task: there are no roll"),
 ]
