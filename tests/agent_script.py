@@ -105,14 +105,14 @@ SETTINGS = {
 }
 
 
-def trained(folder, out=None, **changes):
-    "A trainer after a step on two tasks, of which the second has silent attempts."
-    args = ComposerReplicationConfig(str(out or folder / "out"), **SETTINGS | changes)
+def trained(folder, environment_factory=None, **changes):
+    "A trainer after a step on two tasks, of which the second has silent attempts; without a factory the program plays."
+    args = ComposerReplicationConfig(str(folder / "out"), **SETTINGS | changes)
     rows = world.rows(2)
     rows[1]["prompt"][-1]["content"] += " silent"
     trainer = Kept(
         embedded_model("mild"), args=args, processing_class=world.tokenizer(), train_dataset=Dataset.from_list(rows),
-        environment_factory=factory(folder), hint_source=default_composite() if args.alpha_sdpo else None)
+        environment_factory=environment_factory or factory(folder), hint_source=default_composite() if args.alpha_sdpo else None)
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     return trainer

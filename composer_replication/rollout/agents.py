@@ -244,16 +244,9 @@ class _AgentRun(RecordedRun):
         except Exception as problem:  # of the sandbox, not of the policy
             return Ending.ERROR, f"the sandbox failed ({type(problem).__name__}): {problem}"
         if self.log:
-            write_file(agent_log(self.log, self.record.trace_id), f"{done.stdout}\n{done.stderr}\n".encode(errors="replace"))
+            name = re.sub(r"[^A-Za-z0-9._-]", "_", self.record.trace_id)  # the run's page links to it
+            write_file(self.log / f"{name}.log", f"{done.stdout}\n{done.stderr}\n".encode(errors="replace"))
         return ending_of(self.record, done)
-
-
-def agent_log(
-    folder: Path,
-    trace_id: str,
-) -> Path:
-    "Where an agent's own output is kept."
-    return folder / f"{re.sub(r'[^A-Za-z0-9._-]', '_', trace_id)}.log"
 
 
 class AgentFactory:

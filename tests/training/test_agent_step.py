@@ -1,11 +1,19 @@
 "A training step whose rollouts are played by an agent in a sandbox: its gradient, its rewards, its endings."
 
+import re
+import warnings
+
 import agent_script
 import pytest
 import torch
+import world
 from agent_script import trained
 from ranks import ended, jobs
 
+from composer_replication.recipes.recipe import load_recipe
+from composer_replication.recipes.run import latest_traces, run_recipe
+from composer_replication.report.run import RunPage
+from composer_replication.rollout.compaction import REQUEST, Compacting
 from composer_replication.rollout.types import Ending
 
 pytestmark = pytest.mark.trainer
@@ -38,6 +46,43 @@ def test_the_gradient_is_that_of_the_segments_one_by_one(tmp_path):
     for name, wanted in reference_gradient(trainer).items():
         torch.testing.assert_close(trainer.grads[name], wanted, rtol=1e-3, atol=1e-6)
     assert any(g.abs().max() > 1e-5 for g in trainer.grads.values())
+
+
+@pytest.mark.parametrize("way", ["summary", "left"])
+def test_the_gradient_of_episodes_whose_contexts_were_too_long(way, tmp_path):
+    "The final reward falls on every sampled token, those of the summaries included."
+    trainer = trained(tmp_path, environment_factory=Compacting(world.Files, 200, way), learning_rate=0.0, max_turns=4, max_completion_length=400,
+                      max_turn_tokens=40)
+    turns = [r.trace.turns for r in trainer.rollouts]
+    assert sum(len(r.segments) > 1 for r in trainer.rollouts) >= 3 and len({r.reward for r in trainer.rollouts}) > 1
+    assert any(t.content == REQUEST for each in turns for t in each) is (way == "summary")
+    for name, wanted in reference_gradient(trainer).items():
+        torch.testing.assert_close(trainer.grads[name], wanted, rtol=1e-3, atol=1e-6)
+    assert any(g.abs().max() > 1e-6 for g in trainer.grads.values())
+    log = trainer.state.log_history[0]
+    assert log["context/compactions"] > 0 and ("context/summary_tokens" in log) is (way == "summary")
+
+
+def test_a_recipe_trains_on_an_agents_answers_and_its_page_shows_them(tmp_path):
+    "Task sql: the agent's folder holds the database; its second context begins with a summary."
+    agent_script.factory(tmp_path)  # lays the agent's program out
+    (tmp_path / "agent" / "mine.py").write_text((tmp_path / "agent" / "mine.py").read_text().replace("answer.txt", "answer.sql"))
+    settings = {"task": "sql", "tasks": "easy", "train_rows": 2, "agent": {"command": "mine:play", "path": str(tmp_path / "agent"), "seconds": 60},
+                "output_dir": str(tmp_path / "out"), "max_steps": 1, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1,
+                "num_generations": 2, "max_completion_length": 160, "max_turns": 3, "tool_timeout": 3600}
+    pages = []
+
+    def watch(trainer, record):
+        pages.append(RunPage(record, lambda: latest_traces(trainer)))
+        return pages
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # no isolation where there is no bubblewrap
+        finished = run_recipe(load_recipe("toy", {key: str(value) for key, value in settings.items()}), watch=watch)
+    assert finished.step == 1 and finished.metrics["rollout/done"] == 1.0 and finished.metrics["reward"] == 0.0
+    shown = (tmp_path / "out" / "index.html").read_text()
+    links = re.findall(r'href="(agents/[^"]+)"', shown)
+    assert "2 segments" in shown and len(links) == 2 and all((tmp_path / "out" / link).is_file() for link in links)
 
 
 def test_sdpo_at_the_error_turns_of_an_agent(tmp_path):
