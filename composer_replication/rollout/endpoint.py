@@ -18,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 
-from fastcore.basics import patch
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -146,110 +145,125 @@ class _Application:
             return await self.guarded(protocol, request, self.complete)
         return answer
 
+    async def guarded(self, protocol, request: Request, work, places: int = 1) -> Response:
+        "What work gives, or the refusal in the protocol's own form. It takes so many of the `at_once` places."
+        held = 0
+        try:
+            if places and self.requests >= self.at_once:  # also of bodies that are still read: what they take is bounded
+                raise Refused(429, "full", f"{self.at_once} requests are under way already; ask again later.", {"Retry-After": "1"})
+            self.requests, held = self.requests + places, places
+            return await work(protocol, request)
+        except Refused as problem:
+            return _json(protocol.error(problem), problem.status, problem.headers)
+        except asyncio.CancelledError:
+            return _json(protocol.error(Refused(503, "ending", "the endpoint has ended before the answer came.")), 503)
+        except Exception as error:  # of the policy or of this server: no client should have to guess from a broken connection
+            sentence = " ".join(str(error).split())[:300] or type(error).__name__
+            return _json(protocol.error(Refused(500, "internal", f"the endpoint failed ({type(error).__name__}): {sentence.rstrip('.')}.")), 500)
+        finally:
+            self.requests -= held
+
+    def authorise(self, request: Request, name: str | None) -> None:
+        "Raise `Refused` where the key is not that of the episode, or of the server."
+        key = self.key
+        if name is not None and name in self.episodes.named:
+            key = self.episodes.named[name].key or key
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        given = request.headers.get("x-api-key") or (given if scheme.lower() == "bearer" else "")
+        if key and not hmac.compare_digest(given.strip().encode("latin-1", "replace"), key.encode()):
+            raise Refused(401, "invalid_api_key", "the key is wrong; send it as a Bearer token or as x-api-key.", {"WWW-Authenticate": "Bearer"})
+
+    async def models(self, request: Request) -> Response:
+        one = {"id": self.model, "object": "model", "created": 0, "owned_by": "composer-rl", "type": "model", "display_name": self.model,
+               "created_at": "1970-01-01T00:00:00Z"}
+        async def work(protocol, request):
+            self.authorise(request, request.path_params.get("episode"))
+            named = request.path_params.get("model")
+            if named is not None and named != self.model and not self.any_model:
+                raise Refused(404, "model_not_found", f"there is no model {named[:80]!r} here; ask {self.model}.")
+            return _json(one if named else {"object": "list", "data": [one], "has_more": False, "first_id": self.model, "last_id": self.model})
+        return await self.guarded(ChatCompletions, request, work, places=0)
+
+    async def _asked(self, protocol, request):
+        "The request, and its episode."
+        name = request.path_params.get("episode")
+        self.authorise(request, name)
+        self.episodes.check(name)
+        body = await read_json(request, self.body_bytes)
+        if protocol is Messages and request.url.path.endswith("count_tokens") and isinstance(body, dict):
+            body = {"max_tokens": 1} | body
+        asked = protocol.read(body)
+        if asked.model != self.model and not (self.any_model or name is not None):
+            raise Refused(404, "model_not_found", f"there is no model {asked.model[:80]!r} here; ask one of {self.model}.")
+        return name, asked
+
+    async def complete(self, protocol, request: Request) -> Response:
+        in_thread = asyncio.get_running_loop().run_in_executor
+        name, asked = await self._asked(protocol, request)
+        episode = await in_thread(self.threads, self.episodes.of, name, asked)
+        pending = await in_thread(self.threads, self.recorder.begin, episode, asked)
+        try:
+            answered = await in_thread(self.threads, self.recorder.finish, pending, await self._sampled(request, pending))
+        except BaseException as problem:
+            self.recorder.leave(pending)
+            if isinstance(problem, Exception) and not isinstance(problem, Refused):
+                episode.failed = f"the policy failed ({type(problem).__name__}): {problem}"
+            raise
+        await in_thread(self.threads, self.episodes.changed, episode)
+        if asked.stream:
+            return _Stream(list(protocol.events(asked, answered)))
+        return _json(protocol.write(asked, answered))
+
+    async def _sampled(self, request, pending):
+        "What the policy gives. Raises `Refused` where it takes too long or the client hangs up."
+        answer, gone = asyncio.wrap_future(pending.answer), asyncio.ensure_future(_hang_up(request))
+        try:
+            await asyncio.wait({answer, gone}, timeout=self.timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():
+                raise Refused(499, "hung_up", "the client has hung up.")
+            if answer.done():
+                return answer.result()
+            raise Refused(504, "timeout", f"no answer came within {self.timeout_s:g} seconds; ask again later, or allow more.")
+        finally:
+            gone.cancel()
+            if not answer.done():
+                answer.add_done_callback(lambda a: a.cancelled() or a.exception())  # nobody looks at it
+
+    async def count(self, request: Request) -> Response:
+        "Anthropic's count of a prompt's tokens."
+        async def work(protocol, request):
+            name, asked = await self._asked(protocol, request)
+            return _json({"input_tokens": await asyncio.get_running_loop().run_in_executor(self.threads, self.recorder.count, asked)})
+        return await self.guarded(Messages, request, work)
+
+    async def end(self, request: Request) -> Response:
+        "End a named episode, with the reward that it has earned."
+        async def work(protocol, request):
+            name = request.path_params["episode"]
+            self.authorise(request, name)
+            if name not in self.episodes.named:
+                raise Refused(404, "unknown_episode", f"there is no episode {name[:60]!r} here.")
+            body = await read_json(request, self.body_bytes)
+            reward = body.get("reward") if isinstance(body, dict) else None
+            if not isinstance(body, dict) or set(body) - {"reward"} or isinstance(reward, bool) or not isinstance(reward, int | float | None) or \
+                    reward is not None and not abs(reward) < float("inf"):
+                raise bad("the body must be an object with nothing, or with a finite number as its reward.")
+            episode = self.episodes.named[name]
+            episode.check()
+            episode.end(Ending.DONE)
+            episode.reward = reward
+            await asyncio.get_running_loop().run_in_executor(self.threads, self.episodes.changed, episode)
+            return _json({"episode": name, "turns": episode.sampled, "segments": len(episode.contexts), "reward": reward})
+        return await self.guarded(ChatCompletions, request, work)
+
 
 def _json(body, status=200, headers=None):
     return Response(json.dumps(body), status, headers, "application/json")
-
-
-@patch
-async def guarded(self: _Application, protocol, request: Request, work, places: int = 1) -> Response:
-    "What work gives, or the refusal in the protocol's own form. It takes so many of the `at_once` places."
-    held = 0
-    try:
-        if places and self.requests >= self.at_once:  # also of bodies that are still read: what they take is bounded
-            raise Refused(429, "full", f"{self.at_once} requests are under way already; ask again later.", {"Retry-After": "1"})
-        self.requests, held = self.requests + places, places
-        return await work(protocol, request)
-    except Refused as problem:
-        return _json(protocol.error(problem), problem.status, problem.headers)
-    except asyncio.CancelledError:
-        return _json(protocol.error(Refused(503, "ending", "the endpoint has ended before the answer came.")), 503)
-    except Exception as error:  # of the policy or of this server: no client should have to guess from a broken connection
-        sentence = " ".join(str(error).split())[:300] or type(error).__name__
-        return _json(protocol.error(Refused(500, "internal", f"the endpoint failed ({type(error).__name__}): {sentence.rstrip('.')}.")), 500)
-    finally:
-        self.requests -= held
-
-
-@patch
-def authorise(self: _Application, request: Request, name: str | None) -> None:
-    "Raise `Refused` where the key is not that of the episode, or of the server."
-    key = self.key
-    if name is not None and name in self.episodes.named:
-        key = self.episodes.named[name].key or key
-    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-    given = request.headers.get("x-api-key") or (given if scheme.lower() == "bearer" else "")
-    if key and not hmac.compare_digest(given.strip().encode("latin-1", "replace"), key.encode()):
-        raise Refused(401, "invalid_api_key", "the key is wrong; send it as a Bearer token or as x-api-key.", {"WWW-Authenticate": "Bearer"})
 
 # %% ../../nbs/rollout/11_endpoint.ipynb #fd9fee12
 async def _hang_up(request):
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-@patch
-async def models(self: _Application, request: Request) -> Response:
-    one = {"id": self.model, "object": "model", "created": 0, "owned_by": "composer-rl", "type": "model", "display_name": self.model,
-           "created_at": "1970-01-01T00:00:00Z"}
-    async def work(protocol, request):
-        self.authorise(request, request.path_params.get("episode"))
-        named = request.path_params.get("model")
-        if named is not None and named != self.model and not self.any_model:
-            raise Refused(404, "model_not_found", f"there is no model {named[:80]!r} here; ask {self.model}.")
-        return _json(one if named else {"object": "list", "data": [one], "has_more": False, "first_id": self.model, "last_id": self.model})
-    return await self.guarded(ChatCompletions, request, work, places=0)
-
-
-@patch
-async def _asked(self: _Application, protocol, request):
-    "The request, and its episode."
-    name = request.path_params.get("episode")
-    self.authorise(request, name)
-    self.episodes.check(name)
-    body = await read_json(request, self.body_bytes)
-    if protocol is Messages and request.url.path.endswith("count_tokens") and isinstance(body, dict):
-        body = {"max_tokens": 1} | body
-    asked = protocol.read(body)
-    if asked.model != self.model and not (self.any_model or name is not None):
-        raise Refused(404, "model_not_found", f"there is no model {asked.model[:80]!r} here; ask one of {self.model}.")
-    return name, asked
-
-
-@patch
-async def complete(self: _Application, protocol, request: Request) -> Response:
-    in_thread = asyncio.get_running_loop().run_in_executor
-    name, asked = await self._asked(protocol, request)
-    episode = await in_thread(self.threads, self.episodes.of, name, asked)
-    pending = await in_thread(self.threads, self.recorder.begin, episode, asked)
-    try:
-        answered = await in_thread(self.threads, self.recorder.finish, pending, await self._sampled(request, pending))
-    except BaseException as problem:
-        self.recorder.leave(pending)
-        if isinstance(problem, Exception) and not isinstance(problem, Refused):
-            episode.failed = f"the policy failed ({type(problem).__name__}): {problem}"
-        raise
-    await in_thread(self.threads, self.episodes.changed, episode)
-    if asked.stream:
-        return _Stream(list(protocol.events(asked, answered)))
-    return _json(protocol.write(asked, answered))
-
-
-@patch
-async def _sampled(self: _Application, request, pending):
-    "What the policy gives. Raises `Refused` where it takes too long or the client hangs up."
-    answer, gone = asyncio.wrap_future(pending.answer), asyncio.ensure_future(_hang_up(request))
-    try:
-        await asyncio.wait({answer, gone}, timeout=self.timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if gone.done():
-            raise Refused(499, "hung_up", "the client has hung up.")
-        if answer.done():
-            return answer.result()
-        raise Refused(504, "timeout", f"no answer came within {self.timeout_s:g} seconds; ask again later, or allow more.")
-    finally:
-        gone.cancel()
-        if not answer.done():
-            answer.add_done_callback(lambda a: a.cancelled() or a.exception())  # nobody looks at it
 
 
 class _Stream(Response):
@@ -268,37 +282,6 @@ class _Stream(Response):
             for event in self.events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-@patch
-async def count(self: _Application, request: Request) -> Response:
-    "Anthropic's count of a prompt's tokens."
-    async def work(protocol, request):
-        name, asked = await self._asked(protocol, request)
-        return _json({"input_tokens": await asyncio.get_running_loop().run_in_executor(self.threads, self.recorder.count, asked)})
-    return await self.guarded(Messages, request, work)
-
-
-@patch
-async def end(self: _Application, request: Request) -> Response:
-    "End a named episode, with the reward that it has earned."
-    async def work(protocol, request):
-        name = request.path_params["episode"]
-        self.authorise(request, name)
-        if name not in self.episodes.named:
-            raise Refused(404, "unknown_episode", f"there is no episode {name[:60]!r} here.")
-        body = await read_json(request, self.body_bytes)
-        reward = body.get("reward") if isinstance(body, dict) else None
-        if not isinstance(body, dict) or set(body) - {"reward"} or isinstance(reward, bool) or not isinstance(reward, int | float | None) or \
-                reward is not None and not abs(reward) < float("inf"):
-            raise bad("the body must be an object with nothing, or with a finite number as its reward.")
-        episode = self.episodes.named[name]
-        episode.check()
-        episode.end(Ending.DONE)
-        episode.reward = reward
-        await asyncio.get_running_loop().run_in_executor(self.threads, self.episodes.changed, episode)
-        return _json({"episode": name, "turns": episode.sampled, "segments": len(episode.contexts), "reward": reward})
-    return await self.guarded(ChatCompletions, request, work)
 
 # %% ../../nbs/rollout/11_endpoint.ipynb #f4051d52
 GRACE_S = 5.0  # for requests under way at the end
