@@ -211,7 +211,7 @@ class _Application:
             raise
         await in_thread(self.threads, self.episodes.changed, episode)
         if asked.stream:
-            return _Stream(list(protocol.events(asked, answered)))
+            return _Answer(b"".join(protocol.events(asked, answered)), headers={"Cache-Control": "no-cache"}, media_type="text/event-stream")
         return _json(protocol.write(asked, answered))
 
     async def _sampled(self, request, pending):
@@ -257,31 +257,26 @@ class _Application:
         return await self.guarded(ChatCompletions, request, work)
 
 
+PIECE = 2**16  # bytes of an answer that wait for a client to read them
+
+
+class _Answer(Response):
+    "A body in pieces; a client that does not read them is left after `READ_S`."
+
+    async def __call__(self, scope, receive, send):
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async with asyncio.timeout(READ_S):
+            for at in range(0, len(self.body), PIECE):
+                await send({"type": "http.response.body", "body": self.body[at:at + PIECE], "more_body": at + PIECE < len(self.body)})
+
+
 def _json(body, status=200, headers=None):
-    return Response(json.dumps(body), status, headers, "application/json")
+    return _Answer(json.dumps(body), status, headers, "application/json")
 
 # %% ../../nbs/rollout/11_endpoint.ipynb #fd9fee12
 async def _hang_up(request):
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-class _Stream(Response):
-    "Server-sent events; a client that does not read them is left after a while."
-
-    media_type = "text/event-stream"
-
-    def __init__(self, events):
-        super().__init__(b"", headers={"Cache-Control": "no-cache"})
-        del self.headers["content-length"]
-        self.events = events
-
-    async def __call__(self, scope, receive, send):
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async with asyncio.timeout(READ_S):
-            for event in self.events:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 # %% ../../nbs/rollout/11_endpoint.ipynb #f4051d52
 GRACE_S = 5.0  # for requests under way at the end
