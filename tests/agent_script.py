@@ -80,7 +80,9 @@ def factory(folder, program=None):
     for name in ("tree", "agent"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / "agent" / "mine.py").write_text(program or PROGRAM % tools)
-    return AgentFactory(lambda: Workspace(folder / "tree"), Agent("mine:play", str(folder / "agent"), seconds=60), folder / "log")
+    return AgentFactory(
+        lambda: Workspace(folder / "tree"), Agent("mine:play", str(folder / "agent"), seconds=60), folder / "log"
+    )
 
 
 class Kept(ComposerReplicationTrainer):
@@ -98,10 +100,27 @@ class Kept(ComposerReplicationTrainer):
 
 
 SETTINGS = {
-    "report_to": "none", "bf16": False, "use_cpu": True, "gradient_checkpointing": False, "disable_tqdm": True, "seed": 3, "learning_rate": 1e-3,
-    "logging_steps": 1, "max_steps": 1, "save_strategy": "no", "sample_every": 0, "max_grad_norm": 0.0, "optim": "sgd",
-    "lr_scheduler_type": "constant", "max_turns": 3, "max_completion_length": 160, "num_generations": 4, "per_device_train_batch_size": 8,
-    "teacher_check": "off", "alpha_sdpo": 0.0, "tool_timeout": 3600,
+    "report_to": "none",
+    "bf16": False,
+    "use_cpu": True,
+    "gradient_checkpointing": False,
+    "disable_tqdm": True,
+    "seed": 3,
+    "learning_rate": 1e-3,
+    "logging_steps": 1,
+    "max_steps": 1,
+    "save_strategy": "no",
+    "sample_every": 0,
+    "max_grad_norm": 0.0,
+    "optim": "sgd",
+    "lr_scheduler_type": "constant",
+    "max_turns": 3,
+    "max_completion_length": 160,
+    "num_generations": 4,
+    "per_device_train_batch_size": 8,
+    "teacher_check": "off",
+    "alpha_sdpo": 0.0,
+    "tool_timeout": 3600,
 }
 
 
@@ -111,8 +130,13 @@ def trained(folder, environment_factory=None, **changes):
     rows = world.rows(2)
     rows[1]["prompt"][-1]["content"] += " silent"
     trainer = Kept(
-        embedded_model("mild"), args=args, processing_class=world.tokenizer(), train_dataset=Dataset.from_list(rows),
-        environment_factory=environment_factory or factory(folder), hint_source=default_composite() if args.alpha_sdpo else None)
+        embedded_model("mild"),
+        args=args,
+        processing_class=world.tokenizer(),
+        train_dataset=Dataset.from_list(rows),
+        environment_factory=environment_factory or factory(folder),
+        hint_source=default_composite() if args.alpha_sdpo else None,
+    )
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     return trainer
@@ -126,5 +150,10 @@ def main(job):
     for task in job["tasks"]:
         rank = os.environ.get("RANK", "0")
         trainer = trained(Path(task["out"]) / rank, **task["settings"])
-        rollouts = [(r.trace.trace_id, r.ending.value, r.reward, [s.completion_ids for s in r.segments]) for r in trainer.rollouts]
-        torch.save({"grads": trainer.grads, "rollouts": rollouts, "log": trainer.state.log_history[0]}, Path(task["out"]) / f"{rank}.pt")
+        rollouts = [
+            (r.trace.trace_id, r.ending.value, r.reward, [s.completion_ids for s in r.segments]) for r in trainer.rollouts
+        ]
+        torch.save(
+            {"grads": trainer.grads, "rollouts": rollouts, "log": trainer.state.log_history[0]},
+            Path(task["out"]) / f"{rank}.pt",
+        )

@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwe
 
 from composer_replication.envs.toy.model import embedded_path, embedded_tokenizer
 from composer_replication.recipes import memory_estimate
-from composer_replication.recipes import recipe as recipe_module
 from composer_replication.recipes import run as recipe_run
 from composer_replication.recipes.memory_estimate import activation_bytes, channel_costs, count_parameters, estimate
 from composer_replication.recipes.recipe import load_recipe

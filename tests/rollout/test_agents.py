@@ -101,7 +101,9 @@ def test_every_way_to_end(factory, tmp_path):
     }
     problems = dict(zip(kinds, (r.problem for r in rollouts)))
     assert (
-        "I broke" in problems["crashing"] and "code 137" in problems["killed"] and "asked the model nothing" in problems["silent"]
+        "I broke" in problems["crashing"]
+        and "code 137" in problems["killed"]
+        and "asked the model nothing" in problems["silent"]
     )
     assert "401" in problems["elsewhere"] and "no disk" in problems["broken"]  # another episode's path wants another key
     assert Workspace.closed - before >= len(kinds) and "I broke" in (tmp_path / "log" / "crashing-0.log").read_text()
@@ -136,7 +138,9 @@ def test_ctrl_c_ends_agents_at_once(factory):
 
 def test_counting_tokens_needs_a_key(factory):
     "A path without an episode is closed to an agent, too."
-    (Path(factory.agent.path) / "mine.py").write_text(ASK + '''
+    (Path(factory.agent.path) / "mine.py").write_text(
+        ASK
+        + """
 import urllib.error
 
 def probe(url, key, model, workspace, prompt):
@@ -148,7 +152,8 @@ def probe(url, key, model, workspace, prompt):
         urllib.request.urlopen(request)
     except urllib.error.HTTPError as error:
         pathlib.Path(workspace, "answer.txt").write_text(str(error.code))
-''')
+"""
+    )
     factory.agent = Agent("mine:probe", factory.agent.path, seconds=20)
     (rollout,) = collect(Script(), factory, [{"prompt": "a"}], RolloutConfig(max_turns=3))
     assert rollout.reward == 401.0, rollout.problem
@@ -181,7 +186,9 @@ def test_an_environment_without_a_workspace(factory):
         collect(Script(), factory, world_rows(1, 0, "test"), RolloutConfig())
 
 
-SQL = ASK + """
+SQL = (
+    ASK
+    + """
 import sqlite3
 
 def answer(url, key, model, workspace, prompt):
@@ -197,6 +204,7 @@ def answer(url, key, model, workspace, prompt):
     elif kind != "nothing":
         place.write_bytes({"bytes": b"\\xff\\0", "long": b"SELECT 1 --" + b"x" * 10**6}.get(kind, said.encode()))
 """
+)
 
 
 def test_an_agents_answer_to_a_question_about_a_database(factory):
@@ -273,15 +281,20 @@ def test_mini_swe_agent_brings_a_feature_back(tmp_path):
     assert [c.name for t in rollout.trace.turns for c in t.tool_calls] == ["bash"] * len(commands)
 
 
-@pytest.mark.parametrize("name, program, tool, argument, segments", [("agent-codex", "codex", "exec_command", "cmd", 1),
-                                                                     ("agent-opencode", "opencode", "bash", "command", 2)])
+@pytest.mark.parametrize(
+    "name, program, tool, argument, segments",
+    [("agent-codex", "codex", "exec_command", "cmd", 1), ("agent-opencode", "opencode", "bash", "command", 2)],
+)
 def test_agents_from_npm_answer_a_question(name, program, tool, argument, segments, tmp_path):
-    "In bubblewrap, on a task of sql, with the recipe's own command; the model is a script. opencode asks for a title in a context of its own."
+    "In bubblewrap, on a task of sql, with the recipe's own command, behind a script. opencode asks for a title in a context of its own."
     from composer_replication.envs.sql.env import SqlEnv
     from composer_replication.envs.sql.tasks import sql_rows, task_of
 
-    found = [file.parents[1] for file in Path(os.environ.get("COMPOSER_AGENTS_NPM") or "/nowhere").glob(f"**/bin/{program}") if
-             file.is_file() and "baseline" not in str(file) and file.stat().st_size > 2**20]
+    found = [
+        file.parents[1]
+        for file in Path(os.environ.get("COMPOSER_AGENTS_NPM") or "/nowhere").glob(f"**/bin/{program}")
+        if file.is_file() and "baseline" not in str(file) and file.stat().st_size > 2**20
+    ]
     if not found:
         pytest.skip(f"COMPOSER_AGENTS_NPM names no folder with {program}; make test-agents installs it")
     (row,) = sql_rows(1, 0, "train", ["easy"])
@@ -292,10 +305,21 @@ def test_agents_from_npm_answer_a_question(name, program, tool, argument, segmen
             if tool not in trace.tool_names or any(t.role == "tool" for t in trace.turns):
                 return Turn("assistant", "Done."), False, 2
             command = f"printf %s '{reference.replace(chr(39), chr(34))}' > answer.sql"
-            return Turn("assistant", "I write it.", tool_calls=(ToolCall(tool, {argument: command, "description": "writes"} if tool == "bash" else
-                                                                          {argument: command}),)), False, 9
+            return (
+                Turn(
+                    "assistant",
+                    "I write it.",
+                    tool_calls=(
+                        ToolCall(tool, {argument: command, "description": "writes"} if tool == "bash" else {argument: command}),
+                    ),
+                ),
+                False,
+                9,
+            )
 
-    (rollout,) = collect(Solves(), AgentFactory(SqlEnv, shipped(name, found[0]), tmp_path), [row], RolloutConfig(tool_timeout=120))
+    (rollout,) = collect(
+        Solves(), AgentFactory(SqlEnv, shipped(name, found[0]), tmp_path), [row], RolloutConfig(tool_timeout=120)
+    )
     assert (rollout.ending, rollout.reward, rollout.problem) == (Ending.DONE, 1.0, "")
     assert len(rollout.trace.parts()) == segments and [c.name for t in rollout.trace.turns for c in t.tool_calls] == [tool]
 

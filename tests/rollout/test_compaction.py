@@ -1,4 +1,4 @@
-"Episodes that outgrow their context: what the next one begins with, what is recorded, and that nothing else differs from our loop."
+"Episodes that outgrow their context: what the next one begins with, what is recorded; nothing else differs from our loop."
 
 import json
 import threading
@@ -71,7 +71,11 @@ def test_below_the_limit_it_is_our_loop_to_the_bit():
     ours = collect(policy, WorldEnv, rows, LIMITS)
     theirs = collect(policy, Compacting(WorldEnv, 10**6), rows, LIMITS)
     for mine, other in zip(ours, theirs):
-        assert (mine.prompt_ids, mine.completion_ids, mine.completion_mask) == (other.prompt_ids, other.completion_ids, other.completion_mask)
+        assert (mine.prompt_ids, mine.completion_ids, mine.completion_mask) == (
+            other.prompt_ids,
+            other.completion_ids,
+            other.completion_mask,
+        )
         assert (mine.ending, mine.reward, mine.trace.trace_id) == (other.ending, other.reward, other.trace.trace_id)
         assert other.logprobs == pytest.approx(mine.logprobs, abs=1e-5) and not other.more and not other.counts["compactions"]
 
@@ -99,11 +103,14 @@ def test_a_summary_begins_a_segment_and_all_is_recorded():
 
 def test_the_control_drops_the_oldest_turns():
     (rollout,) = Compacting(Counting, 200, "left").collect(
-        scripted(lambda text: "Done." if "fact5" in text else call("look")), [ROW], LIMITS, 0)
+        scripted(lambda text: "Done." if "fact5" in text else call("look")), [ROW], LIMITS, 0
+    )
     second, last = rollout.trace.parts()[1], rollout.trace.parts()[-1]
     first, *_, shown = [t.content.split()[0] for part in (second, last) for t in part.turns if t.role == "tool"]
     assert rollout.ending is Ending.DONE and first != "fact1" and shown == "fact5"
-    assert [(t.role, t.content) for t in second.turns[:2]] == [("system", "S"), ("user", "Look.")] and second.turns[2].role == "assistant"
+    assert [(t.role, t.content) for t in second.turns[:2]] == [("system", "S"), ("user", "Look.")] and second.turns[
+        2
+    ].role == "assistant"
     assert len(rollout.more[0].prompt_ids) <= 200 and not rollout.counts["summary_tokens"] and rollout.counts["facts_lost"]
     assert sum(len(s.sampled) for s in rollout.trace.segments) == 6 == len(rollout.trace.sampled_turns)  # none counted twice
 
@@ -115,22 +122,38 @@ def test_a_result_that_is_larger_than_the_context_ends_nothing():
             return ToolResult("word " * 300)
 
     for way in ("summary", "left"):
-        (rollout,) = Compacting(Large, 60, way).collect(scripted(lambda text: "short" if REQUEST[:20] in text else call("look")), [ROW],
-                                                        RolloutConfig(max_turns=4, max_tokens=10**5), 0)
+        (rollout,) = Compacting(Large, 60, way).collect(
+            scripted(lambda text: "short" if REQUEST[:20] in text else call("look")),
+            [ROW],
+            RolloutConfig(max_turns=4, max_tokens=10**5),
+            0,
+        )
         assert rollout.ending is Ending.TURNS and rollout.reward
 
 
-@pytest.mark.parametrize("limits, ending", [(RolloutConfig(max_turns=3, max_tokens=10**5), Ending.TURNS),
-                                            (RolloutConfig(max_turns=99, max_tokens=150), Ending.TOKENS)])
+@pytest.mark.parametrize(
+    "limits, ending",
+    [
+        (RolloutConfig(max_turns=3, max_tokens=10**5), Ending.TURNS),
+        (RolloutConfig(max_turns=99, max_tokens=150), Ending.TOKENS),
+    ],
+)
 def test_budgets_hold_over_all_contexts(limits, ending):
-    (rollout,) = Compacting(Counting, 120).collect(scripted(lambda text: "s" if REQUEST[:20] in text else call("look")), [ROW], limits, 0)
+    (rollout,) = Compacting(Counting, 120).collect(
+        scripted(lambda text: "s" if REQUEST[:20] in text else call("look")), [ROW], limits, 0
+    )
     assert rollout.ending is ending and rollout.reward is not None
     assert len(rollout.trace.sampled_turns) <= limits.max_turns
 
 
-@pytest.mark.parametrize("answer, ending, said", [
-    ("raise", Ending.ERROR, "the call of 'look' raised OSError: gone"), ("text", Ending.ERROR, "gave a str; give a ToolResult"),
-    ("hang", Ending.TIMEOUT, "look gave no answer within 0.2 seconds")])
+@pytest.mark.parametrize(
+    "answer, ending, said",
+    [
+        ("raise", Ending.ERROR, "the call of 'look' raised OSError: gone"),
+        ("text", Ending.ERROR, "gave a str; give a ToolResult"),
+        ("hang", Ending.TIMEOUT, "look gave no answer within 0.2 seconds"),
+    ],
+)
 def test_what_the_environment_does_wrong(answer, ending, said):
     never = threading.Event()
 
@@ -147,6 +170,7 @@ def test_what_the_environment_does_wrong(answer, ending, said):
 
 def test_the_summary_of_a_database_is_what_the_query_comes_from():
     "Ten questions: the policy knows only what stands in its context; a summary keeps it, the control loses it."
+
     def policy_of(task, names):
         def say(text):
             text = text.partition("<|user|>")[2]
@@ -157,7 +181,11 @@ def test_the_summary_of_a_database_is_what_the_query_comes_from():
             if '"name": "query"' in text:
                 return "Done."
             unseen = [t.name for t in task.schema.tables if t.name not in seen]
-            return call("describe", table=unseen[0]) if unseen else call("query", sql=task.reference if len(known) == len(names) else "SELECT 1")
+            return (
+                call("describe", table=unseen[0])
+                if unseen
+                else call("query", sql=task.reference if len(known) == len(names) else "SELECT 1")
+            )
 
         return scripted(say)
 
@@ -167,7 +195,9 @@ def test_the_summary_of_a_database_is_what_the_query_comes_from():
         world.reset(**row)
         for way in ("summary", "left", "none"):
             factory = Compacting(SqlEnv, 10**6 if way == "none" else 280, "left" if way == "none" else way)
-            (rollout,) = factory.collect(policy_of(world.task, world.facts), [row], RolloutConfig(max_turns=10, max_tokens=4000), 0)
+            (rollout,) = factory.collect(
+                policy_of(world.task, world.facts), [row], RolloutConfig(max_turns=10, max_tokens=4000), 0
+            )
             earned.setdefault(way, []).append(rollout.reward)
     assert {way: sum(rewards) for way, rewards in earned.items()} == {"none": 10, "summary": 10, "left": 0}
 
@@ -175,7 +205,11 @@ def test_the_summary_of_a_database_is_what_the_query_comes_from():
 def test_metrics_are_means_over_episodes_summaries_and_facts():
     one = {"episodes": 1, "compactions": 2, "summary_tokens": 30, "facts": 4, "facts_lost": 1}
     none = {"episodes": 1, "compactions": 0, "summary_tokens": 0, "facts": 0, "facts_lost": 0}
-    assert compaction_metrics([one, none]) == {"context/compactions": 1.0, "context/summary_tokens": 15.0, "context/facts_lost": 0.25}
+    assert compaction_metrics([one, none]) == {
+        "context/compactions": 1.0,
+        "context/summary_tokens": 15.0,
+        "context/facts_lost": 0.25,
+    }
     assert compaction_metrics([none]) == {"context/compactions": 0.0} and compaction_metrics([{}, {}]) == {}
 
 

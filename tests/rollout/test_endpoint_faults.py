@@ -1,4 +1,4 @@
-"The endpoint under what agents and networks do to it: nothing hangs, nothing is lost or counted twice, and the next request is answered."
+"The endpoint under faults of agents and networks: nothing hangs, is lost or counted twice; the next request is answered."
 
 import json
 import random
@@ -41,10 +41,10 @@ class Loud:
         return Turn("assistant", "a" * (1 if trace.turns[-1].content == "short" else 8_000_000)), False, 1
 
 
-def request(path, body, length=None):
+def request(path, body):
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {length or len(data)}\r\nConnection: close\r\n\r\n"
-    return head.encode() + data
+    lines = f"POST {path} HTTP/1.1", "Host: a", "Content-Type: application/json", f"Content-Length: {len(data)}", "Connection: close"
+    return "\r\n".join((*lines, "", "")).encode() + data
 
 
 def connected(url):
@@ -112,7 +112,9 @@ def test_sixteen_agents_that_are_killed_at_random_moments():
     for mine, rollout, record in zip(heard, rollouts, records):
         told = [rollout.trace.turns[i].content for i in rollout.trace.sampled_turns]
         assert [text for text in told if text in mine] == mine  # what an agent heard is there, in order
-        assert rollout.sampled == sum(sum(c.mask) for c in record.contexts) and not record.failed and record.ending is Ending.DONE
+        assert (
+            rollout.sampled == sum(sum(c.mask) for c in record.contexts) and not record.failed and record.ending is Ending.DONE
+        )
         assert all(not c.busy for c in record.contexts)
 
 

@@ -1,4 +1,4 @@
-"Whatever messages an agent sends: each request is answered or refused with a 400, and its episode becomes a rollout that is scored."
+"Whatever messages an agent sends: a request is answered or refused with a 400, and its episode becomes a scored rollout."
 
 import random
 
@@ -12,9 +12,31 @@ from composer_replication.rollout.protocols import ChatCompletions, Messages
 from composer_replication.rollout.record import RecordedEpisode, Recorder
 from composer_replication.rollout.types import Ending
 
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}}]
-SAID = ["fine", "  spaces  ", "", "<think>hm</think>ok", "\n\nx", "a <|im_end|> b", "{}", '<|call|>{"name": "f", "arguments": {}}']
-TEXTS = ["hello", "", "  pad ", "<|im_start|>system\nx<|im_end|>", "\ud800 half", "<think>t</think>", "a\r\nb", None, "</s>[INST]", "x" * 50]
+TOOLS = [
+    {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}}
+]
+SAID = [
+    "fine",
+    "  spaces  ",
+    "",
+    "<think>hm</think>ok",
+    "\n\nx",
+    "a <|im_end|> b",
+    "{}",
+    '<|call|>{"name": "f", "arguments": {}}',
+]
+TEXTS = [
+    "hello",
+    "",
+    "  pad ",
+    "<|im_start|>system\nx<|im_end|>",
+    "\ud800 half",
+    "<think>t</think>",
+    "a\r\nb",
+    None,
+    "</s>[INST]",
+    "x" * 50,
+]
 
 
 def scripted(tokenizer, said=None):
@@ -43,11 +65,18 @@ def message(draw, answers):
 
 def played(recorder, seed):
     "An episode of such messages; how many requests were answered and refused."
-    draw, episode, answers, history = random.Random(seed), RecordedEpisode(f"e{seed}"), [], [{"role": "user", "content": "start"}]
+    draw, episode, answers, history = (
+        random.Random(seed),
+        RecordedEpisode(f"e{seed}"),
+        [],
+        [{"role": "user", "content": "start"}],
+    )
     answered = refused = 0
     for _ in range(8):
         try:
-            asked = ChatCompletions.read({"model": "m", "messages": history} | ({"tools": TOOLS} if draw.random() < 0.5 else {}))
+            asked = ChatCompletions.read(
+                {"model": "m", "messages": history} | ({"tools": TOOLS} if draw.random() < 0.5 else {})
+            )
             said = ChatCompletions.write(asked, recorder.answer(episode, asked))["choices"][0]["message"]
             answers.append(said)
             history = [*history, said]
@@ -75,7 +104,11 @@ def test_any_messages(name, seeds, request):
 def test_a_turn_of_another_model_in_the_history_begins_a_segment():
     with Recorder(scripted(embedded_tokenizer(), "fine"), max_tokens=16) as recorder:
         episode, history = RecordedEpisode("e"), [{"role": "user", "content": "start"}]
-        for more in ([], [{"role": "assistant", "content": "mine"}, {"role": "user", "content": "on"}], [{"role": "user", "content": "on"}]):
+        for more in (
+            [],
+            [{"role": "assistant", "content": "mine"}, {"role": "user", "content": "on"}],
+            [{"role": "user", "content": "on"}],
+        ):
             history = [*history, *more]
             asked = ChatCompletions.read({"model": "m", "messages": history})
             history = [*history, ChatCompletions.write(asked, recorder.answer(episode, asked))["choices"][0]["message"]]
@@ -84,10 +117,13 @@ def test_a_turn_of_another_model_in_the_history_begins_a_segment():
     assert len(rollout.more[0].completion_ids) < len(rollout.more[0].prompt_ids)
 
 
-@pytest.mark.parametrize("messages", [
-    [{"role": "assistant", "content": "who?"}, {"role": "user", "content": "\ud800"}],
-    [{"role": "user", "content": "a", "extra": 1}, {"role": "user", "content": "\udfff"}],
-])
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "assistant", "content": "who?"}, {"role": "user", "content": "\ud800"}],
+        [{"role": "user", "content": "a", "extra": 1}, {"role": "user", "content": "\udfff"}],
+    ],
+)
 def test_a_request_that_breaks_the_template_ends_nothing(messages):
     "Refused in the protocol's form; the next one is answered and the episode is scored."
     with Recorder(scripted(embedded_tokenizer(), "fine"), max_tokens=16) as recorder:
@@ -109,7 +145,10 @@ def test_schemas_as_deep_as_they_like_are_refused_or_answered():
         episode = RecordedEpisode("e")
         for _ in range(2):
             with pytest.raises(Refused) as refused:
-                recorder.answer(episode, ChatCompletions.read({"model": "m", "messages": [{"role": "user", "content": "a"}], "tools": tools}))
+                recorder.answer(
+                    episode,
+                    ChatCompletions.read({"model": "m", "messages": [{"role": "user", "content": "a"}], "tools": tools}),
+                )
             assert refused.value.status == 400
         recorder.answer(episode, ChatCompletions.read({"model": "m", "messages": [{"role": "user", "content": "a"}]}))
         assert episode.rollout(recorder, Ending.DONE).ending is Ending.DONE
@@ -117,6 +156,7 @@ def test_schemas_as_deep_as_they_like_are_refused_or_answered():
 
 def test_a_policy_cannot_end_its_episode_by_what_it_says():
     "What no template carries stands in the trace with its ids and without text, and the episode goes on."
+
     class Refuses(Recorder):
         def _carries(self, pending, form):
             return not form.content and super()._carries(pending, form)
