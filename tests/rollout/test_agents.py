@@ -286,7 +286,7 @@ def test_mini_swe_agent_brings_a_feature_back(tmp_path):
     [("agent-codex", "codex", "exec_command", "cmd", 1), ("agent-opencode", "opencode", "bash", "command", 2)],
 )
 def test_agents_from_npm_answer_a_question(name, program, tool, argument, segments, tmp_path):
-    "In bubblewrap, on a task of sql, with the recipe's own command, behind a script. opencode asks for a title in a context of its own."
+    "In bubblewrap, on a task of sql, with the recipe's command, behind a script. opencode asks for a title in another context."
     from composer_replication.envs.sql.env import SqlEnv
     from composer_replication.envs.sql.tasks import sql_rows, task_of
 

@@ -43,8 +43,8 @@ class Loud:
 
 def request(path, body):
     data = json.dumps(body).encode()
-    lines = f"POST {path} HTTP/1.1", "Host: a", "Content-Type: application/json", f"Content-Length: {len(data)}", "Connection: close"
-    return "\r\n".join((*lines, "", "")).encode() + data
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    return head.encode() + b"Content-Length: %d\r\n\r\n" % len(data) + data
 
 
 def connected(url):
