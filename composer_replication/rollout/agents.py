@@ -118,6 +118,13 @@ def ending_of(
     return Ending.DONE, said if done.exit_code else ""
 
 # %% ../../nbs/rollout/12_agents.ipynb #d14649af
+def wrapped_with(name: str, environment: Any) -> Any:
+    "The environment, or the one within what shapes its reward, that has an attribute; None where none has it."
+    while environment is not None and not hasattr(environment, name):
+        environment = getattr(environment, "environment", None)
+    return environment
+
+
 class RecordedRun:
     "One row under way, recorded by a `Recorder`; a subclass says how it `run`s."
 
@@ -210,26 +217,23 @@ class _AgentRun(RecordedRun):
 
     def __init__(self, agent, log, place, *of_run):
         super().__init__(*of_run)
-        self.agent, self.log, self.place, self.space = agent, log, place, None  # what shows the agent its socket; the environment with the sandbox
+        self.agent, self.log, self.place, self.started = agent, log, place, False  # `place` shows the agent its socket
 
     def stop(self):
         super().stop()
-        if self.space is not None:
+        if self.started:
             self.space.close()
 
     def prepare(self, environment):
-        space = environment
-        while not hasattr(space, "mounts") and hasattr(space, "environment"):  # within what shapes a reward
-            space = space.environment
-        if not hasattr(space, "mounts"):
+        self.space = wrapped_with("mounts", environment)
+        if self.space is None:
             raise InputProblem(f"{type(environment).__name__} gives an agent no workspace", "take an environment with a sandbox, such as deletion or "
                                "sql, or leave `agent` out")
-        space.mounts = {"/endpoint": self.place} | ({"/agent": Path(self.agent.path)} if self.agent.path else {})
+        self.space.mounts = {"/endpoint": self.place} | ({"/agent": Path(self.agent.path)} if self.agent.path else {})
 
     def run(self, environment, prompt):
-        while not hasattr(environment, "mounts"):
-            environment = environment.environment
-        self.space, sandbox, agent, key = environment, environment.sandbox, self.agent, self.record.key
+        sandbox, agent, key = self.space.sandbox, self.agent, self.record.key
+        self.started = True
         text = "\n\n".join(str(message.get("content") or "") for message in prompt)
         (self.place / "prompt.txt").write_text(text, encoding="utf-8", errors="replace")
         base = f"http://127.0.0.1:{{port}}/e/{self.place.name}"

@@ -17,7 +17,7 @@ from ..core.errors import InputProblem
 from ..core.tools import ToolResult
 from ..core.trace import Turn
 from ..replay.serve import Refused
-from .agents import RecordedRun, play_recorded
+from .agents import RecordedRun, play_recorded, wrapped_with
 from .loop import _names
 from .policies import TokenPolicy
 from .protocols import Asked
@@ -83,10 +83,7 @@ class _CompactingRun(RecordedRun):
         return made
 
     def run(self, environment, prompt):
-        space = environment
-        while not hasattr(space, "facts") and hasattr(space, "environment"):
-            space = space.environment
-        self.tools, self.facts = tuple(environment.tools), getattr(space, "facts", ())
+        self.tools, self.facts = tuple(environment.tools), getattr(wrapped_with("facts", environment), "facts", ())
         head = list(Episode(prompt, environment, self.record.task_id, self.record.trace_id).turns())
         turns = head
         try:

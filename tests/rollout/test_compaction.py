@@ -2,6 +2,7 @@
 
 import json
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -225,3 +226,24 @@ def test_what_cannot_be():
             Compacting(Counting, *settings)
     with pytest.raises(InputProblem, match="m gives messages"):
         Compacting(Counting, 9).collect(Messages(), [ROW], LIMITS, 0)
+
+
+def test_a_recipe_names_a_limit():
+    from composer_replication.recipes.recipe import load_recipe
+    from composer_replication.recipes.recipe_file import RecipeProblem
+    from composer_replication.recipes.run import episode_factory
+
+    brought = SimpleNamespace(brought=SimpleNamespace(environment=WorldEnv))
+    factory = episode_factory(load_recipe("toy", {"context_tokens": "200", "compaction": "left"}), brought)
+    assert (factory.factory, factory.context_tokens, factory.way) == (WorldEnv, 200, "left")
+    wrongs = {
+        "compaction='right' is unknown; use 'summary' or 'left'": {"context_tokens": "9", "compaction": "right"},
+        "a context has at least 1 token": {"context_tokens": "0"},
+        "an agent keeps its contexts itself": {"context_tokens": "9", "agent": "{command: x}"},
+        "context_tokens with rollout: trl would change nothing": {"context_tokens": "9", "rollout": "trl"},
+    }
+    for said, settings in wrongs.items():
+        with pytest.raises(RecipeProblem, match=said):
+            load_recipe("toy", settings)
+    with pytest.raises(RecipeProblem, match="context_tokens=9 without a task"):
+        load_recipe("toy-traces", {"context_tokens": "9"})
