@@ -73,10 +73,12 @@ class _CompactingRun(RecordedRun):
             self.counts["summary_tokens"] += answered.completion_tokens
             made = summarised(head, answered.turn.content)
         else:
-            kept = exchanges(turns[len(head):])
-            while len(kept) > 1 and self.recorder.count(self.asked([*head, *sum(kept, [])])) > self.context_tokens // 2:
+            kept, made = exchanges(turns[len(head):]), turns
+            while len(kept) > 1 and self.recorder.count(self.asked(made)) > self.context_tokens // 2:
                 kept = kept[1:]
-            made = [*head, *sum(kept, [])]
+                made = [*head, *sum(kept, [])]
+            if made is turns:  # one exchange alone is too long
+                return turns
         old, new = ("\n".join(t.content for t in part if t.role != "assistant" or part is made) for part in (turns, made))
         known = [fact for fact in self.facts if fact in old]
         self.counts.update(compactions=1, facts=len(known), facts_lost=sum(fact not in new for fact in known))
