@@ -9,7 +9,6 @@ __all__ = ['SPLITS', 'PAIR_SOURCES', 'CLASSES', 'FORBIDDEN', 'SourceArguments', 
 import dataclasses
 import difflib
 import inspect
-import os
 import re
 import warnings
 from collections.abc import Mapping
@@ -29,6 +28,7 @@ import composer_replication.hints.learned_layer
 import composer_replication.hints.sibling_layer
 from ..replay.pairs import FREE_PAIRS
 from ..rollout.agents import Agent
+from ..rollout.compaction import WAYS
 from ..traces.error_sites import BLAME
 from ..traces.habits import HABITS
 from .find_model import EMBEDDED, local_model, model_folder
@@ -96,6 +96,9 @@ class RecipeArguments(SourceArguments):
                                          "learning_rate, seed.")
     agent: dict | None = setting(None, "Somebody else's agent that plays the task in its sandbox: command with {url} {key} {model} {workspace} {prompt_file}, "
                                        "or `package.module:callable`; path (a folder of its packages), seconds, memory_mb, processes.")
+    context_tokens: int | None = setting(None, "Tokens of one context: beyond them an episode goes on in a new segment, as `compaction` says; none: one context.")
+    compaction: str = setting("summary", "What takes the place of a context beyond context_tokens: a `summary` that the policy writes, or what is `left` when "
+                                         "the oldest turns are dropped.")
     curriculum: bool = setting(False, "Draw tasks by p(1-p) of their pass rate; retire mastered ones, keep unsolved ones aside.")
     episode_reward: dict | None = setting(None, "Shape the reward: `credit` (all or share of the tests), `floor`, and coefficients of "
                                                 "`repeated_calls`, `failed_calls`, `unfinished_todos` and `length` (C(x) of Composer 2).")
@@ -116,6 +119,10 @@ class RecipeArguments(SourceArguments):
                 Agent(**self.agent)
             except TypeError as error:
                 raise RecipeProblem(f"agent: {error}; its keys are {', '.join(f.name for f in dataclasses.fields(Agent))}.") from None
+        check_one_of("compaction", self.compaction, WAYS)
+        if self.context_tokens is not None and (self.context_tokens < 1 or self.agent is not None):
+            raise RecipeProblem(f"context_tokens={self.context_tokens}: " + ("an agent keeps its contexts itself; leave it out." if self.agent else
+                                "a context has at least 1 token."))
         if self.model.startswith("random:") and self.tokenizer is None:
             raise RecipeProblem(f"model {self.model!r} comes without a tokenizer; name one with tokenizer.")
 
@@ -346,7 +353,7 @@ def _check_pairs(a, c):
 # %% ../../nbs/recipes/00_recipe.ipynb #08080698
 def _check_offline(a, c):
     "Raises `ValueError` where recorded traces alone cannot be trained on in this way."
-    rollouts = ("tasks", "guard_settings", "curriculum", "episode_reward", "agent")
+    rollouts = ("tasks", "guard_settings", "curriculum", "episode_reward", "agent", "context_tokens")
     if unused := [f"{key}={getattr(a, key)!r}" for key in rollouts if getattr(a, key)]:
         raise RecipeProblem(f"{', '.join(unused)} without a task: there are no rollouts; name a task, or leave this out.")
     if a.held_out_rows or c.eval_strategy != "no":
@@ -366,13 +373,11 @@ def _check_task(a, c):
     if offer.tools == () and c.alpha_sdpo:
         raise RecipeProblem(f"alpha_sdpo={c.alpha_sdpo} with task {a.task!r}, which has no tool calls and so no error turns; set "
                             "alpha_sdpo to 0, or take another task.")
-    if a.agent is not None and offer.tools == ():
-        raise RecipeProblem(f"agent with task {a.task!r}, which has no environment to play in; take another task, or leave agent out.")
-    if a.agent is not None and not c.our_loop:
-        raise RecipeProblem("agent with rollout: trl would play nothing, since TRL's own loop plays; leave rollout out, or agent.")
-    if a.agent is not None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise RecipeProblem("agent with several processes: an agent's episodes may have several segments, and they are trained on in one "
-                            "process; start one.")
+    for key in ("agent", "context_tokens"):
+        if getattr(a, key) is not None and offer.tools == ():
+            raise RecipeProblem(f"{key} with task {a.task!r}, which has no environment to play in; take another task, or leave {key} out.")
+        if getattr(a, key) is not None and not c.our_loop:
+            raise RecipeProblem(f"{key} with rollout: trl would change nothing, since TRL's own loop plays; leave rollout out, or {key}.")
     prompts = c.generation_batch_size // c.num_generations
     if a.train_rows < prompts:
         raise RecipeProblem(f"train_rows={a.train_rows} is less than the {prompts} tasks that one generation takes "

@@ -25,6 +25,7 @@ from ..core.environment import TaskSet
 from ..core.trace import Trace
 from ..envs.toy.model import embedded_model, embedded_tokenizer
 from ..rollout.agents import Agent, AgentFactory
+from ..rollout.compaction import Compacting
 from ..traces.error_sites import blame_turns
 from ..traces.habits import look_for
 from ..training.checkpoint import InterruptCallback, last_complete_checkpoint
@@ -141,7 +142,10 @@ def episode_factory(
     "Makes environments as the recipe wants them scored."
     shares = (recipe.arguments.episode_reward or {}).get("credit") == "share"
     factory = partial(SharedCredit, tasks.brought.environment) if shares else tasks.brought.environment
-    return AgentFactory(factory, Agent(**recipe.arguments.agent), Path(recipe.config.output_dir, "agents")) if recipe.arguments.agent else factory
+    a = recipe.arguments
+    if a.agent:
+        return AgentFactory(factory, Agent(**a.agent), Path(recipe.config.output_dir, "agents"))
+    return Compacting(factory, a.context_tokens, a.compaction) if a.context_tokens else factory
 
 
 def _episodes(recipe, tasks, tokenizer):

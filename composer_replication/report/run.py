@@ -95,12 +95,17 @@ SHOWN = 4  # rollouts on the page
 def rollout_views(
     traces: Sequence[Trace],
     hints: CompositeHintGenerator | None = None,  # the run's; None: templates and raw errors
+    folder: Path | None = None,  # of the run, which keeps the output of an agent of one's own in `agents`
 ) -> list[tuple[str, Html]]:  # title, view
-    "The rollouts that are shown."
+    "The rollouts that are shown, each with a link to its agent's output where there is some."
+    def view(trace):
+        log = f"agents/{trace.trace_id}.log"
+        return Html(trace_html(trace, hints) + (render("link", href=log, text="output of the agent") if folder and (folder / log).is_file() else ""))
+
     ranked = sorted(((len({site.turn for site in find_error_sites(trace)}), trace) for trace in traces if trace.turns), key=lambda pair: -min(pair[0], 1))
-    titles = [f"{trace.trace_id}: {turns} error turns, reward {'none' if trace.reward is None else f'{trace.reward:g}'}"
+    titles = [f"{trace.trace_id}: {f'{len(trace.segments)} segments, ' if trace.segments else ''}{turns} error turns, reward {'none' if trace.reward is None else f'{trace.reward:g}'}"
               for turns, trace in ranked[:SHOWN]]
-    return [(title, trace_html(trace, hints)) for title, (_, trace) in zip(titles, ranked)]
+    return [(title, view(trace)) for title, (_, trace) in zip(titles, ranked)]
 
 # %% ../../nbs/report/15_run.ipynb #d427d519
 def run_facts(
@@ -184,7 +189,7 @@ def write(self: RunPage, status: str, live: bool) -> None:
     begun, guard = time.monotonic(), self.state.stateful_callbacks.get("HeldOutGuard", {}).get("guard", {})
     stopped = guard["last"]["step"] if guard.get("reason") else None
     status = guard.get("reason") or status
-    write_file(self.folder / "index.html", run_page(self.record, self.state.log_history, rollout_views(self.latest, self.hints), status, live, stopped,
+    write_file(self.folder / "index.html", run_page(self.record, self.state.log_history, rollout_views(self.latest, self.hints, self.folder), status, live, stopped,
                                                     datetime.now(UTC).isoformat(timespec="seconds")))
     self.due = time.monotonic() + 20 * (time.monotonic() - begun)
 

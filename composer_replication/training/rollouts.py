@@ -19,6 +19,7 @@ from trl.models.utils import unwrap_model_for_generation
 from ..core.environment import TrlEpisodes
 from ..core.trace import Trace
 from ..envs.rewards import EpisodeReward
+from ..rollout.compaction import compaction_metrics
 from ..rollout.loop import collect
 from ..rollout.policies import TransformersPolicy
 from ..rollout.types import Ending, Rollout
@@ -109,16 +110,18 @@ class RolloutTrainer(StepTrainer):
         if self.factory:  # TRL has read each completion as one message; ours is a conversation
             nothing = [{"role": "assistant", "content": ""}]
             out[3] = [[t.to_message() for t in completion_turns(r.trace, p)] or nothing for r, p in zip(made.rollouts, prompts)]
-            episodes = gather_object([(r.ending.value, r.sampled) for r in made.rollouts])
-            endings = Counter(ending for ending, _ in episodes)
+            episodes = gather_object([(r.ending.value, r.sampled, dict(r.counts)) for r in made.rollouts])
+            endings = Counter(ending for ending, *_ in episodes)
             if set(endings) == {Ending.ERROR}:
                 raise EnvironmentBroken(f"every episode of this step ended with an error of its environment, for example: "
                                         f"{made.rollouts[0].problem}; fix the environment.")
             metrics = self._metrics["train" if self.model.training else "eval"]
             for ending, count in endings.items():
                 metrics[f"rollout/{ending}"].append(count / len(episodes))
+            for name, value in compaction_metrics([counts for *_, counts in episodes]).items():
+                metrics[name].append(value)
             metrics["completions/clipped_ratio"][-1] = sum(endings[ending] for ending in CUT_OFF) / len(episodes)
-            ended = [tokens for ending, tokens in episodes if ending == Ending.DONE] or [0]
+            ended = [tokens for ending, tokens, _ in episodes if ending == Ending.DONE] or [0]
             for name, value in {"mean": sum(ended) / len(ended), "min": min(ended), "max": max(ended)}.items():
                 metrics[f"completions/{name}_terminated_length"][-1] = float(value)
         made.prompts = prompts

@@ -42,14 +42,14 @@ def segment_columns(
 def advantage_scale(
     episode: torch.Tensor,  # (rows,) number of each row's episode
     tokens: torch.Tensor,  # (rows,) sampled tokens of each row
-    counted: torch.Tensor,  # (rows,) bool: the objective is a mean over these
+    rows: int,  # of all devices: the objective is a mean over these
+    episodes: int,  # of all devices, to which those rows belong
     loss_type: str,  # of TRL
 ) -> torch.Tensor:  # (rows,)
     "What a row's advantage is multiplied by, so that the objective is what one row an episode would give."
     if loss_type in ("cispo", "dapo", "vespo", "bnpo"):  # means over tokens
         return torch.ones_like(tokens, dtype=torch.float)
-    rows, episodes = counted.sum(), len(set(episode[counted].tolist()))
-    scale = torch.full_like(tokens, 1, dtype=torch.float) * (rows / max(episodes, 1))
+    scale = torch.full_like(tokens, rows / max(episodes, 1), dtype=torch.float)
     if loss_type in ("grpo", "sapo"):  # each row is the mean over its tokens
         whole = torch.zeros(int(episode.max()) + 1, device=tokens.device).index_add_(0, episode, tokens.float())
         scale = scale * tokens / whole[episode].clamp(min=1)
@@ -77,11 +77,9 @@ def check_segments(
     """Raise `InputProblem` where an episode has several segments and the run cannot train on them.
 
     All processes raise alike, for what follows waits for all of them."""
-    args, several, some = trainer.args, trainer.accelerator.num_processes > 1, any(r.more for r in rollouts)
-    if several:
-        some = any(gather_object([some]))
+    args, some = trainer.args, any(gather_object([any(r.more for r in rollouts)]))
     for refused, why, remedy in (
-            (several, "they are trained on in one process", "start one process"),
+            (trainer.levels_passes, "their passes would differ between the devices of sharded weights", "leave fsdp out"),
             ("ref_per_token_logps" in output, "TRL's reference reads the first alone", "set beta to 0, and kl_coef instead"),
             ("importance_sampling_ratio" in output, "TRL's correction for vLLM reads the first alone",
              "set vllm_importance_sampling_correction to false"),
@@ -98,25 +96,28 @@ def with_segments(
     output: dict,  # of `_generate_and_score_completions`, one row an episode
     rollouts: Sequence[Rollout],  # one per row
 ) -> dict:  # the same where every episode has one segment
-    "The batch with a row for every segment, in a number of rows that splits into the generation's batches. `check_segments` comes before."
+    "The batch with a row for every segment, in as many rows on every device, which split into the generation's batches. `check_segments` comes before."
     more = [(i, segment) for i, r in enumerate(rollouts) for segment in r.more]
-    if not more:
+    most = max(gather_object([len(more)]))
+    if not most:
         return output
-    device, origin = output["prompt_ids"].device, torch.tensor([i for i, _ in more], device=output["prompt_ids"].device)
-    output = dict(output) | {"tool_mask": output.get("tool_mask", output["completion_mask"])}
-    rows = segment_columns([segment for _, segment in more], trainer.setup.tokenizer.pad_token_id, device)
-    mask_rows(rows, output["completion_mask"].any(1)[origin])  # episodes that nobody learns from
-    rows |= {name: output[name][origin] for name in ("advantages", "counted") if name in output}
-    if "old_per_token_logps" in output:
-        rows["old_per_token_logps"] = trainer._within(lambda: trainer._logprobs_of(trainer.student, rows))
-    if "ref_logprobs" in output:
-        rows["ref_logprobs"], = trainer.reference.read(lambda start: trainer._logprobs_of(start, rows))
-    if "composer_rows" in output:
-        rows["composer_rows"] = trainer.generation.further
-    whole = joined([{name: value for name, value in output.items() if name in rows}, {name: rows[name] for name in output if name in rows}],
-                   trainer.setup.tokenizer.pad_token_id)
-    episode = torch.cat([torch.arange(len(rollouts), device=device), origin])
-    kept = [*range(len(episode)), *[len(episode) - 1] * (-len(episode) % trainer.args.steps_per_generation)]
+    device = output["prompt_ids"].device
+    episode = torch.tensor([*range(len(rollouts)), *(i for i, _ in more)], device=device)
+    whole = dict(output) | {"tool_mask": output.get("tool_mask", output["completion_mask"])}
+    if more:
+        origin, pad = episode[len(rollouts):], trainer.setup.tokenizer.pad_token_id
+        rows = segment_columns([segment for _, segment in more], pad, device)
+        mask_rows(rows, whole["completion_mask"].any(1)[origin])  # episodes that nobody learns from
+        rows |= {name: whole[name][origin] for name in ("advantages", "counted") if name in whole}
+        if "old_per_token_logps" in whole:
+            rows["old_per_token_logps"] = trainer._within(lambda: trainer._logprobs_of(trainer.student, rows))
+        if "ref_logprobs" in whole:
+            rows["ref_logprobs"], = trainer.reference.read(lambda start: trainer._logprobs_of(start, rows))
+        if "composer_rows" in whole:
+            rows["composer_rows"] = trainer.generation.further
+        whole |= joined([{name: part[name] for name in whole if name in rows} for part in (whole, rows)], pad)
+    size = len(rollouts) + most
+    kept = [*range(len(episode)), *[len(episode) - 1] * (size + -size % trainer.args.steps_per_generation - len(episode))]
     if len(kept) > len(episode):  # copies of the last row without anything to learn from fill the batches
         first, rows = len(episode), torch.tensor(kept, device=device)
         whole, episode = taken(whole, rows), episode[rows]
@@ -127,6 +128,7 @@ def with_segments(
         if "counted" in whole:
             whole["counted"][first:] = False
     counted = whole.get("counted", torch.ones_like(episode, dtype=torch.bool))
-    whole["advantages"] = whole["advantages"] * advantage_scale(episode, sampled_mask(whole).sum(1), counted, trainer.args.loss_type)
+    units = trainer.accelerator.reduce(torch.tensor([int(counted.sum()), len(set(episode[counted].tolist()))], device=device), "sum").tolist()
+    whole["advantages"] = whole["advantages"] * advantage_scale(episode, sampled_mask(whole).sum(1), *units, trainer.args.loss_type)
     whole["num_items_in_batch"] = trainer.accelerator.gather(sampled_mask(whole).sum()).sum()
-    return {name: value for name, value in output.items() if name not in whole} | whole
+    return whole

@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwe
 
 from composer_replication.envs.toy.model import embedded_path, embedded_tokenizer
 from composer_replication.recipes import memory_estimate
-from composer_replication.recipes import recipe as recipe_module
 from composer_replication.recipes import run as recipe_run
 from composer_replication.recipes.memory_estimate import activation_bytes, channel_costs, count_parameters, estimate
 from composer_replication.recipes.recipe import load_recipe
@@ -162,7 +161,7 @@ BAD = [
     (dict(use_vllm=True), "use_vllm=True and rollout='transformers' name two engines"),
     (dict(rollout="vllm"), "vLLM reads its weights from a folder or hub id, and model 'embedded' is made in memory"),
     (dict(rollout="vllm", task=None, traces="a.jsonl"), "vLLM samples nothing without a task"),
-    (dict(agent={"command": "x"}, rollout="trl"), "agent with rollout: trl would play nothing"),
+    (dict(agent={"command": "x"}, rollout="trl"), "agent with rollout: trl would change nothing"),
     (dict(agent={"command": "x"}, task="gsm8k", alpha_sdpo=0), "agent with task 'gsm8k', which has no environment"),
     (dict(agent={"command": "x"}, task=None, traces="a.jsonl", held_out_rows=0), "agent=.* without a task: there are no roll"),
 ]
@@ -173,13 +172,6 @@ def test_a_wrong_setting_is_one_sentence_before_any_weight(write, no_weights, se
     with pytest.raises(RecipeProblem, match=said) as caught:
         load_recipe(write(**settings))
     assert "\n" not in str(caught.value) and str(caught.value).startswith(str(write()))
-
-
-def test_an_agent_in_several_processes(write, monkeypatch):
-    recipe = load_recipe(write(agent={"command": "x"}))
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(RecipeProblem, match="agent with several processes"):
-        recipe_module._check(recipe)
 
 
 @pytest.mark.parametrize("text, said", [("", "no mapping"), ("- 1", "no mapping"), ("a: [", "cannot be read as YAML"),

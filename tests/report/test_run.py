@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from composer_replication.core.trace import Trace, Turn
+from composer_replication.core.trace import Segment, Trace, Turn
 from composer_replication.envs.toy.traces import toy_traces
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.recipes.run import data_counts, latest_traces, run_recipe
@@ -55,6 +55,16 @@ def test_where_the_guards_line_stands():
 def test_values_that_are_no_numbers_make_no_curve():
     assert run_curves([{"step": 1, "loss": math.nan, "reward": math.inf, "note": "words here"}]) is None
     assert "Nothing is logged yet." in run_page(RECORD) and "words here" in run_page(RECORD, [{"step": 1, "note": "words here"}])
+
+
+def test_an_agents_episode_shows_its_segments_and_links_to_its_output(tmp_path):
+    turns = Turn("user", "a"), Turn("assistant", "b"), Turn("user", "so far: b"), Turn("assistant", "c")
+    traces = [Trace(name, turns, reward=1.0, segments=(Segment((0, 1), (1,)), Segment((2, 3), (3,)))) for name in ("one", "two")]
+    (tmp_path / "agents").mkdir()
+    (tmp_path / "agents" / "one.log").write_text("said")
+    (title, one), (_, two) = rollout_views(traces, folder=tmp_path)
+    assert title == "one: 2 segments, 0 error turns, reward 1" and '<a href="agents/one.log">output of the agent</a>' in one
+    assert "turn 3, assistant, segment 2" in two and "agents/" not in two
 
 
 def test_rollouts_with_errors_come_first_and_are_few():

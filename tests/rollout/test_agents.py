@@ -101,7 +101,9 @@ def test_every_way_to_end(factory, tmp_path):
     }
     problems = dict(zip(kinds, (r.problem for r in rollouts)))
     assert (
-        "I broke" in problems["crashing"] and "code 137" in problems["killed"] and "asked the model nothing" in problems["silent"]
+        "I broke" in problems["crashing"]
+        and "code 137" in problems["killed"]
+        and "asked the model nothing" in problems["silent"]
     )
     assert "401" in problems["elsewhere"] and "no disk" in problems["broken"]  # another episode's path wants another key
     assert Workspace.closed - before >= len(kinds) and "I broke" in (tmp_path / "log" / "crashing-0.log").read_text()
@@ -136,7 +138,9 @@ def test_ctrl_c_ends_agents_at_once(factory):
 
 def test_counting_tokens_needs_a_key(factory):
     "A path without an episode is closed to an agent, too."
-    (Path(factory.agent.path) / "mine.py").write_text(ASK + '''
+    (Path(factory.agent.path) / "mine.py").write_text(
+        ASK
+        + """
 import urllib.error
 
 def probe(url, key, model, workspace, prompt):
@@ -148,7 +152,8 @@ def probe(url, key, model, workspace, prompt):
         urllib.request.urlopen(request)
     except urllib.error.HTTPError as error:
         pathlib.Path(workspace, "answer.txt").write_text(str(error.code))
-''')
+"""
+    )
     factory.agent = Agent("mine:probe", factory.agent.path, seconds=20)
     (rollout,) = collect(Script(), factory, [{"prompt": "a"}], RolloutConfig(max_turns=3))
     assert rollout.reward == 401.0, rollout.problem
@@ -161,12 +166,16 @@ def probe(url, key, model, workspace, prompt):
         ({"command": "x {y}"}, "cannot be read"),
         ({"command": "x 'y"}, "cannot be read"),
         ({"command": "x", "seconds": 0}, "bounds above 0"),
-        ({"command": "x", "path": "/nowhere"}, "is no folder"),
     ],
 )
 def test_agents_that_cannot_be(settings, said):
     with pytest.raises(InputProblem, match=said):
         Agent(**settings)
+
+
+def test_an_agent_that_is_not_installed():
+    with pytest.raises(InputProblem, match="'/nowhere' is no folder; install the agent there"):
+        AgentFactory(Workspace, Agent("x", "/nowhere"))
 
 
 def test_an_environment_without_a_workspace(factory):
@@ -177,15 +186,76 @@ def test_an_environment_without_a_workspace(factory):
         collect(Script(), factory, world_rows(1, 0, "test"), RolloutConfig())
 
 
+SQL = (
+    ASK
+    + """
+import sqlite3
+
+def answer(url, key, model, workspace, prompt):
+    kind, _, rest = prompt.partition("\\n")
+    assert "answer.sql" in rest
+    place = pathlib.Path(workspace, "answer.sql")
+    tables = sqlite3.connect(pathlib.Path(workspace, "database.db")).execute("SELECT name FROM sqlite_master").fetchall()
+    said = ask(url, key, model, f"{kind} {sorted(tables)}")
+    if kind == "folder":
+        place.mkdir()
+    elif kind == "link":
+        place.symlink_to("database.db")
+    elif kind != "nothing":
+        place.write_bytes({"bytes": b"\\xff\\0", "long": b"SELECT 1 --" + b"x" * 10**6}.get(kind, said.encode()))
+"""
+)
+
+
+def test_an_agents_answer_to_a_question_about_a_database(factory):
+    "Its folder holds the database; what it leaves in answer.sql is judged as the last query of our own loop is."
+    from composer_replication.envs.sql.env import SqlEnv
+    from composer_replication.envs.sql.tasks import sql_rows, task_of
+
+    (row,) = sql_rows(1, 0, "train", ["easy"])
+    task = task_of(row["task_id"])
+
+    class Answers(Script):
+        def reply(self, trace, sampling, limit, seed):
+            asked = trace.turns[-1].content
+            assert all(table.name in asked for table in task.schema.tables)
+            return Turn("assistant", task.reference + ";" if asked.startswith("right") else "SELECT 'wrong'"), False, 2
+
+    factory.factory, factory.agent = SqlEnv, Agent("mine:answer", factory.agent.path, seconds=60)
+    (Path(factory.agent.path) / "mine.py").write_text(SQL)
+    earned = {"right": 1.0, "wrong": 0.0, "nothing": 0.0, "folder": 0.0, "link": 0.0, "bytes": 0.0, "long": 0.0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # no isolation where there is no bubblewrap
+        rollouts = collect(Answers(), factory, [row | {"prompt": f"{kind}\n"} for kind in earned], RolloutConfig())
+    assert {kind: r.reward for kind, r in zip(earned, rollouts)} == earned, [r.problem for r in rollouts]
+    assert all(r.ending is Ending.DONE and not r.problem for r in rollouts)
+
+
+def test_our_own_loop_opens_no_folder():
+    from composer_replication.envs.sql.env import SqlEnv
+    from composer_replication.envs.sql.tasks import sql_rows
+
+    environment = SqlEnv()
+    assert environment.reset(**sql_rows(1, 0, "train", ["easy"])[0]) is None and environment.sandbox is None
+
+
+def shipped(name, folder):
+    "The agent of a shipped recipe, installed in a folder. Skips where it is not, or where there is no bubblewrap."
+    from composer_replication.recipes.recipe import load_recipe
+    from composer_replication.sandbox.base import sandbox_problem
+
+    if problem := sandbox_problem("bubblewrap"):
+        pytest.skip(problem)
+    settings = load_recipe(name, estimating=True).arguments.agent
+    return Agent(**settings | {"path": str(folder), "seconds": 300})
+
+
 def test_mini_swe_agent_brings_a_feature_back(tmp_path):
     "In bubblewrap, on a task of larder: the model is a script that writes the file as it was."
     path = os.environ.get("COMPOSER_AGENTS", "")
     if not Path(path, "minisweagent").is_dir():
         pytest.skip("COMPOSER_AGENTS names no folder with mini-swe-agent; make test-agents installs it")
-    from composer_replication.sandbox.base import sandbox_problem
-
-    if problem := sandbox_problem("bubblewrap"):
-        pytest.skip(problem)
+    agent = shipped("agent-mini-swe", path)
     from composer_replication.core.environment import TasksWanted
     from composer_replication.envs.deletion.env import FeatureDeletionEnv
     from composer_replication.envs.deletion.subject import subject_of
@@ -204,18 +274,54 @@ def test_mini_swe_agent_brings_a_feature_back(tmp_path):
             n = sum(t.role == "assistant" for t in trace.turns)
             return Turn("assistant", "Next.", tool_calls=(ToolCall("bash", {"command": commands[n]}),)), False, 20
 
-    agent = Agent(
-        """env MSWEA_COST_TRACKING=ignore_errors MSWEA_CONFIGURED=true MSWEA_SILENT_STARTUP=1 MSWEA_GLOBAL_CONFIG_DIR=/tmp/mini
-        LITELLM_LOCAL_MODEL_COST_MAP=True sh -c 'exec python -m minisweagent.run.mini -m openai/{model} -y --exit-immediately
-        -o /tmp/mini.json -t "$(cat {prompt_file})"'""".replace("\n", " "),
-        path,
-        300,
-    )
     (rollout,) = collect(
         Solves(), AgentFactory(brought.environment, agent, tmp_path), [row], RolloutConfig(max_turns=9, tool_timeout=120)
     )
     assert (rollout.ending, rollout.reward, rollout.problem) == (Ending.DONE, 1.0, "") and not rollout.trace.segments
     assert [c.name for t in rollout.trace.turns for c in t.tool_calls] == ["bash"] * len(commands)
+
+
+@pytest.mark.parametrize(
+    "name, program, tool, argument, segments",
+    [("agent-codex", "codex", "exec_command", "cmd", 1), ("agent-opencode", "opencode", "bash", "command", 2)],
+)
+def test_agents_from_npm_answer_a_question(name, program, tool, argument, segments, tmp_path):
+    "In bubblewrap, on a task of sql, with the recipe's command, behind a script. opencode asks for a title in another context."
+    from composer_replication.envs.sql.env import SqlEnv
+    from composer_replication.envs.sql.tasks import sql_rows, task_of
+
+    found = [
+        file.parents[1]
+        for file in Path(os.environ.get("COMPOSER_AGENTS_NPM") or "/nowhere").glob(f"**/bin/{program}")
+        if file.is_file() and "baseline" not in str(file) and file.stat().st_size > 2**20
+    ]
+    if not found:
+        pytest.skip(f"COMPOSER_AGENTS_NPM names no folder with {program}; make test-agents installs it")
+    (row,) = sql_rows(1, 0, "train", ["easy"])
+    reference = task_of(row["task_id"]).reference
+
+    class Solves(Script):
+        def reply(self, trace, sampling, limit, seed):
+            if tool not in trace.tool_names or any(t.role == "tool" for t in trace.turns):
+                return Turn("assistant", "Done."), False, 2
+            command = f"printf %s '{reference.replace(chr(39), chr(34))}' > answer.sql"
+            return (
+                Turn(
+                    "assistant",
+                    "I write it.",
+                    tool_calls=(
+                        ToolCall(tool, {argument: command, "description": "writes"} if tool == "bash" else {argument: command}),
+                    ),
+                ),
+                False,
+                9,
+            )
+
+    (rollout,) = collect(
+        Solves(), AgentFactory(SqlEnv, shipped(name, found[0]), tmp_path), [row], RolloutConfig(tool_timeout=120)
+    )
+    assert (rollout.ending, rollout.reward, rollout.problem) == (Ending.DONE, 1.0, "")
+    assert len(rollout.trace.parts()) == segments and [c.name for t in rollout.trace.turns for c in t.tool_calls] == [tool]
 
 
 def test_a_recipe_names_an_agent(tmp_path):

@@ -139,7 +139,7 @@ def test_the_scale_against_one_row_an_episode(loss_type):
         episode = torch.cat([torch.arange(4), torch.randint(4, (3,), generator=generator)])
         tokens = torch.randint(1, 6, (7,), generator=generator)
         losses = [torch.rand(int(n), generator=generator) for n in tokens]
-        scale = advantage_scale(episode, tokens, torch.ones(7, dtype=torch.bool), loss_type)
+        scale = advantage_scale(episode, tokens, 7, 4, loss_type)
         merged = [torch.cat([losses[r] for r in range(7) if episode[r] == e]) for e in range(4)]
         reduce = {
             "dr_grpo": lambda rows: sum(r.sum() for r in rows) / (len(rows) * 9),
@@ -154,10 +154,9 @@ def test_the_scale_against_one_row_an_episode(loss_type):
 # ---- what is refused, by all processes alike
 
 
-def asked(many=1, pair_source=None, **settings):
+def asked(pair_source=None, **settings):
     plain = dict(kl_coef=0, kl_place="loss", channels=True, group_hints=False, beta_replay=0)
-    args, accelerator = SimpleNamespace(**plain | settings), SimpleNamespace(num_processes=many)
-    return SimpleNamespace(accelerator=accelerator, args=args, pair_source=pair_source)
+    return SimpleNamespace(args=SimpleNamespace(**plain | settings), pair_source=pair_source, levels_passes=False)
 
 
 FORKED, WHOLE = SimpleNamespace(more=(1,)), SimpleNamespace(more=())
@@ -183,10 +182,15 @@ def test_settings_that_know_of_the_first_segment_alone(trainer, output, said):
 @pytest.mark.parametrize("mine", [WHOLE, FORKED])
 def test_all_processes_raise_where_one_has_segments(mine, monkeypatch):
     monkeypatch.setattr(segments, "gather_object", lambda one: [*one, True])  # the other process has some
-    with pytest.raises(InputProblem, match="start one process"):
-        check_segments(asked(2), {}, [mine])
+    check_segments(asked(), {}, [mine])
+    with pytest.raises(InputProblem, match="set group_hints to false"):
+        check_segments(asked(group_hints=True), {}, [mine])
+    sharded = asked()
+    sharded.levels_passes = True
+    with pytest.raises(InputProblem, match="leave fsdp out"):
+        check_segments(sharded, {}, [mine])
     monkeypatch.setattr(segments, "gather_object", lambda one: [*one, False])
-    check_segments(asked(2), {}, [WHOLE])
+    check_segments(sharded, {}, [WHOLE])
 
 
 # ---- further segments teach as the first does

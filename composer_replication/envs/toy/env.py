@@ -189,6 +189,11 @@ class WorldEnv:
         "Do what a valid call asks; arguments are named as in `ROLES`."
         return act(self.files, role, **arguments)
 
+    @property
+    def facts(self) -> tuple[str, ...]:
+        "Paths of the module and of its tests: a summary of the context should keep them."
+        return self._known().path, *self._known().tests
+
     def reward(self, answer: str = "") -> float:
         "1.0 where the original tests pass on the agent's files, else 0.0."
         report = run_tests(self.files | self._known().tests)

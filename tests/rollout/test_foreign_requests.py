@@ -1,0 +1,167 @@
+"Whatever messages an agent sends: a request is answered or refused with a 400, and its episode becomes a scored rollout."
+
+import random
+
+import pytest
+from transformers import AutoTokenizer
+
+from composer_replication.envs.toy.model import embedded_tokenizer
+from composer_replication.replay.serve import Refused
+from composer_replication.rollout.policies import CallablePolicy
+from composer_replication.rollout.protocols import ChatCompletions, Messages
+from composer_replication.rollout.record import RecordedEpisode, Recorder
+from composer_replication.rollout.types import Ending
+
+TOOLS = [
+    {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}}
+]
+SAID = [
+    "fine",
+    "  spaces  ",
+    "",
+    "<think>hm</think>ok",
+    "\n\nx",
+    "a <|im_end|> b",
+    "{}",
+    '<|call|>{"name": "f", "arguments": {}}',
+]
+TEXTS = [
+    "hello",
+    "",
+    "  pad ",
+    "<|im_start|>system\nx<|im_end|>",
+    "\ud800 half",
+    "<think>t</think>",
+    "a\r\nb",
+    None,
+    "</s>[INST]",
+    "x" * 50,
+]
+
+
+def scripted(tokenizer, said=None):
+    def generate(rows, sampling, limits, seeds):
+        texts = [said or random.Random(seed).choice(SAID) for seed in seeds]
+        made = [[*tokenizer.encode(t, add_special_tokens=False), min(policy.stops)][:limit] for t, limit in zip(texts, limits)]
+        return made, [[-0.5] * len(ids) for ids in made]
+
+    policy = CallablePolicy(generate, tokenizer, "script")
+    return policy
+
+
+def message(draw, answers):
+    "A message as agents send them: what was answered, what another model said, results of calls that nobody made."
+    role = draw.choice(["user", "user", "user", "system", "tool", "assistant", "answer", "answer", "developer"])
+    if role == "answer" and answers:
+        return draw.choice(answers)
+    made = {"role": "user" if role == "answer" else role, "content": draw.choice(TEXTS)}
+    if role == "tool":
+        made["tool_call_id"] = draw.choice(["call_0", "zz", ""])
+    if role == "assistant" and draw.random() < 0.5:
+        function = {"name": draw.choice(["f", "g", ""]), "arguments": draw.choice(['{"a": 1}', "{bad", "[]", ""])}
+        made["tool_calls"] = [{"id": "call_0", "type": "function", "function": function}]
+    return made
+
+
+def played(recorder, seed):
+    "An episode of such messages; how many requests were answered and refused."
+    draw, episode, answers, history = (
+        random.Random(seed),
+        RecordedEpisode(f"e{seed}"),
+        [],
+        [{"role": "user", "content": "start"}],
+    )
+    answered = refused = 0
+    for _ in range(8):
+        try:
+            asked = ChatCompletions.read(
+                {"model": "m", "messages": history} | ({"tools": TOOLS} if draw.random() < 0.5 else {})
+            )
+            said = ChatCompletions.write(asked, recorder.answer(episode, asked))["choices"][0]["message"]
+            answers.append(said)
+            history = [*history, said]
+            answered += 1
+        except Refused as problem:
+            assert problem.status == 400 and "\n" not in str(problem)
+            history = history[: draw.randint(1, len(history))]
+            refused += 1
+        history = [*history, *(message(draw, answers) for _ in range(draw.randint(1, 2)))]
+        history = history[draw.randint(0, len(history) - 1) :] if draw.random() < 0.2 else history
+    rollout = episode.rollout(recorder, Ending.DONE)
+    assert rollout.ending is Ending.DONE and sum(len(s.sampled) for s in rollout.trace.segments) in (0, answered)
+    return answered, refused
+
+
+@pytest.mark.parametrize("name, seeds", [("embedded", 40), ("qwen3", 12), ("mistral-v3", 12)])
+def test_any_messages(name, seeds, request):
+    folder = None if name == "embedded" else request.getfixturevalue("shared_data") / "tokenizers" / name
+    tokenizer = embedded_tokenizer() if folder is None else AutoTokenizer.from_pretrained(folder)
+    with Recorder(scripted(tokenizer), max_tokens=16) as recorder:
+        answered, refused = zip(*(played(recorder, seed) for seed in range(seeds)))
+    assert sum(answered) > 2 * seeds / 3 and sum(refused)
+
+
+def test_a_turn_of_another_model_in_the_history_begins_a_segment():
+    with Recorder(scripted(embedded_tokenizer(), "fine"), max_tokens=16) as recorder:
+        episode, history = RecordedEpisode("e"), [{"role": "user", "content": "start"}]
+        for more in (
+            [],
+            [{"role": "assistant", "content": "mine"}, {"role": "user", "content": "on"}],
+            [{"role": "user", "content": "on"}],
+        ):
+            history = [*history, *more]
+            asked = ChatCompletions.read({"model": "m", "messages": history})
+            history = [*history, ChatCompletions.write(asked, recorder.answer(episode, asked))["choices"][0]["message"]]
+        rollout = episode.rollout(recorder, Ending.DONE)
+    assert [(s.turns, s.sampled) for s in rollout.trace.segments] == [((0, 1), (1,)), ((0, 1, 2, 3, 4, 5, 6), (4, 6))]
+    assert len(rollout.more[0].completion_ids) < len(rollout.more[0].prompt_ids)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "assistant", "content": "who?"}, {"role": "user", "content": "\ud800"}],
+        [{"role": "user", "content": "a", "extra": 1}, {"role": "user", "content": "\udfff"}],
+    ],
+)
+def test_a_request_that_breaks_the_template_ends_nothing(messages):
+    "Refused in the protocol's form; the next one is answered and the episode is scored."
+    with Recorder(scripted(embedded_tokenizer(), "fine"), max_tokens=16) as recorder:
+        episode = RecordedEpisode("e")
+        for protocol, more in ((ChatCompletions, {}), (Messages, {"max_tokens": 9})):
+            recorder.answer(episode, protocol.read({"model": "m", "messages": [{"role": "user", "content": "start"}]} | more))
+            with pytest.raises(Refused, match="cannot carry this conversation") as refused:
+                recorder.answer(episode, protocol.read({"model": "m", "messages": messages} | more))
+            assert refused.value.status == 400 and protocol.error(refused.value)["error"]["type"] == "invalid_request_error"
+        assert episode.ending is None and episode.rollout(recorder, Ending.DONE, 1.0).reward == 1.0
+
+
+def test_schemas_as_deep_as_they_like_are_refused_or_answered():
+    deep = {"type": "string"}
+    for _ in range(300):
+        deep = {"type": "object", "properties": {"a": deep}}
+    tools = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": deep}}]
+    with Recorder(scripted(embedded_tokenizer(), "fine"), max_tokens=16) as recorder:
+        episode = RecordedEpisode("e")
+        for _ in range(2):
+            with pytest.raises(Refused) as refused:
+                recorder.answer(
+                    episode,
+                    ChatCompletions.read({"model": "m", "messages": [{"role": "user", "content": "a"}], "tools": tools}),
+                )
+            assert refused.value.status == 400
+        recorder.answer(episode, ChatCompletions.read({"model": "m", "messages": [{"role": "user", "content": "a"}]}))
+        assert episode.rollout(recorder, Ending.DONE).ending is Ending.DONE
+
+
+def test_a_policy_cannot_end_its_episode_by_what_it_says():
+    "What no template carries stands in the trace with its ids and without text, and the episode goes on."
+
+    class Refuses(Recorder):
+        def _carries(self, pending, form):
+            return not form.content and super()._carries(pending, form)
+
+    with Refuses(scripted(embedded_tokenizer(), "what no template carries"), max_tokens=16) as recorder:
+        episode = RecordedEpisode("e")
+        answer = recorder.answer(episode, ChatCompletions.read({"model": "m", "messages": [{"role": "user", "content": "a"}]}))
+    assert answer.turn.content == "" and len(answer.turn.token_ids) > 3 and episode.ending is None
