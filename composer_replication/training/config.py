@@ -180,8 +180,8 @@ class RolloutSettings:
     sample_every: int = setting(10, "Optimizer steps between two rollouts that are kept as a sample in output_dir/rollouts; 0: none.")
     tool_timeout: float = setting(30.0, "Seconds that one tool call may take.")
     places: int = setting(64, "Episodes that play at once on this device; the next one begins where one has ended.")
-    deterministic: bool = setting(False, "Sampling waits for tools, so that equal seeds give rollouts equal bit for bit (rollout='transformers'); "
-                                         "False: equal up to rounding, and quicker where tools are slow.")
+    deterministic: bool = setting(True, "Sampling waits for tools, so that equal seeds give rollouts equal bit for bit (rollout='transformers'). False: equal "
+                                        "up to rounding, and quicker where tools are slow.")
     sort_by_length: bool = setting(False, "Rows of like length share a backward pass: quicker, and TRL's numbers but for rounding.")
     share_prompts: bool = setting(False, "A pass reads each distinct prompt once: quicker, and TRL's numbers but for rounding.")
 
