@@ -267,7 +267,7 @@ class CachedBatch(TokenBatch):
         if own:
             row = like = max(own, key=shared.get)
         elif over:
-            row = like if like in over else min(over, key=lambda row: row.used)
+            row = like if like.question.gone and shared[like] and like in over else min(over, key=lambda row: row.used)
         else:
             row = _Row(question, 0)
             self.rows.append(row)

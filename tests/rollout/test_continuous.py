@@ -540,7 +540,7 @@ def test_ctrl_c_while_waiting_begins_no_further_call_or_reward(policy, join_thre
     def pace(row, call=None):
         begun.append(row["size"])
         if len(begun) == 1:
-            while not (asked[-1][1] and waiting(asked[-1][0])) and time.monotonic() < until:  # the resets' until then
+            while not (asked and asked[-1][1] and waiting(asked[-1][0])) and time.monotonic() < until:  # the resets' until then
                 time.sleep(0.001)
             with asked[-1][0].changed:
                 pass
