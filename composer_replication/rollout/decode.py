@@ -243,7 +243,7 @@ class CachedBatch(TokenBatch):
                 known = max((min(common(tuple(row.ids), question.ids), row.filled) for row in self.rows), default=0)
                 ahead = max((common(other.ids, question.ids) for other in now), default=0)
                 (later if min(ahead, len(question.ids) - 1) >= known + SHARED else now).append(question)
-            self.waiting, placed, copies = later, [], []
+            placed, copies = [], []
             for question in now:
                 placed.append(self._place(question, placed, copies))
             self._size(max(len(row.ids) for row in placed))
@@ -254,7 +254,7 @@ class CachedBatch(TokenBatch):
             for slot, row in enumerate(placed, self.decoding):
                 self._swap(self.rows.index(row), slot)
             self._read(self.decoding, self.decoding + len(placed))
-            self.decoding += len(placed)
+            self.decoding, self.waiting = self.decoding + len(placed), later
 
     def _place(self, question, placed, copies):
         "The row that a question goes on with, or one that copies the longest beginning of its ids that has been read."
