@@ -69,7 +69,7 @@ def episode_limits(
     seed: int,  # of the random numbers, together with an episode's name
 ) -> RolloutConfig:
     "The limits that training and measuring share; temperature 1."
-    return RolloutConfig(max_turns=turns, max_tokens=TOKENS, max_turn_tokens=TURN_TOKENS, seed=seed)
+    return RolloutConfig(max_turns=turns, max_tokens=TOKENS, max_turn_tokens=TURN_TOKENS, seed=seed, deterministic=True)
 
 
 def measure(

@@ -94,7 +94,7 @@ def eval_tasks(
     return EvalTasks(name, lambda: load(name, **settings), rows)
 
 # %% ../../nbs/experiments/11_pass_at_k.ipynb #6f45f3d9
-TOGETHER = 32  # episodes that are open at once
+TOGETHER = 32  # episodes after which those so far are given to `each`
 
 
 def play_samples(
@@ -102,15 +102,19 @@ def play_samples(
     tasks: EvalTasks,
     samples: int,  # episodes of each task
     limits: RolloutConfig,
-    each: Callable[[list[Rollout]], None] = lambda rollouts: None,  # is given all rollouts so far, after each part
+    each: Callable[[list[Rollout]], None] = lambda rollouts: None,  # is given all rollouts so far, in the order in which they ended
 ) -> list[list[Rollout]]:  # per task, per sample
     "Play every task some times. Raises as `rollout.loop.collect`."
     jobs = [(row, f"{row['task_id']}-{sample}") for row in tasks.rows for sample in range(samples)]
-    played = []
-    for at in range(0, len(jobs), TOGETHER):
-        rows, names = zip(*jobs[at:at + TOGETHER])
-        played += collect(policy, tasks.environment, rows, limits, trace_ids=names)
-        each(played)
+    ended = []
+
+    def count(rollout):
+        ended.append(rollout)
+        if len(ended) % TOGETHER == 0 or len(ended) == len(jobs):
+            each(ended)
+
+    rows, names = zip(*jobs)
+    played = collect(policy, tasks.environment, rows, limits, trace_ids=names, each=count)
     return [played[at:at + samples] for at in range(0, len(played), samples)]
 
 # %% ../../nbs/experiments/11_pass_at_k.ipynb #d4e9e614

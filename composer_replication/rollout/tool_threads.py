@@ -15,8 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from fastcore.basics import patch
-
 # %% ../../nbs/rollout/05_tool_threads.ipynb #35a5bd0b
 @dataclass(frozen=True)
 class Done:
@@ -67,108 +65,86 @@ class Chains:
         if kind is not None and issubclass(kind, Exception):  # Ctrl-C waits for nobody
             self.take(math.inf)
 
-# %% ../../nbs/rollout/05_tool_threads.ipynb #3ffd4863
-@patch
-def start(
-    self: Chains,
-    owner: Any,  # names the chain where it has ended
-    steps: Sequence[Callable[[], Any]],  # that run one after the other; the chain ends early at a step that raises or is late
-    later: bool = False,  # it waits behind all chains that are not, and leaves them a thread until all are waited for
-    limit: float | None = None,  # of each step of this chain, seconds; None: as all
-):
-    "Begin a chain, or let it wait for a thread."
-    with self.changed:
-        (self.later if later else self.waiting).append(_Chain(owner, steps, later, self.limit if limit is None else limit))
-        self._hire()
-
-
-@patch
-def _due(self: Chains):
-    "Where the next chain for a thread waits; empty where none may begin."
-    late = sum(chain.later for chain in self.running)
-    return self.waiting or (self.later if late < max(1, self.workers - self.kept) else ())
-
-
-@patch
-def _hire(self: Chains):
-    if self._due() and self.threads < self.workers:
-        self.threads += 1
-        threading.Thread(target=self._work, daemon=True, name="tools").start()
-
-# %% ../../nbs/rollout/05_tool_threads.ipynb #45ec4d18
-@patch
-def _work(self: Chains):
-    while chain := self._next():
-        for step in chain.steps:
-            with self.changed:
-                chain.start = start = time.monotonic()
-            done = _timed(step, start)
-            with self.changed:
-                if chain not in self.running:
-                    return  # given up
-                chain.start = None
-                chain.done.append(done)
-            if done.raised is not None:
-                break
+    def start(
+        self,
+        owner: Any,  # names the chain where it has ended
+        steps: Sequence[Callable[[], Any]],  # that run one after the other; the chain ends early at a step that raises or is late
+        later: bool = False,  # it waits behind all chains that are not, and leaves them a thread until all are waited for
+        limit: float | None = None,  # of each step of this chain, seconds; None: as all
+    ):
+        "Begin a chain, or let it wait for a thread."
         with self.changed:
-            self._end(chain)
-
-
-@patch
-def _next(self: Chains):
-    "A chain for a thread; none: the thread ends."
-    with self.changed:
-        due = self._due()
-        if not due:
-            self.threads -= 1
-            return None
-        chain = due.popleft()
-        self.running.add(chain)
-        return chain
-
-
-@patch
-def _end(self: Chains, chain):
-    self.running.remove(chain)
-    self.ended.append(chain)
-    self.changed.notify_all()
-
-# %% ../../nbs/rollout/05_tool_threads.ipynb #2941e8d8
-@patch
-def _patience(self: Chains):
-    "Seconds until the next limit."
-    now = time.monotonic()
-    return max(0.001, min((c.start + c.limit - now for c in self.running if c.start is not None), default=self.limit))
-
-
-@patch
-def _give_up(self: Chains):
-    "Close the chains whose step is late, and hire a thread in place of each that hangs."
-    now = time.monotonic()
-    for chain in list(self.running):
-        if chain.start is not None and now - chain.start >= chain.limit:
-            chain.done.append(Done(seconds=now - chain.start, late=True))
-            self._end(chain)
-            self.threads -= 1
+            (self.later if later else self.waiting).append(_Chain(owner, steps, later, self.limit if limit is None else limit))
             self._hire()
 
-# %% ../../nbs/rollout/05_tool_threads.ipynb #f8169b42
-@patch
-def take(
-    self: Chains,
-    least: float,  # 0: those that have ended by now; more: wait for so many; `math.inf`: for all
-) -> list[tuple[Any, list[Done]]]:  # owners, and what became of their steps
-    "Chains that have ended since the last call, none where none is left."
-    with self.changed:
-        if least == math.inf and self.kept:
-            self.kept = 0  # no other chain comes before these have ended
-            self._hire()
-        self._give_up()
-        while (self.waiting or self.later or self.running) and len(self.ended) < least:
-            self.changed.wait(self._patience())
+    def take(
+        self,
+        least: float,  # 0: those that have ended by now; more: wait for so many; `math.inf`: for all
+    ) -> list[tuple[Any, list[Done]]]:  # owners, and what became of their steps
+        "Chains that have ended since the last call, none where none is left."
+        with self.changed:
+            if least == math.inf and self.kept:
+                self.kept = 0  # no other chain comes before these have ended
+                self._hire()
             self._give_up()
-        ended, self.ended = self.ended, []
-        return [(chain.owner, chain.done) for chain in ended]
+            while (self.waiting or self.later or self.running) and len(self.ended) < least:
+                self.changed.wait(self._patience())
+                self._give_up()
+            ended, self.ended = self.ended, []
+            return [(chain.owner, chain.done) for chain in ended]
+
+    def _due(self):
+        "Where the next chain for a thread waits; empty where none may begin."
+        late = sum(chain.later for chain in self.running)
+        return self.waiting or (self.later if late < max(1, self.workers - self.kept) else ())
+
+    def _hire(self):
+        if self._due() and self.threads < self.workers:
+            self.threads += 1
+            threading.Thread(target=self._work, daemon=True, name="tools").start()
+
+    def _work(self):
+        while True:
+            with self.changed:
+                due = self._due()
+                if not due:
+                    self.threads -= 1
+                    return
+                chain = due.popleft()
+                self.running.add(chain)
+            for step in chain.steps:
+                with self.changed:
+                    chain.start = start = time.monotonic()
+                done = _timed(step, start)
+                with self.changed:
+                    if chain not in self.running:
+                        return  # given up
+                    chain.start = None
+                    chain.done.append(done)
+                if done.raised is not None:
+                    break
+            with self.changed:
+                self._end(chain)
+
+    def _end(self, chain):
+        self.running.remove(chain)
+        self.ended.append(chain)
+        self.changed.notify_all()
+
+    def _patience(self):
+        "Seconds until the next limit."
+        now = time.monotonic()
+        return max(0.001, min((c.start + c.limit - now for c in self.running if c.start is not None), default=self.limit))
+
+    def _give_up(self):
+        "Close the chains whose step is late, and hire a thread in place of each that hangs."
+        now = time.monotonic()
+        for chain in list(self.running):
+            if chain.start is not None and now - chain.start >= chain.limit:
+                chain.done.append(Done(seconds=now - chain.start, late=True))
+                self._end(chain)
+                self.threads -= 1
+                self._hire()
 
 # %% ../../nbs/rollout/05_tool_threads.ipynb #514a8604
 def run_chains(

@@ -41,11 +41,12 @@ class RolloutConfig:
     min_p: float | None = None
     tool_timeout: float = 30.0  # of one call, of a reset, of a reward; seconds
     tool_workers: int = 8  # rollouts whose tools, or rewards, run at once
-    overlap_tools: bool = False  # calls, and rewards of ended rows, run while others decode on our cache; equal seeds: equal up to rounding
+    places: int = 64  # episodes that play at once; the next one begins where one has ended
+    deterministic: bool = False  # decoding waits for calls: equal seeds give equal episodes bit for bit, otherwise up to rounding
     seed: int = 0
 
     def __post_init__(self):
-        for name in ("max_turns", "max_tokens", "max_turn_tokens", "tool_workers"):
+        for name in ("max_turns", "max_tokens", "max_turn_tokens", "tool_workers", "places"):
             value = getattr(self, name)
             if not (value is None and name == "max_turn_tokens") and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name}={value!r} is out of range; it must be a whole number of 1 or more.")

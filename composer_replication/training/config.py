@@ -179,9 +179,9 @@ class RolloutSettings:
     keep_rollouts: bool = setting(False, "Write the traces of every generation to output_dir/rollouts, as recorded data.")
     sample_every: int = setting(10, "Optimizer steps between two rollouts that are kept as a sample in output_dir/rollouts; 0: none.")
     tool_timeout: float = setting(30.0, "Seconds that one tool call may take.")
-    overlap_tools: bool = setting(False, "A row's tools, and its reward once it has ended, run while other rows sample "
-                                         "(rollout='transformers'): quicker where they are slow. Equal seeds then give rollouts "
-                                         "equal up to rounding; False: bit for bit.")
+    places: int = setting(64, "Episodes that play at once on this device; the next one begins where one has ended.")
+    deterministic: bool = setting(True, "Sampling waits for tools, so that equal seeds give rollouts equal bit for bit (rollout='transformers'). False: equal "
+                                        "up to rounding, and quicker where tools are slow.")
     sort_by_length: bool = setting(False, "Rows of like length share a backward pass: quicker, and TRL's numbers but for rounding.")
     share_prompts: bool = setting(False, "A pass reads each distinct prompt once: quicker, and TRL's numbers but for rounding.")
 
@@ -205,16 +205,13 @@ class RolloutSettings:
             raise InputProblem(f"max_turn_tokens={self.max_turn_tokens} leaves a turn no token; take at least 1, or leave it out.")
         if not self.tool_timeout > 0:
             raise InputProblem(f"tool_timeout={self.tool_timeout} lets no tool answer; give seconds above 0.")
-        if self.overlap_tools and self.rollout != "transformers":
-            raise InputProblem(f"overlap_tools=True needs our own decoding, and rollout={self.rollout!r} samples a turn at a time", "leave one of "
-                               "them out")
 
     @property
     def rollout_config(self) -> RolloutConfig:
         "Budgets and sampling of the rollout loop."
         return RolloutConfig(max_turns=self.max_turns, max_tokens=self.max_completion_length, max_turn_tokens=self.max_turn_tokens,
                              temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p,
-                             tool_timeout=self.tool_timeout, overlap_tools=self.overlap_tools, seed=self.seed)
+                             tool_timeout=self.tool_timeout, places=self.places, deterministic=self.deterministic, seed=self.seed)
 
 
 

@@ -101,8 +101,14 @@ def test_a_base_that_played_something_else_is_refused():
 def test_every_part_of_the_episodes_is_kept_at_once(monkeypatch):
     import composer_replication.experiments.pass_at_k as module
     monkeypatch.setattr(module, "TOGETHER", 3)
-    monkeypatch.setattr(module, "collect", lambda policy, factory, rows, limits, trace_ids: [
-        SimpleNamespace(name=name) for name in trace_ids])
+
+    def collect(policy, factory, rows, limits, trace_ids, each):
+        played = [SimpleNamespace(name=name) for name in trace_ids]
+        for rollout in played:
+            each(rollout)
+        return played
+
+    monkeypatch.setattr(module, "collect", collect)
     seen = []
     tasks = module.EvalTasks("x", lambda: None, [{"task_id": "a"}, {"task_id": "b"}])
     played = play_samples(None, tasks, 2, None, lambda done: seen.append(len(done)))

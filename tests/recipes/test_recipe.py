@@ -190,11 +190,9 @@ def test_an_absent_file_and_a_bad_override():
         load_recipe("toy", {"max_steps": "x"})
 
 
-def test_overlapped_tools_are_a_key_like_others():
-    assert not load_recipe("toy").config.rollout_config.overlap_tools
-    assert load_recipe("toy", {"overlap_tools": "true"}).config.rollout_config.overlap_tools
-    with pytest.raises(RecipeProblem, match="overlap_tools=True needs our own decoding, and rollout='trl'"):
-        load_recipe("toy", {"overlap_tools": "true", "rollout": "trl"})
+def test_waiting_for_tools_is_a_key_like_others():
+    assert load_recipe("toy").config.rollout_config.deterministic
+    assert not load_recipe("toy", {"deterministic": "false"}).config.rollout_config.deterministic
 
 
 def test_gsm8k_without_its_files_is_told_before_any_weight(write, no_weights, tmp_path):

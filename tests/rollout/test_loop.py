@@ -232,7 +232,7 @@ def test_bad_input_is_refused():
 def test_rollouts_do_not_depend_on_the_batch():
     policy = TransformersPolicy(embedded_model(), embedded_tokenizer())
     rows = [{"prompt": f"What is in the folder `etc{i}`?", "task_id": f"etc{i // 2}"} for i in range(5)]
-    settings = config(max_turns=3, max_turn_tokens=30, temperature=1.2)
+    settings = config(max_turns=3, max_turn_tokens=30, temperature=1.2, deterministic=True)
     whole = collect(policy, Folder, rows, settings)
     for rollout in whole:
         check(rollout, policy)

@@ -477,24 +477,6 @@ def test_what_the_policy_raises_reaches_the_client_and_the_engine_goes_on():
         assert client.post("/e/b/v1/chat/completions", json={"model": "m", "messages": HI}).status_code == 200
 
 
-def test_a_turn_that_nobody_waits_for_is_given_up(policy):
-    "The row stands again where it was, and a row that takes its cells over goes on like it."
-    ids = policy.chat.encode("Hello there, who are you?")
-    with policy.batch(Sampling(0.0)) as batch:
-        (want,) = batch.sample([0], [ids], [12], ["n"])
-    with policy.batch(Sampling(0.0)) as batch:
-        batch.add([0], [ids], [50], ["n"])
-        for _ in range(3):
-            assert not batch.step()
-        batch.give_up(0, ids[-1])
-        batch.admit(1, 0, len(ids) - 2)
-        batch.add([0, 1], [(), ids[-2:]], [12, 12], ["n", "n"])
-        made = {}
-        while batch.turns:
-            made |= batch.step()
-    assert made[0].ids == made[1].ids == want.ids and made[0].logprobs == pytest.approx(want.logprobs, abs=1e-4)
-
-
 def test_the_engine_drops_what_nobody_waits_for(policy):
     "A question that is gone gets no answer, or one that nobody reads; the others get theirs."
     ids = policy.chat.encode("Hello there")
