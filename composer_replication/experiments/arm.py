@@ -18,7 +18,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fastcore.basics import patch
 import torch
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, TrainerCallback
@@ -29,6 +28,7 @@ from .evaluate import TOKENS, TURN_TOKENS, episode_limits, measure
 from ..core.files import write_json
 from .run_folder import RESULT, claim_folder, start_of, sum_checkpoint
 from .setting import Measurement, Preparation, RunResult, Setting, TrainingStep
+from .statistics import mean_of
 from .teachers import embedded_teachers, recorded_pairs, team_pairs
 from ..envs.toy.env import WorldEnv, world_rows
 from ..envs.toy.hints import world_hints
@@ -48,14 +48,9 @@ REPLAYED = 64  # training tasks on which channel 3 (ours) records the base agent
 
 def _replay(setting: Setting, rows: list[dict], seed: int, device: str) -> tuple[list[TraceExample], Preparation]:
     "The base agent's episodes with the pairs that the setting's teachers make."
-    model = embedded_model(setting.habit).to(device)
-    examples, counts = recorded_pairs(model, embedded_teachers(setting.teachers), rows, setting.turns, seed)
+    policy = TransformersPolicy(embedded_model(setting.habit).to(device), embedded_tokenizer())
+    examples, counts = recorded_pairs(policy, embedded_teachers(setting.teachers), rows, episode_limits(setting.turns, seed))
     return examples, Preparation(counts.states, sum(counts.pairs.values()), counts.tokens, counts.seconds)
-
-# %% ../../nbs/experiments/07_arm.ipynb #teamrows
-def _team_rows(n: int, series: str, split: str) -> list[dict]:
-    "Tasks of series that the toy world's runs have not."
-    return world_rows(n, f"teams-{series}", split)
 
 
 def _team_replay(setting: Setting, rows: list[dict], seed: int, device: str) -> tuple[list[TraceExample], Preparation]:
@@ -68,7 +63,7 @@ def _team_replay(setting: Setting, rows: list[dict], seed: int, device: str) -> 
     tokens = 0 if setting.teachers == "recovery" else sum(len(tokenizer(call_text(p.chosen.tool_calls[0])).input_ids) for p in pairs)
     return examples, Preparation(len(pairs), len(pairs), tokens, time.monotonic() - begun)
 
-# %% ../../nbs/experiments/07_arm.ipynb #componen
+# %% ../../nbs/experiments/07_arm.ipynb #teamrows
 @dataclass(frozen=True)
 class Components:
     "Tasks, environment, hints and models of a run."
@@ -81,11 +76,12 @@ class Components:
     replay: Callable[[Setting, list[dict], int, str], tuple[list[TraceExample], Preparation]] = _replay  # (setting, rows, seed, device)
 
 
-TOY, TEAMS = Components(), Components(_team_rows, TeamEnv, team_hints, replay=_team_replay)
+TOY = Components()
+TEAMS = Components(lambda n, series, split: world_rows(n, f"teams-{series}", split), TeamEnv, team_hints, replay=_team_replay)
 
 
 def world_of(setting: Setting) -> Components:
-    "The components of the world that the setting's agent acts in."
+    "The components of the world in which the setting's agent acts."
     return TEAMS if setting.habit == "teams" else TOY
 
 # %% ../../nbs/experiments/07_arm.ipynb #d2db1d8e
@@ -119,85 +115,51 @@ class _ArmTrainer(ComposerReplicationTrainer):
 
 # %% ../../nbs/experiments/07_arm.ipynb #435c7f25
 class _Record(TrainerCallback):
-    "Writes a `TrainingStep` after each step, and a `Measurement` where one is due."
+    "Write a `TrainingStep` after each step, and a `Measurement` where one is due."
 
     def __init__(self, trainer, setting, measured, tell):
         self.trainer, self.setting, self.measured, self.tell = trainer, setting, measured, tell
 
-    @staticmethod
-    def _keep(state, name, record):
-        state.log_history.append({"step": state.global_step, name: asdict(record)})
+    def on_train_begin(self, args, state, control, **kwargs):
+        if state.global_step == 0:
+            self.tell({"step": 0, "of": self.setting.steps, "held_out": self.measure(state)})
 
-# %% ../../nbs/experiments/07_arm.ipynb #84d49c46
-@patch
-def on_train_begin(self: _Record, args, state, control, **kwargs):
-    if state.global_step == 0:
-        self.tell({"step": 0, "of": self.setting.steps, "held_out": self.measure(state)})
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.begun, self.trainer.took, self.trainer.played = time.perf_counter(), {"rollout": 0.0, "trees": 0.0}, []
 
-# %% ../../nbs/experiments/07_arm.ipynb #bd39be5e
-@patch
-def on_step_begin(self: _Record, args, state, control, **kwargs):
-    self.begun, self.trainer.took, self.trainer.played = time.perf_counter(), {"rollout": 0.0, "trees": 0.0}, []
+    def on_step_end(self, args, state, control, **kwargs):
+        self.seconds = time.perf_counter() - self.begun
 
-# %% ../../nbs/experiments/07_arm.ipynb #49393d36
-@patch
-def on_step_end(self: _Record, args, state, control, **kwargs):
-    self.seconds = time.perf_counter() - self.begun
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if not logs or "train_runtime" in logs:
+            return
+        number, played, took = state.global_step, self.trainer.played, self.trainer.took
+        rewards = [r.reward for r in played if r.reward is not None]
+        sdpo = logs.get("sdpo/seconds", 0.0) + (took["trees"] if self.setting.alpha_sdpo else 0.0)
+        replay, entropy = logs.get("replay/seconds", 0.0), logs.get("entropy", math.nan)
+        step = TrainingStep(
+            number, sum(rewards) / len(rewards) if rewards else None, self.seconds, sum(sum(r.completion_mask) for r in played),
+            took["rollout"], self.seconds - took["rollout"] - sdpo - replay, sdpo, replay, entropy if math.isfinite(entropy) else None,
+            len(played) - len(rewards), int(logs.get("sdpo/sites", 0)), int(logs.get("replay/pairs", 0)))
+        state.log_history.append({"step": number, "arm_step": asdict(step)})
+        progress = {"step": number, "of": self.setting.steps, "reward": step.reward, "seconds": step.seconds}
+        self.tell(progress | ({"held_out": self.measure(state)} if self.setting.measured(number) else {}))
 
-# %% ../../nbs/experiments/07_arm.ipynb #6194d49d
-@patch
-def on_log(self: _Record, args, state, control, logs=None, **kwargs):
-    if not logs or "train_runtime" in logs:
-        return
-    step = self._step(state.global_step, logs)
-    self._keep(state, "arm_step", step)
-    progress = {"step": step.step, "of": self.setting.steps, "reward": step.reward, "seconds": step.seconds}
-    if self.setting.measured(step.step):
-        progress |= {"held_out": self.measure(state)}
-    self.tell(progress)
+    def measure(self, state):
+        "Measure the policy as it is; the mean of what was scored."
+        tokens = sum(entry["arm_step"]["tokens"] for entry in state.log_history if "arm_step" in entry)
+        point = asdict(self.measured(self.trainer.student, state.global_step, tokens))
+        state.log_history.append({"step": state.global_step, "arm_point": point})
+        return mean_of(point["passed"])
 
-
-@patch
-def _step(self: _Record, number, logs):
-    played, took = self.trainer.played, self.trainer.took
-    rewards = [r.reward for r in played if r.reward is not None]
-    sdpo = logs.get("sdpo/seconds", 0.0) + (took["trees"] if self.setting.alpha_sdpo else 0.0)
-    replay = logs.get("replay/seconds", 0.0)
-    return TrainingStep(number, sum(rewards) / len(rewards) if rewards else None, self.seconds, sum(sum(r.completion_mask) for r in played),
-                took["rollout"], self.seconds - took["rollout"] - sdpo - replay, sdpo, replay, _finite(logs.get("entropy")),
-                len(played) - len(rewards), int(logs.get("sdpo/sites", 0)), int(logs.get("replay/pairs", 0)))
-
-# %% ../../nbs/experiments/07_arm.ipynb #5e31be3a
-@patch
-def measure(self: _Record, state):
-    "Measure the policy as it is; the mean of what was scored."
-    step = state.global_step
-    tokens = sum(entry["arm_step"]["tokens"] for entry in state.log_history if "arm_step" in entry)
-    point = self.measured(self.trainer.student, step, tokens)
-    self._keep(state, "arm_point", point)
-    return _mean(point.passed)
-
-# %% ../../nbs/experiments/07_arm.ipynb #8d1f0bd3
-@patch
-def on_save(self: _Record, args, state, control, **kwargs):
-    sum_checkpoint(Path(args.output_dir) / f"checkpoint-{state.global_step}")
-
-
-def _finite(value):
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _mean(passed):
-    scored = [p for p in passed if p is not None]
-    return sum(scored) / len(scored) if scored else None
+    def on_save(self, args, state, control, **kwargs):
+        sum_checkpoint(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
 # %% ../../nbs/experiments/07_arm.ipynb #74a2a766
 PER_PASS = 8  # rows of one backward pass, at most: more are slower on one core, whose caches they overflow
-
-
 WARM_UP = 4  # steps until the full learning rate, from none: Adam's first step is as large in every weight, however small the gradient
 
-# %% ../../nbs/experiments/07_arm.ipynb #38e783e5
+
 def arm_config(
     setting: Setting,
     seed: int,
@@ -232,7 +194,7 @@ def _one_thread(device: str) -> Iterator[None]:
     finally:
         torch.set_num_threads(before)
 
-# %% ../../nbs/experiments/07_arm.ipynb #4b22f103
+# %% ../../nbs/experiments/07_arm.ipynb #38e783e5
 def run_arm(
     setting: Setting,
     seed: int,  # of tasks and random numbers: the same in all arms that are compared
@@ -267,7 +229,7 @@ def run_arm(
         {"python": platform.python_version()} | {name: version(name) for name in ("torch", "transformers", "trl", "composer-replication")},
         {"cpus": os.cpu_count() or 1, "architecture": platform.machine(), "device": device}, seconds))
     write_json(folder / RESULT, result)
-    tell({"step": setting.steps, "of": setting.steps, "held_out": _mean(points[-1]["passed"])})
+    tell({"step": setting.steps, "of": setting.steps, "held_out": mean_of(points[-1]["passed"])})
     return result
 
 # %% ../../nbs/experiments/07_arm.ipynb #49f82886

@@ -20,6 +20,10 @@ from ..training.checkpoint import last_complete_checkpoint
 CLAIM, SUMS, RESULT = "setting.json", "checksums.json", "result.json"
 
 
+def _line(error):
+    return " ".join(str(error).split()).rstrip(".")[:200] or type(error).__name__
+
+
 def _read(path):
     "What a file holds; None where there is none."
     try:
@@ -28,19 +32,6 @@ def _read(path):
         return None
     except (OSError, ValueError, RecursionError) as error:
         raise InputProblem(f"{path} cannot be read ({_line(error)}); move it elsewhere and run again.") from None
-
-
-def _line(error):
-    return " ".join(str(error).split()).rstrip(".")[:200] or type(error).__name__
-
-# %% ../../nbs/experiments/06_run_folder.ipynb #125393c3
-def _differences(owner, claim):
-    "The names of the settings in which two runs differ, those that only one version of the package knows among them."
-    if not isinstance(owner, dict) or not isinstance(owner.get("setting"), dict):
-        return ""
-    theirs, ours = ({**run["setting"], "seed": run.get("seed")} for run in (owner, claim))
-    names = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name, ...) != ours.get(name, ...))
-    return f" (they differ in {', '.join(names)})"
 
 
 def claim_folder(
@@ -58,8 +49,12 @@ def claim_folder(
             raise InputProblem(f"{folder / RESULT} is no result of a run ({_line(error)}); move it elsewhere and run again.") from None
         owner = {"setting": result.setting, "seed": result.seed}
     if owner not in (None, claim) or (owner is None and any(folder.glob("checkpoint-*"))):
-        raise InputProblem(f"{folder} holds a run of another setting or seed{_differences(owner, claim)}; give another folder, or move that "
-                           "one elsewhere.")
+        differ = ""
+        if isinstance(owner, dict) and isinstance(owner.get("setting"), dict):  # fields of another version of the package count too
+            theirs, ours = ({**run["setting"], "seed": run.get("seed")} for run in (owner, claim))
+            names = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name, ...) != ours.get(name, ...))
+            differ = f" (they differ in {', '.join(names)})"
+        raise InputProblem(f"{folder} holds a run of another setting or seed{differ}; give another folder, or move that one elsewhere.")
     if owner is None:
         write_json(folder / CLAIM, claim)
     return result
