@@ -1,4 +1,4 @@
-"""Before anything is trained: the chance of a right action at error turns under each kind of hint, and which way SDPO would push."""
+"""What spikes measure before training: right actions at error turns under each kind of hint, and the SDPO gradient of each."""
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -76,8 +76,10 @@ def right_actions(
     for at in range(0, len(turns), 64):
         part = contexts[at:at + 64]
         with policy.batch(Sampling()) as batch:
-            samples = batch.sample(range(len(part)), part, [128] * len(part), [f"{seed}/{hinted}/{at + i}" for i in range(len(part))])
-        actions = [reader.read(s.ids, policy.stops, context, s.cut, t.trace.tools) for t, context, s in zip(turns[at:], part, samples)]
+            names = [f"{seed}/{hinted}/{at + i}" for i in range(len(part))]
+            samples = batch.sample(range(len(part)), part, [128] * len(part), names)
+        actions = [reader.read(s.ids, policy.stops, context, s.cut, t.trace.tools)
+                   for t, context, s in zip(turns[at:], part, samples)]
         done += [works(t.trace, t.turn, action, environment) for t, action in zip(turns[at:], actions)]
     return done
 
@@ -124,11 +126,15 @@ def gate_problems(
     "What the agent misses of the gate."
     by = {row.hints: row for row in rows}
     right = lambda name: by[name].right.estimate
-    missed = [] if right("exact") >= LEAST_EXACT else [f"exact hints lead to {100 * right('exact'):.0f} % right, less than {100 * LEAST_EXACT:.0f}."]
-    missed += [f"{name} hints lead to {100 * (right(name) - right('none')):.0f} points more than none, above {100 * MOST_MORE:.0f}."
-               for name in BOUND if right(name) - right("none") > MOST_MORE]
-    return missed + ([f"the gradient of filler hints has cosine {by['filler'].cosine:.2f} with that of exact ones, not below {MOST_COSINE}."]
-                     if by["filler"].cosine >= MOST_COSINE else [])
+    missed, cosine = [], by["filler"].cosine
+    if right("exact") < LEAST_EXACT:
+        missed.append(f"exact hints lead to {100 * right('exact'):.0f} % right, less than {100 * LEAST_EXACT:.0f}.")
+    for name in BOUND:
+        if (more := right(name) - right("none")) > MOST_MORE:
+            missed.append(f"{name} hints lead to {100 * more:.0f} points more than none, above {100 * MOST_MORE:.0f}.")
+    if cosine >= MOST_COSINE:
+        missed.append(f"the gradient of filler hints has cosine {cosine:.2f} with that of exact ones, not below {MOST_COSINE}.")
+    return missed
 
 
 def shared_turns(
@@ -155,18 +161,18 @@ def gate(
     policy = TransformersPolicy(model.eval(), tokenizer)
     played = collect(policy, environment, rows, RolloutConfig(max_turns=turns, max_turn_tokens=128), seed)
     measured, exact = [], None
+
+    def right(turns, hinted):
+        "The mean over problems of their turns' means."
+        values = right_actions(policy, turns, hinted, environment, seed)
+        cells = [[v for v, t in zip(values, turns) if t.problem == p] for p in range(len(rows))]
+        return bootstrap_mean(np.array([np.mean(c) if c else np.nan for c in cells]))
+
     for quality, at in shared_turns({q: hinted_turns(played, policy, hints(q)) for q in ("exact", *CONTROLS)}).items():
         gradient = sdpo_gradient(model, at[:gradients])
         exact = gradient if exact is None else exact
         if not measured:
-            measured.append(GateRow("none", _over_problems(right_actions(policy, at, False, environment, seed), at, len(rows)), None, None))
+            measured.append(GateRow("none", right(at, False), None, None))
         cosine = torch.nn.functional.cosine_similarity(gradient, exact, dim=0).item()
-        measured.append(GateRow(quality, _over_problems(right_actions(policy, at, True, environment, seed), at, len(rows)), cosine,
-                                (gradient.norm() / exact.norm()).item()))
+        measured.append(GateRow(quality, right(at, True), cosine, (gradient.norm() / exact.norm()).item()))
     return measured
-
-
-def _over_problems(values, turns, problems):
-    "The mean over problems of their turns' means."
-    cells = [[v for v, t in zip(values, turns) if t.problem == p] for p in range(problems)]
-    return bootstrap_mean(np.array([np.mean(c) if c else np.nan for c in cells]))

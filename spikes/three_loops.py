@@ -60,8 +60,9 @@ def turn_ids(
 ) -> list[list[int]]:  # token ids of each turn
     "A script as a model would have sampled it."
     user = {"role": "user", "content": "go"}
-    messages = [{"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": n, "arguments": a}}]}
-                for n, a in script.calls] + [{"role": "assistant", "content": script.answer}]
+    calls = [{"type": "function", "function": {"name": name, "arguments": arguments}} for name, arguments in script.calls]
+    messages = [*({"role": "assistant", "content": "", "tool_calls": [call]} for call in calls),
+                {"role": "assistant", "content": script.answer}]
     opened = tokenizer.apply_chat_template([user], tokenize=False, add_generation_prompt=True)
     turns = []
     for message in messages:

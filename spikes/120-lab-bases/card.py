@@ -20,7 +20,7 @@ from composer_replication.rollout.types import RolloutConfig
 from composer_replication.traces.error_sites import find_error_sites
 
 sys.path.append(str(Path(__file__).parents[1]))
-from hint_gate import HintedTurn, hinted_turns, right_actions  # noqa: E402
+from hint_gate import HintedTurn, hinted_turns, right_actions
 
 
 class RemindedEnv(WorldEnv):

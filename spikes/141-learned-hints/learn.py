@@ -35,7 +35,7 @@ from composer_replication.traces.read import read_traces
 from composer_replication.tree.template import probe_template
 
 sys.path.append(str(Path(__file__).parents[1]))
-from hint_gate import hinted_turns, right_actions, shared_turns  # noqa: E402
+from hint_gate import hinted_turns, right_actions, shared_turns
 
 RUNS = Path(__file__).parent / "runs"
 SEEDS, TUNING = tuple(range(10)), 100

@@ -1,23 +1,13 @@
 """The gate: each clause can fail alone; its gradient against finite differences; its actions against the environment."""
 import pytest
 import torch
+from hint_gate import BOUND, CONTROLS, GateRow, HintedTurn, gate, gate_problems, sdpo_gradient, shared_turns, works
 
 from composer_replication.core.errors import InputProblem
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.envs.toy.env import world_rows
 from composer_replication.envs.toy.model import build_model, embedded_model, embedded_tokenizer
 from composer_replication.envs.toy.teams import TEAMS, TeamEnv, shuffled, team_fact, team_of
-from composer_replication.experiments.gate import (
-    BOUND,
-    CONTROLS,
-    GateRow,
-    HintedTurn,
-    gate,
-    gate_problems,
-    sdpo_gradient,
-    shared_turns,
-    works,
-)
 from composer_replication.experiments.statistics import Interval
 from composer_replication.rollout.tool_call_parser import ParsedTurn
 
