@@ -29,7 +29,6 @@ def test_each_clause_fails_alone(missed, said):
     assert said in problem
 
 
-
 def test_a_control_that_holds_the_answer_bounds_nothing():
     fact = team_fact("core/red_port.py", 3)
     assert {'"core/red_port.py",', "3."} <= set(shuffled(fact).split())  # so copying the number is right
@@ -54,19 +53,11 @@ def test_the_gradient_is_that_of_the_distance(beta):
             total += (p.exp() * (p - q)).sum(-1).mean().item() / len(turns)
         return total
 
-    gradient, places = sdpo_gradient(model, turns, beta), [p for p in model.parameters()]
+    gradient, places = sdpo_gradient(model, turns, beta), list(model.parameters())
     direction = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-    def moved(step):
-        at = 0
-        with torch.no_grad():
-            for p in places:
-                p += step * direction[at:at + p.numel()].view(p.shape)
-                at += p.numel()
-
-    values = []
-    for step in (1e-5, -2e-5):
-        moved(step)
+    start, values = torch.nn.utils.parameters_to_vector(places).detach(), []
+    for step in (1e-5, -1e-5):
+        torch.nn.utils.vector_to_parameters(start + step * direction, places)
         values.append(distance())
     assert (values[0] - values[1]) / 2e-5 == pytest.approx((gradient @ direction).item(), rel=2e-3)
 

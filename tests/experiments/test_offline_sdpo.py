@@ -232,25 +232,3 @@ def test_an_unnamed_hint_lacks_the_wrong_name_alone(hint, failed, bare, states):
     turns[state.turn] = replace(turns[state.turn], content=failed, tool_calls=())
     asked = replace(state, trace=replace(state.trace, turns=tuple(turns)), hints=state.hints | {"own": hint})
     assert asked.hint("unnamed") == bare and asked.hint("own") == hint
-
-
-def test_processes_share_the_runs_and_lose_none(states, tmp_path, monkeypatch):
-    model, few = tmp_path / "model", [s for s in states if s.split in ("train", "dev", "test", "sound dev", "sound test")]
-    embedded_model().save_pretrained(model)
-    embedded_tokenizer().save_pretrained(model)
-    offline.write_jsonl(tmp_path / "states.jsonl.gz", (state.to_row() for state in few))
-    base = [Run("no update", "", offline.TUNING), Run("no update", "", 0)]
-    more = [run for arm in ("own", "neutral") for run in (Run(arm, "forward", offline.TUNING, 1), Run(arm, "forward", 0))]
-    acted = [Run("own", "forward", 0, acted=True)]
-    monkeypatch.setattr(offline, "plan", lambda: base + more + acted)
-    lab = offline.load(str(model), tmp_path)
-    apart = offline.go_on(lab, tmp_path / "apart.jsonl.gz", runs=base + more, tell=lambda *_, **__: None)
-    assert list(map(len, offline.shares(base + more + acted).values())) == [2, 2, 2, 1]
-    offline.write_jsonl(tmp_path / "runs-killed.jsonl.gz", apart[:1])  # of a call that was killed
-    offline.go_on_together(str(model), tmp_path, 2, float("inf"))
-    found = {offline.key_of(row): row for row in offline.read_rows(tmp_path / "runs.jsonl.gz")}
-    assert found.keys() == {run.key for run in base + more + acted} and not list(tmp_path.glob("runs-*"))
-    assert found[base[0].key] == apart[0]  # not run again
-    for row in apart:  # the same figures as one process has
-        assert found[offline.key_of(row)]["repaired"] == pytest.approx(row["repaired"], abs=1e-5)
-        assert found[offline.key_of(row)]["device"] == "cpu"

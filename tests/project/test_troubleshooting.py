@@ -17,11 +17,12 @@ from datasets import Dataset
 from typer.testing import CliRunner
 
 from composer_replication.cli import app as cli
+from composer_replication.core.errors import InputProblem
 from composer_replication.envs.deletion.subject import SubjectProblem, subject_of
 from composer_replication.envs.deletion.task import read_tasks
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
 from composer_replication.envs.toy.traces import toy_traces
-from composer_replication.experiments.schedule import Job, ScheduleProblem, read_result
+from composer_replication.experiments.schedule import Job, read_result
 from composer_replication.experiments.setting import Measurement, RunResult, Setting, TrainingStep
 from composer_replication.hints.layers import default_composite
 from composer_replication.recipes.recipe import load_recipe
@@ -310,7 +311,7 @@ def test_a_result_that_is_damaged_or_anothers(quoted, tmp_path):
     job = Job(setting, 0)
     for content, text in (("{", quoted[0]), (json.dumps(other), quoted[1])):
         path.write_text(content)
-        with pytest.raises(ScheduleProblem) as found:
+        with pytest.raises(InputProblem) as found:
             read_result(tmp_path, job)
         is_quoted([text], found.value)
 
