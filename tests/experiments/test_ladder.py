@@ -38,11 +38,13 @@ import json, os, random, time
 from dataclasses import asdict, field, make_dataclass
 
 DEFAULTS = dict(
-    habit="strong", turns=8, hints="template", alpha_sdpo=0.0, beta_replay=0.0, teachers="good", steps=4, learning_rate=5e-4, held_out=40,
-    held_out_split="test", held_out_series="held-out", measure_every=2, teacher="ema", target_turns="error", hint_placement="target",
-    importance_clip=2.0, replay_dpo_beta=0.1, sdpo_beta=1.0, sdpo_steps=None, policy_start=0, all_fail="policy")
+    habit="strong", turns=8, hints="template", alpha_sdpo=0.0, beta_replay=0.0, teachers="good", steps=4, learning_rate=5e-4,
+    held_out=40, held_out_split="test", held_out_series="held-out", measure_every=2, teacher="ema", target_turns="error",
+    hint_placement="target", importance_clip=2.0, replay_dpo_beta=0.1, sdpo_beta=1.0, sdpo_steps=None, policy_start=0,
+    all_fail="policy")
 Setting = make_dataclass("Setting", [(name, object, field(default=value)) for name, value in DEFAULTS.items()], frozen=True)
-RunResult = make_dataclass("RunResult", "setting seed task_ids curve steps preparation versions hardware seconds".split(), frozen=True)
+RunResult = make_dataclass(
+    "RunResult", "setting seed task_ids curve steps preparation versions hardware seconds".split(), frozen=True)
 
 def point(setting, seed, step):
     rate = 0.1 + 0.1 * step * (1 + setting.alpha_sdpo)
