@@ -265,13 +265,6 @@ def test_two_steps_on_each_generation(tmp_path):
     assert [step["reward"] is None for step in result["steps"]] == [False, True, False] and result["steps"][1]["tokens"] == 0
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_absent_is_said_before_anything_is_made(tmp_path):
-    with pytest.raises(ValueError, match="use 'cpu'"):
-        run_arm(SMALL, 0, tmp_path / "run", device="cuda", components=COMPONENTS)
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize("scene", ["all", pytest.param("two", marks=pytest.mark.slow)])
 def test_sorted_rows_make_the_same_step_but_for_rounding(tmp_path, scene):
     moved = {}
