@@ -214,15 +214,34 @@ def run_arm(
         return asdict(done)
     with _one_thread(device):
         rows = components.rows(setting.held_out, setting.held_out_series, setting.held_out_split)
+        points, steps, preparation, examples = [], [], {}, ()
 
         def measured(model: PreTrainedModel, step: int, tokens: int) -> Measurement:
             return measure(model, components.tokenizer(), components.environment, rows, episode_limits(setting.turns, seed), step,
                            setting.generations(step), tokens)
 
-        if setting.steps:
-            points, steps, preparation = _train(setting, seed, folder, tell, device, components, rows, measured)
+        if not setting.steps:
+            points = [asdict(measured(components.model(setting.habit).to(device), 0, 0))]
         else:
-            points, steps, preparation = [asdict(measured(components.model(setting.habit).to(device), 0, 0))], [], {}
+            start = start_of(folder)
+            tasks = components.rows(-(-setting.steps // setting.iterations) * setting.tasks, f"arm-{seed}", "train")
+            if setting.beta_replay:
+                tell({"step": 0, "of": setting.steps, "doing": "asking teachers"})
+                examples, counts = components.replay(setting, tasks[:REPLAYED], seed, device)
+                preparation = asdict(counts)
+            trainer = _ArmTrainer(
+                components.model(setting.habit), None, arm_config(setting, seed, folder, device), Dataset.from_list(tasks),
+                processing_class=components.tokenizer(), environment_factory=components.environment, held_out_rows=rows, replay_examples=examples,
+                hint_source=components.hints(setting.hints) if setting.alpha_sdpo else None)
+            trainer.imitates = setting.imitate
+            for printing in (PrinterCallback, ProgressCallback):
+                trainer.remove_callback(printing)
+            trainer.add_callback(_Record(trainer, setting, measured, tell))
+            trainer.train(resume_from_checkpoint=str(start) if start else None)
+            log = trainer.state.log_history
+            if trainer.state.global_step < setting.steps:
+                raise KeyboardInterrupt(f"stopped after step {trainer.state.global_step} of {setting.steps}; run again to go on")
+            points, steps = ([entry[name] for entry in log if name in entry] for name in ("arm_point", "arm_step"))
     seconds = sum(part["seconds"] for part in (*points, *steps, *([preparation] if preparation else [])))
     result = asdict(RunResult(
         asdict(setting), seed, [row["task_id"] for row in rows], points, steps, preparation,
@@ -231,27 +250,3 @@ def run_arm(
     write_json(folder / RESULT, result)
     tell({"step": setting.steps, "of": setting.steps, "held_out": mean_of(points[-1]["passed"])})
     return result
-
-# %% ../../nbs/experiments/07_arm.ipynb #49f82886
-def _train(setting, seed, folder, tell, device, components, held_out, measured):
-    "All points, all steps, and what channel 3 (ours) cost before them."
-    start = start_of(folder)
-    tasks = components.rows(-(-setting.steps // setting.iterations) * setting.tasks, f"arm-{seed}", "train")
-    examples, preparation = (), {}
-    if setting.beta_replay:
-        tell({"step": 0, "of": setting.steps, "doing": "asking teachers"})
-        examples, counts = components.replay(setting, tasks[:REPLAYED], seed, device)
-        preparation = asdict(counts)
-    trainer = _ArmTrainer(
-        components.model(setting.habit), None, arm_config(setting, seed, folder, device), Dataset.from_list(tasks),
-        processing_class=components.tokenizer(), environment_factory=components.environment, held_out_rows=held_out, replay_examples=examples,
-        hint_source=components.hints(setting.hints) if setting.alpha_sdpo else None)
-    trainer.imitates = setting.imitate
-    for printing in (PrinterCallback, ProgressCallback):
-        trainer.remove_callback(printing)
-    trainer.add_callback(_Record(trainer, setting, measured, tell))
-    trainer.train(resume_from_checkpoint=str(start) if start else None)
-    if trainer.state.global_step < setting.steps:
-        raise KeyboardInterrupt(f"stopped after step {trainer.state.global_step} of {setting.steps}; run again to go on")
-    log = trainer.state.log_history
-    return [e["arm_point"] for e in log if "arm_point" in e], [e["arm_step"] for e in log if "arm_step" in e], preparation
