@@ -21,12 +21,12 @@ from ..envs.toy.model import embedded_model, embedded_tokenizer
 from ..envs.toy.model import read_weights
 from .ladder import ARMS, arm_setting
 from .evaluate import episode_limits
-from .run_folder import start_of
 from .schedule import Job, read_result
 from .setting import Setting
 from ..envs.toy.env import WorldEnv, world_rows
 from ..envs.toy.hints import world_hints
 from ..traces.error_sites import find_error_sites
+from ..training.checkpoint import last_complete_checkpoint
 from ..rollout.types import Rollout, RolloutConfig
 from ..rollout.policies import TransformersPolicy
 from ..rollout.loop import collect
@@ -185,7 +185,7 @@ def final_policy(
 ) -> PreTrainedModel:  # float32, evaluation mode
     "The policy after a run's last step. Raises `InputProblem` where the run is not over, or its files are damaged or another run's."
     run, last = Path(folder) / "runs" / job.name, f"checkpoint-{job.setting.steps}"
-    start = start_of(run) if read_result(run, job) is not None else None
+    start = last_complete_checkpoint(run) if read_result(run, job) is not None else None
     if start is None or start.name != last:
         raise InputProblem(f"{run} holds no finished run with its {last}; run the ladder again, it goes on from what is there.")
     try:
