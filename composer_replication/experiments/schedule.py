@@ -60,18 +60,18 @@ def read_run(
     make: Callable[..., Any],  # from the object's fields
 ) -> Any:  # what `make` gives; None where there is no file
     "A file of a run. Raises `InputProblem` where it is damaged or belongs to another run."
-    advice = "; move it elsewhere and run again, everything else is kept."
+    advice = "move it elsewhere and run again, everything else is kept."
     try:
         stored = json.loads(path.read_bytes())
         made, theirs = make(**stored), {**stored["setting"], "seed": stored["seed"]}
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise InputProblem(f"{path} is no {path.stem} of a run ({_first_line(error)}){advice}") from None
+        raise InputProblem(f"{path} is no {path.stem} of a run ({_first_line(error)}); {advice}") from None
     ours = {**json.loads(json.dumps(asdict(job.setting))), "seed": job.seed}
     differ = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name, ...) != ours.get(name, ...))
     if differ:  # fields that only one version of the package knows among them
-        raise InputProblem(f"{path} belongs to another setting or seed (they differ in {', '.join(differ)}){advice}")
+        raise InputProblem(f"{path} belongs to another setting or seed (they differ in {', '.join(differ)}); give another folder, or {advice}")
     return made
 
 
