@@ -179,7 +179,7 @@ def arm_config(
         save_strategy="steps", save_steps=setting.measure_every, save_total_limit=1, report_to="none", disable_tqdm=True, seed=seed,
         use_cpu=device == "cpu", bf16=False, gradient_checkpointing=False)
 
-
+# %% ../../nbs/experiments/07_arm.ipynb #bf4d1275
 @contextmanager
 def _one_thread(device: str) -> Iterator[None]:
     "One thread on a CPU: so small a model gains nothing by more, and sums would come out differently."
