@@ -69,7 +69,6 @@ MOMENTS = {
     "loss of step 2": lambda: before(arm._ArmTrainer, "_compute_loss", 2),
     "second measurement": lambda: before(arm, "measure", 2),
     "saving": lambda: halfway(resume, "save_buffer"),
-    "checksums": lambda: before(arm, "sum_checkpoint"),
     "marker": lambda: in_place("complete.json"),
     "result": lambda: in_place("result.json")}
 

@@ -21,12 +21,12 @@ from ..envs.toy.model import embedded_model, embedded_tokenizer
 from ..envs.toy.model import read_weights
 from .ladder import ARMS, arm_setting
 from .evaluate import episode_limits
-from .run_folder import start_of
 from .schedule import Job, read_result
 from .setting import Setting
 from ..envs.toy.env import WorldEnv, world_rows
 from ..envs.toy.hints import world_hints
 from ..traces.error_sites import find_error_sites
+from ..training.checkpoint import last_complete_checkpoint
 from ..rollout.types import Rollout, RolloutConfig
 from ..rollout.policies import TransformersPolicy
 from ..rollout.loop import collect
@@ -43,7 +43,7 @@ class TokenView:
     probability: float  # that the policy gave it
     hinted: float | None = None  # that it gives the same token with the hint in its context; None: no hint
 
-# %% ../../nbs/experiments/10_episodes.ipynb #3f14ecb8
+
 @dataclass(frozen=True)
 class HintEffect:
     "What a hint changes in the probabilities of a turn's tokens."
@@ -54,7 +54,7 @@ class HintEffect:
     distance: float  # between them there, total variation: 0 for equal, 1 for disjoint
     alternatives: tuple[tuple[str, float, float], ...]  # likeliest tokens there: text, probability without and with the hint
 
-# %% ../../nbs/experiments/10_episodes.ipynb #bcbc2ffc
+
 @dataclass(frozen=True)
 class TurnView:
     "One turn behind the prompt."
@@ -66,7 +66,7 @@ class TurnView:
     hint: HintEffect | None = None
     unhinted: str = ""  # why an error turn has no hint
 
-# %% ../../nbs/experiments/10_episodes.ipynb #fee3b20e
+
 @dataclass(frozen=True)
 class TaskView:
     "What was asked, and of whom nothing else is known."
@@ -76,7 +76,7 @@ class TaskView:
     files: tuple[tuple[str, str], ...]  # the repository at the start: path, text
     tools: tuple[str, ...]  # as offered: name, arguments (? for one that may be left out), description
 
-# %% ../../nbs/experiments/10_episodes.ipynb #269c73a9
+
 @dataclass(frozen=True)
 class EpisodeView:
     "One episode, with the names that a reader picks it by."
@@ -90,32 +90,20 @@ class EpisodeView:
     problem: str = ""  # what failed, where the machinery did
 
 # %% ../../nbs/experiments/10_episodes.ipynb #b40d01b8
-def _tool_line(schema: Mapping) -> str:
-    "A tool on one line, as the chat template shows it."
-    function = schema["function"]
-    parameters = function["parameters"]
-    arguments = (f"{name}{'' if name in parameters['required'] else '?'}: {kind['type']}" for name, kind in parameters["properties"].items())
-    return f"{function['name']}({', '.join(arguments)}) {function['description']}"
-
-
 def task_view(
     row: Mapping,  # of `world_rows`
 ) -> TaskView:
     "The row's task as it is laid out. Raises `InputProblem` for an unknown split."
-    env = WorldEnv()
+    env, tools = WorldEnv(), []
     env.reset(**row)
-    return TaskView(env.task.task_id, env.task.prompt, tuple(env.files.items()), tuple(map(_tool_line, env.tools)))
+    for function in (tool["function"] for tool in env.tools):
+        optional = set(function["parameters"]["properties"]) - set(function["parameters"]["required"])
+        arguments = (f"{name}{'?' * (name in optional)}: {kind['type']}" for name, kind in function["parameters"]["properties"].items())
+        tools.append(f"{function['name']}({', '.join(arguments)}) {function['description']}")
+    return TaskView(env.task.task_id, env.task.prompt, tuple(env.files.items()), tuple(tools))
 
 # %% ../../nbs/experiments/10_episodes.ipynb #37b764bc
 SHOWN = 4  # likeliest tokens in each context
-
-
-def _distributions(model, context, said):
-    "Next-token probabilities, (tokens of `said`, vocabulary)."
-    ids = torch.tensor([[*context, *said]], device=model.device)
-    with torch.no_grad():
-        logits = model(input_ids=ids, use_cache=False, logits_to_keep=len(said) + 1).logits[0, :-1]
-    return logits.float().softmax(-1)
 
 
 def hinted_tokens(
@@ -125,26 +113,25 @@ def hinted_tokens(
 ) -> tuple[HintEffect, list[float]]:  # and the probability of each of the turn's tokens
     "Read the turn's own tokens without and with the hint."
     said, decode = branch.ids[branch.start:], policy.chat.tokenizer.decode
-    plain = _distributions(policy.model, tree.ids[:tree.span(branch.turn).start], said)
-    told = _distributions(policy.model, (*tree.ids[:branch.fork], *branch.ids[:branch.start]), said)
-    distance = (plain - told).abs().sum(-1) / 2
+
+    def probabilities(context):
+        "Of the next token, (tokens of the turn, vocabulary)."
+        ids = torch.tensor([[*context, *said]], device=policy.model.device)
+        with torch.no_grad():
+            logits = policy.model(input_ids=ids, use_cache=False, logits_to_keep=len(said) + 1).logits[0, :-1]
+        return logits.float().softmax(-1)
+
+    plain = probabilities(tree.ids[:tree.span(branch.turn).start])
+    hinted = probabilities((*tree.ids[:branch.fork], *branch.ids[:branch.start]))
+    distance = (plain - hinted).abs().sum(-1) / 2
     at = int(distance.argmax())
-    likely = {i for p in (plain, told) for i in p[at].topk(SHOWN).indices.tolist()}
-    shown = sorted(likely, key=lambda i: (-max(plain[at, i], told[at, i]).item(), i))
-    alternatives = tuple((decode([i]), plain[at, i].item(), told[at, i].item()) for i in shown)
+    likely = {i for p in (plain, hinted) for i in p[at].topk(SHOWN).indices.tolist()}
+    shown = sorted(likely, key=lambda i: (-max(plain[at, i], hinted[at, i]).item(), i))
+    alternatives = tuple((decode([i]), plain[at, i].item(), hinted[at, i].item()) for i in shown)
     return (HintEffect(branch.label, branch.layer, at, distance[at].item(), alternatives),
-            told[range(len(said)), list(said)].tolist())
+            hinted[range(len(said)), list(said)].tolist())
 
 # %% ../../nbs/experiments/10_episodes.ipynb #29d9afa5
-def _turn(turn, said, error, told, tokenizer):
-    "One turn; `told`: its hint and the hinted probabilities, or why it has none."
-    if turn.role != "assistant":
-        return TurnView(turn.role, turn.content, error=error)
-    hint, hinted = (None, [None] * len(said)) if isinstance(told, str) else told
-    tokens = tuple(TokenView(tokenizer.decode([i]), math.exp(p), h) for i, p, h in zip(said, turn.logprobs or (), hinted, strict=True))
-    return TurnView("assistant", tokenizer.decode(said, skip_special_tokens=True), tokens, error, hint, told if hint is None else "")
-
-# %% ../../nbs/experiments/10_episodes.ipynb #0e793ad0
 def episode_view(
     rollout: Rollout,
     task: TaskView,  # that was played
@@ -159,12 +146,20 @@ def episode_view(
     targets = target_turns(trace)
     tree = build_tree(trace, policy.chat, target_hints(trace, targets, world_hints(hints)), sampled=(ids, mask))
     reasons = {r.turn: r.reason for r in tree.refused}  # turn -1: the whole trace
-    told = {turn: reasons.get(turn, reasons.get(-1)) for turn in targets}
-    told |= {b.turn: hinted_tokens(policy, tree, b) for b in tree.branches}
+    unhinted = {turn: reasons.get(turn, reasons.get(-1)) for turn in targets}
+    effects = {b.turn: hinted_tokens(policy, tree, b) for b in tree.branches}
     errors = {site.evidence_turn: site.kind for site in find_error_sites(trace)} | {turn: site.kind for turn, site in targets.items()}
-    turns = tuple(_turn(turn, turn.token_ids or (), errors.get(i), told.get(i, ""), policy.chat.tokenizer)
-                  for i, turn in enumerate(trace.turns) if turn.role in ("assistant", "tool"))
-    return EpisodeView(arm, attempt, task, turns, rollout.reward, rollout.ending.value, rollout.problem)
+    turns, decode = [], policy.chat.tokenizer.decode
+    for i, turn in enumerate(trace.turns):
+        if turn.role == "tool":
+            turns.append(TurnView("tool", turn.content, error=errors.get(i)))
+        elif turn.role == "assistant":
+            said = turn.token_ids or ()
+            hint, hinted = effects.get(i, (None, [None] * len(said)))
+            tokens = tuple(TokenView(decode([t]), math.exp(p), h) for t, p, h in zip(said, turn.logprobs or (), hinted, strict=True))
+            why = "" if hint else unhinted.get(i, "")
+            turns.append(TurnView("assistant", decode(said, skip_special_tokens=True), tokens, errors.get(i), hint, why))
+    return EpisodeView(arm, attempt, task, tuple(turns), rollout.reward, rollout.ending.value, rollout.problem)
 
 # %% ../../nbs/experiments/10_episodes.ipynb #e49fd1ad
 def play_views(
@@ -190,7 +185,7 @@ def final_policy(
 ) -> PreTrainedModel:  # float32, evaluation mode
     "The policy after a run's last step. Raises `InputProblem` where the run is not over, or its files are damaged or another run's."
     run, last = Path(folder) / "runs" / job.name, f"checkpoint-{job.setting.steps}"
-    start = start_of(run) if read_result(run, job) is not None else None
+    start = last_complete_checkpoint(run) if read_result(run, job) is not None else None
     if start is None or start.name != last:
         raise InputProblem(f"{run} holds no finished run with its {last}; run the ladder again, it goes on from what is there.")
     try:
@@ -200,11 +195,6 @@ def final_policy(
         raise InputProblem(f"{start} cannot be read as a model ({said}); move {run} elsewhere, then run the ladder again.") from None
 
 # %% ../../nbs/experiments/10_episodes.ipynb #0ee9194b
-def _shown(arm, its, ladder):
-    "The hints of an arm's views: its own, and where it learns from none the ladder's."
-    return its.hints if ARMS[arm].sdpo else ladder.hints
-
-
 def ladder_episodes(
     folder: Path,  # of the ladder: its `out`
     setting: Setting,  # of its arm with all channels: `Setting(**Ladder.setting)`
@@ -217,18 +207,19 @@ def ladder_episodes(
 
     Raises `InputProblem` for an unknown arm, a task that is not held out, and a run without its last checkpoint."""
     settings = {arm: arm_setting(arm, setting) for arm in arms}
+    hints = {arm: its.hints if ARMS[arm].sdpo else setting.hints for arm, its in settings.items()}
     if wrong := [i for i in tasks if not 0 <= i < setting.held_out]:
         raise InputProblem(f"task {wrong[0]} is not one of the {setting.held_out} held-out tasks; give numbers from 0.")
     rows, tokenizer = world_rows(setting.held_out, setting.held_out_series, setting.held_out_split), embedded_tokenizer()
     chosen, names = [rows[i] for i in tasks], [f"held-out-{i}" for i in tasks]
     limits = episode_limits(setting.turns, seed)
-    before = {hints: play_views(base(setting.habit), tokenizer, chosen, limits, "A0", "before training", names, hints)
-              for hints in dict.fromkeys(_shown(arm, its, setting) for arm, its in settings.items())}
+    before = {quality: play_views(base(setting.habit), tokenizer, chosen, limits, "A0", "before training", names, quality)
+              for quality in dict.fromkeys(hints.values())}
     views = []
     for arm, its in settings.items():
         name = f"{arm} {ARMS[arm].title}"
-        views += [replace(view, arm=name) for view in before[_shown(arm, its, setting)]]
+        views += [replace(view, arm=name) for view in before[hints[arm]]]
         if its.steps:
             model = final_policy(folder, Job(its, seed), base)
-            views += play_views(model, tokenizer, chosen, limits, name, "after training", names, _shown(arm, its, setting))
+            views += play_views(model, tokenizer, chosen, limits, name, "after training", names, hints[arm])
     return views

@@ -24,7 +24,7 @@ from ..losses.channels import pair_logprobs
 from ..replay.pairs import DPOPair
 from ..traces.error_sites import find_error_sites
 from ..traces.siblings import action_key, failed_turns
-from ..tree.build import Branch, LengthLimit, Tree, build_tree
+from ..tree.build import LengthLimit, Tree, build_tree
 from ..tree.chat import ChatFormat, TemplateProblem
 from ..tree.pack import pack_trees
 from ..tree.template import probe_template
@@ -137,17 +137,13 @@ def hinted_pairs(
         contexts = {branch.turn: branch for branch in tree.branches if branch.kind == "hint"}
         for branch in (b for b in tree.branches if b.kind != "hint"):
             context = contexts.get(branch.turn)
-            if name == "none" or context:
-                labels += [(number[branch.turn], name)] if branch.kind == "chosen" else []
-                branches.append(replace(_behind(branch, context), pair=len(labels) - 1))
+            if name != "none" and not context:
+                continue
+            if context:  # the answer stands behind the hint's context instead of behind the trunk's
+                branch = replace(branch, fork=context.fork, ids=context.ids[:context.start] + branch.ids[branch.start:], start=context.start)
+            labels += [(number[branch.turn], name)] if branch.kind == "chosen" else []
+            branches.append(replace(branch, pair=len(labels) - 1))
     return Tree(tree.trace_id, tree.ids, tree.spans, tuple(branches)), labels
-
-
-def _behind(answer: Branch, context: Branch | None) -> Branch:
-    "An answer behind a hint's context instead of behind the trunk's."
-    if context is None:
-        return answer
-    return replace(answer, fork=context.fork, ids=context.ids[:context.start] + answer.ids[answer.start:], start=context.start)
 
 # %% ../../nbs/experiments/11_hint_score.ipynb #3ba4d24f
 @dataclass(frozen=True)
@@ -170,7 +166,7 @@ class SiteScore:
         changes = self.change(name), self.change(name, "failed")
         return None if None in changes else changes[0] - changes[1]
 
-# %% ../../nbs/experiments/11_hint_score.ipynb #0793934c
+
 def score_sites(
     model: PreTrainedModel,  # a causal LM
     tokenizer,
@@ -201,8 +197,18 @@ def score_sites(
         finally:
             on_trace(done := done + len(mine), len(cases))
         left_out[f"its state is longer than {max_tokens} tokens, or its action cannot be aligned"] += len(mine) - len({n for n, _ in labels})
-        if labels:
-            yield from _score_tree(model, tokenizer, mine, tree, labels)
+        if not labels:
+            continue
+        actions = action_logprobs(model, tree, labels)
+        for number in sorted({n for n, _ in labels}):
+            values = {"repaired": {}, "failed": {}, "uncopied": {}}
+            for name in (name for n, name in labels if n == number):
+                (worked, gain), (failed, loss) = actions[number, name]
+                values["repaired"][name], values["failed"][name] = gain.mean().item(), loss.mean().item()
+                copied = copied_ids(mine[number].hint.text, worked, tokenizer)
+                if any(new := [i not in copied for i in worked]):
+                    values["uncopied"][name] = gain[torch.tensor(new)].mean().item()
+            yield SiteScore(mine[number], (len(worked), len(failed)), **values)
 
 
 def _reason(problem):
@@ -220,20 +226,6 @@ def action_logprobs(
     logprobs, sequence, ids = (x.cpu() for x in (pair_logprobs(model, batch).float(), batch.pair_sequence, batch.pair_labels))
     return {label: tuple((ids[at].tolist(), logprobs[at]) for at in (sequence == 2 * pair, sequence == 2 * pair + 1))
             for pair, label in enumerate(labels)}
-
-
-def _score_tree(model, tokenizer, cases, tree, labels):
-    "The scores of one trace."
-    actions = action_logprobs(model, tree, labels)
-    for number in sorted({n for n, _ in labels}):
-        values = {"repaired": {}, "failed": {}, "uncopied": {}}
-        for name in (name for n, name in labels if n == number):
-            (worked, gain), (failed, loss) = actions[number, name]
-            values["repaired"][name], values["failed"][name] = gain.mean().item(), loss.mean().item()
-            copied = copied_ids(cases[number].hint.text, worked, tokenizer)
-            if any(new := [i not in copied for i in worked]):
-                values["uncopied"][name] = gain[torch.tensor(new)].mean().item()
-        yield SiteScore(cases[number], (len(worked), len(failed)), **values)
 
 
 def copied_ids(

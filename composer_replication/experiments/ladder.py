@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ARMS', 'BASELINE', 'CONTROL', 'ONLY_SDPO', 'ONLY_REPLAY', 'MEASURING', 'CHOSEN', 'SMALL', 'PRESETS', 'CHANNELS',
-           'Arm', 'arm_setting', 'Preset', 'check_ladder', 'Ladder', 'cores', 'ladder', 'Row', 'pooled', 'gain_over',
-           'arm_row', 'ladder_rows', 'points', 'span', 'verdict', 'of_the_hint', 'verdicts']
+           'Arm', 'arm_setting', 'Preset', 'check_ladder', 'Ladder', 'ladder', 'Row', 'pooled', 'gain_over', 'arm_row',
+           'ladder_rows', 'verdict', 'verdicts']
 
 # %% ../../nbs/experiments/09_ladder.ipynb #b906cd1e
 import importlib
@@ -19,8 +19,8 @@ from statistics import fmean
 from typing import Any
 
 from ..core.errors import InputProblem
-from .schedule import ARM, Job, ScheduleProblem, read_result, run_jobs
-from .statistics import Interval, bootstrap_mean, generations_to_reach, paired_bootstrap
+from .schedule import ARM, Job, read_result, run_jobs
+from .statistics import Interval, bootstrap_mean, generations_to_reach, mean_of, paired_bootstrap
 
 # %% ../../nbs/experiments/09_ladder.ipynb #186c1160
 @dataclass(frozen=True)
@@ -121,25 +121,12 @@ class Ladder:
     interrupted: bool = False
 
 # %% ../../nbs/experiments/09_ladder.ipynb #c13b0c6d
-def cores() -> int:
-    "CPU cores that this process may use."
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-# %% ../../nbs/experiments/09_ladder.ipynb #1834b20d
-def _add_late(results, jobs, folder, arm, device):
-    "Add the results of runs that ended when nobody had time to look at them."
-    for job, (a, seed) in jobs.items():
-        with suppress(ScheduleProblem):
-            if seed not in results[a] and (result := read_result(folder / job.name, job, arm)) and not _elsewhere(result, device):
-                results[a][seed] = result
-
-# %% ../../nbs/experiments/09_ladder.ipynb #df1645ba
 def _elsewhere(result, device: str) -> str | None:
     "What is wrong with a result of another device."
     of = result.hardware.get("device", "cpu")
     return None if of == device else f"its result was made on {of}, not on {device}; take another --out"
 
-# %% ../../nbs/experiments/09_ladder.ipynb #bcaff509
+
 def ladder(
     preset: str = "quick",  # one of `PRESETS`
     seeds: int | None = None,  # 0, 1, ... below this number; None: the preset's
@@ -155,7 +142,7 @@ def ladder(
     Raises `InputProblem` for an unknown preset, arm or device, for a GPU that is absent, and for too few seeds.
     """
     started, arms = time.monotonic(), tuple(arms)
-    seeds, workers = check_ladder(preset, seeds, arms, device), workers or cores()
+    seeds, workers = check_ladder(preset, seeds, arms, device), workers or len(os.sched_getaffinity(0))
     arms, setting = tuple(a for a in ARMS if a in arms), importlib.import_module(arm).Setting(**PRESETS[preset].settings)
     jobs = {Job(arm_setting(a, setting), seed): (a, seed) for seed in range(seeds) for a in reversed(arms)}
     whose = {job.name: who for job, who in jobs.items()}
@@ -177,7 +164,10 @@ def ladder(
                 report({"job": outcome.job.name, "event": "result", "outcome": outcome})
     except KeyboardInterrupt:
         interrupted = True
-        _add_late(results, jobs, Path(out) / "runs", arm, device)
+        for job, (a, seed) in jobs.items():  # runs that finished during the interrupt
+            with suppress(InputProblem):
+                if seed not in results[a] and (late := read_result(Path(out) / "runs" / job.name, job, arm)) and not _elsewhere(late, device):
+                    results[a][seed] = late
     return Ladder(preset, asdict(setting), device, workers, arms, tuple(range(seeds)), results, tuple(problems),
                   time.monotonic() - started, computed, interrupted)
 
@@ -205,20 +195,9 @@ class Row:
     teacher_tokens: float  # sampled from teachers before the first step, of a run
 
 
-def _mean(values):
-    "The mean of what is there; None where nothing is."
-    there = [v for v in values if v is not None]
-    return fmean(there) if there else None
-
-
-def _last_passed(results, seeds):
-    "Last measurement of the seeds, (seeds, problems), for the statistics."
-    return [results[seed].curve[-1]["passed"] for seed in seeds]
-
-
-def _scored(results):
-    "Seeds whose last measurement has a score, in order."
-    return [seed for seed in sorted(results) if any(p is not None for p in results[seed].curve[-1]["passed"])]
+def _ends(results):
+    "The last measurement of each seed in which a problem was scored: seed -> [0, 1 or None a problem]."
+    return {seed: passed for seed in sorted(results) if mean_of(passed := results[seed].curve[-1]["passed"]) is not None}
 
 # %% ../../nbs/experiments/09_ladder.ipynb #009618f8
 def pooled(
@@ -227,7 +206,7 @@ def pooled(
     "One curve of all seeds, of the points that every run has."
     runs = [{p["step"]: p for p in results[seed].curve} for seed in sorted(results)]
     shared = sorted(set.intersection(*map(set, runs))) if runs else []
-    return [{"step": step, "generations": fmean(r[step]["generations"] for r in runs), "entropy": _mean(r[step]["entropy"] for r in runs),
+    return [{"step": step, "generations": fmean(r[step]["generations"] for r in runs), "entropy": mean_of(r[step]["entropy"] for r in runs),
              "by_seed": [r[step]["passed"] for r in runs], "passed": [p for r in runs for p in r[step]["passed"]]} for step in shared]
 
 # %% ../../nbs/experiments/09_ladder.ipynb #d242aae8
@@ -236,11 +215,12 @@ def gain_over(
     baseline: Mapping[int, Any],
 ) -> Interval | None:  # None where they share no seed
     "Difference of the last held-out pass rates over the seeds of both. Raises `InputProblem` where their tasks differ."
-    seeds = [s for s in _scored(ours) if s in _scored(baseline)]
+    mine, theirs = _ends(ours), _ends(baseline)
+    seeds = [seed for seed in mine if seed in theirs]
     for seed in seeds:
         if list(ours[seed].task_ids) != list(baseline[seed].task_ids):
             raise InputProblem(f"seed {seed} was measured on other held-out tasks in one arm than in the other; run both again.")
-    return paired_bootstrap(_last_passed(ours, seeds), _last_passed(baseline, seeds)) if seeds else None
+    return paired_bootstrap([mine[s] for s in seeds], [theirs[s] for s in seeds]) if seeds else None
 
 # %% ../../nbs/experiments/09_ladder.ipynb #f9588487
 def arm_row(
@@ -249,67 +229,62 @@ def arm_row(
     baseline: Mapping[int, Any],  # of A1; empty where it was not run
 ) -> Row:
     "The arm's row. Raises `InputProblem` where its held-out tasks are not A1's."
-    runs, seeds = list(results.values()), _scored(results)
+    runs, ends = list(results.values()), _ends(results)
     both = [seed for seed in results if seed in baseline]  # the same seeds, as `gain_over` takes
     curve, target = (pooled({seed: of[seed] for seed in both}) for of in (results, baseline))
-    steps = [step for run in runs for step in run.steps]
+    steps, last, prepared = [step for run in runs for step in run.steps], [run.curve[-1] for run in runs], [r.preparation for r in runs if r.preparation]
     spent = sum(step["seconds"] for step in steps)
-    shares = {c: sum(step[f"{c}_seconds"] for step in steps) / spent for c in CHANNELS} if spent else {}
-    last = [run.curve[-1] for run in runs]
-    final = _mean(target[-1]["passed"]) if target else None
-    return Row(arm, ARMS[arm].title, tuple(sorted(results)), bootstrap_mean(_last_passed(results, seeds)) if seeds else None,
-               None if arm == BASELINE else gain_over(results, baseline),
-               None if final is None else generations_to_reach(curve, final), _mean(p["generations"] for p in last) or 0.0,
-               _mean(step["tokens"] for step in steps) or 0.0, _mean(step["seconds"] for step in steps) or 0.0,
-               shares,
-               {k: fmean(p["episode_errors"].get(k, 0.0) for p in last) for k in sorted({k for p in last for k in p["episode_errors"]})},
-               _mean(p["entropy"] for p in last), sum(p is None for point in last for p in point["passed"]),
-               _mean(run.preparation["seconds"] for run in runs if run.preparation) or 0.0,
-               _mean(run.preparation["teacher_tokens"] for run in runs if run.preparation) or 0.0)
+    final = mean_of(target[-1]["passed"]) if target else None
+    return Row(
+        arm, ARMS[arm].title, tuple(sorted(results)),
+        passed=bootstrap_mean(list(ends.values())) if ends else None,
+        gain=None if arm == BASELINE else gain_over(results, baseline),
+        reached=None if final is None else generations_to_reach(curve, final),
+        generations=mean_of(p["generations"] for p in last) or 0.0,
+        tokens=mean_of(step["tokens"] for step in steps) or 0.0,
+        seconds=mean_of(step["seconds"] for step in steps) or 0.0,
+        shares={c: sum(step[f"{c}_seconds"] for step in steps) / spent for c in CHANNELS} if spent else {},
+        errors={k: fmean(p["episode_errors"].get(k, 0.0) for p in last) for k in sorted({k for p in last for k in p["episode_errors"]})},
+        entropy=mean_of(p["entropy"] for p in last),
+        unscored=sum(p is None for point in last for p in point["passed"]),
+        preparation=mean_of(p["seconds"] for p in prepared) or 0.0,
+        teacher_tokens=mean_of(p["teacher_tokens"] for p in prepared) or 0.0)
 
-# %% ../../nbs/experiments/09_ladder.ipynb #334babdc
+
 def ladder_rows(run: Ladder) -> list[Row]:
     "One row for each arm."
     return [arm_row(arm, run.results[arm], run.results.get(BASELINE, {})) for arm in run.arms]
 
 # %% ../../nbs/experiments/09_ladder.ipynb #7a782a85
-def points(value: float) -> str:
-    "A share as percentage points."
-    return f"{100 * value:.1f}"
-
-
-def span(interval: Interval) -> str:
+def _span(interval: Interval) -> str:
     "The interval in percentage points, and what it is over."
-    return f"95 % interval {points(interval.low)} to {points(interval.high)}, over {interval.over}"
+    return f"95 % interval {100 * interval.low:.1f} to {100 * interval.high:.1f}, over {interval.over}"
 
 
 def verdict(row: Row) -> str:
     "The row in a sentence, decided by its intervals."
-    name = f"{row.arm} ({row.title})"
+    name, gain = f"{row.arm} ({row.title})", row.gain
     if row.passed is None:
         return f"{name} has no result."
-    if row.gain is None:
-        return f"{name} passes {points(row.passed.estimate)} % of held-out tasks ({span(row.passed)})."
-    if not row.gain.sign:
-        return f"{name}: no difference from {BASELINE} is shown, {points(row.gain.estimate)} points ({span(row.gain)})."
-    more = "more" if row.gain.sign > 0 else "fewer"
+    if gain is None:
+        return f"{name} passes {100 * row.passed.estimate:.1f} % of held-out tasks ({_span(row.passed)})."
+    if not gain.sign:
+        return f"{name}: no difference from {BASELINE} is shown, {100 * gain.estimate:.1f} points ({_span(gain)})."
+    more = "more" if gain.sign > 0 else "fewer"
     when = ""
-    if row.gain.sign > 0 and row.reached:
+    if gain.sign > 0 and row.reached:
         when = f" It reaches {BASELINE}'s final pass rate after {row.reached:.0f} of {row.generations:.0f} generations."
-    return f"{name} passes {points(abs(row.gain.estimate))} points {more} than {BASELINE} (difference: {span(row.gain)}).{when}"
-
-
-def of_the_hint(run: Ladder) -> str | None:  # None where A2 or its control has no result
-    "Whether what the hints say is what helps: A2 against the same with a filler, in a sentence."
-    gap = gain_over(run.results.get("A2", {}), run.results.get(CONTROL, {}))
-    if gap is None:
-        return None
-    if not gap.sign:
-        return f"Is it what the hint says? No difference of A2 from {CONTROL}, whose hint is a filler, is shown: {points(gap.estimate)} points ({span(gap)})."
-    more = "more" if gap.sign > 0 else "fewer"
-    return f"Is it what the hint says? A2 passes {points(abs(gap.estimate))} points {more} than {CONTROL}, whose hint is a filler (difference: {span(gap)})."
+    return f"{name} passes {100 * abs(gain.estimate):.1f} points {more} than {BASELINE} (difference: {_span(gain)}).{when}"
 
 
 def verdicts(run: Ladder, rows: Sequence[Row]) -> list[str]:
-    "A sentence for each row, and the one on the hints."
-    return [*map(verdict, rows), *filter(None, [of_the_hint(run)])]
+    "A sentence for each row; the last compares A2 with its control: whether what the hints say is what helps."
+    sentences, gap = [verdict(row) for row in rows], gain_over(run.results.get("A2", {}), run.results.get(CONTROL, {}))
+    if gap is None:
+        return sentences
+    if not gap.sign:
+        found = f"No difference of A2 from {CONTROL}, whose hint is a filler, is shown: {100 * gap.estimate:.1f} points ({_span(gap)})."
+    else:
+        found = (f"A2 passes {100 * abs(gap.estimate):.1f} points {'more' if gap.sign > 0 else 'fewer'} than {CONTROL}, whose hint is a filler "
+                 f"(difference: {_span(gap)}).")
+    return [*sentences, f"Is it what the hint says? {found}"]

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SHOWN_BATCHES', 'FileSurvey', 'Survey', 'survey_files', 'make_example', 'alternating', 'StepRecord', 'ComposeRun',
-           'check_vocabulary', 'compose_run']
+           'compose_run']
 
 # %% ../../nbs/experiments/01_loss_check.ipynb #cd987f55
 import random
@@ -42,7 +42,7 @@ class FileSurvey:
     sites: dict[str, int]  # error sites by kind
     problems: tuple[str, ...]  # one sentence each
 
-# %% ../../nbs/experiments/01_loss_check.ipynb #5da2c0f2
+
 @dataclass(frozen=True)
 class Survey:
     "What the files hold, and the traces chosen from them."
@@ -151,43 +151,53 @@ def _shifts(model, batches, tell) -> tuple[TokenShift, ...]:
         offset += batch.sites
     return tuple(shifts)
 
-# %% ../../nbs/experiments/01_loss_check.ipynb #e01e54d0
-def check_vocabulary(model, batches) -> None:
-    "Raise `ValueError` where a token has no place in the model's vocabulary."
-    rows = model.get_input_embeddings().weight.shape[0]
-    top = max(int(ids.max()) for batch in batches for ids in (batch.input_ids, batch.branch_ids) if ids.numel())
-    if top >= rows:
-        raise ValueError(f"token {top} is none of the model's {rows}; use the tokenizer that the model was trained with")
 
-# %% ../../nbs/experiments/01_loss_check.ipynb #5e95f84a
-def _count_turns(examples, collate, limit):
-    "Count the hinted error turns of the traces that can be trees."
-    for example in examples:
-        with suppress(AlignmentError, TemplateProblem):  # the collator keeps why
-            limit.fitting(example.trace, collate.chat, [turn.turn for turn in example.turns], collate.config.strip_thinking)
+def compose_run(
+    survey: Survey,
+    model,  # a causal LM of transformers; it is trained in place
+    tokenizer,  # its tokenizer, with a chat template
+    steps: int = 8,
+    batch_size: int = 2,  # traces a step
+    alpha_sdpo: float = 1.0,
+    beta_replay: float = 1.0,
+    learning_rate: float = 1e-4,
+    max_tokens: int = 4096,  # of a trace; what follows is left out at a turn boundary
+    divergence: str | None = None,  # channel 2's, a registered one over the whole vocabulary; None: `SDPO_DIVERGENCE`
+    seed: int = 0,
+    strict: bool = False,  # stop at a trace that cannot be a tree instead of leaving it out
+    limit_name: str = "max_tokens",  # what messages call the limit of length
+    tell: Callable[[str], None] = lambda words: None,  # receives what is being done, for progress
+) -> ComposeRun:
+    """Take `steps` optimizer steps of the three-channel loss on the survey's traces.
 
-
-def _examples(survey, hints, collate, limit_name, context, needed):
-    "The traces that can be trees, with error sites and without; the limit. Raises `InputProblem` where none, or no needed error turn, is left."
-    limit = LengthLimit(collate.config.max_tokens, limit_name, f"error turns of the {len(survey.with_sites)} traces drawn", context)
+    Raises `TemplateProblem` where the chat template cannot carry traces, `InputProblem` where no trace, or no error turn, is left, and
+    `ValueError` where a token has no place in the model's vocabulary."""
+    torch.manual_seed(seed)
+    times = [time.perf_counter()]
+    config = CollatorConfig(max_tokens=max_tokens, strict=strict)
+    fits, collate = ComposerDataCollator(tokenizer, config), ComposerDataCollator(tokenizer, config)  # the first keeps why not
+    hints = default_composite(enable_raw_error=True, siblings=survey.siblings)
     made = [[make_example(t, hints, survey.siblings) for t in traces] for traces in (survey.with_sites, survey.without_sites)]
-    _count_turns(made[0], collate, limit)
-    if needed:
+    limit = LengthLimit(max_tokens, limit_name, f"error turns of the {len(survey.with_sites)} traces drawn", positions(model.config))
+    for example in made[0]:  # the hinted error turns are counted
+        with suppress(AlignmentError, TemplateProblem):  # the collator keeps why
+            limit.fitting(example.trace, fits.chat, [turn.turn for turn in example.turns], config.strip_thinking)
+    if alpha_sdpo > 0:
         limit.check()
-    failing, clean = (tuple(example for example in examples if collate.tree(example)) for examples in made)
+    failing, clean = (tuple(example for example in examples if fits.tree(example)) for examples in made)
     if not failing and not clean:
-        raise InputProblem(f"no trace could become a tree, the first because {collate.excluded[0][2]}")
-    return failing, clean, limit
-
-# %% ../../nbs/experiments/01_loss_check.ipynb #eb0652a0
-def _packed(model, collate, chosen):
-    "A batch for every step, on the model's device, with the reference of the preference loss."
-    check_vocabulary(model, packed := [collate(examples) for examples in chosen])
-    return [reference_logps(model, batch.to(model.device)) for batch in packed]
-
-
-def _take_steps(model, chosen, batches, weights, learning_rate, tell):
-    "One optimizer step a batch, and what it measured."
+        raise InputProblem(f"no trace could become a tree, the first because {fits.excluded[0][2]}")
+    times.append(time.perf_counter())
+    model.eval()  # the three channels compare distributions: dropout would move them by chance
+    chosen = list(alternating(failing, clean, steps, batch_size))
+    packed, rows = [collate(examples) for examples in chosen], model.get_input_embeddings().weight.shape[0]
+    if (top := max(int(ids.max()) for batch in packed for ids in (batch.input_ids, batch.branch_ids) if ids.numel())) >= rows:
+        raise ValueError(f"token {top} is none of the model's {rows}; use the tokenizer that the model was trained with")
+    batches = [reference_logps(model, batch.to(model.device)) for batch in packed]
+    shown = [batch for batch in batches if batch.sites][:SHOWN_BATCHES]
+    before = _shifts(model, shown, tell)
+    times.append(time.perf_counter())
+    weights = {"alpha_sdpo": alpha_sdpo, "beta_replay": beta_replay} | ({"sdpo_wrapper": divergence} if divergence else {})
     optimizer, records = torch.optim.AdamW(model.parameters(), lr=learning_rate), []
     for number, (examples, batch) in enumerate(zip(chosen, batches, strict=True), 1):
         start = time.perf_counter()
@@ -201,51 +211,9 @@ def _take_steps(model, chosen, batches, weights, learning_rate, tell):
             parts.trace_replay_dpo.item(), parts.total.item(), int(parts.metrics["sdpo/sites"]),
             int(parts.metrics["sdpo/tokens"]), int(parts.metrics["replay/pairs"]), norm.item(), time.perf_counter() - start))
         tell(f"step {number} of {len(batches)}: {records[-1].total:.4f}")
-    return tuple(records)
-
-# %% ../../nbs/experiments/01_loss_check.ipynb #f6c3ebdb
-def _weights(alpha_sdpo, beta_replay, divergence):
-    "Arguments of `compose_loss`."
-    return {"alpha_sdpo": alpha_sdpo, "beta_replay": beta_replay} | ({"sdpo_wrapper": divergence} if divergence else {})
-
-# %% ../../nbs/experiments/01_loss_check.ipynb #7f5996e5
-def compose_run(
-    survey: Survey,
-    model,  # a causal LM of transformers; it is trained in place
-    tokenizer,  # its tokenizer, with a chat template
-    steps: int = 8,
-    batch_size: int = 2,  # traces a step
-    alpha_sdpo: float = 1.0,
-    beta_replay: float = 1.0,
-    learning_rate: float = 1e-4,
-    max_tokens: int = 4096,  # of a trace; what follows is left out at a turn boundary
-    divergence: str | None = None,  # channel 2's, a registered one over the whole vocabulary; None: `SDPO_DIVERGENCE`
-    llm_complete: Callable[[str], str] | None = None,  # a judge for the third hint layer
-    seed: int = 0,
-    strict: bool = False,  # stop at a trace that cannot be a tree instead of leaving it out
-    limit_name: str = "max_tokens",  # what messages call the limit of length
-    tell: Callable[[str], None] = lambda words: None,  # told what is being done, for progress
-) -> ComposeRun:
-    """Take `steps` optimizer steps of the three-channel loss on the survey's traces.
-
-    Raises `TemplateProblem` where the chat template cannot carry traces, and `InputProblem` where no trace, or no error turn, is left."""
-    torch.manual_seed(seed)
-    times = [time.perf_counter()]
-    hints = default_composite(llm_complete=llm_complete, enable_raw_error=llm_complete is None, siblings=survey.siblings)
-    config, weights = CollatorConfig(max_tokens=max_tokens, strict=strict), _weights(alpha_sdpo, beta_replay, divergence)
-    fits, collate = ComposerDataCollator(tokenizer, config), ComposerDataCollator(tokenizer, config)  # the first keeps why not
-    failing, clean, limit = _examples(survey, hints, fits, limit_name, positions(model.config), alpha_sdpo > 0)
-    times.append(time.perf_counter())
-    chosen = list(alternating(failing, clean, steps, batch_size))
-    model.eval()  # the three channels compare distributions: dropout would move them by chance
-    batches = _packed(model, collate, chosen)
-    shown = [batch for batch in batches if batch.sites][:SHOWN_BATCHES]
-    before = _shifts(model, shown, tell)
-    times.append(time.perf_counter())
-    records = _take_steps(model, chosen, batches, weights, learning_rate, tell)
     times.append(time.perf_counter())
     settings = {"steps": steps, "batch_size": batch_size, **weights, "learning_rate": learning_rate, "max_tokens": max_tokens,
                 "seed": seed, "parameters": sum(p.numel() for p in model.parameters()), "device": str(model.device)}
     seconds = {stage: end - begin for stage, begin, end in zip(("hints", "trees", "steps"), times, times[1:])}
-    return ComposeRun(settings, survey, failing, records, tuple(t for b in shown for t in b.trees), before, _shifts(model, shown, tell),
+    return ComposeRun(settings, survey, failing, tuple(records), tuple(t for b in shown for t in b.trees), before, _shifts(model, shown, tell),
                       tuple(fits.excluded), seconds, limit)

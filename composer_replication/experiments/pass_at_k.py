@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastcore.basics import patch
 import numpy as np
 
 from ..core.environment import load
@@ -58,20 +57,6 @@ def _own_rows(path):
     return rows
 
 
-def _rows(name, file, seed, most):
-    if name == "toy":
-        if file is not None:
-            raise InputProblem("the toy world makes its own tasks", "leave the file out")
-        return world_rows(most or 64, f"eval-{seed}", "test")
-    if name == "sql":  # its file is a list of levels, such as easy,medium
-        return sql_rows(most or 64, f"eval-{seed}", "test", asked_levels(file and str(file)))
-    if file is None:
-        raise InputProblem(f"the task {name!r} needs a file of tasks", "name it with --tasks")
-    if not Path(file).is_file():
-        raise InputProblem("there is no such file", "check the path", str(file))
-    return (deletion_rows(read_tasks(Path(file))) if name == "deletion" else gsm8k_rows(file) if name == "gsm8k" else _own_rows(file))
-
-# %% ../../nbs/experiments/11_pass_at_k.ipynb #84de39d2
 def eval_tasks(
     name: str,  # of `core.environment.load`
     file: str | Path | None = None,  # of tasks; the toy world needs none, and sql takes levels, such as easy,medium
@@ -85,7 +70,19 @@ def eval_tasks(
     settings = {"tasks": str(file)} if name == "deletion" and file is not None else {}
     if name != "deletion":
         load(name).close()  # an unknown name, before anything is read
-    rows = [row for row in _rows(name, file, seed, most) if only is None or row["task_id"] in only]
+    if name == "toy" and file is not None:
+        raise InputProblem("the toy world makes its own tasks", "leave the file out")
+    if name == "toy":
+        rows = world_rows(most or 64, f"eval-{seed}", "test")
+    elif name == "sql":
+        rows = sql_rows(most or 64, f"eval-{seed}", "test", asked_levels(file and str(file)))
+    elif file is None:
+        raise InputProblem(f"the task {name!r} needs a file of tasks", "name it with --tasks")
+    elif not Path(file).is_file():
+        raise InputProblem("there is no such file", "check the path", str(file))
+    else:
+        rows = deletion_rows(read_tasks(Path(file))) if name == "deletion" else gsm8k_rows(file) if name == "gsm8k" else _own_rows(file)
+    rows = [row for row in rows if only is None or row["task_id"] in only]
     if not rows:
         what = "the file holds no task" if only is None else f"there is none of the {len(only)} tasks"
         raise InputProblem(what, "make some, or name another file", file and str(file))
@@ -118,22 +115,6 @@ def play_samples(
     return [played[at:at + samples] for at in range(0, len(played), samples)]
 
 # %% ../../nbs/experiments/11_pass_at_k.ipynb #d4e9e614
-def _per_task(played, value):
-    "The mean of a value over the samples of each task; nan where there is none."
-    means = [[v for v in map(value, row) if v is not None] for row in played]
-    return np.array([sum(m) / len(m) if m else math.nan for m in means])
-
-
-def _solved(rollout):
-    return None if rollout.reward is None else float(rollout.reward >= 1)
-
-
-def _pass(played, k):
-    "By task; where fewer than k samples are scored, of those alone, which is no more than pass@k."
-    scored = [[s for s in map(_solved, row) if s is not None] for row in played]
-    return np.array([pass_at_k(len(s), int(sum(s)), min(k, max(len(s), 1))) for s in scored])
-
-
 BEHAVIOUR = {  # figure: of a rollout
     "reward": lambda r: r.reward,
     "turns": lambda r: sum(t.role == "assistant" for t in r.trace.turns),
@@ -150,8 +131,17 @@ def figures(
     k: int,  # beside pass@1; at most the samples of a task
 ) -> dict[str, np.ndarray]:  # each (tasks,), nan where a task has no scored episode
     "One number for each task, of every figure."
-    passed = {f"pass@{i}": _pass(played, i) for i in sorted({1, k})}
-    return passed | {name: _per_task(played, value) for name, value in BEHAVIOUR.items()}
+    solved = [[float(r.reward >= 1) for r in row if r.reward is not None] for row in played]
+
+    def of(row, i):  # where fewer samples than i are scored, of those alone, which is no more than pass@i
+        return pass_at_k(len(row), int(sum(row)), min(i, max(len(row), 1)))
+
+    def mean(value, row):
+        found = [v for v in map(value, row) if v is not None]
+        return sum(found) / len(found) if found else math.nan
+
+    return {f"pass@{i}": np.array([of(row, i) for row in solved]) for i in sorted({1, k})} | {
+        name: np.array([mean(value, row) for row in played]) for name, value in BEHAVIOUR.items()}
 
 # %% ../../nbs/experiments/11_pass_at_k.ipynb #4e7ab6c6
 @dataclass(frozen=True)
@@ -168,34 +158,33 @@ class Evaluation:
     base_figures: dict[str, Interval] | None = None
     differences: dict[str, Interval] | None = None  # model minus base, paired by task
 
+    @classmethod
+    def of(
+        cls,
+        model: str,  # its name
+        played: Sequence[Sequence[Rollout]],  # of `play_samples`
+        task: str = "",
+        k: int | None = None,  # None: the samples of a task
+        base: tuple[str, Sequence[Sequence[Rollout]]] | None = None,  # another model's name, and what it played on the same tasks
+        seed: int = 0,  # of the bootstrap
+    ) -> "Evaluation":
+        "Intervals of all figures. Raises `InputProblem` where `k` is more than the samples, or the base played other tasks."
+        samples = len(played[0])
+        k = samples if k is None else k
+        if not 1 <= k <= samples:
+            raise InputProblem(f"pass@{k} cannot be told from {samples} samples of a task", f"take k from 1 to {samples}")
 
-def _intervals(values, estimate, seed):
-    "The interval of each figure that has one."
-    return {name: estimate(*arrays, seed=f"{seed}/{name}", share=name not in COUNTS) for name, arrays in values.items()
-            if all((~np.isnan(a)).any() for a in arrays) and (~np.isnan(sum(arrays))).any()}
+        def intervals(estimate, *values):
+            "Of each figure that has one, over the tasks in which all values are scored."
+            shared = {name: [of[name] for of in values] for name in values[0]}
+            return {name: estimate(*arrays, seed=f"{seed}/{name}", share=name not in COUNTS) for name, arrays in shared.items()
+                    if (~np.isnan(sum(arrays))).any()}
 
-# %% ../../nbs/experiments/11_pass_at_k.ipynb #db1f705c
-@patch(cls_method=True)
-def of(
-    cls: Evaluation,
-    model: str,  # its name
-    played: Sequence[Sequence[Rollout]],  # of `play_samples`
-    task: str = "",
-    k: int | None = None,  # None: the samples of a task
-    base: tuple[str, Sequence[Sequence[Rollout]]] | None = None,  # another model's name, and what it played on the same tasks
-    seed: int = 0,  # of the bootstrap
-) -> Evaluation:
-    "Intervals of all figures. Raises `InputProblem` where `k` is more than the samples, or the base played other tasks."
-    samples = len(played[0])
-    k = samples if k is None else k
-    if not 1 <= k <= samples:
-        raise InputProblem(f"pass@{k} cannot be told from {samples} samples of a task", f"take k from 1 to {samples}")
-    mine, theirs = figures(played, k), base and figures(base[1], k)
-    rest = {}
-    if base:
-        if [[r.trace.trace_id for r in row] for row in played] != [[r.trace.trace_id for r in row] for row in base[1]]:
-            raise InputProblem("the base played other tasks or samples", "play the same ones, with the same seed")
-        rest = {"base": base[0], "base_figures": _intervals({n: (v,) for n, v in theirs.items()}, bootstrap_mean, seed),
-                "differences": _intervals({n: (v, theirs[n]) for n, v in mine.items()}, paired_bootstrap, seed)}
-    unscored = sum(r.reward is None for row in played for r in row)
-    return cls(model, task, len(played), samples, unscored, _intervals({n: (v,) for n, v in mine.items()}, bootstrap_mean, seed), **rest)
+        mine, rest = figures(played, k), {}
+        if base:
+            if [[r.trace.trace_id for r in row] for row in played] != [[r.trace.trace_id for r in row] for row in base[1]]:
+                raise InputProblem("the base played other tasks or samples", "play the same ones, with the same seed")
+            theirs = figures(base[1], k)
+            rest = {"base": base[0], "base_figures": intervals(bootstrap_mean, theirs), "differences": intervals(paired_bootstrap, mine, theirs)}
+        unscored = sum(r.reward is None for row in played for r in row)
+        return cls(model, task, len(played), samples, unscored, intervals(bootstrap_mean, mine), **rest)

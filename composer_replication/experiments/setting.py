@@ -9,8 +9,6 @@ __all__ = ['Setting', 'Measurement', 'TrainingStep', 'Preparation', 'RunResult']
 import math
 from dataclasses import asdict, dataclass, fields
 
-from fastcore.basics import patch
-
 from ..core.errors import InputProblem
 from ..envs.toy.model import AGENTS
 from .teachers import QUALITIES, TEAM_PAIRS
@@ -18,39 +16,15 @@ from ..envs.toy.hints import HINTS
 from ..envs.toy.teams import TEAM_HINTS
 
 # %% ../../nbs/experiments/03_setting.ipynb #816f294e
-_CHOICES = {"habit": AGENTS, "hints": tuple(dict.fromkeys(HINTS + TEAM_HINTS)), "teachers": tuple(dict.fromkeys((*QUALITIES, *TEAM_PAIRS))), "held_out_split": ("dev", "test"),
-            "teacher": ("live", "frozen", "ema", "trust_region"), "target_turns": ("error", "all", "sampled"),
-            "hint_placement": ("target", "start"), "all_fail": ("policy", "distil")}
-
-
+_CHOICES = {"habit": AGENTS, "hints": tuple(dict.fromkeys(HINTS + TEAM_HINTS)), "teachers": tuple(dict.fromkeys((*QUALITIES, *TEAM_PAIRS))),
+            "held_out_split": ("dev", "test"), "teacher": ("live", "frozen", "ema", "trust_region"),
+            "target_turns": ("error", "all", "sampled"), "hint_placement": ("target", "start"), "all_fail": ("policy", "distil")}
+_WHOLE = {"turns": 1, "steps": 0, "tasks": 1, "rollouts": 2, "held_out": 1, "measure_every": 1, "iterations": 1, "policy_start": 0}  # at least
+_NUMBERS = {"alpha_sdpo": 0, "beta_replay": 0, "sdpo_beta": 0, "sdpo_steps": 0} | dict.fromkeys(
+    ("learning_rate", "replay_dpo_beta", "importance_clip"))  # at least; None: above 0
 _OF_WORLD = {False: {"hints": HINTS, "teachers": tuple(QUALITIES)}, True: {"hints": TEAM_HINTS, "teachers": TEAM_PAIRS}}  # True: of teams
 
 
-_LEAST = {"turns": 1, "steps": 0, "tasks": 1, "rollouts": 2, "held_out": 1, "measure_every": 1, "iterations": 1,
-          "policy_start": 0}
-
-
-def _check_choices(setting):
-    "Hints and replay teachers that are used belong to the world of the habit."
-    for name, allowed in _CHOICES.items():
-        if getattr(setting, name) not in allowed:
-            raise InputProblem(f"{name}={getattr(setting, name)!r} is unknown; use {', '.join(map(repr, allowed))}.")
-    for name, weight in (("hints", setting.alpha_sdpo), ("teachers", setting.beta_replay)):
-        if weight and getattr(setting, name) not in (allowed := _OF_WORLD[setting.habit == "teams"][name]):
-            raise InputProblem(f"{name}={getattr(setting, name)!r} does not belong to the world of habit={setting.habit!r}; "
-                               f"use {', '.join(map(repr, allowed))}.")
-
-# %% ../../nbs/experiments/03_setting.ipynb #0d8f37f1
-_NUMBERS = {"alpha_sdpo": 0, "beta_replay": 0, "sdpo_beta": 0, "sdpo_steps": 0} | dict.fromkeys(
-    ("learning_rate", "replay_dpo_beta", "importance_clip"))  # at least this; None: above 0
-
-
-def _check_number(name, value, least):
-    right = type(value) in (int, float) and math.isfinite(value) and (value > 0 if least is None else value >= least)
-    if not right:
-        raise InputProblem(f"{name}={value!r} cannot be run; give a number {'above 0' if least is None else 'of 0 or more'}.")
-
-# %% ../../nbs/experiments/03_setting.ipynb #322ea951
 @dataclass(frozen=True)
 class Setting:
     "One run but its seed. Raises `InputProblem` for a value that cannot work."
@@ -82,26 +56,30 @@ class Setting:
     all_fail: str = "policy"  # "distil": groups that failed altogether train channel 2 alone, all others channel 1 alone
 
     def __post_init__(self):
-        _check_choices(self)
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if type(value) is not int or value < least:
+        world = _OF_WORLD[self.habit == "teams"]
+        used = {"hints": self.alpha_sdpo, "teachers": self.beta_replay}
+        for name, allowed in _CHOICES.items():
+            if (value := getattr(self, name)) not in allowed:
+                raise InputProblem(f"{name}={value!r} is unknown; use {', '.join(map(repr, allowed))}.")
+            if used.get(name) and value not in world[name]:
+                raise InputProblem(f"{name}={value!r} does not belong to the world of habit={self.habit!r}; "
+                                   f"use {', '.join(map(repr, world[name]))}.")
+        for name, least in _WHOLE.items():
+            if type(value := getattr(self, name)) is not int or value < least:
                 raise InputProblem(f"{name}={value!r} cannot be run; give a whole number of {least} or more.")
         for name, least in _NUMBERS.items():
-            if getattr(self, name) is not None or name not in ("sdpo_steps", "importance_clip"):
-                _check_number(name, getattr(self, name), least)
+            if (value := getattr(self, name)) is None and name in ("sdpo_steps", "importance_clip"):
+                continue
+            if type(value) not in (int, float) or not math.isfinite(value) or (value <= 0 if least is None else value < least):
+                raise InputProblem(f"{name}={value!r} cannot be run; give a number {'above 0' if least is None else 'of 0 or more'}.")
 
-# %% ../../nbs/experiments/03_setting.ipynb #e3e6f2eb
-@patch
-def generations(self: Setting, step: int) -> int:
-    "Training episodes that have been played once `step` optimizer steps are over."
-    return -(-step // self.iterations) * self.tasks * self.rollouts
+    def generations(self, step: int) -> int:
+        "Training episodes that have been played once `step` optimizer steps are over."
+        return -(-step // self.iterations) * self.tasks * self.rollouts
 
-# %% ../../nbs/experiments/03_setting.ipynb #ab8433a9
-@patch
-def measured(self: Setting, step: int) -> bool:
-    "Whether the held-out tasks are played after `step` steps."
-    return step % self.measure_every == 0 or step == self.steps
+    def measured(self, step: int) -> bool:
+        "Whether the held-out tasks are played after `step` steps."
+        return step % self.measure_every == 0 or step == self.steps
 
 # %% ../../nbs/experiments/03_setting.ipynb #fa19c3c0
 @dataclass(frozen=True)
@@ -118,7 +96,7 @@ class Measurement:
     endings: dict[str, int]  # episodes by how they ended
     seconds: float  # that the measurement took
 
-# %% ../../nbs/experiments/03_setting.ipynb #a72bb422
+
 @dataclass(frozen=True)
 class TrainingStep:
     "One optimizer step."
@@ -136,7 +114,7 @@ class TrainingStep:
     sdpo_sites: int  # hinted error turns
     replay_pairs: int  # preference pairs
 
-# %% ../../nbs/experiments/03_setting.ipynb #24567706
+
 @dataclass(frozen=True)
 class Preparation:
     "What channel 3 (ours) cost before the first step."
@@ -146,7 +124,7 @@ class Preparation:
     teacher_tokens: int  # read and written by the teachers
     seconds: float
 
-# %% ../../nbs/experiments/03_setting.ipynb #3629b3e3
+# %% ../../nbs/experiments/03_setting.ipynb #a72bb422
 @dataclass(frozen=True)
 class RunResult:
     "A run that is over, as plain values. Raises `InputProblem` where something is missing or too much."
@@ -162,21 +140,24 @@ class RunResult:
     seconds: float  # of preparation, steps and measurements
 
     def __post_init__(self):
-        for name, kind, records in (("setting", Setting, [self.setting]), ("curve", Measurement, self.curve),
-                                    ("steps", TrainingStep, self.steps), ("preparation", Preparation, [self.preparation] if self.preparation else [])):
+        records = [("setting", Setting, self.setting), *(("curve", Measurement, point) for point in self.curve),
+                   *(("steps", TrainingStep, step) for step in self.steps)]
+        for name, kind, record in records + ([("preparation", Preparation, self.preparation)] if self.preparation else []):
             wanted = {f.name for f in fields(kind)}
-            for item in records:
-                if not isinstance(item, dict) or set(item) != wanted:
-                    differ = ", ".join(sorted(wanted ^ set(item))) if isinstance(item, dict) else "no object"
-                    raise InputProblem(f"{name} of the result holds other fields than a {kind.__name__} has ({differ}): another version of "
-                                       "the package wrote it")
+            if not isinstance(record, dict) or set(record) != wanted:
+                differ = ", ".join(sorted(wanted ^ set(record))) if isinstance(record, dict) else "no object"
+                raise InputProblem(f"{name} of the result holds other fields than a {kind.__name__} has ({differ}): another version of "
+                                   "the package wrote it")
         setting = Setting(**self.setting)
-        if [p["step"] for p in self.curve] != [s for s in range(setting.steps + 1) if setting.measured(s)]:
-            raise InputProblem("curve of the result has other points than its setting asks for")
-        if [s["step"] for s in self.steps] != list(range(1, setting.steps + 1)):
-            raise InputProblem("steps of the result are not those that its setting asks for")
-        if any(len(p["passed"]) != len(self.task_ids) for p in self.curve):
-            raise InputProblem("curve of the result has points with other numbers of tasks than task_ids")
+        for right, what in (
+                ([p["step"] for p in self.curve] == [s for s in range(setting.steps + 1) if setting.measured(s)],
+                 "curve of the result has other points than its setting asks for"),
+                ([s["step"] for s in self.steps] == list(range(1, setting.steps + 1)),
+                 "steps of the result are not those that its setting asks for"),
+                (all(len(p["passed"]) == len(self.task_ids) for p in self.curve),
+                 "curve of the result has points with other numbers of tasks than task_ids")):
+            if not right:
+                raise InputProblem(what)
 
     def numbers(self) -> dict:
         "All that the same setting and seed give again: everything but times, versions and hardware."

@@ -10,11 +10,9 @@ __all__ = ['TOGETHER', 'QUALITIES', 'TEAM_PAIRS', 'longest_of', 'LocalTeacher', 
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from fastcore.basics import patch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..core.errors import InputProblem
@@ -24,7 +22,7 @@ from ..envs.toy.teams import REJECTED, names_module, team_of
 from ..replay.pairs import DPOPair
 from ..losses.batch import TraceExample
 from ..replay.vote import Verdict, count_votes, extract_dpo_pairs
-from ..replay.teachers import Teacher, TeacherCallResult, TraceState, asked_turns, replay_traces, trace_states
+from ..replay.teachers import Teacher, TeacherCallResult, TraceState, replay_traces, trace_states
 from ..core.trace import Trace, Turn
 from ..rollout.tool_call_parser import TurnReader
 from ..rollout.decode import CachedBatch
@@ -60,7 +58,7 @@ class _Forks(CachedBatch):
 # %% ../../nbs/experiments/02_teachers.ipynb #ee732d00
 TOGETHER = 64  # states that one batch holds
 
-# %% ../../nbs/experiments/02_teachers.ipynb #94d18de3
+
 class LocalTeacher:
     "A causal LM in this process as a `replay.teachers.Teacher`."
 
@@ -77,49 +75,34 @@ class LocalTeacher:
         self.sampling, self.max_tokens, self.seed = Sampling(temperature), max_tokens, seed
         self.readers = {tools: TurnReader.of(self.policy.chat, tools) for tools in (False, True)}
 
-# %% ../../nbs/experiments/02_teachers.ipynb #54722be6
-@patch
-def answer(self: LocalTeacher, states: Sequence[TraceState]) -> list[TeacherCallResult]:
-    "One answer per state, in order; of a state that the chat template cannot carry, the problem."
-    made, readable = {}, []
-    for i, state in enumerate(states):
-        try:
-            readable.append((self._ids(state), i, state))
-        except ValueError as problem:
-            made[i] = TeacherCallResult(self.name, None, str(problem))
-    longest = longest_of([ids for ids, *_ in readable])
-    readable.sort(key=lambda r: (len(longest[r[0]]), longest[r[0]], len(r[0])))  # what begins alike is read together
-    for at in range(0, len(readable), TOGETHER):
-        made |= self._batch(readable[at:at + TOGETHER])
-    return [made[i] for i in range(len(states))]
+    def answer(self, states: Sequence[TraceState]) -> list[TeacherCallResult]:
+        "One answer per state, in order; of a state that the chat template cannot carry, the problem."
+        made, readable, chat = {}, [], self.policy.chat
+        for i, state in enumerate(states):
+            try:
+                trace = Trace(state.trace_id, (*state.turns, Turn("assistant")), state.tools)
+                script = Script.of(chat, chat.dialect(trace), trace, [False] * len(trace.turns))
+                readable.append((chat.encode(script.prompt(state.turn)), i, state))
+            except ValueError as problem:
+                made[i] = TeacherCallResult(self.name, None, str(problem))
+        longest = longest_of([ids for ids, *_ in readable])
+        readable.sort(key=lambda r: (len(longest[r[0]]), longest[r[0]], len(r[0])))  # what begins alike is read together
+        for at in range(0, len(readable), TOGETHER):
+            part, start = readable[at:at + TOGETHER], time.monotonic()
+            names = [f"{self.seed}/{self.name}/{state.key}" for *_, state in part]
+            with self.policy.batch(self.sampling) as batch:
+                batch = _Forks(batch.model, batch.stops, batch.sampling) if isinstance(batch, CachedBatch) else batch
+                samples = batch.sample(range(len(part)), [ids for ids, *_ in part], [self.max_tokens] * len(part), names)
+            seconds = (time.monotonic() - start) / len(part)
+            made |= {i: self._result(state, ids, sample, seconds) for (ids, i, state), sample in zip(part, samples)}
+        return [made[i] for i in range(len(states))]
 
-
-@patch
-def _ids(self: LocalTeacher, state):
-    "The state as this teacher reads it, up to where its answer begins."
-    chat, trace = self.policy.chat, Trace(state.trace_id, (*state.turns, Turn("assistant")), state.tools)
-    script = Script.of(chat, chat.dialect(trace), trace, [False] * len(trace.turns))
-    return chat.encode(script.prompt(state.turn))
-
-
-@patch
-def _batch(self: LocalTeacher, part):
-    start, rows = time.monotonic(), range(len(part))
-    names = [f"{self.seed}/{self.name}/{state.key}" for *_, state in part]
-    with self.policy.batch(self.sampling) as batch:
-        batch = _Forks(batch.model, batch.stops, batch.sampling) if isinstance(batch, CachedBatch) else batch
-        samples = batch.sample(rows, [ids for ids, *_ in part], [self.max_tokens] * len(part), names)
-    seconds = (time.monotonic() - start) / len(part)
-    return {i: self._result(state, ids, sample, seconds) for (ids, i, state), sample in zip(part, samples)}
-
-# %% ../../nbs/experiments/02_teachers.ipynb #163f09e2
-@patch
-def _result(self: LocalTeacher, state, ids, sample, seconds):
-    parsed = self.readers[bool(state.tools)].read(sample.ids, self.policy.stops, ids, sample.cut, state.tools)
-    action = replace(turn_forms(parsed, sample, sum(len(t.tool_calls) for t in state.turns))[0], token_ids=None, logprobs=None)
-    problem = (f"The answer is cut off at the limit of {self.max_tokens} tokens." if sample.cut else
-               next((unreadable(call) for call in action.tool_calls if not call.parsed), ""))
-    return TeacherCallResult(self.name, action, problem, len(ids), len(sample.ids), seconds=seconds)
+    def _result(self, state, ids, sample, seconds):
+        parsed = self.readers[bool(state.tools)].read(sample.ids, self.policy.stops, ids, sample.cut, state.tools)
+        action = replace(turn_forms(parsed, sample, sum(len(t.tool_calls) for t in state.turns))[0], token_ids=None, logprobs=None)
+        problem = (f"The answer is cut off at the limit of {self.max_tokens} tokens." if sample.cut else
+                   next((unreadable(call) for call in action.tool_calls if not call.parsed), ""))
+        return TeacherCallResult(self.name, action, problem, len(ids), len(sample.ids), seconds=seconds)
 
 # %% ../../nbs/experiments/02_teachers.ipynb #0407b714
 QUALITIES = {"good": (TEACHERS, 0.0), "fair": ((TEACHERS[0], *HABITS[:2]), 1.0), "poor": (HABITS, 0.0)}  # agents, temperature
@@ -148,49 +131,28 @@ class ReplayCounts:
     tokens: int  # read and written by the teachers
     seconds: float  # in all, episodes included
 
-# %% ../../nbs/experiments/02_teachers.ipynb #5514076f
+
 def recorded_pairs(
-    model: PreTrainedModel,  # the base agent, which plays
+    policy: TransformersPolicy,  # the base agent, which plays
     teachers: Sequence[Teacher],
-    rows: Sequence[dict],  # one episode each, as `rollout.loop.collect` takes them
-    turns: int,  # allowed per episode
-    seed: int,  # of the episodes, and of which states are asked about
-    states: int | None = None,  # asked about per episode, drawn at random; None: all
-    min_votes: int = 2,  # as `extract_dpo_pairs`
-    minority: bool = True,  # as `extract_dpo_pairs`
-    turn_tokens: int = 128,  # most that the base agent may sample in a turn
-    tokens: int = 1024,  # of an episode, tool results included
-    environment_factory: Callable[[], Any] = WorldEnv,  # makes one environment
-    tokenizer: PreTrainedTokenizerBase | None = None,  # of the base agent; None: the embedded models'
+    rows: Sequence[dict],  # of `world_rows`, one episode each
+    limits: RolloutConfig,  # its seed is that of the episodes
 ) -> tuple[list[TraceExample], ReplayCounts]:
-    "Play the rows, ask all teachers, vote. Only traces with a pair come back. Raises as `collect` and `replay_traces`."
-    start, policy = time.monotonic(), TransformersPolicy(model, tokenizer or embedded_tokenizer())
-    limits = RolloutConfig(max_turns=turns, max_tokens=tokens, max_turn_tokens=turn_tokens)
-    traces = [rollout.trace for rollout in collect(policy, environment_factory, rows, limits, seed)]
-    asked = [_drawn(trace, states, seed) for trace in traces]
-    answers = replay_traces(traces, teachers, asked)
-    examples = [TraceExample(trace, pairs=tuple(extract_dpo_pairs(trace, of_trace, min_votes, at, minority)))
-                for trace, at, of_trace in zip(traces, asked, answers)]
-    return [e for e in examples if e.pairs], _count(examples, asked, answers, min_votes, time.monotonic() - start)
-
-
-def _drawn(trace, count, seed):
-    "Turns to ask at, in order."
-    turns = asked_turns(trace)
-    return turns if count is None else sorted(random.Random(f"{seed}/{trace.trace_id}").sample(turns, min(count, len(turns))))
-
-# %% ../../nbs/experiments/02_teachers.ipynb #a30e186f
-def _count(examples, asked, answers, min_votes, seconds):
+    "Play the rows, ask all teachers at every state, vote. Only traces with a pair come back. Raises as `collect` and `replay_traces`."
+    start = time.monotonic()
+    traces = [rollout.trace for rollout in collect(policy, WorldEnv, rows, limits)]
+    answers = replay_traces(traces, teachers)
+    examples = [TraceExample(trace, pairs=tuple(extract_dpo_pairs(trace, given))) for trace, given in zip(traces, answers)]
     votes, once = Counter(), {}
-    for e, at, of_trace in zip(examples, asked, answers):
-        for state, results in zip(trace_states(e.trace, at), of_trace):
-            votes[count_votes(e.trace.turns[state.turn], results, min_votes).verdict] += 1
+    for trace, given in zip(traces, answers):
+        for state, results in zip(trace_states(trace), given):
+            votes[count_votes(trace.turns[state.turn], results).verdict] += 1
             once[state.key] = results
     results = [r for of_state in once.values() for r in of_state]
     pairs = Counter(p.source.partition(":")[0] for e in examples for p in e.pairs)
-    return ReplayCounts(len(examples), votes.total(), len(once), sum(not r.votes for r in results),
-                        {v.value: votes[v] for v in Verdict}, {kind: pairs[kind] for kind in ("majority", "student")},
-                        sum(r.prompt_tokens + r.completion_tokens for r in results), seconds)
+    return [e for e in examples if e.pairs], ReplayCounts(
+        len(examples), votes.total(), len(once), sum(not r.votes for r in results), {v.value: votes[v] for v in Verdict},
+        {kind: pairs[kind] for kind in ("majority", "student")}, sum(r.prompt_tokens + r.completion_tokens for r in results), time.monotonic() - start)
 
 # %% ../../nbs/experiments/02_teachers.ipynb #23de35b2
 TEAM_PAIRS = ("good", "shuffled", "recovery")
@@ -206,7 +168,12 @@ def team_pairs(
     for turn in rejected:
         mine, call = trace.turns[turn], trace.turns[turn].tool_calls[0]
         path = next(v for v in call.arguments.values() if isinstance(v, str))
-        right = replace(call, arguments=call.arguments | {"team": team_of(path)}) if kind != "recovery" else _accepted(trace, turn, call.name)
+        if kind == "recovery":  # the first later call of the tool that did not fail, of turns with one call
+            later = [trace.turns[i].tool_calls[0] for i in range(turn + 1, len(trace.turns) - 1)
+                     if len(trace.turns[i].tool_calls) == 1 and not trace.turns[i + 1].failed]
+            right = next((c for c in later if c.name == call.name), None)
+        else:
+            right = replace(call, arguments=call.arguments | {"team": team_of(path)})
         if right is None or team_of(path) is None or not names_module(trace, turn, path):
             continue
         sides = [replace(mine, tool_calls=(right,), token_ids=None, logprobs=None), mine]
@@ -214,9 +181,3 @@ def team_pairs(
             rng.shuffle(sides)
         pairs.append(DPOPair(trace.trace_id, turn, *sides, f"teams:{kind}"))
     return pairs
-
-
-def _accepted(trace, turn, name):
-    "The first later call of the tool that did not fail, of turns with one call."
-    later = (i for i in range(turn + 1, len(trace.turns) - 1) if len(trace.turns[i].tool_calls) == 1 and not trace.turns[i + 1].failed)
-    return next((c for i in later for c in trace.turns[i].tool_calls if c.name == name), None)

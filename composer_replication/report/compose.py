@@ -66,10 +66,10 @@ def rows_by_site(shifts: Iterable[TokenShift], tokenizer) -> dict[int, tuple[Tok
     return {site: tuple(r) for site, r in rows.items()}
 
 # %% ../../nbs/report/10_compose.ipynb #cd40f93a
-def moved_most(run: ComposeRun, count: int = 10) -> list[tuple[TokenShift, TokenShift]]:  # before, after training
-    "The tokens whose log-probability the hint changes most, largest first."
+def moved_most(run: ComposeRun) -> list[tuple[TokenShift, TokenShift]]:  # before, after training
+    "The ten tokens whose log-probability the hint changes most, largest first."
     both = zip(run.shifts_before, run.shifts_after, strict=True)
-    return sorted(both, key=lambda pair: -abs(pair[0].teacher_logprob - pair[0].student_logprob))[:count]
+    return sorted(both, key=lambda pair: -abs(pair[0].teacher_logprob - pair[0].student_logprob))[:10]
 
 
 def shift_table(run: ComposeRun, tokenizer) -> Table:
@@ -91,8 +91,8 @@ def site_views(
     before, after = (rows_by_site(shifts, tokenizer) for shifts in (run.shifts_before, run.shifts_after))
     views = []
     for number, (tree, branch) in enumerate(branches):
-        turns = examples[tree.trace_id].trace.turns
-        site = next(s for s in find_error_sites(examples[tree.trace_id].trace) if s.turn == branch.turn)
+        trace = examples[tree.trace_id].trace
+        turns, site = trace.turns, next(s for s in find_error_sites(trace) if s.turn == branch.turn)
         views.append(SiteView(f"{tree.trace_id}, turn {branch.turn}: {site.kind}", turn_text(turns[branch.turn]),
                               turn_text(turns[site.evidence_turn]), branch.label, branch.layer or "given", before[number], after[number]))
     return views
@@ -113,11 +113,11 @@ def run_json(run: ComposeRun) -> dict:
 def steps_figure(run: ComposeRun) -> Plot:
     "Each channel's value over the steps where it had something to do."
     fig = Plot("Each channel over the steps", 8, 2.6)
-    names, colours = ("policy stand-in", "SDPO", "replay DPO (ours)"), (PALETTE["dim"][0], STUDENT, TEACHER)
-    for number, axis in enumerate(fig.subplots(1, 3)):
-        points = [(s.step, _values(s)[number]) for s in run.steps if _values(s)[number] is not None]
-        axis.plot([step for step, _ in points], [value for _, value in points], "o-", color=colours[number])
-        axis.set(title=names[number], xlabel="step", ylabel="nats", xlim=(.5, len(run.steps) + .5))
+    names, colours, values = ("policy stand-in", "SDPO", "replay DPO (ours)"), (PALETTE["dim"][0], STUDENT, TEACHER), zip(*map(_values, run.steps))
+    for axis, name, colour, of_steps in zip(fig.subplots(1, 3), names, colours, values, strict=True):
+        points = [(s.step, value) for s, value in zip(run.steps, of_steps) if value is not None]
+        axis.plot([step for step, _ in points], [value for _, value in points], "o-", color=colour)
+        axis.set(title=name, xlabel="step", ylabel="nats", xlim=(.5, len(run.steps) + .5))
     return fig
 
 # %% ../../nbs/report/10_compose.ipynb #5f9af068

@@ -6,37 +6,29 @@
 __all__ = ['LARGEST', 'episodes_data', 'episodes_page', 'write_episodes', 'episodes_frame']
 
 # %% ../../nbs/report/11_episodes.ipynb #e37bcd0e
-import json
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
 from pathlib import Path
 
 from ..core.errors import InputProblem
 from ..core.files import write_file
 from ..experiments.episodes import EpisodeView, TaskView, TurnView
-from .html import Html, asset, page, render, visible
+from .html import Html, asset, json_html, page, render, script_policy, visible
 
 # %% ../../nbs/report/11_episodes.ipynb #9492b15d
-def _rounded(probability: float) -> float:
-    return float(f"{probability:.4g}")
-
-
 def _turn_data(turn: TurnView) -> dict:
     "A turn in columns; what is empty is left out."
+    def rounded(probability):
+        return float(f"{probability:.4g}")
+
     data = {"role": turn.role, "text": turn.text, "error": turn.error, "unhinted": turn.unhinted,
-            "tokens": [visible(t.text) for t in turn.tokens], "p": [_rounded(t.probability) for t in turn.tokens]}
+            "tokens": [visible(t.text) for t in turn.tokens], "p": [rounded(t.probability) for t in turn.tokens]}
     if turn.hint:
-        data["hint"] = {"text": turn.hint.text, "layer": turn.hint.layer, "at": turn.hint.at, "distance": _rounded(turn.hint.distance),
-                        "p": [_rounded(t.hinted) for t in turn.tokens],
-                        "alternatives": [(visible(text), _rounded(p), _rounded(q)) for text, p, q in turn.hint.alternatives]}
+        data["hint"] = {"text": turn.hint.text, "layer": turn.hint.layer, "at": turn.hint.at, "distance": rounded(turn.hint.distance),
+                        "p": [rounded(t.hinted) for t in turn.tokens],
+                        "alternatives": [(visible(text), rounded(p), rounded(q)) for text, p, q in turn.hint.alternatives]}
     return {name: value for name, value in data.items() if value}
 
 # %% ../../nbs/report/11_episodes.ipynb #1e285ff9
-def _task_data(task: TaskView) -> dict:
-    return {"name": task.task_id, "prompt": task.prompt, "files": task.files, "tools": task.tools}
-
-
 def episodes_data(
     views: Sequence[EpisodeView],
 ) -> dict:  # {"tasks", "episodes", "menu"}: the menu names an episode by arm, task and attempt
@@ -51,7 +43,7 @@ def episodes_data(
         menu[name] = episodes.setdefault(key, len(episodes))
     if not menu:
         raise InputProblem("there are no episodes to show", "give at least one view")
-    return {"tasks": [_task_data(task) for task in tasks],
+    return {"tasks": [{"name": task.task_id, "prompt": task.prompt, "files": task.files, "tools": task.tools} for task in tasks],
             "episodes": [{"turns": [_turn_data(t) for t in turns], "reward": reward, "ending": ending, "problem": problem}
                          for _, turns, reward, ending, problem in episodes],
             "menu": [{"arm": arm, "task": task, "attempt": attempt, "episode": at} for (arm, task, attempt), at in menu.items()]}
@@ -66,10 +58,8 @@ def episodes_page(
     made: Mapping | None = None,  # as `report.html.page`
 ) -> str:
     "The whole HTML document. Raises `InputProblem` as `episodes_data`, and where it would exceed `LARGEST`."
-    data = json.dumps(episodes_data(views), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")  # no tag can begin in it
     script = asset("episodes.js")
-    policy = render("csp", digest=Html(b64encode(sha256(script.encode()).digest()).decode()))
-    document = page(title, render("episodes", data=Html(data), script=script), policy, made)
+    document = page(title, render("episodes", data=json_html(episodes_data(views)), script=script), script_policy(script), made)
     if (size := len(document.encode())) > LARGEST:
         raise InputProblem(f"the page would have {size:,} bytes, more than {LARGEST:,}", "show fewer tasks or arms")
     return document

@@ -4,25 +4,23 @@
 
 # %% auto #0
 __all__ = ['CONTROL', 'ALTERNATIVES', 'LONGEST', 'LARGEST', 'error_turns', 'texts_by_layer', 'with_control', 'layered_tree',
-           'HintedTurn', 'HintedTrace', 'call_start', 'read_hints', 'unread_trace', 'trace_data', 'hinted_trace',
+           'HintedTurn', 'HintedTrace', 'call_start', 'unread_trace', 'read_hints', 'trace_data', 'hinted_trace',
            'hinted_traces', 'Errors', 'explorer_data', 'coverage', 'explorer_page', 'explorer_html']
 
 # %% ../../nbs/report/17_explorer.ipynb #d1a25c5c
 import json
 import math
-from base64 import b64encode
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from hashlib import sha256
 from itertools import accumulate
 
 from ..core.errors import InputProblem
 from ..core.trace import ErrorSite, Trace, Turn
 from ..hints.layers import CompositeHintGenerator
-from .html import Html, asset, fragment, page, render, visible
+from .html import Html, asset, fragment, json_html, page, render, script_policy, visible
 from .tokens import TokenRow
 from .trace import layer_hints, turn_text
 from ..traces.error_sites import find_error_sites
@@ -109,6 +107,20 @@ def call_start(
     return start if turn.tool_calls[0].name in decode(ids[start:]) else None
 
 # %% ../../nbs/report/17_explorer.ipynb #0e63ba4a
+def unread_trace(
+    trace: Trace,
+    hints: CompositeHintGenerator,
+    why: str,  # no model reads it, a sentence
+    unread: Mapping[int, str] = {},  # by error turn, another reason
+) -> HintedTrace:
+    "The trace's error turns with their hints alone."
+    sites = error_turns(trace)
+    texts = texts_by_layer(trace, sites, hints)
+    return HintedTrace(trace, tuple(
+        HintedTurn(site, {layer: (by_turn[turn], ()) for layer, by_turn in texts.items() if turn in by_turn}, unread.get(turn, why))
+        for turn, site in sites.items()))
+
+
 def read_hints(
     model,  # a causal language model
     tokenizer,
@@ -130,56 +142,18 @@ def read_hints(
     for number, (layer, branch) in enumerate(zip(layers, tree.branches)):
         read[branch.turn][layer] = branch.label, rows[number]
     why = {refusal.turn: f"No token bars: {refusal.reason}." for refusal in tree.refused} | dict(unread)
-    return HintedTrace(trace, tuple(HintedTurn(site, read[turn], call=_call(tokenizer, tree, trace, turn)) if read[turn]
-                                    else _unread(turn, site, texts, why.get(turn)) for turn, site in sites.items()))
-
-# %% ../../nbs/report/17_explorer.ipynb #f6e77ba1
-def _unread(turn, site, texts, why):
-    "The error turn with its hints alone."
-    there = {layer: (by_turn[turn], ()) for layer, by_turn in texts.items() if turn in by_turn}
-    return HintedTurn(site, there, why or "No token bars: no layer has a hint here.")
-
-
-def _call(tokenizer, tree, trace, turn):
-    span = tree.span(turn)
-    return call_start(tokenizer, tree.ids[span.start:span.end], trace.turns[turn])
-
-
-def unread_trace(
-    trace: Trace,
-    hints: CompositeHintGenerator,
-    why: str,  # no model reads it, a sentence
-    unread: Mapping[int, str] = {},  # by error turn, another reason
-) -> HintedTrace:
-    "The trace's error turns with their hints alone."
-    sites = error_turns(trace)
-    texts = texts_by_layer(trace, sites, hints)
-    return HintedTrace(trace, tuple(_unread(turn, site, texts, unread.get(turn, why)) for turn, site in sites.items()))
+    turns = []
+    for without in unread_trace(trace, hints, "No token bars: no layer has a hint here.", why).turns:
+        turn = without.site.turn
+        if read[turn]:
+            span = tree.span(turn)
+            without = HintedTurn(without.site, read[turn], call=call_start(tokenizer, tree.ids[span.start:span.end], trace.turns[turn]))
+        turns.append(without)
+    return HintedTrace(trace, tuple(turns))
 
 # %% ../../nbs/report/17_explorer.ipynb #4dd06827
 ALTERNATIVES = 12  # tokens of a turn, those that the hint moves most, at which other tokens are kept
 LONGEST = 1500  # characters shown of a turn
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.3g}")
-
-
-def _hint_data(layer: str, text: str, rows: Sequence[TokenRow]) -> dict:
-    most = sorted(range(len(rows)), key=lambda i: -rows[i].divergence)[:ALTERNATIVES]
-    others = {i: [(visible(other), _short(p), _short(q)) for other, p, q in rows[i].alternatives
-                  if other != rows[i].text and max(p, q) >= .005] for i in most}
-    return {"layer": layer, "text": text, "q": [_short(math.exp(row.teacher_logprob)) for row in rows],
-            "nats": [_short(row.divergence) for row in rows], "others": {i: found for i, found in others.items() if found}}
-
-
-def _site_data(turn: HintedTurn) -> dict:
-    place = {"turn": turn.site.turn, "shown": turn.site.evidence_turn, "kind": turn.site.kind}
-    if turn.unread:
-        return place | {"unread": turn.unread, "hints": [{"layer": layer, "text": text} for layer, (text, _) in turn.hints.items()]}
-    rows = next(iter(turn.hints.values()))[1]
-    return place | {"tokens": [visible(row.text) for row in rows], "p": [_short(math.exp(row.student_logprob)) for row in rows],
-                    "call": turn.call, "hints": [_hint_data(layer, text, rows) for layer, (text, rows) in turn.hints.items()]}
 
 
 def trace_data(
@@ -187,11 +161,29 @@ def trace_data(
     room: int = 60_000,  # characters of all turns, about; an error turn and its answer are shown up to `LONGEST` in any case
 ) -> dict:
     "What the page's script reads of a trace: id, model, reward, number of errors, and its turns and error sites in order."
-    trace = hinted.trace
+    def short(value):
+        return float(f"{value:.3g}")
+
+    def read(layer, text, rows):
+        most = sorted(range(len(rows)), key=lambda i: -rows[i].divergence)[:ALTERNATIVES]
+        others = {i: [(visible(other), short(p), short(q)) for other, p, q in rows[i].alternatives
+                      if other != rows[i].text and max(p, q) >= .005] for i in most}
+        return {"layer": layer, "text": text, "q": [short(math.exp(row.teacher_logprob)) for row in rows],
+                "nats": [short(row.divergence) for row in rows], "others": {i: found for i, found in others.items() if found}}
+
+    trace, wrong, sites = hinted.trace, set(), []
+    for turn in hinted.turns:
+        site = {"turn": turn.site.turn, "shown": turn.site.evidence_turn, "kind": turn.site.kind}
+        wrong |= {turn.site.turn, turn.site.evidence_turn}
+        if turn.unread:
+            site |= {"unread": turn.unread, "hints": [{"layer": layer, "text": text} for layer, (text, _) in turn.hints.items()]}
+        else:
+            rows = next(iter(turn.hints.values()))[1]
+            site |= {"tokens": [visible(row.text) for row in rows], "p": [short(math.exp(row.student_logprob)) for row in rows],
+                     "call": turn.call, "hints": [read(layer, text, rows) for layer, (text, rows) in turn.hints.items()]}
+        sites.append(site)
     longest = max(100, min(LONGEST, room // len(trace.turns)))
-    wrong = {number for turn in hinted.turns for number in (turn.site.turn, turn.site.evidence_turn)}
-    return {"id": trace.trace_id, "model": trace.model, "reward": trace.reward, "errors": len(hinted.turns),
-            "sites": [_site_data(turn) for turn in hinted.turns],
+    return {"id": trace.trace_id, "model": trace.model, "reward": trace.reward, "errors": len(hinted.turns), "sites": sites,
             "turns": [{"role": turn.role, "text": turn_text(turn, LONGEST if number in wrong else longest)}
                       for number, turn in enumerate(trace.turns)]}
 
@@ -229,16 +221,6 @@ def hinted_traces(
         yield hinted_trace(model, tokenizer, form, trace, hints)
 
 # %% ../../nbs/report/17_explorer.ipynb #562acb29
-def _size(data) -> int:
-    return len(json.dumps(data, separators=(",", ":")))
-
-
-def _cut(trace: dict, room: int) -> dict:
-    "The trace with so many of its error turns as the room has place for; one at least."
-    sizes = accumulate(map(_size, trace["sites"]), initial=_size(trace | {"sites": []}))
-    return trace | {"sites": trace["sites"][:max(sum(size <= room for size in sizes) - 1, 1)]}
-
-# %% ../../nbs/report/17_explorer.ipynb #701f59da
 @dataclass(frozen=True)
 class Errors:
     "The error turns of files, of which a page shows some."
@@ -247,32 +229,7 @@ class Errors:
     traces: int  # with error turns
     drawn: int  # error turns of the traces that were drawn for the page
 
-    @classmethod
-    def of(cls, traces: Iterable[Trace]) -> "Errors":
-        "Of traces that are all drawn."
-        kinds = [[site.kind for site in sites.values()] for sites in map(error_turns, traces) if sites]
-        counts = Counter(kind for one in kinds for kind in one)
-        return cls(counts, len(kinds), counts.total())
 
-
-def _taken(hinted, room):
-    "The data of so many traces as have room."
-    traces, size = [], 0
-    for one in hinted:
-        data = _cut(trace_data(one, room), LARGEST)
-        size += _size(data)
-        if traces and size > LARGEST:
-            break
-        traces.append(data)
-    return traces
-
-
-def _start(traces):
-    "A trace and one of its sites: one that a model read, before others; of those see above."
-    sites = {(t, s): site for t, trace in enumerate(traces) for s, site in enumerate(trace["sites"])}
-    return max(sites, key=lambda at: ("unread" not in sites[at], sites[at]["kind"] == "tool_not_found", sum(next(iter(sites[at]["hints"]), {}).get("nats", ()))))
-
-# %% ../../nbs/report/17_explorer.ipynb #c134e067
 def explorer_data(
     hinted: Iterable[HintedTrace],  # read one by one, as long as there is room
     hints: CompositeHintGenerator,  # that made the hints
@@ -280,13 +237,29 @@ def explorer_data(
     room: int = 60_000,  # of each trace, as `trace_data`
     reader: str | None = None,  # the model that read them; None: none, or it is not named
 ) -> dict:  # {"layers", "traces", "start", "errors", "reader"}: see `trace_data`, `Errors`; start names a trace and one of its sites
-    "What the page's script reads. Raises `InputProblem` where there is no trace."
-    hinted = hinted if errors else list(hinted)
-    errors = errors or Errors.of(one.trace for one in hinted)
-    traces = _taken(hinted, room)
+    "What the page's script reads: as many traces as have room, at least one error turn. Raises `InputProblem` where there is no trace."
+    def size(data):
+        return len(json.dumps(data, separators=(",", ":")))
+
+    if errors is None:
+        hinted = list(hinted)
+        kinds = Counter(turn.site.kind for one in hinted for turn in one.turns)
+        errors = Errors(kinds, sum(bool(one.turns) for one in hinted), kinds.total())
+    traces, taken = [], 0
+    for one in hinted:
+        data = trace_data(one, room)
+        sizes = accumulate(map(size, data["sites"]), initial=size(data | {"sites": []}))
+        data["sites"] = data["sites"][:max(sum(n <= LARGEST for n in sizes) - 1, 1)]
+        taken += size(data)
+        if traces and taken > LARGEST:
+            break
+        traces.append(data)
     if not traces:
         raise InputProblem("there is no error turn", "name traces in which a tool call failed")
-    return {"layers": [*(layer.name for layer in hints.layers), CONTROL], "traces": traces, "start": _start(traces),
+    sites = {(t, s): site for t, trace in enumerate(traces) for s, site in enumerate(trace["sites"])}
+    start = max(sites, key=lambda at: ("unread" not in sites[at], sites[at]["kind"] == "tool_not_found",  # see above
+                                       sum(next(iter(sites[at]["hints"]), {}).get("nats", ()))))
+    return {"layers": [*(layer.name for layer in hints.layers), CONTROL], "traces": traces, "start": start,
             "errors": dict(vars(errors)), "reader": reader}
 
 # %% ../../nbs/report/17_explorer.ipynb #af7dfdb6
@@ -310,14 +283,11 @@ def coverage(
     return "; ".join(parts) + ("." if limit else "; give --model for how the hint moves the tokens.")
 
 # %% ../../nbs/report/17_explorer.ipynb #00826661
-def _body(data: Mapping, note: str | None = None) -> tuple[Html, Html]:
-    "The page's body, and its script."
-    text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")  # no tag can begin in it
-    script = asset("explorer.js")
+def _body(data: Mapping, note: str | None = None) -> Html:
     errors, sites = data["errors"], [site for trace in data["traces"] for site in trace["sites"]]
-    shown = len(data["traces"]), errors["traces"], len(sites), errors["kinds"].total()
-    return render("explorer", data=Html(text), script=script, kinds=errors["kinds"].most_common(), shown=shown,
-                  read=any("unread" not in site for site in sites), reader=data["reader"], note=note), script
+    return render("explorer", data=json_html(data), script=asset("explorer.js"), kinds=errors["kinds"].most_common(),
+                  shown=(len(data["traces"]), errors["traces"], len(sites), errors["kinds"].total()),
+                  read=any("unread" not in site for site in sites), reader=data["reader"], note=note)
 
 
 def explorer_page(
@@ -326,11 +296,9 @@ def explorer_page(
     note: str | None = None,  # above everything else: on the model, on what is missing
 ) -> str:
     "The whole HTML document."
-    body, script = _body(data, note)
-    policy = render("csp", digest=Html(b64encode(sha256(script.encode()).digest()).decode()))
-    return page("Error sites: pick a turn and a hint", body, policy, made)
+    return page("Error sites: pick a turn and a hint", _body(data, note), script_policy(asset("explorer.js")), made)
 
 
 def explorer_html(data: Mapping) -> str:
     "The same within another page, theme included."
-    return fragment(_body(data)[0])
+    return fragment(_body(data))

@@ -69,27 +69,21 @@ def site_html(
 _SIGNS = {"system": "⚙", "user": "☺", "assistant": "▸", "tool": "◂"}
 
 
-def _tab(trace, number, sites, hints, longest):
-    "The turn of a number, with the error sites that it caused."
-    turn = trace.turns[number]
-    kinds = ", ".join(site.kind for site in sites)
-    held = [n for n, segment in enumerate(trace.segments, 1) if number in segment.turns] if len(trace.segments) > 1 else []
-    context = f", segment{'s' * (len(held) > 1)} {', '.join(map(str, held))}" if held else ""
-    title = f"turn {number}, {turn.role}{context}{f', error: {kinds}' if sites else ''}"
-    views = [turn_html(turn, longest), *(site_html(trace, site, hints, longest) for site in sites)]
-    mark = "bad" if sites else "mine" if turn.role == "assistant" else ""
-    return Tab(f"{number} {_SIGNS[turn.role]}{' ⚠' if sites else ''}", render("titled", title=title, views=views), title, mark)
-
-# %% ../../nbs/report/05_trace.ipynb #df0bdfab
 def trace_html(
     trace: Trace,
     hints: CompositeHintGenerator | None = None,  # None: templates and raw errors
     chosen: int | None = None,  # position of a turn; None: the first that caused an error
 ) -> Html:
     "A trace to step through. Raises `InputProblem` where it has no turn."
-    hints, sites = hints or default_composite(), find_error_sites(trace)
-    if chosen is None:
-        chosen = min((site.turn for site in sites), default=0)
+    hints, sites, choices = hints or default_composite(), find_error_sites(trace), []
     longest = max(100, min(LONGEST, WHOLE // (3 * len(trace.turns) + 3 * len(sites) or 1)))
-    turns = [_tab(trace, i, [site for site in sites if site.turn == i], hints, longest) for i in range(len(trace.turns))]
-    return render("trace", trace=trace, sites=len(sites), turns=tabs(turns, f"turns of {trace.trace_id}", chosen))
+    for number, turn in enumerate(trace.turns):
+        mine = [site for site in sites if site.turn == number]
+        held = [n for n, segment in enumerate(trace.segments, 1) if number in segment.turns] if len(trace.segments) > 1 else []
+        context = f", segment{'s' * (len(held) > 1)} {', '.join(map(str, held))}" if held else ""
+        title = f"turn {number}, {turn.role}{context}" + (f", error: {', '.join(site.kind for site in mine)}" if mine else "")
+        views = [turn_html(turn, longest), *(site_html(trace, site, hints, longest) for site in mine)]
+        choices.append(Tab(f"{number} {_SIGNS[turn.role]}{' ⚠' if mine else ''}", render("titled", title=title, views=views), title,
+                           "bad" if mine else "mine" if turn.role == "assistant" else ""))
+    first = min((site.turn for site in sites), default=0)
+    return render("trace", trace=trace, sites=len(sites), turns=tabs(choices, f"turns of {trace.trace_id}", first if chosen is None else chosen))

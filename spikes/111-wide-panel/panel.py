@@ -18,7 +18,6 @@ import torch
 from composer_replication.envs.toy.env import WorldEnv, world_rows
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
 from composer_replication.envs.toy.teams import TeamEnv, team_hints
-from composer_replication.experiments.gate import hinted_turns, right_actions, shared_turns
 from composer_replication.experiments.setting import Setting
 from composer_replication.rollout.loop import collect
 from composer_replication.rollout.policies import TransformersPolicy
@@ -26,6 +25,7 @@ from composer_replication.rollout.types import RolloutConfig
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent))
+from hint_gate import hinted_turns, right_actions, shared_turns  # noqa: E402
 from tuned_arms import SEEDS, area, played  # noqa: E402
 
 # A2 of spike 106, and one thing changed in every other arm.

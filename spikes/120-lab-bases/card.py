@@ -1,7 +1,9 @@
 "An agent's held-out pass rate alone and with hints, and how a hint moves its next action: with intervals."
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,12 +13,14 @@ from composer_replication.core.tools import ToolResult
 from composer_replication.core.trace import HintContext, ToolCall, Trace, Turn
 from composer_replication.envs.toy.env import SYSTEM, WorldEnv, world_rows
 from composer_replication.envs.toy.hints import world_hints
-from composer_replication.experiments.gate import HintedTurn, hinted_turns, right_actions
 from composer_replication.experiments.statistics import Interval, bootstrap_mean
 from composer_replication.rollout.loop import collect
 from composer_replication.rollout.policies import TransformersPolicy
 from composer_replication.rollout.types import RolloutConfig
 from composer_replication.traces.error_sites import find_error_sites
+
+sys.path.append(str(Path(__file__).parents[1]))
+from hint_gate import HintedTurn, hinted_turns, right_actions
 
 
 class RemindedEnv(WorldEnv):

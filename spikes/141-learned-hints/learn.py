@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,6 @@ from composer_replication.envs.toy.env import world_rows
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
 from composer_replication.envs.toy.teams import REJECTED, TEAMS, TeamEnv, team_fact, team_hints, team_of
 from composer_replication.experiments.evaluate import episode_limits
-from composer_replication.experiments.gate import hinted_turns, right_actions, shared_turns
 from composer_replication.experiments.hint_score import repairs
 from composer_replication.hints.layers import default_composite
 from composer_replication.hints.learned_layer import LearnedHintGenerator, writer_prompt
@@ -33,6 +33,9 @@ from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.export import write_traces
 from composer_replication.traces.read import read_traces
 from composer_replication.tree.template import probe_template
+
+sys.path.append(str(Path(__file__).parents[1]))
+from hint_gate import hinted_turns, right_actions, shared_turns
 
 RUNS = Path(__file__).parent / "runs"
 SEEDS, TUNING = tuple(range(10)), 100

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import world
+from three_loops import Script, play_ours, played_trace
 
 from composer_replication.contrib.verifiers import tasks as verifiers
 from composer_replication.contrib.verifiers.play import play_verifiers, serving_scripts
@@ -14,7 +15,6 @@ from composer_replication.core.tools import ToolResult
 from composer_replication.core.trace import TraceProblem
 from composer_replication.envs.sql.env import SqlEnv
 from composer_replication.envs.sql.tasks import sql_rows, task_of
-from composer_replication.experiments.loops import Script, play_ours, played_trace
 from composer_replication.traces.formats.base import read_record
 from composer_replication.traces.read import read_traces
 

@@ -61,7 +61,7 @@ def told(folder):
 
 AGAIN = [1, 1, 2, 3]
 STEPS = {"playing step 3": [1, 2, 3], "loss of step 2": AGAIN, "second measurement": AGAIN, "saving": [1, 2, 1, 2, 3],
-         "checksums": [1, 2, 3], "marker": [1, 2, 1, 2, 3], "result": [1, 2, 3]}  # what a checkpoint holds is not computed again
+         "marker": [1, 2, 1, 2, 3], "result": [1, 2, 3]}  # what a checkpoint holds is not computed again
 
 
 def test_a_run_killed_at_a_moment_ends_where_it_would_have_ended(killed):
@@ -95,20 +95,9 @@ def damaged(killed, tmp_path, name, change):
     return folder
 
 
-def flipped(data):
-    "The same bytes but for one bit in the middle."
-    middle = len(data) // 2
-    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1:]
-
-
-SHORT = {name: lambda data: data[:20] for name in ("result.json", "setting.json", "checksums.json")}
-WRONG = {f"checkpoint-3/{name}": flipped for name in ("model.safetensors", "optimizer.pt", "trainer_state.json",
-                                                      "teacher/teacher.safetensors")}
-
-
-@pytest.mark.parametrize(("name", "change"), (SHORT | WRONG).items())
-def test_a_damaged_file_is_named_in_one_sentence(killed, tmp_path, name, change):
-    folder = damaged(killed, tmp_path, name, change)
+@pytest.mark.parametrize("name", ["result.json", "setting.json"])
+def test_a_damaged_file_is_named_in_one_sentence(killed, tmp_path, name):
+    folder = damaged(killed, tmp_path, name, lambda data: data[:20])
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     with pytest.raises(ValueError, match=name.replace(".", r"\.")) as problem:
         run_arm(BOTH, 5, folder, components=COMPONENTS)
@@ -263,13 +252,6 @@ def test_two_steps_on_each_generation(tmp_path):
     result = run_arm(replace(SMALL, steps=3, iterations=2, alpha_sdpo=1.0), 0, tmp_path, components=COMPONENTS)
     assert [p["generations"] for p in result["curve"]] == [0, 2, 2, 4]
     assert [step["reward"] is None for step in result["steps"]] == [False, True, False] and result["steps"][1]["tokens"] == 0
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_absent_is_said_before_anything_is_made(tmp_path):
-    with pytest.raises(ValueError, match="use 'cpu'"):
-        run_arm(SMALL, 0, tmp_path / "run", device="cuda", components=COMPONENTS)
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("scene", ["all", pytest.param("two", marks=pytest.mark.slow)])

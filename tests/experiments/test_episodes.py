@@ -221,8 +221,6 @@ def test_damage_in_a_runs_folder_is_one_sentence(finished, tmp_path):
         return said
 
     weights.write_bytes(whole[:200] + b"\xff" + whole[201:])
-    assert "checkpoint-2/model.safetensors is not as it was written" in sentence()
-    (run / "checksums.json").unlink()
     assert "cannot be read as a model" in sentence()
     weights.write_bytes(whole[:-1])
     assert "holds no finished run with its checkpoint-2" in sentence()

@@ -1,23 +1,13 @@
 """The gate: each clause can fail alone; its gradient against finite differences; its actions against the environment."""
 import pytest
 import torch
+from hint_gate import BOUND, CONTROLS, GateRow, HintedTurn, gate, gate_problems, sdpo_gradient, shared_turns, works
 
 from composer_replication.core.errors import InputProblem
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.envs.toy.env import world_rows
 from composer_replication.envs.toy.model import build_model, embedded_model, embedded_tokenizer
 from composer_replication.envs.toy.teams import TEAMS, TeamEnv, shuffled, team_fact, team_of
-from composer_replication.experiments.gate import (
-    BOUND,
-    CONTROLS,
-    GateRow,
-    HintedTurn,
-    gate,
-    gate_problems,
-    sdpo_gradient,
-    shared_turns,
-    works,
-)
 from composer_replication.experiments.statistics import Interval
 from composer_replication.rollout.tool_call_parser import ParsedTurn
 
@@ -37,7 +27,6 @@ def test_an_agent_at_the_bounds_passes():
 def test_each_clause_fails_alone(missed, said):
     problem, = gate_problems(rows(**missed))
     assert said in problem
-
 
 
 def test_a_control_that_holds_the_answer_bounds_nothing():
@@ -64,19 +53,11 @@ def test_the_gradient_is_that_of_the_distance(beta):
             total += (p.exp() * (p - q)).sum(-1).mean().item() / len(turns)
         return total
 
-    gradient, places = sdpo_gradient(model, turns, beta), [p for p in model.parameters()]
+    gradient, places = sdpo_gradient(model, turns, beta), list(model.parameters())
     direction = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-    def moved(step):
-        at = 0
-        with torch.no_grad():
-            for p in places:
-                p += step * direction[at:at + p.numel()].view(p.shape)
-                at += p.numel()
-
-    values = []
-    for step in (1e-5, -2e-5):
-        moved(step)
+    start, values = torch.nn.utils.parameters_to_vector(places).detach(), []
+    for step in (1e-5, -1e-5):
+        torch.nn.utils.vector_to_parameters(start + step * direction, places)
         values.append(distance())
     assert (values[0] - values[1]) / 2e-5 == pytest.approx((gradient @ direction).item(), rel=2e-3)
 

@@ -30,48 +30,21 @@ from composer_replication.experiments.ladder import (
 from composer_replication.experiments.setting import Measurement, Preparation, RunResult, Setting, TrainingStep
 from composer_replication.experiments.statistics import Interval, generations_to_reach
 from composer_replication.report.html import PALETTE
-from composer_replication.report.ladder import ladder_json, ladder_page, result_table
+from composer_replication.report.ladder import cost_table, ladder_json, ladder_page, result_table
 
 LIGHT = '''
 """An arm without torch: made-up numbers, kept after each step, one step in a while."""
 import json, os, random, time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, field, make_dataclass
 
-@dataclass(frozen=True)
-class Setting:
-    habit: str = "strong"
-    turns: int = 8
-    hints: str = "template"
-    alpha_sdpo: float = 0.0
-    beta_replay: float = 0.0
-    teachers: str = "good"
-    steps: int = 4
-    learning_rate: float = 5e-4
-    held_out: int = 40
-    held_out_split: str = "test"
-    held_out_series: str = "held-out"
-    measure_every: int = 2
-    teacher: str = "ema"
-    target_turns: str = "error"
-    hint_placement: str = "target"
-    importance_clip: float = 2.0
-    replay_dpo_beta: float = 0.1
-    sdpo_beta: float = 1.0
-    sdpo_steps: int = None
-    policy_start: int = 0
-    all_fail: str = "policy"
-
-@dataclass(frozen=True)
-class RunResult:
-    setting: dict
-    seed: int
-    task_ids: list
-    curve: list
-    steps: list
-    preparation: dict
-    versions: dict
-    hardware: dict
-    seconds: float
+DEFAULTS = dict(
+    habit="strong", turns=8, hints="template", alpha_sdpo=0.0, beta_replay=0.0, teachers="good", steps=4, learning_rate=5e-4,
+    held_out=40, held_out_split="test", held_out_series="held-out", measure_every=2, teacher="ema", target_turns="error",
+    hint_placement="target", importance_clip=2.0, replay_dpo_beta=0.1, sdpo_beta=1.0, sdpo_steps=None, policy_start=0,
+    all_fail="policy")
+Setting = make_dataclass("Setting", [(name, object, field(default=value)) for name, value in DEFAULTS.items()], frozen=True)
+RunResult = make_dataclass(
+    "RunResult", "setting seed task_ids curve steps preparation versions hardware seconds".split(), frozen=True)
 
 def point(setting, seed, step):
     rate = 0.1 + 0.1 * step * (1 + setting.alpha_sdpo)
@@ -159,6 +132,9 @@ def test_the_command_prints_a_table_and_writes_a_page(light):
     assert [line.split()[0] for line in said.splitlines() if re.match(r" A\d", line)] == ["A0", "A1", "A2"] * 2
     assert "A2 (+ SDPO) passes" in said and "over problems only, of one seed" in said and "3 runs computed" in said
     assert len(re.findall(r"A\d, seed 0: [\d.]+ % of 40 held-out tasks pass", complained)) == 3 and "\x1b" not in complained
+    code, said, complained = command(light, "--json", "--arms", "A1", "--out", "other", FAULT="unscored")
+    row, = json.loads(said)["rows"]
+    assert row["unscored"] == row["passed"]["unscored"] == 3 and "A1: 3 held-out episodes are unscored" in complained
     page = (light / "here" / "report.html").read_text()
     assert page.startswith("<!doctype html>") and page.count("<script") == 1
     assert not re.search(r"(src|href)=.http|url\((?!#)", page)  # nothing is fetched from anywhere
@@ -202,13 +178,6 @@ def test_arms_that_fail_are_named_and_the_others_shown(light):
     assert code == 0 and json.loads(said)["computed"] == 2
 
 
-def test_unscored_episodes_are_counted_and_said(light):
-    code, said, complained = command(light, "--json", "--arms", "A1", FAULT="unscored")
-    row, = json.loads(said)["rows"]
-    assert code == 0 and row["unscored"] == row["passed"]["unscored"] == 3
-    assert "A1: 3 held-out episodes are unscored" in complained
-
-
 def test_the_demo_is_the_quick_ladder_and_says_what_comes_next(light):
     code, said, complained = command(light, "--json", name="demo")
     assert code == 0 and json.loads(said)["seeds"] == [0] and json.loads(said)["arms"] == list(ARMS)
@@ -246,15 +215,6 @@ def test_mistakes_are_one_sentence_and_nothing_is_computed(arguments, said, caps
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_progress_is_told_for_each_run(light):
-    told = []
-    run = ladder("quick", arms=("A1", "A2", "A1"), out=light / "out", workers=2, tell=told.append, arm="light_arm")
-    assert run.arms == ("A1", "A2") and run.computed == 2
-    for arm in run.arms:
-        mine = [e["event"] for e in told if e["arm"] == arm]
-        assert mine == ["started", *["progress"] * 4, "ended", "result"]
-
-
 def test_a_run_that_ended_as_ctrl_c_came_is_shown_too(light):
     def tell(event):
         if event["event"] == "ended":
@@ -262,6 +222,11 @@ def test_a_run_that_ended_as_ctrl_c_came_is_shown_too(light):
 
     run = ladder("quick", arms=("A0", "A1"), out=light / "out", workers=1, tell=tell, arm="light_arm")
     assert run.interrupted and run.results["A0"] == {} and list(run.results["A1"]) == [0] and run.computed == 0
+    told = []
+    run = ladder("quick", arms=("A1", "A2", "A1"), out=light / "again", workers=2, tell=told.append, arm="light_arm")
+    assert run.arms == ("A1", "A2") and run.computed == 2
+    for arm in run.arms:
+        assert [e["event"] for e in told if e["arm"] == arm] == ["started", *["progress"] * 4, "ended", "result"]
 
 
 # Arms
@@ -403,7 +368,7 @@ def test_the_tables_fit_a_terminal():
     from rich.console import Console
     run = whole_ladder()
     console = Console(width=80, color_system=None, force_terminal=False, file=Path(os.devnull).open("w"), record=True)
-    for part in (result_table(ladder_rows(run)),):
-        console.print(part)
+    for made in (result_table, cost_table):
+        console.print(made(ladder_rows(run)))
     text = console.export_text()
     assert "…" not in text and max(map(len, text.splitlines())) <= 80

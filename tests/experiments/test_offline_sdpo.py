@@ -14,7 +14,7 @@ from composer_replication.tree.template import probe_template
 
 sys.path.append(str(Path(__file__).parents[2] / "spikes" / "009-offline-sdpo"))
 import offline
-from offline import Lab, Run, State
+from offline import Lab, Run
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +71,6 @@ def test_a_task_that_was_drawn_before_is_in_no_test(toy, states):
     used = {s.task for s in states if s.split == "test"}
     again = offline.make_states(*toy, probe_template(embedded_tokenizer()), lambda cases: used)
     assert not used & {s.task for s in again if s.split.endswith("test")}
-
-
-def test_a_state_is_read_back_as_it_was(states):
-    chat = probe_template(embedded_tokenizer())
-    for state in states[:3]:
-        again = State.from_row(offline.orjson.loads(offline.orjson.dumps(state.to_row())))
-        assert again.tree(chat) == state.tree(chat) and again.pair == state.pair and again.hints == state.hints
 
 
 def test_a_hint_never_shows_what_comes_after_the_failed_turn(states):
@@ -170,20 +163,6 @@ def test_all_arms_of_a_seed_have_the_same_states(lab):
     assert len({frozenset(n for step in lab.drawn(seed) for n in step) for seed in range(5)}) > 1
 
 
-def test_a_rate_is_tuned_before_it_is_used_and_no_run_is_planned_twice():
-    runs = offline.plan()
-    assert len({run.key for run in runs}) == len(runs)
-    for i, run in enumerate(runs):
-        if run.factor is None and run.arm != "no update":
-            before = {r.factor for r in runs[:i] if (r.arm, r.divergence, r.seed) == (run.arm, run.divergence, offline.TUNING)}
-            assert before == set(offline.FACTORS)
-    finals = [r for r in runs if r.seed in offline.SEEDS and r.arm != "no update"]
-    assert [(r.arm, r.divergence, r.seed) for r in finals[:3]] == [(a, "forward", 0) for a in ("own", "exact", "neutral")]
-    arms = {(r.arm, r.divergence) for r in finals}
-    assert len(arms) == 7 * 3 + 3 + 2 + 1  # references; the top 20 of two arms; hints without the wrong name
-    assert all(sum((r.arm, r.divergence, r.acted) == (*arm, False) for r in finals) == len(offline.SEEDS) for arm in arms)
-
-
 def test_the_rate_with_the_largest_contrast_that_keeps_sound_turns_is_taken():
     def row(factor, gain, rise, arm="own", divergence="forward"):
         return {"arm": arm, "divergence": divergence, "seed": offline.TUNING, "factor": factor, "repaired": [gain, gain],
@@ -193,31 +172,6 @@ def test_the_rate_with_the_largest_contrast_that_keeps_sound_turns_is_taken():
     assert offline.tuned([base, row(1, 0.1, 0.2), row(3, 0.3, 0.3), row(10, 0.9, 0.05)], "own", "forward") == 10
     assert offline.sound_rise(row(1, 0, 0) | {"sound": [1.1, 2]}, base) == pytest.approx((3 * 0.1 + 1 * 1) / 4)
     assert offline.contrast(row(1, 0.5, 0) | {"failed": [0.1, 0.3]}, base) == pytest.approx(0.3)
-
-
-def test_a_run_that_is_there_is_not_done_again(lab, tmp_path):
-    path, told = tmp_path / "runs.jsonl.gz", []
-    tries = [Run("own", "forward", offline.TUNING, factor) for factor in offline.FACTORS]
-    runs = [Run("no update", "", offline.TUNING), *tries, Run("own", "forward", 0)]
-    tell = lambda words, **_: told.append(words)
-    offline.go_on(lab, path, runs=runs[:3], tell=tell)
-    rows = offline.go_on(lab, path, runs=runs, tell=tell)
-    assert len(told) == len(rows) == 5 and offline.read_rows(path) == rows
-    assert offline.go_on(lab, path, runs=runs, tell=tell) == rows and len(told) == 5
-    assert rows[-1]["factor"] == offline.tuned(rows, "own", "forward") and rows[-1]["asked"] is None
-    assert offline.go_on(lab, tmp_path / "none.jsonl.gz", minutes=-1, runs=runs) == []
-
-
-def test_the_models_own_action_is_trained_at_token_by_token(lab, tmp_path):
-    tries = [Run("own", "forward", offline.TUNING, factor) for factor in offline.FACTORS]
-    runs = [Run("no update", "", offline.TUNING), *tries, Run("own", "forward", 0, acted=True)]
-    row = offline.go_on(lab, tmp_path / "runs.jsonl.gz", runs=runs, tell=lambda *words, **_: None)[-1]
-    acted = offline.read_acted(tmp_path / "acted.jsonl.gz")
-    assert acted and acted == lab.acted
-    number = min(acted)
-    assert lab.batch([number], "own", acted=True).sdpo_labels.tolist() == list(acted[number].token_ids)
-    assert row["acted"] and len(row["losses"]) == -(-min(6, len(acted)) // offline.BATCH)
-    assert offline.act(lab, width=1) == acted  # batching changes nothing
 
 
 @pytest.mark.parametrize("hint, failed, bare", [
@@ -232,25 +186,3 @@ def test_an_unnamed_hint_lacks_the_wrong_name_alone(hint, failed, bare, states):
     turns[state.turn] = replace(turns[state.turn], content=failed, tool_calls=())
     asked = replace(state, trace=replace(state.trace, turns=tuple(turns)), hints=state.hints | {"own": hint})
     assert asked.hint("unnamed") == bare and asked.hint("own") == hint
-
-
-def test_processes_share_the_runs_and_lose_none(states, tmp_path, monkeypatch):
-    model, few = tmp_path / "model", [s for s in states if s.split in ("train", "dev", "test", "sound dev", "sound test")]
-    embedded_model().save_pretrained(model)
-    embedded_tokenizer().save_pretrained(model)
-    offline.write_jsonl(tmp_path / "states.jsonl.gz", (state.to_row() for state in few))
-    base = [Run("no update", "", offline.TUNING), Run("no update", "", 0)]
-    more = [run for arm in ("own", "neutral") for run in (Run(arm, "forward", offline.TUNING, 1), Run(arm, "forward", 0))]
-    acted = [Run("own", "forward", 0, acted=True)]
-    monkeypatch.setattr(offline, "plan", lambda: base + more + acted)
-    lab = offline.load(str(model), tmp_path)
-    apart = offline.go_on(lab, tmp_path / "apart.jsonl.gz", runs=base + more, tell=lambda *_, **__: None)
-    assert list(map(len, offline.shares(base + more + acted).values())) == [2, 2, 2, 1]
-    offline.write_jsonl(tmp_path / "runs-killed.jsonl.gz", apart[:1])  # of a call that was killed
-    offline.go_on_together(str(model), tmp_path, 2, float("inf"))
-    found = {offline.key_of(row): row for row in offline.read_rows(tmp_path / "runs.jsonl.gz")}
-    assert found.keys() == {run.key for run in base + more + acted} and not list(tmp_path.glob("runs-*"))
-    assert found[base[0].key] == apart[0]  # not run again
-    for row in apart:  # the same figures as one process has
-        assert found[offline.key_of(row)]["repaired"] == pytest.approx(row["repaired"], abs=1e-5)
-        assert found[offline.key_of(row)]["device"] == "cpu"

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from composer_replication.core.errors import InputProblem
 from composer_replication.experiments import schedule
-from composer_replication.experiments.schedule import Job, ScheduleProblem, read_result, run_all, run_jobs
+from composer_replication.experiments.schedule import Job, read_result, run_all, run_jobs
 
 ARM = '''
 import json, os, sys, time
@@ -161,8 +162,10 @@ def test_children_die_with_their_parent_and_their_work_is_gone_on_with(arm, tmp_
 
 
 def test_a_killed_child_is_reported_and_gone_on_with(arm, tmp_path):
-    jobs = [Job(arm.Setting(4, fault="kill"), 0), Job(arm.Setting(2), 1)]
-    found = {o.job.seed: o for o in run_jobs(jobs, tmp_path / "out", arm="slow_arm")}
+    jobs, blocked = [Job(arm.Setting(4, fault="kill"), 0), Job(arm.Setting(2), 1)], Job(arm.Setting(1), 2)
+    (tmp_path / "out" / blocked.name / "result.json").mkdir(parents=True)  # a folder in the place of the result
+    found = {o.job.seed: o for o in run_jobs([*jobs, blocked], tmp_path / "out", arm="slow_arm")}
+    assert "is no result of a run" in found[2].problem
     assert "signal 9" in found[0].problem and jobs[0].name in found[0].problem and found[0].problem.count("\n") == 0
     assert found[1].problem is None and found[1].result.curve == expected(jobs[1])
     assert [r.curve for r in run_all(jobs, tmp_path / "out", arm="slow_arm")] == [expected(job) for job in jobs]
@@ -179,7 +182,7 @@ def test_a_failing_job_is_one_sentence_and_the_others_go_on(arm, tmp_path, fault
     log = tmp_path / "out" / f"{jobs[0].name}.log"
     assert str(log) in found[0].problem and "noise" in log.read_text()
     assert found[0].result is None and found[1].result.curve == expected(jobs[1])
-    with pytest.raises(ScheduleProblem, match="1 of 2 jobs have no result"):
+    with pytest.raises(InputProblem, match="1 of 2 jobs have no result"):
         run_all(jobs, tmp_path / "out", arm="slow_arm")
 
 
@@ -194,19 +197,23 @@ def test_a_setting_that_the_child_refuses_is_one_sentence(arm, tmp_path, monkeyp
 def test_silence_has_a_limit(arm, tmp_path):
     jobs = [Job(arm.Setting(2, fault="silent"), 0), Job(arm.Setting(8, 1.0), 1)]
     found = {o.job.seed: o for o in run_jobs(jobs, tmp_path / "out", silence=5.0, arm="slow_arm")}
-    assert "said nothing for 5 s" in found[0].problem and found[1].problem is None
+    assert "reported nothing for 5 s" in found[0].problem and found[1].problem is None
     assert not alive(int((tmp_path / "out" / jobs[0].name / "pid").read_text()))
 
 
-def test_no_more_children_than_workers_and_one_thread_each(arm, tmp_path):
-    jobs, running, most = [Job(arm.Setting(2, 0.2), seed) for seed in range(5)], set(), []
+def test_no_more_children_than_workers_and_one_thread_each_and_events_are_plain(arm, tmp_path):
+    jobs, running, most, told = [Job(arm.Setting(2, 0.2), seed) for seed in range(5)], set(), [], []
 
     def tell(event):
         (running.add if event["event"] == "started" else running.discard if event["event"] == "ended" else str)(event["job"])
         most.append(len(running))
+        told.append(event)
 
     run_all(jobs + jobs[:2], tmp_path / "out", workers=2, device="cpu", tell=tell, arm="slow_arm")
-    assert max(most) == 2
+    assert max(most) == 2 and json.dumps(told)
+    of_one = [e for e in told if e["job"] == jobs[0].name]
+    assert [e["event"] for e in of_one] == ["started", "progress", "progress", "ended"]
+    assert of_one[1]["progress"] == {"step": 0, "path": "x"}
     made = [s for job in jobs for s in starts(tmp_path / "out", job)]
     assert len(made) == 10 and {s[3] for s in made} == {"1"} and len({s[0] for s in made}) == 5
 
@@ -277,23 +284,9 @@ def test_damaged_results_are_one_sentence_and_stay(whole, data):
                                          content.replace(b'"steps": 3', b'"steps": 4')])
                         | st.binary(max_size=60))
     (folder / "result.json").write_bytes(damaged)
-    with pytest.raises(ScheduleProblem) as said:
+    with pytest.raises(InputProblem) as said:
         read_result(folder, job, "steady_arm")
     assert "result.json" in str(said.value) and "\n" not in str(said.value) and "move it elsewhere" in str(said.value)
     assert (folder / "result.json").read_bytes() == damaged
     (folder / "result.json").write_bytes(content)
     assert read_result(folder, job, "steady_arm").curve == expected(job)
-
-
-def test_a_folder_in_the_place_of_the_result_is_a_problem_of_that_job_alone(arm, tmp_path):
-    jobs = [Job(arm.Setting(1), seed) for seed in (0, 1)]
-    (tmp_path / "out" / jobs[0].name / "result.json").mkdir(parents=True)
-    found = {o.job.seed: o for o in run_jobs(jobs, tmp_path / "out", arm="slow_arm")}
-    assert "is no result of a run" in found[0].problem and found[1].result.curve == expected(jobs[1])
-
-
-def test_events_are_plain(arm, tmp_path):
-    told = []
-    run_all([Job(arm.Setting(2), 5)], tmp_path / "out", tell=told.append, arm="slow_arm")
-    assert [e["event"] for e in told] == ["started", "progress", "progress", "ended"]
-    assert told[1]["progress"] == {"step": 0, "path": "x"} and json.dumps(told)

@@ -112,17 +112,6 @@ def test_properties(b, data):
     assert there.sign == (1 if there.low > 0 else -1 if there.high < 0 else 0)
 
 
-@pytest.mark.parametrize("value, difference, low, high", [
-    (0, False, 0, 0.0377), (1, False, 0.9623, 1), (0, True, -0.0377, 0.0377), (1, True, 0.9246, 1), (-1, True, -1, -0.9246)])
-def test_what_was_never_seen_is_not_impossible(value, difference, low, high):
-    cells = np.full((5, 96), float(value))
-    found = paired_bootstrap(cells, np.zeros_like(cells)) if difference else bootstrap_mean(cells)
-    assert found.estimate == value and (found.low, found.high) == pytest.approx((low, high), abs=1e-4)
-    assert sum(found.low <= v <= found.high for v in (0, 1, -1)) == 1
-    if (value, difference) == (0, False):
-        assert (1 - found.high) ** 96 == pytest.approx(0.025)  # so rare would none of 96 be at that rate
-
-
 @pytest.mark.parametrize("value, least", [(0.25, 0), (0.5, 0), (0, 0), (1, 0), (-0.5, -1), (0, -1), (1, -1)])
 def test_cells_that_are_all_equal_may_hide_the_worst_that_is_as_rare_as_none_of_n(value, least):
     cells = np.full((3, 20), float(value))
@@ -160,13 +149,9 @@ def test_bad_input_is_one_sentence(given_, said):
         with pytest.raises(ValueError, match=said) as problem:
             call()
         assert "\n" not in str(problem.value)
-
-
-def test_arms_of_different_shape_cannot_be_paired():
-    with pytest.raises(ValueError, match="same seeds and the same problems"):
-        paired_bootstrap([[0, 1]], [[0, 1, 1]])
-    with pytest.raises(ValueError, match="same seeds and the same problems"):  # numpy would have broadcast these
-        paired_bootstrap([[0, 1]], [[0, 1], [1, 1]])
+    for other in ([[0, 1, 1]], [[0, 1], [1, 1]]):  # numpy would have broadcast the second
+        with pytest.raises(ValueError, match="same seeds and the same problems"):
+            paired_bootstrap([[0, 1]], other)
 
 
 CURVE = st.lists(st.tuples(st.integers(1, 500), st.integers(0, 8)), min_size=1, max_size=8)

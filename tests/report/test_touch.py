@@ -1,7 +1,6 @@
 "Pages to touch, in a real browser by mouse and keyboard: the explorer of error sites, plots, tables."
 import json
 import math
-import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -333,18 +332,3 @@ def test_no_page_to_touch_is_wider_than_its_window(visit, explorer, plots, mode)
             page.wait_for_function("width => innerWidth === width", arg=width)
             assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert page.complaints == []
-
-
-def test_episodes_are_opened_at_an_arm_and_a_task(visit, tmp_path):
-    from composer_replication.experiments.episodes import EpisodeView, TaskView, TurnView
-    from composer_replication.report.episodes import write_episodes
-    task = TaskView("t0", "Do it.", (), ())
-    turn = (TurnView("assistant", "Done."),)
-    views = [EpisodeView(arm, attempt, one, turn, 0.0, "done") for arm in ("A1 policy only", "A2 + SDPO")
-             for one in (task, replace(task, task_id="t1")) for attempt in ("before training", "after training")]
-    path = write_episodes(views, tmp_path / "episodes.html")
-    for link, wanted in (("#arm=A2", ["A2 + SDPO", "t0", "after"]), ("#task=1", ["A1 policy only", "t1", "after"]),
-                         ("", ["A1 policy only", "t0", "before"])):
-        page = visit(path.as_uri() + link)
-        chosen = page.locator("select").evaluate_all("all => all.map(one => one.selectedOptions[0].text.split(' (')[0])")
-        assert [re.sub(" training", "", text) for text in chosen] == wanted and page.complaints == []

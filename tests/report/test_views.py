@@ -18,9 +18,12 @@ from composer_replication.envs.toy.traces import toy_traces
 from composer_replication.hints.layers import Hint, default_composite
 from composer_replication.replay.ledger import Ledger
 from composer_replication.replay.pairs import DPOPair
-from composer_replication.report import display, live
+from composer_replication.replay.teachers import TeacherCallResult, asked_turns
+from composer_replication.replay.vote import Replayed
+from composer_replication.report import live
 from composer_replication.report.display import VIEWS, html_of
-from composer_replication.report.html import fragment, page, table
+from composer_replication.report.html import page, table
+from composer_replication.report.replay import replay_body
 from composer_replication.report.tabs import Tab, tabs
 from composer_replication.report.tokens import TokenRow, token_tabs
 from composer_replication.report.trace import WHOLE, trace_html
@@ -101,7 +104,7 @@ def test_a_notebook_shows_the_view_of_an_object():
 
 def test_a_class_made_from_another_has_its_view_and_others_are_refused():
     mine = type("Mine", (Hint,), {})("Use `cat`.", "mine")
-    assert "Use `cat`." in html_of(mine)
+    assert html_of(mine).startswith("<style>") and "Use `cat`." in html_of(mine)
     with pytest.raises(TypeError, match="no view of dict"):
         html_of({})
 
@@ -206,11 +209,6 @@ def test_exploring_follows_both_controls(model):
         assert f"<b>{traces[which.value].trace_id}</b>" in view.picture.value
 
 
-def test_small_drawings_are_complete_documents_with_the_style():
-    assert display.hint_html(Hint("a & b", "raw")) in html_of(Hint("a & b", "raw"))
-    assert fragment("").startswith("<style>")
-
-
 @pytest.mark.parametrize("folder", ["/tmp", "/var/own.tmp"])
 def test_hosts_folders_are_not_shown(folder, monkeypatch):
     from composer_replication.report import exploits
@@ -236,3 +234,11 @@ def test_the_verdict_on_hints_follows_from_estimate_and_interval(own, tasks, wor
               for i, value in enumerate(values)]
     assert words in verdict(scores)
     assert "too few" in words or "too few" not in verdict(scores)
+
+
+def test_a_replay_shows_each_pair_at_its_turn():
+    trace = next(trace for trace in toy_traces() if len(asked_turns(trace)) > 2)
+    go = Turn("assistant", tool_calls=(ToolCall("go", {}),))
+    answers = tuple(tuple(TeacherCallResult(name, go) for name in "ab") for _ in asked_turns(trace))
+    shown = replay_body(Replayed(trace, tuple(asked_turns(trace)), answers))
+    assert shown.count("class=pair") == shown.count("; a pair") == len(answers) and shown.count("<details name=step open") == 1
