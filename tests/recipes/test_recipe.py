@@ -364,6 +364,9 @@ def test_costs_by_hand():
     recorded = costs(beta_replay="1", replay_pairs="embedded", replay_form="simpo")
     assert recorded["trace-replay dpo"] == round(1.2 / 4 * 4096 / (512 + 512), 3)  # one recorded trace beside four rollouts
     assert costs(num_iterations="2", teacher="live")["sdpo at error turns"] == round(0.1 / 4, 3)
+    traced, rows = dict(beta_replay="1", replay_pairs="siblings", traces="embedded", replay_form="simpo"), 4096 / (512 + 512) / 4
+    assert costs(**traced)["trace-replay dpo"] == round(0.6 * rows / 3, 3)  # channel 2 has read the traces
+    assert costs(**traced, alpha_sdpo="0")["trace-replay dpo"] == round(3.6 * rows / 3, 3)
 
 
 def test_tokens_and_sharding_by_hand():
