@@ -77,10 +77,10 @@ def pages() -> tuple[Page, ...]:
 @cache
 def generated() -> dict[str, Callable[[], str]]:
     "Pages without a file: name, and what makes it."
-    from composer_replication.cli.app import commands_markdown  # here, since `tools/readme.py` needs only the links
+    import commands  # here, since `tools/readme.py` needs only the links
 
     rooms = {f"api/{room}": about for room, about in ROOMS.items() if (NBS / room).is_dir()}
-    return {"gaps": lambda: gaps.page(at_gaps), "commands": commands_markdown,
+    return {"gaps": lambda: gaps.page(at_gaps), "commands": commands.page,
             **{name: partial(section_page, name, *about) for name, about in rooms.items()},
             "start": lambda: section_page("start", "Start", "Pages that each show one thing, with real values, in seconds."),
             "experiments": experiments_page,

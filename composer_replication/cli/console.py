@@ -4,18 +4,18 @@
 
 # %% auto #0
 __all__ = ['ENDINGS', 'WIDTH', 'out', 'err', 'CONTROLS', 'Files', 'AsJson', 'Strict', 'Tools', 'Seed', 'Model', 'ChatTemplate',
-           'Host', 'Port', 'Ending', 'console', 'printable', 'say', 'warn', 'fail', 'closed', 'emit', 'until_told',
-           'progress', 'working', 'threads_for', 'one_line', 'print_tables', 'show', 'sentence', 'plainly', 'offer',
-           'given', 'toy_note', 'load_tools', 'stream', 'check_output', 'examples', 'walk', 'command_markdown']
+           'Host', 'Port', 'Ending', 'console', 'printable', 'say', 'warn', 'fail', 'closed', 'emit', 'progress',
+           'working', 'threads_for', 'one_line', 'print_tables', 'show', 'sentence', 'plainly', 'offer', 'given',
+           'toy_note', 'load_tools', 'stream', 'check_output']
 
 # %% ../../nbs/cli/00_console.ipynb #5d4ee1b8
 import contextlib
 import functools
+import math
 import os
-import re
-import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from pathlib import Path
@@ -109,19 +109,6 @@ def emit(row: dict) -> None:
     except BrokenPipeError:
         closed()
 
-# %% ../../nbs/cli/00_console.ipynb #8ecc3c04
-def until_told(
-    announce: Callable[[], None],  # says what is served; from then on a signal ends it
-) -> None:
-    "Return at SIGTERM or Ctrl-C."
-    stop = threading.Event()
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
-    announce()
-    while not stop.wait(60):
-        pass
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
 # %% ../../nbs/cli/00_console.ipynb #289bc0a5
 def progress(
     *columns: "ProgressColumn",  # before the time; else what is being done
@@ -135,11 +122,23 @@ def progress(
 @contextlib.contextmanager
 def working(
     what: str,  # in words
-) -> Iterator[Callable[[str], None]]:
-    "Say what is being done for as long as it takes; call what it yields to say something else."
+    every: float | None = None,  # seconds: a pipe, too, gets lines, no more than one in this time
+) -> Iterator[Callable[..., None]]:
+    "Say what is being done for as long as it takes; call what it yields to say something else, with `at_once` to a pipe whatever the time."
+    lock, last = threading.Lock(), -math.inf
+
+    def tell(words: str, at_once: bool = False) -> None:
+        nonlocal last
+        bar.update(task, description=escape(words))
+        with lock:
+            due = every is not None and not err.is_terminal and (at_once or time.monotonic() - last >= every)
+            last = time.monotonic() if due else last
+        if due:
+            say(words)
+
     with progress() as bar:
-        task = bar.add_task(what)
-        yield lambda words: bar.update(task, description=words)
+        task = bar.add_task(escape(what))
+        yield tell
 
 
 @contextlib.contextmanager
@@ -336,41 +335,3 @@ def check_output(
     nearest = next(p for p in ((path, *path.parents) if not file else path.parents) if p.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise InputProblem("nothing can be written there", f"name another place with {option}", str(nearest))
-
-# %% ../../nbs/cli/00_console.ipynb #0715e239
-def examples(help: str | None) -> list[str]:
-    "The command lines that a help shows."
-    return re.findall(r"^\s*`(composer-rl [^`]+)`$", help or "", re.MULTILINE)
-
-
-def walk(command, name: str) -> Iterator[tuple[str, object]]:
-    "A Typer command and all below it, each with its whole name, in the order of the help."
-    yield name, command
-    for word, below in getattr(command, "commands", {}).items():
-        yield from walk(below, f"{name} {word}")
-
-
-def _argument_usage(argument) -> str:
-    word = argument.metavar + ("..." if argument.nargs == -1 else "")
-    return word if argument.required else f"[{word}]"
-
-
-def _option_row(option) -> str:
-    "A line of the table of arguments and options."
-    name = option.opts[0] if option.param_type_name == "option" else option.metavar
-    default = ", ".join(option.default) if isinstance(option.default, (list, tuple)) else option.default
-    shown = "required" if option.required else f"`{default}`" if isinstance(default, (int, float, str, Path)) and default is not False else ""
-    return f"| `{name}` | {shown} | {option.help.replace('|', chr(92) + '|')} |"
-
-
-def command_markdown(name: str, command) -> str:
-    "What the help of a command says, as Markdown."
-    words = command.help.split("Examples:")[0].strip()
-    if hasattr(command, "commands"):
-        return f"## {name}\n\n{words.removesuffix(ENDINGS).strip()}\n"
-    arguments = [p for p in command.params if p.param_type_name == "argument"]
-    options = [p for p in command.params if p.param_type_name == "option"]
-    usage = " ".join([name, *map(_argument_usage, arguments), "[OPTIONS]"])
-    rows = "\n".join(map(_option_row, arguments + options))
-    return (f"### {name}\n\n{words}\n\n```text\n{usage}\n```\n\n| option | default | meaning |\n|:--|:--|:--|\n{rows}\n\n"
-            "```bash\n" + "\n".join(examples(command.help)) + "\n```\n")

@@ -13,8 +13,7 @@ from typing import Annotated
 
 import typer
 
-from .console import (AsJson, Seed, check_output, emit, offer, out, plainly, print_tables, progress,
-                                              say, threads_for, warn, working)
+from .console import AsJson, Seed, check_output, emit, offer, plainly, print_tables, say, threads_for, warn, working
 from ..core.errors import InputProblem
 
 # %% ../../nbs/cli/11_eval.ipynb #6f96a053
@@ -29,23 +28,6 @@ def task_names() -> list[str]:
     return environment_names()
 
 # %% ../../nbs/cli/11_eval.ipynb #a4c0dc59
-def _held_out(folder) -> set[str]:
-    "Ids of the tasks that a run never trained on. Raises `InputProblem` where it held none out."
-    for file in () if folder is None else (folder / "split.json", folder.parent / "split.json"):
-        if file.is_file() and (names := json.loads(file.read_text())["held_out"]):
-            return set(names)
-    raise InputProblem("this run held no tasks out", "name a file of other tasks, without --held-out", str(folder))
-
-
-def _warn_of_trained(rows, folder) -> None:
-    "One sentence where tasks to be played were trained on."
-    from composer_replication.recipes.checkpoint import read_record
-    trained = set(read_record(folder).get("trained_on") or ())
-    both = [row["task_id"] for row in rows if row["task_id"] in trained]
-    if both:
-        warn(f"{len(both)} of the {len(rows)} tasks were trained on, for example {both[0]}; the result does not speak for other tasks")
-
-
 def _play(name, template, tasks, samples, limits, keep: Path, outdated: Sequence[Path] = ()):
     """Load a model, play, keep the traces after each part. Returns the rollouts and the chat template that was used.
 
@@ -55,15 +37,14 @@ def _play(name, template, tasks, samples, limits, keep: Path, outdated: Sequence
     from composer_replication.rollout.policies import TransformersPolicy
     from composer_replication.traces.export import write_traces
     total = len(tasks.rows) * samples
-    with threads_for(name), progress() as bar:
-        at = bar.add_task(f"loading {name}")
+    with threads_for(name), working(f"loading {name}") as say_what:
         loaded = load_checkpoint(name, template)
 
         def each(played):
             for old in outdated:
                 old.unlink(missing_ok=True)
             write_traces([r.trace for r in played], keep)
-            bar.update(at, description=f"{name}: {len(played)} of {total} episodes")
+            say_what(f"{name}: {len(played)} of {total} episodes")
 
         played = play_samples(TransformersPolicy(loaded.model, loaded.tokenizer, name), tasks, samples, limits, each)
     return played, loaded.tokenizer.chat_template
@@ -79,38 +60,6 @@ def _lent(base: str, used: str) -> str | None:
     except TemplateProblem:
         return used
     return None if own.tooled and own.tooled.tools else used
-
-# %% ../../nbs/cli/11_eval.ipynb #63807667
-def _opened(folder, template, task, tasks, most, seed, held_out):
-    "The text of the chat template that was named, and the tasks."
-    with working("opening the tasks"):
-        from composer_replication.experiments.pass_at_k import eval_tasks
-        from composer_replication.recipes.models import chat_template
-        written, chosen = template and chat_template(template), eval_tasks(task, tasks, most, seed, _held_out(folder) if held_out else None)
-    _warn_of_trained(chosen.rows, folder)
-    return written, chosen
-
-
-def _compare(checkpoint, against, tasks, samples, k, limits, template, output: Path):
-    "Play both, one after the other. Returns the evaluation and where the traces are."
-    from composer_replication.experiments.pass_at_k import Evaluation
-    kept = {"traces": output / "traces.jsonl.gz"} | ({"base_traces": output / "base-traces.jsonl.gz"} if against else {})
-    outdated = output / "result.json", output / "base-traces.jsonl.gz"
-    mine, used = _play(checkpoint, template, tasks, samples, limits, kept["traces"], outdated)
-    base = against and (against, _play(against, template or _lent(against, used), tasks, samples, limits, kept["base_traces"])[0])
-    return Evaluation.of(checkpoint, mine, tasks.name, k, base, limits.seed), kept
-
-
-def _show_result(result, kept, tasks: Path | None, seed: int, output: Path, as_json: bool) -> None:
-    "Keep the result with what made it; print the table, or one JSON line."
-    from composer_replication.core.files import write_json
-    from composer_replication.core.provenance import provenance
-    from composer_replication.report.evaluation import evaluation_json, evaluation_table
-    made = provenance([tasks] if tasks and tasks.is_file() else [], model=result.model, base=result.base, seed=seed)
-    row = evaluation_json(result) | {name: str(path) for name, path in kept.items()} | {"made": made}
-    write_json(output / "result.json", row)
-    emit(row) if as_json else print_tables(evaluation_table(result))
-    say(f"Traces: {', '.join(map(str, kept.values()))}")
 
 # %% ../../nbs/cli/11_eval.ipynb #6204bbd0
 @plainly
@@ -141,13 +90,37 @@ def evaluate(
 
     `composer-rl eval out/mine/checkpoint-200 --task deletion --tasks tasks.jsonl --held-out --against Qwen/Qwen2.5-Coder-7B-Instruct --samples 4`
     """
+    from composer_replication.core.files import write_json
+    from composer_replication.core.provenance import provenance
     from composer_replication.recipes.find_model import find_model
     check_output(output, file=False)
     if k is not None and k > samples:
         raise InputProblem(f"pass@{k} cannot be told from {samples} samples of a task", "raise --samples")
-    with working("loading PyTorch"):
+    with working("loading PyTorch") as say_what:
         folder, _ = find_model(checkpoint), against and find_model(against)
+        from composer_replication.experiments.pass_at_k import Evaluation, eval_tasks
+        from composer_replication.recipes.checkpoint import read_record
+        from composer_replication.recipes.models import chat_template
+        from composer_replication.report.evaluation import evaluation_json, evaluation_table
         from composer_replication.rollout.types import RolloutConfig
-    written, chosen = _opened(folder, template, task, tasks, most, seed, held_out)
+        say_what("opening the tasks")
+        written, aside = template and chat_template(template), None
+        if held_out:
+            splits = (file for file in (folder / "split.json", folder.parent / "split.json") if file.is_file()) if folder else ()
+            aside = next((set(names) for file in splits if (names := json.loads(file.read_text())["held_out"])), None)
+            if not aside:
+                raise InputProblem("this run held no tasks out", "name a file of other tasks, without --held-out", str(folder))
+        chosen = eval_tasks(task, tasks, most, seed, aside)
+    trained = set(read_record(folder).get("trained_on") or ())
+    if both := [row["task_id"] for row in chosen.rows if row["task_id"] in trained]:
+        warn(f"{len(both)} of the {len(chosen.rows)} tasks were trained on, for example {both[0]}; the result does not speak for other tasks")
     limits = RolloutConfig(max_turns=turns, max_tokens=tokens, temperature=temperature, seed=seed)
-    _show_result(*_compare(checkpoint, against, chosen, samples, k, limits, written, output), tasks, seed, output, as_json)
+    kept = {"traces": output / "traces.jsonl.gz"} | ({"base_traces": output / "base-traces.jsonl.gz"} if against else {})
+    mine, used = _play(checkpoint, written, chosen, samples, limits, kept["traces"], (output / "result.json", output / "base-traces.jsonl.gz"))
+    base = against and (against, _play(against, written or _lent(against, used), chosen, samples, limits, kept["base_traces"])[0])
+    result = Evaluation.of(checkpoint, mine, chosen.name, k, base, seed)
+    made = provenance([tasks] if tasks and tasks.is_file() else [], model=result.model, base=result.base, seed=seed)
+    row = evaluation_json(result) | {name: str(path) for name, path in kept.items()} | {"made": made}
+    write_json(output / "result.json", row)
+    emit(row) if as_json else print_tables(evaluation_table(result))
+    say(f"Traces: {', '.join(map(str, kept.values()))}")

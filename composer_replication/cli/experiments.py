@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from .console import (AsJson, ChatTemplate, Ending, Files, Model, Seed, Strict, check_output, emit,
-                                              err, given, offer, out, plainly, print_tables, progress, say, threads_for, toy_note, warn,
-                                              working)
+from .console import (AsJson, ChatTemplate, Ending, Files, Model, Seed, Strict, check_output, emit, err, given, offer, out,
+                                              plainly, print_tables, printable, say, threads_for, toy_note, warn, working)
 from ..core.errors import InputProblem
 
 # %% ../../nbs/cli/08_experiments.ipynb #61a505e7
@@ -26,56 +24,6 @@ def divergence_names() -> list[str]:
     import composer_replication.losses.distill  # registers taid and entropy_aware
     from composer_replication.losses.divergences import DIVERGENCES
     return sorted(DIVERGENCES)
-
-
-def _check_names(model: str, divergence: str | None) -> None:
-    "Load what knows them. Raises `InputProblem` where there is no such model or divergence."
-    from composer_replication.recipes.find_model import find_model
-    with working("loading PyTorch"):
-        find_model(model)
-        known = divergence_names()
-    if divergence is not None and divergence not in known:
-        raise InputProblem(f"divergence {divergence!r} is unknown", f"use {', '.join(known)}")
-
-# %% ../../nbs/cli/08_experiments.ipynb #712c1db6
-def _check_loss(files, model: str, template: str | None, steps: int, batch_size: int, seed: int, strict: bool, **settings):
-    "The steps of the loss on the traces of these files, with progress. Returns the run and the tokenizer."
-    with threads_for(model), progress() as bar:
-        task = bar.add_task("loading the model")
-        started = time.perf_counter()
-        from composer_replication.recipes.checkpoint import load_checkpoint
-        from composer_replication.recipes.models import chat_template
-        checkpoint = load_checkpoint(model, None if template is None else chat_template(template))
-        network, tokenizer = checkpoint.model, checkpoint.tokenizer
-        loaded = time.perf_counter()
-        from composer_replication.experiments.loss_check import compose_run, survey_files
-        numbers = count(1)
-        survey = survey_files(files, steps * batch_size, seed, strict, lambda file, trace: bar.update(
-            task, description=f"reading {file.name}: {next(numbers)} traces"))
-        read = time.perf_counter()
-        bar.update(task, description="making hints and trees")
-        run = compose_run(survey, network, tokenizer, steps, batch_size, seed=seed, strict=strict, **settings,
-                          tell=lambda words: bar.update(task, description=words))
-    return replace(run, seconds={"model": loaded - started, "reading": read - loaded, **run.seconds}), tokenizer
-
-
-def _show_check(run, tokenizer, made: dict, note: str | None, output: Path, as_json: bool) -> None:
-    "Write the report; print warnings and the tables, or one JSON line."
-    with working("writing the report"):
-        from composer_replication.report.compose import compose_page, run_json, shift_table, steps_table, survey_table
-        from composer_replication.core.files import write_file
-        report = write_file(output / "report.html", compose_page(run, tokenizer, made, note))
-    for problem in (problem for file in run.survey.files for problem in file.problems):
-        warn(problem)
-    for trace_id, turn, why in run.excluded:
-        if turn < 0:
-            warn(f"trace {trace_id} is left out: {why}")
-    if run.limit.left_out:
-        warn(run.limit.left_out)
-    if as_json:
-        return emit(run_json(run))
-    print_tables(survey_table(run), steps_table(run), shift_table(run, tokenizer))
-    out.print(f"Seconds: {', '.join(f'{k} {v:.1f}' for k, v in run.seconds.items())}. Report: {escape(str(report))}")
 
 # %% ../../nbs/cli/08_experiments.ipynb #79b673cb
 @plainly
@@ -106,30 +54,49 @@ def compose(
 
     `composer-rl compose runs/*.jsonl.gz --steps 16 --json`
     """
+    from composer_replication.core.files import write_file
     from composer_replication.core.provenance import provenance
-    from composer_replication.recipes.find_model import EMBEDDED
-    files = given(files)
+    from composer_replication.recipes.find_model import EMBEDDED, find_model
+    files, name = given(files), model or EMBEDDED
     check_output(output, file=False)
-    _check_names(model or EMBEDDED, divergence)
-    run, tokenizer = _check_loss(files, model or EMBEDDED, chat_template, steps, batch_size, seed, strict, alpha_sdpo=alpha_sdpo,
-                                 beta_replay=beta_replay, learning_rate=learning_rate, max_tokens=max_tokens, limit_name="--max-tokens",
-                                 divergence=divergence)
-    made = provenance(files, model=model or EMBEDDED, seed=seed)
-    _show_check(run, tokenizer, made, toy_note(files, model), output, as_json)
+    began = time.perf_counter()
+    with working("loading PyTorch") as say_what:
+        find_model(name)
+        known = divergence_names()
+        if divergence is not None and divergence not in known:
+            raise InputProblem(f"divergence {divergence!r} is unknown", f"use {', '.join(known)}")
+        from composer_replication.experiments.loss_check import compose_run, survey_files
+        from composer_replication.recipes.checkpoint import load_checkpoint
+        from composer_replication.recipes.models import chat_template as template_text
+        from composer_replication.report.compose import compose_page, run_json, shift_table, steps_table, survey_table
+        say_what("loading the model")
+        loaded = load_checkpoint(name, None if chat_template is None else template_text(chat_template))
+    seconds = {"model": time.perf_counter() - began}
+    with threads_for(name), working("reading traces") as say_what:
+        began, numbers = time.perf_counter(), count(1)
+        survey = survey_files(files, steps * batch_size, seed, strict, lambda file, trace: say_what(f"reading {file.name}: {next(numbers)} traces"))
+        seconds["reading"] = time.perf_counter() - began
+        say_what("making hints and trees")
+        run = compose_run(survey, loaded.model, loaded.tokenizer, steps, batch_size, seed=seed, strict=strict, alpha_sdpo=alpha_sdpo,
+                          beta_replay=beta_replay, learning_rate=learning_rate, max_tokens=max_tokens, limit_name="--max-tokens",
+                          divergence=divergence, tell=say_what)
+        run = replace(run, seconds=seconds | run.seconds)
+        made = provenance(files, model=name, seed=seed)
+        report = write_file(output / "report.html", compose_page(run, loaded.tokenizer, made, toy_note(files, model)))
+    left_out = [f"trace {trace_id} is left out: {why}" for trace_id, turn, why in run.excluded if turn < 0]
+    for problem in (*(problem for file in run.survey.files for problem in file.problems), *left_out, run.limit.left_out):
+        if problem:
+            warn(problem)
+    if as_json:
+        return emit(run_json(run))
+    print_tables(survey_table(run), steps_table(run), shift_table(run, loaded.tokenizer))
+    out.print(printable(f"Seconds: {', '.join(f'{k} {v:.1f}' for k, v in run.seconds.items())}. Report: {report}"))
 
 # %% ../../nbs/cli/08_experiments.ipynb #dc257b9e
 def ladder_names(kind: str) -> list[str]:
     "The `ARMS` or `PRESETS` of the ladder."
     from composer_replication.experiments import ladder
     return list(getattr(ladder, kind))
-
-
-def _ladder_made(run) -> dict:
-    "What made its pages. The data are the weights that every arm begins with; the tasks come from the seeds."
-    from composer_replication.core.provenance import provenance
-    from composer_replication.envs.toy.model import embedded_path
-    habit = run.setting["habit"]
-    return provenance([embedded_path() / habit / "model.safetensors"], model=f"embedded, {habit}", seeds=", ".join(map(str, run.seeds)))
 
 # %% ../../nbs/cli/08_experiments.ipynb #3744409c
 def _write_episodes(run, made: dict, output: Path) -> Path | None:
@@ -148,41 +115,6 @@ def _write_episodes(run, made: dict, output: Path) -> Path | None:
     except ValueError as problem:  # a run without its last checkpoint: the table stands without the page
         warn(f"no page of episodes: {problem}")
         return None
-
-
-def _show_ladder(run, rows, output: Path, as_json: bool) -> None:
-    "Write report and episodes; print the tables, or one JSON line."
-    from composer_replication.experiments.ladder import verdicts
-    from composer_replication.core.files import write_file
-    from composer_replication.report.ladder import ONE_SEED, cost_table, ladder_json, ladder_page, result_table
-    made = _ladder_made(run)
-    with working("writing the report"):
-        episodes = _write_episodes(run, made, output)
-        pages = {"pages": {"a few episodes of every arm": "episodes.html"}} if episodes else {}
-        report = write_file(output / "report.html", ladder_page(run, rows, made | pages, episodes.name if episodes else None))
-    if as_json:
-        return emit(ladder_json(run, rows))
-    print_tables(result_table(rows))
-    for sentence in verdicts(run, rows):
-        out.print(sentence)
-    print_tables(cost_table(rows))
-    if len(run.seeds) == 1:
-        out.print(ONE_SEED)
-    out.print(f"{run.computed} runs computed in {run.seconds:.0f} s. Report: {escape(str(report))}"
-              + (f", episodes: {escape(str(episodes))}" if episodes else ""))
-
-# %% ../../nbs/cli/08_experiments.ipynb #e4d1add3
-def _end_ladder(run, rows, wanted: int) -> None:
-    "Warn of what has no result; the exit code says whether the ladder is whole."
-    for row in rows:
-        if row.unscored:
-            warn(f"{row.arm}: {row.unscored} held-out episodes are unscored, since the machinery failed; they count nowhere")
-    if run.interrupted:
-        warn("stopped early; the same command goes on from here")
-        raise typer.Exit(Ending.INTERRUPTED)
-    if run.problems:
-        warn(f"{len(run.problems)} of {wanted} runs have no result; the same command tries them again")
-        raise typer.Exit(Ending.FAILED)
 
 # %% ../../nbs/cli/08_experiments.ipynb #5404919c
 @plainly
@@ -206,19 +138,44 @@ def ladder(
     `composer-rl ladder --preset standard --seeds 3 --arms A1,A2 --json`
     """
     with working("loading PyTorch"):
-        from composer_replication.experiments.ladder import BASELINE, check_ladder, ladder_rows
+        from composer_replication.core.files import write_file
+        from composer_replication.core.provenance import provenance
+        from composer_replication.envs.toy.model import embedded_path
+        from composer_replication.experiments.ladder import BASELINE, check_ladder, ladder_rows, verdicts
         from composer_replication.experiments.ladder import ladder as run_ladder
+        from composer_replication.report.ladder import ONE_SEED, Board, cost_table, ladder_json, ladder_page, result_table
     chosen = tuple(dict.fromkeys(arm.strip() for arm in arms.split(",")))
     runs = check_ladder(preset, seeds, chosen, device) * len(chosen)
     check_output(output, file=False)
     if BASELINE not in chosen:
         warn(f"without {BASELINE} there is nothing to compare with: no difference will be stated")
-    from composer_replication.report.ladder import Board
     with Board(err, runs) as board:
         run = run_ladder(preset, runs // len(chosen), chosen, device, output, tell=board)
-    rows = ladder_rows(run)
-    _show_ladder(run, rows, output, as_json)
-    _end_ladder(run, rows, runs)
+    rows, habit = ladder_rows(run), run.setting["habit"]
+    with working("writing the report"):  # its data are the weights that every arm begins with; the tasks come from the seeds
+        made = provenance([embedded_path() / habit / "model.safetensors"], model=f"embedded, {habit}", seeds=", ".join(map(str, run.seeds)))
+        episodes = _write_episodes(run, made, output)
+        pages = {"pages": {"a few episodes of every arm": "episodes.html"}} if episodes else {}
+        report = write_file(output / "report.html", ladder_page(run, rows, made | pages, episodes.name if episodes else None))
+    if as_json:
+        emit(ladder_json(run, rows))
+    else:
+        print_tables(result_table(rows))
+        for sentence in verdicts(run, rows):
+            out.print(sentence)
+        print_tables(cost_table(rows))
+        if len(run.seeds) == 1:
+            out.print(ONE_SEED)
+        out.print(printable(f"{run.computed} runs computed in {run.seconds:.0f} s. Report: {report}" + (f", episodes: {episodes}" if episodes else "")))
+    for row in rows:
+        if row.unscored:
+            warn(f"{row.arm}: {row.unscored} held-out episodes are unscored, since the machinery failed; they count nowhere")
+    if run.interrupted:
+        warn("stopped early; the same command goes on from here")
+        raise typer.Exit(Ending.INTERRUPTED)
+    if run.problems:
+        warn(f"{len(run.problems)} of {runs} runs have no result; the same command tries them again")
+        raise typer.Exit(Ending.FAILED)
 
 # %% ../../nbs/cli/08_experiments.ipynb #d3e0a002
 @plainly

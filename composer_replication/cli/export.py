@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from .console import AsJson, emit, out, plainly, working
+from .console import AsJson, emit, out, plainly, printable, working
 from .eval import Checkpoint
 
 # %% ../../nbs/cli/12_export.ipynb #3fdd9566
@@ -39,5 +38,5 @@ def export(
         done = export_checkpoint(checkpoint, output, merge)
     if as_json:
         return emit(vars(done) | {"folder": str(done.folder)})
-    out.print(f"{escape(str(done.folder))}: {done.parameters:,} parameters, {done.dtype}{', adapter merged' if done.merged else ''}, step "
-              f"{'not recorded' if done.step is None else done.step}. Logits differ by {done.difference:.1e} of the largest.")
+    out.print(printable(f"{done.folder}: {done.parameters:,} parameters, {done.dtype}{', adapter merged' if done.merged else ''}, step "
+              f"{'not recorded' if done.step is None else done.step}. Logits differ by {done.difference:.1e} of the largest."))

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from .console import ENDINGS, AsJson, emit, offer, out, plainly, show, working
+from .console import ENDINGS, AsJson, emit, offer, out, plainly, printable, show, working
 
 # %% ../../nbs/cli/09_models.ipynb #9e313849
 models_app = typer.Typer(
@@ -58,10 +57,7 @@ def models_get(
     with working(f"fetching and converting {name}"):
         from composer_replication.recipes.models import fetch_model
         folder = fetch_model(name, out_folder)
-    if as_json:
-        emit({"name": name, "folder": str(folder)})
-    else:
-        out.print(escape(str(folder)))
+    emit({"name": name, "folder": str(folder)}) if as_json else out.print(printable(folder))
 
 # %% ../../nbs/cli/09_models.ipynb #098b21d1
 @plainly

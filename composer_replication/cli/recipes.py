@@ -44,9 +44,8 @@ def recipes_list(as_json: AsJson = False):
 
     `composer-rl recipes list`
     """
-    from importlib import resources
-    files = sorted((resources.files("composer_replication") / "data" / "recipes").iterdir(), key=lambda file: file.name)
-    rows = [recipe_row(file.name.removesuffix(".yaml"), file.read_text(encoding="utf-8")) for file in files if file.name.endswith(".yaml")]
+    from composer_replication.recipes.recipe_file import shipped_recipes
+    rows = [recipe_row(name, path.read_text(encoding="utf-8")) for name, path in shipped_recipes().items()]
     show(rows, as_json, dict, {"recipe": lambda row: row["name"], "model": lambda row: row["model"], "task": lambda row: row["task"],
                                "run": lambda row: row["run"], "about": lambda row: one_line(row["about"], 60)})
 
@@ -63,18 +62,10 @@ def recipes_show(
 
     `composer-rl recipes show toy`
     """
-    import yaml
-
-    from composer_replication.recipes.recipe_file import find_recipe
+    from composer_replication.recipes.recipe_file import find_recipe, read_recipe
     path = find_recipe(name)
-    text = path.read_text(encoding="utf-8")
-    try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InputProblem(f"it cannot be read as YAML ({' '.join(str(error).split())})", "mend it", str(path)) from None
-    if not isinstance(values, dict):
-        raise InputProblem("it holds no mapping", "write lines of `key: value`", str(path))
-    emit({"name": path.stem, "settings": values}) if as_json else typer.echo(text, nl=False)
+    values = read_recipe(path)
+    emit({"name": path.stem, "settings": values}) if as_json else typer.echo(path.read_text(encoding="utf-8"), nl=False)
 
 # %% ../../nbs/cli/14_recipes.ipynb #1ad143c7
 @recipes_app.command("new")

@@ -9,16 +9,14 @@ __all__ = ['Teachers', 'LedgerFile', 'Budget', 'MaxWall', 'PairsFile', 'ReportFi
 
 # %% ../../nbs/cli/04_replay.ipynb #1593371c
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
-from .console import (AsJson, Ending, Files, Model, check_output, emit, err, given, offer, out,
-                                              plainly, print_tables, progress, sentence, stream, warn, working)
+from .console import (AsJson, Ending, Files, Model, check_output, emit, err, given, offer, out, plainly, print_tables,
+                                              printable, progress, sentence, stream, warn, working)
 from ..core.errors import InputProblem
 
 # %% ../../nbs/cli/04_replay.ipynb #f0f9beb0
@@ -34,35 +32,30 @@ def _tokenizer(name: str):
                            "name a folder with a tokenizer, or one in the local cache", name) from None
 
 
-def _count_tokens(tokenizer: str | None) -> Callable[[str], int]:
-    "Tokens of a text: by a tokenizer of this machine, or four bytes each."
-    if tokenizer is None:
-        warn("tokens are counted as four bytes each; give --tokenizer NAME_OR_FOLDER to count them.")
-        return lambda text: -(-len(text.encode("utf-8", "replace")) // 4)
-    own = _tokenizer(tokenizer)
-    return lambda text: len(own.encode(text, add_special_tokens=False))
-
-
-def _estimate(files, panel, path, which, count, as_json):
-    "The price of a run, without a call."
+def _estimate(files, panel, path, which, tokenizer, as_json):
+    "The price of a run, without a call; tokens are those of a tokenizer of this machine, else four bytes each."
     from contextlib import nullcontext
 
     from composer_replication.replay.client import estimate_replay
     from composer_replication.replay.ledger import Ledger
+    if tokenizer is None:
+        warn("tokens are counted as four bytes each; give --tokenizer NAME_OR_FOLDER to count them.")
     with working("reading traces"), Ledger(path) if path.exists() else nullcontext() as ledger:
+        own = None if tokenizer is None else _tokenizer(tokenizer)
+        count = lambda text: len(own.encode(text, add_special_tokens=False)) if own else -(-len(text.encode("utf-8", "replace")) // 4)
         rows = estimate_replay((trace for _, trace in stream(files)), panel, count, ledger, which)
     table = Table("teacher", "calls", "known", "prompt tokens", "of them seen before", "answer tokens", "$", "$ with prompt caching", "$ at most",
                   title="Estimate: no teacher was asked")
     for row, endpoint in zip(rows, panel):
         if as_json:
             emit(vars(row) | {"model": endpoint.model, "price_dated": endpoint.price.dated, "price_source": endpoint.price.source})
-        table.add_row(escape(row.teacher), *(f"{n:,}" for n in (row.calls, row.known, row.prompt_tokens, row.cached_tokens, row.completion_tokens)),
+        table.add_row(printable(row.teacher), *(f"{n:,}" for n in (row.calls, row.known, row.prompt_tokens, row.cached_tokens, row.completion_tokens)),
                       *(f"{usd:,.2f}" for usd in (row.usd, row.cached_usd, row.most_usd)))
     if not as_json:
         print_tables(table)
         for endpoint in panel:
-            out.print(f"{escape(endpoint.model)}: ${endpoint.price.prompt:g} and ${endpoint.price.completion:g} per million tokens, "
-                      f"{endpoint.price.dated or 'no date'}, {escape(endpoint.price.source or 'no source')}")
+            out.print(f"{printable(endpoint.model)}: ${endpoint.price.prompt:g} and ${endpoint.price.completion:g} per million tokens, "
+                      f"{endpoint.price.dated or 'no date'}, {printable(endpoint.price.source or 'no source')}")
 
 # %% ../../nbs/cli/04_replay.ipynb #44f98c7e
 Teachers = Annotated[list[str], typer.Option("--teachers", help="[NAME=]MODEL[@URL], once for each; without a URL it is OpenRouter's, "
@@ -88,19 +81,6 @@ Tokenizer = Annotated[str | None, typer.Option("--tokenizer", help="With --estim
                                                "a token.")]
 
 # %% ../../nbs/cli/04_replay.ipynb #bc54a561
-def _bar():
-    "What the bar shows: answers of how many, dollars, answers a second, the time that is left."
-    from rich.progress import BarColumn, ProgressColumn, TextColumn, TimeRemainingColumn
-    from rich.text import Text
-
-    class Rate(ProgressColumn):
-        def render(self, task):
-            return Text(f"{task.speed or 0:.1f}/s")
-
-    return (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} ${task.fields[usd]:.4f}"), Rate(),
-            TimeRemainingColumn())
-
-
 @plainly
 def replay(
     teachers: Teachers, files: Files = None, ledger: LedgerFile = Path("replay.ledger"), budget_usd: Budget = None,
@@ -132,10 +112,12 @@ def replay(
     check_output(pairs, "--pairs")
     check_output(report, "--report")
     if estimate:
-        return _estimate(files, panel, ledger, turns, _count_tokens(tokenizer), as_json)
+        return _estimate(files, panel, ledger, turns, tokenizer, as_json)
     states = sum(len(asked_turns(t, turns(t))) for _, t in stream(files, on_problem=lambda problem: None))
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} ${task.fields[usd]:.4f}"), TimeRemainingColumn()
     bill, examples, replays, began = Bill(), [], [], time.monotonic()
-    with Ledger(ledger, budget_usd) as book, progress(*_bar()) as bar:
+    with Ledger(ledger, budget_usd) as book, progress(*columns) as bar:
         line = bar.add_task("asking", total=states * len(panel), usd=0.0)
         advance = lambda name, result: bar.update(line, advance=1, usd=book.spent().total_usd) if err.is_terminal else None
         with TeacherPool(panel, book, concurrency, timeout, tries, max_wall, advance) as pool:
@@ -154,16 +136,9 @@ def replay(
         write_replay(replays, report, min_votes)
     again = f"{open_} states lack answers; run the same command again to go on"
     stopped = "" if not open_ else again if not why else f"{why}; {again}" if "wall time" in why else f"{why} ({open_} states lack answers)"
-    _show(bill, {"states": states, "finished": bill.finished, "calls": pool.calls, "pairs": bill.pairs, "votes": dict(bill.verdicts),
-                 "spent_usd": round(spent.total_usd, 6), "lost_usd": round(spent.lost_usd, 6),
-                 "seconds": round(time.monotonic() - began, 2), "stopped": stopped}, halted, pairs, as_json)
-    if stopped:
-        err.print(f"[yellow]stopped:[/] {escape(stopped)}")
-        raise typer.Exit(Ending.STOPPED)
-
-
-def _show(bill, summary, halted, pairs, as_json):
-    "Warnings, a row for each teacher, and the summary."
+    summary = {"states": states, "finished": bill.finished, "calls": pool.calls, "pairs": bill.pairs, "votes": dict(bill.verdicts),
+               "spent_usd": round(spent.total_usd, 6), "lost_usd": round(spent.lost_usd, 6), "seconds": round(time.monotonic() - began, 2),
+               "stopped": stopped}
     for why in halted:
         warn(why)
     for name, problems in bill.problems.items():
@@ -172,44 +147,22 @@ def _show(bill, summary, halted, pairs, as_json):
     if as_json:
         for row in (*bill.rows(), summary):
             emit(row)
-        return
-    table = Table("teacher", "answers", "abstained", "$", "p50 s", "p95 s", "p99 s")
-    for row in bill.rows():
-        table.add_row(escape(row["teacher"]), *(f"{value:,}" for value in list(row.values())[1:]))
-    print_tables(table)
-    votes = ", ".join(f"{n} {verdict}" for verdict, n in sorted(summary["votes"].items()))
-    out.print(f"{summary['finished']} of {summary['states']} states have all their answers ({votes or 'none'}); {summary['pairs']} pairs"
-              + (f" in {escape(str(pairs))}" if pairs else "") + f"; {summary['calls']} calls; the ledger holds "
-              f"${summary['spent_usd']:.4f}, of which ${summary['lost_usd']:.4f} for calls that brought no answer")
-
-# %% ../../nbs/cli/04_replay.ipynb #50c8e6df
-def _held_out(path: Path | None) -> dict[str, str]:
-    "Prompts by task id. Raises `InputProblem` where the file holds none."
-    import orjson
-    try:
-        prompts = orjson.loads(path.read_bytes()) if path else {}
-    except (OSError, orjson.JSONDecodeError) as error:
-        raise InputProblem(f"the held-out tasks cannot be read ({error})", "name a JSON object of task ids and prompts", str(path)) from None
-    if not isinstance(prompts, dict) or not all(isinstance(prompt, str) for prompt in prompts.values()):
-        raise InputProblem("these are no held-out tasks", "name a JSON object of task ids and prompts", str(path))
-    return prompts
+    else:
+        table = Table("teacher", "answers", "abstained", "$", "p50 s", "p95 s", "p99 s")
+        for row in bill.rows():
+            table.add_row(printable(row["teacher"]), *(f"{value:,}" for value in list(row.values())[1:]))
+        print_tables(table)
+        votes = ", ".join(f"{n} {verdict}" for verdict, n in sorted(summary["votes"].items()))
+        out.print(printable(
+            f"{bill.finished} of {states} states have all their answers ({votes or 'none'}); {bill.pairs} pairs" + (f" in {pairs}" if pairs else "")
+            + f"; {pool.calls} calls; the ledger holds ${spent.total_usd:.4f}, of which ${spent.lost_usd:.4f} for calls that brought no answer"))
+    if stopped:
+        err.print(f"[yellow]stopped:[/] {printable(stopped)}")
+        raise typer.Exit(Ending.STOPPED)
 
 # %% ../../nbs/cli/04_replay.ipynb #02a4bd72
 Make = Annotated[list[str], typer.Option("--make", autocompletion=offer(lambda: ("siblings", "recovery")), help="The files are traces: make pairs of "
                                          "what they hold themselves, siblings or recovery; may be given again.")]
-
-
-def _examples(files, make):
-    "The pairs of files, or those that their traces hold themselves. Raises `InputProblem` where there is none."
-    from composer_replication.replay.clean import place_pairs, read_pairs
-    from composer_replication.replay.pairs import free_pairs
-    if not make:
-        return [e for file in files for e in read_pairs(file)]
-    traces = [trace for _, trace in stream(files)]
-    examples = place_pairs((pair for found in free_pairs(traces, make) for pair in found), traces)
-    if not examples:
-        raise InputProblem(f"none of the {len(traces)} traces holds a pair by {' or '.join(make)}", "name other traces, or ask teachers with replay")
-    return examples
 
 # %% ../../nbs/cli/04_replay.ipynb #3fd12150
 @plainly
@@ -236,19 +189,33 @@ def pairs(
 
     `composer-rl pairs raw.jsonl --out pairs.jsonl --model ./my-model --max-tokens 4096 --json`
     """
-    from composer_replication.replay.clean import normalise_pairs, write_pairs
+    import orjson
+
+    from composer_replication.replay.clean import normalise_pairs, place_pairs, read_pairs, write_pairs
+    from composer_replication.replay.pairs import free_pairs
     check_output(output)
-    held = _held_out(held_out)
+    try:
+        held = orjson.loads(held_out.read_bytes()) if held_out else {}
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise InputProblem(f"the held-out tasks cannot be read ({error})", "name a JSON object of task ids and prompts", str(held_out)) from None
+    if not isinstance(held, dict) or not all(isinstance(prompt, str) for prompt in held.values()):
+        raise InputProblem("these are no held-out tasks", "name a JSON object of task ids and prompts", str(held_out))
     files = given(files, twice=bool(make))
     with working("reading pairs") as say_what:
-        examples = _examples(files, make)
-        say_what(f"comparing {len(examples)} pairs")
+        if make:
+            traces = [trace for _, trace in stream(files)]
+            found = place_pairs((pair for of_trace in free_pairs(traces, make) for pair in of_trace), traces)
+            if not found:
+                raise InputProblem(f"none of the {len(traces)} traces holds a pair by {' or '.join(make)}", "name other traces, or ask teachers with replay")
+        else:
+            found = [example for file in files for example in read_pairs(file)]
+        say_what(f"comparing {len(found)} pairs")
         if model is None:
             from composer_replication.envs.toy.model import embedded_tokenizer
             warn("Tokens and the chat template are those of the embedded toy model; pass --model with yours.")
-        kept, report = normalise_pairs(examples, embedded_tokenizer() if model is None else _tokenizer(model), held, max_tokens, near=near)
+        kept, report = normalise_pairs(found, embedded_tokenizer() if model is None else _tokenizer(model), held, max_tokens, near=near)
         write_pairs(kept, output)
     if as_json:
         emit({"given": report.given, "kept": report.kept, **report.counts})
     else:
-        out.print(escape(str(report)))
+        out.print(printable(report))

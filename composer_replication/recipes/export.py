@@ -20,7 +20,7 @@ from transformers import AutoConfig, TrainerCallback
 
 from ..core.errors import InputProblem
 from ..core.files import replacing, write_file, write_json
-from .checkpoint import RUN_FILE, Checkpoint, base_of, distance, load_checkpoint, probe_logits, read_record
+from .checkpoint import RUN_FILE, distance, load_checkpoint, probe_logits, read_record
 from .find_model import EMBEDDED, find_model
 
 # %% ../../nbs/recipes/13_export.ipynb #eb0c870f
@@ -122,26 +122,7 @@ def _step(folder: Path) -> int | None:
         name = re.fullmatch(r"checkpoint-(\d+)", folder.name)
         return int(name[1]) if name else None
 
-
-def _saved_dtype(base: str) -> torch.dtype:
-    "The type in which the base model's weights lie."
-    return AutoConfig.from_pretrained(find_model(base) or base).dtype or torch.float32
-
 # %% ../../nbs/recipes/13_export.ipynb #135ec0ad
-def _write(checkpoint: Checkpoint, folder: Path, dtype, step) -> float:
-    "Write everything, load it again. Returns the difference of the logits."
-    before = probe_logits(checkpoint.model, checkpoint.tokenizer) if checkpoint.unmerged is None else checkpoint.unmerged
-    checkpoint.model.to(dtype).save_pretrained(folder)
-    checkpoint.tokenizer.save_pretrained(folder)
-    record = {k: v for k, v in read_record(checkpoint.folder).items() if k not in ("command", "before")}
-    write_file(folder / "README.md", model_card(record, step, checkpoint.base is not None))
-    if record:
-        settings = {k: Path(v).name if isinstance(v, str) and Path(v).is_absolute() else v for k, v in record["settings"].items()}
-        write_json(folder / RUN_FILE, record | {"settings": settings})
-    again = load_checkpoint(str(folder), dtype="auto", device="cpu")
-    return distance(probe_logits(again.model, again.tokenizer), before)
-
-
 def export_checkpoint(
     name: str,  # as `find_model`
     out: Path,  # a new folder
@@ -155,11 +136,20 @@ def export_checkpoint(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputProblem(f"{out} holds other files", "name a new folder")
     checkpoint = load_checkpoint(name, dtype=torch.float32 if adapter else "auto", device="cpu")
-    dtype, step = _saved_dtype(checkpoint.base) if adapter else checkpoint.model.dtype, folder and _step(folder)
+    before = probe_logits(checkpoint.model, checkpoint.tokenizer) if checkpoint.unmerged is None else checkpoint.unmerged
+    saved = AutoConfig.from_pretrained(find_model(checkpoint.base) or checkpoint.base).dtype or torch.float32 if adapter else checkpoint.model.dtype
+    step, record = folder and _step(folder), {k: v for k, v in read_record(folder).items() if k not in ("command", "before")}
     with replacing(out) as partial:
         partial.mkdir()
-        difference = _write(checkpoint, partial, dtype, step)
-        if not difference <= (MERGED if adapter and dtype == torch.float32 else CLOSE.get(dtype, 0.05)):
+        checkpoint.model.to(saved).save_pretrained(partial)
+        checkpoint.tokenizer.save_pretrained(partial)
+        write_file(partial / "README.md", model_card(record, step, checkpoint.base is not None))
+        if record:
+            settings = {k: Path(v).name if isinstance(v, str) and Path(v).is_absolute() else v for k, v in record["settings"].items()}
+            write_json(partial / RUN_FILE, record | {"settings": settings})
+        again = load_checkpoint(str(partial), dtype="auto", device="cpu")
+        difference = distance(probe_logits(again.model, again.tokenizer), before)
+        if not difference <= (MERGED if adapter and saved == torch.float32 else CLOSE.get(saved, 0.05)):
             raise InputProblem(f"the exported model's logits differ from the checkpoint's by {difference:.1e} of the largest",
                                "take another checkpoint; this one is not exported")
-    return Exported(out, checkpoint.model.num_parameters(), str(dtype).removeprefix("torch."), adapter, difference, step)
+    return Exported(out, checkpoint.model.num_parameters(), str(saved).removeprefix("torch."), adapter, difference, step)

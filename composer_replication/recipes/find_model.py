@@ -45,28 +45,18 @@ def model_folder(
     "The folder of a model or adapter on this machine. Raises `InputProblem` for a path that holds none."
     path = Path(name).expanduser()
     if path.is_dir():
-        holder = path if _holds_model(path) else _last_checkpoint(path)
-        if holder is None:
-            raise InputProblem(f"{name} holds neither a model nor a run with a complete checkpoint",
-                               "name a folder with config.json or adapter_config.json")
-        return holder
-    return _fetched(name) if name in MODELS else local_model(name)
-
-
-def _fetched(name):
-    folder = fetched_model(name)
-    if folder is None:
-        raise InputProblem(f"model {name!r} is not on this machine", f"fetch it with `composer-rl models get {name}`")
-    return folder
-
-
-def _last_checkpoint(run):
-    from composer_replication.training.checkpoint import last_complete_checkpoint  # which imports torch
-    return last_complete_checkpoint(run)
-
-
-def _holds_model(folder):
-    return any((folder / file).is_file() for file in ("config.json", "adapter_config.json"))
+        if any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
+            return path
+        from composer_replication.training.checkpoint import last_complete_checkpoint  # which imports torch
+        if checkpoint := last_complete_checkpoint(path):
+            return checkpoint
+        raise InputProblem(f"{name} holds neither a model nor a run with a complete checkpoint",
+                           "name a folder with config.json or adapter_config.json")
+    if name not in MODELS:
+        return local_model(name)
+    if folder := fetched_model(name):
+        return folder
+    raise InputProblem(f"model {name!r} is not on this machine", f"fetch it with `composer-rl models get {name}`")
 
 # %% ../../nbs/recipes/06_find_model.ipynb #9d98cc86
 CONNECT_S = 0.8  # in which the hub, or the proxy before it, must take a connection

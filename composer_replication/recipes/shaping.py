@@ -16,11 +16,6 @@ from ..envs.rewards import EpisodeReward, LengthEffortPenalty, failed_calls, rep
 
 # %% ../../nbs/recipes/11_shaping.ipynb #cb1919d3
 SHAPERS = {"repeated_calls": repeated_calls, "failed_calls": failed_calls, "unfinished_todos": unfinished_todos}
-_LENGTH = ("coefficient", "k", "q")
-
-
-def _is_number(value):
-    return type(value) in (int, float) and math.isfinite(value)
 
 
 def shaping_settings(
@@ -29,15 +24,16 @@ def shaping_settings(
     "The same, checked. Raises `InputProblem` naming the key."
     if given is None:
         return None
-    known = ("credit", "floor", "length", *SHAPERS)
-    if unknown := [key for key in given if key not in known]:
-        raise InputProblem(f"episode_reward: the key {unknown[0]!r} is unknown; use {', '.join(known)}.")
-    for key, value in [(k, v) for k, v in given.items() if k not in ("credit", "length")]:
-        if not _is_number(value):
+    number = lambda value: type(value) in (int, float) and math.isfinite(value)
+    known, parts = ("credit", "floor", "length", *SHAPERS), ("coefficient", "k", "q")
+    for key, value in given.items():
+        if key not in known:
+            raise InputProblem(f"episode_reward: the key {key!r} is unknown; use {', '.join(known)}.")
+        if key == "length":
+            if not isinstance(value, Mapping) or set(value) - set(parts) or not all(number(v) and v >= 0 for v in value.values()):
+                raise InputProblem(f"episode_reward: length={value!r} will not do; give some of {', '.join(parts)} as numbers of 0 or more.")
+        elif key != "credit" and not number(value):
             raise InputProblem(f"episode_reward: {key}={value!r} is no number.")
-    length = given.get("length", {})
-    if not isinstance(length, Mapping) or set(length) - set(_LENGTH) or not all(_is_number(v) and v >= 0 for v in length.values()):
-        raise InputProblem(f"episode_reward: length={length!r} will not do; give some of {', '.join(_LENGTH)} as numbers of 0 or more.")
     episode_reward(given, len)  # its own checks
     return dict(given)
 

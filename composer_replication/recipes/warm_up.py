@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['KEPT', 'WARM_UP_FILE', 'WAIT', 'WarmUp', 'warm_up_settings', 'supervised_rows', 'check_demonstrations', 'StageData',
-           'passed_episodes', 'learnt_from', 'train_warm_up', 'kept_warm_up', 'warm_up_facts', 'warm_up_checkpoint']
+           'learnt_from', 'stage_rows', 'train_warm_up', 'kept_warm_up', 'warm_up_facts', 'warm_up_checkpoint']
 
 # %% ../../nbs/recipes/15_warm_up.ipynb #7292c031
 import dataclasses
@@ -47,12 +47,10 @@ class WarmUp:
     def __post_init__(self):
         if not isinstance(self.folder, str) or not self.folder:
             raise InputProblem("warm_up needs the folder of its checkpoint", "set folder to a path")
-        for name in ("demonstrations", "steps", "batch_size", "learning_rate"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int if name != "learning_rate" else int | float) or value <= 0:
-                raise InputProblem(f"warm_up: {name}={value!r} will not do", "give a number above 0")
-        if isinstance(self.hinted, bool) or not isinstance(self.hinted, int) or self.hinted < 0:
-            raise InputProblem(f"warm_up: hinted={self.hinted!r} will not do", "give a number of examples, 0 or more")
+        for name in ("demonstrations", "steps", "batch_size", "learning_rate", "hinted"):
+            value, low = getattr(self, name), 0 if name == "hinted" else 1e-300
+            if isinstance(value, bool) or not isinstance(value, int | float if name == "learning_rate" else int) or value < low:
+                raise InputProblem(f"warm_up: {name}={value!r} will not do", f"give a number {'of 0 or more' if not low else 'above 0'}")
         if not isinstance(self.traces, list | tuple) or not all(isinstance(file, str) and file for file in self.traces):
             raise InputProblem(f"warm_up: traces={self.traces!r} will not do", "give a list of files or patterns")
         if self.batch_size > 1 and self.batch_size % 2:  # a device takes two episodes at a time
@@ -69,23 +67,6 @@ def warm_up_settings(values: Mapping) -> WarmUp:
     return WarmUp(**{"folder": ""} | dict(values))
 
 # %% ../../nbs/recipes/15_warm_up.ipynb #24429267
-def _supervised(tree):
-    labels = [-100] * len(tree.ids)
-    for span in tree.spans:
-        labels[span.start:span.end] = tree.ids[span.start:span.end]
-    return {"input_ids": list(tree.ids), "labels": labels}
-
-
-def _behind_hint(trace, hint, chat):
-    tree = build_tree(trace, chat, {len(trace.turns) - 1: hint})
-    if tree.refused:
-        raise AlignmentError(f"demonstration {trace.trace_id!r} has no place for its hint: {tree.refused[0].reason}")
-    branch, = tree.branches
-    ids = list(tree.ids[:branch.fork] + branch.ids)
-    learned = branch.fork + branch.start
-    return {"input_ids": ids, "labels": [-100] * learned + ids[learned:]}
-
-
 def supervised_rows(
     traces: Sequence[Trace],
     chat: ChatFormat,
@@ -97,12 +78,24 @@ def supervised_rows(
     rows = []
     for trace in traces:
         try:
-            rows.append(_supervised(build_tree(trace, chat, max_tokens=max_tokens)))
+            tree = build_tree(trace, chat, max_tokens=max_tokens)
         except (AlignmentError, TemplateProblem) as problem:
             if on_refusal is None:
                 raise
             on_refusal(problem)
-    return rows + [_behind_hint(trace, hint, chat) for trace, hint in hinted]
+            continue
+        labels = [-100] * len(tree.ids)
+        for span in tree.spans:
+            labels[span.start:span.end] = tree.ids[span.start:span.end]
+        rows.append({"input_ids": list(tree.ids), "labels": labels})
+    for trace, hint in hinted:
+        tree = build_tree(trace, chat, {len(trace.turns) - 1: hint})
+        if tree.refused:
+            raise AlignmentError(f"demonstration {trace.trace_id!r} has no place for its hint: {tree.refused[0].reason}")
+        branch, = tree.branches
+        ids, learned = list(tree.ids[:branch.fork] + branch.ids), branch.fork + branch.start
+        rows.append({"input_ids": ids, "labels": [-100] * learned + ids[learned:]})
+    return rows
 
 # %% ../../nbs/recipes/15_warm_up.ipynb #2add84bc
 def check_demonstrations(
@@ -126,49 +119,30 @@ def check_demonstrations(
 class StageData:
     "What a stage may learn from, besides what an environment makes."
 
-    recorded: Sequence[Trace] = ()  # own episodes that passed
+    recorded: Sequence[Trace] = ()  # own episodes, of no held-out task
     fitting: Callable[[Sequence[Trace]], list[Trace]] = list  # those of no held-out task
 
 
-def passed_episodes(
-    found: Sequence[Trace],
-) -> list[Trace]:
-    "Recorded episodes with a reward of 1. Raises `InputProblem` where there is none."
-    passed = [trace for trace in found if (trace.reward or 0) >= 1]
-    if not passed:
-        scored = sum(trace.reward is not None for trace in found)
-        raise InputProblem(f"warm_up: of {len(found)} traces, {scored} of them scored, none earned a reward of 1", "name episodes that passed")
-    return passed
-
-
-KEPT = 10  # steps between two checkpoints of the stage itself, from which it goes on after a kill
-
-
-def _config(recipe, settings, folder):
-    from trl import SFTConfig
-    each = min(2, settings.batch_size)
-    return SFTConfig(
-        output_dir=str(folder), max_steps=settings.steps, learning_rate=settings.learning_rate, lr_scheduler_type="constant",
-        per_device_train_batch_size=each, gradient_accumulation_steps=max(settings.batch_size // each, 1), bf16=recipe.config.bf16, fp16=False,
-        use_cpu=recipe.config.use_cpu, seed=settings.seed, gradient_checkpointing=False, max_length=None, logging_steps=1,
-        save_steps=KEPT, save_total_limit=2, report_to="none", disable_tqdm=True, dataloader_pin_memory=False)
-
-# %% ../../nbs/recipes/15_warm_up.ipynb #5a23740a
 def learnt_from(recipe, settings: WarmUp, data: StageData) -> tuple[Sequence[Trace], Sequence[tuple[Trace, str]]]:
-    "The episodes, and right actions behind a hint, none of a held-out task. Raises `InputProblem` where no demonstration is left."
+    "The episodes, and right actions behind a hint, none of a held-out task. Raises `InputProblem` where no episode is left."
     a, offer = recipe.arguments, check_demonstrations(recipe.arguments.task, settings)
     hinted = offer.hinted_demonstrations(settings.hinted, settings.seed, a.tasks) if settings.hinted else ()
     hinted = [(trace, hint) for trace, hint in hinted if data.fitting([trace])]
     if settings.traces:
-        return data.recorded, hinted
-    shown = data.fitting(offer.demonstrations(settings.demonstrations, settings.seed, a.tasks))
-    if not shown:
-        raise InputProblem("warm_up: every demonstration is of a held-out task", "hold out fewer, or make more")
+        shown = [trace for trace in data.recorded if (trace.reward or 0) >= 1]
+        if not shown:
+            scored = sum(trace.reward is not None for trace in data.recorded)
+            raise InputProblem(f"warm_up: of {len(data.recorded)} traces, {scored} of them scored, none earned a reward of 1",
+                               "name episodes that passed")
+    else:
+        shown = data.fitting(offer.demonstrations(settings.demonstrations, settings.seed, a.tasks))
+        if not shown:
+            raise InputProblem("warm_up: every demonstration is of a held-out task", "hold out fewer, or make more")
     return shown, hinted
 
 
-def _stage_rows(recipe, chat, shown, hinted):
-    "What is learnt, as tokens. An own episode that cannot be written as tokens is told and left out."
+def stage_rows(recipe, chat: ChatFormat, shown: Sequence[Trace], hinted: Sequence[tuple[Trace, str]]) -> list[dict]:
+    "`supervised_rows` of `learnt_from`. Own episodes that cannot be written as tokens are left out, with a warning."
     if not recipe.arguments.warm_up.get("traces"):
         return supervised_rows(shown, chat, hinted)
     refusals = []
@@ -181,6 +155,9 @@ def _stage_rows(recipe, chat, shown, hinted):
     return rows
 
 # %% ../../nbs/recipes/15_warm_up.ipynb #cece8932
+KEPT = 10  # steps between two checkpoints of the stage itself, from which it goes on after a kill
+
+
 def train_warm_up(
     recipe,  # a `Recipe`
     settings: WarmUp,
@@ -193,7 +170,7 @@ def train_warm_up(
 ):
     "The model after supervised training. Raises `InputProblem`."
     from transformers import PrinterCallback, TrainerCallback
-    from trl import SFTTrainer
+    from trl import SFTConfig, SFTTrainer
 
     class Tell(TrainerCallback):
         def on_log(self, args, state, control, logs=None, **kwargs):
@@ -202,8 +179,14 @@ def train_warm_up(
         def on_save(self, args, state, control, **kwargs):
             mark_complete(scratch / f"checkpoint-{state.global_step}")
 
-    rows = Dataset.from_list(_stage_rows(recipe, probe_template(tokenizer), shown, hinted))
-    trainer = SFTTrainer(model, _config(recipe, settings, scratch), train_dataset=rows, processing_class=tokenizer, callbacks=[Tell()])
+    each = min(2, settings.batch_size)
+    config = SFTConfig(
+        output_dir=str(scratch), max_steps=settings.steps, learning_rate=settings.learning_rate, lr_scheduler_type="constant",
+        per_device_train_batch_size=each, gradient_accumulation_steps=max(settings.batch_size // each, 1), bf16=recipe.config.bf16, fp16=False,
+        use_cpu=recipe.config.use_cpu, seed=settings.seed, gradient_checkpointing=False, max_length=None, logging_steps=1,
+        save_steps=KEPT, save_total_limit=2, report_to="none", disable_tqdm=True, dataloader_pin_memory=False)
+    rows = Dataset.from_list(stage_rows(recipe, probe_template(tokenizer), shown, hinted))
+    trainer = SFTTrainer(model, config, train_dataset=rows, processing_class=tokenizer, callbacks=[Tell()])
     trainer.remove_callback(PrinterCallback)
     done = last_complete_checkpoint(scratch)
     trainer.train(resume_from_checkpoint=str(done) if done else None)
@@ -234,22 +217,18 @@ def kept_warm_up(
     return True
 
 
-def _digest(shown, hinted):
-    "Of what is learnt; where two runs hold out other tasks, it may differ though all settings agree."
-    turns = [([dataclasses.asdict(turn) for turn in trace.turns], hint) for trace, hint in [*((t, None) for t in shown), *hinted]]
-    return hashlib.sha256(json.dumps(turns, sort_keys=True, default=str).encode()).hexdigest()
-
-
 def warm_up_facts(recipe, settings: WarmUp, shown: Sequence[Trace] = (), hinted: Sequence[tuple[Trace, str]] = ()) -> dict:
-    "What a warm-up's weights depend on."
+    "What a warm-up's weights depend on; of the episodes a digest, since two runs with equal settings may hold out other tasks."
     a = recipe.arguments
     made = {k: v for k, v in dataclasses.asdict(settings).items() if k not in ("folder", "traces") and (v or k != "hinted")}
     if settings.traces:
         made |= {"demonstrations": 0, "max_trace_tokens": a.max_trace_tokens}
-    model = {"model": str(Path(a.model).resolve()) if Path(a.model).exists() else a.model, "revision": recipe.model.model_revision,
-             "weights_seed": recipe.config.seed if a.model.startswith("random:") else None}
-    return made | model | {"task": a.task, "tasks": a.tasks, "tokenizer": a.tokenizer, "chat_template": a.chat_template,
-                           "bf16": recipe.config.bf16, "episodes": _digest(shown, hinted)}
+    turns = [([dataclasses.asdict(turn) for turn in trace.turns], hint) for trace, hint in [*((t, None) for t in shown), *hinted]]
+    return made | {
+        "model": str(Path(a.model).resolve()) if Path(a.model).exists() else a.model, "revision": recipe.model.model_revision,
+        "weights_seed": recipe.config.seed if a.model.startswith("random:") else None, "task": a.task, "tasks": a.tasks,
+        "tokenizer": a.tokenizer, "chat_template": a.chat_template, "bf16": recipe.config.bf16,
+        "episodes": hashlib.sha256(json.dumps(turns, sort_keys=True, default=str).encode()).hexdigest()}
 
 # %% ../../nbs/recipes/15_warm_up.ipynb #0208bf8b
 WAIT = 6 * 3600  # seconds for another run that makes the same checkpoint
@@ -272,20 +251,17 @@ def warm_up_checkpoint(
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(f"{folder}.lock", timeout=WAIT):
-            if not kept_warm_up(folder, facts):
-                _make(recipe, settings, folder, facts, load, tell, (shown, hinted))
+            if kept_warm_up(folder, facts):
+                return folder
+            model, tokenizer = load()
+            known = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
+            scratch = folder.with_name(f"{folder.name}.{known}.partial")
+            trained = train_warm_up(recipe, settings, model, tokenizer, scratch, tell, shown, hinted)
+            with replacing(folder) as partial:
+                trained.save_pretrained(partial)
+                tokenizer.save_pretrained(partial)
+                write_json(partial / WARM_UP_FILE, facts)
+            shutil.rmtree(scratch, ignore_errors=True)
             return folder
     except Timeout:
         raise InputProblem(f"another run has made the warm-up in {folder} for {WAIT // 3600} hours", "end it, or name another folder in warm_up") from None
-
-
-def _make(recipe, settings, folder, facts, load, tell, learnt):
-    model, tokenizer = load()
-    known = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
-    scratch = folder.with_name(f"{folder.name}.{known}.partial")
-    trained = train_warm_up(recipe, settings, model, tokenizer, scratch, tell, *learnt)
-    with replacing(folder) as partial:
-        trained.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-        write_json(partial / WARM_UP_FILE, facts)
-    shutil.rmtree(scratch, ignore_errors=True)

@@ -15,9 +15,14 @@ import typer
 from forks import FORCED, composer, started
 from typer.testing import CliRunner
 
-from composer_replication.cli.app import app, commands_markdown
-from composer_replication.cli.console import ENDINGS, Ending, examples, stream, threads_for, walk
+from composer_replication.cli.app import app
+from composer_replication.cli.console import ENDINGS, Ending, stream, threads_for
 from composer_replication.experiments.ladder import ARMS
+
+DOCS = str(Path(__file__).resolve().parents[2] / "docs")
+sys.path.append(DOCS)
+from commands import examples, walk  # noqa: E402
+from commands import page as commands_page  # noqa: E402
 
 COMMAND = Path(sys.executable).with_name("composer-rl")
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in FORCED} | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -80,71 +85,52 @@ def test_commands_stand_in_the_order_of_use():
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_help_ends_with_examples_of_one_form(name):
+def test_help_ends_with_examples_that_parse(name):
     help = ALL[name].help
     before, heading, shown = help.partition("Examples:\n\n")
-    assert before.strip() and heading and "Example" not in before
     lines = [line.strip() for line in shown.strip().split("\n\n")]
+    assert before.strip() and heading and "Example" not in before
     assert lines == [f"`{example}`" for example in examples(help)]
     assert (ENDINGS in help) is (name in GROUPS)
     said = CliRunner().invoke(app, [*name.split()[1:], "--help"])
     assert said.exit_code == 0 and "Examples:" in said.stdout
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_examples_parse(name):
-    for example in examples(ALL[name].help):
+    for example in examples(help):
         whole = max((known for known in LEAVES if example.startswith(known + " ") or example == known), key=len)
         assert whole == name or name in GROUPS and whole.startswith(name)
         with LEAVES[whole].make_context(whole, shlex.split(example)[len(whole.split()):]) as context:
             assert context.params
-
-
-@pytest.mark.parametrize("name", LEAVES)
-def test_every_command_has_json_and_help_for_all(name):
-    assert "--json" in option_names(LEAVES[name])
-    for option in LEAVES[name].params:
-        assert option.help and option.help[-1] == ".", option.name
+    if name in LEAVES:
+        assert "--json" in option_names(ALL[name])
+        assert all(option.help and option.help[-1] == "." for option in ALL[name].params)
 
 
 HEAVY = {"torch", "transformers", "numpy", "orjson", "yaml", "psutil", "rich.progress", "composer_replication.core.trace"}
 
 
-def test_help_loads_what_it_shows_and_no_more():
-    "Of every command, in one process that has just begun: whoever asks waits for the import of each of these."
-    code = ("import json, sys; import typer; from typer.testing import CliRunner; from composer_replication.cli.app import app\n"
-            "from composer_replication.cli.console import walk\n"
-            "for name, _ in walk(typer.main.get_command(app), 'composer-rl'):\n"
-            "    done = CliRunner().invoke(app, [*name.split()[1:], '--help'])\n"
-            "    assert done.exit_code == 0 and 'Examples' in done.stdout, name\n"
-            "print(json.dumps(list(sys.modules)))")
-    loaded = set(json.loads(subprocess.check_output([sys.executable, "-c", code], text=True, timeout=600, env=ENVIRONMENT)))
-    assert {"rich.table", "composer_replication.cli.train"} <= loaded and not HEAVY & loaded
-
-
-def test_completion_loads_no_more_than_help(tmp_path):
-    code = ("import atexit, sys; atexit.register(lambda: print(*sys.modules))\n"
+HELP = f"""
+import sys; sys.path.append({DOCS!r})
+import typer; from typer.testing import CliRunner; from composer_replication.cli.app import app
+from commands import walk
+for name, _ in walk(typer.main.get_command(app), 'composer-rl'):
+    done = CliRunner().invoke(app, [*name.split()[1:], '--help'])
+    assert done.exit_code == 0 and 'Examples' in done.stdout, name
+print(*sys.modules)"""
+COMPLETE = ("import atexit, sys; atexit.register(lambda: print(*sys.modules))\n"
             "from composer_replication.cli.app import main\nmain()")
-    asked = {"_COMPOSER_RL_COMPLETE": "complete_bash", "COMP_WORDS": "composer-rl train --config ", "COMP_CWORD": "3"}
-    said = subprocess.run([sys.executable, "-c", code], text=True, timeout=600, env=ENVIRONMENT | asked, cwd=tmp_path,
+ASKED = {"_COMPOSER_RL_COMPLETE": "complete_bash", "COMP_WORDS": "composer-rl train --config ", "COMP_CWORD": "3"}
+
+
+@pytest.mark.parametrize("code, asked, shown", [(HELP, {}, "rich.table"), (COMPLETE, ASKED, "toy")], ids=["help", "completion"])
+def test_help_of_every_command_and_completion_load_what_they_show_and_no_more(code, asked, shown, tmp_path):
+    "In a process that has just begun: whoever asks waits for the import of each of these."
+    done = subprocess.run([sys.executable, "-c", code], text=True, timeout=600, env=ENVIRONMENT | asked, cwd=tmp_path,
                           capture_output=True)
-    loaded = set(said.stdout.split())
-    assert {"toy", "composer_replication.cli.train"} <= loaded and not HEAVY & loaded
-
-
-def test_an_option_means_the_same_everywhere():
-    said = {}
-    for name in LEAVES:
-        for option in LEAVES[name].params:
-            said.setdefault(option.opts[0], set()).add(option.help)
-    for shared in ("--json", "--strict", "--tools", "--seed", "--model", "--host", "--port", "files"):
-        texts = said[shared] - {LEAVES["composer-rl pairs"].params[0].help, "With --judge: the model's name there."}
-        assert len(texts) == 1, (shared, texts)
-    assert all(text.startswith("Where to write ") for text in said["--out"])
+    loaded = set(done.stdout.split())
+    assert {shown, "composer_replication.cli.train"} <= loaded and not HEAVY & loaded, done.stderr
 
 
 def test_the_page_of_commands_tells_all():
-    page = commands_markdown()
+    page = commands_page()
     for name, command in LEAVES.items():
         part = page.split(f"### {name}\n")[1].split("\n## ")[0].split("\n### ")[0]
         assert all(f"| `{word}` |" in part for word in option_names(command) if word.startswith("--")), name
@@ -259,47 +245,40 @@ def test_a_table_in_a_pipe_is_as_wide_as_columns_and_loses_nothing(tmp_path):
             assert " ".join(row[name].split()) in told.replace(f"{name}:", "") and "…" not in table
 
 
-def test_a_list_shows_what_an_error_ends_with_and_what_may_be_the_machines_fault(tmp_path):
-    trace = "Traceback (most recent call last):\\n  File 'a.py', line 1\\nModuleNotFoundError: No module named 'numpy'"
-    passed = "PASSED " * 100 + "the end"
+def test_a_list_shows_what_an_error_ends_with_and_what_may_be_the_machines_fault(call, tmp_path):
+    trace = "Traceback (most recent call last):\n  File 'a.py', line 1\nModuleNotFoundError: No module named 'numpy'"
+    texts = trace, "PASSED " * 100 + "the end"
     turns = [{"role": "user", "content": "go"}]
-    for text in (trace, passed):
-        call = {"id": "c", "type": "function", "function": {"name": "bash", "arguments": "{}"}}
-        turns += [{"role": "assistant", "content": "", "tool_calls": [call]},
-                  {"role": "tool", "tool_call_id": "c", "content": text.replace("\\n", "\n"), "is_error": True}]
+    for text in texts:
+        called = {"id": "c", "type": "function", "function": {"name": "bash", "arguments": "{}"}}
+        turns += [{"role": "assistant", "content": "", "tool_calls": [called]},
+                  {"role": "tool", "tool_call_id": "c", "content": text, "is_error": True}]
     (tmp_path / "mine.jsonl").write_text(json.dumps({"messages": turns}))
-    done = ran("composer-rl hints list", "mine.jsonl", cwd=tmp_path, COLUMNS="500")
-    assert "error: ModuleNotFoundError: No module named 'numpy'" in done.stdout and "Traceback" not in done.stdout
-    assert f"error: …{passed[-199:]}" in done.stdout
+    done = call("hints", "list", "mine.jsonl")
+    shown = " ".join("".join(line.split("│")[2:3]).strip() for line in done.stdout.splitlines())
+    assert "error: ModuleNotFoundError: No module named 'numpy'" in shown and "Traceback" not in shown
+    assert f"error: …{texts[1][-199:]}".replace(" ", "") in shown.replace(" ", "")
     assert "1 of 2 say that something is not installed" in done.stderr
 
 
-def test_a_list_can_be_short_and_counts_all(tmp_path):
-    every, short = (ran("composer-rl hints list", "--first", first, cwd=tmp_path).stdout for first in ("1000", "3"))
-    rows = ran("composer-rl hints list", "--first", "3", "--json", cwd=tmp_path).stdout.splitlines()
+def test_a_list_is_summed_up_by_hint_counts_all_and_says_how_to_get_all(call, rows):
+    found = rows("hints", "list")
+    by_hint = Counter((row["layer"], row["hint"]) for row in found)
+    every, few, some = (call("hints", "list", *more).stdout for more in (("--first", 1000), ("--first", 3), ()))
     counts = every.splitlines()[-1]
-    assert len(rows) == 3 and len(short.splitlines()) < len(every.splitlines())
-    total = sum(int(part.split(": ")[1]) for part in counts.split(", "))
-    assert short.splitlines()[-1] == f"{counts}; {total - 3} of them not listed"
-
-
-def test_a_long_list_is_summed_up_by_hint_and_says_how_to_get_all(tmp_path):
-    rows = [json.loads(row) for row in ran("composer-rl hints list", "--json", cwd=tmp_path).stdout.splitlines()]
-    by_hint = Counter((row["layer"], row["hint"]) for row in rows)
-    out = ran("composer-rl hints list", cwd=tmp_path, COLUMNS="400").stdout
-    listed, summary = out.split("┃ turns")
-    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in summary.splitlines() if line.startswith("│")]
-    counts = [count for _, count in by_hint.most_common()]
-    assert [int(count) for count, *_ in cells] == counts[:20] + [sum(counts[20:])] * (len(counts) > 20)
-    (layer, hint), most = by_hint.most_common(1)[0]
-    assert cells[0][:2] == [str(most), layer] and " ".join(hint.split()).startswith(cells[0][2].rstrip("…"))
-    firsts = {(row["layer"], row["hint"]): (row["trace_id"], str(row["message_index"])) for row in reversed(rows)}
-    wanted = {firsts[key] for key, _ in by_hint.most_common(20)}
-    sites = [line.split("│")[1].strip() for line in listed.splitlines() if line.startswith("│")]
-    shown = [(trace, turn.removeprefix("turn ")) for trace, turn in zip(sites, sites[1:]) if turn.startswith("turn ")]
-    assert len(shown) == len(wanted) <= 20 and set(shown) == wanted
-    more = f"; {len(rows) - len(shown)} of them not listed: --first {len(rows)} or --json lists all"
-    assert out.splitlines()[-1].endswith(more)
+    assert len(rows("hints", "list", "--first", "3")) == 3
+    assert sum(int(part.split(": ")[1]) for part in counts.split(", ")) == len(found)
+    assert few.splitlines()[-1] == f"{counts}; {len(found) - 3} of them not listed"
+    listed, summary = some.split("┃ turns")
+    turns = [int(line.split("│")[1]) for line in summary.splitlines() if line.startswith("│") and line.split("│")[1].strip()]
+    most = [count for _, count in by_hint.most_common()]
+    assert turns == most[:20] + [sum(most[20:])] * (len(most) > 20)
+    firsts = {(row["layer"], row["hint"]): f"turn {row['message_index']}" for row in reversed(found)}
+    cells = [line.split("│")[1].strip() for line in listed.splitlines() if line.startswith("│")]
+    shown = [cell for cell in cells if cell.startswith("turn ")]
+    assert sorted(shown) == sorted(firsts[key] for key, _ in by_hint.most_common(20))
+    more = f"; {len(found) - len(shown)} of them not listed: --first {len(found)} or --json lists all"
+    assert some.splitlines()[-1].endswith(more)
 
 
 def seen_in_a_terminal(*words, program=(COMMAND,), cwd=None, **environment):
@@ -419,32 +398,26 @@ def test_names_are_completed(tmp_path):
 
 
 def test_completion_offers_what_the_commands_take():
-    from composer_replication.cli.experiments import ladder_names
-    from composer_replication.cli.serve_teachers import agent_names
+    from composer_replication.cli.serve import agent_names
     from composer_replication.cli.train import recipe_names
     from composer_replication.envs.toy.model import MODELS
-    from composer_replication.experiments.ladder import ARMS
     from composer_replication.experiments.teachers import QUALITIES
     from composer_replication.recipes.recipe_file import shipped_recipes
-    assert agent_names() == [*QUALITIES, *sorted(MODELS)] and ladder_names("ARMS") == list(ARMS)
-    assert recipe_names() == sorted(shipped_recipes())
+    assert agent_names() == [*QUALITIES, *sorted(MODELS)] and recipe_names() == sorted(shipped_recipes())
 
 
-def test_a_folder_stands_for_the_trace_files_in_it(tmp_path):
+def test_a_folder_stands_for_the_trace_files_in_it(call, rows, tmp_path):
     from composer_replication.envs.toy.traces import toy_traces
     from composer_replication.traces.export import write_traces
     traces = toy_traces()
-    (tmp_path / "runs" / "below").mkdir(parents=True)
-    write_traces(traces[10:20], tmp_path / "runs" / "b.json")
-    write_traces(traces[:10], tmp_path / "runs" / "a.jsonl.gz")
-    write_traces(traces[20:], tmp_path / "runs" / "below" / "c.jsonl")
+    for name, some in (("b.json", traces[10:20]), ("a.jsonl.gz", traces[:10]), ("below/c.jsonl", traces[20:])):
+        (tmp_path / "runs" / name).parent.mkdir(parents=True, exist_ok=True)
+        write_traces(some, tmp_path / "runs" / name)
     (tmp_path / "runs" / "notes.txt").write_text("no trace")
-    for name in ("composer-rl traces errors", "composer-rl hints list"):
-        given = ["runs"], ["runs/a.jsonl.gz", "runs/b.json"]
-        folder, files = (ran(name, "--json", *words, cwd=tmp_path).stdout for words in given)
-        assert folder == files and folder
+    for name in (("traces", "errors"), ("hints", "list")):
+        assert rows(*name, "runs") == rows(*name, "runs/a.jsonl.gz", "runs/b.json") != []
     (tmp_path / "empty").mkdir()
-    done = ran("composer-rl hints list", "empty", cwd=tmp_path)
-    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+    done = call("hints", "list", "empty")
+    assert done.exit_code == 1 and done.stderr.count("\n") == 1
     assert "empty: no trace file lies directly in this folder" in done.stderr
     assert "files that end in .json, .jsonl, .traj" in done.stderr

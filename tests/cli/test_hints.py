@@ -1,12 +1,14 @@
 "Hint layers of one's own, by their place, from every command that makes hints."
+from types import SimpleNamespace
+
 import orjson
 import pytest
-from typer.testing import CliRunner
 
 from composer_replication.cli import hints
-from composer_replication.cli.app import app
-from composer_replication.core.files import read_jsonl
+from composer_replication.core.files import kept_rows, read_jsonl, write_jsonl
+from composer_replication.core.trace import Trace
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
+from composer_replication.recipes.checkpoint import fingerprint
 
 LAYER = '''
 class Same:
@@ -37,24 +39,17 @@ def broken():
 '''
 
 
-@pytest.fixture
-def call(tmp_path, monkeypatch):
+@pytest.fixture(autouse=True)
+def layers(tmp_path):
     (tmp_path / "own_layers.py").write_text(LAYER)
-    monkeypatch.chdir(tmp_path)
-    return lambda *words: CliRunner().invoke(app, list(words))
 
 
-def rows(result):
-    assert result.exit_code == 0, result.output
-    return [orjson.loads(line) for line in result.stdout.splitlines()]
-
-
-def test_a_layer_of_ones_own_speaks_first_and_the_others_after_it(call):
-    own = rows(call("hints", "list", "--json", "--hints", "own_layers:Same"))
+def test_a_layer_of_ones_own_speaks_first_and_the_others_after_it(rows):
+    own = rows("hints", "list", "--hints", "own_layers:Same")
     assert {row["layer"] for row in own} == {"same"} and {row["hint"] for row in own} == {"Look at what the last tool said."}
-    order = rows(call("hints", "list", "--json", "--hints", "own_layers:Picky", "--hints", "raw_error"))
+    order = rows("hints", "list", "--hints", "own_layers:Picky", "--hints", "raw_error")
     assert {row["layer"] for row in order} == {"picky", "raw_error"}
-    alone = rows(call("hints", "list", "--json", "--hints", "raw_error"))
+    alone = rows("hints", "list", "--hints", "raw_error")
     assert all(b["layer"] == "picky" if a["kind"] == "tool_not_found" else a == b for a, b in zip(alone, order, strict=True))
 
 
@@ -83,31 +78,46 @@ def test_hints_score_and_explore_take_it(call):
 
 
 def test_rows_of_other_settings_are_kept_aside_and_told(tmp_path, capsys):
-    file, settings = tmp_path / "scores.jsonl", {"sites": 4}
+    file = tmp_path / "scores.jsonl"
+    case = SimpleNamespace(trace=Trace("t", ()), site=SimpleNamespace(turn=0))
+    row = lambda n: {"trace_id": "t", "turn": 0, "n": n}
 
-    def gather(rows, known, settings):
-        return hints._gather(lambda told: iter(rows), lambda row: row, known, file, settings, "scoring")
+    def gather(rows, settings):
+        asked = []
+        make = lambda known, tell: asked.append(known) or iter(rows)
+        made = hints.gather_scores(make, lambda row: row, lambda case, row: row, [case], file, settings, "./mine", "scoring")
+        assert made == rows
+        return asked[0]
 
-    gather([{"n": 1}, {"n": 2}], {}, settings)
+    assert gather([row(1)], {"sites": 4}) == {} and gather([row(1)], {"sites": 4}) == {("t", 0): row(1)}
     with pytest.raises(KeyboardInterrupt):
-        hints._gather(interrupted, lambda row: row, {}, file, {"sites": 5}, "scoring")
-    assert [row for _, row in read_jsonl(tmp_path / "scores-1.jsonl")] == [{"n": 1}, {"n": 2}] and not file.read_text()
+        hints.gather_scores(interrupted, lambda row: row, None, [case], file, {"sites": 5}, "./mine", "scoring")
+    assert [row for _, row in read_jsonl(tmp_path / "scores-1.jsonl")] == [row(1)] and not file.exists()
     assert "kept as scores-1.jsonl" in capsys.readouterr().err.replace("\n", " ")
-    gather([{"n": 3}], {}, {"sites": 5})
-    assert gather([{"n": 3}, {"n": 4}], {1: {"n": 3}}, {"sites": 5}) and not (tmp_path / "scores-2.jsonl").exists()
+    assert gather([row(3)], {"sites": 5}) == {} and not (tmp_path / "scores-2.jsonl").exists()
 
 
-def interrupted(told):
+def interrupted(known, tell):
     raise KeyboardInterrupt
     yield
 
 
+@pytest.mark.parametrize("settings", [{"seed": 1}, {}, {"seed": 0, "more": None}])
+def test_rows_are_those_of_equal_settings_alone(tmp_path, settings):
+    file = tmp_path / "rows.jsonl"
+    assert kept_rows(file, {"seed": 0}) == ([], None)
+    write_jsonl(file, [{"n": 1}])
+    assert kept_rows(file, {"seed": 0}) == ([{"n": 1}], None)
+    assert kept_rows(file, settings) == ([], tmp_path / "rows-1.jsonl") and not file.exists()
+    (tmp_path / "rows.jsonl").touch()  # nothing of worth
+    assert kept_rows(file, {"seed": 0}) == ([], None)
+
+
 def test_another_template_or_tokenizer_is_another_model(tmp_path):
-    from types import SimpleNamespace
     embedded_model().save_pretrained(tmp_path)
     embedded_tokenizer().save_pretrained(tmp_path)
     loaded = SimpleNamespace(name=str(tmp_path), base=None)
-    before = hints._weights(loaded)
-    assert hints._weights(loaded) == before
+    before = fingerprint(loaded)
+    assert fingerprint(loaded) == before
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
-    assert hints._weights(loaded) != before
+    assert fingerprint(loaded) != before

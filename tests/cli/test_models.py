@@ -1,37 +1,96 @@
-"The commands that fetch a model and look at the machine."
+"Commands on models, checkpoints and recipes: what they print, and what they refuse in one sentence."
 import json
 
-from typer.testing import CliRunner
+import pytest
+import yaml
 
-from composer_replication.cli.app import app
+from composer_replication.cli.recipes import recipe_row
+from composer_replication.envs.toy.traces import toy_path
+from composer_replication.recipes.recipe import load_recipe
+from composer_replication.recipes.recipe_file import shipped_recipes
 from composer_replication.sandbox.base import sandbox_kinds
 
 
-def run(*words):
-    return CliRunner().invoke(app, list(words))
-
-
-def test_an_unknown_model_is_one_sentence():
-    done = run("models", "get", "gpt5")
+def test_an_unknown_model_is_one_sentence(call):
+    done = call("models", "get", "gpt5")
     assert done.exit_code == 1 and not done.stdout
     assert done.stderr == "error: there is no model 'gpt5' to fetch; name one of smollm2, qwen2.5-coder-0.5b.\n"
 
 
-def test_a_fetched_model_is_listed_with_its_folder(tmp_path, monkeypatch):
+def test_a_fetched_model_is_listed_with_its_folder(rows, tmp_path, monkeypatch):
     monkeypatch.setenv("COMPOSER_MODELS", str(tmp_path))
-    row, *_ = map(json.loads, run("models", "list", "--json").stdout.splitlines())
-    assert row["name"] == "smollm2" and row["folder"] == ""
+    assert [(row["name"], row["folder"]) for row in rows("models", "list")][0] == ("smollm2", "")
     (tmp_path / "smollm2").mkdir()
     (tmp_path / "smollm2" / "config.json").write_text("{}")
-    row, *_ = map(json.loads, run("models", "list", "--json").stdout.splitlines())
-    assert row["folder"] == str(tmp_path / "smollm2") == json.loads(run("models", "get", "smollm2", "--json").stdout)["folder"]
+    assert rows("models", "list")[0]["folder"] == str(tmp_path / "smollm2") == rows("models", "get", "smollm2")[0]["folder"]
 
 
-def test_the_doctor_names_every_sandbox_and_no_key(monkeypatch):
+def test_the_doctor_names_every_sandbox_and_no_key(call, monkeypatch):
     monkeypatch.setenv("OPENROUTER_API_KEY", "k-secret-123")
-    done = run("doctor", "--json")
+    done = call("doctor", "--json")
     rows = {row["name"]: row for row in map(json.loads, done.stdout.splitlines())}
     assert done.exit_code == 0 and "k-secret-123" not in done.output
     assert {f"sandbox {kind}" for kind in sandbox_kinds()} <= set(rows)
     assert rows["OPENROUTER_API_KEY"]["present"] and rows["torch"]["detail"].startswith("2.13.0")
     assert all(row["cost"] for row in rows.values() if not row["present"])
+
+
+def test_an_export_of_whole_weights(call, rows, tmp_path):
+    assert rows("export", "embedded", "--out", "a") == [
+        {"folder": "a", "parameters": 869760, "dtype": "float32", "merged": False, "difference": 0.0, "step": None}]
+    shown = call("export", "embedded", "--out", "b", "--merge").stdout
+    assert "869,760 parameters, float32, step not recorded. Logits differ by 0.0e+00" in shown
+    assert {"README.md", "model.safetensors", "tokenizer.json"} <= {p.name for p in (tmp_path / "b").iterdir()}
+
+
+@pytest.mark.parametrize("name, said", [("nobody/nothing", "HF_HUB_OFFLINE is set"), ("./nowhere", "there is no folder of"),
+                                        ("./adapter", "is a LoRA adapter; add --merge"),
+                                        ("./empty", "neither a model nor a run")])
+def test_what_cannot_be_exported(call, name, said, tmp_path, monkeypatch):
+    from huggingface_hub import constants
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    for folder in ("adapter", "empty"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    done = call("export", name, "--out", "plain")
+    assert done.exit_code == 1 and said in done.stderr and done.stderr.count("\n") == 1 and not (tmp_path / "plain").exists()
+
+
+def test_a_first_recipe_reads_what_was_named(call):
+    done = call("recipes", "new", "my run.yaml", "--model", "embedded", "--traces", toy_path())
+    assert done.exit_code == 0 and "--config 'my run.yaml' --dry-run" in done.stderr.replace("\n", "")
+    recipe = load_recipe("my run.yaml")
+    assert recipe.arguments.traces == [str(toy_path())] and recipe.arguments.task is None
+    assert (recipe.config.alpha_sdpo, recipe.config.beta_replay, recipe.config.max_steps) == (1.0, 0.0, 2)
+    assert call("recipes", "new", "a.yaml", "--model", "embedded", "--tasks", "larder").exit_code == 0
+    recipe = load_recipe("a.yaml")
+    assert (recipe.arguments.task, recipe.arguments.tasks, recipe.arguments.traces) == ("deletion", "larder", None)
+
+
+def test_names_that_yaml_would_read_otherwise_stay_texts(call, tmp_path):
+    assert call("recipes", "new", "a.yaml", "--model", "no: #1", "--traces", "*.jsonl", "--traces", "é'\"").exit_code == 0
+    values = yaml.safe_load((tmp_path / "a.yaml").read_text(encoding="utf-8"))
+    assert (values["model"], values["traces"]) == ("no: #1", ["*.jsonl", "é'\""])
+
+
+def test_nothing_to_train_on_and_a_file_that_exists_are_refused(call, tmp_path):
+    done = call("recipes", "new", "a.yaml", "--model", "embedded")
+    assert done.exit_code == 1 and "give --traces" in done.stderr and not (tmp_path / "a.yaml").exists()
+    (tmp_path / "a.yaml").write_text("mine")
+    done = call("recipes", "new", "a.yaml", "--model", "embedded", "--tasks", "larder")
+    assert done.exit_code == 1 and "this file exists" in done.stderr and (tmp_path / "a.yaml").read_text() == "mine"
+
+
+def test_a_recipe_that_is_shown_is_read_as_a_run_reads_it(call, rows, tmp_path):
+    (tmp_path / "mine.yaml").write_text("learning_rate: 1e-4  # a number\ntask: toy\n")
+    assert rows("recipes", "show", "mine.yaml") == [{"name": "mine", "settings": {"learning_rate": 1e-4, "task": "toy"}}]
+    assert call("recipes", "show", "mine.yaml").stdout == (tmp_path / "mine.yaml").read_text()
+    (tmp_path / "mine.yaml").write_text("task: toy\ntask: sql\n")
+    done = call("recipes", "show", "mine.yaml")
+    assert done.exit_code == 1 and "the key 'task' stands twice" in done.stderr
+
+
+def test_the_list_of_recipes_says_what_was_not_run_as_the_recipe_does():
+    run = {name: recipe_row(name, path.read_text())["run"] for name, path in shipped_recipes().items()}
+    assert run["smollm2-sql"] == "not run for its 30 steps" and run["qwen3-8b-lora"] == "not run on a GPU"
+    assert [name for name, said in run.items() if said == "yes"] == ["toy-traces", "toy"]

@@ -11,9 +11,9 @@ import pytest
 from typer import Typer
 from typer.testing import CliRunner
 
-from composer_replication.cli.serve_teachers import serve_teachers
+from composer_replication.cli.serve import serve_teachers
 
-RUN = "import typer; from composer_replication.cli.serve_teachers import serve_teachers; typer.run(serve_teachers)"
+RUN = "import typer; from composer_replication.cli.serve import serve_teachers; typer.run(serve_teachers)"
 SLEEP = "import time; import composer_replication.experiments.teachers as t; t.LocalTeacher.answer = lambda *_: time.sleep(60); "
 
 
@@ -70,6 +70,6 @@ def test_what_it_cannot_serve(monkeypatch):
 
 
 def test_nothing_heavy_is_imported_before_it_is_used():
-    code = ("import sys; import composer_replication.cli.serve_teachers, composer_replication.replay.serve; "
+    code = ("import sys; import composer_replication.cli.serve, composer_replication.replay.serve; "
             "print(sorted({m.split('.')[0] for m in sys.modules} & {'openai', 'torch', 'transformers', 'numpy'}))")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600).stdout == "[]\n"

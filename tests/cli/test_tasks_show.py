@@ -6,14 +6,12 @@ from dataclasses import replace
 from importlib.resources import files
 
 import pytest
-from rich.progress import Progress
 from typer.testing import CliRunner
 
+from composer_replication.cli import console
 from composer_replication.cli.app import app
 from composer_replication.cli.console import Ending
-from composer_replication.cli.tasks import _shower as shower
-from composer_replication.cli.tasks import _teller as teller
-from composer_replication.cli.tasks import gate_table, task_table
+from composer_replication.cli.tasks import gate_table, now, task_table, watcher
 from composer_replication.envs.deletion.task import read_tasks, write_tasks
 from composer_replication.envs.deletion.tasks.gates import GATES
 from composer_replication.envs.deletion.tasks.make import DIFFICULTY, Report
@@ -93,37 +91,37 @@ def report(**more):
                                      "last": "my.tally:group_totals stub: kept"} | more)
 
 
-def test_the_bar_says_tried_kept_and_last():
-    with Progress(disable=True) as bar:
-        show = shower(bar, 1, 60)
-        show(report(last=""))
-        [packages, line] = bar.tasks
-        assert line.description == "my-package: deleting, 24 candidates"
-        show(report())
-    assert line.description == "my-package: 7 tried, 6 kept, last group_totals"
-    assert (line.completed, line.total, packages.visible) == (6, 24, False)  # no more can be kept than there are candidates
+@pytest.mark.parametrize("more, said", [
+    ({"last": ""}, "my-package: deleting, 24 candidates"), ({}, "my-package: 7 tried, 6 kept, last group_totals"),
+    ({"last": "a:f+a:g stub: trivial"}, "my-package: 7 tried, 6 kept, last f and 1 more"),
+    ({"stage": "done", "seconds": 99.4}, "my-package: done, 7 tried, 6 kept, 99 s"),
+    ({"problem": "no Python file", "source": ""}, "./my-package: ended, 7 tried, 6 kept, 0 s")])
+def test_a_report_in_words(more, said):
+    assert now(report(**more)) == said
 
 
-def test_in_a_pipe_a_line_at_begin_and_end_and_few_between():
-    now, told = [0.0], []
-    tell = teller(told.append, lambda: now[0])
-    tell(Report("./my-package", stage="fetching"))
-    for second in range(1, 100):
-        now[0] = float(second)
-        tell(report(tried=second, kept=second))
-    tell(report(stage="done", tried=99, kept=99, seconds=99.4))
-    assert told == ["./my-package: fetching", *(f"my-package: {n} tried, {n} kept, last group_totals" for n in (30, 60, 90)),
-                    "my-package: done, 99 tried, 99 kept, 99 s"]
-
-
-def test_each_package_has_its_own_begin_and_end():
+def test_a_line_at_begin_and_end_of_each_package_and_few_between():
     told = []
-    tell = teller(told.append, lambda: 0.0)
+    watch = watcher(lambda words, at_once: told.append((words, at_once)), 3)
     for stage in ("fetching", "deleting", "done"):
         for name in ("a", "b"):
-            tell(Report(name, stage=stage, last="a:f+a:g stub: trivial"))
-    tell(Report("c", problem="c holds no Python file"))
-    assert [line.split(":")[0] for line in told] == ["a", "b", "a", "b", "c"]
+            watch(Report(name, stage=stage))
+    watch(Report("c", problem="c holds no Python file"))
+    assert [words.partition("; ")[2][0] for words, at_once in told if at_once] == ["a", "b", "a", "b", "c"]
+    assert [words[:1] for words, _ in told] == ["0", "0", "0", "0", "1", "2", "3"] and len(told) == 7
+
+
+def test_a_pipe_gets_few_lines_between(monkeypatch, capsys):
+    clock = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: clock[0])
+    with console.working("making", every=30) as tell:
+        for second in range(100):
+            clock[0] = float(second)
+            tell(f"at {second}")
+        tell("[at] the end", at_once=True)
+    with console.working("reading") as tell:
+        tell("nothing in a pipe")
+    assert capsys.readouterr().err.splitlines() == ["at 0", "at 30", "at 60", "at 90", "[at] the end"]
 
 
 def test_the_gates_that_dropped_something_are_explained_and_no_others():

@@ -234,12 +234,3 @@ def test_a_recipe_that_is_not_named_is_told_what_to_type(capsys, monkeypatch):
 def test_the_next_command(settings, command):
     from composer_replication.report.train import next_command
     assert next_command(settings, "out/a") == command
-
-
-def test_the_list_of_recipes_says_what_was_not_run_as_the_recipe_does():
-    from composer_replication.cli.recipes import recipe_row
-    from composer_replication.recipes.recipe_file import shipped_recipes
-    run = {name: recipe_row(name, path.read_text())["run"] for name, path in shipped_recipes().items()}
-    assert run["smollm2-sql"] == "not run for its 30 steps"
-    assert run["qwen3-8b-lora"] == "not run on a GPU"
-    assert [name for name, told in run.items() if told == "yes"] == ["toy-traces", "toy"]

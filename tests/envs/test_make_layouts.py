@@ -296,7 +296,7 @@ def test_nothing_kept_is_explained_at_the_end_and_in_the_report(tmp_path, store,
         assert part in report.problem and "\n" not in report.problem
     assert re.search(r"odd:one stub: odd:two in odd.py|odd:two stub: odd:one in odd.py", report.examples["sibling alike"])
     assert json.loads(Path(f"{out}.report.json").read_text())[0]["problem"] == report.problem
-    commands._tell([report], False)
+    commands.show_reports([report], False)
     assert "".join(report.problem.split()) in "".join(capsys.readouterr().err.split())
 
 

@@ -79,21 +79,18 @@ def test_keys_and_values_lie_beside_the_activations_where_branches_read_them():
 
 def test_vllm_takes_its_share_of_the_card_instead_of_a_cache_for_sampling():
     def plan(**values):
-        given = {"rollout": "vllm"} | {k: str(v) for k, v in values.items()}
-        return estimate(load_recipe("qwen2.5-coder-7b-lora", given, estimating=True))
+        return estimate(load_recipe("qwen2.5-coder-7b-lora", {key: str(value) for key, value in values.items()}, estimating=True))
 
-    plain = estimate(load_recipe("qwen2.5-coder-7b-lora", estimating=True))
-    share = plan(vllm_gpu_memory_utilization=0.4)
+    plain, share = plan(), plan(rollout="vllm", vllm_gpu_memory_utilization=0.4)
     assert plain.memory["rollout cache"] > 0 == share.memory["rollout cache"] and "vLLM's share" not in plain.memory
-    assert share.memory["vLLM's share"] == pytest.approx(0.4 * 141e9)
     loss = sum(v for k, v in plain.memory.items() if k in ("branches' cache", "activations", "logits"))
-    always = sum(v for k, v in plain.memory.items()) - loss - plain.memory["rollout cache"]
-    assert share.peak == pytest.approx(always + loss + 0.4 * 141e9)
-    asleep = plan(vllm_gpu_memory_utilization=0.4, vllm_enable_sleep_mode="true")
+    always = sum(plain.memory.values()) - loss - plain.memory["rollout cache"]
+    assert share.memory["vLLM's share"] == pytest.approx(0.4 * 141e9) and share.peak == pytest.approx(always + loss + 0.4 * 141e9)
+    asleep = plan(rollout="vllm", vllm_gpu_memory_utilization=0.4, vllm_enable_sleep_mode="true")
     assert asleep.peak == pytest.approx(always + max(loss, 0.4 * 141e9))
-    cache = plain.memory["rollout cache"]  # two bytes a value, as vLLM's
-    assert plan(vllm_gpu_memory_utilization=0.05).memory["vLLM's share"] == 2 * plain.parameters + cache
-    far = plan(vllm_server_base_url="http://127.0.0.1:8000")
+    small = plan(rollout="vllm", vllm_gpu_memory_utilization=0.05).memory["vLLM's share"]  # two bytes a value, as vLLM's
+    assert small == 2 * plain.parameters + plain.memory["rollout cache"]
+    far = plan(rollout="vllm", vllm_server_base_url="http://127.0.0.1:8000")
     assert "vLLM's share" not in far.memory and far.memory["rollout cache"] == 0
 
 

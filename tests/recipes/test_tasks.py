@@ -108,35 +108,30 @@ def test_everything_held_out_and_one_repository_are_refused():
         split_rows(rows, "repository", 1, 0)
 
 
-def test_a_resumed_run_cannot_train_on_what_was_held_out(tmp_path):
-    def tasks(train, out):
-        return RunTasks([{"task_id": t} for t in train], [{"task_id": t} for t in out], TaskSet(()))
-    keep_split(tmp_path, tasks("abc", "d"), {})
-    with pytest.raises(RecipeProblem, match="holds out 1 tasks that this run would train on, for example d"):
-        keep_split(tmp_path, tasks("abd", "c"), {})
-    assert json.loads((tmp_path / "split.json").read_text())["held_out"] == ["d"]
+def split_of(train, out):
+    return RunTasks([{"task_id": t} for t in train], [{"task_id": t} for t in out], TaskSet(()))
 
 
-def test_what_an_unsplit_run_trained_on_is_not_held_out_later(tmp_path):
-    def tasks(train, out):
-        return RunTasks([{"task_id": t} for t in train], [{"task_id": t} for t in out], TaskSet(()))
-    keep_split(tmp_path, tasks("abc", ""), {})
-    with pytest.raises(RecipeProblem, match="trained on 1 tasks that this run would hold out, for example c"):
-        keep_split(tmp_path, tasks("ab", "c"), {})
+@pytest.mark.parametrize("first, then, said", [
+    (("abc", "d"), ("abd", "c"), "holds out 1 tasks that this run would train on, for example d"),
+    (("abc", ""), ("ab", "c"), "trained on 1 tasks that this run would hold out, for example c")])
+def test_what_one_run_trained_on_another_may_not_hold_out_and_the_other_way_round(tmp_path, first, then, said):
+    keep_split(tmp_path, split_of(*first), {})
+    with pytest.raises(RecipeProblem, match=said):
+        keep_split(tmp_path, split_of(*then), {})
+    assert json.loads((tmp_path / "split.json").read_text())["held_out"] == [*first[1]]
 
 
 def test_a_folder_with_weights_remembers_both_sides_of_all_its_runs(tmp_path):
-    def tasks(train, out):
-        return RunTasks([{"task_id": t} for t in train], [{"task_id": t} for t in out], TaskSet(()))
-    keep_split(tmp_path, tasks("abcdef", "xyz"), {})
+    keep_split(tmp_path, split_of("abcdef", "xyz"), {})
     (tmp_path / "checkpoint-1").mkdir()
     (tmp_path / "checkpoint-1" / "weights").touch()
     mark_complete(tmp_path / "checkpoint-1")
-    keep_split(tmp_path, tasks("abc", "x"), {})
+    keep_split(tmp_path, split_of("abc", "x"), {})
     split = json.loads((tmp_path / "split.json").read_text())
     assert (split["train"], split["held_out"]) == ([*"abcdef"], [*"xyz"])
     with pytest.raises(RecipeProblem, match="holds out 2 tasks"):
-        keep_split(tmp_path, tasks("abcyz", "x"), {})
+        keep_split(tmp_path, split_of("abcyz", "x"), {})
 
 
 def test_commits_of_one_repository_are_one_repository(tmp_path):
@@ -202,20 +197,16 @@ class Scored:
     def close(self): pass
 
 
-@pytest.mark.parametrize("task", ["toy", "sql", f"{__name__}:Scored"])
-def test_credit_by_tests_is_refused_before_anything_is_loaded_where_there_is_no_grade(tmp_path, task):
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"prompt": "x", "task_id": n}) + "\n" for n in range(4)))
-    own = {"tasks": str(rows), "alpha_sdpo": 0.0} if ":" in task else {}
-    recipe = load_recipe(write(tmp_path, task=task, train_rows=4, episode_reward={"credit": "share"}, **own))
-    with pytest.raises(ValueError, match="credit=share needs an environment that keeps a grade; leave credit out"):
-        recipe_tasks(recipe)
-
-
-def test_credit_by_tests_is_refused_where_an_answer_is_one_turn(tmp_path, monkeypatch):
-    answers = TaskSet([{"prompt": "x", "task_id": "1"}], reward=lambda completions, **row: [0.0] * len(completions))
-    monkeypatch.setattr(tasks_module, "task_set", lambda *asked: answers)
-    recipe = load_recipe(write(tmp_path, task="toy", train_rows=4, episode_reward={"credit": "share"}))
+@pytest.mark.parametrize("task", ["toy", "sql", f"{__name__}:Scored", None])
+def test_credit_by_tests_is_refused_before_anything_is_loaded_where_there_is_no_grade(tmp_path, monkeypatch, task):
+    own = {}
+    if task is None:  # an answer is one turn
+        answers = TaskSet([{"prompt": "x", "task_id": "1"}], reward=lambda completions, **row: [0.0] * len(completions))
+        monkeypatch.setattr(tasks_module, "task_set", lambda *asked: answers)
+    elif ":" in task:
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": "x", "task_id": n}) + "\n" for n in range(4)))
+        own = {"tasks": str(tmp_path / "rows.jsonl"), "alpha_sdpo": 0.0}
+    recipe = load_recipe(write(tmp_path, task=task or "toy", train_rows=4, episode_reward={"credit": "share"}, **own))
     with pytest.raises(ValueError, match="credit=share needs an environment that keeps a grade; leave credit out"):
         recipe_tasks(recipe)
 

@@ -72,10 +72,17 @@ def test_the_right_action_is_right():
             assert env.reward() == 1 and trace.turns[-1].tool_calls[0].arguments["sql"] == task_of(trace.task_id).reference
 
 
-def test_hints_are_part_of_what_a_warm_up_is_made_of(tmp_path):
-    facts = [warm_up.warm_up_facts(made, warm_up.warm_up_settings(made.arguments.warm_up))
-             for made in (recipe(tmp_path), recipe(tmp_path, stage={"hinted": 0}), recipe(tmp_path, stage={"hinted": 4}))]
-    assert facts[0] == facts[1] and facts[2] == facts[0] | {"hinted": 4}
+def facts_of(made):
+    return warm_up.warm_up_facts(made, warm_up.warm_up_settings(made.arguments.warm_up))
+
+
+def test_hints_and_the_base_are_part_of_what_a_warm_up_is_made_of(tmp_path):
+    plain, none, some = (facts_of(recipe(tmp_path, stage=stage)) for stage in ({}, {"hinted": 0}, {"hinted": 4}))
+    assert plain == none and some == plain | {"hinted": 4}
+    for base in ("a", "b"):
+        embedded_model().save_pretrained(tmp_path / base / "checkpoint-30")
+    one, other = (facts_of(recipe(tmp_path, model=str(tmp_path / base / "checkpoint-30"))) for base in "ab")
+    assert {key for key in one if one[key] != other[key]} == {"model"}
 
 
 @pytest.mark.trainer
@@ -130,7 +137,7 @@ def recorded(folder, rewards):
 
 def rows_of(made):
     settings = warm_up.warm_up_settings(made.arguments.warm_up)
-    return warm_up._stage_rows(made, probe_template(embedded_tokenizer()), *warm_up.learnt_from(made, settings, stage_data(made)))
+    return warm_up.stage_rows(made, probe_template(embedded_tokenizer()), *warm_up.learnt_from(made, settings, stage_data(made)))
 
 
 def test_own_episodes_that_passed_are_learnt_and_no_others(tmp_path):
@@ -138,12 +145,8 @@ def test_own_episodes_that_passed_are_learnt_and_no_others(tmp_path):
     wanted = warm_up.supervised_rows([traces[0], traces[4]], probe_template(embedded_tokenizer()))
     assert rows_of(recipe(tmp_path, stage=stage)) == wanted
     assert len(rows_of(recipe(tmp_path, stage=stage | {"hinted": 3}))) == 5
-
-
-def test_own_episodes_need_no_environment_with_demonstrations(tmp_path):
-    stage, _ = recorded(tmp_path, [1.0])
-    values = dict(task=None, tasks=None, train_rows=1, hints=["template"], detectors=None, traces=["embedded"], alpha_sdpo=1.0)
-    assert len(rows_of(recipe(tmp_path, stage=stage, **values))) == 1
+    bare = dict(task=None, tasks=None, train_rows=1, hints=["template"], detectors=None, traces=["embedded"], alpha_sdpo=1.0)
+    assert rows_of(recipe(tmp_path, stage=stage, **bare)) == wanted  # no environment with demonstrations
 
 
 def test_none_that_passed_is_told_and_so_is_none_that_can_be_learnt(tmp_path):
@@ -218,18 +221,6 @@ def test_other_episodes_in_the_file_make_another_warm_up(tmp_path):
     recorded(tmp_path, [1.0, 0.0])
     with pytest.raises(ValueError, match="learnt from other episodes: files of traces, or held-out tasks, were others"):
         warmed(made)
-
-
-@pytest.mark.trainer
-def test_two_bases_of_one_name_have_two_warm_ups(tmp_path):
-    facts = []
-    for base in ("a", "b"):
-        folder = tmp_path / base / "checkpoint-30"
-        embedded_model().save_pretrained(folder)
-        embedded_tokenizer().save_pretrained(folder)
-        made = recipe(tmp_path, model=str(folder))
-        facts.append(warm_up.warm_up_facts(made, warm_up.warm_up_settings(made.arguments.warm_up)))
-    assert {key for key in facts[0] if facts[0][key] != facts[1][key]} == {"model"}
 
 
 def test_two_runs_that_begin_together_make_one_checkpoint(tmp_path, monkeypatch):

@@ -34,7 +34,7 @@ from ...training.setup import check_engine
 from ...training.teacher import causal_lm
 
 # %% ../../../nbs/contrib/queue/02_generator.ipynb #5574aa59
-FREE = {"output_dir", "resume", "max_steps", "use_cpu", "data_folder", "hint_cache", "keep_rollouts", "sample_every", "ddp_timeout", "report_to",
+FREE = {"output_dir", "resume", "max_steps", "use_cpu", "data_folder", "keep_rollouts", "sample_every", "ddp_timeout", "report_to",
         "run_name", "save_steps", "save_strategy", "save_total_limit", "logging_steps", "logging_strategy", "logging_first_step",
         "log_completions", "disable_tqdm", "push_to_hub", "vllm_gpu_memory_utilization"}
 
