@@ -234,8 +234,8 @@ Tools = Annotated[Path | None, typer.Option("--tools", help="JSON list of the to
                                                             "the traces do not carry them.")]
 Seed = Annotated[int, typer.Option("--seed", help="Names every random choice.")]
 Model = Annotated[str | None, typer.Option("--model", help="A causal LM: a folder, a hub id, or a name of `models list`; else the embedded model.")]
-ChatTemplate = Annotated[str | None, typer.Option("--chat-template", metavar="NAME|FILE", help="A shipped chat template, chatml-tools or "
-                                                    "plain-tools, or a file; else the tokenizer's own.")]
+ChatTemplate = Annotated[str | None, typer.Option("--chat-template", metavar="NAME|FILE", help="A shipped chat template, chatml-tools, "
+                                                    "plain-tools or fenced (calls as fenced blocks), or a file; else the tokenizer's own.")]
 Host = Annotated[str, typer.Option("--host", help="Address to listen on; whoever reaches it can use what is served.")]
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: any free one.")]
 

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from ..core.errors import InputProblem
 from ..envs.toy.model import embedded_model, embedded_tokenizer
 from .find_model import EMBEDDED, find_model
+from ..tree.fenced import set_template
 from ..tree.template import probe_template
 
 # %% ../../nbs/recipes/07_checkpoint.ipynb #9850c85e
@@ -83,7 +84,7 @@ def checkpoint_tokenizer(
         raise InputProblem(f"the model {name!r} has no tokenizer that can be loaded ({_sentence(error)})",
                            "name a folder or hub id that holds one") from None
     if template is not None:
-        tokenizer.chat_template = template
+        set_template(tokenizer, template)
     probe_template(tokenizer)
     return tokenizer
 

@@ -54,7 +54,7 @@ class RecipeArguments:
 
     model: str = setting(EMBEDDED, "Folder or hub id, `embedded` for the shipped one, or `random:` and the path of a config.json.")
     tokenizer: str | None = setting(None, "Folder or hub id; none: the model's.")
-    chat_template: str | None = setting(None, "A shipped template, `chatml-tools` or `plain-tools`, or a file; none: the tokenizer's own.")
+    chat_template: str | None = setting(None, "A shipped template: `chatml-tools`, `plain-tools`, or `fenced` for a model that acts by fenced blocks; or a file; none: the tokenizer's own.")
     task: str | None = setting(None, "An environment: `deletion`, `gsm8k`, `sql`, `toy`, another registered one, or `package.module:factory` "
                                      "for one's own, which is imported.")
     tasks: str | None = setting(None, "File of the task's rows, as `composer-rl tasks make` writes it for `deletion`; or a shipped "

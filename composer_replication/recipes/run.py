@@ -36,6 +36,7 @@ from .find_model import cached_model
 from .recipe import EMBEDDED, Recipe, local_model
 from .recipe_file import RecipeProblem
 from .models import chat_template
+from ..tree.fenced import set_template
 from .run_record import write_record
 from .shaping import SharedCredit, episode_reward
 from .sources import Sources, recipe_sources, recorded_traces, without_held_out
@@ -60,7 +61,7 @@ def recipe_tokenizer(recipe: Recipe):
         first = str(error).strip().splitlines()[0].rstrip(".")
         raise RecipeProblem(f"the tokenizer {name!r} cannot be loaded ({first}); name a folder or hub id with tokenizer.") from None
     if recipe.arguments.chat_template is not None:
-        tokenizer.chat_template = chat_template(recipe.arguments.chat_template)
+        set_template(tokenizer, chat_template(recipe.arguments.chat_template))
     return tokenizer
 
 

@@ -118,7 +118,7 @@ def faults(page: Path) -> list[str]:
     nameless = sum(not alt or not alt[1].strip() or re.search(r"\.(png|svg|jpe?g|gif)$", alt[1]) is not None for alt in alts)
     headings = len(re.findall(r"<h1\b", text))
     return ([f"{nameless} pictures without words"] * bool(nameless) + ["no language"] * ("<html lang=" not in text)
-            + [f"{headings} headings of the first level"] * (headings != 1 and page.name != "search.html"))  # a script writes that one
+            + [f"{headings} first headings"] * (headings != 1 and page.name != "search.html"))  # a script writes that one
 
 
 def test_every_page_has_words_for_what_it_shows(site):

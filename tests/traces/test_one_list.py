@@ -1,4 +1,4 @@
-"""A list of traces is read one by one: equal to the same traces as lines, in memory that does not grow, with what came before a break."""
+"""A list of traces is read one by one: as the same traces in lines, in memory that does not grow, up to a break."""
 import gzip
 import json
 import tracemalloc
@@ -8,13 +8,14 @@ import pytest
 from composer_replication.core.trace import TraceProblem
 from composer_replication.traces.read import read_traces, read_values
 
-CHATS = [{"messages": [{"role": "user", "content": f'{i} "[{{\\ é\u2028' + "x" * (i % 7)}, {"role": "assistant", "content": "]}, ["}]} for i in range(40)]
+CHATS = [{"messages": [{"role": "user", "content": f'{i} "[{{\\ é\u2028' + "x" * (i % 7)},
+                       {"role": "assistant", "content": "]}, ["}]} for i in range(40)]
 
 
 def contents(path, **options):
     problems = []
-    traces = [[(turn.role, turn.content) for turn in trace.turns] for trace in read_traces(path, on_problem=problems.append, **options)]
-    return traces, problems
+    traces = read_traces(path, on_problem=problems.append, **options)
+    return [[(turn.role, turn.content) for turn in trace.turns] for trace in traces], problems
 
 
 @pytest.mark.parametrize("indent", [None, 0, 3])
@@ -32,7 +33,8 @@ def test_a_list_gives_what_its_lines_give(tmp_path, indent, packed, mark):
 
 @pytest.mark.parametrize("damage, kept, said", [
     (lambda text: text[:len(text) // 2], 19, "cut off"),
-    (lambda text: text.replace('{"messages"', '{messages', 9).replace("{messages", '{"messages"', 8), 8, "value 9 of the list is broken"),
+    (lambda text: text.replace('{"messages"', '{messages', 9).replace("{messages", '{"messages"', 8), 8,
+     "value 9 of the list is broken"),
     (lambda text: text[:-1], 40, "cut off"),
     (lambda text: text + " and more", 40, "something else stands behind"),
     (lambda text: text[:-1] + ", 7]", 40, "value 41 of the list is no object"),
