@@ -127,7 +127,7 @@ PYTHON_RULES: tuple[Rule, ...] = (
     (r"cannot import name '(\w+)' from '([\w.]+)'", "`{2}` has no `{1}` in the installed version: look at what the module really defines, or at which versions the code expects."),
     (r"'(\w+)' is an invalid keyword argument for (\S+)\(\)", "`{2}` takes no argument `{1}`: look at its signature first."),
     (r"`?([\w.]+)`? was removed in ([^.]*(?:\.\d[^.]*)?)", "The installed library is newer than the code: `{1}` was removed in {2}; use what replaced it."),
-    (r"[Mm]odule '([\w.]+)' has no attribute '(\w+)'", "The module `{1}` has no `{2}` in the installed version: look at what it really defines."),
+    (r"[Mm]odule '([\w.]+)' has no attribute '(\w+)'", "`{1}` has no attribute `{2}`: if that is a submodule, import `{1}.{2}` itself; else look at what the module defines in the installed version."),
     (r"'NoneType' object", "A value is None where an object is expected: check what the call before it returns, and why."),
     (r"'([\w.]+)' object has no attribute '(\w+)'", "A `{1}` has no attribute `{2}`: look at what the object really is and what its class defines."),
     (r"name '(\w+)' is not defined", "The name `{1}` is not defined where it is used: import or define it first."),
@@ -180,8 +180,8 @@ def _not_found(match: re.Match) -> str:
 SERVICE_RULES: tuple[Rule, ...] = (
     (r"payment amount does not add up, total price is ([\d.]+)", "The payments have to add up to the total price, and as asked for here that is {1}: check the passengers, paid bags, insurance and prices against the request, then the amounts."),
     (r"number of passengers does not match", "The number of passengers cannot change: give as many as the reservation has."),
-    (r"not enough balance in payment method (\S+)", "The balance of `{1}` does not cover the amount: pay with a method that covers all of it, or with several where the tool takes a list of payments."),
-    (r"gift card balance is not enough", "The gift card does not cover the amount: pay with a method that covers all of it, or with several where the tool takes a list of payments."),
+    (r"not enough balance in payment method (\S+)", "The balance of `{1}` does not cover the amount: work out the amount and look at all balances; where no method covers it, nor several that the tool takes in one list, say so and offer something cheaper."),
+    (r"gift card balance is not enough", "The gift card does not cover the amount: work out the amount and look at all balances; where no method covers it, nor several that the tool takes in one list, say so and offer something cheaper."),
     (r"not enough seats on flight (\S+)", "Flight `{1}` has too few seats in that cabin: search again, and choose a flight whose seats suffice."),
     (r"flight (\S+) not (?:available|found) on date (\S+)", "Flight `{1}` cannot be booked for {2}: compare that day with today; unless it has passed, search its flights for one that is available."),
     (r"^(?:error: )?certificate cannot be used", "A certificate cannot pay for a change of a reservation: use a credit card or a gift card."),
@@ -213,6 +213,16 @@ def _apply(text: str) -> str | None:
     return None
 
 
+_FRAME = re.compile(r'^ *File "([^"\n]+)", line \d+, in [^\n]*\n\s+(\S[^\n]*)', re.M)
+
+
+def _caller(text: str) -> str | None:
+    "The last line of the file that was run, where the error was raised in another one."
+    frames = _FRAME.findall(text)
+    own = [line for file, line in frames if file == frames[0][0]]
+    return own[-1].replace("`", "'") if own and frames[-1][0] != frames[0][0] else None
+
+
 def diagnose(
     error: str,  # the error text as the environment gave it
 ) -> str | None:  # one sentence, or None where no rule fits
@@ -223,7 +233,10 @@ def diagnose(
     line = exception_line(text)
     if line and re.match(r"(?:Syntax|Indentation|Tab)Error", line):  # file and line stand above it
         line = text[max(text.rfind('File "', 0, text.rfind(line)), 0):]
-    return (line and _apply(line)) or _apply(text)
+    hint = (line and _apply(line)) or _apply(text)
+    if hint and hint.startswith("A `") and "has no attribute" in hint and (caller := _caller(text)):
+        return f"{hint.partition(':')[0]}, reached from `{shorten(caller, 100)}`: look at what that line passes, and what the one it calls expects."
+    return hint
 
 
 def installation_fault(

@@ -156,6 +156,22 @@ def _in_percent(given: str, expected: str) -> bool:
         return False
 
 
+def _nearly(given: str, expected: str) -> str | None:
+    "What is wrong with a text whose form is right, or that holds what was expected and more."
+    try:
+        mine, theirs = literal_eval(given), [text for text in literal_eval(expected) if isinstance(text, str) and text]
+    except (ValueError, SyntaxError):
+        return None
+    shape = lambda text: re.sub(r"\d", "0", text)
+    if not isinstance(mine, str) or not theirs:
+        return None
+    if any(len(text) > 7 and text.lower() in mine.lower() and len(text) < len(mine) for text in theirs):
+        return "with what the request gives alone, and nothing added to it"
+    if any(char.isdigit() for char in mine) and all(shape(text) == shape(mine) for text in theirs):
+        return "in the form that it has, and with another value: take it from the request or an earlier answer"
+    return None
+
+
 def _value_line(tool: str | None, name: str, schema: dict, error: str, required: bool = True) -> str:
     "In which type and form a value has to be given; what a grader expected in its place is not told."
     schema = schema if isinstance(schema, dict) else {}
@@ -165,6 +181,8 @@ def _value_line(tool: str | None, name: str, schema: dict, error: str, required:
     form = f"in exactly the form of its description ({about})" if about else "in the form that its schema describes"
     left_out = "" if required else ", or leave it out where the request does not ask for it"
     types = re.search(r"Invalid value for parameter '[^']*': (.{1,300}?)\. Expected one of (\[.*\])", error)
+    if types and (near := _nearly(*types.groups())):
+        form = near
     if types and _in_percent(*types.groups()):
         form += ", as a fraction of 1 and not in percent"
     if other := types and _other_type(*types.groups()):
@@ -190,6 +208,9 @@ def hint_type_error(context: HintContext) -> str | None:
         return f"Leave out `{extra}` of `{context.tool_name}`: give only what the request asks for."
     if (value := _named(_VALUE, text)) in properties:
         return _value_line(context.tool_name, value, properties[value], text, value in required)
+    if key := re.search(r"(Missing|Unexpected) dict key parameter: '([^'\n]{1,80})'", text):
+        return (f"A map among the arguments of `{context.tool_name}` {'lacks the key' if key[1] == 'Missing' else 'takes no key'} `{key[2]}`: "
+                "use exactly the keys that its description or the request names.")
     return diagnose(text) or f"{takes}; give each value in the type that is named."
 
 # %% ../../nbs/hints/03_templates.ipynb #95b5c646

@@ -50,6 +50,9 @@ _COMMENT = re.compile(r"(?:^|\s)#+ ?([^\n]*)|\becho (?:-e )?[\"']([^\"'\n]*)[\"'
 _SENTENCE = re.compile(r"[^.!?\n]+(?:[.!?](?!\s)[^.!?\n]*)*[.!?:]?")
 
 
+_TRIAL = re.compile(r"\s*(?:cd [^&;|\n]+ && )?python3? -c (?![^\n]*\bimport\b)[^\n]{1,200}$")  # of the language, without the project
+
+
 def _words(trace: Trace, position: int, command: str) -> list[str]:
     "The sentences beside a call: the last of text and thoughts, descriptions, comments of a short command."
     turn = trace.turns[position]
@@ -80,7 +83,9 @@ def wanted_failure(
     if re.search(r"\bas expected\b|\bexpected (?:error|exception|failure)|\bcorrectly (?:raised|rejected|failed)\b", end) and "not as expected" not in end:
         return f"the result ends: {end.strip()[:120]}"
     raised = last_exception(error) or failure_gist(error)
-    named = _CLASS.search(raised)
+    named, message = _CLASS.search(raised), raised.partition(":")[2].strip()
+    if _TRIAL.match(command) and len(message) > 10 and any(message in t.content for t in trace.turns[:turn]):
+        return f"a line of Python alone raises what was known: {message[:120]}"
     task = "\n".join(t.content for t in trace.turns[:turn] if t.role == "user" and not t.observation)
     after = next((t.content for t in trace.turns[evidence + 1:evidence + 3] if t.role == "assistant"), "")
     if (said := next((x[0] for x in _SENTENCE.finditer(after[:400]) if AFTERWARDS.search(x[0]) and not re.search(r"\b(?:but|though|however|except)\b", x[0])), None)) and not SETUP.search(raised if named else error[-2000:]):

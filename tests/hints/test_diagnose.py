@@ -1,8 +1,9 @@
 """What an error text says, in one sentence: texts that look like the sentences' own placeholders."""
 import pytest
 
+from composer_replication.core.trace import HintContext
 from composer_replication.hints.diagnose import diagnose
-from composer_replication.hints.templates import _in_percent
+from composer_replication.hints.templates import _in_percent, _nearly, hint_type_error
 from composer_replication.hints.text import sentences
 
 
@@ -33,8 +34,8 @@ def test_a_name_that_does_not_exist_is_not_repeated(error, wrong):
 
 
 @pytest.mark.parametrize("error, says, never", [  # judged by a fresh reader (spike 142, draw 5): false or of no help as they were
-    ("Error: gift card balance is not enough", "where the tool takes a list of payments", None),
-    ("Error: not enough balance in payment method credit_card_7", "where the tool takes a list of payments", None),
+    ("Error: gift card balance is not enough", "say so and offer something cheaper", "with several"),
+    ("Error: not enough balance in payment method credit_card_7", "say so and offer something cheaper", "with several"),
     ("Error: payment amount does not add up, total price is 305, but paid 255",
      "as asked for here that is 305: check", "which is 305"),
     ("Error: flight HAT271 not available on date 2024-05-10", "compare that day with today", "search the flights of that day"),
@@ -59,3 +60,41 @@ def test_percent_is_told_by_its_ratio(given, expected, percent):
     ("Ask J. R. R. Tolkien. He knows.", 2), ("Take plan b. Go on.", 2)])
 def test_an_initial_ends_no_sentence(text, count):
     assert len(sentences(text)) == count
+
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/tmp/t.py", line 4, in <module>
+    lexer = Lexer(config=dialect)
+  File "{file}", line 300, in __init__
+    self.d = config.get("a")
+AttributeError: 'Dialect' object has no attribute 'get'
+"""
+
+
+def test_an_attribute_that_a_library_misses_is_traced_to_the_line_of_the_script():
+    assert "reached from `lexer = Lexer(config=dialect)`" in diagnose(TRACEBACK.format(file="/x/lexer.py"))
+    assert "reached from" not in diagnose(TRACEBACK.format(file="/tmp/t.py"))
+    assert "reached from" not in diagnose("AttributeError: 'Dialect' object has no attribute 'get'")
+
+
+@pytest.mark.parametrize("name, attribute", [("scipy", "misc"), ("xml", "etree"), ("concurrent", "futures")])
+def test_a_submodule_has_to_be_imported_itself(name, attribute):
+    assert f"import `{name}.{attribute}` itself" in diagnose(f"AttributeError: module '{name}' has no attribute '{attribute}'")
+
+
+@pytest.mark.parametrize("given, expected, says", [
+    ("'2024-03-12'", "['2023-03-12']", "another value"), ("'10:30'", "['', '11:30']", "another value"),
+    ("'What is on the picture, in detail?'", "['what is on the picture']", "nothing added"), ("'a'", "['b']", None),
+    ("'2024-03-12'", "['12 March 2024']", None), ("5", "['5']", None), ("'red'", "no list", None)])
+def test_a_right_form_is_not_called_wrong(given, expected, says):
+    near = _nearly(given, expected)
+    assert (near is None) if says is None else says in near
+
+
+def test_keys_of_a_map_are_no_matter_of_type():
+    properties = {"params": {"type": "object"}}
+    schema = {"name": "prepare", "parameters": {"type": "object", "properties": properties, "required": ["params"]}}
+    messages = [f"['{said} dict key parameter: 'size'.']" for said in ("Missing", "Unexpected")]
+    hints = [hint_type_error(HintContext(error_kind="type_error", error_message=message, tool_name="prepare", tool_schema=schema))
+             for message in messages]
+    assert ["lacks the key `size`" in hints[0], "takes no key `size`" in hints[1]] == [True, True]

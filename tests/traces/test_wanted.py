@@ -6,6 +6,7 @@ import pytest
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.hints.layers import default_composite, hint_at
 from composer_replication.traces.error_sites import find_error_sites
+from composer_replication.traces.wanted import wanted_failure
 
 RED = "F\n=== FAILURES ===\nE       assert 3 == 4\ntest_a.py:9: AssertionError\n1 failed in 0.05s"
 KEY = 'Traceback (most recent call last):\n  File "/w/a.py", line 3, in f\n    return d[k]\nKeyError: \'name\''
@@ -111,3 +112,16 @@ def test_wanted_failures_are_no_streak():
 @pytest.mark.parametrize("command", ["\n" * 100_000 + "x", "|| echo" + " " * 100_000 + "; x", "(cd " * 25_000, "; ! " * 25_000])
 def test_no_command_takes_long(command):  # minutes, were it quadratic
     assert site(command=command + "; pytest -q").wanted is None or "!" in command
+
+
+@pytest.mark.parametrize("command, wanted", [
+    ("python -c \"None.format('x')\"", True), ("cd /repo && python3 -c \"None.format('x')\"", True),
+    ("python -c \"import astroid; astroid.run()\"", False), ("python run.py", False)])
+def test_a_line_of_python_alone_that_raises_what_was_known_is_a_trial(command, wanted):
+    error = "Traceback (most recent call last):\n  File \"<string>\", line 1, in <module>\nAttributeError: 'NoneType' object has no attribute 'format'"
+    turns = [Turn("user", "astroid crashes: AttributeError: 'NoneType' object has no attribute 'format'"),
+             Turn("assistant", "Let me check if Python differs.", tool_calls=(ToolCall("bash", {"command": command}, "c"),)),
+             Turn("tool", error, tool_call_id="c")]
+    found = wanted_failure(Trace("t", tuple(turns)), 1, 2, error)
+    assert bool(found) == wanted
+    assert wanted_failure(Trace("t", (Turn("user", "Mend it."), *turns[1:])), 1, 2, error) is None
