@@ -173,7 +173,7 @@ def load_checkpoint(
 def fingerprint(*checkpoints: Checkpoint) -> str:
     "Names what was loaded: the folders, and size and time of their weights, tokenizer, template and configuration."
     files = []
-    for name in (name for checkpoint in checkpoints for name in (checkpoint.name, checkpoint.base) if name):
+    for name in dict.fromkeys(name for checkpoint in checkpoints for name in (checkpoint.name, checkpoint.base) if name):
         folder = find_model(name)
         kinds = "*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt"
         found = sorted(file for kind in kinds for file in folder.glob(kind)) if folder else []

@@ -62,7 +62,7 @@ def run_record(
     recipe: Recipe,
     trained_on: Sequence[str],  # names of the tasks
     held_out: int = 0,  # tasks
-    facts: Mapping[str, Any] = {},  # what the trainer alone knows, as `recipes.run.trainer_facts`
+    facts: Mapping[str, Any] = {},  # what the trainer alone knows, as `recipes.run.run_recipe` makes them
 ) -> dict[str, Any]:
     "What the run is, plain."
     c = recipe.config

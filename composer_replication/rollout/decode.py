@@ -82,8 +82,7 @@ class TokenBatch:
     "Conversations that one policy goes on with: questions are taken in at any time, each step gives the turns that ended with it."
 
     kept = 32  # conversations without a question whose cache may be kept
-    rounds = False  # a step is a whole turn of every question, so it is better to gather them first
-    rounds = False  # a step is a whole turn of every question, so it is better to gather them first
+    rounds = False  # where True, a step is a whole turn of every question, so it is better to gather them first
 
     def __init__(self, model: PreTrainedModel | None, stops: frozenset[int], sampling: Sampling):
         self.model, self.stops, self.sampling = model, stops, sampling

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 
 import torch
 
-from .decode import TokenBatch, common
+from .decode import TokenBatch
 from .policies import TokenPolicy
 from .sampling import Question, Sampling
 

@@ -19,7 +19,7 @@ from trl.chat_template_utils import add_response_schema, parse_response
 from ..core.tools import storable
 from ..core.trace import ToolCall, Turn
 from ..tree.chat import ChatFormat, TemplateProblem
-from ..tree.fenced import fence, is_fenced
+from ..tree.fenced import fences, is_fenced
 
 # %% ../../nbs/rollout/01_tool_call_parser.ipynb #6e7c8a12
 @dataclass(frozen=True)
@@ -273,14 +273,14 @@ def read_fenced(
     tools: Sequence[dict],  # schemas in OpenAI form
 ) -> ParsedTurn:
     "The same with its first fenced block that calls a tool as a call."
-    labels = {label: (tool.get("function", tool)["name"], argument)
-              for tool in reversed(tools) for label, argument in ((tool.get("function", tool)["name"], fence(tool)[1]), fence(tool))}
-    for block in re.finditer(r"^```[ \t]*([\w.-]*)[ \t]*\n(.*?)(?:\n?^```[ \t]*$|\Z)", turn.content, re.MULTILINE | re.DOTALL):
-        label = block[1] or (fence(tools[0])[0] if len(tools) == 1 else "")
+    offered = fences(tools)
+    labels = {label: (name, argument) for name, (label, argument) in offered.items()} | {name: (name, argument) for name, (_, argument) in offered.items()}
+    for block in re.finditer(r"^```[ \t]*+([\w.-]*+)[ \t\r]*+\n(.*?)(?:\n?^```[ \t\r]*+$|\Z)", turn.content, re.MULTILINE | re.DOTALL):
+        label = block[1] or (next(iter(labels)) if len(offered) == 1 else "")
         name, argument = labels.get(label, labels.get(label.lower(), (None, None)))
         if name is None:
             continue
-        text = block[2].removesuffix("\n")
+        text = block[2].replace("\r\n", "\n").removesuffix("\n").removesuffix("\r")
         try:
             whole = label == name and isinstance(json.loads(text), dict)
         except (ValueError, RecursionError):

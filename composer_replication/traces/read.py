@@ -160,7 +160,7 @@ _GAP = re.compile(r"[\s,]*")
 
 
 def objects(path: Path) -> Iterator[Any]:
-    "The objects of a file that is one JSON list; last of all the problem that broke it off, if one did."
+    "The values of a file that is one JSON list; last of all the problem that broke it off, if one did."
     decoder, utf8, block = json.JSONDecoder(), codecs.getincrementaldecoder("utf-8-sig")(), 1 << 18
     remedy = "fetch the file again, what came before was read"
     with open_bytes(path) as (stream, unpacked):
@@ -170,17 +170,20 @@ def objects(path: Path) -> Iterator[Any]:
             if at < len(text) and text[at] == ("]" if inside else "["):
                 at, inside = at + 1, not inside
                 continue
-            if at < len(text) and not (inside and text[at] == "{"):
-                error = f"value {count + 1:,} of the list is no object" if inside else "something else stands behind the list"
+            if at < len(text) and not inside:
+                error = "something else stands behind the list"
             elif at < len(text):
                 try:
                     end = decoder.raw_decode(text, at)[1]
+                    if end == len(text) and text[at] not in '{["':  # a number may go on in the next block
+                        raise json.JSONDecodeError("", text, end)
                     yield parse(text[at:end].encode(errors="surrogatepass"))
                     at, size, count = end, block, count + 1
                     continue
                 except RecursionError:
                     error = f"value {count + 1:,} of the list is nested too deeply"
                 except json.JSONDecodeError as bad:  # broken, or the text goes on in the next block
+                    last = bad.msg
                     if bad.pos < len(text) - 64 and not bad.msg.startswith("Unterminated"):
                         error = f"value {count + 1:,} of the list is broken ({bad.msg})"
             if not error:
@@ -192,7 +195,8 @@ def objects(path: Path) -> Iterator[Any]:
                 if not more and not error:
                     if not inside and not text:
                         return
-                    error = f"the list is cut off behind value {count:,}" + (f" ({unpacked.error})" if unpacked and unpacked.error else "")
+                    why = unpacked and unpacked.error or (f"the next is broken: {last}" if at < len(text) else "")
+                    error = f"the list is cut off behind value {count:,}" + (f" ({why})" if why else "")
             if error:
                 yield TraceProblem(error, remedy)
                 return

@@ -37,7 +37,7 @@ def test_a_list_gives_what_its_lines_give(tmp_path, indent, packed, mark):
      "value 9 of the list is broken"),
     (lambda text: text[:-1], 40, "cut off"),
     (lambda text: text + " and more", 40, "something else stands behind"),
-    (lambda text: text[:-1] + ", 7]", 40, "value 41 of the list is no object"),
+    (lambda text: text[:-1] + ', {"messages": nope}]', 40, "the next is broken"),
 ])
 def test_what_came_before_a_break_is_read_and_the_break_is_said(tmp_path, damage, kept, said):
     path = tmp_path / "list.json"
@@ -46,6 +46,16 @@ def test_what_came_before_a_break_is_read_and_the_break_is_said(tmp_path, damage
     assert abs(len(whole) - kept) <= 1 and [said in str(problem) for problem in problems] == [True]
     with pytest.raises(TraceProblem):
         contents(path, strict=True)
+
+
+@pytest.mark.parametrize("other", ["null", "7", "-1.5e3", "[]", "\"text\"", "true", "{\"foo\": 1}"])
+@pytest.mark.parametrize("spaces", [0, (1 << 18) - 5200])  # the value lies at the end of a block, too
+def test_other_values_of_a_list_are_said_and_the_rest_is_read(tmp_path, other, spaces):
+    path = tmp_path / "list.json"
+    text = json.dumps(CHATS)
+    path.write_text(f"{text[:-1]},{' ' * spaces}{other}, {text[1:]}")
+    whole, problems = contents(path)
+    assert len(whole) == 80 and len(problems) == 1
 
 
 def test_bytes_that_are_no_text_are_said(tmp_path):

@@ -1,6 +1,7 @@
 "Calls as fenced blocks: around the template of every family, what is rendered is read back, and a rollout keeps its ids."
 
 
+import time
 from importlib import resources
 from pathlib import Path
 
@@ -86,6 +87,35 @@ def test_what_a_family_renders_is_read_back(name):
 def test_the_first_block_of_a_tool_is_the_call(text, call, content):
     read = read_fenced(ParsedTurn(text), TOOLS)
     assert (read.content, read.calls) == (content, (call,) if call else ())
+
+
+def test_two_tools_of_one_language_stay_two():
+    tokenizer = embedded_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    set_template(tokenizer, FENCED)
+    tools = QUERY, tool("explain", ["sql"], sql="string")
+    call = {"type": "function", "function": {"name": "explain", "arguments": {"sql": "SELECT 1"}}}
+    messages = [{"role": "user", "content": "Do."}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    text = tokenizer.apply_chat_template(messages, tools=list(tools), tokenize=False)
+    acted = text.rpartition("<|assistant|>")[2].removesuffix("<|end|>")
+    assert "```explain" in acted and read_fenced(ParsedTurn(acted), tools).calls == (ToolCall("explain", {"sql": "SELECT 1"}),)
+    assert read_fenced(ParsedTurn("```sql\nSELECT 1\n```"), tools).calls == (ToolCall("query", {"sql": "SELECT 1"}),)
+
+
+def test_a_block_with_other_line_ends_is_a_call():
+    read = read_fenced(ParsedTurn("I look.\r\n```sql\r\nSELECT 1,\r\n 2\r\n```\r\n"), [QUERY])
+    assert read.calls == (ToolCall("query", {"sql": "SELECT 1,\n 2"}),)
+
+
+@pytest.mark.parametrize("piece", [" ", "\t", "a", "```", "``` \n", "\r", "`", "```sql\n"])
+def test_reading_takes_steps_in_proportion_to_the_text(piece):
+    def seconds(size):
+        text = "```" + piece * size + "x"
+        started = time.process_time()
+        read_fenced(ParsedTurn(text), TOOLS)
+        return time.process_time() - started
+    seconds(1000)
+    assert seconds(160_000) < 100 * seconds(10_000) + 0.5  # 16 times the text; 256 times where it is quadratic
 
 
 def test_two_required_arguments_or_options_are_json():

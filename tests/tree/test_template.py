@@ -172,3 +172,10 @@ def test_a_system_message_joins_the_user_where_there_is_no_such_role():
     assert chat.tokenizer.decode(build_tree(trace, chat).ids) == "<|user|>Be brief.\n\na\n\nb<|end|><|assistant|>c<|end|>"
     with pytest.raises(ValueError, match="does not render this conversation"):
         build_tree(Trace("t", (*trace.turns, Turn("assistant", "d"))), chat)
+
+
+def test_a_template_that_rewrites_is_refused():
+    tokenizer = embedded_tokenizer()
+    tokenizer.chat_template = "{{ messages | length }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    with pytest.raises(TemplateProblem, match="changes earlier text"):
+        probe_template(tokenizer)

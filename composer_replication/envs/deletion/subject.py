@@ -120,17 +120,20 @@ def _unpack(source: Path, target: Path) -> tuple[Path, int]:
     links = count = total = 0
     try:
         for name, kind, size, mode, opener in _members(source):
-            path, count, total, links = PurePosixPath(name), count + 1, total + size, links + (kind == "link")
+            path, links = PurePosixPath(name), links + (kind == "link")
+            taken = kind == "file" and _kept(path if source.is_dir() else PurePosixPath(*path.parts[1:]))
+            if taken or source.is_file():  # an archive may be made to fill the disk by what is left out
+                count, total = count + 1, total + size
             if path.is_absolute() or ".." in path.parts:
                 raise SubjectProblem(f"{source.name} holds {name}, which lies outside of its folder: get another archive")
             if count > MAX_FILES or total > MAX_BYTES:
-                raise SubjectProblem(f"the repository is too large: at most {MAX_FILES} files of {MAX_BYTES / 1e6:.0f} MB are taken, "
+                raise SubjectProblem(f"the repository is too large ({count:,} files, {total / 1e6:,.0f} MB and more): at most {MAX_FILES} files of {MAX_BYTES / 1e6:.0f} MB are taken, "
                                      "so leave out what no test needs")
             if kind == "other":
                 raise tarfile.TarError(f"{name} is neither a file nor a folder")
             if kind == "folder":
                 (target / path).mkdir(parents=True, exist_ok=True)
-            elif kind == "file" and _kept(path if source.is_dir() else PurePosixPath(*path.parts[1:])):
+            elif taken:
                 (target / path).parent.mkdir(parents=True, exist_ok=True)
                 with opener() as file, open(target / path, "wb") as out:
                     shutil.copyfileobj(file, out)
