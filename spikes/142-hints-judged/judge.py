@@ -4,6 +4,7 @@
     python judge.py draw SEED N > drawn.json        # the turns to be judged by reading
     python judge.py draw 20261127 60 draw-5.json    # the fifth draw: without the turns that the four before it held (`left_out`)
     python judge.py draw 20261128 60 draw-6.json    # the sixth, after the mends: without the turns of the five before it
+    python judge.py draw 20261129 60 draw-7.json    # the seventh, after the mends of the sixth: without the turns of the six before it
     python judge.py files > files.json              # traces, calls, results, error turns, hints by layer, per format
 """
 
