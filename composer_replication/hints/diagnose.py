@@ -185,7 +185,7 @@ SERVICE_RULES: tuple[Rule, ...] = (
     (r"not enough seats on flight (\S+)", "Flight `{1}` has too few seats in that cabin: search again, and choose a flight whose seats suffice."),
     (r"flight (\S+) not (?:available|found) on date (\S+)", "Flight `{1}` cannot be booked for {2}: compare that day with today; unless it has passed, search its flights for one that is available."),
     (r"^(?:error: )?certificate cannot be used", "A certificate cannot pay for a change of a reservation: use a credit card or a gift card."),
-    (r"invalid characters in expression", "The expression may hold only digits, decimal points, operators and brackets: leave out words and signs of currency."),
+    (r"invalid characters in expression", "The expression may hold only digits, decimal points, operators and brackets, on one line: leave out words, signs of currency and line breaks."),
     (r"^(?:error: )?(payment method|[a-z]+(?: id)?) ?\S* not found\.?$", _not_found),
     (r"^error: ([^\n]{4,120}\b(?:must|cannot|can not|may not|not allowed|only)\b[^\n]{0,120})$", "A rule holds here: {1}; check that first, and bring it about or choose another way."),
     (r"could not find a matching function", "One of the calls is not what was asked for: check each function's name and every value against the request."),

@@ -165,10 +165,12 @@ def _nearly(given: str, expected: str) -> str | None:
     shape = lambda text: re.sub(r"\d", "0", text)
     if not isinstance(mine, str) or not theirs:
         return None
-    if any(len(text) > 7 and text.lower() in mine.lower() and len(text) < len(mine) for text in theirs):
+    if any(len(text) < len(mine) and re.search(rf"(?<!\w){re.escape(text)}(?!\w)", mine, re.I) for text in theirs):
         return "with what the request gives alone, and nothing added to it"
     if any(char.isdigit() for char in mine) and all(shape(text) == shape(mine) for text in theirs):
         return "in the form that it has, and with another value: take it from the request or an earlier answer"
+    if any(sorted(text.lower().split()) == sorted(mine.lower().split()) for text in theirs):
+        return "with the same words in the order or spelling of the request"
     return None
 
 
@@ -179,6 +181,8 @@ def _value_line(tool: str | None, name: str, schema: dict, error: str, required:
     kind = f"{wanted[1]} of {wanted[2]}" if wanted and wanted[2] else wanted[1] if wanted else schema.get("type")
     about = clamp(str(schema.get("description") or ""), 1, 200).rstrip(". ")
     form = f"in exactly the form of its description ({about})" if about else "in the form that its schema describes"
+    if (given := re.search(r"Invalid value for parameter '[^']*': '(.{1,300}?)'\. Expected", error)) and given[1].lower() in about.lower():
+        form = f"in another form than `{given[1]}`, though its description names it"
     left_out = "" if required else ", or leave it out where the request does not ask for it"
     types = re.search(r"Invalid value for parameter '[^']*': (.{1,300}?)\. Expected one of (\[.*\])", error)
     if types and (near := _nearly(*types.groups())):

@@ -42,7 +42,7 @@ class RolloutConfig:
     tool_timeout: float = 30.0  # of one call, of a reset, of a reward; seconds
     tool_workers: int = 8  # rollouts whose tools, or rewards, run at once
     places: int = 64  # episodes that play at once; the next one begins where one has ended
-    deterministic: bool = False  # decoding waits for calls: equal seeds give equal episodes bit for bit, otherwise up to rounding
+    deterministic: bool = True  # decoding waits for calls: equal seeds give equal episodes bit for bit; False: up to rounding, and sooner
     seed: int = 0
 
     def __post_init__(self):

@@ -85,10 +85,20 @@ def test_a_submodule_has_to_be_imported_itself(name, attribute):
 @pytest.mark.parametrize("given, expected, says", [
     ("'2024-03-12'", "['2023-03-12']", "another value"), ("'10:30'", "['', '11:30']", "another value"),
     ("'What is on the picture, in detail?'", "['what is on the picture']", "nothing added"), ("'a'", "['b']", None),
+    ("'Beijing, China'", "['Beijing', '北京']", "nothing added"), ("'shared'", "['red']", None),
+    ("'kill /IM /F'", "['kill /F /IM']", "same words"),
     ("'2024-03-12'", "['12 March 2024']", None), ("5", "['5']", None), ("'red'", "no list", None)])
 def test_a_right_form_is_not_called_wrong(given, expected, says):
     near = _nearly(given, expected)
     assert (near is None) if says is None else says in near
+
+
+def test_a_description_that_names_the_refused_value_is_no_advice():
+    said = "Invalid value for parameter 'root': 'HKEY'. Expected one of ['WinReg.HKEY']. Case insensitive."
+    schema = {"name": "read", "parameters": {"type": "object", "required": ["root"], "properties": {
+        "root": {"type": "string", "description": "The root key, such as HKEY"}}}}
+    hint = hint_type_error(HintContext(error_kind="type_error", error_message=said, tool_name="read", tool_schema=schema))
+    assert "another form than `HKEY`" in hint and "WinReg" not in hint
 
 
 def test_keys_of_a_map_are_no_matter_of_type():

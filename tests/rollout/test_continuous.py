@@ -281,7 +281,8 @@ def rows_of(pace=None, score=None):
 
 
 def limits(**options):
-    return config(**{"max_turns": 4, "max_tokens": 300, "max_turn_tokens": 50, "tool_timeout": LIMIT} | options)
+    given = {"max_turns": 4, "max_tokens": 300, "max_turn_tokens": 50, "tool_timeout": LIMIT, "deterministic": False}
+    return config(**given | options)
 
 
 def parts(rollouts):
