@@ -99,18 +99,18 @@ def play_samples(
     tasks: EvalTasks,
     samples: int,  # episodes of each task
     limits: RolloutConfig,
-    each: Callable[[list[Rollout]], None] = lambda rollouts: None,  # is given all rollouts so far, in the order in which they ended
+    each: Callable[[list[Rollout]], None] = lambda rollouts: None,  # is given all rollouts so far, in the order of the tasks
 ) -> list[list[Rollout]]:  # per task, per sample
     "Play every task some times. Raises as `rollout.loop.collect`."
     jobs = [(row, f"{row['task_id']}-{sample}") for row in tasks.rows for sample in range(samples)]
-    ended = []
+    rows, names = zip(*jobs)
+    ended, order = [], {name: i for i, name in enumerate(names)}
 
     def count(rollout):
         ended.append(rollout)
         if len(ended) % TOGETHER == 0 or len(ended) == len(jobs):
-            each(ended)
+            each(sorted(ended, key=lambda rollout: order[rollout.trace.trace_id]))
 
-    rows, names = zip(*jobs)
     played = collect(policy, tasks.environment, rows, limits, trace_ids=names, each=count)
     return [played[at:at + samples] for at in range(0, len(played), samples)]
 

@@ -44,14 +44,16 @@ def test_a_result_does_not_outlive_the_traces_it_was_made_of(tmp_path, monkeypat
     assert run(*words, "--against", "embedded").exit_code == 0 and (tmp_path / "o" / "base-traces.jsonl.gz").exists()
     plays, real = [], pass_at_k.collect
 
-    def interrupted(*given, **named):
-        plays.append(1)
-        if len(plays) > 1:
-            raise KeyboardInterrupt
-        return real(*given, **named)
+    def interrupted(*given, each, **named):
+        def count(rollout):
+            each(rollout)
+            plays.append(rollout)
+            if len(plays) == 40:
+                raise KeyboardInterrupt
+        return real(*given, each=count, **named)
 
     monkeypatch.setattr(pass_at_k, "collect", interrupted)
-    assert run(*words[:4], 40, *words[5:], "--samples", 2).exit_code != 0 and len(plays) == 2
+    assert run(*words[:4], 40, *words[5:], "--samples", 2).exit_code != 0 and len(plays) == 40
     assert [path.name for path in (tmp_path / "o").iterdir()] == ["traces.jsonl.gz"]
 
 
@@ -83,7 +85,7 @@ def test_the_shipped_deletion_tasks_are_read(tmp_path, monkeypatch):
     from composer_replication.rollout.types import Ending, Rollout
     seen = []
 
-    def collect(policy, factory, rows, limits, trace_ids):
+    def collect(policy, factory, rows, limits, trace_ids, each):
         seen.append((type(factory()).__name__, rows))
         turns = (Turn("user", "x"), Turn("assistant", "y"))
         return [Rollout(Trace(name, turns), (), (), (), (), Ending.DONE, 0.0) for name in trace_ids]

@@ -97,7 +97,7 @@ def test_every_part_of_the_episodes_is_kept_at_once(monkeypatch):
     monkeypatch.setattr(module, "TOGETHER", 3)
 
     def collect(policy, factory, rows, limits, trace_ids, each):
-        played = [SimpleNamespace(name=name) for name in trace_ids]
+        played = [SimpleNamespace(name=name, trace=SimpleNamespace(trace_id=name)) for name in trace_ids]
         for rollout in played:
             each(rollout)
         return played
