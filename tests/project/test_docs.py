@@ -117,7 +117,8 @@ def faults(page: Path) -> list[str]:
     alts = [re.search(r'\balt="([^"]*)"', image) for image in re.findall(r"<img\b[^>]*>", text)]
     nameless = sum(not alt or not alt[1].strip() or re.search(r"\.(png|svg|jpe?g|gif)$", alt[1]) is not None for alt in alts)
     headings = len(re.findall(r"<h1\b", text))
-    return ([f"{nameless} pictures without words"] * bool(nameless) + ["no language"] * (not re.search(r"<html\b[^>]*\blang=", text))
+    return ([f"{nameless} pictures without words"] * bool(nameless)
+            + ["no language"] * (not re.search(r"<html\b[^>]*\blang=", text))
             + [f"{headings} first headings"] * (headings != 1 and page.name != "search.html"))  # a script writes that one
 
 
