@@ -584,9 +584,9 @@ PRICES_TESTS = """
 import pytest
 from prices import Price
 
-@pytest.mark.parametrize("cents, parts", [(10, 3), (100, 4), (7, 2), (55, 6)])
-def test_split(cents, parts):
-    assert sum(Price(cents).split(parts)) == cents and len(Price(cents).split(parts)) == parts
+@pytest.mark.parametrize("cents, shares", [(10, [4, 3, 3]), (100, [25] * 4), (7, [4, 3]), (55, [10, 9, 9, 9, 9, 9])])
+def test_split(cents, shares):
+    assert Price(cents).split(len(shares)) == shares
 
 @pytest.mark.parametrize("cents, text", [(101, "1.01 EUR"), (-5, "-0.05 EUR"), (99900, "999.00 EUR")])
 def test_shown(cents, text):
@@ -610,7 +610,6 @@ def test_calls_are_recorded_of_methods_too(tmp_path, store):
     for name, task in tasks.items():
         calls = [record for record in task.heldout_records if record["kind"] == "call"]
         assert len(calls) >= 3 and all(record["target"] == name and "made" in record["args"][0] for record in calls), task.task_id
-        assert not any("raised" in record["came"] for record in calls)
 
 
 def test_show_never_tells_the_solution(made):
