@@ -595,7 +595,7 @@ def test_an_error_of_the_loop_waits_for_rewards_before_it_closes_environments(po
     begun, failed, awaited, closed, patience = threading.Event(), threading.Event(), threading.Event(), [], Chains._patience
 
     def asked(pool):
-        if failed.is_set() and any(chain.owner[0] == "reward" for chain in pool.running):
+        if failed.is_set() and any(isinstance(chain.owner, tuple) and chain.owner[0] == "reward" for chain in pool.running):
             awaited.set()
         return patience(pool)
 
