@@ -138,38 +138,34 @@ def _named(pattern: re.Pattern, text: str) -> str | None:
 _JSON_TYPES = {int: "integer", float: "number", str: "string", bool: "boolean", list: "array", dict: "object"}
 
 
-def _other_type(given: str, expected: str) -> str | None:
-    "The type that was expected, where it is another than that of the value given; the expected values themselves are not told."
+def _refused(error: str) -> tuple | None:
+    "The value that a grader refused, and those that it expected; the expected ones themselves are never told."
+    found = re.search(r"Invalid value for parameter '[^']*': (.{1,300}?)\. Expected one of (\[.*\])", error)
     try:
-        mine, theirs = type(literal_eval(given)), {type(value) for value in literal_eval(expected)}
+        return found and (literal_eval(found[1]), literal_eval(found[2]))
     except (ValueError, SyntaxError):
         return None
-    return _JSON_TYPES.get(theirs.pop()) if len(theirs) == 1 and mine not in theirs and {mine, *theirs} != {int, float} else None
 
 
-def _in_percent(given: str, expected: str) -> bool:
-    "Whether the value given is a hundred times one that was expected."
-    try:
-        return any(100 * value == given or abs(100 * value - given) < 1e-9 * abs(given)
-                   for given in [literal_eval(given)] for value in literal_eval(expected) if isinstance(value, (int, float)) and 0 < abs(value) <= 1)
-    except (ValueError, SyntaxError, TypeError):
-        return False
+def _other_type(mine, theirs: list) -> str | None:
+    "The type that was expected, where it is another than that of the value given."
+    types = {type(value) for value in theirs}
+    return _JSON_TYPES.get(types.pop()) if len(types) == 1 and type(mine) not in types and {type(mine), *types} != {int, float} else None
 
 
-def _nearly(given: str, expected: str) -> str | None:
-    "What is wrong with a text whose form is right, or that holds what was expected and more."
-    try:
-        mine, theirs = literal_eval(given), [text for text in literal_eval(expected) if isinstance(text, str) and text]
-    except (ValueError, SyntaxError):
+def _nearly(mine, theirs: list) -> str | None:
+    "What is wrong with a value whose form is right, that holds what was expected and more, or that is a hundred times it."
+    if isinstance(mine, (int, float)):
+        shares = [value for value in theirs if isinstance(value, (int, float)) and 0 < abs(value) <= 1]
+        return "as a fraction of 1 and not in percent" if any(abs(100 * value - mine) < 1e-9 * abs(mine) for value in shares) else None
+    texts, shape = [text for text in theirs if isinstance(text, str) and text], lambda text: re.sub(r"\d", "0", text)
+    if not isinstance(mine, str) or not texts:
         return None
-    shape = lambda text: re.sub(r"\d", "0", text)
-    if not isinstance(mine, str) or not theirs:
-        return None
-    if any(len(text) < len(mine) and re.search(rf"(?<!\w){re.escape(text)}(?!\w)", mine, re.I) for text in theirs):
+    if any(re.search(rf"(?<!\w){re.escape(text)}(?!\w)", mine, re.I) for text in texts):
         return "with what the request gives alone, and nothing added to it"
-    if any(char.isdigit() for char in mine) and all(shape(text) == shape(mine) for text in theirs):
+    if any(char.isdigit() for char in mine) and all(shape(text) == shape(mine) for text in texts):
         return "in the form that it has, and with another value: take it from the request or an earlier answer"
-    if any(sorted(text.lower().split()) == sorted(mine.lower().split()) for text in theirs):
+    if any(sorted(text.lower().split()) == sorted(mine.lower().split()) for text in texts):
         return "with the same words in the order or spelling of the request"
     return None
 
@@ -181,15 +177,12 @@ def _value_line(tool: str | None, name: str, schema: dict, error: str, required:
     kind = f"{wanted[1]} of {wanted[2]}" if wanted and wanted[2] else wanted[1] if wanted else schema.get("type")
     about = clamp(str(schema.get("description") or ""), 1, 200).rstrip(". ")
     form = f"in exactly the form of its description ({about})" if about else "in the form that its schema describes"
-    if (given := re.search(r"Invalid value for parameter '[^']*': '(.{1,300}?)'\. Expected", error)) and given[1].lower() in about.lower():
-        form = f"in another form than `{given[1]}`, though its description names it"
     left_out = "" if required else ", or leave it out where the request does not ask for it"
-    types = re.search(r"Invalid value for parameter '[^']*': (.{1,300}?)\. Expected one of (\[.*\])", error)
-    if types and (near := _nearly(*types.groups())):
-        form = near
-    if types and _in_percent(*types.groups()):
-        form += ", as a fraction of 1 and not in percent"
-    if other := types and _other_type(*types.groups()):
+    mine, theirs = _refused(error) or (None, [])
+    if isinstance(mine, str) and mine and mine.lower() in about.lower():
+        form = f"in another form than `{mine}`, though its description names it"
+    form = _nearly(mine, theirs) or form
+    if other := _other_type(mine, theirs):
         kind = other
     elif isinstance(schema.get("enum"), list) and len(schema["enum"]) <= 10:
         form = f"as one of {', '.join(f'`{value}`' for value in schema['enum'])}"

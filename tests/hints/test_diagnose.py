@@ -3,7 +3,7 @@ import pytest
 
 from composer_replication.core.trace import HintContext
 from composer_replication.hints.diagnose import diagnose
-from composer_replication.hints.templates import _in_percent, _nearly, hint_type_error
+from composer_replication.hints.templates import _nearly, _refused, hint_type_error
 from composer_replication.hints.text import sentences
 
 
@@ -47,12 +47,20 @@ def test_what_is_not_known_is_not_said(error, says, never):
     assert says in hint and (never is None or never not in hint)
 
 
+def error_of(given, expected):
+    return f"Invalid value for parameter 'p': {given}. Expected one of {expected}. Case insensitive."
+
+
 @pytest.mark.parametrize("given, expected, percent", [
     ("5", "[0.05]", True), ("7.0", "['', 0.07]", True), ("12.5", "[0.125, 12]", True),
-    ("500", "[5]", False), ("5", "[5.0]", False),
-    ("'5'", "[0.05]", False), ("5", "0.05", False), ("5", "[0]", False), ("5", "not a list", False)])
+    ("500", "[5]", False), ("5", "[5.0]", False), ("'5'", "[0.05]", False), ("5", "[0]", False)])
 def test_percent_is_told_by_its_ratio(given, expected, percent):
-    assert _in_percent(given, expected) == percent
+    assert ("percent" in str(_nearly(*_refused(error_of(given, expected))))) == percent
+
+
+@pytest.mark.parametrize("error", ["", error_of("5", "[no list]"), error_of("no value", "[1]"), "Expected one of [1]"])
+def test_what_names_no_values_refuses_none(error):
+    assert _refused(error) is None
 
 
 @pytest.mark.parametrize("text, count", [
@@ -89,7 +97,7 @@ def test_a_submodule_has_to_be_imported_itself(name, attribute):
     ("'kill /IM /F'", "['kill /F /IM']", "same words"),
     ("'2024-03-12'", "['12 March 2024']", None), ("5", "['5']", None), ("'red'", "no list", None)])
 def test_a_right_form_is_not_called_wrong(given, expected, says):
-    near = _nearly(given, expected)
+    near = _nearly(*(_refused(error_of(given, expected)) or (None, [])))
     assert (near is None) if says is None else says in near
 
 

@@ -48,11 +48,12 @@ def test_what_came_before_a_break_is_read_and_the_break_is_said(tmp_path, damage
         contents(path, strict=True)
 
 
-@pytest.mark.parametrize("other", ["null", "7", "-1.5e3", "[]", "\"text\"", "true", "{\"foo\": 1}"])
-@pytest.mark.parametrize("spaces", [0, (1 << 18) - 5200])  # the value lies at the end of a block, too
-def test_other_values_of_a_list_are_said_and_the_rest_is_read(tmp_path, other, spaces):
+@pytest.mark.parametrize("other", ["null", "7", "1234567", "-1.5e3", "[]", "\"text\"", "true", "{\"foo\": 1}"])
+@pytest.mark.parametrize("before", [None, 1, 2, 3])  # characters of the value that the first block still holds
+def test_other_values_of_a_list_are_said_and_the_rest_is_read(tmp_path, other, before):
     path = tmp_path / "list.json"
     text = json.dumps(CHATS)
+    spaces = 0 if before is None else (1 << 18) - before - len(text)
     path.write_text(f"{text[:-1]},{' ' * spaces}{other}, {text[1:]}")
     whole, problems = contents(path)
     assert len(whole) == 80 and len(problems) == 1

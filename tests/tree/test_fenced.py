@@ -18,7 +18,7 @@ from composer_replication.rollout.tool_call_parser import ParsedTurn, TurnReader
 from composer_replication.rollout.types import RolloutConfig
 from composer_replication.tree.build import build_tree
 from composer_replication.tree.chat import MARK, TemplateProblem
-from composer_replication.tree.fenced import fence, set_template
+from composer_replication.tree.fenced import LANGUAGES, fence, set_template
 from composer_replication.tree.template import probe_template
 
 SHELF = Path("../shared/data/tokenizers")
@@ -116,6 +116,10 @@ def test_reading_takes_steps_in_proportion_to_the_text(piece):
         return time.process_time() - started
     seconds(1000)
     assert seconds(160_000) < 100 * seconds(10_000) + 0.5  # 16 times the text; 256 times where it is quadratic
+
+
+def test_template_and_reader_know_the_same_languages():
+    assert f"languages = {LANGUAGES} " in FENCED
 
 
 def test_two_required_arguments_or_options_are_json():
