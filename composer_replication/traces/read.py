@@ -156,7 +156,7 @@ def read_archive(path: Path) -> Iterator[tuple[int, Any]]:
         yield 1, problem(f"the archive cannot be read ({str(error)[:80]})")
 
 # %% ../../nbs/traces/02_read.ipynb #0e095711
-_GAP = re.compile(r"[\s,]*")
+_GAP, _WORD = re.compile(r"[\s,]*"), re.compile(r"[-+.\w]*")
 
 
 def objects(path: Path) -> Iterator[Any]:
@@ -175,7 +175,7 @@ def objects(path: Path) -> Iterator[Any]:
             elif at < len(text):
                 try:
                     end = decoder.raw_decode(text, at)[1]
-                    if end == len(text) and text[at] not in '{["':  # a number may go on in the next block
+                    if text[at] not in '{["' and _WORD.match(text, at).end() == len(text):  # a number may go on in the next block
                         raise json.JSONDecodeError("", text, end)
                     yield parse(text[at:end].encode(errors="surrogatepass"))
                     at, size, count = end, block, count + 1
