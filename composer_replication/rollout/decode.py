@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ..tree.forward import shares_trunk
 from ..tree.positions import check_length
-from ..tree.states import layer_types, state_mixers
+from ..tree.states import cache_argument, layer_types, state_mixers
 from .sampling import Numbers, Question, Sample, Sampling
 
 # %% ../../nbs/rollout/02_decode.ipynb #711eb6b7
@@ -161,7 +161,7 @@ class CachedBatch(TokenBatch):
     def __init__(self, model: PreTrainedModel, stops: frozenset[int], sampling: Sampling):
         super().__init__(model, stops, sampling)
         self.cursor = _Cursor()
-        self.cache = Cache(layer_class_to_replicate=partial(_Cells, self.cursor))
+        self.cache, self.cache_name = Cache(layer_class_to_replicate=partial(_Cells, self.cursor)), cache_argument(type(model.base_model))
         self.rows: list[_Row] = []  # by slot
         self.decoding, self.delay, self.clock = 0, 0, 0  # rows that decode, which stand in the first slots; steps
 
@@ -211,7 +211,7 @@ class CachedBatch(TokenBatch):
             masks[kind] = torch.zeros(hidden.shape, dtype=self.model.dtype, device=hidden.device).masked_fill_(
                 hidden, torch.finfo(self.model.dtype).min)[:, None]
         self.cursor.write(first, positions, time)
-        return model(input_ids=ids, position_ids=positions, past_key_values=self.cache, use_cache=True,
+        return model(input_ids=ids, position_ids=positions, use_cache=True, **{self.cache_name: self.cache},
                      attention_mask=masks if len(masks) > 1 else next(iter(masks.values())))
 
     def _size(self, time):

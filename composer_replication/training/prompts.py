@@ -17,7 +17,7 @@ from .teacher import evaluating
 from ..tree.checkpointed import checkpoints_layers, keeping_cache, keeps_cache
 from ..tree.forward import cache_inputs, shares_trunk
 from ..tree.positions import counts_positions
-from ..tree.states import state_mixers
+from ..tree.states import cache_argument, state_mixers
 
 # %% ../../nbs/training/17_prompts.ipynb #5b7c0005
 def check_share_prompts(
@@ -51,21 +51,22 @@ def prompts_once(
 ) -> Iterator[None]:
     "Within it, passes of the model's body read each distinct prompt once. Gradients as the caller has them."
     body = model.base_model
+    name = cache_argument(body)
     whole, kept = body.forward, vars(body).get("forward")  # accelerate puts a wrapper there where a model lies on several devices
 
     def read(*args, **inputs):
         with keeping_cache(model) if model.training and checkpoints_layers(model) else nullcontext():
             return in_two(*args, **inputs)
 
-    def in_two(input_ids, attention_mask, past_key_values=None, use_cache=None, **others):
+    def in_two(input_ids, attention_mask, use_cache=None, **others):
+        given = others.pop(name, None)
         start = torch.stack([input_ids[:, :width], attention_mask[:, :width]], 1)
         distinct, rows = start.unique(dim=0, return_inverse=True)
         if len(distinct) == len(rows) or others.get("output_router_logits"):  # an auxiliary loss counts every row's tokens
-            given = {"past_key_values": past_key_values, "use_cache": use_cache}
-            return whole(input_ids=input_ids, attention_mask=attention_mask, **given, **others)
+            return whole(input_ids=input_ids, attention_mask=attention_mask, use_cache=use_cache, **{name: given}, **others)
         prompts = DynamicCache()
         first = whole(input_ids=distinct[:, 0], attention_mask=distinct[:, 1], **cache_inputs(model, prompts), **others)
-        cache = _expanded(prompts, rows, DynamicCache() if past_key_values is None else past_key_values)
+        cache = _expanded(prompts, rows, DynamicCache() if given is None else given)
         output = whole(input_ids=input_ids[:, width:], attention_mask=attention_mask, **cache_inputs(model, cache), **others)
         output.last_hidden_state = torch.cat([first.last_hidden_state[rows], output.last_hidden_state], 1)
         return output

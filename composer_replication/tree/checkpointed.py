@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .states import state_mixers
+from .states import cache_argument, state_mixers
 
 # %% ../../nbs/tree/11_checkpointed.ipynb #14d17c5a
 def _layers(model):
@@ -25,12 +25,6 @@ def _layers(model):
 def _number(layer):
     "Which of the cache's layers it writes."
     return next((m.layer_idx for m in layer.modules() if getattr(m, "layer_idx", None) is not None), None)
-
-
-def _name(layer):
-    "What the layer calls the cache; None where it takes none by name."
-    taken = inspect.signature(layer.forward).parameters
-    return next((name for name in ("past_key_values", "layer_past") if name in taken), None)
 
 
 def checkpoints_layers(
@@ -44,7 +38,7 @@ def keeps_cache(
     model: PreTrainedModel,  # a transformers causal LM
 ) -> bool:
     "Whether each layer that checkpoints writes keys and values of its own, and nothing else is remembered."
-    numbers, names = [_number(layer) for layer in _layers(model)], [_name(layer) for layer in _layers(model)]
+    numbers, names = [_number(layer) for layer in _layers(model)], [cache_argument(layer) for layer in _layers(model)]
     alone = len(set(numbers)) == len(numbers) > 0 and None not in numbers + names and not state_mixers(model)
     return alone and not getattr(model.config.get_text_config(), "num_kv_shared_layers", 0)
 
@@ -62,7 +56,7 @@ class _Taken:
 # %% ../../nbs/tree/11_checkpointed.ipynb #ab0b5812
 def _checkpointed(layer):
     "The layer's `forward`, checkpointed, with the cache kept."
-    number, name, plain = _number(layer), _name(layer), layer.forward
+    number, name, plain = _number(layer), cache_argument(layer), layer.forward
     signature = inspect.signature(plain)
 
     def forward(*args, **kwargs):

@@ -26,7 +26,7 @@ from .block_mask import branch_block_mask
 from .checkpointed import checkpoints_layers
 from .pack import KINDS, PackedBatch
 from .positions import check_length, counts_positions, mask_positions, order_problem
-from .states import ATTENTION, hybrids, layer_types, state_mixers, state_problem
+from .states import ATTENTION, cache_argument, hybrids, layer_types, state_mixers, state_problem
 
 logger = logging.getLogger(__name__)
 
@@ -106,8 +106,7 @@ def cache_inputs(
     cache: Cache | None,
 ) -> dict[str, Cache | bool | None]:  # arguments of the model's body
     "A cache under the name that the model has for it."
-    names = inspect.signature(type(model.base_model).forward).parameters
-    name = next((n for n in ("cache_params", "past_key_values") if n in names), None)
+    name = cache_argument(type(model.base_model))
     return {name: cache, "use_cache": cache is not None} if name else {}
 
 

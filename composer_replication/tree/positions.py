@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ..core.errors import InputProblem
 from .build import steady_positions
-from .states import state_mixers
+from .states import cache_argument, state_mixers
 
 # %% ../../nbs/tree/09_positions.ipynb #90510005
 def check_length(
@@ -33,7 +33,7 @@ def order_problem(
 ) -> str | None:  # None, or why not, as a clause
     "Whether several branches can read the trunk's keys by their positions."
     config, names = model.config.get_text_config(), inspect.signature(type(model.base_model).forward).parameters
-    if not {"past_key_values", "cache_params"} & {*names}:
+    if not cache_argument(type(model.base_model)):
         return f"{type(model).__name__} keeps no keys"
     if getattr(config, "attention_layers", None):
         return f"{type(model).__name__} makes the mask of its local attention itself"
