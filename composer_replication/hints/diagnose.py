@@ -157,8 +157,7 @@ SHELL_RULES: tuple[Rule, ...] = (
     (r"not a git repository", "This folder is in no git repository: change to the repository's root first."),
     (r"pathspec '([^']+)' did not match", "Git knows no file or branch `{1}`: list what is there first."),
     (r"(?:line \d+: |sh: (?:\d+: )?)?(\S+): (?:command )?not found\s*$", "The command `{1}` is not installed here: use another that is, such as find, ls, od or python."),
-    (r"/dev/tty\b", "The program asks at the terminal itself, and there is none here: give the answer by an option, such as --yes or --force; a pipe does not reach it."),
-    (r"Inappropriate ioctl for device|EOFError: EOF when reading a line|not a (?:tty|terminal)\b|no tty", "The program asks at a terminal, and there is none here: give the answer by an option, such as --yes or --force, or pipe it in."),
+    (r"/dev/tty'|Inappropriate ioctl for device|EOFError: EOF when reading a line|not a (?:tty|terminal)\b|no tty", "The program asks at a terminal, and there is none here: give the answer by an option, such as --yes or --force, or pipe it in."),
     (r"No such (?:file or directory|device or address): '([^'\n]+)'", _no_file),
     (r"can't open file '([^'\n]+)'", _no_file),
     (r"(?:cannot (?:open|access|stat|create)|^[\w./]+:|line \d+:|^sh: \d+:)\s+['`\"]?([^'`\"\n:]+?)['`\"]?(?: \(|: )No such file", _no_file),
@@ -169,7 +168,7 @@ SHELL_RULES: tuple[Rule, ...] = (
     (r"no tests ran|\d+ deselected in", "No test was selected: list the tests that the file holds before naming one."),
     (r"[Ii]s a directory", "This path is a folder: name a file in it, or list it."),
     (r"[Pp]ermission denied", "This user may not do that: use a path that is writable here, or run the file through its interpreter."),
-    (r"^TypeError: ([^\n]+)", "The types do not fit ({1}): print the values and their types before they are put together."),
+    (r"^TypeError: ([^\n]+)", "The types do not fit ({1}): print the values and their types just before this line."),
     (r"No space left on device", "The disk is full: remove what is not needed, or write elsewhere."),
 )
 
@@ -187,8 +186,7 @@ SERVICE_RULES: tuple[Rule, ...] = (
     (r"flight (\S+) not (?:available|found) on date (\S+)", "Flight `{1}` cannot be booked for {2}: compare that day with today; unless it has passed, search its flights for one that is available."),
     (r"^(?:error: )?certificate cannot be used", "A certificate cannot pay for a change of a reservation: use a credit card or a gift card."),
     (r"invalid characters in expression", "The expression may hold only digits, decimal points, operators and brackets, on one line: leave out words, signs of currency and line breaks."),
-    (r"^(?:error: )?payment method \S+ not found\.?$", "There is no such payment method any more, or there never was: an earlier booking may have used it up. Look at the profile again, take one that it lists and the user agrees to, and never guess or make one up."),
-    (r"^(?:error: )?([a-z]+(?: id)?) ?\S* not found\.?$", _not_found),
+    (r"^(?:error: )?(payment method|[a-z]+(?: id)?) ?\S* not found\.?$", _not_found),
     (r"^error: ([^\n]{4,120}\b(?:must|cannot|can not|may not|not allowed|only)\b[^\n]{0,120})$", "A rule holds here: {1}; check that first, and bring it about or choose another way."),
     (r"could not find a matching function", "One of the calls is not what was asked for: check each function's name and every value against the request."),
     (r'status code: 4\d\d\W+response: \{"error": ?"bad request"\}', "The service refuses this input and does not say why: check every value against the tool's description, or use another tool."),
