@@ -361,22 +361,27 @@ def read_traces(
     on_problem: Callable[[TraceProblem], None] | None = None,  # gets every problem; the default warns
 ) -> Iterator[Trace]:
     "The traces of a file, one after the other. Raises `TraceProblem` at the first problem if `strict`."
-    path, report, ends = Path(path), on_problem or warn, Counter()
+    path, ends, found = Path(path), Counter(), False
+
+    def tell(problem, line=None):
+        problem = TraceProblem(problem.what, problem.remedy, str(path), line)
+        if strict:
+            raise problem
+        (on_problem or warn)(problem)
+
     for line, item in assemble(read_values(path), stem(path)):
-        problem = item if isinstance(item, TraceProblem) else loose_ends(item)
-        if problem:
-            problem = TraceProblem(problem.what, problem.remedy, str(path), line or None)
-            if strict:
-                raise problem
-            if isinstance(item, Trace):
-                ends += tally(item) + Counter(traces=1)
-            if not isinstance(item, Trace) or ends["traces"] <= MANY_ENDS:
-                report(problem)
+        found, problem = True, item if isinstance(item, TraceProblem) else loose_ends(item)
+        if problem and isinstance(item, Trace):
+            ends += tally(item) + Counter(traces=1)
+        if problem and (item is problem or ends["traces"] <= MANY_ENDS):
+            tell(problem, line or None)
         if isinstance(item, Trace):
             yield item
+    if not found:
+        tell(TraceProblem("this file was read and holds no trace", "pass files of agent traces"))
     if (more := ends["traces"] - MANY_ENDS) > 0:
-        report(TraceProblem(f"{more:,} more traces have calls without a result or results without a call ({ends['unanswered']:,} and {ends['loose']:,} in all)",
-                            "record calls and results, or drop the traces if the chat template refuses them", str(path)))
+        tell(TraceProblem(f"{more:,} more traces have calls without a result or results without a call ({ends['unanswered']:,} and {ends['loose']:,} in all)",
+                          "record calls and results, or drop the traces if the chat template refuses them"))
 
 # %% ../../nbs/traces/02_read.ipynb #d6b2de64
 def own_ids() -> Callable[[Trace], Trace]:

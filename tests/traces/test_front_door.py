@@ -1024,3 +1024,152 @@ def test_a_person_between_calls_in_text_is_no_result():
     seven = {"role": "user", "content": "7"}
     quoted = read_record({"messages": [go, call, seven, {"role": "assistant", "content": "Well?"}, quote]})
     assert [t.observation for t in quoted.turns] == [False, False, True, False, False]
+
+
+def chat_of(*messages):
+    return read_record({"messages": [{"role": "user", "content": "Go."}, *messages]})
+
+
+def asked(*calls):
+    return {
+        "role": "assistant",
+        "tool_calls": [
+            {"function": {"name": name, "arguments": "{}"}} | ({"id": id} if id else {}) for name, id in calls
+        ],
+    }
+
+
+def test_a_call_that_is_answered_behind_a_later_turn_is_answered():
+    results = [{"role": "tool", "tool_call_id": id, "content": f"Error: {id}"} for id in "xyz"]
+    chat = chat_of(*(asked((name, id)) for name, id in ("ax", "by", "cz")), *results)
+    assert tally(chat)["unanswered"] == 0 and [s.context.tool_name for s in find_error_sites(chat)] == ["a", "b", "c"]
+    assert tally(chat_of(asked(("a", "x")), asked(("b", "y")), asked(("c", "z")), *results[1:]))["unanswered"] == 1
+
+
+@pytest.mark.parametrize("ids", [("x", "y"), (None, None)])
+@pytest.mark.parametrize("key", ["content", "output", "result"])
+def test_a_message_that_lists_the_results_of_several_calls(ids, key):
+    listed = [{"name": "a", key: {"n": 1}, "tool_call_id": "x"}, {"name": "b", key: "Error: no", "tool_call_id": "y"}]
+    chat = chat_of(asked(("a", ids[0]), ("b", ids[1])), {"role": "tool", "content": json.dumps(listed)})
+    assert [t.content for t in chat.turns if t.role == "tool"] == ['{"n":1}', "Error: no"]
+    assert [s.context.tool_name for s in find_error_sites(chat)] == ["b"] and tally(chat)["unanswered"] == 0
+
+
+@pytest.mark.parametrize(
+    "calls, listed",
+    [
+        ([("a", "x")], [{"name": "a", "content": "1"}, {"name": "a", "content": "2"}]),  # one call that gives a list
+        ([("a", "x"), ("b", "y")], [{"name": "Ann", "content": "1"}, {"name": "Bob", "content": "2"}]),
+        ([("a", "x"), ("b", "y")], [{"name": "a", "size": 1}, {"name": "b", "size": 2}]),
+    ],
+)
+def test_a_result_that_is_a_list_stays_one(calls, listed):
+    chat = chat_of(asked(*calls), {"role": "tool", "tool_call_id": "x", "content": json.dumps(listed)})
+    assert [t.content for t in chat.turns if t.role == "tool"] == [json.dumps(listed)]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"eval": {"model": "m"}, "samples": []},
+        {"simulations": []},
+        [],
+        {"type": "user", "uuid": "u", "sessionId": "s", "message": {"role": "user", "content": "Hello"}},
+    ],
+)
+def test_a_file_that_gives_no_trace_says_so(tmp_path, value):
+    path, problems = tmp_path / "t.json", []
+    path.write_text(json.dumps(value))
+    assert list(read_traces(path, on_problem=problems.append)) == [] and "no trace" in str(problems[0])
+
+
+def test_claude_code_without_ids_of_calls(tmp_path):
+    call = {"type": "tool_use", "name": "Bash", "input": {"command": "make"}}
+    done = {"type": "tool_result", "is_error": True, "content": "Exit code 2\nmake: no rule"}
+    rows = [("u1", None, "user", "Go."), ("a1", "u1", "assistant", [call]), ("u2", "a1", "user", [done])]
+    path = tmp_path / "s.jsonl"
+    path.write_text("".join(json.dumps(line(*row)) + "\n" for row in rows))
+    [trace] = read_traces(path, strict=True)
+    assert [s.context.tool_name for s in find_error_sites(trace)] == ["Bash"] and tally(trace)["unanswered"] == 0
+
+
+def test_qwen_code_writes_gemini_s_parts_into_claude_code_s_lines(tmp_path):
+    rows = [
+        ("user", {"role": "user", "parts": [{"text": "Go."}]}),
+        (
+            "assistant",
+            {
+                "role": "model",
+                "parts": [
+                    {"text": "I look.", "thought": True},
+                    {"functionCall": {"id": "c1", "name": "read_file", "args": {"path": "a"}}},
+                ],
+            },
+        ),
+        (
+            "tool_result",
+            {
+                "role": "user",
+                "parts": [
+                    {"functionResponse": {"id": "c1", "name": "read_file", "response": {"error": "File not found: a"}}}
+                ],
+            },
+        ),
+        ("assistant", {"role": "model", "parts": [{"text": "It is not there."}]}),
+    ]
+    path = tmp_path / "q.jsonl"
+    lines = [
+        {"uuid": f"u{n}", "parentUuid": f"u{n - 1}" if n else None, "sessionId": "s", "type": kind, "message": message}
+        for n, (kind, message) in enumerate(rows)
+    ]
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    [trace] = read_traces(path, strict=True)
+    assert [(t.role, t.content, t.thinking) for t in trace.turns] == [
+        ("user", "Go.", None),
+        ("assistant", "", "I look."),
+        ("tool", "File not found: a", None),
+        ("assistant", "It is not there.", None),
+    ]
+    assert [s.context.tool_name for s in find_error_sites(trace)] == ["read_file"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"meta": {"seed": 1}, "logs": {"7": {"query": "Q", "turn_history": {"actions": ["ls"], "observations": ["a"]}}}},
+        {"7": {"environment": "ic_bash", "query": "Q", "trajectory": [{"action": "ls", "observation": "a"}]}},
+        {"7": {"query": "Q", "turn_history": {"actions": ["ls"], "observations": ["a"]}}},
+    ],
+)
+def test_result_files_of_intercode(tmp_path, value):
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(value))
+    [trace] = read_traces(path, strict=True)
+    assert trace.trace_id == "7" and [t.content for t in trace.turns] == ["Q", "ls", "a"]
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("<tool_use_error>File has not been read yet.</tool_use_error>", "File has not been read yet."),
+        ("<error_message>the id is unknown</error_message>", "the id is unknown"),
+        ("<error>\nquota used up\n</error>", "quota used up"),
+        ("bash failed for `ls`: no such process", "bash failed for `ls`: no such process"),
+        ("bash failed with a signal", "bash failed with a signal"),
+    ],
+)
+def test_a_tag_or_the_tool_s_own_name_marks_an_error(content, message):
+    assert outcome(content) == ("runtime_error", message)
+
+
+@pytest.mark.parametrize(
+    "content, tool",
+    [
+        ("<error></error>", "bash"),
+        ("<error>code 5</error>", "read_file"),
+        ("<error>seen</error>\nall is well", "bash"),
+        ("read failed for others", "bash"),
+    ],
+)
+def test_a_tag_that_marks_nothing(content, tool):
+    assert outcome(content, tool, {"path": "a.xml"}) is None

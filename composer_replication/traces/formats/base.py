@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from ...core.trace import ToolCall, Trace, TraceProblem, Turn
-from ..calls_in_text import calls_in_text, object_call
+from ..calls_in_text import calls_in_text, object_call, value_of
 
 # %% ../../../nbs/traces/formats/00_base.ipynb #5bf4c0d8
 @dataclass(frozen=True)
@@ -322,8 +322,12 @@ def _part(block: dict) -> tuple[str, Any]:
         return "both", (block, block)
     if kind in CALLS or "toolUse" in block or "functionCall" in block:
         return "call", block
-    if "toolResult" in block or "functionResponse" in block:
-        return "result", block.get("toolResult") or block.get("functionResponse")
+    if "toolResult" in block:
+        return "result", block["toolResult"]
+    if "functionResponse" in block:  # Google's
+        done, given = block["functionResponse"], block["functionResponse"].get("response")
+        texts = {key: given[key] for key in ("error", "output") if isinstance(given.get(key), str) and given[key]} if isinstance(given, dict) else {}
+        return "result", done | ({"content": next(iter(texts.values())), "error": texts.get("error")} if texts else {})
     if kind == "tool" and isinstance(block.get("state"), dict):  # opencode's
         state, named = block["state"], {"toolName": block.get("tool"), "id": block.get("callID")}
         done = {"toolCallId": block.get("callID"), "toolName": block.get("tool")} | {k: state[k] for k in ("output", "error", "metadata", "status") if k in state}
@@ -436,7 +440,7 @@ def with_calls_in_text(turns: Sequence[Turn]) -> list[Turn]:
 
 def chat_turns(messages: Any, start: int = 0) -> Iterator[Turn]:
     "The turns of a list of chat messages, positions counted from `start`."
-    turns = []
+    turns, calls = [], ()
     for index, message in enumerate(as_list(messages, "the message list"), start):
         if isinstance(message, str):  # some save each message as JSON text
             try:
@@ -446,7 +450,18 @@ def chat_turns(messages: Any, start: int = 0) -> Iterator[Turn]:
         if not isinstance(message, dict):
             raise TraceProblem(f"message {index} is a {type(message).__name__}", "write messages as objects")
         turns += message_turns(message, index)
-    yield from with_calls_in_text(turns)
+    for turn in with_calls_in_text(turns):
+        calls = turn.tool_calls if turn.role == "assistant" else calls
+        yield from _results_apart(turn, calls) if turn.role == "tool" and len(calls) > 1 else [turn]
+
+
+def _results_apart(turn: Turn, calls: Sequence[ToolCall]) -> list[Turn]:
+    "A result as one turn for each call of several that its text lists results of, by name or id."
+    listed = value_of(turn.content) if turn.content.lstrip().startswith("[") else None
+    several = isinstance(listed, list) and len(listed) > 1 and all(
+        isinstance(r, dict) and any(key in r for key in RESULTS) and any(c.name == r.get("name") or c.id and c.id == r.get("tool_call_id") for c in calls)
+        for r in listed)
+    return [tool_turn(r, turn.source_index) for r in listed] if several else [turn]
 
 # %% ../../../nbs/traces/formats/00_base.ipynb #e7aaf2dd
 CHATS = "messages", "traj", "trajectory", "chat"

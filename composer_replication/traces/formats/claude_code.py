@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ..error_detectors import (CLEAN, DECLINED, SAYS_ERROR, Detection, command_of, exit_status, kind_of, last_exception, observed,
-                                                          register_detector, result_text, shell_detection)
+                                                          register_detector, result_text, shell_detection, tool_called)
 from .base import UNREADABLE, as_text, message_turns, register_format
 from ...core.trace import Trace, TraceProblem, Turn
 
@@ -29,11 +29,11 @@ UNSAID = "?"  # the parent of a line that names none, as in streams
 
 def plain_line(position: int, line: dict) -> dict:
     "A line of a stream or an export in the form of a session file."
-    if not isinstance(line.get("message"), dict) or line.get("type") not in ("user", "assistant"):
+    if not isinstance(line.get("message"), dict) or line.get("type") not in ("user", "assistant", "tool_result"):
         return line
     side = line.get("parent_tool_use_id")
-    return {"uuid": f"line {position}", "parentUuid": UNSAID, "sessionId": line.get("session_id")} | line | (
-        {"isSidechain": True, "agentId": line.get("agentId", side)} if side else {})
+    return {"uuid": f"line {position}", "parentUuid": UNSAID, "sessionId": line.get("session_id")} | line | {
+        "type": "assistant" if line["type"] == "assistant" else "user"} | ({"isSidechain": True, "agentId": line.get("agentId", side)} if side else {})
 
 
 def synthetic(line: dict) -> bool:
@@ -43,18 +43,18 @@ def synthetic(line: dict) -> bool:
 
 def blocks(line: dict) -> list[dict]:
     "The content blocks of a message line."
-    content = line["message"].get("content")
+    content = line["message"].get("content") or line["message"].get("parts")
     return [{"type": "text", "text": content}] if isinstance(content, str) else content or []
 
 
 def answers(line: dict) -> set[str]:
     "The ids of the calls that a line holds results of."
-    return {b["tool_use_id"] for b in blocks(line) if b["type"] == "tool_result"}
+    return {b["tool_use_id"] for b in blocks(line) if b.get("type") == "tool_result" and "tool_use_id" in b}
 
 
 def calls(line: dict) -> set[str]:
     "The ids of the calls that a line makes."
-    return {b["id"] for b in blocks(line) if b["type"] == "tool_use"}
+    return {b["id"] for b in blocks(line) if b.get("type") == "tool_use" and "id" in b}
 
 # %% ../../../nbs/traces/formats/05_claude_code.ipynb #cb371770
 def trees(
@@ -180,9 +180,7 @@ MACHINE = re.compile(
 def commented(trace: Trace, position: int) -> bool:
     "Whether a flagged result is what the user wrote on declining the call."
     turn = trace.turns[position]
-    before = next((t for t in reversed(trace.turns[:position]) if t.role == "assistant"), None)
-    name = next((c.name for c in before.tool_calls if c.id == turn.tool_call_id), None) if before else None
-    text = turn.content
+    name, text = tool_called(trace, position), turn.content
     return name in ASKS or (name in PERSONAL and not (MACHINE.match(text) or SAYS_ERROR.match(text) or last_exception(text)
                                                      or exit_status(text)[0] is not None or "command not found" in text or "No such file" in text))
 
