@@ -217,13 +217,11 @@ def test_a_log_that_is_read_is_no_failure():
     ):
         assert outcome("building\nProcess exited with code 1", tool, given) is None
         assert (
-            outcome('Traceback (most recent call last):\n  File "a.py", line 1, in <module>\nValueError: x', tool, given)
-            is None
+            outcome('Traceback (most recent call last):\n  File "a.py", line 1, in <module>\nValueError: x', tool, given) is None
         )
     assert outcome("building\nProcess exited with code 1", "bash", {"command": "make"}) is not None
     assert (
-        outcome("cat: ci.log: No such file\n[Command finished with exit code 1]", "bash", {"command": "cat ci.log"})
-        is not None
+        outcome("cat: ci.log: No such file\n[Command finished with exit code 1]", "bash", {"command": "cat ci.log"}) is not None
     )
 
 
@@ -462,9 +460,7 @@ BLOCK_CHATS = {
         {"role": "assistant", "content": [{"type": "tool-call", "toolCallId": "c1", "toolName": "read", "args": {"p": 1}}]},
         {
             "role": "tool",
-            "content": [
-                {"type": "tool-result", "toolCallId": "c1", "toolName": "read", "result": "no file", "isError": True}
-            ],
+            "content": [{"type": "tool-result", "toolCallId": "c1", "toolName": "read", "result": "no file", "isError": True}],
         },
     ],
     "vercel ui parts": [
@@ -567,8 +563,7 @@ def test_results_find_their_calls():
                         "role": "assistant",
                         "content": "",
                         "tool_calls": [
-                            {"function": {"name": name, "arguments": "{}"}} | ({"id": id} if id else {})
-                            for name, id in calls
+                            {"function": {"name": name, "arguments": "{}"}} | ({"id": id} if id else {}) for name, id in calls
                         ],
                     },
                     *({"role": "tool", "content": text} | fields for text, fields in results),
@@ -706,8 +701,7 @@ def test_columns_of_json_text_are_opened():
 @pytest.mark.parametrize("between", ["\n", "", "\n\n", ",\n"])
 def test_several_pretty_printed_objects_in_one_file(tmp_path, between):
     chats = [
-        {"messages": [{"role": "user", "content": f"{n} }} {{ \ud83d"}, {"role": "assistant", "content": "ok"}]}
-        for n in range(3)
+        {"messages": [{"role": "user", "content": f"{n} }} {{ \ud83d"}, {"role": "assistant", "content": "ok"}]} for n in range(3)
     ]
     path = tmp_path / "many.json"
     path.write_text(between.join(json.dumps(c, indent=2) for c in chats))
@@ -865,13 +859,10 @@ def test_unlike_errors_are_no_streak():
 
     assert [
         s.kind
-        for s in find_error_sites(
-            trace(["Error: certificate expired", "Error: seat 12A is taken", "Error: balance too low"])
-        )
+        for s in find_error_sites(trace(["Error: certificate expired", "Error: seat 12A is taken", "Error: balance too low"]))
     ] == ["runtime_error"] * 3
     same = [
-        f"Traceback (most recent call last):\n  File \"/w/{n}.py\", line {n}, in <module>\nKeyError: 'k{n}'"
-        for n in range(3)
+        f"Traceback (most recent call last):\n  File \"/w/{n}.py\", line {n}, in <module>\nKeyError: 'k{n}'" for n in range(3)
     ]
     assert [s.kind for s in find_error_sites(trace(same))] == ["runtime_error", "runtime_error", "repeated_failure"]
     other = [*same[:2], 'Traceback (most recent call last):\n  File "a"\nFileNotFoundError: [Errno 2] No such file']
@@ -900,9 +891,7 @@ def test_claude_code_without_parents(tmp_path, form):
             "type": "user",
             "message": {
                 "role": "user",
-                "content": [
-                    {"type": "tool_result", "tool_use_id": "t1", "is_error": True, "content": "Exit code 2\nno rule"}
-                ],
+                "content": [{"type": "tool_result", "tool_use_id": "t1", "is_error": True, "content": "Exit code 2\nno rule"}],
             },
         },
         {
@@ -971,7 +960,11 @@ def run(*args):
     ],
 )
 def test_nothing_of_many_is_an_error_with_the_way_out(tmp_path, answer, extra, says):
-    turns = [{"role": "user", "content": "Go."}] + [{"role": "assistant"} | answer, *extra, {"role": "user", "content": "And?"}] * 12  # noqa: E501
+    turns = [{"role": "user", "content": "Go."}] + [
+        {"role": "assistant"} | answer,
+        *extra,
+        {"role": "user", "content": "And?"},
+    ] * 12  # noqa: E501
     path = tmp_path / "t.jsonl"
     path.write_text(json.dumps({"messages": turns}))
     for command in (("traces", "show"), ("traces", "show", "--json"), ("hints", "list"), ("hints", "list", "--json")):
@@ -990,11 +983,20 @@ def test_show_says_what_was_read(tmp_path):
     row = json.loads(next(line for line in done.output.splitlines() if line.startswith("{")))
     assert done.exit_code == 0
     assert {k: row[k] for k in ("traces", "calls", "results", "unanswered", "loose", "roles")} == {
-        "traces": 1, "calls": 2, "results": 2, "unanswered": 1, "loose": 1, "roles": {"critic": 1}
+        "traces": 1,
+        "calls": 2,
+        "results": 2,
+        "unanswered": 1,
+        "loose": 1,
+        "roles": {"critic": 1},
     }
     assert row["problems"] == 2
     listed = run("hints", "list", path)
-    assert listed.exit_code == 0 and "no error turn was found" in listed.output and "2 calls read, 1 without a result" in listed.output  # noqa: E501
+    assert (
+        listed.exit_code == 0
+        and "no error turn was found" in listed.output
+        and "2 calls read, 1 without a result" in listed.output
+    )  # noqa: E501
 
 
 def test_a_detector_that_knows_nothing_answers_nothing():
@@ -1007,7 +1009,14 @@ def test_a_detector_that_knows_nothing_answers_nothing():
         )
         return detector(Trace("t", turns), 1)
 
-    silent = '{"error": null}', '{"error": "", "response": "x"}', '{"id": 7, "status": "open"}', "text", "[]", '{"exit_code": null}'  # noqa: E501
+    silent = (
+        '{"error": null}',
+        '{"error": "", "response": "x"}',
+        '{"id": 7, "status": "open"}',
+        "text",
+        "[]",
+        '{"exit_code": null}',
+    )  # noqa: E501
     for content in silent:
         assert asked(payload, content) is None and asked(status, content) is None, content
     assert asked(payload, '{"success": true, "error": null}') == CLEAN
@@ -1033,9 +1042,7 @@ def chat_of(*messages):
 def asked(*calls):
     return {
         "role": "assistant",
-        "tool_calls": [
-            {"function": {"name": name, "arguments": "{}"}} | ({"id": id} if id else {}) for name, id in calls
-        ],
+        "tool_calls": [{"function": {"name": name, "arguments": "{}"}} | ({"id": id} if id else {}) for name, id in calls],
     }
 
 
@@ -1110,9 +1117,7 @@ def test_qwen_code_writes_gemini_s_parts_into_claude_code_s_lines(tmp_path):
             "tool_result",
             {
                 "role": "user",
-                "parts": [
-                    {"functionResponse": {"id": "c1", "name": "read_file", "response": {"error": "File not found: a"}}}
-                ],
+                "parts": [{"functionResponse": {"id": "c1", "name": "read_file", "response": {"error": "File not found: a"}}}],
             },
         ),
         ("assistant", {"role": "model", "parts": [{"text": "It is not there."}]}),
@@ -1138,7 +1143,7 @@ def test_qwen_code_writes_gemini_s_parts_into_claude_code_s_lines(tmp_path):
     [
         {"meta": {"seed": 1}, "logs": {"7": {"query": "Q", "turn_history": {"actions": ["ls"], "observations": ["a"]}}}},
         {"7": {"environment": "ic_bash", "query": "Q", "trajectory": [{"action": "ls", "observation": "a"}]}},
-        {"7": {"query": "Q", "turn_history": {"actions": ["ls"], "observations": ["a"]}}},
+        {"7": {"query": "Q", "turn_history": {"actions": ["ls"], "observations": ["a"]}, "summary": {"max_reward": {"a": 0.3}}}},
     ],
 )
 def test_result_files_of_intercode(tmp_path, value):
