@@ -67,7 +67,7 @@ def _sql_column(match: re.Match) -> str:
     wrong = f"`{table}` has no such column, or is not a table or alias of this query" if table else "No table in the query has such a column"
     return f"{wrong}; look at the columns with DESCRIBE before using a name."
 
-# %% ../../nbs/hints/01_diagnose.ipynb #4db8f090
+
 # A name that does not exist is not repeated: the hint stands before the turn, and a model copies what it is warned of (spike 010).
 SQL_RULES: tuple[Rule, ...] = (
     (r"error in your SQL syntax.*?near '(.*?)(?:' at line \d+\s*\Z|\Z)", _sql_near),
@@ -117,7 +117,7 @@ def _no_module(match: re.Match) -> str:
 def _no_file(match: re.Match) -> str:
     return f"There is no `{shorten(match[1].strip(), 80)}`: list the folder, or search for the name, before opening a path."
 
-# %% ../../nbs/hints/01_diagnose.ipynb #c7e6b583
+
 PYTHON_RULES: tuple[Rule, ...] = (
     (r"introduced new syntax error\(s\)[^-]*- (?:\w\d+ )?([^\n]*)", "The edit has to leave the file valid ({1}): match the surrounding indentation, and cover exactly the lines that are replaced."),
     (r"^(?:\w+: )?(Syntax|Indentation|Tab)Error: ([^\n]*?)(?: \([^()\n]*, line \d+\))?$", _one_liner),
@@ -144,7 +144,7 @@ PYTHON_RULES: tuple[Rule, ...] = (
     (r"UnicodeDecodeError", "The file is not in that encoding: open it in binary, or name its encoding."),
 )
 
-# %% ../../nbs/hints/01_diagnose.ipynb #5e11a7d2
+
 SHELL_RULES: tuple[Rule, ...] = (
     (r"unterminated quoted string|unexpected EOF while looking for matching", "A quote or bracket of the shell command is not closed: put longer text into a file with a quoted here-document."),
     (r"syntax error near unexpected token", "The shell reads a special character in the command: put the argument in single quotes, or write the text to a file first."),

@@ -341,7 +341,7 @@ def flagged(trace: Trace, position: int) -> Detection | None:
         return Detection(turn.fail_reason if turn.fail_reason in ERROR_KINDS else kind_of(text), text)
     return None if code or _object_status(shown) else CLEAN
 
-# %% ../../nbs/traces/01_error_detectors.ipynb #7e8339ec
+
 def objects(text: str) -> list[dict]:
     "The objects of a result that is JSON (or a Python literal), the outermost first, two levels deep; none where it is neither."
     start = text[:1]
@@ -422,7 +422,7 @@ def tool_called(trace: Trace, position: int) -> str:
     before = next((t for t in reversed(trace.turns[:position]) if t.role == "assistant"), None)
     return turn.name or next((c.name for c in before.tool_calls if c.id == turn.tool_call_id), "") if before else turn.name or ""
 
-# %% ../../nbs/traces/01_error_detectors.ipynb #c32df3d4
+
 SAYS_ERROR = re.compile(
     r"[\[(*❌✗⚠️\s]*(?:(?i:error)(?![^\W_]|[._/-]\w)|(?:\w+\.)*\w+(?:Error|Exception): \S|Exception: \S|[Ff]ailed to \w|[Ff]atal: \S|FATAL\b"
     r"|(?i:an? (?:\w+ )?error (?:has )?occurred|(?:the )?(?:tool|command|function|action|request)(?: (?:call|execution))? (?:failed|errored)\b"
@@ -459,7 +459,7 @@ def payload(trace: Trace, position: int) -> Detection | None:
         return Detection(kind_of(message), message)
     return CLEAN if good else None
 
-# %% ../../nbs/traces/01_error_detectors.ipynb #0beb1674
+
 def traceback(trace: Trace, position: int) -> Detection | None:
     "A Python traceback or a shell's complaint in a result that says nothing else."
     turn = observed(trace, position)
@@ -480,7 +480,7 @@ GAVE_UP = re.compile(r"g?make(?:\[\d+\])?: \*\*\* |npm (?:ERR!|error) |error: co
 SHELL_COMPLAINT = re.compile(r"\A(?:[\w./ -]+: )?(?:line \d+: )?\S+: (?:.{0,200})(?:No such file|command not found|[Pp]ermission denied"
                              r"|cannot (?:open|access|stat))")
 
-# %% ../../nbs/traces/01_error_detectors.ipynb #4d512798
+
 def graded(trace: Trace, position: int) -> Detection | None:
     "An answer that a grader held something against; its words stand in `Turn.fail_reason`."
     turn = trace.turns[position]
@@ -492,7 +492,7 @@ def graded(trace: Trace, position: int) -> Detection | None:
     misfit = ("type_error", "value_error", "simple_function_checker:missing", "simple_function_checker:unexpected")
     return Detection("type_error" if reason.startswith(misfit) else "runtime_error", reason)
 
-# %% ../../nbs/traces/01_error_detectors.ipynb #3efe7fa1
+
 def unanswered(trace: Trace, position: int) -> Detection | None:
     "A call that does not parse and that nothing answered."
     broken = [c for c in trace.turns[position].tool_calls if not c.parsed]

@@ -50,7 +50,7 @@ class Unpacked(io.RawIOBase):
         buffer[: len(data)] = data
         return len(data)
 
-# %% ../../nbs/traces/02_read.ipynb #64029234
+
 @contextmanager
 def open_bytes(path: Path) -> Iterator[tuple[io.BufferedReader, Unpacked | None]]:
     "The bytes of a file, and where it is gzip what unpacks it. Raises `TraceProblem` where it is missing, empty or a folder."
@@ -68,7 +68,7 @@ def open_bytes(path: Path) -> Iterator[tuple[io.BufferedReader, Unpacked | None]
     except OSError as error:
         raise TraceProblem(f"the file cannot be read ({error.strerror})", "check the disk and its permissions") from None
 
-# %% ../../nbs/traces/02_read.ipynb #8c028757
+
 def read_lines(path: Path) -> Iterator[tuple[int, bytes | TraceProblem]]:
     "The lines of a file that are not blank, counted from 1; last of all the problem that broke it off, if one did."
     number = 0
@@ -100,12 +100,12 @@ def parse(line: bytes) -> Any:
         return TraceProblem(f"the JSON is {'cut off' if cut else 'broken'} ({str(error)[:80]})",
                             "fetch the file again or delete the line" if cut else "delete the line or write it again")
 
-# %% ../../nbs/traces/02_read.ipynb #06a2bdd7
+
 def parsed(line: bytes | TraceProblem) -> Any:
     "The value of a line; a problem stays one."
     return line if isinstance(line, TraceProblem) else parse(line)
 
-# %% ../../nbs/traces/02_read.ipynb #b2ca4890
+
 def read_values(path: Path) -> Iterator[tuple[int, Any]]:
     "The JSON values of a file with the line each begins on, a list of traces as an iterator; a `TraceProblem` in place of what cannot be read."
     if is_archive(path):
@@ -217,7 +217,7 @@ def read_list(path: Path) -> Iterator[Any] | None:
         return None  # messages of one chat, lines of one session
     return chain([first], rows)
 
-# %% ../../nbs/traces/02_read.ipynb #5e39801c
+
 _BEGINS = re.compile(rb"""\s*(\{\s*["}]|\[\s*(["\[{\]\d-]|true|false|null)|[\[{]\s*$)""")  # an object or a list; TOML begins with [name]
 
 
@@ -346,12 +346,12 @@ def assemble(
     if session:
         yield from ((t.line or 1 if isinstance(t, TraceProblem) else session[0][0] + 1, t) for t in spread.read(session, name))
 
-# %% ../../nbs/traces/02_read.ipynb #af9d94ab
+
 def warn(problem: TraceProblem) -> None:
     "Give a problem as a Python warning."
     warnings.warn(str(problem), stacklevel=3)
 
-# %% ../../nbs/traces/02_read.ipynb #e4d5f73d
+
 MANY_ENDS = 5  # traces of a file whose loose ends are told one by one; the others are counted
 
 

@@ -34,7 +34,7 @@ class Format:
 
 FORMATS: list[Format] = []
 
-# %% ../../../nbs/traces/formats/00_base.ipynb #49294cf7
+
 def register_format(
     name: str,
     matches: Callable[[dict], bool],  # whether a record is of this format
@@ -54,7 +54,7 @@ UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError, Recur
 
 TEXT, FLAG = (str, type(None)), (bool, type(None))
 
-# %% ../../../nbs/traces/formats/00_base.ipynb #bacf59cf
+
 def sound(turn: Turn) -> bool:
     "Whether every field of a turn is of the type that the schema says."
     return (type(turn.content) is str and type(turn.source_index) is int and type(turn.observation) is bool
@@ -65,7 +65,7 @@ def sound(turn: Turn) -> bool:
             and all(type(v) in (int, float) for v in turn.logprobs or ())
             and (turn.logprobs is None or len(turn.logprobs) == len(turn.token_ids or ())))
 
-# %% ../../../nbs/traces/formats/00_base.ipynb #dbd09189
+
 def checked(trace: Trace) -> Trace:
     "The trace, every field of the type that the schema says. Raises TypeError otherwise."
     texts = (trace.task_id, trace.model, trace.source, trace.gold)
@@ -109,7 +109,7 @@ def recognise(record: Any) -> Format | None:
             return False
     return next((f for f in FORMATS if matches(f)), None) if isinstance(record, dict) else None
 
-# %% ../../../nbs/traces/formats/00_base.ipynb #11251de3
+
 def read_record(
     record: Any,  # one parsed JSON value
     trace_id: str = "trace",  # its id, where the record has none
@@ -151,7 +151,7 @@ def text_of(content: Any) -> str:
                          if isinstance(b, str) or b.get("type") in TEXTS or ("type" not in b and ("text" in b or "content" in b)))
     raise TraceProblem(f"the content of a message is a {type(content).__name__}", "write text or a list of blocks")
 
-# %% ../../../nbs/traces/formats/00_base.ipynb #93c35d55
+
 def as_list(value: Any, what: str) -> list:
     "The value if it is a list, an empty list for None. Raises `TraceProblem` otherwise."
     if value is None:
@@ -165,7 +165,7 @@ def as_text(value: Any) -> str | None:
     "An id or a name as text; None stays None."
     return None if value is None else value if isinstance(value, str) else str(value)
 
-# %% ../../../nbs/traces/formats/00_base.ipynb #28fecc93
+
 def as_reward(value: Any) -> float | None:
     "A reward as a number; None stays None. Raises `TraceProblem` otherwise."
     if value is None or isinstance(value, bool | int | float):

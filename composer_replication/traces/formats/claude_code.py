@@ -158,7 +158,7 @@ def read_session(lines: Sequence[Line], trace_id: str) -> Iterator[Trace | Trace
                 detail = f"{type(error).__name__}: {error}"[:120]
                 yield TraceProblem(f"this session is damaged ({detail})", "leave it out or export it again", line=tree[0][0] + 1)
 
-# %% ../../../nbs/traces/formats/05_claude_code.ipynb #5e54d97d
+
 def session_trace(tree: Sequence[tuple[int, dict]], turns: Sequence[Turn], trace_id: str, number: int, agent: str = "") -> Trace:
     "The trace of one tree; a sub-agent's id is part of its id, and from the second on the tree's number."
     session = as_text(next((r["sessionId"] for _, r in reversed(tree) if r.get("sessionId")), trace_id))
