@@ -33,7 +33,7 @@ def counted(path: Path, **more) -> dict:
             hint = generator.hint(trace, site)
             layers[hint.layer if hint else "wanted" if site.wanted else "no hint"] += 1
     return more | {"format": ", ".join(formats), **{k: count[k] for k in ("traces", "turns", "calls", "results", "unanswered", "loose")},
-                   "problems": len(problems), "problem": problems[0].what.split(": ", 1)[-1][:160] if problems else "", "errors": layers.total(), "layers": dict(layers)}  # fmt: skip
+                   "problems": len(problems), "problem": problems[0].what[:160] if problems else "", "errors": layers.total(), "layers": dict(layers)}  # fmt: skip
 
 
 if __name__ == "__main__":
