@@ -1143,7 +1143,7 @@ def test_qwen_code_writes_gemini_s_parts_into_claude_code_s_lines(tmp_path):
     [
         {"meta": {"seed": 1}, "logs": {"7": {"query": "Q", "turn_history": {"actions": ["ls"], "observations": ["a"]}}}},
         {"7": {"environment": "ic_bash", "query": "Q", "trajectory": [{"action": "ls", "observation": "a"}]}},
-        {"7": {"query": "Q", "turn_history": {"actions": ["ls"], "observations": ["a"]}, "summary": {"max_reward": {"a": 0.3}}}},
+        {"7": {"query": "Q", "turn_history": {"actions": ["ls"], "observations": ["a"]}, "summary": {"max_reward": {"a": 0.3}}, "info": {"reward": {"a": 0.3}}}},
     ],
 )
 def test_result_files_of_intercode(tmp_path, value):

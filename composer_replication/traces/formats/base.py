@@ -167,9 +167,9 @@ def as_text(value: Any) -> str | None:
 
 
 def as_reward(value: Any) -> float | None:
-    "A reward as a number; None stays None. Raises `TraceProblem` otherwise."
-    if value is None or isinstance(value, bool | int | float):
-        return None if value is None else float(value)
+    "A reward as a number; None stays None, and parts by name are no one number. Raises `TraceProblem` otherwise."
+    if value is None or isinstance(value, bool | int | float | dict):
+        return None if value is None or isinstance(value, dict) else float(value)
     raise TraceProblem(f"the reward is {str(value)[:40]!r}", "give a number or null")
 
 # %% ../../../nbs/traces/formats/00_base.ipynb #cf0b32d2

@@ -42,7 +42,6 @@ def read_intercode(record: dict, trace_id: str) -> Trace:
             turns.append(Turn("user", text_of(answers[i]), observation=True, failed=not ok if isinstance(ok, bool) else None,
                               source_index=2 * i + 2))
     best = (record.get("summary") or {}).get("max_reward")
-    best = best if isinstance(best, int | float) else None  # one file keeps its parts, by name
     reward = as_reward(best if record.get("reward") is None else record["reward"])
     return new_trace(record, trace_id, "intercode", turns, reward=reward, gold=as_text(record.get("gold")))
 
