@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['FORMATS', 'UNREADABLE', 'TEXT', 'FLAG', 'COLUMNS', 'TEXTS', 'ROLES', 'RESULTS', 'CALLS', 'THOUGHTS', 'ANSWER',
-           'CHATS', 'Format', 'register_format', 'sound', 'checked', 'opened', 'recognise', 'read_record', 'block_text',
-           'text_of', 'as_list', 'as_text', 'as_reward', 'tool_of', 'new_trace', 'role_of', 'plain_message', 'flag_of',
-           'result_content', 'tool_turn', 'chat_calls', 'message_turns', 'results_in_text', 'with_calls_in_text',
-           'chat_turns', 'is_messages', 'messages_of', 'is_chat', 'gold_text', 'with_tools']
+           'CHATS', 'Format', 'register_format', 'checked', 'opened', 'recognise', 'read_record', 'attempt',
+           'block_text', 'text_of', 'as_list', 'as_text', 'as_reward', 'tool_of', 'new_trace', 'role_of',
+           'plain_message', 'flag_of', 'result_content', 'tool_turn', 'chat_calls', 'message_turns', 'results_in_text',
+           'with_calls_in_text', 'chat_turns', 'is_messages', 'messages_of', 'is_chat', 'gold_text', 'with_tools']
 
 # %% ../../../nbs/traces/formats/00_base.ipynb #3029e8dc
 import re
@@ -55,26 +55,19 @@ UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError, Recur
 TEXT, FLAG = (str, type(None)), (bool, type(None))
 
 
-def sound(turn: Turn) -> bool:
-    "Whether every field of a turn is of the type that the schema says."
-    return (type(turn.content) is str and type(turn.source_index) is int and type(turn.observation) is bool
-            and type(turn.failed) in FLAG and type(turn.thinking) in TEXT and type(turn.tool_call_id) in TEXT
-            and type(turn.name) in TEXT and type(turn.fail_reason) in TEXT
-            and all(type(c.name) is str and type(c.arguments) in (dict, str) and type(c.id) in TEXT for c in turn.tool_calls)
-            and all(type(v) is int and v >= 0 for v in turn.token_ids or ())
-            and all(type(v) in (int, float) for v in turn.logprobs or ())
-            and (turn.logprobs is None or len(turn.logprobs) == len(turn.token_ids or ())))
-
-
 def checked(trace: Trace) -> Trace:
     "The trace, every field of the type that the schema says. Raises TypeError otherwise."
-    texts = (trace.task_id, trace.model, trace.source, trace.gold)
     if not (type(trace.trace_id) is str and type(trace.format) is str and type(trace.reward) in (float, type(None))
-            and all(type(v) in TEXT for v in texts) and all(type(t["function"]["name"]) is str for t in trace.tools)):
+            and all(type(v) in TEXT for v in (trace.task_id, trace.model, trace.source, trace.gold))
+            and all(type(t["function"]["name"]) is str for t in trace.tools)):
         raise TypeError("an id, a reward or a tool is of the wrong type")
-    for turn in trace.turns:
-        if not sound(turn):
-            raise TypeError(f"a field of message {turn.source_index} is of the wrong type")
+    for t in trace.turns:
+        if not (type(t.content) is str and type(t.source_index) is int and type(t.observation) is bool and type(t.failed) in FLAG
+                and all(type(v) in TEXT for v in (t.thinking, t.tool_call_id, t.name, t.fail_reason))
+                and all(type(c.name) is str and type(c.arguments) in (dict, str) and type(c.id) in TEXT for c in t.tool_calls)
+                and all(type(v) is int and v >= 0 for v in t.token_ids or ()) and all(type(v) in (int, float) for v in t.logprobs or ())
+                and (t.logprobs is None or len(t.logprobs) == len(t.token_ids or ()))):
+            raise TypeError(f"a field of message {t.source_index} is of the wrong type")
     return trace
 
 # %% ../../../nbs/traces/formats/00_base.ipynb #7fc781a8
@@ -120,13 +113,27 @@ def read_record(
     if format is None or format.lines:
         keys = f"keys {', '.join(map(str, list(record)[:6]))}" if isinstance(record, dict) else f"a {type(record).__name__}"
         raise TraceProblem(f"this record is of no known trace format ({keys})", "pass agent traces, or register a format")
+    [made] = attempt(lambda: format.read(record, trace_id), f"this {format.name} record", answered=False)
+    if isinstance(made, TraceProblem):
+        raise made
+    return made
+
+
+def attempt(
+    make: Callable[[], Trace],
+    what: str,  # is read, for the problem's sentence
+    line: int | None = None,
+    answered: bool = True,  # a trace without a turn of the assistant is none
+) -> Iterator[Trace | TraceProblem]:
+    "The trace that `make` gives, or the problem that keeps it from being read."
     try:
-        return checked(format.read(record, trace_id))
-    except TraceProblem:
-        raise
+        trace = checked(make())
+        if not answered or any(t.role == "assistant" for t in trace.turns):
+            yield trace
+    except TraceProblem as problem:
+        yield TraceProblem(problem.what, problem.remedy, line=line)
     except UNREADABLE as error:
-        detail = f"{type(error).__name__}: {error}"[:120]
-        raise TraceProblem(f"this {format.name} record is damaged ({detail})", "leave it out or record it again") from error
+        yield TraceProblem(f"{what} is damaged ({f'{type(error).__name__}: {error}'[:120]})", "leave it out or record it again", line=line)
 
 # %% ../../../nbs/traces/formats/00_base.ipynb #ff77dab2
 def block_text(block: dict) -> str:
