@@ -23,9 +23,7 @@ CLAUDE = Path(__file__).parents[1] / "fixtures" / "claude_code"
 CALL = {
     "role": "assistant",
     "content": "I look.",
-    "tool_calls": [
-        {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"a": [1, {"b": null}]}'}}
-    ],
+    "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"a": [1, {"b": null}]}'}}],
 }
 RESULT = {"role": "tool", "tool_call_id": "c1", "content": "Error: nothing here"}
 HEAD = {"trace_id": "t", "source": "s", "model": "m", "task_id": 1, "reward": 0.5}
@@ -76,12 +74,7 @@ RECORDS = {
             {
                 "role": "user",
                 "content": [
-                    {
-                        "type": "tool_result",
-                        "tool_use_id": "c",
-                        "content": [{"type": "text", "text": "no"}],
-                        "is_error": True,
-                    }
+                    {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "no"}], "is_error": True}
                 ],
             },
         ],
@@ -238,9 +231,7 @@ def values(record, path=()):
     "The path of every value inside a JSON value."
     if path:
         yield path
-    for key, value in (
-        record.items() if isinstance(record, dict) else enumerate(record) if isinstance(record, list) else ()
-    ):
+    for key, value in record.items() if isinstance(record, dict) else enumerate(record) if isinstance(record, list) else ():
         yield from values(value, (*path, key))
 
 
@@ -284,10 +275,7 @@ def test_a_damaged_record_gives_a_trace_or_a_trace_problem(data):
         if not paths:
             break
         record = mutate(
-            record,
-            data.draw(st.sampled_from(paths)),
-            data.draw(st.sampled_from(["drop", "cut", "junk"])),
-            data.draw(JUNK),
+            record, data.draw(st.sampled_from(paths)), data.draw(st.sampled_from(["drop", "cut", "junk"])), data.draw(JUNK)
         )
     try:
         trace = read_record(record)
@@ -342,14 +330,8 @@ def test_claude_code_session():
         ("assistant", 26),
     ]
     first, both = trace.turns[2], trace.turns[4]
-    assert (first.content, first.thinking) == (
-        "I read the file.",
-        "The file should be in the project. I read it first.",
-    )
-    assert [c.name for c in both.tool_calls] == [
-        "Glob",
-        "Bash",
-    ]  # one message in three lines, its results on two branches
+    assert (first.content, first.thinking) == ("I read the file.", "The file should be in the project. I read it first.")
+    assert [c.name for c in both.tool_calls] == ["Glob", "Bash"]  # one message in three lines, its results on two branches
     everything = repr(trace.turns)
     for unseen in ("/nowhere", "Write", "529 overloaded"):  # side-chain, rewound branch, the service's own error
         assert unseen not in everything
@@ -360,11 +342,7 @@ def test_claude_code_sites():
     trace, _ = read_traces(CLAUDE / "session.jsonl", strict=True)
     sites = [(s.message_index, s.evidence_index, s.kind, s.context.tool_name) for s in find_error_sites(trace)]
     # `grep -c` with exit code 1 and no output (line 12) is no error, the others are.
-    assert sites == [
-        (4, 7, "runtime_error", "Read"),
-        (19, 21, "runtime_error", "Bash"),
-        (24, 25, "tool_not_found", "Counter"),
-    ]
+    assert sites == [(4, 7, "runtime_error", "Read"), (19, 21, "runtime_error", "Bash"), (24, 25, "tool_not_found", "Counter")]
 
 
 def test_claude_code_call_whose_line_is_off_the_path(tmp_path):
@@ -382,18 +360,12 @@ def test_claude_code_call_whose_line_is_off_the_path(tmp_path):
 def test_the_tau2_user_s_own_tools_are_left_out():
     talk = [
         {"role": "user", "content": "Hi", "turn_idx": 0},
-        {
-            "role": "user",
-            "content": None,
-            "tool_calls": [{"id": "u", "name": "reboot", "arguments": {}, "requestor": "user"}],
-        },
+        {"role": "user", "content": None, "tool_calls": [{"id": "u", "name": "reboot", "arguments": {}, "requestor": "user"}]},
         {"role": "tool", "id": "u", "content": "Error: phone is off", "error": True, "requestor": "user"},
         {"role": "assistant", "content": "I see."},
     ]
     trace = read_record({"messages": talk})
-    assert [(t.role, t.source_index) for t in trace.turns] == [("user", 0), ("assistant", 3)] and find_error_sites(
-        trace
-    ) == []
+    assert [(t.role, t.source_index) for t in trace.turns] == [("user", 0), ("assistant", 3)] and find_error_sites(trace) == []
 
 
 def test_claude_code_compacted_session_is_two_traces():
@@ -407,22 +379,28 @@ def test_claude_code_side_chain_alone_is_a_trace():
     assert "/" in trace.trace_id and {"user", "assistant"} <= {t.role for t in trace.turns}
 
 
-HEAD_AND_TAIL = ("<returncode>{}</returncode>\n<warning>\nThe output was too long.\n</warning><output_head>\n"
-                 "ERROR collecting tests/a.py\n</output_head>\n<elided_chars>\n9000 characters elided\n</elided_chars>\n"
-                 "<output_tail>\n1 error in 2s\n</output_tail>")
+HEAD_AND_TAIL = (
+    "<returncode>{}</returncode>\n<warning>\nThe output was too long.\n</warning><output_head>\n"
+    "ERROR collecting tests/a.py\n</output_head>\n<elided_chars>\n9000 characters elided\n</elided_chars>\n"
+    "<output_tail>\n1 error in 2s\n</output_tail>"
+)
 
 
 @pytest.mark.parametrize("code", [1, 2])
 def test_a_long_failing_output_of_mini_swe_is_read(code):
-    turns = (Turn("assistant", tool_calls=(ToolCall("bash", {"command": "pytest"}, "c"),)),
-             Turn("tool", HEAD_AND_TAIL.format(code), tool_call_id="c", observation=True))
+    turns = (
+        Turn("assistant", tool_calls=(ToolCall("bash", {"command": "pytest"}, "c"),)),
+        Turn("tool", HEAD_AND_TAIL.format(code), tool_call_id="c", observation=True),
+    )
     found = returned(Trace("t", turns, format="mini-swe-agent"), 1)
     assert found and "no output" not in found.message and ("ERROR collecting" in found.message or "1 error" in found.message)
 
 
 def test_the_command_of_a_mini_swe_agent_that_writes_text_counts():
-    turns = (Turn("assistant", "Compare.\n\n```bash\ndiff a b\n```"),
-             Turn("user", "<returncode>1</returncode>\n<output>\n1c1\n< a\n</output>", observation=True))
+    turns = (
+        Turn("assistant", "Compare.\n\n```bash\ndiff a b\n```"),
+        Turn("user", "<returncode>1</returncode>\n<output>\n1c1\n< a\n</output>", observation=True),
+    )
     assert command_of(Trace("t", turns), 1) == "diff a b" and returned(Trace("t", turns), 1).kind is None
 
 
@@ -430,17 +408,31 @@ def test_own_lines_that_other_tools_rewrote_are_read(tmp_path):
     turns = (Turn("user", "Go."), Turn("assistant", "a", token_ids=(1, 2), logprobs=(-0.5, -math.inf)))
     bare = {"name": "f", "parameters": {"type": "object", "properties": {}}}
     row = json.loads(Trace("t", turns, tools=(bare,), reward=1.0).to_json())
-    (tmp_path / "own.jsonl").write_text("".join(line + "\n" for line in (
-        json.dumps(row | {"reward": 1}), json.dumps(row | {"reward": True}), json.dumps(row | {"reward": math.nan}))))
+    (tmp_path / "own.jsonl").write_text(
+        "".join(
+            line + "\n"
+            for line in (
+                json.dumps(row | {"reward": 1}),
+                json.dumps(row | {"reward": True}),
+                json.dumps(row | {"reward": math.nan}),
+            )
+        )
+    )
     read = list(read_traces(tmp_path / "own.jsonl", strict=True))
     assert [t.reward for t in read] == [1.0, 1.0, None] and all(type(t.reward) is not int for t in read)
     assert read[0].turns == turns and read[0].tool_names == ("f",) and Trace.from_json(read[0].to_json()) == read[0]
 
 
 def test_a_chat_whose_task_is_text_and_whose_tools_are_built_in_is_read():
-    record = {"messages": [{"role": "user", "content": "U"}, {"role": "assistant", "content": "A"},
-                           {"role": "tool", "content": "", "error": "Timeout"}],
-              "info": {"task": "fix it"}, "tools": [{"type": "web_search"}, {"type": "function", "function": {"name": "f"}}]}
+    record = {
+        "messages": [
+            {"role": "user", "content": "U"},
+            {"role": "assistant", "content": "A"},
+            {"role": "tool", "content": "", "error": "Timeout"},
+        ],
+        "info": {"task": "fix it"},
+        "tools": [{"type": "web_search"}, {"type": "function", "function": {"name": "f"}}],
+    }
     trace = read_record(record)
     assert trace.tool_names == ("f",) and trace.turns[2].failed and trace.turns[2].fail_reason == "Timeout"
 
@@ -536,12 +528,7 @@ TURNS = st.one_of(
         token_ids=st.none() | st.lists(st.integers(0, 9), max_size=3).map(tuple),
     ),
     st.builds(
-        Turn,
-        st.just("tool"),
-        TEXT,
-        tool_call_id=st.none() | TEXT,
-        observation=st.booleans(),
-        failed=st.none() | st.booleans(),
+        Turn, st.just("tool"), TEXT, tool_call_id=st.none() | TEXT, observation=st.booleans(), failed=st.none() | st.booleans()
     ),
 )
 TRACES = st.builds(

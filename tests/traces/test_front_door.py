@@ -371,12 +371,7 @@ def test_a_broken_call_in_text_is_a_call():
         ToolCall("f", '{"name": "f", "arguments": {"x":'),
     )
     trace = read_record(
-        {
-            "messages": [
-                {"role": "user", "content": "Go."},
-                {"role": "assistant", "content": '<tool_call>\n{"name": "f", "argum'},
-            ]
-        }
+        {"messages": [{"role": "user", "content": "Go."}, {"role": "assistant", "content": '<tool_call>\n{"name": "f", "argum'}]}
     )
     assert [s.kind for s in find_error_sites(trace)] == ["json_decode"]
 
@@ -469,13 +464,7 @@ BLOCK_CHATS = {
             "role": "assistant",
             "parts": [
                 {"type": "step-start"},
-                {
-                    "type": "tool-read",
-                    "toolCallId": "c1",
-                    "state": "output-error",
-                    "input": {"p": 1},
-                    "errorText": "no file",
-                },
+                {"type": "tool-read", "toolCallId": "c1", "state": "output-error", "input": {"p": 1}, "errorText": "no file"},
             ],
         }
     ],
@@ -521,10 +510,7 @@ BLOCK_CHATS = {
     ],
     "bedrock": [
         {"role": "assistant", "content": [{"toolUse": {"toolUseId": "c1", "name": "read", "input": {"p": 1}}}]},
-        {
-            "role": "user",
-            "content": [{"toolResult": {"toolUseId": "c1", "content": [{"text": "no file"}], "status": "error"}}],
-        },
+        {"role": "user", "content": [{"toolResult": {"toolUseId": "c1", "content": [{"text": "no file"}], "status": "error"}}]},
     ],
     "gemini parts": [
         {"role": "model", "parts": [{"functionCall": {"id": "c1", "name": "read", "args": {"p": 1}}}]},
@@ -741,10 +727,7 @@ def test_an_eval_archive_is_read(tmp_path):
         archive.writestr("header.json", json.dumps({"eval": {"model": "m", "task": "t"}}))
         for epoch in (1, 2):
             archive.writestr(f"samples/1_epoch_{epoch}.json", json.dumps(sample | {"epoch": epoch}))
-    assert [(t.trace_id, t.model, t.reward) for t in read_traces(path, strict=True)] == [
-        ("1/1", "m", 1.0),
-        ("1/2", "m", 1.0),
-    ]
+    assert [(t.trace_id, t.model, t.reward) for t in read_traces(path, strict=True)] == [("1/1", "m", 1.0), ("1/2", "m", 1.0)]
     path.write_bytes(path.read_bytes()[:200])
     problems = []
     assert list(read_traces(path, on_problem=problems.append)) == [] and "archive" in str(problems[0])
@@ -802,12 +785,7 @@ def test_sessions_of_other_agents_as_lists_and_documents(tmp_path):
     ):
         (tmp_path / name).write_text(json.dumps(value))
         [trace] = read_traces(tmp_path / name, strict=True)
-        assert [(t.role, len(t.tool_calls)) for t in trace.turns] == [
-            ("user", 0),
-            ("assistant", 2),
-            ("tool", 0),
-            ("tool", 0),
-        ]
+        assert [(t.role, len(t.tool_calls)) for t in trace.turns] == [("user", 0), ("assistant", 2), ("tool", 0), ("tool", 0)]
         assert [s.context.error_message for s in find_error_sites(trace)] == ["no such tool parameter"]
     items = [
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Run."}]},
@@ -837,10 +815,7 @@ def test_a_compacted_codex_session_is_two_traces(tmp_path):
     ]
     (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, rows)))
     traces = list(read_traces(tmp_path / "r.jsonl", strict=True))
-    assert [(t.trace_id, [x.content for x in t.turns]) for t in traces] == [
-        ("s", ["Go.", "One."]),
-        ("s#2", ["Go on.", "Two."]),
-    ]
+    assert [(t.trace_id, [x.content for x in t.turns]) for t in traces] == [("s", ["Go.", "One."]), ("s#2", ["Go on.", "Two."])]
 
 
 def test_unlike_errors_are_no_streak():
@@ -894,10 +869,7 @@ def test_claude_code_without_parents(tmp_path, form):
                 "content": [{"type": "tool_result", "tool_use_id": "t1", "is_error": True, "content": "Exit code 2\nno rule"}],
             },
         },
-        {
-            "type": "assistant",
-            "message": {"id": "m2", "role": "assistant", "content": [{"type": "text", "text": "No rule."}]},
-        },
+        {"type": "assistant", "message": {"id": "m2", "role": "assistant", "content": [{"type": "text", "text": "No rule."}]}},
     ]
     path = tmp_path / "s.json"
     if form == "export":
@@ -1143,7 +1115,14 @@ def test_qwen_code_writes_gemini_s_parts_into_claude_code_s_lines(tmp_path):
     [
         {"meta": {"seed": 1}, "logs": {"7": {"query": "Q", "turn_history": {"actions": ["ls"], "observations": ["a"]}}}},
         {"7": {"environment": "ic_bash", "query": "Q", "trajectory": [{"action": "ls", "observation": "a"}]}},
-        {"7": {"query": "Q", "turn_history": {"actions": ["ls"], "observations": ["a"]}, "summary": {"max_reward": {"a": 0.3}}, "info": {"reward": {"a": 0.3}}}},
+        {
+            "7": {
+                "query": "Q",
+                "turn_history": {"actions": ["ls"], "observations": ["a"]},
+                "summary": {"max_reward": {"a": 0.3}},
+                "info": {"reward": {"a": 0.3}},
+            }
+        },
     ],
 )
 def test_result_files_of_intercode(tmp_path, value):
