@@ -120,7 +120,8 @@ def test_keys_of_a_map_are_no_matter_of_type():
 
 @pytest.mark.parametrize("error", [
     "head: cannot open '/a/data.csv' for reading: No such file or directory\nawk: cannot open , (No such file or directory)",
-    "tee: cannot create '/a/data.csv' for writing: No such file or directory", "awk: cannot open /a/data.csv (No such file or directory)",
+    "tee: cannot create '/a/data.csv' for writing: No such file or directory",
+    "awk: cannot open /a/data.csv (No such file or directory)",
     "cat: /a/data.csv: No such file or directory", "sh: 1: /a/data.csv: No such file or directory"])
 def test_the_path_that_is_missing_is_named(error):
     assert "no `/a/data.csv`" in diagnose(error)

@@ -1,4 +1,3 @@
-# ruff: noqa: E501
 "The judge's cache under concurrent processes, kills, broken files and a full disk; and what its prompt may hold."
 
 import errno

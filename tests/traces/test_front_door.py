@@ -936,7 +936,7 @@ def test_nothing_of_many_is_an_error_with_the_way_out(tmp_path, answer, extra, s
         {"role": "assistant"} | answer,
         *extra,
         {"role": "user", "content": "And?"},
-    ] * 12  # noqa: E501
+    ] * 12
     path = tmp_path / "t.jsonl"
     path.write_text(json.dumps({"messages": turns}))
     for command in (("traces", "show"), ("traces", "show", "--json"), ("hints", "list"), ("hints", "list", "--json")):
@@ -968,7 +968,7 @@ def test_show_says_what_was_read(tmp_path):
         listed.exit_code == 0
         and "no error turn was found" in listed.output
         and "2 calls read, 1 without a result" in listed.output
-    )  # noqa: E501
+    )
 
 
 def test_a_detector_that_knows_nothing_answers_nothing():
@@ -988,7 +988,7 @@ def test_a_detector_that_knows_nothing_answers_nothing():
         "text",
         "[]",
         '{"exit_code": null}',
-    )  # noqa: E501
+    )
     for content in silent:
         assert asked(payload, content) is None and asked(status, content) is None, content
     assert asked(payload, '{"success": true, "error": null}') == CLEAN

@@ -6,8 +6,9 @@
 __all__ = ['FORMATS', 'UNREADABLE', 'TEXT', 'FLAG', 'COLUMNS', 'TEXTS', 'ROLES', 'RESULTS', 'CALLS', 'THOUGHTS', 'ANSWER',
            'CHATS', 'Format', 'register_format', 'checked', 'opened', 'recognise', 'read_record', 'attempt',
            'block_text', 'text_of', 'as_list', 'as_text', 'as_reward', 'tool_of', 'new_trace', 'role_of',
-           'plain_message', 'flag_of', 'result_content', 'tool_turn', 'chat_calls', 'message_turns', 'results_in_text',
-           'with_calls_in_text', 'chat_turns', 'is_messages', 'messages_of', 'is_chat', 'gold_text', 'with_tools']
+           'plain_message', 'flag_of', 'result_content', 'tool_turn', 'named_call', 'chat_calls', 'message_turns',
+           'results_in_text', 'with_calls_in_text', 'chat_turns', 'is_messages', 'messages_of', 'is_chat', 'gold_text',
+           'with_tools']
 
 # %% ../../../nbs/traces/formats/00_base.ipynb #3029e8dc
 import re
@@ -301,6 +302,13 @@ CALLS = "tool_use", "tool-call", "tool_call", "function_call", "server_tool_use"
 THOUGHTS = "thinking", "reasoning", "redacted_thinking", "reasoning_text"
 
 
+def named_call(value: Any) -> ToolCall:
+    "A call as recorded. Raises `TraceProblem` where it names no function."
+    if (call := object_call(value)) is None:
+        raise TraceProblem(f"a tool call names no function ({str(value)[:60]})", "record it again")
+    return call
+
+
 def chat_calls(message: dict) -> list[ToolCall]:
     "The tool calls that a message lists."
     extra = message.get("additional_kwargs") if isinstance(message.get("additional_kwargs"), dict) else {}
@@ -311,43 +319,37 @@ def chat_calls(message: dict) -> list[ToolCall]:
     if not listed:
         old = message.get("function_call") or extra.get("function_call")
         listed = [old] if old else []
-    calls = [object_call(c) for c in listed]
-    if None in calls:
-        raise TraceProblem(f"a tool call names no function ({str(listed[calls.index(None)])[:60]})", "record it again")
-    return calls
+    return [named_call(c) for c in listed]
 
 
-def _part(block: dict) -> tuple[str, Any]:
-    "What a block is: text, thinking, a call, a result, or both of the last; with what it holds."
-    kind = block.get("type")
+def _parts(block: dict) -> list[tuple[str, Any]]:
+    "What a block holds: text, thinking, a call, a result, or a call with its result."
+    kind, call, done = block.get("type"), None, None
     if kind in TEXTS or (kind is None and isinstance(block.get("text"), str)):
-        return ("thinking", block["text"]) if block.get("thought") is True else ("text", block_text(block))
+        return [("thinking", block["text"]) if block.get("thought") is True else ("text", block_text(block))]
     if kind in THOUGHTS:
-        said = next((block[key] for key in ("thinking", "reasoning", "text", "content") if isinstance(block.get(key), str)), "")
-        return "thinking", said
-    if kind == "tool_use" and "result" in block and "tool_type" in block:  # inspect_ai's, of tools that the provider runs
-        return "both", (block, block)
+        return [("thinking", next((block[key] for key in ("thinking", "reasoning", "text", "content") if isinstance(block.get(key), str)), ""))]
     if kind in CALLS or "toolUse" in block or "functionCall" in block:
-        return "call", block
-    if "toolResult" in block:
-        return "result", block["toolResult"]
-    if "functionResponse" in block:  # Google's
+        call, done = block, block if kind == "tool_use" and "result" in block and "tool_type" in block else None  # inspect_ai's, run by the provider
+    elif "toolResult" in block:
+        done = block["toolResult"]
+    elif "functionResponse" in block:  # Google's
         done, given = block["functionResponse"], block["functionResponse"].get("response")
         texts = {key: given[key] for key in ("error", "output") if isinstance(given.get(key), str) and given[key]} if isinstance(given, dict) else {}
-        return "result", done | ({"content": next(iter(texts.values())), "error": texts.get("error")} if texts else {})
-    if kind == "tool" and isinstance(block.get("state"), dict):  # opencode's
+        done |= {"content": next(iter(texts.values())), "error": texts.get("error")} if texts else {}
+    elif kind == "tool" and isinstance(block.get("state"), dict):  # opencode's
         state, named = block["state"], {"toolName": block.get("tool"), "id": block.get("callID")}
-        done = {"toolCallId": block.get("callID"), "toolName": block.get("tool")} | {k: state[k] for k in ("output", "error", "metadata", "status") if k in state}
-        return ("both", (named | {"input": state.get("input")}, done)) if state.get("status") in ("completed", "error") else ("call", named | {"input": state.get("input")})
-    if kind == "tool-invocation" and isinstance(block.get("toolInvocation"), dict):
-        block = block["toolInvocation"]
-        return ("both" if block.get("state") == "result" else "call"), (block, block) if block.get("state") == "result" else block
-    if isinstance(kind, str) and ("state" in block or "toolCallId" in block) and (kind == "dynamic-tool" or kind.startswith("tool-")) and kind != "tool-result":
+        call = named | {"input": state.get("input")}
+        done = named | {k: state[k] for k in ("output", "error", "metadata", "status") if k in state} if state.get("status") in ("completed", "error") else None
+    elif kind == "tool-invocation" and isinstance(block.get("toolInvocation"), dict):
+        call = block["toolInvocation"]
+        done = call if call.get("state") == "result" else None
+    elif isinstance(kind, str) and (kind in ("tool-result", "function_call_output") or kind.endswith(("tool_result", "tool_response"))):
+        done = block
+    elif isinstance(kind, str) and ("state" in block or "toolCallId" in block) and (kind == "dynamic-tool" or kind.startswith("tool-")):
         call = {"toolName": block.get("toolName") or kind.removeprefix("tool-"), "input": block.get("input", block.get("rawInput")), "id": block.get("toolCallId")}
-        return ("both", (call, block)) if str(block.get("state")).startswith("output-") else ("call", call)
-    if isinstance(kind, str) and (kind in ("tool-result", "function_call_output") or kind.endswith(("tool_result", "tool_response"))):
-        return "result", block
-    return "", None  # pictures and the like
+        done = block if str(block.get("state")).startswith("output-") else None
+    return [part for part in (("call", call), ("result", done)) if part[1] is not None]  # none for pictures and the like
 
 
 def message_turns(
@@ -363,47 +365,37 @@ def message_turns(
     content = message.get("content", message.get("value"))
     if content in (None, [], "") and isinstance(message.get("parts"), list):
         content = message["parts"]
-    blocks = content if isinstance(content, list) else []
-    parts = [("text", b) if isinstance(b, str) else _part(b) for b in blocks]
+    parts = [("text", text_of(content))] if not isinstance(content, list) else [
+        part for b in content for part in ([("text", b)] if isinstance(b, str) else _parts(b))]
     if role == "tool" and not any(kind == "result" for kind, _ in parts):
         if isinstance(content, (int, float)):
             raise TraceProblem(f"the content of a message is a {type(content).__name__}", "write text or a list of blocks")
         yield tool_turn({"content": content} | message, index)
         return
-    if not isinstance(content, list):
-        parts = [("text", text_of(content))]
-    calls, text, thinking, results = [], [], [], []
     reasoning = message.get("reasoning_content") or message.get("reasoning") if role == "assistant" else None
-    if reasoning:
-        thinking.append(text_of(reasoning))
+    said, calls, results = {"text": [], "thinking": [text_of(reasoning)] if reasoning else []}, [], []
     if raw in ("function_call", "tool_call"):
-        found, text = calls_in_text(f"<tool_call>{text_of(content)}</tool_call>")[1], []
-        calls, parts = list(found or [ToolCall("", text_of(content))]), []
+        calls = list(calls_in_text(f"<tool_call>{text_of(content)}</tool_call>")[1] or [ToolCall("", text_of(content))])
+        parts = []
 
     def own():
-        if role == "assistant" or text or not results:
-            yield Turn("assistant" if role == "assistant" else role, "\n".join(text), "\n".join(t for t in thinking if t) or None, tuple(calls),
-                       source_index=index)
+        if role == "assistant" or said["text"] or not results:
+            yield Turn(role, "\n".join(said["text"]), "\n".join(filter(None, said["thinking"])) or None, tuple(calls), source_index=index)
 
     for kind, part in parts:
-        if role == "assistant" and results and kind:
+        if role == "assistant" and results:
             yield from (*own(), *results)
-            calls, text, thinking, results = [], [], [], []
-        if kind == "text":
-            text.append(part)
-        elif kind == "thinking":
-            thinking.append(part)
-        elif kind in ("call", "both"):
-            call = object_call(part[0] if kind == "both" else part)
-            if call is None:
-                raise TraceProblem(f"a tool call of message {index} names no function", "record it again")
-            calls.append(call)
-        if kind in ("result", "both"):
-            results.append(tool_turn(part[1] if kind == "both" else part, index))
+            said, calls, results = {"text": [], "thinking": []}, [], []
+        if kind == "result":
+            results.append(tool_turn(part, index))
+        elif kind == "call":
+            calls.append(named_call(part))
+        else:
+            said[kind].append(part)
     if role == "assistant":
-        calls += chat_calls(message) if not any(kind in ("call", "both") for kind, _ in parts) else []
+        calls += chat_calls(message) if not any(kind == "call" for kind, _ in parts) else []
         for done in as_list(message.get("toolInvocations"), "the list of invocations") if not calls else ():
-            calls.append(object_call(done))
+            calls.append(named_call(done))
             results += [tool_turn(done, index)] if done.get("state") == "result" else []
         yield from (*own(), *results)
     else:
