@@ -18,7 +18,7 @@ from composer_replication.hints.layers import (
 )
 from composer_replication.hints.leak_check import repeats
 from composer_replication.hints.sibling_layer import SiblingHintGenerator
-from composer_replication.hints.templates import HINT_TEMPLATES, dispatch, hint_tool_not_found, knows, register
+from composer_replication.hints.templates import dispatch, hint_tool_not_found, knows
 from composer_replication.hints.text import sentences
 from composer_replication.traces.siblings import SiblingIndex
 
@@ -231,19 +231,6 @@ def test_a_repeated_failure_names_its_cause_and_asks_for_a_change():
     assert said.startswith("There is no such user:") and "change the approach" in said and len(sentences(said)) == 2
     unknown = dispatch("repeated_failure", HintContext("repeated_failure", "Traceback ...\nOddError: blue"))
     assert "(`OddError: blue`)" in unknown
-
-
-def test_a_registered_template_takes_its_place():
-    before = dict(HINT_TEMPLATES)
-    try:
-        register("verbosity", lambda context: f"Say less than {context.intent}.")
-        assert dispatch("verbosity", HintContext(intent="this")) == "Say less than this."
-        with pytest.raises(TypeError):
-            register("verbosity", "no function")
-    finally:
-        HINT_TEMPLATES.clear()
-        HINT_TEMPLATES.update(before)
-    assert dispatch("verbosity") is None
 
 
 text = st.text(max_size=120)
