@@ -156,8 +156,8 @@ def read_archive(path: Path) -> Iterator[tuple[int, Any]]:
 _GAP, _WORD, _BLOCK, _DECODER = re.compile(r"[\s,]*"), re.compile(r"[-+.\w]*"), 1 << 18, json.JSONDecoder()
 
 
-def _value_end(text: str, at: int, number: int) -> int | None:
-    "Where the value at this place ends; None where the text may go on in the next block. Raises `ValueError` with what is wrong."
+def _value_end(text: str, at: int, number: int) -> tuple[int | None, str]:
+    "Where the value at this place ends, None where the text may go on in the next block, and what it lacks. Raises `ValueError` where it is broken."
     try:
         end = _DECODER.raw_decode(text, at)[1]
     except RecursionError:
@@ -165,8 +165,8 @@ def _value_end(text: str, at: int, number: int) -> int | None:
     except json.JSONDecodeError as bad:
         if bad.pos < len(text) - 64 and not bad.msg.startswith("Unterminated"):
             raise ValueError(f"value {number:,} of the list is broken ({bad.msg})") from None
-        return None
-    return None if text[at] not in '{["' and _WORD.match(text, at).end() == len(text) else end  # a number may go on
+        return None, bad.msg
+    return (None if text[at] not in '{["' and _WORD.match(text, at).end() == len(text) else end), ""  # a number may go on
 
 
 def objects(path: Path) -> Iterator[Any]:
@@ -177,17 +177,18 @@ def objects(path: Path) -> Iterator[Any]:
             while True:
                 at = _GAP.match(text, at).end()
                 here = text[at:at + 1]
+                end, lacks = _value_end(text, at, count + 1) if inside and here not in ("", "]") else (None, "")
                 if here and here == ("]" if inside else "["):
                     at, inside = at + 1, not inside
                 elif here and not inside:
                     raise ValueError("something else stands behind the list")
-                elif here and (end := _value_end(text, at, count + 1)):
+                elif end:
                     yield parse(text[at:end].encode(errors="surrogatepass"))
                     at, size, count = end, _BLOCK, count + 1
                 elif more := stream.read(size):
                     text, at, size = text[at:] + utf8.decode(more), 0, 2 * size
                 elif utf8.decode(b"", final=True) or here or inside:
-                    why = unpacked and unpacked.error or here and f"the next is broken: {text[at:at + 40]}"
+                    why = unpacked and unpacked.error or lacks and f"the next is broken: {lacks}"
                     raise ValueError(f"the list is cut off behind value {count:,}" + (f" ({why})" if why else ""))
                 else:
                     return
