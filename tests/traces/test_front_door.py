@@ -5,6 +5,7 @@ import json
 import zipfile
 
 import pytest
+from chats import answered, asked, chat_of, says, written
 
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.traces.calls_in_text import calls_in_text
@@ -85,35 +86,6 @@ def test_every_shared_case_is_tested(shared_data):
     assert {p.name for p in folder.glob("*.json*")} == {*CASES, "repeated-unlike.jsonl"}
     [trace] = read_traces(folder / "repeated-unlike.jsonl", strict=True)
     assert [s.kind for s in find_error_sites(trace)] == ["runtime_error"] * 3
-
-
-def says(role, content="", **fields):
-    "A chat message."
-    return {"role": role, "content": content} | fields
-
-
-def chat_of(*messages):
-    "A trace of a chat that begins with a word of the user."
-    return read_record({"messages": [says("user", "Go."), *messages]})
-
-
-def asked(*calls):
-    "A message that makes calls, each a name and an id or None."
-    return says(
-        "assistant",
-        tool_calls=[{"function": {"name": name, "arguments": "{}"}} | ({"id": id} if id else {}) for name, id in calls],
-    )
-
-
-def answered(content, id="c1", **fields):
-    "A message of role tool."
-    return says("tool", content, tool_call_id=id) | fields
-
-
-def written(path, rows):
-    "The path, with a line for each row."
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return path
 
 
 def result(content, tool="bash", given=None, **fields):
