@@ -282,15 +282,12 @@ RESULTS = "content", "output", "result", "response", "value"
 def tool_turn(
     result: dict,  # a message in role tool, or a block that holds a result
     index: int,  # its position in the record
-    text: str | None = None,  # where it is known already
 ) -> Turn:
     "A result as a turn."
     failed, reason = flag_of(result)
     inner = next((result[key] for key in RESULTS if result.get(key) is not None), None)
-    if isinstance(inner, dict) and str(inner.get("type", "")).startswith(("error-", "execution-denied")):
-        failed = True
-    if text is None:
-        text = result_content(inner)
+    failed = True if isinstance(inner, dict) and str(inner.get("type", "")).startswith(("error-", "execution-denied")) else failed
+    text = result_content(inner)
     given = next((as_text(result[key]) for key in ("tool_call_id", "tool_use_id", "toolUseId", "toolCallId", "call_id", "callId", "id")
                   if isinstance(result.get(key), str | int)), None)
     name = next((result[key] for key in ("name", "toolName", "tool_name", "function") if isinstance(result.get(key), str)), None)
