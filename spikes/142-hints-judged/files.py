@@ -40,4 +40,4 @@ if __name__ == "__main__":
     shared = [counted(p, file=p.name, source="shared" if p.parent.name == "traces" and p.parent.parent.name == "data" else "case") for p in paths()]
     public = [counted(Path(sys.argv[1]) / s["file"], file=s["path"], source="public", repository=s["repo"], commit=s["commit"], sought=s["format"])
               for s in json.loads((Path(__file__).parent / "sources.json").read_text())]  # fmt: skip
-    json.dump(shared + public, sys.stdout, indent=1, ensure_ascii=False)
+    print("[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in shared + public) + "\n]")
