@@ -828,6 +828,27 @@ def test_a_file_that_gives_no_trace_says_so(tmp_path, value):
     assert list(read_traces(path, on_problem=problems.append)) == [] and "no trace" in str(problems[0])
 
 
+@pytest.mark.parametrize("form", ["openhands", "gemini"])
+def test_a_session_without_an_answer_beside_others_is_said(tmp_path, form):
+    def row(*messages):
+        if form == "gemini":
+            return {
+                "sessionId": "s",
+                "projectHash": "p",
+                "messages": [{"id": f"{n}", "type": r, "content": "x"} for n, r in enumerate(messages)],
+            }
+        kinds = [
+            {"id": r, "source": r, "kind": "MessageEvent", "llm_message": says(r.replace("gemini", "assistant"), "x")}
+            for r in messages
+        ]
+        return {"events": kinds}
+
+    problems = []
+    path = written(tmp_path / "rows.jsonl", [row("user", "gemini"), row("user"), row("user", "gemini")])
+    assert len(list(read_traces(path, on_problem=problems.append))) == 2
+    assert len(problems) == 1 and "no answer" in str(problems[0])
+
+
 def test_claude_code_without_ids_of_calls(tmp_path):
     call = {"type": "tool_use", "name": "Bash", "input": {"command": "make"}}
     done = {"type": "tool_result", "is_error": True, "content": "Exit code 2\nmake: no rule"}

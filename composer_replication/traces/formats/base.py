@@ -124,13 +124,15 @@ def attempt(
     make: Callable[[], Trace],
     what: str,  # is read, for the problem's sentence
     line: int | None = None,
-    answered: bool = True,  # a trace without a turn of the assistant is none
+    answered: bool | None = True,  # without a turn of the assistant it is a problem; None: passed over; False: a trace like others
 ) -> Iterator[Trace | TraceProblem]:
     "The trace that `make` gives, or the problem that keeps it from being read."
     try:
         trace = checked(make())
-        if not answered or any(t.role == "assistant" for t in trace.turns):
+        if answered is False or any(t.role == "assistant" for t in trace.turns):
             yield trace
+        elif answered:
+            yield TraceProblem(f"{what} holds no answer of the model", "leave it out", line=line)
     except TraceProblem as problem:
         yield TraceProblem(problem.what, problem.remedy, line=line)
     except UNREADABLE as error:

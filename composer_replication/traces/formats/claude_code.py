@@ -144,7 +144,7 @@ def read_session(lines: Sequence[Line], trace_id: str) -> Iterator[Trace | Trace
             yield TraceProblem(f"{len(lost)} {'line names a parent that is' if len(lost) == 1 else 'lines name parents that are'} not in the file, "
                                "each was linked to the line before it", "export the session again if lines are missing", line=lost[0] + 1)
         for number, tree in enumerate(trees(joined), 1):
-            yield from attempt(partial(session_trace, tree, trace_id, number, agent), "this session", tree[0][0] + 1)
+            yield from attempt(partial(session_trace, tree, trace_id, number, agent), "this session", tree[0][0] + 1, None)
 
 
 def session_trace(tree: Sequence[Line], trace_id: str, number: int, agent: str = "") -> Trace:

@@ -75,4 +75,4 @@ def read_rollout(
                      source=as_text(meta.get("cwd")))
 
     for number, items in enumerate(parts, 1):
-        yield from attempt(partial(read, number, items), "this rollout", lines[0][0] + 1)
+        yield from attempt(partial(read, number, items), "this rollout", lines[0][0] + 1, None)
