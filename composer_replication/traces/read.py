@@ -140,8 +140,7 @@ def read_archive(path: Path) -> Iterator[tuple[int, Any]]:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
-            head = parse(archive.read(next(n for n in ("header.json", "_journal/start.json") if n in names))) if any(
-                n in names for n in ("header.json", "_journal/start.json")) else {}
+            head = next((parse(archive.read(n)) for n in ("header.json", "_journal/start.json") if n in names), None)
             head = head if isinstance(head, dict) else {}
             samples = sorted(n for n in names if n.startswith("samples/") and n.endswith(".json"))
             if not samples:
