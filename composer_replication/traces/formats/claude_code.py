@@ -59,20 +59,15 @@ def trees(
     "The lines that have a uuid, parted into trees, in the order of the file."
     parent = {r["uuid"]: r.get("parentUuid") for _, r in lines}
     root: dict = {}
-
-    def find(uuid):
+    for uuid in parent:
         path = []
         while uuid not in root and uuid not in path:
             path.append(uuid)
-            if parent.get(uuid) not in parent:
-                break
-            uuid = parent[uuid]
-        top = root.get(uuid, uuid)
-        root.update(dict.fromkeys(path, top))
-        return top
+            uuid = parent[uuid] if parent[uuid] in parent else uuid
+        root |= dict.fromkeys(path, root.get(uuid, uuid))
     parts: dict = {}
     for position, r in lines:
-        parts.setdefault(find(r["uuid"]), []).append((position, r))
+        parts.setdefault(root[r["uuid"]], []).append((position, r))
     return list(parts.values())
 
 
