@@ -47,7 +47,7 @@ class Environment(Protocol):
     def close(self) -> None:
         "Free what the episode holds. May be called at any time, also twice."
 
-# %% ../../nbs/core/04_environment.ipynb #f03a3bb7
+
 def step_limit(
     environment: Any,  # also one that holds another as its attribute `environment`
     step: str,  # call or reward
@@ -92,7 +92,7 @@ class TrlEnvironment:
     def close(self) -> None:
         _settled(getattr(self.environment, "close", lambda: None)())
 
-# %% ../../nbs/core/04_environment.ipynb #bb2adf62
+
 def _method_schema(method):
     from transformers.utils import get_json_schema
     try:
@@ -106,7 +106,7 @@ def _settled(value):
     "A value, or what a coroutine comes to."
     return asyncio.run(value) if inspect.iscoroutine(value) else value
 
-# %% ../../nbs/core/04_environment.ipynb #9b384d79
+
 def environment_of(
     environment: Any,  # an `Environment`, or one of TRL's kind
 ) -> Environment:
@@ -151,7 +151,7 @@ def trl_factory(
     name = type(environment).__name__  # TRL's name of the reward
     return type(name, (TrlEpisodes,), {"_factory": staticmethod(factory)} | {m.__name__: m for m in methods})
 
-# %% ../../nbs/core/04_environment.ipynb #934712a2
+
 def _tool_method(function):
     "A method from whose signature and docstring transformers reads the same schema; failures come back as their texts."
     name, properties = function["name"], function["parameters"]["properties"]
@@ -219,7 +219,7 @@ def factory_of(
                            "`register_environment`, or write package.module:factory")
     return imported(name)
 
-# %% ../../nbs/core/04_environment.ipynb #03e5fdfb
+
 def imported(
     name: str,  # "package.module:factory"
     what: str = "environment",  # what it makes, for messages

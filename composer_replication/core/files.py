@@ -86,7 +86,7 @@ def read_jsonl(
                 raise InputProblem(f"the line is a {type(row).__name__}", "write one object a line", f"{path}, line {number}")
             yield number, row
 
-# %% ../../nbs/core/01_files.ipynb #826f076e
+
 def write_jsonl(
     path: str | Path,
     rows: Iterable[dict | bytes],  # objects, or lines of JSON
@@ -102,7 +102,7 @@ def write_jsonl(
                 count += 1
     return count
 
-# %% ../../nbs/core/01_files.ipynb #89f83bec
+
 def kept_rows(
     path: str | Path,  # of JSON lines; the settings behind them lie beside it, in settings.json
     settings: dict[str, Any],  # plain; all that the rows depend on

@@ -32,7 +32,7 @@ def source_commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
 
-# %% ../../nbs/core/06_provenance.ipynb #a1c00007
+
 def versions() -> dict[str, str]:
     "Of Python and of the packages that decide a result."
     known = {"python": platform.python_version()}

@@ -129,7 +129,7 @@ def _validator():
     return jsonschema.validators.extend(newest, {"type": is_type},
                                         type_checker=jsonschema.Draft4Validator.TYPE_CHECKER.redefine("string", is_text))
 
-# %% ../../nbs/core/03_tools.ipynb #568e4ccb
+
 def argument_error(
     schema: dict,  # a tool in OpenAI form
     arguments: dict,
@@ -238,7 +238,7 @@ def tool(
     method.schema = tool_schema(method)
     return method
 
-# %% ../../nbs/core/03_tools.ipynb #45904f60
+
 class ToolHolder:
     "A class whose methods marked with `tool` answer calls."
 

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import takewhile
 from typing import Any, Literal
 
-from fastcore.basics import patch
 import orjson
 
 from .errors import InputProblem
@@ -74,7 +73,7 @@ def leaves(
 # %% ../../nbs/core/02_trace.ipynb #25d310d4
 Role = Literal["system", "user", "assistant", "tool"]
 
-# %% ../../nbs/core/02_trace.ipynb #db914ce0
+
 @dataclass(frozen=True)
 class Turn:
     "One message of a trace."
@@ -124,7 +123,7 @@ class Segment:
     sampled: tuple[int, ...]  # of these, the turns of the assistant that were sampled here; others were shown to it
     tools: tuple[dict, ...] | None = None  # offered here, in OpenAI form; None: those of the trace
 
-# %% ../../nbs/core/02_trace.ipynb #5ac9f570
+
 @dataclass(frozen=True)
 class Trace:
     "One recorded episode: turns, the tools offered, and what it earned."
@@ -169,67 +168,56 @@ class Trace:
                          for s in row.get("segments", ()))
         return cls(**row | {"turns": tuple(turns), "tools": tuple(row.get("tools", ())), "segments": segments})
 
-# %% ../../nbs/core/02_trace.ipynb #21eec3f7
-@patch
-def to_json(self: Trace) -> bytes:
-    "One line of the project's own JSONL, losslessly; `Trace.from_json` reads it back."
-    # Defaults are left out: they would double the size of a coding trace.
-    def lean(obj):
-        return {f.name: v for f in fields(obj) if (v := getattr(obj, f.name)) != f.default}
-    turns = [lean(t) | ({"tool_calls": [asdict(c) for c in t.tool_calls]} if t.tool_calls else {}) for t in self.turns]
-    more = {"segments": [lean(s) for s in self.segments]} if self.segments else {}
-    return orjson.dumps(lean(self) | {"format": self.format, "schema": "composer-trace/1", "turns": turns} | more)
+    def to_json(self) -> bytes:
+        "One line of the project's own JSONL, losslessly; `Trace.from_json` reads it back."
+        # Defaults are left out: they would double the size of a coding trace.
+        def lean(obj):
+            return {f.name: v for f in fields(obj) if (v := getattr(obj, f.name)) != f.default}
+        turns = [lean(t) | ({"tool_calls": [asdict(c) for c in t.tool_calls]} if t.tool_calls else {}) for t in self.turns]
+        more = {"segments": [lean(s) for s in self.segments]} if self.segments else {}
+        return orjson.dumps(lean(self) | {"format": self.format, "schema": "composer-trace/1", "turns": turns} | more)
 
-# %% ../../nbs/core/02_trace.ipynb #b09dba12
-@patch(as_prop=True)
-def sampled_turns(self: Trace) -> tuple[int, ...]:
-    "Positions of the turns that the assistant sampled; those that were only shown to it are left out."
-    if self.segments:
-        return tuple(sorted(position for segment in self.segments for position in segment.sampled))
-    return tuple(i for i, turn in enumerate(self.turns) if turn.role == "assistant")
+    @property
+    def sampled_turns(self) -> tuple[int, ...]:
+        "Positions of the turns that the assistant sampled; those that were only shown to it are left out."
+        if self.segments:
+            return tuple(sorted(position for segment in self.segments for position in segment.sampled))
+        return tuple(i for i, turn in enumerate(self.turns) if turn.role == "assistant")
 
+    @property
+    def part_positions(self) -> list[tuple[int, ...]]:
+        "Positions of each part's turns: those of its segment, and where another segment goes on from its end the results that are shown there."
+        made = []
+        for segment in self.segments:
+            own = segment.turns
+            longer = next((s.turns[len(own):] for s in self.segments if s.turns[:len(own)] == own and len(s.turns) > len(own)), ())
+            made.append((*own, *takewhile(lambda i: self.turns[i].role != "assistant", longer)))
+        return made or [tuple(range(len(self.turns)))]
 
-@patch(as_prop=True)
-def part_positions(self: Trace) -> list[tuple[int, ...]]:
-    "Positions of each part's turns: those of its segment, and where another segment goes on from its end the results that are shown there."
-    made = []
-    for segment in self.segments:
-        own = segment.turns
-        longer = next((s.turns[len(own):] for s in self.segments if s.turns[:len(own)] == own and len(s.turns) > len(own)), ())
-        made.append((*own, *takewhile(lambda i: self.turns[i].role != "assistant", longer)))
-    return made or [tuple(range(len(self.turns)))]
+    def parts(self) -> list["Trace"]:
+        "Each segment as a trace of its own with `#1`, `#2`, ... behind the id; the trace itself where it has one context."
+        if not self.segments or len(self.segments) == 1 and self.segments[0].turns == tuple(range(len(self.turns))):
+            return [self]
+        made = []
+        for number, (segment, positions) in enumerate(zip(self.segments, self.part_positions), 1):
+            place = {position: at for at, position in enumerate(positions)}
+            one = Segment(tuple(range(len(positions))), tuple(place[position] for position in segment.sampled))
+            made.append(replace(self, trace_id=f"{self.trace_id}#{number}", turns=tuple(self.turns[i] for i in positions), segments=(one,),
+                                tools=self.tools if segment.tools is None else segment.tools))
+        return made
 
+    def to_messages(self, thinking: bool = True) -> list[dict]:
+        "All turns as chat messages."
+        return [t.to_message(thinking) for t in self.turns]
 
-@patch
-def parts(self: Trace) -> list[Trace]:
-    "Each segment as a trace of its own with `#1`, `#2`, ... behind the id; the trace itself where it has one context."
-    if not self.segments or len(self.segments) == 1 and self.segments[0].turns == tuple(range(len(self.turns))):
-        return [self]
-    made = []
-    for number, (segment, positions) in enumerate(zip(self.segments, self.part_positions), 1):
-        place = {position: at for at, position in enumerate(positions)}
-        one = Segment(tuple(range(len(positions))), tuple(place[position] for position in segment.sampled))
-        made.append(replace(self, trace_id=f"{self.trace_id}#{number}", turns=tuple(self.turns[i] for i in positions), segments=(one,),
-                            tools=self.tools if segment.tools is None else segment.tools))
-    return made
+    @property
+    def tool_names(self) -> tuple[str, ...]:
+        "Names of the tools offered, in order."
+        return tuple(t.get("function", t)["name"] for t in self.tools)
 
-# %% ../../nbs/core/02_trace.ipynb #bd70c11e
-@patch
-def to_messages(self: Trace, thinking: bool = True) -> list[dict]:
-    "All turns as chat messages."
-    return [t.to_message(thinking) for t in self.turns]
-
-
-@patch(as_prop=True)
-def tool_names(self: Trace) -> tuple[str, ...]:
-    "Names of the tools offered, in order."
-    return tuple(t.get("function", t)["name"] for t in self.tools)
-
-
-@patch
-def tool_schema(self: Trace, name: str) -> dict | None:
-    "The schema of one offered tool, or None."
-    return next((t for t in self.tools if t.get("function", t)["name"] == name), None)
+    def tool_schema(self, name: str) -> dict | None:
+        "The schema of one offered tool, or None."
+        return next((t for t in self.tools if t.get("function", t)["name"] == name), None)
 
 # %% ../../nbs/core/02_trace.ipynb #71c6b56c
 ERROR_KINDS = ("tool_not_found", "json_decode", "type_error", "runtime_error", "repeated_failure")
@@ -262,21 +250,19 @@ class HintContext(Mapping):
     def __len__(self) -> int:
         return len(self._keys())
 
-# %% ../../nbs/core/02_trace.ipynb #97e30169
-@patch(cls_method=True)
-def of(cls: HintContext, context: Mapping | None) -> HintContext:
-    "A context, a plain dict with the same keys, or nothing, as a context. Keys that hold None are left out."
-    if isinstance(context, HintContext):
-        return context
-    given = {key: value for key, value in (context or {}).items() if value is not None}
-    own = {f.name: given.pop(f.name) for f in fields(HintContext)[:6] if f.name in given}
-    return HintContext(**own, more=given)
+    @classmethod
+    def of(cls, context: Mapping | None) -> "HintContext":
+        "A context, a plain dict with the same keys, or nothing, as a context. Keys that hold None are left out."
+        if isinstance(context, HintContext):
+            return context
+        given = {key: value for key, value in (context or {}).items() if value is not None}
+        own = {f.name: given.pop(f.name) for f in fields(HintContext)[:6] if f.name in given}
+        return HintContext(**own, more=given)
 
-
-@patch(cls_method=True)
-def at(cls: HintContext, trace: Trace, site: "ErrorSite") -> HintContext:
-    "The context of an error site, with its trace and the site."
-    return replace(site.context, trace=trace, site=site)
+    @classmethod
+    def at(cls, trace: Trace, site: "ErrorSite") -> "HintContext":
+        "The context of an error site, with its trace and the site."
+        return replace(site.context, trace=trace, site=site)
 
 # %% ../../nbs/core/02_trace.ipynb #2277c1f5
 @dataclass(frozen=True)

@@ -16,8 +16,6 @@ from hashlib import sha256
 from os import PathLike
 from pathlib import Path
 
-from fastcore.basics import patch
-
 from .diagnose import unwrap
 from .leak_check import leaks, seen_before
 from .layers import RoutingHintGenerator, register_layer
@@ -92,7 +90,7 @@ def _history(context: HintContext) -> list[str]:
     parts += ["Before the step:\n" + "\n".join(recent)] if recent else []
     return [*parts, "The step:\n" + _shown(trace.turns[site.turn], ERROR_CHARS)]
 
-# %% ../../nbs/hints/05_judge_layer.ipynb #dbb789c8
+
 def judge_prompt(context: HintContext) -> str:
     "The prompt for one error. Nothing behind the evidence turn is in it, and never `Trace.gold`."
     site, trace, schema = context.site, context.trace, context.tool_schema
@@ -114,7 +112,7 @@ def cache_key(
     "The name under which the answer to a prompt is kept."
     return sha256(json.dumps([TEMPLATE_VERSION, model, prompt]).encode()).hexdigest()
 
-# %% ../../nbs/hints/05_judge_layer.ipynb #53d5cc8d
+
 class AnswerCache:
     "Answers on disk, one file a key, each written at once or not at all."
 
@@ -145,7 +143,7 @@ class AnswerCache:
 def _no_hint(answer: str) -> bool:
     return answer.strip().strip(".\"'` ").upper() in ("", "NONE")
 
-# %% ../../nbs/hints/05_judge_layer.ipynb #054c5254
+
 @register_layer("judge")
 class LLMJudgeHintGenerator:
     "A language model's diagnosis, at most two sentences and 600 characters."
@@ -164,44 +162,40 @@ class LLMJudgeHintGenerator:
         self.calls = self.hits = 0  # how often the model was asked, and an answer was found on disk
         self.failures: Counter[str] = Counter()  # by the name of what went wrong
 
-# %% ../../nbs/hints/05_judge_layer.ipynb #adc75dc9
-@patch
-def generate(self: LLMJudgeHintGenerator, error_kind: str, error_meta: Mapping | None = None) -> str | None:
-    "The judge's hint; None where it has none or could not be asked."
-    if self.complete is None:
-        return None
-    prompt = judge_prompt(replace(HintContext.of(error_meta), error_kind=error_kind))
-    key = cache_key(prompt, self.model)
-    answer = self.cache.get(key) if self.cache else None
-    if not answer:
-        answer = self._ask(prompt, key)
-    else:
-        self.hits += 1
-    return None if answer is None or _no_hint(answer) else clamp(answer, 2, 600) or None
+    def generate(self, error_kind: str, error_meta: Mapping | None = None) -> str | None:
+        "The judge's hint; None where it has none or could not be asked."
+        if self.complete is None:
+            return None
+        prompt = judge_prompt(replace(HintContext.of(error_meta), error_kind=error_kind))
+        key = cache_key(prompt, self.model)
+        answer = self.cache.get(key) if self.cache else None
+        if not answer:
+            answer = self._ask(prompt, key)
+        else:
+            self.hits += 1
+        return None if answer is None or _no_hint(answer) else clamp(answer, 2, 600) or None
 
-
-@patch
-def _ask(self: LLMJudgeHintGenerator, prompt: str, key: str) -> str | None:
-    self.calls += 1
-    try:
-        answer = self.complete(prompt)
-    except Exception as error:  # whatever a stranger's function raises
-        self.failures[type(error).__name__] += 1
-        return None
-    if not isinstance(answer, str):
-        self.failures[f"answered with {type(answer).__name__}"] += 1
-        return None
-    if not (answer := without_thinking(answer)):  # such as a model that spent all its tokens on thinking
-        self.failures["answered nothing"] += 1
-        return None
-    if self.cache:
+    def _ask(self, prompt: str, key: str) -> str | None:
+        self.calls += 1
         try:
-            self.cache.put(key, answer)
-        except OSError as error:
-            self.failures[f"cache: {type(error).__name__}"] += 1
-    return answer
+            answer = self.complete(prompt)
+        except Exception as error:  # whatever a stranger's function raises
+            self.failures[type(error).__name__] += 1
+            return None
+        if not isinstance(answer, str):
+            self.failures[f"answered with {type(answer).__name__}"] += 1
+            return None
+        if not (answer := without_thinking(answer)):  # such as a model that spent all its tokens on thinking
+            self.failures["answered nothing"] += 1
+            return None
+        if self.cache:
+            try:
+                self.cache.put(key, answer)
+            except OSError as error:
+                self.failures[f"cache: {type(error).__name__}"] += 1
+        return answer
 
-# %% ../../nbs/hints/05_judge_layer.ipynb #92c5a742
+
 @register_layer("pattern_judge")
 def pattern_judge(complete: Callable[[str], str], cache_dir: str | PathLike | None = None, model: str = "") -> RoutingHintGenerator:
     "The judge for the patterns alone: asked before the templates, it costs nothing at errors."

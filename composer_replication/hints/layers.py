@@ -207,7 +207,7 @@ def _made_layer(name, resources):
         raise InputProblem(f"{name!r} makes {type(layer).__name__}, which has no `generate(error_kind, error_meta)`", "return a hint layer")
     return layer
 
-# %% ../../nbs/hints/04_layers.ipynb #f615edb0
+
 @register_layer("template")
 def _template_layer():
     return TemplateHintGenerator(general=False)

@@ -120,7 +120,7 @@ def _telling(text: str) -> bool:
     "Whether a short text gives anything away when it is said: `no` does not, `42` does."
     return size(text) > 3 or any(c.isdigit() for c in text)
 
-# %% ../../nbs/hints/02_leak_check.ipynb #4c679cbe
+
 def secrets(
     gold: str,  # the reference solution
 ) -> tuple[list[str], list[str]]:  # pieces that count alone, and texts of which a run of words counts
@@ -143,7 +143,7 @@ def _runs(text: str) -> set[tuple[str, ...]]:
     found = words(text).split()
     return {tuple(found[i:i + RUN]) for i in range(len(found) - RUN + 1)}
 
-# %% ../../nbs/hints/02_leak_check.ipynb #39c0a769
+
 def leaks(
     hint: str,
     gold: str | None,

@@ -100,7 +100,7 @@ def _properties(schema: dict | None) -> tuple[dict, list[str]]:
     properties = parameters.get("properties") or {}
     return properties, [n for n in parameters.get("required") or () if n in properties]
 
-# %% ../../nbs/hints/03_templates.ipynb #b9b148d7
+
 def arguments_line(
     schema: dict | None,
     limit: int = 10,  # at most this many arguments are named

@@ -6,10 +6,11 @@
 __all__ = ['CLEAN', 'Detector', 'DETECTORS', 'TOOL_MISSING', 'NOT_JSON', 'BAD_TYPE', 'EXCEPTION', 'RAISED', 'MISFIT', 'GENERIC',
            'BEFORE', 'PROMPT', 'BEHIND', 'FENCED', 'ANSWERS_NO', 'STATUS_LINE', 'STATUS_TAG', 'FIELD', 'OUTPUT', 'EDGE',
            'DECLINED', 'STATUS_REASON', 'CODE_KEYS', 'HTTP_KEYS', 'NOTHING', 'MESSAGES', 'READER', 'READS',
-           'SAYS_ERROR', 'BAD_WORDS', 'GOOD_WORDS', 'GAVE_UP', 'SHELL_COMPLAINT', 'Detection', 'register_detector',
-           'detectors_for', 'first_opinion', 'last_exception', 'kind_of', 'shell_kind', 'Pairing', 'pair', 'command_of',
-           'without_echo', 'unwrapped', 'shell_detection', 'exit_status', 'observed', 'result_text', 'declined',
-           'flagged', 'objects', 'status', 'reads_only', 'payload', 'traceback', 'graded', 'unanswered']
+           'SAYS_ERROR', 'ERROR_TAG', 'BAD_WORDS', 'GOOD_WORDS', 'GAVE_UP', 'SHELL_COMPLAINT', 'Detection',
+           'register_detector', 'detectors_for', 'first_opinion', 'last_exception', 'kind_of', 'shell_kind', 'Pairing',
+           'pair', 'command_of', 'without_echo', 'unwrapped', 'shell_detection', 'exit_status', 'observed',
+           'result_text', 'declined', 'flagged', 'objects', 'status', 'reads_only', 'tool_called', 'payload',
+           'traceback', 'graded', 'unanswered']
 
 # %% ../../nbs/traces/01_error_detectors.ipynb #1b3fbde7
 import re
@@ -128,53 +129,36 @@ class Pairing:
 
 
 def pair(trace: Trace) -> Pairing:
-    "Pair the calls of a trace with their results, those of each segment by themselves."
-    if len(parts := trace.parts()) > 1:
-        return _paired(trace, [pair(part) for part in parts])
-    causes, loose, unanswered = {}, [], []
-    by_id: dict[str, list] = {}  # the last turn's calls of each id, those that are answered at the end
-    last, waiting = None, []  # position of the last assistant turn, its calls without an answer
-
-    def settle(call):
-        waiting[:] = [c for c in waiting if c is not call]
-        return call
-
-    for position, turn in enumerate(trace.turns):
-        if turn.role == "assistant":
-            unanswered += [(last, c) for c in waiting]
-            last, waiting = position, list(turn.tool_calls)
-            by_id |= {c.id: [(position, d) for d in turn.tool_calls if d.id == c.id] for c in turn.tool_calls if c.id}
-        elif turn.role == "tool" and turn.observation:
-            id = turn.tool_call_id
-            if id in by_id:
-                causes[position] = by_id[id][0]
-                settle(by_id[id][0][1])
-                by_id[id].append(by_id[id].pop(0))
-            elif waiting and last is not None and (id is None or not any(c.id for c in waiting)):
-                call = next((c for c in waiting if turn.name and c.name == turn.name), waiting[0])
-                causes[position] = last, settle(call)
-            else:
-                loose.append(position)
-        elif turn.observation and last == position - 1:
-            causes[position] = last, settle(waiting[0]) if waiting else None
-            waiting.clear()
-        elif turn.observation:
-            loose.append(position)
-        elif turn.role == "user":
-            unanswered += [(last, c) for c in waiting]
-            waiting = []
-    return Pairing(causes, tuple(unanswered), tuple(loose))
-
-
-def _paired(trace, found):
-    "The pairings of all segments as one: what is answered in one of them is answered."
+    "Pair the calls of a trace with their results, those of each segment by themselves; what one segment answers is answered."
     causes, unanswered, loose = {}, {}, set()
-    for place, part in zip(trace.part_positions, found):
-        causes |= {place[at]: (place[turn], call) for at, (turn, call) in part.causes.items()}
-        unanswered |= {(place[turn], id(call)): call for turn, call in part.unanswered}
-        loose |= {place[at] for at in part.loose}
+    for place, part in zip(trace.part_positions, trace.parts(), strict=True):
+        by_id: dict[str, list] = {}  # the last turn's calls of each id, those that are answered at the end
+        last, waiting, before = None, [], -1  # position of the last assistant turn, its calls without an answer; the turn before
+        for at, turn in zip(place, part.turns, strict=True):
+            given, found, follows, before = turn.tool_call_id, None, before == last, at
+            if turn.role == "assistant" or (turn.role == "user" and not turn.observation):
+                unanswered |= {(last, id(call)): call for call in waiting}
+                waiting = list(turn.tool_calls)
+                if turn.role == "assistant":
+                    last = at
+                    by_id |= {c.id: [(at, d) for d in turn.tool_calls if d.id == c.id] for c in turn.tool_calls if c.id}
+                continue
+            if not turn.observation:
+                continue
+            if turn.role == "tool" and given in by_id:
+                found = by_id[given].pop(0)
+                by_id[given].append(found)
+            elif turn.role == "tool" and waiting and last is not None and (given is None or not any(c.id for c in waiting)):
+                found = last, next((c for c in waiting if turn.name and c.name == turn.name), waiting[0])
+            elif turn.role != "tool" and follows:
+                found, waiting = (last, waiting[0] if waiting else None), waiting[:1]
+            if found:
+                causes[at] = found
+                waiting = [c for c in waiting if c is not found[1]]
+            else:
+                loose.add(at)
     answered = {(turn, id(call)) for turn, call in causes.values()}
-    left = tuple((turn, call) for (turn, key), call in sorted(unanswered.items()) if (turn, key) not in answered)
+    left = tuple((turn, call) for (turn, key), call in sorted(unanswered.items(), key=lambda one: one[0][0]) if (turn, key) not in answered)
     return Pairing(causes, left, tuple(sorted(loose - set(causes))))
 
 # %% ../../nbs/traces/01_error_detectors.ipynb #bdc39a4b
@@ -357,7 +341,7 @@ def flagged(trace: Trace, position: int) -> Detection | None:
         return Detection(turn.fail_reason if turn.fail_reason in ERROR_KINDS else kind_of(text), text)
     return None if code or _object_status(shown) else CLEAN
 
-# %% ../../nbs/traces/01_error_detectors.ipynb #7e8339ec
+
 def objects(text: str) -> list[dict]:
     "The objects of a result that is JSON (or a Python literal), the outermost first, two levels deep; none where it is neither."
     start = text[:1]
@@ -429,17 +413,22 @@ def reads_only(trace: Trace, position: int) -> bool:
     "Whether a result shows what a file holds: what stands there happened elsewhere."
     if command := command_of(trace, position):
         return READS.fullmatch(command.strip()) is not None
+    return bool(READER.search(tool_called(trace, position)))
+
+
+def tool_called(trace: Trace, position: int) -> str:
+    "The name of the tool that a result is of, as the result or the call says; empty where neither does."
     turn = trace.turns[position]
     before = next((t for t in reversed(trace.turns[:position]) if t.role == "assistant"), None)
-    call = before and next((c for c in before.tool_calls if c.id == turn.tool_call_id), None)
-    return bool(READER.search(turn.name or (call.name if call else "")))
+    return turn.name or next((c.name for c in before.tool_calls if c.id == turn.tool_call_id), "") if before else turn.name or ""
 
-# %% ../../nbs/traces/01_error_detectors.ipynb #c32df3d4
+
 SAYS_ERROR = re.compile(
     r"[\[(*❌✗⚠️\s]*(?:(?i:error)(?![^\W_]|[._/-]\w)|(?:\w+\.)*\w+(?:Error|Exception): \S|Exception: \S|[Ff]ailed to \w|[Ff]atal: \S|FATAL\b"
     r"|(?i:an? (?:\w+ )?error (?:has )?occurred|(?:the )?(?:tool|command|function|action|request)(?: (?:call|execution))? (?:failed|errored)\b"
     r"|(?:tool|function|execution|command|runtime|validation|internal|server|api|mcp|http)[ -]error\b"
     r"|(?:the |your )?(?:tool|command|execution|request|operation|process|script|call)(?: \w+){0,2}? timed out|timed out after \d))")  # at the start of a result
+ERROR_TAG = re.compile(r"\s*<(?:(tool_use_error|tool_error|error_message)|error|exception)>(?=\s*[^\s<]).*</\w+>\s*", re.S | re.I)  # around a whole result
 BAD_WORDS, GOOD_WORDS = ("error", "errored"), ("success", "succeeded", "ok", "completed", "passed")
 
 
@@ -449,7 +438,8 @@ def payload(trace: Trace, position: int) -> Detection | None:
     if turn is None:
         return None
     text = result_text(trace, position)
-    if SAYS_ERROR.match(text):
+    tool, tag = tool_called(trace, position), ERROR_TAG.fullmatch(turn.content)
+    if SAYS_ERROR.match(text) or (tag and (tag[1] or not reads_only(trace, position))) or (tool and re.match(rf"{re.escape(tool)} (?:failed|errored)\b", text)):
         return Detection(kind_of(text), text)
     if not (found := objects(text)):
         return None
@@ -469,7 +459,7 @@ def payload(trace: Trace, position: int) -> Detection | None:
         return Detection(kind_of(message), message)
     return CLEAN if good else None
 
-# %% ../../nbs/traces/01_error_detectors.ipynb #0beb1674
+
 def traceback(trace: Trace, position: int) -> Detection | None:
     "A Python traceback or a shell's complaint in a result that says nothing else."
     turn = observed(trace, position)
@@ -490,7 +480,7 @@ GAVE_UP = re.compile(r"g?make(?:\[\d+\])?: \*\*\* |npm (?:ERR!|error) |error: co
 SHELL_COMPLAINT = re.compile(r"\A(?:[\w./ -]+: )?(?:line \d+: )?\S+: (?:.{0,200})(?:No such file|command not found|[Pp]ermission denied"
                              r"|cannot (?:open|access|stat))")
 
-# %% ../../nbs/traces/01_error_detectors.ipynb #4d512798
+
 def graded(trace: Trace, position: int) -> Detection | None:
     "An answer that a grader held something against; its words stand in `Turn.fail_reason`."
     turn = trace.turns[position]
@@ -502,7 +492,7 @@ def graded(trace: Trace, position: int) -> Detection | None:
     misfit = ("type_error", "value_error", "simple_function_checker:missing", "simple_function_checker:unexpected")
     return Detection("type_error" if reason.startswith(misfit) else "runtime_error", reason)
 
-# %% ../../nbs/traces/01_error_detectors.ipynb #3efe7fa1
+
 def unanswered(trace: Trace, position: int) -> Detection | None:
     "A call that does not parse and that nothing answered."
     broken = [c for c in trace.turns[position].tool_calls if not c.parsed]

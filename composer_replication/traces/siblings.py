@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
-from fastcore.basics import patch
-
 from ..core.pair import action_calls, action_key, canonical
 from ..core.pair import squeeze as squeeze  # also by its older place
 from ..core.trace import ErrorSite, ToolCall, Trace, Turn
@@ -59,7 +57,7 @@ def failed_turns(
     "Positions of the assistant turns that caused an error which nobody wanted."
     return frozenset(s.turn for s in (find_error_sites(trace) if sites is None else sites) if wanted or not s.wanted)
 
-# %% ../../nbs/traces/08_siblings.ipynb #4049d451
+
 class SiblingIndex:
     "For every state of every task: what each attempt did there. Built in one pass; traces without a task have no siblings."
 
@@ -75,79 +73,68 @@ class SiblingIndex:
         "Number of states."
         return len(self._steps)
 
-# %% ../../nbs/traces/08_siblings.ipynb #4c04808b
-@patch
-def add(
-    self: SiblingIndex,
-    trace: Trace,
-    sites: Sequence[ErrorSite] | None = None,  # its error sites, where they are known already
-) -> None:
-    "Take in one more trace. A trace that was taken in before changes nothing."
-    if trace.task_id is None:
-        return
-    failed = failed_turns(trace, sites, wanted=True)
-    for position, key in state_keys(trace):
-        steps = self._steps.setdefault(key, [])
-        if any(s.trace_id == trace.trace_id for s in steps):
+    def add(
+        self,
+        trace: Trace,
+        sites: Sequence[ErrorSite] | None = None,  # its error sites, where they are known already
+    ) -> None:
+        "Take in one more trace. A trace that was taken in before changes nothing."
+        if trace.task_id is None:
             return
-        action = replace(trace.turns[position], token_ids=None, logprobs=None)
-        steps.append(Step(trace.trace_id, position, trace.reward, action, position in failed,
-                          position + 1 < len(trace.turns)))
+        failed = failed_turns(trace, sites, wanted=True)
+        for position, key in state_keys(trace):
+            steps = self._steps.setdefault(key, [])
+            if any(s.trace_id == trace.trace_id for s in steps):
+                return
+            action = replace(trace.turns[position], token_ids=None, logprobs=None)
+            steps.append(Step(trace.trace_id, position, trace.reward, action, position in failed,
+                              position + 1 < len(trace.turns)))
 
-# %% ../../nbs/traces/08_siblings.ipynb #d8e31bef
-@patch(as_prop=True)
-def shared(self: SiblingIndex) -> int:
-    "Number of states that more than one attempt reached."
-    return sum(len(steps) > 1 for steps in self._steps.values())
+    @property
+    def shared(self) -> int:
+        "Number of states that more than one attempt reached."
+        return sum(len(steps) > 1 for steps in self._steps.values())
 
-# %% ../../nbs/traces/08_siblings.ipynb #0b708d84
-@patch
-def steps(self: SiblingIndex, key: bytes) -> tuple[Step, ...]:
-    "Everything recorded in the state with this key (see `state_keys`)."
-    return tuple(self._steps.get(key, ()))
+    def steps(self, key: bytes) -> tuple[Step, ...]:
+        "Everything recorded in the state with this key (see `state_keys`)."
+        return tuple(self._steps.get(key, ()))
 
-# %% ../../nbs/traces/08_siblings.ipynb #2a40c7a9
-@patch
-def ways_past(
-    self: SiblingIndex,
-    trace: Trace,
-    turn: int,  # position of an assistant turn in `Trace.turns`
-) -> list[Step]:  # best first
-    """What others did in the state in front of this turn that got past, and was not the same action.
+    def ways_past(
+        self,
+        trace: Trace,
+        turn: int,  # position of an assistant turn in `Trace.turns`
+    ) -> list[Step]:  # best first
+        """What others did in the state in front of this turn that got past, and was not the same action.
 
-    The attempt itself is never among them. Nor is one that earned less than this trace, where both rewards are known:
-    nothing is gained by following an attempt that ended worse. Nor is one whose action has another form (`execute[...]`
-    where this one writes bare SQL): its environment is another. The best earned most, then did what most others did, then did it in
-    the fewest characters; what is still equal is ordered by id.
-    """
-    key = dict(state_keys(trace)).get(turn)
-    return [] if key is None or trace.task_id is None else self._rank(trace, turn, key)
+        The attempt itself is never among them. Nor is one that earned less than this trace, where both rewards are known:
+        nothing is gained by following an attempt that ended worse. Nor is one whose action has another form (`execute[...]`
+        where this one writes bare SQL): its environment is another. The best earned most, then did what most others did, then did it in
+        the fewest characters; what is still equal is ordered by id.
+        """
+        key = dict(state_keys(trace)).get(turn)
+        return [] if key is None or trace.task_id is None else self._rank(trace, turn, key)
 
-# %% ../../nbs/traces/08_siblings.ipynb #e23cc646
-@patch
-def all_ways_past(self: SiblingIndex, trace: Trace) -> Iterator[tuple[int, list[Step]]]:
-    "`ways_past` for every assistant turn that has one, in one pass over the trace: (position, steps best first)."
-    for turn, key in state_keys(trace) if trace.task_id is not None else ():
-        if steps := self._rank(trace, turn, key):
-            yield turn, steps
+    def all_ways_past(self, trace: Trace) -> Iterator[tuple[int, list[Step]]]:
+        "`ways_past` for every assistant turn that has one, in one pass over the trace: (position, steps best first)."
+        for turn, key in state_keys(trace) if trace.task_id is not None else ():
+            if steps := self._rank(trace, turn, key):
+                yield turn, steps
 
+    def _rank(self, trace: Trace, turn: int, key: bytes) -> list[Step]:
+        steps = self._steps.get(key, ())
+        if not any(s.trace_id != trace.trace_id for s in steps):
+            return []
+        mine = trace.turns[turn]
+        own, form = action_key(mine), action_form(mine)
+        keyed = [(action_key(s.action), s) for s in steps if s.trace_id != trace.trace_id and s.got_past]
+        known = trace.reward is not None
+        keyed = [(k, s) for k, s in keyed if k != own and action_form(s.action) == form
+                 and not (known and s.reward is not None and s.reward < trace.reward)]
+        votes: dict[bytes, int] = {}
+        for k, _ in keyed:
+            votes[k] = votes.get(k, 0) + 1
 
-@patch
-def _rank(self: SiblingIndex, trace: Trace, turn: int, key: bytes) -> list[Step]:
-    steps = self._steps.get(key, ())
-    if not any(s.trace_id != trace.trace_id for s in steps):
-        return []
-    mine = trace.turns[turn]
-    own, form = action_key(mine), action_form(mine)
-    keyed = [(action_key(s.action), s) for s in steps if s.trace_id != trace.trace_id and s.got_past]
-    known = trace.reward is not None
-    keyed = [(k, s) for k, s in keyed if k != own and action_form(s.action) == form
-             and not (known and s.reward is not None and s.reward < trace.reward)]
-    votes: dict[bytes, int] = {}
-    for k, _ in keyed:
-        votes[k] = votes.get(k, 0) + 1
-
-    def order(item):
-        k, s = item
-        return (-s.reward if s.reward is not None else float("inf"), -votes[k], len(k), s.trace_id)
-    return [s for _, s in sorted(keyed, key=order)]
+        def order(item):
+            k, s = item
+            return (-s.reward if s.reward is not None else float("inf"), -votes[k], len(k), s.trace_id)
+        return [s for _, s in sorted(keyed, key=order)]

@@ -103,20 +103,6 @@ class _Trunk:
     ids: tuple[int, ...]
     spans: tuple[Span, ...]
 
-    @staticmethod
-    def _turn_ids(script, turn, text):
-        "Ids of a sampled turn: those that were sampled, where they are known."
-        return turn.token_ids or script.chat.encode(text, script.chat.anchor)
-
-    @staticmethod
-    def _context(script, earlier, text):
-        "Ids of a context. An end token that was not sampled, because the turn was cut off, belongs to what follows."
-        if not earlier:
-            return script.chat.encode(text)
-        end, kept = script.dialect.end, script.trace.turns[earlier[-1].turn].token_ids
-        closed = not kept or kept[-1:] == script.chat.encode(end, script.chat.anchor)[-1:]
-        return script.chat.encode(text, end) if closed else script.chat.encode(end + text, script.chat.anchor)
-
     @classmethod
     def sampled(cls, script, pieces, ids, mask):
         "The trunk of a rollout: its own ids, one run of sampled ones per turn of the assistant."
@@ -132,8 +118,8 @@ class _Trunk:
         "The trunk of a recorded trace."
         ids, spans = [], []
         for i, piece in enumerate(pieces):
-            ids += cls._context(script, pieces[:i], piece.context)
-            turn_ids = cls._turn_ids(script, script.trace.turns[piece.turn], piece.sampled)
+            ids += script.context_ids(pieces[:i], piece.context)
+            turn_ids = script.turn_ids(script.trace.turns[piece.turn], piece.sampled)
             spans.append(Span(piece.turn, len(ids), len(ids) + len(turn_ids)))
             ids += turn_ids
         return cls(script, pieces, tuple(ids), tuple(spans))
@@ -152,7 +138,7 @@ class _Trunk:
         "A branch that leaves the trunk inside piece `first` and copies everything behind that piece's context."
         start = self.spans[first - 1].end if first else 0
         old = self.ids[start:self.spans[first].start]
-        if old != tuple(self._context(self.script, self.pieces[:first], self.pieces[first].context)):
+        if old != self.script.context_ids(self.pieces[:first], self.pieces[first].context):
             raise self.script.error(turn, "the rollout's own context tokens are not the template's", "let the rollout use the template")
         common = next((i for i, (a, b) in enumerate(zip(old, context)) if a != b), min(len(old), len(context) - 1))
         common = min(common, len(context) - 1)
@@ -182,7 +168,7 @@ class _Trunk:
         context = text[len(before):len(text) - len(after)]
         if not shown(hint.text, context):
             raise self.script.error(turn, "the template drops the hint")
-        return self._fork(turn, number, first, self._context(self.script, self.pieces[:first], context), hint)
+        return self._fork(turn, number, first, self.script.context_ids(self.pieces[:first], context), hint)
 
     def answers(self, pair: DPOPair, number: int) -> tuple[Branch, Branch]:
         "The two branches of a preference pair."
@@ -205,7 +191,7 @@ class _Trunk:
         prompt = self.text(number) + self.pieces[number].context
         piece = Piece(turn, self.pieces[number].context, script.turn_text(turn, prompt))
         script.check(piece)
-        return self._turn_ids(script, answer, piece.sampled)
+        return script.turn_ids(answer, piece.sampled)
 
 # %% ../../nbs/tree/04_build.ipynb #1e44de16
 def _trunk(trace, chat, strip_thinking, sampled=None):

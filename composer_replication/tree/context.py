@@ -9,9 +9,9 @@ __all__ = ['check_turn', 'context_ids', 'reads_near']
 from dataclasses import replace
 
 from ..core.trace import ToolCall, Trace, Turn
-from .build import _Trunk, build_tree
+from .build import build_tree
 from .chat import ChatFormat
-from .text import Piece, Script, _plans
+from .text import Piece, tried_script
 
 # %% ../../nbs/tree/05_context.ipynb #1c926ee1
 _NEXT = Turn("assistant", "")
@@ -23,17 +23,6 @@ def _near(trace, whole):
     if whole or len(sampled) < 3:
         return trace
     return replace(trace, turns=trace.turns[:sampled[0]] + trace.turns[sampled[-2]:])
-
-
-def _tried(chat, trace, make):
-    "What comes of the first way to show the reasoning that works."
-    dialect, problem = chat.dialect(trace), None
-    for thinking, _ in _plans(trace, dialect, False):
-        try:
-            return make(Script.of(chat, dialect, trace, thinking))
-        except ValueError as error:
-            problem = problem or error
-    raise problem
 
 
 def _last_piece(script, turn):
@@ -51,7 +40,7 @@ def check_turn(
 ) -> None:
     "Raises `AlignmentError` or `TemplateProblem` where the template cannot carry the turn that has just been sampled."
     trace = _near(trace, whole)
-    _tried(chat, trace, lambda script: _last_piece(script, len(trace.turns) - 1))
+    tried_script(chat, trace, lambda script: _last_piece(script, len(trace.turns) - 1))
 
 
 def context_ids(
@@ -63,7 +52,7 @@ def context_ids(
 
     Raises `AlignmentError` or `TemplateProblem` where the template cannot carry the trace so far."""
     near = _near(trace, whole)
-    return _tried(chat, replace(near, turns=(*near.turns, _NEXT)), _context)
+    return tried_script(chat, replace(near, turns=(*near.turns, _NEXT)), _context)[0]
 
 
 def _context(script):
@@ -75,7 +64,7 @@ def _context(script):
         if not prompt.startswith(known):
             raise script.error(following, "the template renders the messages before it differently in its prompt")
     script.check(Piece(following, prompt[len(known):], "next"))
-    return _Trunk._context(script, earlier, prompt[len(known):])
+    return script.context_ids(earlier, prompt[len(known):])
 
 # %% ../../nbs/tree/05_context.ipynb #70b697da
 _TOOL = {"type": "function", "function": {"name": "zqtool", "description": "zqdescription", "parameters": {

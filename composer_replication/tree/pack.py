@@ -7,7 +7,7 @@ __all__ = ['KINDS', 'PackedBatch', 'own_answer', 'pack_trees']
 
 # %% ../../nbs/tree/06_pack.ipynb #5b9a6ea9
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -57,51 +57,14 @@ def _matrix(rows, fill, dtype=torch.long, lead=None, width=0):
     return out
 
 
-def _column(values, width=None):
-    return torch.tensor(values, dtype=torch.long).reshape((-1,) if width is None else (-1, width))
-
-
 def own_answer(tree: Tree, branch: Branch) -> bool:
     "Whether a pair's answer is what the trunk says at that turn: nothing need be read to judge it but the trunk."
     span = tree.span(branch.turn)
     return branch.kind != "hint" and branch.ids == tree.ids[branch.fork:span.end]
 
 
-@dataclass
-class _Terms:
-    "What the terms read, gathered tree by tree."
-
-    student: list = field(default_factory=list)
-    teacher: list = field(default_factory=list)
-    labels: list = field(default_factory=list)
-    site: list = field(default_factory=list)
-    pair_positions: list = field(default_factory=list)
-    pair_trunk: list = field(default_factory=list)
-    pair_labels: list = field(default_factory=list)
-    pair_sequence: list = field(default_factory=list)
-    sites: int = 0
-    pairs: int = 0
-
-    def add(self, row, tree, lead):
-        offset = 0
-        for branch in tree.branches:
-            at = [(row, offset + i - 1) for i in range(branch.start, len(branch.ids))]
-            target = branch.ids[branch.start:]
-            if branch.kind == "hint":
-                span = tree.span(branch.turn)
-                self.student += [(row, lead + t - 1) for t in range(span.start, span.end)]
-                self.teacher += at
-                self.labels += target
-                self.site += [self.sites] * len(target)
-                self.sites += 1
-            else:
-                self.pair_positions += at
-                first = lead + tree.span(branch.turn).start - 1 if own_answer(tree, branch) else None
-                self.pair_trunk += [-1 if first is None else first + i for i in range(len(target))]
-                self.pair_labels += target
-                self.pair_sequence += [2 * (self.pairs + branch.pair) + (branch.kind == "rejected")] * len(target)
-            offset += len(branch.ids)
-        self.pairs += sum(b.kind == "chosen" for b in tree.branches)
+_TERMS = {"sdpo_student": (-1, 2), "sdpo_teacher": (-1, 2), "sdpo_labels": (-1,), "sdpo_site": (-1,),
+          "pair_positions": (-1, 2), "pair_trunk": (-1,), "pair_labels": (-1,), "pair_sequence": (-1,)}  # what the terms read, and its shape
 
 
 def pack_trees(
@@ -114,9 +77,27 @@ def pack_trees(
     if not trees:
         raise ValueError("no tree to pack; give at least one.")
     lead = list(lead) if lead is not None else [0] * len(trees)
-    terms = _Terms()
+    terms: dict[str, list] = {name: [] for name in _TERMS}
+    sites = pairs = 0
     for row, tree in enumerate(trees):
-        terms.add(row, tree, lead[row])
+        offset = 0
+        for branch in tree.branches:
+            at = [(row, offset + i - 1) for i in range(branch.start, len(branch.ids))]
+            target, span = branch.ids[branch.start:], tree.span(branch.turn)
+            if branch.kind == "hint":
+                terms["sdpo_student"] += [(row, lead[row] + t - 1) for t in range(span.start, span.end)]
+                terms["sdpo_teacher"] += at
+                terms["sdpo_labels"] += target
+                terms["sdpo_site"] += [sites] * len(target)
+                sites += 1
+            else:
+                first = lead[row] + span.start - 1
+                terms["pair_positions"] += at
+                terms["pair_trunk"] += [first + i for i in range(len(target))] if own_answer(tree, branch) else [-1] * len(target)
+                terms["pair_labels"] += target
+                terms["pair_sequence"] += [2 * (pairs + branch.pair) + (branch.kind == "rejected")] * len(target)
+            offset += len(branch.ids)
+        pairs += sum(b.kind == "chosen" for b in tree.branches)
     length = [len(t.ids) for t in trees]
     sampled = [[False] * n for n in length]
     for row, tree in zip(sampled, trees):
@@ -132,7 +113,5 @@ def pack_trees(
         branch_segment=_matrix([[s for s, b in enumerate(row) for _ in b.ids] for row in branches], -1),
         branch_fork=_matrix([[n + b.fork for b in row] for n, row in shift], 0),
         branch_kind=_matrix([[KINDS.index("own" if own_answer(t, b) else b.kind) for b in t.branches] for t in trees], -1),
-        sdpo_student=_column(terms.student, 2), sdpo_teacher=_column(terms.teacher, 2),
-        sdpo_labels=_column(terms.labels), sdpo_site=_column(terms.site),
-        pair_positions=_column(terms.pair_positions, 2), pair_trunk=_column(terms.pair_trunk), pair_labels=_column(terms.pair_labels),
-        pair_sequence=_column(terms.pair_sequence), sites=terms.sites, pairs=terms.pairs, trees=tuple(trees))
+        **{name: torch.tensor(terms[name], dtype=torch.long).reshape(shape) for name, shape in _TERMS.items()},
+        sites=sites, pairs=pairs, trees=tuple(trees))

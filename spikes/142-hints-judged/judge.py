@@ -1,24 +1,23 @@
 # ruff: noqa: E501
-"""Draw error turns over all formats, with what their hints say; and count what real files hold.
+"""Draw error turns over all formats, with what their hints say.
 
     python judge.py draw SEED N > drawn.json        # the turns to be judged by reading
     python judge.py draw 20261127 60 draw-5.json    # the fifth draw: without the turns that the four before it held (`left_out`)
     python judge.py draw 20261128 60 draw-6.json    # the sixth, after the mends: without the turns of the five before it
     python judge.py draw 20261129 60 draw-7.json    # the seventh, after the mends of the sixth: without the turns of the six before it
-    python judge.py files > files.json              # traces, calls, results, error turns, hints by layer, per format
 """
 
 import json
 import random
 import sys
 import warnings
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 
 from composer_replication.hints.layers import default_composite
 from composer_replication.hints.text import action_text
 from composer_replication.traces.error_sites import find_error_sites
-from composer_replication.traces.read import read_traces, tally
+from composer_replication.traces.read import read_traces
 
 warnings.simplefilter("ignore")
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
@@ -52,22 +51,6 @@ def drawn(seed: str, n: int, left_out: frozenset = frozenset()) -> list[dict]:
     return rows
 
 
-def files() -> list[dict]:
-    "What each file holds."
-    rows, generator = [], default_composite()
-    for path in paths():
-        count, layers, formats = Counter(), Counter(), Counter()
-        for trace in read_traces(path, on_problem=lambda problem, count=count: count.update(problems=1)):
-            count += tally(trace) + Counter(traces=1)
-            formats[trace.format] += 1
-            for site in find_error_sites(trace):
-                hint = generator.hint(trace, site)
-                layers[hint.layer if hint else "wanted" if site.wanted else "no hint"] += 1
-        rows.append({"file": path.name, "format": ", ".join(formats), **{k: count[k] for k in ("traces", "turns", "calls", "results", "unanswered", "loose", "problems")},
-                     "errors": layers.total(), "layers": dict(layers)})  # fmt: skip
-    return rows
-
-
 if __name__ == "__main__":
     left = frozenset(map(tuple, json.loads(Path(sys.argv[4]).read_text())["left_out"])) if len(sys.argv) > 4 else frozenset()
-    json.dump(drawn(sys.argv[2], int(sys.argv[3]), left) if sys.argv[1] == "draw" else files(), sys.stdout, indent=1, ensure_ascii=False)
+    json.dump(drawn(sys.argv[2], int(sys.argv[3]), left), sys.stdout, indent=1, ensure_ascii=False)

@@ -116,3 +116,12 @@ def test_keys_of_a_map_are_no_matter_of_type():
     hints = [hint_type_error(HintContext(error_kind="type_error", error_message=message, tool_name="prepare", tool_schema=schema))
              for message in messages]
     assert ["lacks the key `size`" in hints[0], "takes no key `size`" in hints[1]] == [True, True]
+
+
+@pytest.mark.parametrize("error", [
+    "head: cannot open '/a/data.csv' for reading: No such file or directory\nawk: cannot open , (No such file or directory)",
+    "tee: cannot create '/a/data.csv' for writing: No such file or directory",
+    "awk: cannot open /a/data.csv (No such file or directory)",
+    "cat: /a/data.csv: No such file or directory", "sh: 1: /a/data.csv: No such file or directory"])
+def test_the_path_that_is_missing_is_named(error):
+    assert "no `/a/data.csv`" in diagnose(error)

@@ -1,4 +1,3 @@
-# ruff: noqa: E501
 "The judge's cache under concurrent processes, kills, broken files and a full disk; and what its prompt may hold."
 
 import errno
@@ -43,17 +42,13 @@ def ask(layer, m=None):
 
 def test_prompt_holds_neither_gold_nor_future_nor_thinking():
     prompt = judge_prompt(meta())
-    assert (
-        "User mia not found" in prompt and "Book a seat for Mia." in prompt and 'user_details(user_id="mia")' in prompt
-    )
+    assert "User mia not found" in prompt and "Book a seat for Mia." in prompt and 'user_details(user_id="mia")' in prompt
     for hidden in ("GOLDEN", "HAT417", "FUTURE", "SECRET", "call_17"):
         assert hidden not in prompt
 
 
 def test_an_error_text_that_quotes_the_gold_is_withheld():
-    m = meta(
-        gold='[{"book": {"city": ["Lafayette, LA"]}}]', error="Invalid value 'x'. Expected one of ['Lafayette, LA']."
-    )
+    m = meta(gold='[{"book": {"city": ["Lafayette, LA"]}}]', error="Invalid value 'x'. Expected one of ['Lafayette, LA'].")
     assert "Lafayette" not in judge_prompt(m) and "(withheld)" in judge_prompt(m)
 
 
@@ -179,11 +174,7 @@ def test_the_key_is_the_same_in_every_process():
     )
     keys = {
         subprocess.run(
-            [sys.executable, "-c", code],
-            env=os.environ | {"PYTHONHASHSEED": seed},
-            check=True,
-            capture_output=True,
-            text=True,
+            [sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": seed}, check=True, capture_output=True, text=True
         ).stdout
         for seed in ("0", "1", "31337")
     }
@@ -262,5 +253,8 @@ def test_each_pattern_has_its_prompt_and_errors_have_theirs():
     assert {pattern_of(name) for name in HABITS} - {None} == set(PATTERNS)
     prompts = {kind: judge_prompt(HintContext(kind, "noticed so")) for kind in (*PATTERNS, "runtime_error")}
     assert len(set(prompts.values())) == 5
-    assert all(("What was noticed:" in p) == (kind in PATTERNS) and ("that failed" in p) == (kind not in PATTERNS) for kind, p in prompts.items())
+    assert all(
+        ("What was noticed:" in p) == (kind in PATTERNS) and ("that failed" in p) == (kind not in PATTERNS)
+        for kind, p in prompts.items()
+    )
     assert all("answer NONE" in p and "Do not repeat the failed action" in p for p in prompts.values())

@@ -18,7 +18,7 @@ from composer_replication.hints.layers import (
 )
 from composer_replication.hints.leak_check import repeats
 from composer_replication.hints.sibling_layer import SiblingHintGenerator
-from composer_replication.hints.templates import HINT_TEMPLATES, dispatch, hint_tool_not_found, knows, register
+from composer_replication.hints.templates import dispatch, hint_tool_not_found, knows
 from composer_replication.hints.text import sentences
 from composer_replication.traces.siblings import SiblingIndex
 
@@ -42,11 +42,7 @@ CALL = ToolCall("book", {"seats": 2, "user": "mia"})
 
 
 def case(kind="runtime_error", error="Error: no idea", calls=(CALL,), gold=None, reward=0.0, **context):
-    turns = (
-        Turn("user", "Book."),
-        Turn("assistant", tool_calls=calls),
-        Turn("tool", error, observation=True, failed=True),
-    )
+    turns = (Turn("user", "Book."), Turn("assistant", tool_calls=calls), Turn("tool", error, observation=True, failed=True))
     trace = Trace("one", turns, (SCHEMA,), task_id="seats", gold=gold, reward=reward)
     return trace, ErrorSite("one", 1, 2, 1, 2, kind, HintContext(kind, error, **context))
 
@@ -134,12 +130,7 @@ def test_the_sibling_layer_shows_the_best_sibling_and_none_of_its_thinking():
     for name, reward in (("poor", 0.1), ("best", 0.9), ("good", 0.5)):
         action = Turn("assistant", "I think aloud.", "SECRET", (ToolCall(name, {"long": "x" * 5000}),))
         index.add(
-            replace(
-                trace,
-                trace_id=name,
-                reward=reward,
-                turns=(trace.turns[0], action, Turn("tool", "fine", observation=True)),
-            ),
+            replace(trace, trace_id=name, reward=reward, turns=(trace.turns[0], action, Turn("tool", "fine", observation=True))),
             [],
         )
     said = SiblingHintGenerator(index).generate(site.kind, HintContext.at(trace, site))
@@ -147,16 +138,12 @@ def test_the_sibling_layer_shows_the_best_sibling_and_none_of_its_thinking():
 
 
 def test_raw_errors_are_routed_and_bounded():
-    trace, site = case(
-        error="Traceback (most recent call last):\n" + "  File 'x', line 1\n" * 400 + "WeirdError: the end"
-    )
+    trace, site = case(error="Traceback (most recent call last):\n" + "  File 'x', line 1\n" * 400 + "WeirdError: the end")
     raw = RoutingHintGenerator(RawErrorHintGenerator(max_chars=120))
     said = raw.generate(site.kind, HintContext.at(trace, site))
     assert len(said) <= 120 and said.endswith("WeirdError: the end")
     assert raw.generate("verbosity", HintContext.at(trace, site)) is None
-    assert [is_tool_runtime_kind(k) for k in (*ERROR_KINDS, "style", "communication", "effort")] == [True] * 5 + [
-        False
-    ] * 3
+    assert [is_tool_runtime_kind(k) for k in (*ERROR_KINDS, "style", "communication", "effort")] == [True] * 5 + [False] * 3
     head = "begin " + "y" * 1000
     assert " begin y" in RawErrorHintGenerator(80).generate("runtime_error", HintContext.at(*case(error=head)))
     assert RawErrorHintGenerator().generate("runtime_error", HintContext.at(*case(error="<output></output>"))) is None
@@ -165,8 +152,7 @@ def test_raw_errors_are_routed_and_bounded():
 def test_a_raw_error_leaves_out_what_it_quotes_of_the_attempt():
     old = "def price(item):\n    return item.cost * item.factor  # the old line that is not in the file"
     trace, site = case(
-        error=f"Odd: `{old}` went wrong in shop.py",
-        calls=(ToolCall("edit", {"path": "shop.py", "old": old, "new": "x"}),),
+        error=f"Odd: `{old}` went wrong in shop.py", calls=(ToolCall("edit", {"path": "shop.py", "old": old, "new": "x"}),)
     )
     assert default_composite().hint(trace, site).text.endswith("Odd: `…` went wrong in shop.py")
 
@@ -189,9 +175,7 @@ def test_tool_lists_are_bounded_and_nearest_first():
         HintContext("tool_not_found", available_tools=(*names, "search_flight"), tool_name="search_flights")
     )
     assert (
-        said.startswith("Only these tools exist here: `search_flight`, ")
-        and said.endswith("and 289 more.")
-        and len(said) < 300
+        said.startswith("Only these tools exist here: `search_flight`, ") and said.endswith("and 289 more.") and len(said) < 300
     )
     assert "search_flights" not in said  # the wrong name stays out
     assert hint_tool_not_found(HintContext("tool_not_found", tool_name="x")) == "There is no tool named `x` here."
@@ -210,8 +194,7 @@ def test_tool_lists_are_bounded_and_nearest_first():
             "as integer, in exactly the form of its description (How many seats, at most 9)",
         ),
         (
-            "Nested type checking failed for parameter 'seats'. Expected outer type array "
-            "with inner type <class 'float'>.",
+            "Nested type checking failed for parameter 'seats'. Expected outer type array with inner type <class 'float'>.",
             "as array of float",
         ),
         ("something odd", "`user_id` (string), `seats` (integer, optional)"),
@@ -250,33 +233,13 @@ def test_a_repeated_failure_names_its_cause_and_asks_for_a_change():
     assert "(`OddError: blue`)" in unknown
 
 
-def test_a_registered_template_takes_its_place():
-    before = dict(HINT_TEMPLATES)
-    try:
-        register("verbosity", lambda context: f"Say less than {context.intent}.")
-        assert dispatch("verbosity", HintContext(intent="this")) == "Say less than this."
-        with pytest.raises(TypeError):
-            register("verbosity", "no function")
-    finally:
-        HINT_TEMPLATES.clear()
-        HINT_TEMPLATES.update(before)
-    assert dispatch("verbosity") is None
-
-
 text = st.text(max_size=120)
 odd_schema = st.one_of(
     st.none(),
     st.just({}),
     st.just({"function": {"name": "f"}}),
     st.just({"name": "f", "parameters": {"properties": {"a": True}}}),
-    st.just(
-        {
-            "function": {
-                "name": "f",
-                "parameters": {"properties": {"a": {"type": ["string", "null"]}}, "required": ["b"]},
-            }
-        }
-    ),
+    st.just({"function": {"name": "f", "parameters": {"properties": {"a": {"type": ["string", "null"]}}, "required": ["b"]}}}),
 )
 
 

@@ -99,9 +99,7 @@ def test_what_the_policy_has_seen_is_no_leak():
     assert "HAT417" not in seen_before(trace, 1)
 
 
-COMMAND = Turn(
-    "assistant", "I run it.", tool_calls=(ToolCall("bash", {"command": "cd /testbed && python -m pytest -xvs"}),)
-)
+COMMAND = Turn("assistant", "I run it.", tool_calls=(ToolCall("bash", {"command": "cd /testbed && python -m pytest -xvs"}),))
 SQL = Turn("assistant", "SELECT name FROM players WHERE age > 3")
 FENCED = Turn("assistant", "Then:\n```sql\nSELECT name FROM players\n```")
 ACTION = Turn("assistant", "execute[SELECT name FROM players]")
@@ -139,10 +137,7 @@ def test_the_failed_action_is_refused(action, hint):
             Turn("assistant", tool_calls=(ToolCall("get_user", {"user_id": "mia_li_3668_smith"}),)),
             "There is no user `mia_li_3668_smith`.",
         ),
-        (
-            Turn("assistant", tool_calls=(ToolCall("list_all_airports", {}),)),
-            "Only these tools exist here: `list_all_airports`.",
-        ),
+        (Turn("assistant", tool_calls=(ToolCall("list_all_airports", {}),)), "Only these tools exist here: `list_all_airports`."),
     ],
 )
 def test_what_only_resembles_the_failed_action_passes(action, hint):

@@ -19,6 +19,7 @@ from composer_replication.hints import (
     templates,
 )
 from composer_replication.hints.templates import (
+    GENERAL,
     hint_json_decode,
     hint_repeated_failure,
     hint_runtime_error,
@@ -81,6 +82,29 @@ def test_the_bare_parameters_are_a_schema_too():
     assert dispatch("type_error", dict(full()) | {"tool_schema": SCHEMA["parameters"]}) == dispatch("type_error", full())
 
 
+METAS = [None, {}, {"tool_name": "f"}, {"error_message": ""}, {"error": ""}, {"error_message": None}, {"available_tools": []},
+         {"tool_name": "f", "tool_schema": {}}, {"intent": "x"}, HintContext(), HintContext(tool_name="f")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("meta", METAS, ids=repr)
+def test_what_says_little_gets_what_the_template_says(kind, meta):
+    composite, expected = default_composite(), dispatch(kind, meta)
+    assert expected
+    for source in (composite.as_collator_hook(), composite.generate, default_composite(enable_raw_error=False).generate,
+                   default_composite(llm_complete=lambda prompt: "").as_collator_hook(), TemplateHintGenerator().generate):
+        assert source(kind, meta) == expected
+
+
+def test_the_general_sentence_comes_last():
+    hook = default_composite().as_collator_hook()
+    assert hook("type_error", {"tool_name": "f"}) == GENERAL["type_error"]
+    assert "odd words" in hook("runtime_error", {"error_message": "odd words"})
+    assert "boom" in hook("runtime_error", {"error": "boom"})
+    judged = default_composite(llm_complete=lambda prompt: "Look first.", enable_raw_error=False)
+    assert judged.generate("runtime_error", {"error_message": "odd words"}) == "Look first."
+
+
 @pytest.fixture
 def registry():
     before = dict(HINT_TEMPLATES)
@@ -103,6 +127,8 @@ def test_a_registered_function_reads_its_context_as_a_mapping():
 @pytest.mark.usefixtures("registry")
 def test_a_registered_function_takes_the_place_of_a_shipped_one():
     register("json_decode", lambda ctx: "Mine.")
+    with pytest.raises(TypeError):
+        register("verbosity", "no function")
     assert dispatch("json_decode", TOOL) == TemplateHintGenerator().generate("json_decode", {}) == "Mine."
 
 
@@ -209,6 +235,7 @@ def test_the_default_composite_takes_keywords_alone():
     assert composite.generate("tool_not_found", TOOL) == dispatch("tool_not_found", TOOL)
     assert "odd words" in composite.generate("runtime_error", {"error_message": "odd words"})  # no rule knows it: the raw error
     assert composite.generate("style", {"error_message": "too long"}) is None  # no error text, and no judge
+    assert composite.generate("", TOOL) is None
 
 
 def test_the_raw_layer_stays_on_beside_a_judge(tmp_path):

@@ -110,13 +110,9 @@ def test_diagnose_never_crashes_and_is_one_bounded_sentence(text):
             "the right syntax to use near '' at line 1",
             "ends too early",
         ),
+        ("You have an error in your SQL syntax; check the manual near '\\*) FROM t WHERE a = 'b'' at line 1", "backslash"),
         (
-            "You have an error in your SQL syntax; check the manual near '\\*) FROM t WHERE a = 'b'' at line 1",
-            "backslash",
-        ),
-        (
-            "You have an error in your SQL syntax; check the manual near "
-            "'from singer order by age desc limit 1' at line 1",
+            "You have an error in your SQL syntax; check the manual near 'from singer order by age desc limit 1' at line 1",
             "does not parse",
         ),
         (
@@ -152,8 +148,7 @@ def test_diagnose_never_crashes_and_is_one_bounded_sentence(text):
         ("Error: payment amount does not add up, total price is 1203, but paid 833", "1203"),
         ("AttributeError: `np.Inf` was removed in the NumPy 2.0 release. Use `np.inf` instead.", "NumPy 2.0 release"),
         (
-            "Your proposed edit has introduced new syntax error(s).\n\nERRORS:\n"
-            "- E999 IndentationError: unexpected indent\n",
+            "Your proposed edit has introduced new syntax error(s).\n\nERRORS:\n- E999 IndentationError: unexpected indent\n",
             "IndentationError",
         ),
     ],

@@ -15,8 +15,7 @@ from composer_replication.traces.export import to_dataset, write_traces
 from composer_replication.traces.read import read_traces
 
 TRACES = [
-    Trace(f"t{i}", (Turn("user", "Hi"), Turn("assistant", "", "think", (ToolCall("f", {f"k{i}": i}, "c"),))))
-    for i in range(3)
+    Trace(f"t{i}", (Turn("user", "Hi"), Turn("assistant", "", "think", (ToolCall("f", {f"k{i}": i}, "c"),)))) for i in range(3)
 ]
 
 

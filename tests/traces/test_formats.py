@@ -7,6 +7,7 @@ from pathlib import Path
 
 import orjson
 import pytest
+from chats import answered, says, written
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,32 +21,31 @@ from composer_replication.traces.read import loose_ends, own_ids, read_traces
 
 CLAUDE = Path(__file__).parents[1] / "fixtures" / "claude_code"
 
-CALL = {
-    "role": "assistant",
-    "content": "I look.",
-    "tool_calls": [
-        {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"a": [1, {"b": null}]}'}}
-    ],
-}
-RESULT = {"role": "tool", "tool_call_id": "c1", "content": "Error: nothing here"}
+CALLS_MADE = [{"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"a": [1, {"b": null}]}'}}]
+CALL, RESULT = says("assistant", "I look.", tool_calls=CALLS_MADE), answered("Error: nothing here")
 HEAD = {"trace_id": "t", "source": "s", "model": "m", "task_id": 1, "reward": 0.5}
+OWN = (
+    Turn("user", "U"),
+    Turn("assistant", "A", "R", (ToolCall("f", {"x": 1}, "c"),)),
+    Turn("tool", "Error", tool_call_id="c", observation=True, failed=True),
+)
+SOLUTION = (
+    '## Documentation\nfind: F.\nParameters: {"k": "v"}\n\n## Task Instruction\nI\n\n## Standard Answer\n1. x\n\n'
+    "## AI Assistant's Solution\n1. Function: find\nParameters: {}\nRetruns: Status Code: 404. Response: no\n"
+    "2. Final Response: F\n"
+)
 RECORDS = {
     "openai": HEAD
     | {
-        "messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}, CALL, RESULT],
+        "messages": [says("system", "S"), says("user", "U"), CALL, RESULT],
         "info": {"task": {"actions": [{"name": "x", "kwargs": {}}]}},
         "tools": [{"name": "find"}],
     },
     "tau2": HEAD
     | {
         "messages": [
-            {
-                "role": "assistant",
-                "content": None,
-                "turn_idx": 0,
-                "tool_calls": [{"id": "a", "name": "f", "arguments": {"x": 1}}],
-            },
-            {"role": "tool", "id": "a", "content": "Error: no", "error": True, "requestor": "assistant"},
+            says("assistant", None, turn_idx=0, tool_calls=[{"id": "a", "name": "f", "arguments": {"x": 1}}]),
+            says("tool", "Error: no", id="a", error=True, requestor="assistant"),
         ],
         "reward_info": {"action_checks": [{"action": {"name": "f"}}]},
     },
@@ -54,10 +54,10 @@ RECORDS = {
         "exit_status": "Submitted",
         "submission": "d",
         "messages": [
-            {"role": "user", "content": "U"},
-            {"role": "assistant", "content": "", "reasoning_content": "R", "tool_calls": CALL["tool_calls"]},
-            {"role": "tool", "tool_call_id": "c1", "content": "<returncode>2</returncode>\n<output>\nbad\n</output>"},
-            {"role": "exit", "content": "d"},
+            says("user", "U"),
+            says("assistant", reasoning_content="R", tool_calls=CALLS_MADE),
+            answered("<returncode>2</returncode>\n<output>\nbad\n</output>"),
+            says("exit", "d"),
         ],
     },
     "anthropic": HEAD
@@ -65,36 +65,26 @@ RECORDS = {
         "system": "S",
         "env_tool_results": [{"message_index": 2, "tool_use_id": "c", "matched": True, "fail_reason": "invalid_path"}],
         "messages": [
-            {"role": "user", "content": "U"},
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "thinking", "thinking": "R"},
-                    {"type": "tool_use", "id": "c", "name": "f", "input": {"p": 1}},
-                ],
-            },
-            {
-                "role": "user",
-                "content": [
-                    {
-                        "type": "tool_result",
-                        "tool_use_id": "c",
-                        "content": [{"type": "text", "text": "no"}],
-                        "is_error": True,
-                    }
-                ],
-            },
+            says("user", "U"),
+            says(
+                "assistant",
+                [{"type": "thinking", "thinking": "R"}, {"type": "tool_use", "id": "c", "name": "f", "input": {"p": 1}}],
+            ),
+            says(
+                "user",
+                [{"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "no"}], "is_error": True}],
+            ),
         ],
     },
     "swe-agent": HEAD
     | {
         "raw": {
             "history": [
-                {"role": "system", "content": "S"},
-                {"role": "user", "content": "demo", "is_demo": True},
-                {"role": "user", "content": "U"},
-                {"role": "assistant", "content": "I edit.\n```\nedit\n```", "thought": "I edit.", "action": "edit"},
-                {"role": "user", "content": "Your proposed edit has introduced new syntax error(s)."},
+                says("system", "S"),
+                says("user", "demo", is_demo=True),
+                says("user", "U"),
+                says("assistant", "I edit.\n```\nedit\n```", thought="I edit.", action="edit"),
+                says("user", "Your proposed edit has introduced new syntax error(s)."),
             ]
         }
     },
@@ -115,26 +105,13 @@ RECORDS = {
         "query": "Q",
         "train_messages": [
             [
-                {"role": "user", "content": "U"},
-                {"role": "assistant", "content": None, "function_call": {"name": "now", "arguments": "{}"}},
-                {"role": "function", "name": "now", "content": '{"error": "Timeout", "response": ""}'},
+                says("user", "U"),
+                says("assistant", None, function_call={"name": "now", "arguments": "{}"}),
+                says("function", '{"error": "Timeout", "response": ""}', name="now"),
             ]
         ],
     },
-    "toolalpaca": HEAD
-    | {
-        "raw": {
-            "output": "o",
-            "input": [
-                {
-                    "role": "user",
-                    "content": '## Documentation\nfind: F.\nParameters: {"k": "v"}\n\n## Task Instruction\nI\n\n'
-                    "## Standard Answer\n1. x\n\n## AI Assistant's Solution\n1. Function: find\nParameters: {}\n"
-                    "Retruns: Status Code: 404. Response: no\n2. Final Response: F\n",
-                }
-            ],
-        }
-    },
+    "toolalpaca": HEAD | {"raw": {"output": "o", "input": [says("user", SOLUTION)]}},
     "bfcl": HEAD
     | {
         "raw": {
@@ -143,10 +120,7 @@ RECORDS = {
             "error": ["E"],
             "error_type": "ast_decoder:decoder_failed",
             "model_result_raw": "prose",
-            "prompt": {
-                "question": [[{"role": "user", "content": "U"}]],
-                "function": [{"name": "f", "parameters": {"type": "dict"}}],
-            },
+            "prompt": {"question": [[says("user", "U")]], "function": [{"name": "f", "parameters": {"type": "dict"}}]},
             "possible_answer": [{"f": {}}],
         }
     },
@@ -157,26 +131,15 @@ RECORDS = {
         "task": {"data": {"id": 1}},
         "agent": {"config": {"model": "m"}},
         "nodes": [
-            {"message": {"role": "user", "content": "U"}},
-            {"parent": 0, "message": {"role": "assistant", "content": "left"}},
+            {"message": says("user", "U")},
+            {"parent": 0, "message": says("assistant", "left")},
             {"parent": 0, "message": {"role": "assistant", "tool_calls": [{"id": "c1", "name": "find", "arguments": "{}"}]}},
-            {"parent": 2, "message": {"role": "tool", "tool_call_id": "c1", "name": "find", "content": "Error: nothing here"}},
+            {"parent": 2, "message": answered("Error: nothing here", name="find")},
         ],
         "rewards": {"tests": {"score": 1.0, "weight": 0.5}, "style": None},
         "tools": [{"type": "function", "name": "find", "parameters": {}}],
     },
-    "composer": orjson.loads(
-        Trace(
-            "t",
-            (
-                Turn("user", "U"),
-                Turn("assistant", "A", "R", (ToolCall("f", {"x": 1}, "c"),)),
-                Turn("tool", "Error", tool_call_id="c", observation=True, failed=True),
-            ),
-            gold="g",
-            reward=1.0,
-        ).to_json()
-    ),
+    "composer": orjson.loads(Trace("t", OWN, gold="g", reward=1.0).to_json()),
 }
 
 
@@ -219,28 +182,21 @@ def test_rewards_stand_where_a_harness_writes_them_itself():
 
 def test_gold_is_the_reference_and_nothing_else():
     gold = {name: read_record(record).gold for name, record in RECORDS.items()}
-    assert gold == {
+    known = {
         "openai": '[{"name":"x","kwargs":{}}]',
         "tau2": '[{"name":"f"}]',
         "toolalpaca": "1. x",
         "bfcl": '[{"f":{}}]',
         "composer": "g",
-        "mini-swe-agent": None,
-        "anthropic": None,
-        "swe-agent": None,
-        "intercode": None,
-        "toolbench": None,
-        "verifiers": None,
     }
+    assert gold == dict.fromkeys(RECORDS) | known
 
 
 def values(record, path=()):
     "The path of every value inside a JSON value."
     if path:
         yield path
-    for key, value in (
-        record.items() if isinstance(record, dict) else enumerate(record) if isinstance(record, list) else ()
-    ):
+    for key, value in record.items() if isinstance(record, dict) else enumerate(record) if isinstance(record, list) else ():
         yield from values(value, (*path, key))
 
 
@@ -284,10 +240,7 @@ def test_a_damaged_record_gives_a_trace_or_a_trace_problem(data):
         if not paths:
             break
         record = mutate(
-            record,
-            data.draw(st.sampled_from(paths)),
-            data.draw(st.sampled_from(["drop", "cut", "junk"])),
-            data.draw(JUNK),
+            record, data.draw(st.sampled_from(paths)), data.draw(st.sampled_from(["drop", "cut", "junk"])), data.draw(JUNK)
         )
     try:
         trace = read_record(record)
@@ -326,30 +279,12 @@ def test_a_damaged_session_gives_traces_or_problems(tmp_path_factory, data):
 def test_claude_code_session():
     trace, side = read_traces(CLAUDE / "session.jsonl", strict=True)
     assert side.trace_id.startswith(trace.trace_id + "/") and "/nowhere" in repr(side.turns)
-    assert [(t.role, t.source_index) for t in trace.turns] == [
-        ("user", 2),
-        ("user", 3),
-        ("assistant", 4),
-        ("tool", 7),
-        ("assistant", 8),
-        ("tool", 11),
-        ("tool", 12),
-        ("user", 18),
-        ("assistant", 19),
-        ("tool", 21),
-        ("assistant", 24),
-        ("tool", 25),
-        ("assistant", 26),
-    ]
+    read = "user user assistant tool assistant tool tool user assistant tool assistant tool assistant".split()
+    assert [t.role for t in trace.turns] == read
+    assert [t.source_index for t in trace.turns] == [2, 3, 4, 7, 8, 11, 12, 18, 19, 21, 24, 25, 26]
     first, both = trace.turns[2], trace.turns[4]
-    assert (first.content, first.thinking) == (
-        "I read the file.",
-        "The file should be in the project. I read it first.",
-    )
-    assert [c.name for c in both.tool_calls] == [
-        "Glob",
-        "Bash",
-    ]  # one message in three lines, its results on two branches
+    assert (first.content, first.thinking) == ("I read the file.", "The file should be in the project. I read it first.")
+    assert [c.name for c in both.tool_calls] == ["Glob", "Bash"]  # one message in three lines, its results on two branches
     everything = repr(trace.turns)
     for unseen in ("/nowhere", "Write", "529 overloaded"):  # side-chain, rewound branch, the service's own error
         assert unseen not in everything
@@ -360,18 +295,14 @@ def test_claude_code_sites():
     trace, _ = read_traces(CLAUDE / "session.jsonl", strict=True)
     sites = [(s.message_index, s.evidence_index, s.kind, s.context.tool_name) for s in find_error_sites(trace)]
     # `grep -c` with exit code 1 and no output (line 12) is no error, the others are.
-    assert sites == [
-        (4, 7, "runtime_error", "Read"),
-        (19, 21, "runtime_error", "Bash"),
-        (24, 25, "tool_not_found", "Counter"),
-    ]
+    assert sites == [(4, 7, "runtime_error", "Read"), (19, 21, "runtime_error", "Bash"), (24, 25, "tool_not_found", "Counter")]
 
 
 def test_claude_code_call_whose_line_is_off_the_path(tmp_path):
     rows = [json.loads(line) for line in (CLAUDE / "session.jsonl").read_text().splitlines()]
     end = next(
         i for i, r in enumerate(rows) if r.get("uuid") == "u4"
-    )  # the results of the two calls end the file, that of the second comes first
+    )  # the results of the two calls end the file, the second's first
     rows = [*rows[: end - 1], rows[end], rows[end - 1]]
     (tmp_path / "s.jsonl").write_text("\n".join(map(json.dumps, rows)))
     trace, *_ = read_traces(tmp_path / "s.jsonl", strict=True)
@@ -380,20 +311,11 @@ def test_claude_code_call_whose_line_is_off_the_path(tmp_path):
 
 
 def test_the_tau2_user_s_own_tools_are_left_out():
-    talk = [
-        {"role": "user", "content": "Hi", "turn_idx": 0},
-        {
-            "role": "user",
-            "content": None,
-            "tool_calls": [{"id": "u", "name": "reboot", "arguments": {}, "requestor": "user"}],
-        },
-        {"role": "tool", "id": "u", "content": "Error: phone is off", "error": True, "requestor": "user"},
-        {"role": "assistant", "content": "I see."},
-    ]
+    reboot = {"id": "u", "name": "reboot", "arguments": {}, "requestor": "user"}
+    talk = [says("user", "Hi", turn_idx=0), says("user", None, tool_calls=[reboot])]
+    talk += [says("tool", "Error: phone is off", id="u", error=True, requestor="user"), says("assistant", "I see.")]
     trace = read_record({"messages": talk})
-    assert [(t.role, t.source_index) for t in trace.turns] == [("user", 0), ("assistant", 3)] and find_error_sites(
-        trace
-    ) == []
+    assert [(t.role, t.source_index) for t in trace.turns] == [("user", 0), ("assistant", 3)] and find_error_sites(trace) == []
 
 
 def test_claude_code_compacted_session_is_two_traces():
@@ -407,22 +329,28 @@ def test_claude_code_side_chain_alone_is_a_trace():
     assert "/" in trace.trace_id and {"user", "assistant"} <= {t.role for t in trace.turns}
 
 
-HEAD_AND_TAIL = ("<returncode>{}</returncode>\n<warning>\nThe output was too long.\n</warning><output_head>\n"
-                 "ERROR collecting tests/a.py\n</output_head>\n<elided_chars>\n9000 characters elided\n</elided_chars>\n"
-                 "<output_tail>\n1 error in 2s\n</output_tail>")
+HEAD_AND_TAIL = (
+    "<returncode>{}</returncode>\n<warning>\nThe output was too long.\n</warning><output_head>\n"
+    "ERROR collecting tests/a.py\n</output_head>\n<elided_chars>\n9000 characters elided\n</elided_chars>\n"
+    "<output_tail>\n1 error in 2s\n</output_tail>"
+)
 
 
 @pytest.mark.parametrize("code", [1, 2])
 def test_a_long_failing_output_of_mini_swe_is_read(code):
-    turns = (Turn("assistant", tool_calls=(ToolCall("bash", {"command": "pytest"}, "c"),)),
-             Turn("tool", HEAD_AND_TAIL.format(code), tool_call_id="c", observation=True))
+    turns = (
+        Turn("assistant", tool_calls=(ToolCall("bash", {"command": "pytest"}, "c"),)),
+        Turn("tool", HEAD_AND_TAIL.format(code), tool_call_id="c", observation=True),
+    )
     found = returned(Trace("t", turns, format="mini-swe-agent"), 1)
     assert found and "no output" not in found.message and ("ERROR collecting" in found.message or "1 error" in found.message)
 
 
 def test_the_command_of_a_mini_swe_agent_that_writes_text_counts():
-    turns = (Turn("assistant", "Compare.\n\n```bash\ndiff a b\n```"),
-             Turn("user", "<returncode>1</returncode>\n<output>\n1c1\n< a\n</output>", observation=True))
+    turns = (
+        Turn("assistant", "Compare.\n\n```bash\ndiff a b\n```"),
+        Turn("user", "<returncode>1</returncode>\n<output>\n1c1\n< a\n</output>", observation=True),
+    )
     assert command_of(Trace("t", turns), 1) == "diff a b" and returned(Trace("t", turns), 1).kind is None
 
 
@@ -430,17 +358,16 @@ def test_own_lines_that_other_tools_rewrote_are_read(tmp_path):
     turns = (Turn("user", "Go."), Turn("assistant", "a", token_ids=(1, 2), logprobs=(-0.5, -math.inf)))
     bare = {"name": "f", "parameters": {"type": "object", "properties": {}}}
     row = json.loads(Trace("t", turns, tools=(bare,), reward=1.0).to_json())
-    (tmp_path / "own.jsonl").write_text("".join(line + "\n" for line in (
-        json.dumps(row | {"reward": 1}), json.dumps(row | {"reward": True}), json.dumps(row | {"reward": math.nan}))))
+    written(tmp_path / "own.jsonl", [row | {"reward": reward} for reward in (1, True, math.nan)])
     read = list(read_traces(tmp_path / "own.jsonl", strict=True))
     assert [t.reward for t in read] == [1.0, 1.0, None] and all(type(t.reward) is not int for t in read)
     assert read[0].turns == turns and read[0].tool_names == ("f",) and Trace.from_json(read[0].to_json()) == read[0]
 
 
 def test_a_chat_whose_task_is_text_and_whose_tools_are_built_in_is_read():
-    record = {"messages": [{"role": "user", "content": "U"}, {"role": "assistant", "content": "A"},
-                           {"role": "tool", "content": "", "error": "Timeout"}],
-              "info": {"task": "fix it"}, "tools": [{"type": "web_search"}, {"type": "function", "function": {"name": "f"}}]}
+    messages = [says("user", "U"), says("assistant", "A"), says("tool", error="Timeout")]
+    tools = [{"type": "web_search"}, {"type": "function", "function": {"name": "f"}}]
+    record = {"messages": messages, "info": {"task": "fix it"}, "tools": tools}
     trace = read_record(record)
     assert trace.tool_names == ("f",) and trace.turns[2].failed and trace.turns[2].fail_reason == "Timeout"
 
@@ -536,12 +463,7 @@ TURNS = st.one_of(
         token_ids=st.none() | st.lists(st.integers(0, 9), max_size=3).map(tuple),
     ),
     st.builds(
-        Turn,
-        st.just("tool"),
-        TEXT,
-        tool_call_id=st.none() | TEXT,
-        observation=st.booleans(),
-        failed=st.none() | st.booleans(),
+        Turn, st.just("tool"), TEXT, tool_call_id=st.none() | TEXT, observation=st.booleans(), failed=st.none() | st.booleans()
     ),
 )
 TRACES = st.builds(

@@ -5,6 +5,7 @@ import json
 import zipfile
 
 import pytest
+from chats import answered, asked, chat_of, says, written
 
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.traces.calls_in_text import calls_in_text
@@ -95,16 +96,7 @@ def result(content, tool="bash", given=None, **fields):
         "function": {"name": tool, "arguments": json.dumps(given or {"command": "make test"})},
     }
     return find_error_sites(
-        read_record(
-            {
-                "messages": [
-                    {"role": "user", "content": "Go."},
-                    {"role": "assistant", "content": "", "tool_calls": [call]},
-                    {"role": "tool", "tool_call_id": "c1", "content": content} | fields,
-                    {"role": "assistant", "content": "Well."},
-                ]
-            }
-        )
+        chat_of(says("assistant", tool_calls=[call]), answered(content, **fields), says("assistant", "Well."))
     )
 
 
@@ -217,13 +209,11 @@ def test_a_log_that_is_read_is_no_failure():
     ):
         assert outcome("building\nProcess exited with code 1", tool, given) is None
         assert (
-            outcome('Traceback (most recent call last):\n  File "a.py", line 1, in <module>\nValueError: x', tool, given)
-            is None
+            outcome('Traceback (most recent call last):\n  File "a.py", line 1, in <module>\nValueError: x', tool, given) is None
         )
     assert outcome("building\nProcess exited with code 1", "bash", {"command": "make"}) is not None
     assert (
-        outcome("cat: ci.log: No such file\n[Command finished with exit code 1]", "bash", {"command": "cat ci.log"})
-        is not None
+        outcome("cat: ci.log: No such file\n[Command finished with exit code 1]", "bash", {"command": "cat ci.log"}) is not None
     )
 
 
@@ -335,17 +325,8 @@ def test_kinds_come_from_the_exceptions_class(content, kind):
     ],
 )
 def test_calls_in_text(text, role, wrapped):
-    trace = read_record(
-        {
-            "messages": [
-                {"role": "user", "content": "Rate?"},
-                {"role": "assistant", "content": f"I look.\n{text}" if text[0] == "<" else text},
-                {"role": role, "content": wrapped},
-                {"role": "assistant", "content": "Which one?"},
-                {"role": "user", "content": "Error: is what I see."},
-            ]
-        }
-    )
+    said = says("assistant", f"I look.\n{text}" if text[0] == "<" else text)
+    trace = chat_of(said, says(role, wrapped), says("assistant", "Which one?"), says("user", "Error: is what I see."))
     assert trace.turns[1].tool_calls == (ToolCall("get_rate", {"cur": "XX"}),)
     assert trace.turns[1].content == ("I look." if text[0] == "<" else "")
     assert [(s.kind, s.turn, s.context.error_message) for s in find_error_sites(trace)] == [("runtime_error", 1, "no XX")]
@@ -354,32 +335,16 @@ def test_calls_in_text(text, role, wrapped):
 def test_several_calls_and_results_in_one_text():
     two = "".join(f'<tool_call>\n{{"name": "f", "arguments": {{"n": {n}}}}}\n</tool_call>\n' for n in (1, 2))
     said = "<tool_response>\nfine\n</tool_response>\n<tool_response>\nError: gone\n</tool_response>"
-    trace = read_record(
-        {
-            "messages": [
-                {"role": "user", "content": "Go."},
-                {"role": "assistant", "content": two},
-                {"role": "user", "content": said},
-            ]
-        }
-    )
+    trace = chat_of(says("assistant", two), says("user", said))
     assert [t.role for t in trace.turns] == ["user", "assistant", "tool", "tool"]
     [site] = find_error_sites(trace)
     assert site.evidence_turn == 3 and tally(trace)["unanswered"] == 0
 
 
 def test_a_broken_call_in_text_is_a_call():
-    assert calls_in_text('<tool_call>\n{"name": "f", "arguments": {"x": \n</tool_call>')[1] == (
-        ToolCall("f", '{"name": "f", "arguments": {"x":'),
-    )
-    trace = read_record(
-        {
-            "messages": [
-                {"role": "user", "content": "Go."},
-                {"role": "assistant", "content": '<tool_call>\n{"name": "f", "argum'},
-            ]
-        }
-    )
+    broken = '<tool_call>\n{"name": "f", "arguments": {"x": \n</tool_call>'
+    assert calls_in_text(broken)[1] == (ToolCall("f", '{"name": "f", "arguments": {"x":'),)
+    trace = chat_of(says("assistant", '<tool_call>\n{"name": "f", "argum'))
     assert [s.kind for s in find_error_sites(trace)] == ["json_decode"]
 
 
@@ -394,14 +359,7 @@ def test_a_broken_call_in_text_is_a_call():
     ],
 )
 def test_prose_is_no_call(text):
-    chat = {
-        "messages": [
-            {"role": "user", "content": "Hi"},
-            {"role": "assistant", "content": text},
-            {"role": "user", "content": "Thanks."},
-        ]
-    }
-    trace = read_record(chat)
+    trace = chat_of(says("assistant", text), says("user", "Thanks."))
     assert trace.turns[1].content == text and not trace.turns[1].tool_calls and not any(t.observation for t in trace.turns)
 
 
@@ -417,140 +375,56 @@ CALL_FORMS = [
 
 @pytest.mark.parametrize("call", CALL_FORMS)
 def test_every_way_to_write_a_call(call):
-    trace = read_record(
-        {
-            "messages": [
-                {"role": "user", "content": "Go."},
-                {"role": "assistant", "content": "", "tool_calls": [call]},
-                {"role": "tool", "tool_call_id": "c1", "content": "Error: no"},
-            ]
-        }
-    )
+    trace = chat_of(says("assistant", tool_calls=[call]), answered("Error: no"))
     assert trace.turns[1].tool_calls == (ToolCall("read", {"p": 1}, "c1"),) and len(find_error_sites(trace)) == 1
 
 
+VERCEL = {"toolCallId": "c1", "toolName": "read"}
+LANGCHAIN = {"content": "", "tool_calls": [{"name": "read", "args": {"p": 1}, "id": "c1", "type": "tool_call"}]}
+FAILED = {"content": "no file", "tool_call_id": "c1", "status": "error"}
+DUMPED = {"lc": 1, "type": "constructor"}
+
+
+def vercel(given, **outcome):
+    call = says("assistant", [{"type": "tool-call", given: {"p": 1}} | VERCEL])
+    return [call, says("tool", [{"type": "tool-result"} | VERCEL | outcome])]
+
+
+def part(kind, **fields):
+    return {"type": kind, "toolCallId": "c1", "state": "output-error", "input": {"p": 1}, "errorText": "no file"} | fields
+
+
 BLOCK_CHATS = {
-    "vercel model messages": [
-        {"role": "assistant", "content": [{"type": "tool-call", "toolCallId": "c1", "toolName": "read", "input": {"p": 1}}]},
-        {
-            "role": "tool",
-            "content": [
-                {
-                    "type": "tool-result",
-                    "toolCallId": "c1",
-                    "toolName": "read",
-                    "output": {"type": "error-text", "value": "no file"},
-                }
-            ],
-        },
-    ],
-    "vercel error json": [
-        {"role": "assistant", "content": [{"type": "tool-call", "toolCallId": "c1", "toolName": "read", "input": {"p": 1}}]},
-        {
-            "role": "tool",
-            "content": [
-                {
-                    "type": "tool-result",
-                    "toolCallId": "c1",
-                    "toolName": "read",
-                    "output": {"type": "error-json", "value": {"message": "no file"}},
-                }
-            ],
-        },
-    ],
-    "vercel v4": [
-        {"role": "assistant", "content": [{"type": "tool-call", "toolCallId": "c1", "toolName": "read", "args": {"p": 1}}]},
-        {
-            "role": "tool",
-            "content": [
-                {"type": "tool-result", "toolCallId": "c1", "toolName": "read", "result": "no file", "isError": True}
-            ],
-        },
-    ],
-    "vercel ui parts": [
-        {
-            "id": "m",
-            "role": "assistant",
-            "parts": [
-                {"type": "step-start"},
-                {
-                    "type": "tool-read",
-                    "toolCallId": "c1",
-                    "state": "output-error",
-                    "input": {"p": 1},
-                    "errorText": "no file",
-                },
-            ],
-        }
-    ],
-    "vercel dynamic tool": [
-        {
-            "role": "assistant",
-            "parts": [
-                {
-                    "type": "dynamic-tool",
-                    "toolName": "read",
-                    "toolCallId": "c1",
-                    "state": "output-error",
-                    "input": {"p": 1},
-                    "errorText": "no file",
-                }
-            ],
-        }
-    ],
-    "langchain dicts": [
-        {
-            "type": "ai",
-            "data": {"content": "", "tool_calls": [{"name": "read", "args": {"p": 1}, "id": "c1", "type": "tool_call"}]},
-        },
-        {"type": "tool", "data": {"content": "no file", "tool_call_id": "c1", "status": "error"}},
-    ],
+    "vercel model messages": vercel("input", output={"type": "error-text", "value": "no file"}),
+    "vercel error json": vercel("input", output={"type": "error-json", "value": {"message": "no file"}}),
+    "vercel v4": vercel("args", result="no file", isError=True),
+    "vercel ui parts": [{"id": "m", "role": "assistant", "parts": [{"type": "step-start"}, part("tool-read")]}],
+    "vercel dynamic tool": [{"role": "assistant", "parts": [part("dynamic-tool", toolName="read")]}],
+    "langchain dicts": [{"type": "ai", "data": LANGCHAIN}, {"type": "tool", "data": FAILED}],
     "langchain dumps": [
-        {
-            "lc": 1,
-            "type": "constructor",
-            "id": ["langchain", "schema", "messages", "AIMessage"],
-            "kwargs": {"content": "", "tool_calls": [{"name": "read", "args": {"p": 1}, "id": "c1", "type": "tool_call"}]},
-        },
-        {
-            "lc": 1,
-            "type": "constructor",
-            "id": ["langchain", "schema", "messages", "ToolMessage"],
-            "kwargs": {"content": "no file", "tool_call_id": "c1", "status": "error"},
-        },
+        DUMPED | {"id": ["langchain", "schema", "messages", "AIMessage"], "kwargs": LANGCHAIN},
+        DUMPED | {"id": ["langchain", "schema", "messages", "ToolMessage"], "kwargs": FAILED},
     ],
-    "langchain model_dump": [
-        {"type": "ai", "content": "", "tool_calls": [{"name": "read", "args": {"p": 1}, "id": "c1", "type": "tool_call"}]},
-        {"type": "tool", "content": "no file", "tool_call_id": "c1", "status": "error"},
-    ],
+    "langchain model_dump": [{"type": "ai"} | LANGCHAIN, {"type": "tool"} | FAILED],
     "bedrock": [
-        {"role": "assistant", "content": [{"toolUse": {"toolUseId": "c1", "name": "read", "input": {"p": 1}}}]},
-        {
-            "role": "user",
-            "content": [{"toolResult": {"toolUseId": "c1", "content": [{"text": "no file"}], "status": "error"}}],
-        },
+        says("assistant", [{"toolUse": {"toolUseId": "c1", "name": "read", "input": {"p": 1}}}]),
+        says("user", [{"toolResult": {"toolUseId": "c1", "content": [{"text": "no file"}], "status": "error"}}]),
     ],
     "gemini parts": [
         {"role": "model", "parts": [{"functionCall": {"id": "c1", "name": "read", "args": {"p": 1}}}]},
         {"role": "user", "parts": [{"functionResponse": {"id": "c1", "name": "read", "response": {"error": "no file"}}}]},
     ],
     "llama-factory": [
-        {"role": "assistant", "content": [{"type": "tool_call", "value": '{"name": "read", "arguments": {"p": 1}}'}]},
-        {"role": "tool", "content": [{"type": "text", "value": "Error: no file"}]},
+        says("assistant", [{"type": "tool_call", "value": '{"name": "read", "arguments": {"p": 1}}'}]),
+        says("tool", [{"type": "text", "value": "Error: no file"}]),
     ],
 }
 
 
 @pytest.mark.parametrize("name", BLOCK_CHATS)
 def test_chats_in_blocks_of_other_libraries(name):
-    trace = read_record(
-        {
-            "messages": [
-                {"role": "user", "content": "Go."} if "langchain" not in name else {"type": "human", "content": "Go."},
-                *BLOCK_CHATS[name],
-            ]
-        }
-    )
+    first = says("user", "Go.") if "langchain" not in name else {"type": "human", "content": "Go."}
+    trace = read_record({"messages": [first, *BLOCK_CHATS[name]]})
     assert [t.role for t in trace.turns] == ["user", "assistant", "tool"]
     assert [(c.name, c.arguments) for c in trace.turns[1].tool_calls] == [("read", {"p": 1})]
     [site] = find_error_sites(trace)
@@ -559,22 +433,7 @@ def test_chats_in_blocks_of_other_libraries(name):
 
 def test_results_find_their_calls():
     def chat(calls, results):
-        return read_record(
-            {
-                "messages": [
-                    {"role": "user", "content": "Go."},
-                    {
-                        "role": "assistant",
-                        "content": "",
-                        "tool_calls": [
-                            {"function": {"name": name, "arguments": "{}"}} | ({"id": id} if id else {})
-                            for name, id in calls
-                        ],
-                    },
-                    *({"role": "tool", "content": text} | fields for text, fields in results),
-                ]
-            }
-        )
+        return chat_of(asked(*calls), *(says("tool", text, **fields) for text, fields in results))
 
     def blamed(*args):
         return [s.context.tool_name for s in find_error_sites(chat(*args))]
@@ -641,56 +500,40 @@ def test_a_declined_call_is_no_error_in_any_format(text):
 
 
 def line(uuid, parent, role, content, **fields):
-    return {
-        "uuid": uuid,
-        "parentUuid": parent,
-        "sessionId": "s1",
-        "type": role,
-        "message": {"role": role, "content": content},
-    } | fields
+    "A line of a Claude Code session."
+    head = {"uuid": uuid, "parentUuid": parent, "sessionId": "s1", "type": role, "message": says(role, content)}
+    return head | fields
+
+
+def block(words):
+    return [{"type": "text", "text": words}]
 
 
 def test_sub_agents_are_traces_of_their_own_linked_to_the_main_one(tmp_path):
     def side(agent):
+        own = {"isSidechain": True, "agentId": agent}
         return [
-            line(f"{agent}1", None, "user", "Search.", isSidechain=True, agentId=agent),
-            line(
-                f"{agent}2",
-                f"{agent}1",
-                "assistant",
-                [{"type": "text", "text": f"I am {agent}."}],
-                isSidechain=True,
-                agentId=agent,
-            ),
+            line(f"{agent}1", None, "user", "Search.", **own),
+            line(f"{agent}2", f"{agent}1", "assistant", block(f"I am {agent}."), **own),
         ]
 
-    main = [line("u1", None, "user", "Go."), line("u2", "u1", "assistant", [{"type": "text", "text": "Done."}])]
-    path = tmp_path / "s.jsonl"
-    path.write_text("\n".join(map(json.dumps, [main[0], *side("x"), *side("y"), main[1]])))
+    main = [line("u1", None, "user", "Go."), line("u2", "u1", "assistant", block("Done."))]
+    path = written(tmp_path / "s.jsonl", [main[0], *side("x"), *side("y"), main[1]])
     traces = list(read_traces(path, strict=True))
     assert [t.trace_id for t in traces] == ["s1", "s1/x", "s1/y"] and traces[2].turns[-1].content == "I am y."
 
 
 def test_a_parent_that_is_not_in_the_file_loses_no_turn(tmp_path):
-    rows = [
-        line("a", None, "user", "Go."),
-        line("b", "a", "assistant", [{"type": "text", "text": "One."}]),
-        line("d", "gone", "user", "And?"),
-        line("e", "d", "assistant", [{"type": "text", "text": "Two."}]),
-    ]
-    path, problems = tmp_path / "s.jsonl", []
-    path.write_text("\n".join(map(json.dumps, rows)))
+    rows = [line("a", None, "user", "Go."), line("b", "a", "assistant", block("One."))]
+    rows += [line("d", "gone", "user", "And?"), line("e", "d", "assistant", block("Two."))]
+    path, problems = written(tmp_path / "s.jsonl", rows), []
     [trace] = read_traces(path, on_problem=problems.append)
     assert [t.content for t in trace.turns] == ["Go.", "One.", "And?", "Two."]
     assert len(problems) == 1 and "parent" in str(problems[0]) and problems[0].line == 3
 
 
 def test_columns_of_json_text_are_opened():
-    messages = [
-        {"role": "user", "content": "Go."},
-        {"role": "assistant", "content": "", "tool_calls": [CALL_FORMS[0]]},
-        {"role": "tool", "tool_call_id": "c1", "content": "Error: no"},
-    ]
+    messages = [says("user", "Go."), says("assistant", tool_calls=[CALL_FORMS[0]]), answered("Error: no")]
     tools = [{"type": "function", "function": {"name": "read", "parameters": {}}}]
     for record in (
         {"messages": json.dumps(messages), "tools": json.dumps(tools)},
@@ -706,8 +549,7 @@ def test_columns_of_json_text_are_opened():
 @pytest.mark.parametrize("between", ["\n", "", "\n\n", ",\n"])
 def test_several_pretty_printed_objects_in_one_file(tmp_path, between):
     chats = [
-        {"messages": [{"role": "user", "content": f"{n} }} {{ \ud83d"}, {"role": "assistant", "content": "ok"}]}
-        for n in range(3)
+        {"messages": [{"role": "user", "content": f"{n} }} {{ \ud83d"}, {"role": "assistant", "content": "ok"}]} for n in range(3)
     ]
     path = tmp_path / "many.json"
     path.write_text(between.join(json.dumps(c, indent=2) for c in chats))
@@ -717,16 +559,8 @@ def test_several_pretty_printed_objects_in_one_file(tmp_path, between):
 
 
 def test_loose_ends_are_counted_in_one_sentence(tmp_path):
-    calls = [{"id": f"c{n}", "function": {"name": "f", "arguments": "{}"}} for n in range(4)]
-    chat = {
-        "messages": [
-            {"role": "assistant", "content": "", "tool_calls": calls},
-            {"role": "tool", "tool_call_id": "c1", "content": "7"},
-            {"role": "tool", "tool_call_id": "z", "content": "8"},
-            {"role": "tool", "tool_call_id": "y", "content": "9"},
-            {"role": "assistant", "content": "well"},
-        ]
-    }
+    results = [answered(text, id) for text, id in (("7", "c1"), ("8", "z"), ("9", "y"))]
+    chat = {"messages": [asked(*(("f", f"c{n}") for n in range(4))), *results, says("assistant", "well")]}
     path, problems = tmp_path / "t.jsonl", []
     path.write_text((json.dumps(chat) + "\n") * 9)
     assert len(list(read_traces(path, on_problem=problems.append))) == 9
@@ -740,80 +574,38 @@ def test_an_eval_archive_is_read(tmp_path):
         "epoch": 1,
         "input": "Q",
         "scores": {"m": {"value": "C"}},
-        "messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}],
+        "messages": [says("user", "Q"), says("assistant", "A")],
     }
     path = tmp_path / "log.eval"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("header.json", json.dumps({"eval": {"model": "m", "task": "t"}}))
         for epoch in (1, 2):
             archive.writestr(f"samples/1_epoch_{epoch}.json", json.dumps(sample | {"epoch": epoch}))
-    assert [(t.trace_id, t.model, t.reward) for t in read_traces(path, strict=True)] == [
-        ("1/1", "m", 1.0),
-        ("1/2", "m", 1.0),
-    ]
+    assert [(t.trace_id, t.model, t.reward) for t in read_traces(path, strict=True)] == [("1/1", "m", 1.0), ("1/2", "m", 1.0)]
     path.write_bytes(path.read_bytes()[:200])
     problems = []
     assert list(read_traces(path, on_problem=problems.append)) == [] and "archive" in str(problems[0])
 
 
 def test_sessions_of_other_agents_as_lists_and_documents(tmp_path):
+    def action(id, call, command):
+        made = {"id": call, "name": "terminal", "arguments": json.dumps({"command": command})}
+        return {"id": id, "source": "agent", "kind": "ActionEvent", "thought": [], "tool_name": "terminal", "tool_call_id": call,
+                "llm_response_id": "r", "tool_call": made}  # fmt: skip
+
+    named = {"tool_name": "terminal", "source": "environment"}
     events = [
-        {
-            "id": "e1",
-            "source": "user",
-            "kind": "MessageEvent",
-            "llm_message": {"role": "user", "content": [{"type": "text", "text": "Make it."}]},
-        },
-        {
-            "id": "e2",
-            "source": "agent",
-            "kind": "ActionEvent",
-            "thought": [],
-            "tool_name": "terminal",
-            "tool_call_id": "c1",
-            "llm_response_id": "r",
-            "tool_call": {"id": "c1", "name": "terminal", "arguments": '{"command": "make"}'},
-        },
-        {
-            "id": "e3",
-            "source": "agent",
-            "kind": "ActionEvent",
-            "thought": [],
-            "tool_name": "terminal",
-            "tool_call_id": "c2",
-            "llm_response_id": "r",
-            "tool_call": {"id": "c2", "name": "terminal", "arguments": '{"command": "ls"}'},
-        },
-        {
-            "id": "e4",
-            "source": "agent",
-            "kind": "AgentErrorEvent",
-            "tool_name": "terminal",
-            "tool_call_id": "c1",
-            "error": "no such tool parameter",
-        },
-        {
-            "id": "e5",
-            "source": "environment",
-            "kind": "UserRejectObservation",
-            "tool_name": "terminal",
-            "tool_call_id": "c2",
-            "rejection_reason": "not now",
-        },
+        {"id": "e1", "source": "user", "kind": "MessageEvent", "llm_message": says("user", block("Make it."))},
+        action("e2", "c1", "make"),
+        action("e3", "c2", "ls"),
+        named | {"id": "e4", "kind": "AgentErrorEvent", "tool_call_id": "c1", "error": "no such tool parameter"},
+        named | {"id": "e5", "kind": "UserRejectObservation", "tool_call_id": "c2", "rejection_reason": "not now"},
     ]
-    for name, value in (
-        ("list.json", events),
-        ("row.jsonl", {"instance_id": "i", "history": events}),
-        ("rows.jsonl", {"events": events}),
-    ):
+    rows = {"list.json": events, "row.jsonl": {"instance_id": "i", "history": events}, "rows.jsonl": {"events": events}}
+    for name, value in rows.items():
         (tmp_path / name).write_text(json.dumps(value))
         [trace] = read_traces(tmp_path / name, strict=True)
-        assert [(t.role, len(t.tool_calls)) for t in trace.turns] == [
-            ("user", 0),
-            ("assistant", 2),
-            ("tool", 0),
-            ("tool", 0),
-        ]
+        assert [(t.role, len(t.tool_calls)) for t in trace.turns] == [("user", 0), ("assistant", 2), ("tool", 0), ("tool", 0)]
         assert [s.context.error_message for s in find_error_sites(trace)] == ["no such tool parameter"]
     items = [
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Run."}]},
@@ -831,8 +623,8 @@ def test_a_compacted_codex_session_is_two_traces(tmp_path):
     def item(payload):
         return {"timestamp": "t", "type": "response_item", "payload": payload}
 
-    def said(role, text):
-        return {"type": "message", "role": role, "content": [{"type": "text", "text": text}]}
+    def said(role, words):
+        return {"type": "message"} | says(role, block(words))
 
     rows = [
         {"type": "session_meta", "payload": {"id": "s"}},
@@ -841,41 +633,21 @@ def test_a_compacted_codex_session_is_two_traces(tmp_path):
         {"type": "compacted", "payload": {"message": "so far", "replacement_history": [said("user", "Go on.")]}},
         item(said("assistant", "Two.")),
     ]
-    (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    traces = list(read_traces(tmp_path / "r.jsonl", strict=True))
-    assert [(t.trace_id, [x.content for x in t.turns]) for t in traces] == [
-        ("s", ["Go.", "One."]),
-        ("s#2", ["Go on.", "Two."]),
-    ]
+    traces = list(read_traces(written(tmp_path / "r.jsonl", rows), strict=True))
+    assert [(t.trace_id, [x.content for x in t.turns]) for t in traces] == [("s", ["Go.", "One."]), ("s#2", ["Go on.", "Two."])]
 
 
 def test_unlike_errors_are_no_streak():
-    def trace(texts):
-        return Trace(
-            "t",
-            tuple(
-                turn
-                for n, text in enumerate(texts)
-                for turn in (
-                    Turn("assistant", tool_calls=(ToolCall("f", {}, f"c{n}"),)),
-                    Turn("tool", text, tool_call_id=f"c{n}", observation=True),
-                )
-            ),
-        )
+    def kinds(texts):
+        steps = [(asked(("f", f"c{n}")), answered(text, f"c{n}")) for n, text in enumerate(texts)]
+        return [s.kind for s in find_error_sites(chat_of(*(message for step in steps for message in step)))]
 
-    assert [
-        s.kind
-        for s in find_error_sites(
-            trace(["Error: certificate expired", "Error: seat 12A is taken", "Error: balance too low"])
-        )
-    ] == ["runtime_error"] * 3
-    same = [
-        f"Traceback (most recent call last):\n  File \"/w/{n}.py\", line {n}, in <module>\nKeyError: 'k{n}'"
-        for n in range(3)
-    ]
-    assert [s.kind for s in find_error_sites(trace(same))] == ["runtime_error", "runtime_error", "repeated_failure"]
-    other = [*same[:2], 'Traceback (most recent call last):\n  File "a"\nFileNotFoundError: [Errno 2] No such file']
-    assert [s.kind for s in find_error_sites(trace(other))] == ["runtime_error"] * 3
+    head = "Traceback (most recent call last):\n  File"
+    same = [f"{head} \"/w/{n}.py\", line {n}, in <module>\nKeyError: 'k{n}'" for n in range(3)]
+    other = [*same[:2], f'{head} "a"\nFileNotFoundError: [Errno 2] No such file']
+    for unlike in (["Error: certificate expired", "Error: seat 12A is taken", "Error: balance too low"], other):
+        assert kinds(unlike) == ["runtime_error"] * 3
+    assert kinds(same) == ["runtime_error", "runtime_error", "repeated_failure"]
 
 
 def test_an_unknown_role_is_named_and_the_record_is_left_out(tmp_path):
@@ -886,30 +658,15 @@ def test_an_unknown_role_is_named_and_the_record_is_left_out(tmp_path):
 
 @pytest.mark.parametrize("form", ["stream", "export"])
 def test_claude_code_without_parents(tmp_path, form):
-    said = [
-        {"type": "user", "message": {"role": "user", "content": "Go."}},
-        {
-            "type": "assistant",
-            "message": {
-                "id": "m1",
-                "role": "assistant",
-                "content": [{"type": "tool_use", "id": "t1", "name": "Bash", "input": {"command": "make"}}],
-            },
-        },
-        {
-            "type": "user",
-            "message": {
-                "role": "user",
-                "content": [
-                    {"type": "tool_result", "tool_use_id": "t1", "is_error": True, "content": "Exit code 2\nno rule"}
-                ],
-            },
-        },
-        {
-            "type": "assistant",
-            "message": {"id": "m2", "role": "assistant", "content": [{"type": "text", "text": "No rule."}]},
-        },
-    ]
+    call = {"type": "tool_use", "id": "t1", "name": "Bash", "input": {"command": "make"}}
+    done = {"type": "tool_result", "tool_use_id": "t1", "is_error": True, "content": "Exit code 2\nno rule"}
+    messages = (
+        says("user", "Go."),
+        says("assistant", [call], id="m1"),
+        says("user", [done]),
+        says("assistant", block("No rule."), id="m2"),
+    )
+    said = [{"type": message["role"], "message": message} for message in messages]
     path = tmp_path / "s.json"
     if form == "export":
         path.write_text(json.dumps({"loglines": said}))
@@ -963,38 +720,35 @@ def run(*args):
 
 
 @pytest.mark.parametrize(
-    "answer, extra, says",
+    "answer, extra, words",
     [
         ({"content": "CALL read(p=1)"}, [], "hold no tool call"),
         ({"content": "", "tool_calls": [CALL_FORMS[0]]}, [], "has a result"),
         ({"content": "Hm."}, [{"role": "tool", "tool_call_id": "z", "content": "7"}], "answers a call"),
     ],
 )
-def test_nothing_of_many_is_an_error_with_the_way_out(tmp_path, answer, extra, says):
-    turns = [{"role": "user", "content": "Go."}] + [{"role": "assistant"} | answer, *extra, {"role": "user", "content": "And?"}] * 12  # noqa: E501
+def test_nothing_of_many_is_an_error_with_the_way_out(tmp_path, answer, extra, words):
+    turns = [says("user", "Go."), *[{"role": "assistant"} | answer, *extra, says("user", "And?")] * 12]
     path = tmp_path / "t.jsonl"
     path.write_text(json.dumps({"messages": turns}))
     for command in (("traces", "show"), ("traces", "show", "--json"), ("hints", "list"), ("hints", "list", "--json")):
         done = run(command[0], command[1], path, *command[2:])
-        assert done.exit_code == 1 and says in done.output and "register a format" in done.output, (command, done.output)
+        assert done.exit_code == 1 and words in done.output and "register a format" in done.output, (command, done.output)
 
 
 def test_show_says_what_was_read(tmp_path):
-    calls = {"role": "assistant", "content": "", "tool_calls": [CALL_FORMS[0]]}
-    good = [calls, {"role": "tool", "tool_call_id": "c1", "content": "7"}, calls, {"role": "user", "content": "And?"}]
-    path = tmp_path / "t.jsonl"
-    loose = {"role": "tool", "tool_call_id": "z", "content": "8"}
-    rows = [{"messages": good + [loose]}, {"messages": [{"role": "user", "content": "Hi"}, {"role": "critic", "content": "Hm"}]}]
-    path.write_text("\n".join(map(json.dumps, rows)))
+    calls, loose, path = says("assistant", tool_calls=[CALL_FORMS[0]]), answered("8", "z"), tmp_path / "t.jsonl"
+    good = [calls, answered("7"), calls, says("user", "And?")]
+    written(path, [{"messages": good + [loose]}, {"messages": [says("user", "Hi"), says("critic", "Hm")]}])
     done = run("traces", "show", path, "--json")
     row = json.loads(next(line for line in done.output.splitlines() if line.startswith("{")))
     assert done.exit_code == 0
-    assert {k: row[k] for k in ("traces", "calls", "results", "unanswered", "loose", "roles")} == {
-        "traces": 1, "calls": 2, "results": 2, "unanswered": 1, "loose": 1, "roles": {"critic": 1}
-    }
+    expected = {"traces": 1, "calls": 2, "results": 2, "unanswered": 1, "loose": 1, "roles": {"critic": 1}}
+    assert {k: row[k] for k in expected} == expected
     assert row["problems"] == 2
     listed = run("hints", "list", path)
-    assert listed.exit_code == 0 and "no error turn was found" in listed.output and "2 calls read, 1 without a result" in listed.output  # noqa: E501
+    assert listed.exit_code == 0
+    assert "no error turn was found" in listed.output and "2 calls read, 1 without a result" in listed.output
 
 
 def test_a_detector_that_knows_nothing_answers_nothing():
@@ -1007,7 +761,14 @@ def test_a_detector_that_knows_nothing_answers_nothing():
         )
         return detector(Trace("t", turns), 1)
 
-    silent = '{"error": null}', '{"error": "", "response": "x"}', '{"id": 7, "status": "open"}', "text", "[]", '{"exit_code": null}'  # noqa: E501
+    silent = (
+        '{"error": null}',
+        '{"error": "", "response": "x"}',
+        '{"id": 7, "status": "open"}',
+        '{"exit_code": null}',
+        "text",
+        "[]",
+    )
     for content in silent:
         assert asked(payload, content) is None and asked(status, content) is None, content
     assert asked(payload, '{"success": true, "error": null}') == CLEAN
@@ -1016,11 +777,155 @@ def test_a_detector_that_knows_nothing_answers_nothing():
 
 
 def test_a_person_between_calls_in_text_is_no_result():
-    call = {"role": "assistant", "content": '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'}
-    go, stop = {"role": "user", "content": "Go."}, {"role": "user", "content": "Error: stop"}
-    trace = read_record({"messages": [go, call, {"role": "tool", "content": "7"}, call, stop]})
+    call = says("assistant", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>')
+    trace = chat_of(call, says("tool", "7"), call, says("user", "Error: stop"))
     assert [t.observation for t in trace.turns] == [False, False, True, False, False] and find_error_sites(trace) == []
-    quote = {"role": "user", "content": "<tool_response>Error: x"}
-    seven = {"role": "user", "content": "7"}
-    quoted = read_record({"messages": [go, call, seven, {"role": "assistant", "content": "Well?"}, quote]})
+    quoted = chat_of(call, says("user", "7"), says("assistant", "Well?"), says("user", "<tool_response>Error: x"))
     assert [t.observation for t in quoted.turns] == [False, False, True, False, False]
+
+
+def test_a_call_that_is_answered_behind_a_later_turn_is_answered():
+    results = [answered(f"Error: {id}", id) for id in "xyz"]
+    chat = chat_of(*(asked((name, id)) for name, id in ("ax", "by", "cz")), *results)
+    assert tally(chat)["unanswered"] == 0 and [s.context.tool_name for s in find_error_sites(chat)] == ["a", "b", "c"]
+    assert tally(chat_of(asked(("a", "x")), asked(("b", "y")), asked(("c", "z")), *results[1:]))["unanswered"] == 1
+
+
+@pytest.mark.parametrize("ids", [("x", "y"), (None, None)])
+@pytest.mark.parametrize("key", ["content", "output", "result"])
+def test_a_message_that_lists_the_results_of_several_calls(ids, key):
+    listed = [{"name": "a", key: {"n": 1}, "tool_call_id": "x"}, {"name": "b", key: "Error: no", "tool_call_id": "y"}]
+    chat = chat_of(asked(("a", ids[0]), ("b", ids[1])), says("tool", json.dumps(listed)))
+    assert [t.content for t in chat.turns if t.role == "tool"] == ['{"n":1}', "Error: no"]
+    assert [s.context.tool_name for s in find_error_sites(chat)] == ["b"] and tally(chat)["unanswered"] == 0
+
+
+@pytest.mark.parametrize(
+    "calls, listed",
+    [
+        ([("a", "x")], [{"name": "a", "content": "1"}, {"name": "a", "content": "2"}]),  # one call that gives a list
+        ([("a", "x"), ("b", "y")], [{"name": "Ann", "content": "1"}, {"name": "Bob", "content": "2"}]),
+        ([("a", "x"), ("b", "y")], [{"name": "a", "size": 1}, {"name": "b", "size": 2}]),
+    ],
+)
+def test_a_result_that_is_a_list_stays_one(calls, listed):
+    chat = chat_of(asked(*calls), answered(json.dumps(listed), "x"))
+    assert [t.content for t in chat.turns if t.role == "tool"] == [json.dumps(listed)]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"eval": {"model": "m"}, "samples": []},
+        {"simulations": []},
+        [],
+        {"type": "user", "uuid": "u", "sessionId": "s", "message": {"role": "user", "content": "Hello"}},
+    ],
+)
+def test_a_file_that_gives_no_trace_says_so(tmp_path, value):
+    path, problems = tmp_path / "t.json", []
+    path.write_text(json.dumps(value))
+    assert list(read_traces(path, on_problem=problems.append)) == [] and "no trace" in str(problems[0])
+
+
+@pytest.mark.parametrize("form", ["openhands", "gemini"])
+def test_a_session_without_an_answer_beside_others_is_said(tmp_path, form):
+    def row(*messages):
+        if form == "gemini":
+            return {
+                "sessionId": "s",
+                "projectHash": "p",
+                "messages": [{"id": f"{n}", "type": r, "content": "x"} for n, r in enumerate(messages)],
+            }
+        kinds = [
+            {"id": r, "source": r, "kind": "MessageEvent", "llm_message": says(r.replace("gemini", "assistant"), "x")}
+            for r in messages
+        ]
+        return {"events": kinds}
+
+    problems = []
+    path = written(tmp_path / "rows.jsonl", [row("user", "gemini"), row("user"), row("user", "gemini")])
+    assert len(list(read_traces(path, on_problem=problems.append))) == 2
+    assert len(problems) == 1 and "no answer" in str(problems[0])
+
+
+def test_claude_code_without_ids_of_calls(tmp_path):
+    call = {"type": "tool_use", "name": "Bash", "input": {"command": "make"}}
+    done = {"type": "tool_result", "is_error": True, "content": "Exit code 2\nmake: no rule"}
+    rows = [("u1", None, "user", "Go."), ("a1", "u1", "assistant", [call]), ("u2", "a1", "user", [done])]
+    path = written(tmp_path / "s.jsonl", [line(*row) for row in rows])
+    [trace] = read_traces(path, strict=True)
+    assert [s.context.tool_name for s in find_error_sites(trace)] == ["Bash"] and tally(trace)["unanswered"] == 0
+
+
+def test_qwen_code_writes_gemini_s_parts_into_claude_code_s_lines(tmp_path):
+    call = {"functionCall": {"id": "c1", "name": "read_file", "args": {"path": "a"}}}
+    done = {"functionResponse": {"id": "c1", "name": "read_file", "response": {"error": "File not found: a"}}}
+    rows = [
+        ("user", "user", [{"text": "Go."}]),
+        ("assistant", "model", [{"text": "I look.", "thought": True}, call]),
+        ("tool_result", "user", [done]),
+        ("assistant", "model", [{"text": "It is not there."}]),
+    ]
+    lines = [
+        line(f"u{n}", f"u{n - 1}" if n else None, kind, "") | {"message": {"role": role, "parts": parts}}
+        for n, (kind, role, parts) in enumerate(rows)
+    ]
+    path = written(tmp_path / "q.jsonl", lines)
+    [trace] = read_traces(path, strict=True)
+    assert [(t.role, t.content, t.thinking) for t in trace.turns] == [
+        ("user", "Go.", None),
+        ("assistant", "", "I look."),
+        ("tool", "File not found: a", None),
+        ("assistant", "It is not there.", None),
+    ]
+    assert [s.context.tool_name for s in find_error_sites(trace)] == ["read_file"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"meta": {"seed": 1}, "logs": {"7": {"query": "Q", "turn_history": {"actions": ["ls"], "observations": ["a"]}}}},
+        {"7": {"environment": "ic_bash", "query": "Q", "trajectory": [{"action": "ls", "observation": "a"}]}},
+        {
+            "7": {
+                "query": "Q",
+                "turn_history": {"actions": ["ls"], "observations": ["a"]},
+                "summary": {"max_reward": {"a": 0.3}},
+                "info": {"reward": {"a": 0.3}},
+            }
+        },
+    ],
+)
+def test_result_files_of_intercode(tmp_path, value):
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(value))
+    [trace] = read_traces(path, strict=True)
+    assert trace.trace_id == "7" and [t.content for t in trace.turns] == ["Q", "ls", "a"]
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("<tool_use_error>File has not been read yet.</tool_use_error>", "File has not been read yet."),
+        ("<error_message>the id is unknown</error_message>", "the id is unknown"),
+        ("<error>\nquota used up\n</error>", "quota used up"),
+        ("bash failed for `ls`: no such process", "bash failed for `ls`: no such process"),
+        ("bash failed with a signal", "bash failed with a signal"),
+    ],
+)
+def test_a_tag_or_the_tool_s_own_name_marks_an_error(content, message):
+    assert outcome(content) == ("runtime_error", message)
+
+
+@pytest.mark.parametrize(
+    "content, tool",
+    [
+        ("<error></error>", "bash"),
+        ("<error>code 5</error>", "read_file"),
+        ("<error>seen</error>\nall is well", "bash"),
+        ("read failed for others", "bash"),
+    ],
+)
+def test_a_tag_that_marks_nothing(content, tool):
+    assert outcome(content, tool, {"path": "a.xml"}) is None

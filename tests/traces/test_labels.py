@@ -31,11 +31,7 @@ FILES = [
 
 # Where the labels are wrong, looked at one by one. `tool_msg_index` -> why.
 WRONG = {
-    (
-        "sweagent_demos_and_tests",
-        "sweagent-31030b20",
-        2,
-    ): "labelled, but it is the task's own text, which quotes a SyntaxError",
+    ("sweagent_demos_and_tests", "sweagent-31030b20", 2): "labelled, but it is the task's own text, which quotes a SyntaxError",
     ("sweagent_demos_and_tests", "sweagent-1a3b72a0", 3): "not labelled, but `strings` answers 'No such file'",
     ("sweagent_demos_and_tests", "sweagent-5b47d519", 3): "not labelled, but the terminal answers EXECUTION TIMED OUT",
     ("sweagent_demos_and_tests", "sweagent-7d97bad6", 35): "not labelled, but the terminal answers EXECUTION TIMED OUT",

@@ -29,9 +29,7 @@ def attempt(id, action, answer, reward, *more, task="cats"):
 
 
 def site(trace, turn=1):
-    return ErrorSite(
-        trace.trace_id, turn, turn + 1, turn, turn + 1, "runtime_error", HintContext("runtime_error", "Error")
-    )
+    return ErrorSite(trace.trace_id, turn, turn + 1, turn, turn + 1, "runtime_error", HintContext("runtime_error", "Error"))
 
 
 def index_of(*pairs):
@@ -104,11 +102,7 @@ def test_the_state_leaves_out_thinking_ids_and_white_space_and_nothing_else():
     ):
         assert keys(1, **same) == base
     assert keys(0, content="Where  is\nthe cat? ") == base
-    for other in (
-        dict(content="I open it."),
-        dict(tool_calls=(ToolCall("open", {"n": 2, "box": "grey"}),)),
-        dict(tool_calls=()),
-    ):
+    for other in (dict(content="I open it."), dict(tool_calls=(ToolCall("open", {"n": 2, "box": "grey"}),)), dict(tool_calls=())):
         assert keys(1, **other)[1] == base[1] and keys(1, **other)[3] != base[3]
     assert keys(2, content="Error: no such bag")[3] != base[3]
     assert keys(0, role="system")[1] != base[1]
@@ -131,10 +125,7 @@ def test_keys_are_the_same_in_every_process():
         len(
             {
                 subprocess.run(
-                    [sys.executable, "-c", code],
-                    env=os.environ | {"PYTHONHASHSEED": s},
-                    check=True,
-                    capture_output=True,
+                    [sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": s}, check=True, capture_output=True
                 ).stdout
                 for s in ("0", "1", "999")
             }
@@ -169,9 +160,7 @@ turn = st.one_of(
     st.builds(
         lambda n, a: Turn("assistant", tool_calls=(ToolCall(n, a),)),
         content,
-        st.one_of(
-            content, st.dictionaries(content, st.one_of(content, st.integers(), st.floats(), st.none()), max_size=3)
-        ),
+        st.one_of(content, st.dictionaries(content, st.one_of(content, st.integers(), st.floats(), st.none()), max_size=3)),
     ),
 )
 
@@ -208,8 +197,7 @@ def test_keys_are_equal_exactly_where_histories_are(first, second, common):
 
 @pytest.mark.data
 @pytest.mark.parametrize(
-    "name, some",
-    [("tau2_airline_multimodel", True), ("tau2_telecom_multimodel", False), ("taubench_airline_gpt4o", True)],
+    "name, some", [("tau2_airline_multimodel", True), ("tau2_telecom_multimodel", False), ("taubench_airline_gpt4o", True)]
 )
 def test_shared_states_of_real_traces_are_those_of_a_naive_comparison(shared_data, name, some):
     from composer_replication.traces.read import read_traces
@@ -253,8 +241,7 @@ def test_intercode_siblings_and_pairs(shared_data):
     assert {p.source.split(":")[1] for p in pairs} == {"error", "reward"}
     # every two attempts part at one state only, so each pair of attempts gives a trace at most one pair
     assert all(
-        len({p.source for p in pairs if p.trace_id == t.trace_id})
-        == len([p for p in pairs if p.trace_id == t.trace_id])
+        len({p.source for p in pairs if p.trace_id == t.trace_id}) == len([p for p in pairs if p.trace_id == t.trace_id])
         for t in traces[:60]
     )
     assert len(list(combinations(tasks[traces[0].task_id], 2))) >= 1

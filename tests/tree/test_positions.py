@@ -158,9 +158,7 @@ def test_trunks_and_branches_under_padding_are_plain_forwards(family, lead):
     batch = pack_trees(TREES, 0, list(lead), max(n + len(t.ids) for n, t in zip(lead, TREES)))
     with torch.no_grad():
         hidden, cache = forward_trunk(model, batch)
-        branches = {
-            method: forward_branches(model, batch, method=method, kinds=("hint",)) for method in ("two_pass", "rows")
-        }
+        branches = {method: forward_branches(model, batch, method=method, kinds=("hint",)) for method in ("two_pass", "rows")}
         branches["cache"] = forward_branches(model, batch, cache, kinds=("hint",))
         head = lm_head(model)
         for row, (n, t) in enumerate(zip(lead, TREES)):

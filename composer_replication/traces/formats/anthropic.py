@@ -28,7 +28,7 @@ def judged(turn: Turn, reasons: dict) -> Turn:
     reason = as_text(reasons[turn.tool_call_id])
     return replace(turn, failed=reason is not None, fail_reason=reason)
 
-# %% ../../../nbs/traces/formats/04_anthropic.ipynb #64521ed4
+
 @register_format("anthropic", is_blocks)
 def read_anthropic(record: dict, trace_id: str) -> Trace:
     "A chat in Anthropic content blocks, moatless' verdicts included."

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...core.trace import Trace, TraceProblem, Turn
-from ..calls_in_text import object_call
-from .base import as_list, as_text, flag_of, new_trace, register_format, result_content, text_of
+from .base import as_list, as_text, flag_of, named_call, new_trace, register_format, result_content, text_of
 
 # %% ../../../nbs/traces/formats/16_atif.ipynb #79817dd9
 SOURCES = {"user": "user", "agent": "assistant", "system": "system"}
@@ -22,9 +21,7 @@ def step_turns(step: dict, index: int) -> Iterator[Turn]:
     source = step.get("source")
     if source not in SOURCES:
         raise TraceProblem(f"step {index + 1} is of the source {source!r}", "use user, agent or system")
-    calls = tuple(object_call(c | {"id": c.get("tool_call_id")}) for c in as_list(step.get("tool_calls"), "the list of tool calls"))
-    if None in calls:
-        raise TraceProblem(f"a tool call of step {index + 1} names no function", "record it again")
+    calls = tuple(named_call(c | {"id": c.get("tool_call_id")}) for c in as_list(step.get("tool_calls"), "the list of tool calls"))
     text = text_of(step.get("message"))
     results = as_list((step.get("observation") or {}).get("results"), "the list of results")
     if source == "agent" or text or not results:

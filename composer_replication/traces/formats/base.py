@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['FORMATS', 'UNREADABLE', 'TEXT', 'FLAG', 'COLUMNS', 'TEXTS', 'ROLES', 'RESULTS', 'CALLS', 'THOUGHTS', 'ANSWER',
-           'CHATS', 'Format', 'register_format', 'sound', 'checked', 'opened', 'recognise', 'read_record', 'block_text',
-           'text_of', 'as_list', 'as_text', 'as_reward', 'tool_of', 'new_trace', 'role_of', 'plain_message', 'flag_of',
-           'result_content', 'tool_turn', 'chat_calls', 'message_turns', 'results_in_text', 'with_calls_in_text',
-           'chat_turns', 'is_messages', 'messages_of', 'is_chat', 'gold_text', 'with_tools']
+           'CHATS', 'Format', 'register_format', 'checked', 'opened', 'recognise', 'read_record', 'attempt',
+           'block_text', 'text_of', 'as_list', 'as_text', 'as_reward', 'tool_of', 'new_trace', 'role_of',
+           'plain_message', 'flag_of', 'result_content', 'tool_turn', 'named_call', 'chat_calls', 'message_turns',
+           'results_in_text', 'with_calls_in_text', 'chat_turns', 'is_messages', 'messages_of', 'is_chat', 'gold_text',
+           'with_tools']
 
 # %% ../../../nbs/traces/formats/00_base.ipynb #3029e8dc
 import re
@@ -18,7 +19,7 @@ from typing import Any
 import orjson
 
 from ...core.trace import ToolCall, Trace, TraceProblem, Turn
-from ..calls_in_text import calls_in_text, object_call
+from ..calls_in_text import calls_in_text, object_call, value_of
 
 # %% ../../../nbs/traces/formats/00_base.ipynb #5bf4c0d8
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Format:
 
 FORMATS: list[Format] = []
 
-# %% ../../../nbs/traces/formats/00_base.ipynb #49294cf7
+
 def register_format(
     name: str,
     matches: Callable[[dict], bool],  # whether a record is of this format
@@ -54,27 +55,20 @@ UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError, Recur
 
 TEXT, FLAG = (str, type(None)), (bool, type(None))
 
-# %% ../../../nbs/traces/formats/00_base.ipynb #bacf59cf
-def sound(turn: Turn) -> bool:
-    "Whether every field of a turn is of the type that the schema says."
-    return (type(turn.content) is str and type(turn.source_index) is int and type(turn.observation) is bool
-            and type(turn.failed) in FLAG and type(turn.thinking) in TEXT and type(turn.tool_call_id) in TEXT
-            and type(turn.name) in TEXT and type(turn.fail_reason) in TEXT
-            and all(type(c.name) is str and type(c.arguments) in (dict, str) and type(c.id) in TEXT for c in turn.tool_calls)
-            and all(type(v) is int and v >= 0 for v in turn.token_ids or ())
-            and all(type(v) in (int, float) for v in turn.logprobs or ())
-            and (turn.logprobs is None or len(turn.logprobs) == len(turn.token_ids or ())))
 
-# %% ../../../nbs/traces/formats/00_base.ipynb #dbd09189
 def checked(trace: Trace) -> Trace:
     "The trace, every field of the type that the schema says. Raises TypeError otherwise."
-    texts = (trace.task_id, trace.model, trace.source, trace.gold)
     if not (type(trace.trace_id) is str and type(trace.format) is str and type(trace.reward) in (float, type(None))
-            and all(type(v) in TEXT for v in texts) and all(type(t["function"]["name"]) is str for t in trace.tools)):
+            and all(type(v) in TEXT for v in (trace.task_id, trace.model, trace.source, trace.gold))
+            and all(type(t["function"]["name"]) is str for t in trace.tools)):
         raise TypeError("an id, a reward or a tool is of the wrong type")
-    for turn in trace.turns:
-        if not sound(turn):
-            raise TypeError(f"a field of message {turn.source_index} is of the wrong type")
+    for t in trace.turns:
+        if not (type(t.content) is str and type(t.source_index) is int and type(t.observation) is bool and type(t.failed) in FLAG
+                and all(type(v) in TEXT for v in (t.thinking, t.tool_call_id, t.name, t.fail_reason))
+                and all(type(c.name) is str and type(c.arguments) in (dict, str) and type(c.id) in TEXT for c in t.tool_calls)
+                and all(type(v) is int and v >= 0 for v in t.token_ids or ()) and all(type(v) in (int, float) for v in t.logprobs or ())
+                and (t.logprobs is None or len(t.logprobs) == len(t.token_ids or ()))):
+            raise TypeError(f"a field of message {t.source_index} is of the wrong type")
     return trace
 
 # %% ../../../nbs/traces/formats/00_base.ipynb #7fc781a8
@@ -109,7 +103,7 @@ def recognise(record: Any) -> Format | None:
             return False
     return next((f for f in FORMATS if matches(f)), None) if isinstance(record, dict) else None
 
-# %% ../../../nbs/traces/formats/00_base.ipynb #11251de3
+
 def read_record(
     record: Any,  # one parsed JSON value
     trace_id: str = "trace",  # its id, where the record has none
@@ -120,13 +114,29 @@ def read_record(
     if format is None or format.lines:
         keys = f"keys {', '.join(map(str, list(record)[:6]))}" if isinstance(record, dict) else f"a {type(record).__name__}"
         raise TraceProblem(f"this record is of no known trace format ({keys})", "pass agent traces, or register a format")
+    [made] = attempt(lambda: format.read(record, trace_id), f"this {format.name} record", answered=False)
+    if isinstance(made, TraceProblem):
+        raise made
+    return made
+
+
+def attempt(
+    make: Callable[[], Trace],
+    what: str,  # is read, for the problem's sentence
+    line: int | None = None,
+    answered: bool | None = True,  # without a turn of the assistant it is a problem; None: passed over; False: a trace like others
+) -> Iterator[Trace | TraceProblem]:
+    "The trace that `make` gives, or the problem that keeps it from being read."
     try:
-        return checked(format.read(record, trace_id))
-    except TraceProblem:
-        raise
+        trace = checked(make())
+        if answered is False or any(t.role == "assistant" for t in trace.turns):
+            yield trace
+        elif answered:
+            yield TraceProblem(f"{what} holds no answer of the model", "leave it out", line=line)
+    except TraceProblem as problem:
+        yield TraceProblem(problem.what, problem.remedy, line=line)
     except UNREADABLE as error:
-        detail = f"{type(error).__name__}: {error}"[:120]
-        raise TraceProblem(f"this {format.name} record is damaged ({detail})", "leave it out or record it again") from error
+        yield TraceProblem(f"{what} is damaged ({f'{type(error).__name__}: {error}'[:120]})", "leave it out or record it again", line=line)
 
 # %% ../../../nbs/traces/formats/00_base.ipynb #ff77dab2
 def block_text(block: dict) -> str:
@@ -151,7 +161,7 @@ def text_of(content: Any) -> str:
                          if isinstance(b, str) or b.get("type") in TEXTS or ("type" not in b and ("text" in b or "content" in b)))
     raise TraceProblem(f"the content of a message is a {type(content).__name__}", "write text or a list of blocks")
 
-# %% ../../../nbs/traces/formats/00_base.ipynb #93c35d55
+
 def as_list(value: Any, what: str) -> list:
     "The value if it is a list, an empty list for None. Raises `TraceProblem` otherwise."
     if value is None:
@@ -165,11 +175,11 @@ def as_text(value: Any) -> str | None:
     "An id or a name as text; None stays None."
     return None if value is None else value if isinstance(value, str) else str(value)
 
-# %% ../../../nbs/traces/formats/00_base.ipynb #28fecc93
+
 def as_reward(value: Any) -> float | None:
-    "A reward as a number; None stays None. Raises `TraceProblem` otherwise."
-    if value is None or isinstance(value, bool | int | float):
-        return None if value is None else float(value)
+    "A reward as a number; None stays None, and parts by name are no one number. Raises `TraceProblem` otherwise."
+    if value is None or isinstance(value, bool | int | float | dict):
+        return None if value is None or isinstance(value, dict) else float(value)
     raise TraceProblem(f"the reward is {str(value)[:40]!r}", "give a number or null")
 
 # %% ../../../nbs/traces/formats/00_base.ipynb #cf0b32d2
@@ -274,15 +284,12 @@ RESULTS = "content", "output", "result", "response", "value"
 def tool_turn(
     result: dict,  # a message in role tool, or a block that holds a result
     index: int,  # its position in the record
-    text: str | None = None,  # where it is known already
 ) -> Turn:
     "A result as a turn."
     failed, reason = flag_of(result)
     inner = next((result[key] for key in RESULTS if result.get(key) is not None), None)
-    if isinstance(inner, dict) and str(inner.get("type", "")).startswith(("error-", "execution-denied")):
-        failed = True
-    if text is None:
-        text = result_content(inner)
+    failed = True if isinstance(inner, dict) and str(inner.get("type", "")).startswith(("error-", "execution-denied")) else failed
+    text = result_content(inner)
     given = next((as_text(result[key]) for key in ("tool_call_id", "tool_use_id", "toolUseId", "toolCallId", "call_id", "callId", "id")
                   if isinstance(result.get(key), str | int)), None)
     name = next((result[key] for key in ("name", "toolName", "tool_name", "function") if isinstance(result.get(key), str)), None)
@@ -292,6 +299,13 @@ def tool_turn(
 # %% ../../../nbs/traces/formats/00_base.ipynb #3905e32c
 CALLS = "tool_use", "tool-call", "tool_call", "function_call", "server_tool_use", "mcp_tool_use", "toolCall"
 THOUGHTS = "thinking", "reasoning", "redacted_thinking", "reasoning_text"
+
+
+def named_call(value: Any) -> ToolCall:
+    "A call as recorded. Raises `TraceProblem` where it names no function."
+    if (call := object_call(value)) is None:
+        raise TraceProblem(f"a tool call names no function ({str(value)[:60]})", "record it again")
+    return call
 
 
 def chat_calls(message: dict) -> list[ToolCall]:
@@ -304,39 +318,37 @@ def chat_calls(message: dict) -> list[ToolCall]:
     if not listed:
         old = message.get("function_call") or extra.get("function_call")
         listed = [old] if old else []
-    calls = [object_call(c) for c in listed]
-    if None in calls:
-        raise TraceProblem(f"a tool call names no function ({str(listed[calls.index(None)])[:60]})", "record it again")
-    return calls
+    return [named_call(c) for c in listed]
 
 
-def _part(block: dict) -> tuple[str, Any]:
-    "What a block is: text, thinking, a call, a result, or both of the last; with what it holds."
-    kind = block.get("type")
+def _parts(block: dict) -> list[tuple[str, Any]]:
+    "What a block holds: text, thinking, a call, a result, or a call with its result."
+    kind, call, done = block.get("type"), None, None
     if kind in TEXTS or (kind is None and isinstance(block.get("text"), str)):
-        return ("thinking", block["text"]) if block.get("thought") is True else ("text", block_text(block))
+        return [("thinking", block["text"]) if block.get("thought") is True else ("text", block_text(block))]
     if kind in THOUGHTS:
-        said = next((block[key] for key in ("thinking", "reasoning", "text", "content") if isinstance(block.get(key), str)), "")
-        return "thinking", said
-    if kind == "tool_use" and "result" in block and "tool_type" in block:  # inspect_ai's, of tools that the provider runs
-        return "both", (block, block)
+        return [("thinking", next((block[key] for key in ("thinking", "reasoning", "text", "content") if isinstance(block.get(key), str)), ""))]
     if kind in CALLS or "toolUse" in block or "functionCall" in block:
-        return "call", block
-    if "toolResult" in block or "functionResponse" in block:
-        return "result", block.get("toolResult") or block.get("functionResponse")
-    if kind == "tool" and isinstance(block.get("state"), dict):  # opencode's
+        call, done = block, block if kind == "tool_use" and "result" in block and "tool_type" in block else None  # inspect_ai's, run by the provider
+    elif "toolResult" in block:
+        done = block["toolResult"]
+    elif "functionResponse" in block:  # Google's
+        done, given = block["functionResponse"], block["functionResponse"].get("response")
+        texts = {key: given[key] for key in ("error", "output") if isinstance(given.get(key), str) and given[key]} if isinstance(given, dict) else {}
+        done |= {"content": next(iter(texts.values())), "error": texts.get("error")} if texts else {}
+    elif kind == "tool" and isinstance(block.get("state"), dict):  # opencode's
         state, named = block["state"], {"toolName": block.get("tool"), "id": block.get("callID")}
-        done = {"toolCallId": block.get("callID"), "toolName": block.get("tool")} | {k: state[k] for k in ("output", "error", "metadata", "status") if k in state}
-        return ("both", (named | {"input": state.get("input")}, done)) if state.get("status") in ("completed", "error") else ("call", named | {"input": state.get("input")})
-    if kind == "tool-invocation" and isinstance(block.get("toolInvocation"), dict):
-        block = block["toolInvocation"]
-        return ("both" if block.get("state") == "result" else "call"), (block, block) if block.get("state") == "result" else block
-    if isinstance(kind, str) and ("state" in block or "toolCallId" in block) and (kind == "dynamic-tool" or kind.startswith("tool-")) and kind != "tool-result":
+        call = named | {"input": state.get("input")}
+        done = named | {k: state[k] for k in ("output", "error", "metadata", "status") if k in state} if state.get("status") in ("completed", "error") else None
+    elif kind == "tool-invocation" and isinstance(block.get("toolInvocation"), dict):
+        call = block["toolInvocation"]
+        done = call if call.get("state") == "result" else None
+    elif isinstance(kind, str) and (kind in ("tool-result", "function_call_output") or kind.endswith(("tool_result", "tool_response"))):
+        done = block
+    elif isinstance(kind, str) and ("state" in block or "toolCallId" in block) and (kind == "dynamic-tool" or kind.startswith("tool-")):
         call = {"toolName": block.get("toolName") or kind.removeprefix("tool-"), "input": block.get("input", block.get("rawInput")), "id": block.get("toolCallId")}
-        return ("both", (call, block)) if str(block.get("state")).startswith("output-") else ("call", call)
-    if isinstance(kind, str) and (kind in ("tool-result", "function_call_output") or kind.endswith(("tool_result", "tool_response"))):
-        return "result", block
-    return "", None  # pictures and the like
+        done = block if str(block.get("state")).startswith("output-") else None
+    return [part for part in (("call", call), ("result", done)) if part[1] is not None]  # none for pictures and the like
 
 
 def message_turns(
@@ -352,47 +364,37 @@ def message_turns(
     content = message.get("content", message.get("value"))
     if content in (None, [], "") and isinstance(message.get("parts"), list):
         content = message["parts"]
-    blocks = content if isinstance(content, list) else []
-    parts = [("text", b) if isinstance(b, str) else _part(b) for b in blocks]
+    parts = [("text", text_of(content))] if not isinstance(content, list) else [
+        part for b in content for part in ([("text", b)] if isinstance(b, str) else _parts(b))]
     if role == "tool" and not any(kind == "result" for kind, _ in parts):
         if isinstance(content, (int, float)):
             raise TraceProblem(f"the content of a message is a {type(content).__name__}", "write text or a list of blocks")
         yield tool_turn({"content": content} | message, index)
         return
-    if not isinstance(content, list):
-        parts = [("text", text_of(content))]
-    calls, text, thinking, results = [], [], [], []
     reasoning = message.get("reasoning_content") or message.get("reasoning") if role == "assistant" else None
-    if reasoning:
-        thinking.append(text_of(reasoning))
+    said, calls, results = {"text": [], "thinking": [text_of(reasoning)] if reasoning else []}, [], []
     if raw in ("function_call", "tool_call"):
-        found, text = calls_in_text(f"<tool_call>{text_of(content)}</tool_call>")[1], []
-        calls, parts = list(found or [ToolCall("", text_of(content))]), []
+        calls = list(calls_in_text(f"<tool_call>{text_of(content)}</tool_call>")[1] or [ToolCall("", text_of(content))])
+        parts = []
 
     def own():
-        if role == "assistant" or text or not results:
-            yield Turn("assistant" if role == "assistant" else role, "\n".join(text), "\n".join(t for t in thinking if t) or None, tuple(calls),
-                       source_index=index)
+        if role == "assistant" or said["text"] or not results:
+            yield Turn(role, "\n".join(said["text"]), "\n".join(filter(None, said["thinking"])) or None, tuple(calls), source_index=index)
 
     for kind, part in parts:
-        if role == "assistant" and results and kind:
+        if role == "assistant" and results:
             yield from (*own(), *results)
-            calls, text, thinking, results = [], [], [], []
-        if kind == "text":
-            text.append(part)
-        elif kind == "thinking":
-            thinking.append(part)
-        elif kind in ("call", "both"):
-            call = object_call(part[0] if kind == "both" else part)
-            if call is None:
-                raise TraceProblem(f"a tool call of message {index} names no function", "record it again")
-            calls.append(call)
-        if kind in ("result", "both"):
-            results.append(tool_turn(part[1] if kind == "both" else part, index))
+            said, calls, results = {"text": [], "thinking": []}, [], []
+        if kind == "result":
+            results.append(tool_turn(part, index))
+        elif kind == "call":
+            calls.append(named_call(part))
+        else:
+            said[kind].append(part)
     if role == "assistant":
-        calls += chat_calls(message) if not any(kind in ("call", "both") for kind, _ in parts) else []
+        calls += chat_calls(message) if not any(kind == "call" for kind, _ in parts) else []
         for done in as_list(message.get("toolInvocations"), "the list of invocations") if not calls else ():
-            calls.append(object_call(done))
+            calls.append(named_call(done))
             results += [tool_turn(done, index)] if done.get("state") == "result" else []
         yield from (*own(), *results)
     else:
@@ -436,7 +438,7 @@ def with_calls_in_text(turns: Sequence[Turn]) -> list[Turn]:
 
 def chat_turns(messages: Any, start: int = 0) -> Iterator[Turn]:
     "The turns of a list of chat messages, positions counted from `start`."
-    turns = []
+    turns, calls = [], ()
     for index, message in enumerate(as_list(messages, "the message list"), start):
         if isinstance(message, str):  # some save each message as JSON text
             try:
@@ -446,7 +448,18 @@ def chat_turns(messages: Any, start: int = 0) -> Iterator[Turn]:
         if not isinstance(message, dict):
             raise TraceProblem(f"message {index} is a {type(message).__name__}", "write messages as objects")
         turns += message_turns(message, index)
-    yield from with_calls_in_text(turns)
+    for turn in with_calls_in_text(turns):
+        calls = turn.tool_calls if turn.role == "assistant" else calls
+        yield from _results_apart(turn, calls) if turn.role == "tool" and len(calls) > 1 else [turn]
+
+
+def _results_apart(turn: Turn, calls: Sequence[ToolCall]) -> list[Turn]:
+    "A result as one turn for each call of several that its text lists results of, by name or id."
+    listed = value_of(turn.content) if turn.content.lstrip().startswith("[") else None
+    several = isinstance(listed, list) and len(listed) > 1 and all(
+        isinstance(r, dict) and any(key in r for key in RESULTS) and any(c.name == r.get("name") or c.id and c.id == r.get("tool_call_id") for c in calls)
+        for r in listed)
+    return [tool_turn(r, turn.source_index) for r in listed] if several else [turn]
 
 # %% ../../../nbs/traces/formats/00_base.ipynb #e7aaf2dd
 CHATS = "messages", "traj", "trajectory", "chat"

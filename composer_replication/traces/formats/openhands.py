@@ -7,10 +7,11 @@ __all__ = ['RESULT_EVENTS', 'events_of', 'is_event', 'event_call', 'result_turn'
 
 # %% ../../../nbs/traces/formats/17_openhands.ipynb #3040031b
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from ...core.trace import ToolCall, Trace, TraceProblem, Turn
 from ..calls_in_text import object_call
-from .base import UNREADABLE, as_text, chat_turns, checked, flag_of, register_format, text_of, tool_of
+from .base import as_text, attempt, chat_turns, flag_of, register_format, text_of, tool_of
 
 # %% ../../../nbs/traces/formats/17_openhands.ipynb #33d532e8
 RESULT_EVENTS = "ObservationEvent", "AgentErrorEvent", "UserRejectObservation", "UserRejectObservationEvent"
@@ -47,10 +48,8 @@ def result_turn(event: dict, index: int) -> Turn:
     seen = event["observation"]
     failed, reason = flag_of(seen)
     inner = flag_of({k: v for k, v in seen.items() if k not in ("is_error", "error")})
-    if not failed and inner[0]:  # an exit status says more than a flag that is not set
-        failed, reason = inner
-    if failed and inner[0] and inner[1]:
-        reason = inner[1]
+    if inner[0]:  # an exit status says more than a flag
+        failed, reason = True, inner[1] or reason
     text = text_of(next((seen[key] for key in ("content", "output", "message") if seen.get(key)), None))
     return Turn("tool", text, tool_call_id=id, name=name, observation=True, failed=failed, fail_reason=reason, source_index=index)
 
@@ -94,16 +93,11 @@ def read_events(
     whole = [(p, r) for p, r in lines if is_event(r)]
     parts = [({}, whole)] if whole else []
     parts += [(r, list(enumerate(events))) for _, r in lines if (events := events_of(r))]
-    for number, (record, events) in enumerate(parts, 1):
-        try:
-            tools = next((e["tools"] for _, e in events if e.get("kind") == "SystemPromptEvent" and isinstance(e.get("tools"), list)), [])
-            offered = tuple(t for t in map(tool_of, tools) if isinstance(t.get("function"), dict) and isinstance(t["function"].get("name"), str))
-            turns = tuple(event_turns(events))
-            name = as_text(record.get("trace_id") or record.get("instance_id") or record.get("id")) or (trace_id if number == 1 else f"{trace_id}-{number}")
-            if turns:
-                yield checked(Trace(name, turns, tools=offered, task_id=as_text(record.get("instance_id")), format="openhands"))
-            else:
-                yield TraceProblem("these events hold no messages", "leave the file out", line=lines[0][0] + 1)
-        except UNREADABLE as error:
-            detail = f"{type(error).__name__}: {error}"[:120]
-            yield TraceProblem(f"these events are damaged ({detail})", "leave them out or export them again", line=lines[0][0] + 1)
+    def read(number: int, record: dict, events: list) -> Trace:
+        tools = next((e["tools"] for _, e in events if e.get("kind") == "SystemPromptEvent" and isinstance(e.get("tools"), list)), [])
+        offered = tuple(t for t in map(tool_of, tools) if isinstance(t.get("function"), dict) and isinstance(t["function"].get("name"), str))
+        name = as_text(record.get("trace_id") or record.get("instance_id") or record.get("id")) or (trace_id if number == 1 else f"{trace_id}-{number}")
+        return Trace(name, tuple(event_turns(events)), tools=offered, task_id=as_text(record.get("instance_id")), format="openhands")
+
+    for number, part in enumerate(parts, 1):
+        yield from attempt(partial(read, number, *part), "this list of events", lines[0][0] + 1)

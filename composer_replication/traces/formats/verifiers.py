@@ -29,7 +29,7 @@ def episode_traces(value: Any) -> list | None:
     traces = value.get("traces") if isinstance(value, dict) else None
     return traces if isinstance(traces, list) and traces and all(isinstance(t, dict) and is_verifiers(t) for t in traces) else None
 
-# %% ../../../nbs/traces/formats/12_verifiers.ipynb #66748dd0
+
 def last_way(
     nodes: list,  # each a message, with `parent`: the position of the one before it
 ) -> list[dict]:  # messages from the root to the last
