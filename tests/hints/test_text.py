@@ -132,6 +132,9 @@ def test_diagnose_never_crashes_and_is_one_bounded_sentence(text):
         ),
         ("<returncode>1</returncode>\n<output>\nerror: corrupt patch at line 12\n</output>", "patch does not fit"),
         ("Error: Payment method credit_card_7815826 not found", "no such payment method"),
+        ("Error: payment method certificate_7504069 not found", "an earlier booking may have used it up"),
+        ("OSError: [Errno 6] No such device or address: '/dev/tty'", "a pipe does not reach it"),
+        ("bash: /dev/tty: No such device or address", "a pipe does not reach it"),
         ("String 'def f():\n    pass' not found in a/b.py", "exactly as written"),
         ("strings: 'flash.img': No such file", "`flash.img`"),
         (
