@@ -1,4 +1,4 @@
-"""Spike 014: episodes longer than their context, with summaries, cut from the left, and without a limit. Go on with the plan's runs.
+"""Spike 014: episodes longer than their context, with summaries, cut from the left, and without a limit. Go on with its runs.
 
     .venv/bin/python spikes/014-summaries/summaries.py               # seeds 0 to 9, some 2 CPU minutes each
     .venv/bin/python spikes/014-summaries/summaries.py --seed 1000   # a look; nothing that the page reads
@@ -7,7 +7,6 @@ Each seed that ends is a file of `runs`; one that was killed is made again. 014-
 """
 import argparse
 import random
-import re
 import time
 from pathlib import Path
 
@@ -17,54 +16,59 @@ import torch
 from composer_replication.core.files import write_json
 from composer_replication.core.tools import ToolResult, refusal
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
-from composer_replication.recipes.warm_up import supervised_rows
 from composer_replication.rollout.compaction import REQUEST, Compacting, compaction_metrics
 from composer_replication.rollout.loop import collect
 from composer_replication.rollout.policies import CallablePolicy, TransformersPolicy
 from composer_replication.rollout.types import RolloutConfig
+from composer_replication.tree.build import build_tree
 from composer_replication.tree.template import probe_template
 
 HERE = Path(__file__).parent
 SEEDS = range(10)
-WORDS = "port lamp cache timer queue label limit depth width token wheel bridge engine signal garden market".split()
-READS = 6  # files of an episode
-CONTEXT = 150  # tokens; an episode without a limit takes some 300
+ALARMS, READS = "QXZK", 6  # letters that stand nowhere else; files of an episode
+ASK = "Now say what you found."
+CONTEXT = 110  # tokens; an episode without a limit takes some 200
 ARMS = {"no limit": 0, "summary": CONTEXT, "left": CONTEXT}
 LIMITS = RolloutConfig(max_turns=12, max_tokens=1600, max_turn_tokens=80, seed=0)
-DEMONSTRATIONS, STEPS, BATCH, RATE = 60, 250, 8, 2e-3  # episodes of each arm; supervised steps, rows of each, rate
-REST = "The rest of this file is not needed for any answer."  # of every file
-TASKS = 64  # measured, of no training task
+DEMONSTRATIONS, STEPS, BATCH, RATE = 100, 200, 8, 1e-3  # episodes of each arm; supervised steps, rows of each, rate
+CALLS = 0.2  # share of the demonstrated calls, all alike, that is learnt from
+TASKS = 48  # measured, of no training task
 
 
-class Codes:
-    "Six files with a code each, which come in order and once; the last one asks for the code of one of them, drawn evenly."
+class Alarms:
+    "Six files, which come in order and once. Each of four alarms stands in one of them or in none; the answer names those that stood in any."
 
     tools = ({"type": "function", "function": {"name": "next", "description": "Read on.", "parameters": {
         "type": "object", "properties": {}, "additionalProperties": False}}},)
 
     def reset(self, task_id, **row):
         rng = random.Random(task_id)
-        self.codes = dict(zip(rng.sample(WORDS, READS), rng.sample("ABCDEFGHIJKLMNOPQRSTUVWXYZ", READS)))
-        self.asked, self.read = rng.choice([*self.codes]), 0
+        self.place, self.read = {alarm: rng.choice([rng.randrange(READS), None]) for alarm in ALARMS}, 0
 
     def call(self, call):
         if refused := refusal(call, self.tools):
             return refused
         if self.read == READS:
             return ToolResult("Error: there is no more.", "runtime_error")
-        name, code = [*self.codes.items()][self.read]
+        found = [alarm for alarm, place in self.place.items() if place == self.read]
         self.read += 1
-        return ToolResult(f"{name} {code}. {REST}" + (f" Now say the code of {self.asked}." if self.read == READS else ""))
+        text = f"File {self.read}: {' '.join(found) or 'fine'}."
+        return ToolResult(text if self.read < READS else f"{text} {ASK}")
 
     @property
     def facts(self):
-        return tuple(f"{name} {code}" for name, code in self.codes.items())
+        return tuple(alarm for alarm, place in self.place.items() if place is not None)
 
     def reward(self, answer=""):
-        return float(self.read == READS and answer.strip() == self.codes[self.asked])
+        return float(self.read == READS and answer.strip() == listed("".join(self.facts)))
 
     def close(self):
         pass
+
+
+def listed(text):
+    "The alarms that stand in a text, each at its place."
+    return " ".join(alarm if alarm in text else "." for alarm in ALARMS)
 
 
 def rows(n, series):
@@ -73,17 +77,13 @@ def rows(n, series):
 
 
 def expert():
-    "A policy that acts right on what its context shows; it guesses a code that it does not show."
+    "A policy that acts right on what its context shows."
     tokenizer = embedded_tokenizer()
 
     def say(text):
-        seen = dict(re.findall(rf"\b({'|'.join(WORDS)}) ([A-Z])\b", text))
-        asked = re.search(r"Now say the code of ([a-z]+)", text)
         if REQUEST[:20] in text:
-            return " ".join([*(f"{name} {code}" for name, code in seen.items()), *([f"{asked[0]}."] if asked else [])])
-        if asked:
-            return seen.get(asked[1]) or random.Random(text).choice([*seen.values()])
-        return '<|call|>{"name": "next", "arguments": {}}'
+            return f"{listed(text)} {ASK}" if ASK in text else listed(text)
+        return listed(text) if ASK in text else '<|call|>{"name": "next", "arguments": {}}'
 
     def generate(ids, sampling, limits, seeds):
         made = [[*tokenizer.encode(say(tokenizer.decode(row)), add_special_tokens=False), min(policy.stops)] for row in ids]
@@ -94,21 +94,30 @@ def expert():
 
 
 def played(policy, arm, tasks, config=LIMITS):
-    return collect(policy, Compacting(Codes, CONTEXT, arm) if ARMS[arm] else Codes, tasks, config)
+    return collect(policy, Compacting(Alarms, CONTEXT, arm) if ARMS[arm] else Alarms, tasks, config)
 
 
 def warmed(seed):
     "A policy that fits demonstrations of all three arms, an equal number of episodes of each."
     tokenizer, model = embedded_tokenizer(), embedded_model("teacher-1").train()
-    shown = [part for arm in ARMS for rollout in played(expert(), arm, rows(DEMONSTRATIONS, f"shown-{seed}")) for part in rollout.trace.parts()]
-    data = supervised_rows(shown, probe_template(tokenizer))
-    rng, optimizer = random.Random(seed), torch.optim.AdamW(model.parameters(), RATE, weight_decay=0.0)
+    chat, rng, data = probe_template(tokenizer), random.Random(seed), []
+    for arm in ARMS:
+        shown = played(expert(), arm, rows(DEMONSTRATIONS, f"shown-{seed}"))
+        for part in [part for rollout in shown for part in rollout.trace.parts()]:
+            tree, turns = build_tree(part, chat), [turn for turn in part.turns if turn.role == "assistant"]
+            labels = [-100] * len(tree.ids)
+            for span, turn in zip(tree.spans, turns, strict=True):
+                if not turn.tool_calls or rng.random() < CALLS:
+                    labels[span.start:span.end] = tree.ids[span.start:span.end]
+            data.append((list(tree.ids), labels))
+    data.sort(key=lambda row: len(row[0]))  # rows of a step have about one length
+    optimizer = torch.optim.AdamW(model.parameters(), RATE, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, STEPS)
     for step in range(STEPS):
-        batch = rng.sample(data, BATCH)
-        width = max(len(row["input_ids"]) for row in batch)
-        ids, labels = (torch.tensor([row[name] + [pad] * (width - len(row[name])) for row in batch]) for name, pad in (("input_ids", 0), ("labels", -100)))
-        loss = model(ids, attention_mask=torch.arange(width) < torch.tensor([[len(row["input_ids"])] for row in batch]), labels=labels).loss
+        at = rng.randrange(len(data) - BATCH + 1)
+        batch, width = data[at:at + BATCH], len(data[at + BATCH - 1][0])
+        ids, labels = (torch.tensor([row[i] + [pad] * (width - len(row[i])) for row in batch]) for i, pad in enumerate((0, -100)))
+        loss = model(ids, labels=labels).loss  # causal, and padding comes last: no mask is needed
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

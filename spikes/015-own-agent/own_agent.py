@@ -1,9 +1,9 @@
-"""Spike 015: SmolLM2-135M in mini-swe-agent on SQL questions. Demonstrations, a short warm-up on them, and a few steps of the policy objective.
+"""Spike 015: SmolLM2-135M in mini-swe-agent on SQL questions: demonstrations, a short warm-up on them, a few steps of training.
 
     SMOLLM2=FOLDER AGENTS=FOLDER .venv/bin/python spikes/015-own-agent/own_agent.py
 
-SMOLLM2 is the model's folder, AGENTS one with mini-swe-agent 2.4.6 (`pip install --target`). What is done stays in `runs`; a run that was
-killed goes on from there. 015-own-agent.ipynb says what was asked.
+SMOLLM2 is the model's folder, AGENTS one with mini-swe-agent 2.4.6 (`pip install --target`). What is done stays in `runs`;
+a run that was killed goes on from there. 015-own-agent.ipynb says what was asked.
 """
 import json
 import os
@@ -24,12 +24,13 @@ from composer_replication.rollout.types import RolloutConfig
 from composer_replication.traces.export import write_traces
 
 RUNS = Path(__file__).parent / "runs"
-COMMAND = load_recipe("agent-mini-swe", estimating=True).arguments.agent["command"].replace(  # a short prompt in the place of mini's own
+COMMAND = load_recipe("agent-mini-swe", estimating=True).arguments.agent["command"].replace(  # a prompt shorter than mini's own
     " -t ", " -c mini.yaml -c agent.instance_template={{{{task}}}} -t ")
 AGENT = {"command": COMMAND, "path": os.environ["AGENTS"], "seconds": 600}
 LIMITS = RolloutConfig(max_turns=4, max_tokens=1200, max_turn_tokens=128, tool_workers=8)
 SHOWN, STEPS = 24, 4
-SCHEMA = "python -c \"import sqlite3; [print(t[0]) for t in sqlite3.connect('database.db').execute('SELECT sql FROM sqlite_master')]\""
+SCHEMA = ("python -c \"import sqlite3; [print(t[0]) for t in sqlite3.connect('database.db')"
+          ".execute('SELECT sql FROM sqlite_master')]\"")
 
 
 class Expert:
@@ -63,13 +64,19 @@ def demonstrations():
 def main():
     torch.set_num_threads(1)
     shown, began = demonstrations(), time.process_time()
+    stage = {"folder": str(RUNS / "warm-up"), "traces": [str(shown)], "steps": 12, "batch_size": 4, "learning_rate": 1e-4}
     log = []
+
+    def tell(entry):
+        log.append(entry)
+        print(entry, flush=True)
+
     done = run_recipe(load_recipe("agent-mini-swe", {
-        "model": os.environ["SMOLLM2"], "task": "sql", "tasks": "easy", "train_rows": "8", "held_out_rows": "0", "split": "null",
-        "agent": json.dumps(AGENT), "output_dir": str(RUNS / "out"), "resume": "true", "save_steps": "1", "bf16": "true",
-        "warm_up": json.dumps({"folder": str(RUNS / "warm-up"), "traces": [str(shown)], "steps": 12, "batch_size": 4, "learning_rate": 1e-4}),
+        "model": os.environ["SMOLLM2"], "task": "sql", "tasks": "easy", "train_rows": "8", "held_out_rows": "0",
+        "agent": json.dumps(AGENT), "warm_up": json.dumps(stage), "output_dir": str(RUNS / "out"),
+        "resume": "true", "save_steps": "1", "bf16": "true",
         "max_steps": str(STEPS), "gradient_checkpointing": "false", "max_completion_length": str(LIMITS.max_tokens),
-        "max_turns": str(LIMITS.max_turns), "max_turn_tokens": str(LIMITS.max_turn_tokens)}), tell=lambda entry: (log.append(entry), print(entry, flush=True)))
+        "max_turns": str(LIMITS.max_turns), "max_turn_tokens": str(LIMITS.max_turn_tokens)}), tell)
     write_json(RUNS / "log.json", {"log": log, "cpu_seconds": time.process_time() - began, "checkpoint": str(done.checkpoint)})
 
 

@@ -37,10 +37,11 @@ def play(url: str, task: str, rows: list[dict], turns: int) -> float:
 
 def stream(url: str, body: dict) -> dict[str, float]:
     "Seconds from sending a request to the first event of its stream that carries text or a call, and to the last."
-    address, connection, seconds = urlsplit(url), None, {}
+    address, seconds = urlsplit(url), {}
     connection = http.client.HTTPConnection(address.hostname, address.port, timeout=600)
     began = time.perf_counter()
-    connection.request("POST", "/e/stream/v1/chat/completions", json.dumps(body | {"stream": True}), {"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json"}
+    connection.request("POST", "/e/stream/v1/chat/completions", json.dumps(body | {"stream": True}), headers)
     for line in connection.getresponse():
         if line.startswith(b"data: {"):
             delta = (json.loads(line[6:])["choices"] or [{"delta": {}}])[0]["delta"]
