@@ -6,7 +6,6 @@
 __all__ = ['FORWARD', 'CALL', 'Agent', 'wrapped_with', 'RecordedRun', 'play_recorded', 'AgentFactory']
 
 # %% ../../nbs/rollout/12_agents.ipynb #9897d77a
-import re
 import secrets
 import shlex
 import shutil
@@ -26,7 +25,7 @@ from .loop import _names, _number, _prompt
 from .policies import MessagePolicy, TokenPolicy
 from .record import RecordedEpisode, Recorder
 from .tool_threads import run_chains
-from .types import Ending, Rollout, RolloutConfig
+from .types import Ending, Rollout, RolloutConfig, log_name
 from ..sandbox.limits import Limits
 
 # %% ../../nbs/rollout/12_agents.ipynb #992f522e
@@ -230,8 +229,7 @@ class _AgentRun(RecordedRun):
         except Exception as problem:  # of the sandbox, not of the policy
             return Ending.ERROR, f"the sandbox failed ({type(problem).__name__}): {problem}"
         if self.log:
-            name = re.sub(r"[^A-Za-z0-9._-]", "_", self.record.trace_id)  # the run's page links to it
-            write_file(self.log / f"{name}.log", f"{done.stdout}\n{done.stderr}\n".encode(errors="replace"))
+            write_file(self.log / log_name(self.record.trace_id), f"{done.stdout}\n{done.stderr}\n".encode(errors="replace"))
         tail = " ".join((done.stderr.strip() or done.stdout.strip()).split())[-300:]
         said = f"the agent exited with code {done.exit_code}: {tail}" if done.cut is None else f"the agent was ended at its limit of {done.cut}"
         if self.record.failed:
