@@ -32,12 +32,15 @@ SEEDS = range(10)
 CONTEXT = 200  # tokens; an episode without a limit takes some 350
 ARMS = {"no limit": 0, "summary": CONTEXT, "left": CONTEXT}
 LIMITS = RolloutConfig(max_turns=10, max_tokens=1600, max_turn_tokens=120, temperature=0)
-DEMONSTRATIONS, STEPS, BATCH, RATE = 160, 400, 8, 1e-3  # episodes of each arm; supervised steps, rows of each, rate
+DEMONSTRATIONS, STEPS, BATCH, RATE = 128, 300, 8, 7e-4  # episodes of each arm; supervised steps, rows of each, rate
 TASKS = 32  # measured, of no training task
 
 
+LONG = "These are tests. They call the function, look at what it gives, and fail where that is not what its text says. " * 2
+
+
 class ReadOnce(WorldEnv):
-    "The toy world where a file is shown once, and nothing is written before the tests were read."
+    "The toy world where a file is shown once, and nothing is written before the tests, here a long text, were read."
 
     def reset(self, **row):
         super().reset(**row)
@@ -50,7 +53,7 @@ class ReadOnce(WorldEnv):
         if role == "write" and not self.shown & set(self.task.tests):
             return ToolResult("Error: read the tests first.", "runtime_error")
         self.shown |= {path} if role == "read" else set()
-        return super().act(role, arguments)
+        return ToolResult(LONG) if role == "read" and path in self.task.tests else super().act(role, arguments)
 
     @property
     def facts(self):
@@ -68,7 +71,7 @@ def expert(tasks):
     def say(text):
         task = known[re.search(r"Write the body of `(\w+)`", text)[1]]
         context, (tests,) = text.partition("again.")[2], task.tests
-        read, written = "def test_" in context or "Tests read." in context, "|>written" in context or "Written." in context
+        read, written = LONG[:20] in context or "Tests read." in context, "|>written" in context or "Written." in context
         if REQUEST[:20] in context:
             doc = f" {task.function.docstring}." if task.function.docstring in context else ""
             return f"{task.path}:{doc}{' Tests read.' if read else ''}{' Written.' if written else ''}"
