@@ -32,7 +32,8 @@ SEEDS = range(10)
 CONTEXT = 200  # tokens; an episode without a limit takes some 350
 ARMS = {"no limit": 0, "summary": CONTEXT, "left": CONTEXT}
 LIMITS = RolloutConfig(max_turns=10, max_tokens=1600, max_turn_tokens=120, temperature=0)
-DEMONSTRATIONS, STEPS, BATCH, RATE = 128, 300, 8, 7e-4  # episodes of each arm; supervised steps, rows of each, rate
+STAGES = (("shown",), 300), (("shown-1", "shown-2", "shown-3"), 300)  # series of 128 demonstrated tasks, supervised steps
+BATCH, RATE = 8, 7e-4  # rows of a step
 TASKS = 32  # measured, of no training task
 
 
@@ -106,18 +107,27 @@ def played(policy, arm, tasks, config=LIMITS):
 
 def start():
     "A policy that fits demonstrations of all three arms, an equal number of episodes of each; trained once, for all seeds."
-    tokenizer, folder = embedded_tokenizer(), HERE / "runs" / "start"
-    if (folder / "model.safetensors").exists():
-        return TransformersPolicy(AutoModelForCausalLM.from_pretrained(folder).eval(), tokenizer)
-    model = embedded_model("teacher-1").train()
-    tasks = list({name(row): row for row in world_rows(DEMONSTRATIONS, "shown", "train")}.values())  # no name twice
-    shown = [part for arm in ARMS for made in played(expert(tasks), arm, tasks) for part in made.trace.parts()]
-    data = supervised_rows(shown, probe_template(tokenizer))
-    data.sort(key=lambda row: len(row["input_ids"]))  # rows of a step have about one length
-    rng = random.Random(0)
-    optimizer = torch.optim.AdamW(model.parameters(), RATE, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, STEPS)
-    for step in range(STEPS):
+    tokenizer, model = embedded_tokenizer(), embedded_model("teacher-1")
+    for number, (names, steps) in enumerate(STAGES):
+        folder, data = HERE / "runs" / f"stage-{number}", []
+        if folder.exists():
+            model = AutoModelForCausalLM.from_pretrained(folder)
+            continue
+        for series in names:
+            tasks = list({name(row): row for row in world_rows(128, series, "train")}.values())  # no name twice
+            shown = [part for arm in ARMS for made in played(expert(tasks), arm, tasks) for part in made.trace.parts()]
+            data += supervised_rows(shown, probe_template(tokenizer))
+        data.sort(key=lambda row: len(row["input_ids"]))  # rows of a step have about one length
+        fit(model.train(), data, steps)
+        with replacing(folder) as partial:
+            model.save_pretrained(partial)
+    return TransformersPolicy(model.eval(), tokenizer)
+
+
+def fit(model, data, steps):
+    rng, optimizer = random.Random(0), torch.optim.AdamW(model.parameters(), RATE, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, steps)
+    for step in range(steps):
         at = rng.randrange(len(data) - BATCH + 1)
         batch, width = data[at:at + BATCH], len(data[at + BATCH - 1]["input_ids"])
         ids, labels = (torch.tensor([row[name] + [pad] * (width - len(row[name])) for row in batch])
@@ -130,9 +140,6 @@ def start():
         optimizer.zero_grad()
         if step % 50 == 49:
             print(step, loss.item(), flush=True)
-    with replacing(folder) as partial:
-        model.save_pretrained(partial)
-    return TransformersPolicy(model.eval(), tokenizer)
 
 
 def run(policy, seed):

@@ -17,7 +17,8 @@ from composer_replication.core.trace import ToolCall, Turn
 from composer_replication.envs.sql.env import SqlEnv
 from composer_replication.envs.sql.tasks import sql_rows, task_of
 from composer_replication.recipes.recipe import load_recipe
-from composer_replication.recipes.run import run_recipe
+from composer_replication.recipes.run import latest_traces, run_recipe
+from composer_replication.report.run import RunPage
 from composer_replication.rollout.agents import Agent, AgentFactory
 from composer_replication.rollout.loop import collect
 from composer_replication.rollout.types import RolloutConfig
@@ -76,7 +77,8 @@ def main():
         "agent": json.dumps(AGENT), "warm_up": json.dumps(stage), "output_dir": str(RUNS / "out"),
         "resume": "true", "save_steps": "1", "bf16": "true",
         "max_steps": str(STEPS), "gradient_checkpointing": "false", "max_completion_length": str(LIMITS.max_tokens),
-        "max_turns": str(LIMITS.max_turns), "max_turn_tokens": str(LIMITS.max_turn_tokens)}), tell)
+        "max_turns": str(LIMITS.max_turns), "max_turn_tokens": str(LIMITS.max_turn_tokens)}), tell,
+        lambda trainer, record: [RunPage(record, lambda: latest_traces(trainer), trainer.hint_source)])
     write_json(RUNS / "log.json", {"log": log, "cpu_seconds": time.process_time() - began, "checkpoint": str(done.checkpoint)})
 
 
