@@ -26,6 +26,7 @@ from .html import PALETTE, Html, page, render
 from .train import by_channel, next_command
 from .plots import THEME, Plot
 from .trace import trace_html
+from ..rollout.types import log_name
 from ..traces.error_sites import find_error_sites
 
 # %% ../../nbs/report/16_run.ipynb #44127f19
@@ -93,7 +94,7 @@ def rollout_views(
 ) -> list[tuple[str, Html]]:  # title, view
     "The rollouts that are shown, each with a link to its agent's output where there is some."
     def view(trace):
-        log = f"agents/{trace.trace_id}.log"
+        log = f"agents/{log_name(trace.trace_id)}"
         return Html(trace_html(trace, hints) + (render("link", href=log, text="output of the agent") if folder and (folder / log).is_file() else ""))
 
     ranked = sorted(((len({site.turn for site in find_error_sites(trace)}), trace) for trace in traces if trace.turns), key=lambda pair: -min(pair[0], 1))

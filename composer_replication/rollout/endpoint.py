@@ -55,11 +55,6 @@ class Episodes:
         with self.lock:
             self.named[name] = episode
 
-    def remove(self, name: str) -> None:
-        "Take no more."
-        with self.lock:
-            self.named.pop(name, None)
-
     def check(self, name: str | None) -> None:
         "Raise `Refused` for a path that `of` would refuse."
         if name is None and self.loose is None:
@@ -71,21 +66,16 @@ class Episodes:
         "The episode of a path, or the one that a request without a path goes on with. Raises `Refused`."
         with self.lock:
             self.check(name)
-            if name is None:
-                return self._loose(asked)
-            if name not in self.named:
-                self.named[name] = self.make(name)
-            return self.named[name]
-
-    def _loose(self, asked):
-        for episode in reversed(self.others if asked else ()):
-            with episode.lock:
-                goes_on = episode.ending is None and any(i in context.sampled for context in episode.contexts
-                                                         for i in episode.place(asked)[1])
-            if goes_on:
-                return episode
-        self.others = [*self.others[-KEPT:], episode := self.loose()]
-        return episode
+            if name is not None:
+                if name not in self.named:
+                    self.named[name] = self.make(name)
+                return self.named[name]
+            for episode in reversed(self.others if asked else ()):
+                with episode.lock:
+                    if episode.ending is None and any(i in context.sampled for context in episode.contexts for i in episode.place(asked)[1]):
+                        return episode
+            self.others = [*self.others[-KEPT:], episode := self.loose()]
+            return episode
 
 # %% ../../nbs/rollout/11_endpoint.ipynb #da3f484b
 def foreign_episodes(
@@ -216,7 +206,10 @@ class _Application:
 
     async def _sampled(self, request, pending):
         "What the policy gives. Raises `Refused` where it takes too long or the client hangs up."
-        answer, gone = asyncio.wrap_future(pending.answer), asyncio.ensure_future(_hang_up(request))
+        async def hung_up():
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+        answer, gone = asyncio.wrap_future(pending.answer), asyncio.ensure_future(hung_up())
         try:
             await asyncio.wait({answer, gone}, timeout=self.timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if gone.done():
@@ -272,11 +265,6 @@ class _Answer(Response):
 
 def _json(body, status=200, headers=None):
     return _Answer(json.dumps(body), status, headers, "application/json")
-
-# %% ../../nbs/rollout/11_endpoint.ipynb #fd9fee12
-async def _hang_up(request):
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 # %% ../../nbs/rollout/11_endpoint.ipynb #f4051d52
 GRACE_S = 5.0  # for requests under way at the end

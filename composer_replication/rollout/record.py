@@ -212,8 +212,15 @@ class Recorder:
             if context is not None:
                 context.busy = True
         pending = Pending(episode, asked, context, prefix, called, (), (), Future(), None, time.monotonic())
+        sampling = self.sampling if self.fixed else replace(self.sampling, **dict(asked.sampling))
+        name = f"{self.seed}/{episode.trace_id}/{number}" if asked.seed is None or self.fixed else f"asked/{asked.seed}"
+        limit = min(self.max_tokens, asked.max_tokens or self.max_tokens)
         try:
-            self._ask(pending, f"{self.seed}/{episode.trace_id}/{number}")
+            if self.tokens:
+                pending.question = self._question(pending, sampling, limit, name)
+                pending.answer = self.engine.ask(pending.question)
+            else:
+                pending.answer = self.engine.submit(self.policy.reply, pending.trace, sampling, limit, seed_of(name))
         except BaseException:
             self.leave(pending)
             raise
@@ -226,14 +233,9 @@ class Recorder:
         if pending.context is not None:
             pending.context.busy = False
 
-    def _ask(self, pending, name):
+    def _question(self, pending, sampling, limit, name):
+        "What the engine is asked, within the budgets. Raises `Refused`."
         asked, episode, context = pending.asked, pending.episode, pending.context
-        sampling = self.sampling if self.fixed else replace(self.sampling, **dict(asked.sampling))
-        name = name if asked.seed is None or self.fixed else f"asked/{asked.seed}"
-        limit = min(self.max_tokens, asked.max_tokens or self.max_tokens)
-        if not self.tokens:
-            pending.answer = self.engine.submit(self.policy.reply, pending.trace, sampling, limit, seed_of(name))
-            return
         try:
             self.reader(asked)
             pending.new = self._context(pending.trace, context is not None)
@@ -251,8 +253,7 @@ class Recorder:
                 episode.end(Ending.TOKENS)
                 episode.check()
             limit = min(limit, left, episode.config.max_turn_tokens or left)
-        pending.question = Question(pending.ids, sampling, int(min(limit, room)), name)
-        pending.answer = self.engine.ask(pending.question)
+        return Question(pending.ids, sampling, int(min(limit, room)), name)
 
     def count(self, asked: Asked) -> int:
         "Tokens of a request's prompt. Raises `Refused` where they cannot be counted."
@@ -311,8 +312,14 @@ class Recorder:
             parsed = ParsedTurn(turn.content[:found[0]] if found else turn.content, turn.thinking, tuple(named_call(c.name, c.arguments) for c in calls))
         forms = [form for form in turn_forms(parsed, sample, pending.called) if not asked.objects or all(c.parsed for c in form.tool_calls)]
         forms.append(replace(forms[-1], content="", thinking=None, tool_calls=()))  # the policy cannot end its episode by what no template carries
-        turn = next((form for form in forms if self._carries(pending, form)), None)
-        if turn is None:
+        for turn in forms:
+            try:
+                if self.tokens:
+                    check_turn(self.policy.chat, replace(pending.trace, turns=(*pending.turns, turn)), self.whole)
+                break
+            except (ValueError, RecursionError):
+                continue
+        else:
             raise _not_carried("no turn can follow it")
         with episode.lock:
             episode.check()
@@ -321,16 +328,6 @@ class Recorder:
         decode = self.policy.chat.tokenizer.decode if self.tokens else None
         tokens = tuple((decode([i]), p) for i, p in zip(sample.ids, sample.logprobs)) if asked.logprobs and decode else ()
         return Answered(turn, finish, stop, len(pending.ids), used, tokens)
-
-    def _carries(self, pending, form):
-        if not self.tokens:
-            return True
-        trace = pending.trace
-        try:
-            check_turn(self.policy.chat, replace(trace, turns=(*trace.turns, form)), self.whole)
-        except (ValueError, RecursionError):
-            return False
-        return True
 
     def _take(self, pending, turn, sample):
         "The turn, and what the request brought before it, as a part of the episode."

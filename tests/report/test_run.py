@@ -59,11 +59,13 @@ def test_values_that_are_no_numbers_make_no_curve():
 
 def test_an_agents_episode_shows_its_segments_and_links_to_its_output(tmp_path):
     turns = Turn("user", "a"), Turn("assistant", "b"), Turn("user", "so far: b"), Turn("assistant", "c")
-    traces = [Trace(name, turns, reward=1.0, segments=(Segment((0, 1), (1,)), Segment((2, 3), (3,)))) for name in ("one", "two")]
+    segments = Segment((0, 1), (1,)), Segment((2, 3), (3,))
+    traces = [Trace(name, turns, reward=1.0, segments=segments) for name in ("pack/one:0", "two")]
     (tmp_path / "agents").mkdir()
-    (tmp_path / "agents" / "one.log").write_text("said")
+    (tmp_path / "agents" / "pack_one_0.log").write_text("said")
     (title, one), (_, two) = rollout_views(traces, folder=tmp_path)
-    assert title == "one: 2 segments, 0 error turns, reward 1" and '<a href="agents/one.log">output of the agent</a>' in one
+    assert title == "pack/one:0: 2 segments, 0 error turns, reward 1"
+    assert '<a href="agents/pack_one_0.log">output of the agent</a>' in one
     assert "turn 3, assistant, segment 2" in two and "agents/" not in two
 
 

@@ -305,17 +305,8 @@ def test_agents_from_npm_answer_a_question(name, program, tool, argument, segmen
             if tool not in trace.tool_names or any(t.role == "tool" for t in trace.turns):
                 return Turn("assistant", "Done."), False, 2
             command = f"printf %s '{reference.replace(chr(39), chr(34))}' > answer.sql"
-            return (
-                Turn(
-                    "assistant",
-                    "I write it.",
-                    tool_calls=(
-                        ToolCall(tool, {argument: command, "description": "writes"} if tool == "bash" else {argument: command}),
-                    ),
-                ),
-                False,
-                9,
-            )
+            given = {argument: command} | ({"description": "writes"} if tool == "bash" else {})
+            return Turn("assistant", "I write it.", tool_calls=(ToolCall(tool, given),)), False, 9
 
     (rollout,) = collect(
         Solves(), AgentFactory(SqlEnv, shipped(name, found[0]), tmp_path), [row], RolloutConfig(tool_timeout=120)

@@ -152,7 +152,7 @@ def test_budgets_hold_over_all_contexts(limits, ending):
     [
         ("raise", Ending.ERROR, "the call of 'look' raised OSError: gone"),
         ("text", Ending.ERROR, "gave a str; give a ToolResult"),
-        ("hang", Ending.TIMEOUT, "look gave no answer within 0.2 seconds"),
+        ("hang", Ending.TIMEOUT, "the call of 'look' gave no answer within 0.2 seconds"),
     ],
 )
 def test_what_the_environment_does_wrong(answer, ending, said):

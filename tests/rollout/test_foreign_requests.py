@@ -154,14 +154,15 @@ def test_schemas_as_deep_as_they_like_are_refused_or_answered():
         assert episode.rollout(recorder, Ending.DONE).ending is Ending.DONE
 
 
-def test_a_policy_cannot_end_its_episode_by_what_it_says():
+def test_a_policy_cannot_end_its_episode_by_what_it_says(monkeypatch):
     "What no template carries stands in the trace with its ids and without text, and the episode goes on."
 
-    class Refuses(Recorder):
-        def _carries(self, pending, form):
-            return not form.content and super()._carries(pending, form)
+    def refuses(chat, trace, whole):
+        if trace.turns[-1].content:
+            raise ValueError("not carried")
 
-    with Refuses(scripted(embedded_tokenizer(), "what no template carries"), max_tokens=16) as recorder:
+    monkeypatch.setattr("composer_replication.rollout.record.check_turn", refuses)
+    with Recorder(scripted(embedded_tokenizer(), "what no template carries"), max_tokens=16) as recorder:
         episode = RecordedEpisode("e")
         answer = recorder.answer(episode, ChatCompletions.read({"model": "m", "messages": [{"role": "user", "content": "a"}]}))
     assert answer.turn.content == "" and len(answer.turn.token_ids) > 3 and episode.ending is None

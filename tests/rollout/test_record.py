@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +23,8 @@ from composer_replication.rollout.endpoint import Episodes, foreign_episodes, se
 from composer_replication.rollout.engine import Engine, Question
 from composer_replication.rollout.loop import collect
 from composer_replication.rollout.policies import CallablePolicy, TransformersPolicy
-from composer_replication.rollout.protocols import ChatCompletions, Messages, Responses
-from composer_replication.rollout.record import RecordedEpisode, Recorder
+from composer_replication.rollout.protocols import Answered, ChatCompletions, Messages, Responses
+from composer_replication.rollout.record import RecordedEpisode, Recorder, same
 from composer_replication.rollout.sampling import Sampling
 from composer_replication.rollout.types import Ending, RolloutConfig
 from composer_replication.traces.read import read_traces
@@ -49,6 +50,32 @@ def server(policy, tmp_path_factory):
     ):
         client.folder = folder
         yield client
+
+
+@contextmanager
+def served(policy, *records, max_tokens=1024, **settings):
+    "A client of a server that takes requests to these episodes."
+    episodes = Episodes()
+    for record in records:
+        episodes.add(record.trace_id, record)
+    with (
+        Recorder(policy, max_tokens=max_tokens) as recorder,
+        serve_recorder(recorder, episodes, "m", **settings) as url,
+        httpx2.Client(base_url=url, timeout=60) as client,
+    ):
+        yield client
+
+
+def half_sent(client, path, body, length=None):
+    "A connection on which a request was sent, or a part of one."
+    connection = socket.create_connection(("127.0.0.1", client.base_url.port))
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {length or len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+def asked(messages=HI, **more):
+    return ChatCompletions.read({"model": "m", "messages": messages} | more)
 
 
 def traces_of(folder):
@@ -203,17 +230,16 @@ def test_other_tools_begin_a_segment(policy):
     with Recorder(policy, max_tokens=8, sampling=Sampling(0.0)) as recorder:
         episode, tools = RecordedEpisode("t"), list(WorldEnv().tools)
         for some in (tools, tools[:1]):
-            recorder.answer(episode, ChatCompletions.read({"model": "m", "messages": HI, "tools": some}))
+            recorder.answer(episode, asked(tools=some))
         trace = episode.rollout(recorder, Ending.DONE).trace
     assert len(trace.segments) == 2 and trace.segments[0].tools is None and len(trace.segments[1].tools) == 1
     assert trace.segments[1].turns[0] == 0  # the message that both show is stored once
 
 
 def test_the_same_request_twice_at_once_is_two_turns(policy):
-    asked = ChatCompletions.read({"model": "m", "messages": HI})
     with Recorder(policy, max_tokens=8) as recorder:
         episode = RecordedEpisode("twice")
-        pending = [recorder.begin(episode, asked) for _ in range(2)]
+        pending = [recorder.begin(episode, asked()) for _ in range(2)]
         for one in pending:
             recorder.finish(one, one.answer.result(60))
         rollout = episode.rollout(recorder, Ending.DONE)
@@ -244,35 +270,25 @@ def test_a_stop_text_ends_the_turn_where_it_is_complete():
     policy = scripted(["one STOP two"])
     with Recorder(policy) as recorder:
         episode = RecordedEpisode("s")
-        answer = recorder.answer(
-            episode, ChatCompletions.read({"model": "m", "messages": HI, "stop": ["never", "STOP"], "logprobs": True})
-        )
+        answer = recorder.answer(episode, asked(stop=["never", "STOP"], logprobs=True))
         turn = episode.turns[-1]
         assert answer.turn.content.strip() == "one" and (answer.finish, answer.stop) == ("stop", "STOP")
         said = policy.chat.tokenizer.decode(list(turn.token_ids))
         assert "STOP" in said and "STOP" not in policy.chat.tokenizer.decode(list(turn.token_ids[:-1])) and "two" not in said
         assert len(answer.tokens) == len(turn.token_ids) == answer.completion_tokens
         history = [*HI, {"role": "assistant", "content": "one"}, {"role": "user", "content": "And?"}]
-        recorder.answer(episode, ChatCompletions.read({"model": "m", "messages": history}))
+        recorder.answer(episode, asked(history))
         assert len(episode.contexts) == 1  # what was sampled stays, the end that was not sampled follows it
         episode.rollout(recorder, Ending.DONE)
 
 
 def test_one_call_at_most_ends_the_turn_behind_the_first():
     calls = '<|call|>{"name": "tree", "arguments": {"path": "a"}}<|call|>{"name": "tree", "arguments": {"path": "b"}}'
-    tools = [
-        {
-            "type": "function",
-            "function": {
-                "name": "tree",
-                "description": "d",
-                "parameters": {"type": "object", "properties": {"path": {"type": "string", "description": "p"}}},
-            },
-        }
-    ]
+    path = {"type": "object", "properties": {"path": {"type": "string", "description": "p"}}}
+    tools = [{"type": "function", "function": {"name": "tree", "description": "d", "parameters": path}}]
     with Recorder(scripted([calls])) as recorder:
         both, one, none = (
-            recorder.answer(RecordedEpisode("c"), ChatCompletions.read({"model": "m", "messages": HI, "tools": tools} | more))
+            recorder.answer(RecordedEpisode("c"), asked(tools=tools, **more))
             for more in ({}, {"parallel_tool_calls": False}, {"tool_choice": "none"})
         )
     assert [len(a.turn.tool_calls) for a in (both, one, none)] == [2, 1, 0] and (both.finish, none.finish) == ("calls", "stop")
@@ -283,7 +299,7 @@ def test_one_call_at_most_ends_the_turn_behind_the_first():
 def test_arguments_that_do_not_parse():
     tools = [{"type": "function", "function": {"name": "tree", "parameters": {"type": "object", "properties": {}}}}]
     with Recorder(scripted(['<|call|>{"name": "tree", "arguments": {"path": }}'])) as recorder:
-        chat = ChatCompletions.read({"model": "m", "messages": HI, "tools": tools})
+        chat = asked(tools=tools)
         raw = recorder.answer(RecordedEpisode("a"), chat)
         empty = recorder.answer(RecordedEpisode("b"), replace(chat, objects=True))
     (call,) = ChatCompletions.write(chat, raw)["choices"][0]["message"]["tool_calls"]
@@ -293,13 +309,12 @@ def test_arguments_that_do_not_parse():
 
 def test_budgets_end_an_episode(policy):
     with Recorder(scripted(["word " * 30], stop=False)) as recorder:
-        asked = ChatCompletions.read({"model": "m", "messages": HI})
         turns = RecordedEpisode("turns", config=RolloutConfig(max_turns=2, max_tokens=500, max_turn_tokens=5))
         tokens = RecordedEpisode("tokens", config=RolloutConfig(max_turns=9, max_tokens=12))
         for episode, ending in ((turns, Ending.TURNS), (tokens, Ending.TOKENS)):
             for _ in range(9):
                 try:
-                    recorder.answer(episode, asked)
+                    recorder.answer(episode, asked())
                 except Refused as refused:
                     assert refused.status == 410
                     break
@@ -376,14 +391,8 @@ def test_bad_http(method, path, content, status, server):
 
 
 def test_keys_hold_for_their_episode(policy):
-    episodes = Episodes()
-    for name in "ab":
-        episodes.add(name, RecordedEpisode(name, key=f"key-{name}"))
-    with (
-        Recorder(policy, max_tokens=3) as recorder,
-        serve_recorder(recorder, episodes, "m") as url,
-        httpx2.Client(base_url=url) as client,
-    ):
+    with served(policy, *(RecordedEpisode(name, key=f"key-{name}") for name in "ab"), max_tokens=3) as client:
+        body = {"model": "m", "messages": HI}
         for name, headers, status in (
             ("a", {"x-api-key": "key-a"}, 200),
             ("a", {"Authorization": "Bearer key-a"}, 200),
@@ -391,18 +400,13 @@ def test_keys_hold_for_their_episode(policy):
             ("a", {}, 401),
             ("c", {"x-api-key": "key-a"}, 404),
         ):
-            assert (
-                client.post(f"/e/{name}/v1/chat/completions", json={"model": "m", "messages": HI}, headers=headers).status_code
-                == status
-            )
+            assert client.post(f"/e/{name}/v1/chat/completions", json=body, headers=headers).status_code == status
         headers = {"x-api-key": "key-a", "Content-Type": "application/json"}
         for path in ("chat/completions", "messages/count_tokens", "responses"):  # refused before the body is read
             assert client.post(f"/e/c/v1/{path}", content=b"{no json", headers=headers).status_code == 404
             assert client.post(f"/v1/{path}", content=b"{no json", headers=headers).status_code == 404
         assert client.post("/e/c/end", content=b"{no json", headers=headers).status_code == 404
-        assert (
-            client.post("/v1/chat/completions", json={"model": "m", "messages": HI}).status_code == 404
-        )  # every request names an episode here
+        assert client.post("/v1/chat/completions", json=body).status_code == 404  # every request names an episode here
 
 
 # ---- faults
@@ -418,7 +422,7 @@ def test_many_at_once_are_counted_once_each(policy):
     def play_in(recorder, n):
         episode, messages = RecordedEpisode(f"m{n}"), [{"role": "user", "content": f"Question {n}"}]
         for _ in range(3):
-            answer = recorder.answer(episode, ChatCompletions.read({"model": "m", "messages": messages}))
+            answer = recorder.answer(episode, asked(messages))
             messages += [{"role": "assistant", "content": answer.turn.content}, {"role": "user", "content": "And?"}]
         return episode.rollout(recorder, Ending.DONE)
 
@@ -440,20 +444,14 @@ def test_a_client_that_hangs_up_leaves_nothing():
             go_on.wait(30)
             return Turn("assistant", "late"), False, 1
 
-    episode, episodes = RecordedEpisode("h"), Episodes()
-    episodes.add("h", episode)
-    body = json.dumps({"model": "m", "messages": HI}).encode()
-    with Recorder(Slow()) as recorder, serve_recorder(recorder, episodes, "m") as url, httpx2.Client(base_url=url) as client:
-        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as cut:
-            cut.sendall(
-                b"POST /e/h/v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-                b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
-            )
+    episode, body = RecordedEpisode("h"), {"model": "m", "messages": HI}
+    with served(Slow(), episode) as client:
+        with half_sent(client, "/e/h/v1/chat/completions", json.dumps(body).encode()):
             assert begun.wait(30)
         while client.get("/health").json()["requests"]:
             pass
         go_on.set()
-        assert client.post("/e/h/v1/chat/completions", json=json.loads(body)).status_code == 200
+        assert client.post("/e/h/v1/chat/completions", json=body).status_code == 200
     assert episode.sampled == 1 and len(episode.contexts) == 1
 
 
@@ -468,9 +466,8 @@ def test_what_the_policy_raises_reaches_the_client_and_the_engine_goes_on():
 
     good = scripted(["fine"])
     policy = Broken(good.generate, embedded_tokenizer())
-    episode, episodes = RecordedEpisode("b"), Episodes()
-    episodes.add("b", episode)
-    with Recorder(policy) as recorder, serve_recorder(recorder, episodes, "m") as url, httpx2.Client(base_url=url) as client:
+    episode = RecordedEpisode("b")
+    with served(policy, episode) as client:
         broken = client.post("/e/b/v1/messages", json={"model": "m", "messages": HI, "max_tokens": 9})
         assert broken.status_code == 500 and "not finite" in broken.json()["error"]["message"] and "not finite" in episode.failed
         policy.broken = False
@@ -494,27 +491,19 @@ def test_the_engine_drops_what_nobody_waits_for(policy):
 
 def test_one_request_too_many_is_told_so_in_its_own_form():
     "A body that never comes holds a place until its time is over; the next one gets 429, and nothing hangs."
-    episodes = Episodes()
-    episodes.add("f", RecordedEpisode("f"))
-    with (
-        Recorder(scripted(["fine"])) as recorder,
-        serve_recorder(recorder, episodes, "m", at_once=1) as url,
-        httpx2.Client(base_url=url) as client,
-    ):
-        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as half:
-            half.sendall(
-                b"POST /e/f/v1/messages HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
-            )
+    body = {"model": "m", "messages": HI, "max_tokens": 9}
+    with served(scripted(["fine"]), RecordedEpisode("f"), at_once=1) as client:
+        with half_sent(client, "/e/f/v1/messages", b"{", 99):
             while not client.get("/health").json()["requests"]:
                 pass
-            full = client.post("/e/f/v1/messages", json={"model": "m", "messages": HI, "max_tokens": 9})
+            full = client.post("/e/f/v1/messages", json=body)
             assert full.status_code == 429 and full.json()["error"]["type"] == "rate_limit_error" and full.headers["Retry-After"]
             assert client.post("/e/f/v1/messages/count_tokens", json={"model": "m", "messages": HI}).status_code == 429
             assert client.post("/e/f/end", json={"reward": 1.0}).status_code == 429
             assert client.get("/e/f/v1/models").status_code == 200  # which holds no place
         while client.get("/health").json()["requests"]:
             pass
-        assert client.post("/e/f/v1/messages", json={"model": "m", "messages": HI, "max_tokens": 9}).status_code == 200
+        assert client.post("/e/f/v1/messages", json=body).status_code == 200
 
 
 # ---- clients that nobody here wrote
@@ -588,47 +577,17 @@ def test_anthropics_client_and_openais_agents():
 
 def test_every_protocol_reads_its_own_answer_as_the_recorded_turn():
     "Whatever was answered, an agent that echoes it goes on with its segment."
-    from composer_replication.rollout.protocols import Answered
-    from composer_replication.rollout.record import same
-
     turn = Turn("assistant", "Look.", "I think so.", (ToolCall("f", {"a": [1, None]}, "call_0"), ToolCall("g", {}, "call_1")))
-    asked = ChatCompletions.read({"model": "m", "messages": HI})
-    answered = Answered(turn, "calls")
-    chat = ChatCompletions.write(asked, answered)["choices"][0]["message"]
+    request, answered, ids = asked(), Answered(turn, "calls"), ("call_0", "call_1")
+    chat = ChatCompletions.write(request, answered)["choices"][0]["message"]
+    outputs = [{"type": "function_call_output", "call_id": i, "output": "r"} for i in ids]
+    own = {"role": "assistant", "content": Messages.write(request, answered)["content"]}
+    results = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": i, "content": "r"} for i in ids]}
     echo = [
-        ChatCompletions.read(
-            {
-                "model": "m",
-                "messages": [*HI, chat, *({"role": "tool", "tool_call_id": f"call_{i}", "content": "r"} for i in (0, 1))],
-            }
-        ),
-        Responses.read(
-            {
-                "model": "m",
-                "input": [
-                    *HI,
-                    *Responses.write(asked, answered)["output"],
-                    *({"type": "function_call_output", "call_id": f"call_{i}", "output": "r"} for i in (0, 1)),
-                ],
-            }
-        ),
-        Messages.read(
-            {
-                "model": "m",
-                "max_tokens": 1,
-                "messages": [
-                    *HI,
-                    {"role": "assistant", "content": Messages.write(asked, answered)["content"]},
-                    {
-                        "role": "user",
-                        "content": [{"type": "tool_result", "tool_use_id": f"call_{i}", "content": "r"} for i in (0, 1)],
-                    },
-                ],
-            }
-        ),
+        asked([*HI, chat, *({"role": "tool", "tool_call_id": i, "content": "r"} for i in ids)]),
+        Responses.read({"model": "m", "input": HI + Responses.write(request, answered)["output"] + outputs}),
+        Messages.read({"model": "m", "max_tokens": 1, "messages": [*HI, own, results]}),
     ]
-    assert all(same(e.turns[1], turn) for e in echo)
-    assert all(
-        [t.role for t in e.turns] == ["user", "assistant", "tool", "tool"] and [t.name for t in e.turns[2:]] == ["f", "g"]
-        for e in echo
-    )
+    for each in echo:
+        assert same(each.turns[1], turn)
+        assert [(t.role, t.name) for t in each.turns[2:]] == [("tool", "f"), ("tool", "g")] and len(each.turns) == 4
