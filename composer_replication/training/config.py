@@ -49,8 +49,6 @@ class PolicySettings:
     kl_coef: float = setting(0.0, "Weight of the KL to the start; 0 switches it off.")
     kl_estimator: str = setting("k1", "`k1` or `k3`. Cursor's report names k1.")
     kl_place: str = setting("reward", "`reward` or `loss`. Cursor's report does not say which.")
-    equal_rewards: str = setting("keep", "Groups whose rewards are all equal: `keep`, `skip` for every channel, or `resample`.")
-    resample_tries: int = setting(2, "equal_rewards=resample: how often such a group is played again.")
     all_fail: str = setting("policy", "`distil`: groups that failed altogether train channel 2 alone, all others channel 1 alone.")
     policy_start: int = setting(0, "Channel 1, with its KL to the start, acts after this many optimizer steps; with sdpo_steps as many: "
                                    "distil first.")
@@ -59,11 +57,7 @@ class PolicySettings:
 
     def _check_policy(self):
         check_one_of("loss_type", self.loss_type, LOSSES)
-        check_one_of("equal_rewards", self.equal_rewards, ("keep", "skip", "resample"))
         check_one_of("all_fail", self.all_fail, ("policy", "distil"))
-        if self.equal_rewards == "resample" and (self.rollout == "trl" or self.resample_tries < 1):
-            raise InputProblem(f"equal_rewards='resample' with rollout={self.rollout!r} and resample_tries={self.resample_tries} plays "
-                               "nothing again; take rollout='transformers' or 'vllm', and at least 1 try.")
         if not self.disable_dropout or self.neftune_noise_alpha:
             name = "disable_dropout=False" if not self.disable_dropout else f"neftune_noise_alpha={self.neftune_noise_alpha}"
             raise InputProblem(f"{name} has the loss score another policy than the one that sampled; leave it out.")
@@ -148,8 +142,6 @@ class SdpoSettings:
             raise InputProblem(f"sdpo_token_clip={self.sdpo_token_clip} would keep negative terms alone; take a positive bound, or none.")
         self.divergence()  # its own checks
 
-
-
 # %% ../../nbs/training/05_config.ipynb #9167ad9f
 @dataclass
 class ReplaySettings:
@@ -212,8 +204,6 @@ class RolloutSettings:
         return RolloutConfig(max_turns=self.max_turns, max_tokens=self.max_completion_length, max_turn_tokens=self.max_turn_tokens,
                              temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p,
                              tool_timeout=self.tool_timeout, places=self.places, deterministic=self.deterministic, seed=self.seed)
-
-
 
 # %% ../../nbs/training/05_config.ipynb #d4fade3d
 @dataclass
@@ -278,8 +268,7 @@ class ComposerReplicationConfig(PolicySettings, SdpoSettings, ReplaySettings, Ro
         if self.sort_by_length and self.loss_type == "bnpo":
             raise InputProblem("sort_by_length=True puts other rows into a batch, and loss_type='bnpo' divides by a batch's own tokens; "
                                "leave one of them out.")
-        windowed = self.channels or (self.kl_coef and self.kl_place == "loss") or self.sort_by_length or self.share_prompts or \
-            self.equal_rewards == "skip"
+        windowed = self.channels or (self.kl_coef and self.kl_place == "loss") or self.sort_by_length or self.share_prompts
         if windowed and self.steps_per_generation % self.gradient_accumulation_steps:
             raise InputProblem(f"steps_per_generation={self.steps_per_generation} is no multiple of gradient_accumulation_steps="
                                f"{self.gradient_accumulation_steps}, so the tokens of an update are not known before its first "

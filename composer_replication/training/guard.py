@@ -107,8 +107,6 @@ class HeldoutSplit:
             pairs = _names(f"{name} (held out as {other})" for name, other in copies.items())
             raise InputProblem(f"{len(copies)} training tasks have the content of a held-out one: {pairs}; take them out of one pool.")
 
-
-
 # %% ../../nbs/training/03_guard.ipynb #ed0a1be9
 def _place(seed: int, name: str) -> float:
     "A place in [0, 1) that depends on seed and name alone."
@@ -240,8 +238,6 @@ class HeldOutGuard:
         self.last = state["last"] and GuardReading(**state["last"])
         self.start_gap, self.reason = state["start_gap"], state["reason"]
 
-
-
 # %% ../../nbs/training/03_guard.ipynb #5f3f4db6
 class HeldOutGuardCallback(TrainerCallback):
     "Evaluates on a schedule, feeds the guard, and stops training with a checkpoint and one sentence."
@@ -313,5 +309,3 @@ class HeldOutGuardCallback(TrainerCallback):
 
     def _store(self, state):
         state.stateful_callbacks["HeldOutGuard"] = {"guard": self.guard.state_dict(), "rewards": list(self.rewards)}
-
-

@@ -169,8 +169,8 @@ ENOUGH = 20  # steps with a reward, before the absence of a rise is worth a word
 REASONS = {
     "no_call": "no episode made a tool call in {held} of {measured} steps; begin with a warm_up on solved episodes, or "
                "take a model that knows tools and its own chat_template",
-    "equal_rewards": "all rewards of a step were equal in {held} of {measured} steps; take tasks that are solved sometimes, more "
-                     "num_generations, or equal_rewards=resample",
+    "equal_rewards": "all rewards of a step were equal in {held} of {measured} steps; take tasks that are solved sometimes, or "
+                     "more num_generations",
     "unscored": "half of the episodes or more were unscored in {held} of {measured} steps; look at what the environment says",
     "no_error_turn": "no turn failed in {held} of {measured} steps, so channel 2 had nothing to do",
     "no_hint": "no error turn had a hint in {held} of {measured} steps; look at the hint layers",
@@ -250,8 +250,6 @@ class HealthCallback(TrainerCallback):
         pending, self.pending = self.pending, {}
         verdict = self.watch.verdict() if "train_runtime" in logged else None
         return pending | ({"health/verdict": verdict} if verdict else {})
-
-
 
 # %% ../../nbs/training/11_health.ipynb #5c74f19a
 class CountsCallback(TrainerCallback):

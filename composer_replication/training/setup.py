@@ -177,8 +177,6 @@ def check_positions(
     if config.use_vllm and not (config.vllm_max_model_length and config.vllm_max_model_length <= limit):
         raise InputProblem(f"{name}, and vLLM takes one set of them for all lengths", f"set vllm_max_model_length to {limit} or less, or rollout to transformers")
 
-
-
 # %% ../../nbs/training/09_setup.ipynb #05dd0532
 @dataclass(frozen=True)
 class Setup:

@@ -285,8 +285,6 @@ class TeacherPolicy:
             state = {name: file.get_tensor(name) for name in file.keys()}
         self.load_state_dict(state)
 
-
-
 # %% ../../nbs/training/01_teacher.ipynb #53278d6f
 def check_kind(
     kind: str,

@@ -167,5 +167,3 @@ class Window:
         if "kl/total" in stats:
             metrics["kl/token"] = stats["kl/total"] / max(self.sampled, 1.0)
         return metrics
-
-
