@@ -346,7 +346,7 @@ def test_two_of_one_name_and_a_port_that_is_taken():
 
 def test_what_waits_is_asked_together_and_who_hung_up_is_not_asked():
     teacher = Slow()
-    with serve_teachers([teacher], at_once=16) as url, ThreadPoolExecutor(8) as pool:
+    with serve_teachers([teacher]) as url, ThreadPoolExecutor(8) as pool:
         first = pool.submit(ask, url, "first")
         assert teacher.busy.wait(10)
         rest = [pool.submit(ask, url, f"n{i}") for i in range(6)]
@@ -377,9 +377,10 @@ def test_no_more_than_so_many_are_asked_together(monkeypatch):
     assert sizes[0] <= 3 and max(sizes) == 3 and sum(sizes) == 8, sizes
 
 
-def test_who_comes_when_all_is_full_is_told_to_wait():
+def test_who_comes_when_all_is_full_is_told_to_wait(monkeypatch):
+    monkeypatch.setattr(serve, "AT_ONCE", 2)
     teacher = Slow()
-    with serve_teachers([teacher], at_once=2) as url, ThreadPoolExecutor(2) as pool:
+    with serve_teachers([teacher]) as url, ThreadPoolExecutor(2) as pool:
         jobs = [pool.submit(ask, url) for _ in range(2)]
         assert soon(lambda: send(url, path="/health", method="GET", raw=b"")[1]["requests"] == 2)
         status, body, headers = ask(url)
@@ -388,9 +389,10 @@ def test_who_comes_when_all_is_full_is_told_to_wait():
         assert [j.result(20)[0] for j in jobs] == [200, 200] and ask(url)[0] == 200
 
 
-def test_an_answer_that_does_not_come():
+def test_an_answer_that_does_not_come(monkeypatch):
+    monkeypatch.setattr(serve, "ANSWER_S", 0.3)
     teacher = Slow()
-    with serve_teachers([teacher], timeout_s=0.3) as url:
+    with serve_teachers([teacher]) as url:
         begun = time.monotonic()
         status, body, _ = ask(url)
         assert (status, body["error"]["code"]) == (504, "timeout") and 0.3 <= time.monotonic() - begun < 25
