@@ -25,12 +25,11 @@ from ..rollout.policies import TransformersPolicy
 from ..rollout.types import Ending, Rollout
 from ..traces.export import write_traces
 from .batches import by_length, mask_rows, sampled_mask
-from .draw import TaskDraw
 from .episodes import (CUT_OFF, UNSCORED, EnvironmentBroken, Generation, completion_turns, engine_policy, generation_traces,
                                                     rollout_columns, within_positions)
-from .groups import GroupHints, equal_groups, route_rows
+from .groups import GroupHints, TaskDraw, equal_groups, route_rows
 from .kl import completion_logprobs, kl_adjusted_advantages, kl_estimate
-from .prompts import prompts_once
+from .passes import prompts_once
 from .segments import check_segments, segment_ids, with_segments
 from .setup import PairSource
 from .step import StepTrainer

@@ -21,7 +21,7 @@ from ..hints.layers import HintSource
 from ..losses.batch import TraceExample
 from ..rollout.types import Rollout
 from .config import ComposerReplicationConfig
-from .draw import KeepsDraw, TaskDraw
+from .groups import KeepsDraw, TaskDraw
 from .guard import HeldOutGuard, HeldOutGuardCallback
 from .rollouts import RolloutTrainer
 from .setup import PairSource, check_held_out, check_model, check_positions, prepare, sharded_module
