@@ -55,37 +55,6 @@ class HeldoutSplit:
     training: tuple[Mapping[str, Any], ...]  # rows to train on
     held_out: tuple[Mapping[str, Any], ...]  # rows to measure on
     id_field: str = "id"  # where a row's name stands
-    content_fields: tuple[str, ...] = ("prompt", "files")  # what makes two tasks the same
-
-    @classmethod
-    def of(
-        cls,
-        rows: Iterable[Mapping[str, Any]],  # all tasks
-        fraction: float,  # share that is held out, about
-        seed: int,  # another seed, another split
-        id_field: str = "id",
-        content_fields: tuple[str, ...] = ("prompt", "files"),
-    ) -> "HeldoutSplit":
-        """Each row's side follows from the seed and its content alone, so order does not matter, new rows move no old one and
-        copies stay together; a row with the id of a held-out one goes with it. Raises `ValueError` where a side would be empty."""
-        if not 0 < fraction < 1:
-            raise InputProblem(f"fraction={fraction} must lie between 0 and 1; 0.1 holds out about a tenth.")
-        rows = tuple(rows)
-        whole = cls(rows, rows, id_field, content_fields)
-        ids, contents = whole._ids(rows), [content_hash(row, content_fields) for row in rows]
-        held_ids, more = set(), {name for name, content in zip(ids, contents) if _place(seed, content) < fraction}
-        while more != held_ids:  # whatever else has such an id, and its copies
-            held_ids = more
-            held = {content for name, content in zip(ids, contents) if name in held_ids}
-            more = held_ids | {name for name, content in zip(ids, contents) if content in held}
-        aside = [name in held_ids for name in ids]
-        split = cls(tuple(row for row, out in zip(rows, aside) if not out), tuple(row for row, out in zip(rows, aside) if out),
-                    id_field, content_fields)
-        if not split.training or not split.held_out:
-            raise InputProblem(f"fraction={fraction} of {len(rows)} rows left {len(split.training)} to train on and "
-                             f"{len(split.held_out)} held out; give more rows, or another fraction or seed.")
-        split.check()
-        return split
 
     def _ids(self, rows) -> list:
         missing = sum(self.id_field not in row for row in rows)
@@ -100,17 +69,12 @@ class HeldoutSplit:
         if shared:
             raise InputProblem(f"{len(shared)} task ids are held out and in the training pool: {_names(shared)}; take them out of "
                              "one.")
-        held = dict(zip((content_hash(row, self.content_fields) for row in self.held_out), ids))
+        held = dict(zip((content_hash(row) for row in self.held_out), ids))
         copies = {name: held[content] for row, name in zip(self.training, self._ids(self.training))
-                  if (content := content_hash(row, self.content_fields)) in held}
+                  if (content := content_hash(row)) in held}
         if copies:
             pairs = _names(f"{name} (held out as {other})" for name, other in copies.items())
             raise InputProblem(f"{len(copies)} training tasks have the content of a held-out one: {pairs}; take them out of one pool.")
-
-# %% ../../nbs/training/03_guard.ipynb #ed0a1be9
-def _place(seed: int, name: str) -> float:
-    "A place in [0, 1) that depends on seed and name alone."
-    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8]) / 2**64
 
 # %% ../../nbs/training/03_guard.ipynb #33c519bf
 class GuardFired(Problem, RuntimeError):
