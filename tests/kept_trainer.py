@@ -33,11 +33,22 @@ class Kept(ComposerReplicationTrainer):
         return self.steps[-1]
 
 
-def made(folder, environment=world.Files, rows=8, model=None, **changes):
+class Compared(ComposerReplicationTrainer):
+    "Keeps logits of both sides at hinted turns, from whole hidden states, and channel 2's sum, pass by pass."
+
+    def _total(self, step, terms):
+        if step.sites:
+            rows, (states, head) = step.forward.hidden[tuple(step.batch.sdpo_student.T)].detach(), step.teacher
+            passed = self.student.lm_head(rows).detach(), head.logits(states), terms["sdpo"].total.item()
+            self.passes = [*getattr(self, "passes", []), passed]
+        return super()._total(step, terms)
+
+
+def made(folder, environment=world.Files, rows=8, model=None, kind=Kept, **changes):
     "The trainer of one plain SGD step."
     args = ComposerReplicationConfig(str(folder), **ONE_STEP | changes)
     pairs = {"pair_source": group_pairs} if args.beta_replay else {}
-    trainer = Kept(model or embedded_model("mild"), args=args, processing_class=world.tokenizer(),
+    trainer = kind(model or embedded_model("mild"), args=args, processing_class=world.tokenizer(),
                    train_dataset=Dataset.from_list(world.rows(rows)), environment_factory=environment,
                    hint_source=default_composite() if args.alpha_sdpo else None, **pairs)
     trainer.remove_callback(PrinterCallback)

@@ -176,19 +176,16 @@ class HeldOutGuard:
         if now.declines >= self.decline_patience:
             return (f"Stopped at step {now.step}: the held-out score fell to {now.smoothed_held_out:.4g} while the in-loop reward "
                     f"rose to {now.smoothed_reward:.4g}, {now.declines} evaluations in a row.")
-        if self._collapsed(now):
+        bests = now.best_held_out, now.best_reward
+        if self.collapse_drop is not None and min(bests) > 0 and (  # of what is not above zero there is no share
+                bests[0] - now.smoothed_held_out >= self.collapse_drop
+                and now.smoothed_held_out < HELD_OUT_SHARE * bests[0] and now.smoothed_reward < REWARD_SHARE * bests[1]):
             return (f"Stopped at step {now.step}: the policy has collapsed: the held-out score fell from {now.best_held_out:.4g} to "
                     f"{now.smoothed_held_out:.4g}, the in-loop reward from {now.best_reward:.4g} to {now.smoothed_reward:.4g}.")
         if self.proxy_gap_stop is not None and now.gap > self.proxy_gap_stop:
             return (f"Stopped at step {now.step}: the in-loop reward has run {now.gap:.4g} ahead of the held-out score since the "
                     f"first evaluation, above proxy_gap_stop={self.proxy_gap_stop}.")
         return None
-
-    def _collapsed(self, now):
-        if self.collapse_drop is None or min(now.best_held_out, now.best_reward) <= 0:  # of what is not above zero there is no share
-            return False
-        return (now.best_held_out - now.smoothed_held_out >= self.collapse_drop
-                and now.smoothed_held_out < HELD_OUT_SHARE * now.best_held_out and now.smoothed_reward < REWARD_SHARE * now.best_reward)
 
     def state_dict(self) -> dict[str, Any]:
         "What a checkpoint must keep, as JSON."
@@ -211,11 +208,10 @@ class HeldOutGuardCallback(TrainerCallback):
         guard: HeldOutGuard,
         evaluate: Callable[[Any, int], Mapping[str, float]],  # (model, step) -> held_out_score and, where wanted, kl
         every_steps: int,  # optimizer steps between evaluations; the last step has one too
-        reward_key: str = "reward",  # the in-loop reward's name in the trainer's log
     ):
         if every_steps < 1:
             raise InputProblem(f"every_steps={every_steps} must be at least 1.")
-        self.guard, self.evaluate, self.every_steps, self.reward_key = guard, evaluate, every_steps, reward_key
+        self.guard, self.evaluate, self.every_steps = guard, evaluate, every_steps
         self.rewards: list[float] = []  # logged since the last evaluation
         self.due = False
 
@@ -236,7 +232,7 @@ class HeldOutGuardCallback(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, model=None, **kwargs):
         "Read the in-loop reward; evaluate where it is time."
-        if (reward := (logs or {}).get(self.reward_key)) is not None:
+        if (reward := (logs or {}).get("reward")) is not None:
             self.rewards.append(float(reward))
         if self.due:
             self.due = False
@@ -245,10 +241,19 @@ class HeldOutGuardCallback(TrainerCallback):
 
     def _evaluate(self, state, control, model, logs):
         if not self.rewards and self.guard.last is None:
-            raise InputProblem(f"no {self.reward_key!r} was logged up to step {state.global_step}, only {sorted(logs or {})}, so the "
-                             "guard has nothing to compare with; set reward_key.")
+            raise InputProblem(f"no 'reward' was logged up to step {state.global_step}, only {sorted(logs or {})}, so the guard has nothing to "
+                             "compare with; have the trainer log one.")
         reward = sum(self.rewards) / len(self.rewards) if self.rewards else self.guard.last.proxy_reward
-        reading = self.guard.update(state.global_step, proxy_reward=reward, **self._measure(model, state.global_step))
+        training, devices = model.training, [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        try:
+            with torch.random.fork_rng(devices), torch.no_grad():
+                measured = dict(self.evaluate(model.eval(), state.global_step))
+        finally:
+            model.train(training)
+        if not {"held_out_score"} <= set(measured) <= {"held_out_score", "kl"}:
+            raise InputProblem(f"the evaluation at step {state.global_step} returned {sorted(measured)}; return held_out_score and, where it is "
+                             "measured, kl.")
+        reading = self.guard.update(state.global_step, proxy_reward=reward, **measured)
         self.rewards = []
         entry = {"step": state.global_step, "epoch": state.epoch,
                  **{f"guard/{name}": value for name, value in asdict(reading).items() if name != "step"}}
@@ -257,19 +262,6 @@ class HeldOutGuardCallback(TrainerCallback):
             control.should_save = control.should_training_stop = True
             if state.is_world_process_zero:
                 print(self.guard.reason, file=sys.stderr)
-
-    def _measure(self, model, step) -> dict[str, float]:
-        training = model.training
-        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-        try:
-            with torch.random.fork_rng(devices), torch.no_grad():
-                measured = dict(self.evaluate(model.eval(), step))
-        finally:
-            model.train(training)
-        if not {"held_out_score"} <= set(measured) <= {"held_out_score", "kl"}:
-            raise InputProblem(f"the evaluation at step {step} returned {sorted(measured)}; return held_out_score and, where it is "
-                             "measured, kl.")
-        return measured
 
     def _store(self, state):
         state.stateful_callbacks["HeldOutGuard"] = {"guard": self.guard.state_dict(), "rewards": list(self.rewards)}

@@ -36,12 +36,6 @@ class TwiceRead:
     selected: Selected | None = None  # what the pass gave
 
 
-def _scored(hidden, head, labels, temperature):
-    "Log-probabilities and entropies `(n,)` by TRL's kernel, with tiles of at most `CHUNK_LOGITS`."
-    width = max(1, min(head.weight.shape[0], CHUNK_LOGITS // min(max(len(hidden), 1), 4096)))
-    return ChunkedLogProbFunction.apply(hidden, head.weight, head.bias, labels, temperature, width, head.softcap, head.scale, ("entropy",))[:2]
-
-
 def score_sampled(
     hidden: torch.Tensor,  # (batch, time, hidden)
     head: LMHead,
@@ -52,8 +46,11 @@ def score_sampled(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # (batch, time) log-probabilities, with gradient, and entropies; nats, zero where not scored
     "Log-probabilities and entropies of some tokens. Entropies of tokens that are read twice have no gradient."
     if twice is None:
-        return tuple(x.new_zeros(sampled.shape).masked_scatter(sampled, x)
-                     for x in _scored(hidden[sampled], head, labels[sampled], temperature))
+        rows = min(max(int(sampled.sum()), 1), 4096)  # TRL's own limit of rows in a tile
+        width = max(1, min(head.weight.shape[0], CHUNK_LOGITS // rows))
+        found = ChunkedLogProbFunction.apply(hidden[sampled], head.weight, head.bias, labels[sampled], temperature, width, head.softcap,
+                                             head.scale, ("entropy",))[:2]
+        return tuple(x.new_zeros(sampled.shape).masked_scatter(sampled, x) for x in found)
     places = tuple(twice.positions.T)
     once = sampled.index_put(places, torch.zeros_like(twice.labels, dtype=torch.bool))
     twice.selected = select_entries(hidden[places], head, twice.labels, twice.divergence, CHUNK_LOGITS, entropy=True)
@@ -104,13 +101,6 @@ def check_share_prompts(
         raise InputProblem(f"share_prompts=True cannot be had here: {reason}", "leave share_prompts out")
 
 # %% ../../nbs/training/18_passes.ipynb #5b7c0007
-def _expanded(prompts, rows, cache):
-    "The cache with every row's prompt; gradients of rows add up in the prompt that they share."
-    for number, layer in enumerate(prompts.layers):
-        cache.update(layer.keys[rows], layer.values[rows], number)
-    return cache
-
-
 @contextmanager
 def prompts_once(
     model: PreTrainedModel,  # a transformers causal LM that passed `check_share_prompts`
@@ -132,7 +122,9 @@ def prompts_once(
             return whole(input_ids=input_ids, attention_mask=attention_mask, **given, **others)
         prompts = DynamicCache()
         first = whole(input_ids=distinct[:, 0], attention_mask=distinct[:, 1], **cache_inputs(model, prompts), **others)
-        cache = _expanded(prompts, rows, DynamicCache() if past_key_values is None else past_key_values)
+        cache = DynamicCache() if past_key_values is None else past_key_values
+        for number, layer in enumerate(prompts.layers):  # gradients of rows add up in the prompt that they share
+            cache.update(layer.keys[rows], layer.values[rows], number)
         output = whole(input_ids=input_ids[:, width:], attention_mask=attention_mask, **cache_inputs(model, cache), **others)
         output.last_hidden_state = torch.cat([first.last_hidden_state[rows], output.last_hidden_state], 1)
         return output

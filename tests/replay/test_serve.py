@@ -1,16 +1,10 @@
 "Teachers behind HTTP: the real client and real sockets, every refusal, full, slow, broken and vanishing clients, and the end."
-import contextlib
 import http.client
 import json
-import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from urllib.parse import urlsplit
 
 import openai
@@ -461,42 +455,3 @@ def test_an_error_in_the_block_ends_the_server():
         raise KeyError
     with pytest.raises(OSError):
         ask(url)
-
-
-# Another server
-
-@pytest.mark.slow
-def test_transformers_serve_gives_the_same_answers(tmp_path):
-    from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
-    from composer_replication.experiments.teachers import LocalTeacher
-    model, tokenizer = embedded_model(), embedded_tokenizer()
-    for one in (model, tokenizer):  # with the name of the architecture, which the shipped folder leaves out
-        one.save_pretrained(tmp_path / "model")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [os.path.join(os.path.dirname(sys.executable), "transformers"), "serve", "--host", "127.0.0.1", "--port", str(port),
-               "--device", "cpu", "--dtype", "float32"]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    with (tmp_path / "log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
-    try:
-        url = f"http://127.0.0.1:{port}/v1"
-
-        def up():
-            with contextlib.suppress(OSError):
-                return bool(connect(url).close()) or True
-        if not soon(lambda: up() or server.poll() is not None, 120) or server.poll() is not None:
-            pytest.skip("transformers serve does not start here: " + (tmp_path / "log").read_text()[-300:])
-        teacher = LocalTeacher(model, tokenizer, "embedded", max_tokens=48)
-        states = [replace(s, tools=()) for t in toy_traces()[:6] for s in trace_states(t)[:1]]
-        wanted = teacher.answer(states)
-        with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120) as client:
-            for state, result in zip(states, wanted):
-                told = client.chat.completions.create(model=str(tmp_path / "model"), messages=as_sent(state), max_tokens=48,
-                                                      temperature=0)
-                content = told.choices[0].message.content
-                content = content.rpartition("<|assistant|>")[2].removesuffix("<|end|>")  # this server says the prompt first
-                assert content == result.action.content
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait(30)

@@ -161,7 +161,7 @@ class Climber(Trainer):
         super().log({**logs, "reward": self.reward}, start_time)
 
 
-def trainer_for(folder, guard=None, peak=3.0, every_steps=2, reward_key="reward", **options):
+def trainer_for(folder, guard=None, peak=3.0, every_steps=2, **options):
     def evaluate(model, step):
         torch.rand(step)  # an evaluation samples
         assert not model.training and not torch.is_grad_enabled()
@@ -171,7 +171,7 @@ def trainer_for(folder, guard=None, peak=3.0, every_steps=2, reward_key="reward"
     arguments = TrainingArguments(str(folder), learning_rate=1.0, optim="sgd", lr_scheduler_type="constant",
                                   per_device_train_batch_size=1, report_to="none", use_cpu=True, disable_tqdm=True, seed=3,
                                   **options)
-    callbacks = [HeldOutGuardCallback(guard, evaluate, every_steps, reward_key)] if guard else []
+    callbacks = [HeldOutGuardCallback(guard, evaluate, every_steps)] if guard else []
     trainer = Climber(OneNumber(), arguments, train_dataset=[{"n": n} for n in range(100)], callbacks=callbacks)
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -243,9 +243,10 @@ def test_the_last_step_is_measured_whatever_the_schedule(every_steps, steps, tmp
     assert readings(trainer)[-1]["guard/proxy_reward"] == pytest.approx(sum(logged[since:6]) / (6 - since))
 
 
-def test_a_log_without_the_reward_is_named(tmp_path):
-    with pytest.raises(ValueError, match="no 'rewards/mean' was logged up to step 2, only .*'reward'"):
-        trainer_for(tmp_path, HeldOutGuard(), reward_key="rewards/mean").train()
+def test_a_log_without_the_reward_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(Climber, "log", Trainer.log)
+    with pytest.raises(ValueError, match="no 'reward' was logged up to step 2, only .*'loss'"):
+        trainer_for(tmp_path, HeldOutGuard()).train()
 
 
 def test_an_evaluation_without_a_score_is_named(tmp_path):
