@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TraceState', 'asked_turns', 'trace_states', 'TeacherCallResult', 'Teacher', 'TeacherProblem', 'check_panel',
-           'ask_each', 'ask_teachers', 'replay_traces', 'replay_trace']
+           'ask_each', 'replay_traces', 'replay_trace']
 
 # %% ../../nbs/replay/02_teachers.ipynb #31812299
 import json
@@ -162,28 +162,18 @@ def ask_each(
     finally:
         threads.shutdown(wait=False, cancel_futures=True)  # after an error or Ctrl-C, closing the `TeacherPool` ends the calls in flight
 
-
-def ask_teachers(
-    states: Sequence[TraceState],
-    teachers: Sequence[Teacher],
-) -> list[list[TeacherCallResult]]:  # per state, in the order of the teachers
-    "What every teacher would do in every state; equal states share their results. Raises as `check_panel` and `ask_each`."
-    check_panel([t.name for t in teachers])
-    different = {s.key: s for s in states}
-    columns = ask_each([(t, list(different.values())) for t in teachers])
-    rows = {key: row for key, row in zip(different, zip(*columns))}
-    return [list(rows[s.key]) for s in states]
-
 # %% ../../nbs/replay/02_teachers.ipynb #eee15031
 def replay_traces(
     traces: Sequence[Trace],
     teachers: Sequence[Teacher],
     turns: Sequence[Sequence[int] | None] | None = None,  # of each trace, as `asked_turns`; None: all of all
 ) -> list[list[list[TeacherCallResult]]]:  # per trace, per turn asked, per teacher
-    "Ask all teachers at the states of all traces, together. Raises as `ask_teachers` and `trace_states`."
+    "Ask all teachers at the states of all traces, together; equal states share their results. Raises as `check_panel`, `ask_each`, `trace_states`."
+    check_panel([t.name for t in teachers])
     of_each = [trace_states(t, at) for t, at in zip(traces, [None] * len(traces) if turns is None else turns, strict=True)]
-    rows = iter(ask_teachers([s for states in of_each for s in states], teachers))
-    return [[next(rows) for _ in states] for states in of_each]
+    different = {s.key: s for states in of_each for s in states}
+    rows = dict(zip(different, zip(*ask_each([(t, list(different.values())) for t in teachers]))))
+    return [[list(rows[s.key]) for s in states] for states in of_each]
 
 
 def replay_trace(
@@ -191,5 +181,5 @@ def replay_trace(
     teachers: Sequence[Teacher],
     turns: Sequence[int] | None = None,  # as `asked_turns`
 ) -> list[list[TeacherCallResult]]:  # per turn asked, in the order of the teachers
-    "Ask all teachers at the states of one trace. Raises as `ask_teachers` and `trace_states`."
+    "Ask all teachers at the states of one trace. Raises as `replay_traces`."
     return replay_traces([trace], teachers, [turns])[0]

@@ -34,7 +34,7 @@ from composer_replication.replay.client import (
 )
 from composer_replication.replay.ledger import Ledger, LedgerProblem
 from composer_replication.replay.prices import Price
-from composer_replication.replay.teachers import TraceState, ask_teachers
+from composer_replication.replay.teachers import TraceState, ask_each
 
 TOOLS = ({"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}},)
 PRICE = Price(1.0, 2.0)
@@ -68,6 +68,10 @@ def asking(server, ledger, *names, **more):
     fields = {k: more.pop(k) for k in ("key_env", "max_tokens", "model") if k in more}
     with TeacherPool([endpoint(server, n, **fields) for n in names or ("a",)], ledger, **more) as pool:
         yield pool
+
+
+def ask_teachers(states, teachers):
+    return [list(row) for row in zip(*ask_each([(t, states) for t in teachers]))]
 
 
 def ask(behave, ledger, count=1, **more):
