@@ -177,7 +177,7 @@ def request_text(endpoint: Endpoint, state: TraceState) -> str:
 # %% ../../nbs/replay/04_client.ipynb #04724abf
 def request_key(endpoint: Endpoint, state: TraceState) -> str:
     "Equal for equal questions to the same model at the same address: 32 hexadecimal digits."
-    asked = [endpoint.url, endpoint.model, 0.0, endpoint.max_tokens, {}, state.key]  # temperature, and fields that ledgers of old may hold
+    asked = [endpoint.url, endpoint.model, 0.0, endpoint.max_tokens, {}, state.key]  # as older ledgers have the key
     return blake2b(json.dumps(asked, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
 
 # %% ../../nbs/replay/04_client.ipynb #e739ecea
@@ -211,7 +211,7 @@ def _json_object(raw: str) -> dict:
 
 
 def _wait(headers: Mapping[str, str]) -> float:
-    "Seconds that Retry-After asks for; 0 for a date, which no provider is known to send."
+    "Seconds that Retry-After asks for; 0 where it is a date or nothing that can be read."
     value = headers.get("retry-after", "").strip()
     return float(value) if re.fullmatch(r"\d{1,9}(\.\d+)?", value) else 0.0
 
