@@ -20,8 +20,7 @@ _ROOMS = {
     "hints.sibling_layer": "SiblingHintGenerator",
     "core.pair": "DPOPair",
     "replay.pairs": "sibling_pairs",
-    "replay.teachers": "RecordedTeacher Teacher TeacherCallResult TeacherProblem TraceState ask_teachers replay_trace replay_traces "
-                       "trace_states",
+    "replay.teachers": "Teacher TeacherCallResult TeacherProblem TraceState replay_trace replay_traces trace_states",
     "replay.vote": "Everyone Sure Verdict Vote Worth count_votes extract_dpo_pairs replay_gated run_replay",
     "replay.prices": "Price PriceProblem price_table",
     "replay.ledger": "Ledger LedgerProblem",

@@ -1,13 +1,10 @@
 """A real HTTP server on 127.0.0.1 that misbehaves as told, and keeps a log of what it got and of what it sent to the end.
 
 with BadServer(lambda request: Reply(delay=0.2) if request.number else failed(500)) as server: ...
-python tests/bad_server.py --delay 0.2 --fail-every 20      # prints its base_url, and serves until its input ends
 """
 
-import argparse
 import contextlib
 import json
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -168,23 +165,3 @@ class BadServer:
                 return
         with self._lock:
             self.finished.append(request.number)
-
-
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--delay", type=float, default=0.0)
-    parser.add_argument("--fail-every", type=int, default=0, help="answer every n-th request with 500")
-    given = parser.parse_args()
-    every = given.fail_every
-
-    def behave(request):
-        bad = every and request.number % every == every - 1
-        return Reply(500, {"error": {"message": "down"}}, delay=given.delay) if bad else Reply(delay=given.delay)
-
-    with BadServer(behave) as server:
-        print(server.url, flush=True)
-        sys.stdin.read()
-
-
-if __name__ == "__main__":
-    main()

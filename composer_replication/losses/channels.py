@@ -63,7 +63,6 @@ def pair_logprobs(
     cache: DynamicCache | None = None,  # of the same pass, where it kept one
     own_logprobs: torch.Tensor | None = None,  # (o,) of the answers that are the trunk's own, in order, where they are known already
     temperature: float = 1.0,  # divides the logits; the policy and its reference must share it
-    method: str = "two_pass",  # how branches go through the model, see `forward_branches`
 ) -> torch.Tensor:  # (m,) in the order of `batch.pair_labels`
     """Log-probability, in nats, of every token of the answers of the pairs. Gradients as the caller has them.
 
@@ -74,7 +73,7 @@ def pair_logprobs(
         time = max(int(batch.pair_trunk.max()) + 1, int(batch.branch_fork[rows].max()))
         part = narrow_batch(batch, rows, time)
         hidden, cache = forward_trunk(model, part)
-    answers = forward_branches(model, part, cache, method, kinds=("chosen", "rejected"))
+    answers = forward_branches(model, part, cache, kinds=("chosen", "rejected"))
     head, other = lm_head(model), answers[row[~own], batch.pair_positions[~own, 1]]
     if own_logprobs is None:
         own_logprobs = token_logprobs(hidden[row[own], batch.pair_trunk[own]], head, batch.pair_labels[own], temperature)
@@ -99,14 +98,13 @@ def reference_logps(
     batch: PackedBatch,
     hidden: torch.Tensor | None = None,  # with `cache`, of the reference's own pass over the trunks; without them it reads them
     cache: DynamicCache | None = None,
-    method: str = "two_pass",  # how branches go through the model, see `forward_branches`
     temperature: float = 1.0,  # divides the logits, as the policy's
 ) -> PackedBatch:  # the batch with `ref_logps`
     "Take the reference's log-probability of every answer of a pair, without gradient."
     if not batch.pairs:
         return replace(batch, ref_logps=torch.zeros(0, device=batch.input_ids.device))
     with torch.no_grad():
-        logps, _ = pair_logps(model, batch, hidden, cache, temperature=temperature, method=method)
+        logps, _ = pair_logps(model, batch, hidden, cache, temperature=temperature)
     return replace(batch, ref_logps=logps)
 
 # %% ../../nbs/losses/07_channels.ipynb #fbde1158
@@ -116,11 +114,10 @@ def preference_loss(
     batch: PackedBatch,  # with `ref_logps` for dpo
     variant: str = "dpo",  # or "simpo", which needs no reference
     beta: float | None = None,  # None: 0.1 for dpo, 2.0 for simpo
-    gamma: float = 1.0,  # simpo's margin
 ) -> PreferenceLoss:
     "Channel 3's loss on the batch's pairs. Raises `InputProblem` for an unknown variant and where the reference is missing."
     if variant == "simpo":
-        return simpo_loss(logps[0::2], logps[1::2], lengths[0::2], lengths[1::2], 2.0 if beta is None else beta, gamma)
+        return simpo_loss(logps[0::2], logps[1::2], lengths[0::2], lengths[1::2], 2.0 if beta is None else beta)
     if variant != "dpo":
         raise InputProblem(f"dpo_variant={variant!r} is unknown; use 'dpo' or 'simpo'.")
     if batch.ref_logps is None:

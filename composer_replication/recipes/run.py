@@ -27,7 +27,7 @@ from ..rollout.compaction import Compacting
 from ..traces.error_sites import blame_turns
 from ..traces.habits import look_for
 from ..training.checkpoint import InterruptCallback, last_complete_checkpoint
-from ..training.draw import TaskDraw
+from ..training.groups import TaskDraw
 from ..training.guard import HeldOutGuard, HeldOutGuardCallback
 from .attention import choose_attention
 from .export import CardCallback

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Kept', 'RUN', 'LEAK', 'WIDTH', 'TAIL', 'STEPS', 'SCHEMA', 'Lengths', 'PreferenceExample', 'place_pairs', 'Drop',
            'drop_duplicates', 'drop_contradictions', 'drop_held_out', 'drop_unrendered', 'drop_long', 'near_copies',
-           'drop_near_duplicates', 'NormaliseReport', 'normalise_pairs', 'write_pairs', 'read_pairs',
+           'drop_near_duplicates', 'NormaliseReport', 'normalise_pairs', 'write_pairs', 'read_pairs', 'example_of',
            'to_preference_dataset', 'pairs_by_trace']
 
 # %% ../../nbs/replay/06_clean.ipynb #0a64e76e
@@ -365,7 +365,7 @@ def read_pairs(path: str | Path) -> list[PreferenceExample]:
     try:
         for line, row in read_jsonl(path):
             try:
-                examples.append(_example(row))
+                examples.append(example_of(row))
             except TraceProblem as problem:
                 raise TraceProblem(problem.what, problem.remedy, str(path), line) from None
     except (OSError, EOFError) as problem:
@@ -375,8 +375,8 @@ def read_pairs(path: str | Path) -> list[PreferenceExample]:
     return examples
 
 
-def _example(row):
-    "The pair of a row that `write_pairs` wrote."
+def example_of(row: Mapping) -> PreferenceExample:
+    "The pair of a row that `write_pairs` wrote. Raises `TraceProblem` for any other."
     if row.get("schema") != SCHEMA:
         raise TraceProblem(f"this is no pair of the form {SCHEMA}", _NAME_PAIRS)
     try:

@@ -21,9 +21,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -42,9 +41,6 @@ if TYPE_CHECKING:
     import httpx2
 
 # %% ../../nbs/replay/04_client.ipynb #99d12b7e
-_RESERVED = ("model", "messages", "tools", "temperature", "max_tokens", "max_completion_tokens", "stream", "n")
-
-
 @dataclass(frozen=True)
 class Endpoint:
     "A model behind an OpenAI-compatible address. Raises `TeacherProblem` for values that no request can have."
@@ -54,9 +50,7 @@ class Endpoint:
     price: Price
     base_url: str = "https://openrouter.ai/api/v1"  # `/chat/completions` follows
     key_env: str | None = "OPENROUTER_API_KEY"  # the environment variable with the key; None: no key is sent
-    temperature: float = 0.0
     max_tokens: int = 1024  # of an answer, reasoning included
-    extra: Mapping = field(default_factory=dict)  # more fields of the request's body
 
     def __post_init__(self):
         place = f"endpoint {self.name!r}"
@@ -70,11 +64,8 @@ class Endpoint:
                                  "give the key in an environment variable", place)
         if not self.name or not self.model:
             raise TeacherProblem(f"{place} with model {self.model!r}: give both a name and a model.")
-        if not (math.isfinite(self.temperature) and self.temperature >= 0 and self.max_tokens >= 1):
-            raise TeacherProblem(f"temperature={self.temperature} and max_tokens={self.max_tokens}",
-                                 "give a temperature of 0 or more and at least 1 token", place)
-        if reserved := [name for name in self.extra if name in _RESERVED]:
-            raise TeacherProblem(f"`extra` may not hold {reserved[0]!r}", "set it on the endpoint, or leave it out", place)
+        if self.max_tokens < 1:
+            raise TeacherProblem(f"max_tokens={self.max_tokens}", "give at least 1 token", place)
 
     @property
     def url(self) -> str:
@@ -169,7 +160,7 @@ def chat_body(
     "The body of a chat request."
     functions = [t if "function" in t else {"type": "function", "function": t} for t in tools]
     return {"model": endpoint.model, "messages": chat_messages(turns), **({"tools": functions} if functions else {}),
-            "temperature": float(endpoint.temperature), "max_tokens": endpoint.max_tokens, "stream": False, **endpoint.extra, **settings}
+            "temperature": 0.0, "max_tokens": endpoint.max_tokens, "stream": False, **settings}
 
 
 def request_text(endpoint: Endpoint, state: TraceState) -> str:
@@ -180,13 +171,13 @@ def request_text(endpoint: Endpoint, state: TraceState) -> str:
         text = json.dumps(chat_body(endpoint, state.turns, state.tools), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise TeacherProblem(f"the state before turn {state.turn} of {state.trace_id} cannot be written as JSON ({error})",
-                             "correct the trace, or the endpoint's `extra`") from None
+                             "correct the trace") from None
     return text.encode("utf-8", "replace").decode()
 
 # %% ../../nbs/replay/04_client.ipynb #04724abf
 def request_key(endpoint: Endpoint, state: TraceState) -> str:
     "Equal for equal questions to the same model at the same address: 32 hexadecimal digits."
-    asked = [endpoint.url, endpoint.model, float(endpoint.temperature), endpoint.max_tokens, dict(endpoint.extra), state.key]
+    asked = [endpoint.url, endpoint.model, 0.0, endpoint.max_tokens, {}, state.key]  # as older ledgers have the key
     return blake2b(json.dumps(asked, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
 
 # %% ../../nbs/replay/04_client.ipynb #e739ecea
@@ -219,17 +210,10 @@ def _json_object(raw: str) -> dict:
         return {}
 
 
-def _wait(headers: Mapping[str, str], now: datetime | None = None) -> float:
-    "Seconds that Retry-After asks for; a date is compared with the server's own clock where it sends one."
+def _wait(headers: Mapping[str, str]) -> float:
+    "Seconds that Retry-After asks for; 0 where it is a date or nothing that can be read."
     value = headers.get("retry-after", "").strip()
-    if re.fullmatch(r"\d{1,9}(\.\d+)?", value):
-        return float(value)
-    try:
-        until = parsedate_to_datetime(value)
-        now = parsedate_to_datetime(headers["date"]) if "date" in headers else now or datetime.now(UTC)
-        return max(0.0, (until - now).total_seconds())
-    except (TypeError, ValueError):
-        return 0.0
+    return float(value) if re.fullmatch(r"\d{1,9}(\.\d+)?", value) else 0.0
 
 # %% ../../nbs/replay/04_client.ipynb #d5ffda28
 def _no_completion(response, raw) -> str:
@@ -516,16 +500,13 @@ _ASKED_TO_WAIT_S = 300.0  # the longest that a provider's Retry-After is honoure
 _CLOSE_S = 60.0  # for cancelled calls to be entered in the ledger
 
 
+@dataclass
 class _Provider:
-    "One address: slots for requests, and a time before which none is sent."
+    "One address."
 
-    def __init__(self, concurrency: int):
-        self.slots, self.closed_until, self.refusals = asyncio.Semaphore(concurrency), 0.0, 0
-
-    def refuse(self, now: float) -> int:
-        "Count a refusal, once for all that were under way together; returns how many came in a row."
-        self.refusals += now >= self.closed_until
-        return self.refusals
+    slots: asyncio.Semaphore  # for requests under way
+    closed_until: float = 0.0  # before it none is sent
+    refusals: int = 0  # in a row
 
 
 class HttpTeacher:
@@ -568,7 +549,7 @@ class TeacherPool:
         self._ledger, self._timeout_s, self._tries, self._max_wall_s, self._on_answer = ledger, timeout_s, tries, max_wall_s, on_answer
         self.teachers = [HttpTeacher(self, e) for e in endpoints]
         self.calls = 0  # requests really sent
-        self._providers = {e.url: _Provider(concurrency) for e in endpoints}
+        self._providers = {e.url: _Provider(asyncio.Semaphore(concurrency)) for e in endpoints}
         self._stopped, self._portal, self._open, self._deadline = "", None, False, math.inf
         self._running: dict[Future, anyio.CancelScope] = {}  # one for each `answer` under way
         self._in_flight, self._returned, self._unwritten = 0, asyncio.Event(), []
@@ -701,7 +682,8 @@ class TeacherPool:
         "Wait before the next try; after a 429 the whole provider does."
         now, provider = self._loop.time(), self._providers[teacher.endpoint.url]
         if failure.limited:
-            number = max(number, provider.refuse(now))
+            provider.refusals += now >= provider.closed_until  # once for all that were under way together
+            number = max(number, provider.refusals)
         pause = self._random.uniform(0, min(_LONGEST_S, _BACKOFF_S * 2 ** (number - 1))) + min(failure.wait_s, _ASKED_TO_WAIT_S)
         if failure.wait_s > _ASKED_TO_WAIT_S or failure.wait_s and now + pause > self._deadline:
             self._stop_teacher(teacher, f"{teacher.endpoint.base_url} asks to wait {failure.wait_s:g} s; run again after that")

@@ -7,7 +7,6 @@ __all__ = ['scrubbed_trace', 'scrubbed_pairs', 'error_dataset', 'trace_counts', 
            'write_dataset']
 
 # %% ../../nbs/replay/08_dataset.ipynb #230b2a9a
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from ..core.errors import InputProblem
-from ..core.files import read_jsonl, replacing, write_file, write_jsonl
+from ..core.files import read_jsonl, replacing, write_file
 from ..core.trace import Trace
-from .clean import PreferenceExample, read_pairs, to_preference_dataset
+from .clean import PreferenceExample, example_of, read_pairs, to_preference_dataset
 from ..traces.error_sites import find_error_sites
 from ..traces.export import to_dataset
 from ..traces.scrub import scrub
@@ -51,10 +50,7 @@ def scrubbed_pairs(
     rows = [row for row in (scrub(row, counts) for _, row in read_jsonl(path)) if _act(row["chosen"]) != _act(row["rejected"])]
     if not rows:
         raise InputProblem("the sides of every pair differ in a secret only, so nothing is left to publish", "make other pairs", str(path))
-    with tempfile.TemporaryDirectory() as folder:
-        kept = Path(folder) / "pairs.jsonl"
-        write_jsonl(kept, rows)
-        return read_pairs(kept)
+    return list(map(example_of, rows))
 
 # %% ../../nbs/replay/08_dataset.ipynb #dcf42481
 def error_dataset(

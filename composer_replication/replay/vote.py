@@ -366,7 +366,7 @@ def replay_gated(
     turns: Sequence[Sequence[int] | None] | None = None,  # of each trace, as `asked_turns`; None: all of all
     at_once: int = 64,  # states open at a time
 ) -> list[list[list[TeacherCallResult]]]:  # per trace, per turn asked, per teacher
-    """Ask the teachers that the gate names, state by state. Raises as `ask_teachers` and `trace_states`.
+    """Ask the teachers that the gate names, state by state. Raises as `replay_traces`.
 
     Raises `InputProblem` for a gate that names a teacher that the panel does not have, or that has answered."""
     panel = {t.name: t for t in teachers}

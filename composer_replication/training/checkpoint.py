@@ -160,8 +160,6 @@ class InterruptCallback(TrainerCallback):
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._handlers = {}
 
-
-
 # %% ../../nbs/training/02_checkpoint.ipynb #417848c9
 def _plain(data, where):
     "`data` with each tensor detached, on the CPU and in storage of its own."

@@ -141,15 +141,14 @@ def generation_traces(
     for i, reward in enumerate(generation.rewards):
         prompt, completion = generation.prompt_ids[i], generation.completion_ids[i]
         mask = generation.mask[i] if generation.mask is not None else [1] * len(completion)
-        trace = generation.rollouts[i].trace if generation.rollouts else _trl_trace(generation, i, tools_of(i), results_of(i))
+        if generation.rollouts:
+            trace = generation.rollouts[i].trace
+        else:
+            messages = [*generation.prompts[i], *generation.completions[i]]
+            turns = with_results([trl_failure(t) for t in chat_turns(messages)], results_of(i))
+            schemas = tuple(t if isinstance(t, dict) else get_json_schema(t) for t in tools_of(i))
+            trace = Trace(generation.names[i], turns, schemas, task_of(generation.rows[i], generation.prompts[i]))
         yield replace(trace, reward=reward), [*prompt, *completion], [0] * len(prompt) + list(mask)
-
-
-def _trl_trace(generation, number, tools, results):
-    prompt = generation.prompts[number]
-    turns = with_results([trl_failure(t) for t in chat_turns([*prompt, *generation.completions[number]])], results)
-    schemas = tuple(t if isinstance(t, dict) else get_json_schema(t) for t in tools)
-    return Trace(generation.names[number], turns, schemas, task_of(generation.rows[number], prompt))
 
 # %% ../../nbs/training/14_episodes.ipynb #4e112087
 def within_positions(

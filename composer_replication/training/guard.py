@@ -55,37 +55,6 @@ class HeldoutSplit:
     training: tuple[Mapping[str, Any], ...]  # rows to train on
     held_out: tuple[Mapping[str, Any], ...]  # rows to measure on
     id_field: str = "id"  # where a row's name stands
-    content_fields: tuple[str, ...] = ("prompt", "files")  # what makes two tasks the same
-
-    @classmethod
-    def of(
-        cls,
-        rows: Iterable[Mapping[str, Any]],  # all tasks
-        fraction: float,  # share that is held out, about
-        seed: int,  # another seed, another split
-        id_field: str = "id",
-        content_fields: tuple[str, ...] = ("prompt", "files"),
-    ) -> "HeldoutSplit":
-        """Each row's side follows from the seed and its content alone, so order does not matter, new rows move no old one and
-        copies stay together; a row with the id of a held-out one goes with it. Raises `ValueError` where a side would be empty."""
-        if not 0 < fraction < 1:
-            raise InputProblem(f"fraction={fraction} must lie between 0 and 1; 0.1 holds out about a tenth.")
-        rows = tuple(rows)
-        whole = cls(rows, rows, id_field, content_fields)
-        ids, contents = whole._ids(rows), [content_hash(row, content_fields) for row in rows]
-        held_ids, more = set(), {name for name, content in zip(ids, contents) if _place(seed, content) < fraction}
-        while more != held_ids:  # whatever else has such an id, and its copies
-            held_ids = more
-            held = {content for name, content in zip(ids, contents) if name in held_ids}
-            more = held_ids | {name for name, content in zip(ids, contents) if content in held}
-        aside = [name in held_ids for name in ids]
-        split = cls(tuple(row for row, out in zip(rows, aside) if not out), tuple(row for row, out in zip(rows, aside) if out),
-                    id_field, content_fields)
-        if not split.training or not split.held_out:
-            raise InputProblem(f"fraction={fraction} of {len(rows)} rows left {len(split.training)} to train on and "
-                             f"{len(split.held_out)} held out; give more rows, or another fraction or seed.")
-        split.check()
-        return split
 
     def _ids(self, rows) -> list:
         missing = sum(self.id_field not in row for row in rows)
@@ -100,19 +69,12 @@ class HeldoutSplit:
         if shared:
             raise InputProblem(f"{len(shared)} task ids are held out and in the training pool: {_names(shared)}; take them out of "
                              "one.")
-        held = dict(zip((content_hash(row, self.content_fields) for row in self.held_out), ids))
+        held = dict(zip((content_hash(row) for row in self.held_out), ids))
         copies = {name: held[content] for row, name in zip(self.training, self._ids(self.training))
-                  if (content := content_hash(row, self.content_fields)) in held}
+                  if (content := content_hash(row)) in held}
         if copies:
             pairs = _names(f"{name} (held out as {other})" for name, other in copies.items())
             raise InputProblem(f"{len(copies)} training tasks have the content of a held-out one: {pairs}; take them out of one pool.")
-
-
-
-# %% ../../nbs/training/03_guard.ipynb #ed0a1be9
-def _place(seed: int, name: str) -> float:
-    "A place in [0, 1) that depends on seed and name alone."
-    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8]) / 2**64
 
 # %% ../../nbs/training/03_guard.ipynb #33c519bf
 class GuardFired(Problem, RuntimeError):
@@ -214,19 +176,16 @@ class HeldOutGuard:
         if now.declines >= self.decline_patience:
             return (f"Stopped at step {now.step}: the held-out score fell to {now.smoothed_held_out:.4g} while the in-loop reward "
                     f"rose to {now.smoothed_reward:.4g}, {now.declines} evaluations in a row.")
-        if self._collapsed(now):
+        bests = now.best_held_out, now.best_reward
+        if self.collapse_drop is not None and min(bests) > 0 and (  # of what is not above zero there is no share
+                bests[0] - now.smoothed_held_out >= self.collapse_drop
+                and now.smoothed_held_out < HELD_OUT_SHARE * bests[0] and now.smoothed_reward < REWARD_SHARE * bests[1]):
             return (f"Stopped at step {now.step}: the policy has collapsed: the held-out score fell from {now.best_held_out:.4g} to "
                     f"{now.smoothed_held_out:.4g}, the in-loop reward from {now.best_reward:.4g} to {now.smoothed_reward:.4g}.")
         if self.proxy_gap_stop is not None and now.gap > self.proxy_gap_stop:
             return (f"Stopped at step {now.step}: the in-loop reward has run {now.gap:.4g} ahead of the held-out score since the "
                     f"first evaluation, above proxy_gap_stop={self.proxy_gap_stop}.")
         return None
-
-    def _collapsed(self, now):
-        if self.collapse_drop is None or min(now.best_held_out, now.best_reward) <= 0:  # of what is not above zero there is no share
-            return False
-        return (now.best_held_out - now.smoothed_held_out >= self.collapse_drop
-                and now.smoothed_held_out < HELD_OUT_SHARE * now.best_held_out and now.smoothed_reward < REWARD_SHARE * now.best_reward)
 
     def state_dict(self) -> dict[str, Any]:
         "What a checkpoint must keep, as JSON."
@@ -240,8 +199,6 @@ class HeldOutGuard:
         self.last = state["last"] and GuardReading(**state["last"])
         self.start_gap, self.reason = state["start_gap"], state["reason"]
 
-
-
 # %% ../../nbs/training/03_guard.ipynb #5f3f4db6
 class HeldOutGuardCallback(TrainerCallback):
     "Evaluates on a schedule, feeds the guard, and stops training with a checkpoint and one sentence."
@@ -251,11 +208,10 @@ class HeldOutGuardCallback(TrainerCallback):
         guard: HeldOutGuard,
         evaluate: Callable[[Any, int], Mapping[str, float]],  # (model, step) -> held_out_score and, where wanted, kl
         every_steps: int,  # optimizer steps between evaluations; the last step has one too
-        reward_key: str = "reward",  # the in-loop reward's name in the trainer's log
     ):
         if every_steps < 1:
             raise InputProblem(f"every_steps={every_steps} must be at least 1.")
-        self.guard, self.evaluate, self.every_steps, self.reward_key = guard, evaluate, every_steps, reward_key
+        self.guard, self.evaluate, self.every_steps = guard, evaluate, every_steps
         self.rewards: list[float] = []  # logged since the last evaluation
         self.due = False
 
@@ -276,7 +232,7 @@ class HeldOutGuardCallback(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, model=None, **kwargs):
         "Read the in-loop reward; evaluate where it is time."
-        if (reward := (logs or {}).get(self.reward_key)) is not None:
+        if (reward := (logs or {}).get("reward")) is not None:
             self.rewards.append(float(reward))
         if self.due:
             self.due = False
@@ -285,10 +241,19 @@ class HeldOutGuardCallback(TrainerCallback):
 
     def _evaluate(self, state, control, model, logs):
         if not self.rewards and self.guard.last is None:
-            raise InputProblem(f"no {self.reward_key!r} was logged up to step {state.global_step}, only {sorted(logs or {})}, so the "
-                             "guard has nothing to compare with; set reward_key.")
+            raise InputProblem(f"no 'reward' was logged up to step {state.global_step}, only {sorted(logs or {})}, so the guard has nothing to "
+                             "compare with; have the trainer log one.")
         reward = sum(self.rewards) / len(self.rewards) if self.rewards else self.guard.last.proxy_reward
-        reading = self.guard.update(state.global_step, proxy_reward=reward, **self._measure(model, state.global_step))
+        training, devices = model.training, [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        try:
+            with torch.random.fork_rng(devices), torch.no_grad():
+                measured = dict(self.evaluate(model.eval(), state.global_step))
+        finally:
+            model.train(training)
+        if not {"held_out_score"} <= set(measured) <= {"held_out_score", "kl"}:
+            raise InputProblem(f"the evaluation at step {state.global_step} returned {sorted(measured)}; return held_out_score and, where it is "
+                             "measured, kl.")
+        reading = self.guard.update(state.global_step, proxy_reward=reward, **measured)
         self.rewards = []
         entry = {"step": state.global_step, "epoch": state.epoch,
                  **{f"guard/{name}": value for name, value in asdict(reading).items() if name != "step"}}
@@ -298,20 +263,5 @@ class HeldOutGuardCallback(TrainerCallback):
             if state.is_world_process_zero:
                 print(self.guard.reason, file=sys.stderr)
 
-    def _measure(self, model, step) -> dict[str, float]:
-        training = model.training
-        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-        try:
-            with torch.random.fork_rng(devices), torch.no_grad():
-                measured = dict(self.evaluate(model.eval(), step))
-        finally:
-            model.train(training)
-        if not {"held_out_score"} <= set(measured) <= {"held_out_score", "kl"}:
-            raise InputProblem(f"the evaluation at step {step} returned {sorted(measured)}; return held_out_score and, where it is "
-                             "measured, kl.")
-        return measured
-
     def _store(self, state):
         state.stateful_callbacks["HeldOutGuard"] = {"guard": self.guard.state_dict(), "rewards": list(self.rewards)}
-
-

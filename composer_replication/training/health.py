@@ -108,15 +108,13 @@ class HealthWatch:
     steps: int = 0
     teacher_checked: bool = False  # by `training.teacher_check`, which does so once in a run
 
-    def _start(self) -> dict[str, float]:
-        return {name: sum(values) / FIRST for name, values in self.first.items() if len(values) == FIRST}
-
     def take(
         self,
         facts: StepFacts,
     ) -> dict[str, str]:  # by rule; empty where there is nothing new to say
         "One sentence for each rule that has held for its patience, or for twice, four times as long."
-        start, warnings = self._start(), {}
+        start = {name: sum(values) / FIRST for name, values in self.first.items() if len(values) == FIRST}
+        warnings = {}
         for rule in self.rules:
             holds = rule.holds(facts, start)
             if holds is None:
@@ -127,10 +125,6 @@ class HealthWatch:
             times, rest = divmod(streak, rule.patience)
             if times and not rest and times & (times - 1) == 0:
                 warnings[rule.key] = f"Step {facts.step}: {rule.text(facts, streak)}."
-        self._remember(facts)
-        return warnings
-
-    def _remember(self, facts: StepFacts) -> None:
         self.steps += 1
         for name in ("reward", "entropy", "length", "gap"):
             value, known = getattr(facts, name), self.first.setdefault(name, [])
@@ -141,6 +135,7 @@ class HealthWatch:
         live = {"policy": facts.equal_groups is None or facts.equal_groups < 1, "sdpo": bool(facts.hints), "replay": bool(facts.pairs)}
         for channel, has in live.items():
             self.live[channel] = self.live.get(channel, 0) + has
+        return warnings
 
     def _reason(self) -> str:
         shares = {key: held / self.measured[key] for key, held in self.held.items() if held}
@@ -169,8 +164,8 @@ ENOUGH = 20  # steps with a reward, before the absence of a rise is worth a word
 REASONS = {
     "no_call": "no episode made a tool call in {held} of {measured} steps; begin with a warm_up on solved episodes, or "
                "take a model that knows tools and its own chat_template",
-    "equal_rewards": "all rewards of a step were equal in {held} of {measured} steps; take tasks that are solved sometimes, more "
-                     "num_generations, or equal_rewards=resample",
+    "equal_rewards": "all rewards of a step were equal in {held} of {measured} steps; take tasks that are solved sometimes, or "
+                     "more num_generations",
     "unscored": "half of the episodes or more were unscored in {held} of {measured} steps; look at what the environment says",
     "no_error_turn": "no turn failed in {held} of {measured} steps, so channel 2 had nothing to do",
     "no_hint": "no error turn had a hint in {held} of {measured} steps; look at the hint layers",
@@ -250,8 +245,6 @@ class HealthCallback(TrainerCallback):
         pending, self.pending = self.pending, {}
         verdict = self.watch.verdict() if "train_runtime" in logged else None
         return pending | ({"health/verdict": verdict} if verdict else {})
-
-
 
 # %% ../../nbs/training/11_health.ipynb #5c74f19a
 class CountsCallback(TrainerCallback):

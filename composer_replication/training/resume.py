@@ -125,5 +125,3 @@ class Resume(TrainerCallback):
         if self.since_log:
             loss, t._globalstep_last_logged = self.since_log
             t._tr_loss, self.since_log = torch.full_like(t._tr_loss, loss), None
-
-

@@ -24,13 +24,12 @@ from ..rollout.loop import collect
 from ..rollout.policies import TransformersPolicy
 from ..rollout.types import Ending, Rollout
 from ..traces.export import write_traces
-from .batches import by_length, mask_rows, mean_over_counted, sampled_mask
-from .draw import TaskDraw
+from .batches import by_length, mask_rows, sampled_mask
 from .episodes import (CUT_OFF, UNSCORED, EnvironmentBroken, Generation, completion_turns, engine_policy, generation_traces,
                                                     rollout_columns, within_positions)
-from .groups import GroupHints, equal_groups, route_rows
+from .groups import GroupHints, TaskDraw, equal_groups, route_rows
 from .kl import completion_logprobs, kl_adjusted_advantages, kl_estimate
-from .prompts import prompts_once
+from .passes import prompts_once
 from .segments import check_segments, segment_ids, with_segments
 from .setup import PairSource
 from .step import StepTrainer
@@ -77,19 +76,6 @@ class RolloutTrainer(StepTrainer):
         made = self.generation
         rows = [row | {"prompt": prompt} for row, prompt in zip(made.rows, prompts)]
         made.rollouts = self.play(rows, made.names)
-        if self.args.equal_rewards == "resample" and self.model.training:
-            again = 0.0
-            for attempt in range(self.args.resample_tries):
-                rewards = [float("nan") if r.reward is None or r.ending in UNSCORED else r.reward for r in made.rollouts]
-                equal = equal_groups(self.accelerator.gather(torch.tensor(rewards, device=self.accelerator.device)), self.num_generations)
-                if not equal.any():
-                    break
-                again += equal.float().mean().item()
-                mine, before = equal[made.first:made.first + len(rows)].nonzero()[:, 0].tolist(), int(equal[:made.first].sum())
-                names = [f"{made.name}-again{attempt}-{before + i}" for i in range(len(mine))]
-                for i, rollout in zip(mine, self.play([rows[i] for i in mine], names) if mine else []):
-                    made.rollouts[i] = rollout
-            self._metrics["train"]["rollout/resampled"].append(again)
         return rollout_columns(made.rollouts, self.setup.tokenizer.eos_token_id)
 
     def _begin_generation(self, rows: list[dict]) -> Generation:
@@ -243,15 +229,12 @@ class RolloutTrainer(StepTrainer):
         if not self.model.training:
             return output
         check_segments(self, output, self.rollouts)
-        route = route_rows(self.generation.all_rewards, self.num_generations, a.equal_rewards, a.all_fail)
-        route = route.part(self._mine(len(output["advantages"])))
-        if a.equal_rewards == "skip":  # a row that nobody learns from is masked
-            mask_rows(output, route.policy | route.sdpo)
-            output["counted"] = route.counted  # until the rows are split into optimizer steps, see `_arranged`
+        mine = self._mine(len(output["advantages"]))
+        policy, sdpo = (rows[mine] for rows in route_rows(self.generation.all_rewards, self.num_generations, a.all_fail))
         if a.channels:
-            learns = route.sdpo & self.distils
+            learns = sdpo & self.distils
             if a.sdpo_gate == "failed":
-                learns = learns & (self.generation.all_rewards[self._mine(len(learns))] <= 0)
+                learns = learns & (self.generation.all_rewards[mine] <= 0)
             self.generation.learns = learns.tolist()
             output["composer_rows"] = self._trees(output)
             self._check_teacher([r.tree for r in (*output["composer_rows"], *self.generation.further)])
@@ -260,8 +243,8 @@ class RolloutTrainer(StepTrainer):
             output["ref_logprobs"], = self.reference.read(lambda start: self._logprobs_of(start, output))
             if a.kl_place == "reward":
                 output["advantages"] = self._advantages_with_kl(output)
-        if not route.policy.all() or not route.counted.all():
-            output["advantages"] = output["advantages"] * route.policy
+        if not policy.all():
+            output["advantages"] = output["advantages"] * policy
         return with_segments(self, output, self.rollouts)
 
     # ---- a batch for each backward pass
@@ -270,27 +253,18 @@ class RolloutTrainer(StepTrainer):
         held = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
         if self.model.training and self._buffered_inputs is not held:
-            self._buffered_inputs = self._arranged(self._buffered_inputs)
+            self._buffered_inputs = self._ordered(self._buffered_inputs, self.args.gradient_accumulation_steps)
             inputs = self._inputs_of(self._step)
         return inputs
 
-    def _arranged(self, batches: list[dict]) -> list[dict]:
-        "A generation's batches with the rows of each optimizer step in the order in which they cost least."
-        together = self.args.gradient_accumulation_steps
-        batches = self._ordered(batches, together)
-        if self.args.equal_rewards == "skip":
-            for at in range(0, len(batches), together):
-                mean_over_counted(batches[at:at + together], self.args.loss_type, lambda counts: self.accelerator.reduce(counts, "sum"),
-                                  len(batches) // together)
-        return batches
-
     def _ordered(self, batches: list[dict], together: int) -> list[dict]:
+        "A generation's batches with the rows of each optimizer step in the order in which they cost least."
         return by_length(batches, together) if self.args.sort_by_length else batches
 
     def _compute_loss(self, model, inputs):
         a, training = self.args, self.model.training
         has_terms = "composer_rows" in inputs or a.share_prompts or (a.kl_coef and a.kl_place == "loss")
-        if not (has_terms or self.factory or a.equal_rewards == "skip"):  # TRL to the letter
+        if not (has_terms or self.factory):  # TRL to the letter
             return super()._compute_loss(model, inputs)
         means, metrics = (each["train" if training else "eval"] for each in (self.means, self._metrics))
         with means.of_pass(metrics, self.accelerator.reduce(sampled_mask(inputs).sum(), "sum").item()):

@@ -22,7 +22,7 @@ from ..rollout.policies import stop_ids
 from .checkpoint import InterruptCallback, complete_checkpoint
 from .config import ComposerReplicationConfig
 from .health import HealthCallback
-from .prompts import check_share_prompts
+from .passes import check_share_prompts
 from .resume import Resume, checkpoint_to_resume
 from .setup import Setup
 from .teacher import causal_lm, make_teacher, reference_policy, without_dropout

@@ -108,7 +108,7 @@ def with_segments(
         origin, pad = episode[len(rollouts):], trainer.setup.tokenizer.pad_token_id
         rows = segment_columns([segment for _, segment in more], pad, device)
         mask_rows(rows, whole["completion_mask"].any(1)[origin])  # episodes that nobody learns from
-        rows |= {name: whole[name][origin] for name in ("advantages", "counted") if name in whole}
+        rows["advantages"] = whole["advantages"][origin]
         if "old_per_token_logps" in whole:
             rows["old_per_token_logps"] = trainer._within(lambda: trainer._logprobs_of(trainer.student, rows))
         if "ref_logprobs" in whole:
@@ -125,10 +125,7 @@ def with_segments(
         for row in range(first, len(kept)) if "composer_rows" in whole else ():
             bare = whole["composer_rows"][row]
             whole["composer_rows"][row] = replace(bare, tree=replace(bare.tree, branches=(), refused=()))
-        if "counted" in whole:
-            whole["counted"][first:] = False
-    counted = whole.get("counted", torch.ones_like(episode, dtype=torch.bool))
-    units = trainer.accelerator.reduce(torch.tensor([int(counted.sum()), len(set(episode[counted].tolist()))], device=device), "sum").tolist()
+    units = trainer.accelerator.reduce(torch.tensor([len(episode), len(rollouts)], device=device), "sum").tolist()
     whole["advantages"] = whole["advantages"] * advantage_scale(episode, sampled_mask(whole).sum(1), *units, trainer.args.loss_type)
     whole["num_items_in_batch"] = trainer.accelerator.gather(sampled_mask(whole).sum()).sum()
     return whole

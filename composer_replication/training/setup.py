@@ -67,7 +67,7 @@ def check_held_out(
         raise InputProblem("held-out tasks cannot be compared with a data set that is streamed; pass a datasets.Dataset.")
     plain = [tuple({"task_id": task_of(row, row["prompt"]), "prompt": row["prompt"], "files": row.get("files")} for row in rows)
              for rows in (training, held_out)]
-    HeldoutSplit(*plain, "task_id", ("prompt", "files")).check()
+    HeldoutSplit(*plain, "task_id").check()
     both = sorted({row["task_id"] for row in plain[1]} & {str(e.trace.task_id) for e in replay_examples})
     if both:
         raise InputProblem(f"recorded traces of the held-out tasks {', '.join(map(repr, both[:5]))} are among replay_examples; leave "
@@ -176,8 +176,6 @@ def check_positions(
                            "frequencies than sampled them", f"set max_completion_length below {limit} less the prompt's tokens, or take a model with fixed frequencies")
     if config.use_vllm and not (config.vllm_max_model_length and config.vllm_max_model_length <= limit):
         raise InputProblem(f"{name}, and vLLM takes one set of them for all lengths", f"set vllm_max_model_length to {limit} or less, or rollout to transformers")
-
-
 
 # %% ../../nbs/training/09_setup.ipynb #05dd0532
 @dataclass(frozen=True)

@@ -20,13 +20,12 @@ from ..losses.channels import (ChannelSum, pair_logps, preference_loss, referenc
 from ..losses.chunked import LMHead, lm_head
 from ..losses.divergences import Divergence
 from .batches import NonFiniteLoss, report_not_finite, sampled_mask
-from .conflict import conflict_sums
 from .kl import kl_loss_terms
-from .policy_head import TwiceRead, scores_sampled
+from .passes import TwiceRead, scores_sampled
 from .recorded import without_reasoning
 from .running import RunTrainer
 from .teacher import causal_lm, evaluating
-from .window import Window, recorded_trees
+from .window import Window, conflict_sums, recorded_trees
 from ..tree.build import Tree
 from ..tree.checkpointed import checkpoints_layers, keeping_cache, keeps_cache
 from ..tree.forward import (WAYS, cache_inputs, forward_needed, forward_trunk, shares_trunk, trunk_cache,

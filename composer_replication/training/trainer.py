@@ -21,7 +21,7 @@ from ..hints.layers import HintSource
 from ..losses.batch import TraceExample
 from ..rollout.types import Rollout
 from .config import ComposerReplicationConfig
-from .draw import KeepsDraw, TaskDraw
+from .groups import KeepsDraw, TaskDraw
 from .guard import HeldOutGuard, HeldOutGuardCallback
 from .rollouts import RolloutTrainer
 from .setup import PairSource, check_held_out, check_model, check_positions, prepare, sharded_module
@@ -99,9 +99,6 @@ class ComposerReplicationTrainer(RolloutTrainer):
 
     def _for_our_loop(self, args, rewards: list, others: dict) -> tuple[list, dict]:
         "Reward functions and TRL's other arguments where our loop plays."
-        if args.equal_rewards == "resample" and (rewards or self.shaped):
-            raise InputProblem("equal_rewards='resample' looks at the environment's reward alone, while its episodes are played; leave the "
-                               "other reward functions and episode_reward out, or set equal_rewards='skip'.")
         for name in ("tools", "rollout_func"):
             if others.get(name):
                 raise InputProblem(f"{name} is not used with the composer rollout loop, whose tools are the environment's; give the "

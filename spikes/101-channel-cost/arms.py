@@ -25,7 +25,7 @@ from composer_replication.losses.chunked import LMHead, token_logprobs, token_te
 from composer_replication.losses.divergences import Divergence
 from composer_replication.replay.pairs import DPOPair
 from composer_replication.training.config import ComposerReplicationConfig
-from composer_replication.training.policy_head import score_sampled
+from composer_replication.training.passes import score_sampled
 from composer_replication.training.setup import group_pairs
 from composer_replication.training.trainer import ComposerReplicationTrainer
 from composer_replication.tree.build import build_tree

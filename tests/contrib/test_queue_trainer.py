@@ -144,7 +144,6 @@ def test_a_trainer_whose_rollouts_do_not_come_ends_with_a_sentence(tmp_path):
 
 
 @pytest.mark.parametrize("changes, said", [
-    ({"equal_rewards": "resample", "episode_reward": "null"}, "--queue does not go with equal_rewards='resample'"),
     ({"rollout": "trl", "episode_reward": "null"}, "--queue does not go with rollout='trl'"),
     ({"loss_type": "vespo"}, "set vllm_importance_sampling_mode to token_truncate"),
     ({"task": "null", "traces": "embedded", "episode_reward": "null"}, "a recipe without a task")])

@@ -109,7 +109,7 @@ def test_a_class_tells_of_its_other_tasks_only():
 def test_a_recipe_s_curriculum_knows_the_sizes_of_the_deletion_tasks(tmp_path):
     from composer_replication.core.environment import TasksWanted, task_set
     from composer_replication.envs.deletion.env import find_tasks
-    from composer_replication.training.draw import TaskDraw
+    from composer_replication.training.groups import TaskDraw
     weights = (6, 19, 20, 60, 5, None)  # the last was made before tasks were weighed
     made = [dataclasses.replace(task, difficulty={} if weight is None else {"weight": weight})
             for task, weight in zip(read_tasks(find_tasks("larder")), weights)]

@@ -117,13 +117,12 @@ def parts(out):
 # Value and gradient of every term
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("method", ("two_pass", "rows"))
-def test_every_term_and_its_gradient_is_that_of_plain_forwards(family, method):
+def test_every_term_and_its_gradient_is_that_of_plain_forwards(family):
     # Gemma's eager attention takes its softmax in float32, whatever the model
     dtype, tolerance = (torch.float32, dict(atol=1e-4, rtol=1e-3)) if family == "gemma2" else (torch.float64, {})
     model, reference = make_model(family, dtype=dtype), make_model(family, seed=1, dtype=dtype)
-    batch = reference_logps(reference, pack_trees(TREES, 0), method=method)
-    out = compose_loss(model, batch, alpha_sdpo=0.7, beta_replay=1.3, method=method)
+    batch = reference_logps(reference, pack_trees(TREES, 0))
+    out = compose_loss(model, batch, alpha_sdpo=0.7, beta_replay=1.3)
     expected = naive(model, TREES, model, reference, 0.7, 1.3)
     for ours, theirs in zip(parts(out), expected):
         torch.testing.assert_close(ours, theirs, **tolerance)
@@ -176,7 +175,7 @@ def test_no_gradient_reaches_the_teacher(wrapper):
     out.total.backward()
     assert all(p.grad is None for p in teacher.parameters())
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters() if p.numel() > 16)
-    assert not any(t.requires_grad for t in vars(out.tokens).values()) and not batch.ref_logps.requires_grad
+    assert not batch.ref_logps.requires_grad
     # A live teacher is a frozen copy of the student as it is now
     live = gradients(compose_loss(model, batch, sdpo_wrapper=wrapper).sdpo_jsd, model)
     copy = gradients(compose_loss(model, batch, sdpo_wrapper=wrapper, teacher=deepcopy(model)).sdpo_jsd, model)
@@ -190,7 +189,6 @@ def test_a_teacher_of_another_size_is_read_right():
     _, s, t, *_ = naive_parts(model, TREES, teacher)
     expected = compute_topk_self_distillation_loss(s, t, distillation_topk=20, distillation_alpha=1.0, distillation_add_tail=True)
     torch.testing.assert_close(out.sdpo_jsd, expected.mean())
-    assert sorted(out.tokens.divergence.tolist()) == pytest.approx(sorted(expected.tolist()))
 
 
 def test_wrappers_and_simpo_against_plain_forwards():
@@ -199,12 +197,12 @@ def test_wrappers_and_simpo_against_plain_forwards():
     _, s, t, chosen, rejected, len_chosen, len_rejected = naive_parts(model, TREES, teacher)
     log_s, log_t = s.log_softmax(-1), t.log_softmax(-1)
     kl = lambda p, q: F.kl_div(q, p, reduction="none", log_target=True).sum(-1)
-    taid = kl((0.7 * s.detach() + 0.3 * t).log_softmax(-1), log_s).mean()
+    taid = kl((0.6 * s.detach() + 0.4 * t).log_softmax(-1), log_s).mean()
     gate = torch.distributions.Categorical(logits=t).entropy() / torch.tensor(float(VOCAB)).log()
     gated = (gate * kl(log_t, log_s) + (1 - gate) * kl(log_s, log_t)).mean()
     simpo = -F.logsigmoid(2 * chosen / len_chosen - 2 * rejected / len_rejected - 1).mean()
     get = lambda **kw: compose_loss(model, batch, dpo_variant="simpo", teacher=teacher, **kw)
-    torch.testing.assert_close(get(sdpo_wrapper="taid", taid_t=0.3).sdpo_jsd, taid)
+    torch.testing.assert_close(get(sdpo_wrapper="taid").sdpo_jsd, taid)
     torch.testing.assert_close(get(sdpo_wrapper="entropy_aware").sdpo_jsd, gated)
     torch.testing.assert_close(get().trace_replay_dpo, simpo)
 
@@ -225,7 +223,7 @@ def test_zero_weights_are_channel_one_bit_for_bit(monkeypatch):
     out, got = total_and_gradients(model, batch, alpha_sdpo=0.0, beta_replay=0.0)
     assert torch.equal(out.total, out.lm_ce) and torch.equal(out.total, alone.lm_ce)
     assert all(torch.equal(a, b) for a, b in zip(got, expected))
-    assert out.tokens is None and {out.metrics[k] for k in ("sdpo/sites", "sdpo/tokens", "replay/pairs", "replay/tokens")} == {0}
+    assert {out.metrics[k] for k in ("sdpo/sites", "sdpo/tokens", "replay/pairs", "replay/tokens")} == {0}
 
 
 def test_nothing_to_do_is_an_exact_zero_and_says_so(monkeypatch):
@@ -294,9 +292,7 @@ def test_token_shift_against_plain_forwards():
         for i, p, q in shift.alternatives:
             assert (p, q) == pytest.approx((s[i].exp().item(), t[i].exp().item()))
     out = compose_loss(model, pack_trees(TREES, 0), beta_replay=0.0, teacher=teacher)
-    assert [s.divergence for s in shifts] == pytest.approx(out.tokens.divergence.tolist())
-    assert [s.student_logprob for s in shifts] == pytest.approx(out.tokens.student_logprobs.tolist())
-    assert [s.teacher_logprob for s in shifts] == pytest.approx(out.tokens.teacher_logprobs.tolist())
+    assert sum(s.divergence for s in shifts) / len(shifts) == pytest.approx(out.sdpo_jsd.item())
 
 
 def test_training_on_channel_two_moves_the_tokens_towards_the_hinted_teacher():

@@ -64,15 +64,6 @@ def test_masked_batchmean_is_trl_gkd_beta(beta, temperature):
                 lambda s: GKDTrainer.generalized_jsd_loss(s, teacher, labels, beta, temperature), student)
 
 
-def test_beta_zero_is_kl_teacher_student_and_one_its_reverse():
-    student, teacher = pair(6, 13)
-    s, t = student.log_softmax(-1), teacher.log_softmax(-1)
-    kl = lambda p, q: F.kl_div(q, p, reduction="sum", log_target=True)  # torch writes KL(p || q) as kl_div(q, p)
-    torch.testing.assert_close(generalized_jsd_loss(student, teacher, beta=0.0, reduction="sum"), kl(t, s))
-    torch.testing.assert_close(generalized_jsd_loss(student, teacher, beta=1.0, reduction="sum"), kl(s, t))
-    assert not torch.isclose(kl(t, s), kl(s, t), rtol=1e-2)
-
-
 def test_closed_forms_on_two_and_three_tokens():
     log = lambda *p: torch.tensor(p, dtype=torch.float64).log()[None]
     s, t = log(0.5, 0.5), log(0.75, 0.25)
@@ -191,11 +182,6 @@ def test_gradcheck_of_taid_towards_a_fixed_target(t):
     oracle = loss_and_grad(lambda s: F.kl_div(s.log_softmax(-1), fixed.softmax(-1), reduction="sum") / 3, student)
     for a, b in zip(ours, oracle):
         torch.testing.assert_close(a, b)
-
-
-def test_gradcheck_of_the_entropy_gate():
-    student, teacher = pair(3, 6, grad=True)
-    assert torch.autograd.gradcheck(lambda s: entropy_aware_opd_loss(s, teacher, h_max=1.5), (student,))
 
 
 @pytest.mark.parametrize("loss", (
@@ -406,20 +392,3 @@ def test_bad_options_say_what_to_do():
                   lambda: generalized_jsd_loss(student, teacher, beta=1.0, support="sampled")):
         with pytest.raises(ValueError, match=r"[;.] ?.*\.$"):
             build()
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("top_k", [2, 3, 5])
-def test_a_masked_vocabulary_leaves_the_gradient_finite(beta, top_k):
-    torch.manual_seed(0)
-    live = torch.zeros(2, 8).scatter(1, torch.tensor([[0, 3, 6], [1, 2, 7]]), 1.0).bool()
-    raw = torch.randn(2, 8, requires_grad=True)
-    student = raw.masked_fill(~live, -torch.inf)
-    loss = generalized_jsd_loss(student, torch.randn(2, 8).masked_fill(~live, -torch.inf), beta=beta, top_k=top_k)
-    loss.backward()
-    assert loss.isfinite() and raw.grad.isfinite().all()
-    if top_k >= 3:  # all that is live is kept: the full divergence
-        torch.manual_seed(0)
-        torch.randn(2, 8)
-        teacher = torch.randn(2, 8).masked_fill(~live, -torch.inf)
-        torch.testing.assert_close(loss, generalized_jsd_loss(student.detach(), teacher, beta=beta))

@@ -275,57 +275,18 @@ def test_the_recipes_take_both(tmp_path):
 @pytest.mark.parametrize("place", ("both_top_k", "student_top_k", "full"))
 def test_a_step_of_the_trainer_is_the_loop(place, tmp_path):
     "With student_top_k the policy's own pass selects the entries."
-    import world
-    from datasets import Dataset
+    from kept_trainer import Compared, made
     from played import played_once
 
     from composer_replication.envs.toy.model import embedded_model
-    from composer_replication.hints.layers import default_composite
-    from composer_replication.training.config import ComposerReplicationConfig
-    from composer_replication.training.trainer import ComposerReplicationTrainer
 
-    passes = []
-
-    class Kept(ComposerReplicationTrainer):
-        def _total(self, step, terms):
-            if step.sites:
-                rows, (states, head) = step.forward.hidden[tuple(step.batch.sdpo_student.T)].detach(), step.teacher
-                passes.append((self.student.lm_head(rows).detach(), head.logits(states), terms["sdpo"].total.item()))
-            return super()._total(step, terms)
-
-    config = ComposerReplicationConfig(
-        str(tmp_path),
-        report_to="none",
-        bf16=False,
-        use_cpu=True,
-        per_device_train_batch_size=4,
-        num_generations=4,
-        max_completion_length=96,
-        max_turns=2,
-        max_steps=1,
-        logging_steps=1,
-        learning_rate=1e-3,
-        save_strategy="no",
-        gradient_checkpointing=False,
-        seed=3,
-        disable_tqdm=True,
-        sdpo_importance_clip=None,
-        teacher_check="off",
-        sample_every=0,
-        sdpo_divergence="hellinger",
-        sdpo_support=place,
-        sdpo_top_k=K,
+    trainer = played_once(
+        made(tmp_path, model=embedded_model(), kind=Compared, alpha_sdpo=1.0, teacher="frozen", per_device_train_batch_size=4,
+             max_completion_length=96, max_turns=2, sdpo_importance_clip=None, sdpo_divergence="hellinger", sdpo_support=place,
+             sdpo_top_k=K)
     )
-    trainer = Kept(
-        embedded_model(),
-        None,
-        config,
-        Dataset.from_list(world.rows(8)),
-        processing_class=world.tokenizer(),
-        environment_factory=world.Files,
-        hint_source=default_composite(),
-    )
-    played_once(trainer).train()
+    trainer.train()
+    passes = trainer.passes
     student, teacher, total = passes[0]
     wide = range(student.shape[1])
     entries = {

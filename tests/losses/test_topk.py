@@ -1,8 +1,5 @@
 """Selected entries and the rest, against probabilities written out, finite differences and the checkpointed way."""
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -93,16 +90,6 @@ def test_values_and_gradients_are_those_written_out(name, head, limit):
         known = (logits / SUPPORTS[name].temperature).log_softmax(-1)
         torch.testing.assert_close(found, known[range(ROWS), labels].detach())
     assert not of_student.requires_grad and not of_teacher.requires_grad
-
-
-@pytest.mark.parametrize("name", SUPPORTS)
-def test_it_agrees_with_the_checkpointed_way(name):
-    args, leaves = make(bias=True, scale=0.9, softcap=3.0)
-    how = SUPPORTS[name]
-    ours, before = token_terms(*args, how).divergence, map_rows(lambda s, t, y: (how(s, t, y),), *args)[0]
-    torch.testing.assert_close(ours, before)
-    for got, want in zip(gradients(ours, leaves), gradients(before, leaves), strict=True):
-        torch.testing.assert_close(got, want)
 
 
 @pytest.mark.parametrize("name", [n for n in SUPPORTS if n not in ("clipped", "sampled")])  # which have no such slope
@@ -248,30 +235,3 @@ def test_sums_over_tiles_and_blocks_of_rows_are_not_rounded_to_bfloat16(monkeypa
 
     for once, often in zip(gradients(), gradients(8 * 40, 8)):
         assert (often - once).norm() < 3e-4 * once.norm()
-
-
-def test_repeated_runs_are_equal():
-    args, leaves = make(torch.float32)
-    runs = [(v := selected_terms(*args, SUPPORTS["jsd, hot"], 100)[0], *gradients(v, leaves)) for _ in range(2)]
-    assert all(torch.equal(a, b) for a, b in zip(*runs))
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak from Linux's /proc")
-def test_memory_does_not_grow_with_error_tokens():
-    code = """
-import re, torch
-from pathlib import Path
-from composer_replication.losses.chunked import LMHead, token_terms
-from composer_replication.losses.divergences import Divergence
-weight, how = torch.randn(151_936, 8).requires_grad_(), Divergence(1.0, support="student_top_k", top_k=20)
-def step(rows):
-    hidden = torch.randn(rows, 8, requires_grad=True)
-    token_terms(hidden, LMHead(weight), hidden.detach() + 1, LMHead(weight), torch.arange(rows), how).divergence.mean().backward()
-    return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) // 1024
-few = max(step(64), step(64))
-print(few, step(256))
-"""
-    env = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}  # no allocator settings
-    said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=120).stdout
-    few, many = map(int, said.split())
-    assert many - few < 40, said

@@ -12,7 +12,7 @@ from composer_replication.recipes.recipe import load_recipe
 from composer_replication.recipes.recipe_file import RecipeProblem
 from composer_replication.recipes.run import make_trainer, recipe_tokenizer
 from composer_replication.recipes.shaping import SharedCredit, episode_reward
-from composer_replication.training.draw import TaskDraw
+from composer_replication.training.groups import TaskDraw
 from composer_replication.training.guard import HeldOutGuardCallback
 from composer_replication.training.trainer import ComposerReplicationTrainer
 

@@ -17,7 +17,7 @@ PATTERNS = [re.compile(re.sub("LAYER|NAME", r"[\\w./]+", name) + "$")
             for name in NAMED - {"LAYER", "NAME"} if re.fullmatch(r"[\w/]+", name)]
 EVENTS = {"step", "of"}  # which step of how many: no metric
 CASES = {
-    "toy": {"held_out_rows": "4", "guard_steps": "1", "kl_coef": "0.1", "resample_tries": "1", "log_conflict": "true",
+    "toy": {"held_out_rows": "4", "guard_steps": "1", "kl_coef": "0.1", "log_conflict": "true",
             "replay_pairs": "[embedded, group, recovery]"},
     "toy-traces": {"sdpo_divergence": "taid", "replay_form": "simpo"},
 }

@@ -4,7 +4,6 @@ import json
 import math
 import random
 import re
-import time
 from dataclasses import replace
 from itertools import product
 
@@ -171,21 +170,6 @@ def test_a_pair_is_not_near_its_reverse_and_a_number_matters():
         drop_near_duplicates(near, 1.5)
 
 
-@pytest.mark.slow
-def test_a_hundred_thousand_pairs_are_not_compared_all_with_all():
-    rng = np.random.default_rng(0)
-    vocabulary = 5000
-    weights = 1 / np.arange(1, vocabulary + 1)
-    base = [rng.choice(vocabulary, 70, p=weights / weights.sum()) for _ in range(60_000)]
-    sets = [np.unique(b) for b in base]
-    sets += [np.unique(np.append(base[i][:-1], rng.integers(vocabulary))) for i in rng.integers(0, len(base), 40_000)]
-    begun = time.monotonic()
-    found = near_copies([s.astype(np.uint64) for s in sets], 0.9)
-    seconds = time.monotonic() - begun
-    print(f"{seconds:.1f} s, {sum(f is not None for f in found)} copies")
-    assert seconds < 300 and sum(f is not None for f in found[60_000:]) > 30_000
-
-
 # Held out
 
 SECRET = "Please find the invoice of Mrs Adler from March and tell me what she paid for the two chairs and the long table"
@@ -316,14 +300,12 @@ def test_length_is_that_of_the_longer_action(placed):
 
 # TRL
 
-@pytest.mark.parametrize("which", ["embedded", "lab"])
-def test_one_step_of_trl_labels_exactly_the_actions(which, demo, tmp_path):
+def test_one_step_of_trl_labels_exactly_the_actions(demo, tmp_path):
     import torch
     from trl import DPOConfig, DPOTrainer
 
-    from composer_replication.envs.toy.model import build_model, embedded_model, embedded_tokenizer
-    tokenizer = embedded_tokenizer() if which == "embedded" else embedded_tokenizer()
-    model = embedded_model() if which == "embedded" else build_model(len(tokenizer))
+    from composer_replication.envs.toy.model import embedded_model
+    tokenizer, model = embedded_tokenizer(), embedded_model()
     made, report = normalise_pairs(place_pairs(*demo), tokenizer)
     made = made[:3] + [example([Turn("system", "Be brief."), Turn("user", "Hello?")], Turn("assistant", "Hi.", "Hmm."),
                                Turn("assistant", "What a day, dear friend!"), tools=())]

@@ -3,8 +3,6 @@
 import asyncio
 import json
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 
 import pytest
 from bad_server import BadServer, Reply, answer_to, completion, failed
@@ -126,7 +124,7 @@ def test_text_holds_anything_a_trace_can():
     text = request_text(ENDPOINT, state)
     assert json.loads(text.encode("utf-8"))["messages"][0]["content"] == "half a pair ?, 中文, \x00"
     with pytest.raises(TeacherProblem, match="before turn 1 of t cannot be written as JSON"):
-        request_text(replace(ENDPOINT, extra={"seed": float("inf")}), state)
+        request_text(ENDPOINT, replace(state, tools=({"name": "look", "parameters": {"maximum": float("inf")}},)))
 
 
 def test_keys_tell_questions_apart():
@@ -138,19 +136,15 @@ def test_keys_tell_questions_apart():
         for e in (
             ENDPOINT,
             replace(ENDPOINT, model="x"),
-            replace(ENDPOINT, temperature=0.5),
             replace(ENDPOINT, max_tokens=5),
             replace(ENDPOINT, base_url="http://x/v1"),
-            replace(ENDPOINT, extra={"seed": 1}),
-            replace(ENDPOINT, extra={"seed": 2}),
         )
     }
-    assert len(questions) == 21
+    assert len(questions) == 12
     same = replace(ENDPOINT, name="n", price=Price(0.0, 0.0), key_env=None)
     assert request_key(same, replace(STATE, trace_id="u")) == request_key(ENDPOINT, STATE)
-    assert request_key(replace(ENDPOINT, extra={"a": 1, "b": 2}), STATE) == request_key(
-        replace(ENDPOINT, extra={"b": 2, "a": 1}), STATE
-    )
+    known = Endpoint("a", "m", Price(1.0, 2.0), "http://x/v1")
+    assert request_key(known, STATE) == "838d73d0228249f3ff07689f154a983d"  # as ledgers of earlier versions hold it
 
 
 def test_key_from_the_environment(monkeypatch):
@@ -176,20 +170,7 @@ def test_addresses_that_cannot_be_asked(base_url):
     assert "secret" not in str(problem.value)
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"temperature": -1},
-        {"temperature": float("nan")},
-        {"max_tokens": 0},
-        {"name": ""},
-        {"model": ""},
-        *(
-            {"extra": {name: 1}}
-            for name in ("model", "messages", "tools", "stream", "max_tokens", "n", "max_completion_tokens", "temperature")
-        ),
-    ],
-)
+@pytest.mark.parametrize("bad", [{"max_tokens": 0}, {"name": ""}, {"model": ""}])
 def test_endpoints_that_cannot_be(bad):
     with pytest.raises(TeacherProblem):
         replace(ENDPOINT, **bad)
@@ -251,19 +232,8 @@ def test_retry_after():
     def wait(**headers):
         return read_failure(429, {k.replace("_", "-"): v for k, v in headers.items()}, JSON).wait_s
 
-    server = datetime(2031, 5, 1, tzinfo=UTC)  # its clock is years ahead of ours
-    date, later, before = (format_datetime(server + timedelta(seconds=s), usegmt=True) for s in (0, 40, -40))
-    assert (wait(), wait(retry_after="12"), wait(retry_after="0.5"), wait(retry_after="soon"), wait(retry_after="-1")) == (
-        0,
-        12,
-        0.5,
-        0,
-        0,
-    )
-    assert (wait(retry_after=later, date=date), wait(retry_after=before, date=date)) == (40, 0)
-    assert wait(retry_after=later, date="nonsense") == 0
-    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
-    assert 25 < wait(retry_after=soon) <= 30
+    given = {"12": 12, "0.5": 0.5, "soon": 0, "-1": 0, "Wed, 01 May 2031 00:00:40 GMT": 0}
+    assert wait() == 0 and {text: wait(retry_after=text) for text in given} == given
     assert wait(retry_after="9" * 400) == 0  # no number of seconds that anything could wait
 
 

@@ -1,24 +1,26 @@
-"Recorded teachers against a naive comparison of whole histories, on real multi-model traces."
+"Spike 003's recorded teachers against a naive comparison of whole histories, on real multi-model traces."
+import sys
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.replay.prices import Price
 from composer_replication.replay.teachers import (
-    ELSEWHERE,
-    RecordedTeacher,
     asked_turns,
     replay_trace,
     replay_traces,
-    shared_turns,
     trace_states,
 )
 from composer_replication.replay.vote import extract_dpo_pairs, schema_key
 from composer_replication.traces.read import read_traces
 from composer_replication.traces.siblings import squeeze
+
+sys.path.append(str(Path(__file__).parents[2] / "spikes" / "003-pairs-from-disagreement"))
+from recorded import ELSEWHERE, RecordedTeacher, shared_turns
 
 ASK, SEEN = Turn("user", "Which color?"), Turn("tool", "red", observation=True)
 

@@ -1,16 +1,10 @@
 "Teachers behind HTTP: the real client and real sockets, every refusal, full, slow, broken and vanishing clients, and the end."
-import contextlib
 import http.client
 import json
-import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from urllib.parse import urlsplit
 
 import openai
@@ -346,7 +340,7 @@ def test_two_of_one_name_and_a_port_that_is_taken():
 
 def test_what_waits_is_asked_together_and_who_hung_up_is_not_asked():
     teacher = Slow()
-    with serve_teachers([teacher], at_once=16) as url, ThreadPoolExecutor(8) as pool:
+    with serve_teachers([teacher]) as url, ThreadPoolExecutor(8) as pool:
         first = pool.submit(ask, url, "first")
         assert teacher.busy.wait(10)
         rest = [pool.submit(ask, url, f"n{i}") for i in range(6)]
@@ -377,9 +371,10 @@ def test_no_more_than_so_many_are_asked_together(monkeypatch):
     assert sizes[0] <= 3 and max(sizes) == 3 and sum(sizes) == 8, sizes
 
 
-def test_who_comes_when_all_is_full_is_told_to_wait():
+def test_who_comes_when_all_is_full_is_told_to_wait(monkeypatch):
+    monkeypatch.setattr(serve, "AT_ONCE", 2)
     teacher = Slow()
-    with serve_teachers([teacher], at_once=2) as url, ThreadPoolExecutor(2) as pool:
+    with serve_teachers([teacher]) as url, ThreadPoolExecutor(2) as pool:
         jobs = [pool.submit(ask, url) for _ in range(2)]
         assert soon(lambda: send(url, path="/health", method="GET", raw=b"")[1]["requests"] == 2)
         status, body, headers = ask(url)
@@ -388,9 +383,10 @@ def test_who_comes_when_all_is_full_is_told_to_wait():
         assert [j.result(20)[0] for j in jobs] == [200, 200] and ask(url)[0] == 200
 
 
-def test_an_answer_that_does_not_come():
+def test_an_answer_that_does_not_come(monkeypatch):
+    monkeypatch.setattr(serve, "ANSWER_S", 0.3)
     teacher = Slow()
-    with serve_teachers([teacher], timeout_s=0.3) as url:
+    with serve_teachers([teacher]) as url:
         begun = time.monotonic()
         status, body, _ = ask(url)
         assert (status, body["error"]["code"]) == (504, "timeout") and 0.3 <= time.monotonic() - begun < 25
@@ -459,42 +455,3 @@ def test_an_error_in_the_block_ends_the_server():
         raise KeyError
     with pytest.raises(OSError):
         ask(url)
-
-
-# Another server
-
-@pytest.mark.slow
-def test_transformers_serve_gives_the_same_answers(tmp_path):
-    from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
-    from composer_replication.experiments.teachers import LocalTeacher
-    model, tokenizer = embedded_model(), embedded_tokenizer()
-    for one in (model, tokenizer):  # with the name of the architecture, which the shipped folder leaves out
-        one.save_pretrained(tmp_path / "model")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [os.path.join(os.path.dirname(sys.executable), "transformers"), "serve", "--host", "127.0.0.1", "--port", str(port),
-               "--device", "cpu", "--dtype", "float32"]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    with (tmp_path / "log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
-    try:
-        url = f"http://127.0.0.1:{port}/v1"
-
-        def up():
-            with contextlib.suppress(OSError):
-                return bool(connect(url).close()) or True
-        if not soon(lambda: up() or server.poll() is not None, 120) or server.poll() is not None:
-            pytest.skip("transformers serve does not start here: " + (tmp_path / "log").read_text()[-300:])
-        teacher = LocalTeacher(model, tokenizer, "embedded", max_tokens=48)
-        states = [replace(s, tools=()) for t in toy_traces()[:6] for s in trace_states(t)[:1]]
-        wanted = teacher.answer(states)
-        with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120) as client:
-            for state, result in zip(states, wanted):
-                told = client.chat.completions.create(model=str(tmp_path / "model"), messages=as_sent(state), max_tokens=48,
-                                                      temperature=0)
-                content = told.choices[0].message.content
-                content = content.rpartition("<|assistant|>")[2].removesuffix("<|end|>")  # this server says the prompt first
-                assert content == result.action.content
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait(30)

@@ -11,7 +11,6 @@ from composer_replication.envs.toy.traces import toy_traces
 from composer_replication.replay.teachers import (
     TeacherCallResult,
     TraceState,
-    ask_teachers,
     asked_turns,
     replay_trace,
     replay_traces,
@@ -156,7 +155,7 @@ def test_some_turns_of_some_traces():
 
 def test_nothing_to_ask_asks_nobody():
     teacher = Echo()
-    assert ask_teachers([], [teacher]) == [] and replay_trace(attempts()[2], [teacher]) == [] and teacher.batches == []
+    assert replay_traces([], [teacher]) == [] and replay_trace(attempts()[2], [teacher]) == [] and teacher.batches == []
 
 
 @pytest.mark.parametrize("spoil", [

@@ -119,7 +119,7 @@ def test_sdpo_at_the_error_turns_of_an_agent(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"loss_type": "dapo"}, {"loss_type": "dr_grpo", "equal_rewards": "skip"}], ids=["dapo", "skip"]
+    "settings", [{"loss_type": "dapo"}, {"loss_type": "dr_grpo"}], ids=["dapo", "dr_grpo"]
 )
 def test_two_processes_have_the_gradient_of_one(settings, tmp_path):
     "Each plays half of the episodes with an endpoint of its own; the numbers of their segments differ."

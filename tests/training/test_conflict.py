@@ -9,8 +9,8 @@ from trainer_script import make
 
 from composer_replication.core.errors import InputProblem
 from composer_replication.training.config import ComposerReplicationConfig
-from composer_replication.training.conflict import conflict_metrics, conflict_sums
 from composer_replication.training.trainer import ComposerReplicationTrainer
+from composer_replication.training.window import conflict_metrics, conflict_sums
 
 ONE_STEP = {"max_steps": 1, "save_strategy": "no", "rows": 8, "per_device_train_batch_size": 8, "steps_per_generation": 1}
 

@@ -8,64 +8,18 @@ import pytest
 import torch
 import world
 from datasets import Dataset
+from kept_trainer import Kept, trained
 from trainer_script import BASE
-from transformers.trainer_callback import PrinterCallback
 
 from composer_replication.envs.toy.model import embedded_model
-from composer_replication.hints.layers import default_composite
 from composer_replication.rollout.types import Ending
-from composer_replication.training.batches import mask_rows, mean_over_counted
+from composer_replication.training.batches import mask_rows
 from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.setup import group_pairs
 from composer_replication.training.trainer import ComposerReplicationTrainer
 from composer_replication.training.window import PassMeans
 
 warnings.filterwarnings("ignore", category=FutureWarning)
-
-
-class Kept(ComposerReplicationTrainer):
-    "Keeps generations as they were made, and the gradient of each optimizer step."
-
-    def _generate_and_score_completions(self, inputs):
-        self.batch = super()._generate_and_score_completions(inputs)
-        return self.batch
-
-    def training_step(self, *args, **kwargs):
-        out = super().training_step(*args, **kwargs)
-        if self.accelerator.sync_gradients:
-            self.grads = [*getattr(self, "grads", []), [p.grad.clone() for p in self.student.parameters()]]
-        return out
-
-
-def train(folder, environment=world.Files, rows=8, **changes):
-    settings = (
-        BASE
-        | {
-            "save_strategy": "no",
-            "max_steps": 1,
-            "alpha_sdpo": 0.0,
-            "sample_every": 0,
-            "max_grad_norm": 0.0,
-            "optim": "sgd",
-            "per_device_train_batch_size": 16,
-            "lr_scheduler_type": "constant",
-        }
-        | changes
-    )
-    args = ComposerReplicationConfig(str(folder), **settings)
-    pairs = {"pair_source": group_pairs} if args.beta_replay else {}
-    trainer = Kept(
-        embedded_model("mild"),
-        args=args,
-        processing_class=world.tokenizer(),
-        train_dataset=Dataset.from_list(world.rows(rows)),
-        environment_factory=environment,
-        hint_source=default_composite() if args.alpha_sdpo else None,
-        **pairs,
-    )
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
-    return trainer
 
 
 # ---- endings
@@ -81,7 +35,7 @@ LIMITS = {
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("objective", ["dr_grpo", "dapo"])
 def test_endings_decide_what_is_cut_off(limit, objective, tmp_path):
-    trainer = train(tmp_path, loss_type=objective, mask_truncated_completions=True, **LIMITS[limit])
+    trainer = trained(tmp_path, loss_type=objective, mask_truncated_completions=True, **LIMITS[limit])
     endings, batch = [r.ending for r in trainer.rollouts], trainer.batch
     ended = [e is Ending.DONE for e in endings]
     assert {Ending.TOKENS, Ending.TURNS} & set(endings) and any(ended)
@@ -135,7 +89,7 @@ def test_an_unscored_episode_teaches_nothing(why, changes, tmp_path, monkeypatch
 
     monkeypatch.setattr(Kept, "play", play, raising=False)
     Silent.number = 0
-    trainer = train(
+    trainer = trained(
         tmp_path, Silent if why == "reward" else world.Files, alpha_sdpo=1.0, beta_replay=0.5, target_turns="all", **changes
     )
     rows = trainer.batch["composer_rows"]
@@ -148,36 +102,13 @@ def test_no_pair_takes_an_answer_of_an_unscored_episode(tmp_path, monkeypatch):
     "Whatever source makes the pairs sees scored episodes alone."
     Silent.number, seen = 0, []
     monkeypatch.setattr(Silent, "get_reward", lambda self: self.earned + self.scored if self.scored else None)
-    trainer = train(tmp_path, Silent, beta_replay=0.5)
+    trainer = trained(tmp_path, Silent, beta_replay=0.5)
     trainer.pair_source = lambda traces: seen.extend(traces) or group_pairs(traces)
     trees = trainer._trees({"completion_mask": torch.ones(16, 1)})
     assert seen and all(t.reward is not None for t in seen) and len(trees) == 16
 
 
 # ---- means of a step
-
-
-def row(counted, tokens, width=6, advantage=1.0):
-    return {
-        "counted": torch.tensor(counted),
-        "advantages": torch.full((len(counted),), advantage),
-        "completion_mask": torch.tensor([[1] * n + [0] * (width - n) for n in tokens]),
-        "num_items_in_batch": torch.tensor(99),
-    }
-
-
-@pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "sapo", "luspo", "bnpo", "cispo", "dapo", "vespo"])
-def test_a_mean_over_what_counts_by_hand(loss_type):
-    step = [row([True, False], [3, 0]), row([False, False], [0, 2]), row([True, True], [1, 5])]
-    mean_over_counted(step, loss_type, lambda counts: 2 * counts, 4)  # two devices alike
-    assert not any("counted" in batch for batch in step)
-    if loss_type in ("cispo", "dapo", "vespo"):
-        assert all(batch["num_items_in_batch"] == 2 * 9 * 4 and batch["advantages"].eq(1).all() for batch in step)
-    else:
-        assert all(batch["advantages"].allclose(torch.tensor(3 / 2 if loss_type == "bnpo" else 6 / 3)) for batch in step)
-    nothing = [row([False], [0])]
-    mean_over_counted(nothing, loss_type, lambda counts: counts, 1)
-    assert torch.isfinite(nothing[0]["advantages"]).all()
 
 
 @pytest.fixture
@@ -191,51 +122,10 @@ def one_group_differs(monkeypatch):
     monkeypatch.setattr(Kept, "play", play, raising=False)
 
 
-@pytest.mark.parametrize("loss_type", ["dr_grpo", "grpo", "dapo", "cispo"])
-@pytest.mark.parametrize(
-    "split",
-    [
-        dict(per_device_train_batch_size=8, gradient_accumulation_steps=1),
-        dict(per_device_train_batch_size=2, gradient_accumulation_steps=4),
-    ],
-)
-def test_each_step_of_a_generation_is_a_mean_over_its_own_rows(loss_type, split, one_group_differs, tmp_path, monkeypatch):
-    "Gradients of both steps of one generation, at a learning rate of zero, against those of a mean over all rows."
-    together = split["gradient_accumulation_steps"]
-    shared = dict(
-        loss_type=loss_type,
-        learning_rate=0.0,
-        max_steps=2,
-        seed=1,
-        steps_per_generation=2 * together,
-        max_completion_length=48,
-        **split,
-    )
-    plain = train(tmp_path / "a", **shared)
-    counts, inner = [], Kept._arranged
-
-    def arranged(self, batches):
-        for at in range(0, len(batches), together):
-            step = batches[at : at + together]
-            tokens = sum(((b["completion_mask"] * b["tool_mask"]).sum(1) * b["counted"]).sum().item() for b in step)
-            counts.append((torch.cat([b["counted"] for b in step]).float().mean().item(), tokens))
-        return inner(self, batches)
-
-    monkeypatch.setattr(Kept, "_arranged", arranged)
-    skipped = train(tmp_path / "b", equal_rewards="skip", **shared)
-    assert len(counts) == 2 and any(g.abs().max() > 1e-6 for g in plain.grads[0])
-    assert len({share for share, _ in counts}) == 2  # the shuffle dealt the two steps different numbers of rows that count
-    everything = sum(sum(r.completion_mask) for r in plain.rollouts)
-    for mine, all_rows, (share, tokens) in zip(skipped.grads, plain.grads, counts):
-        scale = 1 / share if loss_type in ("dr_grpo", "grpo") else everything / 2 / tokens
-        for a, b in zip(mine, all_rows):
-            torch.testing.assert_close(a, b * scale, rtol=2e-3, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     "changes",
     [
-        {"kl_coef": 0.1, "kl_place": "loss", "equal_rewards": "skip"},
+        {"kl_coef": 0.1, "kl_place": "loss"},
         {},
         {"alpha_sdpo": 1.0, "mask_truncated_completions": True},
         {"beta": 0.1, "loss_type": "cispo"},
@@ -245,9 +135,8 @@ def test_means_do_not_depend_on_the_rows_of_a_pass(changes, one_group_differs, t
     "The second step on one generation, so that ratios are not 1."
     logs = []
     for rows, passes in ((8, 1), (2, 4), (1, 8)):
-        if "beta" in changes:  # TRL loads its reference by the model's name
-            base = tmp_path / "base"
-            embedded_model("mild").save_pretrained(base)
+        if "beta" in changes:
+            embedded_model("mild").save_pretrained(tmp_path / "base")
         trainer = train_named(tmp_path / f"{rows}", changes, rows, passes)
         logs.append(trainer.state.log_history[1])
     names = [n for n in logs[0] if n in ("entropy", "kl", "kl/token", "cispo_clip_ratio") or n.startswith("clip_ratio")]
@@ -261,40 +150,11 @@ def test_means_do_not_depend_on_the_rows_of_a_pass(changes, one_group_differs, t
 
 def train_named(folder, changes, rows, passes):
     model = embedded_model("mild")
-    if "beta" in changes:
+    if "beta" in changes:  # TRL loads its reference by the model's name
         model.config._name_or_path = str(folder.parent / "base")
-    settings = (
-        BASE
-        | {
-            "save_strategy": "no",
-            "max_steps": 2,
-            "alpha_sdpo": 0.0,
-            "sample_every": 0,
-            "optim": "sgd",
-            "learning_rate": 0.5,
-            "max_grad_norm": 0.0,
-            "lr_scheduler_type": "constant",
-            "max_completion_length": 48,
-            "per_device_train_batch_size": rows,
-            "gradient_accumulation_steps": passes,
-            "steps_per_generation": passes,
-            "num_iterations": 2,
-            "max_turns": 2,
-        }
-        | changes
-    )
-    args = ComposerReplicationConfig(str(folder), **settings)
-    trainer = Kept(
-        model,
-        args=args,
-        processing_class=world.tokenizer(),
-        train_dataset=Dataset.from_list(world.rows(4)),
-        environment_factory=world.Files,
-        hint_source=default_composite() if args.alpha_sdpo else None,
-    )
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
-    return trainer
+    return trained(folder, rows=4, model=model, max_steps=2, learning_rate=0.5, max_completion_length=48,
+                   num_iterations=2, max_turns=2, per_device_train_batch_size=rows, gradient_accumulation_steps=passes,
+                   steps_per_generation=passes, **changes)
 
 
 def test_pass_means_by_hand():
@@ -354,10 +214,10 @@ def test_a_kl_in_the_loss_waits_for_the_policy(estimator, tmp_path):
     shared = dict(
         alpha_sdpo=1.0, policy_start=2, max_steps=3, teacher="frozen", kl_place="loss", kl_estimator=estimator, learning_rate=0.2
     )
-    plain, with_kl = (train(tmp_path / str(coef), world.Files, kl_coef=coef, **shared) for coef in (0.0, 5.0))
+    plain, with_kl = (trained(tmp_path / str(coef), world.Files, kl_coef=coef, **shared) for coef in (0.0, 5.0))
     logs = [h for h in with_kl.state.log_history if "kl/token" in h]
     assert abs(logs[0]["kl/token"]) < 1e-6 and abs(logs[2]["kl/token"]) > 1e-4
-    same = [all(torch.allclose(a, b, rtol=1e-4, atol=1e-7) for a, b in zip(*grads)) for grads in zip(plain.grads, with_kl.grads)]
+    same = [all(torch.allclose(a, b, rtol=1e-4, atol=1e-7) for a, b in zip(*grads)) for grads in zip(plain.steps, with_kl.steps)]
     assert same == [True, True, False]
 
 
@@ -369,11 +229,11 @@ def test_the_effective_weight_is_what_the_policy_term_lacks(loss_type, one_group
     "The gradient of the policy objective against that of a mean over tokens, of rows of one length."
     sequence = {"importance_sampling_level": "sequence"} if loss_type == "luspo" else {}
     shared = dict(rows=2, max_turns=1, max_completion_length=40, max_turn_tokens=14, per_device_train_batch_size=8)
-    mean = train(tmp_path / "mean", loss_type="dapo", **shared)
-    found = train(tmp_path / "found", loss_type=loss_type, **shared, **sequence)
+    mean = trained(tmp_path / "mean", loss_type="dapo", **shared)
+    found = trained(tmp_path / "found", loss_type=loss_type, **shared, **sequence)
     lengths = {sum(r.completion_mask) for r in found.rollouts}
-    assert len(lengths) == 1 and any(g.abs().max() > 1e-5 for g in mean.grads[0])
+    assert len(lengths) == 1 and any(g.abs().max() > 1e-5 for g in mean.grads)
     found.args.alpha_sdpo = 3.0
     scale = 3.0 / found.args.effective_alpha(lengths.pop())
-    for a, b in zip(found.grads[0], mean.grads[0]):
+    for a, b in zip(found.grads, mean.grads):
         torch.testing.assert_close(a, b * scale, rtol=2e-3, atol=1e-6)

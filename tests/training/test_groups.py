@@ -7,17 +7,11 @@ import warnings
 import pytest
 import torch
 import world
-from datasets import Dataset
+from kept_trainer import made
 from played import played_once
-from transformers.trainer_callback import PrinterCallback
 
-from composer_replication.envs.toy.model import embedded_model
-from composer_replication.hints.layers import default_composite
 from composer_replication.losses.channels import vote_sum
-from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.groups import equal_groups, failed_groups, route_rows
-from composer_replication.training.setup import group_pairs
-from composer_replication.training.trainer import ComposerReplicationTrainer
 from composer_replication.tree.build import Branch, Span, Tree
 from composer_replication.tree.pack import pack_trees
 
@@ -39,14 +33,11 @@ def test_groups_and_routes_by_brute_force(seed):
         failed += [bool(scored) and max(scored) <= 0] * size
     tensor = torch.tensor(rewards)
     assert equal_groups(tensor, size).tolist() == equal and failed_groups(tensor, size).tolist() == failed
-    for skip in (False, True):
-        for distil in (False, True):
-            route = route_rows(tensor, size, "skip" if skip else "keep", "distil" if distil else "policy")
-            for i in range(len(rewards)):
-                out = skip and equal[i]
-                assert route.policy[i] == (not out and not (distil and failed[i]))
-                assert route.sdpo[i] == ((failed[i] if distil else not out) and rewards[i] == rewards[i])
-                assert route.counted[i] == (not out)
+    for all_fail in ("policy", "distil"):
+        policy, sdpo = route_rows(tensor, size, all_fail)
+        apart = [all_fail == "distil" and f for f in failed]
+        assert policy.tolist() == [not a for a in apart]
+        assert sdpo.tolist() == [(f if all_fail == "distil" else True) and r == r for f, r in zip(failed, rewards)]
 
 
 def test_votes_are_the_rewards_of_the_turns():
@@ -76,19 +67,6 @@ def test_votes_are_the_rewards_of_the_turns():
 # ---- in a real step
 
 
-class Kept(ComposerReplicationTrainer):
-    "Keeps the batch as generated, and the gradient of the first step."
-
-    def _generate_and_score_completions(self, inputs):
-        self.batch = super()._generate_and_score_completions(inputs)
-        return self.batch
-
-    def training_step(self, *args, **kwargs):
-        out = super().training_step(*args, **kwargs)
-        self.grads = [p.grad.clone() for p in self.student.parameters()]
-        return out
-
-
 class Uneven(world.Files):
     "Half of the tasks pay nothing, whatever is done; the others pay by what is done."
 
@@ -104,22 +82,11 @@ class Uneven(world.Files):
         return (self.earned + self.letters / 100) * self.pays
 
 
-def make(folder, environment=Uneven, rows=4, model="mild", **changes):
-    base = dict(report_to="none", bf16=False, use_cpu=True, per_device_train_batch_size=16, num_generations=4, seed=3,
-                max_turns=2, max_completion_length=72, max_steps=1, logging_steps=1, learning_rate=1e-3, save_strategy="no",
-                optim="sgd",
-                gradient_checkpointing=False, disable_tqdm=True, max_grad_norm=0.0, teacher_check="off", sample_every=0,
-                tool_timeout=3600)  # the machine may be busy
-    args = ComposerReplicationConfig(str(folder), **(base | changes))
-    extra = {"pair_source": group_pairs} if args.beta_replay else {}
-    trainer = Kept(embedded_model(model), None, args, Dataset.from_list(world.rows(rows)), processing_class=world.tokenizer(),
-                   environment_factory=environment, hint_source=default_composite() if args.alpha_sdpo else None, **extra)
-    trainer.remove_callback(PrinterCallback)
-    return trainer if environment is Again else played_once(trainer)
+SHORT = {"max_turns": 2, "max_completion_length": 72, "alpha_sdpo": 1.0, "teacher": "frozen"}
 
 
-def after(folder, **changes):
-    trainer = make(folder, **changes)
+def after(folder, environment=Uneven, rows=4, **changes):
+    trainer = played_once(made(folder, environment, rows, **SHORT | changes))
     trainer.train()
     return trainer
 
@@ -127,21 +94,6 @@ def after(folder, **changes):
 def close(a, b, scale=1.0):
     for x, y in zip(a, b):
         torch.testing.assert_close(x, y * scale, rtol=1e-3, atol=1e-6)
-
-
-@pytest.mark.parametrize("loss_type", ["dr_grpo", "dapo"])
-def test_skipped_groups_leave_a_mean_over_the_others(loss_type, tmp_path):
-    "Equal groups have no gradient in the policy objective; without them a mean is larger by the rows or tokens they took up."
-    plain = after(tmp_path / "keep", alpha_sdpo=0.0, loss_type=loss_type)
-    skipped = after(tmp_path / "skip", alpha_sdpo=0.0, loss_type=loss_type, equal_rewards="skip")
-    rewards = torch.tensor([r.reward for r in skipped.rollouts])
-    equal = rewards.view(-1, 4).std(1).eq(0).repeat_interleave(4)
-    assert 0 < equal.sum() < 16 and [r.reward for r in skipped.rollouts] == [r.reward for r in plain.rollouts]
-    tokens = torch.tensor([sum(r.completion_mask) for r in plain.rollouts])
-    ratio = 16 / (~equal).sum() if loss_type == "dr_grpo" else tokens.sum() / tokens[~equal].sum()
-    assert any(g.abs().max() > 1e-5 for g in plain.grads)
-    close(skipped.grads, plain.grads, ratio.item())
-    assert not skipped.batch["completion_mask"][equal].any()
 
 
 def test_failed_groups_are_for_channel_2_alone(tmp_path):
@@ -159,7 +111,7 @@ def test_failed_groups_are_for_channel_2_alone(tmp_path):
 
 
 def test_a_schedule_distils_first_and_then_takes_the_policy_alone(tmp_path):
-    trainer = make(tmp_path / "s", world.Files, 8, sdpo_steps=1, policy_start=1, max_steps=2, teacher="frozen")
+    trainer = made(tmp_path / "s", **SHORT | {"sdpo_steps": 1, "policy_start": 1, "max_steps": 2})
     seen, inner = [], trainer.training_step
 
     def step(*args, **kwargs):
@@ -176,40 +128,6 @@ def test_a_schedule_distils_first_and_then_takes_the_policy_alone(tmp_path):
     assert logged[1]["loss"] == pytest.approx(logged[1]["policy/loss"], abs=1e-7)
 
 
-class Again(world.Files):
-    "Pays the same to all the first time."
-
-    plays = 0
-
-    def reset(self, **row):
-        Again.plays += 1
-        self.later = Again.plays > 16
-        super().reset(**row)
-
-    def get_reward(self):
-        return self.earned + Again.plays % 7 if self.later else 0.0
-
-
-def test_equal_groups_are_played_again(tmp_path):
-    Again.plays = 0
-    trainer = after(tmp_path, environment=Again, alpha_sdpo=0.0, equal_rewards="resample")
-    assert all("-again" in r.trace.trace_id for r in trainer.rollouts)
-    assert [r.trace.task_id for r in trainer.rollouts] == [row["task_id"] for row in trainer.generation.rows]
-    assert trainer.batch["advantages"].view(-1, 4).std(1).gt(0).any()
-    logged = next(h["rollout/resampled"] for h in trainer.state.log_history if "rollout/resampled" in h)
-    assert 1 <= logged <= 2
-    kept = after(tmp_path / "kept", environment=world.Files, alpha_sdpo=0.0, equal_rewards="resample", resample_tries=1)
-    once = {r.trace.trace_id.split("-again")[0] for r in kept.rollouts}
-    plain = after(tmp_path / "plain", environment=world.Files, alpha_sdpo=0.0)
-    groups = torch.tensor([r.reward for r in plain.rollouts]).view(-1, 4)
-    for i, (a, b) in enumerate(zip(kept.rollouts, plain.rollouts)):  # a group that was not equal is as it was
-        if groups[i // 4].std() > 0:
-            assert a == b or (a.trace, a.reward) == (b.trace, b.reward)
-        else:
-            assert "-again0" in a.trace.trace_id
-    assert once
-
-
 def test_a_sibling_of_the_group_gives_the_hint(tmp_path):
     plain, group = (after(tmp_path / str(on), environment=world.Files, group_hints=on, num_generations=16,
                           max_turns=3, max_completion_length=160) for on in (False, True))
@@ -217,11 +135,6 @@ def test_a_sibling_of_the_group_gives_the_hint(tmp_path):
     assert "sibling" not in layers[0] and "sibling" in layers[1]
 
 
-def test_options_that_cannot_work_together(tmp_path):
-    with pytest.raises(ValueError, match="looks at the environment's reward alone"):
-        ComposerReplicationTrainer(
-            embedded_model(), [lambda **kw: [0.0]], ComposerReplicationConfig(
-                str(tmp_path), report_to="none", bf16=False, use_cpu=True, equal_rewards="resample", alpha_sdpo=0.0),
-            Dataset.from_list(world.rows(8)), processing_class=world.tokenizer(), environment_factory=world.Files)
+def test_votes_need_pairs_that_have_some(tmp_path):
     with pytest.raises(ValueError, match="no pair has any"):
-        make(tmp_path, beta_replay=1.0, replay_form="prm")
+        made(tmp_path, beta_replay=1.0, replay_form="prm")

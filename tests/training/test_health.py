@@ -117,7 +117,7 @@ class Flat(world.Files):
         return 0.0
 
 
-def run(folder, environment=world.Files, hints=None, **changes):
+def run(folder, environment=world.Files, hints=None, resume=None, **changes):
     base = dict(report_to="none", bf16=False, use_cpu=True, per_device_train_batch_size=4, num_generations=4, seed=3, max_turns=2,
                 max_completion_length=96, max_steps=3, logging_steps=50, learning_rate=1e-4, save_strategy="no",
                 gradient_checkpointing=False, disable_tqdm=True, teacher_check="off")
@@ -127,7 +127,7 @@ def run(folder, environment=world.Files, hints=None, **changes):
         processing_class=world.tokenizer(), environment_factory=environment, hint_source=hints or default_composite(),
         callbacks=[told])
     trainer.remove_callback(PrinterCallback)
-    trainer.train()
+    trainer.train(resume_from_checkpoint=resume)
     said = " ".join(log.get("health/warning", "") for log in told.logs)
     return trainer, said, next((log["health/verdict"] for log in told.logs if "health/verdict" in log), None)
 
@@ -198,20 +198,9 @@ def test_a_sampled_rollout_is_a_trace_of_the_run(tmp_path):
 
 def test_a_resumed_run_says_the_same(tmp_path):
     def told(resume=None):
-        trainer = run_until(tmp_path, resume)
+        trainer, *_ = run(tmp_path, Flat, resume=resume, max_completion_length=48, max_steps=4, logging_steps=1,
+                          save_strategy="steps", save_steps=3)
         return [{k: v for k, v in h.items() if k.startswith("health/")} for h in trainer.state.log_history], trainer.health.watch
-
-    def run_until(folder, resume):
-        made = ComposerReplicationTrainer(
-            embedded_model(), None, ComposerReplicationConfig(
-                str(folder), report_to="none", bf16=False, use_cpu=True, per_device_train_batch_size=4, num_generations=4,
-                max_completion_length=48, max_turns=2, max_steps=4, logging_steps=1, save_steps=3, gradient_checkpointing=False,
-                seed=3, disable_tqdm=True, teacher_check="off"),
-            Dataset.from_list(world.rows(8)), processing_class=world.tokenizer(), environment_factory=Flat,
-            hint_source=default_composite())
-        made.remove_callback(PrinterCallback)
-        made.train(resume_from_checkpoint=resume)
-        return made
 
     whole, again = told(), told(str(tmp_path / "checkpoint-3"))
     assert whole == again and whole[1].streak["equal_rewards"] == 4

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.kl import (
     KL_ESTIMATORS,
-    check_kl_place,
     kl_adjusted_advantages,
     kl_estimate,
     kl_loss_terms,
@@ -108,20 +108,23 @@ def test_adjusted_advantages_refuse_broken_groups(advantages, cost):
         kl_adjusted_advantages(torch.zeros(advantages), torch.zeros(cost), 0.1, 2)
 
 
+def config(**changes):
+    return ComposerReplicationConfig("out", report_to="none", bf16=False, use_cpu=True, **changes)
+
+
 @pytest.mark.parametrize("scale", ("group", "batch"))
 def test_reward_place_needs_unscaled_rewards(scale):
-    check_kl_place("loss", "k3", 0.1, scale)
-    check_kl_place("reward", "k1", 0.0, scale)
-    check_kl_place("reward", "k1", 0.1, "none")
+    config(kl_place="loss", kl_estimator="k3", kl_coef=0.1, scale_rewards=scale)
+    config(scale_rewards=scale)
+    config(kl_coef=0.1)
     with pytest.raises(ValueError, match=f"scale_rewards='{scale}'"):
-        check_kl_place("reward", "k1", 0.1, scale)
+        config(kl_coef=0.1, scale_rewards=scale)
     with pytest.raises(ValueError, match="normalize_then_sum"):
-        check_kl_place("reward", "k1", 0.1, "none", "normalize_then_sum")
+        config(kl_coef=0.1, multi_objective_aggregation="normalize_then_sum")
 
 
-@pytest.mark.parametrize("place, estimator, coef, says", (("both", "k1", 0.1, "kl_place='both'"), ("loss", "k2", 0.0, "'k2'"),
-                                                          ("loss", "k1", -0.1, "kl_coef=-0.1"),
-                                                          ("loss", "k1", float("nan"), "kl_coef=nan")))
-def test_nonsense_is_named(place, estimator, coef, says):
+@pytest.mark.parametrize("change, says", (({"kl_place": "both"}, "kl_place='both'"), ({"kl_estimator": "k2"}, "'k2'"),
+                                          ({"kl_coef": -0.1}, "kl_coef=-0.1"), ({"kl_coef": float("nan")}, "kl_coef=nan")))
+def test_nonsense_is_named(change, says):
     with pytest.raises(ValueError, match=says):
-        check_kl_place(place, estimator, coef)
+        config(**change)

@@ -8,7 +8,7 @@ from trainer_script import make
 from composer_replication.losses.chunked import LMHead
 from composer_replication.losses.divergences import Divergence
 from composer_replication.training.batches import sampled_mask
-from composer_replication.training.policy_head import TwiceRead, score_sampled
+from composer_replication.training.passes import TwiceRead, score_sampled
 from composer_replication.training.trainer import ComposerReplicationTrainer
 
 

@@ -208,20 +208,6 @@ def test_half_precision_ema_moves_and_is_a_rounding_of_the_float32_one():
         assert all(torch.equal(p, state[n].bfloat16()) for n, p in reader.named_parameters())
 
 
-@pytest.mark.parametrize("group", (2**26, 100), ids=("one group", "many groups"))
-def test_groups_do_not_change_the_average(group, monkeypatch):
-    monkeypatch.setattr(teacher_policy, "GROUP", group)
-    model = policy()
-    teacher = make_teacher("ema", model, rate=0.25)
-    start = weights(model)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(1.0)
-    teacher.after_step()
-    for name, tensor in teacher.state_dict().items():
-        torch.testing.assert_close(tensor, start[name] + 0.25)
-
-
 @pytest.mark.parametrize("lora,dtype", ((False, torch.float32), (True, torch.float32), (False, torch.bfloat16)),
                          ids=("full", "lora", "bfloat16"))
 @pytest.mark.parametrize("kind", KINDS)

@@ -21,7 +21,6 @@ from composer_replication.training.teacher import KINDS, make_teacher
 from composer_replication.training.teacher_check import (
     TeacherProblem,
     check_teacher,
-    contexts,
     few_sites,
     read_hints,
     teacher_fault,
@@ -144,14 +143,6 @@ FAULTS = {uniform: "as uniform as chance", untrained: "as uniform as chance", in
 def test_a_planted_fault_is_named(plant, monkeypatch):
     fault = teacher_fault(check_teacher(*plant(monkeypatch), CHAT))
     assert FAULTS[plant] in fault and len(fault.splitlines()) == 1
-
-
-def test_contexts_are_what_each_side_reads():
-    tree = few_sites(trees(1))[0]
-    for branch in tree.branches:
-        student, teacher = contexts(tree, branch)
-        assert student + branch.ids[branch.start:] == tree.ids[:tree.span(branch.turn).end]
-        assert teacher + branch.ids[branch.start:] == tree.ids[:branch.fork] + branch.ids
 
 
 def make(folder, **changes):

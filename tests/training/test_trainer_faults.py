@@ -9,6 +9,7 @@ import pytest
 import torch
 import world
 from datasets import Dataset
+from kept_trainer import Kept
 from peft import LoraConfig
 from played import played_once
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
@@ -185,12 +186,6 @@ def sampled_logprobs(model, rollout):
     return found[len(rollout.prompt_ids) - 1:]
 
 
-class Kept(ComposerReplicationTrainer):
-    def _generate_and_score_completions(self, inputs):
-        self.batch = super()._generate_and_score_completions(inputs)
-        return self.batch
-
-
 def moved(trainer):
     "Move the trainer's policy away from its start."
     with torch.no_grad():
@@ -238,17 +233,10 @@ def test_what_nobody_scored_gets_no_advantage_from_its_kl(tmp_path, monkeypatch)
     assert all(r.reward is None for r in trainer.rollouts) and not trainer.batch["advantages"].any()
 
 
-class Graded(ComposerReplicationTrainer):
-    def training_step(self, *args, **kwargs):
-        out = super().training_step(*args, **kwargs)
-        self.grads = [p.grad.double().clone() for p in self.student.parameters()]
-        return out
-
-
 def test_the_kl_in_the_loss_has_the_gradient_of_the_kl(tmp_path):
     "Value and gradient against plain forwards in float64: ratio times estimate, a mean over the sampled tokens."
     def run(**changes):
-        trainer = moved(make(tmp_path, kind=Graded, kl_place="loss", alpha_sdpo=0.0, beta_replay=0.0, **changes))
+        trainer = moved(make(tmp_path, kind=Kept, kl_place="loss", alpha_sdpo=0.0, beta_replay=0.0, **changes))
         models = policy_and_start(trainer)
         trainer.train()
         return trainer, *models
@@ -267,7 +255,7 @@ def test_the_kl_in_the_loss_has_the_gradient_of_the_kl(tmp_path):
         logged = next(h["kl/token"] for h in trainer.state.log_history if "kl/token" in h)
         assert abs(logged - (total / tokens).item()) < 1e-5 and abs(logged) > 1e-3
         for off, on, by_hand in zip(without.grads, trainer.grads, wanted):
-            torch.testing.assert_close(on - off, by_hand, rtol=2e-3, atol=2e-5)
+            torch.testing.assert_close(on.double() - off.double(), by_hand, rtol=2e-3, atol=2e-5)
 
 
 @pytest.mark.parametrize("which", ["all", "sampled"])

@@ -14,8 +14,8 @@ from composer_replication.losses.batch import TraceExample, TraceTurn
 from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.training import rollouts as module
 from composer_replication.training.config import ComposerReplicationConfig
-from composer_replication.training.draw import TaskDraw
 from composer_replication.training.episodes import trl_failure
+from composer_replication.training.groups import TaskDraw
 from composer_replication.training.offline import OfflineTrainer
 from composer_replication.training.teacher_check import TeacherProblem
 from composer_replication.training.trainer import ComposerReplicationTrainer

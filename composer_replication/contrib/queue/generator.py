@@ -57,7 +57,6 @@ def check_queue_recipe(recipe: Recipe) -> None:
          "is one process on one device"),
         (c.rollout == "vllm" and cuts, f"{cuts} where vLLM samples, which gives log-probabilities of the ids that are left", f"leave {cuts} out, or take "
          "rollout='transformers'"),
-        (c.equal_rewards == "resample", "equal_rewards='resample', which plays again in the trainer", "take skip or keep"),
         (c.fsdp or c.deepspeed or int(os.environ.get("WORLD_SIZE", 1)) > 1, "a trainer of several processes", "train with one; generators may be many"),
         (a.warm_up is not None and recipe.model.use_peft, "warm_up with use_peft", "warm up in a run of its own, and name its checkpoint as model"),
         (c.loss_type == "vespo" and c.vllm_importance_sampling_correction and not truncates, "loss_type='vespo' with a correction by sequence",

@@ -1,0 +1,62 @@
+"A trainer of the small world that keeps what each step was made of."
+import world
+from datasets import Dataset
+from trainer_script import BASE
+from transformers.trainer_callback import PrinterCallback
+
+from composer_replication.envs.toy.model import embedded_model
+from composer_replication.hints.layers import default_composite
+from composer_replication.training.config import ComposerReplicationConfig
+from composer_replication.training.setup import group_pairs
+from composer_replication.training.trainer import ComposerReplicationTrainer
+
+ONE_STEP = BASE | {"save_strategy": "no", "max_steps": 1, "alpha_sdpo": 0.0, "sample_every": 0, "max_grad_norm": 0.0,
+                   "optim": "sgd", "per_device_train_batch_size": 16, "lr_scheduler_type": "constant"}
+
+
+class Kept(ComposerReplicationTrainer):
+    "Keeps the last batch as generated, and the gradients of each optimizer step."
+
+    def _generate_and_score_completions(self, inputs):
+        self.batch = super()._generate_and_score_completions(inputs)
+        return self.batch
+
+    def training_step(self, *args, **kwargs):
+        out = super().training_step(*args, **kwargs)
+        if self.accelerator.sync_gradients:
+            self.steps = [*getattr(self, "steps", []), [p.grad.clone() for p in self.student.parameters()]]
+        return out
+
+    @property
+    def grads(self):
+        "Of the last step."
+        return self.steps[-1]
+
+
+class Compared(ComposerReplicationTrainer):
+    "Keeps logits of both sides at hinted turns, from whole hidden states, and channel 2's sum, pass by pass."
+
+    def _total(self, step, terms):
+        if step.sites:
+            rows, (states, head) = step.forward.hidden[tuple(step.batch.sdpo_student.T)].detach(), step.teacher
+            passed = self.student.lm_head(rows).detach(), head.logits(states), terms["sdpo"].total.item()
+            self.passes = [*getattr(self, "passes", []), passed]
+        return super()._total(step, terms)
+
+
+def made(folder, environment=world.Files, rows=8, model=None, kind=Kept, **changes):
+    "The trainer of one plain SGD step."
+    args = ComposerReplicationConfig(str(folder), **ONE_STEP | changes)
+    pairs = {"pair_source": group_pairs} if args.beta_replay else {}
+    trainer = kind(model or embedded_model("mild"), args=args, processing_class=world.tokenizer(),
+                   train_dataset=Dataset.from_list(world.rows(rows)), environment_factory=environment,
+                   hint_source=default_composite() if args.alpha_sdpo else None, **pairs)
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def trained(*args, **changes):
+    "As `made`, after its training."
+    trainer = made(*args, **changes)
+    trainer.train()
+    return trainer
