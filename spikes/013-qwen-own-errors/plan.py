@@ -21,13 +21,14 @@ import numpy as np
 import orjson
 import torch
 from filelock import FileLock, Timeout
-from own_errors import QueryOnly  # beside this file, as are the layers that HINTS names
+from own_errors import LookFirst, QueryOnly  # beside this file, as are the layers that HINTS names
 
 from composer_replication.core.files import write_file, write_json, write_jsonl
 from composer_replication.core.trace import Trace
-from composer_replication.envs.sql.tasks import SYSTEM, sql_rows, task_of
+from composer_replication.envs.sql.tasks import sql_rows, task_of
 from composer_replication.hints.layers import CompositeHintGenerator, make_layers
 from composer_replication.recipes.checkpoint import load_checkpoint
+from composer_replication.recipes.export import export_checkpoint
 from composer_replication.recipes.models import chat_template
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.recipes.run import run_recipe
@@ -42,17 +43,19 @@ RUNS = HERE / "runs"
 LEVELS = ("easy", "medium")
 SEEDS, CONTROLS, TUNING = tuple(range(10)), tuple(range(5)), 1000  # of own and filler; of the other arms; of what is chosen
 EPISODES, TASKS, SITES = 48, 32, 32  # recorded for a seed; measured after a run; error turns at which the teacher is measured
-MESSAGES = {  # first messages, of which one is chosen
-    "plain": SYSTEM,
-    "look": "You answer a question about an SQLite database that you have not seen. Look first: SELECT sql FROM sqlite_master. "
-            "The last statement counts as the answer."}
+MESSAGES = {"plain": QueryOnly, "look": LookFirst}  # environments with a first message each, of which one is chosen
 LEARNING = ((8, 2e-4), (8, 5e-4), (16, 5e-4))  # steps and rate, of which one is chosen
-LOOKS = ("finds", "looks")  # of `looks`: a right first action
+ASKS = ("finds", "looks", "fails")  # of `looks`: actions that ask for the names
 HINTS = {"own": "[template, raw_error]", "filler": "[composer_replication.envs.sql.hints:filler_hints]",
          "exact": "[own_errors:exact]", "other site": "[own_errors:other_site]"}
 FIRST = RolloutConfig(max_turns=1, max_tokens=200, max_turn_tokens=48, temperature=0.8, seed=0)
 WHOLE = RolloutConfig(max_turns=3, max_tokens=400, max_turn_tokens=48, temperature=0.8, seed=0)
-LOGGED = ("step", "loss", "grad_norm", "sdpo/")
+POLICY = {  # Dr.GRPO on the environment's own tasks, a group of four each; its rate is not tuned
+    "traces": "null", "tasks": "easy,medium", "alpha_sdpo": "0.0", "train_rows": "48", "shuffle_dataset": "false",
+    "max_steps": "12", "save_steps": "12", "learning_rate": "5.0e-5", "per_device_train_batch_size": "4",
+    "gradient_accumulation_steps": "4", "num_generations": "4", "max_turns": "3", "max_completion_length": "400",
+    "max_turn_tokens": "48", "temperature": "0.8"}
+LOGGED = ("step", "loss", "reward", "frac_reward_zero_std", "grad_norm", "sdpo/")
 
 
 @dataclass(frozen=True)
@@ -85,24 +88,24 @@ def share(episodes: list[dict], *kinds: str) -> float:
 
 
 def message() -> tuple[list[Run], str | None]:
-    "Runs that choose the first message, and that with which the own hint adds most to the share of next actions that look."
+    "Runs that choose the first message, and that with which the own hint adds most to the share of next actions that ask."
     runs = {name: Run("teacher", TUNING, name) for name in MESSAGES}
     if not all(run.path.exists() for run in runs.values()):
         return list(runs.values()), None
     behind = {name: read(run.path)["behind"] for name, run in runs.items()}
-    gain = {name: share(of["own"], *LOOKS) - share(of["none"], *LOOKS) for name, of in behind.items()}
+    gain = {name: share(of["own"], *ASKS) - share(of["none"], *ASKS) for name, of in behind.items()}
     return list(runs.values()), max(gain, key=gain.get)
 
 
 def learning() -> tuple[list[Run], tuple[int, float] | None]:
-    "Runs of `own` that choose steps and rate: the highest share of first actions that look; of equals the cheaper."
+    "Runs of `own` that choose steps and rate: the highest share of first actions that ask; of equals the cheaper."
     chosen = message()[1]
     if chosen is None:
         return [], None
     runs = {pair: Run("own", TUNING, chosen, *pair) for pair in LEARNING}
     if not all(run.path.exists() for run in runs.values()):
         return list(runs.values()), None
-    found = {pair: share(read(run.path)["episodes"], *LOOKS) for pair, run in runs.items()}
+    found = {pair: share(read(run.path)["episodes"], *ASKS) for pair, run in runs.items()}
     return list(runs.values()), max(LEARNING, key=lambda pair: (found[pair], -pair[0], -pair[1]))
 
 
@@ -120,14 +123,18 @@ def plan() -> Iterator[Run | None]:
             yield from (Run(arm, seed, first) for arm in ("teacher", "start"))
     for seed in CONTROLS:
         yield from (Run(arm, seed, first, *chosen) for arm in ("exact", "other site"))
+    ended = [read(run.path)["episodes"] for seed in SEEDS if (run := Run("own", seed, first, *chosen)).path.exists()]
+    if any(episode["reward"] for episodes in ended for episode in episodes):  # else the policy objective still has no gradient
+        for seed in CONTROLS:
+            yield from (Run(arm, seed, first, *chosen) for arm in ("policy", "sequence"))
 
 
 # --- what is counted
 
 
 def looks(trace: Trace, names: set[str]) -> list[str]:
-    """What each turn of the assistant did: `finds`, it looked at sqlite_master and saw a table's name; `looks`, it saw none;
-    `fails`, the statement did not run; `other`, it did not look."""
+    """What each turn of the assistant did: `finds`, it asked sqlite_master and saw a table's name; `looks`, it saw none;
+    `fails`, the statement did not run; `other`, it did not ask."""
     found = []
     for at, turn in enumerate(trace.turns):
         if turn.role == "assistant":
@@ -146,7 +153,10 @@ def looks(trace: Trace, names: set[str]) -> list[str]:
 def counted(rollouts: list[Rollout]) -> list[dict]:
     "What each episode did."
     names = [{table.name for table in task_of(r.trace.task_id).schema.tables} for r in rollouts]
-    return [{"turns": looks(r.trace, of), "reward": r.reward or 0.0, "tokens": r.sampled} for r, of in zip(rollouts, names)]
+    said = [[str(turn.tool_calls[0].arguments if turn.tool_calls else turn.content)[:200] for turn in r.trace.turns
+             if turn.role == "assistant"] for r in rollouts]
+    return [{"turns": looks(r.trace, of), "said": text, "reward": r.reward or 0.0, "tokens": r.sampled}
+            for r, of, text in zip(rollouts, names, said)]
 
 
 # --- how a run is made
@@ -156,6 +166,7 @@ class Work:
 
     def __init__(self, run: Run):
         self.run, self.folder, self.seconds = run, RUNS / f"work-{os.getpid()}", {"record": 0.0, "train": 0.0, "measure": 0.0}
+        self.world = MESSAGES[run.message]
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def timed(self, part: str, make, *arguments):
@@ -172,8 +183,7 @@ class Work:
 
     def rows(self, n: int, split: str) -> list[dict]:
         "Tasks of this seed's own series, behind the first message."
-        first = {"role": "system", "content": MESSAGES[self.run.message]}
-        return [row | {"prompt": [first, *row["prompt"][1:]]} for row in sql_rows(n, f"spike-013-{self.run.seed}", split, LEVELS)]
+        return self.world.behind(sql_rows(n, f"spike-013-{self.run.seed}", split, LEVELS))
 
     def recorded(self) -> Path:
         "The base model's first actions on this seed's training tasks, shared by its arms; what recording cost lies beside them."
@@ -181,21 +191,28 @@ class Work:
         with FileLock(f"{path}.lock"):
             if not path.exists():
                 policy, began = self.policy(), time.process_time()
-                played = collect(policy, QueryOnly, self.rows(EPISODES, "train"), FIRST)
+                played = collect(policy, self.world, self.rows(EPISODES, "train"), FIRST)
                 write_json(path.with_suffix(".cost"), {"cpu_seconds": time.process_time() - began})
                 write_jsonl(path, (orjson.loads(r.trace.to_json()) for r in played))
         self.seconds["record"] = read(path.with_suffix(".cost"))["cpu_seconds"]
         return path
 
-    def trained(self) -> tuple[str, list[dict]]:
-        "The last checkpoint of the recipe with this arm's hints, and its log."
-        steps = str(self.run.steps)
-        settings = {
-            "traces": f"[{self.recorded()}]", "hints": HINTS[self.run.arm], "seed": str(self.run.seed), "max_steps": steps,
-            "save_steps": steps, "learning_rate": repr(self.run.rate), "output_dir": str(self.folder)}
-        checkpoint = self.timed("train", lambda: Path(run_recipe(load_recipe(HERE / "recipe.yaml", settings)).checkpoint))
+    def train(self, name: str, settings: dict[str, str]) -> tuple[Path, list[dict]]:
+        "The last checkpoint of the recipe with other settings, and its log."
+        out = {"output_dir": str(self.folder / name), "seed": str(self.run.seed)}
+        checkpoint = self.timed("train", lambda: Path(run_recipe(load_recipe(HERE / "recipe.yaml", settings | out)).checkpoint))
         history = read(checkpoint / "trainer_state.json")["log_history"]
-        return str(checkpoint), [{k: v for k, v in entry.items() if k.startswith(LOGGED)} for entry in history if "loss" in entry]
+        return checkpoint, [{k: v for k, v in entry.items() if k.startswith(LOGGED)} for entry in history if "loss" in entry]
+
+    def sdpo(self, hints: str) -> tuple[Path, list[dict]]:
+        "Channel 2 alone on recorded first actions."
+        steps = str(self.run.steps)
+        return self.train("sdpo", {"traces": f"[{self.recorded()}]", "hints": hints, "max_steps": steps, "save_steps": steps,
+                                   "learning_rate": repr(self.run.rate)})
+
+    def rewarded(self, model: dict[str, str]) -> tuple[Path, list[dict]]:
+        "The policy objective from a model's weights."
+        return self.train("policy", model | POLICY | {"task": f"own_errors:{self.world.__name__}"})
 
     def teacher(self) -> dict[str, list[dict]]:
         "Next actions at the first error turns of this seed's recorded episodes, behind each hint and behind none."
@@ -209,18 +226,25 @@ class Work:
                 prompt[-1]["content"] += f"\n\n{hint.text}" if hint else ""  # as a tree's branch shows it
                 rows.append({"prompt": prompt, "task_id": trace.task_id})
                 names.append(f"{arm}/{trace.trace_id}")
-        found = self.timed("measure", lambda: counted(collect(self.policy(), QueryOnly, rows, FIRST, trace_ids=names)))
+        found = self.timed("measure", lambda: counted(collect(self.policy(), self.world, rows, FIRST, trace_ids=names)))
         return {arm: found[n * len(sites):(n + 1) * len(sites)] for n, arm in enumerate((*HINTS, "none"))}
 
     def made(self) -> dict:
         "All that is kept of the run."
-        found = {}
-        if self.run.arm == "teacher":
-            found["behind"] = self.teacher()
-        else:
-            checkpoint, found["log"] = ("", []) if self.run.arm == "start" else self.trained()
-            rows = self.rows(TASKS, self.run.split)
-            found["episodes"] = self.timed("measure", lambda: counted(collect(self.policy(checkpoint), QueryOnly, rows, WHOLE)))
+        found, arm, checkpoint = {"log": []}, self.run.arm, ""
+        if arm == "teacher":
+            found = {"behind": self.teacher()}
+        elif arm == "policy":
+            checkpoint, found["log"] = self.rewarded({})
+        elif arm == "sequence":
+            checkpoint, found["first"] = self.sdpo(HINTS["own"])
+            export_checkpoint(str(checkpoint), self.folder / "merged", merge=True)
+            checkpoint, found["log"] = self.rewarded({"model": str(self.folder / "merged")})
+        elif arm != "start":
+            checkpoint, found["log"] = self.sdpo(HINTS[arm])
+        if arm != "teacher":
+            rows, policy = self.rows(TASKS, self.run.split), self.policy(str(checkpoint))
+            found["episodes"] = self.timed("measure", lambda: counted(collect(policy, self.world, rows, WHOLE)))
         shutil.rmtree(self.folder, ignore_errors=True)
         return found | {"cpu_seconds": {part: round(seconds, 1) for part, seconds in self.seconds.items()}}
 
@@ -262,7 +286,7 @@ def work() -> None:
             made["seconds"] = round(time.monotonic() - began, 1)
             write_json(run.path, asdict(run) | {"commit": commit} | made)
         for name, episodes in made.get("behind", {"episodes": made.get("episodes")}).items():
-            shares = f"looks {share(episodes, *LOOKS):.3f}, finds {share(episodes, 'finds'):.3f}"
+            shares = f"asks {share(episodes, *ASKS):.3f}, finds {share(episodes, 'finds'):.3f}"
             print(run.path.name, name, shares, made["cpu_seconds"], flush=True)
 
 
