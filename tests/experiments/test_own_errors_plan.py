@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from composer_replication.core.trace import ToolCall, Trace, Turn
+from composer_replication.recipes.tasks import recipe_tasks
 
 SPIKE = Path(__file__).resolve().parents[2] / "spikes/013-qwen-own-errors"
 
@@ -155,3 +156,33 @@ def test_the_kept_results_are_recomputed_from_the_kept_runs():
         mean, half = by_hand([a - b for a, b in pairs])
         assert (kept["contrasts"][name]["mean"], kept["contrasts"][name]["half"]) == pytest.approx((mean, half), rel=1e-3)
         assert kept["hypotheses"][name] == ("VALIDATED" if mean > half else "INVALIDATED" if mean <= 0 else "PARTIAL")
+
+
+@pytest.mark.parametrize("message", ["plain", "look"])
+def test_the_recipe_takes_the_settings_of_every_arm(plan, message):
+    world = plan.MESSAGES[message]
+    same = {"model": "embedded"}  # which is always there
+    for hints in plan.HINTS.values():
+        recipe = plan.load_recipe(SPIKE / "recipe.yaml", same | {"hints": hints})
+        assert recipe.config.sdpo_beta == 0 and recipe.config.sdpo_support == "full" and recipe.model.use_peft
+        assert plan.make_layers(recipe.arguments.hints)
+    recipe = plan.load_recipe(SPIKE / "recipe.yaml", same | plan.POLICY | {"task": f"own_errors:{world.__name__}"})
+    assert recipe.config.alpha_sdpo == 0 and recipe.config.max_steps * recipe.config.generation_batch_size // 4 == 48
+    rows = recipe_tasks(recipe).train
+    assert len(rows) == 48 and {row["prompt"][0]["content"] for row in rows} == {world.first}
+    assert [tool["function"]["name"] for tool in world().tools] == ["query"]
+
+
+def test_another_sites_hint_is_of_another_task_and_never_says_to_look(plan):
+    task_id = plan.sql_rows(2, "hints", "train", plan.LEVELS)[0]["task_id"]
+    call, world = ToolCall("query", {"sql": "SELECT 1 FROM a"}, "c"), plan.QueryOnly()
+    world.reset(task_id)
+    turns = (Turn("user", "How many?"), Turn("assistant", tool_calls=(call,)), world.call(call).turn(call))
+    trace = Trace(task_id, turns, world.tools, task_id)
+    site = plan.find_error_sites(trace)[0]
+    said = {arm: plan.CompositeHintGenerator(plan.make_layers(names.strip("[]").split(", "))).hint(trace, site).text
+            for arm, names in plan.HINTS.items()}
+    assert "list the names in sqlite_master" in said["own"] and "FROM sqlite_master" in said["exact"]
+    other = plan.task_of(task_id[:-1] + "1").schema
+    assert any(f"`{table.name}`" in said["other site"] for table in other.tables) and "sqlite_master" not in said["other site"]
+    assert "harbour" in said["filler"] and len(set(said.values())) == 4
