@@ -53,7 +53,7 @@ def run_arm(setting, seed, folder, tell, device):
         if setting.fault == "exit":
             os._exit(7)
         if setting.fault == "half word":
-            os.write(WORDS, b'{"progress": {"st')
+            os.write(words(), b'{"progress": {"st')
             os.kill(os.getpid(), 9)
         time.sleep(setting.pause)
         until = time.monotonic() + 120
@@ -69,8 +69,9 @@ def run_arm(setting, seed, folder, tell, device):
         (folder / "partial").write_text(json.dumps({"setting": asdict(setting), "seed": seed, "curve": curve}))
         os.replace(folder / "partial", folder / "result.json")
 
-WORDS = next((fd for fd in range(3, 20) if os.path.exists(f"/proc/self/fd/{fd}")
-              and os.readlink(f"/proc/self/fd/{fd}").startswith("pipe")), None)  # where the child's words go
+def words():
+    "Where the child's words go."
+    return next(fd for fd in range(3, 20) if os.path.exists(f"/proc/self/fd/{fd}") and os.readlink(f"/proc/self/fd/{fd}").startswith("pipe"))
 '''
 PARENT = '''
 import sys
@@ -240,7 +241,7 @@ def test_two_parents_do_not_compute_the_same_job_twice(arm, tmp_path, monkeypatc
 
 def test_a_job_that_another_process_holds_is_refused_after_a_while(arm, tmp_path, monkeypatch):
     monkeypatch.setattr(schedule, "CODE", "from composer_replication.experiments import schedule; schedule.PATIENCE = 0.5; "
-                        "schedule.child()")
+                        "schedule.serve()")
     slow = Job(arm.Setting(3, hold=0), 0)
     first = run_jobs([Job(arm.Setting(1), 1), slow], tmp_path / "out", arm="slow_arm")
     next(first)  # the quick one; the slow one is running now
