@@ -18,7 +18,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export PYTHONHASHSEED ?= 0
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo road check test test-contrib test-slow vllm test-vllm verifiers test-verifiers test-foreign test-islands test-clouds \
+.PHONY: demo road check style fast test test-contrib test-slow vllm test-vllm verifiers test-verifiers test-foreign test-islands test-clouds \
 	test-agents docs lab clean
 
 demo: $(VENV)
@@ -29,14 +29,17 @@ road: $(VENV)
 	.venv/bin/python tools/road.py $(ROAD)
 
 check: $(VENV)
+	@$(MAKE) --no-print-directory -j 2 style fast  # side by side: neither keeps two cores busy all the time
+
+style: $(VENV)
 	.venv/bin/ruff check --output-format concise .
 	.venv/bin/python tools/check.py fast
+
+fast: $(VENV)
 	$(PYTEST) $(TESTS) -m "$(FAST)"
 
 # The core's tests run its notebooks beside them (tests/project/test_notebooks.py); those of a room run first.
-test: $(VENV)
-	.venv/bin/ruff check --output-format concise .
-	.venv/bin/python tools/check.py fast
+test: style
 	$(if $(strip $(ROOM)),ROOM=$(strip $(ROOM)) .venv/bin/python tools/check.py notebooks)
 	$(PYTEST) $(TESTS)
 

@@ -10,12 +10,15 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType
 
 import pytest
 from hypothesis import HealthCheck, settings
 from pages import LIMIT
+
+from composer_replication.core.known_warnings import ignore_known_warnings
 
 ROOT = Path(__file__).parents[1]
 # A busy machine makes every example slow: time is no property of what these tests try.
@@ -122,18 +125,26 @@ def names_in(code: CodeType) -> Iterator[str]:
             yield from names_in(constant)
 
 
-def names_used(functions: list) -> set[str]:
+@cache
+def names_of(function: FunctionType) -> tuple[frozenset[str], tuple[FunctionType, ...]]:
+    "The names that a function uses, and the functions among them; none of a function outside of tests/."
+    if not function.__code__.co_filename.startswith(f"{ROOT}/tests/"):
+        return frozenset(), ()
+    names = frozenset(names_in(function.__code__))
+    return names, tuple(f for name in names if isinstance(f := function.__globals__.get(name), FunctionType))
+
+
+@cache  # once for all cases of a test
+def names_used(functions: frozenset) -> set[str]:
     "The names that these functions use, also through functions of tests/."
     used, waiting, done = set(), [f for f in functions if isinstance(f, FunctionType)], set()
     while waiting:
         function = waiting.pop()
-        if function in done or not function.__code__.co_filename.startswith(f"{ROOT}/tests/"):
-            continue
-        done.add(function)
-        names = set(names_in(function.__code__))
-        used |= names
-        called = (function.__globals__.get(name) for name in names)
-        waiting += [f for f in called if isinstance(f, FunctionType)]
+        if function not in done:
+            done.add(function)
+            names, called = names_of(function)
+            used |= names
+            waiting += called
     return used
 
 
@@ -141,7 +152,7 @@ def tiers(item) -> set[str]:
     "The marks that a test gets by itself."
     fixtures = getattr(item, "fixturenames", ())
     definitions = [d.func for named in item._fixtureinfo.name2fixturedefs.values() for d in named]
-    used, path = names_used([item.function, *definitions]), item.path.relative_to(ROOT).as_posix()
+    used, path = names_used(frozenset([item.function, *definitions])), item.path.relative_to(ROOT).as_posix()
     return {mark for mark, names in FIXTURES.items() if names & set(fixtures)} \
         | {mark for mark, names in NAMES.items() if names & used} \
         | {mark for mark, starts in FILES.items() if path.startswith(starts)}
@@ -171,6 +182,7 @@ BESIDE = {  # fixture: what must have run
 
 
 def pytest_configure(config):
+    ignore_known_warnings()
     given = getattr(config, "workerinput", {}).get("beside")  # in a worker of pytest-xdist
     config.stash[FOLDER] = Path(given or tempfile.mkdtemp(prefix="beside-"))
 

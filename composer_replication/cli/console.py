@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['ENDINGS', 'WIDTH', 'out', 'err', 'CONTROLS', 'EVERY', 'Files', 'AsJson', 'Strict', 'Tools', 'Seed', 'Model',
            'ChatTemplate', 'Host', 'Port', 'Ending', 'console', 'printable', 'say', 'warn', 'fail', 'closed', 'emit',
-           'progress', 'Doing', 'each_minute', 'working', 'threads_for', 'one_line', 'print_tables', 'show', 'sentence',
-           'plainly', 'offer', 'given', 'toy_note', 'load_tools', 'stream', 'check_output']
+           'Doing', 'each_minute', 'working', 'threads_for', 'one_line', 'print_tables', 'show', 'sentence', 'plainly',
+           'offer', 'given', 'toy_note', 'load_tools', 'stream', 'check_output']
 
 # %% ../../nbs/cli/00_console.ipynb #5d4ee1b8
 import contextlib
@@ -28,8 +28,6 @@ from rich.table import Column, Table
 from ..core.errors import InputProblem, Problem
 
 if TYPE_CHECKING:  # whoever asks for help waits for none of these
-    from rich.progress import Progress, ProgressColumn
-
     from composer_replication.core.trace import Trace, TraceProblem
 
 # %% ../../nbs/cli/00_console.ipynb #6bd5fdc2
@@ -109,15 +107,6 @@ def emit(row: dict) -> None:
         closed()
 
 # %% ../../nbs/cli/00_console.ipynb #289bc0a5
-def progress(
-    *columns: "ProgressColumn",  # before the time; else what is being done
-) -> "Progress":
-    "Progress that people see and pipes do not."
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-    return Progress(*columns or (SpinnerColumn(), TextColumn("{task.description}")), TimeElapsedColumn(), console=err, transient=True,
-                    disable=not err.is_terminal)
-
-
 EVERY = 60.0  # seconds after which a pipe gets another line
 
 
@@ -180,8 +169,9 @@ def working(
         if at_once and not err.is_terminal:
             say(doing.line())
 
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
     doing, over = Doing(what, show), threading.Event()
-    with progress() as bar:
+    with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=err, transient=True, disable=not err.is_terminal) as bar:
         task, doing.hide = bar.add_task(escape(what)), bar.stop
         minutes = threading.Thread(target=each_minute, args=(doing, over.wait), daemon=True)
         if not err.is_terminal:

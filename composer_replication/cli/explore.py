@@ -155,7 +155,7 @@ def _read(traces, model, template, most, max_tokens, turns, seed, make_hints, st
         from composer_replication.recipes.find_model import EMBEDDED, find_model
         find_model(model)
         from composer_replication.recipes.checkpoint import load_checkpoint
-    with threads_for(model), working("loading the model", every=10) as tell:
+    with threads_for(model), working("loading the model") as tell:
         from composer_replication.recipes.models import chat_template
         from composer_replication.report.explorer import coverage, explorer_data
         from composer_replication.tree.build import build_tree, positions

@@ -10,7 +10,6 @@ import math
 import os
 import platform
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -186,9 +185,7 @@ def _one_thread(device: str) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1 if device == "cpu" else before)
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "`(is_)?gradient_checkpointing", FutureWarning)  # transformers' own use of its old name
-            yield
+        yield
     finally:
         torch.set_num_threads(before)
 

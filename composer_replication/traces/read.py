@@ -361,7 +361,7 @@ def read_traces(
     on_problem: Callable[[TraceProblem], None] | None = None,  # gets every problem; the default warns
 ) -> Iterator[Trace]:
     "The traces of a file, one after the other. Raises `TraceProblem` at the first problem if `strict`."
-    path, report, ends = Path(path), on_problem or warn, Counter()
+    path, report, ends, nothing = Path(path), on_problem or warn, Counter(), True
     for line, item in assemble(read_values(path), stem(path)):
         problem = item if isinstance(item, TraceProblem) else loose_ends(item)
         if problem:
@@ -374,6 +374,12 @@ def read_traces(
                 report(problem)
         if isinstance(item, Trace):
             yield item
+        nothing = False
+    if nothing:
+        problem = TraceProblem("the file holds no records, only empty lists", "record it again or leave it out", str(path))
+        if strict:
+            raise problem
+        report(problem)
     if (more := ends["traces"] - MANY_ENDS) > 0:
         report(TraceProblem(f"{more:,} more traces have calls without a result or results without a call ({ends['unanswered']:,} and {ends['loose']:,} in all)",
                             "record calls and results, or drop the traces if the chat template refuses them", str(path)))

@@ -271,6 +271,8 @@ class ComposerReplicationConfig(PolicySettings, SdpoSettings, ReplaySettings, Ro
     Raises `InputProblem` with the fix for every setting that cannot work."""
 
     def __post_init__(self):
+        if self.activation_checkpointing is None:  # transformers' name since 5; TRL's default has the old one
+            self.activation_checkpointing = self.gradient_checkpointing
         super().__post_init__()
         for check in (self._check_policy, self._check_sdpo, self._check_replay, self._check_rollouts, self._check_optimizer,
                       self._check_islands, self._check_queue):
