@@ -8,8 +8,8 @@ __all__ = ['Teachers', 'LedgerFile', 'Budget', 'MaxWall', 'PairsFile', 'ReportFi
            'Tokenizer', 'Make', 'replay', 'pairs']
 
 # %% ../../nbs/cli/02_replay.ipynb #1593371c
+import itertools
 import time
-from itertools import count
 from pathlib import Path
 from typing import Annotated
 
@@ -116,7 +116,7 @@ def replay(
         return _estimate(files, panel, ledger, turns, tokenizer, as_json)
     states = sum(len(asked_turns(t, turns(t))) for _, t in stream(files, on_problem=lambda problem: None))
     bill, examples, replays, began = Bill(), [], [], time.monotonic()
-    answers = count(1)
+    answers = itertools.count(1)
     with Ledger(ledger, budget_usd) as book, working("asking") as doing:
         doing("asking", 0, states * len(panel))
         advance = lambda name, result: doing(f"asking, ${book.spent().total_usd:.4f}" if err.is_terminal else "asking", next(answers), states * len(panel))

@@ -58,7 +58,8 @@ def test_a_trace_is_read_once_for_all_hints_and_its_tokens_are_counted_before(ca
     model, tokenizer, read, told = embedded_model(), embedded_tokenizer(), [], []
     hook = model.base_model.embed_tokens.register_forward_hook(lambda module, args, out: read.append(args[0].numel()))
     try:
-        scores = list(score_sites(model, tokenizer, cases[:40:10], on_trace=lambda *progress: told.append((*progress, sum(read)))))
+        on_trace = lambda *progress: told.append((*progress, sum(read)))
+        scores = list(score_sites(model, tokenizer, cases[:40:10], on_trace=on_trace))
     finally:
         hook.remove()
     assert told[0] == (0, 4, 0, told[-1][3], 0)  # all is known before anything is read

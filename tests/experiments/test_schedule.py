@@ -71,7 +71,8 @@ def run_arm(setting, seed, folder, tell, device):
 
 def words():
     "Where the child's words go."
-    return next(fd for fd in range(3, 20) if os.path.exists(f"/proc/self/fd/{fd}") and os.readlink(f"/proc/self/fd/{fd}").startswith("pipe"))
+    return next(fd for fd in range(3, 20) if os.path.exists(f"/proc/self/fd/{fd}")
+                and os.readlink(f"/proc/self/fd/{fd}").startswith("pipe"))
 '''
 PARENT = '''
 import sys
