@@ -127,11 +127,16 @@ def names_in(code: CodeType) -> Iterator[str]:
 
 @cache
 def names_of(function: FunctionType) -> tuple[frozenset[str], tuple[FunctionType, ...]]:
-    "The names that a function uses, and the functions among them; none of a function outside of tests/."
+    "Names that a function uses, those of a class's bases among them, and functions and methods; none of one outside of tests/."
     if not function.__code__.co_filename.startswith(f"{ROOT}/tests/"):
         return frozenset(), ()
-    names = frozenset(names_in(function.__code__))
-    return names, tuple(f for name in names if isinstance(f := function.__globals__.get(name), FunctionType))
+    names, called = set(names_in(function.__code__)), []
+    for thing in [function.__globals__.get(name) for name in names]:
+        if isinstance(thing, type):
+            names |= {base.__name__ for base in thing.__mro__}
+            called += vars(thing).values()
+        called.append(thing)
+    return frozenset(names), tuple(f for f in called if isinstance(f, FunctionType))
 
 
 @cache  # once for all cases of a test

@@ -12,6 +12,7 @@ import warnings
 KNOWN = (  # how the message begins, as a pattern; category
     (r"`(is_)?gradient_checkpointing", FutureWarning),  # TRL and PEFT call transformers 5 by its old names
     (r".*'rollout_func'.*experimental", UserWarning),  # TRL's only way to another loop than its own
+    (r"Setting `save_embedding_layers` to `True`", UserWarning),  # PEFT does what is wanted, with every checkpoint
 )
 
 

@@ -1,5 +1,4 @@
 "A divergence registered once reaches the harness, a step of the trainer and a recipe; TAID moves with the trainer's steps."
-import warnings
 
 import pytest
 import torch
@@ -19,8 +18,6 @@ from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.trainer import ComposerReplicationTrainer
 from composer_replication.tree.build import Branch, Span, Tree
 from composer_replication.tree.pack import pack_trees
-
-warnings.filterwarnings("ignore", category=FutureWarning)
 
 
 class Kept(ComposerReplicationTrainer):

@@ -2,7 +2,6 @@
 import copy
 import math
 import random
-import warnings
 
 import pytest
 import torch
@@ -20,8 +19,6 @@ from composer_replication.training.setup import group_pairs
 from composer_replication.training.trainer import ComposerReplicationTrainer
 from composer_replication.tree.build import Branch, Span, Tree
 from composer_replication.tree.pack import pack_trees
-
-warnings.filterwarnings("ignore", category=FutureWarning)
 
 
 def drawn(dice, groups=6, size=3):
