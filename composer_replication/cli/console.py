@@ -183,7 +183,7 @@ def working(
             if minutes.is_alive():
                 minutes.join()
 
-
+# %% ../../nbs/cli/00_console.ipynb #673bcf68
 @contextlib.contextmanager
 def threads_for(
     model: str,  # as the user named it
