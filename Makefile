@@ -11,7 +11,7 @@ ROOM ?=  # one folder of tests/ and nbs/ alone: make test ROOM=losses
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 PYTEST := .venv/bin/python -m pytest -n $(WORKERS)
 TESTS := $(if $(strip $(ROOM)),tests/$(strip $(ROOM)),--ignore tests/contrib)
-FAST := not (slow or site or browser or sandbox or trainer or process)
+FAST := not (slow or long or site or browser or sandbox or trainer or process)
 
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false

@@ -114,6 +114,23 @@ NAMES = {
     "process": {"subprocess", "Popen", "multiprocessing", "pty", "SERVER"},
     "sandbox": {"open_sandbox", "prepare_subject", "FeatureDeletionEnv", "sweep", "sandbox_problem", "make_tasks"},
     "trainer": {"ComposerReplicationTrainer", "GRPOTrainer", "run_recipe", "ladder_episodes", "trainer_script", "arm_script"}}
+LONG = {  # seconds each: `make check` leaves them out, of a test with many cases all but the first
+    "training/test_recorded.py": {"test_losses_and_gradients_are_those_of_whole_traces"},
+    "tree/test_forward.py": {"test_a_long_branch_over_a_long_trunk_makes_no_mask_of_both"},
+    "tree/test_build.py": {
+        "test_a_turn_of_200_000_tokens_takes_bounded_time", "test_real_traces_align", "test_alignment_is_exact_or_refused"},
+    "tree/test_controls.py": {"test_context_holds_no_more_control_tokens_than_for_a_harmless_text"},
+    "tree/test_fenced.py": {"test_what_a_family_renders_is_read_back"},
+    "tree/test_template.py": {"test_verdict_on_every_real_template"},
+    "rollout/test_continuous.py": {
+        "test_the_order_in_which_tools_answer_and_rewards_end_changes_nothing",
+        "test_a_row_says_the_same_whoever_decodes_beside_it",
+        "test_neither_places_nor_the_order_of_rows_change_an_episode", "test_no_row_waits_for_another",
+        "test_deterministic_episodes_are_equal_bit_for_bit_whenever_tools_answer", "test_a_hanging_tool_ends_its_own_row_only",
+        "test_a_reward_that_fails_or_hangs_ends_its_own_row_only"},
+    "rollout/test_compaction.py": {"test_the_summary_of_a_database_is_what_the_query_comes_from"},
+    "rollout/test_record.py": {"test_an_agent_over_http_is_recorded_as_our_loop_records", "test_openais_client"},
+    "rollout/test_loop.py": {"test_rollouts_do_not_depend_on_the_batch", "test_trees_of_real_templates_are_exact"}}
 FILES = {"sandbox": ("tests/sandbox/",), "trainer": ("tests/training/test_trainer_",)}
 
 
@@ -165,7 +182,13 @@ def tiers(item) -> set[str]:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items):
+    cases = Counter()
     for item in items:
+        name = getattr(item, "originalname", item.name)
+        if name in LONG.get(item.path.as_posix().removeprefix(f"{ROOT}/tests/"), ()):
+            cases[item.path, name] += 1
+            if cases[item.path, name] > 1 or not hasattr(item, "callspec"):
+                item.add_marker(pytest.mark.long)
         for mark in tiers(item):
             item.add_marker(mark)
         if CHROMIUM is None and item.get_closest_marker("browser"):
