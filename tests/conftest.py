@@ -113,7 +113,7 @@ FIXTURES = {"site": {"site"}, "browser": {"browser", "lab"}, "process": {"notebo
 NAMES = {
     "process": {"subprocess", "Popen", "multiprocessing", "pty", "SERVER"},
     "sandbox": {"open_sandbox", "prepare_subject", "FeatureDeletionEnv", "sweep", "sandbox_problem", "make_tasks"},
-    "trainer": {"ComposerReplicationTrainer", "GRPOTrainer", "run_recipe", "ladder_episodes", "trainer_script", "arm_script"}}
+    "trainer": {"ComposerReplicationTrainer", "GRPOTrainer", "SFTTrainer", "run_recipe", "ladder_episodes", "trainer_script", "arm_script"}}
 LONG = {  # seconds each: `make check` leaves them out, of a test with many cases all but the first
     "training/test_recorded.py": {"test_losses_and_gradients_are_those_of_whole_traces"},
     "tree/test_forward.py": {"test_a_long_branch_over_a_long_trunk_makes_no_mask_of_both"},
@@ -128,6 +128,11 @@ LONG = {  # seconds each: `make check` leaves them out, of a test with many case
         "test_neither_places_nor_the_order_of_rows_change_an_episode", "test_no_row_waits_for_another",
         "test_deterministic_episodes_are_equal_bit_for_bit_whenever_tools_answer", "test_a_hanging_tool_ends_its_own_row_only",
         "test_a_reward_that_fails_or_hangs_ends_its_own_row_only"},
+    "replay/test_serve.py": {"test_lab_agents_answer_over_http_as_they_do_in_process"},
+    "replay/test_recovery.py": {"test_recorded_sql_sessions_hold_a_pair_at_every_tenth_failure"},
+    "replay/test_gates.py": {"test_gates_on_lab_traces_with_lab_actions"},
+    "replay/test_recorded.py": {"test_real_states_are_those_of_whole_histories"},
+    "replay/test_clean.py": {"test_real_templates", "test_one_step_of_trl_labels_exactly_the_actions"},
     "rollout/test_compaction.py": {"test_the_summary_of_a_database_is_what_the_query_comes_from"},
     "rollout/test_record.py": {"test_an_agent_over_http_is_recorded_as_our_loop_records", "test_openais_client"},
     "rollout/test_loop.py": {"test_rollouts_do_not_depend_on_the_batch", "test_trees_of_real_templates_are_exact"}}
