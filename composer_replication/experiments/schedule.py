@@ -278,8 +278,8 @@ def run_jobs(
     if not waiting:
         return
     with ExitStack() as stack:
+        stack.callback(lambda: [one.stop() for one in running.values()])  # last: a job that was not forked yet never is
         server = stack.enter_context(_server(arm if device == "cpu" else "", out / "imports.log"))
-        stack.callback(lambda: [one.stop() for one in running.values()])
         while waiting or running:
             while waiting and len(running) < workers:
                 job = waiting.popleft()

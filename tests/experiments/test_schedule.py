@@ -292,3 +292,19 @@ def test_damaged_results_are_one_sentence_and_stay(whole, data):
     assert (folder / "result.json").read_bytes() == damaged
     (folder / "result.json").write_bytes(content)
     assert read_result(folder, job, "steady_arm").curve == expected(job)
+
+
+def test_a_ladder_that_is_stopped_while_the_arm_is_imported_waits_for_no_import(tmp_path, monkeypatch):
+    (tmp_path / "late_arm.py").write_text("import sys, time\nif 'pytest' not in sys.modules:\n    time.sleep(600)\n" + ARM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(tmp_path)
+    import late_arm
+    begun = []
+
+    def tell(event):
+        begun.append(event["event"])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(run_jobs([Job(late_arm.Setting(1), 0)], tmp_path / "out", tell=tell, arm="late_arm"))
+    assert begun == ["started"] and not (tmp_path / "out" / Job(late_arm.Setting(1), 0).name).exists()
