@@ -114,7 +114,8 @@ NAMES = {
     "process": {"subprocess", "Popen", "multiprocessing", "pty", "SERVER"},
     "sandbox": {"open_sandbox", "prepare_subject", "FeatureDeletionEnv", "sweep", "sandbox_problem", "make_tasks"},
     "trainer": {
-        "ComposerReplicationTrainer", "GRPOTrainer", "SFTTrainer", "run_recipe", "ladder_episodes", "trainer_script", "arm_script"}}
+        "ComposerReplicationTrainer", "GRPOTrainer", "SFTTrainer", "run_recipe", "ladder_episodes", "trainer_script",
+        "arm_script"}}
 LONG = {  # seconds each: `make check` leaves them out, of a test with many cases all but the first
     "training/test_recorded.py": {"test_losses_and_gradients_are_those_of_whole_traces"},
     "tree/test_forward.py": {"test_a_long_branch_over_a_long_trunk_makes_no_mask_of_both"},

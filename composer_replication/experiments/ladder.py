@@ -139,18 +139,23 @@ def ladder(
     """
     started, arms = time.monotonic(), tuple(arms)
     seeds, workers = check_ladder(preset, seeds, arms, device), workers or len(os.sched_getaffinity(0))
-    arms, setting = tuple(a for a in ARMS if a in arms), records(arm).Setting(**PRESETS[preset].settings)
+    arms, jobs, whose, setting = tuple(a for a in ARMS if a in arms), {}, {}, None
     order = sorted(reversed(arms), key=lambda a: ARMS[a].policy)  # the base first, a number in seconds; then the longest
-    jobs = {Job(arm_setting(a, setting), seed): (a, seed) for seed in range(seeds) for a in order}
-    whose = {job.name: who for job, who in jobs.items()}
     results, problems, computed, interrupted = {a: {} for a in arms}, [], 0, False
+
+    def made():  # while another process imports the trainer: this import takes seconds, too
+        nonlocal setting
+        setting = records(arm).Setting(**PRESETS[preset].settings)
+        jobs.update({Job(arm_setting(a, setting), seed): (a, seed) for seed in range(seeds) for a in order})
+        whose.update({job.name: who for job, who in jobs.items()})
+        yield from jobs
 
     def report(event):
         a, seed = whose[event["job"]]
         tell({**event, "arm": a, "seed": seed})
 
     try:
-        with closing(run_jobs(jobs, Path(out) / "runs", workers, device, report, arm=arm)) as outcomes:
+        with closing(run_jobs(made(), Path(out) / "runs", workers, device, report, arm=arm)) as outcomes:
             for outcome in outcomes:
                 a, seed = jobs[outcome.job]
                 computed += outcome.computed
@@ -160,6 +165,8 @@ def ladder(
                     results[a][seed] = outcome.result
                 report({"job": outcome.job.name, "event": "result", "outcome": outcome})
     except KeyboardInterrupt:
+        if setting is None:
+            raise
         interrupted = True
         for job, (a, seed) in jobs.items():  # runs that finished during the interrupt
             with suppress(InputProblem):

@@ -270,16 +270,14 @@ def run_jobs(
             return JobResult(job, problem=str(problem), computed=computed)
         return None if result is None else JobResult(job, result, computed=computed)
 
-    for job in {job.name: job for job in jobs}.values():  # equal jobs count once
-        if there := outcome(job, computed=False):
-            yield there
-        else:
-            waiting.append(job)
-    if not waiting:
-        return
     with ExitStack() as stack:
         stack.callback(lambda: [one.stop() for one in running.values()])  # last: a job that was not forked yet never is
         server = stack.enter_context(_server(arm if device == "cpu" else "", out / "imports.log"))
+        for job in {job.name: job for job in jobs}.values():  # equal jobs count once; the server imports as they are made
+            if there := outcome(job, computed=False):
+                yield there
+            else:
+                waiting.append(job)
         while waiting or running:
             while waiting and len(running) < workers:
                 job = waiting.popleft()
