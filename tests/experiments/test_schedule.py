@@ -308,3 +308,10 @@ def test_a_ladder_that_is_stopped_while_the_arm_is_imported_waits_for_no_import(
     with pytest.raises(KeyboardInterrupt):
         list(run_jobs([Job(late_arm.Setting(1), 0)], tmp_path / "out", tell=tell, arm="late_arm"))
     assert begun == ["started"] and not (tmp_path / "out" / Job(late_arm.Setting(1), 0).name).exists()
+
+
+def test_where_no_job_can_be_forked_the_file_that_says_why_is_named(arm, tmp_path, monkeypatch):
+    monkeypatch.setattr(schedule, "CODE", "raise SystemExit('this interpreter is broken')")
+    found, = run_jobs([Job(arm.Setting(), 0)], tmp_path / "out", arm="slow_arm")
+    log = tmp_path / "out" / "imports.log"
+    assert found.problem.endswith(f"it ended without a result; more is in {log}.") and "is broken" in log.read_text()
