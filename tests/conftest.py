@@ -111,7 +111,7 @@ def bucket():
 
 FIXTURES = {"site": {"site"}, "browser": {"browser", "lab"}, "process": {"notebooks"}}
 NAMES = {
-    "process": {"subprocess", "Popen", "multiprocessing", "pty", "SERVER"},
+    "process": {"subprocess", "Popen", "multiprocessing", "pty", "SERVER", "start_new_kernel"},
     "sandbox": {"open_sandbox", "prepare_subject", "FeatureDeletionEnv", "sweep", "sandbox_problem", "make_tasks"},
     "trainer": {
         "ComposerReplicationTrainer", "GRPOTrainer", "SFTTrainer", "run_recipe", "ladder_episodes", "trainer_script",
@@ -130,6 +130,10 @@ LONG = {  # seconds each: `make check` leaves them out, of a test with many case
         "test_neither_places_nor_the_order_of_rows_change_an_episode", "test_no_row_waits_for_another",
         "test_deterministic_episodes_are_equal_bit_for_bit_whenever_tools_answer", "test_a_hanging_tool_ends_its_own_row_only",
         "test_a_reward_that_fails_or_hangs_ends_its_own_row_only"},
+    "project/test_docs.py": {"test_a_patched_method_belongs_to_its_class"},
+    "project/test_gpu_programme.py": {
+        "test_tests_that_do_not_end_are_killed_with_their_children_and_the_stage_says_so",
+        "test_runs_beside_one_another_end_with_the_stage_and_one_that_fails_costs_no_other"},
     "replay/test_serve.py": {"test_lab_agents_answer_over_http_as_they_do_in_process"},
     "replay/test_recovery.py": {"test_recorded_sql_sessions_hold_a_pair_at_every_tenth_failure"},
     "replay/test_gates.py": {"test_gates_on_lab_traces_with_lab_actions"},
@@ -164,7 +168,7 @@ def names_of(function: FunctionType) -> tuple[frozenset[str], tuple[FunctionType
 
 
 @cache  # once for all cases of a test
-def names_used(functions: frozenset) -> set[str]:
+def names_used(*functions) -> set[str]:
     "The names that these functions use, also through functions of tests/."
     used, waiting, done = set(), [f for f in functions if isinstance(f, FunctionType)], set()
     while waiting:
@@ -181,7 +185,7 @@ def tiers(item) -> set[str]:
     "The marks that a test gets by itself."
     fixtures = getattr(item, "fixturenames", ())
     definitions = [d.func for named in item._fixtureinfo.name2fixturedefs.values() for d in named]
-    used, path = names_used(frozenset([item.function, *definitions])), item.path.relative_to(ROOT).as_posix()
+    used, path = names_used(item.function, *definitions), item.path.relative_to(ROOT).as_posix()
     return {mark for mark, names in FIXTURES.items() if names & set(fixtures)} \
         | {mark for mark, names in NAMES.items() if names & used} \
         | {mark for mark, starts in FILES.items() if path.startswith(starts)}

@@ -9,6 +9,15 @@ def helper():
     return [subprocess.run(["true"]) for _ in range(2)]
 
 
+class Started:
+    def begin(self):
+        return helper()
+
+
+class Popular(subprocess.Popen):
+    pass
+
+
 @pytest.fixture
 def done():
     return helper()
@@ -18,9 +27,11 @@ def of_no_tier():
     return "subprocess"
 
 
-@pytest.mark.parametrize("function, expected", [(helper, True), (lambda: helper(), True), (of_no_tier, False)])
-def test_names_are_found_through_helpers(function, expected):
-    assert ("subprocess" in names_used([function])) is expected
+@pytest.mark.parametrize("function, expected", [(helper, True), (lambda: helper(), True), (of_no_tier, False),
+                                                (lambda: Started(), True), (lambda: Popular(), True)])
+def test_names_are_found_through_helpers_methods_and_bases(function, expected):
+    used = names_used(function)
+    assert bool({"subprocess", "Popen"} & used) is expected
 
 
 def test_a_fixture_that_starts_processes_marks_its_tests(done, request):
