@@ -134,6 +134,34 @@ LONG = {  # seconds each: `make check` leaves them out, of a test with many case
     "project/test_gpu_programme.py": {
         "test_tests_that_do_not_end_are_killed_with_their_children_and_the_stage_says_so",
         "test_runs_beside_one_another_end_with_the_stage_and_one_that_fails_costs_no_other"},
+    "envs/test_sql.py": {
+        "test_what_was_seen_of_recorded_tasks_stays", "test_no_near_miss_is_paid_and_every_paraphrase_is",
+        "test_no_question_holds_a_name_of_its_database", "test_the_reference_gives_what_plain_python_gives",
+        "test_order_counts_only_where_it_is_asked_for"},
+    "envs/test_judge_messages.py": {
+        "test_10_000_fuzzed_results_neither_raise_nor_hang_nor_grow", "test_mutated_submissions_never_raise_nor_hang"},
+    "envs/test_monitor.py": {"test_the_scan_reads_the_standard_library"},
+    "envs/test_toy_model.py": {"test_training_again_gives_the_same_weights"},
+    "envs/test_bounds.py": {"test_a_source_that_takes_too_much_is_no_answer_and_the_next_one_is"},
+    "envs/test_fingerprints.py": {"test_ordinary_files_are_no_copies_and_stay_open"},
+    "envs/test_interpreter.py": {"test_hostile_text_takes_little_time"},
+    "envs/test_make_tasks.py": {"test_only_the_body_changes"},
+    "traces/test_labels.py": {
+        "test_only_the_listed_disagreements", "test_everything_shared_is_read_fast", "test_sites_agree_with_the_labels",
+        "test_a_row_of_each_shared_file_survives_our_own_format"},
+    "traces/test_export.py": {"test_trl_renders_the_columns", "test_arguments_stay_apart_through_disk"},
+    "traces/test_read.py": {"test_memory_does_not_grow_with_the_file"},
+    "traces/test_one_list.py": {"test_a_long_list_needs_the_memory_of_one_trace"},
+    "traces/test_siblings.py": {
+        "test_intercode_siblings_and_pairs", "test_shared_states_of_real_traces_are_those_of_a_naive_comparison"},
+    "traces/test_error_sites.py": {"test_a_huge_turn_is_judged_quickly"},
+    "recipes/test_memory_estimate.py": {
+        "test_a_plan_for_fewer_devices_needs_more_of_each",
+        "test_vllm_takes_its_share_of_the_card_instead_of_a_cache_for_sampling",
+        "test_keys_and_values_lie_beside_the_activations_where_branches_read_them"},
+    "recipes/test_recipe.py": {"test_every_shipped_recipe_has_a_plan_without_weights"},
+    "recipes/test_models.py": {"test_our_templates_carry_all_and_their_turns_are_read_back"},
+    "recipes/test_warm_up.py": {"test_a_killed_stage_goes_on", "test_only_what_the_assistant_wrote_is_trained_on"},
     "replay/test_serve.py": {"test_lab_agents_answer_over_http_as_they_do_in_process"},
     "replay/test_recovery.py": {"test_recorded_sql_sessions_hold_a_pair_at_every_tenth_failure"},
     "replay/test_gates.py": {"test_gates_on_lab_traces_with_lab_actions"},

@@ -2,7 +2,7 @@
 import subprocess
 
 import pytest
-from conftest import names_used
+from conftest import LONG, ROOT, names_used
 
 
 def helper():
@@ -36,6 +36,12 @@ def test_names_are_found_through_helpers_methods_and_bases(function, expected):
 
 def test_a_fixture_that_starts_processes_marks_its_tests(done, request):
     assert {mark.name for mark in request.node.iter_markers()} == {"process"}
+
+
+def test_what_is_long_is_there():
+    missing = {file: left for file, names in LONG.items()
+               if (left := [name for name in names if f"def {name}(" not in (ROOT / "tests" / file).read_text()])}
+    assert not missing
 
 
 def test_a_test_that_starts_none_has_no_mark(request):
