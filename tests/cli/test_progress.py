@@ -8,11 +8,14 @@ from typer.testing import CliRunner
 from composer_replication.cli import console
 from composer_replication.cli.app import app
 
+MINUTE = console.EVERY  # before a fixture changes it
+
 
 @pytest.fixture
 def clock(monkeypatch):
     "Seconds that a test sets."
     clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(console, "EVERY", MINUTE)
     monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
@@ -37,16 +40,17 @@ def test_a_line_says_how_much_how_fast_and_how_long(clock, calls, line):
 
 
 def test_a_pipe_gets_a_line_each_minute_until_the_end(clock, capsys):
-    doing = console.Doing("loading")
+    doing, asked = console.Doing("loading"), []
 
     def over(seconds):
-        assert seconds == console.EVERY == 60
-        clock.now += seconds
+        asked.append(seconds)
+        clock.now += 60
         if clock.now == 120:
             doing("[playing]", 0, 8)
         return clock.now > 180
 
     console.each_minute(doing, over)
+    assert asked == [60] * 4
     assert capsys.readouterr().err.splitlines() == ["loading, for 60 s", "[playing]: 0 of 8", "[playing]: 0 of 8"]
 
 
