@@ -114,7 +114,7 @@ class Reader:
             read = None
             if turns and not self.stop.told:
                 first, last = self.read + 1, self.read + len(turns)
-                show(f"turn{f's {first} to {last}' if last > first else f' {first}'} of {total}, {max(map(ends.get, turns)):,} tokens")
+                show(f"turn{f's {first} to {last}' if last > first else f' {first}'} of {total}, {max(map(ends.get, turns)):,} tokens", at_once=first == 1)
             if not self.stop.told and (turns or not ends):
                 began, self.stop.holds = time.process_time(), False
                 with contextlib.suppress(KeyboardInterrupt):
