@@ -11,14 +11,14 @@ ROOM ?=  # one folder of tests/ and nbs/ alone: make test ROOM=losses
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 PYTEST := .venv/bin/python -m pytest -n $(WORKERS)
 TESTS := $(if $(strip $(ROOM)),tests/$(strip $(ROOM)),--ignore tests/contrib)
-FAST := not (slow or site or browser or sandbox or trainer or process)
+FAST := not (slow or long or site or browser or sandbox or trainer or process)
 
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export PYTHONHASHSEED ?= 0
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo road check test test-contrib test-slow vllm test-vllm verifiers test-verifiers test-foreign test-islands test-clouds \
+.PHONY: demo road check style fast test test-contrib test-slow vllm test-vllm verifiers test-verifiers test-foreign test-islands test-clouds \
 	test-agents docs lab clean
 
 demo: $(VENV)
@@ -29,14 +29,17 @@ road: $(VENV)
 	.venv/bin/python tools/road.py $(ROAD)
 
 check: $(VENV)
+	@$(MAKE) --no-print-directory -j 2 style fast  # side by side: neither keeps two cores busy all the time
+
+style: $(VENV)
 	.venv/bin/ruff check --output-format concise .
 	.venv/bin/python tools/check.py fast
+
+fast: $(VENV)
 	$(PYTEST) $(TESTS) -m "$(FAST)"
 
 # The core's tests run its notebooks beside them (tests/project/test_notebooks.py); those of a room run first.
-test: $(VENV)
-	.venv/bin/ruff check --output-format concise .
-	.venv/bin/python tools/check.py fast
+test: style
 	$(if $(strip $(ROOM)),ROOM=$(strip $(ROOM)) .venv/bin/python tools/check.py notebooks)
 	$(PYTEST) $(TESTS)
 

@@ -8,6 +8,10 @@ __version__ = "0.1.0"
 import sys
 from importlib import import_module
 
+from .core.known_warnings import ignore_known_warnings
+
+ignore_known_warnings()
+
 _ROOMS = {
     "core.trace": "ErrorSite HintContext ToolCall Trace TraceProblem Turn",
     "traces.read": "read_traces",

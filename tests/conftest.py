@@ -10,12 +10,15 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType
 
 import pytest
 from hypothesis import HealthCheck, settings
 from pages import LIMIT
+
+from composer_replication.core.known_warnings import ignore_known_warnings
 
 ROOT = Path(__file__).parents[1]
 # A busy machine makes every example slow: time is no property of what these tests try.
@@ -108,9 +111,65 @@ def bucket():
 
 FIXTURES = {"site": {"site"}, "browser": {"browser", "lab"}, "process": {"notebooks"}}
 NAMES = {
-    "process": {"subprocess", "Popen", "multiprocessing", "pty", "SERVER"},
+    "process": {"subprocess", "Popen", "multiprocessing", "pty", "SERVER", "start_new_kernel"},
     "sandbox": {"open_sandbox", "prepare_subject", "FeatureDeletionEnv", "sweep", "sandbox_problem", "make_tasks"},
-    "trainer": {"ComposerReplicationTrainer", "GRPOTrainer", "run_recipe", "ladder_episodes", "trainer_script", "arm_script"}}
+    "trainer": {
+        "ComposerReplicationTrainer", "GRPOTrainer", "SFTTrainer", "run_recipe", "ladder_episodes", "trainer_script",
+        "arm_script"}}
+LONG = {  # seconds each: `make check` leaves them out, of a test with many cases all but the first
+    "training/test_recorded.py": {"test_losses_and_gradients_are_those_of_whole_traces"},
+    "tree/test_forward.py": {"test_a_long_branch_over_a_long_trunk_makes_no_mask_of_both"},
+    "tree/test_build.py": {
+        "test_a_turn_of_200_000_tokens_takes_bounded_time", "test_real_traces_align", "test_alignment_is_exact_or_refused"},
+    "tree/test_controls.py": {"test_context_holds_no_more_control_tokens_than_for_a_harmless_text"},
+    "tree/test_fenced.py": {"test_what_a_family_renders_is_read_back"},
+    "tree/test_template.py": {"test_verdict_on_every_real_template"},
+    "rollout/test_continuous.py": {
+        "test_the_order_in_which_tools_answer_and_rewards_end_changes_nothing",
+        "test_a_row_says_the_same_whoever_decodes_beside_it",
+        "test_neither_places_nor_the_order_of_rows_change_an_episode", "test_no_row_waits_for_another",
+        "test_deterministic_episodes_are_equal_bit_for_bit_whenever_tools_answer", "test_a_hanging_tool_ends_its_own_row_only",
+        "test_a_reward_that_fails_or_hangs_ends_its_own_row_only"},
+    "project/test_docs.py": {"test_a_patched_method_belongs_to_its_class"},
+    "project/test_gpu_programme.py": {
+        "test_tests_that_do_not_end_are_killed_with_their_children_and_the_stage_says_so",
+        "test_runs_beside_one_another_end_with_the_stage_and_one_that_fails_costs_no_other"},
+    "envs/test_sql.py": {
+        "test_what_was_seen_of_recorded_tasks_stays", "test_no_near_miss_is_paid_and_every_paraphrase_is",
+        "test_no_question_holds_a_name_of_its_database", "test_the_reference_gives_what_plain_python_gives",
+        "test_order_counts_only_where_it_is_asked_for"},
+    "envs/test_judge_messages.py": {
+        "test_10_000_fuzzed_results_neither_raise_nor_hang_nor_grow", "test_mutated_submissions_never_raise_nor_hang"},
+    "envs/test_monitor.py": {"test_the_scan_reads_the_standard_library"},
+    "envs/test_toy_model.py": {"test_training_again_gives_the_same_weights"},
+    "envs/test_bounds.py": {"test_a_source_that_takes_too_much_is_no_answer_and_the_next_one_is"},
+    "envs/test_fingerprints.py": {"test_ordinary_files_are_no_copies_and_stay_open"},
+    "envs/test_interpreter.py": {"test_hostile_text_takes_little_time"},
+    "envs/test_make_tasks.py": {"test_only_the_body_changes"},
+    "traces/test_labels.py": {
+        "test_only_the_listed_disagreements", "test_everything_shared_is_read_fast", "test_sites_agree_with_the_labels",
+        "test_a_row_of_each_shared_file_survives_our_own_format"},
+    "traces/test_export.py": {"test_trl_renders_the_columns", "test_arguments_stay_apart_through_disk"},
+    "traces/test_read.py": {"test_memory_does_not_grow_with_the_file"},
+    "traces/test_one_list.py": {"test_a_long_list_needs_the_memory_of_one_trace"},
+    "traces/test_siblings.py": {
+        "test_intercode_siblings_and_pairs", "test_shared_states_of_real_traces_are_those_of_a_naive_comparison"},
+    "traces/test_error_sites.py": {"test_a_huge_turn_is_judged_quickly"},
+    "recipes/test_memory_estimate.py": {
+        "test_a_plan_for_fewer_devices_needs_more_of_each",
+        "test_vllm_takes_its_share_of_the_card_instead_of_a_cache_for_sampling",
+        "test_keys_and_values_lie_beside_the_activations_where_branches_read_them"},
+    "recipes/test_recipe.py": {"test_every_shipped_recipe_has_a_plan_without_weights"},
+    "recipes/test_models.py": {"test_our_templates_carry_all_and_their_turns_are_read_back"},
+    "recipes/test_warm_up.py": {"test_a_killed_stage_goes_on", "test_only_what_the_assistant_wrote_is_trained_on"},
+    "replay/test_serve.py": {"test_lab_agents_answer_over_http_as_they_do_in_process"},
+    "replay/test_recovery.py": {"test_recorded_sql_sessions_hold_a_pair_at_every_tenth_failure"},
+    "replay/test_gates.py": {"test_gates_on_lab_traces_with_lab_actions"},
+    "replay/test_recorded.py": {"test_real_states_are_those_of_whole_histories"},
+    "replay/test_clean.py": {"test_real_templates", "test_one_step_of_trl_labels_exactly_the_actions"},
+    "rollout/test_compaction.py": {"test_the_summary_of_a_database_is_what_the_query_comes_from"},
+    "rollout/test_record.py": {"test_an_agent_over_http_is_recorded_as_our_loop_records", "test_openais_client"},
+    "rollout/test_loop.py": {"test_rollouts_do_not_depend_on_the_batch", "test_trees_of_real_templates_are_exact"}}
 FILES = {"sandbox": ("tests/sandbox/",), "trainer": ("tests/training/test_trainer_",)}
 
 
@@ -122,18 +181,31 @@ def names_in(code: CodeType) -> Iterator[str]:
             yield from names_in(constant)
 
 
-def names_used(functions: list) -> set[str]:
+@cache
+def names_of(function: FunctionType) -> tuple[frozenset[str], tuple[FunctionType, ...]]:
+    "Names that a function uses, those of a class's bases among them, and functions and methods; none of one outside of tests/."
+    if not function.__code__.co_filename.startswith(f"{ROOT}/tests/"):
+        return frozenset(), ()
+    names, called = set(names_in(function.__code__)), []
+    for thing in [function.__globals__.get(name) for name in names]:
+        if isinstance(thing, type):
+            names |= {base.__name__ for base in thing.__mro__}
+            called += vars(thing).values()
+        called.append(thing)
+    return frozenset(names), tuple(f for f in called if isinstance(f, FunctionType))
+
+
+@cache  # once for all cases of a test
+def names_used(*functions) -> set[str]:
     "The names that these functions use, also through functions of tests/."
     used, waiting, done = set(), [f for f in functions if isinstance(f, FunctionType)], set()
     while waiting:
         function = waiting.pop()
-        if function in done or not function.__code__.co_filename.startswith(f"{ROOT}/tests/"):
-            continue
-        done.add(function)
-        names = set(names_in(function.__code__))
-        used |= names
-        called = (function.__globals__.get(name) for name in names)
-        waiting += [f for f in called if isinstance(f, FunctionType)]
+        if function not in done:
+            done.add(function)
+            names, called = names_of(function)
+            used |= names
+            waiting += called
     return used
 
 
@@ -141,7 +213,7 @@ def tiers(item) -> set[str]:
     "The marks that a test gets by itself."
     fixtures = getattr(item, "fixturenames", ())
     definitions = [d.func for named in item._fixtureinfo.name2fixturedefs.values() for d in named]
-    used, path = names_used([item.function, *definitions]), item.path.relative_to(ROOT).as_posix()
+    used, path = names_used(item.function, *definitions), item.path.relative_to(ROOT).as_posix()
     return {mark for mark, names in FIXTURES.items() if names & set(fixtures)} \
         | {mark for mark, names in NAMES.items() if names & used} \
         | {mark for mark, starts in FILES.items() if path.startswith(starts)}
@@ -149,7 +221,13 @@ def tiers(item) -> set[str]:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items):
+    cases = Counter()
     for item in items:
+        name = getattr(item, "originalname", item.name)
+        if name in LONG.get(item.path.as_posix().removeprefix(f"{ROOT}/tests/"), ()):
+            cases[item.path, name] += 1
+            if cases[item.path, name] > 1 or not hasattr(item, "callspec"):
+                item.add_marker(pytest.mark.long)
         for mark in tiers(item):
             item.add_marker(mark)
         if CHROMIUM is None and item.get_closest_marker("browser"):
@@ -171,6 +249,7 @@ BESIDE = {  # fixture: what must have run
 
 
 def pytest_configure(config):
+    ignore_known_warnings()
     given = getattr(config, "workerinput", {}).get("beside")  # in a worker of pytest-xdist
     config.stash[FOLDER] = Path(given or tempfile.mkdtemp(prefix="beside-"))
 

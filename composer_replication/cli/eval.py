@@ -37,16 +37,19 @@ def _play(name, template, tasks, samples, limits, keep: Path, outdated: Sequence
     from composer_replication.rollout.policies import TransformersPolicy
     from composer_replication.traces.export import write_traces
     total = len(tasks.rows) * samples
-    with threads_for(name), working(f"loading {name}") as say_what:
+    with threads_for(name), working(f"loading {name}") as doing:
         loaded = load_checkpoint(name, template)
 
         def each(played):
             for old in outdated:
                 old.unlink(missing_ok=True)
             write_traces([r.trace for r in played], keep)
-            say_what(f"{name}: {len(played)} of {total} episodes")
 
-        played = play_samples(TransformersPolicy(loaded.model, loaded.tokenizer, name), tasks, samples, limits, each)
+        def on_turn(ended, sampled):
+            doing(f"{name}: episodes", ended, total, sampled)
+
+        on_turn(0, 0)
+        played = play_samples(TransformersPolicy(loaded.model, loaded.tokenizer, name), tasks, samples, limits, each, on_turn)
     return played, loaded.tokenizer.chat_template
 
 # %% ../../nbs/cli/08_eval.ipynb #2e653e21
@@ -74,6 +77,7 @@ def evaluate(
     most: Annotated[int | None, typer.Option("--limit", min=1, help="Tasks at most, drawn at random; else all of the file, 64 of the toy world and sql.")] = None,
     turns: Annotated[int, typer.Option("--max-turns", min=1, help="Turns of an episode.")] = 16,
     tokens: Annotated[int, typer.Option("--max-tokens", min=16, help="Tokens of an episode, tool results included.")] = 4096,
+    turn_tokens: Annotated[int | None, typer.Option("--max-turn-tokens", min=1, help="Tokens sampled in one turn; else as many as the episode has left.")] = None,
     temperature: Annotated[float, typer.Option(min=0, help="Of sampling; 0 takes the most likely token.")] = 1.0,
     template: Template = None,
     seed: Seed = 0,
@@ -114,7 +118,7 @@ def evaluate(
     trained = set(read_record(folder).get("trained_on") or ())
     if both := [row["task_id"] for row in chosen.rows if row["task_id"] in trained]:
         warn(f"{len(both)} of the {len(chosen.rows)} tasks were trained on, for example {both[0]}; the result does not speak for other tasks")
-    limits = RolloutConfig(max_turns=turns, max_tokens=tokens, temperature=temperature, seed=seed)
+    limits = RolloutConfig(max_turns=turns, max_tokens=tokens, max_turn_tokens=turn_tokens, temperature=temperature, seed=seed)
     kept = {"traces": output / "traces.jsonl.gz"} | ({"base_traces": output / "base-traces.jsonl.gz"} if against else {})
     mine, used = _play(checkpoint, written, chosen, samples, limits, kept["traces"], (output / "result.json", output / "base-traces.jsonl.gz"))
     base = against and (against, _play(against, written or _lent(against, used), chosen, samples, limits, kept["base_traces"])[0])

@@ -137,10 +137,7 @@ def ladder(
 
     `composer-rl ladder --preset standard --seeds 3 --arms A1,A2 --json`
     """
-    with working("loading PyTorch"):
-        from composer_replication.core.files import write_file
-        from composer_replication.core.provenance import provenance
-        from composer_replication.envs.toy.model import embedded_path
+    with working("loading"):
         from composer_replication.experiments.ladder import BASELINE, check_ladder, ladder_rows, verdicts
         from composer_replication.experiments.ladder import ladder as run_ladder
         from composer_replication.report.ladder import ONE_SEED, Board, cost_table, ladder_json, ladder_page, result_table
@@ -152,6 +149,9 @@ def ladder(
     with Board(err, runs) as board:
         run = run_ladder(preset, runs // len(chosen), chosen, device, output, tell=board)
     rows, habit = ladder_rows(run), run.setting["habit"]
+    from composer_replication.core.files import write_file
+    from composer_replication.core.provenance import provenance
+    from composer_replication.envs.toy.model import embedded_path
     with working("writing the report"):  # its data are the weights that every arm begins with; the tasks come from the seeds
         made = provenance([embedded_path() / habit / "model.safetensors"], model=f"embedded, {habit}", seeds=", ".join(map(str, run.seeds)))
         episodes = _write_episodes(run, made, output)

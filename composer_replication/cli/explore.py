@@ -114,7 +114,7 @@ class Reader:
             read = None
             if turns and not self.stop.told:
                 first, last = self.read + 1, self.read + len(turns)
-                show(f"turn{f's {first} to {last}' if last > first else f' {first}'} of {total}, {max(map(ends.get, turns)):,} tokens")
+                show(f"turn{f's {first} to {last}' if last > first else f' {first}'} of {total}, {max(map(ends.get, turns)):,} tokens", at_once=first == 1)
             if not self.stop.told and (turns or not ends):
                 began, self.stop.holds = time.process_time(), False
                 with contextlib.suppress(KeyboardInterrupt):
@@ -155,7 +155,7 @@ def _read(traces, model, template, most, max_tokens, turns, seed, make_hints, st
         from composer_replication.recipes.find_model import EMBEDDED, find_model
         find_model(model)
         from composer_replication.recipes.checkpoint import load_checkpoint
-    with threads_for(model), working("loading the model", every=10) as tell:
+    with threads_for(model), working("loading the model") as tell:
         from composer_replication.recipes.models import chat_template
         from composer_replication.report.explorer import coverage, explorer_data
         from composer_replication.tree.build import build_tree, positions

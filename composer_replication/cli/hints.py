@@ -295,8 +295,10 @@ def gather_scores(
         warn(f"{file} was made with other settings; it is kept as {aside.name}")
     known = {key: again(by_site[key], kept) for kept in rows if (key := (kept["trace_id"], kept["turn"])) in by_site}
     with threads_for(model), working(doing) as tell:
+        def told(done, of, tokens=0, all_tokens=None):  # a pipe is told at once how fast the first ones were
+            tell(f"{doing} error turns", done, of, tokens, all_tokens, at_once=done > 0 and tell.done == 0)
         try:
-            for item in make(known, lambda done, of: tell(f"{doing}: {done} of {of} error turns")):
+            for item in make(known, told):
                 made.append(item)
                 if len(made) % 20 == 0 and len(made) > len(known):
                     write_jsonl(file, map(row, made))

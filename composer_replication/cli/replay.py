@@ -8,6 +8,7 @@ __all__ = ['Teachers', 'LedgerFile', 'Budget', 'MaxWall', 'PairsFile', 'ReportFi
            'Tokenizer', 'Make', 'replay', 'pairs']
 
 # %% ../../nbs/cli/02_replay.ipynb #1593371c
+import itertools
 import time
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +17,7 @@ import typer
 from rich.table import Table
 
 from .console import (AsJson, Ending, Files, Model, check_output, emit, err, given, offer, out, plainly, print_tables,
-                                              printable, progress, sentence, stream, warn, working)
+                                              printable, sentence, stream, warn, working)
 from ..core.errors import InputProblem
 
 # %% ../../nbs/cli/02_replay.ipynb #f0f9beb0
@@ -114,12 +115,11 @@ def replay(
     if estimate:
         return _estimate(files, panel, ledger, turns, tokenizer, as_json)
     states = sum(len(asked_turns(t, turns(t))) for _, t in stream(files, on_problem=lambda problem: None))
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} ${task.fields[usd]:.4f}"), TimeRemainingColumn()
     bill, examples, replays, began = Bill(), [], [], time.monotonic()
-    with Ledger(ledger, budget_usd) as book, progress(*columns) as bar:
-        line = bar.add_task("asking", total=states * len(panel), usd=0.0)
-        advance = lambda name, result: bar.update(line, advance=1, usd=book.spent().total_usd) if err.is_terminal else None
+    answers = itertools.count(1)
+    with Ledger(ledger, budget_usd) as book, working("asking") as doing:
+        doing("asking", 0, states * len(panel))
+        advance = lambda name, result: doing(f"asking, ${book.spent().total_usd:.4f}" if err.is_terminal else "asking", next(answers), states * len(panel))
         with TeacherPool(panel, book, concurrency, timeout, tries, max_wall, advance) as pool:
             for replayed in run_replay((trace for _, trace in stream(files)), pool.teachers, wanted, turns, lambda: not pool.stopped,
                                        at_once=4 * concurrency):

@@ -13,6 +13,7 @@ import re
 import reprlib
 import types
 import typing
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from .errors import InputProblem, Problem
-from .trace import ToolCall, Turn
+from .trace import ERROR_KINDS, ToolCall, Turn
 
 if TYPE_CHECKING:
     import jsonschema
@@ -34,6 +35,11 @@ class ToolResult:
     text: str  # shown to the agent
     error_kind: str | None = None  # one of `ERROR_KINDS`; None where the call worked
     flagged: bool = True  # the environment itself says whether it worked; else only the text tells
+
+    def __post_init__(self):
+        if self.error_kind is not None and self.error_kind not in ERROR_KINDS:
+            warnings.warn(f"the error kind {self.error_kind!r} is unknown, so the failure counts as what its text says; use {', '.join(ERROR_KINDS)}.",
+                          stacklevel=3)
 
     @property
     def failed(self) -> bool:

@@ -14,10 +14,11 @@ from ..envs.toy.model import AGENTS
 from .teachers import QUALITIES, TEAM_PAIRS
 from ..envs.toy.hints import HINTS
 from ..envs.toy.teams import TEAM_HINTS
+from ..training.teacher import KINDS
 
 # %% ../../nbs/experiments/03_setting.ipynb #816f294e
 _CHOICES = {"habit": AGENTS, "hints": tuple(dict.fromkeys(HINTS + TEAM_HINTS)), "teachers": tuple(dict.fromkeys((*QUALITIES, *TEAM_PAIRS))),
-            "held_out_split": ("dev", "test"), "teacher": ("live", "frozen", "ema", "trust_region"),
+            "held_out_split": ("dev", "test"), "teacher": KINDS,
             "target_turns": ("error", "all", "sampled"), "hint_placement": ("target", "start"), "all_fail": ("policy", "distil")}
 _WHOLE = {"turns": 1, "steps": 0, "tasks": 1, "rollouts": 2, "held_out": 1, "measure_every": 1, "iterations": 1, "policy_start": 0}  # at least
 _NUMBERS = {"alpha_sdpo": 0, "beta_replay": 0, "sdpo_beta": 0, "sdpo_steps": 0} | dict.fromkeys(

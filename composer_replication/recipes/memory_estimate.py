@@ -9,7 +9,6 @@ __all__ = ['SHAPES', 'BYTES', 'CARD', 'CPU', 'H200', 'model_shape', 'meta_model'
 
 # %% ../../nbs/recipes/14_memory_estimate.ipynb #8e114b8d
 import math
-import warnings
 from dataclasses import asdict, dataclass
 
 import torch
@@ -319,9 +318,7 @@ def estimate(
     c, a = recipe.config, recipe.arguments
     shape, source = model_shape(a.model, recipe.model.model_revision)
     text = shape.get_text_config()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        counts, plain = count_parameters(shape, get_peft_config(recipe.model)), meta_model(shape)
+    counts, plain = count_parameters(shape, get_peft_config(recipe.model)), meta_model(shape)
     kept = 2 * counts[1]  # AdamW's two moments of each trained weight; Muon keeps one of those that it takes
     if c.optimizer:
         kept -= sum(plain.get_parameter(name).numel() for name in plugin("optimizer", "muon").block_grids(plain))

@@ -7,7 +7,6 @@ __all__ = ['REPORTERS', 'recipe_tokenizer', 'recipe_attention', 'recipe_model', 
            'make_trainer', 'Finished', 'check_reporters', 'stage_data', 'warmed', 'latest_traces', 'run_recipe']
 
 # %% ../../nbs/recipes/15_run.ipynb #80d29755
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -265,7 +264,6 @@ def run_recipe(
 ) -> Finished:
     "Train as the recipe says, from the last complete checkpoint where it says so. Raises as `make_trainer` and the trainer do."
     recipe.config.disable_tqdm = True  # then PrinterCallback prints, and is taken out
-    warnings.filterwarnings("ignore", "`(is_)?gradient_checkpointing", FutureWarning)  # transformers' own use of its old names
     check_reporters(recipe.config.report_to)
     check_engine(recipe.config)
     if recipe.arguments.warm_up is not None:

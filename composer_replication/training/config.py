@@ -176,6 +176,8 @@ class ComposerReplicationConfig(PolicySettings, SdpoSettings, ReplaySettings, Ro
     Raises `InputProblem` with the fix for every setting that cannot work."""
 
     def __post_init__(self):
+        if self.activation_checkpointing is None:  # transformers' name since 5; TRL's default has the old one
+            self.activation_checkpointing = self.gradient_checkpointing
         super().__post_init__()
         for name, menu in MENUS.items():
             check_one_of(name, getattr(self, name), tuple(menu))

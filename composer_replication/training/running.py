@@ -7,7 +7,6 @@ __all__ = ['loggable', 'RankLost', 'lost_rank', 'AfterStep', 'RunTrainer']
 
 # %% ../../nbs/training/20_running.ipynb #7ea89082
 import json
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -110,9 +109,7 @@ class RunTrainer(GRPOTrainer):
         self.means = {"train": PassMeans(), "eval": PassMeans()}
         self.stage = lambda words: None  # called with a text before each slow stage
         self.ways = {}  # sentences on how branches are read: whether `log` has looked at them
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*'rollout_func'.*experimental")
-            super().__init__(model, reward_funcs, args, train_dataset, processing_class=setup.tokenizer, **others)
+        super().__init__(model, reward_funcs, args, train_dataset, processing_class=setup.tokenizer, **others)
         without_dropout(self.model)
         if args.our_loop and setup.chat is not None:  # our turns end where the template's do, which may be no end of sequence
             self.eos_token_ids = [*self.eos_token_ids, *sorted(stop_ids(setup.chat) - set(self.eos_token_ids))]

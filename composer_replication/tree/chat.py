@@ -212,11 +212,11 @@ class ChatFormat:
         raw: dict[str, str] | None = None,  # stand-ins to replace in the text
     ) -> str:
         "The text of a conversation. Raises `TemplateProblem` with the template's own words where it fails."
-        passed, messages, of = as_text(list(tools), dialect.controls) if tools or dialect.empty_tools else None, list(messages), self.tokenizer
+        offered, messages, of = list(tools) if tools or dialect.empty_tools else None, list(messages), self.tokenizer
         try:
             text = _texts.setdefault(of, _Texts()).get(
-                (messages, passed, dialect.template, generation_prompt, of.bos_token, of.eos_token),
-                lambda: of.apply_chat_template(messages, tools=passed, tokenize=False, chat_template=dialect.template,
+                (messages, offered, dialect.controls, dialect.template, generation_prompt, of.bos_token, of.eos_token),
+                lambda: of.apply_chat_template(messages, tools=as_text(offered, dialect.controls), tokenize=False, chat_template=dialect.template,
                                                date_string=FIXED_DATE, add_generation_prompt=generation_prompt))
         except Exception as problem:  # a template may raise anything
             reason = " ".join(str(problem).split()) or type(problem).__name__

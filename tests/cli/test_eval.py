@@ -38,6 +38,13 @@ def test_a_better_checkpoint_is_told_from_its_base(better, tmp_path):
     assert "1 of the 6 tasks were trained on, for example test-eval-0-0" in done.stderr
 
 
+@pytest.mark.parametrize("limit", [1, 3])
+def test_a_turn_has_a_limit_of_its_own(tmp_path, limit):
+    done = run("embedded", "--task", "toy", "--limit", 2, "--max-turn-tokens", limit, "--out", tmp_path, "--json")
+    figures = {name: figure["estimate"] for name, figure in json.loads(done.stdout)["figures"].items()}
+    assert (figures["sampled tokens"], figures["turns"], figures["cut off"]) == (limit, 1, 1)
+
+
 def test_a_result_does_not_outlive_the_traces_it_was_made_of(tmp_path, monkeypatch):
     from composer_replication.experiments import pass_at_k
     words = ("embedded", "--task", "toy", "--limit", 2, "--max-turns", 1, "--out", tmp_path / "o")

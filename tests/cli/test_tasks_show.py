@@ -8,7 +8,6 @@ from importlib.resources import files
 import pytest
 from typer.testing import CliRunner
 
-from composer_replication.cli import console
 from composer_replication.cli.app import app
 from composer_replication.cli.console import Ending
 from composer_replication.cli.tasks import gate_table, now, task_table, watcher
@@ -109,19 +108,6 @@ def test_a_line_at_begin_and_end_of_each_package_and_few_between():
     watch(Report("c", problem="c holds no Python file"))
     assert [words.partition("; ")[2][0] for words, at_once in told if at_once] == ["a", "b", "a", "b", "c"]
     assert [words[:1] for words, _ in told] == ["0", "0", "0", "0", "1", "2", "3"] and len(told) == 7
-
-
-def test_a_pipe_gets_few_lines_between(monkeypatch, capsys):
-    clock = [0.0]
-    monkeypatch.setattr(console.time, "monotonic", lambda: clock[0])
-    with console.working("making", every=30) as tell:
-        for second in range(100):
-            clock[0] = float(second)
-            tell(f"at {second}")
-        tell("[at] the end", at_once=True)
-    with console.working("reading") as tell:
-        tell("nothing in a pipe")
-    assert capsys.readouterr().err.splitlines() == ["at 0", "at 30", "at 60", "at 90", "[at] the end"]
 
 
 def test_the_gates_that_dropped_something_are_explained_and_no_others():

@@ -1,5 +1,6 @@
 "The argument check against plain jsonschema, over generated arguments; and the sentence for a call that cannot be read."
 import json
+import warnings
 
 import jsonschema
 import pytest
@@ -108,3 +109,11 @@ def test_a_schema_that_is_none_is_one_problem_that_names_the_tool(parameters):
     with pytest.raises(InputProblem, match="the parameters of the tool 'ls' are no JSON schema .*; mend the tool's") as caught:
         refusal(ToolCall("ls", {"path": "a"}), [tool])
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind, known", [(None, True), ("runtime_error", True), ("slow_disk", False), ("Timeout", False)])
+def test_an_unknown_kind_of_error_is_not_replaced_in_silence(kind, known):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert ToolResult("the disk is slow", kind).failed == (kind is not None)
+    assert [f"the error kind {kind!r} is unknown" in str(w.message) for w in caught] == [True] * (not known)

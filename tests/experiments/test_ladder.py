@@ -221,7 +221,7 @@ def test_a_run_that_ended_as_ctrl_c_came_is_shown_too(light):
             raise KeyboardInterrupt
 
     run = ladder("quick", arms=("A0", "A1"), out=light / "out", workers=1, tell=tell, arm="light_arm")
-    assert run.interrupted and run.results["A0"] == {} and list(run.results["A1"]) == [0] and run.computed == 0
+    assert run.interrupted and list(run.results["A0"]) == [0] and run.results["A1"] == {} and run.computed == 0
     told = []
     run = ladder("quick", arms=("A1", "A2", "A1"), out=light / "again", workers=2, tell=told.append, arm="light_arm")
     assert run.arms == ("A1", "A2") and run.computed == 2

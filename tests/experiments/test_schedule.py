@@ -53,7 +53,7 @@ def run_arm(setting, seed, folder, tell, device):
         if setting.fault == "exit":
             os._exit(7)
         if setting.fault == "half word":
-            os.write(WORDS, b'{"progress": {"st')
+            os.write(words(), b'{"progress": {"st')
             os.kill(os.getpid(), 9)
         time.sleep(setting.pause)
         until = time.monotonic() + 120
@@ -69,8 +69,10 @@ def run_arm(setting, seed, folder, tell, device):
         (folder / "partial").write_text(json.dumps({"setting": asdict(setting), "seed": seed, "curve": curve}))
         os.replace(folder / "partial", folder / "result.json")
 
-WORDS = next((fd for fd in range(3, 20) if os.path.exists(f"/proc/self/fd/{fd}")
-              and os.readlink(f"/proc/self/fd/{fd}").startswith("pipe")), None)  # where the child's words go
+def words():
+    "Where the child's words go."
+    return next(fd for fd in range(3, 20) if os.path.exists(f"/proc/self/fd/{fd}")
+                and os.readlink(f"/proc/self/fd/{fd}").startswith("pipe"))
 '''
 PARENT = '''
 import sys
@@ -240,7 +242,7 @@ def test_two_parents_do_not_compute_the_same_job_twice(arm, tmp_path, monkeypatc
 
 def test_a_job_that_another_process_holds_is_refused_after_a_while(arm, tmp_path, monkeypatch):
     monkeypatch.setattr(schedule, "CODE", "from composer_replication.experiments import schedule; schedule.PATIENCE = 0.5; "
-                        "schedule.child()")
+                        "schedule.serve()")
     slow = Job(arm.Setting(3, hold=0), 0)
     first = run_jobs([Job(arm.Setting(1), 1), slow], tmp_path / "out", arm="slow_arm")
     next(first)  # the quick one; the slow one is running now
@@ -290,3 +292,26 @@ def test_damaged_results_are_one_sentence_and_stay(whole, data):
     assert (folder / "result.json").read_bytes() == damaged
     (folder / "result.json").write_bytes(content)
     assert read_result(folder, job, "steady_arm").curve == expected(job)
+
+
+def test_a_ladder_that_is_stopped_while_the_arm_is_imported_waits_for_no_import(tmp_path, monkeypatch):
+    (tmp_path / "late_arm.py").write_text("import sys, time\nif 'pytest' not in sys.modules:\n    time.sleep(600)\n" + ARM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(tmp_path)
+    import late_arm
+    begun = []
+
+    def tell(event):
+        begun.append(event["event"])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(run_jobs([Job(late_arm.Setting(1), 0)], tmp_path / "out", tell=tell, arm="late_arm"))
+    assert begun == ["started"] and not (tmp_path / "out" / Job(late_arm.Setting(1), 0).name).exists()
+
+
+def test_where_no_job_can_be_forked_the_file_that_says_why_is_named(arm, tmp_path, monkeypatch):
+    monkeypatch.setattr(schedule, "CODE", "raise SystemExit('this interpreter is broken')")
+    found, = run_jobs([Job(arm.Setting(), 0)], tmp_path / "out", arm="slow_arm")
+    log = tmp_path / "out" / "imports.log"
+    assert found.problem.endswith(f"it ended without a result; more is in {log}.") and "is broken" in log.read_text()

@@ -119,10 +119,14 @@ BAD = [
      "hints: there is no layer 'oracle'; use judge, learned, pattern_judge, raw_error, sibling, (sql, )?template"),
     (dict(detectors="luck"),
      "detectors: there is no 'luck'; use (empty_result, )?ignored_format, long_explanation, repeated_call"),
-    (dict(hints="judge"), "the judge layer needs a model"),
-    (dict(hint_judge="m@http://127.0.0.1:1"), "the judge layer needs a model"),
-    (dict(hints="learned"), "hint_writer=None: the learned layer needs a model"),
-    (dict(hint_writer="embedded"), "the learned layer needs a model"),
+    (dict(hints="judge"), "the layer 'judge' needs a model; set hint_judge"),
+    (dict(hints=["template", "pattern_judge"]), "the layer 'pattern_judge' needs a model; set hint_judge"),
+    (dict(hint_judge="m@http://127.0.0.1:1"), "no layer of these asks a model; add judge, or one of your own with .* `complete`"),
+    (dict(hints="learned"), "hint_writer=None: the layer 'learned' needs a model"),
+    (dict(hint_writer="embedded"), "no layer of these asks a model; add learned"),
+    *((dict([(key, value)]), f"'{key}' is of an earlier version: .*{said}.*; leave it out") for key, value, said in (
+        ("hint_cache", "out/judge", "kept in out/judge"), ("overlap_tools", True, "while other rows sample"),
+        ("save_rollouts", True, "keep_rollouts"), ("replay_variant", "simpo", "is DPO"), ("turn_weights", "both", "same"))),
     (dict(hints="learned", hint_writer="./nowhere"), "there is no folder of model './nowhere'"),
     (dict(task="chess"), "there is no environment 'chess'; use deletion, gsm8k, sql, toy"),
     (dict(task="no_such_module:Env"), "'no_such_module' ended with ModuleNotFoundError"),
@@ -159,6 +163,47 @@ BAD = [
     (dict(agent={"command": "x"}, task="gsm8k", alpha_sdpo=0), "agent with task 'gsm8k', which has no environment"),
     (dict(agent={"command": "x"}, task=None, traces="a.jsonl", held_out_rows=0), "agent=.* without a task: there are no roll"),
 ]
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    "Hint layers and environments of a user's own module."
+    (tmp_path / "own_parts.py").write_text("""
+from composer_replication.envs.toy.env import WorldEnv
+from composer_replication.hints.layers import TemplateHintGenerator
+class Reflect(TemplateHintGenerator):
+    def __init__(self, complete): super().__init__()
+class MayReflect(TemplateHintGenerator):
+    def __init__(self, complete=None): super().__init__()
+class Guess(WorldEnv):
+    recipe_defaults = {"max_turn": 7}
+class Odd(WorldEnv):
+    recipe_defaults = {"zzz": 7}
+class Fine(WorldEnv):
+    recipe_defaults = {"max_turns": 7, "temperature": 0.8}
+""")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+JUDGED = {"hint_judge": "m@http://127.0.0.1:1/v1"}
+
+
+@pytest.mark.parametrize("settings, said", [
+    (dict(hints=["template", "own_parts:Reflect"], **JUDGED), None), (dict(hints="own_parts:MayReflect", **JUDGED), None),
+    (dict(hints="own_parts:MayReflect"), None), (dict(hints=["judge", "own_parts:Reflect"], **JUDGED), None),
+    (dict(hints=["template", "own_parts:Reflect"]), "the layer 'own_parts:Reflect' needs a model; set hint_judge"),
+    (dict(hints="own_parts:Missing"), "has no 'Missing' that makes a hint layer"),
+    (dict(task="own_parts:Fine"), None),
+    (dict(task="own_parts:Guess"), "task 'own_parts:Guess': its recipe_defaults name 'max_turn', .*did you mean .*max_turns"),
+    (dict(task="own_parts:Odd"), "its recipe_defaults name 'zzz', which is no setting")])
+def test_ones_own_layers_and_environments_are_asked_what_they_need(write, own, settings, said):
+    if said is None:
+        recipe = load_recipe(write(**settings))
+        assert recipe.config.max_turns == 7 or "Fine" not in str(settings)
+        return
+    with pytest.raises(RecipeProblem, match=said) as caught:
+        load_recipe(write(**settings))
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("settings, said", BAD, ids=[" ".join(map(str, s)) for s, _ in BAD])

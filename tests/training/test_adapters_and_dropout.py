@@ -1,7 +1,6 @@
 "What scores a policy is the policy that sampled, and what loads an adapter is the model that was trained."
 
 import json
-import warnings
 
 import pytest
 import torch
@@ -22,7 +21,9 @@ from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.teacher import without_dropout
 from composer_replication.training.trainer import ComposerReplicationTrainer
 
-warnings.filterwarnings("ignore", category=FutureWarning)
+pytestmark = [  # PEFT warns of what these tests try
+    pytest.mark.filterwarnings("ignore:(.|\n)*tie_word_embeddings"), pytest.mark.filterwarnings("ignore:.*ensure_weight_tying")]
+
 SMALL = dict(vocab_size=101, pad_token_id=0, bos_token_id=1, eos_token_id=2)
 LLAMA = SMALL | dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
 GPT = SMALL | dict(n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_pdrop=0.3, resid_pdrop=0.3, embd_pdrop=0.3)

@@ -1,5 +1,4 @@
 "TAID moves with the trainer's steps; both divergences of the menu are their closed forms there."
-import warnings
 
 import pytest
 import torch
@@ -10,8 +9,6 @@ from composer_replication.envs.toy.model import embedded_model
 from composer_replication.losses.distill import TAIDScheduler
 from composer_replication.losses.divergences import SCHEDULED
 from composer_replication.training.config import ComposerReplicationConfig
-
-warnings.filterwarnings("ignore", category=FutureWarning)
 
 
 def train(folder, steps=1, **changes):

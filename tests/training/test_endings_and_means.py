@@ -1,7 +1,6 @@
 "Endings decide what was cut off, a machine's delay teaches nothing, and a step's means are over its own tokens and rows."
 
 import math
-import warnings
 from dataclasses import replace
 
 import pytest
@@ -18,8 +17,6 @@ from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.setup import group_pairs
 from composer_replication.training.trainer import ComposerReplicationTrainer
 from composer_replication.training.window import PassMeans
-
-warnings.filterwarnings("ignore", category=FutureWarning)
 
 
 # ---- endings

@@ -2,7 +2,6 @@
 import copy
 import math
 import random
-import warnings
 
 import pytest
 import torch
@@ -14,8 +13,6 @@ from composer_replication.losses.channels import vote_sum
 from composer_replication.training.groups import equal_groups, failed_groups, route_rows
 from composer_replication.tree.build import Branch, Span, Tree
 from composer_replication.tree.pack import pack_trees
-
-warnings.filterwarnings("ignore", category=FutureWarning)
 
 
 def drawn(dice, groups=6, size=3):

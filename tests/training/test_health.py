@@ -2,7 +2,6 @@
 import json
 import random
 import statistics
-import warnings
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,6 @@ from composer_replication.traces.read import read_traces
 from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.health import RULES, HealthWatch, StepFacts, rise
 from composer_replication.training.trainer import ComposerReplicationTrainer
-
-warnings.filterwarnings("ignore", category=FutureWarning)
-
 
 # ---- the watch alone
 

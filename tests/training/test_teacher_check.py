@@ -1,7 +1,6 @@
 "The teacher check: five planted faults are found, twenty sound set-ups raise no alarm; measures against plain forwards."
 import math
 import random
-import warnings
 from dataclasses import replace
 
 import pytest
@@ -30,7 +29,6 @@ from composer_replication.tree.build import build_tree
 from composer_replication.tree.example import target_hints, target_turns
 from composer_replication.tree.template import probe_template
 
-warnings.filterwarnings("ignore", category=FutureWarning)
 CHAT = probe_template(embedded_tokenizer())
 FAILED = [t for t in toy_traces() if target_turns(t)]
 

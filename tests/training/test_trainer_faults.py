@@ -1,6 +1,5 @@
 "What goes wrong before and during training, adapters, and the settings that the slow reference leaves out."
 import json
-import warnings
 from functools import wraps
 from pathlib import Path
 
@@ -31,8 +30,6 @@ from composer_replication.training.running import loggable
 from composer_replication.training.setup import group_pairs, prepare
 from composer_replication.training.trainer import ComposerReplicationTrainer
 from composer_replication.tree.chat import TemplateProblem
-
-warnings.filterwarnings("ignore", category=FutureWarning)
 
 
 def examples():

@@ -1,5 +1,4 @@
 "A real small run whose reward can be hacked: the guard sees the held-out score fall while the reward rises, and stops it."
-import warnings
 
 import pytest
 import torch
@@ -12,8 +11,6 @@ from composer_replication.training.checkpoint import last_complete_checkpoint
 from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.guard import GuardFired, HeldOutGuard
 from composer_replication.training.trainer import ComposerReplicationTrainer
-
-warnings.filterwarnings("ignore", category=FutureWarning)
 
 
 def brevity(completion_ids, **kwargs):

@@ -1,6 +1,5 @@
 "A training step against a slow reference in float64 that shares nothing with it: plain forwards, loops, formulas of the papers."
 import copy
-import warnings
 
 import pytest
 import torch
@@ -19,8 +18,6 @@ from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.episodes import rollout_columns
 from composer_replication.training.setup import group_pairs
 from composer_replication.training.trainer import ComposerReplicationTrainer
-
-warnings.filterwarnings("ignore", category=FutureWarning)
 
 
 def settings(folder, **changes):

@@ -1,6 +1,5 @@
 "Padding, caches and lengths for every way in which models know where a token stands; the oracle is a plain forward of one row."
 
-import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -25,7 +24,6 @@ from composer_replication.tree.forward import forward_branches, forward_trunk, s
 from composer_replication.tree.pack import pack_trees
 from composer_replication.tree.positions import counts_positions, place_tokens
 
-warnings.filterwarnings("ignore", category=FutureWarning)
 END = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
 SIZE = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "initializer_range": 0.3}
 TINY = SIZE | END | {"intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 256}

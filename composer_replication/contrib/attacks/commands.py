@@ -12,8 +12,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from ...cli.console import AsJson, Ending, Seed, emit, fail, out, plainly, print_tables, progress, warn
-from ...cli.tasks import TaskFile, read_task_file, task_columns
+from ...cli.console import AsJson, Ending, Seed, emit, fail, out, plainly, print_tables, warn, working
+from ...cli.tasks import TaskFile, read_task_file
 from ...core.errors import Problem
 
 # %% ../../../nbs/contrib/attacks/08_commands.ipynb #b2b51a5e
@@ -71,14 +71,14 @@ def attack(
     tasks, results, unfit, problems = read_task_file(file)[0], [], {}, 0
     if problem := sandbox_problem("bubblewrap"):
         fail(f"attacks are played behind walls or not at all: {problem}")
-    with progress(*task_columns()) as bar:
-        line = bar.add_task("attacks", total=len(tasks) * (limit + attempts))
+    with working("attacks") as doing:
+        doing("attacks", 0, len(tasks) * (limit + attempts))
         for task in _attackable(tasks):
             try:
                 unfit[task.task_id] = count_unfit(task, subject := subject_of(task), seed)
                 for result in attack_task(task, subject, limit, attempts, seed, jobs):
                     results.append(result)
-                    bar.advance(line)
+                    doing("attacks", len(results), len(tasks) * (limit + attempts))
                     _tell_attack(task, result, unfit[task.task_id], as_json)
             except Problem as problem:
                 problems += 1

@@ -9,7 +9,6 @@ __all__ = ['LENGTH_NATS', 'LEAK_NATS', 'Actions', 'MEASURES', 'BATCH', 'hint_gai
 
 # %% ../../../nbs/contrib/hint_writer/00_candidates.ipynb #91cab608
 import tempfile
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -210,11 +209,9 @@ BATCH = 8  # examples a step
 
 def _settings(folder, model, epochs, learning_rate, seed):
     "For TRL: nothing saved, nothing printed, no prompt cut."
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "`gradient_checkpointing", FutureWarning)  # TRL's own name for it
-        return SFTConfig(folder, num_train_epochs=epochs, learning_rate=learning_rate, seed=seed, per_device_train_batch_size=BATCH,
-                         use_cpu=model.device.type == "cpu", bf16=model.dtype == torch.bfloat16, max_length=None,
-                         gradient_checkpointing=False, save_strategy="no", report_to="none", disable_tqdm=True, logging_strategy="epoch")
+    return SFTConfig(folder, num_train_epochs=epochs, learning_rate=learning_rate, seed=seed, per_device_train_batch_size=BATCH,
+                     use_cpu=model.device.type == "cpu", bf16=model.dtype == torch.bfloat16, max_length=None,
+                     activation_checkpointing=False, save_strategy="no", report_to="none", disable_tqdm=True, logging_strategy="epoch")
 
 # %% ../../../nbs/contrib/hint_writer/00_candidates.ipynb #75bde247
 def train_writer(

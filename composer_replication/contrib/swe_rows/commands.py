@@ -7,13 +7,13 @@ __all__ = ['from_rows']
 
 # %% ../../../nbs/contrib/swe_rows/03_commands.ipynb #7cab3b36
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ...cli.console import AsJson, check_output, emit, fail, out, plainly, progress, warn
-from ...cli.tasks import task_columns
+from ...cli.console import AsJson, check_output, emit, fail, out, plainly, warn, working
 
 # %% ../../../nbs/contrib/swe_rows/03_commands.ipynb #22a9046f
 @plainly
@@ -37,9 +37,10 @@ def from_rows(
     rows = [row for _, row in read_jsonl(file)]
     if not rows:
         fail(f"{file} holds no row")
-    with progress(*task_columns()) as bar:
-        line = bar.add_task("rows", total=len(rows))
-        reports = make_row_tasks(rows, mirrors, output, lambda report: bar.advance(line))
+    done = count(1)
+    with working("rows") as doing:
+        doing("rows", 0, len(rows))
+        reports = make_row_tasks(rows, mirrors, output, lambda report: doing("rows", next(done), len(rows)))
     for report in reports:
         for sentence in ([report.problem] if report.problem else []) + list(report.notes):
             warn(f"{report.instance_id}: {sentence}")
