@@ -43,8 +43,8 @@ def one_sentence(problem: TraceProblem, path: Path) -> bool:
     "name, content, traces, line, says",
     [
         ("empty.jsonl", b"", 0, None, "the file is empty"),
-        ("list.json", b"[]", 0, None, "only empty lists"),
-        ("lists.jsonl", b"[]\n[ ]\n", 0, None, "only empty lists"),
+        ("list.json", b"[]", 0, None, "holds no trace"),
+        ("lists.jsonl", b"[]\n[ ]\n", 0, None, "holds no trace"),
         ("blank.jsonl", b"\n \n", 0, 1, "no records"),
         ("half.jsonl", GOOD + GOOD[:40], 1, 2, "cut off"),
         ("half_first.jsonl", GOOD[:40] + b"\n" + GOOD + GOOD, 2, 1, "broken"),

@@ -18,7 +18,6 @@ from composer_replication.training.setup import group_pairs
 from composer_replication.training.trainer import ComposerReplicationTrainer
 from composer_replication.training.window import PassMeans
 
-
 # ---- endings
 
 
