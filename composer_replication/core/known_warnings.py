@@ -17,6 +17,6 @@ KNOWN = (  # how the message begins, as a pattern; category
 
 
 def ignore_known_warnings() -> None:
-    "Ignore what `KNOWN` lists from now on."
+    "Ignore what `KNOWN` lists from now on; filters that are there already, as of `-W error`, come first."
     for message, category in KNOWN:
-        warnings.filterwarnings("ignore", message, category)
+        warnings.filterwarnings("ignore", message, category, append=True)

@@ -176,7 +176,7 @@ IMPORTS = "imports.log"  # of the process that imports and forks
 
 
 @contextmanager
-def _server(module: str, log: Path) -> Iterator[socket.socket]:
+def _server(module: str, log: Path) -> Iterator[tuple[socket.socket, subprocess.Popen]]:
     "A process that runs `serve`; it ends with the context."
     mine, theirs = socket.socketpair()
     with mine, theirs, log.open("ab") as errors:
@@ -184,7 +184,7 @@ def _server(module: str, log: Path) -> Iterator[socket.socket]:
                                    env={"HF_HUB_OFFLINE": "1", **os.environ, **SINGLE})  # Ctrl-C is the parent's to handle
         theirs.close()
         try:
-            yield mine
+            yield mine, process
         finally:
             mine.close()
             process.kill()
@@ -274,7 +274,7 @@ def run_jobs(
 
     with ExitStack() as stack:
         stack.callback(lambda: [one.stop() for one in running.values()])  # last: a job that was not forked yet never is
-        server = stack.enter_context(_server(arm if device == "cpu" else "", out / IMPORTS))
+        line_in, server = stack.enter_context(_server(arm if device == "cpu" else "", out / IMPORTS))
         for job in {job.name: job for job in jobs}.values():  # equal jobs count once; the server imports as they are made
             if there := outcome(job, computed=False):
                 yield there
@@ -283,7 +283,7 @@ def run_jobs(
         while waiting or running:
             while waiting and len(running) < workers:
                 job = waiting.popleft()
-                running[job.name] = _Child(job, out, device, arm, server, reports.put)
+                running[job.name] = _Child(job, out, device, arm, line_in, reports.put)
                 tell({"job": job.name, "event": "started"})
             try:
                 name, line = reports.get(timeout=1.0)
@@ -291,7 +291,7 @@ def run_jobs(
                 for one in running.values():
                     if time.monotonic() - one.last_report > silence:
                         one.problem = f"it reported nothing for {silence:.0f} s and was ended"
-                        one.kill()
+                        one.kill() if one.pid else server.kill()  # its output closes then
                 continue
             if line is not None:
                 if progress := running[name].read(line):

@@ -50,7 +50,8 @@ def _one_liner(match: re.Match) -> str:
 
 def _part(found: str | None) -> str:
     "What a pattern found, as a sentence quotes it."
-    return shorten(" ".join((found or "").split()), 80).rstrip(".;:, ")
+    said = shorten(" ".join((found or "").split()), 80)
+    return said.rstrip(".;:, ") or said
 
 # %% ../../nbs/hints/01_diagnose.ipynb #0995fef9
 def _not_found(match: re.Match) -> str:

@@ -134,7 +134,8 @@ CLASSES = (RecipeArguments, ComposerReplicationConfig, ModelConfig)
 FORBIDDEN = {"model_name_or_path": "use `model`", "env": "set environment variables where you start the command"}
 GONE = {  # keys of earlier versions
     "hint_cache": "the judge's answers are kept in out/judge", "overlap_tools": "tools always run while other rows sample",
-    "save_rollouts": "its name is keep_rollouts", "replay_variant": "channel 3 is DPO", "replay_gamma": "channel 3 is DPO, which has no margin",
+    "save_rollouts": "its name is keep_rollouts", "replay_variant": "its name is replay_form", "replay_gamma": "the margin of replay_form: simpo is fixed at 1",
+    "equal_rewards": "a group of equal rewards has no gradient and stays", "resample_tries": "groups are not played again",
     "sdpo_tail": "the mass of other entries is always kept as one more", "teacher_mix": "the share of a trust_region teacher is fixed",
     "turn_weights": "every token of a turn counts the same", "fail_reward": "with all_fail: distil a reward of 0 has failed",
     "strip_thinking": "hinted contexts hold the reasoning as it was recorded"}

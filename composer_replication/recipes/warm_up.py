@@ -183,7 +183,7 @@ def train_warm_up(
     config = SFTConfig(
         output_dir=str(scratch), max_steps=settings.steps, learning_rate=settings.learning_rate, lr_scheduler_type="constant",
         per_device_train_batch_size=each, gradient_accumulation_steps=max(settings.batch_size // each, 1), bf16=recipe.config.bf16, fp16=False,
-        use_cpu=recipe.config.use_cpu, seed=settings.seed, activation_checkpointing=False, max_length=None, logging_steps=1,
+        use_cpu=recipe.config.use_cpu, seed=settings.seed, gradient_checkpointing=False, max_length=None, logging_steps=1,
         save_steps=KEPT, save_total_limit=2, report_to="none", disable_tqdm=True, dataloader_pin_memory=False)
     rows = Dataset.from_list(stage_rows(recipe, probe_template(tokenizer), shown, hinted))
     trainer = SFTTrainer(model, config, train_dataset=rows, processing_class=tokenizer, callbacks=[Tell()])

@@ -340,7 +340,7 @@ def assemble(
 
 def warn(problem: TraceProblem) -> None:
     "Give a problem as a Python warning."
-    warnings.warn(str(problem), stacklevel=3)
+    warnings.warn(str(problem), stacklevel=4)
 
 
 MANY_ENDS = 5  # traces of a file whose loose ends are told one by one; the others are counted

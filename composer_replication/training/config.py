@@ -176,7 +176,7 @@ class ComposerReplicationConfig(PolicySettings, SdpoSettings, ReplaySettings, Ro
     Raises `InputProblem` with the fix for every setting that cannot work."""
 
     def __post_init__(self):
-        if self.activation_checkpointing is None:  # transformers' name since 5; TRL's default has the old one
+        if getattr(self, "activation_checkpointing", False) is None:  # the name of transformers 5.2x; TRL and 5.17, beside vLLM, have the old one
             self.activation_checkpointing = self.gradient_checkpointing
         super().__post_init__()
         for name, menu in MENUS.items():
@@ -188,7 +188,7 @@ class ComposerReplicationConfig(PolicySettings, SdpoSettings, ReplaySettings, Ro
         for name in POSITIVE:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
-                raise InputProblem(f"{name}={value} is out of range", "give more than 0")
+                raise InputProblem(f"{name}={value} is out of range", "give a finite number above 0")
         self.divergence()  # its own checks
         distils = [name for name, want in (("all_fail", self.all_fail == "distil"), ("policy_start", self.policy_start)) if want]
         alone = "all_fail='distil'" if self.all_fail == "distil" else f"policy_start={self.policy_start}"

@@ -38,8 +38,8 @@ def content_hash(
     "Hash of a task's normalised content. Raises `ValueError` for a row with none of the fields."
     content = {name: _normal(row[name]) for name in content_fields if row.get(name) is not None}
     if not content:
-        raise InputProblem(f"a row with the fields {sorted(row)} has no {' or '.join(content_fields)} to compare; name the "
-                         "fields that hold the task in content_fields.")
+        raise InputProblem(f"a row with the fields {sorted(row)} has no {' or '.join(content_fields)} to compare; "
+                         "give it a prompt or files.")
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 

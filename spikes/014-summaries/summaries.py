@@ -29,7 +29,7 @@ from composer_replication.tree.template import probe_template
 
 HERE = Path(__file__).parent
 SEEDS = range(10)
-CONTEXT = 200  # tokens; an episode without a limit takes some 350
+CONTEXT = 200  # tokens; an episode without a limit takes some 390
 ARMS = {"no limit": 0, "summary": CONTEXT, "left": CONTEXT}
 LIMITS = RolloutConfig(max_turns=10, max_tokens=1600, max_turn_tokens=120, temperature=0)
 STAGES = (("shown",), 300), (("shown-1", "shown-2", "shown-3"), 300)  # series of 128 demonstrated tasks, supervised steps

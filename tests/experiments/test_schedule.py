@@ -203,6 +203,15 @@ def test_silence_has_a_limit(arm, tmp_path):
     assert not alive(int((tmp_path / "out" / jobs[0].name / "pid").read_text()))
 
 
+def test_imports_that_hang_end_the_jobs(arm, tmp_path, monkeypatch):
+    (tmp_path / "slow_arm.py").write_text(ARM + "\nif os.environ.get('IMPORTS') == 'hang':\n    time.sleep(600)\n")
+    monkeypatch.setenv("IMPORTS", "hang")
+    jobs = [Job(arm.Setting(2), seed) for seed in range(3)]
+    found = list(run_jobs(jobs, tmp_path / "out", workers=2, silence=0.5, arm="slow_arm"))
+    assert len(found) == 3 and all(one.problem for one in found)
+    assert any("reported nothing" in one.problem for one in found)
+
+
 def test_no_more_children_than_workers_and_one_thread_each_and_events_are_plain(arm, tmp_path):
     jobs, running, most, told = [Job(arm.Setting(2, 0.2), seed) for seed in range(5)], set(), [], []
 

@@ -7,7 +7,7 @@ import zipfile
 import pytest
 from chats import answered, asked, chat_of, says, written
 
-from composer_replication.core.trace import ToolCall, Trace, Turn
+from composer_replication.core.trace import ToolCall, Trace, TraceProblem, Turn
 from composer_replication.traces.calls_in_text import calls_in_text
 from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.export import write_traces
@@ -902,6 +902,33 @@ def test_result_files_of_intercode(tmp_path, value):
     path.write_text(json.dumps(value))
     [trace] = read_traces(path, strict=True)
     assert trace.trace_id == "7" and [t.content for t in trace.turns] == ["Q", "ls", "a"]
+
+
+def test_a_bash_session_of_pairs_keeps_thoughts_and_its_errors_are_found(tmp_path):
+    steps = [
+        {"thought": "Build it.", "action": "make", "observation": "bash: make: command not found"},
+        {"action": "ls", "observation": "a"},
+    ]
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps({"7": {"query": "Q", "trajectory": steps}}))
+    [trace] = read_traces(path, strict=True)
+    assert [t.thinking for t in trace.turns if t.role == "assistant"] == ["Build it.", None]
+    assert [s.turn for s in find_error_sites(trace)] == [1]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"x": {"trajectory": ["text"]}},
+        {"trajectory": [{"thought": "a", "action": "b", "observation": "c"}, "text"], "query": "Q"},
+        {"trajectory": [{"action": "b", "observation": "c"}], "instruction": "do it"},
+    ],
+)
+def test_what_only_looks_like_a_session_is_refused_by_name(record, tmp_path):
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(record))
+    with pytest.raises(TraceProblem):
+        list(read_traces(path, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def _settings(folder, model, epochs, learning_rate, seed):
     "For TRL: nothing saved, nothing printed, no prompt cut."
     return SFTConfig(folder, num_train_epochs=epochs, learning_rate=learning_rate, seed=seed, per_device_train_batch_size=BATCH,
                      use_cpu=model.device.type == "cpu", bf16=model.dtype == torch.bfloat16, max_length=None,
-                     activation_checkpointing=False, save_strategy="no", report_to="none", disable_tqdm=True, logging_strategy="epoch")
+                     gradient_checkpointing=False, save_strategy="no", report_to="none", disable_tqdm=True, logging_strategy="epoch")
 
 # %% ../../../nbs/contrib/hint_writer/00_candidates.ipynb #75bde247
 def train_writer(

@@ -335,7 +335,7 @@ def _parts(block: dict) -> list[tuple[str, Any]]:
     elif "functionResponse" in block:  # Google's
         done, given = block["functionResponse"], block["functionResponse"].get("response")
         texts = {key: given[key] for key in ("error", "output") if isinstance(given.get(key), str) and given[key]} if isinstance(given, dict) else {}
-        done |= {"content": next(iter(texts.values())), "error": texts.get("error")} if texts else {}
+        done = done | ({"content": next(iter(texts.values())), "error": texts.get("error")} if texts else {})
     elif kind == "tool" and isinstance(block.get("state"), dict):  # opencode's
         state, named = block["state"], {"toolName": block.get("tool"), "id": block.get("callID")}
         call = named | {"input": state.get("input")}

@@ -24,14 +24,17 @@ def sessions(value: Any) -> list | None:
 def is_session(record: dict) -> bool:
     "Whether a record is a session: lists of actions and answers, or a list of pairs of them."
     steps = record.get("trajectory")
-    return isinstance(record.get("turn_history"), dict) or (isinstance(steps, list) and bool(steps) and {"action", "observation"} <= steps[0].keys())
+    return isinstance(record.get("turn_history"), dict) or (
+        "query" in record and isinstance(steps, list) and bool(steps)
+        and all(isinstance(step, dict) and {"action", "observation"} <= step.keys() for step in steps))
 
 
 @register_format("intercode", is_session, unpack=sessions)
 def read_intercode(record: dict, trace_id: str) -> Trace:
     "An InterCode session."
     steps = record.get("trajectory")
-    history = record.get("turn_history") or {"actions": [s["action"] for s in steps], "observations": [s["observation"] for s in steps]}
+    history = record.get("turn_history") or {
+        name: [step.get(key) for step in steps] for name, key in (("actions", "action"), ("observations", "observation"), ("thoughts", "thought"))}
     actions, answers, valid, thoughts = (as_list(history.get(k), k) for k in ("actions", "observations", "valid_action", "thoughts"))
     turns = [Turn("user", text_of(record.get("query")), source_index=0)]
     for i, action in enumerate(actions):
@@ -59,7 +62,7 @@ def database(trace: Trace, position: int) -> Detection | None:
         return CLEAN
     text = turn.content.removeprefix("Error executing query: ")
     if len(text) == len(turn.content) and not turn.failed and not text.startswith(SQL_REFUSALS):
-        return CLEAN
+        return None if turn.failed is None else CLEAN  # without a verdict of the database the text alone tells
     if text.startswith("You have an error in your SQL syntax"):
         return Detection("json_decode", text)
     return Detection("type_error" if text.startswith("Unknown column") else "runtime_error", text)
