@@ -17,15 +17,12 @@ from typing import Annotated
 
 import typer
 
-from .console import ENDINGS, AsJson, Host, Port, Seed, emit, offer, plainly, say, warn, working
+from .console import AsJson, Host, Port, Seed, emit, group, offer, plainly, say, warn, working
 from .eval import Checkpoint, Template
 from ..core.errors import InputProblem
 
 # %% ../../nbs/cli/09_serve.ipynb #523f3168
-serve_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="markdown",
-    help="Servers: tasks for trainers that speak OpenEnv, a model for agents, teachers for `replay`.\n\n" + ENDINGS +
-         "\n\nExamples:\n\n`composer-rl serve model out/toy`")
+serve_app = group("Servers: tasks for trainers that speak OpenEnv, a model for agents, teachers for `replay`.", "serve model out/toy")
 
 
 KeyEnv = Annotated[str | None, typer.Option("--api-key-env", help="Environment variable with a key that clients must send.")]
