@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from .console import ENDINGS, closed, err
+from .console import closed, err, group
 from .dataset import dataset_app
 from .eval import evaluate
 from .experiments import compose, demo, ladder
@@ -42,11 +42,8 @@ class InOrderOfUse(TyperGroup):
         self.commands = {name: self.commands[name] for name in ORDER if name in self.commands}
 
 
-app = typer.Typer(
-    name="composer-rl", cls=InOrderOfUse, no_args_is_help=True, rich_markup_mode="markdown",
-    help="An open replication of Cursor's Composer 2.5 post-training recipe: see where an agent went wrong, what hint "
-         "would have helped, and what the three channels of the loss make of it.\n\n" + ENDINGS +
-         "\n\nExamples:\n\n`composer-rl traces errors`")
+app = group("An open replication of Cursor's Composer 2.5 post-training recipe: see where an agent went wrong, what hint would have helped, "
+            "and what the three channels of the loss make of it.", "traces errors", name="composer-rl", cls=InOrderOfUse)
 GROUPS = {"traces": traces_app, "hints": hints_app, "tasks": tasks_app, "dataset": dataset_app, "serve": serve_app, "recipes": recipes_app,
           "models": models_app}
 for _name, _group in GROUPS.items():

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['ENDINGS', 'WIDTH', 'out', 'err', 'CONTROLS', 'EVERY', 'Files', 'AsJson', 'Strict', 'Tools', 'Seed', 'Model',
-           'ChatTemplate', 'Host', 'Port', 'Ending', 'console', 'printable', 'say', 'warn', 'fail', 'closed', 'emit',
-           'Doing', 'each_minute', 'working', 'threads_for', 'one_line', 'print_tables', 'show', 'sentence', 'plainly',
-           'offer', 'given', 'toy_note', 'load_tools', 'stream', 'check_output']
+           'ChatTemplate', 'Host', 'Port', 'Ending', 'group', 'console', 'printable', 'say', 'warn', 'fail', 'closed',
+           'emit', 'Doing', 'each_minute', 'working', 'threads_for', 'one_line', 'print_tables', 'show', 'sentence',
+           'plainly', 'offer', 'given', 'toy_note', 'load_tools', 'stream', 'check_output']
 
 # %% ../../nbs/cli/00_console.ipynb #5d4ee1b8
 import contextlib
@@ -46,6 +46,16 @@ class Ending(IntEnum):
 
 
 ENDINGS = f"Exit codes: {'; '.join(f'{ending.value} {ending.meaning}' for ending in Ending)}."  # a line for the help
+
+
+def group(
+    about: str,
+    example: str,  # a command of it
+    **settings,  # as `typer.Typer` has them
+) -> typer.Typer:
+    "A group of commands, whose help ends with the exit codes and an example."
+    text = f"{about}\n\n{ENDINGS}\n\nExamples:\n\n`composer-rl {example}`"
+    return typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help=text, **settings)
 
 # %% ../../nbs/cli/00_console.ipynb #07d298f8
 WIDTH = 100  # columns of a table in a pipe, where COLUMNS does not say

@@ -12,14 +12,11 @@ from typing import Annotated
 
 import typer
 
-from .console import (ENDINGS, AsJson, Files, Strict, Tools, check_output, emit, given, out, plainly, printable,
-                                              stream, working)
+from .console import AsJson, Files, Strict, Tools, check_output, emit, given, group, out, plainly, printable, stream, working
 
 # %% ../../nbs/cli/12_dataset.ipynb #91347f52
-dataset_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="markdown",
-    help="Data sets ready to publish: Parquet, a card with provenance and counts, secrets scrubbed; nothing is uploaded.\n\n" + ENDINGS +
-         "\n\nExamples:\n\n`composer-rl dataset traces --out out/dataset --licence apache-2.0`")
+dataset_app = group("Data sets ready to publish: Parquet, a card with provenance and counts, secrets scrubbed; nothing is uploaded.",
+                    "dataset traces --out out/dataset --licence apache-2.0")
 
 Folder = Annotated[Path, typer.Option("--out", help="Where to write the data set: a new folder.")]
 Licence = Annotated[str, typer.Option("--licence", help="Under which licence it is published: an SPDX identifier, or other.")]

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Hints', 'Judge', 'JudgeModel', 'hints_app', 'MOST', 'CUT', 'ERROR', 'MaxTokens', 'Sites', 'asked_judge',
-           'hint_layers', 'hinted_sites', 'hint_row', 'show_hints', 'hints_list', 'scored_cases', 'begin_scoring',
-           'gather_scores', 'write_report', 'hints_score']
+           'hint_layers', 'hinted_sites', 'show_hints', 'hints_list', 'begin_scoring', 'gather_scores', 'write_report',
+           'hints_score']
 
 # %% ../../nbs/cli/04_hints.ipynb #132b5fd6
 import hashlib
@@ -20,7 +20,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from .console import (ENDINGS, AsJson, ChatTemplate, Files, Model, Seed, Strict, Tools, check_output, emit, fail, given,
+from .console import (AsJson, ChatTemplate, Files, Model, Seed, Strict, Tools, check_output, emit, fail, given, group,
                                               offer, one_line, out, plainly, print_tables, printable, say, stream, threads_for, warn, working)
 from .replay import KeyEnv, Prices
 from .traces import Blame, Detectors, counted, hollow, site_row
@@ -80,8 +80,11 @@ def hinted_sites(
     hints: list[str],
     counts: Counter | None = None,  # gets what `tally` counts
     judge: dict | None = None,  # of `asked_judge`
-) -> Iterator[tuple]:
-    "Of every error site the trace, the site and its hint; None where no layer has one, and where the failure was wanted."
+) -> Iterator[dict]:
+    """Of every error site a row: what was done and what came of it, its hint and the layer that made it, as a JSON line names them.
+
+    Both are None where no layer has a hint, and where the failure was wanted."""
+    from composer_replication.hints.text import action_text
     from composer_replication.traces.error_sites import find_error_sites
     from composer_replication.traces.read import tally
     generator = hint_layers(hints, files, strict, tools, judge)
@@ -89,21 +92,12 @@ def hinted_sites(
         if counts is not None:
             counts.update(tally(trace))
         for site in find_error_sites(trace):
-            yield trace, site, generator.hint(trace, site)
-
-
-def hint_row(hinted: tuple) -> dict:
-    "A site with what was done and what came of it, its hint and the layer that made it, as a JSON line names them."
-    from composer_replication.hints.text import action_text
-    trace, site, hint = hinted
-    return site_row(site) | {"action": action_text(trace.turns[site.turn]), "error": site.context.error_message,
-                             "hint": hint.text if hint else None, "layer": hint.layer if hint else None}
+            hint = generator.hint(trace, site)
+            yield site_row(site) | {"action": action_text(trace.turns[site.turn]), "error": site.context.error_message,
+                                    "hint": hint.text if hint else None, "layer": hint.layer if hint else None}
 
 # %% ../../nbs/cli/04_hints.ipynb #ea557703
-hints_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="markdown",
-    help="What would have helped: a hint for every error site, what hints are worth to a model, and a model that writes them.\n\n" + ENDINGS +
-         "\n\nExamples:\n\n`composer-rl hints list`")
+hints_app = group("What would have helped: a hint for every error site, what hints are worth to a model, and a model that writes them.", "hints list")
 
 # %% ../../nbs/cli/04_hints.ipynb #46a02cce
 MOST = 20  # rows of a list that are not asked for, and of the summary
@@ -112,15 +106,14 @@ ERROR = 200  # characters of an error in the list, from its end
 
 
 def show_hints(
-    sites: Iterator[tuple],  # of `hinted_sites`
+    sites: Iterator[dict],  # of `hinted_sites`
     first: int | None,  # rows that are asked for; None: all, or of more than `MOST` the first of each frequent hint
 ) -> int:  # error turns
     "Print some error turns with their hints, how many turns have each hint, and how many each layer."
     from composer_replication.hints.diagnose import exception_line, installation_fault, unwrap
     by_hint, rows, first_of, machine, layers = Counter(), [], {}, 0, Counter()
     with working("reading") as say_where:
-        for number, hinted in enumerate(sites):
-            row = hint_row(hinted)
+        for number, row in enumerate(sites):
             error, wanted = row["error"] or "", row.get("wanted")
             machine += installation_fault(error)
             gist = one_line(exception_line(unwrap(error)) or error)  # of a traceback the last line
@@ -194,8 +187,8 @@ def hints_list(files: Files = None, as_json: AsJson = False, strict: Strict = Fa
     asked = asked_judge(judge, model, price, key_env, spent)
     sites, listed = hinted_sites(given(files, twice=True), strict, tools, hints, counts, asked), 0
     if as_json:
-        for hinted in islice(sites, first):
-            emit(hint_row(hinted))
+        for row in islice(sites, first):
+            emit(row)
             listed += 1
     else:
         listed = show_hints(sites, first)
@@ -209,34 +202,6 @@ def hints_list(files: Files = None, as_json: AsJson = False, strict: Strict = Fa
         warn(f"no error turn was found ({counted(counts)}); if you know of failures, write a detector: docs/guides/my-traces.md")
 
 # %% ../../nbs/cli/04_hints.ipynb #7d6d927d
-def scored_cases(
-    traces: Callable[[], Iterator],  # reads them
-    generator,  # of `hint_layers`
-    settings: dict,  # with `max_tokens`, `sites` and `seed`
-    checkpoint,  # of `load_checkpoint`
-    left_out: Counter,  # reason to number of error turns, counted up
-) -> list:
-    "The error turns to score, of those within the limit of length: all, or so many drawn at random. Raises `InputProblem` where there is none."
-    from composer_replication.experiments.hint_score import repairs, within_limit
-    from composer_replication.tree.build import LengthLimit, positions
-    limit = LengthLimit(settings["max_tokens"], "--max-tokens", "error turns with a hint and a next action that worked",
-                        positions(checkpoint.model.config))
-    cases = list(repairs(traces(), generator, left_out))
-    if not cases:
-        raise InputProblem("no error turn has a hint and a next action that worked, so that there is nothing to score",
-                           "name traces in which the agent recovered from an error")
-    cases, sites = within_limit(cases, checkpoint.tokenizer, limit, left_out), settings["sites"]
-    limit.check()
-    if limit.left_out:
-        warn(limit.left_out)
-    if not cases:
-        raise _nothing(left_out)
-    if sites is None or sites >= len(cases):
-        return cases
-    left_out["not drawn"] += len(cases) - sites
-    return [cases[i] for i in sorted(random.Random(f"{settings['seed']}/sites").sample(range(len(cases)), sites))]
-
-
 def _nothing(left_out: Counter) -> InputProblem:
     return InputProblem(f"none of the error turns could be scored ({'; '.join(why for why, count in left_out.items() if count)})",
                         "name other traces")
@@ -257,21 +222,38 @@ def begin_scoring(
     settings: dict,  # plain; with `max_tokens`, `sites` and `seed`
     left_out: Counter,  # reason to number of error turns, counted up
 ) -> tuple:
-    "Both checkpoints, the error turns to score, and the settings with what names these and the weights."
+    """Both checkpoints, the error turns to score, and the settings with what names these and the weights.
+
+    Error turns are all within the limit of length, or so many of them drawn at random. Raises `InputProblem` where there is none."""
     from composer_replication.recipes.find_model import find_model
     with working("finding the model") as say_what:
         for name in {model, writer or model}:
             find_model(name)
+        from composer_replication.experiments.hint_score import repairs, within_limit
         from composer_replication.recipes.checkpoint import fingerprint, load_checkpoint
         from composer_replication.recipes.models import chat_template as template_text
+        from composer_replication.tree.build import LengthLimit, positions
         template = None if chat_template is None else template_text(chat_template)
         say_what(f"loading {model}")
         checkpoint = load_checkpoint(model, template)
         author = load_checkpoint(writer) if writer else checkpoint
         say_what("reading traces, making hints")
         generator = hint_layers(hints, files, strict, tools)
-        cases = scored_cases(lambda: (trace for _, trace in stream(files, strict, tools, on_problem=lambda problem: None)), generator, settings,
-                             checkpoint, left_out)
+        cases = list(repairs((trace for _, trace in stream(files, strict, tools, on_problem=lambda problem: None)), generator, left_out))
+        if not cases:
+            raise InputProblem("no error turn has a hint and a next action that worked, so that there is nothing to score",
+                               "name traces in which the agent recovered from an error")
+        limit = LengthLimit(settings["max_tokens"], "--max-tokens", "error turns with a hint and a next action that worked",
+                            positions(checkpoint.model.config))
+        cases, sites = within_limit(cases, checkpoint.tokenizer, limit, left_out), settings["sites"]
+    limit.check()
+    if limit.left_out:
+        warn(limit.left_out)
+    if not cases:
+        raise _nothing(left_out)
+    if sites is not None and sites < len(cases):
+        left_out["not drawn"] += len(cases) - sites
+        cases = [cases[i] for i in sorted(random.Random(f"{settings['seed']}/sites").sample(range(len(cases)), sites))]
     asked = [[case.trace.to_json().decode(), case.site.turn, case.hint.text] for case in cases]
     digest = hashlib.blake2b(json.dumps([asked, template]).encode(), digest_size=16).hexdigest()
     return checkpoint, author, cases, settings | {"digest": digest, "weights": fingerprint(checkpoint, author)}

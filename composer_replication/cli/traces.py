@@ -15,13 +15,10 @@ from typing import Annotated
 
 import typer
 
-from .console import (ENDINGS, AsJson, Files, Strict, Tools, fail, given, offer, one_line, plainly, show, stream, warn)
+from .console import (AsJson, Files, Strict, Tools, fail, given, group, offer, one_line, plainly, show, stream, warn)
 
 # %% ../../nbs/cli/03_traces.ipynb #cf534a56
-traces_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="markdown",
-    help="What happened: read traces of any known format, find error sites.\n\n" + ENDINGS +
-         "\n\nExamples:\n\n`composer-rl traces show`")
+traces_app = group("What happened: read traces of any known format, find error sites.", "traces show")
 
 # %% ../../nbs/cli/03_traces.ipynb #404abcbd
 Detectors = Annotated[list[str], typer.Option("--detectors", autocompletion=offer(lambda: ("long_explanation", "repeated_call", "ignored_format", "wasteful_exploration")),

@@ -52,11 +52,15 @@ def _warn_of_toy(recipe) -> None:
              "name another by --set model=smollm2, a folder or a hub id")
 
 # %% ../../nbs/cli/05_train.ipynb #b1f0c2d4
-def _warn_of_disk(output_dir: str, needs, islands: int = 1) -> None:
-    "Say where checkpoints would not fit onto this machine's disk."
+def _warn_of_machine(recipe, needs, islands: int = 1) -> None:
+    "Say where a recipe for a CPU would not fit into this machine's memory, or checkpoints onto its disk."
     import psutil
 
     from composer_replication.report.train import checkpoints_words, size
+    here, output_dir = psutil.virtual_memory().total, recipe.config.output_dir
+    if recipe.config.use_cpu and "use_cpu" in recipe.named and needs.peak > here:
+        warn(f"this machine has {size(here)} of memory, and the run's peak is about {size(needs.peak)}; lower max_completion_length, "
+             "max_trace_tokens or per_device_train_batch_size, or set gradient_checkpointing to true")
     folder = Path(output_dir).absolute()
     number = 1 if needs.checkpoints is None else needs.checkpoints
     free = psutil.disk_usage(str(next(parent for parent in (folder, *folder.parents) if parent.exists()))).free
@@ -65,18 +69,6 @@ def _warn_of_disk(output_dir: str, needs, islands: int = 1) -> None:
         of = f" for each of {islands} islands" if islands > 1 else ""
         warn(f"this machine has {size(free)} free for checkpoints at {output_dir}, which take {checkpoints_words(needs)}{of}; keep fewer "
              "(save_total_limit, at least 1), or set output_dir to another disk")
-
-
-def _warn_of_machine(recipe, needs, islands: int = 1) -> None:
-    "Say where a recipe for a CPU would not fit into this machine's memory, or checkpoints onto its disk."
-    import psutil
-
-    from composer_replication.report.train import size
-    here = psutil.virtual_memory().total
-    if recipe.config.use_cpu and "use_cpu" in recipe.named and needs.peak > here:
-        warn(f"this machine has {size(here)} of memory, and the run's peak is about {size(needs.peak)}; lower max_completion_length, "
-             "max_trace_tokens or per_device_train_batch_size, or set gradient_checkpointing to true")
-    _warn_of_disk(recipe.config.output_dir, needs, islands)
 
 
 def _warn_before_run(recipe, islands: int = 1) -> None:
@@ -111,7 +103,7 @@ def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
     except RecipeProblem as missing:  # here; the run may take place elsewhere
         warn(str(missing))
     if as_json:
-        emit(needs.to_dict() | {"data": counts})
+        emit(vars(needs) | {"data": counts})
     else:
         out.print(counts_line(counts))
     _warn_of_toy(recipe)

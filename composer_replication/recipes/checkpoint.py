@@ -41,9 +41,11 @@ def read_record(
 
 
 def base_of(
-    folder: Path,  # of an adapter
-) -> str:
-    "The base model's name. Raises `InputProblem` where it is not known."
+    folder: Path | None,  # of a checkpoint; None: of a hub id
+) -> str | None:  # None where it is no adapter
+    "The name of an adapter's base model. Raises `InputProblem` where it is not known."
+    if folder is None or not (folder / "adapter_config.json").is_file():
+        return None
     try:
         named = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8")).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError) as error:
@@ -76,8 +78,8 @@ def checkpoint_tokenizer(
 ) -> PreTrainedTokenizerBase:
     "The tokenizer, whose template renders a conversation. Raises `InputProblem` and `TemplateProblem`."
     folder = find_model(name)
-    if folder is not None and (folder / "adapter_config.json").is_file() and not (folder / "tokenizer_config.json").is_file():
-        return checkpoint_tokenizer(base_of(folder), template)
+    if folder is not None and not (folder / "tokenizer_config.json").is_file() and (base := base_of(folder)):
+        return checkpoint_tokenizer(base, template)
     try:
         tokenizer = embedded_tokenizer() if name == EMBEDDED else AutoTokenizer.from_pretrained(folder or name)
     except Exception as error:  # of transformers, of tokenizers, or of what is in the files
@@ -89,12 +91,6 @@ def checkpoint_tokenizer(
     return tokenizer
 
 # %% ../../nbs/recipes/03_checkpoint.ipynb #9d99f912
-def _weights(name, folder, dtype):
-    if name == EMBEDDED:
-        return embedded_model().to(dtype if isinstance(dtype, torch.dtype) else torch.float32)
-    return AutoModelForCausalLM.from_pretrained(folder or name, dtype=dtype)
-
-
 PROBE = "def add(a, b):\n    return a + b\n"
 
 
@@ -135,14 +131,6 @@ def merge_adapter(
     return plain
 
 # %% ../../nbs/recipes/03_checkpoint.ipynb #a5f22147
-def _merged(folder, base, dtype, tokenizer):
-    "The merged model, and the logits of the adapter itself."
-    from peft import PeftModel
-    model = PeftModel.from_pretrained(_weights(base, find_model(base), dtype), folder).eval()
-    logits = probe_logits(model, tokenizer)
-    return merge_adapter(model), logits
-
-
 def load_checkpoint(
     name: str,  # as `find_model`
     template: str | None = None,  # as `checkpoint_tokenizer`
@@ -153,10 +141,18 @@ def load_checkpoint(
     folder, tokenizer = find_model(name), checkpoint_tokenizer(name, template)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = dtype or ("auto" if device == "cuda" else torch.float32)
-    adapter = folder is not None and (folder / "adapter_config.json").is_file()
-    base = base_of(folder) if adapter else None
+    base, unmerged = base_of(folder), None
+    whole = base or name
     try:
-        model, unmerged = _merged(folder, base, dtype, tokenizer) if adapter else (_weights(name, folder, dtype), None)
+        if whole == EMBEDDED:
+            model = embedded_model().to(dtype if isinstance(dtype, torch.dtype) else torch.float32)
+        else:
+            model = AutoModelForCausalLM.from_pretrained((find_model(base) if base else folder) or whole, dtype=dtype)
+        if base:
+            from peft import PeftModel
+            model = PeftModel.from_pretrained(model, folder).eval()
+            unmerged = probe_logits(model, tokenizer)
+            model = merge_adapter(model)
     except Exception as error:  # of transformers, of peft, of safetensors, or of what is in the files
         raise InputProblem(f"the model {name!r} cannot be loaded ({_sentence(error)})",
                            "name a folder or hub id that holds weights") from None
@@ -164,7 +160,7 @@ def load_checkpoint(
     if len(tokenizer) > entries:
         raise InputProblem(f"the tokenizer of {name!r} has {len(tokenizer)} tokens and the model's vocabulary {entries}",
                            "take a tokenizer and a model that belong together")
-    if adapter and model.dtype == torch.float32 and not (off := distance(probe_logits(model, tokenizer), unmerged)) < 1e-3:
+    if base and model.dtype == torch.float32 and not (off := distance(probe_logits(model, tokenizer), unmerged)) < 1e-3:
         raise InputProblem(f"the adapter {name!r} merged into its base is another model: its logits differ by {off:.1e} of the largest",
                            "train an adapter of a kind that PEFT can merge")
     return Checkpoint(name, folder, model.to(device).eval(), tokenizer, base, unmerged)

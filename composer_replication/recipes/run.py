@@ -28,9 +28,8 @@ from ..traces.habits import look_for
 from ..training.checkpoint import InterruptCallback, last_complete_checkpoint
 from ..training.groups import TaskDraw
 from ..training.guard import HeldOutGuard, HeldOutGuardCallback
-from .attention import choose_attention
 from .export import CardCallback
-from .memory_estimate import model_shape
+from .memory_estimate import choose_attention, model_shape
 from .find_model import cached_model
 from .recipe import EMBEDDED, Recipe, local_model
 from .recipe_file import RecipeProblem
@@ -40,7 +39,7 @@ from .run_record import write_record
 from .shaping import SharedCredit, episode_reward
 from .sources import Sources, recipe_sources, recorded_traces, without_held_out
 from .tasks import RunTasks, keep_split, recipe_tasks
-from .warm_up import StageData, warm_up_checkpoint, warm_up_settings
+from .warm_up import warm_up_checkpoint, warm_up_settings
 from ..replay.pairs import recovery_pairs
 from ..training.health import CountsCallback
 from ..training.recorded import bare_turns, learnable_trees, trace_limit
@@ -223,12 +222,12 @@ def check_reporters(
 # %% ../../nbs/recipes/15_run.ipynb #68813f37
 def stage_data(
     recipe: Recipe,  # with `warm_up`
-) -> StageData:
-    "What its warm-up may learn from: nothing of a held-out task. Raises as `run_data`."
+) -> tuple[list[Trace], Callable[[Sequence[Trace]], list[Trace]]]:
+    "Recorded episodes that its warm-up may learn from, and what leaves out others of held-out tasks. Raises as `run_data`."
     a = recipe.arguments
     held_out = recipe_tasks(recipe).held_out if a.task is not None and a.held_out_rows else ()
     files = warm_up_settings(a.warm_up).traces
-    return StageData(recorded_traces(files, held_out) if files else (), lambda traces: without_held_out(traces, held_out))
+    return recorded_traces(files, held_out) if files else [], lambda traces: without_held_out(traces, held_out)
 
 
 def warmed(
@@ -238,7 +237,7 @@ def warmed(
     "The recipe with the warm-up's checkpoint as its model. Raises `InputProblem`."
     if recipe.arguments.warm_up is None:
         return recipe
-    folder = str(warm_up_checkpoint(recipe, lambda: (_loaded(recipe), recipe_tokenizer(recipe)), tell, stage_data(recipe)))
+    folder = str(warm_up_checkpoint(recipe, lambda: (_loaded(recipe), recipe_tokenizer(recipe)), tell, *stage_data(recipe)))
     return replace(recipe, arguments=replace(recipe.arguments, model=folder), model=replace(recipe.model, model_name_or_path=folder))
 
 

@@ -19,7 +19,6 @@ from ..core.environment import TaskSet, TasksWanted, environment_of, task_set
 from ..core.files import write_json
 from .recipe import Recipe
 from .recipe_file import RecipeProblem
-from .shaping import check_credit
 from ..training.checkpoint import last_complete_checkpoint
 from ..training.guard import HeldoutSplit, content_hash
 
@@ -120,7 +119,9 @@ def recipe_tasks(
     "The tasks of a recipe. Raises `ValueError` for files that are absent, too short, or share a problem."
     a, seed = recipe.arguments, recipe.config.seed
     brought = task_set(a.task, TasksWanted(a.tasks, a.data_folder, a.train_rows, a.held_out_rows, seed))
-    check_credit(a.episode_reward, brought.environment and _try_environment(a.task, brought.environment))
+    environment = brought.environment and _try_environment(a.task, brought.environment)
+    if (a.episode_reward or {}).get("credit") == "share" and not hasattr(environment, "grade"):
+        raise RecipeProblem("episode_reward: credit=share needs an environment that keeps a grade; leave credit out.")
     train, held_out = list(brought.rows), brought.held_out
     if not train:
         raise RecipeProblem(f"{a.tasks or f'task {a.task!r}'} holds no task that can be used: make some with `composer-rl tasks make`")

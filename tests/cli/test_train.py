@@ -26,6 +26,15 @@ def train(*arguments, cwd):
     return composer("train", *arguments, cwd=cwd, env=ENVIRONMENT)
 
 
+def said_by(arguments, capsys, monkeypatch):
+    "Exit code and both streams of `train`, in this process."
+    from composer_replication.cli.app import main
+    monkeypatch.setattr(sys, "argv", ["composer-rl", "train", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code, *capsys.readouterr()
+
+
 @pytest.mark.slow
 def test_a_run_stopped_by_sigterm_leaves_a_checkpoint_and_goes_on(tmp_path):
     with (tmp_path / "stderr").open("w") as log:
@@ -80,21 +89,8 @@ def test_dry_run_prints_the_plan_of_a_model_that_is_not_here(tmp_path):
     (["--config", "toy", "--set", "wrong=1"], "the key 'wrong' is unknown"),
 ])
 def test_mistakes_end_in_one_sentence_and_exit_code_1(arguments, said, capsys, monkeypatch):
-    from composer_replication.cli.app import main
-    monkeypatch.setattr(sys, "argv", ["composer-rl", "train", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    error = capsys.readouterr().err
-    assert ended.value.code == 1 and said in error and error.startswith("error: ") and error.count("\n") == 1
-
-
-def said_by(arguments, capsys, monkeypatch):
-    "Exit code and both streams of `train`, in this process."
-    from composer_replication.cli.app import main
-    monkeypatch.setattr(sys, "argv", ["composer-rl", "train", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return ended.value.code, *capsys.readouterr()
+    code, _, error = said_by(arguments, capsys, monkeypatch)
+    assert code == 1 and said in error and error.startswith("error: ") and error.count("\n") == 1
 
 
 @pytest.mark.parametrize("settings, said", [
@@ -165,11 +161,12 @@ def test_checkpoints_are_held_to_the_disks_space(more, tmp_path, capsys, monkeyp
 
 
 def test_what_lies_on_the_disk_is_counted_once_and_islands_each(tmp_path, capsys, monkeypatch):
-    from composer_replication.cli.train import _warn_of_disk
+    from composer_replication.cli.train import _warn_of_machine
     monkeypatch.chdir(tmp_path)
     needs = lambda number: SimpleNamespace(checkpoint=2**20, checkpoints=number)
     free_bytes(monkeypatch, 2**21)
-    warned = lambda *given: (_warn_of_disk("out", *given), capsys.readouterr().err)[1]
+    recipe = SimpleNamespace(config=SimpleNamespace(use_cpu=False, output_dir="out"))
+    warned = lambda *given: (_warn_of_machine(recipe, *given), capsys.readouterr().err)[1]
     assert "keep fewer" in warned(needs(3)) and not warned(needs(2)) and not warned(needs(0))
     assert not warned(needs(None)) and "for each of 3 islands" in warned(needs(1), 3)
     Path("out/checkpoint-1").mkdir(parents=True)

@@ -137,7 +137,7 @@ def recorded(folder, rewards):
 
 def rows_of(made):
     settings = warm_up.warm_up_settings(made.arguments.warm_up)
-    return warm_up.stage_rows(made, probe_template(embedded_tokenizer()), *warm_up.learnt_from(made, settings, stage_data(made)))
+    return warm_up.stage_rows(made, probe_template(embedded_tokenizer()), *warm_up.learnt_from(made, settings, *stage_data(made)))
 
 
 def test_own_episodes_that_passed_are_learnt_and_no_others(tmp_path):
@@ -197,7 +197,7 @@ def test_a_run_that_holds_out_what_a_kept_warm_up_learnt_is_refused(tmp_path, mo
 
     def make(**values):
         made = recipe(tmp_path, **values)
-        return warm_up.warm_up_checkpoint(made, lambda: base, data=stage_data(made))
+        return warm_up.warm_up_checkpoint(made, lambda: base, lambda logged: None, *stage_data(made))
     assert make() == make() == tmp_path / "warm"
     with pytest.raises(ValueError, match="learnt from other episodes"):
         make(held_out_rows=2)
