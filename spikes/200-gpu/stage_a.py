@@ -46,6 +46,7 @@ def main() -> None:
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))  # where the wheels lie, too
     environment = os.environ | {"PYTHONPATH": paths} | ({"COMPOSER_CUDA_TESTS": "cpu"} if stage.tiny else {})
     code = ended(command(report), environment, log, stage.given.seconds)
+    stage.send(log)
     output = log.read_text(errors="replace").splitlines()
     if code is None:
         last = output[-1] if output else "none"
