@@ -56,7 +56,7 @@ CALLS = {
             "whole (`--seconds 0`) with less than 560 s left before it"),
     4: Call("the model, part 3", "b", 40, 2, "memory and seconds of a whole 7B with recomputation, the hybrid, the other cases",
             "whole (`--seconds 0`) with less than 460 s left before it"),
-    5: Call("the model, part 4", "c", 325, 40, "H2 of spike 012, then H1, then H4: pairs of runs, seconds of a run on a card",
+    5: Call("the model, part 4", "c", 305, 40, "H2 of spike 012, then H1, then H4: pairs of runs, seconds of a run on a card",
             "runs that do not end in time; `--seconds` is what is left less 75", ("--together", "8"))}
 
 
