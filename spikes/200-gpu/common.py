@@ -29,7 +29,7 @@ class Stage:
         parser.add_argument("--seconds", type=float, default=450, help="nothing new begins when the next may not end by then")
         parser.add_argument("--together", type=int, default=1, help="runs beside one another, of stage c; their memory adds up")
         parser.add_argument("--model", default=None, help="folder of a model, for stage d")
-        parser.add_argument("--commit", default="", help="of the tree that is measured; what another one measured is measured again")
+        parser.add_argument("--commit", default="", help="of the tree that is measured; numbers of others are measured anew")
         self.given, self.needs = parser.parse_args(), needs
         self.tiny, self.device = self.given.tiny, "cpu" if self.given.tiny else "cuda"
         self.out = self.given.out or ROOT / "out" / f"200-gpu{'-tiny' * self.tiny}"

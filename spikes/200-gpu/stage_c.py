@@ -1,4 +1,4 @@
-"""Stage c: the runs of spike 012 on one card, `--together` so many beside one another, in the order H2, H1, H4; a next call goes on.
+"""Stage c: runs of spike 012 on one card, `--together` so many beside one another, in the order H2, H1, H4; a next call goes on.
 
 What spike 012 keeps (runs.jsonl.gz) counts as done, rates and switch that were chosen on CPUs too. Each run that ends is in
 results.json and runs.jsonl.gz at once; 012-order.ipynb reads the latter and decides.
@@ -17,6 +17,7 @@ SPIKE = ROOT / "spikes" / "012-order"
 CONTRASTS = {"H2": ("sequence", "policy"), "H1": ("sdpo", "filler"), "H4": ("joint, gated", "policy")}
 # one development run of each arm that H2 needs, two steps each; the embedded model stands in for SmolLM2
 TINY = dict(STEPS=2, TASKS=2, SAMPLES=1, SEEDS=(), TUNING=(1000,), SWITCH=(1,), CURVE=(), FIRST={"policy": (0,), "sdpo": (0,)})
+SHORT = {"max_turns": 2, "max_turn_tokens": 24}
 
 
 def spike012(folder: Path, tiny: bool):
@@ -43,6 +44,9 @@ def spike012(folder: Path, tiny: bool):
     if tiny:
         for name, value in TINY.items():
             setattr(plan, name, value)
+        plan.LIMITS, train = plan.replace(plan.LIMITS, **SHORT, max_tokens=64), plan.Work.train
+        plan.Work.train = lambda work, name, model, rate, steps, settings: train(work, name, model, rate, steps, settings | {
+            key: str(value) for key, value in (SHORT | {"max_completion_length": 64}).items()})
         plan.plan = lambda: [*plan.rates("sdpo")[0], *plan.rates("policy")[0], *plan.switch()[0]]
     return plan
 

@@ -180,8 +180,8 @@ def test_test_runs_come_by_hypothesis_and_in_pairs(stages, plan, monkeypatch):
     runs = stages.stage_c.order(plan)
     assert [(run.arm, run.start, run.seed) for run in runs[:3]] == [("policy", 0, 0), ("sequence", 0, 0), ("policy", 0, 1)]
     arms = [run.arm for run in runs]
-    assert set(arms[:40]) == {"policy", "sequence"} and set(arms[40:80]) == {"sdpo", "filler"} and set(arms[80:]) == {"joint, gated"}
-    assert len(arms) == 100
+    assert set(arms[:40]) == {"policy", "sequence"} and set(arms[40:80]) == {"sdpo", "filler"}
+    assert set(arms[80:]) == {"joint, gated"} and len(arms) == 100
 
 
 def test_a_run_is_made_once_and_one_that_failed_is_left(stages, plan):
@@ -220,8 +220,9 @@ def test_a_failed_run_costs_no_other(stages, plan, monkeypatch, tmp_path):
 
 
 def test_runs_are_compared_on_one_device(stages):
-    run = lambda arm, seed, device, *rewards: {"arm": arm, "start": 0, "seed": seed, "device": device, "rewards": [list(rewards)]}
-    runs = [run("sequence", 0, "H100", 1, 0), run("policy", 0, "H100", 0, 0), run("sequence", 1, "H100", 1, 1), run("policy", 1, "cpu", 0, 0),
+    run = lambda arm, seed, device, *rewards: {"arm": arm, "start": 0, "seed": seed, "device": device, "rewards": [[*rewards]]}
+    runs = [run("sequence", 0, "H100", 1, 0), run("policy", 0, "H100", 0, 0),
+            run("sequence", 1, "H100", 1, 1), run("policy", 1, "cpu", 0, 0),
             run("sequence", 2, "cpu", 0, 0), run("policy", 2, "cpu", 0, 0) | {"equal": {"rewards": [[0.0, 1.0]]}},
             run("sequence", 1000, "cpu", 1, 1), run("policy", 1000, "cpu", 0, 0)]
     assert stages.stage_c.points(runs, "sequence", "policy", 0) == {"0, H100": 50.0, "2, cpu": -50.0}
@@ -236,8 +237,9 @@ def test_the_workers_end_with_the_stage(stages, monkeypatch, tmp_path):
     assert not [p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())]
 
 
-@pytest.mark.parametrize("seconds, warm", [([.1, .1], False), ([.1, .1, .1], True), ([.9, .1, .1], False), ([.9, .1, .1, .104], True),
-                                           ([.1, .12] * 9 + [.1], False), ([.1, .12] * 10, True)])
+@pytest.mark.parametrize("seconds, warm", [
+    ([.1, .1], False), ([.1, .1, .1], True), ([.9, .1, .1], False), ([.9, .1, .1, .104], True),
+    ([.1, .12] * 9 + [.1], False), ([.1, .12] * 10, True)])
 def test_steps_are_timed_once_they_are_steady(stages, seconds, warm):
     assert stages.stage_b.steady(seconds) is warm
 
