@@ -3,6 +3,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import sys
 import time
 import tomllib
@@ -12,7 +13,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))  # the package travels as source; it is not installed there
-STAGES = {"a": "tests marked cuda", "b": "cost and memory of the channels", "c": "ladder of recipes with seeds", "d": "vLLM"}
+STAGES = {"a": "tests marked cuda", "b": "cost and memory of the channels", "c": "runs of spike 012: H2, H1, H4", "d": "vLLM"}
 # what the stages do not import; torch comes with the machine
 UNUSED = {"torch", "ipywidgets", "matplotlib", "starlette", "uvicorn"}
 
@@ -27,7 +28,8 @@ class Stage:
         parser.add_argument("--tiny", action="store_true", help="on the CPU, in under a minute: does the script run?")
         parser.add_argument("--seconds", type=float, default=450, help="nothing new begins when the next may not end by then")
         parser.add_argument("--together", type=int, default=1, help="runs beside one another, of stage c; their memory adds up")
-        parser.add_argument("--model", default=None, help="folder of a model, where the stage takes one")
+        parser.add_argument("--model", default=None, help="folder of a model, for stage d")
+        parser.add_argument("--commit", default="", help="of the tree that is measured; numbers of others are measured anew")
         self.given, self.needs = parser.parse_args(), needs
         self.tiny, self.device = self.given.tiny, "cpu" if self.given.tiny else "cuda"
         self.out = self.given.out or ROOT / "out" / f"200-gpu{'-tiny' * self.tiny}"
@@ -54,6 +56,20 @@ class Stage:
         "A piece of work ended that began then."
         self.longest = max(self.longest, time.monotonic() - begun)
 
+    def stamp(self) -> dict:
+        "What made a number."
+        found = machine()
+        return {"card": found.get("gpu"), "commit": self.given.commit} | {name: found[name] for name in ("torch", "transformers")}
+
+    def done(self, row: dict | None) -> bool:
+        "Whether a number is there that this commit made."
+        return bool(row) and row.get("commit", "") == self.given.commit
+
+    def send(self, path: Path) -> None:
+        "Copy a file to where the device tool takes files from, if it runs this."
+        if os.environ.get("OUT") and not self.tiny:
+            shutil.copy(path, os.environ["OUT"])
+
     def earlier(self) -> dict:
         "This stage's facts of an earlier call: in --out, else in the spike's results.json."
         return load(self.out, self.tiny).get(self.letter, {}).get("facts", {})
@@ -70,6 +86,7 @@ class Stage:
         partial = self.out / "results.json.partial"
         partial.write_text(json.dumps(summary(stages), indent=1))
         os.replace(partial, self.out / "results.json")
+        self.send(self.out / "results.json")
         why = f" ({reason})" if reason else ""
         print(f"stage {self.letter}: {new['verdict']}{why}, {self.seconds():.0f} s", flush=True)
 

@@ -46,13 +46,15 @@ def main() -> None:
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))  # where the wheels lie, too
     environment = os.environ | {"PYTHONPATH": paths} | ({"COMPOSER_CUDA_TESTS": "cpu"} if stage.tiny else {})
     code = ended(command(report), environment, log, stage.given.seconds)
+    stage.send(log)
     output = log.read_text(errors="replace").splitlines()
     if code is None:
         last = output[-1] if output else "none"
         return stage.write({}, {}, reason=f"pytest did not end within {stage.given.seconds:g} s; its last line: {last}")
     found = outcomes(report) if report.exists() else {}
     facts = {"tests": found, "output": [] if found and code == 0 else output[-40:]}
-    return stage.write({name: outcome == "passed" for name, outcome in found.items()} | {"there are tests": bool(found)}, facts)
+    met = {"passed", "skipped"} if stage.tiny else {"passed"}  # FlexAttention has no backward pass on a CPU
+    return stage.write({name: outcome in met for name, outcome in found.items()} | {"there are tests": bool(found)}, facts)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from common import ROOT, Stage
 ALL = "grpo", "sdpo, live", "sdpo, frozen", "sdpo, ema", "replay", "all, live", "all, frozen", "all, ema"
 FEW = "grpo", "sdpo, live", "sdpo, frozen", "all, frozen"
 # recipe, whether activations are computed again, attention, a shape in the place of the recipe's, arms; most telling first
-CASES = {"0.5B": ("qwen2.5-0.5b-gsm8k", False, "sdpa", None, ALL), "7B LoRA": ("qwen2.5-coder-7b-lora", False, "sdpa", None, ALL),
+CASES = {"0.5B": ("qwen2.5-0.5b-gsm8k", False, "sdpa", None, FEW), "7B LoRA": ("qwen2.5-coder-7b-lora", False, "sdpa", None, FEW),
          "0.5B, flex_attention": ("qwen2.5-0.5b-gsm8k", False, "flex_attention", None, FEW),
          "7B full, checkpointing": ("qwen2.5-coder-7b-full", True, "sdpa", None, FEW),
          "7B LoRA, flex_attention": ("qwen2.5-coder-7b-lora", False, "flex_attention", None, FEW),
@@ -35,7 +35,7 @@ TINY_HYBRID = TINY | dict(model_type="lfm2", layer_types=["conv", "full_attentio
 TINY_CASES = {"tiny": ("qwen2.5-coder-7b-lora", False, "sdpa", None, ALL),  # FlexAttention has no backward pass on a CPU
               "tiny hybrid": ("qwen2.5-0.5b-gsm8k", False, "sdpa", "hybrid", FEW)}
 TOKENS, ERRORS, REPEATS = 4096, 8, 5
-WARM = 3  # steps before those that are timed: kernels are compiled, the moments made; one, on 27 November 2026, was too few
+WARM = range(3, 21)  # steps before those that are timed, until steady; one, on 27 November 2026, was too few
 SAMPLED = dict(rows=64, prompt=512, new=256)  # of the sampler's case
 # bf16, dense, operations a second, as the makers give them
 PEAK = {"H100": 989e12, "H200": 989e12, "B200": 2250e12, "A100": 312e12, "L40S": 362e12}
@@ -153,6 +153,12 @@ def step(trainer, inputs) -> float:
     return loss.item()
 
 
+def steady(seconds: list[float]) -> bool:
+    "Whether the last three steps took the same time within a twentieth, after as many as a warm-up needs at least, or at most."
+    last = seconds[-3:]
+    return len(seconds) >= WARM.stop - 1 or len(seconds) >= WARM.start and max(last) <= 1.05 * min(last)
+
+
 def measured(stage: Stage, recipe, row, mask) -> dict:
     "Median seconds of a step, peak bytes, and whether every loss was finite."
     import torch
@@ -160,12 +166,18 @@ def measured(stage: Stage, recipe, row, mask) -> dict:
     if gpu:
         torch.cuda.reset_peak_memory_stats()
     trainer, inputs = trainer_of(recipe, stage.device), inputs_of(row, mask, stage.device)
-    losses, seconds = [step(trainer, inputs) for _ in range(1 if stage.tiny else WARM)], []
-    for _ in range(1 if stage.tiny else REPEATS):
+    losses, warm, seconds = [], [], []
+
+    def timed(into: list[float]) -> None:
         begun = time.perf_counter()
         losses.append(step(trainer, inputs))  # ends with a value, so the device has ended too
-        seconds.append(time.perf_counter() - begun)
-    return {"seconds": median(seconds), "each": seconds, "peak": torch.cuda.max_memory_allocated() if gpu else None,
+        into.append(time.perf_counter() - begun)
+
+    while not (steady(warm) or stage.tiny and warm):
+        timed(warm)
+    for _ in range(1 if stage.tiny else REPEATS):
+        timed(seconds)
+    return {"seconds": median(seconds), "each": seconds, "warm": warm, "peak": torch.cuda.max_memory_allocated() if gpu else None,
             "finite": all(map(torch.isfinite, map(torch.tensor, losses)))}
 
 
@@ -273,7 +285,7 @@ def compared(found: dict) -> tuple[dict[str, bool], dict]:
             ratios[f"{key}: memory"] = row["peak"] / row["estimated"]
             if "hybrid" not in size:  # the estimate knows dense decoders
                 checks[f"{key}: memory as planned"] = MEMORY[0] <= row["peak"] / row["estimated"] <= MEMORY[1]
-        if base.get("seconds") and arm != "grpo":
+        if base.get("seconds") and arm != "grpo" and all(base.get(by) == row.get(by) for by in ("card", "commit")):
             ratios[f"{key}: cost"] = row["seconds"] / base["seconds"]
             bound = arm in BOUND and not {"checkpointing", "hybrid"} & set(size.split(", "))  # without recomputation, dense
             if bound and row["peak"]:
@@ -286,29 +298,34 @@ def main() -> None:
     stage.check()
     import torch
     earlier = stage.earlier()
-    found, sampled = earlier.get("cases", {}), earlier.get("sampler", {})
+    found, sampled, before = (earlier.get(part, {}) for part in ("cases", "sampler", "before"))
     cases = TINY_CASES if stage.tiny else CASES
 
     def tell(more: dict[str, bool] | None = None) -> None:
         checks, ratios = compared(found)
-        facts = {"cases": found, "ratios": ratios, "sampler": sampled, "bounds": BOUND, "memory": MEMORY}
+        facts = {"cases": found, "ratios": ratios, "sampler": sampled, "before": before, "bounds": BOUND, "memory": MEMORY}
         stage.write(checks | (more or {}), facts)
 
     for size, (*settings, arms) in cases.items():
         for arm in arms:
             key = f"{size}: {arm}"
-            if "seconds" in found.get(key, {}) or not stage.fits():
+            if stage.done(found.get(key)) or not stage.fits():
                 continue
             begun = time.monotonic()
-            found[key] = case(stage, *settings, arm)
+            if key in found:  # of another commit
+                before.setdefault(key, []).append(found[key])
+            found[key] = case(stage, *settings, arm) | stage.stamp()
             gc.collect()
             torch.cuda.empty_cache()
             stage.took(begun)
             tell()
-        if not sampled and stage.fits():  # after the first size, which it takes the shape of
-            sampled |= sampler(stage)
+        if not stage.done(sampled) and stage.fits():  # after the first size, which it takes the shape of
+            if sampled:
+                before.setdefault("sampler", []).append(sampled)
+            sampled = sampler(stage) | stage.stamp()
             tell()
-    more = {"every case ran": len(found) == sum(len(arms) for *_, arms in cases.values()) and bool(sampled)}
+    keys = [f"{size}: {arm}" for size, (*_, arms) in cases.items() for arm in arms]
+    more = {"every case ran": all(map(stage.done, [sampled, *map(found.get, keys)]))}
     if sampled and not stage.tiny:
         rates = sampled["tokens a second"]
         more["our sampler is as quick as generate"] = rates["ours"] >= rates["generate"]
