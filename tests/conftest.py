@@ -132,8 +132,7 @@ LONG = {  # seconds each: `make check` leaves them out, of a test with many case
         "test_a_reward_that_fails_or_hangs_ends_its_own_row_only"},
     "project/test_docs.py": {"test_a_patched_method_belongs_to_its_class"},
     "project/test_gpu_programme.py": {
-        "test_tests_that_do_not_end_are_killed_with_their_children_and_the_stage_says_so",
-        "test_runs_beside_one_another_end_with_the_stage_and_one_that_fails_costs_no_other"},
+        "test_tests_that_do_not_end_are_killed_with_their_children_and_the_stage_says_so"},
     "envs/test_sql.py": {
         "test_what_was_seen_of_recorded_tasks_stays", "test_no_near_miss_is_paid_and_every_paraphrase_is",
         "test_no_question_holds_a_name_of_its_database", "test_the_reference_gives_what_plain_python_gives",
