@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 import world
 from datasets import Dataset
+from kept_trainer import Kept
 from transformers.trainer_callback import PrinterCallback
 
 from composer_replication.envs.toy.env import WorldEnv
@@ -15,7 +16,6 @@ from composer_replication.hints.layers import default_composite
 from composer_replication.rollout.agents import Agent, AgentFactory
 from composer_replication.sandbox.base import open_sandbox
 from composer_replication.training.config import ComposerReplicationConfig
-from composer_replication.training.trainer import ComposerReplicationTrainer
 
 # It calls tools that fail, begins a second context with a summary, and earns what its texts are worth. By attempt, one asks
 # nothing and one sends what no template carries before it goes on.
@@ -85,18 +85,12 @@ def factory(folder, program=None):
     )
 
 
-class Kept(ComposerReplicationTrainer):
-    "Keeps the gradient of an optimizer step, and the batch."
+class Named(Kept):
+    "Gradients by the name of the weight."
 
-    def _generate_and_score_completions(self, inputs):
-        self.batch = super()._generate_and_score_completions(inputs)
-        return self.batch
-
-    def training_step(self, *args, **kwargs):
-        out = super().training_step(*args, **kwargs)
-        if self.accelerator.sync_gradients:
-            self.grads = {n: p.grad.clone() for n, p in self.student.named_parameters()}
-        return out
+    @property
+    def grads(self):
+        return dict(zip((name for name, _ in self.student.named_parameters()), self.steps[-1]))
 
 
 SETTINGS = {
@@ -129,7 +123,7 @@ def trained(folder, environment_factory=None, **changes):
     args = ComposerReplicationConfig(str(folder / "out"), **SETTINGS | changes)
     rows = world.rows(2)
     rows[1]["prompt"][-1]["content"] += " silent"
-    trainer = Kept(
+    trainer = Named(
         embedded_model("mild"),
         args=args,
         processing_class=world.tokenizer(),

@@ -7,10 +7,10 @@
 Each run that ends is a file of `runs`; a run that was killed is made again. 012-order.ipynb states hypotheses and thresholds.
 """
 import argparse
-import gzip
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
@@ -21,7 +21,7 @@ import numpy as np
 import orjson
 import torch
 from datasets import Dataset
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from composer_replication.core.files import write_file, write_json, write_jsonl
 from composer_replication.envs.sql.env import SqlEnv
@@ -36,6 +36,9 @@ from composer_replication.rollout.types import RolloutConfig
 from composer_replication.traces.read import read_traces
 from composer_replication.tree.build import build_tree
 from composer_replication.tree.template import probe_template
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+import resumable
 
 HERE = Path(__file__).parent
 RUNS = HERE / "runs"
@@ -319,32 +322,13 @@ def learnt(ids, spans) -> dict:
 
 # --- processes
 
-def next_run() -> tuple[Run | None, FileLock | None, bool]:
-    "A run that nobody works at, with its lock; whether any is left."
-    left = False
-    for run in plan():
-        if run and run.path.exists():
-            continue
-        left = True
-        if run:
-            lock = FileLock(run.path.with_suffix(".lock"))
-            try:
-                lock.acquire(blocking=False)
-            except Timeout:
-                continue
-            if not run.path.exists():
-                return run, lock, True
-            lock.release()
-    return None, None, left
-
-
 def work(device: str, minutes: float) -> None:
     "Make runs until none is left, or none may begin any more."
     torch.set_num_threads(1)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True).stdout.strip()
     end = time.monotonic() + 60 * minutes
     while time.monotonic() < end:
-        run, lock, left = next_run()
+        run, lock, left = resumable.claim(plan())
         if not left:
             return
         if run is None:  # others make what this plan waits for
@@ -359,21 +343,9 @@ def work(device: str, minutes: float) -> None:
         print(run.path.name, f"{np.mean(made['rewards']):.3f}", made["cpu_seconds"], flush=True)
 
 
-def collect() -> None:
-    "All runs that ended, one a line, sorted by name."
-    runs = [read(path) for path in sorted(RUNS.glob("*.json"))]
-    write_file(HERE / "runs.jsonl.gz", gzip.compress(b"".join(orjson.dumps(run) + b"\n" for run in runs), mtime=0))
-
-
-def unpack() -> None:
-    "Runs that another checkout made, so that they are not made again."
-    RUNS.mkdir(exist_ok=True)
-    kept = HERE / "runs.jsonl.gz"
-    for line in gzip.decompress(kept.read_bytes()).splitlines() if kept.exists() else ():
-        run = orjson.loads(line)
-        path = Run(*(run.get(field.name) for field in fields(Run))).path
-        if not path.exists():
-            write_json(path, run)
+def path_of(run: dict) -> Path:
+    "The file of a run that was kept."
+    return Run(*(run.get(field.name) for field in fields(Run))).path
 
 
 def main() -> None:
@@ -384,8 +356,8 @@ def main() -> None:
     parser.add_argument("--collect", action="store_true", help="write runs.jsonl.gz and stop")
     asked = parser.parse_args()
     if asked.collect:
-        return collect()
-    unpack()
+        return resumable.collect(RUNS, HERE / "runs.jsonl.gz")
+    resumable.unpack(HERE / "runs.jsonl.gz", path_of)
     device = "cuda" if asked.together else "cpu"
     processes = asked.together or asked.workers
     workers = [get_context("spawn").Process(target=work, args=(device, asked.minutes)) for _ in range(processes)]

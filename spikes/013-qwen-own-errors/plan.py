@@ -6,11 +6,11 @@
 Each run that ends is a file of `runs`; a run that was killed is made again. The notebook states hypotheses and thresholds.
 """
 import argparse
-import gzip
 import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 import orjson
 import torch
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from own_errors import LookFirst, QueryOnly  # beside this file, as are the layers that HINTS names
 
-from composer_replication.core.files import write_file, write_json, write_jsonl
+from composer_replication.core.files import write_json, write_jsonl
 from composer_replication.core.trace import Trace
 from composer_replication.envs.sql.tasks import sql_rows, task_of
 from composer_replication.hints.layers import CompositeHintGenerator, make_layers
@@ -37,6 +37,9 @@ from composer_replication.rollout.policies import TransformersPolicy
 from composer_replication.rollout.types import Rollout, RolloutConfig
 from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.read import read_traces
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+import resumable
 
 HERE = Path(__file__).parent
 RUNS = HERE / "runs"
@@ -251,30 +254,12 @@ class Work:
 
 # --- processes
 
-def next_run() -> tuple[Run | None, FileLock | None, bool]:
-    "A run that nobody works at, with its lock; whether any is left."
-    left = False
-    for run in plan():
-        left |= run is None or not run.path.exists()
-        if run is None or run.path.exists():
-            continue
-        lock = FileLock(run.path.with_suffix(".lock"))
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            continue
-        if not run.path.exists():
-            return run, lock, True
-        lock.release()
-    return None, None, left
-
-
 def work() -> None:
     "Make runs until none is left."
     torch.set_num_threads(1)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True).stdout.strip()
     while True:
-        run, lock, left = next_run()
+        run, lock, left = resumable.claim(plan())
         if not left:
             return
         if run is None:  # others make what this plan waits for
@@ -290,21 +275,9 @@ def work() -> None:
             print(run.path.name, name, shares, made["cpu_seconds"], flush=True)
 
 
-def collect_runs() -> None:
-    "All runs that ended, one a line, sorted by name."
-    runs = [read(path) for path in sorted(RUNS.glob("*.json"))]
-    write_file(HERE / "runs.jsonl.gz", gzip.compress(b"".join(orjson.dumps(run) + b"\n" for run in runs), mtime=0))
-
-
-def unpack() -> None:
-    "Runs that another checkout made, so that they are not made again."
-    RUNS.mkdir(exist_ok=True)
-    kept = HERE / "runs.jsonl.gz"
-    for line in gzip.decompress(kept.read_bytes()).splitlines() if kept.exists() else ():
-        run = orjson.loads(line)
-        path = Run(*(run[field.name] for field in fields(Run))).path
-        if not path.exists():
-            write_json(path, run)
+def path_of(run: dict) -> Path:
+    "The file of a run that was kept."
+    return Run(*(run[field.name] for field in fields(Run))).path
 
 
 def main() -> None:
@@ -313,8 +286,8 @@ def main() -> None:
     parser.add_argument("--collect", action="store_true", help="write runs.jsonl.gz and stop")
     asked = parser.parse_args()
     if asked.collect:
-        return collect_runs()
-    unpack()
+        return resumable.collect(RUNS, HERE / "runs.jsonl.gz")
+    resumable.unpack(HERE / "runs.jsonl.gz", path_of)
     workers = [get_context("spawn").Process(target=work) for _ in range(asked.workers)]
     for worker in workers:
         worker.start()

@@ -61,24 +61,6 @@ def order(plan) -> list:
     return sorted((run for run in asked if not run.path.with_suffix(".failed").exists()), key=rank)
 
 
-def claimed(plan):
-    "A run that nobody works at, with its lock; or none, and whether others work at some."
-    busy = False
-    for run in order(plan):
-        if run.path.exists():
-            continue
-        lock = plan.FileLock(run.path.with_suffix(".lock"))
-        try:
-            lock.acquire(blocking=False)
-        except plan.Timeout:
-            busy = True
-            continue
-        if not run.path.exists():
-            return run, lock, True
-        lock.release()
-    return None, None, busy
-
-
 def work(folder: Path, tiny: bool, commit: str) -> None:
     "Make runs until there is none that could begin; one that fails is written down and not tried again."
     import torch
@@ -86,8 +68,8 @@ def work(folder: Path, tiny: bool, commit: str) -> None:
     plan, device = spike012(folder, tiny), "cpu" if tiny else "cuda"
     name = "cpu" if tiny else torch.cuda.get_device_name()
     while True:
-        run, lock, busy = claimed(plan)
-        if not busy:
+        run, lock, left = plan.resumable.claim(order(plan))
+        if not left:
             return
         if run is None:  # others make what this plan waits for
             time.sleep(1)
@@ -105,8 +87,7 @@ def work(folder: Path, tiny: bool, commit: str) -> None:
 
 def kept(plan, stage: Stage) -> tuple[dict[str, bool], dict]:
     "Checks and facts of the runs that ended, which are sent off as runs.jsonl.gz too; both empty where none ended."
-    plan.HERE = stage.out
-    plan.collect()
+    plan.resumable.collect(plan.RUNS, stage.out / "runs.jsonl.gz")
     stage.send(stage.out / "runs.jsonl.gz")
     runs = [plan.read(path) for path in sorted(plan.RUNS.glob("*.json"))]
     failed = {path.stem: path.read_text().splitlines()[-1] for path in sorted(plan.RUNS.glob("*.failed"))}
@@ -139,7 +120,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     plan = spike012(folder, stage.tiny)
     if not stage.tiny:
-        plan.unpack()
+        plan.resumable.unpack(plan.HERE / "runs.jsonl.gz", plan.path_of)
     context, ended = get_context("spawn"), -1
     workers = [context.Process(target=work, args=(folder, stage.tiny, stage.given.commit)) for _ in range(stage.given.together)]
     for worker in workers:

@@ -88,16 +88,16 @@ def test_the_plan_ends_and_every_test_run_comes_once(plan):
 
 
 def test_nothing_is_run_twice_and_what_another_checkout_kept_is_found(plan):
-    run, lock, left = plan.next_run()
+    run, lock, left = plan.resumable.claim(plan.plan())
     assert (run.arm, left) == ("start", True)
-    other, second, _ = plan.next_run()
+    other, second, _ = plan.resumable.claim(plan.plan())
     assert other != run  # the first is locked
     end(plan, run, 0.3)
     for held in (lock, second):
         held.release()
-    plan.collect()
+    plan.resumable.collect(plan.RUNS, plan.HERE / "runs.jsonl.gz")
     run.path.unlink()
-    plan.unpack()
+    plan.resumable.unpack(plan.HERE / "runs.jsonl.gz", plan.path_of)
     assert json.loads(run.path.read_bytes())["rewards"] == [[0.3]]
 
 

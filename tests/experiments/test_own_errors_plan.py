@@ -68,13 +68,13 @@ def test_test_runs_come_once_in_pairs_and_all_with_what_was_chosen(plan):
 
 
 def test_nothing_is_run_twice_and_what_another_checkout_kept_is_found(plan):
-    run, lock, _ = plan.next_run()
-    assert plan.next_run()[0] != run  # it is locked
+    run, lock, _ = plan.resumable.claim(plan.plan())
+    assert plan.resumable.claim(plan.plan())[0] != run  # it is locked
     end(run, 0.3)
     lock.release()
-    plan.collect_runs()
+    plan.resumable.collect(plan.RUNS, plan.HERE / "runs.jsonl.gz")
     run.path.unlink()
-    plan.unpack()
+    plan.resumable.unpack(plan.HERE / "runs.jsonl.gz", plan.path_of)
     assert json.loads(run.path.read_bytes())["behind"]["own"][0] == {"turns": ["fails"], "reward": 0.0}
 
 

@@ -186,16 +186,16 @@ def test_test_runs_come_by_hypothesis_and_in_pairs(stages, plan, monkeypatch):
 
 def test_a_run_is_made_once_and_one_that_failed_is_left(stages, plan):
     first, *rest = stages.stage_c.order(plan)
-    run, lock, busy = stages.stage_c.claimed(plan)
+    run, lock, busy = plan.resumable.claim(stages.stage_c.order(plan))
     with lock:
-        assert run == first and busy and stages.stage_c.claimed(plan)[0] == rest[0]
+        assert run == first and busy and plan.resumable.claim(stages.stage_c.order(plan))[0] == rest[0]
     plan.write_json(first.path, {})
     rest[0].path.with_suffix(".failed").write_text("MemoryError")
-    with stages.stage_c.claimed(plan)[1] as lock:
-        assert stages.stage_c.claimed(plan)[0] == rest[2]
+    with plan.resumable.claim(stages.stage_c.order(plan))[1] as lock:
+        assert plan.resumable.claim(stages.stage_c.order(plan))[0] == rest[2]
     for each in rest:
         each.path.with_suffix(".failed").write_text("MemoryError")
-    assert stages.stage_c.claimed(plan) == (None, None, False)  # nothing is waited for
+    assert plan.resumable.claim(stages.stage_c.order(plan)) == (None, None, False)  # nothing is waited for
 
 
 def test_a_failed_run_costs_no_other(stages, plan, monkeypatch, tmp_path):
