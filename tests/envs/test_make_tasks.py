@@ -758,6 +758,21 @@ def test_an_interrupted_run_ends_at_once_and_leaves_nothing(tmp_path, number):
         shutil.rmtree(store)
 
 
+def test_an_interrupt_that_a_worker_thread_received_ends_the_run(tmp_path):
+    "The system may give a process's signal to any thread; Python acts on it when the main one wakes."
+    run = """
+import signal, sys, threading, time
+from composer_replication.envs.deletion.tasks.make import Settings, make_tasks
+def interrupt(report):
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+    time.sleep(60)
+make_tasks(["nothing"], sys.argv[1], Settings(), 1, on_report=interrupt)
+"""
+    begun = [sys.executable, "-c", run, tmp_path / "tasks.jsonl"]
+    done = subprocess.run(begun, capture_output=True, text=True, timeout=50)
+    assert done.returncode == -signal.SIGINT and "KeyboardInterrupt" in done.stderr
+
+
 def test_one_folder_under_two_spellings_gives_its_tasks_once(tmp_path, monkeypatch):
     "Its report stands under both; the file must be one that is read again."
     row = json.loads((REPOS / "larder.tasks.jsonl").read_text().splitlines()[0])

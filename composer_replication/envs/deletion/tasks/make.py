@@ -420,7 +420,10 @@ def make_tasks(
         return make_package(versions.get(str(spec), spec), settings, journals, store, changed, minutes)
 
     with ThreadPool(jobs) as pool:  # whose threads end with an interrupted program; those of a `ThreadPoolExecutor` would keep it alive
-        done = pool.map(one, specs, chunksize=1)
+        making = pool.map_async(one, specs, chunksize=1)
+        while not making.ready():
+            making.wait(0.5)  # Ctrl-C that the system gave to another thread is raised here, when this one wakes
+        done = making.get()
     made = [task_from_row(json.loads(json.dumps(row))) for _, rows in done for row in rows]
     if made:  # else an earlier file stays
         write_tasks({task.task_id: task for task in made}.values(), out)  # one folder may have two spellings
