@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS, NBS, SPIKES, STAGED = ROOT / "docs", ROOT / "nbs", ROOT / "spikes", ROOT / "docs" / "_staged"
 PACKAGE = "composer_replication"
 
-START = ("explorer", "error_site", "training_step", "episodes", "exploits", "replay", "results")
+START = ("explorer", "error_site", "training_step", "episodes", "exploits", "replay", "results", "report")
 GUIDES = ("guides/one-road", "guides/my-model", "guides/other-machines", "guides/my-traces", "guides/my-agent",
           "guides/my-repository", "guides/my-teachers", "guides/hint-layer", "guides/objective", "guides/metrics",
           "guides/integrations", "guides/read-a-ladder")
@@ -65,7 +65,7 @@ def pages() -> tuple[Page, ...]:
         return (path.parent.relative_to(NBS) / stem).as_posix()
     def visible(path):
         return not any(part.startswith(("_", ".")) for part in path.relative_to(ROOT).parts)
-    prose = set(DOCS.rglob("*.md")) | {DOCS / f"{name}.md" for name in generated()}
+    prose = set(DOCS.rglob("*.md")) - {DOCS / "report.md"} | {DOCS / f"{name}.md" for name in generated()}
     every = [*(Page(path, room(path)) for path in sorted(NBS.rglob("*.ipynb"))),
              *(Page(path, f"spikes/{path.stem}") for path in sorted(SPIKES.glob("*/*.ipynb"))),
              *(Page(path, path.relative_to(DOCS).with_suffix("").as_posix()) for path in sorted(prose))]

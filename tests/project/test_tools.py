@@ -78,14 +78,14 @@ def test_a_figure_without_a_picture_is_found(tmp_path, output, bare):
 def test_a_readme_that_is_behind_is_found(tmp_path, monkeypatch):
     nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# New\nSee [this](../README.md).")])
     (tmp_path / "nbs").mkdir()
-    nbformat.write(nb, tmp_path / "nbs/index.ipynb")
+    for notebook in readme.PAGES.values():
+        nbformat.write(nb, tmp_path / notebook)
     (tmp_path / "README.md").write_text("# Old\n")
     monkeypatch.setattr(readme, "ROOT", tmp_path)
-    monkeypatch.setattr(readme, "NOTEBOOK", tmp_path / "nbs/index.ipynb")
-    assert len(readme.stale()) == 1
+    assert len(readme.stale()) == 2
     readme.write()
     assert readme.stale() == []
-    assert "[this](README.md)" in (tmp_path / "README.md").read_text()
+    assert "[this](README.md)" in (tmp_path / "README.md").read_text() and "[this](../README.md)" in (tmp_path / "docs/report.md").read_text()
 
 
 @pytest.fixture
