@@ -16,10 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.trace import Segment, Trace, Turn
-from ..replay.serve import Refused
 from .engine import Engine, Question
 from .policies import MessagePolicy, TokenPolicy, seed_of
-from .protocols import Answered, Asked, bad
+from .protocols import Answered, Asked, Refused, bad
 from .sampling import Sample, Sampling
 from .tool_call_parser import ParsedTurn, TurnReader, named_call
 from .turn_io import turn_forms
