@@ -18,6 +18,7 @@ import typer
 
 from .console import AsJson, ChatTemplate, Host, Port, Seed, emit, group, offer, plainly, say, warn, working
 from .eval import Checkpoint
+from ..core.deadline import WAKE_S
 from ..core.errors import InputProblem
 
 # %% ../../nbs/cli/09_serve.ipynb #523f3168
@@ -40,7 +41,7 @@ def serve_until_signal(
         say(words)
         if as_json:
             emit(row)
-        while not stop.wait(60):
+        while not stop.wait(WAKE_S):
             pass
         for number, handler in before.items():
             signal.signal(number, handler)

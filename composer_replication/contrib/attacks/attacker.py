@@ -9,9 +9,9 @@ __all__ = ['Attempt', 'submitted', 'scripted', 'asked_model', 'attack']
 import random
 import re
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+from ...core.deadline import in_threads
 from ...core.trace import Turn
 from ...envs.deletion.exploits.cases import Exploit, implemented
 from .mutations import MUTATIONS, Draft, mutated
@@ -109,12 +109,11 @@ def attack(
         raise SandboxProblem(problem)
     names, chance, done, seen = case_names(task, subject), random.Random(f"attacker/{seed}"), [], set()
     waiting = [(case.family, None, "original", draft) for case in cases if (draft := draft_of(case, names))]
-    with ThreadPoolExecutor(jobs) as pool:
-        while len(done) < attempts and waiting:
-            waiting = waiting[:attempts - len(done)]
-            said = pool.map(lambda one: judged(task, subject, submitted(one[3], task, subject)), waiting)
-            done += [Attempt(family, len(done) + i, parent, how, draft, s) for i, ((family, parent, how, draft), s) in enumerate(zip(waiting, said, strict=True))]
-            waiting = _next_round(done, seen, chance, propose)
+    while len(done) < attempts and waiting:
+        waiting = waiting[:attempts - len(done)]
+        said = in_threads(lambda one: judged(task, subject, submitted(one[3], task, subject)), waiting, jobs)
+        done += [Attempt(family, len(done) + i, parent, how, draft, s) for i, ((family, parent, how, draft), s) in enumerate(zip(waiting, said, strict=True))]
+        waiting = _next_round(done, seen, chance, propose)
     return done
 
 
