@@ -9,7 +9,7 @@ __all__ = ['Generate', 'TokenPolicy', 'MessagePolicy', 'stop_ids', 'Transformers
 # %% ../../nbs/rollout/04_policies.ipynb #682bb90d
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 

@@ -10,7 +10,7 @@ __all__ = ['PROTOCOLS', 'Asked', 'Answered', 'Refused', 'bad', 'conversation', '
 import json
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -8,7 +8,7 @@ __all__ = ['known_attacks', 'count_unfit', 'attack_task']
 # %% ../../../nbs/contrib/attacks/06_attack.ipynb #7116ffaf
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from .attacker import attack
