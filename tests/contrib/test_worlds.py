@@ -8,7 +8,6 @@ import pytest
 
 import composer_replication.data
 from composer_replication.contrib.attacks import episodes, worlds
-from composer_replication.contrib.attacks.rates import by_class, by_detector
 from composer_replication.core.trace import ToolCall, Turn
 from composer_replication.envs.deletion.env import agent_tree
 from composer_replication.envs.deletion.exploits.cases import EXPLOITS, Exploit, filled, load_cases
@@ -21,6 +20,7 @@ from composer_replication.envs.deletion.task import HackFinding
 from composer_replication.sandbox.base import open_sandbox, sandbox_problem
 
 sys.path.append(str(Path(__file__).parents[2] / "spikes" / "131-exploits"))
+from counts import by_class, by_detector
 from plain_inputs import NATURAL, natural_cases
 
 LARDER, TARGET = Path(composer_replication.data.__path__[0]) / "repos" / "larder", "larder.labels:label"
