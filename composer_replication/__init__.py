@@ -25,7 +25,7 @@ _ROOMS = {
     "core.pair": "DPOPair",
     "replay.pairs": "sibling_pairs",
     "replay.teachers": "Teacher TeacherCallResult TeacherProblem TraceState replay_trace replay_traces trace_states",
-    "replay.vote": "Everyone Sure Verdict Vote Worth count_votes extract_dpo_pairs replay_gated run_replay",
+    "replay.vote": "Everyone Sure Verdict Vote count_votes extract_dpo_pairs replay_gated run_replay",
     "replay.prices": "Price PriceProblem price_table",
     "replay.ledger": "Ledger LedgerProblem",
     "replay.client": "Endpoint TeacherPool estimate_replay",

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
+from verifiers_play import Script
 
-from composer_replication.contrib.verifiers.play import Script
 from composer_replication.core.environment import trl_factory
 from composer_replication.core.trace import ToolCall, Trace
 from composer_replication.envs.deletion.subject import Subject

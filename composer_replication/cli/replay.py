@@ -71,9 +71,8 @@ def replay(
     max_wall: Annotated[float | None, typer.Option(min=0.1, help="Seconds after which nothing is asked any more.")] = None,
     pairs: Annotated[Path | None, typer.Option(help="Where to write the preference pairs: a file of JSON lines.")] = None,
     report: Annotated[Path | None, typer.Option(help="Where to write a page on which one steps through the traces: an HTML file.")] = None,
-    gate: Annotated[str, typer.Option(autocompletion=offer(lambda: ("everyone", "sure", "worth")), help="everyone; sure: stop where no answer can change "
-                               "the pairs; worth: or where that is not worth its price.")] = "sure",
-    value_usd: Annotated[float, typer.Option(min=0, help="With --gate worth: dollars that the right pairs of one state are worth.")] = 0.01,
+    gate: Annotated[str, typer.Option(autocompletion=offer(lambda: ("everyone", "sure")), help="everyone; sure: stop where no answer can change "
+                               "the pairs.")] = "sure",
     min_votes: Annotated[int, typer.Option(min=1, help="Teachers that must agree.")] = 2,
     only_errors: Annotated[bool, typer.Option("--only-errors", help="Ask only where a turn caused an error.")] = False,
     price: Prices = [],  # noqa: B006
@@ -104,7 +103,7 @@ def replay(
     from composer_replication.traces.siblings import failed_turns
     panel = parse_panel(teachers, price, key_env, max_tokens)
     turns = lambda trace: sorted(failed_turns(trace) & set(asked_turns(trace))) if only_errors else None
-    wanted = None if estimate else make_gate(gate, {e.name: e.price for e in panel}, min_votes, value_usd)
+    wanted = None if estimate else make_gate(gate, {e.name: e.price for e in panel}, min_votes)
     files = given(files, twice=True)
     check_output(pairs, "--pairs")
     check_output(report, "--report")

@@ -7,7 +7,6 @@ __all__ = ['serve_app', 'KeyEnv', 'serve_until_signal', 'sandbox_names', 'serve_
            'serve_teachers']
 
 # %% ../../nbs/cli/09_serve.ipynb #247ea7d8
-import os
 import signal
 import threading
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import typer
 
 from .console import AsJson, ChatTemplate, Host, Port, Seed, emit, group, offer, plainly, say, warn, working
 from .eval import Checkpoint
+from ..core.deadline import WAKE_S
 from ..core.errors import InputProblem
 
 # %% ../../nbs/cli/09_serve.ipynb #523f3168
@@ -41,7 +41,7 @@ def serve_until_signal(
         say(words)
         if as_json:
             emit(row)
-        while not stop.wait(60):
+        while not stop.wait(WAKE_S):
             pass
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -136,10 +136,8 @@ def serve_model(
     from composer_replication.recipes.find_model import find_model
     with working("loading PyTorch") as say_what:
         find_model(checkpoint)
-        from composer_replication.replay.serve import ServeProblem
-        key = os.environ.get(api_key_env, "").strip() if api_key_env else ""
-        if api_key_env and not key:
-            raise ServeProblem(f"the server's key is wanted from {api_key_env}, which is not set", "export it, or serve without a key")
+        from composer_replication.core.serving import ServeProblem, server_key
+        key = server_key(api_key_env)
         if record and not key and host not in ("127.0.0.1", "::1", "localhost"):
             raise ServeProblem(f"with --record anybody who reaches {host} could write and score traces", "name the server's key by --api-key-env")
         from composer_replication.recipes.checkpoint import load_checkpoint
@@ -188,7 +186,7 @@ def serve_teachers(
     with working("loading the teachers"):
         from composer_replication.envs.toy.model import MODELS, embedded_model, embedded_tokenizer
         from composer_replication.experiments.teachers import QUALITIES, LocalTeacher, embedded_teachers
-        from composer_replication.replay.serve import serve_teachers
+        from composer_replication.rollout.endpoint import serve_teachers
         agents = agents or ["good"]
         panel = len(agents) == 1 and agents[0] in QUALITIES
         if not panel and (unknown := [name for name in agents if name not in MODELS]):

@@ -8,7 +8,6 @@ __all__ = ['tasks_app', 'TaskFile', 'now', 'ended', 'watcher', 'show_reports', '
 
 # %% ../../nbs/cli/01_tasks.ipynb #3e75ccd7
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -179,6 +178,7 @@ def validate(
 
     `composer-rl tasks validate tasks.jsonl --json`
     """
+    from composer_replication.core.deadline import in_threads
     from composer_replication.envs.deletion.task import write_tasks
     from composer_replication.envs.deletion.tasks.validate import Validation, validate_task
     check_output(output)
@@ -190,9 +190,9 @@ def validate(
             return validate_task(task, oracles=oracles)
         except (ValueError, RuntimeError) as problem:  # a repository that is not to be had, a judge that does not start
             return Validation(task.task_id, (str(problem),))
-    with working("validating") as doing, ThreadPoolExecutor(jobs) as pool:
+    with working("validating") as doing:
         doing("validating", 0, len(tasks))
-        for result in pool.map(checked, tasks):
+        for result in in_threads(checked, tasks, jobs):
             results.append(result)
             doing("validating", len(results), len(tasks))
             if as_json:

@@ -10,7 +10,6 @@ __all__ = ['COEFFICIENTS', 'HEADS', 'EXPERTS', 'newton_schulz', 'split_blocks', 
 from collections.abc import Collection
 
 import torch
-from fastcore.basics import patch
 from torch import Tensor
 from torch.optim.adamw import adamw
 from transformers import PreTrainedModel
@@ -92,26 +91,22 @@ class BlockMuon(torch.optim.Optimizer):
             (self._adamw if group["grid"] is None else self._muon)(weights, group)
         return loss
 
-# %% ../../nbs/contrib/00_muon.ipynb #4a41ecad
-@patch
-def _muon(self: BlockMuon, weights, group):
-    for weight in weights:
-        state = self.state[weight]
-        if not state:
-            state["momentum_buffer"] = torch.zeros_like(weight)
-        muon_step(weight, state["momentum_buffer"], group["grid"], group["lr"], group["momentum"], group["weight_decay"])
+    def _muon(self, weights, group):
+        for weight in weights:
+            state = self.state[weight]
+            if not state:
+                state["momentum_buffer"] = torch.zeros_like(weight)
+            muon_step(weight, state["momentum_buffer"], group["grid"], group["lr"], group["momentum"], group["weight_decay"])
 
-
-@patch
-def _adamw(self: BlockMuon, weights, group):
-    for weight in weights:
-        if not self.state[weight]:
-            moments = {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")}
-            self.state[weight] = {"step": torch.tensor(0.0)} | moments
-    first, second, steps = ([self.state[w][name] for w in weights] for name in ("exp_avg", "exp_avg_sq", "step"))
-    beta1, beta2 = group["betas"]
-    adamw(weights, [w.grad for w in weights], first, second, [], steps, amsgrad=False, beta1=beta1, beta2=beta2, lr=group["lr"],
-          weight_decay=group["weight_decay"], eps=group["eps"], maximize=False)
+    def _adamw(self, weights, group):
+        for weight in weights:
+            if not self.state[weight]:
+                moments = {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")}
+                self.state[weight] = {"step": torch.tensor(0.0)} | moments
+        first, second, steps = ([self.state[w][name] for w in weights] for name in ("exp_avg", "exp_avg_sq", "step"))
+        beta1, beta2 = group["betas"]
+        adamw(weights, [w.grad for w in weights], first, second, [], steps, amsgrad=False, beta1=beta1, beta2=beta2, lr=group["lr"],
+              weight_decay=group["weight_decay"], eps=group["eps"], maximize=False)
 
 # %% ../../nbs/contrib/00_muon.ipynb #fabe43ba
 HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads", "v_proj": "num_key_value_heads",

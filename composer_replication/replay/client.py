@@ -23,6 +23,7 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -31,6 +32,7 @@ import anyio
 import orjson
 from anyio.from_thread import start_blocking_portal
 
+from ..core.deadline import awaited
 from ..core.files import read_json
 from ..core.trace import ToolCall, Trace, Turn
 from .ledger import Answer, BudgetReached, Claim, Ledger, LedgerProblem
@@ -210,10 +212,20 @@ def _json_object(raw: str) -> dict:
         return {}
 
 
+def _date(text: str) -> datetime:
+    made = parsedate_to_datetime(text)
+    return made if made.tzinfo else made.replace(tzinfo=UTC)
+
+
 def _wait(headers: Mapping[str, str]) -> float:
-    "Seconds that Retry-After asks for; 0 where it is a date or nothing that can be read."
+    "Seconds that Retry-After asks for, as a number or as a date by the provider's own clock; 0 where it is neither."
     value = headers.get("retry-after", "").strip()
-    return float(value) if re.fullmatch(r"\d{1,9}(\.\d+)?", value) else 0.0
+    if re.fullmatch(r"\d{1,9}(\.\d+)?", value):
+        return float(value)
+    try:
+        return max(0.0, (_date(value) - (_date(headers["date"]) if headers.get("date") else datetime.now(UTC))).total_seconds())
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return 0.0
 
 # %% ../../nbs/replay/04_client.ipynb #d5ffda28
 def _no_completion(response, raw) -> str:
@@ -339,7 +351,7 @@ def complete(
                                  lambda failure, number: asyncio.sleep(min(max(failure.wait_s, 0.25 * 2**number), LONGEST_WAIT_S)))
 
     with start_blocking_portal() as portal:  # an event loop in a thread, which ends with the block, by Ctrl-C too
-        response, _ = portal.call(run)
+        response, _ = awaited(portal.start_task_soon(run))
     if isinstance(response, Failure):
         raise TeacherProblem(f"{endpoint.base_url} gave no answer ({response.problem})", "look at the endpoint, then run again")
     return _json_object(response)
@@ -624,7 +636,7 @@ class TeacherPool:
             self._running[future] = scope
             future.add_done_callback(self._running.pop)
             try:
-                future.result()
+                awaited(future)
             except BaseException as error:  # Ctrl-C, or what `on_answer` raised; calls in flight are entered as maybe billed
                 self.cancel(f"interrupted ({type(error).__name__})")
                 raise

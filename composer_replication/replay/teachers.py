@@ -16,6 +16,7 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Protocol
 
+from ..core.deadline import awaited
 from ..core.errors import InputProblem
 from ..core.trace import Trace, TraceProblem, Turn
 
@@ -158,7 +159,7 @@ def ask_each(
     threads = ThreadPoolExecutor(max(1, len(jobs)))
     try:
         waiting = {i: threads.submit(ask, *job) for i, job in enumerate(jobs) if getattr(job[0], "remote", False)}
-        return [waiting[i].result() if i in waiting else ask(*job) for i, job in enumerate(jobs)]
+        return [awaited(waiting[i]) if i in waiting else ask(*job) for i, job in enumerate(jobs)]
     finally:
         threads.shutdown(wait=False, cancel_futures=True)  # after an error or Ctrl-C, closing the `TeacherPool` ends the calls in flight
 

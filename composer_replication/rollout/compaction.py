@@ -15,11 +15,10 @@ from typing import Any
 
 from ..core.errors import InputProblem
 from ..core.trace import Turn
-from ..replay.serve import Refused
 from .agents import RecordedRun, play_recorded, wrapped_with
 from .loop import _names, _result
 from .policies import TokenPolicy
-from .protocols import Asked
+from .protocols import Asked, Refused
 from .record import RecordedEpisode, Recorder
 from .types import Ending, Episode, Rollout, RolloutConfig
 

@@ -9,13 +9,13 @@ __all__ = ['Generate', 'TokenPolicy', 'MessagePolicy', 'stop_ids', 'Transformers
 # %% ../../nbs/rollout/04_policies.ipynb #682bb90d
 import hashlib
 import math
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..core.deadline import in_threads
 from ..core.errors import InputProblem
 from ..core.trace import Trace, Turn
 from ..replay.client import LONGEST_WAIT_S, Endpoint, chat_body, complete, read_turn, token_count
@@ -191,15 +191,15 @@ def vllm_server_policy(
     requests: int = 64,  # at a time
 ) -> CallablePolicy:
     "A vLLM server, asked row by row; it batches what is under way."
-    def one(ids, sampling, limit, seed):
+    def one(asked):
+        ids, sampling, limit, seed = asked
         more = {"seed": seed, "stop_token_ids": sorted(policy.stops)}
         made = client.generate([ids], temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k,
                                min_p=sampling.min_p or 0.0, max_tokens=limit, generation_kwargs=more)
         return made["completion_ids"][0], [step[0] for step in made["logprobs"][0]]
 
     def generate(ids, sampling, limits, seeds):
-        with ThreadPoolExecutor(min(requests, len(ids))) as pool:
-            return tuple(zip(*pool.map(one, ids, [sampling] * len(ids), limits, seeds)))
+        return tuple(zip(*in_threads(one, zip(ids, [sampling] * len(ids), limits, seeds), min(requests, len(ids)))))
 
     policy = CallablePolicy(generate, tokenizer, "vllm", model, client.get_server_info()["model_config"]["max_model_len"])
     return policy

@@ -10,7 +10,6 @@ import hashlib
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from fastcore.basics import patch
 import torch
 from transformers import (
     LogitsProcessorList,
@@ -36,44 +35,40 @@ class Sampling:
             if not right:
                 raise ValueError(f"{name}={getattr(self, name)} is out of range; it must be {wanted}.")
 
-# %% ../../nbs/rollout/00_sampling.ipynb #55aac4b6
-@patch(as_prop=True)
-def warpers(self: Sampling) -> LogitsProcessorList:
-    "What leaves ids out once the logits are divided by the temperature: of transformers, in its own order."
-    made = [TopKLogitsWarper(self.top_k)] if self.top_k else []
-    made += [TopPLogitsWarper(self.top_p)] if self.top_p < 1 else []
-    made += [MinPLogitsWarper(self.min_p)] if self.min_p else []
-    return LogitsProcessorList(made if self.temperature else [])
+    @property
+    def warpers(self) -> LogitsProcessorList:
+        "What leaves ids out once the logits are divided by the temperature: of transformers, in its own order."
+        made = [TopKLogitsWarper(self.top_k)] if self.top_k else []
+        made += [TopPLogitsWarper(self.top_p)] if self.top_p < 1 else []
+        made += [MinPLogitsWarper(self.min_p)] if self.min_p else []
+        return LogitsProcessorList(made if self.temperature else [])
 
+    @property
+    def cuts(self) -> list[str]:
+        "The options that leave ids out."
+        return [name for name, given in (("top_k", self.top_k), ("top_p", self.top_p < 1), ("min_p", self.min_p)) if given and self.temperature]
 
-@patch(as_prop=True)
-def cuts(self: Sampling) -> list[str]:
-    "The options that leave ids out."
-    return [name for name, given in (("top_k", self.top_k), ("top_p", self.top_p < 1), ("min_p", self.min_p)) if given and self.temperature]
+    def draw(
+        self,
+        logits: torch.Tensor,  # (rows, vocab)
+        numbers: torch.Tensor,  # (rows,) in [0, 1)
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # (rows,) ids, and (rows,) log-probabilities
+        """Ids, with their log-probability at this temperature among all ids, as a trainer scores them: `top_p`, `top_k` and `min_p` leave
+        it as it is, and so does temperature 0."""
+        logits = logits.float() / (self.temperature or 1)
+        logprobs = logits.log_softmax(-1)
+        if self.temperature == 0:
+            ids = logits.argmax(-1)
+        else:
+            warpers = self.warpers
+            below = (warpers(None, logits).log_softmax(-1) if warpers else logprobs).double().exp().cumsum(-1)
+            if not below[:, -1].isfinite().all():
+                raise ValueError("the policy's logits are not finite; its weights have diverged: go back to a checkpoint and lower "
+                                 "learning_rate.")
+            ids = torch.searchsorted(below, (numbers.double() * below[:, -1])[:, None], right=True)[:, 0]
+        return ids, logprobs.gather(-1, ids[:, None])[:, 0]
 
 # %% ../../nbs/rollout/00_sampling.ipynb #ea89f14a
-@patch
-def draw(
-    self: Sampling,
-    logits: torch.Tensor,  # (rows, vocab)
-    numbers: torch.Tensor,  # (rows,) in [0, 1)
-) -> tuple[torch.Tensor, torch.Tensor]:  # (rows,) ids, and (rows,) log-probabilities
-    """Ids, with their log-probability at this temperature among all ids, as a trainer scores them: `top_p`, `top_k` and `min_p` leave
-    it as it is, and so does temperature 0."""
-    logits = logits.float() / (self.temperature or 1)
-    logprobs = logits.log_softmax(-1)
-    if self.temperature == 0:
-        ids = logits.argmax(-1)
-    else:
-        warpers = self.warpers
-        below = (warpers(None, logits).log_softmax(-1) if warpers else logprobs).double().exp().cumsum(-1)
-        if not below[:, -1].isfinite().all():
-            raise ValueError("the policy's logits are not finite; its weights have diverged: go back to a checkpoint and lower "
-                             "learning_rate.")
-        ids = torch.searchsorted(below, (numbers.double() * below[:, -1])[:, None], right=True)[:, 0]
-    return ids, logprobs.gather(-1, ids[:, None])[:, 0]
-
-
 _BLOCK = 256
 
 # %% ../../nbs/rollout/00_sampling.ipynb #c3d98062

@@ -12,7 +12,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fastcore.basics import patch
 from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import add_response_schema, parse_response
 
@@ -88,110 +87,93 @@ class Markup:
     think: tuple[str, str] | None = None  # what opens and closes reasoning
     opened: bool = False  # the prompt opens it: a turn begins inside a thought
 
-# %% ../../nbs/rollout/01_tool_call_parser.ipynb #46a1419e
-@patch
-def read(self: Markup, text: str) -> ParsedTurn:
-    "A turn's text without its end token. A thought that is never closed goes to the end: nothing in it is a call."
-    thinking = None
-    if self.think and self._thinks(text):
-        thinking, _, text = text.partition(self.think[1])
-        thinking, text = thinking.strip().removeprefix(self.think[0]).strip() or None, text.lstrip("\n")
-    at = self._open(text)
-    if at is None:
-        return ParsedTurn(text, thinking)
-    return ParsedTurn(text[:at[0]].strip(), thinking, tuple(self._calls(text[at[1]:])))
+    def read(self, text: str) -> ParsedTurn:
+        "A turn's text without its end token. A thought that is never closed goes to the end: nothing in it is a call."
+        thinking = None
+        if self.think and self._thinks(text):
+            thinking, _, text = text.partition(self.think[1])
+            thinking, text = thinking.strip().removeprefix(self.think[0]).strip() or None, text.lstrip("\n")
+        at = self._open(text)
+        if at is None:
+            return ParsedTurn(text, thinking)
+        return ParsedTurn(text[:at[0]].strip(), thinking, tuple(self._calls(text[at[1]:])))
 
+    def _thinks(self, text):
+        "Whether it begins with a thought: what closes one may also stand in a call's arguments."
+        close, at = text.find(self.think[1]), self._open(text)
+        if self.opened or close < 0 or text.lstrip().startswith(self.think[0]) or at is None or close < at[0]:
+            return close >= 0 or self.opened or text.lstrip().startswith(self.think[0])
+        call, end = self._one(text[at[1]:])
+        return not call.parsed or at[1] + end < close
 
-@patch
-def _thinks(self: Markup, text):
-    "Whether it begins with a thought: what closes one may also stand in a call's arguments."
-    close, at = text.find(self.think[1]), self._open(text)
-    if self.opened or close < 0 or text.lstrip().startswith(self.think[0]) or at is None or close < at[0]:
-        return close >= 0 or self.opened or text.lstrip().startswith(self.think[0])
-    call, end = self._one(text[at[1]:])
-    return not call.parsed or at[1] + end < close
+    def _open(self, text):
+        "Where calls are opened, outside thoughts."
+        if self.start is None:
+            return None
+        if not self.start:
+            return (0, 0) if text.lstrip().startswith("{") and '"name"' in text else None
+        opening = re.compile(self._pattern).search
+        found, after = opening(text), 0
+        while found and self.think and (thought := text.find(self.think[0], after, found.start())) >= 0:
+            close = text.find(self.think[1], thought)
+            after = close + len(self.think[1])
+            found = opening(text, after) if close >= 0 else None
+        return found and found.span()
 
+    @property
+    def _pattern(self):
+        return r"\s*".join(map(re.escape, self.start.split()))
 
-@patch
-def _open(self: Markup, text):
-    "Where calls are opened, outside thoughts."
-    if self.start is None:
-        return None
-    if not self.start:
-        return (0, 0) if text.lstrip().startswith("{") and '"name"' in text else None
-    opening = re.compile(self._pattern).search
-    found, after = opening(text), 0
-    while found and self.think and (thought := text.find(self.think[0], after, found.start())) >= 0:
-        close = text.find(self.think[1], thought)
-        after = close + len(self.think[1])
-        found = opening(text, after) if close >= 0 else None
-    return found and found.span()
+    def _calls(self, text):
+        "Each call, read as far as its JSON goes; what follows the last one's close is left out."
+        while True:
+            text = text.lstrip()
+            call, end = self._one(text)
+            rest = text[end:].lstrip()
+            if call.parsed and rest and not rest.startswith(tuple(m for m in (self.between, self.close) if m)):
+                end = self._stop(text)
+                call, rest = self._whole(text[:end]), text[end:]
+            yield call
+            text = self._following(rest)
+            if text is None:
+                return
 
+    def _following(self, rest):
+        "The text of the next call, if there is one."
+        if self.between and rest.startswith(self.between):
+            return rest[len(self.between):]
+        rest = rest.removeprefix(self.close)
+        at = self.between is not None and self.start and self._open(rest)
+        return rest[at[1]:] if at else None
 
-@patch(as_prop=True)
-def _pattern(self: Markup):
-    return r"\s*".join(map(re.escape, self.start.split()))
+    def _stop(self, text):
+        "Where a call that cannot be read ends: at what parts or closes calls, or at the end."
+        marks = [m for m in (self.between, self.close) if m and not m.isspace() and len(m) > 1]
+        return min((at for m in marks if (at := text.find(m)) >= 0), default=len(text))
 
-# %% ../../nbs/rollout/01_tool_call_parser.ipynb #d6a60651
-@patch
-def _calls(self: Markup, text):
-    "Each call, read as far as its JSON goes; what follows the last one's close is left out."
-    while True:
-        text = text.lstrip()
-        call, end = self._one(text)
-        rest = text[end:].lstrip()
-        if call.parsed and rest and not rest.startswith(tuple(m for m in (self.between, self.close) if m)):
-            end = self._stop(text)
-            call, rest = self._whole(text[:end]), text[end:]
-        yield call
-        text = self._following(rest)
-        if text is None:
-            return
+    def _one(self, text):
+        "The first call in a text, and where it ends."
+        name, json_text, skipped = None, text, 0
+        if self.middle is not None:
+            name, middle, json_text = text.partition(self.middle)
+            skipped = len(name) + len(middle)
+        try:
+            _, end = json.JSONDecoder().raw_decode(json_text)
+        except (ValueError, RecursionError):
+            end = self._stop(json_text)
+        end += skipped
+        return self._whole(text[:end]), end
 
-
-@patch
-def _following(self: Markup, rest):
-    "The text of the next call, if there is one."
-    if self.between and rest.startswith(self.between):
-        return rest[len(self.between):]
-    rest = rest.removeprefix(self.close)
-    at = self.between is not None and self.start and self._open(rest)
-    return rest[at[1]:] if at else None
-
-
-@patch
-def _stop(self: Markup, text):
-    "Where a call that cannot be read ends: at what parts or closes calls, or at the end."
-    marks = [m for m in (self.between, self.close) if m and not m.isspace() and len(m) > 1]
-    return min((at for m in marks if (at := text.find(m)) >= 0), default=len(text))
-
-# %% ../../nbs/rollout/01_tool_call_parser.ipynb #06adce0f
-@patch
-def _one(self: Markup, text):
-    "The first call in a text, and where it ends."
-    name, json_text, skipped = None, text, 0
-    if self.middle is not None:
-        name, middle, json_text = text.partition(self.middle)
-        skipped = len(name) + len(middle)
-    try:
-        _, end = json.JSONDecoder().raw_decode(json_text)
-    except (ValueError, RecursionError):
-        end = self._stop(json_text)
-    end += skipped
-    return self._whole(text[:end]), end
-
-
-@patch
-def _whole(self: Markup, text):
-    "A text that is one call."
-    if self.middle is None:
-        return read_call(text.strip())
-    name, middle, arguments = text.partition(self.middle)
-    name = re.sub(r":\d+$", "", name.strip()) if self.numbered else name.strip()
-    name = name.removeprefix(self.before)
-    if not middle or not name:
-        return _raw_call("", text.strip())
-    return named_call(name, arguments.strip())
+    def _whole(self, text):
+        "A text that is one call."
+        if self.middle is None:
+            return read_call(text.strip())
+        name, middle, arguments = text.partition(self.middle)
+        name = re.sub(r":\d+$", "", name.strip()) if self.numbered else name.strip()
+        name = name.removeprefix(self.before)
+        if not middle or not name:
+            return _raw_call("", text.strip())
+        return named_call(name, arguments.strip())
 
 # %% ../../nbs/rollout/01_tool_call_parser.ipynb #989dbac4
 _USER = Turn("user", "zquser")
@@ -318,6 +300,43 @@ class TurnReader:
                 raise
             return cls(chat, plain, None, _untyped(chat.tokenizer))
 
+    def text(self, ids: tuple[int, ...], stops: frozenset[int]) -> str:
+        "The text of a turn without its end token."
+        kept = ids[:-1] if ids and ids[-1] in stops else ids
+        return self.chat.tokenizer.decode(list(kept), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def read(
+        self,
+        ids: tuple[int, ...],  # as sampled
+        stops: frozenset[int],  # ids that end a turn
+        context: tuple[int, ...] = (),  # ids that it follows
+        cut: bool = False,  # a limit ended it: nothing in it is a call
+        tools: Sequence[dict] = (),  # schemas in OpenAI form, which give types to arguments that are written without; see `typed_arguments`
+    ) -> ParsedTurn:
+        "A turn, read."
+        text = self.text(ids, stops)
+        if cut or self.markup is not None:
+            return (self.plain if cut else self.markup).read(text)
+        if self.described is None:
+            return read_fenced(self.plain.read(text), tools)
+        message = parse_response(self.described, list(ids), prefix=list(context))
+        thinking = message.get("reasoning_content") or message.get("thinking")
+        if self._stays_in_thought(text):
+            read = self.plain.read(text)
+            return ParsedTurn(read.content, thinking or read.thinking)
+        calls = [c.get("function", c) for c in message.get("tool_calls") or ()]
+        if _calls_of(self.described).get("content") in _UNTYPED:
+            calls = [c | {"arguments": typed_arguments(c["arguments"], _schema(tools, c["name"]))} for c in calls]
+        return ParsedTurn(message["content"], thinking, tuple(named_call(c["name"], c.get("arguments")) for c in calls))
+
+    def _stays_in_thought(self, text):
+        "Whether a thought opens before the first call and never closes."
+        if not self.plain.think or self.plain.think[1] in text:
+            return False
+        calls = _calls_of(self.described)
+        call = re.search(calls.get("open_pattern") or re.escape(calls.get("open") or "\0"), text)
+        return self.plain.opened or self.plain.think[0] in text[:call and call.start()]
+
 # %% ../../nbs/rollout/01_tool_call_parser.ipynb #7yped001
 _JSON = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object", type(None): "null"}
 
@@ -366,50 +385,7 @@ def typed_arguments(
 def _schema(tools, name):
     return next((tool for tool in tools if tool.get("function", tool).get("name") == name), {}) if tools else None
 
-# %% ../../nbs/rollout/01_tool_call_parser.ipynb #114a2e53
-@patch
-def text(self: TurnReader, ids: tuple[int, ...], stops: frozenset[int]) -> str:
-    "The text of a turn without its end token."
-    kept = ids[:-1] if ids and ids[-1] in stops else ids
-    return self.chat.tokenizer.decode(list(kept), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-
 # %% ../../nbs/rollout/01_tool_call_parser.ipynb #909cd9d6
-@patch
-def read(
-    self: TurnReader,
-    ids: tuple[int, ...],  # as sampled
-    stops: frozenset[int],  # ids that end a turn
-    context: tuple[int, ...] = (),  # ids that it follows
-    cut: bool = False,  # a limit ended it: nothing in it is a call
-    tools: Sequence[dict] = (),  # schemas in OpenAI form, which give types to arguments that are written without; see `typed_arguments`
-) -> ParsedTurn:
-    "A turn, read."
-    text = self.text(ids, stops)
-    if cut or self.markup is not None:
-        return (self.plain if cut else self.markup).read(text)
-    if self.described is None:
-        return read_fenced(self.plain.read(text), tools)
-    message = parse_response(self.described, list(ids), prefix=list(context))
-    thinking = message.get("reasoning_content") or message.get("thinking")
-    if self._stays_in_thought(text):
-        read = self.plain.read(text)
-        return ParsedTurn(read.content, thinking or read.thinking)
-    calls = [c.get("function", c) for c in message.get("tool_calls") or ()]
-    if _calls_of(self.described).get("content") in _UNTYPED:
-        calls = [c | {"arguments": typed_arguments(c["arguments"], _schema(tools, c["name"]))} for c in calls]
-    return ParsedTurn(message["content"], thinking, tuple(named_call(c["name"], c.get("arguments")) for c in calls))
-
-
-@patch
-def _stays_in_thought(self: TurnReader, text):
-    "Whether a thought opens before the first call and never closes."
-    if not self.plain.think or self.plain.think[1] in text:
-        return False
-    calls = _calls_of(self.described)
-    call = re.search(calls.get("open_pattern") or re.escape(calls.get("open") or "\0"), text)
-    return self.plain.opened or self.plain.think[0] in text[:call and call.start()]
-
-
 _UNTYPED = "xml-inline", "kv-lines"  # contents of a `response_template` that are written between tags
 
 

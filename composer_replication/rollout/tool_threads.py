@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.deadline import WAKE_S
+
 # %% ../../nbs/rollout/05_tool_threads.ipynb #35a5bd0b
 @dataclass(frozen=True)
 class Done:
@@ -88,7 +90,7 @@ class Chains:
                 self._hire()
             self._give_up()
             while (self.waiting or self.later or self.running) and len(self.ended) < least:
-                self.changed.wait(self._patience())
+                self.changed.wait(min(self._patience(), WAKE_S))
                 self._give_up()
             ended, self.ended = self.ended, []
             return [(chain.owner, chain.done) for chain in ended]

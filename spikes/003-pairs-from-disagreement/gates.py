@@ -1,9 +1,63 @@
 "Gates replayed on answers that are known: what each would have asked, and what became of the full panel's pairs."
+from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from composer_replication.replay.teachers import trace_states
-from composer_replication.replay.vote import extract_dpo_pairs, replay_gated
+from composer_replication.replay.vote import Gate, Sure, extract_dpo_pairs, replay_gated, schema_key, tally
+
+TRIAL = 20  # states that `Worth` asks about as `Sure` does
+
+
+def outcome(mine, others, min_votes):
+    "Which pairs a tally makes: the number of the action that is preferred, how many are overruled, or none."
+    cast = mine + sum(others)
+    for i, n in enumerate(others):
+        if n >= min_votes and 2 * n > cast:
+            return "other", i
+    return ("mine", len(others)) if others and mine >= min_votes and 2 * mine > cast else None
+
+
+class Worth(Gate):
+    """Query teachers while the expected value of a changed pair exceeds the price.
+
+    The expected value is what right pairs of a state are worth, times the share of earlier states with the same tally in which
+    the rest of the panel did change the pairs, (k + 1) / (n + 2) for k of n. A state teaches it once its vote is settled."""
+
+    def __init__(self, order, price, value_usd, min_votes=2, key=schema_key):
+        self.sure, self.price, self.value_usd, self.learned = Sure(tuple(order), min_votes, True, key), price, value_usd, 0
+        self.seen, self.changed = Counter(), Counter()  # settled states by tally and teachers left, and those that changed
+
+    def chance(self, state, student, results):
+        "The share of earlier states in which the rest of the panel changed the pairs, from the same tally."
+        at = self._at(tally(state, student, results, self.sure.key), results)
+        return (self.changed[at] + 1) / (self.seen[at] + 2)
+
+    def next(self, state, student, results):
+        "As `Gate`; it learns from a state when it asks nobody more."
+        names = self.sure.next(state, student, results)
+        price = sum(self.price(name, state) for name in names)
+        if names and (self.learned < TRIAL or self.value_usd * self.chance(state, student, results) > price):
+            return names
+        self.learn(state, student, results)
+        return []
+
+    def learn(self, state, student, results):
+        "From states whose vote is settled by answers."
+        self.learned += 1
+        if self.sure.next(state, student, results) or not all(r.asked for r in results.values()):
+            return
+        names = [name for name in self.sure.order if name in results]
+        steps = [{name: results[name] for name in names[:n]} for n in range(len(names) + 1)]
+        tallies = [tally(state, student, step, self.sure.key) for step in steps]
+        ends = [outcome(*t, self.sure.min_votes) for t in tallies]
+        for step, votes, end in zip(steps, tallies, ends):
+            at = self._at(votes, step)
+            self.seen[at] += 1
+            self.changed[at] += end != ends[-1]
+
+    def _at(self, votes, results):
+        return votes[0], tuple(sorted(votes[1])), len(self.sure.order) - len(results)
 
 
 class GateReport(NamedTuple):

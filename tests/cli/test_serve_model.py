@@ -14,11 +14,10 @@ from composer_replication.envs.toy.env import WorldEnv, world_rows
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
 from composer_replication.replay.client import Endpoint
 from composer_replication.replay.prices import Price
-from composer_replication.replay.serve import Refused
 from composer_replication.rollout.endpoint import foreign_episodes, serve_recorder
 from composer_replication.rollout.loop import collect
 from composer_replication.rollout.policies import ClientPolicy, TransformersPolicy
-from composer_replication.rollout.protocols import Asked
+from composer_replication.rollout.protocols import Asked, Refused
 from composer_replication.rollout.record import RecordedEpisode, Recorder
 from composer_replication.rollout.sampling import Sampling
 from composer_replication.rollout.types import RolloutConfig

@@ -70,6 +70,6 @@ def test_what_it_cannot_serve(monkeypatch):
 
 
 def test_nothing_heavy_is_imported_before_it_is_used():
-    code = ("import sys; import composer_replication.cli.serve, composer_replication.replay.serve; "
+    code = ("import sys; import composer_replication.cli.serve, composer_replication.core.serving; "
             "print(sorted({m.split('.')[0] for m in sys.modules} & {'openai', 'torch', 'transformers', 'numpy'}))")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600).stdout == "[]\n"

@@ -165,21 +165,6 @@ def test_the_attacker_is_bounded_seeded_and_wins_nothing(subject):
     assert [(a.draft, a.how, a.parent) for a in tried] == [(a.draft, a.how, a.parent) for a in again]
 
 
-@pytest.mark.parametrize("content, how", [
-    ("Here:\n```python\ndef label(name):\n    return 2\n```", "m"), ("I will not.", None), (None, None)])
-def test_a_model_proposes_through_the_chat_client(monkeypatch, content, how):
-    from composer_replication.replay.client import Endpoint
-    from composer_replication.replay.prices import Price
-    asked = []
-    choices = [{"message": {"content": content}}] if content else []
-    monkeypatch.setattr(attacker, "complete", lambda endpoint, body: asked.append(body) or {"choices": choices})
-    propose = attacker.asked_model(Endpoint("m", "model", Price(0, 0), "http://localhost:1/v1", None))
-    draft, made_by = propose(attempt([("heldout", "wrong: 3 of 26")]), mutations.random.Random(0))
-    prompt = asked[0]["messages"][0]["content"]
-    assert "heldout: wrong: 3 of 26" in prompt and "_TABLE" in prompt
-    assert (draft.code == "def label(name):\n    return 2\n") == (how == "m") and (made_by == "m") == (how == "m")
-
-
 def test_wilson_is_where_the_score_test_stands_on_its_edge():
     from math import sqrt
     from statistics import NormalDist

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from composer_replication.cli.tasks import tasks_app
+from composer_replication.cli.app import app
 from composer_replication.contrib.harbor.export import write_harbor
 from composer_replication.contrib.swe_rows import mirrors as rooms
 from composer_replication.contrib.swe_rows.mirrors import (
@@ -267,15 +267,15 @@ def test_from_rows_to_validate_and_show(world, tmp_path):
         "".join(json.dumps(row) + "\n" for row in (world.rows["SWE-bench"], world.swe_bench(instance_id="b", repo="people/none")))
     )
     run = CliRunner()
-    done = run.invoke(tasks_app, ["from-rows", str(rows), "--mirrors", str(world.mirrors), "--out", str(out), "--json"])
+    done = run.invoke(app, ["tasks", "from-rows", str(rows), "--mirrors", str(world.mirrors), "--out", str(out), "--json"])
     assert done.exit_code == 0, done.output
     first, second = map(json.loads, done.stdout.splitlines())
     assert (first["kept"], first["problem"], second["kept"]) == (True, "", False)
     assert f"git clone --mirror https://github.com/people/none {world.mirrors}/people/none.git`" in second["problem"]
-    done = run.invoke(tasks_app, ["validate", str(out), "--oracles", "1", "--json"])
+    done = run.invoke(app, ["tasks", "validate", str(out), "--oracles", "1", "--json"])
     row = json.loads(done.stdout)
     assert (done.exit_code, row["problems"], row["oracle"], row["empty"]) == (0, [], [1.0], 0.0)
-    shown = run.invoke(tasks_app, ["show", str(out)]).stdout
+    shown = run.invoke(app, ["tasks", "show", str(out)]).stdout
     assert "marigold" not in shown and "The last row is lost" in shown
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import world
 from three_loops import Script, play_ours, played_trace
+from verifiers_play import play_verifiers, serving_scripts
 
 from composer_replication.contrib.verifiers import tasks as verifiers
-from composer_replication.contrib.verifiers.play import play_verifiers, serving_scripts
 from composer_replication.contrib.verifiers.tasks import PlayedAgain, Source, Unscored, located, play_again, row_parts
 from composer_replication.core.environment import TaskSet
 from composer_replication.core.errors import InputProblem

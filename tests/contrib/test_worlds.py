@@ -1,5 +1,6 @@
 "Every known hack is paid by a naive judge and not by ours, in the naive world, in one that leaks, and in an episode."
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +8,6 @@ import pytest
 
 import composer_replication.data
 from composer_replication.contrib.attacks import episodes, worlds
-from composer_replication.contrib.attacks.rates import by_class, by_detector
-from composer_replication.contrib.attacks.variants import NATURAL, natural_cases
 from composer_replication.core.trace import ToolCall, Turn
 from composer_replication.envs.deletion.env import agent_tree
 from composer_replication.envs.deletion.exploits.cases import EXPLOITS, Exploit, filled, load_cases
@@ -19,6 +18,10 @@ from composer_replication.envs.deletion.judge.grading import collect_sources, gr
 from composer_replication.envs.deletion.subject import prepare_subject
 from composer_replication.envs.deletion.task import HackFinding
 from composer_replication.sandbox.base import open_sandbox, sandbox_problem
+
+sys.path.append(str(Path(__file__).parents[2] / "spikes" / "131-exploits"))
+from counts import by_class, by_detector
+from plain_inputs import NATURAL, natural_cases
 
 LARDER, TARGET = Path(composer_replication.data.__path__[0]) / "repos" / "larder", "larder.labels:label"
 TASKS = suite_tasks()

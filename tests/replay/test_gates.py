@@ -1,5 +1,4 @@
-"Gates: lossless against brute force over all answers, chances counted again, rounds against a panel that counts."
-import math
+"Gates: lossless against brute force over all answers, chances counted again (spike 003), rounds against a panel that counts."
 import random
 import sys
 import threading
@@ -13,14 +12,12 @@ import pytest
 from composer_replication.core.errors import InputProblem
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.envs.toy.env import make_world
-from composer_replication.replay import vote
 from composer_replication.replay.prices import Price
 from composer_replication.replay.teachers import TeacherCallResult, asked_turns, replay_traces, trace_states
 from composer_replication.replay.vote import (
     Everyone,
     Sure,
     Verdict,
-    Worth,
     count_votes,
     extract_dpo_pairs,
     make_gate,
@@ -33,6 +30,9 @@ from composer_replication.traces.siblings import action_key
 
 sys.path.append(str(Path(__file__).parents[2] / "spikes" / "120-lab-bases"))
 from scripted import WorldAgent, world_episode
+
+sys.path.append(str(Path(__file__).parents[2] / "spikes" / "003-pairs-from-disagreement"))
+from gates import Worth
 
 NAMES = ("t0", "t1", "t2", "t3", "t4")
 SETTINGS = [(least, minority) for least in (1, 2, 3) for minority in (True, False)]
@@ -176,59 +176,6 @@ def test_the_chance_is_the_share_of_earlier_states_that_changed():
     assert gate.chance(STATE, act(0), {"t0": result("t0", None)}) == 0.5  # never seen
 
 
-def test_states_that_are_not_settled_by_answers_teach_nothing():
-    gate = Worth(NAMES[:3], lambda name, state: 0.0, 1.0)
-    for results in ({}, {"t0": result("t0", 0)}, {n: result(n, None, asked=False) for n in NAMES[:3]}):
-        gate.learn(STATE, act(0), results)
-    assert gate.learned == 3 and not gate.seen and not gate.changed
-    gate.learn(STATE, act(0), {n: result(n, 1) for n in NAMES[:2]})  # the third cannot change it any more
-    assert sum(gate.seen.values()) == 3 and sum(gate.changed.values()) == 2
-
-
-def test_worth_more_than_any_price_is_sure_and_worth_nothing_asks_nobody(monkeypatch):
-    monkeypatch.setattr(vote, "TRIAL", 0)
-    free = Worth(NAMES[:4], lambda name, state: 1e-9, 1e9)
-    dear = Worth(NAMES[:4], lambda name, state: 0.001, 0.0)
-    for ballots in list(product((None, 0, 1, 2), repeat=4))[::3]:
-        assert list(through(free, ballots)[0]) == list(through(Sure(NAMES[:4]), ballots)[0])
-        assert through(dear, ballots)[0] == {}
-
-
-PRICES = {"t0": 0.01, "t1": 0.02, "t2": 0.05}
-
-
-@pytest.mark.parametrize("value", [0.02, 0.05, 0.1, 0.2, 1.0])
-def test_it_asks_exactly_where_the_expected_value_exceeds_the_price(value, monkeypatch):
-    monkeypatch.setattr(vote, "TRIAL", 0)
-    gate, asked = Worth(NAMES[:3], lambda name, state: PRICES[name], value), Counter()
-    for trace, [[*results]] in zip(*panel((0.8, 0.6, 0.3), 25, 2)):
-        gate.learn(trace_states(trace)[0], act(0), {r.teacher: r for r in results})
-    for size in range(3):
-        for ballots in product((None, 0, 1, 2), repeat=size):
-            results = {n: result(n, b) for n, b in zip(NAMES, ballots)}
-            names = Sure(NAMES[:3]).next(STATE, act(0), results)
-            worth = value * gate.chance(STATE, act(0), results) > sum(PRICES[n] for n in names)
-            assert gate.next(STATE, act(0), results) == (names if worth else [])
-            asked[worth and bool(names)] += 1
-    assert asked[False] and (asked[True] or value < 0.05)
-
-
-@pytest.mark.parametrize("value", [-1, math.inf, math.nan])
-def test_a_value_that_is_no_amount(value):
-    with pytest.raises(ValueError, match="is no amount; give dollars, 0 or more"):
-        Worth(NAMES, lambda name, state: 0.0, value)
-
-
-def test_a_trial_is_asked_as_sure_does(monkeypatch):
-    monkeypatch.setattr(vote, "TRIAL", 3)
-    gate, sure = Worth(NAMES[:3], lambda name, state: 1.0, 0.0), Sure(NAMES[:3])
-    for ballots in [(1, 0, 1), (1, 1, 0), (0, 1, 1)]:
-        results, _ = through(gate, ballots)
-        assert list(results) == list(through(sure, ballots)[0])
-        gate.learn(STATE, act(0), results)
-    assert through(gate, (1, 0, 1))[0] == {}
-
-
 # Rounds
 
 class Told:
@@ -270,29 +217,11 @@ def test_rounds_give_what_asking_one_by_one_gives():
     assert full == answers == replay_traces(traces, teachers)
 
 
-def test_equal_states_share_their_answers_and_the_gate_learns_each_state_once():
+def test_equal_states_share_their_answers():
     traces = [Trace(f"{i}", (ASK, act(i % 2))) for i in range(5)]  # one state, two students
-    learned, table = [], {STATE.key: result("t0", 1)}
-
-    class Watching(Everyone):
-        def learn(self, state, student, results):
-            learned.append((state.trace_id, student, dict(results)))
-    teacher = Told("t0", table)
-    told = replay_gated(traces, [teacher], Watching(("t0",)), at_once=2)
-    assert teacher.batches == [[STATE.key]] and told == [[[table[STATE.key]]]] * 5
-    assert learned == [(f"{i}", act(i % 2), {"t0": table[STATE.key]}) for i in range(5)]
-
-
-def test_what_is_learned_counts_for_the_states_that_open_later(monkeypatch):
-    monkeypatch.setattr(vote, "TRIAL", 5)
-    traces, answers = panel((1.0, 1.0), 300, 5)
-    known = tables(traces, answers)
-    asked = {}
-    for at_once in (10, 300):
-        gate = Worth(NAMES[:2], lambda name, state: 0.01, 0.5)
-        told = replay_gated(traces, [Told(n, known[n]) for n in NAMES[:2]], gate, at_once=at_once)
-        asked[at_once] = sum(r.asked for of_trace in told for row in of_trace for r in row)
-    assert asked[10] < 100 <= 300 <= asked[300]
+    teacher = Told("t0", {STATE.key: result("t0", 1)})
+    told = replay_gated(traces, [teacher], Everyone(("t0",)), at_once=2)
+    assert teacher.batches == [[STATE.key]] and told == [[[result("t0", 1)]]] * 5
 
 
 def test_teachers_elsewhere_are_asked_side_by_side():
@@ -375,10 +304,9 @@ def test_gates_on_lab_traces_with_lab_actions():
 def test_gates_by_name():
     prices = {"dear": Price(9, 9), "cheap": Price(1, 1), "middle": Price(3, 3)}
     assert make_gate("everyone", prices).next(STATE, act(0), {}) == ["dear", "cheap", "middle"]
-    for name in ("sure", "worth"):
-        assert make_gate(name, prices).next(STATE, act(0), {}) == ["cheap", "middle"]
+    assert make_gate("sure", prices).next(STATE, act(0), {}) == ["cheap", "middle"]
     assert (make_gate("sure", prices, 3).order, make_gate("sure", prices, 3).min_votes) == (["cheap", "middle", "dear"], 3)
-    with pytest.raises(InputProblem, match="there is no gate 'best'; use one of everyone, sure, worth"):
+    with pytest.raises(InputProblem, match="there is no gate 'best'; use everyone or sure"):
         make_gate("best", prices)
     with pytest.raises(InputProblem, match="1 teacher cannot give 2 votes"):
-        make_gate("worth", {"dear": Price(9, 9)})
+        make_gate("sure", {"dear": Price(9, 9)})

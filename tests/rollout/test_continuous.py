@@ -497,18 +497,6 @@ def test_a_hanging_tool_ends_its_own_row_only(policy, one_by_one, wait):
     assert [p for i, p in enumerate(parts(played)) if i != hung] == [p for i, p in enumerate(one_by_one(0)) if i != hung]
 
 
-def test_a_tool_that_raises_ends_its_own_row_only(policy, one_by_one):
-    broken = next(i for i, (trace, *_) in enumerate(one_by_one(0)) if any(t.role == "tool" for t in trace.turns))
-
-    def pace(row, call):
-        if row["size"] == broken:
-            raise SystemExit("no room")
-
-    played = collect(policy, Paced, rows_of(pace), limits(), 0)
-    assert (played[broken].ending, played[broken].reward) == ("error", None) and "SystemExit: no room" in played[broken].problem
-    assert [p for i, p in enumerate(parts(played)) if i != broken] == [p for i, p in enumerate(one_by_one(0)) if i != broken]
-
-
 def test_to_stop_waits_for_calls_under_way_and_keeps_whole_turns(policy, steps, one_by_one):
     "Asked at every token; a turn half sampled is dropped, and no environment is closed while its tool works (see `Paced`)."
     pace = lambda row, call: steps.sleep(40)

@@ -6,9 +6,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from composer_replication.envs.toy.model import embedded_tokenizer
-from composer_replication.replay.serve import Refused
 from composer_replication.rollout.policies import CallablePolicy
-from composer_replication.rollout.protocols import ChatCompletions, Messages
+from composer_replication.rollout.protocols import ChatCompletions, Messages, Refused
 from composer_replication.rollout.record import RecordedEpisode, Recorder
 from composer_replication.rollout.types import Ending
 

@@ -1,7 +1,6 @@
 "Rollouts under faults: broken calls, hanging tools, broken environments, budgets, and exact trees for real templates."
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -10,10 +9,9 @@ from hypothesis import strategies as st
 from rollouts import Folder, config
 
 from composer_replication.core.tools import ToolResult
-from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
+from composer_replication.envs.toy.model import embedded_tokenizer
 from composer_replication.rollout.loop import collect, run_episodes
-from composer_replication.rollout.policies import CallablePolicy, TransformersPolicy
-from composer_replication.rollout.tool_threads import run_chains
+from composer_replication.rollout.policies import CallablePolicy
 from composer_replication.rollout.types import Ending, Episode, RolloutConfig
 from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.tree.build import build_tree
@@ -99,32 +97,6 @@ def test_tools_of_different_rollouts_run_at_once():
     rollouts = collect(scripted(lines), Folder, [{"prompt": "Look."}] * 8, config())
     waited = [r.seconds["tools"] for r in rollouts]
     assert min(waited) >= 1.0 and time.monotonic() - start < sum(waited)  # one after the other it would take their sum
-
-
-def test_a_hanging_tool_ends_its_own_rollout_only():
-    class Sometimes(Folder):
-        def ls(self, path: str = ".") -> str:
-            """
-            List.
-
-            Args:
-                path: Where.
-            """
-            if self.row["hangs"]:
-                threading.Event().wait(3600)
-            return "a.py"
-
-    start = time.monotonic()
-    rows = [{"prompt": "Look.", "hangs": i == 1} for i in range(3)]
-    lines = [call('{"name": "ls", "arguments": {}}') + call('{"name": "ls", "arguments": {}}'), "Done."]
-    policy = scripted(lines)
-    rollouts = collect(policy, Sometimes, rows, config(tool_timeout=0.3, tool_workers=1))
-    assert time.monotonic() - start < 600
-    assert [(r.ending, r.reward) for r in rollouts] == [("done", 1.0), ("timeout", None), ("done", 1.0)]
-    assert [s.kind for s in find_error_sites(rollouts[1].trace)] == ["runtime_error"]
-    assert "0.3 seconds" in rollouts[1].problem
-    for rollout in rollouts:
-        check(rollout, policy)
 
 
 def test_a_process_with_a_hung_tool_still_ends():
@@ -229,19 +201,6 @@ def test_bad_input_is_refused():
         run_episodes(scripted([]), [Episode(episode.prompt, Undescribed(), "t", "t-0")], config())
 
 
-def test_rollouts_do_not_depend_on_the_batch():
-    policy = TransformersPolicy(embedded_model(), embedded_tokenizer())
-    rows = [{"prompt": f"What is in the folder `etc{i}`?", "task_id": f"etc{i // 2}"} for i in range(5)]
-    settings = config(max_turns=3, max_turn_tokens=30, temperature=1.2, deterministic=True)
-    whole = collect(policy, Folder, rows, settings)
-    for rollout in whole:
-        check(rollout, policy)
-    assert [r.trace for r in collect(policy, Folder, rows, settings)] == [r.trace for r in whole]
-    some = collect(policy, Folder, rows[4:] + rows[:1], settings)
-    assert [r.completion_ids for r in some] == [whole[4].completion_ids, whole[0].completion_ids]
-    assert collect(policy, Folder, rows, settings, seed=1)[0].completion_ids != whole[0].completion_ids
-
-
 PIECES = st.sampled_from(['<|call|>', '{"name": "ls", "arguments": {}}', '{"name": "ls"', "{", "}", "<think>", "</think>", "\n\n",
                           " ", "text", "<|user|>", "<|tool|>", "é", '"', "\\", "<tool_call>", "name"])
 
@@ -294,12 +253,6 @@ def test_trees_of_real_templates_are_exact(name, shared_data):
     assert len(results) == 5 and sum(bool(t.failed) for t in results) <= 1
     if name not in ("qwen3-coder", "gemma4-STANDIN-vocab"):
         assert results[2].fail_reason == "json_decode"
-
-
-def test_chains_are_bounded():
-    start = time.monotonic()
-    done = run_chains([[lambda: time.sleep(30)]] * 6 + [[lambda: 1]], workers=2, limit=0.2)
-    assert time.monotonic() - start < 28 and done[6][0].value == 1 and all(d[0].late for d in done[:6])
 
 
 @pytest.mark.parametrize("arguments", [

@@ -18,14 +18,12 @@ import torch
 from composer_replication.core.trace import ToolCall, Turn
 from composer_replication.envs.toy.env import WorldEnv, world_rows
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
-from composer_replication.replay.serve import Refused
 from composer_replication.rollout.endpoint import Episodes, foreign_episodes, serve_recorder
-from composer_replication.rollout.engine import Engine, Question
 from composer_replication.rollout.loop import collect
 from composer_replication.rollout.policies import CallablePolicy, TransformersPolicy
-from composer_replication.rollout.protocols import Answered, ChatCompletions, Messages, Responses
-from composer_replication.rollout.record import RecordedEpisode, Recorder, same
-from composer_replication.rollout.sampling import Sampling
+from composer_replication.rollout.protocols import Answered, ChatCompletions, Messages, Refused, Responses
+from composer_replication.rollout.record import Engine, RecordedEpisode, Recorder, same
+from composer_replication.rollout.sampling import Question, Sampling
 from composer_replication.rollout.types import Ending, RolloutConfig
 from composer_replication.traces.read import read_traces
 from composer_replication.training.kl import completion_logprobs

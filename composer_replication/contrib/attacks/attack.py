@@ -8,11 +8,11 @@ __all__ = ['known_attacks', 'count_unfit', 'attack_task']
 # %% ../../../nbs/contrib/attacks/06_attack.ipynb #7116ffaf
 import random
 import re
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import replace
 
 from .attacker import attack
+from ...core.deadline import in_threads
 from ...envs.deletion.exploits.cases import EXPLOITS, Exploit
 from ...envs.deletion.exploits.names import case_names
 from .worlds import play
@@ -64,8 +64,7 @@ def attack_task(
     jobs: int = 2,
 ) -> Iterator[ExploitResult]:  # as they come; the attacker's are of the kind "attacker"
     "Attack one task. Raises `SandboxProblem` without bubblewrap."
-    with ThreadPoolExecutor(jobs) as pool:
-        yield from pool.map(lambda case: play(case, task, subject), known_attacks(task, subject, limit, seed))
+    yield from in_threads(lambda case: play(case, task, subject), known_attacks(task, subject, limit, seed), jobs)
     if attempts and task.mode == "stub":
         names = case_names(task, subject)
         cases = [case for case in EXPLOITS if case.symbol in ("", task.deleted_symbols[0]) and draft_of(case, names)]

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MUTATIONS', 'Draft', 'Mutation', 'mutation', 'mutated', 'renamed', 'moved', 'hidden', 'packed', 'later', 'guarded',
-           'answering', 'wrapped', 'disguised', 'broken_bytes']
+           'answering', 'wrapped', 'disguised']
 
 # %% ../../../nbs/contrib/attacks/00_mutations.ipynb #3392de02
 import ast
@@ -276,29 +276,3 @@ def disguised(draft, chance):
             node.body.insert(0, ast.Expr(ast.Constant(f"Work out the {node.name.strip('_').replace('_', ' ')}.")))
     first = next((i for i, n in enumerate(body) if not isinstance(n, (ast.Import, ast.ImportFrom))), 0)
     return draft.written([*body[:first], *extra, *body[first:]])
-
-# %% ../../../nbs/contrib/attacks/00_mutations.ipynb #fc739706
-_ODD = (b"\x00", b"\xff\xfe", b"\xef\xbb\xbf", b"# coding: utf-16\n", b"(" * 3000, b"\\\n", b"\r", b'"""', b"\xed\xa0\x80", b"lambda: " * 300, b"\x1a", b"9" * 5000,
-        b"# coding: rot13\n", b"await ", b"0_0", "𝒊𝒎𝒑𝒐𝒓𝒕 ".encode(), b"f'{" * 60, b"nonlocal x\n", b"    " * 200)
-
-
-def broken_bytes(
-    data: bytes,  # a source
-    chance: random.Random,
-) -> bytes:
-    "The same with a few bytes, lines or blocks changed."
-    for _ in range(chance.randint(1, 4)):
-        at, to = sorted(chance.randrange(len(data) + 1) for _ in range(2))
-        way = chance.randrange(5)
-        if way == 0:
-            data = data[:at] + chance.choice(_ODD) + data[at:]
-        elif way == 1:
-            data = data[:at] + data[to:]
-        elif way == 2:
-            data = data[:at] + bytes(chance.randrange(256) for _ in range(min(8, to - at))) + data[at + min(8, to - at):]
-        elif way == 3:
-            data += data[at:to] * chance.randint(1, 20)
-        else:
-            data = data[:at] + data[at:to][::-1] + data[to:]
-        data = data[:1_500_000] or b"\n"
-    return data

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fastcore.basics import patch
 import torch
 import torch.distributed as dist
 from safetensors import safe_open
@@ -54,55 +53,115 @@ class ShardedPolicy(TeacherPolicy):
         self.kind, self.rate, self.mix, self._model = kind, rate, mix, root
         self._kept = {} if start is None else start  # this rank's shards by name; the dictionary may be shared with the reference
 
-# %% ../../../nbs/contrib/fsdp/02_policies.ipynb #27b1e82f
-@patch(as_prop=True)
-def kept(self: ShardedPolicy) -> dict[str, torch.Tensor]:
-    "As of `TeacherPolicy`."
-    return self._kept
+    @property
+    def kept(self) -> dict[str, torch.Tensor]:
+        "As of `TeacherPolicy`."
+        return self._kept
 
+    def _whole(self) -> dict[str, DTensor]:
+        "The student's trained weights as sharded tensors, every group of them put back into parts."
+        for module in self._model.modules():
+            if is_sharded(module):
+                module.reshard()
+        return {name: p.detach() for name, p in self._model.named_parameters() if p.requires_grad}
 
-@patch
-def _whole(self: ShardedPolicy) -> dict[str, DTensor]:
-    "The student's trained weights as sharded tensors, every group of them put back into parts."
-    for module in self._model.modules():
-        if is_sharded(module):
-            module.reshard()
-    return {name: p.detach() for name, p in self._model.named_parameters() if p.requires_grad}
+    def _local(self) -> dict[str, torch.Tensor]:
+        return {name: p.to_local() for name, p in self._whole().items()}
 
+    def _wide(self, tensor):
+        return tensor.float() if self.kind == "ema" and tensor.element_size() < 4 else tensor
 
-@patch
-def _local(self: ShardedPolicy) -> dict[str, torch.Tensor]:
-    return {name: p.to_local() for name, p in self._whole().items()}
+    @torch.no_grad()
+    def begin(self) -> None:
+        "Start from the student as it is now, unless there are shards already; once its weights are sharded."
+        if not self._kept:
+            self._kept.update({name: self._wide(p).clone() for name, p in self._local().items()})
 
-
-@patch
-def _wide(self: ShardedPolicy, tensor):
-    return tensor.float() if self.kind == "ema" and tensor.element_size() < 4 else tensor
-
-
-@patch
-@torch.no_grad()
-def begin(self: ShardedPolicy) -> None:
-    "Start from the student as it is now, unless there are shards already; once its weights are sharded."
-    if not self._kept:
-        self._kept.update({name: self._wide(p).clone() for name, p in self._local().items()})
-
-# %% ../../../nbs/contrib/fsdp/02_policies.ipynb #9cde2e97
-@patch
-@contextmanager
-def _swapped(self: ShardedPolicy) -> Iterator[None]:
-    "The kept shards in the place of the student's."
-    own = self._local()
-    student = {name: p.clone() for name, p in own.items()}
-    with torch.no_grad():
-        for name, p in own.items():
-            p.copy_(self._kept[name])
-    try:
-        yield
-    finally:
+    @contextmanager
+    def _swapped(self) -> Iterator[None]:
+        "The kept shards in the place of the student's."
+        own = self._local()
+        student = {name: p.clone() for name, p in own.items()}
         with torch.no_grad():
-            for name, p in self._local().items():
-                p.copy_(student[name])
+            for name, p in own.items():
+                p.copy_(self._kept[name])
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, p in self._local().items():
+                    p.copy_(student[name])
+
+    def _read_once(self, function):
+        results = []
+        with evaluating((self._model,)), torch.no_grad():
+            within_root(self._model, lambda: results.append(function(causal_lm(self._model))))
+        return results[0]
+
+    def read(
+        self,
+        function: Callable[[PreTrainedModel], Any],  # makes as many passes on every rank
+    ) -> list:  # as of a `TeacherPolicy`
+        "What the function gives with the kept shards, and for a trust region with the student's own; all ranks together."
+        self.begin()
+        with self._swapped():
+            results = [self._read_once(function)]
+        return [*results, self._read_once(function)] if self.kind == "trust_region" else results
+
+    def states(
+        self,
+        function: Callable[[PreTrainedModel], torch.Tensor | None],
+    ) -> tuple[torch.Tensor, LMHead] | None:
+        "As of a `TeacherPolicy`."
+        results = self.read(lambda model: (function(model), _cloned_head(model)))
+        hidden, heads = zip(*results)
+        if hidden[0] is None:
+            return None
+        return interpolate_heads(hidden, heads, self.mix) if self.kind == "trust_region" else results[0]
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        "An EMA moves towards the student, shard by shard, without any communication."
+        if self.kind == "ema":
+            self.begin()
+            ema_update(self._kept, self._local(), self.rate)
+
+    def _gathered(self) -> Iterator[tuple[str, torch.Tensor]]:
+        "Each kept tensor whole, on the CPU, one after the other; all ranks together."
+        self.begin()
+        for name, p in self._whole().items():
+            part = DTensor.from_local(self._kept[name], p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
+            yield name, part.full_tensor().cpu()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        "Whole tensors, on every rank."
+        return dict(self._gathered())
+
+    def save(
+        self,
+        folder: Path,  # made where it is absent
+    ) -> None:
+        "As of a `TeacherPolicy`; all ranks together, the first one writes."
+        first = not dist.get_rank()
+        whole = {name: tensor.contiguous() for name, tensor in self._gathered() if first}
+        if first:
+            about = json.dumps({"kind": self.kind, "rate": self.rate, "mix": self.mix})
+            with replacing(Path(folder) / FILE) as partial:
+                save_file(whole, partial, metadata={"teacher": about})
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        "Each rank takes its part of whole tensors. Raises `InputProblem` where names or shapes differ."
+        whole = self._whole()
+        for name in sorted(whole.keys() | state.keys()):
+            have, want = (tuple(d[name].shape) if name in d else "nothing" for d in (state, whole))
+            if have != want:
+                raise InputProblem(f"the teacher's state holds {have} for {name}, and this model needs {want}: "
+                                   "load it into the model and the kind of teacher it was saved from.")
+        for name, p in whole.items():
+            like = self._wide(p.to_local()).dtype
+            part = distribute_tensor(state[name].to(p.device, like), p.device_mesh, p.placements, src_data_rank=None)
+            self._kept[name] = part.to_local().clone()
 
 # %% ../../../nbs/contrib/fsdp/02_policies.ipynb #ccbd82ed
 def _cloned_head(model) -> LMHead:
@@ -110,93 +169,6 @@ def _cloned_head(model) -> LMHead:
     head = lm_head(model).detach()
     assert not isinstance(head.weight, DTensor), "the output layer is not gathered; this is a fault of the trainer, please report it"
     return replace(head, weight=head.weight.clone(), bias=None if head.bias is None else head.bias.clone())
-
-
-@patch
-def _read_once(self: ShardedPolicy, function):
-    results = []
-    with evaluating((self._model,)), torch.no_grad():
-        within_root(self._model, lambda: results.append(function(causal_lm(self._model))))
-    return results[0]
-
-
-@patch
-def read(
-    self: ShardedPolicy,
-    function: Callable[[PreTrainedModel], Any],  # makes as many passes on every rank
-) -> list:  # as of a `TeacherPolicy`
-    "What the function gives with the kept shards, and for a trust region with the student's own; all ranks together."
-    self.begin()
-    with self._swapped():
-        results = [self._read_once(function)]
-    return [*results, self._read_once(function)] if self.kind == "trust_region" else results
-
-
-@patch
-def states(
-    self: ShardedPolicy,
-    function: Callable[[PreTrainedModel], torch.Tensor | None],
-) -> tuple[torch.Tensor, LMHead] | None:
-    "As of a `TeacherPolicy`."
-    results = self.read(lambda model: (function(model), _cloned_head(model)))
-    hidden, heads = zip(*results)
-    if hidden[0] is None:
-        return None
-    return interpolate_heads(hidden, heads, self.mix) if self.kind == "trust_region" else results[0]
-
-# %% ../../../nbs/contrib/fsdp/02_policies.ipynb #eedc546f
-@patch
-@torch.no_grad()
-def after_step(self: ShardedPolicy) -> None:
-    "An EMA moves towards the student, shard by shard, without any communication."
-    if self.kind == "ema":
-        self.begin()
-        ema_update(self._kept, self._local(), self.rate)
-
-# %% ../../../nbs/contrib/fsdp/02_policies.ipynb #9298e7ee
-@patch
-def _gathered(self: ShardedPolicy) -> Iterator[tuple[str, torch.Tensor]]:
-    "Each kept tensor whole, on the CPU, one after the other; all ranks together."
-    self.begin()
-    for name, p in self._whole().items():
-        part = DTensor.from_local(self._kept[name], p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
-        yield name, part.full_tensor().cpu()
-
-
-@patch
-def state_dict(self: ShardedPolicy) -> dict[str, torch.Tensor]:
-    "Whole tensors, on every rank."
-    return dict(self._gathered())
-
-
-@patch
-def save(
-    self: ShardedPolicy,
-    folder: Path,  # made where it is absent
-) -> None:
-    "As of a `TeacherPolicy`; all ranks together, the first one writes."
-    first = not dist.get_rank()
-    whole = {name: tensor.contiguous() for name, tensor in self._gathered() if first}
-    if first:
-        about = json.dumps({"kind": self.kind, "rate": self.rate, "mix": self.mix})
-        with replacing(Path(folder) / FILE) as partial:
-            save_file(whole, partial, metadata={"teacher": about})
-
-# %% ../../../nbs/contrib/fsdp/02_policies.ipynb #a7b34bd2
-@patch
-@torch.no_grad()
-def load_state_dict(self: ShardedPolicy, state: dict[str, torch.Tensor]) -> None:
-    "Each rank takes its part of whole tensors. Raises `InputProblem` where names or shapes differ."
-    whole = self._whole()
-    for name in sorted(whole.keys() | state.keys()):
-        have, want = (tuple(d[name].shape) if name in d else "nothing" for d in (state, whole))
-        if have != want:
-            raise InputProblem(f"the teacher's state holds {have} for {name}, and this model needs {want}: "
-                               "load it into the model and the kind of teacher it was saved from.")
-    for name, p in whole.items():
-        like = self._wide(p.to_local()).dtype
-        part = distribute_tensor(state[name].to(p.device, like), p.device_mesh, p.placements, src_data_rank=None)
-        self._kept[name] = part.to_local().clone()
 
 # %% ../../../nbs/contrib/fsdp/02_policies.ipynb #4c4d9a82
 def sharded_teacher(
@@ -253,22 +225,20 @@ class SamplingCopy:
         self.model = clone_policy(model, share=False).to(dtype)
         self._step = None  # optimizer step whose weights it holds
 
-
-@patch
-@torch.no_grad()
-def at_step(
-    self: SamplingCopy,
-    root: torch.nn.Module,  # the policy, sharded
-    step: int,  # optimizer steps so far
-) -> PreTrainedModel:
-    "The policy as it is at this step; the first call of a step gathers the weights, and all ranks make it."
-    if step != self._step:
-        for module in root.modules():
-            if is_sharded(module):
-                module.reshard()
-        whole = dict(root.named_parameters())
-        for name, mine in self.model.to(next(root.parameters()).device).named_parameters():
-            p = whole[name]
-            mine.data = (p.full_tensor() if isinstance(p, DTensor) else p.detach()).to(mine.dtype, copy=True)
-        self._step = step
-    return causal_lm(self.model)
+    @torch.no_grad()
+    def at_step(
+        self,
+        root: torch.nn.Module,  # the policy, sharded
+        step: int,  # optimizer steps so far
+    ) -> PreTrainedModel:
+        "The policy as it is at this step; the first call of a step gathers the weights, and all ranks make it."
+        if step != self._step:
+            for module in root.modules():
+                if is_sharded(module):
+                    module.reshard()
+            whole = dict(root.named_parameters())
+            for name, mine in self.model.to(next(root.parameters()).device).named_parameters():
+                p = whole[name]
+                mine.data = (p.full_tensor() if isinstance(p, DTensor) else p.detach()).to(mine.dtype, copy=True)
+            self._step = step
+        return causal_lm(self.model)

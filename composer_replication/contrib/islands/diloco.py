@@ -20,7 +20,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from fastcore.basics import patch
 from transformers import TrainerCallback, set_seed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -73,47 +72,39 @@ class OuterStep:
     def _pieces(self):
         return zip(self.parameters, self.anchor.split(self.sizes))
 
-# %% ../../../nbs/contrib/islands/00_diloco.ipynb #5ad8ea47
-@patch
-@torch.no_grad()
-def difference(self: OuterStep) -> torch.Tensor:
-    "`(weights,)`: the anchor, as it was given to the parameters in their precision, less what they are now."
-    moved = torch.empty_like(self.anchor)
-    for (parameter, piece), place in zip(self._pieces(), moved.split(self.sizes)):
-        place.copy_(piece.to(parameter.dtype).float() - parameter.float().cpu().flatten())
-    return moved
+    @torch.no_grad()
+    def difference(self) -> torch.Tensor:
+        "`(weights,)`: the anchor, as it was given to the parameters in their precision, less what they are now."
+        moved = torch.empty_like(self.anchor)
+        for (parameter, piece), place in zip(self._pieces(), moved.split(self.sizes)):
+            place.copy_(piece.to(parameter.dtype).float() - parameter.float().cpu().flatten())
+        return moved
 
+    @torch.no_grad()
+    def step(
+        self,
+        mean: torch.Tensor | None,  # (weights,), of the islands' differences; None: nobody has moved
+    ) -> None:
+        "Move the anchor, and give it to the parameters."
+        if mean is not None:
+            self.anchor.grad = mean
+            self.optimizer.step()
+            self.anchor.grad = None
+        for parameter, piece in self._pieces():
+            parameter.copy_(piece.view_as(parameter))
 
-@patch
-@torch.no_grad()
-def step(
-    self: OuterStep,
-    mean: torch.Tensor | None,  # (weights,), of the islands' differences; None: nobody has moved
-) -> None:
-    "Move the anchor, and give it to the parameters."
-    if mean is not None:
-        self.anchor.grad = mean
-        self.optimizer.step()
-        self.anchor.grad = None
-    for parameter, piece in self._pieces():
-        parameter.copy_(piece.view_as(parameter))
+    def state_dict(self) -> dict:
+        "Anchor and momentum."
+        return {"anchor": self.anchor, "momentum": self.optimizer.state.get(self.anchor, {}).get("momentum_buffer")}
 
-# %% ../../../nbs/contrib/islands/00_diloco.ipynb #04859957
-@patch
-def state_dict(self: OuterStep) -> dict:
-    "Anchor and momentum."
-    return {"anchor": self.anchor, "momentum": self.optimizer.state.get(self.anchor, {}).get("momentum_buffer")}
-
-
-@patch
-@torch.no_grad()
-def load_state_dict(self: OuterStep, state: dict) -> None:
-    "Go on from `state_dict`. The parameters stay as they are."
-    if len(state["anchor"]) != len(self.anchor):
-        raise IslandsProblem(f"the other islands train {len(state['anchor'])} weights and this one {len(self.anchor)}; start all with the "
-                             "same recipe.")
-    self.anchor.copy_(state["anchor"])
-    self.optimizer.state[self.anchor] = {} if state["momentum"] is None else {"momentum_buffer": state["momentum"].clone()}
+    @torch.no_grad()
+    def load_state_dict(self, state: dict) -> None:
+        "Go on from `state_dict`. The parameters stay as they are."
+        if len(state["anchor"]) != len(self.anchor):
+            raise IslandsProblem(f"the other islands train {len(state['anchor'])} weights and this one {len(self.anchor)}; start all with the "
+                                 "same recipe.")
+        self.anchor.copy_(state["anchor"])
+        self.optimizer.state[self.anchor] = {} if state["momentum"] is None else {"momentum_buffer": state["momentum"].clone()}
 
 # %% ../../../nbs/contrib/islands/00_diloco.ipynb #c5892d90
 def split_parameters(
@@ -178,93 +169,73 @@ class IslandCallback(TrainerCallback):
         set_seed(self.args.seed)  # what TRL draws beside our own
         self.fragments: list[OuterStep] = []  # parts of the weights that are exchanged together
 
-# %% ../../../nbs/contrib/islands/00_diloco.ipynb #86206212
-@patch
-def _make_fragments(self: IslandCallback) -> None:
-    args = self.args
-    parts = split_parameters(self.trainer.student.parameters(), args.diloco_fragments)
-    self.fragments = [OuterStep(part, args.diloco_lr, args.diloco_momentum) for part in parts]
+    def _make_fragments(self) -> None:
+        args = self.args
+        parts = split_parameters(self.trainer.student.parameters(), args.diloco_fragments)
+        self.fragments = [OuterStep(part, args.diloco_lr, args.diloco_momentum) for part in parts]
 
+    def _go_to(self, step: int) -> None:
+        "An island that came back with what it had made is behind the others."
+        t = self.trainer
+        for _ in range(step - t.state.global_step):
+            t.lr_scheduler.step()
+        t.state.global_step = max(t.state.global_step, step)
 
-@patch
-def _go_to(self: IslandCallback, step: int) -> None:
-    "An island that came back with what it had made is behind the others."
-    t = self.trainer
-    for _ in range(step - t.state.global_step):
-        t.lr_scheduler.step()
-    t.state.global_step = max(t.state.global_step, step)
+    def _log(self, islands: int, seconds: float, moved: int) -> None:
+        "Of one exchange: who took part, how long it took, and how many bytes it moved."
+        for name, value in (("number", islands), ("wait", seconds), ("bytes", moved)):
+            self.trainer._metrics["train"][f"islands/{name}"].append(float(value))
 
+    def _teacher(self):
+        return self.trainer.teacher if self.trainer.teacher and self.trainer.teacher.kind == "ema" else None
 
-@patch
-def _log(self: IslandCallback, islands: int, seconds: float, moved: int) -> None:
-    "Of one exchange: who took part, how long it took, and how many bytes it moved."
-    for name, value in (("number", islands), ("wait", seconds), ("bytes", moved)):
-        self.trainer._metrics["train"][f"islands/{name}"].append(float(value))
+    def _anchors(self) -> list[dict]:
+        return [fragment.state_dict() for fragment in self.fragments]
 
-# %% ../../../nbs/contrib/islands/00_diloco.ipynb #da09b0f6
-@patch
-def _teacher(self: IslandCallback):
-    return self.trainer.teacher if self.trainer.teacher and self.trainer.teacher.kind == "ema" else None
+    def _load_anchors(self, states: list[dict]) -> None:
+        if len(states) != len(self.fragments):
+            raise IslandsProblem(f"what was saved or sent holds {len(states)} fragments of the weights, and this island exchanges "
+                                 f"{len(self.fragments)}; take the same diloco_fragments and the same version everywhere.")
+        for fragment, state in zip(self.fragments, states):
+            fragment.load_state_dict(state)
 
+    def _state(self) -> dict:
+        t = self.trainer
+        return {"fragments": self._anchors(), "optimizer": t.optimizer.state_dict(), "rate": t.lr_scheduler.state_dict(),
+                "teacher": self._teacher().state_dict() if self._teacher() else {}, "schedule": t.schedule.state_dict() if t.schedule else None,
+                "guard": t.state.stateful_callbacks.get("HeldOutGuard"), "step": t.state.global_step, "backward_passes": t._step}
 
-@patch
-def _anchors(self: IslandCallback) -> list[dict]:
-    return [fragment.state_dict() for fragment in self.fragments]
+    def _load(self, state: dict) -> None:
+        t = self.trainer
+        self._load_anchors(state.get("fragments", ()))
+        for fragment in self.fragments:
+            fragment.step(None)
+        t.optimizer.load_state_dict(state["optimizer"])
+        t.lr_scheduler.load_state_dict(state["rate"])
+        if self._teacher():
+            self._teacher().load_state_dict(state["teacher"])
+        if t.schedule:
+            t.schedule.load_state_dict(state["schedule"])
+        t.state.global_step = t._globalstep_last_logged = state["step"]
+        t._step, t._buffered_inputs = state["backward_passes"], None  # so that a new generation is begun
+        self._load_guard(state["guard"])
 
+    def _load_guard(self, saved: dict | None) -> None:
+        if saved is None:
+            return
+        self.trainer.state.stateful_callbacks["HeldOutGuard"] = saved
+        for callback in self.trainer.callback_handler.callbacks:
+            if isinstance(callback, HeldOutGuardCallback):
+                callback.guard.load_state_dict(saved["guard"])
+                callback.rewards = list(saved["rewards"])
 
-@patch
-def _load_anchors(self: IslandCallback, states: list[dict]) -> None:
-    if len(states) != len(self.fragments):
-        raise IslandsProblem(f"what was saved or sent holds {len(states)} fragments of the weights, and this island exchanges "
-                             f"{len(self.fragments)}; take the same diloco_fragments and the same version everywhere.")
-    for fragment, state in zip(self.fragments, states):
-        fragment.load_state_dict(state)
-
-# %% ../../../nbs/contrib/islands/00_diloco.ipynb #e06b21e3
-@patch
-def _state(self: IslandCallback) -> dict:
-    t = self.trainer
-    return {"fragments": self._anchors(), "optimizer": t.optimizer.state_dict(), "rate": t.lr_scheduler.state_dict(),
-            "teacher": self._teacher().state_dict() if self._teacher() else {}, "schedule": t.schedule.state_dict() if t.schedule else None,
-            "guard": t.state.stateful_callbacks.get("HeldOutGuard"), "step": t.state.global_step, "backward_passes": t._step}
-
-# %% ../../../nbs/contrib/islands/00_diloco.ipynb #70255e7d
-@patch
-def _load(self: IslandCallback, state: dict) -> None:
-    t = self.trainer
-    self._load_anchors(state.get("fragments", ()))
-    for fragment in self.fragments:
-        fragment.step(None)
-    t.optimizer.load_state_dict(state["optimizer"])
-    t.lr_scheduler.load_state_dict(state["rate"])
-    if self._teacher():
-        self._teacher().load_state_dict(state["teacher"])
-    if t.schedule:
-        t.schedule.load_state_dict(state["schedule"])
-    t.state.global_step = t._globalstep_last_logged = state["step"]
-    t._step, t._buffered_inputs = state["backward_passes"], None  # so that a new generation is begun
-    self._load_guard(state["guard"])
-
-# %% ../../../nbs/contrib/islands/00_diloco.ipynb #596ea93f
-@patch
-def _load_guard(self: IslandCallback, saved: dict | None) -> None:
-    if saved is None:
-        return
-    self.trainer.state.stateful_callbacks["HeldOutGuard"] = saved
-    for callback in self.trainer.callback_handler.callbacks:
-        if isinstance(callback, HeldOutGuardCallback):
-            callback.guard.load_state_dict(saved["guard"])
-            callback.rewards = list(saved["rewards"])
-
-# %% ../../../nbs/contrib/islands/00_diloco.ipynb #3365ec55
-@patch
-def on_step_end(self: IslandCallback, args, state, control, **kwargs):
-    last, due = state.global_step >= state.max_steps, state.global_step % (args.diloco_every // args.diloco_fragments) == 0
-    if last or (due and not control.should_training_stop):
-        self._exchange()
-        for _ in self.fragments[1:] if state.global_step >= state.max_steps else ():
+    def on_step_end(self, args, state, control, **kwargs):
+        last, due = state.global_step >= state.max_steps, state.global_step % (args.diloco_every // args.diloco_fragments) == 0
+        if last or (due and not control.should_training_stop):
             self._exchange()
-        control.should_training_stop |= state.global_step >= state.max_steps
+            for _ in self.fragments[1:] if state.global_step >= state.max_steps else ():
+                self._exchange()
+            control.should_training_stop |= state.global_step >= state.max_steps
 
 # %% ../../../nbs/contrib/islands/00_diloco.ipynb #f88646d5
 FILE = "islands.pt"  # in a checkpoint
@@ -286,114 +257,98 @@ class Islands(IslandCallback):
         self.healed: set[int] = set()  # fragments that have not been exchanged since this island took over another's state
         self.sent = 0  # bytes, in the exchange that is going on
 
+    def _begin(self):
+        "The manager, known to the lighthouse."
+        from torchft.manager import REPLICA_ID_KEY, Manager
+        from torchft.process_group import ProcessGroupGloo
+        host, soon = socket.gethostname(), min(self.wait, timedelta(seconds=60))
+        seconds = SLOWEST[0] + 4 * max(len(f.anchor) for f in self.fragments) / SLOWEST[1]
+        self.group = ProcessGroupGloo(timeout=min(self.wait, timedelta(seconds=seconds)))
+        self.store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=soon)
+        try:
+            self.manager = Manager(
+                pg=self.group, load_state_dict=self._take_over, state_dict=self._state, min_replica_size=1,
+                use_async_quorum=False, timeout=self.wait, quorum_timeout=self.wait, connect_timeout=soon, rank=0, world_size=1,
+                store_addr=host, store_port=self.store.port, lighthouse_addr=self.island.lighthouse,
+                replica_id=f"island{self.island.number}")
+        except (RuntimeError, TimeoutError) as error:
+            raise IslandsProblem(f"the lighthouse at {self.island.lighthouse} does not answer ({_first_line(error)}); look whether it runs there.") from None
+        if self.island.meeting:
+            self._meet(self.store.get(REPLICA_ID_KEY).decode(), soon)
+
+    def _take_over(self, state: dict) -> None:
+        self.healed = set(range(len(self.fragments)))
+        self._load(state)
+
+    def _meet(self, name, soon):
+        "Wait until all islands of this machine are there: the first outer step waits for those of which the lighthouse has heard."
+        from torchft.coordination import LighthouseClient
+        LighthouseClient(self.island.lighthouse, connect_timeout=soon).heartbeat(name)
+        address, islands = self.island.meeting.rsplit("/", 1)
+        host, port = address.rsplit(":", 1)
+        store = dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=soon)
+        store.set(str(self.island.number), "there")
+        end = time.monotonic() + self.wait.total_seconds()
+        while not store.check([str(number) for number in range(int(islands))]):
+            if self.trainer.interrupt.requested or time.monotonic() > end:
+                raise IslandsProblem(f"island {self.island.number} stopped before all {islands} islands were there (limit {self.wait.total_seconds():g} s, "
+                                     "ddp_timeout); see their logs.")
+            time.sleep(0.1)
+
+    def _try(self, counts: bool) -> bool:
+        from torch.distributed import ReduceOp
+        self.manager.start_quorum()
+        turn = self.manager.current_step() % len(self.fragments)
+        t, fragment, weight = self.trainer, self.fragments[turn], float(counts and turn not in self.healed)
+        moved, number = fragment.difference().mul_(weight), torch.tensor([weight])
+        step = torch.tensor([t.state.global_step * weight], dtype=torch.float64)
+        for tensor, how in ((moved, ReduceOp.SUM), (number, ReduceOp.SUM), (step, ReduceOp.MAX)):
+            self.manager.allreduce(tensor, reduce_op=how).wait()
+        self.sent += moved.nbytes
+        if not self.manager.should_commit():
+            self.group.abort()  # or others of this sum would wait for us
+            return False
+        fragment.step(moved.div_(number) if number else None)
+        self._go_to(int(step))
+        self.healed.discard(turn)
+        return True
+
+    def _exchange(self, counts: bool = True) -> None:
+        "One outer step, in which this island counts or only receives. Raises `IslandsProblem` where it does not come about in time."
+        began, why, done, self.sent = time.monotonic(), "others were lost again and again", False, 0
+        try:
+            while not done and time.monotonic() - began < self.wait.total_seconds():
+                done = self._try(counts)
+        except IslandsProblem:
+            raise
+        except (RuntimeError, TimeoutError) as error:
+            why = _first_line(error)
+        seconds = time.monotonic() - began
+        if not done:
+            raise IslandsProblem(f"island {self.island.number} took no outer step with the others at step {self.trainer.state.global_step} in "
+                                 f"{seconds:.0f} s ({why}); see the lighthouse and the other islands, or raise ddp_timeout.")
+        self._log(self.manager.num_participants(), seconds, self.sent)
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self._make_fragments()
+        self._begin()
+        saved = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}", FILE)
+        if saved.is_file():
+            kept = load_buffer(saved)
+            self._load_anchors(kept.get("fragments", ()))
+            self.manager.load_state_dict(kept["manager"])
+        self._exchange(any(fragment.difference().any() for fragment in self.fragments))
+        if self.island.returns and self.manager.num_participants() == 1:
+            raise IslandsProblem(f"island {self.island.number} came back when the others were gone.")
+
+    def on_save(self, args, state, control, **kwargs):
+        folder = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+        save_buffer(folder / FILE, {"fragments": self._anchors(), "manager": self.manager.state_dict()})
+        mark_complete(folder)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.manager.shutdown(wait=False)
+
 # %% ../../../nbs/contrib/islands/00_diloco.ipynb #e8f6291d
-@patch
-def _begin(self: Islands):
-    "The manager, known to the lighthouse."
-    from torchft.manager import REPLICA_ID_KEY, Manager
-    from torchft.process_group import ProcessGroupGloo
-    host, soon = socket.gethostname(), min(self.wait, timedelta(seconds=60))
-    seconds = SLOWEST[0] + 4 * max(len(f.anchor) for f in self.fragments) / SLOWEST[1]
-    self.group = ProcessGroupGloo(timeout=min(self.wait, timedelta(seconds=seconds)))
-    self.store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=soon)
-    try:
-        self.manager = Manager(
-            pg=self.group, load_state_dict=self._take_over, state_dict=self._state, min_replica_size=1,
-            use_async_quorum=False, timeout=self.wait, quorum_timeout=self.wait, connect_timeout=soon, rank=0, world_size=1,
-            store_addr=host, store_port=self.store.port, lighthouse_addr=self.island.lighthouse,
-            replica_id=f"island{self.island.number}")
-    except (RuntimeError, TimeoutError) as error:
-        raise IslandsProblem(f"the lighthouse at {self.island.lighthouse} does not answer ({_first_line(error)}); look whether it runs there.") from None
-    if self.island.meeting:
-        self._meet(self.store.get(REPLICA_ID_KEY).decode(), soon)
-
-
-@patch
-def _take_over(self: Islands, state: dict) -> None:
-    self.healed = set(range(len(self.fragments)))
-    self._load(state)
-
-
 def _first_line(error):
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-
-# %% ../../../nbs/contrib/islands/00_diloco.ipynb #c7ff89a2
-@patch
-def _meet(self: Islands, name, soon):
-    "Wait until all islands of this machine are there: the first outer step waits for those of which the lighthouse has heard."
-    from torchft.coordination import LighthouseClient
-    LighthouseClient(self.island.lighthouse, connect_timeout=soon).heartbeat(name)
-    address, islands = self.island.meeting.rsplit("/", 1)
-    host, port = address.rsplit(":", 1)
-    store = dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=soon)
-    store.set(str(self.island.number), "there")
-    end = time.monotonic() + self.wait.total_seconds()
-    while not store.check([str(number) for number in range(int(islands))]):
-        if self.trainer.interrupt.requested or time.monotonic() > end:
-            raise IslandsProblem(f"island {self.island.number} stopped before all {islands} islands were there (limit {self.wait.total_seconds():g} s, "
-                                 "ddp_timeout); see their logs.")
-        time.sleep(0.1)
-
-# %% ../../../nbs/contrib/islands/00_diloco.ipynb #b5956118
-@patch
-def _try(self: Islands, counts: bool) -> bool:
-    from torch.distributed import ReduceOp
-    self.manager.start_quorum()
-    turn = self.manager.current_step() % len(self.fragments)
-    t, fragment, weight = self.trainer, self.fragments[turn], float(counts and turn not in self.healed)
-    moved, number = fragment.difference().mul_(weight), torch.tensor([weight])
-    step = torch.tensor([t.state.global_step * weight], dtype=torch.float64)
-    for tensor, how in ((moved, ReduceOp.SUM), (number, ReduceOp.SUM), (step, ReduceOp.MAX)):
-        self.manager.allreduce(tensor, reduce_op=how).wait()
-    self.sent += moved.nbytes
-    if not self.manager.should_commit():
-        self.group.abort()  # or others of this sum would wait for us
-        return False
-    fragment.step(moved.div_(number) if number else None)
-    self._go_to(int(step))
-    self.healed.discard(turn)
-    return True
-
-# %% ../../../nbs/contrib/islands/00_diloco.ipynb #c360ef35
-@patch
-def _exchange(self: Islands, counts: bool = True) -> None:
-    "One outer step, in which this island counts or only receives. Raises `IslandsProblem` where it does not come about in time."
-    began, why, done, self.sent = time.monotonic(), "others were lost again and again", False, 0
-    try:
-        while not done and time.monotonic() - began < self.wait.total_seconds():
-            done = self._try(counts)
-    except IslandsProblem:
-        raise
-    except (RuntimeError, TimeoutError) as error:
-        why = _first_line(error)
-    seconds = time.monotonic() - began
-    if not done:
-        raise IslandsProblem(f"island {self.island.number} took no outer step with the others at step {self.trainer.state.global_step} in "
-                             f"{seconds:.0f} s ({why}); see the lighthouse and the other islands, or raise ddp_timeout.")
-    self._log(self.manager.num_participants(), seconds, self.sent)
-
-# %% ../../../nbs/contrib/islands/00_diloco.ipynb #610dd71e
-@patch
-def on_train_begin(self: Islands, args, state, control, **kwargs):
-    self._make_fragments()
-    self._begin()
-    saved = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}", FILE)
-    if saved.is_file():
-        kept = load_buffer(saved)
-        self._load_anchors(kept.get("fragments", ()))
-        self.manager.load_state_dict(kept["manager"])
-    self._exchange(any(fragment.difference().any() for fragment in self.fragments))
-    if self.island.returns and self.manager.num_participants() == 1:
-        raise IslandsProblem(f"island {self.island.number} came back when the others were gone.")
-
-# %% ../../../nbs/contrib/islands/00_diloco.ipynb #59b586e2
-@patch
-def on_save(self: Islands, args, state, control, **kwargs):
-    folder = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
-    save_buffer(folder / FILE, {"fragments": self._anchors(), "manager": self.manager.state_dict()})
-    mark_complete(folder)
-
-
-@patch
-def on_train_end(self: Islands, args, state, control, **kwargs):
-    self.manager.shutdown(wait=False)

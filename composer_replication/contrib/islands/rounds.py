@@ -18,7 +18,6 @@ from typing import Any
 import orjson
 import safetensors.torch
 import torch
-from fastcore.basics import patch
 
 from .diloco import IslandsProblem, OuterStep
 from ..queue.store import HOUR, Store
@@ -54,68 +53,187 @@ class Rounds:
         self.moved = 0  # bytes of weights that were written and read since the exchange began
         self.life = secrets.token_hex(4)  # tells two processes with one number apart
 
+    def _json(self, name: str) -> dict | None:
+        content = self.store.read(f"{name}.json")
+        return None if content is None else orjson.loads(content)
+
+    def _put_json(self, name: str, content: Mapping[str, Any]) -> None:
+        "Where there is none."
+        self.store.put_new(f"{name}.json", orjson.dumps(content))
+
+    def _latest(self) -> int | None:
+        "Of the states."
+        return max((int(name.split(".")[0]) for name in self.store.names("states")), default=None)
+
+    def meet(self, settings: Mapping[str, Any]) -> None:
+        "Begin a run here or enter the one that began. Raises `QueueProblem` for a store of no use, as `Store.try_out`."
+        self.store.try_out()
+        mine = {"weights": len(self.outer.anchor), **settings}
+        self._put_json("run", mine)
+        run = self._json("run")
+        if other := sorted(key for key in run.keys() | mine.keys() if run.get(key) != mine.get(key)):
+            raise IslandsProblem(f"the islands at {self.store.url} run with {other[0]}={run.get(other[0])!r}, and here it is {mine.get(other[0])!r}; take "
+                                 "the same recipe and --set, or another --exchange.")
+
+    def join(
+        self,
+        fresh: bool,  # this island has no anchor of its own from a checkpoint
+    ) -> None:
+        "Take over what the others have, and be waited for from now on."
+        if fresh and self._latest() is None:
+            self._publish()
+        if (latest := self._latest()) is None:
+            raise IslandsProblem(f"{self.store.url} holds nothing of the run of this checkpoint; give its --exchange, or start without resume=true.")
+        if fresh:
+            self._take_state(latest)
+        self.catch_up()
+        self._enter()
+
+    def _enter(self) -> None:
+        self.store.put(f"islands/{self.island}.json", orjson.dumps({"from": self.number, "life": self.life}))
+
+    def leave(self) -> None:
+        "Nobody shall wait for this island."
+        self.store.remove(f"islands/{self.island}.json")
+
+    def _publish(self) -> None:
+        "The state before the open round, unless it is there; then remove what nobody needs any more."
+        name = f"{self.number:06d}.pt"
+        if name not in self.store.names("states"):
+            with tempfile.TemporaryDirectory() as folder:
+                save_buffer(Path(folder, "state"), self.state())
+                self.store.put_new(f"states/{name}", Path(folder, "state").read_bytes())
+        for folder in ("rounds", "states"):
+            for name in self.store.names(folder):
+                if int(name[:6]) < self.number - 1:
+                    self.store.remove(f"{folder}/{name}")
+
+    def _take_state(self, number: int) -> bool:  # False: it is gone
+        content = self.store.read(f"states/{number:06d}.pt", HOUR)
+        if content is None:
+            return False
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "state").write_bytes(content)
+            self.load(load_buffer(Path(folder, "state")))
+        self.number = number
+        return True
+
+    def has_delivered(self) -> bool:
+        "Whether this island, or an earlier life of it, has put its part of the open round."
+        return f"{self.number:06d}-{self.island}.safetensors" in self.store.names("rounds")
+
+    def deliver(
+        self,
+        step: int,  # optimizer steps of this island so far
+    ) -> None:
+        "Put what has moved since the last outer step, unless an earlier life has done so."
+        if (self._json(f"islands/{self.island}") or {}).get("life", self.life) != self.life:
+            raise IslandsProblem(f"island {self.island} runs twice at {self.store.url}; give each process a number of its own by --island.")
+        name, content = _round(self.number, self.island), None
+        if not self.has_delivered():
+            content = safetensors.torch.save({"moved": self.outer.difference(), "step": torch.tensor([step])})
+            self.moved += self.outer.anchor.nbytes
+            if not self.store.put_new(f"{name}.safetensors", content):
+                content = None
+        content = content or self.store.read(f"{name}.safetensors", HOUR)
+        if content is not None:  # else others have closed the round long ago
+            parts = safetensors.torch.load(content)
+            self._put_json(name, {"sha256": hashlib.sha256(content).hexdigest(), "weights": len(parts["moved"]), "step": int(parts["step"]),
+                                  "anchor": _digest(self.outer.anchor)})
+
+    def _delivered(self) -> dict[str, dict]:
+        "What the marker of each island that has delivered to the open round says."
+        start = f"{self.number:06d}-"
+        found = [name.removeprefix(start).removesuffix(".json") for name in self.store.names("rounds") if name.startswith(start)]
+        markers = {island: self._json(_round(self.number, island)) for island in sorted(found, key=lambda i: i.zfill(9)) if island.isdigit()}
+        return {island: marker for island, marker in markers.items() if marker}
+
+    def _awaited(self) -> set[str]:
+        before = self._json(_round(self.number - 1, "members")) or {} if self.number else {}
+        islands = {name.removesuffix(".json") for name in self.store.names("islands")}
+        return {island for island in islands if (entry := self._json(f"islands/{island}")) and (entry["from"] == self.number or island in before)}
+
+    def decide(
+        self,
+        over: bool,  # the limit has passed: whoever is missing stays out
+    ) -> None:
+        "Write down who is in the mean of the open round, if it is time and nobody has."
+        if self._json(_round(self.number, "members")) is None:
+            there = self._delivered()
+            if str(self.island) in there and (over or self._awaited() <= there.keys()):
+                self._put_json(_round(self.number, "members"), there)
+
+    def _mean(self, members: Mapping[str, dict]) -> torch.Tensor | None:  # None: a file is gone
+        "`(weights,)`, of what the members have moved."
+        total, anchor = torch.zeros_like(self.outer.anchor), _digest(self.outer.anchor)
+        for island, marker in members.items():
+            content = self.store.read(f"{_round(self.number, island)}.safetensors", HOUR)
+            if content is None:
+                return None
+            if hashlib.sha256(content).hexdigest() != marker["sha256"] or marker["weights"] != len(total):
+                raise IslandsProblem(f"{_round(self.number, island)}.safetensors at {self.store.url} is not what island {island} wrote; take another --exchange.")
+            if marker["anchor"] != anchor:
+                raise IslandsProblem(f"islands {island} and {self.island} began round {self.number} with different weights; start again with another --exchange, "
+                                     "all islands with one version, on processors of one kind.")
+            total += safetensors.torch.load(content)["moved"]
+            self.moved += total.nbytes
+        return total.div_(len(members))
+
+    def _next(self) -> Round | None:  # None: the open round has not been decided
+        number, members = self.number, self._json(_round(self.number, "members"))
+        latest = self._latest() or 0
+        if latest >= number + 2:
+            if not self._take_state(latest) and self._latest() == latest:
+                raise IslandsProblem(f"the state {latest} at {self.store.url} cannot be read; look who removes files there.")
+            return Round(number, ())
+        if members is None:
+            return None
+        if (mean := self._mean(members)) is None:
+            if (self._latest() or 0) < number + 2:
+                raise IslandsProblem(f"round {number} at {self.store.url} lacks a file; look who removes files there.")
+            return Round(number, ())
+        self.outer.step(mean)
+        self.go_to(max(marker["step"] for marker in members.values()))
+        self.number += 1
+        if str(self.island) == next(iter(members)):
+            self._publish()
+        return Round(number, tuple(map(int, members)))
+
+    def catch_up(self) -> list[Round]:
+        "Take all that has been decided."
+        taken = []
+        while found := self._next():
+            taken.append(found)
+        return taken
+
+    def exchange(
+        self,
+        step: int,  # optimizer steps of this island so far
+        stopped: Callable[[], bool] = lambda: False,  # asked while waiting
+    ) -> list[Round]:  # several where this island was late; none where it was stopped: its part stays, and may still be counted
+        "Deliver, wait for the others, decide, take the mean."
+        self.moved, distance = 0, 0.02
+        self.deliver(step)
+        end = self.now() + self.wait
+        while True:
+            over = self.now() >= end
+            self.decide(over)
+            if taken := self.catch_up():
+                if self.island not in taken[-1].members:
+                    self._enter()
+                return taken
+            if over:
+                raise IslandsProblem(f"round {self.number} at {self.store.url} came to no end; look who removes files there.")
+            if stopped():
+                return []
+            self.pause(max(min(distance, end - self.now()), 0.0))
+            distance = min(distance * 1.5, 1.0)
+
 # %% ../../../nbs/contrib/islands/01_rounds.ipynb #08647ca7
 def _round(number: int, what: object) -> str:
     return f"rounds/{number:06d}-{what}"
 
-
-@patch
-def _json(self: Rounds, name: str) -> dict | None:
-    content = self.store.read(f"{name}.json")
-    return None if content is None else orjson.loads(content)
-
-
-@patch
-def _put_json(self: Rounds, name: str, content: Mapping[str, Any]) -> None:
-    "Where there is none."
-    self.store.put_new(f"{name}.json", orjson.dumps(content))
-
-
-@patch
-def _latest(self: Rounds) -> int | None:
-    "Of the states."
-    return max((int(name.split(".")[0]) for name in self.store.names("states")), default=None)
-
-# %% ../../../nbs/contrib/islands/01_rounds.ipynb #5a593128
-@patch
-def meet(self: Rounds, settings: Mapping[str, Any]) -> None:
-    "Begin a run here or enter the one that began. Raises `QueueProblem` for a store of no use, as `Store.try_out`."
-    self.store.try_out()
-    mine = {"weights": len(self.outer.anchor), **settings}
-    self._put_json("run", mine)
-    run = self._json("run")
-    if other := sorted(key for key in run.keys() | mine.keys() if run.get(key) != mine.get(key)):
-        raise IslandsProblem(f"the islands at {self.store.url} run with {other[0]}={run.get(other[0])!r}, and here it is {mine.get(other[0])!r}; take "
-                             "the same recipe and --set, or another --exchange.")
-
-
-@patch
-def join(
-    self: Rounds,
-    fresh: bool,  # this island has no anchor of its own from a checkpoint
-) -> None:
-    "Take over what the others have, and be waited for from now on."
-    if fresh and self._latest() is None:
-        self._publish()
-    if (latest := self._latest()) is None:
-        raise IslandsProblem(f"{self.store.url} holds nothing of the run of this checkpoint; give its --exchange, or start without resume=true.")
-    if fresh:
-        self._take_state(latest)
-    self.catch_up()
-    self._enter()
-
 # %% ../../../nbs/contrib/islands/01_rounds.ipynb #764e6b90
-@patch
-def _enter(self: Rounds) -> None:
-    self.store.put(f"islands/{self.island}.json", orjson.dumps({"from": self.number, "life": self.life}))
-
-
-@patch
-def leave(self: Rounds) -> None:
-    "Nobody shall wait for this island."
-    self.store.remove(f"islands/{self.island}.json")
-
-
 def expect(store: Store, islands: int) -> None:
     "Have the first round wait for islands 0 and on that are about to start."
     for number in range(islands):
@@ -126,161 +244,6 @@ def has_met(store: Store, number: int) -> bool:
     "Whether an island that was expected has come."
     return "life" in orjson.loads(store.read(f"islands/{number}.json") or b"{}")
 
-# %% ../../../nbs/contrib/islands/01_rounds.ipynb #9137a16f
-@patch
-def _publish(self: Rounds) -> None:
-    "The state before the open round, unless it is there; then remove what nobody needs any more."
-    name = f"{self.number:06d}.pt"
-    if name not in self.store.names("states"):
-        with tempfile.TemporaryDirectory() as folder:
-            save_buffer(Path(folder, "state"), self.state())
-            self.store.put_new(f"states/{name}", Path(folder, "state").read_bytes())
-    for folder in ("rounds", "states"):
-        for name in self.store.names(folder):
-            if int(name[:6]) < self.number - 1:
-                self.store.remove(f"{folder}/{name}")
-
-
-@patch
-def _take_state(self: Rounds, number: int) -> bool:  # False: it is gone
-    content = self.store.read(f"states/{number:06d}.pt", HOUR)
-    if content is None:
-        return False
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "state").write_bytes(content)
-        self.load(load_buffer(Path(folder, "state")))
-    self.number = number
-    return True
-
 # %% ../../../nbs/contrib/islands/01_rounds.ipynb #71d48d3c
 def _digest(tensor: torch.Tensor) -> str:
     return hashlib.sha256(tensor.contiguous().numpy().data).hexdigest()
-
-
-@patch
-def has_delivered(self: Rounds) -> bool:
-    "Whether this island, or an earlier life of it, has put its part of the open round."
-    return f"{self.number:06d}-{self.island}.safetensors" in self.store.names("rounds")
-
-
-@patch
-def deliver(
-    self: Rounds,
-    step: int,  # optimizer steps of this island so far
-) -> None:
-    "Put what has moved since the last outer step, unless an earlier life has done so."
-    if (self._json(f"islands/{self.island}") or {}).get("life", self.life) != self.life:
-        raise IslandsProblem(f"island {self.island} runs twice at {self.store.url}; give each process a number of its own by --island.")
-    name, content = _round(self.number, self.island), None
-    if not self.has_delivered():
-        content = safetensors.torch.save({"moved": self.outer.difference(), "step": torch.tensor([step])})
-        self.moved += self.outer.anchor.nbytes
-        if not self.store.put_new(f"{name}.safetensors", content):
-            content = None
-    content = content or self.store.read(f"{name}.safetensors", HOUR)
-    if content is not None:  # else others have closed the round long ago
-        parts = safetensors.torch.load(content)
-        self._put_json(name, {"sha256": hashlib.sha256(content).hexdigest(), "weights": len(parts["moved"]), "step": int(parts["step"]),
-                              "anchor": _digest(self.outer.anchor)})
-
-# %% ../../../nbs/contrib/islands/01_rounds.ipynb #52145f66
-@patch
-def _delivered(self: Rounds) -> dict[str, dict]:
-    "What the marker of each island that has delivered to the open round says."
-    start = f"{self.number:06d}-"
-    found = [name.removeprefix(start).removesuffix(".json") for name in self.store.names("rounds") if name.startswith(start)]
-    markers = {island: self._json(_round(self.number, island)) for island in sorted(found, key=lambda i: i.zfill(9)) if island.isdigit()}
-    return {island: marker for island, marker in markers.items() if marker}
-
-
-@patch
-def _awaited(self: Rounds) -> set[str]:
-    before = self._json(_round(self.number - 1, "members")) or {} if self.number else {}
-    islands = {name.removesuffix(".json") for name in self.store.names("islands")}
-    return {island for island in islands if (entry := self._json(f"islands/{island}")) and (entry["from"] == self.number or island in before)}
-
-
-@patch
-def decide(
-    self: Rounds,
-    over: bool,  # the limit has passed: whoever is missing stays out
-) -> None:
-    "Write down who is in the mean of the open round, if it is time and nobody has."
-    if self._json(_round(self.number, "members")) is None:
-        there = self._delivered()
-        if str(self.island) in there and (over or self._awaited() <= there.keys()):
-            self._put_json(_round(self.number, "members"), there)
-
-# %% ../../../nbs/contrib/islands/01_rounds.ipynb #88447170
-@patch
-def _mean(self: Rounds, members: Mapping[str, dict]) -> torch.Tensor | None:  # None: a file is gone
-    "`(weights,)`, of what the members have moved."
-    total, anchor = torch.zeros_like(self.outer.anchor), _digest(self.outer.anchor)
-    for island, marker in members.items():
-        content = self.store.read(f"{_round(self.number, island)}.safetensors", HOUR)
-        if content is None:
-            return None
-        if hashlib.sha256(content).hexdigest() != marker["sha256"] or marker["weights"] != len(total):
-            raise IslandsProblem(f"{_round(self.number, island)}.safetensors at {self.store.url} is not what island {island} wrote; take another --exchange.")
-        if marker["anchor"] != anchor:
-            raise IslandsProblem(f"islands {island} and {self.island} began round {self.number} with different weights; start again with another --exchange, "
-                                 "all islands with one version, on processors of one kind.")
-        total += safetensors.torch.load(content)["moved"]
-        self.moved += total.nbytes
-    return total.div_(len(members))
-
-# %% ../../../nbs/contrib/islands/01_rounds.ipynb #0c099296
-@patch
-def _next(self: Rounds) -> Round | None:  # None: the open round has not been decided
-    number, members = self.number, self._json(_round(self.number, "members"))
-    latest = self._latest() or 0
-    if latest >= number + 2:
-        if not self._take_state(latest) and self._latest() == latest:
-            raise IslandsProblem(f"the state {latest} at {self.store.url} cannot be read; look who removes files there.")
-        return Round(number, ())
-    if members is None:
-        return None
-    if (mean := self._mean(members)) is None:
-        if (self._latest() or 0) < number + 2:
-            raise IslandsProblem(f"round {number} at {self.store.url} lacks a file; look who removes files there.")
-        return Round(number, ())
-    self.outer.step(mean)
-    self.go_to(max(marker["step"] for marker in members.values()))
-    self.number += 1
-    if str(self.island) == next(iter(members)):
-        self._publish()
-    return Round(number, tuple(map(int, members)))
-
-
-@patch
-def catch_up(self: Rounds) -> list[Round]:
-    "Take all that has been decided."
-    taken = []
-    while found := self._next():
-        taken.append(found)
-    return taken
-
-# %% ../../../nbs/contrib/islands/01_rounds.ipynb #e35fade0
-@patch
-def exchange(
-    self: Rounds,
-    step: int,  # optimizer steps of this island so far
-    stopped: Callable[[], bool] = lambda: False,  # asked while waiting
-) -> list[Round]:  # several where this island was late; none where it was stopped: its part stays, and may still be counted
-    "Deliver, wait for the others, decide, take the mean."
-    self.moved, distance = 0, 0.02
-    self.deliver(step)
-    end = self.now() + self.wait
-    while True:
-        over = self.now() >= end
-        self.decide(over)
-        if taken := self.catch_up():
-            if self.island not in taken[-1].members:
-                self._enter()
-            return taken
-        if over:
-            raise IslandsProblem(f"round {self.number} at {self.store.url} came to no end; look who removes files there.")
-        if stopped():
-            return []
-        self.pause(max(min(distance, end - self.now()), 0.0))
-        distance = min(distance * 1.5, 1.0)

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from fastcore.basics import patch
 
 from .diloco import LIGHTHOUSE, MEETING, RETURNS, IslandsProblem, need_torchft
 from ..launch.watch import die_with_parent
@@ -104,66 +103,58 @@ class IslandProcesses:
     codes: dict[int, int] = field(default_factory=dict)  # of those that have ended for good
     told: int = 0  # the signal that came
 
+    def _start(self, number: int) -> None:
+        "Island 0 prints here, the others into their logs."
+        again, self.starts[number] = self.starts.get(number, 0) > 0, self.starts.get(number, 0) + 1
+        folder = island_folder(self.folder, number)
+        folder.mkdir(parents=True, exist_ok=True)
+        environment = _environment(number, self.islands, self.meeting.environment(again and bool(self.running)))
+        command = [*self.command, "--island", str(number), *(["--set", "resume=true"] if again else [])]
+        with open(folder / LOG, "ab") as log:
+            streams = {} if number == 0 else {"stdout": log, "stderr": log}
+            self.running[number] = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True,
+                                                    preexec_fn=die_with_parent if sys.platform == "linux" else None, **streams)
+
+    def _ended(self, number: int, code: int) -> None:
+        "An island has ended: it is done with, or started again."
+        finished, stopped = 0 in self.codes.values(), code in (0, 130)
+        lost = not stopped and (code < 0 or self.starts[number] > 1 or self.meeting.has_met(number))
+        if lost and not finished and not self.told and self.starts[number] < STARTS:
+            self.say(f"island {number} was lost ({_how(code)}) and is started again")
+            return self._start(number)
+        self.codes[number] = code
+        if not stopped and self.told != signal.SIGKILL:
+            self.say(f"island {number} was lost ({_how(code)})" if lost else f"island {number} failed; see {island_folder(self.folder, number) / LOG}")
+        if not stopped and not lost and not self.told:
+            self._tell(signal.SIGKILL)
+
+    def _tell(self, number: int, frame=None) -> None:
+        "Hand a signal on."
+        self.told = number
+        for process in self.running.values():
+            process.send_signal(number)
+
+    def run(self) -> int:  # 0 where one has finished, else the exit code of one that did not
+        "Start all and wait for their end. Nothing that was started outlives this call."
+        before = {s: signal.signal(s, self._tell) for s in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            for number in range(self.islands):
+                if not self.told:  # else nobody would tell those that start now
+                    self._start(number)
+            while self.running:
+                for number, process in list(self.running.items()):
+                    if (code := process.poll()) is not None:
+                        del self.running[number]
+                        self._ended(number, code)
+                time.sleep(0.05)
+        finally:
+            for process in self.running.values():
+                process.kill()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self.meeting.close()
+        return 0 if 0 in self.codes.values() else max(self.codes.values(), default=130, key=lambda code: (code > 0, code != 130, code))
+
 # %% ../../../nbs/contrib/islands/03_start.ipynb #5aa45201
-@patch
-def _start(self: IslandProcesses, number: int) -> None:
-    "Island 0 prints here, the others into their logs."
-    again, self.starts[number] = self.starts.get(number, 0) > 0, self.starts.get(number, 0) + 1
-    folder = island_folder(self.folder, number)
-    folder.mkdir(parents=True, exist_ok=True)
-    environment = _environment(number, self.islands, self.meeting.environment(again and bool(self.running)))
-    command = [*self.command, "--island", str(number), *(["--set", "resume=true"] if again else [])]
-    with open(folder / LOG, "ab") as log:
-        streams = {} if number == 0 else {"stdout": log, "stderr": log}
-        self.running[number] = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True,
-                                                preexec_fn=die_with_parent if sys.platform == "linux" else None, **streams)
-
-
-@patch
-def _ended(self: IslandProcesses, number: int, code: int) -> None:
-    "An island has ended: it is done with, or started again."
-    finished, stopped = 0 in self.codes.values(), code in (0, 130)
-    lost = not stopped and (code < 0 or self.starts[number] > 1 or self.meeting.has_met(number))
-    if lost and not finished and not self.told and self.starts[number] < STARTS:
-        self.say(f"island {number} was lost ({_how(code)}) and is started again")
-        return self._start(number)
-    self.codes[number] = code
-    if not stopped and self.told != signal.SIGKILL:
-        self.say(f"island {number} was lost ({_how(code)})" if lost else f"island {number} failed; see {island_folder(self.folder, number) / LOG}")
-    if not stopped and not lost and not self.told:
-        self._tell(signal.SIGKILL)
-
-
 def _how(code):
     return f"signal {-code}" if code < 0 else f"exit code {code}"
-
-# %% ../../../nbs/contrib/islands/03_start.ipynb #e51b9c3f
-@patch
-def _tell(self: IslandProcesses, number: int, frame=None) -> None:
-    "Hand a signal on."
-    self.told = number
-    for process in self.running.values():
-        process.send_signal(number)
-
-
-@patch
-def run(self: IslandProcesses) -> int:  # 0 where one has finished, else the exit code of one that did not
-    "Start all and wait for their end. Nothing that was started outlives this call."
-    before = {s: signal.signal(s, self._tell) for s in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        for number in range(self.islands):
-            if not self.told:  # else nobody would tell those that start now
-                self._start(number)
-        while self.running:
-            for number, process in list(self.running.items()):
-                if (code := process.poll()) is not None:
-                    del self.running[number]
-                    self._ended(number, code)
-            time.sleep(0.05)
-    finally:
-        for process in self.running.values():
-            process.kill()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        self.meeting.close()
-    return 0 if 0 in self.codes.values() else max(self.codes.values(), default=130, key=lambda code: (code > 0, code != 130, code))

@@ -9,7 +9,6 @@ __all__ = ['StoreIslands']
 import time
 from pathlib import Path
 
-from fastcore.basics import patch
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from .diloco import FILE, IslandCallback, IslandsProblem, need_one_process
@@ -34,50 +33,40 @@ class StoreIslands(IslandCallback):
             raise IslandsProblem(f"--exchange moves all weights at once, and diloco_fragments is {self.args.diloco_fragments}; leave it out.")
         self.store, self.rounds = store, None
 
-# %% ../../../nbs/contrib/islands/02_store.ipynb #f77d44c5
-@patch
-def on_train_begin(self: StoreIslands, args, state, control, **kwargs):
-    self._make_fragments()
-    self.rounds = Rounds(self.store, self.number, self.fragments[0], args.diloco_wait, self._state, self._load, self._go_to)
-    self.rounds.meet({key: getattr(args, key) for key in ("diloco_every", "diloco_lr", "diloco_momentum")})
-    before, saved = state.global_step, Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}", FILE)
-    if saved.is_file():
-        kept = load_buffer(saved)
-        self._load_anchors(kept.get("fragments", ()))
-        self.rounds.number = kept["round"]
-    self.rounds.join(fresh=not saved.is_file())
-    if self.rounds.has_delivered():
-        self._exchange()
-    if before < state.max_steps <= state.global_step:
+    def on_train_begin(self, args, state, control, **kwargs):
+        self._make_fragments()
+        self.rounds = Rounds(self.store, self.number, self.fragments[0], args.diloco_wait, self._state, self._load, self._go_to)
+        self.rounds.meet({key: getattr(args, key) for key in ("diloco_every", "diloco_lr", "diloco_momentum")})
+        before, saved = state.global_step, Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}", FILE)
+        if saved.is_file():
+            kept = load_buffer(saved)
+            self._load_anchors(kept.get("fragments", ()))
+            self.rounds.number = kept["round"]
+        self.rounds.join(fresh=not saved.is_file())
+        if self.rounds.has_delivered():
+            self._exchange()
+        if before < state.max_steps <= state.global_step:
+            self.rounds.leave()
+            raise IslandsProblem(f"the run at {self.store.url} has reached its last step without island {self.number}; its weights are in the other islands' folders. "
+                                 "For a new run take another --exchange.")
+
+    def on_step_end(self, args, state, control, **kwargs):
+        IslandCallback.on_step_end(self, args, state, control, **kwargs)
+        if self.trainer.interrupt.requested:  # also where the signal came while others were waited for
+            control.should_save = control.should_training_stop = True
+
+    def _exchange(self) -> None:
+        "One outer step, or more where this island was late; only who has moved delivers."
+        began = time.monotonic()
+        taken = self.rounds.exchange(self.trainer.state.global_step, lambda: self.trainer.interrupt.requested)
+        if taken:
+            self._log(len(taken[0].members), time.monotonic() - began, self.rounds.moved)
+            self.trainer._metrics["train"]["islands/late"].append(float(self.number not in taken[0].members))
+
+    def on_save(self, args, state, control, **kwargs):
+        folder = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+        save_buffer(folder / FILE, {"fragments": self._anchors(), "round": self.rounds.number})
+        mark_complete(folder)
+
+    def on_train_end(self, args, state, control, **kwargs):
         self.rounds.leave()
-        raise IslandsProblem(f"the run at {self.store.url} has reached its last step without island {self.number}; its weights are in the other islands' folders. "
-                             "For a new run take another --exchange.")
-
-
-@patch
-def on_step_end(self: StoreIslands, args, state, control, **kwargs):
-    IslandCallback.on_step_end(self, args, state, control, **kwargs)
-    if self.trainer.interrupt.requested:  # also where the signal came while others were waited for
-        control.should_save = control.should_training_stop = True
-
-# %% ../../../nbs/contrib/islands/02_store.ipynb #8797c29f
-@patch
-def _exchange(self: StoreIslands) -> None:
-    "One outer step, or more where this island was late; only who has moved delivers."
-    began = time.monotonic()
-    taken = self.rounds.exchange(self.trainer.state.global_step, lambda: self.trainer.interrupt.requested)
-    if taken:
-        self._log(len(taken[0].members), time.monotonic() - began, self.rounds.moved)
-        self.trainer._metrics["train"]["islands/late"].append(float(self.number not in taken[0].members))
-
-# %% ../../../nbs/contrib/islands/02_store.ipynb #63a2bcd1
-@patch
-def on_save(self: StoreIslands, args, state, control, **kwargs):
-    folder = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
-    save_buffer(folder / FILE, {"fragments": self._anchors(), "round": self.rounds.number})
-    mark_complete(folder)
-
-
-@patch
-def on_train_end(self: StoreIslands, args, state, control, **kwargs):
-    self.rounds.leave()

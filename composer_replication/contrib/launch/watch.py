@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import psutil
-from fastcore.basics import patch
 
 from ...core.files import write_json
 from .job import LaunchProblem, Limit
@@ -131,103 +130,85 @@ class Watch:
             raise LaunchProblem(f"the guard has stopped this run: {reason}", "take another folder")
         self.ending, self.kill_at, self.reason = "", 0.0, ""
 
-# %% ../../../nbs/contrib/launch/01_watch.ipynb #871996ef
-@patch
-def used(self: Watch) -> float:
-    "Seconds of the limit, all starts together."
-    return self.before + time.monotonic() - self.began
+    def used(self) -> float:
+        "Seconds of the limit, all starts together."
+        return self.before + time.monotonic() - self.began
 
-
-@patch
-def write(self: Watch, state: str, code: int | None = None) -> Status:
-    "Keep where the run stands."
-    me = psutil.Process()
-    status = Status(state, round(self.used(), 1), self.limit.seconds, me.pid, me.create_time(), code, self.reason)
-    write_json(status_file(self.folder), asdict(status))
-    self.written = time.monotonic()
-    return status
-
-# %% ../../../nbs/contrib/launch/01_watch.ipynb #653372a4
-@patch
-def end(self: Watch, ending: str) -> None:
-    "Ask the command to end; it has the grace, and never longer than the limit."
-    self.ending, self.kill_at = ending, min(self.limit.seconds, self.used() + self.limit.grace)
-    _signal_all(self.child, signal.SIGTERM)
-
-
-@patch
-def look(self: Watch) -> None:
-    "One look at the clock and at the guard."
-    if self.ending:
-        if self.used() >= self.kill_at:
-            _signal_all(self.child, signal.SIGKILL)
-    elif self.asked:
-        self.end("stopped")
-    elif self.used() >= self.limit.seconds - self.limit.grace:
-        self.end("spent")
-    elif time.monotonic() - self.written >= min(WRITE, self.limit.seconds / 20):
-        if self.reason and self.used() >= self.guard_at + self.limit.grace:  # the process had time to end by itself
-            self.end("guard")
-        elif not self.reason and (reason := guard_reason(self.folder)):
-            self.reason, self.guard_at = reason, self.used()
-        self._keep()
-
-
-@patch
-def _keep(self: Watch) -> None:
-    "Write how far it is; a disk that refuses for a while must not end the watch, and with it the limit."
-    try:
-        self.write("running")
-    except OSError as error:
+    def write(self, state: str, code: int | None = None) -> Status:
+        "Keep where the run stands."
+        me = psutil.Process()
+        status = Status(state, round(self.used(), 1), self.limit.seconds, me.pid, me.create_time(), code, self.reason)
+        write_json(status_file(self.folder), asdict(status))
         self.written = time.monotonic()
-        print(f"the status of {self.folder} was not written: {error}", file=sys.stderr)
+        return status
 
-# %% ../../../nbs/contrib/launch/01_watch.ipynb #ed43534b
-@patch
-def run(self: Watch) -> Status:
-    "Run the command to its end, however it ends. Main thread only: it takes over SIGTERM and SIGINT meanwhile."
-    self.began, self.asked, self.written, self.child = time.monotonic(), False, 0.0, None
-    self.write("running")
-    before = {number: signal.signal(number, self._ask) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        self.child = self._start()
-        while self.child.poll() is None:
-            self.look()
-            try:
-                self.child.wait(EVERY)
-            except subprocess.TimeoutExpired:
-                continue
-        return self._ended(self.child.returncode)
-    except BaseException:
-        if self.child is not None and self.child.poll() is None:  # nobody would hold it to its limit
-            _signal_all(self.child, signal.SIGKILL)
-        raise
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    def end(self, ending: str) -> None:
+        "Ask the command to end; it has the grace, and never longer than the limit."
+        self.ending, self.kill_at = ending, min(self.limit.seconds, self.used() + self.limit.grace)
+        _signal_all(self.child, signal.SIGTERM)
 
-# %% ../../../nbs/contrib/launch/01_watch.ipynb #e6800a76
-@patch
-def _start(self: Watch) -> subprocess.Popen:
-    grace = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(self.limit.grace)}  # else torchrun kills its workers 30 seconds after SIGTERM
-    try:
-        return subprocess.Popen(self.command, stdin=subprocess.DEVNULL, start_new_session=True, env=os.environ | grace,
-                                preexec_fn=die_with_parent if sys.platform == "linux" else None)
-    except OSError as error:
-        problem = LaunchProblem(f"{self.command[0]} cannot be started ({error.strerror})", "check that it is installed where the job runs")
-        self.reason = str(problem)  # `composer-rl jobs status` says it at once; the log, when this process has ended
-        self.write("failed")
-        raise problem from None
+    def look(self) -> None:
+        "One look at the clock and at the guard."
+        if self.ending:
+            if self.used() >= self.kill_at:
+                _signal_all(self.child, signal.SIGKILL)
+        elif self.asked:
+            self.end("stopped")
+        elif self.used() >= self.limit.seconds - self.limit.grace:
+            self.end("spent")
+        elif time.monotonic() - self.written >= min(WRITE, self.limit.seconds / 20):
+            if self.reason and self.used() >= self.guard_at + self.limit.grace:  # the process had time to end by itself
+                self.end("guard")
+            elif not self.reason and (reason := guard_reason(self.folder)):
+                self.reason, self.guard_at = reason, self.used()
+            self._keep()
 
+    def _keep(self) -> None:
+        "Write how far it is; a disk that refuses for a while must not end the watch, and with it the limit."
+        try:
+            self.write("running")
+        except OSError as error:
+            self.written = time.monotonic()
+            print(f"the status of {self.folder} was not written: {error}", file=sys.stderr)
 
-@patch
-def _ask(self: Watch, number, frame):
-    self.asked = True
+    def run(self) -> Status:
+        "Run the command to its end, however it ends. Main thread only: it takes over SIGTERM and SIGINT meanwhile."
+        self.began, self.asked, self.written, self.child = time.monotonic(), False, 0.0, None
+        self.write("running")
+        before = {number: signal.signal(number, self._ask) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            self.child = self._start()
+            while self.child.poll() is None:
+                self.look()
+                try:
+                    self.child.wait(EVERY)
+                except subprocess.TimeoutExpired:
+                    continue
+            return self._ended(self.child.returncode)
+        except BaseException:
+            if self.child is not None and self.child.poll() is None:  # nobody would hold it to its limit
+                _signal_all(self.child, signal.SIGKILL)
+            raise
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
+    def _start(self) -> subprocess.Popen:
+        grace = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(self.limit.grace)}  # else torchrun kills its workers 30 seconds after SIGTERM
+        try:
+            return subprocess.Popen(self.command, stdin=subprocess.DEVNULL, start_new_session=True, env=os.environ | grace,
+                                    preexec_fn=die_with_parent if sys.platform == "linux" else None)
+        except OSError as error:
+            problem = LaunchProblem(f"{self.command[0]} cannot be started ({error.strerror})", "check that it is installed where the job runs")
+            self.reason = str(problem)  # `composer-rl jobs status` says it at once; the log, when this process has ended
+            self.write("failed")
+            raise problem from None
 
-@patch
-def _ended(self: Watch, code: int) -> Status:
-    _signal_all(self.child, signal.SIGKILL)  # what is left of its group
-    self.reason = self.reason or guard_reason(self.folder)
-    state = "guard" if self.reason else "done" if code == 0 and self.ending != "spent" else self.ending or ("stopped" if self.asked else "failed")
-    return self.write(state, code)
+    def _ask(self, number, frame):
+        self.asked = True
+
+    def _ended(self, code: int) -> Status:
+        _signal_all(self.child, signal.SIGKILL)  # what is left of its group
+        self.reason = self.reason or guard_reason(self.folder)
+        state = "guard" if self.reason else "done" if code == 0 and self.ending != "spent" else self.ending or ("stopped" if self.asked else "failed")
+        return self.write(state, code)

@@ -13,7 +13,6 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from fastcore.basics import patch
 from peft import get_peft_model
 from transformers import PreTrainedModel
 from trl import get_peft_config
@@ -113,84 +112,75 @@ class Generator:
         self.engine = VllmEngine(recipe.config, tokenizer) if recipe.config.rollout == "vllm" else None
         self.policy = None if self.engine else TransformersPolicy(causal_lm(self.model), tokenizer)
 
-# %% ../../../nbs/contrib/queue/02_generator.ipynb #05e85f72
-@patch(cls_method=True)
-def join(
-    cls: Generator,
-    recipe: Recipe,
-    url: str,  # of the trainer's queue
-) -> Generator:
-    "Wait for the trainer's settings, then load the model. Raises as `find_model`, `RolloutQueue.join` and the class."
-    check_queue_recipe(recipe)
-    check_engine(recipe.config)
-    find_model(recipe.arguments.model)
-    queue = RolloutQueue(Store(url), recipe.config.queue_lease)
-    queue.join(queue_settings(recipe), recipe.config.ddp_timeout)
-    return cls(recipe, queue)
+    @classmethod
+    def join(
+        cls,
+        recipe: Recipe,
+        url: str,  # of the trainer's queue
+    ) -> "Generator":
+        "Wait for the trainer's settings, then load the model. Raises as `find_model`, `RolloutQueue.join` and the class."
+        check_queue_recipe(recipe)
+        check_engine(recipe.config)
+        find_model(recipe.arguments.model)
+        queue = RolloutQueue(Store(url), recipe.config.queue_lease)
+        queue.join(queue_settings(recipe), recipe.config.ddp_timeout)
+        return cls(recipe, queue)
 
-# %% ../../../nbs/contrib/queue/02_generator.ipynb #4a69ba51
-@patch
-def next_group(self: Generator) -> Group | None:
-    "A group claimed, with weights for it loaded; None where there is none now."
-    latest = self.queue.latest()
-    if latest is not None and latest != self.version:
-        content = self.queue.weights(latest)
-        if content is None:  # removed meanwhile, so there are newer ones
-            return None
-        load_weights(self.model, content)
-        if self.engine:
-            self.policy = self.engine.load(self.model)
-        self.version = latest
-    return None if self.version is None else self.queue.claim(self.version)
+    def next_group(self) -> Group | None:
+        "A group claimed, with weights for it loaded; None where there is none now."
+        latest = self.queue.latest()
+        if latest is not None and latest != self.version:
+            content = self.queue.weights(latest)
+            if content is None:  # removed meanwhile, so there are newer ones
+                return None
+            load_weights(self.model, content)
+            if self.engine:
+                self.policy = self.engine.load(self.model)
+            self.version = latest
+        return None if self.version is None else self.queue.claim(self.version)
 
+    def play(
+        self,
+        group: Group,
+        stop: Callable[[], bool] | None = None,  # as `collect`
+    ) -> list[Rollout]:
+        "The group's rollouts."
+        config = self.config
+        mixed = (config.bf16 or config.fp16) and self.engine is None  # vLLM has a dtype of its own
+        with torch.no_grad(), torch.autocast(self.model.device.type, torch.bfloat16 if config.bf16 else torch.float16, enabled=mixed):
+            return collect(self.policy, self.factory, [group.row] * len(group.names), config.rollout_config, stop=stop, trace_ids=group.names)
 
-@patch
-def play(
-    self: Generator,
-    group: Group,
-    stop: Callable[[], bool] | None = None,  # as `collect`
-) -> list[Rollout]:
-    "The group's rollouts."
-    config = self.config
-    mixed = (config.bf16 or config.fp16) and self.engine is None  # vLLM has a dtype of its own
-    with torch.no_grad(), torch.autocast(self.model.device.type, torch.bfloat16 if config.bf16 else torch.float16, enabled=mixed):
-        return collect(self.policy, self.factory, [group.row] * len(group.names), config.rollout_config, stop=stop, trace_ids=group.names)
+    def run(
+        self,
+        tell: Callable[[dict], None] = lambda group: None,  # receives what was played
+        stop: Callable[[], bool] = lambda: False,  # asked between groups and turns
+    ) -> int:  # groups that it delivered as the first
+        "Play until the run is over. Raises `QueueProblem` after `ddp_timeout` seconds without work."
+        limit, delivered = self.config.ddp_timeout, 0
 
-# %% ../../../nbs/contrib/queue/02_generator.ipynb #d64bf15b
-@patch
-def run(
-    self: Generator,
-    tell: Callable[[dict], None] = lambda group: None,  # receives what was played
-    stop: Callable[[], bool] = lambda: False,  # asked between groups and turns
-) -> int:  # groups that it delivered as the first
-    "Play until the run is over. Raises `QueueProblem` after `ddp_timeout` seconds without work."
-    limit, delivered = self.config.ddp_timeout, 0
+        def ended():
+            return stop() or self.queue.is_over() or None
 
-    def ended():
-        return stop() or self.queue.is_over() or None
+        with self.queue.signs_of_life():
+            while True:
+                found = self.queue.until(lambda: ended() or self.next_group(), limit)
+                if found is None:
+                    raise QueueProblem(f"the trainer asked for nothing within {limit:g} seconds (ddp_timeout)", "see whether it runs; go on with the same command")
+                if found is True:
+                    return delivered
+                delivered += self._one(found, tell, stop)
 
-    with self.queue.signs_of_life():
-        while True:
-            found = self.queue.until(lambda: ended() or self.next_group(), limit)
-            if found is None:
-                raise QueueProblem(f"the trainer asked for nothing within {limit:g} seconds (ddp_timeout)", "see whether it runs; go on with the same command")
-            if found is True:
-                return delivered
-            delivered += self._one(found, tell, stop)
-
-# %% ../../../nbs/contrib/queue/02_generator.ipynb #b7ed5c3b
-@patch
-def _one(self: Generator, group: Group, tell: Callable[[dict], None], stop: Callable[[], bool]) -> bool:
-    "Play and deliver a group, unless told to stop meanwhile."
-    began = time.monotonic()
-    try:
-        rollouts = self.play(group, stop)
-        if stop():
-            return False
-        first = self.queue.deliver(group, self.version, rollouts)
-    finally:
-        self.queue.release()
-    rewards = [r.reward for r in rollouts if r.reward is not None]
-    tell({"generation": group.generation, "group": group.number, "weights": self.version, "rollouts": len(rollouts),
-          "reward": sum(rewards) / len(rewards) if rewards else None, "seconds": time.monotonic() - began, "first": first})
-    return first
+    def _one(self, group: Group, tell: Callable[[dict], None], stop: Callable[[], bool]) -> bool:
+        "Play and deliver a group, unless told to stop meanwhile."
+        began = time.monotonic()
+        try:
+            rollouts = self.play(group, stop)
+            if stop():
+                return False
+            first = self.queue.deliver(group, self.version, rollouts)
+        finally:
+            self.queue.release()
+        rewards = [r.reward for r in rollouts if r.reward is not None]
+        tell({"generation": group.generation, "group": group.number, "weights": self.version, "rollouts": len(rollouts),
+              "reward": sum(rewards) / len(rewards) if rewards else None, "seconds": time.monotonic() - began, "first": first})
+        return first

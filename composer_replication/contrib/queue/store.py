@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
-from fastcore.basics import patch
 from fsspec.asyn import sync
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
@@ -70,80 +69,103 @@ class Store:
         "Where a file lies within the file system."
         return f"{self.root}/{name}"
 
-# %% ../../../nbs/contrib/queue/00_store.ipynb #1ffcf5ed
-@patch
-def _request(self: Store, method: str, name: str, *given, limit: float, **how):
-    "One request, given up after `limit` seconds where the file system lets us: not all have a limit of their own for all they wait for."
-    if not self.files.async_impl:
-        return getattr(self.files, method)(self.path(name), *given, **how)
+    def _request(self, method: str, name: str, *given, limit: float, **how):
+        "One request, given up after `limit` seconds where the file system lets us: not all have a limit of their own for all they wait for."
+        if not self.files.async_impl:
+            return getattr(self.files, method)(self.path(name), *given, **how)
 
-    async def bounded():
-        return await asyncio.wait_for(getattr(self.files, f"_{method}")(self.path(name), *given, **how), limit)
+        async def bounded():
+            return await asyncio.wait_for(getattr(self.files, f"_{method}")(self.path(name), *given, **how), limit)
 
-    return sync(self.files.loop, bounded)
+        return sync(self.files.loop, bounded)
 
+    def _problem(self, error: Exception) -> QueueProblem:
+        "The sentence for what a store raised."
+        said = " ".join(str(error).split()).rstrip(".") or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)
+        if isinstance(error, FileNotFoundError):
+            return QueueProblem(f"there is nothing to write to at {self.url} ({said})", "make the bucket, or name another")
+        if isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
+            return QueueProblem(f"{self.url} refuses ({said})", "give this machine a key and the right to list, read, write and delete there")
+        return StoreDown(f"{self.url} failed ({said})", "see whether it can be reached from here, then go on with the same command")
 
-@patch
-def _problem(self: Store, error: Exception) -> QueueProblem:
-    "The sentence for what a store raised."
-    said = " ".join(str(error).split()).rstrip(".") or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)
-    if isinstance(error, FileNotFoundError):
-        return QueueProblem(f"there is nothing to write to at {self.url} ({said})", "make the bucket, or name another")
-    if isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
-        return QueueProblem(f"{self.url} refuses ({said})", "give this machine a key and the right to list, read, write and delete there")
-    return StoreDown(f"{self.url} failed ({said})", "see whether it can be reached from here, then go on with the same command")
+    def _ask(self, method: str, name: str, *given, **how):
+        "A request, made again while the store fails. Raises `FileNotFoundError` and `FileExistsError`, which are answers, and as the class."
+        end, distance = self.now() + self.patience * self.answered, 0.1
+        while True:
+            try:
+                answer = self._request(method, name, *given, **{"limit": self.limit} | how)
+            except (FileNotFoundError, FileExistsError):
+                self.answered = True
+                raise
+            except Exception as error:  # an object store has errors of its own
+                problem = self._problem(error)
+                if self.local or not isinstance(problem, StoreDown) or self.now() >= end:
+                    raise problem from error
+            else:
+                self.answered = True
+                return answer
+            self.pause(distance)
+            distance = min(2 * distance, 10.0)
 
-# %% ../../../nbs/contrib/queue/00_store.ipynb #2c4b4c18
-@patch
-def _ask(self: Store, method: str, name: str, *given, **how):
-    "A request, made again while the store fails. Raises `FileNotFoundError` and `FileExistsError`, which are answers, and as the class."
-    end, distance = self.now() + self.patience * self.answered, 0.1
-    while True:
+    def put(self, name: str, content: bytes) -> None:
+        "Write a file, in place of what was there."
+        self._write(write_file, name, content)
+
+    def put_new(self, name: str, content: bytes) -> bool:  # False: there was one with other content, and it stays
+        "Write a file where there is none; of several who try at once, one succeeds."
         try:
-            answer = self._request(method, name, *given, **{"limit": self.limit} | how)
-        except (FileNotFoundError, FileExistsError):
-            self.answered = True
+            self._write(_link, name, content, mode="create")
+        except FileExistsError:  # perhaps this very content: a request whose answer is lost is made again
+            return self.read(name, HOUR) == content
+        return True
+
+    def _write(self, local: Callable[[Path, bytes], None], name: str, content: bytes, **mode) -> None:
+        try:
+            if self.local:
+                local(Path(self.path(name)), content)
+            else:
+                self._ask("pipe_file", name, content, limit=self.limit + len(content) / 1e6, **mode)
+        except FileExistsError:
             raise
-        except Exception as error:  # an object store has errors of its own
-            problem = self._problem(error)
-            if self.local or not isinstance(problem, StoreDown) or self.now() >= end:
-                raise problem from error
-        else:
-            self.answered = True
-            return answer
-        self.pause(distance)
-        distance = min(2 * distance, 10.0)
+        except OSError as error:  # of a folder; or a bucket that is not there
+            raise self._problem(error) from error
+
+    def read(
+        self,
+        name: str,
+        limit: float | None = None,  # seconds that it may take; None: as `limit` of the class, which is enough for what is small
+    ) -> bytes | None:  # None: there is none
+        "What a file holds."
+        try:
+            return self._ask("cat_file", name, **{} if limit is None else {"limit": limit})
+        except FileNotFoundError:
+            return None
+
+    def names(self, folder: str) -> list[str]:
+        "The files of a folder, in order."
+        try:
+            found = self._ask("ls", folder, detail=False)
+        except FileNotFoundError:
+            return []
+        return sorted(name for name in (path.rsplit("/", 1)[-1] for path in found) if not name.startswith("."))
+
+    def remove(self, name: str) -> None:
+        "Remove a file, if it is there."
+        try:
+            self._ask("rm_file", name)
+        except FileNotFoundError:
+            pass
+
+    def try_out(self) -> None:
+        "Do what a run will do. Raises as the class, and `QueueProblem` for a store that writes over a file that is there."
+        name = f"probe-{secrets.token_hex(4)}"
+        kept = self.put_new(name, b"one") and not self.put_new(name, b"two") and self.read(name) == b"one"
+        self.remove(name)
+        if not kept:
+            raise QueueProblem(f"{self.url} writes over a file that it was asked to leave as it is", "take a folder, or a store with conditional "
+                               "writes, such as S3")
 
 # %% ../../../nbs/contrib/queue/00_store.ipynb #78c2135d
-@patch
-def put(self: Store, name: str, content: bytes) -> None:
-    "Write a file, in place of what was there."
-    self._write(write_file, name, content)
-
-
-@patch
-def put_new(self: Store, name: str, content: bytes) -> bool:  # False: there was one with other content, and it stays
-    "Write a file where there is none; of several who try at once, one succeeds."
-    try:
-        self._write(_link, name, content, mode="create")
-    except FileExistsError:  # perhaps this very content: a request whose answer is lost is made again
-        return self.read(name, HOUR) == content
-    return True
-
-
-@patch
-def _write(self: Store, local: Callable[[Path, bytes], None], name: str, content: bytes, **mode) -> None:
-    try:
-        if self.local:
-            local(Path(self.path(name)), content)
-        else:
-            self._ask("pipe_file", name, content, limit=self.limit + len(content) / 1e6, **mode)
-    except FileExistsError:
-        raise
-    except OSError as error:  # of a folder; or a bucket that is not there
-        raise self._problem(error) from error
-
-
 def _link(path: Path, content: bytes) -> None:
     "As opening with x, but whole or not at all."
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -153,49 +175,6 @@ def _link(path: Path, content: bytes) -> None:
         os.link(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-
-# %% ../../../nbs/contrib/queue/00_store.ipynb #d359346b
-@patch
-def read(
-    self: Store,
-    name: str,
-    limit: float | None = None,  # seconds that it may take; None: as `limit` of the class, which is enough for what is small
-) -> bytes | None:  # None: there is none
-    "What a file holds."
-    try:
-        return self._ask("cat_file", name, **{} if limit is None else {"limit": limit})
-    except FileNotFoundError:
-        return None
-
-
-@patch
-def names(self: Store, folder: str) -> list[str]:
-    "The files of a folder, in order."
-    try:
-        found = self._ask("ls", folder, detail=False)
-    except FileNotFoundError:
-        return []
-    return sorted(name for name in (path.rsplit("/", 1)[-1] for path in found) if not name.startswith("."))
-
-
-@patch
-def remove(self: Store, name: str) -> None:
-    "Remove a file, if it is there."
-    try:
-        self._ask("rm_file", name)
-    except FileNotFoundError:
-        pass
-
-# %% ../../../nbs/contrib/queue/00_store.ipynb #771db19e
-@patch
-def try_out(self: Store) -> None:
-    "Do what a run will do. Raises as the class, and `QueueProblem` for a store that writes over a file that is there."
-    name = f"probe-{secrets.token_hex(4)}"
-    kept = self.put_new(name, b"one") and not self.put_new(name, b"two") and self.read(name) == b"one"
-    self.remove(name)
-    if not kept:
-        raise QueueProblem(f"{self.url} writes over a file that it was asked to leave as it is", "take a folder, or a store with conditional "
-                           "writes, such as S3")
 
 # %% ../../../nbs/contrib/queue/00_store.ipynb #ada859a1
 @dataclass(frozen=True)
@@ -260,272 +239,228 @@ class RolloutQueue:
         self.asked: dict[int, list[Group]] = {}  # of the open generations
         self.owners: dict[str, tuple[str, float]] = {}  # of claims, by their files: who held it, and when that was seen
 
+    def until(
+        self,
+        look: Callable[[], Found | None],  # asked again and again
+        limit: float,  # seconds
+    ) -> Found | None:  # None: the limit has passed
+        "What `look` gives as soon as it gives anything; a store that is down may come back meanwhile. Raises `StoreDown` where it does not."
+        end, distance = self.now() + limit, 0.02
+        while True:
+            try:
+                found, down = look(), None
+            except StoreDown as problem:
+                found, down = None, problem
+            left = end - self.now()
+            if found is None and down and left <= 0:
+                raise down
+            if found is not None or left <= 0:
+                return found
+            self.pause(min(distance, left))
+            distance = min(distance * 1.5, 1.0)
+
+    def begin(self, settings: Mapping[str, Any]) -> None:
+        "Begin a run here, or go on with the one that began. Raises `QueueProblem` where that has other settings, and as `Store.try_out`."
+        self.store.try_out()
+        self.store.put_new("run.json", orjson.dumps(settings, option=orjson.OPT_SORT_KEYS))
+        self._compare(settings, self.store.read("run.json"))
+
+    def join(
+        self,
+        settings: Mapping[str, Any],  # plain values by name
+        limit: float,  # seconds to wait for the trainer
+    ) -> None:
+        "Meet the run that this queue belongs to. Raises as `begin`, and `QueueProblem` where none comes in time."
+        self.store.try_out()  # in a bucket that is not there, one would wait for the trainer in vain
+        found = self.until(lambda: self.store.read("run.json"), limit)
+        if found is None:
+            raise QueueProblem(f"no trainer came to the queue {self.store.url} within {limit:g} seconds (ddp_timeout)", "start composer-rl train with "
+                               "the same --queue")
+        self._compare(settings, found)
+
+    def _compare(self, settings: Mapping[str, Any], found: bytes) -> None:
+        run, mine = orjson.loads(found), orjson.loads(orjson.dumps(settings))
+        if other := sorted(key for key in run.keys() | mine.keys() if run.get(key) != mine.get(key)):
+            raise QueueProblem(f"the queue {self.store.url} belongs to a run with {other[0]}={run.get(other[0])!r}, and here it is {mine.get(other[0])!r}",
+                               "take the same recipe and --set, or another --queue")
+
+    def publish(self, version: int, weights: bytes) -> None:
+        "Make weights known, and remove those that nobody needs."
+        self.store.put(f"weights/{version:06d}.safetensors", weights)
+        for name in self.store.names("weights"):
+            if int(name.split(".")[0]) < version - 1:
+                self.store.remove(f"weights/{name}")
+
+    def ask(
+        self,
+        generation: int,
+        oldest: int,  # weights that may play it
+        groups: Sequence[tuple[dict, Sequence[str]]],  # row of the data set, and names of its rollouts
+    ) -> None:
+        "Put a generation's tasks, unless an earlier life of the trainer has done so. Raises `QueueProblem` for a row that JSON cannot hold."
+        try:
+            content = orjson.dumps({"oldest": oldest, "groups": groups})
+            same = orjson.loads(content)["groups"] == [[row, list(names)] for row, names in groups]
+        except TypeError:
+            same = False
+        if not same:
+            raise QueueProblem(f"a task of generation {generation} holds more than JSON can", "give the data set's rows plain values")
+        self.store.put_new(f"{folder_of(generation)}/tasks.json", content)
+
+    def report(self, first: int, last: int, over: bool = False) -> None:
+        "Tell generators which generations are open, and whether the run is over."
+        self.store.put("progress.json", orjson.dumps({"first": first, "last": last, "over": over}))
+
+    def groups(self, generation: int) -> list[Group]:
+        "What was asked for; nothing yet: an empty list."
+        found = orjson.loads(self.store.read(f"{folder_of(generation)}/tasks.json") or b'{"oldest": 0, "groups": []}')
+        return [Group(generation, number, row, tuple(names), found["oldest"]) for number, (row, names) in enumerate(found["groups"])]
+
+    def begin_generation(
+        self,
+        now: int,  # the generation
+        last: int,  # that may be asked for
+        bound: int,  # generations that weights may be behind
+        weights: bytes,  # before it is trained on
+        groups_of: Callable[[int], Sequence[tuple[dict, Sequence[str]]]],  # what `ask` wants of a generation
+    ) -> None:
+        "Publish the weights, ask for what they may play, and say so. Done again after a kill, it changes nothing."
+        self.publish(now, weights)
+        for generation in range(now, last + 1):
+            if not self.groups(generation):
+                self.ask(generation, max(generation - bound, 0), groups_of(generation))
+        self.report(now, last)
+
+    def missing(self, generation: int, groups: int) -> list[int]:
+        "Numbers of the groups that nobody has played yet."
+        there = set(self.store.names(folder_of(generation)))
+        return [number for number in range(groups) if f"rollouts-{number}.json.gz" not in there]
+
+    def take(
+        self,
+        generation: int,  # of which no group is missing
+        groups: int,
+        oldest: int,  # weights that may have played it
+    ) -> list[Played] | None:  # None: some were too old, and have to be played again
+        "The generation's rollouts. They stay where they are, for a trainer that is killed and comes back."
+        names = [f"{folder_of(generation)}/rollouts-{number}.json.gz" for number in range(groups)]
+        played = [decode(self.store.read(name, HOUR) or b"", name) for name in names]
+        stale = [name for name, group in zip(names, played) if group.version < oldest]
+        for name in stale:
+            self.store.remove(name)
+        return None if stale else played
+
+    def forget(self, generation: int, groups: int) -> None:
+        "Remove the generation's rollouts, so that they are played again."
+        for number in range(groups):
+            self.store.remove(f"{folder_of(generation)}/rollouts-{number}.json.gz")
+
+    @contextmanager
+    def signs_of_life(self) -> Iterator[None]:
+        "Give them from a thread while the block runs. A problem that ends the block is left for the trainer to quote."
+        sign, done = f"generators/{self.name}", threading.Event()
+
+        def give():
+            for number in count(1):
+                if done.wait(self.lease / 4):
+                    return
+                try:
+                    self.store.put(sign, b"%d" % number)
+                except Exception:  # an object store has errors of its own; the next sign may come through
+                    pass
+
+        self.store.put(sign, b"0")
+        thread = threading.Thread(target=give, daemon=True)
+        thread.start()
+        problem = None
+        try:
+            yield
+        except Exception as error:
+            problem = " ".join(str(error).split()) or type(error).__name__
+            raise
+        finally:
+            done.set()
+            thread.join()
+            with suppress(QueueProblem):  # a sign that stays is old after a lease
+                self.store.put(sign, f"ended: {problem}".encode()) if problem else self.store.remove(sign)
+
+    def problems(self) -> list[str]:
+        "What ended generators."
+        found = [self.store.read(f"generators/{name}") or b"" for name in self.store.names("generators")]
+        return [sign.decode().removeprefix("ended: ") for sign in found if sign.startswith(b"ended: ")]
+
+    def is_alive(self, name: str) -> bool:
+        "Whether a generator has given a new sign of life within the lease."
+        sign, now = self.store.read(f"generators/{name}"), self.now()
+        if sign is None or sign.startswith(b"ended: "):
+            return False
+        if name not in self.signs or self.signs[name][0] != sign:
+            self.signs[name] = (sign, now)
+        return now - self.signs[name][1] < self.lease
+
+    def _owner(self, claim: str, alive: Callable[[str], bool]) -> str | None:
+        "Who holds a claim and lives. It is looked up once a lease: a claim that was given up may be another's since."
+        owner, seen = self.owners.get(claim, ("", -math.inf))
+        if self.now() - seen >= self.lease or not alive(owner):
+            owner = (self.store.read(claim) or b"").decode()
+            self.owners[claim] = owner, self.now()
+        return owner if alive(owner) else None
+
+    def claim(
+        self,
+        version: int,  # of the weights that would play it
+    ) -> Group | None:
+        "The first group that is free and may be played with these weights; None where there is none now."
+        open_ = orjson.loads(self.store.read("progress.json") or b'{"first": 0, "last": -1}')
+        self.asked = {g: self.asked.get(g) or self.groups(g) for g in range(open_["first"], open_["last"] + 1)}
+        self.owners = {claim: seen for claim, seen in self.owners.items() if claim.split("/claim-")[0] in map(folder_of, self.asked)}
+        alive = cache(lambda name: name == self.name or (bool(name) and self.is_alive(name)))
+        for generation, groups in self.asked.items():
+            folder, there = folder_of(generation), self.store.names(folder_of(generation))
+            for group in groups:
+                if group.oldest > version or f"rollouts-{group.number}.json.gz" in there:
+                    continue
+                claim, tries = f"{folder}/claim-{group.number}-", _tries(there, group.number)
+                owner = self._owner(f"{claim}{tries[-1]}", alive) if tries else None
+                lost = owner == self.name and f"{claim}{tries[-1]}" != self.claimed  # it was put, and the store failed to say so
+                mine = f"{claim}{tries[-1] if lost else tries[-1] + 1 if tries else 0}"
+                if lost or (owner is None and self.store.put_new(mine, self.name.encode())):
+                    self.claimed = mine
+                    return group
+        return None
+
+    def deliver(self, group: Group, version: int, rollouts: Sequence[Rollout]) -> bool:  # False: another was first
+        "Put a group that was played, and give up the claim."
+        played = encode(Played(version, self.name, tuple(rollouts)))
+        first = self.store.put_new(f"{folder_of(group.generation)}/rollouts-{group.number}.json.gz", played)
+        self.release()
+        return first
+
+    def release(self) -> None:
+        "Give up the claim, if there is one."
+        if self.claimed:
+            self.store.remove(self.claimed)
+            self.claimed = None
+
+    def latest(self) -> int | None:
+        "Version of the newest weights; None before there are any."
+        return max((int(name.split(".")[0]) for name in self.store.names("weights")), default=None)
+
+    def weights(self, version: int) -> bytes | None:
+        "The weights of a version; None where they have been removed meanwhile."
+        return self.store.read(f"weights/{version:06d}.safetensors", HOUR)
+
+    def is_over(self) -> bool:
+        "Whether the trainer has reached its end."
+        return orjson.loads(self.store.read("progress.json") or b'{"over": false}')["over"]
+
 
 def folder_of(generation: int) -> str:
     "Of a generation within the store."
     return f"generations/{generation:06d}"
-
-# %% ../../../nbs/contrib/queue/00_store.ipynb #bca5746a
-@patch
-def until(
-    self: RolloutQueue,
-    look: Callable[[], Found | None],  # asked again and again
-    limit: float,  # seconds
-) -> Found | None:  # None: the limit has passed
-    "What `look` gives as soon as it gives anything; a store that is down may come back meanwhile. Raises `StoreDown` where it does not."
-    end, distance = self.now() + limit, 0.02
-    while True:
-        try:
-            found, down = look(), None
-        except StoreDown as problem:
-            found, down = None, problem
-        left = end - self.now()
-        if found is None and down and left <= 0:
-            raise down
-        if found is not None or left <= 0:
-            return found
-        self.pause(min(distance, left))
-        distance = min(distance * 1.5, 1.0)
-
-# %% ../../../nbs/contrib/queue/00_store.ipynb #f38872a6
-@patch
-def begin(self: RolloutQueue, settings: Mapping[str, Any]) -> None:
-    "Begin a run here, or go on with the one that began. Raises `QueueProblem` where that has other settings, and as `Store.try_out`."
-    self.store.try_out()
-    self.store.put_new("run.json", orjson.dumps(settings, option=orjson.OPT_SORT_KEYS))
-    self._compare(settings, self.store.read("run.json"))
-
-
-@patch
-def join(
-    self: RolloutQueue,
-    settings: Mapping[str, Any],  # plain values by name
-    limit: float,  # seconds to wait for the trainer
-) -> None:
-    "Meet the run that this queue belongs to. Raises as `begin`, and `QueueProblem` where none comes in time."
-    self.store.try_out()  # in a bucket that is not there, one would wait for the trainer in vain
-    found = self.until(lambda: self.store.read("run.json"), limit)
-    if found is None:
-        raise QueueProblem(f"no trainer came to the queue {self.store.url} within {limit:g} seconds (ddp_timeout)", "start composer-rl train with "
-                           "the same --queue")
-    self._compare(settings, found)
-
-
-@patch
-def _compare(self: RolloutQueue, settings: Mapping[str, Any], found: bytes) -> None:
-    run, mine = orjson.loads(found), orjson.loads(orjson.dumps(settings))
-    if other := sorted(key for key in run.keys() | mine.keys() if run.get(key) != mine.get(key)):
-        raise QueueProblem(f"the queue {self.store.url} belongs to a run with {other[0]}={run.get(other[0])!r}, and here it is {mine.get(other[0])!r}",
-                           "take the same recipe and --set, or another --queue")
-
-# %% ../../../nbs/contrib/queue/00_store.ipynb #512f63f6
-@patch
-def publish(self: RolloutQueue, version: int, weights: bytes) -> None:
-    "Make weights known, and remove those that nobody needs."
-    self.store.put(f"weights/{version:06d}.safetensors", weights)
-    for name in self.store.names("weights"):
-        if int(name.split(".")[0]) < version - 1:
-            self.store.remove(f"weights/{name}")
-
-
-@patch
-def ask(
-    self: RolloutQueue,
-    generation: int,
-    oldest: int,  # weights that may play it
-    groups: Sequence[tuple[dict, Sequence[str]]],  # row of the data set, and names of its rollouts
-) -> None:
-    "Put a generation's tasks, unless an earlier life of the trainer has done so. Raises `QueueProblem` for a row that JSON cannot hold."
-    try:
-        content = orjson.dumps({"oldest": oldest, "groups": groups})
-        same = orjson.loads(content)["groups"] == [[row, list(names)] for row, names in groups]
-    except TypeError:
-        same = False
-    if not same:
-        raise QueueProblem(f"a task of generation {generation} holds more than JSON can", "give the data set's rows plain values")
-    self.store.put_new(f"{folder_of(generation)}/tasks.json", content)
-
-# %% ../../../nbs/contrib/queue/00_store.ipynb #a041ae89
-@patch
-def report(self: RolloutQueue, first: int, last: int, over: bool = False) -> None:
-    "Tell generators which generations are open, and whether the run is over."
-    self.store.put("progress.json", orjson.dumps({"first": first, "last": last, "over": over}))
-
-
-@patch
-def groups(self: RolloutQueue, generation: int) -> list[Group]:
-    "What was asked for; nothing yet: an empty list."
-    found = orjson.loads(self.store.read(f"{folder_of(generation)}/tasks.json") or b'{"oldest": 0, "groups": []}')
-    return [Group(generation, number, row, tuple(names), found["oldest"]) for number, (row, names) in enumerate(found["groups"])]
-
-
-@patch
-def begin_generation(
-    self: RolloutQueue,
-    now: int,  # the generation
-    last: int,  # that may be asked for
-    bound: int,  # generations that weights may be behind
-    weights: bytes,  # before it is trained on
-    groups_of: Callable[[int], Sequence[tuple[dict, Sequence[str]]]],  # what `ask` wants of a generation
-) -> None:
-    "Publish the weights, ask for what they may play, and say so. Done again after a kill, it changes nothing."
-    self.publish(now, weights)
-    for generation in range(now, last + 1):
-        if not self.groups(generation):
-            self.ask(generation, max(generation - bound, 0), groups_of(generation))
-    self.report(now, last)
-
-# %% ../../../nbs/contrib/queue/00_store.ipynb #eb17ddf3
-@patch
-def missing(self: RolloutQueue, generation: int, groups: int) -> list[int]:
-    "Numbers of the groups that nobody has played yet."
-    there = set(self.store.names(folder_of(generation)))
-    return [number for number in range(groups) if f"rollouts-{number}.json.gz" not in there]
-
-
-@patch
-def take(
-    self: RolloutQueue,
-    generation: int,  # of which no group is missing
-    groups: int,
-    oldest: int,  # weights that may have played it
-) -> list[Played] | None:  # None: some were too old, and have to be played again
-    "The generation's rollouts. They stay where they are, for a trainer that is killed and comes back."
-    names = [f"{folder_of(generation)}/rollouts-{number}.json.gz" for number in range(groups)]
-    played = [decode(self.store.read(name, HOUR) or b"", name) for name in names]
-    stale = [name for name, group in zip(names, played) if group.version < oldest]
-    for name in stale:
-        self.store.remove(name)
-    return None if stale else played
-
-
-@patch
-def forget(self: RolloutQueue, generation: int, groups: int) -> None:
-    "Remove the generation's rollouts, so that they are played again."
-    for number in range(groups):
-        self.store.remove(f"{folder_of(generation)}/rollouts-{number}.json.gz")
-
-# %% ../../../nbs/contrib/queue/00_store.ipynb #4cee81e8
-@patch
-@contextmanager
-def signs_of_life(self: RolloutQueue) -> Iterator[None]:
-    "Give them from a thread while the block runs. A problem that ends the block is left for the trainer to quote."
-    sign, done = f"generators/{self.name}", threading.Event()
-
-    def give():
-        for number in count(1):
-            if done.wait(self.lease / 4):
-                return
-            try:
-                self.store.put(sign, b"%d" % number)
-            except Exception:  # an object store has errors of its own; the next sign may come through
-                pass
-
-    self.store.put(sign, b"0")
-    thread = threading.Thread(target=give, daemon=True)
-    thread.start()
-    problem = None
-    try:
-        yield
-    except Exception as error:
-        problem = " ".join(str(error).split()) or type(error).__name__
-        raise
-    finally:
-        done.set()
-        thread.join()
-        with suppress(QueueProblem):  # a sign that stays is old after a lease
-            self.store.put(sign, f"ended: {problem}".encode()) if problem else self.store.remove(sign)
-
-# %% ../../../nbs/contrib/queue/00_store.ipynb #b5cc7427
-@patch
-def problems(self: RolloutQueue) -> list[str]:
-    "What ended generators."
-    found = [self.store.read(f"generators/{name}") or b"" for name in self.store.names("generators")]
-    return [sign.decode().removeprefix("ended: ") for sign in found if sign.startswith(b"ended: ")]
-
-
-@patch
-def is_alive(self: RolloutQueue, name: str) -> bool:
-    "Whether a generator has given a new sign of life within the lease."
-    sign, now = self.store.read(f"generators/{name}"), self.now()
-    if sign is None or sign.startswith(b"ended: "):
-        return False
-    if name not in self.signs or self.signs[name][0] != sign:
-        self.signs[name] = (sign, now)
-    return now - self.signs[name][1] < self.lease
 
 # %% ../../../nbs/contrib/queue/00_store.ipynb #dac22529
 def _tries(there: Sequence[str], number: int) -> list[int]:
     "Of the claims on a group among the files of a generation."
     start = f"claim-{number}-"
     return sorted(int(name.removeprefix(start)) for name in there if name.startswith(start))
-
-
-@patch
-def _owner(self: RolloutQueue, claim: str, alive: Callable[[str], bool]) -> str | None:
-    "Who holds a claim and lives. It is looked up once a lease: a claim that was given up may be another's since."
-    owner, seen = self.owners.get(claim, ("", -math.inf))
-    if self.now() - seen >= self.lease or not alive(owner):
-        owner = (self.store.read(claim) or b"").decode()
-        self.owners[claim] = owner, self.now()
-    return owner if alive(owner) else None
-
-
-@patch
-def claim(
-    self: RolloutQueue,
-    version: int,  # of the weights that would play it
-) -> Group | None:
-    "The first group that is free and may be played with these weights; None where there is none now."
-    open_ = orjson.loads(self.store.read("progress.json") or b'{"first": 0, "last": -1}')
-    self.asked = {g: self.asked.get(g) or self.groups(g) for g in range(open_["first"], open_["last"] + 1)}
-    self.owners = {claim: seen for claim, seen in self.owners.items() if claim.split("/claim-")[0] in map(folder_of, self.asked)}
-    alive = cache(lambda name: name == self.name or (bool(name) and self.is_alive(name)))
-    for generation, groups in self.asked.items():
-        folder, there = folder_of(generation), self.store.names(folder_of(generation))
-        for group in groups:
-            if group.oldest > version or f"rollouts-{group.number}.json.gz" in there:
-                continue
-            claim, tries = f"{folder}/claim-{group.number}-", _tries(there, group.number)
-            owner = self._owner(f"{claim}{tries[-1]}", alive) if tries else None
-            lost = owner == self.name and f"{claim}{tries[-1]}" != self.claimed  # it was put, and the store failed to say so
-            mine = f"{claim}{tries[-1] if lost else tries[-1] + 1 if tries else 0}"
-            if lost or (owner is None and self.store.put_new(mine, self.name.encode())):
-                self.claimed = mine
-                return group
-    return None
-
-# %% ../../../nbs/contrib/queue/00_store.ipynb #d45610f5
-@patch
-def deliver(self: RolloutQueue, group: Group, version: int, rollouts: Sequence[Rollout]) -> bool:  # False: another was first
-    "Put a group that was played, and give up the claim."
-    played = encode(Played(version, self.name, tuple(rollouts)))
-    first = self.store.put_new(f"{folder_of(group.generation)}/rollouts-{group.number}.json.gz", played)
-    self.release()
-    return first
-
-
-@patch
-def release(self: RolloutQueue) -> None:
-    "Give up the claim, if there is one."
-    if self.claimed:
-        self.store.remove(self.claimed)
-        self.claimed = None
-
-# %% ../../../nbs/contrib/queue/00_store.ipynb #25ba4d5b
-@patch
-def latest(self: RolloutQueue) -> int | None:
-    "Version of the newest weights; None before there are any."
-    return max((int(name.split(".")[0]) for name in self.store.names("weights")), default=None)
-
-
-@patch
-def weights(self: RolloutQueue, version: int) -> bytes | None:
-    "The weights of a version; None where they have been removed meanwhile."
-    return self.store.read(f"weights/{version:06d}.safetensors", HOUR)
-
-
-@patch
-def is_over(self: RolloutQueue) -> bool:
-    "Whether the trainer has reached its end."
-    return orjson.loads(self.store.read("progress.json") or b'{"over": false}')["over"]

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from fastcore.basics import patch
 from trl import GRPOTrainer
 
 from ...core.errors import InputProblem
@@ -41,6 +40,111 @@ class QueueTrainer(ComposerReplicationTrainer):
             raise InputProblem("--queue carries rollouts of our own loop, and this task has no environment for it", "train without --queue")
         self.queue, self.chunks, self.ahead = queue, self._chunks(), []
 
+    @property
+    def passes_of_generation(self) -> int:
+        "Backward passes between two calls of the rollout loop."
+        return self.args.steps_per_generation * self.num_iterations
+
+    def _chunks(self) -> Iterator[list[int]]:
+        "Places in the data set of each generation's rows, epoch after epoch."
+        size, sampler = self.args.generation_batch_size, GRPOTrainer._get_train_sampler(self)
+        while True:
+            order = list(sampler)
+            yield from (order[first:first + size] for first in range(0, len(order), size * self.passes_of_generation))
+
+    def _rows_of(self, generation: int) -> list[dict]:
+        "A generation's rows; those of a group stand together."
+        if self.draw:
+            return self.draw.draw(self.args.generation_batch_size, self.num_generations, generation * self.passes_of_generation)
+        while len(self.ahead) <= generation:
+            self.ahead.append(next(self.chunks))
+        return [self.train_dataset[place] for place in self.ahead[generation]]
+
+    def _groups_of(self, generation: int) -> list[tuple[dict, list[str]]]:
+        "Row and trace ids of each group, named as the trainer without a queue names them."
+        rows, size, step = self._rows_of(generation), self.num_generations, generation * self.passes_of_generation
+        return [(rows[first], [f"step{step}-rank0-{i}" for i in range(first, first + size)]) for first in range(0, len(rows), size)]
+
+    def _begin_generation(self, rows: list[dict]) -> Generation:
+        "Publish the weights, ask for what they may play, and put what the queue was asked for in place of `rows`."
+        begun = ComposerReplicationTrainer._begin_generation(self, rows)
+        if not self.model.training:
+            return begun
+        now, bound = self._step // self.passes_of_generation, self.args.max_staleness
+        total = math.ceil(self.state.max_steps * self.args.gradient_accumulation_steps / self.passes_of_generation)
+        weights = trained_weights(self.accelerator.unwrap_model(self.model))
+        self.queue.begin_generation(now, max(now, min(now + bound, total - 1)), bound, weights, self._groups_of)
+        asked = [(group.row, name) for group in self.queue.groups(now) for name in group.names]
+        if [name for _, name in asked] != begun.names or (not self.draw and [row for row, _ in asked] != rows):
+            raise QueueProblem(f"the tasks of generation {now} in the queue are not those of this run", "take another --queue")
+        rows[:] = [row for row, _ in asked]
+        return begun
+
+    def play(self, rows: list[dict], names: list[str]) -> list[Rollout]:
+        "A training generation's rollouts come from the queue; other episodes are played here."
+        if not self.model.training or names != self.generation.names:
+            return ComposerReplicationTrainer.play(self, rows, names)
+        began, now, metrics = time.monotonic(), self._step // self.passes_of_generation, self._metrics["train"]
+        played = self._wait_for(now, len(rows) // self.num_generations)
+        metrics["queue/wait"].append(time.monotonic() - began)
+        metrics["queue/staleness"].append(sum(now - group.version for group in played) / len(played))
+        return [rollout for group in played for rollout in group.rollouts]
+
+    def _wait_for(self, generation: int, groups: int) -> list[Played]:
+        "All groups of a generation. Raises `QueueProblem` where none came within `ddp_timeout` seconds, `KeyboardInterrupt` at a signal."
+        limit, oldest, left = self.args.ddp_timeout, max(generation - self.args.max_staleness, 0), groups + 1
+
+        def look():
+            if self.interrupt.requested:  # what was trained on since the last checkpoint is still in the queue
+                raise KeyboardInterrupt
+            missing = len(self.queue.missing(generation, groups))
+            return missing if missing < left else None
+
+        while left:
+            left = self.queue.until(look, limit)
+            if left is None:
+                ended = self.queue.problems()
+                why = f"; a generator ended: {ended[-1].rstrip('.')}" if ended else ""
+                raise QueueProblem(f"no rollouts of generation {generation} came to the queue {self.queue.store.url} within {limit:g} seconds (ddp_timeout)"
+                                   f"{why}", "start composer-rl generate with the same recipe, then go on with --set resume=true")
+            if not left and (played := self.queue.take(generation, groups, oldest)) is None:
+                left = groups + 1
+        if all(rollout.ending is Ending.ERROR for group in played for rollout in group.rollouts):  # this run ends; the next shall not find them
+            self.queue.forget(generation, groups)
+        return played
+
+    def _generate_and_score_completions(self, inputs):
+        if not self.model.training:
+            return ComposerReplicationTrainer._generate_and_score_completions(self, inputs)
+        with _corrected(self):
+            return ComposerReplicationTrainer._generate_and_score_completions(self, inputs)
+
+    def _compute_loss(self, model, inputs):
+        if not self.model.training:
+            return ComposerReplicationTrainer._compute_loss(self, model, inputs)
+        with _corrected(self):
+            return ComposerReplicationTrainer._compute_loss(self, model, inputs)
+
+    def _by_sampler(self, step: BackwardPass) -> BackwardPass:
+        "The pass with the generator's log-probabilities as the old ones."
+        if not self.args.vllm_importance_sampling_correction:
+            return step
+        return replace(step, inputs=step.inputs | {"old_per_token_logps": step.inputs["sampling_per_token_logps"]})
+
+    def _sdpo_term(self, step: BackwardPass) -> ChannelSum:
+        return ComposerReplicationTrainer._sdpo_term(self, self._by_sampler(step))
+
+    def _kl_term(self, step: BackwardPass) -> ChannelSum:
+        return ComposerReplicationTrainer._kl_term(self, self._by_sampler(step))
+
+    def train(self, *args, **kwargs):
+        "As `ComposerReplicationTrainer.train`; tells the generators when it is over."
+        self.queue.report(0, -1)
+        result = ComposerReplicationTrainer.train(self, *args, **kwargs)
+        if not self.interrupt.requested:
+            self.queue.report(0, -1, over=True)
+        return result
+
 # %% ../../../nbs/contrib/queue/03_trainer.ipynb #f8869afa
 def queue_trainer(
     recipe: Recipe,
@@ -53,92 +157,6 @@ def queue_trainer(
     recipe.config.use_vllm = False  # engines are the generators'; what is played here is sampled by transformers
     return partial(QueueTrainer, queue=queue)
 
-# %% ../../../nbs/contrib/queue/03_trainer.ipynb #973723a3
-@patch(as_prop=True)
-def passes_of_generation(self: QueueTrainer) -> int:
-    "Backward passes between two calls of the rollout loop."
-    return self.args.steps_per_generation * self.num_iterations
-
-# %% ../../../nbs/contrib/queue/03_trainer.ipynb #cfd752f8
-@patch
-def _chunks(self: QueueTrainer) -> Iterator[list[int]]:
-    "Places in the data set of each generation's rows, epoch after epoch."
-    size, sampler = self.args.generation_batch_size, GRPOTrainer._get_train_sampler(self)
-    while True:
-        order = list(sampler)
-        yield from (order[first:first + size] for first in range(0, len(order), size * self.passes_of_generation))
-
-
-@patch
-def _rows_of(self: QueueTrainer, generation: int) -> list[dict]:
-    "A generation's rows; those of a group stand together."
-    if self.draw:
-        return self.draw.draw(self.args.generation_batch_size, self.num_generations, generation * self.passes_of_generation)
-    while len(self.ahead) <= generation:
-        self.ahead.append(next(self.chunks))
-    return [self.train_dataset[place] for place in self.ahead[generation]]
-
-
-@patch
-def _groups_of(self: QueueTrainer, generation: int) -> list[tuple[dict, list[str]]]:
-    "Row and trace ids of each group, named as the trainer without a queue names them."
-    rows, size, step = self._rows_of(generation), self.num_generations, generation * self.passes_of_generation
-    return [(rows[first], [f"step{step}-rank0-{i}" for i in range(first, first + size)]) for first in range(0, len(rows), size)]
-
-# %% ../../../nbs/contrib/queue/03_trainer.ipynb #5ad5061f
-@patch
-def _begin_generation(self: QueueTrainer, rows: list[dict]) -> Generation:
-    "Publish the weights, ask for what they may play, and put what the queue was asked for in place of `rows`."
-    begun = ComposerReplicationTrainer._begin_generation(self, rows)
-    if not self.model.training:
-        return begun
-    now, bound = self._step // self.passes_of_generation, self.args.max_staleness
-    total = math.ceil(self.state.max_steps * self.args.gradient_accumulation_steps / self.passes_of_generation)
-    weights = trained_weights(self.accelerator.unwrap_model(self.model))
-    self.queue.begin_generation(now, max(now, min(now + bound, total - 1)), bound, weights, self._groups_of)
-    asked = [(group.row, name) for group in self.queue.groups(now) for name in group.names]
-    if [name for _, name in asked] != begun.names or (not self.draw and [row for row, _ in asked] != rows):
-        raise QueueProblem(f"the tasks of generation {now} in the queue are not those of this run", "take another --queue")
-    rows[:] = [row for row, _ in asked]
-    return begun
-
-# %% ../../../nbs/contrib/queue/03_trainer.ipynb #aa8bcc5e
-@patch
-def play(self: QueueTrainer, rows: list[dict], names: list[str]) -> list[Rollout]:
-    "A training generation's rollouts come from the queue; other episodes are played here."
-    if not self.model.training or names != self.generation.names:
-        return ComposerReplicationTrainer.play(self, rows, names)
-    began, now, metrics = time.monotonic(), self._step // self.passes_of_generation, self._metrics["train"]
-    played = self._wait_for(now, len(rows) // self.num_generations)
-    metrics["queue/wait"].append(time.monotonic() - began)
-    metrics["queue/staleness"].append(sum(now - group.version for group in played) / len(played))
-    return [rollout for group in played for rollout in group.rollouts]
-
-# %% ../../../nbs/contrib/queue/03_trainer.ipynb #7e5410b4
-@patch
-def _wait_for(self: QueueTrainer, generation: int, groups: int) -> list[Played]:
-    "All groups of a generation. Raises `QueueProblem` where none came within `ddp_timeout` seconds, `KeyboardInterrupt` at a signal."
-    limit, oldest, left = self.args.ddp_timeout, max(generation - self.args.max_staleness, 0), groups + 1
-
-    def look():
-        if self.interrupt.requested:  # what was trained on since the last checkpoint is still in the queue
-            raise KeyboardInterrupt
-        missing = len(self.queue.missing(generation, groups))
-        return missing if missing < left else None
-
-    while left:
-        left = self.queue.until(look, limit)
-        if left is None:
-            ended = self.queue.problems()
-            why = f"; a generator ended: {ended[-1].rstrip('.')}" if ended else ""
-            raise QueueProblem(f"no rollouts of generation {generation} came to the queue {self.queue.store.url} within {limit:g} seconds (ddp_timeout)"
-                               f"{why}", "start composer-rl generate with the same recipe, then go on with --set resume=true")
-        if not left and (played := self.queue.take(generation, groups, oldest)) is None:
-            left = groups + 1
-    if all(rollout.ending is Ending.ERROR for group in played for rollout in group.rollouts):  # this run ends; the next shall not find them
-        self.queue.forget(generation, groups)
-    return played
-
 # %% ../../../nbs/contrib/queue/03_trainer.ipynb #85947786
 @contextmanager
 def _corrected(trainer: QueueTrainer) -> Iterator[None]:
@@ -148,47 +166,3 @@ def _corrected(trainer: QueueTrainer) -> Iterator[None]:
         yield
     finally:
         trainer.use_vllm = False
-
-
-@patch
-def _generate_and_score_completions(self: QueueTrainer, inputs):
-    if not self.model.training:
-        return ComposerReplicationTrainer._generate_and_score_completions(self, inputs)
-    with _corrected(self):
-        return ComposerReplicationTrainer._generate_and_score_completions(self, inputs)
-
-
-@patch
-def _compute_loss(self: QueueTrainer, model, inputs):
-    if not self.model.training:
-        return ComposerReplicationTrainer._compute_loss(self, model, inputs)
-    with _corrected(self):
-        return ComposerReplicationTrainer._compute_loss(self, model, inputs)
-
-# %% ../../../nbs/contrib/queue/03_trainer.ipynb #d6a49ed2
-@patch
-def _by_sampler(self: QueueTrainer, step: BackwardPass) -> BackwardPass:
-    "The pass with the generator's log-probabilities as the old ones."
-    if not self.args.vllm_importance_sampling_correction:
-        return step
-    return replace(step, inputs=step.inputs | {"old_per_token_logps": step.inputs["sampling_per_token_logps"]})
-
-
-@patch
-def _sdpo_term(self: QueueTrainer, step: BackwardPass) -> ChannelSum:
-    return ComposerReplicationTrainer._sdpo_term(self, self._by_sampler(step))
-
-
-@patch
-def _kl_term(self: QueueTrainer, step: BackwardPass) -> ChannelSum:
-    return ComposerReplicationTrainer._kl_term(self, self._by_sampler(step))
-
-# %% ../../../nbs/contrib/queue/03_trainer.ipynb #ad0c387f
-@patch
-def train(self: QueueTrainer, *args, **kwargs):
-    "As `ComposerReplicationTrainer.train`; tells the generators when it is over."
-    self.queue.report(0, -1)
-    result = ComposerReplicationTrainer.train(self, *args, **kwargs)
-    if not self.interrupt.requested:
-        self.queue.report(0, -1, over=True)
-    return result

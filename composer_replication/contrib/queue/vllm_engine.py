@@ -12,7 +12,6 @@ import os
 from tempfile import TemporaryDirectory
 
 import torch
-from fastcore.basics import patch
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -39,55 +38,47 @@ class VllmEngine:
         check_engine(config)
         self.config, self.tokenizer, self.llm = config, tokenizer, None
 
+    def load(
+        self,
+        model: PreTrainedModel | PeftModel,  # in the main memory
+    ) -> CallablePolicy:
+        "A policy with the model's weights as they are now; the one before is no more."
+        plain = plain_model(model)
+        if self.llm is None or self.is_packed:
+            self._start(plain)
+        else:
+            for name, weight in plain.named_parameters():
+                self._inner.load_weights([(name, weight.detach())])
+            self.llm.reset_prefix_cache()  # it holds what the old weights have read
+        return vllm_policy(self.llm, self.tokenizer, plain)
 
-@patch
-def load(
-    self: VllmEngine,
-    model: PreTrainedModel | PeftModel,  # in the main memory
-) -> CallablePolicy:
-    "A policy with the model's weights as they are now; the one before is no more."
-    plain = plain_model(model)
-    if self.llm is None or self.is_packed:
-        self._start(plain)
-    else:
-        for name, weight in plain.named_parameters():
-            self._inner.load_weights([(name, weight.detach())])
-        self.llm.reset_prefix_cache()  # it holds what the old weights have read
-    return vllm_policy(self.llm, self.tokenizer, plain)
+    @property
+    def _inner(self) -> torch.nn.Module:
+        "vLLM's own model, in this process."
+        return self.llm.llm_engine.model_executor.driver_worker.model_runner.model
 
-# %% ../../../nbs/contrib/queue/01_vllm_engine.ipynb #ba062f22
-@patch(as_prop=True)
-def _inner(self: VllmEngine) -> torch.nn.Module:
-    "vLLM's own model, in this process."
-    return self.llm.llm_engine.model_executor.driver_worker.model_runner.model
+    @property
+    def is_packed(self) -> bool:
+        "Whether weights have been moved to where no new ones can be loaded."
+        return any(weight.numel() == 0 for weight in self._inner.parameters())
 
+    def close(self) -> None:
+        "End the engine, if there is one: vLLM has one in a process."
+        if self.llm is not None:
+            self.llm.llm_engine.engine_core.shutdown()
+            self.llm = None
+            gc.collect()
 
-@patch(as_prop=True)
-def is_packed(self: VllmEngine) -> bool:
-    "Whether weights have been moved to where no new ones can be loaded."
-    return any(weight.numel() == 0 for weight in self._inner.parameters())
-
-
-@patch
-def close(self: VllmEngine) -> None:
-    "End the engine, if there is one: vLLM has one in a process."
-    if self.llm is not None:
-        self.llm.llm_engine.engine_core.shutdown()
-        self.llm = None
-        gc.collect()
-
-
-@patch
-def _start(self: VllmEngine, model: PreTrainedModel) -> None:
-    self.close()
-    for name, value in (("VLLM_ENABLE_V1_MULTIPROCESSING", "0"), ("VLLM_LOGGING_STREAM", "ext://sys.stderr"), ("VLLM_LOGGING_LEVEL", "WARNING")):
-        os.environ.setdefault(name, value)  # in this process; standard output is the command's
-    from vllm import LLM
-    from vllm.platforms import current_platform
-    config, kind = self.config, str(model.dtype).removeprefix("torch.")
-    with TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        self.llm = LLM(folder, skip_tokenizer_init=True, dtype="bfloat16" if config.bf16 else "float16" if config.fp16 else kind,
-                       max_model_len=config.vllm_max_model_length, max_num_seqs=config.num_generations, model_impl=config.vllm_model_impl,
-                       gpu_memory_utilization=config.vllm_gpu_memory_utilization, seed=config.seed, enable_prefix_caching=True,
-                       logprobs_mode="processed_logprobs", enforce_eager=current_platform.is_cpu())
+    def _start(self, model: PreTrainedModel) -> None:
+        self.close()
+        for name, value in (("VLLM_ENABLE_V1_MULTIPROCESSING", "0"), ("VLLM_LOGGING_STREAM", "ext://sys.stderr"), ("VLLM_LOGGING_LEVEL", "WARNING")):
+            os.environ.setdefault(name, value)  # in this process; standard output is the command's
+        from vllm import LLM
+        from vllm.platforms import current_platform
+        config, kind = self.config, str(model.dtype).removeprefix("torch.")
+        with TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            self.llm = LLM(folder, skip_tokenizer_init=True, dtype="bfloat16" if config.bf16 else "float16" if config.fp16 else kind,
+                           max_model_len=config.vllm_max_model_length, max_num_seqs=config.num_generations, model_impl=config.vllm_model_impl,
+                           gpu_memory_utilization=config.vllm_gpu_memory_utilization, seed=config.seed, enable_prefix_caching=True,
+                           logprobs_mode="processed_logprobs", enforce_eager=current_platform.is_cpu())

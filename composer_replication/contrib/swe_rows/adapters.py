@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fastcore.basics import patch
 
 from ...envs.deletion.task import FeatureDeletionTask, TaskProblem, make_patch, names_of, read_patch, reverse_patch
 
@@ -59,19 +58,51 @@ class SweBenchAdapter:
         "What a row is called."
         return str(row.get("instance_id") or "(no instance_id)")
 
+    def task(
+        self,
+        row: Mapping[str, Any],
+    ) -> FeatureDeletionTask:
+        "The task of one row. Raises `TaskProblem`, naming the row, where fields are missing or contradict each other."
+        try:
+            return FeatureDeletionTask(**self._values(row))
+        except KeyError as error:
+            raise TaskProblem(f"{self.source} row {self.name(row)}: the field {error.args[0]} is missing") from None
+        except TaskProblem as error:
+            raise TaskProblem(f"{self.source} row {self.name(row)}: {error}") from None
 
-@patch
-def task(
-    self: SweBenchAdapter,
-    row: Mapping[str, Any],
-) -> FeatureDeletionTask:
-    "The task of one row. Raises `TaskProblem`, naming the row, where fields are missing or contradict each other."
-    try:
-        return FeatureDeletionTask(**self._values(row))
-    except KeyError as error:
-        raise TaskProblem(f"{self.source} row {self.name(row)}: the field {error.args[0]} is missing") from None
-    except TaskProblem as error:
-        raise TaskProblem(f"{self.source} row {self.name(row)}: {error}") from None
+    def tasks(
+        self,
+        rows: Iterable[Mapping[str, Any]],
+        problems: list[str] | None = None,  # receives a sentence for each row left out; None: the first one is raised
+    ) -> list[FeatureDeletionTask]:
+        "The tasks of many rows."
+        made = []
+        for row in rows:
+            try:
+                made.append(self.task(row))
+            except TaskProblem as error:
+                if problems is None:
+                    raise
+                problems.append(str(error))
+        return made
+
+    def _values(self, row) -> dict:
+        "The fields of a task."
+        return self._common(row) | {
+            "base_commit": _text(row, "base_commit"), "golden_diff": _text(row, "patch"), "test_patch": _text(row, "test_patch"),
+            "problem_statement": _text(row, "problem_statement"), "deleted_symbols": changed_symbols(row["patch"]), "mode": "given",
+        }
+
+    def _common(self, row) -> dict:
+        "The fields that all sources have."
+        fail_to_pass = names_of("FAIL_TO_PASS", row["FAIL_TO_PASS"])
+        passing = names_of("PASS_TO_PASS", row["PASS_TO_PASS"])
+        return {
+            "task_id": _text(row, "instance_id"), "repo": _text(row, "repo"), "granularity": "patch",
+            "fail_to_pass": tuple(fail_to_pass), "pass_to_pass": tuple(passing), "test_command": test_command(fail_to_pass),
+            "version": str(row.get("version") or ""), "image_name": str(row.get("image_name") or row.get("image") or ""),
+            "environment_setup_commit": str(row.get("environment_setup_commit") or ""),
+        }
 
 # %% ../../../nbs/contrib/swe_rows/00_adapters.ipynb #97ee591c
 MOST_TEXT = 2_000_000  # characters of one field; the longest patch of SWE-bench Lite has 7,000
@@ -87,46 +118,6 @@ def _text(row, key):
     if re.search(r"^GIT binary patch$", value, re.MULTILINE):
         raise TaskProblem(f"the field {key} changes a binary file: only texts can be changed")
     return value
-
-# %% ../../../nbs/contrib/swe_rows/00_adapters.ipynb #c90ff867
-@patch
-def tasks(
-    self: SweBenchAdapter,
-    rows: Iterable[Mapping[str, Any]],
-    problems: list[str] | None = None,  # receives a sentence for each row left out; None: the first one is raised
-) -> list[FeatureDeletionTask]:
-    "The tasks of many rows."
-    made = []
-    for row in rows:
-        try:
-            made.append(self.task(row))
-        except TaskProblem as error:
-            if problems is None:
-                raise
-            problems.append(str(error))
-    return made
-
-# %% ../../../nbs/contrib/swe_rows/00_adapters.ipynb #24b12630
-@patch
-def _values(self: SweBenchAdapter, row) -> dict:
-    "The fields of a task."
-    return self._common(row) | {
-        "base_commit": _text(row, "base_commit"), "golden_diff": _text(row, "patch"), "test_patch": _text(row, "test_patch"),
-        "problem_statement": _text(row, "problem_statement"), "deleted_symbols": changed_symbols(row["patch"]), "mode": "given",
-    }
-
-
-@patch
-def _common(self: SweBenchAdapter, row) -> dict:
-    "The fields that all sources have."
-    fail_to_pass = names_of("FAIL_TO_PASS", row["FAIL_TO_PASS"])
-    passing = names_of("PASS_TO_PASS", row["PASS_TO_PASS"])
-    return {
-        "task_id": _text(row, "instance_id"), "repo": _text(row, "repo"), "granularity": "patch",
-        "fail_to_pass": tuple(fail_to_pass), "pass_to_pass": tuple(passing), "test_command": test_command(fail_to_pass),
-        "version": str(row.get("version") or ""), "image_name": str(row.get("image_name") or row.get("image") or ""),
-        "environment_setup_commit": str(row.get("environment_setup_commit") or ""),
-    }
 
 # %% ../../../nbs/contrib/swe_rows/00_adapters.ipynb #aa420165
 def test_command(
