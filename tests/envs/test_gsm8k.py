@@ -3,7 +3,6 @@
 import gzip
 import json
 import random
-import re
 import time
 from decimal import Decimal
 from fractions import Fraction
@@ -64,7 +63,7 @@ MARKS = {"####": "#### {}", "line": "#### {}\n\nQuestion: what is 17?", "box": "
 
 @pytest.mark.parametrize("mark", MARKS)
 @pytest.mark.parametrize("text, value", ANSWERS)
-def test_an_answer_is_the_number_that_a_person_reads(text, value, mark):
+def test_an_answer_is_its_one_number(text, value, mark):
     completion, want = MARKS[mark].format(text), None if value is None else Fraction(value)
     assert number_of(*answer_text(completion)) == want
     for other in {18, 17, 5, 2, 1, 19} - {want}:
@@ -74,7 +73,7 @@ def test_an_answer_is_the_number_that_a_person_reads(text, value, mark):
 
 
 def test_the_table_is_large_enough_and_says_nothing_twice():
-    assert len({text for text, _ in ANSWERS}) > 250 and sum(value is None for _, value in ANSWERS) > 50
+    assert len({text for text, _ in ANSWERS}) > 220 and sum(value is None for _, value in ANSWERS) > 70
 
 
 NATURAL = ["#### {}", "#### ${}", "#### {} dollars", "#### {} apples.", "\\boxed{{{}}}", "$\\boxed{{\\${}}}$", "\\boxed{{\\text{{{} apples}}}}",
@@ -92,42 +91,12 @@ def test_every_reference_is_paid_in_natural_phrasings_and_a_changed_one_is_not(p
     assert gsm8k_reward(changed, gold) == [0.0] * 1319
 
 
-def in_words(n):
-    "A number from 0 to 999,999 in English, written apart from the reader."
-    small = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen "
-             "nineteen").split()
-    if n < 20:
-        return small[n]
-    if n < 100:
-        return "twenty thirty forty fifty sixty seventy eighty ninety".split()[n // 10 - 2] + (f"-{small[n % 10]}" if n % 10 else "")
-    if n < 1000:
-        return f"{small[n // 100]} hundred" + (f" and {in_words(n % 100)}" if n % 100 else "")
-    return f"{in_words(n // 1000)} thousand" + (f" {'and ' * (n % 1000 < 100)}{in_words(n % 1000)}" if n % 1000 else "")
-
-
-def test_numbers_in_words():
-    rng = random.Random("words")
-    for n in [*range(1001), *(rng.randrange(10**6) for _ in range(500))]:
-        assert number_of(in_words(n)) == n and number_of(f"negative {in_words(n).replace('-', ' ').replace(' and', '')} eggs") == -n, in_words(n)
-
-
-def test_calculations_are_worked_out_as_python_does():
-    rng = random.Random("calculations")
-    for _ in range(500):
-        text = str(rng.randint(1, 30))
-        for _ in range(rng.randint(1, 4)):
-            text = f"({text})" if rng.random() < 0.3 else text
-            text += f" {rng.choice('+-*/')} {rng.randint(1, 30)}"
-        want = Fraction(eval(re.sub(r"\d+", lambda m: f"Fraction({m[0]})", text)))  # of digits and operators made here
-        assert number_of(text) == want and number_of(f"{text} = {want}") == want and number_of(f"{text} = {want + 1}") is None, text
-
-
 @pytest.mark.parametrize("text, value", [
-    ("She has 3 pears and 5 plums, so 8 fruits.", 8), ("16 - 3 = 13, so 18", 18), ("It is 17, not 18", 17), ("It is 18, not 17.", 18),
-    ("She earns 2 million", 2_000_000), ("It is 5 squared", 25), ("It is 17 or 18.", None), ("He has 17 pears and 18 plums", None),
-    ("I do not know which one", None), ("One moment please", None), ("eighteen", 18), ("Step 1. It is 7. Step 2. She has 18 eggs. That is all.", 18),
+    ("She has 3 pears and 5 plums, so 8 fruits.", 8), ("16 - 3 = 13, so 18", 18), ("It is 17, not 18", None), ("It is 18, not 17.", None),
+    ("She earns 2 million", 2_000_000), ("It is 5 squared", None), ("It is 17 or 18.", None), ("He has 17 pears and 18 plums", None),
+    ("I do not know which one", None), ("One moment please", None), ("eighteen", None), ("Step 1. It is 7. Step 2. She has 18 eggs. That is all.", 18),
     ("The answer is 7. No: the answer is 18. It took 3 steps.", 18), ("The answer is 18 because 9 * 2 = 18", 18), ("7\n18", 18),
-    ("It is 18:00", None), ("Over two years he pays $8 + $10 = $18.", 18), ("As 7 > 5, she has 18 eggs", 18), ("She pays 18 to the man", 18), ("At least 18", None), ("Answer: 18 or 17", None), ("\\boxed{7} so \\boxed{18} of 20", 18), ("#### \\boxed{18}", 18), ("#### 7\n#### 18\n", 18),
+    ("It is 18:00", None), ("Over two years he pays $8 + $10 = $18.", 18), ("As 7 > 5, she has 18 eggs", 18), ("It is 17, or 18", None), ("It is 17, 18", None), ("She pays 18 to the man", 18), ("At least 18", None), ("Answer: 18 or 17", None), ("\\boxed{7} so \\boxed{18} of 20", 18), ("#### \\boxed{18}", 18), ("#### 7\n#### 18\n", 18),
     ("\\boxed{\\text{x} = \\frac{36}{2}}", 18), ("\\boxed{18", 18), ("\\boxed 18", 18), ("\\boxed{}", None), ("between 17 and 18", None)])
 def test_completions_without_a_line_of_their_own(text, value):
     assert number_of(*answer_text(text)) == value
