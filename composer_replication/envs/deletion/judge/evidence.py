@@ -463,7 +463,7 @@ def add_evidence(
     if worth.share > MOST_PASSING:
         raise WeakInputs(f"task {task.task_id}: held-out inputs let {len(worth.passing)} of {worth.mutants} mutants pass "
                               f"({'; '.join(worth.passing[:3])})")
-    measured = {"mutants": worth.mutants, "mutants_passing": len(worth.passing), "mutants_paid": len(worth.paid), "mutants_equal": len(worth.equivalent)}
+    measured = {"mutants": worth.mutants, "mutants_passing": len(worth.passing), "mutants_paid": len(worth.paid)}
     failed = {path: [node for node, outcome in turned.outcomes.items() if node.split("::")[0] == path and outcome == "failed"] for path in canaries}
     tests = [{"kind": "assert", "path": path, "source": canaries[path], "nodes": nodes[:10]} for path, nodes in failed.items() if nodes]
     return replace(task, heldout_records=tuple(records), difficulty={**task.difficulty, **measured},
