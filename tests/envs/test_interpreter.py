@@ -252,32 +252,6 @@ TOKENS = (
 )
 
 
-def mutated(files, rng):
-    "A repository with a few tokens of one file lost, doubled, swapped or replaced."
-    path = rng.choice(["lib/red.py", "lib/red.py", "tests/test_red.py"])
-    tokens = re.findall(r"\w+|\s+|[^\w\s]", files[path])
-    for _ in range(rng.choice((1, 1, 2, 3))):
-        i = rng.randrange(len(tokens))
-        action = rng.randrange(5)
-        if action == 0:
-            del tokens[i]
-        elif action == 1:
-            tokens.insert(i, tokens[i])
-        elif action == 2:
-            tokens.insert(i, rng.choice(TOKENS))
-        elif action == 3:
-            tokens[i] = rng.choice(TOKENS)
-        else:
-            j = min(i + 1, len(tokens) - 1)
-            tokens[i], tokens[j] = tokens[j], tokens[i]
-    return {**files, path: "".join(tokens)}
-
-
-def may_grow(files):
-    "Whether some number would grow so that CPython takes forever; we stop there."
-    return any(isinstance(e, Limit) and "too l" in str(e) for _, _, e in _verdicts(files, 10_000))
-
-
 # ---- equal verdicts
 
 
@@ -288,15 +262,6 @@ def test_drawn_programs_have_the_verdicts_of_cpython(tmp_path, count):
     assert counts["passed"] > 1.3 * count and counts["AssertionError"] > 0.25 * count
     assert counts["Unsupported"] < 0.08 * counts.total()
     assert at_limits["RecursionError"] + at_limits["OutOfTime"] > 0.95 * at_limits.total()  # elsewhere we stop without need
-
-
-@pytest.mark.parametrize("count", [300, pytest.param(900, marks=pytest.mark.slow)])
-def test_mutated_programs_have_the_verdicts_of_cpython(tmp_path, count):
-    programs = Programs("mutated")
-    repositories = [mutated(programs.repository(), programs.rng) for _ in range(count)]
-    counts, at_limits = compare([files for files in repositories if not may_grow(files)], tmp_path)
-    assert counts["passed"] > count / 4.5 and counts["SyntaxError"] > count / 1.8
-    assert counts["Unsupported"] < 0.08 * counts.total()
 
 
 def test_the_functions_of_the_world_have_the_verdicts_of_cpython(tmp_path):
