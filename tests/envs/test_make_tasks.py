@@ -399,12 +399,10 @@ class Plant:
                      "Write it"),
     ("shrink", "stub", "a function. Its signature is still there; where code was"),
     ("Plant", "stub", "a class. Signatures are still there; where code was"),
-    ("Plant.water", "remove", "a method. The whole definition is gone. Write it again, so that it works as before."),
-    ("lone", "remove", "a function. The whole definition is gone. Write it"),
-    ("shrink", "remove", "gone, with its entry in `__all__` and the imports of it inside the package. Write it"),
-    ("Plant", "remove", "a class. The whole definition is gone, with its entry in `__all__`. Write it"),
+    ("Plant.water", "remove", "a method. The whole definition is gone, and whatever imported it or listed it in `__all__` inside "
+                              "the package. Write it again, so that it works as before."),
     ("grow shrink", "stub", "a feature of 2 definitions. Signatures and docstrings are still there; where code was"),
-    ("grow lone", "remove", "definitions are gone, with their entries in `__all__` and the imports of them inside the package. "
+    ("grow lone", "remove", "definitions are gone, and whatever imported them or listed them in `__all__` inside the package. "
                             "Write them again"),
 ])
 def test_every_sentence_of_the_prompt_is_true(names, mode, true):

@@ -73,19 +73,8 @@ def what_is_left(
         left = f"{'Signatures' if plural else 'Its signature'}{' and docstring' * documented}{'s' * (documented and plural)}"
         verb = "are" if documented or plural else "is"
         return f"{left} {verb} still there; where code was, `NotImplementedError` is raised."
-    before, after = (_exports_and_imports(side.values()) for side in (deletion.before, deletion.after))
-    gone = [f"{'their' if many else 'its'} entr{'ies' if many else 'y'} in `__all__`"] * (before[0] > after[0])
-    gone += [f"the imports of {'them' if many else 'it'} inside the package"] * (before[1] > after[1])
-    return f"The whole {'definitions are' if many else 'definition is'} gone{', with ' * bool(gone)}{' and '.join(gone)}."
-
-
-def _exports_and_imports(texts: Iterable[str]) -> tuple[int, int]:
-    "How many entries the `__all__` of some modules have, and how many names they import from others."
-    trees = [parse(text) for text in texts]
-    exports = [node for tree in trees for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign)
-               and getattr(node.targets[0] if isinstance(node, ast.Assign) else node.target, "id", "") == "__all__"]
-    return (sum(isinstance(part, ast.Constant) for node in exports for part in ast.walk(node)),
-            sum(len(node.names) for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)))
+    gone = "definitions are gone, and whatever imported them or listed them" if many else "definition is gone, and whatever imported it or listed it"
+    return f"The whole {gone} in `__all__` inside the package."
 
 
 def problem_statement(
