@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from ...core.trace import Turn
 from ...envs.deletion.exploits.cases import Exploit, implemented
 from .mutations import MUTATIONS, Draft, mutated
-from ...envs.deletion.exploits.names import case_names
-from ...envs.deletion.exploits.suite import ExploitResult, judged
+from ...envs.deletion.exploits.suite import ExploitResult, case_names, judged
 from .variants import draft_of
 from ...envs.deletion.task import FeatureDeletionTask
 from ...replay.client import Endpoint, chat_body, complete, read_turn
