@@ -1,11 +1,16 @@
 "Deletions made by hand in the shipped repository, for tests that need a task at once."
 import ast
+import os
 from pathlib import Path
 
 import composer_replication.data
+from composer_replication.core.trace import ToolCall, Turn
+from composer_replication.envs.deletion.judge import runner
 from composer_replication.envs.deletion.judge.evidence import add_evidence
 from composer_replication.envs.deletion.subject import prepare_subject
 from composer_replication.envs.deletion.task import FeatureDeletionTask, make_patch
+from composer_replication.sandbox.boxes import state_folder
+from composer_replication.sandbox.limits import Limits
 
 LARDER = Path(composer_replication.data.__path__[0]) / "repos/larder"
 WHERE = {"schedule": ("plans", ("test_schedule",)), "initials": ("labels", ("test_initials",))}
@@ -31,6 +36,18 @@ def delete(subject, name, hidden=False):
     return add_evidence(task, subject)
 
 
+def measured_task(subject, symbol, path, text, seen):
+    "A task whose tests are those that turn red where a module's text is replaced by what an agent sees."
+    before, after = runner.run_phases(subject, [runner.Phase("green", {}), runner.Phase("red", {path: seen})], Limits(wall_s=60))
+    green = [node for node, outcome in before.outcomes.items() if outcome == "passed"]
+    red = tuple(node for node in green if after.outcomes.get(node) != "passed")
+    task = FeatureDeletionTask(
+        symbol.replace(":", "."), subject.source, subject.base_commit, red, tuple(n for n in green if n not in red)[:5],
+        ("python", "-m", "pytest", "-q", *sorted({n.split("::")[0] for n in red})), (symbol,), "function", "stub", "Write it.",
+        make_patch({path: text}, {path: seen}), make_patch({path: seen}, {path: text}))
+    return add_evidence(task, subject)
+
+
 def solution(subject, task):
     "Path and text of the original."
     (path, (text, _)), = task.changed_files(subject.tree).items()
@@ -43,3 +60,23 @@ def write(folder: Path, files: dict) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     return folder
+
+
+def open_boxes():
+    "Boxes of this process, without those of judges that wait."
+    waiting = {judge.job.parent.name for judge in runner.POOL.waiting()}
+    owners = {path.parent.name: path.read_text() for path in (state_folder() / "boxes").glob("[0-9]*/owner")}
+    return sorted(name for name, owner in owners.items() if owner.split()[:1] == [str(os.getpid())] and name not in waiting)
+
+
+class Says:
+    "A policy of messages that says one turn after the other."
+    name, patience = "scripted", 60.0
+
+    def __init__(self, *turns):
+        self.turns = turns
+
+    def reply(self, trace, sampling, limit, seed):
+        made = self.turns[sum(turn.role == "assistant" for turn in trace.turns)]
+        return Turn("assistant", made if isinstance(made, str) else "",
+                    tool_calls=() if isinstance(made, str) else (ToolCall.parse(*made),)), False, 0

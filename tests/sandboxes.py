@@ -151,26 +151,15 @@ class Promises:
         box.write("leak", b"mine")  # in place of the link, not through it
         assert secret.read_text() == "secret" and box.read("leak") == b"mine" and os.listdir(tmp_path) == ["secret.txt"]
 
-    def test_snapshot_and_reset_restore_exactly(self, box):
+    def test_reset_restores_exactly(self, box):
         where = Path(box._repo)
         first = look(where)
-        start = box.snapshot()
-        box.exec(["sh", "-c", "echo a > a; mkdir -p d/e; echo b > d/e/b; chmod 600 d/e/b; rm -r src empty; ln -sf /etc link"])
-        later = box.snapshot()
-        second = look(where)
-        assert first != second
-        box.exec(["sh", "-c", "rm -rf * .[a-z]*; echo x > run.sh; mkdir a; mkfifo p || true; mkdir -p 1/2/3; chmod 000 1/2"])
-        box.reset(later)
-        assert look(where) == second
-        box.reset(start)
-        assert look(where) == first
-        assert box.exec(["./run.sh"]).stdout == "ran\n"  # commands see the reset tree, and may write to it
-        assert box.exec(["sh", "-c", "echo n >> src/one.py && touch empty/new"]).exit_code == 0
+        box.exec(["sh", "-c", "rm -rf * .[a-z]*; echo x > run.sh; mkdir a; mkfifo p; mkdir -p 1/2/3; chmod 000 1/2; ln -s / l"])
+        assert look(where) != first
         box.reset()
         assert look(where) == look(box.original) == first
-        for bad in ("", "snapshot-9999", "../x"):
-            with pytest.raises(SandboxProblem):
-                box.reset(bad)
+        assert box.exec(["./run.sh"]).stdout == "ran\n"  # commands see the reset tree, and may write to it
+        assert box.exec(["sh", "-c", "echo n >> src/one.py && touch empty/new"]).exit_code == 0
 
     def test_odd_names(self, box):
         names = r"b'\xff\xfe', b'a\nb', b'-rf', b' ', b'x' * 255, '\u202e'.encode()"
@@ -178,8 +167,6 @@ class Promises:
         assert self.python(box, code).exit_code == 0
         odd = [name for name in box.files() if name not in ("bytes.bin", "Grüße.txt", "run.sh", "src/one.py")]
         assert len(odd) == 6 and all(box.read(name) == b"o" for name in odd)
-        box.reset(box.snapshot())
-        assert set(odd) <= set(box.files())
         box.reset()
         assert not set(odd) & set(box.files())
 
@@ -237,7 +224,7 @@ class Promises:
         runner.join(20)
         assert not runner.is_alive() and results[0].cut == "closed" and not box._box.path.exists()
         box.close()
-        for call in (box.files, lambda: box.exec(["true"]), lambda: box.read("run.sh"), box.reset, box.snapshot):
+        for call in (box.files, lambda: box.exec(["true"]), lambda: box.read("run.sh"), box.reset):
             with pytest.raises(SandboxProblem, match="dead"):
                 call()
 
@@ -388,9 +375,7 @@ print(open('/proc/self/status').read())"""
         for path in ("src/pipe.py", "sock"):
             with pytest.raises(SandboxProblem):
                 box.read(path)
-        name = box.snapshot()
         assert box.exec(["pwd"], cwd="shut").exit_code == 0
-        box.reset(name)
         self.still_works(box)
         assert time.monotonic() - began < 60
 

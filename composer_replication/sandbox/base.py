@@ -45,11 +45,8 @@ class Sandbox(Protocol):
     def sizes(self) -> dict[str, int]:
         "Lengths in bytes of all regular files, by path; none is read."
 
-    def snapshot(self) -> str:
-        "Keep the tree as it is now, under a name."
-
-    def reset(self, snapshot: str | None = None) -> None:
-        "Make the tree what it was: at the snapshot, or at the start."
+    def reset(self) -> None:
+        "Make the tree what it was at the start."
 
     def place(self, path: str) -> str:
         "Where a command finds a path that this sandbox's tree or mounts have below /repo or a mount's name."

@@ -163,7 +163,6 @@ def copy_folder(
     source: int,  # descriptor of the folder to copy
     target: int,  # descriptor of an empty folder
     owner: int | None = None,  # user and group id of the copy; None: the caller's
-    mend: bool = False,  # open up what its owner closed to itself: right for a sandbox's tree, wrong for anybody's original
     depth: int = 0,  # how far below the top
 ) -> None:
     "Copy content, permissions and times of modification; links as links. Raises `OSError` where that cannot be."
@@ -177,16 +176,16 @@ def copy_folder(
                 os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
                 own(name, owner, target)
             elif stat.S_ISREG(info.st_mode):
-                reading = keep(open_file(name, source) if mend else os.open(name, _FILE, dir_fd=source))
+                reading = keep(os.open(name, _FILE, dir_fd=source))
                 writing = keep(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=target))
                 while os.sendfile(writing, reading, None, 1 << 24):
                     pass
                 _like(writing, info, owner)
             elif stat.S_ISDIR(info.st_mode) and depth < DEEPEST:
                 os.mkdir(name, 0o700, dir_fd=target)
-                inner = keep(open_folder(name, source) if mend else os.open(name, FOLDER, dir_fd=source))
+                inner = keep(os.open(name, FOLDER, dir_fd=source))
                 copy = keep(open_folder(name, target))
-                copy_folder(inner, copy, owner, mend, depth + 1)
+                copy_folder(inner, copy, owner, depth + 1)
                 _like(copy, info, owner)
 
 # %% ../../nbs/sandbox/00_folders.ipynb #875b6f5b

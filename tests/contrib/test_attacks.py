@@ -11,8 +11,7 @@ import composer_replication.data
 from composer_replication.contrib.attacks import attacker, mutations, rates, variants
 from composer_replication.contrib.attacks.worlds import play
 from composer_replication.envs.deletion.exploits.cases import EXPLOITS, FAMILIES, KINDS, filled
-from composer_replication.envs.deletion.exploits.names import case_names
-from composer_replication.envs.deletion.exploits.suite import ExploitResult, suite_tasks
+from composer_replication.envs.deletion.exploits.suite import ExploitResult, case_names, suite_tasks
 from composer_replication.envs.deletion.subject import prepare_subject
 from composer_replication.envs.deletion.task import HackFinding
 from composer_replication.sandbox.base import sandbox_problem

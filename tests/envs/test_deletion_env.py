@@ -1,7 +1,6 @@
 "The environment: what the agent sees, what it earns, what it breaks; alone, side by side, and in TRL's hands."
 import gc
 import json
-import os
 import re
 import shlex
 import threading
@@ -12,16 +11,15 @@ from dataclasses import replace
 
 import envs_tasks
 import pytest
+from envs_tasks import Says, open_boxes
 
 from composer_replication.core.trace import ToolCall
 from composer_replication.envs.deletion.env import SYSTEM, FeatureDeletionEnv, deletion_rows
-from composer_replication.envs.deletion.judge import runner
 from composer_replication.envs.deletion.judge.runner import RunnerProblem
 from composer_replication.envs.deletion.repo_tools import RepoTools
 from composer_replication.envs.deletion.task import TaskProblem, write_tasks
 from composer_replication.sandbox import limits
 from composer_replication.sandbox.base import Limits, sandbox_problem
-from composer_replication.sandbox.boxes import state_folder
 
 LIMITS = Limits(wall_s=20.0, cpu_s=5, memory_mb=512, processes=32, file_mb=8, disk_mb=16, output_bytes=200_000)
 pytestmark = pytest.mark.skipif(bool(sandbox_problem("bubblewrap")), reason=str(sandbox_problem("bubblewrap")))
@@ -51,15 +49,6 @@ def ask(env, name, **arguments):
 
 def say(env, name, **arguments):
     return ask(env, name, **arguments).text
-
-
-def mine():
-    "Boxes of this process, without those of the judges that wait for the next one."
-    boxes, waiting = state_folder() / "boxes", {judge.job.parent.name for judge in runner.POOL.waiting()}
-    there = (p for p in boxes.iterdir() if not p.name.startswith(".gone-"))  # which are being removed
-    owners = {p.name: (p / "owner").read_text() for p in there if (p / "owner").is_file()}
-    mine = [str(os.getpid())]  # another process may be writing its own: an empty file
-    return sorted(name for name, owner in owners.items() if owner.split()[:1] == mine and name not in waiting)
 
 
 def solve(env, subject):
@@ -171,7 +160,7 @@ def test_whatever_an_agent_breaks_the_service_goes_on(name, env, subject):
     quick.reset(task_id="larder-initials")
     assert say(quick, "read_file", path="README.md") == (subject.tree / "README.md").read_text()
     quick.close()
-    assert mine() == []
+    assert open_boxes() == []
 
 
 def test_a_command_that_hides_its_files_is_an_error_that_counts(env, monkeypatch):
@@ -213,7 +202,7 @@ def test_a_submission_that_makes_the_judge_wait_is_a_zero(tasks, monkeypatch):
         begun = time.monotonic()
         assert env.reward() == 0.0 and time.monotonic() - begun < 120
         assert re.search("kept busy|time limit", env.grade.findings[0].what)
-    while mine():  # the judge's own limits end it
+    while open_boxes():  # the judge's own limits end it
         assert time.monotonic() - begun < 120
         time.sleep(0.1)
 
@@ -233,12 +222,12 @@ def test_an_episode_has_so_many_calls(env, monkeypatch):
 def test_a_second_reset_begins_anew(env):
     env.reset(task_id="larder-initials")
     say(env, "write_file", path="x.txt", text="x")
-    first = mine()
+    first = open_boxes()
     env.reset(task_id="larder-schedule")
-    assert len(mine()) == 1 and not set(mine()) & set(first) and env.commands == []
+    assert len(open_boxes()) == 1 and not set(open_boxes()) & set(first) and env.commands == []
     assert "no such file" in say(env, "read_file", path="x.txt").lower()
     env.reward()
-    assert mine() == []  # the reward ends the episode
+    assert open_boxes() == []  # the reward ends the episode
     for act in (lambda: say(env, "read_file", path="README.md"), lambda: ask(env, "shell"), lambda: env.step({"answer": ""})):
         with pytest.raises(ValueError, match="holds no open task"):
             act()
@@ -253,10 +242,10 @@ def test_a_second_reset_begins_anew(env):
 def test_an_environment_that_is_forgotten_leaves_nothing(tasks):
     env = FeatureDeletionEnv(tasks)
     env.reset(task_id="larder-initials")
-    assert len(mine()) == 1
+    assert len(open_boxes()) == 1
     del env
     gc.collect()
-    assert mine() == []
+    assert open_boxes() == []
 
 
 def test_four_at_once_do_not_meet(tasks, subject):
@@ -275,7 +264,7 @@ def test_four_at_once_do_not_meet(tasks, subject):
 
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(play, range(4)))
-    assert results == [(str(n), 2 + n % 2, float(n % 2)) for n in range(4)] and mine() == []
+    assert results == [(str(n), 2 + n % 2, float(n % 2)) for n in range(4)] and open_boxes() == []
 
 
 def test_gym_like(env, subject):
@@ -291,21 +280,6 @@ def test_gym_like(env, subject):
 
 # in the hands of our loop
 
-class Says:
-    "A policy of messages that says one turn after the other."
-    name, patience = "scripted", 5.0
-
-    def __init__(self, *turns):
-        self.turns = turns
-
-    def reply(self, trace, sampling, limit, seed):
-        from composer_replication.core.trace import Turn
-        number = sum(t.role == "assistant" for t in trace.turns)
-        made = self.turns[number]
-        turn = Turn("assistant", made) if isinstance(made, str) else Turn("assistant", "", tool_calls=(ToolCall.parse(*made),))
-        return turn, False, 0
-
-
 def test_our_loop_scores_malformed_and_broken_episodes(tasks):
     from composer_replication.rollout.loop import collect
     from composer_replication.rollout.types import RolloutConfig
@@ -314,4 +288,4 @@ def test_our_loop_scores_malformed_and_broken_episodes(tasks):
     rollouts = collect(says, lambda: FeatureDeletionEnv(tasks), deletion_rows(tasks[:2]), RolloutConfig(tool_timeout=60.0))
     assert [r.reward for r in rollouts] == [0.0, 0.0] and all(str(r.ending) == "done" for r in rollouts)
     told = [t.fail_reason for t in rollouts[0].trace.turns if t.role == "tool"]
-    assert told[0] == "json_decode" and told[2] == "tool_not_found" and mine() == []
+    assert told[0] == "json_decode" and told[2] == "tool_not_found" and open_boxes() == []

@@ -8,6 +8,7 @@ from pathlib import Path
 from textwrap import dedent, indent
 
 import pytest
+from envs_tasks import measured_task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,11 +25,9 @@ from composer_replication.envs.deletion.judge.evidence import (
 )
 from composer_replication.envs.deletion.judge.grading import grade, is_protected, submission
 from composer_replication.envs.deletion.judge.observe import canonical, decode, encode
-from composer_replication.envs.deletion.judge.runner import Phase, PhaseResult, run_phases
+from composer_replication.envs.deletion.judge.runner import PhaseResult
 from composer_replication.envs.deletion.subject import prepare_subject
-from composer_replication.envs.deletion.task import FeatureDeletionTask, make_patch
 from composer_replication.sandbox.base import sandbox_problem
-from composer_replication.sandbox.limits import Limits
 
 needs_sandbox = pytest.mark.skipif(sandbox_problem("bubblewrap") is not None, reason=f"{sandbox_problem('bubblewrap')}")
 REPOS = Path(composer_replication.__file__).parent / "data" / "repos"
@@ -46,20 +45,13 @@ def body_of(text, name, code):
     return "\n".join([*lines[:first - 1], indent(dedent(code).strip("\n"), " " * (holder.col_offset + 4)), *lines[last:]])
 
 
-def make_task(subject, symbol, mode="stub"):
+def make_task(subject, symbol):
     module, _, name = symbol.partition(":")
     places = [str(Path(root) / module.replace(".", "/")) + ".py" for root in subject.import_roots]
     path = next(place for place in places if (subject.tree / place).is_file())
     text = (subject.tree / path).read_text()
     seen = body_of(text, name, "raise NotImplementedError")
-    before, after = run_phases(subject, [Phase("green", {}), Phase("red", {path: seen})], Limits(wall_s=60))
-    green = [node for node, outcome in before.outcomes.items() if outcome == "passed"]
-    red = tuple(node for node in green if after.outcomes.get(node) != "passed")
-    task = FeatureDeletionTask(
-        symbol.replace(":", "."), subject.source, subject.base_commit, red, tuple(n for n in green if n not in red)[:5],
-        ("python", "-m", "pytest", "-q", *sorted({n.split("::")[0] for n in red})), (symbol,), "function", mode, "Write it.",
-        make_patch({path: text}, {path: seen}), make_patch({path: seen}, {path: text}))
-    return add_evidence(task, subject), path, text, seen
+    return measured_task(subject, symbol, path, text, seen), path, text, seen
 
 
 @pytest.fixture(scope="module")

@@ -7,22 +7,21 @@ from itertools import product
 from types import SimpleNamespace
 
 import pytest
+from envs_tasks import measured_task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.envs.deletion import env as env_page
 from composer_replication.envs.deletion.judge import evidence, grading, observe
-from composer_replication.envs.deletion.judge.evidence import EvidenceProblem, WeakInputs, add_evidence, count_records, same
+from composer_replication.envs.deletion.judge.evidence import EvidenceProblem, WeakInputs, count_records, same
 from composer_replication.envs.deletion.judge.grading import grade
 from composer_replication.envs.deletion.judge.heldout import PoolInput, changed_results, choose_inputs, left_open, strength
 from composer_replication.envs.deletion.judge.mutants import make_mutants
 from composer_replication.envs.deletion.judge.observe import canonical
-from composer_replication.envs.deletion.judge.runner import Phase, PhaseResult, run_phases
+from composer_replication.envs.deletion.judge.runner import Phase, PhaseResult
 from composer_replication.envs.deletion.subject import prepare_subject
-from composer_replication.envs.deletion.task import FeatureDeletionTask, make_patch
 from composer_replication.envs.deletion.tasks.gates import GATES
 from composer_replication.sandbox.base import sandbox_problem
-from composer_replication.sandbox.limits import Limits
 
 needs_sandbox = pytest.mark.skipif(sandbox_problem("bubblewrap") is not None, reason=f"{sandbox_problem('bubblewrap')}")
 
@@ -155,15 +154,7 @@ def made(subject):
     def make(name):
         if name not in known:
             seen = with_body(name, "raise NotImplementedError")
-            before, after = run_phases(subject, [Phase("green", {}), Phase("red", {"sums.py": seen})], Limits(wall_s=60))
-            green = [node for node, outcome in before.outcomes.items() if outcome == "passed"]
-            assert len(green) == len(before.outcomes)
-            red = tuple(node for node in green if after.outcomes.get(node) != "passed")
-            task = FeatureDeletionTask(
-                f"sums.{name}", subject.source, subject.base_commit, red, tuple(n for n in green if n not in red), ("python", "-m", "pytest"),
-                (f"sums:{name}",), "function", "stub", "Write it.", make_patch({"sums.py": MODULE}, {"sums.py": seen}),
-                make_patch({"sums.py": seen}, {"sums.py": MODULE}))
-            known[name] = add_evidence(task, subject)
+            known[name] = measured_task(subject, f"sums:{name}", "sums.py", MODULE, seen)
         return known[name]
 
     yield make

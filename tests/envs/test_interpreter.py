@@ -1,4 +1,5 @@
 """The walked subset of Python against CPython itself, and against text that nobody should have to run."""
+# ruff: noqa: E501
 
 import json
 import random
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.envs.toy.functions import SPLITS, draw_function, test_code
-from composer_replication.envs.toy.interpreter import Limit, Unsupported, _Program, _verdicts, parse, run_tests
+from composer_replication.envs.toy.interpreter import Limit, Program, Unsupported, _verdicts, parse, run_tests
 
 # ---- CPython as the judge: many repositories in one process, each in its own folder with a limit of its own
 
@@ -110,41 +111,25 @@ def compare(repositories, folder):
 
 # In these templates E is an expression, N a name, S a small expression, C a comparison, I an integer.
 NAMES = ("a", "b", "c", "x", "y")
-VALUES = (
-    "True", "False", "None", "'ab'", "''", "[1, 2, 3]", "[]", "(4, 5)", "()", "(7,)", "[[1], [2, 3]]", "'7'", "range(4)",
-    "...", "10 ** 20", "[0] * 3", "'ab' * 2", "K", "red", "int", "NotImplementedError",
-)
+VALUES = ("True", "False", "None", "'ab'", "''", "...", "10 ** 20", "K", "int", "max")
 USUAL = (
     *("E + E", "E - E") * 6, *("E // I", "E % I") * 3, "E // E", "E % E", "E * I", "-E", *("E C E",) * 4, *("E C E C E",) * 2,
-    "E C E C E C E", "E and E", "E or E", "E and E or E", "not E", *("E if E else E",) * 2, "[3, E, 2][E % 3]", "(5, E)[-1]",
-    "divmod(E, 7)[1]", *("abs(E)", "min(E, E)", "max(E, E)") * 2, "max(E, E, E)", "sum([E, E])", "len([E, E])", "int(E)",
-    "max([E, E])", "sum(range(E % 9))", "min((E, E))", "abs(E - E)",
+    "E C E C E C E", "E and E", "E or E", "E and E or E", "not E", *("E if E else E",) * 2,
+    *("abs(E)", "min(E, E)", "max(E, E)") * 2, "max(E, E, E)", "int(E)", "abs(E - E)", *("E * E",) * 4, "(E) ** 2", "(E) ** 3", "3 ** (E % 4)",
 )
-GROWING = ("E * E",) * 4 + ("(E) ** 2", "(E) ** 3", "3 ** (E % 4)")  # not in loops, where CPython would never end
-ODD = (
-    "[E, E]", "(E, E)", "[E] + [E]", "E[E]", "N(E)", "f(1)", "g()", "g(1, 2, 3)", "E in [E, E]", "E not in (E,)", "E is None",
-    "E is not True", "len(E)", "int(E, E)", "max(E)", "sum(E)", "int('1E')", "red.f(1, 2)", "red.K", "red.g", "min(E, [])",
-    "max(())", "abs('a')", "E // 0", "divmod(E, 0)", "range(3)[1]", "len(range(3, 9, 2))", "[1] < [2, E] <= [2, 4]",
-    "sum([[1], [2]], [])", "'ab'[E]", "(1, 2)[E]", "-[E]",
-)
+ODD = ("N(E)", "f(1)", "g()", "g(1, 2, 3)", "int(E, E)", "max(E)", "E // 0", "-None", "E + None", "None < E", "E == None", "abs(None)", "min()")
 OUTSIDE = (
-    "[i for i in (1, 2)]", "(lambda: 1)()", "f'{a}'", "{1: 2}", "sorted([2, 1])", "a[0:1]", "1.5", "str(a)", "a.b",
-    "min(1, 2, key=abs)", "+E", "~E", "E & 3", "red.__doc__", "E / 2", "2 ** -1", "b'x'", "E is 5", "'%d' % E", "(a := E)",
+    "[i for i in (1, 2)]", "(lambda: 1)()", "f'{a}'", "{1: 2}", "[E][0]", "1.5", "str(a)", "a.b", "min(1, 2, key=abs)", "+E", "E / 2",
+    "2 ** -1", "E is 5", "'a' + E", "(a := E)", "(E, E)", "sum((E, E))",
 )
-ODD_STATEMENTS = (
-    "return", "pass", "...", "raise NotImplementedError('x')", "raise NotImplementedError", "max = E", "f = E", "a, b = E",
-    "x += E", "E", "return E, E", "assert E, E", "b = [a]\nb += [1]\nreturn b", "x = y = [1]\nx += (2,)\nreturn y",
-    "a = 'x'\na *= 2", "assert E C E",
-)
+ODD_STATEMENTS = ("return", "pass", "...", "max = E", "f = E", "E", "x = y = E", "assert E, E", "assert E C E")
 OUTSIDE_STATEMENTS = (
-    "global K", "del a", "break", "import red", "a: int = 1", "a[0] = 1", "yield a", "def h(): pass", "raise",
-    "raise ValueError", "return [i for i in range(3)]", "try: pass\nfinally: pass", "x = lambda: 2", "a, *b = [1, 2]",
-    "nonlocal a", "return 1.5",
+    "global K", "del a", "break", "import red", "a: int = 1", "a += 1", "yield a", "def h(): pass", "raise NotImplementedError",
+    "for i in E: pass", "while E: a = 1", "a, b = E", "return [E]", "try: pass\nfinally: pass",
 )
 FIRST_LINES = (
-    "import red\n", "from blue import k\n", "from blue import g\n", "import blue\nK = blue.k\n", "from math import pi\n",
-    "if K: pass\n", "K = f(1, 2)\n", "K = 1.5\n", "import bleu\n", "from blue import *\n", "from . import blue\n", "1 // 0\n",
-    "import blue.k\n",
+    "from blue import k\n", "from blue import g\n", "from math import pi\n", "if K: pass\n", "K = f(1, 2)\n", "K = 1.5\n", "import bleu\n",
+    "from blue import *\n", "from . import blue\n", "1 // 0\n",
 )
 
 
@@ -184,53 +169,31 @@ class Programs:
         elif self.chance(12):
             template = self.one_of("f(S, S)", "g(S)") if self.callable == "fg" else "g(S)" if self.callable else "abs(E)"
         else:
-            template = self.one_of(*USUAL, *(() if self.in_loop else GROWING))
+            template = self.one_of(*USUAL)
         text = self.fill(template, depth)
         return f"({text})" if self.chance(75) else text
-
-    def assign(self, template, *names):
-        lines = self.fill(template, 2).split("\n")
-        self.known += [name for name in names if name not in self.known]
-        return lines
 
     def statement(self, depth):
         kind = self.rng.randrange(100)
         if self.chance(self.wild):
             return self.fill(self.one_of(*ODD_STATEMENTS, *OUTSIDE_STATEMENTS), 2).split("\n")
-        if kind < 30 or depth <= 0:
-            name = self.one_of(*NAMES)
-            return self.assign(f"{name} = E", name)
-        if kind < 42:
-            operator = self.one_of("+= E", "-= E", "//= I", "%= I", "%= E", *(("*= E",) * (not self.in_loop)))
-            return [self.fill(f"{self.one_of(*self.known) if self.known else 'x'} {operator}", 2)]
-        if kind < 48:
-            return self.assign(*self.one_of(("x, y = E, E", "x", "y"), ("x = y = E", "x", "y"), ("a, b = b, a", "a", "b"),
-                                            ("(a, [b, c]) = E, (E, E)", "a", "b", "c")))
-        if kind < 56:
+        if kind < 45 or depth <= 0:
+            names = self.one_of(("x",), ("y",), ("a",), ("x", "y"), ("b", "c"))
+            line = self.fill(" = ".join([*names, "E"]), 2)
+            self.known += [name for name in names if name not in self.known]
+            return [line]
+        if kind < 55:
             return [self.fill("return E", 4)]
-        if kind < 76:
+        if kind < 95:
             lines = [self.fill("if E:", 3), *self.inner(depth)]
             lines += [self.fill("elif E:", 3), *self.inner(depth)] if self.chance(30) else []
             return lines + (["else:", *self.inner(depth)] if self.chance(40) else [])
-        if kind < 86:
-            items = self.one_of("range(4)", "range(N % 5)", "range(1, 9, 3)", "range(5, 0, -2)", "[E, E]")
-            return self.loop(f"for {self.one_of('i', 'x', 'a')} in {items}:", depth, "pass")
-        if kind < 92:
-            name = self.one_of(*self.known) if self.known else "x"
-            step = self.one_of("-= 1", "//= 2", "-= 2", "-= 1", "+= 1")
-            return self.loop(f"while {name} > {self.one_of('0', '3', 'N')}:", depth, f"{name} {step}")
-        return [self.fill("assert E C E", 2)] if self.chance(30) else self.assign("y = E", "y")
+        return [self.fill("assert E C E", 2)]
 
     def inner(self, depth):
         known = list(self.known)
         lines = ["    " + line for _ in range(self.one_of(1, 1, 2)) for line in self.statement(depth - 1)]
         self.known = known
-        return lines
-
-    def loop(self, head, depth, last):
-        outer, self.in_loop = self.in_loop, True
-        lines = [self.fill(head, 2), *self.inner(depth), f"    {last}", *(["else:", *self.inner(0)] if self.chance(8) else [])]
-        self.in_loop = outer
         return lines
 
     def function(self, head, *parameters):
@@ -246,17 +209,16 @@ class Programs:
         g = self.function(odd if self.chance(self.wild) else "g(c)", "c")
         self.callable = self.one_of("g", "g", "fg")
         f = self.function(self.one_of("f(a, b)", "f(a, b)", "f(a: int, b: int) -> int"), "a", "b")
-        before = self.one_of("", "", '"A module."\n', "K = 5\n", "K = max(1, 2) + 1\n", "x, y = 1, [2]\n")
+        before = self.one_of("", "", '"A module."\n', "K = 5\n", "K = max(1, 2) + 1\n", "x = y = 2\n")
         before = self.one_of(*FIRST_LINES) if self.chance(self.wild * 3) else before
         after = self.one_of("K = f(1, 2)\n", "a = g\n", "f = 3\n", "f = abs\n", "def f(a): return a\n")
         return before + g + f + (after if self.chance(self.wild) else "")
 
     def repository(self):
-        self.wild, self.in_loop = self.one_of(0, 0, 0, 1, 2, 5), False
-        circular = self.one_of("import red\n", "from red import g\n", "import test_red\n")
+        self.wild = self.one_of(0, 0, 0, 1, 2, 5)
+        circular = self.one_of("from red import f\n", "from red import g\n")
         files = {"lib/red.py": self.module(), "app/blue.py": "k = 3\n" + (circular if self.chance(self.wild * 3) else "")}
-        head = self.one_of("from red import f, g\n", "from red import f, g\n", "import red as r\nf, g = r.f, r.g\n",
-                           "import red\nfrom red import f\nfrom red import g as g\n")
+        head = self.one_of("from red import f, g\n", "from red import f\nfrom red import g as g\n")
         if self.chance(self.wild * 2):
             head = self.one_of("from red import f, g, K\n", "from read import f\n", "from red import f\n", "import red\n")
         tests = (f"def test_{i}():\n{self.test(files)}" for i in range(self.one_of(2, 3, 4)))
@@ -271,14 +233,12 @@ class Programs:
     def right(self, files):
         "An assertion of the value that we find, for CPython to check; now and then a wrong one."
         call = self.one_of("f({}, {})", "g({})").format(self.rng.randrange(-3, 12), self.rng.randrange(-3, 12))
-        repository = _Program({**files, "ask.py": f"from red import f, g\nanswer = {call}\n"}, 10_000)
+        repository = Program({**files, "ask.py": f"from red import f, g\nanswer = {call}\n"}, 10_000)
         try:
-            value = repository.load("ask.py").names["answer"]
+            value = repository.load("ask.py")["answer"]
         except Exception:
             return f"{call} == 0"
-        if type(value) is bool:
-            return f"{call} is {value}"
-        if type(value) not in (int, str, list, tuple, type(None)) or "<" in repr(value):
+        if type(value) not in (bool, int, type(None)):
             return f"{call} != 0"
         return f"{call} == {value!r}" + (" + 1" if type(value) is int and self.chance(10) else "")
 
@@ -292,32 +252,6 @@ TOKENS = (
 )
 
 
-def mutated(files, rng):
-    "A repository with a few tokens of one file lost, doubled, swapped or replaced."
-    path = rng.choice(["lib/red.py", "lib/red.py", "tests/test_red.py"])
-    tokens = re.findall(r"\w+|\s+|[^\w\s]", files[path])
-    for _ in range(rng.choice((1, 1, 2, 3))):
-        i = rng.randrange(len(tokens))
-        action = rng.randrange(5)
-        if action == 0:
-            del tokens[i]
-        elif action == 1:
-            tokens.insert(i, tokens[i])
-        elif action == 2:
-            tokens.insert(i, rng.choice(TOKENS))
-        elif action == 3:
-            tokens[i] = rng.choice(TOKENS)
-        else:
-            j = min(i + 1, len(tokens) - 1)
-            tokens[i], tokens[j] = tokens[j], tokens[i]
-    return {**files, path: "".join(tokens)}
-
-
-def may_grow(files):
-    "Whether some number would grow so that CPython takes forever; we stop there."
-    return any(isinstance(e, Limit) and "too l" in str(e) for _, _, e in _verdicts(files, 10_000))
-
-
 # ---- equal verdicts
 
 
@@ -326,17 +260,8 @@ def test_drawn_programs_have_the_verdicts_of_cpython(tmp_path, count):
     programs = Programs("drawn")
     counts, at_limits = compare([programs.repository() for _ in range(count)], tmp_path)
     assert counts["passed"] > 1.3 * count and counts["AssertionError"] > 0.25 * count
-    assert counts["Unsupported"] < 0.05 * counts.total()
+    assert counts["Unsupported"] < 0.08 * counts.total()
     assert at_limits["RecursionError"] + at_limits["OutOfTime"] > 0.95 * at_limits.total()  # elsewhere we stop without need
-
-
-@pytest.mark.parametrize("count", [300, pytest.param(900, marks=pytest.mark.slow)])
-def test_mutated_programs_have_the_verdicts_of_cpython(tmp_path, count):
-    programs = Programs("mutated")
-    repositories = [mutated(programs.repository(), programs.rng) for _ in range(count)]
-    counts, at_limits = compare([files for files in repositories if not may_grow(files)], tmp_path)
-    assert counts["passed"] > count / 4.5 and counts["SyntaxError"] > count / 1.8
-    assert counts["Unsupported"] < 0.05 * counts.total()
 
 
 def test_the_functions_of_the_world_have_the_verdicts_of_cpython(tmp_path):
@@ -357,51 +282,21 @@ def test_the_functions_of_the_world_have_the_verdicts_of_cpython(tmp_path):
 TRICKY = (
     "assert -7 // 2 == -4 and 7 // -2 == -4 and -7 // -2 == 3 and -7 % 3 == 2 and 7 % -3 == -2 and -7 % -3 == -1",
     "assert -2 ** 2 == -4 and (-2) ** 2 == 4 and 2 ** 3 ** 2 == 512 and -(-3) == 3 and 0 ** 0 == 1 and (-3) ** 3 == -27",
-    "assert divmod(-7, 2) == (-4, 1) and divmod(7, -2)[1] == -1\nassert 2 * 3 % 4 - 1 // 2 + 5 == 7",
-    "assert 1 < 2 < 3 and not 1 < 3 < 2\nassert (1 < 2) == True != False\nassert 1 < 2 == 2 > 0 != 1 or True",
+    "assert 2 * 3 % 4 - 1 // 2 + 5 == 7", "assert 1 < 2 < 3 and not 1 < 3 < 2\nassert (1 < 2) == True != False\nassert 1 < 2 == 2 > 0 != 1 or True",
     "x = 0\nassert 0 > x > 1 // x",  # the chain stops before the division
     "x = 0\nassert 0 < x == 1 // 0", "x = 0\nassert 0 <= x < 1 // 0",
-    "assert (0 or [] or 'a') == 'a' and (1 and [] and 1 // 0) == [] and (3 and 4) == 4 and (not []) is True",
-    "assert True + True == 2 and True * 3 == 3 and -True == -1 and True // True == 1\n"
-    "assert (True, False) == (1, 0) and True ** 2 is not True",
-    "assert 'a' in 'cab' and 'x' not in 'cab' and 3 in range(4) and 4 not in range(4) and [1] in [[1]]",
-    "a = [1, 2]\nb = a\nb += [3]\nassert a == [1, 2, 3] and a is not None",
-    "a = [1, 2]\nb = a\nb = b + [3]\nassert a == [1, 2]",
-    "a = (1, 2)\nb = a\nb += (3,)\nassert a == (1, 2) and b == (1, 2, 3)",
-    "a = [0] * 3\nb = a\nb *= 2\nassert a == [0] * 6 and [1] * -1 == [] and 2 * 'ab' == 'abab'",
-    "a = [1]\na += range(3)\na += 'xy'\na += (5,)\nassert a == [1, 0, 1, 2, 'x', 'y', 5]",
-    "a = [1]\na += 5", "a = (1,)\na += [5]",
-    "a, b = 1, 2\na, b = b, a\nassert (a, b) == (2, 1)\n(a, [b, c]) = 'xy'[0], range(2)\nassert a == 'x'\n"
-    "assert c == 1\na, b = 'xyz'", "a, b = 5", "a, b = [1]", "a = b = c = []\na += [1]\nassert c == [1]",
-    "x = 1\nx, y = 2, x\nassert (x, y) == (2, 1)",
-    "total = 0\nfor i in range(3):\n    for j in range(i):\n        total += 10 * i + j\nassert total == 51 and (i, j) == (2, 1)",
-    "for i in []:\n    pass\nassert i", "for i in 5:\n    pass",
-    "for i, j in [(1, 2), (3, 4)]:\n    pass\nassert i + j == 7\nfor i in [1, 2]:\n    pass\nelse:\n    i = 9\nassert i == 9",
-    "a = [1]\nfor i in a:\n    if len(a) < 5:\n        a += [i + 1]\nassert a == [1, 2, 3, 4, 5]",
-    "n = 5\nwhile n:\n    n -= 1\nelse:\n    n = -1\nassert n == -1", "assert x\nx = 1", "x += 1",
-    "if False:\n    max = 1\nassert max(1, 2)", "len = 3\nassert len([1])",
-    "assert int('12') + int(' -3 ') + int('1_0') + int('ff', 16) + int() + int(True) == 275",
-    "int('x')", "int([])", "int(None)", "int(3, 10)", "range('a')", "abs('a')", "sum(['a'])", "max([])", "max(1, 'a')",
-    "min(3)", "len(3)", "[1, 2][2]", "[1, 2]['a']", "5[0]", "abs[0]", "divmod(1, 0)", "1 % 0", "0 ** -1", "'a' + 1",
-    "1 + 'a'", "[] < 3", "None < None", "-'a'", "'a' * 'b'", "1 in 5", "1 in 'a'", "abs + 1", "abs()", "abs(1, 2)", "7()",
-    "'a'()", "None()", "assert abs is not None and len == len and max != min and int == int",
-    "assert [1, 2] < [1, 3] < [2] and (1,) < (1, 0) and 'a' < 'b' <= 'b' and [] == [] and () == () and [1] != (1,)",
-    "assert [[1, 2], [3]][0][1] == 2 and (1, 2)[-1] == 2 and 'abc'[1] == 'b' and range(5)[-1] == 4 and [7][True - 1] == 7",
-    "assert len('') == 0 == sum([]) == sum(()) and sum(range(5)) == 10 and max('ab') == 'b'\n"
-    "assert min((3, 1)) == 1 and sum([[1], [2]], []) == [1, 2]", "assert False, 1 // 0", "assert True, 1 // 0",
-    "assert 0, 'text'",
-    "assert (1 // 0 if False else 5) == 5 and (1 if 0 else 2 if 0 else 3) == 3",
-    "raise NotImplementedError", "raise NotImplementedError('later')", "return 1", "...", "'text'\n5\nNone", "zz", "red.zz",
-    "assert red.f(1) == 2 and red.K == 7\nassert red.h() is None and red.dots() is None",
-    "assert red.fib(10) == 55 and red.even(7) is False", "red.f()", "red.f(1, 2)", "red.f('a')",
-    "f = red.f\nassert f(f(f(1))) == 4\nf(f)", "red.f + 1", "red.f < red.h", "red + 1", "red()", "red[0]",
-    "for i in red: pass", "assert red and red.f and abs and not None",
-    "assert red.changed == [1]\nx = red.changed\nx += [2]\nassert red.changed == [1, 2]",
-    "assert red.shadow(3) == 4 and red.late(1) == 6",
+    "assert (0 or None or 'a') and (1 and 0 and 1 // 0) == 0 and (3 and 4) == 4 and (not None) == True",
+    "assert True + True == 2 and True * 3 == 3 and -True == -1 and True // True == 1 and True ** 2 == 1",
+    "a = b = 3\na = b + 1\nassert a == 4 and b == 3", "assert x\nx = 1", "if False:\n    max = 1\nassert max(1, 2)", "max = 3\nassert max(1)",
+    "assert int() + int(True) + int(7) == 8", "int(None)", "int(3, 10)", "abs(None)", "max(1, None)", "min(3)", "1 % 0", "0 ** -1", "1 + None",
+    "None < None", "-None", "-'a'", "abs + 1", "abs()", "abs(1, 2)", "7()", "'a'()", "None()", "assert max != min and int == int",
+    "assert False, 1 // 0", "assert True, 1 // 0", "assert 0, 'text'",
+    "assert (1 // 0 if False else 5) == 5 and (1 if 0 else 2 if 0 else 3) == 3", "return 1", "...", "'text'\n5\nNone", "zz",
+    "assert f(1) == 2 and K == 7\nassert h() == None and dots() == None", "assert fib(10) == 55 and even(7) == False", "f()", "f(1, 2)",
+    "assert f(f(f(1))) == 4\nf(f)", "f + 1", "f < h", "assert f and abs and not None", "assert shadow(3) == 4 and late(1) == 6",
 )
 RED = """"A module."
 K = 7
-changed = [1]
 def f(a):
     return a + 1
 def h(): pass
@@ -421,7 +316,7 @@ defined_below = 5
 
 
 def test_tricky_lines_have_the_verdicts_of_cpython(tmp_path):
-    bodies = ["import red\ndef test_it():\n" + indent(lines, "    ") for lines in TRICKY]
+    bodies = ["from red import K, dots, even, f, fib, h, late, shadow\ndef test_it():\n" + indent(lines, "    ") for lines in TRICKY]
     counts, _ = compare([{"lib/red.py": RED, "tests/test_it.py": body} for body in bodies], tmp_path)
     assert counts["Limit"] == counts["Unsupported"] == counts["SyntaxError"] == 0
 
@@ -433,32 +328,27 @@ MODULES = (
     {"x/b/c.py": "a = 2\n", "x/c.py": "a = 1\n", "test_a.py": USE_A.replace("from a", "from c")},  # the folder x comes first
     {"x/a.py": "a = 1 // 0\n", "tests/test_a.py": USE_A, "tests/test_b.py": USE_A},  # fails twice
     {"x/a.py": "a = (\n", "tests/test_a.py": USE_A, "tests/test_b.py": USE_A},
-    {"x/a.py": "import b\na = b.b\n", "x/b.py": "import a\nb = 1\n", "tests/test_a.py": USE_A},  # circular, and well
-    {"x/a.py": "import b\na = 1\n", "x/b.py": "from a import a\n", "tests/test_a.py": USE_A},  # circular, and too early
-    {"x/a.py": "import b\na = 1\n", "x/b.py": "import a\nb = a.a\n", "tests/test_a.py": USE_A},
-    {"x/a.py": "import b\na = 1 // 0\n", "x/b.py": "b = [1]\n",
-     "tests/test_a.py": "import b\ndef f(x): x += [2]\nf(b.b)\nimport a\n",
-     "tests/test_b.py": "import b\ndef test_b():\n    assert b.b == [1, 2]\n"},  # b stays imported though a failed
+    {"x/a.py": "a = 1\nfrom b import b\n", "x/b.py": "from a import a\nb = a\n", "tests/test_a.py": USE_A},  # circular, and well
+    {"x/a.py": "from b import b\na = 1\n", "x/b.py": "from a import a\nb = a\n", "tests/test_a.py": USE_A},  # circular, and too early
+    {"x/a.py": "from b import b\na = 1 // 0\n", "x/b.py": "b = 1\n", "tests/test_a.py": USE_A,
+     "tests/test_b.py": "from b import b\ndef test_b():\n    assert b == 1\n"},  # b stays imported though a failed
     {"x/a.py": "a = 1\nfrom a import b\n", "tests/test_a.py": USE_A},
     {"x/a.py": "from a import a\na = 1\n", "tests/test_a.py": USE_A},
     {"x/a.py": "a = 1\ndef test_i(): assert a == 1\n", "test_a.py": "from a import test_i\nfrom a import test_i as test_b\n"},
     {"tests/test_a.py": "def test_a(): return 1\ndef test_b(): return test_a() == 1\n",
-     "test_b.py": "import test_a\ndef test_c(): assert test_a.test_b()\n"},
+     "test_b.py": "from test_a import test_b\ndef test_c(): assert test_b()\n"},
     {"lib/a.txt": "a = (", "tests/test_a.txt": "(", "tests/a_test.py": "1 // 0", "tests/mytest_a.py": "("},  # no tests here
 )
 ALONE = (  # texts of a test file
     "def test_a(): assert 0\ndef test_b(): pass\ndef test_a(): pass\ntest_c = test_a\ntest_d = 3\ndef tes(): assert 0\n",
     "def test_a(x): pass\n",
-    "x = 1\ndef test_a():\n    x = 2\n    assert x == 2\ndef test_b(): assert x == 1\ndef test_c():\n    x += 1\n",
-    "import nowhere\ndef test_a(): pass\n",
+    "x = 1\ndef test_a():\n    x = 2\n    assert x == 2\ndef test_b(): assert x == 1\n",
     "int = 3\nprint = 4\ndef f(a: int) -> int: return a\ndef test_a(): assert f(print) + int == 7\n",
-    "NotImplementedError_ = 3\ndef test_a(): raise NotImplementedError('x', 1)\n",
     "ª = 1\ndef test_a(): assert a == 1\n",  # Python reads both as one name
     "def test_a():\r\n    x = 1\r\n    assert x == 2\r",
-    "def test_a():\n" + "".join("    " * i + "for i in [1]:\n" for i in range(1, 25)) + "    " * 25 + "pass\n",  # nested too deep
     "return 1\n", "def f(a, a): pass\n", "f() = 1\n", "None = 1\n", "x = 1\n\0", "(" * 300,
     "x = '\\N{no}'\n", "x = '\\d'\nassert", "x: int = yield\n",
-    "def test_a():\n    for i in [1]:\n        pass\n   x = 1\n", "if 1:\n\tx = 1\n        x = 2\n", "x = 5 if 1 else\n", "08\n",
+    "def test_a():\n    if 1:\n        pass\n   x = 1\n", "if 1:\n\tx = 1\n        x = 2\n", "x = 5 if 1 else\n", "08\n",
     "def test_a():\n    break\n", "def test_a():\n    x = 1\n    global x\n", "def f():\n    return [\ndef test_a(): pass\n",
 )
 
@@ -474,20 +364,17 @@ def test_modules_have_the_verdicts_of_cpython(tmp_path):
 
 
 @pytest.mark.parametrize("line, named", (
-    ("[i for i in range(3)]", "ListComp"), ("lambda: 1", "Lambda"), ("f'{1}'", "JoinedStr"), ("{1: 2}", "Dict"),
-    ("{1}", "Set"), ("1.5", "float"), ("2j", "complex"), ("b'a'", "bytes"), ("2 ** -1", "float"), ("1 / 2", "Div"),
-    ("1 & 2", "BitAnd"), ("1 << 9", "LShift"), ("+1", "UAdd"), ("~1", "Invert"), ("[1][0:1]", "Slice"),
-    ("min(1, 2, key=abs)", "keyword argument"), ("min(*[1, 2])", "Starred"), ("sorted([1])", "name sorted"),
-    ("print(1)", "name print"), ("__import__('os')", "name __import__"), ("eval('1')", "name eval"),
-    ("open('a')", "name open"), ("__name__", "name __name__"), ("'a'.upper()", "Attribute"), ("(1).real", "Attribute"),
-    ("test_it.__globals__", "Attribute"), ("abs.__self__", "Attribute"), ("5 is 5", "is"), ("'%d' % 5", "string formatting"),
-    ("(a := 1)", "NamedExpr"), ("import os", "Import"), ("global a", "Global"), ("del a", "Delete"), ("yield", "Yield"),
-    ("break_ = [1]\nbreak_[0] = 2", "assignment to Subscript"), ("test_it.a = 1", "assignment to Attribute"),
-    ("try:\n    pass\nfinally:\n    pass", "Try"), ("with abs: pass", "With"), ("a: int = 1", "AnnAssign"),
-    ("raise ValueError", "Raise"), ("raise", "Raise"), ("raise NotImplementedError from abs", "Raise"),
-    ("def f(): pass", "FunctionDef"), ("class A: pass", "ClassDef"), ("while 1: break", "Break"),
-    ("for i in [1]: continue", "Continue"), ("match 1:\n    case 1: pass", "Match"), ("a, *b = [1]", "Starred"),
-    ("NotImplementedError = 1\nraise NotImplementedError", "Raise"), ("raise NotImplementedError(1 // 0)", "Raise"),
+    ("[i for i in range(3)]", "ListComp"), ("lambda: 1", "Lambda"), ("f'{1}'", "JoinedStr"), ("{1: 2}", "Dict"), ("[1]", "List"), ("1, 2", "Tuple"),
+    ("1.5", "float"), ("2j", "complex"), ("b'a'", "bytes"), ("2 ** -1", "float"), ("1 / 2", "Div"), ("1 & 2", "BitAnd"), ("+1", "UAdd"),
+    ("~1", "Invert"), ("'a'[0]", "Subscript"), ("min(1, 2, key=abs)", "keyword argument"), ("min(*'ab')", "Starred"), ("sum(1)", "name sum"),
+    ("print(1)", "name print"), ("__import__('os')", "name __import__"), ("eval('1')", "name eval"), ("open('a')", "name open"),
+    ("__name__", "name __name__"), ("'a'.upper()", "Attribute"), ("(1).real", "Attribute"), ("test_it.__globals__", "Attribute"),
+    ("5 is 5", "Is"), ("1 in 'a'", "In"), ("'%d' % 5", "calculation with a text"), ("'a' * 9", "calculation with a text"),
+    ("'a' < 'b'", "calculation with a text"), ("int('7')", "calculation with a text"), ("(a := 1)", "NamedExpr"), ("import os", "Import"),
+    ("global a", "Global"), ("del a", "Delete"), ("yield", "Yield"), ("test_it.a = 1", "Attribute"), ("a = 1\na += 1", "AugAssign"),
+    ("try:\n    pass\nfinally:\n    pass", "Try"), ("with abs: pass", "With"), ("a: int = 1", "AnnAssign"), ("raise ValueError", "Raise"),
+    ("def f(): pass", "FunctionDef"), ("class A: pass", "ClassDef"), ("while 1: pass", "While"), ("for i in 'a': pass", "For"),
+    ("match 1:\n    case 1: pass", "Match"),
 ))
 def test_a_construct_outside_the_subset_is_named(line, named):
     report = run_tests({"test_a.py": "def test_it():\n" + indent(line, "    ") + "\ndef test_other(): pass\n"})
@@ -495,16 +382,15 @@ def test_a_construct_outside_the_subset_is_named(line, named):
 
 
 @pytest.mark.parametrize("text, named", (
-    ("import os", "import of os"), ("from math import pi", "import of math"), ("import a.b", "import of a.b"),
+    ("import os", "Import outside a function"), ("from math import pi", "import of math"), ("from a.b import c", "import of a.b"),
     ("from . import a", "kind of import"), ("from a import *", "kind of import"),
     ("from __future__ import annotations", "import of __future__"), ("if 1: pass", "If outside a function"),
-    ("class A: pass", "ClassDef outside a function"), ("x = lambda: 1", "Lambda"), ("x = [i for i in 'a']", "ListComp"),
+    ("class A: pass", "ClassDef outside a function"), ("x = lambda: 1", "Lambda"),
     ("@abs\ndef f(): pass", "decorator"), ("def f(a=1): pass", "kind of parameter"), ("def f(*a): pass", "kind of parameter"),
     ("def f(a, /): pass", "kind of parameter"), ("def f(*, a): pass", "kind of parameter"),
     ("def f(**a): pass", "kind of parameter"), ("def f(a: zz): pass", "annotation"),
     ("def f() -> list[int]: pass", "annotation"), ("async def f(): pass", "AsyncFunctionDef outside a function"),
     ("x = __name__", "name __name__"), ("from a import __name__", "name __name__"),
-    ("import a\nx = a.__dict__", "name __dict__"),
 ))
 def test_a_construct_outside_the_subset_stops_its_module(text, named):
     report = run_tests({"a.py": "", "test_a.py": f"{text}\ndef test_it(): pass\n"})
@@ -521,34 +407,13 @@ def said(body, limit=10_000):
 @pytest.mark.parametrize("inside, beyond, what", (
     ("2 ** 255", "2 ** 256", "number too large"), ("-(2 ** 255 - 1) * 2 - 1", "-(2 ** 255) * 2", "number too large"),
     ("1 ** 10 ** 9", "3 ** 10 ** 9", "number too large"), ("(-1) ** 10 ** 9", "(-2) ** 10 ** 9", "number too large"),
-    (str(2**256 - 1), str(2**256), "number too large"), ("int('9' * 77)", "int('9' * 78)", "number too large"),
-    ("[0] * 1000", "[0] * 1001", "value too long"), ("1000 * 'a'", "1001 * 'a'", "value too long"),
-    ("(0,) * 10 ** 3", "(0,) * 10 ** 60", "value too long"), ("'a' * -10 ** 9", "10 ** 60 * 'a'", "value too long"),
-    ("'a' * 500 + 'a' * 500", "'a' * 500 + 'a' * 501", "value too long"),
-    ("sum(range(9000))", "sum(range(10 ** 60))", "out of steps"),
-    ("max(range(9000))", "max(range(10 ** 60, -1, -1))", "out of steps"),
-    ("range(10 ** 60)", "len(range(10 ** 60))", "out of steps"),
-    ("'a' in range(9000)", "'a' in range(10 ** 60)", "out of steps"),
-    ("a = []\na += range(900)", "a = []\na += range(10 ** 60)", "out of steps"),
-    ("a = []\na += range(1000)", "a = []\na += range(1001)", "value too long"),
-    ("for i in range(900): pass", "for i in range(10 ** 60): pass", "out of steps"),
-    ("n = 900\nwhile n: n -= 1", "while True: pass", "out of steps"),
+    (str(2**256 - 1), str(2**256), "number too large"),
     ("x = " + "-" * 190 + "1", "x = " + "-" * 210 + "1", "nested too deep"),
     ("x = " + "1 + " * 190 + "1", "x = " + "1 + " * 210 + "1", "nested too deep"),
-    ("a = [0]\nfor i in range(8): a = [a, a]", "a = [0]\nfor i in range(40): a = [a, a]", "out of steps"),
-    ("a = []\na += [a]\nassert 1", "a = []\na += [a]\nb = []\nb += [b]\na == b", "out of steps"),
 ))
 def test_whatever_grows_has_a_limit(inside, beyond, what):
-    if "a += [a]" not in inside:  # a list inside itself never counts as small
-        assert said(inside) == "0 failed"
+    assert said(inside) == "0 failed"
     assert said(beyond) == f"1 failed: {what} in test_it"
-
-
-def test_a_list_that_grows_after_it_was_shared_is_charged_where_it_is_used():
-    start = "a = []\nb = [a, a]\nc = [b, b]\nd = [c, c]\ne = [d, d]\nx = [e, e]\na += range(400)\n"
-    assert said(start) == "0 failed"
-    for line in ("x == [x]", "x in [x]", "x + [1]", "len(x)", "max(x)", "y, z = x", "[x]"):
-        assert said(start + line) == "1 failed: out of steps in test_it", line
 
 
 def test_recursion_ends_by_depth_and_not_by_the_stack_of_the_caller():
@@ -563,7 +428,8 @@ def test_recursion_ends_by_depth_and_not_by_the_stack_of_the_caller():
 
 
 def test_steps_are_counted_over_all_tests_and_end_together():
-    files = {"test_a.py": "def test_a():\n    while 1: pass\ndef test_b(): pass\n", "test_b.py": "def test_c(): pass\n"}
+    files = {"test_a.py": "def f(n): return f(n - 1) + f(n - 1) if n else 0\ndef test_a(): f(20)\ndef test_b(): pass\n",
+             "test_b.py": "def test_c(): pass\n"}
     assert run_tests(files).failed == 3 and run_tests({"test_b.py": files["test_b.py"]}, 4).passed == 1
     assert run_tests({"test_b.py": files["test_b.py"]}, 3).passed == 0
     assert run_tests({"test_b.py": files["test_b.py"]}, 0).message == "1 run, 1 failed: out of steps in test_b.py"
@@ -585,7 +451,7 @@ def test_text_is_counted_over_all_files():
     ("a" + ".b" * 3000, "nested too deep"), ("(" * 7000, "SyntaxError"),
 ))
 def test_text_that_is_no_python_is_named_with_its_file(text, what):
-    files = {"lib/red.py": text, "tests/test_a.py": "import red\ndef test_a(): pass\n"}
+    files = {"lib/red.py": text, "tests/test_a.py": "from red import x\ndef test_a(): pass\n"}
     assert run_tests(files).message == f"1 run, 1 failed: {what} in {'red' if 'Error' in what else 'test_a'}.py"
 
 
@@ -604,14 +470,8 @@ HOSTILE = tuple("x = " + text if text[0] != "!" else text[1:] for text in (
     "!" + "".join(" " * i + "if 1:\n" for i in range(99)), "!with " + "(" * 90, "!match x:\n case " + "[" * 90,
     "!import a" + ".a" * 3900, "!" + "\\\n" * 3900, "!" + "@a\n" * 2600 + "def f(): pass", "(a:=" * 90, "!x: " + "int, " * 100,
     "!" + "*a," * 2600 + "= 1", "'\ud800'", "!\0", "!\ufeffx = 1", "!# coding: utf-16\nx = 1",
-    "!def test_a():\n    while 1: pass", "!def test_a():\n    while 1: sum(range(1000))",
-    "!def test_a():\n    x = 3\n    while 1: x = x * x", "!def test_a():\n    while 1: 7 ** 90 % 3 ** 80 // 3 ** 20",
-    "!def test_a():\n    x = [0] * 900\n    while 1: max(x)",
-    "!def test_a():\n    x = [[0] * 30] * 30\n    while 1: sum(x, [])",
-    "!def test_a():\n    s = '" + "a" * 7000 + "'\n    while 1: max(s)",
-    "!def test_a():\n    s = '" + "1" * 4000 + "'\n    while 1: s == int(s)",
-    "!def f(n): return f(n - 1) + f(n - 1)\ndef test_a(): f(9)", "!def test_a():\n    a = []\n    while 1: a = [a]",
-    "!def test_a():\n    '%1000000000d' % 5", "'{:999999999}'", "!def test_a():\n    a, b = range(10 ** 60)",
+    "!def f(n): return f(n - 1) + f(n - 1) if n else 7 ** 90 % 3 ** 80 // 3 ** 20\ndef test_a(): f(40)",
+    "!def f(n): return f(n - 1) + f(n - 1)\ndef test_a(): f(9)", "!def test_a():\n    '%1000000000d' % 5", "'{:999999999}'",
 ))
 
 
@@ -656,7 +516,7 @@ def test_python_executes_no_text(tmp_path):
     script = """
 import sys
 from composer_replication.envs.toy.interpreter import run_tests
-files = {"a.py": "def f(a): return a + 1\\nK = f(2)\\n", "test_a.py": "import a\\ndef test_a(): assert a.f(a.K) == 4\\n"}
+files = {"a.py": "def f(a): return a + 1\\nK = f(2)\\n", "test_a.py": "from a import K, f\\ndef test_a(): assert f(K) == 4\\n"}
 run_tests({**files, "b.py": ""})
 seen = []
 sys.addaudithook(lambda event, arguments: seen.append(event))

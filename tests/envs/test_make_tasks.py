@@ -177,8 +177,7 @@ def test_a_task_is_what_it_says(made, store):
     subject = subject_of(task, store)
     ((path, (before, after)),) = task.changed_files(subject.tree).items()
     assert (path, before) == ("good.py", GOOD) and "place * sum(row)" not in after
-    assert task.difficulty["lines"] == 4 and task.difficulty["branches"] == 1 and task.difficulty["callers"] == 0
-    assert task.difficulty["lines_run"] == 1 and task.difficulty["trivial_pass"] < 1
+    assert task.difficulty["lines"] == 4 and task.difficulty["weight"] == 7 and task.difficulty["trivial_pass"] < 1
     assert "The sum over all rows" in task.problem_statement and "result += " not in task.problem_statement + repr(task)
     assert contradictions(task, subject) == []
 
@@ -400,12 +399,10 @@ class Plant:
                      "Write it"),
     ("shrink", "stub", "a function. Its signature is still there; where code was"),
     ("Plant", "stub", "a class. Signatures are still there; where code was"),
-    ("Plant.water", "remove", "a method. The whole definition is gone. Write it again, so that it works as before."),
-    ("lone", "remove", "a function. The whole definition is gone. Write it"),
-    ("shrink", "remove", "gone, with its entry in `__all__` and the imports of it inside the package. Write it"),
-    ("Plant", "remove", "a class. The whole definition is gone, with its entry in `__all__`. Write it"),
+    ("Plant.water", "remove", "a method. The whole definition is gone, and whatever imported it or listed it in `__all__` inside "
+                              "the package. Write it again, so that it works as before."),
     ("grow shrink", "stub", "a feature of 2 definitions. Signatures and docstrings are still there; where code was"),
-    ("grow lone", "remove", "definitions are gone, with their entries in `__all__` and the imports of them inside the package. "
+    ("grow lone", "remove", "definitions are gone, and whatever imported them or listed them in `__all__` inside the package. "
                             "Write them again"),
 ])
 def test_every_sentence_of_the_prompt_is_true(names, mode, true):
@@ -650,7 +647,7 @@ def test_what_the_judge_does_not_reward_each_time_is_dropped(monkeypatch, reward
     monkeypatch.setattr(deletion, "source_files", lambda *_: {})
     monkeypatch.setattr(deletion, "grade", lambda *_, fresh: SimpleNamespace(reward=next(given), findings=(), fraction=0.5))
     gone = Deletion(SimpleNamespace(name="m:f"), "stub", {}, {}, {})
-    row = deletion._row(SimpleNamespace(subject=None), gone, {}, 0)
+    row = deletion._row(SimpleNamespace(subject=None), gone, 0)
     assert row["key"] == "m:f stub" and row.get("dropped") == gate and ("task" in row) == (gate is None)
     assert gate is None or row["detail"] == "50% of its tests and records"
 

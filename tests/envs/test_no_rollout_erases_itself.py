@@ -8,13 +8,14 @@ from dataclasses import replace
 
 import envs_tasks
 import pytest
+from envs_tasks import Says, open_boxes
 
 from composer_replication.core.environment import TrlEnvironment, step_limit
 from composer_replication.core.tools import ToolResult
-from composer_replication.core.trace import ToolCall, Turn
+from composer_replication.core.trace import ToolCall
 from composer_replication.envs.deletion import env as page
 from composer_replication.envs.deletion.env import FeatureDeletionEnv, deletion_rows
-from composer_replication.envs.deletion.judge import grading, runner
+from composer_replication.envs.deletion.judge import grading
 from composer_replication.envs.deletion.judge.grading import zero_grade
 from composer_replication.envs.deletion.judge.runner import PhaseResult, RunnerProblem
 from composer_replication.recipes.shaping import SharedCredit
@@ -22,7 +23,6 @@ from composer_replication.rollout.loop import collect
 from composer_replication.rollout.types import Ending, RolloutConfig
 from composer_replication.sandbox import folders
 from composer_replication.sandbox.base import Limits, open_sandbox, sandbox_problem
-from composer_replication.sandbox.boxes import state_folder
 from composer_replication.sandbox.folders import Usage, folder_usage, opened
 
 pytestmark = pytest.mark.filterwarnings("ignore:LocalSubprocessSandbox", "ignore:no isolation")
@@ -36,26 +36,6 @@ def say(env, name, **arguments):
 
 def python(env, code):
     return env.call(ToolCall("shell", {"command": shlex.join(["python", "-c", code])}))
-
-
-def boxes():
-    "Open boxes of this process, without those of judges that wait."
-    waiting = {judge.job.parent.name for judge in runner.POOL.waiting()}
-    owners = {path.parent.name: path.read_text() for path in (state_folder() / "boxes").glob("[0-9]*/owner")}
-    return sorted(name for name, owner in owners.items() if owner.split()[:1] == [str(os.getpid())] and name not in waiting)
-
-
-class Says:
-    "A policy of messages that says one turn after the other."
-    name, patience = "scripted", 60.0
-
-    def __init__(self, *turns):
-        self.turns = turns
-
-    def reply(self, trace, sampling, limit, seed):
-        made = self.turns[sum(turn.role == "assistant" for turn in trace.turns)]
-        return Turn("assistant", made if isinstance(made, str) else "",
-                    tool_calls=() if isinstance(made, str) else (ToolCall.parse(*made),)), False, 0
 
 
 # The loop
@@ -144,7 +124,7 @@ def test_a_tree_of_too_many_entries_is_refused_and_earns_nothing(env, task, tree
     assert answer.failed and "150 new files and folders" in answer.text
     assert "more than" in say(env, "list_files") or "dead" in say(env, "list_files")
     assert env.reward() == 0.0 and env.grade.findings[0].what.startswith("the tree cannot be read: ")
-    assert boxes() == []
+    assert open_boxes() == []
 
 
 def test_what_was_removed_again_counts_no_more(env, task, monkeypatch):
@@ -190,21 +170,6 @@ def test_counting_ends_where_the_bound_is_passed(tmp_path, monkeypatch):
 
 # The judge
 
-@pytest.mark.parametrize("kind", ["bubblewrap", "local"])
-def test_a_submission_that_keeps_a_judge_that_works_busy_earns_nothing(kind, task, monkeypatch):
-    "What never ends is not the machine's fault where the original ends at once."
-    if problem := sandbox_problem(kind):
-        pytest.skip(problem)
-    ended = threading.Event()
-    monkeypatch.setattr(page, "grade", lambda *given: ended.wait(60))
-    monkeypatch.setattr(page, "warm_judge", lambda *given, **more: None)
-    monkeypatch.setattr(page, "original_seconds", lambda *given: (0.01, 0.01))
-    with closing(FeatureDeletionEnv([task], limits=LIMITS, kind=kind, judge_s=0.2)) as env:
-        env.reset(task_id=task.task_id)
-        assert env.reward() == 0.0 and "kept busy for more than 0.2 seconds" in env.grade.findings[0].what
-    ended.set()
-
-
 def test_a_judge_that_never_ends_is_the_machine_s_fault(task, monkeypatch):
     "Where even the original comes to no end, nothing is scored."
     ended = threading.Event()
@@ -232,4 +197,4 @@ def test_a_machine_that_fails_while_the_sources_are_read_is_no_zero(task, monkey
     rollout, = collect(Says("Done."), lambda: FeatureDeletionEnv([task], limits=LIMITS, kind="local"), deletion_rows([task]),
                        RolloutConfig(tool_timeout=60.0))
     assert (rollout.reward, str(rollout.ending)) == ((0.0, "done") if scored else (None, "error")), rollout.problem
-    assert boxes() == []
+    assert open_boxes() == []

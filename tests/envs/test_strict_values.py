@@ -15,17 +15,17 @@ import types
 import weakref
 
 import pytest
+from envs_tasks import measured_task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.envs.deletion.judge import observe
-from composer_replication.envs.deletion.judge.evidence import _tells, add_evidence, compare
+from composer_replication.envs.deletion.judge.evidence import _tells, compare
 from composer_replication.envs.deletion.judge.grading import grade
 from composer_replication.envs.deletion.judge.observe import canonical
 from composer_replication.envs.deletion.judge.outcomes import same
 from composer_replication.envs.deletion.judge.runner import PhaseResult
 from composer_replication.envs.deletion.subject import prepare_subject
-from composer_replication.envs.deletion.task import FeatureDeletionTask, make_patch
 from composer_replication.sandbox.base import sandbox_problem
 
 needs_sandbox = pytest.mark.skipif(sandbox_problem("bubblewrap") is not None, reason=f"{sandbox_problem('bubblewrap')}")
@@ -437,13 +437,7 @@ def codes(tmp_path_factory):
     given = CODES.replace('int.from_bytes(data, "big")', "NotImplemented").replace(
         "return NotImplemented", "raise NotImplementedError"
     )
-    nodes = tuple(f"tests/test_codes.py::test_round_trip[{n}]" for n in (7, 42, 300, 65537, 12345678901234567890))
-    task = FeatureDeletionTask(
-        "codes", subject.source, subject.base_commit, nodes, (), ("python", "-m", "pytest"), ("codes:from_bytes",),
-        "function", "stub", "Write it.", make_patch({"codes.py": CODES}, {"codes.py": given}),
-        make_patch({"codes.py": given}, {"codes.py": CODES})
-    )
-    return subject, add_evidence(task, subject), given
+    return subject, measured_task(subject, "codes:from_bytes", "codes.py", CODES, given), given
 
 
 @needs_sandbox

@@ -550,3 +550,55 @@ def test_a_ledger_that_another_process_keeps_locked_is_waited_for_and_then_named
         other.execute("COMMIT")
         pay(ledger, "b")
     other.close()
+
+
+def test_the_wall_clock_may_jump(tmp_path, monkeypatch):
+    path = tmp_path / "l.sqlite"
+
+    def jumps():
+        real = time.time
+        for step, jump in enumerate((0, -10**9, 10**9, -5 * 10**8)):
+            for name, scale in (("time", 1), ("time_ns", 10**9)):
+                setattr(time, name, lambda jump=jump, scale=scale: scale * (real() + jump))
+            with Ledger(path, budget_usd=0.1) as ledger, Ledger(path) as beside:
+                pay(ledger, f"k{step}")
+                claim = ask(ledger, "held")
+                time.time = lambda: 0.0
+                assert ask(beside, "held") is None and beside.spent().in_flight == 1
+                ledger.fail(claim, "no", billed=False)
+                assert len(ledger.get([f"k{i}" for i in range(4)])) == step + 1
+
+    child = start(jumps)
+    child.join(20)
+    assert child.exitcode == 0
+
+
+# Memory
+
+GROWTH = """
+import sys, tempfile
+from composer_replication.replay.ledger import Answer, Ledger
+few, many = map(int, sys.argv[1:])
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
+with tempfile.TemporaryDirectory() as folder, Ledger(folder + "/l.sqlite", 1e5) as ledger:
+    for i in range(many):
+        claim = ledger.claim(f"{i:032x}", '{"q": "%s"}' % ("y" * 1000), "t", "m", 0.001)
+        ledger.settle(claim, Answer(claim.key, "t", "m", "m", "p", "x" * 500, 9, 3, 0, 0.0005, "table", 0.1, "now"))
+        if i + 1 == few:
+            before = resident()
+    print(resident() - before, ledger.spent().paid)
+"""
+
+
+def growth(few, many):
+    command = [sys.executable, "-c", GROWTH, str(few), str(many)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=500)
+    grown, paid = told.stdout.split()
+    assert int(paid) == many
+    return float(grown)
+
+
+@pytest.mark.parametrize("few, many", [(500, 2500), pytest.param(10_000, 100_000, marks=pytest.mark.slow)])
+def test_memory_is_flat_over_many_calls(few, many):
+    assert growth(few, many) < 4  # MiB

@@ -14,9 +14,8 @@ from dataclasses import replace
 from .attacker import attack
 from ...core.deadline import in_threads
 from ...envs.deletion.exploits.cases import EXPLOITS, Exploit
-from ...envs.deletion.exploits.names import case_names
 from .worlds import play
-from ...envs.deletion.exploits.suite import ExploitResult
+from ...envs.deletion.exploits.suite import ExploitResult, case_names
 from .variants import all_variants, draft_of
 from ...envs.deletion.subject import Subject
 from ...envs.deletion.task import FeatureDeletionTask

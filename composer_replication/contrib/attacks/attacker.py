@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from ...core.deadline import in_threads
 from ...envs.deletion.exploits.cases import Exploit, implemented
 from .mutations import MUTATIONS, Draft, mutated
-from ...envs.deletion.exploits.names import case_names
-from ...envs.deletion.exploits.suite import ExploitResult, judged
+from ...envs.deletion.exploits.suite import ExploitResult, case_names, judged
 from .variants import draft_of
 from ...envs.deletion.task import FeatureDeletionTask
 from ...sandbox.base import sandbox_problem

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Sequence
 from ...core.trace import Trace, Turn
 from ...envs.deletion.env import FeatureDeletionEnv, deletion_rows
 from ...envs.deletion.exploits.cases import Exploit, detector_names
-from ...envs.deletion.exploits.names import case_names
-from ...envs.deletion.exploits.suite import ARGUMENTS, ExploitResult, tool_calls
+from ...envs.deletion.exploits.suite import ARGUMENTS, ExploitResult, case_names, tool_calls
 from ...envs.deletion.judge.monitor import hack_score
 from ...envs.deletion.task import FeatureDeletionTask
 from ...replay.client import read_turn

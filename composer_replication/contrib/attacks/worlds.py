@@ -29,8 +29,7 @@ from pathlib import Path
 
 from ...envs.deletion.env import deleted_codes
 from ...envs.deletion.exploits.cases import Exploit, filled
-from ...envs.deletion.exploits.names import case_names
-from ...envs.deletion.exploits.suite import ARGUMENTS, ExploitResult, Host, judged, play as play_ours, shown_call, tool_calls
+from ...envs.deletion.exploits.suite import ARGUMENTS, ExploitResult, Host, case_names, judged, play as play_ours, shown_call, tool_calls
 from ...envs.deletion.fingerprints import OWN_LEAST, index_folder, index_texts, readable
 from ...envs.deletion.judge.grading import collect_sources
 from ...envs.deletion.judge.trees import lay_out

@@ -9,7 +9,6 @@ __all__ = ['MAX_FILES', 'MAX_BYTES', 'NO_PACKAGE', 'PIP_S', 'SubjectProblem', 'S
 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #63ff67b5
 import hashlib
-import importlib
 import json
 import os
 import re
@@ -424,9 +423,6 @@ def _write_version_file(tree: Path, version: str) -> None:
         (tree / place).write_text(f"__version__ = version = {version!r}\n__version_tuple__ = version_tuple = {numbers!r}\n")
 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #2099c4e7
-_NAMES_FROM = ("collections", "unittest", "unittest.mock", "datetime", "io", "pathlib", "contextlib", "functools", "itertools", "decimal")
-
-
 def _write_test_packages(tree: Path, libraries: Path) -> list[str]:  # a sentence for each
     "Write the `__init__.py` of test folders that need one: setuptools puts `tests/test_*.py` into an sdist, but not `tests/__init__.py`."
     files = [PurePosixPath(path.relative_to(tree)) for path in sorted(tree.rglob("*.py"))]
@@ -436,11 +432,10 @@ def _write_test_packages(tree: Path, libraries: Path) -> list[str]:  # a sentenc
     for folder, names in sorted(_test_packages(tree, libraries, tests, imported).items()):
         beside = {file.stem for file in files if file.parent == folder}
         if folder.parts and not (tree / folder / "__init__.py").exists() and not any(beside & own for own in imported.values()):  # bare names
-            lines = {name: line for name in sorted(names) if (line := _import_of(name))}
-            (tree / folder / "__init__.py").write_text("".join(f"{line}\n" for line in lines.values()))
-            lost = ", ".join(sorted(names - lines.keys()))
-            notes.append(f"{folder}/__init__.py, without which tests cannot be imported, is not there and was written"
-                         + (f", but without {lost}: tests that import that do not count; a checkout of the repository may hold it" if lost else ""))
+            (tree / folder / "__init__.py").write_text("")
+            lost = ", ".join(sorted(names))
+            notes.append(f"{folder}/__init__.py, without which tests cannot be imported, is not there and was written empty"
+                         + (f": tests that import {lost} from it do not count; a checkout of the repository may hold it" if lost else ""))
     return notes
 
 
@@ -461,14 +456,6 @@ def _test_packages(tree: Path, libraries: Path, tests: list, imported: Mapping) 
             if names or inner and (dotted in {"test", *sys.stdlib_module_names} or (libraries / dotted / "__init__.py").is_file()):
                 wanted.setdefault(folder, set()).update(names)
     return wanted
-
-
-def _import_of(name: str) -> str | None:
-    "The statement that imports a name of the standard library, where there is one."
-    if name in sys.stdlib_module_names:
-        return f"import {name}"
-    modules = [(module, importlib.import_module(module)) for module in _NAMES_FROM]
-    return next((f"from {module} import {name}" for module, found in modules if hasattr(found, name)), None)
 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #6dc23f38
 def _download(requirement: str, work: Path) -> Path:

@@ -136,10 +136,9 @@ class Changer:
     def __init__(
         self,
         seed: str,
-        share: float | None = None,  # of the distinct constants that are changed; None: few, some or most, by the seed
     ):
         chance = random.Random(seed)
-        self._seed, self._share = seed, share or chance.choice((0.25, 0.5, 0.9))
+        self._seed, self._share = seed, chance.choice((0.25, 0.5, 0.9))  # of the distinct constants that are changed
         self._shift, self._times = chance.randint(1, 3), chance.choice((1, 1, 2))
         self._letters = {}
         for group in chance.choice(((_VOWELS, _CONSONANTS, _DIGITS), (_VOWELS, _CONSONANTS), (_DIGITS,))):
@@ -161,15 +160,6 @@ class Changer:
         if kind is bytes:
             return bytes(ord(self._letters.get(chr(b), chr(b))) for b in value)
         return "".join(self._letters.get(c, c) for c in value)
-
-    def value(self, value: Any):
-        "The same for a whole literal."
-        kind = type(value)
-        if kind in (list, tuple, set):
-            return kind(self.value(item) for item in value)
-        if kind is dict:
-            return {self.value(k): self.value(v) for k, v in value.items()}
-        return self.constant(value)
 
 # %% ../../../../nbs/envs/deletion/judge/06_variants.ipynb #84b1c9d1
 _KEPT_TEXTS = {"getattr", "hasattr", "setattr", "delattr", "open", "encode", "decode", "parametrize", "import_module", "usefixtures",

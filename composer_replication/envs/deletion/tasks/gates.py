@@ -324,6 +324,5 @@ def _green_again(deletion: Deletion, results: Mapping[str, PhaseResult]) -> Dele
     best = max(shares, key=shares.get, default="")
     if shares.get(best) == 1:
         return replace(deletion, dropped="trivial", detail=best)
-    measured = {**deletion.measured, "trivial_pass": round(shares.get(best, 0.0), 4),
-                "trivial_mean": round(sum(shares.values()) / max(1, len(shares)), 4), "seconds": round(seconds, 3)}
+    measured = {**deletion.measured, "trivial_pass": round(shares.get(best, 0.0), 4), "seconds": round(seconds, 3)}
     return replace(deletion, measured=measured)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MAX_BUNDLE', 'ALIKE', 'MOST_NAMESAKES', 'CLASSES', 'Symbol', 'Target', 'module_name', 'parse', 'read_sources',
            'find_symbols', 'has_block', 'code_of', 'functions_of', 'body_lines', 'first_line', 'absolute', 'call_graph',
-           'find_bundles', 'size_of', 'difficulty_class', 'find_targets', 'is_trivial']
+           'find_bundles', 'weight_of', 'difficulty_class', 'find_targets', 'is_trivial']
 
 # %% ../../../../nbs/envs/deletion/tasks/03_select.ipynb #d38a6acd
 import ast
@@ -260,18 +260,16 @@ CLASSES = {"small": 6, "medium": 20, "large": 60}  # from this weight on
 _BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.BoolOp, ast.comprehension, ast.match_case)
 
 
-def size_of(
+def weight_of(
     symbols: Iterable[Symbol],
-) -> dict[str, int]:  # statements, branches, calls, and weight: their sum
+) -> int:  # statements, branches and calls
     "How much code a deletion takes away: the size of the bodies, without docstrings."
     parts = [part for symbol in symbols for node in functions_of(symbol) for statement in code_of(node) for part in ast.walk(statement)]
-    kinds = {"statements": ast.stmt, "branches": _BRANCHES, "calls": ast.Call}
-    size = {name: sum(isinstance(part, kind) for part in parts) for name, kind in kinds.items()}
-    return {**size, "weight": sum(size.values())}
+    return sum(isinstance(part, kind) for part in parts for kind in (ast.stmt, _BRANCHES, ast.Call))
 
 
 def difficulty_class(
-    weight: float,  # of `size_of`, which a task has in its `difficulty`
+    weight: float,  # of `weight_of`, which a task has in its `difficulty`
 ) -> str:  # a key of `CLASSES`, or "tiny"
     "The class of difficulty of a task, by its size alone: a start, until episodes show its pass rate."
     return ([name for name, least in CLASSES.items() if weight >= least] or ["tiny"])[-1]
@@ -293,7 +291,7 @@ def find_targets(
     groups = [([s], s.kind) for s in symbols]
     groups += [(bundle, "bundle") for bundle in find_bundles(symbols, texts, tests)] if "bundle" in granularity else []
     wanted = [(group, kind) for group, kind in groups if kind in granularity]
-    kept = [(group, kind) for group, kind in wanted if size_of(group)["weight"] >= least]
+    kept = [(group, kind) for group, kind in wanted if weight_of(group) >= least]
     if len(kept) < len(wanted):
         notes.append(f"{len(wanted) - len(kept)} definitions that tests run weigh less than {least} (statements, branches and calls) and are left out")
     rows: dict[str, list[Target]] = {kind: [] for kind in granularity}
