@@ -8,7 +8,6 @@ __all__ = ['parse_settings', 'recipe_names', 'train']
 # %% ../../nbs/cli/05_train.ipynb #4bcac5f9
 import contextlib
 import os
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -79,7 +78,7 @@ def _warn_before_run(recipe, islands: int = 1) -> None:
 
 # %% ../../nbs/cli/05_train.ipynb #70e7df66
 def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
-    "Memory, rollouts and costs of a run, for so many processes; then what it would open. Raises as the run where that cannot be had."
+    "Memory and rollouts of a run, for so many processes; then what it would open. Raises as the run where that cannot be had."
     with _working("loading PyTorch"):
         from composer_replication.recipes.memory_estimate import estimate
         from composer_replication.recipes.recipe_file import RecipeProblem
@@ -115,7 +114,7 @@ def _run(recipe, as_json: bool, island: int | None, queue: str | None, exchange:
         from composer_replication.recipes.run import latest_traces, run_recipe
         from composer_replication.report.run import RunPage
         from composer_replication.report.train import step_line
-    pages, kind, begun, counts = [], {}, set(), {}
+    pages, kind, counts = [], {}, {}
     if island is not None:
         islands = plugin("train", "islands")
         islands.write_to_own_folder(recipe, island, exchange)
@@ -125,14 +124,12 @@ def _run(recipe, as_json: bool, island: int | None, queue: str | None, exchange:
         kind = {"kind": plugin("train", "queue")(recipe, queue)}
 
     def tell(logged):  # by a warm-up, too, which comes before the trainer
-        counts.update(done=logged.get("step", 0), of=logged.get("of"), tokens=int(logged.get("num_tokens", 0)))
+        counts.update(done=logged.get("step", 0), of=logged.get("of"))
         doing.hide()
         emit(logged) if as_json else out.print(step_line(logged))
 
     def stage(words):
-        sort = re.sub(r"\d+", "N", words)
-        doing(words, **counts, at_once=sort not in begun)  # in a pipe the first of each sort, then one a minute
-        begun.add(sort)
+        doing(words, **counts)
 
     def watch(trainer, record):
         doing.hide()
@@ -148,7 +145,6 @@ def _run(recipe, as_json: bool, island: int | None, queue: str | None, exchange:
 
     try:
         with threads_for(recipe.arguments.model), _working("loading the model") as doing:
-            stage("loading the model")
             return run_recipe(recipe, tell, watch, **kind)
     except BaseException as error:
         for page in pages:

@@ -38,10 +38,10 @@ def estimate_table(
 ) -> Table:
     "A run's estimate for people."
     rows = Table("what", "how much", title=f"{estimate.recipe}: {estimate.model} ({estimate.source})", title_justify="left")
-    epochs = None if estimate.seconds["run"] else "steps follow from the epochs"
+    run = f"{estimate.total_tokens:,} in the run" if estimate.total_tokens or not estimate.rollouts_per_step else "steps follow from the epochs"
     for what, much in [("parameters", f"{estimate.parameters:,}, of them trained {estimate.trained:,}"), ("devices", estimate.devices),
                        ("tasks, rollouts a step", f"{estimate.prompts_per_step:g}, {estimate.rollouts_per_step:g}"),
-                       ("tokens sampled, at most", f"{estimate.sampled_tokens_per_step:,} a step; {epochs or f'{estimate.total_tokens:,} in the run'}")]:
+                       ("tokens sampled, at most", f"{estimate.sampled_tokens_per_step:,} a step; {run}")]:
         rows.add_row(what, str(much))
     rows.add_section()
     for part, amount in estimate.memory.items():
@@ -49,17 +49,11 @@ def estimate_table(
     rows.add_row("memory: peak of a device", f"{size(estimate.peak)}, an estimate; prompts of {estimate.prompt_tokens} tokens")
     rows.add_row("disk: checkpoints", checkpoints_words(estimate))
     rows.add_section()
-    for channel, ratio in estimate.costs.items():
-        rows.add_row(f"cost: {channel}", f"{ratio:.2f}" + (" is its loss and backward" if channel == "policy objective" else ""))
     if estimate.sdpo_weight:
         rows.add_row("weight: SDPO against a token mean", ", ".join(
             f"{weight:.3g} where rollouts sample {int(tokens):,} tokens" for tokens, weight in estimate.sdpo_weight.items()))
     rows.add_row("attention", estimate.attention)
     rows.add_row("branches are read", estimate.branches)
-    rows.add_section()
-    for part, seconds in estimate.seconds.items():
-        rows.add_row(f"time, about: {part}", (part == "run" and epochs) or duration(seconds) + (f"; {estimate.clock}, episodes and traces as long as they may be" if part == "step" else ""))
-    rows.add_row("time: left out", "tests of tasks, guard episodes, warm-up, learned hints, cache reads, loading")
     return rows
 
 # %% ../../nbs/report/02_train.ipynb #a8cfbcad

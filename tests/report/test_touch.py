@@ -19,7 +19,7 @@ from composer_replication.report.explorer import (
     call_start,
     explorer_data,
     explorer_page,
-    hinted_traces,
+    hinted_trace,
     layered_tree,
 )
 from composer_replication.report.html import STUDENT, TEACHER, page, table
@@ -50,7 +50,7 @@ def rows(hinted, words=("call ", "cat")):
 
 
 def hinted(trace):
-    "As `read_hints`, by hand: of each turn's layers the sibling is silent."
+    "As `hinted_trace`, by hand: of each turn's layers the sibling is silent."
     return HintedTrace(trace, tuple(HintedTurn(site, {
         "template": (f"Use ls at {site.turn}.", rows(.1)), "raw_error": ("It failed.", rows(.4)),
         CONTROL: ("The morning", rows(.88))}) for site in find_error_sites(trace)))
@@ -208,7 +208,7 @@ def test_the_columns_are_what_the_model_says():
     trace = next(trace for trace in toy_traces() if len(find_error_sites(trace)) == 1)
     model, tokenizer = embedded_model(), embedded_tokenizer()
     hints = default_composite(siblings=SiblingIndex([trace]))
-    data = explorer_data(hinted_traces(model, tokenizer, [trace], hints), hints)
+    data = explorer_data([hinted_trace(model, tokenizer, trace, hints)], hints)
     site, = data["traces"][0]["sites"]
     for hint in site["hints"]:
         tree, _ = layered_tree(trace, {hint["layer"]: {site["turn"]: hint["text"]}}, probe_template(tokenizer))
