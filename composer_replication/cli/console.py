@@ -185,19 +185,13 @@ def working(
                 minutes.join()
 
 # %% ../../nbs/cli/00_console.ipynb #673bcf68
-@contextlib.contextmanager
 def threads_for(
     model: str,  # as the user named it
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     "One thread for the embedded model: it is so small that on a busy machine more wait for each other most of the time."
-    import torch
+    from composer_replication.experiments.evaluate import one_thread
     from composer_replication.recipes.find_model import EMBEDDED
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 if model == EMBEDDED else before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return one_thread(model == EMBEDDED)
 
 # %% ../../nbs/cli/00_console.ipynb #b4253f30
 def one_line(

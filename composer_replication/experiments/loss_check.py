@@ -162,7 +162,6 @@ def compose_run(
     beta_replay: float = 1.0,
     learning_rate: float = 1e-4,
     max_tokens: int = 4096,  # of a trace; what follows is left out at a turn boundary
-    divergence: str | None = None,  # channel 2's, a registered one over the whole vocabulary; None: `SDPO_DIVERGENCE`
     seed: int = 0,
     strict: bool = False,  # stop at a trace that cannot be a tree instead of leaving it out
     limit_name: str = "max_tokens",  # what messages call the limit of length
@@ -197,7 +196,7 @@ def compose_run(
     shown = [batch for batch in batches if batch.sites][:SHOWN_BATCHES]
     before = _shifts(model, shown, tell)
     times.append(time.perf_counter())
-    weights = {"alpha_sdpo": alpha_sdpo, "beta_replay": beta_replay} | ({"sdpo_wrapper": divergence} if divergence else {})
+    weights = {"alpha_sdpo": alpha_sdpo, "beta_replay": beta_replay}
     optimizer, records = torch.optim.AdamW(model.parameters(), lr=learning_rate), []
     tell("step", 0, len(batches))
     for number, (examples, batch) in enumerate(zip(chosen, batches, strict=True), 1):

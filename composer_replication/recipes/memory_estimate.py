@@ -135,7 +135,6 @@ class Estimate:
     memory: dict[str, int]  # part to bytes
     peak: int  # estimated bytes
     checkpoint: int  # bytes of its files, those of all devices
-    checkpoints: int | None  # that lie on disk at once; None where epochs or scores decide
     attention: str  # implementation, and why it is taken
     branches: str  # how hinted turns and answers of pairs are read
     sdpo_weight: dict[str, float]  # `effective_alpha` by the tokens that a rollout samples; empty where channel 2 has no policy term beside it
@@ -186,17 +185,6 @@ def _memory(recipe, shape, counts, kept, devices, prompt):
         share = 0 if cpu else int(c.vllm_gpu_memory_utilization * CARD)  # on a CPU it takes what it is given
         (rollout if c.vllm_enable_sleep_mode else always)["vLLM's share"] = max(2 * total + cache_bytes(shape, played, tokens, 2), share)
     return always | loss | rollout, sum(always.values()) + max(sum(loss.values()), sum(rollout.values()))
-
-# %% ../../nbs/recipes/14_memory_estimate.ipynb #3681c14e
-def _checkpoints(config):
-    "How many lie on disk at once; None where epochs or scores decide."
-    if config.save_strategy == "no":
-        return 0
-    if config.save_strategy != "steps" or config.max_steps <= 0:
-        return None
-    every = config.save_steps if config.save_steps >= 1 else math.ceil(config.save_steps * config.max_steps)
-    saved, limit = math.ceil(config.max_steps / every), config.save_total_limit
-    return min(saved, limit + 1) if limit and limit > 0 else saved  # transformers removes none for 0 or less
 
 # %% ../../nbs/recipes/14_memory_estimate.ipynb #949102d1
 BRANCHES = 0.05  # tokens of a trunk's branches over its own
@@ -254,6 +242,6 @@ def estimate(
     lengths = (c.max_completion_length, max(c.max_completion_length // 10, 1)) if c.alpha_sdpo and rollouts else ()
     return Estimate(
         recipe.name, a.model, source, devices, *counts, rollouts / c.num_generations / again, rollouts / again, tokens // again,
-        tokens * math.ceil(max(c.max_steps, 0) / again), prompt_tokens, memory, peak, checkpoint, _checkpoints(c),
+        tokens * math.ceil(max(c.max_steps, 0) / again), prompt_tokens, memory, peak, checkpoint,
         f"{known._attn_implementation}: {why}", branch_way(plain),
         {str(length): c.effective_alpha(length) for length in lengths})

@@ -71,6 +71,6 @@ def test_every_figure_of_difficulty_is_said_in_words():
 def test_the_gates_that_dropped_something_are_explained_and_no_others(capsys):
     report = lambda dropped: Report("a", tried=3, dropped=dropped)
     show_reports([report({"no evidence": 2}), report({"trivial": 1, "slow": 0})], False)
-    said = [line for line in capsys.readouterr().out.splitlines() if line.partition(": ")[0] in GATES]
-    assert said == [f"{gate}: {GATES[gate][0]}" for gate in ("trivial", "no evidence")]
+    said = [line for line in capsys.readouterr().out.splitlines() if line.partition(", ")[0] in GATES]
+    assert said == [f"{gate}, {n} dropped: {GATES[gate][0]}" for gate, n in (("trivial", 1), ("no evidence", 2))]
     assert all(words[0].isupper() and words.endswith(".") and ". " not in words for words, _ in GATES.values())

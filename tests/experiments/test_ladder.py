@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from importlib.metadata import version
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,7 +29,7 @@ from composer_replication.experiments.ladder import (
 from composer_replication.experiments.setting import Measurement, Preparation, RunResult, Setting, TrainingStep
 from composer_replication.experiments.statistics import Interval, generations_to_reach
 from composer_replication.report.html import PALETTE
-from composer_replication.report.ladder import cost_table, ladder_json, ladder_page, result_table
+from composer_replication.report.ladder import ladder_json, ladder_page
 
 LIGHT = '''
 """An arm without torch: made-up numbers, kept after each step, one step in a while."""
@@ -362,13 +361,3 @@ def test_the_page_escapes_what_it_shows_and_takes_its_colours_from_css():
     assert not any(light.lower() in page for light, _ in PALETTE.values()) and "var(--fourth)" in page and "never" not in page
     assert ladder_page(run, ladder_rows(run)) == page
     assert json.loads(json.dumps(ladder_json(run, ladder_rows(run))))["rows"][-1]["title"] == "all"
-
-
-def test_the_tables_fit_a_terminal():
-    from rich.console import Console
-    run = whole_ladder()
-    console = Console(width=80, color_system=None, force_terminal=False, file=Path(os.devnull).open("w"), record=True)
-    for made in (result_table, cost_table):
-        console.print(made(ladder_rows(run)))
-    text = console.export_text()
-    assert "…" not in text and max(map(len, text.splitlines())) <= 80

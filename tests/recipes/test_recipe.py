@@ -123,9 +123,6 @@ BAD = [
     (dict(hint_judge="m@http://127.0.0.1:1"), "no layer of these asks a model; add judge, or one of your own with .* `complete`"),
     (dict(hints="learned"), "hint_writer=None: the layer 'learned' needs a model"),
     (dict(hint_writer="embedded"), "no layer of these asks a model; add learned"),
-    *((dict([(key, value)]), f"'{key}' is of an earlier version: .*{said}.*; leave it out") for key, value, said in (
-        ("hint_cache", "out/judge", "kept in out/judge"), ("overlap_tools", True, "while other rows sample"),
-        ("save_rollouts", True, "keep_rollouts"), ("replay_variant", "simpo", "replay_form"), ("turn_weights", "both", "same"))),
     (dict(hints="learned", hint_writer="./nowhere"), "there is no folder of model './nowhere'"),
     (dict(task="chess"), "there is no environment 'chess'; use deletion, gsm8k, sql, toy"),
     (dict(task="no_such_module:Env"), "'no_such_module' ended with ModuleNotFoundError"),
