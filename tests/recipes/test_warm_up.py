@@ -226,8 +226,8 @@ def test_other_episodes_in_the_file_make_another_warm_up(tmp_path):
 def test_two_runs_that_begin_together_make_one_checkpoint(tmp_path, monkeypatch):
     made = []
 
-    def make(recipe, settings, model, tokenizer, scratch, tell, shown, hinted):
-        made.append(scratch)
+    def make(recipe, settings, model, tokenizer, tell, shown, hinted):
+        made.append(shown)
         time.sleep(1)
         return model
 
