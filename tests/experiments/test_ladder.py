@@ -13,6 +13,7 @@ from importlib.metadata import version
 import numpy as np
 import pytest
 
+from composer_replication.core.errors import InputProblem
 from composer_replication.envs.toy.model import embedded_path
 from composer_replication.experiments import ladder as room
 from composer_replication.experiments.ladder import (
@@ -197,10 +198,9 @@ def test_a_damaged_result_is_named_and_the_others_shown(light):
 
 
 @pytest.mark.parametrize("arguments, said", [
-    (["--preset", "slow"], "there is no preset 'slow'; use quick, standard, full"),
     (["--arms", "A1,A7"], "there is no arm 'A7'"), (["--arms", ""], "there is no arm ''"), (["--seeds", "0"], "give 1 or more"),
     (["--preset", "standard", "--seeds", "1"], "give 2 seeds or more"), (["--device", "cuda"], "torch sees no GPU"),
-    (["--device", "tpu"], "there is no device 'tpu'"), (["--out", "file/below"], "nothing can be written there")])
+    (["--out", "file/below"], "nothing can be written there")])
 def test_mistakes_are_one_sentence_and_nothing_is_computed(arguments, said, capsys, monkeypatch, tmp_path):
     from composer_replication.cli.app import main
     monkeypatch.chdir(tmp_path)
@@ -212,6 +212,13 @@ def test_mistakes_are_one_sentence_and_nothing_is_computed(arguments, said, caps
     complained = capsys.readouterr().err
     assert ended.value.code == 1 and said in complained and complained.startswith("error: ") and complained.count("\n") == 1
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("preset, device, said", [
+    ("slow", "cpu", "there is no preset 'slow'; use quick, standard, full"), ("quick", "tpu", "there is no device 'tpu'")])
+def test_what_a_ladder_cannot_be_is_refused(preset, device, said):
+    with pytest.raises(InputProblem, match=said):
+        room.check_ladder(preset, None, ["A0"], device)
 
 
 def test_a_run_that_ended_as_ctrl_c_came_is_shown_too(light):
