@@ -114,7 +114,8 @@ class Explorer(SphinxDirective):
         from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
         from composer_replication.envs.toy.traces import toy_traces
         from composer_replication.hints.layers import default_composite
-        from composer_replication.report.explorer import explorer_data, explorer_html, hinted_traces
+        from composer_replication.report.explorer import error_turns, explorer_body, explorer_data, hinted_trace
+        from composer_replication.report.html import fragment
         from composer_replication.traces.siblings import SiblingIndex
         package = stage.ROOT / stage.PACKAGE
         for pattern in ("report/*.py", "data/report/explorer*", "data/report/theme.css"):
@@ -122,9 +123,10 @@ class Explorer(SphinxDirective):
                 self.env.note_dependency(str(file))
         traces = toy_traces()
         hints = default_composite(siblings=SiblingIndex(traces))
-        read = hinted_traces(embedded_model(), embedded_tokenizer(), traces[:20], hints)
+        model, tokenizer = embedded_model(), embedded_tokenizer()
+        read = [hinted_trace(model, tokenizer, trace, hints) for trace in filter(error_turns, traces[:20])]
         data = explorer_data(read, hints, reader="the embedded model")
-        return [nodes.raw("", explorer_html(data), format="html")]
+        return [nodes.raw("", fragment(explorer_body(data)), format="html")]
 
 
 def one_document(app, doctree):

@@ -121,37 +121,30 @@ EVERY = 60.0  # seconds after which a pipe gets another line
 
 
 class Doing:
-    """What is being done, how much of it, how fast, and about how long the rest takes; called with what changes.
+    """What is being done, how much of it, and about how long the rest takes; called with what changes.
 
-    Speed and rest count from the first call with the same `of`."""
+    The rest is judged from the first call with the same `of`."""
 
-    def __init__(self, words: str, show: Callable[[bool], None] = lambda at_once: None):
-        self.words, self.done, self.of, self.tokens, self.all_tokens, self.show = words, 0, None, 0, None, show
+    def __init__(self, words: str, show: Callable[[], None] = lambda: None):
+        self.words, self.done, self.of, self.show = words, 0, None, show
         self.hide = lambda: None  # until the next call: something is printed
-        self.begun = self.counted = time.monotonic()
-        self.first = 0, 0  # done and tokens as counting began
+        self.begun, self.first = time.monotonic(), 0  # when counting began, and what was done then
 
-    def __call__(self, words: str, done: int = 0, of: int | None = None, tokens: int = 0, all_tokens: int | None = None, at_once: bool = False) -> None:
-        "Take in what changed; `at_once`: a pipe, too, gets its line now."
+    def __call__(self, words: str, done: int = 0, of: int | None = None) -> None:
+        "Take in what changed."
         if of != self.of or done < self.done:
-            self.counted, self.first = time.monotonic(), (done, tokens)
-        self.words, self.done, self.of, self.tokens, self.all_tokens = words, done, of, tokens, all_tokens
-        self.show(at_once)
+            self.begun, self.first = time.monotonic(), done
+        self.words, self.done, self.of = words, done, of
+        self.show()
 
     def line(self) -> str:
         "For people."
         from composer_replication.report.train import duration
+        seconds, done = time.monotonic() - self.begun, self.done - self.first
         if self.of is None:
-            seconds = time.monotonic() - self.begun
             return self.words + (f", for {duration(round(seconds))}" if seconds >= EVERY else "")
-        seconds, done, tokens = time.monotonic() - self.counted, self.done - self.first[0], self.tokens - self.first[1]
-        parts = [f"{self.words}: {self.done:,} of {self.of:,}"]
-        if tokens > 0 and seconds > 0:
-            parts.append(f"{tokens / seconds:,.0f} tokens/s")
-        made, left = (done, self.of - self.done) if self.all_tokens is None else (tokens, self.all_tokens - self.tokens)
-        if made > 0 and left > 0:
-            parts.append(f"about {duration(round(seconds * left / made))} left")
-        return ", ".join(parts)
+        rest = f", about {duration(round(seconds * (self.of - self.done) / done))} left" if 0 < done and self.done < self.of else ""
+        return f"{self.words}: {self.done:,} of {self.of:,}{rest}"
 
 
 def each_minute(
@@ -173,11 +166,9 @@ def working(
         yield Doing(what)
         return
 
-    def show(at_once: bool) -> None:
+    def show() -> None:
         bar.start()  # it may be hidden
         bar.update(task, description=escape(doing.line()))
-        if at_once and not err.is_terminal:
-            say(doing.line())
 
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
     doing, over = Doing(what, show), threading.Event()
@@ -194,19 +185,13 @@ def working(
                 minutes.join()
 
 # %% ../../nbs/cli/00_console.ipynb #673bcf68
-@contextlib.contextmanager
 def threads_for(
     model: str,  # as the user named it
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     "One thread for the embedded model: it is so small that on a busy machine more wait for each other most of the time."
-    import torch
+    from composer_replication.experiments.evaluate import one_thread
     from composer_replication.recipes.find_model import EMBEDDED
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 if model == EMBEDDED else before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return one_thread(model == EMBEDDED)
 
 # %% ../../nbs/cli/00_console.ipynb #b4253f30
 def one_line(

@@ -4,15 +4,12 @@
 
 # %% auto #0
 __all__ = ['Hints', 'Judge', 'JudgeModel', 'hints_app', 'MOST', 'CUT', 'ERROR', 'MaxTokens', 'Sites', 'asked_judge',
-           'hint_layers', 'hinted_sites', 'show_hints', 'hints_list', 'begin_scoring', 'gather_scores', 'write_report',
-           'hints_score']
+           'hint_layers', 'hinted_sites', 'show_hints', 'hints_list', 'begin_scoring', 'finish_scoring', 'hints_score']
 
 # %% ../../nbs/cli/04_hints.ipynb #132b5fd6
-import hashlib
-import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -202,11 +199,6 @@ def hints_list(files: Files = None, as_json: AsJson = False, strict: Strict = Fa
         warn(f"no error turn was found ({counted(counts)}); if you know of failures, write a detector: docs/guides/my-traces.md")
 
 # %% ../../nbs/cli/04_hints.ipynb #7d6d927d
-def _nothing(left_out: Counter) -> InputProblem:
-    return InputProblem(f"none of the error turns could be scored ({'; '.join(why for why, count in left_out.items() if count)})",
-                        "name other traces")
-
-# %% ../../nbs/cli/04_hints.ipynb #c8be0301
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=16, help="Error turns that end later in their trace are left out.")]
 Sites = Annotated[int | None, typer.Option("--sites", min=1, help="Error turns, drawn at random; else all.")]
 
@@ -219,23 +211,22 @@ def begin_scoring(
     hints: list[str],  # of `hint_layers`
     strict: bool,
     tools: Path | None,
-    settings: dict,  # plain; with `max_tokens`, `sites` and `seed`
+    settings: dict,  # with `max_tokens`, `sites` and `seed`
     left_out: Counter,  # reason to number of error turns, counted up
 ) -> tuple:
-    """Both checkpoints, the error turns to score, and the settings with what names these and the weights.
+    """Both checkpoints and the error turns to score.
 
-    Error turns are all within the limit of length, or so many of them drawn at random. Raises `InputProblem` where there is none."""
+    These are all within the limit of length, or so many of them drawn at random. Raises `InputProblem` where there is none."""
     from composer_replication.recipes.find_model import find_model
     with working("finding the model") as say_what:
         for name in {model, writer or model}:
             find_model(name)
         from composer_replication.experiments.hint_score import repairs, within_limit
-        from composer_replication.recipes.checkpoint import fingerprint, load_checkpoint
+        from composer_replication.recipes.checkpoint import load_checkpoint
         from composer_replication.recipes.models import chat_template as template_text
         from composer_replication.tree.build import LengthLimit, positions
-        template = None if chat_template is None else template_text(chat_template)
         say_what(f"loading {model}")
-        checkpoint = load_checkpoint(model, template)
+        checkpoint = load_checkpoint(model, None if chat_template is None else template_text(chat_template))
         author = load_checkpoint(writer) if writer else checkpoint
         say_what("reading traces, making hints")
         generator = hint_layers(hints, files, strict, tools)
@@ -249,56 +240,32 @@ def begin_scoring(
     limit.check()
     if limit.left_out:
         warn(limit.left_out)
-    if not cases:
-        raise _nothing(left_out)
     if sites is not None and sites < len(cases):
         left_out["not drawn"] += len(cases) - sites
         cases = [cases[i] for i in sorted(random.Random(f"{settings['seed']}/sites").sample(range(len(cases)), sites))]
-    asked = [[case.trace.to_json().decode(), case.site.turn, case.hint.text] for case in cases]
-    digest = hashlib.blake2b(json.dumps([asked, template]).encode(), digest_size=16).hexdigest()
-    return checkpoint, author, cases, settings | {"digest": digest, "weights": fingerprint(checkpoint, author)}
+    return checkpoint, author, cases
 
 
-def gather_scores(
-    make: Callable,  # (known, on_progress) yields what is made of each case
-    row: Callable,  # of one, plain, with `trace_id` and `turn`
-    again: Callable,  # from a case and its row
-    cases: list,
-    file: Path,  # where the rows are kept; those of an earlier run with equal settings are `known`
+def finish_scoring(
+    found,  # what is made of each case, one by one
+    row,  # of one, plain
+    page,  # of (all, left_out, settings, made)
+    left_out: Counter,
     settings: dict,
-    model: str,  # that is run
-    doing: str,  # in words
-) -> list:
-    "All that is made, with progress; a run that is stopped keeps its rows."
-    from composer_replication.core.files import kept_rows, write_jsonl
-    by_site, made = {(case.trace.trace_id, case.site.turn): case for case in cases}, []
-    rows, aside = kept_rows(file, settings)
-    if aside:
-        warn(f"{file} was made with other settings; it is kept as {aside.name}")
-    known = {key: again(by_site[key], kept) for kept in rows if (key := (kept["trace_id"], kept["turn"])) in by_site}
-    with threads_for(model), working(doing) as tell:
-        def told(done, of, tokens=0, all_tokens=None):  # a pipe is told at once how fast the first ones were
-            tell(f"{doing} error turns", done, of, tokens, all_tokens, at_once=done > 0 and tell.done == 0)
-        try:
-            for item in make(known, told):
-                made.append(item)
-                if len(made) % 20 == 0 and len(made) > len(known):
-                    write_jsonl(file, map(row, made))
-        finally:
-            if len(made) > len(known):
-                write_jsonl(file, map(row, made))
-    return made
-
-
-def write_report(page: Callable, found: list, left_out: Counter, settings: dict, files: list[Path], output: Path) -> Path:
-    "Write the page of what was scored. Raises `InputProblem` where that is nothing."
-    from composer_replication.core.files import write_file
+    files: list[Path],
+    rows: Path,  # the file of them; `report.html` stands beside it
+) -> tuple[list, Path]:  # all, and the report
+    "Make all, write rows and report. Raises `InputProblem` where there is nothing to write."
+    from composer_replication.core.files import write_file, write_jsonl
     from composer_replication.core.provenance import provenance
+    found = list(found)
     if not found:
-        raise _nothing(left_out)
-    return write_file(output / "report.html", page(found, left_out, settings, provenance(files, model=settings["model"], seed=settings["seed"])))
+        raise InputProblem(f"none of the error turns could be scored ({'; '.join(why for why, count in left_out.items() if count)})", "name other traces")
+    write_jsonl(rows, map(row, found))
+    made = provenance(files, model=settings["model"], seed=settings["seed"])
+    return found, write_file(rows.with_name("report.html"), page(found, left_out, settings, made))
 
-# %% ../../nbs/cli/04_hints.ipynb #5c8e0ad7
+# %% ../../nbs/cli/04_hints.ipynb #c8be0301
 @hints_app.command("score")
 @plainly
 def hints_score(
@@ -308,7 +275,7 @@ def hints_score(
     sites: Sites = None,
     max_tokens: MaxTokens = 4096,
     seed: Seed = 0,
-    output: Annotated[Path, typer.Option("--out", help="Where to write scores and report: a folder; a later call goes on there.")] = Path("out/hints"),
+    output: Annotated[Path, typer.Option("--out", help="Where to write scores and report: a folder.")] = Path("out/hints"),
     as_json: AsJson = False,
     strict: Strict = False,
     tools: Tools = None,
@@ -331,17 +298,13 @@ def hints_score(
     check_output(output, file=False)
     settings = {"model": model, "files": [file.name for file in files], "sites": sites, "max_tokens": max_tokens, "seed": seed}
     settings |= {"hints": hints} if hints else {}
-    checkpoint, _, cases, settings = begin_scoring(files, model, None, chat_template, hints, strict, tools, settings, left_out)
-    from composer_replication.experiments.hint_score import SiteScore, score_sites
+    checkpoint, _, cases = begin_scoring(files, model, None, chat_template, hints, strict, tools, settings, left_out)
+    from composer_replication.experiments.hint_score import score_sites
     from composer_replication.report.hint_scores import hint_scores_page, score_json, score_tables, site_json, verdict
-
-    def again(case, row):
-        return SiteScore(case, tuple(row["tokens"]), row["repaired"], row["failed"], row["uncopied"])
-
-    def make(known, tell):
-        return score_sites(checkpoint.model, checkpoint.tokenizer, cases, max_tokens, seed, left_out, known, tell)
-    scores = gather_scores(make, site_json, again, cases, output / "scores.jsonl", settings, model, "scoring")
-    report = write_report(hint_scores_page, scores, left_out, settings, files, output)
+    with threads_for(model), working("scoring") as doing:
+        found = score_sites(checkpoint.model, checkpoint.tokenizer, cases, max_tokens, seed, left_out,
+                            lambda done, of: doing("scoring error turns", done, of))
+        scores, report = finish_scoring(found, site_json, hint_scores_page, left_out, settings, files, output / "scores.jsonl")
     if as_json:
         return emit(score_json(scores, left_out, settings))
     print_tables(*score_tables(scores))

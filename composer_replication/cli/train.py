@@ -8,7 +8,6 @@ __all__ = ['parse_settings', 'recipe_names', 'train']
 # %% ../../nbs/cli/05_train.ipynb #4bcac5f9
 import contextlib
 import os
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -53,22 +52,18 @@ def _warn_of_toy(recipe) -> None:
 
 # %% ../../nbs/cli/05_train.ipynb #b1f0c2d4
 def _warn_of_machine(recipe, needs, islands: int = 1) -> None:
-    "Say where a recipe for a CPU would not fit into this machine's memory, or checkpoints onto its disk."
+    "Say where a recipe for a CPU would not fit into this machine's memory, or a checkpoint onto its disk."
     import psutil
 
-    from composer_replication.report.train import checkpoints_words, size
-    here, output_dir = psutil.virtual_memory().total, recipe.config.output_dir
+    from composer_replication.report.train import size
+    here, folder = psutil.virtual_memory().total, Path(recipe.config.output_dir).absolute()
     if recipe.config.use_cpu and "use_cpu" in recipe.named and needs.peak > here:
         warn(f"this machine has {size(here)} of memory, and the run's peak is about {size(needs.peak)}; lower max_completion_length, "
              "max_trace_tokens or per_device_train_batch_size, or set gradient_checkpointing to true")
-    folder = Path(output_dir).absolute()
-    number = 1 if needs.checkpoints is None else needs.checkpoints
     free = psutil.disk_usage(str(next(parent for parent in (folder, *folder.parents) if parent.exists()))).free
-    free += sum(file.stat().st_size for file in folder.glob("checkpoint-*/**/*") if file.is_file())  # a resumed run's, which count already
-    if islands * number * needs.checkpoint > free:
-        of = f" for each of {islands} islands" if islands > 1 else ""
-        warn(f"this machine has {size(free)} free for checkpoints at {output_dir}, which take {checkpoints_words(needs)}{of}; keep fewer "
-             "(save_total_limit, at least 1), or set output_dir to another disk")
+    if islands * needs.checkpoint > free:
+        warn(f"this machine has {size(free)} free at {recipe.config.output_dir}, and a checkpoint takes {size(islands * needs.checkpoint)}; set "
+             "output_dir to another disk")
 
 
 def _warn_before_run(recipe, islands: int = 1) -> None:
@@ -79,7 +74,7 @@ def _warn_before_run(recipe, islands: int = 1) -> None:
 
 # %% ../../nbs/cli/05_train.ipynb #70e7df66
 def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
-    "Memory, rollouts and costs of a run, for so many processes; then what it would open. Raises as the run where that cannot be had."
+    "Memory and rollouts of a run, for so many processes; then what it would open. Raises as the run where that cannot be had."
     with _working("loading PyTorch"):
         from composer_replication.recipes.memory_estimate import estimate
         from composer_replication.recipes.recipe_file import RecipeProblem
@@ -115,7 +110,7 @@ def _run(recipe, as_json: bool, island: int | None, queue: str | None, exchange:
         from composer_replication.recipes.run import latest_traces, run_recipe
         from composer_replication.report.run import RunPage
         from composer_replication.report.train import step_line
-    pages, kind, begun, counts = [], {}, set(), {}
+    pages, kind, counts = [], {}, {}
     if island is not None:
         islands = plugin("train", "islands")
         islands.write_to_own_folder(recipe, island, exchange)
@@ -125,14 +120,12 @@ def _run(recipe, as_json: bool, island: int | None, queue: str | None, exchange:
         kind = {"kind": plugin("train", "queue")(recipe, queue)}
 
     def tell(logged):  # by a warm-up, too, which comes before the trainer
-        counts.update(done=logged.get("step", 0), of=logged.get("of"), tokens=int(logged.get("num_tokens", 0)))
+        counts.update(done=logged.get("step", 0), of=logged.get("of"))
         doing.hide()
         emit(logged) if as_json else out.print(step_line(logged))
 
     def stage(words):
-        sort = re.sub(r"\d+", "N", words)
-        doing(words, **counts, at_once=sort not in begun)  # in a pipe the first of each sort, then one a minute
-        begun.add(sort)
+        doing(words, **counts)
 
     def watch(trainer, record):
         doing.hide()
@@ -148,7 +141,6 @@ def _run(recipe, as_json: bool, island: int | None, queue: str | None, exchange:
 
     try:
         with threads_for(recipe.arguments.model), _working("loading the model") as doing:
-            stage("loading the model")
             return run_recipe(recipe, tell, watch, **kind)
     except BaseException as error:
         for page in pages:
@@ -156,16 +148,9 @@ def _run(recipe, as_json: bool, island: int | None, queue: str | None, exchange:
         raise
 
 # %% ../../nbs/cli/05_train.ipynb #fb277fad
-def _required(context: typer.Context, config: str | None) -> str | None:
-    if config is None and not context.resilient_parsing:
-        raise typer.BadParameter("name a recipe with it, for example: composer-rl train --config toy")
-    return config
-
-
 @plainly
 def train(
-    config: Annotated[str, typer.Option(callback=_required, autocompletion=offer(recipe_names), help="Required: a recipe, that is a YAML file, or a "
-                                        "shipped one by name, such as `toy`.")] = None,
+    config: Annotated[str, typer.Option(autocompletion=offer(recipe_names), help="A recipe, that is a YAML file, or a shipped one by name, such as `toy`.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Open tasks and traces, print the estimate; load no weights.")] = False,
     settings: Annotated[list[str] | None, typer.Option("--set", help="key=value, over the recipe's; any number.")] = None,
     devices: Annotated[int | None, typer.Option(min=1, help="For how many processes to estimate; else as launched.")] = None,
@@ -206,10 +191,10 @@ def train(
         return plugin("train", "islands").start_islands(recipe, islands, exchange, ["--config", config, *sets, *(["--json"] if as_json else [])])
     result = _run(recipe, as_json, island, queue, exchange)
     if _is_first():
-        from composer_replication.report.train import finished_json, next_command
+        from composer_replication.report.train import next_command
         score = result.metrics.get("guard/held_out_score")
         measured = "" if score is None else f"Held-out reward: {score:.3g}. "
-        emit(finished_json(result)) if as_json else out.print(printable(
+        emit({name: str(value) if isinstance(value, Path) else value for name, value in vars(result).items()}) if as_json else out.print(printable(
             f"Step {result.step} of {result.of}. {measured}Checkpoint: {result.checkpoint or 'none'}"))
         if result.checkpoint and not result.interrupted:
             say(f"Next: {next_command(vars(recipe.arguments), recipe.config.output_dir)}")

@@ -10,8 +10,8 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallba
 
 from ..core.errors import InputProblem
 from ..envs.toy.model import embedded_model, embedded_tokenizer
-from .evaluate import TOKENS, TURN_TOKENS, episode_limits, measure
+from .evaluate import TOKENS, TURN_TOKENS, episode_limits, measure, one_thread
 from ..core.files import write_json
 from .schedule import RESULT, Job, base_setting, read_result, read_run
 from .setting import Measurement, Preparation, RunResult, Setting, TrainingStep
@@ -50,7 +50,7 @@ def _replay(setting: Setting, rows: list[dict], seed: int, device: str) -> tuple
     "The base agent's episodes with the pairs that the setting's teachers make."
     policy = TransformersPolicy(embedded_model(setting.habit).to(device), embedded_tokenizer())
     examples, counts = recorded_pairs(policy, embedded_teachers(setting.teachers), rows, episode_limits(setting.turns, seed))
-    return examples, Preparation(counts.states, sum(counts.pairs.values()), counts.tokens, counts.seconds)
+    return examples, Preparation(counts.states, counts.pairs, counts.tokens, counts.seconds)
 
 
 def _team_replay(setting: Setting, rows: list[dict], seed: int, device: str) -> tuple[list[TraceExample], Preparation]:
@@ -178,17 +178,6 @@ def arm_config(
         save_strategy="steps", save_steps=setting.measure_every, save_total_limit=1, report_to="none", disable_tqdm=True, seed=seed,
         use_cpu=device == "cpu", bf16=False, gradient_checkpointing=False)
 
-# %% ../../nbs/experiments/06_arm.ipynb #bf4d1275
-@contextmanager
-def _one_thread(device: str) -> Iterator[None]:
-    "One thread on a CPU: so small a model gains nothing by more, and sums would come out differently."
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 if device == "cpu" else before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
 # %% ../../nbs/experiments/06_arm.ipynb #38e783e5
 def claim_folder(
     folder: Path,  # made where it is absent
@@ -223,7 +212,7 @@ def run_arm(
     own, folder, components = components is None, Path(folder), components or world_of(setting)
     if done := claim_folder(folder, setting, seed):
         return asdict(done)
-    with _one_thread(device):
+    with one_thread(device == "cpu"):
         rows = components.rows(setting.held_out, setting.held_out_series, setting.held_out_split)
         points, steps, preparation, examples = [], [], {}, ()
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CONTROLS', 'WEATHER', 'MEASURES', 'next_actions', 'Repair', 'repairs', 'within_limit', 'unrelated_words',
-           'control_hints', 'hinted_pairs', 'SiteScore', 'score_sites', 'tokens_read', 'action_logprobs', 'copied_ids',
-           'hint_summary', 'own_against', 'scores_by']
+           'control_hints', 'hinted_pairs', 'SiteScore', 'score_sites', 'action_logprobs', 'copied_ids', 'hint_summary',
+           'own_against', 'scores_by']
 
 # %% ../../nbs/experiments/09_hint_score.ipynb #fdc9dcdb
 import random
@@ -26,7 +26,7 @@ from ..traces.error_sites import find_error_sites
 from ..traces.siblings import action_key, failed_turns
 from ..tree.build import LengthLimit, Tree, build_tree
 from ..tree.chat import ChatFormat, TemplateProblem
-from ..tree.pack import own_answer, pack_trees
+from ..tree.pack import pack_trees
 from ..tree.template import probe_template
 from ..tree.text import AlignmentError
 
@@ -174,8 +174,7 @@ def score_sites(
     max_tokens: int | None = 4096,  # of a trace: error turns that end later are left out
     seed: int = 0,  # of the hints to compare with
     left_out: Counter[str] | None = None,  # counted up, as in `repairs`
-    known: Mapping[tuple[str, int], SiteScore] = {},  # scores of an earlier run by trace and turn; a trace they cover is not read again
-    on_trace: Callable[[int, int, int, int], None] = lambda *progress: None,  # sites scored, of all, tokens read, of all
+    on_trace: Callable[[int, int], None] = lambda done, of: None,  # sites scored, of all
 ) -> Iterator[SiteScore]:
     """Scores of all cases, trace by trace: all trees are made first. No gradient, nothing sampled.
 
@@ -183,29 +182,22 @@ def score_sites(
     chat, left_out, by_trace = probe_template(tokenizer), Counter() if left_out is None else left_out, defaultdict(list)
     for case, row in zip(cases, control_hints(cases, seed)):
         by_trace[case.trace.trace_id].append((case, row))
-    traces = []
+    trees = []
     for group in by_trace.values():
         mine, texts = zip(*group)
-        before = [known[key] for case in mine if (key := (case.trace.trace_id, case.site.turn)) in known]
-        if len(before) == len(mine):
-            traces.append((mine, before, None, ()))
-            continue
         try:
             tree, labels = hinted_pairs(mine, texts, chat, max_tokens)
         except (AlignmentError, TemplateProblem) as problem:
             left_out[_reason(problem)] += len(mine)
             continue
-        left_out[f"its state is longer than {max_tokens} tokens, or its action cannot be aligned"] += len(mine) - len({n for n, _ in labels})
-        if labels:
-            traces.append((mine, (), tree, labels))
-    sites, tokens = sum(len(before) or len({n for n, _ in labels}) for _, before, _, labels in traces), sum(tokens_read(tree) for *_, tree, _ in traces if tree)
-    done = read = 0
-    on_trace(done, sites, read, tokens)
-    for mine, before, tree, labels in traces:
-        yield from before
-        actions, numbers = action_logprobs(model, tree, labels) if tree else {}, sorted({n for n, _ in labels})
-        done, read = done + len(before or numbers), read + (tokens_read(tree) if tree else 0)
-        on_trace(done, sites, read, tokens)
+        numbers = sorted({n for n, _ in labels})
+        left_out[f"its state is longer than {max_tokens} tokens, or its action cannot be aligned"] += len(mine) - len(numbers)
+        trees += [(mine, tree, labels, numbers)] if labels else []
+    done, sites = 0, sum(len(numbers) for *_, numbers in trees)
+    on_trace(done, sites)
+    for mine, tree, labels, numbers in trees:
+        actions, done = action_logprobs(model, tree, labels), done + len(numbers)
+        on_trace(done, sites)
         for number in numbers:
             values = {"repaired": {}, "failed": {}, "uncopied": {}}
             for name in (name for n, name in labels if n == number):
@@ -215,13 +207,6 @@ def score_sites(
                 if any(new := [i not in copied for i in worked]):
                     values["uncopied"][name] = gain[torch.tensor(new)].mean().item()
             yield SiteScore(mine[number], (len(worked), len(failed)), **values)
-
-
-def tokens_read(tree: Tree) -> int:
-    "What a model reads to score a tree of `hinted_pairs`: the trunk once, as far as it is needed, and each branch that is not the trunk's own."
-    own = [branch for branch in tree.branches if own_answer(tree, branch)]
-    others = [branch for branch in tree.branches if not own_answer(tree, branch)]
-    return max([branch.fork for branch in others] + [tree.span(branch.turn).end - 1 for branch in own]) + sum(len(branch.ids) for branch in others)
 
 
 def _reason(problem):

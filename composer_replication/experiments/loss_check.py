@@ -162,11 +162,10 @@ def compose_run(
     beta_replay: float = 1.0,
     learning_rate: float = 1e-4,
     max_tokens: int = 4096,  # of a trace; what follows is left out at a turn boundary
-    divergence: str | None = None,  # channel 2's, a registered one over the whole vocabulary; None: `SDPO_DIVERGENCE`
     seed: int = 0,
     strict: bool = False,  # stop at a trace that cannot be a tree instead of leaving it out
     limit_name: str = "max_tokens",  # what messages call the limit of length
-    tell: Callable[..., None] = lambda words, done=0, of=None, tokens=0: None,  # receives what is being done, for progress
+    tell: Callable[..., None] = lambda words, done=0, of=None: None,  # receives what is being done, for progress
 ) -> ComposeRun:
     """Take `steps` optimizer steps of the three-channel loss on the survey's traces.
 
@@ -197,10 +196,9 @@ def compose_run(
     shown = [batch for batch in batches if batch.sites][:SHOWN_BATCHES]
     before = _shifts(model, shown, tell)
     times.append(time.perf_counter())
-    weights = {"alpha_sdpo": alpha_sdpo, "beta_replay": beta_replay} | ({"sdpo_wrapper": divergence} if divergence else {})
+    weights = {"alpha_sdpo": alpha_sdpo, "beta_replay": beta_replay}
     optimizer, records = torch.optim.AdamW(model.parameters(), lr=learning_rate), []
     tell("step", 0, len(batches))
-    read = 0  # tokens
     for number, (examples, batch) in enumerate(zip(chosen, batches, strict=True), 1):
         start = time.perf_counter()
         parts = compose_loss(model, batch, **weights)
@@ -212,8 +210,7 @@ def compose_run(
             number, tuple(e.trace.trace_id for e in examples), parts.lm_ce.item(), parts.sdpo_jsd.item(),
             parts.trace_replay_dpo.item(), parts.total.item(), int(parts.metrics["sdpo/sites"]),
             int(parts.metrics["sdpo/tokens"]), int(parts.metrics["replay/pairs"]), norm.item(), time.perf_counter() - start))
-        read += int(batch.attention_mask.sum()) + int((batch.branch_segment >= 0).sum())
-        tell(f"loss {records[-1].total:.4f}, step", number, len(batches), read)
+        tell(f"loss {records[-1].total:.4f}, step", number, len(batches))
     times.append(time.perf_counter())
     settings = {"steps": steps, "batch_size": batch_size, **weights, "learning_rate": learning_rate, "max_tokens": max_tokens,
                 "seed": seed, "parameters": sum(p.numel() for p in model.parameters()), "device": str(model.device)}

@@ -9,7 +9,6 @@ __all__ = ['TOGETHER', 'QUALITIES', 'TEAM_PAIRS', 'LocalTeacher', 'embedded_teac
 # %% ../../nbs/experiments/02_teachers.ipynb #af4a42ec
 import random
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,7 +20,7 @@ from ..envs.toy.env import WorldEnv
 from ..envs.toy.teams import REJECTED, names_module, team_of
 from ..replay.pairs import DPOPair
 from ..losses.batch import TraceExample
-from ..replay.vote import Verdict, count_votes, extract_dpo_pairs
+from ..replay.vote import extract_dpo_pairs
 from ..replay.teachers import Teacher, TeacherCallResult, TraceState, replay_traces, trace_states
 from ..core.trace import Trace, Turn
 from ..rollout.tool_call_parser import TurnReader
@@ -98,13 +97,9 @@ def embedded_teachers(
 class ReplayCounts:
     "What a replay consisted of."
 
-    episodes: int
     states: int  # asked about
-    different: int  # among them; every teacher answers each of these once
-    abstained: int  # answers that do not vote, of `different` times the number of teachers
-    verdicts: dict[str, int]  # states by how their vote went, see `replay.vote.Verdict`
-    pairs: dict[str, int]  # by kind: "majority" over the student, "student" over a minority
-    tokens: int  # read and written by the teachers
+    pairs: int
+    tokens: int  # read and written by the teachers; equal states are asked once
     seconds: float  # in all, episodes included
 
 
@@ -119,16 +114,10 @@ def recorded_pairs(
     traces = [rollout.trace for rollout in collect(policy, WorldEnv, rows, limits)]
     answers = replay_traces(traces, teachers)
     examples = [TraceExample(trace, pairs=tuple(extract_dpo_pairs(trace, given))) for trace, given in zip(traces, answers)]
-    votes, once = Counter(), {}
-    for trace, given in zip(traces, answers):
-        for state, results in zip(trace_states(trace), given):
-            votes[count_votes(trace.turns[state.turn], results).verdict] += 1
-            once[state.key] = results
-    results = [r for of_state in once.values() for r in of_state]
-    pairs = Counter(p.source.partition(":")[0] for e in examples for p in e.pairs)
+    once = {state.key: results for trace, given in zip(traces, answers) for state, results in zip(trace_states(trace), given)}
+    tokens = sum(r.prompt_tokens + r.completion_tokens for results in once.values() for r in results)
     return [e for e in examples if e.pairs], ReplayCounts(
-        len(examples), votes.total(), len(once), sum(not r.votes for r in results), {v.value: votes[v] for v in Verdict},
-        {kind: pairs[kind] for kind in ("majority", "student")}, sum(r.prompt_tokens + r.completion_tokens for r in results), time.monotonic() - start)
+        sum(map(len, answers)), sum(len(e.pairs) for e in examples), tokens, time.monotonic() - start)
 
 # %% ../../nbs/experiments/02_teachers.ipynb #23de35b2
 TEAM_PAIRS = ("good", "shuffled", "recovery")

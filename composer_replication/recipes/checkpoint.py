@@ -4,10 +4,9 @@
 
 # %% auto #0
 __all__ = ['RUN_FILE', 'PROBE', 'read_record', 'base_of', 'Checkpoint', 'checkpoint_tokenizer', 'probe_logits', 'distance',
-           'merge_adapter', 'load_checkpoint', 'fingerprint']
+           'merge_adapter', 'load_checkpoint']
 
 # %% ../../nbs/recipes/03_checkpoint.ipynb #155f94c2
-import hashlib
 import json
 import warnings
 from dataclasses import dataclass
@@ -164,14 +163,3 @@ def load_checkpoint(
         raise InputProblem(f"the adapter {name!r} merged into its base is another model: its logits differ by {off:.1e} of the largest",
                            "train an adapter of a kind that PEFT can merge")
     return Checkpoint(name, folder, model.to(device).eval(), tokenizer, base, unmerged)
-
-# %% ../../nbs/recipes/03_checkpoint.ipynb #2620b0ae
-def fingerprint(*checkpoints: Checkpoint) -> str:
-    "Names what was loaded: the folders, and size and time of their weights, tokenizer, template and configuration."
-    files = []
-    for name in dict.fromkeys(name for checkpoint in checkpoints for name in (checkpoint.name, checkpoint.base) if name):
-        folder = find_model(name)
-        kinds = "*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt"
-        found = sorted(file for kind in kinds for file in folder.glob(kind)) if folder else []
-        files.append([str(folder.resolve()) if folder else name, *([f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in found)])
-    return hashlib.blake2b(json.dumps(files).encode(), digest_size=16).hexdigest()

@@ -62,9 +62,8 @@ def script_policy(script: str) -> Html:
 
 
 def script_for(body: str) -> Html:
-    "The script that plots and tables to touch need; empty for a body without any."
-    touched = "<figure data-plot=" in body or "<table data-sort" in body
-    return Html(f"<script>{asset('touch.js')}</script>") if touched else Html()
+    "The script that sorts tables; empty for a body without one to sort."
+    return Html(f"<script>{asset('touch.js')}</script>" if "<table data-sort" in body else "")
 
 
 def fragment(body: str) -> str:

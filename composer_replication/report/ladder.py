@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SHARES', 'COLOURS', 'MARKS', 'EPISODES', 'ONE_SEED', 'interval_text', 'result_table', 'cost_table', 'ladder_json',
-           'outcome_text', 'Board', 'curves_figure', 'heat_map', 'ladder_body', 'ladder_page']
+           'outcome_text', 'curves_figure', 'heat_map', 'ladder_body', 'ladder_page']
 
 # %% ../../nbs/report/07_ladder.ipynb #630979be
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,6 @@ from matplotlib import rc_context
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ..experiments.ladder import ARMS, BASELINE, Ladder, Row, pooled, verdicts
@@ -85,43 +84,6 @@ def outcome_text(
     rate, scored = mean_of(passed), sum(p is not None for p in passed)
     said = "no episode was scored" if rate is None else f"{100 * rate:.1f} % of {scored} held-out tasks pass"
     return f"{said}, {outcome.result.seconds:.0f} s{'' if outcome.computed else ' (read)'}"
-
-# %% ../../nbs/report/07_ladder.ipynb #02f9a8b7
-class Board:
-    "Progress of a ladder's runs: a context, called with the events of `ladder`."
-
-    def __init__(
-        self,
-        console: Console,  # standard error, as a rule
-        runs: int,  # how many there are in all
-    ):
-        self.console, self.lines = console, {}
-        self.bars = Progress(TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[progress]}"),
-                             TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal)
-        self.all = self.bars.add_task("all runs", total=runs, progress="")
-
-    def __enter__(self):
-        self.bars.start()
-        return self
-
-    def __exit__(self, *error):
-        self.bars.stop()
-
-    def __call__(self, event: dict) -> None:
-        "Take in one event."
-        name, job = f"{event['arm']}, seed {event['seed']}", event["job"]
-        if event["event"] == "started":
-            self.lines[job] = self.bars.add_task(name, total=None, progress="starting")
-        elif event["event"] == "progress":
-            progress = event["progress"]
-            said = [v if isinstance(v, str) else f"{k} {v:.3g}" for k, v in progress.items()
-                    if k not in ("step", "of") and isinstance(v, str | int | float)]
-            self.bars.update(self.lines[job], completed=progress.get("step", 0), total=progress.get("of"), progress=", ".join(said))
-        elif event["event"] == "ended":
-            self.bars.remove_task(self.lines.pop(job))
-        else:
-            self.bars.advance(self.all)
-            self.console.print(f"{name}: {outcome_text(event['outcome'])}", highlight=False, soft_wrap=True, markup=False)
 
 # %% ../../nbs/report/07_ladder.ipynb #bccffd8c
 COLOURS = dict(zip(ARMS, ("dim", "student", "teacher", "fifth", "chosen", "fourth"), strict=True))  # names of the palette

@@ -258,7 +258,7 @@ def case(stage: Stage, name: str, checkpointing: bool, attention: str, other: st
     plan = estimate(recipe, 1, prompt)
     need = sum(amount for part, amount in plan.memory.items() if part != "rollout cache")  # nothing is sampled here
     multiply_adds = counted(shape, row.tree, mask, arm, recipe.model.use_peft, checkpointing, stage.device == "cuda")
-    found = {"tokens": len(mask), "prompt": prompt, "error_turns": len(answers), "estimated": need, "planned": plan.costs["all"],
+    found = {"tokens": len(mask), "prompt": prompt, "error_turns": len(answers), "estimated": need,
              "multiply_adds": multiply_adds, "way": plan.branches}
     if stage.device == "cuda" and need > 0.97 * torch.cuda.get_device_properties(0).total_memory:
         return found | {"reason": "the estimate is above the device's memory"}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from transformers import PretrainedConfig
 
-from composer_replication.recipes.memory_estimate import Estimate, _policy_passes, _replay_sources, _widths
+from composer_replication.recipes.memory_estimate import BYTES, Estimate, _widths
 from composer_replication.recipes.recipe import Recipe
 
 
@@ -43,6 +43,81 @@ def ring_seconds(
     pace = network.inside if machines == 1 else min(network.inside, network.between * network.node)
     hops = (devices - machines) * network.hop_inside + (machines - 1) * network.hop_between
     return size * (devices - 1) / devices / pace + pieces * hops
+
+# What a step computes, by tokens that pass through the model, at assumed rates of an H200. Measured on one: with all channels
+# a step took 2.6 to 3.2 policy-only steps in place of the 1.5 to 1.8 of these costs (spike 200).
+BRANCHES = 0.05  # tokens of a trunk's branches over its own
+
+
+def _policy_passes(recipe):
+    "Forward passes of plain GRPO over a row; without a task, of one that is read and learned from."
+    c = recipe.config
+    stale = recipe.arguments.task is not None and c.gradient_accumulation_steps % (c.steps_per_generation * c.num_iterations) != 0
+    return (4 if c.gradient_checkpointing else 3) + stale
+
+
+def _replay_sources(recipe):
+    "Whether pairs come from rollouts, and from what was recorded."
+    names = set(recipe.arguments.replay_pairs or ())
+    return names & {"group", "recovery"} and recipe.arguments.task, names - {"group", "recovery"} or recipe.arguments.traces
+
+
+def channel_costs(
+    recipe: Recipe,
+    share: float = BRANCHES,  # a branch set's own tokens over its trunk's
+    prompt: int = 512,  # tokens
+) -> dict[str, float]:  # units of plain GRPO's loss and backward
+    "Cost of each channel and of all together."
+    c, a, offline, unit = recipe.config, recipe.arguments, recipe.arguments.task is None, _policy_passes(recipe)
+    length = a.max_trace_tokens / (prompt + c.max_completion_length)  # of a recorded trace, over a rollout's
+    rows = 1 if offline else length * c.replay_batch_size / c.per_device_train_batch_size  # recorded for one of a rollout
+    recorded = rows if a.traces else 0
+    kl = 0 if offline or not c.kl_coef else 1 if c.kl_place == "loss" else 2
+    parts = {"policy objective": 0 if offline else unit, "kl": kl, "sdpo at error turns": 0, "trace-replay dpo": 0}
+    if c.alpha_sdpo:
+        teacher = {"live": share, "trust_region": 2 * (1 + share)}.get(c.teacher, 1 + share)
+        parts["sdpo at error turns"] = teacher * ((not offline) + recorded) + (4 if c.gradient_checkpointing else 3) * recorded
+    if c.beta_replay:
+        reference, (played, kept) = 1 + 2 * share if c.replay_form == "dpo" else 0, _replay_sources(recipe)
+        read = c.alpha_sdpo and recorded  # channel 2 has read the recorded trunks
+        parts["trace-replay dpo"] = (3 * 2 * share + reference if played else 0) + (
+            (3 * (2 * share + (not read)) + reference) * rows if kept else 0)
+    return {k: round(v / unit, 3) for k, v in parts.items()} | {"all": round(sum(parts.values()) / unit, 3)}
+
+
+@dataclass(frozen=True)
+class Rates:
+    "What a device does in a second."
+
+    operations: float
+    bytes: float  # read from memory
+    layer: float  # seconds to start a layer's kernels once
+
+
+CARD_RATES = Rates(3e14, 2.1e12, 4e-4)  # operations of a 7B step; sampling assumed
+
+
+def computed_seconds(
+    recipe: Recipe,
+    shape: PretrainedConfig,
+    parameters: int,
+    units: float,  # forward passes over a row in loss and backward, all channels
+    prompt: int,  # tokens
+    rates: Rates = CARD_RATES,
+) -> dict[str, float]:
+    "Seconds of sampling, of loss and backward, of a step, and of the run, on one device."
+    c, a, size = recipe.config, recipe.arguments, BYTES[recipe.model.dtype or "float32"]
+    rows, tokens = c.per_device_train_batch_size * c.gradient_accumulation_steps, prompt + c.max_completion_length
+    if a.task is None:
+        rows, tokens = c.replay_batch_size * c.gradient_accumulation_steps, a.max_trace_tokens
+    forward = 2 * parameters * tokens * rows / rates.operations
+    sampled = min(c.max_completion_length, c.max_turns * (c.max_turn_tokens or c.max_completion_length))
+    batches = c.gradient_accumulation_steps / c.steps_per_generation
+    token = parameters * size / rates.bytes + shape.num_hidden_layers * rates.layer
+    once = forward + sampled * (batches * token + rows * 2 * parameters / rates.operations)
+    sampling = 0.0 if a.task is None else once / c.num_iterations
+    step = sampling + units * forward
+    return {"sampling": sampling, "loss and backward": units * forward, "step": step, "run": step * max(c.max_steps, 0)}
 
 
 @dataclass(frozen=True)
@@ -98,6 +173,8 @@ def sent_seconds(
 
 def step_seconds(recipe: Recipe, shape: PretrainedConfig, plan: Estimate, devices: int) -> dict[str, float]:
     "The plan's seconds with what is sent; beside trunks it costs time where it takes longer than their arithmetic."
-    sent, made = sent_seconds(recipe, shape, (plan.parameters, plan.trained), devices, H200), plan.seconds
+    sent = sent_seconds(recipe, shape, (plan.parameters, plan.trained), devices, H200)
+    units = channel_costs(recipe)["all"] * _policy_passes(recipe)
+    made = computed_seconds(recipe, shape, plan.parameters, units, plan.prompt_tokens)
     step = made["sampling"] + max(made["loss and backward"], sent.beside) + sent.alone
     return made | {"sent between devices": sent.beside + sent.alone, "step": step}

@@ -49,7 +49,7 @@ QUICK = {  # what really runs here, with what it needs
     "composer-rl hints score": ["--sites", "4", "--out", "out"],
     "composer-rl hints write": ["--sites", "2", "--n", "2", "--out", "out"],
     "composer-rl explore": ["--traces", "1", "--out", "out.html"],
-    "composer-rl compose": ["--steps", "1", "--out", "out", "--divergence", "taid", "--chat-template", "chatml-tools"],
+    "composer-rl compose": ["--steps", "1", "--out", "out", "--chat-template", "chatml-tools"],
     "composer-rl train": ["--config", "toy", "--set", "max_steps=1", "--set", "output_dir=out", "--set", "train_rows=8",
                           "--set", "max_turns=2", "--set", "gradient_accumulation_steps=1"],
     "composer-rl launch": ["toy", "--on", "slurm", "--hours", "1", "--dry-run"],
@@ -337,7 +337,7 @@ from composer_replication.cli.app import main
 main()
 """
 SLOW = {  # commands that import what takes seconds
-    "compose": [], "compose --divergence": ["taid"], "explore": [], "hints score": [], "hints write": [],
+    "compose": [], "explore": [], "hints score": [], "hints write": [],
     "hints train": ["CANDIDATES"], "train": ["--config", "toy"], "train --dry-run": ["--config", "toy"],
     "train --islands": ["2", "--config", "toy"], "generate": ["--config", "toy", "--queue", "q"],
     "eval": ["embedded", "--task", "toy"], "eval RUN": ["--task", "toy"], "export": ["embedded", "--out", "plain"],
@@ -398,12 +398,9 @@ def test_names_are_completed(tmp_path):
 
 
 def test_completion_offers_what_the_commands_take():
-    from composer_replication.cli.serve import agent_names
     from composer_replication.cli.train import recipe_names
-    from composer_replication.envs.toy.model import MODELS
-    from composer_replication.experiments.teachers import QUALITIES
     from composer_replication.recipes.recipe_file import shipped_recipes
-    assert agent_names() == [*QUALITIES, *sorted(MODELS)] and recipe_names() == sorted(shipped_recipes())
+    assert recipe_names() == sorted(shipped_recipes())
 
 
 def test_a_folder_stands_for_the_trace_files_in_it(call, rows, tmp_path):

@@ -113,7 +113,7 @@ def test_traces_as_a_data_set(tmp_path):
              Turn("assistant", "", "I am ann@example.org", (call,), token_ids=(1, 2), logprobs=(-.1, -.2)))
     secret = Trace("s", turns, gold="GOLD SOLUTION", reward=0.5)
     write_traces([*traces, secret], tmp_path / "t.jsonl.gz")
-    words = ("--out", tmp_path / "d", "--licence", "CC-BY-4.0", "--title", "Errors", "--json")
+    words = ("--out", tmp_path / "d", "--licence", "CC-BY-4.0", "--json")
     done = run("traces", tmp_path / "t.jsonl.gz", *words)
     row = json.loads(done.stdout)
     assert row["scrubbed"] == {"GitHub token": 1, "e-mail address": 1, "AWS key": 1} and row["counts"]["traces"] == 7

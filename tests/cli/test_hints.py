@@ -1,14 +1,6 @@
 "Hint layers of one's own, by their place, from every command that makes hints."
-from types import SimpleNamespace
-
 import orjson
 import pytest
-
-from composer_replication.cli import hints
-from composer_replication.core.files import kept_rows, read_jsonl, write_jsonl
-from composer_replication.core.trace import Trace
-from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
-from composer_replication.recipes.checkpoint import fingerprint
 
 LAYER = '''
 class Same:
@@ -75,49 +67,3 @@ def test_hints_score_and_explore_take_it(call):
     page = call("explore", "--hints", "own_layers:Same", "--traces", "2", "--out", "page.html")
     assert page.exit_code == 0, page.output
     assert "Look at what the last tool said." in open("page.html").read()
-
-
-def test_rows_of_other_settings_are_kept_aside_and_told(tmp_path, capsys):
-    file = tmp_path / "scores.jsonl"
-    case = SimpleNamespace(trace=Trace("t", ()), site=SimpleNamespace(turn=0))
-    row = lambda n: {"trace_id": "t", "turn": 0, "n": n}
-
-    def gather(rows, settings):
-        asked = []
-        make = lambda known, tell: asked.append(known) or iter(rows)
-        made = hints.gather_scores(make, lambda row: row, lambda case, row: row, [case], file, settings, "./mine", "scoring")
-        assert made == rows
-        return asked[0]
-
-    assert gather([row(1)], {"sites": 4}) == {} and gather([row(1)], {"sites": 4}) == {("t", 0): row(1)}
-    with pytest.raises(KeyboardInterrupt):
-        hints.gather_scores(interrupted, lambda row: row, None, [case], file, {"sites": 5}, "./mine", "scoring")
-    assert [row for _, row in read_jsonl(tmp_path / "scores-1.jsonl")] == [row(1)] and not file.exists()
-    assert "kept as scores-1.jsonl" in capsys.readouterr().err.replace("\n", " ")
-    assert gather([row(3)], {"sites": 5}) == {} and not (tmp_path / "scores-2.jsonl").exists()
-
-
-def interrupted(known, tell):
-    raise KeyboardInterrupt
-    yield
-
-
-@pytest.mark.parametrize("settings", [{"seed": 1}, {}, {"seed": 0, "more": None}])
-def test_rows_are_those_of_equal_settings_alone(tmp_path, settings):
-    file = tmp_path / "rows.jsonl"
-    assert kept_rows(file, {"seed": 0}) == ([], None)
-    write_jsonl(file, [{"n": 1}])
-    assert kept_rows(file, {"seed": 0}) == ([{"n": 1}], None)
-    assert kept_rows(file, settings) == ([], tmp_path / "rows-1.jsonl") and not file.exists()
-    (tmp_path / "rows.jsonl").touch()  # nothing of worth
-    assert kept_rows(file, {"seed": 0}) == ([], None)
-
-
-def test_another_template_or_tokenizer_is_another_model(tmp_path):
-    embedded_model().save_pretrained(tmp_path)
-    embedded_tokenizer().save_pretrained(tmp_path)
-    loaded = SimpleNamespace(name=str(tmp_path), base=None)
-    before = fingerprint(loaded)
-    assert fingerprint(loaded) == before
-    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
-    assert fingerprint(loaded) != before

@@ -9,11 +9,11 @@ import subprocess
 import sys
 import time
 from importlib.metadata import version
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from composer_replication.core.errors import InputProblem
 from composer_replication.envs.toy.model import embedded_path
 from composer_replication.experiments import ladder as room
 from composer_replication.experiments.ladder import (
@@ -30,7 +30,7 @@ from composer_replication.experiments.ladder import (
 from composer_replication.experiments.setting import Measurement, Preparation, RunResult, Setting, TrainingStep
 from composer_replication.experiments.statistics import Interval, generations_to_reach
 from composer_replication.report.html import PALETTE
-from composer_replication.report.ladder import cost_table, ladder_json, ladder_page, result_table
+from composer_replication.report.ladder import ladder_json, ladder_page
 
 LIGHT = '''
 """An arm without torch: made-up numbers, kept after each step, one step in a while."""
@@ -198,10 +198,9 @@ def test_a_damaged_result_is_named_and_the_others_shown(light):
 
 
 @pytest.mark.parametrize("arguments, said", [
-    (["--preset", "slow"], "there is no preset 'slow'; use quick, standard, full"),
     (["--arms", "A1,A7"], "there is no arm 'A7'"), (["--arms", ""], "there is no arm ''"), (["--seeds", "0"], "give 1 or more"),
     (["--preset", "standard", "--seeds", "1"], "give 2 seeds or more"), (["--device", "cuda"], "torch sees no GPU"),
-    (["--device", "tpu"], "there is no device 'tpu'"), (["--out", "file/below"], "nothing can be written there")])
+    (["--out", "file/below"], "nothing can be written there")])
 def test_mistakes_are_one_sentence_and_nothing_is_computed(arguments, said, capsys, monkeypatch, tmp_path):
     from composer_replication.cli.app import main
     monkeypatch.chdir(tmp_path)
@@ -213,6 +212,13 @@ def test_mistakes_are_one_sentence_and_nothing_is_computed(arguments, said, caps
     complained = capsys.readouterr().err
     assert ended.value.code == 1 and said in complained and complained.startswith("error: ") and complained.count("\n") == 1
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("preset, device, said", [
+    ("slow", "cpu", "there is no preset 'slow'; use quick, standard, full"), ("quick", "tpu", "there is no device 'tpu'")])
+def test_what_a_ladder_cannot_be_is_refused(preset, device, said):
+    with pytest.raises(InputProblem, match=said):
+        room.check_ladder(preset, None, ["A0"], device)
 
 
 def test_a_run_that_ended_as_ctrl_c_came_is_shown_too(light):
@@ -362,13 +368,3 @@ def test_the_page_escapes_what_it_shows_and_takes_its_colours_from_css():
     assert not any(light.lower() in page for light, _ in PALETTE.values()) and "var(--fourth)" in page and "never" not in page
     assert ladder_page(run, ladder_rows(run)) == page
     assert json.loads(json.dumps(ladder_json(run, ladder_rows(run))))["rows"][-1]["title"] == "all"
-
-
-def test_the_tables_fit_a_terminal():
-    from rich.console import Console
-    run = whole_ladder()
-    console = Console(width=80, color_system=None, force_terminal=False, file=Path(os.devnull).open("w"), record=True)
-    for made in (result_table, cost_table):
-        console.print(made(ladder_rows(run)))
-    text = console.export_text()
-    assert "…" not in text and max(map(len, text.splitlines())) <= 80

@@ -36,7 +36,7 @@ def test_samples_of_a_task_are_one_cluster():
     "Eight samples that agree within their task are no more evidence than one: Miller's clustered error, arXiv:2411.00640."
     solved = np.random.default_rng(1).random(60) < 0.5
     played = made([[float(s)] * 8 for s in solved])
-    interval = Evaluation.of("m", played, k=1).figures["pass@1"]
+    interval = Evaluation.of("m", played).figures["pass@1"]
     clustered = 1.96 * solved.std(ddof=1) / math.sqrt(60)
     assert (interval.high - interval.low) / 2 == pytest.approx(clustered, rel=0.12)
     assert interval.problems == 60 and interval.estimate == pytest.approx(solved.mean())
@@ -53,7 +53,7 @@ def test_the_difference_is_paired_by_task():
 
 
 def test_what_could_not_be_scored_counts_neither_way():
-    result = Evaluation.of("m", made([[1.0, None], [0.0, 0.0], [None, None]]), k=1)
+    result = Evaluation.of("m", made([[1.0, None], [0.0, 0.0], [None, None]]))
     assert result.unscored == 3 and result.figures["pass@1"].estimate == pytest.approx(0.5)
     assert figures(made([[1.0, None], [0.0, None]]), 2)["pass@2"].tolist() == [1.0, 0.0]  # no more than what pass@2 is
     assert np.isnan(figures(made([[None, None]]), 2)["pass@2"]).all()
@@ -61,7 +61,7 @@ def test_what_could_not_be_scored_counts_neither_way():
 
 def test_a_task_with_one_unscored_sample_stays_in_every_figure():
     played = made([[1.0, 1.0, 1.0, None]] * 5 + [[0.0] * 4] * 5)
-    found = Evaluation.of("m", played, k=4).figures
+    found = Evaluation.of("m", played).figures
     assert found["pass@1"].estimate == found["pass@4"].estimate == 0.5
 
 
@@ -88,25 +88,23 @@ def test_tool_errors_are_the_results_that_the_environment_flags():
 def test_a_base_that_played_something_else_is_refused():
     with pytest.raises(InputProblem, match="other tasks or samples"):
         Evaluation.of("m", made([[1.0]]), base=("b", [[rollout("other", 0, 1.0)]]))
-    with pytest.raises(InputProblem, match="pass@2 cannot be told from 1"):
-        Evaluation.of("m", made([[1.0]]), k=2)
 
 
-def test_every_part_of_the_episodes_is_kept_at_once(monkeypatch):
+def test_what_was_played_is_handed_over_after_each_episode_in_the_order_of_the_tasks(monkeypatch):
     import composer_replication.experiments.pass_at_k as module
-    monkeypatch.setattr(module, "TOGETHER", 3)
 
     def collect(policy, factory, rows, limits, trace_ids, each):
         played = [SimpleNamespace(name=name, trace=SimpleNamespace(trace_id=name)) for name in trace_ids]
-        for rollout in played:
+        for rollout in played[::-1]:
             each(rollout)
         return played
 
     monkeypatch.setattr(module, "collect", collect)
     seen = []
     tasks = module.EvalTasks("x", lambda: None, [{"task_id": "a"}, {"task_id": "b"}])
-    played = play_samples(None, tasks, 2, None, lambda done: seen.append(len(done)))
-    assert seen == [3, 4] and [[r.name for r in row] for row in played] == [["a-0", "a-1"], ["b-0", "b-1"]]
+    played = play_samples(None, tasks, 2, None, lambda done: seen.append([r.name for r in done]))
+    assert [len(done) for done in seen] == [1, 2, 3, 4] and seen[1] == ["b-0", "b-1"] and seen[3] == ["a-0", "a-1", "b-0", "b-1"]
+    assert [[r.name for r in row] for row in played] == [["a-0", "a-1"], ["b-0", "b-1"]]
 
 
 def test_a_file_of_ones_own_and_what_is_wrong_with_one(tmp_path):

@@ -107,16 +107,6 @@ def test_the_keyboard_reaches_the_search(site, visit):
     assert page.locator("input.sidebar-search").input_value() == "hint"
 
 
-def test_the_sidebar_has_six_sections_and_shows_where_one_is(site, visit):
-    page = visit((site / "cli/traces.html").as_uri())
-    top = page.locator(".sidebar-tree > ul > li > a")
-    assert top.all_inner_texts() == ["Start", "Guides", "Commands", "Experiments", "API", "Background"]
-    here = page.locator(".sidebar-tree .current-page > a").last.bounding_box()
-    box = page.locator(".sidebar-scroll").bounding_box()
-    assert box["y"] <= here["y"] and here["y"] + here["height"] <= box["y"] + box["height"]
-    assert page.locator(".sidebar-tree a").locator("visible=true").count() < 60  # of other rooms only the names
-
-
 SHOWN = (*PAGES, "api", "experiments", "guides/my-model", "guides/metrics", "coverage", "adrs/index", "spikes/131-exploits")
 
 
@@ -132,46 +122,6 @@ def test_no_page_is_wider_than_its_window(site, visit, mode):
             if (over := page.evaluate("document.documentElement.scrollWidth - innerWidth")) > 0:
                 wide[name, width] = over
     assert wide == {}
-
-
-BROKEN = """h1 => {
-  const texts = [], walk = document.createTreeWalker(h1, NodeFilter.SHOW_TEXT), range = document.createRange();
-  while (walk.nextNode()) if (!walk.currentNode.parentElement.closest(".headerlink")) texts.push(walk.currentNode);
-  return texts.flatMap(text => [...text.data.matchAll(/[^\\s-]+-?/g)].filter(word => {
-    range.setStart(text, word.index); range.setEnd(text, word.index + word[0].length);
-    return new Set([...range.getClientRects()].map(box => box.top)).size > 1;
-  }).map(word => word[0]));
-}"""
-
-
-def test_no_title_breaks_within_a_word_on_a_phone(site, visit):
-    page = visit((site / "index.html").as_uri())
-    page.set_viewport_size({"width": 360, "height": 800})
-    broken = {}
-    for name in SHOWN:
-        page.goto((site / f"{name}.html").as_uri())
-        if words := page.locator("h1").evaluate(BROKEN):
-            broken[name] = words
-    page.evaluate("document.querySelector('h1').textContent = 'composer_' + 'replication'.repeat(9)")
-    assert broken == {} and page.locator("h1").evaluate(BROKEN)
-
-
-def test_one_name_logo_and_accent(site, visit):
-    colours = []
-    for mode in ("light", "dark"):
-        page = visit((site / "method.html").as_uri(), mode)
-        colours.append(page.locator("article p a").first.evaluate("a => getComputedStyle(a).color"))
-        assert page.title() == "What was tried - composer_replication"
-        assert page.locator(".sidebar-brand-text").inner_text() == "composer_replication"
-        assert page.locator(".sidebar-brand img").evaluate("logo => logo.naturalWidth && logo.checkVisibility()")
-    assert colours == ["rgb(0, 114, 178)", "rgb(86, 180, 233)"]
-
-
-def test_the_gaps_fit_a_screen(site, visit):
-    page = visit((site / "gaps.html").as_uri())
-    page.set_viewport_size({"width": 1440, "height": 1000})
-    end = page.locator("article").evaluate("a => a.getBoundingClientRect().bottom + scrollY")
-    assert end <= 1000 and page.locator("article details").count() > 15
 
 
 def test_a_table_of_many_columns_can_be_read_on_a_phone(site, visit):

@@ -25,7 +25,7 @@ from composer_replication.hints.templates import HINT_TEMPLATES
 from composer_replication.losses.divergences import DIVERGENCES, SUPPORTS
 from composer_replication.recipes.memory_estimate import estimate
 from composer_replication.recipes.recipe import load_recipe
-from composer_replication.report.train import duration, size
+from composer_replication.report.train import size
 from composer_replication.sandbox.base import sandbox_problem
 from composer_replication.traces.error_detectors import DETECTORS
 from composer_replication.traces.export import write_traces
@@ -230,10 +230,7 @@ def test_the_roads_figures_are_those_of_its_recipe(tmp_path):
     (tmp_path / "mine.yaml").write_text(blocks(text, "yaml")[0].text)
     plan = load_recipe(tmp_path / "mine.yaml", estimating=True)
     one, eight = (estimate(plan, devices) for devices in (1, 8))
-    rows = {"peak memory of a device": lambda e: size(e.peak), "rollouts a step": lambda e: f"{e.rollouts_per_step:g}",
-            "a step, about": lambda e: duration(e.seconds["step"]), "200 steps, about": lambda e: duration(e.seconds["run"]),
-            "loss and backward of all channels, plain GRPO's is 1": lambda e: f"{e.costs['all']:.2f}"}
+    rows = {"peak memory of a device": lambda e: size(e.peak), "rollouts a step": lambda e: f"{e.rollouts_per_step:g}"}
     for name, figure in rows.items():
         row = rf"^\| \[?{name}(\]\(\S+\))? \| {re.escape(figure(one))} \| {re.escape(figure(eight))} \|$"
         assert re.search(row, text, re.M), name
-    assert f"about {duration(one.seconds['run'])} for 200 steps, by [assumed rates]" in text

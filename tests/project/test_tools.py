@@ -85,7 +85,8 @@ def test_a_readme_that_is_behind_is_found(tmp_path, monkeypatch):
     assert len(readme.stale()) == 2
     readme.write()
     assert readme.stale() == []
-    assert "[this](README.md)" in (tmp_path / "README.md").read_text() and "[this](../README.md)" in (tmp_path / "docs/report.md").read_text()
+    for page, link in (("README.md", "README.md"), ("docs/report.md", "../README.md")):
+        assert f"[this]({link})" in (tmp_path / page).read_text()
 
 
 @pytest.fixture

@@ -121,7 +121,7 @@ def test_runs_share_the_checkpoint_and_others_are_refused(tmp_path):
     other = warmed(recipe(tmp_path, seed=7), again.append)
     assert again == [] and other.arguments.model == str(tmp_path / "warm")
     assert (tmp_path / "warm" / "model.safetensors").stat().st_mtime_ns == first
-    with pytest.raises(ValueError, match="was made with steps=2, not 3"):
+    with pytest.raises(ValueError, match="was made with other steps"):
         warmed(recipe(tmp_path, stage={"steps": 3}))
     moved = AutoModelForCausalLM.from_pretrained(tmp_path / "warm").state_dict()
     assert any(not torch.equal(value, moved[name]) for name, value in embedded_model().state_dict().items())
@@ -199,7 +199,7 @@ def test_a_run_that_holds_out_what_a_kept_warm_up_learnt_is_refused(tmp_path, mo
         made = recipe(tmp_path, **values)
         return warm_up.warm_up_checkpoint(made, lambda: base, lambda logged: None, *stage_data(made))
     assert make() == make() == tmp_path / "warm"
-    with pytest.raises(ValueError, match="learnt from other episodes"):
+    with pytest.raises(ValueError, match="was made with other episodes"):
         make(held_out_rows=2)
 
 
@@ -219,15 +219,15 @@ def test_other_episodes_in_the_file_make_another_warm_up(tmp_path):
     made = recipe(tmp_path, stage=stage)
     assert warmed(made).arguments.model == warmed(made).arguments.model == str(tmp_path / "warm")
     recorded(tmp_path, [1.0, 0.0])
-    with pytest.raises(ValueError, match="learnt from other episodes: files of traces, or held-out tasks, were others"):
+    with pytest.raises(ValueError, match="was made with other episodes"):
         warmed(made)
 
 
 def test_two_runs_that_begin_together_make_one_checkpoint(tmp_path, monkeypatch):
     made = []
 
-    def make(recipe, settings, model, tokenizer, scratch, tell, shown, hinted):
-        made.append(scratch)
+    def make(recipe, settings, model, tokenizer, tell, shown, hinted):
+        made.append(shown)
         time.sleep(1)
         return model
 
@@ -236,19 +236,3 @@ def test_two_runs_that_begin_together_make_one_checkpoint(tmp_path, monkeypatch)
     with ThreadPoolExecutor(2) as pool:
         folders = list(pool.map(lambda _: warm_up.warm_up_checkpoint(mine, lambda: base), range(2)))
     assert len(made) == 1 and set(folders) == {tmp_path / "warm"} and (tmp_path / "warm" / "model.safetensors").exists()
-
-
-def test_a_killed_stage_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(warm_up, "KEPT", 1)
-    whole = warmed(recipe(tmp_path, stage={"folder": str(tmp_path / "whole"), "steps": 3})).arguments.model
-
-    def killed(logged):
-        if logged["step"] == 2:
-            raise KeyboardInterrupt
-    with pytest.raises(KeyboardInterrupt):
-        warmed(recipe(tmp_path, stage={"steps": 3}), killed)
-    logged = []
-    again = warmed(recipe(tmp_path, stage={"steps": 3}), logged.append).arguments.model
-    assert [entry["step"] for entry in logged if "loss" in entry] == [2, 3]
-    mine, theirs = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (again, whole))
-    assert all(torch.equal(mine[name], theirs[name]) for name in mine)

@@ -8,8 +8,9 @@ from html.parser import HTMLParser
 import pytest
 from pages import faint
 
+from composer_replication.core.files import write_file
 from composer_replication.experiments.episodes import EpisodeView, HintEffect, TaskView, TokenView, TurnView
-from composer_replication.report.episodes import episodes_data, episodes_frame, episodes_page, write_episodes
+from composer_replication.report.episodes import episodes_data, episodes_frame, episodes_page
 from composer_replication.report.html import asset
 
 SCRIPT = asset("episodes.js")
@@ -77,7 +78,7 @@ def hostile():
 
 
 def test_hostile_text_stays_text(tmp_path):
-    path = write_episodes(hostile(), tmp_path / "episodes.html", HOSTILE.replace("\ud800", ""))
+    path = write_file(tmp_path / "episodes.html", episodes_page(hostile(), HOSTILE.replace("\ud800", "")))
     text = path.read_text()
     parts = Parts(text)
     assert len(parts.scripts) == 2 and parts.scripts[1] == SCRIPT
@@ -97,14 +98,13 @@ def test_the_page_may_load_nothing():
     assert base64.b64encode(hashlib.sha256(parts.scripts[1].encode()).digest()).decode() in rule
 
 
-def test_what_cannot_be_shown_is_refused(tmp_path):
+def test_what_cannot_be_shown_is_refused():
     with pytest.raises(ValueError, match="^arm 'A1 policy only' has two attempts 'before' at task 'test-7'; name"):
         episodes_page([BEFORE, replace(BEFORE, reward=1.0)])
     with pytest.raises(ValueError, match="^there are no episodes to show"):
         episodes_page([])
     with pytest.raises(ValueError, match=r"more than 1,000,000; show fewer tasks or arms\.$"):
-        write_episodes([replace(BEFORE, problem="x" * 10**6)], tmp_path / "episodes.html")
-    assert not list(tmp_path.iterdir())
+        episodes_page([replace(BEFORE, problem="x" * 10**6)])
 
 
 # ---- in a browser
@@ -121,7 +121,7 @@ def choose(page, name, text):
 
 @pytest.fixture
 def page(visit, tmp_path):
-    return visit(write_episodes(VIEWS, tmp_path / "episodes.html").as_uri())
+    return visit(write_file(tmp_path / "episodes.html", episodes_page(VIEWS)).as_uri())
 
 
 def test_next_and_previous_by_click(page):
@@ -204,7 +204,7 @@ def test_a_token_shows_its_number_under_the_pointer_and_the_less_likely_is_deepe
 
 
 def test_hostile_text_does_nothing_in_a_browser(visit, tmp_path):
-    page = visit(write_episodes(hostile(), tmp_path / "episodes.html").as_uri())
+    page = visit(write_file(tmp_path / "episodes.html", episodes_page(hostile())).as_uri())
     for _ in range(3):
         assert page.evaluate("[window.hacked, document.images.length + document.scripts.length]") == [None, 2]
         page.keyboard.press("ArrowRight")
@@ -216,7 +216,7 @@ def test_hostile_text_does_nothing_in_a_browser(visit, tmp_path):
 def test_text_is_readable_in_light_and_dark_and_on_a_narrow_window(visit, tmp_path, mode):
     tokens = tuple(TokenView(f"{p:.2f}", p, 1 - p) for p in (0, 0.1, 0.25, 0.5, 1))
     views = [*VIEWS[1:], replace(BEFORE, turns=(replace(ERROR, tokens=tokens), *TURNS[1:]))]
-    page = visit(write_episodes(views, tmp_path / "episodes.html").as_uri(), mode)
+    page = visit(write_file(tmp_path / "episodes.html", episodes_page(views)).as_uri(), mode)
     choose(page, "arm", "A1")
     assert page.locator(".tok").count() > 5 and faint(page, "main *") == []
     page.set_viewport_size({"width": 360, "height": 800})
@@ -231,6 +231,6 @@ def test_episodes_are_opened_at_an_arm_and_a_task(visit, tmp_path, link, wanted)
     tasks = [replace(TASK, task_id=name) for name in ("t0", "t1")]
     views = [EpisodeView(arm, f"{when} training", task, TURNS[3:], 0.0, "done") for arm in ("A1 policy only", "A2 + SDPO")
              for task in tasks for when in ("before", "after")]
-    page = visit(write_episodes(views, tmp_path / "episodes.html").as_uri() + link)
+    page = visit(write_file(tmp_path / "episodes.html", episodes_page(views)).as_uri() + link)
     chosen = page.locator("select").evaluate_all("all => all.map(one => one.selectedOptions[0].text.split(' (')[0])")
     assert [text.removesuffix(" training") for text in chosen] == wanted and page.complaints == []

@@ -19,7 +19,7 @@ from composer_replication.report.explorer import (
     call_start,
     explorer_data,
     explorer_page,
-    hinted_traces,
+    hinted_trace,
     layered_tree,
 )
 from composer_replication.report.html import STUDENT, TEACHER, page, table
@@ -50,7 +50,7 @@ def rows(hinted, words=("call ", "cat")):
 
 
 def hinted(trace):
-    "As `read_hints`, by hand: of each turn's layers the sibling is silent."
+    "As `hinted_trace`, by hand: of each turn's layers the sibling is silent."
     return HintedTrace(trace, tuple(HintedTurn(site, {
         "template": (f"Use ls at {site.turn}.", rows(.1)), "raw_error": ("It failed.", rows(.4)),
         CONTROL: ("The morning", rows(.88))}) for site in find_error_sites(trace)))
@@ -208,7 +208,7 @@ def test_the_columns_are_what_the_model_says():
     trace = next(trace for trace in toy_traces() if len(find_error_sites(trace)) == 1)
     model, tokenizer = embedded_model(), embedded_tokenizer()
     hints = default_composite(siblings=SiblingIndex([trace]))
-    data = explorer_data(hinted_traces(model, tokenizer, [trace], hints), hints)
+    data = explorer_data([hinted_trace(model, tokenizer, trace, hints)], hints)
     site, = data["traces"][0]["sites"]
     for hint in site["hints"]:
         tree, _ = layered_tree(trace, {hint["layer"]: {site["turn"]: hint["text"]}}, probe_template(tokenizer))
@@ -248,67 +248,9 @@ def plots(tmp_path):
     return (tmp_path / "plots.html").as_uri()
 
 
-@pytest.mark.parametrize("steps, parts", [((1, 2, 3), False), ((1, 1.5, 3), True)])
-def test_what_is_counted_has_no_fractions_on_its_axis(steps, parts, visit, tmp_path):
-    with rc_context(THEME):
-        plot = Plot("Steps", 6, 3)
-        plot.subplots(1, 1).plot(steps, [4, 6, 5], color=STUDENT, label="loss")
-    (tmp_path / "steps.html").write_text(page("Steps", plot.__html__()))
-    panel = visit((tmp_path / "steps.html").as_uri()).locator(".panel").first
-    shown = panel.locator("text[text-anchor=middle]").all_text_contents()
-    assert {"1", "2", "3"} <= set(shown) and any("." in text for text in shown) == parts
-
-
-def at(page, panel, share):
-    "The place on the page of a share of a panel's width."
-    box = page.locator(".panel svg").nth(panel).bounding_box()
-    return box["x"] + 46 + share * (box["width"] - 62), box["y"] + 60
-
-
-def tip(page, panel=0):
-    return [text.strip() for text in page.locator(".tip").nth(panel).locator("span").all_inner_texts()]
-
-
-def test_a_plot_is_hovered_zoomed_and_filtered(visit, plots):
-    page = visit(plots)
-    assert not page.locator(".still").is_visible() and page.locator(".panel polygon").count() == 1
-    page.mouse.move(*at(page, 0, 2 / 3))
-    assert tip(page) == ["episodes 20:", "A1 policy 3", "A2 SDPO 5", "A0 base 2.5"]
-    assert {"A1 policy 30", "A2 SDPO 50"} <= set(tip(page, 1))  # all panels show the same place
-    assert page.locator(".tip a").first.get_attribute("href") == "episodes.html#arm=A2"
-    ticks = page.locator(".panel").first.locator("text")
-    before = ticks.all_text_contents()
-    page.mouse.move(*at(page, 0, .3))
-    page.mouse.down()
-    page.mouse.move(*at(page, 0, .7))
-    page.mouse.up()
-    assert "30" in before and "30" not in ticks.all_text_contents()
-    page.get_by_label("show all").click()
-    assert ticks.all_text_contents() == before
-    page.get_by_label("A2 SDPO").uncheck()
-    assert page.locator(".panel").first.locator("polyline").count() == 2 and not any("A2" in line for line in tip(page))
-    assert page.complaints == []
-
-
-def test_a_plot_is_read_by_keyboard(visit, plots):
-    page = visit(plots)
-    page.locator(".panel").nth(1).focus()
-    for key in ("ArrowRight", "ArrowRight"):
-        page.keyboard.press(key)
-    assert {"A1 policy 20", "A2 SDPO 40"} <= set(tip(page, 1))
-    first = page.locator(".panel").nth(1).locator("text").all_text_contents()
-    page.keyboard.press("+")
-    assert page.locator(".panel").nth(1).locator("text").all_text_contents() != first
-    page.keyboard.press("Escape")
-    assert page.locator(".panel").nth(1).locator("text").all_text_contents() == first and page.complaints == []
-
-
-def test_on_paper_and_without_a_script_the_picture_stands(visit, plots):
-    page = visit(plots)
-    page.emulate_media(media="print")
-    assert page.locator(".still svg").is_visible() and not page.locator(".live").is_visible()
+def test_without_a_script_the_picture_and_the_table_stand(visit, plots):
     page = visit(plots, java_script_enabled=False)
-    assert page.locator(".still svg").is_visible() and page.locator("tbody tr").count() == 4
+    assert page.locator("figure svg").is_visible() and page.locator("tbody tr").count() == 4
 
 
 def test_a_table_is_sorted_by_its_heads(visit, plots):

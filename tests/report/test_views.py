@@ -15,7 +15,7 @@ from composer_replication.envs.deletion.judge.grading import Grade
 from composer_replication.envs.deletion.task import HackFinding
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
 from composer_replication.envs.toy.traces import toy_traces
-from composer_replication.hints.layers import Hint, default_composite
+from composer_replication.hints.layers import Hint
 from composer_replication.replay.ledger import Ledger
 from composer_replication.replay.pairs import DPOPair
 from composer_replication.replay.teachers import TeacherCallResult, asked_turns
@@ -195,18 +195,6 @@ def test_a_hint_that_cannot_be_placed_is_one_sentence(model):
     assert "a hint of 200,000 characters is no hint" in view.picture.value
     text.value = "Use another tool."
     assert "Moved most" in view.picture.value
-
-
-def test_exploring_follows_both_controls(model):
-    traces = toy_traces()[:30]
-    view = live.explore(traces, default_composite())
-    kind, which = view.children[0].children
-    for name in [value for _, value in kind.options]:
-        kind.value = name
-        offered = [i for _, i in which.options]
-        wanted = [i for i, t in enumerate(traces) if name == "any" or name in {s.kind for s in find_error_sites(t)}]
-        assert offered == wanted and which.value in offered
-        assert f"<b>{traces[which.value].trace_id}</b>" in view.picture.value
 
 
 @pytest.mark.parametrize("folder", ["/tmp", "/var/own.tmp"])

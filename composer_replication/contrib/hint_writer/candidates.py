@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LENGTH_NATS', 'LEAK_NATS', 'Actions', 'MEASURES', 'BATCH', 'hint_gain', 'Candidate', 'WrittenSite',
-           'score_candidates', 'write_hints', 'written_summary', 'written_row', 'written_site', 'training_rows',
-           'TrainedWriter', 'train_writer']
+           'score_candidates', 'write_hints', 'written_summary', 'written_row', 'training_rows', 'TrainedWriter',
+           'train_writer']
 
 # %% ../../../nbs/contrib/hint_writer/00_candidates.ipynb #91cab608
 import tempfile
@@ -111,7 +111,6 @@ def write_hints(
     max_tokens: int | None = 4096,  # error turns that end later in their trace are left out
     seed: int = 0,  # names the candidates' random numbers
     left_out: Counter[str] | None = None,  # reason to error turns, counted up
-    known: Mapping[tuple[str, int], WrittenSite] = {},  # of an earlier run, by trace and turn
     on_site: Callable[[int, int], None] = lambda done, of: None,
 ) -> Iterator[WrittenSite]:
     "Candidates for every site with their scores. A site's candidates depend on nothing but the site, the writer and the seed."
@@ -119,7 +118,7 @@ def write_hints(
     for done, case in enumerate(cases, 1):
         key = case.trace.trace_id, case.site.turn
         try:
-            site = known.get(key) or _written(model, chat, writer, case, [f"{seed}/write/{key[0]}/{key[1]}/{i}" for i in range(n)], max_tokens)
+            site = _written(model, chat, writer, case, [f"{seed}/write/{key[0]}/{key[1]}/{i}" for i in range(n)], max_tokens)
         except (AlignmentError, TemplateProblem) as problem:
             left_out["the trace cannot become a tree: " + str(problem).rsplit(": ", 1)[-1]] += 1
             site = None
@@ -169,13 +168,6 @@ def written_row(site: WrittenSite) -> dict:
     return {"trace_id": case.trace.trace_id, "task_id": case.trace.task_id, "turn": case.site.turn, "kind": case.site.kind,
             "prompt": site.prompt, "best": best and best.text, "candidates": candidates,
             "layers": asdict(site.layers) | {"value": site.layers.value, "layer": case.hint.layer}}
-
-
-def written_site(case: Repair, row: dict) -> WrittenSite:
-    "The site of `written_row`."
-    def candidate(kept):
-        return Candidate(*(kept[name] for name in ("text", "tokens", "refused", "gain")))
-    return WrittenSite(case, row["prompt"], candidate(row["layers"]), tuple(map(candidate, row["candidates"])))
 
 # %% ../../../nbs/contrib/hint_writer/00_candidates.ipynb #0befcff5
 def training_rows(

@@ -14,7 +14,7 @@ import typer
 
 from ...cli.console import (AsJson, ChatTemplate, Files, Model, Seed, Strict, Tools, check_output, emit, given, out, plainly,
                                               print_tables, printable, threads_for, working)
-from ...cli.hints import MaxTokens, Sites, begin_scoring, gather_scores, write_report
+from ...cli.hints import MaxTokens, Sites, begin_scoring, finish_scoring
 from ...core.errors import InputProblem
 
 # %% ../../../nbs/contrib/hint_writer/02_commands.ipynb #9e33ed9f
@@ -28,7 +28,7 @@ def hints_write(
     sites: Sites = None,
     max_tokens: MaxTokens = 4096,
     seed: Seed = 0,
-    output: Annotated[Path, typer.Option("--out", help="Where to write candidates and report: a folder; a later call goes on there.")] = Path("out/written"),
+    output: Annotated[Path, typer.Option("--out", help="Where to write candidates and report: a folder.")] = Path("out/written"),
     as_json: AsJson = False,
     strict: Strict = False,
     tools: Tools = None,
@@ -49,16 +49,14 @@ def hints_write(
     check_output(output, file=False)
     settings = {"model": model, "writer": writer, "files": [file.name for file in files], "n": n, "sites": sites,
                 "max_tokens": max_tokens, "seed": seed}
-    checkpoint, author, cases, settings = begin_scoring(files, model, writer, chat_template, [], strict, tools, settings, left_out)
+    checkpoint, author, cases = begin_scoring(files, model, writer, chat_template, [], strict, tools, settings, left_out)
     from composer_replication.contrib.hint_writer import candidates as writing
     from composer_replication.contrib.hint_writer import report as reports
     from composer_replication.recipes.hint_writer import HintWriter
-    author_model = HintWriter(author.model, author.tokenizer)
-
-    def make(known, tell):
-        return writing.write_hints(checkpoint.model, checkpoint.tokenizer, author_model, cases, n, max_tokens, seed, left_out, known, tell)
-    found = gather_scores(make, writing.written_row, writing.written_site, cases, output / "candidates.jsonl", settings, author.name, "writing and scoring")
-    report = write_report(reports.written_page, found, left_out, settings, files, output)
+    with threads_for(author.name), working("writing and scoring") as doing:
+        found = writing.write_hints(checkpoint.model, checkpoint.tokenizer, HintWriter(author.model, author.tokenizer), cases, n, max_tokens, seed,
+                                    left_out, lambda done, of: doing("writing and scoring error turns", done, of))
+        found, report = finish_scoring(found, writing.written_row, reports.written_page, left_out, settings, files, output / "candidates.jsonl")
     if as_json:
         return emit(reports.written_json(found, left_out, settings))
     print_tables(reports.written_table(found))
