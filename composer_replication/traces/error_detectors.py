@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['CLEAN', 'Detector', 'DETECTORS', 'TOOL_MISSING', 'NOT_JSON', 'BAD_TYPE', 'EXCEPTION', 'RAISED', 'MISFIT', 'GENERIC',
-           'BEFORE', 'PROMPT', 'BEHIND', 'FENCED', 'ANSWERS_NO', 'STATUS_LINE', 'STATUS_TAG', 'FIELD', 'OUTPUT', 'EDGE',
-           'DECLINED', 'STATUS_REASON', 'WRAPPING', 'CODE_KEYS', 'HTTP_KEYS', 'NOTHING', 'MESSAGES', 'NUMBER', 'READER',
-           'READS', 'SAYS_ERROR', 'ERROR_TAG', 'BAD_WORDS', 'GOOD_WORDS', 'GAVE_UP', 'BROKE_OFF', 'SHELL_COMPLAINT',
-           'Detection', 'register_detector', 'detectors_for', 'first_opinion', 'last_exception', 'kind_of',
-           'shell_kind', 'Pairing', 'pair', 'command_of', 'without_echo', 'unwrapped', 'shell_detection', 'exit_status',
-           'observed', 'result_text', 'declined', 'flagged', 'objects', 'status', 'reads_only', 'tool_called',
-           'payload', 'traceback', 'graded', 'unanswered']
+           'BEFORE', 'PROMPT', 'BEHIND', 'FENCED', 'ANSWERS_NO', 'STATUS_LINE', 'STATUS_TAG', 'FIELD', 'BESIDE_STATUS',
+           'OUTPUT', 'EDGE', 'DECLINED', 'STATUS_REASON', 'WRAPPING', 'CODE_KEYS', 'HTTP_KEYS', 'NOTHING', 'MESSAGES',
+           'NUMBER', 'READER', 'READS', 'SAYS_ERROR', 'ERROR_TAG', 'BAD_WORDS', 'GOOD_WORDS', 'GAVE_UP', 'BROKE_OFF',
+           'SHELL_COMPLAINT', 'Detection', 'register_detector', 'detectors_for', 'first_opinion', 'last_exception',
+           'kind_of', 'shell_kind', 'Pairing', 'pair', 'command_of', 'without_echo', 'unwrapped', 'shell_detection',
+           'exit_status', 'observed', 'result_text', 'declined', 'flagged', 'objects', 'status', 'reads_only',
+           'tool_called', 'payload', 'traceback', 'graded', 'unanswered']
 
 # %% ../../nbs/traces/01_error_detectors.ipynb #1b3fbde7
 import re
@@ -249,6 +249,9 @@ STATUS_LINE = re.compile(
 STATUS_TAG = re.compile(r"<(exit[_-]?code|return[_-]?code|exit[_-]?status|returncode)>\s*(-?\d+)\s*</\1>"
                         r"|<[a-z][\w:-]*\b[^<>\n]*?\b(?:exit[_-]?code|return[_-]?code|exit[_-]?status)\s*=\s*[\"']?(-?\d+)[^<>\n]*>", re.I)
 FIELD = re.compile(r"\s*(?:[\[(<{].*[\])>}]|[A-Za-z][\w /.()-]{0,40}:(?:\s.{0,200}|)|-{3,}|={3,}|" + PROMPT + r"\s*|)\s*")  # a line of a head or foot
+BESIDE_STATUS = re.compile(  # a field that tools print beside an exit status
+    r"\s*(?:(?:wall|elapsed|execution|run) ?time|duration|total output lines|original token count|chunk id|session id|signal|background pids?"
+    r"|process group pgid|pid|command|(?:working )?directory|cwd|timed ?out|truncated)\b[^:]{0,20}:.{0,200}|[^:]{1,40}:\s*\(\w+\)\s*", re.I)
 OUTPUT = re.compile(r"\s*(?:output|stdout|stderr|result|logs?)s?(?: \([^)\n]*\))?:\s*", re.I)
 EDGE = 12  # lines of a head or foot
 
@@ -275,8 +278,8 @@ def exit_status(
     for at, line in enumerate(lines[:EDGE]):
         if (code := _status(line)) is not None:
             rest = lines[at + 1:]
-            while rest and FIELD.fullmatch(rest[0][:300]) and len(rest[0]) <= 300 and not OUTPUT.match(rest[0]) and ":" in rest[0]:
-                rest.pop(0)  # wall time and the like
+            while rest and BESIDE_STATUS.fullmatch(rest[0]):
+                rest.pop(0)
             shown = "\n".join(rest).strip()
             if OUTPUT.match(shown):
                 return code, _bare(OUTPUT.sub("", shown, count=1))

@@ -1,4 +1,4 @@
-"""Further forms in which people keep traces: envelopes, columns, one message a line, other tools' fields; and results in words."""
+"""Further forms in which people keep traces: envelopes, columns, one message a line, other tools' fields; and results in words."""  # noqa: E501
 
 import json
 import zipfile
@@ -57,13 +57,28 @@ def test_an_envelope_keeps_what_stands_beside_the_chat(tmp_path):
     assert (trace.trace_id, trace.reward) == ("x", 1.0)
 
 
-@pytest.mark.parametrize("value", [{"steps": [1]}, {"steps": [None]}, {"events": [[]]}, {"data": [1, 2]}, {"data": []}, [[[1]]], [[]],
-                                   {"samples": [3], "eval": 4}, {"trajectory": [None], "query": "Q"}, {"nodes": [], "verifiers": 1}])
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"steps": [1]},
+        {"steps": [None]},
+        {"events": [[]]},
+        {"data": [1, 2]},
+        {"data": []},
+        [[[1]]],
+        [[]],
+        {"samples": [3], "eval": 4},
+        {"trajectory": [None], "query": "Q"},
+        {"nodes": [], "verifiers": 1},
+    ],
+)
 def test_what_is_in_no_form_is_refused_in_a_sentence(tmp_path, value):
     assert problems_of(tmp_path, json.dumps(value).encode())
 
 
-@pytest.mark.parametrize("key", ["trace", "steps", "turns", "history", "chat_history", "dialogue", "traj", "contents", "conversation"])
+@pytest.mark.parametrize(
+    "key", ["trace", "steps", "turns", "history", "chat_history", "dialogue", "traj", "contents", "conversation"]
+)
 @pytest.mark.parametrize("as_text", [False, True])
 def test_columns_of_messages(key, as_text):
     trace = read_record({key: json.dumps(CHAT) if as_text else CHAT})
@@ -88,7 +103,9 @@ def test_the_last_answer_may_stand_beside_the_messages(record, tmp_path):
     assert [(t.role, t.content) for t in trace.turns][-1] == ("assistant", "Done.") and len(trace.turns) == 4
 
 
-@pytest.mark.parametrize("rows", [CHAT, [{"type": "human", "content": "Go."}, *CHAT[1:]], [{"from": "human", "value": "Go."}, *CHAT[1:]]])
+@pytest.mark.parametrize(
+    "rows", [CHAT, [{"type": "human", "content": "Go."}, *CHAT[1:]], [{"from": "human", "value": "Go."}, *CHAT[1:]]]
+)
 @pytest.mark.parametrize("end, start", [("\n", b""), ("\r\n", b"\xef\xbb\xbf")])
 def test_one_message_a_line(tmp_path, rows, end, start):
     [trace] = read(tmp_path, start + (end.join(map(json.dumps, rows)) + end).encode(), "m.jsonl")
@@ -113,7 +130,9 @@ def kimi(*rows):
 
 def kimi_call(command):
     made = [{"type": "function", "id": "c1", "function": {"name": "Shell", "arguments": json.dumps({"command": command})}}]
-    return says("assistant", [{"type": "think", "think": "Hm.", "encrypted": None}, {"type": "text", "text": "I look."}], tool_calls=made)
+    return says(
+        "assistant", [{"type": "think", "think": "Hm.", "encrypted": None}, {"type": "text", "text": "I look."}], tool_calls=made
+    )
 
 
 def kimi_result(*texts):
@@ -131,7 +150,13 @@ def kimi_result(*texts):
     ],
 )
 def test_kimi_cli(tmp_path, command, texts, message):
-    rows = kimi(kimi_call(command), {"role": "_usage", "token_count": 9}, kimi_result(*texts), {"role": "_checkpoint", "id": 1}, says("assistant", "Done."))
+    rows = kimi(
+        kimi_call(command),
+        {"role": "_usage", "token_count": 9},
+        kimi_result(*texts),
+        {"role": "_checkpoint", "id": 1},
+        says("assistant", "Done."),
+    )
     [trace] = read(tmp_path, rows, "context.jsonl")
     assert (trace.format, [t.role for t in trace.turns]) == ("kimi-cli", ["system", "user", "assistant", "tool", "assistant"])
     assert trace.turns[2].thinking == "Hm." and trace.turns[2].tool_calls == (ToolCall("Shell", {"command": command}, "c1"),)
@@ -143,13 +168,23 @@ def event(type, **data):
 
 
 def copilot(*rows):
-    return [event("session.start", sessionId="s", selectedModel="m", context={"cwd": "/w"}), event("user.message", content="Go.", transformedContent="+"),
-            event("assistant.turn_start", turnId="0"), *rows, event("assistant.turn_end", turnId="0")]
+    return [
+        event("session.start", sessionId="s", selectedModel="m", context={"cwd": "/w"}),
+        event("user.message", content="Go.", transformedContent="+"),
+        event("assistant.turn_start", turnId="0"),
+        *rows,
+        event("assistant.turn_end", turnId="0"),
+    ]
 
 
 def requests(*names, text="", **more):
-    return event("assistant.message", messageId="m", content=text, toolRequests=[
-        {"toolCallId": name, "name": name, "arguments": {"command": name}, "type": "function"} for name in names], **more)
+    return event(
+        "assistant.message",
+        messageId="m",
+        content=text,
+        toolRequests=[{"toolCallId": name, "name": name, "arguments": {"command": name}, "type": "function"} for name in names],
+        **more,
+    )
 
 
 def completed(name, **fields):
@@ -163,34 +198,55 @@ def completed(name, **fields):
         ({"success": True, "result": {"content": "fine\n<exited with exit code 0>", "detailedContent": "fine"}}, None),
         ({"success": False, "error": {"message": "no such path", "code": "failure"}}, "no such path"),
         ({"success": False, "error": {"message": "The user rejected this tool call.", "code": "rejected"}}, None),
-        ({"success": False, "error": {"message": "Denied by a hook", "code": "denied"}}, None),
+        ({"success": False, "error": {"message": "Denied by a hook", "code": "denied"}}, "Denied by a hook"),
         ({"success": True, "result": "fine"}, None),
         ({"success": True}, None),
     ],
 )
 def test_copilot_cli(tmp_path, outcome, message):
-    rows = copilot(requests("bash", text="I make.", reasoningText="Hm."), event("tool.execution_start", toolCallId="bash", toolName="bash"),
-                   completed("bash", **outcome), requests(text="Done."))
+    rows = copilot(
+        requests("bash", text="I make.", reasoningText="Hm."),
+        event("tool.execution_start", toolCallId="bash", toolName="bash"),
+        completed("bash", **outcome),
+        requests(text="Done."),
+    )
     [trace] = read(tmp_path, rows, "events.jsonl")
     assert (trace.format, trace.trace_id, trace.model, trace.source) == ("copilot-cli", "s", "m", "/w")
-    assert [(t.role, t.thinking) for t in trace.turns] == [("user", None), ("assistant", "Hm."), ("tool", None), ("assistant", None)]
+    assert [(t.role, t.thinking) for t in trace.turns] == [
+        ("user", None),
+        ("assistant", "Hm."),
+        ("tool", None),
+        ("assistant", None),
+    ]
     assert [s.context.error_message for s in find_error_sites(trace)] == [message] * (message is not None)
     assert tally(trace)["unanswered"] == tally(trace)["loose"] == 0
 
 
 def test_copilot_cli_in_parallel_with_a_sub_agent_and_resumed(tmp_path):
-    inner = [requests("view", parentToolCallId="task"), completed("view", success=False, error={"message": "no file"}, parentToolCallId="task")]
-    first = copilot(requests("task", "bash"), completed("bash", success=True, result={"content": "ok"}), *inner,
-                    completed("task", success=True, result={"content": "found"}))
+    inner = [
+        requests("view", parentToolCallId="task"),
+        completed("view", success=False, error={"message": "no file"}, parentToolCallId="task"),
+    ]
+    first = copilot(
+        requests("task", "bash"),
+        completed("bash", success=True, result={"content": "ok"}),
+        *inner,
+        completed("task", success=True, result={"content": "found"}),
+    )
     rows = [*first, event("session.resume", resumeTime="t"), event("user.message", content="And?"), requests(text="Done.")]
     main, side = read(tmp_path, rows, "events.jsonl")
-    assert [t.role for t in main.turns] == ["user", "assistant", "tool", "tool", "user", "assistant"] and find_error_sites(main) == []
+    assert [t.role for t in main.turns] == ["user", "assistant", "tool", "tool", "user", "assistant"] and find_error_sites(
+        main
+    ) == []
     assert side.trace_id == "s/task" and [s.context.tool_name for s in find_error_sites(side)] == ["view"]
 
 
 def test_copilot_cli_without_requests_takes_calls_from_their_start(tmp_path):
-    rows = copilot(event("assistant.message", content="I look."), event("tool.execution_start", toolCallId="c", toolName="view", arguments={"path": "a"}),
-                   completed("c", success=False, error={"message": "no file"}))
+    rows = copilot(
+        event("assistant.message", content="I look."),
+        event("tool.execution_start", toolCallId="c", toolName="view", arguments={"path": "a"}),
+        completed("c", success=False, error={"message": "no file"}),
+    )
     [trace] = read(tmp_path, rows, "events.jsonl")
     assert [s.context.tool_name for s in find_error_sites(trace)] == ["view"] and tally(trace)["calls"] == 1
 
@@ -198,9 +254,22 @@ def test_copilot_cli_without_requests_takes_calls_from_their_start(tmp_path):
 def action(id, kind, call=None, response="r", source="agent", **args):
     made = {"id": id, "source": source, "action": kind, "message": "...", "args": args}
     if call:
-        wanted = [{"id": c, "type": "function", "function": {"name": "execute_bash", "arguments": json.dumps({"command": c})}} for c in (call, "other")]
-        made["tool_call_metadata"] = {"function_name": "execute_bash", "tool_call_id": call, "total_calls_in_response": 1, "model_response": {
-            "id": response, "model": "m", "choices": [{"message": {"role": "assistant", "content": "I make.", "tool_calls": wanted, "reasoning_content": "Hm."}}]}}
+        wanted = [
+            {"id": c, "type": "function", "function": {"name": "execute_bash", "arguments": json.dumps({"command": c})}}
+            for c in (call, "other")
+        ]
+        made["tool_call_metadata"] = {
+            "function_name": "execute_bash",
+            "tool_call_id": call,
+            "total_calls_in_response": 1,
+            "model_response": {
+                "id": response,
+                "model": "m",
+                "choices": [
+                    {"message": {"role": "assistant", "content": "I make.", "tool_calls": wanted, "reasoning_content": "Hm."}}
+                ],
+            },
+        }
     return made
 
 
@@ -210,8 +279,11 @@ def seen(id, cause, kind, content, call=None, **fields):
 
 
 TOOLS = [{"type": "function", "function": {"name": "execute_bash", "parameters": {}}}]
-NOISE = [{"id": 8, "source": "environment", "observation": "agent_state_changed", "content": "", "extras": {"agent_state": "running"}},
-         {"id": 9, "source": "user", "action": "recall", "args": {"query": "Go."}}, {"id": 10, "source": "user", "cause": 9, "observation": "recall", "content": "x"}]
+NOISE = [
+    {"id": 8, "source": "environment", "observation": "agent_state_changed", "content": "", "extras": {"agent_state": "running"}},
+    {"id": 9, "source": "user", "action": "recall", "args": {"query": "Go."}},
+    {"id": 10, "source": "user", "cause": 9, "observation": "recall", "content": "x"},
+]
 EVENTS = [
     action(0, "system", content="S", tools=TOOLS),
     action(1, "message", source="user", content="Go."),
@@ -234,12 +306,22 @@ def test_openhands_before_1(tmp_path, events, roles, tool, form):
     if form == "pairs":  # SWE-bench outputs of 0.9: [[action, observation], ...]
         if events is EVENTS:
             pytest.skip("only old outputs hold pairs")
-        events = {"instance_id": "i", "history": [[events[0], {"observation": "null", "content": "", "source": "agent"}], events[1:3],
-                                                  [events[3], {"observation": "null", "content": "", "source": "user"}]]}
-    value = {"list": events, "history": {"instance_id": "i", "history": events}, "trajectory": {"trajectory": events}}.get(form, events)
+        events = {
+            "instance_id": "i",
+            "history": [
+                [events[0], {"observation": "null", "content": "", "source": "agent"}],
+                events[1:3],
+                [events[3], {"observation": "null", "content": "", "source": "user"}],
+            ],
+        }
+    value = {"list": events, "history": {"instance_id": "i", "history": events}, "trajectory": {"trajectory": events}}.get(
+        form, events
+    )
     [trace] = read(tmp_path, value, "output.jsonl" if form == "lines" else "t.json")
     assert trace.format == "openhands" and "".join(t.role[0] for t in trace.turns).replace("s", "s") == roles
-    assert [(s.kind, s.context.tool_name, s.context.error_message) for s in find_error_sites(trace)] == [("runtime_error", tool, "make: no rule")]
+    assert [(s.kind, s.context.tool_name, s.context.error_message) for s in find_error_sites(trace)] == [
+        ("runtime_error", tool, "make: no rule")
+    ]
     assert tally(trace)["unanswered"] == 0 and trace.turns[-1].content == "Done."
     if events is EVENTS:
         assert trace.tool_names == ("execute_bash",) and trace.turns[2].thinking == "Hm." and trace.model == "m"
@@ -264,7 +346,13 @@ def test_results_of_openhands_before_1(kind, content, extras, message, tmp_path)
 
 
 def test_parallel_calls_of_openhands_before_1_are_one_turn(tmp_path):
-    events = [*EVENTS[:2], action(2, "run", "c1"), action(3, "run", "c2"), seen(4, 3, "run", "ok", "c2"), seen(5, 2, "error", "no", "c1")]
+    events = [
+        *EVENTS[:2],
+        action(2, "run", "c1"),
+        action(3, "run", "c2"),
+        seen(4, 3, "run", "ok", "c2"),
+        seen(5, 2, "error", "no", "c1"),
+    ]
     [trace] = read(tmp_path, events)
     assert [len(t.tool_calls) for t in trace.turns if t.role == "assistant"] == [2]
     assert [s.context.error_message for s in find_error_sites(trace)] == ["no"] and tally(trace)["loose"] == 0
@@ -290,19 +378,32 @@ def test_the_reasoning_beside_an_answer_is_kept(fields):
 
 @pytest.mark.parametrize("role", ["User", "USER", "Human"])
 def test_roles_in_capitals(role):
-    assert [t.role for t in chat_of(says("Assistant", "Hi"), says(role, "Go."), says("AI", "ok")).turns] == ["user", "assistant", "user", "assistant"]
+    assert [t.role for t in chat_of(says("Assistant", "Hi"), says(role, "Go."), says("AI", "ok")).turns] == [
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+    ]
 
 
 def test_roles_of_smolagents():
     listed = "Calling tools:\n[{'id': 'call_1', 'type': 'function', 'function': {'name': 'python', 'arguments': 'print(1)'}}]"
-    trace = chat_of(says("tool-call", [{"type": "text", "text": listed}]), says("tool-response", [{"type": "text", "text": "Call id: call_1\nError:\nboom"}]))
+    trace = chat_of(
+        says("tool-call", [{"type": "text", "text": listed}]),
+        says("tool-response", [{"type": "text", "text": "Call id: call_1\nError:\nboom"}]),
+    )
     assert trace.turns[1].tool_calls[0].name == "python" and [t.role for t in trace.turns] == ["user", "assistant", "tool"]
     assert [s.context.tool_name for s in find_error_sites(trace)] == ["python"]
 
 
 @pytest.mark.parametrize(
     "content",
-    [{"type": "text", "text": "Go."}, [{"type": "text", "text": {"value": "Go.", "annotations": []}}], {"content_type": "text", "parts": ["Go."]}, ["Go."]],
+    [
+        {"type": "text", "text": "Go."},
+        [{"type": "text", "text": {"value": "Go.", "annotations": []}}],
+        {"content_type": "text", "parts": ["Go."]},
+        ["Go."],
+    ],
 )
 def test_content_that_is_an_object(content):
     assert chat_of(says("user", content), says("assistant", "ok")).turns[1].content == "Go."
@@ -323,8 +424,16 @@ def test_custom_tools(call, arguments):
 
 def test_a_server_tool_s_error_is_one():
     def search(content):
-        return chat_of(says("assistant", [{"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}},
-                                          {"type": "web_search_tool_result", "tool_use_id": "s", "content": content}]))
+        return chat_of(
+            says(
+                "assistant",
+                [
+                    {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}},
+                    {"type": "web_search_tool_result", "tool_use_id": "s", "content": content},
+                ],
+            )
+        )
+
     [site] = find_error_sites(search({"type": "web_search_tool_result_error", "error_code": "max_uses_exceeded"}))
     assert site.context.error_message == "max_uses_exceeded"
     assert find_error_sites(search([{"type": "web_search_result", "title": "Error: explained", "url": "u"}])) == []
@@ -333,13 +442,18 @@ def test_a_server_tool_s_error_is_one():
 def test_opencode_writes_the_exit_status_as_exit():
     def run(exit):
         state = {"status": "completed", "input": {"command": "make"}, "output": "boom", "metadata": {"exit": exit}}
-        return chat_of({"info": {"role": "assistant"}, "parts": [{"type": "tool", "callID": "c", "tool": "bash", "state": state}]})
+        return chat_of(
+            {"info": {"role": "assistant"}, "parts": [{"type": "tool", "callID": "c", "tool": "bash", "state": state}]}
+        )
+
     assert len(find_error_sites(run(2))) == 1 and find_error_sites(run(0)) == []
 
 
 def test_values_of_one_line_get_ids_of_their_own(tmp_path):
     for between in ("\r", "", " "):
-        assert len({t.trace_id for t in read(tmp_path, between.join([json.dumps({"messages": CHAT})] * 3).encode(), "t.jsonl")}) == 3
+        assert (
+            len({t.trace_id for t in read(tmp_path, between.join([json.dumps({"messages": CHAT})] * 3).encode(), "t.jsonl")}) == 3
+        )
 
 
 def test_parquet(tmp_path):
@@ -353,8 +467,16 @@ def test_parquet(tmp_path):
     assert "parquet" in problems_of(tmp_path, (tmp_path / "p.parquet").read_bytes()[:300], "cut.parquet")[0].lower()
 
 
-@pytest.mark.parametrize("start, name, words", [(b"SQLite format 3\x00", "t.db", "SQLite"), (b"id,messages\n1,2\n", "t.csv", "neither JSON"), (b"\x28\xb5\x2f\xfd", "t.zst", "zstd -d"),
-                                                (b"BZh9", "t.bz2", "bzip2 -d"), (b"\xfd7zXZ\x00", "t.xz", "xz -d")])
+@pytest.mark.parametrize(
+    "start, name, words",
+    [
+        (b"SQLite format 3\x00", "t.db", "SQLite"),
+        (b"id,messages\n1,2\n", "t.csv", "neither JSON"),
+        (b"\x28\xb5\x2f\xfd", "t.zst", "zstd -d"),
+        (b"BZh9", "t.bz2", "bzip2 -d"),
+        (b"\xfd7zXZ\x00", "t.xz", "xz -d"),
+    ],
+)
 def test_files_of_other_kinds_say_what_to_do(tmp_path, start, name, words):
     [problem] = problems_of(tmp_path, start + b"\x01" * 200, name)
     assert words in problem
@@ -380,15 +502,24 @@ FAILED = [
     ("tsc", "src/a.ts(3,5): error TS2322: Type 'string' is not assignable to type 'number'."),
     ("mypy .", "a.py:3: error: Incompatible types\nFound 1 error in 1 file (checked 1 source file)"),
     ("ruff check", "a.py:1:1: F401 `os` imported but unused\nFound 12 errors."),
-    ("node x.js", "/w/x.js:1\nfoo(\n    ^\n\nReferenceError: foo is not defined\n    at Object.<anonymous> (/w/x.js:1:1)\n\nNode.js v20.0.0"),
+    (
+        "node x.js",
+        "/w/x.js:1\nfoo(\n    ^\n\nReferenceError: foo is not defined\n    at Object.<anonymous> (/w/x.js:1:1)\n\nNode.js v20.0.0",  # noqa: E501
+    ),
     ("java Main", 'Exception in thread "main" java.lang.NullPointerException\n\tat Main.main(Main.java:3)'),
     ("ruby x.rb", "x.rb:1:in `<main>': undefined local variable or method `foo' for main:Object (NameError)"),
     ("go run x.go", "panic: runtime error: index out of range\n\ngoroutine 1 [running]:\nmain.main()\nexit status 2"),
     ("./a.out", "Segmentation fault (core dumped)"),
     ("./a.out", "zsh: segmentation fault  ./a.out"),
     ("cargo run", "thread 'main' panicked at src/main.rs:2:5:\nboom\nnote: run with `RUST_BACKTRACE=1`"),
-    ("git merge x", "Auto-merging a\nCONFLICT (content): Merge conflict in a\nAutomatic merge failed; fix conflicts and then commit the result."),
-    ("git push", "To github.com:x\n ! [rejected]        main -> main (fetch first)\nerror: failed to push some refs to 'github.com:x'"),
+    (
+        "git merge x",
+        "Auto-merging a\nCONFLICT (content): Merge conflict in a\nAutomatic merge failed; fix conflicts and then commit the result.",  # noqa: E501
+    ),
+    (
+        "git push",
+        "To github.com:x\n ! [rejected]        main -> main (fetch first)\nerror: failed to push some refs to 'github.com:x'",
+    ),
     ("curl http://x", "curl: (7) Failed to connect to x port 80: Connection refused"),
     ("foo", "/bin/sh: 1: foo: not found"),
     ("foo", "'foo' is not recognized as an internal or external command,\noperable program or batch file."),
@@ -450,6 +581,17 @@ def test_results_in_words(asked_for, text, failed):
     tool, given = (asked_for[1:], {"path": "x"}) if asked_for[0] == "@" else ("bash", {"command": asked_for})
     call = {"id": "c1", "type": "function", "function": {"name": tool, "arguments": json.dumps(given)}}
     assert bool(find_error_sites(chat_of(says("assistant", None, tool_calls=[call]), answered(text)))) is failed
+
+
+@pytest.mark.parametrize(
+    "head", ["Exit code: 2", "Command failed with exit code 2", "Exit code: 2\nWall time: 0.2 seconds\nSignal: 0"]
+)
+@pytest.mark.parametrize(
+    "line", ["make: no rule", "Error: boom", "src/a.py: bad", "ld: symbol not found\nclang: error: linker failed"]
+)
+def test_what_follows_an_exit_status_is_the_message(head, line):
+    [site] = find_error_sites(chat_of(asked(("bash", "c1")), answered(f"{head}\n{line}")))
+    assert site.context.error_message == line
 
 
 def test_one_unreadable_message_is_named():
