@@ -163,8 +163,8 @@ def pair(trace: Trace) -> Pairing:
 
 # %% ../../nbs/traces/01_error_detectors.ipynb #bdc39a4b
 BEFORE = re.compile(
-    r"\s*(?:observation:|execution result of \[[^\]\n]*\]:|\[[^\n]{1,2000}?\] result:|(?:tool|function|command|shell|terminal)[ _]?(?:call )?"
-    r"(?:result|output|response|error)s?(?: (?:of|for|from) [^\n:]{1,80})?:|(?:result|output|response|stdout|stderr)s?:(?=\s*\n)|"
+    r"\s*(?:observation:|execution result of \[[^\]\n]*\]:|\[[^\n]{1,2000}?\] result:|(?:new |current )?(?:tool|function|command|shell|terminal)[ _]?(?:call )?"
+    r"(?:result|output|response|error|screen)s?(?: (?:of|for|from) [^\n:]{1,80})?:|(?:result|output|response|stdout|stderr)s?:(?=\s*\n)|"
     r"<(tool_response|tool_result|tool_output|function_response|function_results?|function_result|observation|result|response|output|stdout|stderr|error|"
     r"tool_use_error|error_message|exception|system|returned)>|call id: [^\n]{1,80}(?=\n))", re.I)
 PROMPT = r"(?:\([\w.-]+\) ?)?(?:[\w.-]+@[\w.-]+[:~][^\n]{0,120}?|\[[^\]\n]{1,80}\]|bash-[\d.]+|[~/][\w./-]*)?\s?[#$%>❯]"  # of a terminal
@@ -393,8 +393,8 @@ def _object_status(text: str) -> int | None:
 def _said(found: list[dict], text: str) -> str:
     "What objects say of an error; else the whole text."
     for o in found:
-        parts = [o[key] if isinstance(o[key], str) else o[key].get("message") for key in MESSAGES
-                 if isinstance(o.get(key), (str, dict))]
+        parts = [o[key] if isinstance(o[key], str) else o[key].get("message") for key in MESSAGES if isinstance(o.get(key), (str, dict))]
+        parts += [b["text"] for b in o["content"] if isinstance(b, dict) and isinstance(b.get("text"), str)] if isinstance(o.get("content"), list) else []
         parts = [p.strip() for p in parts if isinstance(p, str) and p.strip().lower() not in NOTHING]
         if parts:
             return "\n".join(dict.fromkeys(parts))
@@ -419,7 +419,7 @@ def status(trace: Trace, position: int) -> Detection | None:
     return shell_detection(code, output, command_of(trace, position))
 
 
-NUMBER = r"\s*[:=]\s*[-+]?[\d.]+(?:e[-+]?\d+)?\s*%?\s*(?:$|\n)"  # a measured error
+NUMBER = r"\s*[:=]\s*[-+]?(?:\d*\.\d+|0)(?:e[-+]?\d+)?\s*%?\s*(?:$|\n)"  # a measured error
 READER = re.compile(r"(?i)(?:^|[_.-])(?:read|view|open|cat|get|list|search|grep|glob|find|fetch)(?:$|[_.-])|^(?:Read|Grep|Glob|View|Fetch|Search)")
 READS = re.compile(r"(?:cd [^&;|]+&&\s*)?(?:cat|head|tail|less|more|sed -n|nl|grep|rg|awk|gh run view|journalctl|docker logs|kubectl logs)\b"
                    r"(?:(?!<<|\|\s*(?:\w*sh|python\d?|xargs)\b)[^;&])*")

@@ -277,7 +277,7 @@ def read_document(lines: list[tuple[int, bytes | TraceProblem]]) -> Iterator[tup
 
 # %% ../../nbs/traces/02_read.ipynb #51f5fe1f
 ENVELOPES = ("data", "rows", "records", "examples", "samples", "results", "traces", "trajectories", "episodes", "conversations", "sessions", "runs",
-             "row", "record", "trace", "sample", "example", "trajectory", "episode", "session")  # keys under which files keep their records
+             "row", "record", "trace", "sample", "example", "trajectory", "episode", "session", "values")  # keys under which files keep their records
 OUTSIDE = "trace_id", "task_id", "instance_id", "model", "reward", "source", "tools"  # what may stand beside a record in its envelope
 
 

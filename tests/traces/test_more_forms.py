@@ -40,6 +40,7 @@ def problems_of(tmp_path, content, name="t.json"):
         {"features": [], "rows": [{"row_idx": n, "row": {"messages": CHAT}} for n in range(2)], "num_rows_total": 2},
         {"examples": [{"trace": {"messages": json.dumps(CHAT)}}, {"messages": CHAT}]},
         {"task-1": {"messages": CHAT}, "task-2": {"messages": CHAT}},
+        [{"values": {"messages": CHAT}, "next": []}, {"values": {"messages": CHAT}}],
         [CHAT, CHAT],
         [{"row": {"messages": CHAT}}, {"row": {"messages": CHAT}}],
     ],
@@ -540,6 +541,7 @@ FAILED = [
     ("@api", "HTTP 500 Internal Server Error"),
     ("@api", "Permission denied"),
     ("@read_file", "Error: ENOENT: no such file or directory, open 'x'"),
+    ("python x.py", "Error: 1"),
     ("make", "Error: Command failed with exit code 2\nno rule"),
 ]
 FINE = [
@@ -597,3 +599,194 @@ def test_what_follows_an_exit_status_is_the_message(head, line):
 def test_one_unreadable_message_is_named():
     with pytest.raises(TraceProblem, match="message"):
         read_record({"messages": [says("user", 3), says("assistant", "x")]})
+
+
+@pytest.mark.parametrize(
+    "content, text", [(42, "42"), (0.5, "0.5"), (True, "true"), (None, ""), ({"rows": [1]}, '{"rows":[1]}'), ([1, 2], "[1,2]")]
+)
+def test_a_result_may_be_any_value(content, text):
+    trace = chat_of(asked(("f", "c1")), answered(content), says("assistant", "ok"))
+    assert trace.turns[2].content == text and tally(trace)["unanswered"] == 0 and find_error_sites(trace) == []
+
+
+@pytest.mark.parametrize("key", ["text", "message", "utterance", "body"])
+def test_words_under_other_keys(key):
+    trace = read_record({"messages": [{"role": "user", key: "Go."}, {"role": "assistant", key: "ok"}]})
+    assert [t.content for t in trace.turns] == ["Go.", "ok"]
+
+
+def test_messages_that_hold_nothing_we_know_are_refused():
+    with pytest.raises(TraceProblem, match="no message holds"):
+        read_record({"messages": [{"role": "user", "phrase": "Go."}, {"role": "assistant", "phrase": "ok"}]})
+
+
+def test_swe_agent_in_the_columns_of_nebius():
+    said = [
+        ("system", None),
+        ("user", "Go."),
+        ("ai", "I look.\n```\nls x\n```"),
+        ("user", "ls: cannot access 'x': No such file or directory\n"),
+    ]
+    rows = [
+        {"role": role, "text": text, "system_prompt": "S" if role == "system" else None, "mask": False} for role, text in said
+    ]
+    trace = read_record({"instance_id": "i", "model_name": "m", "target": True, "trajectory": rows})
+    assert (trace.format, [t.content for t in trace.turns[:2]]) == ("swe-agent", ["S", "Go."])
+    assert [s.turn for s in find_error_sites(trace)] == [2]
+
+
+@pytest.mark.parametrize(
+    "output", [{"message": CHAT[3]}, {"message": says("assistant", [{"text": "Done."}]), "stopReason": "end_turn"}]
+)
+def test_answers_of_other_services(output, tmp_path):
+    [trace] = read(tmp_path, {"input": {"messages": CHAT[:3]}, "output": output})
+    assert trace.turns[-1].content == "Done."
+
+
+def test_a_terminal_s_screen():
+    def screen(text):
+        return chat_of(
+            says("assistant", None, tool_calls=[{"id": "c1", "name": "bash_command", "arguments": {"keystrokes": "make\n"}}]),
+            answered(text),
+        )
+
+    site = find_error_sites(screen("New Terminal Output:\nroot@h:/app# make\nmake: *** No targets.  Stop.\nroot@h:/app#"))[0]
+    assert site.context.error_message == "make: *** No targets.  Stop."
+    assert find_error_sites(screen("Current Terminal Screen:\nroot@h:/app# make\nmake: Nothing to be done.\nroot@h:/app#")) == []
+
+
+GEMINI = [
+    {"type": "init", "session_id": "s", "model": "m"},
+    {"type": "message", "role": "user", "content": "Go."},
+    {"type": "message", "role": "assistant", "content": "I ", "delta": True},
+    {"type": "message", "role": "assistant", "content": "look.", "delta": True},
+    {"type": "tool_use", "tool_name": "read_file", "tool_id": "c1", "parameters": {"path": "a"}},
+    {"type": "tool_use", "tool_name": "list", "tool_id": "c2", "parameters": {}},
+    {"type": "tool_result", "tool_id": "c1", "status": "error", "output": "", "error": {"type": "x", "message": "no file"}},
+    {"type": "tool_result", "tool_id": "c2", "status": "success", "output": "Error: is a name"},
+    {"type": "message", "role": "assistant", "content": "Done.", "delta": True},
+    {"type": "result", "status": "success", "stats": {}},
+]
+
+
+def ran(id, subtype, tool, args, **result):
+    return {
+        "type": "tool_call",
+        "subtype": subtype,
+        "call_id": id,
+        "session_id": "s",
+        "tool_call": {tool: {"args": args} | ({"result": result} if result else {})},
+    }
+
+
+def streamed(role, text):
+    return {"type": role, "message": says(role, block(text)), "session_id": "s"}
+
+
+def block(text):
+    return [{"type": "text", "text": text}]
+
+
+CURSOR = [
+    {"type": "system", "subtype": "init", "session_id": "s", "model": "m"},
+    streamed("user", "Go."),
+    streamed("assistant", "I look."),
+    ran("c1", "started", "readToolCall", {"path": "a"}),
+    ran("c2", "started", "shellToolCall", {"command": "ls"}),
+    ran("c1", "completed", "readToolCall", {"path": "a"}, error={"errorMessage": "no file"}),
+    ran(
+        "c2", "completed", "shellToolCall", {"command": "ls"}, success={"exitCode": 0, "stdout": "Error: is a name", "stderr": ""}
+    ),
+    streamed("assistant", "Done."),
+    {"type": "result", "subtype": "success", "session_id": "s", "result": "Done."},
+]
+
+
+@pytest.mark.parametrize("rows, format, tool", [(GEMINI, "gemini-cli", "read_file"), (CURSOR, "claude-code", "read")])
+def test_streams_of_agents_on_the_command_line(tmp_path, rows, format, tool):
+    [trace] = read(tmp_path, rows, "s.jsonl")
+    assert (trace.format, trace.trace_id, trace.model) == (format, "s", "m")
+    assert [t.role for t in trace.turns if t.content or t.tool_calls] == ["user", "assistant", "tool", "tool", "assistant"]
+    assert trace.turns[1].content == "I look." and tally(trace)["calls"] == tally(trace)["results"] == 2
+    [site] = find_error_sites(trace)
+    assert site.context.tool_name == tool and "no file" in site.context.error_message
+
+
+@pytest.mark.parametrize(
+    "result, message",
+    [
+        ({"success": {"exitCode": 2, "stdout": "", "stderr": "no rule"}}, "no rule"),
+        ({"failure": {"exitCode": 2, "stderr": "no rule"}}, "no rule"),
+        ({"success": {"exitCode": 0, "stdout": "ok", "stderr": ""}}, None),
+        ({"rejected": {"reason": "no"}}, None),
+        ({"success": {}}, None),
+    ],
+)
+def test_results_of_cursor_s_stream(tmp_path, result, message):
+    [trace] = read(
+        tmp_path,
+        [
+            *CURSOR[:3],
+            ran("c", "started", "shellToolCall", {"command": "make"}),
+            ran("c", "completed", "shellToolCall", {}, **result),
+        ],
+        "s.jsonl",
+    )
+    assert [s.context.error_message for s in find_error_sites(trace)] == [message] * (message is not None)
+
+
+def test_messages_in_wrappers_one_a_line(tmp_path):
+    call = {"type": "toolCall", "id": "c1", "name": "bash", "arguments": {"command": "make"}}
+    done = {"role": "toolResult", "toolCallId": "c1", "toolName": "bash", "content": block("no rule"), "isError": True}
+    inner = [
+        says("user", "Go."),
+        says("assistant", [{"type": "thinking", "thinking": "Hm."}, call]),
+        done,
+        says("assistant", block("Done.")),
+    ]
+    rows = [{"type": "message", "id": f"{n}", "parentId": f"{n - 1}", "message": message} for n, message in enumerate(inner)]
+    [trace] = read(tmp_path, rows, "s.jsonl")
+    assert [t.role for t in trace.turns] == CHAT_ROLES and [s.context.tool_name for s in find_error_sites(trace)] == ["bash"]
+
+
+def test_instances_of_toolalpaca(tmp_path):
+    steps = [
+        [["getX", '{"id": 1}', "I look.\nAction: getX\nAction Input: {}"], "Status Code: 404. Response: not found"],
+        [["getY", {"id": 2}], "Status Code: 200. Response: ok"],
+    ]
+    api = {
+        "Name": "X",
+        "Function_Description": {"getX": "find an X", "getY": "", "components": ""},
+        "Instances": [
+            {"input": "Go.", "output": "Done.", "intermediate_steps": steps},
+            {"input": "And?", "output": "Yes.", "intermediate_steps": []},
+        ],
+    }
+    one, two = read(tmp_path, [api])
+    assert [t.role for t in one.turns] == ["user", *["assistant", "tool"] * 2, "assistant"] and one.tool_names == ("getX", "getY")
+    assert [s.context.tool_name for s in find_error_sites(one)] == ["getX"] and [t.content for t in two.turns] == ["And?", "Yes."]
+    assert one.format == "toolalpaca" and len({one.trace_id, two.trace_id}) == 2
+
+
+@pytest.mark.parametrize(
+    "tools, names", [(["bash"], ("bash",)), ([{"name": "bash"}], ("bash",)), ("none", ()), (None, ()), ([], ())]
+)
+def test_tools_that_are_names(tools, names):
+    if tools == "none":
+        with pytest.raises(TraceProblem, match="tool list"):
+            read_record({"messages": CHAT, "tools": tools})
+    else:
+        assert read_record({"messages": CHAT, "tools": tools}).tool_names == names
+
+
+@pytest.mark.parametrize(
+    "fields, reward",
+    [({"reward": "0.5"}, 0.5), ({"resolved": True}, 1.0), ({"resolved": 0}, 0.0), ({"reward": 2, "resolved": True}, 2.0)],
+)
+def test_rewards(fields, reward):
+    assert read_record({"messages": CHAT} | fields).reward == reward
+
+
+def test_the_words_of_an_mcp_error_are_its_message():
+    [site] = find_error_sites(chat_of(asked(("f", "c1")), answered(json.dumps({"content": block("boom"), "isError": True}))))
+    assert site.context.error_message == "boom"

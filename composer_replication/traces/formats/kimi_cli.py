@@ -18,7 +18,9 @@ CHAT_IDS = "session_id", "conversation_id", "thread_id", "chat_id", "trace_id"
 
 
 def is_message_line(record: dict) -> bool:
-    "Whether a record is one chat message, or what Kimi CLI writes between them."
+    "Whether a record is one chat message, bare or wrapped, or what Kimi CLI writes between them."
+    if isinstance(record.get("message"), dict):
+        record = record["message"]
     role = record.get("role")
     return isinstance(role, str) and role.startswith("_") or (
         is_messages([record]) and bool({"content", "value", "tool_calls", "parts", "data", "kwargs"} & record.keys()))
@@ -40,6 +42,7 @@ def read_messages(
     chats: dict[str, list] = {}
     for position, r in lines:
         if is_message_line(r):
+            r = r["message"] if isinstance(r.get("message"), dict) else r
             chats.setdefault(next((as_text(r[key]) for key in CHAT_IDS if r.get(key)), trace_id), []).append((position, r))
     if other := [position for position, r in lines if not is_message_line(r)]:
         yield TraceProblem(f"{len(other):,} {'line is' if len(other) == 1 else 'lines are'} no chat message", "delete what is none", line=other[0] + 1)

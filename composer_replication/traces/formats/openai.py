@@ -17,7 +17,7 @@ def answer_beside(record: dict) -> list:
     "The answer of a log of calls to a model: one that stands beside what was sent, as a list of messages."
     for key in ("choices", "response", "outputs", "output", "completion"):
         given = record.get(key)
-        choices = given if key == "choices" else given.get("choices") if isinstance(given, dict) else None
+        choices = given if key == "choices" else given.get("choices", [given]) if isinstance(given, dict) else None
         if isinstance(choices, list) and choices and isinstance(choices[0], dict) and isinstance(choices[0].get("message"), dict):
             return [{"role": "assistant"} | choices[0]["message"]]
         if is_messages(given := given if isinstance(given, list) else [given]) and ROLES.get(role_of(given[0])) == "assistant":
