@@ -175,7 +175,6 @@ def hints_list(files: Files = None, as_json: AsJson = False, strict: Strict = Fa
 
     `composer-rl hints list runs --detectors long_explanation --judge http://127.0.0.1:8000/v1 --model my-judge`
     """
-    import composer_replication.hints.habits  # registers its templates
     from composer_replication.traces.error_sites import blame_turns
     from composer_replication.traces.habits import look_for
     look_for(detectors)

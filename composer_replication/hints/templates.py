@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['Template', 'HINT_TEMPLATES', 'GENERAL', 'LISTED', 'register', 'dispatch', 'knows', 'nearest_first',
            'hint_tool_not_found', 'arguments_line', 'hint_type_error', 'hint_json_decode', 'hint_runtime_error',
-           'hint_repeated_failure']
+           'hint_repeated_failure', 'hint_long_explanation', 'hint_repeated_call', 'hint_ignored_format',
+           'hint_wasteful_exploration']
 
 # %% ../../nbs/hints/03_templates.ipynb #4247e128
 import difflib
@@ -242,3 +243,29 @@ def hint_repeated_failure(context: HintContext) -> str | None:
     known = sentences(first)[:1] if first and knows(cause, first) else []
     same = "" if known or not context.error_message.strip() else f" (`{shorten(failure_gist(unwrap(context.error_message)), 160).replace('`', chr(39))}`)"
     return " ".join([*known, f"Several attempts have failed in the same way{same}: change the approach, and look at what is really there before acting again."])
+
+# %% ../../nbs/hints/03_templates.ipynb #fb5aa844
+@_template("long_explanation")
+def hint_long_explanation(context: HintContext) -> str:
+    "One sentence beside a call is enough."
+    return "Say in at most one sentence what this step is for, and make the call."
+
+
+@_template("repeated_call")
+def hint_repeated_call(context: HintContext) -> str:
+    "The answer was given before."
+    tool = f" of `{context.tool_name}`" if context.tool_name else ""
+    return f"The answer{tool} that this step would ask for stands above already: use it, and take the next step."
+
+
+@_template("ignored_format")
+def hint_ignored_format(context: HintContext) -> str:
+    "The rule, in the prompt's own words."
+    rule = context.error_message
+    return f"Keep to the format that was asked for: {rule}." if rule else "Keep to the format that was asked for."
+
+
+@_template("wasteful_exploration")
+def hint_wasteful_exploration(context: HintContext) -> str:
+    "Name what is unknown, or act."
+    return "Much has been read already: say what is still unknown, and make the smallest change or run that settles it."

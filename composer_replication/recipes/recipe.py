@@ -21,7 +21,6 @@ from trl import ModelConfig, TrlParser
 
 from ..core.environment import factory_of, imported, offer_of
 from ..hints.layers import LAYERS
-import composer_replication.hints.habits  # registers its templates
 import composer_replication.hints.judge_layer  # registers its layer
 import composer_replication.hints.learned_layer
 import composer_replication.hints.sibling_layer

@@ -40,13 +40,15 @@ def object_call(call: Any) -> ToolCall | None:
         call = value_of(call)
     if not isinstance(call, dict):
         return None
-    inner = next((call[key] for key in ("function", "functionCall", "toolUse", "value") if isinstance(call.get(key), dict)), call)
+    inner = next((call[key] for key in ("function", "functionCall", "toolUse", "custom", "value") if isinstance(call.get(key), dict)), call)
     if inner is call and call.get("type") == "tool_call" and isinstance(call.get("value"), str):
         return object_call(call["value"])
     name = next((inner[key] for key in NAMES if isinstance(inner.get(key), str)), None)
     if name is None:
         return None
     arguments = next((inner[key] for key in ARGUMENTS if inner.get(key) is not None), None)
+    if call.get("type") == "custom" and isinstance(arguments, str) and not arguments.lstrip().startswith("{"):  # a custom tool takes text
+        arguments = {"input": arguments}
     given = next((str(o[key]) for o in (call, inner) for key in IDS if o.get(key) not in (None, "")), None)
     return ToolCall.parse(name, arguments, given)
 

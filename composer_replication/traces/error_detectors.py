@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['CLEAN', 'Detector', 'DETECTORS', 'TOOL_MISSING', 'NOT_JSON', 'BAD_TYPE', 'EXCEPTION', 'RAISED', 'MISFIT', 'GENERIC',
-           'BEFORE', 'PROMPT', 'BEHIND', 'FENCED', 'ANSWERS_NO', 'STATUS_LINE', 'STATUS_TAG', 'FIELD', 'OUTPUT', 'EDGE',
-           'DECLINED', 'STATUS_REASON', 'CODE_KEYS', 'HTTP_KEYS', 'NOTHING', 'MESSAGES', 'READER', 'READS',
-           'SAYS_ERROR', 'ERROR_TAG', 'BAD_WORDS', 'GOOD_WORDS', 'GAVE_UP', 'SHELL_COMPLAINT', 'Detection',
-           'register_detector', 'detectors_for', 'first_opinion', 'last_exception', 'kind_of', 'shell_kind', 'Pairing',
-           'pair', 'command_of', 'without_echo', 'unwrapped', 'shell_detection', 'exit_status', 'observed',
-           'result_text', 'declined', 'flagged', 'objects', 'status', 'reads_only', 'tool_called', 'payload',
-           'traceback', 'graded', 'unanswered']
+           'BEFORE', 'PROMPT', 'BEHIND', 'FENCED', 'ANSWERS_NO', 'STATUS_LINE', 'STATUS_TAG', 'FIELD', 'BESIDE_STATUS',
+           'OUTPUT', 'EDGE', 'DECLINED', 'STATUS_REASON', 'WRAPPING', 'CODE_KEYS', 'HTTP_KEYS', 'NOTHING', 'MESSAGES',
+           'NUMBER', 'READER', 'READS', 'SAYS_ERROR', 'ERROR_TAG', 'BAD_WORDS', 'GOOD_WORDS', 'GAVE_UP', 'BROKE_OFF',
+           'SHELL_COMPLAINT', 'Detection', 'register_detector', 'detectors_for', 'first_opinion', 'last_exception',
+           'kind_of', 'shell_kind', 'Pairing', 'pair', 'command_of', 'without_echo', 'unwrapped', 'shell_detection',
+           'exit_status', 'observed', 'result_text', 'declined', 'flagged', 'objects', 'status', 'reads_only',
+           'tool_called', 'payload', 'traceback', 'graded', 'unanswered']
 
 # %% ../../nbs/traces/01_error_detectors.ipynb #1b3fbde7
 import re
@@ -163,10 +163,10 @@ def pair(trace: Trace) -> Pairing:
 
 # %% ../../nbs/traces/01_error_detectors.ipynb #bdc39a4b
 BEFORE = re.compile(
-    r"\s*(?:observation:|execution result of \[[^\]\n]*\]:|\[[^\n]{1,2000}?\] result:|(?:tool|function|command|shell|terminal)[ _]?(?:call )?"
-    r"(?:result|output|response|error)s?(?: (?:of|for|from) [^\n:]{1,80})?:|(?:result|output|response|stdout|stderr)s?:(?=\s*\n)|"
+    r"\s*(?:observation:|execution result of \[[^\]\n]*\]:|\[[^\n]{1,2000}?\] result:|(?:new |current )?(?:tool|function|command|shell|terminal)[ _]?(?:call )?"
+    r"(?:result|output|response|error|screen)s?(?: (?:of|for|from) [^\n:]{1,80})?:|(?:result|output|response|stdout|stderr)s?:(?=\s*\n)|"
     r"<(tool_response|tool_result|tool_output|function_response|function_results?|function_result|observation|result|response|output|stdout|stderr|error|"
-    r"tool_use_error|error_message|exception|system|returned)>)", re.I)
+    r"tool_use_error|error_message|exception|system|returned)>|call id: [^\n]{1,80}(?=\n))", re.I)
 PROMPT = r"(?:\([\w.-]+\) ?)?(?:[\w.-]+@[\w.-]+[:~][^\n]{0,120}?|\[[^\]\n]{1,80}\]|bash-[\d.]+|[~/][\w./-]*)?\s?[#$%>❯]"  # of a terminal
 BEHIND = re.compile(r"(?:\s*\[Python [Ii]nterpreter: [^\]\n]*\]|\s*\[Current working directory: [^\]\n]*\]|\n" + PROMPT + r"\s*)+\Z")
 
@@ -223,7 +223,7 @@ def unwrapped(
             break
         text = text[before.end():]
         if before[1]:
-            text = text.rstrip().removesuffix(f"</{before[1]}>")
+            text = text.replace(f"</{before[1]}>", "", 1).rstrip()
     return BEHIND.sub("", without_echo(text, command).strip()).strip()
 
 # %% ../../nbs/traces/01_error_detectors.ipynb #5d581829
@@ -239,7 +239,7 @@ def shell_detection(code: int, output: str, command: str = "") -> Detection:
 # %% ../../nbs/traces/01_error_detectors.ipynb #f1081f23
 _CODE = r"(?:an? )?(?:non-?zero )?(?:(?:exit|return)[ _-]?)?(?:code|status|value)\s*(?:is|was|of)?\s*[:=]?\s*"
 STATUS_LINE = re.compile(
-    r"[\s\[({<#*=>|✗❌-]*(?:"
+    r"[\s\[({<#*=>|✗❌-]*(?:error: )?(?:"
     r"(?:exit|return)[ _-]?(?:code|status|value)\*{0,2}\s*(?:is|was|of)?\s*[:=]?\*{0,2}\s*`?(?P<label>-?\d+)"
     r"|(?:exit(?:ed)?|rc)\s*[:= ]\s*(?P<short>-?\d+)(?=\s*[\])}]|\s*$)"
     r"|(?:[\w'./-]+ ){0,6}?(?:exited|failed|finished|completed|ended|terminated|returned|executed|done|died|stopped)\b[\w ,]{0,24}?"
@@ -249,6 +249,9 @@ STATUS_LINE = re.compile(
 STATUS_TAG = re.compile(r"<(exit[_-]?code|return[_-]?code|exit[_-]?status|returncode)>\s*(-?\d+)\s*</\1>"
                         r"|<[a-z][\w:-]*\b[^<>\n]*?\b(?:exit[_-]?code|return[_-]?code|exit[_-]?status)\s*=\s*[\"']?(-?\d+)[^<>\n]*>", re.I)
 FIELD = re.compile(r"\s*(?:[\[(<{].*[\])>}]|[A-Za-z][\w /.()-]{0,40}:(?:\s.{0,200}|)|-{3,}|={3,}|" + PROMPT + r"\s*|)\s*")  # a line of a head or foot
+BESIDE_STATUS = re.compile(  # a field that tools print beside an exit status
+    r"\s*(?:(?:wall|elapsed|execution|run) ?time|duration|total output lines|original token count|chunk id|session id|signal|background pids?"
+    r"|process group pgid|pid|command|(?:working )?directory|cwd|timed ?out|truncated)\b[^:]{0,20}:.{0,200}|[^:]{1,40}:\s*\(\w+\)\s*", re.I)
 OUTPUT = re.compile(r"\s*(?:output|stdout|stderr|result|logs?)s?(?: \([^)\n]*\))?:\s*", re.I)
 EDGE = 12  # lines of a head or foot
 
@@ -275,9 +278,11 @@ def exit_status(
     for at, line in enumerate(lines[:EDGE]):
         if (code := _status(line)) is not None:
             rest = lines[at + 1:]
-            while rest and FIELD.fullmatch(rest[0][:300]) and len(rest[0]) <= 300 and not OUTPUT.match(rest[0]) and ":" in rest[0]:
-                rest.pop(0)  # wall time and the like
-            shown = OUTPUT.sub("", "\n".join(rest).strip(), count=1) if rest and OUTPUT.match("\n".join(rest).strip()) else "\n".join(rest)
+            while rest and BESIDE_STATUS.fullmatch(rest[0]):
+                rest.pop(0)
+            shown = "\n".join(rest).strip()
+            if OUTPUT.match(shown):
+                return code, _bare(OUTPUT.sub("", shown, count=1))
             return code, _bare(shown) or _bare("\n".join(lines[:at]))  # what looks like a head may be all there is
         if OUTPUT.fullmatch(line) or len(line) > 300 or not FIELD.fullmatch(line):
             break
@@ -357,7 +362,16 @@ def objects(text: str) -> list[dict]:
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             return []
     outer = [body] if isinstance(body, dict) else [v for v in body if isinstance(v, dict)] if isinstance(body, list) and len(body) == 1 else []
-    return outer + [v for o in outer for v in o.values() if isinstance(v, dict)]
+    return outer + [v for o in outer for v in o.values() if isinstance(v, dict)] + [v for o in outer for said in _wrapped(o) for v in objects(said)]
+
+
+def _wrapped(value: dict) -> list[str]:
+    "The text in an object that is nothing but the wrapping of a text."
+    texts = [v for k, v in value.items() if k in ("result", "output", "content", "response", "text") and isinstance(v, str)]
+    return texts if len(texts) == 1 and value.keys() <= WRAPPING else []
+
+
+WRAPPING = {"result", "output", "content", "response", "text", "type", "name", "tool", "tool_name", "id", "tool_call_id", "call_id"}
 
 
 CODE_KEYS = ("exitcode", "returncode", "exitstatus", "rc")
@@ -379,8 +393,8 @@ def _object_status(text: str) -> int | None:
 def _said(found: list[dict], text: str) -> str:
     "What objects say of an error; else the whole text."
     for o in found:
-        parts = [o[key] if isinstance(o[key], str) else o[key].get("message") for key in MESSAGES
-                 if isinstance(o.get(key), (str, dict))]
+        parts = [o[key] if isinstance(o[key], str) else o[key].get("message") for key in MESSAGES if isinstance(o.get(key), (str, dict))]
+        parts += [b["text"] for b in o["content"] if isinstance(b, dict) and isinstance(b.get("text"), str)] if isinstance(o.get("content"), list) else []
         parts = [p.strip() for p in parts if isinstance(p, str) and p.strip().lower() not in NOTHING]
         if parts:
             return "\n".join(dict.fromkeys(parts))
@@ -405,8 +419,10 @@ def status(trace: Trace, position: int) -> Detection | None:
     return shell_detection(code, output, command_of(trace, position))
 
 
+NUMBER = r"\s*[:=]\s*[-+]?(?:\d*\.\d+|0)(?:e[-+]?\d+)?\s*%?\s*(?:$|\n)"  # a measured error
 READER = re.compile(r"(?i)(?:^|[_.-])(?:read|view|open|cat|get|list|search|grep|glob|find|fetch)(?:$|[_.-])|^(?:Read|Grep|Glob|View|Fetch|Search)")
-READS = re.compile(r"(?:cd [^&;|]+&&\s*)?(?:cat|head|tail|less|more|sed -n|nl|grep|rg|awk|gh run view|journalctl|docker logs|kubectl logs)\b[^;&]*")
+READS = re.compile(r"(?:cd [^&;|]+&&\s*)?(?:cat|head|tail|less|more|sed -n|nl|grep|rg|awk|gh run view|journalctl|docker logs|kubectl logs)\b"
+                   r"(?:(?!<<|\|\s*(?:\w*sh|python\d?|xargs)\b)[^;&])*")
 
 
 def reads_only(trace: Trace, position: int) -> bool:
@@ -424,10 +440,13 @@ def tool_called(trace: Trace, position: int) -> str:
 
 
 SAYS_ERROR = re.compile(
-    r"[\[(*❌✗⚠️\s]*(?:(?i:error)(?![^\W_]|[._/-]\w)|(?:\w+\.)*\w+(?:Error|Exception): \S|Exception: \S|[Ff]ailed to \w|[Ff]atal: \S|FATAL\b"
+    r"[\[(*❌✗⚠️\"\s]*(?:(?i:error(?!" + NUMBER + r"|\s+(?:rates?|handling|handlers?|codes?|messages?|analysis|margins?|logs?|types?|bounds?|bars?|estimates?)\b))"
+    r"(?![^\W_]|[._/-]\w|:[a-z_][\w.]*:)|(?:\w+\.)*\w+(?:Error|Exception): \S|Exception: \S|[Ff]ailed to \w|[Ff]atal: \S|FATAL\b"
     r"|(?i:an? (?:\w+ )?error (?:has )?occurred|(?:the )?(?:tool|command|function|action|request)(?: (?:call|execution))? (?:failed|errored)\b"
     r"|(?:tool|function|execution|command|runtime|validation|internal|server|api|mcp|http)[ -]error\b"
-    r"|(?:the |your )?(?:tool|command|execution|request|operation|process|script|call)(?: \w+){0,2}? timed out|timed out after \d))")  # at the start of a result
+    r"|(?:the |your )?(?:tool|command|execution|request|operation|process|script|call)(?: \w+){0,2}? timed out|timed out after \d"
+    r"|(?:file|path|directory|tool|function|module) (?:[\w./'\"-]+ )?(?:was |is )?not found\b|permission denied\b|HTTP (?:error |status )?[45]\d\d\b(?!.*\n.*:)"
+    r"|no (?:changes were made|changes made|replacement was)|no match(?:es)? found for replacement|(?:old_str(?:ing)?|string to replace|search block)\b.{0,40} not found))")
 ERROR_TAG = re.compile(r"\s*<(?:(tool_use_error|tool_error|error_message)|error|exception)>(?=\s*[^\s<]).*</\w+>\s*", re.S | re.I)  # around a whole result
 BAD_WORDS, GOOD_WORDS = ("error", "errored"), ("success", "succeeded", "ok", "completed", "passed")
 
@@ -439,7 +458,8 @@ def payload(trace: Trace, position: int) -> Detection | None:
         return None
     text = result_text(trace, position)
     tool, tag = tool_called(trace, position), ERROR_TAG.fullmatch(turn.content)
-    if SAYS_ERROR.match(text) or (tag and (tag[1] or not reads_only(trace, position))) or (tool and re.match(rf"{re.escape(tool)} (?:failed|errored)\b", text)):
+    shown = bool(command_of(trace, position)) and reads_only(trace, position)  # what a command like `cat` shows happened elsewhere
+    if SAYS_ERROR.match(text) and not shown or (tag and (tag[1] or not reads_only(trace, position))) or (tool and re.match(rf"{re.escape(tool)} (?:failed|errored)\b", text)):
         return Detection(kind_of(text), text)
     if not (found := objects(text)):
         return None
@@ -448,16 +468,24 @@ def payload(trace: Trace, position: int) -> Detection | None:
         word = o["status"].lower() if isinstance(o.get("status"), str) else ""
         filled = o.get("error")
         filled = filled.strip().lower() not in NOTHING if isinstance(filled, str) else bool(filled)
-        yes = [o[key] for key in ("success", "ok", "succeeded") if isinstance(o.get(key), bool)]
+        yes = [o[key] in (True, "true") for key in ("success", "ok", "succeeded") if o.get(key) in (True, False, "true", "false")]
+        told = any(isinstance(o.get(k), str) for k in ("message", "msg", "error", "detail"))
         bad |= (filled or False in yes or any(o.get(key) is True for key in ("is_error", "isError", "failed")) or word in BAD_WORDS
                 or (word in ("failed", "failure", "fail") and any(isinstance(o.get(k), str) for k in ("message", "reason", "detail")))
                 or (isinstance(o.get("type"), str) and o["type"].lower() == "error")
-                or any(_plain(k) in HTTP_KEYS and type(v) is int and 400 <= v < 600 for k, v in o.items()))
+                or any((_plain(k) in HTTP_KEYS or k == "code" and told) and type(v) is int and 400 <= v < 600 for k, v in o.items())
+                or o.keys() <= {"errors", "data", "extensions"} and _listed(o.get("errors"), "message") or o.keys() == {"detail"} and _listed(o["detail"], "msg")
+                or any(map(SAYS_ERROR.match, _wrapped(o))))
         good |= True in yes or word in GOOD_WORDS
     if bad:
         message = _said([o for o in found if o.get("error")] + found, text)
         return Detection(kind_of(message), message)
     return CLEAN if good else None
+
+
+def _listed(value: Any, key: str) -> bool:
+    "Whether a value is a list of objects with this key, as GraphQL and FastAPI give errors."
+    return isinstance(value, list) and bool(value) and all(isinstance(v, dict) and key in v for v in value)
 
 
 def traceback(trace: Trace, position: int) -> Detection | None:
@@ -470,12 +498,19 @@ def traceback(trace: Trace, position: int) -> Detection | None:
         return Detection(shell_kind(text), text)
     if len(text) < 400 and text.count("\n") < 3 and SHELL_COMPLAINT.match(text):
         return Detection("tool_not_found" if "command not found" in text else "runtime_error", text)
-    if turn.failed is None and command_of(trace, position) and not reads_only(trace, position) and GAVE_UP.match(text.rpartition("\n")[2]):
+    if turn.failed is None and command_of(trace, position) and not reads_only(trace, position) and (
+            BROKE_OFF.match(text) or any(map(GAVE_UP.match, text.split("\n")[-4:]))):
         return Detection("runtime_error", text)
     return None
 
 
-GAVE_UP = re.compile(r"g?make(?:\[\d+\])?: \*\*\* |npm (?:ERR!|error) |error: could not compile |ninja: build stopped|BUILD FAILED\b|fatal: ")  # a last line
+GAVE_UP = re.compile(  # one of the last lines
+    r"g?make(?:\[\d+\])?: \*\*\* |npm (?:ERR!|error) |error: (?:could not compile|aborting due to|test failed|failed to push) |ninja: build stopped|fatal: "
+    r"|(?i:build failed)\b|FAIL(?:\t|$)|=+ (?:\d+ \w+, )*[1-9]\d* (?:failed|errors?)\b.* in [\d.]+m?s|Tests: +(?:\d+ \w+, )*[1-9]\d* failed|test result: FAILED"
+    r"|Found [1-9]\d* errors?(?: in \d+ files?.*|\.)?$|Node\.js v\d+\.|exit status [1-9]|Automatic merge failed|\S+\(\d+,\d+\): error \w+\d+: ")
+BROKE_OFF = re.compile(  # the whole output, from its first line
+    r"(?:\S+: )?[Ss]egmentation fault|Uncaught \w*Error: |Exception in thread \"|thread '[^'\n]*' panicked at |panic: |curl: \(\d+\) |\S+:\d+:in [`'][^'\n]*': .*\(\w*Error\)"
+    r"|(?:\S+: )?(?:\d+: )?\S+: not found$|'?\S+'? (?:is|was) not recognized as ")
 
 SHELL_COMPLAINT = re.compile(r"\A(?:[\w./ -]+: )?(?:line \d+: )?\S+: (?:.{0,200})(?:No such file|command not found|[Pp]ermission denied"
                              r"|cannot (?:open|access|stat))")

@@ -14,7 +14,7 @@ from typing import Literal
 
 import composer_replication.traces.formats  # registers formats with their detectors
 from .blame import cause_of
-from .error_detectors import CLEAN, Detector, Detection, detectors_for, first_opinion, pair, register_detector
+from .error_detectors import CLEAN, Detection, detectors_for, first_opinion, pair, register_detector
 from .failure import failure_gist
 from .wanted import wanted_failure
 from ..core.errors import InputProblem
@@ -48,12 +48,9 @@ def offered(trace: Trace, name: str) -> str | None:
     return name if name in trace.tool_names else next((tool for tool in trace.tool_names if re.sub(r"\W|_", "", tool) == plain), None)
 
 
-def outcomes(
-    trace: Trace,
-    detectors: Sequence[Detector],  # asked in this order
-) -> list[CallOutcome]:
-    "What became of each call: failures and successes."
-    answers, made = pair(trace).causes, []
+def outcomes(trace: Trace) -> list[CallOutcome]:
+    "What became of each call: failures and successes, as the detectors of the trace's format say."
+    answers, detectors, made = pair(trace).causes, detectors_for(trace.format), []
     for position, turn in enumerate(trace.turns):
         if turn.role == "assistant":
             cause, call = position, next((c for c in turn.tool_calls if not c.parsed), turn.tool_calls[0] if turn.tool_calls else None)
@@ -109,15 +106,14 @@ def blame_turns(who: Literal["shown", "cause"]) -> None:
 
 def find_error_sites(
     trace: Trace,
-    detectors: Sequence[Detector] | None = None,  # instead of those registered for the trace's format
     blame: Literal["shown", "cause"] | None = None,  # whose turn it is; None: as `blame_turns` says, at first "shown"
 ) -> list[ErrorSite]:
     "The failures of a trace, in the order in which they show; in each segment those of the turns sampled there. Those that the agent wanted are among them, with `ErrorSite.wanted`."
     if len(parts := trace.parts()) > 1:
-        found = [(place, site) for place, part in zip(trace.part_positions, parts) for site in find_error_sites(part, detectors, blame)]
+        found = [(place, site) for place, part in zip(trace.part_positions, parts) for site in find_error_sites(part, blame)]
         return sorted((replace(site, trace_id=trace.trace_id, turn=place[site.turn], evidence_turn=place[site.evidence_turn]) for place, site in found),
                       key=lambda site: site.evidence_turn)
-    calls = outcomes(trace, detectors_for(trace.format) if detectors is None else detectors)
+    calls = outcomes(trace)
     failures = [o for o in calls if o.detection.kind is not None and o.turn in trace.sampled_turns]
     if not failures:
         return []

@@ -29,16 +29,15 @@ def write_traces(
 # %% ../../nbs/traces/03_export.ipynb #ccc7ff4e
 def to_dataset(
     traces: Iterable[Trace],
-    thinking: bool = True,  # keep the reasoning, as `reasoning_content`
 ) -> "Dataset":  # columns trace_id, task_id, model, reward, messages, tools
-    "Traces as a `datasets.Dataset` whose `messages` and `tools` TRL reads."
+    "Traces as a `datasets.Dataset` whose `messages` and `tools` TRL reads; reasoning stands in `reasoning_content`."
     from datasets import Dataset, Features, Json, List, Value
     features = Features({"trace_id": Value("string"), "task_id": Value("string"), "model": Value("string"),
                          "reward": Value("float64"), "messages": List(Json()), "tools": List(Json())})
     columns: dict[str, list] = {name: [] for name in features}
     for t in traces:
         # As text, because the feature's own encoder keeps only ten digits of a float.
-        messages, tools = ([orjson.dumps(v).decode() for v in values] for values in (t.to_messages(thinking), t.tools))
+        messages, tools = ([orjson.dumps(v).decode() for v in values] for values in (t.to_messages(), t.tools))
         for name, value in zip(columns, (t.trace_id, t.task_id, t.model, t.reward, messages, tools), strict=True):
             columns[name].append(value)
     return Dataset.from_dict(columns, features=features)

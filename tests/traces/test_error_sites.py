@@ -196,7 +196,6 @@ def test_a_registered_detector_is_asked_first_and_kinds_of_its_own_have_no_strea
         assert [(s.kind, s.streak, s.detector) for s in sites] == [("communication", 1, "polite")] * 5
     finally:
         DETECTORS.pop("mail")
-    assert find_error_sites(trace_of("rr"), detectors=[]) == []
 
 
 def test_every_kind_can_be_found():

@@ -127,9 +127,8 @@ def is_responses(record: dict) -> bool:
 
 def items_alone(value: Any) -> list | None:
     "A JSON value that is one list of items, as a list of one record."
-    if isinstance(value, list) and as_items(value) and any(str(i.get("type")).endswith(("_call", "_call_output")) for i in value):
-        return [{"items": value}]
-    return None
+    items = as_items(value) if isinstance(value, list) else None
+    return [{"items": items}] if items and any(str(i.get("type")).endswith(("_call", "_call_output")) for i in items) else None
 
 
 @register_format("responses", is_responses, unpack=items_alone)
