@@ -27,7 +27,7 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from ..core.errors import InputProblem
 from .block_mask import branch_block_mask
 from .checkpointed import checkpoints_layers
-from .pack import KINDS, PackedBatch, own_answer
+from .pack import ANSWERS, KINDS, PackedBatch, own_answer
 from .positions import check_length, counts_positions, mask_positions, order_problem
 from .states import ATTENTION, cache_argument, hybrids, layer_types, state_mixers, state_problem
 
@@ -483,7 +483,7 @@ def one_pass(
         return tokens * size / config.num_hidden_layers + 2 * config.hidden_size * entries
 
     kind = [["own" if own_answer(tree, b) else b.kind for b in tree.branches] for tree in batch.trees]
-    length = {k: [[len(b.ids) * (k in kinds and n == k) for b, n in zip(t.branches, row)] for t, row in zip(batch.trees, kind)] for k in KINDS[:3]}
+    length = {k: [[len(b.ids) * (k in kinds and n == k) for b, n in zip(t.branches, row)] for t, row in zip(batch.trees, kind)] for k in ("hint", *ANSWERS)}
     fork = [[b.fork for b in tree.branches] for tree in batch.trees]
     answers = [[*map(sum, zip(*rows))] for rows in zip(length["chosen"], length["rejected"])]
     passes, apart = 0, 0.0
