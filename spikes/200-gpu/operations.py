@@ -3,7 +3,7 @@
     .venv/bin/python spikes/200-gpu/operations.py
 
 counts them on the CPU, in models as deep as those of stage b and narrow, on a row of 1,000 tokens (their number hardly moves the
-count), and writes operations.json. A view launches nothing and is left out.
+count), and writes operations.json. A view launches nothing and is left out. What goes through in one pass is decided as on a GPU.
 """
 import json
 import sys
@@ -16,7 +16,12 @@ import torch
 from common import HERE, Stage
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from composer_replication.envs.toy.model import embedded_tokenizer
+from composer_replication.tree import forward
+from composer_replication.tree.template import probe_template
+
 LAYERS, TOKENS = {"0.5B": 24, "7B LoRA": 28}, 1024
+BOUND = {"sdpo, live": 1.3, "all, live": 1.8}  # operations over GRPO's
 
 
 class Counting(TorchDispatchMode):
@@ -32,15 +37,13 @@ class Counting(TorchDispatchMode):
         return function(*args, **kwargs or {})
 
 
-def counted(stage: Stage, size: str, arm: str) -> dict:
+def counted(stage: Stage, size: str, arm: str, layers: int) -> dict:
     "Operations of one step, and how many of them make the program wait for the device."
-    from composer_replication.envs.toy.model import embedded_tokenizer
-    from composer_replication.tree.template import probe_template
     name, checkpointing, attention, *_ = stage_b.CASES[size]
     chat = probe_template(embedded_tokenizer())
     trace, answers = stage_b.rollout(chat, TOKENS, stage_b.ERRORS)
     row, mask = stage_b.row_of(trace, answers, chat, *stage_b.ARMS[arm][:2])
-    shape = stage_b.TINY | {"num_hidden_layers": LAYERS[size], "max_position_embeddings": 8192}
+    shape = stage_b.TINY | {"num_hidden_layers": layers, "max_position_embeddings": 8192}
     recipe = stage_b.recipe_of(stage, name, checkpointing, attention, shape, arm, len(mask) - mask.index(1))
     trainer, inputs = stage_b.trainer_of(recipe, "cpu"), stage_b.inputs_of(row, mask, "cpu")
     stage_b.step(trainer, inputs)
@@ -53,7 +56,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         sys.argv = ["operations", "--tiny", "--out", folder]
         stage = Stage("b", __doc__)
-        found = {f"{size}: {arm}": counted(stage, size, arm) for size in LAYERS for arm in stage_b.ALL}
+        forward.LAYER_WORTH["cpu"] = forward.LAYER_WORTH["cuda"]
+        found = {f"{size}: {arm}": counted(stage, size, arm, layers) for size, layers in LAYERS.items() for arm in stage_b.ALL}
     Path(HERE, "operations.json").write_text(json.dumps({"torch": torch.__version__, "cases": found}, indent=1) + "\n")
     print("\n".join(f"{key}: {row}" for key, row in found.items()))
 
