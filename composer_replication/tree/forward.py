@@ -162,7 +162,8 @@ def _additive(seen, far, dtype):
     def additive(window):
         near = [s if window is None else s & (d < window) for s, d in zip(seen, far)]
         shown = torch.cat(near, -1)[:, None]
-        return torch.zeros(shown.shape, dtype=dtype, device=shown.device).masked_fill_(~shown, torch.finfo(dtype).min)
+        wide = torch.zeros(*shown.shape[:3], -(-shown.shape[3] // 8) * 8, dtype=dtype, device=shown.device)  # else CUDA pads a copy in each layer
+        return wide[..., :shown.shape[3]].masked_fill_(~shown, torch.finfo(dtype).min)
 
     return additive
 
@@ -445,7 +446,7 @@ def forward_tree(
     return hidden, branches.scatter(1, columns[..., None].expand_as(states), states.masked_fill(~real[..., None], 0.0))
 
 # %% ../../nbs/tree/12_forward.ipynb #b551ac77
-LAYER_WORTH = {"cpu": 2**22, "cuda": 2**38}  # multiply-adds in the time of a layer's operations: spike 200 saw 3 ms a layer on an H200
+LAYER_WORTH = {"cpu": 2**21, "cuda": 2**38}  # multiply-adds in the time of a layer's operations: spike 200 saw 3 ms a layer on an H200
 
 
 def tree_problem(

@@ -367,6 +367,16 @@ def test_hinted_branches_alone_give_no_gradient_to_what_they_attend_to(family):
     assert all(grad is None or not grad.any() for grad in keys)
 
 
+def test_rows_of_masks_begin_where_cuda_wants_them():
+    model, batch, masks = make("Qwen2-sliding"), batch_of_three(), []
+    for layer in model.model.layers:
+        layer.register_forward_pre_hook(lambda module, args, inputs: masks.append(inputs["attention_mask"]), with_kwargs=True)
+    forward_branches(model, batch, forward_trunk(model, batch)[1])
+    forward_tree(model, batch)
+    ours = [getattr(mask, "branches", mask) for mask in masks if mask is not None and mask.dtype == torch.float32]
+    assert len(ours) >= 6 and all(size % 8 == 0 for mask in ours for size in mask.stride()[:-1])  # attention.cpp, aligned_tensor
+
+
 def test_a_mask_that_a_model_has_cut_is_refused():
     mask = forward.TreeMask.of(torch.zeros(1, 1, 2, 5), None, True)
     query = torch.randn(1, 2, 5, 4)
