@@ -63,6 +63,7 @@ def pair_logprobs(
     cache: DynamicCache | None = None,  # of the same pass, where it kept one
     own_logprobs: torch.Tensor | None = None,  # (o,) of the answers that are the trunk's own, in order, where they are known already
     temperature: float = 1.0,  # divides the logits; the policy and its reference must share it
+    answers: torch.Tensor | None = None,  # (batch, branch_time, hidden) the model's states on the branches, where they are known already
 ) -> torch.Tensor:  # (m,) in the order of `batch.pair_labels`
     """Log-probability, in nats, of every token of the answers of the pairs. Gradients as the caller has them.
 
@@ -73,7 +74,8 @@ def pair_logprobs(
         time = max(int(batch.pair_trunk.max()) + 1, int(batch.branch_fork[rows].max()))
         part = narrow_batch(batch, rows, time)
         hidden, cache = forward_trunk(model, part)
-    answers = forward_branches(model, part, cache, kinds=("chosen", "rejected"))
+    if answers is None:
+        answers = forward_branches(model, part, cache, kinds=("chosen", "rejected"))
     head, other = lm_head(model), answers[row[~own], batch.pair_positions[~own, 1]]
     if own_logprobs is None:
         own_logprobs = token_logprobs(hidden[row[own], batch.pair_trunk[own]], head, batch.pair_labels[own], temperature)
@@ -96,15 +98,16 @@ def pair_logps(
 def reference_logps(
     model: torch.nn.Module,  # the reference policy, commonly the model before its first step
     batch: PackedBatch,
-    hidden: torch.Tensor | None = None,  # with `cache`, of the reference's own pass over the trunks; without them it reads them
+    hidden: torch.Tensor | None = None,  # with `cache` or `answers`, of the reference's own pass over the trunks; without them it reads them
     cache: DynamicCache | None = None,
     temperature: float = 1.0,  # divides the logits, as the policy's
+    answers: torch.Tensor | None = None,  # as of `pair_logprobs`
 ) -> PackedBatch:  # the batch with `ref_logps`
     "Take the reference's log-probability of every answer of a pair, without gradient."
     if not batch.pairs:
         return replace(batch, ref_logps=torch.zeros(0, device=batch.input_ids.device))
     with torch.no_grad():
-        logps, _ = pair_logps(model, batch, hidden, cache, temperature=temperature)
+        logps, _ = pair_logps(model, batch, hidden, cache, temperature=temperature, answers=answers)
     return replace(batch, ref_logps=logps)
 
 # %% ../../nbs/losses/07_channels.ipynb #fbde1158

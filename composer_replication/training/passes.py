@@ -6,7 +6,7 @@
 __all__ = ['TwiceRead', 'score_sampled', 'scores_sampled', 'check_share_prompts', 'prompts_once']
 
 # %% ../../nbs/training/18_passes.ipynb #39b56f1c
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -64,12 +64,13 @@ def scores_sampled(
     sampled: torch.Tensor,  # (batch, time - 1) bool, of the states that predict the second token and what follows
     temperature: float,
     twice: TwiceRead | None = None,
+    read: Callable[[], torch.Tensor] | None = None,  # gives the states `(batch, time, hidden)` in the place of a pass of the body
 ) -> Iterator[None]:
     "Within it, TRL's passes of the model score some tokens. Gradients as the caller has them."
     kept = vars(model).get("forward")
 
     def forward(*, input_ids, labels, fused_lm_head=True, **inputs):
-        hidden = model.base_model(input_ids=input_ids, **inputs).last_hidden_state[:, :-1]
+        hidden = (read() if read else model.base_model(input_ids=input_ids, **inputs).last_hidden_state)[:, :-1]
         head = lm_head(model)
         on = lambda x: x.to(head.weight.device)  # a model on several devices may have its head on another one
         logprobs, entropy = score_sampled(on(hidden), head, on(input_ids[:, 1:]), on(sampled), temperature, twice)

@@ -7,7 +7,7 @@ __all__ = ['Forward', 'watch_forward', 'BackwardPass', 'StepTrainer']
 
 # %% ../../nbs/training/21_step.ipynb #da0edf88
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ from transformers import Cache
 from trl import GRPOTrainer
 
 from ..losses.batch import check_by_index
-from ..losses.channels import (ChannelSum, pair_logps, preference_loss, reference_logps, replay_sum, sdpo_sum,
+from ..losses.channels import (ChannelSum, at, pair_logps, preference_loss, reference_logps, replay_sum, sdpo_sum,
                                                   sdpo_terms, teacher_states, vote_sum)
 from ..losses.chunked import LMHead, lm_head
 from ..losses.divergences import Divergence
@@ -28,9 +28,9 @@ from .teacher import causal_lm, evaluating
 from .window import Window, conflict_sums, recorded_trees
 from ..tree.build import Tree
 from ..tree.checkpointed import checkpoints_layers, keeping_cache, keeps_cache
-from ..tree.forward import (WAYS, cache_inputs, forward_needed, forward_trunk, shares_trunk, trunk_cache,
-                                               trunk_tokens, way_name)
-from ..tree.pack import KINDS, PackedBatch, pack_trees
+from ..tree.forward import (WAYS, cache_inputs, forward_needed, forward_tree, forward_trunk, one_pass, shares_trunk,
+                                               trunk_cache, trunk_tokens, way_name)
+from ..tree.pack import ANSWERS, KINDS, PackedBatch, pack_trees
 from ..tree.states import state_mixers
 from ..tree.text import AlignmentError
 
@@ -42,6 +42,7 @@ class Forward:
     hidden: torch.Tensor | None = None  # (batch, time, hidden) last states
     logprobs: torch.Tensor | None = None  # (batch, time - 1) of the next token at the sampling temperature, zero where not scored
     cache: Cache | None = None  # keys and values of every layer, and states at the forks
+    branches: torch.Tensor | None = None  # (batch, branch_time, hidden) last states, where the pass has read them with the trunks
     twice: TwiceRead | None = None  # tokens of hinted turns, where the pass has read them for channel 2 too
 
 
@@ -84,6 +85,7 @@ class BackwardPass:
     distils: bool = True  # whether channel 2 acts in this optimizer step
     teacher: tuple[torch.Tensor, LMHead] | None = None  # states (n, hidden) and head, for the tokens of the hinted turns
     forward: Forward | None = None  # the student's pass
+    ways: set[str] = field(default_factory=set)  # of `WAYS`: how branches were read
 
     @property
     def sites(self) -> int:
@@ -174,13 +176,27 @@ class StepTrainer(RunTrainer):
             with self.accelerator.autocast():
                 step.teacher = self.teacher.states(lambda model: self._hinted_states(model, step))
 
+    def _read(self, model, step: BackwardPass, batch: PackedBatch, kinds: tuple[str, ...], whole: bool = False) -> Forward:
+        "Trunks and such branches, where a model reads them in one pass. Which way it reads them goes into the log."
+        once = bool(kinds) and not self.is_deepspeed_enabled and one_pass(model, batch, kinds, whole)
+        step.ways |= {"once" if once else way_name(model)} if kinds else set()
+        hidden, branches = forward_tree(model, batch, kinds, whole) if once else (None, None)
+        return Forward(hidden, branches=branches)
+
     def _hinted_states(self, model, step: BackwardPass) -> torch.Tensor | None:
-        cache = step.forward.cache if step.forward else None
-        if self._one_trunk(step):
-            with torch.no_grad():
-                hidden, cache = forward_needed(model, step.batch)
-            step.batch = reference_logps(model, step.batch, hidden, cache, temperature=self.temperature)
-        return teacher_states(model, step.batch, cache)
+        if not self._one_trunk(step):
+            return self._teacher_states(model, step, step.batch, step.forward)
+        found = self._read(model, step, step.batch, ("hint", *ANSWERS))
+        if found.branches is None:
+            found.hidden, found.cache = forward_needed(model, step.batch)
+        step.batch = reference_logps(model, step.batch, found.hidden, found.cache, self.temperature, found.branches)
+        return self._teacher_states(model, step, step.batch, found)
+
+    def _teacher_states(self, model, step: BackwardPass, batch: PackedBatch, found: Forward | None) -> torch.Tensor:
+        "found: what the model's pass over the trunks has left, where it has made one."
+        if found is None or found.cache is None and found.branches is None:
+            found = self._read(model, step, batch, ("hint",))
+        return teacher_states(model, batch, found.cache) if found.branches is None else at(found.branches, batch.sdpo_teacher)
 
     def _one_trunk(self, step: BackwardPass) -> bool:
         "Whether a frozen teacher's pass over the trunks serves the pairs too, whose reference it is, and costs no more than one for each."
@@ -200,7 +216,8 @@ class StepTrainer(RunTrainer):
         for name in ("recorded", "batch"):
             packed = getattr(step, name)
             if packed is not None and packed.pairs and packed.ref_logps is None:
-                setattr(step, name, reference_logps(model, packed, temperature=self.temperature))
+                found = self._read(model, step, packed, ANSWERS)
+                setattr(step, name, reference_logps(model, packed, found.hidden, None, self.temperature, found.branches))
 
     # ---- passes of the student
 
@@ -222,7 +239,7 @@ class StepTrainer(RunTrainer):
         "Whether the policy's head may score for itself what is wanted."
         return not (self.is_deepspeed_enabled or self.aux_loss_enabled or self.args.cast_lm_head_to_fp32)
 
-    def _head_reads(self, step: BackwardPass):
+    def _head_reads(self, step: BackwardPass, read=None):
         """A context in which the policy's head scores what was sampled and what pairs read alone, and the tokens of hinted turns for channel 2 too.
 
         It is TRL's own pass where no channel has anything to do."""
@@ -238,7 +255,7 @@ class StepTrainer(RunTrainer):
         scored[:, -mask.shape[1]:] = mask.bool()
         own = step.batch.pair_trunk >= 0
         scored[step.batch.pair_positions[own, 0], step.batch.pair_trunk[own]] = True
-        return twice, scores_sampled(self.student, scored, self.temperature, twice)
+        return twice, scores_sampled(self.student, scored, self.temperature, twice, read)
 
     def _as_trl_calls(self, model, forward: Forward):
         "The model for TRL's loss to call."
@@ -246,11 +263,24 @@ class StepTrainer(RunTrainer):
 
     # ---- terms
 
+    def _student_kinds(self, batch: PackedBatch | None, sites: int) -> tuple[str, ...]:
+        "The branches that the student reads behind its own trunks."
+        hinted = sites and self.teacher and not self.teacher.own_trunk
+        return ("hint",) * bool(hinted) + ANSWERS * bool(batch and batch.pairs)
+
     def _policy_term(self, model, step: BackwardPass) -> ChannelSum:
         "TRL's loss, and the student's pass that it makes. A cache is kept where branches will read from it."
-        reads_cache = step.pairs or (step.sites and not self.teacher.own_trunk)
-        batch = step.batch if reads_cache and shares_trunk(self.student) is None else None
-        twice, scored = self._head_reads(step)
+        kinds = self._student_kinds(step.batch, step.sites)
+        once = bool(kinds) and self._own_head and not self.args.share_prompts and one_pass(self.student, step.batch, kinds)
+        batch = step.batch if kinds and not once and shares_trunk(self.student) is None else None
+        if once or batch is not None or step.pairs:  # else a live teacher reads the trunks itself
+            step.ways.add("once" if once else way_name(self.student))
+
+        def read():
+            step.forward.hidden, step.forward.branches = forward_tree(self.student, step.batch, kinds)
+            return step.forward.hidden
+
+        twice, scored = self._head_reads(step, read if once else None)
         with self.window.timed("policy"), scored, watch_forward(self.accelerator.unwrap_model(self.model), batch) as step.forward:
             loss = GRPOTrainer._compute_loss(self, self._as_trl_calls(model, step.forward), step.inputs)
         step.forward.twice = twice
@@ -268,10 +298,10 @@ class StepTrainer(RunTrainer):
             terms = replace(terms, divergence=terms.divergence * gate)
         return sdpo_sum(terms, step.batch, old, self.args.sdpo_importance_clip)
 
-    def _pairs_term(self, batch: PackedBatch, hidden=None, cache=None, own_logprobs=None) -> ChannelSum:
+    def _pairs_term(self, batch: PackedBatch, hidden=None, cache=None, own_logprobs=None, answers=None) -> ChannelSum:
         a = self.args
         with self.accelerator.autocast():
-            logps = pair_logps(self.student, batch, hidden, cache, own_logprobs, self.temperature)
+            logps = pair_logps(self.student, batch, hidden, cache, own_logprobs, self.temperature, answers)
             if a.replay_form == "prm":
                 return vote_sum(*logps, batch)
             return replay_sum(preference_loss(*logps, batch, a.replay_form, a.replay_dpo_beta), batch)
@@ -282,7 +312,7 @@ class StepTrainer(RunTrainer):
             return {}
         batch, own = step.batch, step.batch.pair_trunk >= 0
         known = step.completion(step.logprobs, batch.pair_positions[own, 0], batch.pair_trunk[own])
-        return {"replay": self._pairs_term(batch, step.forward.hidden, step.forward.cache, known)}
+        return {"replay": self._pairs_term(batch, step.forward.hidden, step.forward.cache, known, step.forward.branches)}
 
     def _kl_term(self, step: BackwardPass) -> ChannelSum:
         old = step.inputs.get("old_per_token_logps", step.logprobs.detach())
@@ -291,17 +321,23 @@ class StepTrainer(RunTrainer):
 
     def _recorded_terms(self, step: BackwardPass) -> dict[str, ChannelSum]:
         "Channel 2, and channel 3 as `recorded`, on recorded traces; a trunk that was read for channel 2 serves the pairs too."
-        batch, terms, hidden, cache = step.recorded, {}, None, None
-        if batch is not None and batch.sites and self.teacher and step.distils:
+        batch, terms = step.recorded, {}
+        if batch is None:
+            return terms
+        hinted = bool(batch.sites and self.teacher and step.distils)
+        with self.window.timed("sdpo" if hinted else "replay"), self.accelerator.autocast():
+            found = self._read(self.student, step, batch, self._student_kinds(batch, hinted), whole=hinted)
+            if hinted and found.hidden is None:
+                found.hidden, found.cache = forward_trunk(self.student, batch)
+        if hinted:
             with self.window.timed("sdpo"), self.accelerator.autocast():
-                hidden, cache = forward_trunk(self.student, batch)
-                shared = None if self.teacher.own_trunk else cache
-                teacher = self.teacher.states(lambda model: teacher_states(model, batch, shared))
-                found = sdpo_terms(hidden, lm_head(self.student), *teacher, batch, self.divergence, temperature=self.temperature)
-            terms["sdpo"] = sdpo_sum(found, batch)
-        if batch is not None and batch.pairs:
+                shared = None if self.teacher.own_trunk else found
+                teacher = self.teacher.states(lambda model: self._teacher_states(model, step, batch, shared))
+                values = sdpo_terms(found.hidden, lm_head(self.student), *teacher, batch, self.divergence, temperature=self.temperature)
+            terms["sdpo"] = sdpo_sum(values, batch)
+        if batch.pairs:
             with self.window.timed("replay"):
-                terms["recorded"] = self._pairs_term(batch, hidden, cache)
+                terms["recorded"] = self._pairs_term(batch, found.hidden, found.cache, answers=found.branches)
         return terms
 
     def _terms(self, model, step: BackwardPass) -> dict[str, ChannelSum]:
@@ -368,14 +404,7 @@ class StepTrainer(RunTrainer):
             self.window.add("replay" if name == "recorded" else name, term)
         self.window.add_rows(step.inputs.get("composer_rows", ()))
         self.window.stats["recorded/without_reasoning"] += sum(len(without_reasoning(t)[0]) for t in step.recorded.trees) if step.recorded else 0
-        batches = [batch for batch in (step.batch, step.recorded) if batch is not None]
-        sites = self.teacher is not None and step.distils and any(b.sites for b in batches)
-        pairs, apart = any(b.pairs for b in batches), sites and self.teacher.own_trunk
-        if pairs or (sites and not apart):  # branches that the student reads in training
-            self.window.stats[f"branches/{way_name(self.student)}"] += 1
-        if apart or (pairs and self.reference is not None):  # those that it, or its copy, reads as a teacher or reference
-            with evaluating((self.student,)):
-                self.window.stats[f"branches/{way_name(self.student)}"] += 1
+        self.window.stats.update(f"branches/{way}" for way in step.ways)
         if not self.accelerator.sync_gradients:
             return
         weights = {"sdpo": self.args.alpha_sdpo, "replay": self.args.beta_replay}

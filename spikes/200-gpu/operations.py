@@ -3,11 +3,13 @@
     .venv/bin/python spikes/200-gpu/operations.py
 
 counts them on the CPU, in models as deep as those of stage b and narrow, on a row of 1,000 tokens (their number hardly moves the
-count), and writes operations.json. A view launches nothing and is left out.
+count), and writes operations.json. A view launches nothing and is left out. What goes through in one pass is decided as on a GPU.
+Then it times steps on this CPU, as its own rule decides and with trunks and branches apart, in turns. `before` is of 27 November.
 """
 import json
 import sys
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -16,7 +18,16 @@ import torch
 from common import HERE, Stage
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from composer_replication.envs.toy.model import embedded_tokenizer
+from composer_replication.tree import forward
+from composer_replication.tree.template import probe_template
+
 LAYERS, TOKENS = {"0.5B": 24, "7B LoRA": 28}, 1024
+BOUND = {"sdpo, live": 1.3, "all, live": 1.8}  # operations over GRPO's
+PARTS = {"_policy_term": "student forward, policy", "_read_teacher": "teacher", "_read_reference": "reference",
+         "_sdpo_term": "SDPO", "_replay_terms": "DPO"}
+TIMED = [(64, 2, 200, 2), (64, 4, 1000, 4), (128, 4, 1000, 4)]  # width, layers, tokens, error turns
+STEPS = 10
 
 
 class Counting(TorchDispatchMode):
@@ -32,30 +43,72 @@ class Counting(TorchDispatchMode):
         return function(*args, **kwargs or {})
 
 
-def counted(stage: Stage, size: str, arm: str) -> dict:
-    "Operations of one step, and how many of them make the program wait for the device."
-    from composer_replication.envs.toy.model import embedded_tokenizer
-    from composer_replication.tree.template import probe_template
+def prepared(stage: Stage, size: str, arm: str, shape: dict, tokens: int, errors: int):
+    "A trainer and its inputs."
     name, checkpointing, attention, *_ = stage_b.CASES[size]
     chat = probe_template(embedded_tokenizer())
-    trace, answers = stage_b.rollout(chat, TOKENS, stage_b.ERRORS)
+    trace, answers = stage_b.rollout(chat, tokens, errors)
     row, mask = stage_b.row_of(trace, answers, chat, *stage_b.ARMS[arm][:2])
-    shape = stage_b.TINY | {"num_hidden_layers": LAYERS[size], "max_position_embeddings": 8192}
+    shape = stage_b.TINY | {"max_position_embeddings": 8192} | shape
     recipe = stage_b.recipe_of(stage, name, checkpointing, attention, shape, arm, len(mask) - mask.index(1))
-    trainer, inputs = stage_b.trainer_of(recipe, "cpu"), stage_b.inputs_of(row, mask, "cpu")
+    return stage_b.trainer_of(recipe, "cpu"), stage_b.inputs_of(row, mask, "cpu")
+
+
+def counted(stage: Stage, size: str, arm: str, layers: int) -> dict:
+    "Operations of one step, in all and by part, and how many of them make the program wait for the device."
+    trainer, inputs = prepared(stage, size, arm, {"num_hidden_layers": layers}, TOKENS, stage_b.ERRORS)
     stage_b.step(trainer, inputs)
+    parts = Counter()
+
+    def watch(owner, name, part):
+        function = getattr(owner, name)
+
+        def watched(*args, **kwargs):
+            before = counting.found.total()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                parts[part] += counting.found.total() - before
+
+        setattr(owner, name, watched)
+
     with Counting() as counting:
+        for name, part in PARTS.items():
+            watch(trainer, name, part)
+        watch(trainer.accelerator, "backward", "backward")
         stage_b.step(trainer, inputs)
-    return {"operations": counting.found.total(), "waits": counting.found["_local_scalar_dense"] + counting.found["nonzero"]}
+    parts["other"] = counting.found.total() - parts.total()
+    waits = counting.found["_local_scalar_dense"] + counting.found["nonzero"]
+    return {"operations": counting.found.total(), "waits": waits, "parts": {part: n for part, n in parts.items() if n}}
+
+
+def timed(stage: Stage, arm: str, width: int, layers: int, tokens: int, errors: int) -> dict:
+    "Least CPU seconds of some steps by way, in turns."
+    shape = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": 2 * width}
+    trainer, inputs = prepared(stage, "0.5B", arm, shape, tokens, errors)
+    worth, seconds = {"apart": float("-inf"), "by the rule": forward.LAYER_WORTH["cpu"]}, {"apart": [], "by the rule": []}
+    for _ in range(STEPS):
+        for way, each in seconds.items():
+            forward.LAYER_WORTH["cpu"] = worth[way]
+            begun = time.process_time()
+            stage_b.step(trainer, inputs)
+            each.append(time.process_time() - begun)
+    return {way: min(each) for way, each in seconds.items()}
 
 
 def main():
+    file = Path(HERE, "operations.json")
     with tempfile.TemporaryDirectory() as folder:
         sys.argv = ["operations", "--tiny", "--out", folder]
         stage = Stage("b", __doc__)
-        found = {f"{size}: {arm}": counted(stage, size, arm) for size in LAYERS for arm in stage_b.ALL}
-    Path(HERE, "operations.json").write_text(json.dumps({"torch": torch.__version__, "cases": found}, indent=1) + "\n")
-    print("\n".join(f"{key}: {row}" for key, row in found.items()))
+        seconds = {f"{arm}: {width} wide, {layers} layers, {tokens} tokens": timed(stage, arm, width, layers, tokens, errors)
+                   for width, layers, tokens, errors in TIMED for arm in ("sdpo, live", "all, live", "all, frozen")}
+        forward.LAYER_WORTH["cpu"] = forward.LAYER_WORTH["cuda"]
+        found = {f"{size}: {arm}": counted(stage, size, arm, layers) for size, layers in LAYERS.items() for arm in stage_b.ALL}
+    facts = {"torch": torch.__version__, "bounds": BOUND, "cases": found, "seconds": seconds}
+    facts["before"] = json.loads(file.read_text())["before"]
+    file.write_text(json.dumps(facts, indent=1) + "\n")
+    print("\n".join(f"{key}: {row}" for key, row in (found | seconds).items()))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 "A frozen teacher that is the reference too reads the trunks once for hinted branches and pairs, where that is less to read."
+import math
 import random
 
 import pytest
@@ -10,7 +11,7 @@ from trainer_script import make
 from composer_replication.losses.channels import reference_logps, teacher_states
 from composer_replication.report.run import run_facts
 from composer_replication.training.step import BackwardPass
-from composer_replication.tree.forward import WAYS
+from composer_replication.tree.forward import LAYER_WORTH, WAYS
 from composer_replication.tree.pack import pack_trees
 
 
@@ -19,10 +20,16 @@ def trainer(request, tmp_path_factory):
     return make("frozen", tmp_path_factory.mktemp("run"), teacher=request.param, replay_form="dpo")
 
 
-def test_one_pass_over_the_trunks_gives_the_same_states_and_reference(trainer):
+@pytest.fixture(params=["once", "dense"])
+def way(request, monkeypatch):
+    monkeypatch.setitem(LAYER_WORTH, "cpu", math.inf if request.param == "once" else -math.inf)
+    return request.param
+
+
+def test_one_pass_over_the_trunks_gives_the_same_states_and_reference(trainer, way):
     clone, draw, read, taken = trainer.reference._clone, random.Random(0), [], []
     hook = clone.model.embed_tokens.register_forward_hook(lambda module, args, out: read.append(args[0].numel()))
-    for _ in range(300):
+    for _ in range(200):
         batch = pack_trees([random_tree(draw) for _ in range(draw.randrange(1, 6))], 0)
         begun = all(b.fork for tree in batch.trees for b in tree.branches)  # no real trunk is empty before a branch
         if not (batch.sites and batch.pairs and begun):
@@ -36,8 +43,9 @@ def test_one_pass_over_the_trunks_gives_the_same_states_and_reference(trainer):
         together, shared = sum(read), step.batch.ref_logps is not None
         read.clear()
         taken.append(shared)
+        assert step.ways == {way}
         if shared:
-            assert together < apart
+            assert together < apart or way == "once"
             torch.testing.assert_close(step.batch.ref_logps, known.ref_logps, atol=1e-4, rtol=1e-5)
         if trainer.teacher.kind == "frozen":
             torch.testing.assert_close(hinted, states, atol=1e-4, rtol=1e-4)
@@ -46,7 +54,7 @@ def test_one_pass_over_the_trunks_gives_the_same_states_and_reference(trainer):
 
 
 @pytest.mark.parametrize("teacher", ("live", "frozen"))
-def test_gradient_checkpointing_reads_the_trunk_no_more_often(teacher, tmp_path):
+def test_gradient_checkpointing_reads_the_trunk_no_more_often(teacher, way, tmp_path):
     read = {}
     for checkpointing in (False, True):
         changes = dict(teacher=teacher, gradient_checkpointing=checkpointing, max_steps=1, save_strategy="no")
@@ -57,14 +65,14 @@ def test_gradient_checkpointing_reads_the_trunk_no_more_often(teacher, tmp_path)
         played_once(trainer).train()
         logged = trainer.state.log_history[0]
         assert logged["replay/pairs"] and logged["sdpo/sites"]
-        assert {way: logged[f"branches/{way}"] for way in WAYS} == {"dense": 1, "block": 0, "states": 0, "rows": 0}
+        assert {way: logged[f"branches/{way}"] for way in WAYS} == dict.fromkeys(WAYS, 0) | {way: 1}
         read[checkpointing] = sum(tokens)
     assert read[True] == read[False] > 0
 
 
 def test_the_log_says_where_each_branch_reads_the_trunk_again(tmp_path, monkeypatch):
-    for module in ("training.step", "tree.forward"):
-        monkeypatch.setattr(f"composer_replication.{module}.shares_trunk", lambda model: "its layers keep nothing")
+    for name in ("training.step.shares_trunk", "tree.forward.shares_trunk", "tree.forward.tree_problem"):
+        monkeypatch.setattr(f"composer_replication.{name}", lambda model: "its layers keep nothing")
     changes = dict(teacher="frozen", logging_steps=1, save_strategy="steps", save_steps=2)
     trainer = make("frozen", tmp_path, max_steps=2, **changes)
     played_once(trainer).train()
@@ -78,9 +86,9 @@ def test_the_log_says_where_each_branch_reads_the_trunk_again(tmp_path, monkeypa
         assert dict(run_facts({}, history))["branches"] == sentence  # on the run's page
 
 
-def test_a_frozen_teacher_shares_the_trunk_where_the_student_cannot(tmp_path):
+def test_a_frozen_teacher_shares_the_trunk_where_the_student_cannot(way, tmp_path):
     trainer = make("frozen", tmp_path, teacher="frozen", beta_replay=0, gradient_checkpointing=True, max_steps=1,
                    save_strategy="no")
     played_once(trainer).train()
     logged = trainer.state.log_history[0]
-    assert logged["sdpo/sites"] and (logged["branches/dense"], logged["branches/rows"]) == (1, 0)
+    assert logged["sdpo/sites"] and (logged[f"branches/{way}"], logged["branches/rows"]) == (1, 0)

@@ -1,5 +1,6 @@
 "A training step against a slow reference in float64 that shares nothing with it: plain forwards, loops, formulas of the papers."
 import copy
+import math
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.episodes import rollout_columns
 from composer_replication.training.setup import group_pairs
 from composer_replication.training.trainer import ComposerReplicationTrainer
+from composer_replication.tree.forward import LAYER_WORTH, WAYS
 
 
 def settings(folder, **changes):
@@ -161,8 +163,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_step_equals_the_slow_reference(name, tmp_path, recorded):
+BY_WAY = [(name, "once") for name in CASES] + [("all, live teacher", "dense"), ("all, trust region, accumulation", "dense")]
+
+
+@pytest.mark.parametrize("name, way", BY_WAY)
+def test_a_step_equals_the_slow_reference(name, way, tmp_path, recorded, monkeypatch):
+    monkeypatch.setitem(LAYER_WORTH, "cpu", math.inf if way == "once" else -math.inf)
     changes = CASES[name]
     args = settings(tmp_path, **changes)
     extra = dict(pair_source=group_pairs, replay_examples=recorded) if args.beta_replay else {}
@@ -189,6 +195,7 @@ def test_a_step_equals_the_slow_reference(name, tmp_path, recorded):
     for mine, theirs in zip(window[-1]["grad"], student.parameters()):
         torch.testing.assert_close(mine.double(), theirs.grad, rtol=1e-3, atol=1e-5)
     logged = [h for h in trainer.state.log_history if "policy/loss" in h][-1]
+    assert {each: logged[f"branches/{each}"] for each in WAYS} == dict.fromkeys(WAYS, 0) | {way: 1}
     if args.alpha_sdpo:
         assert len(sdpo) == logged["sdpo/tokens"] > 20 and logged["sdpo/sites"] > 2
         assert abs(logged["sdpo/loss"] - (sum(sdpo) / len(sdpo)).item()) < 1e-5

@@ -1,9 +1,10 @@
-"The two-pass forward against one plain forward per branch, for every family of models it is meant for."
+"Two passes, and one, against one plain forward per branch, for every family of models they are meant for."
 import logging
 import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers as tf
 from bf16 import bf16_bound, bf16_errors
 from hypothesis import given
@@ -14,7 +15,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from composer_replication.tree import forward
 from composer_replication.tree.build import Branch, Span, Tree
 from composer_replication.tree.checkpointed import keeping_cache, keeps_cache
-from composer_replication.tree.forward import branch_passes, forward_branches, forward_trunk, shares_trunk
+from composer_replication.tree.forward import (
+    LAYER_WORTH,
+    branch_passes,
+    forward_branches,
+    forward_tree,
+    forward_trunk,
+    one_pass,
+    shares_trunk,
+    tree_problem,
+)
 from composer_replication.tree.pack import KINDS, pack_trees
 
 TINY = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
@@ -136,6 +146,34 @@ def test_padding_on_the_left_changes_nothing(family):
             assert (hidden[row, lead:lead + len(tree.ids)] - alone).abs().max() < 1e-5
 
 
+ONCE = sorted({*FAMILIES, *OLDER} - {"Gemma2"})  # eager
+
+
+@pytest.mark.parametrize("family", ONCE)
+def test_one_pass_agrees_with_separate_rows(family):
+    "Every branch against a sequence of its own, every trunk against a plain pass; batched, ragged, padded on either side."
+    model, plain = make(family, FAMILIES | OLDER), batch_of_three()
+    assert tree_problem(model) is None
+    with torch.no_grad():
+        want = separate(model, plain)
+        trunks = [model.base_model(torch.tensor([tree.ids])).last_hidden_state[0] for tree in plain.trees]
+        for lead in ([0, 0, 0], [2, 9, 5]):
+            batch = pack_trees(plain.trees, pad_token_id=0, lead=lead, width=50 if lead[0] else 0)
+            hidden, branches = forward_tree(model, batch)
+            assert (branches - want).abs().max() < 1e-5 and (branches[batch.branch_segment < 0] == 0).all()
+            for row, (n, trunk) in enumerate(zip(lead, trunks)):
+                assert (hidden[row, n:n + len(trunk)] - trunk).abs().max() < 1e-5
+            for kinds in (("hint",), ("chosen", "rejected"), ("own",)):
+                read = batch.branch_kind.gather(1, batch.branch_segment.clamp(min=0))
+                read = torch.isin(read, torch.tensor([KINDS.index(kind) for kind in kinds])) & (batch.branch_segment >= 0)
+                for whole in (True, False):
+                    if not (read.any() or whole):
+                        continue
+                    states, some = forward_tree(model, batch, kinds, whole)
+                    assert (some - want * read[..., None]).abs().max() < 1e-5
+                    assert whole or (states[:, :1] == 0).all(2)[~read.any(1)].all()
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_small_groups_and_branches_in_pieces_are_exact(family, monkeypatch):
     model, batch, passes = make(family), pack_trees(batch_of_three().trees, pad_token_id=0, lead=[2, 9, 5], width=50), []
@@ -194,9 +232,11 @@ def test_some_kinds_only():
 def test_gradient_through_the_trunk_equals_that_of_separate_rows(family):
     batch, grads = batch_of_three(), []
     row, position = batch.pair_positions.T
-    for two_pass in (True, False):
+    for way in ("two_pass", "once", "separate"):
         model = make(family)
-        if two_pass:
+        if way == "once":
+            _, hidden = forward_tree(model, batch)
+        elif way == "two_pass":
             _, cache = forward_trunk(model, batch)
             with torch.no_grad():  # the teacher reads the same cache first
                 forward_branches(model, batch, cache, kinds=("hint",))
@@ -206,9 +246,11 @@ def test_gradient_through_the_trunk_equals_that_of_separate_rows(family):
         direction = torch.randn(len(row), hidden.shape[-1], generator=torch.Generator().manual_seed(5))
         (hidden[row, position] * direction).sum().backward()
         grads.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
-    assert grads[0].keys() == grads[1].keys() and len(grads[0]) > 5
-    for name, grad in grads[0].items():
-        torch.testing.assert_close(grad, grads[1][name], rtol=1e-4, atol=1e-4 * grads[1][name].abs().max().item(), msg=name)
+    *ours, want = grads
+    for found in ours:
+        assert found.keys() == want.keys() and len(found) > 5
+        for name, grad in found.items():
+            torch.testing.assert_close(grad, want[name], rtol=1e-4, atol=1e-4 * want[name].abs().max().item(), msg=name)
 
 
 def test_the_given_cache_is_left_as_it_was():
@@ -294,8 +336,100 @@ def test_checkpointing_that_keeps_the_cache_changes_nothing(family):
     assert read == once and model.is_activation_checkpointing
     assert (found - known).abs().max() < 1e-5
     largest = max(g.abs().max() for g in want.values())
-    for name, p in model.named_parameters():
-        assert name not in want or (p.grad - want[name]).abs().max() < 1e-5 * largest, name
+
+    def agree():
+        for name, p in model.named_parameters():
+            assert name not in want or (p.grad - want[name]).abs().max() < 1e-5 * largest, name
+
+    agree()
+    if tree_problem(model) is None:  # transformers' own checkpointing runs its layers again with the same mask
+        model.zero_grad()
+        hidden, found = forward_tree(model, batch)
+        ((hidden * batch.attention_mask[..., None]).square().sum() + (found * upstream).sum()).backward()
+        assert (found - known).abs().max() < 1e-5
+        agree()
+
+
+@pytest.mark.parametrize("family", ["Qwen2", "Gemma3"])
+def test_hinted_branches_alone_give_no_gradient_to_what_they_attend_to(family):
+    model, batch = make(family), batch_of_three()
+    grads = []
+    for read in (lambda: forward_trunk(model, batch)[0], lambda: forward_tree(model, batch, ("hint",))[0]):
+        model.zero_grad()
+        (read() * batch.attention_mask[..., None]).square().sum().backward()
+        grads.append([p.grad for p in model.base_model.parameters()])
+    for one, other in zip(*grads):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5 * one.abs().max().item())
+    model.zero_grad()
+    states = forward_tree(model, batch, ("hint",))[1]
+    states[batch.sdpo_teacher[:, 0], batch.sdpo_teacher[:, 1]].square().sum().backward()
+    keys = [layer.self_attn.k_proj.weight.grad for layer in model.model.layers]
+    assert all(grad is None or not grad.any() for grad in keys)
+
+
+def test_rows_of_masks_begin_where_cuda_wants_them():
+    model, batch, masks = make("Qwen2-sliding"), batch_of_three(), []
+    for layer in model.model.layers:
+        layer.register_forward_pre_hook(lambda module, args, inputs: masks.append(inputs["attention_mask"]), with_kwargs=True)
+    forward_branches(model, batch, forward_trunk(model, batch)[1])
+    forward_tree(model, batch)
+    ours = [getattr(mask, "branches", mask) for mask in masks if mask is not None and mask.dtype == torch.float32]
+    assert len(ours) >= 6 and all(size % 8 == 0 for mask in ours for size in mask.stride()[:-1])  # attention.cpp, aligned_tensor
+
+
+def test_a_mask_that_a_model_has_cut_is_refused():
+    mask = forward.TreeMask.of(torch.zeros(1, 1, 2, 5), None, True)
+    query = torch.randn(1, 2, 5, 4)
+    assert F.scaled_dot_product_attention(query, query, query, attn_mask=mask).shape == query.shape
+    for cut in (mask[..., :4], mask + 1, mask.double()):
+        with pytest.raises(AttributeError, match="branches"):
+            F.scaled_dot_product_attention(query, query, query, attn_mask=cut)
+    with pytest.raises(RuntimeError, match="split"):  # a cache in front of the trunk
+        F.scaled_dot_product_attention(query[:, :, 1:], query, query, attn_mask=mask)
+
+
+def row_with(*kinds):
+    "A trunk of 40 tokens, and at its 20th a branch of 6 tokens of each kind."
+    ids = (7, 7, 22, 23, 24, 25)
+    branches = tuple(Branch(kind, 1, 20, ids, 2, -(kind == "hint")) for kind in kinds)
+    return Tree("t", tuple(range(1, 41)), (Span(1, 21, 25),), branches)
+
+
+ANSWERS = ("chosen", "rejected")
+
+
+@pytest.mark.parametrize("rows, kinds, gradient, whole, one, two", [  # products, tokens, mask entries: in one pass, and in two
+    ([ANSWERS], ANSWERS, True, True, (3, 12, 12 * 52), (3, 12, 12 * 32)),  # what lies behind the fork
+    ([("hint",)], ("hint",), True, True, (3, 6, 6 * 46), (1, 6, 6 * 26)),  # a backward pass
+    ([("hint", *ANSWERS)], ("hint", *ANSWERS), True, True, (3, 18, 18 * 58), (3, 12 + 2, 12 * 32 + 2 * 26)),
+    ([ANSWERS, ()], ANSWERS, False, True, (1, 24, 24 * 52), (1, 12, 12 * 32)),  # padding
+    ([ANSWERS, ()], ANSWERS, False, False, (1, 12, 12 * 32), (1, 12, 12 * 32)),  # nothing
+])
+def test_the_rule_counts_what_one_pass_adds(rows, kinds, gradient, whole, one, two, monkeypatch):
+    model, batch = make("Llama"), pack_trees([row_with(*row) for row in rows], 0)
+    layer = (sum(p.numel() for p in model.model.layers.parameters()) + model.model.norm.weight.numel()) / 3
+    once, apart = (times * (tokens * layer + 2 * 32 * entries) for times, tokens, entries in (one, two))
+    passes = 2 if "hint" in kinds and "chosen" in kinds else 1
+    with torch.set_grad_enabled(gradient):
+        for worth, taken in ((once - apart - 1, False), (once - apart + 1, True)):
+            monkeypatch.setitem(LAYER_WORTH, "cpu", worth / passes)
+            assert one_pass(model, batch, kinds, whole) == taken
+        monkeypatch.setattr(forward, "MASK_ENTRIES", one[2] - 1)
+        assert not one_pass(model, batch, kinds, whole)
+        assert not one_pass(model, pack_trees([row_with()], 0), kinds, whole)  # nothing to read
+
+
+def test_models_that_cannot_go_at_once_are_named():
+    eager = tf.LlamaForCausalLM(tf.LlamaConfig(**TINY, attn_implementation="eager"))
+    assert tree_problem(eager) == "trunks and branches are told apart in torch's own attention (sdpa)"
+    for family in STATEFUL:
+        assert tree_problem(make(family, STATEFUL)), family
+    assert "recurrent" in tree_problem(tf.Lfm2ForCausalLM(tf.Lfm2Config(**TINY, full_attn_idxs=[1], conv_L_cache=3)))
+    falcon = tf.FalconForCausalLM(tf.FalconConfig(**SMALL, alibi=True))
+    assert "ALiBi" in tree_problem(falcon)
+    split = make("Llama")
+    split.hf_device_map = {"model.layers.0": 0, "model.layers.1": 1}
+    assert tree_problem(split) == "it lies on several devices"
 
 
 def test_checkpointing_that_keeps_the_cache_keeps_little_else():
