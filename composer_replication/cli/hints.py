@@ -8,6 +8,7 @@ __all__ = ['Hints', 'Judge', 'JudgeModel', 'hints_app', 'MOST', 'CUT', 'ERROR', 
 
 # %% ../../nbs/cli/04_hints.ipynb #132b5fd6
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
@@ -299,10 +300,20 @@ def hints_score(
     settings |= {"hints": hints} if hints else {}
     checkpoint, _, cases = begin_scoring(files, model, None, chat_template, hints, strict, tools, settings, left_out)
     from composer_replication.experiments.hint_score import score_sites
+    from composer_replication.report.train import duration
     from composer_replication.report.hint_scores import hint_scores_page, score_json, score_tables, site_json, verdict
     with threads_for(model), working("scoring") as doing:
-        found = score_sites(checkpoint.model, checkpoint.tokenizer, cases, max_tokens, seed, left_out,
-                            lambda done, of: doing("scoring error turns", done, of))
+        begun = []
+
+        def scored(done, of, read, tokens):
+            if done and begun:  # the first trace says what the others take
+                speed = read / (time.monotonic() - begun.pop())
+                say(f"{speed:,.0f} tokens a second; {of - done} error turns, {tokens - read:,} tokens, are left: about {duration(round((tokens - read) / speed))}")
+            elif not done:
+                begun.append(time.monotonic())
+            doing("scoring error turns", done, of)
+
+        found = score_sites(checkpoint.model, checkpoint.tokenizer, cases, max_tokens, seed, left_out, scored)
         scores, report = finish_scoring(found, site_json, hint_scores_page, left_out, settings, files, output / "scores.jsonl")
     if as_json:
         return emit(score_json(scores, left_out, settings))

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CONTROLS', 'WEATHER', 'MEASURES', 'next_actions', 'Repair', 'repairs', 'within_limit', 'unrelated_words',
-           'control_hints', 'hinted_pairs', 'SiteScore', 'score_sites', 'action_logprobs', 'copied_ids', 'hint_summary',
-           'own_against', 'scores_by']
+           'control_hints', 'hinted_pairs', 'SiteScore', 'score_sites', 'tokens_read', 'action_logprobs', 'copied_ids',
+           'hint_summary', 'own_against', 'scores_by']
 
 # %% ../../nbs/experiments/09_hint_score.ipynb #fdc9dcdb
 import random
@@ -26,7 +26,7 @@ from ..traces.error_sites import find_error_sites
 from ..traces.siblings import action_key, failed_turns
 from ..tree.build import LengthLimit, Tree, build_tree
 from ..tree.chat import ChatFormat, TemplateProblem
-from ..tree.pack import pack_trees
+from ..tree.pack import own_answer, pack_trees
 from ..tree.template import probe_template
 from ..tree.text import AlignmentError
 
@@ -174,7 +174,7 @@ def score_sites(
     max_tokens: int | None = 4096,  # of a trace: error turns that end later are left out
     seed: int = 0,  # of the hints to compare with
     left_out: Counter[str] | None = None,  # counted up, as in `repairs`
-    on_trace: Callable[[int, int], None] = lambda done, of: None,  # sites scored, of all
+    on_trace: Callable[[int, int, int, int], None] = lambda *progress: None,  # sites scored, of all, tokens read, of all
 ) -> Iterator[SiteScore]:
     """Scores of all cases, trace by trace: all trees are made first. No gradient, nothing sampled.
 
@@ -193,11 +193,12 @@ def score_sites(
         numbers = sorted({n for n, _ in labels})
         left_out[f"its state is longer than {max_tokens} tokens, or its action cannot be aligned"] += len(mine) - len(numbers)
         trees += [(mine, tree, labels, numbers)] if labels else []
-    done, sites = 0, sum(len(numbers) for *_, numbers in trees)
-    on_trace(done, sites)
-    for mine, tree, labels, numbers in trees:
-        actions, done = action_logprobs(model, tree, labels), done + len(numbers)
-        on_trace(done, sites)
+    length = [tokens_read(tree) for _, tree, *_ in trees]
+    done, read, sites = 0, 0, sum(len(numbers) for *_, numbers in trees)
+    on_trace(done, sites, read, sum(length))
+    for (mine, tree, labels, numbers), tokens in zip(trees, length):
+        actions, done, read = action_logprobs(model, tree, labels), done + len(numbers), read + tokens
+        on_trace(done, sites, read, sum(length))
         for number in numbers:
             values = {"repaired": {}, "failed": {}, "uncopied": {}}
             for name in (name for n, name in labels if n == number):
@@ -207,6 +208,13 @@ def score_sites(
                 if any(new := [i not in copied for i in worked]):
                     values["uncopied"][name] = gain[torch.tensor(new)].mean().item()
             yield SiteScore(mine[number], (len(worked), len(failed)), **values)
+
+
+def tokens_read(tree: Tree) -> int:
+    "What a model reads to score a tree of `hinted_pairs`: the trunk once, as far as it is needed, and each branch that is not the trunk's own."
+    own = [branch for branch in tree.branches if own_answer(tree, branch)]
+    others = [branch for branch in tree.branches if not own_answer(tree, branch)]
+    return max([branch.fork for branch in others] + [tree.span(branch.turn).end - 1 for branch in own]) + sum(len(branch.ids) for branch in others)
 
 
 def _reason(problem):

@@ -53,14 +53,16 @@ def test_scores_are_those_of_a_plain_loop(cases):
                 assert plain_mean(model, context + action, len(context)) == pytest.approx(scored[name], abs=1e-5)
 
 
-def test_a_trace_is_read_once_for_all_hints(cases):
+def test_a_trace_is_read_once_for_all_hints_and_its_tokens_are_counted_before(cases):
     model, tokenizer, read, told = embedded_model(), embedded_tokenizer(), [], []
     hook = model.base_model.embed_tokens.register_forward_hook(lambda module, args, out: read.append(args[0].numel()))
     try:
-        scores = list(score_sites(model, tokenizer, cases[:40:10], on_trace=lambda *progress: told.append(progress)))
+        on_trace = lambda *progress: told.append((*progress, sum(read)))
+        scores = list(score_sites(model, tokenizer, cases[:40:10], on_trace=on_trace))
     finally:
         hook.remove()
-    assert told[0] == (0, 4) and told[-1] == (4, 4)
+    assert told[0] == (0, 4, 0, told[-1][3], 0)  # all is known before anything is read
+    assert all(tokens == counted for _, _, tokens, _, counted in told) and told[-1][:3] == (4, 4, told[-1][3])
     rows = 0  # what a row for each hint and action would read
     for score in scores:
         own = build_tree(score.case.trace, probe_template(tokenizer)).span(score.case.site.turn).start
