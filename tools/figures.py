@@ -2,7 +2,7 @@
 
     python tools/figures.py                       one line for each that does not; exit 1 where there is one
 
-Prose is the Markdown cells of nbs/ and spikes/ and the pages of docs/; README.md is made from nbs/index.ipynb. A figure is a
+Prose is the Markdown cells of nbs/ and spikes/ and the pages of docs/; README.md and docs/report.md are made from notebooks. A figure is a
 number with a unit that says that somebody measured it. It is in order where its paragraph, list item or table row
 
 - links a page of the web, a notebook or a results.json, or names a paper by its arXiv number;
@@ -66,7 +66,7 @@ def prose(root: Path) -> Iterator[Block]:
     "All of it, an experiment's promises left out."
     for path in sorted([*root.glob("nbs/**/*.ipynb"), *root.glob("spikes/*/*.ipynb"), *root.glob("docs/**/*.md")]):
         file = path.relative_to(root).as_posix()
-        if re.search(r"(^|/)[._]", file):
+        if re.search(r"(^|/)[._]", file) or file == "docs/report.md":
             continue
         for text in cells(path) if path.suffix == ".ipynb" else [path.read_text()]:
             if file.startswith("spikes/"):
