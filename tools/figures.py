@@ -2,8 +2,8 @@
 
     python tools/figures.py                       one line for each that does not; exit 1 where there is one
 
-Prose is the Markdown cells of nbs/ and spikes/ and the pages of docs/; README.md and docs/report.md are made from notebooks. A figure is a
-number with a unit that says that somebody measured it. It is in order where its paragraph, list item or table row
+Prose is the Markdown cells of nbs/ and spikes/ and the pages of docs/; README.md and docs/report.md are made from notebooks.
+A figure is a number with a unit that says that somebody measured it. It is in order where its paragraph, list item or table row
 
 - links a page of the web, a notebook or a results.json, or names a paper by its arXiv number;
 - says what it is if it was not measured: a limit, a default, a setting, the level of an interval, or the sum that gives it
