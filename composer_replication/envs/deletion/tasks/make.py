@@ -22,10 +22,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
-from ....core.deadline import OutOfTime, deadline, time_left
+from ....core.deadline import OutOfTime, deadline, in_threads, time_left
 from ....core.files import write_file, write_json
 from .coverage import measure_coverage
 from .delete import DELETERS
@@ -377,11 +376,7 @@ def make_tasks(
 
         return make_package(versions.get(str(spec), spec), settings, journals, store, changed, minutes)
 
-    with ThreadPool(jobs) as pool:  # whose threads end with an interrupted program; those of a `ThreadPoolExecutor` would keep it alive
-        making = pool.map_async(one, specs, chunksize=1)
-        while not making.ready():
-            making.wait(0.5)  # Ctrl-C that the system gave to another thread is raised here, when this one wakes
-        done = making.get()
+    done = list(in_threads(one, specs, jobs))
     made = [task_from_row(json.loads(json.dumps(row))) for _, rows in done for row in rows]
     if made:  # else an earlier file stays
         write_tasks({task.task_id: task for task in made}.values(), out)  # one folder may have two spellings
