@@ -429,11 +429,10 @@ def forward_tree(
     fork = batch.branch_fork.gather(1, segment.clamp(min=0)).masked_fill(segment < 0, 0)
     additive = _additive(*_visible(position, segment, fork, batch.attention_mask), model.dtype)
     config = model.config.get_text_config()
-    plain = dict(config=config, inputs_embeds=torch.empty(*batch.input_ids.shape, 0, dtype=model.dtype, device=fork.device),
-                 attention_mask=batch.attention_mask, past_key_values=None)
+    plain = (config, torch.empty(*batch.input_ids.shape, 0, dtype=model.dtype, device=fork.device), batch.attention_mask, None)  # no cache
 
     def mask(window):
-        trunk = create_causal_mask(**plain) if window is None else create_sliding_window_causal_mask(**plain)
+        trunk = create_causal_mask(*plain) if window is None else create_sliding_window_causal_mask(*plain)
         return TreeMask.of(additive(window), trunk, kinds != ("hint",))
 
     placed = mask_positions(batch.attention_mask) if counts_positions(model) else torch.arange(time, device=fork.device).expand_as(batch.input_ids)

@@ -124,7 +124,7 @@ def test_traces_as_a_data_set(tmp_path):
         assert errors == [(site.turn, site.kind) for site in find_error_sites(trace)]
     card, whole = (tmp_path / "d" / "README.md").read_text(), str(data[6])
     assert not any(text in whole for text in ("GOLD", "ann@", SECRETS["AWS key"])) and "token_ids" not in data.column_names
-    assert "license: cc-by-4.0" in card and "# Errors" in card and "| AWS key | 1 |" in card and "| Slack token | 0 |" in card
+    assert "license: cc-by-4.0" in card and "# d" in card and "| AWS key | 1 |" in card and "| Slack token | 0 |" in card
     assert str(tmp_path) not in card and "t.jsonl.gz" in card
 
 

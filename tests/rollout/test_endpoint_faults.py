@@ -147,7 +147,7 @@ def test_fifty_megabytes_are_refused_and_not_kept(framing):
 @pytest.mark.parametrize("stream", [True, False])
 def test_clients_that_do_not_read_hold_up_nobody(stream, monkeypatch):
     "Eight answers that nobody reads; others are answered beside them, and one that stands still is left after a while."
-    monkeypatch.setattr(endpoint, "READ_S", 0)  # at once, where a client leaves more than one piece unread
+    monkeypatch.setattr(endpoint, "SEND_S", 0)  # at once, where a client leaves more than one piece unread
     episodes = Episodes()
     for name in [*"abcdefgh", "reads"]:
         episodes.add(name, RecordedEpisode(name))
