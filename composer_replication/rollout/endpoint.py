@@ -121,7 +121,7 @@ async def read_json(
         raise Refused(415, "wrong_type", "send the body as application/json.")
     body = bytearray()
     try:
-        async with asyncio.timeout(SEND_S):
+        async with asyncio.timeout(READ_S):
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > limit:
