@@ -12,7 +12,7 @@ from composer_replication.cli.console import Ending
 from composer_replication.contrib.attacks import attack, attacker
 from composer_replication.contrib.attacks.mutations import Draft
 from composer_replication.core.errors import InputProblem
-from composer_replication.envs.deletion.exploits import names as naming
+from composer_replication.envs.deletion.exploits import suite as naming
 from composer_replication.envs.deletion.exploits.cases import filled, implemented
 from composer_replication.envs.deletion.exploits.suite import ExploitResult
 from composer_replication.envs.deletion.task import read_tasks, write_tasks
