@@ -7,6 +7,8 @@ __all__ = ['OfflineTrainer']
 
 # %% ../../nbs/training/24_offline.ipynb #3f08839b
 from collections.abc import Sequence
+from dataclasses import replace
+from os.path import commonprefix
 
 import torch
 from datasets import Dataset
@@ -19,6 +21,8 @@ from .config import ComposerReplicationConfig
 from .recorded import trace_limit
 from .setup import check_model, prepare, sharded_module
 from .step import StepTrainer
+from ..tree.build import Tree
+from ..tree.pack import PackedBatch
 
 # %% ../../nbs/training/24_offline.ipynb #80cabf0e
 class OfflineTrainer(StepTrainer):
@@ -52,6 +56,18 @@ class OfflineTrainer(StepTrainer):
         prompts = max(args.generation_batch_size // args.num_generations, 1)
         steps = Dataset.from_list([{"prompt": [{"role": "user", "content": "-"}]}] * prompts)
         super().__init__(model, lambda completions, **row: [0.0] * len(completions), args, steps, setup, **others)
+
+    def _recorded_trees(self, step: int) -> list[Tree]:
+        "Of the traces of an optimizer step, those of like length share a backward pass: rows are padded to the longest."
+        passes, size = self.args.gradient_accumulation_steps, self.args.replay_batch_size
+        first = step % passes * size
+        trees = [tree for number in range(step - step % passes, step - step % passes + passes) for tree in super(OfflineTrainer, self)._recorded_trees(number)]
+        return sorted(trees, key=lambda tree: len(tree.ids))[first:first + size]
+
+    def _pack_recorded(self, step: int) -> PackedBatch:
+        "Traces of one agent begin alike, with its system message and its tools."
+        batch = super()._pack_recorded(step)
+        return replace(batch, shared=len(commonprefix([tree.ids for tree in batch.trees])))
 
     def _prepare_inputs(self, generation_batch):
         return {}

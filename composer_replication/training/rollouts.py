@@ -29,7 +29,7 @@ from .episodes import (CUT_OFF, UNSCORED, EnvironmentBroken, Generation, complet
                                                     rollout_columns, within_positions)
 from .groups import GroupHints, TaskDraw, equal_groups, route_rows
 from .kl import completion_logprobs, kl_adjusted_advantages, kl_estimate
-from .passes import prompts_once
+from ..tree.forward import prompts_once
 from .segments import check_segments, segment_ids, with_segments
 from .setup import PairSource
 from .step import StepTrainer

@@ -42,6 +42,7 @@ class PackedBatch:
     pairs: int  # preference pairs in the batch
     ref_logps: torch.Tensor | None = None  # (2 * pairs,) the reference policy's, summed over tokens, nats
     trees: tuple[Tree, ...] = ()
+    shared: int = 0  # first columns of the trunks that hold one text in all rows, and may be read once; 0: they are not looked for
 
     def to(self, device: torch.device | str) -> "PackedBatch":
         "The same batch on another device."

@@ -1,4 +1,6 @@
 "Recorded traces are read up to the last turn that is learnt from, and the channels' losses and gradients stay what they were."
+import math
+
 import pytest
 import torch
 
@@ -9,9 +11,12 @@ from composer_replication.losses.batch import TraceExample
 from composer_replication.losses.compose import compose_loss
 from composer_replication.replay.pairs import free_pairs
 from composer_replication.training.config import ComposerReplicationConfig
+from composer_replication.training.offline import OfflineTrainer
 from composer_replication.training.recorded import recorded_tree
+from composer_replication.training.step import StepTrainer
 from composer_replication.tree.build import build_tree
 from composer_replication.tree.example import target_hints, target_turns
+from composer_replication.tree.forward import LAYER_WORTH
 from composer_replication.tree.pack import pack_trees
 from composer_replication.tree.template import probe_template
 
@@ -53,3 +58,35 @@ def test_losses_and_gradients_are_those_of_whole_traces(both, channel):
     assert wanted > 0 and grads.keys() == wanted_grads.keys()
     torch.testing.assert_close(loss, wanted, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(grads, wanted_grads, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("teacher, checkpointing", (("frozen", False), ("live", True)))
+def test_an_optimizer_step_reads_less_and_has_the_same_loss_and_gradients(teacher, checkpointing, tmp_path, monkeypatch):
+    "Against backward passes in the order of the draw, over whole rows."
+    traces, found = sorted(toy_traces(), key=lambda trace: len(trace.turns))[20:32], []
+    examples = [TraceExample(t, pairs=tuple(p)) for t, p in zip(traces, free_pairs(traces, ["siblings", "recovery"]))]
+    monkeypatch.setitem(LAYER_WORTH, "cpu", -math.inf)
+    for kind in (StepTrainer, OfflineTrainer):
+        config = ComposerReplicationConfig(
+            str(tmp_path), report_to="none", bf16=False, use_cpu=True, disable_tqdm=True, teacher=teacher, beta_replay=0.5,
+            gradient_checkpointing=checkpointing, replay_batch_size=2, gradient_accumulation_steps=2, num_generations=2,
+            per_device_train_batch_size=2, max_steps=1, save_strategy="no", logging_steps=1)
+        trainer = OfflineTrainer(embedded_model().double(), config, embedded_tokenizer(), default_composite(), traces=examples)
+        for name in ("_recorded_trees", "_pack_recorded"):
+            monkeypatch.setattr(trainer, name, getattr(kind, name).__get__(trainer))
+        tokens, grads = [], {}
+        trainer.model.get_input_embeddings().register_forward_hook(
+            lambda module, args, out, tokens=tokens: tokens.append(args[0].numel() * torch.is_grad_enabled()))
+        for name, p in trainer.model.named_parameters():
+            p.register_post_accumulate_grad_hook(lambda p, name=name, grads=grads: grads.update({name: p.grad.clone()}))
+        drawn = [[tree.trace_id for tree in trainer._recorded_trees(step)] for step in range(4)]
+        trainer.train()
+        logged = trainer.state.log_history[0]
+        logged = {name: logged[name] for name in ("loss", "sdpo/loss", "sdpo/tokens", "sdpo/sites", "replay/loss", "replay/pairs")}
+        found.append((drawn, sum(tokens), logged, grads))
+    (drawn, tokens, loss, grads), (again, fewer, same, others) = found
+    assert loss["sdpo/sites"] and loss["replay/pairs"] and fewer < 0.9 * tokens
+    for step in (0, 2):
+        assert sorted(drawn[step] + drawn[step + 1]) == sorted(again[step] + again[step + 1])
+    torch.testing.assert_close(same, loss, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(others, grads, rtol=1e-5, atol=1e-7)

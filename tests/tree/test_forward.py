@@ -1,6 +1,7 @@
 "Two passes, and one, against one plain forward per branch, for every family of models they are meant for."
 import logging
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from composer_replication.tree.forward import (
     forward_trunk,
     one_pass,
     shares_trunk,
+    start_problem,
     tree_problem,
 )
 from composer_replication.tree.pack import KINDS, pack_trees
@@ -386,6 +388,46 @@ def test_a_mask_that_a_model_has_cut_is_refused():
             F.scaled_dot_product_attention(query, query, query, attn_mask=cut)
     with pytest.raises(RuntimeError, match="split"):  # a cache in front of the trunk
         F.scaled_dot_product_attention(query[:, :, 1:], query, query, attn_mask=mask)
+
+
+@pytest.mark.parametrize("family", FAMILIES | OLDER)
+@pytest.mark.parametrize("checkpointed", (False, True))
+def test_what_rows_begin_with_is_read_once(family, checkpointed, monkeypatch):
+    "States, branches and gradients of one pass over whole rows, in float64; a third row holds nothing else."
+    model, plain = make(family, FAMILIES | OLDER).double().train(), batch_of_three().trees
+    begin, found, read = plain[0].ids[:4], [], []
+    trees = [plain[0], replace(plain[1], ids=begin + plain[1].ids[4:]), Tree("d", begin, (Span(1, 1, 4),))]
+    batch = replace(pack_trees(trees, 0), shared=4)
+    if checkpointed:
+        model.activation_checkpointing_enable()
+    model.get_input_embeddings().register_forward_hook(lambda module, args, out: read.append(tuple(args[0].shape)))
+    for worth in (math.inf, -math.inf):
+        seen = [(1, 4), (3, 37)] if worth < 0 and start_problem(model, checkpointed) is None else [(3, 41)]
+        monkeypatch.setitem(LAYER_WORTH, "cpu", worth)
+        model.zero_grad()
+        hidden, cache = forward_trunk(model, batch)
+        assert read == seen
+        branches, mask = forward_branches(model, batch, cache), batch.attention_mask[..., None]
+        ((hidden * mask).square().sum() + branches.square().sum()).backward()
+        found.append((hidden * mask, branches, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}))
+        read.clear()
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
+
+
+def test_beginnings_are_read_once_where_that_saves_more_than_a_pass(monkeypatch):
+    model, ids = make("Llama"), tuple(range(1, 41))
+    batch = replace(pack_trees([Tree("t", ids, (Span(1, 30, 40),)), Tree("u", ids[:35], (Span(1, 30, 35),))], 0), shared=35)
+    layer = (sum(p.numel() for p in model.model.layers.parameters()) + model.model.norm.weight.numel()) / 3
+    for gradient, passes in ((True, 3), (False, 1)):
+        with torch.set_grad_enabled(gradient):
+            for width, part in ((35, batch), (9, forward.narrow_batch(batch, torch.tensor([0, 1]), 10))):
+                for more, expected in ((-1, width), (1, 0)):
+                    monkeypatch.setitem(LAYER_WORTH, "cpu", passes * width * layer + more)
+                    assert forward.start_read_once(model, part) == expected
+            assert forward.start_read_once(model, forward.narrow_batch(batch, torch.tensor([1]), 10)) == 0  # one row
+    monkeypatch.setitem(LAYER_WORTH, "cpu", -math.inf)
+    assert forward.start_read_once(make("GPT2", OLDER), batch) == 35 and not one_pass(model, batch, KINDS)
+    assert forward.start_read_once(make("OPT", OLDER), batch) == 0  # its positions count tokens
 
 
 def row_with(*kinds):
