@@ -1,0 +1,66 @@
+"""The shipped recipe `smollm2-sql`, as its command runs it, and what it gains on new tasks.
+
+    COMPOSER_MODELS=FOLDER .venv/bin/python spikes/016-sql-recipe/run.py 0 1 2
+
+makes the runs of these seeds that are not here, one after another: `runs/start.json` and a file for each seed, with rewards of 64 new test
+tasks, two episodes each, without hints. The warm-up is made once, by the first run.
+"""
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from composer_replication.core.files import write_json
+from composer_replication.envs.sql.env import SqlEnv
+from composer_replication.envs.sql.tasks import sql_rows
+from composer_replication.experiments.pass_at_k import EvalTasks, play_samples
+from composer_replication.recipes.checkpoint import load_checkpoint
+from composer_replication.rollout.policies import TransformersPolicy
+from composer_replication.rollout.types import RolloutConfig
+
+HERE = Path(__file__).parent
+RUNS, OUT = HERE / "runs", Path(os.environ.get("COMPOSER_OUT", "out"))
+WARM_UP = OUT / "smollm2-sql-warm-up"
+LIMITS = RolloutConfig(max_turns=6, max_tokens=384, max_turn_tokens=64, seed=0)
+ARMS = {"recipe": (), "filler": ("hints=[composer_replication.envs.sql.hints:filler_hints]",)}
+
+
+def measured(checkpoint: Path) -> list[list[float]]:
+    "Rewards, by task and sample, of tasks that nothing else has used."
+    loaded = load_checkpoint(str(checkpoint))
+    tasks = EvalTasks("sql", SqlEnv, sql_rows(64, "spike-016", "test", ("easy", "medium")))
+    played = play_samples(TransformersPolicy(loaded.model, loaded.tokenizer, "measured"), tasks, 2, LIMITS)
+    return [[rollout.reward or 0.0 for rollout in row] for row in played]
+
+
+def trained(arm: str, seed: int) -> dict:
+    "What the command wrote, and its seconds of wall clock and CPU, warm-up included where this run made it."
+    out, warm, began = OUT / f"smollm2-sql-{arm}-{seed}", WARM_UP.exists(), time.monotonic()
+    spent = lambda: sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+    before, settings = spent(), (f"seed={seed}", f"output_dir={out}", *ARMS[arm])
+    command = [Path(sys.executable).with_name("composer-rl"), "train", "--config", "smollm2-sql"]
+    for setting in settings:
+        command += ["--set", setting]
+    subprocess.run(command, check=True)
+    [checkpoint] = out.glob("checkpoint-10")
+    history = json.loads((checkpoint / "trainer_state.json").read_text())["log_history"]
+    kept = ("step", "loss", "reward", "sdpo/loss", "sdpo/sites", "sdpo/tokens", "grad_norm", "step_time")
+    return {"made_warm_up": not warm, "wall_seconds": time.monotonic() - began, "cpu_seconds": spent() - before,
+            "log": [{k: v for k, v in e.items() if k in kept} for e in history if "loss" in e], "rewards": measured(checkpoint)}
+
+
+def kept(name: str, make, *arguments) -> None:
+    if not (path := RUNS / f"{name}.json").exists():
+        write_json(path, make(*arguments))
+        print(path.name, flush=True)
+
+
+if __name__ == "__main__":
+    RUNS.mkdir(exist_ok=True)
+    for which in sys.argv[1:]:
+        arm, _, seed = which.rpartition("-")
+        kept(which if arm else f"recipe-{seed}", trained, arm or "recipe", int(seed))
+        kept("start", lambda: {"rewards": measured(WARM_UP)})
