@@ -1,9 +1,9 @@
 """The shipped recipe `smollm2-sql`, as its command runs it, and what it gains on new tasks.
 
-    COMPOSER_MODELS=FOLDER .venv/bin/python spikes/016-sql-recipe/run.py 0 1 2
+    COMPOSER_MODELS=FOLDER .venv/bin/python spikes/016-sql-recipe/run.py recipe-0 filler-0 recipe-1 recipe-2
 
-makes the runs of these seeds that are not here, one after another: `runs/start.json` and a file for each seed, with rewards of 64 new test
-tasks, two episodes each, without hints. The warm-up is made once, by the first run.
+makes the runs (arm and seed) that are not here, one after another: `runs/start.json` and a file for each, with rewards of 64 new
+test tasks, two episodes each, without hints. The warm-up is made once, by the first run.
 """
 import json
 import os
@@ -62,5 +62,5 @@ if __name__ == "__main__":
     RUNS.mkdir(exist_ok=True)
     for which in sys.argv[1:]:
         arm, _, seed = which.rpartition("-")
-        kept(which if arm else f"recipe-{seed}", trained, arm or "recipe", int(seed))
+        kept(which, trained, arm, int(seed))
         kept("start", lambda: {"rewards": measured(WARM_UP)})
