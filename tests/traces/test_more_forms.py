@@ -1,17 +1,20 @@
 """Further forms in which people keep traces: envelopes, columns, one message a line, other tools' fields; and results in words."""  # noqa: E501
 
 import json
+import re
 import zipfile
 
 import pytest
 from chats import answered, asked, chat_of, says, written
 
 from composer_replication.core.trace import ToolCall, TraceProblem
+from composer_replication.traces.error_detectors import ERROR_WORDS, exit_status
 from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.formats.base import read_record
 from composer_replication.traces.read import read_traces, tally
 
 CHAT = [says("user", "Go."), asked(("bash", "c1")), answered("Error: no rule"), says("assistant", "Done.")]
+TRACEBACK = 'start\nTraceback (most recent call last):\n  File "a.py", line 1, in <module>\nValueError: x'
 CHAT_ROLES = ["user", "assistant", "tool", "assistant"]
 
 
@@ -493,41 +496,12 @@ def test_a_zip_of_trace_files(tmp_path):
 
 # What a command printed where nobody recorded its exit status: (command or @tool, text)
 FAILED = [
-    ("pytest", "FAILED tests/a.py::x - assert 1 == 2\n==== 1 failed, 3 passed in 0.2s ===="),
+    *((row["of"], row["example"]) for part in ("start", "end", "output") for row in ERROR_WORDS[part]),
     ("pytest", "==== 2 errors in 0.2s ===="),
-    ("npm test", "Tests:       1 failed, 3 passed, 4 total\nSnapshots:   0 total\nTime: 1 s"),
-    ("go test ./...", "ok  \tx\t0.1s\nFAIL\ty [build failed]\nFAIL"),
     ("go test ./...", "--- FAIL: TestA (0.00s)\n    a_test.go:3: bad\nFAIL\nexit status 1\nFAIL\tx\t0.1s"),
-    ("cargo test", "test result: FAILED. 1 passed; 1 failed; 0 ignored\n\nerror: test failed, to rerun pass `--lib`"),
-    ("cargo build", "   Compiling x\nerror: aborting due to 1 previous error"),
-    ("tsc", "src/a.ts(3,5): error TS2322: Type 'string' is not assignable to type 'number'."),
-    ("mypy .", "a.py:3: error: Incompatible types\nFound 1 error in 1 file (checked 1 source file)"),
     ("ruff check", "a.py:1:1: F401 `os` imported but unused\nFound 12 errors."),
-    (
-        "node x.js",
-        "/w/x.js:1\nfoo(\n    ^\n\nReferenceError: foo is not defined\n    at Object.<anonymous> (/w/x.js:1:1)\n\nNode.js v20.0.0",  # noqa: E501
-    ),
-    ("java Main", 'Exception in thread "main" java.lang.NullPointerException\n\tat Main.main(Main.java:3)'),
-    ("ruby x.rb", "x.rb:1:in `<main>': undefined local variable or method `foo' for main:Object (NameError)"),
-    ("go run x.go", "panic: runtime error: index out of range\n\ngoroutine 1 [running]:\nmain.main()\nexit status 2"),
     ("./a.out", "Segmentation fault (core dumped)"),
-    ("./a.out", "zsh: segmentation fault  ./a.out"),
-    ("cargo run", "thread 'main' panicked at src/main.rs:2:5:\nboom\nnote: run with `RUST_BACKTRACE=1`"),
-    (
-        "git merge x",
-        "Auto-merging a\nCONFLICT (content): Merge conflict in a\nAutomatic merge failed; fix conflicts and then commit the result.",  # noqa: E501
-    ),
-    (
-        "git push",
-        "To github.com:x\n ! [rejected]        main -> main (fetch first)\nerror: failed to push some refs to 'github.com:x'",
-    ),
-    ("curl http://x", "curl: (7) Failed to connect to x port 80: Connection refused"),
-    ("foo", "/bin/sh: 1: foo: not found"),
-    ("foo", "'foo' is not recognized as an internal or external command,\noperable program or batch file."),
-    ("dotnet build", "Program.cs(3,5): error CS0103: The name 'x' does not exist\nBuild FAILED.\n    1 Error(s)"),
-    ("@read_file", "File not found: x"),
-    ("@edit", "No changes made: old_string not found"),
-    ("@str_replace", "No match found for replacement text"),
+    ("git push", "To github.com:x\n ! [rejected]\nerror: failed to push some refs to 'github.com:x'"),
     ("@api", '{"code": 400, "message": "bad request"}'),
     ("@api", '{"errors": [{"message": "bad field"}], "data": null}'),
     ("@api", '{"success": "false", "message": "x"}'),
@@ -538,13 +512,27 @@ FAILED = [
     ("@api", '{"detail": [{"loc": ["body"], "msg": "field required", "type": "missing"}]}'),
     ("@api", "Tool x not found. Available tools: a, b"),
     ("@api", '"Error: quoted"'),
-    ("@api", "HTTP 500 Internal Server Error"),
-    ("@api", "Permission denied"),
     ("@read_file", "Error: ENOENT: no such file or directory, open 'x'"),
     ("python x.py", "Error: 1"),
     ("make", "Error: Command failed with exit code 2\nno rule"),
+    ("@api", "Error 404: Not Found"),
+    ("@api", "Error reading the overview page"),
+    ("@api", "Error while opening what was asked for"),
+    ("@api", "Error: what is x? See the guide."),
+    ("python x.py", TRACEBACK),
+    ("python x.py", TRACEBACK + "\nDone with errors"),
+    ("python x.py", TRACEBACK + "\nnot finished successfully"),
+    ("pytest", "3 passed\n" + TRACEBACK),
+    ("make test", TRACEBACK + "\n3 passed\nmake: *** [test] Error 1"),
 ]
 FINE = [
+    *(("@open_page", row["example"]) for row in ERROR_WORDS["heading"]),
+    *(("python x.py", f"{TRACEBACK}\nagain\n{row['example']}\n") for row in ERROR_WORDS["well"]),
+    ("@browse", "Error 500: causes and fixes\nA server answers so when it breaks."),
+    ("@browse", "HTTP 404 explained\nWhat it means."),
+    ("@browse", "Permission denied: what it means in Linux\nA file has a mode."),
+    ("curl http://x", "Error boundaries in React - Overview\nThey catch errors."),
+    ("python x.py", TRACEBACK + "\nthe row is left out\n4 passed, 1 warning in 0.1s"),
     ("rg foo", "Chunk ID: 2\nWall time: 0.1 seconds\nProcess exited with code 1\nOriginal token count: 0\nOutput:\n"),
     ("grep foo x", "Exit code: 1\nWall time: 0.1 seconds\nOutput:\n"),
     ("grep foo x", "Error: Command failed with exit code 1"),
@@ -583,6 +571,33 @@ def test_results_in_words(asked_for, text, failed):
     tool, given = (asked_for[1:], {"path": "x"}) if asked_for[0] == "@" else ("bash", {"command": asked_for})
     call = {"id": "c1", "type": "function", "function": {"name": tool, "arguments": json.dumps(given)}}
     assert bool(find_error_sites(chat_of(says("assistant", None, tool_calls=[call]), answered(text)))) is failed
+
+
+@pytest.mark.parametrize("part", ERROR_WORDS)
+def test_each_row_of_the_table_is_needed_for_its_example(part):
+    front = r"[\[(*\"\s]*(?:error: )?"
+    for row in ERROR_WORDS[part]:
+        shown = row["example"].split("\n") if part == "end" else [row["example"]]
+        ways = [re.compile(other["mark"] if part == "kind" else front + other["mark"], 0 if part in ("start", "end") else re.I)
+                for other in ERROR_WORDS[part]]  # fmt: skip
+        find = re.Pattern.search if part == "kind" else re.Pattern.match
+        assert [way for way in ways if any(find(way, line) for line in shown)] == [ways[ERROR_WORDS[part].index(row)]], row
+
+
+@pytest.mark.parametrize("row", ERROR_WORDS["status"], ids=str)
+def test_each_line_of_a_status_is_read_with_any_number(row):
+    assert exit_status(row["example"])[0] == 2 and exit_status(row["example"].replace("2", "0"))[0] == 0
+
+
+@pytest.mark.parametrize("row", ERROR_WORDS["declined"], ids=str)
+def test_each_refusal_of_a_person_is_no_failure(row):
+    assert find_error_sites(chat_of(asked(("bash", "c1")), answered(row["example"], is_error=True))) == []
+
+
+@pytest.mark.parametrize("row", ERROR_WORDS["kind"], ids=str)
+def test_each_kind_is_that_of_its_words(row):
+    [site] = find_error_sites(chat_of(asked(("bash", "c1")), answered(row["example"], is_error=True)))
+    assert site.kind == row["kind"]
 
 
 @pytest.mark.parametrize(
