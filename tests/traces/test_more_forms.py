@@ -7,9 +7,10 @@ import zipfile
 import pytest
 from chats import answered, asked, chat_of, says, written
 
-from composer_replication.core.trace import ToolCall, TraceProblem
+from composer_replication.core.trace import ToolCall, Trace, TraceProblem
 from composer_replication.traces.error_detectors import ERROR_WORDS, exit_status
 from composer_replication.traces.error_sites import find_error_sites
+from composer_replication.traces.export import write_traces
 from composer_replication.traces.formats.base import read_record
 from composer_replication.traces.read import read_traces, tally
 
@@ -609,6 +610,67 @@ def test_each_kind_is_that_of_its_words(row):
 def test_what_follows_an_exit_status_is_the_message(head, line):
     [site] = find_error_sites(chat_of(asked(("bash", "c1")), answered(f"{head}\n{line}")))
     assert site.context.error_message == line
+
+
+BIG = 2**70 + 1
+BIG_CALLS = {
+    "text": [{"id": "c1", "function": {"name": "f", "arguments": f'{{"n": {BIG}}}'}}],
+    "object": [{"id": "c1", "name": "f", "args": {"n": BIG}}],
+    "json text": [f'{{"id": "c1", "name": "f", "arguments": {{"n": {BIG}}}}}'],
+}
+
+
+@pytest.mark.parametrize("calls", [*BIG_CALLS.values(), f'<tool_call>{{"name": "f", "arguments": {{"n": {BIG}}}}}</tool_call>', f"[f(n={BIG})]"])
+def test_integers_above_64_bits_stay_what_they_are(tmp_path, calls):
+    answer = says("assistant", calls) if isinstance(calls, str) else says("assistant", tool_calls=calls)
+    rows = [{"messages": [says("user", "Go."), answer, answered({"n": BIG})]}] * 2
+    for name, value in (("t.jsonl", rows), ("t.json", json.dumps(rows).encode()), ("d.json", json.dumps(rows[0], indent=1).encode())):
+        for trace in read(tmp_path, value, name):
+            assert trace.turns[1].tool_calls[0].arguments == {"n": BIG} and trace.turns[2].content == f'{{"n":{BIG}}}'
+            assert type(trace.turns[1].tool_calls[0].arguments["n"]) is int
+    write_traces([trace], tmp_path / "own.jsonl")
+    assert list(read_traces(tmp_path / "own.jsonl", strict=True)) == [trace] == [Trace.from_json(trace.to_json())]
+
+
+def row_of_columns(*calls):
+    "Messages as a table writes them: every object has the keys of all, those that it lacks hold nothing."
+    made = [{"role": "user", "content": "Go.", "tool_calls": None, "tool_call_id": None}]
+    for n, (name, given) in enumerate(calls):
+        made.append({"role": "assistant", "content": None, "tool_calls": [{"id": f"c{n}", "function": {"name": name, "arguments": given}}],
+                     "tool_call_id": None})  # fmt: skip
+        made.append({"role": "tool", "content": "ok", "tool_calls": None, "tool_call_id": f"c{n}"})
+    return made
+
+
+def test_keys_that_a_table_filled_with_null_are_left_out():
+    given = {"path": "a", "lines": {"from": 1, "to": None}, "command": None}
+    wanted = {"path": "a", "lines": {"from": 1}}
+    calls = [("read", given), ("bash", {"path": None, "lines": None, "command": "ls"})]
+    bare = [{k: v for k, v in message.items() if v is not None} for message in row_of_columns(*calls)]
+    assert [m.keys() for m in bare] != [bare[0].keys()] * len(bare)
+    for messages in (row_of_columns(*calls), bare, row_of_columns(calls[0]), [json.dumps(m) for m in row_of_columns(*calls)]):
+        assert read_record({"messages": messages}).turns[1].tool_calls[0].arguments == wanted
+    keys = dict.fromkeys(("type", "text", "id", "name", "input", "tool_use_id", "content"))
+    blocks = [keys | {"type": "text", "text": "I look."}, keys | {"type": "tool_use", "id": "c1", "name": "read", "input": given}]
+    done = keys | {"type": "tool_result", "tool_use_id": "c1", "content": "ok"}
+    trace = read_record({"messages": [says("user", "Go."), says("assistant", blocks), says("user", [done])]})
+    assert trace.turns[1].content == "I look." and trace.turns[1].tool_calls[0].arguments == wanted
+    schema = {"type": "object", "properties": {"path": {"type": "string"}, "command": None}, "required": None}
+    trace = read_record({"messages": row_of_columns(calls[0]), "tools": [{"name": "read", "parameters": schema}]})
+    assert trace.tools[0]["function"]["parameters"] == {"type": "object", "properties": {"path": {"type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [("read", {"path": "a", "limit": None})],
+        [("read", {"path": "a", "limit": None}), ("read", {"path": None, "limit": 3})],
+        [("read", {"path": "a", "limit": None}), ("bash", {"command": None})],
+    ],
+)
+def test_a_null_that_the_agent_wrote_stays(calls):
+    messages = [{k: v for k, v in message.items() if v is not None} for message in row_of_columns(*calls)]
+    assert [t.tool_calls[0].arguments for t in read_record({"messages": messages}).turns if t.tool_calls] == [given for _, given in calls]
 
 
 def test_one_unreadable_message_is_named():
