@@ -516,6 +516,8 @@ FAILED = [
     ("@read_file", "Error: ENOENT: no such file or directory, open 'x'"),
     ("python x.py", "Error: 1"),
     ("make", "Error: Command failed with exit code 2\nno rule"),
+    *(("@ls", text) for text in ("Error: no", "ERROR - no", "error\nno", "Error. Try again", "error_")),
+    ("@ls", "sqlite3.OperationalError: no such column: nme"),
     ("@api", "Error 404: Not Found"),
     ("@api", "Error reading the overview page"),
     ("@api", "Error while opening what was asked for"),
@@ -529,6 +531,8 @@ FAILED = [
 FINE = [
     *(("@open_page", row["example"]) for row in ERROR_WORDS["heading"]),
     *(("python x.py", f"{TRACEBACK}\nagain\n{row['example']}\n") for row in ERROR_WORDS["well"]),
+    *(("@ls", text) for text in ("error.log\napp.py", "error_count: 0, passed: 12", "error-prone.md", "errors/a.txt")),
+    *(("@ls", text) for text in ("Errors: 0", "stderror: none was written", "KeyError is what dict raises: see the page.")),
     ("@browse", "Error 500: causes and fixes\nA server answers so when it breaks."),
     ("@browse", "HTTP 404 explained\nWhat it means."),
     ("@browse", "Permission denied: what it means in Linux\nA file has a mode."),
@@ -590,17 +594,6 @@ def test_each_line_of_a_status_is_read_with_any_number(row):
     assert exit_status(row["example"])[0] == 2 and exit_status(row["example"].replace("2", "0"))[0] == 0
 
 
-@pytest.mark.parametrize("row", ERROR_WORDS["declined"], ids=str)
-def test_each_refusal_of_a_person_is_no_failure(row):
-    assert find_error_sites(chat_of(asked(("bash", "c1")), answered(row["example"], is_error=True))) == []
-
-
-@pytest.mark.parametrize("row", ERROR_WORDS["kind"], ids=str)
-def test_each_kind_is_that_of_its_words(row):
-    [site] = find_error_sites(chat_of(asked(("bash", "c1")), answered(row["example"], is_error=True)))
-    assert site.kind == row["kind"]
-
-
 @pytest.mark.parametrize(
     "head", ["Exit code: 2", "Command failed with exit code 2", "Exit code: 2\nWall time: 0.2 seconds\nSignal: 0"]
 )
@@ -620,11 +613,14 @@ BIG_CALLS = {
 }
 
 
-@pytest.mark.parametrize("calls", [*BIG_CALLS.values(), f'<tool_call>{{"name": "f", "arguments": {{"n": {BIG}}}}}</tool_call>', f"[f(n={BIG})]"])
+@pytest.mark.parametrize(
+    "calls", [*BIG_CALLS.values(), f'<tool_call>{{"name": "f", "arguments": {{"n": {BIG}}}}}</tool_call>', f"[f(n={BIG})]"]
+)
 def test_integers_above_64_bits_stay_what_they_are(tmp_path, calls):
     answer = says("assistant", calls) if isinstance(calls, str) else says("assistant", tool_calls=calls)
     rows = [{"messages": [says("user", "Go."), answer, answered({"n": BIG})]}] * 2
-    for name, value in (("t.jsonl", rows), ("t.json", json.dumps(rows).encode()), ("d.json", json.dumps(rows[0], indent=1).encode())):
+    one = json.dumps(rows[0], indent=1).encode()
+    for name, value in (("t.jsonl", rows), ("t.json", json.dumps(rows).encode()), ("d.json", one)):
         for trace in read(tmp_path, value, name):
             assert trace.turns[1].tool_calls[0].arguments == {"n": BIG} and trace.turns[2].content == f'{{"n":{BIG}}}'
             assert type(trace.turns[1].tool_calls[0].arguments["n"]) is int
@@ -636,8 +632,8 @@ def row_of_columns(*calls):
     "Messages as a table writes them: every object has the keys of all, those that it lacks hold nothing."
     made = [{"role": "user", "content": "Go.", "tool_calls": None, "tool_call_id": None}]
     for n, (name, given) in enumerate(calls):
-        made.append({"role": "assistant", "content": None, "tool_calls": [{"id": f"c{n}", "function": {"name": name, "arguments": given}}],
-                     "tool_call_id": None})  # fmt: skip
+        call = {"id": f"c{n}", "function": {"name": name, "arguments": given}}
+        made.append({"role": "assistant", "content": None, "tool_calls": [call], "tool_call_id": None})
         made.append({"role": "tool", "content": "ok", "tool_calls": None, "tool_call_id": f"c{n}"})
     return made
 
@@ -670,7 +666,8 @@ def test_keys_that_a_table_filled_with_null_are_left_out():
 )
 def test_a_null_that_the_agent_wrote_stays(calls):
     messages = [{k: v for k, v in message.items() if v is not None} for message in row_of_columns(*calls)]
-    assert [t.tool_calls[0].arguments for t in read_record({"messages": messages}).turns if t.tool_calls] == [given for _, given in calls]
+    kept = [t.tool_calls[0].arguments for t in read_record({"messages": messages}).turns if t.tool_calls]
+    assert kept == [given for _, given in calls]
 
 
 def test_one_unreadable_message_is_named():
