@@ -226,22 +226,17 @@ def imported(
 ) -> Callable[..., Any]:
     "A factory by its place; modules of the current folder are found too. Raises `InputProblem`."
     module, _, attribute = name.partition(":")
-    factory = getattr(_module(module, name, what), attribute, None)
-    if not callable(factory):
-        raise InputProblem(f"module {module!r} has no {attribute!r} that makes {'an' if what[0] in 'aeio' else 'a'} {what}", "write package.module:factory")
-    return factory
-
-
-def _module(module, name, what):
-    "A module. Raises `InputProblem` with what its import raised."
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)
     try:
-        return import_module(module)
+        factory = getattr(import_module(module), attribute, None)
     except Exception as error:  # whatever a stranger's module does
         why = " ".join(str(error).split()) or type(error).__name__
         raise InputProblem(f"there is no {what} {name!r}: the import of {module!r} ended with {type(error).__name__} ({why})",
                            "check the module's name, and that it lies in this folder or is installed") from None
+    if not callable(factory):
+        raise InputProblem(f"module {module!r} has no {attribute!r} that makes {'an' if what[0] in 'aeio' else 'a'} {what}", "write package.module:factory")
+    return factory
 
 # %% ../../nbs/core/04_environment.ipynb #64684358
 @dataclass(frozen=True)

@@ -144,7 +144,10 @@ def argument_error(
 
     Raises `InputProblem` for a schema that is none."""
     try:
-        errors = _errors(schema.get("function", schema).get("parameters") or {}, arguments)
+        parameters = schema.get("function", schema).get("parameters") or {}
+        each = _validator()({"properties": parameters.get("properties", {}), "additionalProperties": False})  # each argument by itself
+        whole = _validator()({k: v for k, v in parameters.items() if k not in ("properties", "additionalProperties")})
+        errors = [*whole.iter_errors(arguments), *(e for item in arguments.items() for e in each.iter_errors(dict([item])))]
     except Exception as error:  # jsonschema raises whatever its reading of such a schema leads to: a KeyError, an unknown type, a bad pattern
         name = schema.get("function", schema).get("name") if isinstance(schema, dict) else None
         why = next(iter(str(error).split("\n")), "")
@@ -152,13 +155,6 @@ def argument_error(
                            "mend the tool's schema") from None
     rank = {"additionalProperties": 0, "required": 1}
     return min(errors, key=lambda error: rank.get(error.validator, 2), default=None)
-
-
-def _errors(parameters, arguments):
-    "Of each argument by itself, and of all together."
-    each = _validator()({"properties": parameters.get("properties", {}), "additionalProperties": False})
-    whole = _validator()({k: v for k, v in parameters.items() if k not in ("properties", "additionalProperties")})
-    return [*whole.iter_errors(arguments), *(e for item in arguments.items() for e in each.iter_errors(dict([item])))]
 
 # %% ../../nbs/core/03_tools.ipynb #47884d72
 _WANTED = {"string": "a string", "integer": "an integer", "number": "a number", "boolean": "a boolean", "array": "an array",
@@ -175,7 +171,7 @@ def check_arguments(
         return None
     if error.validator == "additionalProperties" and not error.path:
         known = ", ".join(error.schema["properties"])
-        return f"there is no argument {_short(*error.instance)}; {f'the arguments are {known}' if known else 'the tool takes none'}"
+        return f"there is no argument {reprlib.repr(*error.instance)}; {f'the arguments are {known}' if known else 'the tool takes none'}"
     if error.validator == "required" and not error.path:
         return f"the argument {error.message.split(' is a required')[0]} is missing"
     place = repr("".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in error.path).removeprefix("."))
@@ -184,11 +180,7 @@ def check_arguments(
     wanted = [error.validator_value] if isinstance(error.validator_value, str) else error.validator_value
     names = [_WANTED[w] for w in wanted] + ["null"] * bool(error.schema.get("nullable"))
     odd = isinstance(error.instance, str) and "string" in wanted
-    return f"{place} must be {' or '.join(names)}{' without zero byte or half surrogate pair' * odd}, not {_short(error.instance)}"
-
-
-def _short(value):
-    return reprlib.repr(value)
+    return f"{place} must be {' or '.join(names)}{' without zero byte or half surrogate pair' * odd}, not {reprlib.repr(error.instance)}"
 
 # %% ../../nbs/core/03_tools.ipynb #be3ccc86
 def refusal(

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import orjson
 
 from .errors import InputProblem
+from .files import json_bytes, json_value
 
 # %% ../../nbs/core/02_trace.ipynb #85c43fc5
 class TraceProblem(InputProblem):
@@ -46,12 +47,12 @@ class ToolCall:
             arguments = {}
         if isinstance(arguments, str):
             try:
-                parsed = orjson.loads(arguments)
+                parsed = json_value(arguments)
             except orjson.JSONDecodeError:
                 parsed = None
             arguments = parsed if isinstance(parsed, dict) else arguments
         elif not isinstance(arguments, dict):
-            arguments = orjson.dumps(arguments).decode()
+            arguments = json_bytes(arguments).decode()
         return cls(name, arguments, id)
 
     @property
@@ -156,7 +157,7 @@ class Trace:
     @classmethod
     def from_json(cls, line: bytes | str | dict) -> "Trace":
         "The inverse of `Trace.to_json`."
-        row = dict(orjson.loads(line) if isinstance(line, bytes | str) else line)
+        row = dict(json_value(line) if isinstance(line, bytes | str) else line)
         row.pop("schema", None)
         turns = []
         for t in row.pop("turns"):
@@ -175,7 +176,7 @@ class Trace:
             return {f.name: v for f in fields(obj) if (v := getattr(obj, f.name)) != f.default}
         turns = [lean(t) | ({"tool_calls": [asdict(c) for c in t.tool_calls]} if t.tool_calls else {}) for t in self.turns]
         more = {"segments": [lean(s) for s in self.segments]} if self.segments else {}
-        return orjson.dumps(lean(self) | {"format": self.format, "schema": "composer-trace/1", "turns": turns} | more)
+        return json_bytes(lean(self) | {"format": self.format, "schema": "composer-trace/1", "turns": turns} | more)
 
     @property
     def sampled_turns(self) -> tuple[int, ...]:

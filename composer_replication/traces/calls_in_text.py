@@ -8,12 +8,14 @@ __all__ = ['NAMES', 'ARGUMENTS', 'IDS', 'MARKS', 'LEFTOVER', 'value_of', 'object
 
 # %% ../../nbs/traces/00_calls_in_text.ipynb #2f6ec543
 import ast
+import json
 import re
 from collections.abc import Callable
 from typing import Any
 
 import orjson
 
+from ..core.files import json_value
 from ..core.trace import ToolCall
 
 # %% ../../nbs/traces/00_calls_in_text.ipynb #a538d764
@@ -25,7 +27,7 @@ IDS = "id", "call_id", "tool_call_id", "toolCallId", "tool_use_id", "toolUseId"
 def value_of(text: str) -> Any:
     "The value of JSON text, or of a Python literal; None where it is neither."
     try:
-        return orjson.loads(text)
+        return json_value(text)
     except orjson.JSONDecodeError:
         pass
     try:
@@ -123,7 +125,7 @@ def python_calls(text: str) -> list[ToolCall]:
             made = ast.parse(f"f({text[named.end():at - 1]})", mode="eval").body
             given = {k.arg: ast.literal_eval(k.value) for k in made.keywords if k.arg} | {
                 str(n): ast.literal_eval(v) for n, v in enumerate(made.args)}
-            calls.append(ToolCall.parse(named[1].strip().removesuffix(".call"), orjson.loads(orjson.dumps(given, option=orjson.OPT_NON_STR_KEYS))))
+            calls.append(ToolCall.parse(named[1].strip().removesuffix(".call"), json.loads(json.dumps(given))))
         except (ValueError, SyntaxError, TypeError, AttributeError, MemoryError, RecursionError):
             return []
         text = text[at:].lstrip().removeprefix(",").removeprefix(";").lstrip()

@@ -10,9 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import orjson
-
-from ..core.files import write_jsonl
+from ..core.files import json_bytes, write_jsonl
 from ..core.trace import Trace
 
 if TYPE_CHECKING:
@@ -37,7 +35,7 @@ def to_dataset(
     columns: dict[str, list] = {name: [] for name in features}
     for t in traces:
         # As text, because the feature's own encoder keeps only ten digits of a float.
-        messages, tools = ([orjson.dumps(v).decode() for v in values] for values in (t.to_messages(), t.tools))
+        messages, tools = ([json_bytes(v).decode() for v in values] for values in (t.to_messages(), t.tools))
         for name, value in zip(columns, (t.trace_id, t.task_id, t.model, t.reward, messages, tools), strict=True):
             columns[name].append(value)
     return Dataset.from_dict(columns, features=features)

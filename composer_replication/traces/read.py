@@ -30,7 +30,7 @@ import orjson
 
 from ..core.files import read_json
 from .error_detectors import pair
-from .formats.base import FORMATS, UNREADABLE, read_record, recognise
+from .formats.base import FORMATS, UNREADABLE, filled, read_record, recognise
 from ..core.trace import Trace, TraceProblem
 
 # %% ../../nbs/traces/02_read.ipynb #be74a0ac
@@ -148,10 +148,6 @@ def read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
     "The rows of a Parquet file with their numbers, without the keys that hold nothing: a column gives every object the keys of all."
     import pyarrow.parquet
 
-    def filled(value):
-        if isinstance(value, dict):
-            return {key: filled(v) for key, v in value.items() if v is not None}
-        return [filled(v) for v in value] if isinstance(value, list) else value
     try:
         rows = (row for batch in pyarrow.parquet.ParquetFile(path).iter_batches(64) for row in batch.to_pylist())
         yield from enumerate(map(filled, rows), 1)

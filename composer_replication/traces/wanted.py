@@ -7,44 +7,26 @@ __all__ = ['COMMANDS', 'SAID', 'REPRODUCES', 'ASKS', 'AFTERWARDS', 'SETUP', 'wan
 
 # %% ../../nbs/traces/06_wanted.ipynb #0ebe1bad
 import re
+import tomllib
+from importlib.resources import files
 
 from ..core.trace import Trace
 from .error_detectors import command_of, last_exception
 from .failure import failure_gist
 
 # %% ../../nbs/traces/06_wanted.ipynb #a161aef3
-_LAST = r"(?:^|[;&|(\n]|\b(?:if|then|do)\b)[ \t]*(?:(?:cd|export|set|source|sudo|time|timeout \S+)\b[^;&|\n]*(?:&&|;)\s*)?"  # where a simple command begins
-_QUESTION = (r"(?:(?:git )?(?:e|f|z)?grep|rg|ag|(?:git )?diff|cmp|comm|test|\[\[?|which|type|command -v|pgrep|kill -0|git merge-base --is-ancestor|"
-             r"git show-ref|git rev-parse --verify|git ls-files --error-unmatch|pip3? show|python3? -m pip show|dpkg -s|rpm -q|systemctl is-\w+|nc -z)")
-COMMANDS = (  # what a command says, and what it means
-    (re.compile(r"\|\|\s*(?:true|:|exit 0|echo\b[^|;&\n]*+|printf\b[^|;&\n]*+)\s*+[)}]?\s*$|(?:^|[;&\n])[ \t]*!\s+\w|\bset \+e\b"), "the command allows the failure"),
-    (re.compile(r"\bgit stash(?! (?:pop|apply|list|drop|show|clear))\b|\bgit worktree add\b"), "the command runs without the changes"),
-    (re.compile(_LAST + _QUESTION + r"\s[^;&|\n]*(?:\|\s*(?:head|tail|wc|sort|uniq|cat)\b[^;&|\n]*)?\s*$"), "the exit status answers a question"),
-)
+_TABLE = tomllib.loads((files("composer_replication") / "data/traces/wanted.toml").read_text(encoding="utf-8"))
+COMMANDS = [(re.compile(row["mark"]), row["means"]) for row in _TABLE["command"]]
 _COMPLAINS = re.compile(r"(?:[\w./-]+: )?(?:line \d+: )?(?:e|f|z)?(?:grep|rg|ag|diff|cmp|comm|test|\[|pgrep|fatal|error|usage)\b: ?\S"
                         r"|.*(?:command not found|No such file|Permission denied|Is a directory|invalid option|unrecognized|unary operator|binary operator)", re.I)
 
 # %% ../../nbs/traces/06_wanted.ipynb #997602c8
-_FAILS = r"(?:fail|break|error|crash|raise|throw|go red|be red|blow up)"
-SAID = (
-    re.compile(rf"\b(?:should|must|will|would|expect(?:ed|s|ing)?(?: \S+){{0,4}} to|supposed to|ought to|going to|want(?: \S+){{0,3}} to)"
-               rf" (?:still |now |first |currently |all |both )?{_FAILS}", re.I),
-    re.compile(r"\b(?:see|watch|confirm|verify|ensure|make sure|show|prove|demonstrate)(?: that)?(?: \S+){1,5}? (?:fail|break|crash|raise|throw)(?:s|es|ing)?\b", re.I),
-    re.compile(r"\b(?:write|add|create|run|start with) (?:a|the|our|my)(?: new)? (?:failing|red)\b|\b(?:red (?:phase|step|first)|TDD)\b"
-               r"|\bexpect(?:ed|ing)? (?:a |an |the )?(?:failure|error|exception|crash|traceback)", re.I),
-    re.compile(r"\b(?:without|before) (?:the|my|our|this|these|any|applying|making)(?: the| my)? (?:fix|change|patch|edit)|\bpre-?existing\b"
-               rf"|\balready {_FAILS}|\bon (?:the )?(?:original|unmodified|clean|stashed|old|base) (?:code|branch|tree|version)", re.I),
-)
-REPRODUCES = re.compile(r"\b(?:reproduc|replicat|trigger)\w*\b|\b(?:confirm|show|demonstrate|see|observe|verify)(?: \S+){0,2} (?:bug|issue|error|problem|failure|crash)\b", re.I)
-ASKS = re.compile(r"\bwhat (?:happens|would happen|about)\b|\bhow (?:\S+ ){1,6}?(?:behaves?|handles?|reacts?|responds?|treats?)\b|\b(?:the )?(?:current|existing|original|edge)[ -]"
-                  r"(?:behaviou?r|output|state|cases?)\b", re.I)  # counts where the command ran to its end and gave a verdict
+SAID, REPRODUCES, ASKS, AFTERWARDS = (re.compile("|".join(row["mark"] for row in _TABLE[part]), re.I)
+                                      for part in ("said", "reproduces", "asks", "afterwards"))
+SETUP = re.compile(_TABLE["setup"][0]["mark"])
 _OPPOSITE = re.compile(r"\b(?:not|never|no longer|nothing|none|cannot)\b|n't\b|\b(?:again|pass(?:es)?|works?|working|succeeds?|fixed|resolved|correctly|solution)\b"
                        r"|\b(?:the|my|our|your|this) (?:fix|changes?)\b(?<!without the fix)(?<!before the fix)", re.I)
 _AGAINST = re.compile(r"\b(?:without|before) (?:applying |making )?(?:the|my|our|this|these) (?:fix|changes?|patch)", re.I)
-AFTERWARDS = re.compile(r"\b(?:reproduced|reproduces|(?:confirm(?:s|ed)|shows) that (?:the|our|this)|confirm(?:s|ed)) (?:the|this|our|that) (?:bug|issue|problem)\b"
-                        r"|\b(?:fail(?:s|ed)|error|red|exception|raised?|crash(?:es|ed)?)\b[^.!?\n]{0,60}(?<!not )\bas (?:expected|intended)\b", re.I)
-SETUP = re.compile(r"(?:ModuleNotFound|Import|Syntax|Indentation|Tab|Name|FileNotFound|Permission)Error|command not found|No such file|can't open file|"
-                   r"[Pp]ermission denied|unrecognized arguments|[Uu]sage:|not installed|No module named")
 _CLASS = re.compile(r"(\w+(?:Error|Exception|Warning|Interrupt))\b")
 _COMMENT = re.compile(r"(?:^|\s)#+ ?([^\n]*)|\becho (?:-e )?[\"']([^\"'\n]*)[\"']")
 _SENTENCE = re.compile(r"[^.!?\n]+(?:[.!?](?!\s)[^.!?\n]*)*[.!?:]?")
@@ -77,7 +59,8 @@ def wanted_failure(
     "What says that this failure was wanted, in the trace's own words; None where nothing does."
     command = command_of(trace, evidence) if evidence != turn else ""
     for pattern, means in COMMANDS if command else ():
-        if pattern.search(command[-4000:] if means.startswith("the exit status") else command) and not (means.startswith("the exit status") and _COMPLAINS.search(error[:2000])):
+        asks = means.startswith("the exit status")
+        if pattern.search(command[-4000:] if asks else command) and not (asks and _COMPLAINS.search(error[:2000])):
             return means
     end = error.rstrip().rpartition("\n")[2]
     if re.search(r"\bas expected\b|\bexpected (?:error|exception|failure)|\bcorrectly (?:raised|rejected|failed)\b", end) and "not as expected" not in end:
@@ -94,7 +77,7 @@ def wanted_failure(
         opposite = _OPPOSITE.search(_AGAINST.sub("", sentence))
         if opposite or SETUP.search(raised if named else error[-2000:]) and not (named and (named[1] in sentence or named[1] in task)):
             continue
-        told = any(pattern.search(sentence) for pattern in SAID) or not named and ASKS.search(sentence)
+        told = SAID.search(sentence) or not named and ASKS.search(sentence)
         if told or named and REPRODUCES.search(sentence) and (named[1] == "AssertionError" or named[1] in task + sentence and _told_of(raised, task + sentence)):
             return f"it was said: {sentence[-160:].strip()}"
     return None

@@ -2,7 +2,9 @@
 import json
 import threading
 
-from composer_replication.core.files import write_json
+import pytest
+
+from composer_replication.core.files import json_bytes, json_value, read_json, read_jsonl, write_json, write_jsonl
 
 
 def test_threads_that_write_one_path_leave_no_torn_file(tmp_path):
@@ -24,3 +26,22 @@ def test_threads_that_write_one_path_leave_no_torn_file(tmp_path):
     for thread in threads:
         thread.join()
     assert wrong == [] and [p.name for p in tmp_path.iterdir()] == ["one.json"]
+
+
+@pytest.mark.parametrize("number", [2**63, 2**64, -(2**64), 10**30, 12345678901234567890123])
+def test_integers_of_any_size_stay_what_they_are(number, tmp_path):
+    for value in ({"n": number, "x": 1e19}, {"n": [number], "x": 0.5}, {"n": -number, "x": 2**53 + 1}):
+        assert json_value(json.dumps(value)) == read_json(json_bytes(value)) == value
+        assert [repr(v) for v in json_value(json_bytes(value)).values()] == [repr(v) for v in value.values()]
+    assert read_json(f'{{"n": {number}, "x": NaN, "y": "\\ud83d"}}') == {"n": number, "x": None, "y": "\ufffd"}
+    write_jsonl(tmp_path / "a.jsonl", [{"n": number}])
+    assert list(read_jsonl(tmp_path / "a.jsonl")) == [(1, {"n": number})]
+
+
+def test_only_integers_take_the_slow_path():
+    with pytest.raises(TypeError):
+        json_bytes({"half": "\ud83d"})
+    with pytest.raises(TypeError):
+        json_bytes({"n": 2**70, "set": {1}})
+    text = {"text": "0123456789012345678901234567890", "n": 1}
+    assert json_value(json.dumps(text)) == text

@@ -64,11 +64,8 @@ def test_dispatch_gives_text_for_every_kind_with_any_context(kind):
     for context in (None, {}, {"error_message": "no rule knows this"}, TOOL, HintContext(), full()):
         text = dispatch(kind, context)
         assert isinstance(text, str) and text.strip()
+        assert dispatch("no_such_kind", context) is TemplateHintGenerator().generate("no_such_kind", context) is None
     assert dispatch(kind) == dispatch(kind, {})
-
-
-def test_dispatch_gives_none_for_an_unknown_kind():
-    assert dispatch("no_such_kind") is dispatch("no_such_kind", TOOL) is dispatch("no_such_kind", full()) is None
 
 
 def test_dispatch_reads_a_dict_as_it_reads_ours():
@@ -138,13 +135,6 @@ def test_the_templates_are_importable_and_take_any_context():
         assert HINT_TEMPLATES[kind] is template is getattr(templates, f"hint_{kind}") is getattr(hints, f"hint_{kind}")
         for context in ({}, TOOL, full()):
             assert template(context) == dispatch(kind, context)
-
-
-def test_the_template_generator_answers_as_dispatch():
-    generator = TemplateHintGenerator()
-    for kind in (*KINDS, "no_such_kind"):
-        for meta in ({}, TOOL, dict(full())):
-            assert generator.generate(kind, meta) == dispatch(kind, meta)
 
 
 def test_the_raw_error_is_bounded_and_read_from_either_key():

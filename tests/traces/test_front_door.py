@@ -9,6 +9,7 @@ from chats import answered, asked, chat_of, says, written
 
 from composer_replication.core.trace import ToolCall, Trace, TraceProblem, Turn
 from composer_replication.traces.calls_in_text import calls_in_text
+from composer_replication.traces.error_detectors import ERROR_WORDS
 from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.export import write_traces
 from composer_replication.traces.formats.base import read_record
@@ -283,12 +284,12 @@ def test_an_echo_with_the_word_error_is_no_error():
         ("ModuleNotFoundError: No module named 'invalid_arguments'", "runtime_error"),
         ("KeyError: 'unknown tool'", "runtime_error"),
         ("json.decoder.JSONDecodeError: Expecting value", "json_decode"),
-        ("Error: Invalid JSON in arguments", "json_decode"),
         ("TypeError: run() got an unexpected keyword argument 'x'", "type_error"),
         ("TypeError: 'int' object is not iterable", "runtime_error"),
         ("pydantic.ValidationError: 1 validation error for Run", "type_error"),
         ("InputValidationError: path is missing", "type_error"),
-        ("Error: Unknown tool 'fly'", "tool_not_found"),
+        ("TypeError: the call does not fit run: the argument command is missing.", "type_error"),
+        *((row["example"], row["kind"]) for row in ERROR_WORDS["kind"]),
     ],
 )
 def test_kinds_come_from_the_exceptions_class(content, kind):
@@ -489,10 +490,8 @@ def test_what_claude_code_says_itself_stays_an_error(text):
         "[Request interrupted by user for tool use]",
         "The user denied this operation and provided the following feedback:\n<feedback>no</feedback>",
         "exec command rejected by user",
-        "Action rejected: not now",
-        "User rejected tool use",
         "[Operation Cancelled] Reason: User denied execution.",
-        "aborted by user after 3.1s",
+        *(row["example"] for row in ERROR_WORDS["declined"]),
     ],
 )
 def test_a_declined_call_is_no_error_in_any_format(text):

@@ -1,17 +1,21 @@
 """Further forms in which people keep traces: envelopes, columns, one message a line, other tools' fields; and results in words."""  # noqa: E501
 
 import json
+import re
 import zipfile
 
 import pytest
 from chats import answered, asked, chat_of, says, written
 
-from composer_replication.core.trace import ToolCall, TraceProblem
+from composer_replication.core.trace import ToolCall, Trace, TraceProblem
+from composer_replication.traces.error_detectors import ERROR_WORDS, exit_status
 from composer_replication.traces.error_sites import find_error_sites
+from composer_replication.traces.export import write_traces
 from composer_replication.traces.formats.base import read_record
 from composer_replication.traces.read import read_traces, tally
 
 CHAT = [says("user", "Go."), asked(("bash", "c1")), answered("Error: no rule"), says("assistant", "Done.")]
+TRACEBACK = 'start\nTraceback (most recent call last):\n  File "a.py", line 1, in <module>\nValueError: x'
 CHAT_ROLES = ["user", "assistant", "tool", "assistant"]
 
 
@@ -493,41 +497,12 @@ def test_a_zip_of_trace_files(tmp_path):
 
 # What a command printed where nobody recorded its exit status: (command or @tool, text)
 FAILED = [
-    ("pytest", "FAILED tests/a.py::x - assert 1 == 2\n==== 1 failed, 3 passed in 0.2s ===="),
+    *((row["of"], row["example"]) for part in ("start", "end", "output") for row in ERROR_WORDS[part]),
     ("pytest", "==== 2 errors in 0.2s ===="),
-    ("npm test", "Tests:       1 failed, 3 passed, 4 total\nSnapshots:   0 total\nTime: 1 s"),
-    ("go test ./...", "ok  \tx\t0.1s\nFAIL\ty [build failed]\nFAIL"),
     ("go test ./...", "--- FAIL: TestA (0.00s)\n    a_test.go:3: bad\nFAIL\nexit status 1\nFAIL\tx\t0.1s"),
-    ("cargo test", "test result: FAILED. 1 passed; 1 failed; 0 ignored\n\nerror: test failed, to rerun pass `--lib`"),
-    ("cargo build", "   Compiling x\nerror: aborting due to 1 previous error"),
-    ("tsc", "src/a.ts(3,5): error TS2322: Type 'string' is not assignable to type 'number'."),
-    ("mypy .", "a.py:3: error: Incompatible types\nFound 1 error in 1 file (checked 1 source file)"),
     ("ruff check", "a.py:1:1: F401 `os` imported but unused\nFound 12 errors."),
-    (
-        "node x.js",
-        "/w/x.js:1\nfoo(\n    ^\n\nReferenceError: foo is not defined\n    at Object.<anonymous> (/w/x.js:1:1)\n\nNode.js v20.0.0",  # noqa: E501
-    ),
-    ("java Main", 'Exception in thread "main" java.lang.NullPointerException\n\tat Main.main(Main.java:3)'),
-    ("ruby x.rb", "x.rb:1:in `<main>': undefined local variable or method `foo' for main:Object (NameError)"),
-    ("go run x.go", "panic: runtime error: index out of range\n\ngoroutine 1 [running]:\nmain.main()\nexit status 2"),
     ("./a.out", "Segmentation fault (core dumped)"),
-    ("./a.out", "zsh: segmentation fault  ./a.out"),
-    ("cargo run", "thread 'main' panicked at src/main.rs:2:5:\nboom\nnote: run with `RUST_BACKTRACE=1`"),
-    (
-        "git merge x",
-        "Auto-merging a\nCONFLICT (content): Merge conflict in a\nAutomatic merge failed; fix conflicts and then commit the result.",  # noqa: E501
-    ),
-    (
-        "git push",
-        "To github.com:x\n ! [rejected]        main -> main (fetch first)\nerror: failed to push some refs to 'github.com:x'",
-    ),
-    ("curl http://x", "curl: (7) Failed to connect to x port 80: Connection refused"),
-    ("foo", "/bin/sh: 1: foo: not found"),
-    ("foo", "'foo' is not recognized as an internal or external command,\noperable program or batch file."),
-    ("dotnet build", "Program.cs(3,5): error CS0103: The name 'x' does not exist\nBuild FAILED.\n    1 Error(s)"),
-    ("@read_file", "File not found: x"),
-    ("@edit", "No changes made: old_string not found"),
-    ("@str_replace", "No match found for replacement text"),
+    ("git push", "To github.com:x\n ! [rejected]\nerror: failed to push some refs to 'github.com:x'"),
     ("@api", '{"code": 400, "message": "bad request"}'),
     ("@api", '{"errors": [{"message": "bad field"}], "data": null}'),
     ("@api", '{"success": "false", "message": "x"}'),
@@ -538,13 +513,31 @@ FAILED = [
     ("@api", '{"detail": [{"loc": ["body"], "msg": "field required", "type": "missing"}]}'),
     ("@api", "Tool x not found. Available tools: a, b"),
     ("@api", '"Error: quoted"'),
-    ("@api", "HTTP 500 Internal Server Error"),
-    ("@api", "Permission denied"),
     ("@read_file", "Error: ENOENT: no such file or directory, open 'x'"),
     ("python x.py", "Error: 1"),
     ("make", "Error: Command failed with exit code 2\nno rule"),
+    *(("@ls", text) for text in ("Error: no", "ERROR - no", "error\nno", "Error. Try again", "error_")),
+    ("@ls", "sqlite3.OperationalError: no such column: nme"),
+    ("@api", "Error 404: Not Found"),
+    ("@api", "Error reading the overview page"),
+    ("@api", "Error while opening what was asked for"),
+    ("@api", "Error: what is x? See the guide."),
+    ("python x.py", TRACEBACK),
+    ("python x.py", TRACEBACK + "\nDone with errors"),
+    ("python x.py", TRACEBACK + "\nnot finished successfully"),
+    ("pytest", "3 passed\n" + TRACEBACK),
+    ("make test", TRACEBACK + "\n3 passed\nmake: *** [test] Error 1"),
 ]
 FINE = [
+    *(("@open_page", row["example"]) for row in ERROR_WORDS["heading"]),
+    *(("python x.py", f"{TRACEBACK}\nagain\n{row['example']}\n") for row in ERROR_WORDS["well"]),
+    *(("@ls", text) for text in ("error.log\napp.py", "error_count: 0, passed: 12", "error-prone.md", "errors/a.txt")),
+    *(("@ls", text) for text in ("Errors: 0", "stderror: none was written", "KeyError is what dict raises: see the page.")),
+    ("@browse", "Error 500: causes and fixes\nA server answers so when it breaks."),
+    ("@browse", "HTTP 404 explained\nWhat it means."),
+    ("@browse", "Permission denied: what it means in Linux\nA file has a mode."),
+    ("curl http://x", "Error boundaries in React - Overview\nThey catch errors."),
+    ("python x.py", TRACEBACK + "\nthe row is left out\n4 passed, 1 warning in 0.1s"),
     ("rg foo", "Chunk ID: 2\nWall time: 0.1 seconds\nProcess exited with code 1\nOriginal token count: 0\nOutput:\n"),
     ("grep foo x", "Exit code: 1\nWall time: 0.1 seconds\nOutput:\n"),
     ("grep foo x", "Error: Command failed with exit code 1"),
@@ -585,6 +578,22 @@ def test_results_in_words(asked_for, text, failed):
     assert bool(find_error_sites(chat_of(says("assistant", None, tool_calls=[call]), answered(text)))) is failed
 
 
+@pytest.mark.parametrize("part", ERROR_WORDS)
+def test_each_row_of_the_table_is_needed_for_its_example(part):
+    front = r"[\[(*\"\s]*(?:error: )?"
+    for row in ERROR_WORDS[part]:
+        shown = row["example"].split("\n") if part == "end" else [row["example"]]
+        ways = [re.compile(other["mark"] if part == "kind" else front + other["mark"], 0 if part in ("start", "end") else re.I)
+                for other in ERROR_WORDS[part]]  # fmt: skip
+        find = re.Pattern.search if part == "kind" else re.Pattern.match
+        assert [way for way in ways if any(find(way, line) for line in shown)] == [ways[ERROR_WORDS[part].index(row)]], row
+
+
+@pytest.mark.parametrize("row", ERROR_WORDS["status"], ids=str)
+def test_each_line_of_a_status_is_read_with_any_number(row):
+    assert exit_status(row["example"])[0] == 2 and exit_status(row["example"].replace("2", "0"))[0] == 0
+
+
 @pytest.mark.parametrize(
     "head", ["Exit code: 2", "Command failed with exit code 2", "Exit code: 2\nWall time: 0.2 seconds\nSignal: 0"]
 )
@@ -594,6 +603,71 @@ def test_results_in_words(asked_for, text, failed):
 def test_what_follows_an_exit_status_is_the_message(head, line):
     [site] = find_error_sites(chat_of(asked(("bash", "c1")), answered(f"{head}\n{line}")))
     assert site.context.error_message == line
+
+
+BIG = 2**70 + 1
+BIG_CALLS = {
+    "text": [{"id": "c1", "function": {"name": "f", "arguments": f'{{"n": {BIG}}}'}}],
+    "object": [{"id": "c1", "name": "f", "args": {"n": BIG}}],
+    "json text": [f'{{"id": "c1", "name": "f", "arguments": {{"n": {BIG}}}}}'],
+}
+
+
+@pytest.mark.parametrize(
+    "calls", [*BIG_CALLS.values(), f'<tool_call>{{"name": "f", "arguments": {{"n": {BIG}}}}}</tool_call>', f"[f(n={BIG})]"]
+)
+def test_integers_above_64_bits_stay_what_they_are(tmp_path, calls):
+    answer = says("assistant", calls) if isinstance(calls, str) else says("assistant", tool_calls=calls)
+    rows = [{"messages": [says("user", "Go."), answer, answered({"n": BIG})]}] * 2
+    one = json.dumps(rows[0], indent=1).encode()
+    for name, value in (("t.jsonl", rows), ("t.json", json.dumps(rows).encode()), ("d.json", one)):
+        for trace in read(tmp_path, value, name):
+            assert trace.turns[1].tool_calls[0].arguments == {"n": BIG} and trace.turns[2].content == f'{{"n":{BIG}}}'
+            assert type(trace.turns[1].tool_calls[0].arguments["n"]) is int
+    write_traces([trace], tmp_path / "own.jsonl")
+    assert list(read_traces(tmp_path / "own.jsonl", strict=True)) == [trace] == [Trace.from_json(trace.to_json())]
+
+
+def row_of_columns(*calls):
+    "Messages as a table writes them: every object has the keys of all, those that it lacks hold nothing."
+    made = [{"role": "user", "content": "Go.", "tool_calls": None, "tool_call_id": None}]
+    for n, (name, given) in enumerate(calls):
+        call = {"id": f"c{n}", "function": {"name": name, "arguments": given}}
+        made.append({"role": "assistant", "content": None, "tool_calls": [call], "tool_call_id": None})
+        made.append({"role": "tool", "content": "ok", "tool_calls": None, "tool_call_id": f"c{n}"})
+    return made
+
+
+def test_keys_that_a_table_filled_with_null_are_left_out():
+    given = {"path": "a", "lines": {"from": 1, "to": None}, "command": None}
+    wanted = {"path": "a", "lines": {"from": 1}}
+    calls = [("read", given), ("bash", {"path": None, "lines": None, "command": "ls"})]
+    bare = [{k: v for k, v in message.items() if v is not None} for message in row_of_columns(*calls)]
+    assert [m.keys() for m in bare] != [bare[0].keys()] * len(bare)
+    for messages in (row_of_columns(*calls), bare, row_of_columns(calls[0]), [json.dumps(m) for m in row_of_columns(*calls)]):
+        assert read_record({"messages": messages}).turns[1].tool_calls[0].arguments == wanted
+    keys = dict.fromkeys(("type", "text", "id", "name", "input", "tool_use_id", "content"))
+    blocks = [keys | {"type": "text", "text": "I look."}, keys | {"type": "tool_use", "id": "c1", "name": "read", "input": given}]
+    done = keys | {"type": "tool_result", "tool_use_id": "c1", "content": "ok"}
+    trace = read_record({"messages": [says("user", "Go."), says("assistant", blocks), says("user", [done])]})
+    assert trace.turns[1].content == "I look." and trace.turns[1].tool_calls[0].arguments == wanted
+    schema = {"type": "object", "properties": {"path": {"type": "string"}, "command": None}, "required": None}
+    trace = read_record({"messages": row_of_columns(calls[0]), "tools": [{"name": "read", "parameters": schema}]})
+    assert trace.tools[0]["function"]["parameters"] == {"type": "object", "properties": {"path": {"type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [("read", {"path": "a", "limit": None})],
+        [("read", {"path": "a", "limit": None}), ("read", {"path": None, "limit": 3})],
+        [("read", {"path": "a", "limit": None}), ("bash", {"command": None})],
+    ],
+)
+def test_a_null_that_the_agent_wrote_stays(calls):
+    messages = [{k: v for k, v in message.items() if v is not None} for message in row_of_columns(*calls)]
+    kept = [t.tool_calls[0].arguments for t in read_record({"messages": messages}).turns if t.tool_calls]
+    assert kept == [given for _, given in calls]
 
 
 def test_one_unreadable_message_is_named():

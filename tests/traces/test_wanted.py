@@ -1,10 +1,13 @@
 # ruff: noqa: E501
 """Failures that the agent wanted, where the trace says so, and those that only look so."""
 
+import re
+
 import pytest
 
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.hints.layers import default_composite, hint_at
+from composer_replication.traces import wanted
 from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.wanted import wanted_failure
 
@@ -92,6 +95,12 @@ def test_a_wanted_failure_is_known_by_the_traces_own_words(given):
 )
 def test_what_nobody_wanted_stays_a_failure(given):
     assert site(**given).wanted is None
+
+
+@pytest.mark.parametrize("part", wanted._TABLE)
+def test_each_row_of_the_table_matches_its_example(part):
+    for row in wanted._TABLE[part]:
+        assert re.search(row["mark"], row["example"], 0 if part in ("command", "setup") else re.I), row
 
 
 def test_wanted_failures_are_no_streak():

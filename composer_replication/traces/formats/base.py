@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['FORMATS', 'UNREADABLE', 'TEXT', 'FLAG', 'CHATS', 'COLUMNS', 'TEXTS', 'ROLES', 'WORDS', 'RESULTS', 'CALLS', 'THOUGHTS',
-           'ANSWER', 'Format', 'register_format', 'checked', 'opened', 'recognise', 'read_record', 'attempt',
-           'block_text', 'text_of', 'as_list', 'as_text', 'as_reward', 'tool_of', 'new_trace', 'role_of',
-           'plain_message', 'flag_of', 'result_content', 'tool_turn', 'named_call', 'chat_calls', 'reasoning_of',
-           'message_turns', 'results_in_text', 'with_calls_in_text', 'chat_turns', 'is_messages', 'messages_of',
-           'is_chat', 'gold_text', 'with_tools']
+           'ANSWER', 'Format', 'register_format', 'checked', 'opened', 'filled', 'null_filled', 'recognise',
+           'read_record', 'attempt', 'block_text', 'text_of', 'as_list', 'as_text', 'as_reward', 'tool_of', 'tools_of',
+           'new_trace', 'role_of', 'plain_message', 'flag_of', 'result_content', 'tool_turn', 'named_call',
+           'chat_calls', 'reasoning_of', 'message_turns', 'results_in_text', 'with_calls_in_text', 'chat_turns',
+           'without_nulls', 'is_messages', 'messages_of', 'is_chat', 'gold_text', 'with_tools']
 
 # %% ../../../nbs/traces/formats/00_base.ipynb #3029e8dc
 import re
@@ -18,6 +18,7 @@ from typing import Any
 
 import orjson
 
+from ...core.files import json_bytes, json_value
 from ...core.trace import ToolCall, Trace, TraceProblem, Turn
 from ..calls_in_text import calls_in_text, object_call, value_of
 
@@ -86,12 +87,24 @@ def opened(record: Any) -> Any:
         text = record.get(key)
         if isinstance(text, str) and text.lstrip().startswith(("[{", "[\n", "[ ", '["', "[]")):
             try:
-                value = orjson.loads(text)
+                value = json_value(text)
             except orjson.JSONDecodeError:
                 continue
             if isinstance(value, list) and all(isinstance(v, dict | str) for v in value):
                 lists[key] = value
     return record | lists if lists else record
+
+
+def filled(value: Any) -> Any:
+    "A value without the keys that hold nothing: a column of a table gives every object the keys of all."
+    if isinstance(value, dict):
+        return {key: filled(v) for key, v in value.items() if v is not None}
+    return [filled(v) for v in value] if isinstance(value, list) else value
+
+
+def null_filled(rows: Sequence[Any]) -> bool:
+    "Whether objects come from a column of a table: several with the same keys, some of which hold nothing in each."
+    return len(rows) > 1 and all(isinstance(row, dict) and row.keys() == rows[0].keys() and None in row.values() for row in rows)
 
 # %% ../../../nbs/traces/formats/00_base.ipynb #4250be17
 def recognise(record: Any) -> Format | None:
@@ -198,12 +211,20 @@ def tool_of(schema: dict) -> dict:
     function = {"parameters" if key == "input_schema" else key: value for key, value in schema.items()}
     return {"type": "function", "function": function}
 
+
+def tools_of(schemas: Any) -> tuple[dict, ...]:
+    "The tools offered, in OpenAI's form, without the provider's own, such as a web search, which have a type and no schema."
+    tools = []
+    for tool in map(tool_of, as_list(schemas, "the tool list")):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        given = function.get("parameters") if isinstance(function, dict) else None
+        if isinstance(given, dict) and isinstance(given.get("properties"), dict) and None in given["properties"].values():
+            tool = filled(tool)
+        if not (isinstance(function, dict) and "name" not in function and "type" in function):
+            tools.append(tool)
+    return tuple(tools)
+
 # %% ../../../nbs/traces/formats/00_base.ipynb #5afaabc4
-def _built_in(tool):
-    "Whether it is a tool of the provider's own, such as a web search, which has a type and no schema."
-    return isinstance(tool, dict) and isinstance(tool.get("function"), dict) and "name" not in tool["function"] and "type" in tool["function"]
-
-
 def new_trace(
     record: dict,
     fallback: str,  # the id, where the record has none
@@ -224,17 +245,17 @@ def new_trace(
         "model": as_text(record.get("model")),
         "reward": as_reward(info.get("reward") if reward is None else reward),
         "source": as_text(record.get("source")),
-        "tools": tuple(tool for tool in map(tool_of, as_list(record.get("tools"), "the tool list")) if not _built_in(tool)),
+        "tools": tools_of(record.get("tools")),
     }
     return Trace(turns=tuple(turns), format=format, **common | extra)
 
 # %% ../../../nbs/traces/formats/00_base.ipynb #b380c1d7
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool", "function": "tool", "exit": None}
-ROLES |= dict.fromkeys(("human", "HumanMessage", "HumanMessageChunk", "human_message"), "user") | dict.fromkeys(("SystemMessage",), "system")
-ROLES |= dict.fromkeys(("ai", "AIMessage", "AIMessageChunk", "model", "gpt", "chatgpt", "bot", "agent", "function_call", "tool_call"), "assistant")
+ROLES = {name: role for role, names in {
+    "system": ("system", "developer", "SystemMessage"), "user": ("user", "human", "HumanMessage", "HumanMessageChunk", "human_message"),
+    "assistant": ("assistant", "ai", "AIMessage", "AIMessageChunk", "model", "gpt", "chatgpt", "bot", "agent", "function_call", "tool_call"),
+    "tool": ("tool", "function", "toolresult", "ToolMessage", "FunctionMessage", "ipython", "observation", "tool_response", "tool_result", "function_response",
+             "environment"), None: ("exit",)}.items() for name in names}
 WORDS = "content", "value", "text", "message", "utterance", "body"  # keys of a message under which its content stands
-ROLES |= dict.fromkeys(("toolresult", "ToolMessage", "FunctionMessage", "ipython", "observation", "tool_response", "tool_result", "function_response", "environment"),
-                       "tool")
 
 
 def role_of(message: dict) -> Any:
@@ -264,7 +285,7 @@ def flag_of(result: dict) -> tuple[bool | None, str | None]:
         if isinstance(error, str) and error:
             return True, error
         if isinstance(error, dict) and error:
-            return True, as_text(error.get("message") or error.get("type")) or orjson.dumps(error).decode()
+            return True, as_text(error.get("message") or error.get("type")) or json_bytes(error).decode()
     flags = [result[key] for key in ("error", "is_error", "isError") if isinstance(result.get(key), bool)]
     if True in flags or result.get("status") in ("error", "failed") or result.get("success") is False or result.get("state") == "output-error":
         return True, None
@@ -284,12 +305,12 @@ def result_content(content: Any) -> str:
             return result_content(content.get("value", content.get("reason")))  # the AI SDK's
         if str(content.get("type")).endswith("_error") and isinstance(content.get("error_code"), str):  # of a tool that the provider runs
             return content["error_code"]
-        return orjson.dumps(content).decode()
+        return json_bytes(content).decode()
     if isinstance(content, list) and content and not any(isinstance(b, dict) and ("text" in b or "type" in b) or isinstance(b, str) for b in content):
-        return orjson.dumps(content).decode()
+        return json_bytes(content).decode()
     if isinstance(content, list):
         content = [b if not isinstance(b, dict) or b.get("type", "text") in TEXTS or "text" not in b else b | {"type": "text"} for b in content]
-    return text_of(content) if not isinstance(content, int | float) else orjson.dumps(content).decode()
+    return text_of(content) if not isinstance(content, int | float) else json_bytes(content).decode()
 
 
 RESULTS = "content", "output", "result", "response", "value"
@@ -328,7 +349,7 @@ def chat_calls(message: dict) -> list[ToolCall]:
     extra = message.get("additional_kwargs") if isinstance(message.get("additional_kwargs"), dict) else {}
     listed = message.get("tool_calls") or message.get("toolCalls") or extra.get("tool_calls")
     if isinstance(listed, str):
-        listed = orjson.loads(listed)
+        listed = json_value(listed)
     listed = as_list(listed, "the list of tool calls") + as_list(message.get("invalid_tool_calls"), "the list of invalid calls")
     if not listed:
         old = message.get("function_call") or extra.get("function_call")
@@ -468,19 +489,29 @@ def with_calls_in_text(turns: Sequence[Turn]) -> list[Turn]:
 
 def chat_turns(messages: Any, start: int = 0) -> Iterator[Turn]:
     "The turns of a list of chat messages, positions counted from `start`."
-    turns, calls = [], ()
+    rows, turns, calls = [], [], ()
     for index, message in enumerate(as_list(messages, "the message list"), start):
         if isinstance(message, str):  # some save each message as JSON text
-            try:
-                message = orjson.loads(message)
-            except orjson.JSONDecodeError:
-                pass
+            value = value_of(message)
+            message = value if isinstance(value, dict) else message
         if not isinstance(message, dict):
             raise TraceProblem(f"message {index} is a {type(message).__name__}", "write messages as objects")
+        rows.append(message)
+    blocks = [block for m in rows if isinstance(m.get("content"), list) for block in m["content"]]
+    for index, message in enumerate(map(filled, rows) if null_filled(rows) or null_filled(blocks) else rows, start):
         turns += message_turns(message, index)
+    turns = without_nulls(turns)
     for turn in with_calls_in_text(turns):
         calls = turn.tool_calls if turn.role == "assistant" else calls
         yield from _results_apart(turn, calls) if turn.role == "tool" and len(calls) > 1 else [turn]
+
+
+def without_nulls(turns: list[Turn]) -> list[Turn]:
+    "The turns, where calls of several tools have the same arguments, as a column of a table gives them, without those that hold nothing."
+    made = [c for t in turns for c in t.tool_calls if c.parsed]
+    if len({c.name for c in made}) < 2 or not null_filled([c.arguments for c in made]):
+        return turns
+    return [replace(t, tool_calls=tuple(replace(c, arguments=filled(c.arguments)) for c in t.tool_calls)) for t in turns]
 
 
 def _results_apart(turn: Turn, calls: Sequence[ToolCall]) -> list[Turn]:
@@ -518,7 +549,7 @@ def is_chat(record: dict) -> bool:
 
 def gold_text(actions: Any) -> str | None:
     "A reference solution as JSON text; None where there is none."
-    return orjson.dumps(actions).decode() if actions else None
+    return json_bytes(actions).decode() if actions else None
 
 # %% ../../../nbs/traces/formats/00_base.ipynb #87f56435
 def with_tools(
@@ -526,7 +557,7 @@ def with_tools(
     tools: Sequence[dict],  # JSON schemas, in OpenAI form or bare
 ) -> Trace:
     "The same trace with these tools offered. Raises `TraceProblem` for a tool without a name."
-    wrapped = tuple(map(tool_of, tools))
+    wrapped = tools_of(list(tools))
     if not all(isinstance(t["function"], dict) and isinstance(t["function"].get("name"), str) for t in wrapped):
         raise TraceProblem("a tool schema has no name", "write tools in OpenAI's form")
     return replace(trace, tools=wrapped)

@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from ..error_detectors import (CLEAN, DECLINED, SAYS_ERROR, STATUS_REASON, Detection, command_of, exit_status, kind_of, last_exception, observed,
-                                                          register_detector, result_text, shell_detection, tool_called)
+from ..error_detectors import (CLEAN, DECLINED, STATUS_REASON, Detection, command_of, exit_status, kind_of, last_exception, observed,
+                                                          register_detector, result_text, says_error, shell_detection, tool_called)
 from .base import as_text, attempt, message_turns, register_format, result_content
 from ...core.trace import Trace, TraceProblem, Turn
 
@@ -193,7 +193,7 @@ def commented(trace: Trace, position: int) -> bool:
     "Whether a flagged result is what the user wrote on declining the call."
     turn = trace.turns[position]
     name, text = tool_called(trace, position), turn.content
-    return name in ASKS or (name in PERSONAL and not (MACHINE.match(text) or SAYS_ERROR.match(text) or last_exception(text)
+    return name in ASKS or (name in PERSONAL and not (MACHINE.match(text) or says_error(text) or last_exception(text)
                                                      or exit_status(text)[0] is not None or "command not found" in text or "No such file" in text))
 
 
