@@ -107,7 +107,7 @@ def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
 def _run(recipe, as_json: bool, island: int | None, queue: str | None, exchange: str | None):
     "Train, with a line for each log and the page of the run; as one of several islands, or with rollouts from a queue."
     with _working("loading the trainer"):
-        from composer_replication.recipes.run import latest_traces, run_recipe
+        from composer_replication.recipes.run import Interrupted, latest_traces, run_recipe
         from composer_replication.report.run import RunPage
         from composer_replication.report.train import step_line
     pages, kind, counts = [], {}, {}
@@ -142,6 +142,8 @@ def _run(recipe, as_json: bool, island: int | None, queue: str | None, exchange:
     try:
         with threads_for(recipe.arguments.model), _working("loading the model") as doing:
             return run_recipe(recipe, tell, watch, **kind)
+    except Interrupted as early:
+        return early.finished
     except BaseException as error:
         for page in pages:
             page.failed(error)

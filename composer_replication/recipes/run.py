@@ -202,7 +202,15 @@ class Finished:
     metrics: dict[str, float]  # of the last logged step
     checkpoint: Path | None  # the last complete one
     resumed_from: Path | None
-    interrupted: bool  # by SIGTERM or Ctrl-C
+    interrupted: bool  # SIGTERM or Ctrl-C came before the last step
+
+
+class Interrupted(KeyboardInterrupt):
+    "A signal ended training early, with a checkpoint; a recipe with `resume: true` goes on from it."
+
+    def __init__(self, finished: Finished):
+        super().__init__(f"a signal ended the run after step {finished.step} of {finished.of}; set resume to true to go on from {finished.checkpoint}")
+        self.finished = finished
 
 # %% ../../nbs/recipes/15_run.ipynb #451377de
 REPORTERS = {  # name in `report_to`: its packages, any of them, and how to get one
@@ -261,7 +269,8 @@ def run_recipe(
     watch: Callable[[ComposerReplicationTrainer, dict], Sequence[TrainerCallback]] = lambda trainer, record: (),  # the same
     kind: Callable[..., ComposerReplicationTrainer] | None = None,  # as `make_trainer`
 ) -> Finished:
-    "Train as the recipe says, from the last complete checkpoint where it says so. Raises as `make_trainer` and the trainer do."
+    """Train as the recipe says, from the last complete checkpoint where it says so. Raises as `make_trainer` and the trainer do, and
+    `Interrupted` where a signal ended the training before its last step."""
     recipe.config.disable_tqdm = True  # then PrinterCallback prints, and is taken out
     check_reporters(recipe.config.report_to)
     check_engine(recipe.config)
@@ -296,5 +305,8 @@ def run_recipe(
     state = trainer.state
     logged = [entry for entry in state.log_history if "train_runtime" not in entry]
     metrics = {k: v for entry in logged if entry["step"] == logged[-1]["step"] for k, v in entry.items()}
-    return Finished(state.global_step, state.max_steps, metrics, last_complete_checkpoint(recipe.config.output_dir), start,
-                    any(c.requested for c in signals))
+    early = any(c.requested for c in signals) and state.global_step < state.max_steps
+    finished = Finished(state.global_step, state.max_steps, metrics, last_complete_checkpoint(recipe.config.output_dir), start, early)
+    if early:
+        raise Interrupted(finished)
+    return finished
