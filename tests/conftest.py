@@ -114,7 +114,7 @@ NAMES = {
     "process": {"subprocess", "Popen", "multiprocessing", "pty", "SERVER", "start_new_kernel"},
     "sandbox": {"open_sandbox", "prepare_subject", "FeatureDeletionEnv", "sweep", "sandbox_problem", "make_tasks"},
     "trainer": {
-        "ComposerReplicationTrainer", "GRPOTrainer", "SFTTrainer", "run_recipe", "ladder_episodes", "trainer_script",
+        "ComposerReplicationTrainer", "GRPOTrainer", "SFTTrainer", "run_recipe", "trainer_script",
         "arm_script"}}
 LONG = {  # seconds each: `make check` leaves them out, of a test with many cases all but the first
     "training/test_recorded.py": {"test_losses_and_gradients_are_those_of_whole_traces"},

@@ -83,25 +83,6 @@ def compose(
 # %% ../../nbs/cli/06_experiments.ipynb #dc257b9e
 DEFAULT_ARMS = "A0,A1,A2,A2f,A3,A4"
 
-
-def _write_episodes(run, made: dict, output: Path) -> Path | None:
-    "The page with a few held-out episodes of every arm of the first seed; None where their policies are missing."
-    from composer_replication.core.files import write_file
-    from composer_replication.experiments.episodes import ladder_episodes
-    from composer_replication.experiments.setting import Setting
-    from composer_replication.report.episodes import episodes_page
-    from composer_replication.report.ladder import EPISODES
-    seed = run.seeds[0]
-    arms = [arm for arm in run.arms if seed in run.results[arm]]
-    if not arms:
-        return None
-    try:
-        views = ladder_episodes(output, Setting(**run.setting), arms, seed, range(EPISODES))
-        return write_file(output / "episodes.html", episodes_page(views, made=made | {"pages": {"the ladder": "report.html"}}))
-    except ValueError as problem:  # a run without its last checkpoint: the table stands without the page
-        warn(f"no page of episodes: {problem}")
-        return None
-
 # %% ../../nbs/cli/06_experiments.ipynb #79c77183
 @plainly
 def ladder(
@@ -115,7 +96,7 @@ def ladder(
 ):
     """Measure what each channel adds: five arms and a control on the same tasks, seeds and training episodes, in the toy world.
 
-    Writes `report.html`, and `episodes.html` to read a few episodes turn by turn. Ctrl-C keeps the runs that have ended; the same command goes on.
+    Writes `report.html`. Ctrl-C keeps the runs that have ended; the same command goes on.
 
     Examples:
 
@@ -148,9 +129,7 @@ def ladder(
     from composer_replication.envs.toy.model import embedded_path
     with working("writing the report"):  # its data are the weights that every arm begins with; the tasks come from the seeds
         made = provenance([embedded_path() / habit / "model.safetensors"], model=f"embedded, {habit}", seeds=", ".join(map(str, run.seeds)))
-        episodes = _write_episodes(run, made, output)
-        pages = {"pages": {"a few episodes of every arm": "episodes.html"}} if episodes else {}
-        report = write_file(output / "report.html", ladder_page(run, rows, made | pages, episodes.name if episodes else None))
+        report = write_file(output / "report.html", ladder_page(run, rows, made))
     if as_json:
         emit(ladder_json(run, rows))
     else:
@@ -160,7 +139,7 @@ def ladder(
         print_tables(cost_table(rows))
         if len(run.seeds) == 1:
             out.print(ONE_SEED)
-        out.print(printable(f"{run.computed} runs computed in {run.seconds:.0f} s. Report: {report}" + (f", episodes: {episodes}" if episodes else "")))
+        out.print(printable(f"{run.computed} runs computed in {run.seconds:.0f} s. Report: {report}"))
     for row in rows:
         if row.unscored:
             warn(f"{row.arm}: {row.unscored} held-out episodes are unscored, since the machinery failed; they count nowhere")

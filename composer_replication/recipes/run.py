@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['REPORTERS', 'recipe_tokenizer', 'recipe_attention', 'recipe_model', 'episode_factory', 'run_data', 'data_counts',
-           'make_trainer', 'Finished', 'check_reporters', 'stage_data', 'warmed', 'latest_traces', 'run_recipe']
+           'make_trainer', 'Finished', 'Interrupted', 'check_reporters', 'stage_data', 'warmed', 'latest_traces',
+           'run_recipe']
 
 # %% ../../nbs/recipes/15_run.ipynb #80d29755
 from collections.abc import Callable, Sequence

@@ -78,8 +78,6 @@ def render(
     "A template filled in; text among the values is escaped, `Html` is not."
     return Html(_templates().get_template(f"{template}.html.j2").render(**values).strip())
 
-
-
 # %% ../../nbs/report/00_html.ipynb #6da563f0
 # name: (on light, on dark), after Okabe and Ito, from the one place where they are written
 PALETTE = {name: (light, dark) for name, light, dark in re.findall(r"--(\w+): light-dark\((#\w+), (#\w+)\)", asset("theme.css"))}
@@ -101,9 +99,9 @@ def page(
     title: str,
     body: str,  # HTML
     head: str = "",  # HTML in front of everything else
-    made: Mapping | None = None,  # of `core.provenance.provenance`, and `pages`: names and links of those beside it
+    made: Mapping | None = None,  # of `core.provenance.provenance`
 ) -> str:
     "A whole HTML document, with what made it at its end."
     facts = [[name, ", ".join(f"{key} {part}" for key, part in value.items()) if isinstance(value, Mapping) else str(value)]
-             for name, value in (made or {}).items() if name not in ("command", "pages")]
+             for name, value in (made or {}).items() if name != "command"]
     return render("page", title=title, body=Html(body), script=script_for(body), head=Html(head), made=made, facts=table(["what", "value"], facts)) + "\n"

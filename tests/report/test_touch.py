@@ -233,7 +233,7 @@ def curves():
     for axis, factor in ((left, 1), (right, 10)):
         for name, colour, shift in (("A1 policy", STUDENT, 0), ("A2 SDPO", TEACHER, 2)):
             values = [factor * (y + shift) for y in (1, 2, 3, 4)]
-            axis.plot([0, 10, 20, 30], values, color=colour, label=name, url="episodes.html#arm=A2")
+            axis.plot([0, 10, 20, 30], values, color=colour, label=name)
     left.fill_between([0, 10, 20, 30], [0, 1, 2, 3], [2, 3, 4, 5], color=STUDENT, alpha=.2)
     left.axhline(2.5, color="black", label="A0 base")
     left.set(xlabel="episodes", title="passed")
