@@ -6,7 +6,6 @@
 __all__ = ['parse_settings', 'recipe_names', 'train']
 
 # %% ../../nbs/cli/05_train.ipynb #4bcac5f9
-import contextlib
 import os
 from pathlib import Path
 from typing import Annotated
@@ -50,28 +49,6 @@ def _warn_of_toy(recipe) -> None:
         warn(f"the embedded model knows the toy world alone: with {' and '.join(foreign)} it tries out the parts and learns nothing; "
              "name another by --set model=smollm2, a folder or a hub id")
 
-# %% ../../nbs/cli/05_train.ipynb #b1f0c2d4
-def _warn_of_machine(recipe, needs, islands: int = 1) -> None:
-    "Say where a recipe for a CPU would not fit into this machine's memory, or a checkpoint onto its disk."
-    import psutil
-
-    from composer_replication.report.train import size
-    here, folder = psutil.virtual_memory().total, Path(recipe.config.output_dir).absolute()
-    if recipe.config.use_cpu and "use_cpu" in recipe.named and needs.peak > here:
-        warn(f"this machine has {size(here)} of memory, and the run's peak is about {size(needs.peak)}; lower max_completion_length, "
-             "max_trace_tokens or per_device_train_batch_size, or set gradient_checkpointing to true")
-    free = psutil.disk_usage(str(next(parent for parent in (folder, *folder.parents) if parent.exists()))).free
-    if islands * needs.checkpoint > free:
-        warn(f"this machine has {size(free)} free at {recipe.config.output_dir}, and a checkpoint takes {size(islands * needs.checkpoint)}; set "
-             "output_dir to another disk")
-
-
-def _warn_before_run(recipe, islands: int = 1) -> None:
-    "The same, without a plan; of a model that the estimate does not know nothing is said."
-    from composer_replication.recipes.memory_estimate import estimate
-    with contextlib.suppress(Exception):  # the trainer knows more models than the plan
-        _warn_of_machine(recipe, estimate(recipe, int(os.environ.get("WORLD_SIZE", 1))), islands)
-
 # %% ../../nbs/cli/05_train.ipynb #70e7df66
 def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
     "Memory and rollouts of a run, for so many processes; then what it would open. Raises as the run where that cannot be had."
@@ -87,8 +64,6 @@ def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
         needs = estimate(recipe, devices)
     if _is_first() and not as_json:
         print_tables(estimate_table(needs))
-    if _is_first():
-        _warn_of_machine(recipe, needs)
     with _working("opening tasks and traces"):
         counts = data_counts(recipe)
     if not _is_first():
@@ -114,8 +89,6 @@ def _run(recipe, as_json: bool, island: int | None, queue: str | None, exchange:
     if island is not None:
         islands = plugin("train", "islands")
         islands.write_to_own_folder(recipe, island, exchange)
-    if _is_first():
-        _warn_before_run(recipe)
     if queue is not None:
         kind = {"kind": plugin("train", "queue")(recipe, queue)}
 
@@ -189,7 +162,6 @@ def train(
     find_model(recipe.arguments.model)
     if islands is not None:
         sets = [word for text in settings or [] for word in ("--set", text)]
-        _warn_before_run(recipe, islands)
         return plugin("train", "islands").start_islands(recipe, islands, exchange, ["--config", config, *sets, *(["--json"] if as_json else [])])
     result = _run(recipe, as_json, island, queue, exchange)
     if _is_first():

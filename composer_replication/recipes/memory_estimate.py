@@ -4,11 +4,10 @@
 
 # %% auto #0
 __all__ = ['SHAPES', 'BYTES', 'CARD', 'BRANCHES', 'model_shape', 'meta_model', 'count_parameters', 'layer_bytes',
-           'activation_bytes', 'tile_bytes', 'cache_bytes', 'Estimate', 'choose_attention', 'estimate']
+           'activation_bytes', 'tile_bytes', 'cache_bytes', 'Estimate', 'estimate']
 
 # %% ../../nbs/recipes/14_memory_estimate.ipynb #8e114b8d
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +19,7 @@ from .recipe import Recipe, load_recipe, local_model
 from .recipe_file import RecipeProblem, shipped_recipes
 from ..core.plugins import plugin
 from ..training.setup import check_adapter
-from ..tree.forward import MASK_ENTRIES, block_problem, branch_way
+from ..tree.forward import WAYS, branch_way, tree_problem
 
 # %% ../../nbs/recipes/14_memory_estimate.ipynb #f3a4e783
 _COLUMNS = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
@@ -64,7 +63,10 @@ def meta_model(
 
 def count_parameters(shape: PretrainedConfig, peft_config=None) -> tuple[int, int]:  # all, and those that are trained
     "Exact counts of `meta_model`; tied weights once."
-    model = meta_model(shape, peft_config)
+    return _counts(meta_model(shape, peft_config))
+
+
+def _counts(model):
     return sum(p.numel() for p in model.parameters()), sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 # %% ../../nbs/recipes/14_memory_estimate.ipynb #a620cb88
@@ -135,7 +137,7 @@ class Estimate:
     memory: dict[str, int]  # part to bytes
     peak: int  # estimated bytes
     checkpoint: int  # bytes of its files, those of all devices
-    attention: str  # implementation, and why it is taken
+    attention: str  # its implementation
     branches: str  # how hinted turns and answers of pairs are read
     sdpo_weight: dict[str, float]  # `effective_alpha` by the tokens that a rollout samples; empty where channel 2 has no policy term beside it
 
@@ -154,12 +156,13 @@ def _teacher_bytes(c, trained, size, average):
     return trained * (kept + (size if reads_start else 0))
 
 
-def _memory(recipe, shape, counts, kept, devices, prompt):
-    "Parts to bytes, and the peak; `kept`: values of the optimizer."
+def _memory(recipe, shape, counts, kept, devices, prompt, once):
+    "Parts to bytes, and the peak; `kept`: values of the optimizer; `once`: trunks and branches may go in one pass."
     a, c, (total, trained), (size, own, work) = recipe.arguments, recipe.config, counts, _widths(recipe)
     shards, cpu = devices if c.fsdp else 1, c.use_cpu and "use_cpu" in recipe.named
     recorded = c.replay_batch_size, a.max_trace_tokens
     rows, tokens = recorded if a.task is None else (c.per_device_train_batch_size, prompt + c.max_completion_length)
+    hinted = math.ceil(BRANCHES * tokens) if once and c.alpha_sdpo and c.teacher == "live" else 0  # in the student's own pass, with gradient
     checkpointing = bool(c.gradient_checkpointing or (c.fsdp and (c.fsdp_config or {}).get("activation_checkpointing")))
     other = _teacher_bytes(c, trained, own, own if own == 4 else 4 if c.fsdp else own + 4)  # sharded, the float32 average is all that is kept
     always = {
@@ -175,7 +178,7 @@ def _memory(recipe, shape, counts, kept, devices, prompt):
     beside = (c.alpha_sdpo and c.teacher != "live") or (checkpointing and (c.alpha_sdpo or c.beta_replay))
     loss = {
         "branches' cache": cache_bytes(shape, rows, tokens, work) if beside else 0,
-        "activations": activation_bytes(shape, rows, tokens, work, checkpointing),
+        "activations": activation_bytes(shape, rows, tokens + hinted, work, checkpointing),
         "logits": tile_bytes(shape, rows, prompt, tokens - prompt, work, cpu)}
     if a.task is not None and a.traces:
         loss["recorded traces"] = activation_bytes(shape, *recorded, work, checkpointing) + 2 * cache_bytes(shape, *recorded, work)
@@ -189,30 +192,6 @@ def _memory(recipe, shape, counts, kept, devices, prompt):
 # %% ../../nbs/recipes/14_memory_estimate.ipynb #949102d1
 BRANCHES = 0.05  # tokens of a trunk's branches over its own
 
-
-def choose_attention(
-    recipe: Recipe,
-    cuda: bool,  # the run's device is a CUDA one
-    shape: Callable[[], PretrainedConfig],  # gives the model's configuration
-) -> tuple[str | None, str]:  # transformers' name, None for its own choice, and why
-    "The recipe's attention, or what `auto` takes."
-    named, a = recipe.model.attn_implementation, recipe.arguments
-    if named != "auto":
-        return named, "named in the recipe" if named else "the choice of transformers; auto chooses by device and length"
-    if not recipe.config.channels:
-        return None, "no channel reads branches"
-    if not cuda:
-        return None, "no CUDA device, and FlexAttention has no backward pass on a CPU"
-    trunk = max(0 if a.task is None else 512 + recipe.config.max_completion_length, a.max_trace_tokens if a.traces else 0)
-    passes = BRANCHES * trunk * (1 + BRANCHES) * trunk / MASK_ENTRIES  # entries of a dense mask, over what one pass may have
-    if passes <= 1:
-        return None, f"dense masks fit: {trunk:,} tokens with branches need {passes:.2f} of what a pass may have"
-    with torch.device("meta"):
-        problem = block_problem(AutoModelForCausalLM.from_config(shape()))
-    return (None, problem) if problem else (
-        "flex_attention", f"dense masks for {trunk:,} tokens with branches need {passes:.1f} times what a pass may have; run by us on a GPU at "
-                          "tiny size alone, name sdpa to go without")
-
 # %% ../../nbs/recipes/14_memory_estimate.ipynb #dc6bce58
 def estimate(
     recipe: Recipe,
@@ -222,13 +201,16 @@ def estimate(
     "What a run needs; loads no weights. Raises `RecipeProblem` for a model without a configuration."
     c, a = recipe.config, recipe.arguments
     shape, source = model_shape(a.model, recipe.model.model_revision)
-    text = shape.get_text_config()
-    counts, plain = count_parameters(shape, get_peft_config(recipe.model)), meta_model(shape)
+    model = meta_model(shape, get_peft_config(recipe.model))
+    counts, plain = _counts(model), model.get_base_model() if recipe.model.use_peft else model
+    known = plain.config.get_text_config()
+    known._attn_implementation = recipe.model.attn_implementation or known._attn_implementation
     kept = 2 * counts[1]  # AdamW's two moments of each trained weight; Muon keeps one of those that it takes
     if c.optimizer:
         kept -= sum(plain.get_parameter(name).numel() for name in plugin("optimizer", "muon").block_grids(plain))
+    once = not (c.fsdp or tree_problem(plain))  # a rule decides at each step, by the lengths
     try:
-        memory, peak = _memory(recipe, text, counts, kept, devices, prompt_tokens)
+        memory, peak = _memory(recipe, shape.get_text_config(), counts, kept, devices, prompt_tokens, once)
     except AttributeError as error:
         raise RecipeProblem(f"model {a.model!r} cannot be estimated ({error}); the estimate knows dense gated decoders such as Qwen and "
                             "Llama, so run without --dry-run.") from None
@@ -236,12 +218,10 @@ def estimate(
     tokens, again = rollouts * c.max_completion_length, c.num_iterations  # steps that use the same rollouts
     own, whole = _widths(recipe)[1], c.fsdp and "FULL" in str((c.fsdp_config or {}).get("state_dict_type"))  # whole, and once more for FSDP
     checkpoint = ((2 if whole else 1) * counts[1] + (0 if c.save_only_model else kept)) * own + _teacher_bytes(c, counts[1], own, 4)
-    attention, why = choose_attention(recipe, not (c.use_cpu and "use_cpu" in recipe.named), lambda: shape)
-    known = plain.config.get_text_config()
-    known._attn_implementation = attention or known._attn_implementation
     lengths = (c.max_completion_length, max(c.max_completion_length // 10, 1)) if c.alpha_sdpo and rollouts else ()
+    way = branch_way(plain) if c.channels else "no channel reads branches"
+    way = f"{WAYS['once']} where that costs less, else {way}" if once and c.channels else way
     return Estimate(
         recipe.name, a.model, source, devices, *counts, rollouts / c.num_generations / again, rollouts / again, tokens // again,
-        tokens * math.ceil(max(c.max_steps, 0) / again), prompt_tokens, memory, peak, checkpoint,
-        f"{known._attn_implementation}: {why}", branch_way(plain),
+        tokens * math.ceil(max(c.max_steps, 0) / again), prompt_tokens, memory, peak, checkpoint, known._attn_implementation, way,
         {str(length): c.effective_alpha(length) for length in lengths})

@@ -11,7 +11,8 @@ pytestmark = pytest.mark.trainer
 
 
 def recipe(folder, steps, **more):
-    return load_recipe("toy-traces", {"output_dir": str(folder), "max_steps": str(steps), "save_steps": "100", "logging_steps": "1"} | more)
+    settings = {"output_dir": str(folder), "max_steps": str(steps), "save_steps": "100", "logging_steps": "1"}
+    return load_recipe("toy-traces", settings | more)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
