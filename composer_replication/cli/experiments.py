@@ -47,7 +47,7 @@ def compose(
     """
     from composer_replication.core.files import write_file
     from composer_replication.core.provenance import provenance
-    from composer_replication.recipes.find_model import EMBEDDED, find_model
+    from composer_replication.recipes.models import EMBEDDED, find_model
     files, name = given(files), model or EMBEDDED
     check_output(output, file=False)
     began = time.perf_counter()

@@ -70,7 +70,7 @@ STOPPED = "No token bars: the command was stopped before it was read."
 def _read(traces, model, template, most, max_tokens, seed, make_hints):
     "The data of the page, and a sentence on error turns without token bars; with progress."
     with working("loading PyTorch"):
-        from composer_replication.recipes.find_model import EMBEDDED, find_model
+        from composer_replication.recipes.models import EMBEDDED, find_model
         find_model(model)
         from composer_replication.recipes.checkpoint import load_checkpoint
     with threads_for(model), working("loading the model") as doing:
@@ -134,7 +134,7 @@ def explore(
     from composer_replication.core.files import write_file
     from composer_replication.core.provenance import provenance
     from composer_replication.envs.toy.traces import toy_path
-    from composer_replication.recipes.find_model import EMBEDDED
+    from composer_replication.recipes.models import EMBEDDED
     from composer_replication.report.explorer import coverage, explorer_data, explorer_page, unread_trace
     files = given(files, twice=True)
     check_output(output)

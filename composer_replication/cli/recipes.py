@@ -84,7 +84,7 @@ def recipes_new(
     `composer-rl recipes new my.yaml --model ./my-model --tasks tasks.jsonl`
     """
     from composer_replication.core.files import write_file
-    from composer_replication.recipes.find_model import EMBEDDED
+    from composer_replication.recipes.models import EMBEDDED
     from composer_replication.recipes.recipe_file import new_recipe
     if file.exists():
         raise InputProblem("this file exists", "name another one, or remove it", str(file))

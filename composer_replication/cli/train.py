@@ -42,7 +42,7 @@ def _working(what: str):
 # %% ../../nbs/cli/05_train.ipynb #26ccd729
 def _warn_of_toy(recipe) -> None:
     "Say where the embedded model is to be trained on what it cannot do."
-    from composer_replication.recipes.find_model import EMBEDDED
+    from composer_replication.recipes.models import EMBEDDED
     a = recipe.arguments
     foreign = [f"task {a.task!r}"] * (a.task not in (None, "toy")) + ["these traces"] * (a.traces not in (None, [EMBEDDED]))
     if a.model == EMBEDDED and foreign:
@@ -151,7 +151,7 @@ def train(
         raise ValueError("--islands starts islands, --island is one of them, and --queue has generators of its own; give one of the three.")
     if exchange is not None and islands is None and island is None:
         raise ValueError("--exchange is for islands; give --islands N, or --island K, too.")
-    from composer_replication.recipes.find_model import find_model
+    from composer_replication.recipes.models import find_model
     from composer_replication.recipes.recipe_file import find_recipe
     find_recipe(config)  # before anything slow
     with _working("loading PyTorch"):

@@ -116,7 +116,7 @@ def test_a_tree_in_one_pass_keeps_as_much_more_as_it_has_more_tokens():
 
 @pytest.mark.parametrize("settings", [{"teacher": "ema"}, {"teacher": "live", "attn_implementation": "eager"}])
 def test_the_plan_names_the_ways_that_a_run_takes(settings, tmp_path):
-    small = {"output_dir": str(tmp_path), "max_steps": "1", "train_rows": "8", "save_strategy": "no", "max_completion_length": "256"}
+    small = {"output_dir": str(tmp_path), "max_steps": "1", "train_rows": "8", "save_strategy": "no"}
     logged, recipe = [], load_recipe("toy", settings | small)
     run_recipe(recipe, logged.append)
     taken = {name for name in WAYS if any(entry.get(f"branches/{name}") for entry in logged)}

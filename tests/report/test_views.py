@@ -21,9 +21,8 @@ from composer_replication.replay.teachers import TeacherCallResult, asked_turns
 from composer_replication.replay.vote import Replayed
 from composer_replication.report import live
 from composer_replication.report.display import VIEWS, html_of
-from composer_replication.report.html import page, table
+from composer_replication.report.html import Tab, page, table, tabs
 from composer_replication.report.replay import replay_body
-from composer_replication.report.tabs import Tab, tabs
 from composer_replication.report.tokens import TokenRow, token_tabs
 from composer_replication.report.trace import WHOLE, trace_html
 from composer_replication.traces.error_sites import find_error_sites
