@@ -8,7 +8,6 @@ import pytest
 from typer.testing import CliRunner
 
 from composer_replication.cli.app import app
-from composer_replication.cli.console import Ending
 from composer_replication.envs.toy.model import embedded_tokenizer
 from composer_replication.envs.toy.traces import toy_traces
 from composer_replication.traces.error_sites import find_error_sites
@@ -75,26 +74,6 @@ def test_an_error_turn_beyond_the_limit_stands_on_the_page_with_its_hint_and_wit
                 rf"\(--max-tokens {ends[-1]} takes them all\)\.")
     assert re.search(sentence, done.stderr) and re.search(sentence, output.read_text())
     assert f"{len(ends)} error turns, {len(ends) - beyond} of them within {most} tokens\n" in done.stderr
-
-
-def test_ctrl_c_ends_the_reading_and_what_was_read_is_on_the_page(run, traces, monkeypatch):
-    from composer_replication.report import explorer
-    count, calls, read = len(first_ends(traces)), [], explorer.hinted_trace
-
-    def told(*arguments):
-        calls.append(arguments)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return read(*arguments)
-
-    monkeypatch.setattr(explorer, "hinted_trace", told)
-    done, output = run("explore")
-    assert done.exit_code == Ending.INTERRUPTED and len(calls) == 3
-    shown = data_of(output)["traces"]
-    first, rest = ([site for trace in part for site in trace["sites"]] for part in (shown[:2], shown[2:]))
-    assert len(first) + len(rest) == count and not any("unread" in site for site in first)
-    assert rest and all(site["unread"].endswith("the command was stopped before it was read.") and site["hints"] for site in rest)
-    assert f"Of {count} error turns {len(first)} have token bars" in done.stderr
 
 
 def test_no_longer_limit_is_advised_than_the_model_has_context(run, traces, monkeypatch):
