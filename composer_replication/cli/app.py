@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from .console import closed, err, group
 from .dataset import dataset_app
 from .eval import evaluate
-from .experiments import compose, demo, ladder
+from .experiments import demo, ladder
 from .explore import explore
 from .export import export
 from .hints import hints_app
@@ -30,12 +30,12 @@ from .train import train
 from ..core.plugins import plugin, plugin_names
 
 # %% ../../nbs/cli/14_app.ipynb #d4ed2b91
-ORDER = ("demo", "traces", "hints", "explore", "compose", "train", "generate", "launch", "jobs", "eval", "export", "ladder", "tasks", "replay", "pairs",
+ORDER = ("demo", "traces", "hints", "explore", "train", "generate", "launch", "jobs", "eval", "export", "ladder", "tasks", "replay", "pairs",
          "dataset", "serve", "recipes", "models", "doctor")
 
 
 class InOrderOfUse(TyperGroup):
-    "Lists the commands as one needs them: from traces to hints, losses, training, tasks and teachers."
+    "Lists the commands as one needs them: from traces to hints, training, tasks and teachers."
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -48,7 +48,7 @@ GROUPS = {"traces": traces_app, "hints": hints_app, "tasks": tasks_app, "dataset
           "models": models_app}
 for _name, _group in GROUPS.items():
     app.add_typer(_group, name=_name)
-for _command in (explore, compose, train, export, ladder, demo, replay, pairs, doctor):
+for _command in (explore, train, export, ladder, demo, replay, pairs, doctor):
     app.command()(_command)
 app.command("eval")(evaluate)
 for _words in plugin_names("command"):  # of contributions: a command, a group, or a command of one of our groups

@@ -62,11 +62,11 @@ def test_a_page_ends_with_what_made_it():
 
 
 def test_the_page_of_a_command_can_be_made_again_by_its_own_line(tmp_path):
-    done = composer("compose", "--steps", 1, "--seed", 3, "--out", "here", "--json", cwd=tmp_path)
+    done = composer("explore", "--traces", 1, "--seed", 3, "--out", "here.html", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    shown = (tmp_path / "here" / "report.html").read_text()
+    shown = (tmp_path / "here.html").read_text()
     [line] = re.findall(r"<p>The same again:</p><pre>(.*?)</pre>", shown)
-    assert shlex.split(line) == ["composer-rl", "compose", "--steps", "1", "--seed", "3", "--out", "here", "--json"]
+    assert shlex.split(line) == ["composer-rl", "explore", "--traces", "1", "--seed", "3", "--out", "here.html", "--json"]
     assert toy_path().name in shown and hashlib.sha256(toy_path().read_bytes()).hexdigest()[:12] in shown
 
 
