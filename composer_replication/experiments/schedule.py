@@ -118,6 +118,8 @@ def child() -> None:
         given = json.loads(lines.readline())
     events = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever else is printed goes to the log
+    tell = lambda **event: events.write(json.dumps(event, default=str) + "\n")
+    tell(pid=os.getpid())
 
     def end_with_parent():
         while os.read(0, 4096):
@@ -129,14 +131,12 @@ def child() -> None:
         with FileLock(f"{given['folder']}.lock", timeout=PATIENCE):
             arm = importlib.import_module(given["arm"])
             arm.run_arm(arm.Setting(**given["setting"]), given["seed"], Path(given["folder"]), device=given["device"],
-                        tell=lambda progress: events.write(json.dumps({"progress": progress}, default=str) + "\n"))
+                        tell=lambda progress: tell(progress=progress))
+    except Timeout:
+        tell(problem="another process is at work on it; wait for that one, or use another folder")
     except (Exception, KeyboardInterrupt) as error:  # the parent reports it in one sentence, and the other jobs go on
         traceback.print_exc()
-        if isinstance(error, Timeout):
-            problem = "another process is at work on it; wait for that one, or use another folder"
-        else:
-            problem = ("" if isinstance(error, ValueError | KeyboardInterrupt) else f"{type(error).__name__}: ") + _first_line(error)
-        events.write(json.dumps({"problem": problem}) + "\n")
+        tell(problem=("" if isinstance(error, ValueError | KeyboardInterrupt) else f"{type(error).__name__}: ") + _first_line(error))
     for stream in (events, sys.stdout, sys.stderr):
         stream.flush()
     os._exit(0)  # taking torch down in order takes seconds and changes nothing
@@ -147,24 +147,19 @@ def serve() -> None:
     with suppress(Exception):  # the job imports it again, and says why it cannot
         importlib.import_module(sys.argv[-1])
     gc.freeze()  # what was imported stays
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # processes that ended need no wait
     line = socket.socket(fileno=0)
     while (given := socket.recv_fds(line, 1, 3))[0]:
-        streams = given[1]
         if os.fork() == 0:
             try:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for number, stream in enumerate(streams):
+                for number, stream in enumerate(given[1]):
                     os.dup2(stream, number)
                     os.close(stream)
-                if (pid := os.fork()) == 0:
-                    child()
-                os.write(1, b'{"pid": %d}\n' % pid)
-                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                os.write(1, b'\n{"ended": %d}\n' % code)  # behind half a line, perhaps
+                child()
             finally:
-                os._exit(0)
-        for stream in streams:
+                os._exit(1)
+        for stream in given[1]:
             os.close(stream)
     os._exit(0)
 
@@ -195,7 +190,8 @@ class _Child:
     "A running job; `report` is called with (name, line) from a thread, and with (name, None) at the end."
 
     def __init__(self, job, out, device, arm, server, report):
-        self.job, self.last_report, self.problem, self.pid = job, time.monotonic(), None, None
+        self.job, self.last_report, self.pid = job, time.monotonic(), None
+        self.problem = "it ended without a result; a process that is killed, as for want of memory, does so"
         self.log, self.own_log = out / IMPORTS, out / f"{job.name}.log"  # where more is said: until it was forked, by the process that forks
         given = {"setting": asdict(job.setting), "seed": job.seed, "folder": str(out / job.name), "device": device, "arm": arm}
         (job_end, self.input), (events, events_end) = os.pipe(), os.pipe()
@@ -223,10 +219,6 @@ class _Child:
             return None
         if "pid" in record:
             self.pid, self.log = record["pid"], self.own_log
-        if "ended" in record:
-            self.pid, code = None, record["ended"]
-            if code and self.problem is None:
-                self.problem = f"its process ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}"
         self.problem = record.get("problem", self.problem)
         return record.get("progress")
 
@@ -239,9 +231,7 @@ class _Child:
     def stop(self):
         "End the process and wait for it."
         self.kill()
-        if self.input is not None:
-            os.close(self.input)
-        self.input = None
+        os.close(self.input)
         self.listener.join(PATIENCE)
 
 # %% ../../nbs/experiments/04_schedule.ipynb #47efa92d
@@ -298,11 +288,11 @@ def run_jobs(
                     tell({"job": name, "event": "progress", "progress": progress})
                 continue
             one = running.pop(name)
+            one.pid = None  # its output is closed: the process has ended
             one.stop()
-            problem = (one.problem or "it ended without a result").rstrip(".")
             tell({"job": name, "event": "ended"})
             yield outcome(one.job, computed=True) or JobResult(  # a result is written last, so nothing later counts
-                one.job, problem=f"job {name}: {problem}; more is in {one.log}.")
+                one.job, problem=f"job {name}: {one.problem.rstrip('.')}; more is in {one.log}.")
 
 # %% ../../nbs/experiments/04_schedule.ipynb #414fee7d
 def run_all(

@@ -37,14 +37,10 @@ def rows_by_site(
     return {site: tuple(r) for site, r in rows.items()}
 
 # %% ../../nbs/report/03_tokens.ipynb #7a5de7d0
-def token_view(
-    row: TokenRow,
-    after: TokenRow | None = None,  # the same token after training
-) -> Html:
+def token_view(row: TokenRow) -> Html:
     "The sampled token and what could have stood in its place, those that reach half a percent, as bars."
-    later = {text: p for text, p, _ in after.alternatives} if after else {}
-    sampled = [math.exp(p) for p in (row.student_logprob, row.teacher_logprob, *([after.student_logprob] if after else []))]
-    others = [(text, [s, t, later.get(text)]) for text, s, t in row.alternatives if text != row.text and max(s, t) >= .005]
+    sampled = [math.exp(p) for p in (row.student_logprob, row.teacher_logprob)]
+    others = [(text, [s, t]) for text, s, t in row.alternatives if text != row.text and max(s, t) >= .005]
     return render("token", divergence=row.divergence, tokens=[(row.text, sampled), *others])
 
 # %% ../../nbs/report/03_tokens.ipynb #9ae7b10c
@@ -52,19 +48,18 @@ IN_FULL = 40  # tokens of a turn, those that the hint moves most, whose alternat
 
 
 def token_tabs(
-    before: Sequence[TokenRow],  # the tokens of one turn
-    after: Sequence[TokenRow] = (),  # the same tokens after training; none: not shown
+    rows: Sequence[TokenRow],  # the tokens of one turn
 ) -> Html:
     "The turn token by token; the token that the hint moves most is chosen."
-    if not before:
+    if not rows:
         return render("problem", problem="The turn has no tokens.", thing="")
-    order = sorted(range(len(before)), key=lambda i: -before[i].divergence)
-    most, full = before[order[0]].divergence or 1.0, set(order[:IN_FULL])
+    order = sorted(range(len(rows)), key=lambda i: -rows[i].divergence)
+    most, full = rows[order[0]].divergence or 1.0, set(order[:IN_FULL])
     choices = []
-    for i, (row, later) in enumerate(zip(before, after or [None] * len(before), strict=True)):
-        view = token_view(row if i in full else replace(row, alternatives=()), later)
+    for i, row in enumerate(rows):
+        view = token_view(row if i in full else replace(row, alternatives=()))
         choices.append(Tab(visible(row.text), view, f"{visible(row.text)}: divergence {row.divergence:.3f} nats", depth=row.divergence / most))
-    return render("tokens", after=bool(after), tokens=tabs(choices, "tokens of the turn", order[0], tight=True))
+    return render("tokens", tokens=tabs(choices, "tokens of the turn", order[0], tight=True))
 
 # %% ../../nbs/report/03_tokens.ipynb #3afca7f8
 @dataclass(frozen=True)
@@ -76,11 +71,10 @@ class SiteView:
     error: str  # what the environment answered
     hint: str
     layer: str  # which layer made the hint
-    before: tuple[TokenRow, ...] = field(repr=False)
-    after: tuple[TokenRow, ...] = field(default=(), repr=False)  # the same tokens after training
+    rows: tuple[TokenRow, ...] = field(repr=False)
 
     def __html__(self) -> Html:
-        return render("error_turn", site=self, tokens=token_tabs(self.before, self.after))
+        return render("error_turn", site=self, tokens=token_tabs(self.rows))
 
     def _repr_html_(self) -> str:
         return fragment(site_picker([self]))

@@ -63,7 +63,7 @@ def hostile_things():
 def test_text_from_a_trace_stays_text():
     rows = [TokenRow(HOSTILE, -0.1, -0.2, 0.3, ((HOSTILE, 0.5, 0.5),))]
     views = [html_of(thing) for thing in hostile_things()]
-    views += [tabs([Tab(HOSTILE, HOSTILE, HOSTILE)], HOSTILE), token_tabs(rows, rows)]
+    views += [tabs([Tab(HOSTILE, HOSTILE, HOSTILE)], HOSTILE), token_tabs(rows)]
     views += [table([HOSTILE], [[HOSTILE]]), page(HOSTILE, "")]
     for view in views:
         parsed = Tags(view)
