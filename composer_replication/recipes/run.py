@@ -343,7 +343,7 @@ def run_recipe(
     check_reporters(recipe.config.report_to)
     check_engine(recipe.config)
     if recipe.arguments.warm_up is not None:
-        data_counts(recipe)  # what cannot be had is told before the stage trains
+        data_counts(recipe)  # what cannot be had is refused before the stage trains
     trainer = make_trainer(warmed(recipe, tell), kind)
     for printing in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(printing)

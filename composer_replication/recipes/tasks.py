@@ -66,7 +66,7 @@ def split_rows(
     held_out: float,  # rows, about; below 1 a share
     seed: int,  # names the draw
 ) -> tuple[list[dict], list[dict]]:  # to train on, held out; each in the order of `rows`
-    "A split in which no group is in both; one that holds out more than was asked is told. Raises `RecipeProblem` where a side would be empty."
+    "A split in which no group is in both; it warns where it holds out more than was asked. Raises `RecipeProblem` where a side would be empty."
     wanted = math.ceil(held_out * len(rows)) if held_out < 1 else int(held_out)
     groups, out, in_order = _groups(rows, split), [], split == "time"
     if in_order:
