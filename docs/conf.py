@@ -114,7 +114,7 @@ class Explorer(SphinxDirective):
         from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
         from composer_replication.envs.toy.traces import toy_traces
         from composer_replication.hints.layers import default_composite
-        from composer_replication.report.explorer import error_turns, explorer_body, explorer_data, hinted_trace
+        from composer_replication.report.explorer import error_turns, explored, explorer_body, explorer_data
         from composer_replication.report.html import fragment
         from composer_replication.traces.siblings import SiblingIndex
         package = stage.ROOT / stage.PACKAGE
@@ -124,7 +124,7 @@ class Explorer(SphinxDirective):
         traces = toy_traces()
         hints = default_composite(siblings=SiblingIndex(traces))
         model, tokenizer = embedded_model(), embedded_tokenizer()
-        read = [hinted_trace(model, tokenizer, trace, hints) for trace in filter(error_turns, traces[:20])]
+        read = [explored(trace, hints, (model, tokenizer)) for trace in filter(error_turns, traces[:20])]
         data = explorer_data(read, hints, reader="the embedded model")
         return [nodes.raw("", fragment(explorer_body(data)), format="html")]
 

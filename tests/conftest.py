@@ -114,7 +114,7 @@ NAMES = {
     "process": {"subprocess", "Popen", "multiprocessing", "pty", "SERVER", "start_new_kernel"},
     "sandbox": {"open_sandbox", "prepare_subject", "FeatureDeletionEnv", "sweep", "sandbox_problem", "make_tasks"},
     "trainer": {
-        "ComposerReplicationTrainer", "GRPOTrainer", "SFTTrainer", "run_recipe", "ladder_episodes", "trainer_script",
+        "ComposerReplicationTrainer", "GRPOTrainer", "SFTTrainer", "run_recipe", "trainer_script",
         "arm_script"}}
 LONG = {  # seconds each: `make check` leaves them out, of a test with many cases all but the first
     "training/test_recorded.py": {"test_losses_and_gradients_are_those_of_whole_traces"},
@@ -156,6 +156,7 @@ LONG = {  # seconds each: `make check` leaves them out, of a test with many case
     "traces/test_error_sites.py": {"test_a_huge_turn_is_judged_quickly"},
     "recipes/test_memory_estimate.py": {
         "test_a_plan_for_fewer_devices_needs_more_of_each",
+        "test_hinted_tokens_of_a_live_teacher_keep_activations_where_trunks_and_branches_go_in_one_pass",
         "test_vllm_takes_its_share_of_the_card_instead_of_a_cache_for_sampling",
         "test_keys_and_values_lie_beside_the_activations_where_branches_read_them"},
     "recipes/test_recipe.py": {"test_every_shipped_recipe_has_a_plan_without_weights"},

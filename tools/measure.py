@@ -43,7 +43,7 @@ def timed(command: list[str], folder: Path, environment: dict) -> tuple[float, s
 
 
 STARTS = {  # what it is called in the file: the program's words
-    "help": ["composer.py", "--help"], "compose": ["composer.py", "compose", "--json"],
+    "help": ["composer.py", "--help"], "explore": ["composer.py", "explore", "--json"],
     "first_training_step": ["composer.py", "train", "--config", "toy", "--set", "max_steps=1", "--set", "output_dir={number}"],
     "import_typer_help": ["-c", "import typer.rich_utils"],  # the first cannot do without
     "import_torch": ["-c", "import torch"],  # nor the others without these two

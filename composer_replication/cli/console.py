@@ -190,7 +190,7 @@ def threads_for(
 ) -> contextlib.AbstractContextManager[None]:
     "One thread for the embedded model: it is so small that on a busy machine more wait for each other most of the time."
     from composer_replication.experiments.evaluate import one_thread
-    from composer_replication.recipes.find_model import EMBEDDED
+    from composer_replication.recipes.models import EMBEDDED
     return one_thread(model == EMBEDDED)
 
 # %% ../../nbs/cli/00_console.ipynb #b4253f30
@@ -302,7 +302,7 @@ def toy_note(
 ) -> str | None:  # None where the traces are those that are shipped, or a model is named
     "A sentence where a user's traces are read by the embedded toy model; it is also a warning."
     from composer_replication.envs.toy.traces import toy_path
-    from composer_replication.recipes.find_model import EMBEDDED
+    from composer_replication.recipes.models import EMBEDDED
     if model not in (None, EMBEDDED) or files == [toy_path()]:
         return None
     note = "This is the embedded toy model: its probabilities mean nothing for these traces; pass --model with your own."

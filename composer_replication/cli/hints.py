@@ -217,7 +217,7 @@ def begin_scoring(
     """Both checkpoints and the error turns to score.
 
     These are all within the limit of length, or so many of them drawn at random. Raises `InputProblem` where there is none."""
-    from composer_replication.recipes.find_model import find_model
+    from composer_replication.recipes.models import find_model
     with working("finding the model") as say_what:
         for name in {model, writer or model}:
             find_model(name)

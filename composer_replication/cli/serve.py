@@ -52,7 +52,7 @@ def serve_tasks(
     tasks: Annotated[Path, typer.Argument(metavar="TASKS", help="A file of tasks, as `composer-rl tasks make` writes it.")],
     host: Host = "127.0.0.1",
     port: Port = 8000,
-    sessions: Annotated[int, typer.Option(min=1, help="Sessions at once; one more is told that there is no room.")] = 8,
+    sessions: Annotated[int, typer.Option(min=1, help="Sessions at once; one more is refused.")] = 8,
     sandbox: Annotated[str, typer.Option(help="auto, or a kind of sandbox, as composer-rl doctor lists them; local isolates nothing.")] = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -124,7 +124,7 @@ def serve_model(
 
     `composer-rl serve model out/mine --record out/episodes`
     """
-    from composer_replication.recipes.find_model import find_model
+    from composer_replication.recipes.models import find_model
     with working("loading PyTorch") as say_what:
         find_model(checkpoint)
         from composer_replication.core.serving import ServeProblem, server_key

@@ -6,7 +6,6 @@
 __all__ = ['parse_settings', 'recipe_names', 'train']
 
 # %% ../../nbs/cli/05_train.ipynb #4bcac5f9
-import contextlib
 import os
 from pathlib import Path
 from typing import Annotated
@@ -43,34 +42,12 @@ def _working(what: str):
 # %% ../../nbs/cli/05_train.ipynb #26ccd729
 def _warn_of_toy(recipe) -> None:
     "Say where the embedded model is to be trained on what it cannot do."
-    from composer_replication.recipes.find_model import EMBEDDED
+    from composer_replication.recipes.models import EMBEDDED
     a = recipe.arguments
     foreign = [f"task {a.task!r}"] * (a.task not in (None, "toy")) + ["these traces"] * (a.traces not in (None, [EMBEDDED]))
     if a.model == EMBEDDED and foreign:
         warn(f"the embedded model knows the toy world alone: with {' and '.join(foreign)} it tries out the parts and learns nothing; "
              "name another by --set model=smollm2, a folder or a hub id")
-
-# %% ../../nbs/cli/05_train.ipynb #b1f0c2d4
-def _warn_of_machine(recipe, needs, islands: int = 1) -> None:
-    "Say where a recipe for a CPU would not fit into this machine's memory, or a checkpoint onto its disk."
-    import psutil
-
-    from composer_replication.report.train import size
-    here, folder = psutil.virtual_memory().total, Path(recipe.config.output_dir).absolute()
-    if recipe.config.use_cpu and "use_cpu" in recipe.named and needs.peak > here:
-        warn(f"this machine has {size(here)} of memory, and the run's peak is about {size(needs.peak)}; lower max_completion_length, "
-             "max_trace_tokens or per_device_train_batch_size, or set gradient_checkpointing to true")
-    free = psutil.disk_usage(str(next(parent for parent in (folder, *folder.parents) if parent.exists()))).free
-    if islands * needs.checkpoint > free:
-        warn(f"this machine has {size(free)} free at {recipe.config.output_dir}, and a checkpoint takes {size(islands * needs.checkpoint)}; set "
-             "output_dir to another disk")
-
-
-def _warn_before_run(recipe, islands: int = 1) -> None:
-    "The same, without a plan; of a model that the estimate does not know nothing is said."
-    from composer_replication.recipes.memory_estimate import estimate
-    with contextlib.suppress(Exception):  # the trainer knows more models than the plan
-        _warn_of_machine(recipe, estimate(recipe, int(os.environ.get("WORLD_SIZE", 1))), islands)
 
 # %% ../../nbs/cli/05_train.ipynb #70e7df66
 def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
@@ -87,8 +64,6 @@ def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
         needs = estimate(recipe, devices)
     if _is_first() and not as_json:
         print_tables(estimate_table(needs))
-    if _is_first():
-        _warn_of_machine(recipe, needs)
     with _working("opening tasks and traces"):
         counts = data_counts(recipe)
     if not _is_first():
@@ -107,15 +82,13 @@ def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
 def _run(recipe, as_json: bool, island: int | None, queue: str | None, exchange: str | None):
     "Train, with a line for each log and the page of the run; as one of several islands, or with rollouts from a queue."
     with _working("loading the trainer"):
-        from composer_replication.recipes.run import latest_traces, run_recipe
+        from composer_replication.recipes.run import Interrupted, latest_traces, run_recipe
         from composer_replication.report.run import RunPage
         from composer_replication.report.train import step_line
     pages, kind, counts = [], {}, {}
     if island is not None:
         islands = plugin("train", "islands")
         islands.write_to_own_folder(recipe, island, exchange)
-    if _is_first():
-        _warn_before_run(recipe)
     if queue is not None:
         kind = {"kind": plugin("train", "queue")(recipe, queue)}
 
@@ -142,6 +115,8 @@ def _run(recipe, as_json: bool, island: int | None, queue: str | None, exchange:
     try:
         with threads_for(recipe.arguments.model), _working("loading the model") as doing:
             return run_recipe(recipe, tell, watch, **kind)
+    except Interrupted as early:
+        return early.finished
     except BaseException as error:
         for page in pages:
             page.failed(error)
@@ -176,7 +151,7 @@ def train(
         raise ValueError("--islands starts islands, --island is one of them, and --queue has generators of its own; give one of the three.")
     if exchange is not None and islands is None and island is None:
         raise ValueError("--exchange is for islands; give --islands N, or --island K, too.")
-    from composer_replication.recipes.find_model import find_model
+    from composer_replication.recipes.models import find_model
     from composer_replication.recipes.recipe_file import find_recipe
     find_recipe(config)  # before anything slow
     with _working("loading PyTorch"):
@@ -187,7 +162,6 @@ def train(
     find_model(recipe.arguments.model)
     if islands is not None:
         sets = [word for text in settings or [] for word in ("--set", text)]
-        _warn_before_run(recipe, islands)
         return plugin("train", "islands").start_islands(recipe, islands, exchange, ["--config", config, *sets, *(["--json"] if as_json else [])])
     result = _run(recipe, as_json, island, queue, exchange)
     if _is_first():

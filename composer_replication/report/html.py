@@ -4,17 +4,21 @@
 
 # %% auto #0
 __all__ = ['PALETTE', 'STUDENT', 'TEACHER', 'ACCENT', 'Html', 'visible', 'asset', 'json_html', 'script_policy', 'script_for',
-           'fragment', 'render', 'table', 'page']
+           'fragment', 'render', 'table', 'Tab', 'tabs', 'page']
 
 # %% ../../nbs/report/00_html.ipynb #b6259fb8
 import json
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
+from itertools import count
 
 import jinja2
+
+from ..core.errors import InputProblem
 
 # %% ../../nbs/report/00_html.ipynb #f0a94e91
 class Html(str):
@@ -78,8 +82,6 @@ def render(
     "A template filled in; text among the values is escaped, `Html` is not."
     return Html(_templates().get_template(f"{template}.html.j2").render(**values).strip())
 
-
-
 # %% ../../nbs/report/00_html.ipynb #6da563f0
 # name: (on light, on dark), after Okabe and Ito, from the one place where they are written
 PALETTE = {name: (light, dark) for name, light, dark in re.findall(r"--(\w+): light-dark\((#\w+), (#\w+)\)", asset("theme.css"))}
@@ -96,14 +98,44 @@ def table(
     numeric = [all(isinstance(row[i], int | float | None) for row in rows) for i in range(len(columns))]
     return render("table", heads=columns, rows=rows, numeric=numeric, sortable=sortable)
 
+# %% ../../nbs/report/00_html.ipynb #07999d9e
+@dataclass(frozen=True)
+class Tab:
+    "One view behind one button."
+
+    label: str  # on the button: a few characters
+    view: Html | str  # text is escaped
+    title: str = ""  # of the button where its label is too short to be read out
+    mark: str = ""  # "bad" or "mine": a coloured edge
+    depth: float = 0.0  # from 0 to 1: how deep the button is coloured
+
+
+_copies = count()  # no two strips of a document share their buttons, though several notebooks may be open in it
+
+# %% ../../nbs/report/00_html.ipynb #03685330
+def tabs(
+    choices: Sequence[Tab],
+    name: str,  # what is chosen from, for readers who cannot see it
+    chosen: int = 0,
+    tight: bool = False,  # buttons without space between them, as running text
+) -> Html:
+    "The strip and the view that is chosen. Raises `InputProblem` where there is no tab, or none of that number."
+    if not choices:
+        raise InputProblem("there is nothing to choose from", where=name)
+    if not 0 <= chosen < len(choices):
+        raise InputProblem(f"there is no view {chosen}", f"choose one of 0 to {len(choices) - 1}", name)
+    content = name + "".join(tab.label + tab.view for tab in choices)
+    own = f"s{sha256(content.encode(errors='replace')).hexdigest()[:8]}{next(_copies)}"
+    return render("tabs", id=own, tabs=choices, name=name, chosen=chosen, tight=tight)
+
 # %% ../../nbs/report/00_html.ipynb #d0c00002
 def page(
     title: str,
     body: str,  # HTML
     head: str = "",  # HTML in front of everything else
-    made: Mapping | None = None,  # of `core.provenance.provenance`, and `pages`: names and links of those beside it
+    made: Mapping | None = None,  # of `core.provenance.provenance`
 ) -> str:
     "A whole HTML document, with what made it at its end."
     facts = [[name, ", ".join(f"{key} {part}" for key, part in value.items()) if isinstance(value, Mapping) else str(value)]
-             for name, value in (made or {}).items() if name not in ("command", "pages")]
+             for name, value in (made or {}).items() if name != "command"]
     return render("page", title=title, body=Html(body), script=script_for(body), head=Html(head), made=made, facts=table(["what", "value"], facts)) + "\n"

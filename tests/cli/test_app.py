@@ -20,20 +20,6 @@ def test_errors_and_hints_as_json_lines_name_exactly_what_was_promised(rows):
     assert set(hinted[0]) == {*sites[0], "action", "error", "hint", "layer"} and any(r["hint"] for r in hinted)
 
 
-def test_compose_twice_gives_the_same_table_and_a_report(rows, tmp_path):
-    def table(seed, steps=3):
-        [run] = rows("compose", "--steps", steps, "--seed", seed, "--out", "o")
-        del run["seconds"]
-        for step in run["steps"]:
-            del step["seconds"]
-        return run
-    first, other = table(0), table(1, 1)
-    assert first == table(0) and first["steps"][0]["trace_ids"] != other["steps"][0]["trace_ids"]
-    assert [bool(s["sites"]) for s in first["steps"]] == [True, False, True]
-    assert all(s["sdpo_jsd"] == 0.0 for s in first["steps"] if not s["sites"])
-    assert "<svg" in (tmp_path / "o" / "report.html").read_text()
-
-
 def test_bad_files_give_a_sentence_each_and_the_rest_goes_on(call, tmp_path):
     whole = gzip.decompress(DEMO.read_bytes())
     lines = whole.splitlines(keepends=True)
@@ -72,11 +58,11 @@ def write(path, *records):
 
 
 @pytest.mark.parametrize("words, said", [
-    (["compose", "empty.jsonl"], "no trace could be read"),
+    (["explore", "empty.jsonl"], "no trace could be read"),
     (["traces", "show", "foreign.jsonl", "--json"], "no trace could be read"),
-    (["compose", "--model", "nowhere"], "neither a folder nor in the hub's cache"),
-    (["compose", "--model", "small", "--steps", "1"], "vocabulary 64"),
-    (["compose", "--steps", "1", "--out", "empty.jsonl/o"], "--out"),
+    (["explore", "--model", "nowhere"], "neither a folder nor in the hub's cache"),
+    (["explore", "--model", "small"], "vocabulary 64"),
+    (["explore", "--out", "empty.jsonl/o"], "--out"),
     (["hints", "list", "pipe"], "cannot be read twice"),
     (["hints", "list", "--tools", "nowhere.json", "empty.jsonl"], "tools cannot be read"),
     *((["hints", "list", "good.jsonl", "--tools", f"tools{i}.json"], "no list of tool schemas") for i in range(3))])
@@ -97,7 +83,7 @@ def test_what_cannot_run_ends_with_one_sentence(call, tmp_path, words, said):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("words", [["traces", "errors"], ["hints", "list"], ["compose", "--steps", "1"]])
+@pytest.mark.parametrize("words", [["traces", "errors"], ["hints", "list"]])
 def test_text_that_looks_like_markup_is_only_text(call, words, tmp_path):
     write(tmp_path / "x[b].jsonl", chat("Error: no [/usr/x] and [/b] here", trace_id="[/x]"), {"a[/b]": 1})
     done = call(*words, "x[b].jsonl")
@@ -108,12 +94,3 @@ def test_two_traces_of_one_name_are_told_apart(rows, tmp_path):
     files = [write(tmp_path / folder / "run.jsonl", {"messages": chat(said)["messages"]})
              for folder, said in (("a", "Error: no such thing"), ("b", "fine"))]
     assert {r["trace_id"] for r in rows("traces", "errors", *files[::-1])} == {"run@2"}
-    [run] = rows("compose", *files, "--steps", 2, "--batch-size", 4, "--out", "o")
-    assert sorted(i for s in run["steps"] for i in s["trace_ids"]) == ["run", "run@2"]
-
-
-def test_the_report_shows_the_result_that_failed(call, tmp_path):
-    write(tmp_path / "t.jsonl", chat("Error: EVIDENCE not found", calls=2))
-    assert call("compose", "t.jsonl", "--steps", 1, "--out", "o").exit_code == 0
-    page = (tmp_path / "o" / "report.html").read_text()
-    assert "EVIDENCE" in page[page.index("The error"):page.index("The hint")]

@@ -35,7 +35,7 @@ MISSING = {  # a file that is not there, in each command that reads one
     "composer-rl tasks show": ["nowhere"], "composer-rl tasks attack": ["nowhere"], "composer-rl serve tasks": ["nowhere"],
     "composer-rl train": ["--config", "nowhere.yaml"], "composer-rl launch": ["nowhere.yaml", "--on", "local", "--hours", "1"],
     "composer-rl jobs status": ["nowhere"], "composer-rl jobs logs": ["nowhere"], "composer-rl jobs cancel": ["nowhere"],
-    "composer-rl pairs": ["nowhere", "--out", "x"], "composer-rl compose": ["nowhere"], "composer-rl explore": ["nowhere"],
+    "composer-rl pairs": ["nowhere", "--out", "x"], "composer-rl explore": ["nowhere"],
     "composer-rl hints list": ["nowhere"], "composer-rl hints score": ["nowhere"],
     "composer-rl hints write": ["nowhere"], "composer-rl hints train": ["nowhere"],
     "composer-rl traces errors": ["nowhere"], "composer-rl traces show": ["nowhere"],
@@ -48,8 +48,7 @@ QUICK = {  # what really runs here, with what it needs
     "composer-rl traces errors": [], "composer-rl traces show": [], "composer-rl hints list": [],
     "composer-rl hints score": ["--sites", "4", "--out", "out"],
     "composer-rl hints write": ["--sites", "2", "--n", "2", "--out", "out"],
-    "composer-rl explore": ["--traces", "1", "--out", "out.html"],
-    "composer-rl compose": ["--steps", "1", "--out", "out", "--chat-template", "chatml-tools"],
+    "composer-rl explore": ["--traces", "1", "--out", "out.html", "--chat-template", "chatml-tools"],
     "composer-rl train": ["--config", "toy", "--set", "max_steps=1", "--set", "output_dir=out", "--set", "train_rows=8",
                           "--set", "max_turns=2", "--set", "gradient_accumulation_steps=1"],
     "composer-rl launch": ["toy", "--on", "slurm", "--hours", "1", "--dry-run"],
@@ -77,11 +76,11 @@ def option_names(command):
 # Help
 
 def test_commands_stand_in_the_order_of_use():
-    order = ["demo", "traces", "hints", "explore", "compose", "train", "generate", "launch", "jobs", "eval", "export", "ladder",
+    order = ["demo", "traces", "hints", "explore", "train", "generate", "launch", "jobs", "eval", "export", "ladder",
              "tasks", "replay", "pairs", "dataset", "serve", "recipes", "models", "doctor"]
     assert list(ALL["composer-rl"].commands) == order
     groups = ["traces", "hints", "jobs", "tasks", "dataset", "serve", "recipes", "models"]
-    assert len(LEAVES) == 37 and GROUPS == ["composer-rl", *(f"composer-rl {name}" for name in groups)]
+    assert len(LEAVES) == 36 and GROUPS == ["composer-rl", *(f"composer-rl {name}" for name in groups)]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -177,7 +176,7 @@ def test_a_folder_an_empty_file_and_no_json_are_one_sentence(name, content, tmp_
 
 
 @pytest.mark.parametrize("name, more", [
-    ("composer-rl compose", ["--out", "file/below"]), ("composer-rl ladder", ["--out", "file/below"]),
+    ("composer-rl ladder", ["--out", "file/below"]),
     ("composer-rl explore", ["--out", "."]),
     ("composer-rl pairs", ["file", "--out", "file/below"]), ("composer-rl tasks make", ["x", "--out", "file/below"]),
     ("composer-rl tasks from-rows", ["file", "--mirrors", ".", "--out", "file/below"]),
@@ -337,7 +336,7 @@ from composer_replication.cli.app import main
 main()
 """
 SLOW = {  # commands that import what takes seconds
-    "compose": [], "explore": [], "hints score": [], "hints write": [],
+    "explore": [], "hints score": [], "hints write": [],
     "hints train": ["CANDIDATES"], "train": ["--config", "toy"], "train --dry-run": ["--config", "toy"],
     "train --islands": ["2", "--config", "toy"], "generate": ["--config", "toy", "--queue", "q"],
     "eval": ["embedded", "--task", "toy"], "eval RUN": ["--task", "toy"], "export": ["embedded", "--out", "plain"],

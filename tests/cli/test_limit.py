@@ -8,7 +8,6 @@ import pytest
 from typer.testing import CliRunner
 
 from composer_replication.cli.app import app
-from composer_replication.cli.console import Ending
 from composer_replication.envs.toy.model import embedded_tokenizer
 from composer_replication.envs.toy.traces import toy_traces
 from composer_replication.traces.error_sites import find_error_sites
@@ -16,7 +15,7 @@ from composer_replication.traces.export import write_traces
 from composer_replication.tree.build import build_tree
 from composer_replication.tree.template import probe_template
 
-COMMANDS = {"explore": (["explore", "--model", "embedded"], "page.html"), "compose": (["compose", "--steps", "2"], "out"),
+COMMANDS = {"explore": (["explore", "--model", "embedded"], "page.html"),
             "score": (["hints", "score", "--sites", "2"], "out"),
             "write": (["hints", "write", "--sites", "2", "--n", "1"], "out")}
 
@@ -77,36 +76,14 @@ def test_an_error_turn_beyond_the_limit_stands_on_the_page_with_its_hint_and_wit
     assert f"{len(ends)} error turns, {len(ends) - beyond} of them within {most} tokens\n" in done.stderr
 
 
-def test_ctrl_c_ends_the_reading_and_what_was_read_is_on_the_page(run, traces, monkeypatch):
-    from composer_replication.report import explorer
-    count, calls, read = len(first_ends(traces)), [], explorer.hinted_trace
-
-    def told(*arguments):
-        calls.append(arguments)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return read(*arguments)
-
-    monkeypatch.setattr(explorer, "hinted_trace", told)
-    done, output = run("explore")
-    assert done.exit_code == Ending.INTERRUPTED and len(calls) == 3
-    shown = data_of(output)["traces"]
-    first, rest = ([site for trace in part for site in trace["sites"]] for part in (shown[:2], shown[2:]))
-    assert len(first) + len(rest) == count and not any("unread" in site for site in first)
-    assert rest and all(site["unread"].endswith("the command was stopped before it was read.") and site["hints"] for site in rest)
-    assert f"Of {count} error turns {len(first)} have token bars" in done.stderr
-
-
 def test_no_longer_limit_is_advised_than_the_model_has_context(run, traces, monkeypatch):
     ends = first_ends(traces)
     context = ends[len(ends) // 2]
     monkeypatch.setattr("composer_replication.tree.build.positions", lambda config: context)
-    monkeypatch.setattr("composer_replication.experiments.loss_check.positions", lambda config: context)
     within = sum(end <= context for end in ends)
-    for name, more in (("explore", []), ("compose", ["--steps", "12"])):
-        done, _ = run(name, "--max-tokens", str(ends[0]), *more)
-        fit = within - sum(end <= ends[0] for end in ends)
-        assert f"--max-tokens {context}, the model's context, takes {fit} of them" in done.stderr
+    done, _ = run("explore", "--max-tokens", str(ends[0]))
+    fit = within - sum(end <= ends[0] for end in ends)
+    assert f"--max-tokens {context}, the model's context, takes {fit} of them" in done.stderr
     done, _ = run("score", "--max-tokens", "20")
     assert re.search(rf"--max-tokens {context}, the model's context, takes \d+ of them\.", done.stderr)
     monkeypatch.setattr("composer_replication.tree.build.positions", lambda config: 20)
@@ -152,14 +129,6 @@ def test_counts_on_the_page_are_of_all_error_turns(run, traces, monkeypatch):
     assert f"{count - shown} are left out for the page's size" in done.stderr and f"{shown} of {count} error turns" in done.stdout
 
 
-def test_the_count_is_that_of_the_trees(run, traces):
-    ends = first_ends(traces)
-    middle = ends[len(ends) // 2]
-    done, _ = run("compose", "--max-tokens", str(middle), "--steps", "12")
-    assert done.exit_code == 0 and f"{sum(end > middle for end in ends)} of {len(ends)} error turns" in done.stderr
-    assert f"--max-tokens {ends[-1]} takes them all" in done.stderr
-
-
 def test_score_draws_after_it_leaves_out(run, traces):
     earliest = re.search(r"to (\d+) or more", run("score", "--max-tokens", "20")[0].stderr)[1]
     for seed in range(4):
@@ -167,13 +136,9 @@ def test_score_draws_after_it_leaves_out(run, traces):
         assert few["sites"] == 1
 
 
-@pytest.mark.parametrize("name", ("explore", "compose"))
-def test_the_toy_model_says_what_it_is_on_a_users_traces_only(run, tmp_path, name):
+def test_the_toy_model_says_what_it_is_on_a_users_traces_only(run, tmp_path):
     toy = "embedded toy model: its probabilities mean nothing for these traces; pass --model"
-    done, output = run(name)
-    page = (output if output.is_file() else output / "report.html").read_text()
-    assert done.exit_code == 0 and toy in done.stderr and toy in page
-    few = ["--traces", "1"] if name == "explore" else []
-    shipped = CliRunner().invoke(app, [COMMANDS[name][0][0], "--out", str(tmp_path / "shipped"), *few])
-    page = (tmp_path / "shipped" if name == "explore" else tmp_path / "shipped" / "report.html").read_text()
-    assert shipped.exit_code == 0 and "toy model:" not in shipped.stderr + page
+    done, output = run("explore")
+    assert done.exit_code == 0 and toy in done.stderr and toy in output.read_text()
+    shipped = CliRunner().invoke(app, ["explore", "--out", str(tmp_path / "shipped"), "--traces", "1"])
+    assert shipped.exit_code == 0 and "toy model:" not in shipped.stderr + (tmp_path / "shipped").read_text()

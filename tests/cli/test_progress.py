@@ -65,7 +65,6 @@ def test_the_minutes_count_in_a_pipe_alone_and_in_one_process_alone(monkeypatch,
 
 @pytest.mark.parametrize("words", [
     "eval embedded --task toy --limit 2 --max-turns 2 --out out --against embedded", "hints score --sites 4 --out out",
-    "compose --steps 2 --out out",
     pytest.param("train --config toy --set max_steps=3 --set output_dir=out --set train_rows=8 --set max_turns=2 "
                  "--set gradient_accumulation_steps=1", marks=pytest.mark.trainer)])
 def test_what_takes_long_says_done_of_all_speed_and_rest(monkeypatch, tmp_path, words):

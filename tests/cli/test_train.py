@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from forks import composer
@@ -126,52 +125,6 @@ def test_a_dry_run_counts_what_the_run_would_open(tmp_path, capsys, monkeypatch)
     counts = json.loads(shown)["data"]
     assert counts.items() >= {"train": 9, "held_out": 2, "traces": len(toy_traces()), "turns_beyond": 0}.items()
     assert counts["turns"] >= len({(site.trace_id, site.turn) for trace in toy_traces() for site in find_error_sites(trace)})
-
-
-def test_a_plan_for_a_cpu_is_held_to_this_machines_memory(tmp_path, capsys, monkeypatch):
-    import psutil
-    monkeypatch.chdir(tmp_path)
-    for total, names_cpu, told in ((2**20, True, True), (2**50, True, False), (2**20, False, False)):  # else for another machine
-        monkeypatch.setattr(psutil, "virtual_memory", lambda total=total: SimpleNamespace(total=total, available=total))
-        more = ["--set", "use_cpu=true"] if names_cpu else []
-        recipe = "toy" if names_cpu else "qwen3-8b-lora"
-        code, _, said = said_by(["--config", recipe, "--dry-run", *more], capsys, monkeypatch)
-        assert code == 0 and ("of memory, and the run's peak is about" in said) == told, said
-
-
-def free_bytes(monkeypatch, free):
-    import psutil
-
-    def disk_usage(path):
-        assert Path(path).exists()
-        return SimpleNamespace(free=free)
-    monkeypatch.setattr(psutil, "disk_usage", disk_usage)
-
-
-def test_checkpoints_are_held_to_the_disks_space(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for free, told in ((2**20, True), (2**50, False)):
-        free_bytes(monkeypatch, free)
-        code, _, said = said_by(["--config", "toy", "--dry-run", "--set", f"output_dir=out/{told}"], capsys, monkeypatch)
-        assert code == 0 and (f"this machine has 1.0 MiB free at out/{told}, and a checkpoint takes" in said) == told, said
-
-
-def test_a_run_is_held_to_both_before_it_begins(tmp_path, capsys, monkeypatch):
-    import psutil
-    monkeypatch.chdir(tmp_path)
-    free_bytes(monkeypatch, 2**20)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=2**20, available=2**20))
-    _, _, said = said_by(["--config", "toy", *SMALL, "--set", "max_steps=1"], capsys, monkeypatch)
-    assert "the run's peak is about" in said and "a checkpoint takes" in said
-
-
-def test_who_starts_islands_is_told_what_all_of_them_take(tmp_path, capsys, monkeypatch):
-    from composer_replication.contrib.islands import commands
-    monkeypatch.chdir(tmp_path)
-    free_bytes(monkeypatch, 2**20)
-    monkeypatch.setattr(commands.IslandProcesses, "run", lambda self: 0)
-    code, _, said = said_by(["--config", "toy", "--islands", "2", "--exchange", str(tmp_path / "store")], capsys, monkeypatch)
-    assert code == 0 and "a checkpoint takes" in said, said
 
 
 @pytest.mark.parametrize("settings, foreign", [

@@ -10,7 +10,7 @@ from forks import composer
 from composer_replication.core.provenance import command_line, provenance, source_commit
 from composer_replication.envs.toy.traces import toy_path
 from composer_replication.recipes.recipe import load_recipe
-from composer_replication.recipes.run_record import run_record
+from composer_replication.recipes.run import run_record
 from composer_replication.report.html import page
 from composer_replication.report.run import run_page
 
@@ -53,20 +53,20 @@ def test_the_commit_is_that_of_this_repository():
     assert commit is None or re.fullmatch(r"[0-9a-f]{12}\+?", commit)
 
 
-def test_a_page_ends_with_what_made_it_and_links_to_those_beside_it():
-    made = {"command": "composer-rl x '<b>'", "seed": 3, "versions": {"python": "3.11"}, "pages": {"episodes": "episodes.html"}}
+def test_a_page_ends_with_what_made_it():
+    made = {"command": "composer-rl x '<b>'", "seed": 3, "versions": {"python": "3.11"}}
     shown = page("T", "<p>body</p>", made=made)
     end = shown.partition("How this page was made")[2]
-    assert "composer-rl x &#39;&lt;b&gt;&#39;" in end and 'href="episodes.html"' in end and "python 3.11" in end
+    assert "composer-rl x &#39;&lt;b&gt;&#39;" in end and "python 3.11" in end
     assert "How this page was made" not in page("T", "")
 
 
 def test_the_page_of_a_command_can_be_made_again_by_its_own_line(tmp_path):
-    done = composer("compose", "--steps", 1, "--seed", 3, "--out", "here", "--json", cwd=tmp_path)
+    done = composer("explore", "--traces", 1, "--seed", 3, "--out", "here.html", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    shown = (tmp_path / "here" / "report.html").read_text()
+    shown = (tmp_path / "here.html").read_text()
     [line] = re.findall(r"<p>The same again:</p><pre>(.*?)</pre>", shown)
-    assert shlex.split(line) == ["composer-rl", "compose", "--steps", "1", "--seed", "3", "--out", "here", "--json"]
+    assert shlex.split(line) == ["composer-rl", "explore", "--traces", "1", "--seed", "3", "--out", "here.html", "--json"]
     assert toy_path().name in shown and hashlib.sha256(toy_path().read_bytes()).hexdigest()[:12] in shown
 
 

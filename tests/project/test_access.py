@@ -2,12 +2,6 @@
 import pytest
 from pages import faint
 
-from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
-from composer_replication.envs.toy.traces import toy_traces
-from composer_replication.experiments.loss_check import compose_run, survey_files
-from composer_replication.report.compose import compose_page
-from composer_replication.traces.export import write_traces
-
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
 @pytest.mark.parametrize("name", ["index", "explorer", "error_site", "exploits", "replay", "report/display", "gaps"])
@@ -16,20 +10,10 @@ def test_text_can_be_read(site, visit, name, mode):
     assert faint(page, "article :not(.highlight *)") == []
 
 
-@pytest.fixture(scope="module")
-def reports(tmp_path_factory):
-    "The report of `composer-rl compose`, two steps."
-    folder, tokenizer = tmp_path_factory.mktemp("report"), embedded_tokenizer()
-    write_traces(toy_traces()[:12], folder / "traces.jsonl")
-    run = compose_run(survey_files([folder / "traces.jsonl"], size=4), embedded_model(), tokenizer, steps=2)
-    (folder / "compose.html").write_text(compose_page(run, tokenizer))
-    return folder
-
-
 SPHINX = {"definition-list"}  # its entries of classes and functions
 
 
-QUICK = ("index", "explorer", "compose", "error_site", "episodes", "replay", "guide", "coverage", "adrs/index",
+QUICK = ("index", "explorer", "error_site", "episodes", "replay", "guide", "coverage", "adrs/index",
          "spikes/104-ladder")
 LONG = ("training_step", "losses/distill", "exploits", "gaps", "commands", "core/trace", "spikes/004-ab", "recipe",
         "report/display", "report/ladder")  # the longest take half a minute each
@@ -38,11 +22,11 @@ LONG = ("training_step", "losses/distill", "exploits", "gaps", "commands", "core
 @pytest.mark.parametrize("mode, names", [
     *((mode, QUICK) for mode in ("light", "dark")),
     *(pytest.param(mode, LONG, marks=pytest.mark.slow) for mode in ("light", "dark"))])
-def test_axe_finds_no_serious_fault(site, reports, visit, mode, names):
+def test_axe_finds_no_serious_fault(site, visit, mode, names):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python").Axe()
     faults = {}
     for name in names:
-        page = visit(((reports if name == "compose" else site) / f"{name}.html").as_uri(), mode)
+        page = visit((site / f"{name}.html").as_uri(), mode)
         options = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
         found = axe.run(page, options=options).response["violations"]
         if wrong := [[fault["id"], *fault["nodes"][0]["target"]] for fault in found if fault["id"] not in SPHINX]:
@@ -111,9 +95,9 @@ def tabbed(page, most):
 
 
 @pytest.mark.parametrize("name, start", [
-    ("guides/hint-layer", "article"), ("explorer", "article"), ("compose", "body"), ("index", "body")])
-def test_tab_follows_the_page_and_the_focus_is_seen(site, reports, visit, name, start):
-    page = visit(((reports if name == "compose" else site) / f"{name}.html").as_uri())
+    ("guides/hint-layer", "article"), ("explorer", "article"), ("index", "body")])
+def test_tab_follows_the_page_and_the_focus_is_seen(site, visit, name, start):
+    page = visit((site / f"{name}.html").as_uri())
     page.locator(start).evaluate("n => { n.tabIndex = -1; n.focus(); }")
     reached = tabbed(page, 16)
     assert len(reached) > 5

@@ -170,13 +170,3 @@ def test_a_strip_is_moved_by_mouse_and_by_keyboard(site, visit):
     assert len(set(texts)) == 3 and texts[1].startswith("turn 3") and texts[2].startswith("turn 4")
     assert views(strip).count() == 1
     assert page.complaints == []
-
-
-def test_an_episode_is_stepped_through(site, visit):
-    page = visit((site / "episodes.html").as_uri())
-    frame = page.frame_locator("iframe").first
-    heading = frame.locator("#heading")
-    heading.wait_for()
-    before = heading.inner_text()
-    frame.locator("#next").click()
-    assert heading.inner_text() != before and page.complaints == []

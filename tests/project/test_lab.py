@@ -148,13 +148,6 @@ def test_of_views_behind_buttons_one_is_open_before_the_notebook_is_trusted(visi
     picture(page, "lab-01-untrusted")
 
 
-def test_what_needs_trust_says_so(visit, lab):
-    page = opened(visit, lab, "03_episodes.ipynb")
-    told = page.locator(".jp-OutputArea-output p", has_text="Trust Notebook")
-    told.first.wait_for(state="attached")
-    assert told.first.is_visible() and page.locator(".jp-OutputArea-output iframe").count() == 0
-
-
 OUTPUTS = "[...document.querySelectorAll('.jp-NotebookPanel:not(.lm-mod-hidden) .jp-OutputArea-output')]"
 SAID = f"() => document.body.dataset.said ??= {OUTPUTS}.map(e => e.innerText.trim()).find(text => text)"  # as first seen
 

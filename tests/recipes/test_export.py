@@ -10,10 +10,9 @@ from composer_replication.core.errors import InputProblem
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
 from composer_replication.recipes.checkpoint import RUN_FILE, load_checkpoint
 from composer_replication.recipes.export import base_line, export_checkpoint, model_card
-from composer_replication.recipes.find_model import find_model
+from composer_replication.recipes.models import find_model
 from composer_replication.recipes.recipe import load_recipe
-from composer_replication.recipes.run import run_recipe
-from composer_replication.recipes.run_record import run_settings, write_record
+from composer_replication.recipes.run import run_recipe, run_settings, write_record
 
 IDS = torch.tensor([[5, 17, 40, 3, 99]])
 

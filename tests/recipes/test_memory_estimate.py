@@ -13,14 +13,12 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from composer_replication.contrib.fsdp.level import idle_pass
 from composer_replication.contrib.fsdp.policies import within_root
 from composer_replication.core.errors import InputProblem
-from composer_replication.recipes.memory_estimate import (
-    SHAPES,
-    estimate,
-    model_shape,
-)
+from composer_replication.recipes.memory_estimate import BRANCHES, SHAPES, activation_bytes, estimate, model_shape
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.recipes.run import run_recipe
-from composer_replication.tree.forward import PASS_ENTRIES, SHARDED_ENTRIES, pass_worth
+from composer_replication.tree.build import Branch, Span, Tree
+from composer_replication.tree.forward import PASS_ENTRIES, SHARDED_ENTRIES, WAYS, forward_tree, pass_worth
+from composer_replication.tree.pack import pack_trees
 
 RECIPES = ["qwen2.5-coder-7b-fsdp2", "qwen3-8b-fsdp2"]
 
@@ -73,6 +71,57 @@ def test_keys_and_values_lie_beside_the_activations_where_branches_read_them():
     assert own > 0 and own == cache(gradient_checkpointing="false") == cache(teacher="live")
     assert cache(teacher="live", gradient_checkpointing="false") == 0  # they are activations
     assert cache(alpha_sdpo="0.0") == 0 != cache(alpha_sdpo="0.0", beta_replay="0.1")
+
+
+def test_hinted_tokens_of_a_live_teacher_keep_activations_where_trunks_and_branches_go_in_one_pass():
+    def plan(**settings):
+        return estimate(load_recipe("qwen2.5-coder-7b-lora", {"beta_replay": "0.0"} | settings, estimating=True))
+
+    live, ema = plan(teacher="live"), plan(teacher="ema")
+    assert live.branches.startswith(WAYS["once"]) and ema.branches.startswith(WAYS["once"])
+    recipe = load_recipe("qwen2.5-coder-7b-lora", estimating=True)
+    shape, tokens = model_shape(recipe.arguments.model)[0], 512 + recipe.config.max_completion_length
+    rows = recipe.config.per_device_train_batch_size
+    for made, width in ((live, tokens + -(-tokens * BRANCHES // 1)), (ema, tokens)):
+        assert made.memory["activations"] == activation_bytes(shape, rows, int(width), 2, recipe.config.gradient_checkpointing)
+    apart = plan(teacher="live", attn_implementation="eager")  # which takes no such mask
+    assert apart.branches == WAYS["dense"] and apart.memory["activations"] == ema.memory["activations"]
+    assert plan(alpha_sdpo="0.0").branches == "no channel reads branches"
+
+
+def test_a_tree_in_one_pass_keeps_as_much_more_as_it_has_more_tokens():
+    "Bytes that autograd saves for a trunk of 200 tokens alone and with a hinted branch of 27, by its own hooks."
+    shape = Qwen3Config(vocab_size=32, hidden_size=64, intermediate_size=96, num_hidden_layers=8, num_attention_heads=4,
+                        num_key_value_heads=2, head_dim=16)
+    tree = Tree("", (1,) * 200, (Span(1, 160, 186),), (Branch("hint", 1, 160, (1,) * 27, 1),))
+    model = AutoModelForCausalLM.from_config(shape)
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def saved(read):
+        found = {}
+
+        def pack(tensor):
+            storage = tensor.untyped_storage()
+            found[storage.data_ptr()] = (0 if storage.data_ptr() in weights else storage.nbytes(), tensor)
+            return tensor
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            read()
+        return sum(size for size, _ in found.values())
+
+    alone = saved(lambda: model.model(input_ids=torch.ones(1, 200, dtype=torch.long), use_cache=False))
+    both = saved(lambda: forward_tree(model, pack_trees([tree], 0), ("hint",)))
+    planned = activation_bytes(shape, 1, 227, 4, False) / activation_bytes(shape, 1, 200, 4, False)
+    assert 227 / 200 <= planned == pytest.approx(both / alone, rel=0.1)
+
+
+@pytest.mark.parametrize("settings", [{"teacher": "ema"}, {"teacher": "live", "attn_implementation": "eager"}])
+def test_the_plan_names_the_ways_that_a_run_takes(settings, tmp_path):
+    small = {"output_dir": str(tmp_path), "max_steps": "1", "train_rows": "8", "save_strategy": "no"}
+    logged, recipe = [], load_recipe("toy", settings | small)
+    run_recipe(recipe, logged.append)
+    taken = {name for name in WAYS if any(entry.get(f"branches/{name}") for entry in logged)}
+    assert taken and all(WAYS[name] in estimate(recipe).branches for name in taken)
+    assert "eager" not in settings.values() or taken == {"dense"} and WAYS["once"] not in estimate(recipe).branches
 
 
 def test_vllm_takes_its_share_of_the_card_instead_of_a_cache_for_sampling():

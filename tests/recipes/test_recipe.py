@@ -304,20 +304,6 @@ def test_models_made_in_memory_get_the_attention_that_is_asked_for(model, tmp_pa
         assert recipe_run.recipe_model(recipe).config._attn_implementation == wanted
 
 
-LONG = {"max_completion_length": "32768"}
-AUTO = {"attn_implementation": "auto"}
-
-
-@pytest.mark.parametrize(("settings", "device", "taken"), [
-    (LONG, "cuda", "sdpa"), (LONG | AUTO, "cuda", "flex_attention"), (LONG | AUTO, "cpu", "sdpa"), (AUTO, "cuda", "sdpa"),
-    (LONG | {"attn_implementation": "eager"}, "cuda", "eager"),
-    (LONG | AUTO | {"alpha_sdpo": "0", "beta_replay": "0", "replay_pairs": "null"}, "cuda", "sdpa")])  # TRL's step, bit for bit
-def test_auto_takes_block_masks_on_a_gpu_where_dense_ones_do_not_fit(settings, device, taken, monkeypatch):
-    recipe = load_recipe("toy", settings)
-    monkeypatch.setattr(type(recipe.config), "device", torch.device(device))
-    assert recipe_run.recipe_model(recipe).config._attn_implementation == taken
-
-
 def test_a_good_recipe_does_reach_its_weights(write, no_weights):
     "So that the tests above cannot pass for want of a door."
     with pytest.raises(AssertionError, match="weights were loaded"):

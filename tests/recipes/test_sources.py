@@ -22,8 +22,7 @@ from composer_replication.losses.channels import reference_logps
 from composer_replication.losses.compose import compose_loss
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.recipes.recipe_file import RecipeProblem
-from composer_replication.recipes.run import make_trainer
-from composer_replication.recipes.run_record import data_files
+from composer_replication.recipes.run import data_files, make_trainer
 from composer_replication.recipes.sources import judge_of, pairs_as_traces, recipe_sources, recorded_traces, trace_paths
 from composer_replication.replay.clean import place_pairs, read_pairs, write_pairs
 from composer_replication.replay.pairs import free_pairs

@@ -115,7 +115,7 @@ def test_a_real_run_writes_its_page_as_it_goes(tmp_path):
     assert "Step 0 of 2: running." in seen[0] and "Step 2 of 2: done." in last and "http-equiv=refresh" in seen[0]
     assert "step1-" in last or "step0-" in last  # a rollout of training
     record = json.loads((tmp_path / "run.json").read_text())
-    assert record["attention"].startswith("sdpa: ") and record["attention"] in (tmp_path / "index.html").read_text()
+    assert record["attention"] == "sdpa" and record["attention"] in (tmp_path / "index.html").read_text()
     commit = record["commit"]
     assert "sdpo/sites" in last and (commit or "not in a repository") in last
 

@@ -14,19 +14,19 @@ from composer_replication.envs.toy.traces import toy_traces
 from composer_replication.hints.layers import default_composite
 from composer_replication.report.explorer import (
     CONTROL,
-    HintedTrace,
-    HintedTurn,
     call_start,
+    explored,
     explorer_data,
     explorer_page,
-    hinted_trace,
-    layered_tree,
+    site_data,
+    trace_data,
 )
 from composer_replication.report.html import STUDENT, TEACHER, page, table
 from composer_replication.report.plots import THEME, Plot
 from composer_replication.report.tokens import TokenRow
 from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.siblings import SiblingIndex
+from composer_replication.tree.build import build_tree
 from composer_replication.tree.template import probe_template
 
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>\u2028'\"&amp;"
@@ -49,11 +49,11 @@ def rows(hinted, words=("call ", "cat")):
     return (TokenRow(words[0], 0.0, 0.0, 0.001), TokenRow(words[1], math.log(.9), math.log(hinted), 2.0, others))
 
 
-def hinted(trace):
-    "As `hinted_trace`, by hand: of each turn's layers the sibling is silent."
-    return HintedTrace(trace, tuple(HintedTurn(site, {
+def hinted(trace, times=1):
+    "As `explored`, by hand: of each turn's layers the sibling is silent."
+    return trace_data(trace, times * [site_data(site, {
         "template": (f"Use ls at {site.turn}.", rows(.1)), "raw_error": ("It failed.", rows(.4)),
-        CONTROL: ("The morning", rows(.88))}) for site in find_error_sites(trace)))
+        CONTROL: ("The morning", rows(.88))}) for site in find_error_sites(trace)])
 
 
 @pytest.fixture
@@ -98,10 +98,10 @@ def test_the_explorer_by_mouse(visit, explorer):
 
 
 def test_an_error_turn_that_no_model_read_shows_its_error_and_hint(visit, tmp_path):
-    read, unread = hinted(failing("first", "cat")).turns
-    long = HintedTurn(unread.site, {"template": ("Use ls.", ())}, "No token bars: it is long.")
-    turns = read, long, HintedTurn(unread.site, {}, "No hint here.")
-    data = explorer_data([HintedTrace(failing("first", "cat"), turns)], LAYERS)
+    trace = failing("first", "cat")
+    site = find_error_sites(trace)[1]
+    long = site_data(site, {"template": ("Use ls.", ())}, "No token bars: it is long.")
+    data = explorer_data([trace_data(trace, [hinted(trace)["sites"][0], long, site_data(site, {}, "No hint here.")])], LAYERS)
     data["traces"][0]["sites"][2]["turn"] = 5  # an error turn without any hint
     (tmp_path / "page.html").write_text(explorer_page(data))
     page = visit((tmp_path / "page.html").as_uri())
@@ -148,7 +148,7 @@ def test_all_layers_stand_side_by_side_and_the_share_of_the_call_is_said(visit, 
     trace = replace(failing("first", "cat"), model="the/sampler")
     site, *_ = find_error_sites(trace)
     layers = {"template": ("Use ls.", read(1.5, 0.3, 0.15, 0.05)), CONTROL: ("The morning", read(0.2, 0.1, 0.6, 0.1))}
-    data = explorer_data([HintedTrace(trace, (HintedTurn(site, layers, call=2),))], LAYERS, reader="the/reader")
+    data = explorer_data([trace_data(trace, [site_data(site, layers, call=2)])], LAYERS, reader="the/reader")
     (tmp_path / "page.html").write_text(explorer_page(data))
     page = visit((tmp_path / "page.html").as_uri())
     rows = [[cell.strip() for cell in row.split("\t")] for row in page.locator("[data-is=layered] tr").all_inner_texts()]
@@ -163,10 +163,8 @@ def test_all_layers_stand_side_by_side_and_the_share_of_the_call_is_said(visit, 
 
 
 def test_one_long_trace_keeps_as_many_error_turns_as_have_room(monkeypatch):
-    long = hinted(failing("long", "cat"))
-    long = HintedTrace(long.trace, long.turns * 40)
     name = "composer_replication.report.explorer.LARGEST"
-    of = lambda room: (monkeypatch.setattr(name, room), explorer_data([long], LAYERS))[1]
+    of = lambda room: (monkeypatch.setattr(name, room), explorer_data([hinted(failing("long", "cat"), 40)], LAYERS))[1]
     whole = len(json.dumps(of(10 ** 9)["traces"]))
     halved = of(whole // 2)
     assert len(of(10 ** 9)["traces"][0]["sites"]) == 80 and 35 < len(halved["traces"][0]["sites"]) < 50
@@ -176,8 +174,8 @@ def test_one_long_trace_keeps_as_many_error_turns_as_have_room(monkeypatch):
 
 def test_what_a_trace_says_is_only_text(visit, tmp_path):
     trace = failing(HOSTILE, HOSTILE)
-    turns = (HintedTurn(site, {"template": (HOSTILE, rows(.2, (HOSTILE, HOSTILE)))}) for site in find_error_sites(trace))
-    data = explorer_data([HintedTrace(trace, tuple(turns))], LAYERS)
+    sites = [site_data(site, {"template": (HOSTILE, rows(.2, (HOSTILE, HOSTILE)))}) for site in find_error_sites(trace)]
+    data = explorer_data([trace_data(trace, sites)], LAYERS)
     path = tmp_path / "hostile.html"
     path.write_text(explorer_page(data))
     page = visit(path.as_uri())
@@ -208,10 +206,9 @@ def test_the_columns_are_what_the_model_says():
     trace = next(trace for trace in toy_traces() if len(find_error_sites(trace)) == 1)
     model, tokenizer = embedded_model(), embedded_tokenizer()
     hints = default_composite(siblings=SiblingIndex([trace]))
-    data = explorer_data([hinted_trace(model, tokenizer, trace, hints)], hints)
-    site, = data["traces"][0]["sites"]
+    site, = explored(trace, hints, (model, tokenizer))["sites"]
     for hint in site["hints"]:
-        tree, _ = layered_tree(trace, {hint["layer"]: {site["turn"]: hint["text"]}}, probe_template(tokenizer))
+        tree = build_tree(trace, probe_template(tokenizer), {site["turn"]: hint["text"]})
         branch, = tree.branches
         end = tree.span(site["turn"]).end
         for shown, ids in ((site["p"], tree.ids[:end]), (hint["q"], tree.ids[:branch.fork] + branch.ids)):
@@ -233,7 +230,7 @@ def curves():
     for axis, factor in ((left, 1), (right, 10)):
         for name, colour, shift in (("A1 policy", STUDENT, 0), ("A2 SDPO", TEACHER, 2)):
             values = [factor * (y + shift) for y in (1, 2, 3, 4)]
-            axis.plot([0, 10, 20, 30], values, color=colour, label=name, url="episodes.html#arm=A2")
+            axis.plot([0, 10, 20, 30], values, color=colour, label=name)
     left.fill_between([0, 10, 20, 30], [0, 1, 2, 3], [2, 3, 4, 5], color=STUDENT, alpha=.2)
     left.axhline(2.5, color="black", label="A0 base")
     left.set(xlabel="episodes", title="passed")

@@ -2,19 +2,15 @@
 import xml.etree.ElementTree as ET
 
 import pytest
-import torch
 
-from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
+from composer_replication.envs.toy.model import embedded_tokenizer
 from composer_replication.envs.toy.traces import toy_traces
 from composer_replication.hints.layers import default_composite
 from composer_replication.replay.pairs import sibling_pairs
-from composer_replication.report.tree import LEFT, attention_spans, batch_picture, own_tokens, token_strip, tree_picture
+from composer_replication.report.tree import LEFT, own_tokens, token_strip, tree_picture
 from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.siblings import SiblingIndex
-from composer_replication.tree import forward
 from composer_replication.tree.build import Branch, Span, Tree, build_tree
-from composer_replication.tree.forward import forward_branches
-from composer_replication.tree.pack import pack_trees
 from composer_replication.tree.template import probe_template
 
 
@@ -83,34 +79,3 @@ def test_a_tree_without_branches_has_a_trunk():
 def test_unequal_lengths_are_refused():
     with pytest.raises(ValueError):
         token_strip(["a", "b"], ["hint"])
-
-
-def test_the_picture_of_the_mask_is_the_mask_that_the_model_is_given(trees, monkeypatch):
-    tokenizer, made = trees
-    batch = pack_trees(made, tokenizer.pad_token_id, lead=range(len(made)))
-    given, made_by = [], forward._additive
-    monkeypatch.setattr(forward, "_additive", lambda seen, *rest: given.append(seen) or made_by(seen, *rest))
-    for limit in ("MASK_ENTRIES", "PASS_ENTRIES"):
-        monkeypatch.setattr(forward, limit, 2**40)  # one pass: all columns, in their order
-    forward_branches(embedded_model(), batch)
-    (mask,) = given
-    mask = torch.cat(mask, -1)
-    time = mask.shape[-1] - batch.branch_ids.shape[1]  # of the trunk as far as any branch sees it
-    for row, tree in enumerate(made):
-        drawn = torch.zeros_like(mask[row])
-        parts = attention_spans(batch, row)
-        for _, begin, fork, first, end in parts:
-            drawn[first:end, begin:fork] = True
-            drawn[first:end, time + first:time + end] = torch.ones(end - first, end - first, dtype=torch.bool).tril()
-        used = int((batch.branch_segment[row] >= 0).sum())
-        assert torch.equal(drawn[:used], mask[row, :used]) and len(parts) == len(tree.branches)
-
-
-def test_the_picture_of_a_batch_is_to_scale_and_escaped(trees):
-    tokenizer, made = trees
-    batch = pack_trees(made[:2], tokenizer.pad_token_id)
-    for row in (0, 1):
-        picture = batch_picture(batch, row)
-        assert "<script" not in picture and picture.count("<path") == len(made[row].branches)
-        sampled = [f"[{s.start}, {s.end})" for s in made[row].spans]
-        assert all(f"the assistant sampled this: {place}" in picture for place in sampled)

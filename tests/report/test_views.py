@@ -16,15 +16,13 @@ from composer_replication.envs.deletion.task import HackFinding
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
 from composer_replication.envs.toy.traces import toy_traces
 from composer_replication.hints.layers import Hint
-from composer_replication.replay.ledger import Ledger
 from composer_replication.replay.pairs import DPOPair
 from composer_replication.replay.teachers import TeacherCallResult, asked_turns
 from composer_replication.replay.vote import Replayed
 from composer_replication.report import live
 from composer_replication.report.display import VIEWS, html_of
-from composer_replication.report.html import page, table
+from composer_replication.report.html import Tab, page, table, tabs
 from composer_replication.report.replay import replay_body
-from composer_replication.report.tabs import Tab, tabs
 from composer_replication.report.tokens import TokenRow, token_tabs
 from composer_replication.report.trace import WHOLE, trace_html
 from composer_replication.traces.error_sites import find_error_sites
@@ -46,7 +44,7 @@ class Tags(HTMLParser):
         self.handlers += [name for name, _ in attrs if name.startswith("on")]
 
 
-def hostile_things(tmp_path):
+def hostile_things():
     call = ToolCall(HOSTILE, {"path": HOSTILE})
     failed = Turn("tool", f"Error: unknown tool {HOSTILE}", observation=True, failed=True)
     trace = Trace(HOSTILE, (Turn("user", HOSTILE), Turn("assistant", HOSTILE, thinking=HOSTILE, tool_calls=(call,)), failed,
@@ -56,16 +54,16 @@ def hostile_things(tmp_path):
     assert sites
     tree = Tree(HOSTILE, (1, 2, 3, 4, 5), (Span(1, 2, 4),), (Branch("hint", 1, 1, (7, 3, 4), 1, label=HOSTILE),))
     finding = HackFinding("static", HOSTILE, HOSTILE, 0.5)
-    ledger, calls = Ledger(tmp_path / "replay.ledger"), ((HOSTILE, HOSTILE),)
+    calls = ((HOSTILE, HOSTILE),)
     return [trace, sites[0], Hint(HOSTILE, HOSTILE), tree, DPOPair(HOSTILE, 1, trace.turns[1], trace.turns[3], HOSTILE),
-            Grade(0.0, False, 0.5, (finding,), 1.0, True), ledger,
+            Grade(0.0, False, 0.5, (finding,), 1.0, True),
             ExploitResult(HOSTILE, HOSTILE, 1.0, 0.0, True, 0.9, ("static",), 1.0, (finding,), calls, calls)]
 
 
-def test_text_from_a_trace_stays_text(tmp_path):
+def test_text_from_a_trace_stays_text():
     rows = [TokenRow(HOSTILE, -0.1, -0.2, 0.3, ((HOSTILE, 0.5, 0.5),))]
-    views = [html_of(thing) for thing in hostile_things(tmp_path)]
-    views += [tabs([Tab(HOSTILE, HOSTILE, HOSTILE)], HOSTILE), token_tabs(rows, rows)]
+    views = [html_of(thing) for thing in hostile_things()]
+    views += [tabs([Tab(HOSTILE, HOSTILE, HOSTILE)], HOSTILE), token_tabs(rows)]
     views += [table([HOSTILE], [[HOSTILE]]), page(HOSTILE, "")]
     for view in views:
         parsed = Tags(view)

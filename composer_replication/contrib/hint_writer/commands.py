@@ -52,7 +52,7 @@ def hints_write(
     checkpoint, author, cases = begin_scoring(files, model, writer, chat_template, [], strict, tools, settings, left_out)
     from composer_replication.contrib.hint_writer import candidates as writing
     from composer_replication.contrib.hint_writer import report as reports
-    from composer_replication.recipes.hint_writer import HintWriter
+    from composer_replication.recipes.sources import HintWriter
     with threads_for(author.name), working("writing and scoring") as doing:
         found = writing.write_hints(checkpoint.model, checkpoint.tokenizer, HintWriter(author.model, author.tokenizer), cases, n, max_tokens, seed,
                                     left_out, lambda done, of: doing("writing and scoring error turns", done, of))
@@ -84,7 +84,7 @@ def hints_train(
     `composer-rl hints train out/written --out out/writer`
     """
     from composer_replication.core.files import read_jsonl
-    from composer_replication.recipes.find_model import EMBEDDED, find_model
+    from composer_replication.recipes.models import EMBEDDED, find_model
     find_model(writer or EMBEDDED)
     file = candidates / "candidates.jsonl" if candidates.is_dir() else candidates
     if not file.is_file():

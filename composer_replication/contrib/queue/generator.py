@@ -19,10 +19,10 @@ from trl import get_peft_config
 from trl.trainer.utils import create_model_from_path
 
 from ...core.errors import InputProblem
-from ...recipes.find_model import find_model
+from ...recipes.models import find_model
 from ...recipes.recipe import Recipe
 from ...recipes.run import episode_factory, recipe_model, recipe_tokenizer
-from ...recipes.run_record import run_settings
+from ...recipes.run import run_settings
 from ...recipes.tasks import recipe_tasks
 from ...rollout.loop import collect
 from ...rollout.policies import TransformersPolicy
