@@ -78,7 +78,7 @@ VIEWS = {  # class: module of `report` and function
     "tree.build.Tree": "tree.tree_picture", "tree.pack.PackedBatch": "tree.batch_picture", "replay.pairs.DPOPair": "display.pair_html",
     "replay.vote.Replayed": "replay.replay_body", "replay.ledger.Ledger": "display.ledger_html",
     "envs.deletion.task.FeatureDeletionTask": "display.task_html", "envs.deletion.judge.grading.Grade": "display.grade_html",
-    "envs.deletion.exploits.suite.ExploitResult": "exploits.exploit_html", "experiments.loss_check.ComposeRun": "display.compose_html",
+    "experiments.loss_check.ComposeRun": "display.compose_html",
     "experiments.ladder.Ladder": "display.ladder_html"}
 _VIEW = {name.rpartition(".")[2]: view for name, view in VIEWS.items()}
 

@@ -335,7 +335,7 @@ def test_evidence_is_sorted_and_kept(tree):
 
 
 def test_a_detector_of_ones_own_joins_the_verdict_and_the_suite(tree):
-    from composer_replication.envs.deletion.exploits.cases import Exploit, detector_names
+    from composer_replication.contrib.attacks.cases import Exploit, detector_names
 
     @hack_detector("mine", "change", "nothing", ceiling=0.3)
     def mine(attempt):
