@@ -10,13 +10,14 @@ import time
 
 import envs_tasks
 import pytest
+from remote_env import RemoteDeletionEnv
 
 from composer_replication.core.trace import ToolCall
 from composer_replication.envs import server
 from composer_replication.envs.deletion.env import FeatureDeletionEnv, deletion_rows
 from composer_replication.envs.deletion.judge.runner import close_judges
 from composer_replication.envs.deletion.task import write_tasks
-from composer_replication.envs.server import RemoteDeletionEnv, ServerProblem, make_app, openenv_problem, serving
+from composer_replication.envs.server import ServerProblem, make_app, openenv_problem, serving
 from composer_replication.sandbox.base import Limits, sandbox_problem
 from composer_replication.sandbox.boxes import state_folder
 
