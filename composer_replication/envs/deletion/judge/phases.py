@@ -153,7 +153,7 @@ def run_pytest(
     files: list[str],  # none: as the settings say
     plugin,
 ) -> None:
-    "One session of pytest that nobody but the plugin hears."
+    "Run one session of pytest; only the plugin gets its reports."
     import pytest
 
     sys.argv[:] = ["pytest"]
