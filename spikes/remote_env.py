@@ -3,9 +3,9 @@ import contextlib
 import re
 from typing import Any
 
+from composer_replication.contrib.openenv.server import ServerProblem, need_openenv
 from composer_replication.core.tools import ToolResult, unreadable
 from composer_replication.core.trace import ToolCall
-from composer_replication.envs.server import ServerProblem, need_openenv
 
 
 class RemoteDeletionEnv:
