@@ -25,9 +25,8 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -476,20 +475,14 @@ def run_phases(
     subject,  # a `Subject`: its `tree`, `libraries` and `import_roots` are used
     phases: Sequence[Phase],
     limits: Limits = Limits(),  # noqa: B008 - frozen; of each phase
-    at_once: int = 1,  # phases side by side behind the last gate, where so many judges are at hand
     fresh: bool = False,  # each phase in a judge of its own, which has a hash seed of its own
 ) -> list[PhaseResult]:  # one per phase, in order
     """Run phases, each in a fresh process on a tree of its own.
 
     Raises `RunnerProblem` where no judge can work, `OverlayProblem`, and `OutOfTime` at a deadline."""
-    results, waiting = [], list(phases)
-    while waiting and (at_once == 1 or any(phase.gate for phase in waiting)):
-        phase = waiting.pop(0)
+    results: list[PhaseResult] = []
+    for phase in phases:
         results.append(result := _run_phase(subject, phase, limits, fresh))
         if phase.gate and not ("passed" in result.outcomes.values() and result.passed(phase.nodes)):
-            return results + [PhaseResult({}, {}, "not run: an earlier phase failed or broke off") for _ in waiting]
-    if waiting:
-        with ThreadPoolExecutor(min(at_once, max(1, len(POOL.waiting(POOL.key(subject, limits), limits.wall_s))))) as threads:
-            contexts = [copy_context() for _ in waiting]  # the deadline holds in these threads too
-            results += threads.map(lambda context, phase: context.run(_run_phase, subject, phase, limits, fresh), contexts, waiting)
+            return results + [PhaseResult({}, {}, "not run: an earlier phase failed or broke off") for _ in phases[len(results):]]
     return results
