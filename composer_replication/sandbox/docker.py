@@ -37,7 +37,7 @@ def _docker(*words: str, seconds: float = 60.0) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SandboxProblem(f"`docker {words[0]}` gives no answer ({type(error).__name__})") from None
     if done.returncode:
-        raise SandboxProblem(f"`docker {words[0]}` failed: {done.stderr.strip()[:300]}")
+        raise SandboxProblem(f"`docker {words[0]}` failed: {' '.join(done.stderr.split())[:300]}")
     return done.stdout.strip()
 
 
@@ -48,7 +48,7 @@ def docker_problem() -> str | None:  # None where it works; else one sentence wi
     try:
         _docker("version", "--format", "{{.Server.Version}}", seconds=20)
     except SandboxProblem as problem:
-        return f"no Docker daemon answers ({str(problem)[:120]}): apt-get install -y docker.io, start dockerd, set DOCKER_HOST."
+        return f"no Docker daemon answers ({str(problem)[:200]}): apt-get install -y docker.io, start dockerd, set DOCKER_HOST."
     return None
 
 
