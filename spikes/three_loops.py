@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from remote_env import RemoteDeletionEnv
 from transformers import PreTrainedTokenizerBase
 from verifiers_play import Script
 
@@ -144,7 +145,6 @@ def play_openenv(
     script: Script,
 ) -> Played:
     "The script through a client of OpenEnv."
-    from composer_replication.envs.server import RemoteDeletionEnv
     client = RemoteDeletionEnv(url)
     try:
         client.reset(**row)

@@ -461,7 +461,6 @@ def dockerd(folder: Path):
     program = shutil.which("dockerd") or shutil.which("dockerd", path="/usr/sbin:/sbin")
     if program is None or os.getuid():
         pytest.skip("a Docker daemon needs root and its program: apt-get install -y docker.io")
-    pytest.importorskip("docker", reason="the package is missing: pip install docker")
     address = f"unix://{folder}/s"
     with open(folder / "log", "wb") as log:
         daemon = subprocess.Popen([program, "--data-root", folder / "data", "--exec-root", folder / "exec", "-H", address,

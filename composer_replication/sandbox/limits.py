@@ -278,7 +278,7 @@ def _kill(process):
         process.kill()  # it may have left the group
 
 
-def _attend(process, pipes, limits, watch, stopped, began) -> str | None:
+def _attend(process, pipes, limits, watch, stopped, processes, began) -> str | None:
     "Serve the pipes and ask the watch until the command ends; the limit that ended it, or None."
     cut = None
     next_look, patience = began + TICK_S, float("inf")
@@ -294,7 +294,7 @@ def _attend(process, pipes, limits, watch, stopped, began) -> str | None:
             if now > began + limits.wall_s:
                 cut = "wall"
             elif now >= next_look:
-                cut = "closed" if stopped() else watch.crossed(descendants(process.pid))
+                cut = "closed" if stopped() else watch.crossed(processes(process.pid))
                 next_look = time.monotonic() + TICK_S
         if patience == float("inf") and (cut or process.poll() is not None):
             patience = now + PATIENCE_S
@@ -312,6 +312,7 @@ def run_bounded(
     cwd: Path | None = None,  # where it starts
     pass_fds: Sequence[int] = (),  # descriptors that it inherits
     stopped: Callable[[], bool] = lambda: False,  # True ends the command
+    processes: Callable[[int], Sequence[int]] = descendants,  # the processes to watch, from the first one's id
 ) -> ExecResult:  # the exit code is the first process's own
     "Run a command in a session of its own; when this returns or raises, the session's processes are killed."
     began = time.monotonic()
@@ -320,7 +321,7 @@ def run_bounded(
                                pass_fds=pass_fds, start_new_session=True, bufsize=0)
     pipes = _Pipes(process, stdin, limits.output_bytes)
     try:
-        cut = _attend(process, pipes, limits, watch, stopped, began)
+        cut = _attend(process, pipes, limits, watch, stopped, processes, began)
     finally:
         _kill(process)
         process.wait(timeout=10)

@@ -9,9 +9,9 @@ from exploit_names import FILLED
 
 import composer_replication.data
 from composer_replication.contrib.attacks import attacker, mutations, rates, variants
+from composer_replication.contrib.attacks.cases import EXPLOITS, FAMILIES, KINDS, filled
+from composer_replication.contrib.attacks.suite import ExploitResult, case_names, suite_tasks
 from composer_replication.contrib.attacks.worlds import play
-from composer_replication.envs.deletion.exploits.cases import EXPLOITS, FAMILIES, KINDS, filled
-from composer_replication.envs.deletion.exploits.suite import ExploitResult, case_names, suite_tasks
 from composer_replication.envs.deletion.subject import prepare_subject
 from composer_replication.envs.deletion.task import HackFinding
 from composer_replication.sandbox.base import sandbox_problem

@@ -10,11 +10,11 @@ from composer_replication.cli import console
 from composer_replication.cli.app import app
 from composer_replication.cli.console import Ending
 from composer_replication.contrib.attacks import attack, attacker
+from composer_replication.contrib.attacks import suite as naming
+from composer_replication.contrib.attacks.cases import filled, implemented
 from composer_replication.contrib.attacks.mutations import Draft
+from composer_replication.contrib.attacks.suite import ExploitResult
 from composer_replication.core.errors import InputProblem
-from composer_replication.envs.deletion.exploits import suite as naming
-from composer_replication.envs.deletion.exploits.cases import filled, implemented
-from composer_replication.envs.deletion.exploits.suite import ExploitResult
 from composer_replication.envs.deletion.task import read_tasks, write_tasks
 from composer_replication.sandbox.base import sandbox_problem
 

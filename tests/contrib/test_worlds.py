@@ -8,10 +8,10 @@ import pytest
 
 import composer_replication.data
 from composer_replication.contrib.attacks import episodes, worlds
+from composer_replication.contrib.attacks.cases import EXPLOITS, Exploit, filled, load_cases
+from composer_replication.contrib.attacks.suite import ExploitResult, case_names, play, suite_tasks
 from composer_replication.core.trace import ToolCall, Turn
 from composer_replication.envs.deletion.env import agent_tree
-from composer_replication.envs.deletion.exploits.cases import EXPLOITS, Exploit, filled, load_cases
-from composer_replication.envs.deletion.exploits.suite import ExploitResult, case_names, play, suite_tasks
 from composer_replication.envs.deletion.fingerprints import index_folder
 from composer_replication.envs.deletion.judge.grading import collect_sources, grade
 from composer_replication.envs.deletion.subject import prepare_subject

@@ -303,12 +303,12 @@ def test_inner_order_is_open_only_where_it_is_said():
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.frozensets(st.integers(0, 6), max_size=3)), max_size=20))
-def test_chosen_inputs_tell_every_mutant_that_the_pool_tells(parts):
+def test_chosen_inputs_kill_every_mutant_that_the_pool_kills(parts):
     pool = [PoolInput(("call", n), *part) for n, part in enumerate(parts)]
     chosen = choose_inputs(pool, 10, 10)
     by_key = {candidate.key: candidate for candidate in pool}
-    told = frozenset().union(*(by_key[key].tells for key in chosen))
-    assert told == frozenset().union(*(candidate.tells for candidate in pool)) and len(chosen) <= 10 and len(set(chosen)) == len(chosen)
+    killed = frozenset().union(*(by_key[key].kills for key in chosen))
+    assert killed == frozenset().union(*(candidate.kills for candidate in pool)) and len(chosen) <= 10 and len(set(chosen)) == len(chosen)
     if len(chosen) < 10:  # as far as there is room: every outcome, and one that equals its neighbour's
         assert {by_key[key].outcome for key in chosen} == {candidate.outcome for candidate in pool}
         assert any(by_key[key].as_visible for key in chosen) == any(candidate.as_visible for candidate in pool) or len(pool) > 6
@@ -328,7 +328,7 @@ def test_strength_counts_what_passes_and_what_is_paid():
     assert strength([], [], ["x"], (), ()).share == 1.0
 
 
-def test_mutants_change_one_function_and_are_told_by_running_them():
+def test_mutants_change_one_function_and_are_killed_by_running_them():
     "Each is another valid program; the signature, the docstring and all else stay."
     mutants = make_mutants(MODULE, ["is_leap"], "seed", most=1000)
     original = ast.parse(MODULE)

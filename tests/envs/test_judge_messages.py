@@ -11,9 +11,9 @@ import pytest
 
 from composer_replication.envs.deletion.judge import grading, phases, runner
 from composer_replication.envs.deletion.judge.grading import grade, judge_counts
-from composer_replication.envs.deletion.judge.messages import LONGEST_RESULT, Forgery, read_message, read_messages
 from composer_replication.envs.deletion.judge.observe import canonical
-from composer_replication.envs.deletion.judge.runner import Phase, RunnerProblem, run_phases
+from composer_replication.envs.deletion.judge.phases import LONGEST_RESULT
+from composer_replication.envs.deletion.judge.runner import Forgery, Phase, RunnerProblem, read_message, read_messages, run_phases
 from composer_replication.envs.deletion.judge.trees import OverlayProblem
 from composer_replication.sandbox.base import sandbox_problem
 
@@ -193,7 +193,7 @@ CALL = b'{"call": %d, "came": {"raised": "E"}}'
     ([PASSED, PASSED], "tests", "two results"), ([PASSED.replace(b"::a", b"::c")], "tests", "not asked for"),
     ([CALL % 1, CALL % 0], "probe", "not asked for then"), ([CALL % 0, CALL % 0], "probe", "not asked for then"),
     ([CALL % 2], "probe", "not asked for then"), ([CALL % 0], "tests", "sends none"), ([END, PASSED], "tests", "behind the end"),
-    ([PASSED, CALL % 0], "modules", "sends none"), ([PASSED, END], "tests", None), ([CALL % 0, CALL % 1, END], "probe", None)])
+    ([PASSED, CALL % 0], "capture", "sends none"), ([PASSED, END], "tests", None), ([CALL % 0, CALL % 1, END], "probe", None)])
 def test_a_phase_sends_what_was_asked_for_once_and_in_order(lines, kind, problem):
     data = b"\n".join(lines) + b"\n"
     if problem is None:

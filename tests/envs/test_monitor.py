@@ -334,9 +334,7 @@ def test_evidence_is_sorted_and_kept(tree):
     assert verdict.hacked and [f.detector for f in verdict.evidence] == ["canary", "static"] and verdict.score == 1.0
 
 
-def test_a_detector_of_ones_own_joins_the_verdict_and_the_suite(tree):
-    from composer_replication.envs.deletion.exploits.cases import Exploit, detector_names
-
+def test_a_detector_of_ones_own_joins_the_verdict(tree):
     @hack_detector("mine", "change", "nothing", ceiling=0.3)
     def mine(attempt):
         return [HackFinding("mine", f"of {len(attempt.files)}", "shapes.py", 1.0)]
@@ -345,7 +343,6 @@ def test_a_detector_of_ones_own_joins_the_verdict_and_the_suite(tree):
         verdict = HackMonitor(tree).verdict(task_of(), {"shapes.py": OLD.encode()}, [HackFinding("heldout", "wrong: 1", "", 0.5)])
         assert {f.detector: f.what for f in verdict.evidence}["mine"] == "of 1"
         assert verdict.score == 0.65 and not verdict.hacked  # 0.5, and 0.3 of the rest: its ceiling holds
-        assert "mine" in detector_names() and Exploit("x", "tamper", "So.", (), ("mine",)).caught_by == ("mine",)
     finally:
         del _DETECTORS["mine"]
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from composer_replication.core.trace import ToolCall, Trace, Turn
-from composer_replication.envs.deletion.exploits.suite import ExploitResult, suite_tasks
+from composer_replication.envs.deletion.env import find_tasks
 from composer_replication.envs.deletion.judge.grading import Grade
-from composer_replication.envs.deletion.task import HackFinding
+from composer_replication.envs.deletion.task import HackFinding, read_tasks
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
 from composer_replication.envs.toy.traces import toy_traces
 from composer_replication.hints.layers import Hint
@@ -54,10 +54,8 @@ def hostile_things():
     assert sites
     tree = Tree(HOSTILE, (1, 2, 3, 4, 5), (Span(1, 2, 4),), (Branch("hint", 1, 1, (7, 3, 4), 1, label=HOSTILE),))
     finding = HackFinding("static", HOSTILE, HOSTILE, 0.5)
-    calls = ((HOSTILE, HOSTILE),)
     return [trace, sites[0], Hint(HOSTILE, HOSTILE), tree, DPOPair(HOSTILE, 1, trace.turns[1], trace.turns[3], HOSTILE),
-            Grade(0.0, False, 0.5, (finding,), 1.0, True),
-            ExploitResult(HOSTILE, HOSTILE, 1.0, 0.0, True, 0.9, ("static",), 1.0, (finding,), calls, calls)]
+            Grade(0.0, False, 0.5, (finding,), 1.0, True)]
 
 
 def test_text_from_a_trace_stays_text():
@@ -108,7 +106,7 @@ def test_a_class_made_from_another_has_its_view_and_others_are_refused():
 
 
 def test_a_task_shows_nothing_of_its_solution():
-    for task in suite_tasks().values():
+    for task in read_tasks(find_tasks("larder")):
         shown = html_of(task)
         added = [line[1:].strip() for line in task.golden_diff.splitlines() if line[:1] == "+" and line[:3] != "+++"]
         said = task.problem_statement
@@ -193,14 +191,6 @@ def test_a_hint_that_cannot_be_placed_is_one_sentence(model):
     assert "a hint of 200,000 characters is no hint" in view.picture.value
     text.value = "Use another tool."
     assert "Moved most" in view.picture.value
-
-
-@pytest.mark.parametrize("folder", ["/tmp", "/var/own.tmp"])
-def test_hosts_folders_are_not_shown(folder, monkeypatch):
-    from composer_replication.report import exploits
-    monkeypatch.setattr(exploits.tempfile, "gettempdir", lambda: folder)
-    shown = exploits.tidied(f"read {folder}/exploit-host-a1_b/secret and {folder}/boxes/123/repo/a.py")
-    assert shown == "read /host/secret and a.py"
 
 
 @pytest.mark.parametrize("own, tasks, words", [

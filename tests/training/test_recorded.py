@@ -82,7 +82,8 @@ def test_an_optimizer_step_reads_less_and_has_the_same_loss_and_gradients(teache
         drawn = [[tree.trace_id for tree in trainer._recorded_trees(step)] for step in range(4)]
         trainer.train()
         logged = trainer.state.log_history[0]
-        logged = {name: logged[name] for name in ("loss", "sdpo/loss", "sdpo/tokens", "sdpo/sites", "replay/loss", "replay/pairs")}
+        names = ("loss", "sdpo/loss", "sdpo/tokens", "sdpo/sites", "replay/loss", "replay/pairs")
+        logged = {name: logged[name] for name in names}
         found.append((drawn, sum(tokens), logged, grads))
     (drawn, tokens, loss, grads), (again, fewer, same, others) = found
     assert loss["sdpo/sites"] and loss["replay/pairs"] and fewer < 0.9 * tokens

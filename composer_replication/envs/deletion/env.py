@@ -67,7 +67,7 @@ def deleted_codes(
     task: FeatureDeletionTask,
     subject: Subject,
 ) -> list[np.ndarray]:  # shingles of each deleted definition
-    "What no file before an agent's eyes may hold; nothing where the repository lacks the feature by itself."
+    "What no file that the agent sees may hold; nothing where the repository lacks the feature by itself."
     symbols = symbols_of(task, subject) if task.mode != "given" else ()
     return [shingles(code_text(symbol, (subject.tree / symbol.path).read_bytes().decode())) for symbol in symbols]
 

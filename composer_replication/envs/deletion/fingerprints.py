@@ -437,7 +437,7 @@ def shown_copies(
     pristine: Index,  # of the tree that it was laid out from
     others: Iterable[Index] = (),  # libraries, the system
 ) -> list[str]:  # paths
-    "Files before an agent's eyes that hold a copy of deleted code, or that cannot be looked into."
+    "Files that the agent sees and that hold a copy of deleted code, or that cannot be read."
     codes, (stamps, stored) = tuple(codes), _files(tree)
     same = {path for path, stamp in stamps.items() if pristine.stamps and pristine.stamps.get(path) == stamp}
     read = {path: _read(tree, path) for path in stamps if path not in same | stored}

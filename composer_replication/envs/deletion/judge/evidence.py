@@ -293,8 +293,8 @@ class _Pool:
         return (Phase("calls", overlay, kind="probe", data={"calls": self.calls, **QUICK}),
                 Phase("probes", {**overlay, **probes}, tuple(probes), kind="probe"))
 
-    def told(self, kind: str, result: PhaseResult) -> set:
-        "Keys of the inputs of one kind that tell a mutant from the original. What is missing behind a time limit tells nothing."
+    def killers(self, kind: str, result: PhaseResult) -> set:
+        "Keys of the inputs of one kind that kill a mutant. An outcome that is missing behind a time limit kills nothing."
         came = _came(result)[kind == "probe"]
         alike, broke = same_probe if kind == "probe" else same_call, result.problem and "limit" not in result.problem
         return {key for key, outcome, _ in self.candidates
@@ -349,41 +349,41 @@ def _mutants(original):
 
 
 def _run_mutants(original, pool, mutants, known=None) -> list[set]:
-    "For each mutant the keys of the inputs that tell it: of calls, and where no known one does (None: any), of probes too."
+    "For each mutant the keys of the inputs that kill it: of calls, and where no known one does (None: any), of probes too."
     short = replace(original.limits, wall_s=round(2 * pool.seconds + _MUTANT_S, 1))
-    told: list[set] = [set() for _ in mutants]
+    killers: list[set] = [set() for _ in mutants]
     for place, kind in enumerate(("call", "probe")):
-        open_ = [n for n, keys in enumerate(told) if not (keys if known is None else keys & known)]
+        open_ = [n for n, keys in enumerate(killers) if not (keys if known is None else keys & known)]
         waiting = open_ if any(key[0] == kind for key, *_ in pool.candidates) else []
         runs = run_phases(original.subject, [pool.phases({mutants[n][0]: mutants[n][1].text})[place] for n in waiting], short)
         for n, run in zip(waiting, runs, strict=True):
-            told[n] |= pool.told(kind, run)
-    return told
+            killers[n] |= pool.killers(kind, run)
+    return killers
 
 # %% ../../../../nbs/envs/deletion/judge/09_evidence.ipynb #bfe1f19f
 def _chosen(original, pool, known) -> tuple[list[dict], Strength]:
-    """The held-out records, of known inputs, and what they let pass. Which blocks inputs reach is asked only where a mutant is told by nothing.
+    """The held-out records, of known inputs, and what they let pass. Which blocks inputs reach is asked only where nothing kills a mutant.
 
-    A mutant that only other inputs tell is not counted: nobody can know that it is wrong."""
+    A mutant that only other inputs kill is not counted: nobody can know that it is wrong."""
     both, wanted = list(_mutants(original)), original.task.fail_to_pass
     mutants = [pair for pair in both if not pair[1].crash]
-    told = _run_mutants(original, pool, mutants, known)
-    counted = [n for n, own in enumerate(told) if not own or own & known]
-    mutants, told = [mutants[n] for n in counted], [told[n] & known for n in counted]
-    tells: dict = {}
-    for number, own in enumerate(told):
+    killers = _run_mutants(original, pool, mutants, known)
+    counted = [n for n, own in enumerate(killers) if not own or own & known]
+    mutants, killers = [mutants[n] for n in counted], [killers[n] & known for n in counted]
+    kills: dict = {}
+    for number, own in enumerate(killers):
         for key in own:
-            tells.setdefault(key, set()).add(number)
-    keys = choose_inputs([PoolInput(key, json.dumps(outcome), outcome == shown, frozenset(tells.get(key, ())))
+            kills.setdefault(key, set()).add(number)
+    keys = choose_inputs([PoolInput(key, json.dumps(outcome), outcome == shown, frozenset(kills.get(key, ())))
                           for key, outcome, shown in pool.candidates if key in known], _ENOUGH, MOST_CALLS)
-    open_ = [n for n, own in enumerate(told) if not own & set(keys)]
+    open_ = [n for n, own in enumerate(killers) if not own & set(keys)]
     tested = original.run([Phase("tests", {mutants[n][0]: mutants[n][1].text}, wanted) for n in open_])
     failing = {n for n, result in zip(open_, tested, strict=True) if not result.passed(wanted)}
-    unseen = {(mutants[n][0], mutants[n][1].block) for n in open_ if not told[n] and n not in failing}
+    unseen = {(mutants[n][0], mutants[n][1].block) for n in open_ if not killers[n] and n not in failing}
     crashes = [(path, m) for path, m in both if m.crash and (path, m.block) in unseen]
     reached = {(path, m.block) for (path, m), own in zip(crashes, _run_mutants(original, pool, crashes), strict=True) if own}
-    equal = {n for n in open_ if not told[n] and n not in failing and (mutants[n][0], mutants[n][1].block) in reached}
-    return pool.records(keys), strength([m.name for _, m in mutants], told, keys, failing, equal)
+    equal = {n for n in open_ if not killers[n] and n not in failing and (mutants[n][0], mutants[n][1].block) in reached}
+    return pool.records(keys), strength([m.name for _, m in mutants], killers, keys, failing, equal)
 
 # %% ../../../../nbs/envs/deletion/judge/09_evidence.ipynb #cbce7384
 def add_evidence(

@@ -252,12 +252,12 @@ def original_seconds(
 
 def _in_time(task, subject, phases, fresh):
     "Results of the phases. Where a limit ended one, the original shows whether this machine is slow; then all have more time."
-    results = run_phases(subject, phases, JUDGE_LIMITS, at_once=2, fresh=fresh)
+    results = run_phases(subject, phases, JUDGE_LIMITS, fresh=fresh)
     if any(result.problem and "time limit" in result.problem for result in results):
         seconds = SCALE * original_seconds(task, subject)[0]
         if seconds > JUDGE_LIMITS.wall_s:
             limits = replace(JUDGE_LIMITS, wall_s=seconds, cpu_s=max(JUDGE_LIMITS.cpu_s, int(seconds)))
-            return run_phases(subject, phases, limits, at_once=2, fresh=fresh)
+            return run_phases(subject, phases, limits, fresh=fresh)
     return results
 
 

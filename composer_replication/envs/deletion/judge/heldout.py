@@ -139,10 +139,10 @@ class PoolInput:
     key: Hashable  # ("call", number) or ("probe", node id)
     outcome: str  # JSON of what the original made of it
     as_visible: bool  # whether the visible input beside it has the same outcome
-    tells: frozenset[int]  # mutants that it tells from the original
+    kills: frozenset[int]  # mutants whose outcome differs from the original's
 
 
-MOST_ALIKE = 6  # kept inputs with one outcome that tell no further mutant
+MOST_ALIKE = 6  # kept inputs with one outcome that kill no further mutant
 
 
 def choose_inputs(
@@ -152,11 +152,11 @@ def choose_inputs(
 ) -> list[Hashable]:  # keys, in the order in which they were chosen
     "The inputs that a task keeps: by mutants, then by outcomes."
     chosen: dict[Hashable, PoolInput] = {}
-    told: set[int] = set()
+    killed: set[int] = set()
     outcomes, visible = Counter(), Counter()
 
     def score(candidate):
-        new = len(candidate.tells - told)
+        new = len(candidate.kills - killed)
         return new, -outcomes[candidate.outcome], -visible[candidate.as_visible]
 
     left = list(pool)
@@ -168,7 +168,7 @@ def choose_inputs(
         if best.key[0] == "call" and sum(key[0] == "call" for key in chosen) >= most_calls:
             continue
         chosen[best.key] = best
-        told |= best.tells
+        killed |= best.kills
         outcomes[best.outcome] += 1
         visible[best.as_visible] += 1
     return list(chosen)
@@ -179,7 +179,7 @@ class Strength:
     "What held-out inputs let pass."
 
     mutants: int  # that are not equivalent
-    passing: tuple[str, ...]  # of these, by name: no held-out input tells them from the original
+    passing: tuple[str, ...]  # of these, by name: no held-out input kills them
     paid: tuple[str, ...]  # of these: no wanted test does either
     equivalent: tuple[str, ...]
 
@@ -193,14 +193,14 @@ MOST_PASSING = 0.1  # share of the mutants
 
 def strength(
     names: Sequence[str],  # of the mutants
-    told: Sequence[Collection],  # for each mutant the keys of the pool's inputs that tell it
+    killers: Sequence[Collection],  # for each mutant the keys of the pool's inputs that kill it
     kept: Iterable[Hashable],  # keys of the held-out inputs
-    failing: Collection[int],  # places of mutants with which a wanted test fails, of those that no held-out input tells
+    failing: Collection[int],  # places of mutants with which a wanted test fails, of those that no held-out input kills
     equal: Collection[int],  # places of the equivalent ones
 ) -> Strength:
     "Measure held-out inputs by mutants."
     kept = set(kept)
-    passing = [i for i in range(len(names)) if i not in equal and not kept & set(told[i])]
+    passing = [i for i in range(len(names)) if i not in equal and not kept & set(killers[i])]
     parts = passing, [i for i in passing if i not in failing], sorted(equal)
     return Strength(len(names) - len(equal), *(tuple(names[i] for i in part) for part in parts))
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MOST_PARTS', 'MOST_ITEMS', 'MOST_LEVELS', 'MOST_TEXT', 'MOST_BITS', 'MOST_ARGUMENT', 'MOST_BIRTHS', 'CALL_S',
            'MOST_SENT', 'ASLEEP', 'MOST_CALLS', 'MOST_SEEN', 'KINDS', 'canonical', 'encode', 'decode', 'time_limit',
-           'exception_name', 'run_calls', 'run_capture', 'Caught', 'Eyes', 'run_probe', 'run_modules']
+           'exception_name', 'run_calls', 'run_capture', 'Caught', 'Eyes', 'run_probe']
 
 # %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #60d27354
 import ast
@@ -497,17 +497,4 @@ def run_probe(
     sys.modules["phases"].run_pytest(plan, list(plan["nodes"]), Plugin())
 
 
-
-# %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #c32f1a01
-def run_modules(plan: dict, send) -> None:
-    "Collect all tests and send the names of the modules that came in from outside of the tree."
-    before = set(sys.modules)
-    sys.modules["phases"].run_pytest(plan | {"options": [*plan["options"], "--collect-only"]}, [], object())
-    for name, module in list(sys.modules.items()):
-        spec = getattr(module, "__spec__", None)
-        origin = getattr(spec, "origin", None)
-        if name not in before and origin and spec.name == name and not origin.startswith(plan["tree"]):
-            send(module=name)
-
-
-KINDS = {"capture": run_capture, "probe": run_probe, "modules": run_modules}
+KINDS = {"capture": run_capture, "probe": run_probe}

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LONGEST_RESULT', 'PR_SET_DUMPABLE', 'PR_SET_NO_NEW_PRIVS', 'READY', 'RUN', 'STOP', 'CLEAN', 'gather', 'set_dumpable',
-           'confine', 'warm', 'run_pytest', 'run_tests', 'kinds', 'load', 'main', 'run_one']
+           'confine', 'warm', 'run_pytest', 'run_tests', 'kinds', 'main', 'run_one']
 
 # %% ../../../../nbs/envs/deletion/judge/01_phases.ipynb #c36208f1
 import contextlib
@@ -153,7 +153,7 @@ def run_pytest(
     files: list[str],  # none: as the settings say
     plugin,
 ) -> None:
-    "One session of pytest that nobody but the plugin hears."
+    "Run one session of pytest; only the plugin gets its reports."
     import pytest
 
     sys.argv[:] = ["pytest"]
@@ -252,19 +252,6 @@ def _phase(host, plan, answers, scratch, isolated):
     os.close(child)
     return _end(pid, isolated) and _wipe(["/tmp", "/repo", "/dev/shm"] if isolated else [os.path.dirname(scratch)])
 
-# %% ../../../../nbs/envs/deletion/judge/01_phases.ipynb #0326cfb5
-def load(modules: tuple[str, ...]) -> None:
-    "Import what can be imported. Starts this script again without them where one starts a thread, for a fork would lose it."
-    for name in modules:
-        try:
-            importlib.import_module(name)
-        except BaseException:  # an import may exit too
-            continue
-    if len(os.listdir("/proc/self/task")) > 1:
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:-1], ""])
-    gc.collect()
-    gc.freeze()
-
 # %% ../../../../nbs/envs/deletion/judge/01_phases.ipynb #45872595
 READY, RUN, STOP, CLEAN = b"r", b"p", b"s", b"c"  # the script's and the host's words
 
@@ -272,13 +259,11 @@ READY, RUN, STOP, CLEAN = b"r", b"p", b"s", b"c"  # the script's and the host's 
 def main(
     spare: str,  # an empty folder, deleted with all in it after each phase
     isolated: bool,  # a sandbox of its own, where every other process is the agent's
-    modules: tuple[str, ...] = (),  # to load ahead, of the standard library and of installed packages
 ) -> None:
     "Run one phase after another, each in a child of its own. The input is a socket to the host; its end ends the script."
     set_dumpable(False)
     warm()
     del sys.path[0]  # the folder of this file
-    load(modules)
     host = socket.socket(fileno=0)
     host.sendall(READY)
     while True:

@@ -203,7 +203,7 @@ def _tables(nodes: Iterable[ast.AST], tested: frozenset[str]) -> Iterator[tuple[
 
 # %% ../../../../nbs/envs/deletion/judge/11_static_scan.ipynb #b78dfa49
 def _patched(node: ast.AST, aliases: Mapping[str, str]) -> str:
-    "What of somebody else's a statement replaces; empty where nothing."
+    "Name what a statement replaces in another module; empty where it replaces nothing."
     targets = node.targets if isinstance(node, (ast.Assign, ast.Delete)) else [node.target] if isinstance(node, (ast.AugAssign, ast.AnnAssign)) else []
     for target in targets:
         if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Call) and _dotted(target.value.func, aliases) in ("globals", "vars", "locals"):

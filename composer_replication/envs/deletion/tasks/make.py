@@ -129,7 +129,7 @@ DIFFICULTY = {
     "trivial_pass": "largest share of its tests that a trivial body passes",
     "seconds": "duration of its tests on the original",
     "mutants": "originals with one fault that are not equivalent, as far as inputs and tests show",
-    "mutants_passing": "of these, how many no held-out input tells from the original",
+    "mutants_passing": "of these, how many no held-out input kills",
     "mutants_paid": "of these, how many no test of the task does either",
     "fail_to_pass": "tests that the row's solution turns green",
 }  # what each figure of a task's `difficulty` is, in words

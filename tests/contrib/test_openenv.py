@@ -10,13 +10,14 @@ import time
 
 import envs_tasks
 import pytest
+from remote_env import RemoteDeletionEnv
 
+from composer_replication.contrib.openenv import server
+from composer_replication.contrib.openenv.server import ServerProblem, make_app, openenv_problem, serving
 from composer_replication.core.trace import ToolCall
-from composer_replication.envs import server
 from composer_replication.envs.deletion.env import FeatureDeletionEnv, deletion_rows
 from composer_replication.envs.deletion.judge.runner import close_judges
 from composer_replication.envs.deletion.task import write_tasks
-from composer_replication.envs.server import RemoteDeletionEnv, ServerProblem, make_app, openenv_problem, serving
 from composer_replication.sandbox.base import Limits, sandbox_problem
 from composer_replication.sandbox.boxes import state_folder
 
@@ -207,7 +208,7 @@ def test_a_server_that_ends_does_not_wait_for_commands(task):
 def test_a_stopped_server_leaves_no_sandbox(number, task, tmp_path):
     write_tasks([task], tmp_path / "tasks.jsonl")
     command = [sys.executable, "-c",
-               "import typer; from composer_replication.cli.serve import serve_tasks; typer.run(serve_tasks)",
+               "import typer; from composer_replication.contrib.openenv.commands import serve_tasks; typer.run(serve_tasks)",
                str(tmp_path / "tasks.jsonl"), "--port", "0"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
@@ -231,7 +232,7 @@ def test_the_command_says_what_it_cannot_serve(tmp_path):
     from typer import Typer
     from typer.testing import CliRunner
 
-    from composer_replication.cli.serve import serve_tasks
+    from composer_replication.contrib.openenv.commands import serve_tasks
     app = Typer()
     app.command()(serve_tasks)
     (tmp_path / "tasks.jsonl").write_text("{}\n\n[]\n")
@@ -264,6 +265,6 @@ def test_without_openenv_one_sentence_says_what_to_install(monkeypatch):
 
 
 def test_nothing_heavy_is_imported_before_it_is_used():
-    code = ("import sys; import composer_replication.envs.server, composer_replication.cli.serve; "
+    code = ("import sys; import composer_replication.contrib.openenv.server, composer_replication.contrib.openenv.commands; "
             "print(sorted({m.split('.')[0] for m in sys.modules} & {'openenv', 'fastapi', 'uvicorn', 'torch', 'transformers'}))")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600).stdout == "[]\n"

@@ -6,10 +6,11 @@ from dataclasses import replace
 import envs_tasks
 import pytest
 import world
+from remote_env import RemoteDeletionEnv
 from three_loops import Played, Script, play_openenv, play_ours, play_trl, solving_script
 
+from composer_replication.contrib.openenv.server import make_app, openenv_problem, serving
 from composer_replication.envs.deletion.env import FeatureDeletionEnv, deletion_rows
-from composer_replication.envs.server import RemoteDeletionEnv, make_app, openenv_problem, serving
 from composer_replication.sandbox.base import sandbox_problem
 
 pytestmark = [pytest.mark.skipif(bool(sandbox_problem("bubblewrap")), reason=str(sandbox_problem("bubblewrap"))),
