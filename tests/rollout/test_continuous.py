@@ -127,10 +127,10 @@ def read(monkeypatch):
     "Ids that are read by forwards of the base model, padding included."
     counts, forward = [], CachedBatch._forward
 
-    def counted(batch, model, first, positions, time, ids):
+    def counted(batch, model, first, positions, time, ids, masks):
         if model is not batch.model:
             counts.append(ids.numel())
-        return forward(batch, model, first, positions, time, ids)
+        return forward(batch, model, first, positions, time, ids, masks)
 
     monkeypatch.setattr(CachedBatch, "_forward", counted)
     return counts
