@@ -23,7 +23,6 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -212,20 +211,10 @@ def _json_object(raw: str) -> dict:
         return {}
 
 
-def _date(text: str) -> datetime:
-    made = parsedate_to_datetime(text)
-    return made if made.tzinfo else made.replace(tzinfo=UTC)
-
-
 def _wait(headers: Mapping[str, str]) -> float:
-    "Seconds that Retry-After asks for, as a number or as a date by the provider's own clock; 0 where it is neither."
+    "Seconds that Retry-After asks for; 0 where it gives no number, such as a date."
     value = headers.get("retry-after", "").strip()
-    if re.fullmatch(r"\d{1,9}(\.\d+)?", value):
-        return float(value)
-    try:
-        return max(0.0, (_date(value) - (_date(headers["date"]) if headers.get("date") else datetime.now(UTC))).total_seconds())
-    except (ValueError, TypeError, IndexError, OverflowError):
-        return 0.0
+    return float(value) if re.fullmatch(r"\d{1,9}(\.\d+)?", value) else 0.0
 
 # %% ../../nbs/replay/04_client.ipynb #d5ffda28
 def _no_completion(response, raw) -> str:

@@ -4,19 +4,23 @@ import random
 import signal
 import threading
 import time
-from functools import cache
+from collections import Counter
+from functools import cache, partial
 
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from rollouts import config
-from transformers import AutoModelForCausalLM, Gemma3TextConfig, MambaConfig, Qwen2Config
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, GenerationConfig, MambaConfig, Qwen2Config
 
 from composer_replication.core.tools import ToolResult
 from composer_replication.core.trace import Trace, Turn
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
-from composer_replication.rollout.decode import CachedBatch, RereadBatch
+from composer_replication.rollout import decode
+from composer_replication.rollout.decode import ALIGNED, CachedBatch, RereadBatch
 from composer_replication.rollout.loop import collect
 from composer_replication.rollout.policies import CallablePolicy, TransformersPolicy
 from composer_replication.rollout.sampling import Numbers, Question, Sample, Sampling
@@ -127,10 +131,10 @@ def read(monkeypatch):
     "Ids that are read by forwards of the base model, padding included."
     counts, forward = [], CachedBatch._forward
 
-    def counted(batch, model, first, positions, time, ids):
+    def counted(batch, model, first, positions, time, ids, masks):
         if model is not batch.model:
             counts.append(ids.numel())
-        return forward(batch, model, first, positions, time, ids)
+        return forward(batch, model, first, positions, time, ids, masks)
 
     monkeypatch.setattr(CachedBatch, "_forward", counted)
     return counts
@@ -195,6 +199,106 @@ def test_a_turn_that_is_given_up_leaves_its_row_where_it_stood():
     assert not gone.answer.done() and len(batch.rows) == 2
     for question, sample in zip(again, found):
         assert sample.ids == through(CachedBatch(made("qwen2"), frozenset({END}), SAMPLING), [question])[0].ids
+
+
+# --- what a step asks of the device ------------------------------------------------------------------------------------
+
+ROWS, PROMPT, NEVER = 6, 20, 10**6
+PROMPTS = [[3 + (7 * row + at) % 50 for at in range(PROMPT)] for row in range(ROWS)]
+WAITS = {"tensor", "as_tensor", "tolist", "item", "__bool__", "__int__", "__float__", "__index__", "cpu", "numpy", "nonzero"}
+
+
+class Operations(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.found = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if not function.is_view:
+            self.found[function.overloadpacket.__name__] += 1
+        return function(*args, **kwargs or {})
+
+
+class Waits(TorchFunctionMode):
+    "Calls that copy between host and device."
+
+    def __init__(self):
+        super().__init__()
+        self.found = Counter()
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function.__name__ in WAITS:
+            self.found[function.__name__] += 1
+        return function(*args, **kwargs or {})
+
+
+def ours(model, limit, prompts=PROMPTS):
+    through(CachedBatch(model, frozenset({NEVER}), Sampling()), questions(prompts, limit))
+
+
+def theirs(model, limit):
+    ids = torch.tensor(PROMPTS)
+    config = GenerationConfig(max_new_tokens=limit, do_sample=True, top_k=0, eos_token_id=NEVER, pad_token_id=0)
+    with torch.inference_mode():  # as ours: it counts a linear layer once, whatever it consists of
+        model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+
+
+def a_step(mode, way):
+    "What a step adds."
+    found = []
+    for limit in (6, 16):
+        with mode() as counting:
+            way(limit)
+        found.append(counting.found)
+    return {name: (found[1][name] - found[0][name]) / 10 for name in found[1] if found[1][name] != found[0][name]}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_asks_for_no_more_than_one_of_generate(family):
+    model = AutoModelForCausalLM.from_config(FAMILIES[family]()).eval()
+    own, other = (sum(a_step(Operations, partial(way, model)).values()) for way in (ours, theirs))
+    assert 20 < own <= 0.95 * other
+    assert a_step(Waits, partial(ours, model)) == {"tolist": 1}
+
+
+def test_rows_of_different_length_wait_no_more():
+    prompts = [prompt[row:] for row, prompt in enumerate(PROMPTS)]
+    assert a_step(Waits, partial(ours, made("gemma3"), prompts=prompts)) == {"tolist": 1}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_masks_lie_as_torch_takes_them_without_a_copy(family, monkeypatch):
+    "Its attention on CUDA copies a mask whose strides, but the last, are no multiple of 8 (`preprocess_mask` in attention.cpp)."
+    seen, forward = [], CachedBatch._forward
+
+    def watched(batch, model, first, positions, time, ids, masks):
+        seen.extend(masks.values())
+        return forward(batch, model, first, positions, time, ids, masks)
+
+    monkeypatch.setattr(CachedBatch, "_forward", watched)
+    monkeypatch.setattr(decode, "ROOM", 3)
+    ours(made(family), 12)
+    assert len({mask.shape[-1] for mask in seen}) > 10
+    assert all(mask.stride(-1) == 1 and mask.storage_offset() % ALIGNED == 0 and not any(size % 8 for size in mask.stride()[:-1])
+               for mask in seen)
+
+
+def test_numbers_that_are_copied_ahead_run_out(monkeypatch):
+    wanted = through(CachedBatch(made("gemma3"), frozenset({END}), SAMPLING), questions(PROMPTS, 40))
+    monkeypatch.setattr(decode, "AHEAD", 3)
+    assert through(CachedBatch(made("gemma3"), frozenset({END}), SAMPLING), questions(PROMPTS, 40)) == wanted
+    assert max(len(sample.ids) for sample in wanted) > 6
+
+
+@pytest.mark.parametrize("kind", [CachedBatch, RereadBatch])
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_are_refused(kind, temperature, value):
+    model = AutoModelForCausalLM.from_config(FAMILIES["qwen2"]()).eval()
+    with torch.no_grad():
+        model.lm_head.weight[5] = value
+    with pytest.raises(ValueError, match="logits are not finite; its weights have diverged"):
+        through(kind(model, frozenset({END}), Sampling(temperature)), questions(PROMPTS))
 
 
 # --- the loop ------------------------------------------------------------------------------------------------------------
