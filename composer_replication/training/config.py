@@ -71,7 +71,6 @@ class SdpoSettings:
     target_turns: str = setting("error", "`error`, `all` or `sampled` (as many turns as there are errors, at random).")
     hint_placement: str = setting("target", "The hint stands right before the `target` turn or at the `start`.")
     sdpo_steps: int | None = setting(None, "Channel 2 acts in this many first optimizer steps; None: in all.")
-    group_hints: bool = setting(False, "Ask the other rollouts of the group for a hint first: what got past the same state.")
     sdpo_gate: str = setting("none", "`failed`: rollouts that earned something are left out, and each token of the others is weighted by sigmoid(5 d), d the "
                                      "teacher's less the student's log-probability of the token.")
     log_conflict: bool = setting(False, "Log `conflict/*`: how the gradients of the policy objective and of channel 2 stand to each other at hinted turns.")
@@ -109,7 +108,7 @@ class ReplaySettings:
     beta_replay: float = setting(0.0, "Channel 3 (ours, not Cursor's): weight of trace-replay DPO; 0 switches it off.")
     replay_form: str = setting("dpo", "`dpo`, `simpo`, or `prm`: the share of votes for a turn's action as that turn's reward.")
     replay_dpo_beta: float | None = setting(None, "Temperature of the preference loss; None: 0.1 for dpo, 2.0 for simpo.")
-    replay_batch_size: int = setting(1, "Recorded traces with pairs in each backward pass on each device.")
+    replay_batch_size: int = setting(1, "Recorded traces in each backward pass on each device; alone, they read once what they begin with alike.")
 
 # %% ../../nbs/training/05_config.ipynb #d26f6f60
 @dataclass

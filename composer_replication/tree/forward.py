@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['logger', 'WAYS', 'LAYER_WORTH', 'MASK_ENTRIES', 'PASS_ENTRIES', 'SHARDED_ENTRIES', 'TOKEN_ENTRIES', 'shares_trunk',
-           'block_problem', 'masks_blocks', 'way_name', 'branch_way', 'start_problem', 'start_read_once',
-           'prompts_once', 'trunk_cache', 'cache_inputs', 'forward_trunk', 'narrow_batch', 'forward_branches',
-           'pass_worth', 'splits_wide', 'branch_passes', 'TreeMask', 'forward_tree', 'tree_problem', 'one_pass',
-           'trunk_tokens', 'forward_needed']
+           'block_problem', 'masks_blocks', 'way_name', 'branch_way', 'trunk_cache', 'cache_inputs', 'forward_trunk',
+           'start_problem', 'start_read_once', 'prompts_once', 'narrow_batch', 'forward_branches', 'pass_worth',
+           'splits_wide', 'branch_passes', 'TreeMask', 'forward_tree', 'tree_problem', 'one_pass', 'trunk_tokens',
+           'forward_needed']
 
 # %% ../../nbs/tree/12_forward.ipynb #47404a7a
 import inspect
@@ -93,6 +93,65 @@ def branch_way(
     text, reason = WAYS[way_name(model)], shares_trunk(model)
     return f"{text}: {reason}" if reason else text
 
+# %% ../../nbs/tree/12_forward.ipynb #cc460e40
+@contextmanager
+def trunk_cache(
+    model: PreTrainedModel,  # a transformers causal LM that `shares_trunk`
+    batch: PackedBatch,
+) -> Iterator[Cache]:
+    "An empty cache for one pass over the trunks, which is to be made within the context."
+    if not state_mixers(model):
+        yield DynamicCache()
+        return
+    cache = hybrids().TrunkCache.of(model, batch)
+    with hybrids().reading_trunk(model, cache):
+        yield cache
+
+
+def cache_inputs(
+    model: PreTrainedModel,
+    cache: Cache | None,
+) -> dict[str, Cache | bool | None]:  # arguments of the model's body
+    "A cache under the name that the model has for it."
+    name = cache_argument(type(model.base_model))
+    return {name: cache, "use_cache": cache is not None} if name else {}
+
+
+def forward_trunk(
+    model: PreTrainedModel,
+    batch: PackedBatch,
+) -> tuple[torch.Tensor, Cache | None]:  # (batch, time, hidden); None where the model cannot share a trunk
+    "Last hidden states of the trunks, and the cache that `forward_branches` reads. Gradients as the caller has them."
+    _check_body(model)
+    check_length(model, batch.attention_mask.sum(1).max())
+    placed = {"position_ids": mask_positions(batch.attention_mask)} if counts_positions(model) else {}
+    width = start_read_once(model, batch)
+
+    def read(cache=None):
+        with prompts_once(model, width) if width else nullcontext():
+            return model.base_model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, **placed, **cache_inputs(model, cache))
+
+    if shares_trunk(model):
+        return read().last_hidden_state, None
+    with trunk_cache(model, batch) as cache:
+        return read(cache).last_hidden_state, cache
+
+
+def _check_body(model):
+    if model.base_model is model:
+        raise InputProblem(f"transformers gives no body of {type(model).__name__} without its head, whose hidden states the channels read",
+                           "take a model whose class has one")
+
+
+def _view(cache, time, rows):
+    "A cache of the first `time` positions of some rows, which grows without the given one growing. The autograd graph is shared."
+    first, end = int(rows[0]), int(rows[-1]) + 1  # once: the program waits for a GPU at each
+    some = slice(first, end) if len(rows) == end - first else rows  # beside each other: nothing is copied
+    take = lambda x: x[some, :, :time]
+    if isinstance(cache, DynamicCache):
+        return DynamicCache([(take(layer.keys), take(layer.values)) for layer in cache.layers])
+    return cache.view(take, rows)
+
 # %% ../../nbs/tree/12_forward.ipynb #4fcc4cfa
 LAYER_WORTH = {"cpu": 2**21, "cuda": 2**38}  # multiply-adds in the time of a layer's operations: spike 200 saw 3 ms a layer on an H200
 
@@ -168,65 +227,6 @@ def prompts_once(
         del body.forward
         if kept is not None:
             body.forward = kept
-
-# %% ../../nbs/tree/12_forward.ipynb #cc460e40
-@contextmanager
-def trunk_cache(
-    model: PreTrainedModel,  # a transformers causal LM that `shares_trunk`
-    batch: PackedBatch,
-) -> Iterator[Cache]:
-    "An empty cache for one pass over the trunks, which is to be made within the context."
-    if not state_mixers(model):
-        yield DynamicCache()
-        return
-    cache = hybrids().TrunkCache.of(model, batch)
-    with hybrids().reading_trunk(model, cache):
-        yield cache
-
-
-def cache_inputs(
-    model: PreTrainedModel,
-    cache: Cache | None,
-) -> dict[str, Cache | bool | None]:  # arguments of the model's body
-    "A cache under the name that the model has for it."
-    name = cache_argument(type(model.base_model))
-    return {name: cache, "use_cache": cache is not None} if name else {}
-
-
-def forward_trunk(
-    model: PreTrainedModel,
-    batch: PackedBatch,
-) -> tuple[torch.Tensor, Cache | None]:  # (batch, time, hidden); None where the model cannot share a trunk
-    "Last hidden states of the trunks, and the cache that `forward_branches` reads. Gradients as the caller has them."
-    _check_body(model)
-    check_length(model, batch.attention_mask.sum(1).max())
-    placed = {"position_ids": mask_positions(batch.attention_mask)} if counts_positions(model) else {}
-    width = start_read_once(model, batch)
-
-    def read(cache=None):
-        with prompts_once(model, width) if width else nullcontext():
-            return model.base_model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, **placed, **cache_inputs(model, cache))
-
-    if shares_trunk(model):
-        return read().last_hidden_state, None
-    with trunk_cache(model, batch) as cache:
-        return read(cache).last_hidden_state, cache
-
-
-def _check_body(model):
-    if model.base_model is model:
-        raise InputProblem(f"transformers gives no body of {type(model).__name__} without its head, whose hidden states the channels read",
-                           "take a model whose class has one")
-
-
-def _view(cache, time, rows):
-    "A cache of the first `time` positions of some rows, which grows without the given one growing. The autograd graph is shared."
-    first, end = int(rows[0]), int(rows[-1]) + 1  # once: the program waits for a GPU at each
-    some = slice(first, end) if len(rows) == end - first else rows  # beside each other: nothing is copied
-    take = lambda x: x[some, :, :time]
-    if isinstance(cache, DynamicCache):
-        return DynamicCache([(take(layer.keys), take(layer.values)) for layer in cache.layers])
-    return cache.view(take, rows)
 
 # %% ../../nbs/tree/12_forward.ipynb #95b9c1dc
 def _visible(position, segment, fork, mask, piece=slice(None)):

@@ -43,13 +43,16 @@ def tokenizer_of(data):
 # ---- rollouts
 
 def rounds_of(traces, chat):
-    "Every call with its result of the traces: (assistant turn, result, tokens of either, whether it is a detected error)."
+    """Every call with its result of the traces: (assistant turn, result, tokens of either, whether it is a detected error).
+
+    Errors without a hint are left out."""
     found = []
     for trace in traces:
-        tree, wrong = build_tree(trace, chat), set(target_turns(trace))
+        tree, wrong = build_tree(trace, chat), dict(target_hints(trace, target_turns(trace), default_composite()))
         for span, after in zip(tree.spans, tree.spans[1:]):
             said, answer = trace.turns[span.turn], trace.turns[span.turn + 1]
-            if after.turn == span.turn + 2 and answer.role == "tool" and len(said.tool_calls) == 1:
+            alone = after.turn == span.turn + 2 and answer.role == "tool" and len(said.tool_calls) == 1
+            if alone and wrong.get(span.turn, "") is not None:
                 found.append((said, answer, span.end - span.start, after.start - span.end, span.turn in wrong))
     return found
 

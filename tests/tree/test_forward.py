@@ -393,8 +393,8 @@ def test_a_mask_that_a_model_has_cut_is_refused():
 @pytest.mark.parametrize("family", FAMILIES | OLDER)
 @pytest.mark.parametrize("checkpointed", (False, True))
 def test_what_rows_begin_with_is_read_once(family, checkpointed, monkeypatch):
-    "States, branches and gradients of one pass over whole rows, in float64; a third row holds nothing else."
-    model, plain = make(family, FAMILIES | OLDER).double().train(), batch_of_three().trees
+    "States, branches and gradients are those of one pass over whole rows; a third row holds nothing else."
+    model, plain = make(family, FAMILIES | OLDER).train(), batch_of_three().trees
     begin, found, read = plain[0].ids[:4], [], []
     trees = [plain[0], replace(plain[1], ids=begin + plain[1].ids[4:]), Tree("d", begin, (Span(1, 1, 4),))]
     batch = replace(pack_trees(trees, 0), shared=4)
@@ -407,11 +407,13 @@ def test_what_rows_begin_with_is_read_once(family, checkpointed, monkeypatch):
         model.zero_grad()
         hidden, cache = forward_trunk(model, batch)
         assert read == seen
-        branches, mask = forward_branches(model, batch, cache), batch.attention_mask[..., None]
-        ((hidden * mask).square().sum() + branches.square().sum()).backward()
-        found.append((hidden * mask, branches, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}))
+        states = hidden.masked_fill(batch.attention_mask[..., None] == 0, 0.0), forward_branches(model, batch, cache)
+        upstream = [torch.randn(x.shape, generator=torch.Generator().manual_seed(1)) for x in states]
+        sum((x * y).sum() for x, y in zip(states, upstream)).backward()
+        found.append((*states, *(p.grad for p in model.parameters() if p.grad is not None)))
         read.clear()
-    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
+    for whole, shared in zip(*found, strict=True):
+        torch.testing.assert_close(shared, whole, rtol=1e-4, atol=1e-5 * whole.abs().max().item())
 
 
 def test_beginnings_are_read_once_where_that_saves_more_than_a_pass(monkeypatch):
@@ -426,7 +428,7 @@ def test_beginnings_are_read_once_where_that_saves_more_than_a_pass(monkeypatch)
                     assert forward.start_read_once(model, part) == expected
             assert forward.start_read_once(model, forward.narrow_batch(batch, torch.tensor([1]), 10)) == 0  # one row
     monkeypatch.setitem(LAYER_WORTH, "cpu", -math.inf)
-    assert forward.start_read_once(make("GPT2", OLDER), batch) == 35 and not one_pass(model, batch, KINDS)
+    assert forward.start_read_once(model, batch) == 35 and not one_pass(model, batch, KINDS)
     assert forward.start_read_once(make("OPT", OLDER), batch) == 0  # its positions count tokens
 
 
