@@ -71,6 +71,7 @@ class SdpoSettings:
     target_turns: str = setting("error", "`error`, `all` or `sampled` (as many turns as there are errors, at random).")
     hint_placement: str = setting("target", "The hint stands right before the `target` turn or at the `start`.")
     sdpo_steps: int | None = setting(None, "Channel 2 acts in this many first optimizer steps; None: in all.")
+    group_hints: bool = setting(False, "Ask the other rollouts of the group for a hint first: what got past the same state.")
     sdpo_gate: str = setting("none", "`failed`: rollouts that earned something are left out, and each token of the others is weighted by sigmoid(5 d), d the "
                                      "teacher's less the student's log-probability of the token.")
     log_conflict: bool = setting(False, "Log `conflict/*`: how the gradients of the policy objective and of channel 2 stand to each other at hinted turns.")

@@ -75,7 +75,7 @@ class Silent(world.Files):
 
 
 @pytest.mark.parametrize("why", ["timeout", "error", "reward"])
-@pytest.mark.parametrize("changes", [{}, {"all_fail": "distil"}])
+@pytest.mark.parametrize("changes", [{}, {"all_fail": "distil"}, {"group_hints": True}])
 def test_an_unscored_episode_teaches_nothing(why, changes, tmp_path, monkeypatch):
     "Every second episode: its calls, or its reward, were given up."
 

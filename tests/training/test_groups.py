@@ -125,6 +125,13 @@ def test_a_schedule_distils_first_and_then_takes_the_policy_alone(tmp_path):
     assert logged[1]["loss"] == pytest.approx(logged[1]["policy/loss"], abs=1e-7)
 
 
+def test_a_sibling_of_the_group_gives_the_hint(tmp_path):
+    plain, group = (after(tmp_path / str(on), environment=world.Files, group_hints=on, num_generations=16,
+                          max_turns=3, max_completion_length=160) for on in (False, True))
+    layers = [{b.layer for r in t.batch["composer_rows"] for b in r.tree.branches if b.kind == "hint"} for t in (plain, group)]
+    assert "sibling" not in layers[0] and "sibling" in layers[1]
+
+
 def test_votes_need_pairs_that_have_some(tmp_path):
     with pytest.raises(ValueError, match="no pair has any"):
         made(tmp_path, beta_replay=1.0, replay_form="prm")

@@ -105,7 +105,7 @@ def test_the_scale_against_one_row_an_episode(loss_type):
 
 
 def asked(pair_source=None, **settings):
-    plain = dict(kl_coef=0, kl_place="loss", channels=True, beta_replay=0)
+    plain = dict(kl_coef=0, kl_place="loss", channels=True, group_hints=False, beta_replay=0)
     return SimpleNamespace(args=SimpleNamespace(**plain | settings), pair_source=pair_source, levels_passes=False)
 
 
@@ -116,6 +116,7 @@ FORKED, WHOLE = SimpleNamespace(more=(1,)), SimpleNamespace(more=())
     "trainer, output, said",
     [
         (asked(kl_coef=0.1, kl_place="reward"), {}, "set kl_place to loss"),
+        (asked(group_hints=True), {}, "set group_hints to false"),
         (asked(beta_replay=0.1, pair_source=len), {}, "set beta_replay to 0"),
         (asked(), {"ref_per_token_logps": 1}, "set beta to 0"),
         (asked(), {"importance_sampling_ratio": 1}, "vllm_importance_sampling_correction to false"),
@@ -132,8 +133,8 @@ def test_settings_that_know_of_the_first_segment_alone(trainer, output, said):
 def test_all_processes_raise_where_one_has_segments(mine, monkeypatch):
     monkeypatch.setattr(segments, "gather_object", lambda one: [*one, True])  # the other process has some
     check_segments(asked(), {}, [mine])
-    with pytest.raises(InputProblem, match="set kl_place to loss"):
-        check_segments(asked(kl_coef=0.1, kl_place="reward"), {}, [mine])
+    with pytest.raises(InputProblem, match="set group_hints to false"):
+        check_segments(asked(group_hints=True), {}, [mine])
     sharded = asked()
     sharded.levels_passes = True
     with pytest.raises(InputProblem, match="leave fsdp out"):
