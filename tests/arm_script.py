@@ -14,7 +14,7 @@ from composer_replication.experiments.setting import Preparation, Setting
 from composer_replication.losses.batch import TraceExample
 from composer_replication.replay.pairs import sibling_pairs
 from composer_replication.traces.siblings import SiblingIndex
-from composer_replication.training import resume
+from composer_replication.training import running
 
 BOTH = Setting(turns=2, steps=3, tasks=1, rollouts=4, held_out=2, measure_every=2, alpha_sdpo=1.0, beta_replay=0.5)
 
@@ -68,7 +68,7 @@ MOMENTS = {
     "playing step 3": lambda: before(arm._ArmTrainer, "play", 3),
     "loss of step 2": lambda: before(arm._ArmTrainer, "_compute_loss", 2),
     "second measurement": lambda: before(arm, "measure", 2),
-    "saving": lambda: halfway(resume, "save_buffer"),
+    "saving": lambda: halfway(running, "save_buffer"),
     "marker": lambda: in_place("complete.json"),
     "result": lambda: in_place("result.json")}
 

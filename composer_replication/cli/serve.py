@@ -76,7 +76,7 @@ def serve_model(
 
     `composer-rl serve model out/mine --record out/episodes`
     """
-    from composer_replication.recipes.find_model import find_model
+    from composer_replication.recipes.models import find_model
     with working("loading PyTorch") as say_what:
         find_model(checkpoint)
         from composer_replication.core.serving import ServeProblem, server_key
