@@ -24,6 +24,7 @@ from trl import ModelConfig, TrlParser
 from ..core.environment import environment_of, factory_of, imported, offer_of
 from ..core.errors import InputProblem
 from ..envs.rewards import EpisodeReward, LengthEffortPenalty, failed_calls, repeated_calls, unfinished_todos
+import composer_replication.envs.sql.hints  # registers its layer
 from ..hints.layers import LAYERS
 import composer_replication.hints.judge_layer  # registers its layer
 import composer_replication.hints.learned_layer

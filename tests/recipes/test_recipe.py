@@ -1,5 +1,7 @@
 """Recipes against the dataclasses they fill, every bad one before any weight is loaded, and plans against real models."""
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -115,7 +117,7 @@ BAD = [
     (dict(task=None, traces="a.jsonl", beta_replay=1, replay_pairs="group"), "group needs rollouts"),
     (dict(beta_replay=1, replay_pairs="siblings"), "siblings needs traces"),
     (dict(hints=["template", "oracle"]),
-     "hints: there is no layer 'oracle'; use judge, learned, pattern_judge, raw_error, sibling, (sql, )?template"),
+     "hints: there is no layer 'oracle'; use judge, learned, pattern_judge, raw_error, sibling, sql, template"),
     (dict(detectors="luck"),
      "detectors: there is no 'luck'; use (empty_result, )?ignored_format, long_explanation, repeated_call"),
     (dict(hints="judge"), "the layer 'judge' needs a model; set hint_judge"),
@@ -382,3 +384,11 @@ def test_a_generation_that_is_used_again_is_planned_once():
     once, four = (estimate(load_recipe("toy", {"num_iterations": n, "max_steps": "6"}, estimating=True)) for n in ("1", "4"))
     assert (four.rollouts_per_step, four.prompts_per_step) == (once.rollouts_per_step / 4, once.prompts_per_step / 4)
     assert four.sampled_tokens_per_step == once.sampled_tokens_per_step / 4 and four.total_tokens == once.total_tokens * 2 / 6
+
+
+def test_layers_of_an_environment_are_there_without_its_task():
+    "In a process that has loaded nothing else."
+    code = ("from composer_replication.recipes.recipe import load_recipe\n"
+            "print(load_recipe('toy-traces', {'hints': '[sql, template]'}).arguments.hints)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert "['sql', 'template']" in done.stdout, done.stderr
