@@ -214,7 +214,7 @@ def estimate(
     except AttributeError as error:
         raise RecipeProblem(f"model {a.model!r} cannot be estimated ({error}); the estimate knows dense gated decoders such as Qwen and "
                             "Llama, so run without --dry-run.") from None
-    rollouts = c.per_device_train_batch_size * c.gradient_accumulation_steps * devices if a.task is not None else 0
+    rollouts = c.per_device_train_batch_size * c.gradient_accumulation_steps * devices if a.task is not None and not a.record else 0
     tokens, again = rollouts * c.max_completion_length, c.num_iterations  # steps that use the same rollouts
     own, whole = _widths(recipe)[1], c.fsdp and "FULL" in str((c.fsdp_config or {}).get("state_dict_type"))  # whole, and once more for FSDP
     checkpoint = ((2 if whole else 1) * counts[1] + (0 if c.save_only_model else kept)) * own + _teacher_bytes(c, counts[1], own, 4)

@@ -83,6 +83,8 @@ class RecipeArguments:
                                                 "`repeated_calls`, `failed_calls`, `unfinished_todos` and `length` (C(x) of Composer 2).")
     objective: str = setting("dr_grpo", f"Channel 1: {', '.join(PO_OBJECTIVES)}. Sets what else is not named in the recipe.")
     resume: bool = setting(False, "Go on from the last complete checkpoint in output_dir, if there is one.")
+    record: bool = setting(False, "The start plays each of the task's train_rows once, before the first step, into start.jsonl of output_dir; channels 2 and 3 "
+                                  "learn from these episodes alone.")
     traces: list[str] | None = setting(None, "Recorded trace files of any format, folders and patterns too, or `embedded`: channels 2 and 3 on them, beside "
                                              "rollouts or, without a task, alone.")
     max_trace_tokens: int = setting(4096, "Tokens of a recorded trace at most; the rest is cut at a turn's border.")
@@ -380,6 +382,13 @@ def _task_problems(a, c):
             yield f"{key} with task {a.task!r}, which has no environment to play in; take another task, or leave {key} out."
         if getattr(a, key) is not None and not c.our_loop:
             yield f"{key} with rollout: trl would change nothing, since TRL's own loop plays; leave rollout out, or {key}."
+    if a.record and (refused := [name for name, here in (
+            ("held_out_rows", a.held_out_rows), ("curriculum", a.curriculum), ("use_vllm", c.use_vllm), ("agent", a.agent), ("more than one process", c.world_size > 1)) if here]):
+        yield f"record with {', '.join(refused)}: the start plays once, by our loop, and nothing is played later; leave one of them out."
+    if a.record and not (c.alpha_sdpo or c.beta_replay):
+        yield "record with alpha_sdpo=0 and beta_replay=0 leaves nothing to learn from the episodes; set one of them."
+    if a.record and (offer.tools == () or c.max_steps < 1):
+        yield f"record needs a task with an environment and max_steps; task is {a.task!r} and max_steps {c.max_steps}."
     if a.train_rows < prompts:
         yield (f"train_rows={a.train_rows} is less than the {prompts} tasks that one generation takes (generation_batch_size="
                f"{c.generation_batch_size} / num_generations={c.num_generations}), so no step would be taken; raise train_rows.")

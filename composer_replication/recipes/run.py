@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['REPORTERS', 'HIDDEN', 'OWN', 'recipe_tokenizer', 'recipe_model', 'episode_factory', 'run_data', 'data_counts',
            'make_trainer', 'Finished', 'Interrupted', 'check_reporters', 'run_settings', 'data_files', 'run_record',
-           'write_record', 'stage_data', 'warmed', 'latest_traces', 'run_recipe']
+           'write_record', 'stage_data', 'warmed', 'recorded_start', 'latest_traces', 'run_recipe']
 
 # %% ../../nbs/recipes/10_run.ipynb #80d29755
 import dataclasses
@@ -33,7 +33,10 @@ from ..envs.toy.model import embedded_model, embedded_tokenizer
 from ..envs.toy.traces import toy_path
 from ..rollout.agents import Agent, AgentFactory
 from ..rollout.compaction import Compacting
+from ..rollout.loop import collect
+from ..rollout.policies import TransformersPolicy
 from ..traces.error_sites import blame_turns
+from ..traces.export import write_traces
 from ..traces.habits import look_for
 from ..training.checkpoint import InterruptCallback, last_complete_checkpoint
 from ..training.groups import TaskDraw
@@ -317,6 +320,21 @@ def warmed(
     return replace(recipe, arguments=replace(recipe.arguments, model=folder), model=replace(recipe.model, model_name_or_path=folder))
 
 
+def recorded_start(
+    recipe: Recipe,  # with the warm-up's checkpoint as its model
+) -> Recipe:
+    "With `record` the recipe of a run on its start's own episodes, which are played here and kept in start.jsonl of output_dir; else as it is."
+    a, path = recipe.arguments, Path(recipe.config.output_dir, "start.jsonl")
+    if not a.record:
+        return recipe
+    if not (a.resume and path.exists()):
+        tasks = recipe_tasks(recipe)
+        policy = TransformersPolicy(_loaded(recipe).eval(), recipe_tokenizer(recipe), "start")
+        played = collect(policy, episode_factory(recipe, tasks), tasks.train, recipe.config.rollout_config)
+        write_traces((rollout.trace for rollout in played), path)
+    return replace(recipe, arguments=replace(a, task=None, tasks=None, traces=[str(path), *(a.traces or ())]))
+
+
 def _loaded(recipe):
     "The recipe's model in float32."
     model = recipe_model(recipe)
@@ -342,9 +360,10 @@ def run_recipe(
     recipe.config.disable_tqdm = True  # then PrinterCallback prints, and is taken out
     check_reporters(recipe.config.report_to)
     check_engine(recipe.config)
-    if recipe.arguments.warm_up is not None:
-        data_counts(recipe)  # what cannot be had is refused before the stage trains
-    trainer = make_trainer(warmed(recipe, tell), kind)
+    if recipe.arguments.warm_up is not None or recipe.arguments.record:
+        data_counts(recipe)  # what cannot be had is refused before the stage trains or the start plays
+    recipe = recorded_start(warmed(recipe, tell))
+    trainer = make_trainer(recipe, kind)
     for printing in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(printing)
     class Tell(TrainerCallback):

@@ -1,0 +1,45 @@
+"""`record`: the start plays once, and the run learns from these episodes alone."""
+import json
+import os
+
+import pytest
+
+from composer_replication.recipes.memory_estimate import estimate
+from composer_replication.recipes.recipe import load_recipe
+from composer_replication.recipes.recipe_file import RecipeProblem
+from composer_replication.recipes.run import run_recipe
+from composer_replication.traces.read import read_traces
+from composer_replication.training import rollouts
+
+
+def small(tmp_path, **settings):
+    plain = {
+        "record": True, "train_rows": 12, "held_out_rows": 0, "max_steps": 1, "output_dir": str(tmp_path / "run"), "save_steps": 1,
+        "alpha_sdpo": 1.0, "beta_replay": 0.0, "replay_pairs": None, "logging_steps": 1, "report_to": "none"}
+    return load_recipe("toy", {key: json.dumps(value) for key, value in (plain | settings).items()})
+
+
+def test_the_start_plays_once_and_nothing_is_played_later(tmp_path, monkeypatch):
+    monkeypatch.setattr(rollouts.RolloutTrainer, "__init__", None)  # a trainer that plays cannot be made
+    logged = []
+    done = run_recipe(small(tmp_path), logged.append)
+    assert estimate(small(tmp_path)).rollouts_per_step == 0
+    traces = list(read_traces(str(tmp_path / "run" / "start.jsonl")))
+    assert done.step == 1 and len(traces) == len({trace.task_id for trace in traces}) == 12
+    assert all(trace.reward is not None for trace in traces) and any(entry.get("sdpo/sites") for entry in logged)
+    with pytest.raises(RecipeProblem, match="belongs to an earlier run"):  # before the start plays again
+        run_recipe(small(tmp_path))
+    path = tmp_path / "run" / "start.jsonl"
+    os.utime(path, (1, 1))
+    again = run_recipe(small(tmp_path, resume=True, max_steps=2))
+    assert again.step == 2 and path.stat().st_mtime == 1  # the episodes are those of the start
+
+
+@pytest.mark.parametrize("settings, said", [
+    ({"held_out_rows": 4}, "record with held_out_rows: the start plays once"),
+    ({"curriculum": True}, "record with curriculum"),
+    ({"alpha_sdpo": 0.0}, "leaves nothing to learn"),
+    ({"max_steps": -1}, "record needs a task with an environment and max_steps")])
+def test_what_needs_later_rollouts_is_refused(settings, said, tmp_path):
+    with pytest.raises(RecipeProblem, match=said):
+        small(tmp_path, **settings)
