@@ -14,8 +14,8 @@ from composer_replication.training import rollouts
 
 def small(tmp_path, **settings):
     plain = {
-        "record": True, "train_rows": 12, "held_out_rows": 0, "max_steps": 1, "output_dir": str(tmp_path / "run"), "save_steps": 1,
-        "alpha_sdpo": 1.0, "beta_replay": 0.0, "replay_pairs": None, "logging_steps": 1, "report_to": "none"}
+        "record": True, "train_rows": 12, "held_out_rows": 0, "max_steps": 1, "output_dir": str(tmp_path / "run"),
+        "alpha_sdpo": 1.0, "beta_replay": 0.0, "replay_pairs": None, "save_steps": 1, "logging_steps": 1, "report_to": "none"}
     return load_recipe("toy", {key: json.dumps(value) for key, value in (plain | settings).items()})
 
 
