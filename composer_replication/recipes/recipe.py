@@ -357,7 +357,7 @@ def _problems(a, c, m):
 # %% ../../nbs/recipes/06_recipe.ipynb #08080698
 def _offline_problems(a, c):
     "Why recorded traces alone cannot be trained on in this way."
-    rollouts = ("tasks", "guard_settings", "curriculum", "episode_reward", "agent", "context_tokens")
+    rollouts = ("tasks", "guard_settings", "curriculum", "episode_reward", "agent", "context_tokens", "record")
     if unused := [f"{key}={getattr(a, key)!r}" for key in rollouts if getattr(a, key)]:
         yield f"{', '.join(unused)} without a task: there are no rollouts; name a task, or leave this out."
     if a.held_out_rows or c.eval_strategy != "no":

@@ -90,7 +90,7 @@ class Pilot:
         "Checkpoint of a run of `smollm2-sql` from the start, its log and CPU seconds. A process's next run overwrites it."
         out, began = self._run_folder(), time.process_time()
         same = {"model": str(START), "warm_up": "null", "held_out_rows": "0", "learning_rate": str(RATE * factor),
-                "seed": str(seed), "bf16": "true", "policy_start": "0", "output_dir": str(out)}
+                "seed": str(seed), "bf16": "true", "record": "false", "output_dir": str(out)}
         checkpoint = Path(run_recipe(load_recipe("smollm2-sql", same | settings)).checkpoint)
         history = read(checkpoint / "trainer_state.json")["log_history"]
         log = [{key: entry.get(key) for key in self.logged} for entry in history if "loss" in entry]

@@ -233,7 +233,7 @@ class Work:
         same = {
             "model": str(model), "warm_up": "null", "held_out_rows": "0", "learning_rate": repr(rate), "seed": str(self.run.seed),
             "bf16": "true", "use_cpu": str(self.device == "cpu").lower(), "max_steps": str(steps), "save_steps": "3",
-            "save_total_limit": "null", "policy_start": "0", "output_dir": str(self.folder / name), "resume": "true"}
+            "save_total_limit": "null", "record": "false", "output_dir": str(self.folder / name), "resume": "true"}
         checkpoint = self.timed("train", lambda: Path(run_recipe(load_recipe("smollm2-sql", same | settings)).checkpoint))
         history = read(checkpoint / "trainer_state.json")["log_history"]
         return checkpoint, [{k: v for k, v in entry.items() if k.startswith(LOGGED)} for entry in history if "loss" in entry]

@@ -1,6 +1,6 @@
 """The shipped recipe `smollm2-sql`, as its command runs it, and what it gains on new tasks.
 
-    COMPOSER_MODELS=FOLDER .venv/bin/python spikes/016-sql-recipe/run.py recipe-0 filler-0 recipe-1 recipe-2
+    COMPOSER_MODELS=FOLDER .venv/bin/python spikes/016-sql-recipe/run.py recorded-0 "recorded filler-0" recorded-1 recorded-2
 
 makes the runs (arm and seed) that are not here, one after another: `runs/start.json` and a file for each, with rewards of 64 new
 test tasks, two episodes each, without hints. The warm-up is made once, by the first run.
@@ -25,13 +25,21 @@ HERE = Path(__file__).parent
 RUNS, OUT = HERE / "runs", Path(os.environ.get("COMPOSER_OUT", "out"))
 WARM_UP = OUT / "smollm2-sql-warm-up"
 LIMITS = RolloutConfig(max_turns=6, max_tokens=384, max_turn_tokens=64, seed=0)
-ARMS = {"recipe": (), "filler": ("hints=[composer_replication.envs.sql.hints:filler_hints]",)}
+LIVE = ("record=false", "train_rows=256", "held_out_rows=16", "guard_steps=10", "policy_start=10")  # the recipe's first form
+ARMS = {
+    "recipe": LIVE, "filler": (*LIVE, "hints=[composer_replication.envs.sql.hints:filler_hints]"), "recorded": (),
+    "recorded filler": ("hints=[composer_replication.envs.sql.hints:filler_hints]",)}
 
 
-def measured(checkpoint: Path) -> list[list[float]]:
+def series(arm: str) -> str:
+    "Of an arm's test tasks."
+    return "spike-016-b" if arm.startswith("recorded") else "spike-016"
+
+
+def measured(checkpoint: Path, series: str) -> list[list[float]]:
     "Rewards, by task and sample, of tasks that nothing else has used."
     loaded = load_checkpoint(str(checkpoint))
-    tasks = EvalTasks("sql", SqlEnv, sql_rows(64, "spike-016", "test", ("easy", "medium")))
+    tasks = EvalTasks("sql", SqlEnv, sql_rows(64, series, "test", ("easy", "medium")))
     played = play_samples(TransformersPolicy(loaded.model, loaded.tokenizer, "measured"), tasks, 2, LIMITS)
     return [[rollout.reward or 0.0 for rollout in row] for row in played]
 
@@ -49,7 +57,8 @@ def trained(arm: str, seed: int) -> dict:
     history = json.loads((checkpoint / "trainer_state.json").read_text())["log_history"]
     kept = ("step", "loss", "reward", "sdpo/loss", "sdpo/sites", "sdpo/tokens", "grad_norm", "step_time")
     return {"made_warm_up": not warm, "wall_seconds": time.monotonic() - began, "cpu_seconds": spent() - before,
-            "log": [{k: v for k, v in e.items() if k in kept} for e in history if "loss" in e], "rewards": measured(checkpoint)}
+            "log": [{k: v for k, v in e.items() if k in kept} for e in history if "loss" in e],
+            "rewards": measured(checkpoint, series(arm))}
 
 
 def kept(name: str, make, *arguments) -> None:
@@ -63,4 +72,5 @@ if __name__ == "__main__":
     for which in sys.argv[1:]:
         arm, _, seed = which.rpartition("-")
         kept(which, trained, arm, int(seed))
-        kept("start", lambda: {"rewards": measured(WARM_UP)})
+        start = "start-b" if series(arm) == "spike-016-b" else "start"
+        kept(start, lambda arm=arm: {"rewards": measured(WARM_UP, series(arm))})

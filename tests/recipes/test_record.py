@@ -38,6 +38,7 @@ def test_the_start_plays_once_and_nothing_is_played_later(tmp_path, monkeypatch)
 @pytest.mark.parametrize("settings, said", [
     ({"held_out_rows": 4}, "record with held_out_rows: the start plays once"),
     ({"curriculum": True}, "record with curriculum"),
+    ({"task": None, "traces": ["embedded"]}, "record=True without a task"),
     ({"alpha_sdpo": 0.0}, "leaves nothing to learn"),
     ({"max_steps": -1}, "record needs a task with an environment and max_steps")])
 def test_what_needs_later_rollouts_is_refused(settings, said, tmp_path):
