@@ -169,7 +169,8 @@ class BoxedSandbox:
             raise SandboxProblem(f"a command of {sum(sizes)} bytes, its longest word {max(sizes)}, is too long; write a file, and name it.")
         with self._top() as top:
             _open_way(top, cwd)
-            most = Usage(*map(max, self._room(limits), self._usage))  # a full tree may shrink, not grow
+            full = self._usage.plus(Usage(1 << 20))  # the file system may allocate the last blocks of a command that was cut after the count
+            most = Usage(*map(max, self._room(limits), full))  # a full tree may shrink, not grow
             watch = Watch(limits, lambda most: folder_usage(top, most), most, self._ours)
             try:
                 result = self._run(argv, limits, stdin, env, cwd, watch)
