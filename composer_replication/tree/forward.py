@@ -184,6 +184,8 @@ def start_read_once(
 ) -> int:  # columns; 0: a second pass costs more than it saves, or cannot be had
     "How much of the trunks one row reads for all."
     width = min(batch.shared, batch.input_ids.shape[1] - 1)
+    if width < 1:
+        return 0
     products, passes = _layer_products(model)
     saved = (len(batch.input_ids) - 1) * width * products * passes
     if saved <= LAYER_WORTH.get(model.device.type, LAYER_WORTH["cuda"]) or start_problem(model, model.training and checkpoints_layers(model)):
