@@ -2,8 +2,8 @@
 
     COMPOSER_MODELS=FOLDER .venv/bin/python spikes/016-sql-recipe/run.py recorded-0 "recorded filler-0" recorded-1 recorded-2
 
-makes the runs (arm and seed) that are not here, one after another: `runs/start.json` and a file for each, with rewards of 64 new
-test tasks, two episodes each, without hints. The warm-up is made once, by the first run.
+makes the runs (arm and seed) that are not here, one after another: a file of `runs` for the start and for each, with rewards of 64 new
+test tasks, two episodes each, without hints; `kept.json` keeps all that ended. The warm-up is made once, by the first run.
 """
 import json
 import os
@@ -64,6 +64,8 @@ def trained(arm: str, seed: int) -> dict:
 def kept(name: str, make, *arguments) -> None:
     if not (path := RUNS / f"{name}.json").exists():
         write_json(path, make(*arguments))
+        ended = json.loads((HERE / "kept.json").read_text()) if (HERE / "kept.json").exists() else {}
+        write_json(HERE / "kept.json", ended | {name: json.loads(path.read_text())})
         print(path.name, flush=True)
 
 
