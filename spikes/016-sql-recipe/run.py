@@ -2,7 +2,7 @@
 
     COMPOSER_MODELS=FOLDER .venv/bin/python spikes/016-sql-recipe/run.py recorded-0 "recorded filler-0" recorded-1 recorded-2
 
-makes the runs (arm and seed) that are not here, one after another: a file of `runs` for the start and for each, with rewards of 64 new
+makes the runs (arm and seed) that are not here: a file of `runs` for the start and each, with rewards of 64 new
 test tasks, two episodes each, without hints; `kept.json` keeps all that ended. The warm-up is made once, by the first run.
 """
 import json
