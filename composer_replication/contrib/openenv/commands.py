@@ -20,7 +20,7 @@ def serve_tasks(
     tasks: Annotated[Path, typer.Argument(metavar="TASKS", help="A file of tasks, as `composer-rl tasks make` writes it.")],
     host: Host = "127.0.0.1",
     port: Port = 8000,
-    sessions: Annotated[int, typer.Option(min=1, help="Sessions at once; one more is told that there is no room.")] = 8,
+    sessions: Annotated[int, typer.Option(min=1, help="Sessions at once; one more is refused.")] = 8,
     sandbox: Annotated[str, typer.Option(help="auto, or a kind of sandbox, as composer-rl doctor lists them; local isolates nothing.")] = "auto",
     as_json: AsJson = False,
 ) -> None:
