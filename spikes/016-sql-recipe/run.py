@@ -3,7 +3,8 @@
     COMPOSER_MODELS=FOLDER .venv/bin/python spikes/016-sql-recipe/run.py recorded-0 "recorded filler-0" recorded-1 recorded-2
 
 makes the runs (arm and seed) that are not here: a file of `runs` for the start and each, with rewards of 64 new
-test tasks, two episodes each, without hints; `kept.json` keeps all that ended. The warm-up is made once, by the first run.
+test tasks (of seed 1000: development tasks), two episodes each, without hints; `kept.json` keeps all that ended.
+The warm-up is made once, by the first run.
 """
 import json
 import os
@@ -28,18 +29,22 @@ LIMITS = RolloutConfig(max_turns=6, max_tokens=384, max_turn_tokens=64, seed=0)
 LIVE = ("record=false", "train_rows=256", "held_out_rows=16", "guard_steps=10", "policy_start=10")  # the recipe's first form
 ARMS = {
     "recipe": LIVE, "filler": (*LIVE, "hints=[composer_replication.envs.sql.hints:filler_hints]"), "recorded": (),
-    "recorded filler": ("hints=[composer_replication.envs.sql.hints:filler_hints]",)}
+    "recorded filler": ("hints=[composer_replication.envs.sql.hints:filler_hints]",),
+    "longer": ("max_steps=20",), "faster": ("learning_rate=5e-5",)}  # tried on development tasks
+TUNING = 1000  # the seed that chooses
 
 
-def series(arm: str) -> str:
-    "Of an arm's test tasks."
-    return "spike-016-b" if arm.startswith("recorded") else "spike-016"
+def series(arm: str, seed: int) -> tuple[str, str]:
+    "Of an arm's tasks: the name and the split."
+    if seed == TUNING:
+        return "spike-016", "development"
+    return "spike-016-b" if arm.startswith("recorded") else "spike-016", "test"
 
 
-def measured(checkpoint: Path, series: str) -> list[list[float]]:
+def measured(checkpoint: Path, series: str, split: str) -> list[list[float]]:
     "Rewards, by task and sample, of tasks that nothing else has used."
     loaded = load_checkpoint(str(checkpoint))
-    tasks = EvalTasks("sql", SqlEnv, sql_rows(64, series, "test", ("easy", "medium")))
+    tasks = EvalTasks("sql", SqlEnv, sql_rows(64, series, split, ("easy", "medium")))
     played = play_samples(TransformersPolicy(loaded.model, loaded.tokenizer, "measured"), tasks, 2, LIMITS)
     return [[rollout.reward or 0.0 for rollout in row] for row in played]
 
@@ -53,12 +58,13 @@ def trained(arm: str, seed: int) -> dict:
     for setting in settings:
         command += ["--set", setting]
     subprocess.run(command, check=True)
-    [checkpoint] = out.glob("checkpoint-10")
+    *earlier, checkpoint = sorted(out.glob("checkpoint-?0"))
     history = json.loads((checkpoint / "trainer_state.json").read_text())["log_history"]
     kept = ("step", "loss", "reward", "sdpo/loss", "sdpo/sites", "sdpo/tokens", "grad_norm", "step_time")
     return {"made_warm_up": not warm, "wall_seconds": time.monotonic() - began, "cpu_seconds": spent() - before,
             "log": [{k: v for k, v in e.items() if k in kept} for e in history if "loss" in e],
-            "rewards": measured(checkpoint, series(arm))}
+            "rewards": measured(checkpoint, *series(arm, seed)),
+            "earlier": {c.name: measured(c, *series(arm, seed)) for c in earlier}}
 
 
 def kept(name: str, make, *arguments) -> None:
@@ -74,5 +80,6 @@ if __name__ == "__main__":
     for which in sys.argv[1:]:
         arm, _, seed = which.rpartition("-")
         kept(which, trained, arm, int(seed))
-        start = "start-b" if series(arm) == "spike-016-b" else "start"
-        kept(start, lambda arm=arm: {"rewards": measured(WARM_UP, series(arm))})
+        tasks = series(arm, int(seed))
+        start = {"spike-016-b": "start-b"}.get(tasks[0], "start") if tasks[1] == "test" else "start-development"
+        kept(start, lambda tasks=tasks: {"rewards": measured(WARM_UP, *tasks)})
