@@ -38,6 +38,7 @@ from ..rollout.policies import TransformersPolicy
 from ..traces.error_sites import blame_turns
 from ..traces.export import write_traces
 from ..traces.habits import look_for
+from ..traces.read import read_traces
 from ..training.checkpoint import InterruptCallback, last_complete_checkpoint
 from ..training.groups import TaskDraw
 from ..training.guard import HeldOutGuard, HeldOutGuardCallback
@@ -322,16 +323,28 @@ def warmed(
 
 def recorded_start(
     recipe: Recipe,  # with the warm-up's checkpoint as its model
+    tell: Callable[[dict], None] = lambda logged: None,  # receives how many of the episodes have ended, ten times in all
 ) -> Recipe:
-    "With `record` the recipe of a run on its start's own episodes, which are played here and kept in start.jsonl of output_dir; else as it is."
+    """With `record` the recipe of a run on its start's own episodes, which are played here and kept in start.jsonl of output_dir; else as it is.
+
+    Raises `RecipeProblem` where a resumed run's start.jsonl holds episodes of other tasks."""
     a, path = recipe.arguments, Path(recipe.config.output_dir, "start.jsonl")
     if not a.record:
         return recipe
+    tasks, rewards = recipe_tasks(recipe), []
     if not (a.resume and path.exists()):
-        tasks = recipe_tasks(recipe)
+        def count(rollout):
+            rewards.append(rollout.reward or 0.0)
+            done, of = len(rewards), len(tasks.train)
+            if 10 * done // of > 10 * (done - 1) // of:
+                tell({"stage": "episode of the start", "step": done, "of": of, "reward": sum(rewards) / done})
+
         policy = TransformersPolicy(_loaded(recipe).eval(), recipe_tokenizer(recipe), "start")
-        played = collect(policy, episode_factory(recipe, tasks), tasks.train, recipe.config.rollout_config)
+        played = collect(policy, episode_factory(recipe, tasks), tasks.train, recipe.config.rollout_config, each=count)
         write_traces((rollout.trace for rollout in played), path)
+    elif {trace.task_id for trace in read_traces(str(path))} != {row["task_id"] for row in tasks.train}:
+        raise RecipeProblem(f"{path} holds the start's episodes of other tasks than this recipe's {len(tasks.train)}; "
+                            "resume with the settings that the run began with, or set output_dir to a new folder.")
     return replace(recipe, arguments=replace(a, task=None, tasks=None, traces=[str(path), *(a.traces or ())]))
 
 
@@ -362,7 +375,7 @@ def run_recipe(
     check_engine(recipe.config)
     if recipe.arguments.warm_up is not None or recipe.arguments.record:
         data_counts(recipe)  # what cannot be had is refused before the stage trains or the start plays
-    recipe = recorded_start(warmed(recipe, tell))
+    asked, recipe = recipe.arguments, recorded_start(warmed(recipe, tell), tell)
     trainer = make_trainer(recipe, kind)
     for printing in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(printing)
@@ -379,7 +392,11 @@ def run_recipe(
             turns = {(tree.trace_id, branch.turn) for tree in trees for branch in tree.branches}
             facts["recorded"] = {"traces": len({tree.trace_id for tree in trees}), "turns": len(turns), "left_out": trainer.setup.left_out,
                                  "without_reasoning": trainer.setup.without_reasoning}
-        record = write_record(recipe, trainer.train_dataset, held_out, facts)
+        rows = trainer.train_dataset
+        if isinstance(trainer, OfflineTrainer):
+            rows = [{"task_id": trace.task_id} for trace in latest_traces(trainer) if trace.task_id]
+        named = replace(recipe, arguments=replace(recipe.arguments, task=asked.task, tasks=asked.tasks))
+        record = write_record(named, rows, held_out, facts)
         for callback in (CardCallback(record), *watch(trainer, record)):
             trainer.add_callback(callback)
     start = last_complete_checkpoint(recipe.config.output_dir) if recipe.arguments.resume else None

@@ -8,6 +8,7 @@ from composer_replication.recipes.memory_estimate import estimate
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.recipes.recipe_file import RecipeProblem
 from composer_replication.recipes.run import run_recipe
+from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.read import read_traces
 from composer_replication.training import rollouts
 
@@ -25,12 +26,19 @@ def test_the_start_plays_once_and_nothing_is_played_later(tmp_path, monkeypatch)
     done = run_recipe(small(tmp_path), logged.append)
     assert estimate(small(tmp_path)).rollouts_per_step == 0
     traces = list(read_traces(str(tmp_path / "run" / "start.jsonl")))
+    assert [entry["step"] for entry in logged if entry.get("stage")] == [2, 3, 4, 5, 6, 8, 9, 10, 11, 12]
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    learnt = {trace.task_id for trace in traces if find_error_sites(trace)}
+    assert set(run["trained_on"]) == learnt and run["settings"]["task"] == "toy"  # `eval` warns of these tasks
+    assert f"| tasks trained on | {len(learnt)} |" in (tmp_path / "run" / "README.md").read_text()
     assert done.step == 1 and len(traces) == len({trace.task_id for trace in traces}) == 12
     assert all(trace.reward is not None for trace in traces) and any(entry.get("sdpo/sites") for entry in logged)
     with pytest.raises(RecipeProblem, match="belongs to an earlier run"):  # before the start plays again
         run_recipe(small(tmp_path))
     path = tmp_path / "run" / "start.jsonl"
     os.utime(path, (1, 1))
+    with pytest.raises(RecipeProblem, match=r"start\.jsonl holds the start's episodes of other tasks than this recipe's 8"):
+        run_recipe(small(tmp_path, resume=True, max_steps=2, train_rows=8))
     again = run_recipe(small(tmp_path, resume=True, max_steps=2))
     assert again.step == 2 and path.stat().st_mtime == 1  # the episodes are those of the start
 
