@@ -1,6 +1,6 @@
 """The shipped recipe `smollm2-sql`, as its command runs it, and what it gains on new tasks.
 
-    COMPOSER_MODELS=FOLDER .venv/bin/python spikes/016-sql-recipe/run.py recorded-0 "recorded filler-0" recorded-1 recorded-2
+    COMPOSER_MODELS=FOLDER .venv/bin/python spikes/016-sql-recipe/run.py final-0 "final filler-0" final-1 final-2
 
 makes the runs (arm and seed) that are not here: a file of `runs` for the start and each, with rewards of 64 new
 test tasks (of seed 1000: development tasks), two episodes each, without hints; `kept.json` keeps all that ended.
@@ -26,11 +26,13 @@ HERE = Path(__file__).parent
 RUNS, OUT = HERE / "runs", Path(os.environ.get("COMPOSER_OUT", "out"))
 WARM_UP = OUT / "smollm2-sql-warm-up"
 LIMITS = RolloutConfig(max_turns=6, max_tokens=384, max_turn_tokens=64, seed=0)
-LIVE = ("record=false", "train_rows=256", "held_out_rows=16", "guard_steps=10", "policy_start=10")  # the recipe's first form
-ARMS = {
-    "recipe": LIVE, "filler": (*LIVE, "hints=[composer_replication.envs.sql.hints:filler_hints]"), "recorded": (),
-    "recorded filler": ("hints=[composer_replication.envs.sql.hints:filler_hints]",),
-    "longer": ("max_steps=20",), "faster": ("learning_rate=5e-5",)}  # tried on development tasks
+FILLER, SECOND = "hints=[composer_replication.envs.sql.hints:filler_hints]", "max_steps=10"
+LIVE = (SECOND, "record=false", "train_rows=256", "held_out_rows=16", "guard_steps=10", "policy_start=10")
+ARMS = {  # settings over the recipe's
+    "recipe": LIVE, "filler": (*LIVE, FILLER), "recorded": (SECOND,), "recorded filler": (SECOND, FILLER),  # its earlier forms
+    "longer": ("save_steps=10",), "faster": (SECOND, "learning_rate=5e-5"),  # tried on development tasks
+    "final": (), "final filler": (FILLER,)}
+SERIES = {"recorded": "spike-016-b", "final": "spike-016-c"}  # of test tasks, by the first word of the arm
 TUNING = 1000  # the seed that chooses
 
 
@@ -38,7 +40,7 @@ def series(arm: str, seed: int) -> tuple[str, str]:
     "Of an arm's tasks: the name and the split."
     if seed == TUNING:
         return "spike-016", "development"
-    return "spike-016-b" if arm.startswith("recorded") else "spike-016", "test"
+    return SERIES.get(arm.split()[0], "spike-016"), "test"
 
 
 def measured(checkpoint: Path, series: str, split: str) -> list[list[float]]:
@@ -81,5 +83,5 @@ if __name__ == "__main__":
         arm, _, seed = which.rpartition("-")
         kept(which, trained, arm, int(seed))
         tasks = series(arm, int(seed))
-        start = {"spike-016-b": "start-b"}.get(tasks[0], "start") if tasks[1] == "test" else "start-development"
+        start = tasks[0].replace("spike-016", "start") if tasks[1] == "test" else "start-development"
         kept(start, lambda tasks=tasks: {"rewards": measured(WARM_UP, *tasks)})
