@@ -96,6 +96,8 @@ def _run(recipe, as_json: bool, island: int | None, queue: str | None, exchange:
         counts.update(done=logged.get("step", 0), of=logged.get("of"))
         doing.hide()
         emit(logged) if as_json else out.print(step_line(logged))
+        if "stage" in logged:
+            doing(logged["stage"], **counts)
 
     def stage(words):
         doing(words, **counts)
