@@ -108,9 +108,9 @@ def emit(row: dict) -> None:
     try:
         try:
             line = orjson.dumps(row).decode()
-        except TypeError:  # half a surrogate pair, as in a file's name that is no UTF-8: as an escape, which JSON allows
+        except TypeError:  # an integer above 64 bits, or half a surrogate pair, as in a file's name that is no UTF-8
             import json
-            line = json.dumps(row)
+            line = json.dumps(json.loads(json.dumps(row), parse_constant=lambda name: None))
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
@@ -314,10 +314,10 @@ def load_tools(path: Path | None) -> tuple[dict, ...]:
     "The tool schemas of a JSON file: a list, or an object of lists by name. Raises `InputProblem`."
     if path is None:
         return ()
-    import orjson
+    from composer_replication.core.files import json_value
     try:
-        schemas = orjson.loads(path.read_bytes())
-    except (OSError, orjson.JSONDecodeError) as error:
+        schemas = json_value(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise InputProblem(f"the tools cannot be read ({error})", "name a JSON list of tool schemas", str(path)) from None
     if isinstance(schemas, dict):
         schemas = [tool for tools in schemas.values() if isinstance(tools, list) for tool in tools]

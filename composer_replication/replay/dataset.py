@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from ..core.errors import InputProblem
-from ..core.files import read_jsonl, replacing, write_file
+from ..core.files import json_value, read_jsonl, replacing, write_file
 from ..core.trace import Trace
 from .clean import PreferenceExample, example_of, read_pairs, to_preference_dataset
 from ..traces.error_sites import find_error_sites
@@ -33,7 +33,7 @@ def scrubbed_trace(
 ) -> Trace:
     "The trace for others: without secrets, reference solution and sampled tokens."
     bare = replace(trace, gold=None, turns=tuple(replace(t, token_ids=None, logprobs=None) for t in trace.turns))
-    return Trace.from_json(scrub(orjson.loads(bare.to_json()), counts))
+    return Trace.from_json(scrub(json_value(bare.to_json()), counts))
 
 
 def _act(messages):

@@ -1,5 +1,6 @@
 """All commands: help with examples that parse, `--json`, exit codes, completion, and output that suits a pipe."""
 import json
+import math
 import os
 import pty
 import re
@@ -16,7 +17,7 @@ from forks import FORCED, composer, started
 from typer.testing import CliRunner
 
 from composer_replication.cli.app import app
-from composer_replication.cli.console import ENDINGS, Ending, stream, threads_for
+from composer_replication.cli.console import ENDINGS, Ending, emit, load_tools, stream, threads_for
 from composer_replication.experiments.ladder import ARMS
 
 DOCS = str(Path(__file__).resolve().parents[2] / "docs")
@@ -194,6 +195,23 @@ def test_problems_are_told_as_they_come_once_a_trace_was_read(tmp_path):
     told = []
     assert len(list(stream([tmp_path / "bad", toy_path(), tmp_path / "bad"], on_problem=told.append))) == 60
     assert len(told) == 2
+
+
+BIG = 2**70 + 1
+
+
+@pytest.mark.parametrize("row", [{"n": BIG}, {"n": [-BIG, {"m": BIG}], "words": "é"}, {"n": BIG, "half a pair": "\ud800"}])
+def test_a_json_line_holds_integers_of_any_size(row, capsys):
+    emit(row | {"rate": math.nan})
+    line = capsys.readouterr().out
+    assert json.loads(line) == row | {"rate": None} and line.count("\n") == 1 and "NaN" not in line
+
+
+def test_tools_of_a_file_keep_integers_of_any_size(tmp_path):
+    schema = {"name": "f", "parameters": {"properties": {"n": {"maximum": BIG}}}}
+    for content in ([schema], {"mine": [schema]}):
+        (tmp_path / "tools.json").write_text(json.dumps(content))
+        assert load_tools(tmp_path / "tools.json") == (schema,)
 
 
 def test_a_fault_of_ours_keeps_its_traceback(monkeypatch):

@@ -14,6 +14,7 @@ from composer_replication.core.provenance import file_digests
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.envs.toy.traces import toy_traces
 from composer_replication.replay.clean import place_pairs, write_pairs
+from composer_replication.replay.dataset import scrubbed_pairs, scrubbed_trace
 from composer_replication.replay.pairs import DPOPair, sibling_pairs
 from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.export import write_traces
@@ -126,6 +127,24 @@ def test_traces_as_a_data_set(tmp_path):
     assert not any(text in whole for text in ("GOLD", "ann@", SECRETS["AWS key"])) and "token_ids" not in data.column_names
     assert "license: cc-by-4.0" in card and "# d" in card and "| AWS key | 1 |" in card and "| Slack token | 0 |" in card
     assert str(tmp_path) not in card and "t.jsonl.gz" in card
+
+
+BIG = [2**70 + 1, -2**64, 2**64]
+
+
+def test_integers_above_64_bits_stay_what_they_are(tmp_path):
+    tools = ({"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"n": {"maximum": BIG[0]}}}}},)
+    turns = (Turn("user", "go"), Turn("assistant", tool_calls=(ToolCall("f", {"n": BIG, "in": {"it": BIG[0]}}),)))
+    shown = scrubbed_trace(Trace("t", turns, tools=tools), Counter())
+    assert shown.turns == turns and shown.tools == tools and type(shown.turns[1].tool_calls[0].arguments["n"][0]) is int
+    write_traces([shown], tmp_path / "t.jsonl")
+    done = run("traces", tmp_path / "t.jsonl", "--out", tmp_path / "d", "--licence", "other")
+    assert done.exit_code == 0, done.output
+    assert str(BIG[0]) in str(read_back(tmp_path)[0]["messages"])
+    pair = DPOPair("t", 1, Turn("assistant", tool_calls=(ToolCall("f", {"n": BIG[0]}),)), turns[1], "mine")
+    write_pairs(place_pairs([pair], [shown]), tmp_path / "p.jsonl")
+    [kept] = scrubbed_pairs(tmp_path / "p.jsonl", Counter())
+    assert kept.pair.chosen.tool_calls[0].arguments == {"n": BIG[0]}
 
 
 def test_pairs_as_a_data_set(tmp_path):
