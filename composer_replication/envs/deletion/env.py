@@ -38,7 +38,7 @@ from .fingerprints import shingles, shown_copies, subject_indexes
 from .tasks.gates import code_text
 from .tasks.select import difficulty_class
 from .tasks.validate import symbols_of
-from .task import CommandRecord, FeatureDeletionTask, TaskProblem, read_tasks
+from .task import FeatureDeletionTask, TaskProblem, read_tasks
 from .repo_tools import RepoTools
 
 # %% ../../../nbs/envs/deletion/04_env.ipynb #cce9b16a
@@ -188,11 +188,6 @@ class FeatureDeletionEnv:
         "The workspace of the open episode, for an agent with tools of its own. Raises `InputProblem` where there is none."
         self._open()
         return self._sandbox
-
-    @property
-    def commands(self) -> list[CommandRecord]:
-        "The calls of the last episode, in order."
-        return self._repository.commands if self._repository else []
 
     def reward(self, answer: str = "") -> float:
         "What the agent's sources are worth, from 0 to 1; ends the episode. Raises `RunnerProblem` where the judge cannot run."

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['GRANULARITIES', 'MODES', 'TaskProblem', 'make_patch', 'read_patch', 'apply_patch', 'reverse_patch', 'read_text',
            'FeatureDeletionTask', 'patched_files', 'task_to_row', 'names_of', 'task_from_row', 'write_tasks',
-           'read_tasks', 'CommandRecord', 'HackFinding']
+           'read_tasks', 'HackFinding']
 
 # %% ../../../nbs/envs/deletion/00_task.ipynb #b1b175c2
 import difflib
@@ -132,7 +132,7 @@ def reverse_patch(
 
 # %% ../../../nbs/envs/deletion/00_task.ipynb #de251526
 GRANULARITIES = ("function", "method", "class", "bundle", "patch")  # patch: a change that people made, not a deletion
-MODES = ("stub", "remove", "given")  # given: the repository at base_commit already lacks the feature, or holds the bug
+MODES = ("stub", "remove", "given")  # remove, of older files: the definition went whole; given: the repository at base_commit already lacks the feature, or holds the bug
 
 # %% ../../../nbs/envs/deletion/00_task.ipynb #e7056bfd
 def read_text(path: Path) -> str:
@@ -319,15 +319,6 @@ def read_tasks(
     return list(tasks.values())
 
 # %% ../../../nbs/envs/deletion/00_task.ipynb #3a165268
-@dataclass(frozen=True)
-class CommandRecord:
-    "One call of the agent's, as the monitor sees it."
-
-    tool: str
-    arguments: dict
-    output: str  # what the agent was shown
-
-
 @dataclass(frozen=True)
 class HackFinding:
     "One piece of evidence that a solution was not honest."
