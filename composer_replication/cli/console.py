@@ -65,7 +65,7 @@ def console(stderr: bool) -> Console:
     "A console on one of the two streams, which breaks no line."
     stream = sys.stderr if stderr else sys.stdout
     told = stream.isatty() or os.environ.get("COLUMNS", "").isdecimal()  # rich reads both
-    return Console(stderr=stderr, highlight=False, soft_wrap=True, force_jupyter=False, width=None if told else WIDTH,
+    return Console(stderr=stderr, highlight=False, emoji=False, soft_wrap=True, force_jupyter=False, width=None if told else WIDTH,
                    force_terminal=False if os.environ.get("NO_COLOR") else None)
 
 

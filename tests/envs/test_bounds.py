@@ -378,14 +378,7 @@ def test_what_is_kept_of_a_source_is_bounded():
 # The monitor.
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "ls " * 33_000, "pip " * 25_000, "rm " * 33_000, "find /" * 16_000, "grep x" * 16_000, "../" * 33_000, "a" * 100_000,
-        " " * 100_000, "\n" * 100_000, "cp\n" * 33_000, "write_file tests" * 6000
-    ],
-    ids=lambda text: text[:12].strip() or "blank",
-)
+@pytest.mark.parametrize("text", ["a" * 100_000, " " * 100_000, "\n" * 100_000, " \n" * 50_000, "def " * 25_000], ids=range(5))
 def test_settings_are_read_in_linear_time(text):
     def over(*_):
         raise AssertionError("too much work")

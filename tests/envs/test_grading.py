@@ -151,8 +151,6 @@ def test_refactorings_are_rewarded(made, larder):
                                     + indent(dedent(body).strip("\n"), " " * 8) + "\n\n\nlabel = _Label()\n"},
         "a partial": {path: seen + "\n\n" + helper.replace("longest)", "longest=None)").replace("separator,", 'separator="-",')
                             + "\n\nlabel = __import__('functools').partial(join_words)\n"},
-        "the module as a package": {"src/larder/labels/__init__.py": body_of(seen, "label", body), "src/larder/__init__.py":
-                                    (larder.tree / "src/larder/__init__.py").read_text()},
         "windows line ends": {path: body_of(seen, "label", body).replace("\n", "\r\n")},
     }
     got = {name: grade(task, larder, {p: t.encode() for p, t in files.items()}) for name, files in shapes.items()}

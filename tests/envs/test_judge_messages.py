@@ -341,13 +341,6 @@ def test_whatever_else_goes_wrong_is_the_submissions(task, subject, monkeypatch,
             grade(task, subject, {})
 
 
-@needs_sandbox
-def test_files_that_no_tree_can_hold_together_raise_nothing(task, subject):
-    path, text = envs_tasks.solution(subject, task)
-    odd = {"src/larder/new.py": b"", "src/larder/new.py/x.py": b"", "src/larder/x.py/y.py": b"", "src/larder/x.py": b""}
-    assert grade(task, subject, {path: text.encode()} | odd).reward in (0.0, 1.0)
-
-
 ENDS = ["", "import os\nos._exit(0)", "raise SystemExit", "while True: pass", "import os\nos.write(3, b'x\\n')",
         "import os\nos.close(3)", "raise RecursionError", "x = bytearray(1 << 40)", "import sys\nsys.setrecursionlimit(10)",
         "def f(): f()\nf()", "import sys\nsys.modules.clear()",
