@@ -27,7 +27,7 @@ class ComposedLoss:
     sdpo_jsd: torch.Tensor  # channel 2, scalar, nats a token of an error turn
     trace_replay_dpo: torch.Tensor  # channel 3 (ours), scalar, nats a pair
     total: torch.Tensor  # lm_ce + alpha_sdpo * sdpo_jsd + beta_replay * trace_replay_dpo
-    metrics: dict[str, float]  # see the table above
+    metrics: dict[str, float]  # by name, as `docs/guides/metrics.md` has them
 
 # %% ../../nbs/losses/08_compose.ipynb #d41ecdcd
 def _lm_cross_entropy(hidden, head, batch):

@@ -9,12 +9,14 @@ __all__ = ['LOSSES', 'MENUS', 'POSITIVE', 'RANGES', 'setting', 'check_one_of', '
 # %% ../../nbs/training/05_config.ipynb #a10cc50a
 import math
 from dataclasses import dataclass, field
+from inspect import signature
 
 from trl import GRPOConfig
 
+from ..core.environment import imported
 from ..core.errors import InputProblem
 from ..losses.distill import TAIDScheduler
-from ..losses.divergences import DIVERGENCES, SCHEDULED, SUPPORTS, Divergence, TokenDivergence, named_divergence, takes_k
+from ..losses.divergences import DIVERGENCES, SCHEDULED, SUPPORTS, Divergence, TokenDivergence, named_divergence, register_divergence, register_support, takes_k
 from ..rollout.types import RolloutConfig
 from .kl import KL_ESTIMATORS, KL_PLACES
 from .teacher import KINDS
@@ -60,9 +62,9 @@ class SdpoSettings:
     alpha_sdpo: float = setting(1.0, "Channel 2: weight of SDPO at error turns, a mean over their tokens; 0 switches it off. loss_type=dr_grpo "
                                      "divides the policy term by max_completion_length, so against it this weight grows with that budget; "
                                      "see `effective_alpha`.")
-    sdpo_divergence: str = setting("jsd", "`jsd`, `taid`, `entropy_aware`, or another registered one.")
+    sdpo_divergence: str = setting("jsd", "`jsd`, `taid`, `entropy_aware`, another registered one, or `package.module:function`.")
     sdpo_beta: float = setting(1.0, "jsd: 1 is KL(student || teacher), 0 is KL(teacher || student), between them the generalised JSD.")
-    sdpo_support: str = setting("student_top_k", "`full`, `student_top_k`, `teacher_top_k`, `sampled`, or another registered one.")
+    sdpo_support: str = setting("student_top_k", "`full`, `student_top_k`, `teacher_top_k`, `sampled`, another registered one, or `package.module:function`.")
     sdpo_top_k: int = setting(20, "Entries that a top-k support keeps.")
     sdpo_token_clip: float | None = setting(None, "Upper bound of each vocabulary entry's term, nats.")
     sdpo_importance_clip: float | None = setting(2.0, "Upper bound of exp(logp - old logp), which weights each token; None: weight 1.")
@@ -179,6 +181,10 @@ class ComposerReplicationConfig(PolicySettings, SdpoSettings, ReplaySettings, Ro
         if getattr(self, "activation_checkpointing", False) is None:  # the name of transformers 5.2x; TRL and 5.17, beside vLLM, have the old one
             self.activation_checkpointing = self.gradient_checkpointing
         super().__post_init__()
+        for name, what, menu in (("sdpo_divergence", "divergence", DIVERGENCES), ("sdpo_support", "support", SUPPORTS)):
+            if ":" in (place := str(getattr(self, name))) and place not in menu:
+                function = imported(place, what)
+                (register_support(place) if what == "support" else register_divergence(place, "t" in signature(function).parameters))(function)
         for name, menu in MENUS.items():
             check_one_of(name, getattr(self, name), tuple(menu))
         for name, (low, high) in RANGES.items():

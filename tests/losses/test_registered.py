@@ -1,6 +1,7 @@
 "A divergence and a support of one line each reach every kernel, the harness, recipes and the trainer; the oracle is a loop."
 
 import math
+import sys
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from composer_replication.losses.divergences import (
     register_support,
 )
 from composer_replication.losses.received import teacher_top_k_terms
+from composer_replication.recipes.recipe import load_recipe
 from composer_replication.tree.build import Branch, Span, Tree
 from composer_replication.tree.pack import pack_trees
 
@@ -342,3 +344,47 @@ def test_a_mistake_is_one_sentence():
     with pytest.raises(ValueError, match="another support for another divergence"):
         named_divergence("tv", Divergence(1.0, support="sampled"))
     assert SDPO_DIVERGENCE == Divergence(1.0, support="student_top_k", top_k=20)
+
+
+OWN = '''
+import torch
+
+
+def hellinger(student, teacher):
+    return ((student / 2).exp() - (teacher / 2).exp()).square().sum(-1) / 2
+
+
+def sharper(student, teacher, t):
+    return t * hellinger(student, teacher)
+
+
+def either(student, teacher, k):
+    return torch.cat([student.top(k), teacher.top(k)], -1)
+'''
+
+
+@pytest.mark.parametrize("name, scale", [("hellinger", 1.0), ("sharper", 0.25)])
+def test_a_recipe_names_a_divergence_and_a_support_by_their_place(name, scale, tmp_path, monkeypatch):
+    (tmp_path / "places_of_mine.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    given = {"sdpo_divergence": f"places_of_mine:{name}", "sdpo_support": "places_of_mine:either", "sdpo_top_k": "3"}
+    config = load_recipe("toy", given).config
+    student, teacher = torch.randn(5, 9).log_softmax(-1), torch.randn(5, 9).log_softmax(-1)
+    found = config.divergence(0.25)(student, teacher)
+    for row, (s, t) in enumerate(zip(student.exp().tolist(), teacher.exp().tolist())):
+        kept = sorted({*best(s, 3), *best(t, 3)})
+        sides = [[side[i] for i in kept] + [1 - sum(side[i] for i in kept)] for side in (s, t)]
+        expected = scale * (1 - sum(math.sqrt(max(a, 0) * max(b, 0)) for a, b in zip(*sides)))
+        assert found[row].item() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("key, place, said", [
+    ("sdpo_divergence", "places_of_mine:nothing", "has no 'nothing' that makes a divergence"),
+    ("sdpo_support", "not_there_at_all:either", "there is no support 'not_there_at_all:either'"),
+    ("sdpo_support", "places_of_mine:hellinger_", "has no 'hellinger_'")])
+def test_a_place_that_holds_none_is_refused(key, place, said, tmp_path, monkeypatch):
+    (tmp_path / "places_of_mine.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=said):
+        load_recipe("toy", {key: place})
