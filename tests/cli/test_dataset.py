@@ -133,7 +133,8 @@ BIG = [2**70 + 1, -2**64, 2**64]
 
 
 def test_integers_above_64_bits_stay_what_they_are(tmp_path):
-    tools = ({"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"n": {"maximum": BIG[0]}}}}},)
+    parameters = {"type": "object", "properties": {"n": {"maximum": BIG[0]}}}
+    tools = ({"type": "function", "function": {"name": "f", "parameters": parameters}},)
     turns = (Turn("user", "go"), Turn("assistant", tool_calls=(ToolCall("f", {"n": BIG, "in": {"it": BIG[0]}}),)))
     shown = scrubbed_trace(Trace("t", turns, tools=tools), Counter())
     assert shown.turns == turns and shown.tools == tools and type(shown.turns[1].tool_calls[0].arguments["n"][0]) is int
