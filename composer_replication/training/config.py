@@ -170,7 +170,7 @@ RANGES = {
     **dict.fromkeys(("replay_batch_size", "max_turns", "max_turn_tokens", "guard_steps", "diloco_every", "diloco_fragments"), (1, None)),
     "sdpo_beta": (0, 1), "diloco_momentum": (0, 0.999), "diloco_wait": (1, 86400), "max_staleness": (0, 1000), "queue_lease": (1, 86400)}
 
-
+# %% ../../nbs/training/05_config.ipynb #08c80d52
 @dataclass
 class ComposerReplicationConfig(PolicySettings, SdpoSettings, ReplaySettings, RolloutSettings, IslandSettings, QueueSettings, GRPOConfig):
     """Settings of `ComposerReplicationTrainer`: TRL's `GRPOConfig` and those of the channels.

@@ -90,7 +90,7 @@ def check_segments(
         if some and refused:
             raise InputProblem(f"an episode has several segments, and {why}", remedy)
 
-
+# %% ../../nbs/training/12_segments.ipynb #9643b89b
 def with_segments(
     trainer: GRPOTrainer,
     output: dict,  # of `_generate_and_score_completions`, one row an episode

@@ -277,7 +277,7 @@ def positions(
     limits = getattr(config.get_text_config(), "max_position_embeddings", None), steady_positions(config)
     return min((limit for limit in limits if limit is not None), default=None)
 
-
+# %% ../../nbs/tree/04_build.ipynb #c914f7d3
 @dataclass
 class LengthLimit:
     "What `max_tokens` of `build_tree` takes, and how many turns end within it and beyond it."

@@ -172,7 +172,7 @@ class _Texts:
 
 _texts: WeakKeyDictionary = WeakKeyDictionary()  # tokenizer -> `_Texts`
 
-
+# %% ../../nbs/tree/00_chat.ipynb #e39e1ba8
 @dataclass(frozen=True)
 class ChatFormat:
     "A tokenizer, and what its chat templates carry."
@@ -271,9 +271,7 @@ class ChatFormat:
     def _single(self, text):
         return bool(text) and self.tokenizer.convert_tokens_to_ids(text) in self.tokenizer.added_tokens_decoder
 
-
-
-
+# %% ../../nbs/tree/00_chat.ipynb #90322909
 _plain: WeakKeyDictionary = WeakKeyDictionary()  # tokenizer -> the same without control tokens, inside a sequence and at its start
 
 

@@ -192,7 +192,7 @@ def start_read_once(
         return 0
     return width
 
-
+# %% ../../nbs/tree/12_forward.ipynb #bccf8a20
 @contextmanager
 def prompts_once(
     model: PreTrainedModel,  # a transformers causal LM without a `start_problem`
@@ -308,7 +308,7 @@ def _part(batch, wanted):
     part = narrow_batch(batch, rows, time)  # the states of no other branch are kept
     return rows, time, replace(part, branch_kind=part.branch_kind.masked_fill(~wanted[rows], -1)), wanted[rows]
 
-
+# %% ../../nbs/tree/12_forward.ipynb #bfa55828
 def forward_branches(
     model: PreTrainedModel,  # a transformers causal LM
     batch: PackedBatch,
@@ -399,7 +399,7 @@ class _Pack:
         most = max(MASK_ENTRIES * self.width // max(self.entries(), 1), 1) if split else self.width
         return [slice(first, min(first + most, self.width)) for first in range(0, self.width, most)]
 
-
+# %% ../../nbs/tree/12_forward.ipynb #1f751fe4
 def _packs(length: Sequence[Sequence[int]], fork: Sequence[Sequence[int]], worth: float) -> list[_Pack]:
     "The passes over a batch's branches; a length of zero is none. worth: as of `pass_worth`."
     packs = []
@@ -421,7 +421,7 @@ def _packs(length: Sequence[Sequence[int]], fork: Sequence[Sequence[int]], worth
             made.append(pack)
     return made
 
-
+# %% ../../nbs/tree/12_forward.ipynb #d80f6b39
 def splits_wide(
     model: PreTrainedModel,  # a transformers causal LM
 ) -> bool:

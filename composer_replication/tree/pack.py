@@ -64,7 +64,7 @@ def own_answer(tree: Tree, branch: Branch) -> bool:
     span = tree.span(branch.turn)
     return branch.kind != "hint" and branch.ids == tree.ids[branch.fork:span.end]
 
-
+# %% ../../nbs/tree/06_pack.ipynb #755475af
 _TERMS = {"sdpo_student": (-1, 2), "sdpo_teacher": (-1, 2), "sdpo_labels": (-1,), "sdpo_site": (-1,),
           "pair_positions": (-1, 2), "pair_trunk": (-1,), "pair_labels": (-1,), "pair_sequence": (-1,)}  # what the terms read, and its shape
 

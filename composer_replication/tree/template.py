@@ -32,7 +32,7 @@ _CALL = Turn("assistant", "", tool_calls=(ToolCall("zqtool", {"zqkey": _VALUE}, 
 
 _RESULT = Turn("tool", "zqresult <&'", tool_call_id="call_zq1", name="zqtool")
 
-
+# %% ../../nbs/tree/01_template.ipynb #ae077970
 class _Probe:
     "One template under test; every question is answered by a rendered text, or by None where it raises."
 
