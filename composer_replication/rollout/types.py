@@ -106,7 +106,7 @@ class Rollout:
     seconds: dict[str, float] = field(default_factory=dict)  # "generate": equal shares of its sampling steps; "tools": its tools' own
     problem: str = ""  # behind `Ending.ERROR` and `Ending.TIMEOUT`
     more: tuple[SegmentTokens, ...] = ()  # of the segments after the first, whose ids stand above
-    counts: Mapping[str, float] = field(default_factory=dict)  # what its loop counted, such as summaries
+    counts: Mapping[str, float] = field(default_factory=dict)  # of its compactions, as `compaction_metrics` reads them
 
     def __post_init__(self):
         parts = self.trace.parts()
