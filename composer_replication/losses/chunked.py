@@ -117,7 +117,7 @@ def map_rows(
 
     return _checkpointed(rows, student_head.weight.shape[0], student_hidden, teacher_hidden.detach(), labels)
 
-
+# %% ../../nbs/losses/05_chunked.ipynb #72175790
 def _kernel_divergence(divergence, student_hidden, student_head, teacher_hidden, teacher_head):
     "Full-vocabulary divergence per token by TRL's kernel, a bounded number of rows at a time."
     from trl.kernels.chunked_divergence import VOCAB_CHUNK_SIZE, ChunkedDivergenceFunction  # with it come pandas, datasets and peft

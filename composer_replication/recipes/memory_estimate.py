@@ -117,6 +117,7 @@ def cache_bytes(shape: PretrainedConfig, rows: int, tokens: int, size: int) -> i
 # %% ../../nbs/recipes/09_memory_estimate.ipynb #9d3d3e5d
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}
 CARD = 141e9  # bytes of one H200
+BRANCHES = 0.05  # tokens of a trunk's branches over its own
 
 # %% ../../nbs/recipes/09_memory_estimate.ipynb #84aafc2a
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def _teacher_bytes(c, trained, size, average):
         kept, reads_start = {"live": 0, "ema": average}.get(c.teacher, size), reads_start and c.teacher not in ("frozen", "trust_region")
     return trained * (kept + (size if reads_start else 0))
 
-
+# %% ../../nbs/recipes/09_memory_estimate.ipynb #3c08ff21
 def _memory(recipe, shape, counts, kept, devices, prompt, once):
     "Parts to bytes, and the peak; `kept`: values of the optimizer; `once`: trunks and branches may go in one pass."
     a, c, (total, trained), (size, own, work) = recipe.arguments, recipe.config, counts, _widths(recipe)
@@ -188,9 +189,6 @@ def _memory(recipe, shape, counts, kept, devices, prompt, once):
         share = 0 if cpu else int(c.vllm_gpu_memory_utilization * CARD)  # on a CPU it takes what it is given
         (rollout if c.vllm_enable_sleep_mode else always)["vLLM's share"] = max(2 * total + cache_bytes(shape, played, tokens, 2), share)
     return always | loss | rollout, sum(always.values()) + max(sum(loss.values()), sum(rollout.values()))
-
-# %% ../../nbs/recipes/09_memory_estimate.ipynb #949102d1
-BRANCHES = 0.05  # tokens of a trunk's branches over its own
 
 # %% ../../nbs/recipes/09_memory_estimate.ipynb #dc6bce58
 def estimate(
