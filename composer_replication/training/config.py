@@ -181,10 +181,11 @@ class ComposerReplicationConfig(PolicySettings, SdpoSettings, ReplaySettings, Ro
         if getattr(self, "activation_checkpointing", False) is None:  # the name of transformers 5.2x; TRL and 5.17, beside vLLM, have the old one
             self.activation_checkpointing = self.gradient_checkpointing
         super().__post_init__()
-        for name, what, menu in (("sdpo_divergence", "divergence", DIVERGENCES), ("sdpo_support", "support", SUPPORTS)):
-            if ":" in (place := str(getattr(self, name))) and place not in menu:
-                function = imported(place, what)
-                (register_support(place) if what == "support" else register_divergence(place, "t" in signature(function).parameters))(function)
+        if ":" in (place := str(self.sdpo_divergence)) and place not in DIVERGENCES:
+            function = imported(place, "divergence")
+            register_divergence(place, scheduled="t" in signature(function).parameters)(function)
+        if ":" in (place := str(self.sdpo_support)) and place not in SUPPORTS:
+            register_support(place)(imported(place, "support"))
         for name, menu in MENUS.items():
             check_one_of(name, getattr(self, name), tuple(menu))
         for name, (low, high) in RANGES.items():

@@ -90,7 +90,7 @@ def interpolate_heads(
     return states, LMHead(torch.cat([reference.weight, live.weight], 1), bias, live.scale)
 
 # %% ../../nbs/training/01_teacher.ipynb #97f85d03
-KINDS = ("live", "frozen", "ema", "trust_region")
+KINDS = ("live", "frozen", "ema", "trust_region")  # a sharded policy needs its own form of each: contrib.fsdp
 
 
 FILE = "teacher.safetensors"

@@ -179,8 +179,6 @@ def sharded_teacher(
 ) -> TeacherPolicy:
     "The teacher of this kind; a live one needs nothing of its own, since it is read inside the student's own group of passes."
     check_kind(kind, model, rate, mix)
-    if kind not in ("live", "frozen", "ema", "trust_region"):
-        raise InputProblem(f"teacher {kind!r} has no sharded form yet", "write one in contrib.fsdp, or train without FSDP")
     if "ref" in getattr(model, "peft_config", {}):
         raise InputProblem("an adapter named 'ref' is not used with sharded weights; leave it out of the model.")
     return TeacherPolicy("live", model, None, rate, mix) if kind == "live" else ShardedPolicy(kind, model, rate, mix)

@@ -132,7 +132,7 @@ def reverse_patch(
 
 # %% ../../../nbs/envs/deletion/00_task.ipynb #de251526
 GRANULARITIES = ("function", "method", "class", "bundle", "patch")  # patch: a change that people made, not a deletion
-MODES = ("stub", "remove", "given")  # remove, of older files: the definition went whole; given: the repository at base_commit already lacks the feature, or holds the bug
+MODES = ("stub", "remove", "given")  # given: the repository at base_commit already lacks the feature, or holds the bug
 
 # %% ../../../nbs/envs/deletion/00_task.ipynb #e7056bfd
 def read_text(path: Path) -> str:
