@@ -131,7 +131,8 @@ def test_a_run_on_recorded_traces_shows_them_and_what_is_left_out(tmp_path):
     assert record["turns"] == counts["turns"] > 0 and counts["turns_beyond"] > 0
     assert f"{record['traces']}, with {record['turns']} turns that are learnt from" in shown and "are left out; " in shown
     assert "<h2>Recorded traces</h2>" in shown and " on recorded traces, begun" in shown and "None yet." not in shown
-    assert "tasks trained on" not in shown and ", by the embedded model" not in shown
+    tasks = {trace.task_id for trace in toy_traces()[:8]}
+    assert f"<td>tasks trained on</td><td>{len(tasks)}</td>" in shown and ", by the embedded model" not in shown
 
 
 def test_how_branches_are_read_is_no_warning():
