@@ -2,6 +2,7 @@
 
     .venv/bin/python spikes/012-order/plan.py --workers 2      # processes on CPUs, one thread each
     .venv/bin/python spikes/012-order/plan.py --together 8     # processes on one GPU
+    .venv/bin/python spikes/012-order/plan.py --pilot          # development runs alone that measure H3's and H4's deviations
     .venv/bin/python spikes/012-order/plan.py --collect        # write runs.jsonl.gz from the runs that ended
 
 Each run that ends is a file of `runs`; a run that was killed is made again. 012-order.ipynb states hypotheses and thresholds.
@@ -12,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -133,9 +134,9 @@ def equal_steps() -> int | None:
     return max(STEPS, round(STEPS * ratio))
 
 
-def weight() -> tuple[list[Run], float | None]:
+def weight(seeds: tuple[int, ...] = TUNING) -> tuple[list[Run], float | None]:
     "Runs at policy's middle rate, and the weight of channel 2 at which both gradients have one norm where both act."
-    runs = [Run("gradients", 0, seed, RATES[FIRST["policy"][1]], alpha=1.0) for seed in TUNING]
+    runs = [Run("gradients", 0, seed, RATES[FIRST["policy"][1]], alpha=1.0) for seed in seeds]
     if not all(run.path.exists() for run in runs):
         return runs, None
     ratios = [entry["conflict/norm_ratio"] for run in runs for entry in read(run.path)["log"] if entry.get("conflict/norm_ratio")]
@@ -173,6 +174,17 @@ def plan() -> Iterator[Run | None]:
                 else:
                     rate = rates(arm)[1]
                     yield rate and (arm != "policy" or at) and Run(arm, start, seed, rate)
+
+
+def pilot() -> Iterator[Run | None]:
+    "Development runs at the middle rates; channel 2's weight in `joint, gated` from the gradients of the first seed alone."
+    yield weight()[0][0]
+    for seed in TUNING:
+        yield Run("rejection", 0, seed, RATES[FIRST["rejection"][1]])
+        alpha = weight(TUNING[:1])[1]
+        yield alpha and Run("joint, gated", 0, seed, RATES[FIRST["joint, gated"][1]], alpha=alpha)
+    for arm in ("sdpo", "policy"):
+        yield from (Run(arm, 0, seed, RATES[FIRST[arm][1]]) for seed in TUNING)
 
 
 # --- how a run is made
@@ -322,13 +334,13 @@ def learnt(ids, spans) -> dict:
 
 # --- processes
 
-def work(device: str, minutes: float) -> None:
+def work(device: str, minutes: float, runs: Callable[[], Iterator[Run | None]] = plan) -> None:
     "Make runs until none is left, or none may begin any more."
     torch.set_num_threads(1)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True).stdout.strip()
     end = time.monotonic() + 60 * minutes
     while time.monotonic() < end:
-        run, lock, left = resumable.claim(plan())
+        run, lock, left = resumable.claim(runs())
         if not left:
             return
         if run is None:  # others make what this plan waits for
@@ -353,6 +365,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="processes on CPUs")
     parser.add_argument("--together", type=int, help="processes on one GPU, in the place of workers")
     parser.add_argument("--minutes", type=float, default=1e9, help="no run begins after so many")
+    parser.add_argument("--pilot", action="store_true", help="the pilot's runs in the place of the plan's")
     parser.add_argument("--collect", action="store_true", help="write runs.jsonl.gz and stop")
     asked = parser.parse_args()
     if asked.collect:
@@ -360,7 +373,7 @@ def main() -> None:
     resumable.unpack(HERE / "runs.jsonl.gz", path_of)
     device = "cuda" if asked.together else "cpu"
     processes = asked.together or asked.workers
-    workers = [get_context("spawn").Process(target=work, args=(device, asked.minutes)) for _ in range(processes)]
+    workers = [get_context("spawn").Process(target=work, args=(device, asked.minutes, pilot if asked.pilot else plan)) for _ in range(processes)]
     for worker in workers:
         worker.start()
     for worker in workers:
