@@ -373,7 +373,8 @@ def main() -> None:
     resumable.unpack(HERE / "runs.jsonl.gz", path_of)
     device = "cuda" if asked.together else "cpu"
     processes = asked.together or asked.workers
-    workers = [get_context("spawn").Process(target=work, args=(device, asked.minutes, pilot if asked.pilot else plan)) for _ in range(processes)]
+    of = (device, asked.minutes, pilot if asked.pilot else plan)
+    workers = [get_context("spawn").Process(target=work, args=of) for _ in range(processes)]
     for worker in workers:
         worker.start()
     for worker in workers:
