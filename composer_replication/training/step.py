@@ -222,7 +222,7 @@ class StepTrainer(RunTrainer):
     # ---- passes of the student
 
     def _within(self, function):
-        "Runs passes of the student; as one forward of the whole module where its weights are sharded."
+        "Run passes of the student; a hook for `contrib.fsdp`, which makes them one forward of the sharded module."
         return function()
 
     def _reads_cache(self, step: BackwardPass) -> bool:
@@ -258,7 +258,7 @@ class StepTrainer(RunTrainer):
         return twice, scores_sampled(self.student, scored, self.temperature, twice, read)
 
     def _as_trl_calls(self, model, forward: Forward):
-        "The model for TRL's loss to call."
+        "The model that TRL's loss calls; a hook for `contrib.fsdp`."
         return model
 
     # ---- terms
