@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.envs.deletion import env as env_page
-from composer_replication.envs.deletion.judge import evidence, grading, observe
+from composer_replication.envs.deletion.judge import evidence, grading
 from composer_replication.envs.deletion.judge.evidence import EvidenceProblem, WeakInputs, count_records, same
 from composer_replication.envs.deletion.judge.grading import grade
 from composer_replication.envs.deletion.judge.heldout import PoolInput, changed_results, choose_inputs, left_open, strength
