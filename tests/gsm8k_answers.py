@@ -14,6 +14,9 @@ ANSWERS = [
     ("two million", 2000000), ("half a million", 500000), ("a million", 1000000), ("1 trillion", 10**12), ("2 dozen", 24), ("two dozen", 24),
     ("a dozen", 12), ("half a dozen", 6), ("3 dozen eggs", 36), ("one hundred dozen", 1200), ("12 thousands", 12000), ("2 and a half million", 2500000),
     ("1.8e1", 18), ("2e3", 2000), ("1.5E+2", 150), ("1.8 * 10^1", 18), ("3 × 10^4", 30000), (r"3 \times 10^{4}", 30000), ("1e999999999", None),
+    # LaTeX
+    (r"2\,000 + 3\,000 = 5\,000", 5000), (r"\frac{\frac{36}{2}}{1}", 18), ("2^{3 + 1} + 2", 18), (r"90 \div 5", 18), (r"5\% of 360", 18),
+    (r"\$5 + \$13", 18), (r"\approx 18", 18), (r"\leq 18", None), (r"\ge 18", None), (r"\pm 18", None),
     # fractions
     ("1/2", "1/2"), ("36/2", 18), ("1 1/2", "3/2"), ("18 1/2", "37/2"), ("½", "1/2"), ("2½", "5/2"), ("¾", "3/4"), ("half", "1/2"),
     ("one half", "1/2"), ("a third", "1/3"), ("two thirds", "2/3"), ("three quarters", "3/4"), ("one and a half", "3/2"), ("18 and a half", "37/2"),
