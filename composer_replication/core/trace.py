@@ -124,7 +124,7 @@ class Segment:
     sampled: tuple[int, ...]  # of these, the turns of the assistant that were sampled here; others were shown to it
     tools: tuple[dict, ...] | None = None  # offered here, in OpenAI form; None: those of the trace
 
-
+# %% ../../nbs/core/02_trace.ipynb #e8622c53
 @dataclass(frozen=True)
 class Trace:
     "One recorded episode: turns, the tools offered, and what it earned."

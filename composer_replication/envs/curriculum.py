@@ -32,7 +32,7 @@ class TaskRecord:
         "Estimated pass rate: the mean of the posterior under a Beta prior that weighs two episodes."
         return (2 * prior + self.passed) / (2 + self.passed + self.failed)
 
-
+# %% ../../nbs/envs/00_curriculum.ipynb #91de4b6b
 class DifficultyCurriculum:
     """Draws tasks by p(1-p), retires mastered ones, keeps never solved ones in quarantine.
 

@@ -166,7 +166,7 @@ class SiteScore:
         changes = self.change(name), self.change(name, "failed")
         return None if None in changes else changes[0] - changes[1]
 
-
+# %% ../../nbs/experiments/07_hint_score.ipynb #9269005e
 def score_sites(
     model: PreTrainedModel,  # a causal LM
     tokenizer,

@@ -185,7 +185,7 @@ def _server(module: str, log: Path) -> Iterator[tuple[socket.socket, subprocess.
             process.kill()
             process.wait()
 
-
+# %% ../../nbs/experiments/04_schedule.ipynb #9d3f593c
 class _Child:
     "A running job; `report` is called with (name, line) from a thread, and with (name, None) at the end."
 

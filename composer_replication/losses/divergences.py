@@ -117,7 +117,7 @@ def _scaled(logits, temperature):
     logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
     return logits if temperature == 1.0 else logits / temperature
 
-
+# %% ../../nbs/losses/00_divergences.ipynb #a3e1a571
 @dataclass(frozen=True)
 class Divergence:
     "A divergence over a support; call it on aligned logits for one value per token."

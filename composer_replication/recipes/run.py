@@ -131,7 +131,7 @@ def run_data(
     tasks = recipe_tasks(recipe) if a.task is not None else None
     return tasks, recipe_sources(recipe, tasks.held_out if tasks else [])
 
-
+# %% ../../nbs/recipes/10_run.ipynb #123df2d1
 def _count_turns(recipe, sources):
     "Recorded turns to learn from and those beyond the limit of length. Nothing where only loading would tell: a tokenizer of the hub, a hint writer."
     a = recipe.arguments

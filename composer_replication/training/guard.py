@@ -99,7 +99,7 @@ class GuardReading:
 # %% ../../nbs/training/03_guard.ipynb #9841f114
 HELD_OUT_SHARE, REWARD_SHARE = 0.5, 0.3  # of its best, below which a curve has collapsed
 
-
+# %% ../../nbs/training/03_guard.ipynb #44f56b65
 class HeldOutGuard:
     "Watches held-out score, in-loop reward and KL; latched. State survives a checkpoint."
 

@@ -196,7 +196,7 @@ class AfterStep(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         self.teacher.after_step()
 
-
+# %% ../../nbs/training/20_running.ipynb #227820dd
 class RunTrainer(GRPOTrainer):
     """TRL's trainer with a teacher and a reference, checkpoints that resume to the bit, and warnings in the log.
 

@@ -29,7 +29,7 @@ class Piece:
     context: str  # up to and including the generation prompt
     sampled: str  # up to and including the end token
 
-
+# %% ../../nbs/tree/03_text.ipynb #08c08129
 @dataclass(frozen=True)
 class Script:
     "A trace as messages of one dialect, ready to be rendered up to any turn."

@@ -103,7 +103,7 @@ JUDGE_S = 120.0  # for all that the judge does to a submission; most that hang e
 CLOSE_S = 5.0  # that an episode's end waits for its tree to be removed
 AROUND_S = 30.0  # for what surrounds a command: its end, counting the tree; and for collecting the sources
 
-
+# %% ../../../nbs/envs/deletion/04_env.ipynb #099b9820
 @dataclass(frozen=True)
 class StepResult(ToolResult):
     "What one action brought about."
@@ -111,7 +111,7 @@ class StepResult(ToolResult):
     reward: float | None = None  # where the episode is over
     done: bool = False
 
-
+# %% ../../../nbs/envs/deletion/04_env.ipynb #2ad3e806
 @register_environment("deletion")
 class FeatureDeletionEnv:
     """A repository without one feature, one task at a time; an instance is used again after another `reset`.

@@ -407,7 +407,7 @@ def index_folder(
         _LOADED.pop(next(iter(_LOADED)), None)
     return known
 
-
+# %% ../../../nbs/envs/deletion/01_fingerprints.ipynb #4afa08d7
 def subject_indexes(
     tree: Path,  # of a prepared subject
     libraries: Path,  # its

@@ -118,7 +118,7 @@ def _as_tool_problem():
 # %% ../../../nbs/envs/deletion/03_repo_tools.ipynb #814c8d59
 _LINE_END = re.compile(r"\r\n|(?<!\r)\n")
 
-
+# %% ../../../nbs/envs/deletion/03_repo_tools.ipynb #04ae5836
 class RepoTools(ToolHolder):
     "The seven tools on a repository in a sandbox."
 

@@ -546,7 +546,7 @@ def stored_subject(
     return Subject(**{**row, "tree": place / "tree", "libraries": place / "libraries", "import_roots": tuple(row["import_roots"]),
                       "notes": tuple(row["notes"]), "missing": tuple(row.get("missing", ()))})
 
-
+# %% ../../../nbs/envs/deletion/02_subject.ipynb #55583b31
 def store_subject(
     ready: Path,  # holds `tree` and `libraries`, on the store's file system
     place: Path,

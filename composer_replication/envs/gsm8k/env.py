@@ -135,7 +135,7 @@ _PLUS, _MINUS = {"+", "positive"}, {"-", "negative", "minus"}
 _NO_UNITS = {"x", "times", "of", "plus", "minus", "divided", "and", "or"}
 _TOKEN = re.compile(r"(?P<num>\d+(?:\.\d+)?(?:[eE][+-]?\d{1,2}(?![\w.]))?|\.\d+)|(?P<word>[^\W\d_](?:[^\W_]|'(?=[a-z]))*)|(?P<op>\S)")
 
-
+# %% ../../../nbs/envs/gsm8k/00_env.ipynb #37b25512
 def _power(base, exponent):
     "A power of bounded size, or a root that is exact. Raises `Unread`."
     if exponent == Fraction(1, 2):
@@ -148,7 +148,7 @@ def _power(base, exponent):
         raise Unread
     return Fraction(base) ** int(exponent)
 
-
+# %% ../../../nbs/envs/gsm8k/00_env.ipynb #91603ea1
 class _Numbers:
     "The numbers of a plain text: `found` holds the value, whether it has digits, and whether words make a bound of it."
 

@@ -97,7 +97,7 @@ def open_database(schema: Schema, rows: Rows) -> sqlite3.Connection:
     connection.set_progress_handler(lambda: next(left) < 0 or time.monotonic() > end, 1000)
     return connection
 
-
+# %% ../../../nbs/envs/sql/01_database.ipynb #e637cb8c
 @dataclass(frozen=True)
 class Result:
     "What a query returned."

@@ -27,7 +27,7 @@ from .tasks import SqlTask, answers, asked_levels, sql_rows, task_of
 WORKSPACE = ("\n\nThe database is the SQLite file database.db in your folder. Write one SELECT statement that answers into the file answer.sql there; "
              "what it holds at the end counts.")
 
-
+# %% ../../../nbs/envs/sql/06_env.ipynb #e71fccfa
 @register_environment("sql")
 class SqlEnv(ToolHolder):
     """One question at a time. It holds no connection: every query opens a database of its own.

@@ -134,7 +134,7 @@ def _draw(rng, schema, kind):
             condition = Condition(compared.meaning, sign, value if isinstance(low, float) else int(value))
     return Question(kind, child, column.meaning if measured else None, figure, condition)
 
-
+# %% ../../../nbs/envs/sql/02_questions.ipynb #9db293b9
 def _near_misses(q, schema):
     "Wrong queries that are right where the largest of all is the largest of some, or where one row is left."
     if q.condition:
@@ -144,7 +144,7 @@ def _near_misses(q, schema):
     if q.figure and q.kind != "top":
         yield from (reference_sql(replace(q, figure=figure), schema) for figure in FIGURES if figure != q.figure)
 
-
+# %% ../../../nbs/envs/sql/02_questions.ipynb #a4f31398
 def _answers(question, schema, instances):
     "What the reference gives on two instances; None where that is empty, long, the same, or uses one column twice."
     if question.condition and question.condition.meaning == question.meaning:
@@ -210,7 +210,7 @@ def _compared(condition, column, role, rng):
     steps = {"I": rng.randint(2, 6), "E": 1, "B": 0, "O": -1, "F": -rng.randint(2, 6)}[role.upper()]
     return round(value + (steps if condition.sign == ">" else -steps) / _scale(column), 2)
 
-
+# %% ../../../nbs/envs/sql/02_questions.ipynb #08c9cd26
 def _bordered(q, schema, seed):
     "One draw of an instance with rows at the borders."
     rng, drawn = random.Random(f"sql/border/{seed}"), draw_rows(schema, f"{seed}/border", (len(ROLES), 3 * len(ROLES)))
@@ -255,7 +255,7 @@ def _bordered(q, schema, seed):
         parents[2].update({c.name: parents[3][c.name] for c in schema.parent.columns})
     return Rows(tuple(parents), tuple(children))
 
-
+# %% ../../../nbs/envs/sql/02_questions.ipynb #6e123e92
 def slips(question: Question, schema: Schema) -> Iterator[str]:
     "Wrong queries that differ from the right one by what rows at the borders hold."
     yield from _near_misses(question, schema)

@@ -139,7 +139,7 @@ def act(
     files[path] = text
     return ToolResult("written")
 
-
+# %% ../../../nbs/envs/toy/02_env.ipynb #8261cf92
 @register_environment("toy")
 class WorldEnv:
     "One task at a time, for a policy that acts itself: a `core.environment.Environment`."

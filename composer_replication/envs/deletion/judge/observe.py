@@ -143,7 +143,7 @@ class _Form:
             return ["object", _name(kind), _bounded(re.sub(r"\bat 0x[0-9a-f]+", "at 0x", str.__str__(repr(value))), self)]
         return ["object", _name(kind), self({k: v for k, v in _attributes(value, ancestors) if type(k) is str and not k.startswith("_")})]
 
-
+# %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #233430f5
 def _attributes(value, ancestors):
     "Attributes in slots and in the object's dictionary, whatever `__getattribute__` says."
     for ancestor in ancestors:

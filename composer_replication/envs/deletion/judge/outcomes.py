@@ -106,7 +106,7 @@ def _loosely(expected, got, left_open, level=0):
         del waiting[place]
     return True
 
-
+# %% ../../../../nbs/envs/deletion/judge/04_outcomes.ipynb #d215b7c4
 def _truth(form):
     "Whether a value is true, as far as its form says so."
     if form[0] in ("bool", "str", "bytes", "list", "tuple", "set", "frozenset", "dict"):

@@ -231,7 +231,7 @@ class _Broke(Exception):
 START_UP_S, LIFETIME_S = 60.0, 1800.0  # for the interpreter and pytest; from start to end
 MOST_REMOVALS = 8  # at a time, of one judge; then a phase waits for the disk
 
-
+# %% ../../../../nbs/envs/deletion/judge/05_runner.ipynb #70992da4
 class JudgeProcess:
     """A judge's process: it loads pytest at once, and runs one phase at a time.
 
@@ -363,7 +363,7 @@ class JudgeProcess:
 # %% ../../../../nbs/envs/deletion/judge/05_runner.ipynb #4a1b5934
 MOST_IDLE = 6
 
-
+# %% ../../../../nbs/envs/deletion/judge/05_runner.ipynb #49f15de2
 class JudgePool:
     "Judges that wait for their next phase; the one that was used last is used first."
 
@@ -424,7 +424,7 @@ class JudgePool:
         for judge in judges:
             judge.close()
 
-
+# %% ../../../../nbs/envs/deletion/judge/05_runner.ipynb #1e128ce0
 POOL = JudgePool()
 close_judges = POOL.close
 
