@@ -245,7 +245,7 @@ def begin_scoring(
         cases = [cases[i] for i in sorted(random.Random(f"{settings['seed']}/sites").sample(range(len(cases)), sites))]
     return checkpoint, author, cases
 
-
+# %% ../../nbs/cli/04_hints.ipynb #b6da6ee3
 def finish_scoring(
     found,  # what is made of each case, one by one
     row,  # of one, plain

@@ -80,7 +80,7 @@ def counted(counts: Mapping) -> str:
     "What was read, in one line."
     return (f"{counts['calls']:,} calls read, {counts['unanswered']:,} without a result; {counts['results']:,} results, {counts['loose']:,} without a call")
 
-
+# %% ../../nbs/cli/03_traces.ipynb #f3388b2e
 UNKNOWN_ROLE = re.compile(r"role '(.*)' is unknown")
 REPEATS = 5  # problems of one kind that are told one by one
 

@@ -206,7 +206,7 @@ def _text(text: str) -> str:
     "Text that any file can hold: half a surrogate pair becomes its escape, which JSON reads as the same."
     return text.encode("utf-8", "backslashreplace").decode()
 
-
+# %% ../../nbs/replay/03_ledger.ipynb #3bb3ac18
 class Ledger:
     "A ledger's file, open. For several threads and processes at once; a context manager. Raises `LedgerProblem`."
 

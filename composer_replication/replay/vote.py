@@ -63,7 +63,7 @@ def _resolved(schema, root):
         schema = {**(target if isinstance(target, dict) else {}), **{k: v for k, v in schema.items() if k != "$ref"}}
     return schema if isinstance(schema, dict) else {}
 
-
+# %% ../../nbs/replay/05_vote.ipynb #c0e8c78b
 def _read(value, schema, root):
     "A value by its schema, in the one way in which it is written here."
     branches = [_resolved(s, root) for s in schema.get("anyOf") or schema.get("oneOf") or [schema]]

@@ -105,7 +105,7 @@ def wrapped_with(name: str, environment: Any) -> Any:
         environment = getattr(environment, "environment", None)
     return environment
 
-
+# %% ../../nbs/rollout/12_agents.ipynb #edf1a0ee
 class RecordedRun:
     "One row under way, recorded by a `Recorder`; a subclass says how it `run`s."
 
@@ -171,7 +171,7 @@ class RecordedRun:
             self.record.ending, self.record.problem = ending, problem
         return value
 
-
+# %% ../../nbs/rollout/12_agents.ipynb #659bd3c8
 def play_recorded(
     runs: Sequence[RecordedRun],
     workers: int,  # that play at once
@@ -240,7 +240,7 @@ class _AgentRun(RecordedRun):
             return self.record.ending, self.record.problem
         return (Ending.LIMIT, said) if done.cut is not None else (Ending.DONE, said if done.exit_code else "")
 
-
+# %% ../../nbs/rollout/12_agents.ipynb #b5efa32d
 class AgentFactory:
     "Makes environments, as the factory that it is given; their rows are played by an agent."
 

@@ -171,7 +171,7 @@ def _hidden(positions, cells, window, dtype):
     hidden = (far < 0) | (far >= window) if window else far < 0
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, torch.finfo(dtype).min)
 
-
+# %% ../../nbs/rollout/02_decode.ipynb #fd5a5f73
 class _Feed:
     """Inputs of the next steps of rows that go on as they are. They stay on the device, where each step changes one cell or two of each
     row's masks, so a step copies nothing to the device."""
@@ -200,7 +200,7 @@ class _Feed:
         masks = {kind: mask[:, None, None, before:before + time] for kind, (mask, _, _, before) in self.masks.items()}
         return self.columns[:, :1], self.ids, masks, self.numbers[:, self.taken - 1]
 
-
+# %% ../../nbs/rollout/02_decode.ipynb #8fb1b7db
 class CachedBatch(TokenBatch):
     "Rows over one cache of keys and values."
 

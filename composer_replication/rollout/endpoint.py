@@ -132,7 +132,7 @@ async def read_json(
     except (ValueError, RecursionError) as error:
         raise bad(f"the body is no JSON ({str(error)[:80]}).", "invalid_json") from None
 
-
+# %% ../../nbs/rollout/11_endpoint.ipynb #5e811e7f
 class _Application:
     def __init__(self, models, episodes, key, any_model, at_once, timeout_s, body_bytes):
         self.recorders, self.episodes, self.key, self.any_model = models, episodes, key, any_model  # recorders, or teachers' desks, by model
@@ -277,7 +277,7 @@ class _Application:
             return _json({"episode": name, "turns": episode.sampled, "segments": len(episode.contexts), "reward": reward})
         return await self.guarded(ChatCompletions, request, work)
 
-
+# %% ../../nbs/rollout/11_endpoint.ipynb #fd6d3fcd
 SEND_S = 20.0  # in which a client must have read an answer
 PIECE = 2**16  # bytes of an answer that wait for a client to read them
 
@@ -388,7 +388,7 @@ class _Desk:
         for put, result in zip(puts, results):
             put.answer.set_result(result)
 
-
+# %% ../../nbs/rollout/11_endpoint.ipynb #cee0798f
 class _NoEpisodes(Episodes):
     "Requests that belong to no episode."
 

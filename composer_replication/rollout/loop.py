@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 # %% ../../nbs/rollout/07_loop.ipynb #e1ffcb39
 SCORED = (Ending.DONE, Ending.TURNS, Ending.TOKENS)  # the environment is asked for a reward
 
-
+# %% ../../nbs/rollout/07_loop.ipynb #fcd6aff0
 class _Loop:
     "Episodes under way."
 

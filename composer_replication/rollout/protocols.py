@@ -190,7 +190,7 @@ def _json_text(call):
 def _event(data, name=None):
     return (f"event: {name}\n" if name else "").encode() + b"data: " + json.dumps(data).encode() + b"\n\n"
 
-
+# %% ../../nbs/rollout/08_protocols.ipynb #996d79f9
 class ChatCompletions:
     "OpenAI's chat completions."
 
@@ -386,7 +386,7 @@ def _messages_of(items):
             raise bad(f"item {i} is of type {str(kind)[:40]!r}, which the model cannot read.", "unsupported_value")
     return messages
 
-
+# %% ../../nbs/rollout/08_protocols.ipynb #9b1e0261
 class Responses:
     "OpenAI's Responses."
 

@@ -125,7 +125,7 @@ def same(one: Turn, other: Turn) -> bool:
         return turn.role, turn.content.strip(), calls, turn.tool_call_id
     return key(one) == key(other) and (not one.thinking or not other.thinking or one.thinking.strip() == other.thinking.strip())
 
-
+# %% ../../nbs/rollout/10_record.ipynb #6d24bc4f
 class RecordedEpisode:
     "One episode as an endpoint sees it."
 
@@ -229,7 +229,7 @@ class Pending:
         "The conversation as a trace."
         return Trace(self.episode.trace_id, self.turns, self.asked.tools)
 
-
+# %% ../../nbs/rollout/10_record.ipynb #38b4a580
 def _not_carried(problem):
     return bad(f"the chat template cannot carry this conversation: {problem}", "unsupported_value")
 
@@ -238,7 +238,7 @@ def _first(count, holds):
     "The least number of ids for which something holds that holds for all larger ones too."
     return bisect_left(range(1, count), True, key=lambda n: bool(holds(n))) + 1
 
-
+# %% ../../nbs/rollout/10_record.ipynb #bfd8d733
 class Recorder:
     "Answers requests with a policy and records them. As a context manager: its engine runs as long as the block lasts."
 

@@ -40,7 +40,7 @@ class _Chain:
     def __init__(self, owner, steps, later, limit):
         self.owner, self.steps, self.later, self.limit, self.done, self.start = owner, steps, later, limit, [], None
 
-
+# %% ../../nbs/rollout/05_tool_threads.ipynb #9142fb94
 class Chains:
     """Chains of steps side by side in daemon threads. As a context manager: behind it no further chain begins, and where an
     error ends it, those under way have ended or are late."""

@@ -70,7 +70,7 @@ def _remove(container: str, owner: int):
         with contextlib.suppress(SandboxProblem):  # gone with its daemon
             _docker("rm", "--force", container)
 
-
+# %% ../../nbs/sandbox/08_docker.ipynb #8d24cbe8
 @sandbox_kind("docker", lambda: docker_problem(), rank=20)
 class DockerSandbox(BoxedSandbox):
     """A container without network and rights, read-only but for /repo and bounded /tmp and /dev/shm.

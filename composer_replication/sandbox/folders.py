@@ -269,7 +269,7 @@ def _parent(top, parts, make=None):
     finally:
         os.close(folder)
 
-
+# %% ../../nbs/sandbox/00_folders.ipynb #f3618b0f
 def read_file(
     top: int,  # descriptor of the tree
     path: str,  # relative

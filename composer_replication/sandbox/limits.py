@@ -132,7 +132,7 @@ def _mapped(pid: int) -> list[tuple[tuple[int, int], str, int]]:
             found.append(((device, int(number)), f"{first:x}-{last:x}", last - first + int(offset, 16)))
     return found
 
-
+# %% ../../nbs/sandbox/01_limits.ipynb #9518fa05
 def _shared(pids: Sequence[int], longest: dict | None = None) -> float:
     """Bytes of the blocks that processes map, each counted once; infinite where their mappings are too many.
 
@@ -270,7 +270,7 @@ class _Pipes:
             with contextlib.suppress(OSError):
                 pipe.close()
 
-
+# %% ../../nbs/sandbox/01_limits.ipynb #1d9e417d
 def _kill(process):
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)

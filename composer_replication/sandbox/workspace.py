@@ -49,7 +49,7 @@ def _open_way(top: int, cwd: str):
     finally:
         os.close(folder)
 
-
+# %% ../../nbs/sandbox/05_workspace.ipynb #8a766e67
 class BoxedSandbox:
     """A sandbox whose tree lies in a box on the host: its files and life; `Sandbox` says what each method does.
 

@@ -70,7 +70,7 @@ def json_calls(text: str) -> list[ToolCall]:
     calls = [object_call(v) for v in (value if isinstance(value, list) else [value])]
     return [c for c in calls if c is not None] if all(calls) else []
 
-
+# %% ../../nbs/traces/00_calls_in_text.ipynb #6acc2d5a
 _FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z|(?=<function=))", re.S)
 _PARAMETER = re.compile(r"<parameter=([^>]+)>(.*?)(?:</parameter>|(?=<parameter=)|\Z)", re.S)
 _INVOKE = re.compile(r"<(?:\w+:)?invoke name=\"([^\"]+)\">(.*?)(?:</(?:\w+:)?invoke>|\Z)", re.S)
@@ -96,7 +96,7 @@ def xml_calls(text: str) -> list[ToolCall]:
         found.append(ToolCall(text[:text.index("<arg_key>")].strip(), pairs))
     return found
 
-
+# %% ../../nbs/traces/00_calls_in_text.ipynb #21e5d893
 _CALLED = re.compile(r"\s*([A-Za-z_][^()\[\]{}\"'=,\n]{0,80}?)\(")
 
 

@@ -206,7 +206,7 @@ def command_of(
 
 FENCED = re.compile(r"```(?:bash|sh|shell|mswea_bash_command)?[ \t]*\n(.*?)\n?```", re.S)  # the command of an agent that writes text
 
-
+# %% ../../nbs/traces/01_error_detectors.ipynb #063c39f0
 def without_echo(
     text: str,
     command: str,  # that the result answers
@@ -397,7 +397,7 @@ def _listed(value: Any, key: str) -> bool:
     "Whether a value is a list of objects with this key, as GraphQL and FastAPI give errors."
     return isinstance(value, list) and bool(value) and all(isinstance(v, dict) and key in v for v in value)
 
-
+# %% ../../nbs/traces/01_error_detectors.ipynb #55b93ab4
 def object_failed(o: dict) -> bool | None:
     "Whether an object says that its tool failed; None where it says nothing."
     word, kind, error = (v.strip().lower() if isinstance(v := o.get(key), str) else v for key in ("status", "type", "error"))
@@ -453,7 +453,7 @@ def raised(text: str) -> bool:
     behind = [line.strip() for line in text[text.rindex(last) + len(last):].split("\n") if line.strip()]
     return not any(map(WELL.match, behind[-3:])) or any(GAVE_UP.match(line) or says_error(line) for line in behind[-4:])
 
-
+# %% ../../nbs/traces/01_error_detectors.ipynb #58499e58
 def payload(trace: Trace, position: int) -> Detection | None:
     "A result that says itself that it is an error, in an object or in its first words."
     turn = observed(trace, position)

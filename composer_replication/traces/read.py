@@ -218,7 +218,7 @@ def objects(path: Path) -> Iterator[Any]:
         except ValueError as error:
             yield TraceProblem(str(error), "fetch the file again, what came before was read")
 
-
+# %% ../../nbs/traces/02_read.ipynb #12a4f280
 def read_list(path: Path) -> Iterator[Any] | None:
     "The objects of a list whose first one is a whole trace; None where the file is something else."
     try:
@@ -251,7 +251,7 @@ def in_a_row(text: str) -> list[tuple[int, str]]:
         line, at = line + text.count("\n", start, end), end
     return found
 
-
+# %% ../../nbs/traces/02_read.ipynb #ea2bf684
 def read_document(lines: list[tuple[int, bytes | TraceProblem]]) -> Iterator[tuple[int, Any]]:
     "The value of a file that is one JSON document, several one after the other, or as a last resort those of its lines that are objects."
     broken = [(n, line) for n, line in lines if isinstance(line, TraceProblem)]
@@ -388,7 +388,7 @@ def assemble(
     if session:
         yield from ((t.line or 1 if isinstance(t, TraceProblem) else session[0][0] + 1, t) for t in spread.read(session, name))
 
-
+# %% ../../nbs/traces/02_read.ipynb #2a36e86b
 def warn(problem: TraceProblem) -> None:
     "Give a problem as a Python warning."
     warnings.warn(str(problem), stacklevel=4)

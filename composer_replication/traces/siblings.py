@@ -57,7 +57,7 @@ def failed_turns(
     "Positions of the assistant turns that caused an error which nobody wanted."
     return frozenset(s.turn for s in (find_error_sites(trace) if sites is None else sites) if wanted or not s.wanted)
 
-
+# %% ../../nbs/traces/08_siblings.ipynb #4afd4ff6
 class SiblingIndex:
     "For every state of every task: what each attempt did there. Built in one pass; traces without a task have no siblings."
 

@@ -81,7 +81,7 @@ def left_over(
 # %% ../../../nbs/contrib/attacks/05_worlds.ipynb #29bd084c
 WIDE = Limits(wall_s=60.0, cpu_s=60, memory_mb=4096, processes=256, file_mb=256, disk_mb=512, output_bytes=64_000_000)
 
-
+# %% ../../../nbs/contrib/attacks/05_worlds.ipynb #94f67ecf
 class NaiveWorld:
     "An agent's tree with leftovers, unchecked tools, and no walls. Use it in a `with` block."
 

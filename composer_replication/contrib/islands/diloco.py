@@ -241,7 +241,7 @@ class IslandCallback(TrainerCallback):
 FILE = "islands.pt"  # in a checkpoint
 SLOWEST = 60, 10e6  # a sum may take so many seconds, and one more for so many bytes; then somebody is taken to be lost
 
-
+# %% ../../../nbs/contrib/islands/00_diloco.ipynb #c4b473cb
 class Islands(IslandCallback):
     "Takes an outer step with the other islands every `diloco_every` steps. Add it last. Raises `IslandsProblem`."
 

@@ -31,7 +31,7 @@ class Round:
     number: int  # from 0
     members: tuple[int, ...]  # islands in the mean; empty: the round's files were gone, and a state was taken
 
-
+# %% ../../../nbs/contrib/islands/01_rounds.ipynb #963b319c
 class Rounds:
     "One island's end of the store. Methods raise `IslandsProblem`, and what the store raises."
 

@@ -71,7 +71,7 @@ class _Session:
         self._closed = True
         self._environment.close()
 
-
+# %% ../../../nbs/contrib/openenv/00_server.ipynb #fc3ef4df
 def make_app(
     make: Callable[[], FeatureDeletionEnv],  # an environment for one session
     sessions: int = SESSIONS,  # at once; another one is refused

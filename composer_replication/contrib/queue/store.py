@@ -44,7 +44,7 @@ class QueueProblem(Problem, RuntimeError):
 class StoreDown(QueueProblem):
     "A store gave no answer, or failed, for as long as it was asked. It may come back."
 
-
+# %% ../../../nbs/contrib/queue/00_store.ipynb #1057c1c4
 class Store:
     """Files under one URL, each written whole or not at all. Raises `QueueProblem` for a URL that fsspec cannot open and for what a store
     refuses, `StoreDown` for one that fails."""
@@ -221,7 +221,7 @@ def decode(
 # %% ../../../nbs/contrib/queue/00_store.ipynb #34102f7b
 Found = TypeVar("Found")
 
-
+# %% ../../../nbs/contrib/queue/00_store.ipynb #0a42f171
 class RolloutQueue:
     "One end of the queue, the trainer's or a generator's."
 
@@ -454,7 +454,7 @@ class RolloutQueue:
         "Whether the trainer has reached its end."
         return orjson.loads(self.store.read("progress.json") or b'{"over": false}')["over"]
 
-
+# %% ../../../nbs/contrib/queue/00_store.ipynb #438b9a1e
 def folder_of(generation: int) -> str:
     "Of a generation within the store."
     return f"generations/{generation:06d}"

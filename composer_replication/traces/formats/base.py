@@ -369,7 +369,7 @@ def reasoning_of(message: dict) -> str:
                 return said
     return ""
 
-
+# %% ../../../nbs/traces/formats/00_base.ipynb #5db6f847
 def _parts(block: dict) -> list[tuple[str, Any]]:
     "What a block holds: text, thinking, a call, a result, or a call with its result."
     kind, call, done = block.get("type"), None, None
@@ -399,7 +399,7 @@ def _parts(block: dict) -> list[tuple[str, Any]]:
         done = block if str(block.get("state")).startswith("output-") else None
     return [part for part in (("call", call), ("result", done)) if part[1] is not None]  # none for pictures and the like
 
-
+# %% ../../../nbs/traces/formats/00_base.ipynb #09c0d62d
 def message_turns(
     message: dict,
     index: int,  # its position in the record

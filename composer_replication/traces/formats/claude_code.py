@@ -150,7 +150,7 @@ def mended(lines: Sequence[Line]) -> tuple[list[Line], list[int]]:  # and the po
         made.append((position, r))
     return made, lost
 
-
+# %% ../../../nbs/traces/formats/05_claude_code.ipynb #3e34de0e
 @register_format("claude-code", is_session_line, lines=True)
 def read_session(lines: Sequence[Line], trace_id: str) -> Iterator[Trace | TraceProblem]:
     "The traces of one session file, one for each tree, those of sub-agents behind the main one, and what could not be read."

@@ -42,7 +42,7 @@ def gemini_turns(messages: Sequence[tuple[int, dict]]) -> Iterator[Turn]:
                     yield Turn("tool", shown or as_text(c.get("status")) or "", tool_call_id=as_text(c.get("id")), name=str(c["name"]), observation=True,
                                failed={"error": True, "cancelled": False, "success": False}.get(c.get("status")), source_index=index)
 
-
+# %% ../../../nbs/traces/formats/19_gemini_cli.ipynb #910544a4
 def is_streamed(record: dict) -> bool:
     "Whether a record is an event of `gemini --output-format stream-json`."
     kind = record.get("type")
@@ -69,7 +69,7 @@ def streamed_messages(lines: Sequence[tuple[int, dict]]) -> dict[str, tuple[int,
             call |= {"status": r.get("status"), "result": [error or r.get("output") or ""]}
     return {f"#{n}": one for n, one in enumerate(kept)}
 
-
+# %% ../../../nbs/traces/formats/19_gemini_cli.ipynb #78a834f1
 def is_gemini(record: dict) -> bool:
     "Whether a record is a session, or the head of one."
     return isinstance(record.get("sessionId"), str) and isinstance(record.get("projectHash"), str)

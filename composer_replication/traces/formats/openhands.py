@@ -41,7 +41,7 @@ def is_old_event(record: dict) -> bool:
     return isinstance(record.get("source"), str) and isinstance(record.get("action", record.get("observation")), str) and bool(
         {"args", "content", "extras"} & record.keys())
 
-
+# %% ../../../nbs/traces/formats/17_openhands.ipynb #0e98ef24
 OF_THE_RUNTIME = ("null", "recall", "change_agent_state", "agent_state_changed", "pause", "resume", "stop", "start", "push", "send_pr", "condense",
                   "condensation", "condensation_request", "loop_recovery", "loop_detection")
 SETTINGS = "thought", "is_confirmed", "confirmation_state", "hidden", "security_risk", "keep_prompt", "blocking", "is_static", "cwd", "wait_for_response"
@@ -69,7 +69,7 @@ def of_today(event: dict) -> dict | None:
                     "action": {k: v for k, v in args.items() if k not in SETTINGS}, "llm_response_id": response.get("id"), "model": response.get("model"),
                     "reasoning_content": message.get("reasoning_content")}
 
-
+# %% ../../../nbs/traces/formats/17_openhands.ipynb #45bc2143
 def event_call(event: dict) -> ToolCall:
     "The call of an action: as the model made it, else from the action's fields."
     if isinstance(event.get("tool_call"), dict) and (call := object_call(event["tool_call"])):
@@ -94,7 +94,7 @@ def result_turn(event: dict, index: int) -> Turn:
     text = text_of(next((seen[key] for key in ("content", "output", "message") if seen.get(key)), None))
     return Turn("tool", text, tool_call_id=id, name=name, observation=True, failed=failed, fail_reason=reason, source_index=index)
 
-
+# %% ../../../nbs/traces/formats/17_openhands.ipynb #859f8ad8
 def event_turns(events: Sequence[tuple[int, dict]]) -> Iterator[Turn]:
     "The turns of a list of events."
     waiting: list = []  # (position, event) of the actions of one answer

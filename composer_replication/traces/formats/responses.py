@@ -54,7 +54,7 @@ def item_result(item: dict, index: int) -> Turn:
     return Turn("tool", text, tool_call_id=as_text(next((item[key] for key in ("call_id", "id") if item.get(key)), None)), observation=True,
                 failed=failed, fail_reason=reason, source_index=index)
 
-
+# %% ../../../nbs/traces/formats/13_responses.ipynb #99ba1208
 def item_turns(items: Iterable[tuple[int, dict]]) -> Iterator[Turn]:
     "The turns of a list of items with their positions; items of other kinds are passed over."
     text, thinking, calls, results, first = [], [], [], [], None
