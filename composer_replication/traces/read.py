@@ -209,8 +209,8 @@ def objects(path: Path) -> Iterator[Any]:
                 elif more := stream.read(size):
                     text, at, size = text[at:] + utf8.decode(more), 0, 2 * size
                 elif utf8.decode(b"", final=True) or here or inside:
-                    why = unpacked and unpacked.error or lacks and f"the next is broken: {lacks}"
-                    raise ValueError(f"the list is cut off behind value {count:,}" + (f" ({why})" if why else ""))
+                    why = unpacked and unpacked.error or lacks and f"the next: {lacks}"
+                    raise ValueError(f"the list is cut off {'or broken ' if lacks else ''}behind value {count:,}" + (f" ({why})" if why else ""))
                 else:
                     return
         except UnicodeDecodeError:

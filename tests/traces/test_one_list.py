@@ -37,7 +37,7 @@ def test_a_list_gives_what_its_lines_give(tmp_path, indent, packed, mark):
      "value 9 of the list is broken"),
     (lambda text: text[:-1], 40, "cut off"),
     (lambda text: text + " and more", 40, "something else stands behind"),
-    (lambda text: text[:-1] + ', {"messages": nope}]', 40, "the next is broken"),
+    (lambda text: text[:-1] + ', {"messages": nope}]', 40, "cut off or broken behind value 40 (the next: "),
 ])
 def test_what_came_before_a_break_is_read_and_the_break_is_said(tmp_path, damage, kept, said):
     path = tmp_path / "list.json"
