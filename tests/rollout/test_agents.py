@@ -83,6 +83,7 @@ def factory(tmp_path):
     )
 
 
+@pytest.mark.filterwarnings("ignore:LocalSubprocessSandbox isolates nothing")
 def test_every_way_to_end(factory, tmp_path):
     kinds = ["good", "greedy", "crashing", "killed", "silent", "elsewhere", "broken"]
     before = Workspace.closed

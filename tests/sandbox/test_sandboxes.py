@@ -34,6 +34,7 @@ def test_the_unsafe_one_says_so(tmp_path):
         assert "UNSAFE" in repr(box)
 
 
+@pytest.mark.filterwarnings("ignore:LocalSubprocessSandbox isolates nothing")
 def test_auto_takes_bubblewrap_or_warns(tmp_path, monkeypatch):
     tree = make_tree(tmp_path / "t")
     if sandbox_problem("bubblewrap") is None:

@@ -112,6 +112,7 @@ def test_a_recipe_trains_on_an_agents_answers_and_its_page_shows_them(tmp_path):
     assert "2 segments" in shown and len(links) == 2 and all((tmp_path / "out" / link).is_file() for link in links)
 
 
+@pytest.mark.filterwarnings("ignore:LocalSubprocessSandbox isolates nothing")
 def test_sdpo_at_the_error_turns_of_an_agent(tmp_path):
     trainer = trained(tmp_path, alpha_sdpo=1.0)
     log = trainer.state.log_history[0]
