@@ -200,7 +200,7 @@ def test_silence_has_a_limit(arm, tmp_path):
     jobs = [Job(arm.Setting(2, fault="silent"), 0), Job(arm.Setting(8, 1.0), 1)]
     found = {o.job.seed: o for o in run_jobs(jobs, tmp_path / "out", silence=5.0, arm="slow_arm")}
     assert "reported nothing for 5 s" in found[0].problem and found[1].problem is None
-    wait_for(lambda: not alive(int((tmp_path / "out" / jobs[0].name / "pid").read_text())))
+    wait_for(lambda: not alive(int((tmp_path / "out" / jobs[0].name / "pid").read_text())), 60)
 
 
 def test_imports_that_hang_end_the_jobs(arm, tmp_path, monkeypatch):
@@ -236,7 +236,7 @@ def test_closing_the_iterator_ends_the_children(arm, tmp_path):
     wait_for(lambda: (tmp_path / "out" / jobs[1].name / "pid").exists())
     outcomes.close()
     pid = int((tmp_path / "out" / jobs[1].name / "pid").read_text())
-    wait_for(lambda: not alive(pid))  # a process that ends closes its output a moment before it is gone
+    wait_for(lambda: not alive(pid), 60)  # a process that ends closes its output a moment before it is gone
 
 
 def test_two_parents_do_not_compute_the_same_job_twice(arm, tmp_path, monkeypatch):
