@@ -18,7 +18,7 @@ from trainer_script import Stored, make
 from transformers import Qwen3ForCausalLM, Trainer, TrainerCallback
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-import composer_replication.tree.forward as forward
+import composer_replication.tree.pass_cost as pass_cost
 from composer_replication.contrib.fsdp.deal import branch_tokens
 from composer_replication.contrib.fsdp.level import Level
 from composer_replication.contrib.fsdp.trainer import ShardedTrainer
@@ -137,7 +137,7 @@ def main(job):
     torch.set_num_threads(1)
     Qwen3RMSNorm.forward = norm
     for limit, entries in (("PASS", 0), ("SHARDED", 0), ("MASK", 2**11)):  # several groups of branches, so that ranks differ
-        setattr(forward, f"{limit}_ENTRIES", entries)
+        setattr(pass_cost, f"{limit}_ENTRIES", entries)
     if "RANK" in os.environ:
         let_accelerate_shard_on_cpu()
         dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT))  # on CPU transformers does not hand ddp_timeout on

@@ -18,7 +18,8 @@ from .divergences import Divergence, TokenDivergence
 from .preference import PreferenceLoss, dpo_loss, simpo_loss
 from .received import importance_weights
 from .topk import Selected
-from ..tree.forward import forward_branches, forward_trunk, narrow_batch
+from ..tree.forward import forward_branches, forward_trunk
+from ..tree.pass_cost import narrow_batch
 from ..tree.pack import PackedBatch, own_answer
 
 # %% ../../nbs/losses/07_channels.ipynb #c9f049f7

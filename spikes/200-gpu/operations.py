@@ -19,7 +19,7 @@ from common import HERE, Stage
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from composer_replication.envs.toy.model import embedded_tokenizer
-from composer_replication.tree import forward
+from composer_replication.tree import pass_cost
 from composer_replication.tree.template import probe_template
 
 LAYERS, TOKENS = {"0.5B": 24, "7B LoRA": 28}, 1024
@@ -86,10 +86,10 @@ def timed(stage: Stage, arm: str, width: int, layers: int, tokens: int, errors: 
     "Least CPU seconds of some steps by way, in turns."
     shape = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": 2 * width}
     trainer, inputs = prepared(stage, "0.5B", arm, shape, tokens, errors)
-    worth, seconds = {"apart": float("-inf"), "by the rule": forward.LAYER_WORTH["cpu"]}, {"apart": [], "by the rule": []}
+    worth, seconds = {"apart": float("-inf"), "by the rule": pass_cost.LAYER_WORTH["cpu"]}, {"apart": [], "by the rule": []}
     for _ in range(STEPS):
         for way, each in seconds.items():
-            forward.LAYER_WORTH["cpu"] = worth[way]
+            pass_cost.LAYER_WORTH["cpu"] = worth[way]
             begun = time.process_time()
             stage_b.step(trainer, inputs)
             each.append(time.process_time() - begun)
@@ -103,7 +103,7 @@ def main():
         stage = Stage("b", __doc__)
         seconds = {f"{arm}: {width} wide, {layers} layers, {tokens} tokens": timed(stage, arm, width, layers, tokens, errors)
                    for width, layers, tokens, errors in TIMED for arm in ("sdpo, live", "all, live", "all, frozen")}
-        forward.LAYER_WORTH["cpu"] = forward.LAYER_WORTH["cuda"]
+        pass_cost.LAYER_WORTH["cpu"] = pass_cost.LAYER_WORTH["cuda"]
         found = {f"{size}: {arm}": counted(stage, size, arm, layers) for size, layers in LAYERS.items() for arm in stage_b.ALL}
     facts = {"torch": torch.__version__, "bounds": BOUND, "cases": found, "seconds": seconds}
     facts["before"] = json.loads(file.read_text())["before"]

@@ -27,8 +27,9 @@ from composer_replication.traces.read import read_traces
 from composer_replication.traces.siblings import action_key
 from composer_replication.tree.build import build_tree
 from composer_replication.tree.example import RolloutTree, target_hints, target_turns
-from composer_replication.tree.forward import PASS_ENTRIES, SHARDED_ENTRIES, _groups, _part, _wanted, trunk_tokens
+from composer_replication.tree.forward import trunk_tokens
 from composer_replication.tree.pack import pack_trees
+from composer_replication.tree.pass_cost import PASS_ENTRIES, SHARDED_ENTRIES, branch_groups, branch_part, wanted_branches
 from composer_replication.tree.template import probe_template
 
 warnings.filterwarnings("ignore")
@@ -113,15 +114,15 @@ class Held:
 
 def _tokens(batch, kinds, shared, cached, worth, split=False):
     "Of each pass over the branches of these kinds."
-    wanted = _wanted(batch, kinds)
+    wanted = wanted_branches(batch, kinds)
     if not wanted.any():
         return []
     if not shared:
         length = [[int((batch.branch_segment[row] == s).sum()) for s in range(wanted.shape[1])] for row in range(len(wanted))]
         return [int(batch.branch_fork[row, s]) + length[row][s] for row, s in wanted.nonzero().tolist()]
-    *_, part, wanted = _part(batch, wanted)
+    *_, part, wanted = branch_part(batch, wanted)
     return [trunk_tokens(batch, kinds)] * (not cached) + [
-        columns[:, piece].numel() for _, columns, _, pieces in _groups(part, wanted, worth, split) for piece in pieces]
+        columns[:, piece].numel() for _, columns, _, pieces in branch_groups(part, wanted, worth, split) for piece in pieces]
 
 
 def held(batch, how: Reading) -> Held:

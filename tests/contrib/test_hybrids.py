@@ -11,8 +11,9 @@ from composer_replication.contrib import hybrids
 from composer_replication.contrib.hybrids import TrunkCache
 from composer_replication.training.step import watch_forward
 from composer_replication.tree.build import Branch, Span, Tree
-from composer_replication.tree.forward import PASS_ENTRIES, branch_passes, forward_branches, forward_trunk, shares_trunk
+from composer_replication.tree.forward import forward_branches, forward_trunk, shares_trunk
 from composer_replication.tree.pack import KINDS, pack_trees
+from composer_replication.tree.pass_cost import PASS_ENTRIES, branch_passes
 from composer_replication.tree.states import state_mixers
 
 TINY = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,

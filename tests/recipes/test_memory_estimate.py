@@ -17,8 +17,9 @@ from composer_replication.recipes.memory_estimate import BRANCHES, SHAPES, activ
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.recipes.run import run_recipe
 from composer_replication.tree.build import Branch, Span, Tree
-from composer_replication.tree.forward import PASS_ENTRIES, SHARDED_ENTRIES, WAYS, forward_tree, pass_worth
+from composer_replication.tree.forward import WAYS, forward_tree
 from composer_replication.tree.pack import pack_trees
+from composer_replication.tree.pass_cost import PASS_ENTRIES, SHARDED_ENTRIES, pass_worth
 
 RECIPES = ["qwen2.5-coder-7b-fsdp2", "qwen3-8b-fsdp2"]
 

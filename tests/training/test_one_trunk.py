@@ -11,8 +11,9 @@ from trainer_script import make
 from composer_replication.losses.channels import reference_logps, teacher_states
 from composer_replication.report.run import run_facts
 from composer_replication.training.step import BackwardPass
-from composer_replication.tree.forward import LAYER_WORTH, WAYS
+from composer_replication.tree.forward import WAYS
 from composer_replication.tree.pack import pack_trees
+from composer_replication.tree.pass_cost import LAYER_WORTH
 
 
 @pytest.fixture(scope="module", params=["frozen", "trust_region"])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.tree.forward import LAYER_WORTH
+from composer_replication.tree.pass_cost import LAYER_WORTH
 
 SPIKE = Path(__file__).resolve().parents[2] / "spikes" / "200-gpu"
 MODULES = "common", "stage_b", "operations"

@@ -16,8 +16,8 @@ from composer_replication.training.recorded import recorded_tree
 from composer_replication.training.step import StepTrainer
 from composer_replication.tree.build import build_tree
 from composer_replication.tree.example import target_hints, target_turns
-from composer_replication.tree.forward import LAYER_WORTH
 from composer_replication.tree.pack import pack_trees
+from composer_replication.tree.pass_cost import LAYER_WORTH
 from composer_replication.tree.template import probe_template
 
 

@@ -19,7 +19,8 @@ from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.episodes import rollout_columns
 from composer_replication.training.setup import group_pairs
 from composer_replication.training.trainer import ComposerReplicationTrainer
-from composer_replication.tree.forward import LAYER_WORTH, WAYS
+from composer_replication.tree.forward import WAYS
+from composer_replication.tree.pass_cost import LAYER_WORTH
 
 
 def settings(folder, **changes):

@@ -11,8 +11,9 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Lfm2Config, Lfm2Fo
 
 from composer_replication.tree import forward
 from composer_replication.tree.block_mask import BLOCK, branch_block_mask
-from composer_replication.tree.forward import branch_passes, forward_branches, shares_trunk, way_name
+from composer_replication.tree.forward import forward_branches, shares_trunk, way_name
 from composer_replication.tree.pack import KINDS, pack_trees
+from composer_replication.tree.pass_cost import branch_passes
 
 TINY = dict(vocab_size=400, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, head_dim=16,
             num_key_value_heads=1, pad_token_id=0)

@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 from largest import Largest
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from composer_replication.tree import forward
+from composer_replication.tree import forward, pass_cost
 from composer_replication.tree.build import Branch, Span, Tree
 from composer_replication.tree.checkpointed import keeping_cache, keeps_cache
 from composer_replication.tree.forward import (
-    LAYER_WORTH,
-    branch_passes,
     forward_branches,
     forward_tree,
     forward_trunk,
@@ -28,6 +26,7 @@ from composer_replication.tree.forward import (
     tree_problem,
 )
 from composer_replication.tree.pack import KINDS, pack_trees
+from composer_replication.tree.pass_cost import LAYER_WORTH, branch_passes
 
 TINY = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
             num_key_value_heads=2, max_position_embeddings=256)
@@ -183,10 +182,10 @@ def test_small_groups_and_branches_in_pieces_are_exact(family, monkeypatch):
     with torch.no_grad():
         want, (_, cache) = separate(model, batch_of_three()), forward_trunk(model, batch)
         for entries in (1, 200, 900, 3000):
-            monkeypatch.setattr(forward, "MASK_ENTRIES", entries)
+            monkeypatch.setattr(pass_cost, "MASK_ENTRIES", entries)
             passes.clear()
             assert (forward_branches(model, batch, cache) - want).abs().max() < 1e-5
-            assert len(passes) == branch_passes(batch, KINDS, True, True, forward.PASS_ENTRIES, split=True), entries
+            assert len(passes) == branch_passes(batch, KINDS, True, True, pass_cost.PASS_ENTRIES, split=True), entries
             assert (len(passes) > 6) == (entries < 900)  # branches
     count.remove()
 
@@ -199,12 +198,12 @@ def test_in_bf16_two_passes_are_as_near_to_float32_as_rows_are(family):
 
 
 def test_with_gradient_a_branch_stays_whole(monkeypatch):
-    monkeypatch.setattr(forward, "MASK_ENTRIES", 1)
+    monkeypatch.setattr(pass_cost, "MASK_ENTRIES", 1)
     model, batch, passes = make("Qwen2"), batch_of_three(), []
     cache = forward_trunk(model, batch)[1]
     model.base_model.register_forward_hook(lambda module, args, out: passes.append(1))
     forward_branches(model, batch, cache)
-    assert len(passes) == branch_passes(batch, KINDS, True, True, forward.PASS_ENTRIES) == 6
+    assert len(passes) == branch_passes(batch, KINDS, True, True, pass_cost.PASS_ENTRIES) == 6
 
 
 def test_a_long_branch_over_a_long_trunk_makes_no_mask_of_both():
@@ -217,7 +216,7 @@ def test_a_long_branch_over_a_long_trunk_makes_no_mask_of_both():
     Largest.numel = 0
     with torch.no_grad(), Largest():
         forward_branches(model, pack_trees([tree], 0), cache)
-    assert count * 97 < Largest.numel <= forward.MASK_ENTRIES < count * time // 3
+    assert count * 97 < Largest.numel <= pass_cost.MASK_ENTRIES < count * time // 3
 
 
 def test_some_kinds_only():
@@ -458,7 +457,7 @@ def test_the_rule_counts_what_one_pass_adds(rows, kinds, gradient, whole, one, t
         for worth, taken in ((once - apart - 1, False), (once - apart + 1, True)):
             monkeypatch.setitem(LAYER_WORTH, "cpu", worth / passes)
             assert one_pass(model, batch, kinds, whole) == taken
-        monkeypatch.setattr(forward, "MASK_ENTRIES", one[2] - 1)
+        monkeypatch.setattr(pass_cost, "MASK_ENTRIES", one[2] - 1)
         assert not one_pass(model, batch, kinds, whole)
         assert not one_pass(model, pack_trees([row_with()], 0), kinds, whole)  # nothing to read
 
@@ -512,20 +511,20 @@ LENGTHS = st.lists(st.lists(st.integers(0, 90), min_size=6, max_size=6), min_siz
 @given(LENGTHS, st.data())
 def test_every_branch_goes_through_once_and_no_pass_costs_more_than_it_saves(length, data):
     fork = [data.draw(st.lists(st.integers(0, 5000), min_size=6, max_size=6)) for _ in length]
-    packs = forward._packs(length, fork, forward.PASS_ENTRIES)
+    packs = pass_cost.branch_packs(length, fork, pass_cost.PASS_ENTRIES)
     went = [(row, branch) for pack in packs for row, branches in pack.rows.items() for branch in branches]
     assert sorted(went) == [(r, b) for r, row in enumerate(length) for b, n in enumerate(row) if n]
     for pack in packs:
         assert pack.width == max(sum(length[row][b] for b in branches) for row, branches in pack.rows.items())
         assert pack.fork == max(fork[row][b] for row, branches in pack.rows.items() for b in branches)
-    alone = [forward._Pack(length[r][b], fork[r][b], {r: [b]}).entries(forward.TOKEN_ENTRIES) for r, b in went]
-    spent = sum(pack.entries(forward.TOKEN_ENTRIES) for pack in packs)
-    assert spent + forward.PASS_ENTRIES * len(packs) <= sum(alone) + forward.PASS_ENTRIES * len(alone)
+    alone = [pass_cost.BranchPack(length[r][b], fork[r][b], {r: [b]}).entries(pass_cost.TOKEN_ENTRIES) for r, b in went]
+    spent = sum(pack.entries(pass_cost.TOKEN_ENTRIES) for pack in packs)
+    assert spent + pass_cost.PASS_ENTRIES * len(packs) <= sum(alone) + pass_cost.PASS_ENTRIES * len(alone)
 
 
 def test_a_row_with_one_branch_does_not_wait_beside_one_with_eight():
     length, fork = [[100] * 8, [100] + [0] * 7, [0] * 8], [[9000 + 900 * i for i in range(8)], [300] + [0] * 7, [0] * 8]
-    packs = forward._packs(length, fork, forward.PASS_ENTRIES)
+    packs = pass_cost.branch_packs(length, fork, pass_cost.PASS_ENTRIES)
     assert sum(len(pack.rows) * pack.width for pack in packs) == 900
-    (whole,) = forward._packs(length, fork, math.inf)
+    (whole,) = pass_cost.branch_packs(length, fork, math.inf)
     assert whole.rows == {0: list(range(8)), 1: [0]} and whole.width == 800

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from ...losses.chunked import lm_head, token_logprobs
-from ...tree.forward import branch_passes
+from ...tree.pass_cost import branch_passes
 from ...tree.pack import ANSWERS, PackedBatch
 
 # %% ../../../nbs/contrib/fsdp/00_level.ipynb #953a220e

@@ -22,7 +22,8 @@ from ...training.config import ComposerReplicationConfig
 from ...training.step import BackwardPass
 from ...training.teacher import evaluating
 from ...training.trainer import ComposerReplicationTrainer
-from ...tree.forward import pass_worth, shares_trunk, splits_wide
+from ...tree.forward import shares_trunk
+from ...tree.pass_cost import pass_worth, splits_wide
 
 # %% ../../../nbs/contrib/fsdp/03_trainer.ipynb #733467c2
 def check_options(

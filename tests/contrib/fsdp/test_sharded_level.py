@@ -10,6 +10,7 @@ from transformers import Qwen3Config
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 import composer_replication.tree.forward as forward
+import composer_replication.tree.pass_cost as pass_cost
 from composer_replication.contrib.fsdp.level import Level, Passes, Reading, count_passes, idle_pass, level
 from composer_replication.losses.channels import pair_logps, reference_logps, teacher_states
 from composer_replication.tree.pack import pack_trees
@@ -89,12 +90,12 @@ def made(batch, recorded, how, attention):
 def test_in_random_layouts_every_rank_makes_as_many_passes_of_every_kind(monkeypatch, layouts):
     draw, idle, busiest = random.Random(0), 0, Counter()
     for layout in range(layouts):
-        monkeypatch.setattr(forward, "MASK_ENTRIES", draw.choice([1, 200, 2**11, 2**25]))
-        monkeypatch.setattr(forward, "PASS_ENTRIES", draw.choice([0, 2**18, forward.SHARDED_ENTRIES]))
+        monkeypatch.setattr(pass_cost, "MASK_ENTRIES", draw.choice([1, 200, 2**11, 2**25]))
+        monkeypatch.setattr(pass_cost, "PASS_ENTRIES", draw.choice([0, 2**18, pass_cost.SHARDED_ENTRIES]))
         attention = draw.choice(["sdpa", "sdpa", "flex_attention", "flash_attention_2"])  # the last takes no mask of ours
         reads = attention != "flash_attention_2"
         how = Reading(*(draw.random() < 0.7 for _ in range(3)), reads and draw.random() < 0.7, reads,
-                      forward.pass_worth(Counting(attention=attention)), attention == "sdpa")
+                      pass_cost.pass_worth(Counting(attention=attention)), attention == "sdpa")
         ranks = [rank_of(draw) for _ in range(draw.choice([2, 2, 3]))]
         counts = [[count_passes(*rank, how)] for rank in ranks]
         levels = level(counts)
