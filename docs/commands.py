@@ -6,7 +6,7 @@ from pathlib import Path
 import typer
 
 from composer_replication.cli.app import app
-from composer_replication.cli.console import ENDINGS, Ending
+from composer_replication.cli.console import EXIT_CODES, ExitCode
 
 
 def examples(help: str | None) -> list[str]:
@@ -34,7 +34,7 @@ def command_markdown(name: str, command) -> str:
     "What the help of a command says, as Markdown."
     words = command.help.split("Examples:")[0].strip()
     if hasattr(command, "commands"):
-        return f"## {name}\n\n{words.removesuffix(ENDINGS).strip()}\n"
+        return f"## {name}\n\n{words.removesuffix(EXIT_CODES).strip()}\n"
     arguments, options = ([p for p in command.params if p.param_type_name == kind] for kind in ("argument", "option"))
     named = [p.metavar + ("..." if p.nargs == -1 else "") for p in arguments]
     usage = " ".join([name, *(word if p.required else f"[{word}]" for word, p in zip(named, arguments)), "[OPTIONS]"])
@@ -46,6 +46,6 @@ def command_markdown(name: str, command) -> str:
 def page() -> str:
     "Every command: usage, options, examples."
     (_, root), *below = walk(typer.main.get_command(app), "composer-rl")
-    codes = "".join(f"| {ending.value} | {ending.meaning} |\n" for ending in Ending)
-    return "\n".join(["# Commands\n", root.help.split(ENDINGS)[0], f"## Exit codes\n\n| code | meaning |\n|--:|:--|\n{codes}",
+    codes = "".join(f"| {ending.value} | {ending.meaning} |\n" for ending in ExitCode)
+    return "\n".join(["# Commands\n", root.help.split(EXIT_CODES)[0], f"## Exit codes\n\n| code | meaning |\n|--:|:--|\n{codes}",
                       *(command_markdown(name, command) for name, command in below)])

@@ -1,11 +1,11 @@
 """Jobs that several tests write, and a command that the held-out guard has stopped."""
 from dataclasses import replace
 
-from composer_replication.contrib.launch.job import Job, limit_of
+from composer_replication.contrib.launch.job import LaunchJob, limit_of
 
 NASTY = "it's \"$(touch pwned)\" `touch pwned` $HOME ; touch pwned \\ # {{ name }} é"
 RECIPE = "task: toy  # \x7f 😀 \u2028 $(HOME)\nmodel: embedded\n'''\"\"\"\n"
-JOB = Job("toy", ("composer-rl", "train", "--config", "/job/toy.yaml", "--set", NASTY), "/runs/toy",
+JOB = LaunchJob("toy", ("composer-rl", "train", "--config", "/job/toy.yaml", "--set", NASTY), "/runs/toy",
           limit_of(budget=12, price=3), {"toy.yaml": RECIPE}, "out/toy", ("HF_TOKEN",), gpus=8, hardware="H100",
           image="registry.invalid/a/b:1", storage="s3://bucket/runs")
 RUN = ["composer-rl", "jobs", "run", "/runs/toy", "--seconds", "14400", "--", *JOB.command]

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from .console import AsJson, Ending, check_output, emit, offer, out, plainly, print_tables, printable, say, warn, working
+from .console import AsJson, ExitCode, check_output, emit, offer, out, plainly, print_tables, printable, say, warn, working
 
 # %% ../../nbs/cli/06_experiments.ipynb #dc257b9e
 DEFAULT_ARMS = "A0,A1,A2,A2f,A3,A4"
@@ -78,10 +78,10 @@ def ladder(
             warn(f"{row.arm}: {row.unscored} held-out episodes are unscored, since the machinery failed; they count nowhere")
     if run.interrupted:
         warn("stopped early; the same command goes on from here")
-        raise typer.Exit(Ending.INTERRUPTED)
+        raise typer.Exit(ExitCode.INTERRUPTED)
     if run.problems:
         warn(f"{len(run.problems)} of {runs} runs have no result; the same command tries them again")
-        raise typer.Exit(Ending.FAILED)
+        raise typer.Exit(ExitCode.FAILED)
 
 # %% ../../nbs/cli/06_experiments.ipynb #d3e0a002
 @plainly

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from .console import (AsJson, Ending, Files, Model, check_output, emit, err, given, offer, out, plainly, print_tables,
+from .console import (AsJson, ExitCode, Files, Model, check_output, emit, err, given, offer, out, plainly, print_tables,
                                               printable, sentence, stream, warn, working)
 from ..core.errors import InputProblem
 
@@ -153,7 +153,7 @@ def replay(
             + f"; {pool.calls} calls; the ledger holds ${spent.total_usd:.4f}, of which ${spent.lost_usd:.4f} for calls that brought no answer"))
     if stopped:
         err.print(f"[yellow]stopped:[/] {printable(stopped)}")
-        raise typer.Exit(Ending.STOPPED)
+        raise typer.Exit(ExitCode.STOPPED)
 
 # %% ../../nbs/cli/02_replay.ipynb #02a4bd72
 Make = Annotated[list[str], typer.Option("--make", autocompletion=offer(lambda: ("siblings", "recovery")), help="The files are traces: make pairs of "

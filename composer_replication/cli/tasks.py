@@ -17,7 +17,7 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from .console import (AsJson, Ending, Seed, check_output, emit, fail, group, out, plainly, print_tables, printable, say, warn, working)
+from .console import (AsJson, ExitCode, Seed, check_output, emit, fail, group, out, plainly, print_tables, printable, say, warn, working)
 
 # %% ../../nbs/cli/01_tasks.ipynb #070672c0
 tasks_app = group("Feature Deletion: tasks from real repositories, checked, shown without the solution.", "tasks make boltons --per-package 5")
@@ -78,7 +78,7 @@ def make(
     if stopped := [report for report in reports if report.stage == "stopped"]:
         left = sum(max(report.candidates - report.tried, 0) for report in stopped)
         say(f"--minutes are over, and {left:,} deletions not tried: the same command goes on with them")
-        raise typer.Exit(Ending.STOPPED)
+        raise typer.Exit(ExitCode.STOPPED)
     if not any(report.kept for report in reports):
         fail("no task could be made")
     if not as_json:
@@ -151,7 +151,7 @@ def validate(
     if not as_json:
         out.print(summary(results, oracles))
     if problems or any(result.problems for result in results):
-        raise typer.Exit(Ending.FAILED)
+        raise typer.Exit(ExitCode.FAILED)
 
 # %% ../../nbs/cli/01_tasks.ipynb #46cd23cf
 def read_task_file(file):

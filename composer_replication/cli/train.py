@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from .console import AsJson, Ending, emit, offer, out, plainly, print_tables, printable, say, threads_for, warn, working
+from .console import AsJson, ExitCode, emit, offer, out, plainly, print_tables, printable, say, threads_for, warn, working
 from ..core.plugins import plugin
 
 # %% ../../nbs/cli/05_train.ipynb #60a7e1aa
@@ -176,4 +176,4 @@ def train(
             say(f"Next: {next_command(vars(recipe.arguments), recipe.config.output_dir)}")
     if result.interrupted:
         warn("stopped early; go on with --set resume=true")
-        raise typer.Exit(Ending.INTERRUPTED)
+        raise typer.Exit(ExitCode.INTERRUPTED)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SHAPES', 'BYTES', 'CARD', 'BRANCHES', 'model_shape', 'meta_model', 'count_parameters', 'layer_bytes',
-           'activation_bytes', 'tile_bytes', 'cache_bytes', 'Estimate', 'estimate']
+           'activation_bytes', 'tile_bytes', 'cache_bytes', 'MemoryEstimate', 'estimate']
 
 # %% ../../nbs/recipes/09_memory_estimate.ipynb #8e114b8d
 import math
@@ -121,7 +121,7 @@ BRANCHES = 0.05  # tokens of a trunk's branches over its own
 
 # %% ../../nbs/recipes/09_memory_estimate.ipynb #84aafc2a
 @dataclass(frozen=True)
-class Estimate:
+class MemoryEstimate:
     "What a run will need; bytes are per device, tokens over all devices."
 
     recipe: str
@@ -195,7 +195,7 @@ def estimate(
     recipe: Recipe,
     devices: int = 1,  # processes that train together
     prompt_tokens: int = 512,  # assumed for each prompt, the tools' descriptions included
-) -> Estimate:
+) -> MemoryEstimate:
     "What a run needs; loads no weights. Raises `RecipeProblem` for a model without a configuration."
     c, a = recipe.config, recipe.arguments
     shape, source = model_shape(a.model, recipe.model.model_revision)
@@ -219,7 +219,7 @@ def estimate(
     lengths = (c.max_completion_length, max(c.max_completion_length // 10, 1)) if c.alpha_sdpo and rollouts else ()
     way = branch_way(plain) if c.channels else "no channel reads branches"
     way = f"{WAYS['once']} where that costs less, else {way}" if once and c.channels else way
-    return Estimate(
+    return MemoryEstimate(
         recipe.name, a.model, source, devices, *counts, rollouts / c.num_generations / again, rollouts / again, tokens // again,
         tokens * math.ceil(max(c.max_steps, 0) / again), prompt_tokens, memory, peak, checkpoint, known._attn_implementation, way,
         {str(length): c.effective_alpha(length) for length in lengths})

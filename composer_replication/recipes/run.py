@@ -379,12 +379,12 @@ def run_recipe(
     trainer = make_trainer(recipe, kind)
     for printing in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(printing)
-    class Tell(TrainerCallback):
+    class StepLog(TrainerCallback):
         def on_log(self, args, state, control, logs=None, **kwargs):
             if state.is_world_process_zero:
                 tell({"step": state.global_step, "of": state.max_steps, **(logs or {})})
 
-    trainer.add_callback(Tell())
+    trainer.add_callback(StepLog())
     if trainer.is_world_process_zero():
         held_out, trees = len(trainer.held_out_rows or trainer.eval_dataset or ()), trainer.setup.recorded
         facts = {"attention": trainer.student.config.get_text_config()._attn_implementation}

@@ -164,7 +164,7 @@ def train_warm_up(
     from transformers import PrinterCallback, TrainerCallback
     from trl import SFTConfig, SFTTrainer
 
-    class Tell(TrainerCallback):
+    class WarmUpLog(TrainerCallback):
         def on_log(self, args, state, control, logs=None, **kwargs):
             tell({"stage": "warm-up step", "step": state.global_step, "of": state.max_steps, **(logs or {})})
 
@@ -176,7 +176,7 @@ def train_warm_up(
             per_device_train_batch_size=each, gradient_accumulation_steps=max(settings.batch_size // each, 1), bf16=recipe.config.bf16, fp16=False,
             use_cpu=recipe.config.use_cpu, seed=settings.seed, gradient_checkpointing=False, max_length=None, logging_steps=1,
             save_strategy="no", report_to="none", disable_tqdm=True, dataloader_pin_memory=False)
-        trainer = SFTTrainer(model, config, train_dataset=rows, processing_class=tokenizer, callbacks=[Tell()])
+        trainer = SFTTrainer(model, config, train_dataset=rows, processing_class=tokenizer, callbacks=[WarmUpLog()])
         trainer.remove_callback(PrinterCallback)
         trainer.train()
     return trainer.model

@@ -6,7 +6,7 @@
 __all__ = ['LONGEST_WAIT_S', 'MESSAGE_TOKENS', 'Endpoint', 'read_key', 'parse_teacher', 'parse_panel', 'chat_messages',
            'chat_body', 'request_text', 'request_key', 'Failure', 'read_failure', 'open_http', 'send_request',
            'retried', 'complete', 'token_count', 'to_answer', 'is_model', 'read_turn', 'read_answer', 'turn_tokens',
-           'Estimate', 'estimate_replay', 'HttpTeacher', 'TeacherPool']
+           'ReplayEstimate', 'estimate_replay', 'HttpTeacher', 'TeacherPool']
 
 # %% ../../nbs/replay/04_client.ipynb #d723c228
 import asyncio
@@ -448,7 +448,7 @@ def turn_tokens(
 
 
 @dataclass
-class Estimate:
+class ReplayEstimate:
     "What one teacher will read, write and cost, without a call."
 
     teacher: str
@@ -468,9 +468,9 @@ def estimate_replay(
     count: Callable[[str], int],  # tokens of a text
     ledger: Ledger | None = None,  # answers that are paid for
     turns: Callable[[Trace], Sequence[int] | None] = lambda trace: None,  # of each trace, as `asked_turns`
-) -> list[Estimate]:  # per endpoint
+) -> list[ReplayEstimate]:  # per endpoint
     "What asking every endpoint in every state will cost. Equal states are counted once."
-    estimates, counted = [Estimate(e.name) for e in endpoints], set()
+    estimates, counted = [ReplayEstimate(e.name) for e in endpoints], set()
     for trace in traces:
         sizes = [turn_tokens(t, count) for t in trace.turns]
         tools, before = count(json.dumps(trace.tools)) if trace.tools else 0, 0

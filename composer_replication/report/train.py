@@ -25,7 +25,7 @@ def duration(seconds: float) -> str:
 
 # %% ../../nbs/report/02_train.ipynb #0106e678
 def estimate_table(
-    estimate,  # an `Estimate`
+    estimate,  # an `MemoryEstimate`
 ) -> Table:
     "A run's estimate for people."
     rows = Table("what", "how much", title=f"{estimate.recipe}: {estimate.model} ({estimate.source})", title_justify="left")

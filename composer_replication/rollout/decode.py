@@ -17,7 +17,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from ..tree.forward import shares_trunk
 from ..tree.positions import check_length
 from ..tree.states import cache_argument, layer_types, state_mixers
-from .sampling import Numbers, Question, Sample, Sampling, drawn
+from .sampling import Numbers, SampleRequest, Sample, Sampling, drawn
 
 # %% ../../nbs/rollout/02_decode.ipynb #711eb6b7
 class _Cursor:
@@ -90,21 +90,21 @@ class TokenBatch:
 
     def __init__(self, model: PreTrainedModel | None, stops: frozenset[int], sampling: Sampling):
         self.model, self.stops, self.sampling = model, stops, sampling
-        self.waiting: list[Question] = []
+        self.waiting: list[SampleRequest] = []
         self.conversations: dict[int, tuple[int, ...]] = {}  # of `sample`, by row
 
     @property
-    def busy(self) -> list[Question]:
+    def busy(self) -> list[SampleRequest]:
         "Questions without an answer."
         return self.waiting
 
-    def begin(self, questions: Sequence[Question]) -> None:
+    def begin(self, questions: Sequence[SampleRequest]) -> None:
         "Take questions in. Raises `InputProblem` for one that is longer than the model reads."
         if questions and self.model is not None:
             check_length(self.model, max(len(q.ids) + q.limit for q in questions))
         self.waiting += questions
 
-    def step(self) -> list[tuple[Question, Sample]]:
+    def step(self) -> list[tuple[SampleRequest, Sample]]:
         "Go on with the questions; those that are answered by it."
         raise NotImplementedError
 
@@ -116,7 +116,7 @@ class TokenBatch:
         names: Sequence[str],  # of each: what its random numbers are drawn by
     ) -> list[Sample]:
         "The next turn of each conversation."
-        asked = [Question((*self.conversations.get(row, ()), *ids), self.sampling, limit, name)
+        asked = [SampleRequest((*self.conversations.get(row, ()), *ids), self.sampling, limit, name)
                  for row, ids, limit, name in zip(rows, contexts, limits, names)]
         self.begin(asked)
         made = {}
@@ -215,11 +215,11 @@ class CachedBatch(TokenBatch):
         self.decoding, self.delay, self.clock = 0, 0, 0  # rows that decode, which stand in the first slots; steps
 
     @property
-    def busy(self) -> list[Question]:
+    def busy(self) -> list[SampleRequest]:
         return [*self.waiting, *(row.question for row in self.rows[:self.decoding])]
 
     @torch.inference_mode()  # a tenth quicker than no_grad: a step on few rows is mostly what surrounds the arithmetic
-    def step(self) -> list[tuple[Question, Sample]]:
+    def step(self) -> list[tuple[SampleRequest, Sample]]:
         "One token in every row under way."
         for row in [row for row in self.rows[:self.decoding] if row.question.gone]:
             del row.ids[len(row.question.ids):]  # it stands again where the turn began
@@ -359,7 +359,7 @@ class RereadBatch(TokenBatch):
     "Rows whose turns are read again from their start."
 
     @torch.no_grad()
-    def step(self) -> list[tuple[Question, Sample]]:
+    def step(self) -> list[tuple[SampleRequest, Sample]]:
         "The turns of the waiting questions that are as long as the first."
         self.waiting = [question for question in self.waiting if not question.gone]
         group = [question for question in self.waiting if len(question.ids) == len(self.waiting[0].ids)]

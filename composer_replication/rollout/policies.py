@@ -23,7 +23,7 @@ from ..tree.build import steady_positions
 from ..tree.chat import ChatFormat
 from ..tree.template import probe_template
 from .decode import TokenBatch, open_batch
-from .sampling import Question, Sample, Sampling
+from .sampling import SampleRequest, Sample, Sampling
 
 # %% ../../nbs/rollout/04_policies.ipynb #cc634843
 class TokenPolicy(Protocol):
@@ -137,7 +137,7 @@ class _EngineBatch(TokenBatch):
         super().__init__(None, policy.stops, sampling)
         self.policy = policy
 
-    def step(self) -> list[tuple[Question, Sample]]:
+    def step(self) -> list[tuple[SampleRequest, Sample]]:
         "All turns that are wanted. Raises `ValueError` where the engine gives rows that are empty, too long, or without log-probs."
         asked = self.waiting = [question for question in self.waiting if not question.gone]
         if not asked:

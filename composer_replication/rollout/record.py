@@ -22,7 +22,7 @@ from ..core.trace import Segment, Trace, Turn
 from .decode import TokenBatch
 from .policies import MessagePolicy, TokenPolicy, seed_of
 from .protocols import Answered, Asked, Refused, bad
-from .sampling import Question, Sample, Sampling
+from .sampling import SampleRequest, Sample, Sampling
 from .tool_call_parser import ParsedTurn, TurnReader, named_call
 from .turn_io import turn_forms
 from .types import Ending, Rollout, RolloutConfig, SegmentTokens
@@ -53,7 +53,7 @@ class Engine:
         self.waiting.put(None)
         self.thread.join()
 
-    def ask(self, question: Question) -> Future:  # of a `Sample`
+    def ask(self, question: SampleRequest) -> Future:  # of a `Sample`
         "Have a turn sampled. The future raises what the policy raised."
         self.waiting.put(question)
         return question.answer
@@ -216,7 +216,7 @@ class Pending:
     ids: tuple[int, ...]  # all that stands before the turn; empty for a policy of messages
     new: tuple[int, ...]  # of these, those behind the segment
     answer: Future  # of a `Sample`, or of what `MessagePolicy.reply` gives
-    question: Question | None
+    question: SampleRequest | None
     start: float  # `time.monotonic`
 
     @property
@@ -328,7 +328,7 @@ class Recorder:
                 episode.end(Ending.TOKENS)
                 episode.check()
             limit = min(limit, left, episode.config.max_turn_tokens or left)
-        return Question(pending.ids, sampling, int(min(limit, room)), name)
+        return SampleRequest(pending.ids, sampling, int(min(limit, room)), name)
 
     def count(self, asked: Asked) -> int:
         "Tokens of a request's prompt. Raises `Refused` where they cannot be counted."

@@ -16,7 +16,7 @@ from typing import Any
 from ..core.trace import Trace, Turn
 from .decode import TokenBatch
 from .policies import MessagePolicy, TokenPolicy, seed_of
-from .sampling import Question, Sample
+from .sampling import SampleRequest, Sample
 from .tool_call_parser import ParsedTurn, TurnReader, named_call
 from .tool_threads import Chains, Done
 from .types import Ending, Episode, Rollout, RolloutConfig
@@ -32,7 +32,7 @@ class Run:
 
     def __init__(self, row: int, episode: Episode):
         self.row, self.episode, self.environment = row, episode, None
-        self.question: Question | None = None  # of its last turn
+        self.question: SampleRequest | None = None  # of its last turn
         self.prompt_ids, self.ids, self.mask, self.logprobs = (), [], [], []
         self.ending, self.problem, self.reward = None, "", None
         self.sampled, self.called, self.used = 0, 0, 0  # turns, calls, tokens
@@ -97,7 +97,7 @@ class TokenTurns:
         self.policy, self.batch, self.seed, self.chat = policy, batch, seed, policy.chat
         self.rounds = batch.rounds
         self.readers: dict[bool, tuple[TurnReader, bool]] = {}  # by whether there are tools
-        self.asked: dict[Question, tuple[Run, tuple[int, ...]]] = {}  # with what comes next in the run
+        self.asked: dict[SampleRequest, tuple[Run, tuple[int, ...]]] = {}  # with what comes next in the run
 
     def reader(self, trace: Trace) -> tuple[TurnReader, bool]:
         "What reads a turn, and whether contexts need the whole conversation. Raises `TemplateProblem` where calls cannot be read."
@@ -124,7 +124,7 @@ class TokenTurns:
 
     def begin(self, run: Run, context: Sequence[int], limit: int) -> None:
         "Have a turn sampled."
-        run.question = Question((*run.prompt_ids, *run.ids, *context), self.batch.sampling, limit,
+        run.question = SampleRequest((*run.prompt_ids, *run.ids, *context), self.batch.sampling, limit,
                                 f"{self.seed}/{run.trace.trace_id}/{run.sampled}")
         self.asked[run.question] = run, context
         self.batch.begin([run.question])

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .folders import Usage
+from .folders import DiskUsage
 
 # %% ../../nbs/sandbox/01_limits.ipynb #5ca7d894
 @dataclass(frozen=True)
@@ -193,12 +193,12 @@ class Watch:
     def __init__(
         self,
         limits: Limits,
-        disk: Callable[[Usage], Usage] | None = None,  # what the tree takes now, counted up to some bound
-        most: Usage | None = None,  # that the tree may take; None: as many bytes as the limits say
+        disk: Callable[[DiskUsage], DiskUsage] | None = None,  # what the tree takes now, counted up to some bound
+        most: DiskUsage | None = None,  # that the tree may take; None: as many bytes as the limits say
         ours: int = 0,  # processes, from the first one down, that run the host's own script: they may hide what they hold
     ):
         self.limits, self.disk = limits, disk
-        self.most = most or Usage(limits.disk_mb << 20, float("inf"))
+        self.most = most or DiskUsage(limits.disk_mb << 20, float("inf"))
         self.ours, self._next_disk, self._hidden, self._longest = ours, 0.0, set(), {}
 
     def crossed(
@@ -221,9 +221,9 @@ class Watch:
         if hidden & self._hidden:  # twice, for a process that is just starting cannot be looked into either
             return "hidden"
         self._hidden = hidden
-        used = self.disk(self.most) if self.disk else Usage()
+        used = self.disk(self.most) if self.disk else DiskUsage()
         self._next_disk = time.monotonic() + 3 * (time.monotonic() - began)  # a large tree is looked at less often
-        return "disk" if Usage(used.bytes + nameless, used.entries).exceeds(self.most) else None
+        return "disk" if DiskUsage(used.bytes + nameless, used.entries).exceeds(self.most) else None
 
 # %% ../../nbs/sandbox/01_limits.ipynb #d7f2a2ac
 class _Pipes:

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .boxes import Box, end_marked, open_box, passable, start_guard
-from .folders import (DEEPEST, SandboxProblem, Usage, copy_folder, empty_folder, folder_usage, open_folder, opened,
+from .folders import (DEEPEST, SandboxProblem, DiskUsage, copy_folder, empty_folder, folder_usage, open_folder, opened,
                                                   read_file, remove_deep, split_path, walk, write_file)
 from .limits import ExecResult, Limits, Watch
 
@@ -135,13 +135,13 @@ class BoxedSandbox:
         self._libraries = reached(self._libraries, "libraries")
         self._mounts = {name: reached(path, f"mount-{k}") for k, (name, path) in enumerate(self._mounts.items())}
 
-    def _room(self, limits: Limits) -> Usage:
+    def _room(self, limits: Limits) -> DiskUsage:
         "What the tree may take."
-        return Usage(limits.disk_mb << 20, self._begun.entries + limits.files)
+        return DiskUsage(limits.disk_mb << 20, self._begun.entries + limits.files)
 
     def _count(self, top, limits: Limits):
         "Note what the tree takes; past four times as many entries as it may have, the rest is not counted."
-        self._usage = folder_usage(top, Usage(math.inf, 4 * self._room(limits).entries))
+        self._usage = folder_usage(top, DiskUsage(math.inf, 4 * self._room(limits).entries))
 
     def _filled(self, top, limits):
         "Each command that is cut leaves a little more than the limit, so only so many may be; what is too deep to be counted goes."
@@ -149,7 +149,7 @@ class BoxedSandbox:
             remove_deep(top)
             self._count(top, limits)
         self._fills += 1
-        if self._fills == MOST_FILLS or self._usage.exceeds(Usage(1 << 60, 4 * self._room(limits).entries)):
+        if self._fills == MOST_FILLS or self._usage.exceeds(DiskUsage(1 << 60, 4 * self._room(limits).entries)):
             self._dead = "its commands filled the disk again and again"
 
     def place(self, path: str) -> str:
@@ -169,8 +169,8 @@ class BoxedSandbox:
             raise SandboxProblem(f"a command of {sum(sizes)} bytes, its longest word {max(sizes)}, is too long; write a file, and name it.")
         with self._top() as top:
             _open_way(top, cwd)
-            full = self._usage.plus(Usage(1 << 20))  # the file system may allocate the last blocks of a command that was cut after the count
-            most = Usage(*map(max, self._room(limits), full))  # a full tree may shrink, not grow
+            full = self._usage.plus(DiskUsage(1 << 20))  # the file system may allocate the last blocks of a command that was cut after the count
+            most = DiskUsage(*map(max, self._room(limits), full))  # a full tree may shrink, not grow
             watch = Watch(limits, lambda most: folder_usage(top, most), most, self._ours)
             try:
                 result = self._run(argv, limits, stdin, env, cwd, watch)
@@ -197,7 +197,7 @@ class BoxedSandbox:
             raise SandboxProblem(f"{path[:200]!r} is not written: it lies below {len(parts) - 1} folders; {DEEPEST} are the limit.")
         with self._top() as top:
             new = sum(not os.access("/".join(parts[:k + 1]), os.F_OK, dir_fd=top, follow_symlinks=False) for k in range(len(parts)))
-            more = Usage(len(data) + 4096 * new, new)  # at most: the bytes of what is written over count until the next look
+            more = DiskUsage(len(data) + 4096 * new, new)  # at most: the bytes of what is written over count until the next look
             if self._usage.plus(more).exceeds(room := self._room(self.limits)):
                 self._count(top, self.limits)
             if len(data) > self.limits.file_mb << 20 or self._usage.plus(more).exceeds(room):

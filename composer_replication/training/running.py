@@ -27,7 +27,7 @@ from .config import ComposerReplicationConfig
 from .health import HealthCallback
 from .setup import Setup
 from .teacher import causal_lm, make_teacher, reference_policy, without_dropout
-from .teacher_check import TeacherProblem, check_teacher, teacher_fault
+from .teacher_check import TeacherCheckProblem, check_teacher, teacher_fault
 from .window import PassMeans
 from ..tree.build import Tree
 from ..tree.forward import start_problem
@@ -200,7 +200,7 @@ class AfterStep(TrainerCallback):
 class RunTrainer(GRPOTrainer):
     """TRL's trainer with a teacher and a reference, checkpoints that resume to the bit, and warnings in the log.
 
-    Raises `InputProblem` for a checkpoint that was cut off, `RankLost` where another process has ended, and `TeacherProblem`."""
+    Raises `InputProblem` for a checkpoint that was cut off, `RankLost` where another process has ended, and `TeacherCheckProblem`."""
 
     _tag_names = ["trl", "grpo", "composer-replication"]
     _name = "Composer replication"
@@ -257,7 +257,7 @@ class RunTrainer(GRPOTrainer):
         return self.args.divergence(self.schedule.t if self.schedule else 1.0)
 
     def _check_teacher(self, trees: Sequence[Tree]) -> None:
-        "Once in a run, at its first hinted turns. Raises `TeacherProblem` on every device where `teacher_check` is `stop`."
+        "Once in a run, at its first hinted turns. Raises `TeacherCheckProblem` on every device where `teacher_check` is `stop`."
         if not self.distils or self.args.teacher_check == "off" or self.health.watch.teacher_checked:
             return
         with self.accelerator.autocast():
@@ -266,7 +266,7 @@ class RunTrainer(GRPOTrainer):
         self.health.watch.teacher_checked = bool(found)
         if fault := next((f for f in found if f), None):
             if self.args.teacher_check == "stop":
-                raise TeacherProblem(fault)
+                raise TeacherCheckProblem(fault)
             self.health.warn("teacher", fault)
 
     def train(

@@ -17,7 +17,7 @@ from forks import FORCED, composer, started
 from typer.testing import CliRunner
 
 from composer_replication.cli.app import app
-from composer_replication.cli.console import ENDINGS, Ending, emit, load_tools, stream, threads_for
+from composer_replication.cli.console import EXIT_CODES, ExitCode, emit, load_tools, stream, threads_for
 from composer_replication.experiments.ladder import ARMS
 
 DOCS = str(Path(__file__).resolve().parents[2] / "docs")
@@ -91,7 +91,7 @@ def test_help_ends_with_examples_that_parse(name):
     lines = [line.strip() for line in shown.strip().split("\n\n")]
     assert before.strip() and heading and "Example" not in before
     assert lines == [f"`{example}`" for example in examples(help)]
-    assert (ENDINGS in help) is (name in GROUPS)
+    assert (EXIT_CODES in help) is (name in GROUPS)
     said = CliRunner().invoke(app, [*name.split()[1:], "--help"])
     assert said.exit_code == 0 and "Examples:" in said.stdout
     for example in examples(help):
@@ -135,7 +135,7 @@ def test_the_page_of_commands_tells_all():
         part = page.split(f"### {name}\n")[1].split("\n## ")[0].split("\n### ")[0]
         assert all(f"| `{word}` |" in part for word in option_names(command) if word.startswith("--")), name
         assert all(example in part for example in examples(command.help)), name
-    assert all(f"| {ending.value} | {ending.meaning} |" in page for ending in Ending)
+    assert all(f"| {ending.value} | {ending.meaning} |" in page for ending in ExitCode)
     assert "| `--seed` | `0` |" in page and "| `--json` |  |" in page and page.count("\n## ") == len(GROUPS)
 
 
@@ -144,14 +144,14 @@ def test_the_page_of_commands_tells_all():
 @pytest.mark.parametrize("name", ALL)
 def test_a_wrong_option_is_wrong_usage(name):
     done = CliRunner().invoke(app, [*name.split()[1:], "--no-such-option"])
-    assert done.exit_code == Ending.MISUSED and not done.stdout and "No such option" in done.stderr
+    assert done.exit_code == ExitCode.MISUSED and not done.stdout and "No such option" in done.stderr
 
 
 @pytest.mark.parametrize("name", MISSING)
 def test_a_missing_file_is_one_sentence(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, words_of(name, MISSING[name]))
-    assert done.exit_code == Ending.FAILED and isinstance(done.exception, SystemExit), done.exception
+    assert done.exit_code == ExitCode.FAILED and isinstance(done.exception, SystemExit), done.exception
     said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(said) == 1 and (len(done.stderr.splitlines()) == 1 or name.endswith("make")), done.stderr
     assert not done.stdout
@@ -162,7 +162,7 @@ def test_a_package_that_is_not_there_leaves_no_empty_table(words, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PIP_NO_INDEX", "1")  # the index is not asked
     done = CliRunner().invoke(app, ["tasks", "make", "nonexistent", *words])
-    assert done.exit_code == Ending.FAILED and "error: no task could be made" in done.stderr
+    assert done.exit_code == ExitCode.FAILED and "error: no task could be made" in done.stderr
     assert not done.stdout if not words else json.loads(done.stdout)["problem"]
 
 
@@ -172,7 +172,7 @@ def test_a_folder_an_empty_file_and_no_json_are_one_sentence(name, content, tmp_
     monkeypatch.chdir(tmp_path)
     Path("nowhere").mkdir() if content is None else Path("nowhere").write_bytes(content)
     done = CliRunner().invoke(app, words_of(name, MISSING[name]))
-    assert done.exit_code == Ending.FAILED and isinstance(done.exception, SystemExit), done.exception
+    assert done.exit_code == ExitCode.FAILED and isinstance(done.exception, SystemExit), done.exception
     assert done.stderr.count("error: ") == 1 and "Traceback" not in done.stderr and not done.stdout
 
 
@@ -186,7 +186,7 @@ def test_what_cannot_be_written_is_found_out_first(name, more, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
     done = CliRunner().invoke(app, words_of(name, more))
-    assert done.exit_code == Ending.FAILED and "--out" in done.stderr and done.stderr.count("error: ") == 1 and not done.stdout
+    assert done.exit_code == ExitCode.FAILED and "--out" in done.stderr and done.stderr.count("error: ") == 1 and not done.stdout
 
 
 def test_problems_are_told_as_they_come_once_a_trace_was_read(tmp_path):
@@ -224,7 +224,7 @@ def test_ctrl_c_is_130(monkeypatch):
         raise KeyboardInterrupt
     monkeypatch.setattr("composer_replication.traces.error_sites.find_error_sites", press)
     done = CliRunner().invoke(app, ["traces", "errors"])
-    assert done.exit_code == Ending.INTERRUPTED and done.stderr.endswith("interrupted\n")
+    assert done.exit_code == ExitCode.INTERRUPTED and done.stderr.endswith("interrupted\n")
 
 
 # Pipes and terminals
@@ -388,7 +388,7 @@ def test_a_server_says_its_address_as_json():
         assert first["teachers"] == ["mild"] and first["url"].startswith("http://127.0.0.1:")
         server.terminate()
         server.join(600)
-        assert server.exitcode == Ending.DONE and said.read_text() == line
+        assert server.exitcode == ExitCode.DONE and said.read_text() == line
 
 
 # Completion

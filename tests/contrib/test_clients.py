@@ -25,7 +25,7 @@ from composer_replication.contrib.launch.clients import (
     what_to_run,
     write_job,
 )
-from composer_replication.contrib.launch.job import Job, LaunchProblem, limit_of
+from composer_replication.contrib.launch.job import LaunchJob, LaunchProblem, limit_of
 from composer_replication.contrib.launch.watch import Status, read_status, status_file
 from composer_replication.core.files import write_json
 
@@ -38,7 +38,7 @@ print("https://modal.com/apps/me/main/ap-1 is ap-42, the map-reduce began" if sy
 
 
 def job_in(folder, **fields):
-    return Job(**{"name": "toy", "command": ("true",), "folder": "/runs/toy", "limit": limit_of(hours=1),
+    return LaunchJob(**{"name": "toy", "command": ("true",), "folder": "/runs/toy", "limit": limit_of(hours=1),
                   "files": {"toy.yaml": "task: toy\n"}, "here": str(folder), "hardware": "H100", "image": "r.invalid/x:1",
                   "storage": "runs", **fields})
 
@@ -230,7 +230,7 @@ def test_a_spec_with_an_unknown_field_is_refused_by_the_server(cluster, tmp_path
 # Here
 
 def local(folder, script, seconds=3600):
-    return Job("toy", ("bash", "-c", script), str(folder), limit_of(hours=seconds / 3600), here=str(folder))
+    return LaunchJob("toy", ("bash", "-c", script), str(folder), limit_of(hours=seconds / 3600), here=str(folder))
 
 
 def wait(until):
@@ -268,7 +268,7 @@ def test_a_local_job_outlives_the_terminal_that_launched_it(tmp_path):
     "The launching session gets SIGHUP and SIGKILL, as from a closed terminal."
     code = ("import signal, sys, time; signal.signal(signal.SIGHUP, signal.SIG_DFL);"  # these tests may run below nohup
             "from composer_replication.contrib.launch.clients import submit;"
-            "from composer_replication.contrib.launch.job import Job, Limit;"
+            "from composer_replication.contrib.launch.job import LaunchJob, Limit;"
             f"submit(Job('toy', ('bash', '-c', 'sleep 600'), {str(tmp_path)!r}, Limit(3600), here={str(tmp_path)!r}), 'local');"
             "print('launched', flush=True); time.sleep(600)")
     terminal = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE, text=True)

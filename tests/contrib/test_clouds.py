@@ -24,7 +24,7 @@ from composer_replication.contrib.launch.clients import (
     submit,
     write_job,
 )
-from composer_replication.contrib.launch.job import Job, LaunchProblem, limit_of
+from composer_replication.contrib.launch.job import LaunchJob, LaunchProblem, limit_of
 from composer_replication.contrib.launch.specs import modal, sagemaker, sky
 from composer_replication.contrib.launch.watch import read_status
 
@@ -61,8 +61,9 @@ def place(own_programs, tmp_path, monkeypatch):
 
 def aws_job(folder, script="true", limit=None):
     "Its command says what the script says, in the run's folder as SageMaker names it."
-    return Job("toy", ("bash", "-c", script), "/opt/ml/checkpoints", limit or limit_of(hours=1), {"toy.yaml": "task: toy\n"},
-               str(folder), hardware="ml.g5.2xlarge", image="registry.invalid/x:1", storage="s3://bucket/runs", role=RENTED.role)
+    return LaunchJob("toy", ("bash", "-c", script), "/opt/ml/checkpoints", limit or limit_of(hours=1),
+                     {"toy.yaml": "task: toy\n"}, str(folder), hardware="ml.g5.2xlarge",
+                     image="registry.invalid/x:1", storage="s3://bucket/runs", role=RENTED.role)
 
 
 def kept(record, name):

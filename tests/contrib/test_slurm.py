@@ -10,7 +10,7 @@ import pytest
 from slurm_cluster import absent, slurm_cluster
 
 from composer_replication.contrib.launch.clients import job_cancel, job_logs, job_record, job_status, submit
-from composer_replication.contrib.launch.job import Job, LaunchProblem, limit_of
+from composer_replication.contrib.launch.job import LaunchJob, LaunchProblem, limit_of
 from composer_replication.contrib.launch.watch import read_status
 
 POLITE = "trap 'echo a last checkpoint; exit 130' TERM; " \
@@ -30,8 +30,8 @@ def slurm(tmp_path, monkeypatch):
 
 
 def slurm_job(folder, limit=None):
-    return Job("toy", ("bash", "-c", POLITE), str(folder), limit or limit_of(hours=1), {"toy.yaml": "task: toy\n"}, str(folder),
-               hardware="H100", gpus=2, cpus=2)
+    return LaunchJob("toy", ("bash", "-c", POLITE), str(folder), limit or limit_of(hours=1), {"toy.yaml": "task: toy\n"},
+                     str(folder), hardware="H100", gpus=2, cpus=2)
 
 
 def wait(until, seconds=300):

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from composer_replication.cli import console
 from composer_replication.cli.app import app
-from composer_replication.cli.console import Ending
+from composer_replication.cli.console import ExitCode
 from composer_replication.contrib.attacks import attack, attacker
 from composer_replication.contrib.attacks import suite as naming
 from composer_replication.contrib.attacks.cases import filled, implemented
@@ -50,7 +50,7 @@ def feigned(monkeypatch):
 def test_attacks_on_a_shipped_task_earn_nothing(file):
     done = run(file, "--limit", 2, "--attempts", 2, "--seed", 5, "--json")  # no attack that waits for a limit
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert done.exit_code == Ending.DONE, done.output
+    assert done.exit_code == ExitCode.DONE, done.output
     assert len(rows) == 4 and [row["kind"] for row in rows].count("attacker") == 2
     assert {row["task_id"] for row in rows} == {LABEL.task_id} and all(row["caught_by"] for row in rows)
     assert not any(row["rewarded"] or row["unscored"] for row in rows) and {row["not_fitting"] for row in rows} == {0}
@@ -62,7 +62,7 @@ def test_attacks_on_a_shipped_task_earn_nothing(file):
 def test_a_rewarded_and_an_unscored_attack_end_it_with_1(file, feigned, won, said):
     asked = feigned(LOST, won)
     done = run(file, "--limit", 7, "--attempts", 3, "--seed", 5, "--jobs", 1)
-    assert done.exit_code == Ending.FAILED and done.stderr.count("warning") == 1 and f"{LABEL.task_id}: {said}" in done.stderr
+    assert done.exit_code == ExitCode.FAILED and done.stderr.count("warning") == 1 and f"{LABEL.task_id}: {said}" in done.stderr
     assert asked == [(7, 3, 5, 1)]
     rows = [[cell.strip() for cell in line.split("│")] for line in done.stdout.splitlines()]
     counts = {row[1]: row[2:4] for row in rows if len(row) > 4}
@@ -75,7 +75,7 @@ def test_where_nothing_won_it_ends_well(file, feigned, monkeypatch):
     feigned(LOST)
     monkeypatch.setattr(console.out, "width", 200)
     done = run(file)
-    assert done.exit_code == Ending.DONE and not done.stderr
+    assert done.exit_code == ExitCode.DONE and not done.stderr
     assert done.stdout.startswith("1 attacks on 1 tasks: 0 rewarded, 0 that the judge could not score\n")
     assert "0 of 0" not in done.stdout  # of held-out families none was played
     assert "0 of 1 (0.0% to 79.3%)" in done.stdout  # Wilson: z^2 / (n + z^2) with z = 1.96
@@ -85,7 +85,7 @@ def test_without_walls_nothing_is_played(file, feigned, monkeypatch):
     asked = feigned(LOST)
     monkeypatch.setattr("composer_replication.sandbox.base.sandbox_problem", lambda kind: "there is no bubblewrap")
     done = run(file)
-    assert done.exit_code == Ending.FAILED and not done.stdout and not asked
+    assert done.exit_code == ExitCode.FAILED and not done.stdout and not asked
     assert done.stderr == "error: attacks are played behind walls or not at all: there is no bubblewrap\n"
 
 
@@ -93,7 +93,7 @@ def test_a_change_that_people_made_is_left_out(file, feigned):
     asked = feigned(LOST)
     write_tasks([replace(LABEL, mode="given", granularity="patch", deleted_symbols=())], file)
     done = run(file)
-    assert done.exit_code == Ending.FAILED and not asked
+    assert done.exit_code == ExitCode.FAILED and not asked
     assert "deletes no definition" in done.stderr and "no attack could be played" in done.stderr
 
 
@@ -174,5 +174,5 @@ def test_a_task_that_cannot_be_attacked_is_reported_and_the_next_one_is_attacked
     write_tasks([_bundle(), LABEL], file)
     done = run(file, "--json")
     assert [json.loads(line)["task_id"] for line in done.stdout.splitlines()] == ["bundle", LABEL.task_id]
-    assert done.exit_code == Ending.FAILED
+    assert done.exit_code == ExitCode.FAILED
     assert done.stderr == "warning: bundle: it cannot be attacked: here: there is no label in this module; look.\n"

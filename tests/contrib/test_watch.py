@@ -14,7 +14,7 @@ from jobs import GUARDED
 from transformers import TrainerState
 
 from composer_replication.contrib.launch.job import LaunchProblem, Limit
-from composer_replication.contrib.launch.watch import Status, Watch, guard_reason, read_status, status_file
+from composer_replication.contrib.launch.watch import JobWatch, Status, guard_reason, read_status, status_file
 from composer_replication.core.files import write_json
 from composer_replication.training.checkpoint import mark_complete
 from composer_replication.training.guard import HeldOutGuard
@@ -83,7 +83,7 @@ def test_sigterm_lets_the_command_end_by_itself(tmp_path):
     wait_for(tmp_path / "begun")
     assert read_status(tmp_path).state == "running"
     with pytest.raises(LaunchProblem, match="a job runs in"):
-        Watch(tmp_path, ["true"], Limit(3600))
+        JobWatch(tmp_path, ["true"], Limit(3600))
     watch.terminate()
     code, told = finish(watch)
     assert code == 130 and told["state"] == "stopped" and (tmp_path / "ended").read_text() == "a checkpoint"
@@ -92,7 +92,7 @@ def test_sigterm_lets_the_command_end_by_itself(tmp_path):
 
 def test_a_command_that_gets_sigterm_together_with_its_watch_is_stopped(tmp_path):
     "Slurm signals every process of a step at once, so the command may be gone before the watch looks."
-    status = Watch(tmp_path, ["bash", "-c", "kill -TERM $PPID; exit 130"], Limit(3600)).run()
+    status = JobWatch(tmp_path, ["bash", "-c", "kill -TERM $PPID; exit 130"], Limit(3600)).run()
     assert status.state == "stopped" and status.code == 130
 
 
@@ -113,7 +113,7 @@ def test_the_guard_ends_the_job_and_it_is_not_started_again(seconds, code, tmp_p
     assert exit_code == 0 and told["state"] == "guard" and told["code"] == code and "the KL is too large" in told["reason"]
     assert told["used"] < 54  # not by the limit
     with pytest.raises(LaunchProblem, match="the guard has stopped this run"):
-        Watch(tmp_path, ["true"], Limit(3600))
+        JobWatch(tmp_path, ["true"], Limit(3600))
 
 
 def test_the_guards_own_state_is_read(tmp_path):
@@ -132,18 +132,18 @@ def test_torchrun_leaves_its_workers_the_whole_grace(tmp_path):
     "Asked of the installed torch, whose own default is 30 seconds."
     code = ("from torch.distributed.launcher.api import LaunchConfig;"
             f"open({str(tmp_path / 'seconds')!r}, 'w').write(str(LaunchConfig(1, 1, 2).shutdown_timeout))")
-    assert Watch(tmp_path, [sys.executable, "-c", code], Limit(3000)).run().state == "done"
+    assert JobWatch(tmp_path, [sys.executable, "-c", code], Limit(3000)).run().state == "done"
     assert (tmp_path / "seconds").read_text() == "300"
 
 
 def test_all_starts_count_together(tmp_path):
-    used = [Watch(tmp_path, ["sleep", "0.3"], Limit(1000)).run().used for _ in range(2)]
+    used = [JobWatch(tmp_path, ["sleep", "0.3"], Limit(1000)).run().used for _ in range(2)]
     assert 0.3 <= used[0] and used[0] + 0.3 <= used[1] < 300
     write_json(status_file(tmp_path), asdict(Status("lost", 899.0, 1000)))
-    assert Watch(tmp_path, ["true"], Limit(1000)).run().state == "done"
+    assert JobWatch(tmp_path, ["true"], Limit(1000)).run().state == "done"
     write_json(status_file(tmp_path), asdict(Status("lost", 900.0, 1000)))  # only the grace is left
     with pytest.raises(LaunchProblem, match="900 of 1000 seconds of the limit are used"):
-        Watch(tmp_path, ["true"], Limit(1000))
+        JobWatch(tmp_path, ["true"], Limit(1000))
 
 
 @pytest.mark.parametrize(("command", "code"), [
@@ -187,13 +187,13 @@ def test_a_disk_that_refuses_the_status_for_a_while_ends_no_watch(tmp_path, monk
     monkeypatch.setattr(watch, "write_json", write)
     monkeypatch.setattr(watch, "WRITE", 0.05)
     code = "import time; time.sleep(2)"
-    status = watch.Watch(tmp_path, [sys.executable, "-c", code], watch.Limit(300)).run()
+    status = watch.JobWatch(tmp_path, [sys.executable, "-c", code], watch.Limit(300)).run()
     assert status.code == 0 and len(writes) > 3
 
 
 def test_a_watch_that_fails_leaves_nothing_without_a_limit(tmp_path, monkeypatch):
     from composer_replication.contrib.launch import watch
-    mine = watch.Watch(tmp_path, [sys.executable, "-c", "import time; time.sleep(600)"], watch.Limit(300))
+    mine = watch.JobWatch(tmp_path, [sys.executable, "-c", "import time; time.sleep(600)"], watch.Limit(300))
     monkeypatch.setattr(type(mine), "look", lambda self: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         mine.run()

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.envs.toy.functions import SPLITS, draw_function, test_code
-from composer_replication.envs.toy.interpreter import Limit, Program, Unsupported, _verdicts, parse, run_tests
+from composer_replication.envs.toy.interpreter import LimitReached, Program, Unsupported, _verdicts, parse, run_tests
 
 # ---- CPython as the judge: many repositories in one process, each in its own folder with a limit of its own
 
@@ -92,9 +92,9 @@ def compare(repositories, folder):
     for files, their in zip(repositories, theirs):
         ours = _verdicts(files, 10_000)
         for mine, other in zip(ours, their):
-            if isinstance(mine[2], (Unsupported, Limit)):
+            if isinstance(mine[2], (Unsupported, LimitReached)):
                 counts[type(mine[2]).__name__] += 1
-                if isinstance(mine[2], Limit):
+                if isinstance(mine[2], LimitReached):
                     theirs_of_limits[other[2]] += 1
                 break  # what this test did not do, a later one may miss
             said = [mine[0], mine[1], type(mine[2]).__name__ if mine[2] else None]
@@ -276,7 +276,7 @@ def test_the_functions_of_the_world_have_the_verdicts_of_cpython(tmp_path):
                     repositories.append({f"core/{function.name}.py": code, f"tests/test_{function.name}.py": tests})
             repositories.append({f"core/{function.name}.py": function.stub, f"tests/test_{function.name}.py": tests})
     counts, _ = compare(repositories, tmp_path)
-    assert counts["passed"] == 6 and counts["Unsupported"] == counts["Limit"] == 0
+    assert counts["passed"] == 6 and counts["Unsupported"] == counts["LimitReached"] == 0
 
 
 TRICKY = (
@@ -318,7 +318,7 @@ defined_below = 5
 def test_tricky_lines_have_the_verdicts_of_cpython(tmp_path):
     bodies = ["from red import K, dots, even, f, fib, h, late, shadow\ndef test_it():\n" + indent(lines, "    ") for lines in TRICKY]
     counts, _ = compare([{"lib/red.py": RED, "tests/test_it.py": body} for body in bodies], tmp_path)
-    assert counts["Limit"] == counts["Unsupported"] == counts["SyntaxError"] == 0
+    assert counts["LimitReached"] == counts["Unsupported"] == counts["SyntaxError"] == 0
 
 
 USE_A = "from a import a\ndef test_a():\n    assert a == 1\n"
@@ -357,7 +357,7 @@ def test_modules_have_the_verdicts_of_cpython(tmp_path):
     # before 3.11.4 a null byte was another exception
     alone = [text for text in ALONE if "\0" not in text or sys.version_info >= (3, 11, 4)]
     counts, _ = compare([*MODULES, *({"tests/test_a.py": text} for text in alone)], tmp_path)
-    assert counts["Limit"] == counts["Unsupported"] == 0
+    assert counts["LimitReached"] == counts["Unsupported"] == 0
 
 
 # ---- what is outside

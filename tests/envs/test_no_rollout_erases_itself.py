@@ -23,7 +23,7 @@ from composer_replication.rollout.loop import collect
 from composer_replication.rollout.types import Ending, RolloutConfig
 from composer_replication.sandbox import folders
 from composer_replication.sandbox.base import Limits, open_sandbox, sandbox_problem
-from composer_replication.sandbox.folders import Usage, folder_usage, opened
+from composer_replication.sandbox.folders import DiskUsage, folder_usage, opened
 
 pytestmark = pytest.mark.filterwarnings("ignore:LocalSubprocessSandbox", "ignore:no isolation")
 LIMITS = Limits(wall_s=100.0, cpu_s=20, memory_mb=512, processes=32, file_mb=8, disk_mb=16)
@@ -164,8 +164,8 @@ def test_counting_ends_where_the_bound_is_passed(tmp_path, monkeypatch):
     with opened(tmp_path) as top:
         assert folder_usage(top).entries == len(looked) == 120
         looked.clear()
-        assert folder_usage(top, Usage(1 << 60, 10)).entries == len(looked) == 11
-        assert folder_usage(top, Usage(1, 1000)).entries == 1
+        assert folder_usage(top, DiskUsage(1 << 60, 10)).entries == len(looked) == 11
+        assert folder_usage(top, DiskUsage(1, 1000)).entries == 1
 
 
 # The judge

@@ -23,7 +23,7 @@ from composer_replication.rollout import decode
 from composer_replication.rollout.decode import ALIGNED, CachedBatch, RereadBatch
 from composer_replication.rollout.loop import collect
 from composer_replication.rollout.policies import CallablePolicy, TransformersPolicy
-from composer_replication.rollout.sampling import Numbers, Question, Sample, Sampling
+from composer_replication.rollout.sampling import Numbers, Sample, SampleRequest, Sampling
 from composer_replication.rollout.tool_call_parser import TurnReader
 from composer_replication.rollout.tool_threads import Chains
 from composer_replication.rollout.turn_io import TokenTurns, turn_forms
@@ -92,7 +92,7 @@ def played(family, pauses, kept=32):
         for row in due:
             del back[row]
             ids, limit = script()[row, turn[row]]
-            question = Question((*past[row], *ids), SAMPLING, limit, f"{row}/{turn[row]}")
+            question = SampleRequest((*past[row], *ids), SAMPLING, limit, f"{row}/{turn[row]}")
             asked[question] = row
             batch.begin([question])
         for question, sample in batch.step():
@@ -141,7 +141,7 @@ def read(monkeypatch):
 
 
 def questions(prompts, limit=3):
-    return [Question(tuple(prompt), SAMPLING, limit, f"{i}") for i, prompt in enumerate(prompts)]
+    return [SampleRequest(tuple(prompt), SAMPLING, limit, f"{i}") for i, prompt in enumerate(prompts)]
 
 
 def through(batch, asked):

@@ -23,7 +23,7 @@ from composer_replication.rollout.loop import collect
 from composer_replication.rollout.policies import CallablePolicy, TransformersPolicy
 from composer_replication.rollout.protocols import Answered, ChatCompletions, Messages, Refused, Responses
 from composer_replication.rollout.record import Engine, RecordedEpisode, Recorder, same
-from composer_replication.rollout.sampling import Question, Sampling
+from composer_replication.rollout.sampling import SampleRequest, Sampling
 from composer_replication.rollout.types import Ending, RolloutConfig
 from composer_replication.traces.read import read_traces
 from composer_replication.training.kl import completion_logprobs
@@ -476,11 +476,11 @@ def test_the_engine_drops_what_nobody_waits_for(policy):
     "A question that is gone gets no answer, or one that nobody reads; the others get theirs."
     ids = policy.chat.encode("Hello there")
     with Engine(policy, rows=2) as engine:
-        gone = [Question((*ids, i), Sampling(1.0), 400, f"gone{i}") for i in range(4)]
+        gone = [SampleRequest((*ids, i), Sampling(1.0), 400, f"gone{i}") for i in range(4)]
         for question in gone:
             engine.ask(question)
             question.gone = True
-        answers = [engine.ask(Question((*ids, i), Sampling(0.0), 6, "n")) for i in range(8)]
+        answers = [engine.ask(SampleRequest((*ids, i), Sampling(0.0), 6, "n")) for i in range(8)]
         found = [answer.result(60).ids for answer in answers]
     with policy.batch(Sampling(0.0)) as batch:
         fresh = batch.sample(range(8), [(*ids, i) for i in range(8)], [6] * 8, ["n"] * 8)

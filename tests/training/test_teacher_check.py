@@ -17,7 +17,7 @@ from composer_replication.training import teacher_check
 from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.teacher import KINDS, make_teacher
 from composer_replication.training.teacher_check import (
-    TeacherProblem,
+    TeacherCheckProblem,
     check_teacher,
     few_sites,
     read_hints,
@@ -151,7 +151,7 @@ def make(folder, **changes):
 def test_a_run_stops_or_warns_before_its_first_step(tmp_path):
     stopped = make(tmp_path / "stop", teacher="ema", teacher_ema_rate=0.95, teacher_check="stop")
     before = [p.detach().clone() for p in stopped.student.parameters()]
-    with pytest.raises(TeacherProblem, match="set teacher_ema_rate to 0.05"):
+    with pytest.raises(TeacherCheckProblem, match="set teacher_ema_rate to 0.05"):
         stopped.train()
     assert stopped.state.global_step == 0 and all(torch.equal(a, b) for a, b in zip(before, stopped.student.parameters()))
     runs = []

@@ -17,7 +17,7 @@ from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.episodes import trl_failure
 from composer_replication.training.groups import TaskDraw
 from composer_replication.training.offline import OfflineTrainer
-from composer_replication.training.teacher_check import TeacherProblem
+from composer_replication.training.teacher_check import TeacherCheckProblem
 from composer_replication.training.trainer import ComposerReplicationTrainer
 
 
@@ -109,7 +109,7 @@ def test_a_users_own_hints_come_first(tmp_path):
 
 
 def test_the_teachers_check_looks_at_recorded_traces(tmp_path):
-    with pytest.raises(TeacherProblem):  # an average that is the policy itself after every step
+    with pytest.raises(TeacherCheckProblem):  # an average that is the policy itself after every step
         recorded(tmp_path, teacher="ema", teacher_ema_rate=1.0, teacher_check="stop").train()
 
 

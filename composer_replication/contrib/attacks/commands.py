@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from ...cli.console import AsJson, Ending, Seed, emit, fail, out, plainly, print_tables, warn, working
+from ...cli.console import AsJson, ExitCode, Seed, emit, fail, out, plainly, print_tables, warn, working
 from ...cli.tasks import TaskFile, read_task_file
 from ...core.errors import Problem
 
@@ -88,4 +88,4 @@ def attack(
     if not as_json:
         _rate_tables(results, unfit)
     if problems or any(result.won for result in results):
-        raise typer.Exit(Ending.FAILED)
+        raise typer.Exit(ExitCode.FAILED)

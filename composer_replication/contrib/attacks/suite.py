@@ -103,7 +103,7 @@ def _recorded(task, subject):
             sandbox.exec(["python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *task.fail_to_pass], env={"PYTHONPATH": ":".join(subject.import_roots)})
             return json.loads(sandbox.read("calls.json")) if "calls.json" in sandbox.files() else []
 
-
+# %% ../../../nbs/contrib/attacks/01_suite.ipynb #4014e969
 _KEPT: dict[tuple, dict[str, str]] = {}
 
 

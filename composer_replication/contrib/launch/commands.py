@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from ...cli.console import ENDINGS, AsJson, Ending, emit, fail, offer, out, plainly, printable, say, warn, working
+from ...cli.console import EXIT_CODES, AsJson, ExitCode, emit, fail, offer, out, plainly, printable, say, warn, working
 from ...cli.train import parse_settings, recipe_names
 from ...core.errors import InputProblem
 from ...traces.scrub import PATTERNS
@@ -43,7 +43,7 @@ def check_no_secret(
 def make_job(recipe, text: str, settings: dict[str, str], on: str, **of_job):
     "The job of a recipe: `composer-rl train` on it, in the folder that the place gives a run, going on where an earlier start ended."
     from composer_replication.contrib.launch.clients import TARGETS
-    from composer_replication.contrib.launch.job import Job, LaunchProblem, folder_name, on_every_gpu, plain_name
+    from composer_replication.contrib.launch.job import LaunchJob, LaunchProblem, folder_name, on_every_gpu, plain_name
     here, target = str(Path(recipe.config.output_dir).resolve()), TARGETS.get(on)  # a job may start in another folder
     name = of_job.pop("name") or folder_name(here)
     files, folder = (target.files or here, target.runs.format(name=name) or here) if target else (here, here)
@@ -55,7 +55,7 @@ def make_job(recipe, text: str, settings: dict[str, str], on: str, **of_job):
     words = ["composer-rl", "train", "--config", f"{files}/{file}"]
     for key, value in (settings | {"output_dir": folder, "resume": "true"}).items():
         words += ["--set", f"{key}={value}"]
-    return Job(name, on_every_gpu(words, name, of_job["gpus"], of_job["machines"]), folder, files={file: text}, here=here, **of_job)
+    return LaunchJob(name, on_every_gpu(words, name, of_job["gpus"], of_job["machines"]), folder, files={file: text}, here=here, **of_job)
 
 
 def named_files(recipe) -> list[str]:
@@ -149,12 +149,12 @@ def _go(job, on: str, as_json: bool) -> None:
     if as_json:
         emit({"submitted": False, **record, "run": what_to_run(record)})
     warn(f"{program} is not installed here; the spec is written: run {what_to_run(record)} where it is.")
-    raise typer.Exit(Ending.STOPPED)
+    raise typer.Exit(ExitCode.STOPPED)
 
 # %% ../../../nbs/contrib/launch/04_commands.ipynb #79624997
 jobs_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown",
-    help="What `launch` started: where it stands, its log, its end.\n\n" + ENDINGS + "\n\nExamples:\n\n`composer-rl jobs status out/toy`")
+    help="What `launch` started: where it stands, its log, its end.\n\n" + EXIT_CODES + "\n\nExamples:\n\n`composer-rl jobs status out/toy`")
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The run's folder on this machine, as `launch` printed it.")]
 
 
@@ -221,8 +221,8 @@ def jobs_run(
     `composer-rl jobs run out/toy --seconds 3600 -- composer-rl train --config toy`
     """
     from composer_replication.contrib.launch.job import Limit
-    from composer_replication.contrib.launch.watch import STATES, Watch
-    status = Watch(folder, command, Limit(seconds)).run()
+    from composer_replication.contrib.launch.watch import STATES, JobWatch
+    status = JobWatch(folder, command, Limit(seconds)).run()
     if as_json:
         emit({"state": status.state, "used": status.used, "seconds": status.seconds, "code": status.code, "reason": status.reason})
     say(f"{status.state}: {status.used:.0f} of {status.seconds} seconds used{'; ' + status.reason if status.reason else ''}")

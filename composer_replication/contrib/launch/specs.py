@@ -14,7 +14,7 @@ from importlib import resources
 
 from jinja2 import Environment, StrictUndefined
 
-from .job import Job, LaunchProblem, watched
+from .job import LaunchJob, LaunchProblem, watched
 
 # %% ../../../nbs/contrib/launch/02_specs.ipynb #c29f8c1b
 def as_json(value) -> str:
@@ -43,26 +43,26 @@ STORAGE = {  # place: what it can mount, and what the message calls for
 }
 
 
-def _check_storage(job: Job, place: str) -> None:
+def _check_storage(job: LaunchJob, place: str) -> None:
     "Raise `LaunchProblem` for storage that the place would refuse once the job was handed over, or would wait for without end."
     pattern, wanted = STORAGE[place]
     if not re.fullmatch(pattern, job.storage):
         raise LaunchProblem(f"{place} cannot mount {job.storage!r}", f"give as --storage {wanted}")
 
 # %% ../../../nbs/contrib/launch/02_specs.ipynb #f6658325
-def slurm(job: Job) -> str:
+def slurm(job: LaunchJob) -> str:
     "A batch script. `--time` is in minutes, rounded up: the watch ends the job before."
     cores = job.cpus or 8 * job.gpus or 2  # for episodes and tests beside a GPU; the recipes for none are written for two
     return _render("slurm.sh", job=job, words=watched(job), cores=cores, minutes=-(-job.limit.seconds // 60))
 
 # %% ../../../nbs/contrib/launch/02_specs.ipynb #f21d1e30
-def kubernetes(job: Job) -> str:
+def kubernetes(job: LaunchJob) -> str:
     "A ConfigMap with the files and a `batch/v1` Indexed Job; on several machines also the Service that names them. Raises `LaunchProblem`."
     _check_storage(job, "Kubernetes")
     return _render("kubernetes.yaml", job=job, words=[word.replace("$", "$$") for word in watched(job)])
 
 # %% ../../../nbs/contrib/launch/02_specs.ipynb #5d99e171
-def sky(job: Job) -> str:
+def sky(job: LaunchJob) -> str:
     "SkyPilot YAML for a managed job on spot machines. Raises `LaunchProblem`."
     if job.gpus and not job.hardware:
         raise LaunchProblem("SkyPilot needs the type of the GPU", "give --hardware, such as H100")
@@ -74,7 +74,7 @@ DAY = 86_400  # seconds: how long SageMaker may wait for spot machines, and how 
 WORD = 256  # characters that SageMaker takes in a word of a command
 
 
-def sagemaker(job: Job) -> str:
+def sagemaker(job: LaunchJob) -> str:
     "The request of `create_training_job`, with managed spot training. Raises `LaunchProblem` for what it cannot hold."
     words = watched(job)
     if job.env:
@@ -89,7 +89,7 @@ def sagemaker(job: Job) -> str:
     return _render("sagemaker.json", job=job, words=words, place=f"{job.storage.rstrip('/')}/{job.name}", wait=DAY)
 
 # %% ../../../nbs/contrib/launch/02_specs.ipynb #97a0f775
-def modal(job: Job) -> str:
+def modal(job: LaunchJob) -> str:
     "A Python file for `modal run`. Raises `LaunchProblem`, also for more than a day."
     if job.gpus and not job.hardware:
         raise LaunchProblem("Modal needs the type of the GPU", "give --hardware, such as H100")
