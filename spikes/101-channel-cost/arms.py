@@ -72,7 +72,7 @@ def rollout(traces, pool, chat, length, errors, seed):
     wrong, right = [r for r in pool if r[4]], [r for r in pool if not r[4]]
     every = wrong
     usual, result = median(r[2] for r in wrong), median(r[3] for r in wrong)
-    share = min(result, 0.8 * length / max(errors, 1) - usual)  # what is left for a result when all errors must fit
+    share = min(result, 0.85 * length / max(errors, 1) - usual)  # what is left for a result when all errors must fit
     wrong = sorted(wrong, key=lambda r: (r[3] > 1.3 * share, abs(r[2] - usual)))[:errors]
     right = [r for r in right if r[2] + r[3] < 400]
     room, rounds = 0.75 * length - sum(r[2] + r[3] for r in wrong), []
