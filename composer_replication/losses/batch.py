@@ -25,31 +25,31 @@ from ..tree.text import AlignmentError
 # %% ../../nbs/losses/02_batch.ipynb #5a0e2d2b
 @dataclass(frozen=True)
 class TraceTurn:
-    "A hint that a user gives for one turn."
+    "A user's hint for one turn."
 
-    turn: int  # position in `Trace.turns` of the assistant turn that went wrong
-    hint: str  # what would have helped; an empty hint leaves the turn out
-    layer: str | None = None  # which hint layer wrote it
+    turn: int  # position in `Trace.turns` of the assistant turn that failed
+    hint: str  # text of the hint; an empty hint excludes the turn
+    layer: str | None = None  # the hint layer that gave it
 
 
 @dataclass(frozen=True)
 class TraceExample:
-    "A trace with what channels 2 and 3 need of it."
+    "A trace with its hints and pairs for channels 2 and 3."
 
     trace: Trace
-    turns: tuple[TraceTurn, ...] = ()  # hinted error turns; at the others `CollatorConfig.hint_generator` is asked
+    turns: tuple[TraceTurn, ...] = ()  # hinted error turns; for other error turns `CollatorConfig.hint_generator` is asked
     pairs: tuple[DPOPair, ...] = ()  # preference pairs (channel 3, ours)
 
 
 @dataclass(frozen=True)
 class CollatorConfig:
-    "How traces become trees."
+    "Settings for making trees from traces."
 
-    placement: Literal["target", "start"] = "target"  # the hint stands right before the error turn, or at the start
-    strip_thinking: bool = False  # True leaves the assistant's reasoning out; it empties most error turns of real agents
-    max_tokens: int | None = None  # of a trunk; what follows is cut at a turn's border, and its error turns excluded
-    strict: bool = False  # True raises where a whole trace cannot become a tree, instead of excluding it
-    hint_generator: HintSource | None = None  # asked at every error site that the example brings no hint for
+    placement: Literal["target", "start"] = "target"  # the hint is right before the error turn, or at the start
+    strip_thinking: bool = False  # True removes the assistant's reasoning, which leaves most error turns of real agents empty
+    max_tokens: int | None = None  # of a trunk; it is cut at a turn's border, and later error turns are excluded
+    strict: bool = False  # True: raise if a trace cannot become a tree, instead of excluding it
+    hint_generator: HintSource | None = None  # asked at every error site without a hint in the example
 
     def __post_init__(self):
         if self.placement not in ("target", "start"):
@@ -61,8 +61,8 @@ class CollatorConfig:
 def check_by_index(
     batch: PackedBatch,
 ) -> None:
-    "Student's and teacher's tokens, read back from the packed ids, must be the labels. Raises `AlignmentError`."
-    own = batch.pair_trunk >= 0  # answers that the trunk itself holds
+    "Raise `AlignmentError` unless the labels are the student's and teacher's tokens in the packed ids."
+    own = batch.pair_trunk >= 0  # answers on the trunk itself
     for axis, ids, positions, labels in (("trunk", batch.input_ids, batch.sdpo_student, batch.sdpo_labels),
                                          ("branch", batch.branch_ids, batch.sdpo_teacher, batch.sdpo_labels),
                                          ("branch", batch.branch_ids, batch.pair_positions, batch.pair_labels),
@@ -76,12 +76,12 @@ def check_by_index(
 
 
 class ComposerDataCollator:
-    """Turns `TraceExample`s into a `PackedBatch`; call it on a list of them.
+    """Collates a list of `TraceExample`s into a `PackedBatch`.
 
-    `excluded` collects `(trace_id, turn, reason)` of every error turn and pair that got no branch, over all calls, with
+    `excluded` collects `(trace_id, turn, reason)` of every error turn and pair without a branch, over all calls, with
     turn -1 for a trace that could not become a tree at all. (In a `DataLoader` with worker processes the list stays in
-    the worker; what a tree refused is also in `batch.trees`.) Raises `TemplateProblem` where the tokenizer's chat
-    template cannot carry traces.
+    the worker; refusals are also in `batch.trees`.) Raises `TemplateProblem` if the tokenizer's chat
+    template cannot render traces.
     """
 
     def __init__(
@@ -92,13 +92,13 @@ class ComposerDataCollator:
         self.config = config
         self.chat = probe_template(tokenizer)
         known = (i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None)
-        self.pad_token_id = next(known, 0)  # padding is masked, its id is never read
+        self.pad_token_id = next(known, 0)  # padding is masked, so its id is never used
         self.excluded: list[tuple[str, int, str]] = []
 
     def __call__(self, examples: Sequence[TraceExample]) -> PackedBatch:
         """Pack one batch.
 
-        Raises `ValueError` where no example is left to pack, and `AlignmentError` where a token is not its label."""
+        Raises `ValueError` if no example is left to pack, and `AlignmentError` if a token differs from its label."""
         before = len(self.excluded)
         trees = [tree for e in examples if (tree := self.tree(e)) is not None]
         if not trees:
@@ -109,7 +109,7 @@ class ComposerDataCollator:
         return batch
 
     def tree(self, example: TraceExample) -> Tree | None:
-        "The tree of one example, or None where it cannot become one; what got no branch is added to `excluded`."
+        "Return the tree of one example, or None if that fails; sites without a branch are added to `excluded`."
         trace, config = example.trace, self.config
         hints = [(t.turn, Hint(t.hint, t.layer)) for t in example.turns]
         if source := config.hint_generator:

@@ -16,7 +16,7 @@ from .states import state_mixers
 def block_problem(
     model: PreTrainedModel,  # a transformers causal LM
 ) -> str | None:  # None, or why not, as a clause
-    "Whether its layers could read a block mask, whatever attention it has now."
+    "Return why the model's layers could not read a block mask, whatever attention it uses now; None if they could."
     if state_mixers(model):
         return "recurrent and convolutional layers cannot read a block mask"
     return None if model._supports_flex_attn else f"transformers has no FlexAttention for {type(model).__name__}"
@@ -25,18 +25,18 @@ def block_problem(
 def masks_blocks(
     model: PreTrainedModel,  # a transformers causal LM
 ) -> bool:
-    "Whether its attention takes a block mask, so that all branches go in one pass."
+    "True if the model's attention takes a block mask, so that all branches are read in one pass."
     return model.config.get_text_config()._attn_implementation == "flex_attention"
 
 # %% ../../nbs/tree/10_block_mask.ipynb #2a3191c2
-BLOCK = 128  # FlexAttention's own
+BLOCK = 128  # FlexAttention's block size
 
 
 def _rule(position, segment, fork, valid, window):
-    "`mask_mod` for FlexAttention: batch, head, query and key to whether it is seen."
+    "Return the `mask_mod` for FlexAttention: (batch, head, query, key) -> True if the key is visible."
     time = valid.shape[1]
 
-    def seen(b, h, query, key):
+    def visible(b, h, query, key):
         own = (key - time).clamp(min=0)
         trunk = (key < fork[b, query]) & valid[b, key.clamp(max=time - 1)]
         near = (segment[b, query] == segment[b, own]) & (segment[b, query] >= 0) & (own <= query)
@@ -45,44 +45,44 @@ def _rule(position, segment, fork, valid, window):
             return shown
         return shown & (position[b, query] - torch.where(key < time, key, position[b, own]) < window)
 
-    return seen
+    return visible
 
 # %% ../../nbs/tree/10_block_mask.ipynb #fb0c8a92
 def _blocks(values, fill, reduce):
-    "Of `(batch, n)` one value a block `(batch, blocks)`."
+    "Reduce `(batch, n)` to one value for each block, `(batch, blocks)`."
     n = values.shape[1]
     padded = torch.nn.functional.pad(values, (0, -n % BLOCK), value=fill)
     return getattr(padded.view(len(values), -1, BLOCK), reduce)(2)
 
 
 def _listed(blocks):
-    "How many blocks each row of blocks has, and which, `(batch, 1, rows)` and `(batch, 1, rows, columns)`, as FlexAttention wants them."
+    "Return number and indices of each row's blocks, `(batch, 1, rows)` and `(batch, 1, rows, columns)`, for FlexAttention."
     order = blocks.int().argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32)[:, None], order.to(torch.int32)[:, None]
 
 
 def branch_block_mask(
-    position: torch.Tensor,  # (batch, q) of each branch token
-    segment: torch.Tensor,  # (batch, q) its branch, each in one piece and in order; -1 for padding
-    fork: torch.Tensor,  # (batch, q) how much of the trunk it may see
-    trunk_mask: torch.Tensor,  # (batch, time) 1 where the trunk is not padding
-    window: int | None = None,  # of a sliding layer
+    position: torch.Tensor,  # (batch, q) position of each branch token
+    segment: torch.Tensor,  # (batch, q) its branch, contiguous and in order; -1 for padding
+    fork: torch.Tensor,  # (batch, q) number of trunk tokens that it may see
+    trunk_mask: torch.Tensor,  # (batch, time) 1 on tokens of the trunk, 0 on padding
+    window: int | None = None,  # attention window of a sliding layer
 ) -> BlockMask:  # (batch, 1, q, time + q)
-    "The rule with its blocks. Keys are the trunk's `time`, then the branches' own `q`."
-    (rows, count), time, most = segment.shape, trunk_mask.shape[1], 2**40  # beyond any position
+    "Return the rule with its blocks. Keys are the trunk's `time`, then the branches' own `q`."
+    (rows, count), time, most = segment.shape, trunk_mask.shape[1], 2**40  # larger than any position
     real, valid = segment >= 0, trunk_mask.bool()
     index = torch.arange(count, device=segment.device)
-    first = torch.arange(-(-(time + count) // BLOCK), device=segment.device) * BLOCK  # key of each block of keys
+    first = torch.arange(-(-(time + count) // BLOCK), device=segment.device) * BLOCK  # first key of each block of keys
     last = first + BLOCK - 1
-    begin = torch.where(real, index - (position - fork), index)  # where each query's branch begins
+    begin = torch.where(real, index - (position - fork), index)  # start of each query's branch
     deepest, shallowest = _blocks(fork * real, 0, "amax"), _blocks(torch.where(real, fork, most), most, "amin")
     earliest, latest = _blocks(begin, most, "amin") + time, _blocks(index.expand(rows, -1), -1, "amax") + time
-    keys = torch.nn.functional.pad(valid, (0, count))  # own keys count as not visible here
+    keys = torch.nn.functional.pad(valid, (0, count))  # the branches' own keys count as invisible here
     some, whole = _blocks(keys.int(), 0, "amax").bool()[:, None], _blocks(keys.int(), 0, "amin").bool()[:, None]
     trunk = (first < deepest[..., None]) & some
     own = (last >= earliest[..., None]) & (first <= latest[..., None])
-    full = (last < shallowest[..., None]) & (shallowest < most)[..., None] & whole  # queries that are all padding read nothing
-    if window is not None:  # what is near differs from query to query: the rule is asked
+    full = (last < shallowest[..., None]) & (shallowest < most)[..., None] & whole  # blocks of padding queries read nothing
+    if window is not None:  # the window differs from query to query, so the rule is evaluated
         nearest = _blocks(torch.where(real, position, most), most, "amin")
         trunk, full = trunk & (last > (nearest - window)[..., None]), torch.zeros_like(full)
     return BlockMask.from_kv_blocks(*_listed((trunk | own) & ~full), *_listed(full), BLOCK_SIZE=BLOCK,

@@ -27,41 +27,41 @@ logger = logging.getLogger(__name__)
 
 # %% ../../nbs/tree/00_chat.ipynb #960c1a9d
 class TemplateProblem(InputProblem):
-    "What a chat template cannot carry, as one sentence with the remedy."
+    "A chat template cannot render what a trace needs; one sentence with the remedy."
 
 # %% ../../nbs/tree/00_chat.ipynb #e37304f8
-FIXED_DATE = "26 Jul 2024"  # what templates that print today's date are given
+FIXED_DATE = "26 Jul 2024"  # the date for templates that print today's date
 
 
 @dataclass(frozen=True)
 class Dialect:
-    "What one chat template renders, with tools passed or without."
+    "What one chat template renders, with or without tools."
 
     template: str = field(repr=False)  # the Jinja source
-    empty_tools: bool = False  # an empty list of tools must be passed where there are none
+    empty_tools: bool = False  # without tools an empty list must be passed
     tools: bool = False  # tool schemas are rendered
-    arguments: Literal["object", "text"] | None = None  # the form of call arguments that comes out right; None: no calls
-    raw_arguments: bool = False  # an argument text that does not parse comes out as written
+    arguments: Literal["object", "text"] | None = None  # the form of call arguments that is rendered correctly; None: no calls
+    raw_arguments: bool = False  # an argument text that does not parse is rendered as written
     call_text: bool = False  # text beside a call is kept
     results: bool = False  # tool results are rendered
-    thinking: Literal["field", "inline"] | None = None  # where reasoning goes to be rendered
+    thinking: Literal["field", "inline"] | None = None  # where reasoning must be passed
     system: bool = True  # there is a system role
     merge: bool = False  # roles must alternate
     short_ids: bool = False  # call ids must be nine letters and digits
-    prompt: str = ""  # what opens the assistant's turn after a user message
-    end: str = ""  # what ends it: the last thing sampled
-    after: str = ""  # what follows the end in every turn
-    closing: str = ""  # what is added at the end of a conversation only
-    blank: str = ""  # what is added before the last message only
-    appends: bool = True  # a further user message leaves earlier text as it was
-    controls: tuple[str, ...] = field(default=(), repr=False)  # added tokens of the tokenizer: in a message they are text
+    prompt: str = ""  # text that opens the assistant's turn after a user message
+    end: str = ""  # text that ends it: the last sampled part
+    after: str = ""  # text that follows the end in every turn
+    closing: str = ""  # text that is added only at the end of a conversation
+    blank: str = ""  # text that is added only before the last message
+    appends: bool = True  # a further user message does not change earlier text
+    controls: tuple[str, ...] = field(default=(), repr=False)  # added tokens of the tokenizer, which are plain text inside a message
 
     def messages(
         self,
         turns: Sequence[Turn],
-        thinking: Sequence[bool],  # of each turn: whether its reasoning is shown
+        thinking: Sequence[bool],  # for each turn: True if its reasoning is shown
     ) -> tuple[list[dict], list[int], dict[str, str]]:
-        "Messages as the template wants them, how many there are after each turn, and the stand-ins for raw arguments."
+        "Return the adapted messages, their number after each turn, and the stand-ins for raw arguments."
         out, count, raw, ids = [], [], {}, _ShortIds() if self.short_ids else None
         for i, turn in enumerate(turns):
             message = self._message(turn, thinking[i], i, raw, ids)
@@ -76,7 +76,7 @@ class Dialect:
 
     def _message(self, turn, thinking, index, raw, ids):
         message = as_text(turn.to_message(thinking=thinking and self.thinking == "field"), self.controls)
-        if turn.role == "assistant":  # a template may look for its own marks of reasoning in the text
+        if turn.role == "assistant":  # a template may search the text for its own reasoning marks
             message["content"] = as_text(turn.content.lstrip("\n") if self.blank else turn.content, self._beside_thoughts)
         if thinking and turn.thinking and self.thinking == "inline":
             message["content"] = f"<think>\n{as_text(turn.thinking.strip(), self.controls)}\n</think>\n\n{message['content']}"
@@ -98,7 +98,7 @@ class Dialect:
         return tuple(token for token in self.controls if token not in ("<think>", "</think>"))
 
 # %% ../../nbs/tree/00_chat.ipynb #c0n7r001
-MARK = "\ufdd0"  # no character of any text: within a control token it says that this one is text
+MARK = "\ufdd0"  # a noncharacter; inside a control token it marks that token as plain text
 
 
 @cache
@@ -107,19 +107,19 @@ def _controls(tokens):
 
 
 def as_text(
-    value: Any,  # a text, or lists and dicts that hold some
+    value: Any,  # a text, or lists and dicts of texts
     controls: tuple[str, ...],
 ) -> Any:
-    "The same with a `MARK` in every control token."
+    "Return the value with a `MARK` in every control token."
     if isinstance(value, str):
-        return _controls(controls).sub(lambda found: found[0][0] + MARK + found[0][1:], value)
+        return _controls(controls).sub(lambda token: token[0][0] + MARK + token[0][1:], value)
     if isinstance(value, dict):
         return {as_text(key, controls): as_text(item, controls) for key, item in value.items()}
     return [as_text(item, controls) for item in value] if isinstance(value, (list, tuple)) else value
 
 # %% ../../nbs/tree/00_chat.ipynb #d054cc70
 class _ShortIds:
-    "Nine letters and digits for each call id; calls and results without one are matched in order."
+    "Maps each call id to nine letters and digits; calls and results without an id are matched in order."
 
     def __init__(self):
         self.calls, self.open = 0, []
@@ -140,21 +140,21 @@ class _ShortIds:
         return short
 
 # %% ../../nbs/tree/00_chat.ipynb #560386bb
-RENDERED = 2**25  # characters of text and conversation that are kept: a rollout, its check and its tree render the same ones
+RENDERED = 2**25  # cached characters of texts and conversations: a rollout, its check and its tree render the same ones
 
 
 class _Texts:
-    "What a tokenizer has rendered lately."
+    "A cache of a tokenizer's recently rendered texts."
 
     def __init__(self):
         self.kept, self.size = {}, 0
 
     def get(
         self,
-        given: tuple,  # all that the text depends on
+        given: tuple,  # everything that the text depends on
         make: Callable[[], str],
     ) -> str:
-        "The text; of what is no plain data it is made every time."
+        "Return the cached text, or make it; it is not cached if `given` is not plain data."
         try:
             key = json.dumps(given)
         except (TypeError, ValueError, RecursionError):
@@ -163,7 +163,7 @@ class _Texts:
         if text is None:
             text = make()
             self.size += len(key) + len(text)
-        self.kept[key] = text  # at the end: the oldest goes first
+        self.kept[key] = text  # move to the end: the oldest is dropped first
         while self.size > RENDERED and len(self.kept) > 1:
             oldest = next(iter(self.kept))
             self.size -= len(oldest) + len(self.kept.pop(oldest))
@@ -175,15 +175,15 @@ _texts: WeakKeyDictionary = WeakKeyDictionary()  # tokenizer -> `_Texts`
 # %% ../../nbs/tree/00_chat.ipynb #e39e1ba8
 @dataclass(frozen=True)
 class ChatFormat:
-    "A tokenizer, and what its chat templates carry."
+    "A tokenizer with the dialects of its chat templates."
 
     tokenizer: PreTrainedTokenizerBase = field(repr=False)
     plain: Dialect | None  # without tools
     tooled: Dialect | None  # with tools
-    anchor: str = ""  # a special token that leaves the text behind it alone
+    anchor: str = ""  # a special token that does not change the encoding of the text after it
 
     def dialect(self, trace: Trace) -> Dialect:
-        "The dialect for a trace. Raises `TemplateProblem` where no template carries what the trace needs."
+        "Return the dialect for a trace. Raises `TemplateProblem` if no template renders what the trace needs."
         calls = any(t.tool_calls for t in trace.turns)
         results = any(t.role == "tool" for t in trace.turns)
         beside = any(t.tool_calls and t.content.strip() for t in trace.turns)
@@ -206,12 +206,12 @@ class ChatFormat:
     def render(
         self,
         dialect: Dialect,
-        messages: Sequence[dict],  # of `Dialect.messages`, or its beginning
+        messages: Sequence[dict],  # from `Dialect.messages`, or the first of them
         tools: Sequence[dict] = (),
         generation_prompt: bool = False,  # open the assistant's turn
         raw: dict[str, str] | None = None,  # stand-ins to replace in the text
     ) -> str:
-        "The text of a conversation. Raises `TemplateProblem` with the template's own words where it fails."
+        "Render a conversation. Raises `TemplateProblem` with the template's own message if it fails."
         offered, messages, of = list(tools) if tools or dialect.empty_tools else None, list(messages), self.tokenizer
         try:
             text = _texts.setdefault(of, _Texts()).get(
@@ -231,23 +231,23 @@ class ChatFormat:
     def encode(
         self,
         text: str,
-        after: str | None = None,  # a special token that it follows; None at the start of a sequence
+        after: str | None = None,  # a special token before it; None: the start of a sequence
     ) -> tuple[int, ...]:
-        "Token ids of a piece of rendered text, as it stands in a sequence. Raises `UnicodeEncodeError` for half a surrogate."
-        text.encode()  # the tokenizer itself raises a TypeError that says nothing
+        "Encode a piece of rendered text as part of a sequence. Raises `UnicodeEncodeError` for half a surrogate pair."
+        text.encode()  # the tokenizer itself would raise an uninformative TypeError
         after = None if after is None else after if self._single(after) else self.anchor
         ids = self._ids((after or "") + text)
         return ids[1:] if after else ids
 
     def _ids(self, text):
-        "Ids of a text; what is marked in it is read without control tokens."
+        "Encode a text; marked parts are encoded without control tokens."
         if MARK not in text:
             return tuple(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
         if getattr(self.tokenizer, "backend_tokenizer", None) is None:
             logger.warning("control tokens in %d places of a text are escaped by a zero-width space: the tokenizer cannot read them as text", text.count(MARK))
             return tuple(self.tokenizer.encode(text.replace(MARK, "\u200b"), add_special_tokens=False, verbose=False))
         whole, known = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False), self.tokenizer.added_tokens_decoder
-        made, between, begins = [], [], 0  # ids so far; those since the last control token, and where that ended
+        made, between, begins = [], [], 0  # ids so far; ids since the last control token, and where that ended
         for token, (start, end) in [*zip(whole["input_ids"], whole["offset_mapping"]), (None, (len(text), len(text)))]:
             if token is not None and token not in known:
                 between.append(token)
@@ -259,24 +259,24 @@ class ChatFormat:
         return tuple(made)
 
     def _plain_ids(self, text, first):
-        "Ids of a text between two control tokens, or the first of a sequence, of which none is a control token."
+        "Encode a text between two control tokens, or at the start of a sequence, without control tokens."
         readers = _plain.get(self.tokenizer)
         if readers is None:
             readers = _plain[self.tokenizer] = tuple(_without_controls(self.tokenizer, first) for first in (False, True))
         known, made = self.tokenizer.added_tokens_decoder, readers[first].encode(text, add_special_tokens=False)
         if not any(i in known for i in made.ids):
             return made.ids
-        return [i for letter in text for i in readers[False].encode(letter, add_special_tokens=False).ids]  # merged to one: letter by letter
+        return [i for letter in text for i in readers[False].encode(letter, add_special_tokens=False).ids]  # merged into a control token
 
     def _single(self, text):
         return bool(text) and self.tokenizer.convert_tokens_to_ids(text) in self.tokenizer.added_tokens_decoder
 
 # %% ../../nbs/tree/00_chat.ipynb #90322909
-_plain: WeakKeyDictionary = WeakKeyDictionary()  # tokenizer -> the same without control tokens, inside a sequence and at its start
+_plain: WeakKeyDictionary = WeakKeyDictionary()  # tokenizer -> copies without control tokens, for the inside and the start of a sequence
 
 
 def _without_controls(tokenizer, first):
-    "The tokenizer without added tokens; its model and normalizer are shared, for a copy of 128,000 merges takes seconds."
+    "Return the tokenizer without added tokens; model and normalizer are shared, because a copy of 128,000 merges takes seconds."
     whole = tokenizer.backend_tokenizer
     plain = Tokenizer(whole.model)
     if whole.normalizer is not None:

@@ -23,28 +23,28 @@ def _layers(model):
 
 
 def _number(layer):
-    "Which of the cache's layers it writes."
+    "Return the number of the cache layer that a layer writes."
     return next((m.layer_idx for m in layer.modules() if getattr(m, "layer_idx", None) is not None), None)
 
 
 def checkpoints_layers(
     model: torch.nn.Module,
 ) -> bool:
-    "Whether gradient checkpointing is on, in any version of transformers: 5.17, beside vLLM 0.31, has not `is_activation_checkpointing`."
+    "True if gradient checkpointing is on; also for transformers 5.17 (beside vLLM 0.31), without `is_activation_checkpointing`."
     return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
 
 def keeps_cache(
     model: PreTrainedModel,  # a transformers causal LM
 ) -> bool:
-    "Whether each layer that checkpoints writes keys and values of its own, and nothing else is remembered."
+    "True if each checkpointed layer writes its own keys and values, and the cache holds nothing else."
     numbers, names = [_number(layer) for layer in _layers(model)], [cache_argument(layer) for layer in _layers(model)]
     alone = len(set(numbers)) == len(numbers) > 0 and None not in numbers + names and not state_mixers(model)
     return alone and not getattr(model.config.get_text_config(), "num_kv_shared_layers", 0)
 
 # %% ../../nbs/tree/11_checkpointed.ipynb #ee4648b3
 class _Taken:
-    "What a layer reads and writes in one run."
+    "A substitute cache: what one layer reads and writes in one run."
 
     def __init__(self, before):
         self.before, self.new = before, None
@@ -55,7 +55,7 @@ class _Taken:
 
 # %% ../../nbs/tree/11_checkpointed.ipynb #ab0b5812
 def _checkpointed(layer):
-    "The layer's `forward`, checkpointed, with the cache kept."
+    "Return the layer's `forward`, checkpointed, with the cache kept."
     number, name, plain = _number(layer), cache_argument(layer), layer.forward
     signature = inspect.signature(plain)
 
@@ -68,7 +68,7 @@ def _checkpointed(layer):
         def run(hidden):
             taken, was = _Taken(before), layer.gradient_checkpointing
             call = inspect.BoundArguments(signature, bound.arguments | {first: hidden, name: None if cache is None else taken})
-            layer.gradient_checkpointing = False  # also in the second run, which comes when the context is over
+            layer.gradient_checkpointing = False  # also in the second run, which comes after the context has ended
             try:
                 output = plain(*call.args, **call.kwargs)
             finally:
@@ -87,7 +87,7 @@ def _checkpointed(layer):
 def keeping_cache(
     model: PreTrainedModel,  # a transformers causal LM that `keeps_cache`
 ) -> Iterator[None]:
-    "Within it, passes of a model that checkpoints keep their cache. Backward passes may come after it."
+    "Keep the cache of passes within the block, with gradient checkpointing on. Backward passes may come after the block."
     modules = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
     layers = [layer for layer in _layers(model) if layer.gradient_checkpointing]
     kept = [vars(layer).get("forward") for layer in layers]

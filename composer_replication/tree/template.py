@@ -24,7 +24,7 @@ _SCHEMA = {"type": "function", "function": {
 _USER, _ANSWER = Turn("user", "zquser"), Turn("assistant", "zqanswer")
 
 
-_VALUE = "zqvalue <&'"  # what a template that escapes HTML would change
+_VALUE = "zqvalue <&'"  # a template that escapes HTML changes it
 
 
 _CALL = Turn("assistant", "", tool_calls=(ToolCall("zqtool", {"zqkey": _VALUE}, "call_zq1"),))
@@ -34,7 +34,7 @@ _RESULT = Turn("tool", "zqresult <&'", tool_call_id="call_zq1", name="zqtool")
 
 # %% ../../nbs/tree/01_template.ipynb #ae077970
 class _Probe:
-    "One template under test; every question is answered by a rendered text, or by None where it raises."
+    "A template under test; every question is answered by a rendered text, or by None if rendering raises."
 
     def __init__(self, tokenizer, template, tools, empty_tools):
         self.chat, self.tools = ChatFormat(tokenizer, None, None), tools
@@ -55,7 +55,7 @@ class _Probe:
         self.dialect = replace(self.dialect, **values)
 
     def turn_ends(self):
-        "How the assistant's turn opens and ends; False where earlier text changes later."
+        "Find how the assistant's turn opens and ends; return False if earlier text changes later."
         opened, last = self.ask(_USER, prompt=True), self.ask(_USER, _ANSWER)
         follow = self.ask(_USER, _ANSWER, Turn("user", "zqnext"))
         if None in (opened, follow) or not last.startswith(opened):
@@ -83,7 +83,7 @@ class _Probe:
         self.set(merge=not self.dialect.system or not self.shows(_USER, more, _ANSWER, words=("zquser", "zqmore")))
 
     def calls(self):
-        "Which form of arguments comes out once, and what of a call and its result is kept."
+        "Find which form of arguments is rendered once, and which parts of a call and its result are kept."
         whole = json.dumps({"zqkey": _VALUE})
         for short in (False, True):
             for form in ("object", "text"):
@@ -98,7 +98,7 @@ class _Probe:
         self.set(short_ids=False, arguments=None)
 
     def thoughts(self):
-        "Where reasoning goes to be rendered, beside a call if there are calls."
+        "Find where reasoning must be passed, beside a call if there are calls."
         thought = replace(_CALL if self.dialect.arguments else _ANSWER, thinking="zqthought")
         for form in ("field", "inline"):
             self.set(thinking=form)
@@ -107,10 +107,10 @@ class _Probe:
         self.set(thinking=None)
 
     def run(self):
-        "The dialect, or None where the template cannot render a question and its answer."
+        "Return the dialect, or None if the template cannot render a question and its answer."
         if not self.shows(_USER, _ANSWER, words=("zquser", "zqanswer")):
             return None
-        if not self.turn_ends():  # Mistral moves its tools to the last user message; what ends a turn is seen without them
+        if not self.turn_ends():  # Mistral moves its tools to the last user message, so the end of a turn is probed without them
             tools, self.tools = self.tools, []
             ends, self.tools = bool(tools) and self.turn_ends(), tools
             if not ends:
@@ -125,7 +125,7 @@ class _Probe:
 
 # %% ../../nbs/tree/01_template.ipynb #18e04e1d
 def _templates(tokenizer, tools):
-    "Templates to try, best first, each with whether an empty list of tools is passed."
+    "Return the templates to try, best first, each with True if an empty list of tools must be passed."
     named = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {"default": tokenizer.chat_template}
     order = sorted(named, key=lambda name: (name != ("tool_use" if tools else "default"), name))
     for name in order[:1] if tools else order:
@@ -139,7 +139,7 @@ def _templates(tokenizer, tools):
 def probe_template(
     tokenizer: PreTrainedTokenizerBase,  # with a chat template
 ) -> ChatFormat:
-    "Find out what a tokenizer's chat templates carry. Raises `TemplateProblem` where they carry no conversation at all."
+    "Find out what a tokenizer's chat templates render. Raises `TemplateProblem` if they render no conversation at all."
     if not tokenizer.chat_template:
         raise TemplateProblem("the tokenizer has no chat template; set `tokenizer.chat_template`.")
     dialects = [next((d for source, empty in _templates(tokenizer, tools) if (d := _Probe(tokenizer, source, tools, empty).run())),
