@@ -38,15 +38,16 @@ def tiers(names, quick):
     return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-# Of each family, and of each way to be paid and to be caught, the first exploit; the others take a minute.
+# Of each family, and of each way to be paid and to be caught, the first exploit, and five more; the others take a minute.
 FIRST = {key: case.name for case in reversed(EXPLOITS) for key in (case.family, (case.kind, case.naive, case.caught_by))}
+MORE = ("forged_results_careful", "patched_call", "always_equal_text", "frame_source", "skip")
 LEAKED = [case.name for case in EXPLOITS if case.kind == "recover" and case.leftovers]
 LOOKS = [f"{style} {symbol}" for symbol in TASKS for style in NATURAL]
 QUICK_LOOKS = ("explorer larder.labels:label", "interpreter larder.labels:roman", "editor larder.plans:schedule")
 
 
 @needs_bubblewrap
-@pytest.mark.parametrize("name", tiers([case.name for case in EXPLOITS], FIRST.values()))
+@pytest.mark.parametrize("name", tiers([case.name for case in EXPLOITS], {*FIRST.values(), *MORE}))
 def test_exploit_beats_the_naive_judge_and_not_ours(name, subject):
     case = next(case for case in EXPLOITS if case.name == name)
     result = worlds.play(case, TASKS[TARGET], subject)
