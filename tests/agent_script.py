@@ -6,16 +6,12 @@ from pathlib import Path
 
 import torch
 import world
-from datasets import Dataset
 from kept_trainer import Kept
-from transformers.trainer_callback import PrinterCallback
+from kept_trainer import trained as trained_by
 
 from composer_replication.envs.toy.env import WorldEnv
-from composer_replication.envs.toy.model import embedded_model
-from composer_replication.hints.layers import default_composite
 from composer_replication.rollout.agents import Agent, AgentFactory
 from composer_replication.sandbox.base import open_sandbox
-from composer_replication.training.config import ComposerReplicationConfig
 
 # It calls tools that fail, begins a second context with a summary, and earns what its texts are worth. By attempt, one asks
 # nothing and one sends what no template carries before it goes on.
@@ -72,14 +68,14 @@ class Workspace:
             self.sandbox.close()
 
 
-def factory(folder, program=None):
+def factory(folder):
     "Episodes of the program in workspaces."
     import json
 
     tools = json.dumps([t for t in WorldEnv().tools if t["function"]["name"] in ("list_files", "cat")])
     for name in ("tree", "agent"):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    (folder / "agent" / "mine.py").write_text(program or PROGRAM % tools)
+    (folder / "agent" / "mine.py").write_text(PROGRAM % tools)
     return AgentFactory(
         lambda: Workspace(folder / "tree"), Agent("mine:play", str(folder / "agent"), seconds=60), folder / "log"
     )
@@ -93,47 +89,11 @@ class Named(Kept):
         return dict(zip((name for name, _ in self.student.named_parameters()), self.steps[-1]))
 
 
-SETTINGS = {
-    "report_to": "none",
-    "bf16": False,
-    "use_cpu": True,
-    "gradient_checkpointing": False,
-    "disable_tqdm": True,
-    "seed": 3,
-    "learning_rate": 1e-3,
-    "logging_steps": 1,
-    "max_steps": 1,
-    "save_strategy": "no",
-    "sample_every": 0,
-    "max_grad_norm": 0.0,
-    "optim": "sgd",
-    "lr_scheduler_type": "constant",
-    "max_turns": 3,
-    "max_completion_length": 160,
-    "num_generations": 4,
-    "per_device_train_batch_size": 8,
-    "teacher_check": "off",
-    "alpha_sdpo": 0.0,
-    "tool_timeout": 3600,
-}
-
-
 def trained(folder, environment_factory=None, **changes):
     "A trainer after a step on two tasks, of which the second has silent attempts; without a factory the program plays."
-    args = ComposerReplicationConfig(str(folder / "out"), **SETTINGS | changes)
-    rows = world.rows(2)
+    rows, small = world.rows(2), {"per_device_train_batch_size": 8, "max_completion_length": 160}
     rows[1]["prompt"][-1]["content"] += " silent"
-    trainer = Named(
-        embedded_model("mild"),
-        args=args,
-        processing_class=world.tokenizer(),
-        train_dataset=Dataset.from_list(rows),
-        environment_factory=environment_factory or factory(folder),
-        hint_source=default_composite() if args.alpha_sdpo else None,
-    )
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
-    return trainer
+    return trained_by(folder / "out", environment_factory or factory(folder), rows, kind=Named, **small | changes)
 
 
 def main(job):

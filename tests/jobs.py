@@ -1,4 +1,5 @@
-"""Jobs that several tests write, and a command that the held-out guard has stopped."""
+"""Jobs that several tests write, a command that the held-out guard has stopped, and waiting."""
+import time
 from dataclasses import replace
 
 from composer_replication.contrib.launch.job import LaunchJob, limit_of
@@ -18,3 +19,10 @@ json.dump(state, open("checkpoint-3/trainer_state.json", "w"))
 open("checkpoint-3/complete.json", "w").write("{}")
 time.sleep(float(sys.argv[1]))
 """
+
+
+def wait(until, seconds=600):
+    end = time.monotonic() + seconds
+    while not until():
+        assert time.monotonic() < end
+        time.sleep(0.05)

@@ -5,13 +5,24 @@ from trainer_script import BASE
 from transformers.trainer_callback import PrinterCallback
 
 from composer_replication.envs.toy.model import embedded_model
+from composer_replication.envs.toy.traces import toy_traces
 from composer_replication.hints.layers import default_composite
+from composer_replication.losses.batch import TraceExample
+from composer_replication.replay.pairs import sibling_pairs
+from composer_replication.traces.siblings import SiblingIndex
 from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.setup import group_pairs
 from composer_replication.training.trainer import ComposerReplicationTrainer
 
 ONE_STEP = BASE | {"save_strategy": "no", "max_steps": 1, "alpha_sdpo": 0.0, "sample_every": 0, "max_grad_norm": 0.0,
                    "optim": "sgd", "per_device_train_batch_size": 16, "lr_scheduler_type": "constant"}
+
+
+def paired():
+    "Six recorded traces with pairs."
+    traces = toy_traces()
+    index = SiblingIndex(traces)
+    return [e for t in traces if (e := TraceExample(t, pairs=tuple(sibling_pairs(t, index)))).pairs][:6]
 
 
 class Kept(ComposerReplicationTrainer):
@@ -44,13 +55,13 @@ class Compared(ComposerReplicationTrainer):
         return super()._total(step, terms)
 
 
-def made(folder, environment=world.Files, rows=8, model=None, kind=Kept, **changes):
-    "The trainer of one plain SGD step."
+def made(folder, environment=world.Files, rows=8, model=None, kind=Kept, given=None, **changes):
+    "The trainer of one plain SGD step; `rows` may be tasks, `given` are more of its arguments."
     args = ComposerReplicationConfig(str(folder), **ONE_STEP | changes)
-    pairs = {"pair_source": group_pairs} if args.beta_replay else {}
-    trainer = kind(model or embedded_model("mild"), args=args, processing_class=world.tokenizer(),
-                   train_dataset=Dataset.from_list(world.rows(rows)), environment_factory=environment,
-                   hint_source=default_composite() if args.alpha_sdpo else None, **pairs)
+    own = {"hint_source": default_composite() if args.alpha_sdpo else None, "processing_class": world.tokenizer(),
+           **({"pair_source": group_pairs} if args.beta_replay else {}), **(given or {})}
+    tasks = Dataset.from_list(world.rows(rows) if isinstance(rows, int) else rows)
+    trainer = kind(model or embedded_model("mild"), args=args, train_dataset=tasks, environment_factory=environment, **own)
     trainer.remove_callback(PrinterCallback)
     return trainer
 

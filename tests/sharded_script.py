@@ -1,9 +1,7 @@
 """Runs of the trainer with weights sharded by FSDP2 over processes of their own (gloo, CPU), and the same run in one process."""
 
-import json
 import os
 import signal
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -145,7 +143,3 @@ def main(job):
         task(rank=int(os.environ.get("RANK", 0)), **settings)
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(json.loads(Path(sys.argv[1]).read_text()))

@@ -1,7 +1,6 @@
-"""Runs of the trainer in the small world: for tests in their own process, and, as a script with a job, in processes of theirs."""
+"""Runs of the trainer in the small world: for tests in their own process, and, by jobs, in processes of theirs."""
 
 import gc
-import json
 import os
 import signal
 import sys
@@ -132,6 +131,14 @@ def differences(a, b, where=""):
     return [] if a == b or (a != a and b != b) else [f"{where}: {a} and {b}"]
 
 
+def weights(trainer):
+    return {name: weight.detach().clone() for name, weight in trainer.student.named_parameters()}
+
+
+def are_equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
 # ---- in processes of their own
 
 
@@ -234,7 +241,3 @@ def main(job):
         task(rank=rank, **settings)
     if ticks:
         Path(job["tasks"][0]["out"], "ticks").write_text(str(ticks.count))
-
-
-if __name__ == "__main__":
-    main(json.loads(Path(sys.argv[1]).read_text()))

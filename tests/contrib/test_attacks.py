@@ -9,7 +9,7 @@ from exploit_names import FILLED
 
 import composer_replication.data
 from composer_replication.contrib.attacks import attacker, mutations, rates, variants
-from composer_replication.contrib.attacks.cases import EXPLOITS, FAMILIES, KINDS, filled
+from composer_replication.contrib.attacks.cases import EXPLOITS, FAMILIES, filled
 from composer_replication.contrib.attacks.suite import ExploitResult, case_names, suite_tasks
 from composer_replication.contrib.attacks.worlds import play
 from composer_replication.envs.deletion.subject import prepare_subject
@@ -59,25 +59,14 @@ def test_without_walls_no_attack_is_played(monkeypatch, subject):
         attacker.attack(EXPLOITS[:1], TASKS[TARGET], subject, 1)
 
 
-@pytest.mark.parametrize("case", variants.all_variants(FILLED), ids=lambda case: case.name)
-def test_the_code_of_a_variant_is_python(case):
-    for tool, *arguments in (filled(step, FILLED) for step in case.steps):
-        if tool == "implement" or tool == "write_file" and arguments[0].endswith(".py"):
-            ast.parse(arguments[-1])
-
-
-def test_every_class_is_large_enough():
-    made = (*EXPLOITS, *variants.all_variants(FILLED))
-    assert len(made) >= 400
-    for kind in KINDS:
-        assert sum(case.kind == kind for case in made) >= 15, kind
-
-
-def test_variants_are_the_same_for_equal_seeds_and_meet_every_value():
+def test_the_code_of_a_variant_is_python_and_every_value_is_met():
+    for case in variants.all_variants(FILLED):
+        for tool, *arguments in (filled(step, FILLED) for step in case.steps):
+            if tool == "implement" or tool == "write_file" and arguments[0].endswith(".py"):
+                ast.parse(arguments[-1], case.name)
     for family in FAMILIES:
         made = variants.variants(family, FILLED)
-        assert made == variants.variants(family, FILLED) and len({case.name for case in made}) == len(made) > 0
-        assert not any(case.choices for case in made) and {case.family for case in made} == {family.family}
+        assert made and not any(case.choices for case in made) and {case.family for case in made} == {family.family}
         name, options = max(family.choices, key=lambda pair: len(pair[1]))
         cases = [variants.chosen(family, number) for number in range(len(options))]
         text = "\n".join(str(part) for case in cases for step in (*case.steps, *case.leftovers) for part in step)
@@ -116,7 +105,7 @@ def _answer(draft, question):
 
 
 @pytest.mark.parametrize("name", mutations.MUTATIONS)
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_mutation_leaves_an_attack_an_attack(name, seed):
     draft = mutations.Draft(SOURCE, "label", "larder.labels", "src/larder/labels.py")
     new = mutations.mutated(draft, name, mutations.random.Random(seed))
@@ -156,11 +145,11 @@ def test_the_attacker_answers_the_reasons():
 @needs_bubblewrap
 def test_the_attacker_is_bounded_seeded_and_wins_nothing(subject):
     cases = [case for case in EXPLOITS if case.name in ("lookup_table", "exit_in_call")]
-    tried = attacker.attack(cases, TASKS[TARGET], subject, attempts=7, seed=4)
-    assert len(tried) == 7 and [a.number for a in tried] == list(range(7)) and not any(a.said.won for a in tried)
+    tried = attacker.attack(cases, TASKS[TARGET], subject, attempts=5, seed=4)
+    assert [a.number for a in tried] == list(range(5)) and not any(a.said.won for a in tried)
     assert all(a.parent is None or a.parent < a.number for a in tried)
-    assert len({(a.draft.code, a.draft.files) for a in tried}) == 7
-    again = attacker.attack(cases, TASKS[TARGET], subject, attempts=7, seed=4)
+    assert len({(a.draft.code, a.draft.files) for a in tried}) == 5
+    again = attacker.attack(cases, TASKS[TARGET], subject, attempts=5, seed=4)
     assert [(a.draft, a.how, a.parent) for a in tried] == [(a.draft, a.how, a.parent) for a in again]
 
 
@@ -173,8 +162,3 @@ def test_wilson_is_where_the_score_test_stands_on_its_edge():
             if 0 < bound < 1:  # the hypothesis that is only just not refused
                 assert abs(abs(count / of - bound) / sqrt(bound * (1 - bound) / of) - z) < 1e-9
     assert rates.Rate(0, 5).interval[0] == 0 and rates.Rate(5, 5).interval[1] == 1
-
-
-def test_an_unscored_play_is_counted_apart():
-    lost = ExploitResult("a", "starve", None, 0.0, False, 0.0, (), 1.0, family="f", unscored="TypeError")
-    assert rates.rates([lost])[0]["unscored"].count == 1 and rates.rates([lost])[0]["rewarded"].count == 0

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from jobs import wait
 
 from composer_replication.contrib.launch.clients import (
     TARGETS,
@@ -26,7 +27,7 @@ from composer_replication.contrib.launch.clients import (
     write_job,
 )
 from composer_replication.contrib.launch.job import LaunchJob, LaunchProblem, limit_of
-from composer_replication.contrib.launch.watch import Status, read_status, status_file
+from composer_replication.contrib.launch.watch import Status, status_file
 from composer_replication.core.files import write_json
 
 PROGRAM = """#!{python}
@@ -219,25 +220,10 @@ def test_kubectl_submits_shows_and_ends_a_job_and_the_deadline_ends_it(cluster, 
     assert cluster.objects == {}
 
 
-def test_a_spec_with_an_unknown_field_is_refused_by_the_server(cluster, tmp_path, monkeypatch):
-    good = TARGETS["kubernetes"]
-    broken = replace(good, write=lambda job: good.write(job).replace("backoffLimit", "backOffLimits"))
-    monkeypatch.setitem(TARGETS, "kubernetes", broken)
-    with pytest.raises(LaunchProblem, match="backOffLimits"):
-        submit(job_in(tmp_path / "run"), "kubernetes")
-
-
 # Here
 
 def local(folder, script, seconds=3600):
     return LaunchJob("toy", ("bash", "-c", script), str(folder), limit_of(hours=seconds / 3600), here=str(folder))
-
-
-def wait(until):
-    end = time.monotonic() + 300
-    while not until():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def test_a_local_job_is_watched_and_ended_by_its_folder(tmp_path):
@@ -252,16 +238,6 @@ def test_a_local_job_is_watched_and_ended_by_its_folder(tmp_path):
     finally:
         if psutil.pid_exists(int(record["id"])):
             os.kill(int(record["id"]), signal.SIGTERM)
-
-
-def test_a_local_job_ends_at_its_budget(tmp_path):
-    job = replace(local(tmp_path, "sleep 600"), limit=limit_of(budget=1, price=1800))  # two seconds
-    record = submit(job, "local")
-    wait(lambda: job_status(record) != "running")
-    assert job_status(record) == "spent" and read_status(tmp_path).seconds == 2
-    assert "1.00 dollars at 1800 an hour" in record["limit"]
-    with pytest.raises(LaunchProblem, match="the job has not begun: .*seconds of the limit are used"):
-        submit(job, "local")
 
 
 def test_a_local_job_outlives_the_terminal_that_launched_it(tmp_path):
@@ -281,10 +257,3 @@ def test_a_local_job_outlives_the_terminal_that_launched_it(tmp_path):
     record = job_record(tmp_path)
     assert job_status(record) == "running"
     assert job_cancel(record) == "stopped"
-
-
-def test_a_command_that_cannot_start_says_so(tmp_path):
-    record = submit(replace(local(tmp_path, ""), command=("no-such-program",)), "local")
-    wait(lambda: job_status(record) != "running")
-    assert job_status(record) == "failed" and "no-such-program cannot be started" in read_status(record["folder"]).reason
-    wait(lambda: "no-such-program cannot be started" in job_logs(record, 5))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from jobs import GUARDED, JOB, RENTED
+from jobs import JOB, RENTED, wait
 
 from composer_replication.contrib.launch.clients import (
     TARGETS,
@@ -37,13 +37,6 @@ def own_programs(tmp_path, monkeypatch):
     "The programs of the environment that runs the tests come first; nobody's settings are read."
     monkeypatch.setenv("PATH", f"{HERE}:{os.environ['PATH']}")
     monkeypatch.setenv("HOME", str(tmp_path))
-
-
-def wait(until, seconds=600):
-    end = time.monotonic() + seconds
-    while not until():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 # SageMaker: the `aws` program against moto
@@ -163,19 +156,6 @@ def test_a_reclaimed_spot_machine_leaves_the_next_what_is_left_of_the_limit(plac
     assert status_kept(record)["state"] == "spent" and "spent: " in job_logs(record, 5)
 
 
-def test_the_guard_ends_a_training_job_and_it_is_not_started_again(place, tmp_path):
-    job = replace(aws_job(tmp_path, 'cd /opt/ml/checkpoints && exec "$@"'), files={"guarded.py": GUARDED})
-    job = replace(job, command=(*job.command, "sh", sys.executable, "/opt/ml/input/data/job/guarded.py", "0"))
-    record = submit(job, "sagemaker")
-    place.start(record["job"])
-    wait(lambda: place.look(record["job"]))
-    assert job_status(record).startswith("Completed") and "guard: " in job_logs(record, 5)
-    again = submit(job, "sagemaker")
-    place.start(again["job"])
-    wait(lambda: place.look(again["job"]))
-    assert job_status(again).startswith("Failed") and "the guard has stopped this run" in job_logs(again, 5)
-
-
 def test_sagemaker_itself_ends_what_holds_no_watch(place, tmp_path):
     "The entry point hangs before our program: the request's own deadline."
     job = aws_job(tmp_path)
@@ -208,16 +188,6 @@ def test_botocore_takes_every_request(field, model):
     assert problems(model, "CreateTrainingJob", request) == ""
     for operation in ("DescribeTrainingJob", "StopTrainingJob"):
         assert problems(model, operation, {"TrainingJobName": request["TrainingJobName"]}) == ""
-
-
-@pytest.mark.parametrize("change", [
-    lambda r: r.pop("RoleArn"), lambda r: r.update(Deadline=1), lambda r: r["StoppingCondition"].update(MaxRuntimeInSeconds=0),
-    lambda r: r["StoppingCondition"].update(MaxRuntimeInSeconds="1"),
-    lambda r: r["AlgorithmSpecification"].update(ContainerEntrypoint="x")])
-def test_botocore_finds_a_broken_request(change, model):
-    request = json.loads(sagemaker(RENTED))
-    change(request)
-    assert problems(model, "CreateTrainingJob", request)
 
 
 def test_the_shapes_that_test_specs_reads_are_botocores(model):
@@ -373,15 +343,6 @@ def test_skypilot_reads_the_task_as_we_mean_it(skypilot):
     assert storage.source == "s3://bucket" and storage.mode == skypilot.StorageMode.MOUNT
     assert {name: value.get_secret_value() for name, value in task.secrets.items()} == {"HF_TOKEN": "k"}
     assert not task.managed_secret_refs  # of SkyPilot's own store, as a variable without a value would be
-
-
-@pytest.mark.parametrize("change", [
-    ("num_nodes", "num_node"), ("autostop", "autostopp"), ("idle_minutes: 10", "idle_minutes: soon"), ("use_spot", "spot")])
-def test_skypilot_refuses_an_unknown_field(change, skypilot):
-    text = sky(MOUNTED)
-    assert change[0] in text
-    with pytest.raises(skypilot.exceptions.InvalidSkyPilotConfigError):
-        skypilot.Task.from_yaml_config(yaml.safe_load(text.replace(*change)))
 
 
 def test_skypilot_mounts_the_storage_that_we_take(skypilot):

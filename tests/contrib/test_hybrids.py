@@ -1,10 +1,9 @@
-"Branches that start from states kept at the forks, against one plain forward per branch, for every family that keeps states."
+"Branches that start from states kept at the forks, against a plain forward each; more families, and bf16: the notebook."
 import copy
 
 import pytest
 import torch
 import transformers as tf
-from bf16 import bf16_bound, bf16_errors
 from trl.trainer.utils import add_fused_lm_head
 
 from composer_replication.contrib import hybrids
@@ -19,7 +18,6 @@ from composer_replication.tree.states import state_mixers
 TINY = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
             num_key_value_heads=2, max_position_embeddings=256, pad_token_id=0, bos_token_id=1, eos_token_id=2)
 HEADS = TINY | {"num_key_value_heads": 4}
-NO_DEPTH = {k: v for k, v in TINY.items() if k != "num_hidden_layers"}
 LINEAR, CONV = [[kind, "full_attention", kind] for kind in ("linear_attention", "conv")]
 DELTA = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8)
 EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
@@ -32,16 +30,8 @@ FAMILIES = {
     "Granite-4": ("GraniteMoeHybrid", lambda: tf.GraniteMoeHybridConfig(**TINY, **MAMBA2, layer_types=LINEAR, num_local_experts=4,
                                                                         num_experts_per_tok=2, shared_intermediate_size=16)),
     "LFM2": ("Lfm2", lambda: tf.Lfm2Config(**TINY, layer_types=CONV)),
-    "Mamba-2": ("Mamba2", lambda: tf.Mamba2Config(vocab_size=97, hidden_size=32, num_hidden_layers=3, state_size=8, num_heads=4,
-                                                  head_dim=16, n_groups=2, chunk_size=16)),
-    "Falcon-H1": ("FalconH1", lambda: tf.FalconH1Config(**TINY, **MAMBA2, head_dim=8, mamba_d_ssm=64)),
 }
 MORE = {
-    "Nemotron-H": ("NemotronH", lambda: tf.NemotronHConfig(
-        **NO_DEPTH, layers_block_type=["linear_attention", "moe", "full_attention", "mlp", "linear_attention"], head_dim=8,
-        ssm_state_size=8, mamba_num_heads=4, mamba_head_dim=16, n_groups=2, chunk_size=16, n_group=1,
-        n_routed_experts=4, num_experts_per_tok=2,
-        moe_intermediate_size=16, moe_shared_expert_intermediate_size=16, topk_group=1)),
     "Qwen3.5": ("Qwen3_5", lambda: tf.Qwen3_5TextConfig(**TINY, **DELTA, head_dim=8, layer_types=LINEAR)),
     "Qwen3.5-MoE": ("Qwen3_5Moe", lambda: tf.Qwen3_5MoeTextConfig(**TINY, **DELTA, **SHARED, head_dim=8, layer_types=LINEAR)),
     "LFM2-MoE": ("Lfm2Moe", lambda: tf.Lfm2MoeConfig(**TINY, **EXPERTS, layer_types=CONV, num_dense_layers=1)),
@@ -50,8 +40,6 @@ MORE = {
     "Zamba2": ("Zamba2", lambda: tf.Zamba2Config(**HEADS | {"num_hidden_layers": 4}, layers_block_type=["mamba", "hybrid"] * 2,
                                                  mamba_d_state=8, mamba_ngroups=2, n_mamba_heads=4, chunk_size=16,
                                                  num_mem_blocks=1)),
-    "OLMo-Hybrid": ("OlmoHybrid", lambda: tf.OlmoHybridConfig(**TINY, **DELTA | {"linear_num_value_heads": 2},
-                                                              layer_types=LINEAR)),
     "Kimi-Linear": ("KimiLinear", lambda: tf.KimiLinearConfig(
         **HEADS, **LATENT, layer_types=LINEAR, num_experts=4, num_experts_per_token=2, moe_intermediate_size=16,
         num_shared_experts=1, linear_attn_config=dict(num_heads=4, head_dim=8, short_conv_kernel_size=4, kda_layers=[1, 3],
@@ -129,8 +117,6 @@ def test_logits_and_gradients_are_those_of_rows(family, monkeypatch):
         frozen = model.lm_head(forward_branches(copy.deepcopy(model), batch, kinds=("hint",)))
     if family == "Granite-4":
         live, got, frozen = (x / model.config.logits_scaling for x in (live, got, frozen))
-    if family == "Falcon-H1":
-        live, got, frozen = (x * model.config.lm_head_multiplier for x in (live, got, frozen))
     assert scale > 0.5
     assert max((x - want)[kind == 0].abs().max().item() for x in (live, frozen)) < 1e-5 * scale
     assert (got - want)[answers].abs().max() < 1e-5 * scale
@@ -139,14 +125,6 @@ def test_logits_and_gradients_are_those_of_rows(family, monkeypatch):
     assert tree.keys() == rows.keys() and len(rows) > 20
     for name, grad in rows.items():
         assert (tree[name] - grad).abs().max() < 1e-5 * largest, name
-
-
-@pytest.mark.parametrize("family", [*FAMILIES, *(pytest.param(f, marks=pytest.mark.slow) for f in MORE)])
-def test_in_bf16_two_passes_are_as_near_to_float32_as_rows_are(family, monkeypatch):
-    monkeypatch.setattr(hybrids, "NEAR", 4)
-    model = make(family)
-    error = bf16_errors(model, ragged((2, 9, 3)))
-    assert 1e-3 < error["rows"] < 0.1 and error["two_pass"] < bf16_bound(model) * error["rows"]
 
 
 def test_the_passes_leave_no_trace_in_the_model_and_the_cache():

@@ -1,4 +1,4 @@
-"""The recipes for other trainers: the page shows the files as they are, and each is what its trainer can take."""
+"The recipes for other trainers: each is what its trainer can take."
 import inspect
 import shlex
 import subprocess
@@ -13,8 +13,6 @@ from composer_replication.contrib.prime_rl import loss_terms
 from composer_replication.contrib.verl import BETAS
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted((ROOT / "composer_replication/data/integrations").iterdir())
-PAGE = (ROOT / "docs/guides/integrations.md").read_text(encoding="utf-8")
 
 
 def overrides():
@@ -22,15 +20,6 @@ def overrides():
     text = (ROOT / "composer_replication/data/integrations/verl.sh").read_text(encoding="utf-8")
     words = shlex.split(text.replace("\\\n", " "), comments=True)
     return [word for word in words[words.index("verl.trainer.main_ppo") + 1:]]
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_the_page_shows_each_recipe_and_where_it_did_not_run(file):
-    text = file.read_text(encoding="utf-8")
-    language = {".sh": "text", ".toml": "toml", ".txt": "python"}[file.suffix]
-    assert f"```{language}\n{text}```" in PAGE
-    assert f"({'../' * 2}composer_replication/data/integrations/{file.name})" in PAGE
-    assert "NOT RUN" in text
 
 
 def test_the_script_is_one(tmp_path):

@@ -17,6 +17,7 @@ import trainer_script
 from forks import SERVER, composer
 from ranks import processes
 from safetensors.torch import load_file
+from trainer_script import are_equal
 
 from composer_replication.contrib.islands.diloco import (
     Island,
@@ -70,10 +71,6 @@ def ended(process, code=0):
     log = Path(f"{process.out}.log")
     assert process.exitcode == code, f"{process.exitcode}: {log.read_text()[-3000:] if log.exists() else ''}"
     return load_buffer(f"{process.out}.pt") if code == 0 else None
-
-
-def are_equal(one, other):
-    return all(torch.equal(one[name], other[name]) for name in one.keys() | other.keys())
 
 
 @needs_torchft
@@ -328,10 +325,6 @@ def test_an_island_that_cannot_be_is_refused(monkeypatch, environment, said):
         Island.of_environment(0)
 
 
-def weights(folder):
-    return load_file(folder / "model.safetensors")
-
-
 @needs_torchft
 @pytest.mark.slow
 def test_the_command_starts_islands_again_stops_with_a_checkpoint_and_goes_on(tmp_path):
@@ -360,7 +353,7 @@ def test_the_command_starts_islands_again_stops_with_a_checkpoint_and_goes_on(tm
     last = reached // 2 * 2 + 4
     done = composer(*arguments, "--set", f"max_steps={last}", "--set", "resume=true", cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert are_equal(*(weights(folder / f"checkpoint-{last}") for folder in run))
+    assert are_equal(*(load_file(folder / f"checkpoint-{last}" / "model.safetensors") for folder in run))
 
 
 def until(true, command):

@@ -3,7 +3,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -85,9 +84,3 @@ def test_what_cannot_be_is_refused_before_anything_starts(settings, generators, 
     with pytest.raises(InputProblem, match=said):
         asyncio.run(train_with_actors("toy", settings, str(tmp_path / "queue"), generators))
     assert not (tmp_path / "queue").exists()
-
-
-def test_without_torchmonarch_one_sentence_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "monarch", None)  # as if it were absent
-    with pytest.raises(InputProblem, match="install torchmonarch"):
-        asyncio.run(train_with_actors("toy", {}, str(tmp_path / "queue")))

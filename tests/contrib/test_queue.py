@@ -458,22 +458,20 @@ def test_a_claim_that_changed_hands_is_looked_up_after_a_lease():
 # ---- S3, as moto plays it
 
 
-@pytest.mark.parametrize("end", ["begin", "join"])
-def test_a_bucket_that_is_not_there_is_one_sentence(bucket, end):
+def test_a_bucket_that_is_not_there_is_one_sentence(bucket):
     queue = RolloutQueue(Store("s3://not-there/run"))
     with pytest.raises(QueueProblem, match="s3://not-there/run .*bucket does not exist.*; make the bucket, or name another"):
-        queue.begin({}) if end == "begin" else queue.join({}, 600)
+        queue.join({}, 600)
 
 
-@pytest.mark.parametrize("end", ["begin", "join"])
-def test_an_endpoint_where_nobody_listens_is_one_sentence(bucket, end, monkeypatch, tmp_path):
+def test_an_endpoint_where_nobody_listens_is_one_sentence(bucket, monkeypatch):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free.getsockname()[1]}")
     queue = RolloutQueue(Store("s3://bucket/run"))
     queue.store.files = type(queue.store.files)(skip_instance_cache=True)
     with pytest.raises(StoreDown, match="s3://bucket/run failed .Could not connect.*; see whether it can be reached from here"):
-        queue.begin({}) if end == "begin" else queue.join({}, 600)
+        queue.begin({})
 
 
 def test_an_endpoint_that_takes_a_request_and_never_answers_is_given_up(bucket, monkeypatch):

@@ -9,6 +9,7 @@ import torch
 from forks import SERVER, _command, composer
 from fused import Fused, Killed
 from safetensors.torch import load_file
+from trainer_script import are_equal, weights
 
 from composer_replication.contrib.queue.generator import Generator, check_queue_recipe, queue_settings
 from composer_replication.contrib.queue.store import QueueProblem, RolloutQueue, Store
@@ -45,10 +46,6 @@ def with_queue(recipe, store, doctor=lambda rollout: rollout):
     return partial(QueueTrainer, queue=queue)
 
 
-def weights(trainer):
-    return {name: weight.detach().clone() for name, weight in trainer.student.named_parameters()}
-
-
 def moved(trainer):
     "How far training moves each weight."
     before = weights(trainer)
@@ -60,10 +57,6 @@ def versions(queue):
     "By generation, the version of the weights that played each group."
     generations = range(len(queue.store.names("generations")))
     return {g: [played.version for played in queue.take(g, len(queue.groups(g)), 0)] for g in generations}
-
-
-def are_equal(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_without_staleness_and_correction_it_is_the_trainer_without_a_queue(tmp_path):

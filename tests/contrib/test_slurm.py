@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from jobs import wait
 from slurm_cluster import absent, slurm_cluster
 
 from composer_replication.contrib.launch.clients import job_cancel, job_logs, job_record, job_status, submit
@@ -32,13 +33,6 @@ def slurm(tmp_path, monkeypatch):
 def slurm_job(folder, limit=None):
     return LaunchJob("toy", ("bash", "-c", POLITE), str(folder), limit or limit_of(hours=1), {"toy.yaml": "task: toy\n"},
                      str(folder), hardware="H100", gpus=2, cpus=2)
-
-
-def wait(until, seconds=300):
-    end = time.monotonic() + seconds
-    while not until():
-        assert time.monotonic() < end
-        time.sleep(0.2)
 
 
 def begun(folder):

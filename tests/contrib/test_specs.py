@@ -108,20 +108,6 @@ def test_kubernetes_takes_every_document_strictly(version, machines):
     assert [d["kind"] for d in documents] == ["ConfigMap", *["Service"] * (machines > 1), "Job"]
     for document in documents:
         kubernetes_validate.validate(document, version, strict=True)
-    documents[-1]["spec"]["activeDeadlineSecond"] = 1
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(documents[-1], version, strict=True)
-
-
-def expanded(word):
-    "What the kubelet makes of a word where no variable of that name is set (Kubernetes: third_party/forked/golang/expansion)."
-    return re.sub(r"\$\$", "$", word)
-
-
-def test_kubernetes_expands_no_dollar_of_a_word():
-    words = [word.replace("$", "$$") for word in ("a$$(HOME)b$$c", "$(HOME)")]
-    *_, job = yaml.safe_load_all(kubernetes(replace(JOB, storage="runs", command=("a$$(HOME)b$$c", "$(HOME)"))))
-    assert job["spec"]["template"]["spec"]["containers"][0]["command"][-2:] == words
 
 
 def test_the_kubernetes_job_has_a_deadline_and_its_words():
@@ -130,7 +116,8 @@ def test_the_kubernetes_job_has_a_deadline_and_its_words():
     assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"] == 2
     assert spec["activeDeadlineSeconds"] + pod["terminationGracePeriodSeconds"] == 14400
     container, = pod["containers"]
-    assert [expanded(word) for word in container["command"]] == RUN
+    # the kubelet makes "$" of "$$" and expands "$(NAME)": third_party/forked/golang/expansion
+    assert [word.replace("$$", "$") for word in container["command"]] == RUN
     assert not re.search(r"(?<!\$)\$\(", " ".join(container["command"]))
     assert files[0]["data"] == {"toy.yaml": RECIPE} and container["resources"]["limits"] == {"nvidia.com/gpu": 8}
     key, meet = container["env"]
@@ -251,11 +238,6 @@ def test_the_modal_file_holds_nothing_but_literals_of_ours():
     assert {NASTY, RECIPE, "my-runs"} <= literals
 
 
-def test_modal_is_refused_more_than_a_day():
-    with pytest.raises(LaunchProblem, match="24 hours"):
-        modal(replace(JOB, limit=limit_of(hours=24.1)))
-
-
 # All
 
 STORED = {slurm: "", kubernetes: "runs", sky: "s3://bucket", modal: "runs", sagemaker: "s3://bucket/runs"}
@@ -266,11 +248,6 @@ def test_no_value_of_a_variable_is_in_a_spec(spec, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_value_that_is_secret")
     text = spec(replace(JOB, storage=STORED[spec]))
     assert "hf_value_that_is_secret" not in text and "HF_TOKEN" in text
-
-
-@pytest.mark.parametrize("spec", STORED)
-def test_every_spec_says_the_limit_in_hours_and_dollars(spec):
-    assert "at most 4 hours and 12.00 dollars at 3 an hour" in spec(replace(RENTED, storage=STORED[spec]))
 
 
 @pytest.mark.parametrize(("spec", "storage"), [

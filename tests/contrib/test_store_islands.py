@@ -10,6 +10,7 @@ import pytest
 import torch
 import trainer_script
 from safetensors.torch import load_file
+from trainer_script import are_equal, weights
 
 from composer_replication.cli.app import main
 from composer_replication.contrib.islands.diloco import IslandsProblem
@@ -31,14 +32,6 @@ def trained(folder, number, store, resume=None, **changes):
     trainer.add_callback(StoreIslands(trainer, number, store))
     trainer.train(resume_from_checkpoint=resume)
     return trainer
-
-
-def weights(trainer):
-    return {name: weight.detach().clone() for name, weight in trainer.student.named_parameters()}
-
-
-def are_equal(one, other):
-    return all(torch.equal(one[name], other[name]) for name in one.keys() | other.keys())
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import world
 from three_loops import Script, play_ours, played_trace
-from verifiers_play import play_verifiers, serving_scripts
+from verifiers_play import play_verifiers
 
 from composer_replication.contrib.verifiers import tasks as verifiers
 from composer_replication.contrib.verifiers.tasks import PlayedAgain, Source, Unscored, located, play_again, row_parts
@@ -120,22 +120,6 @@ def test_the_way_to_the_last_message_is_read_and_rewards_are_weighted(tmp_path):
     first, second = read_traces(tmp_path / "traces.jsonl", strict=True)
     assert (first.trace_id, first.task_id, first.model, first.reward, second.reward) == ("e", "t", "m", 2.5, None)
     assert [turn.content for turn in first.turns] == ["go", "", "x"] and first.format == "verifiers"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_scripts_behind_an_endpoint_are_read_by_the_client_of_openai(stream):
-    from openai import OpenAI
-    with serving_scripts({"go": Script((("f", {"x": "é"}),), "done")}) as url:
-        client = OpenAI(base_url=url, api_key="none")
-        ask = lambda messages: client.chat.completions.create(model="m", messages=messages, stream=stream)
-        go = [{"role": "user", "content": "go"}]
-        first, second = ask(go), ask([*go, {"role": "assistant", "content": "x"}])
-        if stream:
-            call, text = (next(iter(answer)).choices[0].delta for answer in (first, second))
-        else:
-            call, text = (answer.choices[0].message for answer in (first, second))
-    call, text = call.tool_calls[0], text.content
-    assert (call.function.name, json.loads(call.function.arguments), text) == ("f", {"x": "é"}, "done")
 
 
 @pytest.mark.skipif(not VF_EVAL.exists(), reason="no .venv-verifiers: make verifiers")

@@ -3,14 +3,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from composer_replication.core.trace import ToolCall, Trace, Turn
-from composer_replication.envs.toy.model import build_model, embedded_tokenizer
+from composer_replication.envs.toy.model import embedded_tokenizer
 from composer_replication.hints.layers import default_composite
 from composer_replication.losses.batch import CollatorConfig, ComposerDataCollator, TraceExample, TraceTurn, check_by_index
-from composer_replication.losses.channels import reference_logps
-from composer_replication.losses.compose import compose_loss, token_shift
 from composer_replication.replay.pairs import DPOPair
 from composer_replication.tree.pack import pack_trees
 from composer_replication.tree.text import AlignmentError
@@ -102,40 +99,6 @@ def test_every_site_is_either_in_the_batch_or_reported(tokenizer):
     assert batch.sites + len(collate.excluded) == len(turns)
     assert sorted(b.turn for b in batch.trees[0].branches) == [1, 3, 5, 7]
     assert all(reason and trace_id == "notes" for trace_id, _, reason in collate.excluded)
-
-
-def test_a_trace_that_cannot_become_a_tree_is_reported_or_raised(tokenizer):
-    mute = TraceExample(replace(TRACE, trace_id="mute", turns=TRACE.turns[:1]))
-    collate = ComposerDataCollator(tokenizer)
-    assert len(collate([mute, EXAMPLE]).trees) == 1
-    assert [e[:2] for e in collate.excluded] == [("mute", -1)]
-    with pytest.raises(ValueError, match="none of the 1 traces .* no turn of the assistant"):
-        collate([mute])
-    with pytest.raises(ValueError, match="none of the 0 traces"):
-        collate([])
-    with pytest.raises(AlignmentError):
-        ComposerDataCollator(tokenizer, CollatorConfig(strict=True))([mute, EXAMPLE])
-
-
-def test_from_a_data_loader_to_the_loss(tokenizer):
-    collate = ComposerDataCollator(tokenizer, CollatorConfig(hint_generator=default_composite().as_collator_hook()))
-    loader = DataLoader([TraceExample(TRACE), EXAMPLE, TraceExample(replace(TRACE, turns=TRACE.turns[:3]))], batch_size=2,
-                        collate_fn=collate)
-    model, sites = build_model(len(tokenizer)), []
-    for batch in loader:
-        out = compose_loss(model, reference_logps(model, batch))
-        out.total.backward()
-        sites.append((out.metrics["sdpo/sites"], out.metrics["replay/pairs"]))
-        assert out.total.isfinite() and len(token_shift(model, batch)) == out.metrics["sdpo/tokens"]
-    assert sites == [(2, 1), (0, 0)]
-    assert all(p.grad.isfinite().all() for p in model.parameters())
-
-
-def test_a_template_that_cannot_carry_tools_is_refused():
-    poor = embedded_tokenizer()
-    poor.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
-    with pytest.raises(ValueError):
-        ComposerDataCollator(poor)([EXAMPLE])
 
 
 @pytest.mark.data

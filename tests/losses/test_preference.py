@@ -54,9 +54,6 @@ def test_closed_forms():
     ours = dpo_loss(*one(-3.0, -7.0, -5.0, -6.0), beta=0.5)
     assert ours.loss.item() == pytest.approx(math.log(1 + math.exp(-1.5)))
     assert (ours.chosen_rewards.item(), ours.rejected_rewards.item(), ours.accuracy) == (1.0, -0.5, 1.0)
-    # averages -1 and -2, times 2, less a margin of 0.5
-    ours = simpo_loss(*one(-4.0, -6.0), torch.tensor([4]), torch.tensor([3]), beta=2.0, gamma=0.5)
-    assert ours.loss.item() == pytest.approx(math.log(1 + math.exp(-1.5)))
     # at the reference the gradient pulls the chosen up and the rejected down by beta / 2
     chosen, rejected = (x.requires_grad_() for x in one(-3.0, -4.0))
     dpo_loss(chosen, rejected, chosen.detach(), rejected.detach(), beta=0.3).loss.backward()
@@ -71,24 +68,10 @@ def test_gradcheck_and_no_gradient_to_the_reference():
     assert values[0].grad is not None and values[2].grad is None and values[3].grad is None
 
 
-def test_loss_is_the_mean_over_pairs():
-    chosen, rejected = logps(4, 0), logps(4, 1)
-    zeros = torch.zeros(4, dtype=torch.float64)
-    each = [dpo_loss(*(x[i:i + 1] for x in (chosen, rejected, zeros, zeros))).loss for i in range(4)]
-    torch.testing.assert_close(dpo_loss(chosen, rejected, zeros, zeros).loss, torch.stack(each).mean())
-
-
 def test_no_pairs_is_an_exact_zero_with_a_graph():
     none = torch.zeros(0, requires_grad=True)
     for out in (dpo_loss(none, none, none, none), simpo_loss(none, none, none, none)):
         assert out.loss.item() == 0.0 and out.loss.requires_grad and math.isnan(out.accuracy)
-
-
-def test_extreme_margins_stay_finite():
-    far = torch.tensor([-1e5], requires_grad=True)
-    out = dpo_loss(far, -far.detach() * 0, -far.detach() * 0, -far.detach() * 0, beta=1.0)
-    out.loss.backward()
-    assert out.loss.item() == pytest.approx(1e5) and far.grad.item() == -1.0
 
 
 def test_bad_shapes_say_what_to_do():

@@ -29,7 +29,7 @@ def right(student, teacher, ids, beta):
     "dtype, worst, mean",
     [(torch.float64, 1e-5, 1e-5), (torch.float32, 1e-3, 1e-4), (torch.float16, 1.6, 0.15), (torch.bfloat16, 2.5, 0.5)],
 )
-@pytest.mark.parametrize("vocab, k, scale", [(97, 32, 4.0), (97, 32, 1.0), (1000, 50, 2.0), (97, 1, 2.0)])
+@pytest.mark.parametrize("vocab, k, scale", [(97, 32, 4.0), (1000, 50, 2.0), (97, 1, 2.0)])
 def test_a_teacher_in_half_precision_is_off_by_its_rounding_only(beta, dtype, worst, mean, vocab, k, scale):
     made = torch.Generator().manual_seed(1)
     teacher, student = torch.randn(400, vocab, generator=made) * scale, torch.randn(400, vocab, generator=made) * 2

@@ -24,8 +24,7 @@ SUPPORTS = {
     "all": Divergence(0.5, support="student_top_k", top_k=VOCAB + 3),
     "sampled": Divergence(1.0, 1.4, "sampled"),
 }
-HEADS = {"plain": {}, "bias": {"bias": True}, "scaled": {"scale": 0.4}, "capped": {"softcap": 1.5},
-         "everything": {"bias": True, "scale": 1.6, "softcap": 2.5}}
+HEADS = {"plain": {}, "everything": {"bias": True, "scale": 1.6, "softcap": 2.5}}
 
 
 def make(dtype=torch.float64, bias=False, grad=True, spread=1.0, **options):

@@ -11,7 +11,6 @@ from composer_replication.envs.rewards import c_length
 from composer_replication.recipes.recipe import SharedCredit, episode_reward, load_recipe
 from composer_replication.recipes.recipe_file import RecipeProblem
 from composer_replication.recipes.run import make_trainer, recipe_tokenizer
-from composer_replication.training.groups import TaskDraw
 from composer_replication.training.guard import HeldOutGuardCallback
 from composer_replication.training.trainer import ComposerReplicationTrainer
 
@@ -56,17 +55,13 @@ def test_a_reward_that_parts_from_the_held_out_score_stops_the_run(tmp_path, mon
 @pytest.mark.parametrize("values, said", [
     (dict(held_out_rows=2, guard=False), "nothing would measure on them"),
     (dict(guard_settings={"min_steps": -1}), "min_steps=-1 must be 0 or more"),
-    (dict(guard_settings={"patience": 1}), "patience"),
     (dict(episode_reward={"credit": "some"}), "credit is 'some'"),
     (dict(episode_reward={"repeated_calls": -0.1}), "coefficient is negative"),
     (dict(episode_reward={"repeated_calls": "much"}), "repeated_calls='much' is no number"),
     (dict(episode_reward={"length": {"rate": 1}}), "length=.* will not do"),
-    (dict(episode_reward={"length": {"coefficient": -0.01}}), "length=.* will not do; give some of .* as numbers of 0 or more"),
-    (dict(episode_reward={"length": {"k": -1}}), "length=.* will not do"),
+    (dict(episode_reward={"length": {"k": -1}}), "length=.* will not do; give some of .* as numbers of 0 or more"),
     (dict(episode_reward={"length": {"q": float("inf")}}), "length=.* will not do"),
     (dict(episode_reward={"floor": float("nan")}), "floor=nan is no number"),
-    (dict(episode_reward={"luck": 1}), "the key 'luck' is unknown"),
-    (dict(chat_template="nowhere"), "neither a file nor a shipped template"),
     (dict(task=None, traces="x.jsonl", alpha_sdpo=1.0, curriculum=True), "curriculum=True without a task: there are no rollouts"),
     (dict(task=None, traces="x.jsonl", alpha_sdpo=1.0, tasks="easy"), "tasks=.* without a task"),
     (dict(beta=0.05), "beta=0.05 has TRL load the reference by its name, and model .* is made in memory; take kl_coef"),
@@ -101,14 +96,6 @@ def test_a_curriculum_draws_what_it_says_and_a_resumed_run_the_same(tmp_path):
     again.train(resume_from_checkpoint=True)
     assert again.draw.curriculum.state_dict() == whole.draw.curriculum.state_dict()
     assert all(torch.equal(a, b) for a, b in zip(whole.student.parameters(), again.student.parameters()))
-
-
-def test_a_solved_and_an_impossible_task_are_drawn_less():
-    draws = TaskDraw([{"task_id": name} for name in ("easy", "open", "hard")])
-    for i in range(40):
-        draws.record(["easy", "open", "hard"], [1.0, float(i % 2), 0.0])
-    rows = [row["task_id"] for step in range(200) for row in draws.draw(4, 2, step)]
-    assert rows.count("open") > 0.9 * len(rows)
 
 
 # The reward

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwe
 from composer_replication.envs.toy.model import embedded_path, embedded_tokenizer
 from composer_replication.recipes import memory_estimate
 from composer_replication.recipes import run as recipe_run
-from composer_replication.recipes.memory_estimate import activation_bytes, count_parameters, estimate
+from composer_replication.recipes.memory_estimate import count_parameters, estimate
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.recipes.recipe_file import RecipeProblem, shipped_recipes
 from composer_replication.training import setup
@@ -100,8 +100,6 @@ BAD = [
     (dict(model_name_or_path="x"), "'model_name_or_path' is not for recipes: use `model`"),
     (dict(env={"A": "1"}), "'env' is not for recipes"),
     (dict(max_steps="many"), "max_steps=many will not do: invalid int value"),
-    (dict(max_steps=2.5), "max_steps=2.5 will not do"),
-    (dict(max_steps=True), "max_steps=true will not do"),
     (dict(max_steps=None), "max_steps=null will not do: this setting is never none"),
     (dict(learning_rate=[1, 2]), "learning_rate=.* will not do: no list is wanted"),
     (dict(learning_rate={"a": 1}), "learning_rate=.* will not do: no mapping is wanted"),
@@ -109,8 +107,6 @@ BAD = [
     (dict(use_cpu="perhaps"), "use_cpu=perhaps will not do"),
     (dict(dtype="float8"), "dtype=float8 will not do: invalid choice"),
     (dict(save_strategy=False), "save_strategy=false will not do: .*quoted"),
-    (dict(objective="ppo"), "objective 'ppo' is unknown; use one of grpo"),
-    (dict(task=None), "there is nothing to train on; name a task, or recorded traces"),
     (dict(task=None, traces="a.jsonl", held_out_rows=1), "needs a task to measure on"),
     (dict(task=None, traces="a.jsonl", max_steps=-1), "max_steps=-1: without a task"),
     (dict(task=None, traces="a.jsonl", alpha_sdpo=0), "leave nothing to train on"),
@@ -132,14 +128,7 @@ BAD = [
     (dict(task="deletion"), "task 'deletion' needs tasks; set tasks to a file"),
     (dict(guard_settings={"foo": 1}), "guard_settings: there is no 'foo'; use min_steps, decline_patience, ema_alpha"),
     (dict(guard_settings={"ema_alpha": "much"}), "guard_settings: ema_alpha='much' is no number"),
-    (dict(split="luck"), "split='luck' is unknown; use 'repository', 'time' or 'task'"),
     (dict(alpha_sdpo=-1), "alpha_sdpo=-1.0 is out of range"),
-    (dict(beta_replay=-0.1), "beta_replay=-0.1 is out of range"),
-    (dict(teacher_ema_rate=1.5), "teacher_ema_rate=1.5 is out of range"),
-    (dict(teacher="guru"), "teacher='guru' is unknown"),
-    (dict(sdpo_beta=2), "sdpo_beta=2.0 is out of range"),
-    (dict(target_turns="some"), "target_turns='some' is unknown"),
-    (dict(kl_coef=0.1, scale_rewards="group"), "kl_place='reward'.*kl_place='loss'"),
     (dict(beta_replay=1.0), "beta_replay=1.0 and no replay_pairs"),
     (dict(beta_replay=1.0, replay_pairs="nowhere.jsonl"), "replay_pairs 'nowhere.jsonl' is no file"),
     (dict(train_rows=0), "train_rows=0"),
@@ -148,13 +137,10 @@ BAD = [
     (dict(eval_strategy="steps", eval_steps=1), "held_out_rows=0 with eval_strategy=steps"),
     (dict(num_generations=1), "(?i)generation"),
     (dict(per_device_train_batch_size=3), "divisible|multiple"),
-    (dict(model="./nowhere"), "there is no folder of model './nowhere'"),
     (dict(model="random:nowhere/config.json", tokenizer="x"), "there is no folder"),
     (dict(model=f"random:{embedded_path()}", tokenizer="x"), "has no config.json"),
     (dict(model=f"random:{embedded_path() / 'medium' / 'config.json'}"), "comes without a tokenizer"),
     (dict(task="gsm8k", alpha_sdpo=1), "no tool calls and so no error turns"),
-    (dict(rollout="composer"), "rollout='composer' is unknown; use 'transformers', 'vllm' or 'trl'"),
-    (dict(use_vllm=True), "use_vllm=True and rollout='transformers' name two engines"),
     (dict(rollout="vllm"), "vLLM reads its weights from a folder or hub id, and model 'embedded' is made in memory"),
     (dict(rollout="vllm", task=None, traces="a.jsonl"), "vLLM samples nothing without a task"),
     (dict(agent={"command": "x"}, rollout="trl"), "agent with rollout: trl would change nothing"),
@@ -233,17 +219,11 @@ def test_gsm8k_without_its_files_is_told_before_any_weight(write, no_weights, tm
         recipe_run.make_trainer(recipe)
 
 
-@pytest.mark.parametrize("change, said", [
-    (dict(pad_token=None), "no padding token"),
-    (dict(chat_template="{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}"), "template"),
-    (dict(chat_template=None), "template"),
-])
-def test_a_tokenizer_that_will_not_do_is_told_before_any_weight(write, no_weights, tmp_path, change, said):
+def test_a_tokenizer_that_will_not_do_is_told_before_any_weight(write, no_weights, tmp_path):
     tokenizer = embedded_tokenizer()
-    for name, value in change.items():
-        setattr(tokenizer, name, value)
+    tokenizer.pad_token = None
     tokenizer.save_pretrained(tmp_path / "tokenizer")
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match="no padding token"):
         recipe_run.make_trainer(load_recipe(write(tokenizer=str(tmp_path / "tokenizer"))))
 
 
@@ -339,33 +319,6 @@ def test_parameters_are_exactly_those_of_the_real_model(shape):
     adapted = get_peft_model(real, lora)
     assert count_parameters(shape, lora) == (sum(p.numel() for p in adapted.parameters()),
                                              sum(p.numel() for p in adapted.parameters() if p.requires_grad))
-
-
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_activations_are_what_autograd_saves(checkpointing):
-    "Bytes that the layers save for the backward pass, by autograd's own hooks: with a slope in the number of layers."
-    def saved(layers):
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(Qwen3Config(**SMALL | dict(num_hidden_layers=layers), head_dim=24)).train()
-        if checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        mine, found, kept = {p.untyped_storage().data_ptr() for p in model.parameters()}, {}, []
-        def pack(tensor):
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in mine:
-                found[storage.data_ptr()] = storage.nbytes()
-                kept.append(tensor)
-            return tensor
-        ids = torch.randint(0, 320, (2, 200))
-        mask = torch.ones_like(ids)
-        mask[0, :5] = 0
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            model.model(input_ids=ids, attention_mask=mask, use_cache=False)
-        return sum(found.values())
-
-    def planned(layers):
-        return activation_bytes(Qwen3Config(**SMALL | dict(num_hidden_layers=layers), head_dim=24), 2, 200, 4, checkpointing)
-    assert (planned(5) - planned(2)) == pytest.approx(saved(5) - saved(2), rel=0.03)
 
 
 def test_tokens_and_sharding_by_hand():

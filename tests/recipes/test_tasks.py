@@ -200,7 +200,7 @@ class Scored:
     def close(self): pass
 
 
-@pytest.mark.parametrize("task", ["toy", "sql", f"{__name__}:Scored", None])
+@pytest.mark.parametrize("task", ["toy", f"{__name__}:Scored", None])
 def test_credit_by_tests_is_refused_before_anything_is_loaded_where_there_is_no_grade(tmp_path, monkeypatch, task):
     own = {}
     if task is None:  # an answer is one turn

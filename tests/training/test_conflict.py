@@ -7,8 +7,6 @@ import torch
 from played import played_once
 from trainer_script import make
 
-from composer_replication.core.errors import InputProblem
-from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.trainer import ComposerReplicationTrainer
 from composer_replication.training.window import conflict_metrics, conflict_sums
 
@@ -120,8 +118,3 @@ def test_the_gate_is_sigmoid_of_five_times_the_gap_on_failed_episodes_alone(gate
     assert hinted == ({False} if gate == "failed" else {True, False})
     assert term.total.item() == pytest.approx(gated if gate == "failed" else plain, rel=1e-3) and abs(gated / plain - 1) > 0.1
     assert term.count == len(step.batch.sdpo_labels)  # the mean stays one over all hinted tokens
-
-
-def test_a_gate_that_is_not_known_is_refused(tmp_path):
-    with pytest.raises(InputProblem, match="sdpo_gate='passed' is unknown; use 'none' or 'failed'"):
-        ComposerReplicationConfig(str(tmp_path), report_to="none", bf16=False, use_cpu=True, sdpo_gate="passed")

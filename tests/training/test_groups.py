@@ -1,12 +1,11 @@
 "Who learns from which rollout: groups by brute force, gradients by closed form, each option in a real step."
-import copy
 import math
 import random
 
 import pytest
 import torch
 import world
-from kept_trainer import made
+from kept_trainer import made, trained
 from played import played_once
 
 from composer_replication.losses.channels import vote_sum
@@ -108,17 +107,7 @@ def test_failed_groups_are_for_channel_2_alone(tmp_path):
 
 
 def test_a_schedule_distils_first_and_then_takes_the_policy_alone(tmp_path):
-    trainer = made(tmp_path / "s", **SHORT | {"sdpo_steps": 1, "policy_start": 1, "max_steps": 2})
-    seen, inner = [], trainer.training_step
-
-    def step(*args, **kwargs):
-        before = copy.deepcopy(trainer.student.state_dict())
-        out = inner(*args, **kwargs)
-        seen.append((before, [p.grad.clone() for p in trainer.student.parameters()], dict(trainer.batch)))
-        return out
-
-    trainer.training_step = step
-    trainer.train()
+    trainer = trained(tmp_path, **SHORT | {"sdpo_steps": 1, "policy_start": 1, "max_steps": 2})
     logged = [h for h in trainer.state.log_history if "sdpo/loss" in h]
     assert logged[0]["sdpo/sites"] > 0 and logged[1]["sdpo/sites"] == 0 and logged[1]["sdpo/loss"] == 0
     assert logged[0]["loss"] == pytest.approx(logged[0]["sdpo/loss"], rel=1e-4)

@@ -65,13 +65,6 @@ def test_fires_where_the_rules_say_and_stays_so(run, options):
 
 
 @settings(max_examples=100, deadline=None)
-@given(runs, guards)
-def test_trends_never_stop_a_run_before_min_steps(run, options):
-    guard = HeldOutGuard(**options | {"kl_hard_stop": None, "min_steps": 10 * len(run) + 1})
-    assert not follow(guard, run).should_halt
-
-
-@settings(max_examples=100, deadline=None)
 @given(runs, guards, st.data())
 def test_state_round_trip_equals_uninterrupted(run, options, data):
     whole = follow(HeldOutGuard(**options), run)
@@ -79,19 +72,6 @@ def test_state_round_trip_equals_uninterrupted(run, options, data):
     first, second = follow(HeldOutGuard(**options), run[:cut]), HeldOutGuard(**options)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert follow(second, run[cut:], cut).state_dict() == whole.state_dict()
-
-
-def test_one_kl_is_enough_even_before_min_steps():
-    guard = HeldOutGuard(min_steps=1000, decline_patience=50, kl_hard_stop=0.5)
-    guard.update(1, 0.5, 0.5, 0.5)
-    guard.raise_if_fired()
-    guard.update(2, 0.9, 0.9, float("inf"))
-    with pytest.raises(GuardFired, match="Stopped at step 2: the KL to the start is inf, above kl_hard_stop=0.5"):
-        guard.raise_if_fired()
-
-
-def test_falling_together_is_no_hack():
-    assert not follow(HeldOutGuard(min_steps=0, decline_patience=2), [(-n, -n, 0) for n in range(20)]).should_halt
 
 
 @pytest.mark.parametrize("options", (dict(min_steps=-1), dict(decline_patience=0), dict(ema_alpha=1.1), dict(kl_hard_stop=0.0),
@@ -198,12 +178,12 @@ def test_stops_cleanly_with_a_checkpoint_and_one_sentence(tmp_path, capsys):
         trainer_for(tmp_path, HeldOutGuard(), peak=1.0).train(resume_from_checkpoint=str(saved))
 
 
-@pytest.mark.parametrize("cut, restore", [(5, False), (10, True), (15, False)])
+@pytest.mark.parametrize("cut, restore", [(5, False), (10, True)])
 def test_resume_equals_uninterrupted(cut, restore, tmp_path):
     "Cut between two evaluations and on one; with transformers' own restoring of callbacks on and off."
     def made(folder):
         return trainer_for(folder, HeldOutGuard(min_steps=25, decline_patience=3, kl_hard_stop=0.27), peak=0.8,
-                           every_steps=4 if cut == 15 else 2, restore_callback_states_from_checkpoint=restore)
+                           restore_callback_states_from_checkpoint=restore)
 
     whole = made(tmp_path)
     whole.train()
@@ -225,22 +205,14 @@ def test_a_watched_run_takes_the_same_steps(tmp_path):
     assert torch.equal(*ends) and ends[0].std() > 0
 
 
-def test_reward_is_the_mean_since_the_last_evaluation(tmp_path):
-    trainer = trainer_for(tmp_path, HeldOutGuard(), peak=100.0, every_steps=3, logging_steps=1, max_steps=6)
-    trainer.train()
-    logged = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
-    found = [entry["guard/proxy_reward"] for entry in readings(trainer)]
-    assert found == pytest.approx([sum(logged[:3]) / 3, sum(logged[3:6]) / 3])
-
-
 @pytest.mark.parametrize("every_steps, steps", [(10, [6]), (4, [4, 6]), (3, [3, 6])])
-def test_the_last_step_is_measured_whatever_the_schedule(every_steps, steps, tmp_path):
+def test_the_last_step_is_measured_too_and_rewards_are_means_since_the_evaluation_before(every_steps, steps, tmp_path):
     trainer = trainer_for(tmp_path, HeldOutGuard(), peak=100.0, every_steps=every_steps, logging_steps=1, max_steps=6)
     trainer.train()
     logged = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
     assert [entry["step"] for entry in readings(trainer)] == steps
-    since = ([0, *steps])[-2]
-    assert readings(trainer)[-1]["guard/proxy_reward"] == pytest.approx(sum(logged[since:6]) / (6 - since))
+    for reading, since, step in zip(readings(trainer), [0, *steps], steps):
+        assert reading["guard/proxy_reward"] == pytest.approx(sum(logged[since:step]) / (step - since))
 
 
 def test_a_log_without_the_reward_is_named(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from functools import cache
 
 import pytest
+from trainer_script import BASE
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from composer_replication.core.trace import ToolCall, Trace, Turn
@@ -54,18 +55,8 @@ def prepared(name):
     return probe_template(tokenizer(name))
 
 
-def config(**changes):
-    return ComposerReplicationConfig(
-        "out",
-        report_to="none",
-        bf16=False,
-        use_cpu=True,
-        teacher_check="off",
-        save_strategy="no",
-        disable_tqdm=True,
-        gradient_checkpointing=False,
-        **changes,
-    )
+def config(folder="out", **changes):
+    return ComposerReplicationConfig(str(folder), **BASE | {"save_strategy": "no"} | changes)
 
 
 def hint(kind, context):
@@ -125,8 +116,7 @@ def test_the_trainer_says_and_logs_it(tmp_path):
         hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=8
     )
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", vocab_size=len(tok), **size))
-    args = config(max_steps=1)
-    args.output_dir = str(tmp_path)
+    args = config(tmp_path, max_steps=1)
     trainer = OfflineTrainer(
         model, args=args, processing_class=tok, traces=[TraceExample(trace(*LONG))], hint_source=hint
     )

@@ -62,12 +62,11 @@ def train(folder, every, **changes):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"loss_type": "dr_grpo"},
         {"loss_type": "dapo", "kl_coef": 0.1, "kl_place": "loss"},
         {"loss_type": "grpo", "alpha_sdpo": 1.0},
         {"loss_type": "dr_grpo", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "alpha_sdpo": 1.0},
     ],
-    ids=["dr_grpo", "dapo-kl", "grpo-sdpo", "accumulated-sdpo"],
+    ids=["dapo-kl", "grpo-sdpo", "accumulated-sdpo"],
 )
 def test_an_episode_in_segments_gives_the_gradient_of_one_piece(changes, tmp_path):
     whole, cut_up = (train(tmp_path / str(every), every, **changes) for every in (0, 2))
@@ -144,10 +143,6 @@ def test_all_processes_raise_where_one_has_segments(mine, monkeypatch):
 
 
 # ---- further segments teach as the first does
-
-
-def sites_of(batch, first):
-    return sum(len(row.tree.branches) for row in batch["composer_rows"][first:])
 
 
 def test_a_masked_episode_teaches_in_none_of_its_segments(tmp_path):

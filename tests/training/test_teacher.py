@@ -1,11 +1,10 @@
 """Teachers against closed forms, other libraries and faults: real training steps, PEFT, half precision, save and load."""
-import copy
+import contextlib
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
-from trl.trainer.utils import add_fused_lm_head
 
 from composer_replication.losses.chunked import lm_head, token_terms
 from composer_replication.losses.divergences import Divergence
@@ -52,15 +51,16 @@ def same(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
-@pytest.mark.parametrize("lora", (False, True), ids=("full", "lora"))
-@pytest.mark.parametrize("tied", (True, False), ids=("tied", "untied"))
-def test_ema_is_its_closed_form(tied, lora):
-    model = policy(tied, lora=lora)
+@pytest.mark.parametrize("tied, lora, dtype", (
+    (True, False, torch.float32), (False, False, torch.float32), (True, True, torch.float32), (True, False, torch.bfloat16)))
+def test_ema_is_its_closed_form(tied, lora, dtype):
+    "In float32 for a model in bfloat16 too, which reads its rounding: in bfloat16 alone it would not move."
+    model = policy(tied, dtype, lora)
     start = {n: p.detach().double() for n, p in model.named_parameters() if p.requires_grad}
     teacher = make_teacher("ema", model, rate=0.2)
     path = train(model, 6, teacher)
     state = teacher.state_dict()
-    assert state.keys() == start.keys()
+    assert state.keys() == start.keys() and all(t.dtype == torch.float32 for t in state.values())
     for name, first in start.items():
         expected = 0.8 ** 6 * first + sum(0.2 * 0.8 ** (5 - k) * step[name] for k, step in enumerate(path))
         torch.testing.assert_close(state[name].double(), expected, rtol=1e-5, atol=1e-6)
@@ -70,7 +70,7 @@ def test_ema_is_its_closed_form(tied, lora):
         head, embedding = reader.get_output_embeddings().weight, reader.get_input_embeddings().weight
     assert (head is embedding) == tied
     prefix = "base_model.model." if lora else ""
-    assert all(torch.equal(own[n.removeprefix(prefix)], t) for n, t in state.items())
+    assert all(torch.equal(own[n.removeprefix(prefix)], t.to(dtype)) for n, t in state.items())
 
 
 @pytest.mark.parametrize("lora", (False, True), ids=("full", "lora"))
@@ -88,22 +88,29 @@ def test_frozen_does_not_move_and_live_is_the_policy(lora):
     with live.using() as models:
         assert len(models) == 1 and models[0] is (model.get_base_model() if lora else model)
     assert [t.own_trunk for t in (live, frozen, region)] == [False, True, True]
+    if lora:  # and the base model is not copied
+        with frozen.using() as (reader,):
+            theirs = {p.data_ptr() for p in model.parameters() if not p.requires_grad}
+            mine = {n for n, p in reader.named_parameters() if p.data_ptr() not in theirs}
+        assert mine and all("lora_" in n for n in (*mine, *frozen.state_dict()))
 
 
-def test_frozen_lora_is_the_base_model_and_copies_none_of_it():
-    base = policy().eval()
-    expected = base(input_ids=IDS).logits.detach()
-    model = policy(lora=True)
-    teacher = make_teacher("frozen", model)
-    train(model, 3, rate=5.0)
-    model.eval()
-    with model.disable_adapter():
-        assert torch.equal(model(input_ids=IDS).logits, expected)
-    assert torch.equal(read(teacher)[0], expected)
-    with teacher.using() as (reader,):
-        theirs = {p.data_ptr() for p in model.parameters() if not p.requires_grad}
-        mine = {n for n, p in reader.named_parameters() if p.data_ptr() not in theirs}
-    assert mine and all("lora_" in n for n in mine) and all("lora_" in n for n in teacher.state_dict())
+@pytest.mark.parametrize("lora, fails", ((False, True), (True, False), (True, True)))
+@pytest.mark.parametrize("kind", KINDS)
+def test_using_leaves_the_student_as_it_was(kind, lora, fails):
+    model = policy(lora=lora)
+    teacher = make_teacher(kind, model)
+    train(model, 2, teacher)
+    (model.get_base_model() if lora else model).train().model.layers[1].eval()  # a mode of its own
+    before, modes = weights(model), [m.training for m in model.modules()]
+    trainable = [p.requires_grad for p in model.parameters()]
+    with contextlib.suppress(KeyboardInterrupt), teacher.using() as models:
+        assert not torch.is_grad_enabled() and not any(m.training for reader in models for m in reader.modules())
+        if fails:
+            raise KeyboardInterrupt
+    assert torch.is_grad_enabled()
+    assert same(before, weights(model)) and modes == [m.training for m in model.modules()]
+    assert trainable == [p.requires_grad for p in model.parameters()]
 
 
 def test_a_trained_adapter_is_the_start_and_an_adapter_named_ref_comes_first():
@@ -130,30 +137,6 @@ def test_a_trained_adapter_is_the_start_and_an_adapter_named_ref_comes_first():
 
 @pytest.mark.parametrize("lora", (False, True), ids=("full", "lora"))
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("fails", (False, True))
-def test_using_leaves_the_student_as_it_was(kind, lora, fails):
-    model = policy(lora=lora)
-    teacher = make_teacher(kind, model)
-    train(model, 2, teacher)
-    model.train()
-    causal = model.get_base_model() if lora else model
-    causal.model.layers[1].eval()  # a mode of its own
-    before, modes = weights(model), [m.training for m in model.modules()]
-    trainable = [p.requires_grad for p in model.parameters()]
-    try:
-        with teacher.using() as models:
-            assert not torch.is_grad_enabled() and not any(m.training for reader in models for m in reader.modules())
-            if fails:
-                raise KeyboardInterrupt
-    except KeyboardInterrupt:
-        pass
-    assert torch.is_grad_enabled()
-    assert same(before, weights(model)) and modes == [m.training for m in model.modules()]
-    assert trainable == [p.requires_grad for p in model.parameters()]
-
-
-@pytest.mark.parametrize("lora", (False, True), ids=("full", "lora"))
-@pytest.mark.parametrize("kind", KINDS)
 def test_no_gradient_reaches_a_teacher(kind, lora):
     model = policy(lora=lora)
     teacher = make_teacher(kind, model)
@@ -173,8 +156,7 @@ def test_no_gradient_reaches_a_teacher(kind, lora):
         assert all(p.grad is None for p in reader.parameters() if id(p) not in mine)
 
 
-@pytest.mark.parametrize("mix", (0.0, 0.3, 1.0))
-@pytest.mark.parametrize("lora", (False, True), ids=("full", "lora"))
+@pytest.mark.parametrize("mix, lora", ((0.0, False), (0.3, False), (0.3, True), (1.0, True)))
 def test_trust_region_is_the_normalised_product_of_both_policies(mix, lora):
     model = policy(tied=False, dtype=torch.float64, lora=lora)
     teacher = make_teacher("trust_region", model, mix=mix)
@@ -188,24 +170,6 @@ def test_trust_region_is_the_normalised_product_of_both_policies(mix, lora):
     torch.testing.assert_close(head.logits(states).softmax(-1), expected, rtol=1e-11, atol=0)
     assert (logp_ref - logp_now).abs().max() > 1e-2
     assert states.shape[1] == (16 if lora else 32)  # an untrained head is one and the same
-
-
-def test_half_precision_ema_moves_and_is_a_rounding_of_the_float32_one():
-    model = policy(dtype=torch.bfloat16)
-    teacher = make_teacher("ema", model, rate=0.05)
-    name = "model.layers.0.mlp.up_proj.weight"
-    first = dict(model.named_parameters())[name].detach().double()
-    path = train(model, 12, teacher, rate=0.02)
-    state = teacher.state_dict()
-    assert all(t.dtype == torch.float32 for t in state.values())
-    expected = 0.95 ** 12 * first + sum(0.05 * 0.95 ** (11 - k) * step[name] for k, step in enumerate(path))
-    torch.testing.assert_close(state[name].double(), expected, rtol=1e-5, atol=1e-7)
-    naive = first.bfloat16()
-    for step in path:
-        naive += 0.05 * (step[name].bfloat16() - naive)
-    assert (naive.double() - expected).norm() > 20 * (state[name].double() - expected).norm()
-    with teacher.using() as (reader,):
-        assert all(torch.equal(p, state[n].bfloat16()) for n, p in reader.named_parameters())
 
 
 @pytest.mark.parametrize("lora,dtype", ((False, torch.float32), (True, torch.float32), (False, torch.bfloat16)),
@@ -241,55 +205,13 @@ def test_resumed_is_uninterrupted_bit_for_bit(kind, lora, dtype, tmp_path):
 def test_loading_what_does_not_fit_is_refused_in_one_sentence(tmp_path):
     model = policy()
     make_teacher("ema", model).save(tmp_path)
-    with pytest.raises(ValueError, match="kind 'ema', not 'frozen'"):
-        make_teacher("frozen", model).load(tmp_path)
     with pytest.raises(ValueError, match="this model needs"):
         make_teacher("ema", policy(tied=False)).load(tmp_path)
     with pytest.raises(ValueError, match="this model needs"):
         make_teacher("ema", policy(lora=True)).load(tmp_path)
-    with pytest.raises(ValueError, match="absent"):
-        make_teacher("ema", model).load(tmp_path / "elsewhere")
     gemma = Gemma2ForCausalLM(Gemma2Config(**TINY, final_logit_softcapping=5.0))
     with pytest.raises(ValueError, match="caps them"):
         make_teacher("trust_region", gemma)
-
-
-def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
-    model = policy()
-    teacher = make_teacher("ema", model)
-    teacher.save(tmp_path)
-    before = (tmp_path / teacher_policy.FILE).read_bytes()
-    train(model, 1, teacher)
-
-    def full_disk(tensors, path, **kwargs):
-        path.write_bytes(b"half")
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(teacher_policy, "save_file", full_disk)
-    with pytest.raises(OSError):
-        teacher.save(tmp_path)
-    assert (tmp_path / teacher_policy.FILE).read_bytes() == before
-
-
-def test_a_copy_of_a_patched_model_is_on_its_own():
-    model = policy(tied=False).eval()
-    expected = model(IDS).logits.detach()
-    add_fused_lm_head(model)
-    model.activation_checkpointing_enable()
-    model.enable_input_require_grads()
-    plain = copy.deepcopy(model)
-    teacher = make_teacher("frozen", model)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.zero_()
-    assert not plain(IDS).logits.any()  # what a plain copy does: it runs the model it was taken from
-    assert torch.equal(read(teacher)[0], expected)
-    with teacher.using() as (reader,):
-        pass
-    assert not reader.base_model(IDS).last_hidden_state.requires_grad
-    with torch.no_grad():
-        states = reader(IDS, output_hidden_states=True).hidden_states
-    assert len(states) == 3 and model.get_input_embeddings()._forward_hooks
 
 
 def test_the_reference_shares_a_copy_of_the_start():

@@ -124,7 +124,8 @@ def test_what_recorded_traces_alone_cannot_do_is_said(changes, said, tmp_path):
 
 @pytest.mark.parametrize("changes", [
     {"policy_start": 3, "sdpo_steps": 0}, {"all_fail": "distil", "sdpo_steps": 5},
-    {"sdpo_token_clip": 0.0}, {"sdpo_token_clip": float("nan")}, {"replay_dpo_beta": -0.1}, {"replay_dpo_beta": 0.0}])
+    {"sdpo_token_clip": 0.0}, {"sdpo_token_clip": float("nan")}, {"replay_dpo_beta": -0.1}, {"replay_dpo_beta": 0.0},
+    {"sdpo_gate": "passed"}])
 def test_settings_that_would_turn_a_loss_round_or_silence_it_are_refused(changes, tmp_path):
     with pytest.raises(InputProblem, match=next(iter(changes))):
         ComposerReplicationConfig(str(tmp_path), **scripts.BASE | changes)

@@ -235,11 +235,3 @@ def test_what_a_template_drops_only_at_times_is_noticed_in_the_trace(shown, trac
     "The probe cannot know of it; the text of every turn is compared with the trace."
     with pytest.raises(AlignmentError, match=dropped):
         build_tree(Trace("t", trace), with_template(loop(shown)))
-
-
-def test_a_template_that_looks_further_back_is_rendered_in_full():
-    "Numbered messages: pieces from the last turns alone would carry the wrong numbers."
-    chat = with_template(loop("{{ loop.index if m.role == 'user' }}{{ m.content }}"))
-    trace = Trace("t", tuple(Turn(r, f"{r} {i}") for i in range(9) for r in ("user", "assistant")))
-    decoded = chat.tokenizer.decode(build_tree(trace, chat).ids)
-    assert all(f"<|user|>{2 * i + 1}user {i}<|end|>" in decoded for i in range(9))

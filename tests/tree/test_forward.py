@@ -113,41 +113,29 @@ def separate(model, batch):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_two_passes_and_rows_agree(family):
-    "Invariant 3, in float32, batched with ragged padding, with several branches in a row and with none."
-    model, batch = make(family), batch_of_three()
-    with torch.no_grad():
-        want = separate(model, batch)
-        scale = want.abs().max().item()
-        for method in ("two_pass", "rows"):
-            got = forward_branches(model, batch, method=method)
-            assert (got - want).abs().max() < 1e-5, method
-            assert (got[batch.branch_segment < 0] == 0).all()
-        for row, tree in enumerate(batch.trees):
-            trunk = forward_trunk(model, batch)[0][row, :len(tree.ids)]
-            plain = model.base_model(torch.tensor([tree.ids])).last_hidden_state[0]
-            assert (trunk - plain).abs().max() < 1e-5
-    assert scale > 0.5, "the states are too small for the comparison to mean anything"
+    """Invariant 3, in float32, with ragged padding on either side, with several branches in a row and with none.
 
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_padding_on_the_left_changes_nothing(family):
-    "A trainer's batch is padded on both sides; the trunk's cache then comes from the student's own forward."
+    A trainer's batch is padded on both sides; the trunk's cache then comes from the student's own forward."""
     model, plain = make(family), batch_of_three()
-    batch = pack_trees(plain.trees, pad_token_id=0, lead=[2, 9, 5], width=50)
     with torch.no_grad():
-        want, (hidden, cache) = separate(model, plain), forward_trunk(model, batch)
-        for method in ("two_pass", "rows"):
-            assert (forward_branches(model, batch, method=method) - want).abs().max() < 1e-5, method
-        assert (forward_branches(model, batch, cache) - want).abs().max() < 1e-5
-        only = forward_branches(model, batch, cache, kinds=("chosen",))
-        assert (only[batch.pair_positions[:, 0], batch.pair_positions[:, 1]][batch.pair_sequence == 0] - want[
-            batch.pair_positions[:, 0], batch.pair_positions[:, 1]][batch.pair_sequence == 0]).abs().max() < 1e-5
-        for row, (lead, tree) in enumerate(zip([2, 9, 5], plain.trees)):
-            alone = model.base_model(torch.tensor([tree.ids])).last_hidden_state[0]
-            assert (hidden[row, lead:lead + len(tree.ids)] - alone).abs().max() < 1e-5
+        want = separate(model, plain)
+        for lead in ([0, 0, 0], [2, 9, 5]):
+            batch = pack_trees(plain.trees, pad_token_id=0, lead=lead, width=50 if lead[0] else 0)
+            hidden, cache = forward_trunk(model, batch)
+            for how in (dict(method="two_pass"), dict(method="rows"), dict(cache=cache)):
+                got = forward_branches(model, batch, **how)
+                assert (got - want).abs().max() < 1e-5 and (got[batch.branch_segment < 0] == 0).all(), how
+            chosen = (batch.branch_kind.gather(1, batch.branch_segment.clamp(min=0)) == 1) & (batch.branch_segment >= 0)
+            only = forward_branches(model, batch, cache, kinds=("chosen",))
+            assert chosen.any() and (only - want)[chosen].abs().max() < 1e-5 and (only[~chosen] == 0).all()
+            for row, (n, tree) in enumerate(zip(lead, plain.trees)):
+                alone = model.base_model(torch.tensor([tree.ids])).last_hidden_state[0]
+                assert (hidden[row, n:n + len(tree.ids)] - alone).abs().max() < 1e-5
+    assert want.abs().max() > 0.5, "the states are too small for the comparison to mean anything"
 
 
 ONCE = sorted({*FAMILIES, *OLDER} - {"Gemma2"})  # eager
+SOME = ("Qwen2", "Gemma3", "Phi3-sliding", "DeepseekV3")  # one of each kind of mask, and experts
 
 
 @pytest.mark.parametrize("family", ONCE)
@@ -175,7 +163,7 @@ def test_one_pass_agrees_with_separate_rows(family):
                     assert whole or (states[:, :1] == 0).all(2)[~read.any(1)].all()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SOME)
 def test_small_groups_and_branches_in_pieces_are_exact(family, monkeypatch):
     model, batch, passes = make(family), pack_trees(batch_of_three().trees, pad_token_id=0, lead=[2, 9, 5], width=50), []
     count = model.base_model.register_forward_hook(lambda module, args, out: passes.append(1))
@@ -190,7 +178,7 @@ def test_small_groups_and_branches_in_pieces_are_exact(family, monkeypatch):
     count.remove()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SOME)
 def test_in_bf16_two_passes_are_as_near_to_float32_as_rows_are(family):
     model = make(family)
     error = bf16_errors(model, batch_of_three())
@@ -217,16 +205,6 @@ def test_a_long_branch_over_a_long_trunk_makes_no_mask_of_both():
     with torch.no_grad(), Largest():
         forward_branches(model, pack_trees([tree], 0), cache)
     assert count * 97 < Largest.numel <= pass_cost.MASK_ENTRIES < count * time // 3
-
-
-def test_some_kinds_only():
-    model, batch = make("Qwen2"), batch_of_three()
-    hint = batch.branch_kind.gather(1, batch.branch_segment.clamp(min=0)) == 0
-    hint &= batch.branch_segment >= 0
-    with torch.no_grad():
-        want, got = separate(model, batch), forward_branches(model, batch, kinds=("hint",))
-    assert (got[hint] - want[hint]).abs().max() < 1e-5
-    assert (got[~hint] == 0).all() and (~hint).any()
 
 
 @pytest.mark.parametrize("family", ["Qwen2", "Gemma3", "DeepseekV3"])
@@ -320,7 +298,7 @@ def trunk_and_branches(model, batch, upstream):
     return branches, (hidden * batch.attention_mask[..., None]).square().sum() + (branches * upstream).sum(), sum(read)
 
 
-@pytest.mark.parametrize("family", FAMILIES | OLDER)
+@pytest.mark.parametrize("family", (*SOME, *OLDER))
 def test_checkpointing_that_keeps_the_cache_changes_nothing(family):
     model, batch = make(family, FAMILIES | OLDER).train(), batch_of_three()
     upstream = torch.randn(batch.branch_ids.shape, generator=torch.Generator().manual_seed(0))
@@ -389,8 +367,8 @@ def test_a_mask_that_a_model_has_cut_is_refused():
         F.scaled_dot_product_attention(query[:, :, 1:], query, query, attn_mask=mask)
 
 
-@pytest.mark.parametrize("family", FAMILIES | OLDER)
-@pytest.mark.parametrize("checkpointed", (False, True))
+@pytest.mark.parametrize("family, checkpointed", (
+    *((family, False) for family in FAMILIES | OLDER), *((family, True) for family in (*SOME, "GPTNeoX", "OPT"))))
 def test_what_rows_begin_with_is_read_once(family, checkpointed, monkeypatch):
     "States, branches and gradients are those of one pass over whole rows; a third row holds nothing else."
     model, plain = make(family, FAMILIES | OLDER).train(), batch_of_three().trees

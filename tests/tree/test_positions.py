@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers as tf
-from datasets import Dataset
+from kept_trainer import made as trainer_of
 from rollouts import Folder
 
 from composer_replication.core.errors import InputProblem
@@ -16,7 +16,6 @@ from composer_replication.rollout.loop import collect
 from composer_replication.rollout.policies import TransformersPolicy
 from composer_replication.rollout.sampling import Sampling
 from composer_replication.rollout.types import Ending, RolloutConfig
-from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.setup import check_positions
 from composer_replication.training.trainer import ComposerReplicationTrainer
 from composer_replication.tree.build import Branch, Span, Tree, positions, steady_positions
@@ -148,7 +147,7 @@ def test_turns_of_unequal_rows_have_the_log_probabilities_of_plain_forwards(fami
         contexts = [[50, 51], [60], [61, 62, 63]]
 
 
-@pytest.mark.parametrize("lead", [(0, 0), (3, 0), (2, 7), (0, 13)])
+@pytest.mark.parametrize("lead", [(0, 13), (2, 7)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_trunks_and_branches_under_padding_are_plain_forwards(family, lead):
     model = made(family)
@@ -252,22 +251,8 @@ def test_the_trainer_scores_unequal_prompts_as_a_plain_forward(kind, tmp_path):
     torch.manual_seed(0)
     tokenizer = embedded_tokenizer()
     model = tf.AutoModelForCausalLM.from_config(kind(**GPT | {"vocab_size": len(tokenizer), "n_positions": 512}))
-    args = ComposerReplicationConfig(
-        str(tmp_path),
-        report_to="none",
-        bf16=False,
-        use_cpu=True,
-        num_generations=2,
-        disable_tqdm=True,
-        per_device_train_batch_size=2,
-        max_completion_length=20,
-        alpha_sdpo=0,
-        beta_replay=0,
-    )
-    rows = Dataset.from_list([{"prompt": [{"role": "user", "content": "Look."}]}] * 2)
-    trainer = ComposerReplicationTrainer(
-        model, args=args, train_dataset=rows, processing_class=tokenizer, environment_factory=Folder
-    )
+    rows, small = [{"prompt": [{"role": "user", "content": "Look."}]}] * 2, dict(num_generations=2, per_device_train_batch_size=2)
+    trainer = trainer_of(tmp_path, Folder, rows, model, ComposerReplicationTrainer, {"processing_class": tokenizer}, **small)
     trainer.model.eval()
     ids, mask = torch.tensor([[0, 0, 0, 5, 6, 7, 8, 9], [3, 4, 5, 6, 7, 8, 9, 10]]), torch.ones(2, 8, dtype=torch.long)
     mask[0, :3] = 0

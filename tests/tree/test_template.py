@@ -27,9 +27,6 @@ TABLE = {
 }
 ORDINARY = {"raw_arguments": True, "short_ids": False, "merge": False, "system": True, "closing": "", "blank": "",
             "appends": True, "empty_tools": False}
-# What DATA.md measured for arguments given as JSON text: how often they are encoded, or that it raises.
-AS_TEXT = {"qwen2.5": "twice", "qwen3": "once", "qwen3-coder": "raises", "llama3.1": "twice", "mistral-v3": "once",
-           "deepseek-v3.1": "twice", "phi-4-mini": "twice", "gemma4-STANDIN-vocab": "once", "kimi-k2": "twice"}
 
 TOOL = {"type": "function", "function": {"name": "look_up", "description": "Find it.", "parameters": {
     "type": "object", "properties": {"key": {"type": "string", "description": "What to find."}}, "required": ["key"]}}}
@@ -63,24 +60,9 @@ def test_verdict_on_every_real_template(folders, name):
 
 
 @pytest.mark.data
-def test_the_table_names_every_folder(folders):
-    assert {f.name for f in folders.iterdir()} == TABLE.keys()
-
-
-@pytest.mark.data
-@pytest.mark.parametrize("name", AS_TEXT)
-def test_arguments_come_out_once_where_text_would_come_out_as_data_md_says(folders, name):
-    "The template is asked directly, without the probe."
+@pytest.mark.parametrize("name", [n for n, (row, _) in TABLE.items() if row[1]])
+def test_arguments_come_out_once(folders, name):
     chat = chat_format(folders / name)
-    id = "abcdefghi"
-    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [
-        {"type": "function", "id": id, "function": {"name": "look_up", "arguments": '{"key": "it"}'}}]}]
-    try:
-        text = chat.tokenizer.apply_chat_template(messages, tools=[TOOL], tokenize=False)
-        said = "twice" if '{\\"key\\": \\"it\\"}' in text else "once"
-    except (TypeError, ValueError):
-        said = "raises"
-    assert said == AS_TEXT[name]
     sampled = chat.tokenizer.decode(build_tree(TALK, chat).ids)
     assert "\\\"key" not in sampled and "&#34;" not in sampled and "look_up" in sampled and "Nowhere." in sampled
 
@@ -172,10 +154,3 @@ def test_a_system_message_joins_the_user_where_there_is_no_such_role():
     assert chat.tokenizer.decode(build_tree(trace, chat).ids) == "<|user|>Be brief.\n\na\n\nb<|end|><|assistant|>c<|end|>"
     with pytest.raises(ValueError, match="does not render this conversation"):
         build_tree(Trace("t", (*trace.turns, Turn("assistant", "d"))), chat)
-
-
-def test_a_template_that_rewrites_is_refused():
-    tokenizer = embedded_tokenizer()
-    tokenizer.chat_template = "{{ messages | length }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
-    with pytest.raises(TemplateProblem, match="changes earlier text"):
-        probe_template(tokenizer)
