@@ -18,7 +18,7 @@ from ..core.errors import InputProblem
 # %% ../../nbs/envs/00_curriculum.ipynb #53c48e43
 @dataclass
 class TaskRecord:
-    "What is known of one task; older episodes count less, since the agent changes."
+    "Scores of one task; older episodes count less, since the agent changes."
 
     passed: float = 0.0  # discounted count
     failed: float = 0.0
@@ -29,25 +29,25 @@ class TaskRecord:
         self,
         prior: float = 0.5,  # pass rate of tasks like it
     ) -> float:
-        "Estimated pass rate: the mean of the posterior under a Beta prior that weighs two episodes."
+        "Return the estimated pass rate: the posterior mean under a Beta prior that weighs two episodes."
         return (2 * prior + self.passed) / (2 + self.passed + self.failed)
 
 # %% ../../nbs/envs/00_curriculum.ipynb #91de4b6b
 class DifficultyCurriculum:
-    """Draws tasks by p(1-p), retires mastered ones, keeps never solved ones in quarantine.
+    """Draw tasks by p(1-p), retire mastered ones, and quarantine those that were never solved.
 
-    Raises `InputProblem` for tasks it does not know.
+    Raises `InputProblem` for unknown tasks.
     """
 
-    mastered = 0.95  # from this observed pass rate on a task is retired
+    mastered = 0.95  # least observed pass rate of a retired task
     patience = 8  # episodes before a task can be retired or put in quarantine
-    memory = 0.9  # what an episode weighs after each later one of the same task
-    revisit = 0.05  # share of draws that go to retired and quarantined tasks, all alike
+    memory = 0.9  # factor of an episode's weight with each later episode of the same task
+    revisit = 0.05  # share of draws that go to retired and quarantined tasks, all with equal weight
 
     def __init__(
         self,
         task_ids: Iterable[str],
-        classes: Mapping[str, str] | None = None,  # task: its class of size; a task without one is estimated alone
+        classes: Mapping[str, str] | None = None,  # task: its size class; a task without one is estimated alone
     ):
         self._classes = dict(classes or {})
         self._records = {task_id: TaskRecord() for task_id in task_ids}
@@ -59,9 +59,9 @@ class DifficultyCurriculum:
     def record(
         self,
         task_id: str,
-        reward: float,  # 0 to 1; what lies between counts as that share of a pass
+        reward: float,  # 0 to 1; values between count as that share of a pass
     ) -> None:
-        "Take note of one scored episode."
+        "Record one scored episode."
         if task_id not in self._records:
             raise InputProblem(f"task {task_id!r} is not in this curriculum", "name it when making the curriculum")
         if not 0 <= reward <= 1:
@@ -73,7 +73,7 @@ class DifficultyCurriculum:
         record.solved |= reward == 1
 
     def state_of(self, task_id: str) -> str:
-        "One of `open`, `mastered`, `quarantined`."
+        "Return `open`, `mastered` or `quarantined`."
         record = self._records[task_id]
         if record.episodes < self.patience:
             return "open"
@@ -82,7 +82,7 @@ class DifficultyCurriculum:
         return "mastered" if record.passed / (record.passed + record.failed) >= self.mastered else "open"
 
     def rates(self) -> dict[str, float]:
-        "The estimated pass rate of each task."
+        "Return the estimated pass rate of each task."
         passed, failed = defaultdict(float), defaultdict(float)
         for task_id, name in self._classes.items():
             passed[name] += self._records[task_id].passed
@@ -95,7 +95,7 @@ class DifficultyCurriculum:
         return {task_id: record.rate(prior(task_id, record)) for task_id, record in self._records.items()}
 
     def weights(self) -> dict[str, float]:
-        "The probability of each task to be drawn next; they sum to 1."
+        "Return the probability of each task to be drawn next; they sum to 1."
         states = {task_id: self.state_of(task_id) for task_id in self._records}
         still = {task_id: rate * (1 - rate) for task_id, rate in self.rates().items() if states[task_id] == "open"}
         aside = [task_id for task_id in states if task_id not in still]
@@ -108,15 +108,15 @@ class DifficultyCurriculum:
         count: int,
         seed: int | str,  # name it by the step: the same state and seed give the same tasks
     ) -> list[str]:
-        "Tasks for the next episodes, with replacement."
+        "Draw tasks for the next episodes, with replacement."
         weights = self.weights()
         return random.Random(f"curriculum {seed}").choices(list(weights), weights=list(weights.values()), k=count)
 
     def state_dict(self) -> dict[str, dict]:
-        "The records as plain values."
+        "Return the records as plain values."
         return {task_id: asdict(record) for task_id, record in self._records.items()}
 
     def load_state_dict(self, state: dict[str, dict]) -> None:
-        "Take up what `state_dict` gave; tasks that it does not name start anew. Raises `ValueError` where it is no such state."
+        "Load a `state_dict`; tasks that it does not name start anew. Raises `ValueError` for anything else."
         records = TypeAdapter(dict[str, TaskRecord]).validate_python(state)
         self._records |= {task_id: record for task_id, record in records.items() if task_id in self._records}

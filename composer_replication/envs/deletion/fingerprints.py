@@ -44,14 +44,14 @@ _COMMENT = re.compile(r"#[^\n]*")
 def shingles(
     text: str,
 ) -> np.ndarray:  # (shingles,) uint64, sorted, each once, below 2 ** 53
-    "Hashes of every run of `WIDTH` tokens."
+    "Return the hashes of every run of `WIDTH` tokens."
     return np.unique(shingle_hashes(_TOKEN.findall(_COMMENT.sub("", text)), WIDTH) >> np.uint64(11))
 
 # %% ../../../nbs/envs/deletion/01_fingerprints.ipynb #02cd1221
 def fingerprint(
     texts: Iterable[str],  # the deleted pieces of code
 ) -> tuple[int, ...]:  # sorted
-    "What a task stores of its deleted code: enough to recognise it, too little to read it."
+    "Return the hashes that a task stores of its deleted code: enough to recognise it, too little to read it."
     return tuple(sorted({int(value) for text in texts for value in shingles(text)}))
 
 
@@ -59,26 +59,26 @@ def copied_share(
     code: np.ndarray,  # shingles of the deleted code
     text: np.ndarray,  # shingles of a file
 ) -> float:  # from 0 to 1
-    "How much of the code a file holds."
+    "Return the share of the code's shingles that a file holds."
     return float(np.isin(code, text, assume_unique=True).mean()) if len(code) else 0.0
 
 # %% ../../../nbs/envs/deletion/01_fingerprints.ipynb #a4790fdc
-MOST_READ, MOST_DEEP = 64_000_000, 6  # bytes that one file may come to with all that is in it; layers within layers
+MOST_READ, MOST_DEEP = 64_000_000, 6  # most bytes of one file with all its unpacked content; most nested layers
 
 _STREAM = re.compile(rb"\x1f\x8b\x08|\x78[\x01\x5e\x9c\xda]|BZh[1-9]1AY&SY|\xfd7zXZ\x00|PK\x03\x04")
 _OPENS = {b"\x1f\x8b": lambda: zlib.decompressobj(31), b"BZ": bz2.BZ2Decompressor, b"\xfd7": lzma.LZMADecompressor}
-# 7z, rar, zstd, lz4, lzip, lzop, cabinet, snappy, git's packs; at the beginning alone: compress, and bytecode
+# 7z, rar, zstd, lz4, lzip, lzop, cabinet, snappy, git's packs; only at the beginning: compress, and bytecode
 _CLOSED = re.compile(rb"7z\xbc\xaf\x27\x1c|Rar!\x1a\x07|\x28\xb5\x2f\xfd|\x04\x22\x4d\x18|LZIP\x01|\x89LZO\0|MSCF\0\0\0\0|\xff\x06\0\0sNaPpY|PACK\0\0\0[\x02\x03]")
 _SEALED = re.compile(rb"\x1f\x9d|..\r\n.{4}(?:.{4}){1,2}[\xe3c]\0\0\0\0", re.DOTALL)
-_PROGRAM = (b"\x7fELF", b"MZ", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")  # they name the first bytes of formats that they read
+_PROGRAM = (b"\x7fELF", b"MZ", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")  # programs contain the first bytes of formats that they read
 
 
 class _TooMuch(Exception):
-    "A file comes to more than is read."
+    "A file's unpacked content is larger than the limit."
 
 
 def _inflated(stream, data: bytes, at: int, most: int) -> tuple[bytes, int]:
-    "What one stream holds, as far as it can be read, and where it ends. Raises `_TooMuch`."
+    "Decompress one stream as far as it can be read, and return where it ends. Raises `_TooMuch`."
     out, place, view = bytearray(), at, memoryview(data)
     with suppress(zlib.error, lzma.LZMAError, OSError, EOFError, ValueError):
         while not stream.eof and place < len(data):
@@ -91,7 +91,7 @@ def _inflated(stream, data: bytes, at: int, most: int) -> tuple[bytes, int]:
 
 
 def _zipped(data: bytes, at: int, most: int) -> tuple[bytes, int] | None:
-    "One member of a zip from its own header; None where nothing can open it. Stored and other members are found by their own first bytes."
+    "Read one member of a zip from its own header; None where it cannot be opened. Stored members are found by their own first bytes."
     flags, method, name, extra = (int.from_bytes(data[at + place:at + place + 2], "little") for place in (6, 8, 26, 28))
     start = at + 30 + name + extra
     if flags & 1 or method not in (0, 8, 12, 14, 95):
@@ -103,32 +103,32 @@ def _zipped(data: bytes, at: int, most: int) -> tuple[bytes, int] | None:
 
 
 def _unpacked(data: bytes, most: int) -> tuple[list[bytes], bool]:
-    "What the compressed streams in the data hold, and whether one is there that cannot be opened. Raises `_TooMuch`."
-    found, done, closed = [], 0, bool(_SEALED.match(data) or not data.startswith(_PROGRAM) and _CLOSED.search(data))
+    "Return the content of the compressed streams in the data, and whether a stream cannot be opened. Raises `_TooMuch`."
+    contents, done, closed = [], 0, bool(_SEALED.match(data) or not data.startswith(_PROGRAM) and _CLOSED.search(data))
     for match in _STREAM.finditer(data):
         at, kind = match.start(), match[0][:2]
         if at >= done:
             opened = _zipped(data, at, most) if kind == b"PK" else _inflated(_OPENS.get(kind, zlib.decompressobj)(), data, at, most)
             closed |= opened is None
             if opened and len(opened[0]) >= WIDTH:
-                found.append(opened[0])
+                contents.append(opened[0])
                 most, done = most - len(opened[0]), opened[1]
     if data.startswith(b"\x5d\0\0"):
-        found.append(_inflated(lzma.LZMADecompressor(lzma.FORMAT_ALONE), data, 0, most)[0])
-    return found, closed
+        contents.append(_inflated(lzma.LZMADecompressor(lzma.FORMAT_ALONE), data, 0, most)[0])
+    return contents, closed
 
 # %% ../../../nbs/envs/deletion/01_fingerprints.ipynb #2397485b
 def _cells(data: bytes) -> list:  # of str and bytes
-    "Every value in the tables of a database; none where it cannot be read."
-    found = []
+    "Return every text and blob in the tables of a database; nothing where it cannot be read."
+    values = []
     with suppress(sqlite3.Error, ValueError, OverflowError), closing(sqlite3.connect(":memory:")) as base:
         base.text_factory = lambda value: value.decode("utf-8", "replace")
         base.deserialize(data)
         for (table,) in base.execute("select name from sqlite_master where type = 'table' and sql not like 'create virtual%'").fetchall():
             with suppress(sqlite3.Error):
                 for row in base.execute('select * from "{}"'.format(table.replace('"', '""'))):
-                    found += [value for value in row if isinstance(value, (str, bytes))]
-    return ["\n".join(value for value in found if isinstance(value, str)), *(value for value in found if isinstance(value, bytes))]
+                    values += [value for value in row if isinstance(value, (str, bytes))]
+    return ["\n".join(value for value in values if isinstance(value, str)), *(value for value in values if isinstance(value, bytes))]
 
 # %% ../../../nbs/envs/deletion/01_fingerprints.ipynb #cd21480a
 _LETTER = rb"[\t\n\r\x20-\x7e]"
@@ -137,12 +137,12 @@ _RUNS = {"latin-1": re.compile(_LETTER + rb"{5,}"), "utf-16-le": re.compile(rb"(
 
 
 def _printable(data: bytes) -> float:
-    "The share of ASCII characters that a text has."
+    "Return the share of printable ASCII characters in a text."
     return 1 - len(data.translate(None, bytes([9, 10, 13, *range(32, 127)]))) / max(1, len(data))
 
 
 def _as_texts(data: bytes) -> list[str]:
-    "The texts that bytes hold as they are."
+    "Return the texts that bytes hold without decoding."
     if b"\0" in data:
         return ["\n".join(run.decode(name) for run in pattern.findall(data)) for name, pattern in _RUNS.items()]
     ebcdic = [data.decode(name) for name in ("cp037", "cp500")] if _printable(data[:4096]) < 0.6 else []
@@ -150,7 +150,7 @@ def _as_texts(data: bytes) -> list[str]:
 
 
 def _unmarked(page: str) -> str:
-    "A page as it is read: built documentation shows sources between tags."
+    "Return a page without tags: built documentation shows sources between tags."
     return html.unescape(re.sub(r"<[^>]*>", "", page))
 
 # %% ../../../nbs/envs/deletion/01_fingerprints.ipynb #a0ea1bb8
@@ -163,12 +163,12 @@ _PREFIXED = re.compile(r"^[ \t]*(?://|--|>>>|\.\.\.|[#+\->|*;%!:]|\d+[:|.)]?)[ \
 
 
 def _unescaped(text: str) -> str:
-    "A text without backslashes, as JSON and Python write them."
+    "Decode the backslash escapes of JSON and Python."
     plain = {"n": "\n", "r": "\r", "t": "\t"}
     return _ESCAPE.sub(lambda m: plain.get(m[1], m[1]) if m[1] else chr(min(int(m[2] or m[3] or m[4], 16), 0x10FFFF) if not m[5] else int(m[5], 8)), text)
 
 
-_CODES = (  # what shows that a text is written in another way, how often at least, and how to read it
+_CODES = (  # pattern of an encoding, least number of matches, and its decoder
     (r"&(?:lt|gt|amp|quot|nbsp|#\w+);|</\w", 1, _unmarked),
     (r"=(?:3D|20|0A|22)|[^=\s]=\r?\n", 1, lambda text: quopri.decodestring(text.encode("utf-8", "replace")).decode("utf-8", "replace")),
     (r"(?i)%(?:20|0A|28|3D|22)", 5, unquote_plus),
@@ -179,7 +179,7 @@ _CODES = (  # what shows that a text is written in another way, how often at lea
 
 
 def _other_forms(text: str) -> list[str]:
-    "What a text says once quotes, escapes, marks, and signs at the beginning of lines are taken away."
+    "Return a text's other forms, without quotes, escapes, markup, and signs at the beginning of lines."
     forms = []
     for match in _LITERALS.finditer(text):
         if match.end() - match.start() >= _SHORTEST and (len(parts := re.findall(_LITERAL, match[0])) > 1 or "\\" in match[0]):
@@ -204,14 +204,14 @@ _UU = re.compile(r"^begin \d{3} [^\n]*\n(.*?)\n`?\n?end", re.MULTILINE | re.DOTA
 
 
 def _base(decode, digits: str) -> list[bytes]:
-    "One decoding, or none."
+    "Return one decoding in a list, or an empty list."
     with suppress(ValueError, OverflowError):  # binascii.Error is a ValueError
         return [decode(digits)]
     return []
 
 
 def _digits(text: str) -> list[bytes]:
-    "Bytes that a text holds as digits: base 64 and 32, hexadecimal, decimal, binary, base 85, and uuencoded."
+    "Return bytes that a text holds as digits: base 64 and 32, hexadecimal, decimal, binary, base 85, and uuencoded."
     found = []
     for match in _SIXBIT.finditer(text):
         digits = re.sub(_GAP, "", match[0]).replace("-", "+").replace("_", "/")
@@ -239,7 +239,7 @@ def _digits(text: str) -> list[bytes]:
 def readable(
     data: bytes,  # of one file
 ) -> tuple[str, bool]:
-    "Every text that can be read out of a file, one after the other; or none, and that a part of it stays closed."
+    "Return all texts that can be read from a file, joined; or an empty text and True where a part of it cannot be opened."
     todo, texts, seen, left = [(data, 0)], [], set(), MOST_READ
     while todo:
         piece, depth = todo.pop()
@@ -267,12 +267,12 @@ def readable(
 def plain(
     data: bytes,  # of one file
 ) -> tuple[str, bool]:
-    "The text of a file, without a look into what it may hold: for the system's own files."
+    "Return the text of a file without unpacking or decoding it: for the system's own files."
     return "" if b"\0" in data[:4096] else data.decode("utf-8", "replace"), False
 
 # %% ../../../nbs/envs/deletion/01_fingerprints.ipynb #b602090d
-# A file with half of the code, and at least so many shingles of it, holds a copy. In a library or the system 31 tokens: what is shorter
-# is an idiom that any two programs share. In the repository itself 23; in the instruction 11.
+# A file holds a copy if it has half of the code and at least this many shingles of it. In a library or the system that is 31 tokens: shorter
+# pieces are idioms that unrelated programs share. In the repository itself it is 23 tokens, in the instruction 11.
 COPY_SHARE, COPY_LEAST, OWN_LEAST, PROMPT_LEAST = 0.5, 24, 16, 4
 
 # %% ../../../nbs/envs/deletion/01_fingerprints.ipynb #4336597d
@@ -282,7 +282,7 @@ class Index:
     paths: tuple[str, ...]
     values: np.ndarray  # shingles of all files, one file after the other
     ends: np.ndarray  # (files,) where each file's shingles end
-    closed: frozenset[str] = frozenset()  # files that cannot be looked into: an agent must not be shown them
+    closed: frozenset[str] = frozenset()  # files that cannot be opened: an agent must not be shown them
     stamps: Mapping[str, tuple[int, int]] | None = None  # path: size in bytes, time in ns, of files on disk
 
     @cached_property
@@ -292,10 +292,10 @@ class Index:
     def copies(
         self,
         code: np.ndarray,  # shingles of the deleted code
-        leave_out: Iterable[str] = (),  # paths that the agent does not see as they are here
+        leave_out: Iterable[str] = (),  # paths that the agent does not see in this form
         least: int = COPY_LEAST,  # shingles
     ) -> list[str]:  # paths
-        "The files that hold a copy of the code."
+        "Return the files that hold a copy of the code."
         enough = max(least, COPY_SHARE * len(code))
         if len(code) < least or not len(self.values) or _inside(code, self.everything).sum() < enough:
             return []
@@ -317,7 +317,7 @@ def _index(arrays: Mapping[str, np.ndarray], closed=frozenset(), stamps=None) ->
 def index_texts(
     texts: Mapping[str, str],  # path: text
 ) -> Index:
-    "An index of texts in memory, and of what can be read out of them."
+    "Return an index of texts in memory, with their decoded content."
     return _index({path: shingles(readable(text.encode("utf-8", "replace"))[0]) for path, text in texts.items()})
 
 # %% ../../../nbs/envs/deletion/01_fingerprints.ipynb #72bed082
@@ -325,13 +325,13 @@ STORES = frozenset({".git", ".hg", ".jj", ".sl", ".svn", ".bzr", "_darcs", ".pij
 
 
 def _files(folder: Path) -> tuple[dict[str, tuple[int, int]], set[str]]:
-    "Size and time of every file below a folder, and the paths of those that belong to a version-control store."
+    "Return size and time of every file below a folder, and the paths that belong to a version-control store."
     stamps, stored, todo = {}, set(), [("", False)]
     while todo:
         inside, in_store = todo.pop()
         with os.scandir(folder / inside) as entries:
             held = sorted(entries, key=lambda entry: entry.name)
-        in_store |= {"HEAD", "objects", "refs"} <= {entry.name for entry in held}  # a bare repository of git's has any name
+        in_store |= {"HEAD", "objects", "refs"} <= {entry.name for entry in held}  # a bare git repository may have any name
         for entry in held:
             path = f"{inside}{entry.name}"
             store = in_store or entry.name in STORES
@@ -341,19 +341,19 @@ def _files(folder: Path) -> tuple[dict[str, tuple[int, int]], set[str]]:
                 about = entry.stat(follow_symlinks=False)
                 stamps[path] = (about.st_size, about.st_mtime_ns)
                 stored |= {path} if store else set()
-    for path in [path for path in stamps if path.endswith(".pyc")]:  # bytecode is another when its source is
+    for path in [path for path in stamps if path.endswith(".pyc")]:  # bytecode counts as changed when its source has changed
         stamps[path] = tuple(map(sum, zip(stamps[path], stamps.get(_source(path), (0, 0)))))
     return dict(sorted(stamps.items())), stored
 
 
 def _source(path: str) -> str:
-    "Of what source a file in `__pycache__` is the bytecode."
+    "Return the path of the source whose bytecode a file in `__pycache__` is."
     folder, _, name = f"/{path}".rpartition("/__pycache__/")
     return f"{folder[1:]}/{name.partition('.')[0]}.py".removeprefix("/")
 
 
 def _is_of(source: Path, head: bytes) -> bool:
-    "Whether bytecode begins as that of this very source does: then it shows no more than the source."
+    "True where a bytecode header matches this source: then the bytecode shows no more than the source."
     flags, about = int.from_bytes(head[4:8], "little"), source.stat()
     stated = [int(about.st_mtime) & 0xFFFFFFFF, about.st_size & 0xFFFFFFFF]
     return head[8:16] == (source_hash(source.read_bytes()) if flags & 1 else b"".join(number.to_bytes(4, "little") for number in stated))
@@ -368,15 +368,15 @@ def _read(folder: Path, path: str, read=readable) -> tuple[str, bool]:
 
 def visible_texts(
     folder: Path,
-) -> dict[str, str]:  # path: text, without files that cannot be looked into
-    "All that can be read out of the files of a folder."
+) -> dict[str, str]:  # path: text, without files that cannot be opened
+    "Return all texts that can be read from the files of a folder."
     stamps, stored = _files(folder)
     read = {path: _read(folder, path) for path in stamps if path not in stored}
     return {path: text for path, (text, closed) in read.items() if not closed}
 
 # %% ../../../nbs/envs/deletion/01_fingerprints.ipynb #97381a79
-MOST_LOADED = 24  # indexes that this process holds, of some ten megabytes each
-_FORMAT, _LOADED = 2, {}  # the first changes with what `readable` reads; indexes by folder
+MOST_LOADED = 24  # indexes that this process holds, some ten megabytes each
+_FORMAT, _LOADED = 2, {}  # version, to change with what `readable` reads; indexes by folder
 
 
 def index_folder(
@@ -384,7 +384,7 @@ def index_folder(
     kept: Path | None = None,  # a file that holds the index between runs
     read: Callable[[bytes], tuple[str, bool]] = readable,  # or `plain`
 ) -> Index:
-    "An index of all files below a folder. What is known and has the size and time that it had is not read again."
+    "Return an index of all files below a folder; known files with unchanged size and time are not read again."
     stamps, stored = _files(folder)
     known = _LOADED.pop(str(folder), None) or (_load(kept) if kept and kept.is_file() else None)
     if known is None or known.stamps != stamps:
@@ -410,9 +410,9 @@ def index_folder(
 # %% ../../../nbs/envs/deletion/01_fingerprints.ipynb #4afa08d7
 def subject_indexes(
     tree: Path,  # of a prepared subject
-    libraries: Path,  # its
+    libraries: Path,  # of the same subject
 ) -> tuple[Index, ...]:
-    "Indexes of the tree, of its libraries, and of the system where sandboxes have one of their own; kept in the store."
+    "Return indexes of the tree, of its libraries, and of the system where sandboxes have their own; kept in the store."
     kept = tree.parents[2] / "indexes"
     own = (index_folder(tree, kept / f"{tree.parent.name}-tree.npz"), index_folder(libraries, kept / f"{tree.parent.name}.npz"))
     try:
@@ -422,7 +422,7 @@ def subject_indexes(
 
 
 def _load(kept: Path) -> Index | None:
-    "The index in a file; None for one of another format."
+    "Load an index from a file; None for one of another format."
     with np.load(kept) as file:
         if "format" not in file or int(file["format"]) != _FORMAT:
             return None
@@ -437,7 +437,7 @@ def shown_copies(
     pristine: Index,  # of the tree that it was laid out from
     others: Iterable[Index] = (),  # libraries, the system
 ) -> list[str]:  # paths
-    "Files that the agent sees and that hold a copy of deleted code, or that cannot be read."
+    "Return the files that the agent would see and that hold a copy of deleted code, or that cannot be opened."
     codes, (stamps, stored) = tuple(codes), _files(tree)
     same = {path for path, stamp in stamps.items() if pristine.stamps and pristine.stamps.get(path) == stamp}
     read = {path: _read(tree, path) for path in stamps if path not in same | stored}

@@ -47,12 +47,12 @@ from ...sandbox.folders import remove_folder
 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #8c2ad300
 class SubjectProblem(InputProblem):
-    "A repository that no task can be made from: what is wrong, where, and what to do."
+    "No task can be made from a repository; the message says what is wrong, where, and what to do."
 
 
 @dataclass(frozen=True)
 class Subject:
-    "A repository that tasks are made from. Nothing ever writes into its folders."
+    "A repository that tasks are made from; its folders are never written to."
     name: str  # of the project
     version: str  # "0" where the project states none
     source: str  # "boltons==26.2.0", or a local folder's name
@@ -61,34 +61,34 @@ class Subject:
     libraries: Path  # pytest and what the tests import, without the subject's own code
     import_roots: tuple[str, ...]  # ("src",) or (".",), relative to the tree
     notes: tuple[str, ...] = ()  # one sentence for each thing left out on the way
-    missing: tuple[str, ...] = ()  # requirements that could not be had
+    missing: tuple[str, ...] = ()  # requirements that could not be installed
 
     @property
     def base_commit(self) -> str:
-        "As a task states it."
+        "The value of a task's `base_commit`."
         return f"sha256:{self.sha256}"
 
 
 def store_path() -> Path:
-    "Where subjects, their coverage and scratch copies lie: below the sandboxes' folder, since every user id must reach it."
+    "Return the folder of subjects, their coverage and scratch copies: below the sandboxes' folder, since every user id must reach it."
     return state_folder() / "repositories"
 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #44303be1
 MAX_FILES, MAX_BYTES = 50_000, 1_000_000_000
 _LEFT_OUT = STORES | {"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox", ".nox", ".venv", "_build", "htmlcov", "node_modules",
                       ".eggs", ".ipynb_checkpoints"}
-_LEFT_OUT_ABOVE = frozenset({"build", "dist", "venv"})  # at the top alone: further down a package may be called so
+_LEFT_OUT_ABOVE = frozenset({"build", "dist", "venv"})  # only at the top: further down a package may have such a name
 _STALE = (".pyc", ".pyo", ".so", ".pyd", ".orig", ".rej")
 
 
 def _kept(path: PurePosixPath) -> bool:
-    "Whether a file of the repository belongs into the tree: no caches, no builds, nothing compiled."
+    "True where a file of the repository belongs into the tree: no caches, no builds, nothing compiled."
     above = set(path.parts[:-1][:1]) & _LEFT_OUT_ABOVE
     return not (above or _LEFT_OUT & set(path.parts[:-1]) or path.name in STORES or path.name.endswith(_STALE) or path.name.startswith(".coverage"))
 
 
 def _members(source: Path) -> Iterator[tuple[str, str, int, int, Callable]]:
-    "Path, kind, size, permissions and opener of what a folder, a zip or a tar holds."
+    "Yield path, kind, size, permissions and opener of each member of a folder, a zip or a tar."
     if source.is_dir():
         todo = [source]
         while todo:
@@ -114,14 +114,14 @@ def _members(source: Path) -> Iterator[tuple[str, str, int, int, Callable]]:
 
 
 def _unpack(source: Path, target: Path) -> tuple[Path, int]:
-    "Copy folders and regular files of an sdist or a folder; the tree, and the number of links that were left out."
+    "Copy folders and regular files of an sdist or a folder; return the tree, and the number of links that were left out."
     target.mkdir(exist_ok=True)
     links = count = total = 0
     try:
         for name, kind, size, mode, opener in _members(source):
             path, links = PurePosixPath(name), links + (kind == "link")
             taken = kind == "file" and _kept(path if source.is_dir() else PurePosixPath(*path.parts[1:]))
-            if taken or source.is_file():  # an archive may be made to fill the disk by what is left out
+            if taken or source.is_file():  # files that are left out count too: an archive may be made to fill the disk
                 count, total = count + 1, total + size
             if path.is_absolute() or ".." in path.parts:
                 raise SubjectProblem(f"{source.name} holds {name}, which lies outside of its folder: get another archive")
@@ -144,7 +144,7 @@ def _unpack(source: Path, target: Path) -> tuple[Path, int]:
 
 
 def _hash_folder(folder: Path) -> str:
-    "sha256 over paths and contents, in order of path."
+    "Return the sha256 over paths and contents, in order of path."
     total = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         data = path.read_bytes()
@@ -153,7 +153,7 @@ def _hash_folder(folder: Path) -> str:
 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #7455c884
 def _settings(tree: Path) -> tuple[dict, dict, dict]:
-    "The tables of pyproject.toml, and the sections of setup.cfg and tox.ini; none where a file is absent or cannot be read."
+    "Return the tables of pyproject.toml, and the sections of setup.cfg and tox.ini; empty where a file is absent or cannot be read."
     read = []
     for name in ("pyproject.toml", "setup.cfg", "tox.ini"):
         text, config, tables = (tree / name).read_text("utf-8", "replace") if (tree / name).is_file() else "", ConfigParser(interpolation=None, strict=False), {}
@@ -164,7 +164,7 @@ def _settings(tree: Path) -> tuple[dict, dict, dict]:
 
 
 def _metadata(tree: Path) -> tuple[str, str, list[str]]:
-    "Name, version, requirements."
+    "Return name, version and requirements."
     toml, config, _ = _settings(tree)
     project, stated = toml.get("project", {}), config.get("metadata", {})
     info = HeaderParser().parsestr((tree / "PKG-INFO").read_text("utf-8", "replace")) if (tree / "PKG-INFO").is_file() else {}
@@ -176,7 +176,7 @@ def _metadata(tree: Path) -> tuple[str, str, list[str]]:
 
 
 def stated_requirements(tree: Path) -> list[str]:
-    "Requirements of every extra, dependency group, environment and requirements file: which are needed is decided by the tests' imports."
+    "Return the requirements of every extra, dependency group, environment and requirements file, needed or not."
     toml, config, tox = _settings(tree)
     texts = [*config.get("options.extras_require", {}).values(), config.get("options", {}).get("tests_require", "")]
     texts += [options.get("deps", "") for name, options in tox.items() if name.startswith("testenv")]
@@ -187,7 +187,7 @@ def stated_requirements(tree: Path) -> list[str]:
 
 
 def _toml_requirements(settings: dict) -> Iterator[str]:
-    "What stands below a key that speaks of dependencies, whichever tool reads it: requirements in lists, or, as Poetry has them, names."
+    "Yield the entries below keys named for dependencies, of any tool: requirements in lists, or, as in Poetry, names."
     for key, value in settings.items():
         if "dependenc" in key:
             groups = value.items() if isinstance(value, dict) else [("", value)]
@@ -199,16 +199,16 @@ def _toml_requirements(settings: dict) -> Iterator[str]:
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #abd36761
 _MODULES = {"python-dateutil": "dateutil", "pyyaml": "yaml", "beautifulsoup4": "bs4", "attrs": "attr", "pillow": "PIL",
             "ruamel-yaml": "ruamel", "scikit-learn": "sklearn", "msgpack-python": "msgpack", "python-slugify": "slugify"}
-_USUAL = ("hypothesis", "freezegun", "mock", "six", "pytz", "parameterized", "ddt", "attrs", "pyyaml")  # what tests import and nobody states
+_USUAL = ("hypothesis", "freezegun", "mock", "six", "pytz", "parameterized", "ddt", "attrs", "pyyaml")  # often imported by tests without being stated
 
 
 def needed_requirements(
     needed: Iterable[str],  # what the project requires, with extras marked as in PKG-INFO
-    optional: Iterable[str],  # what its tests may need
+    optional: Iterable[str],  # requirements that its tests may need
     imported: set[str],  # modules that the tree imports, see `imported_modules`
     name: str = "",  # the project's own
 ) -> list[str]:  # in order, without pytest, which is always there, and without the project itself
-    "The requirements to install: the project's own, and of the others those that are imported."
+    "Return the requirements to install: the project's own, and of the others those that are imported."
     chosen: dict[str, str] = {}
     for text, always in (*((t, True) for t in needed), *((t, False) for t in (*needed, *optional, *_USUAL))):
         try:
@@ -229,7 +229,7 @@ _IMPORT = re.compile(rb"^[ \t]*(?:import|from)[ \t]+([A-Za-z_][^\n#;]*)", re.MUL
 
 
 def _imported(path: Path) -> list[str]:
-    "Dotted names of what a source imports by full names, read as text: a file with a syntax error has imports too."
+    "Return the dotted names of a source's absolute imports, read as text, so that a syntax error does no harm."
     names = set()
     for line in _IMPORT.findall(path.read_bytes()):
         modules, _, members = line.decode("utf-8", "replace").partition(" import ")
@@ -240,7 +240,7 @@ def _imported(path: Path) -> list[str]:
 
 
 def imported_modules(tree: Path) -> set[str]:
-    "Names that the tree's Python files import: of `a.b.c` also `a.b` and `a`."
+    "Return the names that the tree's Python files import: of `a.b.c` also `a.b` and `a`."
     names = {name for path in tree.rglob("*.py") for name in _imported(path)}
     return {".".join(parts[:count]) for name in names for parts in [name.split(".")] for count in range(1, len(parts) + 1)}
 
@@ -252,17 +252,17 @@ _ROOTS = ("src", "lib", "python")  # preferred to others that provide the same m
 def import_roots(
     tree: Path,
 ) -> tuple[str, ...]:  # relative to the tree, the innermost first
-    "The folders in which the tests' imports find the project's packages, namespace packages included."
+    "Return the folders in which the tests' imports find the project's packages, namespace packages included."
     files = [PurePosixPath(path.relative_to(tree)) for path in sorted(tree.rglob("*.py"))]
     places: dict[str, set[PurePosixPath]] = {}  # name of a module or folder: the folders that hold one
     for file in files:
         for part in (file.with_suffix(""), *file.parents[:-1]):
             places.setdefault(part.name, set()).add(part.parent)
     tests = [file for file in files if is_test_file(file)]
-    for chosen, around in ((tests, ()), (files, tests)):  # tests inside of the package may import by relative names alone
-        found = [(root, name) for file in chosen for name in _imported(tree / file) if (root := _root_of(tree, name, places))]
-        spaces = {folder for root, name in found for folder in (root / name.replace(".", "/")).parents if folder != root and folder.is_relative_to(root)}
-        counts = Counter(root for root, _ in found if root not in spaces)  # else the tests import `functools` from `jaraco`
+    for chosen, around in ((tests, ()), (files, tests)):  # tests inside of the package may use relative imports only
+        imports = [(root, name) for file in chosen for name in _imported(tree / file) if (root := _root_of(tree, name, places))]
+        spaces = {folder for root, name in imports for folder in (root / name.replace(".", "/")).parents if folder != root and folder.is_relative_to(root)}
+        counts = Counter(root for root, _ in imports if root not in spaces)  # else the tests import `functools` from `jaraco`
         counts.update(root for file in around if (root := _root_around(tree, file)))
         if counts:
             inner = [root for root, count in counts.items() if root.parts and 2 * count >= max(counts.values())]
@@ -271,7 +271,7 @@ def import_roots(
 
 
 def is_test_file(path: PurePosixPath) -> bool:
-    "Whether a file belongs to the tests, by its name or its folder."
+    "True where a file belongs to the tests, by its name or its folder."
     return bool({"test", "tests"} & set(path.parts[:-1])) or re.fullmatch(r"tests?(_.*)?\.py|.*_tests?\.py", path.name) is not None
 
 
@@ -280,20 +280,20 @@ def _in_package(tree: Path, folder: PurePosixPath) -> bool:
 
 
 def _root_of(tree: Path, name: str, places: dict) -> PurePosixPath | None:
-    "The folder that provides an imported module, or None."
+    "Return the folder that provides an imported module, or None."
     top, *inner = name.split(".")
-    found = []
+    roots = []
     for root in places.get(top, ()):
         place = tree / root / top
         below = place.joinpath(*inner)
         here = place.with_suffix(".py").is_file() or (place / "__init__.py").is_file() or inner and (below.is_dir() or below.with_suffix(".py").is_file())
         if here and not NO_PACKAGE & {*root.parts, top} and not _in_package(tree, root):
-            found.append(root)
-    return min(found, key=lambda root: (root.name not in _ROOTS, len(root.parts), root), default=None)
+            roots.append(root)
+    return min(roots, key=lambda root: (root.name not in _ROOTS, len(root.parts), root), default=None)
 
 
 def _root_around(tree: Path, file: PurePosixPath) -> PurePosixPath | None:
-    "The folder of the outermost package around a test file, or None where that is a package of tests alone."
+    "Return the folder of the outermost package around a test file, or None where that package holds only tests."
     packages = [folder for folder in file.parents[:-1] if (tree / folder / "__init__.py").is_file()]
     return packages[-1].parent if packages and not NO_PACKAGE & set(packages[-1].parts) else None
 
@@ -320,20 +320,20 @@ PIP_S = 600.0  # seconds
 
 
 def _root_cause(stderr: str) -> str:
-    "The line of pip's that says what went wrong: the last error of what it ran, not its own summary."
+    "Return the line of pip's output that names the cause: the last error of the command that it ran, not its own summary."
     lines = [line.strip(" ×╰─>│") for line in stderr.splitlines()]
     errors = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception)\b|error:", line, re.IGNORECASE) and "subprocess-exited" not in line]
     return (errors or [line for line in lines if line] or ["pip found nothing"])[-1][:300]
 
 
 def _pip_environment() -> dict[str, str]:
-    "What pip needs of ours: no key of the user's reaches code that a package runs."
+    "Return the environment variables that pip needs; keys of the user do not reach code that a package runs."
     return {name: value for name, value in os.environ.items()
             if name in ("PATH", "HOME", "LANG", "LC_ALL", "VIRTUAL_ENV") or re.match(r"PIP_|SSL_CERT_|REQUESTS_CA_|CURL_CA_|\w+_proxy$", name, re.IGNORECASE)}
 
 
-def _pip(words: list[str], folder: Path) -> str | None:  # None: done; else why not
-    "Run pip; it may write into the folder."
+def _pip(words: list[str], folder: Path) -> str | None:  # None: done; else the reason
+    "Run pip, which may write only into the folder."
     own = folder / "temporary"
     own.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "pip", words[0], "--quiet", "--no-cache-dir", "--disable-pip-version-check", *words[1:]]
@@ -352,9 +352,9 @@ def _pip(words: list[str], folder: Path) -> str | None:  # None: done; else why 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #fe6cef88
 def install_wheels(
     requirements: list[str],
-    target: Path,  # a folder of libraries; what is in it stays as it is
+    target: Path,  # a folder of libraries; its content is not changed
     work: Path,  # a folder of this process, see `scratch`
-) -> dict[str, str]:  # requirement that could not be had: why
+) -> dict[str, str]:  # requirement that could not be installed: reason
     "Install wheels into a folder, from the package index."
     def has_address(requirement):  # pip builds whatever it finds there, unless it is a wheel
         try:
@@ -362,7 +362,7 @@ def install_wheels(
         except InvalidRequirement:
             return not requirement.endswith(".whl")
 
-    fresh, held = work / "fresh", work / "held.txt"  # what is in the target is held at its version
+    fresh, held = work / "fresh", work / "held.txt"  # installed libraries keep their versions
     held.write_text("".join(f"{d.name}=={d.version}\n" for d in distributions(path=[str(target)])))
 
     def why_not(wanted):
@@ -391,18 +391,18 @@ def install_wheels(
 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #da8a8094
 def _build_libraries(target: Path, name: str, version: str, needed: list[str], work: Path) -> dict[str, str]:
-    "Fill the folder; each requirement that could not be had, and why."
+    "Fill the folder of libraries; return each requirement that could not be installed, with the reason."
     target.mkdir()
     for host in _HOST:
         copy_installed(host, target)
     missing = install_wheels(needed, target, work)
-    for installed in distributions(path=[str(target)]):  # a library may need the subject itself, whose code must be read nowhere
+    for installed in distributions(path=[str(target)]):  # a library may require the subject itself, whose code must not be readable there
         if canonicalize_name(installed.name) == canonicalize_name(name):
             for file in installed.files or ():
                 if ".." not in file.parts:
                     (target / file).unlink(missing_ok=True)
             for folder in sorted((p for p in target.rglob("*") if p.is_dir()), reverse=True):
-                with suppress(OSError):  # it holds something
+                with suppress(OSError):  # not empty
                     folder.rmdir()
     own = target / f"{re.sub(r'[-_.]+', '_', name)}-{version}.dist-info"
     own.mkdir(exist_ok=True)
@@ -412,7 +412,7 @@ def _build_libraries(target: Path, name: str, version: str, needed: list[str], w
 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #0b8fa95d
 def _write_version_file(tree: Path, version: str) -> None:
-    "Write the module that setuptools-scm or hatch-vcs would have generated, where it is not there."
+    "Write the module that setuptools-scm or hatch-vcs would have generated, where it is missing."
     tool = _settings(tree)[0].get("tool", {})
     tables = (tool.get("hatch", {}).get("build", {}).get("hooks", {}).get("vcs", {}), tool.get("setuptools_scm"))
     stated = [table.get(key) for table in tables if isinstance(table, dict) for key in ("version-file", "version_file", "write_to")]
@@ -440,7 +440,9 @@ def _write_test_packages(tree: Path, libraries: Path) -> list[str]:  # a sentenc
 
 
 def _test_packages(tree: Path, libraries: Path, tests: list, imported: Mapping) -> dict[PurePosixPath, set[str]]:
-    "Folders whose tests import from them as from packages, or share a file's name with another folder's; the names that they import beside modules."
+    """Return folders that must be packages, with the names that tests import from them beside modules.
+
+    Their tests import from them as from packages, or a test file has the name of one in another folder."""
     wanted: dict[PurePosixPath, set[str]] = {}
     by_path = any(b"importlib" in (tree / name).read_bytes() for name in ("pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg") if (tree / name).is_file())
     twins = {name for name, count in Counter(file.name for file in tests if file.name.startswith("test_")).items() if count > 1 and not by_path}
@@ -459,12 +461,12 @@ def _test_packages(tree: Path, libraries: Path, tests: list, imported: Mapping) 
 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #6dc23f38
 def _download(requirement: str, work: Path) -> Path:
-    "The sdist of a requirement. Raises `SubjectProblem`."
+    "Download the sdist of a requirement. Raises `SubjectProblem`."
     try:
         Requirement(requirement)
     except InvalidRequirement:
         raise SubjectProblem(f"{requirement} is neither a file or folder that exists nor a package's name: check the spelling") from None
-    name = re.match(r"[\w.-]*", requirement)[0]  # itself from source; what builds it, as wheels
+    name = re.match(r"[\w.-]*", requirement)[0]  # the package itself from source; its build requirements as wheels
     folder = work / "sdist"
     folder.mkdir()
     problem = _pip(["download", "--no-deps", "--no-binary", name, "--dest", str(folder), requirement], work)
@@ -478,12 +480,12 @@ def _download(requirement: str, work: Path) -> Path:
 @contextmanager
 def scratch(
     store: Path,  # as `store_path`
-    name: str,  # what for
+    name: str,  # purpose, the beginning of the folder's name
 ) -> Iterator[Path]:
-    "A folder of this process below the store, gone after the block; what a killed process left there is removed first."
+    "Yield a temporary folder of this process below the store; folders that killed processes left there are removed first."
     parent = store / "scratch"
     parent.mkdir(parents=True, exist_ok=True, mode=0o755)
-    for folder in parent.iterdir():  # one without an owner's name is just being made, unless it is old
+    for folder in parent.iterdir():  # one without an owner file is just being made, unless it is old
         with suppress(OSError):  # another process removes it too
             owner = folder / "owner"
             if is_gone(owner.read_text()) if owner.is_file() else time.time() - folder.stat().st_mtime > 600:
@@ -493,7 +495,7 @@ def scratch(
         write_file(home / "owner", this_process())
         (home / "work").mkdir()
         for folder in (home, home / "work"):
-            folder.chmod(0o755)  # every user id must reach what lies in it
+            folder.chmod(0o755)  # every user id must be able to enter
         yield home / "work"
     finally:
         with suppress(OSError):
@@ -539,7 +541,7 @@ def prepare_subject(
 def stored_subject(
     place: Path,  # a folder of the store
 ) -> Subject | None:
-    "The subject that lies there whole, or None."
+    "Return the complete subject in a folder, or None."
     if not (place / "subject.json").is_file():
         return None
     row = json.loads((place / "subject.json").read_text())
@@ -551,8 +553,8 @@ def store_subject(
     ready: Path,  # holds `tree` and `libraries`, on the store's file system
     place: Path,
     subject: Subject,
-) -> Subject:  # as it lies at the place
-    "Move a prepared folder to its place, for every user id to read; where somebody else was faster, theirs stays."
+) -> Subject:  # with the paths of the place
+    "Move a prepared folder to its place, readable for every user id; where another process was faster, its folder stays."
     (ready / "subject.json").write_text(json.dumps(asdict(subject), default=lambda path: path.name))
     whole = [top for top in (ready / "tree", ready / "libraries") if not top.is_symlink()]  # libraries may be another subject's
     for path in (ready, ready / "subject.json", *whole, *(path for top in whole for path in top.rglob("*"))):
@@ -569,7 +571,7 @@ def subject_of(
     task,  # a `FeatureDeletionTask`
     store: Path | None = None,
 ) -> Subject:
-    "The subject that a task was made from, checked against its `base_commit`. Raises `SubjectProblem`."
+    "Return the subject that a task was made from, checked against its `base_commit`. Raises `SubjectProblem`."
     folder, sha256 = (store or store_path()) / "subjects", task.base_commit.removeprefix("sha256:")
     for known in map(stored_subject, folder.glob(f"*-{sha256[:12]}")):
         if known and known.sha256 == sha256:

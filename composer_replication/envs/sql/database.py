@@ -20,14 +20,14 @@ from .schema import Schema, words
 # %% ../../../nbs/envs/sql/01_database.ipynb #9fb67718
 @dataclass(frozen=True)
 class Rows:
-    "What the two tables of a schema hold: a dict a row, by column name."
+    "The rows of a schema's two tables, each a dict by column name."
 
     parent: tuple[dict, ...]
     child: tuple[dict, ...]
 
 
 def _values(rng, column, n):
-    "n values of a column; numbers without replacement where there are twice as many, floats with two decimals."
+    "Draw n values of a column; numbers without replacement where the range has twice as many, floats with two decimals."
     if column.type == "TEXT":
         return [rng.choice(column.values) for _ in range(n)]
     low, high = column.values
@@ -38,7 +38,7 @@ def _values(rng, column, n):
 
 
 def _rows(rng, table, n):
-    "n rows of a table without its link."
+    "Draw n rows of a table without its link."
     labels = rng.sample([f"{a} {b}" for a in words("labels")["first"] for b in words("labels")["second"]], n)
     columns = {"id": rng.sample(range(10, 100), n), table.label: labels} | {c.name: _values(rng, c, n) for c in table.columns}
     return [dict(zip(columns, values)) for values in zip(*columns.values())]
@@ -46,10 +46,10 @@ def _rows(rng, table, n):
 
 def draw_rows(
     schema: Schema,
-    seed: str,  # names the draw
-    sizes: tuple[int, int] | None = None,  # parents, children; else drawn
+    seed: str,  # of the draw
+    sizes: tuple[int, int] | None = None,  # numbers of parents and children; None: drawn
 ) -> Rows:
-    "One instance of a schema, the same for the same arguments."
+    "Draw one instance of a schema, the same for the same arguments."
     rng = random.Random(f"sql/rows/{seed}")
     parents = _rows(rng, schema.parent, sizes[0] if sizes else rng.randint(6, 8))
     children = _rows(rng, schema.child, sizes[1] if sizes else rng.randint(18, 24))
@@ -61,13 +61,13 @@ def draw_rows(
 # %% ../../../nbs/envs/sql/01_database.ipynb #60d0193f
 ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 FORBIDDEN_FUNCTIONS = {"load_extension", "fts3_tokenizer", "writefile", "readfile", "edit",
-                       "printf", "format"}  # the last two loop as long as a width says, where no budget sees it
+                       "printf", "format"}  # the last two loop for as long as their width, outside of every budget
 INSTRUCTIONS = 300_000  # of SQLite's virtual machine; a join of the two tables takes some thousands
-SECONDS = 2.0  # beside the instructions, for those that are slow
+SECONDS = 2.0  # time limit beside the instructions, for slow ones
 BYTES = 4_000  # of one text, blob or row
-STATEMENT = 600  # characters of a statement: what its preparation takes grows with the third power
-SELECTS = 2  # of a statement; SQLite copies expressions across each
-ROWS = 200  # that are read
+STATEMENT = 600  # characters of a statement; the cost of its preparation grows with the third power
+SELECTS = 2  # SELECT or VALUES in a statement; SQLite copies expressions across each
+ROWS = 200  # most rows that are read
 LIMITS = {sqlite3.SQLITE_LIMIT_LENGTH: BYTES, sqlite3.SQLITE_LIMIT_SQL_LENGTH: BYTES, sqlite3.SQLITE_LIMIT_ATTACHED: 0,
           sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 60, sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 60,
           sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 10, sqlite3.SQLITE_LIMIT_COLUMN: 100, sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0}
@@ -80,7 +80,7 @@ def _authorized(action, first, second, database, trigger):
 
 
 def open_database(schema: Schema, rows: Rows) -> sqlite3.Connection:
-    "A new database in memory with these rows, for reading only; what runs is bounded, not what SQLite prepares. Close it."
+    "Open a read-only database in memory with these rows; execution is bounded, preparation is not. The caller closes it."
     connection = sqlite3.connect(":memory:", check_same_thread=False)
     for statement in schema.ddl():
         connection.execute(statement)
@@ -100,11 +100,11 @@ def open_database(schema: Schema, rows: Rows) -> sqlite3.Connection:
 # %% ../../../nbs/envs/sql/01_database.ipynb #e637cb8c
 @dataclass(frozen=True)
 class Result:
-    "What a query returned."
+    "The result of a query."
 
     columns: tuple[str, ...]
     rows: tuple[tuple, ...]  # at most `ROWS`
-    cut: bool = False  # whether there were more
+    cut: bool = False  # True: there were more rows
 
 
 def select(
@@ -112,14 +112,14 @@ def select(
     rows: Rows,
     sql: str,  # as a model wrote it
 ) -> Result:
-    """The result of one statement with one subquery or common table expression (WITH) at most, in bounded time and memory.
+    """Run one statement with at most one subquery or common table expression (WITH), in bounded time and memory.
 
-    Raises `ToolProblem` for others, and with SQLite's message.
+    Raises `ToolProblem` for other statements, and with SQLite's message.
     """
     if len(sql) > STATEMENT:
         raise ToolProblem(f"Error: the statement has {len(sql)} characters, and {STATEMENT} are allowed")
     bare = _NO_WORDS.sub(" ", sql).lower()
-    if re.search("[$@:#]", bare):  # SQLite reads $x(') as one word, and the quote would hide what follows
+    if re.search("[$@:#]", bare):  # SQLite reads $x(') as one word, and the quote would hide the rest from this check
         raise ToolProblem("Error: parameters are not allowed here; write the values")
     if len(re.findall(r"\b(?:select|values)\b", bare, re.A)) > SELECTS:
         raise ToolProblem("Error: more than one subquery is not allowed here; use joins")
@@ -146,7 +146,7 @@ def _cell(value):
 
 
 def result_text(result: Result) -> str:
-    "What the agent reads of a result."
+    "Return a result as the agent reads it."
     if not result.rows:
         return "0 rows"
     lines = [" | ".join(map(_cell, row)) for row in [result.columns, *result.rows[:SHOWN]]]
@@ -155,7 +155,7 @@ def result_text(result: Result) -> str:
 
 # %% ../../../nbs/envs/sql/01_database.ipynb #7d0cf91f
 def _key(value):
-    "A value for sorting and comparing: kind, and the value itself, numbers to nine digits."
+    "Return a key for sorting and comparing a value: its kind, and the value itself, numbers to nine digits."
     if isinstance(value, int | float):
         return "number", float(f"{value:.9e}")
     return ("none", "") if value is None else ("text", value) if isinstance(value, str) else ("blob", value.hex())
@@ -164,10 +164,10 @@ def _key(value):
 def same_result(
     one: Result,
     other: Result,
-    ordered: bool,  # whether the order of rows counts
+    ordered: bool,  # True: the order of rows counts
 ) -> bool:
-    "Whether two results answer the same. A cut one equals none."
+    "True where two results are equal; a cut result equals none."
     if one.cut or other.cut:
         return False
-    mine, theirs = ([tuple(map(_key, row)) for row in result.rows] for result in (one, other))
-    return (mine == theirs if ordered else sorted(mine) == sorted(theirs)) and len(one.columns) == len(other.columns)
+    first, second = ([tuple(map(_key, row)) for row in result.rows] for result in (one, other))
+    return (first == second if ordered else sorted(first) == sorted(second)) and len(one.columns) == len(other.columns)

@@ -22,14 +22,14 @@ from ...core.errors import InputProblem
 def words(
     name: str,  # "domains" or "labels"
 ) -> Any:
-    "A word list that is shipped with the package."
+    "Load a word list that is shipped with the package."
     file = resources.files("composer_replication") / "data" / "sql" / f"{name}.yaml"
     return yaml.safe_load(file.read_text(encoding="utf-8"))
 
 # %% ../../../nbs/envs/sql/00_schema.ipynb #2ed6d5a2
 @dataclass(frozen=True)
 class Column:
-    "A column, and what a question calls it."
+    "A column, with its name in questions."
 
     name: str  # in the database
     meaning: str  # in a question
@@ -37,26 +37,26 @@ class Column:
 
     @property
     def type(self) -> str:
-        "TEXT, INTEGER or REAL."
+        "The SQL type: TEXT, INTEGER or REAL."
         return {str: "TEXT", int: "INTEGER", float: "REAL"}[type(self.values[0])]
 
 
 @dataclass(frozen=True)
 class Table:
-    "A table of things with a key `id`, a label, and what is known of each."
+    "A table of things with a key `id`, a label, and further columns."
 
     name: str  # in the database
-    one: str  # what a question calls a thing
-    many: str
+    one: str  # singular of the things in questions
+    many: str  # plural
     label: str  # name of the column with the label
     columns: tuple[Column, ...]
 
     def column(self, meaning: str) -> Column:
-        "The column of this meaning. Raises `KeyError`."
+        "Return the column of this meaning. Raises `KeyError`."
         return {column.meaning: column for column in self.columns}[meaning]
 
     def of_type(self, text: bool) -> list[Column]:
-        "Columns with texts, or those with numbers."
+        "Return the columns with texts, or those with numbers."
         return [column for column in self.columns if (column.type == "TEXT") == text]
 
 # %% ../../../nbs/envs/sql/00_schema.ipynb #7bf5d183
@@ -73,24 +73,24 @@ class Schema:
 
     @property
     def tables(self) -> tuple[Table, Table]:
-        "Parent and child."
+        "The parent's table and the child's."
         return self.parent, self.child
 
     def _columns(self, table, key, link):
         return [key, f"{table.label} TEXT", *(f"{c.name} {c.type}" for c in table.columns), *[f"{self.link} INTEGER{link}"] * (table is self.child)]
 
     def described(self, table: Table) -> str:
-        "The columns of a table as the tool `describe` shows them."
+        "Return the columns of a table as the tool `describe` shows them."
         return "\n".join(self._columns(table, "id INTEGER", f", an id of {self.parent.name}"))
 
     def ddl(self) -> list[str]:
-        "Statements that make the tables. Names come from the word lists and need no quotes."
+        "Return the statements that create the tables; names come from the word lists and need no quotes."
         link = f" REFERENCES {self.parent.name}(id)"
         return [f"CREATE TABLE {table.name} ({', '.join(self._columns(table, 'id INTEGER PRIMARY KEY', link))})" for table in self.tables]
 
     @property
     def fingerprint(self) -> str:
-        "64 hexadecimal digits of all names."
+        "A hash of all names, 64 hexadecimal digits."
         return hashlib.sha256("\n".join(self.ddl()).encode()).hexdigest()
 
     @property
@@ -101,7 +101,7 @@ class Schema:
 
 # %% ../../../nbs/envs/sql/00_schema.ipynb #a6e1aac8
 def _draw_table(rng, entry, taken=()):
-    "A table of an entry of the word list; `taken` are names of other tables."
+    "Draw a table from an entry of the word list; `taken` are names of other tables."
     name = rng.choice([n for n in entry["tables"] if n not in taken])
     columns, names = [], set(words("labels")["columns"]) | {"id"}
     for meaning, (choices, values) in entry["columns"].items():
@@ -118,10 +118,10 @@ def _draw_tables(rng, domain):
 
 
 def draw_schema(
-    seed: str,  # names the draw
+    seed: str,  # of the draw
     split: str,  # one of `SPLITS`
 ) -> Schema:
-    "A schema of this split, the same for the same arguments. Raises `InputProblem` for an unknown split."
+    "Draw a schema of this split, the same for the same arguments. Raises `InputProblem` for an unknown split."
     if split not in SPLITS:
         raise InputProblem(f"split {split!r} is unknown", f"use {', '.join(SPLITS)}")
     rng = random.Random(f"sql/schema/{seed}")
@@ -133,7 +133,7 @@ def draw_schema(
 
 
 def renamed(schema: Schema, rng: random.Random) -> Schema:
-    "The schema with other names from the same lists, whatever split that is of."
+    "Return the schema with other names from the same lists, which may belong to any split."
     domain = next(d for d in words("domains") if [d[side]["words"][1] for side in ("parent", "child")] == [t.many for t in schema.tables])
     parent, child = _draw_tables(rng, domain)
     return Schema(parent, child, f"{parent.name}_id")

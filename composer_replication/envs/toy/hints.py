@@ -20,14 +20,14 @@ ROLE_OF = {name: role for role, (*_, dialects) in ROLES.items() for name, _ in d
 
 
 def known_path(trace: Trace, turn: int) -> str | None:
-    "The module that the prompt names, as an earlier tool result has listed it."
+    "Return the path of the prompt's module where an earlier tool result has listed it, or None."
     named = re.search(r"`(\w+)`", next((t.content for t in trace.turns if t.role == "user"), ""))
     lines = [line for t in trace.turns[:turn] if t.role == "tool" for line in t.content.splitlines()]
     return next((x for x in lines if named and x.endswith(f"/{named[1]}.py")), None)
 
 
 def _call_hint(meta, step=0):
-    "(role of the failed call, how the role `step` further on is called in this trace), each None where there is none."
+    "Return the role of the failed call, and how to call the role `step` places later in this trace; None where there is none."
     calls, roles = meta.trace.turns[meta.site.turn].tool_calls, list(ROLES)
     role = ROLE_OF.get(calls[0].name) if calls else None
     wanted = role and roles[(roles.index(role) + step) % len(roles)]
@@ -39,7 +39,7 @@ def _call_hint(meta, step=0):
 
 
 def exact_hint(kind: str, meta: HintContext) -> str | None:
-    "The call that was meant, in the dialect that is offered, with the path where that is known and was wrong."
+    "Return the intended call in the offered dialect, with the path where it is known and was wrong."
     role, call = _call_hint(meta)
     path = "." if role == "list" else known_path(meta.trace, meta.site.turn)
     where = f" The path is `{path}`." if path and "runtime_error" in (kind, meta.site.cause) else ""
@@ -47,17 +47,17 @@ def exact_hint(kind: str, meta: HintContext) -> str | None:
 
 
 def wrong_hint(kind: str, meta: HintContext) -> str | None:
-    "The call of another role, as if it were the right one."
+    "Return the call of another role, as if it were the right one."
     return _call_hint(meta, 1)[1] or template_hint(kind, meta)
 
 
 def template_hint(kind: str, meta: HintContext) -> str | None:
-    "The hint of the product's own layers."
+    "Return the hint of the package's default layers."
     return default_composite().generate(kind, meta)
 
 
 def behind_attempt(hint: str | None, meta: HintContext) -> str | None:
-    "The hint behind the attempt that failed."
+    "Return the hint after a sentence with the failed attempt."
     calls = meta.trace.turns[meta.site.turn].tool_calls
     return f"The attempt was `{calls[0].name}` {calls[0].arguments}. {hint}" if hint and calls else hint
 
@@ -73,7 +73,7 @@ HINTS = tuple(_QUALITIES)
 def world_hints(
     quality: str,  # one of `HINTS`
 ) -> HintSource:
-    "The trainer's hint source of this quality. Raises `InputProblem` for an unknown one."
+    "Return the trainer's hint source of this quality. Raises `InputProblem` for an unknown one."
     if quality not in _QUALITIES:
         raise InputProblem(f"hint quality {quality!r} is unknown; use {', '.join(HINTS)}.")
     return default_composite() if quality == "template" else _QUALITIES[quality]

@@ -43,13 +43,13 @@ class LimitReached(Exception):
 class Statement:
     "One statement of a module."
     node: ast.stmt
-    problem: str | None  # outside the subset: the module cannot go on from here
-    locals: frozenset[str] = frozenset()  # of a function: its parameters and what it assigns
-    body_problem: str | None = None  # of a function: it cannot be called
+    problem: str | None  # construct outside the subset, at which the module stops
+    locals: frozenset[str] = frozenset()  # of a function: its parameters and the names that it assigns
+    body_problem: str | None = None  # of a function: construct for which it cannot be called
 
 # %% ../../../nbs/envs/toy/01_interpreter.ipynb #22597eda
 def _problem(*trees):
-    "The first thing outside the subset in these trees, or None."
+    "Return the first construct outside the subset in these trees, or None."
     for node in (node for tree in trees for node in ast.walk(tree)):
         if type(node) not in _NODES:
             return type(node).__name__
@@ -80,13 +80,14 @@ def _statement(node):
 def parse(
     text: str,  # of a module; the caller bounds its length
 ) -> tuple[Statement, ...]:
-    """Read the statements of a module. Python's parser and compiler judge the syntax; the compiled code is not executed.
+    """Read the statements of a module, checked by Python's parser and compiler; the compiled code is not executed.
+
     Raises `SyntaxError`, or `LimitReached` where the text is nested too deep."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(text)
-            compile(tree, "module", "exec", dont_inherit=True)  # finds what the parser leaves, `return` outside a function
+            compile(tree, "module", "exec", dont_inherit=True)  # finds errors that the parser does not, as `return` outside a function
     except (MemoryError, RecursionError):
         raise LimitReached("nested too deep") from None
     except ValueError:  # a zero byte, or half a surrogate pair
@@ -108,19 +109,19 @@ class WalkedFunction:
 
 @dataclass(frozen=True, eq=False)
 class Scope:
-    "Where names are, during a call or in a module."
-    names: dict  # where assignments go
-    locals: frozenset[str]  # names that are looked for there only
+    "The names of a call or of a module."
+    names: dict  # target of assignments
+    locals: frozenset[str]  # names that are looked up only in `names`
     globals: dict  # names of the module; in a module the same as `names`
 
 
 def missing(name: str, error: type[Exception]):
-    "Raise the error, or `Unsupported` for a name that Python itself gives to modules."
+    "Raise the error, or `Unsupported` for a name that Python itself sets in modules."
     raise Unsupported(f"name {name}") if name.startswith("__") else error(name)
 
 
 def computed(function, *operands):
-    "What an operator, a comparison or a builtin gives for small numbers. Raises `LimitReached`, `Unsupported`, and what Python raises."
+    "Apply an operator, a comparison or a builtin to small numbers. Raises `LimitReached`, `Unsupported`, and what Python raises."
     if any(type(operand) is str for operand in operands):
         raise Unsupported("calculation with a text")
     if function is operator.pow and all(isinstance(operand, int) for operand in operands):
@@ -136,21 +137,21 @@ def computed(function, *operands):
 
 # %% ../../../nbs/envs/toy/01_interpreter.ipynb #2231457c
 class Program:
-    """The modules of one repository, walked: each node of `ast` is evaluated in the method of its name.
+    """Evaluator of the modules of one repository; each node of `ast` is evaluated in the method of its name.
 
-    Where two files share a name, the one in the first folder is imported. After an exception `depth` is stale: who catches it sets it to 0."""
+    Where two files share a name, the one in the first folder is imported. After an exception `depth` is stale: the catching code sets it to 0."""
 
     def __init__(
         self,
         files: Mapping[str, str],  # path -> text
-        steps: int,  # of evaluation, in all
+        steps: int,  # most steps of evaluation, in total
     ):
         self.files = {p: files[p] for p in sorted(files, key=lambda p: p.rpartition("/")[::2]) if p.endswith(".py")}
         self.paths = {p.rpartition("/")[2][:-3]: p for p in reversed(self.files)}  # name of a module -> path
         self.modules, self.text, self.steps, self.depth = {}, TEXT, steps, 0
 
     def load(self, path: str) -> dict:
-        "The names of a module, which runs once; one that fails is forgotten."
+        "Return the names of a module, which runs once; a module that fails is forgotten."
         if path in self.modules:
             return self.modules[path]
         self.text -= len(self.files[path])
@@ -180,27 +181,27 @@ class Program:
         return names
 
     def spend(self) -> None:
-        "Take a step of evaluation."
+        "Count a step of evaluation."
         self.steps -= 1
         if self.steps < 0:
             raise LimitReached("out of steps")
 
     def enter(self) -> None:
-        "Go one level deeper; the caller takes one from `depth` on its return."
+        "Go one level deeper; the caller decreases `depth` when it returns."
         self.spend()
         self.depth += 1
         if self.depth > DEPTH:
             raise LimitReached("nested too deep")
 
     def value(self, node: ast.expr, scope: Scope):
-        "The value of an expression."
+        "Return the value of an expression."
         self.enter()
         result = getattr(self, type(node).__name__)(node, scope)
         self.depth -= 1
         return result
 
     def call(self, function: WalkedFunction, arguments: list):
-        "What the function returns."
+        "Call a function, and return its value."
         definition = function.definition
         parameters = [arg.arg for arg in definition.node.args.args]
         if definition.body_problem:
@@ -211,7 +212,7 @@ class Program:
         return done[0] if done else None
 
     def block(self, body: list[ast.stmt], scope: Scope) -> tuple | None:
-        "Run statements until one returns; none of them is None."
+        "Run statements until one returns, and return its tuple; None where none returns."
         if not body:
             return None
         self.enter()
@@ -268,7 +269,7 @@ class Program:
 
     def Call(self, node, scope):
         function, arguments = self.value(node.func, scope), []
-        for argument in node.args:  # no comprehension, which would cost a frame of Python's stack
+        for argument in node.args:  # not a comprehension, which would need another frame of Python's stack
             arguments.append(self.value(argument, scope))
         if type(function) is WalkedFunction:
             return self.call(function, arguments)
@@ -313,7 +314,7 @@ class Program:
 # %% ../../../nbs/envs/toy/01_interpreter.ipynb #8dba56f0
 @dataclass(frozen=True)
 class TestReport:
-    "What the tests of a repository say."
+    "The result of a repository's tests."
     __test__ = False  # pytest takes the class for a test otherwise
 
     passed: int  # tests
@@ -322,35 +323,35 @@ class TestReport:
 
 
 def _verdicts(files, limit):
-    "`(path, test, error)` of every test, error None where it passed; test None for a file that cannot be imported."
-    program, found = Program(files, limit), []
+    "Return `(path, test, error)` of every test, error None where it passed; test None for a file that cannot be imported."
+    program, verdicts = Program(files, limit), []
 
     def error_of(action, *arguments):
         program.depth = 0
         try:
             action(*arguments)
-        except Exception as error:  # what the text raised, or what it may not do
+        except Exception as error:  # raised by the text, or for what it may not do
             return error.with_traceback(None)
 
     for path in program.files:
         if not path.rpartition("/")[2].startswith("test_"):
             continue
         if error := error_of(program.load, path):
-            found.append((path, None, error))
+            verdicts.append((path, None, error))
             continue
         for name, value in list(program.modules[path].items()):
             if name.startswith("test_") and type(value) is WalkedFunction:
-                found.append((path, name, error_of(program.call, value, ())))
-    return found
+                verdicts.append((path, name, error_of(program.call, value, ())))
+    return verdicts
 
 
 def run_tests(
     files: Mapping[str, str],  # the repository: path -> text
     limit: int = 10_000,  # steps of evaluation, for all tests together
 ) -> TestReport:
-    """Run the tests of a repository; no text of it is executed by Python itself.
+    """Run the tests of a repository; Python itself executes none of its text.
 
-    Raises nothing, whatever the texts are: a test that uses a construct outside the subset, or more than it may, fails.
+    It never raises: a test that uses a construct outside the subset, or exceeds a limit, fails.
     All tests pass where `failed == 0` and `passed > 0`.
     """
     verdicts = _verdicts(files, limit)
@@ -364,5 +365,5 @@ def run_tests(
         if isinstance(error, LimitReached | Unsupported):
             what = f"{'unsupported ' * isinstance(error, Unsupported)}{error}"
         message += f": {what} in {test or (getattr(error, 'filename', None) or path).rpartition('/')[2]}"
-    line = "".join(c if c.isprintable() else "?" for c in message[:120])  # names and paths are the policy's text, too
+    line = "".join(c if c.isprintable() else "?" for c in message[:120])  # names and paths are the policy's text too
     return TestReport(len(verdicts) - len(failures), len(failures), line)

@@ -14,11 +14,11 @@ from ...core.trace import Trace
 
 # %% ../../../nbs/envs/toy/04_traces.ipynb #623ad406
 def toy_path() -> Path:
-    "Where the shipped file lies."
+    "Return the path of the shipped file."
     return Path(str(resources.files("composer_replication") / "data" / "toy_traces.jsonl.gz"))
 
 
 def toy_traces() -> list[Trace]:
-    "The traces shipped with the package."
+    "Load the traces that are shipped with the package."
     with gzip.open(toy_path()) as lines:
         return [Trace.from_json(line) for line in lines]

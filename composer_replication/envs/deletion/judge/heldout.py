@@ -24,14 +24,14 @@ def constants_of(
     text: str,  # of a module
     names: Sequence[str],  # what was deleted in it
 ) -> list:  # numbers, strings and bytes in the code of these functions
-    "The constants that the deleted code compares and combines with."
-    found = {}
+    "Return the constants in the deleted code."
+    constants = {}
     for function in functions_named(ast.parse(text.removeprefix("\ufeff")), names):
         doc = ast.get_docstring(function, clean=False)
         for node in ast.walk(function):
             if isinstance(node, ast.Constant) and type(node.value) in (int, float, str, bytes) and node.value != doc and len(str(node.value)) <= 60:
-                found[type(node.value).__name__, node.value] = node.value
-    return list(found.values())
+                constants[type(node.value).__name__, node.value] = node.value
+    return list(constants.values())
 
 
 def _near_text(value, constants):
@@ -52,7 +52,7 @@ def neighbours(
     constants: Sequence,  # of the deleted code
     chance: random.Random,
 ) -> list:  # may hold the value itself
-    "Values of the same type near a value."
+    "Return values of the same type near a value."
     def some(item, most):
         options = neighbours(item, constants, chance)
         return chance.sample(options, min(most, len(options)))
@@ -85,7 +85,7 @@ def neighbours(
 
 # %% ../../../../nbs/envs/deletion/judge/08_heldout.ipynb #60ebbf0f
 def _changed(argument, others, constants, chance):
-    "Another argument for one place of a call; itself where nothing is known of it."
+    "Return another argument for one place of a call, or the same where none can be made."
     (kind, text), = argument.items()
     if others and chance.random() < 0.3:
         return chance.choice(others)
@@ -112,7 +112,7 @@ def pool_calls(
     seed: str,
     most: int,
 ) -> list[tuple[int, dict]]:  # (place of the captured call, changed call), none equal to a captured one
-    "Calls near the captured ones."
+    "Make calls near the captured ones."
     known = {json.dumps(record, sort_keys=True) for record in captured}
     made, chance = [], random.Random(seed)
     for number in range(4 * most if captured else 0):
@@ -137,8 +137,8 @@ class PoolInput:
     "One input of the pool that may be kept."
 
     key: Hashable  # ("call", number) or ("probe", node id)
-    outcome: str  # JSON of what the original made of it
-    as_visible: bool  # whether the visible input beside it has the same outcome
+    outcome: str  # JSON of the original's outcome
+    as_visible: bool  # True: the visible input beside it has the same outcome
     kills: frozenset[int]  # mutants whose outcome differs from the original's
 
 
@@ -146,11 +146,11 @@ MOST_ALIKE = 6  # kept inputs with one outcome that kill no further mutant
 
 
 def choose_inputs(
-    pool: Sequence[PoolInput],  # the better known first
+    pool: Sequence[PoolInput],  # in order of preference
     most: int,
     most_calls: int,  # of these
 ) -> list[Hashable]:  # keys, in the order in which they were chosen
-    "The inputs that a task keeps: by mutants, then by outcomes."
+    "Choose the inputs that a task keeps: by mutants, then by outcomes."
     chosen: dict[Hashable, PoolInput] = {}
     killed: set[int] = set()
     outcomes, visible = Counter(), Counter()
@@ -176,11 +176,11 @@ def choose_inputs(
 # %% ../../../../nbs/envs/deletion/judge/08_heldout.ipynb #9326acdf
 @dataclass(frozen=True)
 class Strength:
-    "What held-out inputs let pass."
+    "How many mutants held-out inputs let pass."
 
-    mutants: int  # that are not equivalent
-    passing: tuple[str, ...]  # of these, by name: no held-out input kills them
-    paid: tuple[str, ...]  # of these: no wanted test does either
+    mutants: int  # number of mutants that are not equivalent
+    passing: tuple[str, ...]  # names of those that no held-out input kills
+    paid: tuple[str, ...]  # names of those that no wanted test kills either
     equivalent: tuple[str, ...]
 
     @property
@@ -263,7 +263,7 @@ def changed_results(
     names: Sequence[str],  # "function", "Class" or "Class.method"
     change: str,  # a row of the table
 ) -> str:  # the text itself where no such result can be changed, as of special methods
-    "The module with the results of these functions changed."
+    "Return the module with the results of these functions changed."
     lines, tree = [], ast.parse(text.removeprefix("\ufeff"))
     for name in names:
         holder, _, last = name.rpartition(".")
@@ -281,12 +281,12 @@ def left_open(
     tests: str,  # the covering tests
     names: Sequence[str],  # of what was deleted
     passing: Collection[str],  # changes of results with which all wanted tests pass
-    loose: bool = False,  # the original itself gives another order under another hash seed
+    loose: bool = False,  # True: the original itself returns another order under another hash seed
 ) -> list[str]:  # rows of the table
-    "What a task leaves open, by its text and its tests."
+    "Return what a task leaves open, by its text and its tests."
     open_ = []
-    said = _ANY_ORDER.search(told) or not _SOME_ORDER.search(told) and _SORTS.search(tests)
-    if loose or "order" in passing and said:
+    any_order = _ANY_ORDER.search(told) or not _SOME_ORDER.search(told) and _SORTS.search(tests)
+    if loose or "order" in passing and any_order:
         open_ += ["order"] + ["inner order"] * ("inner order" in passing)
     if "sequence" in passing and not _SEQUENCE.search(told) and _CONVERTS.search(tests):
         open_.append("sequence")

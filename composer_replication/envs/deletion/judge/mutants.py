@@ -38,7 +38,7 @@ _OTHER_NAME = {a: b for pair in _NAMED for a, b in (pair, pair[::-1])}
 
 
 def _with(node, **changed):
-    "A copy of a node with other fields."
+    "Return a copy of a node with other fields."
     return ast.copy_location(type(node)(**{**dict(ast.iter_fields(node)), **changed}), node)
 
 
@@ -57,7 +57,7 @@ def _constants(node):
 
 # %% ../../../../nbs/envs/deletion/judge/07_mutants.ipynb #882ef906
 def _calls(node):
-    "Arguments exchanged or left out, a method left out, the opposite function."
+    "Yield variants of a call: arguments exchanged or left out, a method left out, the opposite function."
     if len(node.args) > 1 and not any(isinstance(a, ast.Starred) for a in node.args[:2]):
         yield _with(node, args=[node.args[1], node.args[0], *node.args[2:]])
     if node.args:
@@ -75,7 +75,7 @@ def _calls(node):
 
 
 def _expressions(node) -> Iterator[ast.expr]:
-    "What may stand in an expression's place."
+    "Yield the replacements of an expression."
     if isinstance(node, ast.Compare):
         for place, op in enumerate(node.ops):
             for other in _COMPARED[type(op)]:
@@ -104,7 +104,7 @@ def _expressions(node) -> Iterator[ast.expr]:
 
 # %% ../../../../nbs/envs/deletion/judge/07_mutants.ipynb #2f260579
 def _statements(node) -> Iterator[ast.stmt]:
-    "What may stand in a statement's place."
+    "Yield the replacements of a statement."
     if isinstance(node, ast.If):
         yield from (_with(node, test=test) for test in (ast.UnaryOp(ast.Not(), node.test), ast.Constant(True), ast.Constant(False)))
     elif isinstance(node, ast.While):
@@ -127,7 +127,7 @@ def _statements(node) -> Iterator[ast.stmt]:
 
 
 def _ignored(function) -> Iterator[ast.stmt]:
-    "For each parameter a statement that forgets what was passed: its default, or an empty value of its type."
+    "Yield for each parameter a statement that overwrites it with its default, or with an empty value of its type."
     args = function.args
     given = [*args.posonlyargs, *args.args]
     defaults = dict(zip([a.arg for a in given[len(given) - len(args.defaults):]], args.defaults, strict=True))
@@ -144,17 +144,17 @@ _BLOCKS = ("body", "orelse", "finalbody")
 
 
 def functions_named(tree: ast.Module, names: Sequence[str]) -> Iterator[ast.AST]:
-    "The functions that go by these names; of a class all its methods."
+    "Yield the functions of these names; of a class all its methods."
     for name in names:
-        found = [tree]
+        definitions = [tree]
         for part in name.split("."):
-            found = [inner for holder in found for inner in holder.body if getattr(inner, "name", "") == part]
-        for node in found:
+            definitions = [inner for holder in definitions for inner in holder.body if getattr(inner, "name", "") == part]
+        for node in definitions:
             yield from [inner for inner in node.body if isinstance(inner, _DEF)] if isinstance(node, ast.ClassDef) else [node]
 
 
 def code_start(function: ast.AST) -> int:
-    "The place of the first statement behind the docstring."
+    "Return the index of the first statement after the docstring."
     return int(ast.get_docstring(function, clean=False) is not None)
 
 
@@ -162,7 +162,7 @@ def rewritten(
     text: str,  # of a module
     changed: Mapping[ast.AST, ast.AST],  # a function of it, as parsed: the function with another body
 ) -> str:
-    "The module with other bodies in these functions; signatures and docstrings stay."
+    "Return the module with other bodies in these functions; signatures and docstrings stay."
     lines = text.split("\n")
     for function, new in sorted(changed.items(), key=lambda pair: -pair[0].lineno):
         if not (code := function.body[code_start(function):]):
@@ -176,7 +176,7 @@ def rewritten(
 
 
 def _slots(node, block):
-    "Every child that may be replaced: the child, how to put another there, and the block that holds it. An error's message is free."
+    "Yield every child that may be replaced, a function that replaces it, and its block; error messages are left alone."
     if isinstance(node, ast.Raise):
         return
     for field, value in ast.iter_fields(node):
@@ -200,7 +200,7 @@ def _short(node):
 
 
 def _faults(function) -> Iterator[tuple[str, int, bool]]:
-    "Put each fault into a function, yield what it is, and take it out again."
+    "Put each fault into a function, yield its name, and take it out again."
     start, own = code_start(function), function.body[code_start(function)].lineno
     for node in list(ast.walk(function)):
         for body in [getattr(node, field, None) for field in _BLOCKS]:
@@ -230,7 +230,7 @@ def make_mutants(
     seed: str,
     most: int = MOST_MUTANTS,
 ) -> list[Mutant]:
-    "Mutants of the named functions, each a different valid text. Raises `SyntaxError` for a text that is no Python."
+    "Make mutants of the named functions, each a different valid text. Raises `SyntaxError` for a text that is not Python."
     made, known = [], set()
     for function in functions_named(ast.parse(text.removeprefix("\ufeff")), names):
         code = function.body[code_start(function):]

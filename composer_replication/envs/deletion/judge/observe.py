@@ -33,14 +33,14 @@ import uuid
 
 # %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #6969453b
 MOST_PARTS, MOST_ITEMS, MOST_LEVELS, MOST_TEXT, MOST_BITS = 4000, 200, 12, 20_000, 1024
-# What a class says of itself: read below any metaclass.
+# Attributes of a class, read without its metaclass.
 _mro, _name, _vars = (type.__dict__[name].__get__ for name in ("__mro__", "__name__", "__dict__"))
 _real, _imaginary = (complex.__dict__[name].__get__ for name in ("real", "imag"))
 _FUNCTIONS = {types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial, staticmethod, classmethod}
 
 
 def _bounded(text, form):
-    "A text; of one that does not fit, or that JSON has no letters for, its length, its beginning and its digest."
+    "Return a text, or its length, beginning and digest where it does not fit or cannot be written as UTF-8."
     shown = text[:min(MOST_TEXT, max(20, form.text))].encode("utf-8", "replace").decode()
     form.text -= len(text)
     return text if shown == text else [len(text), shown, hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()]
@@ -86,7 +86,7 @@ _PARTS = {  # exactly this type: what it consists of
 
 # %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #8e61b53e
 class _Form:
-    "Turns one value into its form; counts what it may still write, and knows what it is inside of."
+    "Converter of one value to its form; it keeps the room left and the path of enclosing values."
 
     def __init__(self):
         self.room, self.text, self.path = MOST_PARTS, 10 * MOST_TEXT, []
@@ -105,7 +105,7 @@ class _Form:
             self.path.pop()
 
     def many(self, items, read=None):
-        "The forms of items, as far as there is room; a set that does not fit keeps any of its items."
+        "Return the forms of items, as far as there is room; of a set that does not fit any items are kept."
         forms = []
         for item in items:
             if self.room <= 0:
@@ -114,7 +114,7 @@ class _Form:
         return forms
 
     def _read(self, value):
-        "By the value's type, else by the nearest built-in type that it inherits from, else by what it shows of itself."
+        "Read a value by its type, else by the nearest built-in type that it inherits from, else by its repr or attributes."
         kind = type(value)
         if value is None:
             return ["none"]
@@ -145,18 +145,18 @@ class _Form:
 
 # %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #233430f5
 def _attributes(value, ancestors):
-    "Attributes in slots and in the object's dictionary, whatever `__getattribute__` says."
+    "Yield the attributes in slots and in the object's dictionary, without calling `__getattribute__`."
     for ancestor in ancestors:
-        for name, found in _vars(ancestor).items():
-            if type(found) is types.MemberDescriptorType:
+        for name, descriptor in _vars(ancestor).items():
+            if type(descriptor) is types.MemberDescriptorType:
                 with contextlib.suppress(AttributeError):  # an empty slot
-                    yield name, found.__get__(value)
-            elif name == "__dict__" and type(found) is types.GetSetDescriptorType:
-                yield from found.__get__(value).items()
+                    yield name, descriptor.__get__(value)
+            elif name == "__dict__" and type(descriptor) is types.GetSetDescriptorType:
+                yield from descriptor.__get__(value).items()
 
 # %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #a0b7c690
 def canonical(value) -> list:
-    "Any value as tagged plain JSON. Never raises: what its methods raise becomes a part of the form."
+    "Return any value as tagged plain JSON; never raises: an exception of its methods becomes the form."
     try:
         return _Form()(value)
     except Exception as error:
@@ -188,7 +188,7 @@ def _is_literal(value, level=0):
 def encode(
     value,  # an argument, as a test passed it
 ) -> dict | None:  # None where it cannot be replayed
-    "An argument as JSON."
+    "Return an argument as JSON."
     if _is_literal(value):
         text = repr(value)
         return {"literal": text} if len(text) <= MOST_ARGUMENT else None
@@ -209,7 +209,7 @@ def _named(text):
 
 
 def decode(argument: dict):
-    "The argument itself, made anew from what `encode` gave."
+    "Make an argument anew from what `encode` returned."
     (kind, value), = argument.items()
     if kind == "literal":
         return ast.literal_eval(value)
@@ -223,7 +223,7 @@ def decode(argument: dict):
 
 
 def _encoded(target, args, kwargs):
-    "A call as JSON, or None where an argument cannot be replayed."
+    "Return a call as JSON, or None where an argument cannot be replayed."
     record = {"target": target, "args": [encode(a) for a in args], "kwargs": {n: encode(a) for n, a in kwargs.items()}}
     return None if None in record["args"] or None in record["kwargs"].values() else record
 
@@ -236,19 +236,19 @@ MOST_BIRTHS = 5000
 _PARTS_OF = {decimal.Decimal: lambda v: [str(v)], fractions.Fraction: lambda v: [v.numerator, v.denominator], uuid.UUID: lambda v: [str(v)],
              datetime.date: lambda v: [v.year, v.month, v.day], datetime.timedelta: lambda v: [v.days, v.seconds, v.microseconds],
              datetime.datetime: lambda v: None if v.tzinfo else [*v.timetuple()[:6], v.microsecond], pathlib.PurePosixPath: lambda v: [str(v)]}
-_births: dict = {}  # id of an object: the object, which keeps the id its own, and the call that made it, or None
+_births: dict = {}  # id of an object: the object, so that its id is not reused, and the call that made it, or None
 
 
 @functools.cache
 def _name_of(kind):
-    "Where a class is found; None where an import does not lead to it."
+    "Return the import name of a class; None where an import does not lead to it."
     with contextlib.suppress(Exception):
         name = f"{kind.__module__}:{kind.__qualname__}"
         return name if _named(name) is kind else None
 
 
 def _made(value):
-    "The call that made an object, as text; None where it is not known."
+    "Return the call that made an object, as text; None where it is not known."
     kind = type(value)
     if kind in _PARTS_OF:
         parts = _PARTS_OF[kind](value)
@@ -257,7 +257,7 @@ def _made(value):
 
 
 def _note_birth(frame, packages):
-    "Remember with which arguments an object of these packages is being made."
+    "Record the arguments with which an object of these packages is being made."
     code = frame.f_code
     if code.co_name != "__init__" or not code.co_argcount or len(_births) >= MOST_BIRTHS:
         return
@@ -270,7 +270,7 @@ def _note_birth(frame, packages):
 
 # %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #b43d7d6a
 CALL_S, MOST_SENT = 1.0, 1_000_000  # seconds of processor time that a call may take; characters of one message
-ASLEEP = 20  # times as many seconds may pass: a busy machine decides nothing, and a call that only waits ends too
+ASLEEP = 20  # factor of wall time: a busy machine does not matter, and a call that only waits ends too
 
 
 class _TooLong(BaseException):
@@ -279,7 +279,7 @@ class _TooLong(BaseException):
 
 @contextlib.contextmanager
 def time_limit(seconds: float):
-    "Raises inside the block, in the main thread, when this process has used its processor time, or waited for long."
+    "Raise `_TooLong` in the block, in the main thread, when this process has used its processor time or waited too long."
     def over(*_):
         raise _TooLong
 
@@ -301,7 +301,7 @@ _EXCEPTIONS = {id(kind): _name(kind) for kind in vars(builtins).values() if type
 def exception_name(
     kind: type,  # of an exception
 ) -> str:  # "ValueError", "AmountError(ValueError)", "Universal()"
-    "A built-in exception's own name; of any other class its name and the built-in exception that it is a kind of, if it is one."
+    "Return a built-in exception's name; for any other class its name and the built-in exception that it inherits from, if there is one."
     inherited = [ancestor for ancestor in _mro(kind) if id(ancestor) in _EXCEPTIONS]
     nearest = inherited[0]
     if nearest is kind:
@@ -310,18 +310,18 @@ def exception_name(
     return f"{_name(kind)}({_EXCEPTIONS[id(nearest)] if one else ''})"
 
 # %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #d5bacccd
-def _function(found):
-    "What is called: of a property its getter."
-    if isinstance(found, property):
-        return found.fget
-    return found.func if isinstance(found, functools.cached_property) else found
+def _function(target):
+    "Return the function that a call runs: of a property its getter."
+    if isinstance(target, property):
+        return target.fget
+    return target.func if isinstance(target, functools.cached_property) else target
 
 
 def run_calls(
     plan: dict,  # its data's `calls`
     send,  # sends one message to the parent
 ) -> None:
-    "Make each call and send what came of it; where so many as the data's `most_long` took too long, no more."
+    "Make each call and send its outcome; stop after `most_long` of the data took too long."
     long = 0
     for number, record in enumerate(plan["data"].get("calls", ())):
         if long == plan["data"].get("most_long"):
@@ -344,7 +344,7 @@ MOST_CALLS = 12  # for each target
 
 
 def _codes_of(targets):
-    "Code objects of functions, methods and properties, of a class those of its methods: the target, and how many arguments are bound."
+    "Return code objects of functions, methods, properties and a class's methods, each with its target and number of bound arguments."
     codes = {}
     for target in targets:
         with contextlib.suppress(Exception):
@@ -354,27 +354,27 @@ def _codes_of(targets):
                 with contextlib.suppress(Exception):
                     module, _, path = name.partition(":")
                     outer, _, last = path.rpartition(".")
-                    found = inspect.getattr_static(_named(f"{module}:{outer}") if outer else importlib.import_module(module), last)
-                    function = inspect.unwrap(getattr(_function(found), "__func__", _function(found)))
+                    member = inspect.getattr_static(_named(f"{module}:{outer}") if outer else importlib.import_module(module), last)
+                    function = inspect.unwrap(getattr(_function(member), "__func__", _function(member)))
                     if (code := getattr(function, "__code__", None)) is not None:
-                        codes[code] = name, int(isinstance(found, classmethod))
+                        codes[code] = name, int(isinstance(member, classmethod))
     return codes
 
 
 def _arguments(frame, bound):
-    code, seen = frame.f_code, frame.f_locals
+    code, values = frame.f_code, frame.f_locals
     names = code.co_varnames[bound:code.co_argcount]
     rest = code.co_varnames[code.co_argcount:]
-    args, kwargs = [seen[n] for n in names], {n: seen[n] for n in rest[:code.co_kwonlyargcount]}
+    args, kwargs = [values[n] for n in names], {n: values[n] for n in rest[:code.co_kwonlyargcount]}
     extra = list(rest[code.co_kwonlyargcount:])
     if code.co_flags & inspect.CO_VARARGS:
-        args += seen[extra.pop(0)]
+        args += values[extra.pop(0)]
     if code.co_flags & inspect.CO_VARKEYWORDS:
-        kwargs |= seen[extra.pop(0)]
+        kwargs |= values[extra.pop(0)]
     return args, kwargs
 
 # %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #dde76180
-def _watcher(targets, found):
+def _watcher(targets, captured):
     codes, packages = _codes_of(targets), {target.partition(":")[0].partition(".")[0] for target in targets}
 
     def watch(frame, event, _):
@@ -384,8 +384,8 @@ def _watcher(targets, found):
         if event != "call" or frame.f_code not in codes:
             return
         target, bound = codes[frame.f_code]
-        calls = found.setdefault(target, {})
-        if len(calls) < MOST_CALLS and frame.f_lasti <= 4:  # later: a generator that goes on
+        calls = captured.setdefault(target, {})
+        if len(calls) < MOST_CALLS and frame.f_lasti <= 4:  # later: a generator that continues
             with contextlib.suppress(KeyError, RecursionError):
                 record = _encoded(target, *_arguments(frame, bound))
                 if record and len(text := json.dumps(record, sort_keys=True)) <= MOST_SENT // 2:
@@ -395,14 +395,14 @@ def _watcher(targets, found):
 
 # %% ../../../../nbs/envs/deletion/judge/00_observe.ipynb #4e36afcf
 def run_capture(plan: dict, send) -> None:
-    "Run the `nodes` of a plan for the original and send the calls that they make to its data's `targets`."
-    found = {}
-    sys.setprofile(_watcher(plan["data"]["targets"], found))
+    "Run the `nodes` of a plan on the original, and send their calls to the `targets` of its data."
+    captured = {}
+    sys.setprofile(_watcher(plan["data"]["targets"], captured))
     try:
         sys.modules["phases"].run_tests(plan, send)
     finally:
         sys.setprofile(None)
-        for calls in found.values():
+        for calls in captured.values():
             for record in calls.values():
                 send(captured=record)
 
@@ -411,7 +411,7 @@ MOST_SEEN = 100  # observations of one test
 
 
 class Caught:
-    "Stands for `pytest.raises` and the like: lets nothing through, and writes down what it caught."
+    "Replacement of `pytest.raises` and the like: it suppresses exceptions and records them."
 
     def __init__(self, log):
         self._log, self.value, self.type = log, None, None
@@ -432,7 +432,7 @@ class Caught:
 
 
 class Eyes:
-    "The observations of the test that runs now."
+    "The observations of the running test."
 
     def __init__(self):
         self.log, self.room = [], MOST_SENT
@@ -458,7 +458,7 @@ def run_probe(
     plan: dict,  # all tests of its `nodes`' files
     send,
 ) -> None:
-    "Make the data's calls, then run changed tests, and send what they observed."
+    "Make the calls of the data, then run changed tests, and send their observations."
     import pytest
 
     if zone := plan["data"].get("zone"):

@@ -61,7 +61,7 @@ _OUTCOME = Literal["passed", "failed", "error", "skipped", "xfailed", "xpassed"]
 
 
 def _object(name, **fields):
-    "A JSON object with exactly these fields."
+    "Return the type of a JSON object with exactly these fields."
     return with_config({"extra": "forbid"})(TypedDict(name, fields))
 
 
@@ -81,15 +81,15 @@ _BY_PHASE = {"tests": _TESTS, "capture": _TESTS | {"captured"}, "probe": {"call"
 
 # %% ../../../../nbs/envs/deletion/judge/05_runner.ipynb #d75c4999
 class Forgery(ValueError):
-    "Something that the judge's own code does not send. The sentence says what."
+    "A message is not one of the judge's own code; the text says what it is."
 
 
 def read_message(line: bytes) -> tuple[str, dict]:
-    "Which message a line without its end is, and its content. Raises `Forgery`, whatever the bytes are."
+    "Return kind and content of a message, a line without its end. Raises `Forgery` for any other bytes."
     if len(line) > LONGEST_LINE:
         raise Forgery(f"a message of {len(line)} bytes")
     try:
-        raw = from_json(line, allow_inf_nan=False)  # refuses what is no UTF-8, lone surrogates, and lists nested deeper than 200
+        raw = from_json(line, allow_inf_nan=False)  # refuses invalid UTF-8, lone surrogates, and lists nested deeper than 200
         kind = next(key for key in raw if key in _SCHEMA) if isinstance(raw, dict) else None
         return kind, _SCHEMA[kind].validate_python(raw, strict=True)
     except ValidationError as error:
@@ -102,10 +102,10 @@ def read_message(line: bytes) -> tuple[str, dict]:
 def read_messages(
     got: bytes,  # what a phase's process wrote
     kind: str = "tests",  # of the phase
-    nodes: Sequence[str] = (),  # that were asked for; a probe's are files; none: any
-    calls: int = 0,  # how many were asked for
+    nodes: Sequence[str] = (),  # requested nodes; of a probe, files; empty: any
+    calls: int = 0,  # number of requested calls
 ) -> list[dict]:
-    "The messages of a phase, as far as the phase may send them. Raises `Forgery`."
+    "Read and check the messages of a phase. Raises `Forgery` for one that the phase cannot send."
     lines, asked, known, next_call, messages = got.split(b"\n", MOST_MESSAGES), frozenset(nodes), set(), 0, []
     if len(lines) > MOST_MESSAGES:
         raise Forgery(f"more than {MOST_MESSAGES} messages")
@@ -131,44 +131,44 @@ def read_messages(
 
 # %% ../../../../nbs/envs/deletion/judge/05_runner.ipynb #e82290af
 class RunnerProblem(Problem, RuntimeError):
-    "The judge's own run failed, for a reason that no submission can cause: nothing was measured."
+    "The judge itself failed, for a reason that no submission can cause: nothing was measured."
 
 
 @dataclass(frozen=True)
 class Phase:
-    "One variant of a tree and what to run there."
+    "One variant of a tree, and what to run there."
 
     name: str
     overlay: Mapping[str, str | bytes | None]  # path: new content (None: the file is gone), on the pristine tree
     nodes: tuple[str, ...] = ()  # pytest node ids relative to the tree's root; () for all tests
     gate: bool = False  # True: nothing after it runs unless all its nodes pass
-    kind: str = "tests"  # what the child does; the others are `envs.deletion.judge.observe`'s
-    data: Mapping[str, Any] = field(default_factory=dict)  # plain JSON for these
+    kind: str = "tests"  # what the child does; for other kinds see `envs.deletion.judge.observe`
+    data: Mapping[str, Any] = field(default_factory=dict)  # plain JSON for other kinds
 
 
 @dataclass(frozen=True)
 class PhaseResult:
-    "What a phase did. A node that is absent gave no result, so it has not passed."
+    "The result of a phase; an absent node gave no result, so it has not passed."
 
     outcomes: dict[str, str]  # node id: passed, failed, error, skipped, xfailed or xpassed
     seconds: dict[str, float]  # node id: set-up, call and tear-down
     problem: str | None = None  # why results are missing, in one sentence
     messages: tuple[dict, ...] = ()  # everything that the child sent
     wall: float = 0.0  # seconds for the phase
-    forged: bool = False  # something was written that the judge's own code does not write
+    forged: bool = False  # the process sent a message that the judge's own code does not send
 
     def passed(self, nodes: Sequence[str]) -> bool:
-        "Whether each of these nodes ran and passed."
+        "True where each of these nodes ran and passed."
         return self.problem is None and all(self.outcomes.get(node) == "passed" for node in nodes)
 
 # %% ../../../../nbs/envs/deletion/judge/05_runner.ipynb #b3fb265f
 def read_result(
     phase: Phase,
     got: bytes,  # what its process wrote
-    cut: str | None,  # what ended it: wall, output
+    cut: str | None,  # the limit that ended it: wall, output
     seconds: float,
 ) -> PhaseResult:
-    "The result of a phase from what its process wrote."
+    "Return the result of a phase from the output of its process."
     try:
         messages = read_messages(got, phase.kind, phase.nodes, len(phase.data.get("calls", ())))
         if cut == "output":
@@ -190,7 +190,7 @@ _START = "import sys; sys.path.insert(0, sys.argv[1]); import phases; phases.mai
 
 
 class _InBox:
-    "A sandbox that shows a folder of its own box, which goes with it."
+    "A sandbox that mounts a folder of its own box, which is removed with it."
 
     def __init__(self, libraries, limits):
         empty = state_folder() / "empty"
@@ -206,16 +206,16 @@ class _InBox:
 
 
 class _JudgeSandbox(_InBox, BubblewrapSandbox):
-    "The judge is the first process of its namespace: no signal from inside reaches it, and nobody else holds its descriptors."
+    "A judge in bubblewrap, as the first process of its namespace: signals from inside do not reach it, and only it holds its descriptors."
 
-    _ours = 2  # bubblewrap, and the judge: it hides what it holds from what it judges, and from an ordinary user's watch too
+    _ours = 2  # bubblewrap and the judge, which hides its descriptors from submissions, and from an ordinary user's monitoring too
 
     def _arguments(self, env, cwd):
         return ["--as-pid-1", *super()._arguments(env, cwd)]
 
 
 class _PlainJudge(_InBox, LocalSubprocessSandbox):
-    "Where no sandbox works: ordinary processes."
+    "A judge in ordinary processes, where no sandbox works."
 
     _ours = 1
 
@@ -228,21 +228,21 @@ class _Broke(Exception):
         super().__init__(f"the judge's process ended while it ran{f': the limit on {self.cut}' if self.cut else ''}")
 
 # %% ../../../../nbs/envs/deletion/judge/05_runner.ipynb #6744e3be
-START_UP_S, LIFETIME_S = 60.0, 1800.0  # for the interpreter and pytest; from start to end
-MOST_REMOVALS = 8  # at a time, of one judge; then a phase waits for the disk
+START_UP_S, LIFETIME_S = 60.0, 1800.0  # seconds to load the interpreter and pytest; seconds of a judge's life
+MOST_REMOVALS = 8  # deletions of one judge at a time; further phases wait for the disk
 
 # %% ../../../../nbs/envs/deletion/judge/05_runner.ipynb #70992da4
 class JudgeProcess:
-    """A judge's process: it loads pytest at once, and runs one phase at a time.
+    """A judge's process, which loads pytest at once and runs one phase at a time.
 
-    Raises `SandboxProblem` where it cannot be started. It ends with `close`, after its lifetime, or when it is forgotten."""
+    Raises `SandboxProblem` where it cannot be started. It ends with `close`, after its lifetime, or when it is garbage collected."""
 
     def __init__(
         self,
         libraries: Path,  # a subject's
         limits: Limits,  # of the whole process
     ):
-        if not (Path(libraries) / "pytest" / "__pycache__").is_dir():  # once: it halves the start
+        if not (Path(libraries) / "pytest" / "__pycache__").is_dir():  # done once; halves the start-up time
             compileall.compile_dir(libraries, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
         with ExitStack() as opened:
             self.isolated, owner = sandbox_problem("bubblewrap") is None, os.getpid()
@@ -256,16 +256,16 @@ class JudgeProcess:
             spare = "/tmp" if self.isolated else f"{self.inside}/spare"
             command = ["python", "-I", "-B", "-c", _START, f"{self.inside}/code", spare, str(int(self.isolated))]
 
-            def attend():  # knows nothing of the judge, so it does not keep it alive
+            def attend():  # holds no reference to the judge, so it does not keep it alive
                 try:
                     done.set_result(sandbox.exec(command, stdin=theirs.fileno()))
-                except BaseException as problem:  # raised again by whoever waits
+                except BaseException as problem:  # raised again in the waiting thread
                     done.set_exception(problem)
                 finally:
                     theirs.close()
 
             threading.Thread(target=attend, daemon=True, name="judge's process").start()
-            kept = opened.pop_all()  # a forked child must not end its parent's judge; twice is no error
+            kept = opened.pop_all()  # a forked child must not end its parent's judge; closing twice is allowed
             self.close = weakref.finalize(self, lambda: kept.close() if os.getpid() == owner else None)
 
     def __enter__(self):
@@ -275,17 +275,17 @@ class JudgeProcess:
         self.close()
 
     def ready(self, seconds: float = 0.0) -> bool:
-        "Whether it can still be given a phase that may take so long."
+        "True where it can still run a phase that may take so many seconds."
         return not self._done.done() and time.monotonic() + seconds + 30 < self.began + LIFETIME_S and self.close.alive
 
     def _word(self, seconds):
-        "The script's next word; empty where it has ended, None where it says nothing in time."
+        "Return the script's next message; empty where it has ended, None where nothing came in time."
         reading = select.poll()
         reading.register(self._host, select.POLLIN)
         return self._host.recv(1) if reading.poll(max(0, 1000 * seconds)) else None
 
     def wait(self) -> None:
-        "Wait until pytest is loaded. Raises `RunnerProblem` where that cannot be."
+        "Wait until pytest is loaded. Raises `RunnerProblem` where the judge does not start."
         if not self._warm and self._word(min(START_UP_S, time_left())) != _inside.READY:
             self.close()
             time_left()
@@ -297,24 +297,24 @@ class JudgeProcess:
         self,
         plan: dict,  # see `envs.deletion.judge.phases`
         wall_s: float,  # seconds
-    ) -> tuple[bytes, str | None]:  # what came, and what cut it short: wall, output
-        "One phase. When this returns, nothing of it is left. Raises `RunnerProblem`, and `_Broke` where the process did not survive it."
+    ) -> tuple[bytes, str | None]:  # the output, and the limit that cut it: wall, output
+        "Run one phase and remove all its processes. Raises `RunnerProblem`, and `_Broke` where the judge's process did not survive it."
         self.wait()
         until, (reading, writing) = time.monotonic() + wall_s, os.pipe()
-        file = os.memfd_create("plan")  # a nameless file: only the phase's own process reads it
+        file = os.memfd_create("plan")  # an anonymous file: only the phase's own process reads it
         try:
             with open(os.dup(file), "wb") as out:
                 out.write(json.dumps(plan).encode())
             os.lseek(file, 0, os.SEEK_SET)
             socket.send_fds(self._host, [_inside.RUN], [file, writing])
-        except OSError:  # it ended while it waited: no phase was begun
+        except OSError:  # the process ended while idle: no phase was begun
             os.close(reading)
             raise RunnerProblem("the judge's process ended before the phase began") from None
         finally:
             os.close(file), os.close(writing)
         try:
             got, cut = _inside.gather(reading, until, self._host.fileno())
-            word = self._word(0 if cut else until - time.monotonic())  # a child may close its pipe and go on
+            word = self._word(0 if cut else until - time.monotonic())  # a child may close its pipe and go on running
             if word is None:
                 cut = cut or "wall"
                 with contextlib.suppress(OSError):
@@ -330,7 +330,7 @@ class JudgeProcess:
         return got, cut
 
     def run_phase(self, subject, phase: Phase, limits: Limits) -> PhaseResult:
-        "One phase on a tree of its own. Raises `OverlayProblem`, and as `run`."
+        "Run one phase on its own tree. Raises `OverlayProblem`, and as `run`."
         name = secrets.token_hex(16)
         tree = self.job / "trees" / name
         try:
@@ -348,11 +348,11 @@ class JudgeProcess:
         return read_result(phase, got, cut, time.monotonic() - begin)
 
     def _remove(self, tree):
-        "Move a tree out of every phase's sight, and remove it in a thread; `close` waits for that."
+        "Move a tree out of the phases' folder, and delete it in a thread; `close` waits for that."
         gone = self.job.with_name(f"gone-{tree.name}")
         try:
             os.rename(tree, gone)
-        except OSError:  # it was never made, or went with its judge
+        except OSError:  # it was never made, or was removed with its judge
             return shutil.rmtree(tree, ignore_errors=True)
         self._removals[:] = [thread for thread in self._removals if thread.is_alive()]
         if len(self._removals) == MOST_REMOVALS:
@@ -365,16 +365,16 @@ MOST_IDLE = 6
 
 # %% ../../../../nbs/envs/deletion/judge/05_runner.ipynb #49f15de2
 class JudgePool:
-    "Judges that wait for their next phase; the one that was used last is used first."
+    "A pool of idle judges; the one that was used last is used first."
 
     def __init__(self):
         self._idle: list[tuple[tuple, JudgeProcess]] = []
         self._lock = threading.Lock()
-        os.register_at_fork(after_in_child=self._idle.clear)  # they are the parent's
+        os.register_at_fork(after_in_child=self._idle.clear)  # they belong to the parent
 
     @staticmethod
     def key(subject, limits: Limits) -> tuple:
-        "Whatever agrees in this may use the same judge."
+        "Return the key of a judge: callers with equal keys may share judges."
         return subject.sha256, str(subject.libraries), limits.memory_mb, limits.processes
 
     def waiting(
@@ -382,7 +382,7 @@ class JudgePool:
         key: tuple | None = None,  # None: all of them
         seconds: float = 0.0,  # that the next phase may take
     ) -> list[JudgeProcess]:
-        "The judges that wait."
+        "Return the idle judges."
         return [judge for own, judge in self._idle if key in (None, own) and (key is None or judge.ready(seconds))]
 
     @contextmanager
@@ -390,9 +390,9 @@ class JudgePool:
         self,
         subject,  # its `tree`, `libraries` and `import_roots` are used
         limits: Limits,  # of each phase
-        fresh: bool = False,  # a judge of its own
+        fresh: bool = False,  # True: a new judge, closed afterwards
     ) -> Iterator[JudgeProcess]:
-        "A judge for the block; kept for the next caller unless the block raises. Raises `SandboxProblem` and `RunnerProblem`."
+        "Yield a judge for the block, which is kept for the next caller unless the block raises. Raises `SandboxProblem` and `RunnerProblem`."
         key, judge = self.key(subject, limits), None
         with self._lock:
             if not fresh and (usable := self.waiting(key, limits.wall_s)):
@@ -408,7 +408,7 @@ class JudgePool:
         judge.close() if fresh else self.keep(key, judge)
 
     def keep(self, key: tuple, judge: JudgeProcess) -> None:
-        "Let a judge wait; those that have ended, or the oldest above `MOST_IDLE`, are closed."
+        "Keep a judge for the next caller; judges that have ended, or the oldest above `MOST_IDLE`, are closed."
         with self._lock:
             self._idle.append((key, judge))
             over = [pair for pair in self._idle if not pair[1].ready()] or self._idle[:max(0, len(self._idle) - MOST_IDLE)]
@@ -417,7 +417,7 @@ class JudgePool:
             old.close()
 
     def close(self) -> None:
-        "End all judges that wait."
+        "Close all idle judges."
         with self._lock:
             judges = self.waiting()
             self._idle.clear()
@@ -434,7 +434,7 @@ def warm_judge(
     limits: Limits = Limits(),  # noqa: B008 - as `run_phases`
     wait: bool = False,  # until it has loaded pytest
 ) -> None:
-    "Have a judge at hand for a subject: start one unless one is there. Raises `SandboxProblem`, and `RunnerProblem` where it was waited for."
+    "Start a judge for a subject unless one is idle. Raises `SandboxProblem`, and with `wait` `RunnerProblem`."
     with POOL.judge(subject, limits) as judge:
         if wait:
             judge.wait()
@@ -442,17 +442,17 @@ def warm_judge(
 # %% ../../../../nbs/envs/deletion/judge/05_runner.ipynb #2c2faa7d
 TRIES, _PAUSE_S = 3, 0.2
 logger = logging.getLogger(__name__)
-counts, counting = Counter(), threading.Lock()  # of this process; `grading.judge_counts` names them
+counts, counting = Counter(), threading.Lock()  # events of this process, as `grading.judge_counts` returns them
 
 
 def count(name: str) -> None:
-    "Add one to a count of this process."
+    "Add one to an event count of this process."
     with counting:
         counts[name] += 1
 
 
 def _run_phase(subject, phase, limits, fresh):
-    "One phase, in a judge at hand or a new one. Raises `RunnerProblem` where no judge can work, and `OverlayProblem`."
+    "Run one phase in an idle judge or a new one. Raises `RunnerProblem` where no judge can work, and `OverlayProblem`."
     ended = 0
     for number in range(1, TRIES + 1):
         try:
@@ -475,7 +475,7 @@ def run_phases(
     subject,  # a `Subject`: its `tree`, `libraries` and `import_roots` are used
     phases: Sequence[Phase],
     limits: Limits = Limits(),  # noqa: B008 - frozen; of each phase
-    fresh: bool = False,  # each phase in a judge of its own, which has a hash seed of its own
+    fresh: bool = False,  # each phase in a new judge, which has its own hash seed
 ) -> list[PhaseResult]:  # one per phase, in order
     """Run phases, each in a fresh process on a tree of its own.
 

@@ -19,12 +19,12 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 def function_of(
     node: str,  # "tests/test_x.py::TestA::test_b[1]"
 ) -> str:  # "TestA.test_b"
-    "The function behind a node id."
+    "Return the function of a node id."
     return ".".join(node.partition("[")[0].split("::")[1:])
 
 
 def called(call: ast.Call) -> str:
-    "The last name of what is called; empty where it has none."
+    "Return the last name of the called expression; empty where it has none."
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 # %% ../../../../nbs/envs/deletion/judge/06_variants.ipynb #35852154
@@ -33,7 +33,7 @@ def _is_test(name):
 
 
 def _slim(holder, wanted, prefix=""):
-    "Take the tests that are not wanted out of a module or a class."
+    "Remove the tests that are not wanted from a module or a class."
     kept = []
     for item in holder.body:
         name = getattr(item, "name", "")
@@ -49,7 +49,7 @@ def slim(
     source: str,  # a test file
     wanted: Iterable[str],  # functions, as `function_of` names them
 ) -> ast.Module:
-    "The file with only the wanted tests. Raises `SyntaxError`."
+    "Return the file with only the wanted tests. Raises `SyntaxError`."
     tree, wanted = ast.parse(source), set(wanted)
     bases = {ast.unparse(base) for item in ast.walk(tree) if isinstance(item, ast.ClassDef) for base in item.bases}
     tree.body = [item for item in tree.body if not isinstance(item, ast.ClassDef) or item.name in bases
@@ -67,7 +67,7 @@ _OPPOSITE |= {f"{kind}Equal": "NotEqual" for kind in ("List", "Tuple", "Dict", "
 
 # %% ../../../../nbs/envs/deletion/judge/06_variants.ipynb #080ff68d
 def _changed_expected(node):
-    "The expected side of a comparison with one constant changed, or None where it holds none that can be."
+    "Return the expected side of a comparison with one constant changed, or None where no constant can be changed."
     if isinstance(node, ast.Constant):
         more = {str: "~", bytes: b"~", int: 7, float: 7}.get(type(node.value))
         return ast.Constant(node.value + more) if more else None
@@ -111,7 +111,7 @@ class _Canary(ast.NodeTransformer):
 
 # %% ../../../../nbs/envs/deletion/judge/06_variants.ipynb #c1de993f
 def _after_future(tree, extra):
-    "The text of a file with statements put behind the docstring and the imports from `__future__`."
+    "Return the text of a file with statements inserted after the docstring and the imports from `__future__`."
     place = 0
     for number, item in enumerate(tree.body):
         docstring = number == 0 and isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant)
@@ -123,7 +123,7 @@ def _after_future(tree, extra):
 
 
 def make_canary(source: str, wanted: Iterable[str]) -> str:
-    "The wanted tests with every assertion turned into its opposite."
+    "Return the wanted tests with every assertion inverted."
     return _after_future(_Canary().visit(slim(source, wanted)), "class _NeverRaised(Exception):\n    pass")
 
 # %% ../../../../nbs/envs/deletion/judge/06_variants.ipynb #eac1dead
@@ -131,7 +131,7 @@ _VOWELS, _CONSONANTS, _DIGITS = "aeiou", "bcdfghjklmnpqrstvwxyz", "123456789"
 
 
 class Changer:
-    "Other constants for the same seed always in the same way."
+    "Mapping of constants to other constants, determined by a seed."
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class Changer:
         self._letters |= {k.upper(): v.upper() for k, v in self._letters.items()}
 
     def constant(self, value: Any):
-        "Another value of the same type, or the same."
+        "Return another value of the same type, or the same value."
         kind = type(value)
         if kind not in (int, float, str, bytes) or random.Random(f"{self._seed}/{value!r}").random() > self._share:
             return value
@@ -209,7 +209,7 @@ def _literal_only(node):
 
 
 def _literal_names(function):
-    "Names that a test only gets as input: parameters, what a loop over a table yields, literals given a name."
+    "Return the names that a test only gets as input: parameters, targets of loops over tables, names of literals."
     names = {a.arg for a in (*function.args.args, *function.args.kwonlyargs)}
     for node in ast.walk(function):
         if isinstance(node, (ast.For, ast.comprehension)) and (_literal_only(node.iter) or isinstance(node.iter, ast.Name)):
@@ -236,7 +236,7 @@ class _Observe(ast.NodeTransformer):
         return ast.Expr(ast.Call(ast.Name("seen", ast.Load()), [part for part in parts if self._computed(part)], []))
 
     def _held(self, test):
-        "Whether it holds: a test that asks no more leaves the value itself open."
+        "Observe only whether a condition holds: a test that checks no more leaves the value itself open."
         return self._seen([ast.UnaryOp(ast.Not(), ast.UnaryOp(ast.Not(), test))] if self._computed(test) else [])
 
     def visit_FunctionDef(self, node):
@@ -279,9 +279,9 @@ class _Observe(ast.NodeTransformer):
 def make_probe(
     source: str,  # a test file
     wanted: Iterable[str],  # functions
-    seed: str | None,  # None: the constants as they are
-) -> str:  # a file that observes
-    "The wanted tests with other constants and observations instead of assertions."
+    seed: str | None,  # None: unchanged constants
+) -> str:  # a test file
+    "Return the wanted tests with other constants and observations instead of assertions."
     tree = slim(source, wanted)
     if seed is not None:
         tree = _Constants(Changer(seed)).visit(tree)

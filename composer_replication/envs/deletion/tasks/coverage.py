@@ -44,7 +44,7 @@ class Coverage:
         path: str,
         lines: Iterable[int],
     ) -> frozenset[str]:  # node ids
-        "The tests that ran any of the lines."
+        "Return the tests that ran any of the lines."
         known = self.lines.get(path, {})
         return frozenset(node for line in lines for node in known.get(line, ()))
 
@@ -52,7 +52,7 @@ class Coverage:
 def read_coverage(
     runs: list[dict],  # of the whole suite, or of one test file after the other; a run that was cut off is {"cut": sentence}
 ) -> Coverage:
-    "What was measured, as a `Coverage`."
+    "Convert the measurements to a `Coverage`."
     outcomes, seconds, errors, lines = {}, {}, {}, {}
     for run in runs:
         outcomes |= run.get("outcomes", {})
@@ -69,13 +69,13 @@ def read_coverage(
 def test_files(
     tree: Path,
 ) -> list[str]:  # relative paths, sorted
-    "The files in which pytest looks for tests."
+    "Return the files in which pytest looks for tests."
     patterns = _patterns(tree)
     return sorted(path.relative_to(tree).as_posix() for path in tree.rglob("*.py") if any(path.match(pattern) for pattern in patterns))
 
 
 def _patterns(tree: Path) -> list[str]:
-    "Names of test files, as the project's settings have them."
+    "Return the name patterns of test files in the project's settings."
     try:
         stated = pytest_ini(tree).get("python_files", [])
     except (ValueError, configparser.Error):
@@ -93,7 +93,7 @@ def measure_coverage(
     test_s: float = 5.0,  # a test that takes longer under coverage is cut off
     wall_s: float = 420.0,  # for the whole suite; then every test file gets a tenth of it
 ) -> Coverage:
-    "Run all tests once, with a context per test; a second call reads the first one's file. Raises `SubjectProblem` where there are none."
+    "Run all tests once, with a context per test; a second call reads the stored result. Raises `SubjectProblem` where there are no tests."
     store = store or store_path()
     if not test_files(subject.tree):
         raise SubjectProblem(f"{subject.source} holds no tests (no {' or '.join(_patterns(subject.tree))}): name a repository or sdist that ships them")
@@ -101,7 +101,7 @@ def measure_coverage(
     if kept.is_file():
         return read_coverage(json.loads(kept.read_text()))
     coverage = read_coverage(runs := _run_all(subject, store, test_s, wall_s))
-    if coverage.outcomes:  # else what failed may be this machine: the next call looks again
+    if coverage.outcomes:  # without outcomes this machine may be the cause, so the next call tries again
         write_json(kept, runs)
     return coverage
 
@@ -118,7 +118,7 @@ def _run_all(subject, store, test_s, wall_s) -> list[dict]:
 
 
 def _add_coverage(libraries: Path, store: Path, work: Path) -> None:
-    "coverage beside the libraries, unless the tests' own is there: copied from this environment, else from a wheel that the store keeps."
+    "Add coverage to the libraries, unless they have it: a copy from this environment, else from a wheel in the store."
     if not (libraries / "coverage").exists():
         if find_spec("coverage"):
             copy_installed("coverage", libraries)
@@ -156,7 +156,7 @@ def check_coverage(
     subject: Subject,
     coverage: Coverage,  # of the subject
 ) -> None:
-    "Raise `SubjectProblem` where no test passed: why, and what to do."
+    "Raise `SubjectProblem`, with the reason and the remedy, where no test passed."
     if coverage.passed:
         return
     native = sorted(p.relative_to(subject.tree).as_posix() for p in subject.tree.rglob("*") if p.suffix in _NATIVE and "test" not in p.parts)

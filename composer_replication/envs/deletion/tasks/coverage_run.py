@@ -13,11 +13,11 @@ import sys
 
 # %% ../../../../nbs/envs/deletion/tasks/01_coverage_run.ipynb #81359b78
 class TooSlow(BaseException):
-    "Ends a test; no `except Exception` of its own stops it."
+    "A test took too long; as a `BaseException` it passes the test's own `except Exception`."
 
 
 class Plugin:
-    "A plugin of pytest that switches contexts and keeps outcomes, durations and errors."
+    "A pytest plugin that switches coverage contexts and keeps outcomes, durations and errors."
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ def lines_by_test(
     tests: list,  # node ids
     here: str,  # the tree
 ) -> dict:  # path: line: numbers of the tests that ran it
-    "Which tests ran which lines."
+    "Return which tests ran which lines."
     number = {node: i for i, node in enumerate(tests)}
     lines = {}
     for path in data.measured_files():
@@ -69,7 +69,7 @@ def lines_by_test(
 
 
 def main() -> None:
-    "Read the settings from the command line, run the tests, write what was measured into a file of the tree."
+    "Read the settings from the command line, run the tests, and write the measurements to a file in the tree."
     config, here = json.loads(sys.argv[1]), os.getcwd()
     roots = [os.path.normpath(os.path.join(here, root)) for root in config["roots"]]
     sys.path[:0] = [*roots, here]

@@ -36,7 +36,7 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Target:
-    "What goes in one task, and the tests that run it."
+    "The definitions deleted in one task, and the tests that run them."
     symbols: tuple[Symbol, ...]
     granularity: str  # function, method, class, bundle
     tests: frozenset[str]  # node ids of passing tests that run a line of its bodies
@@ -51,7 +51,7 @@ def module_name(
     path: str,  # relative to the tree
     roots: Iterable[str],  # `Subject.import_roots`
 ) -> str | None:  # None: no module of the subject
-    "How a file is imported."
+    "Return the module name by which a file is imported."
     parts = PurePosixPath(path).with_suffix("").parts
     for root in roots:
         inside = () if root == "." else PurePosixPath(root).parts
@@ -62,14 +62,14 @@ def module_name(
 
 # %% ../../../../nbs/envs/deletion/tasks/03_select.ipynb #6fe5848f
 def parse(text: str) -> ast.Module:
-    "The syntax tree of a source; a byte order mark is no part of it. Raises `SyntaxError`."
+    "Parse a source, without a byte order mark. Raises `SyntaxError`."
     return ast.parse(text.removeprefix("\ufeff"))
 
 
 def read_sources(
     subject: Subject,
 ) -> tuple[dict[str, str], list[str]]:  # path: text of the subject's own modules; one sentence for each file that is left out
-    "The subject's modules, without tests, documentation and set-up."
+    "Read the subject's modules, without tests, documentation and set-up files."
     texts, notes = {}, []
     for path in sorted(subject.tree.rglob("*.py")):
         inside = path.relative_to(subject.tree)
@@ -95,7 +95,7 @@ def find_symbols(
     text: str,
     module: str,
 ) -> list[Symbol]:  # in order of lines
-    "Functions and classes of a module, and methods of its classes, each defined once and on lines of its own."
+    "Return functions, classes and methods of a module that are defined once and on lines of their own."
     tree, symbols = parse(text), []
     for node in _once(tree.body):
         if isinstance(node, ast.ClassDef):
@@ -109,7 +109,7 @@ def find_symbols(
 
 
 def _once(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    "Definitions directly in a body whose name nothing else in it binds."
+    "Yield the definitions directly in a body whose names no other statement of it binds."
     names = [name for node in body for name in _bound(node)]
     for node in body:
         if isinstance(node, (*_DEF, ast.ClassDef)) and names.count(node.name) == 1:
@@ -117,7 +117,7 @@ def _once(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _bound(node: ast.stmt) -> Iterator[str]:
-    "Names that a statement binds, in all branches."
+    "Yield the names that a statement binds, in all branches."
     if isinstance(node, (*_DEF, ast.ClassDef)):
         yield node.name
         return
@@ -129,42 +129,42 @@ def _bound(node: ast.stmt) -> Iterator[str]:
 
 # %% ../../../../nbs/envs/deletion/tasks/03_select.ipynb #e0fc1344
 def has_block(node: ast.AST) -> bool:
-    "Whether a function's body stands on lines of its own, below the signature."
+    "True where a function's body is on lines of its own, below the signature."
     first = node.body[0]
     return first.lineno > (node.returns or node).lineno and all(first.lineno > (arg.end_lineno or 0) for arg in ast.walk(node.args)
                                                                if isinstance(arg, ast.arg))
 
 
 def code_of(node: ast.AST) -> list[ast.stmt]:
-    "A body without its docstring."
+    "Return the statements of a body without its docstring."
     first = node.body[0]
     doc = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
     return node.body[1:] if doc else node.body
 
 # %% ../../../../nbs/envs/deletion/tasks/03_select.ipynb #369ae8d6
 def functions_of(symbol: Symbol) -> list[ast.AST]:
-    "The function nodes whose bodies go when a symbol is deleted."
+    "Return the function nodes whose bodies are deleted with a symbol."
     if symbol.kind != "class":
         return [symbol.node]
     return [inner for inner in symbol.node.body if isinstance(inner, _DEF) and has_block(inner)]
 
 
 def body_lines(symbol: Symbol) -> list[int]:
-    "Lines of the bodies, without signatures and docstrings."
+    "Return the lines of the bodies, without signatures and docstrings."
     return [line for node in functions_of(symbol) for part in code_of(node)
             for line in range(first_line(part), (part.end_lineno or part.lineno) + 1)]
 
 
 def first_line(node: ast.AST) -> int:
-    "The line on which a node begins, decorators included."
+    "Return the first line of a node, decorators included."
     return min([node.lineno, *(inner.lineno for inner in getattr(node, "decorator_list", []))])
 
 # %% ../../../../nbs/envs/deletion/tasks/03_select.ipynb #d11d956f
 def absolute(
     node: ast.ImportFrom,
-    package: str,  # the package in which the import stands
+    package: str,  # the package of the importing module
 ) -> str:
-    "The module that a from-import names, dots resolved."
+    "Return the module of a from-import, with dots resolved."
     parts = package.split(".") if package else []
     base = parts[:len(parts) - node.level + 1] if node.level else []
     return ".".join([*base, *([node.module] if node.module else [])])
@@ -174,9 +174,9 @@ def call_graph(
     symbols: Iterable[Symbol],
     texts: Mapping[str, str],  # path: text of every module
 ) -> dict[str, frozenset[str]]:  # a symbol's name: names of the symbols that its code mentions
-    "Which definitions mention which others."
+    "Return which definitions mention which others."
     symbols = list(symbols)
-    names, imports = {symbol.name for symbol in symbols}, {}  # of each module: local name: what it stands for, as module:name or module
+    names, imports = {symbol.name for symbol in symbols}, {}  # by module: local name: its meaning, as module:name or module
     for path, module in {symbol.path: symbol.module for symbol in symbols}.items():
         known = imports[path] = {}
         package = module if path.endswith("__init__.py") else module.rpartition(".")[0]
@@ -204,13 +204,13 @@ MAX_BUNDLE, ALIKE, MOST_NAMESAKES = 5, 0.5, 6
 
 
 def _inside(one: Symbol, other: Symbol) -> bool:
-    "Whether one is the other, or a part of it."
+    "True where one is the other, or one is a part of the other."
     a, b = one.qualname + ".", other.qualname + "."
     return one.path == other.path and (a.startswith(b) or b.startswith(a))
 
 
 def _groups_of(keys: Mapping[str, Iterable]) -> dict[str, set[str]]:
-    "For each name, the names that share a key with it; a key that many share says nothing."
+    "Return for each name the names that share a key with it; keys that many share are ignored."
     having: dict = {}
     for name, own in keys.items():
         for key in own:
@@ -219,7 +219,7 @@ def _groups_of(keys: Mapping[str, Iterable]) -> dict[str, set[str]]:
 
 
 def _words(symbol: Symbol) -> set[str]:
-    "The words of a name, but for short ones: parse_tag and TagParser share one."
+    "Return the words of more than three letters in a name: parse_book and BookParser share `book`."
     return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+", symbol.qualname.split(".")[-1]) if len(word) > 3}
 
 
@@ -228,17 +228,17 @@ def find_bundles(
     texts: Mapping[str, str],  # path: text of every module
     tests: Mapping[str, frozenset[str]],  # of each symbol's name
 ) -> list[list[Symbol]]:  # in order of name
-    "Definitions that belong together; a bundle that is mostly another one is left out."
+    "Return groups of definitions that belong together; a bundle that mostly equals another one is left out."
     known, graph = {symbol.name: symbol for symbol in symbols}, call_graph(symbols, texts)
     callers = {name: {other for other, needs in graph.items() if name in needs} for name in graph}
     namesakes, twins = _groups_of({s.name: _words(s) for s in symbols}), _groups_of({s.name: [tests[s.name]] for s in symbols})
 
     def belongs(name, group):
-        "Whether a definition is in the group, or is a class whose methods are."
+        "True where a definition is in the group, or is a class with methods in it."
         return any(_inside(known[name], known[own]) for own in group)
 
     def joins(group):
-        "What could join a group, the best first."
+        "Return the definitions that may join a group, the best first."
         ran, here = frozenset().union(*(tests[name] for name in group)), {known[name].module for name in group}
         near = {n for name in group for n in graph[name] | callers[name] | namesakes[name] | twins[name] if not belongs(n, group)}
         alike = {n: len(tests[n] & ran) / len(tests[n] | ran) for n in near}
@@ -256,14 +256,14 @@ def find_bundles(
     return [[known[name] for name in sorted(own)] for own in bundles]
 
 # %% ../../../../nbs/envs/deletion/tasks/03_select.ipynb #6c19ee90
-CLASSES = {"small": 6, "medium": 20, "large": 60}  # from this weight on
+CLASSES = {"small": 6, "medium": 20, "large": 60}  # least weight of each class
 _BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.BoolOp, ast.comprehension, ast.match_case)
 
 
 def weight_of(
     symbols: Iterable[Symbol],
 ) -> int:  # statements, branches and calls
-    "How much code a deletion takes away: the size of the bodies, without docstrings."
+    "Return the weight of a deletion: the size of the bodies, without docstrings."
     parts = [part for symbol in symbols for node in functions_of(symbol) for statement in code_of(node) for part in ast.walk(statement)]
     return sum(isinstance(part, kind) for part in parts for kind in (ast.stmt, _BRANCHES, ast.Call))
 
@@ -271,18 +271,18 @@ def weight_of(
 def difficulty_class(
     weight: float,  # of `weight_of`, which a task has in its `difficulty`
 ) -> str:  # a key of `CLASSES`, or "tiny"
-    "The class of difficulty of a task, by its size alone: a start, until episodes show its pass rate."
+    "Return the size class of a task, a first estimate of its difficulty until episodes show its pass rate."
     return ([name for name, least in CLASSES.items() if weight >= least] or ["tiny"])[-1]
 
 # %% ../../../../nbs/envs/deletion/tasks/03_select.ipynb #ee0f8594
 def find_targets(
     subject: Subject,
     coverage: Coverage,
-    seed: int = 0,  # names the order
+    seed: int = 0,  # of the order
     granularity: Iterable[str] = ("function", "method", "class", "bundle"),
-    least: int = CLASSES["small"],  # weight; what holds less is left out
-) -> tuple[list[Target], list[str]]:  # in the order in which they are tried; one sentence for each thing left out
-    "Everything of a subject that tests run and that holds enough: every second one a bundle, the other kinds in turn."
+    least: int = CLASSES["small"],  # least weight
+) -> tuple[list[Target], list[str]]:  # in the order in which they are tried; one sentence for each group left out
+    "Return the targets of a subject that tests run and that weigh enough: every second one a bundle, the other kinds in turn."
     texts, notes = read_sources(subject)
     symbols = [s for path, text in texts.items() for s in find_symbols(path, text, module_name(path, subject.import_roots) or "")]
     tests = {s.name: coverage.tests_of(s.path, body_lines(s)) & coverage.passed for s in symbols}
@@ -304,7 +304,7 @@ def find_targets(
 
 
 def is_trivial(symbol: Symbol) -> bool:
-    "Whether the bodies hold so little that there is nothing to write: pass, a constant, a name, an attribute, a bare raise."
+    "True where the bodies are trivial: pass, a constant, a name, an attribute, a bare raise."
     return all(not code or len(code) == 1 and _says_nothing(code[0]) for code in map(code_of, functions_of(symbol)))
 
 
