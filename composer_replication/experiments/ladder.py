@@ -290,5 +290,5 @@ def verdicts(run: Ladder, rows: Sequence[Row]) -> list[str]:
         comparison = f"No difference of A2 from {CONTROL}, whose hint is a filler, is shown: {100 * gap.estimate:.1f} points ({_span(gap)})."
     else:
         comparison = (f"A2 passes {100 * abs(gap.estimate):.1f} points {'more' if gap.sign > 0 else 'fewer'} than {CONTROL}, whose hint is a filler "
-                 f"(difference: {_span(gap)}).")
+                      f"(difference: {_span(gap)}).")
     return [*sentences, f"Is it what the hint says? {comparison}"]
