@@ -35,7 +35,7 @@ def teacher_rows(
     turns: Sequence[HintedTurn],  # one for each error turn
     k: int,  # `distillation.distillation_loss.topk`
 ) -> tuple[torch.Tensor, torch.Tensor]:  # ids int32 and log-probabilities float32, each (time, k): `teacher_ids`, `teacher_logprobs`
-    "The teacher's rows at the places of the error turns, 0.0 elsewhere. Raises `InputProblem` where a turn's tokens are not the trace's."
+    "Return the teacher's rows at the error turns, 0.0 elsewhere. Raises `InputProblem` where a turn's tokens differ from the trace's."
     if k < 2:
         raise InputProblem(f"topk={k}: rows without a teacher could not be told from a certain teacher; use 2 or more.")
     ids, logprobs = torch.zeros(len(token_ids), k, dtype=torch.int32), torch.zeros(len(token_ids), k)
@@ -59,7 +59,7 @@ def sdpo_topk(
     teacher_ids: torch.Tensor,  # (batch, time, k)
     beta: float = 1.0,  # 0 is KL(teacher || student), 1 is KL(student || teacher)
 ) -> dict[str, torch.Tensor]:  # "distillation_losses" (batch, time) in nats, zero without a teacher; "sdpo_taught" (batch, time), 1 with
-    "verl's logits step (`trainer/distillation/fsdp/losses.py`) with our divergence. Raises `InputProblem` for shapes that do not fit."
+    "Compute verl's logits step (`trainer/distillation/fsdp/losses.py`) with our divergence. Raises `InputProblem` for mismatched shapes."
     if teacher_logprobs.shape[-1] < 2:
         raise InputProblem("topk=1: rows without a teacher could not be told from a certain teacher; use 2 or more.")
     if teacher_logprobs.shape != teacher_ids.shape or teacher_ids.shape[:-1] != student_logits.shape[:-1]:
@@ -79,7 +79,7 @@ def sdpo_loss(
     model_output: dict,  # of the logits step, nested (batch, prompt + response): what `sdpo_topk` returned, and `log_probs`
     data,  # the micro-batch, a `TensorDict`: `response_mask`, `old_log_probs`, `prompts`, `responses`
 ) -> tuple[torch.Tensor, dict]:  # (batch, response) nats, and metrics
-    "A `DistillationLossFn` of verl 0.9.1. Raises `InputProblem` where verl did not take our divergence, or would not follow its gradient."
+    "A `DistillationLossFn` of verl 0.9.1. Raises `InputProblem` where verl did not compute our divergence, or would not use its gradient."
     from verl.workers.utils.padding import no_padding_2_padding
     if "sdpo_taught" not in model_output:
         raise InputProblem(f"verl computed its own top-k loss instead of ours (strategy={config.strategy!r}); use fsdp or fsdp2 without "
@@ -117,15 +117,15 @@ def policy_loss(
     return loss, {"actor/pg_clipfrac": clipped}
 
 # %% ../../nbs/contrib/01_verl.ipynb #37d44eac
-def _routed(theirs):
-    "verl's logits step, which takes ours where the loss mode is one of ours."
+def _routed(verl_step):
+    "Return a logits step that calls `sdpo_topk` for our loss modes and verl's own for all others."
     from verl.utils.ulysses import get_ulysses_sequence_parallel_world_size, slice_input_tensor
 
-    @wraps(theirs)
+    @wraps(verl_step)
     def step(student_logits, teacher_topk_log_probs, teacher_topk_ids, config, data_format):
         mode = config.distillation_loss.loss_mode
         if mode not in BETAS:
-            return theirs(student_logits, teacher_topk_log_probs, teacher_topk_ids, config, data_format)
+            return verl_step(student_logits, teacher_topk_log_probs, teacher_topk_ids, config, data_format)
         teacher = [t.values().unsqueeze(0) for t in (teacher_topk_log_probs, teacher_topk_ids)]
         if get_ulysses_sequence_parallel_world_size() > 1:
             teacher = [slice_input_tensor(t, dim=1) for t in teacher]

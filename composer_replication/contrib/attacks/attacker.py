@@ -33,7 +33,7 @@ class Attempt:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        "Why it earned nothing, heaviest first."
+        "Return why it earned nothing, the heaviest reason first."
         return tuple(f"{finding.detector}: {finding.what}" for finding in self.said.evidence) or self.said.caught_by
 
 # %% ../../../nbs/contrib/attacks/06_attacker.ipynb #d18284e9
@@ -42,7 +42,7 @@ def submitted(
     task: FeatureDeletionTask,
     subject,  # its `Subject`
 ) -> dict[str, bytes]:  # path: content
-    "The files of a draft, as the judge takes them. Raises `InputProblem` where the module has no such definition."
+    "Return the files of a draft as the judge takes them. Raises `InputProblem` if the module has no such definition."
     given = {path: text for path, (_, text) in task.changed_files(subject.tree).items()}
     files = {draft.path: implemented(given[draft.path], draft.target, draft.code), **dict(draft.files)}
     return {path: text.encode("utf-8", "surrogatepass") for path, text in files.items()}
@@ -52,7 +52,7 @@ def scripted(
     attempt: Attempt,
     chance: random.Random,
 ) -> tuple[Draft, str]:  # and how it was made
-    "A rejected attack after one or two mutations that answer its reasons."
+    "Return a rejected attack after one or two mutations, chosen mostly by its reasons."
     fitting = [m.name for m in MUTATIONS.values() if any(reason.startswith(a) for a in m.answers if a for reason in attempt.reasons)]
     draft, used = attempt.draft, []
     for _ in range(chance.choice((1, 1, 2))):
@@ -65,36 +65,36 @@ def attack(
     cases: Sequence[Exploit],  # without choices, that write the function
     task: FeatureDeletionTask,
     subject,  # its `Subject`
-    attempts: int,  # all together, those of the cases too
+    attempts: int,  # in total, including the cases themselves
     seed: int = 0,
     jobs: int = 2,
 ) -> list[Attempt]:  # in order; equal for equal seeds
     "Attack a task until the attempts are used up. Raises `SandboxProblem` without bubblewrap."
     if problem := sandbox_problem("bubblewrap"):
         raise SandboxProblem(problem)
-    names, chance, done, seen = case_names(task, subject), random.Random(f"attacker/{seed}"), [], set()
+    names, chance, done, tried = case_names(task, subject), random.Random(f"attacker/{seed}"), [], set()
     waiting = [(case.family, None, "original", draft) for case in cases if (draft := draft_of(case, names))]
     while len(done) < attempts and waiting:
         waiting = waiting[:attempts - len(done)]
-        said = in_threads(lambda one: judged(task, subject, submitted(one[3], task, subject)), waiting, jobs)
-        done += [Attempt(family, len(done) + i, parent, how, draft, s) for i, ((family, parent, how, draft), s) in enumerate(zip(waiting, said, strict=True))]
-        waiting = _next_round(done, seen, chance)
+        graded = in_threads(lambda one: judged(task, subject, submitted(one[3], task, subject)), waiting, jobs)
+        done += [Attempt(family, len(done) + i, parent, how, draft, r) for i, ((family, parent, how, draft), r) in enumerate(zip(waiting, graded, strict=True))]
+        waiting = _next_round(done, tried, chance)
     return done
 
 
-def _next_round(done, seen, chance, size=16):
-    "Drafts that were not tried yet. Those that came nearest, tests passed and then a low score, are rewritten more often."
+def _next_round(done, tried, chance, size=16):
+    "Return drafts that were not tried yet, more of them from promising attempts: tests passed, then a low score."
     def promise(attempt):
         return "tests" not in attempt.said.caught_by, -attempt.said.score, -attempt.number
 
     best = sorted((a for a in done if not a.said.won), key=promise, reverse=True)[:40]
-    seen |= {(a.draft.code, a.draft.files) for a in done}
+    tried |= {(a.draft.code, a.draft.files) for a in done}
     new = []
     for _ in range(20 * size if best else 0):
         parent = chance.choice(best if chance.random() < 0.7 else done)
         draft, how = scripted(parent, chance)
-        if (draft.code, draft.files) not in seen and len(draft.code) < 40_000:
-            seen.add((draft.code, draft.files))
+        if (draft.code, draft.files) not in tried and len(draft.code) < 40_000:
+            tried.add((draft.code, draft.files))
             new.append((parent.family, parent.number, how, draft))
         if len(new) == size:
             break

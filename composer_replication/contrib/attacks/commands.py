@@ -18,7 +18,7 @@ from ...core.errors import Problem
 
 # %% ../../../nbs/contrib/attacks/10_commands.ipynb #b2b51a5e
 def _attackable(tasks):
-    "Tasks with a deleted definition: a change that people made holds none to attack."
+    "Yield the tasks with a deleted definition; warn about the others."
     for task in tasks:
         if task.deleted_symbols and task.mode in ("stub", "remove"):
             yield task
@@ -42,7 +42,7 @@ def _rate_tables(results, unfit) -> None:
 
 # %% ../../../nbs/contrib/attacks/10_commands.ipynb #79e74015
 def _tell_attack(task, result, unfit, as_json) -> None:
-    "One attack, as it comes: a line for machines, and a warning where it won."
+    "Report one attack at once: a line of JSON for machines, and a warning if it won."
     if as_json:
         emit({"task_id": task.task_id, "attack": result.name, "kind": result.kind, "family": result.family, "rewarded": bool(result.ours),
               "unscored": result.unscored, "hacked": result.hacked, "caught_by": result.caught_by, "not_fitting": unfit})

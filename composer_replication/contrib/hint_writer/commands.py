@@ -54,13 +54,13 @@ def hints_write(
     from composer_replication.contrib.hint_writer import report as reports
     from composer_replication.recipes.sources import HintWriter
     with threads_for(author.name), working("writing and scoring") as doing:
-        found = writing.write_hints(checkpoint.model, checkpoint.tokenizer, HintWriter(author.model, author.tokenizer), cases, n, max_tokens, seed,
-                                    left_out, lambda done, of: doing("writing and scoring error turns", done, of))
-        found, report = finish_scoring(found, writing.written_row, reports.written_page, left_out, settings, files, output / "candidates.jsonl")
+        written = writing.write_hints(checkpoint.model, checkpoint.tokenizer, HintWriter(author.model, author.tokenizer), cases, n, max_tokens, seed,
+                                      left_out, lambda done, of: doing("writing and scoring error turns", done, of))
+        written, report = finish_scoring(written, writing.written_row, reports.written_page, left_out, settings, files, output / "candidates.jsonl")
     if as_json:
-        return emit(reports.written_json(found, left_out, settings))
-    print_tables(reports.written_table(found))
-    out.print(printable(f"{len(found)} error turns; at {sum(s.best is not None for s in found)} the best candidate is worth more than no hint. "
+        return emit(reports.written_json(written, left_out, settings))
+    print_tables(reports.written_table(written))
+    out.print(printable(f"{len(written)} error turns; at {sum(s.best is not None for s in written)} the best candidate is worth more than no hint. "
                         f"Report: {report}"))
 
 # %% ../../../nbs/contrib/hint_writer/02_commands.ipynb #92d4cfae

@@ -19,7 +19,7 @@ from ..queue.store import Store
 
 # %% ../../../nbs/contrib/islands/04_commands.ipynb #28852080
 def write_to_own_folder(recipe, number: int, exchange: str | None) -> None:
-    "Write to the island's own folder. Raises `IslandsProblem` where it could not meet the others."
+    "Set the output folder to the island's own. Raises `IslandsProblem` if it could not meet the others."
     if exchange is None:
         Island.of_environment(number)
         need_torchft()
@@ -29,14 +29,14 @@ def write_to_own_folder(recipe, number: int, exchange: str | None) -> None:
 
 
 def island_callback(trainer, number: int, exchange: str | None):
-    "By torchft, or by a store."
+    "Make the island's callback, for torchft or for a store."
     if exchange is None:
             return Islands(trainer, Island.of_environment(number))
     return StoreIslands(trainer, number, Store(exchange))
 
 
 def start_islands(recipe, islands: int, exchange: str | None, options: list[str]) -> None:
-    "Start them and wait."
+    "Start all islands and wait for their end."
     command = [str(Path(sys.executable).with_name("composer-rl")), "train", *options, *(["--exchange", exchange] if exchange else [])]
     meeting = SharedStore(islands, exchange) if exchange else Lighthouse(islands, recipe.config.ddp_timeout)
     code = IslandProcesses(command, islands, Path(recipe.config.output_dir), meeting, say).run()

@@ -1,4 +1,4 @@
-"""Our environments as a taskset of verifiers: `vf-eval composer-tasks` (docs/guides/integrations.md).
+"""This package's environments as a taskset of verifiers: `vf-eval composer-tasks` (docs/guides/integrations.md).
 
 Its folder must be on the search path, since verifiers finds a taskset by the name of a module without dots."""
 import asyncio
@@ -14,7 +14,7 @@ __all__ = ["ComposerTaskset"]
 
 
 class ComposerData(vf.TaskData):
-    "A task on the wire: where it comes from, and what its environment is reset with."
+    "A task as sent to the tool server: its source, and the arguments of its environment's `reset`."
 
     environment: str
     tasks: str | None
@@ -23,12 +23,12 @@ class ComposerData(vf.TaskData):
     row: dict
 
     def opened(self):
-        "An environment that plays this task."
+        "Open an environment that plays this task."
         return Source(self.environment, self.tasks, self.rows, self.seed).opened(self.row)
 
 
 class ComposerTools(vf.Toolset[vf.ToolsetConfig, vf.State]):
-    "The tools of one episode, in a process of their own."
+    "The tools of one episode, in a separate process."
 
     TOOL_PREFIX = None  # tools have the names that our own loop gives them
 
@@ -48,7 +48,7 @@ class ComposerTools(vf.Toolset[vf.ToolsetConfig, vf.State]):
 
 
 class ComposerTask(vf.Task[ComposerData, vf.State, vf.TaskConfig]):
-    "One task, scored by playing its calls again."
+    "One task, scored by repeating its calls."
 
     @property
     def key(self) -> str:
