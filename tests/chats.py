@@ -3,6 +3,7 @@
 import json
 
 from composer_replication.traces.formats.base import read_record
+from composer_replication.traces.read import read_traces
 
 
 def says(role, content="", **fields):
@@ -32,3 +33,24 @@ def written(path, rows):
     "The path, with a line for each row."
     path.write_text("\n".join(map(json.dumps, rows)))
     return path
+
+
+def saved(folder, value, name):
+    "A file with bytes, with a line for each row where its name says so, or else with one document."
+    path = folder / name
+    if isinstance(value, list) and name.endswith("l"):
+        return written(path, value)
+    path.write_bytes(value if isinstance(value, bytes) else json.dumps(value).encode())
+    return path
+
+
+def read(folder, value, name="t.json"):
+    "The traces of a file with this content, where nothing is wrong with it."
+    return list(read_traces(saved(folder, value, name), strict=True))
+
+
+def problems_of(folder, value, name="t.json", traces=0):
+    "What is said of a file that gives so many traces."
+    problems = []
+    assert len(list(read_traces(saved(folder, value, name), on_problem=problems.append))) == traces
+    return [str(problem) for problem in problems]

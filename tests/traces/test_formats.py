@@ -17,7 +17,7 @@ from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.export import write_traces
 from composer_replication.traces.formats.base import FORMATS, read_record, register_format, with_tools
 from composer_replication.traces.formats.mini_swe_agent import returned
-from composer_replication.traces.read import loose_ends, own_ids, read_traces
+from composer_replication.traces.read import loose_ends, read_traces
 
 CLAUDE = Path(__file__).parents[1] / "fixtures" / "claude_code"
 
@@ -310,14 +310,6 @@ def test_claude_code_call_whose_line_is_off_the_path(tmp_path):
     assert [t.tool_call_id for t in trace.turns[5:]] == ["toolu_03", "toolu_02"]
 
 
-def test_the_tau2_user_s_own_tools_are_left_out():
-    reboot = {"id": "u", "name": "reboot", "arguments": {}, "requestor": "user"}
-    talk = [says("user", "Hi", turn_idx=0), says("user", None, tool_calls=[reboot])]
-    talk += [says("tool", "Error: phone is off", id="u", error=True, requestor="user"), says("assistant", "I see.")]
-    trace = read_record({"messages": talk})
-    assert [(t.role, t.source_index) for t in trace.turns] == [("user", 0), ("assistant", 3)] and find_error_sites(trace) == []
-
-
 def test_claude_code_compacted_session_is_two_traces():
     before, after = read_traces(CLAUDE / "compacted.jsonl", strict=True)
     assert [len(before.turns), len(after.turns)] == [2, 4]
@@ -372,31 +364,12 @@ def test_a_chat_whose_task_is_text_and_whose_tools_are_built_in_is_read():
     assert trace.tool_names == ("f",) and trace.turns[2].failed and trace.turns[2].fail_reason == "Timeout"
 
 
-def test_ids_of_their_own_are_not_given_twice():
-    own = own_ids()
-    ids = [own(Trace(name, (Turn("user", "U"),))).trace_id for name in ("a", "a@2", "a", "a", "a@2")]
-    assert ids == ["a", "a@2", "a@3", "a@4", "a@2@2"]
-
-
 def test_parents_in_a_circle_end():
     rows = [json.loads(line) for line in (CLAUDE / "compacted.jsonl").read_text().splitlines()[:2]]
     rows[0]["parentUuid"] = rows[1]["uuid"]
     from composer_replication.traces.formats.claude_code import read_session
 
     assert len(list(read_session(list(enumerate(rows)), "x"))) >= 1
-
-
-def test_one_s_own_format(tmp_path):
-    @register_format("log", lambda record: "log" in record)
-    def read_log(record, trace_id):
-        return Trace(trace_id, tuple(Turn("user", line) for line in record["log"]), format="log")
-
-    try:
-        (tmp_path / "a.jsonl").write_text('{"log": ["x", "y"]}')
-        [trace] = read_traces(tmp_path / "a.jsonl", strict=True)
-        assert trace.format == "log" and len(trace.turns) == 2
-    finally:
-        FORMATS.pop(0)
 
 
 def test_a_format_of_one_s_own_may_be_spread_over_lines_or_packed(tmp_path):
