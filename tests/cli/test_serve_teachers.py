@@ -2,6 +2,7 @@
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -52,24 +53,12 @@ def test_it_serves_until_it_is_told_to_stop(number, busy):
         server.wait(10)
 
 
-def test_what_it_cannot_serve(monkeypatch):
+def test_what_it_cannot_serve():
     code, said = run("--agents", "brilliant")
     assert (code, said) == (1, "error: there are no agents 'brilliant'; name one of good, fair, poor, or some of mild, medium, "
                                "strong, teams, teacher-1, teacher-2, teacher-3.")
     code, said = run("--agents", "good", "--agents", "poor")
     assert code == 1 and "there are no agents 'good'" in said
-    code, said = run("--agents", "mild", "--agents", "mild", "--port", "0")
-    assert code == 1 and "each with a name of its own" in said
-    monkeypatch.delenv("ZQ_KEY", raising=False)
-    code, said = run("--agents", "mild", "--api-key-env", "ZQ_KEY", "--port", "0")
-    assert code == 1 and "wanted from ZQ_KEY, which is not set" in said
-    import socket
     with socket.create_server(("127.0.0.1", 0)) as taken:
         code, said = run("--agents", "mild", "--port", str(taken.getsockname()[1]))
     assert code == 1 and "cannot be listened on" in said and "choose another address or port" in said
-
-
-def test_nothing_heavy_is_imported_before_it_is_used():
-    code = ("import sys; import composer_replication.cli.serve, composer_replication.core.serving; "
-            "print(sorted({m.split('.')[0] for m in sys.modules} & {'openai', 'torch', 'transformers', 'numpy'}))")
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600).stdout == "[]\n"
