@@ -2,6 +2,7 @@
 
 import json
 
+from composer_replication.core.trace import ToolCall, Turn
 from composer_replication.traces.formats.base import read_record
 from composer_replication.traces.read import read_traces
 
@@ -27,6 +28,12 @@ def asked(*calls):
 def answered(content, id="c1", **fields):
     "A message of role tool."
     return says("tool", content, tool_call_id=id) | fields
+
+
+def came_back(answer, tool="bash", given=None, **fields):
+    "The turns of a call and its result."
+    call = Turn("assistant", tool_calls=(ToolCall(tool, {} if given is None else given, "c"),))
+    return call, Turn("tool", answer, tool_call_id="c", observation=True, **fields)
 
 
 def written(path, rows):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import orjson
 import pytest
-from chats import answered, says, written
+from chats import answered, came_back, says, written
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -310,6 +310,14 @@ def test_claude_code_call_whose_line_is_off_the_path(tmp_path):
     assert [t.tool_call_id for t in trace.turns[5:]] == ["toolu_03", "toolu_02"]
 
 
+def test_the_tau2_user_s_own_tools_are_left_out():
+    reboot = {"id": "u", "name": "reboot", "arguments": {}, "requestor": "user"}
+    talk = [says("user", "Hi", turn_idx=0), says("user", None, tool_calls=[reboot])]
+    talk += [says("tool", "Error: phone is off", id="u", error=True, requestor="user"), says("assistant", "I see.")]
+    trace = read_record({"messages": talk})
+    assert [(t.role, t.source_index) for t in trace.turns] == [("user", 0), ("assistant", 3)] and find_error_sites(trace) == []
+
+
 def test_claude_code_compacted_session_is_two_traces():
     before, after = read_traces(CLAUDE / "compacted.jsonl", strict=True)
     assert [len(before.turns), len(after.turns)] == [2, 4]
@@ -330,10 +338,7 @@ HEAD_AND_TAIL = (
 
 @pytest.mark.parametrize("code", [1, 2])
 def test_a_long_failing_output_of_mini_swe_is_read(code):
-    turns = (
-        Turn("assistant", tool_calls=(ToolCall("bash", {"command": "pytest"}, "c"),)),
-        Turn("tool", HEAD_AND_TAIL.format(code), tool_call_id="c", observation=True),
-    )
+    turns = came_back(HEAD_AND_TAIL.format(code), "bash", {"command": "pytest"})
     found = returned(Trace("t", turns, format="mini-swe-agent"), 1)
     assert found and "no output" not in found.message and ("ERROR collecting" in found.message or "1 error" in found.message)
 

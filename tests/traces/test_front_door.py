@@ -5,9 +5,9 @@ import json
 import zipfile
 
 import pytest
-from chats import answered, asked, chat_of, problems_of, read, says, written
+from chats import answered, asked, came_back, chat_of, problems_of, read, says, written
 
-from composer_replication.core.trace import ToolCall, Trace, Turn
+from composer_replication.core.trace import ToolCall, Trace
 from composer_replication.traces.calls_in_text import calls_in_text
 from composer_replication.traces.error_detectors import ERROR_WORDS
 from composer_replication.traces.error_sites import find_error_sites
@@ -108,58 +108,37 @@ def outcome(*args, **fields):
     return (sites[0].kind, sites[0].context.error_message) if sites else None
 
 
+LONG = "boom\n[The command completed with exit code §.]\n[Current working directory: /w]\n[Python interpreter: /p]\n"
+LONG += "[Command finished with exit code §]"
+FIELDS = "Command: make\nDirectory: (root)\nStdout: boom\nStderr: (empty)\nError: (none)\nExit Code: §\nSignal: 0"
+
+
 @pytest.mark.parametrize(
-    "content, message",
+    "content",  # § stands for the status
     [
-        ('{"output": "boom", "exit_code": 2, "error": null}', "boom"),
-        ('{"stdout": "", "stderr": "boom", "returncode": 1}', "boom"),
-        ('{"output": "boom", "metadata": {"exit_code": 101, "duration_seconds": 0.1}}', "boom"),
-        ('{"result": {"exitCode": 3, "stderr": "boom"}, "error": null}', "boom"),
-        ("{'output': 'boom', 'exit_code': 1, 'error': None}", "boom"),
-        ("Exit code: 1\nWall time: 0.2 seconds\nOutput:\nboom", "boom"),
-        ("Chunk ID: a1\nWall time: 0.2 seconds\nProcess exited with code 2\nOriginal token count: 9\nOutput:\nboom", "boom"),
-        ("Command failed with exit code 1: npm test\nboom", "boom"),
-        ("Exit code 1\nboom", "boom"),
-        ("Command exited with non-zero status 2\nboom", "boom"),
-        ("boom\n[Command finished with exit code 1]", "boom"),
-        (
-            "boom\n[The command completed with exit code 1.]\n[Current working directory: /w]\n[Python interpreter: /p]\n[Command finished with exit code 1]",  # noqa: E501
-            "boom",
-        ),
-        ("boom\n\nExit code: 1", "boom"),
-        ("boom\n\nCommand exited with code 1", "boom"),
-        ("boom\n(exit code 1)", "boom"),
-        ("boom\n[exit 1]", "boom"),
-        ("boom\nProcess finished with exit code 1\n", "boom"),
-        ('<shell_output exit_code="1">\nboom\n</shell_output>', "boom"),
-        ("<returncode>1</returncode>\n<output>\nboom\n</output>", "boom"),
-        ("<output>boom</output>\n<exit_code>1</exit_code>", "boom"),
-        (
-            "Command: make\nDirectory: (root)\nStdout: boom\nStderr: (empty)\nError: (none)\nExit Code: 2\nSignal: 0\nBackground PIDs: (none)",  # noqa: E501
-            None,
-        ),
+        '{"output": "boom", "exit_code": §, "error": null}',
+        '{"stdout": "", "stderr": "boom", "returncode": §}',
+        '{"output": "boom", "metadata": {"exit_code": §, "duration_seconds": 0.1}}',
+        '{"result": {"exitCode": §, "stderr": "boom"}, "error": null}',
+        "{'output': 'boom', 'exit_code': §, 'error': None}",
+        "Chunk ID: a1\nWall time: 0.2 seconds\nProcess exited with code §\nOriginal token count: 9\nOutput:\nboom",
+        "Exit code §\nboom",
+        "Command exited with non-zero status §\nboom",
+        LONG,
+        "boom\n\nExit code: §",
+        "boom\n\nCommand exited with code §",
+        "boom\n(exit code §)",
+        "boom\n[exit §]",
+        '<shell_output exit_code="§">\nboom\n</shell_output>',
+        "<returncode>§</returncode>\n<output>\nboom\n</output>",
+        "<output>boom</output>\n<exit_code>§</exit_code>",
+        FIELDS,
     ],
 )
-def test_an_exit_status_is_found_wherever_tools_put_it(content, message):
-    kind, said = outcome(content)
-    assert kind == "runtime_error" and message in (None, said)
-    for failed, fine in (
-        ("2,", "0,"),
-        ("1,", "0,"),
-        ("101,", "0,"),
-        ("3,", "0,"),
-        (": 1", ": 0"),
-        ("code 1", "code 0"),
-        ("code 2", "code 0"),
-        ("status 2", "status 0"),
-        ("1}", "0}"),
-        ("exit 1", "exit 0"),
-        ('="1"', '="0"'),
-        (">1<", ">0<"),
-        ("Code: 2", "Code: 0"),
-    ):
-        content = content.replace(failed, fine)
-    assert outcome(content) is None
+def test_an_exit_status_is_found_wherever_tools_put_it(content):
+    kind, said = outcome(content.replace("§", "2"))
+    assert kind == "runtime_error" and (said == "boom" or content == FIELDS)
+    assert outcome(content.replace("§", "0")) is None
 
 
 def test_a_status_beside_the_text_is_read():
@@ -429,11 +408,8 @@ def test_results_find_their_calls():
     ],
 )
 def test_a_person_s_comment_is_no_error_and_what_claude_code_says_itself_is_one(text, by_a_person):
-    turns = (
-        Turn("assistant", tool_calls=(ToolCall("Bash", {"command": "x"}, "c"),)),
-        Turn("tool", text, tool_call_id="c", observation=True, failed=True),
-    )
-    assert (find_error_sites(Trace("t", turns, format="claude-code")) == []) is by_a_person
+    trace = Trace("t", came_back(text, "Bash", {"command": "x"}, failed=True), format="claude-code")
+    assert (find_error_sites(trace) == []) is by_a_person
 
 
 @pytest.mark.parametrize(
