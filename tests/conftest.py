@@ -146,7 +146,7 @@ LONG = {  # seconds each: `make check` leaves them out, of a test with many case
     "envs/test_interpreter.py": {"test_hostile_text_takes_little_time"},
     "envs/test_make_tasks.py": {"test_only_the_body_changes"},
     "traces/test_labels.py": {
-        "test_only_the_listed_disagreements", "test_everything_shared_is_read_fast", "test_sites_agree_with_the_labels",
+        "test_only_the_listed_disagreements", "test_everything_shared_is_read_fast",
         "test_a_row_of_each_shared_file_survives_our_own_format"},
     "traces/test_export.py": {"test_trl_renders_the_columns", "test_arguments_stay_apart_through_disk"},
     "traces/test_read.py": {"test_memory_does_not_grow_with_the_file"},

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from composer_replication.cli.app import app
-from composer_replication.core.provenance import file_digests
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.envs.toy.traces import toy_traces
 from composer_replication.replay.clean import place_pairs, write_pairs
@@ -185,14 +184,6 @@ def test_pairs_that_differ_in_a_secret_only_leave_nothing_to_publish(tmp_path):
     assert done.exit_code == 1 and "differ in a secret only" in done.stderr.replace("\n", " "), done.stderr
     done = run("pairs", tmp_path / "p.jsonl", "--out", tmp_path / "d", "--licence", "other")
     assert done.exit_code == 1 and "differ in a secret only" in done.stderr.replace("\n", " ") and "/tmp/tmp" not in done.stderr
-
-
-def test_two_files_of_one_name_are_both_on_the_card(tmp_path):
-    paths = [tmp_path / name for name in ("a/t.jsonl", "b/t.jsonl", "b/u.jsonl")]
-    for path in paths:
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(str(path.name))
-    assert list(file_digests(paths)) == ["t.jsonl", "t.jsonl (2)", "u.jsonl"]
 
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path):

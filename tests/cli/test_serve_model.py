@@ -70,6 +70,9 @@ def test_an_agent_played_over_http_earns_what_it_earns_here(client):
     over_http = collect(ClientPolicy(Endpoint("agent", "agent", Price(0, 0), url, None)), WorldEnv, rows, limits)
     here = collect(TransformersPolicy(embedded_model("teacher-1"), embedded_tokenizer()), WorldEnv, rows, limits)
     assert [r.reward for r in over_http] == [r.reward for r in here] and sum(r.reward for r in here) > 0
+    played = [[[(t.role, t.content, t.fail_reason, [(c.name, c.arguments) for c in t.tool_calls]) for t in r.trace.turns]
+               for r in rollouts] for rollouts in (over_http, here)]
+    assert played[0] == played[1] and all(r.completion_ids == () for r in over_http)
 
 
 def test_a_request_sets_the_sampling(client):

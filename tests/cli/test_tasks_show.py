@@ -1,11 +1,11 @@
 """`tasks show`: one task by its id or a part of it, names whole, figures in words; what `tasks make` says of its gates."""
 import json
-import subprocess
-import sys
+import os
 from dataclasses import replace
 from importlib.resources import files
 
 import pytest
+from forks import composer
 from typer.testing import CliRunner
 
 from composer_replication.cli.app import app
@@ -38,11 +38,8 @@ def test_a_name_that_no_task_has_is_one_sentence():
 
 
 @pytest.mark.parametrize("columns", ["60", "200"])
-def test_no_name_is_broken(monkeypatch, columns):
-    monkeypatch.setenv("COLUMNS", columns)
-    code = "from composer_replication.cli.app import main; main()"
-    words = [sys.executable, "-c", code, "tasks", "show", str(SHIPPED)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+def test_no_name_is_broken(columns):
+    done = composer("tasks", "show", SHIPPED, env=os.environ | {"COLUMNS": columns})
     names = [task.task_id for task in read_tasks(SHIPPED)]
     assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["task", *names]

@@ -146,14 +146,6 @@ def test_an_environment_is_registered_in_one_line(monkeypatch):
     assert isinstance(load("their_package:make", start=3), TrlEnvironment)
 
 
-@pytest.mark.parametrize("name", ["deletio", "", "their package"])
-def test_an_unknown_name_lists_the_known_ones(name):
-    listed = r"there is no environment .*use .*deletion, gsm8k, .*toy.*package\.module:factory"
-    with pytest.raises(InputProblem, match=listed) as problem:
-        load(name)
-    assert "\n" not in str(problem.value)
-
-
 @pytest.mark.parametrize("name, what", [("os:none", "module 'os' has no 'none'"), ("no_such_package:make", "ModuleNotFoundError"),
                                         (":", "the import of '' ended")])
 def test_a_factory_that_is_not_there_is_told(name, what):

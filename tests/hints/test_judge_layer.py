@@ -11,28 +11,13 @@ import time
 from dataclasses import replace
 
 import pytest
+from hinted import TURNS, meta
 
 from composer_replication.core import files
-from composer_replication.core.trace import ErrorSite, HintContext, ToolCall, Trace, Turn
+from composer_replication.core.trace import HintContext
 from composer_replication.hints import judge_layer as judge_module
 from composer_replication.hints.judge_layer import AnswerCache, LLMJudgeHintGenerator, cache_key, judge_prompt
-from composer_replication.hints.text import sentences
-
-TURNS = (
-    Turn("system", "You are an agent."),
-    Turn("user", "Book a seat for Mia."),
-    Turn("assistant", thinking="SECRET THOUGHT", tool_calls=(ToolCall("user_details", {"user_id": "mia"}, "call_17"),)),
-    Turn("tool", "Error: User mia not found", observation=True, failed=True),
-    Turn("assistant", "FUTURE question"),
-    Turn("user", "FUTURE answer"),
-)
-
-
-def meta(gold="GOLDEN flight HAT417", error=TURNS[3].content, **kwargs):
-    trace = Trace("t", TURNS, gold=gold, **kwargs)
-    return HintContext.at(
-        trace, ErrorSite("t", 2, 3, 2, 3, "runtime_error", HintContext("runtime_error", error, (), "user_details"))
-    )
+from composer_replication.hints.learned_layer import PART_CHARS, writer_prompt
 
 
 def ask(layer, m=None):
@@ -40,22 +25,19 @@ def ask(layer, m=None):
     return layer.generate(m.site.kind, m)
 
 
-def test_prompt_holds_neither_gold_nor_future_nor_thinking():
-    prompt = judge_prompt(meta())
+@pytest.mark.parametrize("prompt_of", [judge_prompt, writer_prompt])
+def test_prompt_holds_neither_gold_nor_future_nor_thinking(prompt_of):
+    prompt = prompt_of(meta())
     assert "User mia not found" in prompt and "Book a seat for Mia." in prompt and 'user_details(user_id="mia")' in prompt
-    for hidden in ("GOLDEN", "HAT417", "FUTURE", "SECRET", "call_17"):
-        assert hidden not in prompt
+    assert not [hidden for hidden in ("GOLDEN", "HAT417", "FUTURE", "SECRET", "call_17") if hidden in prompt]
+    quoted = meta(gold='[{"book": {"city": ["Lafayette, LA"]}}]', error="Invalid value 'x'. Expected one of ['Lafayette, LA'].")
+    assert "Lafayette" not in prompt_of(quoted) and "(withheld)" in prompt_of(quoted)
 
 
-def test_an_error_text_that_quotes_the_gold_is_withheld():
-    m = meta(gold='[{"book": {"city": ["Lafayette, LA"]}}]', error="Invalid value 'x'. Expected one of ['Lafayette, LA'].")
-    assert "Lafayette" not in judge_prompt(m) and "(withheld)" in judge_prompt(m)
-
-
-def test_prompt_is_bounded_on_huge_turns():
+@pytest.mark.parametrize("prompt_of, most", [(judge_prompt, 20_000), (writer_prompt, 6 * (PART_CHARS + 50))])
+def test_prompt_is_bounded_on_huge_turns(prompt_of, most):
     big = tuple(replace(t, content="word " * 200_000) for t in TURNS)
-    m = meta(error="word " * 200_000)
-    assert len(judge_prompt(HintContext.at(replace(m.trace, turns=big), m.site))) < 20_000
+    assert len(prompt_of(meta(big, error="word " * 200_000))) < most
 
 
 def test_same_site_same_answer_is_paid_for_once(tmp_path):
@@ -91,13 +73,6 @@ def test_a_changed_template_version_asks_anew(tmp_path, monkeypatch):
     ask(LLMJudgeHintGenerator(lambda p: "Old.", cache_dir=tmp_path))
     monkeypatch.setattr(judge_module, "TEMPLATE_VERSION", "judge/next")
     assert ask(LLMJudgeHintGenerator(lambda p: "New.", cache_dir=tmp_path)) == "New."
-
-
-def test_answers_are_clamped():
-    said = ask(LLMJudgeHintGenerator(lambda p: "One e.g. this. Two in foo.py! Three. " + "x" * 900))
-    assert said == "One e.g. this. Two in foo.py!"
-    assert len(ask(LLMJudgeHintGenerator(lambda p: "word " * 500))) <= 600
-    assert len(sentences(ask(LLMJudgeHintGenerator(lambda p: "- look\n- ask\n- go\n- stop")))) == 2
 
 
 @pytest.mark.parametrize(
@@ -167,18 +142,14 @@ def test_a_lone_surrogate_in_a_trace_is_no_crash(tmp_path):
 def test_the_key_is_the_same_in_every_process():
     code = (
         "from composer_replication.hints.judge_layer import cache_key\n"
-        "import sys; sys.path.insert(0, 'tests/hints')\n"
-        "from test_judge_layer import meta\n"
+        "import sys; sys.path.insert(0, 'tests')\n"
+        "from hinted import meta\n"
         "from composer_replication.hints.judge_layer import judge_prompt\n"
         "print(cache_key(judge_prompt(meta(tools=({'type': 'function', 'function': {'name': 'b'}},))), 'm'))"
     )
-    keys = {
-        subprocess.run(
-            [sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": seed}, check=True, capture_output=True, text=True
-        ).stdout
-        for seed in ("0", "1", "31337")
-    }
-    assert keys == {cache_key(judge_prompt(meta(tools=({"type": "function", "function": {"name": "b"}},))), "m") + "\n"}
+    environment = os.environ | {"PYTHONHASHSEED": "1"}
+    other = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
+    assert other.stdout == cache_key(judge_prompt(meta(tools=({"type": "function", "function": {"name": "b"}},))), "m") + "\n"
 
 
 def _worker(folder, number, barrier, results):

@@ -30,33 +30,10 @@ INSIDE = [
     "no. 7",
     "etc. and",
 ]
+SHORT = "al no mr ms dr eq cf vs eg ie etc fig sec mrs incl prof resp approx".split()  # a dot behind these ends no sentence
 word = st.one_of(
     st.sampled_from(INSIDE),
-    st.text(string.ascii_letters, min_size=2, max_size=8).filter(
-        lambda w: (
-            w.lower()
-            not in {
-                "al",
-                "no",
-                "mr",
-                "ms",
-                "dr",
-                "eq",
-                "cf",
-                "vs",
-                "eg",
-                "ie",
-                "etc",
-                "fig",
-                "sec",
-                "mrs",
-                "incl",
-                "prof",
-                "resp",
-                "approx",
-            }
-        )
-    ),
+    st.text(string.ascii_letters, min_size=2, max_size=8).filter(lambda w: w.lower() not in SHORT),
 )
 sentence = st.builds(
     lambda words, last, end: " ".join([*words, last]) + end,
@@ -102,7 +79,6 @@ def test_diagnose_never_crashes_and_is_one_bounded_sentence(text):
 @pytest.mark.parametrize(
     "error, says",
     [
-        ("Error executing query: Table 'car_1.cars' doesn't exist", "no such table"),
         ("Error executing query: Unknown column 's.name' in 'field list'", "`s` has no such column"),
         (
             "Error executing query: You have an error in your SQL syntax; check the manual that corresponds to your "
@@ -131,7 +107,6 @@ def test_diagnose_never_crashes_and_is_one_bounded_sentence(text):
             "`src/core/default.cfg`",
         ),
         ("<returncode>1</returncode>\n<output>\nerror: corrupt patch at line 12\n</output>", "patch does not fit"),
-        ("Error: Payment method credit_card_7815826 not found", "no such payment method"),
         ("Error: payment method certificate_7504069 not found", "an earlier booking may have used it up"),
         ("OSError: [Errno 6] No such device or address: '/dev/tty'", "a pipe does not reach it"),
         ("bash: /dev/tty: No such device or address", "a pipe does not reach it"),

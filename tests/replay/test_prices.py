@@ -34,12 +34,6 @@ def test_cost_is_the_sum_of_its_parts_and_never_above_most(prompt, cached, compl
     assert price.most(prompt, completion) == pytest.approx(float(told), rel=1e-12)
 
 
-def test_prices_are_per_million_tokens():
-    assert Price(3, 15, 0.3).cost(Usage(1_000_000, 0)) == 3
-    assert Price(3, 15, 0.3).cost(Usage(0, 1_000_000)) == 15
-    assert Price(3, 15, 0.3).cost(Usage(1_000_000, 0, 1_000_000)) == 0.3
-
-
 @pytest.mark.parametrize("counts", [(-1, 0, 0), (0, -1, 0), (5, 5, -1), (5, 5, 6)])
 def test_impossible_counts_are_refused(counts):
     with pytest.raises(PriceProblem, match="give what was measured"):
@@ -101,13 +95,6 @@ def test_a_price_is_read_back_as_it_was_written(model, prompt, completion, cache
     text = f"{model}={prompt},{completion}" + ("" if cached is None else f",{cached}")
     name, price = parse_price(text)
     assert name == model and (price.prompt, price.completion, price.cached) == (prompt, completion, cached)
-
-
-@pytest.mark.parametrize("text", ["", "=", "a", "a=", "a=1", "=1,2", "a=1,2,3,4", "a=x,2", "a=1,", "a=1,,2", "a=-1,2", "a=1,inf",
-                                  "1,2"])
-def test_what_is_no_price_is_refused(text):
-    with pytest.raises(PriceProblem, match="write MODEL=IN,OUT or MODEL=IN,OUT,CACHED"):
-        parse_price(text)
 
 
 def test_an_unknown_model_is_never_guessed():

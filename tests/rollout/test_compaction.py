@@ -5,6 +5,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from rollouts import scripted
 
 from composer_replication.core.errors import InputProblem
 from composer_replication.core.tools import ToolResult
@@ -14,26 +15,10 @@ from composer_replication.envs.toy.env import WorldEnv, world_rows
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
 from composer_replication.rollout.compaction import HEADING, REQUEST, Compacting, compaction_metrics
 from composer_replication.rollout.loop import collect
-from composer_replication.rollout.policies import CallablePolicy, TransformersPolicy
+from composer_replication.rollout.policies import TransformersPolicy
 from composer_replication.rollout.types import Ending, RolloutConfig
 
 LIMITS = RolloutConfig(max_turns=6, max_tokens=600, temperature=0)
-
-
-def scripted(say):
-    "A policy of tokens whose turns `say` gives, from the text before them and their number in it."
-    tokenizer = embedded_tokenizer()
-
-    def generate(rows, sampling, limits, seeds):
-        made = []
-        for row, limit in zip(rows, limits):
-            text = tokenizer.decode(row)
-            ids = [*tokenizer.encode(say(text), add_special_tokens=False), min(policy.stops)]
-            made.append(ids[:limit])
-        return made, [[-0.5] * len(ids) for ids in made]
-
-    policy = CallablePolicy(generate, tokenizer, "script")
-    return policy
 
 
 def call(name, **arguments):

@@ -8,12 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
+from rollouts import scripted
 
 from composer_replication.core.trace import Turn
-from composer_replication.envs.toy.model import embedded_tokenizer
 from composer_replication.rollout import endpoint
 from composer_replication.rollout.endpoint import Episodes, serve_recorder
-from composer_replication.rollout.policies import CallablePolicy
 from composer_replication.rollout.record import RecordedEpisode, Recorder
 from composer_replication.rollout.types import Ending
 
@@ -22,14 +21,8 @@ HI = [{"role": "user", "content": "Hello"}]
 
 def numbered():
     "A policy of tokens whose every turn is another number."
-    tokenizer, said = embedded_tokenizer(), iter(range(10**6))
-
-    def generate(rows, sampling, limits, seeds):
-        made = [[*tokenizer.encode(f"{next(said)}.", add_special_tokens=False), min(policy.stops)] for _ in rows]
-        return made, [[-0.5] * len(ids) for ids in made]
-
-    policy = CallablePolicy(generate, tokenizer, "script")
-    return policy
+    said = iter(range(10**6))
+    return scripted(lambda text: f"{next(said)}.")
 
 
 class Loud:

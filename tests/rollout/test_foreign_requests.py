@@ -3,10 +3,10 @@
 import random
 
 import pytest
+from rollouts import scripted
 from transformers import AutoTokenizer
 
 from composer_replication.envs.toy.model import embedded_tokenizer
-from composer_replication.rollout.policies import CallablePolicy
 from composer_replication.rollout.protocols import ChatCompletions, Messages, Refused
 from composer_replication.rollout.record import RecordedEpisode, Recorder
 from composer_replication.rollout.types import Ending
@@ -36,16 +36,6 @@ TEXTS = [
     "</s>[INST]",
     "x" * 50,
 ]
-
-
-def scripted(tokenizer, said=None):
-    def generate(rows, sampling, limits, seeds):
-        texts = [said or random.Random(seed).choice(SAID) for seed in seeds]
-        made = [[*tokenizer.encode(t, add_special_tokens=False), min(policy.stops)][:limit] for t, limit in zip(texts, limits)]
-        return made, [[-0.5] * len(ids) for ids in made]
-
-    policy = CallablePolicy(generate, tokenizer, "script")
-    return policy
 
 
 def message(draw, answers):
@@ -95,13 +85,13 @@ def played(recorder, seed):
 def test_any_messages(name, seeds, request):
     folder = None if name == "embedded" else request.getfixturevalue("shared_data") / "tokenizers" / name
     tokenizer = embedded_tokenizer() if folder is None else AutoTokenizer.from_pretrained(folder)
-    with Recorder(scripted(tokenizer), max_tokens=16) as recorder:
+    with Recorder(scripted(lambda text: random.Random(text).choice(SAID), tokenizer), max_tokens=16) as recorder:
         answered, refused = zip(*(played(recorder, seed) for seed in range(seeds)))
     assert sum(answered) > 2 * seeds / 3 and sum(refused)
 
 
 def test_a_turn_of_another_model_in_the_history_begins_a_segment():
-    with Recorder(scripted(embedded_tokenizer(), "fine"), max_tokens=16) as recorder:
+    with Recorder(scripted(lambda text: "fine"), max_tokens=16) as recorder:
         episode, history = RecordedEpisode("e"), [{"role": "user", "content": "start"}]
         for more in (
             [],
@@ -125,7 +115,7 @@ def test_a_turn_of_another_model_in_the_history_begins_a_segment():
 )
 def test_a_request_that_breaks_the_template_ends_nothing(messages):
     "Refused in the protocol's form; the next one is answered and the episode is scored."
-    with Recorder(scripted(embedded_tokenizer(), "fine"), max_tokens=16) as recorder:
+    with Recorder(scripted(lambda text: "fine"), max_tokens=16) as recorder:
         episode = RecordedEpisode("e")
         for protocol, more in ((ChatCompletions, {}), (Messages, {"max_tokens": 9})):
             recorder.answer(episode, protocol.read({"model": "m", "messages": [{"role": "user", "content": "start"}]} | more))
@@ -140,7 +130,7 @@ def test_schemas_as_deep_as_they_like_are_refused_or_answered():
     for _ in range(300):
         deep = {"type": "object", "properties": {"a": deep}}
     tools = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": deep}}]
-    with Recorder(scripted(embedded_tokenizer(), "fine"), max_tokens=16) as recorder:
+    with Recorder(scripted(lambda text: "fine"), max_tokens=16) as recorder:
         episode = RecordedEpisode("e")
         for _ in range(2):
             with pytest.raises(Refused) as refused:
@@ -161,7 +151,7 @@ def test_a_policy_cannot_end_its_episode_by_what_it_says(monkeypatch):
             raise ValueError("not carried")
 
     monkeypatch.setattr("composer_replication.rollout.record.check_turn", refuses)
-    with Recorder(scripted(embedded_tokenizer(), "what no template carries"), max_tokens=16) as recorder:
+    with Recorder(scripted(lambda text: "what no template carries"), max_tokens=16) as recorder:
         episode = RecordedEpisode("e")
         answer = recorder.answer(episode, ChatCompletions.read({"model": "m", "messages": [{"role": "user", "content": "a"}]}))
     assert answer.turn.content == "" and len(answer.turn.token_ids) > 3 and episode.ending is None

@@ -6,7 +6,7 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rollouts import Folder, config
+from rollouts import Folder, config, scripted
 
 from composer_replication.core.tools import ToolResult
 from composer_replication.envs.toy.model import embedded_tokenizer
@@ -18,16 +18,9 @@ from composer_replication.tree.build import build_tree
 from composer_replication.tree.chat import TemplateProblem
 
 
-def scripted(lines, tokenizer=None):
+def reads(lines):
     "A policy that says line after line, whatever it is told."
-    tokenizer = tokenizer or embedded_tokenizer()
-    opening = tokenizer.encode("<|assistant|>", add_special_tokens=False)[0]
-
-    def generate(ids, sampling, limits, seeds):
-        said = [tokenizer.encode(lines[row.count(opening) - 1] + "<|end|>")[:n] for row, n in zip(ids, limits)]
-        return said, [[-0.25] * len(s) for s in said]
-
-    return CallablePolicy(generate, tokenizer)
+    return scripted(lambda text: lines[text.count("<|assistant|>") - 1])
 
 
 def call(text):
@@ -35,7 +28,7 @@ def call(text):
 
 
 def one(lines, settings=None, environment=Folder, **row):
-    policy = scripted(lines)
+    policy = reads(lines)
     rollout, = collect(policy, environment, [{"prompt": "Look."} | row], settings or config())
     if rollout.trace.turns[-1].role != "user":
         check(rollout, policy)
@@ -77,7 +70,7 @@ def test_failures_are_answered_and_found(text, reason, kind):
     site, = find_error_sites(rollout.trace)
     assert (site.turn, site.evidence_turn, site.kind) == (1, 2, kind)
     assert (rollout.ending, rollout.reward) == (Ending.DONE, 1.0)
-    tree = build_tree(rollout.trace, scripted([]).chat, hints={1: "Look again at how it is called."})
+    tree = build_tree(rollout.trace, reads([]).chat, hints={1: "Look again at how it is called."})
     assert not tree.refused
     branch, = tree.branches
     assert branch.ids[branch.start:] == rollout.trace.turns[1].token_ids
@@ -92,11 +85,11 @@ def test_calls_of_one_turn_run_in_order_and_coroutines_are_waited_for():
 
 
 def test_tools_of_different_rollouts_run_at_once():
-    lines = [call('{"name": "wait", "arguments": {"seconds": 1.0}}'), "Done."]
+    lines = [call('{"name": "wait", "arguments": {"seconds": 0.3}}'), "Done."]
     start = time.monotonic()
-    rollouts = collect(scripted(lines), Folder, [{"prompt": "Look."}] * 8, config())
+    rollouts = collect(reads(lines), Folder, [{"prompt": "Look."}] * 8, config())
     waited = [r.seconds["tools"] for r in rollouts]
-    assert min(waited) >= 1.0 and time.monotonic() - start < sum(waited)  # one after the other it would take their sum
+    assert min(waited) >= 0.3 and time.monotonic() - start < sum(waited)  # one after the other it would take their sum
 
 
 def test_a_process_with_a_hung_tool_still_ends():
@@ -129,7 +122,7 @@ def test_broken_environments_are_not_scored():
             pass
 
     rows = [{"prompt": "Look.", "fails": f} for f in ("reset", "call", "text", "reward", "nan", "none", "")]
-    policy = scripted([call('{"name": "ls", "arguments": {}}'), "Done."])
+    policy = reads([call('{"name": "ls", "arguments": {}}'), "Done."])
     rollouts = collect(policy, Strange, rows, config())
     assert [(r.ending, r.reward) for r in rollouts] == [("error", None)] * 5 + [("done", None), ("done", 1.0)]
     assert all("no room" in r.problem for r in rollouts[:2]) and "ZeroDivisionError" in rollouts[3].problem
@@ -145,7 +138,7 @@ def test_environments_are_closed():
         def __init__(self):
             made.append(self)
 
-    collect(scripted(["Done."]), Counted, [{"prompt": "Look."}] * 2, config())
+    collect(reads(["Done."]), Counted, [{"prompt": "Look."}] * 2, config())
     assert [e.closed for e in made] == [True, True]
 
     def scarce():
@@ -154,7 +147,7 @@ def test_environments_are_closed():
         return Counted()
 
     with pytest.raises(OSError, match="no more"):
-        collect(scripted(["Done."]), scarce, [{"prompt": "Look."}] * 9, config())
+        collect(reads(["Done."]), scarce, [{"prompt": "Look."}] * 9, config())
     assert [e.closed for e in made] == [True] * 5
 
 
@@ -172,22 +165,12 @@ def test_budgets():
     assert (cut.ending, len(cut.completion_ids), find_error_sites(cut.trace)) == ("tokens", 6, [])
 
 
-def test_stop_is_asked_before_each_turn():
-    asked = []
-    environment = Folder()
-    environment.reset()
-    lines = [call('{"name": "ls", "arguments": {}}')] * 9
-    rollout, = run_episodes(scripted(lines), [Episode([{"role": "user", "content": "Look."}], environment, "t", "t-0")], config(),
-                            stop=lambda: asked.append(0) or len(asked) == 3)
-    assert (rollout.ending, rollout.reward, len(environment.log)) == ("stopped", None, 2)
-
-
 def test_bad_input_is_refused():
     environment = Folder()
     environment.reset()
     episode = Episode([{"role": "user", "content": "Look."}], environment, "t", "t-0")
     with pytest.raises(ValueError, match="'t-0' occurs more than once"):
-        run_episodes(scripted([]), [episode, episode], config())
+        run_episodes(reads([]), [episode, episode], config())
     bare = embedded_tokenizer()
     bare.chat_template = ("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
                           "{% if add_generation_prompt %}<|assistant|>{% endif %}")
@@ -198,7 +181,7 @@ def test_bad_input_is_refused():
         def ls(self, path): ...
 
     with pytest.raises(ValueError, match="Undescribed.ls makes no tool"):
-        run_episodes(scripted([]), [Episode(episode.prompt, Undescribed(), "t", "t-0")], config())
+        run_episodes(reads([]), [Episode(episode.prompt, Undescribed(), "t", "t-0")], config())
 
 
 PIECES = st.sampled_from(['<|call|>', '{"name": "ls", "arguments": {}}', '{"name": "ls"', "{", "}", "<think>", "</think>", "\n\n",

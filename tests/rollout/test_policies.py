@@ -1,7 +1,4 @@
 "Sampling against transformers' own generate, sampled distributions, and policies behind functions and real HTTP."
-import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
@@ -26,7 +23,7 @@ from composer_replication.rollout.decode import CachedBatch, RereadBatch, open_b
 from composer_replication.rollout.loop import collect
 from composer_replication.rollout.policies import ClientPolicy, TransformersPolicy
 from composer_replication.rollout.sampling import Numbers, Sampling
-from composer_replication.rollout.tool_call_parser import Markup, TurnReader, probe_markup, read_call
+from composer_replication.rollout.tool_call_parser import Markup, TurnReader, probe_markup
 from composer_replication.tree.context import context_ids, reads_near
 from composer_replication.tree.template import probe_template
 
@@ -87,16 +84,6 @@ def test_batched_turns_are_generate_row_by_row(name, attention):
         torch.testing.assert_close(torch.tensor(sample.logprobs), wanted, atol=2e-5, rtol=0)
 
 
-def test_embedded_model_is_generate_row_by_row():
-    model = embedded_model()
-    stop = model.config.eos_token_id
-    batch = CachedBatch(model, frozenset({stop}), Sampling(temperature=0))
-    for _, ids, limit, sample in conversation(batch):
-        out = model.generate(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long), max_new_tokens=limit,
-                             do_sample=False, pad_token_id=0)
-        assert sample.ids == tuple(out[0, len(ids):].tolist())
-
-
 def test_a_model_that_trains_with_block_masks_samples_with_dense_ones():
     "FlexAttention's CPU kernel fails where a token is read alone."
     model = embedded_model()
@@ -109,14 +96,6 @@ def test_a_model_that_trains_with_block_masks_samples_with_dense_ones():
     assert played["flex_attention"] == played["sdpa"]
 
 
-def test_small_forwards_give_the_same(monkeypatch):
-    model, sampling = made("gemma3"), Sampling(temperature=0.9)
-    whole = conversation(CachedBatch(model, frozenset({END}), sampling))
-    for name, value in (("MASK_ENTRIES", 40), ("READ_TOKENS", 8), ("ROOM", 1)):
-        monkeypatch.setattr(f"composer_replication.rollout.decode.{name}", value)
-    assert [s.ids for *_, s in conversation(CachedBatch(model, frozenset({END}), sampling))] == [s.ids for *_, s in whole]
-
-
 def test_stateful_models_reread():
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(MambaConfig(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, pad_token_id=0,
@@ -125,14 +104,6 @@ def test_stateful_models_reread():
     assert isinstance(batch, RereadBatch)
     for _, ids, limit, sample in conversation(batch):
         assert sample.ids == greedy(model, ids, limit)
-
-
-def test_both_batches_draw_alike():
-    model, sampling = made("llama"), Sampling(temperature=0.7, top_p=0.95, top_k=30, min_p=0.01)
-    one, two = (conversation(kind(model, frozenset({END}), sampling)) for kind in (CachedBatch, RereadBatch))
-    assert [s.ids for *_, s in one] == [s.ids for *_, s in two]
-    for (*_, a), (*_, b) in zip(one, two):
-        torch.testing.assert_close(torch.tensor(a.logprobs), torch.tensor(b.logprobs), atol=1e-4, rtol=0)
 
 
 def test_drawn_tokens_follow_the_distribution():
@@ -199,19 +170,12 @@ def test_trl_reads_the_same_calls(shared_data):
     assert theirs["content"].strip() == ours.content == "I look." and theirs["reasoning_content"].strip() == ours.thinking
 
 
-@pytest.mark.parametrize("text,name", [('{"name": "ls", "arguments": "{"}', "ls"), ('{"name": "ls", "arguments": 3}', "ls"),
-                                       ("[]", ""), ("", ""), ('{"name": 3, "arguments": {}}', ""),
-                                       ('{"name": "ls", "arguments": {}} }', "ls")])
-def test_unreadable_calls(text, name):
-    call = read_call(text)
-    assert call.name == name and not call.parsed and call.arguments and unreadable(call).endswith("name and arguments.")
-
-
 def test_text_behind_a_call_breaks_it_unless_the_call_is_closed():
     markup = Markup("<c>", "</c>", "</c><c>")
     assert [c.parsed for c in markup.read('<c>{"name": "a"} so</c>').calls] == [False]
     assert [c.parsed for c in markup.read('<c>{"name": "a"}</c> so').calls] == [True]
     assert [c.name for c in markup.read('x<c>{"name": "a"</c> <c>{"name": "b"}</c>').calls] == ["a", "b"]
+    assert [c.name for c in markup.read('<c>{"name": "a"}</c> and then <c>{"name": "b"}</c> done').calls] == ["a", "b"]
 
 
 def test_a_thought_ends_where_it_is_closed_first():
@@ -223,74 +187,10 @@ def test_a_thought_ends_where_it_is_closed_first():
         assert read.thinking == thought and [c.arguments for c in read.calls] == [{"content": "{{ a }}</think>{{ b }}"}], text
 
 
-def test_words_between_two_calls_hide_neither():
-    markup = Markup("<c>", "</c>", "</c><c>")
-    assert [c.name for c in markup.read('<c>{"name": "a"}</c> and then <c>{"name": "b"}</c> done').calls] == ["a", "b"]
-
-
 # --- an endpoint -------------------------------------------------------------------------------------------------------
-
-class Endpoint(BaseHTTPRequestHandler):
-    "OpenAI's chat protocol in front of the embedded model."
-
-    policy, seen = None, []
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        Endpoint.seen.append((self.headers.get("Authorization"), body))
-        tokenizer = self.policy.chat.tokenizer
-        for message in body["messages"]:
-            for call in message.get("tool_calls", ()):
-                call["function"]["arguments"] = ToolCall.parse("", call["function"]["arguments"]).arguments
-        prompt = tokenizer.apply_chat_template(body["messages"], tools=body.get("tools"), add_generation_prompt=True,
-                                               return_dict=False)
-        with self.policy.batch(Sampling(body["temperature"])) as batch:
-            sample = batch.sample([0], [prompt], [body["max_tokens"]], [str(body["seed"])])[0]
-        said = TurnReader.of(self.policy.chat).read(sample.ids, self.policy.stops, cut=sample.cut)
-        texts = [json.dumps(c.arguments) if c.parsed else c.arguments for c in said.calls]
-        calls = [{"id": f"x{i}", "type": "function", "function": {"name": c.name, "arguments": text}}
-                 for i, (c, text) in enumerate(zip(said.calls, texts))]
-        text = json.dumps({"choices": [{"message": {"role": "assistant", "content": said.content, "tool_calls": calls},
-                                        "finish_reason": "length" if sample.cut else "stop"}],
-                           "usage": {"completion_tokens": len(sample.ids)}}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, *args):
-        pass
-
-
-@pytest.fixture
-def endpoint():
-    Endpoint.policy, Endpoint.seen = TransformersPolicy(embedded_model(), embedded_tokenizer()), []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
-    server.server_close()
-
 
 def behind(url, key_env=None):
     return ModelEndpoint("embedded", "embedded", Price(0.0, 0.0), url, key_env)
-
-
-def test_a_client_plays_what_the_model_itself_plays(endpoint, monkeypatch):
-    monkeypatch.setenv("TEST_KEY", "k-123")
-    settings = config(temperature=0, max_turns=3, max_turn_tokens=60, max_tokens=4096)
-    rows = [{"prompt": text} for text in ("Why?", "What is `red_port` in `config`?", "Repair `a.py`.")]
-    far = collect(ClientPolicy(behind(endpoint, "TEST_KEY"), timeout_s=20), Folder, rows, settings)
-    near = collect(Endpoint.policy, Folder, rows, settings)
-    for a, b in zip(far, near):
-        assert a.completion_ids == () and a.reward == b.reward == 1.0
-        for one, two in zip(a.trace.turns, b.trace.turns):
-            assert (one.role, one.tool_calls, one.fail_reason) == (two.role, two.tool_calls, two.fail_reason)
-            if two.fail_reason == "json_decode":  # the arguments are broken there, the call is here: other words
-                break
-            assert one.content == two.content
-    assert any(t.tool_calls for r in near for t in r.trace.turns)
-    assert {key for key, _ in Endpoint.seen} == {"Bearer k-123"} and "k-123" not in repr(far)
 
 
 def test_an_endpoint_that_fails_leaves_the_rollout_unscored():
@@ -316,11 +216,3 @@ def test_contexts_are_rendered_from_near_turns_alone(monkeypatch):
     monkeypatch.setattr(type(chat), "render", counting)
     context_ids(chat, trace)
     assert max(lengths) <= 6
-
-
-@pytest.mark.parametrize("key", ["sk-SECRET\r", "sk-SECRET\nX: y"])
-def test_a_key_never_shows(key, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", key)
-    with pytest.raises(TeacherProblem) as found:
-        complete(behind("http://127.0.0.1:9", "OPENAI_API_KEY"), {}, timeout_s=1, tries=1)
-    assert "SECRET" not in str(found.value)

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx2
 import pytest
 import torch
+from rollouts import scripted
 
 from composer_replication.core.trace import ToolCall, Turn
 from composer_replication.envs.toy.env import WorldEnv, world_rows
@@ -99,52 +100,8 @@ def through_chat(client, row, tools, world):
             return
 
 
-def through_responses(client, row, tools, world):
-    "The same in Responses, as a stream, of which it reads the last event."
-    items, tools = list(row["prompt"]), [{"type": "function"} | t["function"] for t in tools]
-    for _ in range(LIMITS.max_turns):
-        text = client.post("responses", json={"model": "x", "input": items, "tools": tools, "stream": True}).text
-        output = json.loads(text.strip().rpartition("data: ")[2])["response"]["output"]
-        items += output
-        calls = [item for item in output if item["type"] == "function_call"]
-        for call in calls:
-            made = world.call(ToolCall.parse(call["name"], call["arguments"]))
-            items.append({"type": "function_call_output", "call_id": call["call_id"], "output": made.text})
-        if not calls:
-            return
-
-
-def through_messages(client, row, tools, world):
-    "The same in Anthropic's."
-    system, messages = row["prompt"][0]["content"], list(row["prompt"][1:])
-    tools = [
-        {"name": t["function"]["name"], "description": t["function"]["description"], "input_schema": t["function"]["parameters"]}
-        for t in tools
-    ]
-    for _ in range(LIMITS.max_turns):
-        content = client.post(
-            "messages",
-            json={
-                "model": "x",
-                "system": [{"type": "text", "text": system}],
-                "messages": messages,
-                "tools": tools,
-                "max_tokens": 400,
-            },
-        ).json()["content"]
-        messages.append({"role": "assistant", "content": content})
-        calls = [block for block in content if block["type"] == "tool_use"]
-        results = [
-            {"type": "tool_result", "tool_use_id": c["id"], "content": world.call(ToolCall(c["name"], c["input"])).text}
-            for c in calls
-        ]
-        if not calls:
-            return
-        messages.append({"role": "user", "content": results})
-
-
-@pytest.mark.parametrize("agent", [through_chat, through_responses, through_messages])
-def test_an_agent_over_http_is_recorded_as_our_loop_records(agent, policy):
+def test_an_agent_over_http_is_recorded_as_our_loop_records(policy):
+    "In OpenAI's chat form; the others read the same turns and tools, below."
     rows = world_rows(3, 1, "test")
     ours = collect(policy, WorldEnv, rows, LIMITS)
     episodes, records = Episodes(), []
@@ -161,7 +118,7 @@ def test_an_agent_over_http_is_recorded_as_our_loop_records(agent, policy):
             with httpx2.Client(
                 base_url=f"{url}/e/{rollout.trace.trace_id}/v1/", headers={"Authorization": "Bearer k"}, timeout=60
             ) as client:
-                agent(client, row, [t for t in world.tools], world)
+                through_chat(client, row, list(world.tools), world)
         seen = [record.rollout(recorder, Ending.DONE) for record in records]
     for mine, theirs in zip(ours, seen):
         assert (theirs.prompt_ids, theirs.completion_ids, theirs.completion_mask) == (
@@ -248,24 +205,8 @@ def test_the_same_request_twice_at_once_is_two_turns(policy):
 # ---- what is sampled and what is shown
 
 
-def scripted(texts, stop=True):
-    "A policy that says texts, by their tokens, whatever it is asked."
-    tokenizer, said = embedded_tokenizer(), []
-
-    def generate(rows, sampling, limits, seeds):
-        made = []
-        for limit in limits:
-            ids = tokenizer.encode(texts[len(said) % len(texts)], add_special_tokens=False) + [min(policy.stops)] * stop
-            said.append(ids)
-            made.append(ids[:limit])
-        return made, [[-0.5] * len(ids) for ids in made]
-
-    policy = CallablePolicy(generate, tokenizer, "script")
-    return policy
-
-
 def test_a_stop_text_ends_the_turn_where_it_is_complete():
-    policy = scripted(["one STOP two"])
+    policy = scripted(lambda text: "one STOP two")
     with Recorder(policy) as recorder:
         episode = RecordedEpisode("s")
         answer = recorder.answer(episode, asked(stop=["never", "STOP"], logprobs=True))
@@ -284,7 +225,7 @@ def test_one_call_at_most_ends_the_turn_behind_the_first():
     calls = '<|call|>{"name": "tree", "arguments": {"path": "a"}}<|call|>{"name": "tree", "arguments": {"path": "b"}}'
     path = {"type": "object", "properties": {"path": {"type": "string", "description": "p"}}}
     tools = [{"type": "function", "function": {"name": "tree", "description": "d", "parameters": path}}]
-    with Recorder(scripted([calls])) as recorder:
+    with Recorder(scripted(lambda text: calls)) as recorder:
         both, one, none = (
             recorder.answer(RecordedEpisode("c"), asked(tools=tools, **more))
             for more in ({}, {"parallel_tool_calls": False}, {"tool_choice": "none"})
@@ -296,7 +237,7 @@ def test_one_call_at_most_ends_the_turn_behind_the_first():
 
 def test_arguments_that_do_not_parse():
     tools = [{"type": "function", "function": {"name": "tree", "parameters": {"type": "object", "properties": {}}}}]
-    with Recorder(scripted(['<|call|>{"name": "tree", "arguments": {"path": }}'])) as recorder:
+    with Recorder(scripted(lambda text: '<|call|>{"name": "tree", "arguments": {"path": }}')) as recorder:
         chat = asked(tools=tools)
         raw = recorder.answer(RecordedEpisode("a"), chat)
         empty = recorder.answer(RecordedEpisode("b"), replace(chat, objects=True))
@@ -306,7 +247,7 @@ def test_arguments_that_do_not_parse():
 
 
 def test_budgets_end_an_episode(policy):
-    with Recorder(scripted(["word " * 30], stop=False)) as recorder:
+    with Recorder(scripted(lambda text: "word " * 30, stop=False)) as recorder:
         turns = RecordedEpisode("turns", config=RolloutConfig(max_turns=2, max_tokens=500, max_turn_tokens=5))
         tokens = RecordedEpisode("tokens", config=RolloutConfig(max_turns=9, max_tokens=12))
         for episode, ending in ((turns, Ending.TURNS), (tokens, Ending.TOKENS)):
@@ -462,7 +403,7 @@ def test_what_the_policy_raises_reaches_the_client_and_the_engine_goes_on():
                 raise ValueError("the policy's logits are not finite")
             return super().batch(sampling)
 
-    good = scripted(["fine"])
+    good = scripted(lambda text: "fine")
     policy = Broken(good.generate, embedded_tokenizer())
     episode = RecordedEpisode("b")
     with served(policy, episode) as client:
@@ -490,7 +431,7 @@ def test_the_engine_drops_what_nobody_waits_for(policy):
 def test_one_request_too_many_is_told_so_in_its_own_form():
     "A body that never comes holds a place until its time is over; the next one gets 429, and nothing hangs."
     body = {"model": "m", "messages": HI, "max_tokens": 9}
-    with served(scripted(["fine"]), RecordedEpisode("f"), at_once=1) as client:
+    with served(scripted(lambda text: "fine"), RecordedEpisode("f"), at_once=1) as client:
         with half_sent(client, "/e/f/v1/messages", b"{", 99):
             while not client.get("/health").json()["requests"]:
                 pass
@@ -518,13 +459,11 @@ def test_openais_client(server):
             chunks[-1].usage.total_tokens == whole.usage.total_tokens
             and len(whole.choices[0].logprobs.content) == whole.usage.completion_tokens
         )
-        answer = client.responses.create(
-            model="any", input="Hello", instructions="Be brief.", store=False, reasoning={"effort": "low"}
-        )
-        events = [event.type for event in client.responses.create(model="any", input="Hello", stream=True)]
-        assert (
-            answer.output_text and events[0] == "response.created" and events[-1] in ("response.completed", "response.incomplete")
-        )
+        asked = {"model": "any", "input": "Hello", "instructions": "Be brief."}
+        answer = client.responses.create(**asked, store=False, reasoning={"effort": "low"})
+        first, *_, last = client.responses.create(**asked, stream=True)
+        assert first.type == "response.created" and last.type in ("response.completed", "response.incomplete")
+        assert last.response.output_text == answer.output_text != ""
 
 
 FOREIGN = """
@@ -562,7 +501,8 @@ def test_anthropics_client_and_openais_agents():
     path = os.environ.get("COMPOSER_AGENTS", "")
     if not (Path(path, "anthropic").is_dir() and Path(path, "agents").is_dir()):
         pytest.skip("COMPOSER_AGENTS names no folder with anthropic and openai-agents; make test-agents installs them")
-    with Recorder(scripted(["Hello there."])) as recorder, serve_recorder(recorder, foreign_episodes(None, "m"), "m") as url:
+    policy = scripted(lambda text: "Hello there.")
+    with Recorder(policy) as recorder, serve_recorder(recorder, foreign_episodes(None, "m"), "m") as url:
         done = subprocess.run(
             [sys.executable, "-c", FOREIGN, url],
             env=os.environ | {"PYTHONPATH": path},
@@ -574,18 +514,34 @@ def test_anthropics_client_and_openais_agents():
 
 
 def test_every_protocol_reads_its_own_answer_as_the_recorded_turn():
-    "Whatever was answered, an agent that echoes it goes on with its segment."
+    "Whatever was answered, an agent that echoes it goes on with its segment, with the same system message and tools."
     turn = Turn("assistant", "Look.", "I think so.", (ToolCall("f", {"a": [1, None]}, "call_0"), ToolCall("g", {}, "call_1")))
     request, answered, ids = asked(), Answered(turn, "calls"), ("call_0", "call_1")
     chat = ChatCompletions.write(request, answered)["choices"][0]["message"]
     outputs = [{"type": "function_call_output", "call_id": i, "output": "r"} for i in ids]
     own = {"role": "assistant", "content": Messages.write(request, answered)["content"]}
     results = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": i, "content": "r"} for i in ids]}
+    tools, brief = list(WorldEnv().tools), "Be brief."
+    flat = [{"type": "function"} | t["function"] for t in tools]
+    theirs = [
+        {"name": t["name"], "description": t["description"], "input_schema": t["parameters"]} for t in flat
+    ]
+    system = {"role": "system", "content": brief}
+    items = HI + Responses.write(request, answered)["output"] + outputs
     echo = [
-        asked([*HI, chat, *({"role": "tool", "tool_call_id": i, "content": "r"} for i in ids)]),
-        Responses.read({"model": "m", "input": HI + Responses.write(request, answered)["output"] + outputs}),
-        Messages.read({"model": "m", "max_tokens": 1, "messages": [*HI, own, results]}),
+        asked([system, *HI, chat, *({"role": "tool", "tool_call_id": i, "content": "r"} for i in ids)], tools=tools),
+        Responses.read({"model": "m", "instructions": brief, "input": items, "tools": flat}),
+        Messages.read(
+            {
+                "model": "m",
+                "max_tokens": 1,
+                "system": [{"type": "text", "text": brief}],
+                "messages": [*HI, own, results],
+                "tools": theirs,
+            }
+        ),
     ]
     for each in echo:
-        assert same(each.turns[1], turn)
-        assert [(t.role, t.name) for t in each.turns[2:]] == [("tool", "f"), ("tool", "g")] and len(each.turns) == 4
+        assert each.tools == tuple(tools) and (each.turns[0].role, each.turns[0].content) == ("system", brief)
+        assert same(each.turns[2], turn)
+        assert [(t.role, t.name) for t in each.turns[3:]] == [("tool", "f"), ("tool", "g")] and len(each.turns) == 5

@@ -7,11 +7,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from rollouts import Folder, config
+from rollouts import Folder, config, scripted
 
-from composer_replication.envs.toy.model import embedded_tokenizer
 from composer_replication.rollout.loop import collect
-from composer_replication.rollout.policies import CallablePolicy
 from composer_replication.rollout.types import Ending
 
 GOOD = [
@@ -54,10 +52,7 @@ def rollout_with(value):
         def get_reward(self):
             return value
 
-    tokenizer = embedded_tokenizer()
-    said = tokenizer.encode("Done.<|end|>")
-    policy = CallablePolicy(lambda ids, *_: ([said] * len(ids), [[-0.25] * len(said)] * len(ids)), tokenizer)
-    return collect(policy, Scored, [{"prompt": "Look."}], config())[0]
+    return collect(scripted(lambda text: "Done."), Scored, [{"prompt": "Look."}], config())[0]
 
 
 @pytest.mark.parametrize("value, reward", GOOD)

@@ -33,16 +33,6 @@ def test_log_probabilities_are_those_of_the_whole_distribution(kind, temperature
             assert ranks.max() < cut["top_k"]
 
 
-def test_drawn_ids_are_those_that_are_left():
-    logits = torch.randn(1, 12, generator=torch.Generator().manual_seed(0)).expand(20000, 12) * 2
-    numbers = torch.rand(20000, generator=torch.Generator().manual_seed(1))
-    ids, logprobs = Sampling(temperature=1.3, top_k=4).draw(logits, numbers)
-    best = (logits[0] / 1.3).topk(4)
-    shares = torch.stack([(ids == i).float().mean() for i in best.indices])
-    torch.testing.assert_close(shares, best.values.softmax(-1), atol=0.015, rtol=0)
-    torch.testing.assert_close(logprobs, (logits / 1.3).log_softmax(-1).gather(-1, ids[:, None])[:, 0])
-
-
 @pytest.mark.parametrize("cut", CUTS[:4], ids=str)
 def test_vllm_is_refused_by_name_before_it_is_looked_for(cut):
     given = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None} | cut

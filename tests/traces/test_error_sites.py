@@ -3,10 +3,11 @@
 from itertools import groupby
 
 import pytest
+from chats import came_back
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composer_replication.core.trace import ERROR_KINDS, ToolCall, Trace, Turn
+from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.traces.error_detectors import DETECTORS, Detection
 from composer_replication.traces.error_sites import find_error_sites, register_detector
 
@@ -84,11 +85,8 @@ def test_a_failure_without_its_cause_is_no_site(turns):
 
 
 def test_mini_swe_complaint_about_a_message_that_was_not_recorded():
-    turns = (
-        Turn("assistant", tool_calls=(ToolCall("bash", {"command": "ls"}, "1"),)),
-        Turn("tool", "<returncode>0</returncode>\n<output>\na\n</output>", tool_call_id="1", observation=True),
-        Turn("user", "Tool call error:\n\nError parsing tool call arguments", observation=True),
-    )
+    complaint = Turn("user", "Tool call error:\n\nError parsing tool call arguments", observation=True)
+    turns = (*came_back("<returncode>0</returncode>\n<output>\na\n</output>", "bash", {"command": "ls"}), complaint)
     assert find_error_sites(Trace("t", turns, format="mini-swe-agent")) == []
     recorded = (*turns[:2], Turn("assistant", "x", tool_calls=(ToolCall("bash", '{"comm'),)), turns[2])
     [site] = find_error_sites(Trace("t", recorded, format="mini-swe-agent"))
@@ -96,11 +94,8 @@ def test_mini_swe_complaint_about_a_message_that_was_not_recorded():
 
 
 def test_an_unparsable_call_is_json_decode_whatever_the_words():
-    call = ToolCall("f", '{"a": ', "1")
-    answered = Trace(
-        "t", (Turn("assistant", tool_calls=(call,)), Turn("tool", "Error: gone", tool_call_id="1", observation=True))
-    )
-    alone = Trace("t", (Turn("assistant", tool_calls=(call,)),))
+    turns = came_back("Error: gone", "f", '{"a": ')
+    answered, alone = Trace("t", turns), Trace("t", turns[:1])
     assert [(s.kind, s.evidence_turn) for s in find_error_sites(answered)] == [("json_decode", 1)]
     assert [(s.kind, s.evidence_turn) for s in find_error_sites(alone)] == [("json_decode", 0)]
 
@@ -140,15 +135,7 @@ def test_an_unoffered_tool_is_tool_not_found_only_if_it_failed():
     ],
 )
 def test_return_codes(code, command, output, kind):
-    turns = (
-        Turn("assistant", tool_calls=(ToolCall("bash", {"command": command}, "1"),)),
-        Turn(
-            "tool",
-            f"<returncode>{code}</returncode>\n<output>\n{output}\n</output>",
-            tool_call_id="1",
-            observation=True,
-        ),
-    )
+    turns = came_back(f"<returncode>{code}</returncode>\n<output>\n{output}\n</output>", "bash", {"command": command})
     assert [s.kind for s in find_error_sites(Trace("t", turns, format="mini-swe-agent"))] == ([kind] if kind else [])
 
 
@@ -188,12 +175,6 @@ def test_a_registered_detector_is_asked_first_and_kinds_of_its_own_have_no_strea
         assert [(s.kind, s.streak, s.detector) for s in sites] == [("communication", 1, "polite")] * 5
     finally:
         DETECTORS.pop("mail")
-
-
-def test_every_kind_can_be_found():
-    found = {s.kind for steps in ("rrr", "t", "j") for s in find_error_sites(trace_of(steps))}
-    found |= {s.kind for s in find_error_sites(trace_of("r", tools=({"type": "function", "function": {"name": "g"}},)))}
-    assert found == set(ERROR_KINDS)
 
 
 def test_intent_is_what_was_said_and_not_the_action():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import orjson
 import pytest
-from chats import answered, says, written
+from chats import answered, came_back, says, written
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +17,7 @@ from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.export import write_traces
 from composer_replication.traces.formats.base import FORMATS, read_record, register_format, with_tools
 from composer_replication.traces.formats.mini_swe_agent import returned
-from composer_replication.traces.read import loose_ends, own_ids, read_traces
+from composer_replication.traces.read import loose_ends, read_traces
 
 CLAUDE = Path(__file__).parents[1] / "fixtures" / "claude_code"
 
@@ -338,10 +338,7 @@ HEAD_AND_TAIL = (
 
 @pytest.mark.parametrize("code", [1, 2])
 def test_a_long_failing_output_of_mini_swe_is_read(code):
-    turns = (
-        Turn("assistant", tool_calls=(ToolCall("bash", {"command": "pytest"}, "c"),)),
-        Turn("tool", HEAD_AND_TAIL.format(code), tool_call_id="c", observation=True),
-    )
+    turns = came_back(HEAD_AND_TAIL.format(code), "bash", {"command": "pytest"})
     found = returned(Trace("t", turns, format="mini-swe-agent"), 1)
     assert found and "no output" not in found.message and ("ERROR collecting" in found.message or "1 error" in found.message)
 
@@ -372,31 +369,12 @@ def test_a_chat_whose_task_is_text_and_whose_tools_are_built_in_is_read():
     assert trace.tool_names == ("f",) and trace.turns[2].failed and trace.turns[2].fail_reason == "Timeout"
 
 
-def test_ids_of_their_own_are_not_given_twice():
-    own = own_ids()
-    ids = [own(Trace(name, (Turn("user", "U"),))).trace_id for name in ("a", "a@2", "a", "a", "a@2")]
-    assert ids == ["a", "a@2", "a@3", "a@4", "a@2@2"]
-
-
 def test_parents_in_a_circle_end():
     rows = [json.loads(line) for line in (CLAUDE / "compacted.jsonl").read_text().splitlines()[:2]]
     rows[0]["parentUuid"] = rows[1]["uuid"]
     from composer_replication.traces.formats.claude_code import read_session
 
     assert len(list(read_session(list(enumerate(rows)), "x"))) >= 1
-
-
-def test_one_s_own_format(tmp_path):
-    @register_format("log", lambda record: "log" in record)
-    def read_log(record, trace_id):
-        return Trace(trace_id, tuple(Turn("user", line) for line in record["log"]), format="log")
-
-    try:
-        (tmp_path / "a.jsonl").write_text('{"log": ["x", "y"]}')
-        [trace] = read_traces(tmp_path / "a.jsonl", strict=True)
-        assert trace.format == "log" and len(trace.turns) == 2
-    finally:
-        FORMATS.pop(0)
 
 
 def test_a_format_of_one_s_own_may_be_spread_over_lines_or_packed(tmp_path):

@@ -5,9 +5,9 @@ import json
 import zipfile
 
 import pytest
-from chats import answered, asked, chat_of, says, written
+from chats import answered, asked, came_back, chat_of, problems_of, read, says, written
 
-from composer_replication.core.trace import ToolCall, Trace, TraceProblem, Turn
+from composer_replication.core.trace import ToolCall, Trace
 from composer_replication.traces.calls_in_text import calls_in_text
 from composer_replication.traces.error_detectors import ERROR_WORDS
 from composer_replication.traces.error_sites import find_error_sites
@@ -108,58 +108,37 @@ def outcome(*args, **fields):
     return (sites[0].kind, sites[0].context.error_message) if sites else None
 
 
+LONG = "boom\n[The command completed with exit code §.]\n[Current working directory: /w]\n[Python interpreter: /p]\n"
+LONG += "[Command finished with exit code §]"
+FIELDS = "Command: make\nDirectory: (root)\nStdout: boom\nStderr: (empty)\nError: (none)\nExit Code: §\nSignal: 0"
+
+
 @pytest.mark.parametrize(
-    "content, message",
+    "content",  # § stands for the status
     [
-        ('{"output": "boom", "exit_code": 2, "error": null}', "boom"),
-        ('{"stdout": "", "stderr": "boom", "returncode": 1}', "boom"),
-        ('{"output": "boom", "metadata": {"exit_code": 101, "duration_seconds": 0.1}}', "boom"),
-        ('{"result": {"exitCode": 3, "stderr": "boom"}, "error": null}', "boom"),
-        ("{'output': 'boom', 'exit_code': 1, 'error': None}", "boom"),
-        ("Exit code: 1\nWall time: 0.2 seconds\nOutput:\nboom", "boom"),
-        ("Chunk ID: a1\nWall time: 0.2 seconds\nProcess exited with code 2\nOriginal token count: 9\nOutput:\nboom", "boom"),
-        ("Command failed with exit code 1: npm test\nboom", "boom"),
-        ("Exit code 1\nboom", "boom"),
-        ("Command exited with non-zero status 2\nboom", "boom"),
-        ("boom\n[Command finished with exit code 1]", "boom"),
-        (
-            "boom\n[The command completed with exit code 1.]\n[Current working directory: /w]\n[Python interpreter: /p]\n[Command finished with exit code 1]",  # noqa: E501
-            "boom",
-        ),
-        ("boom\n\nExit code: 1", "boom"),
-        ("boom\n\nCommand exited with code 1", "boom"),
-        ("boom\n(exit code 1)", "boom"),
-        ("boom\n[exit 1]", "boom"),
-        ("boom\nProcess finished with exit code 1\n", "boom"),
-        ('<shell_output exit_code="1">\nboom\n</shell_output>', "boom"),
-        ("<returncode>1</returncode>\n<output>\nboom\n</output>", "boom"),
-        ("<output>boom</output>\n<exit_code>1</exit_code>", "boom"),
-        (
-            "Command: make\nDirectory: (root)\nStdout: boom\nStderr: (empty)\nError: (none)\nExit Code: 2\nSignal: 0\nBackground PIDs: (none)",  # noqa: E501
-            None,
-        ),
+        '{"output": "boom", "exit_code": §, "error": null}',
+        '{"stdout": "", "stderr": "boom", "returncode": §}',
+        '{"output": "boom", "metadata": {"exit_code": §, "duration_seconds": 0.1}}',
+        '{"result": {"exitCode": §, "stderr": "boom"}, "error": null}',
+        "{'output': 'boom', 'exit_code': §, 'error': None}",
+        "Chunk ID: a1\nWall time: 0.2 seconds\nProcess exited with code §\nOriginal token count: 9\nOutput:\nboom",
+        "Exit code §\nboom",
+        "Command exited with non-zero status §\nboom",
+        LONG,
+        "boom\n\nExit code: §",
+        "boom\n\nCommand exited with code §",
+        "boom\n(exit code §)",
+        "boom\n[exit §]",
+        '<shell_output exit_code="§">\nboom\n</shell_output>',
+        "<returncode>§</returncode>\n<output>\nboom\n</output>",
+        "<output>boom</output>\n<exit_code>§</exit_code>",
+        FIELDS,
     ],
 )
-def test_an_exit_status_is_found_wherever_tools_put_it(content, message):
-    kind, said = outcome(content)
-    assert kind == "runtime_error" and message in (None, said)
-    for failed, fine in (
-        ("2,", "0,"),
-        ("1,", "0,"),
-        ("101,", "0,"),
-        ("3,", "0,"),
-        (": 1", ": 0"),
-        ("code 1", "code 0"),
-        ("code 2", "code 0"),
-        ("status 2", "status 0"),
-        ("1}", "0}"),
-        ("exit 1", "exit 0"),
-        ('="1"', '="0"'),
-        (">1<", ">0<"),
-        ("Code: 2", "Code: 0"),
-    ):
-        content = content.replace(failed, fine)
-    assert outcome(content) is None
+def test_an_exit_status_is_found_wherever_tools_put_it(content):
+    kind, said = outcome(content.replace("§", "2"))
+    assert kind == "runtime_error" and (said == "boom" or content == FIELDS)
+    assert outcome(content.replace("§", "0")) is None
 
 
 def test_a_status_beside_the_text_is_read():
@@ -177,45 +156,6 @@ def test_a_status_beside_the_text_is_read():
         assert outcome("fine", **fields) is None, fields
     assert outcome("", given={"command": "grep x a"}, exit_code=1) is None  # grep found nothing
     assert outcome("boom", tool="run", exit_code=127)[0] == "tool_not_found"
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "The process exited with code 1 last night, the page says.\nToday it runs.",
-        "Exit codes:\n0 fine\n1 failed",
-        '{"output": "ok", "exit_code": 0, "error": null}',
-        '{"error": null}',
-        '{"error": "none"}',
-        '{"errors": 0, "passed": 3}',
-        '{"success": true, "error": null, "output": "Error: 0 found"}',
-        '{"id": 7, "status": "cancelled"}',
-        '{"exit_code": null, "output": "running"}',
-        "[The command has no new output after 10 seconds.]\n[Command finished with exit code -1]",
-        "Errors: 0",
-        "error.log\napp.py",
-        "Failed: 0, passed: 3",
-        "No errors.",
-    ],
-)
-def test_what_says_nothing_of_a_failure_is_none(content):
-    assert outcome(content) is None
-
-
-def test_a_log_that_is_read_is_no_failure():
-    for tool, given in (
-        ("read_file", {"path": "ci.log"}),
-        ("bash", {"command": "cat ci.log"}),
-        ("bash", {"command": "tail -n 20 ci.log"}),
-    ):
-        assert outcome("building\nProcess exited with code 1", tool, given) is None
-        assert (
-            outcome('Traceback (most recent call last):\n  File "a.py", line 1, in <module>\nValueError: x', tool, given) is None
-        )
-    assert outcome("building\nProcess exited with code 1", "bash", {"command": "make"}) is not None
-    assert (
-        outcome("cat: ci.log: No such file\n[Command finished with exit code 1]", "bash", {"command": "cat ci.log"}) is not None
-    )
 
 
 @pytest.mark.parametrize(
@@ -452,35 +392,24 @@ def test_results_find_their_calls():
     assert find_error_sites(loose) == [] and tally(loose)["loose"] == 1
 
 
-COMMENTS = ["please add the other file too first", "no, use uv instead", "why not pytest?", "Stop. I want to think about it"]
-
-
-@pytest.mark.parametrize("text", COMMENTS)
-def test_a_person_s_comment_is_no_error(text):
-    turns = (
-        Turn("assistant", tool_calls=(ToolCall("Bash", {"command": "git commit"}, "c"),)),
-        Turn("tool", text, tool_call_id="c", observation=True, failed=True),
-    )
-    assert find_error_sites(Trace("t", turns, format="claude-code")) == []
-
-
 @pytest.mark.parametrize(
-    "text",
+    "text, by_a_person",
     [
-        "Exit code 2\nmake: no rule",
-        "Command timed out after 2m 0s",
-        "(eval):1: command not found: foo",
-        "Permission to use Bash with command rm has been denied.",
-        "<tool_use_error>File has not been read yet</tool_use_error>",
-        "Error: spawn ENOENT",
+        ("please add the other file too first", True),
+        ("no, use uv instead", True),
+        ("why not pytest?", True),
+        ("Stop. I want to think about it", True),
+        ("Exit code 2\nmake: no rule", False),
+        ("Command timed out after 2m 0s", False),
+        ("(eval):1: command not found: foo", False),
+        ("Permission to use Bash with command rm has been denied.", False),
+        ("<tool_use_error>File has not been read yet</tool_use_error>", False),
+        ("Error: spawn ENOENT", False),
     ],
 )
-def test_what_claude_code_says_itself_stays_an_error(text):
-    turns = (
-        Turn("assistant", tool_calls=(ToolCall("Bash", {"command": "x"}, "c"),)),
-        Turn("tool", text, tool_call_id="c", observation=True, failed=True),
-    )
-    assert len(find_error_sites(Trace("t", turns, format="claude-code"))) == 1
+def test_a_person_s_comment_is_no_error_and_what_claude_code_says_itself_is_one(text, by_a_person):
+    trace = Trace("t", came_back(text, "Bash", {"command": "x"}, failed=True), format="claude-code")
+    assert (find_error_sites(trace) == []) is by_a_person
 
 
 @pytest.mark.parametrize(
@@ -517,18 +446,17 @@ def test_sub_agents_are_traces_of_their_own_linked_to_the_main_one(tmp_path):
         ]
 
     main = [line("u1", None, "user", "Go."), line("u2", "u1", "assistant", block("Done."))]
-    path = written(tmp_path / "s.jsonl", [main[0], *side("x"), *side("y"), main[1]])
-    traces = list(read_traces(path, strict=True))
+    traces = read(tmp_path, [main[0], *side("x"), *side("y"), main[1]], "s.jsonl")
     assert [t.trace_id for t in traces] == ["s1", "s1/x", "s1/y"] and traces[2].turns[-1].content == "I am y."
 
 
 def test_a_parent_that_is_not_in_the_file_loses_no_turn(tmp_path):
     rows = [line("a", None, "user", "Go."), line("b", "a", "assistant", block("One."))]
     rows += [line("d", "gone", "user", "And?"), line("e", "d", "assistant", block("Two."))]
-    path, problems = written(tmp_path / "s.jsonl", rows), []
-    [trace] = read_traces(path, on_problem=problems.append)
+    [problem] = problems_of(tmp_path, rows, "s.jsonl", traces=1)
+    assert "parent" in problem and "line 3" in problem
+    [trace] = read_traces(tmp_path / "s.jsonl", on_problem=lambda problem: None)
     assert [t.content for t in trace.turns] == ["Go.", "One.", "And?", "Two."]
-    assert len(problems) == 1 and "parent" in str(problems[0]) and problems[0].line == 3
 
 
 def test_columns_of_json_text_are_opened():
@@ -560,11 +488,9 @@ def test_several_pretty_printed_objects_in_one_file(tmp_path, between):
 def test_loose_ends_are_counted_in_one_sentence(tmp_path):
     results = [answered(text, id) for text, id in (("7", "c1"), ("8", "z"), ("9", "y"))]
     chat = {"messages": [asked(*(("f", f"c{n}") for n in range(4))), *results, says("assistant", "well")]}
-    path, problems = tmp_path / "t.jsonl", []
-    path.write_text((json.dumps(chat) + "\n") * 9)
-    assert len(list(read_traces(path, on_problem=problems.append))) == 9
-    assert "3 of 4 calls have no result" in str(problems[0]) and "2 of 3 results answer no call" in str(problems[0])
-    assert len(problems) == 6 and "4 more traces" in str(problems[-1]) and "27 and 18 in all" in str(problems[-1])
+    problems = problems_of(tmp_path, [chat] * 9, "t.jsonl", traces=9)
+    assert "3 of 4 calls have no result" in problems[0] and "2 of 3 results answer no call" in problems[0]
+    assert len(problems) == 6 and "4 more traces" in problems[-1] and "27 and 18 in all" in problems[-1]
 
 
 def test_an_eval_archive_is_read(tmp_path):
@@ -581,9 +507,7 @@ def test_an_eval_archive_is_read(tmp_path):
         for epoch in (1, 2):
             archive.writestr(f"samples/1_epoch_{epoch}.json", json.dumps(sample | {"epoch": epoch}))
     assert [(t.trace_id, t.model, t.reward) for t in read_traces(path, strict=True)] == [("1/1", "m", 1.0), ("1/2", "m", 1.0)]
-    path.write_bytes(path.read_bytes()[:200])
-    problems = []
-    assert list(read_traces(path, on_problem=problems.append)) == [] and "archive" in str(problems[0])
+    assert "archive" in problems_of(tmp_path, path.read_bytes()[:200], "log.eval")[0]
 
 
 def test_sessions_of_other_agents_as_lists_and_documents(tmp_path):
@@ -602,8 +526,7 @@ def test_sessions_of_other_agents_as_lists_and_documents(tmp_path):
     ]
     rows = {"list.json": events, "row.jsonl": {"instance_id": "i", "history": events}, "rows.jsonl": {"events": events}}
     for name, value in rows.items():
-        (tmp_path / name).write_text(json.dumps(value))
-        [trace] = read_traces(tmp_path / name, strict=True)
+        [trace] = read(tmp_path, json.dumps(value).encode(), name)
         assert [(t.role, len(t.tool_calls)) for t in trace.turns] == [("user", 0), ("assistant", 2), ("tool", 0), ("tool", 0)]
         assert [s.context.error_message for s in find_error_sites(trace)] == ["no such tool parameter"]
     items = [
@@ -611,9 +534,8 @@ def test_sessions_of_other_agents_as_lists_and_documents(tmp_path):
         {"type": "custom_tool_call", "call_id": "c", "name": "apply_patch", "input": "*** Begin Patch"},
         {"type": "custom_tool_call_output", "call_id": "c", "output": "Exit code: 1\nOutput:\npatch does not apply"},
     ]
-    for name, text in (("items.json", json.dumps(items)), ("old-rollout.jsonl", "\n".join(map(json.dumps, items)))):
-        (tmp_path / name).write_text(text)
-        [trace] = read_traces(tmp_path / name, strict=True)
+    for name in ("items.json", "old-rollout.jsonl"):
+        [trace] = read(tmp_path, items, name)
         assert trace.turns[1].tool_calls[0].arguments == {"input": "*** Begin Patch"}
         assert [s.context.error_message for s in find_error_sites(trace)] == ["patch does not apply"]
 
@@ -636,25 +558,6 @@ def test_a_compacted_codex_session_is_two_traces(tmp_path):
     assert [(t.trace_id, [x.content for x in t.turns]) for t in traces] == [("s", ["Go.", "One."]), ("s#2", ["Go on.", "Two."])]
 
 
-def test_unlike_errors_are_no_streak():
-    def kinds(texts):
-        steps = [(asked(("f", f"c{n}")), answered(text, f"c{n}")) for n, text in enumerate(texts)]
-        return [s.kind for s in find_error_sites(chat_of(*(message for step in steps for message in step)))]
-
-    head = "Traceback (most recent call last):\n  File"
-    same = [f"{head} \"/w/{n}.py\", line {n}, in <module>\nKeyError: 'k{n}'" for n in range(3)]
-    other = [*same[:2], f'{head} "a"\nFileNotFoundError: [Errno 2] No such file']
-    for unlike in (["Error: certificate expired", "Error: seat 12A is taken", "Error: balance too low"], other):
-        assert kinds(unlike) == ["runtime_error"] * 3
-    assert kinds(same) == ["runtime_error", "runtime_error", "repeated_failure"]
-
-
-def test_an_unknown_role_is_named_and_the_record_is_left_out(tmp_path):
-    path, problems = tmp_path / "t.jsonl", []
-    path.write_text(json.dumps({"messages": [{"role": "user", "content": "Hi"}, {"role": "critic", "content": "Hm"}]}))
-    assert list(read_traces(path, on_problem=problems.append)) == [] and "'critic'" in str(problems[0])
-
-
 @pytest.mark.parametrize("form", ["stream", "export"])
 def test_claude_code_without_parents(tmp_path, form):
     call = {"type": "tool_use", "id": "t1", "name": "Bash", "input": {"command": "make"}}
@@ -666,18 +569,12 @@ def test_claude_code_without_parents(tmp_path, form):
         says("assistant", block("No rule."), id="m2"),
     )
     said = [{"type": message["role"], "message": message} for message in messages]
-    path = tmp_path / "s.json"
-    if form == "export":
-        path.write_text(json.dumps({"loglines": said}))
-    else:
+    content = {"loglines": said}
+    if form == "stream":
         inner = [r | {"session_id": "s", "parent_tool_use_id": "t9"} for r in said[:1] + said[3:]]
-        rows = [
-            {"type": "system", "subtype": "init", "session_id": "s"},
-            *(r | {"session_id": "s", "parent_tool_use_id": None} for r in said),
-            *inner,
-        ]
-        path.write_text("\n".join(map(json.dumps, rows)))
-    main, *side = read_traces(path, strict=True)
+        rows = [r | {"session_id": "s", "parent_tool_use_id": None} for r in said]
+        content = [{"type": "system", "subtype": "init", "session_id": "s"}, *rows, *inner]
+    main, *side = read(tmp_path, content, "s.json" if form == "export" else "s.jsonl")
     assert [t.role for t in main.turns] == ["user", "assistant", "tool", "assistant"] and len(side) == (form == "stream")
     assert [s.context.error_message for s in find_error_sites(main)] == ["no rule"]
 
@@ -750,31 +647,6 @@ def test_show_says_what_was_read(tmp_path):
     assert "no error turn was found" in listed.output and "2 calls read, 1 without a result" in listed.output
 
 
-def test_a_detector_that_knows_nothing_answers_nothing():
-    from composer_replication.traces.error_detectors import CLEAN, exit_status, payload, status
-
-    def asked(detector, content):
-        turns = (
-            Turn("assistant", tool_calls=(ToolCall("bash", {}, "c"),)),
-            Turn("tool", content, tool_call_id="c", observation=True),
-        )
-        return detector(Trace("t", turns), 1)
-
-    silent = (
-        '{"error": null}',
-        '{"error": "", "response": "x"}',
-        '{"id": 7, "status": "open"}',
-        '{"exit_code": null}',
-        "text",
-        "[]",
-    )
-    for content in silent:
-        assert asked(payload, content) is None and asked(status, content) is None, content
-    assert asked(payload, '{"success": true, "error": null}') == CLEAN
-    assert asked(status, '{"exit_code": 0, "error": null}') == CLEAN
-    assert exit_status("nothing of the kind") == (None, "nothing of the kind")
-
-
 def test_a_person_between_calls_in_text_is_no_result():
     call = says("assistant", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>')
     trace = chat_of(call, says("tool", "7"), call, says("user", "Error: stop"))
@@ -812,21 +684,6 @@ def test_a_result_that_is_a_list_stays_one(calls, listed):
     assert [t.content for t in chat.turns if t.role == "tool"] == [json.dumps(listed)]
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"eval": {"model": "m"}, "samples": []},
-        {"simulations": []},
-        [],
-        {"type": "user", "uuid": "u", "sessionId": "s", "message": {"role": "user", "content": "Hello"}},
-    ],
-)
-def test_a_file_that_gives_no_trace_says_so(tmp_path, value):
-    path, problems = tmp_path / "t.json", []
-    path.write_text(json.dumps(value))
-    assert list(read_traces(path, on_problem=problems.append)) == [] and "no trace" in str(problems[0])
-
-
 @pytest.mark.parametrize("form", ["openhands", "gemini"])
 def test_a_session_without_an_answer_beside_others_is_said(tmp_path, form):
     def row(*messages):
@@ -842,18 +699,16 @@ def test_a_session_without_an_answer_beside_others_is_said(tmp_path, form):
         ]
         return {"events": kinds}
 
-    problems = []
-    path = written(tmp_path / "rows.jsonl", [row("user", "gemini"), row("user"), row("user", "gemini")])
-    assert len(list(read_traces(path, on_problem=problems.append))) == 2
-    assert len(problems) == 1 and "no answer" in str(problems[0])
+    rows = [row("user", "gemini"), row("user"), row("user", "gemini")]
+    [problem] = problems_of(tmp_path, rows, "rows.jsonl", traces=2)
+    assert "no answer" in problem
 
 
 def test_claude_code_without_ids_of_calls(tmp_path):
     call = {"type": "tool_use", "name": "Bash", "input": {"command": "make"}}
     done = {"type": "tool_result", "is_error": True, "content": "Exit code 2\nmake: no rule"}
     rows = [("u1", None, "user", "Go."), ("a1", "u1", "assistant", [call]), ("u2", "a1", "user", [done])]
-    path = written(tmp_path / "s.jsonl", [line(*row) for row in rows])
-    [trace] = read_traces(path, strict=True)
+    [trace] = read(tmp_path, [line(*row) for row in rows], "s.jsonl")
     assert [s.context.tool_name for s in find_error_sites(trace)] == ["Bash"] and tally(trace)["unanswered"] == 0
 
 
@@ -870,8 +725,7 @@ def test_qwen_code_writes_gemini_s_parts_into_claude_code_s_lines(tmp_path):
         line(f"u{n}", f"u{n - 1}" if n else None, kind, "") | {"message": {"role": role, "parts": parts}}
         for n, (kind, role, parts) in enumerate(rows)
     ]
-    path = written(tmp_path / "q.jsonl", lines)
-    [trace] = read_traces(path, strict=True)
+    [trace] = read(tmp_path, lines, "q.jsonl")
     assert [(t.role, t.content, t.thinking) for t in trace.turns] == [
         ("user", "Go.", None),
         ("assistant", "", "I look."),
@@ -897,9 +751,7 @@ def test_qwen_code_writes_gemini_s_parts_into_claude_code_s_lines(tmp_path):
     ],
 )
 def test_result_files_of_intercode(tmp_path, value):
-    path = tmp_path / "r.json"
-    path.write_text(json.dumps(value))
-    [trace] = read_traces(path, strict=True)
+    [trace] = read(tmp_path, value)
     assert trace.trace_id == "7" and [t.content for t in trace.turns] == ["Q", "ls", "a"]
 
 
@@ -908,26 +760,9 @@ def test_a_bash_session_of_pairs_keeps_thoughts_and_its_errors_are_found(tmp_pat
         {"thought": "Build it.", "action": "make", "observation": "bash: make: command not found"},
         {"action": "ls", "observation": "a"},
     ]
-    path = tmp_path / "r.json"
-    path.write_text(json.dumps({"7": {"query": "Q", "trajectory": steps}}))
-    [trace] = read_traces(path, strict=True)
+    [trace] = read(tmp_path, {"7": {"query": "Q", "trajectory": steps}})
     assert [t.thinking for t in trace.turns if t.role == "assistant"] == ["Build it.", None]
     assert [s.turn for s in find_error_sites(trace)] == [1]
-
-
-@pytest.mark.parametrize(
-    "record",
-    [
-        {"x": {"trajectory": ["text"]}},
-        {"trajectory": [{"thought": "a", "action": "b", "observation": "c"}, "text"], "query": "Q"},
-        {"trajectory": [{"action": "b", "observation": "c"}], "instruction": "do it"},
-    ],
-)
-def test_what_only_looks_like_a_session_is_refused_by_name(record, tmp_path):
-    path = tmp_path / "r.json"
-    path.write_text(json.dumps(record))
-    with pytest.raises(TraceProblem):
-        list(read_traces(path, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -55,49 +55,21 @@ def labels(folder: Path) -> dict[str, dict[tuple[str, int], dict]]:
     return found
 
 
-def score(folder: Path, name: str, adjudicated: bool) -> dict:
-    "Precision, recall, and the agreement of kind and cause over the sites that both have; with the keys that differ."
-    truth, found = dict(labels(folder)[name]), {}
-    for trace in read_traces(folder / "traces" / f"{name}.jsonl.gz", on_problem=lambda p: None):
-        if not (adjudicated and trace.trace_id in UNLABELLED):
-            found |= {(trace.trace_id, s.evidence_index): s for s in find_error_sites(trace)}
-    if adjudicated:
-        wrong = {(trace, index) for file, trace, index in WRONG if file == name}
-        truth, found = ({k: v for k, v in d.items() if k not in wrong} for d in (truth, found))
-    both = truth.keys() & found.keys()
-    return {
-        "labels": len(truth),
-        "sites": len(found),
-        "precision": len(both) / max(1, len(found)),
-        "recall": len(both) / len(truth),
-        "kind": sum((found[k].cause or found[k].kind) == truth[k]["kind"] for k in both) / len(both),
-        "cause": sum(found[k].message_index == truth[k]["faulty_assistant_index"] for k in both) / len(both),
-        "missed": sorted(truth.keys() - found.keys()),
-        "extra": sorted(found.keys() - truth.keys()),
-    }
-
-
 @pytest.mark.parametrize("name", FILES)
-def test_sites_agree_with_the_labels(shared_data, name):
-    s = score(shared_data, name, adjudicated=True)
-    assert s["precision"] >= 0.95, s["extra"]
-    assert s["recall"] >= 0.90, s["missed"]
-    assert s["kind"] >= 0.99 and s["cause"] == 1.0
-
-
-def test_only_the_listed_disagreements(shared_data):
+def test_only_the_listed_disagreements(shared_data, name):
     "Every disagreement is one that was looked at; those of InterCode are all the stale observations of `submit`."
-    for name in FILES:
-        s = score(shared_data, name, adjudicated=False)
-        differ = {k for k in s["missed"] + s["extra"] if (name, *k) not in WRONG and k[0] not in UNLABELLED}
-        if name != "intercode_sql_multimodel":
-            assert not differ, (name, differ)
-            continue
-        assert not s["extra"] and len(differ) < 30
-        sent = {}
-        for trace in read_traces(shared_data / "traces" / f"{name}.jsonl.gz"):
-            sent |= {(trace.trace_id, t.source_index + 1): t.content for t in trace.turns if t.role == "assistant"}
-        assert {sent[k] for k in differ} == {"submit"}
+    truth, found, sent = labels(shared_data)[name], {}, {}
+    for trace in read_traces(shared_data / "traces" / f"{name}.jsonl.gz", on_problem=lambda p: None):
+        found |= {(trace.trace_id, s.evidence_index): s for s in find_error_sites(trace)}
+        sent |= {(trace.trace_id, t.source_index + 1): t.content for t in trace.turns if t.role == "assistant"}
+    both = truth.keys() & found.keys()
+    assert sum((found[k].cause or found[k].kind) == truth[k]["kind"] for k in both) >= 0.99 * len(both)
+    assert all(found[k].message_index == truth[k]["faulty_assistant_index"] for k in both)
+    differ = {k for k in truth.keys() ^ found.keys() if (name, *k) not in WRONG and k[0] not in UNLABELLED}
+    if name == "intercode_sql_multimodel":
+        assert differ <= truth.keys() and len(differ) < min(30, len(truth) / 10) and {sent[k] for k in differ} == {"submit"}
+    else:
+        assert not differ and both
 
 
 def test_everything_shared_is_read_fast(shared_data):

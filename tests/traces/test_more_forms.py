@@ -5,7 +5,7 @@ import re
 import zipfile
 
 import pytest
-from chats import answered, asked, chat_of, says, written
+from chats import answered, asked, chat_of, problems_of, read, says
 
 from composer_replication.core.trace import ToolCall, Trace, TraceProblem
 from composer_replication.traces.error_detectors import ERROR_WORDS, exit_status
@@ -17,23 +17,6 @@ from composer_replication.traces.read import read_traces, tally
 CHAT = [says("user", "Go."), asked(("bash", "c1")), answered("Error: no rule"), says("assistant", "Done.")]
 TRACEBACK = 'start\nTraceback (most recent call last):\n  File "a.py", line 1, in <module>\nValueError: x'
 CHAT_ROLES = ["user", "assistant", "tool", "assistant"]
-
-
-def read(tmp_path, value, name="t.json"):
-    "The traces of a file with this content, where nothing is wrong with it."
-    path = tmp_path / name
-    if isinstance(value, list) and name.endswith("l"):
-        written(path, value)
-    else:
-        path.write_bytes(value if isinstance(value, bytes) else json.dumps(value).encode())
-    return list(read_traces(path, strict=True))
-
-
-def problems_of(tmp_path, content, name="t.json"):
-    (tmp_path / name).write_bytes(content)
-    problems = []
-    assert list(read_traces(tmp_path / name, on_problem=problems.append)) == []
-    return [str(problem) for problem in problems]
 
 
 @pytest.mark.parametrize(
@@ -75,10 +58,16 @@ def test_an_envelope_keeps_what_stands_beside_the_chat(tmp_path):
         {"samples": [3], "eval": 4},
         {"trajectory": [None], "query": "Q"},
         {"nodes": [], "verifiers": 1},
+        {"eval": {"model": "m"}, "samples": []},
+        {"simulations": []},
+        {"type": "user", "uuid": "u", "sessionId": "s", "message": {"role": "user", "content": "Hello"}},
+        {"x": {"trajectory": ["text"]}},
+        {"trajectory": [{"thought": "a", "action": "b", "observation": "c"}, "text"], "query": "Q"},
+        {"trajectory": [{"action": "b", "observation": "c"}], "instruction": "do it"},
     ],
 )
 def test_what_is_in_no_form_is_refused_in_a_sentence(tmp_path, value):
-    assert problems_of(tmp_path, json.dumps(value).encode())
+    assert problems_of(tmp_path, value)
 
 
 @pytest.mark.parametrize(
@@ -123,10 +112,8 @@ def test_messages_of_several_chats_in_lines_are_parted_by_their_id(tmp_path):
 
 
 def test_a_line_that_is_no_message_is_said(tmp_path):
-    problems = []
-    path = written(tmp_path / "m.jsonl", [*CHAT, {"level": "info"}])
-    [trace] = read_traces(path, on_problem=problems.append)
-    assert len(trace.turns) == 4 and len(problems) == 1 and problems[0].line == 5
+    [problem] = problems_of(tmp_path, [*CHAT, {"level": "info"}], "m.jsonl", traces=1)
+    assert "line 5" in problem
 
 
 def kimi(*rows):
@@ -491,8 +478,7 @@ def test_a_zip_of_trace_files(tmp_path):
     path = tmp_path / "t.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a.jsonl", json.dumps({"messages": CHAT}))
-    problems = []
-    assert list(read_traces(path, on_problem=problems.append)) == [] and "unzip it" in str(problems[0])
+    assert "unzip it" in problems_of(tmp_path, path.read_bytes(), "t.zip")[0]
 
 
 # What a command printed where nobody recorded its exit status: (command or @tool, text)
@@ -527,6 +513,8 @@ FAILED = [
     ("python x.py", TRACEBACK + "\nnot finished successfully"),
     ("pytest", "3 passed\n" + TRACEBACK),
     ("make test", TRACEBACK + "\n3 passed\nmake: *** [test] Error 1"),
+    ("make", "building\nProcess exited with code 1"),
+    ("cat ci.log", "cat: ci.log: No such file\n[Command finished with exit code 1]"),
 ]
 FINE = [
     *(("@open_page", row["example"]) for row in ERROR_WORDS["heading"]),
@@ -558,6 +546,15 @@ FINE = [
     ("python x.py", "Error handling is tested below\nok"),
     ("cat err.log", 'Error: boom\nTraceback (most recent call last):\n  File "a.py", line 1, in <module>\nValueError: x'),
     ("tail -5 test.log", "==== 1 failed, 3 passed in 0.2s ===="),
+    *((how, text) for how in ("@read_file", "cat ci.log") for text in ("building\nProcess exited with code 1", TRACEBACK)),
+    ("make", "The process exited with code 1 last night, the page says.\nToday it runs."),
+    ("make", "Exit codes:\n0 fine\n1 failed"),
+    ("make", "[The command has no new output after 10 seconds.]\n[Command finished with exit code -1]"),
+    ("make", "Failed: 0, passed: 3"),
+    ("make", "No errors."),
+    *(("make", text) for text in ('{"output": "ok", "exit_code": 0, "error": null}', '{"error": null}', '{"error": "none"}')),
+    *(("make", text) for text in ('{"errors": 0, "passed": 3}', '{"success": true, "error": null, "output": "Error: 0 found"}')),
+    *(("make", text) for text in ('{"id": 7, "status": "cancelled"}', '{"exit_code": null, "output": "running"}')),
     ("grep -rn panic src", "panic: is a word\nerror: failed to push some refs"),
     ("dotnet build", "Build succeeded.\n    0 Warning(s)\n    0 Error(s)"),
     ("git log", "commit abc\n    Fix error: no rule when failing"),
@@ -668,11 +665,6 @@ def test_a_null_that_the_agent_wrote_stays(calls):
     messages = [{k: v for k, v in message.items() if v is not None} for message in row_of_columns(*calls)]
     kept = [t.tool_calls[0].arguments for t in read_record({"messages": messages}).turns if t.tool_calls]
     assert kept == [given for _, given in calls]
-
-
-def test_one_unreadable_message_is_named():
-    with pytest.raises(TraceProblem, match="message"):
-        read_record({"messages": [says("user", 3), says("assistant", "x")]})
 
 
 @pytest.mark.parametrize(

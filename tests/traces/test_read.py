@@ -8,6 +8,7 @@ from pathlib import Path
 
 import orjson
 import pytest
+from chats import answered, asked, says
 
 from composer_replication.core.trace import Trace, TraceProblem, Turn
 from composer_replication.traces.export import write_traces
@@ -15,6 +16,10 @@ from composer_replication.traces.read import read_traces
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]}
 GOOD = json.dumps(CHAT).encode() + b"\n"
+
+
+def chat(*messages) -> bytes:
+    return json.dumps({"messages": messages}).encode() + b"\n"
 
 
 def read(path: Path) -> tuple[list[Trace], list[TraceProblem]]:
@@ -40,7 +45,7 @@ def one_sentence(problem: TraceProblem, path: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    "name, content, traces, line, says",
+    "name, content, traces, line, words",
     [
         ("empty.jsonl", b"", 0, None, "the file is empty"),
         ("list.json", b"[]", 0, None, "holds no trace"),
@@ -52,51 +57,21 @@ def one_sentence(problem: TraceProblem, path: Path) -> bool:
         ("utf8.jsonl", GOOD + GOOD.replace(b"Hi", b"H\xff") + GOOD, 2, 2, "not UTF-8"),
         ("unknown.jsonl", b'{"a": 1}\n' + GOOD, 1, 1, "no known trace format"),
         ("number.jsonl", b"7\n" + GOOD, 1, 1, "no known trace format (a int)"),
-        (
-            "damaged.jsonl",
-            GOOD + b'{"messages": [{"role": "user", "content": 3}]}\n' + GOOD,
-            2,
-            2,
-            "content of a message is a int",
-        ),
-        ("role.jsonl", b'{"messages": [{"role": "oracle", "content": "x"}]}\n' + GOOD, 1, 1, "'oracle'"),
+        ("damaged.jsonl", GOOD + chat(says("user", 3)) + GOOD, 2, 2, "content of a message is a int"),
+        ("role.jsonl", chat(says("oracle", "x")) + GOOD, 1, 1, "'oracle'"),
         ("text.md", b"# A heading\n\nSome words.\n", 0, 1, "neither JSON nor JSONL"),
         ("binary.bin", bytes(range(256)) * 9, 0, 1, "neither JSON nor JSONL"),
         ("cut.json", b'{\n "messages": [\n  {"role": "user",\n', 0, 1, "cut off|broken"),
-        (
-            "loose_result.jsonl",
-            b'{"messages": [{"role": "user", "content": "x"}, '
-            b'{"role": "tool", "tool_call_id": "c", "content": "7"}]}\n',
-            1,
-            1,
-            "answers no call",
-        ),
-        (
-            "loose_call.jsonl",
-            json.dumps(
-                {
-                    "messages": [
-                        {
-                            "role": "assistant",
-                            "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}],
-                        },
-                        {"role": "user", "content": "well?"},
-                        {"role": "assistant", "content": "hm"},
-                    ]
-                }
-            ).encode(),
-            1,
-            1,
-            "has no result",
-        ),
+        ("loose_result.jsonl", chat({"role": "user", "content": "x"}, answered("7")), 1, 1, "answers no call"),
+        ("loose_call.jsonl", chat(asked(("f", "c")), says("user", "well?"), says("assistant", "hm")), 1, 1, "has no result"),
     ],
 )
-def test_a_bad_file_costs_only_what_is_bad(tmp_path, name, content, traces, line, says):
+def test_a_bad_file_costs_only_what_is_bad(tmp_path, name, content, traces, line, words):
     path = tmp_path / name
     path.write_bytes(content)
     found, problems = read(path)
     assert len(found) == traces
-    assert any(word in str(problems[0]) for word in says.split("|")), problems
+    assert any(word in str(problems[0]) for word in words.split("|")), problems
     assert problems[0].line == line
     assert all(one_sentence(p, path) for p in problems)
     with pytest.raises(TraceProblem):
@@ -104,9 +79,9 @@ def test_a_bad_file_costs_only_what_is_bad(tmp_path, name, content, traces, line
 
 
 def test_missing_file_and_folder(tmp_path):
-    for path, says in ((tmp_path / "none.jsonl", "no such file"), (tmp_path, "this is a folder")):
+    for path, words in ((tmp_path / "none.jsonl", "no such file"), (tmp_path, "this is a folder")):
         found, problems = read(path)
-        assert not found and says in str(problems[0]) and one_sentence(problems[0], path)
+        assert not found and words in str(problems[0]) and one_sentence(problems[0], path)
 
 
 def test_problems_warn_by_default(tmp_path):

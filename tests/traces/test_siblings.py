@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import combinations
 
 import pytest
 from hypothesis import given
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from composer_replication.core.trace import ErrorSite, HintContext, ToolCall, Trace, TraceProblem, Turn
 from composer_replication.replay.pairs import DPOPair, recovery_pairs, sibling_pairs
 from composer_replication.traces.error_sites import find_error_sites
+from composer_replication.traces.read import read_traces
 from composer_replication.traces.siblings import SiblingIndex, action_key, failed_turns, state_keys
 
 ASK = Turn("user", "Where is the cat?")
@@ -121,17 +121,11 @@ def test_keys_are_the_same_in_every_process():
         "Turn('assistant', 'y')), task_id='t')\n"
         "print([k.hex() for _, k in state_keys(t)])"
     )
-    assert (
-        len(
-            {
-                subprocess.run(
-                    [sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": s}, check=True, capture_output=True
-                ).stdout
-                for s in ("0", "1", "999")
-            }
-        )
-        == 1
-    )
+    environment = os.environ | {"PYTHONHASHSEED": "1"}
+    other = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
+    call = Turn("assistant", tool_calls=(ToolCall("f", {"b": 1, "a": [2]}),))
+    here = Trace("a", (Turn("user", "x"), call, Turn("assistant", "y")), task_id="t")
+    assert other.stdout == f"{[k.hex() for _, k in state_keys(here)]}\n"
 
 
 def test_pairs_prefer_what_got_past_and_what_earned_more():
@@ -200,8 +194,6 @@ def test_keys_are_equal_exactly_where_histories_are(first, second, common):
     "name, some", [("tau2_airline_multimodel", True), ("tau2_telecom_multimodel", False), ("taubench_airline_gpt4o", True)]
 )
 def test_shared_states_of_real_traces_are_those_of_a_naive_comparison(shared_data, name, some):
-    from composer_replication.traces.read import read_traces
-
     traces = list(read_traces(shared_data / "traces" / f"{name}.jsonl.gz"))
     index = SiblingIndex(traces)
     seen = {}
@@ -215,9 +207,6 @@ def test_shared_states_of_real_traces_are_those_of_a_naive_comparison(shared_dat
 
 @pytest.mark.data
 def test_intercode_siblings_and_pairs(shared_data):
-    from composer_replication.traces.error_sites import find_error_sites
-    from composer_replication.traces.read import read_traces
-
     tasks = {}
     for t in read_traces(shared_data / "traces" / "intercode_sql_multimodel.jsonl.gz"):
         if len(tasks) < 120 or t.task_id in tasks:
@@ -244,7 +233,6 @@ def test_intercode_siblings_and_pairs(shared_data):
         len({p.source for p in pairs if p.trace_id == t.trace_id}) == len([p for p in pairs if p.trace_id == t.trace_id])
         for t in traces[:60]
     )
-    assert len(list(combinations(tasks[traces[0].task_id], 2))) >= 1
 
 
 def test_a_wanted_failure_is_neither_rejected_nor_chosen():
