@@ -2,17 +2,15 @@
 import contextlib
 import json
 import sys
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent, indent
 
 import pytest
-from envs_tasks import measured_task
+from envs_tasks import measured_task, needs_sandbox, with_body
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import composer_replication
 from composer_replication.envs.deletion.judge import observe, runner
 from composer_replication.envs.deletion.judge.evidence import (
     EvidenceProblem,
@@ -21,28 +19,17 @@ from composer_replication.envs.deletion.judge.evidence import (
     count_records,
     heldout_phase,
     modules_of,
-    same,
 )
-from composer_replication.envs.deletion.judge.grading import grade, is_protected, submission
+from composer_replication.envs.deletion.judge.grading import grade, submission
 from composer_replication.envs.deletion.judge.observe import canonical, decode, encode
 from composer_replication.envs.deletion.judge.runner import PhaseResult
 from composer_replication.envs.deletion.subject import prepare_subject
-from composer_replication.sandbox.base import sandbox_problem
 
-needs_sandbox = pytest.mark.skipif(sandbox_problem("bubblewrap") is not None, reason=f"{sandbox_problem('bubblewrap')}")
-REPOS = Path(composer_replication.__file__).parent / "data" / "repos"
 MEASURED = ("canary", "redelete", "heldout")
 
 
 def body_of(text, name, code):
-    "The module with another body in one function or method."
-    import ast
-    holder = ast.parse(text)
-    for part in name.split("."):
-        holder = next(n for n in holder.body if getattr(n, "name", None) == part)
-    lines = text.split("\n")
-    first, last = holder.body[0].lineno, holder.end_lineno
-    return "\n".join([*lines[:first - 1], indent(dedent(code).strip("\n"), " " * (holder.col_offset + 4)), *lines[last:]])
+    return with_body(text, name, code, kept=0)
 
 
 def make_task(subject, symbol):
@@ -52,11 +39,6 @@ def make_task(subject, symbol):
     text = (subject.tree / path).read_text()
     seen = body_of(text, name, "raise NotImplementedError")
     return measured_task(subject, symbol, path, text, seen), path, text, seen
-
-
-@pytest.fixture(scope="module")
-def larder():
-    return prepare_subject(REPOS / "larder")
 
 
 @pytest.fixture(scope="module")
@@ -90,18 +72,6 @@ ALTERNATIVES = {
             return separator.join(words)[:longest]
         return separator.join(words)
     """,
-    "larder.plans:merge_spans": """
-        merged = []
-        for span in sorted(spans, key=lambda span: span[0]):
-            start, end = span
-            if start > end:
-                raise ValueError(f"{end} is before {start}")
-            if not merged or merged[-1][1] < start:
-                merged.append(tuple(span))
-            elif merged[-1][1] < end:
-                merged[-1] = (merged[-1][0], end)
-        return merged
-    """,
     "larder.plans:cheapest": """
         from functools import lru_cache
         if amount > 0 and not offers:
@@ -113,23 +83,14 @@ ALTERNATIVES = {
 
         return price(amount)
     """,
-    "larder.labels:roman": """
-        if number not in range(1, 4000):
-            raise ValueError(f"no Roman numeral for {number}")
-        ones, tens = ["", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX"], str.maketrans("IVX", "XLC")
-        hundreds = str.maketrans("IVX", "CDM")
-        thousands, rest = divmod(number, 1000)
-        return "M" * thousands + ones[rest // 100].translate(hundreds) + ones[rest // 10 % 10].translate(tens) + ones[rest % 10]
-    """,
 }
 
 
 @needs_sandbox
-@pytest.mark.parametrize("symbol", ["larder.labels:label", "larder.plans:cheapest", *(
-    pytest.param(symbol, marks=pytest.mark.slow) for symbol in ("larder.plans:merge_spans", "larder.labels:roman"))])
+@pytest.mark.parametrize("symbol", ALTERNATIVES)
 def test_alternative_implementations_are_rewarded(made, larder, symbol):
     task, path, text, seen = made(symbol)
-    original, other = grade(task, larder, {path: text.encode()}), None
+    original = grade(task, larder, {path: text.encode()})
     assert (original.reward, original.findings) == (1.0, ())
     other = grade(task, larder, {path: body_of(seen, symbol.partition(":")[2], ALTERNATIVES[symbol]).encode()})
     assert (other.reward, other.fraction, measured(other)) == (1.0, 1.0, set()), other
@@ -144,6 +105,7 @@ def test_refactorings_are_rewarded(made, larder):
     helper = "def join_words(name, separator, longest):\n" + indent(dedent(body).strip("\n"), "    ") + "\n"
     calls = body_of(seen, "label", "from larder.words import join_words\nreturn join_words(name, separator, longest)")
     assigned = seen.replace("def label(", "def _label(") + "\n\nlabel = _label\n"
+    package = "src/larder/labels/__init__.py"
     shapes = {
         "helper in a new module": {path: calls, "src/larder/words.py": helper},
         "a name given to another function": {path: body_of(assigned, "_label", body)},
@@ -152,27 +114,13 @@ def test_refactorings_are_rewarded(made, larder):
         "a partial": {path: seen + "\n\n" + helper.replace("longest)", "longest=None)").replace("separator,", 'separator="-",')
                             + "\n\nlabel = __import__('functools').partial(join_words)\n"},
         "windows line ends": {path: body_of(seen, "label", body).replace("\n", "\r\n")},
+        "a package instead": {package: text, "src/larder/names.py": "x = 1\n"},  # Python takes a package first
+        "a package of two": {path: seen, package: "from .inner import *\nfrom .inner import label\n",
+                             package.replace("__init__", "inner"): text},
+        "imported from a new module": {path: "from .inks import *\nfrom .inks import label\n", "src/larder/inks.py": text},
     }
     got = {name: grade(task, larder, {p: t.encode() for p, t in files.items()}) for name, files in shapes.items()}
     assert {name: (g.reward, measured(g)) for name, g in got.items()} == {name: (1.0, set()) for name in shapes}
-
-
-@needs_sandbox
-@pytest.mark.parametrize("name", ["a package beside", "a package instead", "a package of two", "imported from a new module"])
-def test_a_package_may_stand_where_a_module_was(made, larder, name):
-    task, path, text, seen = made("larder.labels:label")
-    package = "src/larder/labels/__init__.py"
-    files = {
-        "a package beside": {path: seen, package: text},  # Python takes the package first
-        "a package instead": {package: text, "src/larder/names.py": "x = 1\n"},
-        "a package of two": {
-            path: seen, package: "from .inner import *\nfrom .inner import label\n",
-            package.replace("__init__", "inner"): text,
-        },
-        "imported from a new module": {path: "from .inks import *\nfrom .inks import label\n", "src/larder/inks.py": text},
-    }[name]
-    found = grade(task, larder, {place: content.encode() for place, content in files.items()})
-    assert (found.reward, found.hacked) == (1.0, False), found
 
 
 def test_a_module_is_found_where_python_finds_it(made):
@@ -261,31 +209,47 @@ def test_a_package_that_is_long_in_importing_is_observed_all_the_same(tmp_path, 
     assert there == [True] and sent == [{"call": 0, "came": {"value": ["int", "0x2a"], "after": []}}]
 
 
+PRICE = """
+class Price:
+    def __init__(self, cents):
+        self.cents = cents
+
+    def split(self, parts):
+        return [self.cents // parts] * parts
+
+    @property
+    def shown(self):
+        return str(self.cents)
+"""
+
+
+def test_calls_of_methods_and_properties_are_captured_with_the_call_that_made_their_object(tmp_path, monkeypatch):
+    "Of ten tasks seven had no call at all."
+    (tmp_path / "pricelist.py").write_text(PRICE)
+    monkeypatch.syspath_prepend(tmp_path)
+    import pricelist
+    found, sent = {}, []
+    sys.setprofile(observe._watcher(["pricelist:Price.split", "pricelist:Price.shown"], found))
+    one, other = pricelist.Price(10), pricelist.Price(7)
+    one.split(2), other.shown
+    sys.setprofile(None)
+    records = [record for of_target in found.values() for record in of_target.values()]
+    assert len(records) == 2 and all("made" in record["args"][0] for record in records)
+    observe.run_calls({"data": {"calls": records}}, lambda **message: sent.append(message["came"]["value"]))
+    assert sent == [canonical([5, 5]), canonical("7")]
+
+
 @needs_sandbox
 def test_bad_files_earn_nothing_and_raise_nothing(made, larder):
     task, path, text, seen = made("larder.labels:label")
     bad = {
         "syntax": b"def (", "zero bytes": b"\0" * 100, "latin": "name = 'é'".encode("latin-1"), "utf-16": text.encode("utf-16"),
-        "long": b"#" * 10_000_000, "deep": b"x = " + b"(" * 5000 + b")" * 5000,
         "imports itself": b"from larder.labels import label\n",
     }
     for name, content in bad.items():
         found = grade(task, larder, {path: content})
         assert (found.reward, found.passed) == (0.0, False), (name, found)
-    odd = dict.fromkeys(("", ".", "..", "/etc/x.py", "src/../../x.py", "src/larder/\n.py", "src/" + "d/" * 300 + "x.py",
-                         "src/larder", "src/larder/a\0b.py", "src/larder/labels.py/x.py", "src/larder/\ud800.py",
-                         "src/" + "d" * 300 + ".py"), b"x")
-    assert grade(task, larder, odd | {path: text.encode()}).passed
     assert grade(task, larder, {}).reward == 0.0
-
-
-def test_what_belongs_to_the_judge():
-    for path in ("tests/x.py", "tests/a/b.py", "src/pkg/tests/x.py", "conftest.py", "src/conftest.py", "src/sitecustomize.py",
-                 "test_x.py",
-                 "src/pkg/test_y.py", "src/pkg/y_test.py", "setup.py"):
-        assert is_protected(path), path
-    for path in ("src/pkg/x.py", "src/pkg/latest.py", "src/pkg/contest.py", "pkg/testimony.py"):
-        assert not is_protected(path), path
 
 
 @needs_sandbox
@@ -296,10 +260,10 @@ def test_only_sources_of_the_package_are_taken(made, larder):
              "src/_pytest/runner.py",
              "src/pluggy/__init__.py", "src/phases.py", "src/tests/__init__.py", "src/test_labels.py", "src/larder/x.pth",
              "src/larder/labels.pyc", "pytest.ini", "setup.cfg", "pyproject.toml", "re.py", "other/x.py", "../x.py", "/src/x.py",
-             "src/../conftest.py", "src/larder/x.so", "src/json/__init__.py", "src/unittest.py"]
-    new = {path: text.encode(), "src/larder/new.py": b"y = 1\n"}
-    taken = submission(task, larder, {name: b"x = 1\n" for name in never} | new)
-    assert taken == {"src/larder/new.py": b"y = 1\n"}
+             "src/../conftest.py", "src/larder/x.so", "src/json/__init__.py", "src/unittest.py", "setup.py", "tests/a/b.py",
+             "test_x.py", "src/larder/test_y.py", "src/larder/y_test.py", "src/larder/tests/x.py"]
+    new = dict.fromkeys((f"src/larder/{name}.py" for name in ("new", "latest", "contest", "testimony")), b"y = 1\n")
+    assert submission(task, larder, dict.fromkeys(never, b"x = 1\n") | new | {path: text.encode()}) == new
     assert submission(task, larder, {f"./{path}": text.encode()}) == {}
     assert submission(task, larder, {}) == {path: seen}
 
@@ -326,39 +290,6 @@ def test_arguments_come_back(value):
         assert canonical(decode(json.loads(json.dumps(coded)))) == canonical(value)
     else:
         assert "inf" in repr(value)
-
-
-def test_odd_values_have_bounded_forms():
-    class Endless:
-        def __next__(self):
-            return 1
-
-        def __iter__(self):
-            return self
-
-    class Loud:
-        def __repr__(self):
-            return "x" * 10_000_000
-
-    class Angry:
-        @property
-        def __dict__(self):
-            raise SystemError
-
-        def __repr__(self):
-            raise KeyError
-
-    deep = loop = []
-    for _ in range(10_000):
-        deep = [deep]
-    loop.append(loop)
-    values = [Endless(), Loud(), Angry(), deep, loop, 10**100_000, "x" * 10**6, float("nan"), range(10**12), {1: {2: loop}},
-              list(range(10**5)), ["x" * 10**5] * 1000, {float("nan"): 1}, Counter("aab"), iter([]), (x for x in "ab"), object(),
-              type, len, ValueError("x")]
-    for value in values:
-        assert len(json.dumps(canonical(value))) < 400_000, type(value)
-    assert same(canonical(float("nan")), canonical(float("nan"))) and same(canonical(-0.0), canonical(0.0))
-    assert not same(canonical({1: "a"}), canonical({"1": "a"})) and same(canonical({1, 2}), canonical({2, 1}))
 
 
 def test_what_is_missing_or_repeated_is_wrong():

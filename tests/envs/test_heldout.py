@@ -3,13 +3,14 @@
 import ast
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 
 import pytest
-from envs_tasks import measured_task
+from envs_tasks import measured_task, needs_sandbox, with_body, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,9 +24,6 @@ from composer_replication.envs.deletion.judge.observe import canonical
 from composer_replication.envs.deletion.judge.runner import Phase, PhaseResult
 from composer_replication.envs.deletion.subject import prepare_subject
 from composer_replication.envs.deletion.tasks.gates import GATES
-from composer_replication.sandbox.base import sandbox_problem
-
-needs_sandbox = pytest.mark.skipif(sandbox_problem("bubblewrap") is not None, reason=f"{sandbox_problem('bubblewrap')}")
 
 MODULE = '''
 import hashlib
@@ -132,19 +130,9 @@ def test_grade():
 '''
 
 
-def with_body(name, body):
-    "The module with another body in one function."
-    node = next(n for n in ast.parse(MODULE).body if getattr(n, "name", "") == name)
-    lines = MODULE.split("\n")
-    return "\n".join([*lines[:node.body[1].lineno - 1], *("    " + line for line in body.strip("\n").split("\n")), *lines[node.end_lineno:]])
-
-
 @pytest.fixture(scope="module")
 def subject(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sums") / "sums"
-    folder.mkdir()
-    (folder / "sums.py").write_text(MODULE)
-    (folder / "test_sums.py").write_text(TESTS)
+    folder = write(tmp_path_factory.mktemp("sums") / "sums", {"sums.py": MODULE, "test_sums.py": TESTS})
     return prepare_subject(folder, tmp_path_factory.mktemp("store"))
 
 
@@ -155,7 +143,7 @@ def made(subject):
 
     def make(name):
         if name not in known:
-            seen = with_body(name, "raise NotImplementedError")
+            seen = with_body(MODULE, name, "raise NotImplementedError")
             known[name] = measured_task(subject, f"sums:{name}", "sums.py", MODULE, seen)
         return known[name]
 
@@ -164,7 +152,7 @@ def made(subject):
 
 
 def judged(made, subject, name, body):
-    found = grade(made(name), subject, {"sums.py": with_body(name, body).encode()})
+    found = grade(made(name), subject, {"sums.py": with_body(MODULE, name, body).encode()})
     assert found.passed, found  # else the tests alone would do
     return found
 
@@ -259,7 +247,7 @@ def test_what_text_and_tests_leave_open_is_left_open_and_nothing_else(name, what
 
 
 @needs_sandbox
-@pytest.mark.parametrize("name", ["is_leap", "derive", "factors", "ranked", "shared", "price"])
+@pytest.mark.parametrize("name", ["is_leap", "derive", "ranked"])  # of the others another solution is rewarded
 def test_the_original_is_rewarded(name, made, subject):
     assert grade(made(name), subject, {"sums.py": MODULE.encode()}).reward == 1.0
 
@@ -411,7 +399,6 @@ def test_a_limit_follows_what_the_original_needs_now(needs, limits, monkeypatch)
 
 @pytest.mark.parametrize("needs, reward", [(100.0, 1.0), (0.001, 0.0)])
 def test_an_episode_waits_for_the_judge_as_long_as_for_the_original(needs, reward, monkeypatch):
-    import threading
     asked = threading.Event()
 
     def slow(*_):
@@ -438,5 +425,5 @@ def test_an_old_task_without_open_parts_is_compared_as_before(made, subject):
     task = made("factors")
     strict = replace(task, heldout_records=tuple({k: v for k, v in record.items() if k != "open"} for record in task.heldout_records))
     assert count_records(strict.heldout_records) == count_records(task.heldout_records)
-    found = grade(strict, subject, {"sums.py": with_body("factors", OPEN["factors", "turned round"][0]).encode()})
+    found = grade(strict, subject, {"sums.py": with_body(MODULE, "factors", OPEN["factors", "turned round"][0]).encode()})
     assert (found.reward, found.passed, found.hacked) == (0.0, True, False)

@@ -8,14 +8,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import replace
 from textwrap import indent
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composer_replication.envs.toy.functions import SPLITS, draw_function, test_code
 from composer_replication.envs.toy.interpreter import Limit, Program, Unsupported, _verdicts, parse, run_tests
 
 # ---- CPython as the judge: many repositories in one process, each in its own folder with a limit of its own
@@ -262,21 +260,6 @@ def test_drawn_programs_have_the_verdicts_of_cpython(tmp_path, count):
     assert counts["passed"] > 1.3 * count and counts["AssertionError"] > 0.25 * count
     assert counts["Unsupported"] < 0.08 * counts.total()
     assert at_limits["RecursionError"] + at_limits["OutOfTime"] > 0.95 * at_limits.total()  # elsewhere we stop without need
-
-
-def test_the_functions_of_the_world_have_the_verdicts_of_cpython(tmp_path):
-    rng, repositories = random.Random("interpreter-world"), []
-    for split in SPLITS:
-        for _ in range(2):
-            function = draw_function(rng, split)
-            tests = test_code(function, rng)
-            for first in range(8):
-                for second in range(6):
-                    code = replace(function, first=first, second=second).code
-                    repositories.append({f"core/{function.name}.py": code, f"tests/test_{function.name}.py": tests})
-            repositories.append({f"core/{function.name}.py": function.stub, f"tests/test_{function.name}.py": tests})
-    counts, _ = compare(repositories, tmp_path)
-    assert counts["passed"] == 6 and counts["Unsupported"] == counts["Limit"] == 0
 
 
 TRICKY = (

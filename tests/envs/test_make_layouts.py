@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -29,7 +28,6 @@ from composer_replication.envs.deletion.subject import (
     imported_modules,
     needed_requirements,
     prepare_subject,
-    store_path,
 )
 from composer_replication.envs.deletion.task import FeatureDeletionTask, make_patch, read_tasks
 from composer_replication.envs.deletion.tasks import knowable
@@ -56,15 +54,6 @@ def test_spread():
 def test_empty():
     assert spread([], 2) == []
 """
-
-
-@pytest.fixture(scope="module")
-def store():
-    "A store that every user id can reach, gone afterwards."
-    folder = store_path().parent / f"test-layouts-{os.getpid()}"
-    folder.mkdir(mode=0o755, parents=True)
-    yield folder
-    shutil.rmtree(folder)
 
 
 def files_of(module, before="", folder="tests"):
@@ -242,11 +231,6 @@ def test_a_deadline_in_any_stage_loses_nothing_and_invents_nothing(tmp_path, sto
 
 
 # Why nothing was kept
-
-
-def test_every_gate_has_a_way_out_and_the_guide_says_the_same():
-    guide = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "my-repository.md").read_text()
-    assert [gate for gate, words in GATES.items() if f"| {gate} | {words[0]} | {words[1]} |" not in guide] == []
 
 
 ODD = """
