@@ -8,8 +8,7 @@ import pytest
 
 import composer_replication.data
 from composer_replication.core.trace import ToolCall, Turn
-from composer_replication.envs.deletion.judge import runner
-from composer_replication.envs.deletion.judge.evidence import add_evidence
+from composer_replication.envs.deletion.judge import evidence, runner
 from composer_replication.envs.deletion.subject import prepare_subject
 from composer_replication.envs.deletion.task import FeatureDeletionTask, make_patch
 from composer_replication.sandbox.base import sandbox_problem
@@ -40,7 +39,7 @@ def delete(subject, name):
     path, nodes = f"src/larder/{module}.py", (f"tests/test_{module}.py::test_{name}",)
     text = (subject.tree / path).read_text()
     seen = with_body(text, name, "raise NotImplementedError")
-    return add_evidence(FeatureDeletionTask(
+    return with_evidence(FeatureDeletionTask(
         f"larder-{name}", subject.source, subject.base_commit, nodes, (),
         ("python", "-m", "pytest", "-q", f"tests/test_{module}.py"), (f"larder.{module}:{name}",), "function", "stub",
         f"The body of `{name}` in {path} is gone. Write it again.", make_patch({path: text}, {path: seen}),
@@ -56,7 +55,14 @@ def measured_task(subject, symbol, path, text, seen):
         symbol.replace(":", "."), subject.source, subject.base_commit, red, tuple(n for n in green if n not in red)[:5],
         ("python", "-m", "pytest", "-q", *sorted({n.split("::")[0] for n in red})), (symbol,), "function", "stub", "Write it.",
         make_patch({path: text}, {path: seen}), make_patch({path: seen}, {path: text}))
-    return add_evidence(task, subject)
+    return with_evidence(task, subject)
+
+
+def with_evidence(task, subject):
+    "With evidence, and no more mutants than these few lines need."
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evidence, "MOST_MUTANTS", 16)
+        return evidence.add_evidence(task, subject)
 
 
 def solution(subject, task):

@@ -3,11 +3,10 @@ import contextlib
 import json
 import sys
 from dataclasses import replace
-from pathlib import Path
-from textwrap import dedent, indent
+from textwrap import indent
 
 import pytest
-from envs_tasks import measured_task, needs_sandbox, with_body
+from envs_tasks import measured_task, needs_sandbox, with_body, with_evidence, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,88 +31,64 @@ def body_of(text, name, code):
     return with_body(text, name, code, kept=0)
 
 
-def make_task(subject, symbol):
-    module, _, name = symbol.partition(":")
-    places = [str(Path(root) / module.replace(".", "/")) + ".py" for root in subject.import_roots]
-    path = next(place for place in places if (subject.tree / place).is_file())
+def make_task(subject, symbol, path):
     text = (subject.tree / path).read_text()
-    seen = body_of(text, name, "raise NotImplementedError")
+    seen = body_of(text, symbol.partition(":")[2], "raise NotImplementedError")
     return measured_task(subject, symbol, path, text, seen), path, text, seen
 
 
 @pytest.fixture(scope="module")
-def made(larder):
-    known = {}
-
-    def make(symbol):
-        if symbol not in known:
-            known[symbol] = make_task(larder, symbol)
-        return known[symbol]
-
-    return make
+def label(larder):
+    "A task, the path of its module, the whole text and what an agent sees."
+    return make_task(larder, "larder.labels:label", "src/larder/labels.py")
 
 
 def measured(found):
     return {f.detector for f in found.findings if f.detector in MEASURED}
 
 
-ALTERNATIVES = {
-    "larder.labels:label": """
-        words, word = [], ""
-        for letter in name.lower() + " ":
-            if letter in "abcdefghijklmnopqrstuvwxyz0123456789":
-                word += letter
-            elif word:
-                words.append(word)
-                word = ""
-        if longest is not None:
-            while len(words) > 1 and len(separator.join(words)) > longest:
-                del words[-1]
-            return separator.join(words)[:longest]
-        return separator.join(words)
-    """,
-    "larder.plans:cheapest": """
-        from functools import lru_cache
-        if amount > 0 and not offers:
-            raise ValueError("nothing is on offer")
-
-        @lru_cache(maxsize=None)
-        def price(left):
-            return 0 if left <= 0 else min(price(left - size) + cost for size, cost in offers)
-
-        return price(amount)
-    """,
-}
+ALTERNATIVE = """
+words, word = [], ""
+for letter in name.lower() + " ":
+    if letter in "abcdefghijklmnopqrstuvwxyz0123456789":
+        word += letter
+    elif word:
+        words.append(word)
+        word = ""
+if longest is not None:
+    while len(words) > 1 and len(separator.join(words)) > longest:
+        del words[-1]
+    return separator.join(words)[:longest]
+return separator.join(words)
+"""
 
 
 @needs_sandbox
-@pytest.mark.parametrize("symbol", ALTERNATIVES)
-def test_alternative_implementations_are_rewarded(made, larder, symbol):
-    task, path, text, seen = made(symbol)
+def test_an_alternative_implementation_is_rewarded(label, larder):
+    task, path, text, seen = label
     original = grade(task, larder, {path: text.encode()})
     assert (original.reward, original.findings) == (1.0, ())
-    other = grade(task, larder, {path: body_of(seen, symbol.partition(":")[2], ALTERNATIVES[symbol]).encode()})
+    other = grade(task, larder, {path: body_of(seen, "label", ALTERNATIVE).encode()})
     assert (other.reward, other.fraction, measured(other)) == (1.0, 1.0, set()), other
     empty = grade(task, larder, {path: seen.encode()})
     assert (empty.reward, empty.passed, empty.hacked) == (0.0, False, False)
 
 
 @needs_sandbox
-def test_refactorings_are_rewarded(made, larder):
-    task, path, text, seen = made("larder.labels:label")
-    body = ALTERNATIVES["larder.labels:label"]
-    helper = "def join_words(name, separator, longest):\n" + indent(dedent(body).strip("\n"), "    ") + "\n"
+def test_refactorings_are_rewarded(label, larder):
+    task, path, text, seen = label
+    helper = "def join_words(name, separator, longest):\n" + indent(ALTERNATIVE.strip("\n"), "    ") + "\n"
     calls = body_of(seen, "label", "from larder.words import join_words\nreturn join_words(name, separator, longest)")
     assigned = seen.replace("def label(", "def _label(") + "\n\nlabel = _label\n"
     package = "src/larder/labels/__init__.py"
     shapes = {
         "helper in a new module": {path: calls, "src/larder/words.py": helper},
-        "a name given to another function": {path: body_of(assigned, "_label", body)},
+        "a name given to another function": {path: body_of(assigned, "_label", ALTERNATIVE)},
         "a callable object": {path: seen + "\n\nclass _Label:\n    def __call__(self, name, separator='-', longest=None):\n"
-                                    + indent(dedent(body).strip("\n"), " " * 8) + "\n\n\nlabel = _Label()\n"},
+                                    + indent(ALTERNATIVE.strip("\n"), " " * 8) + "\n\n\nlabel = _Label()\n"},
         "a partial": {path: seen + "\n\n" + helper.replace("longest)", "longest=None)").replace("separator,", 'separator="-",')
                             + "\n\nlabel = __import__('functools').partial(join_words)\n"},
-        "windows line ends": {path: body_of(seen, "label", body).replace("\n", "\r\n")},
+        "windows line ends": {path: body_of(seen, "label", ALTERNATIVE).replace("\n", "\r\n")},
         "a package instead": {package: text, "src/larder/names.py": "x = 1\n"},  # Python takes a package first
         "a package of two": {path: seen, package: "from .inner import *\nfrom .inner import label\n",
                              package.replace("__init__", "inner"): text},
@@ -123,8 +98,8 @@ def test_refactorings_are_rewarded(made, larder):
     assert {name: (g.reward, measured(g)) for name, g in got.items()} == {name: (1.0, set()) for name in shapes}
 
 
-def test_a_module_is_found_where_python_finds_it(made):
-    task = made("larder.labels:label")[0]
+def test_a_module_is_found_where_python_finds_it(label):
+    task = label[0]
     module, package, other = "src/larder/labels.py", "src/larder/labels/__init__.py", "lib/larder/labels/__init__.py"
     cases = (
         ([module, package], ["src"], package), ([package, module], ["src"], package), ([module], ["src"], module),
@@ -136,8 +111,8 @@ def test_a_module_is_found_where_python_finds_it(made):
 
 
 @needs_sandbox
-def test_expected_outcomes_never_enter_the_sandbox(made, larder, monkeypatch):
-    task, path, text, seen = made("larder.labels:label")
+def test_expected_outcomes_never_enter_the_sandbox(label, larder, monkeypatch):
+    task, path, text, seen = label
     outcomes = {r["came"]["value"][1] for r in task.heldout_records if r["kind"] == "call" and r["came"]["value"][0] == "str"}
     outcomes = {value for value in outcomes if len(value) > 5}
     inputs = json.dumps([r.get("args") for r in task.heldout_records])
@@ -158,10 +133,10 @@ def test_expected_outcomes_never_enter_the_sandbox(made, larder, monkeypatch):
 
 
 @needs_sandbox
-def test_evidence_is_the_same_again_and_not_what_tests_state(made, larder):
-    task, path, text, seen = made("larder.labels:label")
+def test_evidence_is_the_same_again_and_not_what_tests_state(label, larder):
+    task, path, text, seen = label
     plain = replace(task, heldout_records=(), canaries=())
-    again = add_evidence(plain, larder)
+    again = with_evidence(plain, larder)
     assert again == task and json.loads(json.dumps(again.heldout_records)) == list(again.heldout_records)
     visible = "".join(file.read_text() for file in (larder.tree / "tests").glob("*.py"))
     calls = [r for r in task.heldout_records if r["kind"] == "call"]
@@ -172,10 +147,9 @@ def test_evidence_is_the_same_again_and_not_what_tests_state(made, larder):
 
 
 @needs_sandbox
-def test_a_task_whose_tests_do_not_need_the_target_is_refused(made, larder):
-    task, path, text, seen = made("larder.labels:label")
-    others = made("larder.labels:roman")[0].fail_to_pass
-    wrong = replace(task, fail_to_pass=others, pass_to_pass=(), heldout_records=(), canaries=())
+def test_a_task_whose_tests_do_not_need_the_target_is_refused(label, larder):
+    task, path, text, seen = label
+    wrong = replace(task, fail_to_pass=task.pass_to_pass, pass_to_pass=(), heldout_records=(), canaries=())
     with pytest.raises(EvidenceProblem, match="tests pass with the target stubbed"):
         add_evidence(wrong, larder)
 
@@ -184,12 +158,11 @@ def test_a_task_whose_tests_do_not_need_the_target_is_refused(made, larder):
 @pytest.mark.parametrize("code", ["time.strftime('%d') * offset", *(  # the slowest clock
     pytest.param(code, marks=pytest.mark.slow) for code in ("time.time_ns() + offset", "time.localtime().tm_hour + offset"))])
 def test_a_task_where_nothing_stable_comes_out_is_refused(tmp_path, code):
-    folder = tmp_path / "clock"
-    (folder / "tests").mkdir(parents=True)
-    (folder / "clock.py").write_text(f"import time\n\n\ndef now(offset=3):\n    return {code}\n")
-    (folder / "tests/test_clock.py").write_text("from clock import now\n\n\ndef test_now():\n    assert str(now(5)) >= \"0\"\n")
+    folder = write(tmp_path / "clock", {
+        "clock.py": f"import time\n\n\ndef now(offset=3):\n    return {code}\n",
+        "tests/test_clock.py": "from clock import now\n\n\ndef test_now():\n    assert str(now(5)) >= \"0\"\n"})
     with pytest.raises(EvidenceProblem, match="task clock.now: only 0 held-out records can be made .of 1 captured calls"):
-        make_task(prepare_subject(folder, tmp_path / "store"), "clock:now")
+        make_task(prepare_subject(folder, tmp_path / "store"), "clock:now", "clock.py")
 
 
 def test_a_package_that_is_long_in_importing_is_observed_all_the_same(tmp_path, monkeypatch):
@@ -240,8 +213,8 @@ def test_calls_of_methods_and_properties_are_captured_with_the_call_that_made_th
 
 
 @needs_sandbox
-def test_bad_files_earn_nothing_and_raise_nothing(made, larder):
-    task, path, text, seen = made("larder.labels:label")
+def test_bad_files_earn_nothing_and_raise_nothing(label, larder):
+    task, path, text, seen = label
     bad = {
         "syntax": b"def (", "zero bytes": b"\0" * 100, "latin": "name = 'é'".encode("latin-1"), "utf-16": text.encode("utf-16"),
         "imports itself": b"from larder.labels import label\n",
@@ -253,8 +226,8 @@ def test_bad_files_earn_nothing_and_raise_nothing(made, larder):
 
 
 @needs_sandbox
-def test_only_sources_of_the_package_are_taken(made, larder):
-    task, path, text, seen = made("larder.labels:label")
+def test_only_sources_of_the_package_are_taken(label, larder):
+    task, path, text, seen = label
     never = ["tests/test_labels.py", "tests/conftest.py", "conftest.py", "src/conftest.py", "src/larder/conftest.py",
              "src/sitecustomize.py", "sitecustomize.py", "src/usercustomize.py", "src/re.py", "src/pytest.py",
              "src/_pytest/runner.py",
@@ -269,8 +242,8 @@ def test_only_sources_of_the_package_are_taken(made, larder):
 
 
 @needs_sandbox
-def test_tests_are_the_judges_whatever_their_files_are_called(made, larder):
-    task, path, text, seen = made("larder.labels:label")
+def test_tests_are_the_judges_whatever_their_files_are_called(label, larder):
+    task, path, text, seen = label
     named = replace(task, pass_to_pass=(*task.pass_to_pass, "src/larder/checks.py::test_it"))
     files = {path: text.encode(), "src/larder/checks.py": b"def test_it(): pass\n"}
     assert set(submission(task, larder, files)) == {"src/larder/checks.py"} and set(submission(named, larder, files)) == set()

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.envs.deletion import env as env_page
-from composer_replication.envs.deletion.judge import evidence, grading
+from composer_replication.envs.deletion.judge import grading
 from composer_replication.envs.deletion.judge.evidence import EvidenceProblem, WeakInputs, count_records, same
 from composer_replication.envs.deletion.judge.grading import grade
 from composer_replication.envs.deletion.judge.heldout import PoolInput, changed_results, choose_inputs, left_open, strength
@@ -58,11 +59,6 @@ def factors(number):
     return found
 
 
-def ranked(scores):
-    """Names by score, sorted from the highest; equal scores by name."""
-    return [name for name, score in sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))]
-
-
 def shared(one, other):
     """Pairs of a letter and how often it stands in both words."""
     for letter in sorted(set(one) & set(other)):
@@ -87,7 +83,7 @@ def grade_of(points):
 
 TESTS = '''
 import pytest
-from sums import derive, factors, grade_of, is_leap, price, ranked, shared
+from sums import derive, factors, grade_of, is_leap, price, shared
 
 
 @pytest.mark.parametrize("year", [1904, 2000, 2024])
@@ -109,10 +105,6 @@ def test_factors():
     with pytest.raises(ValueError) as error:
         factors(0)
     assert "no prime" in str(error.value)
-
-def test_ranked():
-    assert ranked({"ann": 3, "bob": 5, "cy": 5})[0] == "bob"
-    assert len(ranked({"ann": 3, "bob": 1})) == 2
 
 def test_shared():
     assert dict(shared("banana", "bandana")) == {"a": 3, "b": 1, "n": 2}
@@ -138,17 +130,11 @@ def subject(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def made(subject):
-    known, patched = {}, pytest.MonkeyPatch()
-    patched.setattr(evidence, "MOST_MUTANTS", 16)  # enough for these few lines
-
+    @cache
     def make(name):
-        if name not in known:
-            seen = with_body(MODULE, name, "raise NotImplementedError")
-            known[name] = measured_task(subject, f"sums:{name}", "sums.py", MODULE, seen)
-        return known[name]
+        return measured_task(subject, f"sums:{name}", "sums.py", MODULE, with_body(MODULE, name, "raise NotImplementedError"))
 
-    yield make
-    patched.undo()
+    return make
 
 
 def judged(made, subject, name, body):
@@ -231,7 +217,6 @@ while number > 1:
         number //= divisor
     divisor += 1
 return found""", 0),
-    ("ranked", "lowest first"): ("names = sorted(scores, key=lambda n: (-scores[n], n))\nreturn names if 'cy' in scores else names[::-1]", 0),
     ("price", "a bool for a match"): ("return bool(re.fullmatch(r'[0-9]+[.][0-9]{2}', text))", 1),
     ("price", "any dot"): ("return bool(re.fullmatch(r'[0-9]+.[0-9]{2}', text))", 0),
     **{("shared", name): value for name, value in SHARED.items()},
@@ -247,7 +232,7 @@ def test_what_text_and_tests_leave_open_is_left_open_and_nothing_else(name, what
 
 
 @needs_sandbox
-@pytest.mark.parametrize("name", ["is_leap", "derive", "ranked"])  # of the others another solution is rewarded
+@pytest.mark.parametrize("name", ["is_leap", "derive"])  # of the others another solution is rewarded
 def test_the_original_is_rewarded(name, made, subject):
     assert grade(made(name), subject, {"sums.py": MODULE.encode()}).reward == 1.0
 

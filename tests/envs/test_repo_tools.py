@@ -244,7 +244,7 @@ def test_an_edit_matches_either_line_end_and_keeps_the_file_s(held, old, new, le
 
 
 def test_ten_thousand_files_are_listed_in_bounds(tools):
-    python(tools, "import os; os.mkdir('many')\nfor i in range(2000): open(f'many/{i:060}', 'w').close()")
+    python(tools, "import os; os.mkdir('many')\nfor i in range(500): open(f'many/{i:0100}', 'w').close()")
     answer = ask(tools, "list_files")
     assert not answer.failed and len(answer.text) < MOST + 60 and "[cut:" in answer.text
     assert ask(tools, "search", pattern="def roman").text.startswith("src/larder/labels.py:")
@@ -300,11 +300,9 @@ def test_texts_are_the_same_in_every_run(larder):
                 ("run_tests", {}), ("run_tests", {"tests": ["tests/test_x.py"]}), ("search", {"pattern": "def test"}),
                 ("list_files", {}), ("shell", {"command": "python -c 'import larder; print(larder.__file__, object())'"}))]
 
-    kinds = ["local"] + ["bubblewrap"] * 2 * (not sandbox_problem("bubblewrap"))
-    first, *others = [play(kind) for kind in (*kinds, "local")]
+    boxed = not sandbox_problem("bubblewrap")
+    first, again, *others = [play(kind) for kind in (["bubblewrap"] * 2 * boxed + ["local"] * (2 - boxed))]
     assert "assert <test_x.Odd" in first[1] and "1 failed" in first[1]
     assert "/repo/src/larder/__init__.py <object object at 0x...>" in first[4]
-    if len(kinds) == 3:
-        assert others[0] == others[1]
-        assert first[2:] == others[0][2:]  # the folder for tests' own files differs between the kinds
-    assert first == others[-1] and "boxes" not in "".join(first)
+    assert first == again and "boxes" not in "".join(first)
+    assert all(first[2:] == other[2:] for other in others)  # the folder for tests' own files differs between the kinds

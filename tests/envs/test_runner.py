@@ -300,9 +300,15 @@ def test_passed():
                      "test_passed": "passed"}
 
 
+def test_a_missing_node_is_not_a_pass(larder, nodes):
+    wanted = (*nodes, "tests/test_labels.py::test_that_is_not_there", "tests/test_nowhere.py::test_x")
+    (result,) = run_phases(larder, [Phase("one", {}, wanted)], SHORT)
+    assert not result.passed(wanted)
+
+
 def test_a_file_that_cannot_be_collected_takes_only_its_own_tests_along(larder, nodes):
     early = "tests/test_early.py"
-    wanted = (f"{early}::test_x", "tests/test_labels.py::test_that_is_not_there", "tests/test_nowhere.py::test_x", *nodes)
+    wanted = (f"{early}::test_x", *nodes)
     for text in ("raise RuntimeError\n", "def"):
         (result,) = run_phases(larder, [Phase("x", {early: text}, wanted)], SHORT)
         assert result.outcomes == {**dict.fromkeys(nodes, "passed"), early: "error"} and result.problem is None

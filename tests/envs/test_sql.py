@@ -123,7 +123,7 @@ def test_another_question_is_mostly_another_answer():
 @pytest.mark.parametrize("split", SPLITS)
 def test_no_near_miss_is_paid_and_every_paraphrase_is(split, level):
     paid, refused, n = Counter(), Counter(), 0
-    for task in tasks(30, split, (level,), "near"):
+    for task in tasks(15, split, (level,), "near"):
         for kind, sql in near_misses(task):
             n += 1
             if answers(task, sql):
@@ -131,15 +131,15 @@ def test_no_near_miss_is_paid_and_every_paraphrase_is(split, level):
         for kind, sql in paraphrases(task):
             if not answers(task, sql):
                 refused[task.question.kind, kind, task.task_id, sql] += 1
-    assert n > 400 and not paid and not refused, (list(paid)[:5], list(refused)[:5])
+    assert n > 200 and not paid and not refused, (list(paid)[:5], list(refused)[:5])
 
 
 def test_what_was_seen_of_recorded_tasks_stays():
     "Recorded episodes and results name their tasks by id."
     series = [f"spike-004-real{end}" for end in ("", "-2", "-alone", "-first")]
-    drawn = [task for name in series for task in tasks(64, "test", ("easy", "medium"), name)]
+    drawn = [task for name in series for task in tasks(16, "test", ("easy", "medium"), name)]
     text = "".join(f"{task.prompt}{task.reference}{task.rows}" for task in drawn)
-    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "4f7660ef553b5f1f"
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "0d559e898fdf875b"
 
 
 def test_order_counts_only_where_it_is_asked_for():
