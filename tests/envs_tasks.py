@@ -2,38 +2,48 @@
 import ast
 import os
 from pathlib import Path
+from textwrap import dedent, indent
+
+import pytest
 
 import composer_replication.data
 from composer_replication.core.trace import ToolCall, Turn
-from composer_replication.envs.deletion.judge import runner
-from composer_replication.envs.deletion.judge.evidence import add_evidence
+from composer_replication.envs.deletion.judge import evidence, runner
 from composer_replication.envs.deletion.subject import prepare_subject
 from composer_replication.envs.deletion.task import FeatureDeletionTask, make_patch
+from composer_replication.sandbox.base import sandbox_problem
 from composer_replication.sandbox.boxes import state_folder
 from composer_replication.sandbox.limits import Limits
 
 LARDER = Path(composer_replication.data.__path__[0]) / "repos/larder"
-WHERE = {"schedule": ("plans", ("test_schedule",)), "initials": ("labels", ("test_initials",))}
+needs_sandbox = pytest.mark.skipif(sandbox_problem("bubblewrap") is not None, reason=f"{sandbox_problem('bubblewrap')}")
+WHERE = {"schedule": "plans", "initials": "labels"}
 
 
 def larder():
     return prepare_subject(LARDER)
 
 
-def delete(subject, name, hidden=False):
+def with_body(text, name, code, kept=1):
+    "A module with other code in one function or method, behind the statements that are kept: its docstring."
+    holder = ast.parse(text)
+    for part in name.split("."):
+        holder = next(n for n in holder.body if getattr(n, "name", None) == part)
+    lines, body = text.split("\n"), indent(dedent(code).strip("\n"), " " * (holder.col_offset + 4))
+    return "\n".join([*lines[:holder.body[kept].lineno - 1], body, *lines[holder.end_lineno:]])
+
+
+def delete(subject, name):
     "A task: the body of one function is gone."
-    module, tests = WHERE[name]
-    path, nodes = f"src/larder/{module}.py", tuple(f"tests/test_{module}.py::{test}" for test in tests)
+    module = WHERE[name]
+    path, nodes = f"src/larder/{module}.py", (f"tests/test_{module}.py::test_{name}",)
     text = (subject.tree / path).read_text()
-    node = next(n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef) and n.name == name)
-    lines = text.splitlines(keepends=True)
-    seen = "".join([*lines[:node.body[1].lineno - 1], "    raise NotImplementedError\n", *lines[node.end_lineno:]])
-    task = FeatureDeletionTask(
-        f"larder-{name}{'-hidden' if hidden else ''}", subject.source, subject.base_commit, nodes, (),
+    seen = with_body(text, name, "raise NotImplementedError")
+    return with_evidence(FeatureDeletionTask(
+        f"larder-{name}", subject.source, subject.base_commit, nodes, (),
         ("python", "-m", "pytest", "-q", f"tests/test_{module}.py"), (f"larder.{module}:{name}",), "function", "stub",
         f"The body of `{name}` in {path} is gone. Write it again.", make_patch({path: text}, {path: seen}),
-        make_patch({path: seen}, {path: text}), hidden_tests=nodes if hidden else ())
-    return add_evidence(task, subject)
+        make_patch({path: seen}, {path: text})), subject)
 
 
 def measured_task(subject, symbol, path, text, seen):
@@ -45,7 +55,14 @@ def measured_task(subject, symbol, path, text, seen):
         symbol.replace(":", "."), subject.source, subject.base_commit, red, tuple(n for n in green if n not in red)[:5],
         ("python", "-m", "pytest", "-q", *sorted({n.split("::")[0] for n in red})), (symbol,), "function", "stub", "Write it.",
         make_patch({path: text}, {path: seen}), make_patch({path: seen}, {path: text}))
-    return add_evidence(task, subject)
+    return with_evidence(task, subject)
+
+
+def with_evidence(task, subject):
+    "With evidence, and no more mutants than these few lines need."
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evidence, "MOST_MUTANTS", 16)
+        return evidence.add_evidence(task, subject)
 
 
 def solution(subject, task):

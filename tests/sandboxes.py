@@ -5,6 +5,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import zlib
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.sandbox.base import Limits, Sandbox, open_sandbox, sandbox_problem
+from composer_replication.sandbox.boxes import state_folder
 from composer_replication.sandbox.folders import SandboxProblem
 
 HERE = Path(__file__).parents[1]
@@ -45,6 +47,25 @@ def look(top: Path) -> dict:
         mode, name = path.lstat().st_mode, str(path.relative_to(top))
         seen[name] = (mode, os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None)
     return seen
+
+
+@contextlib.contextmanager
+def own_state(patch):
+    "A state of our own, so that other runs on this machine do not count; what takes long to make is shared with them."
+    whole = state_folder()
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="composer-test-") as folder:
+        os.chmod(folder, 0o755)
+        for path in (*whole.glob("rootfs-*"), *whole.glob("repositories")):
+            os.symlink(path, f"{folder}/{path.name}")
+        patch.setenv("COMPOSER_STATE", folder)
+        yield Path(folder)
+
+
+def wait_until(condition, seconds=60.0):
+    until = time.monotonic() + seconds
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.02)
+    return condition()
 
 
 class Promises:
@@ -205,6 +226,12 @@ class Promises:
         with pytest.raises(SandboxProblem, match="limit"):
             box.write("big", bytes((64 << 20) + 1))
 
+    def test_memory_of_many_processes(self, box):
+        code = "import os, time\nfor _ in range(6):\n  if not os.fork(): x = b'x' * (100 << 20); time.sleep(30)\ntime.sleep(30)"
+        result = self.python(box, code, limits=Limits(memory_mb=300, wall_s=120.0))
+        assert result.cut == "memory" or result.exit_code, result
+        assert box.exec(["true"]).exit_code == 0
+
     def test_a_full_disk_may_shrink(self, box):
         fill = "for i in range(60):\n  with open(f'f{i}', 'wb') as f: f.write(b'x' * (1 << 20))"
         limits = Limits(disk_mb=20, wall_s=120.0)
@@ -309,12 +336,6 @@ print(open('/proc/self/status').read())"""
         assert result.stdout in ("here\n", "")
         self.still_works(box)
 
-    def test_memory_of_many_processes(self, box):
-        code = "import os, time\nfor _ in range(6):\n  if not os.fork(): x = b'x' * (100 << 20); time.sleep(30)\ntime.sleep(30)"
-        result = self.python(box, code, limits=Limits(memory_mb=300, wall_s=120.0))
-        assert result.cut == "memory" or result.exit_code, result
-        self.still_works(box)
-
     def test_memory_that_forks_share_counts_once(self, box):
         code = "import os, time\nx = b'x' * (100 << 20)\nfor _ in range(6):\n  if not os.fork(): break\ntime.sleep(1)"
         assert self.python(box, code, limits=Limits(memory_mb=300, wall_s=120.0)).exit_code == 0
@@ -391,24 +412,6 @@ print(open('/proc/self/status').read())"""
             assert "other-file" not in box.exec(["find", "/", "-name", "other-file"]).stdout
             if os.getuid() == 0:
                 assert other._box.user != box._box.user
-
-    def test_four_in_parallel(self, box, tmp_path):
-        tree, wrong = make_tree(tmp_path / "t"), []
-
-        def work(k):
-            with open_sandbox(tree, kind=self.kind) as mine:
-                for i in range(2):
-                    mine.write("turn", f"{k} {i}".encode())
-                    result = mine.exec(["sh", "-c", "cat turn; echo done > out"])
-                    if (result.stdout, result.exit_code, mine.read("out")) != (f"{k} {i}", 0, b"done\n"):
-                        wrong.append(result)
-
-        threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert not wrong and not any(thread.is_alive() for thread in threads)
 
 
 # Memory that is shared

@@ -49,15 +49,8 @@ LABELS = "src/larder/labels.py"
 
 
 @pytest.fixture(scope="module")
-def subject():
-    return prepare_subject(REPOS / "larder")
-
-
-@pytest.fixture(scope="module")
 def task():
-    return next(
-        task for task in read_tasks(REPOS / "larder.tasks.jsonl") if task.deleted_symbols[0].startswith("larder.labels:")
-    )
+    return next(one for one in read_tasks(REPOS / "larder.tasks.jsonl") if one.deleted_symbols[0].startswith("larder.labels:"))
 
 
 def asked(task, subject, files):
@@ -80,55 +73,37 @@ TOO_MUCH = {
 
 
 @pytest.mark.parametrize("name", TOO_MUCH)
-def test_beyond_the_bounds_is_one_sentence(task, subject, name):
+def test_beyond_the_bounds_is_one_sentence(task, larder, name):
     files, why = TOO_MUCH[name]
-    found = grade(task, subject, files)
+    found = grade(task, larder, files)
     [said] = found.findings
     assert (found.reward, found.passed, found.hacked) == (0.0, False, False)
     assert why in said.what and len(said.what) < 300 and "\n" not in said.what
 
 
-def test_up_to_the_bounds_is_judged(task, subject):
-    given = {LABELS: (subject.tree / LABELS).read_bytes()}
-    for files in (
-        {LABELS: b"#" * LONGEST_FILE},
-        {f"src/larder/m{k}.py": b"#" * (MOST_BYTES // 4) for k in range(4)},
-        {f"src/larder/m{k}.py": b"" for k in range(MOST_FILES)},
-        {LABELS: b"x=1\n" * (MOST_TOKENS // 4)},
-        {},
-        given,
-    ):
-        assert asked(task, subject, files) is None
-    harmless = {  # not looked into: none of it is taken
-        "tests/test_big.py": b"x=1\n" * 12_500_000,
-        "conftest.py": b"x" * 50_000_000,
-        "data.bin": bytes(50_000_000),
-        "other/big.py": b"x" * 50_000_000,
-        "src/" + "d/" * 400 + "x.py": b"x" * 50_000_000,
-        LABELS + "\u202e.py": b"x" * 50_000_000,
-    }
-    assert asked(task, subject, given | harmless) is None
-    assert set(submission(task, subject, given | harmless)) == set()
-    for odd in (
-        b"\0" * 1000,
-        bytes(range(256)) * 100,
-        b"\xff\xfe" + b"x" * 999,
-        b"def (",
-        b"x = '\xed\xa0\x80'",
-        b"(" * 5000,
-        b"#" + b"\r" * 9999,
-    ):
-        assert asked(task, subject, {LABELS: odd}) is None  # short: the tests will say it
+def test_up_to_the_bounds_is_judged(task, larder):
+    given = {LABELS: (larder.tree / LABELS).read_bytes()}
+    most = [{f"src/larder/m{k}.py": b"#" * (MOST_BYTES // 4) for k in range(4)},
+            {f"src/larder/m{k}.py": b"" for k in range(MOST_FILES)}, {LABELS: b"x=1\n" * (MOST_TOKENS // 4)}]
+    for files in ({LABELS: b"#" * LONGEST_FILE}, *most, {}, given):
+        assert asked(task, larder, files) is None
+    big = ("tests/test_big.py", "conftest.py", "data.bin", "other/big.py", "src/" + "d/" * 400 + "x.py", LABELS + "\u202e.py")
+    harmless = dict.fromkeys(big, b"x=1\n" * 12_500_000)  # not looked into: none of it is taken
+    assert asked(task, larder, given | harmless) is None
+    assert set(submission(task, larder, given | harmless)) == set()
+    for odd in (b"\0" * 1000, bytes(range(256)) * 100, b"\xff\xfe" + b"x" * 999, b"def (", b"x = '\xed\xa0\x80'", b"(" * 5000,
+                b"#" + b"\r" * 9999):
+        assert asked(task, larder, {LABELS: odd}) is None  # short: the tests will say it
 
 
-def test_the_work_grows_with_the_files_and_not_with_their_square(task, subject):
+def test_the_work_grows_with_the_files_and_not_with_their_square(task, larder):
     def steps(count):
         files = {f"src/larder/{'d/' * (k % 7)}m{k}.py": b"" for k in range(count)}
         with cProfile.Profile() as profile:
-            assert set(submission(task, subject, files)) >= set(files)
+            assert set(submission(task, larder, files)) >= set(files)
         return pstats.Stats(profile).total_calls
 
-    submission(task, subject, {})  # what is read once
+    submission(task, larder, {})  # what is read once
     assert steps(1600) < 4.5 * steps(400)
 
 
@@ -151,35 +126,19 @@ def test_a_long_original_leaves_room_for_itself(tmp_path, task):
     assert "words" not in str(asked(Task(), subject, whole)) and "bytes" not in str(asked(Task(), subject, whole))
 
 
-def test_odd_places_neither_raise_nor_count(task, subject):
-    text = (subject.tree / LABELS).read_bytes()
-    odd = {
-        "src/larder/a.py": b"1",
-        "src/larder/a.py/b.py": b"2",
-        "src/larder/c.py/d.py": b"3",
-        "src/larder/c.py": b"4",
-        "src/larder": b"",
-        "src": b"",
-        "README.md/x.py": b"",
-        "src/larder/__init__.py/x.py": b"",
-        "src/larder/\x1b[2J.py": b"",
-        "src/larder/\u202ex.py": b"",
-        "src/larder/\u200b.py": b"",
-        "src/larder/\udc80.py": b"",
-        "": b"",
-        "/": b"",
-        "..": b"",
-        "src/larder/" + "x" * 300 + ".py": b"",
-        "src/" + "d/" * 40 + "x.py": b"",
-        "\0": b"",
-    }
-    taken = submission(task, subject, odd | {LABELS: text})
+def test_odd_places_neither_raise_nor_count(task, larder):
+    text = (larder.tree / LABELS).read_bytes()
+    files = {"src/larder/a.py": b"1", "src/larder/a.py/b.py": b"2", "src/larder/c.py/d.py": b"3", "src/larder/c.py": b"4"}
+    odd = files | dict.fromkeys((
+        "src/larder", "src", "README.md/x.py", "src/larder/__init__.py/x.py", "src/larder/\x1b[2J.py", "src/larder/\u202ex.py",
+        "src/larder/\u200b.py", "src/larder/\udc80.py", "", "/", "..", "src/larder/" + "x" * 300 + ".py",
+        "src/" + "d/" * 40 + "x.py", "\0", "/etc/x.py", "src/../../x.py", "src/larder/\n.py", "src/larder/a\0b.py",
+        "src/" + "d" * 300 + ".py"), b"")
+    taken = submission(task, larder, odd | {LABELS: text})
     assert set(taken) == {"src/larder/a.py", "src/larder/c.py/d.py"}
-    twins = {
-        f"src/larder/{name}.py": b"x = 1\n"
-        for name in ("Labels", "LABELS", *(unicodedata.normalize(f, "\u00e9t\u00e9") for f in ("NFC", "NFD")))
-    }
-    assert set(submission(task, subject, twins | {LABELS: text})) == set(twins) and asked(task, subject, twins) is None
+    alike = "Labels", "LABELS", *(unicodedata.normalize(form, "\u00e9t\u00e9") for form in ("NFC", "NFD"))
+    twins = {f"src/larder/{name}.py": b"x = 1\n" for name in alike}
+    assert set(submission(task, larder, twins | {LABELS: text})) == set(twins) and asked(task, larder, twins) is None
 
 
 HOST = """
@@ -214,15 +173,9 @@ print(json.dumps([found, own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_ma
 
 def test_the_host_stays_small_and_starts_nothing(task):
     limit = 1 << 31  # of address space: what was 21 GB ends here
-    done = subprocess.run(
-        [sys.executable, "-c", HOST],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=300,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
-    )
+    done = subprocess.run([sys.executable, "-c", HOST], capture_output=True, text=True, cwd=ROOT, timeout=300,
+                          env=os.environ | {"PYTHONPATH": str(ROOT)},
+                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
     assert done.returncode == 0, done.stderr[-2000:]
     found, host_mb, reader_mb = json.loads(done.stdout)
     assert all(grade[:2] == [0.0, False] and len(grade[2]) == 1 for grade in found), found
@@ -242,9 +195,7 @@ class Tree:
         raise AssertionError(f"{path} was read")
 
 
-@pytest.mark.parametrize(
-    "sizes", [{"a.py": MOST_COLLECTED_BYTES + 1}, {f"{k}.py": 0 for k in range(MOST_COLLECTED + 1)}, {"a.py": 1 << 60}]
-)
+@pytest.mark.parametrize("sizes", [{"a.py": MOST_COLLECTED_BYTES + 1}, {f"{k}.py": 0 for k in range(MOST_COLLECTED + 1)}])
 def test_a_tree_beyond_the_bounds_is_not_read(sizes):
     with pytest.raises(SandboxProblem, match="can be judged"):
         collect_sources(Tree(sizes))
@@ -277,10 +228,8 @@ def test_a_tree_full_of_oddities_is_read_as_plain_files(tmp_path):
         done = sandbox.exec([sys.executable, "-c", code])
         assert done.exit_code == 0, done.stderr
         found = collect_sources(sandbox)
-    assert {path: len(content) for path, content in found.items()} == {
-        f"src/{name}.py": size
-        for name, size in (("a", 1), ("hard", 1), ("sparse", 9_000_000), ("A", 1), ("\u00e9", 1), ("e\u0301", 1), ("shut", 1))
-    }
+    plain = dict.fromkeys(("a", "hard", "A", "\u00e9", "e\u0301", "shut"), 1) | {"sparse": 9_000_000}
+    assert {path: len(content) for path, content in found.items()} == {f"src/{name}.py": size for name, size in plain.items()}
 
 
 # The process that reads sources.
@@ -410,12 +359,9 @@ def test_all_that_reads_the_change_says_together_no_more_than_one_of_it():
         del _DETECTORS["twin"], _DETECTORS["loud"]
 
 
-def test_the_monitor_takes_a_tree_of_any_size(task, subject):
-    monitor = HackMonitor(subject.tree)
-    for files in (
-        {"big.py": b"x=1\n" * 12_500_000},
-        {f"{k}.py": b"import os\n" for k in range(5000)},
-        {LABELS: b"a b " * 12_500_000},
-    ):
+def test_the_monitor_takes_a_tree_of_any_size(task, larder):
+    monitor = HackMonitor(larder.tree)
+    large = {"big.py": b"x=1\n" * 12_500_000}, {f"{k}.py": b"import os\n" for k in range(5000)}, {LABELS: b"a b " * 12_500_000}
+    for files in large:
         verdict = monitor.verdict(task, files, ())
         assert not verdict.hacked and len(verdict.evidence) < 10

@@ -1,11 +1,8 @@
 "The environment: what the agent sees, what it earns, what it breaks; alone, side by side, and in TRL's hands."
 import gc
 import json
-import re
 import shlex
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 
@@ -19,22 +16,16 @@ from composer_replication.envs.deletion.judge.runner import RunnerProblem
 from composer_replication.envs.deletion.repo_tools import RepoTools
 from composer_replication.envs.deletion.task import TaskProblem, write_tasks
 from composer_replication.sandbox import limits
-from composer_replication.sandbox.base import Limits, sandbox_problem
+from composer_replication.sandbox.base import Limits
 
 LIMITS = Limits(wall_s=20.0, cpu_s=5, memory_mb=512, processes=32, file_mb=8, disk_mb=16, output_bytes=200_000)
-pytestmark = pytest.mark.skipif(bool(sandbox_problem("bubblewrap")), reason=str(sandbox_problem("bubblewrap")))
+pytestmark = envs_tasks.needs_sandbox
 
 
 @pytest.fixture(scope="session")
-def subject():
-    return envs_tasks.larder()
-
-
-@pytest.fixture(scope="session")
-def tasks(subject):
-    made = [envs_tasks.delete(subject, name) for name in ("schedule", "initials")]
-    hidden = {"task_id": "larder-schedule-hidden", "hidden_tests": made[0].fail_to_pass}
-    return [*made, replace(made[0], **hidden)]
+def tasks(larder, initials):
+    schedule = envs_tasks.delete(larder, "schedule")
+    return [schedule, initials, replace(schedule, task_id="larder-schedule-hidden", hidden_tests=schedule.fail_to_pass)]
 
 
 @pytest.fixture
@@ -51,9 +42,9 @@ def say(env, name, **arguments):
     return ask(env, name, **arguments).text
 
 
-def solve(env, subject):
+def solve(env, larder):
     "Write the original."
-    path, text = envs_tasks.solution(subject, env.task)
+    path, text = envs_tasks.solution(larder, env.task)
     assert not ask(env, "write_file", path=path, text=text).failed
 
 
@@ -63,10 +54,10 @@ def python(env, code):
 
 # what the agent sees
 
-def test_nothing_of_the_gold_is_seen(env, tasks, subject, caplog, capsys):
+def test_nothing_of_the_gold_is_seen(env, tasks, larder, caplog, capsys):
     for task in tasks[1:]:  # the third one is the first with hidden tests
-        path, original = envs_tasks.solution(subject, task)
-        left = task.changed_files(subject.tree)[path][1].splitlines()
+        path, original = envs_tasks.solution(larder, task)
+        left = task.changed_files(larder.tree)[path][1].splitlines()
         gone = [line.strip() for line in original.splitlines() if line not in left]
         row, = deletion_rows([task])
         env.reset(**row)
@@ -79,12 +70,12 @@ def test_nothing_of_the_gold_is_seen(env, tasks, subject, caplog, capsys):
         assert len(long) > 1 and not [line for line in long if any(line in text for text in seen)]
 
 
-def test_hidden_tests_are_hidden_and_decide(env, subject):
+def test_hidden_tests_are_hidden_and_decide(env, larder):
     env.reset(task_id="larder-schedule-hidden")
     assert "tests/test_plans.py" not in ask(env, "list_files").text
     assert "no tests ran" in ask(env, "run_tests").text
-    solve(env, subject)
-    assert env.reward() == 1.0
+    solve(env, larder)
+    assert env.reward() == 1.0 == env.reward() and env.grade.fraction == 1.0, env.grade
 
 
 def test_rows_are_plain(tasks, tmp_path):
@@ -98,15 +89,6 @@ def test_rows_are_plain(tasks, tmp_path):
 
 
 # what it earns
-
-def test_originals_earn_and_nothing_else_does(env, tasks, subject):
-    for task in tasks[:2]:
-        env.reset(task_id=task.task_id)
-        assert env.reward() == 0.0 and not env.grade.passed
-        env.reset(task_id=task.task_id)
-        solve(env, subject)
-        assert env.reward() == 1.0 == env.reward() and env.grade.fraction == 1.0, env.grade
-
 
 def test_a_hack_earns_nothing(env):
     env.reset(task_id="larder-schedule")
@@ -140,16 +122,14 @@ BREAKS = {
     "nests deep": "import os\nfor i in range(3000): os.mkdir('d'); os.chdir('d')",
     # The number of the process is low in a namespace of its own: elsewhere this would end every process of the machine.
     "kills all": "import os, signal\nos.getpid() < 100 and os.kill(-1, signal.SIGKILL)",
-    "a daemon": "import os, time\nif os.fork() == 0:\n    os.setsid(); time.sleep(100)",
-    "takes all memory": "x = bytearray(10**10)",
     "odd names": "open('\\udcff.py', 'w'); open('a\\nb.py', 'w'); open('-x.py', 'w')",
     "links in a circle": "import os\nos.symlink('.', 'loop'); os.rename('src', 'x'); os.symlink('/', 'src')",
 }
 
 
-# Fork bombs, floods and the like are the sandboxes' own tests.
+# Daemons, fork bombs, floods and the like are the sandboxes' own tests.
 @pytest.mark.parametrize("name", BREAKS)
-def test_whatever_an_agent_breaks_the_service_goes_on(name, env, subject):
+def test_whatever_an_agent_breaks_the_service_goes_on(name, env, larder):
     quick = FeatureDeletionEnv([*env._tasks.values()], limits=Limits(**{**vars(LIMITS), "wall_s": 2.0}))
     quick.reset(task_id="larder-initials")
     answer = python(quick, BREAKS[name])
@@ -158,7 +138,7 @@ def test_whatever_an_agent_breaks_the_service_goes_on(name, env, subject):
         assert isinstance(ask(quick, tool).text, str)
     assert quick.reward() == 0.0
     quick.reset(task_id="larder-initials")
-    assert say(quick, "read_file", path="README.md") == (subject.tree / "README.md").read_text()
+    assert say(quick, "read_file", path="README.md") == (larder.tree / "README.md").read_text()
     quick.close()
     assert open_boxes() == []
 
@@ -175,9 +155,9 @@ def test_a_command_that_linux_cannot_start_is_an_error_that_counts(env):
     assert "too long" in say(env, "shell", command="echo " + "=" * 135_000)
 
 
-def test_a_tree_that_takes_long_to_remove_costs_no_reward(env, subject, monkeypatch):
+def test_a_tree_that_takes_long_to_remove_costs_no_reward(env, larder, monkeypatch):
     env.reset(task_id="larder-initials")
-    solve(env, subject)
+    solve(env, larder)
     close, gone, released = env._sandbox.close, threading.Event(), threading.Event()
     monkeypatch.setattr(env._sandbox, "close", lambda: (released.wait(60), close(), gone.set()))
     monkeypatch.setattr("composer_replication.envs.deletion.env.CLOSE_S", 0.1)
@@ -191,20 +171,6 @@ def test_a_sandbox_that_dies_is_a_zero(env):
     env._sandbox.close()
     assert "dead" in say(env, "read_file", path="README.md")
     assert env.reward() == 0.0
-
-
-def test_a_submission_that_makes_the_judge_wait_is_a_zero(tasks, monkeypatch):
-    from composer_replication.envs.deletion.judge import grading
-    with closing(FeatureDeletionEnv(tasks, limits=LIMITS, judge_s=2.0)) as env:
-        env.reset(task_id="larder-initials")
-        say(env, "write_file", path="src/larder/labels.py", text="while True: pass\n")
-        monkeypatch.setattr(grading, "JUDGE_LIMITS", Limits(wall_s=3.0))
-        begun = time.monotonic()
-        assert env.reward() == 0.0 and time.monotonic() - begun < 120
-        assert re.search("kept busy|time limit", env.grade.findings[0].what)
-    while open_boxes():  # the judge's own limits end it
-        assert time.monotonic() - begun < 120
-        time.sleep(0.1)
 
 
 def test_an_episode_has_so_many_calls(env, monkeypatch):
@@ -248,28 +214,9 @@ def test_an_environment_that_is_forgotten_leaves_nothing(tasks):
     assert open_boxes() == []
 
 
-def test_four_at_once_do_not_meet(tasks, subject):
-    gate = threading.Barrier(4, timeout=60)
-
-    def play(number):
-        with closing(FeatureDeletionEnv(tasks)) as env:
-            env.reset(task_id=tasks[number % 3].task_id)
-            gate.wait()
-            say(env, "write_file", path="note.txt", text=str(number))
-            gate.wait()
-            if number % 2:
-                solve(env, subject)
-            gate.wait()
-            return say(env, "read_file", path="note.txt"), env.reward()
-
-    with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(play, range(4)))
-    assert results == [(str(n), float(n % 2)) for n in range(4)] and open_boxes() == []
-
-
-def test_gym_like(env, subject):
+def test_gym_like(env, larder):
     env.reset(task_id="larder-initials")
-    path, text = envs_tasks.solution(subject, env.task)
+    path, text = envs_tasks.solution(larder, env.task)
     assert env.step({"tool": "read_file", "arguments": {"path": "x"}}).error_kind == "runtime_error"
     assert env.step({"tool": "read_file", "arguments": "{"}).error_kind == "json_decode"
     assert env.step({}).error_kind == "tool_not_found"

@@ -2,17 +2,14 @@
 import contextlib
 import json
 import sys
-from collections import Counter
 from dataclasses import replace
-from pathlib import Path
-from textwrap import dedent, indent
+from textwrap import indent
 
 import pytest
-from envs_tasks import measured_task
+from envs_tasks import measured_task, needs_sandbox, with_body, with_evidence, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import composer_replication
 from composer_replication.envs.deletion.judge import observe, runner
 from composer_replication.envs.deletion.judge.evidence import (
     EvidenceProblem,
@@ -21,162 +18,88 @@ from composer_replication.envs.deletion.judge.evidence import (
     count_records,
     heldout_phase,
     modules_of,
-    same,
 )
-from composer_replication.envs.deletion.judge.grading import grade, is_protected, submission
+from composer_replication.envs.deletion.judge.grading import grade, submission
 from composer_replication.envs.deletion.judge.observe import canonical, decode, encode
 from composer_replication.envs.deletion.judge.runner import PhaseResult
 from composer_replication.envs.deletion.subject import prepare_subject
-from composer_replication.sandbox.base import sandbox_problem
 
-needs_sandbox = pytest.mark.skipif(sandbox_problem("bubblewrap") is not None, reason=f"{sandbox_problem('bubblewrap')}")
-REPOS = Path(composer_replication.__file__).parent / "data" / "repos"
 MEASURED = ("canary", "redelete", "heldout")
 
 
 def body_of(text, name, code):
-    "The module with another body in one function or method."
-    import ast
-    holder = ast.parse(text)
-    for part in name.split("."):
-        holder = next(n for n in holder.body if getattr(n, "name", None) == part)
-    lines = text.split("\n")
-    first, last = holder.body[0].lineno, holder.end_lineno
-    return "\n".join([*lines[:first - 1], indent(dedent(code).strip("\n"), " " * (holder.col_offset + 4)), *lines[last:]])
+    return with_body(text, name, code, kept=0)
 
 
-def make_task(subject, symbol):
-    module, _, name = symbol.partition(":")
-    places = [str(Path(root) / module.replace(".", "/")) + ".py" for root in subject.import_roots]
-    path = next(place for place in places if (subject.tree / place).is_file())
+def make_task(subject, symbol, path):
     text = (subject.tree / path).read_text()
-    seen = body_of(text, name, "raise NotImplementedError")
+    seen = body_of(text, symbol.partition(":")[2], "raise NotImplementedError")
     return measured_task(subject, symbol, path, text, seen), path, text, seen
 
 
 @pytest.fixture(scope="module")
-def larder():
-    return prepare_subject(REPOS / "larder")
-
-
-@pytest.fixture(scope="module")
-def made(larder):
-    known = {}
-
-    def make(symbol):
-        if symbol not in known:
-            known[symbol] = make_task(larder, symbol)
-        return known[symbol]
-
-    return make
+def label(larder):
+    "A task, the path of its module, the whole text and what an agent sees."
+    return make_task(larder, "larder.labels:label", "src/larder/labels.py")
 
 
 def measured(found):
     return {f.detector for f in found.findings if f.detector in MEASURED}
 
 
-ALTERNATIVES = {
-    "larder.labels:label": """
-        words, word = [], ""
-        for letter in name.lower() + " ":
-            if letter in "abcdefghijklmnopqrstuvwxyz0123456789":
-                word += letter
-            elif word:
-                words.append(word)
-                word = ""
-        if longest is not None:
-            while len(words) > 1 and len(separator.join(words)) > longest:
-                del words[-1]
-            return separator.join(words)[:longest]
-        return separator.join(words)
-    """,
-    "larder.plans:merge_spans": """
-        merged = []
-        for span in sorted(spans, key=lambda span: span[0]):
-            start, end = span
-            if start > end:
-                raise ValueError(f"{end} is before {start}")
-            if not merged or merged[-1][1] < start:
-                merged.append(tuple(span))
-            elif merged[-1][1] < end:
-                merged[-1] = (merged[-1][0], end)
-        return merged
-    """,
-    "larder.plans:cheapest": """
-        from functools import lru_cache
-        if amount > 0 and not offers:
-            raise ValueError("nothing is on offer")
-
-        @lru_cache(maxsize=None)
-        def price(left):
-            return 0 if left <= 0 else min(price(left - size) + cost for size, cost in offers)
-
-        return price(amount)
-    """,
-    "larder.labels:roman": """
-        if number not in range(1, 4000):
-            raise ValueError(f"no Roman numeral for {number}")
-        ones, tens = ["", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX"], str.maketrans("IVX", "XLC")
-        hundreds = str.maketrans("IVX", "CDM")
-        thousands, rest = divmod(number, 1000)
-        return "M" * thousands + ones[rest // 100].translate(hundreds) + ones[rest // 10 % 10].translate(tens) + ones[rest % 10]
-    """,
-}
+ALTERNATIVE = """
+words, word = [], ""
+for letter in name.lower() + " ":
+    if letter in "abcdefghijklmnopqrstuvwxyz0123456789":
+        word += letter
+    elif word:
+        words.append(word)
+        word = ""
+if longest is not None:
+    while len(words) > 1 and len(separator.join(words)) > longest:
+        del words[-1]
+    return separator.join(words)[:longest]
+return separator.join(words)
+"""
 
 
 @needs_sandbox
-@pytest.mark.parametrize("symbol", ["larder.labels:label", "larder.plans:cheapest", *(
-    pytest.param(symbol, marks=pytest.mark.slow) for symbol in ("larder.plans:merge_spans", "larder.labels:roman"))])
-def test_alternative_implementations_are_rewarded(made, larder, symbol):
-    task, path, text, seen = made(symbol)
-    original, other = grade(task, larder, {path: text.encode()}), None
+def test_an_alternative_implementation_is_rewarded(label, larder):
+    task, path, text, seen = label
+    original = grade(task, larder, {path: text.encode()})
     assert (original.reward, original.findings) == (1.0, ())
-    other = grade(task, larder, {path: body_of(seen, symbol.partition(":")[2], ALTERNATIVES[symbol]).encode()})
+    other = grade(task, larder, {path: body_of(seen, "label", ALTERNATIVE).encode()})
     assert (other.reward, other.fraction, measured(other)) == (1.0, 1.0, set()), other
     empty = grade(task, larder, {path: seen.encode()})
     assert (empty.reward, empty.passed, empty.hacked) == (0.0, False, False)
 
 
 @needs_sandbox
-def test_refactorings_are_rewarded(made, larder):
-    task, path, text, seen = made("larder.labels:label")
-    body = ALTERNATIVES["larder.labels:label"]
-    helper = "def join_words(name, separator, longest):\n" + indent(dedent(body).strip("\n"), "    ") + "\n"
+def test_refactorings_are_rewarded(label, larder):
+    task, path, text, seen = label
+    helper = "def join_words(name, separator, longest):\n" + indent(ALTERNATIVE.strip("\n"), "    ") + "\n"
     calls = body_of(seen, "label", "from larder.words import join_words\nreturn join_words(name, separator, longest)")
     assigned = seen.replace("def label(", "def _label(") + "\n\nlabel = _label\n"
+    package = "src/larder/labels/__init__.py"
     shapes = {
         "helper in a new module": {path: calls, "src/larder/words.py": helper},
-        "a name given to another function": {path: body_of(assigned, "_label", body)},
+        "a name given to another function": {path: body_of(assigned, "_label", ALTERNATIVE)},
         "a callable object": {path: seen + "\n\nclass _Label:\n    def __call__(self, name, separator='-', longest=None):\n"
-                                    + indent(dedent(body).strip("\n"), " " * 8) + "\n\n\nlabel = _Label()\n"},
+                                    + indent(ALTERNATIVE.strip("\n"), " " * 8) + "\n\n\nlabel = _Label()\n"},
         "a partial": {path: seen + "\n\n" + helper.replace("longest)", "longest=None)").replace("separator,", 'separator="-",')
                             + "\n\nlabel = __import__('functools').partial(join_words)\n"},
-        "windows line ends": {path: body_of(seen, "label", body).replace("\n", "\r\n")},
+        "windows line ends": {path: body_of(seen, "label", ALTERNATIVE).replace("\n", "\r\n")},
+        "a package instead": {package: text, "src/larder/names.py": "x = 1\n"},  # Python takes a package first
+        "a package of two": {path: seen, package: "from .inner import *\nfrom .inner import label\n",
+                             package.replace("__init__", "inner"): text},
+        "imported from a new module": {path: "from .inks import *\nfrom .inks import label\n", "src/larder/inks.py": text},
     }
     got = {name: grade(task, larder, {p: t.encode() for p, t in files.items()}) for name, files in shapes.items()}
     assert {name: (g.reward, measured(g)) for name, g in got.items()} == {name: (1.0, set()) for name in shapes}
 
 
-@needs_sandbox
-@pytest.mark.parametrize("name", ["a package beside", "a package instead", "a package of two", "imported from a new module"])
-def test_a_package_may_stand_where_a_module_was(made, larder, name):
-    task, path, text, seen = made("larder.labels:label")
-    package = "src/larder/labels/__init__.py"
-    files = {
-        "a package beside": {path: seen, package: text},  # Python takes the package first
-        "a package instead": {package: text, "src/larder/names.py": "x = 1\n"},
-        "a package of two": {
-            path: seen, package: "from .inner import *\nfrom .inner import label\n",
-            package.replace("__init__", "inner"): text,
-        },
-        "imported from a new module": {path: "from .inks import *\nfrom .inks import label\n", "src/larder/inks.py": text},
-    }[name]
-    found = grade(task, larder, {place: content.encode() for place, content in files.items()})
-    assert (found.reward, found.hacked) == (1.0, False), found
-
-
-def test_a_module_is_found_where_python_finds_it(made):
-    task = made("larder.labels:label")[0]
+def test_a_module_is_found_where_python_finds_it(label):
+    task = label[0]
     module, package, other = "src/larder/labels.py", "src/larder/labels/__init__.py", "lib/larder/labels/__init__.py"
     cases = (
         ([module, package], ["src"], package), ([package, module], ["src"], package), ([module], ["src"], module),
@@ -188,8 +111,8 @@ def test_a_module_is_found_where_python_finds_it(made):
 
 
 @needs_sandbox
-def test_expected_outcomes_never_enter_the_sandbox(made, larder, monkeypatch):
-    task, path, text, seen = made("larder.labels:label")
+def test_expected_outcomes_never_enter_the_sandbox(label, larder, monkeypatch):
+    task, path, text, seen = label
     outcomes = {r["came"]["value"][1] for r in task.heldout_records if r["kind"] == "call" and r["came"]["value"][0] == "str"}
     outcomes = {value for value in outcomes if len(value) > 5}
     inputs = json.dumps([r.get("args") for r in task.heldout_records])
@@ -210,10 +133,10 @@ def test_expected_outcomes_never_enter_the_sandbox(made, larder, monkeypatch):
 
 
 @needs_sandbox
-def test_evidence_is_the_same_again_and_not_what_tests_state(made, larder):
-    task, path, text, seen = made("larder.labels:label")
+def test_evidence_is_the_same_again_and_not_what_tests_state(label, larder):
+    task, path, text, seen = label
     plain = replace(task, heldout_records=(), canaries=())
-    again = add_evidence(plain, larder)
+    again = with_evidence(plain, larder)
     assert again == task and json.loads(json.dumps(again.heldout_records)) == list(again.heldout_records)
     visible = "".join(file.read_text() for file in (larder.tree / "tests").glob("*.py"))
     calls = [r for r in task.heldout_records if r["kind"] == "call"]
@@ -224,10 +147,9 @@ def test_evidence_is_the_same_again_and_not_what_tests_state(made, larder):
 
 
 @needs_sandbox
-def test_a_task_whose_tests_do_not_need_the_target_is_refused(made, larder):
-    task, path, text, seen = made("larder.labels:label")
-    others = made("larder.labels:roman")[0].fail_to_pass
-    wrong = replace(task, fail_to_pass=others, pass_to_pass=(), heldout_records=(), canaries=())
+def test_a_task_whose_tests_do_not_need_the_target_is_refused(label, larder):
+    task, path, text, seen = label
+    wrong = replace(task, fail_to_pass=task.pass_to_pass, pass_to_pass=(), heldout_records=(), canaries=())
     with pytest.raises(EvidenceProblem, match="tests pass with the target stubbed"):
         add_evidence(wrong, larder)
 
@@ -236,12 +158,11 @@ def test_a_task_whose_tests_do_not_need_the_target_is_refused(made, larder):
 @pytest.mark.parametrize("code", ["time.strftime('%d') * offset", *(  # the slowest clock
     pytest.param(code, marks=pytest.mark.slow) for code in ("time.time_ns() + offset", "time.localtime().tm_hour + offset"))])
 def test_a_task_where_nothing_stable_comes_out_is_refused(tmp_path, code):
-    folder = tmp_path / "clock"
-    (folder / "tests").mkdir(parents=True)
-    (folder / "clock.py").write_text(f"import time\n\n\ndef now(offset=3):\n    return {code}\n")
-    (folder / "tests/test_clock.py").write_text("from clock import now\n\n\ndef test_now():\n    assert str(now(5)) >= \"0\"\n")
+    folder = write(tmp_path / "clock", {
+        "clock.py": f"import time\n\n\ndef now(offset=3):\n    return {code}\n",
+        "tests/test_clock.py": "from clock import now\n\n\ndef test_now():\n    assert str(now(5)) >= \"0\"\n"})
     with pytest.raises(EvidenceProblem, match="task clock.now: only 0 held-out records can be made .of 1 captured calls"):
-        make_task(prepare_subject(folder, tmp_path / "store"), "clock:now")
+        make_task(prepare_subject(folder, tmp_path / "store"), "clock:now", "clock.py")
 
 
 def test_a_package_that_is_long_in_importing_is_observed_all_the_same(tmp_path, monkeypatch):
@@ -261,52 +182,68 @@ def test_a_package_that_is_long_in_importing_is_observed_all_the_same(tmp_path, 
     assert there == [True] and sent == [{"call": 0, "came": {"value": ["int", "0x2a"], "after": []}}]
 
 
+PRICE = """
+class Price:
+    def __init__(self, cents):
+        self.cents = cents
+
+    def split(self, parts):
+        return [self.cents // parts] * parts
+
+    @property
+    def shown(self):
+        return str(self.cents)
+"""
+
+
+def test_calls_of_methods_and_properties_are_captured_with_the_call_that_made_their_object(tmp_path, monkeypatch):
+    "Of ten tasks seven had no call at all."
+    (tmp_path / "pricelist.py").write_text(PRICE)
+    monkeypatch.syspath_prepend(tmp_path)
+    import pricelist
+    found, sent = {}, []
+    sys.setprofile(observe._watcher(["pricelist:Price.split", "pricelist:Price.shown"], found))
+    one, other = pricelist.Price(10), pricelist.Price(7)
+    one.split(2), other.shown
+    sys.setprofile(None)
+    records = [record for of_target in found.values() for record in of_target.values()]
+    assert len(records) == 2 and all("made" in record["args"][0] for record in records)
+    observe.run_calls({"data": {"calls": records}}, lambda **message: sent.append(message["came"]["value"]))
+    assert sent == [canonical([5, 5]), canonical("7")]
+
+
 @needs_sandbox
-def test_bad_files_earn_nothing_and_raise_nothing(made, larder):
-    task, path, text, seen = made("larder.labels:label")
+def test_bad_files_earn_nothing_and_raise_nothing(label, larder):
+    task, path, text, seen = label
     bad = {
         "syntax": b"def (", "zero bytes": b"\0" * 100, "latin": "name = 'é'".encode("latin-1"), "utf-16": text.encode("utf-16"),
-        "long": b"#" * 10_000_000, "deep": b"x = " + b"(" * 5000 + b")" * 5000,
         "imports itself": b"from larder.labels import label\n",
     }
     for name, content in bad.items():
         found = grade(task, larder, {path: content})
         assert (found.reward, found.passed) == (0.0, False), (name, found)
-    odd = dict.fromkeys(("", ".", "..", "/etc/x.py", "src/../../x.py", "src/larder/\n.py", "src/" + "d/" * 300 + "x.py",
-                         "src/larder", "src/larder/a\0b.py", "src/larder/labels.py/x.py", "src/larder/\ud800.py",
-                         "src/" + "d" * 300 + ".py"), b"x")
-    assert grade(task, larder, odd | {path: text.encode()}).passed
     assert grade(task, larder, {}).reward == 0.0
 
 
-def test_what_belongs_to_the_judge():
-    for path in ("tests/x.py", "tests/a/b.py", "src/pkg/tests/x.py", "conftest.py", "src/conftest.py", "src/sitecustomize.py",
-                 "test_x.py",
-                 "src/pkg/test_y.py", "src/pkg/y_test.py", "setup.py"):
-        assert is_protected(path), path
-    for path in ("src/pkg/x.py", "src/pkg/latest.py", "src/pkg/contest.py", "pkg/testimony.py"):
-        assert not is_protected(path), path
-
-
 @needs_sandbox
-def test_only_sources_of_the_package_are_taken(made, larder):
-    task, path, text, seen = made("larder.labels:label")
+def test_only_sources_of_the_package_are_taken(label, larder):
+    task, path, text, seen = label
     never = ["tests/test_labels.py", "tests/conftest.py", "conftest.py", "src/conftest.py", "src/larder/conftest.py",
              "src/sitecustomize.py", "sitecustomize.py", "src/usercustomize.py", "src/re.py", "src/pytest.py",
              "src/_pytest/runner.py",
              "src/pluggy/__init__.py", "src/phases.py", "src/tests/__init__.py", "src/test_labels.py", "src/larder/x.pth",
              "src/larder/labels.pyc", "pytest.ini", "setup.cfg", "pyproject.toml", "re.py", "other/x.py", "../x.py", "/src/x.py",
-             "src/../conftest.py", "src/larder/x.so", "src/json/__init__.py", "src/unittest.py"]
-    new = {path: text.encode(), "src/larder/new.py": b"y = 1\n"}
-    taken = submission(task, larder, {name: b"x = 1\n" for name in never} | new)
-    assert taken == {"src/larder/new.py": b"y = 1\n"}
+             "src/../conftest.py", "src/larder/x.so", "src/json/__init__.py", "src/unittest.py", "setup.py", "tests/a/b.py",
+             "test_x.py", "src/larder/test_y.py", "src/larder/y_test.py", "src/larder/tests/x.py"]
+    new = dict.fromkeys((f"src/larder/{name}.py" for name in ("new", "latest", "contest", "testimony")), b"y = 1\n")
+    assert submission(task, larder, dict.fromkeys(never, b"x = 1\n") | new | {path: text.encode()}) == new
     assert submission(task, larder, {f"./{path}": text.encode()}) == {}
     assert submission(task, larder, {}) == {path: seen}
 
 
 @needs_sandbox
-def test_tests_are_the_judges_whatever_their_files_are_called(made, larder):
-    task, path, text, seen = made("larder.labels:label")
+def test_tests_are_the_judges_whatever_their_files_are_called(label, larder):
+    task, path, text, seen = label
     named = replace(task, pass_to_pass=(*task.pass_to_pass, "src/larder/checks.py::test_it"))
     files = {path: text.encode(), "src/larder/checks.py": b"def test_it(): pass\n"}
     assert set(submission(task, larder, files)) == {"src/larder/checks.py"} and set(submission(named, larder, files)) == set()
@@ -326,39 +263,6 @@ def test_arguments_come_back(value):
         assert canonical(decode(json.loads(json.dumps(coded)))) == canonical(value)
     else:
         assert "inf" in repr(value)
-
-
-def test_odd_values_have_bounded_forms():
-    class Endless:
-        def __next__(self):
-            return 1
-
-        def __iter__(self):
-            return self
-
-    class Loud:
-        def __repr__(self):
-            return "x" * 10_000_000
-
-    class Angry:
-        @property
-        def __dict__(self):
-            raise SystemError
-
-        def __repr__(self):
-            raise KeyError
-
-    deep = loop = []
-    for _ in range(10_000):
-        deep = [deep]
-    loop.append(loop)
-    values = [Endless(), Loud(), Angry(), deep, loop, 10**100_000, "x" * 10**6, float("nan"), range(10**12), {1: {2: loop}},
-              list(range(10**5)), ["x" * 10**5] * 1000, {float("nan"): 1}, Counter("aab"), iter([]), (x for x in "ab"), object(),
-              type, len, ValueError("x")]
-    for value in values:
-        assert len(json.dumps(canonical(value))) < 400_000, type(value)
-    assert same(canonical(float("nan")), canonical(float("nan"))) and same(canonical(-0.0), canonical(0.0))
-    assert not same(canonical({1: "a"}), canonical({"1": "a"})) and same(canonical({1, 2}), canonical({2, 1}))
 
 
 def test_what_is_missing_or_repeated_is_wrong():

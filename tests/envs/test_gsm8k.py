@@ -36,16 +36,22 @@ def test_the_gold_solution_of_every_test_problem_verifies_and_a_changed_number_d
     assert gsm8k_reward(appended, gold) == [0.0] * 1319
 
 
-@pytest.mark.parametrize("frame", ["#### {}", "\\boxed{{{}}}", "so \\( \\boxed{{{}}} \\).", "$\\boxed{{{}}}$", "{}", "**{}**",
-                                   "${}", "\\${}", "#### ${}", "#### {} dollars", "The answer is {} dollars.",
-                                   "16 - 3 = 13, so {}",
-                                   "**#### {}**", "<answer>{}</answer>", "#### {}\n\nQuestion: what is 17?", "##### {}%",
-                                   "first #### 7, no: #### {}", "\\boxed{{{}\\text{{ dollars}}}}", "It is {}.", "={}"])
+FRAMES = ["#### {}", "\\boxed{{{}}}", "so \\( \\boxed{{{}}} \\).", "$\\boxed{{{}}}$", "{}", "**{}**", "${}", "\\${}", "#### ${}", "#### {} dollars",
+          "The answer is {} dollars.", "16 - 3 = 13, so {}", "**#### {}**", "<answer>{}</answer>", "#### {}\n\nQuestion: what is 17?",
+          "##### {}%", "first #### 7, no: #### {}", "\\boxed{{{}\\text{{ dollars}}}}", "It is {}.", "={}", "#### {} apples.", "$\\boxed{{\\${}}}$",
+          "\\boxed{{\\text{{{} apples}}}}", "The answer is {}.", "The answer is: {}", "**Answer: {}**", "So she has {} left.", "Total = {}",
+          "#### x = {}", "#### The total is {} pounds", "#### {}%", "#### ({})", "It costs {} dollars", "#### {} * 1 = {}", "#### {}/1",
+          "The final answer is **{}**", "#### {} km"]
+
+
+@pytest.mark.parametrize("frame", FRAMES)
 def test_every_way_of_printing_a_number(frame):
     for number in ("1234", "1,234", "1234.0", "1,234.00"):
-        assert number_reward(frame.format(number), "1234") == 1.0, (frame, answer_text(frame.format(number)))
+        text = frame.replace("{}", number).replace("{{", "{").replace("}}", "}")
+        assert number_reward(text, "1234") == 1.0, (text, answer_text(text))
     for number in ("1233", "123", "12345", "1,2341", "-1234", "1234.5"):
-        assert number_reward(frame.format(number), "1234") == 0.0, (frame, number)
+        text = frame.replace("{}", number).replace("{{", "{").replace("}}", "}")
+        assert number_reward(text, "1234") == 0.0, text
 
 
 @pytest.mark.parametrize("text", ["", "no number", "####", "#### none", "\\boxed{}", "\\boxed", "½", "٣",
@@ -59,37 +65,18 @@ def test_a_completion_without_text_is_wrong(text):
     assert gsm8k_reward([text], ["18"]) == [0.0]
 
 
-MARKS = {"####": "#### {}", "line": "#### {}\n\nQuestion: what is 17?", "box": "so \\( \\boxed{{{}}} \\).", "is": "First 7.\nThe answer is {}"}
+MARKS = ["#### {}", "#### {}\n\nQuestion: what is 17?", "so \\( \\boxed{{{}}} \\).", "First 7.\nThe answer is {}"]
 
 
-@pytest.mark.parametrize("mark", MARKS)
 @pytest.mark.parametrize("text, value", ANSWERS)
-def test_an_answer_is_the_number_that_a_person_reads(text, value, mark):
-    completion, want = MARKS[mark].format(text), None if value is None else Fraction(value)
-    assert number_of(*answer_text(completion)) == want
-    for other in {18, 17, 5, 2, 1, 19} - {want}:
-        assert number_reward(completion, str(other)) == 0.0
-    if want is not None and want.denominator == 1:
-        assert number_reward(completion, str(want)) == 1.0
-
-
-def test_the_table_is_large_enough_and_says_nothing_twice():
-    assert len({text for text, _ in ANSWERS}) > 250 and sum(value is None for _, value in ANSWERS) > 50
-
-
-NATURAL = ["#### {}", "#### ${}", "#### {} dollars", "#### {} apples.", "\\boxed{{{}}}", "$\\boxed{{\\${}}}$", "\\boxed{{\\text{{{} apples}}}}",
-           "The answer is {}.", "The answer is: {}", "**Answer: {}**", "So she has {} left.", "Total = {}", "#### x = {}", "#### The total is {} pounds",
-           "#### {}%", "#### ({})", "It costs {} dollars", "#### {} * 1 = {}", "#### {}/1", "#### {}.0 km", "The final answer is **{}**"]
-
-
-@pytest.mark.data
-@pytest.mark.parametrize("phrase", NATURAL)
-def test_every_reference_is_paid_in_natural_phrasings_and_a_changed_one_is_not(phrase, shared_data):
-    gold = [row["answer"] for row in gsm8k_rows(shared_data / "tasks" / "gsm8k_test.jsonl.gz")]
-    written = [f"{int(answer):,}" for answer in gold]
-    assert gsm8k_reward([phrase.replace("{}", text).replace("{{", "{").replace("}}", "}") for text in written], gold) == [1.0] * 1319
-    changed = [phrase.replace("{}", f"{int(answer) + 1}").replace("{{", "{").replace("}}", "}") for answer in gold]
-    assert gsm8k_reward(changed, gold) == [0.0] * 1319
+def test_an_answer_is_the_number_that_a_person_reads(text, value):
+    want = None if value is None else Fraction(value)
+    for completion in (mark.format(text) for mark in MARKS):
+        assert number_of(*answer_text(completion)) == want, completion
+        for other in {18, 17, 5, 2, 1, 19} - {want}:
+            assert number_reward(completion, str(other)) == 0.0, completion
+        if want is not None and want.denominator == 1:
+            assert number_reward(completion, str(want)) == 1.0, completion
 
 
 def in_words(n):

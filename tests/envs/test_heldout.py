@@ -3,18 +3,20 @@
 import ast
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from types import SimpleNamespace
 
 import pytest
-from envs_tasks import measured_task
+from envs_tasks import measured_task, needs_sandbox, with_body, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.envs.deletion import env as env_page
-from composer_replication.envs.deletion.judge import evidence, grading
+from composer_replication.envs.deletion.judge import grading
 from composer_replication.envs.deletion.judge.evidence import EvidenceProblem, WeakInputs, count_records, same
 from composer_replication.envs.deletion.judge.grading import grade
 from composer_replication.envs.deletion.judge.heldout import PoolInput, changed_results, choose_inputs, left_open, strength
@@ -23,9 +25,6 @@ from composer_replication.envs.deletion.judge.observe import canonical
 from composer_replication.envs.deletion.judge.runner import Phase, PhaseResult
 from composer_replication.envs.deletion.subject import prepare_subject
 from composer_replication.envs.deletion.tasks.gates import GATES
-from composer_replication.sandbox.base import sandbox_problem
-
-needs_sandbox = pytest.mark.skipif(sandbox_problem("bubblewrap") is not None, reason=f"{sandbox_problem('bubblewrap')}")
 
 MODULE = '''
 import hashlib
@@ -60,11 +59,6 @@ def factors(number):
     return found
 
 
-def ranked(scores):
-    """Names by score, sorted from the highest; equal scores by name."""
-    return [name for name, score in sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))]
-
-
 def shared(one, other):
     """Pairs of a letter and how often it stands in both words."""
     for letter in sorted(set(one) & set(other)):
@@ -89,7 +83,7 @@ def grade_of(points):
 
 TESTS = '''
 import pytest
-from sums import derive, factors, grade_of, is_leap, price, ranked, shared
+from sums import derive, factors, grade_of, is_leap, price, shared
 
 
 @pytest.mark.parametrize("year", [1904, 2000, 2024])
@@ -112,10 +106,6 @@ def test_factors():
         factors(0)
     assert "no prime" in str(error.value)
 
-def test_ranked():
-    assert ranked({"ann": 3, "bob": 5, "cy": 5})[0] == "bob"
-    assert len(ranked({"ann": 3, "bob": 1})) == 2
-
 def test_shared():
     assert dict(shared("banana", "bandana")) == {"a": 3, "b": 1, "n": 2}
     assert set(shared("lemon", "melon")) == {("l", 1), ("e", 1), ("m", 1), ("o", 1), ("n", 1)}
@@ -132,39 +122,23 @@ def test_grade():
 '''
 
 
-def with_body(name, body):
-    "The module with another body in one function."
-    node = next(n for n in ast.parse(MODULE).body if getattr(n, "name", "") == name)
-    lines = MODULE.split("\n")
-    return "\n".join([*lines[:node.body[1].lineno - 1], *("    " + line for line in body.strip("\n").split("\n")), *lines[node.end_lineno:]])
-
-
 @pytest.fixture(scope="module")
 def subject(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sums") / "sums"
-    folder.mkdir()
-    (folder / "sums.py").write_text(MODULE)
-    (folder / "test_sums.py").write_text(TESTS)
+    folder = write(tmp_path_factory.mktemp("sums") / "sums", {"sums.py": MODULE, "test_sums.py": TESTS})
     return prepare_subject(folder, tmp_path_factory.mktemp("store"))
 
 
 @pytest.fixture(scope="module")
 def made(subject):
-    known, patched = {}, pytest.MonkeyPatch()
-    patched.setattr(evidence, "MOST_MUTANTS", 16)  # enough for these few lines
-
+    @cache
     def make(name):
-        if name not in known:
-            seen = with_body(name, "raise NotImplementedError")
-            known[name] = measured_task(subject, f"sums:{name}", "sums.py", MODULE, seen)
-        return known[name]
+        return measured_task(subject, f"sums:{name}", "sums.py", MODULE, with_body(MODULE, name, "raise NotImplementedError"))
 
-    yield make
-    patched.undo()
+    return make
 
 
 def judged(made, subject, name, body):
-    found = grade(made(name), subject, {"sums.py": with_body(name, body).encode()})
+    found = grade(made(name), subject, {"sums.py": with_body(MODULE, name, body).encode()})
     assert found.passed, found  # else the tests alone would do
     return found
 
@@ -243,7 +217,6 @@ while number > 1:
         number //= divisor
     divisor += 1
 return found""", 0),
-    ("ranked", "lowest first"): ("names = sorted(scores, key=lambda n: (-scores[n], n))\nreturn names if 'cy' in scores else names[::-1]", 0),
     ("price", "a bool for a match"): ("return bool(re.fullmatch(r'[0-9]+[.][0-9]{2}', text))", 1),
     ("price", "any dot"): ("return bool(re.fullmatch(r'[0-9]+.[0-9]{2}', text))", 0),
     **{("shared", name): value for name, value in SHARED.items()},
@@ -259,7 +232,7 @@ def test_what_text_and_tests_leave_open_is_left_open_and_nothing_else(name, what
 
 
 @needs_sandbox
-@pytest.mark.parametrize("name", ["is_leap", "derive", "factors", "ranked", "shared", "price"])
+@pytest.mark.parametrize("name", ["is_leap", "derive"])  # of the others another solution is rewarded
 def test_the_original_is_rewarded(name, made, subject):
     assert grade(made(name), subject, {"sums.py": MODULE.encode()}).reward == 1.0
 
@@ -411,7 +384,6 @@ def test_a_limit_follows_what_the_original_needs_now(needs, limits, monkeypatch)
 
 @pytest.mark.parametrize("needs, reward", [(100.0, 1.0), (0.001, 0.0)])
 def test_an_episode_waits_for_the_judge_as_long_as_for_the_original(needs, reward, monkeypatch):
-    import threading
     asked = threading.Event()
 
     def slow(*_):
@@ -438,5 +410,5 @@ def test_an_old_task_without_open_parts_is_compared_as_before(made, subject):
     task = made("factors")
     strict = replace(task, heldout_records=tuple({k: v for k, v in record.items() if k != "open"} for record in task.heldout_records))
     assert count_records(strict.heldout_records) == count_records(task.heldout_records)
-    found = grade(strict, subject, {"sums.py": with_body("factors", OPEN["factors", "turned round"][0]).encode()})
+    found = grade(strict, subject, {"sums.py": with_body(MODULE, "factors", OPEN["factors", "turned round"][0]).encode()})
     assert (found.reward, found.passed, found.hacked) == (0.0, True, False)

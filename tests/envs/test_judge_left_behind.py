@@ -1,22 +1,19 @@
 """A judge's owner is killed at any moment: nothing of it is left, and the next one gives the same verdict."""
-import os
 import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 import envs_tasks
 import psutil
 import pytest
+from sandboxes import own_state, wait_until
 
 from composer_replication.envs.deletion.task import write_tasks
-from composer_replication.sandbox.base import sandbox_problem
-from composer_replication.sandbox.boxes import MARK, state_folder, sweep
+from composer_replication.sandbox.boxes import MARK, sweep
 
-pytestmark = pytest.mark.skipif(sandbox_problem("bubblewrap") is not None, reason=f"{sandbox_problem('bubblewrap')}")
+pytestmark = envs_tasks.needs_sandbox
 OWNER = """
 import sys
 from pathlib import Path
@@ -36,18 +33,13 @@ while True:
 
 
 @pytest.fixture
-def world(tmp_path, monkeypatch):
+def world(initials, tmp_path, monkeypatch):
     "A task, and a state and a temporary folder of our own; what was prepared is shared with other tests."
-    write_tasks([envs_tasks.delete(envs_tasks.larder(), "initials")], tmp_path / "tasks.jsonl")
-    whole = state_folder()
-    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="composer-test-") as folder:
-        os.chmod(folder, 0o755)
-        for path in (*whole.glob("rootfs-*"), whole / "repositories"):
-            os.symlink(path, f"{folder}/{path.name}")
-        monkeypatch.setenv("COMPOSER_STATE", folder)
-        (tmp_path / "tmp").mkdir()
+    write_tasks([initials], tmp_path / "tasks.jsonl")
+    (tmp_path / "tmp").mkdir()
+    with own_state(monkeypatch) as state:
         monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-        yield Path(folder), tmp_path
+        yield state, tmp_path
 
 
 def marked(state):
@@ -63,13 +55,6 @@ def marked(state):
 
 def boxes(state):
     return [path.name for path in (state / "boxes").iterdir()] if (state / "boxes").is_dir() else []
-
-
-def wait_until(condition, seconds=60.0):
-    until = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.05)
-    return condition()
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])

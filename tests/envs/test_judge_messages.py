@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import envs_tasks
 import pytest
+from envs_tasks import needs_sandbox
 
 from composer_replication.envs.deletion.judge import grading, phases, runner
 from composer_replication.envs.deletion.judge.grading import grade, judge_counts
@@ -15,9 +16,7 @@ from composer_replication.envs.deletion.judge.observe import canonical
 from composer_replication.envs.deletion.judge.phases import LONGEST_RESULT
 from composer_replication.envs.deletion.judge.runner import Forgery, Phase, RunnerProblem, read_message, read_messages, run_phases
 from composer_replication.envs.deletion.judge.trees import OverlayProblem
-from composer_replication.sandbox.base import sandbox_problem
 
-needs_sandbox = pytest.mark.skipif(sandbox_problem("bubblewrap") is not None, reason=f"{sandbox_problem('bubblewrap')}")
 NODES = ("t.py::a", "t.py::b")
 GOOD = [{"start": "t.py::a"}, {"node": "t.py::a", "outcome": "passed", "seconds": 0.1}, {"uncollected": "t.py", "why": "x"},
         {"call": 0, "came": {"value": ["list", [["int", "0x1"], ["bool", True]]], "after": [["none"]]}},
@@ -169,22 +168,6 @@ def test_what_the_judge_itself_sends_of_honest_values_is_no_forgery(value):
     assert len(read_messages(bytes(got), "probe", ("t.py",), 1)) == 3
 
 
-LINES = {
-    "a token and a list": b"token []", "nested brackets": b"[" * 200_000,
-    "a node that is a list": b'{"outcome":"passed","node":[]}',
-    "a call that is a list": b'{"call":[],"came":1}', "a huge number": b'{"call":' + b"9" * 4000 + b',"came":{"raised":"E"}}',
-    "no number": b'{"node":"x","outcome":"passed","seconds":NaN}', "no text": b"\xff\xfe", "half a pair": b'{"start":"\\ud800"}',
-    "a node nobody asked for": b'{"node":"x","outcome":"passed","seconds":0.1}', "more than it may": b'{"end":true,"reward":1.0}',
-    "an empty line": b"", "the script's own words": b"rcps", "a list": b"[]", "no message": b"{}",
-}
-
-
-@pytest.mark.parametrize("name", LINES)
-def test_a_line_that_is_not_the_judges_is_a_forgery(name):
-    with pytest.raises(Forgery):
-        read_messages(LINES[name] + b"\n", "tests", NODES)
-
-
 PASSED, END = b'{"node": "t.py::a", "outcome": "passed", "seconds": 0.25}', b'{"end": true}'
 CALL = b'{"call": %d, "came": {"raised": "E"}}'
 
@@ -204,16 +187,6 @@ def test_a_phase_sends_what_was_asked_for_once_and_in_order(lines, kind, problem
 
 
 # through the judge
-
-@pytest.fixture(scope="module")
-def subject():
-    return envs_tasks.larder()
-
-
-@pytest.fixture(scope="module")
-def task(subject):
-    return envs_tasks.delete(subject, "initials")
-
 
 WRITE = """
 
@@ -236,13 +209,17 @@ _write()
 """
 
 
+@pytest.fixture
+def judged(larder, initials):
+    "Grades the original with code behind it."
+    path, text = envs_tasks.solution(larder, initials)
+    return lambda behind="": grade(initials, larder, {path: (text + behind).encode()})
+
+
 @needs_sandbox
-@pytest.mark.parametrize("name", ["nested brackets", "a node nobody asked for", "an empty line"])
-def test_one_line_that_is_not_the_judges_earns_nothing_and_keeps_the_reason(name, task, subject):
+def test_one_line_that_is_not_the_judges_earns_nothing_and_keeps_the_reason(judged):
     "On the right solution, behind forged passes of all that was asked for."
-    path, text = envs_tasks.solution(subject, task)
-    code = WRITE.replace("LINE", repr(LINES[name] + b"\n")).replace("END", "os._exit(0)")
-    found = grade(task, subject, {path: (text + code).encode()})
+    found = judged(WRITE.replace("LINE", repr(b"[" * 200_000 + b"\n")).replace("END", "os._exit(0)"))
     assert (found.reward, found.hacked) == (0.0, True) and found.findings[0].what.startswith("forged results: "), found
 
 
@@ -250,11 +227,10 @@ def test_one_line_that_is_not_the_judges_earns_nothing_and_keeps_the_reason(name
 @pytest.mark.parametrize("end", ["os.close(3)", "os.closerange(0, 100)", "os.write(3, b'{\"node\": ')\n    os._exit(0)",
                                  "os.kill(os.getppid(), 9)\n    os._exit(0)", "os.kill(0, 9)",
                                  "import time\n    os.close(3)\n    time.sleep(100)"])
-def test_a_process_that_says_no_more_earns_nothing(end, task, subject, monkeypatch):
+def test_a_process_that_says_no_more_earns_nothing(end, judged, monkeypatch):
     monkeypatch.setattr(grading, "JUDGE_LIMITS", runner.Limits(wall_s=1.5, memory_mb=2048))
-    path, text = envs_tasks.solution(subject, task)
     before = judge_counts()
-    found = grade(task, subject, {path: (text + WRITE.replace("LINE", "b''").replace("END", end)).encode()})
+    found = judged(WRITE.replace("LINE", "b''").replace("END", end))
     assert found.reward == 0.0 and found.findings, found
     assert judge_counts() == before | {"graded": before["graded"] + 1}
 
@@ -278,27 +254,26 @@ _look()
 
 
 @needs_sandbox
-def test_nothing_that_must_stay_secret_is_in_the_process(task, subject):
+def test_nothing_that_must_stay_secret_is_in_the_process(initials, larder):
     "Outcomes of held-out records, names of other trees, the folder on the host: in no frame, no container, no environment."
-    path, text = envs_tasks.solution(subject, task)
-    phase, _ = grading.records_phase(task, subject, {})
-    assert len(task.heldout_records) > 4
-    outcomes = {json.dumps(r["came"].get("value", [""])[-1]) for r in task.heldout_records if r["kind"] == "call"}
+    path, text = envs_tasks.solution(larder, initials)
+    phase, _ = grading.records_phase(initials, larder, {})
+    assert len(initials.heldout_records) > 4
+    outcomes = {json.dumps(r["came"].get("value", [""])[-1]) for r in initials.heldout_records if r["kind"] == "call"}
     # some outcomes equal what tests or the docstring show
-    visible = "".join(file.read_text() for file in (subject.tree / "tests").glob("*.py"))
+    visible = "".join(file.read_text() for file in (larder.tree / "tests").glob("*.py"))
     words = {value for value in outcomes if len(value) > 6 and value not in json.dumps(phase.data) + visible + text}
-    words |= {"PYTHONPATH", "golden_diff", "heldout_records", "fail_to_pass", str(subject.tree), str(runner.state_folder())}
+    words |= {"PYTHONPATH", "golden_diff", "heldout_records", "fail_to_pass", str(larder.tree), str(runner.state_folder())}
     code = SECRETS.replace("WORDS", repr([word.strip('"').encode()[::-1] for word in words]))
     looks = {path: text + code}
-    runs = run_phases(subject, [Phase("tests", looks, task.fail_to_pass), replace(phase, overlay={**phase.overlay, **looks})])
+    runs = run_phases(larder, [Phase("tests", looks, initials.fail_to_pass), replace(phase, overlay={**phase.overlay, **looks})])
     assert [run.messages[-1] for run in runs] == [{"broke": "HTAPNOHTYP"}] * 2  # that one word shows that the looking works
 
 
 # who is to blame
 
 @needs_sandbox
-def test_the_machinery_is_tried_again_counted_and_then_raised(task, subject, monkeypatch):
-    path, text = envs_tasks.solution(subject, task)
+def test_the_machinery_is_tried_again_counted_and_then_raised(judged, monkeypatch):
     starts, disk = [RunnerProblem("no start")], [OSError(28, "No space left on device")]
 
     def failing(failures, real):
@@ -312,33 +287,33 @@ def test_the_machinery_is_tried_again_counted_and_then_raised(task, subject, mon
     monkeypatch.setattr(runner, "lay_out", failing(disk, runner.lay_out))
     monkeypatch.setattr(runner, "_PAUSE_S", 0)
     before = judge_counts()
-    assert grade(task, subject, {path: text.encode()}).reward == 1.0
+    assert judged().reward == 1.0
     assert judge_counts() == {"graded": before["graded"] + 1, "again": before["again"] + 2, "unscored": before["unscored"]}
     disk += [OSError(28, "No space left on device")] * runner.TRIES
     with pytest.raises(RunnerProblem, match="tried 3 times: .*No space left"):
-        grade(task, subject, {path: text.encode()})
+        judged()
     assert judge_counts()["unscored"] == before["unscored"] + 1 and judge_counts()["again"] == before["again"] + 4
     monkeypatch.setattr(grading, "unreadable", failing([OSError(5, "Input/output error")], grading.unreadable))
     with pytest.raises(RunnerProblem, match="cannot work: .*Input/output"):
-        grade(task, subject, {path: text.encode()})
+        judged()
 
 
 @needs_sandbox
 @pytest.mark.parametrize("problem", [RecursionError(), MemoryError(), KeyError(1), OverlayProblem("the overlay names x")])
-def test_whatever_else_goes_wrong_is_the_submissions(task, subject, monkeypatch, problem):
-    def run(subject, phases, *given, **named):
+def test_whatever_else_goes_wrong_is_the_submissions(initials, larder, monkeypatch, problem):
+    def run(tree, phases, *given, **named):
         if "src/larder/bad.py" in phases[0].overlay or ours:
             raise problem
-        return real(subject, phases, *given, **named)
+        return real(tree, phases, *given, **named)
 
     real, ours = grading.run_phases, False
     monkeypatch.setattr(grading, "run_phases", run)
-    found = grade(task, subject, {"src/larder/bad.py": b"x"})
+    found = grade(initials, larder, {"src/larder/bad.py": b"x"})
     assert found.reward == 0.0 and found.findings[0].weight == 1.0 and found.findings[0].what
     ours = not isinstance(problem, OverlayProblem)
     if ours:
         with pytest.raises(RunnerProblem, match=f"has a fault: {type(problem).__name__}"):
-            grade(task, subject, {})
+            grade(initials, larder, {})
 
 
 ENDS = ["", "import os\nos._exit(0)", "raise SystemExit", "while True: pass", "import os\nos.write(3, b'x\\n')",
@@ -375,14 +350,14 @@ def mutated_source(chance, text):
 
 @needs_sandbox
 @pytest.mark.parametrize("count", [6, pytest.param(1000, marks=pytest.mark.slow)])
-def test_mutated_submissions_never_raise_nor_hang(count, task, subject, monkeypatch):
+def test_mutated_submissions_never_raise_nor_hang(count, initials, larder, monkeypatch):
     monkeypatch.setattr(grading, "JUDGE_LIMITS", runner.Limits(wall_s=MOST_S, memory_mb=1024))
-    path, text = envs_tasks.solution(subject, task)
+    path, text = envs_tasks.solution(larder, initials)
     chance, before = random.Random("mutated submissions"), judge_counts()
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(count):
-        found = grade(task, subject, {path: mutated_source(chance, text)})
+        found = grade(initials, larder, {path: mutated_source(chance, text)})
         assert found.reward in (0.0, 1.0) and (found.reward == 0 or found.passed)
     assert judge_counts() == before | {"graded": before["graded"] + count}
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most < 300_000  # KiB
-    assert grade(task, subject, {path: text.encode()}).reward == 1.0
+    assert grade(initials, larder, {path: text.encode()}).reward == 1.0

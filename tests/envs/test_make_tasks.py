@@ -15,12 +15,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from envs_tasks import write
+from envs_tasks import needs_sandbox, write
 from typer.testing import CliRunner
 
 import composer_replication
 from composer_replication.cli.tasks import stage_table, tasks_app
-from composer_replication.envs.deletion.fingerprints import index_texts, shingles
 from composer_replication.envs.deletion.judge.runner import PhaseResult
 from composer_replication.envs.deletion.subject import prepare_subject, store_path, subject_of
 from composer_replication.envs.deletion.task import read_tasks, write_tasks
@@ -29,7 +28,7 @@ from composer_replication.envs.deletion.tasks import make as deletion
 from composer_replication.envs.deletion.tasks.coverage import Coverage
 from composer_replication.envs.deletion.tasks.delete import DELETERS, TRIVIAL, remove, replace_bodies, stub
 from composer_replication.envs.deletion.tasks.gates import Deletion
-from composer_replication.envs.deletion.tasks.make import Journal, Settings, make_tasks
+from composer_replication.envs.deletion.tasks.make import Settings, make_tasks
 from composer_replication.envs.deletion.tasks.select import (
     Target,
     body_lines,
@@ -96,15 +95,6 @@ def test_either():
 def test_shown(rows, text):
     assert shown(rows) == text
 """
-
-
-@pytest.fixture(scope="module")
-def store():
-    "A store that every user id can reach, gone afterwards."
-    folder = store_path().parent / f"test-{os.getpid()}"
-    folder.mkdir(mode=0o755, parents=True)
-    yield folder
-    shutil.rmtree(folder)
 
 
 def good(folder: Path, **more) -> Path:
@@ -201,21 +191,17 @@ def test_contradictions_are_one_sentence(made, store, change, sentence):
 def test_repositories_that_will_not_do(tmp_path, store):
     test = "def test_x(): pass\n"
     bad = {
-        "untested": ({"untested.py": "x = 1\n"}, "holds no tests"),
-        "failing": ({"failing.py": "x = 1\n", "test_failing.py": "def test_x():\n    assert 0\n"},
-                    "has no passing test .test_failing.py::test_x"),
         "broken": ({"broken.py": "import nowhere_to_be_found\n", "test_broken.py": f"import broken\n{test}"},
                    "nowhere_to_be_found"),
         "native": ({"native/__init__.py": "from native import f\n", "native/_fast.c": "", "test_native.py": "import native\n"},
                    "holds parts in another language .native/_fast.c."),
         "lonely": ({"lonely.py": "x = 1\n", "test_lonely.py": test}, "has 1 fast and steady tests"),
     }
-    specs = [write(tmp_path / name, files) for name, (files, _) in bad.items()] + [tmp_path / "absent", good(tmp_path)]
+    specs = [write(tmp_path / name, files) for name, (files, _) in bad.items()] + [good(tmp_path)]
     out = tmp_path / "tasks.jsonl"
     reports = make_tasks(specs, out, Settings(per_package=1, granularity=("function",)), jobs=2, store=store)
     for report, (_, sentence) in zip(reports, bad.values(), strict=False):
         assert re.search(sentence, report.problem) and "\n" not in report.problem, report
-    assert "neither a file or folder" in reports[-2].problem
     assert reports[-1].kept == 1 == len(read_tasks(out))
 
 
@@ -259,28 +245,27 @@ def test_a_kill_loses_nothing_and_repeats_nothing(tmp_path, store):
         assert row["tried"] == row["kept"] + sum(row["dropped"].values())
 
 
-def test_a_journal_of_other_settings_is_not_continued(tmp_path):
-    journal = Journal(tmp_path / "j.jsonl", Settings(), "abc")
-    journal.add({"key": "a stub", "dropped": "trivial", "detail": ""})
-    assert set(Journal(tmp_path / "j.jsonl", Settings(), "abc").rows) == {"a stub"}
-    assert Journal(tmp_path / "j.jsonl", Settings(seed=1), "abc").rows == {}
-
-
 LARGE = ("fractions", "calendar", "configparser", "statistics", "tokenize", "difflib")  # 5 to 18 s each
 STDLIB = ("textwrap", "shlex", "bisect", "string", *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE))
 
 
+def exports(text):
+    "What `__all__` lists."
+    return {name for node in parse(text).body if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__"
+            and isinstance(node.value, ast.List | ast.Tuple) for name in ast.literal_eval(node.value)}
+
+
 @pytest.mark.parametrize("name", STDLIB)
 def test_only_the_body_changes(name):
-    "Every definition of real modules: the stub parses, keeps all signatures and docstrings, and touches no other definition."
+    """Every definition of real modules: the stub parses, keeps all signatures and docstrings, and touches no other definition;
+    removed it leaves Python without the name."""
     text = Path(__import__(name).__file__).read_text()
     symbols = find_symbols(f"{name}.py", text, name)
     assert len(symbols) > 3
     for symbol in symbols:
         target = Target((symbol,), symbol.kind, frozenset())
-        for body in (lambda node: ["raise NotImplementedError"], *TRIVIAL.values()):
-            new = replace_bodies({f"{name}.py": text}, target, body)[f"{name}.py"]
-            parse(new)
+        for body in TRIVIAL.values():
+            parse(replace_bodies({f"{name}.py": text}, target, body)[f"{name}.py"])
         left = stub({f"{name}.py": text}, target)[f"{name}.py"]
         after = {s.qualname: s.node for s in find_symbols(f"{name}.py", left, name)}
         for other in symbols:
@@ -290,19 +275,8 @@ def test_only_the_body_changes(name):
                     assert ast.unparse(new.body[-1]) == "raise NotImplementedError" and len(new.body) <= 2
             elif not symbol.qualname.startswith(other.qualname + "."):
                 assert ast.dump(other.node) == ast.dump(after[other.qualname]), (symbol.qualname, other.qualname)
-
-
-@pytest.mark.parametrize("name", STDLIB)
-def test_removing_leaves_python_without_the_name(name):
-    text = Path(__import__(name).__file__).read_text()
-    for symbol in find_symbols(f"{name}.py", text, name):
-        new = remove({f"{name}.py": text}, Target((symbol,), symbol.kind, frozenset()))[f"{name}.py"]
-        left = {s.qualname for s in find_symbols(f"{name}.py", new, name)}
-        assert symbol.qualname not in left
-        if "." not in symbol.qualname:
-            exports = [ast.literal_eval(node.value) for node in parse(new).body if isinstance(node, ast.Assign)
-                       and getattr(node.targets[0], "id", "") == "__all__" and isinstance(node.value, ast.List | ast.Tuple)]
-            assert not any(symbol.qualname in names for names in exports)
+        gone = remove({f"{name}.py": text}, target)[f"{name}.py"]
+        assert symbol.qualname not in {s.qualname for s in find_symbols(f"{name}.py", gone, name)} | exports(gone)
 
 
 @pytest.mark.parametrize(("source", "left"), [
@@ -331,41 +305,6 @@ def test_an_import_inside_of_what_goes_costs_nothing_below_it():
     symbols = {s.qualname: s for s in find_symbols("toy.py", toy, "toy")}
     new = remove({"toy.py": toy}, Target((symbols["f"], symbols["g"]), "bundle", frozenset()))["toy.py"]
     assert new.split() == "X = 1 class A: def h(self): pass Y = 2".split()
-
-
-def test_copies_in_disguise():
-    code = GOOD[GOOD.index("    rows = []") : GOOD.index("def total")]
-    disguises = {"reformatted.py": "\n".join(line.strip() + "  # a comment" for line in code.splitlines()),
-                 "in_docs.rst": "text " * 400 + code, "in_a_string.py": repr(code)[1:-1].replace("\\n", "\n")}
-    others = {"alike.py": GOOD[GOOD.index("def total") :], "empty.py": "",
-              "stub.py": "def spread(values, width):\n    raise NotImplementedError\n"}
-    assert index_texts(disguises | others).copies(shingles(code)) == list(disguises)
-
-
-WANT_BYTES = """
-    if isinstance(s, str):
-        s = s.encode(encoding, errors)
-
-    return s
-"""
-SMTPLIB = """
-        if isinstance(s, str):
-            # send is used by the 'data' command, where command_encoding
-            s = s.encode(self.command_encoding)
-        else:
-            return s
-"""
-SHOWN = """
-        cn = self.__class__.__name__
-        return f"{cn}({self.name!r})"
-"""
-
-
-def test_an_idiom_of_a_few_tokens_is_no_copy():
-    "Two false finds: itsdangerous's want_bytes for smtplib, glom's __repr__ for another library's."
-    others = {"smtplib.py": SMTPLIB, "timeutils.py": SHOWN.replace("self.name", "self.zone"), "same.py": SHOWN}
-    assert index_texts(others).copies(shingles(WANT_BYTES)) == []
-    assert index_texts(others).copies(shingles(SHOWN)) == []
 
 
 STATED = {
@@ -522,7 +461,7 @@ def test_a_measurement_in_which_nothing_ran_is_not_kept(tmp_path, monkeypatch):
     assert seen == [set(), {"t::x"}, {"t::x"}]
 
 
-@pytest.mark.skipif(sandbox_problem("bubblewrap") is not None, reason=f"{sandbox_problem('bubblewrap')}")
+@needs_sandbox
 def test_a_test_with_an_endless_name_costs_no_other(bench):
     "natsort: one name of 5,000 characters, and the judge took the name for a forgery in each of three runs."
     long = [node for node in bench.coverage.passed if "test_long" in node]
@@ -551,62 +490,6 @@ def test_what_exactly_the_same_tests_run_belongs_together():
     symbols, run = find_symbols("m.py", text, "m"), {"m:alpha": "ab", "m:beta": "ab", "m:gamma": "abc"}
     tests = {name: frozenset(nodes) for name, nodes in run.items()}
     assert [[s.qualname for s in bundle] for bundle in find_bundles(symbols, {"m.py": text}, tests)] == [["alpha", "beta"]]
-
-
-PRICES = """
-class Price:
-    def __init__(self, cents, currency="EUR"):
-        self.cents = cents
-        self.currency = currency
-
-    def split(self, parts):
-        whole, rest = divmod(self.cents, parts)
-        shares = []
-        for number in range(parts):
-            shares.append(whole + (1 if number < rest else 0))
-        return shares
-
-    @property
-    def shown(self):
-        whole, rest = divmod(abs(self.cents), 100)
-        sign = "-" if self.cents < 0 else ""
-        return sign + str(whole) + "." + str(rest).zfill(2) + " " + self.currency
-
-    def greater(self, other):
-        if self.currency != other.currency:
-            raise ValueError(other.currency)
-        return Price(max(self.cents, other.cents), self.currency)
-"""
-PRICES_TESTS = """
-import pytest
-from prices import Price
-
-@pytest.mark.parametrize("cents, shares", [(10, [4, 3, 3]), (100, [25] * 4), (7, [4, 3]), (55, [10, 9, 9, 9, 9, 9])])
-def test_split(cents, shares):
-    assert Price(cents).split(len(shares)) == shares
-
-@pytest.mark.parametrize("cents, text", [(101, "1.01 EUR"), (-5, "-0.05 EUR"), (99900, "999.00 EUR")])
-def test_shown(cents, text):
-    assert Price(cents).shown == text
-
-@pytest.mark.parametrize("one, other", [(1, 2), (30, 20), (5, 5)])
-def test_greater(one, other):
-    assert Price(one).greater(Price(other)).cents == max(one, other)
-    with pytest.raises(ValueError):
-        Price(one).greater(Price(other, "USD"))
-"""
-
-
-@pytest.mark.slow
-def test_calls_are_recorded_of_methods_too(tmp_path, store):
-    "Arguments, and the call that made the object; of ten tasks seven had none."
-    folder = write(tmp_path / "prices", {"prices.py": PRICES, "test_prices.py": PRICES_TESTS})
-    make_tasks([folder], tmp_path / "tasks.jsonl", Settings(3, ("method",), "stub"), 1, store)
-    tasks = {task.deleted_symbols[0]: task for task in read_tasks(tmp_path / "tasks.jsonl")}
-    assert set(tasks) == {"prices:Price.split", "prices:Price.shown", "prices:Price.greater"}
-    for name, task in tasks.items():
-        calls = [record for record in task.heldout_records if record["kind"] == "call"]
-        assert len(calls) >= 3 and all(record["target"] == name and "made" in record["args"][0] for record in calls), task.task_id
 
 
 def test_show_never_tells_the_solution(made):

@@ -96,29 +96,19 @@ TREES = {
 }
 
 
-@pytest.fixture(scope="module", params=["bubblewrap", "local"])
-def kind(request):
-    if problem := sandbox_problem(request.param):
-        pytest.skip(problem)
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def task():
-    return envs_tasks.delete(envs_tasks.larder(), "initials")
-
-
 @pytest.fixture
-def env(task, kind):
-    with closing(FeatureDeletionEnv([task], limits=SMALL, kind=kind)) as made:
+def env(initials):
+    "A reset one; both kinds count alike."
+    kind = "local" if sandbox_problem("bubblewrap") else "bubblewrap"
+    with closing(FeatureDeletionEnv([initials], limits=SMALL, kind=kind)) as made:
+        made.reset(task_id=initials.task_id)
         yield made
 
 
 @pytest.mark.parametrize("tree", TREES)
-def test_a_tree_of_too_many_entries_is_refused_and_earns_nothing(env, task, tree, monkeypatch):
+def test_a_tree_of_too_many_entries_is_refused_and_earns_nothing(env, initials, tree, monkeypatch):
     monkeypatch.setattr(page, "grade", lambda *given: pytest.fail("it was judged"))
-    env.reset(task_id=task.task_id)
-    path, text = envs_tasks.solution(env._subject, task)
+    path, text = envs_tasks.solution(env._subject, initials)
     say(env, "write_file", path=path, text=text)
     answer = python(env, TREES[tree])
     assert answer.failed and "150 new files and folders" in answer.text
@@ -127,10 +117,9 @@ def test_a_tree_of_too_many_entries_is_refused_and_earns_nothing(env, task, tree
     assert open_boxes() == []
 
 
-def test_what_was_removed_again_counts_no_more(env, task, monkeypatch):
+def test_what_was_removed_again_counts_no_more(env, monkeypatch):
     "As after a test run that left much behind."
     monkeypatch.setattr(page, "grade", lambda *given: zero_grade("it was judged"))
-    env.reset(task_id=task.task_id)
     assert python(env, "import os\nos.mkdir('m')\nfor k in range(160): open(f'm/{k}', 'w').close()").failed
     assert "remove some" in say(env, "list_files") and not python(env, "import shutil; shutil.rmtree('m')").failed
     assert not python(env, "import os\nos.mkdir('m')\nfor k in range(140): open(f'm/{k}', 'w').close()").failed
@@ -138,8 +127,7 @@ def test_what_was_removed_again_counts_no_more(env, task, monkeypatch):
     assert env.grade.findings[0].what == "it was judged"
 
 
-def test_files_that_tools_write_count_too(env, task):
-    env.reset(task_id=task.task_id)
+def test_files_that_tools_write_count_too(env):
     said = [env.call(ToolCall("write_file", {"path": f"m/{k}/x.txt", "text": ""})) for k in range(80)]
     assert not said[0].failed and said[-1].failed and "limit on files" in said[-1].text
     assert "64 are the limit" in say(env, "write_file", path="d/" * 70 + "x", text="x") and "README.md" in say(env, "list_files")
@@ -170,7 +158,7 @@ def test_counting_ends_where_the_bound_is_passed(tmp_path, monkeypatch):
 
 # The judge
 
-def test_a_judge_that_never_ends_is_the_machine_s_fault(task, monkeypatch):
+def test_a_judge_that_never_ends_is_the_machine_s_fault(initials, monkeypatch):
     "Where even the original comes to no end, nothing is scored."
     ended = threading.Event()
 
@@ -179,8 +167,8 @@ def test_a_judge_that_never_ends_is_the_machine_s_fault(task, monkeypatch):
     monkeypatch.setattr(page, "grade", lambda *given: ended.wait(60))
     monkeypatch.setattr(grading, "run_phases", hangs)
     monkeypatch.setattr(page, "warm_judge", lambda *given, **more: None)
-    with closing(FeatureDeletionEnv([task], limits=LIMITS, kind="local", judge_s=0.2)) as env:
-        env.reset(task_id=task.task_id)
+    with closing(FeatureDeletionEnv([initials], limits=LIMITS, kind="local", judge_s=0.2)) as env:
+        env.reset(task_id=initials.task_id)
         with pytest.raises(RunnerProblem, match="the original itself cannot be judged"):
             env.reward()
     ended.set()
@@ -188,13 +176,13 @@ def test_a_judge_that_never_ends_is_the_machine_s_fault(task, monkeypatch):
 
 @pytest.mark.parametrize("number, scored", [(errno.EIO, False), (errno.EMFILE, False), (errno.ENOSPC, False),
                                             (errno.ENAMETOOLONG, True)])
-def test_a_machine_that_fails_while_the_sources_are_read_is_no_zero(task, monkeypatch, number, scored):
+def test_a_machine_that_fails_while_the_sources_are_read_is_no_zero(initials, monkeypatch, number, scored):
     def fails(sandbox):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(page, "collect_sources", fails)
     monkeypatch.setattr(page, "warm_judge", lambda *given, **more: None)
-    rollout, = collect(Says("Done."), lambda: FeatureDeletionEnv([task], limits=LIMITS, kind="local"), deletion_rows([task]),
-                       RolloutConfig(tool_timeout=60.0))
+    rollout, = collect(Says("Done."), lambda: FeatureDeletionEnv([initials], limits=LIMITS, kind="local"),
+                       deletion_rows([initials]), RolloutConfig(tool_timeout=60.0))
     assert (rollout.reward, str(rollout.ending)) == ((0.0, "done") if scored else (None, "error")), rollout.problem
     assert open_boxes() == []

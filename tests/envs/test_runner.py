@@ -9,8 +9,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from envs_tasks import needs_sandbox
 
-import composer_replication
 from composer_replication.envs.deletion.judge import runner, trees
 from composer_replication.envs.deletion.judge.runner import (
     JudgeProcess,
@@ -22,20 +22,12 @@ from composer_replication.envs.deletion.judge.runner import (
     run_phases,
     warm_judge,
 )
-from composer_replication.envs.deletion.subject import prepare_subject
 from composer_replication.sandbox import limits
-from composer_replication.sandbox.base import sandbox_problem
 from composer_replication.sandbox.limits import Limits, descendants
 
-pytestmark = pytest.mark.skipif(sandbox_problem("bubblewrap") is not None, reason=f"{sandbox_problem('bubblewrap')}")
+pytestmark = needs_sandbox
 SHORT = Limits(wall_s=6.0)
 LABELS = "src/larder/labels.py"
-
-
-@pytest.fixture(scope="module")
-def larder(tmp_path_factory):
-    repos = Path(composer_replication.__file__).parent / "data" / "repos"
-    return prepare_subject(repos / "larder")
 
 
 @pytest.fixture(scope="module")
@@ -258,12 +250,6 @@ def test_settings_of_the_submission_do_not_count(larder, nodes):
     assert hooked.passed(nodes)  # a conftest.py beside the code is not above the tests
 
 
-def test_a_missing_node_is_not_a_pass(larder, nodes):
-    wanted = (*nodes, "tests/test_labels.py::test_that_is_not_there", "tests/test_nowhere.py::test_x")
-    (result,) = run_phases(larder, [Phase("one", {}, wanted)], SHORT)
-    assert not result.passed(wanted)
-
-
 def test_outcomes_that_are_no_passes(larder):
     text = """
 import pytest, unittest
@@ -314,6 +300,12 @@ def test_passed():
                      "test_passed": "passed"}
 
 
+def test_a_missing_node_is_not_a_pass(larder, nodes):
+    wanted = (*nodes, "tests/test_labels.py::test_that_is_not_there", "tests/test_nowhere.py::test_x")
+    (result,) = run_phases(larder, [Phase("one", {}, wanted)], SHORT)
+    assert not result.passed(wanted)
+
+
 def test_a_file_that_cannot_be_collected_takes_only_its_own_tests_along(larder, nodes):
     early = "tests/test_early.py"
     wanted = (f"{early}::test_x", *nodes)
@@ -321,13 +313,6 @@ def test_a_file_that_cannot_be_collected_takes_only_its_own_tests_along(larder, 
         (result,) = run_phases(larder, [Phase("x", {early: text}, wanted)], SHORT)
         assert result.outcomes == {**dict.fromkeys(nodes, "passed"), early: "error"} and result.problem is None
         assert result.passed(nodes) and not result.passed(wanted)
-
-
-def test_a_gate_ends_the_run(larder, nodes):
-    wrong = Phase("wrong", {LABELS: broken(larder, "")}, nodes, gate=True)
-    first, second = run_phases(larder, [wrong, Phase("next", {}, nodes)], SHORT)
-    assert first.problem is None and not first.passed(nodes)
-    assert second.outcomes == {} and "not run" in second.problem
 
 
 def test_partial_results_of_a_hang_are_kept(larder):

@@ -18,7 +18,7 @@ from sql_queries import near_misses, paraphrases
 from composer_replication.core.errors import InputProblem
 from composer_replication.core.tools import ToolProblem
 from composer_replication.core.trace import HintContext, ToolCall, Turn
-from composer_replication.envs.sql.agents import MIX, demonstration, demonstrations, expert, misread
+from composer_replication.envs.sql.agents import demonstration, demonstrations, expert, misread
 from composer_replication.envs.sql.database import BYTES, ROWS, Result, draw_rows, open_database, result_text, same_result, select
 from composer_replication.envs.sql.env import SqlEnv
 from composer_replication.envs.sql.hints import SqlHints, empty_result, filler_hints, wrong_result
@@ -123,7 +123,7 @@ def test_another_question_is_mostly_another_answer():
 @pytest.mark.parametrize("split", SPLITS)
 def test_no_near_miss_is_paid_and_every_paraphrase_is(split, level):
     paid, refused, n = Counter(), Counter(), 0
-    for task in tasks(30, split, (level,), "near"):
+    for task in tasks(15, split, (level,), "near"):
         for kind, sql in near_misses(task):
             n += 1
             if answers(task, sql):
@@ -131,15 +131,15 @@ def test_no_near_miss_is_paid_and_every_paraphrase_is(split, level):
         for kind, sql in paraphrases(task):
             if not answers(task, sql):
                 refused[task.question.kind, kind, task.task_id, sql] += 1
-    assert n > 400 and not paid and not refused, (list(paid)[:5], list(refused)[:5])
+    assert n > 200 and not paid and not refused, (list(paid)[:5], list(refused)[:5])
 
 
 def test_what_was_seen_of_recorded_tasks_stays():
     "Recorded episodes and results name their tasks by id."
     series = [f"spike-004-real{end}" for end in ("", "-2", "-alone", "-first")]
-    drawn = [task for name in series for task in tasks(64, "test", ("easy", "medium"), name)]
+    drawn = [task for name in series for task in tasks(16, "test", ("easy", "medium"), name)]
     text = "".join(f"{task.prompt}{task.reference}{task.rows}" for task in drawn)
-    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "4f7660ef553b5f1f"
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "0d559e898fdf875b"
 
 
 def test_order_counts_only_where_it_is_asked_for():
@@ -161,10 +161,7 @@ def test_order_counts_only_where_it_is_asked_for():
 def test_values_are_compared_strictly(one, other, equal):
     names = tuple("ab"[:len(one[0])])
     assert same_result(Result(names, one), Result(names, other), False) is equal
-
-
-def test_a_cut_result_equals_none():
-    assert not same_result(Result(("a",), ((1,),), True), Result(("a",), ((1,),), True), False)
+    assert not same_result(Result(names, one, True), Result(names, one, True), False)  # a cut result equals none
 
 
 # --- schemas
@@ -223,7 +220,9 @@ HOSTILE = [
     "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(hex(randomblob(900)) || i) FROM n",
     "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT group_concat(i) FROM n",
     f"SELECT count(*) FROM {', '.join(f'{CHILD} AS t{i}' for i in range(9))}",
-    f"SELECT 1 FROM {CHILD} WHERE '{'a' * 50}' LIKE '{'%a' * 40}'"]
+    f"SELECT 1 FROM {CHILD} WHERE '{'a' * 50}' LIKE '{'%a' * 40}'",
+    "WITH RECURSIVE n AS (SELECT 1 FROM n) SELECT * FROM n", f"WITH a AS (SELECT 1) DELETE FROM {CHILD}",
+    f"WITH n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n) DELETE FROM {CHILD}"]
 
 
 @pytest.mark.parametrize("sql", HOSTILE)
@@ -261,25 +260,11 @@ def test_more_than_one_subquery_is_refused(sql):
         select(SCHEMA, HELD, sql)
 
 
-@pytest.mark.parametrize("sql", ["WITH RECURSIVE n AS (SELECT 1 FROM n) SELECT * FROM n",
-                                 f"WITH a AS (SELECT 1) DELETE FROM {CHILD}",
-                                 f"WITH n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n) DELETE FROM {CHILD}"])
-def test_a_common_table_expression_neither_loops_nor_writes(sql):
-    with pytest.raises(ToolProblem):
-        select(SCHEMA, HELD, sql)
-
-
 def test_a_parameter_does_not_hide_a_word():
     hidden = "SELECT $x('), (WITH a AS (SELECT 1) SELECT * FROM a), $y(')"
     assert sqlite3.connect(":memory:").execute(hidden, ("", "")).fetchone()[1] == 1
     with pytest.raises(ToolProblem, match="Error: parameters are not allowed here"):
         select(SCHEMA, HELD, hidden)
-
-
-def test_no_reference_query_is_refused():
-    for split in SPLITS:
-        for task in tasks(40, split):
-            assert len(task.reference) < 300 and select(task.schema, task.rows, task.reference)
 
 
 def wide(name, n):
@@ -341,35 +326,44 @@ TO_PREPARE = {
     "flattened": nested(10, 8), "flattened, short": nested(13, 20),
     "one union": f"SELECT 1 FROM {UNION[:-1]}),{','.join([CHILD] * 40)}",
     **{name: full(template, most) for name, (most, template) in LONG.items()}}
-CHILD_PROCESS = """
-import json, resource, sys
+PREPARING = """
+import json, os, resource, sys
 from composer_replication.core.tools import ToolProblem
 from composer_replication.envs.sql.database import draw_rows, select
 from composer_replication.envs.sql.schema import draw_schema
 schema = draw_schema("attack", "train")
-rows, sql = draw_rows(schema, "attack"), json.load(sys.stdin)
-used = lambda: resource.getrusage(resource.RUSAGE_SELF)
-before, size = used(), int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_CPU, (int(before.ru_utime + before.ru_stime) + 10,) * 2)
-resource.setrlimit(resource.RLIMIT_AS, (size + (400 << 20),) * 2)
-try:
-    select(schema, rows, sql)
-except ToolProblem as problem:
-    assert "MemoryError" not in str(problem), "out of memory"
-after = used()
-print(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, (after.ru_maxrss - before.ru_maxrss) / 1024)
+rows, used = draw_rows(schema, "attack"), lambda: resource.getrusage(resource.RUSAGE_SELF)
+for line in sys.stdin:
+    if os.fork() == 0:
+        before, size = used(), int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_CPU, (int(before.ru_utime + before.ru_stime) + 10,) * 2)
+        resource.setrlimit(resource.RLIMIT_AS, (size + (400 << 20),) * 2)
+        try:
+            select(schema, rows, json.loads(line))
+        except ToolProblem as problem:
+            assert "MemoryError" not in str(problem), "out of memory"
+        after = used()
+        print(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, (after.ru_maxrss - before.ru_maxrss) / 1024)
+        sys.exit()
+    if os.wait()[1]:
+        print("ended")
+    sys.stdout.flush()
 """
+
+
+@pytest.fixture(scope="module")
+def prepared():
+    "Of each statement, which a process of its own with limits prepares: seconds and megabytes, or that it came to no end."
+    asked = "".join(json.dumps(sql) + "\n" for sql in TO_PREPARE.values())
+    done = subprocess.run([sys.executable, "-c", PREPARING], input=asked, capture_output=True, text=True, timeout=600)
+    return dict(zip(TO_PREPARE, done.stdout.splitlines(), strict=True))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of a process are Linux's here")
 @pytest.mark.parametrize("name", TO_PREPARE)
-def test_what_sqlite_prepares_is_bounded(name):
-    assert len(TO_PREPARE[name]) <= BYTES
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD_PROCESS], input=json.dumps(TO_PREPARE[name]), capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, (done.returncode, done.stderr[-300:])
-    seconds, megabytes = map(float, done.stdout.split())
+def test_what_sqlite_prepares_is_bounded(name, prepared):
+    assert len(TO_PREPARE[name]) <= BYTES and prepared[name] != "ended"
+    seconds, megabytes = map(float, prepared[name].split())
     assert seconds < 2 and megabytes < 200, (seconds, megabytes)
 
 
@@ -409,14 +403,6 @@ def test_the_last_query_that_ran_is_the_answer():
 # --- demonstrations and hints
 
 SHOWN = demonstrations(60, "test")
-
-
-def test_an_expert_always_earns_and_guesses_hardly_ever():
-    by_agent = defaultdict(list)
-    for task in tasks(40):
-        for agent in MIX:
-            by_agent[agent.__name__].append(demonstration(task, agent, "test").reward)
-    assert set(by_agent["expert"]) == {1.0} and sum(by_agent["gives_up"]) <= 10 and sum(by_agent["misreads"]) <= 2
 
 
 def test_demonstrations_are_no_tasks_of_a_run():

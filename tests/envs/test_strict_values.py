@@ -15,7 +15,7 @@ import types
 import weakref
 
 import pytest
-from envs_tasks import measured_task
+from envs_tasks import measured_task, needs_sandbox, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,9 +26,7 @@ from composer_replication.envs.deletion.judge.observe import canonical
 from composer_replication.envs.deletion.judge.outcomes import same
 from composer_replication.envs.deletion.judge.runner import PhaseResult
 from composer_replication.envs.deletion.subject import prepare_subject
-from composer_replication.sandbox.base import sandbox_problem
 
-needs_sandbox = pytest.mark.skipif(sandbox_problem("bubblewrap") is not None, reason=f"{sandbox_problem('bubblewrap')}")
 INF, NAN = float("inf"), float("nan")
 
 
@@ -57,9 +55,8 @@ def strictly(a, b, exact=False):
     if isinstance(a, float):
         if math.isnan(a) or math.isnan(b) or math.isinf(a) or math.isinf(b) or exact:
             return a == b or (math.isnan(a) and math.isnan(b))
-        return fractions.Fraction(abs(fractions.Fraction(a) - fractions.Fraction(b))) <= fractions.Fraction(1e-9) * max(
-            abs(fractions.Fraction(a)), abs(fractions.Fraction(b))
-        )
+        one, other = fractions.Fraction(a), fractions.Fraction(b)
+        return abs(one - other) <= fractions.Fraction(1e-9) * max(abs(one), abs(other))
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(strictly(x, y, exact) for x, y in zip(a, b, strict=True))
     if isinstance(a, (set, frozenset)):
@@ -159,30 +156,10 @@ def test_every_number_is_only_itself(wrapped):
             assert equal(wrapped(a), wrapped(b)) == (k == m), (a, b)
 
 
-def test_near_is_only_between_finite_floats():
-    assert equal(0.1 + 0.2, 0.3) and equal(1e308, 1e308 * (1 - 1e-12)) and equal(0.0, -0.0) and equal([0.1 + 0.2], [0.3])
-    for a, b in (
-        (1.0, 1.0 + 1e-8), (0.0, 5e-324), (1e308, INF), (1e308, -1e308), ({0.1 + 0.2}, {0.3}), ({0.1 + 0.2: 1}, {0.3: 1})
-    ):
-        assert not equal(a, b)
-    assert (
-        equal({-0.0: 1}, {0.0: 1})
-        and equal({frozenset([0.0, 1]), 2}, {frozenset([-0.0, 1]), 2})
-        and equal({frozenset([0.0, -1.0])}, {frozenset([-0.0, -1.0])})
-        and equal({NAN: 1}, {float("nan"): 1})
-    )
-    assert not equal({NAN: 1}, {NAN: 2}) and not equal({NAN: 1}, {1: NAN}) and not equal({NAN, float("nan")}, {NAN})
-
-
 def test_structure_counts():
-    kinds = [
-        [1], (1,), {1}, frozenset([1]), {1: 1}, iter([1]), range(1, 2), collections.deque([1]), b"\1", bytearray(b"\1"),
-        memoryview(b"\1"), "\1", slice(1)
-    ]
-    for k, a in enumerate(kinds):
-        for m, b in enumerate(kinds):
-            assert equal(*(copy.copy(v) if hasattr(v, "__next__") else v for v in (a, b))) == (k == m), (a, b)
-    assert equal({"a": 1, "b": [2]}, {"b": [2], "a": 1}) and not equal({"a": 1}, {"a": 1, "b": 2}) and not equal([[]], [])
+    kinds = [[1], (1,), {1}, frozenset([1]), {1: 1}, range(1, 2), collections.deque([1]), b"\1", bytearray(b"\1"),
+             memoryview(b"\1"), "\1", slice(1)]
+    assert all(equal(a, b) == (a is b) for a in kinds for b in kinds)
 
 
 def test_subclasses_are_other_types():
@@ -243,50 +220,32 @@ def test_what_an_object_says_of_itself_does_not_make_it_equal():
         Everything(), Posing(), Posing, Sized([6]), Mapped(b=6), weakref.proxy(target), Failed(6), Sent(6), memoryview(b"6"),
         io.StringIO("6")
     ]
-    for value in (
-        5, 5.0, True, None, "5", [5], {"a": 5}, (), {}, ValueError(5), types.ModuleType("m"), len, int, 6, [6], {"b": 6}
-    ):
+    given = 5, 5.0, True, None, "5", [5], {"a": 5}, (), {}, ValueError(5), types.ModuleType("m"), len, int, 6, [6], {"b": 6}
+    for value in given:
         for impostor in impostors:
             assert not equal(value, impostor) and not equal(impostor, value), (value, type(impostor))
     assert sent(Failed(6))[2] == ["tuple", [["int", "0x6"]]] and sent(Posing())[1] == "Posing"
 
 
-def test_parts_of_library_values_are_read_and_not_asked():
-    class Zone(datetime.tzinfo):
-        utcoffset = dst = tzname = lambda self, when: None
+def test_odd_values_have_bounded_forms():
+    class Loud:
+        def __repr__(self):
+            return "x" * 10_000_000
+
+    class Angry:
+        @property
+        def __dict__(self):
+            raise SystemError
 
         def __repr__(self):
-            return "datetime.timezone.utc"
+            raise KeyError
 
-    class Five:
-        def __repr__(self):
-            return "5"
-
-    day = datetime.datetime(2024, 5, 1, 12)
-    assert equal(day.replace(tzinfo=datetime.UTC), day.replace(tzinfo=datetime.UTC)) and not equal(
-        day, day.replace(tzinfo=datetime.UTC)
-    )
-    assert not equal(day.replace(tzinfo=datetime.UTC), day.replace(tzinfo=Zone())) and not equal(day, day.replace(fold=1))
-    assert not equal(day.time().replace(tzinfo=datetime.UTC), day.time().replace(tzinfo=Zone()))
-    assert not equal(slice(5), slice(Five())) and not equal(collections.deque([5]), collections.deque([Five()]))
-    assert (
-        not equal(collections.deque([5]), collections.deque([5], 3))
-        and equal(range(3), range(3))
-        and not equal(range(3), range(4))
-    )
-    assert not equal(re.compile("a" * 300), re.compile("a" * 299 + "b")) and not equal(re.compile("a"), re.compile("a", re.I))
-    assert not equal(fractions.Fraction(1, 3), fractions.Fraction(1, 3) + fractions.Fraction(1, 10**40))
-    assert equal(fractions.Fraction(10**6000, 7), fractions.Fraction(10**6000, 7))  # longer than Python writes an int in decimals
-
-
-def test_what_is_long_counts_to_its_end():
-    for long, other in (
-        ("x" * 300_000, "x" * 299_999 + "y"), (b"x" * 300_000, b"x" * 299_999 + b"y"),
-        (bytearray(30_000), bytearray(30_001)), (10**9000, 10**9000 + 1), (1 << 5000, 1 << 5001), (-(1 << 5000), 1 << 5000),
-        (1 << 5000, (1 << 5000) + (1 << 4000)), (["x" * 30_000] * 20, ["x" * 30_000] * 19 + ["x" * 29_999 + "y"])
-    ):
-        assert equal(long, copy.copy(long)) and not equal(long, other) and not equal(other, long)
-        assert len(json.dumps(sent(long))) < 400_000
+    deep = []
+    for _ in range(10_000):
+        deep = [deep]
+    for value in (Loud(), Angry(), deep, LOOP, {1: {2: LOOP}}, 10**100_000, "x" * 10**6, range(10**12), itertools.count(), type,
+                  list(range(10**5)), ["x" * 10**5] * 1000):
+        assert len(json.dumps(canonical(value))) < 400_000, type(value)
 
 
 def test_half_a_surrogate_pair_is_a_text_like_others():
@@ -295,32 +254,13 @@ def test_half_a_surrogate_pair_is_a_text_like_others():
     assert not any("\\ud" in json.dumps(sent([half, {half: {half}}])) for half in halves)  # strict readers of JSON refuse it
 
 
-def test_colours_are_not_addresses():
-    class Colour:
-        def __init__(self, rgb):
-            self.rgb = rgb
-
-        def __repr__(self):
-            return f"Colour({self.rgb:#08x})"
-
-    class Slots:
-        __slots__ = ("size", "_hidden")
-
-        def __init__(self, size):
-            self.size = size
-
-    assert equal(Colour(255), Colour(255)) and not equal(Colour(255), Colour(254))
-    assert equal(Slots(1), Slots(1)) and not equal(Slots(1), Slots(2)) and not equal(Slots(1), Slots(True))
-
-
 def test_an_object_that_shows_nothing_is_no_evidence():
     class Hidden:
         def __init__(self):
             self._x = 1
 
-    for value in (
-        None, len, lambda: 0, types, iter([]), Hidden(), object(), io.BufferedWriter(io.BytesIO()), weakref.proxy(Hidden)
-    ):
+    file = io.BufferedWriter(io.BytesIO())
+    for value in (None, len, lambda: 0, types, iter([]), Hidden(), object(), file, weakref.proxy(Hidden)):
         assert not _tells({"value": sent(value), "after": []}), value
     deep = []
     for _ in range(50):
@@ -332,28 +272,79 @@ def test_an_object_that_shows_nothing_is_no_evidence():
         assert _tells({"value": sent(value), "after": []}), value
 
 
-def test_cycles_are_compared_by_their_way_back():
-    one, two, three = [], [[]], {"a": {}}
-    one.append(one)
-    two[0].append(two)
-    three["a"]["a"] = three
-    again = []
-    again.append(again)
-    assert equal(one, again) and not equal(one, two) and equal(three, three) and not equal(one, [[]]) and not equal(two, [[[]]])
+class Zone(datetime.tzinfo):
+    utcoffset = dst = tzname = lambda self, when: None
+
+    def __repr__(self):
+        return "datetime.timezone.utc"
+
+
+class Five:
+    def __repr__(self):
+        return "5"
+
+
+class Colour:
+    def __init__(self, rgb):
+        self.rgb = rgb
+
+    def __repr__(self):
+        return f"Colour({self.rgb:#08x})"  # looks like an address
+
+
+class Slots:
+    __slots__ = ("size", "_hidden")
+
+    def __init__(self, size):
+        self.size = size
+
+
+def ring(inner):
+    "A list whose inmost list holds the list itself."
+    inmost = inner
+    while inmost:
+        inmost = inmost[0]
+    inmost.append(inner)
+    return inner
+
+
+DAY, NOON, LOOP = datetime.datetime(2024, 5, 1, 12), datetime.datetime(2024, 5, 1, 12, tzinfo=datetime.UTC), {"a": {}}
+LOOP["a"]["a"] = LOOP
+SAME = [
+    (0.0, -0.0), (1e308, 1e308 * (1 - 1e-12)), ([0.1 + 0.2], [0.3]), ({-0.0: 1}, {0.0: 1}), ({NAN: 1}, {float("nan"): 1}),
+    ({frozenset([0.0, 1]), 2}, {frozenset([-0.0, 1]), 2}), ({frozenset([0.0, -1.0])}, {frozenset([-0.0, -1.0])}),
+    ({"a": 1, "b": [2]}, {"b": [2], "a": 1}), (range(3), range(3)), (NOON, DAY.replace(tzinfo=datetime.UTC)),
+    (fractions.Fraction(10**6000, 7), fractions.Fraction(10**6000, 7)),  # longer than Python writes an int in decimals
+    (Colour(255), Colour(255)), (Slots(1), Slots(1)), (ring([]), ring([])), (LOOP, LOOP)]
+OTHER = [
+    (1.0, 1.0 + 1e-8), (0.0, 5e-324), (1e308, INF), (1e308, -1e308), ({0.1 + 0.2}, {0.3}), ({0.1 + 0.2: 1}, {0.3: 1}),
+    ({NAN: 1}, {NAN: 2}), ({NAN: 1}, {1: NAN}), ({NAN, float("nan")}, {NAN}), ({"a": 1}, {"a": 1, "b": 2}), ([[]], []),
+    (DAY, NOON), (NOON, DAY.replace(tzinfo=Zone())), (DAY, DAY.replace(fold=1)), (slice(5), slice(Five())), (range(3), range(4)),
+    (NOON.timetz(), NOON.time().replace(tzinfo=Zone())),
+    (collections.deque([5]), collections.deque([Five()])), (collections.deque([5]), collections.deque([5], 3)),
+    (re.compile("a" * 300), re.compile("a" * 299 + "b")), (re.compile("a"), re.compile("a", re.I)),
+    (fractions.Fraction(1, 3), fractions.Fraction(1, 3) + fractions.Fraction(1, 10**40)),
+    (Colour(255), Colour(254)), (Slots(1), Slots(2)), (Slots(1), Slots(True)),
+    (ring([]), ring([[]])), (ring([]), [[]]), (ring([[]]), [[[]]]),
+    # what is long counts to its end
+    ("x" * 300_000, "x" * 299_999 + "y"), (b"x" * 300_000, b"x" * 299_999 + b"y"), (bytearray(30_000), bytearray(30_001)),
+    (10**9000, 10**9000 + 1), (1 << 5000, 1 << 5001), (-(1 << 5000), 1 << 5000), (1 << 5000, (1 << 5000) + (1 << 4000)),
+    (["x" * 30_000] * 20, ["x" * 30_000] * 19 + ["x" * 29_999 + "y"])]
+
+
+def test_values_are_the_same_to_their_last_part_or_not():
+    for one, other in SAME:
+        assert equal(one, other) and equal(other, one), (one, other)
+    for one, other in OTHER:
+        assert not equal(one, other) and not equal(other, one), (one, other)
+        assert equal(one, one) and len(json.dumps(sent(one))) < 400_000
 
 
 def test_iterators():
-    assert (
-        equal((x for x in "ab"), iter("ab"))
-        and equal(map(str, [1]), iter(["1"]))
-        and not equal(iter("ab"), iter("ac"))
-        and not equal(iter("ab"), iter("abc"))
-    )
-    assert (
-        equal(itertools.count(), itertools.count())
-        and not equal(itertools.count(), itertools.count(1))
-        and not equal(itertools.count(), iter(range(200)))
-    )
+    for one, other in (((x for x in "ab"), "ab"), (map(str, [1]), ["1"]), (itertools.count(), itertools.count())):
+        assert equal(iter(one), iter(other))
+    for one, other in (("ab", "ac"), ("ab", "abc"), (itertools.count(), itertools.count(1)), (itertools.count(), range(200))):
+        assert not equal(iter(one), iter(other))
     assert not equal(iter([]), []) and not equal(iter([1]), [1]) and not equal([1], iter([1]))
 
 
@@ -370,27 +361,21 @@ HOSTILE = [
 
 def test_no_message_equals_what_it_does_not_spell_and_none_raises():
     chance = random.Random(0)
-    reals = [
-        sent(v)
-        for v in (
-            1, True, 2.5, INF, NAN, 1j, "a", [1], [], {"a": 1}, {}, {1}, frozenset(), iter([1]), collections.Counter("a"),
-            ValueError("x"), object(), None, 1 << 5000, range(3), {NAN: NAN}
-        )
-    ]
+    reals = [sent(v) for v in (
+        1, True, 2.5, INF, NAN, 1j, "a", [1], [], {"a": 1}, {}, {1}, frozenset(), iter([1]), collections.Counter("a"),
+        ValueError("x"), object(), None, 1 << 5000, range(3), {NAN: NAN})]
     for _ in range(20_000):
         value = chance.choice(HOSTILE)
         for _ in range(chance.randint(0, 3)):
-            value = [chance.choice(["list", "int", "sub", "dict", "set", "float", "more", value]), value, chance.choice(HOSTILE)][
-                : chance.randint(1, 3)
-            ]
+            kind = chance.choice(["list", "int", "sub", "dict", "set", "float", "more", value])
+            value = [kind, value, chance.choice(HOSTILE)][:chance.randint(1, 3)]
         real = chance.choice(reals)
         assert same(real, value) == (json.dumps(real) == json.dumps(value)), (real, value)
     nested = []
     for _ in range(5000):
         nested = [nested]
-    assert not any(
-        same(real, nested) or same(real, ["list", nested]) or same(real, ["set", [["tuple", nested]]]) for real in reals
-    )
+    for deep in (nested, ["list", nested], ["set", [["tuple", nested]]]):
+        assert not any(same(real, deep) for real in reals)
 
 
 CODES = """def to_bytes(number):
@@ -423,29 +408,18 @@ def to_bytes(number):
 
 
 def from_bytes(data):
-    return _h.get(data, ELSE)
+    return _h.get(data, float("inf"))
 """
 
 
-@pytest.fixture(scope="module")
-def codes(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("round") / "codes"
-    (folder / "tests").mkdir(parents=True)
-    (folder / "codes.py").write_text(CODES)
-    (folder / "tests/test_codes.py").write_text(ROUND_TRIPS)
-    subject = prepare_subject(folder, folder.parent / "store")
-    given = CODES.replace('int.from_bytes(data, "big")', "NotImplemented").replace(
-        "return NotImplemented", "raise NotImplementedError"
-    )
-    return subject, measured_task(subject, "codes:from_bytes", "codes.py", CODES, given), given
-
-
 @needs_sandbox
-@pytest.mark.parametrize("otherwise", ["float('inf')", "float('nan')", "True", "1 << 9999", "0"])
-def test_a_memo_table_with_any_fallback_earns_nothing(codes, otherwise):
-    subject, task, given = codes
+def test_a_memo_table_with_a_fallback_earns_nothing(tmp_path):
+    repository = write(tmp_path / "codes", {"codes.py": CODES, "tests/test_codes.py": ROUND_TRIPS})
+    subject = prepare_subject(repository, tmp_path / "store")
+    given = CODES.replace('return int.from_bytes(data, "big")', "raise NotImplementedError")
+    task = measured_task(subject, "codes:from_bytes", "codes.py", CODES, given)
     assert grade(task, subject, {"codes.py": CODES.encode()}).reward == 1.0
-    found = grade(task, subject, {"codes.py": (given + MEMO.replace("ELSE", otherwise)).encode()})
+    found = grade(task, subject, {"codes.py": (given + MEMO).encode()})
     assert (found.reward, found.passed) == (0.0, True) and "heldout" in {f.detector for f in found.findings}, found
 
 
@@ -497,9 +471,13 @@ def named(name, *bases):
     # a class of the package's own
     (Amount, Amount, True), (Amount, named("Amount", ValueError), True), (Amount, ValueError, False), (Amount, Deep, False),
     (Several, Several, True), (Several, named("Several", ValueError, TypeError), True),
+    # tasks from before the kind was written hold a name only
+    ("Amount", Amount, True), ("Several", Several, True), ("Amount", Deep, False), ("Amount", ValueError, False),
+    ("Amount", named("Amount", KeyError), True), ("ValueError", named("ValueError", KeyError), False),
+    ("Amount(ValueError)", named("Amount", KeyError), False), ("Amount()", named("Amount", ValueError), False),
 ])
 def test_an_exception_stands_for_those_that_it_is_a_kind_of(original, submitted, same_to_tests):
-    expected, got = (observe.exception_name(kind) for kind in (original, submitted))
+    expected, got = (kind if isinstance(kind, str) else observe.exception_name(kind) for kind in (original, submitted))
     call = {"kind": "call", "target": "m:f", "args": [], "kwargs": {}, "came": {"raised": expected}}
     probe = {"kind": "probe", "path": "p", "source": ""}
     for record, message in (
@@ -518,17 +496,3 @@ def test_an_exception_stands_for_those_that_it_is_a_kind_of(original, submitted,
     "X(int)", "(" * 5000, ")" * 5000, "X" * 5000])
 def test_a_made_up_name_of_an_exception_is_none(got):
     assert not same(["raised", "ValueError"], ["raised", got]) and not same(["raised", "KeyError"], ["raised", got])
-
-
-@pytest.mark.parametrize("raised, submitted, same_to_tests", [
-    ("Amount", Amount, True), ("Several", Several, True), ("Amount", Deep, False), ("Amount", ValueError, False),
-    ("Amount", named("Amount", KeyError), True),  # a name is all that such a task holds
-    ("ValueError", named("ValueError", KeyError), False), ("Amount(ValueError)", named("Amount", KeyError), False),
-    ("Amount()", named("Amount", ValueError), False)])
-def test_tasks_from_before_the_kind_was_written_hold_a_name_only(raised, submitted, same_to_tests):
-    got = observe.exception_name(submitted)
-    records = [{"kind": "call", "target": "m:f", "args": [], "kwargs": {}, "came": {"raised": raised}}]
-    records += [{"kind": "probe", "path": "p", "source": "", "came": {"p::t": {"seen": [["raised", raised]], "raised": raised}}}]
-    messages = {"call": 0, "came": {"raised": got}}, {"probe": "p::t", "seen": [["raised", got]], "raised": got}
-    wrong, total = compare(records, PhaseResult({}, {}, None, messages))
-    assert (len(wrong), total) == (0 if same_to_tests else 2, 2), got

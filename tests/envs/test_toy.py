@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from composer_replication.rollout.tool_call_parser import named_call
 from composer_replication.traces.error_sites import find_error_sites
 
 sys.path.append(str(Path(__file__).parents[2] / "spikes" / "120-lab-bases"))
-from scripted import WorldAgent, plan_steps, record_traces, traces_bytes, world_episode, write_call
+from scripted import WorldAgent, plan_steps, record_traces, world_episode, write_call
 
 
 def started(seed, split="train", kind=WorldEnv):
@@ -60,19 +61,15 @@ def test_an_environment_without_a_task_says_so():
             ask()
 
 
-@pytest.mark.parametrize("path", ("../secret.txt", "/etc/passwd", "core/../../secret.txt", ".."))
-@pytest.mark.parametrize("role", ("read", "list", "write"))
+@pytest.mark.parametrize("role, path", [
+    *product(("read", "list", "write"), ("../secret.txt", "/etc/passwd", "core/../../secret.txt", "..")),
+    *product(("read", "write"), ("tests",))])  # a folder is no file
 def test_paths_outside_do_not_exist(path, role):
     env = started(0)
     tool = next(t for t in env.task.tools if t.role == role)
     arguments = {"path": path} | ({"text": "x"} if role == "write" else {})
     result = env.call(ToolCall(tool.name, {tool.arguments[k]: v for k, v in arguments.items()}))
     assert result.error_kind == "runtime_error" and "No such file" in result.text and env.files == env.task.files
-
-
-@pytest.mark.parametrize("role", ("read", "write"))
-def test_a_folder_is_no_file(role):
-    test_paths_outside_do_not_exist("tests", role)
 
 
 def test_nothing_that_the_policy_wrote_is_executed(monkeypatch, tmp_path):
@@ -126,8 +123,9 @@ def test_splits_share_no_name_and_no_mix_of_dialects():
         assert all(sets) and not sets[0] & sets[1] and not sets[0] & sets[2] and not sets[1] & sets[2]
 
 
-def test_the_world_needs_no_torch():
-    code = "import composer_replication.envs.toy.env, composer_replication.envs.toy.traces, sys; sys.exit('torch' in sys.modules)"
+def test_the_world_and_the_statistics_need_no_torch():
+    light = "composer_replication.envs.toy.env, composer_replication.envs.toy.traces, composer_replication.experiments.statistics"
+    code = f"import {light}, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=600).returncode == 0
 
 
@@ -221,41 +219,16 @@ def test_errors_of_other_kinds_have_the_toy_worlds_hints():
 def test_recording_again_gives_the_shipped_file_wherever_it_runs(tmp_path):
     random.seed(3)
     before = random.getstate()
-    shipped, recorded = toy_path().read_bytes(), traces_bytes(record_traces())
+    assert not {t.task_id for t in record_traces(1)} & {t.task_id for t in toy_traces()}
     assert random.getstate() == before
-    # The lines are compared, not the stream: zlib builds compress differently.
-    assert gzip.decompress(recorded) == gzip.decompress(shipped) and len(shipped) < 200_000
-    assert recorded[4:8] == shipped[4:8] == b"\0\0\0\0"  # no time in the header
     code = "import sys; from scripted import *; sys.stdout.buffer.write(traces_bytes(record_traces()))"
     spike = Path(__file__).parents[2] / "spikes" / "120-lab-bases"
     env = os.environ | {"TMPDIR": str(tmp_path), "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo",
                         "PYTHONPATH": f"{spike.parents[1]}:{spike}"}
     out = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, check=True, timeout=120).stdout
-    assert gzip.decompress(out) == gzip.decompress(shipped)
-    assert not {t.task_id for t in record_traces(1)} & {t.task_id for t in toy_traces()}
-    text = gzip.decompress(shipped).decode()
+    shipped = toy_path().read_bytes()
+    assert out[4:8] == shipped[4:8] == b"\0\0\0\0" and len(shipped) < 200_000  # no time in the header
+    text = gzip.decompress(shipped).decode()  # the lines are compared, not the stream: zlib builds compress differently
+    assert gzip.decompress(out).decode() == text
     for word in (tempfile.gettempdir(), str(Path.home()), os.uname().nodename, sys.prefix, "Traceback", "/usr/"):
         assert word not in text, word
-
-
-def test_every_answer_is_what_the_world_says_today():
-    # Independent of `world_episode`: the recorded calls alone are made again.
-    for trace in toy_traces():
-        split, _, seed = trace.task_id.partition("-")
-        env = started(seed, split)
-        for turn, result in zip(trace.turns, trace.turns[1:], strict=False):
-            for call in turn.tool_calls:
-                again = env.call(call)
-                assert (again.text, again.error_kind) == (result.content, result.fail_reason)
-        assert env.reward() == trace.reward
-
-
-def test_all_failures_occur_and_attempts_fork_late_too():
-    traces = toy_traces()
-    reasons = [t.fail_reason for trace in traces for t in trace.turns if t.observation]
-    for kind in ("tool_not_found", "json_decode", "type_error", "runtime_error"):
-        assert reasons.count(kind) >= 3
-    assert {0.0, 1.0} == {t.reward for t in traces}
-    forks = [next((i for i, (x, y) in enumerate(zip(a.turns, b.turns, strict=False)) if x != y), None)
-             for a in traces for b in traces if a.task_id == b.task_id and a.trace_id < b.trace_id]
-    assert sum(f == 2 for f in forks) >= 10 and sum(f is not None and f > 2 for f in forks) >= 10

@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from composer_replication.envs.toy.model import (
     HABITS,
-    SPECIAL_TOKENS,
     TEACHERS,
     build_model,
     embedded_model,
@@ -42,12 +41,8 @@ def test_any_text_survives_the_tokenizer(tokenizer):
     texts = (" ", "é ∑ 漢字 \U0001f600", "a\r\n\tb  c", json.dumps({"k": '"'}), "x" * 5000, "def f(a):\n    return a\n")
     for text in texts:
         assert tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text
-
-
-def test_special_tokens_are_single_and_first(tokenizer):
-    assert [tokenizer.convert_tokens_to_ids(t) for t in SPECIAL_TOKENS] == list(range(len(SPECIAL_TOKENS)))
-    assert (tokenizer.pad_token, tokenizer.eos_token) == ("<|pad|>", "<|end|>")
     assert len(tokenizer("1234567890", add_special_tokens=False).input_ids) == 10  # digits are single
+    assert (tokenizer.pad_token, tokenizer.eos_token) == ("<|pad|>", "<|end|>")
 
 
 def test_transformers_loads_the_same_models(model):
@@ -80,8 +75,6 @@ def test_foreign_weights_are_refused(tmp_path, tokenizer):
     save_file(cut, tmp_path / "medium" / "model.safetensors")
     with pytest.raises(ValueError, match="other weights"):
         embedded_model(folder=tmp_path)
-    with pytest.raises(ValueError, match="use mild"):
-        embedded_model("large")
 
 
 def test_the_model_calls_out_of_habit_and_follows_the_hint(tokenizer, model):
@@ -122,9 +115,9 @@ def test_training_again_gives_the_same_weights(tokenizer):
     pool = list(base_samples("mild", 6, tokenizer))
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    first = pretrain(pool, len(tokenizer), steps=3, batch_size=4, progress=False)
+    first = pretrain(pool, len(tokenizer), steps=2, batch_size=2, progress=False)
     assert torch.equal(torch.get_rng_state(), state)
-    again = pretrain(pool, len(tokenizer), steps=3, batch_size=4, progress=False)
-    other = pretrain(pool, len(tokenizer), steps=3, batch_size=4, seed=1, progress=False)
+    again = pretrain(pool, len(tokenizer), steps=2, batch_size=2, progress=False)
+    other = pretrain(pool, len(tokenizer), steps=2, batch_size=2, seed=1, progress=False)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(), strict=True))

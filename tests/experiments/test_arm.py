@@ -105,22 +105,17 @@ def test_a_damaged_file_is_named_in_one_sentence(killed, tmp_path, name):
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
 
 
-@pytest.mark.parametrize("change", [{"seed": 6}, {"alpha_sdpo": 0.5}, {"steps": 4}])
-def test_another_runs_folder_is_refused_with_or_without_its_result(killed, tmp_path, change):
-    seed = change.pop("seed", 5)
-    for folder in (killed[0] / "whole", damaged(killed, tmp_path, "setting.json", bytes)):
-        with pytest.raises(ValueError, match=rf"another setting or seed \(they differ in {next(iter(change), 'seed')}\)"):
-            run_arm(replace(BOTH, **change), seed, folder, components=COMPONENTS)
-
-
-def test_a_folder_from_before_a_setting_existed_names_it(killed, tmp_path):
-    def older(data):
+def test_another_runs_folder_is_refused_with_or_without_its_result_and_names_the_difference(killed, tmp_path):
+    def older(data):  # from before a setting existed
         claim = json.loads(data)
         del claim["setting"]["sdpo_steps"]
         return json.dumps(claim).encode()
 
-    with pytest.raises(ValueError, match=r"\(they differ in sdpo_steps\)"):
-        run_arm(BOTH, 5, damaged(killed, tmp_path, "setting.json", older), components=COMPONENTS)
+    whole, before = killed[0] / "whole", damaged(killed, tmp_path, "setting.json", older)
+    for folder, setting, seed, name in ((whole, BOTH, 6, "seed"), (whole, replace(BOTH, alpha_sdpo=0.5), 5, "alpha_sdpo"),
+                                        (before, BOTH, 5, "sdpo_steps")):
+        with pytest.raises(ValueError, match=rf"another setting or seed \(they differ in {name}\)"):
+            run_arm(setting, seed, folder, components=COMPONENTS)
 
 
 def test_a_checkpoint_cut_short_is_passed_over_and_the_numbers_stay(killed, tmp_path):
@@ -279,8 +274,7 @@ def test_the_learning_rate_rises_to_its_value_so_that_the_first_gradient_decides
     assert [e["learning_rate"] for e in logged if "learning_rate" in e] == pytest.approx([0, 2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3])
 
 
-@pytest.mark.parametrize("teacher", ["frozen", "live"])  # a live teacher's branches read the cache that the shared pass fills
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("teacher, checkpointing", [("frozen", False), ("live", True)])  # live: on the shared pass's cache
 def test_prompts_read_once_make_the_same_step_but_for_rounding(tmp_path, teacher, checkpointing):
     moved, read = {}, {}
     for shared in (False, True):

@@ -94,12 +94,6 @@ def test_controls_have_the_hints_length_and_come_from_other_tasks(cases):
     assert control_hints(cases, seed=1) == texts != control_hints(cases, seed=2)
 
 
-def test_long_states_are_counted(cases):
-    model, tokenizer, left_out = embedded_model(), embedded_tokenizer(), Counter()
-    assert list(score_sites(model, tokenizer, cases[:6], max_tokens=16, left_out=left_out)) == []
-    assert sum(left_out.values()) == 6
-
-
 def test_a_trace_whose_first_turn_fits_but_no_error_turn_is_counted(cases):
     model, tokenizer, left_out = embedded_model(), embedded_tokenizer(), Counter()
     late = next(c for c in cases if c.site.turn > 3)

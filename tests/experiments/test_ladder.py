@@ -5,13 +5,14 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from importlib.metadata import version
 
+import ladder_script
 import numpy as np
 import pytest
+from forks import SERVER
 
 from composer_replication.core.errors import InputProblem
 from composer_replication.envs.toy.model import embedded_path
@@ -75,23 +76,12 @@ def run_arm(setting, seed, folder, tell, device):
     (folder / "part").write_text(json.dumps(asdict(result)))
     os.replace(folder / "part", folder / "result.json")
 '''
-COMMAND = '''
-import functools, sys
-from composer_replication.experiments import ladder as room
-small = {"alpha_sdpo": 1.0, "beta_replay": 1.0, "steps": 4, "measure_every": 2}
-room.PRESETS.update(quick=room.Preset(1, small, over_seeds=False), standard=room.Preset(3, small))
-room.ladder = functools.partial(room.ladder, arm="light_arm", workers=2)
-from composer_replication.cli import app
-sys.argv[0] = "composer-rl"
-app.main()
-'''
 
 
 @pytest.fixture
 def light(tmp_path, monkeypatch):
     "A folder with the light arm, importable here and in children."
     (tmp_path / "light_arm.py").write_text(LIGHT)
-    (tmp_path / "command.py").write_text(COMMAND)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(room.PRESETS, "quick", room.Preset(1, {"alpha_sdpo": 1.0, "beta_replay": 1.0}, over_seeds=False))
@@ -100,15 +90,21 @@ def light(tmp_path, monkeypatch):
 
 
 def start(folder, *arguments, name="ladder", **environment):
-    return subprocess.Popen([sys.executable, "command.py", name, *arguments], cwd=folder, text=True, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, env={**os.environ, **environment})
+    for stream in ("said", "complained"):
+        (folder / stream).write_text("")
+    running = SERVER.Process(target=ladder_script.main, args=(folder, [name, *arguments], {**os.environ, **environment}))
+    running.start()
+    return running
+
+
+def ended(running, folder):
+    "Exit code, standard output and standard error of a whole command."
+    running.join(600)
+    return running.exitcode, (folder / "said").read_text(), (folder / "complained").read_text()
 
 
 def command(folder, *arguments, **environment):
-    "Exit code, standard output and standard error of a whole command."
-    running = start(folder, *arguments, **environment)
-    said, complained = running.communicate(timeout=600)
-    return running.returncode, said, complained
+    return ended(start(folder, *arguments, **environment), folder)
 
 
 def same(told: dict) -> dict:
@@ -154,9 +150,9 @@ def test_a_ladder_cut_off_equals_one_that_was_not(light):
         out = light / how.name
         running = start(light, *words, out.name, FAULT="hold")  # A1 waits
         wait_for(lambda: len(list(out.glob("runs/*/result.json"))) == 3)  # noqa: B023 (called here)
-        running.send_signal(how)
-        said, complained = running.communicate(timeout=600)
-        assert running.returncode == ends, complained
+        os.kill(running.pid, how)
+        code, said, complained = ended(running, light)
+        assert code == ends, complained
         if how == signal.SIGINT:  # what had ended is shown
             told = json.loads(said)
             assert told["interrupted"] and [row["seeds"] for row in told["rows"]] == [[], [0], [0], [0]]
@@ -166,15 +162,19 @@ def test_a_ladder_cut_off_equals_one_that_was_not(light):
         assert same(json.loads(said)) == same(whole)
 
 
-def test_arms_that_fail_are_named_and_the_others_shown(light):
+def test_arms_that_fail_and_damaged_results_are_named_and_the_others_shown(light):
     code, said, complained = command(light, "--json", FAULT="replay")
     told = json.loads(said)
     assert code == 1 and [bool(row["seeds"]) for row in told["rows"]] == [True, True, True, True, False, False]
     assert len(told["problems"]) == 2 and all("the teachers are ill" in p for p in told["problems"])
     assert "2 of 6 runs have no result" in complained and "A3 (+ replay DPO, ours) has no result." in told["verdicts"]
     assert "the teachers are ill" in (light / "out/ladder/report.html").read_text()
-    code, said, _ = command(light, "--json")  # tomorrow
-    assert code == 0 and json.loads(said)["computed"] == 2
+    path = sorted((light / "out/ladder/runs").glob("*/result.json"))[0]
+    path.write_bytes(path.read_bytes()[:50])
+    code, said, complained = command(light, "--json")  # tomorrow
+    told = json.loads(said)
+    assert (code, told["computed"], len(told["problems"])) == (1, 2, 1) and str(path.relative_to(light)) in complained
+    assert path.stat().st_size == 50
 
 
 def test_the_demo_is_the_quick_ladder_and_says_what_comes_next(light):
@@ -185,15 +185,6 @@ def test_the_demo_is_the_quick_ladder_and_says_what_comes_next(light):
     habit = json.loads(said)["setting"]["habit"]
     digest = hashlib.sha256((embedded_path() / habit / "model.safetensors").read_bytes()).hexdigest()[:12]
     assert all(fact in end for fact in (f"embedded, {habit}", digest, f"torch {version('torch')}", f"cores {os.cpu_count()}"))
-
-
-def test_a_damaged_result_is_named_and_the_others_shown(light):
-    assert command(light, "--arms", "A0,A1")[0] == 0
-    path = sorted((light / "out/ladder/runs").glob("*/result.json"))[0]
-    path.write_bytes(path.read_bytes()[:50])
-    code, said, complained = command(light, "--json", "--arms", "A0,A1")
-    assert code == 1 and len(json.loads(said)["problems"]) == 1 and str(path.relative_to(light)) in complained
-    assert path.stat().st_size == 50
 
 
 @pytest.mark.parametrize("arguments, said", [

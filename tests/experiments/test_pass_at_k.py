@@ -7,7 +7,7 @@ import pytest
 
 from composer_replication.core.errors import InputProblem
 from composer_replication.core.trace import Trace, Turn
-from composer_replication.experiments.pass_at_k import Evaluation, _own_rows, eval_tasks, figures, pass_at_k, play_samples
+from composer_replication.experiments.pass_at_k import Evaluation, eval_tasks, figures, pass_at_k, play_samples
 from composer_replication.rollout.types import Ending, Rollout
 
 
@@ -65,11 +65,6 @@ def test_a_task_with_one_unscored_sample_stays_in_every_figure():
     assert found["pass@1"].estimate == found["pass@4"].estimate == 0.5
 
 
-def test_ids_of_a_file_of_ones_own_are_text_as_in_a_recipe(tmp_path):
-    (tmp_path / "t.jsonl").write_text('{"task_id": 3, "prompt": "a"}\n{"task_id": 4, "prompt": "b"}\n')
-    assert [row["task_id"] for row in _own_rows(tmp_path / "t.jsonl")] == ["3", "4"]
-
-
 def test_a_count_is_no_share():
     "All episodes had the same turns and errors: there is no bound of 1, and nothing bounds what was not seen."
     played = [[rollout(f"{n}", 0, 0.0, failed=1)] for n in range(5)]
@@ -109,9 +104,9 @@ def test_what_was_played_is_handed_over_after_each_episode_in_the_order_of_the_t
 
 def test_a_file_of_ones_own_and_what_is_wrong_with_one(tmp_path):
     file = tmp_path / "mine.jsonl"
-    file.write_text('{"prompt": "a"}\n{"prompt": "b", "task_id": "second"}\n')
+    file.write_text('{"prompt": "a"}\n{"prompt": "b", "task_id": 2}\n')
     own = "composer_replication.envs.toy.env:WorldEnv"
-    assert [row["task_id"] for row in eval_tasks(own, file).rows] == ["mine-1", "second"]
+    assert [row["task_id"] for row in eval_tasks(own, file).rows] == ["mine-1", "2"]  # text, as in a recipe
     assert len(eval_tasks(own, file, most=1).rows) == 1 and eval_tasks(own, file, 1, 3).rows == eval_tasks(own, file, 1, 3).rows
     file.write_text("")
     for task, given, said in (("toy", file, "makes its own"), (own, file, "holds no task"), ("sql", file, "is no level of them"),

@@ -6,13 +6,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
 
 import pytest
-from sandboxes import make_tree
+from sandboxes import make_tree, own_state, wait_until
 
 from composer_replication.sandbox.base import Limits, open_sandbox, sandbox_problem
 from composer_replication.sandbox.boxes import state_folder, sweep
@@ -23,17 +22,10 @@ needs_bubblewrap = pytest.mark.skipif(sandbox_problem("bubblewrap") is not None,
 
 
 @pytest.fixture(autouse=True)
-def own_state(monkeypatch):
-    "A state of our own, so that other runs on this machine do not count; the minimal tree is shared with them."
-    whole = state_folder()
-    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="composer-test-") as folder:
-        os.chmod(folder, 0o755)
-        for path in whole.glob("rootfs-*"):
-            os.symlink(path, f"{folder}/{path.name}")
-        monkeypatch.setenv("COMPOSER_STATE", folder)
-        yield Path(folder)
-        left = [path.name for path in (Path(folder) / "boxes").iterdir()] if (Path(folder) / "boxes").exists() else []
-        assert left == []
+def state(monkeypatch):
+    with own_state(monkeypatch) as folder:
+        yield folder
+        assert [*folder.glob("boxes/*")] == []
 
 
 def world() -> dict:
@@ -95,16 +87,9 @@ def sleeping(mark: str) -> list[int]:
     return found
 
 
-def wait_until(condition, seconds=60.0):
-    until = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.02)
-    return condition()
-
-
 @needs_bubblewrap
 @pytest.mark.parametrize("guarded", [True, False], ids=["its guard tidies up", "the next start sweeps"])
-def test_a_killed_owner_leaves_nothing(tmp_path, own_state, guarded):
+def test_a_killed_owner_leaves_nothing(tmp_path, state, guarded):
     tree, draw, marks = make_tree(tmp_path / "t"), random.Random("kill"), []
     for k in range(4):
         marks.append(f"{70 + k}.{os.getpid()}")
@@ -121,7 +106,7 @@ def test_a_killed_owner_leaves_nothing(tmp_path, own_state, guarded):
     if not guarded:
         assert len(sweep()) == 1  # the last one's; every start swept what the one before had left
     assert wait_until(lambda: not any(map(sleeping, marks))), "a command outlived its owner"
-    assert wait_until(lambda: not any((own_state / "boxes").iterdir())), "a box outlived its owner"
+    assert wait_until(lambda: not any((state / "boxes").iterdir())), "a box outlived its owner"
 
 
 @needs_bubblewrap

@@ -29,11 +29,6 @@ class TestBubblewrap(Promises, Isolation):
     kind = "bubblewrap"
 
 
-def test_the_unsafe_one_says_so(tmp_path):
-    with pytest.warns(UserWarning, match="isolates nothing"), LocalSubprocessSandbox(make_tree(tmp_path / "t")) as box:
-        assert "UNSAFE" in repr(box)
-
-
 @pytest.mark.filterwarnings("ignore:LocalSubprocessSandbox isolates nothing")
 def test_auto_takes_bubblewrap_or_warns(tmp_path, monkeypatch):
     tree = make_tree(tmp_path / "t")
@@ -117,13 +112,7 @@ def test_the_capability_is_read_as_it_is():
 
 def test_minimal_tree_holds_the_interpreter_and_nothing_to_recover():
     tree = minimal_tree()
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    names = {path.name.partition(".")[0] for path in (tree / "usr/lib" / version).iterdir()}
-    allowed = set(sys.stdlib_module_names) | {"__pycache__", "site-packages", "lib-dynload", "LICENSE", "__hello__", "__phello__"}
-    allowed |= {"EXTERNALLY-MANAGED", "sitecustomize", "_distutils_system_mod"}  # what Debian puts beside
-    assert {name for name in names - allowed if not name.startswith("_sysconfigdata")} == set()
-    assert not list(tree.rglob("*.whl")) and not list(tree.rglob("*.dist-info")) and not list(tree.rglob("*.egg-info"))
-    assert not any((tree / "usr/lib" / version / "site-packages").iterdir())
+    assert not [path for kind in ("whl", "dist-info", "egg-info") for path in tree.rglob(f"*.{kind}")]
     for path in [tree, *tree.rglob("*")]:
         mode = path.lstat().st_mode
         assert path.is_symlink() or (not mode & 0o7022 and mode & 0o004), path

@@ -1,4 +1,4 @@
-"""Spike 013: what its plan chooses, which runs come next, what counts as a look, and the page's intervals by hand."""
+"""The plans of spikes 012 and 013: which runs come next, what they choose, what counts as a look; their intervals by hand."""
 import gzip
 import importlib.util
 import json
@@ -10,18 +10,148 @@ import pytest
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.recipes.tasks import recipe_tasks
 
-SPIKE = Path(__file__).resolve().parents[2] / "spikes/013-qwen-own-errors"
+SPIKES = Path(__file__).resolve().parents[2] / "spikes"
+ORDER, OWN_ERRORS = SPIKES / "012-order", SPIKES / "013-qwen-own-errors"
+
+
+def loaded(spike, folder):
+    "A spike's plan that keeps its runs in a folder."
+    spec = importlib.util.spec_from_file_location(f"plan_{spike.name[:3]}", spike / "plan.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.RUNS, module.HERE = folder / "runs", folder
+    module.RUNS.mkdir()
+    return module
+
+
+@pytest.fixture
+def order(tmp_path):
+    return loaded(ORDER, tmp_path)
 
 
 @pytest.fixture
 def plan(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(SPIKE)
-    spec = importlib.util.spec_from_file_location("own_errors_plan", SPIKE / "plan.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.RUNS, module.HERE = tmp_path / "runs", tmp_path
-    module.RUNS.mkdir()
-    return module
+    "Of spike 013."
+    monkeypatch.syspath_prepend(OWN_ERRORS)
+    return loaded(OWN_ERRORS, tmp_path)
+
+
+def functions(page, begin, end, **space):
+    "A page's own functions and thresholds, without what it reads and shows."
+    cells = ("".join(cell["source"]) for cell in json.loads(page.read_bytes())["cells"])
+    source = next(text for text in cells if "def contrast" in text)
+    exec(compile(source[source.index(begin):source.index(end)], "cell", "exec"), space := {"np": np} | space)
+    return space
+
+
+def by_hand(differences):
+    "Mean and 95 % half-width of Student's t, the table's points."
+    n = len(differences)
+    mean = sum(differences) / n
+    deviation = (sum((d - mean) ** 2 for d in differences) / (n - 1)) ** 0.5
+    return mean, {10: 2.262157, 5: 2.776445}[n] * deviation / n ** 0.5
+
+
+# Spike 012
+
+
+def end_order(order, run, reward, train=100.0):
+    run.path.write_text(json.dumps(dict(
+        arm=run.arm, start=run.start, seed=run.seed, rate=run.rate, switch=run.switch, then=run.then, alpha=run.alpha,
+        log=[{"conflict/norm_ratio": 2.0}, {"conflict/norm_ratio": 8.0}, {"loss": 1.0}],
+        rewards=[[reward]], cpu_seconds={"record": 10.0, "train": train, "measure": 5.0})))
+
+
+def tune(order, arm, best, alpha=None):
+    "End development runs of an arm, best at one rate, until its rate is chosen; the rates that were tried."
+    tried = set()
+    for _ in range(10):
+        runs, rate = order.rates(arm, alpha)
+        tried |= {order.RATES.index(run.rate) for run in runs}
+        if rate is not None:
+            return rate, tried
+        for run in runs:
+            end_order(order, run, 1 - abs(order.RATES.index(run.rate) - best) / 10)
+    raise AssertionError("no rate was chosen")
+
+
+@pytest.mark.parametrize("arm", ["policy", "sdpo"])
+@pytest.mark.parametrize("best", range(5))
+def test_the_chosen_rate_is_the_best_and_has_been_tried_on_both_sides(order, arm, best):
+    rate, tried = tune(order, arm, best)
+    assert rate == order.RATES[best]
+    assert {n for n in (best - 1, best + 1) if 0 <= n < len(order.RATES)} <= tried
+    assert len(tried) <= 5 and set(order.FIRST[arm]) <= tried
+
+
+def test_of_equal_rates_the_lower_is_taken(order):
+    for run in order.rates("policy")[0]:
+        end_order(order, run, 0.5 if run.rate != order.RATES[3] else 0.4)
+    runs, rate = order.rates("policy")
+    assert rate is None and {run.rate for run in runs} == {order.RATES[n] for n in (0, 1, 2, 3)}  # the lowest was an edge
+
+
+def test_the_policy_objective_goes_on_for_what_the_sequence_costs_more(order):
+    for arm in ("sdpo", "policy"):
+        tune(order, arm, 2)
+    assert order.equal_steps() is None
+    for at, reward in zip(order.SWITCH, (0.2, 0.6, 0.4)):
+        for seed in order.TUNING:
+            end_order(order, order.sequence(0, seed, at), reward, train=155.0)
+    assert order.switch()[1] == order.SWITCH[1]
+    assert order.equal_steps() == 18  # (10 + 155) / (10 + 100) * 12
+
+
+def test_the_plan_ends_and_every_test_run_comes_once(order):
+    for arm in ("sdpo", "policy", "filler", "rejection"):
+        tune(order, arm, 2)
+    for at in order.SWITCH:
+        for seed in order.TUNING:
+            end_order(order, order.sequence(0, seed, at), 0.5)
+    assert None in list(order.plan())  # the weight is not measured
+    for run in order.weight()[0]:
+        end_order(order, run, 0.0)
+    assert order.weight()[1] == 0.25  # of ratios 2 and 8
+    assert order.joint()[1] is None
+    tune(order, "joint, gated", 2, 0.25)
+    assert order.joint()[1] == (order.RATES[2], 0.25)
+    runs = list(order.plan())
+    assert None not in runs and len({run.path for run in runs}) == len(runs)
+    tested = [run for run in runs if run.split == "test"]
+    assert len(tested) == len(order.STARTS) * len(order.SEEDS) * 7
+    assert not {run.seed for run in tested} & set(order.TUNING)
+
+
+def test_nothing_is_run_twice_and_what_another_checkout_kept_is_found(order):
+    run, lock, left = order.resumable.claim(order.plan())
+    assert (run.arm, left) == ("start", True)
+    other, second, _ = order.resumable.claim(order.plan())
+    assert other != run  # the first is locked
+    end_order(order, run, 0.3)
+    for held in (lock, second):
+        held.release()
+    order.resumable.collect(order.RUNS, order.HERE / "runs.jsonl.gz")
+    run.path.unlink()
+    order.resumable.unpack(order.HERE / "runs.jsonl.gz", order.path_of)
+    assert json.loads(run.path.read_bytes())["rewards"] == [[0.3]]
+
+
+@pytest.mark.parametrize("hypothesis, mean, half, verdict", [
+    ("H1", 3, 2, "VALIDATED"), ("H1", 3, 4, "PARTIAL"), ("H2", -1, 4, "INVALIDATED"), ("H3", -3, 2, "VALIDATED"),
+    ("H3", 1, 2, "INVALIDATED"), ("H4", -2, 2, "VALIDATED"), ("H4", -8, 2, "INVALIDATED")])
+def test_intervals_and_verdicts_of_the_order_are_those_of_student_by_hand(hypothesis, mean, half, verdict):
+    draw, of = np.random.default_rng(0), {}
+    for arm in "ab":
+        of[arm, 0] = dict(enumerate(draw.random(10).tolist()))
+    page = functions(ORDER / "012-order.ipynb", "", "found = {", T=2.262, SEEDS=range(10), of=of)
+    found = page["contrast"]("a", "b", 0)
+    expected = by_hand([100 * (of["a", 0][n] - of["b", 0][n]) for n in range(10)])
+    assert (found["mean"], found["half"]) == pytest.approx(expected, rel=1e-3)
+    assert page["decided"](hypothesis, {"mean": mean, "half": half, "seeds": 10}) == verdict
+    assert page["decided"](hypothesis, {"mean": mean, "half": half, "seeds": 9}) == "NOT RUN"
+
+
+# Spike 013
 
 
 def first(share, of=10):
@@ -67,17 +197,6 @@ def test_test_runs_come_once_in_pairs_and_all_with_what_was_chosen(plan):
         assert sorted(run.seed for run in runs if run.arm == arm) == list(range(seeds))
 
 
-def test_nothing_is_run_twice_and_what_another_checkout_kept_is_found(plan):
-    run, lock, _ = plan.resumable.claim(plan.plan())
-    assert plan.resumable.claim(plan.plan())[0] != run  # it is locked
-    end(run, 0.3)
-    lock.release()
-    plan.resumable.collect(plan.RUNS, plan.HERE / "runs.jsonl.gz")
-    run.path.unlink()
-    plan.resumable.unpack(plan.HERE / "runs.jsonl.gz", plan.path_of)
-    assert json.loads(run.path.read_bytes())["behind"]["own"][0] == {"turns": ["fails"], "reward": 0.0}
-
-
 def asked(*pairs):
     "An episode of statements and their answers; an error is one that failed, None an action without a call."
     turns = [Turn("system", "-"), Turn("user", "How many?")]
@@ -108,20 +227,7 @@ def test_every_turn_is_told(plan):
 
 
 def page():
-    "The page's own functions and thresholds, without what it reads and shows."
-    notebook = json.loads((SPIKE / "013-qwen-own-errors.ipynb").read_bytes())
-    source = next("".join(c["source"]) for c in notebook["cells"] if "def contrast" in "".join(c["source"]))
-    space = {"np": np}
-    exec(compile("T = {" + source.split("T = {")[1].split("lines = ")[0], "cell", "exec"), space)
-    return space
-
-
-def by_hand(differences):
-    "Mean and 95 % half-width of Student's t, the table's points."
-    n = len(differences)
-    mean = sum(differences) / n
-    deviation = (sum((d - mean) ** 2 for d in differences) / (n - 1)) ** 0.5
-    return mean, {10: 2.262157, 5: 2.776445}[n] * deviation / n ** 0.5
+    return functions(OWN_ERRORS / "013-qwen-own-errors.ipynb", "T = {", "lines = ")
 
 
 @pytest.mark.parametrize("seeds", [10, 5])
@@ -141,10 +247,10 @@ def test_a_verdict_follows_the_thresholds(mean, half, verdict):
 
 
 def test_the_kept_results_are_recomputed_from_the_kept_runs():
-    if not (SPIKE / "runs.jsonl.gz").exists():
+    if not (OWN_ERRORS / "runs.jsonl.gz").exists():
         pytest.skip("no run of the spike is kept")
-    runs = [json.loads(line) for line in gzip.decompress((SPIKE / "runs.jsonl.gz").read_bytes()).splitlines()]
-    kept = json.loads((SPIKE / "results.json").read_bytes())
+    runs = [json.loads(line) for line in gzip.decompress((OWN_ERRORS / "runs.jsonl.gz").read_bytes()).splitlines()]
+    kept = json.loads((OWN_ERRORS / "results.json").read_bytes())
     assert kept["runs"] == len(runs)
     first = {(run["arm"], run["seed"]): [e["turns"][0] for e in run["episodes"]] for run in runs if "episodes" in run}
     right = {key: 100 * sum(kind != "other" for kind in kinds) / len(kinds) for key, kinds in first.items()}
@@ -163,10 +269,10 @@ def test_the_recipe_takes_the_settings_of_every_arm(plan, message):
     world = plan.MESSAGES[message]
     same = {"model": "embedded"}  # which is always there
     for hints in plan.HINTS.values():
-        recipe = plan.load_recipe(SPIKE / "recipe.yaml", same | {"hints": hints})
+        recipe = plan.load_recipe(OWN_ERRORS / "recipe.yaml", same | {"hints": hints})
         assert recipe.config.sdpo_beta == 0 and recipe.config.sdpo_support == "full" and recipe.model.use_peft
         assert plan.make_layers(recipe.arguments.hints)
-    recipe = plan.load_recipe(SPIKE / "recipe.yaml", same | plan.POLICY | {"task": f"own_errors:{world.__name__}"})
+    recipe = plan.load_recipe(OWN_ERRORS / "recipe.yaml", same | plan.POLICY | {"task": f"own_errors:{world.__name__}"})
     assert recipe.config.alpha_sdpo == 0 and recipe.config.max_steps * recipe.config.generation_batch_size // 4 == 48
     rows = recipe_tasks(recipe).train
     assert len(rows) == 48 and {row["prompt"][0]["content"] for row in rows} == {world.first}
