@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from transformers import PretrainedConfig
 
-from composer_replication.recipes.memory_estimate import BYTES, Estimate, _widths
+from composer_replication.recipes.memory_estimate import BYTES, MemoryEstimate, _widths
 from composer_replication.recipes.recipe import Recipe
 
 
@@ -171,7 +171,7 @@ def sent_seconds(
     return Sent(steps * made.trunks * gather + scatter, steps * made.branches * gather + copy)
 
 
-def step_seconds(recipe: Recipe, shape: PretrainedConfig, plan: Estimate, devices: int) -> dict[str, float]:
+def step_seconds(recipe: Recipe, shape: PretrainedConfig, plan: MemoryEstimate, devices: int) -> dict[str, float]:
     "The plan's seconds with what is sent; beside trunks it costs time where it takes longer than their arithmetic."
     sent = sent_seconds(recipe, shape, (plan.parameters, plan.trained), devices, H200)
     units = channel_costs(recipe)["all"] * _policy_passes(recipe)
