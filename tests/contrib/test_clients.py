@@ -27,7 +27,7 @@ from composer_replication.contrib.launch.clients import (
     write_job,
 )
 from composer_replication.contrib.launch.job import LaunchJob, LaunchProblem, limit_of
-from composer_replication.contrib.launch.watch import Status, status_file
+from composer_replication.contrib.launch.watch import Status, read_status, status_file
 from composer_replication.core.files import write_json
 
 PROGRAM = """#!{python}
@@ -40,8 +40,8 @@ print("https://modal.com/apps/me/main/ap-1 is ap-42, the map-reduce began" if sy
 
 def job_in(folder, **fields):
     return LaunchJob(**{"name": "toy", "command": ("true",), "folder": "/runs/toy", "limit": limit_of(hours=1),
-                  "files": {"toy.yaml": "task: toy\n"}, "here": str(folder), "hardware": "H100", "image": "r.invalid/x:1",
-                  "storage": "runs", **fields})
+                        "files": {"toy.yaml": "task: toy\n"}, "here": str(folder), "hardware": "H100", "image": "r.invalid/x:1",
+                        "storage": "runs", **fields})
 
 
 AWS = {"hardware": "ml.g5.2xlarge", "role": "arn:aws:iam::123456789012:role/x", "storage": "s3://bucket/runs"}
@@ -240,12 +240,23 @@ def test_a_local_job_is_watched_and_ended_by_its_folder(tmp_path):
             os.kill(int(record["id"]), signal.SIGTERM)
 
 
+def test_a_local_job_ends_at_its_budget(tmp_path):
+    job = replace(local(tmp_path, "sleep 600"), limit=limit_of(budget=1, price=1800))  # two seconds
+    record = submit(job, "local")
+    wait(lambda: job_status(record) != "running")
+    assert job_status(record) == "spent" and read_status(tmp_path).seconds == 2
+    assert "1.00 dollars at 1800 an hour" in record["limit"]
+    with pytest.raises(LaunchProblem, match="the job has not begun: .*seconds of the limit are used"):
+        submit(job, "local")
+
+
 def test_a_local_job_outlives_the_terminal_that_launched_it(tmp_path):
     "The launching session gets SIGHUP and SIGKILL, as from a closed terminal."
     code = ("import signal, sys, time; signal.signal(signal.SIGHUP, signal.SIG_DFL);"  # these tests may run below nohup
             "from composer_replication.contrib.launch.clients import submit;"
             "from composer_replication.contrib.launch.job import LaunchJob, Limit;"
-            f"submit(Job('toy', ('bash', '-c', 'sleep 600'), {str(tmp_path)!r}, Limit(3600), here={str(tmp_path)!r}), 'local');"
+            f"job = LaunchJob('toy', ('bash', '-c', 'sleep 600'), {str(tmp_path)!r}, Limit(3600), here={str(tmp_path)!r});"
+            "submit(job, 'local');"
             "print('launched', flush=True); time.sleep(600)")
     terminal = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE, text=True)
     try:
