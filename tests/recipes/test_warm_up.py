@@ -130,6 +130,11 @@ def rows_of(made):
     return warm_up.stage_rows(made, probe_template(embedded_tokenizer()), *warm_up.learnt_from(made, settings, *stage_data(made)))
 
 
+def test_hinted_demonstrations_are_learnt_beside_the_others(tmp_path):
+    plain, more = (rows_of(recipe(tmp_path, stage={"hinted": count})) for count in (0, 3))
+    assert len(plain) == 4 and more[:4] == plain and len(more) == 7
+
+
 def test_own_episodes_that_passed_are_learnt_and_no_others(tmp_path):
     stage, traces = recorded(tmp_path, [1.0, 0.0, None, 0.5, 1.0])
     wanted = warm_up.supervised_rows([traces[0], traces[4]], probe_template(embedded_tokenizer()))
