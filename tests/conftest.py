@@ -29,13 +29,68 @@ settings.load_profile("busy")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+SHARED = ROOT.parent / "shared"  # what no user has
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     "The folder of real traces, tasks and tokenizers; skips where it is absent."
-    path = Path(os.environ.get("COMPOSER_DATA", ROOT.parent / "shared" / "data"))
+    path = Path(os.environ.get("COMPOSER_DATA", SHARED / "data"))
     if not path.is_dir():
         pytest.skip("the shared data is not here: set COMPOSER_DATA to its folder")
     return path
+
+
+@pytest.fixture(scope="session")
+def tokenizers(shared_data) -> Path:
+    "The folder of real tokenizers; skips where it is absent."
+    return shared_data / "tokenizers"
+
+
+# A test that needs what a bare machine lacks says so, or it fails everywhere: on a bare machine alone nobody would see it.
+
+BARE_LACKS = {"bwrap": "sandbox", "docker": "sandbox", "dockerd": "sandbox", "containerd": "sandbox", "chromium": "browser",
+              "chromium-browser": "browser", "google-chrome": "browser"}  # program: the mark of tests that may run it
+OPENED = {"open", "os.listdir", "os.scandir"}
+HERE = os.path.normpath(ROOT)
+
+
+class Bounds:
+    "What the running test took without its mark; an audit hook writes it down."
+
+    marks: frozenset[str] | None = None  # of the running test
+    crossed: list[str] = []
+
+    @classmethod
+    def look(cls, event: str, given: tuple) -> None:
+        if cls.marks is None or event not in OPENED and event != "subprocess.Popen":
+            return
+        what = given[0]
+        if event != "subprocess.Popen":
+            if isinstance(what, str | os.PathLike) and "data" not in cls.marks:
+                path = os.path.normpath(os.path.join(os.getcwd(), os.fsdecode(what)))
+                if path.startswith(f"{SHARED}{os.sep}") and not path.startswith(f"{HERE}{os.sep}"):
+                    cls.crossed.append(f"opens {path}, which no user has: take the fixture shared_data")
+        elif (mark := BARE_LACKS.get(os.path.basename(os.fsdecode(what)))) and mark not in cls.marks:
+            cls.crossed.append(f"runs {os.fsdecode(what)}, which a bare machine lacks: mark it {mark}, and skip without it")
+
+
+sys.addaudithook(lambda event, given: Bounds.look(event, given))
+
+
+@pytest.hookimpl(wrapper=True)
+def within_bounds(item):
+    Bounds.marks, Bounds.crossed = frozenset(mark.name for mark in item.iter_markers()), []
+    try:
+        returned = yield
+    finally:
+        Bounds.marks = None
+    if Bounds.crossed:
+        pytest.fail(f"the test {Bounds.crossed[0]}", pytrace=False)
+    return returned
+
+
+pytest_runtest_setup = pytest_runtest_call = within_bounds
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -109,7 +164,7 @@ def bucket():
 
 # Tiers. A mark is set where a test, its fixtures, or a function of tests/ that they call has such a fixture or uses such a name.
 
-FIXTURES = {"site": {"site"}, "browser": {"browser", "lab"}, "process": {"notebooks"}}
+FIXTURES = {"data": {"shared_data"}, "site": {"site"}, "browser": {"browser", "lab"}, "process": {"notebooks"}}
 NAMES = {
     "process": {"subprocess", "Popen", "multiprocessing", "pty", "SERVER", "start_new_kernel"},
     "sandbox": {"open_sandbox", "prepare_subject", "FeatureDeletionEnv", "sweep", "sandbox_problem", "make_tasks"},
