@@ -25,6 +25,10 @@ ROOT = Path(__file__).parents[1]
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
+# Tests play scripted agents of ours, on a bare machine too.
+if shutil.which("bwrap") is None:
+    os.environ.setdefault("COMPOSER_SANDBOX", "local-unsafe")
+
 # A shell that runs the tests in the background has Ctrl-C ignored, and every process that they start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -167,7 +171,8 @@ def bucket():
 FIXTURES = {"data": {"shared_data"}, "site": {"site"}, "browser": {"browser", "lab"}, "process": {"notebooks"}}
 NAMES = {
     "process": {"subprocess", "Popen", "multiprocessing", "pty", "SERVER", "start_new_kernel"},
-    "sandbox": {"open_sandbox", "prepare_subject", "FeatureDeletionEnv", "sweep", "sandbox_problem", "make_tasks"},
+    "sandbox": {"open_sandbox", "prepare_subject", "FeatureDeletionEnv", "sweep", "sandbox_problem", "make_tasks",
+                "sandbox_kinds", "run_recipe"},
     "trainer": {
         "ComposerReplicationTrainer", "GRPOTrainer", "SFTTrainer", "run_recipe", "trainer_script",
         "arm_script"}}

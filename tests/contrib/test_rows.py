@@ -29,8 +29,6 @@ from composer_replication.envs.deletion.env import FeatureDeletionEnv, agent_tre
 from composer_replication.envs.deletion.subject import subject_of
 from composer_replication.envs.deletion.task import TaskProblem, read_tasks
 
-pytestmark = pytest.mark.filterwarnings("ignore:no isolation")
-
 BROKEN = '''
 def spread(values, width):
     """Values in rows of a width, the last one shorter."""

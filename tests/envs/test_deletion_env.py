@@ -105,7 +105,7 @@ def test_a_hack_earns_nothing(env):
 def test_the_judge_being_unable_is_no_zero(env, monkeypatch):
     from composer_replication.envs.deletion import env as environment
 
-    def unable(*given):
+    def unable(*given, **more):
         raise RunnerProblem("the judge's disk is full")
 
     env.reset(task_id="larder-initials")

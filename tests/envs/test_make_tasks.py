@@ -528,7 +528,7 @@ def test_what_the_judge_does_not_reward_each_time_is_dropped(monkeypatch, reward
     monkeypatch.setattr(deletion, "build_task", lambda *_: task)
     monkeypatch.setattr(deletion, "add_evidence", lambda task, *_: task)
     monkeypatch.setattr(deletion, "source_files", lambda *_: {})
-    monkeypatch.setattr(deletion, "grade", lambda *_, fresh: SimpleNamespace(reward=next(given), findings=(), fraction=0.5))
+    monkeypatch.setattr(deletion, "grade", lambda *_, **how: SimpleNamespace(reward=next(given), findings=(), fraction=0.5))
     gone = Deletion(SimpleNamespace(name="m:f"), "stub", {}, {}, {})
     row = deletion._row(SimpleNamespace(subject=None), gone, 0)
     assert row["key"] == "m:f stub" and row.get("dropped") == gate and ("task" in row) == (gate is None)

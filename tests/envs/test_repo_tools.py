@@ -301,7 +301,7 @@ def test_texts_are_the_same_in_every_run(larder):
                 ("list_files", {}), ("shell", {"command": "python -c 'import larder; print(larder.__file__, object())'"}))]
 
     boxed = not sandbox_problem("bubblewrap")
-    first, again, *others = [play(kind) for kind in (["bubblewrap"] * 2 * boxed + ["local"] * (2 - boxed))]
+    first, again, *others = [play(kind) for kind in (["bubblewrap"] * 2 * boxed + ["local-unsafe"] * (2 - boxed))]
     assert "assert <test_x.Odd" in first[1] and "1 failed" in first[1]
     assert "/repo/src/larder/__init__.py <object object at 0x...>" in first[4]
     assert first == again and "boxes" not in "".join(first)

@@ -60,7 +60,14 @@ def test_runs():
 def test_takes(shared_data): open({path!r}).close()
 def test_none(): open(__file__).close()
 """
-SETTINGS = "[pytest]\naddopts = -p no:cacheprovider --import-mode=importlib -rA\npythonpath = tests\nmarkers =\n  data\n  process\n"
+SETTINGS = """
+[pytest]
+addopts = -p no:cacheprovider --import-mode=importlib -rA
+pythonpath = tests
+markers =
+  data
+  process
+"""
 
 
 def test_a_test_that_needs_what_a_bare_machine_lacks_fails_everywhere(tmp_path):

@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 
 from .static_scan import LONGEST_FILE, MOST_BYTES, MOST_TOKENS, ScanProblem, own_tests, tokens, unreadable
 from .evidence import SCALE, compare, deleted_again, heldout_phase, modules_of
+from ....sandbox.base import isolation_problem
 from ....sandbox.folders import SandboxProblem
 from ....sandbox.limits import Limits
 from .monitor import HackMonitor, hack_detector, hack_detectors
@@ -298,8 +299,12 @@ def grade(
     subject,  # its `Subject`
     files: Mapping[str, bytes],  # path: content, what the agent's tree holds now
     fresh: bool = False,  # True: new judges, see `run_phases`
+    unsafe_local: bool = False,  # True: without bubblewrap the code runs as this user; for the package's own code, or where the user allows it
 ) -> Grade:
-    "Grade a submission. Raises `RunnerProblem` or `TaskProblem` only where the judge or the task fails, never because of the submission."
+    """Grade a submission. Raises `RunnerProblem` or `TaskProblem` only where the judge or the task fails, never because of the submission,
+    and `SandboxProblem` where nothing isolates it."""
+    if not unsafe_local and (refused := isolation_problem("a submission's tests", ["bubblewrap"])):
+        raise refused
     try:
         result = _graded(task, subject, files, fresh)
     except TaskProblem:
