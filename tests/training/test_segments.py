@@ -192,8 +192,8 @@ def test_the_completion_of_an_agent_with_a_prompt_of_its_own():
 
 def test_the_held_out_kl_counts_every_segment(tmp_path, monkeypatch):
     from composer_replication.training.trainer import ComposerReplicationTrainer
-    seen = []
-    monkeypatch.setattr(ComposerReplicationTrainer, "_kl_sums", lambda self, segments: seen.extend(segments) or Counter(kl=0.0, tokens=1))
+    seen, nothing = [], Counter(kl=0.0, tokens=1)
+    monkeypatch.setattr(ComposerReplicationTrainer, "_kl_sums", lambda self, segments: seen.extend(segments) or nothing)
     trainer = train(tmp_path, 2, kl_coef=0.1, kl_place="loss", loss_type="dapo")
     trainer.held_out_rows = world.rows(8)
     trainer.held_out()
