@@ -4,6 +4,7 @@ import json
 import sys
 from dataclasses import replace
 from textwrap import indent
+from types import SimpleNamespace as Record
 
 import pytest
 from envs_tasks import measured_task, needs_sandbox, with_body, with_evidence, write
@@ -247,6 +248,17 @@ def test_tests_are_the_judges_whatever_their_files_are_called(label, larder):
     named = replace(task, pass_to_pass=(*task.pass_to_pass, "src/larder/checks.py::test_it"))
     files = {path: text.encode(), "src/larder/checks.py": b"def test_it(): pass\n"}
     assert set(submission(task, larder, files)) == {"src/larder/checks.py"} and set(submission(named, larder, files)) == set()
+
+
+@pytest.mark.parametrize("beside", ["tests/larder/data.txt", "tests/larder.json", "tests/helpers.py"])
+def test_a_new_module_of_the_package_is_taken_whatever_lies_beside_the_tests(beside, tmp_path):
+    write(tmp_path / "tree", {"src/larder/__init__.py": "", "src/larder/labels.py": "", "tests/test_labels.py": "", beside: ""})
+    (tmp_path / "libraries").mkdir()
+    subject = Record(tree=tmp_path / "tree", libraries=tmp_path / "libraries", import_roots=("src",))
+    task = Record(changed_files=lambda tree: {}, fail_to_pass=(), pass_to_pass=(), hidden_tests=())
+    files = {"src/larder/_labels.py": b"x = 1\n", "src/helpers.py": b"x = 1\n"}
+    assert ("src/helpers.py" in submission(task, subject, files)) is (beside != "tests/helpers.py")
+    assert "src/larder/_labels.py" in submission(task, subject, files)
 
 
 literals = st.recursive(

@@ -10,6 +10,7 @@ import json
 import posixpath
 import re
 import shlex
+from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -63,12 +64,15 @@ def printed(
 # %% ../../../nbs/envs/deletion/03_repo_tools.ipynb #98a4d6ed
 SHELL = ("cat", "cp", "diff", "echo", "find", "grep", "head", "ls", "mkdir", "mv", "pwd", "pytest", "python", "rm", "sed", "sort",
          "tail", "touch", "uniq", "wc")
+LONGEST_LINE = 20_000  # characters of a command
 
 
 def command_words(
     command: str,  # as the agent wrote it
 ) -> list[str]:  # argv
     "Return the words of one allowed command. Raises `ToolProblem`."
+    if len(command) > LONGEST_LINE:
+        raise ToolProblem(f"Error: the command has {len(command)} characters, and {LONGEST_LINE} are allowed; shorten it.")
     lexer = shlex.shlex(command, posix=True, punctuation_chars="();<>|&\n")
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
     try:
@@ -84,6 +88,7 @@ def command_words(
 
 # %% ../../../nbs/envs/deletion/03_repo_tools.ipynb #6f951aec
 MOST_CALLS = 1000  # of one episode
+LONGEST_TEXT = 4_000_000  # bytes of a file that is read or edited here, on the host
 _LEFTOVERS = {"__pycache__", ".pytest_cache", ".hypothesis"}
 _PYTEST = ("-o", "addopts=", "-p", "no:cacheprovider", "--color=no", "--tb=short")  # the same for every repository
 _SEARCH = """
@@ -165,6 +170,8 @@ class RepoTools(ToolHolder):
         "Return the text of a file."
         with _as_tool_problem():
             data = self._sandbox.read(inner_path(path))
+        if len(data) > LONGEST_TEXT:
+            raise ToolProblem(f"Error: {bounded(repr(path), 200)} has {len(data)} bytes, and {LONGEST_TEXT} can be read; take a part of it with `head`, `tail` or `sed`.")
         try:
             return data.decode()
         except UnicodeDecodeError:
@@ -245,13 +252,15 @@ class RepoTools(ToolHolder):
             new: What comes in its place.
         """
         text = self._read(path)
-        pattern = f"(?:{_LINE_END.pattern})".join(map(re.escape, re.split(r"\r?\n", old)))
-        matches = [(match.start(), match[1]) for match in re.finditer(f"(?=({pattern}))", text)] if old else []  # overlapping ones too
-        if not matches:
+        plain, wanted = text.replace("\r\n", "\n"), old.replace("\r\n", "\n")
+        at = plain.find(wanted) if old else -1
+        if at < 0:
             raise ToolProblem(f"Error: the text to replace does not occur in {path!r}; copy it from the file as it is.")
-        if len(matches) > 1:
+        if plain.find(wanted, at + 1) >= 0:  # overlapping ones too
             raise ToolProblem(f"Error: the text to replace occurs more than once in {path!r}; take more lines around it.")
-        (at, held), = matches
+        returns = [match.start() - number for number, match in enumerate(re.finditer("\r\n", text))]  # where they are in the plain text
+        at, end = (place + bisect_left(returns, place) for place in (at, at + len(wanted)))
+        held = text[at:end]
         if end := _LINE_END.search(held) or _LINE_END.search(text):  # where `old` matches exactly, a carriage return in `new` is kept
             new = (re.compile(r"(?<!\r)\n") if held == old else _LINE_END).sub(end[0], new)
         self._write(path, text[:at] + new + text[at + len(held):])

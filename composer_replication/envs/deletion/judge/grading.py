@@ -69,11 +69,12 @@ def _is_plain(path):
 
 # %% ../../../../nbs/envs/deletion/judge/12_grading.ipynb #22c9cd04
 @functools.lru_cache(maxsize=64)
-def _taken_names(tree: Path, libraries: Path):
-    "Return names of other importable modules: the standard library, installed packages, files beside tests."
+def _taken_names(tree: Path, libraries: Path, roots: tuple[str, ...]):
+    "Return names of other importable modules: the standard library, installed packages, files beside tests that the package has not."
+    own = {place.parts[0].partition(".")[0] for path in _pristine(tree) if (place := _inside(path, roots)) and not is_protected(path)}
     installed = {path.name.partition(".")[0] for path in libraries.iterdir()}
     helpers = {path.stem for folder in tree.rglob("*") if folder.is_dir() and folder.name in _TEST_FOLDERS for path in folder.iterdir()}
-    return frozenset(sys.stdlib_module_names) | installed | helpers | _TEST_FOLDERS | {"pytest", "_pytest", "phases", "observe", "_observed"}
+    return frozenset(sys.stdlib_module_names) | installed | (helpers - own) | _TEST_FOLDERS | {"pytest", "_pytest", "phases", "observe", "_observed"}
 
 
 @functools.lru_cache(maxsize=64)
@@ -116,7 +117,7 @@ def submission(
         if path not in deleted and (path in tested or is_protected(path)):
             continue
         if path not in base:
-            if place.parts[0].partition(".")[0] in _taken_names(subject.tree, subject.libraries):
+            if place.parts[0].partition(".")[0] in _taken_names(subject.tree, subject.libraries, subject.import_roots):
                 continue
             if path in folders or (subject.tree / path).is_dir() or any(
                     folder in overlay or ((subject.tree / folder).exists() and not (subject.tree / folder).is_dir()) for folder in _above(path)):
