@@ -146,8 +146,8 @@ def test_words_reach_the_command_as_they_were_quoted(words):
 
 
 def test_exit_codes(tools):
-    assert ask(tools, "shell", command="grep zzz README.md").text == "[exit code 1]"
-    assert ask(tools, "shell", command="grep zzz README.md").error_kind is None  # "no" is an answer
+    assert ask(tools, "shell", command="grep zzz pyproject.toml").text == "[exit code 1]"
+    assert ask(tools, "shell", command="grep zzz pyproject.toml").error_kind is None  # "no" is an answer
     assert ask(tools, "shell", command="grep zzz none").error_kind == "runtime_error"
     assert ask(tools, "shell", command="cat none").error_kind == "runtime_error"
     assert python(tools, "1/0").error_kind == "runtime_error"
