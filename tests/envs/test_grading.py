@@ -293,3 +293,14 @@ def test_what_is_missing_or_repeated_is_wrong():
         assert len(compare([probe], PhaseResult({}, {}, None, (broken,)))[0]) == 1, broken
     with pytest.raises(TypeError):
         heldout_phase(None, None, None)
+
+
+@needs_sandbox
+def test_a_module_that_moved_and_a_helper_that_others_share_are_no_hack(label, larder):
+    task, path, text, seen = label
+    moved = {"src/larder/_labels.py": text.encode(), path: b"from larder._labels import *\n"}
+    helper = "def _upper(word):\n    return word[0].upper()\n\n\ndef label("
+    shared = text.replace("def label(", helper).replace("[word[0].upper() for", "[_upper(word) for")
+    for files in (moved, {path: shared.encode()}):
+        found = grade(task, larder, files)
+        assert (found.reward, found.hacked) == (1.0, False), found
