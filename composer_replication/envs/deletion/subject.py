@@ -532,7 +532,7 @@ def opened_files(
     wall_s: float = 300.0,  # for the whole suite; where it does not end, then every test file gets a tenth of it
 ) -> set[str]:  # relative paths
     "Return the files of the tree that its own tests open or import, as recorded while they run once in a sandbox."
-    from .judge.trees import pytest_settings  # which imports this module
+    from composer_replication.envs.deletion.judge.trees import pytest_settings  # which imports this module
     found, options = set(), pytest_settings(tree)
     tests = [path for file in sorted(tree.rglob("*.py")) if is_test_file(path := PurePosixPath(file.relative_to(tree)))]
     with warnings.catch_warnings():
