@@ -55,7 +55,7 @@ def own_state(patch):
     whole = state_folder()
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="composer-test-") as folder:
         os.chmod(folder, 0o755)
-        for path in (*whole.glob("rootfs-*"), *whole.glob("repositories")):
+        for path in (*whole.glob("rootfs-*"), *whole.glob("trees")):
             os.symlink(path, f"{folder}/{path.name}")
         patch.setenv("COMPOSER_STATE", folder)
         yield Path(folder)

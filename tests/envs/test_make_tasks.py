@@ -130,7 +130,8 @@ def made(tmp_path_factory, store):
             if os.environ.get("PYTHONPATH"):
                 os._exit(0)
     """
-    odd = {"docs/guide.md": copy, "test_unfit.py": textwrap.dedent(unfit), "test_broken.py": "import is_nowhere\n",
+    odd = {"docs/guide.md": copy, "test_guide.py": "def test_guide():\n    assert open('docs/guide.md').read()\n",
+           "test_unfit.py": textwrap.dedent(unfit), "test_broken.py": "import is_nowhere\n",
            "test_a.py": "import sys\n\ndef test_a():\n    sys.settrace(None)\n"}
     if sandbox_problem("bubblewrap") is None:
         odd["test_long.py"] = ("import pytest\nfrom good import spread\n\n"

@@ -57,7 +57,7 @@ def deletion_rows(
 def given_files(
     task: FeatureDeletionTask,
     subject: Subject,
-) -> dict[str, str | None]:  # path: text; None: a hidden test, or a file that cannot be opened
+) -> dict[str, str | None]:  # path: text; None: a hidden test, or a file of version control
     "Return the files that the agent sees in another form than in the pristine tree."
     hidden = {path: None for path in (*(node.split("::")[0] for node in task.hidden_tests), *subject_indexes(subject.tree, subject.libraries)[0].closed)}
     return {path: text for path, (_, text) in task.changed_files(subject.tree).items()} | hidden | task.tests_before(subject.tree)

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['MAX_FILES', 'MAX_BYTES', 'NO_PACKAGE', 'PIP_S', 'SubjectProblem', 'Subject', 'store_path', 'stated_requirements',
            'needed_requirements', 'imported_modules', 'import_roots', 'is_test_file', 'copy_installed',
-           'install_wheels', 'scratch', 'prepare_subject', 'stored_subject', 'store_subject', 'subject_of']
+           'install_wheels', 'opened_files', 'scratch', 'prepare_subject', 'stored_subject', 'store_subject',
+           'subject_of']
 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #63ff67b5
 import hashlib
@@ -20,6 +21,7 @@ import tarfile
 import tempfile
 import time
 import tomllib
+import warnings
 import zipfile
 import zlib
 from collections import Counter
@@ -41,9 +43,9 @@ from ...core.deadline import time_left
 from ...core.errors import InputProblem
 from ...core.files import write_file
 from .fingerprints import STORES
-from ...sandbox.base import sandbox_problem
+from ...sandbox.base import Limits, open_sandbox, sandbox_problem
 from ...sandbox.boxes import is_gone, state_folder, this_process
-from ...sandbox.folders import remove_folder
+from ...sandbox.folders import SandboxProblem, remove_folder
 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #8c2ad300
 class SubjectProblem(InputProblem):
@@ -71,7 +73,7 @@ class Subject:
 
 def store_path() -> Path:
     "Return the folder of subjects, their coverage and scratch copies: below the sandboxes' folder, since every user id must reach it."
-    return state_folder() / "repositories"
+    return state_folder() / "trees"
 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #44303be1
 MAX_FILES, MAX_BYTES = 50_000, 1_000_000_000
@@ -476,6 +478,94 @@ def _download(requirement: str, work: Path) -> Path:
                              "name an sdist or a folder")
     return files[0]
 
+# %% ../../../nbs/envs/deletion/02_subject.ipynb #7d1f3b90
+_HOOK = """
+from os import O_APPEND, O_CREAT, O_WRONLY, close, fsencode, open, path, write
+from sys import addaudithook
+log, seen = path.join(path.dirname(path.abspath(__file__)), "log"), set()
+
+def note(event, args):
+    if event in ("open", "sqlite3.connect", "ctypes.dlopen") and args and isinstance(args[0], (str, bytes)) and args[0] not in seen:
+        seen.add(args[0])
+        try:
+            line = path.realpath(fsencode(args[0])) + b"\\n"
+            file = open(log, O_WRONLY | O_APPEND | O_CREAT, 0o666)
+            write(file, line)
+            close(file)
+        except (OSError, ValueError):
+            pass
+
+seen.add(log)
+addaudithook(note)
+"""
+_RUN = """
+import json, os, signal, sys
+(roots, options, paths, test_s), here = json.loads(sys.argv[1]), os.getcwd()
+sys.path[:0] = [*(os.path.normpath(os.path.join(here, root)) for root in roots), here]
+import pytest
+
+class TooSlow(BaseException):
+    "A test took too long."
+
+class Clock:
+    def pytest_runtest_logstart(self):
+        signal.setitimer(signal.ITIMER_REAL, test_s)
+    def pytest_runtest_logfinish(self):
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+def stop(*_):
+    raise TooSlow
+
+signal.signal(signal.SIGALRM, stop)
+pytest.main(["-q", "-s", "-c", os.devnull, "--rootdir", here, "-p", "no:cacheprovider", "-p", "no:faulthandler", "--assert=plain",
+             "--continue-on-collection-errors", *options, *paths], plugins=[Clock()])
+sys.exit(99)
+"""
+_PYTEST_FILES = ("pytest.toml", "pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")  # pytest opens them for its settings
+
+
+def opened_files(
+    tree: Path,  # a repository with tests
+    libraries: Path,  # pytest and what the tests import
+    roots: Iterable[str],  # see `import_roots`
+    test_s: float = 5.0,  # a test that takes longer is cut off
+    wall_s: float = 300.0,  # for the whole suite; where it does not end, then every test file gets a tenth of it
+) -> set[str]:  # relative paths
+    "Return the files of the tree that its own tests open or import, as recorded while they run once in a sandbox."
+    from composer_replication.envs.deletion.judge.trees import pytest_settings  # which imports this module
+    found, options = set(), pytest_settings(tree)
+    tests = [path for file in sorted(tree.rglob("*.py")) if is_test_file(path := PurePosixPath(file.relative_to(tree)))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # without isolation: measuring the tests says so
+        with open_sandbox(tree, libraries, limits := Limits(wall_s=min(wall_s, time_left()), cpu_s=int(wall_s), memory_mb=2048)) as sandbox:
+            place = sandbox.place("/repo")
+            for paths in ([], *([str(path)] for path in tests if path.name not in ("__init__.py", "conftest.py"))):
+                sandbox.write(".opened/sitecustomize.py", _HOOK.encode())
+                done = sandbox.exec(["python", "-B", "-c", _RUN, json.dumps([list(roots), options, paths, test_s])], limits=limits, env={
+                    "PYTHONPATH": f"{place}/.opened", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONHASHSEED": "0"})
+                with suppress(SandboxProblem):
+                    top = os.path.realpath(place)
+                    found |= {os.path.relpath(path, top) for path in os.fsdecode(sandbox.read(".opened/log")).split("\n") if path.startswith(f"{top}/")}
+                if not paths and done.exit_code == 99 and done.cut is None:  # the whole suite came to its end
+                    break
+                limits = Limits(wall_s=min(wall_s / 10, time_left()), cpu_s=int(wall_s), memory_mb=2048)
+    return {path for path in found if (tree / path).is_file()} | {name for name in _PYTEST_FILES if (tree / name).is_file()}
+
+
+def _leave_out_unopened(tree: Path, libraries: Path, roots: Iterable[str]) -> int:  # files
+    "Remove the files that no test opens; a tree without tests stays, since no task can be made from it."
+    files = [path for path in tree.rglob("*") if path.is_file()]
+    if not any(path.suffix == ".py" and is_test_file(PurePosixPath(path.relative_to(tree))) for path in files):
+        return 0
+    opened = opened_files(tree, libraries, roots)
+    unopened = [path for path in files if path.relative_to(tree).as_posix() not in opened]
+    for path in unopened:
+        path.unlink()
+    for folder in sorted((path for path in tree.rglob("*") if path.is_dir()), reverse=True):
+        with suppress(OSError):  # not empty
+            folder.rmdir()
+    return len(unopened)
+
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #84366227
 @contextmanager
 def scratch(
@@ -505,6 +595,7 @@ def scratch(
 def prepare_subject(
     spec: str | Path,  # "boltons", "boltons==26.2.0", the path of an sdist, or a folder
     store: Path | None = None,  # None: `store_path()`
+    whole: bool = False,  # True: also files that no test opens, for a tree that lacks the feature by itself
 ) -> Subject:
     "Fetch, unpack and equip a repository; a second call finds it in the store. Raises `SubjectProblem`."
     store = store or store_path()
@@ -534,7 +625,10 @@ def prepare_subject(
         notes = _write_test_packages(tree, libraries)
         notes += [f"{what} could not be installed ({why}): tests that need it do not count" for what, why in missing.items()]
         notes += [f"{links} links were left out of the tree"] if links else []
-        subject = Subject(title, version, source, sha256, place / "tree", place / "libraries", import_roots(tree), tuple(notes), tuple(missing))
+        roots = import_roots(tree)
+        if not whole and (unopened := _leave_out_unopened(tree, libraries, roots)):
+            notes.append(f"files that no test opens or imports were left out of the tree: {unopened}")
+        subject = Subject(title, version, source, sha256, place / "tree", place / "libraries", roots, tuple(notes), tuple(missing))
         return store_subject(ready, place, subject)
 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #93493d89
