@@ -77,6 +77,7 @@ def test_a_kind_of_ones_own_is_offered_tried_in_its_turn_and_asked_why_not(playe
 
 
 def test_auto_says_all_reasons_where_nothing_works(monkeypatch):
+    monkeypatch.delenv("COMPOSER_SANDBOX", raising=False)
     monkeypatch.setattr("composer_replication.sandbox.base._KINDS", {})
     sandbox_kind("one", lambda: "one is missing.", rank=1)(Played)
     sandbox_kind("two", lambda: "two is missing.", rank=2)(Played)
