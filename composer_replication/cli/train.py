@@ -66,15 +66,15 @@ def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
     if _is_first() and not as_json:
         print_tables(estimate_table(needs))
     with _working("opening tasks and traces"):
-        counts, missing = data_counts(recipe), sandbox_missing(recipe)
+        counts, refused = data_counts(recipe), sandbox_missing(recipe)
     if not _is_first():
         return
     try:
         check_reporters(recipe.config.report_to)
     except RecipeProblem as missing:  # missing here; the run may be on another machine
         warn(str(missing))
-    if missing:
-        warn(f"the run would be refused on this machine: {missing}")
+    if refused:
+        warn(f"the run would be refused on this machine: {refused}")
     if as_json:
         emit(vars(needs) | {"data": counts})
     else:
