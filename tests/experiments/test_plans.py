@@ -2,6 +2,7 @@
 import gzip
 import importlib.util
 import json
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -227,7 +228,8 @@ def test_every_turn_is_told(plan):
 
 
 def page():
-    return functions(OWN_ERRORS / "013-qwen-own-errors.ipynb", "T = {", "lines = ")
+    screen = runpy.run_path(str(OWN_ERRORS.parent / "first_screen.py"))
+    return functions(OWN_ERRORS / "013-qwen-own-errors.ipynb", "T = {", "lines = ", decide=screen["decide"])
 
 
 @pytest.mark.parametrize("seeds", [10, 5])
@@ -240,7 +242,7 @@ def test_intervals_of_the_page_are_those_of_student_by_hand(seeds):
 
 
 @pytest.mark.parametrize("mean, half, verdict", [
-    (3, 2, "VALIDATED"), (3, 4, "PARTIAL"), (0, 1, "INVALIDATED"), (-3, 2, "INVALIDATED")])
+    (3, 2, "VALIDATED"), (3, 4, "UNDECIDED"), (0, 1, "UNDECIDED"), (-3, 2, "REFUTED")])
 def test_a_verdict_follows_the_thresholds(mean, half, verdict):
     assert page()["decided"]({"mean": mean, "half": half}) == verdict
     assert page()["decided"](None) == "NOT RUN"
@@ -261,7 +263,7 @@ def test_the_kept_results_are_recomputed_from_the_kept_runs():
             continue
         mean, half = by_hand([a - b for a, b in pairs])
         assert (kept["contrasts"][name]["mean"], kept["contrasts"][name]["half"]) == pytest.approx((mean, half), rel=1e-3)
-        assert kept["hypotheses"][name] == ("VALIDATED" if mean > half else "INVALIDATED" if mean <= 0 else "PARTIAL")
+        assert kept["hypotheses"][name] == ("VALIDATED" if mean > half else "REFUTED" if mean <= -half else "UNDECIDED")
 
 
 @pytest.mark.parametrize("message", ["plain", "look"])

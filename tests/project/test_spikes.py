@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SPIKES = sorted((ROOT / "spikes").glob("*/*.ipynb"))
-VERDICTS = {"VALIDATED", "PARTIAL", "INVALIDATED", "NOT RUN"}
+VERDICTS = {"VALIDATED", "REFUTED", "UNDECIDED", "NOT RUN", "PARTIAL", "INVALIDATED"}  # the last two: pages of before `decide`
 QUICKEST = "001-replay-cost"
 
 
