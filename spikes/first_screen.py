@@ -40,7 +40,7 @@ def decide(
     high: float | None = None,
     threshold: float = 0,
 ) -> str:
-    "Return VALIDATED if the interval lies above the threshold, REFUTED if it lies at or below, UNDECIDED if neither, NOT RUN without one."
+    "Return VALIDATED if the interval lies above the threshold, REFUTED if not in any part, else UNDECIDED; NOT RUN without one."
     if low is None or high is None:
         return "NOT RUN"
     return "VALIDATED" if low > threshold else "REFUTED" if high <= threshold else "UNDECIDED"
