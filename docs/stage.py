@@ -372,8 +372,7 @@ def merge_printed(cell) -> None:
 
 
 LOUD = 40  # lines of printed text that are folded as well
-BOXES = {"VALIDATED": "tip", "UNDECIDED": "warning", "REFUTED": "danger", "NOT RUN": "note",  # verdict: the theme's colour
-         "PARTIAL": "warning", "INVALIDATED": "danger"}
+BOXES = {"VALIDATED": "tip", "UNDECIDED": "warning", "REFUTED": "danger", "NOT RUN": "note"}  # verdict: the theme's colour
 
 
 def opened(cells: list, one: gaps.Experiment, place: Callable[[Path], str | None]) -> list:
