@@ -232,6 +232,6 @@ def test_the_evidence_of_the_coverage_is_there():
 
 def test_the_coverage_says_the_verdicts_that_the_experiments_have():
     verdicts = {one.notebook.stem: one.verdict for one in gaps.experiments()}
-    verdicts = r"/([\w-]+)\.ipynb\)(?:,|:)? \(?(VALIDATED|REFUTED|UNDECIDED|NOT RUN)"
-    told = re.findall(verdicts, (ROOT / "docs/coverage.md").read_text())
+    told = re.findall(r"/([\w-]+)\.ipynb\)(?:,|:)? \(?(VALIDATED|REFUTED|UNDECIDED|NOT RUN)",
+                      (ROOT / "docs/coverage.md").read_text())
     assert len(told) > 8 and [(name, verdict) for name, verdict in told if verdicts[name] != verdict] == []

@@ -91,8 +91,8 @@ def other_words(root: Path, names) -> list[str]:
 
 
 def test_no_page_tells_a_verdict_in_another_word():
-    listing = ["git", "ls-files", "spikes", "docs", "nbs", "README.md"]
-    names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    command = ["git", "ls-files", "spikes", "docs", "nbs", "README.md"]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     assert other_words(ROOT, [name for name in names if name.endswith((".ipynb", ".json", ".md", ".py"))]) == []
 
 
