@@ -59,6 +59,14 @@ OPENED = {"open", "os.listdir", "os.scandir"}
 HERE = os.path.normpath(ROOT)
 
 
+def asks_whether_it_works() -> bool:
+    "True within `sandbox_problem`, whose caller goes on without the program too."
+    frame = sys._getframe()
+    while frame and frame.f_code.co_name != "sandbox_problem":
+        frame = frame.f_back
+    return frame is not None
+
+
 class Bounds:
     "What the running test took without its mark; an audit hook writes it down."
 
@@ -75,7 +83,7 @@ class Bounds:
                 path = os.path.normpath(os.path.join(os.getcwd(), os.fsdecode(what)))
                 if path.startswith(f"{SHARED}{os.sep}") and not path.startswith(f"{HERE}{os.sep}"):
                     cls.crossed.append(f"opens {path}, which no user has: take the fixture shared_data")
-        elif (mark := BARE_LACKS.get(os.path.basename(os.fsdecode(what)))) and mark not in cls.marks:
+        elif (mark := BARE_LACKS.get(os.path.basename(os.fsdecode(what)))) and mark not in cls.marks and not asks_whether_it_works():
             cls.crossed.append(f"runs {os.fsdecode(what)}, which a bare machine lacks: mark it {mark}, and skip without it")
 
 
