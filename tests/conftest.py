@@ -83,8 +83,10 @@ class Bounds:
                 path = os.path.normpath(os.path.join(os.getcwd(), os.fsdecode(what)))
                 if path.startswith(f"{SHARED}{os.sep}") and not path.startswith(f"{HERE}{os.sep}"):
                     cls.crossed.append(f"opens {path}, which no user has: take the fixture shared_data")
-        elif (mark := BARE_LACKS.get(os.path.basename(os.fsdecode(what)), "")) not in {"", *cls.marks} and not asks_whether_it_works():
-            cls.crossed.append(f"runs {os.fsdecode(what)}, which a bare machine lacks: mark it {mark}, and skip without it")
+            return
+        program = os.path.basename(os.fsdecode(what))
+        if program in BARE_LACKS and BARE_LACKS[program] not in cls.marks and not asks_whether_it_works():
+            cls.crossed.append(f"runs {program}, which a bare machine lacks: mark it {BARE_LACKS[program]}, and skip without it")
 
 
 sys.addaudithook(lambda event, given: Bounds.look(event, given))
