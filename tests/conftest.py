@@ -212,7 +212,6 @@ LONG = {  # seconds each: `make check` leaves them out, of a test with many case
     "envs/test_monitor.py": {"test_the_scan_reads_the_standard_library"},
     "envs/test_toy_model.py": {"test_training_again_gives_the_same_weights"},
     "envs/test_bounds.py": {"test_a_source_that_takes_too_much_is_no_answer_and_the_next_one_is"},
-    "envs/test_fingerprints.py": {"test_ordinary_files_are_no_copies_and_stay_open"},
     "envs/test_interpreter.py": {"test_hostile_text_takes_little_time"},
     "envs/test_make_tasks.py": {"test_only_the_body_changes"},
     "traces/test_labels.py": {
