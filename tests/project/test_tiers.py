@@ -56,7 +56,7 @@ def test_opens(): open({path!r}).close()
 def test_lists(): os.listdir(os.path.dirname({path!r}))
 def test_runs():
     with contextlib.suppress(OSError):
-        subprocess.run(["bwrap"], env={{"PATH": "/nowhere"}})
+        subprocess.run(["chromium"], env={{"PATH": "/nowhere"}})
 def test_takes(shared_data): open({path!r}).close()
 def test_none(): open(__file__).close()
 """
@@ -84,4 +84,4 @@ def test_a_test_that_needs_what_a_bare_machine_lacks_fails_everywhere(tmp_path):
                           capture_output=True, text=True).stdout
     failed = {line.split("::")[1].split()[0] for line in done.splitlines() if line.startswith("FAILED")}
     assert failed == {"test_opens", "test_lists", "test_runs"} and "2 passed" in done, done
-    assert "take the fixture shared_data" in done and "mark it sandbox" in done
+    assert "take the fixture shared_data" in done and "mark it browser" in done
