@@ -53,7 +53,7 @@ def tokenizers(shared_data) -> Path:
 
 # A test that needs what a bare machine lacks says so, or it fails everywhere: on a bare machine alone nobody would see it.
 
-BARE_LACKS = dict.fromkeys(("chromium", "chromium-browser", "google-chrome"), "browser")  # program: mark; CI runs all without sandboxes
+BARE_LACKS = dict.fromkeys(("chromium", "chromium-browser", "google-chrome"), "browser")
 OPENED = {"open", "os.listdir", "os.scandir"}
 HERE = os.path.normpath(ROOT)
 
