@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from pages import LIMIT
 
 from composer_replication.core.known_warnings import ignore_known_warnings
+from composer_replication.sandbox.bubblewrap import bubblewrap_problem
 
 ROOT = Path(__file__).parents[1]
 # A busy machine makes every example slow: time is no property of what these tests try.
@@ -26,7 +27,7 @@ settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCh
 settings.load_profile("busy")
 
 # Tests play scripted agents of ours, on a bare machine too.
-if shutil.which("bwrap") is None:
+if bubblewrap_problem():
     os.environ.setdefault("COMPOSER_SANDBOX", "local-unsafe")
 
 # A shell that runs the tests in the background has Ctrl-C ignored, and every process that they start would inherit that.
@@ -53,17 +54,8 @@ def tokenizers(shared_data) -> Path:
 
 # A test that needs what a bare machine lacks says so, or it fails everywhere: on a bare machine alone nobody would see it.
 
-BARE_LACKS = dict.fromkeys(("chromium", "chromium-browser", "google-chrome"), "browser")
+BROWSERS = {"chromium", "chromium-browser", "google-chrome"}  # programs of sandboxes may be asked for; CI runs all without them
 OPENED = {"open", "os.listdir", "os.scandir"}
-HERE = os.path.normpath(ROOT)
-
-
-def asks_whether_it_works() -> bool:
-    "True within `sandbox_problem`, whose caller goes on without the program too."
-    frame = sys._getframe()
-    while frame and frame.f_code.co_name != "sandbox_problem":
-        frame = frame.f_back
-    return frame is not None
 
 
 class Bounds:
@@ -80,12 +72,10 @@ class Bounds:
         if event != "subprocess.Popen":
             if isinstance(what, str | os.PathLike) and "data" not in cls.marks:
                 path = os.path.normpath(os.path.join(os.getcwd(), os.fsdecode(what)))
-                if path.startswith(f"{SHARED}{os.sep}") and not path.startswith(f"{HERE}{os.sep}"):
+                if path.startswith(f"{SHARED}{os.sep}"):
                     cls.crossed.append(f"opens {path}, which no user has: take the fixture shared_data")
-            return
-        program = os.path.basename(os.fsdecode(what))
-        if program in BARE_LACKS and BARE_LACKS[program] not in cls.marks and not asks_whether_it_works():
-            cls.crossed.append(f"runs {program}, which a bare machine lacks: mark it {BARE_LACKS[program]}, and skip without it")
+        elif os.path.basename(os.fsdecode(what)) in BROWSERS and "browser" not in cls.marks:
+            cls.crossed.append(f"runs {os.fsdecode(what)}, which a bare machine lacks: mark it browser, and skip without it")
 
 
 sys.addaudithook(lambda event, given: Bounds.look(event, given))
@@ -180,8 +170,7 @@ def bucket():
 FIXTURES = {"data": {"shared_data"}, "site": {"site"}, "browser": {"browser", "lab"}, "process": {"notebooks"}}
 NAMES = {
     "process": {"subprocess", "Popen", "multiprocessing", "pty", "SERVER", "start_new_kernel"},
-    "sandbox": {"open_sandbox", "prepare_subject", "FeatureDeletionEnv", "sweep", "sandbox_problem", "make_tasks",
-                "sandbox_kinds", "run_recipe"},
+    "sandbox": {"open_sandbox", "prepare_subject", "FeatureDeletionEnv", "sweep", "sandbox_problem", "make_tasks"},
     "trainer": {
         "ComposerReplicationTrainer", "GRPOTrainer", "SFTTrainer", "run_recipe", "trainer_script",
         "arm_script"}}

@@ -32,7 +32,7 @@ import composer_replication.hints.sibling_layer
 from ..replay.pairs import FREE_PAIRS
 from ..rollout.agents import Agent
 from ..rollout.compaction import WAYS
-from ..sandbox.base import SandboxProblem, isolation_problem, sandbox_choice, sandbox_kinds
+from ..sandbox.base import SandboxProblem, sandbox_kinds, task_problem
 from ..traces.error_sites import BLAME
 from ..traces.habits import HABITS
 from .models import EMBEDDED, local_model, model_folder
@@ -318,13 +318,10 @@ def check_recipe(recipe: Recipe) -> None:
         model_folder(a.hint_writer)  # raises if it is missing
 
 
-def sandbox_missing(recipe: Recipe) -> SandboxProblem | None:  # None where a sandbox works, is allowed to be missing, or is not needed
-    "Return why the rollouts of a recipe may not run on this machine: what the model or an agent writes is run, and nothing isolates it."
+def sandbox_missing(recipe: Recipe) -> SandboxProblem | None:  # None where the rollouts may run
+    "Return why the rollouts of a recipe may not run on this machine, see `sandbox.base.task_problem`."
     a = recipe.arguments
-    if a.task is None or not (a.agent or offer_of(factory_of(a.task)).runs_code):
-        return None
-    with sandbox_choice(a.sandbox):
-        return isolation_problem("the agent's commands" if a.agent else "what the model writes")
+    return None if a.task is None else task_problem(a.task, a.agent is not None, a.sandbox)
 
 
 def _problems(a, c, m):

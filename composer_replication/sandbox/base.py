@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['UNSAFE', 'CHOICE', 'ALLOW', 'Sandbox', 'SandboxKind', 'sandbox_kind', 'sandbox_kinds', 'sandbox_problem',
-           'sandbox_choice', 'isolation_problem', 'open_sandbox']
+           'sandbox_choice', 'isolation_problem', 'task_problem', 'open_sandbox']
 
 # %% ../../nbs/sandbox/04_base.ipynb #a963325c
 import importlib
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import composer_replication.sandbox as pages
+from ..core.environment import factory_of, offer_of
 from .folders import SandboxProblem
 from .limits import ExecResult, Limits
 
@@ -113,18 +114,36 @@ def sandbox_choice(
         os.environ.pop(CHOICE, None) if before is None else os.environ.update({CHOICE: before})
 
 
+def _chosen(kind):
+    return os.environ.get(CHOICE) or kind if kind == "auto" else kind
+
+
 def isolation_problem(
     what: str,  # that would run, as the subject of a sentence
-    kinds: Sequence[str] = (),  # that will do; empty: every kind that isolates
+    kinds: Sequence[str] = (),  # that will do; empty: the named kind, of `auto` every one that isolates
     kind: str = "auto",  # as for `open_sandbox`
 ) -> SandboxProblem | None:  # None where it may run
-    "Return why foreign code may not run here: nothing isolates it, and nobody allowed that."
-    if UNSAFE in (kind, os.environ.get(CHOICE) if kind == "auto" else None):
+    "Return why foreign code may not run here: nothing isolates it, and no kind that does not isolate was named."
+    known, kind = sandbox_kinds(), _chosen(kind)
+    if kind != "auto" and sandbox_problem(kind) is None and not _KINDS[kind].isolates:
         return None
-    problems = [sandbox_problem(name) for name in kinds or [name for name in sandbox_kinds() if _KINDS[name].isolates]]
+    named = kinds or ([name for name in known if _KINDS[name].isolates] if kind == "auto" else [kind])
+    problems = [sandbox_problem(name) for name in named]
     if None in problems:
         return None
     return SandboxProblem(f"{what} would run as this user, since no sandbox works here ({' '.join(problems)})", ALLOW)
+
+
+def task_problem(
+    task: str,  # as `core.environment.factory_of`
+    agent: bool = False,  # True: an agent of somebody else plays it
+    kind: str = "auto",  # as for `open_sandbox`
+) -> SandboxProblem | None:  # None where it may be played
+    "Return why a task may not be played here: what the model or an agent writes is run, and nothing isolates it."
+    runs = offer_of(factory_of(task)).runs_code
+    if not (agent or runs):
+        return None
+    return isolation_problem("the agent's commands" if agent else "what the model writes", ["bubblewrap"] if runs else (), kind)
 
 
 def open_sandbox(
@@ -136,8 +155,7 @@ def open_sandbox(
     own_code: bool = False,  # True: the user's own code, which runs as this user, with a warning, where nothing isolates
 ) -> Sandbox:  # close it, or use it in a `with` block
     "Open a sandbox with a copy of the tree. Raises `SandboxProblem` if the kind does not work, or `auto` finds none that isolates."
-    kind = os.environ.get(CHOICE) or kind if kind == "auto" else kind
-    problems = []
+    kind, problems = _chosen(kind), []
     for name in [name for name in sandbox_kinds() if own_code or _KINDS[name].isolates] if kind == "auto" else [kind]:
         if problem := sandbox_problem(name):
             problems.append(problem)

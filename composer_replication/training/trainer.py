@@ -19,7 +19,7 @@ from ..core.errors import InputProblem
 from ..envs.rewards import EpisodeReward
 from ..hints.layers import HintSource
 from ..losses.batch import TraceExample
-from ..rollout.types import Rollout, SegmentTokens
+from ..rollout.types import SegmentTokens
 from .config import ComposerReplicationConfig
 from .groups import KeepsDraw, TaskDraw
 from .guard import HeldOutGuard, HeldOutGuardCallback
@@ -121,7 +121,7 @@ class ComposerReplicationTrainer(RolloutTrainer):
         rollouts = self.play([self.held_out_rows[n] for n in numbers], [f"held-out-rank0-{n}" for n in numbers])
         sums = Counter(score=sum(r.reward or 0.0 for r in rollouts), scored=sum(r.reward is not None for r in rollouts))
         if self.reference is not None:
-            sums.update(self._kl_sums([part for r in rollouts for part in (r, *r.more) if part.completion_ids]))
+            sums.update(self._kl_sums([part for r in rollouts for part in r.segments if part.completion_ids]))
         total = Counter()
         for device_sums in gather_object([dict(sums)]):
             total.update(device_sums)
@@ -129,7 +129,7 @@ class ComposerReplicationTrainer(RolloutTrainer):
         return score | {"kl": total["kl"] / max(total["tokens"], 1)} if self.reference is not None else score
 
     @torch.no_grad()
-    def _kl_sums(self, segments: Sequence[Rollout | SegmentTokens]) -> Counter:
+    def _kl_sums(self, segments: Sequence[SegmentTokens]) -> Counter:
         "Return the sum of log(policy / start) over sampled tokens, and their number."
         def row_of(segment):
             ids = {"prompt_ids": segment.prompt_ids, "completion_ids": segment.completion_ids}

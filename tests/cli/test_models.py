@@ -25,7 +25,6 @@ def test_a_fetched_model_is_listed_with_its_folder(rows, tmp_path, monkeypatch):
     assert rows("models", "list")[0]["folder"] == str(tmp_path / "smollm2") == rows("models", "get", "smollm2")[0]["folder"]
 
 
-@pytest.mark.sandbox
 def test_the_doctor_names_every_sandbox_and_no_key(call, monkeypatch):
     monkeypatch.setenv("OPENROUTER_API_KEY", "k-secret-123")
     done = call("doctor", "--json")

@@ -1,5 +1,6 @@
 "Without a sandbox nothing runs that a model or an agent wrote, at any door, unless the user allows it."
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from typer.testing import CliRunner
@@ -13,7 +14,14 @@ from composer_replication.envs.deletion.task import read_tasks
 from composer_replication.recipes.recipe import load_recipe, sandbox_missing
 from composer_replication.recipes.run import run_recipe
 from composer_replication.sandbox import base
-from composer_replication.sandbox.base import SandboxProblem, isolation_problem, open_sandbox, sandbox_choice, sandbox_kinds
+from composer_replication.sandbox.base import (
+    SandboxProblem,
+    isolation_problem,
+    open_sandbox,
+    sandbox_choice,
+    sandbox_kinds,
+    task_problem,
+)
 
 DELETION = {"task": "deletion", "tasks": "larder", "split": "task"}
 AGENT = {"task": "sql", "agent": "{command: 'true'}"}
@@ -64,6 +72,20 @@ def test_training(settings, tmp_path):
     assert sandbox_missing(load_recipe("toy", settings | {"sandbox": "local-unsafe"})) is None
     with pytest.raises(InputProblem, match="sandbox"):
         load_recipe("toy", settings | {"sandbox": "bare"})
+
+
+def test_a_kind_that_is_named_has_to_work(monkeypatch):
+    "Another one that works does not stand in for it, and a judge needs bubblewrap beside any kind."
+    def works(*kinds):
+        problem = lambda name: None if name in kinds else "it is missing."
+        known = {name: replace(kind, problem=partial(problem, name)) for name, kind in base._KINDS.items() if kind.isolates}
+        monkeypatch.setattr(base, "_KINDS", base._KINDS | known)
+
+    works("bubblewrap")
+    assert task_problem("sql", agent=True) is None and task_problem("deletion") is None
+    assert task_problem("sql", agent=True, kind="docker") and task_problem("sql", kind="docker") is None
+    works("docker")
+    assert task_problem("sql", agent=True) is None and task_problem("deletion") and task_problem("deletion", kind="docker")
 
 
 def test_recipes_of_our_own_worlds_need_none():

@@ -11,8 +11,7 @@ from typing import Annotated
 
 import typer
 
-from ...cli.eval import UnsafeLocal
-from ...cli.console import AsJson, Host, Port, plainly, warn, working
+from ...cli.console import AsJson, Host, Port, UnsafeLocal, plainly, warn, working
 from ...cli.serve import serve_until_signal
 
 # %% ../../../nbs/contrib/openenv/01_commands.ipynb #a4abef6f
@@ -40,10 +39,10 @@ def serve_tasks(
     from composer_replication.envs.deletion.env import FeatureDeletionEnv
     from composer_replication.envs.deletion.subject import SubjectProblem, subject_of
     from composer_replication.envs.deletion.task import read_tasks
-    from composer_replication.sandbox.base import UNSAFE, isolation_problem, sandbox_problem
+    from composer_replication.sandbox.base import UNSAFE, sandbox_problem, task_problem
     need_openenv()
     sandbox = UNSAFE if unsafe_local else sandbox
-    if refused := isolation_problem("what clients write", ["bubblewrap"], sandbox):
+    if refused := task_problem("deletion", kind=sandbox):
         raise refused
     if sandbox != "auto" and (problem := sandbox_problem(sandbox)):
         raise ServerProblem(problem)

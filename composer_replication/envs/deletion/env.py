@@ -122,7 +122,7 @@ class FeatureDeletionEnv:
 
     tools = RepoTools.tools  # schemas in OpenAI form
     reads_tasks = True  # a recipe has to name a file of tasks
-    runs_code = True  # of the model: needs a sandbox
+    runs_code = True  # of the model: see `sandbox.base.task_problem`
 
     def __init__(
         self,

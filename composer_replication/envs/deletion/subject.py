@@ -43,7 +43,7 @@ from ...core.errors import InputProblem
 from ...core.files import write_file
 from .fingerprints import STORES
 from .judge.trees import pytest_settings
-from .layout import _imported, import_roots, imported_modules, is_test_file
+from .layout import import_roots, imported_modules, imported_names, is_test_file
 from ...sandbox.base import Limits, open_sandbox, sandbox_problem
 from ...sandbox.boxes import is_gone, state_folder, this_process
 from ...sandbox.folders import SandboxProblem, remove_folder
@@ -357,7 +357,7 @@ def _write_test_packages(tree: Path, libraries: Path) -> list[str]:  # a sentenc
     "Write the `__init__.py` of test folders that need one: setuptools puts `tests/test_*.py` into an sdist, but not `tests/__init__.py`."
     files = [PurePosixPath(path.relative_to(tree)) for path in sorted(tree.rglob("*.py"))]
     tests = [file for file in files if is_test_file(file) and len(file.parts) > 1]
-    imported = {file: set(_imported(tree / file)) for file in tests}
+    imported = {file: set(imported_names(tree / file)) for file in tests}
     notes = []
     for folder, names in sorted(_test_packages(tree, libraries, tests, imported).items()):
         beside = {file.stem for file in files if file.parent == folder}
