@@ -239,7 +239,8 @@ def test_the_readme_is_one_page_with_the_figures_of_the_runs():
 def test_the_t_intervals_of_readme_and_report_are_those_of_the_kept_runs_by_hand():
     table = (ROOT / "README.md").read_text().split("## Does it help?")[1].split("\n## ")[0]
     raw = gzip.decompress((ROOT / "spikes/013-qwen-own-errors/runs.jsonl.gz").read_bytes()).splitlines()
-    firsts = {(run["arm"], run["seed"]): [e["turns"][0] for e in run["episodes"]] for run in map(json.loads, raw) if "episodes" in run}
+    played = [run for run in map(json.loads, raw) if "episodes" in run]
+    firsts = {(run["arm"], run["seed"]): [e["turns"][0] for e in run["episodes"]] for run in played}
     share = lambda kinds: {key: sum(turn in kinds for turn in turns) / len(turns) for key, turns in firsts.items()}
     lab = map(json.loads, (ROOT / "spikes/018-order-lab/runs.jsonl").read_text().splitlines())
     passed = {(run["arm"], run["seed"]): sum(run["passed"]) / len(run["passed"]) for run in lab if run["split"] == "test"}
