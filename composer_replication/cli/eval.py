@@ -129,13 +129,14 @@ def evaluate(
 
     `composer-rl eval out/mine/checkpoint-200 --task deletion --tasks tasks.jsonl --held-out --against Qwen/Qwen2.5-Coder-7B-Instruct --samples 4`
     """
+    from composer_replication.core.environment import factory_of, offer_of
     from composer_replication.core.files import write_json
     from composer_replication.core.provenance import provenance
     from composer_replication.recipes.models import find_model
     from composer_replication.sandbox.base import UNSAFE, sandbox_choice, task_problem
     check_output(output, file=False)
     kind = UNSAFE if unsafe_local else "auto"
-    if refused := task_problem(task, kind=kind):
+    if refused := task_problem(offer_of(factory_of(task)).runs_code, kind=kind):
         raise refused
     with working("loading PyTorch") as say_what:
         folder, _ = find_model(checkpoint), against and find_model(against)

@@ -321,7 +321,7 @@ def check_recipe(recipe: Recipe) -> None:
 def sandbox_missing(recipe: Recipe) -> SandboxProblem | None:  # None where the rollouts may run
     "Return why the rollouts of a recipe may not run on this machine, see `sandbox.base.task_problem`."
     a = recipe.arguments
-    return None if a.task is None else task_problem(a.task, a.agent is not None, a.sandbox)
+    return None if a.task is None else task_problem(offer_of(factory_of(a.task)).runs_code, a.agent is not None, a.sandbox)
 
 
 def _problems(a, c, m):

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import composer_replication.sandbox as pages
-from ..core.environment import factory_of, offer_of
 from .folders import SandboxProblem
 from .limits import ExecResult, Limits
 
@@ -135,15 +134,14 @@ def isolation_problem(
 
 
 def task_problem(
-    task: str,  # as `core.environment.factory_of`
+    runs_code: bool,  # of the environment, see `core.environment.Offer`
     agent: bool = False,  # True: an agent of somebody else plays it
     kind: str = "auto",  # as for `open_sandbox`
 ) -> SandboxProblem | None:  # None where it may be played
     "Return why a task may not be played here: what the model or an agent writes is run, and nothing isolates it."
-    runs = offer_of(factory_of(task)).runs_code
-    if not (agent or runs):
+    if not (agent or runs_code):
         return None
-    return isolation_problem("the agent's commands" if agent else "what the model writes", ["bubblewrap"] if runs else (), kind)
+    return isolation_problem("the agent's commands" if agent else "what the model writes", ["bubblewrap"] if runs_code else (), kind)
 
 
 def open_sandbox(

@@ -82,10 +82,10 @@ def test_a_kind_that_is_named_has_to_work(monkeypatch):
         monkeypatch.setattr(base, "_KINDS", base._KINDS | known)
 
     works("bubblewrap")
-    assert task_problem("sql", agent=True) is None and task_problem("deletion") is None
-    assert task_problem("sql", agent=True, kind="docker") and task_problem("sql", kind="docker") is None
+    assert task_problem(False, agent=True) is None and task_problem(True) is None
+    assert task_problem(False, agent=True, kind="docker") and task_problem(False, kind="docker") is None
     works("docker")
-    assert task_problem("sql", agent=True) is None and task_problem("deletion") and task_problem("deletion", kind="docker")
+    assert task_problem(False, agent=True) is None and task_problem(True) and task_problem(True, kind="docker")
 
 
 def test_recipes_of_our_own_worlds_need_none():

@@ -42,7 +42,7 @@ def serve_tasks(
     from composer_replication.sandbox.base import UNSAFE, sandbox_problem, task_problem
     need_openenv()
     sandbox = UNSAFE if unsafe_local else sandbox
-    if refused := task_problem("deletion", kind=sandbox):
+    if refused := task_problem(FeatureDeletionEnv.runs_code, kind=sandbox):
         raise refused
     if sandbox != "auto" and (problem := sandbox_problem(sandbox)):
         raise ServerProblem(problem)
