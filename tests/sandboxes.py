@@ -354,7 +354,10 @@ print(open('/proc/self/status').read())"""
         result = self.python(box, code, limits=Limits(disk_mb=5, file_mb=9, wall_s=120.0))
         assert result.cut == "disk", result
         self.still_works(box)
-        box.files()
+        try:
+            box.files()
+        except SandboxProblem as problem:  # hard links cost no disk: a fast machine makes more of them than a tree may hold
+            assert "files and folders: remove some of them" in str(problem)
         began = time.monotonic()
         box.reset()
         assert time.monotonic() - began < 120 and look(Path(box._repo)) == look(box.original)
