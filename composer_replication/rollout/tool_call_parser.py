@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import add_response_schema, parse_response
 
-from ..core.tools import storable
+from ..core.tools import alternatives, properties_of, storable
 from ..core.trace import ToolCall, Turn
 from ..tree.chat import ChatFormat, TemplateProblem
 from ..tree.fenced import fences, is_fenced
@@ -342,22 +342,21 @@ _JSON = {str: "string", bool: "boolean", int: "integer", float: "number", list: 
 
 
 def _types(schema):
-    "Return the JSON types that a schema names."
-    if not isinstance(schema, dict):
-        return set()
+    "Return the JSON types that a schema without references and unions names."
     named = schema.get("type")
     types = {t for t in ([named] if isinstance(named, str) else named or ()) if isinstance(t, str)}
     if not types:
         values = [*(schema.get("enum") or ()), *([schema["const"]] if "const" in schema else ())]
         types = {_JSON[type(value)] for value in values if type(value) in _JSON}
-    options = [option for union in ("anyOf", "oneOf", "allOf") for option in schema.get(union) or ()]
-    return types.union(*map(_types, options), {"null"} if schema.get("nullable") else ())
+    return types | ({"null"} if schema.get("nullable") else set())
 
 
-def _typed(value, schema):
-    types = _types(schema)
+def _typed(value, schema, root):
+    options = alternatives(schema, root)
+    types = set().union(*map(_types, options))
     if isinstance(value, list):  # of a tag that was written more than once
-        return [_typed(item, schema.get("items") if "array" in types else schema) for item in value]
+        items = next((option.get("items") for option in options if "array" in _types(option)), schema)
+        return [_typed(item, items, root) for item in value]
     if not isinstance(value, str):
         return value
     if "null" in types and value.strip() in ("null", "None"):
@@ -377,9 +376,9 @@ def typed_arguments(
 ) -> dict:
     "Convert arguments to the types of the tool's schema: text stays text where the schema allows text, all else is read as JSON."
     if tool is None:
-        return {name: _typed(value, {"type": [kind for kind in _JSON.values() if kind != "string"]}) for name, value in arguments.items()}
-    schemas = (tool.get("function", tool).get("parameters") or {}).get("properties") or {}
-    return {name: _typed(value, schemas.get(name)) for name, value in arguments.items()}
+        return {name: _typed(value, {"type": [kind for kind in _JSON.values() if kind != "string"]}, {}) for name, value in arguments.items()}
+    schemas, root = properties_of(tool), tool.get("function", tool).get("parameters") or {}
+    return {name: _typed(value, schemas.get(name), root) for name, value in arguments.items()}
 
 
 def _schema(tools, name):

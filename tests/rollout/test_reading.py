@@ -25,10 +25,23 @@ PROPERTIES = {
     "level": {"enum": [1, 2]},
     "kind": {"allOf": [{"type": "integer"}]},
     "either": {"oneOf": [{"type": "boolean"}, {"type": "number"}]},
+    "point": {"$ref": "#/$defs/Point"},
+    "perhaps": {"anyOf": [{"$ref": "#/$defs/Point"}, {"type": "null"}]},
+    "points": {"type": "array", "items": {"$ref": "#/$defs/Point"}},
+    "grade": {"$ref": "#/$defs/Level"},
+    "title": {"$ref": "#/$defs/Name"},
+    "again": {"$ref": "#/$defs/Again"},
+}
+DEFS = {
+    "Point": {"type": "object", "properties": {"x": {"type": "integer"}}},
+    "Level": {"type": "integer", "enum": [1, 2]},
+    "Name": {"type": "string"},
+    "Again": {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"$ref": "#/$defs/Again"}}]},
 }
 TOOL = {
     "type": "function",
-    "function": {"name": "read_file", "description": "", "parameters": {"type": "object", "properties": PROPERTIES}},
+    "function": {"name": "read_file", "description": "",
+                 "parameters": {"type": "object", "properties": PROPERTIES, "$defs": DEFS}},
 }
 WRITTEN = [  # argument, as the model writes it, and what the tool has to get
     ("path", "20", "20"),
@@ -61,6 +74,13 @@ WRITTEN = [  # argument, as the model writes it, and what the tool has to get
     ("kind", "5", 5),
     ("either", "true", True),
     ("either", "2.5", 2.5),
+    ("point", '{"x": 1}', {"x": 1}),
+    ("perhaps", '{"x": 3}', {"x": 3}),
+    ("perhaps", "null", None),
+    ("points", '[{"x": 4}]', [{"x": 4}]),
+    ("grade", "2", 2),
+    ("title", "12", "12"),
+    ("again", "[1, [2]]", [1, [2]]),
     ("unknown", "5", "5"),
 ]
 
@@ -102,7 +122,7 @@ def test_arguments_between_tags_have_the_types_of_the_schema(template, write, mo
         ids = tokenizer.encode(write("read_file", [(name, written)]) + "<|im_end|>")
         (call,) = turns.read(tuple(ids), frozenset(ids[-1:]), tools=[TOOL]).calls
         assert call.arguments == {name: value} and type(call.arguments[name]) is type(value), (name, written)
-        right = not isinstance(value, str) or name in ("path", "key", "mode")
+        right = not isinstance(value, str) or name in ("path", "key", "mode", "title")
         assert (refusal(call, [TOOL]) is None) == right
 
 
