@@ -280,6 +280,7 @@ class TurnReader:
     plain: Markup  # for turns that hold no call
     markup: Markup | None = None  # for turns that may; None: by `described`, or as fenced blocks where that is None too
     described: PreTrainedTokenizerBase | None = None  # its `response_template` leaves arguments that are written without types as text
+    around: tuple[str, str] = ("", "")  # what the chat template writes before and after such an argument, between its tags
 
     @classmethod
     def of(
@@ -298,7 +299,7 @@ class TurnReader:
         except TemplateProblem:
             if not _described(chat.tokenizer):
                 raise
-            return cls(chat, plain, None, _untyped(chat.tokenizer))
+            return cls(chat, plain, None, *_untyped(chat))
 
     def text(self, ids: tuple[int, ...], stops: frozenset[int]) -> str:
         "Return the text of a turn without its end token."
@@ -326,8 +327,13 @@ class TurnReader:
             return ParsedTurn(read.content, thinking or read.thinking)
         calls = [c.get("function", c) for c in message.get("tool_calls") or ()]
         if _calls_of(self.described).get("content") in _UNTYPED:
-            calls = [c | {"arguments": typed_arguments(c["arguments"], _schema(tools, c["name"]))} for c in calls]
+            calls = [c | {"arguments": typed_arguments(self._unwrapped(c["arguments"]), _schema(tools, c["name"]))} for c in calls]
         return ParsedTurn(message["content"], thinking, tuple(named_call(c["name"], c.get("arguments")) for c in calls))
+
+    def _unwrapped(self, arguments):
+        "Return the arguments without what the template writes around them; all other space is the model's own."
+        before, after = self.around
+        return {name: value.removeprefix(before).removesuffix(after) if isinstance(value, str) else value for name, value in arguments.items()}
 
     def _stays_in_thought(self, text):
         "True where reasoning opens before the first call and never closes."
@@ -392,14 +398,21 @@ def _calls_of(tokenizer):
     return (getattr(tokenizer, "response_template", None) or {}).get("fields", {}).get("tool_calls", {})
 
 
-def _untyped(tokenizer):
-    "Return the tokenizer with a `response_template` that guesses no types."
-    made = copy.copy(tokenizer)
-    made.response_template = copy.deepcopy(getattr(tokenizer, "response_template", None))
+def _untyped(chat):
+    "Return the tokenizer with a `response_template` that guesses no types and drops no space, and what stands around an argument."
+    made = copy.copy(chat.tokenizer)
+    made.response_template = copy.deepcopy(getattr(chat.tokenizer, "response_template", None))
     options = _calls_of(made).get("content_args", {})
-    if _calls_of(made).get("content") in _UNTYPED and "string_delims" not in options.get("value_parser", {}).get("args", {}):
-        options.pop("value_parser", None)
-    return made
+    if _calls_of(made).get("content") not in _UNTYPED or "string_delims" in options.get("value_parser", {}).get("args", {}):
+        return made, ("", "")
+    options.pop("value_parser", None)
+    pattern = options.get("tag_pattern", "")
+    options["tag_pattern"] = re.sub(r"(?:\\s[*+])?(\(\?P<value>.*?\))(?:\\s[*+])?", r"\1", pattern)
+    if options["tag_pattern"] == pattern:
+        return made, ("", "")
+    text = chat.tooled and _rendered(chat, Turn("assistant", "", tool_calls=(ToolCall("zqtool", {"zqkey": "zqvalue"}, "call_zq1"),)), chat.tooled)
+    written = re.search(r"(\s*)zqvalue(\s*)", text or "\nzqvalue\n")
+    return made, written.groups() if written else ("\n", "\n")
 
 
 def _described(tokenizer):

@@ -134,6 +134,32 @@ def test_a_tool_that_is_not_offered_and_values_that_break_readers_are_left_as_te
         assert call.name == name and call.arguments == {"start": value}
 
 
+EXACT = ["    return x", "a\n", "\n\ndef f():\n    pass\n", "\ta", "a\n\n", "\n", "", " ", "\r\na\r\n", "<b>\n x\n</b>"]
+
+
+@pytest.mark.parametrize("text", EXACT)
+@pytest.mark.parametrize(
+    "family, template", [("qwen3.5", "qwen3_5_template"), ("qwen3.5", "nemotron_3_template"), ("glm4moe", "glm4moe_template")]
+)
+def test_text_between_tags_is_what_the_template_was_given(family, template, text):
+    made, turns = reader(template, family)
+    user, call = {"role": "user", "content": "q"}, {"name": "read_file", "arguments": {"path": text, "title": text}}
+    whole = made.apply_chat_template(
+        [user, {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}],
+        tools=[TOOL], tokenize=False)
+    prompt = made.apply_chat_template([user], tools=[TOOL], tokenize=False, add_generation_prompt=True)
+    ids = made.encode(whole[len(prompt):] if whole.startswith(prompt) else whole[whole.rindex("<tool_call>"):])
+    (read,) = turns.read(tuple(ids), frozenset(), tools=[TOOL]).calls
+    assert read.arguments == {"path": text, "title": text}
+
+
+def test_text_without_the_templates_own_line_breaks_loses_nothing():
+    made, turns = reader("qwen3_5_template")
+    ids = made.encode("<tool_call><function=read_file><parameter=path> a </parameter></function></tool_call><|im_end|>")
+    (call,) = turns.read(tuple(ids), frozenset(ids[-1:]), tools=[TOOL]).calls
+    assert call.arguments == {"path": " a "}
+
+
 def test_json_keeps_the_types_that_the_model_wrote():
     tokenizer, turns = reader(None, "qwen3")
     ids = tokenizer.encode(
