@@ -80,6 +80,11 @@ def json_bytes(value: Any) -> bytes:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
+def valid_text(text: str) -> str:
+    "Return a text with U+FFFD for half a surrogate pair, which no encoding and no tokenizer can carry."
+    return re.sub("[\ud800-\udfff]", "\ufffd", text)
+
+
 def read_json(
     text: str | bytes,
 ) -> Any:
@@ -89,8 +94,7 @@ def read_json(
     except orjson.JSONDecodeError as error:
         try:
             value = json.loads(text, parse_constant=lambda name: None)
-            whole = re.sub("[\ud800-\udfff]", "\ufffd", json.dumps(value, ensure_ascii=False))
-            return json.loads(whole, parse_constant=lambda name: None)
+            return json.loads(valid_text(json.dumps(value, ensure_ascii=False)), parse_constant=lambda name: None)
         except (ValueError, RecursionError):
             raise error from None
 

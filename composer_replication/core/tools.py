@@ -23,6 +23,7 @@ from urllib.parse import unquote
 import orjson
 
 from .errors import InputProblem, Problem
+from .files import valid_text
 from .trace import ERROR_KINDS, ToolCall, Turn
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class ToolResult:
     flagged: bool = True  # True: the environment itself reports success or failure; False: only the text does
 
     def __post_init__(self):
+        object.__setattr__(self, "text", valid_text(self.text))
         if self.error_kind is not None and self.error_kind not in ERROR_KINDS:
             warnings.warn(f"the error kind {self.error_kind!r} is unknown, so the failure counts as what its text says; use {', '.join(ERROR_KINDS)}.",
                           stacklevel=3)
@@ -73,7 +75,7 @@ def bounded(
     most: int = MOST,  # characters kept
 ) -> str:  # if it is longer: its beginning and its end, with a mark between them
     "Shorten a text to about `most` characters and make it valid UTF-8, so that every tokenizer accepts it."
-    text = text.encode(errors="replace").decode()  # half a surrogate pair is not valid UTF-8
+    text = valid_text(text)
     if len(text) <= most:
         return text
     head = most * 2 // 3

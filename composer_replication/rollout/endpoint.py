@@ -27,6 +27,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ..core import files
 from ..core.errors import InputProblem
 from ..core.serving import READ_S, serve_app, server_key
 from ..core.trace import TraceProblem
@@ -126,7 +127,7 @@ async def read_json(
                 body += chunk
                 if len(body) > limit:
                     raise Refused(413, "too_large", f"the body is larger than {limit} bytes; send a shorter conversation.")
-        return json.loads(body)
+        return files.read_json(body.decode("utf-8-sig", "replace"))  # every text in it can be tokenised
     except TimeoutError:
         raise Refused(408, "incomplete", "the body did not come in whole; send it again.", {"Connection": "close"}) from None
     except (ValueError, RecursionError) as error:
