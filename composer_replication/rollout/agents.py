@@ -30,31 +30,36 @@ from ..sandbox.limits import Limits
 
 # %% ../../nbs/rollout/12_agents.ipynb #992f522e
 FORWARD = r"""
-import contextlib, os, socket, subprocess, sys, threading
+import asyncio, contextlib, os, socket, subprocess, sys, threading
 path, words = sys.argv[1], sys.argv[2:]
-listener = socket.create_server(("127.0.0.1", 0))
+listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
 port = str(listener.getsockname()[1])
 
-def copy(source, target):
+async def copy(source, target):
     with contextlib.suppress(OSError):
-        while data := source.recv(65536):
-            target.sendall(data)
-    with contextlib.suppress(OSError):
-        target.shutdown(socket.SHUT_WR)
+        while data := await source.read(65536):
+            target.write(data)
+            await target.drain()
+        target.write_eof()
 
-def hand_on(here):
-    with here, socket.socket(socket.AF_UNIX) as there, contextlib.suppress(OSError):
+async def hand_on(here, answer):
+    with contextlib.closing(answer), contextlib.suppress(OSError):
+        while True:  # each connection takes two files of the process, which may have to wait for others to end
+            try:
+                there = socket.socket(socket.AF_UNIX)
+                break
+            except OSError:
+                await asyncio.sleep(0.1)
         there.connect(path)
-        back = threading.Thread(target=copy, args=(there, here), daemon=True)
-        back.start()
-        copy(here, there)
-        back.join()
+        back, ask = await asyncio.open_unix_connection(sock=there)
+        with contextlib.closing(ask):
+            await asyncio.gather(copy(here, ask), copy(back, answer))
 
-def serve():
-    while True:
-        threading.Thread(target=hand_on, args=(listener.accept()[0],), daemon=True).start()
+async def serve():
+    async with await asyncio.start_server(hand_on, sock=listener) as server:
+        await server.serve_forever()
 
-threading.Thread(target=serve, daemon=True).start()
+threading.Thread(target=asyncio.run, args=(serve(),), daemon=True).start()
 env = {name: value.replace("{port}", port) for name, value in os.environ.items()}
 if "PYTHONPATH" in env:
     env["PATH"] = env["PYTHONPATH"] + "/bin:" + env["PATH"]
@@ -268,7 +273,7 @@ class AgentFactory:
         trace_ids: Sequence[str] | None = None,
     ) -> list[Rollout]:  # one per row, in order
         "Play the rows. Raises `InputProblem` where the environment gives no workspace, and `AlignmentError` as `RecordedEpisode.rollout`."
-        records = [RecordedEpisode(trace_id, task, config, secrets.token_urlsafe(24)) for task, trace_id in _names(rows, trace_ids)]
+        records = [RecordedEpisode(trace_id, task, config, secrets.token_hex(24)) for task, trace_id in _names(rows, trace_ids)]
         folder, episodes = Path(tempfile.mkdtemp(prefix="agents-")), Episodes()
         folder.chmod(0o755)  # the sandbox's user must be able to enter it
         try:
@@ -278,7 +283,7 @@ class AgentFactory:
                 (place / "forward.py").write_text(FORWARD)
                 episodes.add(place.name, record)
             with Recorder(policy, seed, config.max_turn_tokens or config.max_tokens, config.sampling, fixed=True, together=config.tool_workers) as recorder, \
-                    serve_recorder(recorder, episodes, "policy", key=secrets.token_urlsafe(24), paths=[place / "socket" for place in places],
+                    serve_recorder(recorder, episodes, "policy", key=secrets.token_hex(24), paths=[place / "socket" for place in places],
                                    at_once=4 * max(len(rows), 1), timeout_s=self.agent.seconds):
                 return play_recorded([_AgentRun(self.agent, self.log, place, self.factory, recorder, config, row, record)
                                       for place, row, record in zip(places, rows, records)], config.tool_workers, stop)
