@@ -6,6 +6,7 @@
 __all__ = ['FORWARD', 'CALL', 'Agent', 'wrapped_with', 'RecordedRun', 'play_recorded', 'AgentFactory']
 
 # %% ../../nbs/rollout/12_agents.ipynb #9897d77a
+import logging
 import secrets
 import shlex
 import shutil
@@ -27,6 +28,8 @@ from .record import RecordedEpisode, Recorder
 from .tool_threads import run_chains
 from .types import Ending, Rollout, RolloutConfig, log_name
 from ..sandbox.limits import Limits
+
+logger = logging.getLogger(__name__)
 
 # %% ../../nbs/rollout/12_agents.ipynb #992f522e
 FORWARD = r"""
@@ -124,6 +127,7 @@ class RecordedRun:
     ):
         self.factory, self.recorder, self.config, self.row, self.record = factory, recorder, config, row, record
         self.stopped, self.counts = False, {}  # counts become those of the rollout
+        self.output: Path | None = None  # a file with what its agent said
 
     def prepare(self, environment: Any) -> None:
         "Prepare the environment before it is reset; does nothing here."
@@ -162,6 +166,9 @@ class RecordedRun:
                 reward = self.reward(environment)
         finally:
             run_chains([[environment.close]], 1, self.config.tool_timeout)
+        if record.ending in (Ending.ERROR, Ending.TIMEOUT):
+            logger.warning("episode %s is unscored (%s): %s%s", record.trace_id, record.ending.value, record.problem,
+                           f"; its agent's output lies in {self.output}" if self.output else "")
         rollout = record.rollout(self.recorder, record.ending, reward, record.problem, time.monotonic() - start)
         return replace(rollout, counts=dict(self.counts))
 
@@ -234,7 +241,8 @@ class _AgentRun(RecordedRun):
         except Exception as problem:  # of the sandbox, not of the policy
             return Ending.ERROR, f"the sandbox failed ({type(problem).__name__}): {problem}"
         if self.log:
-            write_file(self.log / log_name(self.record.trace_id), f"{done.stdout}\n{done.stderr}\n".encode(errors="replace"))
+            self.output = self.log / log_name(self.record.trace_id)
+            write_file(self.output, f"{done.stdout}\n{done.stderr}\n".encode(errors="replace"))
         tail = " ".join((done.stderr.strip() or done.stdout.strip()).split())[-300:]
         how = f"the agent exited with code {done.exit_code}: {tail}" if done.cut is None else f"the agent was ended at its limit of {done.cut}"
         if self.record.failed:

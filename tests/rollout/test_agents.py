@@ -111,6 +111,15 @@ def test_every_way_to_end(factory, tmp_path):
     assert Workspace.closed - before >= len(kinds) and "I broke" in (tmp_path / "log" / "crashing-0.log").read_text()
 
 
+def test_an_unscored_episode_says_which_why_and_where_its_log_lies(factory, tmp_path, caplog):
+    rows = [{"prompt": kind, "task_id": kind} for kind in ("good", "silent", "broken")]
+    collect(Script(), factory, rows, RolloutConfig(max_turns=3))
+    silent, broken = sorted((r.getMessage() for r in caplog.records if "unscored" in r.getMessage()), reverse=True)
+    assert "episode silent-0 is unscored (error): the agent asked the model nothing" in silent
+    assert silent.endswith(f"lies in {tmp_path / 'log' / 'silent-0.log'}") and (tmp_path / "log" / "silent-0.log").is_file()
+    assert "episode broken-0 is unscored (error): reset raised OSError: no disk" in broken and "output" not in broken
+
+
 def test_an_agent_that_hangs_is_ended_and_scored(factory):
     factory.agent = Agent("mine:play", factory.agent.path, seconds=4)
     (rollout,) = collect(Script(), factory, [{"prompt": "hanging"}], RolloutConfig(max_turns=3))
