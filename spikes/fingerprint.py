@@ -1,4 +1,4 @@
-"""What a figure rests on: what the world that made its rewards shows and pays, in one number; and which figures an older judge made."""
+"""What the world behind a figure shows and pays, in one number; and which figures an older judge made."""
 import json
 import random
 from functools import cache
@@ -9,7 +9,7 @@ KEPT = Path(__file__).resolve().parent / "judges.json"  # spike -> its world, th
 
 
 def sql_says(n: int) -> list:
-    "Return prompts and answers of SQL tasks, and what the right statement earns there, mistaken ones, and others that mean the same."
+    "Return prompts and answers of SQL tasks, and what right, mistaken and equal statements earn there."
     from composer_replication.core.trace import ToolCall
     from composer_replication.envs.sql.agents import misread
     from composer_replication.envs.sql.env import SqlEnv
@@ -21,9 +21,10 @@ def sql_says(n: int) -> list:
         task = task_of(row["task_id"])
         right = task.reference
         columns, _, rest = right.removeprefix("SELECT ").partition(" FROM ")
-        statements = [right, f"WITH t AS ({right}) SELECT * FROM t", f"SELECT {', '.join(columns.split(', ')[::-1])} FROM {rest}",
-                      right.partition(" WHERE ")[0], right.replace(" > ", " < "), right.replace(" > ", " >= "), right.replace("MAX", "MIN"),
-                      right.replace("AVG", "SUM"), "SELECT nothing", "SELECT sql FROM sqlite_master",
+        turned = ", ".join(columns.split(", ")[::-1])
+        statements = [right, f"WITH t AS ({right}) SELECT * FROM t", f"SELECT {turned} FROM {rest}",
+                      right.partition(" WHERE ")[0], right.replace(" > ", " < "), right.replace(" > ", " >= "),
+                      right.replace("MAX", "MIN"), right.replace("AVG", "SUM"), "SELECT nothing", "SELECT sql FROM sqlite_master",
                       *(reference_sql(misread(rng, task.question, task.schema), task.schema) for _ in range(4))]
         says.append(row["prompt"])
         for statement in statements:
@@ -34,7 +35,7 @@ def sql_says(n: int) -> list:
 
 
 def toy_says(n: int, teams: bool) -> list:
-    "Return prompts, tools and answers of toy tasks, and what the right file earns there, one with a mistake, and a write for another team."
+    "Return prompts, tools and answers of toy tasks, and what the right file earns there, a mistaken one, another team's."
     from composer_replication.core.trace import ToolCall
     from composer_replication.envs.toy.env import WorldEnv, world_rows
     if teams:
@@ -50,7 +51,8 @@ def toy_says(n: int, teams: bool) -> list:
             env.reset(**row)
             for tool in env.task.tools:
                 known = {"path": env.task.path, "text": text, "lines": 4}
-                given = {name: known[role] for role, name in tool.arguments.items()} | ({"team": team} if teams and tool.role == "write" else {})
+                named = {"team": team} if teams and tool.role == "write" else {}
+                given = {name: known[role] for role, name in tool.arguments.items()} | named
                 result = env.call(ToolCall(tool.name, given))
                 says.append([tool.name, result.text, result.error_kind])
             says.append(env.reward())
@@ -78,6 +80,6 @@ def judge_of(
     return "" if run["fingerprint"] == reward_fingerprint(run["world"]) else "older judge"
 
 
-if __name__ == "__main__":  # python spikes/fingerprint.py WORLD: its fingerprint with the package on the path, such as that of an earlier commit
+if __name__ == "__main__":  # python spikes/fingerprint.py WORLD, with the package of any commit on the path
     import sys
     print(reward_fingerprint(sys.argv[1]))
