@@ -7,10 +7,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from composer_replication.core.errors import InputProblem
+from composer_replication.core.hint import HintSource
 from composer_replication.core.trace import Trace
 from composer_replication.envs.toy.env import WorldEnv
 from composer_replication.experiments.statistics import Interval, bootstrap_mean
-from composer_replication.hints.layers import HintSource
 from composer_replication.losses.divergences import Divergence
 from composer_replication.rollout.loop import collect
 from composer_replication.rollout.policies import TransformersPolicy
