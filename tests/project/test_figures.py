@@ -120,7 +120,8 @@ def test_intervals_of_the_report_are_those_of_the_raw_runs_by_hand():
     report = (ROOT / "docs/report.md").read_text().replace(" points (", " (")
     dictated, wide = ("finds", "looks", "fails"), "106-wide-hint-ladder"
     for right in (qwen(), qwen(dictated), qwen(dictated, "other site", 5), ladder(wide), ladder(wide, "A2", "A1"),
-                  ladder("111-wide-panel", "A2", "filler"), lab(), lab(worse="recorded other")):
+                  ladder("111-wide-panel", "A2", "filler"), lab(), lab(worse="recorded other"),
+                  lab(worse="policy"), lab(worse="live exact")):
         mean, low, high = right
         assert f"{mean:+.1f} ({low:+.1f} to {high:+.1f})" in report
 
