@@ -7,11 +7,12 @@ __all__ = ['FORMATS', 'UNREADABLE', 'TEXT', 'FLAG', 'CHATS', 'COLUMNS', 'TEXTS',
            'ANSWER', 'Format', 'register_format', 'checked', 'opened', 'filled', 'null_filled', 'recognise',
            'read_record', 'attempt', 'block_text', 'text_of', 'as_list', 'as_text', 'as_reward', 'tool_of', 'tools_of',
            'new_trace', 'role_of', 'plain_message', 'flag_of', 'result_content', 'tool_turn', 'named_call',
-           'chat_calls', 'reasoning_of', 'message_turns', 'results_in_text', 'with_calls_in_text', 'chat_turns',
-           'without_nulls', 'is_messages', 'messages_of', 'is_chat', 'gold_text', 'with_tools']
+           'chat_calls', 'reasoning_of', 'message_turns', 'results_in_text', 'with_calls_in_text', 'left_out',
+           'chat_turns', 'without_nulls', 'is_messages', 'messages_of', 'is_chat', 'gold_text', 'with_tools']
 
 # %% ../../../nbs/traces/formats/00_base.ipynb #3029e8dc
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -143,7 +144,12 @@ def attempt(
 ) -> Iterator[Trace | TraceProblem]:
     "Yield the trace that `make` returns, or the problem that occurred."
     try:
-        trace = checked(make())
+        _LEFT_OUT.clear()
+        _READING.append(True)
+        try:
+            trace = checked(make())
+        finally:
+            _READING.pop()
         if answered is False or any(t.role == "assistant" for t in trace.turns):
             yield trace
         elif answered:
@@ -487,6 +493,20 @@ def with_calls_in_text(turns: Sequence[Turn]) -> list[Turn]:
     return made
 
 
+_READING: list = []  # not empty while `attempt` reads: only then can the messages be reported
+_LEFT_OUT: Counter = Counter()  # unknown roles of messages that were left out since `left_out` was called
+
+
+def left_out() -> Iterator[TraceProblem]:
+    "Yield a problem for the messages that were left out because of their role, and forget them."
+    roles = dict(_LEFT_OUT)
+    _LEFT_OUT.clear()
+    if roles:
+        count = sum(roles.values())
+        yield TraceProblem(f"{count} {'message has a role that is' if count == 1 else 'messages have roles that are'} unknown and {'was' if count == 1 else 'were'} left out "
+                           f"({', '.join(sorted(roles))[:80]})", "use system, user, assistant or tool")
+
+
 def chat_turns(messages: Any, start: int = 0) -> Iterator[Turn]:
     "Yield the turns of a list of chat messages, with positions counted from `start`."
     rows, turns, calls = [], [], ()
@@ -499,7 +519,11 @@ def chat_turns(messages: Any, start: int = 0) -> Iterator[Turn]:
         rows.append(message)
     blocks = [block for m in rows if isinstance(m.get("content"), list) for block in m["content"]]
     for index, message in enumerate(map(filled, rows) if null_filled(rows) or null_filled(blocks) else rows, start):
-        turns += message_turns(message, index)
+        role = role_of(plain_message(message))
+        if _READING and isinstance(role, str) and role not in ROLES and len(rows) > 1:
+            _LEFT_OUT[role] += 1
+        else:
+            turns += message_turns(message, index)
     turns = without_nulls(turns)
     for turn in with_calls_in_text(turns):
         calls = turn.tool_calls if turn.role == "assistant" else calls

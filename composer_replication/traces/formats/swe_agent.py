@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..error_detectors import CLEAN, SHELL_COMPLAINT, Detection, command_of, observed, raised, register_detector, shell_kind, unwrapped
+from ..error_detectors import CLEAN, exit_status, SHELL_COMPLAINT, Detection, command_of, observed, raised, register_detector, shell_kind, unwrapped
 from .base import as_list, as_text, chat_turns, is_chat, new_trace, register_format, text_of
 from ...core.trace import Trace, Turn
 
@@ -79,4 +79,4 @@ def terminal(trace: Trace, position: int) -> Detection | None:
         return Detection("runtime_error", text)
     if SHELL_COMPLAINT.match(text[:400]):
         return Detection("tool_not_found" if "command not found" in text[:400] else "runtime_error", text)
-    return Detection(shell_kind(text), text) if raised(text) else CLEAN
+    return Detection(shell_kind(text), text) if raised(text) else None if exit_status(text)[0] is not None else CLEAN
