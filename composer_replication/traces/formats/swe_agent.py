@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..error_detectors import CLEAN, exit_status, SHELL_COMPLAINT, Detection, command_of, observed, raised, register_detector, shell_kind, unwrapped
+from ..error_detectors import CLEAN, SHELL_COMPLAINT, Detection, command_of, exit_status, observed, raised, register_detector, shell_kind, unwrapped
 from .base import as_list, as_text, chat_turns, is_chat, new_trace, register_format, text_of
 from ...core.trace import Trace, Turn
 
