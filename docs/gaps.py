@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-ORDER = ("INVALIDATED", "NOT RUN", "PARTIAL", "VALIDATED")
+ORDER = ("REFUTED", "NOT RUN", "UNDECIDED", "VALIDATED")
 ABOUT_THE_RUN = {"seed", "seeds", "parameters", "hardware", "machine", "versions", "settings", "setting", "prices"}
 MANY = 60  # more numbers than this under one name are raw data, for the experiment's own page
 NEXT = re.compile(r"what\s+would\s+help|next\s+thing\s+to\s+run|should\s+confirm|changes\s+that\s+the\s+counts\s+suggest", re.I)

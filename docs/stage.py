@@ -372,7 +372,7 @@ def merge_printed(cell) -> None:
 
 
 LOUD = 40  # lines of printed text that are folded as well
-BOXES = {"VALIDATED": "tip", "PARTIAL": "warning", "INVALIDATED": "danger", "NOT RUN": "note"}  # verdict: the theme's colour
+BOXES = {"VALIDATED": "tip", "UNDECIDED": "warning", "REFUTED": "danger", "NOT RUN": "note"}  # verdict: the theme's colour
 
 
 def opened(cells: list, one: gaps.Experiment, place: Callable[[Path], str | None]) -> list:

@@ -35,6 +35,24 @@ def first_screen(
     plt.show()
 
 
+def decide(
+    low: float | None,  # of a 95 % interval; None: no run
+    high: float | None = None,
+    threshold: float = 0,
+) -> str:
+    "Return VALIDATED if the interval lies above the threshold, REFUTED if not in any part, else UNDECIDED; NOT RUN without one."
+    if low is None or high is None:
+        return "NOT RUN"
+    return "VALIDATED" if low > threshold else "REFUTED" if high <= threshold else "UNDECIDED"
+
+
+def together(verdicts: Sequence[str]) -> str:
+    "Return the verdict on all of these: REFUTED if one is, VALIDATED if each is, NOT RUN if none ran, else UNDECIDED."
+    if "REFUTED" in verdicts:
+        return "REFUTED"
+    return verdicts[0] if len(set(verdicts)) == 1 else "UNDECIDED" if verdicts else "NOT RUN"
+
+
 def checks_screen(
     results: dict,
     open_check: str = "not run",  # what a check without an answer is

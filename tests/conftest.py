@@ -19,23 +19,81 @@ from hypothesis import HealthCheck, settings
 from pages import LIMIT
 
 from composer_replication.core.known_warnings import ignore_known_warnings
+from composer_replication.sandbox.bubblewrap import bubblewrap_problem
 
 ROOT = Path(__file__).parents[1]
 # A busy machine makes every example slow: time is no property of what these tests try.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
+# Tests play scripted agents of ours, on a bare machine too.
+if bubblewrap_problem():
+    os.environ.setdefault("COMPOSER_SANDBOX", "local-unsafe")
+
 # A shell that runs the tests in the background has Ctrl-C ignored, and every process that they start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+SHARED = ROOT.parent / "shared"  # what no user has
 
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     "The folder of real traces, tasks and tokenizers; skips where it is absent."
-    path = Path(os.environ.get("COMPOSER_DATA", ROOT.parent / "shared" / "data"))
+    path = Path(os.environ.get("COMPOSER_DATA", SHARED / "data"))
     if not path.is_dir():
         pytest.skip("the shared data is not here: set COMPOSER_DATA to its folder")
     return path
+
+
+@pytest.fixture(scope="session")
+def tokenizers(shared_data) -> Path:
+    "The folder of real tokenizers; skips where it is absent."
+    return shared_data / "tokenizers"
+
+
+# A test that needs what a bare machine lacks says so, or it fails everywhere: on a bare machine alone nobody would see it.
+
+BROWSERS = {"chromium", "chromium-browser", "google-chrome"}  # programs of sandboxes may be asked for; CI runs all without them
+OPENED = {"open", "os.listdir", "os.scandir"}
+
+
+class Bounds:
+    "What the running test took without its mark; an audit hook writes it down."
+
+    marks: frozenset[str] | None = None  # of the running test
+    crossed: list[str] = []
+
+    @classmethod
+    def look(cls, event: str, given: tuple) -> None:
+        if cls.marks is None or event not in OPENED and event != "subprocess.Popen":
+            return
+        what = given[0]
+        if event != "subprocess.Popen":
+            if isinstance(what, str | os.PathLike) and "data" not in cls.marks:
+                path = os.path.normpath(os.path.join(os.getcwd(), os.fsdecode(what)))
+                if path.startswith(f"{SHARED}{os.sep}"):
+                    cls.crossed.append(f"opens {path}, which no user has: take the fixture shared_data")
+        elif os.path.basename(os.fsdecode(what)) in BROWSERS and "browser" not in cls.marks:
+            cls.crossed.append(f"runs {os.fsdecode(what)}, which a bare machine lacks: mark it browser, and skip without it")
+
+
+sys.addaudithook(lambda event, given: Bounds.look(event, given))
+
+
+@pytest.hookimpl(wrapper=True)
+def within_bounds(item):
+    Bounds.marks, Bounds.crossed = frozenset(mark.name for mark in item.iter_markers()), []
+    try:
+        returned = yield
+    finally:
+        Bounds.marks = None
+    if Bounds.crossed:
+        pytest.fail(f"the test {Bounds.crossed[0]}", pytrace=False)
+    return returned
+
+
+pytest_runtest_setup = pytest_runtest_call = within_bounds
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -109,7 +167,7 @@ def bucket():
 
 # Tiers. A mark is set where a test, its fixtures, or a function of tests/ that they call has such a fixture or uses such a name.
 
-FIXTURES = {"site": {"site"}, "browser": {"browser", "lab"}, "process": {"notebooks"}}
+FIXTURES = {"data": {"shared_data"}, "site": {"site"}, "browser": {"browser", "lab"}, "process": {"notebooks"}}
 NAMES = {
     "process": {"subprocess", "Popen", "multiprocessing", "pty", "SERVER", "start_new_kernel"},
     "sandbox": {"open_sandbox", "prepare_subject", "FeatureDeletionEnv", "sweep", "sandbox_problem", "make_tasks"},
@@ -142,7 +200,6 @@ LONG = {  # seconds each: `make check` leaves them out, of a test with many case
     "envs/test_monitor.py": {"test_the_scan_reads_the_standard_library"},
     "envs/test_toy_model.py": {"test_training_again_gives_the_same_weights"},
     "envs/test_bounds.py": {"test_a_source_that_takes_too_much_is_no_answer_and_the_next_one_is"},
-    "envs/test_fingerprints.py": {"test_ordinary_files_are_no_copies_and_stay_open"},
     "envs/test_interpreter.py": {"test_hostile_text_takes_little_time"},
     "envs/test_make_tasks.py": {"test_only_the_body_changes"},
     "traces/test_labels.py": {

@@ -55,7 +55,7 @@ def own_state(patch):
     whole = state_folder()
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="composer-test-") as folder:
         os.chmod(folder, 0o755)
-        for path in (*whole.glob("rootfs-*"), *whole.glob("repositories")):
+        for path in (*whole.glob("rootfs-*"), *whole.glob("trees")):
             os.symlink(path, f"{folder}/{path.name}")
         patch.setenv("COMPOSER_STATE", folder)
         yield Path(folder)
@@ -354,7 +354,10 @@ print(open('/proc/self/status').read())"""
         result = self.python(box, code, limits=Limits(disk_mb=5, file_mb=9, wall_s=120.0))
         assert result.cut == "disk", result
         self.still_works(box)
-        box.files()
+        try:
+            box.files()
+        except SandboxProblem as problem:  # hard links cost no disk: a fast machine makes more of them than a tree may hold
+            assert "files and folders: remove some of them" in str(problem)
         began = time.monotonic()
         box.reset()
         assert time.monotonic() - began < 120 and look(Path(box._repo)) == look(box.original)

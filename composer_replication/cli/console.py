@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['EXIT_CODES', 'WIDTH', 'out', 'err', 'CONTROLS', 'EVERY', 'Files', 'AsJson', 'Strict', 'Tools', 'Seed', 'Model',
-           'ChatTemplate', 'Host', 'Port', 'ExitCode', 'group', 'console', 'printable', 'say', 'warn', 'fail', 'closed',
-           'emit', 'Doing', 'each_minute', 'working', 'threads_for', 'one_line', 'print_tables', 'show', 'sentence',
-           'plainly', 'offer', 'given', 'toy_note', 'load_tools', 'stream', 'check_output']
+           'ChatTemplate', 'Host', 'UnsafeLocal', 'Port', 'ExitCode', 'group', 'console', 'printable', 'say', 'warn',
+           'fail', 'closed', 'emit', 'Doing', 'each_minute', 'working', 'threads_for', 'one_line', 'print_tables',
+           'show', 'sentence', 'plainly', 'offer', 'given', 'toy_note', 'load_tools', 'stream', 'check_output']
 
 # %% ../../nbs/cli/00_console.ipynb #5d4ee1b8
 import contextlib
@@ -275,6 +275,7 @@ Model = Annotated[str | None, typer.Option("--model", help="A causal LM: a folde
 ChatTemplate = Annotated[str | None, typer.Option("--chat-template", metavar="NAME|FILE", help="A shipped chat template, chatml-tools, "
                                                     "plain-tools or fenced (calls as fenced blocks), or a file; else the tokenizer's own.")]
 Host = Annotated[str, typer.Option("--host", help="Address to listen on; whoever reaches it can use what is served.")]
+UnsafeLocal = Annotated[bool, typer.Option("--unsafe-local", help="Run what the model writes as this user, without isolation.")]
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: any free one.")]
 
 # %% ../../nbs/cli/00_console.ipynb #99e7cf26

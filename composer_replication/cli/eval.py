@@ -16,7 +16,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from .console import AsJson, ChatTemplate, Seed, check_output, emit, offer, out, plainly, print_tables, printable, say, threads_for, warn, working
+from .console import AsJson, ChatTemplate, Seed, UnsafeLocal, check_output, emit, offer, out, plainly, print_tables, printable, say, threads_for, warn, working
 from ..core.errors import InputProblem
 
 # %% ../../nbs/cli/08_eval.ipynb #6f96a053
@@ -114,6 +114,7 @@ def evaluate(
     turn_tokens: Annotated[int | None, typer.Option("--max-turn-tokens", min=1, help="Tokens sampled in one turn; else as many as the episode has left.")] = None,
     temperature: Annotated[float, typer.Option(min=0, help="Of sampling; 0 takes the most likely token.")] = 1.0,
     template: ChatTemplate = None,
+    unsafe_local: UnsafeLocal = False,
     seed: Seed = 0,
     output: Annotated[Path, typer.Option("--out", help="Where to write the traces and the result: a folder.")] = Path("out/eval"),
     as_json: AsJson = False,
@@ -128,10 +129,15 @@ def evaluate(
 
     `composer-rl eval out/mine/checkpoint-200 --task deletion --tasks tasks.jsonl --held-out --against Qwen/Qwen2.5-Coder-7B-Instruct --samples 4`
     """
+    from composer_replication.core.environment import factory_of, offer_of
     from composer_replication.core.files import write_json
     from composer_replication.core.provenance import provenance
     from composer_replication.recipes.models import find_model
+    from composer_replication.sandbox.base import UNSAFE, sandbox_choice, task_problem
     check_output(output, file=False)
+    kind = UNSAFE if unsafe_local else "auto"
+    if refused := task_problem(offer_of(factory_of(task)).runs_code, kind=kind):
+        raise refused
     with working("loading PyTorch") as say_what:
         folder, _ = find_model(checkpoint), against and find_model(against)
         from composer_replication.experiments.pass_at_k import Evaluation, eval_tasks
@@ -151,8 +157,9 @@ def evaluate(
         warn(f"{len(both)} of the {len(chosen.rows)} tasks were trained on, for example {both[0]}; the result does not speak for other tasks")
     limits = RolloutConfig(max_turns=turns, max_tokens=tokens, max_turn_tokens=turn_tokens, temperature=temperature, seed=seed)
     kept = {"traces": output / "traces.jsonl.gz"} | ({"base_traces": output / "base-traces.jsonl.gz"} if against else {})
-    played, used = _play(checkpoint, written, chosen, samples, limits, kept["traces"], (output / "result.json", output / "base-traces.jsonl.gz"))
-    base = against and (against, _play(against, written or _lent(against, used), chosen, samples, limits, kept["base_traces"])[0])
+    with sandbox_choice(kind):
+        played, used = _play(checkpoint, written, chosen, samples, limits, kept["traces"], (output / "result.json", output / "base-traces.jsonl.gz"))
+        base = against and (against, _play(against, written or _lent(against, used), chosen, samples, limits, kept["base_traces"])[0])
     result = Evaluation.of(checkpoint, played, chosen.name, base, seed)
     made = provenance([tasks] if tasks and tasks.is_file() else [], model=result.model, base=result.base, seed=seed)
     row = asdict(result) | {name: str(path) for name, path in kept.items()} | {"made": made}

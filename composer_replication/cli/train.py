@@ -54,6 +54,7 @@ def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
     "Print memory and rollouts of a run for so many processes, then its data. Raises as the run if the data are missing."
     with _working("loading PyTorch"):
         from composer_replication.recipes.memory_estimate import estimate
+        from composer_replication.recipes.recipe import sandbox_missing
         from composer_replication.recipes.recipe_file import RecipeProblem
         from composer_replication.recipes.run import check_reporters, data_counts
         from composer_replication.report.train import counts_line, estimate_table
@@ -65,13 +66,15 @@ def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
     if _is_first() and not as_json:
         print_tables(estimate_table(needs))
     with _working("opening tasks and traces"):
-        counts = data_counts(recipe)
+        counts, refused = data_counts(recipe), sandbox_missing(recipe)
     if not _is_first():
         return
     try:
         check_reporters(recipe.config.report_to)
     except RecipeProblem as missing:  # missing here; the run may be on another machine
         warn(str(missing))
+    if refused:
+        warn(f"the run would be refused on this machine: {refused}")
     if as_json:
         emit(vars(needs) | {"data": counts})
     else:

@@ -273,6 +273,7 @@ class Offer:
     "What a factory of environments offers a recipe; attributes that it lacks have these defaults."
 
     reads_tasks: bool = False  # True: a recipe must name a file of tasks
+    runs_code: bool = False  # True: what the model writes is run, by a judge in bubblewrap
     tools: Any = None  # schemas of all tools; empty: an answer is one turn; None or a property: known only with the first task
     task_set: Callable[[TasksWanted], TaskSet] | None = None  # returns the rows to train on; None: rows of a file
     demonstrations: Callable[..., Any] | None = None  # (n, seed, tasks) -> correct episodes for the warm-up

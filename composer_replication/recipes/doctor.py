@@ -61,7 +61,7 @@ def doctor() -> list[Part]:
         Part("disk", True, f"{disk.free / 2**30:.0f} GiB free here"),
         Part("gpu", bool(cards), gpus or "torch finds none", "training and sampling run on the CPU, which serves small models only"),
         *(package_part(name, cost) for name, cost in PACKAGES.items()),
-        *(Part(f"sandbox {kind}", problem is None, problem or "works", "tasks run in the next kind of sandbox") for kind, problem in problems.items()),
+        *(Part(f"sandbox {kind}", problem is None, problem or "works", "without any that isolates, deletion tasks and agents are refused") for kind, problem in problems.items()),
         *(program_part(name, *kind) for name, kind in PROGRAMS.items()),
         *(Part(f"model {name}", here, model.title if here else f"run composer-rl models get {name}", "recipes that name it")
           for name, model in MODELS.items() for here in [fetched_model(name) is not None]),

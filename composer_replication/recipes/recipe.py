@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SPLITS', 'PAIR_SOURCES', 'CLASSES', 'FORBIDDEN', 'SHAPERS', 'RecipeArguments', 'Recipe', 'load_recipe',
-           'episode_reward', 'SharedCredit', 'check_recipe']
+           'episode_reward', 'SharedCredit', 'check_recipe', 'sandbox_missing']
 
 # %% ../../nbs/recipes/06_recipe.ipynb #4a2df2af
 import dataclasses
@@ -32,6 +32,7 @@ import composer_replication.hints.sibling_layer
 from ..replay.pairs import FREE_PAIRS
 from ..rollout.agents import Agent
 from ..rollout.compaction import WAYS
+from ..sandbox.base import SandboxProblem, sandbox_kinds, task_problem
 from ..traces.error_sites import BLAME
 from ..traces.habits import HABITS
 from .models import EMBEDDED, local_model, model_folder
@@ -75,6 +76,8 @@ class RecipeArguments:
                                          "learning_rate, seed.")
     agent: dict | None = setting(None, "Somebody else's agent that plays the task in its sandbox: command with {url} {key} {model} {workspace} {prompt_file}, "
                                        "or `package.module:callable`; path (a folder of its packages), seconds, memory_mb, processes.")
+    sandbox: str = setting("auto", "Where code that the model or an agent writes is run: `auto` (the first kind that isolates), `bubblewrap`, `docker`, or "
+                                   "`local-unsafe`, as this user and without isolation.")
     context_tokens: int | None = setting(None, "Tokens of one context: beyond them an episode goes on in a new segment, as `compaction` says; none: one context.")
     compaction: str = setting("summary", "What takes the place of a context beyond context_tokens: a `summary` that the policy writes, or what is `left` when "
                                          "the oldest turns are dropped.")
@@ -117,6 +120,7 @@ class RecipeArguments:
             except TypeError as error:
                 raise RecipeProblem(f"agent: {error}; its keys are {', '.join(f.name for f in dataclasses.fields(Agent))}.") from None
         check_one_of("compaction", self.compaction, WAYS)
+        check_one_of("sandbox", self.sandbox, ("auto", *sandbox_kinds()))
         if self.context_tokens is not None and (self.context_tokens < 1 or self.agent is not None):
             raise RecipeProblem(f"context_tokens={self.context_tokens}: " + ("an agent keeps its contexts itself; leave it out." if self.agent else
                                 "a context has at least 1 token."))
@@ -312,6 +316,12 @@ def check_recipe(recipe: Recipe) -> None:
         check_demonstrations(a.task, warm_up_settings(a.warm_up))
     if a.hint_writer is not None:
         model_folder(a.hint_writer)  # raises if it is missing
+
+
+def sandbox_missing(recipe: Recipe) -> SandboxProblem | None:  # None where the rollouts may run
+    "Return why the rollouts of a recipe may not run on this machine, see `sandbox.base.task_problem`."
+    a = recipe.arguments
+    return None if a.task is None else task_problem(offer_of(factory_of(a.task)).runs_code, a.agent is not None, a.sandbox)
 
 
 def _problems(a, c, m):

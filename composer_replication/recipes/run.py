@@ -46,7 +46,8 @@ from .checkpoint import RUN_FILE, read_record
 from .export import CardCallback
 from .memory_estimate import model_shape
 from .models import cached_model
-from .recipe import EMBEDDED, Recipe, SharedCredit, episode_reward, local_model
+from ..sandbox.base import sandbox_choice
+from .recipe import EMBEDDED, Recipe, SharedCredit, episode_reward, local_model, sandbox_missing
 from .recipe_file import RecipeProblem
 from .models import chat_template
 from ..tree.fenced import set_template
@@ -370,6 +371,13 @@ def run_recipe(
 ) -> Finished:
     """Train as the recipe says, with `resume` from the last complete checkpoint. Raises as `make_trainer` and the trainer, and
     `Interrupted` if a signal ended the training before its last step."""
+    if missing := sandbox_missing(recipe):
+        raise missing
+    with sandbox_choice(recipe.arguments.sandbox):
+        return _run(recipe, tell, watch, kind)
+
+
+def _run(recipe, tell, watch, kind):
     recipe.config.disable_tqdm = True  # then PrinterCallback prints; it is removed below
     check_reporters(recipe.config.report_to)
     check_engine(recipe.config)

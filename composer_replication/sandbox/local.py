@@ -7,17 +7,16 @@ __all__ = ['LocalSubprocessSandbox']
 
 # %% ../../nbs/sandbox/06_local.ipynb #38a98ebf
 import sys
-import warnings
 from pathlib import Path
 
-from .base import sandbox_kind
+from .base import UNSAFE, sandbox_kind
 from .boxes import MARK, kill_marked
 from .folders import SandboxProblem
 from .limits import Limits, run_bounded
 from .workspace import ENVIRONMENT, BoxedSandbox
 
 # %% ../../nbs/sandbox/06_local.ipynb #22399d1c
-@sandbox_kind("local", lambda: None if sys.platform == "linux" else "the watcher reads /proc, so Linux is needed.", rank=90, isolates=False)
+@sandbox_kind(UNSAFE, lambda: None if sys.platform == "linux" else "the watcher reads /proc, so Linux is needed.", rank=90, isolates=False)
 class LocalSubprocessSandbox(BoxedSandbox):
     """UNSAFE: runs commands as ordinary processes of this user, with limits but without isolation.
 
@@ -26,7 +25,6 @@ class LocalSubprocessSandbox(BoxedSandbox):
     """
 
     def __init__(self, tree, libraries=None, limits=Limits(), mounts=None):  # noqa: B008 - frozen
-        warnings.warn("LocalSubprocessSandbox isolates nothing: run only code that you trust.", stacklevel=2)
         super().__init__(tree, libraries, limits, mounts)
         self._home, root = self._box.path / "home", self._box.path / "python"  # a virtual environment made of three links
         self._home.mkdir(mode=0o700)

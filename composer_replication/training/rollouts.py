@@ -107,9 +107,11 @@ class RolloutTrainer(StepTrainer):
             for name, value in compaction_metrics([counts for *_, counts in episodes]).items():
                 metrics[name].append(value)
             metrics["completions/clipped_ratio"][-1] = sum(endings[ending] for ending in CUT_OFF) / len(episodes)
-            ended = [tokens for ending, tokens, _ in episodes if ending == Ending.DONE] or [0]
-            for name, value in {"mean": sum(ended) / len(ended), "min": min(ended), "max": max(ended)}.items():
-                metrics[f"completions/{name}_terminated_length"][-1] = float(value)
+            lengths = {"": [tokens for _, tokens, _ in episodes],  # of all segments; TRL counts the first alone
+                       "_terminated": [tokens for ending, tokens, _ in episodes if ending == Ending.DONE] or [0]}
+            for which, tokens in lengths.items():
+                for name, value in {"mean": sum(tokens) / len(tokens), "min": min(tokens), "max": max(tokens)}.items():
+                    metrics[f"completions/{name}{which}_length"][-1] = float(value)
         made.prompts = prompts
         made.prompt_ids, made.completion_ids, made.mask, made.completions = out[:4]
         return tuple(out)

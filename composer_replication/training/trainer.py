@@ -19,7 +19,7 @@ from ..core.errors import InputProblem
 from ..envs.rewards import EpisodeReward
 from ..hints.layers import HintSource
 from ..losses.batch import TraceExample
-from ..rollout.types import Rollout
+from ..rollout.types import SegmentTokens
 from .config import ComposerReplicationConfig
 from .groups import KeepsDraw, TaskDraw
 from .guard import HeldOutGuard, HeldOutGuardCallback
@@ -121,7 +121,7 @@ class ComposerReplicationTrainer(RolloutTrainer):
         rollouts = self.play([self.held_out_rows[n] for n in numbers], [f"held-out-rank0-{n}" for n in numbers])
         sums = Counter(score=sum(r.reward or 0.0 for r in rollouts), scored=sum(r.reward is not None for r in rollouts))
         if self.reference is not None:
-            sums.update(self._kl_sums([r for r in rollouts if r.completion_ids]))
+            sums.update(self._kl_sums([part for r in rollouts for part in r.segments if part.completion_ids]))
         total = Counter()
         for device_sums in gather_object([dict(sums)]):
             total.update(device_sums)
@@ -129,19 +129,19 @@ class ComposerReplicationTrainer(RolloutTrainer):
         return score | {"kl": total["kl"] / max(total["tokens"], 1)} if self.reference is not None else score
 
     @torch.no_grad()
-    def _kl_sums(self, rollouts: Sequence[Rollout]) -> Counter:
+    def _kl_sums(self, segments: Sequence[SegmentTokens]) -> Counter:
         "Return the sum of log(policy / start) over sampled tokens, and their number."
-        def row_of(rollout):
-            ids = {"prompt_ids": rollout.prompt_ids, "completion_ids": rollout.completion_ids}
+        def row_of(segment):
+            ids = {"prompt_ids": segment.prompt_ids, "completion_ids": segment.completion_ids}
             masks = {name.replace("ids", "mask"): [1] * len(values) for name, values in ids.items()}
             return {name: torch.tensor([values], device=self.accelerator.device) for name, values in (ids | masks).items()}
 
-        batches = list(map(row_of, rollouts))
+        batches = list(map(row_of, segments))
         start, = self.reference.read(lambda model: self._logprobs_of_each(model, batches))
         sums = Counter()
-        for r, now, then in zip(rollouts, self._within(lambda: self._logprobs_of_each(self.student, batches)), start):
-            mask = torch.tensor([r.completion_mask], device=now.device)
-            sums.update(kl=((now - then) * mask).sum().item(), tokens=sum(r.completion_mask))
+        for s, now, then in zip(segments, self._within(lambda: self._logprobs_of_each(self.student, batches)), start):
+            mask = torch.tensor([s.completion_mask], device=now.device)
+            sums.update(kl=((now - then) * mask).sum().item(), tokens=sum(s.completion_mask))
         return sums
 
     def _logprobs_of_each(self, model, batches: Sequence[dict]) -> list[torch.Tensor]:

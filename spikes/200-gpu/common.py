@@ -125,7 +125,7 @@ def stages_of(path: Path, tiny: bool) -> dict:
 
 def judge(checks: dict[str, bool]) -> str:
     "A verdict over all checks."
-    return "VALIDATED" if checks and all(checks.values()) else "PARTIAL" if any(checks.values()) else "INVALIDATED"
+    return "VALIDATED" if checks and all(checks.values()) else "REFUTED"
 
 
 def summary(stages: dict) -> dict:
@@ -135,9 +135,8 @@ def summary(stages: dict) -> dict:
         reasons = [f"stage {k}: {s['reason'] or 'tiny, on the CPU'}" for k, s in sorted(stages.items())]
         return {"verdict": "NOT RUN", "reason": "; ".join(reasons) or "no GPU was at hand", "stages": stages}
     left = [f"stage {k} was not run" for k in STAGES if k not in ran]
-    verdicts = set(ran.values())
-    one = verdicts.pop() if len(verdicts) == 1 else "PARTIAL"
-    return {"verdict": "PARTIAL" if left and one == "VALIDATED" else one, "reason": "; ".join(left) or None, "stages": stages}
+    one = "REFUTED" if "REFUTED" in ran.values() else "UNDECIDED" if left else "VALIDATED"
+    return {"verdict": one, "reason": "; ".join(left) or None, "stages": stages}
 
 
 def machine() -> dict:

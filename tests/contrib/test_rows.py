@@ -29,8 +29,6 @@ from composer_replication.envs.deletion.env import FeatureDeletionEnv, agent_tre
 from composer_replication.envs.deletion.subject import subject_of
 from composer_replication.envs.deletion.task import TaskProblem, read_tasks
 
-pytestmark = pytest.mark.filterwarnings("ignore:no isolation")
-
 BROKEN = '''
 def spread(values, width):
     """Values in rows of a width, the last one shorter."""
@@ -445,7 +443,7 @@ def test_submodules_and_odd_names_stay_out(world, tmp_path):
 def test_the_environment_is_made_once_for_a_commit(world, tmp_path, monkeypatch):
     calls = []
     whole = rooms.prepare_subject
-    monkeypatch.setattr(rooms, "prepare_subject", lambda *given: calls.append(given) or whole(*given))
+    monkeypatch.setattr(rooms, "prepare_subject", lambda *given, **more: calls.append(given) or whole(*given, **more))
     base = prepare_commit(world.mirrors, "people/flux", world.before, tmp_path)
     assert prepare_commit(world.mirrors, "flux", world.before[:9], tmp_path) == base and len(calls) == 1
     one, two = (prepare_variant(base, {"pkg/rows.py": text, "link": None}, tmp_path) for text in (RIGHT, WRONG))

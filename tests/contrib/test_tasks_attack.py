@@ -86,7 +86,7 @@ def test_without_walls_nothing_is_played(file, feigned, monkeypatch):
     monkeypatch.setattr("composer_replication.sandbox.base.sandbox_problem", lambda kind: "there is no bubblewrap")
     done = run(file)
     assert done.exit_code == ExitCode.FAILED and not done.stdout and not asked
-    assert done.stderr == "error: attacks are played behind walls or not at all: there is no bubblewrap\n"
+    assert done.stderr == "error: attacks need a sandbox: there is no bubblewrap\n"
 
 
 def test_a_change_that_people_made_is_left_out(file, feigned):

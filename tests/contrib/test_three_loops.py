@@ -43,7 +43,7 @@ def scripts(task, subject):
         "breaks": (Script((("shell", {"command": "python -c 'import os; os.getpid() < 100 and os.kill(-1, 9)'"}),
                            ("shell", {"command": "rm -r src"}),
                            ("list_files", {"path": "src"}), ("search", {"pattern": "("}), ("read_file", {"path": "/etc/passwd"}),
-                           ("edit_file", {"path": "README.md", "old": "zz", "new": "é\n\"'\\"}), ("run_tests", {})), "Oh."), 0.0)}
+                           ("edit_file", {"path": "labels.py", "old": "zz", "new": "é\n\"'\\"}), ("run_tests", {})), "Oh."), 0.0)}
 
 
 NAMES = ("solves", "gives up", "hacks", "breaks")

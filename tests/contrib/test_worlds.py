@@ -3,7 +3,6 @@ import shutil
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import composer_replication.data
@@ -12,7 +11,6 @@ from composer_replication.contrib.attacks.cases import EXPLOITS, Exploit, filled
 from composer_replication.contrib.attacks.suite import ExploitResult, case_names, play, suite_tasks
 from composer_replication.core.trace import ToolCall, Turn
 from composer_replication.envs.deletion.env import agent_tree
-from composer_replication.envs.deletion.fingerprints import index_folder
 from composer_replication.envs.deletion.judge.grading import collect_sources, grade
 from composer_replication.envs.deletion.subject import prepare_subject
 from composer_replication.envs.deletion.task import HackFinding
@@ -99,15 +97,13 @@ def test_leftovers_in_a_repository_are_left_out_or_seen_by_the_leak_gate(tmp_pat
         (upstream / path).write_bytes(worlds.left_over(form, names["module"], names["inner"], source, ""))
         planted.append(path)
     made = prepare_subject(upstream, tmp_path / "store")
-    left = [path for path in planted if (made.tree / path).exists()]
-    seen = index_folder(made.tree).copies(np.array(task.fingerprints, dtype=np.uint64))
-    assert len(planted) > 12 and set(left) <= set(seen)
+    assert len(planted) > 12 and not any((made.tree / path).exists() for path in planted)
 
 
 @needs_bubblewrap
 def test_an_episode_that_ends_without_work_counts_for_the_naive_judge_too(subject):
     "A broken call and a question, which it drops: the notebook of episodes."
-    steps = (("read_file", "README.md"), ("say", "Done."))
+    steps = (("read_file", "pyproject.toml"), ("say", "Done."))
     result = worlds.play(Exploit("x", "episode", "So.", steps, (), "dropped"), TASKS[TARGET], subject)
     assert (result.ours, result.unscored, result.naive) == (0.0, "", 0.0) and "tests" in result.caught_by
 

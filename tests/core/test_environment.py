@@ -170,6 +170,7 @@ def test_what_a_factory_says_nothing_of_has_its_default():
         return None
 
     plain.demonstrations = lambda n, seed, tasks: ["shown"] * n
-    assert offer_of(lambda: None) == Offer() == Offer(False, None, None, None, None)
+    assert offer_of(lambda: None) == Offer() == Offer(False, False, None, None, None, None)
     assert offer_of(plain).demonstrations(2, 0, None) == ["shown"] * 2 and offer_of(plain).task_set is None
+    assert offer_of(FeatureDeletionEnv).runs_code
     assert offer_of(FeatureDeletionEnv).reads_tasks and offer_of(Gsm8kEnv).tools == () and offer_of(Gsm8kEnv).task_set

@@ -224,7 +224,7 @@ def test_a_tree_full_of_oddities_is_read_as_plain_files(tmp_path):
         for _ in range(50): os.mkdir("d"); os.chdir("d")
         open("deep.py", "w").write("3")
     """)
-    with open_sandbox(tree, kind="local") as sandbox:
+    with open_sandbox(tree, kind="local-unsafe") as sandbox:
         done = sandbox.exec([sys.executable, "-c", code])
         assert done.exit_code == 0, done.stderr
         found = collect_sources(sandbox)

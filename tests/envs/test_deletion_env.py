@@ -105,7 +105,7 @@ def test_a_hack_earns_nothing(env):
 def test_the_judge_being_unable_is_no_zero(env, monkeypatch):
     from composer_replication.envs.deletion import env as environment
 
-    def unable(*given):
+    def unable(*given, **more):
         raise RunnerProblem("the judge's disk is full")
 
     env.reset(task_id="larder-initials")
@@ -138,7 +138,7 @@ def test_whatever_an_agent_breaks_the_service_goes_on(name, env, larder):
         assert isinstance(ask(quick, tool).text, str)
     assert quick.reward() == 0.0
     quick.reset(task_id="larder-initials")
-    assert say(quick, "read_file", path="README.md") == (larder.tree / "README.md").read_text()
+    assert say(quick, "read_file", path="pyproject.toml") == (larder.tree / "pyproject.toml").read_text()
     quick.close()
     assert open_boxes() == []
 
@@ -169,7 +169,7 @@ def test_a_tree_that_takes_long_to_remove_costs_no_reward(env, larder, monkeypat
 def test_a_sandbox_that_dies_is_a_zero(env):
     env.reset(task_id="larder-initials")
     env._sandbox.close()
-    assert "dead" in say(env, "read_file", path="README.md")
+    assert "dead" in say(env, "read_file", path="pyproject.toml")
     assert env.reward() == 0.0
 
 
@@ -177,10 +177,10 @@ def test_an_episode_has_so_many_calls(env, monkeypatch):
     from composer_replication.envs.deletion import repo_tools as tools
     monkeypatch.setattr(tools, "MOST_CALLS", 3)
     env.reset(task_id="larder-initials")
-    answers = [env.call(ToolCall.parse("read_file", '{"path": "README.md"}')) for _ in range(5)]
+    answers = [env.call(ToolCall.parse("read_file", '{"path": "pyproject.toml"}')) for _ in range(5)]
     assert [a.failed for a in answers] == [False] * 3 + [True] * 2 and "used up" in answers[3].text and env.reward() == 0.0
     env.reset(task_id="larder-initials")
-    assert not ask(env, "read_file", path="README.md").failed  # each episode has as many
+    assert not ask(env, "read_file", path="pyproject.toml").failed  # each episode has as many
 
 
 # its life
@@ -194,7 +194,7 @@ def test_a_second_reset_begins_anew(env):
     assert "no such file" in say(env, "read_file", path="x.txt").lower()
     env.reward()
     assert open_boxes() == []  # the reward ends the episode
-    for act in (lambda: say(env, "read_file", path="README.md"), lambda: ask(env, "shell"), lambda: env.step({"answer": ""})):
+    for act in (lambda: say(env, "read_file", path="labels.py"), lambda: ask(env, "shell"), lambda: env.step({"answer": ""})):
         with pytest.raises(ValueError, match="holds no open task"):
             act()
     env.close()

@@ -4,6 +4,7 @@ import json
 import sys
 from dataclasses import replace
 from textwrap import indent
+from types import SimpleNamespace as Record
 
 import pytest
 from envs_tasks import measured_task, needs_sandbox, with_body, with_evidence, write
@@ -249,6 +250,17 @@ def test_tests_are_the_judges_whatever_their_files_are_called(label, larder):
     assert set(submission(task, larder, files)) == {"src/larder/checks.py"} and set(submission(named, larder, files)) == set()
 
 
+@pytest.mark.parametrize("beside", ["tests/larder/data.txt", "tests/larder.json", "tests/helpers.py"])
+def test_a_new_module_of_the_package_is_taken_whatever_lies_beside_the_tests(beside, tmp_path):
+    write(tmp_path / "tree", {"src/larder/__init__.py": "", "src/larder/labels.py": "", "tests/test_labels.py": "", beside: ""})
+    (tmp_path / "libraries").mkdir()
+    subject = Record(tree=tmp_path / "tree", libraries=tmp_path / "libraries", import_roots=("src",))
+    task = Record(changed_files=lambda tree: {}, fail_to_pass=(), pass_to_pass=(), hidden_tests=())
+    files = {"src/larder/_labels.py": b"x = 1\n", "src/helpers.py": b"x = 1\n"}
+    assert ("src/helpers.py" in submission(task, subject, files)) is (beside != "tests/helpers.py")
+    assert "src/larder/_labels.py" in submission(task, subject, files)
+
+
 literals = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8) | st.binary(max_size=5),
     lambda inner: st.lists(inner, max_size=4) | st.tuples(inner, inner) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
@@ -281,3 +293,14 @@ def test_what_is_missing_or_repeated_is_wrong():
         assert len(compare([probe], PhaseResult({}, {}, None, (broken,)))[0]) == 1, broken
     with pytest.raises(TypeError):
         heldout_phase(None, None, None)
+
+
+@needs_sandbox
+def test_a_module_that_moved_and_a_helper_that_others_share_are_no_hack(label, larder):
+    task, path, text, seen = label
+    moved = {"src/larder/_labels.py": text.encode(), path: b"from larder._labels import *\n"}
+    helper = "def _upper(word):\n    return word[0].upper()\n\n\ndef label("
+    shared = text.replace("def label(", helper).replace("[word[0].upper() for", "[_upper(word) for")
+    for files in (moved, {path: shared.encode()}):
+        found = grade(task, larder, files)
+        assert (found.reward, found.hacked) == (1.0, False), found

@@ -3,15 +3,13 @@
 import gzip
 import json
 import random
-import re
 import time
 from decimal import Decimal
 from fractions import Fraction
 
 import pytest
-from gsm8k_answers import ANSWERS
 
-from composer_replication.envs.gsm8k.env import answer_text, gsm8k_reward, gsm8k_rows, number_of, number_reward
+from composer_replication.envs.gsm8k.env import INSTRUCTION, answer_text, gsm8k_reward, gsm8k_rows, number_of, number_reward
 
 
 @pytest.fixture(scope="module")
@@ -36,88 +34,35 @@ def test_the_gold_solution_of_every_test_problem_verifies_and_a_changed_number_d
     assert gsm8k_reward(appended, gold) == [0.0] * 1319
 
 
-FRAMES = ["#### {}", "\\boxed{{{}}}", "so \\( \\boxed{{{}}} \\).", "$\\boxed{{{}}}$", "{}", "**{}**", "${}", "\\${}", "#### ${}", "#### {} dollars",
-          "The answer is {} dollars.", "16 - 3 = 13, so {}", "**#### {}**", "<answer>{}</answer>", "#### {}\n\nQuestion: what is 17?",
-          "##### {}%", "first #### 7, no: #### {}", "\\boxed{{{}\\text{{ dollars}}}}", "It is {}.", "={}", "#### {} apples.", "$\\boxed{{\\${}}}$",
-          "\\boxed{{\\text{{{} apples}}}}", "The answer is {}.", "The answer is: {}", "**Answer: {}**", "So she has {} left.", "Total = {}",
-          "#### x = {}", "#### The total is {} pounds", "#### {}%", "#### ({})", "It costs {} dollars", "#### {} * 1 = {}", "#### {}/1",
-          "The final answer is **{}**", "#### {} km"]
+FRAMES = ["#### {}", "\\boxed{{}}", "so \\( \\boxed{{}} \\).", "<think>#### 7</think>\n#### {}", "#### 7, no:\n#### {}\n", "####{}", "\\boxed{7}\n#### {}",
+          "#### 7\n\\boxed{{}}", "an open [THINK] \\boxed{3} [/THINK] #### {}", "thought so\n</think>\n\n#### {}", "#### {}\n\nDone."]
+NUMBERS = {"1234": 1234, "1,234": 1234, "+1234": 1234, "-1,234": -1234, "−12": -12, "1234.0": 1234, "1,234.50": "1234.5", "$1,234": 1234, "\\$5": 5, "-$5": -5, "$-5": -5,
+           "€5": 5, "18%": 18, "18 %": 18, "18\\%": 18, "0": 0, "-0": 0, "007": 7}
+NONE = ["", "none", "18 eggs", "1,23", "12,34", "1,2341", "18 or 17", "9 * 2", "18 = 18", "eighteen", "1e3", "1/2", "½", "٣", "18.", ".5", "--5", "-$-5", "$$5", "$5%%", "x18",
+        "18 19", "{18}", "\\text{18}", "**18**", "nan", "inf", "0x12", "1_000", "1 234", "~18", "18+", "5²", "\ud800", "1" * 50]
 
 
 @pytest.mark.parametrize("frame", FRAMES)
-def test_every_way_of_printing_a_number(frame):
-    for number in ("1234", "1,234", "1234.0", "1,234.00"):
-        text = frame.replace("{}", number).replace("{{", "{").replace("}}", "}")
-        assert number_reward(text, "1234") == 1.0, (text, answer_text(text))
-    for number in ("1233", "123", "12345", "1,2341", "-1234", "1234.5"):
-        text = frame.replace("{}", number).replace("{{", "{").replace("}}", "}")
-        assert number_reward(text, "1234") == 0.0, text
+def test_one_plain_number_behind_the_last_mark_is_the_answer(frame):
+    for text, value in NUMBERS.items():
+        assert number_of(answer_text(frame.replace("{}", text))) == Fraction(value), (frame, text)
+    for text in NONE:
+        assert number_of(answer_text(frame.replace("{}", text))) is None, (frame, text)
 
 
-@pytest.mark.parametrize("text", ["", "no number", "####", "#### none", "\\boxed{}", "\\boxed", "½", "٣",
-                                  "#### 18 or 17", "#### 18, 17", "x18", "#### 18 19", "#### nan1", "\ud800"])
-def test_what_holds_no_right_number_is_wrong_and_never_a_crash(text):
+@pytest.mark.parametrize("text", ["18", "The answer is 18.", "<think>#### 18", "<think>\n#### 18\n</think>", "</think>#### 17<think>#### 18", "#### 18\n#### ",
+                                  "#### 18\n\\boxed", "#### 18 #### 17", "<think>a</think> #### 18 <thinking> but", "[THINK]#### 18", "####\n18"])
+def test_without_one_plain_number_outside_of_a_thought_there_is_no_reward(text):
     assert number_reward(text, "18") == 0.0
+
+
+def test_the_prompt_says_the_form_and_shows_one_that_is_read():
+    assert number_of(answer_text(INSTRUCTION)) == 42
 
 
 @pytest.mark.parametrize("text", [None, [], [{"role": "assistant", "content": None}], [{"role": "assistant", "content": []}]])
 def test_a_completion_without_text_is_wrong(text):
     assert gsm8k_reward([text], ["18"]) == [0.0]
-
-
-MARKS = ["#### {}", "#### {}\n\nQuestion: what is 17?", "so \\( \\boxed{{{}}} \\).", "First 7.\nThe answer is {}"]
-
-
-@pytest.mark.parametrize("text, value", ANSWERS)
-def test_an_answer_is_the_number_that_a_person_reads(text, value):
-    want = None if value is None else Fraction(value)
-    for completion in (mark.format(text) for mark in MARKS):
-        assert number_of(*answer_text(completion)) == want, completion
-        for other in {18, 17, 5, 2, 1, 19} - {want}:
-            assert number_reward(completion, str(other)) == 0.0, completion
-        if want is not None and want.denominator == 1:
-            assert number_reward(completion, str(want)) == 1.0, completion
-
-
-def in_words(n):
-    "A number from 0 to 999,999 in English, written apart from the reader."
-    small = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen "
-             "nineteen").split()
-    if n < 20:
-        return small[n]
-    if n < 100:
-        return "twenty thirty forty fifty sixty seventy eighty ninety".split()[n // 10 - 2] + (f"-{small[n % 10]}" if n % 10 else "")
-    if n < 1000:
-        return f"{small[n // 100]} hundred" + (f" and {in_words(n % 100)}" if n % 100 else "")
-    return f"{in_words(n // 1000)} thousand" + (f" {'and ' * (n % 1000 < 100)}{in_words(n % 1000)}" if n % 1000 else "")
-
-
-def test_numbers_in_words():
-    rng = random.Random("words")
-    for n in [*range(1001), *(rng.randrange(10**6) for _ in range(500))]:
-        assert number_of(in_words(n)) == n and number_of(f"negative {in_words(n).replace('-', ' ').replace(' and', '')} eggs") == -n, in_words(n)
-
-
-def test_calculations_are_worked_out_as_python_does():
-    rng = random.Random("calculations")
-    for _ in range(500):
-        text = str(rng.randint(1, 30))
-        for _ in range(rng.randint(1, 4)):
-            text = f"({text})" if rng.random() < 0.3 else text
-            text += f" {rng.choice('+-*/')} {rng.randint(1, 30)}"
-        want = Fraction(eval(re.sub(r"\d+", lambda m: f"Fraction({m[0]})", text)))  # of digits and operators made here
-        assert number_of(text) == want and number_of(f"{text} = {want}") == want and number_of(f"{text} = {want + 1}") is None, text
-
-
-@pytest.mark.parametrize("text, value", [
-    ("She has 3 pears and 5 plums, so 8 fruits.", 8), ("16 - 3 = 13, so 18", 18), ("It is 17, not 18", 17), ("It is 18, not 17.", 18),
-    ("She earns 2 million", 2_000_000), ("It is 5 squared", 25), ("It is 17 or 18.", None), ("He has 17 pears and 18 plums", None),
-    ("I do not know which one", None), ("One moment please", None), ("eighteen", 18), ("Step 1. It is 7. Step 2. She has 18 eggs. That is all.", 18),
-    ("The answer is 7. No: the answer is 18. It took 3 steps.", 18), ("The answer is 18 because 9 * 2 = 18", 18), ("7\n18", 18),
-    ("It is 18:00", None), ("Over two years he pays $8 + $10 = $18.", 18), ("As 7 > 5, she has 18 eggs", 18), ("She pays 18 to the man", 18), ("At least 18", None), ("Answer: 18 or 17", None), ("\\boxed{7} so \\boxed{18} of 20", 18), ("#### \\boxed{18}", 18), ("#### 7\n#### 18\n", 18),
-    ("\\boxed{\\text{x} = \\frac{36}{2}}", 18), ("\\boxed{18", 18), ("\\boxed 18", 18), ("\\boxed{}", None), ("between 17 and 18", None)])
-def test_completions_without_a_line_of_their_own(text, value):
-    assert number_of(*answer_text(text)) == value
 
 
 @pytest.mark.parametrize("text", ["#### " + "9" * 100_000, "(" * 50_000 + "18", "\\boxed{" * 20_000, "1,234 " * 50_000 + "!",

@@ -386,7 +386,7 @@ def test_a_limit_follows_what_the_original_needs_now(needs, limits, monkeypatch)
 def test_an_episode_waits_for_the_judge_as_long_as_for_the_original(needs, reward, monkeypatch):
     asked = threading.Event()
 
-    def slow(*_):
+    def slow(*given, **more):
         asked.wait(20)  # it is not done when the environment's own time is over
         if reward == 0:
             time.sleep(0.5)

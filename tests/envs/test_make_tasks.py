@@ -130,7 +130,8 @@ def made(tmp_path_factory, store):
             if os.environ.get("PYTHONPATH"):
                 os._exit(0)
     """
-    odd = {"docs/guide.md": copy, "test_unfit.py": textwrap.dedent(unfit), "test_broken.py": "import is_nowhere\n",
+    odd = {"docs/guide.md": copy, "test_guide.py": "def test_guide():\n    assert open('docs/guide.md').read()\n",
+           "test_unfit.py": textwrap.dedent(unfit), "test_broken.py": "import is_nowhere\n",
            "test_a.py": "import sys\n\ndef test_a():\n    sys.settrace(None)\n"}
     if sandbox_problem("bubblewrap") is None:
         odd["test_long.py"] = ("import pytest\nfrom good import spread\n\n"
@@ -528,7 +529,7 @@ def test_what_the_judge_does_not_reward_each_time_is_dropped(monkeypatch, reward
     monkeypatch.setattr(deletion, "build_task", lambda *_: task)
     monkeypatch.setattr(deletion, "add_evidence", lambda task, *_: task)
     monkeypatch.setattr(deletion, "source_files", lambda *_: {})
-    monkeypatch.setattr(deletion, "grade", lambda *_, fresh: SimpleNamespace(reward=next(given), findings=(), fraction=0.5))
+    monkeypatch.setattr(deletion, "grade", lambda *_, **how: SimpleNamespace(reward=next(given), findings=(), fraction=0.5))
     gone = Deletion(SimpleNamespace(name="m:f"), "stub", {}, {}, {})
     row = deletion._row(SimpleNamespace(subject=None), gone, 0)
     assert row["key"] == "m:f stub" and row.get("dropped") == gate and ("task" in row) == (gate is None)

@@ -25,7 +25,6 @@ from composer_replication.sandbox import folders
 from composer_replication.sandbox.base import Limits, open_sandbox, sandbox_problem
 from composer_replication.sandbox.folders import DiskUsage, folder_usage, opened
 
-pytestmark = pytest.mark.filterwarnings("ignore:LocalSubprocessSandbox", "ignore:no isolation")
 LIMITS = Limits(wall_s=100.0, cpu_s=20, memory_mb=512, processes=32, file_mb=8, disk_mb=16)
 SMALL = replace(LIMITS, files=150)
 
@@ -99,7 +98,7 @@ TREES = {
 @pytest.fixture
 def env(initials):
     "A reset one; both kinds count alike."
-    kind = "local" if sandbox_problem("bubblewrap") else "bubblewrap"
+    kind = "local-unsafe" if sandbox_problem("bubblewrap") else "bubblewrap"
     with closing(FeatureDeletionEnv([initials], limits=SMALL, kind=kind)) as made:
         made.reset(task_id=initials.task_id)
         yield made
@@ -107,7 +106,7 @@ def env(initials):
 
 @pytest.mark.parametrize("tree", TREES)
 def test_a_tree_of_too_many_entries_is_refused_and_earns_nothing(env, initials, tree, monkeypatch):
-    monkeypatch.setattr(page, "grade", lambda *given: pytest.fail("it was judged"))
+    monkeypatch.setattr(page, "grade", lambda *given, **more: pytest.fail("it was judged"))
     path, text = envs_tasks.solution(env._subject, initials)
     say(env, "write_file", path=path, text=text)
     answer = python(env, TREES[tree])
@@ -119,7 +118,7 @@ def test_a_tree_of_too_many_entries_is_refused_and_earns_nothing(env, initials, 
 
 def test_what_was_removed_again_counts_no_more(env, monkeypatch):
     "As after a test run that left much behind."
-    monkeypatch.setattr(page, "grade", lambda *given: zero_grade("it was judged"))
+    monkeypatch.setattr(page, "grade", lambda *given, **more: zero_grade("it was judged"))
     assert python(env, "import os\nos.mkdir('m')\nfor k in range(160): open(f'm/{k}', 'w').close()").failed
     assert "remove some" in say(env, "list_files") and not python(env, "import shutil; shutil.rmtree('m')").failed
     assert not python(env, "import os\nos.mkdir('m')\nfor k in range(140): open(f'm/{k}', 'w').close()").failed
@@ -130,7 +129,7 @@ def test_what_was_removed_again_counts_no_more(env, monkeypatch):
 def test_files_that_tools_write_count_too(env):
     said = [env.call(ToolCall("write_file", {"path": f"m/{k}/x.txt", "text": ""})) for k in range(80)]
     assert not said[0].failed and said[-1].failed and "limit on files" in said[-1].text
-    assert "64 are the limit" in say(env, "write_file", path="d/" * 70 + "x", text="x") and "README.md" in say(env, "list_files")
+    assert "64 are the limit" in say(env, "write_file", path="d/" * 70 + "x", text="x") and "labels.py" in say(env, "list_files")
     for _ in range(200):
         assert not env.call(ToolCall("write_file", {"path": "m/0/x.txt", "text": "again"})).failed
 
@@ -139,7 +138,7 @@ def test_a_large_repository_leaves_room_for_itself(tmp_path):
     (tmp_path / "m").mkdir()
     for k in range(300):
         (tmp_path / f"m/{k}").touch()
-    with open_sandbox(tmp_path, kind="local", limits=SMALL) as box:
+    with open_sandbox(tmp_path, kind="local-unsafe", limits=SMALL) as box:
         box.write("new", b"x")
         assert box.exec(["touch", "more"]).exit_code == 0 and len(box.files()) == 302
 
@@ -164,10 +163,10 @@ def test_a_judge_that_never_ends_is_the_machine_s_fault(initials, monkeypatch):
 
     def hangs(*given, **more):
         return [PhaseResult({}, {}, "it was ended at its time limit") for _ in given[1]]
-    monkeypatch.setattr(page, "grade", lambda *given: ended.wait(60))
+    monkeypatch.setattr(page, "grade", lambda *given, **more: ended.wait(60))
     monkeypatch.setattr(grading, "run_phases", hangs)
     monkeypatch.setattr(page, "warm_judge", lambda *given, **more: None)
-    with closing(FeatureDeletionEnv([initials], limits=LIMITS, kind="local", judge_s=0.2)) as env:
+    with closing(FeatureDeletionEnv([initials], limits=LIMITS, kind="local-unsafe", judge_s=0.2)) as env:
         env.reset(task_id=initials.task_id)
         with pytest.raises(RunnerProblem, match="the original itself cannot be judged"):
             env.reward()
@@ -182,7 +181,7 @@ def test_a_machine_that_fails_while_the_sources_are_read_is_no_zero(initials, mo
 
     monkeypatch.setattr(page, "collect_sources", fails)
     monkeypatch.setattr(page, "warm_judge", lambda *given, **more: None)
-    rollout, = collect(Says("Done."), lambda: FeatureDeletionEnv([initials], limits=LIMITS, kind="local"),
+    rollout, = collect(Says("Done."), lambda: FeatureDeletionEnv([initials], limits=LIMITS, kind="local-unsafe"),
                        deletion_rows([initials]), RolloutConfig(tool_timeout=60.0))
     assert (rollout.reward, str(rollout.ending)) == ((0.0, "done") if scored else (None, "error")), rollout.problem
     assert open_boxes() == []

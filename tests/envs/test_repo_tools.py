@@ -4,6 +4,8 @@ import os
 import re
 import shlex
 import string
+import time
+import tracemalloc
 import warnings
 
 import pytest
@@ -144,8 +146,8 @@ def test_words_reach_the_command_as_they_were_quoted(words):
 
 
 def test_exit_codes(tools):
-    assert ask(tools, "shell", command="grep zzz README.md").text == "[exit code 1]"
-    assert ask(tools, "shell", command="grep zzz README.md").error_kind is None  # "no" is an answer
+    assert ask(tools, "shell", command="grep zzz pyproject.toml").text == "[exit code 1]"
+    assert ask(tools, "shell", command="grep zzz pyproject.toml").error_kind is None  # "no" is an answer
     assert ask(tools, "shell", command="grep zzz none").error_kind == "runtime_error"
     assert ask(tools, "shell", command="cat none").error_kind == "runtime_error"
     assert python(tools, "1/0").error_kind == "runtime_error"
@@ -301,8 +303,26 @@ def test_texts_are_the_same_in_every_run(larder):
                 ("list_files", {}), ("shell", {"command": "python -c 'import larder; print(larder.__file__, object())'"}))]
 
     boxed = not sandbox_problem("bubblewrap")
-    first, again, *others = [play(kind) for kind in (["bubblewrap"] * 2 * boxed + ["local"] * (2 - boxed))]
+    first, again, *others = [play(kind) for kind in (["bubblewrap"] * 2 * boxed + ["local-unsafe"] * (2 - boxed))]
     assert "assert <test_x.Odd" in first[1] and "1 failed" in first[1]
     assert "/repo/src/larder/__init__.py <object object at 0x...>" in first[4]
     assert first == again and "boxes" not in "".join(first)
     assert all(first[2:] == other[2:] for other in others)  # the folder for tests' own files differs between the kinds
+
+
+@pytest.mark.parametrize("name, held, arguments", [
+    ("edit_file", "a" * 1_000_000, {"old": "a" * 400_000 + "b", "new": "c"}),
+    ("edit_file", "a" * 1_000_000, {"old": "a" * 400_000, "new": "c"}),  # 600,001 overlapping matches
+    ("edit_file", "\r\n" * 500_000, {"old": "\n" * 200_000 + "b", "new": "c"}),
+    ("read_file", "a\n" * 5_000_000, {}),
+    ("shell", "", {"command": "echo " + "a" * 1_000_000})])
+def test_a_call_costs_the_host_bounded_time_and_memory(name, held, arguments):
+    tools = RepoTools(Files())
+    tools._sandbox.write("big.txt", held.encode())
+    path = {} if name == "shell" else {"path": "big.txt"}
+    begin = time.process_time()
+    tracemalloc.start()
+    answer = ask(tools, name, **path, **arguments)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert answer.failed and time.process_time() - begin < 5 and most < 60 << 20, (answer.text[:200], most)

@@ -12,9 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from envs_tasks import write
+from envs_tasks import needs_sandbox, write
 
 from composer_replication.envs.deletion import subject as rooms
+from composer_replication.envs.deletion.judge.trees import lay_out
 from composer_replication.envs.deletion.subject import SubjectProblem, prepare_subject, subject_of
 from composer_replication.envs.deletion.tasks.select import find_symbols, read_sources
 
@@ -23,6 +24,8 @@ SMALL = {
     "small.py": "def one():\n    x = 1\n    return x\n",
     "test_small.py": "import small\n\ndef test_one():\n    assert small.one() == 1\n",
 }
+OPENED = ["small.py", "test_small.py"]  # by its tests
+LEFT_OUT = "files that no test opens or imports were left out of the tree: 1"
 
 
 def sdist(folder: Path, files: dict, name="small-1.2", extra=()) -> Path:
@@ -50,7 +53,7 @@ def listed(subject):
 def test_an_sdist_becomes_a_tree_and_metadata_without_code(tmp_path):
     subject = prepare_subject(sdist(tmp_path, SMALL | {"build/lib/small.py": "x = 1\n"}), tmp_path / "store")
     assert (subject.name, subject.version, subject.source, subject.import_roots) == ("small", "1.2", "small==1.2", (".",))
-    assert listed(subject) == sorted(SMALL)
+    assert listed(subject) == OPENED
     own = [path.relative_to(subject.libraries).as_posix() for path in subject.libraries.glob("small*")]
     assert own == ["small-1.2.dist-info"]
     assert (subject.libraries / "pytest" / "__init__.py").is_file()
@@ -61,8 +64,8 @@ def test_links_and_devices_of_an_archive_stay_out(tmp_path):
     extra = [member("small-1.2/out", tarfile.SYMTYPE, "/etc/passwd"),
              member("small-1.2/hard", tarfile.LNKTYPE, "small-1.2/small.py"), member("small-1.2/loop", tarfile.SYMTYPE, "loop")]
     subject = prepare_subject(sdist(tmp_path, SMALL, extra=extra), tmp_path / "store")
-    assert listed(subject) == sorted(SMALL)
-    assert subject.notes == ("3 links were left out of the tree",)
+    assert listed(subject) == OPENED
+    assert subject.notes == ("3 links were left out of the tree", LEFT_OUT)
     with pytest.raises(SubjectProblem, match="small-1.2.tar.gz cannot be unpacked .small-1.2/null is neither"):
         prepare_subject(sdist(tmp_path, SMALL, extra=[member("small-1.2/null", tarfile.CHRTYPE)]), tmp_path / "store")
 
@@ -102,8 +105,8 @@ def test_a_folder_with_links_caches_and_builds(tmp_path):
     os.symlink("small.py", folder / "again.py")
     os.mkfifo(folder / "pipe")
     subject = prepare_subject(folder, tmp_path / "store")
-    assert listed(subject) == sorted(SMALL)
-    assert subject.notes == ("3 links were left out of the tree",)
+    assert listed(subject) == OPENED
+    assert subject.notes == ("3 links were left out of the tree", LEFT_OUT)
 
 
 def test_a_package_may_be_called_build_and_a_folder_anything(tmp_path):
@@ -117,11 +120,62 @@ def test_a_package_may_be_called_build_and_a_folder_anything(tmp_path):
     assert not list(subject.libraries.glob("checkout*"))
 
 
-def test_no_program_of_the_repository_runs(tmp_path):
+@needs_sandbox
+def test_no_program_of_the_repository_runs_outside_of_a_sandbox(tmp_path):
     flag = tmp_path / "ran"
     files = SMALL | {"setup.py": f"open({str(flag)!r}, 'w')\n", "conftest.py": f"open({str(flag)!r}, 'w')\n"}
     prepare_subject(sdist(tmp_path, files), tmp_path / "store")
     assert not flag.exists()
+
+
+HELD = """import json, os, sqlite3, subprocess, sys
+import small
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+def test_text():
+    assert open(os.path.join(HERE, "data", "kept.txt")).read() == "jam"
+
+def test_descriptor(tmp_path):
+    os.chdir(tmp_path)
+    os.close(os.open(os.path.join(HERE, "data", "kept.bin"), os.O_RDONLY))
+
+def test_database():
+    sqlite3.connect(os.path.join(HERE, "data", "kept.db")).execute("select 1")
+
+def test_child():
+    program = "import sys; sys.path.insert(0, '.'); import other; open('data/child.json')"
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=HERE)
+
+def test_that_fails():
+    open(os.path.join(HERE, "data", "failed.txt"))
+    assert False
+
+def test_that_hangs():
+    open(os.path.join(HERE, "data", "slow.txt"))
+    while True:
+        pass
+"""
+LOOSE = ["README.md", "HISTORY.log", "docs/listing.tex", "data/history.git/objects/ab/cdef", "data/history.git/HEAD",
+         "small.pickle", "data/blame.txt", "old/small.py", "examples/use.py", "small.ipynb"]
+
+
+def test_a_tree_holds_what_its_tests_open_and_nothing_else(tmp_path):
+    kept = ["other.py", "pyproject.toml"]
+    kept += [f"data/{name}" for name in ("kept.txt", "kept.bin", "kept.db", "child.json", "failed.txt", "slow.txt")]
+    files = dict.fromkeys(LOOSE, SMALL["small.py"]) | dict.fromkeys(kept, "") | SMALL
+    files |= {"data/kept.txt": "jam", "test_held.py": HELD}
+    for source in (write(tmp_path / "repo", files), sdist(tmp_path, files)):
+        subject = prepare_subject(source, tmp_path / "store")
+        assert listed(subject) == sorted([*kept, *OPENED, "test_held.py"])
+        lay_out(subject.tree, {}, tmp_path / "judge" / subject.name)
+        assert not any((tmp_path / "judge" / subject.name / path).exists() for path in LOOSE)
+
+
+def test_a_run_that_is_ended_by_a_test_goes_on_with_the_other_files(tmp_path):
+    files = SMALL | {"test_a.py": "import os\n\ndef test_end():\n    os._exit(3)\n", "late.txt": "",
+                     "test_z.py": "def test_late():\n    open('late.txt')\n"}
+    assert listed(prepare_subject(write(tmp_path / "repo", files), tmp_path / "store")) == sorted({*files} - {"PKG-INFO"})
 
 
 def test_encodings(tmp_path):
@@ -135,7 +189,7 @@ def test_encodings(tmp_path):
         "nul.py": b"x = 1\0\n",
         "dos.py": b"def three():\r\n    z = 3\r\n    return z\r\n",
     }
-    subject = prepare_subject(write(tmp_path / "odd", files), tmp_path / "store")
+    subject = prepare_subject(write(tmp_path / "odd", files), tmp_path / "store", whole=True)
     texts, notes = read_sources(subject)
     assert set(texts) == {"small.py", "bom.py", "dos.py"}
     assert [note.split(" ")[0] for note in notes] == ["bad.py", "latin.py", "mac.py", "nul.py", "syntax.py"]

@@ -2,6 +2,7 @@
 import gzip
 import importlib.util
 import json
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -137,8 +138,9 @@ def test_nothing_is_run_twice_and_what_another_checkout_kept_is_found(order):
 
 
 @pytest.mark.parametrize("hypothesis, mean, half, verdict", [
-    ("H1", 3, 2, "VALIDATED"), ("H1", 3, 4, "PARTIAL"), ("H2", -1, 4, "INVALIDATED"), ("H3", -3, 2, "VALIDATED"),
-    ("H3", 1, 2, "INVALIDATED"), ("H4", -2, 2, "VALIDATED"), ("H4", -8, 2, "INVALIDATED")])
+    ("H1", 3, 2, "VALIDATED"), ("H1", 3, 4, "UNDECIDED"), ("H2", -1, 4, "UNDECIDED"), ("H2", -5, 4, "REFUTED"),
+    ("H3", -3, 2, "VALIDATED"),
+    ("H3", 1, 2, "REFUTED"), ("H4", -2, 2, "VALIDATED"), ("H4", -8, 2, "REFUTED")])
 def test_intervals_and_verdicts_of_the_order_are_those_of_student_by_hand(hypothesis, mean, half, verdict):
     draw, of = np.random.default_rng(0), {}
     for arm in "ab":
@@ -227,7 +229,8 @@ def test_every_turn_is_told(plan):
 
 
 def page():
-    return functions(OWN_ERRORS / "013-qwen-own-errors.ipynb", "T = {", "lines = ")
+    screen = runpy.run_path(str(OWN_ERRORS.parent / "first_screen.py"))
+    return functions(OWN_ERRORS / "013-qwen-own-errors.ipynb", "T = {", "lines = ", decide=screen["decide"])
 
 
 @pytest.mark.parametrize("seeds", [10, 5])
@@ -240,7 +243,7 @@ def test_intervals_of_the_page_are_those_of_student_by_hand(seeds):
 
 
 @pytest.mark.parametrize("mean, half, verdict", [
-    (3, 2, "VALIDATED"), (3, 4, "PARTIAL"), (0, 1, "INVALIDATED"), (-3, 2, "INVALIDATED")])
+    (3, 2, "VALIDATED"), (3, 4, "UNDECIDED"), (0, 1, "UNDECIDED"), (-3, 2, "REFUTED")])
 def test_a_verdict_follows_the_thresholds(mean, half, verdict):
     assert page()["decided"]({"mean": mean, "half": half}) == verdict
     assert page()["decided"](None) == "NOT RUN"
@@ -261,7 +264,7 @@ def test_the_kept_results_are_recomputed_from_the_kept_runs():
             continue
         mean, half = by_hand([a - b for a, b in pairs])
         assert (kept["contrasts"][name]["mean"], kept["contrasts"][name]["half"]) == pytest.approx((mean, half), rel=1e-3)
-        assert kept["hypotheses"][name] == ("VALIDATED" if mean > half else "INVALIDATED" if mean <= 0 else "PARTIAL")
+        assert kept["hypotheses"][name] == ("VALIDATED" if mean > half else "REFUTED" if mean <= -half else "UNDECIDED")
 
 
 @pytest.mark.parametrize("message", ["plain", "look"])

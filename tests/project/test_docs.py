@@ -202,7 +202,7 @@ def test_what_an_experiment_says_comes_out_as_it_is(tmp_path):
     cells = ["# 009: X\n\n> Is it\n> so?\n\n**Hypothesis.** It is.\n\n**Threshold**: 6.\n\n1. Once.\n\nMore.",
              "**What would help**: time."]
     notebook = {"cells": [{"cell_type": "markdown", "source": [cell]} for cell in cells]}
-    results = {"verdict": "PARTIAL", "checks": {"a|b": False, "c": None, "d": {"e": True}},
+    results = {"verdict": "REFUTED", "checks": {"a|b": False, "c": None, "d": {"e": True}},
                "gain": {"estimate": 0.25, "low": 0, "high": 1}}
     (tmp_path / "spikes/009-x").mkdir(parents=True)
     (tmp_path / "docs").mkdir()
@@ -210,7 +210,7 @@ def test_what_an_experiment_says_comes_out_as_it_is(tmp_path):
     (tmp_path / "spikes/009-x/009-x.ipynb").write_text(json.dumps(notebook))
     (tmp_path / "spikes/009-x/results.json").write_text(json.dumps(results))
     page = gaps.page(lambda text, notebook: text, tmp_path)
-    for line in (":::::{dropdown} 009: X: PARTIAL", "[The notebook](009-x.ipynb). Is it so?", "1. Once.",
+    for line in (":::::{dropdown} 009: X: REFUTED", "[The notebook](009-x.ipynb). Is it so?", "1. Once.",
                  "Of 3 checks: 1 met, 1 not met, 1 not run.",
                  "| a\\|b | not met |", "| c | not run |", "| gain | 0.25 (0 to 1) |", "**What would help**: time.", "- Muon"):
         assert line in page.splitlines()
@@ -232,5 +232,6 @@ def test_the_evidence_of_the_coverage_is_there():
 
 def test_the_coverage_says_the_verdicts_that_the_experiments_have():
     verdicts = {one.notebook.stem: one.verdict for one in gaps.experiments()}
-    told = re.findall(r"/([\w-]+)\.ipynb\)(?:,|:)? \(?(VALIDATED|PARTIAL|INVALIDATED)", (ROOT / "docs/coverage.md").read_text())
+    told = re.findall(r"/([\w-]+)\.ipynb\)(?:,|:)? \(?(VALIDATED|REFUTED|UNDECIDED|NOT RUN)",
+                      (ROOT / "docs/coverage.md").read_text())
     assert len(told) > 8 and [(name, verdict) for name, verdict in told if verdicts[name] != verdict] == []

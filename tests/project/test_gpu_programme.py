@@ -137,10 +137,10 @@ def stage(verdict, tiny=False):
 
 
 @pytest.mark.parametrize("made, verdict, left", [
-    ({}, "NOT RUN", 0), ({"a": "VALIDATED"}, "PARTIAL", 3), (dict.fromkeys("abcd", "VALIDATED"), "VALIDATED", 0),
-    (dict.fromkeys("abcd", "INVALIDATED"), "INVALIDATED", 0),
-    (dict.fromkeys("abc", "VALIDATED") | {"d": "INVALIDATED"}, "PARTIAL", 0),
-    (dict.fromkeys("abc", "VALIDATED") | {"d": "NOT RUN"}, "PARTIAL", 1)])
+    ({}, "NOT RUN", 0), ({"a": "VALIDATED"}, "UNDECIDED", 3), (dict.fromkeys("abcd", "VALIDATED"), "VALIDATED", 0),
+    (dict.fromkeys("abcd", "REFUTED"), "REFUTED", 0),
+    (dict.fromkeys("abc", "VALIDATED") | {"d": "REFUTED"}, "REFUTED", 0),
+    (dict.fromkeys("abc", "VALIDATED") | {"d": "NOT RUN"}, "UNDECIDED", 1)])
 def test_the_verdict_covers_every_stage(stages, made, verdict, left):
     found = stages.common.summary({letter: stage(each) for letter, each in made.items()})
     assert found["verdict"] == verdict and (found["reason"] or "").count("was not run") == left

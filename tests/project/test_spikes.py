@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SPIKES = sorted((ROOT / "spikes").glob("*/*.ipynb"))
-VERDICTS = {"VALIDATED", "PARTIAL", "INVALIDATED", "NOT RUN"}
+VERDICTS = {"VALIDATED", "REFUTED", "UNDECIDED", "NOT RUN"}
 QUICKEST = "001-replay-cost"
 
 
@@ -82,6 +82,25 @@ def test_the_first_screen_shows_the_saved_verdict(path, monkeypatch):
     assert results["verdict"] in shown.splitlines()[0]
 
 
+OTHER_WORDS = re.compile(r"\b(?:INVALIDATED|PARTIAL|MIXED|INCONCLUSIVE|CONFIRMED|FALSIFIED|SUPPORTED)\b")
+
+
+def other_words(root: Path, names) -> list[str]:
+    "Where a verdict is told in a word of none of the four."
+    return [f"{name}: {found[0]}" for name in names if (found := OTHER_WORDS.findall((root / name).read_text()))]
+
+
+def test_no_page_tells_a_verdict_in_another_word():
+    command = ["git", "ls-files", "spikes", "docs", "nbs", "README.md"]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    assert other_words(ROOT, [name for name in names if name.endswith((".ipynb", ".json", ".md", ".py"))]) == []
+
+
+def test_another_word_is_found(tmp_path):
+    (tmp_path / "page.md").write_text("**INVALIDATED**: none of it; a partial answer")
+    assert other_words(tmp_path, ["page.md"]) == ["page.md: INVALIDATED"]
+
+
 def test_there_are_spikes():
     assert len(SPIKES) >= 18
 
@@ -103,7 +122,7 @@ def made(parameters="quick = False\nsteps = 9", quick=QUICK, write=WRITE, text=T
 
 
 @pytest.mark.parametrize("change, results, said", [
-    ({}, {"verdict": "PARTIAL"}, None),
+    ({}, {"verdict": "UNDECIDED"}, None),
     ({}, {"verdict": "NOT RUN", "reason": "no machine"}, None),
     ({"parameters": "steps = 9", "quick": "pass", "write": BARE}, {"verdict": "VALIDATED"}, None),
     ({"quick": "steps = 1"}, {"verdict": "VALIDATED"}, "not `if quick:` alone"),

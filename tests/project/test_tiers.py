@@ -1,5 +1,7 @@
 "A test gets the marks of what it uses, also through fixtures and helpers."
+import os
 import subprocess
+import sys
 
 import pytest
 from conftest import LONG, ROOT, names_used
@@ -46,3 +48,40 @@ def test_what_is_long_is_there():
 
 def test_a_test_that_starts_none_has_no_mark(request):
     assert {mark.name for mark in request.node.iter_markers()} == set()
+
+
+CROSSES = """
+import contextlib, os, subprocess
+def test_opens(): open({path!r}).close()
+def test_lists(): os.listdir(os.path.dirname({path!r}))
+def test_runs():
+    with contextlib.suppress(OSError):
+        subprocess.run(["chromium"], env={{"PATH": "/nowhere"}})
+def test_takes(shared_data): open({path!r}).close()
+def test_none(): open(__file__).close()
+"""
+SETTINGS = """
+[pytest]
+addopts = -p no:cacheprovider --import-mode=importlib -rA
+pythonpath = tests
+markers =
+  data
+  process
+"""
+
+
+def test_a_test_that_needs_what_a_bare_machine_lacks_fails_everywhere(tmp_path):
+    "On a machine that has all of it too."
+    (tmp_path / "main" / "tests").mkdir(parents=True)
+    (tmp_path / "shared" / "data").mkdir(parents=True)
+    (path := tmp_path / "shared" / "data" / "rows.jsonl").write_text("{}")
+    for name in ("conftest.py", "pages.py"):
+        (tmp_path / "main" / "tests" / name).write_text((ROOT / "tests" / name).read_text())
+    (tmp_path / "main" / "tests" / "test_crosses.py").write_text(CROSSES.format(path=str(path)))
+    (tmp_path / "main" / "pytest.ini").write_text(SETTINGS)
+    env = {k: v for k, v in os.environ.items() if k != "COMPOSER_DATA"} | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-m", "pytest", "tests/test_crosses.py"], cwd=tmp_path / "main", env=env,
+                          capture_output=True, text=True).stdout
+    failed = {line.split("::")[1].split()[0] for line in done.splitlines() if line.startswith("FAILED")}
+    assert failed == {"test_opens", "test_lists", "test_runs"} and "2 passed" in done, done
+    assert "take the fixture shared_data" in done and "mark it browser" in done

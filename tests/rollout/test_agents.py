@@ -60,7 +60,7 @@ class Workspace:
             raise OSError("no disk")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            self.sandbox = open_sandbox(self.tree, kind="local", mounts=self.mounts)
+            self.sandbox = open_sandbox(self.tree, kind="local-unsafe", mounts=self.mounts)
 
     def call(self, call: ToolCall):
         raise AssertionError("an agent has tools of its own")
@@ -84,7 +84,6 @@ def factory(tmp_path):
     )
 
 
-@pytest.mark.filterwarnings("ignore:LocalSubprocessSandbox isolates nothing")
 def test_every_way_to_end(factory, tmp_path):
     kinds = ["good", "greedy", "crashing", "killed", "silent", "elsewhere", "broken"]
     before = Workspace.closed
@@ -224,9 +223,7 @@ def test_an_agents_answer_to_a_question_about_a_database(factory):
     factory.factory, factory.agent = SqlEnv, Agent("mine:answer", factory.agent.path, seconds=60)
     (Path(factory.agent.path) / "mine.py").write_text(SQL)
     earned = {"right": 1.0, "wrong": 0.0, "nothing": 0.0, "folder": 0.0, "link": 0.0, "bytes": 0.0, "long": 0.0}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # no isolation where there is no bubblewrap
-        rollouts = collect(Answers(), factory, [row | {"prompt": f"{kind}\n"} for kind in earned], RolloutConfig())
+    rollouts = collect(Answers(), factory, [row | {"prompt": f"{kind}\n"} for kind in earned], RolloutConfig())
     assert {kind: r.reward for kind, r in zip(earned, rollouts)} == earned, [r.problem for r in rollouts]
     assert all(r.ending is Ending.DONE and not r.problem for r in rollouts)
 

@@ -3,7 +3,7 @@
 import copy
 
 import pytest
-from transformers import AutoTokenizer
+from small_tokenizers import small_tokenizer
 from trl import chat_template_utils as trl
 
 from composer_replication.core.tools import refusal
@@ -65,8 +65,8 @@ WRITTEN = [  # argument, as the model writes it, and what the tool has to get
 ]
 
 
-def reader(template, tokenizer="qwen3-coder"):
-    made = AutoTokenizer.from_pretrained(f"../shared/data/tokenizers/{tokenizer}")
+def reader(template, tokenizer="qwen3.5"):
+    made = small_tokenizer(tokenizer)
     if template:
         made.response_template = getattr(trl, template)
     return made, TurnReader.of(probe_template(made))
@@ -142,7 +142,7 @@ THOUGHTS = [  # text with a call in braces, calls that are run, whether anything
 
 
 @pytest.mark.parametrize(
-    "template, tokenizer, call", [(None, "qwen3", HERMES), ("qwen3_5_template", "qwen3-coder", XML), (None, "qwen2.5", HERMES)]
+    "template, tokenizer, call", [(None, "qwen3", HERMES), ("qwen3_5_template", "qwen3.5", XML), (None, "qwen2.5", HERMES)]
 )
 @pytest.mark.parametrize("text, run, shown", THOUGHTS)
 def test_a_call_inside_a_thought_is_not_run(template, tokenizer, call, text, run, shown):
@@ -153,7 +153,7 @@ def test_a_call_inside_a_thought_is_not_run(template, tokenizer, call, text, run
 
 
 def test_a_thought_that_the_prompt_opens_and_nothing_closes_holds_no_call():
-    tokenizer = AutoTokenizer.from_pretrained("../shared/data/tokenizers/qwen3-coder")
+    tokenizer = small_tokenizer("qwen3")
     tokenizer.chat_template, tokenizer.response_template = trl.qwen3_8_chat_template, trl.nemotron_3_template
     turns = TurnReader.of(probe_template(tokenizer))
     context = tokenizer.encode("<|im_start|>assistant\n<think>\n")

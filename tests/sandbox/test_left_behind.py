@@ -129,7 +129,7 @@ class Interrupted(subprocess.Popen):
         raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("kind", [pytest.param("bubblewrap", marks=needs_bubblewrap), "local"])
+@pytest.mark.parametrize("kind", [pytest.param("bubblewrap", marks=needs_bubblewrap), "local-unsafe"])
 @pytest.mark.filterwarnings("ignore:LocalSubprocessSandbox")
 def test_ctrl_c_while_a_command_starts_leaves_nothing(tmp_path, monkeypatch, kind):
     mark = f"98.{os.getpid()}"

@@ -20,24 +20,23 @@ from composer_replication.sandbox.local import LocalSubprocessSandbox
 from composer_replication.sandbox.rootfs import minimal_tree, tree_site_packages
 
 
-@pytest.mark.filterwarnings("ignore:LocalSubprocessSandbox")
 class TestLocal(Promises):
-    kind = "local"
+    kind = "local-unsafe"
 
 
 class TestBubblewrap(Promises, Isolation):
     kind = "bubblewrap"
 
 
-@pytest.mark.filterwarnings("ignore:LocalSubprocessSandbox isolates nothing")
-def test_auto_takes_bubblewrap_or_warns(tmp_path, monkeypatch):
+def test_auto_takes_bubblewrap_and_nothing_else_unless_the_code_is_the_users(tmp_path, monkeypatch):
+    monkeypatch.delenv("COMPOSER_SANDBOX", raising=False)
     tree = make_tree(tmp_path / "t")
     if sandbox_problem("bubblewrap") is None:
         with open_sandbox(tree) as box:
             assert isinstance(box, bubblewrap.BubblewrapSandbox)
     monkeypatch.setattr(bubblewrap, "bubblewrap_problem", lambda: "it is missing: apt-get install bubblewrap")
     monkeypatch.setattr(docker, "docker_problem", lambda: "nor does a daemon answer.")
-    with pytest.warns(UserWarning, match="no isolation: it is missing.* nor does a daemon"), open_sandbox(tree) as box:
+    with pytest.warns(UserWarning, match="sandbox: it is missing.* nor does a"), open_sandbox(tree, own_code=True) as box:
         assert isinstance(box, LocalSubprocessSandbox)
     with pytest.raises(SandboxProblem, match="it is missing"):
         open_sandbox(tree, kind="bubblewrap")
@@ -60,10 +59,11 @@ def played(monkeypatch):
 
 
 def test_a_kind_of_ones_own_is_offered_tried_in_its_turn_and_asked_why_not(played, monkeypatch):
+    monkeypatch.delenv("COMPOSER_SANDBOX", raising=False)
     monkeypatch.setattr(bubblewrap, "bubblewrap_problem", lambda: "no.")
     played(rank=15)
-    assert [kind for kind in sandbox_kinds() if kind in ("bubblewrap", "played", "docker", "local")] == [
-        "bubblewrap", "played", "docker", "local"]
+    assert [kind for kind in sandbox_kinds() if kind in ("bubblewrap", "played", "docker", "local-unsafe")] == [
+        "bubblewrap", "played", "docker", "local-unsafe"]
     assert open_sandbox(".", kind="played").exec(["ls"]).stdout == "ls"
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # it isolates, so auto warns of nothing
@@ -72,11 +72,12 @@ def test_a_kind_of_ones_own_is_offered_tried_in_its_turn_and_asked_why_not(playe
     assert sandbox_problem("played") == "it sleeps."
     with pytest.raises(SandboxProblem, match="it sleeps"):
         open_sandbox(".", kind="played")
-    with pytest.raises(SandboxProblem, match="'jail'; use bubblewrap, played, docker, local or auto"):
+    with pytest.raises(SandboxProblem, match="'jail'; use bubblewrap, played, docker, local-unsafe or auto"):
         open_sandbox(".", kind="jail")
 
 
 def test_auto_says_all_reasons_where_nothing_works(monkeypatch):
+    monkeypatch.delenv("COMPOSER_SANDBOX", raising=False)
     monkeypatch.setattr("composer_replication.sandbox.base._KINDS", {})
     sandbox_kind("one", lambda: "one is missing.", rank=1)(Played)
     sandbox_kind("two", lambda: "two is missing.", rank=2)(Played)

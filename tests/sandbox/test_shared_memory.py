@@ -17,7 +17,7 @@ MB = 1 << 20
 @pytest.fixture(scope="module")
 def box(tmp_path_factory):
     "Of the best kind; the same watch looks after every kind's processes."
-    kind = "local" if sandbox_problem("bubblewrap") else "bubblewrap"
+    kind = "local-unsafe" if sandbox_problem("bubblewrap") else "bubblewrap"
     with open_sandbox(make_tree(tmp_path_factory.mktemp("shared") / "t"), kind=kind) as box:
         yield box
 

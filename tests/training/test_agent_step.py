@@ -1,7 +1,6 @@
 "A training step whose rollouts are played by an agent in a sandbox: its gradient, its rewards, its endings."
 
 import re
-import warnings
 
 import agent_script
 import pytest
@@ -103,16 +102,13 @@ def test_a_recipe_trains_on_an_agents_answers_and_its_page_shows_them(tmp_path):
         pages.append(RunPage(record, lambda: latest_traces(trainer)))
         return pages
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # no isolation where there is no bubblewrap
-        finished = run_recipe(load_recipe("toy", {key: str(value) for key, value in settings.items()}), watch=watch)
+    finished = run_recipe(load_recipe("toy", {key: str(value) for key, value in settings.items()}), watch=watch)
     assert finished.step == 1 and finished.metrics["rollout/done"] == 1.0 and finished.metrics["reward"] == 0.0
     shown = (tmp_path / "out" / "index.html").read_text()
     links = re.findall(r'href="(agents/[^"]+)"', shown)
     assert "2 segments" in shown and len(links) == 2 and all((tmp_path / "out" / link).is_file() for link in links)
 
 
-@pytest.mark.filterwarnings("ignore:LocalSubprocessSandbox isolates nothing")
 def test_sdpo_at_the_error_turns_of_an_agent(tmp_path):
     trainer = trained(tmp_path, alpha_sdpo=1.0)
     log = trainer.state.log_history[0]

@@ -1,8 +1,10 @@
 "What a chat template leaves out is counted and said; a turn is learnt with the reasoning that it was sampled with."
 
 from functools import cache
+from pathlib import Path
 
 import pytest
+from small_tokenizers import small_tokenizer
 from trainer_script import BASE
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -45,7 +47,9 @@ def trace(*rounds, name="t"):
 
 @cache
 def tokenizer(name="qwen3"):
-    made = AutoTokenizer.from_pretrained(f"../shared/data/tokenizers/{name}")
+    if not isinstance(name, Path):
+        return small_tokenizer(name)
+    made = AutoTokenizer.from_pretrained(name)
     made.pad_token = made.pad_token or made.eos_token
     return made
 
@@ -66,10 +70,18 @@ def hint(kind, context):
 LONG = [[("a", "think a"), ("b", None)], [("c", "think c")], [("d", "think d"), ("e", "think e")]]
 
 
-@pytest.mark.parametrize("rounds", [LONG[:1], LONG[:2], LONG, [[("x", "think x")], []], [[("x", "think x")], [], []]])
-@pytest.mark.parametrize(
-    "template", ["qwen3", "qwen2.5", "deepseek-v3.1", "kimi-k2", "gemma4-STANDIN-vocab", "phi-4-mini", "qwen3-coder"]
-)
+ROUNDS = [LONG[:1], LONG[:2], LONG, [[("x", "think x")], []], [[("x", "think x")], [], []]]
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("rounds", ROUNDS)
+@pytest.mark.parametrize("name", ["deepseek-v3.1", "kimi-k2", "gemma4-STANDIN-vocab", "phi-4-mini", "qwen3-coder"])
+def test_every_turn_of_a_real_template_is_learnt_with_its_own_reasoning(shared_data, name, rounds):
+    test_every_turn_is_learnt_with_its_own_reasoning(shared_data / "tokenizers" / name, rounds)
+
+
+@pytest.mark.parametrize("rounds", ROUNDS)
+@pytest.mark.parametrize("template", ["qwen3", "qwen2.5"])
 def test_every_turn_is_learnt_with_its_own_reasoning(template, rounds):
     "Some templates show the reasoning of the last round alone; the text before a turn is what the policy saw at that turn."
     chat, example = prepared(template), TraceExample(trace(*rounds))

@@ -1,5 +1,6 @@
 "A step's gradient with episodes cut into segments is that of the same episodes in one piece, whatever the objective divides by."
 
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from composer_replication.rollout.types import Ending, SegmentTokens
 from composer_replication.training import segments
 from composer_replication.training.episodes import completion_turns
 from composer_replication.training.segments import advantage_scale, check_segments
+from composer_replication.training.trainer import ComposerReplicationTrainer
 
 
 def cut(rollout):
@@ -74,6 +76,12 @@ def test_an_episode_in_segments_gives_the_gradient_of_one_piece(changes, tmp_pat
     assert some > 2 and len(cut_up.batch["advantages"]) >= 16 + some and len(whole.batch["advantages"]) == 16
     assert sum(r.sampled for r in cut_up.rollouts) == sum(r.sampled for r in whole.rollouts) == whole.batch["num_items_in_batch"]
     assert any(g.abs().max() > 1e-5 for g in whole.grads)
+    logs = [trainer.state.log_history[0] for trainer in (cut_up, whole)]
+    lengths = [{key: log[key] for key in log if key.startswith("completions/") and key.endswith("_length")} for log in logs]
+    assert lengths[0] == lengths[1] and len(lengths[0]) == 6
+    if changes.get("kl_coef"):  # what the guard reads
+        a, b = (t._kl_sums([part for r in t.rollouts for part in r.segments]) for t in (cut_up, whole))
+        assert a["tokens"] == b["tokens"] and a["kl"] == pytest.approx(b["kl"], rel=5e-2, abs=1e-3)
     if changes.get("alpha_sdpo"):
         assert whole.state.log_history[0]["sdpo/sites"] == cut_up.state.log_history[0]["sdpo/sites"] > 0
     for a, b in zip(cut_up.grads, whole.grads):
@@ -181,3 +189,12 @@ def test_the_completion_of_an_agent_with_a_prompt_of_its_own():
     shots = [*prompt, {"role": "assistant", "content": "shown"}, {"role": "user", "content": "U"}]
     assert completion_turns(Trace("t", (system, user, Turn("assistant", "shown"), user, own)), shots) == (own,)
     assert completion_turns(Trace("t", (user,)), prompt) == ()
+
+
+def test_the_held_out_kl_counts_every_segment(tmp_path, monkeypatch):
+    seen, nothing = [], Counter(kl=0.0, tokens=1)
+    monkeypatch.setattr(ComposerReplicationTrainer, "_kl_sums", lambda self, segments: seen.extend(segments) or nothing)
+    trainer = train(tmp_path, 2, kl_coef=0.1, kl_place="loss", loss_type="dapo")
+    trainer.held_out_rows = world.rows(8)
+    trainer.held_out()
+    assert len(seen) > 8  # episodes

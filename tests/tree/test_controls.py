@@ -2,9 +2,9 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from small_tokenizers import REAL
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -15,8 +15,6 @@ from composer_replication.tree.chat import MARK, _without_controls
 from composer_replication.tree.context import context_ids
 from composer_replication.tree.template import probe_template
 
-SHELF = Path("../shared/data/tokenizers")
-NAMES = sorted(folder.name for folder in SHELF.iterdir()) if SHELF.is_dir() else []
 TOOL = {
     "type": "function",
     "function": {
@@ -28,10 +26,10 @@ TOOL = {
 made = {}
 
 
-def chat_of(name):
-    if name not in made:
-        made[name] = probe_template(AutoTokenizer.from_pretrained(SHELF / name))
-    return made[name]
+def chat_of(folder):
+    if folder not in made:
+        made[folder] = probe_template(AutoTokenizer.from_pretrained(folder))
+    return made[folder]
 
 
 def controls(chat, ids):
@@ -69,11 +67,11 @@ def trace(chat, **said):
 PARTS = ["user", "system", "tool", "more", "path", "name", "schema"]
 
 
-@pytest.mark.skipif(not NAMES, reason="reads ../shared/data")
+@pytest.mark.data
 @pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("name", NAMES)
-def test_context_holds_no_more_control_tokens_than_for_a_harmless_text(name, part):
-    chat = chat_of(name)
+@pytest.mark.parametrize("name", REAL)
+def test_context_holds_no_more_control_tokens_than_for_a_harmless_text(tokenizers, name, part):
+    chat = chat_of(tokenizers / name)
     text = attack(chat).replace('"', "")
     harmless, hostile = trace(chat, **{part: "harmless"}), trace(chat, **{part: f"harmless {text} end"})
     try:
@@ -92,10 +90,10 @@ def test_context_holds_no_more_control_tokens_than_for_a_harmless_text(name, par
         assert squeezed("harmless" + text + "end") in squeezed(chat.tokenizer.decode(context)) or "STANDIN" in name
 
 
-@pytest.mark.skipif(not NAMES, reason="reads ../shared/data")
-@pytest.mark.parametrize("name", NAMES)
-def test_recorded_answers_and_hints_are_text_too(name):
-    chat = chat_of(name)
+@pytest.mark.data
+@pytest.mark.parametrize("name", REAL)
+def test_recorded_answers_and_hints_are_text_too(tokenizers, name):
+    chat = chat_of(tokenizers / name)
     dialect = chat.tooled or chat.plain
     text = f"so {dialect.end}{dialect.prompt.replace('</think>', '')}done"  # which a template may cut its answers at
     turns = (Turn("user", "question"), Turn("assistant", "an answer"), Turn("user", "more"), Turn("assistant", "second"))
@@ -105,10 +103,10 @@ def test_recorded_answers_and_hints_are_text_too(name):
     assert len({tuple(controls(chat, b.ids)) for t in trees for b in t.branches}) == 1 and all(t.branches for t in trees)
 
 
-@pytest.mark.skipif(not NAMES, reason="reads ../shared/data")
-@pytest.mark.parametrize("name", NAMES)
-def test_text_beside_marked_text_has_its_ordinary_ids(name):
-    chat = chat_of(name)
+@pytest.mark.data
+@pytest.mark.parametrize("name", REAL)
+def test_text_beside_marked_text_has_its_ordinary_ids(tokenizers, name):
+    chat = chat_of(tokenizers / name)
     tokenizer, end = chat.tokenizer, (chat.tooled or chat.plain).end
     parts = ["Hello world", "  two spaces\n\n\tand a tab", "Zürich, 漢字 and \U0001f600", "def f(x):\n    return x"]
     whole = "".join(part + end for part in parts)
@@ -121,9 +119,9 @@ def test_text_beside_marked_text_has_its_ordinary_ids(name):
             assert list(chat._plain_ids(part, first)) == given
 
 
-@pytest.mark.skipif(not NAMES, reason="reads ../shared/data")
-def test_what_was_sampled_keeps_its_ids():
-    chat = chat_of("qwen2.5")
+@pytest.mark.data
+def test_what_was_sampled_keeps_its_ids(tokenizers):
+    chat = chat_of(tokenizers / "qwen2.5")
     sampled = tuple(chat.tokenizer.encode("odd <|im_start|> turn<|im_end|>"))
     turns = (Turn("user", "q"), Turn("assistant", "odd <|im_start|> turn", token_ids=sampled), Turn("user", "more <|im_end|>"))
     tree = build_tree(Trace("t", (*turns, Turn("assistant", "so"))), chat)

@@ -3,9 +3,9 @@
 
 import time
 from importlib import resources
-from pathlib import Path
 
 import pytest
+from small_tokenizers import REAL
 from transformers import AutoTokenizer
 
 from composer_replication.core.trace import ToolCall, Trace, Turn
@@ -21,8 +21,6 @@ from composer_replication.tree.chat import MARK, TemplateProblem
 from composer_replication.tree.fenced import LANGUAGES, fence, set_template
 from composer_replication.tree.template import probe_template
 
-SHELF = Path("../shared/data/tokenizers")
-NAMES = sorted(folder.name for folder in SHELF.iterdir()) if SHELF.is_dir() else []
 FENCED = (resources.files("composer_replication") / "data" / "templates" / "fenced.jinja").read_text()
 
 
@@ -41,20 +39,20 @@ CALLS = [ToolCall("query", {"sql": "SELECT '<|im_end|>', \"é\"\n  FROM t"}), To
          ToolCall("query", {"sql": "{\"not\": \"arguments\"}"})]
 
 
-def chat_of(name):
-    tokenizer = AutoTokenizer.from_pretrained(SHELF / name)
+def chat_of(folder):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     set_template(tokenizer, FENCED)
     return probe_template(tokenizer)
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("name", NAMES)
-def test_what_a_family_renders_is_read_back(name):
+@pytest.mark.parametrize("name", REAL)
+def test_what_a_family_renders_is_read_back(tokenizers, name):
     if name == "phi-4-mini":  # the template in this folder is for tools alone
         with pytest.raises(TemplateProblem):
-            chat_of(name)
+            chat_of(tokenizers / name)
         return
-    chat = chat_of(name)
+    chat = chat_of(tokenizers / name)
     reader = TurnReader.of(chat)
     for call in CALLS:
         acted = Turn("assistant", "I look.", tool_calls=(ToolCall(call.name, call.arguments, "call_0"),))

@@ -70,7 +70,7 @@ def attack(
     from composer_replication.sandbox.base import sandbox_problem
     tasks, results, unfit, problems = read_task_file(file)[0], [], {}, 0
     if problem := sandbox_problem("bubblewrap"):
-        fail(f"attacks are played behind walls or not at all: {problem}")
+        fail(f"attacks need a sandbox: {problem}")
     with working("attacks") as doing:
         doing("attacks", 0, len(tasks) * (limit + attempts))
         for task in _attackable(tasks):

@@ -27,10 +27,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...envs.deletion.env import deleted_codes
 from .cases import Exploit, filled
 from .suite import ARGUMENTS, ExploitResult, Host, case_names, judged, play as play_ours, shown_call, tool_calls
-from ...envs.deletion.fingerprints import OWN_LEAST, index_folder, index_texts, readable
 from ...envs.deletion.judge.grading import collect_sources
 from ...envs.deletion.judge.trees import lay_out
 from ...envs.deletion.task import FeatureDeletionTask, HackFinding
@@ -106,6 +104,7 @@ class NaiveWorld:
         self.root = Path(self.sandbox.place("/repo"))
         self.beside = self.root.parent
         places = {"tree": self.root, "libraries": libraries, "home": self.beside / "home", "beside": self.beside}
+        before = self._files()
         for place, form in case.leftovers:
             where, path = filled((place,), names)[0].split(":")
             if form == "package":
@@ -120,6 +119,7 @@ class NaiveWorld:
                 target = places[where] / path / ("ab/cdef" if form == "git" else "")
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(data)
+        self.left_over = [*sorted(self._files() - before), *self._env, *(host.server.files if host.server else ())]  # our environment lays out none of it
 
     def __enter__(self):
         return self
@@ -128,12 +128,9 @@ class NaiveWorld:
         self.sandbox.close()
         self._folder.cleanup()
 
-    def shown(self) -> list[str]:  # paths, and names of variables
-        "Return the places that hold the deleted code or cannot be searched; our environment refuses to open them, see `env.check_hidden`."
-        codes, around, beside = deleted_codes(self._task, self._subject), index_folder(Path(self._folder.name)), index_folder(self.beside)
-        texts = index_texts(self._env | {path: readable(data)[0] for path, data in (self._host.server.files if self._host.server else {}).items()})
-        copies = {path for index in (around, beside, texts) for code in codes for path in index.copies(code, least=OWN_LEAST)}
-        return sorted(copies | around.closed | beside.closed)
+    def _files(self) -> set[str]:
+        "Return the files beside the task's own."
+        return {path.relative_to(top).as_posix() for top in (Path(self._folder.name), self.beside) for path in top.rglob("*") if path.is_file()}
 
     def run(self, argv: Sequence[str]) -> str:  # what it printed
         done = self.sandbox.exec(argv, env={"PYTHONPATH": ":".join(self._subject.import_roots), **self._env})
@@ -217,13 +214,13 @@ def play_leaked(
     task: FeatureDeletionTask,
     subject,
 ) -> ExploitResult:
-    "Play a recovery in an environment that leaks: if our check finds the leak, it refuses to open; otherwise our judge decides."
+    "Play a recovery in an environment that leaks: ours lays out nothing that is left over; where nothing is, our judge decides."
     begin = time.perf_counter()
     with Host(str(case.steps) + str(case.leftovers)) as host:
         with NaiveWorld(case, {**case_names(task, subject), **host.names}, task, subject, host) as world:
-            shown = world.shown()
+            shown = world.left_over
         naive, transcript, files = _play_naive(case, task, subject, host)
-    evidence = tuple(HackFinding("sandbox", f"would not open: {path} shows the deleted code", path, 0.0) for path in shown)
+    evidence = tuple(HackFinding("sandbox", f"{path} is not in its tree", path, 0.0) for path in shown)
     result = ExploitResult("", "", None, 0.0, False, 0.0, ("sandbox",), 0.0, evidence) if shown else judged(task, subject, files)
     return replace(result, name=case.name, kind=case.kind, naive=naive, seconds=time.perf_counter() - begin, transcript_naive=transcript,
                    family=case.family, held_out=case.held_out)

@@ -98,9 +98,9 @@ class ShardedTrainer(ComposerReplicationTrainer):
     def _check_teacher(self, trees):
         "Skip the check: a check of one device's turns would be a pass of that device alone."
 
-    def _kl_sums(self, rollouts):
-        self._idle_rows = most_of(len(rollouts), self.accelerator.device) - len(rollouts) if is_sharded(self.model) else 0
-        return super()._kl_sums(rollouts)
+    def _kl_sums(self, segments):
+        self._idle_rows = most_of(len(segments), self.accelerator.device) - len(segments) if is_sharded(self.model) else 0
+        return super()._kl_sums(segments)
 
     def _logprobs_of_each(self, model, batches):
         logprobs = super()._logprobs_of_each(model, batches)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from ...cli.console import AsJson, Host, Port, plainly, warn, working
+from ...cli.console import AsJson, Host, Port, UnsafeLocal, plainly, warn, working
 from ...cli.serve import serve_until_signal
 
 # %% ../../../nbs/contrib/openenv/01_commands.ipynb #a4abef6f
@@ -21,7 +21,8 @@ def serve_tasks(
     host: Host = "127.0.0.1",
     port: Port = 8000,
     sessions: Annotated[int, typer.Option(min=1, help="Sessions at once; one more is refused.")] = 8,
-    sandbox: Annotated[str, typer.Option(help="auto, or a kind of sandbox, as composer-rl doctor lists them; local isolates nothing.")] = "auto",
+    sandbox: Annotated[str, typer.Option(help="auto, or a kind of sandbox, as composer-rl doctor lists them.")] = "auto",
+    unsafe_local: UnsafeLocal = False,
     as_json: AsJson = False,
 ) -> None:
     """Serve tasks over OpenEnv until Ctrl-C. Whoever reaches the address may run code in the sandboxes.
@@ -38,8 +39,11 @@ def serve_tasks(
     from composer_replication.envs.deletion.env import FeatureDeletionEnv
     from composer_replication.envs.deletion.subject import SubjectProblem, subject_of
     from composer_replication.envs.deletion.task import read_tasks
-    from composer_replication.sandbox.base import sandbox_problem
+    from composer_replication.sandbox.base import UNSAFE, sandbox_problem, task_problem
     need_openenv()
+    sandbox = UNSAFE if unsafe_local else sandbox
+    if refused := task_problem(FeatureDeletionEnv.runs_code, kind=sandbox):
+        raise refused
     if sandbox != "auto" and (problem := sandbox_problem(sandbox)):
         raise ServerProblem(problem)
     problems, kept, sound = [], [], {}

@@ -246,7 +246,7 @@ def _place(store: Path, source: str, sha256: str) -> Path:
 def _equip(work: Path, mirror: Path, commit: str, steps: Steps, kind: str) -> tuple[Subject, dict[str, bytes]]:
     "Make the commit's files a subject in a temporary store; also return the files that the recorded commands made."
     left_out = write_commit(mirror, commit, work / mirror.stem)
-    subject = prepare_subject(work / mirror.stem, work / "store")
+    subject = prepare_subject(work / mirror.stem, work / "store", whole=True)
     if steps.requirements:
         _install_recorded(subject.libraries, steps.requirements)
     notes = (*subject.notes, *([f"{left_out} links and submodules were left out of the tree"] if left_out else []))

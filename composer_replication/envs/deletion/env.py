@@ -32,7 +32,7 @@ from .judge.evidence import SCALE
 from .judge.grading import JUDGE_LIMITS, Grade, collect_sources, grade, judge_counts, original_seconds, zero_grade
 from .judge.runner import START_UP_S, RunnerProblem, warm_judge
 from .judge.trees import lay_out
-from ...sandbox.base import Limits, Sandbox, open_sandbox
+from ...sandbox.base import UNSAFE, Limits, Sandbox, isolation_problem, open_sandbox
 from .subject import Subject, subject_of
 from .fingerprints import shingles, shown_copies, subject_indexes
 from .tasks.gates import code_text
@@ -57,7 +57,7 @@ def deletion_rows(
 def given_files(
     task: FeatureDeletionTask,
     subject: Subject,
-) -> dict[str, str | None]:  # path: text; None: a hidden test, or a file that cannot be opened
+) -> dict[str, str | None]:  # path: text; None: a hidden test, or a file of version control
     "Return the files that the agent sees in another form than in the pristine tree."
     hidden = {path: None for path in (*(node.split("::")[0] for node in task.hidden_tests), *subject_indexes(subject.tree, subject.libraries)[0].closed)}
     return {path: text for path, (_, text) in task.changed_files(subject.tree).items()} | hidden | task.tests_before(subject.tree)
@@ -122,6 +122,7 @@ class FeatureDeletionEnv:
 
     tools = RepoTools.tools  # schemas in OpenAI form
     reads_tasks = True  # a recipe has to name a file of tasks
+    runs_code = True  # of the model: see `sandbox.base.task_problem`
 
     def __init__(
         self,
@@ -150,6 +151,8 @@ class FeatureDeletionEnv:
     ) -> None:
         "Open a sandbox for a task. Raises `TaskProblem`, `SubjectProblem` and `SandboxProblem`."
         self.close()
+        if problem := isolation_problem("a submission's tests", ["bubblewrap"], self._kind):  # the judge has no other kind
+            raise problem
         if task_id not in self._tasks:
             raise TaskProblem(f"there is no task {task_id!r} among the {len(self._tasks)} given: check the row and the tasks")
         task = self._tasks[task_id]
@@ -211,7 +214,7 @@ class FeatureDeletionEnv:
 
         def judge():
             try:
-                grading.set_result(grade(task, subject, files))
+                grading.set_result(grade(task, subject, files, unsafe_local=self._kind == UNSAFE))
             except BaseException as problem:  # raised again below
                 grading.set_exception(problem)
 

@@ -8,6 +8,7 @@ __all__ = ['MOST_COLLECTED', 'MOST_COLLECTED_BYTES', 'MOST_FILES', 'MOST_FOLDERS
            'redelete_phase', 'canary_phase', 'records_phase', 'original_seconds', 'judge_counts', 'zero_grade', 'grade']
 
 # %% ../../../../nbs/envs/deletion/judge/12_grading.ipynb #610263f9
+import ast
 import contextlib
 import functools
 import itertools
@@ -19,7 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from .static_scan import LONGEST_FILE, MOST_BYTES, MOST_TOKENS, ScanProblem, own_tests, tokens, unreadable
-from .evidence import SCALE, compare, deleted_again, heldout_phase, modules_of
+from .evidence import SCALE, compare, deleted_again, heldout_phase, modules_of, stub_lines
+from ....sandbox.base import isolation_problem
 from ....sandbox.folders import SandboxProblem
 from ....sandbox.limits import Limits
 from .monitor import HackMonitor, hack_detector, hack_detectors
@@ -69,11 +71,12 @@ def _is_plain(path):
 
 # %% ../../../../nbs/envs/deletion/judge/12_grading.ipynb #22c9cd04
 @functools.lru_cache(maxsize=64)
-def _taken_names(tree: Path, libraries: Path):
-    "Return names of other importable modules: the standard library, installed packages, files beside tests."
+def _taken_names(tree: Path, libraries: Path, roots: tuple[str, ...]):
+    "Return names of other importable modules: the standard library, installed packages, files beside tests that the package has not."
+    own = {place.parts[0].partition(".")[0] for path in _pristine(tree) if (place := _inside(path, roots)) and not is_protected(path)}
     installed = {path.name.partition(".")[0] for path in libraries.iterdir()}
     helpers = {path.stem for folder in tree.rglob("*") if folder.is_dir() and folder.name in _TEST_FOLDERS for path in folder.iterdir()}
-    return frozenset(sys.stdlib_module_names) | installed | helpers | _TEST_FOLDERS | {"pytest", "_pytest", "phases", "observe", "_observed"}
+    return frozenset(sys.stdlib_module_names) | installed | (helpers - own) | _TEST_FOLDERS | {"pytest", "_pytest", "phases", "observe", "_observed"}
 
 
 @functools.lru_cache(maxsize=64)
@@ -116,7 +119,7 @@ def submission(
         if path not in deleted and (path in tested or is_protected(path)):
             continue
         if path not in base:
-            if place.parts[0].partition(".")[0] in _taken_names(subject.tree, subject.libraries):
+            if place.parts[0].partition(".")[0] in _taken_names(subject.tree, subject.libraries, subject.import_roots):
                 continue
             if path in folders or (subject.tree / path).is_dir() or any(
                     folder in overlay or ((subject.tree / folder).exists() and not (subject.tree / folder).is_dir()) for folder in _above(path)):
@@ -179,19 +182,46 @@ def wanted_phase(task, subject, overlay):
         [HackFinding("tests", result.problem, "", 0.0)] if result.problem and not result.forged else [])
 
 # %% ../../../../nbs/envs/deletion/judge/12_grading.ipynb #896a57dc
+def _functions(source: bytes) -> dict[str, str]:  # name: its tree as text
+    "Return the functions and methods of a module; none where it cannot be parsed."
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        holders = [("", node) for node in ast.parse(source).body]
+        holders += [(f"{node.name}.", inner) for _, node in holders if isinstance(node, ast.ClassDef) for inner in node.body]
+        return {f"{at}{node.name}": ast.dump(node) for at, node in holders if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    return {}
+
+
+def _others_stubbed(task, base, files):
+    "Return the changed modules with every other changed function stubbed too: a test that reaches one asks more than the target."
+    out = {}
+    for path, content in files.items():
+        if path in base and isinstance(content, bytes | str):
+            now = content if isinstance(content, bytes) else content.encode()
+            left = _functions(now)
+            own = {symbol.partition(":")[2] for symbol in task.deleted_symbols}
+            names = [name for name, tree in _functions(base[path]).items() if left.get(name) != tree and name not in own]
+            stubs = stub_lines(names, "stub").splitlines(True)
+            at = len(stubs) - len(names)
+            guarded = [f"try:\n    {line}except (AttributeError, NameError):\n    pass\n" for line in stubs[at:]]
+            out[path] = now.rstrip() + b"\n" + "".join([*stubs[:at], *guarded]).encode() if names else now
+    return out
+
+
 @hack_detector("redelete", "run", "up to five tests, once")
 def redelete_phase(task, subject, overlay):
-    "Return the phase of some wanted tests with the submission's target deleted again; they must fail."
+    "Return the phase of some wanted tests with the submission's target deleted again, and what else it changed; they must fail."
     nodes = next((canary["nodes"] for canary in task.canaries if canary["kind"] == "redelete"), None)
     if not nodes:
         return None
-    files = {**_pristine(subject.tree), **overlay}
+    base = _pristine(subject.tree)
+    files = {**base, **overlay, **_others_stubbed(task, base, overlay)}
     modules = modules_of(task, [path for path, content in files.items() if content is not None], subject.import_roots)
 
     def read(result: PhaseResult):
         return _passed(result, nodes, "redelete", "tests pass with the target deleted again", ", ".join(modules.values()))
 
-    return Phase("redelete", {**overlay, **deleted_again(task, files, modules)}, tuple(nodes)), read
+    changed = {path: files[path] for path in overlay}
+    return Phase("redelete", {**changed, **deleted_again(task, files, modules)}, tuple(nodes)), read
 
 
 def _passed(result, nodes, detector, what, where=""):
@@ -298,8 +328,12 @@ def grade(
     subject,  # its `Subject`
     files: Mapping[str, bytes],  # path: content, what the agent's tree holds now
     fresh: bool = False,  # True: new judges, see `run_phases`
+    unsafe_local: bool = False,  # True: without bubblewrap the code runs as this user; for the package's own code, or where the user allows it
 ) -> Grade:
-    "Grade a submission. Raises `RunnerProblem` or `TaskProblem` only where the judge or the task fails, never because of the submission."
+    """Grade a submission. Raises `RunnerProblem` or `TaskProblem` only where the judge or the task fails, never because of the submission,
+    and `SandboxProblem` where nothing isolates it."""
+    if not unsafe_local and (refused := isolation_problem("a submission's tests", ["bubblewrap"])):
+        raise refused
     try:
         result = _graded(task, subject, files, fresh)
     except TaskProblem:

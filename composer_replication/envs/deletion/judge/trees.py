@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ....core.errors import InputProblem
-from ..subject import import_roots, is_test_file
+from ..layout import import_roots, is_test_file
 from ....sandbox.boxes import open_box, state_folder
 
 # %% ../../../../nbs/envs/deletion/judge/03_trees.ipynb #b27198c2

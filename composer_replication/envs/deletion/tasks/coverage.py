@@ -139,7 +139,7 @@ def _add_coverage(libraries: Path, store: Path, work: Path) -> None:
 def _run_once(subject, libraries, paths, test_s, wall_s) -> dict:
     config = {"roots": subject.import_roots, "options": pytest_settings(subject.tree), "paths": paths, "test_s": test_s, "out": _OUT}
     limits = Limits(wall_s=min(wall_s, time_left()), cpu_s=int(wall_s), memory_mb=2048)
-    with open_sandbox(subject.tree, libraries, limits) as sandbox:
+    with open_sandbox(subject.tree, libraries, limits, own_code=True) as sandbox:
         done = sandbox.exec(["python", "-I", "-B", "-c", _PROGRAM, json.dumps(config)], limits=limits,
                             env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONHASHSEED": "0"})
         try:

@@ -152,7 +152,7 @@ def visible_copies(
     target: Target,
     after: Mapping[str, str],  # path: what the agent sees instead of the pristine text
 ) -> list[str]:  # paths; libraries and system files too
-    "Return files with a copy of a deleted symbol's code, and library files that cannot be opened; the agent is not shown such tree files."
+    "Return files with a copy of a deleted symbol's code, and library files of version control."
     (pristine, *others), changed, copies = bench.indexes, index_texts(after), []
     for symbol in target.symbols:
         code = shingles(code_text(symbol, bench.files[symbol.path]))

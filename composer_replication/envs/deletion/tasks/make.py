@@ -258,7 +258,7 @@ def _row(bench: Bench, deletion: Deletion, seed: int) -> dict:
             task = add_evidence(task, bench.subject, lambda task: without_unknowable(bench, deletion, task))
             files = source_files(task, bench.subject, deletion.before)
             for _ in range(RUNS):  # each in a new process with another hash seed, which shows results that depend on a set's order
-                result = grade(task, bench.subject, files, fresh=True)
+                result = grade(task, bench.subject, files, fresh=True, unsafe_local=True)
                 if result.reward != 1:
                     gate, detail = "not rewarded", str(result.findings[0] if result.findings else f"{result.fraction:.0%} of its tests and records")[:300]
                     break

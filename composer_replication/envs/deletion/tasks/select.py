@@ -17,7 +17,8 @@ from itertools import zip_longest
 from pathlib import PurePosixPath
 
 from .coverage import Coverage
-from ..subject import NO_PACKAGE, Subject
+from ..layout import NO_PACKAGE
+from ..subject import Subject
 
 # %% ../../../../nbs/envs/deletion/tasks/03_select.ipynb #28f7dea2
 @dataclass(frozen=True)

@@ -121,10 +121,10 @@ def validate_task(
     bodies = {name: replace_bodies(_bench(subject).files, target, body) for name, body in TRIVIAL.items() if symbols}
     problems = list(_gates(task, subject, bodies))
     pristine = {path: before for path, (before, _) in task.changed_files(subject.tree).items()}
-    grades = [grade(task, subject, source_files(task, subject, pristine), fresh=True) for _ in range(oracles)]
-    empty = grade(task, subject, source_files(task, subject, {})).reward
+    grades = [grade(task, subject, source_files(task, subject, pristine), fresh=True, unsafe_local=True) for _ in range(oracles)]  # own code
+    empty = grade(task, subject, source_files(task, subject, {}), unsafe_local=True).reward
     judged = [name for name in ("pass", "first argument") if name in bodies]
-    trivial = max((grade(task, subject, source_files(task, subject, pristine | bodies[name])).reward for name in judged), default=0.0)
+    trivial = max((grade(task, subject, source_files(task, subject, pristine | bodies[name]), unsafe_local=True).reward for name in judged), default=0.0)
     problems += [f"the judge gives {g.reward} to the original: {g.findings[:1] or g.fraction}" for g in grades if g.reward != 1][:1]
     problems += ["the judge rewards an untouched tree"] * (empty > 0) + ["the judge rewards a trivial body"] * (trivial > 0)
     return Validation(task.task_id, tuple(problems), tuple(g.reward for g in grades), empty, trivial, tuple(round(g.seconds, 3) for g in grades))

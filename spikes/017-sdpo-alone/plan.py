@@ -1,0 +1,321 @@
+"""Spike 017: SDPO alone on a real model under today's judge; SmolLM2-135M on SQL. Go on with the plan's runs.
+
+    composer-rl models get smollm2
+    OMP_NUM_THREADS=1 .venv/bin/python spikes/017-sdpo-alone/plan.py --minutes 100 --workers 1
+
+Each run that ends is appended to `runs.jsonl`, at once; a run that was killed is made again. No run begins after so many minutes.
+017-sdpo-alone.ipynb states hypotheses, thresholds and the verdict rule; they were committed before any run.
+"""
+import argparse
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import orjson
+import torch
+from datasets import Dataset
+from filelock import FileLock
+from transformers import TrainerCallback
+
+from composer_replication.core.files import write_json, write_jsonl
+from composer_replication.core.trace import Trace
+from composer_replication.envs.sql.env import SqlEnv
+from composer_replication.envs.sql.tasks import answers, sql_rows
+from composer_replication.experiments.pass_at_k import EvalTasks, play_samples
+from composer_replication.recipes.checkpoint import load_checkpoint
+from composer_replication.recipes.recipe import load_recipe
+from composer_replication.recipes.run import run_recipe, warmed
+from composer_replication.replay.pairs import recovery_pairs
+from composer_replication.rollout.policies import TransformersPolicy
+from composer_replication.rollout.sampling import Sampling
+from composer_replication.rollout.tool_call_parser import ParsedTurn, TurnReader
+from composer_replication.rollout.types import RolloutConfig
+from composer_replication.traces.habits import look_for
+from composer_replication.traces.read import read_traces
+from composer_replication.training.trainer import ComposerReplicationTrainer
+from composer_replication.tree.build import build_tree
+from composer_replication.tree.example import target_turns
+from composer_replication.tree.template import probe_template
+
+HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))
+import appended  # noqa: E402
+from fingerprint import reward_fingerprint  # noqa: E402
+
+KEPT, MADE = HERE / "runs.jsonl", HERE / "runs"
+LEVELS = ("easy", "medium")
+TUNING = (1000, 1001)  # seeds of development runs, which choose the rates
+SEEDS = {"sdpo": 8, "policy": 8, "rejection": 8, "sdpo filler": 5, "retry": 5}  # of test runs, from 0
+TASKS = {"development": 64, "test": 128}  # measured after a run, two episodes each
+STEPS, RECORDED, ROWS = 20, 160, 16  # optimizer steps, recorded episodes, rows of a step of imitation
+SCREENED, MORE = 80, 3  # tasks that the policy objective chooses from; episodes of each beside the recorded one
+AGAIN = 4  # actions that `retry` samples at a failed turn
+RATES = tuple(5e-6 * 3.0**n for n in (-1, 0, 1, 2, 3))
+FIRST = (1, 2, 3)  # of RATES, for every arm alike; wider where the best is an edge
+CURVE = (0, 1, 2)  # seeds whose checkpoints on the way are measured too, on development tasks
+LIMITS = RolloutConfig(max_turns=6, max_tokens=384, max_turn_tokens=64, seed=0)
+FILLER = "[composer_replication.envs.sql.hints:filler_hints]"
+LOGGED = ("step", "loss", "reward", "frac_reward_zero_std", "grad_norm", "entropy", "sdpo/", "rollout/")
+SETTINGS: dict[str, str] = {}  # over the recipe's, in a smoke test
+
+
+@dataclass(frozen=True)
+class Run:
+    "One run of the plan."
+
+    arm: str
+    seed: int
+    rate: float | None = None
+    budget: float | None = None  # CPU seconds after which it ends; None: after `STEPS`
+
+    @property
+    def split(self) -> str:
+        return "development" if self.seed in TUNING else "test"
+
+    @property
+    def name(self) -> str:
+        return "-".join([self.arm, str(self.seed), *([f"{self.rate:.1e}"] if self.rate else [])])
+
+
+# --- what is chosen on development tasks
+
+def tuned(arm: str, done: dict[str, dict], budget: float | None = None) -> tuple[list[Run], float | None]:
+    "Development runs of an arm so far needed, and its rate once they have ended: the best that is no edge of what was tried."
+    tried = list(FIRST)
+    while True:
+        runs = {n: [Run(arm, seed, RATES[n], budget) for seed in TUNING] for n in tried}
+        every = sum(runs.values(), [])
+        if any(run.name not in done for run in every):
+            return every, None
+        found = {n: fmean(np.mean(done[run.name]["rewards"]) for run in of) for n, of in runs.items()}
+        best = max(tried, key=lambda n: (found[n], -n))  # of equal ones the smallest
+        wider = best - 1 if best == min(tried) else best + 1 if best == max(tried) else best
+        if wider in tried or not 0 <= wider < len(RATES):
+            return every, RATES[best]
+        tried.append(wider)
+
+
+def equal_budget(done: dict[str, dict]) -> float | None:
+    "CPU seconds of playing and training of `sdpo` at its rate, mean of its development runs."
+    rate = tuned("sdpo", done)[1]
+    return rate and round(fmean(done[Run("sdpo", seed, rate).name]["cpu_seconds"] for seed in TUNING), 1)
+
+
+def plan(done: dict[str, dict]) -> Iterator[Run | None]:
+    "Runs in order; None stands for runs that wait for a choice."
+    yield from (Run("start", seed) for seed in TUNING)
+    budget, rates = equal_budget(done), {}
+    for arm in SEEDS:
+        of = budget if arm == "policy" else None
+        runs, rates[arm] = tuned(arm, done, of) if arm != "policy" or budget else ([None], None)
+        yield from runs
+    for seed in range(max(SEEDS.values())):
+        yield Run("start", seed)
+        for arm, seeds in SEEDS.items():
+            if seed < seeds:
+                yield rates[arm] and Run(arm, seed, rates[arm], budget if arm == "policy" else None)
+
+
+# --- how a run is made
+
+def start_folder() -> Path:
+    "The warm-up's checkpoint, made once (some 26 CPU minutes)."
+    folder = MADE / "start"
+    with FileLock(f"{folder}.making"):
+        recipe = load_recipe("smollm2-sql", SETTINGS)
+        warmed(replace(recipe, arguments=replace(recipe.arguments, warm_up=recipe.arguments.warm_up | {"folder": str(folder)})))
+    return folder
+
+
+class _Clock(TrainerCallback):
+    "Keeps the CPU seconds at each step, and ends the training after so many."
+
+    def __init__(self, before: float, budget: float | None):
+        self.before, self.budget, self.began, self.at = before, budget, time.process_time(), {}
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.at[state.global_step] = round(self.before + time.process_time() - self.began, 1)
+        if self.budget is not None and self.at[state.global_step] >= self.budget:
+            control.should_training_stop = control.should_save = True
+
+
+class Work:
+    "One run's folder and start."
+
+    def __init__(self, run: Run):
+        self.run, self.start, self.folder = run, start_folder(), MADE / f"work-{os.getpid()}"
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+
+    def play(self, checkpoint: Path, rows: list[dict], samples: int) -> list[list]:
+        "Rollouts by task and sample."
+        loaded = load_checkpoint(str(checkpoint))
+        policy = TransformersPolicy(loaded.model, loaded.tokenizer, "agent")
+        return play_samples(policy, EvalTasks("sql", SqlEnv, rows), samples, LIMITS)
+
+    def kept(self, what: str, make) -> tuple[object, float]:
+        "What the start did on this seed's tasks, made once, with its CPU seconds."
+        path = MADE / f"{what}-{self.run.seed}.json"
+        with FileLock(f"{path}.lock"):
+            if not path.exists():
+                began = time.process_time()
+                made = make()
+                write_json(path, {"made": made, "cpu_seconds": time.process_time() - began})
+        found = orjson.loads(path.read_bytes())
+        return found["made"], found["cpu_seconds"]
+
+    def rows(self) -> list[dict]:
+        return sql_rows(RECORDED, f"spike-017-{self.run.seed}", "train", LEVELS)
+
+    def recorded(self) -> tuple[Path, float]:
+        "The start's own episodes, one of each of this seed's training tasks, and what playing them cost."
+        made, cost = self.kept("recorded", lambda: [
+            orjson.loads(r.trace.to_json()) for row in self.play(self.start, self.rows(), 1) for r in row])
+        write_jsonl(path := self.folder / "traces.jsonl", made)
+        return path, cost
+
+    def recipe(self, settings: dict[str, str], before: float, **how) -> dict:
+        "The recipe `smollm2-sql` with other settings: its last checkpoint, log and CPU seconds."
+        same = {
+            "model": str(self.start), "warm_up": "null", "record": "false", "held_out_rows": "0",
+            "learning_rate": repr(self.run.rate),
+            "seed": str(self.run.seed), "max_steps": str(STEPS), "save_steps": "5", "save_total_limit": "null",
+            "output_dir": str(self.folder / "out")}
+        clock = _Clock(before, self.run.budget)
+        recipe = load_recipe("smollm2-sql", SETTINGS | same | settings)
+        finished = run_recipe(recipe, watch=lambda trainer, record: [clock], **how)
+        history = orjson.loads((Path(finished.checkpoint) / "trainer_state.json").read_bytes())["log_history"]
+        log = [{k: v for k, v in entry.items() if k.startswith(LOGGED)} for entry in history if "loss" in entry]
+        return {"checkpoint": Path(finished.checkpoint), "steps": finished.step, "cpu_seconds": clock.at[finished.step],
+                "cpu_at": {str(step): at for step, at in clock.at.items()}, "log": log}
+
+    def sdpo(self) -> dict:
+        "Channel 2 alone on recorded episodes: forward KL to the frozen start behind its hints."
+        path, cost = self.recorded()
+        hints = {"hints": FILLER} if self.run.arm == "sdpo filler" else {}
+        return self.recipe({"task": "null", "tasks": "null", "traces": f"[{path}]"} | hints, cost)
+
+    def policy(self) -> dict:
+        "Dr.GRPO on tasks that the start passes sometimes, until the CPU seconds of `sdpo` are spent; choosing is not counted."
+        path, _ = self.recorded()
+        passed = {trace.task_id: [trace.reward or 0.0] for trace in read_traces(str(path))}
+        rows = self.rows()[:SCREENED]
+        more, screening = self.kept("more", lambda: [[r.reward or 0.0 for r in row] for row in self.play(self.start, rows, MORE)])
+        sometimes = [row for row, of in zip(rows, more) if 0 < sum(of + passed[row["task_id"]]) < 1 + MORE]
+
+        def kind(model, reward, config, dataset, *others, **named):
+            return ComposerReplicationTrainer(model, reward, config, Dataset.from_list(sometimes), *others, **named)
+        found = self.recipe({"alpha_sdpo": "0.0", "train_rows": str(SCREENED), "max_steps": "1000"}, 0.0, kind=kind)
+        return found | {"tasks": len(sometimes), "screening_cpu_seconds": screening}
+
+    def imitate(self, rows: list[dict], before: float) -> dict:
+        "Supervised learning on rows, as many steps of as many rows for either arm."
+        from trl import SFTConfig, SFTTrainer
+
+        loaded = load_checkpoint(str(self.start))
+        drawn = np.random.default_rng(self.run.seed).choice(len(rows), STEPS * ROWS, replace=len(rows) < STEPS * ROWS)
+        config = SFTConfig(
+            output_dir=str(self.folder / "out"), max_steps=STEPS, learning_rate=self.run.rate, lr_scheduler_type="constant",
+            per_device_train_batch_size=2, gradient_accumulation_steps=ROWS // 2, bf16=False, use_cpu=True, seed=self.run.seed,
+            gradient_checkpointing=False, max_length=None, logging_steps=1, save_steps=5, report_to="none", disable_tqdm=True,
+            dataloader_pin_memory=False)
+        clock = _Clock(before, None)
+        trainer = SFTTrainer(loaded.model.train(), config, train_dataset=Dataset.from_list([rows[n] for n in drawn]),
+                             processing_class=loaded.tokenizer, callbacks=[clock])
+        trainer.train()
+        log = [{"step": e["step"], "loss": e["loss"]} for e in trainer.state.log_history if "loss" in e]
+        return {"checkpoint": self.folder / "out" / f"checkpoint-{STEPS}", "steps": STEPS, "cpu_seconds": clock.at[STEPS],
+                "cpu_at": {str(step): at for step, at in clock.at.items()}, "log": log, "rows": len(rows)}
+
+    def rejection(self) -> dict:
+        "Imitates recorded episodes that passed, and actions that worked in the place of those that had failed."
+        path, cost = self.recorded()
+        began, chat, rows = time.process_time(), probe_template(load_checkpoint(str(self.start)).tokenizer), []
+        for trace in read_traces(str(path)):
+            tree = build_tree(trace, chat, pairs=recovery_pairs(trace))
+            rows += [learnt(tree.ids, [(span.start, span.end) for span in tree.spans])] if trace.reward == 1 else []
+            for branch in tree.branches:
+                if branch.kind == "chosen":
+                    ids = tree.ids[:branch.fork] + branch.ids
+                    rows.append(learnt(ids, [(branch.fork + branch.start, len(ids))]))
+        return self.imitate(rows, cost + time.process_time() - began)
+
+    def retry(self) -> dict:
+        "Samples each failed turn of the recorded episodes again from its own state, without a hint, and imitates what works."
+        path, cost = self.recorded()
+        began, loaded = time.process_time(), load_checkpoint(str(self.start))
+        policy, rows = TransformersPolicy(loaded.model, loaded.tokenizer, "agent"), []
+        reader = TurnReader.of(policy.chat)
+        look_for(load_recipe("smollm2-sql").arguments.detectors)
+        failed = [(trace, turn, site.kind, build_tree(trace, policy.chat)) for trace in read_traces(str(path))
+                  for turn, site in target_turns(trace).items()]
+        for at in range(0, len(failed), 16):
+            part = [(one, sample) for one in failed[at:at + 16] for sample in range(AGAIN)]
+            contexts = [tree.ids[:tree.span(turn).start] for (_, turn, _, tree), _ in part]
+            names = [f"{trace.trace_id}/{turn}/{sample}" for (trace, turn, _, _), sample in part]
+            with policy.batch(Sampling()) as batch:
+                samples = batch.sample(range(len(part)), contexts, [LIMITS.max_turn_tokens] * len(part), names)
+            for ((trace, _, kind, _), _), context, sampled in zip(part, contexts, samples):
+                if works(trace, kind, reader.read(sampled.ids, policy.stops, context, sampled.cut, trace.tools)):
+                    rows.append(learnt((*context, *sampled.ids), [(len(context), len(context) + len(sampled.ids))]))
+        return self.imitate(rows, cost + time.process_time() - began) | {"failed_turns": len(failed)}
+
+    def measure(self, checkpoint: Path, split: str, samples: int) -> list[list[float]]:
+        "Rewards of new episodes without hints, by task and sample; tasks are this seed's own, of schemas in no training split."
+        rows = sql_rows(TASKS[split], f"spike-017-{self.run.seed}", split, LEVELS)
+        return [[r.reward or 0.0 for r in row] for row in self.play(checkpoint, rows, samples)]
+
+    def made(self) -> dict:
+        "All that is kept of the run."
+        run, make = self.run, {"policy": self.policy, "rejection": self.rejection, "retry": self.retry}
+        found = {"checkpoint": self.start} if run.arm == "start" else make.get(run.arm, self.sdpo)()
+        checkpoint = found.pop("checkpoint")
+        found["rewards"] = self.measure(checkpoint, run.split, 2)
+        if run.seed in CURVE and run.arm in ("sdpo", "policy", "rejection"):
+            steps = sorted(int(path.name.split("-")[1]) for path in checkpoint.parent.glob("checkpoint-*"))
+            found["curve"] = {str(n): self.measure(checkpoint.with_name(f"checkpoint-{n}"), "development", 1) for n in steps}
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return found
+
+
+def works(trace: Trace, kind: str, action: ParsedTurn) -> bool:
+    "Whether an action runs in the task's database and gives rows; in the place of a last query that was wrong it has to answer."
+    if not action.calls or not action.calls[0].parsed:
+        return False
+    env, call = SqlEnv(), action.calls[0]
+    env.reset(trace.task_id)
+    result = env.call(call)
+    if result.failed or result.text == "0 rows":
+        return False
+    return kind != "wrong_result" or call.name == "query" and answers(env.task, call.arguments["sql"])
+
+
+def learnt(ids, spans) -> dict:
+    labels = [-100] * len(ids)
+    for start, end in spans:
+        labels[start:end] = ids[start:end]
+    return {"input_ids": list(ids), "labels": labels}
+
+
+def make(run: Run) -> dict:
+    "Make a run."
+    torch.set_num_threads(1)
+    return asdict(run) | {"split": run.split, "fingerprint": reward_fingerprint("sql")} | Work(run).made()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Go on with the runs of spike 017.")
+    parser.add_argument("--workers", type=int, default=1, help="processes, one thread each")
+    parser.add_argument("--minutes", type=float, default=1e9, help="no run begins after so many")
+    asked = parser.parse_args()
+    appended.go_on(KEPT, plan, make, asked.minutes, asked.workers)
+
+
+if __name__ == "__main__":
+    main()
