@@ -10,6 +10,7 @@ import re
 import tomllib
 from importlib.resources import files
 
+from ..traces.error_detectors import last_exception
 from .text import shorten
 
 # %% ../../nbs/hints/01_diagnose.ipynb #3decac93
@@ -81,6 +82,9 @@ def _caller(text: str) -> str | None:
     return own[-1].replace("`", "'") if own and frames[-1][0] != frames[0][0] else None
 
 
+_UNNAMED = re.compile(r"\bsuch (?:a )?(?:column|table|database)\b")  # in a hint that does not repeat the name
+
+
 def diagnose(
     error: str,  # the error text as the environment gave it
 ) -> str | None:  # one sentence, or None where no rule fits
@@ -92,6 +96,8 @@ def diagnose(
     if line and re.match(r"(?:Syntax|Indentation|Tab)Error", line):  # file and line are above it
         line = text[max(text.rfind('File "', 0, text.rfind(line)), 0):]
     hint = (line and _apply(line)) or _apply(text)
+    if hint and _UNNAMED.search(hint) and (shown := last_exception(text)):  # a program has several queries: the name tells which
+        hint = f"The program ends with `{shorten(shown, 120).replace('`', chr(39))}`: {hint[0].lower()}{hint[1:]}"
     if hint and hint.startswith("A `") and "has no attribute" in hint and (caller := _caller(text)):
         return f"{hint.partition(':')[0]}, reached from `{shorten(caller, 100)}`: look at what that line passes, and what the one it calls expects."
     return hint

@@ -30,7 +30,7 @@ import orjson
 
 from ..core.files import read_json
 from .error_detectors import pair
-from .formats.base import FORMATS, UNREADABLE, filled, left_out, read_record, recognise
+from .formats.base import FORMATS, UNREADABLE, filled, read_record, recognise
 from ..core.trace import Trace, TraceProblem
 
 # %% ../../nbs/traces/02_read.ipynb #be74a0ac
@@ -377,8 +377,9 @@ def assemble(
                 yield line, record
                 continue
             try:
-                trace = read_record(record, name if line == 1 and not count else f"{name}-{line}" + (f"-{count}" if count else ""))
-                yield from ((line, one) for one in (trace, *left_out()))
+                left_out: list[TraceProblem] = []
+                yield line, read_record(record, name if line == 1 and not count else f"{name}-{line}" + (f"-{count}" if count else ""), left_out.append)
+                yield from ((line, problem) for problem in left_out)
             except TraceProblem as problem:
                 if "known trace format" in problem.what:
                     unknown.append(line)

@@ -9,7 +9,6 @@ from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.hints.layers import default_composite, hint_at
 from composer_replication.traces import wanted
 from composer_replication.traces.error_sites import find_error_sites
-from composer_replication.traces.wanted import wanted_failure
 
 RED = "F\n=== FAILURES ===\nE       assert 3 == 4\ntest_a.py:9: AssertionError\n1 failed in 0.05s"
 KEY = 'Traceback (most recent call last):\n  File "/w/a.py", line 3, in f\n    return d[k]\nKeyError: \'name\''

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from composer_replication.core.trace import TraceProblem
 from composer_replication.hints.layers import default_composite
 from composer_replication.traces.error_sites import find_error_sites
+from composer_replication.traces.formats.base import chat_turns
 from composer_replication.traces.read import read_traces
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "traces_2"
@@ -37,3 +39,42 @@ def test_a_small_trace_is_read_as_it_should(name):
         assert not any(word in hint for hint in hints)
     if word := expected.get("error_should_mention"):  # a hint never repeats a name that does not exist
         assert any(word in site.context.error_message for site in sites)
+
+
+def says(role, content="", **more):
+    return {"role": role, "content": content} | more
+
+
+def asked(name, id="c1", **arguments):
+    call = {"id": id, "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+    return says("assistant", tool_calls=[call])
+
+
+def read(tmp_path, rows, name="t.jsonl"):
+    "The traces of a file with these rows, and what was reported."
+    path, problems = tmp_path / name, []
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return list(read_traces(path, on_problem=problems.append)), [p.what for p in problems]
+
+
+MIDDLE = [asked("ls"), says("tool", "Error: no such folder", tool_call_id="c1"), says("assistant", "Well.")]
+
+
+@pytest.mark.parametrize("role", ["session_meta", "Orchestrator (thought)"])
+@pytest.mark.parametrize("form", ["messages", "lines", "prompt", "conversations", "trajectory"])
+def test_a_message_of_an_unknown_role_is_left_out_and_said(tmp_path, role, form):
+    messages = [says("user", "Go."), *MIDDLE, says(role, "x"), says(role, "y")]
+    rows = {"lines": messages, "prompt": [{"prompt": messages[:1], "completion": messages[1:]}]}
+    traces, problems = read(tmp_path, rows.get(form, [{form: messages}]))
+    assert [len(t.turns) for t in traces] == [4] and len(find_error_sites(traces[0])) == 1
+    assert problems == [f"role {role!r} is unknown, its 2 messages were left out"]
+
+
+@pytest.mark.parametrize("messages", [[says("user", "Hi"), says("critic", "Hm")], [says("critic", "Hm")]])
+def test_a_trace_without_an_answer_but_of_an_unknown_role_is_refused(tmp_path, messages):
+    assert read(tmp_path, [{"messages": messages}]) == ([], ["role 'critic' is unknown"])
+
+
+def test_outside_of_files_an_unknown_role_is_refused():
+    with pytest.raises(TraceProblem, match="role 'critic' is unknown"):
+        list(chat_turns([says("user", "Hi"), says("critic", "Hm")], strict=True))
