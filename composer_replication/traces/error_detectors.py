@@ -171,8 +171,8 @@ BEFORE = re.compile(
     r"(?:result|output|response|error|screen)s?(?: (?:of|for|from) [^\n:]{1,80})?:|(?:result|output|response|stdout|stderr)s?:(?=\s*\n)|"
     r"<(tool_response|tool_result|tool_output|function_response|function_results?|function_result|observation|result|response|output|stdout|stderr|error|"
     r"tool_use_error|error_message|exception|system|returned)>|call id: [^\n]{1,80}(?=\n))", re.I)
-PROMPT = r"(?:\([\w.-]+\) ?)?(?:[\w.-]+@[\w.-]+[:~][^\n]{0,120}?|\[[^\]\n]{1,80}\]|bash-[\d.]+|[~/][\w./-]*)?\s?[#$%>❯]"  # of a terminal
-BEHIND = re.compile(r"(?:\s*\[Python [Ii]nterpreter: [^\]\n]*\]|\s*\[Current working directory: [^\]\n]*\]|\n" + PROMPT + r"\s*)+\Z")
+PROMPT = r"(?:\([\w.-]+\) ?)?(?:[\w.-]+@[\w.-]+[:~][^\n]{0,120}?|\[[^\]\n]{1,80}\]|bash-[\d.]*|[~/][\w./-]*)?\s?[#$%>❯]"  # of a terminal
+BEHIND = re.compile(r"(?:\s*\[Python [Ii]nterpreter: [^\]\n]*\]|\s*\[Current working directory: [^\]\n]*\]|(?:\A|\n)\((?:Open file|Current directory): [^\n]*\)|\n" + PROMPT + r"\s*)+\Z")
 
 
 def answered_call(

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Small traces after real files: what is read, where it failed, what is wanted, and what the hint says."""
 
 import json
@@ -5,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.core.trace import TraceProblem
+from composer_replication.core.trace import ToolCall, Trace, TraceProblem, Turn
 from composer_replication.hints.layers import default_composite
+from composer_replication.traces.error_detectors import DETECTORS
 from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.formats.base import chat_turns
 from composer_replication.traces.read import read_traces
@@ -78,3 +80,21 @@ def test_a_trace_without_an_answer_but_of_an_unknown_role_is_refused(tmp_path, m
 def test_outside_of_files_an_unknown_role_is_refused():
     with pytest.raises(TraceProblem, match="role 'critic' is unknown"):
         list(chat_turns([says("user", "Hi"), says("critic", "Hm")], strict=True))
+
+
+@pytest.mark.parametrize("format", [name for name in DETECTORS if name != "*"])
+@pytest.mark.parametrize("text", ["what no reader knows", '{"answer": 7}', "collected 3 items\n\nFAILED a.py::x"])
+def test_a_detector_that_does_not_recognise_a_result_has_no_opinion(format, text):
+    turns = (Turn("assistant", tool_calls=(ToolCall("run", {"command": "make"}),)), Turn("tool", text, observation=True))
+    trace = Trace("t", turns, format=format)
+    assert [detector(trace, 1) for detector in DETECTORS[format]] == [None] * len(DETECTORS[format])
+
+
+SHOWN = "OBSERVATION:\n{}\n(Open file: n/a)\n(Current directory: /w)\nbash-$"
+
+
+@pytest.mark.parametrize("text", ["collected 2 items\nFAILED a.py::x - assert 1 == 2\n==== 1 failed, 1 passed in 0.20s ====", '{"error": "no such host"}', "[exit 2]\nmake: no rule"])
+def test_what_swe_agent_does_not_know_is_left_to_the_detectors_for_all(tmp_path, text):
+    rows = [says("system", "s"), says("user", "Go."), says("assistant", "I run it.\n```\nmake test\n```"), says("user", SHOWN.format(text)), says("assistant", "Well.\n```\nls\n```")]
+    [trace], _ = read(tmp_path, [{"trajectory": "", "history": rows}])
+    assert trace.format == "swe-agent" and [s.evidence_index for s in find_error_sites(trace)] == [3]

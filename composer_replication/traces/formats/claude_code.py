@@ -207,7 +207,7 @@ def commented(trace: Trace, position: int) -> bool:
 def claude_result(trace: Trace, position: int) -> Detection | None:
     "Detect a failure from Claude Code's `is_error`."
     turn = observed(trace, position)
-    if turn is None:
+    if turn is None or turn.failed is None:
         return None
     if not turn.failed or DECLINED.match(turn.content[:300]) or commented(trace, position):
         return CLEAN
