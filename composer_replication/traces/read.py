@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['OTHER_FILES', 'ENVELOPES', 'OUTSIDE', 'SUFFIXES', 'MANY_ENDS', 'Unpacked', 'open_bytes', 'at_rest', 'read_lines',
            'parse', 'read_values', 'begins', 'read_parquet', 'read_archive', 'objects', 'read_list', 'in_a_row',
-           'read_document', 'records', 'stem', 'trace_files', 'loose_ends', 'tally', 'assemble', 'warn', 'read_traces',
-           'own_ids', 'Reservoir']
+           'read_document', 'records', 'stem', 'trace_files', 'loose_ends', 'tally', 'read_session', 'assemble', 'warn',
+           'read_traces', 'own_ids', 'Reservoir']
 
 # %% ../../nbs/traces/02_read.ipynb #109bb920
 import codecs
@@ -21,7 +21,7 @@ import warnings
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain
@@ -32,7 +32,7 @@ import orjson
 
 from ..core.files import read_json
 from .error_detectors import pair
-from .formats.base import FORMATS, UNREADABLE, filled, read_record, recognise
+from .formats.base import FORMATS, ROLES, UNREADABLE, Format, chat_turns, filled, read_record, recognise, role_of
 from ..core.trace import Trace, TraceProblem
 
 # %% ../../nbs/traces/02_read.ipynb #be74a0ac
@@ -375,26 +375,44 @@ def tally(trace: Trace) -> Counter:
                    results=len(pairing.causes) + len(pairing.loose), unanswered=len(pairing.unanswered), loose=len(pairing.loose))
 
 # %% ../../nbs/traces/02_read.ipynb #6e7a9a29
+def read_session(
+    rows: Sequence[tuple[int, dict, Format | None]],  # position in the file, record, and its format if it shows one
+    name: str,  # for the ids of traces that have none
+) -> Iterator[Trace | TraceProblem]:
+    "Yield the traces of records that make up sessions, in the format that most of them show; messages in front of its first record are the prompt."
+    votes = Counter(format for *_, format in rows if format and format.lines)
+    if not votes:
+        return
+    best = max(votes, key=lambda format: (not format.last, votes[format]))
+    first = next(n for n, (*_, format) in enumerate(rows) if format is best)
+    head = [turn for at, r, format in rows[:first] if format and format.last and ROLES.get(role_of(r)) in ("system", "user") for turn in chat_turns([r], at)]
+    for item in best.read([(at, r) for at, r, _ in rows], name):
+        if head and isinstance(item, Trace) and item.turns and not item.segments:
+            own = {turn.source_index for turn in item.turns}
+            item, head = replace(item, turns=(*(turn for turn in head if turn.source_index not in own), *item.turns)), []
+        yield item
+
+
 def assemble(
     values: Iterable[tuple[int, Any]],  # line, parsed value, iterator of values or problem
     name: str,  # for the ids of traces that have none
 ) -> Iterator[tuple[int, Trace | TraceProblem]]:
     "Yield traces and problems, each with its line."
-    spread, session, unknown = None, [], []  # the format of the current multi-line trace, its lines so far, unknown lines
+    session, unknown = [], []  # lines of multi-line traces with their formats, unknown lines
     before, count = 0, 0  # line of the last record, and number of records on it so far
     for line, value in values:
         if isinstance(value, TraceProblem):
             yield line, value
             continue
         listed = isinstance(value, Iterator)
-        format = None if listed else recognise(value) or (spread if isinstance(value, dict) else None)
-        if format and format.lines:
-            spread = spread or format
-            session.append((line - 1, value))
+        format = None if listed else recognise(value)
+        if format.lines if format else session and isinstance(value, dict):
+            session.append((line - 1, value, format))
             continue
         rows = value if listed else records(value)
         if not listed and rows and rows[0] is not value and (format := recognise(rows[0])) and format.lines:  # one list that is a session
-            yield from ((line, item) for item in format.read(list(enumerate(r for r in rows if isinstance(r, dict))), name if line == 1 else f"{name}-{line}"))
+            own = [(n, r, recognise(r)) for n, r in enumerate(r for r in rows if isinstance(r, dict))]
+            yield from ((line, item) for item in read_session(own, name if line == 1 else f"{name}-{line}"))
             continue
         for record in rows:
             before, count = line, count + 1 if line == before else 0
@@ -412,8 +430,7 @@ def assemble(
                     yield line, problem
     if len(unknown) > 1:
         yield unknown[1], TraceProblem(f"{len(unknown) - 1:,} more {'record is' if len(unknown) == 2 else 'records are'} of no known trace format", "pass agent traces, or register a format")
-    if session:
-        yield from ((t.line or 1 if isinstance(t, TraceProblem) else session[0][0] + 1, t) for t in spread.read(session, name))
+    yield from ((t.line or 1 if isinstance(t, TraceProblem) else session[0][0] + 1, t) for t in read_session(session, name))
 
 # %% ../../nbs/traces/02_read.ipynb #2a36e86b
 def warn(problem: TraceProblem) -> None:

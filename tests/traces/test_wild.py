@@ -98,3 +98,32 @@ def test_what_swe_agent_does_not_know_is_left_to_the_detectors_for_all(tmp_path,
     rows = [says("system", "s"), says("user", "Go."), says("assistant", "I run it.\n```\nmake test\n```"), says("user", SHOWN.format(text)), says("assistant", "Well.\n```\nls\n```")]
     [trace], _ = read(tmp_path, [{"trajectory": "", "history": rows}])
     assert trace.format == "swe-agent" and [s.evidence_index for s in find_error_sites(trace)] == [3]
+
+
+GEMINI = [
+    {"type": "init", "session_id": "s", "model": "gemini-3"},
+    {"type": "message", "role": "user", "content": "Go."},
+    {"type": "tool_use", "tool_id": "c1", "tool_name": "ls", "parameters": {}},
+    {"type": "tool_result", "tool_id": "c1", "status": "error", "output": "no such folder"},
+    {"type": "message", "role": "assistant", "content": "Well."},
+]
+CODEX = [
+    {"type": "session_meta", "payload": {"id": "s"}},
+    {"type": "response_item", "payload": {"type": "function_call", "name": "ls", "arguments": "{}", "call_id": "c1"}},
+    {"type": "response_item", "payload": {"type": "function_call_output", "call_id": "c1", "output": "Error: no such folder"}},
+    {"type": "response_item", "payload": {"type": "message", "role": "assistant", "content": "Well."}},
+]
+COPILOT = [
+    {"type": "session.start", "data": {"sessionId": "s"}},
+    {"type": "assistant.message", "data": {"content": "", "toolRequests": [{"toolCallId": "c1", "name": "ls", "arguments": {}}]}},
+    {"type": "tool.execution_complete", "data": {"toolCallId": "c1", "success": False, "error": {"message": "no such folder"}}},
+    {"type": "assistant.message", "data": {"content": "Well."}},
+]
+
+
+@pytest.mark.parametrize("rows, format", [(GEMINI, "gemini-cli"), (CODEX, "codex"), (COPILOT, "copilot-cli")])
+@pytest.mark.parametrize("first", [says("user", "Go."), {"type": "message", "role": "user", "content": "Go."}])
+def test_the_first_line_alone_does_not_decide_the_format(tmp_path, rows, format, first):
+    [trace], problems = read(tmp_path, [first, *rows])
+    assert trace.format == format and len(find_error_sites(trace)) == 1 and not problems
+    assert trace.turns[0].content == "Go."

@@ -34,6 +34,7 @@ class Format:
     read: Callable  # (record, fallback trace id) -> trace
     unpack: Callable[[Any], list | None] | None = None  # returns the records of a JSON value that holds several; None for other values
     lines: bool = False  # True: a trace is spread over records; `read` takes all (position, record) and yields traces and problems
+    last: bool = False  # True: only for records without the mark of another format
 
 
 FORMATS: list[Format] = []
@@ -48,7 +49,7 @@ def register_format(
 ) -> Callable:
     "Register a format; decorates the function that reads one record."
     def registered(read: Callable) -> Callable:
-        FORMATS.insert(len(FORMATS) if last else 0, Format(name, matches, read, unpack, lines))
+        FORMATS.insert(len(FORMATS) if last else 0, Format(name, matches, read, unpack, lines, last))
         return read
     return registered
 
