@@ -127,3 +127,37 @@ def test_the_first_line_alone_does_not_decide_the_format(tmp_path, rows, format,
     [trace], problems = read(tmp_path, [first, *rows])
     assert trace.format == format and len(find_error_sites(trace)) == 1 and not problems
     assert trace.turns[0].content == "Go."
+
+
+def claude(uuid, parent, role, content, **more):
+    message = {"role": role, "content": content} | ({"id": more.pop("id", uuid)} if role == "assistant" else {})
+    return {"uuid": uuid, "parentUuid": parent, "sessionId": "s", "type": role, "message": message} | more
+
+
+def calls(id, name="Bash", **given):
+    return {"type": "tool_use", "id": id, "name": name, "input": given}
+
+
+def answers(id, text, **more):
+    return {"type": "tool_result", "tool_use_id": id, "content": text} | more
+
+
+TREE = [
+    claude("u1", None, "user", "Go."),
+    claude("a1", "u1", "assistant", [calls("c1", command="ls")], id="m1"),
+    claude("a2", "a1", "assistant", [calls("c2", command="pwd")], id="m1"),
+    claude("u2", "a1", "user", [answers("c1", "a b", is_error=False)]),
+    claude("u3", "a2", "user", [answers("c2", "Exit code 1\nno such folder", is_error=True)]),
+    {"uuid": "x", "parentUuid": "u3", "sessionId": "s", "type": "attachment"},
+    claude("a3", "x", "assistant", [{"type": "text", "text": "Well."}], id="m2"),
+    claude("u4", "a3", "user", "And?"),
+    claude("a4", "u4", "assistant", [{"type": "text", "text": "Done."}], id="m3"),
+]
+
+
+@pytest.mark.parametrize("order", [[8, 7, 6, 5, 4, 3, 2, 1, 0], [0, 3, 1, 4, 2, 5, 6, 7, 8], [0, 1, 2, 3, 4, 8, 5, 7, 6], [0, 1, 2, 3, 4, 5, 8, 6, 7]])
+def test_lines_of_claude_code_come_in_the_order_of_their_parents(tmp_path, order):
+    [as_made], _ = read(tmp_path, TREE)
+    [found], problems = read(tmp_path, [TREE[n] for n in order])
+    assert [(t.role, t.content, t.tool_calls) for t in found.turns] == [(t.role, t.content, t.tool_calls) for t in as_made.turns]
+    assert len(as_made.turns) == 7 and not problems and len(find_error_sites(found)) == 1

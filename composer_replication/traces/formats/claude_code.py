@@ -4,13 +4,15 @@
 
 # %% auto #0
 __all__ = ['UNSAID', 'Line', 'PERSONAL', 'ASKS', 'MACHINE', 'PRINTED', 'is_session_line', 'plain_line', 'cursor_line',
-           'synthetic', 'blocks', 'ids', 'trees', 'main_path', 'session_turns', 'agents', 'mended', 'read_session',
-           'session_trace', 'commented', 'claude_result']
+           'synthetic', 'blocks', 'ids', 'trees', 'by_parents', 'main_path', 'session_turns', 'agents', 'mended',
+           'read_session', 'session_trace', 'commented', 'claude_result']
 
 # %% ../../../nbs/traces/formats/05_claude_code.ipynb #5c8b80c5
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
+from heapq import heappop, heappush
 
 from ..error_detectors import (CLEAN, DECLINED, STATUS_REASON, Detection, command_of, exit_status, kind_of, last_exception, observed,
                                                           register_detector, result_text, says_error, shell_detection, tool_called)
@@ -92,10 +94,24 @@ def trees(
     return list(parts.values())
 
 
+def by_parents(tree: Sequence[tuple[int, dict]]) -> list[tuple[int, dict]]:
+    "Sort the lines of a tree so that each comes after its parent, otherwise in the order of the file."
+    known, children, made = {r["uuid"] for _, r in tree}, defaultdict(list), []
+    for n, (_, r) in enumerate(tree):
+        children[r.get("parentUuid") if r.get("parentUuid") in known else None].append(n)
+    ready = children.pop(None, [])
+    while ready:
+        made.append(tree[n := heappop(ready)])
+        for child in children.pop(tree[n][1]["uuid"], ()):
+            heappush(ready, child)
+    return made + [tree[n] for n in sorted(n for held in children.values() for n in held)]  # lines that are their own ancestors
+
+
 def main_path(
     tree: Sequence[tuple[int, dict]],  # the lines of one tree
 ) -> list[tuple[int, dict]]:
-    "Return the message lines of the final conversation, in the order of the file."
+    "Return the message lines of the final conversation, each after its parent."
+    tree = by_parents(tree)
     parent = {r["uuid"]: r.get("parentUuid") for _, r in tree}
     spoken = [(p, r) for p, r in tree if r["type"] in ("user", "assistant") and isinstance(r.get("message"), dict)]
     path, uuid = set(), spoken[-1][1]["uuid"] if spoken else None
