@@ -161,3 +161,11 @@ def test_lines_of_claude_code_come_in_the_order_of_their_parents(tmp_path, order
     [found], problems = read(tmp_path, [TREE[n] for n in order])
     assert [(t.role, t.content, t.tool_calls) for t in found.turns] == [(t.role, t.content, t.tool_calls) for t in as_made.turns]
     assert len(as_made.turns) == 7 and not problems and len(find_error_sites(found)) == 1
+
+
+@pytest.mark.parametrize("first", [{"ts": 1, "type": "say", "say": "text", "text": "Fix it."}, {"ts": 1, "type": "ask", "ask": "resume_task"}])
+@pytest.mark.parametrize("lines", [False, True])
+def test_what_cline_shows_names_the_file_beside_it(tmp_path, first, lines):
+    rows = [first, {"ts": 2, "type": "say", "say": "api_req_started", "text": "{}"}]
+    traces, problems = read(tmp_path, rows if lines else [rows])
+    assert not traces and len(problems) == 1 and "api_conversation_history.json" in problems[0]
