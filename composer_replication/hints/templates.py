@@ -227,7 +227,8 @@ def hint_json_decode(context: HintContext) -> str | None:
     keys = f", with the keys {fields}" if fields else ""
     if re.search(r"SQL|query", unwrap(text)[:200]):
         return "Write one complete SQL statement and nothing else."
-    return (f"Write the arguments{tool} as one complete JSON object{keys}: keys and strings in double quotes, line breaks "
+    what = f"arguments{tool}" if context.tool_name or context.tool_schema else "whole answer"  # of a turn without a call
+    return (f"Write the {what} as one complete JSON object{keys}: keys and strings in double quotes, line breaks "
             f"in strings as \\n, every bracket closed, no comments and no trailing commas.")
 
 # %% ../../nbs/hints/03_templates.ipynb #7ed4324a

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['CLEAN', 'Detector', 'DETECTORS', 'ERROR_WORDS', 'EXCEPTION', 'IN_NOTEBOOK', 'RAISED', 'GENERIC', 'CLASSES',
-           'KIND_WORDS', 'BEFORE', 'PROMPT', 'BEHIND', 'IN_SCRIPT', 'FENCED', 'ANSWERS_NO', 'STATUS_LINE', 'STATUS_TAG',
-           'FIELD', 'BESIDE_STATUS', 'OUTPUT', 'EDGE', 'DECLINED', 'STATUS_REASON', 'WRAPPING', 'CODE_KEYS',
-           'HTTP_KEYS', 'NOTHING', 'MESSAGES', 'BAD_WORDS', 'GOOD_WORDS', 'READER', 'READS', 'SAYS_ERROR', 'HEADING',
-           'GAVE_UP', 'BROKE_OFF', 'WELL', 'ERROR_TAG', 'SHELL_COMPLAINT', 'Detection', 'register_detector',
+           'KIND_WORDS', 'BEFORE', 'PROMPT', 'BEHIND', 'IN_SCRIPT', 'TYPED', 'FENCED', 'ANSWERS_NO', 'STATUS_LINE',
+           'STATUS_TAG', 'FIELD', 'BESIDE_STATUS', 'OUTPUT', 'EDGE', 'DECLINED', 'STATUS_REASON', 'WRAPPING',
+           'CODE_KEYS', 'HTTP_KEYS', 'NOTHING', 'MESSAGES', 'BAD_WORDS', 'GOOD_WORDS', 'READER', 'READS', 'SAYS_ERROR',
+           'HEADING', 'GAVE_UP', 'BROKE_OFF', 'WELL', 'ERROR_TAG', 'SHELL_COMPLAINT', 'Detection', 'register_detector',
            'detectors_for', 'first_opinion', 'any_word', 'last_exception', 'shell_kind', 'kind_of', 'Pairing', 'pair',
            'answered_call', 'tool_called', 'command_of', 'without_echo', 'unwrapped', 'shell_detection', 'exit_status',
            'observed', 'result_text', 'declined', 'flagged', 'objects', 'object_failed', 'status', 'reads_only',
@@ -200,7 +200,7 @@ def command_of(
     "Return the shell command that a result answers, or an empty text."
     turn, call = answered_call(trace, position)
     if turn is not None and not turn.tool_calls:
-        return (FENCED.findall(turn.content) or [""])[-1].rstrip()
+        return ("".join(map(value_of, TYPED.findall(turn.content))) or (FENCED.findall(turn.content) or [""])[-1]).rstrip()
     given = call.arguments if call and call.parsed else {}
     command = next((given[key] for key in ("command", "cmd", "script", "code", "commands", "keystrokes") if given.get(key)), "")
     if isinstance(command, list) and all(isinstance(part, str) for part in command):  # an argument vector, often `sh -c ...`
@@ -211,6 +211,7 @@ def command_of(
 
 
 IN_SCRIPT = re.compile(r'\bexec_command\(\s*\{.*?\bcmd\b"?\s*:\s*("(?:[^"\\]|\\.)*")', re.S)
+TYPED = re.compile(r'"keystrokes"\s*:\s*("(?:[^"\\]|\\.)*")')  # into a terminal, by an agent that acts in JSON
 FENCED = re.compile(r"```(?:bash|sh|shell|mswea_bash_command)?[ \t]*\n(.*?)\n?```", re.S)  # the command of an agent that acts in text
 
 # %% ../../nbs/traces/01_error_detectors.ipynb #063c39f0

@@ -169,3 +169,32 @@ def test_what_cline_shows_names_the_file_beside_it(tmp_path, first, lines):
     rows = [first, {"ts": 2, "type": "say", "say": "api_req_started", "text": "{}"}]
     traces, problems = read(tmp_path, rows if lines else [rows])
     assert not traces and len(problems) == 1 and "api_conversation_history.json" in problems[0]
+
+
+UNPARSED = "Previous response had parsing errors:\nERROR: No valid JSON found in response\n\nPlease fix these issues and provide a proper JSON response."
+TYPED = json.dumps({"analysis": "x", "plan": "y", "commands": [{"keystrokes": "pytest -q\n", "duration": 5.0}]})
+SCREEN = "New Terminal Output:\nroot@x:/app# pytest -q\nbash: pytest: command not found\nroot@x:/app# "
+
+
+@pytest.mark.parametrize("key", ["messages", "conversations"])
+@pytest.mark.parametrize("screen", ["New Terminal Output:", "Current Terminal Screen:"])
+def test_what_terminus_answers_in_role_user_is_a_result(tmp_path, key, screen):
+    rows = [says("user", "Task."), says("assistant", TYPED), says("user", SCREEN.replace("New Terminal Output:", screen)), says("assistant", "I look {"),
+            says("user", UNPARSED), says("assistant", TYPED), says("user", f"{screen}\n3 passed in 0.2s"), says("assistant", "Done.")]
+    [trace], _ = read(tmp_path, [{key: rows}])
+    assert [t.observation for t in trace.turns] == [False, False, True, False, True, False, True, False]
+    sites = find_error_sites(trace)
+    assert [(s.message_index, s.kind) for s in sites] == [(1, "tool_not_found"), (3, "json_decode")]
+    hint = default_composite().hint(trace, sites[1]).text
+    assert "JSON" in hint and "arguments" not in hint
+
+
+def test_terminus_parsing_errors_in_a_trajectory(tmp_path):
+    steps = [{"step_id": 1, "source": "user", "message": "Task."}, {"step_id": 2, "source": "agent", "message": "I look {", "observation": {"results": [{"content": UNPARSED}]}}]
+    [trace], _ = read(tmp_path, [{"schema_version": "ATIF-v1.5", "session_id": "s", "agent": {"name": "terminus-2"}, "steps": steps}])
+    assert [s.kind for s in find_error_sites(trace)] == ["json_decode"]
+
+
+def test_a_person_who_quotes_a_terminal_gives_no_result(tmp_path):
+    [trace], _ = read(tmp_path, [{"messages": [says("user", "New Terminal Output:\nx"), says("assistant", "Hm."), says("user", "The terminal output is red.")]}])
+    assert not any(t.observation for t in trace.turns)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FORMATS', 'UNREADABLE', 'TEXT', 'FLAG', 'CHATS', 'COLUMNS', 'TEXTS', 'ROLES', 'WORDS', 'RESULTS', 'CALLS', 'THOUGHTS',
-           'ANSWER', 'Format', 'register_format', 'checked', 'opened', 'filled', 'null_filled', 'recognise',
+           'ANSWER', 'PROGRAM', 'Format', 'register_format', 'checked', 'opened', 'filled', 'null_filled', 'recognise',
            'read_record', 'UnknownTurn', 'of_known_roles', 'attempt', 'block_text', 'text_of', 'as_list', 'as_text',
            'as_reward', 'tool_of', 'tools_of', 'new_trace', 'role_of', 'plain_message', 'flag_of', 'result_content',
            'tool_turn', 'named_call', 'chat_calls', 'reasoning_of', 'message_turns', 'results_in_text',
@@ -484,6 +484,9 @@ ANSWER = re.compile(r"\s*(?:<(tool_response|function_response|tool_result|functi
                     r"|(?:tool|function)[ _](?:result|output|response)s?\b|\[TOOL_RESULTS\])", re.I)
 
 
+PROGRAM = re.compile(r"\s*(?:(?:new|current) terminal (?:output|screen|state):|previous response had (?:parsing errors|warnings):)", re.I)  # says it in role user
+
+
 def results_in_text(turn: Turn) -> list[Turn]:
     "Return the results in a user message: one for each block in tags, else the whole message."
     tag = ANSWER.match(turn.content)
@@ -510,7 +513,8 @@ def with_calls_in_text(turns: Sequence[Turn]) -> list[Turn]:
             made += results_in_text(turn)
             asked = False
         else:
-            made.append(turn)
+            program = turn.role == "user" and at > 0 and turns[at - 1].role == "assistant" and PROGRAM.match(turn.content) is not None
+            made.append(replace(turn, observation=True) if program else turn)
             asked = asked and turn.role == "tool"
     return made
 

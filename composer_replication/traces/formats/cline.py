@@ -92,7 +92,7 @@ def shown(value: Any) -> list | None:
     return [value[0]] if isinstance(value, list) and value and is_shown(value[0]) else None
 
 
-@register_format("cline-ui", is_shown, unpack=shown, lines=True)
+@register_format("cline", is_shown, unpack=shown, lines=True)
 def read_shown(lines: Sequence[tuple[int, dict]], trace_id: str) -> Iterator[TraceProblem]:
     "Yield a problem: what the editor shows holds neither the calls nor the results as the model saw them."
     yield TraceProblem("this is ui_messages.json, what Cline's editor shows; the chat lies beside it in api_conversation_history.json", "name that file")
