@@ -31,8 +31,6 @@ def one_chat(value: Any) -> list | None:
         return [{"messages": value}] if is_messages(value) else None
     if not isinstance(value, dict) or "epoch" in value or is_responses(value):  # inspect_ai repeats its last answer
         return None
-    if is_messages(whole := (value.get("outputs") or {}).get("messages") if isinstance(value.get("outputs") or {}, dict) else None) and "run_type" in value:
-        return [value | {"messages": whole}]  # the state at the end of a run of LangSmith holds the whole conversation
     sent = next((v for key in ("request", "inputs", "input", "body") if isinstance(v := value.get(key), dict) and is_chat(v)), value)
     if not is_chat(sent):
         sent = {"messages": value.get("input")} if is_messages(value.get("input")) else sent
