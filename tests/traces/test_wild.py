@@ -2,6 +2,7 @@
 """Small traces after real files: what is read, where it failed, what is wanted, and what the hint says."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -198,3 +199,35 @@ def test_terminus_parsing_errors_in_a_trajectory(tmp_path):
 def test_a_person_who_quotes_a_terminal_gives_no_result(tmp_path):
     [trace], _ = read(tmp_path, [{"messages": [says("user", "New Terminal Output:\nx"), says("assistant", "Hm."), says("user", "The terminal output is red.")]}])
     assert not any(t.observation for t in trace.turns)
+
+
+def work_of(function):
+    "How many functions were called, generators resumed included: a measure of work that no other load changes."
+    count = 0
+
+    def counted(frame, event, argument):
+        nonlocal count
+        count += event == "call"
+    sys.setprofile(counted)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_work_on_a_session_grows_with_its_length(tmp_path, order):
+    def work(n):
+        rows, parent = [], None
+        for i in range(n):
+            more = [claude(f"a{i}", f"u{i}", "assistant", [calls(f"c{i}", command="make")]), claude(f"r{i}", f"a{i}", "user", [answers(f"c{i}", "Exit code 2\nboom", is_error=True)])]
+            rows += [claude(f"u{i}", parent, "user", "Reproduce the KeyError."), *more]
+            parent = f"r{i}"
+        path = tmp_path / f"{n}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows[::order]))
+        found = []
+        made = work_of(lambda: found.extend(find_error_sites(trace) for trace in read_traces(path)))
+        assert len(found[0]) == n
+        return made
+    assert work(800) < 2.2 * work(400)

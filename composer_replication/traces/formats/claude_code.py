@@ -83,9 +83,9 @@ def trees(
     parent = {r["uuid"]: r.get("parentUuid") for _, r in lines}
     root: dict = {}
     for uuid in parent:
-        path = []
+        path: dict = {}  # in order
         while uuid not in root and uuid not in path:
-            path.append(uuid)
+            path[uuid] = None
             uuid = parent[uuid] if parent[uuid] in parent else uuid
         root |= dict.fromkeys(path, root.get(uuid, uuid))
     parts: dict = {}
