@@ -8,7 +8,7 @@ __all__ = ['loggable', 'RankLost', 'lost_rank', 'checkpoint_to_resume', 'Resume'
 # %% ../../nbs/training/20_running.ipynb #7ea89082
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -21,7 +21,7 @@ from ..core.errors import InputProblem, Problem
 from ..core.plugins import plugin
 from ..rollout.policies import stop_ids
 from .batches import from_plain, to_plain
-from .checkpoint import (InterruptCallback, complete_checkpoint, incomplete_because, last_complete_checkpoint, load_buffer,
+from .checkpoint import (InterruptCallback, complete_checkpoint, holding, incomplete_because, last_complete_checkpoint, load_buffer,
                                                       save_buffer)
 from .config import ComposerReplicationConfig
 from .health import HealthCallback
@@ -278,10 +278,10 @@ class RunTrainer(GRPOTrainer):
         *args,
         **kwargs,
     ):
-        "Train as transformers does. Raises `InputProblem` for a checkpoint that was cut off."
+        "Train as transformers does. Raises `InputProblem` for a checkpoint that was cut off, and where another run writes into the folder."
         start = checkpoint_to_resume(self.args.output_dir, resume_from_checkpoint)
         try:
-            with lost_rank(self.args.ddp_timeout):
+            with lost_rank(self.args.ddp_timeout), holding(self.args.output_dir) if self.is_world_process_zero() else nullcontext():
                 return super().train(start, *args, **kwargs)
         finally:
             self.interrupt.restore()

@@ -37,8 +37,9 @@ class Weighed(Compared):
 
 
 def test_the_second_step_on_a_generation_is_weighed_by_its_ratios(tmp_path):
-    trainer = trained(tmp_path, kind=Weighed, alpha_sdpo=1.0, teacher="frozen", max_steps=2, num_iterations=2, sdpo_support="full",
-                      sdpo_top_k=None, sdpo_beta=1.0, sdpo_importance_clip=1.2, learning_rate=0.5, max_completion_length=96)
+    trainer = trained(tmp_path, kind=Weighed, alpha_sdpo=1.0, teacher="frozen", max_steps=2, num_iterations=2,
+                      sdpo_support="full", sdpo_top_k=None, sdpo_beta=1.0, sdpo_importance_clip=1.2, learning_rate=0.5,
+                      max_completion_length=96)
     ratios = []
     for (student, teacher, total), (labels, old) in zip(trainer.passes, trainer.sampled):
         s, t = student.double().log_softmax(-1), teacher.double().log_softmax(-1)

@@ -61,14 +61,17 @@ def train(folder, every, **changes):
     return trained(folder, Cutting(every), max_completion_length=96, **changes)
 
 
+ACCUMULATED = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "alpha_sdpo": 1.0}
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"loss_type": "dapo", "kl_coef": 0.1, "kl_place": "loss"},
         {"loss_type": "grpo", "alpha_sdpo": 1.0},
-        {"loss_type": "dr_grpo", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "alpha_sdpo": 1.0},
-        {"loss_type": "dapo", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "alpha_sdpo": 1.0, "filled": True},
-        {"loss_type": "grpo", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "alpha_sdpo": 1.0, "filled": True},
+        {"loss_type": "dr_grpo", **ACCUMULATED},
+        {"loss_type": "dapo", "filled": True, **ACCUMULATED},
+        {"loss_type": "grpo", "filled": True, **ACCUMULATED},
     ],
     ids=["dapo-kl", "grpo-sdpo", "accumulated-sdpo", "filled-dapo", "filled-grpo"],
 )
