@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 .venv/bin/python spikes/020-demo-power/plan.py --minutes 30
 
-A run is one demo: both trainings on the same episodes. It is appended to `runs.jsonl` the moment it ends; a run that was killed is made again.
+A run is one demo: both trainings on the same episodes. It is appended to `runs.jsonl` as it ends; a killed one is made again.
 020-demo-power.ipynb states the rule and the threshold; they were committed before any run.
 """
 import argparse
@@ -73,7 +73,8 @@ def make(run: Run) -> dict:
     began = time.process_time()
     found = demo_experiment(run.setting, run.seed, run.split)
     return {"setting": asdict(run.setting), "seed": run.seed, "split": run.split, "fingerprint": reward_fingerprint("toy"),
-            "cpu_seconds": round(time.process_time() - began, 1), "arms": {arm: asdict(scores) for arm, scores in found.arms.items()}}
+            "cpu_seconds": round(time.process_time() - began, 1),
+            "arms": {arm: asdict(scores) for arm, scores in found.arms.items()}}
 
 
 def main() -> None:
