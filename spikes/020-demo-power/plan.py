@@ -24,8 +24,8 @@ from fingerprint import reward_fingerprint  # noqa: E402
 
 SETTINGS = (  # from the cheapest
     DemoSetting(episodes=128, steps=40, trees=8, rate=1e-3),
-    DemoSetting(episodes=128, steps=60, trees=8, rate=1e-3),
-    DemoSetting(episodes=192, steps=60, trees=8, rate=1e-3),
+    DemoSetting(episodes=128, steps=60, trees=8, rate=5e-4),
+    DemoSetting(episodes=192, steps=60, trees=8, rate=5e-4),
     DemoSetting(episodes=192, steps=60, trees=16, rate=5e-4),
 )
 CHOOSING, SEEDS = (900, 901, 902), tuple(range(20))
