@@ -1,4 +1,4 @@
-# `make demo` runs the main job; `make check` and `make test` check the core in minutes and wholly, `make test-contrib` the contributions.
+# `make demo` shows the main thing in a minute; `make check` and `make test` check the core in minutes and wholly, `make test-contrib` the contributions.
 # Each makes .venv first, from the exact versions in requirements/core.txt; only Python 3.11 or later is needed.
 
 PYTHON ?= $(shell for p in python3.11 python3; do \
