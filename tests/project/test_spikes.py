@@ -182,8 +182,8 @@ def texts(path) -> list[str]:
 
 def held(folder) -> dict[str, str]:
     "Every file that is no cache, with its fingerprint."
-    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".lock"}
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)
+    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 @pytest.fixture(scope="module")
