@@ -10,7 +10,6 @@ from composer_replication.core.errors import InputProblem
 from composer_replication.envs.toy.env import WorldEnv
 from composer_replication.experiments.right_actions import HintedTurn, hinted_turns, right_actions, works  # noqa: F401
 from composer_replication.experiments.statistics import Interval, bootstrap_mean
-from composer_replication.hints.layers import HintSource
 from composer_replication.losses.divergences import Divergence
 from composer_replication.rollout.loop import collect
 from composer_replication.rollout.policies import TransformersPolicy

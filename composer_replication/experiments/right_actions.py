@@ -9,9 +9,9 @@ __all__ = ['HintedTurn', 'hinted_turns', 'works', 'right_actions']
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..core.hint import HintSource
 from ..core.trace import Trace
 from ..envs.toy.env import WorldEnv
-from ..hints.layers import HintSource
 from ..rollout.policies import TransformersPolicy
 from ..rollout.sampling import Sampling
 from ..rollout.tool_call_parser import ParsedTurn, TurnReader

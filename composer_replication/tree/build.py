@@ -14,7 +14,7 @@ from typing import Literal
 from ..core.pair import DPOPair
 from ..core.errors import InputProblem
 from ..core.trace import Trace
-from ..hints.layers import Hint
+from ..core.hint import Hint
 from .chat import ChatFormat, TemplateProblem
 from .text import AlignmentError, Piece, Script, shown, write_script
 
