@@ -21,8 +21,8 @@ PARTS = {
     "core.hint": (7, 650, {"core"}, set()),
     "losses.compose": (30, 4300, {"core", "losses", "tree"}, TORCH),  # the method: what DESIGN bounds
     "tree.build": (13, 1700, {"core", "tree"}, {"transformers"}),
-    "hints.layers": (51, 6200, {"core", "hints", "traces"}, set()),
-    "traces.read": (36, 4500, {"core", "traces"}, set()),  # readers
+    "hints.layers": (53, 6800, {"core", "hints", "traces"}, set()),
+    "traces.read": (38, 5200, {"core", "traces"}, set()),  # readers
     "traces.scrub": (5, 250, {"core", "traces"}, set()),
     "traces.export": (8, 700, {"core", "traces"}, set()),
     "sandbox.base": (8, 1100, {"core", "sandbox"}, set()),
