@@ -219,6 +219,8 @@ def hint_json_decode(context: HintContext) -> str | None:
     text = context.error_message
     if re.search(r"[Ff]ailed to decode|decoder_failed", text):
         return "Answer with the tool calls themselves in the required format, and with no text around them or in their place."
+    if not context.tool_name and re.search(r"did not use (?:a|any) tool|\b(?:0|no) (?:actions?|tool calls?)\b|EXACTLY ONE", text):
+        return "Write exactly one tool call in this turn, in the format that the instructions ask for; if the task is done, call the tool that ends it."
     if diagnosis := diagnose(text):
         return diagnosis
     tool = f" of `{context.tool_name}`" if context.tool_name else ""
@@ -226,7 +228,8 @@ def hint_json_decode(context: HintContext) -> str | None:
     keys = f", with the keys {fields}" if fields else ""
     if re.search(r"SQL|query", unwrap(text)[:200]):
         return "Write one complete SQL statement and nothing else."
-    return (f"Write the arguments{tool} as one complete JSON object{keys}: keys and strings in double quotes, line breaks "
+    what = f"arguments{tool}" if context.tool_name or context.tool_schema else "whole answer"  # of a turn without a call
+    return (f"Write the {what} as one complete JSON object{keys}: keys and strings in double quotes, line breaks "
             f"in strings as \\n, every bracket closed, no comments and no trailing commas.")
 
 # %% ../../nbs/hints/03_templates.ipynb #7ed4324a

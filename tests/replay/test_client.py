@@ -443,7 +443,8 @@ def result_of(id, text="done"):
     ((replace(call_of("x"), content="I look."), Turn("user", "stop")), ["user", "assistant", "user"]),
     ((call_of("x"), Turn("user", "stop"), result_of("x")), ["user", "user", "user"]),
     ((call_of("x"), result_of("x"), call_of("x"), Turn("user", "on")), ["user", ["x"], "x", "user"]),
-    ((Turn("assistant", tool_calls=(ToolCall("f", {}),) * 2), Turn("tool", "a")), ["user", ["call_1_0"], "call_1_0"])])
+    ((Turn("assistant", tool_calls=(ToolCall("f", {}), ToolCall("g", {}))), Turn("tool", "a")),
+     ["user", ["call_1_0"], "call_1_0"])])
 def test_a_call_that_no_result_follows_is_not_sent(turns, sent):
     "Providers refuse the whole request else."
     state = TraceState("t", (Turn("user", "go"), *turns))
@@ -481,7 +482,8 @@ def test_a_setting_that_a_model_refuses_is_left_out(settings, words, monkeypatch
             assert last["messages"] == [{"role": "user", "content": "go"}]
 
 
-@pytest.mark.parametrize("words", ["max_tokens is too large: 77. This model supports at most 10.", "not supported", ""])
+@pytest.mark.parametrize("words", ["max_tokens is too large: 77. This model supports at most 10.",
+                                   "the messages are not supported", ""])
 def test_other_refusals_change_no_request(words, monkeypatch):
     monkeypatch.setattr(client, "_REFUSED", {})
     with BadServer(lambda request: failed(400, words)) as server:
