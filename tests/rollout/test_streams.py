@@ -49,7 +49,7 @@ class Typing(TokenBatch):
         for question in list(self.waiting):
             text = self.policy.say(tokenizer.decode(question.ids))
             ids = [*tokenizer.encode(text, add_special_tokens=False), min(self.policy.stops)][: question.limit]
-            typed = self.typed.setdefault(id(question), [])
+            typed = self.typed.setdefault(question, [])
             self.policy.pause(tokenizer.decode(typed))
             typed.append(ids[len(typed)])
             if question.heard:
