@@ -19,6 +19,7 @@ from functools import wraps
 from .diagnose import diagnose, unwrap
 from .text import clamp, sentences, shorten
 from ..traces.failure import failure_gist
+from ..core.tools import properties_of
 from ..core.trace import HintContext
 
 # %% ../../nbs/hints/03_templates.ipynb #4fc153a4
@@ -98,7 +99,7 @@ def _properties(schema: dict | None) -> tuple[dict, list[str]]:
     "Return the schema's properties and the names of the required ones."
     inner = (schema or {}).get("function", schema) or {}
     parameters = inner.get("parameters", inner if "properties" in inner else {}) or {}
-    properties = parameters.get("properties") or {}
+    properties = properties_of({"parameters": parameters})
     return properties, [n for n in parameters.get("required") or () if n in properties]
 
 

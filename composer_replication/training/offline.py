@@ -15,7 +15,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from ..core.errors import InputProblem
-from ..hints.layers import HintSource
+from ..core.hint import HintSource
 from ..losses.batch import TraceExample
 from .config import ComposerReplicationConfig
 from .recorded import trace_limit
@@ -27,6 +27,8 @@ from ..tree.pack import PackedBatch
 # %% ../../nbs/training/24_offline.ipynb #80cabf0e
 class OfflineTrainer(StepTrainer):
     "Train on recorded traces alone. Raises as `ComposerReplicationTrainer`, and `InputProblem` for settings that count or read rollouts."
+
+    pads_left = False
 
     def __init__(
         self,

@@ -5,8 +5,9 @@ import re
 
 import pytest
 
+from composer_replication.core.hint import hint_at
 from composer_replication.core.trace import ToolCall, Trace, Turn
-from composer_replication.hints.layers import default_composite, hint_at
+from composer_replication.hints.layers import default_composite
 from composer_replication.traces import wanted
 from composer_replication.traces.error_sites import find_error_sites
 
