@@ -128,9 +128,10 @@ DIFFICULTY = {
     "failing_tests": f"tests that fail without them; the task has at most {MOST_TESTS}",
     "trivial_pass": "largest share of its tests that a trivial body passes",
     "seconds": "duration of its tests on the original",
-    "mutants": "originals with one fault that are not equivalent, as far as inputs and tests show",
+    "mutants": "originals with one fault that some input or test tells from the original",
     "mutants_passing": "of these, how many no held-out input kills",
     "mutants_paid": "of these, how many no test of the task does either",
+    "mutants_alike": "originals with one fault beside these that nothing tells apart; whether they are equivalent is not known",
     "fail_to_pass": "tests that the row's solution turns green",
 }  # meaning of each number of a task's `difficulty`
 
