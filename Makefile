@@ -1,4 +1,4 @@
-# `make demo` runs the main job; `make check` and `make test` check the core in minutes and wholly, `make test-contrib` the contributions.
+# `make demo` shows the main thing in a minute; `make check` and `make test` check the core in minutes and wholly, `make test-contrib` the contributions.
 # Each makes .venv first, from the exact versions in requirements/core.txt; only Python 3.11 or later is needed.
 
 PYTHON ?= $(shell for p in python3.11 python3; do \
@@ -18,7 +18,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export PYTHONHASHSEED ?= 0
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo road check style fast test test-here test-contrib test-slow vllm test-vllm verifiers test-verifiers test-foreign test-islands test-clouds \
+.PHONY: demo road check style fast test test-here test-contrib test-slow test-spikes vllm test-vllm verifiers test-verifiers test-foreign test-islands test-clouds \
 	test-agents docs lab clean
 
 demo: $(VENV)
@@ -55,6 +55,10 @@ test-contrib: $(VENV)
 # Those that take minutes each, which none of the above runs.
 test-slow: $(VENV)
 	$(PYTEST) -m slow
+
+# Every spike's notebook by "run all": what it shows is what is committed, within a minute, and it writes nothing.
+test-spikes: $(VENV)
+	$(PYTEST) -m slow tests/project/test_spikes.py -k all_cells
 
 # vLLM wants older versions than requirements/core.txt has, so it gets an environment of its own: 4 GB with the CPU build.
 vllm: .venv-vllm/.installed

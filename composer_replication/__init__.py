@@ -18,7 +18,8 @@ _ROOMS = {
     "traces.error_sites": "find_error_sites register_detector",
     "traces.export": "to_dataset write_traces",
     "hints.templates": "HINT_TEMPLATES dispatch register",
-    "hints.layers": "CompositeHintGenerator HintGenerator RawErrorHintGenerator RoutingHintGenerator "
+    "core.hint": "HintGenerator",
+    "hints.layers": "CompositeHintGenerator RawErrorHintGenerator RoutingHintGenerator "
                     "TemplateHintGenerator default_composite is_tool_runtime_kind make_layers register_layer",
     "hints.judge_layer": "LLMJudgeHintGenerator",
     "hints.sibling_layer": "SiblingHintGenerator",

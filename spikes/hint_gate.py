@@ -7,81 +7,14 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from composer_replication.core.errors import InputProblem
-from composer_replication.core.trace import Trace
+from composer_replication.core.hint import HintSource
 from composer_replication.envs.toy.env import WorldEnv
+from composer_replication.experiments.right_actions import HintedTurn, hinted_turns, right_actions, works  # noqa: F401
 from composer_replication.experiments.statistics import Interval, bootstrap_mean
-from composer_replication.hints.layers import HintSource
 from composer_replication.losses.divergences import Divergence
 from composer_replication.rollout.loop import collect
 from composer_replication.rollout.policies import TransformersPolicy
-from composer_replication.rollout.sampling import Sampling
-from composer_replication.rollout.tool_call_parser import ParsedTurn, TurnReader
-from composer_replication.rollout.types import Rollout, RolloutConfig
-from composer_replication.tree.build import build_tree
-from composer_replication.tree.example import target_hints, target_turns
-
-
-@dataclass(frozen=True)
-class HintedTurn:
-    "What stands before an error turn of a rollout, with the hint and without."
-
-    problem: int  # which task
-    trace: Trace
-    turn: int  # position in the trace
-    plain: tuple[int, ...]  # ids before the turn
-    hinted: tuple[int, ...]  # ids before the turn, hint included
-    ids: tuple[int, ...]  # the turn's own
-
-
-def hinted_turns(
-    rollouts: Sequence[Rollout],
-    policy: TransformersPolicy,
-    source: HintSource,
-) -> list[HintedTurn]:
-    "Every error turn that has a hint, in the order of the rollouts."
-    turns = []
-    for problem, r in enumerate(rollouts):
-        sampled = ((*r.prompt_ids, *r.completion_ids), [0] * len(r.prompt_ids) + list(r.completion_mask))
-        tree = build_tree(r.trace, policy.chat, target_hints(r.trace, target_turns(r.trace), source), sampled=sampled)
-        turns += [HintedTurn(problem, r.trace, b.turn, tree.ids[:tree.span(b.turn).start],
-                             (*tree.ids[:b.fork], *b.ids[:b.start]), b.ids[b.start:]) for b in tree.branches]
-    return turns
-
-
-def works(
-    trace: Trace,  # of a toy world, its task's seed and split in `task_id`
-    turn: int,  # position of the turn that is replaced
-    action: ParsedTurn,  # what is done there instead
-    environment: Callable[[], WorldEnv] = WorldEnv,
-) -> bool:
-    "Whether the action's first call succeeds in the state before the turn."
-    split, _, seed = trace.task_id.partition("-")
-    env = environment()
-    env.reset(seed, split)
-    for call in (c for before in trace.turns[:turn] for c in before.tool_calls if c.parsed):
-        env.call(call)
-    return bool(action.calls) and not env.call(action.calls[0]).failed
-
-
-def right_actions(
-    policy: TransformersPolicy,
-    turns: Sequence[HintedTurn],
-    hinted: bool,  # with the hint in the context
-    environment: Callable[[], WorldEnv] = WorldEnv,
-    seed: int = 0,  # names the random numbers
-) -> list[bool]:  # one a turn
-    "Whether one newly sampled action at each turn works."
-    reader, done = TurnReader.of(policy.chat), []
-    contexts = [t.hinted if hinted else t.plain for t in turns]
-    for at in range(0, len(turns), 64):
-        part = contexts[at:at + 64]
-        with policy.batch(Sampling()) as batch:
-            names = [f"{seed}/{hinted}/{at + i}" for i in range(len(part))]
-            samples = batch.sample(range(len(part)), part, [128] * len(part), names)
-        actions = [reader.read(s.ids, policy.stops, context, s.cut, t.trace.tools)
-                   for t, context, s in zip(turns[at:], part, samples)]
-        done += [works(t.trace, t.turn, action, environment) for t, action in zip(turns[at:], actions)]
-    return done
+from composer_replication.rollout.types import RolloutConfig
 
 
 def sdpo_gradient(

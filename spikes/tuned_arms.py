@@ -9,6 +9,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean, stdev
 
+import numpy as np
+
 from composer_replication.experiments.schedule import Job, run_jobs
 from composer_replication.experiments.setting import Setting
 
@@ -75,3 +77,13 @@ def climb(
     kept = {"tuning": areas, "chosen": chosen,
             "runs": [{"arm": arm, **asdict(r)} for arm, of in results.items() for r in of.values()]}
     (folder / "runs.json.gz").write_bytes(gzip.compress(json.dumps(kept).encode(), mtime=0))
+
+
+def student(
+    degrees: int,  # of freedom: seeds less one
+    level: float = 0.95,  # of the interval; one of several comparisons: 1 - 0.05 / their number (Bonferroni)
+) -> float:
+    "Return the two-sided point of Student's t, by integrating its density."
+    angle = np.linspace(0, np.pi / 2, 1_000_001)  # t is sqrt(degrees) * tan(angle); the density over angles is cos^(degrees - 1)
+    shares = np.cumsum(np.cos(angle) ** (degrees - 1))
+    return float(degrees**0.5 * np.tan(angle[np.searchsorted(shares / shares[-1], level)]))

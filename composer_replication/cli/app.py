@@ -16,8 +16,10 @@ from typer.core import TyperGroup
 from .console import closed, err, group
 from .dataset import dataset_app
 from .eval import evaluate, export
-from .experiments import demo, ladder
+from .demo import demo
+from .experiments import ladder
 from .explore import explore
+from . import rules as _rules  # its command joins those of hints
 from .hints import hints_app
 from .models import doctor, models_app
 from .replay import pairs, replay

@@ -17,6 +17,7 @@ import typer
 
 from .console import (AsJson, ChatTemplate, Files, Model, Seed, Strict, Tools, check_output, emit, given, out, plainly, printable,
                                               say, stream, threads_for, toy_note, warn, working)
+from .find import Mine, my_sessions
 from .hints import Hints, hint_layers
 
 # %% ../../nbs/cli/12_explore.ipynb #5ba75ab7
@@ -45,6 +46,7 @@ def draw_cases(
 @plainly
 def explore(
     files: Files = None,
+    mine: Mine = False,
     model: Model = None,
     traces: Annotated[int, typer.Option(min=1, help="Traces on the page at most, drawn at random from those with errors.")] = 24,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=16, help="Error turns that end later in their trace have no token bars.")] = 4096,
@@ -65,6 +67,8 @@ def explore(
 
     `composer-rl explore`
 
+    `composer-rl explore --mine`
+
     `composer-rl explore runs --model out/my-run/final --out out/mine.html`
 
     `composer-rl explore --hints my_layers:ReadFirst --hints template`
@@ -74,7 +78,8 @@ def explore(
     from composer_replication.envs.toy.traces import toy_path
     from composer_replication.recipes.models import EMBEDDED
     from composer_replication.report.explorer import coverage, explored, explorer_data, explorer_page
-    files, reader, ends, limit, shown, late = given(files, twice=True), None, lambda trace, turns: {}, None, None, lambda turn_ends: {}
+    files = my_sessions(files) if mine else given(files, twice=True)
+    reader, ends, limit, shown, late = None, lambda trace, turns: {}, None, None, lambda turn_ends: {}
     check_output(output)
     name = EMBEDDED if model is None and files == [toy_path()] else model  # None: no model reads
     if name is None and chat_template is not None:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated
 
 import typer
@@ -20,8 +21,9 @@ from rich.table import Table
 
 from .console import (AsJson, ChatTemplate, Files, Model, Seed, Strict, Tools, check_output, emit, fail, given, group,
                                               offer, one_line, out, plainly, print_tables, printable, say, stream, threads_for, warn, working)
+from .find import Mine, my_sessions
 from .replay import KeyEnv, Prices
-from .traces import Blame, Detectors, counted, hollow, site_row
+from .traces import Blame, Detectors, counted, nothing_found, site_row
 from ..core.errors import InputProblem
 
 # %% ../../nbs/cli/04_hints.ipynb #86530f56
@@ -81,7 +83,9 @@ def hinted_sites(
 ) -> Iterator[dict]:
     """Yield a row for a JSON line for every error site: the action, its error, its hint, and the layer that made the hint.
 
-    Hint and layer are None if no layer has a hint, or if the failure was wanted."""
+    Hint and layer are None if no layer has a hint, or if the failure was wanted. `lost_turns` and `lost_tokens` are those of `stretches`, at
+    a stretch's first site."""
+    from composer_replication.cli.costs import stretches
     from composer_replication.hints.text import action_text
     from composer_replication.traces.error_sites import find_error_sites
     from composer_replication.traces.read import tally
@@ -89,10 +93,13 @@ def hinted_sites(
     for _, trace in stream(files, strict, tools, on_problem=lambda problem: None):
         if counts is not None:
             counts.update(tally(trace))
-        for site in find_error_sites(trace):
-            hint = generator.hint(trace, site)
+        sites = find_error_sites(trace)
+        lost = stretches(trace, sites)
+        for site in sites:
+            hint, (turns, tokens) = generator.hint(trace, site), lost.pop(site.turn, (0, 0))
             yield site_row(site) | {"action": action_text(trace.turns[site.turn]), "error": site.context.error_message,
-                                    "hint": hint.text if hint else None, "layer": hint.layer if hint else None}
+                                    "hint": hint.text if hint else None, "layer": hint.layer if hint else None,
+                                    "lost_turns": turns, "lost_tokens": tokens}
 
 # %% ../../nbs/cli/04_hints.ipynb #ea557703
 hints_app = group("What would have helped: a hint for every error site, what hints are worth to a model, and a model that writes them.", "hints list")
@@ -106,10 +113,12 @@ ERROR = 200  # most characters of an error in the list, counted from its end
 def show_hints(
     sites: Iterator[dict],  # of `hinted_sites`
     first: int | None,  # number of rows; None: all, or if there are more than `MOST`, the first of each frequent hint
+    counts: Counter,  # of `tally`, complete when all sites have been read
 ) -> int:  # error turns
-    "Print some error turns with their hints, how many turns have each hint, and how many each layer."
+    "Print what failures cost and the habits that cost most, then error turns with their hints, and how many turns have each hint."
+    from composer_replication.cli.costs import Costs
     from composer_replication.hints.diagnose import exception_line, installation_fault, unwrap
-    by_hint, rows, first_of, machine, layers = Counter(), [], {}, 0, Counter()
+    by_hint, rows, first_of, machine, layers, costs = Counter(), [], {}, 0, Counter(), Costs()
     with working("reading") as say_where:
         for number, row in enumerate(sites):
             error, wanted = row["error"] or "", row.get("wanted")
@@ -122,6 +131,7 @@ def show_hints(
             key = row["layer"] or ("wanted" if wanted else "no hint"), row["hint"] or wanted or ""
             by_hint[key] += 1
             layers[key[0]] += 1
+            costs.add(row)
             first_of.setdefault(key, cells)
             rows += [cells] * (number < (first or MOST))
             say_where(f"reading: {number + 1} found")
@@ -137,6 +147,11 @@ def show_hints(
         summary.add_row(str(count), printable(layer), printable(text if len(text) <= CUT else text[:CUT - 1] + "…"))
     if rest := total - sum(count for _, count in frequent):
         summary.add_row(str(rest), "", f"{len(by_hint) - MOST} other hints")
+    if total:
+        for line in costs.lines(counts["answers"]):
+            indent = line[:len(line) - len(line.lstrip())]
+            out.print(printable(fill(one_line(line, 300), out.width, initial_indent=indent, subsequent_indent=f"{indent}  ")))
+        out.print()
     print_tables(listed, summary)
     more = f"; {total - len(rows)} of them not listed" + ("" if first else f": --first {total} or --json lists all") if total > len(rows) else ""
     out.print(", ".join(f"{layer}: {count}" for layer, count in layers.most_common()) + more)
@@ -152,7 +167,7 @@ def show_hints(
 # %% ../../nbs/cli/04_hints.ipynb #593d9f6a
 @hints_app.command("list")
 @plainly
-def hints_list(files: Files = None, as_json: AsJson = False, strict: Strict = False, tools: Tools = None,
+def hints_list(files: Files = None, mine: Mine = False, as_json: AsJson = False, strict: Strict = False, tools: Tools = None,
                detectors: Detectors = [],  # noqa: B006
                hints: Hints = [],  # noqa: B006
                blame: Blame = "shown",
@@ -160,13 +175,16 @@ def hints_list(files: Files = None, as_json: AsJson = False, strict: Strict = Fa
                first: Annotated[int | None, typer.Option(min=1, help="List so many of them; all are counted.")] = None):
     """Make a hint for every error site, from the cheapest layer that has one.
 
-    Of more than 20 the first of each hint is listed; a summary counts all by hint.
+    First it says what failures cost and which habits cost most. Of more than 20 turns the first of each hint is listed; a summary counts
+    all by hint.
 
     Examples:
 
     `composer-rl hints list`
 
     `composer-rl hints list runs`
+
+    `composer-rl hints list --mine`
 
     `composer-rl hints list runs/*.jsonl.gz --json`
 
@@ -182,21 +200,19 @@ def hints_list(files: Files = None, as_json: AsJson = False, strict: Strict = Fa
     blame_turns(blame)
     counts, spent = Counter(), Counter()
     asked = asked_judge(judge, model, price, key_env, spent)
-    sites, listed = hinted_sites(given(files, twice=True), strict, tools, hints, counts, asked), 0
+    sites, listed = hinted_sites(my_sessions(files) if mine else given(files, twice=True), strict, tools, hints, counts, asked), 0
     if as_json:
         for row in islice(sites, first):
             emit(row)
             listed += 1
     else:
-        listed = show_hints(sites, first)
+        listed = show_hints(sites, first, counts)
         say(counted(counts))
     if asked:
         say(f"the judge was asked {spent['calls']} times: {spent['prompt_tokens']:,} and {spent['completion_tokens']:,} tokens, ${spent['usd']:.4f}"
             + (f"; {spent['failed']} times without an answer" if spent["failed"] else ""))
-    if why := hollow(counts) if not listed else None:
-        fail(why)
     if not listed:
-        warn(f"no error turn was found ({counted(counts)}); if you know of failures, write a detector: docs/guides/my-traces.md")
+        nothing_found(counts)
 
 # %% ../../nbs/cli/04_hints.ipynb #7d6d927d
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=16, help="Error turns that end later in their trace are left out.")]

@@ -51,9 +51,9 @@ def models_get(
 
     `composer-rl models get smollm2`
     """
-    with working(f"fetching and converting {name}"):
+    with working(f"looking for {name}") as doing:
         from composer_replication.recipes.models import fetch_model
-        folder = fetch_model(name, out_folder)
+        folder = fetch_model(name, out_folder, doing)
     emit({"name": name, "folder": str(folder)}) if as_json else out.print(printable(folder))
 
 # %% ../../nbs/cli/07_models.ipynb #098b21d1

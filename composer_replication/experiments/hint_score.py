@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from ..core.trace import ErrorSite, Trace, Turn
 from .statistics import Interval, clustered_mean
-from ..hints.layers import Hint, HintSource, hint_at
+from ..core.hint import Hint, HintSource, hint_at
 from ..losses.channels import pair_logprobs
 from ..replay.pairs import DPOPair
 from ..traces.error_sites import find_error_sites

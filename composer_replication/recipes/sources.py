@@ -20,7 +20,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..core.trace import Trace, Turn
 from ..envs.toy.traces import toy_path
 from ..hints.learned_layer import HINT_CHARS, clean_hint
-from ..hints.layers import CompositeHintGenerator, HintGenerator, make_layers
+from ..core.hint import HintGenerator
+from ..hints.layers import CompositeHintGenerator, make_layers
 from ..losses.batch import TraceExample
 from ..replay.client import chat_body, complete, parse_teacher, read_key, token_count
 from ..replay.clean import SCHEMA, PreferenceExample, read_pairs

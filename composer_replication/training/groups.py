@@ -13,7 +13,8 @@ from transformers import TrainerCallback
 
 from ..core.trace import ErrorSite, Trace
 from ..envs.curriculum import DifficultyCurriculum
-from ..hints.layers import CompositeHintGenerator, Hint, HintSource, hint_at
+from ..core.hint import Hint, HintSource, hint_at
+from ..hints.layers import CompositeHintGenerator
 from ..hints.sibling_layer import SiblingHintGenerator
 from ..traces.siblings import SiblingIndex
 

@@ -15,7 +15,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from ..core.errors import InputProblem
-from ..hints.layers import HintSource
+from ..core.hint import HintSource
 from ..losses.batch import TraceExample
 from .config import ComposerReplicationConfig
 from .recorded import trace_limit

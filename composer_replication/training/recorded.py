@@ -13,7 +13,7 @@ from dataclasses import replace
 from transformers import AutoConfig, PretrainedConfig
 
 from ..core.errors import InputProblem
-from ..hints.layers import Hint, HintSource
+from ..core.hint import Hint, HintSource
 from ..losses.batch import TraceExample
 from .config import ComposerReplicationConfig
 from ..tree.build import LengthLimit, Tree, positions

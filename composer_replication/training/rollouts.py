@@ -35,7 +35,7 @@ from .segments import check_segments, segment_ids, with_segments
 from .setup import PairSource
 from .step import StepTrainer
 from .teacher import causal_lm
-from ..hints.layers import HintSource
+from ..core.hint import HintSource
 from ..tree.example import RolloutTree, target_hints, target_turns
 from ..tree.build import build_tree
 

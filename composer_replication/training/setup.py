@@ -33,7 +33,7 @@ from ..traces.siblings import SiblingIndex
 from .config import ComposerReplicationConfig
 from .guard import HeldoutSplit
 from .recorded import bare_turns, learnable_trees, model_config
-from ..hints.layers import HintSource
+from ..core.hint import HintSource
 from ..rollout.sampling import Sampling
 from ..tree.build import LengthLimit, Tree, steady_positions
 from ..tree.chat import ChatFormat, TemplateProblem

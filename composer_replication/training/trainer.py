@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from ..core.environment import Environment, trl_factory
 from ..core.errors import InputProblem
 from ..envs.rewards import EpisodeReward
-from ..hints.layers import HintSource
+from ..core.hint import HintSource
 from ..losses.batch import TraceExample
 from ..rollout.types import SegmentTokens
 from .config import ComposerReplicationConfig

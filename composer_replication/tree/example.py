@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from ..hints.layers import Hint, HintSource, hint_at
+from ..core.hint import Hint, HintSource, hint_at
 from ..core.trace import ERROR_KINDS, ErrorSite, Trace
 from ..traces.error_sites import find_error_sites
 from .build import Branch, Refusal, Span, Tree, build_tree

@@ -16,11 +16,12 @@ import sql_controls
 import torch
 
 from composer_replication.core.files import write_json
+from composer_replication.core.hint import hint_at
 from composer_replication.core.trace import ErrorSite, ToolCall, Trace
 from composer_replication.envs.sql import hints as sql
 from composer_replication.envs.sql.tasks import answers, task_of
 from composer_replication.experiments.statistics import Interval, clustered_mean
-from composer_replication.hints.layers import CompositeHintGenerator, hint_at, make_layers
+from composer_replication.hints.layers import CompositeHintGenerator, make_layers
 from composer_replication.recipes.checkpoint import load_checkpoint
 from composer_replication.rollout.policies import TransformersPolicy
 from composer_replication.rollout.sampling import Sampling

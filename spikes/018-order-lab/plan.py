@@ -288,7 +288,7 @@ def work(minutes: float) -> None:
     "Make runs until none is left, or none may begin any more."
     torch.set_num_threads(1)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True).stdout.strip()
-    fingerprint, end = reward_fingerprint("toy"), time.monotonic() + 60 * minutes
+    fingerprint, end = reward_fingerprint("teams"), time.monotonic() + 60 * minutes
     while time.monotonic() < end:
         run, lock, left = claim()
         if not left:

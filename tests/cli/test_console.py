@@ -359,7 +359,7 @@ SLOW = {  # commands that import what takes seconds
     "hints train": ["CANDIDATES"], "train": ["--config", "toy"], "train --dry-run": ["--config", "toy"],
     "train --islands": ["2", "--config", "toy"], "generate": ["--config", "toy", "--queue", "q"],
     "eval": ["embedded", "--task", "toy"], "eval RUN": ["--task", "toy"], "export": ["embedded", "--out", "plain"],
-    "export RUN": ["--out", "plain"], "serve model": ["embedded"], "serve teachers": [], "ladder": [], "demo": [], "doctor": [],
+    "export RUN": ["--out", "plain"], "serve model": ["embedded"], "serve teachers": [], "ladder": [], "doctor": [],
     "dataset traces": ["--out", "d", "--licence", "other"],
     "replay": ["--estimate", "--teachers", "openai/gpt-5.5", "--tokenizer", "gpt2"]}
 

@@ -175,6 +175,27 @@ def test_a_model_of_this_machine_is_named_and_one_of_the_hub_is_not(tmp_path):
     assert named_files(replace(recipe, arguments=there)) == named_files(recipe) == []
 
 
+def test_a_spec_is_printed_without_torch_and_says_what_it_did_not_check(tmp_path):
+    code = ("import sys; from composer_replication.cli.app import main\n"
+            "try: main()\nfinally: print([name for name in ('torch', 'transformers') if name in sys.modules], file=sys.stderr)")
+    words = ["launch", "toy", "--on", "slurm", "--hours", "1", "--dry-run"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.startswith("#!/bin/bash")
+    assert done.stderr.splitlines()[-1] == "[]" and "train --config toy --dry-run does that" in done.stderr
+
+
+def test_a_dry_run_writes_the_same_spec_as_a_launch(no_programs, tmp_path):
+    words = ["launch", "toy", "--on", "slurm", "--hours", "1", "--set", "output_dir=run", "--json"]
+    planned, left = (json.loads(run(*words, *more).stdout) for more in (["--dry-run"], []))
+    assert planned["spec"] == Path(left["spec"]).read_text()
+
+
+@pytest.mark.parametrize("gpus, warned", [(1, False), (1000, True)])
+def test_gpus_that_are_not_here_are_named(gpus, warned, tmp_path):
+    done = run("launch", "toy", "--on", "local", "--hours", "1", "--gpus", gpus, "--dry-run")
+    assert done.exit_code == 0 and ("does nothing here" in done.stderr) == warned
+
+
 def test_files_that_a_container_does_not_have_are_named(tmp_path):
     (tmp_path / "mine.jsonl").write_bytes(b"")
     named = ["--dry-run", "--set", "traces=[mine.jsonl]"]

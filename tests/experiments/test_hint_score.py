@@ -11,11 +11,12 @@ from typer.testing import CliRunner
 
 from composer_replication.cli.app import app
 from composer_replication.core.errors import InputProblem
+from composer_replication.core.hint import Hint
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
 from composer_replication.envs.toy.traces import toy_path
 from composer_replication.experiments.hint_score import control_hints, own_against, repairs, score_sites
 from composer_replication.experiments.statistics import clustered_mean
-from composer_replication.hints.layers import Hint, default_composite
+from composer_replication.hints.layers import default_composite
 from composer_replication.traces.read import read_traces
 from composer_replication.tree.build import build_tree
 from composer_replication.tree.template import probe_template

@@ -1,6 +1,5 @@
 """House rules that no notebook can hold: imports go down, importing is quick, nothing private or huge is committed."""
 import ast
-import gzip
 import json
 import os
 import re
@@ -234,21 +233,3 @@ def test_the_readme_is_one_page_with_the_figures_of_the_runs():
     assert len(own) == len(filler) and f"{sum(own) / len(own) - sum(filler) / len(filler):+.1f} points" in table
     for figure in ("-35.9 points (-45.3 to -26.6)", "+12.5 points (+5.9 to +19.1)", "+0.6 points (-2.2 to +3.4)"):
         assert figure in table
-
-
-def test_the_t_intervals_of_readme_and_report_are_those_of_the_kept_runs_by_hand():
-    table = (ROOT / "README.md").read_text().split("## Does it help?")[1].split("\n## ")[0]
-    raw = gzip.decompress((ROOT / "spikes/013-qwen-own-errors/runs.jsonl.gz").read_bytes()).splitlines()
-    played = [run for run in map(json.loads, raw) if "episodes" in run]
-    firsts = {(run["arm"], run["seed"]): [e["turns"][0] for e in run["episodes"]] for run in played}
-    share = lambda kinds: {key: sum(turn in kinds for turn in turns) / len(turns) for key, turns in firsts.items()}
-    lab = map(json.loads, (ROOT / "spikes/018-order-lab/runs.jsonl").read_text().splitlines())
-    passed = {(run["arm"], run["seed"]): sum(run["passed"]) / len(run["passed"]) for run in lab if run["split"] == "test"}
-    report = (ROOT / "docs/report.md").read_text().replace(" (", " points (")
-    for of, arms, page in ((share(("finds", "looks")), ("own", "filler"), table),
-                           (share(("finds", "looks", "fails")), ("own", "filler"), report),
-                           (passed, ("recorded exact", "recorded filler"), table)):
-        gaps = [100 * (of[arms[0], seed] - of[arms[1], seed]) for seed in range(10)]
-        mean = sum(gaps) / 10
-        half = 2.262157 * (sum((gap - mean) ** 2 for gap in gaps) / 9 / 10) ** 0.5
-        assert f"{mean:+.1f} points ({mean - half:+.1f} to {mean + half:+.1f})" in page

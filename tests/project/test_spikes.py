@@ -1,7 +1,11 @@
 """Every experiment is made alike: parameters, a quick look that writes no result, a hypothesis, a verdict."""
 import ast
+import hashlib
 import json
+import os
 import re
+import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -149,3 +153,82 @@ def test_a_quick_look_runs_and_writes_no_result(shared_data, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     assert (folder / "results.json").read_bytes() == before and nbformat.read(out, 4).cells[-1].outputs
+
+
+# "Run all" shows what is committed
+
+
+def executed(path, out, **environment):
+    "Run all cells of a notebook as a user does, and return the CPU seconds."
+    used = lambda: sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+    before = used()
+    command = [sys.executable, ROOT / "tools/run_nb.py", path, "--out", out]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=os.environ | environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return used() - before
+
+
+TIMES = re.compile(r"\d[\d.,]* ?(?:ms|s|seconds|minutes)\b")
+
+
+def texts(path) -> list[str]:
+    "What each code cell shows as text, without times."
+    def of(output):
+        data = output.get("data", {})
+        return output.get("text") or data.get("text/markdown") or ("" if "image/png" in data else data.get("text/plain", ""))
+    cells = (cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code")
+    return [TIMES.sub("", "".join(of(output) for output in cell.outputs if output.get("name") != "stderr")) for cell in cells]
+
+
+def held(folder) -> dict[str, str]:
+    "Every file that is no cache, with its fingerprint."
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)
+    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    "What git tracks, alone in a folder."
+    folder = tmp_path_factory.mktemp("alone") / "main"
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0")
+    for name in filter(None, names):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", SPIKES, ids=lambda path: path.stem)
+def test_all_cells_run_in_a_minute_show_what_is_committed_and_write_nothing(path, clone, tmp_path):
+    here, before = clone / path.relative_to(ROOT), held(clone / "spikes")
+    bare = {"COMPOSER_DATA": str(tmp_path / "none"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    assert executed(here, tmp_path / "out.ipynb", **bare) < 60
+    assert held(clone / "spikes") == before
+    assert texts(tmp_path / "out.ipynb") == texts(path)
+
+
+def stored_spike(folder, run):
+    "A spike whose second cell cannot have been run here."
+    source = 'from pathlib import Path\nPath("new").write_text("x")\nprint("made")\n6 * 7'
+    sources = (f"run = {run}", "from stored import stored\n\nstored(run)", source)
+    cells = [nbformat.v4.new_code_cell(text) for text in sources]
+    cells[2].outputs = [nbformat.v4.new_output("stream", name="stdout", text="kept\n"),
+                        nbformat.v4.new_output("execute_result", data={"text/plain": "41"}, execution_count=3)]
+    notebook = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": {"name": "python3", "display_name": "python3"}})
+    folder.mkdir()
+    (folder / "data.json").write_text("{}")
+    nbformat.write(notebook, folder / f"{folder.name}.ipynb")
+    return folder / f"{folder.name}.ipynb"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("run, shown", [(False, ["kept\n", "41"]), (True, ["made\n", "42"])])
+def test_a_stored_cell_is_shown_as_it_is_kept_and_run_where_that_is_asked(run, shown, tmp_path):
+    path = stored_spike(tmp_path / "spike", run)
+    executed(path, tmp_path / "out.ipynb", PYTHONPATH=str(ROOT / "spikes"))
+    last = nbformat.read(tmp_path / "out.ipynb", 4).cells[-1].outputs
+    assert [output.get("text") or output.data["text/plain"] for output in last] == shown
+    assert [output.output_type for output in last] == ["stream", "execute_result"]
+    assert not (path.parent / "new").exists() and (tmp_path / "spike.made/new").exists() == run
+    assert (tmp_path / "spike.made/data.json").exists() == run

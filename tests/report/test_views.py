@@ -9,13 +9,13 @@ from importlib import import_module
 import pytest
 import torch
 
+from composer_replication.core.hint import Hint
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.envs.deletion.env import find_tasks
 from composer_replication.envs.deletion.judge.grading import Grade
 from composer_replication.envs.deletion.task import HackFinding, read_tasks
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
 from composer_replication.envs.toy.traces import toy_traces
-from composer_replication.hints.layers import Hint
 from composer_replication.replay.pairs import DPOPair
 from composer_replication.replay.teachers import TeacherCallResult, asked_turns
 from composer_replication.replay.vote import Replayed

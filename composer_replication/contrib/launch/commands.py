@@ -12,9 +12,11 @@ import re
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated
 
 import typer
+import yaml
 
 from ...cli.console import EXIT_CODES, AsJson, ExitCode, emit, fail, offer, out, plainly, printable, say, warn, working
 from ...cli.train import parse_settings, recipe_names
@@ -68,20 +70,39 @@ def named_files(recipe) -> list[str]:
     return [value for value in values if value and Path(value).exists()]
 
 # %% ../../../nbs/contrib/launch/04_commands.ipynb #7adee5cb
-def _limited_job(recipe_name, on, settings, env, hours, budget, price, **of_job):
-    "Read the recipe and return its job; warn about files that will be missing there."
+def _as_read(file: Path, settings: dict[str, str]) -> SimpleNamespace:
+    "Return what a spec needs of a recipe, without its checks, which load PyTorch. Raises `RecipeProblem` for what is no YAML."
+    from composer_replication.recipes.models import EMBEDDED
+    from composer_replication.recipes.recipe_file import RecipeLoader, read_recipe
+    values = read_recipe(file) | {key: yaml.load(text, RecipeLoader) for key, text in settings.items()}
+    listed = {key: [value] if isinstance(value := values.get(key), str) else value for key in ("traces", "replay_pairs")}
+    keys = ("tokenizer", "hint_writer", "warm_up", "tasks", "chat_template", "data_folder")
+    arguments = SimpleNamespace(model=values.get("model") or EMBEDDED, **{key: values.get(key) for key in keys} | listed)
+    return SimpleNamespace(name=file.stem, named=frozenset(values), arguments=arguments,
+                           config=SimpleNamespace(output_dir=values.get("output_dir") or f"out/{file.stem}"))
+
+
+def _limited_job(recipe_name, on, settings, env, hours, budget, price, dry, **of_job):
+    "Read the recipe and return its job; warn about files that will be missing there, and GPUs that are missing here."
     from composer_replication.recipes.recipe_file import find_recipe
     from composer_replication.contrib.launch.job import limit_of
     limit, chosen, file = limit_of(hours, budget, price), parse_settings(settings), find_recipe(recipe_name)
-    with working("loading PyTorch, reading the recipe"):
-        from composer_replication.recipes.recipe import load_recipe
-        recipe = load_recipe(recipe_name, chosen, estimating=on != "local")
+    if dry:
+        recipe = _as_read(file, chosen)
+    else:
+        with working("loading PyTorch, reading the recipe"):
+            from composer_replication.recipes.recipe import load_recipe
+            recipe = load_recipe(recipe_name, chosen, estimating=on != "local")
+    if on == "local" and of_job["gpus"] > max(1, here := len(list(Path("/dev").glob("nvidia[0-9]*")))):
+        warn(f"--gpus {of_job['gpus']} does nothing here: this machine shows {here} GPUs, and so many processes would share what there is")
     text = file.read_text(encoding="utf-8")
     check_no_secret(recipe.named, "\n".join([text, *(settings or [])]), env)
     job = make_job(recipe, text, chosen, on, limit=limit, env=tuple(env), **of_job)
     if on not in ("local", "slurm"):
         for file in named_files(recipe):
             warn(f"the recipe names {file}, which is not sent: put it into the image at the same path, or under {job.folder}")
+    if dry:
+        say(f"The recipe is not checked here; composer-rl train --config {recipe_name} --dry-run does that.")
     return job
 
 
@@ -125,8 +146,8 @@ def launch(
 
     `composer-rl launch qwen3-8b-lora --on slurm --gpus 8 --budget 100 --price 20 --dry-run`
     """
-    job = _limited_job(recipe, on.value, settings or [], env or [], hours, budget, price, gpus=gpus, cpus=cpus, machines=machines, hardware=hardware,
-                       image=image, storage=storage, role=role, name=name)
+    job = _limited_job(recipe, on.value, settings or [], env or [], hours, budget, price, dry_run, gpus=gpus, cpus=cpus, machines=machines,
+                       hardware=hardware, image=image, storage=storage, role=role, name=name)
     _dry(job, on.value, as_json) if dry_run else _go(job, on.value, as_json)
 
 # %% ../../../nbs/contrib/launch/04_commands.ipynb #ec9ca0a5

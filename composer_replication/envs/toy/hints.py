@@ -13,7 +13,8 @@ from collections.abc import Callable
 from ...core.errors import InputProblem
 from ...core.trace import HintContext, Trace
 from .env import ROLES
-from ...hints.layers import HintSource, RawErrorHintGenerator, default_composite
+from ...core.hint import HintSource
+from ...hints.layers import RawErrorHintGenerator, default_composite
 
 # %% ../../../nbs/envs/toy/03_hints.ipynb #8836e4df
 ROLE_OF = {name: role for role, (*_, dialects) in ROLES.items() for name, _ in dialects}

@@ -16,7 +16,7 @@ from ...core.trace import HintContext, Trace
 from .env import FOLDERS, Tool, WorldEnv
 from .functions import FIRST, SECOND
 from .hints import behind_attempt, exact_hint, known_path, world_hints, wrong_hint
-from ...hints.layers import HintSource
+from ...core.hint import HintSource
 
 # %% ../../../nbs/envs/toy/06_teams.ipynb #93283036
 TEAMS = tuple(range(1, 7))

@@ -1,0 +1,41 @@
+"Parts that stand alone: what importing one loads of the package, and what it does not load at all."
+import json
+import subprocess
+import sys
+
+import pytest
+
+LOADED = """
+import importlib, json, pathlib, sys
+importlib.import_module("composer_replication.{part}")
+files = {{name: module.__file__ for name, module in sys.modules.items()
+          if name.split(".")[0] == "composer_replication" and getattr(module, "__file__", None)}}
+lines = sum(len(pathlib.Path(path).read_text().splitlines()) for path in files.values())
+print(json.dumps([len(files), lines, sorted({{name.split(".")[1] for name in files if "." in name}}), sorted(
+    {{"torch", "transformers", "trl", "datasets"}} & set(sys.modules))]))
+"""
+TORCH = {"torch", "transformers", "trl", "datasets"}
+# module: at most so many modules and lines of the package, the rooms it may load, the libraries it may load
+PARTS = {
+    "core.trace": (6, 600, {"core"}, set()),
+    "core.hint": (7, 650, {"core"}, set()),
+    "losses.compose": (30, 4300, {"core", "losses", "tree"}, TORCH),  # the method: what DESIGN bounds
+    "tree.build": (13, 1700, {"core", "tree"}, {"transformers"}),
+    "hints.layers": (53, 6800, {"core", "hints", "traces"}, set()),
+    "traces.read": (38, 5200, {"core", "traces"}, set()),  # readers
+    "traces.scrub": (5, 250, {"core", "traces"}, set()),
+    "traces.export": (8, 700, {"core", "traces"}, set()),
+    "sandbox.base": (8, 1100, {"core", "sandbox"}, set()),
+    "envs.deletion.env": (48, 9600, {"core", "envs", "sandbox"}, set()),  # tasks and their judge: no trainer
+    "replay.client": (12, 2200, {"core", "replay"}, set()),
+    "replay.pairs": (44, 5000, {"core", "replay", "traces"}, set()),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_loads_no_more_than_it_needs(part):
+    modules, lines, rooms, libraries = PARTS[part]
+    loaded = subprocess.check_output([sys.executable, "-c", LOADED.format(part=part)], text=True, timeout=600)
+    found_modules, found_lines, found_rooms, found_libraries = json.loads(loaded)
+    assert set(found_rooms) <= rooms and set(found_libraries) <= libraries
+    assert found_modules <= modules and found_lines <= lines
