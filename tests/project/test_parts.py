@@ -20,7 +20,7 @@ PARTS = {
     "core.trace": (6, 600, {"core"}, set()),
     "core.hint": (7, 650, {"core"}, set()),
     "losses.compose": (30, 4300, {"core", "losses", "tree"}, TORCH),  # the method: what DESIGN bounds
-    "tree.build": (13, 1700, {"core", "tree"}, {"transformers"}),
+    "tree.build": (13, 1900, {"core", "tree"}, {"transformers"}),
     "hints.layers": (53, 6800, {"core", "hints", "traces"}, set()),
     "traces.read": (38, 5200, {"core", "traces"}, set()),  # readers
     "traces.scrub": (5, 250, {"core", "traces"}, set()),
