@@ -207,7 +207,7 @@ class Strength:
 
 
 MOST_PASSING = 0.1  # share of the mutants
-MOST_UNTOLD = 0.25  # share of all mutants that are not told apart
+MOST_UNTOLD = 0.5  # share of all mutants that are not told apart
 
 
 def strength(
