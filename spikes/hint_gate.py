@@ -7,6 +7,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from composer_replication.core.errors import InputProblem
+from composer_replication.core.hint import HintSource
 from composer_replication.envs.toy.env import WorldEnv
 from composer_replication.experiments.right_actions import HintedTurn, hinted_turns, right_actions, works  # noqa: F401
 from composer_replication.experiments.statistics import Interval, bootstrap_mean
