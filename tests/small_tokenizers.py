@@ -5,10 +5,12 @@ from trl import chat_template_utils as trl
 
 CHATML = ("<|im_start|>", "<|endoftext|>", "<|im_end|>")  # the last one ends a turn
 LLAMA = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|python_tag|>", "<|eot_id|>")
+GLM = ("[gMASK]", "<sop>", "<|system|>", "<|assistant|>", "<|endoftext|>", "<|user|>")
 FAMILIES = {  # control tokens, tokens of the markup, template
     "qwen2.5": (CHATML, ("<tool_call>", "</tool_call>"), trl.qwen2_5_chat_template),
     "qwen3": (CHATML, ("<think>", "</think>", "<tool_call>", "</tool_call>"), trl.qwen3_chat_template),
     "qwen3.5": (CHATML, ("<think>", "</think>", "<tool_call>", "</tool_call>"), trl.qwen3_5_nothink_training_chat_template),
+    "glm4moe": (GLM, ("<think>", "</think>", "<tool_call>", "</tool_call>"), trl.glm4moe_chat_template),
     "llama3.1": (LLAMA, (), trl.llama3_1_chat_template)}
 
 REAL = ("deepseek-r1-distill-qwen", "deepseek-v3.1", "gemma3-STANDIN-vocab", "gemma4-STANDIN-vocab", "kimi-k2", "llama3.1",

@@ -23,7 +23,7 @@ from .console import (AsJson, ChatTemplate, Files, Model, Seed, Strict, Tools, c
                                               offer, one_line, out, plainly, print_tables, printable, say, stream, threads_for, warn, working)
 from .find import Mine, my_sessions
 from .replay import KeyEnv, Prices
-from .traces import Blame, Detectors, counted, hollow, site_row
+from .traces import Blame, Detectors, counted, nothing_found, site_row
 from ..core.errors import InputProblem
 
 # %% ../../nbs/cli/04_hints.ipynb #86530f56
@@ -211,10 +211,8 @@ def hints_list(files: Files = None, mine: Mine = False, as_json: AsJson = False,
     if asked:
         say(f"the judge was asked {spent['calls']} times: {spent['prompt_tokens']:,} and {spent['completion_tokens']:,} tokens, ${spent['usd']:.4f}"
             + (f"; {spent['failed']} times without an answer" if spent["failed"] else ""))
-    if why := hollow(counts) if not listed else None:
-        fail(why)
     if not listed:
-        warn(f"no error turn was found ({counted(counts)}); if you know of failures, write a detector: docs/guides/my-traces.md")
+        nothing_found(counts)
 
 # %% ../../nbs/cli/04_hints.ipynb #7d6d927d
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=16, help="Error turns that end later in their trace are left out.")]

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['traces_app', 'Detectors', 'Blame', 'MANY', 'UNKNOWN_ROLE', 'REPEATS', 'site_row', 'traces_errors', 'hollow',
-           'counted', 'file_counts', 'traces_show']
+           'counted', 'nothing_found', 'file_counts', 'traces_show']
 
 # %% ../../nbs/cli/03_traces.ipynb #a44d093b
 import re
@@ -50,13 +50,24 @@ def traces_errors(files: Files = None, as_json: AsJson = False, strict: Strict =
     """
     from composer_replication.traces.error_sites import blame_turns, find_error_sites
     from composer_replication.traces.habits import look_for
+    from composer_replication.traces.read import tally
     look_for(detectors)
     blame_turns(blame)
-    sites = (site for _, trace in stream(given(files), strict, tools) for site in find_error_sites(trace))
-    show(sites, as_json, site_row, {
+    counts: Counter = Counter()
+
+    def sites():
+        for _, trace in stream(given(files), strict, tools):
+            counts.update(tally(trace))
+            for site in find_error_sites(trace):
+                counts["sites"] += 1
+                yield site
+
+    show(sites(), as_json, site_row, {
         "trace": lambda site: site.trace_id, "turn": lambda site: site.message_index, "kind": lambda site: site.kind,
         "shown at": lambda site: site.evidence_index, "error": lambda site: one_line(site.context.error_message),
         "wanted or caused": lambda site: site.wanted or site.blame or ""})
+    if not counts["sites"]:
+        nothing_found(counts)
 
 # %% ../../nbs/cli/03_traces.ipynb #64af70d5
 MANY = 10  # from so many answers (calls) on, at least one should have a call (result)
@@ -79,6 +90,13 @@ def hollow(
 def counted(counts: Mapping) -> str:
     "What was read, in one line."
     return (f"{counts['calls']:,} calls read, {counts['unanswered']:,} without a result; {counts['results']:,} results, {counts['loose']:,} without a call")
+
+
+def nothing_found(counts: Mapping) -> None:
+    "Say that no error turn was found in what was read; an error where it is hollow."
+    if why := hollow(counts):
+        fail(why)
+    warn(f"no error turn was found ({counted(counts)}); if you know of failures, write a detector: docs/guides/my-traces.md")
 
 # %% ../../nbs/cli/03_traces.ipynb #f3388b2e
 UNKNOWN_ROLE = re.compile(r"role '(.*)' is unknown")

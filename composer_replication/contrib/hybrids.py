@@ -20,12 +20,12 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer, LinearAttentionAndFullAttentionLayer, LinearAttentionLayer
 
 from ..tree.pack import PackedBatch
-from ..tree.states import _source, layer_types, state_mixers
+from ..tree.states import source_of, layer_types, state_mixers
 
 # %% ../../nbs/contrib/05_hybrids.ipynb #783a786e
 def _resumes(mixer):
     "True if a mixer can continue from a given state over several tokens."
-    source = _source(type(mixer))
+    source = source_of(type(mixer))
     return "update_recurrent_state" not in source or "initial_state" in source
 
 # %% ../../nbs/contrib/05_hybrids.ipynb #cf6b857c

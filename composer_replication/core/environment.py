@@ -15,15 +15,17 @@ import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import reduce
 from importlib import import_module
 from importlib.util import find_spec
+from operator import or_
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any, Protocol, runtime_checkable
 
 from .errors import InputProblem
 from .files import read_jsonl
-from .tools import ToolResult, bounded, refusal
+from .tools import ToolResult, alternatives, bounded, properties_of, refusal
 from .trace import ToolCall
 
 # %% ../../nbs/core/04_environment.ipynb #06abb921
@@ -114,7 +116,7 @@ def environment_of(
     return environment if isinstance(environment, Environment) else TrlEnvironment(environment)
 
 # %% ../../nbs/core/04_environment.ipynb #96ca94cb
-_HINTS = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict}
+_HINTS = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict, "null": None}
 
 
 class TrlEpisodes:
@@ -154,7 +156,8 @@ def trl_factory(
 
 def _tool_method(function):
     "Make a method whose signature and docstring give transformers the same schema; failures are returned as text."
-    name, properties = function["name"], function["parameters"]["properties"]
+    name, parameters = function["name"], function.get("parameters") or {}
+    properties = properties_of(function)
 
     def method(self, /, **arguments):
         self._results.append(self._environment.call(ToolCall(name, arguments)))
@@ -163,18 +166,24 @@ def _tool_method(function):
     method.__name__ = method.__qualname__ = name
     lines = [f"    {k}: {p.get('description', k)}" for k, p in properties.items()]
     method.__doc__ = "\n".join([function["description"], "", "Args:", *lines])
-    method.__annotations__ = {k: _hint(p) for k, p in properties.items()} | {"return": str}
-    required = function["parameters"].get("required", ())
+    method.__annotations__ = {k: _hint(p, parameters) for k, p in properties.items()} | {"return": str}
+    required = parameters.get("required", ())
     method.__signature__ = inspect.Signature(
         [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
-        + [inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY, annotation=_hint(p),
+        + [inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY, annotation=_hint(p, parameters),
                              default=inspect.Parameter.empty if k in required else None) for k, p in properties.items()])
     return method
 
 
-def _hint(schema):
-    hint = list[_hint(schema["items"])] if "items" in schema else _HINTS[schema["type"]]
-    return hint | None if schema.get("nullable") else hint
+def _hint(schema, root, depth=4):
+    "Return the type hint of a schema; a list of lists of itself ends at a depth."
+    hints = []
+    for option in alternatives(schema, root):
+        named = option.get("type", ())
+        for kind in [named] if isinstance(named, str) else named:
+            hints.append(list[_hint(option["items"], root, depth - 1)] if kind == "array" and "items" in option and depth else _HINTS[kind])
+        hints += [None] if option.get("nullable") else []
+    return reduce(or_, hints) if hints else str
 
 # %% ../../nbs/core/04_environment.ipynb #2287a8df
 _FACTORIES: dict[str, Callable[..., Any]] = {}

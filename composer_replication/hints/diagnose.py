@@ -10,6 +10,7 @@ import re
 import tomllib
 from importlib.resources import files
 
+from ..traces.error_detectors import last_exception
 from .text import shorten
 
 # %% ../../nbs/hints/01_diagnose.ipynb #3decac93
@@ -59,13 +60,20 @@ def _not_found(match: re.Match) -> str:
 
 # %% ../../nbs/hints/01_diagnose.ipynb #bed423f2
 _WRITTEN = {"sql_near": _sql_near, "one_liner": _one_liner, "not_found": _not_found}  # sentences that are computed
-RULES = [(re.compile(row["pattern"], flags), row.get("hint") or _WRITTEN[row["by"]])
-         for name, flags in (("sql", re.S), ("code", re.M), ("service", re.M | re.I)) for row in _TABLE[name]]
+RULES = {name: [(re.compile(row["pattern"], flags), row.get("hint") or _WRITTEN[row["by"]]) for row in _TABLE[name]]
+         for name, flags in (("sql", re.S), ("python", re.M), ("code", re.M), ("service", re.M | re.I))}
 _SPAN = 2000  # characters read at each end of an error text
 
 
-def _apply(text: str) -> str | None:
-    for pattern, answer in RULES:
+_NODE = re.compile(r"Node\.js v\d|^\s+at [^\n]*:\d+:\d+\)?$|^(?:Uncaught )?(?:ReferenceError: |SyntaxError: (?:Unexpected (?:token|end of|identifier|string)|Invalid or unexpected)"
+                   r"|TypeError: (?:Cannot (?:read|set) propert|\S+ is not (?:a function|iterable)|Assignment to constant))", re.M)
+_COMPILER = re.compile(r"\.[A-Za-z]\w{0,4}(?::\d+:\d+|\(\d+,\d+\))|\berror(?: TS\d+|\[E\d+\])")  # a word in what it prints is a name of the code
+
+
+def _apply(text: str, whole: str) -> str | None:
+    out = {"python"} if _NODE.search(whole) else set()
+    out |= {"service"} if text is whole and _COMPILER.search(whole) else set()
+    for pattern, answer in (rule for name, rules in RULES.items() if name not in out for rule in rules):
         if match := pattern.search(text):  # a function returns the final sentence: braces in it come from the error
             return answer(match) if callable(answer) else re.sub(r"\{(\d)\}", lambda m: _part(match[int(m[1])]), answer)
     return None
@@ -81,6 +89,9 @@ def _caller(text: str) -> str | None:
     return own[-1].replace("`", "'") if own and frames[-1][0] != frames[0][0] else None
 
 
+_UNNAMED = re.compile(r"\bsuch (?:a )?(?:column|table|database)\b")  # in a hint that does not repeat the name
+
+
 def diagnose(
     error: str,  # the error text as the environment gave it
 ) -> str | None:  # one sentence, or None where no rule fits
@@ -91,7 +102,9 @@ def diagnose(
     line = exception_line(text)
     if line and re.match(r"(?:Syntax|Indentation|Tab)Error", line):  # file and line are above it
         line = text[max(text.rfind('File "', 0, text.rfind(line)), 0):]
-    hint = (line and _apply(line)) or _apply(text)
+    hint = (line and _apply(line, text)) or _apply(text, text)
+    if hint and _UNNAMED.search(hint) and (shown := last_exception(text)):  # a program has several queries: the name tells which
+        hint = f"The program ends with `{shorten(shown, 120).replace('`', chr(39))}`: {hint[0].lower()}{hint[1:]}"
     if hint and hint.startswith("A `") and "has no attribute" in hint and (caller := _caller(text)):
         return f"{hint.partition(':')[0]}, reached from `{shorten(caller, 100)}`: look at what that line passes, and what the one it calls expects."
     return hint

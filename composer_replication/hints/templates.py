@@ -19,6 +19,7 @@ from functools import wraps
 from .diagnose import diagnose, unwrap
 from .text import clamp, sentences, shorten
 from ..traces.failure import failure_gist
+from ..core.tools import properties_of
 from ..core.trace import HintContext
 
 # %% ../../nbs/hints/03_templates.ipynb #4fc153a4
@@ -98,7 +99,7 @@ def _properties(schema: dict | None) -> tuple[dict, list[str]]:
     "Return the schema's properties and the names of the required ones."
     inner = (schema or {}).get("function", schema) or {}
     parameters = inner.get("parameters", inner if "properties" in inner else {}) or {}
-    properties = parameters.get("properties") or {}
+    properties = properties_of({"parameters": parameters})
     return properties, [n for n in parameters.get("required") or () if n in properties]
 
 
@@ -218,6 +219,8 @@ def hint_json_decode(context: HintContext) -> str | None:
     text = context.error_message
     if re.search(r"[Ff]ailed to decode|decoder_failed", text):
         return "Answer with the tool calls themselves in the required format, and with no text around them or in their place."
+    if not context.tool_name and re.search(r"did not use (?:a|any) tool|\b(?:0|no) (?:actions?|tool calls?)\b|EXACTLY ONE", text):
+        return "Write exactly one tool call in this turn, in the format that the instructions ask for; if the task is done, call the tool that ends it."
     if diagnosis := diagnose(text):
         return diagnosis
     tool = f" of `{context.tool_name}`" if context.tool_name else ""
@@ -225,7 +228,8 @@ def hint_json_decode(context: HintContext) -> str | None:
     keys = f", with the keys {fields}" if fields else ""
     if re.search(r"SQL|query", unwrap(text)[:200]):
         return "Write one complete SQL statement and nothing else."
-    return (f"Write the arguments{tool} as one complete JSON object{keys}: keys and strings in double quotes, line breaks "
+    what = f"arguments{tool}" if context.tool_name or context.tool_schema else "whole answer"  # of a turn without a call
+    return (f"Write the {what} as one complete JSON object{keys}: keys and strings in double quotes, line breaks "
             f"in strings as \\n, every bracket closed, no comments and no trailing commas.")
 
 # %% ../../nbs/hints/03_templates.ipynb #7ed4324a

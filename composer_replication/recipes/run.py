@@ -9,9 +9,11 @@ __all__ = ['REPORTERS', 'HIDDEN', 'OWN', 'recipe_tokenizer', 'recipe_model', 'ep
 
 # %% ../../nbs/recipes/10_run.ipynb #80d29755
 import dataclasses
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -39,7 +41,7 @@ from ..traces.error_sites import blame_turns
 from ..traces.export import write_traces
 from ..traces.habits import look_for
 from ..traces.read import read_traces
-from ..training.checkpoint import InterruptCallback, last_complete_checkpoint
+from ..training.checkpoint import InterruptCallback, holding, last_complete_checkpoint
 from ..training.groups import TaskDraw
 from ..training.guard import HeldOutGuard, HeldOutGuardCallback
 from .checkpoint import RUN_FILE, read_record
@@ -373,7 +375,8 @@ def run_recipe(
     `Interrupted` if a signal ended the training before its last step."""
     if missing := sandbox_missing(recipe):
         raise missing
-    with sandbox_choice(recipe.arguments.sandbox):
+    alone = holding(recipe.config.output_dir) if int(os.environ.get("RANK", 0)) == 0 else nullcontext()
+    with alone, sandbox_choice(recipe.arguments.sandbox):
         return _run(recipe, tell, watch, kind)
 
 

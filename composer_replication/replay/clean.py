@@ -380,7 +380,7 @@ def example_of(row: Mapping) -> PreferenceExample:
     if row.get("schema") != SCHEMA:
         raise TraceProblem(f"this is no pair of the form {SCHEMA}", _NAME_PAIRS)
     try:
-        turns, sides = tuple(chat_turns(row["prompt"])), [next(chat_turns(row[side])) for side in ("chosen", "rejected")]
+        turns, sides = tuple(chat_turns(row["prompt"], strict=True)), [next(chat_turns(row[side], strict=True)) for side in ("chosen", "rejected")]
         pair = DPOPair(row["trace_id"], row["turn"], *sides, row["source"], tuple(row["votes"]), tuple(row["teachers"]))
         return PreferenceExample(pair, TraceState(row["trace_id"], turns, tuple(row["tools"] or ())), row["task_id"])
     except (KeyError, TypeError, AttributeError, StopIteration) as problem:

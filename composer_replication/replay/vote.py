@@ -20,6 +20,7 @@ from pathlib import PurePosixPath
 from typing import Protocol
 
 from ..core.errors import InputProblem
+from ..core.tools import resolved
 from ..core.trace import Trace, TraceProblem, Turn
 from .pairs import DPOPair
 from .prices import Price
@@ -46,27 +47,15 @@ def normalised(
 
 def _object(value, schema, root):
     "Normalise an object by its schema: all members, in the order of the keys, without optional ones that equal their default."
-    known = {k: _resolved(s, root) for k, s in (schema.get("properties") or {}).items()}
+    known = {k: resolved(s, root) for k, s in (schema.get("properties") or {}).items()}
     read = {k: _read(v, known.get(k, {}), root) for k, v in sorted(value.items())}
     return {k: v for k, v in read.items() if k in (schema.get("required") or ()) or "default" not in known.get(k, {})
             or json.dumps(v, sort_keys=True) != json.dumps(_read(known[k]["default"], known[k], root), sort_keys=True)}
 
-
-def _resolved(schema, root):
-    "Follow a schema's reference; return an empty schema if it allows everything or the reference is invalid."
-    for _ in range(10):  # chains of references are rare; a self-reference would never end
-        if not isinstance(schema, dict) or "$ref" not in schema:
-            break
-        target = root
-        for part in str(schema["$ref"]).removeprefix("#/").split("/"):
-            target = target.get(part) if isinstance(target, dict) else None
-        schema = {**(target if isinstance(target, dict) else {}), **{k: v for k, v in schema.items() if k != "$ref"}}
-    return schema if isinstance(schema, dict) else {}
-
 # %% ../../nbs/replay/05_vote.ipynb #c0e8c78b
 def _read(value, schema, root):
     "Return the normal form of a value under its schema."
-    branches = [_resolved(s, root) for s in schema.get("anyOf") or schema.get("oneOf") or [schema]]
+    branches = [resolved(s, root) for s in schema.get("anyOf") or schema.get("oneOf") or [schema]]
     kinds = [{b["type"]} if isinstance(b.get("type"), str) else set(b.get("type") or ()) for b in branches]
     if not all(kinds):
         return value  # an alternative allows any type
@@ -79,7 +68,7 @@ def _read(value, schema, root):
     if isinstance(value, dict):
         return _object(value, schema, root)
     if isinstance(value, list):
-        return [_read(v, _resolved(schema.get("items"), root), root) for v in value]
+        return [_read(v, resolved(schema.get("items"), root), root) for v in value]
     if isinstance(value, float):
         return int(value) if value.is_integer() else value
     if isinstance(value, str) and value not in (words := schema.get("enum") or ()):

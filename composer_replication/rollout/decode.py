@@ -235,6 +235,8 @@ class CachedBatch(TokenBatch):
             row.ids.append(token)
             row.logprobs.append(logprob)
             row.filled, row.used = row.filled + 1, self.clock
+            if row.question.heard is not None:
+                row.question.heard(token)
             if token in self.stops or len(row.logprobs) >= row.question.limit:
                 ended.append((row, token not in self.stops))
         for row, _ in ended:

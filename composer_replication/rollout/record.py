@@ -8,9 +8,12 @@ __all__ = ['Engine', 'same', 'RecordedEpisode', 'Pending', 'Recorder']
 # %% ../../nbs/rollout/10_record.ipynb #4df9fd9c
 import math
 import queue
+import re
 import threading
 import time
 from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -142,12 +145,17 @@ class RecordedEpisode:
         self.begun, self.sampled, self.called, self.used = 0, 0, 0, 0  # turns begun, turns sampled, calls, tokens
         self.ending, self.problem, self.reward, self.seconds = None, "", None, 0.0  # seconds of sampling
         self.failed = ""  # the policy's error
+        self.answers: deque[tuple[Asked, Answered]] = deque(maxlen=16)
 
     def end(self, ending: Ending, problem: str = "") -> None:
         "End the episode: no request is answered afterwards, and the first ending counts."
         with self.lock:
             if self.ending is None:
                 self.ending, self.problem = ending, problem
+
+    def told(self, asked: Asked) -> Answered | None:
+        "Return the last answer to an equal request, for a client that says it repeats it; an equal request alone may want another."
+        return next((answered for known, answered in reversed(self.answers.copy()) if known == asked), None)
 
     def check(self) -> None:
         "Raise `Refused` where the episode has ended, or has spent its turns or tokens."
@@ -204,6 +212,9 @@ class RecordedEpisode:
                        {"generate": self.seconds, "tools": max(seconds - self.seconds, 0.0)}, self.problem, tuple(more))
 
 # %% ../../nbs/rollout/10_record.ipynb #bcef79ff
+_MARKS, _MARKUP = re.compile(r"[<\[{`|]"), 64  # what markup of calls and thoughts begins with, and the most characters that it has
+
+
 @dataclass(eq=False)
 class Pending:
     "A request whose turn is being sampled."
@@ -277,7 +288,12 @@ class Recorder:
         head = build_tree(replace(trace, turns=trace.turns[:last + 1]), chat).ids if last >= 0 else ()
         return (*head, *context_ids(chat, trace, True))
 
-    def begin(self, episode: RecordedEpisode, asked: Asked) -> Pending:
+    def begin(
+        self,
+        episode: RecordedEpisode,
+        asked: Asked,
+        heard: Callable[[int], None] | None = None,  # as in `SampleRequest`
+    ) -> Pending:
         "Request the turn of a request. Raises `Refused`."
         with episode.lock:
             episode.check()
@@ -293,6 +309,7 @@ class Recorder:
         try:
             if self.tokens:
                 pending.question = self._question(pending, sampling, limit, name)
+                pending.question.heard = heard
                 pending.answer = self.engine.ask(pending.question)
             else:
                 pending.answer = self.engine.submit(self.policy.reply, pending.trace, sampling, limit, seed_of(name))
@@ -346,6 +363,27 @@ class Recorder:
             self.readers[tools] = TurnReader.of(self.policy.chat, tools)
         return self.readers[tools]
 
+    def partial(
+        self,
+        pending: Pending,
+        ids: Sequence[int],  # sampled so far
+    ) -> tuple[str, str]:  # reasoning and text
+        "Return the beginning of a turn that is being sampled: what no later id changes, such as one that opens a call."
+        asked, reader = pending.asked, self.reader(pending.asked)
+        held = max((len(stop) for stop in asked.stops), default=1) - 1
+        if any(stop in reader.text(tuple(ids), self.policy.stops) for stop in asked.stops):
+            return "", ""  # the rest comes with the whole turn
+
+        def sure(text):
+            text = text[:len(text) - held]
+            mark = _MARKS.search(text, max(len(text) - _MARKUP, 0))
+            return (text[:mark.start()] if mark else text).rstrip("\ufffd \t\r\n")
+
+        read = reader.read(tuple(ids), self.policy.stops, pending.ids, not asked.may_call, asked.tools)
+        if read.calls or read.content:  # then the reasoning is complete
+            return read.thinking or "", read.content if read.calls else sure(read.content)
+        return sure(read.thinking or ""), ""
+
     def _read(self, pending, sample):
         "Return the sample without what is dropped, the parsed turn, and the stop text that ended it."
         asked, reader, stops = pending.asked, self.reader(pending.asked), self.policy.stops
@@ -397,13 +435,15 @@ class Recorder:
                 continue
         else:
             raise _not_carried("no turn can follow it")
-        with episode.lock:
-            episode.check()
-            self._take(pending, turn, sample)
         finish = "stop" if stop is not None else "length" if sample.cut else "calls" if turn.tool_calls else "stop"
         decode = self.policy.chat.tokenizer.decode if self.tokens else None
         tokens = tuple((decode([i]), p) for i, p in zip(sample.ids, sample.logprobs)) if asked.logprobs and decode else ()
-        return Answered(turn, finish, stop, len(pending.ids), used, tokens)
+        answered = Answered(turn, finish, stop, len(pending.ids), used, tokens)
+        with episode.lock:
+            episode.check()
+            self._take(pending, turn, sample)
+            episode.answers.append((asked, answered))
+        return answered
 
     def _take(self, pending, turn, sample):
         "Add the turn, and the request's new turns before it, to the episode."

@@ -8,6 +8,7 @@ __all__ = ['Sampling', 'drawn', 'Numbers', 'Sample', 'SampleRequest']
 # %% ../../nbs/rollout/00_sampling.ipynb #eb9188b3
 import hashlib
 import math
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -114,3 +115,4 @@ class SampleRequest:
     name: str  # of its random numbers
     answer: Future = field(default_factory=Future)  # of a `Sample`, where another thread waits for it
     gone: bool = False  # the request was given up, and nothing continues its row
+    heard: Callable[[int], None] | None = None  # called with each id as it is sampled, where the batch decodes id by id

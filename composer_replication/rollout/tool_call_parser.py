@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import add_response_schema, parse_response
 
-from ..core.tools import storable
+from ..core.tools import alternatives, properties_of, storable
 from ..core.trace import ToolCall, Turn
 from ..tree.chat import ChatFormat, TemplateProblem
 from ..tree.fenced import fences, is_fenced
@@ -280,6 +280,7 @@ class TurnReader:
     plain: Markup  # for turns that hold no call
     markup: Markup | None = None  # for turns that may; None: by `described`, or as fenced blocks where that is None too
     described: PreTrainedTokenizerBase | None = None  # its `response_template` leaves arguments that are written without types as text
+    around: tuple[str, str] = ("", "")  # what the chat template writes before and after such an argument, between its tags
 
     @classmethod
     def of(
@@ -298,7 +299,7 @@ class TurnReader:
         except TemplateProblem:
             if not _described(chat.tokenizer):
                 raise
-            return cls(chat, plain, None, _untyped(chat.tokenizer))
+            return cls(chat, plain, None, *_untyped(chat))
 
     def text(self, ids: tuple[int, ...], stops: frozenset[int]) -> str:
         "Return the text of a turn without its end token."
@@ -326,8 +327,13 @@ class TurnReader:
             return ParsedTurn(read.content, thinking or read.thinking)
         calls = [c.get("function", c) for c in message.get("tool_calls") or ()]
         if _calls_of(self.described).get("content") in _UNTYPED:
-            calls = [c | {"arguments": typed_arguments(c["arguments"], _schema(tools, c["name"]))} for c in calls]
+            calls = [c | {"arguments": typed_arguments(self._unwrapped(c["arguments"]), _schema(tools, c["name"]))} for c in calls]
         return ParsedTurn(message["content"], thinking, tuple(named_call(c["name"], c.get("arguments")) for c in calls))
+
+    def _unwrapped(self, arguments):
+        "Return the arguments without what the template writes around them; all other space is the model's own."
+        before, after = self.around
+        return {name: value.removeprefix(before).removesuffix(after) if isinstance(value, str) else value for name, value in arguments.items()}
 
     def _stays_in_thought(self, text):
         "True where reasoning opens before the first call and never closes."
@@ -342,22 +348,21 @@ _JSON = {str: "string", bool: "boolean", int: "integer", float: "number", list: 
 
 
 def _types(schema):
-    "Return the JSON types that a schema names."
-    if not isinstance(schema, dict):
-        return set()
+    "Return the JSON types that a schema without references and unions names."
     named = schema.get("type")
     types = {t for t in ([named] if isinstance(named, str) else named or ()) if isinstance(t, str)}
     if not types:
         values = [*(schema.get("enum") or ()), *([schema["const"]] if "const" in schema else ())]
         types = {_JSON[type(value)] for value in values if type(value) in _JSON}
-    options = [option for union in ("anyOf", "oneOf", "allOf") for option in schema.get(union) or ()]
-    return types.union(*map(_types, options), {"null"} if schema.get("nullable") else ())
+    return types | ({"null"} if schema.get("nullable") else set())
 
 
-def _typed(value, schema):
-    types = _types(schema)
+def _typed(value, schema, root):
+    options = alternatives(schema, root)
+    types = set().union(*map(_types, options))
     if isinstance(value, list):  # of a tag that was written more than once
-        return [_typed(item, schema.get("items") if "array" in types else schema) for item in value]
+        items = next((option.get("items") for option in options if "array" in _types(option)), schema)
+        return [_typed(item, items, root) for item in value]
     if not isinstance(value, str):
         return value
     if "null" in types and value.strip() in ("null", "None"):
@@ -377,9 +382,9 @@ def typed_arguments(
 ) -> dict:
     "Convert arguments to the types of the tool's schema: text stays text where the schema allows text, all else is read as JSON."
     if tool is None:
-        return {name: _typed(value, {"type": [kind for kind in _JSON.values() if kind != "string"]}) for name, value in arguments.items()}
-    schemas = (tool.get("function", tool).get("parameters") or {}).get("properties") or {}
-    return {name: _typed(value, schemas.get(name)) for name, value in arguments.items()}
+        return {name: _typed(value, {"type": [kind for kind in _JSON.values() if kind != "string"]}, {}) for name, value in arguments.items()}
+    schemas, root = properties_of(tool), tool.get("function", tool).get("parameters") or {}
+    return {name: _typed(value, schemas.get(name), root) for name, value in arguments.items()}
 
 
 def _schema(tools, name):
@@ -393,14 +398,21 @@ def _calls_of(tokenizer):
     return (getattr(tokenizer, "response_template", None) or {}).get("fields", {}).get("tool_calls", {})
 
 
-def _untyped(tokenizer):
-    "Return the tokenizer with a `response_template` that guesses no types."
-    made = copy.copy(tokenizer)
-    made.response_template = copy.deepcopy(getattr(tokenizer, "response_template", None))
+def _untyped(chat):
+    "Return the tokenizer with a `response_template` that guesses no types and drops no space, and what stands around an argument."
+    made = copy.copy(chat.tokenizer)
+    made.response_template = copy.deepcopy(getattr(chat.tokenizer, "response_template", None))
     options = _calls_of(made).get("content_args", {})
-    if _calls_of(made).get("content") in _UNTYPED and "string_delims" not in options.get("value_parser", {}).get("args", {}):
-        options.pop("value_parser", None)
-    return made
+    if _calls_of(made).get("content") not in _UNTYPED or "string_delims" in options.get("value_parser", {}).get("args", {}):
+        return made, ("", "")
+    options.pop("value_parser", None)
+    pattern = options.get("tag_pattern", "")
+    options["tag_pattern"] = re.sub(r"(?:\\s[*+])?(\(\?P<value>.*?\))(?:\\s[*+])?", r"\1", pattern)
+    if options["tag_pattern"] == pattern:
+        return made, ("", "")
+    text = chat.tooled and _rendered(chat, Turn("assistant", "", tool_calls=(ToolCall("zqtool", {"zqkey": "zqvalue"}, "call_zq1"),)), chat.tooled)
+    written = re.search(r"(\s*)zqvalue(\s*)", text or "\nzqvalue\n")
+    return made, written.groups() if written else ("\n", "\n")
 
 
 def _described(tokenizer):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from ..core.files import valid_text
 from ..core.trace import Trace, Turn
 from ..tree.text import AlignmentError
 from .sampling import Sampling
@@ -78,8 +79,8 @@ class Episode:
 
     def turns(self) -> tuple[Turn, ...]:
         "Return the prompt as turns."
-        return tuple(Turn(m["role"], m.get("content") or "", tool_call_id=m.get("tool_call_id"), name=m.get("name"), source_index=i)
-                     for i, m in enumerate(self.prompt))
+        return tuple(Turn(m["role"], valid_text(m.get("content") or ""), tool_call_id=m.get("tool_call_id"), name=m.get("name"),
+                          source_index=i) for i, m in enumerate(self.prompt))
 
 # %% ../../nbs/rollout/03_types.ipynb #673b08e8
 @dataclass(frozen=True)

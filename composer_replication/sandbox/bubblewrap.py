@@ -95,21 +95,27 @@ DENIED = {  # call -> its number on x86-64 and on 64-bit ARM
 }
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # classic BPF
-_ALLOW, _KILL, _REFUSE = 0x7FFF0000, 0x80000000, 0x00050000 | errno.EPERM
+_ALLOW, _KILL, _REFUSE, _IGNORE = 0x7FFF0000, 0x80000000, 0x00050000 | errno.EPERM, 0x00050000
+_SET_OPTION, _SOCKET_LEVEL, _BUFFERS = (54, 208), 1, (7, 8, 32, 33)  # setsockopt; SO_SNDBUF, SO_RCVBUF and their FORCE variants
 
 
 def filter_program(
     machine: str | None = None,  # from `platform.machine()`; None: this machine
 ) -> bytes | None:  # for the kernel, or for bubblewrap's `--seccomp`; None for an unknown machine
-    "Return a program that refuses the listed calls with `EPERM`, and kills processes that use another architecture's calls."
+    "Return a program that refuses the listed calls with `EPERM`, ignores sizes of socket buffers, and kills processes that use another architecture's calls."
     column, architecture = _ARCHITECTURES.get(machine or platform.machine(), (None, None))
     if column is None:
         return None
     numbers = sorted(pair[column] for pair in DENIED.values())
+    sizes = len(_BUFFERS)
+    ends = [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _IGNORE)]
+    options = [(_EQUAL, 0, 3 + sizes, _SET_OPTION[column]), (_LOAD, 0, 0, 24), (_EQUAL, 0, 1 + sizes, _SOCKET_LEVEL), (_LOAD, 0, 0, 32),
+               *((_EQUAL, sizes + 1 - k, 0, name) for k, name in enumerate(_BUFFERS))]  # its second and third argument
+    refuse = len(options) + 1  # steps from the first of these to `_REFUSE`
     steps = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0),
-             (_AT_LEAST, len(numbers) + 1, 0, 0x40000000)]  # x32 variants of all calls
-    steps += [(_EQUAL, len(numbers) - k, 0, number) for k, number in enumerate(numbers)]
-    steps += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
+             (_AT_LEAST, len(numbers) + refuse, 0, 0x40000000)]  # x32 variants of all calls
+    steps += [(_EQUAL, len(numbers) - 1 - k + refuse, 0, number) for k, number in enumerate(numbers)]
+    steps += [*options, *ends]
     return b"".join(struct.pack("=HBBI", *step) for step in steps)
 
 # %% ../../nbs/sandbox/07_bubblewrap.ipynb #5a79e5e3

@@ -29,7 +29,7 @@ class Limits:
     "The limits of one command. The kernel enforces some; for the others a watcher ends the command."
     wall_s: float = 30.0  # seconds from start to end
     cpu_s: int = 60  # seconds of processor time, all processes together
-    memory_mb: int = 1024  # address space of each process, and memory of all together, including shared memory and scratch folders
+    memory_mb: int = 1024  # address space of each process, and memory of all together, including shared memory, scratch folders and sockets
     processes: int = 64  # processes and threads at once
     file_mb: int = 64  # size of the largest file
     disk_mb: int = 256  # the whole tree
@@ -170,6 +170,27 @@ def _scratch(pids: Sequence[int]) -> int:
     return sum(sizes.values())
 
 
+_BUFFER = 212_992  # bytes that one side of a socket holds at most by Linux' defaults; TCP's grow, so what they hold is read
+
+
+def _sockets(pids: Sequence[int]) -> int:
+    "Return the bytes that a command's sockets may hold in the kernel; 0 if it uses this machine's own network."
+    own = os.stat("/proc/self/ns/net").st_ino
+    for pid in reversed(pids):  # the first processes are still in the host's network
+        with contextlib.suppress(OSError):  # it has ended, or is hidden
+            if os.stat(f"/proc/{pid}/ns/net").st_ino == own:
+                continue
+            held = 0
+            for table in ("unix", "udp", "udp6", "raw", "raw6", "tcp", "tcp6"):
+                with contextlib.suppress(FileNotFoundError):  # a kernel without it
+                    for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+                        queued = sum(int(side, 16) for side in line.split()[4].split(":")) if table.startswith("tcp") else 0
+                        held += _BUFFER if queued or not table.startswith("tcp") else 0
+                        held += 2 * queued  # a packet's own memory may be as large as what it carries
+            return held
+    return 0
+
+
 def _nameless(pids: Sequence[int]) -> tuple[int, set[int]]:
     "Return the bytes in open files without a name, and the processes that hide their files."
     sizes, hidden = {}, set()
@@ -211,7 +232,7 @@ class Watch:
         threads = _sum(lambda pid: int(_fields(f"/proc/{pid}")[17]), pids)
         if threads > self.limits.processes + 8:  # includes ours; never reached where the kernel enforces the limit
             return "processes"
-        most = (self.limits.memory_mb << 20) - _scratch(pids) - _shared(pids, self._longest)
+        most = (self.limits.memory_mb << 20) - _scratch(pids) - _shared(pids, self._longest) - _sockets(pids)
         if _sum(_memory, pids) > most and _sum(_exact_memory, pids) > most:
             return "memory"
         began = time.monotonic()

@@ -113,8 +113,8 @@ def find_error_sites(
         placed = [(place, site) for place, part in zip(trace.part_positions, parts) for site in find_error_sites(part, blame)]
         return sorted((replace(site, trace_id=trace.trace_id, turn=place[site.turn], evidence_turn=place[site.evidence_turn]) for place, site in placed),
                       key=lambda site: site.evidence_turn)
-    calls = outcomes(trace)
-    failures = [o for o in calls if o.detection.kind is not None and o.turn in trace.sampled_turns]
+    calls, sampled = outcomes(trace), frozenset(trace.sampled_turns)
+    failures = [o for o in calls if o.detection.kind is not None and o.turn in sampled]
     if not failures:
         return []
     row = streaks(calls)

@@ -58,7 +58,7 @@ CUT_OFF = (Ending.TOKENS, Ending.TURNS, Ending.LIMIT)  # a budget was spent befo
 
 
 class EnvironmentBroken(Problem, RuntimeError):
-    "Every episode of a generation ended with an error of its environment."
+    "Every episode of a generation ended with an error of its environment, or ran out of time."
 
 # %% ../../nbs/training/14_episodes.ipynb #2818244a
 def rollout_columns(
@@ -80,7 +80,7 @@ def completion_turns(
     """Return the turns after the prompt, to which a reset may have added text.
 
     Where an agent wrote a prompt of its own, the completion begins with the first sampled turn."""
-    head = list(chat_turns(prompt))
+    head = list(chat_turns(prompt, strict=True))
     begins = len(head) <= len(trace.turns) and all(t.role == h.role and t.content.startswith(h.content) for t, h in zip(trace.turns, head))
     return trace.turns[len(head) if begins else next(iter(trace.sampled_turns), len(trace.turns)):]
 
@@ -147,7 +147,7 @@ def generation_traces(
             trace = generation.rollouts[i].trace
         else:
             messages = [*generation.prompts[i], *generation.completions[i]]
-            turns = with_results([trl_failure(t) for t in chat_turns(messages)], results_of(i))
+            turns = with_results([trl_failure(t) for t in chat_turns(messages, strict=True)], results_of(i))
             schemas = tuple(t if isinstance(t, dict) else get_json_schema(t) for t in tools_of(i))
             trace = Trace(generation.names[i], turns, schemas, task_of(generation.rows[i], generation.prompts[i]))
         yield replace(trace, reward=reward), [*prompt, *completion], [0] * len(prompt) + list(mask)

@@ -28,6 +28,8 @@ from ..tree.pack import PackedBatch
 class OfflineTrainer(StepTrainer):
     "Train on recorded traces alone. Raises as `ComposerReplicationTrainer`, and `InputProblem` for settings that count or read rollouts."
 
+    pads_left = False
+
     def __init__(
         self,
         model,  # a transformers causal LM, a PEFT model, or where to load one from

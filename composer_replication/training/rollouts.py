@@ -29,6 +29,7 @@ from .episodes import (CUT_OFF, UNSCORED, EnvironmentBroken, Generation, complet
                                                     rollout_columns, within_positions)
 from .groups import GroupHints, TaskDraw, equal_groups, route_rows
 from .kl import completion_logprobs, kl_adjusted_advantages, kl_estimate
+from .model_check import check_sampling, sampling_difference
 from ..tree.forward import prompts_once
 from .segments import check_segments, segment_ids, with_segments
 from .setup import PairSource
@@ -50,6 +51,7 @@ class RolloutTrainer(StepTrainer):
     draw: TaskDraw | None = None  # tasks by difficulty instead of the data set's order
     shaped: EpisodeReward | None = None  # the reward that the policy is trained on
     generation: Generation | None = None  # the last one on this device
+    sampling_checked = False  # True: the first rollouts' log-probabilities were compared with the trainer's
 
     # ---- sample
 
@@ -98,9 +100,10 @@ class RolloutTrainer(StepTrainer):
             out[3] = [[t.to_message() for t in completion_turns(r.trace, p)] or nothing for r, p in zip(made.rollouts, prompts)]
             episodes = gather_object([(r.ending.value, r.sampled, dict(r.counts)) for r in made.rollouts])
             endings = Counter(ending for ending, *_ in episodes)
-            if set(endings) == {Ending.ERROR}:
-                raise EnvironmentBroken(f"every episode of this step ended with an error of its environment, for example: "
-                                        f"{made.rollouts[0].problem}; fix the environment.")
+            if set(endings) <= set(UNSCORED):
+                ways = " or ".join({Ending.ERROR: "ended with an error of its environment", Ending.TIMEOUT: "ran out of time"}[e] for e in UNSCORED if e in endings)
+                raise EnvironmentBroken(f"every episode of this step {ways}, so none is scored, for example {made.rollouts[0].trace.trace_id!r}: "
+                                        f"{made.rollouts[0].problem}; fix the environment, or allow more time.")
             metrics = self._metrics["train" if self.model.training else "eval"]
             for ending, count in endings.items():
                 metrics[f"rollout/{ending}"].append(count / len(episodes))
@@ -198,6 +201,17 @@ class RolloutTrainer(StepTrainer):
             self.health.note(**dict(zip(names, self.accelerator.reduce(local, "sum").tolist())))
         return trees
 
+    def _check_sampling(self, output: dict) -> None:
+        "Compare the first generation's log-probabilities with the trainer's own, on one batch. Raises `InputProblem` on every device."
+        sampled = output.get("sampling_per_token_logps")
+        if self.sampling_checked or sampled is None:
+            return
+        self.sampling_checked = True
+        names = [f"{part}_{what}" for part in ("prompt", "completion") for what in ("ids", "mask")]
+        few = {name: output[name][:self.args.per_device_train_batch_size] for name in names}
+        scored, mask = self._within(lambda: self._logprobs_of(self.student, few)), sampled_mask(output)[:len(few["prompt_ids"])].bool()
+        check_sampling(gather_object([sampling_difference(sampled[:len(mask)], scored, mask)]), type(self.student).__name__)
+
     def _keep_rollouts(self) -> None:
         "Write the generation's traces, or one of them where a sample is due, for `composer-rl traces` to read."
         a, step, rank = self.args, self.state.global_step, self.accelerator.process_index
@@ -231,6 +245,7 @@ class RolloutTrainer(StepTrainer):
         if not self.model.training:
             return output
         check_segments(self, output, self.rollouts)
+        self._check_sampling(output)
         local = self._local_rows(len(output["advantages"]))
         policy, sdpo = (rows[local] for rows in route_rows(self.generation.all_rewards, self.num_generations, a.all_fail))
         if a.channels:
@@ -269,7 +284,10 @@ class RolloutTrainer(StepTrainer):
         if not (has_terms or self.factory):  # exactly TRL
             return super()._compute_loss(model, inputs)
         means, metrics = (each["train" if training else "eval"] for each in (self.means, self._metrics))
-        with means.of_pass(metrics, self.accelerator.reduce(sampled_mask(inputs).sum(), "sum").item()):
+        mask = sampled_mask(inputs)
+        counts = torch.stack([mask.sum(), mask.new_tensor(len(mask)), mask.any(1).sum()])
+        tokens, *sequences = self.accelerator.reduce(counts, "sum").tolist()
+        with means.of_pass(metrics, tokens, sequences if a.importance_sampling_level == "sequence" else None):
             loss = self._summed_loss(model, inputs) if training and has_terms else super()._compute_loss(model, inputs)
         if training and self.accelerator.sync_gradients:
             means.close(metrics)

@@ -8,7 +8,7 @@ __all__ = ['loggable', 'RankLost', 'lost_rank', 'checkpoint_to_resume', 'Resume'
 # %% ../../nbs/training/20_running.ipynb #7ea89082
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -21,10 +21,11 @@ from ..core.errors import InputProblem, Problem
 from ..core.plugins import plugin
 from ..rollout.policies import stop_ids
 from .batches import from_plain, to_plain
-from .checkpoint import (InterruptCallback, complete_checkpoint, incomplete_because, last_complete_checkpoint, load_buffer,
+from .checkpoint import (InterruptCallback, complete_checkpoint, holding, incomplete_because, last_complete_checkpoint, load_buffer,
                                                       save_buffer)
 from .config import ComposerReplicationConfig
 from .health import HealthCallback
+from .model_check import check_scoring
 from .setup import Setup
 from .teacher import causal_lm, make_teacher, reference_policy, without_dropout
 from .teacher_check import TeacherCheckProblem, check_teacher, teacher_fault
@@ -205,6 +206,7 @@ class RunTrainer(GRPOTrainer):
     _tag_names = ["trl", "grpo", "composer-replication"]
     _name = "Composer replication"
     held_out_rows = ()  # tasks to measure on
+    pads_left = True  # rows of unequal prompts are padded in front
     make_teacher, make_reference = staticmethod(make_teacher), staticmethod(reference_policy)  # other ones where the weights are sharded
 
     def __init__(
@@ -228,6 +230,7 @@ class RunTrainer(GRPOTrainer):
         if args.our_loop and setup.chat is not None:  # our turns end where the template's do, which may be no end of sequence
             self.eos_token_ids = [*self.eos_token_ids, *sorted(stop_ids(setup.chat) - set(self.eos_token_ids))]
         place_tokens(self.student)
+        check_scoring(self.student, self.pads_left, bool(args.channels))
         if args.share_prompts and (problem := start_problem(self.student, args.gradient_checkpointing)):
             raise InputProblem(f"share_prompts=True cannot be had here: {problem}", "leave share_prompts out")
         if args.optimizer == "muon":
@@ -275,10 +278,10 @@ class RunTrainer(GRPOTrainer):
         *args,
         **kwargs,
     ):
-        "Train as transformers does. Raises `InputProblem` for a checkpoint that was cut off."
+        "Train as transformers does. Raises `InputProblem` for a checkpoint that was cut off, and where another run writes into the folder."
         start = checkpoint_to_resume(self.args.output_dir, resume_from_checkpoint)
         try:
-            with lost_rank(self.args.ddp_timeout):
+            with lost_rank(self.args.ddp_timeout), holding(self.args.output_dir) if self.is_world_process_zero() else nullcontext():
                 return super().train(start, *args, **kwargs)
         finally:
             self.interrupt.restore()

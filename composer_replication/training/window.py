@@ -58,20 +58,25 @@ BOUNDS = {"clip_ratio/low_min": min, "clip_ratio/high_max": max}  # over rows
 class PassMeans:
     "Combine TRL's metrics of single backward passes into one mean over all tokens, however the rows were split."
 
-    values: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # by metric: value of each pass, and the tokens behind it
+    values: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # by metric: value of each pass, and its tokens or rows
 
     @contextmanager
     def of_pass(
         self,
         metrics: dict[str, list[float]],  # TRL's, from which the pass's values are taken
         tokens: float,  # that the pass scores, on all devices
+        sequences: tuple[float, float] | None = None,  # rows of the pass, and those with such tokens, where a ratio is of a whole row
     ) -> Iterator[None]:
         "Take the values that are logged within the block."
         known = {name: len(metrics.get(name, ())) for name in (*MEANS, *BOUNDS)}
         yield
         for name, count in known.items():
             if count < len(metrics.get(name, ())):
-                self.values.setdefault(name, []).append((metrics[name].pop(), tokens))
+                value, weight = metrics[name].pop(), tokens
+                if sequences and name in MEANS and "clip_ratio" in name:  # TRL counts rows without tokens as not clipped
+                    rows, weight = sequences
+                    value *= rows / max(weight, 1)
+                self.values.setdefault(name, []).append((value, weight))
 
     def close(
         self,

@@ -8,15 +8,16 @@ __all__ = ['Span', 'Branch', 'Refusal', 'Tree', 'build_tree', 'steady_positions'
 # %% ../../nbs/tree/04_build.ipynb #a8b39498
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-
-from ..core.pair import DPOPair
 from ..core.errors import InputProblem
 from ..core.trace import Trace
 from ..core.hint import Hint
 from .chat import ChatFormat, TemplateProblem
 from .text import AlignmentError, Piece, Script, shown, write_script
+
+if TYPE_CHECKING:
+    from composer_replication.core.pair import DPOPair
 
 # %% ../../nbs/tree/04_build.ipynb #c6090816
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ class _Trunk:
             raise self.script.error(turn, "the template drops the hint")
         return self._fork(turn, number, first, self.script.context_ids(self.pieces[:first], context), hint)
 
-    def answers(self, pair: DPOPair, number: int) -> tuple[Branch, Branch]:
+    def answers(self, pair: "DPOPair", number: int) -> tuple[Branch, Branch]:
         "Make the two branches of a preference pair."
         span = self.spans[self.number(pair.turn)]
         fork = span.start - 1
@@ -211,7 +212,7 @@ def build_tree(
     trace: Trace,
     chat: ChatFormat,  # from `probe_template`
     hints: Mapping[int, str] | Iterable[tuple[int, Hint | None]] = (),  # position in `Trace.turns` -> text; or turns and hints from `target_hints`
-    pairs: Sequence[DPOPair] = (),  # channel 3 (ours): preferences at turns of this trace
+    pairs: Sequence["DPOPair"] = (),  # channel 3 (ours): preferences at turns of this trace
     placement: Literal["target", "start"] = "target",  # the message that gets a hint
     strip_thinking: bool = False,  # remove all reasoning
     max_tokens: int | None = None,  # the trunk ends with the last turn that fits; a turn is never cut

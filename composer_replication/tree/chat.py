@@ -46,6 +46,7 @@ class Dialect:
     results: bool = False  # tool results are rendered
     thinking: Literal["field", "inline"] | None = None  # where reasoning must be passed
     system: bool = True  # there is a system role
+    late_system: bool = True  # system messages may stand anywhere
     merge: bool = False  # roles must alternate
     short_ids: bool = False  # call ids must be nine letters and digits
     prompt: str = ""  # text that opens the assistant's turn after a user message
@@ -62,17 +63,19 @@ class Dialect:
         thinking: Sequence[bool],  # for each turn: True if its reasoning is shown
     ) -> tuple[list[dict], list[int], dict[str, str]]:
         "Return the adapted messages, their number after each turn, and the stand-ins for raw arguments."
-        out, count, raw, ids = [], [], {}, _ShortIds() if self.short_ids else None
-        for i, turn in enumerate(turns):
-            message = self._message(turn, thinking[i], i, raw, ids)
-            if message["role"] == "system" and not self.system:
+        out, count, raw, ids = [], [0] * len(turns), {}, _ShortIds() if self.short_ids else None
+        first = next((i for i, turn in enumerate(turns) if turn.role == "assistant"), len(turns))
+        leads = [self.system and not self.late_system and turn.role == "system" and i < first for i, turn in enumerate(turns)]
+        for i in sorted(range(len(turns)), key=lambda i: not leads[i]):
+            message = self._message(turns[i], thinking[i], i, raw, ids)
+            if message["role"] == "system" and not (self.system and (self.late_system or leads[i])):
                 message["role"] = "user"
-            if self.merge and out and out[-1]["role"] == message["role"] != "assistant":
+            if out and out[-1]["role"] == message["role"] != "assistant" and (self.merge or leads[i]):
                 out[-1]["content"] += "\n\n" + message["content"]
             else:
                 out.append(message)
-            count.append(len(out))
-        return out, count, raw
+            count[i] = len(out)
+        return out, [max(count[:i + 1]) for i in range(len(count))], raw
 
     def _message(self, turn, thinking, index, raw, ids):
         message = as_text(turn.to_message(thinking=thinking and self.thinking == "field"), self.controls)

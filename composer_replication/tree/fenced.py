@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
+from ..core.tools import properties_of
 from .chat import TemplateProblem
 
 # %% ../../nbs/tree/02_fenced.ipynb #1214d887
@@ -21,8 +22,7 @@ def fence(
 ) -> tuple[str, str | None]:  # the fence's name, and the argument that the block holds as text; None: all arguments, as JSON
     "Return how a tool is called by a fenced block."
     tool = tool.get("function", tool)
-    schema = tool.get("parameters") or {}
-    required, properties = schema.get("required") or [], schema.get("properties") or {}
+    required, properties = (tool.get("parameters") or {}).get("required") or [], properties_of(tool)
     if len(required) == 1 and properties.get(required[0], {}).get("type") == "string" and len(properties) == 1:
         return LANGUAGES.get(required[0], tool["name"]), required[0]
     return tool["name"], None

@@ -4,15 +4,16 @@
 
 # %% auto #0
 __all__ = ['logger', 'WAYS', 'shares_trunk', 'way_name', 'branch_way', 'trunk_cache', 'cache_inputs', 'forward_trunk',
-           'start_problem', 'start_read_once', 'prompts_once', 'forward_branches', 'TreeMask', 'forward_tree',
-           'tree_problem', 'one_pass', 'trunk_tokens', 'forward_needed']
+           'check_body', 'start_problem', 'start_read_once', 'prompts_once', 'forward_branches', 'TreeMask',
+           'forward_tree', 'tree_problem', 'one_pass', 'trunk_tokens', 'forward_needed']
 
 # %% ../../nbs/tree/13_forward.ipynb #47404a7a
 import inspect
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Literal
 
 import torch
@@ -28,7 +29,7 @@ from .pack import KINDS, PackedBatch
 from .pass_cost import (LAYER_WORTH, branch_groups, branch_part, layer_products, narrow_batch, one_pass_pays, pass_worth,
                                                  splits_wide, wanted_branches)
 from .positions import check_length, counts_positions, mask_positions, order_problem
-from .states import ATTENTION, cache_argument, hybrids, layer_types, state_mixers, state_problem
+from .states import ATTENTION, cache_argument, hybrids, layer_types, source_of, state_mixers, state_problem
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ def forward_trunk(
     batch: PackedBatch,
 ) -> tuple[torch.Tensor, Cache | None]:  # (batch, time, hidden); None if the model cannot share a trunk
     "Return the trunks' last hidden states, and the cache for `forward_branches`. Gradients follow the caller's grad mode."
-    _check_body(model)
+    check_body(model)
     check_length(model, batch.attention_mask.sum(1).max())
     placed = {"position_ids": mask_positions(batch.attention_mask)} if counts_positions(model) else {}
     width = start_read_once(model, batch)
@@ -119,7 +120,7 @@ def forward_trunk(
         return read(cache).last_hidden_state, cache
 
 
-def _check_body(model):
+def check_body(model):
     if model.base_model is model:
         raise InputProblem(f"transformers gives no body of {type(model).__name__} without its head, whose hidden states the channels read",
                            "take a model whose class has one")
@@ -268,7 +269,7 @@ def forward_branches(
     A model that cannot share a trunk always uses `rows`. Raises `ValueError` for an unknown method."""
     if method not in ("two_pass", "rows"):
         raise ValueError(f"method {method!r} is unknown; use two_pass or rows.")
-    _check_body(model)
+    check_body(model)
     config = model.config.get_text_config()
     hidden = torch.zeros(*batch.branch_ids.shape, getattr(config, "word_embed_proj_dim", config.hidden_size),  # OPT's output has another width
                          dtype=model.dtype, device=batch.branch_ids.device)
@@ -340,7 +341,7 @@ def forward_tree(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # (batch, time, hidden) and (batch, branch_time, hidden)
     """Return the last hidden states of trunks and branches, from one pass. Gradients follow the caller's grad mode, but hinted branches alone give
     none to what they attend to."""
-    _check_body(model)
+    check_body(model)
     if not whole:
         rows, time = _needed(batch, kinds)
         states = forward_tree(model, narrow_batch(batch, rows, max(time, 1)), kinds)
@@ -369,6 +370,13 @@ def forward_tree(
     return hidden, branches.scatter(1, columns[..., None].expand_as(states), states.masked_fill(~real[..., None], 0.0))
 
 # %% ../../nbs/tree/13_forward.ipynb #b551ac77
+@cache
+def _changes_mask(kind):
+    "True for a class of attention layers that does not hand its mask on as it is."
+    body = source_of(kind).partition("->")[2]
+    return "attention_interface(" in body and bool(re.search(r"attention_mask\s*=(?!=|\s*(encoder_attention_mask|attention_mask|None)[,)\n])", body))
+
+
 def tree_problem(
     model: PreTrainedModel,  # a transformers causal LM
 ) -> str | None:  # None, or why not, as a clause
@@ -381,6 +389,8 @@ def tree_problem(
         return "trunks and branches are told apart in torch's own attention (sdpa)"
     if "position_ids" not in inspect.signature(type(model.base_model).forward).parameters:
         return f"{type(model).__name__} takes no positions"
+    if any(_changes_mask(type(module)) for module in model.base_model.modules()):
+        return f"the attention of {type(model).__name__} makes a mask of its own from the one that it is given"
     if len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1:
         return "it lies on several devices"
     return "its weights are in parts" if any(isinstance(module, FSDPModule) for module in model.modules()) else None

@@ -7,13 +7,14 @@ __all__ = ['check_length', 'order_problem', 'counts_positions', 'mask_positions'
 
 # %% ../../nbs/tree/09_positions.ipynb #90510002
 import inspect
+from functools import cache
 
 import torch
 from transformers import PreTrainedModel
 
 from ..core.errors import InputProblem
 from .build import steady_positions
-from .states import cache_argument, state_mixers
+from .states import cache_argument, source_of, state_mixers
 
 # %% ../../nbs/tree/09_positions.ipynb #90510005
 def check_length(
@@ -46,13 +47,21 @@ def _rotary(config):
     return bool(getattr(config, "rope_parameters", None) or getattr(config, "rotary_dim", None))
 
 
+@cache
+def _reads_positions(kind):
+    "True for a class of attention layers that itself reads positions, which then count by more than their differences."
+    body = source_of(kind).partition("->")[2]
+    return "attention_interface(" in body and "position_ids" in body.replace("position_ids=position_ids", "")
+
+
 def counts_positions(
     model: PreTrainedModel,  # a transformers causal LM
 ) -> bool:
-    "True if left padding shifts positions unless `position_ids` are given: learned positions, length-dependent frequencies."
+    "True if left padding shifts positions unless `position_ids` are given: learned or scaled positions, length-dependent frequencies."
     config = model.config.get_text_config()
     takes = "position_ids" in inspect.signature(type(model.base_model).forward).parameters
-    return takes and not state_mixers(model) and (not _rotary(config) or steady_positions(config) is not None)
+    return takes and not state_mixers(model) and (not _rotary(config) or steady_positions(config) is not None
+                                               or any(_reads_positions(type(m)) for m in model.base_model.modules()))
 
 # %% ../../nbs/tree/09_positions.ipynb #90510008
 def mask_positions(

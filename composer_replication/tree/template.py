@@ -8,7 +8,9 @@ __all__ = ['probe_template']
 # %% ../../nbs/tree/01_template.ipynb #22fab2d3
 import json
 import re
+from copy import copy
 from dataclasses import replace
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
@@ -80,6 +82,9 @@ class _Probe:
     def roles(self):
         system, more = Turn("system", "zqsystem"), Turn("user", "zqmore")
         self.set(system=self.shows(system, _USER, _ANSWER, words=("zqsystem", "zquser")))
+        later = (system, replace(system, content="zqlater"), _USER, _ANSWER), (system, _USER, replace(system, content="zqlater"), _ANSWER), \
+            (system, _USER, _ANSWER, replace(system, content="zqlater"), more)
+        self.set(late_system=all(self.shows(*turns, words=("zqsystem", "zquser", "zqlater")) for turns in later))
         self.set(merge=not self.dialect.system or not self.shows(_USER, more, _ANSWER, words=("zquser", "zqmore")))
 
     def calls(self):
@@ -135,6 +140,25 @@ def _templates(tokenizer, tools):
         for text in (source, re.sub(r"^[ \t]+(?=\{\{)", "", source, flags=re.MULTILINE)):
             yield from ((text, empty) for empty in ((False,) if tools else (False, True)))
 
+def _training_template(tokenizer):
+    "Return a clause on the template that TRL trains this model with; empty if TRL has none."
+    from trl import chat_template_utils as trl
+    try:
+        text = trl.get_training_chat_template(tokenizer)
+    except Exception:  # TRL raises for a template that it does not know, and whatever the template raises
+        return ""
+    if not text or text == tokenizer.chat_template:
+        return ""
+    folder = Path(trl.__file__).with_name("chat_templates")
+    name = next((path for path in folder.glob("*_training.jinja") if path.read_text(encoding="utf-8") == text), folder)
+    other = copy(tokenizer)
+    other.chat_template = text
+    try:
+        probe_template(other)
+    except TemplateProblem:
+        return f" (TRL's training template for this model, {name.name}, does it too)"
+    return f": TRL's training template for this model does, {name} (in a recipe: `chat_template`)"
+
 # %% ../../nbs/tree/01_template.ipynb #ae3b43bd
 def probe_template(
     tokenizer: PreTrainedTokenizerBase,  # with a chat template
@@ -146,7 +170,7 @@ def probe_template(
                      None) for tools in ([], [_SCHEMA])]
     if not any(dialects):
         raise TemplateProblem("the chat template does not render a question and its answer, or changes earlier text when a "
-                              "message follows; set `tokenizer.chat_template` to one that only appends.")
+                              f"message follows; set `tokenizer.chat_template` to one that only appends{_training_template(tokenizer)}.")
     controls = tuple(t.content for t in tokenizer.added_tokens_decoder.values() if len(t.content.strip("\u2581 \t\n\r")) > 1)
     dialects = [d and replace(d, controls=controls) for d in dialects]
     specials = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special and not (t.lstrip or t.rstrip)]

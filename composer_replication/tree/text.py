@@ -106,7 +106,7 @@ class Script:
         names = [] if is_fenced(self.chat.tokenizer) else [c.name for c in turn.tool_calls]  # a block may have the name of a language
         wanted = [turn.content, *names, turn.thinking if self.thinking[piece.turn] else ""]
         text = piece.sampled.replace(MARK, "")
-        if not text or any(w and w.strip() not in text for w in wanted):
+        if not text or any(w and w.strip().replace(MARK, "") not in text for w in wanted):
             raise self.error(piece.turn, "the template drops part of what the assistant said")
         before = max((t for t in self.sampled if t < piece.turn), default=-1)
         for i in range(before + 1, piece.turn):
@@ -150,7 +150,7 @@ class Script:
 # %% ../../nbs/tree/03_text.ipynb #05d10490
 def shown(content: str, text: str) -> bool:
     "True if a message is in a text, as it is or as JSON."
-    content, text = content.strip(), text.replace(MARK, "")
+    content, text = content.strip().replace(MARK, ""), text.replace(MARK, "")
     return content in text or json.dumps(content, ensure_ascii=False)[1:-1] in text
 
 # %% ../../nbs/tree/03_text.ipynb #3cd70af9

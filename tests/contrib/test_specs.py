@@ -127,6 +127,22 @@ def test_the_kubernetes_job_has_a_deadline_and_its_words():
     assert ends["onExitCodes"]["containerName"] == container["name"] and ends["onExitCodes"]["values"] == [1, 2, 3]
 
 
+def test_a_pod_shares_memory_and_can_be_given_what_bubblewrap_needs():
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    text = kubernetes(replace(JOB, storage="runs"))
+    job = list(yaml.safe_load_all(text))[-1]
+    pod = job["spec"]["template"]["spec"]
+    mounts = {mount["mountPath"]: mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert volumes[mounts["/dev/shm"]]["emptyDir"] == {"medium": "Memory"}
+    said = re.search(r"# (securityContext: .*)", text)[1]
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "other-machines.md").read_text()
+    assert said in page and "hostUsers: false" in page and "hostUsers: false" in text
+    pod["containers"][0] |= yaml.safe_load(said)
+    pod["hostUsers"] = False
+    kubernetes_validate.validate(job, "1.36", strict=True)
+
+
 # SkyPilot
 
 def test_the_sky_file_says_spot_autostop_and_the_dearest_machine():

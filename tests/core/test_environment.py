@@ -111,6 +111,19 @@ def test_ours_in_trls_hands():
     assert one.results == () and one.tools == Shelf.tools
 
 
+def test_trl_gets_the_types_behind_references():
+    class Mover(Shelf):
+        pass
+
+    by = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+    properties = {"to": {"$ref": "#/$defs/Point"}, "by": by, "all": {"$ref": "#/$defs/List"}}
+    definitions = {"Point": {"type": "object"}, "List": {"type": "array", "items": {"$ref": "#/$defs/List"}}}
+    parameters = {"type": "object", "required": ["to"], "properties": properties, "$defs": definitions}
+    Mover.tools = ({"type": "function", "function": {"name": "move", "description": "Move.", "parameters": parameters}},)
+    hints = trl_factory(Mover)().move.__annotations__
+    assert hints["to"] is dict and hints["by"] == int | None and hints["all"] == list[list[list[list[list]]]]
+
+
 def test_trls_in_our_hands():
     environment = environment_of(Plain())
     assert isinstance(environment, TrlEnvironment) and isinstance(environment, Environment)

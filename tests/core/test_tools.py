@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.core.errors import InputProblem
-from composer_replication.core.tools import ToolResult, argument_error, check_arguments, refusal, unreadable
+from composer_replication.core.tools import (
+    ToolResult,
+    alternatives,
+    argument_error,
+    check_arguments,
+    properties_of,
+    refusal,
+    unreadable,
+)
 from composer_replication.core.trace import ToolCall
 from composer_replication.rollout.tool_call_parser import read_call
 
@@ -111,3 +119,66 @@ def test_an_unknown_kind_of_error_is_not_replaced_in_silence(kind, known):
         warnings.simplefilter("always")
         assert ToolResult("the disk is slow", kind).failed == (kind is not None)
     assert [f"the error kind {kind!r} is unknown" in str(w.message) for w in caught] == [True] * (not known)
+
+
+POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+TREE = {"type": "object", "required": ["name"],
+        "properties": {"name": {"type": "string"}, "below": {"type": "array", "items": {"$ref": "#/$defs/Tree"}}}}
+
+
+def with_references(properties, **more):
+    return {"type": "function", "function": {"name": "t", "parameters": {"type": "object", "properties": properties} | more}}
+
+
+@pytest.mark.parametrize("key", ["$defs", "definitions"])
+@pytest.mark.parametrize("properties, arguments, clause", [
+    ({"to": {"$ref": "#/KEY/Point"}}, {"to": {"x": 1}}, None),
+    ({"to": {"$ref": "#/KEY/Point"}}, {"to": {"x": "one"}}, "'to.x' must be an integer, not 'one'"),
+    ({"to": {"$ref": "#/KEY/Point"}}, {"at": 1}, "there is no argument 'at'; the arguments are to"),
+    ({"to": {"anyOf": [{"$ref": "#/KEY/Point"}, {"type": "null"}]}}, {"to": None}, None),
+    ({"all": {"items": {"$ref": "#/KEY/a~1b"}}}, {"all": [{"x": 1}, {"x": None}]}, "'all[1].x' must be an integer, not None"),
+    ({"to": {"$ref": "#/properties/from"}, "from": {"type": "integer"}}, {"to": "here"}, "'to' must be an integer, not 'here'"),
+])
+def test_a_reference_stands_for_what_it_names(key, properties, arguments, clause):
+    properties = json.loads(json.dumps(properties).replace("KEY", key))
+    definitions = {"Point": POINT, "a/b": {"$ref": f"#/{key}/Point"}}
+    assert check_arguments(with_references(properties, **{key: definitions}), arguments) == clause
+
+
+def test_a_schema_may_contain_itself():
+    tool = with_references({"root": {"$ref": "#/$defs/Tree"}}, **{"$defs": {"Tree": TREE}})
+    deep = {"name": "a"}
+    for _ in range(30):
+        deep = {"name": "b", "below": [deep]}
+    assert check_arguments(tool, {"root": deep}) is None
+    clause = check_arguments(tool, {"root": {"name": "a", "below": [{"name": 1}]}})
+    assert clause == "'root.below[0].name' must be a string, not 1"
+    assert properties_of(tool)["root"]["type"] == "object"
+
+
+def test_the_parameters_themselves_may_be_a_reference_or_a_union():
+    closed = {"Tree": TREE | {"additionalProperties": False}}
+    whole = {"function": {"name": "t", "parameters": {"$ref": "#/$defs/Tree", "$defs": closed}}}
+    union = {"function": {"name": "t", "parameters": {"anyOf": [{"$ref": "#/$defs/Tree"}, {"$ref": "#/$defs/Point"}],
+                                                      "$defs": {"Tree": TREE, "Point": POINT}}}}
+    for tool, known in ((whole, "name, below"), (union, "name, below, x")):
+        assert check_arguments(tool, {"name": "a", "below": []}) is None
+        assert check_arguments(tool, {"name": "a", "y": 1, "z": 2}) == f"there is no argument 'y'; the arguments are {known}"
+        assert ", ".join(properties_of(tool)) == known
+    assert "'name'" in check_arguments(whole, {"name": 1})
+    assert "is not valid under any" in check_arguments(union, {"below": []})
+
+
+def test_references_without_an_end_or_a_target_end(monkeypatch):
+    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: pytest.fail("a schema made the host fetch something"))
+    loop = {"A": {"$ref": "#/$defs/B"}, "B": {"$ref": "#/$defs/A"}, "C": {"anyOf": [{"$ref": "#/$defs/C"}] * 9}}
+    for to in ("#/$defs/A", "#/$defs/none", "#/$defs/C", "https://example.org/schema.json"):
+        tool = with_references({"to": {"$ref": to}}, **{"$defs": loop})
+        assert set(alternatives_types(tool)) == {"to"}
+        with pytest.raises(InputProblem, match="the parameters of the tool 't' are no JSON schema"):
+            check_arguments(tool, {"to": 1})
+
+
+def alternatives_types(tool):
+    root = tool["function"]["parameters"]
+    return {name: [a.get("type") for a in alternatives(schema, root)] for name, schema in properties_of(tool).items()}

@@ -33,6 +33,18 @@ def test_a_name_that_does_not_exist_is_not_repeated(error, wrong):
     assert wrong not in diagnose(error) and " such " in diagnose(error)
 
 
+CELL = "OperationalError                          Traceback (most recent call last)\nCell In[1], line 3\n----> 3 c.execute(q)\n\n"
+SCRIPT = 'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\n    c.execute(q)\n'
+
+
+@pytest.mark.parametrize("error, named", [
+    (CELL + "OperationalError: no such column: maker", "maker"),
+    (SCRIPT + "sqlite3.OperationalError: no such table: cars", "cars"),
+    (SCRIPT + 'psycopg2.errors.UndefinedTable: relation "cars" does not exist', "cars")])
+def test_of_a_program_with_several_queries_the_name_tells_which(error, named):
+    assert named in diagnose(error) and " such " in diagnose(error)
+
+
 @pytest.mark.parametrize("error, says, never", [  # judged by a fresh reader (spike 142, draw 5): false or of no help as they were
     ("Error: gift card balance is not enough", "say so and offer something cheaper", "with several"),
     ("Error: not enough balance in payment method credit_card_7", "say so and offer something cheaper", "with several"),

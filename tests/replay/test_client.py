@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.envs.toy.traces import toy_traces
+from composer_replication.replay import client
 from composer_replication.replay.client import (
     Endpoint,
     TeacherProblem,
@@ -425,3 +426,68 @@ def test_complete_works_where_an_event_loop_runs():
         return ask(server)
     with BadServer() as server:
         assert asyncio.run(inside(server))["choices"]
+
+
+def call_of(*ids):
+    return Turn("assistant", "", tool_calls=tuple(ToolCall("f", {"a": i}, i) for i in ids))
+
+
+def result_of(id, text="done"):
+    return Turn("tool", text, tool_call_id=id, name="f")
+
+
+@pytest.mark.parametrize("turns, sent", [
+    ((call_of("x"), result_of("x")), ["user", ["x"], "x"]),
+    ((call_of("x", "y"), result_of("y")), ["user", ["y"], "y"]),
+    ((call_of("x"), Turn("user", "stop")), ["user", "user"]),
+    ((replace(call_of("x"), content="I look."), Turn("user", "stop")), ["user", "assistant", "user"]),
+    ((call_of("x"), Turn("user", "stop"), result_of("x")), ["user", "user", "user"]),
+    ((call_of("x"), result_of("x"), call_of("x"), Turn("user", "on")), ["user", ["x"], "x", "user"]),
+    ((Turn("assistant", tool_calls=(ToolCall("f", {}), ToolCall("g", {}))), Turn("tool", "a")),
+     ["user", ["call_1_0"], "call_1_0"])])
+def test_a_call_that_no_result_follows_is_not_sent(turns, sent):
+    "Providers refuse the whole request else."
+    state = TraceState("t", (Turn("user", "go"), *turns))
+    body = request_body(ENDPOINT, state)
+    check_request(body)
+    calls = [[c["id"] for c in m.get("tool_calls", ())] for m in body["messages"]]
+    shown = [ids or m.get("tool_call_id", m["role"]) for ids, m in zip(calls, body["messages"])]
+    assert shown == sent and state.turns[1:] == turns
+
+
+UNSUPPORTED = "Unsupported parameter: '{}' is not supported with this model. Use 'max_completion_tokens' instead."
+
+
+def refusing(*settings, words):
+    "A server whose model takes none of these settings, and names the first that it finds."
+    def reply(request):
+        found = next((name for name in settings if name in request.body), None)
+        return failed(400, words.format(found)) if found else Reply()
+    return reply
+
+
+@pytest.mark.parametrize("settings, words", [
+    (("max_tokens", "temperature"), UNSUPPORTED),
+    (("temperature",), "Unsupported value: '{}' does not support 0.0 with this model. Only the default (1) value is supported."),
+    (("temperature",), "`{}` is deprecated for this model."), (("max_tokens",), "Unrecognized request argument supplied: {}")])
+def test_a_setting_that_a_model_refuses_is_left_out(settings, words, monkeypatch):
+    monkeypatch.setattr(client, "_REFUSED", {})
+    with BadServer(refusing(*settings, words=words)) as server:
+        endpoint = replace(ENDPOINT, base_url=server.url, key_env=None, max_tokens=77)
+        for requests in (len(settings) + 1, len(settings) + 2):  # it learns once
+            assert complete(endpoint, request_body(endpoint, STATE), 10, 1)["choices"]
+            last = server.requests[-1].body
+            assert len(server.requests) == requests and not set(settings) & last.keys()
+            assert last["max_completion_tokens" if "max_tokens" in settings else "max_tokens"] == 77
+            assert last["messages"] == [{"role": "user", "content": "go"}]
+
+
+@pytest.mark.parametrize("words", ["max_tokens is too large: 77. This model supports at most 10.",
+                                   "the messages are not supported", ""])
+def test_other_refusals_change_no_request(words, monkeypatch):
+    monkeypatch.setattr(client, "_REFUSED", {})
+    with BadServer(lambda request: failed(400, words)) as server:
+        endpoint = replace(ENDPOINT, base_url=server.url, key_env=None)
+        with pytest.raises(TeacherProblem, match="HTTP 400"):
+            complete(endpoint, request_body(endpoint, STATE), 10, 1)
+        assert len(server.requests) == 1 and not client._REFUSED

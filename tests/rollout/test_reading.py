@@ -25,10 +25,23 @@ PROPERTIES = {
     "level": {"enum": [1, 2]},
     "kind": {"allOf": [{"type": "integer"}]},
     "either": {"oneOf": [{"type": "boolean"}, {"type": "number"}]},
+    "point": {"$ref": "#/$defs/Point"},
+    "perhaps": {"anyOf": [{"$ref": "#/$defs/Point"}, {"type": "null"}]},
+    "points": {"type": "array", "items": {"$ref": "#/$defs/Point"}},
+    "grade": {"$ref": "#/$defs/Level"},
+    "title": {"$ref": "#/$defs/Name"},
+    "again": {"$ref": "#/$defs/Again"},
+}
+DEFS = {
+    "Point": {"type": "object", "properties": {"x": {"type": "integer"}}},
+    "Level": {"type": "integer", "enum": [1, 2]},
+    "Name": {"type": "string"},
+    "Again": {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"$ref": "#/$defs/Again"}}]},
 }
 TOOL = {
     "type": "function",
-    "function": {"name": "read_file", "description": "", "parameters": {"type": "object", "properties": PROPERTIES}},
+    "function": {"name": "read_file", "description": "",
+                 "parameters": {"type": "object", "properties": PROPERTIES, "$defs": DEFS}},
 }
 WRITTEN = [  # argument, as the model writes it, and what the tool has to get
     ("path", "20", "20"),
@@ -61,6 +74,13 @@ WRITTEN = [  # argument, as the model writes it, and what the tool has to get
     ("kind", "5", 5),
     ("either", "true", True),
     ("either", "2.5", 2.5),
+    ("point", '{"x": 1}', {"x": 1}),
+    ("perhaps", '{"x": 3}', {"x": 3}),
+    ("perhaps", "null", None),
+    ("points", '[{"x": 4}]', [{"x": 4}]),
+    ("grade", "2", 2),
+    ("title", "12", "12"),
+    ("again", "[1, [2]]", [1, [2]]),
     ("unknown", "5", "5"),
 ]
 
@@ -102,7 +122,7 @@ def test_arguments_between_tags_have_the_types_of_the_schema(template, write, mo
         ids = tokenizer.encode(write("read_file", [(name, written)]) + "<|im_end|>")
         (call,) = turns.read(tuple(ids), frozenset(ids[-1:]), tools=[TOOL]).calls
         assert call.arguments == {name: value} and type(call.arguments[name]) is type(value), (name, written)
-        right = not isinstance(value, str) or name in ("path", "key", "mode")
+        right = not isinstance(value, str) or name in ("path", "key", "mode", "title")
         assert (refusal(call, [TOOL]) is None) == right
 
 
@@ -112,6 +132,32 @@ def test_a_tool_that_is_not_offered_and_values_that_break_readers_are_left_as_te
         ids = tokenizer.encode(qwen(name, [("start", value)]) + "<|im_end|>")
         (call,) = turns.read(tuple(ids), frozenset(ids[-1:]), tools=[TOOL]).calls
         assert call.name == name and call.arguments == {"start": value}
+
+
+EXACT = ["    return x", "a\n", "\n\ndef f():\n    pass\n", "\ta", "a\n\n", "\n", "", " ", "\r\na\r\n", "<b>\n x\n</b>"]
+
+
+@pytest.mark.parametrize("text", EXACT)
+@pytest.mark.parametrize(
+    "family, template", [("qwen3.5", "qwen3_5_template"), ("qwen3.5", "nemotron_3_template"), ("glm4moe", "glm4moe_template")]
+)
+def test_text_between_tags_is_what_the_template_was_given(family, template, text):
+    made, turns = reader(template, family)
+    user, call = {"role": "user", "content": "q"}, {"name": "read_file", "arguments": {"path": text, "title": text}}
+    whole = made.apply_chat_template(
+        [user, {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}],
+        tools=[TOOL], tokenize=False)
+    prompt = made.apply_chat_template([user], tools=[TOOL], tokenize=False, add_generation_prompt=True)
+    ids = made.encode(whole[len(prompt):] if whole.startswith(prompt) else whole[whole.rindex("<tool_call>"):])
+    (read,) = turns.read(tuple(ids), frozenset(), tools=[TOOL]).calls
+    assert read.arguments == {"path": text, "title": text}
+
+
+def test_text_without_the_templates_own_line_breaks_loses_nothing():
+    made, turns = reader("qwen3_5_template")
+    ids = made.encode("<tool_call><function=read_file><parameter=path> a </parameter></function></tool_call><|im_end|>")
+    (call,) = turns.read(tuple(ids), frozenset(ids[-1:]), tools=[TOOL]).calls
+    assert call.arguments == {"path": " a "}
 
 
 def test_json_keeps_the_types_that_the_model_wrote():

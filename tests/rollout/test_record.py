@@ -280,7 +280,6 @@ def test_budgets_end_an_episode(policy):
         ("chat/completions", {"stream": "yes"}, "true or false"),
         ("chat/completions", {"seed": 1.5}, "seed"),
         ("chat/completions", {"tools": [{"type": "function", "function": {"name": "a"}}] * 2}, "same name"),
-        ("chat/completions", {"messages": [{"role": "user", "content": "\ud83d"}]}, "template"),
         ("responses", {"previous_response_id": "r"}, "previous_response_id"),
         ("responses", {"text": {"format": {"type": "json_schema"}}}, "text.format"),
         ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
@@ -293,6 +292,9 @@ def test_budgets_end_an_episode(policy):
         ("messages", {"tool_choice": {"type": "any"}}, "tool_choice"),
         ("messages", {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "text only"),
         ("messages", {"temperature": 3}, "temperature"),
+        ("messages", {"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config"),
+        ("messages", {"output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {}}}}, "output_config"),
+        ("messages", {"output_format": {"type": "json_schema", "schema": {}}}, "output_format"),
         ("messages", {"unheard_of": 1}, "unheard_of"),
     ],
 )

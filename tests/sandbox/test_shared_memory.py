@@ -66,6 +66,60 @@ def test_what_lies_in_scratch_folders_counts(box, what):
     assert result.cut == "memory", result
 
 
+SOCKETS = """
+import os, socket, time
+
+def tcp():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0)); server.listen()
+        return socket.create_connection(server.getsockname()), server.accept()[0]
+
+def udp():
+    one, other = (socket.socket(type=socket.SOCK_DGRAM) for _ in range(2))
+    other.bind(("127.0.0.1", 0)); one.connect(other.getsockname())
+    return one, other
+
+def raised():
+    pair = socket.socketpair()
+    for side in pair: side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+    return pair
+
+def full(make, number):
+    kept = []
+    for _ in range(number):
+        kept.append(make())
+        for side in kept[-1]:
+            side.setblocking(False)
+            try:
+                for _ in range(100): side.send(bytes(60_000))
+            except OSError: pass
+    return kept
+"""
+
+
+@pytest.mark.parametrize("kind", ["tcp", "udp", "socket.socketpair", "raised"])
+def test_what_sockets_hold_counts(box, kind):
+    if "Local" in repr(box):
+        pytest.skip("its commands share this machine's network with everybody")
+    code = f"{SOCKETS}\nfor _ in range(9):\n  if not os.fork(): kept = full({kind}, 100); break\ntime.sleep(60)"
+    result = box.exec(["python", "-c", code], limits=Limits(memory_mb=300, wall_s=100.0))
+    assert result.cut == "memory", result
+
+
+def test_what_goes_through_sockets_does_not_count(box):
+    "Fifty event loops, and 100 MB that are read as they come."
+    code = f"""{SOCKETS}
+import asyncio, threading
+loops = [asyncio.new_event_loop() for _ in range(50)]
+one, other = tcp()
+threading.Thread(target=lambda: [one.sendall(bytes(1 << 20)) for _ in range(100)] and one.close()).start()
+print(sum(map(len, iter(lambda: other.recv(1 << 16), b""))), flush=True)
+for loop in loops: loop.close()
+"""
+    result = box.exec(["python", "-c", code], limits=Limits(memory_mb=300, wall_s=100.0))
+    assert (result.stdout, result.cut) == (f"{100 << 20}\n", None), result
+
+
 def test_without_the_right_to_look_a_block_counts_with_the_length_that_was_seen(monkeypatch):
     "An ordinary user may not look at blocks; one that is unmapped but for a page still counts."
     def closed(path, *given, **more):

@@ -122,3 +122,36 @@ def test_line_0_proves_nothing_and_a_turn_of_another_context_is_not_blamed():
 
 def test_many_redirections_do_not_take_long():
     assert [*written(ToolCall("bash", {"command": "cat <<EOF " + ">" * 50_000 + "\nx"}))] == []
+
+
+OUTSIDE = [
+    "botocore.exceptions.NoCredentialsError: Unable to locate credentials",
+    "ConnectionRefusedError: [Errno 111] Connection refused",
+    "psycopg2.OperationalError: could not connect to server: Is the server running on port 5432?",
+    "openai.AuthenticationError: Error code: 401 - Incorrect API key provided",
+    "socket.gaierror: [Errno -3] Temporary failure in name resolution",
+    "PermissionError: [Errno 13] Permission denied: '/etc/hosts'",
+    "OSError: [Errno 28] No space left on device",
+    "openai.RateLimitError: Error code: 429",
+    "KeyError: 'OPENAI_API_KEY'",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", OUTSIDE)
+def test_a_cause_outside_of_the_repository_is_not_the_line_that_met_it(error):
+    told = trace((*WRITES["Write"], "done"), (*RUN, python("/w/shop.py", 2, "return sum(items) + 'x'", error)))
+    [site] = find_error_sites(told, blame="cause")
+    assert site.turn == 3 and site.blame is None
+
+
+def test_a_cause_outside_is_none_for_other_languages_either():
+    code = "await client.connect('127.0.0.1', 5432);"
+    answer = f"error: connect ECONNREFUSED 127.0.0.1:5432\n    at main (/w/db.js:1:7)\n\n> 1 | {code}\nNode.js v20.1.0"
+    told = trace(("Write", {"file_path": "/w/db.js", "content": code + "\n"}, "done"), ("bash", {"command": "node db.js"}, answer))
+    assert [s.blame for s in find_error_sites(told, blame="cause")] == [None]
+
+
+@pytest.mark.parametrize("error", ["ValueError: the port 404 is none", "TypeError: connect() takes 1 argument", "KeyError: 'name'"])
+def test_a_cause_inside_is_still_blamed(error):
+    told = trace((*WRITES["Write"], "done"), (*RUN, python("/w/shop.py", 2, "return sum(items) + 'x'", error)))
+    assert [s.turn for s in find_error_sites(told, blame="cause")] == [1]

@@ -627,7 +627,8 @@ def test_nothing_of_many_is_an_error_with_the_way_out(tmp_path, answer, extra, w
     turns = [says("user", "Go."), *[{"role": "assistant"} | answer, *extra, says("user", "And?")] * 12]
     path = tmp_path / "t.jsonl"
     path.write_text(json.dumps({"messages": turns}))
-    for command in (("traces", "show"), ("traces", "show", "--json"), ("hints", "list"), ("hints", "list", "--json")):
+    shows = ("traces", "show"), ("traces", "show", "--json"), ("traces", "errors"), ("traces", "errors", "--json")
+    for command in (*shows, ("hints", "list"), ("hints", "list", "--json")):
         done = run(command[0], command[1], path, *command[2:])
         assert done.exit_code == 1 and words in done.output and "register a format" in done.output, (command, done.output)
 
@@ -642,9 +643,11 @@ def test_show_says_what_was_read(tmp_path):
     expected = {"traces": 1, "calls": 2, "results": 2, "unanswered": 1, "loose": 1, "roles": {"critic": 1}}
     assert {k: row[k] for k in expected} == expected
     assert row["problems"] == 2
-    listed = run("hints", "list", path)
-    assert listed.exit_code == 0
-    assert "no error turn was found" in listed.output and "2 calls read, 1 without a result" in listed.output
+    for command in (("hints", "list"), ("traces", "errors")):
+        for way in ([], ["--json"]):
+            listed = run(*command, path, *way)
+            assert listed.exit_code == 0
+            assert "no error turn was found" in listed.output and "2 calls read, 1 without a result" in listed.output
 
 
 def test_a_person_between_calls_in_text_is_no_result():

@@ -580,9 +580,10 @@ def test_each_row_of_the_table_is_needed_for_its_example(part):
     front = r"[\[(*\"\s]*(?:error: )?"
     for row in ERROR_WORDS[part]:
         shown = row["example"].split("\n") if part == "end" else [row["example"]]
-        ways = [re.compile(other["mark"] if part == "kind" else front + other["mark"], 0 if part in ("start", "end") else re.I)
+        bare = part in ("kind", "outside")
+        ways = [re.compile(other["mark"] if bare else front + other["mark"], 0 if part in ("start", "end") else re.I)
                 for other in ERROR_WORDS[part]]  # fmt: skip
-        find = re.Pattern.search if part == "kind" else re.Pattern.match
+        find = re.Pattern.search if bare else re.Pattern.match
         assert [way for way in ways if any(find(way, line) for line in shown)] == [ways[ERROR_WORDS[part].index(row)]], row
 
 

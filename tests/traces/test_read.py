@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import os
+import threading
 import tracemalloc
 import warnings
 from pathlib import Path
@@ -210,3 +212,31 @@ def test_what_cannot_begin_json_is_not_called_json(tmp_path, text, says):
     path = tmp_path / "a.jsonl"
     path.write_text(text)
     assert says in str(read(path)[1][0])
+
+
+FORMS = {
+    "lines": GOOD * 2000,
+    "one list": json.dumps([CHAT] * 2000).encode(),
+    "pretty": json.dumps([CHAT] * 2000, indent=1).encode(),
+    "gzip": gzip.compress(GOOD * 2000),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_pipe_is_read_whole(form):
+    out, into = os.pipe()
+    writer = threading.Thread(target=lambda: Path(f"/dev/fd/{into}").write_bytes(FORMS[form]) and os.close(into), daemon=True)
+    writer.start()
+    traces, problems = read(Path(f"/dev/fd/{out}"))
+    os.close(out)
+    assert len(traces) == 2000 and not problems
+
+
+@pytest.mark.parametrize("order", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("text", [GOOD * 3, json.dumps([CHAT] * 3, indent=1).encode()])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_utf_16_with_its_mark_is_read(tmp_path, order, text, pack):
+    file = tmp_path / "t.json"
+    file.write_bytes(pack(("\ufeff" + text.decode().replace("Hi", "Hü")).encode(order)))
+    traces, problems = read(file)
+    assert [t.turns[0].content for t in traces] == ["Hü"] * 3 and not problems

@@ -10,7 +10,6 @@ from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.hints.layers import default_composite
 from composer_replication.traces import wanted
 from composer_replication.traces.error_sites import find_error_sites
-from composer_replication.traces.wanted import wanted_failure
 
 RED = "F\n=== FAILURES ===\nE       assert 3 == 4\ntest_a.py:9: AssertionError\n1 failed in 0.05s"
 KEY = 'Traceback (most recent call last):\n  File "/w/a.py", line 3, in f\n    return d[k]\nKeyError: \'name\''
@@ -54,10 +53,6 @@ def site(said="", after="Well.", command="pytest -q", answer=RED, thinking=None,
         {"said": "Let me reproduce the issue:", "command": "python a.py", "answer": KEY},
         {"said": "First I confirm the bug.", "command": "python a.py", "answer": KEY},
         {"said": "A script that triggers the problem:", "command": "python a.py", "answer": RED.replace("E       assert", "AssertionError: assert")},
-        {"after": "The script has successfully reproduced the bug. Now I look at the parser.", "answer": KEY},
-        {"after": "The test fails as expected. Now the fix."},
-        {"after": "That confirms the issue: the sum is off by one."},
-        {"said": "", "command": "python a.py", "answer": KEY + "\nit raised as expected"},
         {"command": "grep -rn total src", "answer": "some output"},
         {"command": "cd /w && diff -u a b | head -20", "answer": "--- a\n+++ b\n-x\n+y"},
         {"command": "which node", "answer": "/usr/bin/which: no node in (/usr/bin:/bin)"},
@@ -83,6 +78,10 @@ def test_a_wanted_failure_is_known_by_the_traces_own_words(given):
         {"said": "Let me reproduce the issue:", "command": "python a.py", "answer": KEY, "task": "f() is slow."},
         {"said": "This should fail with a KeyError.", "command": "python a.py", "answer": MODULE},
         {"said": "Let me fix the failing test.", "command": "pytest -q"},
+        {"after": "The script has successfully reproduced the bug. Now I look at the parser.", "answer": KEY},
+        {"after": "The test fails as expected. Now the fix."},
+        {"after": "That confirms the issue: the sum is off by one."},
+        {"said": "", "command": "python a.py", "answer": KEY + "\nit raised as expected"},
         {"after": "It does not work as expected. I look again."},
         {"after": "Good, the module is missing, which reproduced the issue that I know.", "answer": MODULE},
         {"said": "Let me see what errors we get.", "command": "pytest -q"},
@@ -122,16 +121,3 @@ def test_wanted_failures_are_no_streak():
 @pytest.mark.parametrize("command", ["\n" * 100_000 + "x", "|| echo" + " " * 100_000 + "; x", "(cd " * 25_000, "; ! " * 25_000])
 def test_no_command_takes_long(command):  # minutes, were it quadratic
     assert site(command=command + "; pytest -q").wanted is None or "!" in command
-
-
-@pytest.mark.parametrize("command, wanted", [
-    ("python -c \"None.format('x')\"", True), ("cd /repo && python3 -c \"None.format('x')\"", True),
-    ("python -c \"import astroid; astroid.run()\"", False), ("python run.py", False)])
-def test_a_line_of_python_alone_that_raises_what_was_known_is_a_trial(command, wanted):
-    error = "Traceback (most recent call last):\n  File \"<string>\", line 1, in <module>\nAttributeError: 'NoneType' object has no attribute 'format'"
-    turns = [Turn("user", "astroid crashes: AttributeError: 'NoneType' object has no attribute 'format'"),
-             Turn("assistant", "Let me check if Python differs.", tool_calls=(ToolCall("bash", {"command": command}, "c"),)),
-             Turn("tool", error, tool_call_id="c")]
-    found = wanted_failure(Trace("t", tuple(turns)), 1, 2, error)
-    assert bool(found) == wanted
-    assert wanted_failure(Trace("t", (Turn("user", "Mend it."), *turns[1:])), 1, 2, error) is None

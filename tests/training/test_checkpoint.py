@@ -2,17 +2,24 @@
 import collections
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from kept_trainer import made
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
+from composer_replication.core.errors import InputProblem
+from composer_replication.recipes.recipe import load_recipe
+from composer_replication.recipes.run import run_recipe
 from composer_replication.training import checkpoint
 from composer_replication.training.checkpoint import (
     MARKER,
     InterruptCallback,
+    holding,
     incomplete_because,
     last_complete_checkpoint,
     load_buffer,
@@ -158,3 +165,65 @@ def test_reading_a_buffer_runs_no_code(tmp_path, monkeypatch):
         load_buffer(tmp_path / "empty.pt")
     with pytest.raises(FileNotFoundError):
         load_buffer(tmp_path / "none.pt")
+
+
+# ---- one run in a folder
+
+HOLDS = """
+import sys, time
+from composer_replication.training.checkpoint import holding
+with holding(sys.argv[1]):
+    print(1, flush=True)
+    time.sleep(600)
+"""
+
+
+def other_run(folder):
+    held = subprocess.Popen([sys.executable, "-c", HOLDS, str(folder)], stdout=subprocess.PIPE)
+    assert held.stdout.readline() == b"1\n"
+    return held
+
+
+def test_two_runs_do_not_write_into_one_folder_before_the_first_checkpoint(tmp_path):
+    other = other_run(tmp_path / "run")
+    trainer = made(tmp_path / "run")
+    try:
+        with pytest.raises(InputProblem, match=rf"another run writes into .*\(process {other.pid} on .*set output_dir"):
+            trainer.train()
+        assert not trainer.state.log_history and os.listdir(tmp_path / "run") == [".run.lock"]
+    finally:
+        other.kill()  # its lock ends with it
+        other.wait()
+    trainer.train()
+    assert trainer.state.log_history
+    later = other_run(tmp_path / "run")  # this process has ended its run
+    later.kill()
+    later.wait()
+
+
+def test_a_second_recipe_is_refused_before_it_writes_anything(tmp_path):
+    other = other_run(tmp_path / "run")
+    try:
+        with pytest.raises(InputProblem, match="another run writes into"):
+            run_recipe(load_recipe("toy", {"output_dir": str(tmp_path / "run")}))
+        assert os.listdir(tmp_path / "run") == [".run.lock"]
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_a_lock_ends_with_its_block_and_holds_for_callers_in_the_same_process(tmp_path):
+    with pytest.raises(ZeroDivisionError), holding(tmp_path), holding(tmp_path):
+        raise ZeroDivisionError
+    other = other_run(tmp_path)
+    other.kill()
+    other.wait()
+
+
+def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch, caplog):
+    def unsupported(handle, how):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(checkpoint.fcntl, "flock", unsupported)
+    with caplog.at_level("WARNING"), holding(tmp_path):
+        assert "cannot be locked (Operation not supported)" in caplog.text

@@ -115,7 +115,8 @@ def one_group_differs(monkeypatch):
 
 @pytest.mark.parametrize("changes", [
     {"kl_coef": 0.1, "kl_place": "loss"}, {}, {"alpha_sdpo": 1.0, "mask_truncated_completions": True},
-    {"beta": 0.1, "loss_type": "cispo"}])
+    {"beta": 0.1, "loss_type": "cispo"}, {"importance_sampling_level": "sequence"},
+    {"importance_sampling_level": "sequence", "mask_truncated_completions": True}])
 def test_means_do_not_depend_on_the_rows_of_a_pass(changes, one_group_differs, tmp_path):
     "The second step on one generation, so that ratios are not 1."
     logs, model = [], embedded_model("mild")

@@ -5,7 +5,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kept_trainer import made
 
+from composer_replication.training.batches import sampled_mask
 from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.kl import (
     KL_ESTIMATORS,
@@ -59,6 +61,28 @@ def test_k3_keeps_small_differences_in_float32():
     logp = torch.tensor([-1.0, -2.0])
     assert kl_estimate(logp, logp + 1e-3, "k3").tolist() == pytest.approx([5e-7] * 2, rel=2e-2)
     assert kl_estimate(logp, logp, "k3").tolist() == [0.0, 0.0]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.floats(-3, 3), st.floats(-3, 3)), min_size=4, max_size=4), st.floats(0.1, 2))
+def test_an_advantage_is_that_of_the_reward_minus_the_weighted_kl(rows, coef):
+    rewards, costs = torch.tensor(rows, dtype=torch.float64).T
+    centred = lambda values: (values.view(2, 2) - values.view(2, 2).mean(1, keepdim=True)).flatten()
+    torch.testing.assert_close(kl_adjusted_advantages(centred(rewards), costs, coef, 2), centred(rewards - coef * costs))
+
+
+def test_a_rollout_far_from_the_start_has_a_smaller_advantage(tmp_path):
+    "The policy has moved before its first step; by hand from recorded log-probabilities of sampling and of the start."
+    trainer = made(tmp_path, kl_coef=0.3, kl_place="reward", scale_rewards="none", max_completion_length=64)
+    with torch.no_grad():
+        trainer.student.lm_head.weight.mul_(1.5)
+    trainer.train()
+    batch = trainer.batch
+    apart = (batch["sampling_per_token_logps"] - batch["ref_logprobs"]) * sampled_mask(batch)
+    rewards = torch.tensor(trainer.generation.rewards) - 0.3 * apart.sum(1)
+    groups = rewards.view(-1, trainer.num_generations)
+    assert apart.sum(1).std() > 0.1
+    torch.testing.assert_close(batch["advantages"], (groups - groups.mean(1, keepdim=True)).flatten(), atol=1e-4, rtol=1e-4)
 
 
 def test_what_does_not_fit_is_named_and_an_advantage_carries_no_gradient_of_its_kl():

@@ -34,6 +34,8 @@ class HeadProducts(TorchDispatchMode):
 class Watched(ComposerReplicationTrainer):
     "Counts the head's products of every step, backward pass included."
 
+    sampling_checked = True  # which reads the head once more, at the first step
+
     def training_step(self, model, inputs, num_items_in_batch=None):
         with HeadProducts(self.student.config.vocab_size) as counted:
             counted.width = self.student.config.hidden_size

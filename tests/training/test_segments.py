@@ -61,18 +61,26 @@ def train(folder, every, **changes):
     return trained(folder, Cutting(every), max_completion_length=96, **changes)
 
 
+ACCUMULATED = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "alpha_sdpo": 1.0}
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"loss_type": "dapo", "kl_coef": 0.1, "kl_place": "loss"},
         {"loss_type": "grpo", "alpha_sdpo": 1.0},
-        {"loss_type": "dr_grpo", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "alpha_sdpo": 1.0},
+        {"loss_type": "dr_grpo", **ACCUMULATED},
+        {"loss_type": "dapo", "filled": True, **ACCUMULATED},
+        {"loss_type": "grpo", "filled": True, **ACCUMULATED},
     ],
-    ids=["dapo-kl", "grpo-sdpo", "accumulated-sdpo"],
+    ids=["dapo-kl", "grpo-sdpo", "accumulated-sdpo", "filled-dapo", "filled-grpo"],
 )
 def test_an_episode_in_segments_gives_the_gradient_of_one_piece(changes, tmp_path):
-    whole, cut_up = (train(tmp_path / str(every), every, **changes) for every in (0, 2))
+    changes = dict(changes)
+    filled = changes.pop("filled", False)  # the number of segments is no multiple of the backward passes
+    whole, cut_up = (train(tmp_path / str(every), every, **changes) for every in (0, 3 if filled else 2))
     some = sum(len(r.segments) > 1 for r in cut_up.rollouts)
+    assert not filled or some % 4
     assert some > 2 and len(cut_up.batch["advantages"]) >= 16 + some and len(whole.batch["advantages"]) == 16
     assert sum(r.sampled for r in cut_up.rollouts) == sum(r.sampled for r in whole.rollouts) == whole.batch["num_items_in_batch"]
     assert any(g.abs().max() > 1e-5 for g in whole.grads)

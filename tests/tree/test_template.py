@@ -1,13 +1,17 @@
 "Chat templates: what the probe finds out about the real ones, and about ones made to go wrong."
 import json
 from functools import cache
+from pathlib import Path
 
 import pytest
+import trl
+from small_tokenizers import small_tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.envs.toy.model import embedded_tokenizer
 from composer_replication.tree.build import build_tree
+from composer_replication.tree.context import context_ids
 from composer_replication.tree.template import ChatFormat, TemplateProblem, probe_template
 
 # With tools passed: (schema, arguments, text beside a call, results, reasoning), and what stands out.
@@ -143,6 +147,49 @@ def test_a_date_does_not_change_the_prompt():
 def test_hopeless_templates_are_refused_in_one_sentence(source):
     with pytest.raises(TemplateProblem, match="set `tokenizer.chat_template` to one that only appends"):
         probe_template(with_template(source))
+
+
+@pytest.mark.parametrize("name, remedy", [
+    ("qwen3_5_think", "qwen3_5_think_training.jinja (in a recipe: `chat_template`)"),
+    ("qwen3_6", "qwen3_6_training.jinja (in a recipe: `chat_template`)"),
+    ("gptoss", "gptoss_training.jinja, does it too"), ("nemotron_3_nano", "nemotron_3_nano_training.jinja, does it too")])
+def test_a_refused_template_names_the_one_that_trl_trains_with(name, remedy):
+    made = with_template((Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text())
+    with pytest.raises(TemplateProblem, match="one that only appends") as refused:
+        probe_template(made)
+    assert remedy in str(refused.value)
+
+
+AFTER = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('first') }}{% endif %}" + PLAIN[
+    len("{% for m in messages %}"):]
+DROPS = PLAIN.replace("<|{{", "{% if m.role != 'system' or loop.first %}<|{{").replace("{% endfor", "{% endif %}{% endfor")
+S, T, U, A = (Turn(*turn) for turn in (("system", "AAA"), ("system", "BBB"), ("user", "hi"), ("assistant", "x")))
+
+
+@pytest.mark.parametrize("turns, roles, texts", [
+    ((S, T, U), ["system", "user"], ["AAA\n\nBBB", "hi"]),
+    ((S, U, T), ["system", "user"], ["AAA\n\nBBB", "hi"]),
+    ((U, T), ["system", "user"], ["BBB", "hi"]),
+    ((S, U, A, T, U), ["system", "user", "assistant", "user", "user"], ["AAA", "hi", "x", "BBB", "hi"]),
+    ((U, A, U, S, A), ["user", "assistant", "user", "user", "assistant"], ["hi", "x", "hi", "AAA", "x"])])
+@pytest.mark.parametrize("source", [AFTER, DROPS])
+def test_a_later_system_message_is_merged_where_the_template_refuses_or_drops_it(source, turns, roles, texts):
+    "Before the first answer into the leading one; behind it into the user's side, so that earlier text stays."
+    form = probe_template(with_template(source + PROMPT)).plain
+    messages, count, _ = form.messages(turns, [True] * len(turns))
+    assert not form.late_system and [(m["role"], m["content"]) for m in messages] == list(zip(roles, texts))
+    assert count == sorted(count) and count[-1] == len(messages)
+    anywhere = probe_template(with_template(PLAIN + PROMPT)).plain
+    kept = anywhere.messages(turns, [True] * len(turns))[0]
+    assert anywhere.late_system and [m["content"] for m in kept] == [t.content for t in turns]
+
+
+@pytest.mark.parametrize("turns", [(S, T, U), (S, U, T), (S, U, A, U, T), (S, U, A, T)])
+def test_what_is_sampled_behind_a_later_system_message_is_that_of_the_tree(turns):
+    chat = probe_template(small_tokenizer("qwen3.5"))
+    ids = context_ids(chat, Trace("t", turns), True)
+    tree = build_tree(Trace("t", (*turns, A)), chat)
+    assert "BBB" in chat.tokenizer.decode(ids) and tree.ids[tree.spans[-1].start - len(ids):tree.spans[-1].start] == ids
 
 
 def test_a_system_message_joins_the_user_where_there_is_no_such_role():

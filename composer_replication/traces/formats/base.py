@@ -4,14 +4,16 @@
 
 # %% auto #0
 __all__ = ['FORMATS', 'UNREADABLE', 'TEXT', 'FLAG', 'CHATS', 'COLUMNS', 'TEXTS', 'ROLES', 'WORDS', 'RESULTS', 'CALLS', 'THOUGHTS',
-           'ANSWER', 'Format', 'register_format', 'checked', 'opened', 'filled', 'null_filled', 'recognise',
-           'read_record', 'attempt', 'block_text', 'text_of', 'as_list', 'as_text', 'as_reward', 'tool_of', 'tools_of',
-           'new_trace', 'role_of', 'plain_message', 'flag_of', 'result_content', 'tool_turn', 'named_call',
-           'chat_calls', 'reasoning_of', 'message_turns', 'results_in_text', 'with_calls_in_text', 'chat_turns',
-           'without_nulls', 'is_messages', 'messages_of', 'is_chat', 'gold_text', 'with_tools']
+           'ANSWER', 'PROGRAM', 'Format', 'register_format', 'checked', 'opened', 'filled', 'null_filled', 'recognise',
+           'read_record', 'UnknownTurn', 'of_known_roles', 'attempt', 'block_text', 'text_of', 'as_list', 'as_text',
+           'as_reward', 'tool_of', 'tools_of', 'new_trace', 'role_of', 'plain_message', 'flag_of', 'result_content',
+           'tool_turn', 'named_call', 'chat_calls', 'reasoning_of', 'message_turns', 'results_in_text',
+           'with_calls_in_text', 'chat_turns', 'without_nulls', 'is_messages', 'messages_of', 'is_chat', 'gold_text',
+           'with_tools']
 
 # %% ../../../nbs/traces/formats/00_base.ipynb #3029e8dc
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,6 +34,7 @@ class Format:
     read: Callable  # (record, fallback trace id) -> trace
     unpack: Callable[[Any], list | None] | None = None  # returns the records of a JSON value that holds several; None for other values
     lines: bool = False  # True: a trace is spread over records; `read` takes all (position, record) and yields traces and problems
+    last: bool = False  # True: only for records without the mark of another format
 
 
 FORMATS: list[Format] = []
@@ -46,7 +49,7 @@ def register_format(
 ) -> Callable:
     "Register a format; decorates the function that reads one record."
     def registered(read: Callable) -> Callable:
-        FORMATS.insert(len(FORMATS) if last else 0, Format(name, matches, read, unpack, lines))
+        FORMATS.insert(len(FORMATS) if last else 0, Format(name, matches, read, unpack, lines, last))
         return read
     return registered
 
@@ -122,17 +125,40 @@ def recognise(record: Any) -> Format | None:
 def read_record(
     record: Any,  # one parsed JSON value
     trace_id: str = "trace",  # its id, if the record has none
+    on_problem: Callable[[TraceProblem], None] = lambda problem: None,  # called with each role that is unknown
 ) -> Trace:
-    "Read one record of any registered format. Raises `TraceProblem` if no format matches or the record is damaged."
+    "Read one record of any registered format, without messages of unknown roles. Raises `TraceProblem` if no format matches or the record is damaged."
     record = opened(record)
     format = recognise(record)
     if format is None or format.lines:
         keys = f"keys {', '.join(map(str, list(record)[:6]))}" if isinstance(record, dict) else f"a {type(record).__name__}"
         raise TraceProblem(f"this record is of no known trace format ({keys})", "pass agent traces, or register a format")
-    [made] = attempt(lambda: format.read(record, trace_id), f"this {format.name} record", answered=False)
+    made, *left_out = attempt(lambda: format.read(record, trace_id), f"this {format.name} record", answered=False)
     if isinstance(made, TraceProblem):
         raise made
+    for problem in left_out:
+        on_problem(problem)
     return made
+
+
+class UnknownTurn(Turn):
+    "A message of a role that is not known, which `attempt` takes out of the trace and reports."
+
+    def __post_init__(self):
+        pass
+
+
+def of_known_roles(trace: Trace) -> tuple[Trace, list[TraceProblem]]:
+    "Return the trace without turns of unknown roles, and a problem for each role. Raises `TraceProblem` if none of the others is the assistant's."
+    roles = Counter(t.role for t in trace.turns if isinstance(t, UnknownTurn))
+    if not roles:
+        return trace, []
+    remedy = "use system, user, assistant or tool"
+    if not any(t.role == "assistant" for t in trace.turns):
+        raise TraceProblem(f"role {next(iter(roles))!r} is unknown", remedy)
+    return replace(trace, turns=tuple(t for t in trace.turns if not isinstance(t, UnknownTurn))), [
+        TraceProblem(f"role {role!r} is unknown, {'its message was' if count == 1 else f'its {count:,} messages were'} left out", remedy)
+        for role, count in roles.items()]
 
 
 def attempt(
@@ -143,11 +169,13 @@ def attempt(
 ) -> Iterator[Trace | TraceProblem]:
     "Yield the trace that `make` returns, or the problem that occurred."
     try:
-        trace = checked(make())
+        trace, left_out = of_known_roles(make())
+        trace = checked(trace)
         if answered is False or any(t.role == "assistant" for t in trace.turns):
             yield trace
         elif answered:
             yield TraceProblem(f"{what} holds no answer of the model", "leave it out", line=line)
+        yield from (TraceProblem(problem.what, problem.remedy, line=line) for problem in left_out)
     except TraceProblem as problem:
         yield TraceProblem(problem.what, problem.remedy, line=line)
     except UNREADABLE as error:
@@ -235,7 +263,7 @@ def new_trace(
     "Make a trace, with the fields that records share. Raises `TraceProblem` if there are no turns."
     if not turns:
         raise TraceProblem("the record has no messages", "leave it out")
-    if not any(t.content or t.tool_calls or t.thinking for t in turns):
+    if not any(t.content or t.tool_calls or t.thinking or isinstance(t, UnknownTurn) for t in turns):
         raise TraceProblem("no message holds text or a call", "write the text of messages under `content`")
     info = record.get("info") if isinstance(record.get("info"), dict) else {}
     reward = record.get("reward", record.get("resolved"))
@@ -456,6 +484,9 @@ ANSWER = re.compile(r"\s*(?:<(tool_response|function_response|tool_result|functi
                     r"|(?:tool|function)[ _](?:result|output|response)s?\b|\[TOOL_RESULTS\])", re.I)
 
 
+PROGRAM = re.compile(r"\s*(?:(?:new|current) terminal (?:output|screen|state):|previous response had (?:parsing errors|warnings):)", re.I)  # says it in role user
+
+
 def results_in_text(turn: Turn) -> list[Turn]:
     "Return the results in a user message: one for each block in tags, else the whole message."
     tag = ANSWER.match(turn.content)
@@ -482,13 +513,18 @@ def with_calls_in_text(turns: Sequence[Turn]) -> list[Turn]:
             made += results_in_text(turn)
             asked = False
         else:
-            made.append(turn)
+            program = turn.role == "user" and at > 0 and turns[at - 1].role == "assistant" and PROGRAM.match(turn.content) is not None
+            made.append(replace(turn, observation=True) if program else turn)
             asked = asked and turn.role == "tool"
     return made
 
 
-def chat_turns(messages: Any, start: int = 0) -> Iterator[Turn]:
-    "Yield the turns of a list of chat messages, with positions counted from `start`."
+def chat_turns(
+    messages: Any,
+    start: int = 0,  # position of the first message
+    strict: bool = False,  # raise `TraceProblem` for an unknown role, instead of yielding an `UnknownTurn`
+) -> Iterator[Turn]:
+    "Yield the turns of a list of chat messages."
     rows, turns, calls = [], [], ()
     for index, message in enumerate(as_list(messages, "the message list"), start):
         if isinstance(message, str):  # some data sets save each message as JSON text
@@ -499,7 +535,9 @@ def chat_turns(messages: Any, start: int = 0) -> Iterator[Turn]:
         rows.append(message)
     blocks = [block for m in rows if isinstance(m.get("content"), list) for block in m["content"]]
     for index, message in enumerate(map(filled, rows) if null_filled(rows) or null_filled(blocks) else rows, start):
-        turns += message_turns(message, index)
+        role = role_of(plain_message(message))
+        unknown = isinstance(role, str) and role not in ROLES and not strict
+        turns += [UnknownTurn(role, source_index=index)] if unknown else message_turns(message, index)
     turns = without_nulls(turns)
     for turn in with_calls_in_text(turns):
         calls = turn.tool_calls if turn.role == "assistant" else calls

@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['HEADER', 'ASIDE', 'NO_TOOL', 'TOOL_TAG', 'PARAMETER', 'NOT_TOOLS', 'is_cline', 'texts_of', 'split_results',
-           'tagged_calls', 'read_cline', 'no_tool_used']
+           'tagged_calls', 'read_cline', 'is_shown', 'shown', 'read_shown', 'no_tool_used']
 
 # %% ../../../nbs/traces/formats/20_cline.ipynb #a6b53ed2
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
-from ...core.trace import ToolCall, Trace, Turn
+from ...core.trace import ToolCall, Trace, TraceProblem, Turn
 from ..error_detectors import Detection, observed, register_detector
 from .base import chat_turns, is_chat, messages_of, new_trace, register_format, text_of
 
@@ -79,6 +80,22 @@ def read_cline(record: dict, trace_id: str) -> Trace:
         else:
             turns += [tagged_calls(t) if t.role == "assistant" else t for t in chat_turns([m], index)]
     return new_trace(record, trace_id, "cline", turns)
+
+
+def is_shown(record: Any) -> bool:
+    "True if a record is a message that the editor shows, a line of `ui_messages.json`."
+    return isinstance(record, dict) and "ts" in record and isinstance(kind := record.get("type"), str) and kind in ("say", "ask") and kind in record
+
+
+def shown(value: Any) -> list | None:
+    "Return the messages of `ui_messages.json` as one record; None for other values."
+    return [value[0]] if isinstance(value, list) and value and is_shown(value[0]) else None
+
+
+@register_format("cline", is_shown, unpack=shown, lines=True)
+def read_shown(lines: Sequence[tuple[int, dict]], trace_id: str) -> Iterator[TraceProblem]:
+    "Yield a problem: what the editor shows holds neither the calls nor the results as the model saw them."
+    yield TraceProblem("this is ui_messages.json, what Cline's editor shows; the chat lies beside it in api_conversation_history.json", "name that file")
 
 
 @register_detector("cline")
