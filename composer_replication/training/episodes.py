@@ -58,7 +58,7 @@ CUT_OFF = (Ending.TOKENS, Ending.TURNS, Ending.LIMIT)  # a budget was spent befo
 
 
 class EnvironmentBroken(Problem, RuntimeError):
-    "Every episode of a generation ended with an error of its environment."
+    "Every episode of a generation ended with an error of its environment, or ran out of time."
 
 # %% ../../nbs/training/14_episodes.ipynb #2818244a
 def rollout_columns(

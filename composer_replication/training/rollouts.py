@@ -100,9 +100,10 @@ class RolloutTrainer(StepTrainer):
             out[3] = [[t.to_message() for t in completion_turns(r.trace, p)] or nothing for r, p in zip(made.rollouts, prompts)]
             episodes = gather_object([(r.ending.value, r.sampled, dict(r.counts)) for r in made.rollouts])
             endings = Counter(ending for ending, *_ in episodes)
-            if set(endings) == {Ending.ERROR}:
-                raise EnvironmentBroken(f"every episode of this step ended with an error of its environment, for example: "
-                                        f"{made.rollouts[0].problem}; fix the environment.")
+            if set(endings) <= set(UNSCORED):
+                ways = " or ".join({Ending.ERROR: "ended with an error of its environment", Ending.TIMEOUT: "ran out of time"}[e] for e in UNSCORED if e in endings)
+                raise EnvironmentBroken(f"every episode of this step {ways}, so none is scored, for example {made.rollouts[0].trace.trace_id!r}: "
+                                        f"{made.rollouts[0].problem}; fix the environment, or allow more time.")
             metrics = self._metrics["train" if self.model.training else "eval"]
             for ending, count in endings.items():
                 metrics[f"rollout/{ending}"].append(count / len(episodes))

@@ -2,6 +2,7 @@
 import json
 import math
 import re
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -176,3 +177,12 @@ def test_the_last_step_is_told_channel_by_channel():
     table = shown[shown.index("All metrics of the last step"):]
     places = [table.index(f"<td>{name}<") for name in ("loss", "sdpo/loss", "replay/loss", "clip_ratio")]
     assert places == sorted(places)
+
+
+@pytest.mark.parametrize("age, live, said", [(60, True, True), (60, False, False), (0, True, False)])
+def test_the_page_of_a_killed_run_says_since_when_nothing_came(visit, tmp_path, age, live, said):
+    "Nobody writes the page any more: it reads its own age."
+    written = (datetime.now(UTC) - timedelta(minutes=age)).isoformat(timespec="seconds")
+    (tmp_path / "index.html").write_text(run_page(RECORD, HISTORY, live=live, written=written))
+    shown = visit(f"file://{tmp_path}/index.html").inner_text("body")
+    assert (f"Nothing has come since {written}, for {age} minutes" in shown) == said and written in shown

@@ -11,6 +11,7 @@ from composer_replication.core.errors import InputProblem
 from composer_replication.core.trace import ToolCall, Turn
 from composer_replication.rollout.agents import Agent, AgentFactory
 from composer_replication.rollout.loop import collect
+from composer_replication.rollout.record import RecordedEpisode
 from composer_replication.rollout.types import Ending, RolloutConfig
 from composer_replication.sandbox.base import open_sandbox
 
@@ -108,6 +109,15 @@ def test_every_way_to_end(factory, tmp_path):
     )
     assert "401" in problems["elsewhere"] and "no disk" in problems["broken"]  # another episode's path wants another key
     assert Workspace.closed - before >= len(kinds) and "I broke" in (tmp_path / "log" / "crashing-0.log").read_text()
+
+
+def test_an_unscored_episode_says_which_why_and_where_its_log_lies(factory, tmp_path, caplog):
+    rows = [{"prompt": kind, "task_id": kind} for kind in ("good", "silent", "broken")]
+    collect(Script(), factory, rows, RolloutConfig(max_turns=3))
+    silent, broken = sorted((r.getMessage() for r in caplog.records if "unscored" in r.getMessage()), reverse=True)
+    assert "episode silent-0 is unscored (error): the agent asked the model nothing" in silent
+    assert silent.endswith(f"lies in {tmp_path / 'log' / 'silent-0.log'}") and (tmp_path / "log" / "silent-0.log").is_file()
+    assert "episode broken-0 is unscored (error): reset raised OSError: no disk" in broken and "output" not in broken
 
 
 def test_an_agent_that_hangs_is_ended_and_scored(factory):
@@ -329,3 +339,38 @@ def test_a_recipe_names_an_agent(tmp_path):
     for wrong, said in wrongs.items():
         with pytest.raises((RecipeProblem, InputProblem), match=said):
             load_recipe("toy", {"agent": wrong})
+
+
+CONNECTIONS = """
+import http.client, json, socket, urllib.parse
+
+def play(url, key, model, workspace, prompt):
+    place = urllib.parse.urlsplit(url)
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "hi"}]})
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer " + key}
+    idle = [socket.create_connection((place.hostname, place.port)) for _ in range(%d)]
+    with open(workspace + "/answer.txt", "w") as answer:
+        for connection in [*idle[:2], None]:
+            asked = http.client.HTTPConnection(place.hostname, place.port, timeout=20)
+            asked.sock = connection
+            asked.request("POST", place.path + "/chat/completions", body, headers)
+            assert asked.getresponse().status == 200
+        answer.write(open("/proc/%%d/status" %% __import__("os").getppid()).read().split("Threads:")[1].split()[0])
+"""
+
+
+@pytest.mark.parametrize("count", [6, 40, 300])
+def test_an_agent_may_hold_many_connections_at_once(factory, count):
+    "What carries them is one event loop: no thread a connection."
+    (Path(factory.agent.path) / "mine.py").write_text(CONNECTIONS % count)
+    (rollout,) = collect(Script(), factory, [{"prompt": "hi"}], RolloutConfig(max_turns=9))
+    assert (rollout.ending, rollout.problem) == (Ending.DONE, "") and rollout.reward <= 3
+
+
+def test_keys_of_episodes_begin_like_no_option(factory, monkeypatch):
+    seen = []
+    monkeypatch.setattr("composer_replication.rollout.agents.RecordedEpisode",
+                        lambda *given: seen.append(given[-1]) or RecordedEpisode(*given))
+    for _ in range(20):
+        collect(Script(), factory, [], RolloutConfig()), collect(Script(), factory, [{"prompt": "broken"}] * 8, RolloutConfig())
+    assert len(set(seen)) == 160 and all(key.isalnum() and key.isascii() for key in seen)

@@ -1,5 +1,6 @@
 "Whatever messages an agent sends: a request is answered or refused with a 400, and its episode becomes a scored rollout."
 
+import json
 import random
 
 import httpx2
@@ -232,3 +233,19 @@ def test_a_tool_may_answer_with_half_a_surrogate_pair():
         texts = [turn.content for turn in rollout.trace.turns]
         assert rollout.ending is Ending.DONE and rollout.reward == 1.0, rollout.problem
         assert texts[0].startswith("cut \ufffd") and "\ufffd of it" in texts
+
+
+STRICT = {"name": "f", "strict": True}
+
+
+@pytest.mark.parametrize("protocol, body", [
+    (ChatCompletions, {"messages": [said("user", "a")], "tools": [{"type": "function", "function": STRICT}]}),
+    (Responses, {"input": "a", "tools": [{"type": "function"} | STRICT]}),
+    (Messages, {"messages": [said("user", "a")], "max_tokens": 9, "tools": [STRICT | {"input_schema": {}}],
+                "output_config": {"effort": "low"}})])
+def test_a_strict_tool_is_named_as_unused(protocol, body):
+    asked = protocol.read({"model": "m"} | body)
+    assert "tools.f.strict" in asked.unused and [t["function"]["name"] for t in asked.tools] == ["f"]
+    assert ("output_config" in asked.unused) == ("output_config" in body)
+    loose = json.loads(json.dumps(body).replace("true", "false"))
+    assert "tools.f.strict" not in protocol.read({"model": "m"} | loose).unused

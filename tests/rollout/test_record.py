@@ -292,6 +292,9 @@ def test_budgets_end_an_episode(policy):
         ("messages", {"tool_choice": {"type": "any"}}, "tool_choice"),
         ("messages", {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "text only"),
         ("messages", {"temperature": 3}, "temperature"),
+        ("messages", {"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config"),
+        ("messages", {"output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {}}}}, "output_config"),
+        ("messages", {"output_format": {"type": "json_schema", "schema": {}}}, "output_format"),
         ("messages", {"unheard_of": 1}, "unheard_of"),
     ],
 )
