@@ -73,7 +73,7 @@ def make(
     check_output(output)
     with working("making tasks") as tell:
         reports = make_tasks(packages, output, settings, jobs, minutes=minutes, on_report=lambda report: tell(
-            f"{report.source or report.spec}: {report.stage}, {report.tried} tried, {report.kept} kept"))
+            f"{report.source or report.spec}: {report.stage}, {report.tried} tried, {report.kept} kept{report.last and f'; {report.last}'}"))
     show_reports(reports, as_json)
     if stopped := [report for report in reports if report.stage == "stopped"]:
         left = sum(max(report.candidates - report.tried, 0) for report in stopped)

@@ -1,6 +1,7 @@
 """Held-out inputs: chosen by mutants, spread over outcomes, compared as text and tests leave open, within limits that fit."""
 # ruff: noqa: E501
 import ast
+import random
 import subprocess
 import sys
 import threading
@@ -16,13 +17,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.envs.deletion import env as env_page
-from composer_replication.envs.deletion.judge import grading
+from composer_replication.envs.deletion.judge import evidence, grading
 from composer_replication.envs.deletion.judge.evidence import EvidenceProblem, WeakInputs, count_records, same
 from composer_replication.envs.deletion.judge.grading import grade
-from composer_replication.envs.deletion.judge.heldout import PoolInput, changed_results, choose_inputs, left_open, strength
+from composer_replication.envs.deletion.judge.heldout import (
+    PoolInput,
+    changed_results,
+    choose_inputs,
+    constants_of,
+    left_open,
+    neighbours,
+    pool_calls,
+    strength,
+)
 from composer_replication.envs.deletion.judge.mutants import make_mutants
 from composer_replication.envs.deletion.judge.observe import canonical
 from composer_replication.envs.deletion.judge.runner import Phase, PhaseResult
+from composer_replication.envs.deletion.judge.variants import make_probe
 from composer_replication.envs.deletion.subject import prepare_subject
 from composer_replication.envs.deletion.tasks.gates import GATES
 
@@ -299,8 +310,81 @@ def test_special_methods_say_nothing_of_what_is_open():
 
 def test_strength_counts_what_passes_and_what_is_paid():
     found = strength(["a", "b", "c", "d", "e"], [{"x"}, {"y"}, set(), set(), {"x", "y"}], ["x"], {1}, {2})
-    assert (found.mutants, found.passing, found.paid, found.equivalent) == (4, ("b", "d"), ("d",), ("c",)) and found.share == 0.5
+    assert (found.mutants, found.passing, found.paid, found.alike) == (4, ("b", "d"), ("d",), ("c",)) and found.share == 0.5
+    assert found.untold == 0.2 and strength([], [], ["x"], (), ()).untold == 0
     assert strength([], [], ["x"], (), ()).share == 1.0
+
+
+def test_a_task_of_which_too_many_mutants_are_not_told_apart_is_refused(subject, made, monkeypatch):
+    "Whether they are equivalent nobody knows; they are counted where the task is kept."
+    assert made("is_leap").difficulty["mutants_alike"] >= 0
+    monkeypatch.setattr(evidence, "MOST_UNTOLD", -1)
+    with pytest.raises(evidence.WeakInputs, match=r"no input tells \d+ of \d+ mutants from the original"):
+        measured_task(subject, "sums:is_leap", "sums.py", MODULE, with_body(MODULE, "is_leap", "raise NotImplementedError"))
+
+
+@pytest.mark.parametrize("code, wanted", [
+    ("ord(c) >= 128", {"\x7f", "\x80", "\x81"}), ("c == chr(45)", {",", "-", "."}), ("c >= 128", set()), ("ord(c) > 0xD800", {"\ud7ff"}),
+    ("ord(c) > 0x10FFFF", {"\U0010fffe", "\U0010ffff"})])
+def test_numbers_that_stand_for_characters_become_characters(code, wanted):
+    constants = constants_of(f"def f(c):\n    return {code}\n", ["f"])
+    assert {c for c in constants if type(c) is str} == wanted
+    assert wanted <= set(neighbours("ab", constants, random.Random(0)))
+
+
+def call(*literals):
+    return {"target": "m:f", "args": [{"literal": repr(v)} for v in literals], "kwargs": {}}
+
+
+def made_args(*captured):
+    return [[ast.literal_eval(a["literal"]) for a in new["args"]] for _, new in pool_calls(captured, [], "seed", 2000)]
+
+
+def test_arguments_change_in_number_order_and_equality():
+    several = made_args(call("a", "b"), call("c", "d", "e"))
+    assert {1, 2, 3, 4, 6} <= set(map(len, several)) and ["b", "a"] in several and any(a == b for a, b in (x for x in several if len(x) == 2))
+    fixed = made_args(call(1, 2), call(3, 4))  # no test gives another number
+    assert set(map(len, fixed)) == {2} and [2, 1] in fixed and [1, 1] in fixed
+    near = neighbours([1, 2, 3], [], random.Random(0))
+    assert [1, 2, 3, 1] in near and [2, 3, 1] in near and [1, 1, 1] in near
+    assert {"a": 1, "b": 1} in neighbours({"a": 1, "b": 2}, [], random.Random(0))
+
+
+def test_equal_constants_come_in_probes():
+    "Two names that a test keeps apart are the same in some probes."
+    source = "def test_x():\n    assert f(['apple', 'plum', 'fig', 'pear'])\n"
+    texts = [make_probe(source, ["test_x"], f"seed {k}") for k in range(40)]
+    names = [ast.literal_eval(text[text.index("["):text.index("]") + 1]) for text in texts]
+    assert any(len(set(some)) < 4 for some in names) and sum(len(set(some)) == 4 for some in names) > 20
+
+
+def test_an_exception_that_a_docstring_names_needs_no_test():
+    changed = [(0, {"target": "m:f", "args": [{"made": "{}"}], "kwargs": {}})]
+    for raised, kept in (("KeyError", 1), ("IndexError", 0), ("LarderError(KeyError)", 0)):
+        found = list(evidence._call_candidates(changed, {0: {"raised": raised}}, {0: {"value": ["int", "0x1"], "after": []}}, (), {"KeyError"}))
+        assert len(found) == kept, raised
+    assert evidence._NAMED_ERRORS.findall("Raises KeyError for an unknown jar and larder.Bad_Exception.") == ["KeyError", "Bad_Exception"]
+
+
+@pytest.mark.parametrize("source, wanted", [
+    ("def f(a):\n    try:\n        return int(a)\n    except ValueError:\n        return None\n", "except ValueError: return None -> raise"),
+    ("def f(a):\n    while a:\n        a -= 1\n    return a\n", "while a: ... -> with break at its end"),
+    ("def f(a):\n    for b in a:\n        if b:\n            return b\n", "for b in a: -> for b in list(a)[:2]:"),
+    ("def f(a, sep='-'):\n    return sep.join(a) + sep\n", "sep -> '-'"),
+    ("def f(a):\n    return sorted(a)\n", "sorted(a) -> sorted(a, key=lambda item: str(item).lower())"),
+    ("def f(a):\n    return a['x']\n", "a['x'] -> a.get('x')")])
+def test_a_mutants_name_says_what_changed(source, wanted):
+    names = [m.name for m in make_mutants(source, ["f"], "s", 1000)]
+    assert any(name.endswith(wanted) for name in names), names
+    for name in names:
+        before, arrow, after = name.partition(" -> ")
+        assert not arrow or before.partition(": ")[2] != after, name
+
+
+def test_few_mutants_are_of_many_kinds():
+    source = f"def f(a):\n    return sorted(a)[{' + '.join(map(str, range(5, 40)))}]\n"
+    few = make_mutants(source, ["f"], "s", 8)
+    assert sum("sorted" in m.name and "+" not in m.name for m in few) >= 2 and len([m for m in few if not m.crash]) == 8
 
 
 def test_mutants_change_one_function_and_are_killed_by_running_them():

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import math
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ from typer.testing import CliRunner
 
 import composer_replication
 from composer_replication.cli.tasks import stage_table, tasks_app
+from composer_replication.core.deadline import OutOfTime, deadline, time_left
 from composer_replication.envs.deletion.judge.runner import PhaseResult
 from composer_replication.envs.deletion.subject import prepare_subject, store_path, subject_of
 from composer_replication.envs.deletion.task import read_tasks, write_tasks
@@ -27,7 +29,7 @@ from composer_replication.envs.deletion.tasks import coverage, gates
 from composer_replication.envs.deletion.tasks import make as deletion
 from composer_replication.envs.deletion.tasks.coverage import Coverage
 from composer_replication.envs.deletion.tasks.delete import DELETERS, TRIVIAL, remove, replace_bodies, stub
-from composer_replication.envs.deletion.tasks.gates import Deletion
+from composer_replication.envs.deletion.tasks.gates import GATES, Deletion
 from composer_replication.envs.deletion.tasks.make import Settings, make_tasks
 from composer_replication.envs.deletion.tasks.select import (
     Target,
@@ -577,6 +579,60 @@ def test_the_shipped_tasks_are_those_that_the_maker_makes(tmp_path):
     made, known = ({task.task_id: (task.fail_to_pass, task.problem_statement, task.golden_diff) for task in read_tasks(path)}
                    for path in (shipped, REPOS / "larder.tasks.jsonl"))
     assert made == known
+
+
+def target(name, *nodes):
+    return SimpleNamespace(name=name, tests=frozenset(nodes))
+
+
+@pytest.fixture
+def rows(monkeypatch):
+    "The names that `package_rows` tries, what it says of them, and its rows; one deletion waits for all of its time."
+    seconds = {"slow": 9.0, "fast": 0.1, "some": 1.0}
+    targets = [target("c", "slow", "some"), target("waits", "fast"), target("a", "some")]
+    monkeypatch.setattr(deletion, "find_targets", lambda *given: (list(targets), []))
+    monkeypatch.setattr(deletion, "try_deletion", lambda bench, target, mode: target)
+    monkeypatch.setattr(deletion, "run_gates", lambda bench, target: target)
+
+    def row(bench, target, seed):
+        while target.name == "waits":
+            time_left()
+            time.sleep(0.01)
+        return {"key": f"{target.name} stub", "dropped": "trivial", "detail": ""}
+
+    monkeypatch.setattr(deletion, "_row", row)
+    bench = SimpleNamespace(seconds=seconds, subject=None, coverage=None)
+
+    def made(minutes):
+        said, rows = [], []
+        with deadline(60 * minutes):
+            for one in deletion.package_rows(bench, Settings(mode="stub"), {}, said.append):
+                rows.append(one)
+        return said, rows
+
+    return made
+
+
+def test_before_a_deadline_the_cheapest_are_tried_first_and_a_slow_one_leaves_time(rows, monkeypatch):
+    monkeypatch.setattr(deletion, "LEAST_S", 0.1)
+    said, found = rows(2 / 60)
+    assert [row["key"] for row in found] == ["waits stub", "a stub", "c stub"]
+    assert found[0]["dropped"] == "too long" and "its part of the time that was left" in found[0]["detail"]
+    assert said == [f"{name} stub: trying, its {many} tests take {seconds} s" for name, many, seconds in (
+        ("waits", 1, 0.1), ("a", 1, 1.0), ("c", 2, 10.0))]
+    assert set(row["dropped"] for row in found) <= GATES.keys()
+
+
+def test_without_a_deadline_the_order_is_the_seeds(rows, monkeypatch):
+    dropped = {"dropped": "trivial", "detail": ""}
+    monkeypatch.setattr(deletion, "_row", lambda bench, target, seed: {"key": f"{target.name} stub"} | dropped)
+    assert [row["key"] for row in rows(math.inf)[1]] == ["c stub", "waits stub", "a stub"]
+
+
+def test_the_end_of_all_time_is_no_row(rows, monkeypatch):
+    monkeypatch.setattr(deletion, "LEAST_S", 5.0)
+    with pytest.raises(OutOfTime):
+        rows(0.3 / 60)
 
 
 def test_how_far_each_package_came_is_kept(tmp_path, store):

@@ -274,6 +274,42 @@ def test_the_line_of_pip_that_says_why_is_named():
             "  OSError: [Errno 30] Read-only file system: 'wheels'\nerror: subprocess-exited-with-error\n")
     assert rooms._root_cause(text) == "OSError: [Errno 30] Read-only file system: 'wheels'"
     assert rooms._root_cause("") == "pip found nothing"
+    metadata = """  error: subprocess-exited-with-error
+
+  × Preparing metadata (pyproject.toml) did not run successfully.
+  │ exit code: 1
+  ╰─> [4 lines of output]
+      Checking for Rust toolchain....
+
+      Cargo, the Rust package manager, is not installed or is not on PATH.
+      This package requires Rust and Cargo to compile extensions.
+      [end of output]
+
+  note: This error originates from a subprocess, and is likely not a problem with pip.
+error: metadata-generation-failed
+
+× Encountered error while generating package metadata.
+╰─> pendulum
+
+note: This is an issue with the package mentioned above, not pip.
+hint: See above for details.
+"""
+    assert rooms._root_cause(metadata).startswith("Checking for Rust toolchain.... Cargo, the Rust package manager, is not")
+    failed = metadata.replace("      This package", "      ModuleNotFoundError: No module named 'x'\n      This package")
+    assert rooms._root_cause(failed) == "ModuleNotFoundError: No module named 'x'"
+    absent = "ERROR: No matching distribution found for x"
+    assert rooms._root_cause(f"WARNING: retrying\n{absent}\n") == absent
+
+
+@pytest.mark.parametrize("name", ["pluggy", "Pytest", "iniconfig==2.0"])
+def test_what_pytest_runs_on_is_no_subject(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(rooms, "_pip", lambda *given: pytest.fail("it was downloaded"))
+    with pytest.raises(SubjectProblem, match=rf"^{name.partition('==')[0]} is a part of pytest, which runs the tests"):
+        prepare_subject(name, tmp_path / "store")
+    project = f"[project]\nname = '{name.partition('==')[0]}'\nversion = '1'\n"
+    folder = write(tmp_path / "mine", {"pyproject.toml": project, "v.py": "x = 1\n"})
+    with pytest.raises(SubjectProblem, match="is a part of pytest"):
+        prepare_subject(folder, tmp_path / "store")
 
 
 def wheel(folder: Path, name: str, version: str, needs=()) -> None:

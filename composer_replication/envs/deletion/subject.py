@@ -231,6 +231,12 @@ def needed_requirements(
 _HOST = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
 
 
+def _refuse_host(name: str) -> None:
+    "Raise `SubjectProblem` for a package that pytest itself runs on."
+    if canonicalize_name(name) in _HOST:
+        raise SubjectProblem(f"{name} is a part of pytest, which runs the tests and would break with it: name another package")
+
+
 def copy_installed(
     name: str,  # of a distribution in this environment
     target: Path,  # a folder of libraries
@@ -252,8 +258,13 @@ PIP_S = 600.0  # seconds
 def _root_cause(stderr: str) -> str:
     "Return the line of pip's output that names the cause: the last error of the command that it ran, not its own summary."
     lines = [line.strip(" ×╰─>│") for line in stderr.splitlines()]
-    errors = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception)\b|error:", line, re.IGNORECASE) and "subprocess-exited" not in line]
-    return (errors or [line for line in lines if line] or ["pip found nothing"])[-1][:300]
+    own = re.compile(r"error: [a-z]+(-[a-z]+)+$")  # pip's names of its own failures
+    errors = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception)\b|error:", line, re.IGNORECASE) and not own.match(line)]
+    if errors:
+        return errors[-1][:300]
+    said = re.search(r"lines of output\]\n(.*?)\n\[end of output\]", "\n".join(lines), re.DOTALL)  # of the command that it ran
+    told = [line for line in (said[1].split("\n") if said else lines) if line and not own.match(line)]
+    return " ".join(told[-4:] if said else told[-1:])[:300] or "pip found nothing"
 
 
 def _pip_environment() -> dict[str, str]:
@@ -528,6 +539,8 @@ def prepare_subject(
     store = store or store_path()
     folder, path, (package, _, wanted) = store / "subjects", Path(spec), str(spec).partition("==")
     folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+    if not path.exists():
+        _refuse_host(package)
     places = [path] if path.exists() else folder.glob(f"*-{wanted}-*") if wanted and "/" not in str(spec) else ()  # in the store already
     for known in map(stored_subject, places):
         if known and (path.exists() or canonicalize_name(known.source.partition("==")[0]) == canonicalize_name(package)):
@@ -538,6 +551,7 @@ def prepare_subject(
         sha256 = _hash_folder(tree) if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest()
         name, version, needed = _metadata(tree)
         name = name or (tree if path.is_file() else path).name
+        _refuse_host(name)
         title, source = (name, f"{name}=={version}") if path.is_file() else (path.name, path.name)
         place = folder / f"{re.sub(r'[^A-Za-z0-9._]+', '-', title)}-{version}-{sha256[:12]}"
         if known := stored_subject(place):

@@ -18,7 +18,7 @@ from typing import Any
 
 from ....core.errors import InputProblem
 from ....sandbox.limits import Limits
-from .heldout import (MOST_PASSING, PoolInput, Strength, changed_results, choose_inputs,
+from .heldout import (MOST_PASSING, MOST_UNTOLD, PoolInput, Strength, changed_results, choose_inputs,
                                                               constants_of, left_open, pool_calls, strength)
 from .mutants import MOST_MUTANTS, functions_named, make_mutants
 from .outcomes import same, same_call, same_probe
@@ -191,18 +191,21 @@ def _tells(came):
     return not blank or bool(came["after"])
 
 # %% ../../../../nbs/envs/deletion/judge/09_evidence.ipynb #8cbf0627
-def _call_candidates(changed, came, plain, errors=()):
+def _call_candidates(changed, came, plain, errors=(), told=()):
     """Yield number, outcome and the captured call's outcome of each changed call that can be kept.
 
-    `errors` are the names of the exceptions that the deleted code raises itself: an object that is made anew may raise others for that reason alone."""
+    `errors` are the names of the exceptions that the deleted code raises itself: an object that is made anew may raise others for that reason alone.
+    `told` are those that its docstrings name: no test needs to show them."""
     shown = {(changed[n][1]["target"], json.dumps(plain[place])) for n, (place, _) in enumerate(changed) if place in plain}
 
     def usable(record, outcome):
         if "raised" not in outcome:
             return _tells(outcome)
         fresh = any("made" in a for a in (*record["args"], *record["kwargs"].values()))
-        own = outcome["raised"].partition("(")[0] in errors or not fresh
-        return own and (record["target"], json.dumps(outcome)) in shown and not outcome["raised"].startswith("_TooLong")  # only exceptions that tests show
+        kind = outcome["raised"].partition("(")[0]
+        own = kind in errors or not fresh
+        known = kind in told or own and (record["target"], json.dumps(outcome)) in shown  # only exceptions that the text or tests show
+        return known and not outcome["raised"].startswith("_TooLong")
 
     telling = {record["target"] for number, (_, record) in enumerate(changed) if number in came and usable(record, came[number])}
     for number, (place, record) in enumerate(changed):
@@ -311,10 +314,14 @@ class _Pool:
         return records
 
 
+_NAMED_ERRORS = re.compile(r"\b[A-Z]\w*(?:Error|Exception|Warning|Exit|Interrupt|Iteration)\b")
+
+
 def _pool(original, captured, plain_files, plain):
     seed, tests = original.task.task_id, original.tests
     constants = [c for module, path in original.modules.items() for c in constants_of(original.texts[path], original.names(module))]
     raised = [node.exc for function in original.functions for node in ast.walk(function) if isinstance(node, ast.Raise) and node.exc]
+    told = {name for function in original.functions for name in _NAMED_ERRORS.findall(ast.get_docstring(function) or "")}
     errors = {ast.unparse(exc.func if isinstance(exc, ast.Call) else exc).rpartition(".")[2] for exc in raised}
     changed = pool_calls(captured, constants, seed, MOST_POOL)
     files = original.probes([f"{seed}/{k}" for k in range(_PROBES)], first=100)
@@ -322,7 +329,7 @@ def _pool(original, captured, plain_files, plain):
     calls, probes, seconds, open_ = _stable(original, Phase("records", {p: text for p, (_, text) in files.items()}, tuple(files), kind="probe", data=data))
     outcomes = {number - len(captured): came for number, came in calls.items() if number >= len(captured)}
     before = {number: came for number, came in calls.items() if number < len(captured)}
-    usable = [call for call in _call_candidates(changed, outcomes, before, errors) if not _stated(changed[call[0]][1], call[1], tests)]
+    usable = [call for call in _call_candidates(changed, outcomes, before, errors, told) if not _stated(changed[call[0]][1], call[1], tests)]
     candidates = [(("call", place), came, shown) for place, (_, came, shown) in enumerate(usable)]
     candidates += [(("probe", node), came, shown) for node, came, shown in _probe_candidates(files, probes, plain_files, plain)]
     return _Pool([changed[number][1] for number, *_ in usable], files, candidates, open_, seconds)
@@ -413,7 +420,10 @@ def add_evidence(
     if worth.share > MOST_PASSING:
         raise WeakInputs(f"task {task.task_id}: held-out inputs let {len(worth.passing)} of {worth.mutants} mutants pass "
                               f"({'; '.join(worth.passing[:3])})")
-    measured = {"mutants": worth.mutants, "mutants_passing": len(worth.passing), "mutants_paid": len(worth.paid)}
+    if worth.untold > MOST_UNTOLD:
+        raise WeakInputs(f"task {task.task_id}: no input tells {len(worth.alike)} of {worth.mutants + len(worth.alike)} mutants from the original "
+                         f"({'; '.join(worth.alike[:3])})")
+    measured = {"mutants": worth.mutants, "mutants_passing": len(worth.passing), "mutants_paid": len(worth.paid), "mutants_alike": len(worth.alike)}
     failed = {path: [node for node, outcome in inverted.outcomes.items() if node.split("::")[0] == path and outcome == "failed"] for path in canaries}
     tests = [{"kind": "assert", "path": path, "source": canaries[path], "nodes": nodes[:10]} for path, nodes in failed.items() if nodes]
     return replace(task, heldout_records=tuple(records), difficulty={**task.difficulty, **measured},

@@ -65,6 +65,8 @@ def _calls(node):
     for keyword in node.keywords:
         yield _with(node, keywords=[k for k in node.keywords if k is not keyword])
     name = called(node)
+    if name in ("sorted", "sort", "min", "max") and not any(k.arg == "key" for k in node.keywords):
+        yield _with(node, keywords=[*node.keywords, ast.keyword("key", ast.parse("lambda item: str(item).lower()", mode="eval").body)])
     if name in _OTHER_NAME:
         other = _OTHER_NAME[name]
         yield _with(node, func=_with(node.func, attr=other) if isinstance(node.func, ast.Attribute) else ast.Name(other, ast.Load()))
@@ -72,6 +74,12 @@ def _calls(node):
         yield getattr(node.func, "value", node)
     if name in ("sorted", "reversed", "set", "frozenset", "abs", "round", "int", "str", "list", "tuple") and node.args and isinstance(node.func, ast.Name):
         yield ast.Call(ast.Name("list", ast.Load()), node.args[:1], []) if name in ("sorted", "reversed") else node.args[0]
+
+
+def _fewer(items):
+    "Yield an iterable without its third item and those behind, and without its equal items."
+    yield ast.Subscript(ast.Call(ast.Name("list", ast.Load()), [items], []), ast.Slice(None, ast.Constant(2)), ast.Load())
+    yield ast.Call(ast.parse("dict.fromkeys", mode="eval").body, [items], [])
 
 
 def _expressions(node) -> Iterator[ast.expr]:
@@ -97,7 +105,10 @@ def _expressions(node) -> Iterator[ast.expr]:
         yield from (node.body, node.orelse)
     elif isinstance(node, ast.Slice):
         yield from (_with(node, **{part: None}) for part in ("lower", "upper", "step") if getattr(node, part))
+    elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and not isinstance(node.slice, ast.Slice):
+        yield ast.Call(ast.Attribute(node.value, "get", ast.Load()), [node.slice], [])
     elif isinstance(node, ast.comprehension):
+        yield from (_with(node, iter=items) for items in _fewer(node.iter))
         for condition in node.ifs:
             yield _with(node, ifs=[c for c in node.ifs if c is not condition])
             yield _with(node, ifs=[ast.UnaryOp(ast.Not(), c) if c is condition else c for c in node.ifs])
@@ -110,7 +121,7 @@ def _statements(node) -> Iterator[ast.stmt]:
     elif isinstance(node, ast.While):
         yield _with(node, body=[*node.body, ast.Break()])
     elif isinstance(node, ast.For):
-        yield from (_with(node, body=[*node.body, ast.Break()]), ast.Pass())
+        yield from (_with(node, body=[*node.body, ast.Break()]), ast.Pass(), *(_with(node, iter=items) for items in _fewer(node.iter)))
     elif isinstance(node, ast.Return) and node.value is not None and not (isinstance(node.value, ast.Constant) and node.value.value is None):
         yield _with(node, value=ast.Constant(None))
     elif isinstance(node, ast.Raise | ast.Assign | ast.AugAssign | ast.Delete | ast.Assert) or isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):
@@ -126,13 +137,18 @@ def _statements(node) -> Iterator[ast.stmt]:
             yield _with(node, handlers=[h if h is not handler else _with(h, body=[ast.Raise()]) for h in node.handlers])
 
 
-def _ignored(function) -> Iterator[ast.stmt]:
-    "Yield for each parameter a statement that overwrites it with its default, or with an empty value of its type."
+def _defaults(function) -> dict[str, ast.expr]:
+    "Return the default of each parameter that has one."
     args = function.args
     given = [*args.posonlyargs, *args.args]
     defaults = dict(zip([a.arg for a in given[len(given) - len(args.defaults):]], args.defaults, strict=True))
-    defaults |= {a.arg: value for a, value in zip(args.kwonlyargs, args.kw_defaults, strict=True) if value is not None}
-    for parameter in [*given, *args.kwonlyargs]:
+    return defaults | {a.arg: value for a, value in zip(args.kwonlyargs, args.kw_defaults, strict=True) if value is not None}
+
+
+def _ignored(function) -> Iterator[ast.stmt]:
+    "Yield for each parameter a statement that overwrites it with its default, or with an empty value of its type."
+    args, defaults = function.args, _defaults(function)
+    for parameter in [*args.posonlyargs, *args.args, *args.kwonlyargs]:
         name = parameter.arg
         if name not in ("self", "cls"):
             value = ast.unparse(defaults[name]) if name in defaults else f"type({name})()"
@@ -194,13 +210,23 @@ def _slots(node, block):
             yield from _slots(value, block)
 
 # %% ../../../../nbs/envs/deletion/judge/07_mutants.ipynb #28975e02
-def _short(node):
-    text = ast.unparse(node).partition("\n")[0]
+def _short(text):
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _faults(function) -> Iterator[tuple[str, int, bool]]:
-    "Put each fault into a function, yield its name, and take it out again."
+def _change(node, new) -> str:
+    "Return the first lines that differ, behind the line that holds them."
+    one, other = (ast.unparse(ast.fix_missing_locations(copy.deepcopy(part))).split("\n") for part in (node, new))
+    place = next((n for n, pair in enumerate(zip(one, other)) if pair[0] != pair[1]), min(len(one), len(other)) - 1)
+    if one[place] == other[place]:  # one has more lines
+        return f"{_short(one[0])} ... -> with {_short(other[-1].strip())} at its end"
+    depth = len(one[place]) - len(one[place].lstrip())
+    holder = next((line.strip() for line in one[place - 1::-1] if len(line) - len(line.lstrip()) < depth), "") if place else ""
+    return f"{holder and _short(holder) + ' '}{_short(one[place].strip())} -> {_short(other[place].strip())}"
+
+
+def _faults(function) -> Iterator[tuple[str, int, str]]:
+    "Put each fault into a function, yield its name, its block and its kind, and take it out again."
     start, own = code_start(function), function.body[code_start(function)].lineno
     for node in list(ast.walk(function)):
         for body in [getattr(node, field, None) for field in _BLOCKS]:
@@ -208,20 +234,24 @@ def _faults(function) -> Iterator[tuple[str, int, bool]]:
             if isinstance(body, list) and len(body) > first and isinstance(body[first], ast.stmt):
                 line = body[first].lineno
                 body.insert(first, ast.parse("raise SystemExit").body[0])
-                yield f"line {line}: raise SystemExit", line, True
+                yield f"line {line}: raise SystemExit", line, "crash"
                 del body[first]
     for statement in _ignored(function):
         function.body.insert(start, statement)
-        yield f"line {own}: {ast.unparse(statement)}", own, False
+        yield f"line {own}: {ast.unparse(statement)}", own, "parameter"
         del function.body[start]
+    defaults = _defaults(function)
     for node, put, block in list(_slots(function, own)):
-        for new in _statements(node) if isinstance(node, ast.stmt) else _expressions(node):
+        news = [*(_statements(node) if isinstance(node, ast.stmt) else _expressions(node))]
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in defaults:
+            news.append(defaults[node.id])  # at this place alone
+        for new in news:
             put(new)
-            yield f"line {getattr(node, 'lineno', block)}: {_short(node)} -> {_short(new)}", block, False
+            yield f"line {getattr(node, 'lineno', block)}: {_change(node, new)}", block, f"{type(node).__name__} {type(new).__name__}"
             put(node)
 
 # %% ../../../../nbs/envs/deletion/judge/07_mutants.ipynb #52e5759c
-MOST_MUTANTS = 30  # of one module, crashes not counted
+MOST_MUTANTS = 60  # of one module, crashes not counted
 
 
 def make_mutants(
@@ -231,14 +261,14 @@ def make_mutants(
     most: int = MOST_MUTANTS,
 ) -> list[Mutant]:
     "Make mutants of the named functions, each a different valid text. Raises `SyntaxError` for a text that is not Python."
-    made, known = [], set()
+    made, known, kinds = [], set(), {}
     for function in functions_named(ast.parse(text.removeprefix("\ufeff")), names):
         code = function.body[code_start(function):]
         if not code or code[0].lineno == function.lineno:
             continue
         known.add(rewritten(text, {function: function}))
         whole = copy.deepcopy(function)
-        for name, block, crash in _faults(whole):
+        for name, block, kind in _faults(whole):
             try:
                 new = rewritten(text, {function: whole})
                 compile(new.removeprefix("\ufeff"), "mutant", "exec", dont_inherit=True)
@@ -246,7 +276,11 @@ def make_mutants(
                 continue
             if new not in known:
                 known.add(new)
-                made.append(Mutant(name, new, block, crash))
-    faults = [m for m in made if not m.crash]
-    chosen = set(map(id, random.Random(seed).sample(faults, min(most, len(faults)))))
+                made.append(Mutant(name, new, block, kind == "crash"))
+                if kind != "crash":
+                    kinds.setdefault(kind, []).append(made[-1])
+    chance, turns = random.Random(seed), []
+    for group in kinds.values():  # one of each kind, then a second, so that a kind with many faults leaves room for the others
+        turns += [(turn, chance.random(), m) for turn, m in enumerate(chance.sample(group, len(group)))]
+    chosen = {id(m) for *_, m in sorted(turns, key=lambda turn: turn[:2])[:most]}
     return [m for m in made if m.crash or id(m) in chosen]

@@ -146,10 +146,20 @@ class Changer:
             chance.shuffle(other)
             self._letters |= dict(zip(group, other, strict=True))
         self._letters |= {k.upper(): v.upper() for k, v in self._letters.items()}
+        self._equal = chance.choice((0.0, 0.0, 0.3))  # share of the distinct constants that become equal to the one before of their type
+        self._last: dict = {}  # by type: the constant before, and what it became
 
     def constant(self, value: Any):
         "Return another value of the same type, or the same value."
         kind = type(value)
+        known, became = self._last.get(kind, (value, value))
+        if kind not in (int, float, str, bytes) or known == value or random.Random(f"{self._seed}={value!r}").random() >= self._equal:
+            became = self._moved(kind, value)
+        self._last[kind] = value, became
+        return became
+
+    def _moved(self, kind, value):
+        "Return another value, whatever came before."
         if kind not in (int, float, str, bytes) or random.Random(f"{self._seed}/{value!r}").random() > self._share:
             return value
         if kind is int:

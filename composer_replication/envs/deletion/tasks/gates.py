@@ -44,8 +44,9 @@ GATES = {  # name: its finding, which `composer-rl tasks make` prints below its 
                     "deleted again.", "tests that call it with literals (numbers, texts, lists) and compare what comes back"),
     "unknowable": ("Its outcome on a held-out input follows from a constant or a branch that the agent can neither read nor see tested.",
                    "docstrings or tests that show its constants, its branches and its order"),
-    "weak inputs": ("The held-out inputs let more than one in ten faulty variants of the original pass.",
+    "weak inputs": ("The held-out inputs let more than one in ten faulty variants of the original pass, or tell too few of them from it.",
                     "tests of more branches, with literals as arguments"),
+    "too long": ("Trying it took more than its part of the time that was left.", "more `--minutes`, or faster tests of it"),
     "not judged": ("A run of the judge itself failed, for example at a time limit.", "run it again on a quieter machine, without the journal"),
     "not rewarded": ("The judge does not reward the original three times out of three.", "results that do not depend on chance, the hash seed or the date"),
 }

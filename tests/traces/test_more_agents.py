@@ -1,0 +1,138 @@
+# ruff: noqa: E501
+"""Sessions of pi, Kimi's wire, Cursor's transcripts, and histories of AutoGen, ADK and pydantic-ai."""
+
+import json
+
+import pytest
+
+from composer_replication.traces.error_sites import find_error_sites
+from composer_replication.traces.read import read_traces
+
+ERROR = "Error: no such file"
+
+
+def saved(tmp_path, rows, lines=True):
+    path, problems = tmp_path / "t.jsonl", []
+    path.write_text("\n".join(map(json.dumps, rows)) if lines else json.dumps(rows))
+    return list(read_traces(path, on_problem=problems.append)), [p.what for p in problems]
+
+
+def held(trace, roles="uata"):
+    assert "".join(t.role[0] for t in trace.turns) == roles
+    [site] = find_error_sites(trace)
+    assert site.context.tool_name == "read" and "no such file" in site.context.error_message
+
+
+CALL = {"type": "toolCall", "id": "c1", "name": "read", "arguments": {"path": "a"}}
+PI = [
+    {"type": "session", "version": 3, "id": "s", "cwd": "/w", "timestamp": "2026"},
+    {"type": "model_change", "id": "0", "parentId": None, "provider": "p", "modelId": "m"},
+    {"type": "message", "id": "1", "parentId": "0", "message": {"role": "user", "content": [{"type": "text", "text": "Go."}], "timestamp": 1}},
+    {"type": "message", "id": "2", "parentId": "1", "message": {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm."}, CALL], "model": "m", "stopReason": "toolUse"}},
+    {"type": "message", "id": "3", "parentId": "2", "message": {"role": "toolResult", "toolCallId": "c1", "toolName": "read", "content": [{"type": "text", "text": ERROR}], "isError": True}},
+    {"type": "message", "id": "4", "parentId": "3", "message": {"role": "assistant", "content": [{"type": "text", "text": "Well."}], "model": "m"}},
+]
+BRANCH = [
+    {"type": "message", "id": "5", "parentId": "3", "message": {"role": "assistant", "content": [CALL | {"id": "c2"}], "model": "m"}},
+    {"type": "message", "id": "6", "parentId": "5", "message": {"role": "toolResult", "toolCallId": "c2", "toolName": "read", "content": [{"type": "text", "text": ERROR}], "isError": True}},
+    {"type": "message", "id": "7", "parentId": "6", "message": {"role": "assistant", "content": [{"type": "text", "text": "Else."}], "model": "m"}},
+]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_session_of_pi(tmp_path, order):
+    [trace], problems = saved(tmp_path, [PI[0], *PI[1:][::order]])
+    held(trace)
+    assert not problems and (trace.trace_id, trace.model, trace.source, trace.turns[1].thinking) == ("s", "m", "/w", "Hm.")
+
+
+def test_each_branch_of_a_session_of_pi_is_a_context_and_each_turn_counts_once(tmp_path):
+    [trace], problems = saved(tmp_path, [*PI, *BRANCH])
+    assert not problems and len(trace.parts()) == 2 and sorted(trace.sampled_turns) == [k for k, t in enumerate(trace.turns) if t.role == "assistant"]
+    assert [[t.content for t in part.turns][-1] for part in trace.parts()] == ["Well.", "Else."] and len(find_error_sites(trace)) == 2
+
+
+def test_a_session_that_was_rewound_before_any_answer_has_one_context(tmp_path):
+    left = {"type": "message", "id": "9", "parentId": "3", "message": {"role": "user", "content": "No."}}
+    [trace], _ = saved(tmp_path, [*PI[:5], left, *PI[5:]])
+    held(trace)
+
+
+@pytest.mark.parametrize("kind", ["compaction", "branch_summary"])
+def test_a_summary_is_what_the_model_was_told(tmp_path, kind):
+    told = {"type": kind, "id": "x", "parentId": "3", "summary": "Before: nothing.", "firstKeptEntryId": "3"}
+    [trace], problems = saved(tmp_path, [*PI[:5], told, PI[5] | {"parentId": "x"}])
+    held(trace, "uatua")
+    assert "Before: nothing." in trace.turns[3].content and not problems
+
+
+def wire(kind, **payload):
+    return {"timestamp": 1.0, "message": {"type": kind, "payload": payload}}
+
+
+WIRE = [
+    {"type": "metadata", "protocol_version": "1.1"}, wire("TurnBegin", user_input="Go."), wire("StepBegin", n=1), wire("ContentPart", type="think", think="Hm"), wire("ContentPart", type="think", think="."),
+    wire("ToolCall", type="function", id="c1", function={"name": "read", "arguments": '{"pa'}), wire("ToolCallPart", arguments_part='th": "a"}'),
+    wire("ToolResult", tool_call_id="c1", return_value={"is_error": True, "output": "", "message": ERROR, "display": []}), wire("StatusUpdate", context_usage=0.1),
+    wire("StepBegin", n=2), wire("ContentPart", type="text", text="We"), wire("ContentPart", type="text", text="ll."), wire("TurnEnd")]
+
+
+@pytest.mark.parametrize("given", ["Go.", [{"type": "text", "text": "Go."}]])
+def test_the_wire_of_kimi(tmp_path, given):
+    [trace], problems = saved(tmp_path, [WIRE[0], wire("TurnBegin", user_input=given), *WIRE[2:]])
+    held(trace)
+    assert not problems and [t.content for t in trace.turns] == ["Go.", "", ERROR, "Well."] and trace.turns[1].thinking == "Hm." and trace.turns[1].tool_calls[0].arguments == {"path": "a"}
+
+
+def test_a_sub_agent_on_the_wire_of_kimi_is_a_trace_of_its_own(tmp_path):
+    inner = [wire("SubagentEvent", task_tool_call_id="c1", event=row["message"]) for row in WIRE[2:-1]]
+    traces, problems = saved(tmp_path, [*WIRE[:7], *inner, *WIRE[7:]])
+    assert len(traces) == 2 and not problems
+    held(traces[0])
+    held(traces[1], "ata")
+
+
+def test_a_transcript_of_cursor(tmp_path):
+    rows = [{"role": "user", "message": {"content": [{"type": "text", "text": "Go."}]}},
+            {"role": "assistant", "message": {"content": [{"type": "text", "text": "I look."}, {"type": "tool_use", "name": "read", "input": {"path": "a"}}]}},
+            {"role": "assistant", "message": {"content": [{"type": "text", "text": "Well."}]}}]
+    [trace], problems = saved(tmp_path, rows)
+    assert [t.role for t in trace.turns] == ["user", "assistant", "assistant"] and trace.turns[1].tool_calls[0].name == "read" and len(problems) == 1 and "no result" in problems[0]
+
+
+PYDANTIC = [
+    {"kind": "request", "parts": [{"part_kind": "system-prompt", "content": "Be brief."}, {"part_kind": "user-prompt", "content": "Go."}], "instructions": None},
+    {"kind": "response", "model_name": "m", "parts": [{"part_kind": "thinking", "content": "Hm."}, {"part_kind": "tool-call", "tool_name": "read", "args": '{"path": "a"}', "tool_call_id": "c1"}]},
+    {"kind": "request", "parts": [{"part_kind": "retry-prompt", "content": ERROR, "tool_name": "read", "tool_call_id": "c1"}]},
+    {"kind": "response", "model_name": "m", "parts": [{"part_kind": "text", "content": "Well."}]}]
+ADK = {"id": "s", "app_name": "a", "user_id": "u", "events": [
+    {"author": "user", "content": {"role": "user", "parts": [{"text": "Go."}]}, "invocation_id": "i", "id": "1"},
+    {"author": "agent", "content": {"role": "model", "parts": [{"text": "Hm.", "thought": True}, {"function_call": {"id": "c1", "name": "read", "args": {"path": "a"}}}]}, "invocation_id": "i", "id": "2"},
+    {"author": "agent", "content": {"role": "user", "parts": [{"function_response": {"id": "c1", "name": "read", "response": {"error": ERROR}}}]}, "invocation_id": "i", "id": "3"},
+    {"author": "agent", "content": {"role": "model", "parts": [{"text": "We"}]}, "partial": True, "invocation_id": "i", "id": "4"},
+    {"author": "agent", "content": {"role": "model", "parts": [{"text": "Well."}]}, "invocation_id": "i", "id": "5"}]}
+AUTOGEN = [
+    {"type": "TextMessage", "source": "user", "content": "Go.", "models_usage": None}, {"type": "ThoughtEvent", "source": "agent", "content": "Hm."},
+    {"type": "ToolCallRequestEvent", "source": "agent", "content": [{"id": "c1", "name": "read", "arguments": '{"path": "a"}'}]},
+    {"type": "ToolCallExecutionEvent", "source": "agent", "content": [{"call_id": "c1", "name": "read", "content": ERROR, "is_error": True}]},
+    {"type": "ToolCallSummaryMessage", "source": "agent", "content": ERROR}, {"type": "TextMessage", "source": "agent", "content": "Well."}]
+CONTEXT = [
+    {"type": "UserMessage", "source": "user", "content": "Go."}, {"type": "AssistantMessage", "source": "agent", "thought": "Hm.", "content": [{"id": "c1", "name": "read", "arguments": '{"path": "a"}'}]},
+    {"type": "FunctionExecutionResultMessage", "content": [{"call_id": "c1", "name": "read", "content": ERROR, "is_error": True}]}, {"type": "AssistantMessage", "source": "agent", "content": "Well."}]
+
+
+def camel(value):
+    "The same with keys as TypeScript writes them."
+    if isinstance(value, dict):
+        return {"".join(part if not n else part.title() for n, part in enumerate(k.split("_"))): camel(v) for k, v in value.items()}
+    return [camel(v) for v in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("record, roles", [
+    (PYDANTIC, "suata"), ({"messages": PYDANTIC}, "suata"), (ADK, "uata"), (camel(ADK), "uata"), (AUTOGEN, "uata"), ({"messages": AUTOGEN, "stop_reason": None}, "uata"),
+    (CONTEXT, "uata"), ({"type": "AssistantAgentState", "version": "1.0.0", "llm_context": {"messages": CONTEXT}}, "uata")])
+def test_a_history_of_a_framework(tmp_path, record, roles):
+    [trace], problems = saved(tmp_path, record, lines=False)
+    held(trace, roles)
+    call = next(t for t in trace.turns if t.tool_calls)
+    assert not problems and call.thinking == "Hm." and call.tool_calls[0].arguments == {"path": "a"} and trace.turns[-1].content == "Well."
