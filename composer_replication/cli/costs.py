@@ -9,19 +9,21 @@ __all__ = ['CHARACTERS', 'stretches', 'habit', 'Habit', 'Costs']
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ..core.trace import ErrorSite, Trace
-from ..hints.text import call_text
+if TYPE_CHECKING:  # not imported for `--help`, to keep it fast
+    from composer_replication.core.trace import ErrorSite, Trace
 
 # %% ../../nbs/cli/16_costs.ipynb #1bcd90ac
 CHARACTERS = 4  # of a token, roughly: no tokenizer is loaded
 
 
 def stretches(
-    trace: Trace,
-    sites: Sequence[ErrorSite],  # of the trace
+    trace: "Trace",
+    sites: "Sequence[ErrorSite]",  # of the trace
 ) -> dict[int, tuple[int, int]]:  # its first failed turn -> turns of the agent, and about how many tokens these and their results have
     "Return what each stretch of failures took; a failure that was wanted begins none."
+    from composer_replication.hints.text import call_text
     failed, lost, start = {site.turn for site in sites if not site.wanted}, {}, None
     for at, turn in enumerate(trace.turns):
         if turn.role == "assistant" and at in failed and start is None:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .console import AsJson, Seed, check_output, emit, err, out, plainly, printable, say
 
@@ -62,6 +61,7 @@ def progress(
     ticks,  # of `workers`
 ) -> Iterator[None]:
     "Show a bar with its end on a terminal, and in a pipe a line for each quarter."
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
     done, began, quarter = 0, None, 0
     with Progress(TextColumn("{task.description}"), BarColumn(28), TextColumn("{task.percentage:3.0f} %"), TimeElapsedColumn(), console=err,
                   transient=True, disable=not err.is_terminal) as bar:

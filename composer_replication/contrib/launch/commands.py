@@ -16,7 +16,6 @@ from types import SimpleNamespace
 from typing import Annotated
 
 import typer
-import yaml
 
 from ...cli.console import EXIT_CODES, AsJson, ExitCode, emit, fail, offer, out, plainly, printable, say, warn, working
 from ...cli.train import parse_settings, recipe_names
@@ -72,6 +71,7 @@ def named_files(recipe) -> list[str]:
 # %% ../../../nbs/contrib/launch/04_commands.ipynb #7adee5cb
 def _as_read(file: Path, settings: dict[str, str]) -> SimpleNamespace:
     "Return what a spec needs of a recipe, without its checks, which load PyTorch. Raises `RecipeProblem` for what is no YAML."
+    import yaml
     from composer_replication.recipes.models import EMBEDDED
     from composer_replication.recipes.recipe_file import RecipeLoader, read_recipe
     values = read_recipe(file) | {key: yaml.load(text, RecipeLoader) for key, text in settings.items()}
