@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from composer_replication.core.errors import InputProblem
 from composer_replication.core.hint import HintSource
 from composer_replication.envs.toy.env import WorldEnv
-from composer_replication.experiments.right_actions import HintedTurn, hinted_turns, right_actions, works  # noqa: F401
+from composer_replication.experiments.right_actions import FailedTurn, hinted_turns, right_actions, works  # noqa: F401
 from composer_replication.experiments.statistics import Interval, bootstrap_mean
 from composer_replication.losses.divergences import Divergence
 from composer_replication.rollout.loop import collect
@@ -19,7 +19,7 @@ from composer_replication.rollout.types import RolloutConfig
 
 def sdpo_gradient(
     model: PreTrainedModel,  # student and, with the hint in its context, teacher
-    turns: Sequence[HintedTurn],
+    turns: Sequence[FailedTurn],
     beta: float = 1.0,  # of the divergence: 0 forward KL, 1 reverse KL
 ) -> torch.Tensor:  # (parameters,) of the mean over turns
     "The gradient of the distance between the model and itself with the hint, at the error turns' own tokens."
@@ -71,8 +71,8 @@ def gate_problems(
 
 
 def shared_turns(
-    by_quality: Mapping[str, Sequence[HintedTurn]],
-) -> dict[str, list[HintedTurn]]:
+    by_quality: Mapping[str, Sequence[FailedTurn]],
+) -> dict[str, list[FailedTurn]]:
     "Of each kind of hint the turns at which all kinds have one. Raises `InputProblem` where there is none."
     shared = set.intersection(*({(t.problem, t.turn) for t in turns} for turns in by_quality.values()))
     if not shared:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from .statistics import Interval, bootstrap_mean, clustered_mean, paired_bootstrap
 
 if TYPE_CHECKING:  # PyTorch is loaded by the processes that need it, so that the first line comes at once
-    from composer_replication.experiments.right_actions import HintedTurn
+    from composer_replication.experiments.right_actions import FailedTurn
     from composer_replication.rollout.types import Rollout
 
 # %% ../../nbs/experiments/10_demo.ipynb #aa39346f
@@ -90,7 +90,7 @@ def _play(model, rows, seed, done):
         return collect(_policy(model), TeamEnv, rows, episode_limits(TURNS, seed), seed, each=lambda rollout: done(1))
 
 
-def failed_turns(rollouts: "Sequence[Rollout]") -> "list[HintedTurn]":
+def failed_turns(rollouts: "Sequence[Rollout]") -> "list[FailedTurn]":
     "Return the failed turns that have an exact hint."
     from composer_replication.envs.toy.model import embedded_model
     from composer_replication.envs.toy.teams import team_hints

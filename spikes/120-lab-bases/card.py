@@ -20,7 +20,7 @@ from composer_replication.rollout.types import RolloutConfig
 from composer_replication.traces.error_sites import find_error_sites
 
 sys.path.append(str(Path(__file__).parents[1]))
-from hint_gate import HintedTurn, hinted_turns, right_actions
+from hint_gate import FailedTurn, hinted_turns, right_actions
 
 
 class RemindedEnv(WorldEnv):
@@ -58,7 +58,7 @@ def turn_entropy(
     return out
 
 
-def _by_problem(values: Sequence[float], turns: Sequence[HintedTurn], problems: int) -> Interval:
+def _by_problem(values: Sequence[float], turns: Sequence[FailedTurn], problems: int) -> Interval:
     "A mean over turns with an interval that resamples problems: turns are laid out by problem, the rest unscored."
     of = defaultdict(list)
     for value, turn in zip(values, turns):

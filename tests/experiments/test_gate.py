@@ -1,7 +1,7 @@
 """The gate: each clause can fail alone; its gradient against finite differences; its actions against the environment."""
 import pytest
 import torch
-from hint_gate import BOUND, CONTROLS, GateRow, HintedTurn, gate, gate_problems, sdpo_gradient, shared_turns, works
+from hint_gate import BOUND, CONTROLS, FailedTurn, GateRow, gate, gate_problems, sdpo_gradient, shared_turns, works
 
 from composer_replication.core.errors import InputProblem
 from composer_replication.core.trace import ToolCall, Trace, Turn
@@ -38,7 +38,7 @@ def test_a_control_that_holds_the_answer_bounds_nothing():
 @pytest.mark.parametrize("beta", [0.0, 1.0])
 def test_the_gradient_is_that_of_the_distance(beta):
     model = build_model(40, 3).double()
-    turns = [HintedTurn(0, None, 0, (1, 2, 3), (1, 2, 9, 9, 3), (4, 5)), HintedTurn(1, None, 0, (7,), (8, 7), (6,))]
+    turns = [FailedTurn(0, None, 0, (1, 2, 3), (1, 2, 9, 9, 3), (4, 5)), FailedTurn(1, None, 0, (7,), (8, 7), (6,))]
 
     def log_probs(context, ids):
         with torch.no_grad():
@@ -75,7 +75,7 @@ def test_an_action_is_tried_in_the_state_before_the_turn():
 
 
 def test_only_turns_with_a_hint_of_every_kind_are_measured():
-    turn = lambda problem, at, mark: HintedTurn(problem, None, at, (), (mark,), ())
+    turn = lambda problem, at, mark: FailedTurn(problem, None, at, (), (mark,), ())
     given = {"exact": [turn(0, 1, 1), turn(0, 3, 1), turn(2, 1, 1)], "wrong": [turn(0, 3, 2), turn(1, 1, 2), turn(2, 1, 2)]}
     shared = shared_turns(given)
     assert {q: [(t.problem, t.turn) for t in turns] for q, turns in shared.items()} == dict.fromkeys(given, [(0, 3), (2, 1)])

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['BLOCKS', 'EVENT', 'KINDS', 'parsed', 'untyped', 'nested', 'attributes_of', 'at', 'message_of', 'messages_in',
-           'answer_in', 'messages_of_events', 'Span', 'otel_span', 'exchange_span', 'spans_of', 'is_observation',
-           'is_span', 'Conversation', 'conversations', 'read_spans']
+           'answer_in', 'messages_of_events', 'RecordedSpan', 'otel_span', 'exchange_span', 'spans_of',
+           'is_observation', 'is_span', 'Conversation', 'conversations', 'read_spans']
 
 # %% ../../../nbs/traces/formats/23_spans.ipynb #590d8a29
 import re
@@ -150,7 +150,7 @@ def messages_of_events(events: Any) -> tuple[list[dict], list[dict]]:
 
 # %% ../../../nbs/traces/formats/23_spans.ipynb #83de35ae
 @dataclass
-class Span:
+class RecordedSpan:
     "One span, as far as a conversation needs it."
 
     position: int  # of its record in the file
@@ -187,7 +187,7 @@ def _schemas(*values: Any) -> list:
     return []
 
 
-def otel_span(record: dict, position: int) -> Span:
+def otel_span(record: dict, position: int) -> RecordedSpan:
     "Return a span of OpenTelemetry in any of its conventions."
     a, context = attributes_of(record.get("attributes")), record.get("context") if isinstance(record.get("context"), dict) else record
     ids = {key.replace("_", "").lower(): value for key, value in context.items()}
@@ -205,7 +205,7 @@ def otel_span(record: dict, position: int) -> Span:
     system = parsed(gen.get("system_instructions"))
     head = [message_of({"role": "system", "content": system})] if system else []
     status = record.get("status") if isinstance(record.get("status"), dict) else {"code": record.get("status_code")}
-    return Span(position, as_text(ids.get("traceid")) or "", _start(record.get("startTimeUnixNano") or record.get("start_time") or record.get("startTime")),
+    return RecordedSpan(position, as_text(ids.get("traceid")) or "", _start(record.get("startTimeUnixNano") or record.get("start_time") or record.get("startTime")),
                 KINDS.get(kind, "other" if kind else "model" if given or made or "model" in gen.get("request", {}) else "other"), [*head, *(given or ())] if given else [], made or [],
                 _schemas(at(gen, "tool", "definitions"), llm.get("tools"), at(llm, "request", "functions"), at(sdk, "prompt", "tools"), at(asked, "tools"), at(parsed(llm.get("invocation_parameters")), "tools")),
                 as_text(_first(at(gen, "response", "model"), at(gen, "request", "model"), llm.get("model_name"), at(sdk, "model", "id"))),
@@ -213,18 +213,18 @@ def otel_span(record: dict, position: int) -> Span:
                 as_text(_first(at(gen, "tool", "call", "id"), at(a, "tool_call", "id"))), result_content(_first(at(gen, "tool", "call", "result"), at(a, "output", "value"))))
 
 
-def exchange_span(record: dict, position: int, kind: str, given: Any, made: Any, **more: Any) -> Span:
+def exchange_span(record: dict, position: int, kind: str, given: Any, made: Any, **more: Any) -> RecordedSpan:
     "Return a span whose system keeps what a call was given and what it returned under two keys."
     given, made = parsed(given), parsed(made)
     sent = messages_in(given) if kind == "model" or isinstance(given, dict | list) else []
     back = answer_in(made) if kind == "model" or isinstance(made, dict | list) else []
     sent = [] if back[:len(sent)] == sent else sent  # the state of a whole conversation
     shown = at(made, "output") if isinstance(made, dict) and "output" in made else made
-    return Span(position, as_text(_first(record.get("traceId"), record.get("trace_id"), record.get("id"))) or "", _start(record.get("startTime") or record.get("start_time")), kind,
+    return RecordedSpan(position, as_text(_first(record.get("traceId"), record.get("trace_id"), record.get("id"))) or "", _start(record.get("startTime") or record.get("start_time")), kind,
                 sent, back, _schemas(at(given, "tools"), more.pop("tools", None)), shown=result_content(shown) if kind == "tool" and shown else "", **more)
 
 
-def spans_of(record: dict, position: int) -> Iterator[Span]:
+def spans_of(record: dict, position: int) -> Iterator[RecordedSpan]:
     "Yield the spans in a record: one, or those of an export or a run with its children."
     if any(key.startswith(("context.", "attributes.")) for key in record):  # a row of a table
         record = nested({k: parsed(v) for k, v in record.items() if v is not None})
@@ -271,7 +271,7 @@ def is_span(record: dict) -> bool:
 class Conversation:
     "Messages that go on over several model calls."
 
-    spans: list[Span]
+    spans: list[RecordedSpan]
     messages: list[dict]
 
 
@@ -281,7 +281,7 @@ def _key(message: dict) -> tuple:
 
 
 def conversations(
-    spans: Sequence[Span],  # of model calls, sorted by their start
+    spans: Sequence[RecordedSpan],  # of model calls, sorted by their start
 ) -> list[Conversation]:
     "Join model calls into conversations: a call goes on with the longest one that its history begins with."
     made: list[Conversation] = []
