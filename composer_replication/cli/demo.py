@@ -49,9 +49,9 @@ def workers(count: int = 2) -> Iterator[tuple]:
         yield executor, ticks
     finally:
         own = set(multiprocessing.active_children()) - before
-        executor.shutdown(wait=False, cancel_futures=True)
         for process in own:
             process.terminate()
+        executor.shutdown(cancel_futures=True)  # its thread ends now, not while the interpreter does
 
 
 @contextmanager

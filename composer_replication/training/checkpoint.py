@@ -118,11 +118,12 @@ _held = set()
 def holding(
     folder: str | Path,  # `output_dir`; created if missing
 ) -> Iterator[None]:
-    "Keep other processes from training in the folder within the block. Raises `InputProblem` where one already does."
+    "Keep other processes from training in the folder within the block; one that stays empty goes. Raises `InputProblem` where one already does."
     folder = Path(folder).resolve()
     if folder in _held:  # by a caller in this process
         yield
         return
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder / ".run.lock", os.O_CREAT | os.O_RDWR, 0o666)
     try:
@@ -144,6 +145,10 @@ def holding(
                 fcntl.flock(handle, fcntl.LOCK_UN)  # also where a forked child still has the handle
     finally:
         os.close(handle)
+        if made and [each.name for each in folder.iterdir()] == [".run.lock"]:  # a run that was refused leaves nothing
+            (folder / ".run.lock").unlink()
+            for each in made:
+                each.rmdir()
 
 # %% ../../nbs/training/02_checkpoint.ipynb #a002d781
 SAME_KEYPRESS = 1.0  # seconds

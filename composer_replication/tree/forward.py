@@ -13,7 +13,8 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cache, partial
+from functools import cache as cached
+from functools import partial
 from typing import Literal
 
 import torch
@@ -370,7 +371,7 @@ def forward_tree(
     return hidden, branches.scatter(1, columns[..., None].expand_as(states), states.masked_fill(~real[..., None], 0.0))
 
 # %% ../../nbs/tree/13_forward.ipynb #b551ac77
-@cache
+@cached
 def _changes_mask(kind):
     "True for a class of attention layers that does not hand its mask on as it is."
     body = source_of(kind).partition("->")[2]

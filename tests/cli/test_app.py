@@ -17,7 +17,8 @@ def test_errors_and_hints_as_json_lines_name_exactly_what_was_promised(rows):
     assert len(sites) > 50 and all(set(r) == {"trace_id", "message_index", "kind", "evidence_index"} for r in sites)
     assert all(r["message_index"] < r["evidence_index"] for r in sites)
     assert [{k: r[k] for k in sites[0]} for r in hinted] == sites
-    assert set(hinted[0]) == {*sites[0], "action", "error", "hint", "layer"} and any(r["hint"] for r in hinted)
+    more = {"action", "error", "hint", "layer", "lost_turns", "lost_tokens"}
+    assert set(hinted[0]) == {*sites[0], *more} and any(r["hint"] for r in hinted)
 
 
 def test_bad_files_give_a_sentence_each_and_the_rest_goes_on(call, tmp_path):

@@ -101,7 +101,7 @@ def test_what_json_cannot_bear_is_answered_too():
     for arguments in ("[" * 100_000, '{"lines": ' + "9" * 10_000 + "}", '{"path": "\\u0000"}', '{"path": "' + "x" * 5000 + '"}'):
         assert env.call(named_call(name, arguments)).failed
     result = env.call(ToolCall("\ud800", {}))
-    assert result.error_kind == "tool_not_found" and result.text.encode() == b"Tool not found: ?"
+    assert result.error_kind == "tool_not_found" and result.text.encode() == "Tool not found: \ufffd".encode()
 
 
 def test_agents_have_the_defects_that_they_were_given():
