@@ -109,7 +109,7 @@ def demo(
 ):
     """See the point once, in about a minute on two CPU cores: what went wrong, what a hint does, what training on it does.
 
-    Writes `index.html`. Of twenty seeds at least nineteen show the hint above the filler in both figures (spike 020).
+    Writes `index.html`. Each seed that was run shows the hint above the filler in both figures (spike 020).
 
     Examples:
 
