@@ -34,7 +34,7 @@ class HabitRule:
 
     @property
     def text(self) -> str:
-        "The hint as it mostly is, or with its names left out where it varies."
+        "The most frequent form of the hint; where it varies, a note says so."
         form, count = self.forms.most_common(1)[0]
         return form + ("" if 2 * count >= self.failed else " (names vary; this is the most frequent form)")
 
@@ -136,7 +136,7 @@ def hints_rules(
     elif output is None:
         out.print(printable(text))
     if output is not None:
-        before = output.read_text() if output.exists() else ""
+        before = output.read_text(encoding="utf-8") if output.exists() else ""
         after = with_rules(before, text, str(output)) if rules or BEGIN in before else before
         if after != before:
             write_file(output, after)

@@ -110,8 +110,7 @@ def _trees(rollouts, kind):
         by_kind = {k: dict(target_hints(r.trace, targets, team_hints(k))) for k in ("exact", "filler")}
         shared = [turn for turn in targets if all(hints[turn] for hints in by_kind.values())]
         if shared:
-            sampled = ((*r.prompt_ids, *r.completion_ids), [0] * len(r.prompt_ids) + list(r.completion_mask))
-            trees.append(build_tree(r.trace, chat, [(turn, by_kind[kind][turn]) for turn in shared], sampled=sampled))
+            trees.append(build_tree(r.trace, chat, [(turn, by_kind[kind][turn]) for turn in shared], sampled=r.segments[0].row))
     return trees
 
 

@@ -45,7 +45,7 @@ def sampled_entropy(
     rollouts: Sequence[Rollout],
 ) -> float | None:  # nats per sampled token; None if nothing was sampled
     "Return the mean entropy of the policy at temperature 1 over the sampled tokens."
-    rows = [([*r.prompt_ids, *r.completion_ids], [0] * len(r.prompt_ids) + list(r.completion_mask)) for r in rollouts]
+    rows = [r.segments[0].row for r in rollouts]
     rows = sorted((r for r in rows if any(r[1])), key=lambda r: len(r[0]))
     total, count = 0.0, 0
     for at in range(0, len(rows), TOGETHER):

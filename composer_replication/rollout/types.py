@@ -92,6 +92,11 @@ class SegmentTokens:
     completion_mask: tuple[int, ...]  # 1 on ids sampled here
     logprobs: tuple[float, ...]  # nats; 0.0 on ids that were not sampled here
 
+    @property
+    def row(self) -> tuple[list[int], list[int]]:
+        "All ids as one row, and its mask with 1 on ids sampled here: what `build_tree` takes as `sampled`."
+        return [*self.prompt_ids, *self.completion_ids], [0] * len(self.prompt_ids) + list(self.completion_mask)
+
 # %% ../../nbs/rollout/03_types.ipynb #88c1cf3f
 @dataclass(frozen=True)
 class Rollout:

@@ -121,7 +121,10 @@ def forward_trunk(
         return read(cache).last_hidden_state, cache
 
 
-def check_body(model):
+def check_body(
+    model: PreTrainedModel,
+) -> None:
+    "Raise `InputProblem` for a model whose class gives no body without its head."
     if model.base_model is model:
         raise InputProblem(f"transformers gives no body of {type(model).__name__} without its head, whose hidden states the channels read",
                            "take a model whose class has one")

@@ -140,6 +140,7 @@ def _templates(tokenizer, tools):
         for text in (source, re.sub(r"^[ \t]+(?=\{\{)", "", source, flags=re.MULTILINE)):
             yield from ((text, empty) for empty in ((False,) if tools else (False, True)))
 
+
 def _training_template(tokenizer):
     "Return a clause on the template that TRL trains this model with; empty if TRL has none."
     from trl import chat_template_utils as trl
