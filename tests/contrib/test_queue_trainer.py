@@ -1,4 +1,5 @@
 """Trainer and generator in one process, the generator playing where the trainer would wait; both as commands that are killed."""
+import math
 import os
 import time
 from dataclasses import replace
@@ -77,22 +78,22 @@ def test_episodes_that_all_broke_are_played_again_by_the_next_run(tmp_path):
     assert run_recipe(recipe, kind=with_queue(recipe, store)).step == 1
 
 
-def test_a_token_twice_as_likely_as_when_it_was_sampled_counts_twice(tmp_path):
+def test_a_token_half_again_as_likely_as_when_it_was_sampled_counts_half_again(tmp_path):
     "The policy's gradient alone, by plain SGD; the ratio is within its bound of 3."
     settings = {"alpha_sdpo": 0, "beta_replay": 0, "max_steps": 1, "optim": "sgd", "max_grad_norm": 0, "learning_rate": 100,
                 "vllm_importance_sampling_mode": "token_truncate"}
 
     def rarer(rollout):
         logprobs = zip(rollout.logprobs, rollout.completion_mask)
-        return replace(rollout, logprobs=tuple(p - 0.6931471805599453 * sampled for p, sampled in logprobs))
+        return replace(rollout, logprobs=tuple(p - math.log(1.5) * sampled for p, sampled in logprobs))
 
-    doctors = {"once": lambda rollout: rollout, "twice": rarer}
+    doctors = {"once": lambda rollout: rollout, "more": rarer}
     recipes = {name: recipe_in(tmp_path / name, **settings) for name in doctors}
-    once, twice = (moved(make_trainer(recipe, with_queue(recipe, Store(f"memory://ratio-{name}"), doctors[name])))
+    once, more = (moved(make_trainer(recipe, with_queue(recipe, Store(f"memory://ratio-{name}"), doctors[name])))
                    for name, recipe in recipes.items())
     assert max(delta.abs().max() for delta in once.values()) > 1e-3
     for name, delta in once.items():
-        torch.testing.assert_close(twice[name], 2 * delta, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(more[name], 1.5 * delta, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -26,8 +26,8 @@ from composer_replication.contrib.swe_rows.mirrors import (
 from composer_replication.contrib.swe_rows.rows import make_row_tasks, play_row
 from composer_replication.core.trace import ToolCall
 from composer_replication.envs.deletion.env import FeatureDeletionEnv, agent_tree
-from composer_replication.envs.deletion.subject import subject_of
-from composer_replication.envs.deletion.task import TaskProblem, read_tasks
+from composer_replication.envs.deletion.subject import SubjectProblem, subject_of
+from composer_replication.envs.deletion.task import read_tasks
 
 BROKEN = '''
 def spread(values, width):
@@ -355,7 +355,7 @@ def test_a_repository_that_the_tests_need_themselves_is_refused(tmp_path):
         "FAIL_TO_PASS": ["test_one.py::test_one"],
         "PASS_TO_PASS": [],
     }
-    with pytest.raises(TaskProblem, match="pytest finds no test in test_one.py"):
+    with pytest.raises(SubjectProblem, match="pluggy is a part of pytest"):
         play_row(row, mirrors, tmp_path / "store")
 
 
