@@ -56,9 +56,10 @@ def found(start, rows, tmp_path_factory):
     def both(cases):
         out = tmp_path_factory.mktemp("cases")
         two = start([run(case, "union", out, rows=rows, **UNION, **CASES[case]) for case in cases])
-        alone = start([run(f"{case}-alone", "union", out / "alone", rows=rows, **ALONE, **CASES[case]) for case in cases], ranks=1)
+        beside = out / "alone"
+        alone = start([run(f"{case}-alone", "union", beside, rows=rows, **ALONE, **CASES[case]) for case in cases], ranks=1)
         ended(two + alone, (0, 0, 0))
-        return {case: (left(out / "alone", f"{case}-alone"), *(left(out, case, rank) for rank in (0, 1))) for case in cases}
+        return {case: (left(beside, f"{case}-alone"), *(left(out, case, rank) for rank in (0, 1))) for case in cases}
 
     return both
 
