@@ -108,7 +108,7 @@ def _run(recipe, as_json: bool, island: int | None, queue: str | None, exchange:
     def watch(trainer, record):
         doing.hide()
         trainer.stage = stage
-        pages.append(RunPage(record, lambda: latest_traces(trainer), trainer.hint_source))
+        pages.append(RunPage(record, lambda: latest_traces(trainer), trainer.hint_source, trainer.setup.find_sites))
         if trainer.setup.left_out:
             warn(trainer.setup.left_out)
         _warn_of_toy(recipe)

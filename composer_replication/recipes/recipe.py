@@ -21,7 +21,8 @@ import torch
 import yaml
 from trl import ModelConfig, TrlParser
 
-from ..core.environment import environment_of, factory_of, imported, offer_of
+from ..core.environment import environment_of, factory_of, offer_of
+from ..core.plugins import imported
 from ..core.errors import InputProblem
 from ..envs.rewards import EpisodeReward, LengthEffortPenalty, failed_calls, repeated_calls, unfinished_todos
 import composer_replication.envs.sql.hints  # registers its layer
@@ -33,8 +34,9 @@ from ..replay.pairs import FREE_PAIRS
 from ..rollout.agents import Agent
 from ..rollout.compaction import WAYS
 from ..sandbox.base import SandboxProblem, sandbox_kinds, task_problem
-from ..traces.error_sites import BLAME
-from ..traces.habits import HABITS
+from ..traces.error_sites import SiteFinder
+from ..traces.formats.base import formats_of
+from ..traces.habits import detectors_of
 from .models import EMBEDDED, local_model, model_folder
 from ..training.config import ComposerReplicationConfig, check_one_of, setting
 from ..training.guard import HeldOutGuard
@@ -90,12 +92,13 @@ class RecipeArguments:
                                   "learn from these episodes alone.")
     traces: list[str] | None = setting(None, "Recorded trace files of any format, folders and patterns too, or `embedded`: channels 2 and 3 on them, beside "
                                              "rollouts or, without a task, alone.")
+    formats: list[str] | None = setting(None, "Formats of your own for `traces` and `replay_pairs`, as `package.module:format`.")
     max_trace_tokens: int = setting(4096, "Tokens of a recorded trace at most; the rest is cut at a turn's border.")
     hints: list[str] = field(default_factory=lambda: ["template", "raw_error"], metadata={
         "help": "Channel 2: hint layers, asked in this order: `template`, `raw_error`, `judge`, `pattern_judge` (habits alone), `learned`, `sibling` (recorded traces), "
                 "another registered one, or `package.module:layer`."})
     detectors: list[str] | None = setting(None, "Channel 2 at habits too: `long_explanation`, `repeated_call`, `ignored_format`, `wasteful_exploration`, or "
-                                                "one of `traces.habits.register_habit`.")
+                                                "`package.module:detector` of your own.")
     blame: str = setting("shown", "Channel 2 acts at the turn whose result shows a failure (`shown`), or, where file and line prove it, at the earlier "
                                   "turn that wrote the failing lines (`cause`).")
     hint_judge: str | None = setting(None, "Model behind the `judge` layer: MODEL[@URL]; without a URL it is OpenRouter's.")
@@ -343,10 +346,12 @@ def _problems(a, c, m):
     yield from _offline_problems(a, c) if a.task is None else _task_problems(a, c)
     if unknown := [name for name in a.hints if ":" not in name and name not in LAYERS]:
         yield f"hints: there is no layer {unknown[0]!r}; use {', '.join(sorted(LAYERS))}, or package.module:layer."
-    for key, names, known in (("detectors", a.detectors or (), sorted(HABITS)), ("blame", [a.blame], BLAME)):
-        for name in names:
-            if name not in known:
-                yield f"{key}: there is no {name!r}; use {', '.join(known)}."
+    for key, read in (("detectors", lambda: detectors_of(a.detectors or ())), ("formats", lambda: formats_of(a.formats or ())),
+                      ("blame", lambda: SiteFinder(blame=a.blame))):
+        try:
+            read()
+        except InputProblem as problem:
+            yield f"{key}: {str(problem).removeprefix(f'{key}: ')}"
     for layer, key, resource in (("judge", "hint_judge", "complete"), ("learned", "hint_writer", "write")):
         taken = {name: inspect.signature(LAYERS.get(name) or imported(name, "hint layer")).parameters.get(resource) for name in a.hints}
         asks = [name for name, parameter in taken.items() if parameter]  # a custom reward may do without

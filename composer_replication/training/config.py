@@ -13,7 +13,7 @@ from inspect import signature
 
 from trl import GRPOConfig
 
-from ..core.environment import imported
+from ..core.plugins import imported
 from ..core.errors import InputProblem
 from ..losses.distill import TAIDScheduler
 from ..losses.divergences import DIVERGENCES, SCHEDULED, SUPPORTS, Divergence, TokenDivergence, named_divergence, register_divergence, register_support, takes_k
