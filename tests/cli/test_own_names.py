@@ -14,13 +14,15 @@ from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.traces.error_detectors import Detection
 from composer_replication.traces.formats.base import Format
 
-TOOLS = tuple({"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {"n": {}}}}} for name in ("get_bed", "get_hole"))
+PARAMETERS = {"type": "object", "properties": {"n": {}}}
+TOOLS = tuple({"type": "function", "function": {"name": name, "parameters": PARAMETERS}} for name in ("get_bed", "get_hole"))
 
 
 def read(record, trace_id):
     turns = [Turn("user", record["goal"])]
     for n, (tool, came) in enumerate(record["did"]):
-        turns += [Turn("assistant", tool_calls=(ToolCall(tool, {"n": n}, f"c{n}"),)), Turn("tool", came, tool_call_id=f"c{n}", observation=True)]
+        turns.append(Turn("assistant", tool_calls=(ToolCall(tool, {"n": n}, f"c{n}"),)))
+        turns.append(Turn("tool", came, tool_call_id=f"c{n}", observation=True))
     return Trace(trace_id, tuple(turns), task_id=record["goal"], format="steps", tools=TOOLS)
 
 
@@ -61,7 +63,10 @@ def test_a_command_takes_a_format_and_a_detector_by_name(command, garden):
     words = command.replace("FILE", "runs.jsonl").split()
     without = CliRunner().invoke(app, words)
     assert without.exit_code == 1 and "no known trace format" in without.stderr
-    plain, done = (CliRunner().invoke(app, [word.replace("DATA", f"set{len(named)}") for word in words] + named).stdout for named in (NAMED[:2], NAMED))
+    def said(named):
+        return CliRunner().invoke(app, [word.replace("DATA", f"set{len(named)}") for word in words] + named).stdout
+
+    plain, done = said(NAMED[:2]), said(NAMED)
     assert COMMANDS[command] in done and COMMANDS[command] not in plain
     assert (list(FORMATS), {name: list(some) for name, some in DETECTORS.items()}) == before
 

@@ -9,7 +9,13 @@ import pytest
 from composer_replication.core.trace import ERROR_KINDS, ToolCall, Trace, Turn
 from composer_replication.traces.error_detectors import Detection
 from composer_replication.traces.error_sites import SiteFinder, find_error_sites
-from composer_replication.traces.habits import HABITS, detectors_of, ignored_format, long_explanation, register_habit, repeated_call
+from composer_replication.traces.habits import (
+    HABITS,
+    detectors_of,
+    ignored_format,
+    long_explanation,
+    repeated_call,
+)
 from composer_replication.traces.read import read_traces
 from composer_replication.tree.example import target_turns
 
@@ -102,7 +108,7 @@ def test_ones_own_habit_has_a_name(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="there is no detector 'luck'; use .*repeated_call.*package.module:name"):
         detectors_of(["luck"])
     monkeypatch.delitem(HABITS, "shouting", raising=False)
-    assert detectors_of([register_habit(shouting).__name__]) == (shouting,)
+    assert detectors_of([habits.register_habit(shouting).__name__]) == (shouting,)
     del HABITS["shouting"]
 
 
