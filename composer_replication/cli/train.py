@@ -114,7 +114,7 @@ def _run(recipe, as_json: bool, island: int | None, queue: str | None, exchange:
         _warn_of_toy(recipe)
         say(f"The page of this run: {Path(recipe.config.output_dir) / 'index.html'}")
         if island is not None:
-            return [*pages, islands.island_callback(trainer, island, exchange)]
+            return [*pages, islands.island_callback(recipe, trainer, island, exchange)]
         return pages
 
     try:

@@ -23,7 +23,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from .errors import InputProblem
 from .files import read_jsonl
-from .plugins import imported
+from .named import imported
 from .tools import ToolResult, alternatives, bounded, properties_of, refusal
 from .trace import ToolCall
 

@@ -247,6 +247,8 @@ def run_settings(recipe: Recipe) -> dict[str, Any]:
     ours = [f.name for f in dataclasses.fields(config) if f.name not in OWN or f.name in recipe.named]
     model = {name: getattr(recipe.model, name) for name in recipe.named if hasattr(recipe.model, name)}
     values = arguments | {name: getattr(config, name) for name in (*ours, "learning_rate", "max_steps", "output_dir", "seed")} | model
+    for settings in recipe.contributed.values():
+        values |= dataclasses.asdict(settings)
     return {name: "<hidden>" if HIDDEN.search(name) and value else _plain(value) for name, value in sorted(values.items())}
 
 

@@ -10,7 +10,7 @@ __all__ = ['HABITS', 'WORDY', 'EXPLORED', 'FORMAT_RULES', 'register_habit', 'det
 import re
 from collections.abc import Callable, Iterable
 
-from ..core.plugins import imported
+from ..core.named import imported
 from ..core.errors import InputProblem
 from ..core.trace import Trace, Turn
 from .error_detectors import READER, READS, Detection, Detector

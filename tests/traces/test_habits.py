@@ -14,6 +14,7 @@ from composer_replication.traces.habits import (
     detectors_of,
     ignored_format,
     long_explanation,
+    register_habit,
     repeated_call,
 )
 from composer_replication.traces.read import read_traces
@@ -108,7 +109,7 @@ def test_ones_own_habit_has_a_name(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="there is no detector 'luck'; use .*repeated_call.*package.module:name"):
         detectors_of(["luck"])
     monkeypatch.delitem(HABITS, "shouting", raising=False)
-    assert detectors_of([habits.register_habit(shouting).__name__]) == (shouting,)
+    assert detectors_of([register_habit(shouting).__name__]) == (shouting,)
     del HABITS["shouting"]
 
 

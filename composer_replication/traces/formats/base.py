@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 
 from ...core.files import json_bytes, json_value
-from ...core.plugins import imported
+from ...core.named import imported
 from ...core.trace import ToolCall, Trace, TraceProblem, Turn
 from ..calls_in_text import calls_in_text, object_call, value_of
 
