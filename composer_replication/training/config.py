@@ -113,7 +113,7 @@ class ReplaySettings:
     beta_replay: float = setting(0.0, "Channel 3 (ours, not Cursor's): weight of trace-replay DPO; 0 switches it off.")
     replay_form: str = setting("dpo", "`dpo`, `simpo`, or `prm`: the share of votes for a turn's action as that turn's reward.")
     replay_dpo_beta: float | None = setting(None, "Temperature of the preference loss; None: 0.1 for dpo, 2.0 for simpo.")
-    replay_batch_size: int = setting(1, "Recorded traces in each backward pass on each device; alone, they read once what they begin with alike.")
+    replay_batch_size: int = setting(1, "Recorded traces in each backward pass on each device; in offline training a common prefix is read once.")
 
 # %% ../../nbs/training/05_config.ipynb #d26f6f60
 @dataclass
