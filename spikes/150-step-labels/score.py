@@ -1,7 +1,11 @@
-"""Spike 150: what our detectors find of the steps that people labelled as wrong. Keeps steps, labels and sites, no text of a trace.
+"""Spike 150: what our detectors find of the steps that people labelled as wrong.
 
-    git clone https://github.com/microsoft/AgentRx && git -C AgentRx checkout f228165bfec60a801fd5fedd9d8ffe0f9de0c69d
-    git clone https://github.com/ag2ai/Agents_Failure_Attribution WhoWhen && git -C WhoWhen checkout f4d2b6da464a826580e59b3a0eae15ea2d642d7c
+Keeps steps, labels and sites, no text of a trace. In a folder of your own:
+
+    git clone https://github.com/microsoft/AgentRx
+    git -C AgentRx checkout f228165bfec60a801fd5fedd9d8ffe0f9de0c69d
+    git clone https://github.com/ag2ai/Agents_Failure_Attribution WhoWhen
+    git -C WhoWhen checkout f4d2b6da464a826580e59b3a0eae15ea2d642d7c
     .venv/bin/python spikes/150-step-labels/score.py AgentRx WhoWhen
 """
 import json
@@ -28,15 +32,18 @@ def read(path: Path) -> list[Trace]:
 def row(group: str, name: str, messages: int, trace: Trace | None, labels: list[dict]) -> dict:
     "What is kept of one trace; steps are positions of messages in its file, from 0."
     turns = trace.turns if trace else ()
-    sites = [{"step": turns[site.turn].source_index, "kind": site.kind} for site in find_error_sites(trace)] if trace else []
-    return {"group": group, "trace": name, "messages": messages, "read": len(turns), "actions": sum(bool(t.tool_calls) for t in turns),
-            "results": sum(t.observation or t.role == "tool" for t in turns), "labels": labels, "sites": sites}
+    found = find_error_sites(trace) if trace else []
+    sites = [{"step": turns[site.turn].source_index, "kind": site.kind} for site in found]
+    calls, results = sum(bool(t.tool_calls) for t in turns), sum(t.observation or t.role == "tool" for t in turns)
+    return {"group": group, "trace": name, "messages": messages, "read": len(turns), "actions": calls, "results": results,
+            "labels": labels, "sites": sites}
 
 
 def of_agentrx(found: dict, first: int) -> list[dict]:
     "Labels of a trajectory of AgentRx, whose steps count from `first`."
     cause = (found.get("root_cause") or {}).get("failure_id")
-    return [{"step": int(f["step_number"]) - first, "category": f["failure_category"], "root": f["failure_id"] == cause} for f in found["failures"]]
+    return [{"step": int(f["step_number"]) - first, "category": f["failure_category"], "root": f["failure_id"] == cause}
+            for f in found["failures"]]
 
 
 def retail(folder: Path) -> list[dict]:
@@ -57,7 +64,8 @@ def magentic(folder: Path) -> list[dict]:
     for found in json.loads((folder / "data/ground_truth/magentic_one_ground_truth.json").read_bytes()):
         file = folder / "data/magentic_dataset" / f"{found['trajectory_id']}.json"
         if file.exists():
-            kept.append(row("magentic", file.stem, len(json.loads(file.read_bytes())), next(iter(read(file)), None), of_agentrx(found, 1)))
+            messages = len(json.loads(file.read_bytes()))
+            kept.append(row("magentic", file.stem, messages, next(iter(read(file)), None), of_agentrx(found, 1)))
     return kept
 
 
@@ -74,7 +82,8 @@ def who_and_when(folder: Path, part: str) -> list[dict]:
 def main() -> None:
     logging.disable(logging.WARNING)
     agentrx, whowhen = map(Path, sys.argv[1:])
-    rows = retail(agentrx) + magentic(agentrx) + who_and_when(whowhen, "Algorithm-Generated") + who_and_when(whowhen, "Hand-Crafted")
+    rows = retail(agentrx) + magentic(agentrx)
+    rows += who_and_when(whowhen, "Algorithm-Generated") + who_and_when(whowhen, "Hand-Crafted")
     write_jsonl(HERE / "rows.jsonl", rows)
     print(f"{len(rows)} traces")
 
