@@ -34,6 +34,9 @@ from .recipe_file import RecipeProblem
 from ..rollout.policies import TransformersPolicy
 from ..rollout.sampling import Sampling
 from ..training.guard import content_hash
+from ..traces.error_sites import FindSites, SiteFinder, find_error_sites
+from ..traces.formats.base import Format, formats_of
+from ..traces.habits import detectors_of
 from ..traces.read import own_ids, read_traces, trace_files
 from ..traces.siblings import SiblingIndex
 
@@ -55,10 +58,11 @@ def trace_paths(
 def recorded_traces(
     names: Sequence[str],  # as `trace_paths` takes them
     held_out: Sequence[dict] = (),  # rows whose tasks' traces are left out
+    formats: Sequence[Format] = (),  # of one's own, as for `read_traces`
 ) -> list[Trace]:
     "Read the traces of these files, one for each context, each with a unique id. Raises `InputProblem` if there is none."
     own_id = own_ids()
-    read = [own_id(trace) for name in names for path in trace_paths(name) for trace in read_traces(path)]
+    read = [own_id(trace) for name in names for path in trace_paths(name) for trace in read_traces(path, formats=formats)]
     kept = without_held_out(read, held_out)
     if not kept:
         raise RecipeProblem(f"traces: {len(read)} traces were read, and {len(read) - len(kept)} of them are of held-out tasks; name others.")
@@ -101,16 +105,17 @@ class Sources:
     pairs: tuple[TraceExample, ...]  # used only for their pairs
     hints: HintGenerator | None  # None: channel 2 is off
     of_rollouts: tuple[str, ...]  # kinds of pairs made from a step's own rollouts: group, recovery
+    find_sites: FindSites = find_error_sites  # with the recipe's detectors and blame
 
 
-def _pairs_of(name):
+def _pairs_of(name, formats, find_sites):
     "Return traces with the pairs of one file, or of the shipped traces. Raises `RecipeProblem` if there is none."
     path = toy_path() if name == EMBEDDED else Path(name)
     with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
         if f'"{SCHEMA}"'.encode() in file.readline():
             return pairs_as_traces(read_pairs(path))
-    traces = list(read_traces(path))
-    examples = [TraceExample(t, pairs=tuple(p)) for t, p in zip(traces, free_pairs(traces, ["siblings"])) if p]
+    traces = list(read_traces(path, formats=formats))
+    examples = [TraceExample(t, pairs=tuple(p)) for t, p in zip(traces, free_pairs(traces, ["siblings"], find_sites)) if p]
     if not examples:
         raise RecipeProblem(f"replay_pairs: none of the {len(traces)} traces in {path} has a sibling that did better in the same "
                             "state; name a file with several attempts at each task.")
@@ -124,14 +129,15 @@ def recipe_sources(
     "Load the recorded traces, pairs and hint layers of a recipe. Raises `ValueError` if a file is absent or has nothing to learn from."
     a, c = recipe.arguments, recipe.config
     names = (a.replay_pairs or []) if c.beta_replay else []
-    traces = recorded_traces(a.traces, held_out) if a.traces else []
-    free = free_pairs(traces, [name for name in names if name in FREE_PAIRS])
+    formats, find = formats_of(a.formats or ()), SiteFinder(detectors_of(a.detectors or ()), a.blame)
+    traces = recorded_traces(a.traces, held_out, formats) if a.traces else []
+    free = free_pairs(traces, [name for name in names if name in FREE_PAIRS], find)
     recorded = tuple(TraceExample(trace, pairs=tuple(pairs)) for trace, pairs in zip(traces, free))
     files = [name for name in names if name not in FREE_PAIRS and name != "group"]
-    more = [example for name in files for example in _pairs_of(name)]
+    more = [example for name in files for example in _pairs_of(name, formats, find)]
     kept = {id(t) for t in without_held_out([e.trace for e in more], held_out)}
     own = tuple(name for name in names if name in ("group", "recovery")) if a.task is not None else ()
-    return Sources(recorded, tuple(e for e in more if id(e.trace) in kept), recipe_hints(recipe, SiblingIndex(traces)) if c.alpha_sdpo else None, own)
+    return Sources(recorded, tuple(e for e in more if id(e.trace) in kept), recipe_hints(recipe, SiblingIndex(traces, find)) if c.alpha_sdpo else None, own, find)
 
 # %% ../../nbs/recipes/08_sources.ipynb #c5ab069d
 HINT_TOKENS = 64  # most tokens of a written hint; longer ones are cut

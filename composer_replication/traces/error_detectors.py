@@ -52,9 +52,12 @@ def register_detector(
     return detector
 
 
-def detectors_for(format: str) -> list[Detector]:
-    "Return the detectors for a format in the order in which they are asked: its own, then those for all formats."
-    return [*DETECTORS.get(format, ()), *DETECTORS.get("*", ())]
+def detectors_for(
+    format: str,
+    others: Sequence[Detector] = (),  # the last first
+) -> list[Detector]:
+    "Return the detectors for a format in the order in which they are asked: its own, these others, then those for all formats."
+    return [*DETECTORS.get(format, ()), *reversed(others), *DETECTORS.get("*", ())]
 
 
 def first_opinion(

@@ -189,7 +189,7 @@ class RolloutTrainer(StepTrainer):
             some = pairs.get(trace.trace_id, ()) if kept else ()
             for number, part in enumerate(trace.parts()):
                 sampled = segment_ids(part, self.rollouts[row].more[number - 1], self.setup.chat) if number else (ids, mask)
-                targets = target_turns(part, args.target_turns, args.seed) if learn else {}
+                targets = target_turns(part, args.target_turns, args.seed, self.setup.find_sites) if learn else {}
                 hints = target_hints(part, targets if kept else {}, source)
                 tree = build_tree(part, self.setup.chat, hints, () if number else some, args.hint_placement, sampled=sampled)
                 tree, cut = within_positions(tree, self.student.config)

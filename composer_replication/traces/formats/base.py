@@ -4,23 +4,24 @@
 
 # %% auto #0
 __all__ = ['FORMATS', 'UNREADABLE', 'TEXT', 'FLAG', 'CHATS', 'COLUMNS', 'TEXTS', 'ROLES', 'WORDS', 'RESULTS', 'CALLS', 'THOUGHTS',
-           'ANSWER', 'PROGRAM', 'Format', 'register_format', 'checked', 'opened', 'filled', 'null_filled', 'recognise',
-           'read_record', 'UnknownTurn', 'of_known_roles', 'attempt', 'block_text', 'text_of', 'as_list', 'as_text',
-           'as_reward', 'tool_of', 'tools_of', 'new_trace', 'role_of', 'plain_message', 'flag_of', 'result_content',
-           'tool_turn', 'named_call', 'chat_calls', 'reasoning_of', 'message_turns', 'results_in_text',
-           'with_calls_in_text', 'chat_turns', 'without_nulls', 'is_messages', 'messages_of', 'is_chat', 'gold_text',
-           'with_tools']
+           'ANSWER', 'PROGRAM', 'Format', 'register_format', 'formats_of', 'checked', 'opened', 'filled', 'null_filled',
+           'recognise', 'read_record', 'UnknownTurn', 'of_known_roles', 'attempt', 'block_text', 'text_of', 'as_list',
+           'as_text', 'as_reward', 'tool_of', 'tools_of', 'new_trace', 'role_of', 'plain_message', 'flag_of',
+           'result_content', 'tool_turn', 'named_call', 'chat_calls', 'reasoning_of', 'message_turns',
+           'results_in_text', 'with_calls_in_text', 'chat_turns', 'without_nulls', 'is_messages', 'messages_of',
+           'is_chat', 'gold_text', 'with_tools']
 
 # %% ../../../nbs/traces/formats/00_base.ipynb #3029e8dc
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 
 from ...core.files import json_bytes, json_value
+from ...core.named import imported
 from ...core.trace import ToolCall, Trace, TraceProblem, Turn
 from ..calls_in_text import calls_in_text, object_call, value_of
 
@@ -52,6 +53,13 @@ def register_format(
         FORMATS.insert(len(FORMATS) if last else 0, Format(name, matches, read, unpack, lines, last))
         return read
     return registered
+
+
+def formats_of(
+    names: Iterable[str],  # "package.module:name" of a `Format`; modules of the current folder are found too
+) -> tuple[Format, ...]:
+    "Return the formats of these names, for `read_traces`. Raises `InputProblem`."
+    return tuple(imported(name, "format", lambda found: isinstance(found, Format)) for name in names)
 
 # %% ../../../nbs/traces/formats/00_base.ipynb #3aa34093
 UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError)
@@ -110,7 +118,10 @@ def null_filled(rows: Sequence[Any]) -> bool:
     return len(rows) > 1 and all(isinstance(row, dict) and row.keys() == rows[0].keys() and None in row.values() for row in rows)
 
 # %% ../../../nbs/traces/formats/00_base.ipynb #4250be17
-def recognise(record: Any) -> Format | None:
+def recognise(
+    record: Any,
+    own: Sequence[Format] = (),  # asked before the registered ones
+) -> Format | None:
     "Return the first format that matches a record, or None."
     record = opened(record)
 
@@ -119,17 +130,18 @@ def recognise(record: Any) -> Format | None:
             return format.matches(record)
         except UNREADABLE:  # a format that fails on a damaged record does not match
             return False
-    return next((f for f in FORMATS if matches(f)), None) if isinstance(record, dict) else None
+    return next((f for f in (*own, *FORMATS) if matches(f)), None) if isinstance(record, dict) else None
 
 
 def read_record(
     record: Any,  # one parsed JSON value
     trace_id: str = "trace",  # its id, if the record has none
     on_problem: Callable[[TraceProblem], None] = lambda problem: None,  # called with each role that is unknown
+    own: Sequence[Format] = (),  # asked before the registered ones
 ) -> Trace:
     "Read one record of any registered format, without messages of unknown roles. Raises `TraceProblem` if no format matches or the record is damaged."
     record = opened(record)
-    format = recognise(record)
+    format = recognise(record, own)
     if format is None or format.lines:
         keys = f"keys {', '.join(map(str, list(record)[:6]))}" if isinstance(record, dict) else f"a {type(record).__name__}"
         raise TraceProblem(f"this record is of no known trace format ({keys})", "pass agent traces, or register a format")
