@@ -11,8 +11,16 @@ from dataclasses import dataclass
 
 from transformers import PretrainedConfig
 
-from composer_replication.recipes.memory_estimate import BYTES, MemoryEstimate, _widths
+from composer_replication.recipes.memory_estimate import MemoryEstimate
 from composer_replication.recipes.recipe import Recipe
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}
+
+
+def _widths(recipe):
+    "Bytes of a weight as stored, of a trained weight, and of a weight in computation."
+    size = BYTES[recipe.model.dtype or "float32"]
+    return size, 4 if recipe.model.use_peft else size, 2 if recipe.config.bf16 or recipe.config.fp16 else size
 
 
 @dataclass(frozen=True)
