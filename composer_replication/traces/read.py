@@ -32,7 +32,7 @@ import orjson
 
 from ..core.files import read_json
 from .error_detectors import pair
-from .formats.base import FORMATS, ROLES, UNREADABLE, Format, chat_turns, filled, read_record, recognise, role_of
+from .formats.base import ROLES, UNREADABLE, Format, chat_turns, filled, known_formats, read_record, recognise, role_of
 from ..core.trace import Trace, TraceProblem
 
 # %% ../../nbs/traces/02_read.ipynb #be74a0ac
@@ -308,7 +308,7 @@ def records(
     own: Sequence[Format] = (),  # of the caller's own, beside the registered ones
 ) -> list:
     "Yield the records in one JSON value, also those in envelopes and in objects by id."
-    for format in (*own, *FORMATS):
+    for format in known_formats(own):
         try:
             rows = format.unpack(value) if format.unpack else None
         except UNREADABLE:  # a format that fails on a damaged value does not match

@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['FORMATS', 'UNREADABLE', 'TEXT', 'FLAG', 'CHATS', 'COLUMNS', 'TEXTS', 'ROLES', 'WORDS', 'RESULTS', 'CALLS', 'THOUGHTS',
-           'ANSWER', 'PROGRAM', 'Format', 'register_format', 'formats_of', 'checked', 'opened', 'filled', 'null_filled',
-           'recognise', 'read_record', 'UnknownTurn', 'of_known_roles', 'attempt', 'block_text', 'text_of', 'as_list',
-           'as_text', 'as_reward', 'tool_of', 'tools_of', 'new_trace', 'role_of', 'plain_message', 'flag_of',
-           'result_content', 'responded', 'unwrapped', 'tool_turn', 'named_call', 'chat_calls', 'reasoning_of',
-           'message_turns', 'results_in_text', 'with_calls_in_text', 'chat_turns', 'without_nulls', 'is_messages',
-           'messages_of', 'is_chat', 'gold_text', 'with_tools']
+           'ANSWER', 'PROGRAM', 'Format', 'register_format', 'known_formats', 'formats_of', 'checked', 'opened',
+           'filled', 'null_filled', 'recognise', 'read_record', 'UnknownTurn', 'of_known_roles', 'attempt',
+           'block_text', 'text_of', 'as_list', 'as_text', 'as_reward', 'tool_of', 'tools_of', 'new_trace', 'role_of',
+           'plain_message', 'flag_of', 'result_content', 'responded', 'unwrapped', 'tool_turn', 'named_call',
+           'chat_calls', 'reasoning_of', 'message_turns', 'results_in_text', 'with_calls_in_text', 'chat_turns',
+           'without_nulls', 'is_messages', 'messages_of', 'is_chat', 'gold_text', 'with_tools']
 
 # %% ../../../nbs/traces/formats/00_base.ipynb #3029e8dc
 import re
@@ -22,6 +22,7 @@ import orjson
 
 from ...core.files import json_bytes, json_value
 from ...core.named import imported
+from ...core.plugins import plugin, plugin_names
 from ...core.trace import ToolCall, Trace, TraceProblem, Turn
 from ..calls_in_text import calls_in_text, object_call, value_of
 
@@ -53,6 +54,16 @@ def register_format(
         FORMATS.insert(len(FORMATS) if last else 0, Format(name, matches, read, unpack, lines, last))
         return read
     return registered
+
+
+def known_formats(
+    own: Sequence[Format] = (),  # asked before the registered ones
+) -> list[Format]:
+    "Return all formats in the order in which they are asked: these, the registered ones, contributions', and those without a mark of their own."
+    contributed = plugin_names("format")
+    for name in contributed:
+        plugin("format", name)
+    return [*own, *sorted(FORMATS, key=lambda format: (format.last, format.name in contributed))]
 
 
 def formats_of(
@@ -130,7 +141,7 @@ def recognise(
             return format.matches(record)
         except UNREADABLE:  # a format that fails on a damaged record does not match
             return False
-    return next((f for f in (*own, *FORMATS) if matches(f)), None) if isinstance(record, dict) else None
+    return next((f for f in known_formats(own) if matches(f)), None) if isinstance(record, dict) else None
 
 
 def read_record(
