@@ -23,6 +23,7 @@ import torch
 
 from ..core.trace import Segment, Trace, Turn
 from .decode import TokenBatch
+from .grammar import Grammars
 from .policies import MessagePolicy, TokenPolicy, seed_of
 from .protocols import Answered, Asked, Refused, bad
 from .sampling import SampleRequest, Sample, Sampling
@@ -118,6 +119,7 @@ class _Context:
     ids: list[int]  # of the completion
     mask: list[int]
     logprobs: list[float]
+    forced: list[int]
     busy: bool = False  # a request that continues it is being answered
 
 
@@ -202,14 +204,14 @@ class RecordedEpisode:
         "End the episode, and return its rollout. Raises `AlignmentError` where the tree of a segment holds other ids than were sampled."
         self.end(ending, problem)
         trace = self.trace(recorder.policy.name, reward)
-        rows = [SegmentTokens(c.prompt_ids, tuple(c.ids), tuple(c.mask), tuple(c.logprobs)) for c in self.contexts]
+        rows = [SegmentTokens(c.prompt_ids, tuple(c.ids), tuple(c.mask), tuple(c.logprobs), tuple(c.forced)) for c in self.contexts]
         first, *more = rows or [SegmentTokens((), (), (), ())]
         for part, row in zip(trace.parts(), rows if recorder.tokens else ()):
             if build_tree(part, recorder.policy.chat).ids != (*row.prompt_ids, *row.completion_ids):
                 raise AlignmentError(f"trace {part.trace_id!r}: the tree of the finished trace holds other ids than its rollout; use another chat "
                                      "template.")
         return Rollout(trace, first.prompt_ids, first.completion_ids, first.completion_mask, first.logprobs, self.ending, reward,
-                       {"generate": self.seconds, "tools": max(seconds - self.seconds, 0.0)}, self.problem, tuple(more))
+                       {"generate": self.seconds, "tools": max(seconds - self.seconds, 0.0)}, self.problem, tuple(more), forced=first.forced)
 
 # %% ../../nbs/rollout/10_record.ipynb #bcef79ff
 _MARKS, _MARKUP = re.compile(r"[<\[{`|]"), 64  # what markup of calls and thoughts begins with, and the most characters that it has
@@ -265,7 +267,7 @@ class Recorder:
     ):
         self.policy, self.seed, self.max_tokens, self.sampling, self.fixed = policy, seed, max_tokens, sampling or Sampling(), fixed
         self.tokens = not isinstance(policy, MessagePolicy)
-        self.readers, self.open, self.together = {}, ExitStack(), together
+        self.readers, self.open, self.together, self.grammars = {}, ExitStack(), together, Grammars(policy)
         self.positions = min(getattr(policy, "positions", math.inf), math.inf if positions is None else positions)
         try:
             self.whole = self.tokens and not reads_near(policy.chat)
@@ -307,9 +309,10 @@ class Recorder:
         name = f"{self.seed}/{episode.trace_id}/{number}" if asked.seed is None or self.fixed else f"asked/{asked.seed}"
         limit = min(self.max_tokens, asked.max_tokens or self.max_tokens)
         try:
+            grammar = self.grammars.of(asked)
             if self.tokens:
                 pending.question = self._question(pending, sampling, limit, name)
-                pending.question.heard = heard
+                pending.question.heard, pending.question.grammar = heard, grammar
                 pending.answer = self.engine.ask(pending.question)
             else:
                 pending.answer = self.engine.submit(self.policy.reply, pending.trace, sampling, limit, seed_of(name))
@@ -392,7 +395,7 @@ class Recorder:
             return reader.read(sample.ids[:n], stops, pending.ids, plain, asked.tools)
 
         def shortened(n):
-            return Sample(sample.ids[:n], sample.logprobs[:n], sample.cut and n == len(sample.ids))
+            return Sample(sample.ids[:n], sample.logprobs[:n], sample.cut and n == len(sample.ids), tuple(i for i in sample.forced if i < n))
 
         def stop_in(n):
             text = reader.text(sample.ids[:n], stops)
@@ -413,6 +416,8 @@ class Recorder:
     def finish(self, pending: Pending, result: Any) -> Answered:
         "Add what was sampled to the episode. Raises `Refused` where the episode has ended meanwhile."
         asked, episode = pending.asked, pending.episode
+        if self.tokens and pending.question.grammar is not None:
+            pending.question.grammar.check()
         if self.tokens:
             sample, parsed, stop = self._read(pending, result)
             used = len(sample.ids)
@@ -456,13 +461,14 @@ class Recorder:
         episode.turns += [replace(t, source_index=at + i, observation=t.role == "tool") for i, t in enumerate(new)]
         positions = list(range(at, at + len(new)))
         if context is None:
-            context = _Context(pending.asked.tools, [*pending.prefix, *positions], [], pending.new, [], [], [])
+            context = _Context(pending.asked.tools, [*pending.prefix, *positions], [], pending.new, [], [], [], [])
             episode.contexts.append(context)
             shown = ()
         else:
             context.positions += positions
             context.busy, shown = False, pending.new
         context.sampled.append(positions[-1])
+        context.forced += [len(context.ids) + len(shown) + i for i in sample.forced]
         context.ids += [*shown, *sample.ids]
         context.mask += [0] * len(shown) + [1] * len(sample.ids)
         context.logprobs += [0.0] * len(shown) + [*sample.logprobs]
