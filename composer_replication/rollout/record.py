@@ -16,10 +16,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from tokenizers.decoders import DecodeStream
 
 from ..core.trace import Segment, Trace, Turn
 from .decode import TokenBatch
@@ -217,6 +218,22 @@ class RecordedEpisode:
 _MARKS, _MARKUP = re.compile(r"[<\[{`|]"), 64  # what markup of calls and thoughts begins with, and the most characters that it has
 
 
+_AGAIN = 9 / 8  # growth after which a turn with markup is read again as a whole: all readings together cost a multiple of the turn
+
+
+@dataclass(eq=False)
+class _Told:
+    "What is known of a turn that is being sampled."
+
+    stream: DecodeStream | None = None  # decodes each id once
+    seen: int = 0  # ids that it has taken
+    read_at: int = 0  # ids at the last reading of the whole
+    parts: tuple[str, str] = ("", "")  # reasoning and text that were sure then
+    open: int | None = None  # which of them goes on; None: that is not known
+    text: str = ""  # what goes on, with what was decoded since
+    near: str = ""  # the last characters that were read, and what was decoded since
+
+
 @dataclass(eq=False)
 class Pending:
     "A request whose turn is being sampled."
@@ -231,6 +248,7 @@ class Pending:
     answer: Future  # of a `Sample`, or of what `MessagePolicy.reply` gives
     question: SampleRequest | None
     start: float  # `time.monotonic`
+    told: _Told = field(default_factory=_Told)
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -371,21 +389,46 @@ class Recorder:
         pending: Pending,
         ids: Sequence[int],  # sampled so far
     ) -> tuple[str, str]:  # reasoning and text
-        "Return the beginning of a turn that is being sampled: what no later id changes, such as one that opens a call."
-        asked, reader = pending.asked, self.reader(pending.asked)
-        held = max((len(stop) for stop in asked.stops), default=1) - 1
-        if any(stop in reader.text(tuple(ids), self.policy.stops) for stop in asked.stops):
-            return "", ""  # the rest comes with the whole turn
+        """Return the beginning of a turn that is being sampled: what no later id changes, such as one that opens a call.
+
+        Text without markup grows by what each id adds; a turn with markup is read again as a whole where it has grown by an eighth."""
+        asked, told, held = pending.asked, pending.told, max((len(stop) for stop in pending.asked.stops), default=1) - 1
 
         def sure(text):
             text = text[:len(text) - held]
             mark = _MARKS.search(text, max(len(text) - _MARKUP, 0))
             return (text[:mark.start()] if mark else text).rstrip("\ufffd \t\r\n")
 
-        read = reader.read(tuple(ids), self.policy.stops, pending.ids, not asked.may_call, asked.tools)
-        if read.calls or read.content:  # then the reasoning is complete
-            return read.thinking or "", read.content if read.calls else sure(read.content)
-        return sure(read.thinking or ""), ""
+        new = self._decoded(told, ids)
+        if new is not None and told.open is not None:
+            told.text, told.near = told.text + new, told.near + new
+            if not _MARKS.search(told.near) and not any(stop in told.near for stop in asked.stops):
+                told.near = told.near[-max(_MARKUP, held):]
+                return tuple(sure(told.text) if i == told.open else part for i, part in enumerate(told.parts))
+        if len(ids) >= told.read_at * _AGAIN:
+            told.read_at, text = len(ids), self.reader(asked).text(tuple(ids), self.policy.stops)
+            if any(stop in text for stop in asked.stops):
+                told.parts, told.open = ("", ""), None  # the rest comes with the whole turn
+                return told.parts
+            read = self.reader(asked).read(tuple(ids), self.policy.stops, pending.ids, not asked.may_call, asked.tools)
+            told.open = None if read.calls else 1 if read.content else 0 if read.thinking else None
+            now = [read.thinking or "", read.content]
+            at = text.rfind(now[told.open]) if told.open is not None else -1
+            if told.open is not None:
+                now[told.open] = sure(now[told.open])
+            told.parts, told.text, told.near = tuple(now), text[at:], text[-max(_MARKUP, held):]
+            told.open = told.open if at >= 0 else None
+        return told.parts
+
+    def _decoded(self, told, ids):
+        "Return the text that ids add to those decoded before; None where the tokenizer cannot decode them one by one."
+        tokenizer = getattr(self.policy.chat.tokenizer, "backend_tokenizer", None)
+        if tokenizer is None:
+            return None
+        told.stream = told.stream or DecodeStream(skip_special_tokens=False)
+        new = [told.stream.step(tokenizer, i) or "" for i in ids[told.seen:] if i not in self.policy.stops]
+        told.seen = len(ids)
+        return "".join(new)
 
     def _read(self, pending, sample):
         "Return the sample without what is dropped, the parsed turn, and the stop text that ended it."
