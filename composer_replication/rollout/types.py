@@ -25,7 +25,7 @@ class Ending(StrEnum):
     TURNS = "turns"  # as many turns as allowed
     TOKENS = "tokens"  # a turn was cut off, or what came next did not fit
     LIMIT = "limit"  # an external agent spent its time, memory or processes; its result is scored
-    TIMEOUT = "timeout"  # a tool gave no answer in time; its environment may still be running, so nothing is scored
+    TIMEOUT = "timeout"  # a step gave no answer in time, and its environment may still be running: a call earns 0, all else is not scored
     STOPPED = "stopped"  # the caller asked to stop
     ERROR = "error"  # the environment, the endpoint or the chat template failed; not scored
 

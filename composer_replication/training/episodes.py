@@ -53,7 +53,7 @@ class Generation:
         return [f"{self.name}-{self.first + i}" for i in range(len(self.rows))]
 
 
-UNSCORED = (Ending.ERROR, Ending.TIMEOUT)  # endings that show nothing about the policy
+UNSCORED = (Ending.ERROR, Ending.TIMEOUT)  # endings that show nothing about the policy where they have no reward
 CUT_OFF = (Ending.TOKENS, Ending.TURNS, Ending.LIMIT)  # a budget was spent before the policy ended the episode
 
 
