@@ -90,7 +90,7 @@ def checked(trace: Trace) -> Trace:
                 and all(type(v) in TEXT for v in (t.thinking, t.tool_call_id, t.name, t.fail_reason))
                 and all(type(c.name) is str and type(c.arguments) in (dict, str) and type(c.id) in TEXT for c in t.tool_calls)
                 and all(type(v) is int and v >= 0 for v in t.token_ids or ()) and all(type(v) in (int, float) for v in t.logprobs or ())
-                and (t.logprobs is None or len(t.logprobs) == len(t.token_ids or ()))):
+                and (t.logprobs is None or len(t.logprobs) == len(t.token_ids or ())) and all(type(v) is int and v >= 0 for v in t.forced)):
             raise TypeError(f"a field of message {t.source_index} is of the wrong type")
     return trace
 
