@@ -31,7 +31,7 @@ from ..core.errors import InputProblem
 def world_of(
     task: str,  # as `core.environment.factory_of`
     tasks: Path | None,  # file of tasks; of deletion also a shipped repository
-) -> tuple[Callable[[], Any], dict[str, Mapping]]:  # makes an environment; task id -> arguments of `reset`, where a file gives them
+) -> tuple[Callable[[], Any], Callable[[Any], Mapping]]:  # makes an environment; a trace's arguments of its `reset`
     "Return how the state of a task is brought back. Raises `InputProblem`."
     from composer_replication.core.environment import load, task_rows
     if task == "deletion":
@@ -40,9 +40,10 @@ def world_of(
         if tasks is None:
             raise InputProblem("task deletion needs its tasks", "name their file with --tasks, or a shipped repository such as larder")
         read = list(read_tasks(find_tasks(str(tasks))))
-        return lambda: load("deletion", tasks=read), {}
+        return lambda: load("deletion", tasks=read), lambda trace: {"task_id": trace.task_id}
     load(task).close()  # raises for an unknown name before anything is read
-    return lambda: load(task), {} if tasks is None else {row["task_id"]: row for row in task_rows(tasks)}
+    rows = {} if tasks is None else {row["task_id"]: row for row in task_rows(tasks)}
+    return lambda: load(task), lambda trace: rows.get(trace.task_id, {"task_id": trace.task_id})
 
 # %% ../../nbs/cli/18_try.ipynb #c91db78b
 def branch_key(
@@ -130,6 +131,10 @@ def hints_try(
     task: Annotated[str | None, typer.Option(autocompletion=offer(task_names), help="Where the traces were played: toy, sql, deletion, or "
                                              "package.module:factory; without files: toy.")] = None,
     tasks: Annotated[Path | None, typer.Option(help="File of the tasks, as `eval` takes it; of deletion also a shipped repository.")] = None,
+    workspace: Annotated[Path | None, typer.Option(help="Instead of a task: the folder that the traces' shell commands worked in (mini-swe-agent's), as "
+                                                   "it was before; copied into a sandbox without a network.")] = None,
+    root: Annotated[str | None, typer.Option(help="With --workspace: where the folder lay when the traces were recorded, such as /testbed; else its "
+                                             "own path.")] = None,
     arms: Annotated[str, typer.Option(help="What the branches read: none, the turn's own hint, another turn's (other), a sentence about the weather "
                                       "(filler); separated by commas.")] = "none,own,other,filler",
     times: Annotated[int, typer.Option(min=1, help="Branches of each arm.")] = 4,
@@ -166,6 +171,8 @@ def hints_try(
 
     `composer-rl hints try runs/*.jsonl.gz --task sql --model out/my-run/final --to end --pairs pairs.jsonl`
 
+    `composer-rl hints try runs.traj.json --workspace my-project --root /testbed --model my-model@http://127.0.0.1:8000/v1`
+
     `composer-rl hints try runs --task deletion --tasks larder --model my-model@http://127.0.0.1:8000/v1 --arms none,own --times 2`
     """
     from composer_replication.core.environment import factory_of, offer_of
@@ -176,9 +183,13 @@ def hints_try(
     chosen = list(dict.fromkeys(arm.strip() for arm in arms.split(",") if arm.strip()))
     if unknown := [arm for arm in chosen if arm not in ARMS]:
         raise InputProblem(f"--arms: there is no arm {unknown[0]!r}", f"use {', '.join(ARMS)}")
-    task = task or ("toy" if not files else None)
-    if task is None:
-        raise InputProblem("nothing says where these traces were played", "name it with --task, such as toy, sql or deletion")
+    task = task or ("toy" if not files and workspace is None else None)
+    if workspace and (task or tasks or unsafe_local):
+        raise InputProblem("--workspace is a folder of your own, and its commands run in a sandbox alone", "leave --task, --tasks and --unsafe-local out")
+    if workspace and to == "end":
+        raise InputProblem("nothing scores a folder of your own", "leave --to end out")
+    if task is None and workspace is None:
+        raise InputProblem("nothing says where these traces were played", "name it with --task, such as toy, sql or deletion, or your folder with --workspace")
     files, model = given(files, twice=True), model or "embedded"
     for path, option in ((pairs, "--pairs"), (episodes, "--episodes")):
         check_output(path, option)
@@ -186,21 +197,25 @@ def hints_try(
     if episodes and to == "action":
         raise InputProblem("--episodes needs episodes that were played to their ends", "add --to end")
     kind = UNSAFE if unsafe_local else "auto"
-    if refused := task_problem(offer_of(factory_of(task)).runs_code, kind=kind):
+    if refused := task_problem(bool(workspace) or offer_of(factory_of(task)).runs_code, agent=bool(workspace), kind=kind):
         raise refused
-    factory, rows = world_of(task, tasks)
-    settings = {"model": model, "files": [file.name for file in files], "task": task, "arms": chosen, "times": times, "to": to, "sites": sites,
+    if workspace:
+        from composer_replication.envs.shell import ShellEnv
+        factory, row = lambda: ShellEnv(workspace, root), lambda trace: {"task_id": trace.task_id}
+    else:
+        factory, row = world_of(task, tasks)
+    settings = {"model": model, "files": [file.name for file in files], "task": task or f"{workspace.resolve()}", "arms": chosen, "times": times, "to": to, "sites": sites,
                 "temperature": temperature, "max_turns": turns if to == "end" else 1, "max_tokens": tokens, "max_turn_tokens": turn_tokens, "seed": seed}
     settings |= {"hints": hints} if hints else {}
     output.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         stack.enter_context(sandbox_choice(kind))
-        done = _tried(files, strict, tools, hints, factory, rows, chosen, settings, output / "branches.jsonl", lambda: open_policy(
+        done = _tried(files, strict, tools, hints, factory, row, chosen, settings, output / "branches.jsonl", lambda: open_policy(
             model, stack, chat_template, price, key_env, ledger or output / "replies.ledger", budget_usd, turn_tokens))
     _report(*done, files, settings, output, pairs, episodes, as_json)
 
 # %% ../../nbs/cli/18_try.ipynb #6e46fb42
-def _tried(files, strict, tools, hints, factory, rows, arms, settings, path, opened):
+def _tried(files, strict, tools, hints, factory, row, arms, settings, path, opened):
     "Play what is missing; return all results, the traces, what was left out, and why it stopped before the end."
     from composer_replication.experiments.fork_worth import fork_result
     from composer_replication.rollout.fork import arm_hints, checked_forks, find_forks, play_forks
@@ -208,7 +223,7 @@ def _tried(files, strict, tools, hints, factory, rows, arms, settings, path, ope
     left_out, refused, problems = Counter(), {}, Counter()
     with working("reading traces, making hints") as doing:
         traces = {trace.trace_id: trace for _, trace in stream(files, strict, tools)}
-        forks = find_forks(traces.values(), hint_layers(hints, files, strict, tools), left_out, rows)
+        forks = find_forks(traces.values(), hint_layers(hints, files, strict, tools), left_out, row)
         most, seed, times = settings["sites"], settings["seed"], settings["times"]
         if most is not None and most < len(forks):
             left_out["not drawn"] += len(forks) - most

@@ -72,14 +72,15 @@ def fork_result(
     new = [i for i in rollout.trace.sampled_turns if i >= fork.site.turn]
     if rollout.ending not in SCORED or not new:
         return None
-    sites = find_error_sites(rollout.trace)
+    trace = replace(rollout.trace, format=fork.trace.format)  # whose detectors know the answers
+    sites = find_error_sites(trace)
     failed = {site.turn for site in sites}
-    good = [bool(rollout.trace.turns[i].tool_calls) and i not in failed and i + 1 < len(rollout.trace.turns) for i in new]
+    good = [bool(trace.turns[i].tool_calls) and i not in failed and i + 1 < len(trace.turns) for i in new]
     mistake = _mistake(fork.site)
     return ForkResult(key, fork.trace.trace_id, fork.site.turn, fork.task, fork.site.kind, fork.hint.layer, fork.hint.text, played.arm,
                       played.hint, played.time, rollout.ending.value, rollout.reward, good[0],
                       any(site.turn == new[0] and _mistake(site) == mistake for site in sites),
-                      (good.index(True) if True in good else len(good)) + 1, rollout.trace)
+                      (good.index(True) if True in good else len(good)) + 1, trace)
 
 
 def _mistake(site):

@@ -141,6 +141,8 @@ def test_another_answer_or_another_tool_refuses_the_fork(fork):
     del turns[told]
     gap = replace(fork, trace=replace(fork.trace, turns=tuple(turns)), site=replace(fork.site, turn=fork.site.turn - 1))
     assert "no recorded answer" in refusal(gap)
+    spoken = [replace(t, tool_calls=()) if t.role == "assistant" else t for t in fork.trace.turns]
+    assert "answers no call that can be read" in refusal(replace(fork, trace=replace(fork.trace, turns=tuple(spoken))))
     fewer = replace(fork.trace, tools=fork.trace.tools[1:])
     assert "offers other tools" in refusal(replace(fork, trace=fewer))
     assert "split 'nowhere' is unknown" in refusal(replace(fork, row={"task_id": "nowhere-0"}))
@@ -200,7 +202,9 @@ def test_a_hook_without_a_hint_gives_no_fork(fork):
 @pytest.mark.parametrize("a, b, equal", [
     ("<object at 0x7f00deadbeef>", "<object at 0x55aa12345678>", True), ("ran 3 tests in 0.001s", "ran 3 tests in 4.2s", True),
     ("ran 3 tests in 1s", "ran 4 tests in 1s", False), ("/tmp/tmpab12/x.py: no", "/tmp/tmpzz99/x.py: no", True),
-    ("/repo/a.py: no", "/repo/b.py: no", False), ("total 12", "total 13", False), ("a\n", "a", True)])
+    ("/repo/a.py: no", "/repo/b.py: no", False), ("total 12", "total 16", True), ("a\n", "a", True),
+    ("drwxr-xr-x 2 root root 4096 May  6 2025 src", "drwxr-xr-x  9 me  me 180 Nov 29 13:40 src", True),
+    ("drwxr-xr-x 2 root root 4096 May  6 2025 src", "drwxrwxr-x 2 root root 4096 May  6 2025 src", False)])
 def test_only_what_differs_from_run_to_run_may_differ(a, b, equal):
     assert (first_difference(a, b) is None) is equal and settled(settled(a)) == settled(a)
 
