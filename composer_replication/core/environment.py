@@ -32,7 +32,8 @@ from .trace import ToolCall
 class Environment(Protocol):
     """An environment plays one task at a time; an instance is used again after another `reset`.
 
-    If it limits its own steps, it may give the limits in seconds as `call_s` and `reward_s`, see `step_limit`."""
+    If it limits its own steps, it may give the limits in seconds as `reset_s`, `call_s` and `reward_s`, see `step_limit`. A method `state`
+    may return what its calls change as a mapping of names to texts or bytes: forks compare it, see `rollout.fork`."""
 
     tools: tuple[dict, ...]  # schemas in OpenAI form; after `reset` those of the task, before it all that a task may offer
 
@@ -51,7 +52,7 @@ class Environment(Protocol):
 
 def step_limit(
     environment: Any,  # or a wrapper with the attribute `environment`
-    step: str,  # call or reward
+    step: str,  # reset, call or reward
     tool_timeout: float,  # seconds, for an environment that gives no limit
 ) -> float:  # seconds
     """Return the seconds after which a call or a reward is aborted, and the episode with it; `late_call_reward` says what it earns.
