@@ -65,8 +65,7 @@ class RecipeArguments:
                                      "for one's own, which is imported.")
     tasks: str | None = setting(None, "File of the task's rows, as `composer-rl tasks make` writes it for `deletion`; or a shipped "
                                       "repository, `larder`.")
-    split: str = setting("repository", "What held-out tasks of a file have for themselves: whole repositories (`repository`), the latest "
-                                       "time (`time`), or only what they ask for (`task`).")
+    split: str = setting("repository", "How tasks of a file are held out: by `repository`, by `time` (the latest), or by `task`.")
     data_folder: str | None = setting(None, "Folder of the task's own files; none: `tasks` in the folder that COMPOSER_DATA names.")
     train_rows: int = setting(64, "Tasks to train on, at most.")
     held_out_rows: float = setting(0, "Tasks that are never trained on; below 1 a share of a file's.")

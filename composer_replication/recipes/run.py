@@ -166,7 +166,7 @@ def make_trainer(
     a, config = recipe.arguments, recipe.config
     tasks, sources = run_data(recipe)
     tokenizer = recipe_tokenizer(recipe)
-    entries = model_shape(a.model)[0].get_text_config().vocab_size
+    entries = model_shape(a.model).get_text_config().vocab_size
     if len(tokenizer) > entries:
         raise RecipeProblem(f"the tokenizer has {len(tokenizer)} tokens and the model's vocabulary {entries}; take a tokenizer and a "
                             "model that belong together.")

@@ -133,7 +133,7 @@ def explored(
     sites, why, unread, read, asked = error_turns(trace, find_sites), "No token bars: no model was named.", {}, {}, {}
     texts = {turn: {layer: text for layer, text in layer_hints(trace, site, hints).items() if text} for turn, site in sites.items()}
     if reader:
-        from composer_replication.experiments.hint_score import unrelated_words
+        from composer_replication.rollout.fork import unrelated_words
         from composer_replication.tree.chat import TemplateProblem
         from composer_replication.tree.text import AlignmentError
         why = "No token bars: no layer has a hint here."

@@ -20,7 +20,7 @@ from ..losses.distill import TAIDScheduler
 from ..losses.divergences import (DECLARED, DIVERGENCES, SCHEDULED, SUPPORTS, Divergence, TokenDivergence, named_divergence, register_divergence,
                                   register_support, takes_k)
 from ..rollout.types import RolloutConfig
-from .kl import KL_ESTIMATORS, KL_PLACES
+from .kl import KL_ESTIMATORS
 from .teacher import KINDS
 
 # %% ../../nbs/training/05_config.ipynb #7f9e7f9a
@@ -46,8 +46,7 @@ class PolicySettings:
     loss_type: str = setting("dr_grpo", "Channel 1: the policy objective; `make_po_config` sets all that belongs to one.")
     scale_rewards: str = setting("none", "Channel 1: Dr.GRPO does not divide advantages by the group's standard deviation.")
     kl_coef: float = setting(0.0, "Weight of the KL to the start; 0 switches it off.")
-    kl_estimator: str = setting("k1", "`k1` or `k3`. Cursor's report names k1.")
-    kl_place: str = setting("reward", "`reward` or `loss`. Cursor's report does not say which.")
+    kl_estimator: str = setting("k1", "`k1` counts in the reward, as in RLHF, and `k3` in the loss, as in GRPO. Cursor's report names k1 and no place.")
     all_fail: str = setting("policy", "`distil`: groups that failed altogether train channel 2 alone, all others channel 1 alone.")
     policy_start: int = setting(0, "Channel 1, with its KL to the start, acts after this many optimizer steps; with sdpo_steps as many: "
                                    "distil first.")
@@ -75,7 +74,6 @@ class SdpoSettings:
     target_turns: str = setting("error", "`error`, `all` or `sampled` (as many turns as there are errors, at random).")
     hint_placement: str = setting("target", "The hint stands right before the `target` turn or at the `start`.")
     sdpo_steps: int | None = setting(None, "Channel 2 acts in this many first optimizer steps; None: in all.")
-    group_hints: bool = setting(False, "Ask the other rollouts of the group for a hint first: what got past the same state.")
     sdpo_gate: str = setting("none", "`failed`: rollouts that earned something are left out, and each token of the others is weighted by sigmoid(5 d), d the "
                                      "teacher's less the student's log-probability of the token.")
     log_conflict: bool = setting(False, "Log `conflict/*`: how the gradients of the policy objective and of channel 2 stand to each other at hinted turns.")
@@ -113,9 +111,9 @@ class ReplaySettings:
     "Settings of channel 3: preferences between two answers at one fork."
 
     beta_replay: float = setting(0.0, "Channel 3 (ours, not Cursor's): weight of trace-replay DPO; 0 switches it off.")
-    replay_form: str = setting("dpo", "`dpo`, `simpo`, or `prm`: the share of votes for a turn's action as that turn's reward.")
+    replay_form: str = setting("dpo", "`dpo` or `simpo`.")
     replay_dpo_beta: float | None = setting(None, "Temperature of the preference loss; None: 0.1 for dpo, 2.0 for simpo.")
-    replay_batch_size: int = setting(1, "Recorded traces in each backward pass on each device; alone, they read once what they begin with alike.")
+    replay_batch_size: int = setting(1, "Recorded traces in each backward pass on each device; in offline training a common prefix is read once.")
 
 # %% ../../nbs/training/05_config.ipynb #d26f6f60
 @dataclass
@@ -145,10 +143,10 @@ class RolloutSettings:
 
 # %% ../../nbs/training/05_config.ipynb #091f8948
 MENUS = {
-    "loss_type": LOSSES, "kl_estimator": KL_ESTIMATORS, "kl_place": KL_PLACES, "all_fail": ("policy", "distil"), "optimizer": ("muon", None),
+    "loss_type": LOSSES, "kl_estimator": KL_ESTIMATORS, "all_fail": ("policy", "distil"), "optimizer": ("muon", None),
     "sdpo_divergence": DIVERGENCES, "sdpo_support": SUPPORTS, "teacher": KINDS, "target_turns": ("error", "all", "sampled"),
     "hint_placement": ("target", "start"), "sdpo_gate": ("none", "failed"), "teacher_check": ("stop", "warn", "off"),
-    "replay_form": ("dpo", "simpo", "prm"), "rollout": ("transformers", "vllm", "trl")}
+    "replay_form": ("dpo", "simpo"), "rollout": ("transformers", "vllm", "trl")}
 POSITIVE = ("sdpo_importance_clip", "sdpo_token_clip", "teacher_ema_rate", "replay_dpo_beta", "tool_timeout")
 RANGES = {
     **dict.fromkeys(("kl_coef", "alpha_sdpo", "beta_replay", "policy_start", "sdpo_steps", "sample_every"), (0, None)),
@@ -210,14 +208,14 @@ class ComposerReplicationConfig(PolicySettings, SdpoSettings, ReplaySettings, Ro
         distils = [name for name, want in (("all_fail", self.all_fail == "distil"), ("policy_start", self.policy_start)) if want]
         alone = "all_fail='distil'" if self.all_fail == "distil" else f"policy_start={self.policy_start}"
         noise = "disable_dropout=False" if not self.disable_dropout else f"neftune_noise_alpha={self.neftune_noise_alpha}"
-        windowed = self.channels or (self.kl_coef and self.kl_place == "loss") or self.sort_by_length or self.share_prompts
+        windowed = self.channels or (self.kl_coef and self.kl_in_loss) or self.sort_by_length or self.share_prompts
         for wrong, what, remedy in (
                 (not self.disable_dropout or self.neftune_noise_alpha, f"{noise} has the loss score another policy than the one that sampled",
                  "leave it out"),
-                (self.kl_coef and self.kl_place == "reward" and (
+                (self.kl_coef and not self.kl_in_loss and (
                     self.scale_rewards != "none" or self.multi_objective_aggregation != "sum_then_normalize"),
-                 f"kl_place='reward' needs unscaled rewards, but scale_rewards={self.scale_rewards!r} and "
-                 f"multi_objective_aggregation={self.multi_objective_aggregation!r}", "set 'none' and 'sum_then_normalize', or kl_place='loss'"),
+                 f"kl_estimator='k1' counts in the reward and needs unscaled rewards, but scale_rewards={self.scale_rewards!r} and "
+                 f"multi_objective_aggregation={self.multi_objective_aggregation!r}", "set 'none' and 'sum_then_normalize', or kl_estimator='k3'"),
                 (distils and not self.alpha_sdpo, f"{' and '.join(distils)} would leave rows without any channel, since alpha_sdpo=0",
                  "set alpha_sdpo, or leave it out"),
                 (self.sdpo_steps is not None and (self.all_fail == "distil" or self.sdpo_steps < self.policy_start),
@@ -243,6 +241,11 @@ class ComposerReplicationConfig(PolicySettings, SdpoSettings, ReplaySettings, Ro
             self.vllm_mode = "server" if self.vllm_server_base_url else self.vllm_mode
         if self.rollout == "trl" and self.max_tool_calling_iterations is None:  # TRL's loop counts answers to calls, one less than turns
             self.max_tool_calling_iterations = self.max_turns - 1
+
+    @property
+    def kl_in_loss(self) -> bool:
+        "True where the KL to the start is a term of the loss; else it is taken off the reward."
+        return self.kl_estimator == "k3"
 
     @property
     def channels(self) -> bool:

@@ -237,10 +237,6 @@ def prepare(
     if config.beta_replay and pair_source is None and not with_pairs:
         raise InputProblem(f"beta_replay={config.beta_replay} and there are no pairs; pass replay_examples with recorded pairs, or "
                            "pair_source=group_pairs, or set beta_replay=0.")
-    votes = pair_source is not group_pairs and (pair_source is not None or any(p.votes for e in with_pairs for p in e.pairs))
-    if config.beta_replay and config.replay_form == "prm" and not votes:
-        raise InputProblem("replay_form='prm' takes the teachers' votes as rewards, and no pair has any (siblings do not vote); pass pairs "
-                           "that `composer-rl replay` made, or take replay_form='dpo'.")
     if hasattr(tokenizer, "config"):
         tokenizer = get_config_model_id(tokenizer.config)
     if isinstance(tokenizer, str):

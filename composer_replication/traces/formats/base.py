@@ -7,9 +7,9 @@ __all__ = ['FORMATS', 'UNREADABLE', 'TEXT', 'FLAG', 'CHATS', 'COLUMNS', 'TEXTS',
            'ANSWER', 'PROGRAM', 'Format', 'register_format', 'known_formats', 'formats_of', 'checked', 'opened',
            'filled', 'null_filled', 'recognise', 'read_record', 'UnknownTurn', 'of_known_roles', 'attempt',
            'block_text', 'text_of', 'as_list', 'as_text', 'as_reward', 'tool_of', 'tools_of', 'new_trace', 'role_of',
-           'plain_message', 'flag_of', 'result_content', 'tool_turn', 'named_call', 'chat_calls', 'reasoning_of',
-           'message_turns', 'results_in_text', 'with_calls_in_text', 'chat_turns', 'without_nulls', 'is_messages',
-           'messages_of', 'is_chat', 'gold_text', 'with_tools']
+           'plain_message', 'flag_of', 'result_content', 'responded', 'unwrapped', 'tool_turn', 'named_call',
+           'chat_calls', 'reasoning_of', 'message_turns', 'results_in_text', 'with_calls_in_text', 'chat_turns',
+           'without_nulls', 'is_messages', 'messages_of', 'is_chat', 'gold_text', 'with_tools']
 
 # %% ../../../nbs/traces/formats/00_base.ipynb #3029e8dc
 import re
@@ -90,7 +90,7 @@ def checked(trace: Trace) -> Trace:
                 and all(type(v) in TEXT for v in (t.thinking, t.tool_call_id, t.name, t.fail_reason))
                 and all(type(c.name) is str and type(c.arguments) in (dict, str) and type(c.id) in TEXT for c in t.tool_calls)
                 and all(type(v) is int and v >= 0 for v in t.token_ids or ()) and all(type(v) in (int, float) for v in t.logprobs or ())
-                and (t.logprobs is None or len(t.logprobs) == len(t.token_ids or ()))):
+                and (t.logprobs is None or len(t.logprobs) == len(t.token_ids or ())) and all(type(v) is int and v >= 0 for v in t.forced)):
             raise TypeError(f"a field of message {t.source_index} is of the wrong type")
     return trace
 
@@ -367,11 +367,29 @@ def result_content(content: Any) -> str:
 RESULTS = "content", "output", "result", "response", "value"
 
 
+def responded(held: dict) -> dict:
+    "Return the text and the error of a function response in Google's form, as `content` and `error`; empty where it has neither."
+    given = held["functionResponse"].get("response") if isinstance(held["functionResponse"], dict) else None
+    texts = {key: given[key] for key in ("error", "output") if isinstance(given.get(key), str) and given[key]} if isinstance(given, dict) else {}
+    return {"content": next(iter(texts.values())), "error": texts.get("error")} if texts else {}
+
+
+def unwrapped(result: dict) -> dict:
+    "Return a result whose content wraps function responses in Google's form, as iFlow's do, with their texts instead."
+    content = result.get("content")
+    parts = content.get("responseParts", content) if isinstance(content, dict) else None
+    found = [responded(part) for part in (parts if isinstance(parts, list) else [parts]) if isinstance(part, dict) and "functionResponse" in part]
+    if not any(found):
+        return result
+    return result | {"content": "\n".join(one["content"] for one in found if one), "error": next((one["error"] for one in found if one.get("error")), None)}
+
+
 def tool_turn(
     result: dict,  # a message in role tool, or a block that holds a result
     index: int,  # its position in the record
 ) -> Turn:
     "Return a result as a turn."
+    result = unwrapped(result)
     failed, reason = flag_of(result)
     inner = next((result[key] for key in RESULTS if result.get(key) is not None), None)
     kind = str(inner.get("type")) if isinstance(inner, dict) else ""
@@ -411,7 +429,7 @@ def chat_calls(message: dict) -> list[ToolCall]:
 def reasoning_of(message: dict) -> str:
     "Return the reasoning beside an answer, from the first of the providers' keys."
     for place in (message, message.get("additional_kwargs"), message.get("provider_specific_fields")):
-        for key in ("reasoning_content", "reasoning", "reasoning_text", "thinking", "thinking_blocks", "reasoning_details") if isinstance(place, dict) else ():
+        for key in ("reasoning_content", "reasoningContent", "reasoning", "reasoning_text", "thinking", "thinking_blocks", "reasoning_details") if isinstance(place, dict) else ():
             reasoning = place.get(key)
             if isinstance(reasoning, list):
                 texts = (b if isinstance(b, str) else next((b[k] for k in ("thinking", "text", "summary") if isinstance(b.get(k), str)), "") for b in reasoning)
@@ -433,9 +451,7 @@ def _parts(block: dict) -> list[tuple[str, Any]]:
     elif "toolResult" in block:
         done = block["toolResult"]
     elif "functionResponse" in block:  # Google
-        done, given = block["functionResponse"], block["functionResponse"].get("response")
-        texts = {key: given[key] for key in ("error", "output") if isinstance(given.get(key), str) and given[key]} if isinstance(given, dict) else {}
-        done = done | ({"content": next(iter(texts.values())), "error": texts.get("error")} if texts else {})
+        done = block["functionResponse"] | responded(block)
     elif kind == "tool" and isinstance(block.get("state"), dict):  # opencode
         state, named = block["state"], {"toolName": block.get("tool"), "id": block.get("callID")}
         call = named | {"input": state.get("input")}
