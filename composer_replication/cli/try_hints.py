@@ -19,8 +19,8 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from .console import (AsJson, ChatTemplate, ExitCode, Files, Seed, Strict, Tools, UnsafeLocal, check_output, emit, err, given,
-                                              offer, out, plainly, print_tables, printable, say, stream, threads_for, warn, working)
+from .console import (AsJson, ChatTemplate, Detectors, ExitCode, Files, Formats, Seed, Strict, Tools, TraceInput, UnsafeLocal, check_output, emit,
+                      err, given, offer, out, plainly, print_tables, printable, say, threads_for, warn, working)
 from .costs import habit
 from .eval import task_names
 from .hints import Hints, Sites, hint_layers, hints_app
@@ -157,6 +157,7 @@ def hints_try(
     seed: Seed = 0,
     strict: Strict = False,
     tools: Tools = None,
+    formats: Formats = [], detectors: Detectors = [],  # noqa: B006
     as_json: AsJson = False,
 ):
     """Try hints: bring the state at failed turns back, and play on with each hint and without.
@@ -210,20 +211,20 @@ def hints_try(
     output.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         stack.enter_context(sandbox_choice(kind))
-        done = _tried(files, strict, tools, hints, factory, row, chosen, settings, output / "branches.jsonl", lambda: open_policy(
+        done = _tried(TraceInput(files, strict, tools, formats, detectors), hints, factory, row, chosen, settings, output / "branches.jsonl", lambda: open_policy(
             model, stack, chat_template, price, key_env, ledger or output / "replies.ledger", budget_usd, turn_tokens))
     _report(*done, files, settings, output, pairs, episodes, as_json)
 
 # %% ../../nbs/cli/18_try.ipynb #6e46fb42
-def _tried(files, strict, tools, hints, factory, row, arms, settings, path, opened):
+def _tried(reading, hints, factory, row, arms, settings, path, opened):
     "Play what is missing; return all results, the traces, what was left out, and why it stopped before the end."
     from composer_replication.experiments.fork_worth import fork_result
     from composer_replication.rollout.fork import arm_hints, checked_forks, find_forks, play_forks
     from composer_replication.rollout.types import RolloutConfig
     left_out, refused, problems = Counter(), {}, Counter()
     with working("reading traces, making hints") as doing:
-        traces = {trace.trace_id: trace for _, trace in stream(files, strict, tools)}
-        forks = find_forks(traces.values(), hint_layers(hints, files, strict, tools), left_out, row)
+        traces = {trace.trace_id: trace for _, trace in reading.traces()}
+        forks = find_forks(traces.values(), hint_layers(hints, reading), left_out, row, reading.find_sites())
         most, seed, times = settings["sites"], settings["seed"], settings["times"]
         if most is not None and most < len(forks):
             left_out["not drawn"] += len(forks) - most

@@ -25,6 +25,7 @@ from .loop import run_episodes
 from .policies import MessagePolicy, TokenPolicy
 from .types import Episode, Rollout, RolloutConfig
 from ..traces.error_detectors import pair
+from ..traces.error_sites import FindSites, find_error_sites
 from ..tree.example import target_turns
 
 # %% ../../nbs/rollout/14_fork.ipynb #c7f07e55
@@ -120,11 +121,12 @@ def find_forks(
     source: HintSource,  # of the turns' own hints
     left_out: Counter[str],  # reason -> number of failed turns; updated
     row: Callable[[Trace], Mapping[str, Any]] = lambda trace: {"task_id": trace.task_id},  # returns the arguments of `reset`
+    find_sites: FindSites = find_error_sites,
 ) -> list[Fork]:
     "Return the failed turns that have a hint."
     forks = []
     for trace in traces:
-        targets = {turn: site for turn, site in target_turns(trace).items() if site.kind in ERROR_KINDS}
+        targets = {turn: site for turn, site in target_turns(trace, find_sites=find_sites).items() if site.kind in ERROR_KINDS}
         if len(trace.parts()) > 1:
             left_out["the trace has several contexts"] += len(targets)
             continue
