@@ -125,7 +125,8 @@ def test_what_cannot_be_evaluated_is_one_sentence(words, said, tmp_path, monkeyp
     assert time.process_time() - begun < 20  # no weights, no retries
 
 
-@pytest.mark.parametrize("words", [["eval", "odd", "--task", "toy", "--limit", "1"], ["hints", "score", "--model", "odd", "--sites", "2"]])
+@pytest.mark.parametrize("words", [["eval", "odd", "--task", "toy", "--limit", "1"],
+                                   ["hints", "score", "--model", "odd", "--sites", "2"]])
 def test_a_model_whose_own_scores_are_others_is_refused_before_it_is_scored(words, tmp_path, monkeypatch):
     from transformers import MptConfig, MptForCausalLM
     monkeypatch.chdir(tmp_path)
