@@ -81,7 +81,8 @@ class _Loop:
         run.environment = environment_of(self.factory() if self.factory else run.episode.environment)
         if self.factory:
             self.pending += 1
-            self.threads.start(("reset", run), [lambda: _reset(run.environment, self.rows[run.row])])
+            self.threads.start(("reset", run), [lambda: _reset(run.environment, self.rows[run.row])],
+                               limit=step_limit(run.environment, "reset", self.config.tool_timeout))
             return []
         return self.opened(run, run.episode)
 
@@ -116,7 +117,7 @@ class _Loop:
     def begin(self, run):
         "Begin a turn, or end the run where no token fits any more."
         try:
-            context = self.turns.context(run.trace)
+            context = self.turns.context(run.trace, not run.sampled)
         except ValueError as problem:
             run.end(Ending.ERROR, str(problem))
             return self.leave(run)

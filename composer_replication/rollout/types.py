@@ -46,6 +46,7 @@ class RolloutConfig:
     places: int = 64  # episodes that play at once; the next one begins where one has ended
     deterministic: bool = True  # decoding waits for calls: equal seeds give equal episodes bit for bit; False: equal up to rounding, and faster
     seed: int = 0
+    coupled: bool = False  # as `Sampling.coupled`
 
     def __post_init__(self):
         for name in ("max_turns", "max_tokens", "max_turn_tokens", "tool_workers", "places"):
@@ -59,7 +60,7 @@ class RolloutConfig:
     @property
     def sampling(self) -> Sampling:
         "The settings for drawing tokens."
-        return Sampling(self.temperature, self.top_p, self.top_k, self.min_p)
+        return Sampling(self.temperature, self.top_p, self.top_k, self.min_p, self.coupled)
 
 # %% ../../nbs/rollout/03_types.ipynb #8350166e
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ class Episode:
     environment: Any  # already reset
     task_id: str
     trace_id: str  # names its random numbers: the same name and seed give the same rollout
+    past: tuple[Turn, ...] = ()  # recorded turns after the prompt, which the policy reads and does not sample
+    numbers: str | None = None  # names its random numbers instead, where several episodes share them
 
     def __post_init__(self):
         roles = [m.get("role") for m in self.prompt]
@@ -78,9 +81,9 @@ class Episode:
                              "a tree counts every turn of the assistant as sampled, so begin with system and user messages only.")
 
     def turns(self) -> tuple[Turn, ...]:
-        "Return the prompt as turns."
-        return tuple(Turn(m["role"], valid_text(m.get("content") or ""), tool_call_id=m.get("tool_call_id"), name=m.get("name"),
-                          source_index=i) for i, m in enumerate(self.prompt))
+        "Return the prompt and the recorded turns."
+        return (*(Turn(m["role"], valid_text(m.get("content") or ""), tool_call_id=m.get("tool_call_id"), name=m.get("name"),
+                       source_index=i) for i, m in enumerate(self.prompt)), *self.past)
 
 # %% ../../nbs/rollout/03_types.ipynb #673b08e8
 @dataclass(frozen=True)

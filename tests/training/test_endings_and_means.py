@@ -70,7 +70,7 @@ class Silent(world.Files):
 
 
 @pytest.mark.parametrize("why, changes", [
-    ("timeout", {}), ("error", {"all_fail": "distil"}), ("reward", {}), ("reward", {"group_hints": True})])
+    ("timeout", {}), ("error", {"all_fail": "distil"}), ("reward", {})])
 def test_an_unscored_episode_teaches_nothing(why, changes, tmp_path, monkeypatch):
     "Every second episode: its calls, or its reward, were given up."
 
@@ -125,7 +125,7 @@ def one_group_differs(monkeypatch):
 
 
 @pytest.mark.parametrize("changes", [
-    {"kl_coef": 0.1, "kl_place": "loss"}, {}, {"alpha_sdpo": 1.0, "mask_truncated_completions": True},
+    {"kl_coef": 0.1, "kl_estimator": "k3"}, {}, {"alpha_sdpo": 1.0, "mask_truncated_completions": True},
     {"beta": 0.1, "loss_type": "cispo"}, {"importance_sampling_level": "sequence"},
     {"importance_sampling_level": "sequence", "mask_truncated_completions": True}])
 def test_means_do_not_depend_on_the_rows_of_a_pass(changes, one_group_differs, tmp_path):
@@ -162,7 +162,7 @@ def test_an_evaluation_has_one_mean_too(tmp_path):
 
 def test_a_kl_in_the_loss_waits_for_the_policy(tmp_path):
     "Before policy_start the gradient is channel 2's alone; the KL is measured all the same, and is 0 at the start."
-    shared = dict(alpha_sdpo=1.0, policy_start=2, max_steps=3, teacher="frozen", kl_place="loss", learning_rate=0.2)
+    shared = dict(alpha_sdpo=1.0, policy_start=2, max_steps=3, teacher="frozen", kl_estimator="k3", learning_rate=0.2)
     plain, with_kl = (trained(tmp_path / str(coef), world.Files, kl_coef=coef, **shared) for coef in (0.0, 5.0))
     logs = [h for h in with_kl.state.log_history if "kl/token" in h]
     assert abs(logs[0]["kl/token"]) < 1e-6 and abs(logs[2]["kl/token"]) > 1e-4
