@@ -24,7 +24,8 @@ from ..losses.channels import pair_logprobs
 from ..replay.pairs import DPOPair
 from ..traces.error_sites import find_error_sites
 from ..traces.siblings import action_key, failed_turns
-from ..tree.build import LengthLimit, Tree, build_tree
+from ..tree.build import Tree, build_tree
+from ..tree.length_limit import LengthLimit
 from ..tree.chat import ChatFormat, TemplateProblem
 from ..tree.pack import own_answer, pack_trees
 from ..tree.template import probe_template

@@ -19,7 +19,7 @@ from ..core.deadline import in_threads
 from ..core.errors import InputProblem
 from ..core.trace import Trace, Turn
 from ..replay.client import LONGEST_WAIT_S, Endpoint, chat_body, complete, read_turn, token_count
-from ..tree.build import steady_positions
+from ..tree.positions import steady_positions
 from ..tree.chat import ChatFormat
 from ..tree.template import probe_template
 from .decode import TokenBatch, open_batch
