@@ -19,7 +19,7 @@ from .eval import evaluate, export
 from .demo import demo
 from .experiments import ladder
 from .explore import explore
-from . import rules as _rules  # its command joins those of hints
+from . import rules as _rules, try_hints as _try  # their commands join those of hints
 from .hints import hints_app
 from .models import doctor, models_app
 from .replay import pairs, replay

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['logger', 'LONGEST_WAIT_S', 'MESSAGE_TOKENS', 'Endpoint', 'read_key', 'parse_teacher', 'parse_panel', 'chat_messages',
            'chat_body', 'request_text', 'request_key', 'Failure', 'read_failure', 'open_http', 'send_request',
-           'retried', 'complete', 'token_count', 'to_answer', 'is_model', 'read_turn', 'read_answer', 'turn_tokens',
-           'ReplayEstimate', 'estimate_replay', 'HttpTeacher', 'TeacherPool']
+           'retried', 'complete', 'complete_once', 'token_count', 'to_answer', 'is_model', 'read_turn', 'read_answer',
+           'turn_tokens', 'ReplayEstimate', 'estimate_replay', 'HttpTeacher', 'TeacherPool']
 
 # %% ../../nbs/replay/04_client.ipynb #d723c228
 import asyncio
@@ -378,7 +378,52 @@ def complete(
     tries: int = 3,
 ) -> dict:
     "Return the chat completion for a request. Raises `TeacherProblem` after the last try."
-    key, raw = read_key(endpoint), json.dumps(body).encode()
+    response = _answered(endpoint, json.dumps(body), timeout_s, tries)
+    if isinstance(response, Failure):
+        raise _unanswered(endpoint, response)
+    return _json_object(response)
+
+
+def complete_once(
+    endpoint: Endpoint,
+    body: dict,  # from `chat_body`
+    ledger: Ledger,
+    timeout_s: float = 120.0,  # of one attempt
+    tries: int = 3,
+) -> dict:
+    "Return the chat completion for a request as `complete` does; one that is in the ledger is not asked for again. Raises `BudgetReached` too."
+    text, begun = json.dumps(body, sort_keys=True, ensure_ascii=False).encode("utf-8", "replace").decode(), time.monotonic()
+    key = blake2b(f"{endpoint.url} {text}".encode(), digest_size=16).hexdigest()
+    most = endpoint.price.most(len(text.encode()), body["max_tokens"])
+    claim = None
+    while claim is None:
+        try:
+            claim = ledger.claim(key, text, endpoint.name, endpoint.model, most)
+        except BudgetReached:
+            if not ledger.spent().in_flight:  # else there may be room once those are settled
+                raise
+        if claim is None and time.monotonic() > begun + timeout_s:
+            raise TeacherProblem(f"another process has been asking for {timeout_s:g} s", "end it, then run again")
+        if claim is None:
+            time.sleep(0.05)
+    begun = time.monotonic()
+    if isinstance(claim, Answer):
+        return _json_object(claim.body)
+    try:
+        response = _answered(endpoint, text, timeout_s, tries)
+    except BaseException as error:  # Ctrl-C too
+        ledger.fail(claim, f"given up ({type(error).__name__})", billed=not isinstance(error, TeacherProblem))
+        raise
+    if isinstance(response, Failure):
+        ledger.fail(claim, response.problem, response.billed)
+        raise _unanswered(endpoint, response)
+    ledger.settle(claim, to_answer(endpoint, key, response, time.monotonic() - begun, most))
+    return _json_object(response)
+
+
+def _answered(endpoint, text, timeout_s, tries) -> str | Failure:
+    "Send a request until it is answered, or for the last time."
+    key, raw = read_key(endpoint), text.encode()
 
     async def run():
         async with open_http() as http:
@@ -386,10 +431,11 @@ def complete(
                                  lambda failure, number: asyncio.sleep(min(max(failure.wait_s, 0.25 * 2**number), LONGEST_WAIT_S)))
 
     with start_blocking_portal() as portal:  # an event loop in a thread, which ends with the block, also by Ctrl-C
-        response, _ = awaited(portal.start_task_soon(run))
-    if isinstance(response, Failure):
-        raise TeacherProblem(f"{endpoint.base_url} gave no answer ({response.problem})", "look at the endpoint, then run again")
-    return _json_object(response)
+        return awaited(portal.start_task_soon(run))[0]
+
+
+def _unanswered(endpoint, failure):
+    return TeacherProblem(f"{endpoint.base_url} gave no answer ({failure.problem})", "look at the endpoint, then run again")
 
 # %% ../../nbs/replay/04_client.ipynb #ff25661c
 def token_count(value: Any) -> int:

@@ -18,7 +18,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..core.deadline import in_threads
 from ..core.errors import InputProblem
 from ..core.trace import Trace, Turn
-from ..replay.client import LONGEST_WAIT_S, Endpoint, chat_body, complete, read_turn, token_count
+from ..replay.client import LONGEST_WAIT_S, Endpoint, chat_body, complete, complete_once, read_turn, token_count
+from ..replay.ledger import Ledger
 from ..tree.positions import steady_positions
 from ..tree.chat import ChatFormat
 from ..tree.template import probe_template
@@ -33,6 +34,7 @@ class TokenPolicy(Protocol):
     chat: ChatFormat
     stops: frozenset[int]  # ids that end a turn
     positions: float  # ids that a row may have
+    narrows: bool  # its batches hold turns to a grammar
 
     def batch(self, sampling: Sampling) -> Any:
         "Return a context manager that yields a `decode.TokenBatch` for new conversations."
@@ -77,6 +79,8 @@ def _dense_masks(model):
 class TransformersPolicy:
     "A causal LM in this process. `model` may be set to another one between rollouts."
 
+    narrows = True
+
     def __init__(
         self,
         model: PreTrainedModel,  # the plain causal LM, without wrappers
@@ -112,6 +116,8 @@ Generate = Callable[[list[list[int]], Sampling, list[int], list[int]], tuple[lis
 # %% ../../nbs/rollout/04_policies.ipynb #6673a7dc
 class CallablePolicy:
     "A policy that calls an engine's function."
+
+    narrows = False
 
     def __init__(
         self,
@@ -213,15 +219,18 @@ class ClientPolicy:
         endpoint: Endpoint,
         timeout_s: float = 120.0,  # of one request
         tries: int = 3,  # of one request
+        ledger: Ledger | None = None,  # of all answers, with a budget; None: nothing is kept
     ):
-        self.endpoint, self.name, self.timeout_s, self.tries = endpoint, endpoint.model, timeout_s, tries
+        self.endpoint, self.name, self.timeout_s, self.tries, self.ledger = endpoint, endpoint.model, timeout_s, tries, ledger
         self.patience = tries * (timeout_s + LONGEST_WAIT_S)
 
     def reply(self, trace: Trace, sampling: Sampling, limit: int, seed: int) -> tuple[Turn, bool, int]:
-        "Reply as a `MessagePolicy` does. Raises `TeacherProblem` where the endpoint gives no answer."
+        "Reply as a `MessagePolicy` does. Raises `TeacherProblem` where the endpoint gives no answer, and `BudgetReached`."
         settings = {"max_tokens": limit, "seed": seed, "temperature": sampling.temperature, "top_p": sampling.top_p}
         settings |= {k: v for k, v in (("top_k", sampling.top_k), ("min_p", sampling.min_p)) if v}
-        answer = complete(self.endpoint, chat_body(self.endpoint, trace.turns, trace.tools, **settings), self.timeout_s, self.tries)
+        body = chat_body(self.endpoint, trace.turns, trace.tools, **settings)
+        answer = complete_once(self.endpoint, body, self.ledger, self.timeout_s, self.tries) if self.ledger else \
+            complete(self.endpoint, body, self.timeout_s, self.tries)
         choice, usage = answer["choices"][0], answer.get("usage")
         used = token_count(usage.get("completion_tokens")) if isinstance(usage, dict) else 0
         return read_turn(choice["message"]), choice.get("finish_reason") == "length", used

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from ..core.trace import Trace, Turn
+from ..core.trace import Segment, Trace, Turn
 from .decode import TokenBatch
 from .policies import MessagePolicy, TokenPolicy, seed_of
 from .sampling import SampleRequest, Sample
@@ -21,7 +21,7 @@ from .tool_call_parser import ParsedTurn, TurnReader, named_call
 from .tool_threads import Chains, Done
 from .types import Ending, Episode, Rollout, RolloutConfig
 from ..tree.build import build_tree
-from ..tree.context import check_turn, context_ids, reads_near
+from ..tree.context import check_turn, context_ids, opening_ids, reads_near
 from ..tree.text import AlignmentError
 
 logger = logging.getLogger(__name__)
@@ -39,8 +39,11 @@ class Run:
         self.seconds = {"generate": 0.0, "tools": 0.0}
 
     def begin(self, episode: Episode, model: str, tools: Sequence[dict] = ()) -> "Run":
-        "Start with the episode's prompt."
+        "Start with the episode's prompt, and with the recorded turns that it continues."
         self.trace = Trace(episode.trace_id, episode.turns(), tuple(tools), episode.task_id, model, source="rollout")
+        self.first = len(self.trace.turns) if episode.past else 0  # turns before it were sampled elsewhere
+        self.called = sum(len(turn.tool_calls) for turn in episode.past)
+        self.trace = self.extended([])
         return self
 
     def end(self, ending: Ending, problem: str = "") -> None:
@@ -51,7 +54,9 @@ class Run:
     def extended(self, turns: list[Turn]) -> Trace:
         "Return the trace with further turns."
         at = len(self.trace.turns)
-        return replace(self.trace, turns=(*self.trace.turns, *(replace(t, source_index=at + i) for i, t in enumerate(turns))))
+        turns = (*self.trace.turns, *(replace(t, source_index=at + i) for i, t in enumerate(turns)))
+        own = tuple(i for i, turn in enumerate(turns) if turn.role == "assistant" and i >= self.first)
+        return replace(self.trace, turns=turns, segments=(Segment(tuple(range(len(turns))), own),) if self.first else ())
 
     def read(self, context: tuple[int, ...], sample: Sample) -> None:
         "Add the ids of the context and those sampled after it."
@@ -66,6 +71,11 @@ class Run:
         "Remove all after the first `size` ids of the completion."
         del self.ids[size:], self.mask[size:], self.logprobs[size:]
         self.sampled -= 1
+
+    @property
+    def number(self) -> str:
+        "Name the random numbers of its next turn."
+        return f"{self.episode.numbers or self.trace.trace_id}/{self.sampled}"
 
     def rollout(self) -> Rollout:
         return Rollout(replace(self.trace, reward=self.reward), self.prompt_ids, tuple(self.ids), tuple(self.mask),
@@ -83,7 +93,7 @@ def turn_forms(
     forms = []
     for content, thinking, kept in ((turn.content, turn.thinking, calls), ("", turn.thinking, calls),
                                     (turn.content, turn.thinking, readable), ("", None, readable)):
-        form = Turn("assistant", content, thinking, kept, token_ids=sample.ids or None, logprobs=sample.logprobs or None)
+        form = Turn("assistant", content, thinking, kept, token_ids=sample.ids or None, logprobs=sample.logprobs or None, forced=sample.forced)
         forms += [form] if form not in forms else []
     return forms
 
@@ -111,8 +121,10 @@ class TokenTurns:
         "The runs whose turns are being sampled."
         return [run for run, _ in self.asked.values()]
 
-    def context(self, trace: Trace) -> tuple[int, ...]:
-        "Return the ids that come next. Raises `ValueError` where the template cannot carry the trace, as `check` does."
+    def context(self, trace: Trace, first: bool = False) -> tuple[int, ...]:
+        "Return the ids that come next; all ids with `first`. Raises `ValueError` where the template cannot carry the trace, as `check` does."
+        if first and any(turn.role == "assistant" for turn in trace.turns):
+            return opening_ids(self.chat, trace)
         return context_ids(self.chat, trace, self.reader(trace)[1])
 
     def check(self, trace: Trace) -> None:
@@ -125,7 +137,7 @@ class TokenTurns:
     def begin(self, run: Run, context: Sequence[int], limit: int) -> None:
         "Request a turn."
         run.question = SampleRequest((*run.prompt_ids, *run.ids, *context), self.batch.sampling, limit,
-                                f"{self.seed}/{run.trace.trace_id}/{run.sampled}")
+                                f"{self.seed}/{run.number}")
         self.asked[run.question] = run, context
         self.batch.begin([run.question])
 
@@ -144,10 +156,10 @@ class TokenTurns:
             run.question.gone = True
             self.asked.pop(run.question, None)
         if run.sampled:
-            tree = build_tree(run.trace, self.chat)
+            tree, own = build_tree(run.trace, self.chat), set(run.trace.sampled_turns)
             at = len(run.prompt_ids)
             edges = [i for i, (a, b) in enumerate(zip([0, *run.mask], [*run.mask, 0])) if a != b]
-            if tree.ids != (*run.prompt_ids, *run.ids) or [i - at for s in tree.spans for i in (s.start, s.end)] != edges:
+            if tree.ids != (*run.prompt_ids, *run.ids) or [i - at for s in tree.spans if s.turn in own for i in (s.start, s.end)] != edges:
                 raise AlignmentError(f"trace {run.trace.trace_id!r}: the tree of the finished trace holds other ids than its "
                                      "rollout; use another chat template.")
 
@@ -163,7 +175,7 @@ class MessageTurns:
     def reader(self, trace):
         pass
 
-    def context(self, trace):
+    def context(self, trace, first=False):
         return ()
 
     def check(self, trace):
@@ -179,7 +191,7 @@ class MessageTurns:
         return []
 
     def begin(self, run, context, limit):
-        seed = seed_of(f"{self.seed}/{run.trace.trace_id}/{run.sampled}")
+        seed = seed_of(f"{self.seed}/{run.number}")
         self.threads.start(("reply", run), [lambda: self.policy.reply(run.trace, self.config.sampling, limit, seed)],
                            limit=self.policy.patience)
 

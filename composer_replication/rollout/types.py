@@ -25,7 +25,7 @@ class Ending(StrEnum):
     TURNS = "turns"  # as many turns as allowed
     TOKENS = "tokens"  # a turn was cut off, or what came next did not fit
     LIMIT = "limit"  # an external agent spent its time, memory or processes; its result is scored
-    TIMEOUT = "timeout"  # a tool gave no answer in time; its environment may still be running, so nothing is scored
+    TIMEOUT = "timeout"  # a step gave no answer in time, and its environment may still be running: a call earns 0, all else is not scored
     STOPPED = "stopped"  # the caller asked to stop
     ERROR = "error"  # the environment, the endpoint or the chat template failed; not scored
 
@@ -46,6 +46,7 @@ class RolloutConfig:
     places: int = 64  # episodes that play at once; the next one begins where one has ended
     deterministic: bool = True  # decoding waits for calls: equal seeds give equal episodes bit for bit; False: equal up to rounding, and faster
     seed: int = 0
+    coupled: bool = False  # as `Sampling.coupled`
 
     def __post_init__(self):
         for name in ("max_turns", "max_tokens", "max_turn_tokens", "tool_workers", "places"):
@@ -59,7 +60,7 @@ class RolloutConfig:
     @property
     def sampling(self) -> Sampling:
         "The settings for drawing tokens."
-        return Sampling(self.temperature, self.top_p, self.top_k, self.min_p)
+        return Sampling(self.temperature, self.top_p, self.top_k, self.min_p, self.coupled)
 
 # %% ../../nbs/rollout/03_types.ipynb #8350166e
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ class Episode:
     environment: Any  # already reset
     task_id: str
     trace_id: str  # names its random numbers: the same name and seed give the same rollout
+    past: tuple[Turn, ...] = ()  # recorded turns after the prompt, which the policy reads and does not sample
+    numbers: str | None = None  # names its random numbers instead, where several episodes share them
 
     def __post_init__(self):
         roles = [m.get("role") for m in self.prompt]
@@ -78,9 +81,9 @@ class Episode:
                              "a tree counts every turn of the assistant as sampled, so begin with system and user messages only.")
 
     def turns(self) -> tuple[Turn, ...]:
-        "Return the prompt as turns."
-        return tuple(Turn(m["role"], valid_text(m.get("content") or ""), tool_call_id=m.get("tool_call_id"), name=m.get("name"),
-                          source_index=i) for i, m in enumerate(self.prompt))
+        "Return the prompt and the recorded turns."
+        return (*(Turn(m["role"], valid_text(m.get("content") or ""), tool_call_id=m.get("tool_call_id"), name=m.get("name"),
+                       source_index=i) for i, m in enumerate(self.prompt)), *self.past)
 
 # %% ../../nbs/rollout/03_types.ipynb #673b08e8
 @dataclass(frozen=True)
@@ -91,6 +94,13 @@ class SegmentTokens:
     completion_ids: tuple[int, ...]  # from the first sampled id to the last
     completion_mask: tuple[int, ...]  # 1 on ids sampled here
     logprobs: tuple[float, ...]  # nats; 0.0 on ids that were not sampled here
+    forced: tuple[int, ...] = ()  # positions in `completion_ids` of ids that a grammar decided
+
+    @property
+    def learnt_mask(self) -> tuple[int, ...]:
+        "The completion's mask without forced ids, whose probability under the policy alone is not that of their sampling."
+        forced = set(self.forced)
+        return tuple(kept * (i not in forced) for i, kept in enumerate(self.completion_mask))
 
     @property
     def row(self) -> tuple[list[int], list[int]]:
@@ -113,6 +123,7 @@ class Rollout:
     problem: str = ""  # the reason of `Ending.ERROR` and `Ending.TIMEOUT`
     more: tuple[SegmentTokens, ...] = ()  # the segments after the first, whose ids are above
     counts: Mapping[str, float] = field(default_factory=dict)  # of its compactions, as `compaction_metrics` reads them
+    forced: tuple[int, ...] = ()  # as in `SegmentTokens`
 
     def __post_init__(self):
         parts = self.trace.parts()
@@ -127,7 +138,7 @@ class Rollout:
     @property
     def segments(self) -> tuple[SegmentTokens, ...]:
         "The ids of every segment, in the order of `Trace.segments`."
-        return SegmentTokens(self.prompt_ids, self.completion_ids, self.completion_mask, self.logprobs), *self.more
+        return SegmentTokens(self.prompt_ids, self.completion_ids, self.completion_mask, self.logprobs, self.forced), *self.more
 
     @property
     def sampled(self) -> int:

@@ -102,7 +102,7 @@ class RolloutTrainer(StepTrainer):
             endings = Counter(ending for ending, *_ in episodes)
             if set(endings) <= set(UNSCORED):
                 ways = " or ".join({Ending.ERROR: "ended with an error of its environment", Ending.TIMEOUT: "ran out of time"}[e] for e in UNSCORED if e in endings)
-                raise EnvironmentBroken(f"every episode of this step {ways}, so none is scored, for example {made.rollouts[0].trace.trace_id!r}: "
+                raise EnvironmentBroken(f"every episode of this step {ways}, so nothing can be learnt, for example {made.rollouts[0].trace.trace_id!r}: "
                                         f"{made.rollouts[0].problem}; fix the environment, or allow more time.")
             metrics = self._metrics["train" if self.model.training else "eval"]
             for ending, count in endings.items():
@@ -144,7 +144,7 @@ class RolloutTrainer(StepTrainer):
         per_function = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         called = None
         if self.factory:
-            failed = torch.tensor([r.ending in UNSCORED for r in self.rollouts], device=per_function.device)
+            failed = torch.tensor([r.ending in UNSCORED and r.reward is None for r in self.rollouts], device=per_function.device)
             per_function[self.accelerator.gather(failed)] = float("nan")
         total = (per_function * self.reward_weights.to(per_function.device)).nansum(1)
         total[per_function.isnan().all(1)] = float("nan")
@@ -188,7 +188,7 @@ class RolloutTrainer(StepTrainer):
             some = pairs.get(trace.trace_id, ()) if kept else ()
             for number, part in enumerate(trace.parts()):
                 sampled = segment_ids(part, self.rollouts[row].more[number - 1], self.setup.chat) if number else (ids, mask)
-                targets = target_turns(part, args.target_turns, args.seed) if learn else {}
+                targets = target_turns(part, args.target_turns, args.seed, self.setup.find_sites) if learn else {}
                 hints = target_hints(part, targets if kept else {}, self.hint_source)
                 tree = build_tree(part, self.setup.chat, hints, () if number else some, args.hint_placement, sampled=sampled)
                 tree, cut = within_positions(tree, self.student.config)

@@ -35,7 +35,7 @@ def segment_columns(
     prompts, completions = [s.prompt_ids for s in segments], [s.completion_ids for s in segments]
     return {"prompt_ids": stacked(prompts, True, pad), "prompt_mask": stacked([[1] * len(p) for p in prompts], True, 0),
             "completion_ids": stacked(completions, False, pad), "completion_mask": stacked([[1] * len(c) for c in completions], False, 0),
-            "tool_mask": stacked([s.completion_mask for s in segments], False, 0),
+            "tool_mask": stacked([s.learnt_mask for s in segments], False, 0),
             "sampling_per_token_logps": stacked([s.logprobs for s in segments], False, 0.0, torch.float)}
 
 

@@ -29,6 +29,7 @@ from ..losses.batch import TraceExample
 from ..core.pair import DPOPair
 from ..replay.pairs import sibling_pairs
 from ..core.trace import Trace
+from ..traces.error_sites import FindSites, find_error_sites
 from ..traces.siblings import SiblingIndex
 from .config import ComposerReplicationConfig
 from .guard import HeldoutSplit
@@ -47,9 +48,10 @@ PairSource = Callable[[Sequence[Trace]], Sequence[Sequence[DPOPair]]]
 
 def group_pairs(
     traces: Sequence[Trace],  # of the groups that a device has rows of, one step; rollouts of one task share a `task_id`
+    find_sites: FindSites = find_error_sites,
 ) -> list[list[DPOPair]]:  # per trace
     "Return pairs for channel 3 (ours) without outside teachers: a sibling of the same group did better in the same state."
-    index = SiblingIndex(traces)
+    index = SiblingIndex(traces, find_sites)
     return [sibling_pairs(trace, index) for trace in traces]
 
 # %% ../../nbs/training/09_setup.ipynb #6e89f84b
@@ -189,6 +191,7 @@ class Setup:
     recorded: tuple[Tree, ...] = ()  # recorded traces with hinted turns or preference pairs
     excluded: tuple[tuple[str, str], ...] = ()  # (trace_id, reason) of recorded traces with neither
     left_out: str | None = None  # on turns beyond the limit of length, and on reasoning that the chat template drops
+    find_sites: FindSites = find_error_sites  # finds the turns that channel 2 acts on
 
     @property
     def without_reasoning(self) -> int:
@@ -205,6 +208,7 @@ def prepare(
     replay_examples: Sequence[TraceExample] = (),
     traces: Sequence[TraceExample] = (),
     limit: LengthLimit | None = None,  # of recorded traces, see `trace_limit`
+    find_sites: FindSites = find_error_sites,  # finds the turns that channel 2 acts on
 ) -> Setup:
     "Check all that the channels need; no model is loaded. Raises `InputProblem` and, for the chat template, `TemplateProblem`."
     ours = environment and config.our_loop
@@ -247,5 +251,5 @@ def prepare(
     if environment and chat is not None and not (tooled and tooled.tools and tooled.arguments is not None and tooled.results):
         raise TemplateProblem("the chat template carries no tools, calls and results; take a tokenizer whose template does, "
                               "or train without an environment.")
-    recorded = learnable_trees(traces, replay_examples, chat, config, hint_source, limit) if config.channels else ()
-    return Setup(tokenizer, chat, *recorded)
+    recorded = learnable_trees(traces, replay_examples, chat, config, hint_source, limit, find_sites) if config.channels else ()
+    return Setup(tokenizer, chat, *recorded, find_sites=find_sites)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from ..core.trace import Trace
-from ..core.hint import Hint
+from ..core.hint import Hint, with_hint
 from .chat import ChatFormat, TemplateProblem
 from .text import AlignmentError, Piece, Script, shown, write_script
 
@@ -154,8 +154,7 @@ class _Trunk:
         if carrier < 0 or self.script.trace.turns[carrier].role == "assistant":
             raise self.script.error(turn, "no message stands before it that could carry the hint", "leave the site out")
         turns = list(self.script.trace.turns[:turn])
-        content = turns[carrier].content
-        turns[carrier] = replace(turns[carrier], content=f"{content}\n\n{hint.text}" if content else hint.text)
+        turns[carrier] = replace(turns[carrier], content=with_hint(turns[carrier].content, hint.text))
         messages, _, raw = self.script.dialect.messages(turns, self.script.thinking)
         text = self.script.chat.render(self.script.dialect, messages, self.script.trace.tools, True, raw)
         first = number if placement == "target" else 0  # number of the piece whose context changes

@@ -76,7 +76,7 @@ def test_an_unscored_episode_teaches_nothing(why, changes, tmp_path, monkeypatch
 
     def play(self, rows, names):
         rollouts = ComposerReplicationTrainer.play(self, rows, names)
-        return [replace(r, ending=Ending(why), reward=0.0) if i % 2 and why != "reward" else r for i, r in enumerate(rollouts)]
+        return [replace(r, ending=Ending(why), reward=None) if i % 2 and why != "reward" else r for i, r in enumerate(rollouts)]
 
     monkeypatch.setattr(Kept, "play", play, raising=False)
     Silent.number = 0
@@ -87,6 +87,17 @@ def test_an_unscored_episode_teaches_nothing(why, changes, tmp_path, monkeypatch
     unscored = [row for row in rows if row.trace.reward is None]
     assert unscored and len(unscored) < len(rows) and any(b.kind == "hint" for row in rows for b in row.tree.branches)
     assert not any(row.tree.branches for row in unscored)
+
+
+def test_an_episode_whose_call_was_late_is_scored(tmp_path, monkeypatch):
+    def play(self, rows, names):
+        rollouts = ComposerReplicationTrainer.play(self, rows, names)
+        late = {"ending": Ending.TIMEOUT, "reward": 0.0}
+        return [replace(r, **late if i % 2 else {"reward": 1.0}) for i, r in enumerate(rollouts)]
+
+    monkeypatch.setattr(Kept, "play", play, raising=False)
+    trainer = trained(tmp_path, world.Files)
+    assert trainer.generation.rewards == [1.0, 0.0] * 8 and (trainer.batch["advantages"][1::2] < 0).all()
 
 
 def test_no_pair_takes_an_answer_of_an_unscored_episode(tmp_path, monkeypatch):

@@ -12,6 +12,9 @@ from kept_trainer import trained
 from composer_replication.core.errors import InputProblem
 from composer_replication.core.trace import Segment, Trace, Turn
 from composer_replication.rollout.loop import collect
+from composer_replication.rollout.policies import TransformersPolicy
+from composer_replication.rollout.protocols import ChatCompletions
+from composer_replication.rollout.record import RecordedEpisode, Recorder
 from composer_replication.rollout.types import Ending, SegmentTokens
 from composer_replication.training import segments
 from composer_replication.training.episodes import completion_turns
@@ -205,3 +208,43 @@ def test_the_held_out_kl_counts_every_segment(tmp_path, monkeypatch):
     trainer.held_out_rows = world.rows(8)
     trainer.held_out()
     assert len(seen) > 8  # episodes
+
+
+PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 3}}, "required": ["name"]}
+PICK = {"name": "final_result", "strict": True, "parameters": PERSON | {"additionalProperties": False}}
+
+
+class Forcing:
+    "A factory whose agent wants an output type: it forces a call of one tool, twice."
+
+    def __call__(self):
+        return world.Files()
+
+    def collect(self, policy, rows, config, seed, stop, trace_ids):
+        played = []
+        with Recorder(TransformersPolicy(policy.model, policy.chat.tokenizer), seed, 80, config.sampling, fixed=True) as recorder:
+            for row, trace_id in zip(rows, trace_ids):
+                record, messages = RecordedEpisode(trace_id, row["task_id"]), [{"role": "user", "content": "Who?"}]
+                for _ in range(2):
+                    tools = [{"type": "function", "function": PICK}]
+                    asked = ChatCompletions.read({"model": "m", "messages": messages, "tools": tools, "tool_choice": "required"})
+                    told = ChatCompletions.write(asked, recorder.answer(record, asked))["choices"][0]["message"]
+                    calls = told.get("tool_calls", ())
+                    messages += [told, *({"role": "tool", "tool_call_id": c["id"], "content": "Again."} for c in calls)]
+                    if not calls:  # cut off
+                        break
+                played.append(record.rollout(recorder, Ending.DONE, float(record.used % 2)))
+        return played
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
+def test_a_step_learns_from_no_token_that_a_grammar_forced(loss_type, tmp_path):
+    pytest.importorskip("llguidance")
+    trainer = trained(tmp_path, Forcing(), max_completion_length=256, loss_type=loss_type, kl_coef=0.1, kl_estimator="k3")
+    forced = [sum(len(s.forced) for s in r.segments) for r in trainer.rollouts]
+    mask = trainer.batch["tool_mask"] * trainer.batch["completion_mask"]
+    assert all(forced) and mask.any() and mask.sum() == trainer.batch["num_items_in_batch"]
+    assert mask.sum(1).tolist() == [r.sampled - n for r, n in zip(trainer.rollouts, forced)]
+    assert any(g.abs().max() > 0 for g in trainer.grads)
+    for row, rollout in zip(mask, trainer.rollouts):
+        assert not row[list(rollout.forced)].any()

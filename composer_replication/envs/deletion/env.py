@@ -192,6 +192,10 @@ class FeatureDeletionEnv:
         self._open()
         return self._sandbox
 
+    def state(self) -> dict[str, bytes]:
+        "Return the files of the open episode, without what Python and pytest leave behind."
+        return {path: self._sandbox.read(path) for path in self._open().paths()}
+
     def reward(self, answer: str = "") -> float:
         "Grade the agent's sources from 0 to 1, and end the episode. Raises `RunnerProblem` where the judge cannot run."
         if self.grade is None:

@@ -157,11 +157,15 @@ class RepoTools(ToolHolder):
         stdout, stderr = (text.replace(place, ROOT).replace(posixpath.dirname(place), "") for text in (result.stdout, result.stderr))
         return replace(result, stdout=stdout, stderr=stderr)
 
+    def paths(self) -> list[str]:
+        "Return the regular files, without what Python and pytest leave behind."
+        return [n for n in self._sandbox.files() if not _LEFTOVERS & set(n.split("/")) and not n.endswith(".pyc")]
+
     def _files(self, path):
         "Return the regular files at or under a path."
         inside = inner_path(path)
         with _as_tool_problem():
-            names = [n for n in self._sandbox.files() if not _LEFTOVERS & set(n.split("/")) and not n.endswith(".pyc")]
+            names = self.paths()
         names = sorted(n for n in names if inside == "." or n == inside or n.startswith(f"{inside}/"))
         if not names:
             raise ToolProblem(f"Error: no such file or folder: {bounded(path, 200)!r}.")

@@ -93,6 +93,12 @@ class SqlEnv(ToolHolder):
             raise InputProblem("the environment holds no task", "call reset with a row of sql_rows first")
         return self.task
 
+    def state(self) -> dict[str, str | bytes]:
+        "Return the database and the answer so far."
+        with closing(open_database(self._known().schema, self.task.rows)) as database:
+            database.set_authorizer(None)
+            return {"database": database.serialize(), "answer": self.answer or ""}
+
     @property
     def facts(self) -> tuple[str, ...]:
         "Names of tables and columns that the reference query needs, which a summary of the context should keep."

@@ -150,11 +150,14 @@ class WorldEnv:
 
     def reset(
         self,
-        seed: str,  # of the draw, as in `world_rows`
-        split: str,  # one of `SPLITS`
+        seed: str | None = None,  # of the draw, as in `world_rows`; None: as `task_id` says
+        split: str | None = None,  # one of `SPLITS`
+        task_id: str = "",
         **row: Any,  # the row's other columns, not needed
     ) -> None:
         "Begin the row's task. Raises `InputProblem` for an unknown split."
+        if seed is None:
+            split, _, seed = task_id.partition("-")
         self.task = make_world(seed, split)
         self.files = dict(self.task.files)
 
@@ -188,6 +191,10 @@ class WorldEnv:
     def act(self, role: str, arguments: dict) -> ToolResult:
         "Carry out a valid call; arguments are named as in `ROLES`."
         return act(self.files, role, **arguments)
+
+    def state(self) -> dict[str, str]:
+        "Return the files as the agent has left them."
+        return dict(self.files)
 
     @property
     def facts(self) -> tuple[str, ...]:

@@ -36,9 +36,9 @@ REJECTED = ToolResult("rejected", "runtime_error")
 class TeamEnv(WorldEnv):
     "The toy world with the convention: a write in the name of another team is rejected."
 
-    def reset(self, seed: str, split: str, **row) -> None:
+    def reset(self, seed: str | None = None, split: str | None = None, **row) -> None:
         "Begin a task as `WorldEnv.reset` does."
-        super().reset(seed, split)
+        super().reset(seed, split, **row)
         self.team = team_of(self.task.path)  # the team that a write must name
 
     def schema(self, tool: Tool) -> dict:

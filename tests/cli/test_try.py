@@ -1,0 +1,108 @@
+"`hints try`: what was played is kept, nothing is asked for twice, and bad input gets one sentence."
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+from bad_server import BadServer, Reply, completion
+
+from composer_replication.core.trace import Trace
+from composer_replication.envs.toy.traces import toy_path
+from composer_replication.replay.clean import read_pairs
+
+TRY = ("hints", "try", "--sites", 3, "--times", 2, "--seed", 1)
+
+
+def listing(request):
+    "The call of whatever lists a folder; every other answer calls a tool that is not there."
+    tools = {t["function"]["name"]: t["function"]["parameters"] for t in request.body["tools"]}
+    name = next((n for n in tools if n in ("list_files", "ls", "show_tree")), None)
+    lists = name is not None and request.body["seed"] % 2 == 0
+    call = (name, json.dumps({tools[name]["required"][0]: "."})) if lists else ("nothing", "{}")
+    return Reply(body=completion(calls=[call], finish="tool_calls", usage=(1000, 100)))
+
+
+@pytest.fixture
+def server():
+    with BadServer(listing) as server:
+        yield server
+
+
+def model(server):
+    return f"m@{server.url}" if server.url.endswith("/v1") else f"m@{server.url}/v1"
+
+
+def test_an_address_is_asked_once_whatever_is_lost_of_the_branches(rows, server, tmp_path):
+    row, = rows(*TRY, "--model", model(server))
+    asked = len(server.requests)
+    assert row["branches"] == 3 * 2 * 4 and asked >= row["branches"]
+    assert {r["seed"] for r in (request.body for request in server.requests)}
+    kept = tmp_path / "out/forks/branches.jsonl"
+    assert rows(*TRY, "--model", model(server)) == [row]
+    lines = kept.read_bytes().splitlines()
+    kept.write_bytes(b"\n".join(lines[:-2]) + b"\n" + lines[-1][:40])  # one is gone, one is torn
+    assert rows(*TRY, "--model", model(server)) == [row]
+    kept.unlink()
+    assert rows(*TRY, "--model", model(server)) == [row]
+    assert len(server.requests) == asked
+
+
+def test_a_budget_ends_it_and_the_same_command_goes_on(call, rows, server, tmp_path):
+    words = (*TRY, "--model", model(server), "--price", "m=100,100", "--max-turn-tokens", 100)
+    done = call(*words, "--budget-usd", 1)
+    assert done.exit_code == 3 and "stopped" in done.output and "budget" in done.output
+    asked = len(server.requests)
+    row, = rows(*words, "--budget-usd", 10)
+    assert row["branches"] == 24 and max(request.nth for request in server.requests) == 0
+    assert 0 < asked < len(server.requests)
+
+
+def test_a_killed_run_keeps_what_was_answered(rows, tmp_path):
+    with BadServer(lambda request: Reply(listing(request).status, listing(request).body, delay=0.2)) as server:
+        words = [str(word) for word in (*TRY, "--model", model(server), "--json")]
+        program = "from composer_replication.cli.app import main; main()"
+        run = subprocess.Popen([sys.executable, "-c", program, *words], cwd=tmp_path)
+        until = time.monotonic() + 240
+        while len(server.requests) < 10 and time.monotonic() < until and run.poll() is None:
+            time.sleep(0.02)
+        assert run.poll() is None
+        run.kill()
+        run.wait()
+        time.sleep(0.5)
+        row, = rows(*words[:-1])
+        again = sum(request.nth for request in server.requests)
+        assert row["branches"] == 24 and again <= 8  # those under way, whose answers nobody heard
+
+
+def test_pairs_and_episodes_are_what_other_commands_read(call, rows, tmp_path):
+    words = ("hints", "try", "--sites", 6, "--times", 3, "--to", "end", "--max-turns", 8, "--arms", "none,own")
+    row, = rows(*words, "--hints", "template", "--max-turn-tokens", 128, "--pairs", "pairs.jsonl", "--episodes", "episodes.jsonl")
+    pairs = read_pairs(tmp_path / "pairs.jsonl")
+    kept = [json.loads(line) for line in (tmp_path / "out/forks/branches.jsonl").read_text().splitlines()]
+    passed = [line for line in kept if line["reward"] == 1]
+    episodes = [Trace.from_json(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
+    assert len(episodes) == len(passed) and row["branches"] == len(kept)
+    assert bool(pairs) == bool(passed) and all(pair.pair.source.startswith("fork:") for pair in pairs)
+    hints = {line["hint"] for line in kept if line["hint"]}
+    shown = [turn.content for episode in episodes for turn in episode.turns]
+    assert not any(text.endswith(hint) for text in shown for hint in hints)
+    page = (tmp_path / "out/forks/report.html").read_text()
+    assert row["verdict"].split(";")[0].split("(")[0] in page.replace("&#39;", "'")
+
+
+@pytest.mark.parametrize("words, said", [
+    (("--arms", "none,best"), "there is no arm 'best'"), (("--to", "there"), "there is no such end"),
+    (("--episodes", "e.jsonl"), "add --to end"), ((toy_path(),), "name it with --task"),
+    ((toy_path(), "--task", "deletion"), "needs its tasks"),
+    ((toy_path(), "--task", "sql"), "no failed turn can be played again"),
+    (("--model", "http://127.0.0.1:9/v1"), "names no model")])
+def test_bad_input_gets_one_sentence(call, words, said):
+    done = call("hints", "try", *words)
+    assert done.exit_code == 1 and said in " ".join(done.output.split())
+    assert done.output.count("error:") == 1
+
+
+def test_an_address_that_never_answers_ends_soon(call):
+    done = call(*TRY, "--model", "m@http://127.0.0.1:9/v1", "--arms", "none")
+    assert done.exit_code == 3 and "gave no answer" in done.output
