@@ -24,8 +24,9 @@ PACKAGE = "composer_replication"
 
 START = ("explorer", "error_site", "training_step", "episodes", "exploits", "replay", "results", "report")
 GUIDES = ("guides/one-road", "guides/my-model", "guides/other-machines", "guides/my-traces", "guides/my-agent",
-          "guides/my-repository", "guides/my-teachers", "guides/hint-layer", "guides/objective", "guides/metrics",
-          "guides/integrations", "guides/read-a-ladder")
+          "guides/my-repository", "guides/my-teachers", "guides/hint-layer", "guides/own-format", "guides/own-detector",
+          "guides/own-habit",
+          "guides/objective", "guides/metrics", "guides/integrations", "guides/read-a-ladder")
 BACKGROUND = ("recipe", "coverage", "comparison", "glossary", "adrs/index", "method")
 ROOMS = {  # folders of nbs/, from the ground up (an import only goes down): caption, and what they hold
     "core": ("Core", "Traces, tool calls, errors, files: what all other rooms speak of."),

@@ -213,8 +213,8 @@ LONG = {  # seconds each: `make check` leaves them out, of a test with many case
     "traces/test_error_sites.py": {"test_a_huge_turn_is_judged_quickly"},
     "recipes/test_memory_estimate.py": {
         "test_a_plan_for_fewer_devices_needs_more_of_each",
-        "test_hinted_tokens_of_a_live_teacher_keep_activations_where_trunks_and_branches_go_in_one_pass",
-        "test_vllm_takes_its_share_of_the_card_instead_of_a_cache_for_sampling",
+        "test_the_plan_says_how_branches_are_read",
+        "test_vllm_in_this_process_needs_its_weights_and_a_cache_instead_of_one_for_sampling",
         "test_keys_and_values_lie_beside_the_activations_where_branches_read_them"},
     "recipes/test_recipe.py": {"test_every_shipped_recipe_has_a_plan_without_weights"},
     "recipes/test_models.py": {"test_our_templates_carry_all_and_their_turns_are_read_back"},

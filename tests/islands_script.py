@@ -2,14 +2,22 @@
 import os
 import signal
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import torch
 import trainer_script
 
 from composer_replication.contrib.islands.diloco import Island, Islands
+from composer_replication.contrib.islands.settings import IslandSettings
 from composer_replication.training.checkpoint import last_complete_checkpoint, save_buffer
 from composer_replication.training.trainer import ComposerReplicationTrainer
+
+
+def apart(settings):
+    "The trainer's settings, and those of its island."
+    own = {field.name: settings[field.name] for field in fields(IslandSettings) if field.name in settings}
+    return {name: value for name, value in settings.items() if name not in own}, IslandSettings(**own)
 
 
 def die():
@@ -19,8 +27,8 @@ def die():
 class Watched(Islands):
     "Dies at a step, after so many of its own, or in a given call of torchft's manager; says when the others know it."
 
-    def __init__(self, trainer, island, out, dies=None, hold=None):
-        super().__init__(trainer, island)
+    def __init__(self, trainer, island, settings, out, dies=None, hold=None):
+        super().__init__(trainer, island, settings)
         self.out, self.dies, self.hold, self.calls, self.steps = out, dies or [None, 0], hold, 0, 0
 
     def _begin(self):
@@ -54,9 +62,10 @@ def main(job):
     os.dup2(os.open(job["log"], os.O_CREAT | os.O_WRONLY | os.O_APPEND), 2)
     torch.set_num_threads(1)
     out = Path(job["out"])
-    trainer: ComposerReplicationTrainer = trainer_script.make("two", out, **job["settings"])
+    settings, own = apart(job["settings"])
+    trainer: ComposerReplicationTrainer = trainer_script.make("two", out, **settings)
     if "island" in job:
-        trainer.add_callback(Watched(trainer, Island(**job["island"]), out, job.get("dies"), job.get("hold")))
+        trainer.add_callback(Watched(trainer, Island(**job["island"]), own, out, job.get("dies"), job.get("hold")))
     start = last_complete_checkpoint(out) if job.get("resume") else None
     trainer.train(resume_from_checkpoint=str(start) if start else None)
     save_buffer(Path(f"{out}.pt"), trainer_script.outcome(trainer) | {"step": trainer.state.global_step})

@@ -41,9 +41,9 @@ SCENES = {  # settings besides BASE; `rows` is the size of the data, `lora` puts
     "trl": {"rollout": "trl", "per_device_train_batch_size": 2, "steps_per_generation": 2, "max_steps": 3, "rows": 4},
     "zero": {"rollout": "trl", "alpha_sdpo": 0.0, "max_steps": 2, "rows": 4, "max_completion_length": 112, "save_strategy": "no"},
     "kill": {"max_steps": 6, "rows": 8, "beta_replay": 0.5, "save_total_limit": 2, "max_turns": 2, "max_completion_length": 32},
-    "union": {"beta_replay": 0.5, "kl_coef": 0.1, "kl_place": "loss", "max_steps": 1, "rows": 2, "optim": "sgd",
+    "union": {"beta_replay": 0.5, "kl_coef": 0.1, "kl_estimator": "k3", "max_steps": 1, "rows": 2, "optim": "sgd",
               "max_grad_norm": 0.0, "save_strategy": "no"},
-    "spread": {"seed": 4, "per_device_train_batch_size": 2, "num_generations": 8, "group_hints": True, "beta_replay": 0.5,
+    "spread": {"seed": 4, "per_device_train_batch_size": 2, "num_generations": 8, "beta_replay": 0.5,
                "max_steps": 3, "rows": 8},  # a group of eight lies on two devices or more
     "two": {"per_device_train_batch_size": 2, "steps_per_generation": 2, "beta_replay": 0.5, "max_steps": 3, "rows": 8},
     "odd": {"per_device_train_batch_size": 2, "steps_per_generation": 2, "beta_replay": 0.5, "kl_coef": 0.1, "max_steps": 3,

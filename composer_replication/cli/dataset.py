@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from .console import AsJson, Files, Strict, Tools, check_output, emit, given, group, out, plainly, printable, stream, working
+from .console import AsJson, Detectors, Files, Formats, Reading, Strict, Tools, check_output, emit, given, group, out, plainly, printable, working
 
 # %% ../../nbs/cli/11_dataset.ipynb #91347f52
 dataset_app = group("Data sets ready to publish: Parquet, a card with provenance and counts, secrets scrubbed; nothing is uploaded.",
@@ -42,7 +42,7 @@ def _write(folder: Path, licence, files, data, counts, scrubbed, as_json: bool) 
 @dataset_app.command("traces")
 @plainly
 def dataset_traces(output: Folder, licence: Licence, files: Files = None, tools: Tools = None, as_json: AsJson = False,
-                   strict: Strict = False):
+                   strict: Strict = False, formats: Formats = [], detectors: Detectors = []):  # noqa: B006
     """Write traces with their error sites as a data set; reference solutions and sampled tokens are left out.
 
     Examples:
@@ -50,11 +50,12 @@ def dataset_traces(output: Folder, licence: Licence, files: Files = None, tools:
     `composer-rl dataset traces runs/*.jsonl.gz --out out/errors --licence cc-by-4.0`
     """
     check_output(output, file=False)
-    read, scrubbed = given(files), Counter()
+    reading, scrubbed = Reading(given(files), strict, tools, formats, detectors), Counter()
     with working("reading traces"):
         from composer_replication.replay.dataset import error_dataset, scrubbed_trace, trace_counts
-        traces = [scrubbed_trace(trace, scrubbed) for _, trace in stream(read, strict, tools)]
-    _write(output, licence, read, error_dataset(traces), trace_counts(traces), scrubbed, as_json)
+        traces = [scrubbed_trace(trace, scrubbed) for _, trace in reading.traces()]
+        find_sites = reading.find_sites()
+    _write(output, licence, reading.files, error_dataset(traces, find_sites), trace_counts(traces, find_sites), scrubbed, as_json)
 
 # %% ../../nbs/cli/11_dataset.ipynb #41b9f75a
 @dataset_app.command("pairs")

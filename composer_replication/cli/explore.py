@@ -15,8 +15,8 @@ from typing import Annotated
 
 import typer
 
-from .console import (AsJson, ChatTemplate, Files, Model, Seed, Strict, Tools, check_output, emit, given, out, plainly, printable,
-                                              say, stream, threads_for, toy_note, warn, working)
+from .console import (AsJson, ChatTemplate, Detectors, Files, Formats, Model, Reading, Seed, Strict, Tools, check_output, emit, given, out, plainly,
+                      printable, say, threads_for, toy_note, warn, working)
 from .find import Mine, my_sessions
 from .hints import Hints, hint_layers
 
@@ -27,13 +27,14 @@ def draw_cases(
     seed: int,
     ends: Callable = lambda trace, turns: {},  # returns error turn -> tokens up to its end, for turns that a model can read
     max_tokens: int = 0,  # traces with an error turn within it are drawn first
+    find_sites: Callable | None = None,  # None: `find_error_sites`
 ) -> tuple[list, dict]:
     "Draw traces with errors at random, in the order of their files, each with its `ends`; also count all errors for `explorer_data`."
     from composer_replication.report.explorer import error_turns
     from composer_replication.traces.read import Reservoir
     first, rest, kinds, there = Reservoir(most, random.Random(seed)), Reservoir(most, random.Random(seed)), Counter(), 0
     for number, trace in enumerate(traces):
-        if turns := error_turns(trace):
+        if turns := error_turns(trace, *[find_sites] * bool(find_sites)):
             there += 1
             kinds.update(site.kind for site in turns.values())
             turn_ends = ends(trace, turns)
@@ -56,7 +57,7 @@ def explore(
     as_json: AsJson = False,
     strict: Strict = False,
     tools: Tools = None,
-    hints: Hints = [],  # noqa: B006
+    hints: Hints = [], formats: Formats = [], detectors: Detectors = [],  # noqa: B006
 ):
     """Write one page to touch: pick a trace, a turn, a hint layer, and see what the hint does to each token.
 
@@ -108,9 +109,9 @@ def explore(
 
             def late(at):
                 return {turn: f"No token bars: it ends at token {end}, beyond --max-tokens {max_tokens}." for turn, end in at.items() if end > max_tokens}
-        layers = hint_layers(hints, files, strict, tools)
-        silent = (trace for _, trace in stream(files, strict, tools, on_problem=lambda problem: None))
-        cases, errors = draw_cases(silent, traces, seed, ends, max_tokens)
+        reading = Reading(files, strict, tools, formats, detectors)
+        layers, find_sites = hint_layers(hints, reading), reading.find_sites()
+        cases, errors = draw_cases(reading.again(), traces, seed, ends, max_tokens, find_sites)
         if name:
             every = [end for _, turn_ends in cases for end in turn_ends.values()]
             beyond = [end for end in every if end > max_tokens]
@@ -121,7 +122,7 @@ def explore(
             for number, (trace, turn_ends) in enumerate(cases):
                 doing("reading traces", number, len(cases))
                 skipped = late(turn_ends)
-                yield explored(trace, layers, reader if len(skipped) < len(turn_ends) or not turn_ends else None, skipped, min(60_000, 160_000 // len(cases)))
+                yield explored(trace, layers, reader if len(skipped) < len(turn_ends) or not turn_ends else None, skipped, min(60_000, 160_000 // len(cases)), find_sites)
         data = explorer_data(pages(), layers, errors, shown)
     lacking = coverage(data, limit)
     note = " ".join(filter(None, [lacking, name and toy_note(files, model)])) or None

@@ -46,6 +46,7 @@ PLACES = (
     AgentFolder("Codex", ".codex", ("sessions/**/*.jsonl", "archived_sessions/*.jsonl"), "CODEX_HOME"),
     AgentFolder("Gemini CLI", ".gemini", ("tmp/*/chats/*.json", "tmp/*/chats/*.jsonl")),
     AgentFolder("Qwen Code", ".qwen", ("projects/*/chats/*.jsonl", "tmp/*/chats/*.json")),
+    AgentFolder("iFlow", ".iflow", ("projects/*/session-*.jsonl",)),
     AgentFolder("Copilot CLI", ".copilot", ("session-state/*/events.jsonl", "session-state/*.jsonl"), "COPILOT_HOME"),
     AgentFolder("Cursor", ".cursor", ("projects/*/agent-transcripts/**/*.jsonl",)),
     AgentFolder("Cline", ".cline/data", ("tasks/*/api_conversation_history.json",), "CLINE_DATA_DIR"),

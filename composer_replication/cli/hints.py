@@ -19,11 +19,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from .console import (AsJson, ChatTemplate, Files, Model, Seed, Strict, Tools, check_output, emit, fail, given, group,
-                                              offer, one_line, out, plainly, print_tables, printable, say, stream, threads_for, warn, working)
+from .console import (AsJson, Blame, ChatTemplate, Detectors, Files, Formats, Model, Reading, Seed, Strict, Tools, check_output, emit, fail, given,
+                      group, offer, one_line, out, plainly, print_tables, printable, say, threads_for, warn, working)
 from .find import Mine, my_sessions
 from .replay import KeyEnv, Prices
-from .traces import Blame, Detectors, counted, nothing_found, site_row
+from .traces import counted, nothing_found, site_row
 from ..core.errors import InputProblem
 
 # %% ../../nbs/cli/04_hints.ipynb #86530f56
@@ -58,7 +58,7 @@ def asked_judge(url: str | None, model: str | None, price: list[str], key_env: s
     return {"complete": complete, "model": f"{model}@{url}", "cache_dir": JUDGE_CACHE}
 
 
-def hint_layers(names: list[str], files: list[Path], strict: bool, tools: Path | None, judge: dict | None = None):
+def hint_layers(names: list[str], reading: Reading, judge: dict | None = None):
     "Make the layers of these names, or the default ones. Raises `InputProblem` for a layer that cannot be made here."
     import composer_replication.envs.sql.hints  # registers its layer
     from composer_replication.hints.layers import LAYERS, CompositeHintGenerator, default_composite, make_layers
@@ -67,16 +67,14 @@ def hint_layers(names: list[str], files: list[Path], strict: bool, tools: Path |
     if unknown := [name for name in names if ":" not in name and name not in usable]:
         raise InputProblem(f"--hints: there is no layer {unknown[0]!r} here", f"use {', '.join(usable)}, or package.module:layer; judge and learned "
                            "ask a model, which only a recipe names, or for judge --judge and --model of `hints list`")
-    siblings = SiblingIndex(trace for _, trace in stream(files, strict, tools))
+    siblings = SiblingIndex((trace for _, trace in reading.traces()), reading.find_sites())
     if not names and not judge:
         return default_composite(siblings=siblings)
     return CompositeHintGenerator(make_layers(names or ["pattern_judge", "template", "raw_error", "sibling"], siblings=siblings, **judge or {}))
 
 
 def hinted_sites(
-    files: list[Path],
-    strict: bool,
-    tools: Path | None,
+    reading: Reading,
     hints: list[str],
     counts: Counter | None = None,  # receives the counts of `tally`
     judge: dict | None = None,  # of `asked_judge`
@@ -87,13 +85,12 @@ def hinted_sites(
     a stretch's first site."""
     from composer_replication.cli.costs import stretches
     from composer_replication.hints.text import action_text
-    from composer_replication.traces.error_sites import find_error_sites
     from composer_replication.traces.read import tally
-    generator = hint_layers(hints, files, strict, tools, judge)
-    for _, trace in stream(files, strict, tools, on_problem=lambda problem: None):
+    generator, find_sites = hint_layers(hints, reading, judge), reading.find_sites()
+    for trace in reading.again():
         if counts is not None:
             counts.update(tally(trace))
-        sites = find_error_sites(trace)
+        sites = find_sites(trace)
         lost = stretches(trace, sites)
         for site in sites:
             hint, (turns, tokens) = generator.hint(trace, site), lost.pop(site.turn, (0, 0))
@@ -168,7 +165,7 @@ def show_hints(
 @hints_app.command("list")
 @plainly
 def hints_list(files: Files = None, mine: Mine = False, as_json: AsJson = False, strict: Strict = False, tools: Tools = None,
-               detectors: Detectors = [],  # noqa: B006
+               formats: Formats = [], detectors: Detectors = [],  # noqa: B006
                hints: Hints = [],  # noqa: B006
                blame: Blame = "shown",
                judge: Judge = None, model: JudgeModel = None, price: Prices = [], key_env: KeyEnv = None,  # noqa: B006
@@ -194,13 +191,10 @@ def hints_list(files: Files = None, mine: Mine = False, as_json: AsJson = False,
 
     `composer-rl hints list runs --detectors long_explanation --judge http://127.0.0.1:8000/v1 --model my-judge`
     """
-    from composer_replication.traces.error_sites import blame_turns
-    from composer_replication.traces.habits import look_for
-    look_for(detectors)
-    blame_turns(blame)
     counts, spent = Counter(), Counter()
     asked = asked_judge(judge, model, price, key_env, spent)
-    sites, listed = hinted_sites(my_sessions(files) if mine else given(files, twice=True), strict, tools, hints, counts, asked), 0
+    reading = Reading(my_sessions(files) if mine else given(files, twice=True), strict, tools, formats, detectors, blame)
+    sites, listed = hinted_sites(reading, hints, counts, asked), 0
     if as_json:
         for row in islice(sites, first):
             emit(row)
@@ -220,13 +214,11 @@ Sites = Annotated[int | None, typer.Option("--sites", min=1, help="Error turns, 
 
 
 def begin_scoring(
-    files: list[Path],
+    reading: Reading,
     model: str,  # its log-probabilities give the score
     writer: str | None,  # the model that writes hints; None: the same
     chat_template: str | None,  # of the first model, as named
     hints: list[str],  # of `hint_layers`
-    strict: bool,
-    tools: Path | None,
     settings: dict,  # with `max_tokens`, `sites` and `seed`
     left_out: Counter,  # reason -> number of error turns; updated
 ) -> tuple:
@@ -245,8 +237,8 @@ def begin_scoring(
         checkpoint = load_checkpoint(model, None if chat_template is None else template_text(chat_template))
         author = load_checkpoint(writer) if writer else checkpoint
         say_what("reading traces, making hints")
-        generator = hint_layers(hints, files, strict, tools)
-        cases = list(repairs((trace for _, trace in stream(files, strict, tools, on_problem=lambda problem: None)), generator, left_out))
+        generator = hint_layers(hints, reading)
+        cases = list(repairs(reading.again(), generator, left_out, reading.find_sites()))
         if not cases:
             raise InputProblem("no error turn has a hint and a next action that worked, so that there is nothing to score",
                                "name traces in which the agent recovered from an error")
@@ -295,7 +287,7 @@ def hints_score(
     as_json: AsJson = False,
     strict: Strict = False,
     tools: Tools = None,
-    hints: Hints = [],  # noqa: B006
+    hints: Hints = [], formats: Formats = [], detectors: Detectors = [],  # noqa: B006
 ):
     """Score hints: what each is worth to a model before anything is trained, against other hints.
 
@@ -314,7 +306,7 @@ def hints_score(
     check_output(output, file=False)
     settings = {"model": model, "files": [file.name for file in files], "sites": sites, "max_tokens": max_tokens, "seed": seed}
     settings |= {"hints": hints} if hints else {}
-    checkpoint, _, cases = begin_scoring(files, model, None, chat_template, hints, strict, tools, settings, left_out)
+    checkpoint, _, cases = begin_scoring(Reading(files, strict, tools, formats, detectors), model, None, chat_template, hints, settings, left_out)
     from composer_replication.experiments.hint_score import score_sites
     from composer_replication.report.train import duration
     from composer_replication.report.hint_scores import hint_scores_page, score_json, score_tables, site_json, verdict

@@ -14,8 +14,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from .console import (AsJson, ExitCode, Files, Model, check_output, emit, err, given, offer, out, plainly, print_tables,
-                                              printable, sentence, stream, warn, working)
+from .console import (AsJson, Detectors, ExitCode, Files, Formats, Model, Reading, check_output, emit, err, given, offer, out, plainly, print_tables,
+                      printable, sentence, warn, working)
 from ..core.errors import InputProblem
 
 # %% ../../nbs/cli/02_replay.ipynb #f0f9beb0
@@ -31,7 +31,7 @@ def _tokenizer(name: str):
                            "name a folder with a tokenizer, or one in the local cache", name) from None
 
 
-def _estimate(files, panel, path, which, tokenizer, as_json):
+def _estimate(reading, panel, path, which, tokenizer, as_json):
     "Estimate the price of a run without a call; tokens are counted by a local tokenizer, else as four bytes each."
     from contextlib import nullcontext
 
@@ -42,7 +42,7 @@ def _estimate(files, panel, path, which, tokenizer, as_json):
     with working("reading traces"), Ledger(path) if path.exists() else nullcontext() as ledger:
         own = None if tokenizer is None else _tokenizer(tokenizer)
         count = lambda text: len(own.encode(text, add_special_tokens=False)) if own else -(-len(text.encode("utf-8", "replace")) // 4)
-        rows = estimate_replay((trace for _, trace in stream(files)), panel, count, ledger, which)
+        rows = estimate_replay((trace for _, trace in reading.traces()), panel, count, ledger, which)
     table = Table("teacher", "calls", "known", "prompt tokens", "of them seen before", "answer tokens", "$", "$ with prompt caching", "$ at most",
                   title="Estimate: no teacher was asked")
     for row, endpoint in zip(rows, panel):
@@ -82,6 +82,7 @@ def replay(
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one attempt may take.")] = 120.0,
     tries: Annotated[int, typer.Option(min=1, help="Attempts at a question before it is left to the next run.")] = 6,
     estimate: Annotated[bool, typer.Option("--estimate", help="Print what it would cost, and ask nobody.")] = False,
+    formats: Formats = [], detectors: Detectors = [],  # noqa: B006
     tokenizer: Annotated[str | None, typer.Option(help="With --estimate: folder or hub id of a tokenizer; else four bytes are a token.")] = None,
     as_json: AsJson = False,
 ):
@@ -102,21 +103,22 @@ def replay(
     from composer_replication.replay.vote import Bill, make_gate, run_replay
     from composer_replication.traces.siblings import failed_turns
     panel = parse_panel(teachers, price, key_env, max_tokens)
-    turns = lambda trace: sorted(failed_turns(trace) & set(asked_turns(trace))) if only_errors else None
+    turns = lambda trace: sorted(failed_turns(trace, find_sites(trace)) & set(asked_turns(trace))) if only_errors else None
     wanted = None if estimate else make_gate(gate, {e.name: e.price for e in panel}, min_votes)
-    files = given(files, twice=True)
+    reading = Reading(given(files, twice=True), formats=formats, detectors=detectors)
+    find_sites = reading.find_sites()
     check_output(pairs, "--pairs")
     check_output(report, "--report")
     if estimate:
-        return _estimate(files, panel, ledger, turns, tokenizer, as_json)
-    states = sum(len(asked_turns(t, turns(t))) for _, t in stream(files, on_problem=lambda problem: None))
+        return _estimate(reading, panel, ledger, turns, tokenizer, as_json)
+    states = sum(len(asked_turns(t, turns(t))) for t in reading.again())
     bill, examples, replays, began = Bill(), [], [], time.monotonic()
     answers = itertools.count(1)
     with Ledger(ledger, budget_usd) as book, working("asking") as doing:
         doing("asking", 0, states * len(panel))
         advance = lambda name, result: doing(f"asking, ${book.spent().total_usd:.4f}" if err.is_terminal else "asking", next(answers), states * len(panel))
         with TeacherPool(panel, book, concurrency, timeout, tries, max_wall, advance) as pool:
-            for replayed in run_replay((trace for _, trace in stream(files)), pool.teachers, wanted, turns, lambda: not pool.stopped,
+            for replayed in run_replay((trace for _, trace in reading.traces()), pool.teachers, wanted, turns, lambda: not pool.stopped,
                                        at_once=4 * concurrency):
                 made = replayed.pairs(min_votes)
                 bill.add(replayed, len(made), min_votes)
@@ -169,7 +171,7 @@ def pairs(
     held_out: Annotated[Path | None, typer.Option(help="JSON object of task ids and prompts that no pair may come from.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of prompt and action together at most.")] = None,
     near: Annotated[float, typer.Option(min=0, max=1, help="Similarity from which one of two pairs is left out.")] = 0.9,
-    make: Make = [],  # noqa: B006
+    make: Make = [], formats: Formats = [], detectors: Detectors = [],  # noqa: B006
     as_json: AsJson = False,
 ):
     """Leave out copies, contradictions, leaks, and what the model's chat template cannot carry.
@@ -198,8 +200,9 @@ def pairs(
     files = given(files, twice=bool(make))
     with working("reading pairs") as say_what:
         if make:
-            traces = [trace for _, trace in stream(files)]
-            examples = place_pairs((pair for of_trace in free_pairs(traces, make) for pair in of_trace), traces)
+            reading = Reading(files, formats=formats, detectors=detectors)
+            traces = [trace for _, trace in reading.traces()]
+            examples = place_pairs((pair for of_trace in free_pairs(traces, make, reading.find_sites()) for pair in of_trace), traces)
             if not examples:
                 raise InputProblem(f"none of the {len(traces)} traces holds a pair by {' or '.join(make)}", "name other traces, or ask teachers with replay")
         else:

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from .console import AsJson, Files, Strict, Tools, check_output, emit, given, out, plainly, printable, say, working
+from .console import AsJson, Detectors, Files, Formats, Reading, Strict, Tools, check_output, emit, given, out, plainly, printable, say, working
 from .costs import habit
 from .find import Mine, my_sessions
 from .hints import Hints, hinted_sites, hints_app
@@ -110,7 +110,7 @@ def hints_rules(
     as_json: AsJson = False,
     strict: Strict = False,
     tools: Tools = None,
-    hints: Hints = [],  # noqa: B006
+    hints: Hints = [], formats: Formats = [], detectors: Detectors = [],  # noqa: B006
 ):
     """Make rules for the agent at hand out of hints that recur: habits, and facts of the project; each names its evidence.
 
@@ -127,7 +127,7 @@ def hints_rules(
     check_output(output)
     named = my_sessions(files) if mine else given(files, twice=True)
     with working("reading"):
-        rules = rules_of(hinted_sites(named, strict, tools, hints or ["template"]), least)
+        rules = rules_of(hinted_sites(Reading(named, strict, tools, formats, detectors), hints or ["template"]), least)
     counts: Counter = Counter()
     text = rules_text(rules, counts)
     if as_json:

@@ -108,13 +108,13 @@ def _run(recipe, as_json: bool, island: int | None, queue: str | None, exchange:
     def watch(trainer, record):
         doing.hide()
         trainer.stage = stage
-        pages.append(RunPage(record, lambda: latest_traces(trainer), trainer.hint_source))
+        pages.append(RunPage(record, lambda: latest_traces(trainer), trainer.hint_source, trainer.setup.find_sites))
         if trainer.setup.left_out:
             warn(trainer.setup.left_out)
         _warn_of_toy(recipe)
         say(f"The page of this run: {Path(recipe.config.output_dir) / 'index.html'}")
         if island is not None:
-            return [*pages, islands.island_callback(trainer, island, exchange)]
+            return [*pages, islands.island_callback(recipe, trainer, island, exchange)]
         return pages
 
     try:

@@ -60,6 +60,11 @@ class DPOPair:
                                "leave the pair out, there is nothing to prefer")
 
     @property
+    def recorded(self) -> Turn:
+        "The side that the trace itself took: the chosen one where teachers agreed with it, else the rejected one."
+        return self.chosen if self.source.startswith("student:") else self.rejected
+
+    @property
     def margin(self) -> float:
         "Votes for the chosen action minus those for the next best one, as a share of all votes; 0.0 without votes."
         return (self.votes[0] - max(self.votes[1:], default=0)) / max(1, sum(self.votes)) if self.votes else 0.0

@@ -91,6 +91,7 @@ class Turn:
     source_index: int = -1  # position in the record it was read from
     token_ids: tuple[int, ...] | None = None  # the sampled tokens, if the rollout kept them
     logprobs: tuple[float, ...] | None = None  # of `token_ids`, nats
+    forced: tuple[int, ...] = ()  # positions in `token_ids` of tokens that a grammar decided: no policy is learnt from them
 
     def __post_init__(self):
         if self.role not in ("system", "user", "assistant", "tool"):
@@ -161,7 +162,7 @@ class Trace:
         row.pop("schema", None)
         turns = []
         for t in row.pop("turns"):
-            t = dict(t) | {k: tuple(t[k]) for k in ("token_ids", "logprobs") if t.get(k) is not None}
+            t = dict(t) | {k: tuple(t[k]) for k in ("token_ids", "logprobs", "forced") if t.get(k) is not None}
             if None in (t.get("logprobs") or ()):  # JSON has no infinity
                 t["logprobs"] = tuple(-math.inf if value is None else value for value in t["logprobs"])
             turns.append(Turn(**t | {"tool_calls": tuple(ToolCall(**c) for c in t.get("tool_calls", ()))}))

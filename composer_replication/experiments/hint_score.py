@@ -23,7 +23,7 @@ from ..core.hint import Hint, HintSource, hint_at
 from ..losses.channels import pair_logprobs
 from ..replay.pairs import DPOPair
 from ..rollout.fork import unrelated_words
-from ..traces.error_sites import find_error_sites
+from ..traces.error_sites import FindSites, find_error_sites
 from ..traces.siblings import action_key, failed_turns
 from ..tree.build import LengthLimit, Tree, build_tree
 from ..tree.chat import ChatFormat, TemplateProblem
@@ -32,11 +32,11 @@ from ..tree.template import probe_template
 from ..tree.text import AlignmentError
 
 # %% ../../nbs/experiments/07_hint_score.ipynb #408828e5
-def next_actions(trace: Trace) -> dict[int, DPOPair]:  # by turn
+def next_actions(trace: Trace, find_sites: FindSites = find_error_sites) -> dict[int, DPOPair]:  # by turn
     """Pair each failed action with the agent's next action, if that was another action and worked without an error.
 
     The next action may use what only the error revealed. So use these pairs to measure hints, and `recovery_pairs` to train on."""
-    sites = find_error_sites(trace)
+    sites = find_sites(trace)
     failed, shown = failed_turns(trace, sites), failed_turns(trace, sites, wanted=True)
     acts = [i for i, turn in enumerate(trace.turns) if turn.role == "assistant"]
     return {turn: DPOPair(trace.trace_id, turn, trace.turns[after], trace.turns[turn], f"next:{after}")
@@ -64,11 +64,12 @@ def repairs(
     traces: Iterable[Trace],
     source: HintSource,  # writes the hints
     left_out: Counter[str],  # reason -> number of error turns; updated
+    find_sites: FindSites = find_error_sites,
 ) -> Iterator[Repair]:
     "Yield every error turn that has a hint and a next action that worked."
     for trace in traces:
-        pairs = next_actions(trace)
-        sites = {site.turn: site for site in reversed(find_error_sites(trace))}  # of several errors in a turn the first
+        pairs = next_actions(trace, find_sites)
+        sites = {site.turn: site for site in reversed(find_sites(trace))}  # of several errors in a turn the first
         for turn, site in sorted(sites.items()):
             hint = hint_at(source, trace, site) if turn in pairs else None
             if hint:

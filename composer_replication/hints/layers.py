@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from ..core.environment import imported
+from ..core.named import imported
 from ..core.errors import InputProblem
 from ..core.hint import Hint, HintGenerator, name_of
 from .diagnose import unwrap

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['Template', 'HINT_TEMPLATES', 'GENERAL', 'LISTED', 'register', 'dispatch', 'knows', 'nearest_first',
-           'hint_tool_not_found', 'arguments_line', 'hint_type_error', 'hint_json_decode', 'hint_runtime_error',
-           'hint_repeated_failure', 'hint_long_explanation', 'hint_repeated_call', 'hint_ignored_format',
-           'hint_wasteful_exploration']
+           'hint_tool_not_found', 'schema_properties', 'arguments_line', 'refused_value', 'value_line',
+           'hint_type_error', 'hint_json_decode', 'hint_runtime_error', 'hint_repeated_failure',
+           'hint_long_explanation', 'hint_repeated_call', 'hint_ignored_format', 'hint_wasteful_exploration']
 
 # %% ../../nbs/hints/03_templates.ipynb #4247e128
 import difflib
@@ -95,7 +95,7 @@ def hint_tool_not_found(context: HintContext) -> str | None:
     return f"Only these tools exist here: {listed}{more}."
 
 # %% ../../nbs/hints/03_templates.ipynb #052fc8ca
-def _properties(schema: dict | None) -> tuple[dict, list[str]]:
+def schema_properties(schema: dict | None) -> tuple[dict, list[str]]:
     "Return the schema's properties and the names of the required ones."
     inner = (schema or {}).get("function", schema) or {}
     parameters = inner.get("parameters", inner if "properties" in inner else {}) or {}
@@ -108,7 +108,7 @@ def arguments_line(
     limit: int = 10,  # most arguments in the line
 ) -> str:  # empty if the schema has none
     "List the arguments of a tool with their types, required ones first."
-    properties, required = _properties(schema)
+    properties, required = schema_properties(schema)
     names = required + [n for n in properties if n not in required]
 
     def one(name):
@@ -137,64 +137,46 @@ def _named(pattern: re.Pattern, text: str) -> str | None:
     return next(g for g in match.groups() if g) if match else None
 
 # %% ../../nbs/hints/03_templates.ipynb #3113cc4d
-_JSON_TYPES = {int: "integer", float: "number", str: "string", bool: "boolean", list: "array", dict: "object"}
+_GIVEN = re.compile(r"Invalid value for parameter '[^']*': (.{1,300}?)\. Expected one of ")
 
 
-def _refused(error: str) -> tuple | None:
-    "Return the value that a grader refused, and the expected values, which never go into a hint."
-    match = re.search(r"Invalid value for parameter '[^']*': (.{1,300}?)\. Expected one of (\[.*\])", error)
+def refused_value(error: str):
+    "Return the value that a checker says it was given and refused; None if it names none."
+    match = _GIVEN.search(error)
     try:
-        return match and (literal_eval(match[1]), literal_eval(match[2]))
+        return match and literal_eval(match[1])
     except (ValueError, SyntaxError):
         return None
 
 
-def _other_type(given, expected: list) -> str | None:
-    "Return the expected type if the given value has another type."
-    types = {type(value) for value in expected}
-    return _JSON_TYPES.get(types.pop()) if len(types) == 1 and type(given) not in types and {type(given), *types} != {int, float} else None
-
-
-def _nearly(given, expected: list) -> str | None:
-    "Describe a near miss: right form but wrong value, the expected value with additions, or one hundred times the value."
-    if isinstance(given, (int, float)):
-        shares = [value for value in expected if isinstance(value, (int, float)) and 0 < abs(value) <= 1]
-        return "as a fraction of 1 and not in percent" if any(abs(100 * value - given) < 1e-9 * abs(given) for value in shares) else None
-    texts, shape = [text for text in expected if isinstance(text, str) and text], lambda text: re.sub(r"\d", "0", text)
-    if not isinstance(given, str) or not texts:
-        return None
-    if any(re.search(rf"(?<!\w){re.escape(text)}(?!\w)", given, re.I) for text in texts):
-        return "with what the request gives alone, and nothing added to it"
-    if any(char.isdigit() for char in given) and all(shape(text) == shape(given) for text in texts):
-        return "in the form that it has, and with another value: take it from the request or an earlier answer"
-    if any(sorted(text.lower().split()) == sorted(given.lower().split()) for text in texts):
-        return "with the same words in the order or spelling of the request"
-    return None
-
-
-def _value_line(tool: str | None, name: str, schema: dict, error: str, required: bool = True) -> str:
-    "Say in which type and form a value must be given, without the value that a grader expected."
+def value_line(
+    tool: str | None,
+    name: str,  # of the argument
+    schema: dict,  # of the argument
+    error: str,
+    required: bool = True,
+    kind: str | None = None,  # the type to give it in; None: what the error or the schema says
+    form: str | None = None,  # the form to give it in; None: what the schema says
+) -> str:
+    "Say in which type and form a value must be given."
     schema = schema if isinstance(schema, dict) else {}
     wanted = re.search(r"Expected (?:outer )?type (\w+)(?: with inner type <class '(\w+)'>)?", error)
-    kind = f"{wanted[1]} of {wanted[2]}" if wanted and wanted[2] else wanted[1] if wanted else schema.get("type")
     about = clamp(str(schema.get("description") or ""), 1, 200).rstrip(". ")
-    form = f"in exactly the form of its description ({about})" if about else "in the form that its schema describes"
-    left_out = "" if required else ", or leave it out where the request does not ask for it"
-    given, expected = _refused(error) or (None, [])
-    if isinstance(given, str) and given and given.lower() in about.lower():
-        form = f"in another form than `{given}`, though its description names it"
-    form = _nearly(given, expected) or form
-    if other := _other_type(given, expected):
-        kind = other
-    elif isinstance(schema.get("enum"), list) and len(schema["enum"]) <= 10:
+    given = refused_value(error)
+    if kind is None and isinstance(schema.get("enum"), list) and len(schema["enum"]) <= 10:
         form = f"as one of {', '.join(f'`{value}`' for value in schema['enum'])}"
+    elif form is None and isinstance(given, str) and given and given.lower() in about.lower():
+        form = f"in another form than `{given}`, though its description names it"
+    form = form or (f"in exactly the form of its description ({about})" if about else "in the form that its schema describes")
+    kind = kind or (f"{wanted[1]} of {wanted[2]}" if wanted and wanted[2] else wanted[1] if wanted else schema.get("type"))
+    left_out = "" if required else ", or leave it out where the request does not ask for it"
     return f"Give `{name}` of `{tool}` as {kind}, {form}{left_out}." if isinstance(kind, str) else f"Give `{name}` of `{tool}` {form}{left_out}."
 
 # %% ../../nbs/hints/03_templates.ipynb #a3c821bb
 @_template("type_error")
 def hint_type_error(context: HintContext) -> str | None:
     "Say which argument is unknown, missing or of the wrong form, and what the tool takes."
-    text, (properties, required) = context.error_message, _properties(context.tool_schema)
+    text, (properties, required) = context.error_message, schema_properties(context.tool_schema)
     if "Traceback" in text or not properties:  # an error of a program, not of the tool's arguments
         return diagnose(text)
     takes = f"`{context.tool_name}` takes {arguments_line(context.tool_schema)}"
@@ -206,7 +188,7 @@ def hint_type_error(context: HintContext) -> str | None:
     if (extra := _named(_EXTRA, text)) in properties and extra not in required:
         return f"Leave out `{extra}` of `{context.tool_name}`: give only what the request asks for."
     if (value := _named(_VALUE, text)) in properties:
-        return _value_line(context.tool_name, value, properties[value], text, value in required)
+        return value_line(context.tool_name, value, properties[value], text, value in required)
     if key := re.search(r"(Missing|Unexpected) dict key parameter: '([^'\n]{1,80})'", text):
         return (f"A map among the arguments of `{context.tool_name}` {'lacks the key' if key[1] == 'Missing' else 'takes no key'} `{key[2]}`: "
                 "use exactly the keys that its description or the request names.")

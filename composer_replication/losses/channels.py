@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SDPO_DIVERGENCE', 'at', 'teacher_states', 'sdpo_terms', 'pair_logprobs', 'pair_logps', 'reference_logps',
-           'preference_loss', 'ChannelSum', 'sdpo_sum', 'replay_sum', 'vote_sum']
+           'preference_loss', 'ChannelSum', 'sdpo_sum', 'replay_sum']
 
 # %% ../../nbs/losses/07_channels.ipynb #dee6ac16
 from dataclasses import dataclass, field, replace
@@ -20,7 +20,7 @@ from .received import importance_weights
 from .topk import Selected
 from ..tree.forward import forward_branches, forward_trunk
 from ..tree.pass_cost import narrow_batch
-from ..tree.pack import PackedBatch, own_answer
+from ..tree.pack import PackedBatch
 
 # %% ../../nbs/losses/07_channels.ipynb #c9f049f7
 SDPO_DIVERGENCE = Divergence(beta=1.0, support="student_top_k", top_k=20)
@@ -175,21 +175,3 @@ def replay_sum(
     stats = {"pairs": batch.pairs, "tokens": batch.pair_labels.numel(), "accuracy": (out.margins > 0).sum().item(),
              "margin": out.margins.sum().item()}
     return ChannelSum(out.loss * batch.pairs, batch.pairs, stats, row)
-
-# %% ../../nbs/losses/07_channels.ipynb #2c1ebd03
-def vote_sum(
-    logps: torch.Tensor,  # (2 * pairs,) of `pair_logps`
-    lengths: torch.Tensor,  # (2 * pairs,)
-    batch: PackedBatch,  # with pairs
-) -> ChannelSum:
-    "Sum channel 3 with the share of votes for each turn's action as that turn's reward."
-    answers = [(row, b.pair, b.kind == "rejected", b.share if own_answer(tree, b) else None)
-               for row, tree in enumerate(batch.trees) for b in tree.branches if b.kind != "hint"]
-    answers = sorted(answers, key=lambda answer: answer[:3])  # the order of `logps`
-    voted = [i for i, (*_, share) in enumerate(answers) if share is not None]
-    shares = torch.tensor([answers[i][3] for i in voted], device=logps.device)
-    values = -(shares - 0.5) * (logps / lengths)[voted]
-    rows = torch.tensor([answers[i][0] for i in voted], dtype=torch.long, device=logps.device)
-    row = torch.zeros(len(batch.input_ids), dtype=values.dtype, device=values.device).index_add(0, rows, values.detach())
-    stats = {"pairs": batch.pairs, "tokens": batch.pair_labels.numel(), "voted": len(voted), "share": shares.sum().item()}
-    return ChannelSum(values.sum(), batch.pairs, stats, row)

@@ -42,7 +42,7 @@ class Taid:
         return replace(self.settings, beta=0.0)(student_logits, target, labels)  # detaches the target
 
 
-register_divergence("taid", scheduled=True)(lambda settings, t: Taid(t, settings))
+register_divergence("taid", scheduled=True, of_logits=True)(lambda settings, t: Taid(t, settings))
 
 # %% ../../nbs/losses/04_distill.ipynb #98591dcc
 def taid_loss(
@@ -140,7 +140,7 @@ class EntropyAware:
         return gate * forward + (1 - gate) * reverse
 
 
-register_divergence("entropy_aware")(lambda settings, t: EntropyAware(settings=settings))
+register_divergence("entropy_aware", of_logits=True)(lambda settings, t: EntropyAware(settings=settings))
 
 
 def entropy_aware_opd_loss(

@@ -37,9 +37,8 @@ from ..rollout.agents import Agent, AgentFactory
 from ..rollout.compaction import Compacting
 from ..rollout.loop import collect
 from ..rollout.policies import TransformersPolicy
-from ..traces.error_sites import blame_turns
 from ..traces.export import write_traces
-from ..traces.habits import look_for
+from ..traces.formats.base import formats_of
 from ..traces.read import read_traces
 from ..training.checkpoint import InterruptCallback, holding, last_complete_checkpoint
 from ..training.groups import TaskDraw
@@ -129,8 +128,6 @@ def run_data(
     done = last_complete_checkpoint(recipe.config.output_dir)
     if done and not a.resume:
         raise RecipeProblem(f"{done} belongs to an earlier run; set resume to true to go on from it, or another output_dir.")
-    look_for(a.detectors or ())
-    blame_turns(a.blame)
     tasks = recipe_tasks(recipe) if a.task is not None else None
     return tasks, recipe_sources(recipe, tasks.held_out if tasks else [])
 
@@ -145,7 +142,7 @@ def _count_turns(recipe, sources):
     folder = local_model(a.model)
     limit = trace_limit(a.max_trace_tokens, folder and str(folder), recipe.config.model_init_kwargs or {})
     chat = probe_template(recipe_tokenizer(recipe))
-    trees, _, _ = learnable_trees(sources.traces, sources.pairs, chat, recipe.config, sources.hints, limit)
+    trees, _, _ = learnable_trees(sources.traces, sources.pairs, chat, recipe.config, sources.hints, limit, sources.find_sites)
     return {"turns": limit.within, "turns_beyond": len(limit.beyond), "turns_without_reasoning": bare_turns(trees)[0]}
 
 
@@ -169,21 +166,22 @@ def make_trainer(
     a, config = recipe.arguments, recipe.config
     tasks, sources = run_data(recipe)
     tokenizer = recipe_tokenizer(recipe)
-    entries = model_shape(a.model)[0].get_text_config().vocab_size
+    entries = model_shape(a.model).get_text_config().vocab_size
     if len(tokenizer) > entries:
         raise RecipeProblem(f"the tokenizer has {len(tokenizer)} tokens and the model's vocabulary {entries}; take a tokenizer and a "
                             "model that belong together.")
     recorded, brought = _recorded(recipe, sources), tasks.brought if tasks else TaskSet(())
-    makers = [{"group": group_pairs, "recovery": lambda traces: [recovery_pairs(t) for t in traces]}[name] for name in sources.of_rollouts]
+    find = sources.find_sites
+    makers = [{"group": partial(group_pairs, find_sites=find), "recovery": lambda traces: [recovery_pairs(t, find(t)) for t in traces]}[name] for name in sources.of_rollouts]
 
     def pairs(traces):  # of a step's own rollouts
         return [sum(map(list, of_trace), []) for of_trace in zip(*(make(traces) for make in makers))]
-    channels = dict(hint_source=sources.hints, pair_source=pairs if makers else None)
+    channels = dict(hint_source=sources.hints, pair_source=pairs if makers else None, find_sites=find)
     common = dict(processing_class=tokenizer, peft_config=get_peft_config(recipe.model), traces=sources.traces, replay_examples=sources.pairs,
                   max_trace_tokens=a.max_trace_tokens)
     prepare(config, tokenizer, brought.environment is not None, replay_examples=recorded, **channels)
     if not tasks and kind is None:
-        return OfflineTrainer(recipe_model(recipe), config, hint_source=sources.hints, **common)
+        return OfflineTrainer(recipe_model(recipe), config, hint_source=sources.hints, find_sites=find, **common)
     sharded = sharded_module(config)
     kind = kind or (sharded.ShardedTrainer if sharded else ComposerReplicationTrainer)
     if tasks:
@@ -249,6 +247,8 @@ def run_settings(recipe: Recipe) -> dict[str, Any]:
     ours = [f.name for f in dataclasses.fields(config) if f.name not in OWN or f.name in recipe.named]
     model = {name: getattr(recipe.model, name) for name in recipe.named if hasattr(recipe.model, name)}
     values = arguments | {name: getattr(config, name) for name in (*ours, "learning_rate", "max_steps", "output_dir", "seed")} | model
+    for settings in recipe.contributed.values():
+        values |= dataclasses.asdict(settings)
     return {name: "<hidden>" if HIDDEN.search(name) and value else _plain(value) for name, value in sorted(values.items())}
 
 
@@ -310,7 +310,7 @@ def stage_data(
     a = recipe.arguments
     held_out = recipe_tasks(recipe).held_out if a.task is not None and a.held_out_rows else ()
     files = warm_up_settings(a.warm_up).traces
-    return recorded_traces(files, held_out) if files else [], lambda traces: without_held_out(traces, held_out)
+    return recorded_traces(files, held_out, formats_of(a.formats or ())) if files else [], lambda traces: without_held_out(traces, held_out)
 
 
 def warmed(

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['HINT_TOKENS', 'JUDGE_TOKENS', 'JUDGE_CACHE', 'trace_paths', 'recorded_traces', 'without_held_out', 'pairs_as_traces',
-           'Sources', 'recipe_sources', 'HintWriter', 'judge_of', 'recipe_hints']
+           'with_their_traces', 'Sources', 'recipe_sources', 'HintWriter', 'judge_of', 'recipe_hints']
 
 # %% ../../nbs/recipes/08_sources.ipynb #9556de96
 import gzip
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from glob import glob
@@ -27,13 +27,16 @@ from ..replay.client import chat_body, complete, parse_teacher, read_key, token_
 from ..replay.clean import SCHEMA, PreferenceExample, read_pairs
 from ..replay.pairs import FREE_PAIRS, free_pairs
 from ..replay.prices import Price, Usage
-from ..replay.teachers import TeacherProblem
+from ..replay.teachers import TeacherProblem, trace_states
 from .checkpoint import load_checkpoint
 from .recipe import EMBEDDED, Recipe
 from .recipe_file import RecipeProblem
 from ..rollout.policies import TransformersPolicy
 from ..rollout.sampling import Sampling
 from ..training.guard import content_hash
+from ..traces.error_sites import FindSites, SiteFinder, find_error_sites
+from ..traces.formats.base import Format, formats_of
+from ..traces.habits import detectors_of
 from ..traces.read import own_ids, read_traces, trace_files
 from ..traces.siblings import SiblingIndex
 
@@ -55,10 +58,11 @@ def trace_paths(
 def recorded_traces(
     names: Sequence[str],  # as `trace_paths` takes them
     held_out: Sequence[dict] = (),  # rows whose tasks' traces are left out
+    formats: Sequence[Format] = (),  # of one's own, as for `read_traces`
 ) -> list[Trace]:
     "Read the traces of these files, one for each context, each with a unique id. Raises `InputProblem` if there is none."
     own_id = own_ids()
-    read = [own_id(trace) for name in names for path in trace_paths(name) for trace in read_traces(path)]
+    read = [own_id(trace) for name in names for path in trace_paths(name) for trace in read_traces(path, formats=formats)]
     kept = without_held_out(read, held_out)
     if not kept:
         raise RecipeProblem(f"traces: {len(read)} traces were read, and {len(read) - len(kept)} of them are of held-out tasks; name others.")
@@ -78,18 +82,35 @@ def without_held_out(traces: Sequence[Trace], held_out: Sequence[dict]) -> list[
 def pairs_as_traces(
     examples: Sequence[PreferenceExample],  # of `read_pairs`
 ) -> list[TraceExample]:
-    "Make one trace for all pairs whose states continue each other."
+    """Make one trace for all pairs whose states continue each other, up to what the trace did at the last of them.
+
+    A pair keeps its trace id and position; two contexts of one trace make two traces of its id."""
     made: list[tuple[tuple[Turn, ...], PreferenceExample, list]] = []
     for example in sorted(examples, key=lambda e: -e.pair.turn):
         state = example.state.turns
         home = next((m for m in made if m[1].pair.trace_id == example.pair.trace_id and m[0][:len(state)] == state), None)
         if home is None:
-            home = ((*state, example.pair.rejected), example, [])
+            home = ((*state, example.pair.recorded), example, [])
             made.append(home)
         home[2].append(example.pair)
-    own_id = own_ids()
-    return [TraceExample(own_id(Trace(first.pair.trace_id, turns, first.state.tools, first.task_id)), pairs=tuple(pairs))
-            for turns, first, pairs in made]
+    return [TraceExample(Trace(first.pair.trace_id, turns, first.state.tools, first.task_id), pairs=tuple(pairs)) for turns, first, pairs in made]
+
+
+def with_their_traces(
+    recorded: Sequence[TraceExample],
+    examples: Sequence[PreferenceExample],  # of `read_pairs`
+) -> tuple[list[TraceExample], list[PreferenceExample]]:
+    "Return the recorded traces with those of the pairs that belong to them, by trace id and state, and the pairs that belong to none."
+    homes, own, rest = {e.trace.trace_id: number for number, e in enumerate(recorded)}, defaultdict(list), []
+    for example in examples:
+        number, turn = homes.get(example.pair.trace_id), example.pair.turn
+        trace = None if number is None else recorded[number].trace
+        there = trace and 0 < turn < len(trace.turns) and trace.turns[turn].role == "assistant"
+        if there and trace_states(trace, [turn])[0].key == example.state.key:
+            own[number].append(example.pair)
+        else:
+            rest.append(example)
+    return [replace(e, pairs=(*e.pairs, *own[number])) for number, e in enumerate(recorded)], rest
 
 
 # %% ../../nbs/recipes/08_sources.ipynb #fd81a83c
@@ -101,20 +122,21 @@ class Sources:
     pairs: tuple[TraceExample, ...]  # used only for their pairs
     hints: HintGenerator | None  # None: channel 2 is off
     of_rollouts: tuple[str, ...]  # kinds of pairs made from a step's own rollouts: group, recovery
+    find_sites: FindSites = find_error_sites  # with the recipe's detectors and blame
 
 
-def _pairs_of(name):
-    "Return traces with the pairs of one file, or of the shipped traces. Raises `RecipeProblem` if there is none."
+def _pairs_of(name, formats, find_sites):
+    "Return one file's pairs, and traces with their siblings' pairs, of which one is empty. Raises `RecipeProblem` if both are."
     path = toy_path() if name == EMBEDDED else Path(name)
     with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
         if f'"{SCHEMA}"'.encode() in file.readline():
-            return pairs_as_traces(read_pairs(path))
-    traces = list(read_traces(path))
-    examples = [TraceExample(t, pairs=tuple(p)) for t, p in zip(traces, free_pairs(traces, ["siblings"])) if p]
+            return read_pairs(path), []
+    traces = list(read_traces(path, formats=formats))
+    examples = [TraceExample(t, pairs=tuple(p)) for t, p in zip(traces, free_pairs(traces, ["siblings"], find_sites)) if p]
     if not examples:
         raise RecipeProblem(f"replay_pairs: none of the {len(traces)} traces in {path} has a sibling that did better in the same "
                             "state; name a file with several attempts at each task.")
-    return examples
+    return [], examples
 
 
 def recipe_sources(
@@ -124,14 +146,17 @@ def recipe_sources(
     "Load the recorded traces, pairs and hint layers of a recipe. Raises `ValueError` if a file is absent or has nothing to learn from."
     a, c = recipe.arguments, recipe.config
     names = (a.replay_pairs or []) if c.beta_replay else []
-    traces = recorded_traces(a.traces, held_out) if a.traces else []
-    free = free_pairs(traces, [name for name in names if name in FREE_PAIRS])
-    recorded = tuple(TraceExample(trace, pairs=tuple(pairs)) for trace, pairs in zip(traces, free))
+    formats, find = formats_of(a.formats or ()), SiteFinder(detectors_of(a.detectors or ()), a.blame)
+    traces = recorded_traces(a.traces, held_out, formats) if a.traces else []
+    free = free_pairs(traces, [name for name in names if name in FREE_PAIRS], find)
     files = [name for name in names if name not in FREE_PAIRS and name != "group"]
-    more = [example for name in files for example in _pairs_of(name)]
+    of_files = [_pairs_of(name, formats, find) for name in files]
+    recorded, rest = with_their_traces([TraceExample(trace, pairs=tuple(pairs)) for trace, pairs in zip(traces, free)],
+                                       [example for pairs, _ in of_files for example in pairs])
+    more = [*pairs_as_traces(rest), *(example for _, examples in of_files for example in examples)]
     kept = {id(t) for t in without_held_out([e.trace for e in more], held_out)}
     own = tuple(name for name in names if name in ("group", "recovery")) if a.task is not None else ()
-    return Sources(recorded, tuple(e for e in more if id(e.trace) in kept), recipe_hints(recipe, SiblingIndex(traces)) if c.alpha_sdpo else None, own)
+    return Sources(tuple(recorded), tuple(e for e in more if id(e.trace) in kept), recipe_hints(recipe, SiblingIndex(traces, find)) if c.alpha_sdpo else None, own, find)
 
 # %% ../../nbs/recipes/08_sources.ipynb #c5ab069d
 HINT_TOKENS = 64  # most tokens of a written hint; longer ones are cut

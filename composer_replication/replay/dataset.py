@@ -19,7 +19,7 @@ from ..core.errors import InputProblem
 from ..core.files import json_value, read_jsonl, replacing, write_file
 from ..core.trace import Trace
 from .clean import PreferenceExample, example_of, read_pairs, to_preference_dataset
-from ..traces.error_sites import find_error_sites
+from ..traces.error_sites import FindSites, find_error_sites
 from ..traces.export import to_dataset
 from ..traces.scrub import scrub
 
@@ -55,18 +55,19 @@ def scrubbed_pairs(
 # %% ../../nbs/replay/08_dataset.ipynb #dcf42481
 def error_dataset(
     traces: Iterable[Trace],
+    find_sites: FindSites = find_error_sites,
 ) -> "Dataset":  # columns of `traces.export.to_dataset`, and errors: text of {turn, shown_at, kind, detector}
     "Return traces with their error sites as a dataset; turns are positions in `messages`."
     from datasets import List, Value
     traces = list(traces)
     errors = [[orjson.dumps({"turn": s.turn, "shown_at": s.evidence_turn, "kind": s.kind, "detector": s.detector}).decode()
-               for s in find_error_sites(trace)] for trace in traces]
+               for s in find_sites(trace)] for trace in traces]
     return to_dataset(traces).add_column("errors", errors, feature=List(Value("string")))
 
 
-def trace_counts(traces: Sequence[Trace]) -> dict[str, int]:
+def trace_counts(traces: Sequence[Trace], find_sites: FindSites = find_error_sites) -> dict[str, int]:
     "Count traces, turns, models, and error sites by kind."
-    sites = Counter(site.kind for trace in traces for site in find_error_sites(trace))
+    sites = Counter(site.kind for trace in traces for site in find_sites(trace))
     named = {f"error sites, {kind}": n for kind, n in sites.most_common()}
     return {"traces": len(traces), "turns": sum(len(t.turns) for t in traces), "tasks": len({t.task_id for t in traces if t.task_id}),
             "models": len({t.model for t in traces if t.model}), "scored": sum(t.reward is not None for t in traces), **named}

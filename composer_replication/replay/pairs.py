@@ -14,7 +14,7 @@ from dataclasses import replace
 from ..core.pair import DPOPair, action_key
 from ..core.tools import refusal
 from ..core.trace import ErrorSite, ToolCall, Trace, TraceProblem, Turn, leaves
-from ..traces.error_sites import find_error_sites
+from ..traces.error_sites import FindSites, find_error_sites
 from ..traces.siblings import SiblingIndex, failed_turns
 
 # %% ../../nbs/replay/00_pairs.ipynb #499b1498
@@ -25,7 +25,7 @@ def sibling_pairs(
     "Return a pair for every turn at which a recorded sibling did better in the same state."
     failed, pairs = None, []
     for turn, ways in index.all_ways_past(trace):
-        failed = failed_turns(trace) if failed is None else failed  # computed only if there is a sibling
+        failed = failed_turns(trace, index.find_sites(trace)) if failed is None else failed  # computed only if there is a sibling
         best = ways[0]
         earned_more = None not in (best.reward, trace.reward) and best.reward > trace.reward
         if reason := "error" if turn in failed else "reward" if earned_more else None:
@@ -148,10 +148,11 @@ FREE_PAIRS = ("siblings", "recovery")
 def free_pairs(
     traces: Sequence[Trace],
     kinds: Sequence[str],  # some of `FREE_PAIRS`
+    find_sites: FindSites = find_error_sites,
 ) -> list[list[DPOPair]]:  # for each trace
     "Return the pairs that need no teacher. Raises `TraceProblem` for an unknown kind."
     if unknown := [kind for kind in kinds if kind not in FREE_PAIRS]:
         raise TraceProblem(f"there are no pairs called {unknown[0]!r}", f"use {' or '.join(FREE_PAIRS)}")
-    index = SiblingIndex(traces if "siblings" in kinds else ())
-    makers = {"siblings": lambda trace: sibling_pairs(trace, index), "recovery": recovery_pairs}
+    index = SiblingIndex(traces if "siblings" in kinds else (), find_sites)
+    makers = {"siblings": lambda trace: sibling_pairs(trace, index), "recovery": lambda trace: recovery_pairs(trace, find_sites(trace))}
     return [[pair for kind in kinds for pair in makers[kind](trace)] for trace in traces]

@@ -21,15 +21,15 @@ from ..hints.layers import CompositeHintGenerator
 from .html import Html, asset, json_html, page, render, script_policy, visible
 from .tokens import TokenRow, rows_by_site
 from .trace import layer_hints, turn_text
-from ..traces.error_sites import find_error_sites
+from ..traces.error_sites import FindSites, find_error_sites
 
 if TYPE_CHECKING:  # a page with only hints does not import PyTorch
     from composer_replication.tree.build import LengthLimit
 
 # %% ../../nbs/report/12_explorer.ipynb #c18ef045
-def error_turns(trace: Trace) -> dict[int, ErrorSite]:
+def error_turns(trace: Trace, find_sites: FindSites = find_error_sites) -> dict[int, ErrorSite]:
     "Return the error turns in order; of several errors in a turn the first."
-    return dict(sorted((site.turn, site) for site in reversed(find_error_sites(trace))))
+    return dict(sorted((site.turn, site) for site in reversed(find_sites(trace))))
 
 
 def call_start(
@@ -127,9 +127,10 @@ def explored(
     reader: tuple | None = None,  # a causal language model and its tokenizer; None: only hints
     late: Mapping[int, str] = {},  # error turn -> why the model does not read it, a sentence
     room: int = 60_000,  # as for `trace_data`
+    find_sites: FindSites = find_error_sites,
 ) -> dict:
     "Prepare a trace: each layer's hint at each error turn, its effect on the model, and that of unrelated words."
-    sites, why, unread, read, asked = error_turns(trace), "No token bars: no model was named.", {}, {}, {}
+    sites, why, unread, read, asked = error_turns(trace, find_sites), "No token bars: no model was named.", {}, {}, {}
     texts = {turn: {layer: text for layer, text in layer_hints(trace, site, hints).items() if text} for turn, site in sites.items()}
     if reader:
         from composer_replication.rollout.fork import unrelated_words

@@ -27,7 +27,7 @@ from .train import by_channel, next_command
 from .plots import THEME, Plot
 from .trace import trace_html
 from ..rollout.types import log_name
-from ..traces.error_sites import find_error_sites
+from ..traces.error_sites import FindSites, find_error_sites
 
 # %% ../../nbs/report/11_run.ipynb #44127f19
 PANELS = {  # title -> label of a line -> name in the log
@@ -91,13 +91,14 @@ def rollout_views(
     traces: Sequence[Trace],
     hints: CompositeHintGenerator | None = None,  # the run's; None: templates and raw errors
     folder: Path | None = None,  # of the run, which keeps the output of a custom agent in `agents`
+    find_sites: FindSites = find_error_sites,  # the run's
 ) -> list[tuple[str, Html]]:  # title, view
     "Show the chosen rollouts, each with a link to its agent's output if there is any."
     def view(trace):
         log = f"agents/{log_name(trace.trace_id)}"
-        return Html(trace_html(trace, hints) + (render("link", href=log, text="output of the agent") if folder and (folder / log).is_file() else ""))
+        return Html(trace_html(trace, hints, find_sites=find_sites) + (render("link", href=log, text="output of the agent") if folder and (folder / log).is_file() else ""))
 
-    ranked = sorted(((len({site.turn for site in find_error_sites(trace)}), trace) for trace in traces if trace.turns), key=lambda pair: -min(pair[0], 1))
+    ranked = sorted(((len({site.turn for site in find_sites(trace)}), trace) for trace in traces if trace.turns), key=lambda pair: -min(pair[0], 1))
     titles = [f"{trace.trace_id}: {f'{len(trace.segments)} segments, ' if trace.segments else ''}{turns} error turns, reward {'none' if trace.reward is None else f'{trace.reward:g}'}"
               for turns, trace in ranked[:SHOWN]]
     return [(title, view(trace)) for title, (_, trace) in zip(titles, ranked)]
@@ -164,8 +165,9 @@ class RunPage(TrainerCallback):
         record: Mapping[str, Any],
         traces,  # returns the traces of the latest generation
         hints: CompositeHintGenerator | None = None,
+        find_sites: FindSites = find_error_sites,
     ):
-        self.record, self.traces, self.hints = record, traces, hints
+        self.record, self.traces, self.hints, self.find_sites = record, traces, hints, find_sites
         self.folder, self.state, self.due, self.latest = None, None, 0.0, []
 
     def write(self, what: str, live: bool = False) -> None:
@@ -173,7 +175,7 @@ class RunPage(TrainerCallback):
         begun, guard = time.monotonic(), self.state.stateful_callbacks.get("HeldOutGuard", {}).get("guard", {})
         stopped = guard["last"]["step"] if guard.get("reason") else None
         status = guard.get("reason") or f"Step {self.state.global_step} of {self.state.max_steps}: {what}."
-        write_file(self.folder / "index.html", run_page(self.record, self.state.log_history, rollout_views(self.latest, self.hints, self.folder), status,
+        write_file(self.folder / "index.html", run_page(self.record, self.state.log_history, rollout_views(self.latest, self.hints, self.folder, self.find_sites), status,
                                                         live, stopped, datetime.now(UTC).isoformat(timespec="seconds")))
         self.due = time.monotonic() + 20 * (time.monotonic() - begun)
 

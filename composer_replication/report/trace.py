@@ -11,7 +11,7 @@ from ..hints.layers import CompositeHintGenerator, default_composite
 from ..hints.text import call_text
 from .html import Html, render, table
 from .html import Tab, tabs
-from ..traces.error_sites import find_error_sites
+from ..traces.error_sites import FindSites, find_error_sites
 
 # %% ../../nbs/report/04_trace.ipynb #241cec74
 LONGEST, WHOLE = 3000, 400_000  # most characters shown of one text, and approximately of all texts of a trace
@@ -73,9 +73,10 @@ def trace_html(
     trace: Trace,
     hints: CompositeHintGenerator | None = None,  # None: templates and raw errors
     chosen: int | None = None,  # position of a turn; None: the first that caused an error
+    find_sites: FindSites = find_error_sites,
 ) -> Html:
     "Show a trace to step through. Raises `InputProblem` if it has no turn."
-    hints, sites, choices = hints or default_composite(), find_error_sites(trace), []
+    hints, sites, choices = hints or default_composite(), find_sites(trace), []
     longest = max(100, min(LONGEST, WHOLE // (3 * len(trace.turns) + 3 * len(sites) or 1)))
     for number, turn in enumerate(trace.turns):
         turn_sites = [site for site in sites if site.turn == number]

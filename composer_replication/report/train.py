@@ -28,7 +28,7 @@ def estimate_table(
     estimate,  # a `MemoryEstimate`
 ) -> Table:
     "Make a table of a run's estimate for people."
-    rows = Table("what", "how much", title=f"{estimate.recipe}: {estimate.model} ({estimate.source})", title_justify="left")
+    rows = Table("what", "how much", title=f"{estimate.recipe}: {estimate.model}", title_justify="left")
     run = f"{estimate.total_tokens:,} in the run" if estimate.total_tokens or not estimate.rollouts_per_step else "steps follow from the epochs"
     for what, much in [("parameters", f"{estimate.parameters:,}, of them trained {estimate.trained:,}"), ("devices", estimate.devices),
                        ("tasks, rollouts a step", f"{estimate.prompts_per_step:g}, {estimate.rollouts_per_step:g}"),

@@ -126,7 +126,7 @@ class RecordedRun:
         record: RecordedEpisode,
     ):
         self.factory, self.recorder, self.config, self.row, self.record = factory, recorder, config, row, record
-        self.stopped, self.counts = False, {}  # counts become those of the rollout
+        self.stopped, self.counts, self.earned = False, {}, None  # counts become those of the rollout; what it earns without the environment's reward
         self.output: Path | None = None  # a file with what its agent said
 
     def prepare(self, environment: Any) -> None:
@@ -164,10 +164,12 @@ class RecordedRun:
             record.ending, record.problem = (Ending.STOPPED, "") if self.stopped else (ending, problem)
             if record.ending in (Ending.DONE, Ending.TURNS, Ending.TOKENS, Ending.LIMIT):
                 reward = self.reward(environment)
+            elif record.ending is Ending.TIMEOUT:
+                reward = self.earned
         finally:
             run_chains([[environment.close]], 1, self.config.tool_timeout)
         if record.ending in (Ending.ERROR, Ending.TIMEOUT):
-            logger.warning("episode %s is unscored (%s): %s%s", record.trace_id, record.ending.value, record.problem,
+            logger.warning("episode %s %s (%s): %s%s", record.trace_id, "is unscored" if reward is None else "earns 0", record.ending.value, record.problem,
                            f"; its agent's output lies in {self.output}" if self.output else "")
         rollout = record.rollout(self.recorder, record.ending, reward, record.problem, time.monotonic() - start)
         return replace(rollout, counts=dict(self.counts))

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from ..core.environment import late_call_reward
 from ..core.errors import InputProblem
 from ..core.trace import Turn
 from .agents import RecordedRun, play_recorded, wrapped_with
@@ -83,6 +84,7 @@ class _CompactingRun(RecordedRun):
                     with self.running:
                         result, ending, problem = self.within(environment, "call", partial(_result, environment, call), f"the call of {call.name!r}")
                     if ending is not None:
+                        self.earned = late_call_reward(environment)  # of a time-out
                         return ending, problem
                     turns.append(result.turn(call))
         except Refused as refused:

@@ -154,6 +154,17 @@ ROOM = 256  # least number of cells to add when the buffer is full
 SHARED = 32  # shared ids for which one more forward pass pays
 
 # %% ../../nbs/rollout/02_decode.ipynb #737198ef
+def _narrowed(sampling, questions, logits):
+    "Return the rows' logits without what their grammars leave out, and for each row whether that forced its token."
+    held = [i for i, question in enumerate(questions) if question.grammar is not None]
+    if not held:
+        return logits, [False] * len(questions)
+    allowed = torch.ones(logits.shape, dtype=torch.bool, device=logits.device)
+    allowed[held] = torch.stack([questions[i].grammar.allowed(logits.shape[1]) for i in held]).to(logits.device)
+    logits, forced = sampling.narrowed(logits, allowed)
+    return logits, forced.tolist()
+
+
 class _Row:
     "A conversation; once its turn has begun, all its ids but the last have cells."
 
@@ -162,7 +173,7 @@ class _Row:
 
     def begin(self, question, filled):
         self.question, self.ids, self.filled, self.used = question, list(question.ids), filled, 0
-        self.logprobs, self.numbers = [], Numbers(question.name)
+        self.logprobs, self.forced, self.numbers = [], [], Numbers(question.name)
 
 
 def _hidden(positions, cells, window, dtype):
@@ -231,7 +242,10 @@ class CachedBatch(TokenBatch):
         if 4 * len(self.waiting) >= self.decoding or self.delay > 8:
             self._admit()
         ended, rows = [], self.rows[:self.decoding]
-        for row, token, logprob in zip(rows, *self._next(rows)):
+        for row, token, logprob, forced in zip(rows, *self._next(rows)):
+            if row.question.grammar is not None:
+                row.question.grammar.take(token)
+            row.forced += [len(row.logprobs)] * forced
             row.ids.append(token)
             row.logprobs.append(logprob)
             row.filled, row.used = row.filled + 1, self.clock
@@ -241,20 +255,22 @@ class CachedBatch(TokenBatch):
                 ended.append((row, token not in self.stops))
         for row, _ in ended:
             self._leave(row)
-        return [(row.question, Sample(tuple(row.ids[len(row.question.ids):]), tuple(row.logprobs), cut)) for row, cut in ended]
+        return [(row.question, Sample(tuple(row.ids[len(row.question.ids):]), tuple(row.logprobs), cut, tuple(row.forced))) for row, cut in ended]
 
     def _next(self, rows):
-        "Draw the next ids and log-probabilities in the first slots."
+        "Draw the next ids and log-probabilities in the first slots, and return with them which ids were forced."
         if not rows:
-            return [], []
+            return [], [], []
         time = max(row.filled for row in rows) + 1
         self._size(time)
         if self.feed is None or self.feed.taken == AHEAD:
             self.feed = _Feed(rows, self.windows, self.cursor.capacity, self.model.dtype, self.model.device)
         positions, fed, masks, numbers = self.feed.next(time)
-        ids, logprobs = self.sampling.draw(self._forward(self.model, 0, positions, time, fed, masks).logits[:, -1], numbers)
+        logits = self._forward(self.model, 0, positions, time, fed, masks).logits[:, -1]
+        logits, forced = _narrowed(self.sampling, [row.question for row in rows], logits)
+        ids, logprobs = self.sampling.draw(logits, numbers)
         self.feed.ids = ids[:, None]
-        return drawn(ids, logprobs)
+        return *drawn(ids, logprobs), forced
 
     def _forward(self, model, first, positions, time, ids, masks):
         "Run a forward pass of tokens at their positions, on the slots from `first` on."
@@ -348,13 +364,20 @@ class CachedBatch(TokenBatch):
 class _Draw(LogitsProcessor):
     "Logits processor that draws each row's next token as `Sampling` does."
 
-    def __init__(self, sampling, numbers):
-        self.sampling, self.numbers, self.logprobs = sampling, numbers, []
+    def __init__(self, sampling, questions):
+        self.sampling, self.questions, self.logprobs, self.forced = sampling, questions, [], []
+        self.numbers = [Numbers(question.name) for question in questions]
 
     def __call__(self, input_ids, scores):
         numbers = torch.tensor([n[len(self.logprobs)] for n in self.numbers], device=scores.device)
+        scores, forced = _narrowed(self.sampling, self.questions, scores)
         ids, logprobs = self.sampling.draw(scores, numbers)
-        self.logprobs.append(drawn(ids, logprobs)[1])
+        tokens, values = drawn(ids, logprobs)
+        for question, token in zip(self.questions, tokens):
+            if question.grammar is not None:
+                question.grammar.take(token)
+        self.logprobs.append(values)
+        self.forced.append(forced)
         return torch.full_like(scores, float("-inf")).scatter_(-1, ids[:, None], 0.0)
 
 
@@ -369,7 +392,7 @@ class RereadBatch(TokenBatch):
         if not group:
             return []
         ids = torch.tensor([question.ids for question in group], device=self.model.device)
-        draw = _Draw(self.sampling, [Numbers(question.name) for question in group])
+        draw = _Draw(self.sampling, group)
         config = GenerationConfig(max_new_tokens=max(question.limit for question in group), do_sample=False,
                                   eos_token_id=sorted(self.stops), pad_token_id=min(self.stops))
         own, self.model.generation_config = self.model.generation_config, config  # `generate` would apply its penalties
@@ -383,7 +406,8 @@ class RereadBatch(TokenBatch):
             made = out[i][:question.limit]
             end = next((at + 1 for at, token in enumerate(made) if token in self.stops), None)
             logprobs = [step[i] for step in draw.logprobs][:end or question.limit]
-            ended.append((question, Sample(tuple(made[:end]), tuple(logprobs), end is None)))
+            forced = tuple(at for at, step in enumerate(draw.forced[:len(logprobs)]) if step[i])
+            ended.append((question, Sample(tuple(made[:end]), tuple(logprobs), end is None, forced)))
         return ended
 
 # %% ../../nbs/rollout/02_decode.ipynb #4ff505ea

@@ -19,7 +19,7 @@ from decimal import Decimal
 from numbers import Real
 from typing import Any
 
-from ..core.environment import environment_of, step_limit
+from ..core.environment import environment_of, late_call_reward, step_limit
 from ..core.tools import ToolResult
 from .types import Ending, Episode, Rollout, RolloutConfig
 from .policies import MessagePolicy, TokenPolicy
@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 # %% ../../nbs/rollout/07_loop.ipynb #e1ffcb39
 SCORED = (Ending.DONE, Ending.TURNS, Ending.TOKENS)  # the environment is asked for a reward
+_LATE = ", and earns 0 for its call"
 
 # %% ../../nbs/rollout/07_loop.ipynb #fcd6aff0
 class _Loop:
@@ -229,7 +230,8 @@ def _answers(run, calls, done, config):
             break
         limit = step_limit(run.environment, "call", config.tool_timeout)
         if step.late:
-            run.end(Ending.TIMEOUT, f"{call.name} gave no answer within {limit:g} seconds")
+            run.reward = late_call_reward(run.environment)
+            run.end(Ending.TIMEOUT, f"{call.name} gave no answer within {limit:g} seconds{_LATE if run.reward == 0.0 else ''}")
         late = ToolResult(f"Timeout: no answer within {limit:g} seconds; the call was given up.", "runtime_error")
         answers.append((late if step.late else step.value).turn(call))
     return answers

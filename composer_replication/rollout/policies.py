@@ -34,6 +34,7 @@ class TokenPolicy(Protocol):
     chat: ChatFormat
     stops: frozenset[int]  # ids that end a turn
     positions: float  # ids that a row may have
+    narrows: bool  # its batches hold turns to a grammar
 
     def batch(self, sampling: Sampling) -> Any:
         "Return a context manager that yields a `decode.TokenBatch` for new conversations."
@@ -78,6 +79,8 @@ def _dense_masks(model):
 class TransformersPolicy:
     "A causal LM in this process. `model` may be set to another one between rollouts."
 
+    narrows = True
+
     def __init__(
         self,
         model: PreTrainedModel,  # the plain causal LM, without wrappers
@@ -113,6 +116,8 @@ Generate = Callable[[list[list[int]], Sampling, list[int], list[int]], tuple[lis
 # %% ../../nbs/rollout/04_policies.ipynb #6673a7dc
 class CallablePolicy:
     "A policy that calls an engine's function."
+
+    narrows = False
 
     def __init__(
         self,

@@ -29,6 +29,8 @@ class Asked:
     tools: tuple[dict, ...] = ()  # in OpenAI form
     may_call: bool = True  # False: nothing in the answer is a call, though tools are shown
     one_call: bool = False  # the answer ends with its first call
+    forced: tuple[str, ...] = ()  # names of tools, one of which the answer calls; empty: as the model likes
+    schema: Mapping | None = None  # JSON schema of the answer's text; None: any text
     max_tokens: int | None = None  # None: as many as the server gives
     sampling: Mapping[str, float] = ()  # fields of `Sampling` that the request sets
     seed: int | None = None
@@ -165,7 +167,7 @@ def conversation(
 def strict_tools(
     tools: Any,  # of any protocol
 ) -> tuple[str, ...]:
-    "Return the names of tools whose calls should fit their schema for certain, which sampling here does not promise."
+    "Return the names of tools whose calls should fit their schema for certain, which sampling promises only where a call or a schema is asked for."
     own = [tool.get("function") if isinstance(tool.get("function"), dict) else tool for tool in tools or () if isinstance(tool, dict)] \
         if isinstance(tools, list | None) else []
     return tuple(f"tools.{tool.get('name')}.strict" for tool in own if tool.get("strict"))
@@ -185,6 +187,47 @@ def functions(
     if len({t["function"]["name"] for t in made}) < len(made):
         raise bad("two tools have the same name; name each tool once.")
     return made
+
+def _choice(
+    choice: Any,  # of any protocol
+    tools: tuple[dict, ...],  # of `functions`
+) -> tuple[bool, tuple[str, ...]]:
+    "Return whether an answer may call, and the tools of which it must call one. Raises `Refused`."
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    names = tuple(tool["function"]["name"] for tool in tools)
+    if kind in (None, "auto", "none"):
+        return kind != "none", ()
+    if kind in ("function", "tool", "custom"):
+        named = choice.get("function") if isinstance(choice.get("function"), dict) else choice
+        names = tuple(name for name in names if name == named.get("name"))
+    elif kind not in ("required", "any"):
+        raise bad(f"tool_choice={json.dumps(choice)[:60]} cannot be had here; take auto, none, one tool's name, or a call of any tool.",
+                  "unsupported_value")
+    if not names:
+        raise bad(f"tool_choice={json.dumps(choice)[:60]} asks for a call, and no such tool is offered; list it in tools.")
+    return True, names
+
+
+def _schema(
+    form: Any,  # of an answer's text, in any protocol
+    field: str,  # its name there
+) -> Mapping | None:  # a JSON schema; None: any text
+    "Return the schema that an answer's text must fit. Raises `Refused`."
+    kind = form.get("type") if isinstance(form, dict) else form
+    if kind in (None, "text"):
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    if kind != "json_schema":
+        raise bad(f"{field}={json.dumps(form)[:60]} cannot be had here; take text, json_object or json_schema.", "unsupported_value")
+    schema = (form["json_schema"] if isinstance(form.get("json_schema"), dict) else form).get("schema")
+    if not isinstance(schema, dict):
+        raise bad(f"{field} must hold a JSON schema as its `schema`.")
+    return schema
+
+def _loose(body, forced, schema):
+    "Return what `strict_tools` does for a request without a grammar."
+    return () if forced or schema is not None else strict_tools(body.get("tools"))
 
 # %% ../../nbs/rollout/08_protocols.ipynb #43df4489
 def _visible(turn, readable=False):
@@ -245,11 +288,10 @@ class ChatCompletions:
     stream = ChatStream
     path = "/chat/completions"
     read_fields = {"model", "messages", "tools", "tool_choice", "parallel_tool_calls", "max_tokens", "max_completion_tokens", "temperature",
-                   "top_p", "top_k", "min_p", "seed", "stop", "stream", "stream_options", "logprobs"}
+                   "top_p", "top_k", "min_p", "seed", "stop", "stream", "stream_options", "logprobs", "response_format"}
     unused = {"user", "metadata", "store", "usage", "reasoning", "reasoning_effort", "provider", "service_tier", "safety_identifier",
               "prompt_cache_key", "prompt_cache_retention", "verbosity"}
-    only = {"n": (1,), "top_logprobs": (0,), "response_format": ({"type": "text"},), "frequency_penalty": (0,), "presence_penalty": (0,),
-            "logit_bias": ({},), "modalities": (["text"],), "tool_choice": ("auto", "none")}
+    only = {"n": (1,), "top_logprobs": (0,), "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},), "modalities": (["text"],)}
 
     @classmethod
     def read(cls, body: Any) -> Asked:
@@ -258,10 +300,13 @@ class ChatCompletions:
         options = body.get("stream_options") or {}
         if not isinstance(options, dict):
             raise bad("stream_options must be an object.")
-        return Asked(str(body.get("model") or ""), conversation(body.get("messages")), functions(body.get("tools")),
-                     body.get("tool_choice") != "none", body.get("parallel_tool_calls") is False, _limit(body, "max_completion_tokens", "max_tokens"),
+        tools = functions(body.get("tools"))
+        may_call, forced = _choice(body.get("tool_choice"), tools)
+        schema = _schema(body.get("response_format"), "response_format")
+        return Asked(str(body.get("model") or ""), conversation(body.get("messages")), tools, may_call, body.get("parallel_tool_calls") is False,
+                     forced, schema, _limit(body, "max_completion_tokens", "max_tokens"),
                      **_settings(body), stops=_stops(body, "stop"), logprobs=bool(body.get("logprobs")), usage=bool(options.get("include_usage")),
-                     unused=(*unused, *strict_tools(body.get("tools"))))
+                     unused=(*unused, *_loose(body, forced, schema)))
 
     @classmethod
     def write(cls, asked: Asked, answered: Answered) -> dict:
@@ -340,9 +385,9 @@ class Messages:
     stream = MessagesStream
     path = "/messages"
     read_fields = {"model", "messages", "system", "tools", "tool_choice", "max_tokens", "temperature", "top_p", "top_k", "stop_sequences",
-                   "stream", "thinking"}
-    unused = {"metadata", "service_tier", "context_management", "output_config", "inference_geo"}
-    only = {"container": (), "mcp_servers": ([],), "output_format": ()}
+                   "stream", "thinking", "output_config", "output_format"}
+    unused = {"metadata", "service_tier", "context_management", "inference_geo"}
+    only = {"container": (), "mcp_servers": ([],)}
 
     @classmethod
     def read(cls, body: Any) -> Asked:
@@ -350,12 +395,9 @@ class Messages:
         unused = _unused(body, cls.read_fields, cls.unused, cls.only)
         if _limit(body, "max_tokens") is None:
             raise bad("max_tokens is missing; give the most tokens that the answer may have.")
-        choice = body.get("tool_choice") or {"type": "auto"}
-        if not isinstance(choice, dict) or choice.get("type") not in ("auto", "none"):
-            raise bad(f"tool_choice={json.dumps(choice)[:60]} cannot be had here; take auto or none.", "unsupported_value")
-        config = body.get("output_config") or {}
-        if not isinstance(config, dict) or config.get("format") is not None:
-            raise bad(f"output_config={json.dumps(config)[:60]} asks for a format, which cannot be had here; leave it out.", "unsupported_value")
+        choice, config = body.get("tool_choice") or {}, body.get("output_config") or {}
+        if not isinstance(choice, dict) or not isinstance(config, dict):
+            raise bad("tool_choice and output_config must be objects.")
         thinking = body.get("thinking") or {}
         if not isinstance(thinking, dict):
             raise bad("thinking must be an object.")
@@ -363,10 +405,14 @@ class Messages:
         if body.get("system") and isinstance(messages, list):
             messages = [{"role": "system", "content": body["system"]}, *messages]
         tools, left = cls.tools(body.get("tools"))
-        return Asked(str(body.get("model") or ""), conversation(messages), tools, choice["type"] != "none",
-                     bool(choice.get("disable_parallel_tool_use")), body["max_tokens"], **_settings(body), stops=_stops(body, "stop_sequences"),
+        may_call, forced = _choice(choice, tools)
+        form = config.get("format") if config.get("format") is not None else body.get("output_format")
+        schema = _schema(form, "output_config.format")
+        left += tuple(f"output_config.{name}" for name in config if name != "format")
+        return Asked(str(body.get("model") or ""), conversation(messages), tools, may_call, bool(choice.get("disable_parallel_tool_use")),
+                     forced, schema, body["max_tokens"], **_settings(body), stops=_stops(body, "stop_sequences"),
                      thinking=thinking.get("type") in ("enabled", "adaptive"), objects=True,
-                     unused=(*unused, *left, *strict_tools(body.get("tools"))))
+                     unused=(*unused, *left, *_loose(body, forced, schema)))
 
     @staticmethod
     def tools(given):
@@ -512,8 +558,7 @@ class Responses:
                    "stream", "text"}
     unused = {"user", "metadata", "store", "reasoning", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "include",
               "stream_options", "client_metadata", "truncation"}
-    only = {"background": (False,), "top_logprobs": (0,), "tool_choice": ("auto", "none"), "previous_response_id": (), "conversation": (),
-            "prompt": (), "max_tool_calls": ()}
+    only = {"background": (False,), "top_logprobs": (0,), "previous_response_id": (), "conversation": (), "prompt": (), "max_tool_calls": ()}
 
     @classmethod
     def read(cls, body: Any) -> Asked:
@@ -521,15 +566,15 @@ class Responses:
         unused = _unused(body, cls.read_fields, cls.unused, cls.only)
         text = body.get("text") or {}
         form = text.get("format") if isinstance(text, dict) else text
-        if form not in (None, {"type": "text"}):
-            raise bad(f"text.format={json.dumps(form)[:60]} cannot be had here; leave it out.", "unsupported_value")
         messages = _messages_of(body.get("input"))
         if body.get("instructions"):
             messages = [{"role": "system", "content": body["instructions"]}, *messages]
         tools, custom, left = cls.tools(body.get("tools"))
-        return Asked(str(body.get("model") or ""), conversation(messages), tools, body.get("tool_choice") != "none",
-                     body.get("parallel_tool_calls") is False, _limit(body, "max_output_tokens"), **_settings(body), custom=custom,
-                     unused=(*unused, *left, *strict_tools(body.get("tools"))))
+        may_call, forced = _choice(body.get("tool_choice"), tools)
+        schema = _schema(form, "text.format")
+        return Asked(str(body.get("model") or ""), conversation(messages), tools, may_call, body.get("parallel_tool_calls") is False,
+                     forced, schema, _limit(body, "max_output_tokens"), **_settings(body), custom=custom,
+                     unused=(*unused, *left, *_loose(body, forced, schema)))
 
     @staticmethod
     def tools(given):
@@ -563,7 +608,9 @@ class Responses:
         return {"id": f"resp_{uuid.uuid4().hex}", "object": "response", "created_at": int(time.time()), "status": status, "error": None,
                 "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None, "instructions": None, "metadata": {},
                 "model": asked.model, "output": output, "parallel_tool_calls": not asked.one_call, "temperature": None, "top_p": None,
-                "tool_choice": "auto" if asked.may_call else "none", "tools": [], "text": {"format": {"type": "text"}}, "usage": usage,
+                "tool_choice": "required" if asked.forced else "auto" if asked.may_call else "none", "tools": [],
+                "text": {"format": {"type": "text"} if asked.schema is None else {"type": "json_schema", "name": "answer", "schema": asked.schema}},
+                "usage": usage,
                 "unused": [*asked.unused, *answered.unused]}
 
     error = ChatCompletions.error

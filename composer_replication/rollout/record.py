@@ -16,13 +16,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from tokenizers.decoders import DecodeStream
 
 from ..core.trace import Segment, Trace, Turn
 from .decode import TokenBatch
+from .grammar import Grammars
 from .policies import MessagePolicy, TokenPolicy, seed_of
 from .protocols import Answered, Asked, Refused, bad
 from .sampling import SampleRequest, Sample, Sampling
@@ -118,6 +120,7 @@ class _Context:
     ids: list[int]  # of the completion
     mask: list[int]
     logprobs: list[float]
+    forced: list[int]
     busy: bool = False  # a request that continues it is being answered
 
 
@@ -202,17 +205,33 @@ class RecordedEpisode:
         "End the episode, and return its rollout. Raises `AlignmentError` where the tree of a segment holds other ids than were sampled."
         self.end(ending, problem)
         trace = self.trace(recorder.policy.name, reward)
-        rows = [SegmentTokens(c.prompt_ids, tuple(c.ids), tuple(c.mask), tuple(c.logprobs)) for c in self.contexts]
+        rows = [SegmentTokens(c.prompt_ids, tuple(c.ids), tuple(c.mask), tuple(c.logprobs), tuple(c.forced)) for c in self.contexts]
         first, *more = rows or [SegmentTokens((), (), (), ())]
         for part, row in zip(trace.parts(), rows if recorder.tokens else ()):
             if build_tree(part, recorder.policy.chat).ids != (*row.prompt_ids, *row.completion_ids):
                 raise AlignmentError(f"trace {part.trace_id!r}: the tree of the finished trace holds other ids than its rollout; use another chat "
                                      "template.")
         return Rollout(trace, first.prompt_ids, first.completion_ids, first.completion_mask, first.logprobs, self.ending, reward,
-                       {"generate": self.seconds, "tools": max(seconds - self.seconds, 0.0)}, self.problem, tuple(more))
+                       {"generate": self.seconds, "tools": max(seconds - self.seconds, 0.0)}, self.problem, tuple(more), forced=first.forced)
 
 # %% ../../nbs/rollout/10_record.ipynb #bcef79ff
 _MARKS, _MARKUP = re.compile(r"[<\[{`|]"), 64  # what markup of calls and thoughts begins with, and the most characters that it has
+
+
+_AGAIN = 9 / 8  # growth after which a turn with markup is read again as a whole: all readings together cost a multiple of the turn
+
+
+@dataclass(eq=False)
+class _Told:
+    "What is known of a turn that is being sampled."
+
+    stream: DecodeStream | None = None  # decodes each id once
+    seen: int = 0  # ids that it has taken
+    read_at: int = 0  # ids at the last reading of the whole
+    parts: tuple[str, str] = ("", "")  # reasoning and text that were sure then
+    open: int | None = None  # which of them goes on; None: that is not known
+    text: str = ""  # what goes on, with what was decoded since
+    near: str = ""  # the last characters that were read, and what was decoded since
 
 
 @dataclass(eq=False)
@@ -229,6 +248,7 @@ class Pending:
     answer: Future  # of a `Sample`, or of what `MessagePolicy.reply` gives
     question: SampleRequest | None
     start: float  # `time.monotonic`
+    told: _Told = field(default_factory=_Told)
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -265,7 +285,7 @@ class Recorder:
     ):
         self.policy, self.seed, self.max_tokens, self.sampling, self.fixed = policy, seed, max_tokens, sampling or Sampling(), fixed
         self.tokens = not isinstance(policy, MessagePolicy)
-        self.readers, self.open, self.together = {}, ExitStack(), together
+        self.readers, self.open, self.together, self.grammars = {}, ExitStack(), together, Grammars(policy)
         self.positions = min(getattr(policy, "positions", math.inf), math.inf if positions is None else positions)
         try:
             self.whole = self.tokens and not reads_near(policy.chat)
@@ -307,9 +327,10 @@ class Recorder:
         name = f"{self.seed}/{episode.trace_id}/{number}" if asked.seed is None or self.fixed else f"asked/{asked.seed}"
         limit = min(self.max_tokens, asked.max_tokens or self.max_tokens)
         try:
+            grammar = self.grammars.of(asked)
             if self.tokens:
                 pending.question = self._question(pending, sampling, limit, name)
-                pending.question.heard = heard
+                pending.question.heard, pending.question.grammar = heard, grammar
                 pending.answer = self.engine.ask(pending.question)
             else:
                 pending.answer = self.engine.submit(self.policy.reply, pending.trace, sampling, limit, seed_of(name))
@@ -368,21 +389,46 @@ class Recorder:
         pending: Pending,
         ids: Sequence[int],  # sampled so far
     ) -> tuple[str, str]:  # reasoning and text
-        "Return the beginning of a turn that is being sampled: what no later id changes, such as one that opens a call."
-        asked, reader = pending.asked, self.reader(pending.asked)
-        held = max((len(stop) for stop in asked.stops), default=1) - 1
-        if any(stop in reader.text(tuple(ids), self.policy.stops) for stop in asked.stops):
-            return "", ""  # the rest comes with the whole turn
+        """Return the beginning of a turn that is being sampled: what no later id changes, such as one that opens a call.
+
+        Text without markup grows by what each id adds; a turn with markup is read again as a whole where it has grown by an eighth."""
+        asked, told, held = pending.asked, pending.told, max((len(stop) for stop in pending.asked.stops), default=1) - 1
 
         def sure(text):
             text = text[:len(text) - held]
             mark = _MARKS.search(text, max(len(text) - _MARKUP, 0))
             return (text[:mark.start()] if mark else text).rstrip("\ufffd \t\r\n")
 
-        read = reader.read(tuple(ids), self.policy.stops, pending.ids, not asked.may_call, asked.tools)
-        if read.calls or read.content:  # then the reasoning is complete
-            return read.thinking or "", read.content if read.calls else sure(read.content)
-        return sure(read.thinking or ""), ""
+        new = self._decoded(told, ids)
+        if new is not None and told.open is not None:
+            told.text, told.near = told.text + new, told.near + new
+            if not _MARKS.search(told.near) and not any(stop in told.near for stop in asked.stops):
+                told.near = told.near[-max(_MARKUP, held):]
+                return tuple(sure(told.text) if i == told.open else part for i, part in enumerate(told.parts))
+        if len(ids) >= told.read_at * _AGAIN:
+            told.read_at, text = len(ids), self.reader(asked).text(tuple(ids), self.policy.stops)
+            if any(stop in text for stop in asked.stops):
+                told.parts, told.open = ("", ""), None  # the rest comes with the whole turn
+                return told.parts
+            read = self.reader(asked).read(tuple(ids), self.policy.stops, pending.ids, not asked.may_call, asked.tools)
+            told.open = None if read.calls else 1 if read.content else 0 if read.thinking else None
+            now = [read.thinking or "", read.content]
+            at = text.rfind(now[told.open]) if told.open is not None else -1
+            if told.open is not None:
+                now[told.open] = sure(now[told.open])
+            told.parts, told.text, told.near = tuple(now), text[at:], text[-max(_MARKUP, held):]
+            told.open = told.open if at >= 0 else None
+        return told.parts
+
+    def _decoded(self, told, ids):
+        "Return the text that ids add to those decoded before; None where the tokenizer cannot decode them one by one."
+        tokenizer = getattr(self.policy.chat.tokenizer, "backend_tokenizer", None)
+        if tokenizer is None:
+            return None
+        told.stream = told.stream or DecodeStream(skip_special_tokens=False)
+        new = [told.stream.step(tokenizer, i) or "" for i in ids[told.seen:] if i not in self.policy.stops]
+        told.seen = len(ids)
+        return "".join(new)
 
     def _read(self, pending, sample):
         "Return the sample without what is dropped, the parsed turn, and the stop text that ended it."
@@ -392,7 +438,7 @@ class Recorder:
             return reader.read(sample.ids[:n], stops, pending.ids, plain, asked.tools)
 
         def shortened(n):
-            return Sample(sample.ids[:n], sample.logprobs[:n], sample.cut and n == len(sample.ids))
+            return Sample(sample.ids[:n], sample.logprobs[:n], sample.cut and n == len(sample.ids), tuple(i for i in sample.forced if i < n))
 
         def stop_in(n):
             text = reader.text(sample.ids[:n], stops)
@@ -413,6 +459,8 @@ class Recorder:
     def finish(self, pending: Pending, result: Any) -> Answered:
         "Add what was sampled to the episode. Raises `Refused` where the episode has ended meanwhile."
         asked, episode = pending.asked, pending.episode
+        if self.tokens and pending.question.grammar is not None:
+            pending.question.grammar.check()
         if self.tokens:
             sample, parsed, stop = self._read(pending, result)
             used = len(sample.ids)
@@ -456,13 +504,14 @@ class Recorder:
         episode.turns += [replace(t, source_index=at + i, observation=t.role == "tool") for i, t in enumerate(new)]
         positions = list(range(at, at + len(new)))
         if context is None:
-            context = _Context(pending.asked.tools, [*pending.prefix, *positions], [], pending.new, [], [], [])
+            context = _Context(pending.asked.tools, [*pending.prefix, *positions], [], pending.new, [], [], [], [])
             episode.contexts.append(context)
             shown = ()
         else:
             context.positions += positions
             context.busy, shown = False, pending.new
         context.sampled.append(positions[-1])
+        context.forced += [len(context.ids) + len(shown) + i for i in sample.forced]
         context.ids += [*shown, *sample.ids]
         context.mask += [0] * len(shown) + [1] * len(sample.ids)
         context.logprobs += [0.0] * len(shown) + [*sample.logprobs]

@@ -93,7 +93,7 @@ def turn_forms(
     forms = []
     for content, thinking, kept in ((turn.content, turn.thinking, calls), ("", turn.thinking, calls),
                                     (turn.content, turn.thinking, readable), ("", None, readable)):
-        form = Turn("assistant", content, thinking, kept, token_ids=sample.ids or None, logprobs=sample.logprobs or None)
+        form = Turn("assistant", content, thinking, kept, token_ids=sample.ids or None, logprobs=sample.logprobs or None, forced=sample.forced)
         forms += [form] if form not in forms else []
     return forms
 

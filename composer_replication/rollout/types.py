@@ -25,7 +25,7 @@ class Ending(StrEnum):
     TURNS = "turns"  # as many turns as allowed
     TOKENS = "tokens"  # a turn was cut off, or what came next did not fit
     LIMIT = "limit"  # an external agent spent its time, memory or processes; its result is scored
-    TIMEOUT = "timeout"  # a tool gave no answer in time; its environment may still be running, so nothing is scored
+    TIMEOUT = "timeout"  # a step gave no answer in time, and its environment may still be running: a call earns 0, all else is not scored
     STOPPED = "stopped"  # the caller asked to stop
     ERROR = "error"  # the environment, the endpoint or the chat template failed; not scored
 
@@ -94,6 +94,13 @@ class SegmentTokens:
     completion_ids: tuple[int, ...]  # from the first sampled id to the last
     completion_mask: tuple[int, ...]  # 1 on ids sampled here
     logprobs: tuple[float, ...]  # nats; 0.0 on ids that were not sampled here
+    forced: tuple[int, ...] = ()  # positions in `completion_ids` of ids that a grammar decided
+
+    @property
+    def learnt_mask(self) -> tuple[int, ...]:
+        "The completion's mask without forced ids, whose probability under the policy alone is not that of their sampling."
+        forced = set(self.forced)
+        return tuple(kept * (i not in forced) for i, kept in enumerate(self.completion_mask))
 
     @property
     def row(self) -> tuple[list[int], list[int]]:
@@ -116,6 +123,7 @@ class Rollout:
     problem: str = ""  # the reason of `Ending.ERROR` and `Ending.TIMEOUT`
     more: tuple[SegmentTokens, ...] = ()  # the segments after the first, whose ids are above
     counts: Mapping[str, float] = field(default_factory=dict)  # of its compactions, as `compaction_metrics` reads them
+    forced: tuple[int, ...] = ()  # as in `SegmentTokens`
 
     def __post_init__(self):
         parts = self.trace.parts()
@@ -130,7 +138,7 @@ class Rollout:
     @property
     def segments(self) -> tuple[SegmentTokens, ...]:
         "The ids of every segment, in the order of `Trace.segments`."
-        return SegmentTokens(self.prompt_ids, self.completion_ids, self.completion_mask, self.logprobs), *self.more
+        return SegmentTokens(self.prompt_ids, self.completion_ids, self.completion_mask, self.logprobs, self.forced), *self.more
 
     @property
     def sampled(self) -> int:

@@ -24,6 +24,7 @@ from typing import Any
 
 import orjson
 
+from ..core.plugins import plugin, plugin_names
 from ..core.trace import ERROR_KINDS, ToolCall, Trace, Turn
 from .calls_in_text import value_of
 
@@ -52,9 +53,14 @@ def register_detector(
     return detector
 
 
-def detectors_for(format: str) -> list[Detector]:
-    "Return the detectors for a format in the order in which they are asked: its own, then those for all formats."
-    return [*DETECTORS.get(format, ()), *DETECTORS.get("*", ())]
+def detectors_for(
+    format: str,
+    others: Sequence[Detector] = (),  # the last first
+) -> list[Detector]:
+    "Return the detectors for a format in the order in which they are asked: its own, these others, then those for all formats."
+    if format in plugin_names("format"):
+        plugin("format", format)  # its detectors are a contribution's
+    return [*DETECTORS.get(format, ()), *reversed(others), *DETECTORS.get("*", ())]
 
 
 def first_opinion(
@@ -500,10 +506,7 @@ def graded(trace: Trace, position: int) -> Detection | None:
     if turn.role != "assistant" or not turn.failed:
         return None
     reason = turn.fail_reason or ""
-    if "decoder" in reason:
-        return Detection("json_decode", reason)
-    misfit = ("type_error", "value_error", "simple_function_checker:missing", "simple_function_checker:unexpected")
-    return Detection("type_error" if reason.startswith(misfit) else "runtime_error", reason)
+    return Detection("type_error" if reason.startswith(("type_error", "value_error")) else "runtime_error", reason)
 
 
 def unanswered(trace: Trace, position: int) -> Detection | None:

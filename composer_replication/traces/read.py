@@ -32,7 +32,7 @@ import orjson
 
 from ..core.files import read_json
 from .error_detectors import pair
-from .formats.base import FORMATS, ROLES, UNREADABLE, Format, chat_turns, filled, read_record, recognise, role_of
+from .formats.base import ROLES, UNREADABLE, Format, chat_turns, filled, known_formats, read_record, recognise, role_of
 from ..core.trace import Trace, TraceProblem
 
 # %% ../../nbs/traces/02_read.ipynb #be74a0ac
@@ -129,7 +129,7 @@ def parse(line: bytes | TraceProblem) -> Any:
                             "fetch the file again or delete the line" if cut else "delete the line or write it again")
 
 
-def read_values(path: Path) -> Iterator[tuple[int, Any]]:
+def read_values(path: Path, own: Sequence[Format] = ()) -> Iterator[tuple[int, Any]]:
     "Yield the JSON values of a file with their line numbers; a list of traces as an iterator, a `TraceProblem` for each unreadable value."
     start = begins(path)
     if start.startswith((b"PK\x03\x04", b"PAR1")):
@@ -138,7 +138,7 @@ def read_values(path: Path) -> Iterator[tuple[int, Any]]:
     if kind := next((kind for mark, kind in OTHER_FILES.items() if start.startswith(mark)), None):
         yield 1, TraceProblem(f"this file is {kind[0]}", kind[1])
         return
-    if rows := read_list(path):
+    if rows := read_list(path, own):
         yield 1, rows
         return
     lines = read_lines(path)
@@ -244,7 +244,7 @@ def objects(path: Path) -> Iterator[Any]:
             yield TraceProblem(str(error), "fetch the file again, what came before was read")
 
 # %% ../../nbs/traces/02_read.ipynb #12a4f280
-def read_list(path: Path) -> Iterator[Any] | None:
+def read_list(path: Path, own: Sequence[Format] = ()) -> Iterator[Any] | None:
     "Return the objects of a list whose first object is a whole trace; None for other files."
     try:
         with open_bytes(path) as (stream, _):
@@ -254,8 +254,8 @@ def read_list(path: Path) -> Iterator[Any] | None:
         return None
     rows = objects(path)
     first = next(rows, None)
-    format = recognise(first) if isinstance(first, dict) else None
-    if not format or format.lines or recognise([first]) or records([first]) != [first]:
+    format = recognise(first, own) if isinstance(first, dict) else None
+    if not format or format.lines or recognise([first], own) or records([first], own=own) != [first]:
         return None  # messages of one chat, lines of one session
     return chain([first], rows)
 
@@ -305,9 +305,10 @@ OUTSIDE = "trace_id", "task_id", "instance_id", "model", "reward", "source", "to
 def records(
     value: Any,
     depth: int = 3,  # most envelopes around a record
+    own: Sequence[Format] = (),  # of the caller's own, beside the registered ones
 ) -> list:
     "Yield the records in one JSON value, also those in envelopes and in objects by id."
-    for format in FORMATS:
+    for format in known_formats(own):
         try:
             rows = format.unpack(value) if format.unpack else None
         except UNREADABLE:  # a format that fails on a damaged value does not match
@@ -315,18 +316,18 @@ def records(
         if rows is not None:
             return rows
     if isinstance(value, list):
-        return [row for v in value for row in (records(v, depth - 1) if depth and isinstance(v, list | dict) else [v])]
-    if not isinstance(value, dict) or not depth or recognise(value):
+        return [row for v in value for row in (records(v, depth - 1, own) if depth and isinstance(v, list | dict) else [v])]
+    if not isinstance(value, dict) or not depth or recognise(value, own):
         return [value]
     for key in ENVELOPES:
         inner = value.get(key)
         if isinstance(inner, str) and inner.lstrip().startswith(("{", "[")):
             inner = parse(inner.encode(errors="replace"))
-        rows = records(inner, depth - 1) if isinstance(inner, list | dict) else []
-        if any(map(recognise, rows)):
+        rows = records(inner, depth - 1, own) if isinstance(inner, list | dict) else []
+        if any(recognise(row, own) for row in rows):
             beside = {k: value[k] for k in OUTSIDE if k in value} if isinstance(inner, dict) else {}
             return [beside | row if isinstance(row, dict) else row for row in rows]
-    if value and all(isinstance(v, dict) and (format := recognise(v)) and not format.lines for v in value.values()):
+    if value and all(isinstance(v, dict) and (format := recognise(v, own)) and not format.lines for v in value.values()):
         return [{"trace_id": name} | v for name, v in value.items()]
     return [value]
 
@@ -396,6 +397,7 @@ def read_session(
 def assemble(
     values: Iterable[tuple[int, Any]],  # line, parsed value, iterator of values or problem
     name: str,  # for the ids of traces that have none
+    own: Sequence[Format] = (),  # formats asked before the registered ones
 ) -> Iterator[tuple[int, Trace | TraceProblem]]:
     "Yield traces and problems, each with its line."
     session, unknown = [], []  # lines of multi-line traces with their formats, unknown lines
@@ -405,14 +407,14 @@ def assemble(
             yield line, value
             continue
         listed = isinstance(value, Iterator)
-        format = None if listed else recognise(value)
+        format = None if listed else recognise(value, own)
         if format.lines if format else session and isinstance(value, dict):
             session.append((line - 1, value, format))
             continue
-        rows = value if listed else records(value)
-        if not listed and rows and rows[0] is not value and (format := recognise(rows[0])) and format.lines:  # one list that is a session
-            own = [(n, r, recognise(r)) for n, r in enumerate(r for r in rows if isinstance(r, dict))]
-            yield from ((line, item) for item in read_session(own, name if line == 1 else f"{name}-{line}"))
+        rows = value if listed else records(value, own=own)
+        if not listed and rows and rows[0] is not value and (format := recognise(rows[0], own)) and format.lines:  # one list that is a session
+            lines = [(n, r, recognise(r, own)) for n, r in enumerate(r for r in rows if isinstance(r, dict))]
+            yield from ((line, item) for item in read_session(lines, name if line == 1 else f"{name}-{line}"))
             continue
         for record in rows:
             before, count = line, count + 1 if line == before else 0
@@ -421,7 +423,7 @@ def assemble(
                 continue
             try:
                 left_out: list[TraceProblem] = []
-                yield line, read_record(record, name if line == 1 and not count else f"{name}-{line}" + (f"-{count}" if count else ""), left_out.append)
+                yield line, read_record(record, name if line == 1 and not count else f"{name}-{line}" + (f"-{count}" if count else ""), left_out.append, own)
                 yield from ((line, problem) for problem in left_out)
             except TraceProblem as problem:
                 if "known trace format" in problem.what:
@@ -445,6 +447,7 @@ def read_traces(
     path: str | Path,  # a file of any known format, plain or gzip
     strict: bool = False,  # raise the first problem instead of continuing
     on_problem: Callable[[TraceProblem], None] | None = None,  # called with every problem; the default warns
+    formats: Sequence[Format] = (),  # of one's own, asked before the registered ones; see `formats_of`
 ) -> Iterator[Trace]:
     "Yield the traces of a file. Raises `TraceProblem` at the first problem if `strict`."
     path, ends, empty = Path(path), Counter(), True
@@ -455,8 +458,8 @@ def read_traces(
             raise problem
         (on_problem or warn)(problem)
 
-    with at_rest(path) as own:
-        for line, item in assemble(read_values(own), stem(path)):
+    with at_rest(path) as there:
+        for line, item in assemble(read_values(there, formats), stem(path), formats):
             empty, problem = False, item if isinstance(item, TraceProblem) else loose_ends(item)
             if problem and isinstance(item, Trace):
                 ends += tally(item) + Counter(traces=1)

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from ..core.pair import action_calls, action_key, canonical
 from ..core.pair import squeeze as squeeze  # kept for older imports
 from ..core.trace import ErrorSite, ToolCall, Trace, Turn
-from .error_sites import find_error_sites
+from .error_sites import FindSites, find_error_sites
 
 # %% ../../nbs/traces/08_siblings.ipynb #a4022042
 def action_form(turn: Turn) -> str:
@@ -64,7 +64,9 @@ class SiblingIndex:
     def __init__(
         self,
         traces: Iterable[Trace] = (),  # read once and not kept
+        find_sites: FindSites = find_error_sites,  # what counts as a failed action
     ):
+        self.find_sites = find_sites
         self._steps: dict[bytes, list[Step]] = {}
         for trace in traces:
             self.add(trace)
@@ -81,7 +83,7 @@ class SiblingIndex:
         "Add a trace to the index. A trace that was added before changes nothing."
         if trace.task_id is None:
             return
-        failed = failed_turns(trace, sites, wanted=True)
+        failed = failed_turns(trace, self.find_sites(trace) if sites is None else sites, wanted=True)
         for position, key in state_keys(trace):
             steps = self._steps.setdefault(key, [])
             if any(s.trace_id == trace.trace_id for s in steps):

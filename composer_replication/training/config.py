@@ -4,21 +4,23 @@
 
 # %% auto #0
 __all__ = ['LOSSES', 'MENUS', 'POSITIVE', 'RANGES', 'setting', 'check_one_of', 'PolicySettings', 'SdpoSettings', 'ReplaySettings',
-           'RolloutSettings', 'IslandSettings', 'QueueSettings', 'ComposerReplicationConfig']
+           'RolloutSettings', 'check_ranges', 'import_divergence', 'ComposerReplicationConfig']
 
 # %% ../../nbs/training/05_config.ipynb #a10cc50a
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from inspect import signature
 
 from trl import GRPOConfig
 
-from ..core.environment import imported
 from ..core.errors import InputProblem
+from ..core.named import imported
 from ..losses.distill import TAIDScheduler
-from ..losses.divergences import DIVERGENCES, SCHEDULED, SUPPORTS, Divergence, TokenDivergence, named_divergence, register_divergence, register_support, takes_k
+from ..losses.divergences import (DECLARED, DIVERGENCES, SCHEDULED, SUPPORTS, Divergence, TokenDivergence, named_divergence, register_divergence,
+                                  register_support, takes_k)
 from ..rollout.types import RolloutConfig
-from .kl import KL_ESTIMATORS, KL_PLACES
+from .kl import KL_ESTIMATORS
 from .teacher import KINDS
 
 # %% ../../nbs/training/05_config.ipynb #7f9e7f9a
@@ -44,8 +46,7 @@ class PolicySettings:
     loss_type: str = setting("dr_grpo", "Channel 1: the policy objective; `make_po_config` sets all that belongs to one.")
     scale_rewards: str = setting("none", "Channel 1: Dr.GRPO does not divide advantages by the group's standard deviation.")
     kl_coef: float = setting(0.0, "Weight of the KL to the start; 0 switches it off.")
-    kl_estimator: str = setting("k1", "`k1` or `k3`. Cursor's report names k1.")
-    kl_place: str = setting("reward", "`reward` or `loss`. Cursor's report does not say which.")
+    kl_estimator: str = setting("k1", "`k1` counts in the reward, as in RLHF, and `k3` in the loss, as in GRPO. Cursor's report names k1 and no place.")
     all_fail: str = setting("policy", "`distil`: groups that failed altogether train channel 2 alone, all others channel 1 alone.")
     policy_start: int = setting(0, "Channel 1, with its KL to the start, acts after this many optimizer steps; with sdpo_steps as many: "
                                    "distil first.")
@@ -73,7 +74,6 @@ class SdpoSettings:
     target_turns: str = setting("error", "`error`, `all` or `sampled` (as many turns as there are errors, at random).")
     hint_placement: str = setting("target", "The hint stands right before the `target` turn or at the `start`.")
     sdpo_steps: int | None = setting(None, "Channel 2 acts in this many first optimizer steps; None: in all.")
-    group_hints: bool = setting(False, "Ask the other rollouts of the group for a hint first: what got past the same state.")
     sdpo_gate: str = setting("none", "`failed`: rollouts that earned something are left out, and each token of the others is weighted by sigmoid(5 d), d the "
                                      "teacher's less the student's log-probability of the token.")
     log_conflict: bool = setting(False, "Log `conflict/*`: how the gradients of the policy objective and of channel 2 stand to each other at hinted turns.")
@@ -111,9 +111,9 @@ class ReplaySettings:
     "Settings of channel 3: preferences between two answers at one fork."
 
     beta_replay: float = setting(0.0, "Channel 3 (ours, not Cursor's): weight of trace-replay DPO; 0 switches it off.")
-    replay_form: str = setting("dpo", "`dpo`, `simpo`, or `prm`: the share of votes for a turn's action as that turn's reward.")
+    replay_form: str = setting("dpo", "`dpo` or `simpo`.")
     replay_dpo_beta: float | None = setting(None, "Temperature of the preference loss; None: 0.1 for dpo, 2.0 for simpo.")
-    replay_batch_size: int = setting(1, "Recorded traces in each backward pass on each device; alone, they read once what they begin with alike.")
+    replay_batch_size: int = setting(1, "Recorded traces in each backward pass on each device; in offline training a common prefix is read once.")
 
 # %% ../../nbs/training/05_config.ipynb #d26f6f60
 @dataclass
@@ -141,40 +141,54 @@ class RolloutSettings:
                              temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p,
                              tool_timeout=self.tool_timeout, places=self.places, deterministic=self.deterministic, seed=self.seed)
 
-# %% ../../nbs/training/05_config.ipynb #0b23a8b7
-@dataclass
-class IslandSettings:
-    "Settings of islands: how they exchange weight changes; used only with `--islands` or `--island`."
-
-    diloco_every: int = setting(10, "Islands: optimizer steps between two outer steps, in which they exchange what they learnt.")
-    diloco_fragments: int = setting(1, "Islands: parts of the weights, exchanged in turn, one every diloco_every / diloco_fragments steps.")
-    diloco_lr: float = setting(0.7, "Islands: learning rate of the outer step; 1 without momentum takes the islands' mean.")
-    diloco_momentum: float = setting(0.9, "Islands: Nesterov momentum of the outer step.")
-    diloco_wait: float = setting(600.0, "Islands, --exchange: seconds that an outer step waits for islands that have not delivered; then it goes on without them.")
-
-# %% ../../nbs/training/05_config.ipynb #7b20c4de
-@dataclass
-class QueueSettings:
-    "Settings of the rollout queue: how far trainer and generators may be apart; used only with `--queue`."
-
-    max_staleness: int = setting(1, "--queue: generations that a rollout's weights may be behind those trained on it; 0: the sides take turns.")
-    queue_lease: float = setting(60.0, "--queue: seconds without a sign of life after which a generator's group is given to another.")
-
 # %% ../../nbs/training/05_config.ipynb #091f8948
 MENUS = {
-    "loss_type": LOSSES, "kl_estimator": KL_ESTIMATORS, "kl_place": KL_PLACES, "all_fail": ("policy", "distil"), "optimizer": ("muon", None),
+    "loss_type": LOSSES, "kl_estimator": KL_ESTIMATORS, "all_fail": ("policy", "distil"), "optimizer": ("muon", None),
     "sdpo_divergence": DIVERGENCES, "sdpo_support": SUPPORTS, "teacher": KINDS, "target_turns": ("error", "all", "sampled"),
     "hint_placement": ("target", "start"), "sdpo_gate": ("none", "failed"), "teacher_check": ("stop", "warn", "off"),
-    "replay_form": ("dpo", "simpo", "prm"), "rollout": ("transformers", "vllm", "trl")}
-POSITIVE = ("sdpo_importance_clip", "sdpo_token_clip", "teacher_ema_rate", "replay_dpo_beta", "tool_timeout", "diloco_lr")
+    "replay_form": ("dpo", "simpo"), "rollout": ("transformers", "vllm", "trl")}
+POSITIVE = ("sdpo_importance_clip", "sdpo_token_clip", "teacher_ema_rate", "replay_dpo_beta", "tool_timeout")
 RANGES = {
     **dict.fromkeys(("kl_coef", "alpha_sdpo", "beta_replay", "policy_start", "sdpo_steps", "sample_every"), (0, None)),
-    **dict.fromkeys(("replay_batch_size", "max_turns", "max_turn_tokens", "guard_steps", "diloco_every", "diloco_fragments"), (1, None)),
-    "sdpo_beta": (0, 1), "diloco_momentum": (0, 0.999), "diloco_wait": (1, 86400), "max_staleness": (0, 1000), "queue_lease": (1, 86400)}
+    **dict.fromkeys(("replay_batch_size", "max_turns", "max_turn_tokens", "guard_steps"), (1, None)),
+    "sdpo_beta": (0, 1)}
+
+
+def check_ranges(
+    settings,  # a dataclass
+    ranges: Mapping[str, tuple[float, float | None]],  # name -> lowest and highest value; None: no highest
+    positive: Iterable[str] = (),  # names of finite numbers above 0
+) -> None:
+    "Raise `InputProblem` where a setting is out of its range; None is in every range."
+    for name, (low, high) in ranges.items():
+        value = getattr(settings, name)
+        if value is not None and not (math.isfinite(value) and low <= value and (high is None or value <= high)):
+            raise InputProblem(f"{name}={value} is out of range", f"give {low} or more" if high is None else f"give a value from {low} to {high}")
+    for name in positive:
+        value = getattr(settings, name)
+        if value is not None and not 0 < value < math.inf:
+            raise InputProblem(f"{name}={value} is out of range", "give a finite number above 0")
+
+# %% ../../nbs/training/05_config.ipynb #d1ver9ce
+def import_divergence(
+    place: str,  # "package.module:function"
+) -> None:
+    """Register the user's own function under this name, as its module declares it with `register_divergence`, else as one of log-probabilities.
+
+    Raises `InputProblem` for a function with other parameters."""
+    function = imported(place, "divergence")
+    declared = DECLARED.get(function, {"scheduled": False, "of_logits": False})
+    given = ("settings", "t") if declared["of_logits"] else ("logp_student", "logp_teacher")
+    try:
+        signature(function).bind(*given, **{"t": 1.0} if declared["scheduled"] and not declared["of_logits"] else {})
+    except TypeError as problem:
+        raise InputProblem(f"the divergence {place!r} does not take ({', '.join(given)}): {problem}",
+                           "declare it in its module by @register_divergence(name, scheduled=..., of_logits=...)") from None
+    register_divergence(place, **declared)(function)
 
 # %% ../../nbs/training/05_config.ipynb #08c80d52
 @dataclass
-class ComposerReplicationConfig(PolicySettings, SdpoSettings, ReplaySettings, RolloutSettings, IslandSettings, QueueSettings, GRPOConfig):
+class ComposerReplicationConfig(PolicySettings, SdpoSettings, ReplaySettings, RolloutSettings, GRPOConfig):
     """Settings of `ComposerReplicationTrainer`: TRL's `GRPOConfig` and those of the channels.
 
     Raises `InputProblem` with the fix for every setting that cannot work."""
@@ -184,32 +198,24 @@ class ComposerReplicationConfig(PolicySettings, SdpoSettings, ReplaySettings, Ro
             self.activation_checkpointing = self.gradient_checkpointing
         super().__post_init__()
         if ":" in (place := str(self.sdpo_divergence)) and place not in DIVERGENCES:
-            function = imported(place, "divergence")
-            register_divergence(place, scheduled="t" in signature(function).parameters)(function)
+            import_divergence(place)
         if ":" in (place := str(self.sdpo_support)) and place not in SUPPORTS:
             register_support(place)(imported(place, "support"))
         for name, menu in MENUS.items():
             check_one_of(name, getattr(self, name), tuple(menu))
-        for name, (low, high) in RANGES.items():
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and low <= value and (high is None or value <= high)):
-                raise InputProblem(f"{name}={value} is out of range", f"give {low} or more" if high is None else f"give a value from {low} to {high}")
-        for name in POSITIVE:
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise InputProblem(f"{name}={value} is out of range", "give a finite number above 0")
+        check_ranges(self, RANGES, POSITIVE)
         self.divergence()  # its own checks
         distils = [name for name, want in (("all_fail", self.all_fail == "distil"), ("policy_start", self.policy_start)) if want]
         alone = "all_fail='distil'" if self.all_fail == "distil" else f"policy_start={self.policy_start}"
         noise = "disable_dropout=False" if not self.disable_dropout else f"neftune_noise_alpha={self.neftune_noise_alpha}"
-        windowed = self.channels or (self.kl_coef and self.kl_place == "loss") or self.sort_by_length or self.share_prompts
+        windowed = self.channels or (self.kl_coef and self.kl_in_loss) or self.sort_by_length or self.share_prompts
         for wrong, what, remedy in (
                 (not self.disable_dropout or self.neftune_noise_alpha, f"{noise} has the loss score another policy than the one that sampled",
                  "leave it out"),
-                (self.kl_coef and self.kl_place == "reward" and (
+                (self.kl_coef and not self.kl_in_loss and (
                     self.scale_rewards != "none" or self.multi_objective_aggregation != "sum_then_normalize"),
-                 f"kl_place='reward' needs unscaled rewards, but scale_rewards={self.scale_rewards!r} and "
-                 f"multi_objective_aggregation={self.multi_objective_aggregation!r}", "set 'none' and 'sum_then_normalize', or kl_place='loss'"),
+                 f"kl_estimator='k1' counts in the reward and needs unscaled rewards, but scale_rewards={self.scale_rewards!r} and "
+                 f"multi_objective_aggregation={self.multi_objective_aggregation!r}", "set 'none' and 'sum_then_normalize', or kl_estimator='k3'"),
                 (distils and not self.alpha_sdpo, f"{' and '.join(distils)} would leave rows without any channel, since alpha_sdpo=0",
                  "set alpha_sdpo, or leave it out"),
                 (self.sdpo_steps is not None and (self.all_fail == "distil" or self.sdpo_steps < self.policy_start),
@@ -222,8 +228,6 @@ class ComposerReplicationConfig(PolicySettings, SdpoSettings, ReplaySettings, Ro
                  f"max_completion_length={self.max_completion_length} leaves no token to sample", "take at least 1"),
                 (self.optimizer and self.optim not in ("adamw_torch", "adamw_torch_fused"),
                  f"optimizer={self.optimizer!r} and optim={str(self.optim.value)!r} name two optimizers", "leave one of them out"),
-                (self.diloco_every % self.diloco_fragments,
-                 f"diloco_every={self.diloco_every} is no multiple of diloco_fragments={self.diloco_fragments}", "choose one that is"),
                 (self.sort_by_length and self.loss_type == "bnpo", "sort_by_length=True puts other rows into a batch, and loss_type='bnpo' "
                  "divides by a batch's own tokens", "leave one of them out"),
                 (windowed and self.steps_per_generation % self.gradient_accumulation_steps,
@@ -237,6 +241,11 @@ class ComposerReplicationConfig(PolicySettings, SdpoSettings, ReplaySettings, Ro
             self.vllm_mode = "server" if self.vllm_server_base_url else self.vllm_mode
         if self.rollout == "trl" and self.max_tool_calling_iterations is None:  # TRL's loop counts answers to calls, one less than turns
             self.max_tool_calling_iterations = self.max_turns - 1
+
+    @property
+    def kl_in_loss(self) -> bool:
+        "True where the KL to the start is a term of the loss; else it is taken off the reward."
+        return self.kl_estimator == "k3"
 
     @property
     def channels(self) -> bool:

@@ -53,7 +53,7 @@ class Generation:
         return [f"{self.name}-{self.first + i}" for i in range(len(self.rows))]
 
 
-UNSCORED = (Ending.ERROR, Ending.TIMEOUT)  # endings that show nothing about the policy
+UNSCORED = (Ending.ERROR, Ending.TIMEOUT)  # endings that show nothing about the policy where they have no reward
 CUT_OFF = (Ending.TOKENS, Ending.TURNS, Ending.LIMIT)  # a budget was spent before the policy ended the episode
 
 
@@ -66,7 +66,7 @@ def rollout_columns(
     filler: int,  # token id that fills, masked, the row of an episode that broke before its first token
 ) -> dict[str, list[list]]:
     "Convert rollouts to what TRL's `rollout_func` returns."
-    rows = [(r.prompt_ids or (filler,), r.completion_ids or (filler,), r.logprobs or (0.0,), r.completion_mask or (0,))
+    rows = [(r.prompt_ids or (filler,), r.completion_ids or (filler,), r.logprobs or (0.0,), r.segments[0].learnt_mask or (0,))
             for r in rollouts]
     return {name: [list(row) for row in column] for name, column in
             zip(("prompt_ids", "completion_ids", "logprobs", "env_mask"), zip(*rows))}
@@ -144,7 +144,7 @@ def generation_traces(
         prompt, completion = generation.prompt_ids[i], generation.completion_ids[i]
         mask = generation.mask[i] if generation.mask is not None else [1] * len(completion)
         if generation.rollouts:
-            trace = generation.rollouts[i].trace
+            trace, mask = generation.rollouts[i].trace, generation.rollouts[i].completion_mask or (0,)
         else:
             messages = [*generation.prompts[i], *generation.completions[i]]
             turns = with_results([trl_failure(t) for t in chat_turns(messages, strict=True)], results_of(i))

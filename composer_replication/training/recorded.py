@@ -18,6 +18,7 @@ from ..losses.batch import TraceExample
 from .config import ComposerReplicationConfig
 from ..tree.build import LengthLimit, Tree, positions
 from ..tree.chat import ChatFormat, TemplateProblem
+from ..traces.error_sites import FindSites, find_error_sites
 from ..tree.example import target_hints, target_turns
 from ..tree.build import build_tree
 from ..tree.text import AlignmentError, reasoning_note
@@ -29,18 +30,19 @@ def recorded_tree(
     config: ComposerReplicationConfig,
     source: HintSource | None,  # None: no turn is hinted
     max_tokens: int | None = None,  # of the trunk
+    find_sites: FindSites = find_error_sites,
 ) -> tuple[Tree | None, str]:  # the tree, or None and the reason why nothing can be learnt
     """Return the tree of a recorded trace up to the last turn that is learnt from, with a branch for each hinted turn and each pair.
 
     The example's own hints come first; the source is asked at the other turns."""
-    return _tree(example.trace, *_wanted(example, config, source), chat, config, max_tokens)
+    return _tree(example.trace, *_wanted(example, config, source, find_sites), chat, config, max_tokens)
 
 
-def _wanted(example, config, source):
+def _wanted(example, config, source, find_sites):
     "Return hints by turn, and pairs."
     trace = example.trace
     given = {t.turn: Hint(t.hint, t.layer) for t in example.turns} if source else {}
-    targets = {turn: site for turn, site in target_turns(trace, config.target_turns, config.seed).items() if turn not in given}
+    targets = {turn: site for turn, site in target_turns(trace, config.target_turns, config.seed, find_sites).items() if turn not in given}
     hints = [*given.items(), *target_hints(trace, targets, source)] if source else []
     return hints, example.pairs if config.beta_replay else ()
 
@@ -72,6 +74,7 @@ def recorded_parts(
     config: ComposerReplicationConfig,
     source: HintSource | None,
     max_tokens: int | None = None,
+    find_sites: FindSites = find_error_sites,
 ) -> tuple[list[Tree], str]:  # trees; an empty list and the reason where nothing can be learnt
     """Return the trees of a recorded trace: one as of `recorded_tree`, or several of its beginnings where one tree would lack reasoning.
 
@@ -80,7 +83,7 @@ def recorded_parts(
     turns = example.trace.turns
     questions = [i for i, turn in enumerate(turns) if turn.role == "user"]
     answers = [i + 1 for i, turn in enumerate(turns) if turn.role == "assistant"]
-    return _parts(example.trace, *_wanted(example, config, source), (questions, answers), chat, config, max_tokens)
+    return _parts(example.trace, *_wanted(example, config, source, find_sites), (questions, answers), chat, config, max_tokens)
 
 
 def _parts(trace, hints, pairs, borders, chat, config, max_tokens):
@@ -137,12 +140,12 @@ def trace_limit(
     return LengthLimit(max_trace_tokens, "max_trace_tokens", "turns with a hint or a pair", config and positions(config))
 
 # %% ../../nbs/training/08_recorded.ipynb #ae463ca5
-def _count_turns(limit, example, trees, chat, config, hinted):
+def _count_turns(limit, example, trees, chat, config, hinted, find_sites):
     "Count, for the limit, the turns that are to be learnt from; a trace whose trees refused no turn is not measured again."
     if trees and not any(tree.refused for tree in trees):
         limit.within += len({branch.turn for tree in trees for branch in tree.branches})
         return
-    turns = {*target_turns(example.trace, config.target_turns, config.seed), *(t.turn for t in example.turns)} if hinted else set()
+    turns = {*target_turns(example.trace, config.target_turns, config.seed, find_sites), *(t.turn for t in example.turns)} if hinted else set()
     turns |= {pair.turn for pair in example.pairs if config.beta_replay}
     with suppress(AlignmentError, TemplateProblem):  # `recorded_tree` reports these
         limit.fitting(example.trace, chat, [*turns])
@@ -155,15 +158,16 @@ def learnable_trees(
     config: ComposerReplicationConfig,
     source: HintSource | None,
     limit: LengthLimit | None = None,  # of `trace_limit`, which counts; None: traces of any length
+    find_sites: FindSites = find_error_sites,
 ) -> tuple[tuple[Tree, ...], tuple[tuple[str, str], ...], str | None]:  # trees; (trace_id, why) of traces without one; a sentence on what is left out
     "Return the trees of all recorded traces. Raises `InputProblem` where there is none, or none for the pairs."
     asked = [(e, source if config.alpha_sdpo else None) for e in traces]
     asked += [(e, None) for e in replay_examples if config.beta_replay]
     limit = limit or trace_limit(None)
-    made = [(e, *recorded_parts(e, chat, config, source, limit.tokens)) for e, source in asked]
+    made = [(e, *recorded_parts(e, chat, config, source, limit.tokens, find_sites)) for e, source in asked]
     trees, left = tuple(tree for _, some, _ in made for tree in some), tuple((e.trace.trace_id, why) for e, some, why in made if not some)
     for (example, hinted), (_, some, _) in zip(asked, made):
-        _count_turns(limit, example, some, chat, config, hinted)
+        _count_turns(limit, example, some, chat, config, hinted, find_sites)
     limit.check()
     if made and not trees:
         raise InputProblem(f"none of the {len(made)} recorded traces has anything to learn from (the first: {left[0][1].rstrip('.')})",

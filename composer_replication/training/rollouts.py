@@ -27,7 +27,7 @@ from ..traces.export import write_traces
 from .batches import by_length, mask_rows, sampled_mask
 from .episodes import (CUT_OFF, UNSCORED, EnvironmentBroken, Generation, completion_turns, engine_policy, generation_traces,
                                                     rollout_columns, within_positions)
-from .groups import GroupHints, TaskDraw, equal_groups, route_rows
+from .groups import TaskDraw, equal_groups, route_rows
 from .kl import completion_logprobs, kl_adjusted_advantages, kl_estimate
 from .model_check import check_sampling, sampling_difference
 from ..tree.forward import prompts_once
@@ -102,7 +102,7 @@ class RolloutTrainer(StepTrainer):
             endings = Counter(ending for ending, *_ in episodes)
             if set(endings) <= set(UNSCORED):
                 ways = " or ".join({Ending.ERROR: "ended with an error of its environment", Ending.TIMEOUT: "ran out of time"}[e] for e in UNSCORED if e in endings)
-                raise EnvironmentBroken(f"every episode of this step {ways}, so none is scored, for example {made.rollouts[0].trace.trace_id!r}: "
+                raise EnvironmentBroken(f"every episode of this step {ways}, so nothing can be learnt, for example {made.rollouts[0].trace.trace_id!r}: "
                                         f"{made.rollouts[0].problem}; fix the environment, or allow more time.")
             metrics = self._metrics["train" if self.model.training else "eval"]
             for ending, count in endings.items():
@@ -144,7 +144,7 @@ class RolloutTrainer(StepTrainer):
         per_function = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         called = None
         if self.factory:
-            failed = torch.tensor([r.ending in UNSCORED for r in self.rollouts], device=per_function.device)
+            failed = torch.tensor([r.ending in UNSCORED and r.reward is None for r in self.rollouts], device=per_function.device)
             per_function[self.accelerator.gather(failed)] = float("nan")
         total = (per_function * self.reward_weights.to(per_function.device)).nansum(1)
         total[per_function.isnan().all(1)] = float("nan")
@@ -184,13 +184,12 @@ class RolloutTrainer(StepTrainer):
             group = gather_object(group)[local.start // size * size:-(-local.stop // size) * size]
         scored = [trace for trace in group if trace.reward is not None]  # the others show what the environment did, not the policy
         pairs = dict(zip((t.trace_id for t in scored), self.pair_source(scored))) if args.beta_replay and self.pair_source else {}
-        source = GroupHints(scored, self.hint_source) if args.group_hints else self.hint_source
         for row, ((trace, ids, mask), kept, learn) in enumerate(zip(rows, output["completion_mask"].any(1).tolist(), self.generation.learns)):
             some = pairs.get(trace.trace_id, ()) if kept else ()
             for number, part in enumerate(trace.parts()):
                 sampled = segment_ids(part, self.rollouts[row].more[number - 1], self.setup.chat) if number else (ids, mask)
-                targets = target_turns(part, args.target_turns, args.seed) if learn else {}
-                hints = target_hints(part, targets if kept else {}, source)
+                targets = target_turns(part, args.target_turns, args.seed, self.setup.find_sites) if learn else {}
+                hints = target_hints(part, targets if kept else {}, self.hint_source)
                 tree = build_tree(part, self.setup.chat, hints, () if number else some, args.hint_placement, sampled=sampled)
                 tree, cut = within_positions(tree, self.student.config)
                 (self.generation.further if number else trees).append(RolloutTree(part, tree))
@@ -258,7 +257,7 @@ class RolloutTrainer(StepTrainer):
         self._keep_rollouts()
         if a.kl_coef:
             output["ref_logprobs"], = self.reference.read(lambda start: self._logprobs_of(start, output))
-            if a.kl_place == "reward":
+            if not a.kl_in_loss:
                 output["advantages"] = self._advantages_with_kl(output)
         if not policy.all():
             output["advantages"] = output["advantages"] * policy
@@ -280,7 +279,7 @@ class RolloutTrainer(StepTrainer):
 
     def _compute_loss(self, model, inputs):
         a, training = self.args, self.model.training
-        has_terms = "composer_rows" in inputs or a.share_prompts or (a.kl_coef and a.kl_place == "loss")
+        has_terms = "composer_rows" in inputs or a.share_prompts or (a.kl_coef and a.kl_in_loss)
         if not (has_terms or self.factory):  # exactly TRL
             return super()._compute_loss(model, inputs)
         means, metrics = (each["train" if training else "eval"] for each in (self.means, self._metrics))

@@ -35,7 +35,7 @@ def segment_columns(
     prompts, completions = [s.prompt_ids for s in segments], [s.completion_ids for s in segments]
     return {"prompt_ids": stacked(prompts, True, pad), "prompt_mask": stacked([[1] * len(p) for p in prompts], True, 0),
             "completion_ids": stacked(completions, False, pad), "completion_mask": stacked([[1] * len(c) for c in completions], False, 0),
-            "tool_mask": stacked([s.completion_mask for s in segments], False, 0),
+            "tool_mask": stacked([s.learnt_mask for s in segments], False, 0),
             "sampling_per_token_logps": stacked([s.logprobs for s in segments], False, 0.0, torch.float)}
 
 
@@ -83,8 +83,7 @@ def check_segments(
             ("ref_per_token_logps" in output, "TRL's reference reads the first alone", "set beta to 0, and kl_coef instead"),
             ("importance_sampling_ratio" in output, "TRL's correction for vLLM reads the first alone",
              "set vllm_importance_sampling_correction to false"),
-            (args.kl_coef and args.kl_place == "reward", "kl_place: reward counts the KL of the first alone", "set kl_place to loss"),
-            (args.channels and args.group_hints, "group_hints compares episodes of one segment", "set group_hints to false"),
+            (args.kl_coef and not args.kl_in_loss, "the reward counts the KL of the first alone", "set kl_estimator to k3"),
             (args.beta_replay and trainer.pair_source, "pairs are made of episodes of one segment",
              "set beta_replay to 0, or leave group and recovery out of replay_pairs")):
         if some and refused:

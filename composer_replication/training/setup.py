@@ -29,6 +29,7 @@ from ..losses.batch import TraceExample
 from ..core.pair import DPOPair
 from ..replay.pairs import sibling_pairs
 from ..core.trace import Trace
+from ..traces.error_sites import FindSites, find_error_sites
 from ..traces.siblings import SiblingIndex
 from .config import ComposerReplicationConfig
 from .guard import HeldoutSplit
@@ -45,9 +46,10 @@ PairSource = Callable[[Sequence[Trace]], Sequence[Sequence[DPOPair]]]
 
 def group_pairs(
     traces: Sequence[Trace],  # of the groups that a device has rows of, one step; rollouts of one task share a `task_id`
+    find_sites: FindSites = find_error_sites,
 ) -> list[list[DPOPair]]:  # per trace
     "Return pairs for channel 3 (ours) without outside teachers: a sibling of the same group did better in the same state."
-    index = SiblingIndex(traces)
+    index = SiblingIndex(traces, find_sites)
     return [sibling_pairs(trace, index) for trace in traces]
 
 # %% ../../nbs/training/09_setup.ipynb #6e89f84b
@@ -187,6 +189,7 @@ class Setup:
     recorded: tuple[Tree, ...] = ()  # recorded traces with hinted turns or preference pairs
     excluded: tuple[tuple[str, str], ...] = ()  # (trace_id, reason) of recorded traces with neither
     left_out: str | None = None  # on turns beyond the limit of length, and on reasoning that the chat template drops
+    find_sites: FindSites = find_error_sites  # finds the turns that channel 2 acts on
 
     @property
     def without_reasoning(self) -> int:
@@ -203,6 +206,7 @@ def prepare(
     replay_examples: Sequence[TraceExample] = (),
     traces: Sequence[TraceExample] = (),
     limit: LengthLimit | None = None,  # of recorded traces, see `trace_limit`
+    find_sites: FindSites = find_error_sites,  # finds the turns that channel 2 acts on
 ) -> Setup:
     "Check all that the channels need; no model is loaded. Raises `InputProblem` and, for the chat template, `TemplateProblem`."
     ours = environment and config.our_loop
@@ -233,10 +237,6 @@ def prepare(
     if config.beta_replay and pair_source is None and not with_pairs:
         raise InputProblem(f"beta_replay={config.beta_replay} and there are no pairs; pass replay_examples with recorded pairs, or "
                            "pair_source=group_pairs, or set beta_replay=0.")
-    votes = pair_source is not group_pairs and (pair_source is not None or any(p.votes for e in with_pairs for p in e.pairs))
-    if config.beta_replay and config.replay_form == "prm" and not votes:
-        raise InputProblem("replay_form='prm' takes the teachers' votes as rewards, and no pair has any (siblings do not vote); pass pairs "
-                           "that `composer-rl replay` made, or take replay_form='dpo'.")
     if hasattr(tokenizer, "config"):
         tokenizer = get_config_model_id(tokenizer.config)
     if isinstance(tokenizer, str):
@@ -249,5 +249,5 @@ def prepare(
     if environment and chat is not None and not (tooled and tooled.tools and tooled.arguments is not None and tooled.results):
         raise TemplateProblem("the chat template carries no tools, calls and results; take a tokenizer whose template does, "
                               "or train without an environment.")
-    recorded = learnable_trees(traces, replay_examples, chat, config, hint_source, limit) if config.channels else ()
-    return Setup(tokenizer, chat, *recorded)
+    recorded = learnable_trees(traces, replay_examples, chat, config, hint_source, limit, find_sites) if config.channels else ()
+    return Setup(tokenizer, chat, *recorded, find_sites=find_sites)

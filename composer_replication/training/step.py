@@ -16,7 +16,7 @@ from trl import GRPOTrainer
 
 from ..losses.batch import check_by_index
 from ..losses.channels import (ChannelSum, at, pair_logps, preference_loss, reference_logps, replay_sum, sdpo_sum,
-                                                  sdpo_terms, teacher_states, vote_sum)
+                                                  sdpo_terms, teacher_states)
 from ..losses.chunked import LMHead, lm_head
 from ..losses.divergences import Divergence
 from .batches import NonFiniteLoss, report_not_finite, sampled_mask
@@ -302,8 +302,6 @@ class StepTrainer(RunTrainer):
         a = self.args
         with self.accelerator.autocast():
             logps = pair_logps(self.student, batch, hidden, cache, own_logprobs, self.temperature, answers)
-            if a.replay_form == "prm":
-                return vote_sum(*logps, batch)
             return replay_sum(preference_loss(*logps, batch, a.replay_form, a.replay_dpo_beta), batch)
 
     def _replay_terms(self, step: BackwardPass) -> dict[str, ChannelSum]:
@@ -352,7 +350,7 @@ class StepTrainer(RunTrainer):
                     terms["sdpo"] = self._sdpo_term(step)
             with self.window.timed("replay"):
                 terms |= self._replay_terms(step)
-            if self.args.kl_coef and self.args.kl_place == "loss":
+            if self.args.kl_coef and self.args.kl_in_loss:
                 terms["kl"] = self._kl_term(step)
         for name, term in self._recorded_terms(step).items():
             terms[name] = terms[name] + term if name in terms else term

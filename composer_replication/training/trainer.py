@@ -26,6 +26,7 @@ from .guard import HeldOutGuard, HeldOutGuardCallback
 from .rollouts import RolloutTrainer
 from .setup import PairSource, check_held_out, check_model, check_positions, prepare, sharded_module
 from .recorded import trace_limit
+from ..traces.error_sites import FindSites, find_error_sites
 
 # %% ../../nbs/training/23_trainer.ipynb #15394a0d
 class ComposerReplicationTrainer(RolloutTrainer):
@@ -53,6 +54,7 @@ class ComposerReplicationTrainer(RolloutTrainer):
         shaped: EpisodeReward | None = None,  # the reward that the policy is trained on
         held_out_rows: Sequence[dict] = (),  # tasks to measure on; none may be trained on
         guard: HeldOutGuard | None = None,  # stops the run where the held-out score falls while the reward rises
+        find_sites: FindSites = find_error_sites,  # finds the errors that channel 2 acts on: a `SiteFinder`
         **others,  # as TRL's
     ):
         if train_dataset is None:
@@ -64,7 +66,7 @@ class ComposerReplicationTrainer(RolloutTrainer):
         check_positions(args, model)
         limit = trace_limit(max_trace_tokens, model, args.model_init_kwargs or {}) if traces or replay_examples else None
         setup = prepare(args, processing_class or model, environment_factory is not None, hint_source, pair_source,
-                        replay_examples, traces, limit)
+                        replay_examples, traces, limit, find_sites)
         if not self.levels_passes and sharded_module(args) and (args.channels or args.kl_coef or (self.factory and not args.use_vllm)):
             raise InputProblem("the weights are sharded by FSDP2, and the devices of this trainer would make different numbers of passes",
                                f"take ShardedTrainer of {sharded_module(args).__name__}")

@@ -194,8 +194,6 @@ class Window:
             metrics["replay/pairs"] = self.pairs
             metrics |= {f"replay/{name}": stats[f"replay/{name}"] / self.pairs for name in ("accuracy", "margin")
                         if self.pairs and f"replay/{name}" in stats}
-            voted = stats["replay/voted"]
-            metrics |= {"replay/voted": voted, "replay/share": stats["replay/share"] / voted} if voted else {}
         if any(stats[f"branches/{way}"] for way in WAYS):
             metrics |= {f"branches/{way}": float(stats[f"branches/{way}"] > 0) for way in WAYS}
         if stats["recorded/without_reasoning"]:

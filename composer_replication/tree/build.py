@@ -41,7 +41,6 @@ class Branch:
     pair: int = -1  # number of the preference pair within the tree; -1 for a hint
     label: str = ""  # the hint's text, or the source of the pair's answer
     layer: str = ""  # the hint layer that gave the hint
-    share: float | None = None  # share of the teachers' votes for a pair's answer; None without votes
 
 
 @dataclass(frozen=True)
@@ -174,10 +173,8 @@ class _Trunk:
         "Make the two branches of a preference pair."
         span = self.spans[self.number(pair.turn)]
         fork = span.start - 1
-        shares = [votes / max(sum(pair.votes), 1) for votes in pair.votes[:2]] if len(pair.votes) > 1 else (None, None)
-        return tuple(Branch(kind, pair.turn, fork, (self.ids[fork], *self._answer(pair.turn, answer, span)), 1, number, pair.source,
-                            share=share)
-                     for kind, answer, share in (("chosen", pair.chosen, shares[0]), ("rejected", pair.rejected, shares[1])))
+        return tuple(Branch(kind, pair.turn, fork, (self.ids[fork], *self._answer(pair.turn, answer, span)), 1, number, pair.source)
+                     for kind, answer in (("chosen", pair.chosen), ("rejected", pair.rejected)))
 
     def _answer(self, turn, answer, span):
         "Return the ids of an answer at a turn; the trace's own answer is copied."

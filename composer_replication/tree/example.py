@@ -13,7 +13,7 @@ from typing import Literal
 
 from ..core.hint import Hint, HintSource, hint_at
 from ..core.trace import ERROR_KINDS, ErrorSite, Trace
-from ..traces.error_sites import find_error_sites
+from ..traces.error_sites import FindSites, find_error_sites
 from .build import Branch, Refusal, Span, Tree, build_tree
 
 # %% ../../nbs/tree/07_example.ipynb #d27fed85
@@ -21,10 +21,11 @@ def target_turns(
     trace: Trace,
     which: Literal["error", "all", "sampled"] = "error",
     seed: int = 0,  # of the random turns; a trace's draw depends on the seed and the trace's id
+    find_sites: FindSites = find_error_sites,
 ) -> dict[int, ErrorSite]:  # position in `Trace.turns` -> error whose hint the turn gets, in the order of the trace
     "Return the turns that channel 2 acts on. If a turn has an error and a habit (`traces.habits`), the error is used."
     sites: dict[int, ErrorSite] = {}
-    for site in sorted(find_error_sites(trace), key=lambda s: s.kind not in ERROR_KINDS):
+    for site in sorted(find_sites(trace), key=lambda s: s.kind not in ERROR_KINDS):
         sites.setdefault(site.turn, site)
     order = sorted(sites)
     if which == "error" or not sites:

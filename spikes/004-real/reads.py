@@ -26,8 +26,8 @@ from composer_replication.recipes.checkpoint import load_checkpoint
 from composer_replication.rollout.policies import TransformersPolicy
 from composer_replication.rollout.sampling import Sampling
 from composer_replication.rollout.tool_call_parser import TurnReader
-from composer_replication.traces.error_sites import find_error_sites
-from composer_replication.traces.habits import look_for
+from composer_replication.traces.error_sites import SiteFinder
+from composer_replication.traces.habits import detectors_of
 from composer_replication.traces.read import read_traces
 from composer_replication.tree.build import build_tree
 from composer_replication.tree.chat import ChatFormat
@@ -51,10 +51,9 @@ class State:
 
 def states(traces: Sequence[Trace], chat: ChatFormat) -> Iterator[State]:
     "An error turn of each task, as many tasks as `SITES`, behind every source."
-    look_for(["empty_result", "wrong_result"])
-    by_task = {}
+    find, by_task = SiteFinder(detectors_of(["empty_result", "wrong_result"])), {}
     for trace in traces:
-        for site in {site.turn: site for site in reversed(find_error_sites(trace))}.values():
+        for site in {site.turn: site for site in reversed(find(trace))}.values():
             by_task.setdefault(trace.task_id, []).append((trace, site))
     rng, found = random.Random("004-real/reads"), 0
     for task in rng.sample(sorted(by_task), len(by_task)):

@@ -36,7 +36,8 @@ from composer_replication.rollout.policies import TransformersPolicy
 from composer_replication.rollout.sampling import Sampling
 from composer_replication.rollout.tool_call_parser import ParsedTurn, TurnReader
 from composer_replication.rollout.types import RolloutConfig
-from composer_replication.traces.habits import look_for
+from composer_replication.traces.error_sites import SiteFinder
+from composer_replication.traces.habits import detectors_of
 from composer_replication.traces.read import read_traces
 from composer_replication.training.trainer import ComposerReplicationTrainer
 from composer_replication.tree.build import build_tree
@@ -252,9 +253,9 @@ class Work:
         began, loaded = time.process_time(), load_checkpoint(str(self.start))
         policy, rows = TransformersPolicy(loaded.model, loaded.tokenizer, "agent"), []
         reader = TurnReader.of(policy.chat)
-        look_for(load_recipe("smollm2-sql").arguments.detectors)
+        find = SiteFinder(detectors_of(load_recipe("smollm2-sql").arguments.detectors))
         failed = [(trace, turn, site.kind, build_tree(trace, policy.chat)) for trace in read_traces(str(path))
-                  for turn, site in target_turns(trace).items()]
+                  for turn, site in target_turns(trace, find_sites=find).items()]
         for at in range(0, len(failed), 16):
             part = [(one, sample) for one in failed[at:at + 16] for sample in range(AGAIN)]
             contexts = [tree.ids[:tree.span(turn).start] for (_, turn, _, tree), _ in part]

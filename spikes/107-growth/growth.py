@@ -40,6 +40,12 @@ PLAN = [replace(Cell(axis, arm), **BASE.get(axis, {}), **{axis: value})
         for axis, values in AXES.items() for value in values for arm in ARMS]
 
 
+def layer_bytes(shape) -> int:
+    "Bytes that one layer of a float32 Qwen2 keeps of a token for its backward pass, without the mask."
+    heads = (6 * shape.num_attention_heads + 2 * shape.num_key_value_heads) * shape.hidden_size // shape.num_attention_heads
+    return 4 * (6 * shape.hidden_size + 4 * shape.intermediate_size + heads)
+
+
 def read_cells(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT))  # the package travels as source; it is not installed there
+sys.path[:0] = [str(ROOT), str(ROOT / "spikes")]  # the package travels as source; it is not installed there
 STAGES = {"a": "tests marked cuda", "b": "cost and memory of the channels", "c": "runs of spike 012: H2, H1, H4", "d": "vLLM"}
 # what the stages do not import; torch comes with the machine
 UNUSED = {"torch", "ipywidgets", "matplotlib", "starlette", "uvicorn"}

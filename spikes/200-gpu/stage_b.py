@@ -91,7 +91,8 @@ def inputs_of(row, mask, device):
 
 def shape_of(stage: Stage, name: str, other: str | None) -> dict:
     "The model's, as config.json has it."
-    from composer_replication.recipes.memory_estimate import SHAPES
+    from published_shapes import SHAPES
+
     from composer_replication.recipes.recipe import load_recipe
     if stage.tiny:
         return TINY_HYBRID if other else TINY
@@ -130,7 +131,7 @@ def trainer_of(recipe, device):
     from composer_replication.training.trainer import ComposerReplicationTrainer
     torch.manual_seed(0)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(model_shape(recipe.arguments.model)[0], dtype=getattr(torch, recipe.model.dtype),
+        model = AutoModelForCausalLM.from_config(model_shape(recipe.arguments.model), dtype=getattr(torch, recipe.model.dtype),
                                                  attn_implementation=recipe.model.attn_implementation)
     data, config = Dataset.from_list([{"prompt": [{"role": "user", "content": "x"}]}] * 2), recipe.config
     made = ComposerReplicationTrainer(

@@ -11,8 +11,16 @@ from dataclasses import dataclass
 
 from transformers import PretrainedConfig
 
-from composer_replication.recipes.memory_estimate import BYTES, MemoryEstimate, _widths
+from composer_replication.recipes.memory_estimate import MemoryEstimate
 from composer_replication.recipes.recipe import Recipe
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}
+
+
+def _widths(recipe):
+    "Bytes of a weight as stored, of a trained weight, and of a weight in computation."
+    size = BYTES[recipe.model.dtype or "float32"]
+    return size, 4 if recipe.model.use_peft else size, 2 if recipe.config.bf16 or recipe.config.fp16 else size
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,7 @@ def channel_costs(
     length = a.max_trace_tokens / (prompt + c.max_completion_length)  # of a recorded trace, over a rollout's
     rows = 1 if offline else length * c.replay_batch_size / c.per_device_train_batch_size  # recorded for one of a rollout
     recorded = rows if a.traces else 0
-    kl = 0 if offline or not c.kl_coef else 1 if c.kl_place == "loss" else 2
+    kl = 0 if offline or not c.kl_coef else 1 if c.kl_in_loss else 2
     parts = {"policy objective": 0 if offline else unit, "kl": kl, "sdpo at error turns": 0, "trace-replay dpo": 0}
     if c.alpha_sdpo:
         teacher = {"live": share, "trust_region": 2 * (1 + share)}.get(c.teacher, 1 + share)
@@ -136,7 +144,7 @@ def gathered(
     "With sharded weights; a pass with gradient gathers twice."
     c, plays, some = recipe.config, recipe.arguments.task is not None, branches / (1 - idle)
     own, recorded = (bool(c.beta_replay and there) for there in _replay_sources(recipe))
-    kl = 0 if not (plays and c.kl_coef) else 1 if c.kl_place == "loss" else 2
+    kl = 0 if not (plays and c.kl_coef) else 1 if c.kl_in_loss else 2
     teacher = {"live": 0, "trust_region": 2}.get(c.teacher, 1) if c.alpha_sdpo else 0
     reference = own + recorded if c.replay_form == "dpo" else 0
     stale = _policy_passes(recipe) - (4 if c.gradient_checkpointing else 3)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from forks import composer
+from transformers import AutoConfig
 
 from composer_replication.envs.toy.model import embedded_model
 from composer_replication.envs.toy.traces import toy_traces
@@ -71,11 +72,15 @@ def test_a_run_shorter_than_guard_steps_prints_its_held_out_reward(tmp_path):
     assert "Nothing was measured" not in (tmp_path / "out/toy/index.html").read_text()
 
 
-def test_dry_run_prints_the_plan_of_a_model_that_is_not_here(tmp_path):
-    shown = train("--config", "qwen3-8b-lora", "--dry-run", cwd=tmp_path)
-    assert shown.returncode == 0, shown.stderr
-    assert "known shape" in shown.stdout and "8,278,029,312" in shown.stdout and "memory: teacher and reference" in shown.stdout
-    assert not any(tmp_path.iterdir())
+def test_dry_run_plans_a_model_by_its_configuration_alone_and_refuses_one_without(tmp_path):
+    shape = dict(hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32, vocab_size=151936)
+    AutoConfig.for_model("qwen3", num_key_value_heads=8, **shape).save_pretrained(tmp_path / "Qwen3-8B")
+    away = train("--config", "qwen3-8b-lora", "--dry-run", cwd=tmp_path)
+    assert away.returncode == 1 and not away.stdout
+    assert "name a folder that has its config.json, or allow downloads" in away.stderr
+    shown = train("--config", "qwen3-8b-lora", "--dry-run", "--set", "model=Qwen3-8B", cwd=tmp_path)
+    assert "8,278,029,312" in shown.stdout and "memory: teacher and reference" in shown.stdout, shown.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["Qwen3-8B"]
 
 
 @pytest.mark.parametrize("arguments, said", [

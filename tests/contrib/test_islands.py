@@ -233,9 +233,10 @@ def test_fragments_are_exchanged_in_turn_and_a_newcomer_counts_for_each_after_it
     from torchft.coordination import LighthouseServer
     lighthouse = LighthouseServer(bind="[::]:0", min_replicas=1, join_timeout_ms=1000)
     settings = SETTINGS | {"diloco_fragments": 2, "diloco_lr": 1.0, "diloco_momentum": 0.0}
+    settings, own = islands_script.apart(settings)
     trainer = trainer_script.make("two", tmp_path, **settings)
     trainer.create_optimizer_and_scheduler(4)
-    islands = Islands(trainer, Island(0, lighthouse.address()))
+    islands = Islands(trainer, Island(0, lighthouse.address()), own)
     islands.on_train_begin(trainer.args, trainer.state, trainer.control)
     turns = []
     for newcomer in (False, False, True, False, False):  # at the outer steps 1 to 5; the start was number 0

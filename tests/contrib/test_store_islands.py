@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import trainer_script
+from islands_script import apart
 from safetensors.torch import load_file
 from trainer_script import are_equal, weights
 
@@ -28,8 +29,9 @@ SMALL = [word for setting in (
 
 
 def trained(folder, number, store, resume=None, **changes):
-    trainer = trainer_script.make("two", folder / str(number), **SETTINGS | changes)
-    trainer.add_callback(StoreIslands(trainer, number, store))
+    settings, own = apart(SETTINGS | changes)
+    trainer = trainer_script.make("two", folder / str(number), **settings)
+    trainer.add_callback(StoreIslands(trainer, number, store, own))
     trainer.train(resume_from_checkpoint=resume)
     return trainer
 
@@ -37,7 +39,7 @@ def trained(folder, number, store, resume=None, **changes):
 @pytest.mark.slow
 def test_one_island_that_takes_its_own_weights_is_plain_training_and_counts_its_bytes(tmp_path):
     alone = trained(tmp_path, 0, Store(str(tmp_path / "store")))
-    plain = trainer_script.make("two", tmp_path / "plain", **SETTINGS)
+    plain = trainer_script.make("two", tmp_path / "plain", **apart(SETTINGS)[0])
     plain.train()
     for (name, one), (_, other) in zip(weights(alone).items(), weights(plain).items(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6, msg=name)
@@ -50,8 +52,9 @@ def test_one_island_that_takes_its_own_weights_is_plain_training_and_counts_its_
 def test_an_island_stopped_while_it_waits_saves_and_is_in_the_mean_when_it_comes_back(tmp_path, monkeypatch):
     store = Store(str(tmp_path / "store"))
     expect(store, 2)  # the other never comes; this one is told to stop
-    trainer = trainer_script.make("two", tmp_path / "0", **SETTINGS | {"save_strategy": "steps"})
-    trainer.add_callback(StoreIslands(trainer, 0, store))
+    settings, own = apart(SETTINGS | {"save_strategy": "steps"})
+    trainer = trainer_script.make("two", tmp_path / "0", **settings)
+    trainer.add_callback(StoreIslands(trainer, 0, store, own))
     monkeypatch.setattr(Rounds, "pause", lambda self, seconds: setattr(trainer.interrupt, "requested", True))
     trainer.train()
     assert trainer.state.global_step == 1 and store.names("islands") == ["1.json"]

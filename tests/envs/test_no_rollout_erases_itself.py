@@ -10,7 +10,7 @@ import envs_tasks
 import pytest
 from envs_tasks import Says, open_boxes
 
-from composer_replication.core.environment import TrlEnvironment, step_limit
+from composer_replication.core.environment import TrlEnvironment, late_call_reward, step_limit
 from composer_replication.core.tools import ToolResult
 from composer_replication.core.trace import ToolCall
 from composer_replication.envs.deletion import env as page
@@ -68,10 +68,25 @@ def test_the_loop_waits_as_long_as_an_environment_says_it_takes(turns, name):
     rows, config = [{"prompt": "Wait.", "task_id": "x"}], RolloutConfig(tool_timeout=0.1)
     gate = threading.Event()
     late, = collect(Says(*turns), lambda: Slow(gate), rows, config)
-    assert (late.ending, late.reward) == (Ending.TIMEOUT, None) and "within 0.1 seconds" in late.problem
+    assert (late.ending, late.reward) == (Ending.TIMEOUT, 0.0 if name == "call_s" else None)
+    assert "within 0.1 seconds" in late.problem
+    assert ("earns 0" in late.problem) == (late.reward is not None)
     threading.Timer(0.5, gate.set).start()
     scored, = collect(Says(*turns), lambda: Slow(gate, **{name: 60.0}), rows, config)
     assert (scored.ending, scored.reward) == (Ending.DONE, 0.0)
+
+
+@pytest.mark.parametrize("wrap", [lambda made: made(), SharedCredit,
+                                  lambda made: TrlEnvironment(type("Holds", (), {"environment": made()})())])
+def test_a_late_call_earns_nothing_and_a_late_machine_is_no_fault_of_the_model(wrap, caplog):
+    "One that ends slow calls itself and is late all the same was kept waiting by the machine."
+    for limits, reward in (({}, 0.0), ({"call_s": 0.05}, None)):
+        assert late_call_reward(wrap(lambda limits=limits: Slow(None, **limits))) == reward
+    gate, rows = threading.Event(), [{"prompt": "Wait.", "task_id": "x"}]
+    late, = collect(Says(("wait", {}), "Done."), lambda: Slow(gate, call_s=0.05), rows, RolloutConfig(tool_timeout=0.1))
+    gate.set()
+    assert (late.ending, late.reward) == (Ending.TIMEOUT, None)
+    assert f"{late.trace.trace_id} ended with timeout: wait gave no answer" in caplog.text
 
 
 def test_every_environment_that_holds_one_of_ours_says_what_ours_says():

@@ -3,7 +3,7 @@ import pytest
 
 from composer_replication.core.trace import HintContext
 from composer_replication.hints.diagnose import diagnose
-from composer_replication.hints.templates import _nearly, _refused, hint_type_error
+from composer_replication.hints.templates import hint_type_error
 from composer_replication.hints.text import sentences
 
 
@@ -59,22 +59,6 @@ def test_what_is_not_known_is_not_said(error, says, never):
     assert says in hint and (never is None or never not in hint)
 
 
-def error_of(given, expected):
-    return f"Invalid value for parameter 'p': {given}. Expected one of {expected}. Case insensitive."
-
-
-@pytest.mark.parametrize("given, expected, percent", [
-    ("5", "[0.05]", True), ("7.0", "['', 0.07]", True), ("12.5", "[0.125, 12]", True),
-    ("500", "[5]", False), ("5", "[5.0]", False), ("'5'", "[0.05]", False), ("5", "[0]", False)])
-def test_percent_is_told_by_its_ratio(given, expected, percent):
-    assert ("percent" in str(_nearly(*_refused(error_of(given, expected))))) == percent
-
-
-@pytest.mark.parametrize("error", ["", error_of("5", "[no list]"), error_of("no value", "[1]"), "Expected one of [1]"])
-def test_what_names_no_values_refuses_none(error):
-    assert _refused(error) is None
-
-
 @pytest.mark.parametrize("text, count", [
     ("The code, such as 'JFK' for John F. Kennedy, or a name. Give it.", 2),
     ("Ask J. R. R. Tolkien. He knows.", 2), ("Take plan b. Go on.", 2)])
@@ -100,17 +84,6 @@ def test_an_attribute_that_a_library_misses_is_traced_to_the_line_of_the_script(
 @pytest.mark.parametrize("name, attribute", [("scipy", "misc"), ("xml", "etree"), ("concurrent", "futures")])
 def test_a_submodule_has_to_be_imported_itself(name, attribute):
     assert f"import `{name}.{attribute}` itself" in diagnose(f"AttributeError: module '{name}' has no attribute '{attribute}'")
-
-
-@pytest.mark.parametrize("given, expected, says", [
-    ("'2024-03-12'", "['2023-03-12']", "another value"), ("'10:30'", "['', '11:30']", "another value"),
-    ("'What is on the picture, in detail?'", "['what is on the picture']", "nothing added"), ("'a'", "['b']", None),
-    ("'Beijing, China'", "['Beijing', '北京']", "nothing added"), ("'shared'", "['red']", None),
-    ("'kill /IM /F'", "['kill /F /IM']", "same words"),
-    ("'2024-03-12'", "['12 March 2024']", None), ("5", "['5']", None), ("'red'", "no list", None)])
-def test_a_right_form_is_not_called_wrong(given, expected, says):
-    near = _nearly(*(_refused(error_of(given, expected)) or (None, [])))
-    assert (near is None) if says is None else says in near
 
 
 def test_a_description_that_names_the_refused_value_is_no_advice():

@@ -349,13 +349,24 @@ def test_a_mistake_is_one_sentence():
 OWN = '''
 import torch
 
+from composer_replication import register_divergence
+
 
 def hellinger(student, teacher):
     return ((student / 2).exp() - (teacher / 2).exp()).square().sum(-1) / 2
 
 
-def sharper(student, teacher, t):
-    return t * hellinger(student, teacher)
+def sharper(student, teacher, share):
+    return share * hellinger(student, teacher)
+
+
+@register_divergence("sharper of mine", scheduled=True)
+def sharper_by_t(student, teacher, t):
+    return sharper(student, teacher, t)
+
+
+def named_alike(settings, t):
+    return hellinger(settings, t)
 
 
 def either(student, teacher, k):
@@ -363,13 +374,15 @@ def either(student, teacher, k):
 '''
 
 
-@pytest.mark.parametrize("name, scale", [("hellinger", 1.0), ("sharper", 0.25)])
+@pytest.mark.parametrize("name, scale", [("hellinger", 1.0), ("sharper_by_t", 0.25), ("named_alike", 1.0)])
 def test_a_recipe_names_a_divergence_and_a_support_by_their_place(name, scale, tmp_path, monkeypatch):
     (tmp_path / "places_of_mine.py").write_text(OWN)
+    monkeypatch.delitem(sys.modules, "places_of_mine", raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*sys.path])
     given = {"sdpo_divergence": f"places_of_mine:{name}", "sdpo_support": "places_of_mine:either", "sdpo_top_k": "3"}
     config = load_recipe("toy", given).config
+    assert (config.schedule(3) is not None) == (name == "sharper_by_t"), "declared, not read off the parameters' names"
     student, teacher = torch.randn(5, 9).log_softmax(-1), torch.randn(5, 9).log_softmax(-1)
     found = config.divergence(0.25)(student, teacher)
     for row, (s, t) in enumerate(zip(student.exp().tolist(), teacher.exp().tolist())):
@@ -381,10 +394,12 @@ def test_a_recipe_names_a_divergence_and_a_support_by_their_place(name, scale, t
 
 @pytest.mark.parametrize("key, place, said", [
     ("sdpo_divergence", "places_of_mine:nothing", "has no 'nothing' that makes a divergence"),
+    ("sdpo_divergence", "places_of_mine:sharper", "sharper' does not take .logp_student, logp_teacher.: .*share.*declare it"),
     ("sdpo_support", "not_there_at_all:either", "there is no support 'not_there_at_all:either'"),
     ("sdpo_support", "places_of_mine:hellinger_", "has no 'hellinger_'")])
 def test_a_place_that_holds_none_is_refused(key, place, said, tmp_path, monkeypatch):
     (tmp_path / "places_of_mine.py").write_text(OWN)
+    monkeypatch.delitem(sys.modules, "places_of_mine", raising=False)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=said):
         load_recipe("toy", {key: place})

@@ -41,7 +41,7 @@ def gathers(**given):
 
 @pytest.mark.parametrize("given, expected", [  # the policy alone gathers before its forward and its backward pass
     ({"alpha_sdpo": 0, "beta_replay": 0}, Gathered(2, 0)),
-    ({"alpha_sdpo": 0, "beta_replay": 0, "kl_coef": 0.1, "kl_place": "loss"}, Gathered(3, 0)),
+    ({"alpha_sdpo": 0, "beta_replay": 0, "kl_coef": 0.1, "kl_estimator": "k3"}, Gathered(3, 0)),
     ({"beta_replay": 0}, Gathered(3, 4)),  # the frozen teacher's trunk, and hinted branches
     ({"beta_replay": 0, "teacher": "live"}, Gathered(2, 4)),
     ({"beta_replay": 0, "teacher": "trust_region"}, Gathered(4, 8)),

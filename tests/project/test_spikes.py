@@ -172,10 +172,11 @@ TIMES = re.compile(r"\d[\d.,]* ?(?:ms|s|seconds|minutes)\b")
 
 
 def texts(path) -> list[str]:
-    "What each code cell shows as text, without times."
+    "What each code cell shows as text, without times, and of a line that is written over its last state."
     def of(output):
         data = output.get("data", {})
-        return output.get("text") or data.get("text/markdown") or ("" if "image/png" in data else data.get("text/plain", ""))
+        text = output.get("text") or data.get("text/markdown") or ("" if "image/png" in data else data.get("text/plain", ""))
+        return re.sub(r"[^\n]*\r(?!\n)", "", text)
     cells = (cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code")
     return [TIMES.sub("", "".join(of(output) for output in cell.outputs if output.get("name") != "stderr")) for cell in cells]
 

@@ -11,6 +11,7 @@ from composer_replication.envs.rewards import c_length
 from composer_replication.recipes.recipe import SharedCredit, episode_reward, load_recipe
 from composer_replication.recipes.recipe_file import RecipeProblem
 from composer_replication.recipes.run import make_trainer, recipe_tokenizer
+from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.training.guard import HeldOutGuardCallback
 from composer_replication.training.trainer import ComposerReplicationTrainer
 
@@ -152,9 +153,7 @@ def test_a_chat_template_by_name_or_file_is_the_tokenizers(tmp_path):
     assert recipe_tokenizer(recipe(tmp_path, chat_template=str(tmp_path / "mine.jinja"))).chat_template == "{{ messages }}"
 
 
-def test_habits_become_hinted_sites_of_an_offline_run(tmp_path, monkeypatch):
-    from composer_replication.traces import error_detectors
-    monkeypatch.setitem(error_detectors.DETECTORS, "*", list(error_detectors.DETECTORS["*"]))
+def test_habits_become_hinted_sites_of_an_offline_run_and_of_nobody_else(tmp_path):
     call = {"role": "assistant", "content": "I look.", "tool_calls": [{"name": "read", "arguments": {"path": "a"}, "id": None}]}
     answer = {"role": "tool", "content": "alpha", "observation": True, "failed": False}
     tool = {"type": "function", "function": {"name": "read", "description": "Read.", "parameters": {
@@ -169,3 +168,7 @@ def test_habits_become_hinted_sites_of_an_offline_run(tmp_path, monkeypatch):
     [tree] = trainer.setup.recorded
     [branch] = tree.branches
     assert (branch.turn, branch.layer) == (3, "template") and "stands above already" in branch.label
+    assert [site.turn for site in trainer.setup.find_sites(trainer.traces[0].trace)] == [3]
+    assert find_error_sites(trainer.traces[0].trace) == []
+    with pytest.raises(ValueError, match="anything to learn from"):
+        make_trainer(recipe(tmp_path, **offline))  # the next recipe in this process has not asked for it

@@ -2,6 +2,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import yaml
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
+from composer_replication.core.errors import InputProblem
 from composer_replication.envs.toy.model import embedded_path, embedded_tokenizer
 from composer_replication.recipes import memory_estimate
 from composer_replication.recipes import run as recipe_run
@@ -18,6 +20,9 @@ from composer_replication.recipes.recipe_file import RecipeProblem, shipped_reci
 from composer_replication.training import setup
 from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.objectives import PO_OBJECTIVES, make_po_config
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "spikes"))
+from published_shapes import published_shape
 
 CPU = dict(use_cpu=True, bf16=False, gradient_checkpointing=False, per_device_train_batch_size=4, num_generations=4,
            report_to="none", max_steps=1)
@@ -115,7 +120,10 @@ BAD = [
     (dict(hints=["template", "oracle"]),
      "hints: there is no layer 'oracle'; use judge, learned, pattern_judge, raw_error, sibling, sql, template"),
     (dict(detectors="luck"),
-     "detectors: there is no 'luck'; use (empty_result, )?ignored_format, long_explanation, repeated_call"),
+     "detectors: there is no detector 'luck'; use (empty_result, )?ignored_format, long_explanation, repeated_call"),
+    (dict(detectors="composer_replication.traces.habits:luck"), "has no 'luck' that makes a detector"),
+    (dict(formats=["composer_replication.traces.habits:repeated_call"]), "has no 'repeated_call' that makes a format"),
+    (dict(blame="everybody"), "blame: there is no 'everybody'; use shown or cause"),
     (dict(hints="judge"), "the layer 'judge' needs a model; set hint_judge"),
     (dict(hints=["template", "pattern_judge"]), "the layer 'pattern_judge' needs a model; set hint_judge"),
     (dict(hint_judge="m@http://127.0.0.1:1"), "no layer of these asks a model; add judge, or one of your own with .* `complete`"),
@@ -297,9 +305,13 @@ def test_a_good_recipe_does_reach_its_weights(write, no_weights):
 @pytest.mark.parametrize("name", list(shipped_recipes()))
 def test_every_shipped_recipe_has_a_plan_without_weights(no_weights, name, monkeypatch, tmp_path):
     monkeypatch.setenv("COMPOSER_MODELS", str(tmp_path))  # none is fetched
-    made = estimate(load_recipe(name, estimating=True), devices=2)
+    recipe = load_recipe(name, estimating=True)
+    if not name.startswith("toy"):
+        with pytest.raises(InputProblem, match=r"fetch it with `composer-rl models get|name a folder that has its config\.json"):
+            estimate(recipe)
+    shape = None if name.startswith("toy") else published_shape(recipe.arguments.model, num_hidden_layers=2)
+    made = estimate(recipe, 2, shape=shape)
     assert made.peak > 0
-    assert made.source == ("config.json" if name.startswith("toy") else "known shape; the model is not on this machine")
     assert json.loads(json.dumps(vars(made))) == vars(made)
 
 
@@ -323,12 +335,13 @@ def test_parameters_are_exactly_those_of_the_real_model(shape):
 
 def test_tokens_and_sharding_by_hand():
     recipe = load_recipe("qwen3-8b-fsdp2", estimating=True)
-    one, eight = estimate(recipe, 1), estimate(recipe, 8)
+    shape = published_shape("Qwen/Qwen3-8B")
+    one, eight = (estimate(recipe, devices, shape=shape) for devices in (1, 8))
     assert eight.sampled_tokens_per_step == 8 * 8 * 1024 and eight.prompts_per_step == 8
     assert eight.total_tokens == 200 * 8**2 * 1024
     assert eight.memory["optimizer"] == 2 * 4 * 8_190_735_360 // 8 and one.memory["optimizer"] == 2 * 4 * 8_190_735_360
     assert eight.memory["teacher and reference"] == 0
-    lora = estimate(load_recipe("qwen3-8b-lora", estimating=True))
+    lora = estimate(load_recipe("qwen3-8b-lora", estimating=True), shape=shape)
     assert lora.memory["teacher and reference"] == 4 * lora.trained
     assert lora.memory["rollout cache"] == 2 * 36 * 8 * 128 * 32 * (512 + 4096) * 2
 

@@ -12,6 +12,7 @@ from bad_server import BadServer, Reply, completion
 from forks import composer
 
 from composer_replication.core.errors import InputProblem
+from composer_replication.core.pair import DPOPair
 from composer_replication.core.trace import Segment, Turn
 from composer_replication.envs.toy.env import world_rows
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
@@ -110,6 +111,36 @@ def test_pairs_from_a_file_are_the_traces_own(tmp_path):
         assert not tree.refused
     recipe = load_recipe(write(tmp_path, task="toy", traces=None, replay_pairs=str(tmp_path / "pairs.jsonl"), train_rows=8))
     assert sum(len(e.pairs) for e in recipe_sources(recipe).pairs) == len(pairs)
+
+
+def test_a_pair_joins_its_trace_where_the_recipe_names_both_and_is_read_alike(tmp_path):
+    traces = toy_traces()
+    pairs = [pair for found in free_pairs(traces, ["siblings", "recovery"]) for pair in found]
+    write_pairs(place_pairs(pairs, traces), tmp_path / "pairs.jsonl")
+    own, both = (recipe_sources(load_recipe(write(tmp_path, replay_pairs=names)))
+                 for names in (["siblings", "recovery"], [str(tmp_path / "pairs.jsonl")]))
+    assert both.pairs == () and len(both.traces) == len(traces)
+    collate = ComposerDataCollator(embedded_tokenizer())
+
+    def branches(example):
+        return sorted((b.turn, b.kind, b.ids) for b in collate.tree(example).branches)
+
+    for one, other in zip(own.traces, both.traces):
+        assert one.trace == other.trace and len(one.pairs) == len(other.pairs) and branches(one) == branches(other)
+
+
+def test_a_rebuilt_trace_ends_with_what_the_trace_did_and_keeps_its_id(tmp_path):
+    traces = [replace(trace, trace_id="one") for trace in (toy_traces()[0], toy_traces()[-1])]  # two contexts
+    turns = [next(i for i, turn in enumerate(trace.turns) if i and turn.role == "assistant") for trace in traces]
+    other = Turn("assistant", "I do not know.")
+    agreed = [DPOPair("one", turn, trace.turns[turn], other, "student:2/3:cat", (2, 1)) for trace, turn in zip(traces, turns)]
+    placed = [example for trace, pair in zip(traces, agreed) for example in place_pairs([pair], [trace])]
+    write_pairs(placed, tmp_path / "pairs.jsonl")
+    rebuilt = pairs_as_traces(read_pairs(tmp_path / "pairs.jsonl"))
+    assert [e.trace.trace_id for e in rebuilt] == ["one", "one"]
+    did = {trace.turns[turn].tool_calls[0].name for trace, turn in zip(traces, turns)}
+    assert {e.trace.turns[-1].tool_calls[0].name for e in rebuilt} == did
+    assert all([(p.trace_id, p.turn) for p in e.pairs] == [("one", len(e.trace.turns) - 1)] for e in rebuilt)
 
 
 def test_traces_of_held_out_tasks_are_left_out(tmp_path):

@@ -151,7 +151,7 @@ def test_what_the_environment_does_wrong(answer, ending, said):
 
     (rollout,) = Compacting(Broken, 999).collect(scripted(lambda text: call("look")), [ROW], RolloutConfig(tool_timeout=0.2), 0)
     never.set()
-    assert (rollout.ending, rollout.reward) == (ending, None) and said in rollout.problem
+    assert (rollout.ending, rollout.reward) == (ending, 0.0 if answer == "hang" else None) and said in rollout.problem
 
 
 def test_the_summary_of_a_database_is_what_the_query_comes_from():

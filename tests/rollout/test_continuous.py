@@ -562,7 +562,8 @@ def test_a_hanging_tool_ends_its_own_row_only(policy, one_by_one, wait):
     pace = lambda row, call: gate.wait(LIMIT) if row["size"] == hung else None
     played = collect(policy, Paced, rows_of(pace), limits(deterministic=wait, tool_timeout=2.0), 0)
     gate.set()
-    assert (played[hung].ending, played[hung].reward) == ("timeout", None) and "within 2 seconds" in played[hung].problem
+    assert (played[hung].ending, played[hung].reward) == ("timeout", 0.0)
+    assert "within 2 seconds, and earns 0" in played[hung].problem
     assert played[hung].trace.turns[-1].fail_reason == "runtime_error" and played[hung].seconds["tools"] >= 2.0
     assert [p for i, p in enumerate(parts(played)) if i != hung] == [p for i, p in enumerate(one_by_one(0)) if i != hung]
 

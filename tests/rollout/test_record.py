@@ -268,7 +268,9 @@ def test_budgets_end_an_episode(policy):
     "path, body, said",
     [
         ("chat/completions", {"n": 2}, "n=2"),
-        ("chat/completions", {"tool_choice": "required"}, "tool_choice"),
+        ("chat/completions", {"tool_choice": "required"}, "no such tool"),
+        ("chat/completions", {"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ("chat/completions", {"response_format": {"type": "grammar"}}, "response_format"),
         ("chat/completions", {"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
         ("chat/completions", {"logit_bias": {"5": 1}}, "logit_bias"),
         ("chat/completions", {"top_logprobs": 3}, "top_logprobs"),
@@ -292,9 +294,9 @@ def test_budgets_end_an_episode(policy):
         ("messages", {"tool_choice": {"type": "any"}}, "tool_choice"),
         ("messages", {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "text only"),
         ("messages", {"temperature": 3}, "temperature"),
-        ("messages", {"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config"),
-        ("messages", {"output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {}}}}, "output_config"),
-        ("messages", {"output_format": {"type": "json_schema", "schema": {}}}, "output_format"),
+        ("messages", {"output_config": {"format": {"type": "json_schema", "schema": 5}}}, "output_config"),
+        ("messages", {"output_config": {"effort": "low", "format": {"type": "json_schema", "schema": 5}}}, "output_config"),
+        ("messages", {"output_format": {"type": "json_schema", "schema": 5}}, "output_config.format"),
         ("messages", {"unheard_of": 1}, "unheard_of"),
     ],
 )
@@ -483,7 +485,7 @@ with anthropic.Anthropic(base_url=url + "/e/anthropic", api_key="none", max_retr
         client.messages.create(model="any", max_tokens=9, messages=hi, tool_choice={"type": "any"})
         raise SystemExit("not refused")
     except anthropic.BadRequestError as refused:
-        assert "take auto or none" in str(refused)
+        assert "no such tool" in str(refused)
 
 @function_tool
 def look(path: str) -> str:

@@ -15,8 +15,10 @@ from composer_replication.rollout import endpoint
 from composer_replication.rollout.decode import TokenBatch
 from composer_replication.rollout.endpoint import foreign_episodes, serve_recorder
 from composer_replication.rollout.policies import TransformersPolicy
-from composer_replication.rollout.record import Recorder
+from composer_replication.rollout.protocols import ChatCompletions
+from composer_replication.rollout.record import RecordedEpisode, Recorder
 from composer_replication.rollout.sampling import Sample
+from composer_replication.rollout.tool_call_parser import TurnReader
 
 HI = [{"role": "user", "content": "Hello"}]
 TOOLS = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {
@@ -193,6 +195,25 @@ def test_a_stream_tells_the_turn_that_is_recorded(family, said, monkeypatch):
             whole = client.post(f"/e/whole-{path[0]}/v1/{path}", json=body_of(path, False, **tools, **stop))
             stream = client.post(f"/e/stream-{path[0]}/v1/{path}", json=body_of(path, True, **tools, **stop))
             assert heard_in(path, events_of(stream.text)) == told_in(path, whole.json()), path
+
+
+@pytest.mark.parametrize("said, most", [("plain words, one after the other " * 60, 2), ("[f(x) for x in {1, 2}] " * 60, 24),
+                                        ("<think>" + "so and so " * 90 + "</think>" + "and so on " * 90, 8)])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3.5"])
+def test_what_a_stream_reads_grows_with_the_answer_and_not_with_its_square(said, most, family, monkeypatch):
+    "Told id by id; every id that is decoded in a reading of the whole turn is counted."
+    tokenizer, read = small_tokenizer(family), []
+    tokenizer.response_template = trl.qwen3_5_template if family == "qwen3.5" else None
+    text = TurnReader.text
+    monkeypatch.setattr(TurnReader, "text", lambda self, ids, stops: read.append(len(ids)) or text(self, ids, stops))
+    with Recorder(Typist(lambda text: said, tokenizer)) as recorder:
+        pending = recorder.begin(RecordedEpisode("e"), ChatCompletions.read({"model": "m", "messages": HI, "tools": TOOLS}))
+        ids, heard = tokenizer.encode(said), ("", "")
+        for n in range(1, len(ids) + 1):
+            before, heard = heard, recorder.partial(pending, ids[:n])
+            assert all(now.startswith(then) for then, now in zip(before, heard))
+        assert len("".join(heard)) > .75 * len(ids) > 750
+        assert sum(read) <= most * len(ids)
 
 
 def test_a_thought_behind_text_that_was_told_is_said_in_the_log(caplog):

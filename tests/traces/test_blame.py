@@ -8,7 +8,7 @@ import pytest
 from composer_replication.core.trace import Segment, ToolCall, Trace, Turn
 from composer_replication.hints.layers import default_composite
 from composer_replication.traces.blame import written
-from composer_replication.traces.error_sites import blame_turns, find_error_sites
+from composer_replication.traces.error_sites import SiteFinder, find_error_sites
 
 
 def trace(*steps):
@@ -99,16 +99,9 @@ def test_file_and_line_in_every_notation(path, text, answer):
     assert [(s.turn, bool(s.blame)) for s in find_error_sites(told, blame="cause")] == [(1, True)]
 
 
-def test_the_setting_is_off_at_first_and_can_be_set():
+def test_the_shown_turn_is_blamed_unless_a_finder_asks_for_the_cause():
     told = trace((*WRITES["Write"], "ok"), (*RUN, python("/w/shop.py", 2, "return sum(items) + 'x'")))
-    try:
-        assert [s.turn for s in find_error_sites(told)] == [3]
-        blame_turns("cause")
-        assert [s.turn for s in find_error_sites(told)] == [1] and [s.turn for s in find_error_sites(told, blame="shown")] == [3]
-    finally:
-        blame_turns("shown")
-    with pytest.raises(ValueError, match="shown or cause"):
-        blame_turns("everybody")
+    assert [s.turn for s in SiteFinder(blame="cause")(told)] == [1] and [s.turn for s in find_error_sites(told)] == [3]
 
 
 def test_line_0_proves_nothing_and_a_turn_of_another_context_is_not_blamed():

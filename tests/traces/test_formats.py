@@ -11,11 +11,12 @@ from chats import answered, came_back, says, written
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from composer_replication.core.plugins import plugin_names
 from composer_replication.core.trace import ToolCall, Trace, TraceProblem, Turn
 from composer_replication.traces.error_detectors import command_of
 from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.export import write_traces
-from composer_replication.traces.formats.base import FORMATS, read_record, register_format, with_tools
+from composer_replication.traces.formats.base import FORMATS, known_formats, read_record, register_format, with_tools
 from composer_replication.traces.formats.mini_swe_agent import returned
 from composer_replication.traces.read import loose_ends, read_traces
 
@@ -405,10 +406,14 @@ def test_every_module_of_the_folder_is_one_format_and_no_record_is_of_two():
     from composer_replication.traces import formats
 
     modules = {path.stem for path in Path(formats.__path__[0]).glob("*.py")} - {"__init__", "base"}
-    assert {f.name.replace("-", "_") for f in FORMATS} == modules and FORMATS[-1].name == "openai"
+    contributed = plugin_names("format")
+    known = known_formats()
+    assert {f.name.replace("-", "_") for f in known} == modules | {*contributed} and known[-1].name == "openai"
+    assert max(n for n, f in enumerate(known) if not f.last and f.name not in contributed) < min(
+        n for n, f in enumerate(known) if f.name in contributed), "one's own are asked before those of contributions"
     for name, record in RECORDS.items():
         mine = []
-        for f in FORMATS[:-1]:
+        for f in known[:-1]:
             try:
                 mine += [f.name] * bool(f.matches(record))
             except Exception:  # a format may trip over another's record

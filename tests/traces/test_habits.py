@@ -1,25 +1,24 @@
-"""Habits on recorded traces, against plain scans of the same records; and that they are off until they are asked for."""
+"""Habits on recorded traces, against plain scans of the same records; and that they disturb no finder that was not given them."""
 import json
+import pickle
+import sys
+from dataclasses import replace
 
 import pytest
 
 from composer_replication.core.trace import ERROR_KINDS, ToolCall, Trace, Turn
-from composer_replication.traces.error_detectors import DETECTORS, register_detector
-from composer_replication.traces.error_sites import find_error_sites
-from composer_replication.traces.habits import HABITS, ignored_format, long_explanation, look_for, register_habit, repeated_call
+from composer_replication.traces.error_detectors import Detection
+from composer_replication.traces.error_sites import SiteFinder, find_error_sites
+from composer_replication.traces.habits import (
+    HABITS,
+    detectors_of,
+    ignored_format,
+    long_explanation,
+    register_habit,
+    repeated_call,
+)
 from composer_replication.traces.read import read_traces
 from composer_replication.tree.example import target_turns
-
-
-@pytest.fixture
-def unchanged(monkeypatch):
-    monkeypatch.setitem(DETECTORS, "*", list(DETECTORS["*"]))
-    before = dict(HABITS)
-    look_for([])
-    yield
-    look_for([])
-    HABITS.clear()
-    HABITS.update(before)
 
 
 def found(detector, trace):
@@ -72,38 +71,51 @@ def repeated():
     return Trace("t", (Turn("user", "Go."), call, ok, call, ok, call, bad, call, bad))
 
 
-def test_habits_are_off_until_they_are_asked_for_and_an_error_goes_first(unchanged):
-    trace = repeated()
-    assert [s.kind for s in find_error_sites(trace)] == ["runtime_error", "runtime_error"]
-    look_for(["repeated_call"])
-    look_for(["repeated_call"])
-    assert DETECTORS["*"].count(repeated_call) == 1
-    assert {s.turn: s.kind for s in target_turns(trace).values()} == {3: "repeated_call", 5: "runtime_error", 7: "runtime_error"}
+def kinds(sites):
+    return {site.turn: site.kind for site in sites}
+
+
+def test_two_finders_with_different_habits_do_not_disturb_one_another():
+    trace, plain = repeated(), {5: "runtime_error", 7: "runtime_error"}
+    repeats, shouts = SiteFinder((repeated_call,)), SiteFinder((shouting,))
+    assert kinds(find_error_sites(trace)) == plain
+    assert kinds(target_turns(trace, find_sites=repeats).values()) == {3: "repeated_call"} | plain, "an error goes first"
+    assert kinds(shouts(trace)) == plain == kinds(find_error_sites(trace))
+    assert kinds(repeats(replace(trace, turns=(*trace.turns, Turn("assistant", "YES"))))) == kinds(repeats(trace))
+    assert kinds(shouts(replace(trace, turns=(*trace.turns, Turn("assistant", "YES"))))) == plain | {9: "shouting"}
     assert "repeated_call" not in ERROR_KINDS
-    look_for(["long_explanation"])
-    assert [s.kind for s in find_error_sites(trace)] == ["runtime_error", "runtime_error"], "the next recipe has not asked for it"
 
 
-def test_what_is_always_registered_stays(unchanged):
-    register_detector("*", repeated_call)
-    look_for(["repeated_call"])
-    look_for([])
-    assert DETECTORS["*"].count(repeated_call) == 1
+def test_a_finder_is_its_settings():
+    assert SiteFinder((repeated_call,)) == SiteFinder((repeated_call,)) != SiteFinder()
+    assert pickle.loads(pickle.dumps(SiteFinder((repeated_call,), "cause"))) == SiteFinder((repeated_call,), "cause")
+    assert find_error_sites(repeated(), detectors=[repeated_call]) == SiteFinder((repeated_call,))(repeated())
+    with pytest.raises(ValueError, match="shown or cause"):
+        SiteFinder(blame="everybody")
+
+
+def shouting(trace, position):
+    return Detection("shouting", "!") if trace.turns[position].content.isupper() else None
+
+
+def test_ones_own_habit_has_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "loud_habit.py").write_text("def shouting(trace, position):\n    return None\n")
+    [own, known] = detectors_of(["loud_habit:shouting", "repeated_call", "loud_habit:shouting"])
+    assert own.__module__ == "loud_habit" and known is repeated_call
+    with pytest.raises(ValueError, match="has no 'whispering' that makes a detector"):
+        detectors_of(["loud_habit:whispering"])
+    with pytest.raises(ValueError, match="there is no detector 'luck'; use .*repeated_call.*package.module:name"):
+        detectors_of(["luck"])
+    monkeypatch.delitem(HABITS, "shouting", raising=False)
+    assert detectors_of([register_habit(shouting).__name__]) == (shouting,)
+    del HABITS["shouting"]
 
 
 def test_another_answer_is_no_repetition():
     trace = repeated()
     assert found(repeated_call, trace) == [3, 7]
-
-
-def test_ones_own_habit_has_a_name(unchanged):
-    from composer_replication.traces.error_detectors import Detection
-
-    @register_habit
-    def shouting(trace, position):
-        return Detection("shouting", "!") if trace.turns[position].content.isupper() else None
-    look_for(["shouting"])
-    assert [s.kind for s in find_error_sites(Trace("t", (Turn("user", "Go."), Turn("assistant", "YES"))))] == ["shouting"]
 
 
 def reading(*tools):

@@ -136,3 +136,62 @@ def test_a_history_of_a_framework(tmp_path, record, roles):
     held(trace, roles)
     call = next(t for t in trace.turns if t.tool_calls)
     assert not problems and call.thinking == "Hm." and call.tool_calls[0].arguments == {"path": "a"} and trace.turns[-1].content == "Well."
+
+
+def iflow(chained, compact):
+    "A session of iFlow: Claude Code's lines, results in Google's form; every answer names the user's line or the line before as its parent."
+    rows = []
+
+    def line(kind, parent, content, **more):
+        rows.append({"uuid": f"u{len(rows)}", "parentUuid": parent, "sessionId": "session-1", "type": kind, "isSidechain": False, "userType": "external",
+                     "message": {"role": kind, "content": content} | ({"id": f"m{len(rows)}", "model": "glm-5"} if kind == "assistant" else {})} | more)
+        return rows[-1]["uuid"]
+
+    first = before = line("user", None, "Go.", cwd="/w", gitBranch=None, version="1.0.0")
+    for n, (name, response) in enumerate([("list", {"output": "b"}), ("read", {"error": "no such file"}), ("list", {"output": "b"})]):
+        before = line("assistant", before if chained else first, [{"type": "tool_use", "id": f"c{n}", "name": name, "input": {"path": "a"}}])
+        held = {"functionResponse": {"id": f"c{n}", "name": name, "response": response}}
+        content = held if compact else {"callId": f"c{n}", "responseParts": held, "resultDisplay": {"fileDiff": "-"}}
+        before = line("user", before, [{"type": "tool_result", "tool_use_id": f"c{n}", "content": content}], toolUseResult={"toolName": name})
+    line("assistant", before if chained else first, [{"type": "text", "text": "Done."}])
+    return rows
+
+
+@pytest.mark.parametrize("chained", [True, False])
+@pytest.mark.parametrize("compact", [True, False])
+def test_every_answer_of_iflow_is_read_whichever_line_it_names_as_its_parent(tmp_path, chained, compact):
+    [trace], problems = saved(tmp_path, iflow(chained, compact))
+    held(trace, "uatatata")
+    assert trace.turns[2].content == "b" and trace.turns[4].failed and not problems
+
+
+def test_what_the_user_took_back_stays_out_where_answers_name_one_parent(tmp_path):
+    rows = iflow(False, False)
+    rows += [rows[0] | {"uuid": "again", "parentUuid": rows[0]["uuid"], "message": {"role": "user", "content": "No, stop."}},
+             rows[-1] | {"uuid": "end", "parentUuid": "again", "message": rows[-1]["message"] | {"id": "other"}}]
+    [trace], _ = saved(tmp_path, rows)
+    assert [t.content for t in trace.turns] == ["Go.", "No, stop.", "Done."]
+
+
+STS = [
+    {"type": "session", "harness": "tomo", "id": "s1", "name": "Fix", "model": "m"},
+    {"type": "message", "message": {"role": "user", "content": "Go."}},
+    {"type": "message", "message": {"role": "assistant", "content": "", "reasoningContent": "look first",
+                                    "toolCalls": [{"id": "c1", "function": {"name": "read", "arguments": '{"path": "a"}'}}]}},
+    {"type": "message", "message": {"role": "tool", "toolCallId": "c1", "content": ERROR}},
+    {"type": "message", "message": {"role": "assistant", "content": "Done."}},
+]
+
+
+def test_the_hubs_session_traces_are_read_with_their_head(tmp_path):
+    [trace], problems = saved(tmp_path, STS)
+    held(trace)
+    assert (trace.trace_id, trace.model, trace.turns[1].thinking, problems) == ("s1", "m", "look first", [])
+
+
+def test_the_hubs_branches_are_contexts_of_their_own(tmp_path):
+    tree = {"q": None, "a1": "q", "a2": "q"}
+    rows = STS[:1] + [{"type": "message", "message": {"id": id, "parent": parent, "role": "user" if id == "q" else "assistant", "content": id}}
+                      for id, parent in tree.items()]
+    [trace], problems = saved(tmp_path, rows)
+    assert [[trace.turns[k].content for k in segment.turns] for segment in trace.segments] == [["q", "a1"], ["q", "a2"]] and not problems

@@ -70,13 +70,13 @@ class Silent(world.Files):
 
 
 @pytest.mark.parametrize("why, changes", [
-    ("timeout", {}), ("error", {"all_fail": "distil"}), ("reward", {}), ("reward", {"group_hints": True})])
+    ("timeout", {}), ("error", {"all_fail": "distil"}), ("reward", {})])
 def test_an_unscored_episode_teaches_nothing(why, changes, tmp_path, monkeypatch):
     "Every second episode: its calls, or its reward, were given up."
 
     def play(self, rows, names):
         rollouts = ComposerReplicationTrainer.play(self, rows, names)
-        return [replace(r, ending=Ending(why), reward=0.0) if i % 2 and why != "reward" else r for i, r in enumerate(rollouts)]
+        return [replace(r, ending=Ending(why), reward=None) if i % 2 and why != "reward" else r for i, r in enumerate(rollouts)]
 
     monkeypatch.setattr(Kept, "play", play, raising=False)
     Silent.number = 0
@@ -87,6 +87,17 @@ def test_an_unscored_episode_teaches_nothing(why, changes, tmp_path, monkeypatch
     unscored = [row for row in rows if row.trace.reward is None]
     assert unscored and len(unscored) < len(rows) and any(b.kind == "hint" for row in rows for b in row.tree.branches)
     assert not any(row.tree.branches for row in unscored)
+
+
+def test_an_episode_whose_call_was_late_is_scored(tmp_path, monkeypatch):
+    def play(self, rows, names):
+        rollouts = ComposerReplicationTrainer.play(self, rows, names)
+        late = {"ending": Ending.TIMEOUT, "reward": 0.0}
+        return [replace(r, **late if i % 2 else {"reward": 1.0}) for i, r in enumerate(rollouts)]
+
+    monkeypatch.setattr(Kept, "play", play, raising=False)
+    trainer = trained(tmp_path, world.Files)
+    assert trainer.generation.rewards == [1.0, 0.0] * 8 and (trainer.batch["advantages"][1::2] < 0).all()
 
 
 def test_no_pair_takes_an_answer_of_an_unscored_episode(tmp_path, monkeypatch):
@@ -114,7 +125,7 @@ def one_group_differs(monkeypatch):
 
 
 @pytest.mark.parametrize("changes", [
-    {"kl_coef": 0.1, "kl_place": "loss"}, {}, {"alpha_sdpo": 1.0, "mask_truncated_completions": True},
+    {"kl_coef": 0.1, "kl_estimator": "k3"}, {}, {"alpha_sdpo": 1.0, "mask_truncated_completions": True},
     {"beta": 0.1, "loss_type": "cispo"}, {"importance_sampling_level": "sequence"},
     {"importance_sampling_level": "sequence", "mask_truncated_completions": True}])
 def test_means_do_not_depend_on_the_rows_of_a_pass(changes, one_group_differs, tmp_path):
@@ -151,7 +162,7 @@ def test_an_evaluation_has_one_mean_too(tmp_path):
 
 def test_a_kl_in_the_loss_waits_for_the_policy(tmp_path):
     "Before policy_start the gradient is channel 2's alone; the KL is measured all the same, and is 0 at the start."
-    shared = dict(alpha_sdpo=1.0, policy_start=2, max_steps=3, teacher="frozen", kl_place="loss", learning_rate=0.2)
+    shared = dict(alpha_sdpo=1.0, policy_start=2, max_steps=3, teacher="frozen", kl_estimator="k3", learning_rate=0.2)
     plain, with_kl = (trained(tmp_path / str(coef), world.Files, kl_coef=coef, **shared) for coef in (0.0, 5.0))
     logs = [h for h in with_kl.state.log_history if "kl/token" in h]
     assert abs(logs[0]["kl/token"]) < 1e-6 and abs(logs[2]["kl/token"]) > 1e-4

@@ -8,10 +8,7 @@ import world
 from kept_trainer import made, trained
 from played import played_once
 
-from composer_replication.losses.channels import vote_sum
 from composer_replication.training.groups import equal_groups, failed_groups, route_rows
-from composer_replication.tree.build import Branch, Span, Tree
-from composer_replication.tree.pack import pack_trees
 
 
 def drawn(dice, groups=6, size=3):
@@ -34,30 +31,6 @@ def test_groups_and_routes_by_brute_force(seed):
         apart = [all_fail == "distil" and f for f in failed]
         assert policy.tolist() == [not a for a in apart]
         assert sdpo.tolist() == [(f if all_fail == "distil" else True) and r == r for f, r in zip(failed, rewards)]
-
-
-def test_votes_are_the_rewards_of_the_turns():
-    "Value by hand, gradient by finite differences in float64."
-    trees = [Tree("a", tuple(range(1, 9)), (Span(1, 2, 4), Span(3, 5, 8)), (
-        Branch("chosen", 1, 1, (2, 11, 12), 1, 0, share=0.75), Branch("rejected", 1, 1, (2, 3, 4), 1, 0, share=0.25),
-        Branch("chosen", 3, 4, (5, 6, 7, 8), 1, 1, share=0.6), Branch("rejected", 3, 4, (5, 9), 1, 1, share=0.4))),
-        Tree("b", (1, 2, 3, 4), (Span(1, 2, 4),), (
-            Branch("chosen", 1, 1, (2, 7), 1, 0), Branch("rejected", 1, 1, (2, 3, 4), 1, 0)))]
-    batch = pack_trees(trees, 0)
-    logps = torch.tensor([-1.0, -2.0, -3.0, -4.0, -5.0, -6.0], dtype=torch.float64, requires_grad=True)
-    lengths = torch.tensor([2, 2, 3, 1, 1, 2])
-    out = vote_sum(logps, lengths, batch)
-    wanted = -(0.25 - 0.5) * (-2.0 / 2) - (0.6 - 0.5) * (-3.0 / 3)  # the trunk's own answers that were voted on
-    assert out.total.item() == pytest.approx(wanted) and out.by_row.tolist() == pytest.approx([wanted, 0])
-    assert out.stats["voted"] == 2
-    out.total.backward()
-    for i in range(6):
-        sides = []
-        for sign in (1, -1):
-            moved = logps.detach().clone()
-            moved[i] += sign * 1e-4
-            sides.append(vote_sum(moved, lengths, batch).total.item())
-        assert logps.grad[i].item() == pytest.approx((sides[0] - sides[1]) / 2e-4, abs=1e-6)
 
 
 # ---- in a real step
@@ -112,15 +85,3 @@ def test_a_schedule_distils_first_and_then_takes_the_policy_alone(tmp_path):
     assert logged[0]["sdpo/sites"] > 0 and logged[1]["sdpo/sites"] == 0 and logged[1]["sdpo/loss"] == 0
     assert logged[0]["loss"] == pytest.approx(logged[0]["sdpo/loss"], rel=1e-4)
     assert logged[1]["loss"] == pytest.approx(logged[1]["policy/loss"], abs=1e-7)
-
-
-def test_a_sibling_of_the_group_gives_the_hint(tmp_path):
-    plain, group = (after(tmp_path / str(on), environment=world.Files, group_hints=on, num_generations=16,
-                          max_turns=3, max_completion_length=160) for on in (False, True))
-    layers = [{b.layer for r in t.batch["composer_rows"] for b in r.tree.branches if b.kind == "hint"} for t in (plain, group)]
-    assert "sibling" not in layers[0] and "sibling" in layers[1]
-
-
-def test_votes_need_pairs_that_have_some(tmp_path):
-    with pytest.raises(ValueError, match="no pair has any"):
-        made(tmp_path, beta_replay=1.0, replay_form="prm")

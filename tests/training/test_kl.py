@@ -73,7 +73,7 @@ def test_an_advantage_is_that_of_the_reward_minus_the_weighted_kl(rows, coef):
 
 def test_a_rollout_far_from_the_start_has_a_smaller_advantage(tmp_path):
     "The policy has moved before its first step; by hand from recorded log-probabilities of sampling and of the start."
-    trainer = made(tmp_path, kl_coef=0.3, kl_place="reward", scale_rewards="none", max_completion_length=64)
+    trainer = made(tmp_path, kl_coef=0.3, scale_rewards="none", max_completion_length=64)
     with torch.no_grad():
         trainer.student.lm_head.weight.mul_(1.5)
     trainer.train()
@@ -98,11 +98,12 @@ def test_what_does_not_fit_is_named_and_an_advantage_carries_no_gradient_of_its_
 
 
 @pytest.mark.parametrize("change, says", [
-    ({"kl_place": "both"}, "kl_place='both'"), ({"kl_coef": -0.1}, "kl_coef=-0.1"), ({"kl_coef": float("nan")}, "kl_coef=nan"),
+    ({"kl_estimator": "k2"}, "kl_estimator='k2'"),
+    ({"kl_coef": -0.1}, "kl_coef=-0.1"), ({"kl_coef": float("nan")}, "kl_coef=nan"),
     ({"kl_coef": 0.1, "scale_rewards": "batch"}, "scale_rewards='batch'"),
     ({"kl_coef": 0.1, "multi_objective_aggregation": "normalize_then_sum"}, "normalize_then_sum"),
-    ({"kl_coef": 0.1, "kl_place": "loss", "scale_rewards": "group"}, None), ({"scale_rewards": "group"}, None)])
-def test_a_place_in_the_reward_needs_unscaled_rewards_and_nonsense_is_named(change, says):
+    ({"kl_coef": 0.1, "kl_estimator": "k3", "scale_rewards": "group"}, None), ({"scale_rewards": "group"}, None)])
+def test_a_kl_in_the_reward_needs_unscaled_rewards_and_nonsense_is_named(change, says):
     make = lambda: ComposerReplicationConfig("out", report_to="none", bf16=False, use_cpu=True, **change)
     if says is None:
         make()

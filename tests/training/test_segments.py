@@ -12,6 +12,9 @@ from kept_trainer import trained
 from composer_replication.core.errors import InputProblem
 from composer_replication.core.trace import Segment, Trace, Turn
 from composer_replication.rollout.loop import collect
+from composer_replication.rollout.policies import TransformersPolicy
+from composer_replication.rollout.protocols import ChatCompletions
+from composer_replication.rollout.record import RecordedEpisode, Recorder
 from composer_replication.rollout.types import Ending, SegmentTokens
 from composer_replication.training import segments
 from composer_replication.training.episodes import completion_turns
@@ -67,7 +70,7 @@ ACCUMULATED = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"loss_type": "dapo", "kl_coef": 0.1, "kl_place": "loss"},
+        {"loss_type": "dapo", "kl_coef": 0.1, "kl_estimator": "k3"},
         {"loss_type": "grpo", "alpha_sdpo": 1.0},
         {"loss_type": "dr_grpo", **ACCUMULATED},
         {"loss_type": "dapo", "filled": True, **ACCUMULATED},
@@ -120,7 +123,7 @@ def test_the_scale_against_one_row_an_episode(loss_type):
 
 
 def asked(pair_source=None, **settings):
-    plain = dict(kl_coef=0, kl_place="loss", channels=True, group_hints=False, beta_replay=0)
+    plain = dict(kl_coef=0, kl_in_loss=True, channels=True, beta_replay=0)
     return SimpleNamespace(args=SimpleNamespace(**plain | settings), pair_source=pair_source, levels_passes=False)
 
 
@@ -130,8 +133,7 @@ FORKED, WHOLE = SimpleNamespace(more=(1,)), SimpleNamespace(more=())
 @pytest.mark.parametrize(
     "trainer, output, said",
     [
-        (asked(kl_coef=0.1, kl_place="reward"), {}, "set kl_place to loss"),
-        (asked(group_hints=True), {}, "set group_hints to false"),
+        (asked(kl_coef=0.1, kl_in_loss=False), {}, "set kl_estimator to k3"),
         (asked(beta_replay=0.1, pair_source=len), {}, "set beta_replay to 0"),
         (asked(), {"ref_per_token_logps": 1}, "set beta to 0"),
         (asked(), {"importance_sampling_ratio": 1}, "vllm_importance_sampling_correction to false"),
@@ -148,8 +150,8 @@ def test_settings_that_know_of_the_first_segment_alone(trainer, output, said):
 def test_all_processes_raise_where_one_has_segments(mine, monkeypatch):
     monkeypatch.setattr(segments, "gather_object", lambda one: [*one, True])  # the other process has some
     check_segments(asked(), {}, [mine])
-    with pytest.raises(InputProblem, match="set group_hints to false"):
-        check_segments(asked(group_hints=True), {}, [mine])
+    with pytest.raises(InputProblem, match="set beta_replay to 0"):
+        check_segments(asked(beta_replay=0.1, pair_source=len), {}, [mine])
     sharded = asked()
     sharded.levels_passes = True
     with pytest.raises(InputProblem, match="leave fsdp out"):
@@ -202,7 +204,47 @@ def test_the_completion_of_an_agent_with_a_prompt_of_its_own():
 def test_the_held_out_kl_counts_every_segment(tmp_path, monkeypatch):
     seen, nothing = [], Counter(kl=0.0, tokens=1)
     monkeypatch.setattr(ComposerReplicationTrainer, "_kl_sums", lambda self, segments: seen.extend(segments) or nothing)
-    trainer = train(tmp_path, 2, kl_coef=0.1, kl_place="loss", loss_type="dapo")
+    trainer = train(tmp_path, 2, kl_coef=0.1, kl_estimator="k3", loss_type="dapo")
     trainer.held_out_rows = world.rows(8)
     trainer.held_out()
     assert len(seen) > 8  # episodes
+
+
+PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 3}}, "required": ["name"]}
+PICK = {"name": "final_result", "strict": True, "parameters": PERSON | {"additionalProperties": False}}
+
+
+class Forcing:
+    "A factory whose agent wants an output type: it forces a call of one tool, twice."
+
+    def __call__(self):
+        return world.Files()
+
+    def collect(self, policy, rows, config, seed, stop, trace_ids):
+        played = []
+        with Recorder(TransformersPolicy(policy.model, policy.chat.tokenizer), seed, 80, config.sampling, fixed=True) as recorder:
+            for row, trace_id in zip(rows, trace_ids):
+                record, messages = RecordedEpisode(trace_id, row["task_id"]), [{"role": "user", "content": "Who?"}]
+                for _ in range(2):
+                    tools = [{"type": "function", "function": PICK}]
+                    asked = ChatCompletions.read({"model": "m", "messages": messages, "tools": tools, "tool_choice": "required"})
+                    told = ChatCompletions.write(asked, recorder.answer(record, asked))["choices"][0]["message"]
+                    calls = told.get("tool_calls", ())
+                    messages += [told, *({"role": "tool", "tool_call_id": c["id"], "content": "Again."} for c in calls)]
+                    if not calls:  # cut off
+                        break
+                played.append(record.rollout(recorder, Ending.DONE, float(record.used % 2)))
+        return played
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
+def test_a_step_learns_from_no_token_that_a_grammar_forced(loss_type, tmp_path):
+    pytest.importorskip("llguidance")
+    trainer = trained(tmp_path, Forcing(), max_completion_length=256, loss_type=loss_type, kl_coef=0.1, kl_place="loss")
+    forced = [sum(len(s.forced) for s in r.segments) for r in trainer.rollouts]
+    mask = trainer.batch["tool_mask"] * trainer.batch["completion_mask"]
+    assert all(forced) and mask.any() and mask.sum() == trainer.batch["num_items_in_batch"]
+    assert mask.sum(1).tolist() == [r.sampled - n for r, n in zip(trainer.rollouts, forced)]
+    assert any(g.abs().max() > 0 for g in trainer.grads)
+    for row, rollout in zip(mask, trainer.rollouts):
+        assert not row[list(rollout.forced)].any()

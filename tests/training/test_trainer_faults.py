@@ -154,18 +154,16 @@ def policy_and_start(trainer):
     return policy, start
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k3"])
-def test_the_kl_is_taken_from_the_reward(estimator, tmp_path):
+def test_the_kl_is_taken_from_the_reward(tmp_path):
     "Against plain forwards of policy and start in float64."
-    quiet = dict(alpha_sdpo=0.0, beta_replay=0.0, kl_estimator=estimator)
+    quiet = dict(alpha_sdpo=0.0, beta_replay=0.0)
     trainer = moved(make(tmp_path, kind=Kept, kl_coef=0.3, **quiet))
     policy, start = policy_and_start(trainer)
     trainer.train()
     batch, kls = trainer.batch, []
     for rollout in trainer.rollouts:
         p, q = (sampled_logprobs(m, rollout) for m in (policy, start))
-        each = p - q if estimator == "k1" else (q - p).exp() - 1 - (q - p)
-        kls.append((each * torch.tensor(rollout.completion_mask)).sum())
+        kls.append(((p - q) * torch.tensor(rollout.completion_mask)).sum())
     kls, rewards = torch.stack(kls).detach(), torch.tensor([r.reward for r in trainer.rollouts], dtype=torch.float64)
     scored = (rewards - 0.3 * kls).view(-1, 4)
     wanted = (scored - scored.mean(1, keepdim=True)).flatten()
@@ -188,7 +186,7 @@ def test_what_nobody_scored_gets_no_advantage_from_its_kl(tmp_path, monkeypatch)
 def test_the_kl_in_the_loss_has_the_gradient_of_the_kl(tmp_path):
     "Value and gradient against plain forwards in float64: ratio times estimate, a mean over the sampled tokens."
     def run(**changes):
-        trainer = moved(make(tmp_path, kind=Kept, kl_place="loss", alpha_sdpo=0.0, beta_replay=0.0, **changes))
+        trainer = moved(make(tmp_path, kind=Kept, kl_estimator="k3", alpha_sdpo=0.0, beta_replay=0.0, **changes))
         models = policy_and_start(trainer)
         trainer.train()
         return trainer, *models
@@ -196,18 +194,17 @@ def test_the_kl_in_the_loss_has_the_gradient_of_the_kl(tmp_path):
     without, policy, start = run(kl_coef=0.0)
     pairs = [[sampled_logprobs(m, rollout) for m in (policy, start)] for rollout in without.rollouts]
     masks = [torch.tensor(rollout.completion_mask) for rollout in without.rollouts]
-    for estimator in ("k1", "k3"):
-        trainer, *_ = run(kl_coef=5.0, kl_estimator=estimator)
-        total, tokens = 0.0, sum(mask.sum() for mask in masks)
-        for (p, q), mask in zip(pairs, masks):
-            q = q.detach()
-            each = (p - p.detach()).exp() * (p - q if estimator == "k1" else (q - p).exp() - 1 - (q - p))
-            total = total + (each * mask).sum()
-        wanted = torch.autograd.grad(5.0 * total / tokens, [*policy.parameters()], retain_graph=True)
-        logged = next(h["kl/token"] for h in trainer.state.log_history if "kl/token" in h)
-        assert abs(logged - (total / tokens).item()) < 1e-5 and abs(logged) > 1e-3
-        for off, on, by_hand in zip(without.grads, trainer.grads, wanted):
-            torch.testing.assert_close(on.double() - off.double(), by_hand, rtol=2e-3, atol=2e-5)
+    trainer, *_ = run(kl_coef=5.0)
+    total, tokens = 0.0, sum(mask.sum() for mask in masks)
+    for (p, q), mask in zip(pairs, masks):
+        q = q.detach()
+        each = (p - p.detach()).exp() * ((q - p).exp() - 1 - (q - p))
+        total = total + (each * mask).sum()
+    wanted = torch.autograd.grad(5.0 * total / tokens, [*policy.parameters()], retain_graph=True)
+    logged = next(h["kl/token"] for h in trainer.state.log_history if "kl/token" in h)
+    assert abs(logged - (total / tokens).item()) < 1e-5 and abs(logged) > 1e-3
+    for off, on, by_hand in zip(without.grads, trainer.grads, wanted):
+        torch.testing.assert_close(on.double() - off.double(), by_hand, rtol=2e-3, atol=2e-5)
 
 
 @pytest.mark.parametrize("which", ["all", "sampled"])
@@ -319,7 +316,7 @@ def test_a_kl_without_channels_needs_no_window(tmp_path):
     make(tmp_path, alpha_sdpo=0.0, beta_replay=0.0, kl_coef=0.1, gradient_accumulation_steps=4, steps_per_generation=2,
          per_device_train_batch_size=4).train()
     with pytest.raises(ValueError, match="make it a multiple"):
-        make(tmp_path, alpha_sdpo=0.0, beta_replay=0.0, kl_coef=0.1, kl_place="loss", gradient_accumulation_steps=2,
+        make(tmp_path, alpha_sdpo=0.0, beta_replay=0.0, kl_coef=0.1, kl_estimator="k3", gradient_accumulation_steps=2,
              steps_per_generation=3, per_device_train_batch_size=4)
 
 

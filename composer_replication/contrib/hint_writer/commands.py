@@ -12,8 +12,8 @@ from typing import Annotated
 
 import typer
 
-from ...cli.console import (AsJson, ChatTemplate, Files, Model, Seed, Strict, Tools, check_output, emit, given, out, plainly,
-                                              print_tables, printable, threads_for, working)
+from ...cli.console import (AsJson, ChatTemplate, Files, Formats, Model, Reading, Seed, Strict, Tools, check_output, emit, given, out, plainly,
+                            print_tables, printable, threads_for, working)
 from ...cli.hints import MaxTokens, Sites, begin_scoring, finish_scoring
 from ...core.errors import InputProblem
 
@@ -32,6 +32,7 @@ def hints_write(
     as_json: AsJson = False,
     strict: Strict = False,
     tools: Tools = None,
+    formats: Formats = [],  # noqa: B006
 ):
     """Have a language model write hints, and score each by what it is worth to the model that is to be trained.
 
@@ -49,7 +50,7 @@ def hints_write(
     check_output(output, file=False)
     settings = {"model": model, "writer": writer, "files": [file.name for file in files], "n": n, "sites": sites,
                 "max_tokens": max_tokens, "seed": seed}
-    checkpoint, author, cases = begin_scoring(files, model, writer, chat_template, [], strict, tools, settings, left_out)
+    checkpoint, author, cases = begin_scoring(Reading(files, strict, tools, formats), model, writer, chat_template, [], settings, left_out)
     from composer_replication.contrib.hint_writer import candidates as writing
     from composer_replication.contrib.hint_writer import report as reports
     from composer_replication.recipes.sources import HintWriter

@@ -28,11 +28,11 @@ def write_to_own_folder(recipe, number: int, exchange: str | None) -> None:
     recipe.config.output_dir = str(island_folder(recipe.config.output_dir, number))
 
 
-def island_callback(trainer, number: int, exchange: str | None):
+def island_callback(recipe, trainer, number: int, exchange: str | None):
     "Make the island's callback, for torchft or for a store."
     if exchange is None:
-            return Islands(trainer, Island.of_environment(number))
-    return StoreIslands(trainer, number, Store(exchange))
+        return Islands(trainer, Island.of_environment(number), recipe.contributed["islands"])
+    return StoreIslands(trainer, number, Store(exchange), recipe.contributed["islands"])
 
 
 def start_islands(recipe, islands: int, exchange: str | None, options: list[str]) -> None:

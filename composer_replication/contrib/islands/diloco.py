@@ -24,6 +24,7 @@ from transformers import TrainerCallback, set_seed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ...core.errors import Problem
+from .settings import IslandSettings
 from ...training.checkpoint import load_buffer, mark_complete, save_buffer
 from ...training.guard import HeldOutGuardCallback
 from ...training.trainer import ComposerReplicationTrainer
@@ -161,18 +162,19 @@ class IslandCallback(TrainerCallback):
         self,
         trainer: ComposerReplicationTrainer,  # of one process, its weights not sharded
         number: int,  # of the island
+        settings: IslandSettings | None = None,  # None: the defaults
     ):
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.args.n_gpu > 1:
             raise IslandsProblem("an island trains on one device; leave fsdp and deepspeed out, and show it one GPU by CUDA_VISIBLE_DEVICES.")
-        self.trainer, self.number, self.args = trainer, number, trainer.args
+        self.trainer, self.number, self.args, self.settings = trainer, number, trainer.args, settings or IslandSettings()
         self.args.seed += SEEDS * number
         set_seed(self.args.seed)  # for TRL's own random numbers
         self.fragments: list[OuterStep] = []  # parts of the weights that are exchanged together
 
     def _make_fragments(self) -> None:
-        args = self.args
-        parts = split_parameters(self.trainer.student.parameters(), args.diloco_fragments)
-        self.fragments = [OuterStep(part, args.diloco_lr, args.diloco_momentum) for part in parts]
+        s = self.settings
+        parts = split_parameters(self.trainer.student.parameters(), s.diloco_fragments)
+        self.fragments = [OuterStep(part, s.diloco_lr, s.diloco_momentum) for part in parts]
 
     def _go_to(self, step: int) -> None:
         "Advance step and learning rate of an island that came back and is behind the others."
@@ -230,7 +232,7 @@ class IslandCallback(TrainerCallback):
                 callback.rewards = list(saved["rewards"])
 
     def on_step_end(self, args, state, control, **kwargs):
-        last, due = state.global_step >= state.max_steps, state.global_step % (args.diloco_every // args.diloco_fragments) == 0
+        last, due = state.global_step >= state.max_steps, state.global_step % (self.settings.diloco_every // self.settings.diloco_fragments) == 0
         if last or (due and not control.should_training_stop):
             self._exchange()
             for _ in self.fragments[1:] if state.global_step >= state.max_steps else ():
@@ -249,9 +251,10 @@ class Islands(IslandCallback):
         self,
         trainer: ComposerReplicationTrainer,  # of one process, its weights not sharded
         island: Island,
+        settings: IslandSettings | None = None,  # None: the defaults
     ):
         need_torchft()
-        super().__init__(trainer, island.number)
+        super().__init__(trainer, island.number, settings)
         self.island, self.manager = island, None
         self.wait = timedelta(seconds=self.args.ddp_timeout)  # longest wait for other islands
         self.healed: set[int] = set()  # fragments not yet exchanged since this island loaded another's state

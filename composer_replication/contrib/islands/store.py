@@ -14,6 +14,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from .diloco import FILE, IslandCallback, IslandsProblem, need_one_process
 from ..queue.store import Store
 from .rounds import Rounds
+from .settings import IslandSettings
 from ...training.checkpoint import load_buffer, mark_complete, save_buffer
 from ...training.trainer import ComposerReplicationTrainer
 
@@ -26,17 +27,18 @@ class StoreIslands(IslandCallback):
         trainer: ComposerReplicationTrainer,  # of one process, its weights not sharded
         number: int,  # of the island; unique
         store: Store,
+        settings: IslandSettings | None = None,  # None: the defaults
     ):
         need_one_process()
-        super().__init__(trainer, number)
-        if self.args.diloco_fragments > 1:
-            raise IslandsProblem(f"--exchange moves all weights at once, and diloco_fragments is {self.args.diloco_fragments}; leave it out.")
+        super().__init__(trainer, number, settings)
+        if self.settings.diloco_fragments > 1:
+            raise IslandsProblem(f"--exchange moves all weights at once, and diloco_fragments is {self.settings.diloco_fragments}; leave it out.")
         self.store, self.rounds = store, None
 
     def on_train_begin(self, args, state, control, **kwargs):
         self._make_fragments()
-        self.rounds = Rounds(self.store, self.number, self.fragments[0], args.diloco_wait, self._state, self._load, self._go_to)
-        self.rounds.meet({key: getattr(args, key) for key in ("diloco_every", "diloco_lr", "diloco_momentum")})
+        self.rounds = Rounds(self.store, self.number, self.fragments[0], self.settings.diloco_wait, self._state, self._load, self._go_to)
+        self.rounds.meet({key: getattr(self.settings, key) for key in ("diloco_every", "diloco_lr", "diloco_momentum")})
         before, saved = state.global_step, Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}", FILE)
         if saved.is_file():
             kept = load_buffer(saved)

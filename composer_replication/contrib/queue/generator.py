@@ -122,7 +122,7 @@ class Generator:
         check_queue_recipe(recipe)
         check_engine(recipe.config)
         find_model(recipe.arguments.model)
-        queue = RolloutQueue(Store(url), recipe.config.queue_lease)
+        queue = RolloutQueue(Store(url), recipe.contributed["queue"].queue_lease)
         queue.join(queue_settings(recipe), recipe.config.ddp_timeout)
         return cls(recipe, queue)
 

@@ -20,6 +20,7 @@ from ...losses.channels import ChannelSum
 from ...recipes.recipe import Recipe
 from ...rollout.types import Ending, Rollout
 from .generator import check_queue_recipe, queue_settings, trained_weights
+from .settings import QueueSettings
 from .store import Played, QueueProblem, RolloutQueue, Store
 from ...training.episodes import Generation
 from ...training.step import BackwardPass
@@ -33,12 +34,13 @@ class QueueTrainer(ComposerReplicationTrainer):
         self,
         *model_and_data,  # as `ComposerReplicationTrainer`
         queue: RolloutQueue,  # after `begin` with the recipe's settings
+        max_staleness: int = QueueSettings.max_staleness,  # as of `QueueSettings`
         **others,  # as `ComposerReplicationTrainer`
     ):
         super().__init__(*model_and_data, **others)
         if self.factory is None:
             raise InputProblem("--queue carries rollouts of our own loop, and this task has no environment for it", "train without --queue")
-        self.queue, self.chunks, self.ahead = queue, self._chunks(), []
+        self.queue, self.max_staleness, self.chunks, self.ahead = queue, max_staleness, self._chunks(), []
 
     @property
     def passes_of_generation(self) -> int:
@@ -70,7 +72,7 @@ class QueueTrainer(ComposerReplicationTrainer):
         begun = ComposerReplicationTrainer._begin_generation(self, rows)
         if not self.model.training:
             return begun
-        now, bound = self._step // self.passes_of_generation, self.args.max_staleness
+        now, bound = self._step // self.passes_of_generation, self.max_staleness
         total = math.ceil(self.state.max_steps * self.args.gradient_accumulation_steps / self.passes_of_generation)
         weights = trained_weights(self.accelerator.unwrap_model(self.model))
         self.queue.begin_generation(now, max(now, min(now + bound, total - 1)), bound, weights, self._groups_of)
@@ -92,7 +94,7 @@ class QueueTrainer(ComposerReplicationTrainer):
 
     def _wait_for(self, generation: int, groups: int) -> list[Played]:
         "Wait for all groups of a generation. Raises `QueueProblem` if none came within `ddp_timeout` seconds, `KeyboardInterrupt` at a signal."
-        limit, oldest, left = self.args.ddp_timeout, max(generation - self.args.max_staleness, 0), groups + 1
+        limit, oldest, left = self.args.ddp_timeout, max(generation - self.max_staleness, 0), groups + 1
 
         def look():
             if self.interrupt.requested:  # rollouts since the last checkpoint are still in the queue
@@ -152,10 +154,11 @@ def queue_trainer(
 ) -> Callable[..., QueueTrainer]:  # for `run_recipe`, in the trainer's place
     "Begin a run's queue and return its trainer class. Raises `InputProblem` and `QueueProblem` before a weight is loaded."
     check_queue_recipe(recipe)
-    queue = RolloutQueue(Store(url), recipe.config.queue_lease, "trainer")
+    settings = recipe.contributed["queue"]
+    queue = RolloutQueue(Store(url), settings.queue_lease, "trainer")
     queue.begin(queue_settings(recipe))
     recipe.config.use_vllm = False  # only generators have engines; episodes played here are sampled with transformers
-    return partial(QueueTrainer, queue=queue)
+    return partial(QueueTrainer, queue=queue, max_staleness=settings.max_staleness)
 
 # %% ../../../nbs/contrib/queue/03_trainer.ipynb #85947786
 @contextmanager

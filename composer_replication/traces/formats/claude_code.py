@@ -118,6 +118,12 @@ def main_path(
     while uuid in parent and uuid not in path:
         path.add(uuid)
         uuid = parent[uuid]
+    answered = set().union(*(ids(r, "tool_result", "tool_use_id") for _, r in spoken if r["type"] == "user"))
+    rewound = {parent[r["uuid"]] for _, r in spoken if r["uuid"] in path and r["type"] == "user" and not ids(r, "tool_result", "tool_use_id")}
+    for _, r in spoken:  # several answers may name one line as their parent; what was carried out is left out only where the user went back
+        done = ids(r, "tool_use", "id") & answered if r["type"] == "assistant" else ids(r, "tool_result", "tool_use_id")
+        if done and parent[r["uuid"]] in path - rewound:
+            path.add(r["uuid"])
     messages = {r["message"].get("id") for _, r in spoken if r["uuid"] in path and r["type"] == "assistant"} - {None}
     own = [(p, r) for p, r in spoken if r["uuid"] in path or r["message"].get("id") in messages]
     made = set().union(*(ids(r, "tool_use", "id") for _, r in own if r["type"] == "assistant"))
