@@ -277,7 +277,7 @@ def _report(results, traces, left_out, stopped, files, settings, output, pairs, 
         if as_json:
             emit(fork_json(results, left_out, settings, words))
         else:
-            print_tables(*fork_tables(results, words))
+            print_tables(*fork_tables(results, lambda result: printable(words(result))))
             out.print(printable(f"{fork_verdict(results)} Report: {report}"))
     if pairs:
         say(f"{write_pairs(place_pairs(fork_pairs(results, traces.values()), traces.values()), pairs)} pairs in {pairs}")
