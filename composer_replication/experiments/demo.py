@@ -99,7 +99,7 @@ def failed_turns(rollouts: "Sequence[Rollout]") -> "list[FailedTurn]":
     from composer_replication.experiments.right_actions import hinted_turns
     return hinted_turns(rollouts, _policy(embedded_model("teams")), team_hints("exact"))
 
-
+# %% ../../nbs/experiments/10_demo.ipynb #8dd61273
 def _trees(rollouts, kind):
     "Return a tree for each episode, with the hints of this kind at the turns that have an exact hint and a filler."
     from composer_replication.envs.toy.model import embedded_model

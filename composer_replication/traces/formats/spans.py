@@ -212,7 +212,7 @@ def otel_span(record: dict, position: int) -> RecordedSpan:
                 str(next(iter(status.get(k) for k in ("code", "status_code") if k in status), "")) in ("2", "ERROR", "STATUS_CODE_ERROR", "StatusCode.ERROR"),
                 as_text(_first(at(gen, "tool", "call", "id"), at(a, "tool_call", "id"))), result_content(_first(at(gen, "tool", "call", "result"), at(a, "output", "value"))))
 
-
+# %% ../../../nbs/traces/formats/23_spans.ipynb #83de35b1
 def exchange_span(record: dict, position: int, kind: str, given: Any, made: Any, **more: Any) -> RecordedSpan:
     "Return a span whose system keeps what a call was given and what it returned under two keys."
     given, made = parsed(given), parsed(made)
