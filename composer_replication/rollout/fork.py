@@ -20,11 +20,12 @@ from ..core.environment import environment_of
 from ..core.errors import InputProblem
 from ..core.hint import Hint, HintSource, hint_at, with_hint
 from ..core.tools import ToolResult
-from ..core.trace import ERROR_KINDS, ErrorSite, ToolCall, Trace, Turn
+from ..core.trace import ErrorSite, ToolCall, Trace, Turn
 from .loop import run_episodes
 from .policies import MessagePolicy, TokenPolicy
 from .types import Episode, Rollout, RolloutConfig
 from ..traces.error_detectors import pair
+from ..traces.error_sites import FindSites, find_error_sites
 from ..tree.example import target_turns
 
 # %% ../../nbs/rollout/14_fork.ipynb #c7f07e55
@@ -120,11 +121,12 @@ def find_forks(
     source: HintSource,  # of the turns' own hints
     left_out: Counter[str],  # reason -> number of failed turns; updated
     row: Callable[[Trace], Mapping[str, Any]] = lambda trace: {"task_id": trace.task_id},  # returns the arguments of `reset`
+    find_sites: FindSites = find_error_sites,
 ) -> list[Fork]:
     "Return the failed turns that have a hint."
     forks = []
     for trace in traces:
-        targets = {turn: site for turn, site in target_turns(trace).items() if site.kind in ERROR_KINDS}
+        targets = target_turns(trace, find_sites=find_sites)
         if len(trace.parts()) > 1:
             left_out["the trace has several contexts"] += len(targets)
             continue
@@ -156,8 +158,8 @@ def checked_forks(
                 carry_out(environment, fork.trace, fork.site.turn, at)
                 before, at = fork, fork.site.turn
                 kept.append(replace(fork, state=state_digest(environment)))
-            except InputProblem as problem:
-                refused[fork.name], before = str(problem), None
+            except Exception as problem:  # an environment may raise anything
+                refused[fork.name], before = " ".join(str(problem).split()) or type(problem).__name__, None
             each(number)
     finally:
         if environment is not None:
