@@ -91,7 +91,9 @@ def explore(
             from composer_replication.recipes.models import find_model
             find_model(name)
             from composer_replication.recipes.checkpoint import load_checkpoint
-            from composer_replication.tree.build import LengthLimit, build_tree, positions
+            from composer_replication.tree.build import build_tree
+            from composer_replication.tree.length_limit import LengthLimit
+            from composer_replication.tree.positions import positions
             from composer_replication.tree.chat import TemplateProblem
             from composer_replication.tree.template import probe_template
             from composer_replication.tree.text import AlignmentError

@@ -232,9 +232,12 @@ def begin_scoring(
         from composer_replication.experiments.hint_score import repairs, within_limit
         from composer_replication.recipes.checkpoint import load_checkpoint
         from composer_replication.recipes.models import chat_template as template_text
-        from composer_replication.tree.build import LengthLimit, positions
+        from composer_replication.training.model_check import check_scoring
+        from composer_replication.tree.length_limit import LengthLimit
+        from composer_replication.tree.positions import positions
         say_what(f"loading {model}")
         checkpoint = load_checkpoint(model, None if chat_template is None else template_text(chat_template))
+        check_scoring(checkpoint.model)
         author = load_checkpoint(writer) if writer else checkpoint
         say_what("reading traces, making hints")
         generator = hint_layers(hints, reading)

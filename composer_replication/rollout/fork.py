@@ -20,7 +20,7 @@ from ..core.environment import environment_of
 from ..core.errors import InputProblem
 from ..core.hint import Hint, HintSource, hint_at, with_hint
 from ..core.tools import ToolResult
-from ..core.trace import ERROR_KINDS, ErrorSite, ToolCall, Trace, Turn
+from ..core.trace import ErrorSite, ToolCall, Trace, Turn
 from .loop import run_episodes
 from .policies import MessagePolicy, TokenPolicy
 from .types import Episode, Rollout, RolloutConfig
@@ -126,7 +126,7 @@ def find_forks(
     "Return the failed turns that have a hint."
     forks = []
     for trace in traces:
-        targets = {turn: site for turn, site in target_turns(trace, find_sites=find_sites).items() if site.kind in ERROR_KINDS}
+        targets = target_turns(trace, find_sites=find_sites)
         if len(trace.parts()) > 1:
             left_out["the trace has several contexts"] += len(targets)
             continue
@@ -158,8 +158,8 @@ def checked_forks(
                 carry_out(environment, fork.trace, fork.site.turn, at)
                 before, at = fork, fork.site.turn
                 kept.append(replace(fork, state=state_digest(environment)))
-            except InputProblem as problem:
-                refused[fork.name], before = str(problem), None
+            except Exception as problem:  # an environment may raise anything
+                refused[fork.name], before = " ".join(str(problem).split()) or type(problem).__name__, None
             each(number)
     finally:
         if environment is not None:
