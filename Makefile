@@ -57,8 +57,12 @@ test-slow: $(VENV)
 	$(PYTEST) -m slow
 
 # Every spike's notebook by "run all": what it shows is what is committed, within a minute, and it writes nothing.
-test-spikes: $(VENV)
+test-spikes: test-spike-scripts
 	$(PYTEST) -m slow tests/project/test_spikes.py -k all_cells
+
+# The tests of the spikes' own scripts, which stand beside them.
+test-spike-scripts: $(VENV)
+	PYTHONPATH=tests $(PYTEST) -p conftest spikes
 
 # vLLM wants older versions than requirements/core.txt has, so it gets an environment of its own: 4 GB with the CPU build.
 vllm: .venv-vllm/.installed

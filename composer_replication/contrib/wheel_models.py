@@ -22,7 +22,6 @@ import typer
 
 from ..cli.console import AsJson, emit, group, offer, out, plainly, printable, show, working
 from ..core.errors import InputProblem
-from ..core.files import replacing, write_json
 from ..recipes.models import chat_template, fetched_model, models_folder
 
 # %% ../../nbs/contrib/06_wheel_models.ipynb #e0c61285
@@ -74,6 +73,8 @@ def _convert(model: PackagedModel, file: Path, folder: Path) -> None:
     "Write a plain float32 checkpoint with its tokenizer."
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from composer_replication.core.files import write_json
     lm = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     if model.chat_template:
@@ -99,6 +100,7 @@ def fetch_model(
     doing: Callable[[str], None] = lambda words: None,  # called as each of the two parts begins
 ) -> Path:  # a folder that `from_pretrained` loads
     "Fetch and convert a model, unless it is there already. Raises `InputProblem`, before it fetches where it could not be converted."
+    from composer_replication.core.files import replacing  # imported here: the help of commands starts faster
     if name not in MODELS:
         raise InputProblem(f"there is no model {name!r} to fetch", f"name one of {', '.join(MODELS)}")
     folder = models_folder() / name if folder is None else Path(folder)
