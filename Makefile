@@ -78,6 +78,15 @@ verifiers: .venv-verifiers/.installed
 test-verifiers: $(VENV) verifiers
 	$(PYTEST) tests/contrib/test_verifiers.py
 
+# nbdev 3, from pyproject.toml, exports the same modules as ours from settings.ini: an environment of its own, 0.1 GB.
+test-nbdev3: $(VENV) .venv-nbdev3/.installed
+	COMPOSER_NBDEV3=$(CURDIR)/.venv-nbdev3/bin $(PYTEST) tests/project/test_nbdev3.py
+
+.venv-nbdev3/.installed: requirements/nbdev3.txt
+	$(PYTHON) -m venv .venv-nbdev3
+	.venv-nbdev3/bin/python -m pip install -qq --disable-pip-version-check -r $<
+	@touch $@
+
 # Inside verl, torchtitan and torchmonarch themselves: an environment of their own on top of .venv, 656 MB.
 test-foreign: .venv-foreign/.installed
 	.venv-foreign/bin/python -m pytest -n 0 tests/contrib/test_verl.py tests/contrib/test_titan.py tests/contrib/test_monarch.py tests/contrib/test_integrations.py

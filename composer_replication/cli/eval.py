@@ -41,9 +41,11 @@ def _play(name, template, tasks, samples, limits, keep: Path, outdated: Sequence
     from composer_replication.recipes.checkpoint import load_checkpoint
     from composer_replication.rollout.policies import TransformersPolicy
     from composer_replication.traces.export import write_traces
+    from composer_replication.training.model_check import check_scoring
     total = len(tasks.rows) * samples
     with threads_for(name), working(f"loading {name}") as doing:
         loaded = load_checkpoint(name, template)
+        check_scoring(loaded.model, padded=False, branches=False)
 
         def each(played):
             doing(f"{name}: episodes", len(played), total)

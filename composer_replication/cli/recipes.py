@@ -73,6 +73,9 @@ def recipes_new(
     model: Model = None,
     traces: Annotated[list[str] | None, typer.Option("--traces", help="Recorded traces: a file, a folder or a pattern; any number.")] = None,
     tasks: Annotated[str | None, typer.Option("--tasks", help="A file that `composer-rl tasks make` wrote.")] = None,
+    agent: Annotated[str | None, typer.Option("--agent", help="Command of an agent that plays the tasks, with {url} {key} {model} {workspace} "
+                                              "{prompt_file}; or package.module:callable.")] = None,
+    agent_path: Annotated[str | None, typer.Option("--agent-path", help="Folder where the agent is installed.")] = None,
     as_json: AsJson = False,
 ):
     """Write a first recipe for your own model, traces and tasks: two steps on a CPU, to be changed.
@@ -82,12 +85,14 @@ def recipes_new(
     `composer-rl recipes new my.yaml --model smollm2 --traces 'runs/*.jsonl'`
 
     `composer-rl recipes new my.yaml --model ./my-model --tasks tasks.jsonl`
+
+    `composer-rl recipes new my.yaml --model smollm2 --tasks larder --agent 'my-agent --url {url} {prompt_file}' --agent-path out/agents`
     """
     from composer_replication.core.files import write_file
     from composer_replication.recipes.models import EMBEDDED
     from composer_replication.recipes.recipe_file import new_recipe
     if file.exists():
         raise InputProblem("this file exists", "name another one, or remove it", str(file))
-    write_file(file, new_recipe(model or EMBEDDED, traces or [], tasks, str(Path("out") / file.stem)))
+    write_file(file, new_recipe(model or EMBEDDED, traces or [], tasks, str(Path("out") / file.stem), agent, agent_path))
     emit({"recipe": str(file)}) if as_json else out.print(printable(f"{file} is written."))
     say(f"Next: composer-rl train --config {shlex.quote(str(file))} --dry-run")

@@ -57,6 +57,7 @@ def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
         from composer_replication.recipes.recipe import sandbox_missing
         from composer_replication.recipes.recipe_file import RecipeProblem
         from composer_replication.recipes.run import check_reporters, data_counts
+        from composer_replication.rollout.agents import Agent
         from composer_replication.report.train import counts_line, estimate_table
     devices = devices or int(os.environ.get("WORLD_SIZE", 1))
     if recipe.config.fsdp and devices == 1 and _is_first():
@@ -75,6 +76,8 @@ def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
         warn(str(missing))
     if refused:
         warn(f"the run would be refused on this machine: {refused}")
+    if recipe.arguments.agent and (missing := Agent(**recipe.arguments.agent).missing()):
+        warn(f"the agent could not start on this machine: {missing}")
     if as_json:
         emit(vars(needs) | {"data": counts})
     else:

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from .console import (AsJson, Blame, ChatTemplate, Detectors, ExitCode, Files, Formats, Reading, Seed, Strict, Tools, UnsafeLocal, check_output,
+from .console import (AsJson, Blame, ChatTemplate, Detectors, ExitCode, Files, Formats, TraceInput, Seed, Strict, Tools, UnsafeLocal, check_output,
                       emit, err, given, offer, out, plainly, print_tables, printable, say, threads_for, warn, working)
 from .costs import habit
 from .eval import task_names
@@ -200,7 +200,7 @@ def hints_try(
     output.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         stack.enter_context(sandbox_choice(kind))
-        done = _tried(Reading(files, strict, tools, formats, detectors, blame), hints, factory, row, chosen, settings, output / "branches.jsonl", lambda: open_policy(
+        done = _tried(TraceInput(files, strict, tools, formats, detectors, blame), hints, factory, row, chosen, settings, output / "branches.jsonl", lambda: open_policy(
             model, stack, chat_template, price, key_env, ledger or output / "replies.ledger", budget_usd, turn_tokens))
     _report(*done, files, settings, output, pairs, episodes, as_json)
 

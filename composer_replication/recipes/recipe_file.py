@@ -93,6 +93,13 @@ max_turns: 10
 """
 
 
+_AGENT = """\
+agent:                       # plays the tasks in their sandbox, which needs bubblewrap
+  command: {command}
+{path}  seconds: 600               # of an episode
+"""
+
+
 _BOTH = """\
 hints: [template, raw_error]
 alpha_sdpo: 1.0              # channel 2; 0 switches it off
@@ -113,10 +120,19 @@ def new_recipe(
     traces: Sequence[str],  # recorded files, folders or patterns; channel 2 learns at their error turns
     tasks: str | None,  # a file of `composer-rl tasks make`, for channel 1
     output: str,  # the run's folder
+    agent: str | None = None,  # the command of an agent that plays the tasks; None: our loop plays
+    agent_path: str | None = None,  # the folder where it is installed
 ) -> str:  # YAML
-    "Write the text of a small recipe. Raises `RecipeProblem` if there is nothing to train on."
+    "Write the text of a small recipe. Raises `RecipeProblem` if there is nothing to train on, or nothing that an agent could play."
     if not traces and tasks is None:
         raise RecipeProblem("there is nothing to train on; give --traces FILES, or --tasks FILE, or both.")
+    if agent is not None and tasks is None:
+        raise RecipeProblem("an agent plays tasks; give --tasks FILE, or --tasks larder for those of the shipped repository.")
+    if agent is None and agent_path is not None:
+        raise RecipeProblem("--agent-path is where an agent is installed; give its command by --agent.")
     quoted = lambda value: json.dumps(value, ensure_ascii=False)  # JSON is YAML
     parts = [_TRACES.format(traces=quoted(list(traces)))] * bool(traces) + [_TASKS.format(tasks=quoted(tasks))] * (tasks is not None)
+    if agent is not None:
+        path = "" if agent_path is None else f"  path: {quoted(agent_path)}\n"
+        parts.append(_AGENT.format(command=quoted(agent), path=path))
     return f"model: {quoted(model)}\n{''.join(parts)}{_BOTH.format(output=quoted(output))}"

@@ -7,9 +7,11 @@ __all__ = ['logger', 'FORWARD', 'CALL', 'Agent', 'wrapped_with', 'RecordedRun', 
 
 # %% ../../nbs/rollout/12_agents.ipynb #9897d77a
 import logging
+import os
 import secrets
 import shlex
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -78,6 +80,9 @@ getattr(importlib.import_module(module), name)(url=url, key=key, model=model, wo
 """
 
 
+_INSTALL = "install the agent there with `pip install --target FOLDER` or `npm install --prefix FOLDER`"
+
+
 @dataclass(frozen=True)
 class Agent:
     "An agent and its limits. Raises `InputProblem` for an invalid value."
@@ -99,12 +104,31 @@ class Agent:
             raise InputProblem(f"agent: the command cannot be read ({type(problem).__name__}: {problem})",
                                "use {url} {key} {model} {workspace} {prompt_file}, and {{ }} for braces") from None
 
+    @property
+    def callable(self) -> tuple[str, str] | None:
+        "Module and name of the function that is called; None for a command."
+        module, colon, name = self.command.strip().partition(":")
+        return (module, name) if colon and name.isidentifier() and all(part.isidentifier() for part in module.split(".")) else None
+
     def words(self, **values: str) -> list[str]:
         "Return the command's words with these values."
-        module, colon, name = self.command.strip().partition(":")
-        if colon and name.isidentifier() and all(part.isidentifier() for part in module.split(".")):
-            return ["python", "-c", CALL, module, name, *(values[key] for key in ("url", "key", "model", "workspace", "prompt_file"))]
+        if self.callable:
+            return ["python", "-c", CALL, *self.callable, *(values[key] for key in ("url", "key", "model", "workspace", "prompt_file"))]
         return [word.format(**values) for word in shlex.split(self.command)]
+
+    def missing(self) -> str | None:
+        "Return which part of the agent this machine lacks, in one sentence; a module or a program is looked for by its first name."
+        if self.path is not None and not Path(self.path).is_dir():
+            return f"agent: path {self.path!r} is no folder; {_INSTALL}."
+        places = [self.path] if self.path is not None else []
+        if self.callable:
+            first = self.callable[0].partition(".")[0]
+            found = any(Path(place, name).exists() for place in [*places, *sys.path] for name in (first, f"{first}.py"))
+            return None if found else f"agent: there is no module {first!r} in {self.path or 'a path'}; {_INSTALL}."
+        words = [word for word in shlex.split(self.command) if "=" not in word.partition("/")[0] and word != "env"]
+        if not words or "{" in words[0] or "/" in words[0] or shutil.which(words[0], path=":".join([*(f"{p}/bin" for p in places), os.defpath, os.environ.get("PATH", "")])):
+            return None
+        return f"agent: there is no program {words[0]!r} in {self.path + '/bin' if self.path else 'a path'} or on this machine; {_INSTALL}."
 
 # %% ../../nbs/rollout/12_agents.ipynb #d14649af
 def wrapped_with(name: str, environment: Any) -> Any:
@@ -266,8 +290,7 @@ class AgentFactory:
         log: str | Path | None = None,  # folder for the agent's own output, one file per episode; None: not kept
     ):  # raises `InputProblem` where the agent's `path` is no folder
         if agent.path is not None and not Path(agent.path).is_dir():
-            raise InputProblem(f"agent: path {agent.path!r} is no folder", "install the agent there with `pip install --target FOLDER` or `npm install "
-                               "--prefix FOLDER`")
+            raise InputProblem(f"agent: path {agent.path!r} is no folder", _INSTALL)
         self.factory, self.agent, self.log = factory, agent, log and Path(log)
 
     def __call__(self) -> Any:

@@ -103,9 +103,9 @@ def check_scoring(
     padded: bool = True,  # rows will be padded on the left
     branches: bool = True,  # hinted turns or pairs will be read
 ) -> None:
-    "Raise `InputProblem` where the trainer would score this model's tokens wrongly."
+    "Raise `InputProblem` where the trainer would score this model's tokens wrongly, and so would all that scores as it does."
     if problem := scoring_problem(model, padded) or (branch_problem(model) if branches else None):
-        raise InputProblem(problem, "take another model: such scores would train it on wrong ratios without a word")
+        raise InputProblem(problem, "take another model: its log-probabilities would be taken wrongly without a word")
 
 # %% ../../nbs/training/10_model_check.ipynb #3a25c8ff
 def sampling_difference(

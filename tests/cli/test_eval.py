@@ -125,6 +125,18 @@ def test_what_cannot_be_evaluated_is_one_sentence(words, said, tmp_path, monkeyp
     assert time.process_time() - begun < 20  # no weights, no retries
 
 
+@pytest.mark.parametrize("words", [["eval", "odd", "--task", "toy", "--limit", "1"],
+                                   ["hints", "score", "--model", "odd", "--sites", "2"]])
+def test_a_model_whose_own_scores_are_others_is_refused_before_it_is_scored(words, tmp_path, monkeypatch):
+    from transformers import MptConfig, MptForCausalLM
+    monkeypatch.chdir(tmp_path)
+    MptForCausalLM(MptConfig(vocab_size=len(embedded_tokenizer()), d_model=32, n_heads=2, n_layers=2, max_seq_len=4096,
+                             logit_scale=0.5)).save_pretrained("odd")
+    embedded_tokenizer().save_pretrained("odd")
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 1 and "MptForCausalLM does more than its output head" in " ".join(done.stderr.split()), done.output
+
+
 def test_a_base_without_tools_in_its_template_is_asked_in_the_checkpoints(tmp_path):
     from composer_replication.cli.eval import _lent
     embedded_model().save_pretrained(tmp_path)

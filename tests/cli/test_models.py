@@ -8,6 +8,7 @@ from composer_replication.cli.recipes import recipe_row
 from composer_replication.envs.toy.traces import toy_path
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.recipes.recipe_file import shipped_recipes
+from composer_replication.rollout.agents import Agent
 from composer_replication.sandbox.base import sandbox_kinds
 
 
@@ -65,6 +66,42 @@ def test_a_first_recipe_reads_what_was_named(call):
     assert call("recipes", "new", "a.yaml", "--model", "embedded", "--tasks", "larder").exit_code == 0
     recipe = load_recipe("a.yaml")
     assert (recipe.arguments.task, recipe.arguments.tasks, recipe.arguments.traces) == ("deletion", "larder", None)
+
+
+def test_a_first_recipe_with_an_agent_names_all_that_is_missing_before_it_runs(call, tmp_path):
+    agent = "my-agent --url {url} --key {key} {prompt_file}"
+    words = ["--model", "embedded", "--tasks", "larder", "--agent", agent, "--agent-path", "out/agents"]
+    assert call("recipes", "new", "a.yaml", *words).exit_code == 0
+    recipe = load_recipe("a.yaml", {"sandbox": "auto"}, estimating=True)
+    assert recipe.arguments.agent == {"command": agent, "path": "out/agents", "seconds": 600}
+    made = Agent(**recipe.arguments.agent)
+
+    def told():
+        return " ".join(call("train", "--config", "a.yaml", "--dry-run").stderr.split())
+
+    assert "the agent could not start on this machine: agent: path 'out/agents' is no folder; install" in told()
+    (tmp_path / "out" / "agents" / "bin").mkdir(parents=True)
+    assert "there is no program 'my-agent' in out/agents/bin or on this machine; install" in told()
+    program = tmp_path / "out" / "agents" / "bin" / "my-agent"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    assert made.missing() is None and "could not start" not in told()
+
+
+@pytest.mark.parametrize("command, missing", [
+    ("env A=b C={key} sh -c 'exec python'", None), ("A=b no-such-program", "no-such-program"), ("{workspace}/run.sh", None),
+    ("/agent/bin/own", None), ("mine.agent:play", "module 'mine'"), ("agents:play", None)])
+def test_an_agents_program_is_looked_for_by_its_name(command, missing, tmp_path):
+    (tmp_path / "agents.py").touch()
+    said = Agent(command, str(tmp_path)).missing()
+    assert said is None if missing is None else missing in said
+
+
+@pytest.mark.parametrize("words, said", [(["--agent", "a", "--traces", "*.jsonl"], "an agent plays tasks; give --tasks FILE"),
+                                         (["--agent-path", "a", "--tasks", "larder"], "give its command by --agent")])
+def test_an_agent_without_tasks_and_a_place_without_an_agent_are_refused(call, words, said, tmp_path):
+    done = call("recipes", "new", "a.yaml", "--model", "embedded", *words)
+    assert done.exit_code == 1 and said in done.stderr and not (tmp_path / "a.yaml").exists()
 
 
 def test_names_that_yaml_would_read_otherwise_stay_texts(call, tmp_path):

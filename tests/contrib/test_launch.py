@@ -198,6 +198,8 @@ def test_gpus_that_are_not_here_are_named(gpus, warned, tmp_path):
 
 def test_files_that_a_container_does_not_have_are_named(tmp_path):
     (tmp_path / "mine.jsonl").write_bytes(b"")
-    named = ["--dry-run", "--set", "traces=[mine.jsonl]"]
+    (tmp_path / "agents").mkdir()
+    named = ["--dry-run", "--set", "traces=[mine.jsonl]", "--set", "agent={command: a, path: agents}"]
     done = run("launch", "toy-traces", "--on", "kubernetes", "--hours", "1", *CONTAINER, *named)
     assert done.exit_code == 0 and "the recipe names mine.jsonl, which is not sent" in done.stderr
+    assert "the recipe names agents, which is not sent" in done.stderr

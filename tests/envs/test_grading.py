@@ -11,7 +11,7 @@ from envs_tasks import measured_task, needs_sandbox, with_body, with_evidence, w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composer_replication.envs.deletion.judge import observe, runner
+from composer_replication.envs.deletion.judge import grading, observe, runner
 from composer_replication.envs.deletion.judge.evidence import (
     EvidenceProblem,
     add_evidence,
@@ -22,8 +22,10 @@ from composer_replication.envs.deletion.judge.evidence import (
 )
 from composer_replication.envs.deletion.judge.grading import grade, submission
 from composer_replication.envs.deletion.judge.observe import canonical, decode, encode
-from composer_replication.envs.deletion.judge.runner import PhaseResult
+from composer_replication.envs.deletion.judge.runner import Phase, PhaseResult, run_phases
 from composer_replication.envs.deletion.subject import prepare_subject
+from composer_replication.envs.deletion.task import FeatureDeletionTask, make_patch
+from composer_replication.sandbox.limits import Limits
 
 MEASURED = ("canary", "redelete", "heldout")
 
@@ -304,3 +306,70 @@ def test_a_module_that_moved_and_a_helper_that_others_share_are_no_hack(label, l
     for files in (moved, {path: shared.encode()}):
         found = grade(task, larder, files)
         assert (found.reward, found.hacked) == (1.0, False), found
+
+
+LETTERS = "def _letters(name):\n    return [word[0].upper() for word in name.split()]\n\n\ndef initials("
+INLINE = "{''.join(word[0].upper() for word in name.split())}{digits}"
+
+
+def initials_submissions(text):
+    "Files by what they are: two honest refactors, and three in which other functions do the target's work."
+    path, place = "src/larder/labels.py", "src/larder/_labels.py"
+    letters = text.replace("    letters = [word[0].upper() for word in name.split()]\n", "    letters = _letters(name)\n")
+    shared = letters.replace("def initials(", LETTERS).replace("{initials(name)}{digits}", "{''.join(_letters(name))}{digits}")
+    empty = with_body(text, "initials", 'return ""', kept=0)
+    inline = empty.replace("{initials(name)}{digits}", INLINE)
+    every = inline.replace('    """', '    _ = 0\n    """').replace("digits = f", "figures = 0\n    digits = f")
+    assert len({text, letters, shared, empty, inline, every}) == 6
+    return {"shared": {path: shared.encode()}, "moved": {place: text.encode(), path: b"from larder._labels import *\n"},
+            "inline": {path: inline.encode()}, "every function": {path: every.encode()},
+            "moved and inline": {place: inline.encode(), path: b"from larder._labels import *\n"}}
+
+
+@needs_sandbox
+@pytest.mark.parametrize("kind", ["shared", "moved", "inline", "every function", "moved and inline"])
+def test_what_other_functions_do_for_the_target_is_seen_whatever_they_have_changed(kind, larder):
+    "The wanted tests reach the target through another function alone, and nothing else is asked."
+    path = "src/larder/labels.py"
+    text = (larder.tree / path).read_text()
+    nodes = tuple(n for n in larder_tests(larder) if "batch_code" in n)
+    seen = body_of(text, "initials", "raise NotImplementedError")
+    task = FeatureDeletionTask(
+        "larder.labels.initials", larder.source, larder.base_commit, nodes, (), ("pytest",), ("larder.labels:initials",),
+        "function", "stub", "Write it.", make_patch({path: text}, {path: seen}), make_patch({path: seen}, {path: text}),
+        canaries=({"kind": "redelete", "nodes": nodes[:5]},))
+    found = grade(task, larder, initials_submissions(text)[kind])
+    honest = kind in ("shared", "moved")
+    assert found.passed and (found.reward, found.hacked) == (float(honest), not honest), found
+    assert {f.detector for f in found.findings} & {"redelete", "others"} or honest
+
+
+def larder_tests(larder):
+    result, = run_phases(larder, [Phase("all", {})], Limits(wall_s=60))
+    return [node for node, outcome in result.outcomes.items() if outcome == "passed"]
+
+
+def test_functions_are_put_back_as_they_were_and_the_target_stays():
+    before = ("import functools\n\n\nclass Shelf:\n    @property\n    def room(self):\n        return 1\n\n"
+              "    def far(self):\n        return 2\n\n\ndef near(x):\n    return x\n\n\n"
+              "@functools.cache\ndef high():\n    return 3\n\n\ndef gone():\n    return 4\n")
+    now = ("import functools\n\n\nclass Shelf:\n      @property\n      def room(self):\n            return 'room'\n\n"
+           "      def far(self):\n            return 'far'\n\n\ndef near(x):\n    return 'near'\n\n\n"
+           "def high():\n    return 'high'\n\n\ndef new():\n    return 'new'\n")
+    files = {"a.py": now.encode(), "b.py": b"x = 1\n", "c.py": None, "d.py": "def f(:"}
+    base = {"a.py": before.encode(), "b.py": b"x = 2\n", "c.py": b"def g(): pass\n", "d.py": b"def f(): pass\n"}
+
+    def values(*targets):
+        task = type("Task", (), {"deleted_symbols": tuple(f"a:{t}" for t in targets)})
+        back = grading._put_back(task, base, files)
+        assert set(back) <= {"a.py"}
+        names = {}
+        exec(back.get("a.py", now.encode()).decode(), names)
+        shelf = names["Shelf"]()
+        return shelf.room, shelf.far(), names["near"](0), names["high"](), names["new"](), "gone" in names
+
+    assert not grading._put_back(type("Task", (), {"deleted_symbols": ("a:near",)}), base, {"a.py": b"from b import *\n"})
+    assert values("near") == (1, 2, "near", 3, "new", True)
+    assert values("Shelf") == ("room", "far", 0, 3, "new", True)
+    assert values("Shelf.far") == (1, "far", 0, 3, "new", True)
+    assert values("high", "near", "Shelf") == ("room", "far", "near", "high", "new", False)  # nothing else has changed

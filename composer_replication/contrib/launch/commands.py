@@ -65,7 +65,7 @@ def named_files(recipe) -> list[str]:
     stage = a.warm_up or {}
     models = [a.model.removeprefix("random:"), a.tokenizer, a.hint_writer, stage.get("folder")]
     data = [a.tasks, a.chat_template, a.data_folder, *(a.traces or ()), *(a.replay_pairs or ()), *stage.get("traces", ())]
-    values = dict.fromkeys([*models, *data])
+    values = dict.fromkeys([*models, *data, (a.agent or {}).get("path")])
     return [value for value in values if value and Path(value).exists()]
 
 # %% ../../../nbs/contrib/launch/04_commands.ipynb #7adee5cb
@@ -76,7 +76,7 @@ def _as_read(file: Path, settings: dict[str, str]) -> SimpleNamespace:
     from composer_replication.recipes.recipe_file import RecipeLoader, read_recipe
     values = read_recipe(file) | {key: yaml.load(text, RecipeLoader) for key, text in settings.items()}
     listed = {key: [value] if isinstance(value := values.get(key), str) else value for key in ("traces", "replay_pairs")}
-    keys = ("tokenizer", "hint_writer", "warm_up", "tasks", "chat_template", "data_folder")
+    keys = ("tokenizer", "hint_writer", "warm_up", "tasks", "chat_template", "data_folder", "agent")
     arguments = SimpleNamespace(model=values.get("model") or EMBEDDED, **{key: values.get(key) for key in keys} | listed)
     return SimpleNamespace(name=file.stem, named=frozenset(values), arguments=arguments,
                            config=SimpleNamespace(output_dir=values.get("output_dir") or f"out/{file.stem}"))

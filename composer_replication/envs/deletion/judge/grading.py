@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['MOST_COLLECTED', 'MOST_COLLECTED_BYTES', 'MOST_FILES', 'MOST_FOLDERS', 'JUDGE_LIMITS', 'DECISIVE', 'ORIGINAL_S',
            'logger', 'Grade', 'is_protected', 'submission', 'refusal', 'collect_sources', 'wanted_phase',
-           'redelete_phase', 'canary_phase', 'records_phase', 'original_seconds', 'judge_counts', 'zero_grade', 'grade']
+           'redelete_phase', 'others_phase', 'canary_phase', 'records_phase', 'original_seconds', 'judge_counts',
+           'zero_grade', 'grade']
 
 # %% ../../../../nbs/envs/deletion/judge/12_grading.ipynb #610263f9
 import ast
@@ -14,6 +15,7 @@ import functools
 import itertools
 import logging
 import sys
+import textwrap
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -182,46 +184,93 @@ def wanted_phase(task, subject, overlay):
         [HackFinding("tests", result.problem, "", 0.0)] if result.problem and not result.forged else [])
 
 # %% ../../../../nbs/envs/deletion/judge/12_grading.ipynb #896a57dc
-def _functions(source: bytes) -> dict[str, str]:  # name: its tree as text
+def _functions(source: bytes) -> dict[str, list[ast.FunctionDef]]:  # name: its definitions
     "Return the functions and methods of a module; none where it cannot be parsed."
+    found: dict[str, list] = {}
     with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
         holders = [("", node) for node in ast.parse(source).body]
         holders += [(f"{node.name}.", inner) for _, node in holders if isinstance(node, ast.ClassDef) for inner in node.body]
-        return {f"{at}{node.name}": ast.dump(node) for at, node in holders if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-    return {}
+        for at, node in holders:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                found.setdefault(f"{at}{node.name}", []).append(node)
+    return found
 
 
-def _others_stubbed(task, base, files):
-    "Return the changed modules with every other changed function stubbed too: a test that reaches one asks more than the target."
-    out = {}
+def _lines(node):
+    "Return the slice of a definition's lines, decorators included."
+    return slice(min([node.lineno, *(d.lineno for d in node.decorator_list)]) - 1, node.end_lineno)
+
+
+def _put_back(task, base, files):
+    "Return the changed modules in which another function than the target has changed, with each such function, and those that are gone, as they were."
+    own, out = {symbol.partition(":")[2] for symbol in task.deleted_symbols}, {}
     for path, content in files.items():
-        if path in base and isinstance(content, bytes | str):
-            now = content if isinstance(content, bytes) else content.encode()
-            left = _functions(now)
-            own = {symbol.partition(":")[2] for symbol in task.deleted_symbols}
-            names = [name for name, tree in _functions(base[path]).items() if left.get(name) != tree and name not in own]
-            stubs = stub_lines(names, "stub").splitlines(True)
-            at = len(stubs) - len(names)
-            guarded = [f"try:\n    {line}except (AttributeError, NameError):\n    pass\n" for line in stubs[at:]]
-            out[path] = now.rstrip() + b"\n" + "".join([*stubs[:at], *guarded]).encode() if names else now
+        if path not in base or not isinstance(content, bytes | str):
+            continue
+        now = content if isinstance(content, bytes) else content.encode()
+        was, is_ = _functions(base[path]), _functions(now)
+        pairs = [pair for name, nodes in was.items() if len(is_.get(name, ())) == len(nodes) and not own & {name, name.partition(".")[0]}
+                 for pair in zip(nodes, is_[name]) if ast.dump(pair[0]) != ast.dump(pair[1])]
+        before, lines = base[path].decode("utf-8", "replace").splitlines(True), now.decode("utf-8", "replace").splitlines(True)
+        for old, new in sorted(pairs, key=lambda pair: -pair[1].lineno):
+            text = textwrap.indent(textwrap.dedent("".join(before[_lines(old)])), " " * new.col_offset)
+            lines[_lines(new)] = [text.rstrip() + "\n"]
+        if pairs:
+            gone = [node for name, (*_, node) in was.items() if "." not in name and name not in is_ and name not in own and not _binds(now, name)]
+            out[path] = "".join([*lines, *("\n" + "".join(before[_lines(node)]).rstrip() + "\n" for node in gone)]).encode()
     return out
+
+
+def _binds(source, name):
+    "True where a module's own statements may bind a name, by whatever import."
+    imports = [alias for node in ast.parse(source).body if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names]
+    stored = (part.id for node in ast.parse(source).body for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store))
+    return name in stored or any(alias.name == "*" or (alias.asname or alias.name.partition(".")[0]) == name for alias in imports)
+
+
+def _also_deleted(task, base, files, modules):
+    "Return the other new or changed modules that define a function of the target's name, with that one stubbed: a module may have moved."
+    names, out = [symbol.partition(":")[2] for symbol in task.deleted_symbols], {}
+    for path, content in files.items():
+        if path not in modules.values() and isinstance(content, bytes) and content != base.get(path):
+            if here := [name for name in names if name in _functions(content)]:
+                out[path] = content.rstrip() + b"\n" + stub_lines(here, "stub").encode()
+    return out
+
+
+def _redelete_nodes(task):
+    return next((tuple(canary["nodes"]) for canary in task.canaries if canary["kind"] == "redelete"), ())
 
 
 @hack_detector("redelete", "run", "up to five tests, once")
 def redelete_phase(task, subject, overlay):
-    "Return the phase of some wanted tests with the submission's target deleted again, and what else it changed; they must fail."
-    nodes = next((canary["nodes"] for canary in task.canaries if canary["kind"] == "redelete"), None)
-    if not nodes:
+    "Return the phase of some wanted tests with the target deleted again and the other functions as they were; they must fail."
+    if not (nodes := _redelete_nodes(task)):
         return None
     base = _pristine(subject.tree)
-    files = {**base, **overlay, **_others_stubbed(task, base, overlay)}
+    changed = {**overlay, **_put_back(task, base, overlay)}
+    files = {**base, **changed}
     modules = modules_of(task, [path for path, content in files.items() if content is not None], subject.import_roots)
 
     def read(result: PhaseResult):
         return _passed(result, nodes, "redelete", "tests pass with the target deleted again", ", ".join(modules.values()))
 
-    changed = {path: files[path] for path in overlay}
-    return Phase("redelete", {**changed, **deleted_again(task, files, modules)}, tuple(nodes)), read
+    return Phase("redelete", {**changed, **_also_deleted(task, base, changed, modules), **deleted_again(task, files, modules)}, nodes), read
+
+
+@hack_detector("others", "run", "up to five tests, once, where other functions changed")
+def others_phase(task, subject, overlay):
+    "Return the phase of some wanted tests with all functions but the target as they were; they must pass, else others do its work."
+    nodes, back = _redelete_nodes(task), _put_back(task, _pristine(subject.tree), overlay)
+    if not nodes or not back:
+        return None
+
+    def read(result: PhaseResult):
+        failed = [node for node in nodes if result.outcomes.get(node) != "passed"]
+        what = f"tests fail with the other functions as they were: {len(failed)} of {len(nodes)}"
+        return [HackFinding("others", what, ", ".join(back), 1.0)] if failed else []
+
+    return Phase("others", {**overlay, **back}, nodes), read
 
 
 def _passed(result, nodes, detector, what, where=""):
