@@ -16,7 +16,7 @@ import orjson
 from ..core.pair import DPOPair, action_key
 from ..core.trace import Trace, Turn
 from .statistics import Interval, clustered_mean
-from ..rollout.fork import Fork, Played
+from ..rollout.fork import Fork, PlayedFork
 from ..rollout.loop import SCORED
 from ..traces.error_sites import FindSites, find_error_sites
 from ..traces.failure import failure_gist
@@ -64,7 +64,7 @@ class ForkResult:
 
 
 def fork_result(
-    played: Played,
+    played: PlayedFork,
     key: str = "",
     find_sites: FindSites = find_error_sites,
 ) -> ForkResult | None:  # None where it was not played to an end that is scored

@@ -460,7 +460,7 @@ class _Desk:
 
     def begin(self, episode, asked, heard=None):
         if asked.stops or asked.logprobs or asked.one_call or not asked.may_call or asked.forced or asked.schema is not None:
-            raise bad("a teacher's answer has no stop texts, no logprobs and no schema, and may hold any calls; leave those fields out.",
+            raise bad("a teacher's answer has no stop texts and no logprobs, fits no schema, and may hold any calls; leave those fields out.",
                       "unsupported_value")
         try:
             state = TraceState("http", tuple(replace(turn, thinking=None) for turn in asked.turns), asked.tools)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['VOLATILE', 'ARMS', 'WEATHER', 'settled', 'first_difference', 'ForkProblem', 'carry_out', 'state_digest', 'Fork',
-           'find_forks', 'checked_forks', 'unrelated_words', 'arm_hints', 'past_turns', 'Forked', 'Played',
+           'find_forks', 'checked_forks', 'unrelated_words', 'arm_hints', 'past_turns', 'Forked', 'PlayedFork',
            'play_forks']
 
 # %% ../../nbs/rollout/14_fork.ipynb #68e6847b
@@ -249,7 +249,7 @@ class Forked:
 
 
 @dataclass(frozen=True)
-class Played:
+class PlayedFork:
     "One branch that was played."
 
     fork: Fork
@@ -265,10 +265,10 @@ def play_forks(
     factory: Callable[[], Any],  # makes an environment
     config: RolloutConfig,  # `max_turns` counts turns from the fork on
     scored: bool = True,
-    each: Callable[[Played], None] = lambda played: None,  # called with each branch as it ends
+    each: Callable[[PlayedFork], None] = lambda played: None,  # called with each branch as it ends
     shared: bool = True,  # the arms of a fork share random numbers
     stop: Callable[[], bool] | None = None,  # as `run_episodes`
-) -> list[Played]:  # in order
+) -> list[PlayedFork]:  # in order
     "Play branches to their ends. Raises as `run_episodes`."
     named = {f"{fork.name}#{arm}#{time}": (fork, arm, hint, time) for fork, arm, hint, time in branches}
     episodes, rows = [], []
@@ -280,5 +280,5 @@ def play_forks(
         episodes.append(Episode(rows[-1]["prompt"], None, fork.task, name, past[head:], numbers))
     most = max((fork.site.turn for fork, *_ in branches), default=0)
     played = run_episodes(policy, episodes, config, stop=stop, rows=rows, factory=lambda: Forked(factory, scored, config.tool_timeout * (1 + most)),
-                          each=lambda rollout: each(Played(*named[rollout.trace.trace_id], rollout)))
-    return [Played(*branch, rollout) for branch, rollout in zip(named.values(), played)]
+                          each=lambda rollout: each(PlayedFork(*named[rollout.trace.trace_id], rollout)))
+    return [PlayedFork(*branch, rollout) for branch, rollout in zip(named.values(), played)]

@@ -216,14 +216,14 @@ def test_tools_of_a_file_keep_integers_of_any_size(tmp_path):
 
 
 def test_a_fault_of_ours_keeps_its_traceback(monkeypatch):
-    monkeypatch.setattr("composer_replication.traces.error_sites.SiteFinder.__call__", lambda finder, trace: 1 / 0)
+    monkeypatch.setattr("composer_replication.traces.error_sites.SiteFinder.__call__", lambda self, trace: 1 / 0)
     assert isinstance(CliRunner().invoke(app, ["traces", "errors"]).exception, ZeroDivisionError)
 
 
 def test_ctrl_c_is_130(monkeypatch):
-    def press(trace):
+    def press(self, trace):
         raise KeyboardInterrupt
-    monkeypatch.setattr("composer_replication.traces.error_sites.SiteFinder.__call__", lambda finder, trace: press(trace))
+    monkeypatch.setattr("composer_replication.traces.error_sites.SiteFinder.__call__", press)
     done = CliRunner().invoke(app, ["traces", "errors"])
     assert done.exit_code == ExitCode.INTERRUPTED and done.stderr.endswith("interrupted\n")
 

@@ -330,7 +330,7 @@ def test_a_killed_process_that_nobody_has_noticed_yet_is_dead_and_a_stopped_one_
             assert (ledger.spent().lost, ledger.spent().paid) == (1, 1)
     finally:
         child.kill()
-        child.wait()
+        child.communicate()
 
 
 def test_an_owner_of_whom_nothing_can_be_known_is_neither_dead_nor_alive(tmp_path):

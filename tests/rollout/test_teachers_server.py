@@ -175,7 +175,9 @@ def parrot():
 @pytest.mark.parametrize("change, status, words", [
     ({"logprobs": True}, 400, "has no stop texts and no logprobs"), ({"stop": ["x"]}, 400, "has no stop texts"),
     ({"tool_choice": "none", "tools": [TOOL]}, 400, "may hold any calls"),
-    ({"parallel_tool_calls": False}, 400, "may hold any calls"), ({"n": 2}, 400, "n=2 cannot be had"),
+    ({"parallel_tool_calls": False}, 400, "may hold any calls"),
+    ({"response_format": {"type": "json_object"}}, 400, "fits no schema"),
+    ({"tool_choice": "required", "tools": [TOOL]}, 400, "may hold any calls"), ({"n": 2}, 400, "n=2 cannot be had"),
     ({"max_tokens": 0}, 400, "max_tokens=0"), ({"functions": [{}]}, 400, "'functions' is not known"),
     ({"model": "v"}, 404, "there is no model 'v' here; ask one of t, u"), ({"model": ["t"]}, 404, "there is no model"),
     ({"messages": [{"role": "user", "content": "x" * 17_000_000}]}, 413, "larger than")])
