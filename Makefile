@@ -57,8 +57,12 @@ test-slow: $(VENV)
 	$(PYTEST) -m slow
 
 # Every spike's notebook by "run all": what it shows is what is committed, within a minute, and it writes nothing.
-test-spikes: $(VENV)
+test-spikes: test-spike-scripts
 	$(PYTEST) -m slow tests/project/test_spikes.py -k all_cells
+
+# The tests of the spikes' own scripts, which stand beside them.
+test-spike-scripts: $(VENV)
+	PYTHONPATH=tests $(PYTEST) -p conftest spikes
 
 # vLLM wants older versions than requirements/core.txt has, so it gets an environment of its own: 4 GB with the CPU build.
 vllm: .venv-vllm/.installed
@@ -77,6 +81,15 @@ verifiers: .venv-verifiers/.installed
 
 test-verifiers: $(VENV) verifiers
 	$(PYTEST) tests/contrib/test_verifiers.py
+
+# nbdev 3, from pyproject.toml, exports the same modules as ours from settings.ini: an environment of its own, 0.1 GB.
+test-nbdev3: $(VENV) .venv-nbdev3/.installed
+	COMPOSER_NBDEV3=$(CURDIR)/.venv-nbdev3/bin $(PYTEST) tests/project/test_nbdev3.py
+
+.venv-nbdev3/.installed: requirements/nbdev3.txt
+	$(PYTHON) -m venv .venv-nbdev3
+	.venv-nbdev3/bin/python -m pip install -qq --disable-pip-version-check -r $<
+	@touch $@
 
 # Inside verl, torchtitan and torchmonarch themselves: an environment of their own on top of .venv, 656 MB.
 test-foreign: .venv-foreign/.installed

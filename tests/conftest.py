@@ -189,7 +189,7 @@ LONG = {  # seconds each: `make check` leaves them out, of a test with many case
         "test_deterministic_episodes_are_equal_bit_for_bit_whenever_tools_answer", "test_a_hanging_tool_ends_its_own_row_only",
         "test_a_reward_that_fails_or_hangs_ends_its_own_row_only"},
     "project/test_docs.py": {"test_a_patched_method_belongs_to_its_class"},
-    "project/test_gpu_programme.py": {
+    "../spikes/200-gpu/test_programme.py": {
         "test_tests_that_do_not_end_are_killed_with_their_children_and_the_stage_says_so"},
     "envs/test_sql.py": {
         "test_what_was_seen_of_recorded_tasks_stays", "test_no_near_miss_is_paid_and_every_paraphrase_is",
@@ -281,7 +281,7 @@ def pytest_collection_modifyitems(items):
     cases = Counter()
     for item in items:
         name = getattr(item, "originalname", item.name)
-        if name in LONG.get(item.path.as_posix().removeprefix(f"{ROOT}/tests/"), ()):
+        if name in LONG.get(os.path.relpath(item.path, ROOT / "tests"), ()):
             cases[item.path, name] += 1
             if cases[item.path, name] > 1 or not hasattr(item, "callspec"):
                 item.add_marker(pytest.mark.long)

@@ -21,7 +21,7 @@ from .experiments import ladder
 from .explore import explore
 from . import rules as _rules, try_hints as _try  # their commands join those of hints
 from .hints import hints_app
-from .models import doctor, models_app
+from .models import doctor
 from .replay import pairs, replay
 from .recipes import recipes_app
 from .serve import serve_app
@@ -45,8 +45,7 @@ class InOrderOfUse(TyperGroup):
 
 app = group("An open replication of Cursor's Composer 2.5 post-training recipe: see where an agent went wrong, what hint would have helped, "
             "and what the three channels of the loss make of it.", "traces errors", name="composer-rl", cls=InOrderOfUse)
-GROUPS = {"traces": traces_app, "hints": hints_app, "tasks": tasks_app, "dataset": dataset_app, "serve": serve_app, "recipes": recipes_app,
-          "models": models_app}
+GROUPS = {"traces": traces_app, "hints": hints_app, "tasks": tasks_app, "dataset": dataset_app, "serve": serve_app, "recipes": recipes_app}
 for _name, _group in GROUPS.items():
     app.add_typer(_group, name=_name)
 for _command in (explore, train, export, ladder, demo, replay, pairs, doctor):

@@ -7,7 +7,7 @@ __all__ = ['EXIT_CODES', 'WIDTH', 'out', 'err', 'CONTROLS', 'EVERY', 'Files', 'A
            'Blame', 'Seed', 'Model', 'ChatTemplate', 'Host', 'UnsafeLocal', 'Port', 'ExitCode', 'group', 'console',
            'printable', 'say', 'warn', 'fail', 'closed', 'emit', 'Doing', 'each_minute', 'working', 'threads_for',
            'one_line', 'print_tables', 'show', 'sentence', 'plainly', 'offer', 'given', 'toy_note', 'load_tools',
-           'stream', 'Reading', 'check_output']
+           'stream', 'TraceInput', 'check_output']
 
 # %% ../../nbs/cli/00_console.ipynb #5d4ee1b8
 import contextlib
@@ -372,7 +372,7 @@ def stream(
 
 
 @dataclass(frozen=True)
-class Reading:
+class TraceInput:
     "The traces of a command and how it reads them, as its options say."
 
     files: list[Path]  # of `given`

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from .console import AsJson, Detectors, Files, Formats, Reading, Strict, Tools, check_output, emit, given, group, out, plainly, printable, working
+from .console import AsJson, Detectors, Files, Formats, TraceInput, Strict, Tools, check_output, emit, given, group, out, plainly, printable, working
 
 # %% ../../nbs/cli/11_dataset.ipynb #91347f52
 dataset_app = group("Data sets ready to publish: Parquet, a card with provenance and counts, secrets scrubbed; nothing is uploaded.",
@@ -50,7 +50,7 @@ def dataset_traces(output: Folder, licence: Licence, files: Files = None, tools:
     `composer-rl dataset traces runs/*.jsonl.gz --out out/errors --licence cc-by-4.0`
     """
     check_output(output, file=False)
-    reading, scrubbed = Reading(given(files), strict, tools, formats, detectors), Counter()
+    reading, scrubbed = TraceInput(given(files), strict, tools, formats, detectors), Counter()
     with working("reading traces"):
         from composer_replication.replay.dataset import error_dataset, scrubbed_trace, trace_counts
         traces = [scrubbed_trace(trace, scrubbed) for _, trace in reading.traces()]

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from .console import (AsJson, ChatTemplate, Detectors, Files, Formats, Model, Reading, Seed, Strict, Tools, check_output, emit, given, out, plainly,
+from .console import (AsJson, ChatTemplate, Detectors, Files, Formats, Model, TraceInput, Seed, Strict, Tools, check_output, emit, given, out, plainly,
                       printable, say, threads_for, toy_note, warn, working)
 from .find import Mine, my_sessions
 from .hints import Hints, hint_layers
@@ -91,7 +91,9 @@ def explore(
             from composer_replication.recipes.models import find_model
             find_model(name)
             from composer_replication.recipes.checkpoint import load_checkpoint
-            from composer_replication.tree.build import LengthLimit, build_tree, positions
+            from composer_replication.tree.build import build_tree
+            from composer_replication.tree.length_limit import LengthLimit
+            from composer_replication.tree.positions import positions
             from composer_replication.tree.chat import TemplateProblem
             from composer_replication.tree.template import probe_template
             from composer_replication.tree.text import AlignmentError
@@ -109,7 +111,7 @@ def explore(
 
             def late(at):
                 return {turn: f"No token bars: it ends at token {end}, beyond --max-tokens {max_tokens}." for turn, end in at.items() if end > max_tokens}
-        reading = Reading(files, strict, tools, formats, detectors)
+        reading = TraceInput(files, strict, tools, formats, detectors)
         layers, find_sites = hint_layers(hints, reading), reading.find_sites()
         cases, errors = draw_cases(reading.again(), traces, seed, ends, max_tokens, find_sites)
         if name:

@@ -19,7 +19,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from .console import (AsJson, Blame, ChatTemplate, Detectors, Files, Formats, Model, Reading, Seed, Strict, Tools, check_output, emit, fail, given,
+from .console import (AsJson, Blame, ChatTemplate, Detectors, Files, Formats, Model, TraceInput, Seed, Strict, Tools, check_output, emit, fail, given,
                       group, offer, one_line, out, plainly, print_tables, printable, say, threads_for, warn, working)
 from .find import Mine, my_sessions
 from .replay import KeyEnv, Prices
@@ -58,7 +58,7 @@ def asked_judge(url: str | None, model: str | None, price: list[str], key_env: s
     return {"complete": complete, "model": f"{model}@{url}", "cache_dir": JUDGE_CACHE}
 
 
-def hint_layers(names: list[str], reading: Reading, judge: dict | None = None):
+def hint_layers(names: list[str], reading: TraceInput, judge: dict | None = None):
     "Make the layers of these names, or the default ones. Raises `InputProblem` for a layer that cannot be made here."
     import composer_replication.envs.sql.hints  # registers its layer
     from composer_replication.hints.layers import LAYERS, CompositeHintGenerator, default_composite, make_layers
@@ -74,7 +74,7 @@ def hint_layers(names: list[str], reading: Reading, judge: dict | None = None):
 
 
 def hinted_sites(
-    reading: Reading,
+    reading: TraceInput,
     hints: list[str],
     counts: Counter | None = None,  # receives the counts of `tally`
     judge: dict | None = None,  # of `asked_judge`
@@ -193,7 +193,7 @@ def hints_list(files: Files = None, mine: Mine = False, as_json: AsJson = False,
     """
     counts, spent = Counter(), Counter()
     asked = asked_judge(judge, model, price, key_env, spent)
-    reading = Reading(my_sessions(files) if mine else given(files, twice=True), strict, tools, formats, detectors, blame)
+    reading = TraceInput(my_sessions(files) if mine else given(files, twice=True), strict, tools, formats, detectors, blame)
     sites, listed = hinted_sites(reading, hints, counts, asked), 0
     if as_json:
         for row in islice(sites, first):
@@ -214,7 +214,7 @@ Sites = Annotated[int | None, typer.Option("--sites", min=1, help="Error turns, 
 
 
 def begin_scoring(
-    reading: Reading,
+    reading: TraceInput,
     model: str,  # its log-probabilities give the score
     writer: str | None,  # the model that writes hints; None: the same
     chat_template: str | None,  # of the first model, as named
@@ -233,7 +233,8 @@ def begin_scoring(
         from composer_replication.recipes.checkpoint import load_checkpoint
         from composer_replication.recipes.models import chat_template as template_text
         from composer_replication.training.model_check import check_scoring
-        from composer_replication.tree.build import LengthLimit, positions
+        from composer_replication.tree.length_limit import LengthLimit
+        from composer_replication.tree.positions import positions
         say_what(f"loading {model}")
         checkpoint = load_checkpoint(model, None if chat_template is None else template_text(chat_template))
         check_scoring(checkpoint.model)
@@ -308,7 +309,7 @@ def hints_score(
     check_output(output, file=False)
     settings = {"model": model, "files": [file.name for file in files], "sites": sites, "max_tokens": max_tokens, "seed": seed}
     settings |= {"hints": hints} if hints else {}
-    checkpoint, _, cases = begin_scoring(Reading(files, strict, tools, formats, detectors), model, None, chat_template, hints, settings, left_out)
+    checkpoint, _, cases = begin_scoring(TraceInput(files, strict, tools, formats, detectors), model, None, chat_template, hints, settings, left_out)
     from composer_replication.experiments.hint_score import score_sites
     from composer_replication.report.train import duration
     from composer_replication.report.hint_scores import hint_scores_page, score_json, score_tables, site_json, verdict

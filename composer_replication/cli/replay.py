@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from .console import (AsJson, Detectors, ExitCode, Files, Formats, Model, Reading, check_output, emit, err, given, offer, out, plainly, print_tables,
+from .console import (AsJson, Detectors, ExitCode, Files, Formats, Model, TraceInput, check_output, emit, err, given, offer, out, plainly, print_tables,
                       printable, sentence, warn, working)
 from ..core.errors import InputProblem
 
@@ -105,7 +105,7 @@ def replay(
     panel = parse_panel(teachers, price, key_env, max_tokens)
     turns = lambda trace: sorted(failed_turns(trace, find_sites(trace)) & set(asked_turns(trace))) if only_errors else None
     wanted = None if estimate else make_gate(gate, {e.name: e.price for e in panel}, min_votes)
-    reading = Reading(given(files, twice=True), formats=formats, detectors=detectors)
+    reading = TraceInput(given(files, twice=True), formats=formats, detectors=detectors)
     find_sites = reading.find_sites()
     check_output(pairs, "--pairs")
     check_output(report, "--report")
@@ -200,7 +200,7 @@ def pairs(
     files = given(files, twice=bool(make))
     with working("reading pairs") as say_what:
         if make:
-            reading = Reading(files, formats=formats, detectors=detectors)
+            reading = TraceInput(files, formats=formats, detectors=detectors)
             traces = [trace for _, trace in reading.traces()]
             examples = place_pairs((pair for of_trace in free_pairs(traces, make, reading.find_sites()) for pair in of_trace), traces)
             if not examples:

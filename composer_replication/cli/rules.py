@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from .console import AsJson, Detectors, Files, Formats, Reading, Strict, Tools, check_output, emit, given, out, plainly, printable, say, working
+from .console import AsJson, Detectors, Files, Formats, TraceInput, Strict, Tools, check_output, emit, given, out, plainly, printable, say, working
 from .costs import habit
 from .find import Mine, my_sessions
 from .hints import Hints, hinted_sites, hints_app
@@ -127,7 +127,7 @@ def hints_rules(
     check_output(output)
     named = my_sessions(files) if mine else given(files, twice=True)
     with working("reading"):
-        rules = rules_of(hinted_sites(Reading(named, strict, tools, formats, detectors), hints or ["template"]), least)
+        rules = rules_of(hinted_sites(TraceInput(named, strict, tools, formats, detectors), hints or ["template"]), least)
     counts: Counter = Counter()
     text = rules_text(rules, counts)
     if as_json:

@@ -89,7 +89,7 @@ def serve_model(
         from composer_replication.rollout.policies import TransformersPolicy
         from composer_replication.rollout.record import Recorder
         from composer_replication.rollout.sampling import Sampling
-        from composer_replication.tree.build import positions
+        from composer_replication.tree.positions import positions
         written = template and chat_template(template)
         say_what(f"loading {checkpoint}")
         loaded, name = load_checkpoint(checkpoint, written), name or checkpoint

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from .console import (AsJson, Blame, Detectors, Files, Formats, Reading, Strict, Tools, fail, given, group, one_line, plainly, show, warn)
+from .console import (AsJson, Blame, Detectors, Files, Formats, TraceInput, Strict, Tools, fail, given, group, one_line, plainly, show, warn)
 
 # %% ../../nbs/cli/03_traces.ipynb #cf534a56
 traces_app = group("What happened: read traces of any known format, find error sites.", "traces show")
@@ -40,7 +40,7 @@ def traces_errors(files: Files = None, as_json: AsJson = False, strict: Strict =
     `composer-rl traces errors runs/*.jsonl.gz --json`
     """
     from composer_replication.traces.read import tally
-    reading, counts = Reading(given(files), strict, tools, formats, detectors, blame), Counter()
+    reading, counts = TraceInput(given(files), strict, tools, formats, detectors, blame), Counter()
     find_sites = reading.find_sites()
 
     def sites():
@@ -91,7 +91,7 @@ UNKNOWN_ROLE = re.compile(r"role '(.*)' is unknown")
 REPEATS = 5  # problems of one kind that are reported one by one
 
 
-def file_counts(reading: Reading) -> Iterator[dict]:
+def file_counts(reading: TraceInput) -> Iterator[dict]:
     "Of each file: traces, what `tally` counts, error sites by kind, problems, and records left out by role that is not known."
     from composer_replication.traces.read import tally
     find_sites = reading.find_sites()
@@ -139,7 +139,7 @@ def traces_show(files: Files = None, as_json: AsJson = False, strict: Strict = F
     def kept(row):
         rows.append(row)
         return row
-    show(map(kept, file_counts(Reading(given(files), strict, tools, formats, detectors))), as_json, dict, {
+    show(map(kept, file_counts(TraceInput(given(files), strict, tools, formats, detectors))), as_json, dict, {
         "file": lambda count: Path(count["file"]).name, "traces": lambda count: count["traces"],
         "turns": lambda count: count["turns"],
         "calls": lambda count: count["calls"] if not count["unanswered"] else f"{count['calls']}, {count['unanswered']} without a result",

@@ -16,9 +16,9 @@ import orjson
 from ..core.pair import DPOPair, action_key
 from ..core.trace import Trace, Turn
 from .statistics import Interval, clustered_mean
-from ..rollout.fork import Fork, Played
+from ..rollout.fork import Fork, PlayedFork
 from ..rollout.loop import SCORED
-from ..traces.error_sites import find_error_sites
+from ..traces.error_sites import FindSites, find_error_sites
 from ..traces.failure import failure_gist
 
 # %% ../../nbs/experiments/11_fork_worth.ipynb #8d6d02f7
@@ -64,8 +64,9 @@ class ForkResult:
 
 
 def fork_result(
-    played: Played,
+    played: PlayedFork,
     key: str = "",
+    find_sites: FindSites = find_error_sites,
 ) -> ForkResult | None:  # None where it was not played to an end that is scored
     "Return the result of a branch."
     rollout, fork = played.rollout, played.fork
@@ -73,7 +74,7 @@ def fork_result(
     if rollout.ending not in SCORED or not new:
         return None
     trace = replace(rollout.trace, format=fork.trace.format)  # whose detectors know the answers
-    sites = find_error_sites(trace)
+    sites = find_sites(trace)
     failed = {site.turn for site in sites}
     good = [bool(trace.turns[i].tool_calls) and i not in failed and i + 1 < len(trace.turns) for i in new]
     mistake = _mistake(fork.site)

@@ -25,7 +25,8 @@ from ..replay.pairs import DPOPair
 from ..rollout.fork import unrelated_words
 from ..traces.error_sites import FindSites, find_error_sites
 from ..traces.siblings import action_key, failed_turns
-from ..tree.build import LengthLimit, Tree, build_tree
+from ..tree.build import Tree, build_tree
+from ..tree.length_limit import LengthLimit
 from ..tree.chat import ChatFormat, TemplateProblem
 from ..tree.pack import own_answer, pack_trees
 from ..tree.template import probe_template

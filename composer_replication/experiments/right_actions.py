@@ -53,9 +53,8 @@ def works(
     environment: Callable[[], WorldEnv] = WorldEnv,
 ) -> bool:
     "Return whether the action's first call succeeds in the state before the turn."
-    split, _, seed = trace.task_id.partition("-")
     env = environment()
-    env.reset(seed, split)
+    env.reset(task_id=trace.task_id)
     for call in (c for before in trace.turns[:turn] for c in before.tool_calls if c.parsed):
         env.call(call)
     return bool(action.calls) and not env.call(action.calls[0]).failed

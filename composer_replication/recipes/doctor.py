@@ -15,7 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from .models import MODELS, fetched_model
+from ..core.plugins import plugin, plugin_names
+from .models import fetched_model
 from ..sandbox.base import sandbox_kinds, sandbox_problem
 
 # %% ../../nbs/recipes/01_doctor.ipynb #2e2de67d
@@ -63,6 +64,6 @@ def doctor() -> list[Part]:
         *(package_part(name, cost) for name, cost in PACKAGES.items()),
         *(Part(f"sandbox {kind}", problem is None, problem or "works", "without any that isolates, deletion tasks and agents are refused") for kind, problem in problems.items()),
         *(program_part(name, *kind) for name, kind in PROGRAMS.items()),
-        *(Part(f"model {name}", here, model.title if here else f"run composer-rl models get {name}", "recipes that name it")
-          for name, model in MODELS.items() for here in [fetched_model(name) is not None]),
+        *(Part(f"model {name}", here, plugin("model", name).MODELS[name].title if here else f"run composer-rl models get {name}", "recipes that name it")
+          for name in plugin_names("model") for here in [fetched_model(name) is not None]),
         Part("OPENROUTER_API_KEY", key, "set" if key else "not set", "composer-rl replay asks no outside teachers")]

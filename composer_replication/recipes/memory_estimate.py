@@ -16,10 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from trl import get_peft_config
 from trl.kernels.chunked_divergence import TOKEN_CHUNK_SIZE, VOCAB_CHUNK_SIZE
 
-from .models import MODELS, model_folder
+from .models import model_folder
 from .recipe import Recipe, load_recipe, local_model
 from .recipe_file import RecipeProblem, shipped_recipes
-from ..core.plugins import plugin
+from ..core.plugins import plugin, plugin_names
 from ..training.setup import check_adapter
 from ..tree.forward import WAYS, branch_way, tree_problem
 
@@ -29,7 +29,7 @@ def model_shape(
     revision: str | None = None,  # of the hub; None: its main one
 ) -> PretrainedConfig:
     "Return the model's configuration. Raises `InputProblem` if there is none."
-    if name in MODELS:
+    if name in plugin_names("model"):
         name = str(model_folder(name))
     try:
         return AutoConfig.from_pretrained(local_model(name) or name, revision=revision or "main")

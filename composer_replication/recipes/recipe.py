@@ -41,7 +41,7 @@ from ..traces.habits import detectors_of
 from .models import EMBEDDED, local_model, model_folder
 from ..training.config import ComposerReplicationConfig, check_one_of, setting
 from ..training.guard import HeldOutGuard
-from .models import MODELS, chat_template, fetched_model
+from .models import chat_template, fetched_model
 from .recipe_file import RecipeLoader, RecipeProblem, find_recipe, read_recipe
 from .warm_up import check_demonstrations, warm_up_settings
 from ..training.objectives import PO_OBJECTIVES, objective_settings
@@ -246,7 +246,7 @@ def load_recipe(
     try:
         parser.set_defaults(**_defaults(parser, line, path, values | given, estimating) | around)
         arguments, config, model, *others = parser.parse_args_and_config(line)
-        if arguments.model in MODELS:  # of `composer-rl models`
+        if arguments.model in plugin_names("model"):
             arguments.model = str(fetched_model(arguments.model) or arguments.model if estimating else model_folder(arguments.model))
         model = dataclasses.replace(model, model_name_or_path=arguments.model)
         recipe = Recipe(path.stem, arguments, config, model, frozenset(values | given), dict(zip(own, others)))

@@ -24,7 +24,7 @@ from .trace import layer_hints, turn_text
 from ..traces.error_sites import FindSites, find_error_sites
 
 if TYPE_CHECKING:  # a page with only hints does not import PyTorch
-    from composer_replication.tree.build import LengthLimit
+    from composer_replication.tree.length_limit import LengthLimit
 
 # %% ../../nbs/report/12_explorer.ipynb #c18ef045
 def error_turns(trace: Trace, find_sites: FindSites = find_error_sites) -> dict[int, ErrorSite]:

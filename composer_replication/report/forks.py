@@ -60,10 +60,11 @@ def fork_tables(
             ("Levels without a hint, and differences from that [95 % interval over tasks]", ["arm", *MEASURES], arm_rows(results)),
             ("Next action works, by kind of error", ["kind", *WORTH], worth_rows(worth_by(results, lambda r: r.kind))),
             ("Next action works, by hint, those that gain nothing first", ["hint", *WORTH], worth_rows(worth_by(results, words)))):
+        narrow = [i for i, column in enumerate(columns) if column not in ("none", "own")]  # the page has these levels too
         if rows:
-            made.append(Table(*columns, title=title, title_justify="left"))
+            made.append(Table(*(columns[i] for i in narrow), title=title, title_justify="left"))
             for row in rows:
-                made[-1].add_row(*row)
+                made[-1].add_row(*(row[i] for i in narrow))
     return made
 
 # %% ../../nbs/report/14_forks.ipynb #5a49ea0f
@@ -71,17 +72,17 @@ FEW = 10  # tasks; an interval over fewer is not reliable
 
 
 def fork_verdict(results: Sequence[ForkResult]) -> str:
-    "Write whether the own hints are worth more than none, and than another turn's."
+    "Write what the own hints are worth against none, another turn's, and a filler."
     said = []
     for than, words in (("none", "without a hint"), ("other", "with another turn's"), ("filler", "with a sentence about the weather")):
         if made := gain(results, "own", than):
-            how = {1: "more often than", -1: "less often than", 0: "neither clearly more nor less often than"}[made.sign if made.problems >= FEW else 0]
-            said.append(f"{how} {words} ({interval_text(made)})")
+            said.append(f"{interval_text(made)} than {words}")
     turns, tasks = len({r.fork for r in results}), len({r.task for r in results})
     if not said:
         return f"{turns} failed turns: nothing to compare; play the arms none and own."
-    few = f"; too few to tell (under {FEW} tasks)" if tasks < FEW else ""
-    return f"{turns} failed turn{'s' * (turns > 1)} of {tasks} task{'s' * (tasks > 1)}: with its own hint the next action works {'; '.join(said)}{few}."
+    few = f"; too few tasks to tell (under {FEW})" if tasks < FEW else ""
+    return (f"{turns} failed turn{'s' * (turns > 1)} of {tasks} task{'s' * (tasks > 1)}; how much more often the next action works with its own hint: "
+            f"{', '.join(said)}{few}.")
 
 
 def fork_json(

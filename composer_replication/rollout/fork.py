@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['VOLATILE', 'ARMS', 'WEATHER', 'settled', 'first_difference', 'ForkProblem', 'carry_out', 'state_digest', 'Fork',
-           'find_forks', 'checked_forks', 'unrelated_words', 'arm_hints', 'past_turns', 'Forked', 'Played',
+           'find_forks', 'checked_forks', 'unrelated_words', 'arm_hints', 'past_turns', 'Forked', 'PlayedFork',
            'play_forks']
 
 # %% ../../nbs/rollout/14_fork.ipynb #68e6847b
@@ -20,11 +20,12 @@ from ..core.environment import environment_of
 from ..core.errors import InputProblem
 from ..core.hint import Hint, HintSource, hint_at, with_hint
 from ..core.tools import ToolResult
-from ..core.trace import ERROR_KINDS, ErrorSite, ToolCall, Trace, Turn
+from ..core.trace import ErrorSite, ToolCall, Trace, Turn
 from .loop import run_episodes
 from .policies import MessagePolicy, TokenPolicy
 from .types import Episode, Rollout, RolloutConfig
 from ..traces.error_detectors import pair
+from ..traces.error_sites import FindSites, find_error_sites
 from ..tree.example import target_turns
 
 # %% ../../nbs/rollout/14_fork.ipynb #c7f07e55
@@ -120,11 +121,12 @@ def find_forks(
     source: HintSource,  # of the turns' own hints
     left_out: Counter[str],  # reason -> number of failed turns; updated
     row: Callable[[Trace], Mapping[str, Any]] = lambda trace: {"task_id": trace.task_id},  # returns the arguments of `reset`
+    find_sites: FindSites = find_error_sites,
 ) -> list[Fork]:
     "Return the failed turns that have a hint."
     forks = []
     for trace in traces:
-        targets = {turn: site for turn, site in target_turns(trace).items() if site.kind in ERROR_KINDS}
+        targets = target_turns(trace, find_sites=find_sites)
         if len(trace.parts()) > 1:
             left_out["the trace has several contexts"] += len(targets)
             continue
@@ -156,8 +158,8 @@ def checked_forks(
                 carry_out(environment, fork.trace, fork.site.turn, at)
                 before, at = fork, fork.site.turn
                 kept.append(replace(fork, state=state_digest(environment)))
-            except InputProblem as problem:
-                refused[fork.name], before = str(problem), None
+            except Exception as problem:  # an environment may raise anything
+                refused[fork.name], before = " ".join(str(problem).split()) or type(problem).__name__, None
             each(number)
     finally:
         if environment is not None:
@@ -247,7 +249,7 @@ class Forked:
 
 
 @dataclass(frozen=True)
-class Played:
+class PlayedFork:
     "One branch that was played."
 
     fork: Fork
@@ -263,10 +265,10 @@ def play_forks(
     factory: Callable[[], Any],  # makes an environment
     config: RolloutConfig,  # `max_turns` counts turns from the fork on
     scored: bool = True,
-    each: Callable[[Played], None] = lambda played: None,  # called with each branch as it ends
+    each: Callable[[PlayedFork], None] = lambda played: None,  # called with each branch as it ends
     shared: bool = True,  # the arms of a fork share random numbers
     stop: Callable[[], bool] | None = None,  # as `run_episodes`
-) -> list[Played]:  # in order
+) -> list[PlayedFork]:  # in order
     "Play branches to their ends. Raises as `run_episodes`."
     named = {f"{fork.name}#{arm}#{time}": (fork, arm, hint, time) for fork, arm, hint, time in branches}
     episodes, rows = [], []
@@ -278,5 +280,5 @@ def play_forks(
         episodes.append(Episode(rows[-1]["prompt"], None, fork.task, name, past[head:], numbers))
     most = max((fork.site.turn for fork, *_ in branches), default=0)
     played = run_episodes(policy, episodes, config, stop=stop, rows=rows, factory=lambda: Forked(factory, scored, config.tool_timeout * (1 + most)),
-                          each=lambda rollout: each(Played(*named[rollout.trace.trace_id], rollout)))
-    return [Played(*branch, rollout) for branch, rollout in zip(named.values(), played)]
+                          each=lambda rollout: each(PlayedFork(*named[rollout.trace.trace_id], rollout)))
+    return [PlayedFork(*branch, rollout) for branch, rollout in zip(named.values(), played)]

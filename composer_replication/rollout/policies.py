@@ -20,7 +20,7 @@ from ..core.errors import InputProblem
 from ..core.trace import Trace, Turn
 from ..replay.client import LONGEST_WAIT_S, Endpoint, chat_body, complete, complete_once, read_turn, token_count
 from ..replay.ledger import Ledger
-from ..tree.build import steady_positions
+from ..tree.positions import steady_positions
 from ..tree.chat import ChatFormat
 from ..tree.template import probe_template
 from .decode import TokenBatch, open_batch

@@ -25,7 +25,8 @@ from ..traces.formats.base import chat_turns
 from .groups import equal_groups
 from .setup import task_of
 from .teacher import causal_lm
-from ..tree.build import Refusal, Tree, positions
+from ..tree.build import Refusal, Tree
+from ..tree.positions import positions
 from ..tree.example import RolloutTree
 
 # %% ../../nbs/training/14_episodes.ipynb #05dc22b4

@@ -16,7 +16,9 @@ from ..core.errors import InputProblem
 from ..core.hint import Hint, HintSource
 from ..losses.batch import TraceExample
 from .config import ComposerReplicationConfig
-from ..tree.build import LengthLimit, Tree, positions
+from ..tree.build import Tree
+from ..tree.length_limit import LengthLimit
+from ..tree.positions import positions
 from ..tree.chat import ChatFormat, TemplateProblem
 from ..traces.error_sites import FindSites, find_error_sites
 from ..tree.example import target_hints, target_turns

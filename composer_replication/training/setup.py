@@ -36,7 +36,9 @@ from .guard import HeldoutSplit
 from .recorded import bare_turns, learnable_trees, model_config
 from ..core.hint import HintSource
 from ..rollout.sampling import Sampling
-from ..tree.build import LengthLimit, Tree, steady_positions
+from ..tree.build import Tree
+from ..tree.length_limit import LengthLimit
+from ..tree.positions import steady_positions
 from ..tree.chat import ChatFormat, TemplateProblem
 from ..tree.template import probe_template
 

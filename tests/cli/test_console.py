@@ -81,7 +81,7 @@ def test_commands_stand_in_the_order_of_use():
              "tasks", "replay", "pairs", "dataset", "serve", "recipes", "models", "doctor"]
     assert list(ALL["composer-rl"].commands) == order
     groups = ["traces", "hints", "jobs", "tasks", "dataset", "serve", "recipes", "models"]
-    assert len(LEAVES) == 38 and GROUPS == ["composer-rl", *(f"composer-rl {name}" for name in groups)]
+    assert len(LEAVES) == 39 and GROUPS == ["composer-rl", *(f"composer-rl {name}" for name in groups)]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -216,14 +216,14 @@ def test_tools_of_a_file_keep_integers_of_any_size(tmp_path):
 
 
 def test_a_fault_of_ours_keeps_its_traceback(monkeypatch):
-    monkeypatch.setattr("composer_replication.traces.error_sites.find_error_sites", lambda trace: 1 / 0)
+    monkeypatch.setattr("composer_replication.traces.error_sites.SiteFinder.__call__", lambda self, trace: 1 / 0)
     assert isinstance(CliRunner().invoke(app, ["traces", "errors"]).exception, ZeroDivisionError)
 
 
 def test_ctrl_c_is_130(monkeypatch):
-    def press(trace):
+    def press(self, trace):
         raise KeyboardInterrupt
-    monkeypatch.setattr("composer_replication.traces.error_sites.find_error_sites", press)
+    monkeypatch.setattr("composer_replication.traces.error_sites.SiteFinder.__call__", press)
     done = CliRunner().invoke(app, ["traces", "errors"])
     assert done.exit_code == ExitCode.INTERRUPTED and done.stderr.endswith("interrupted\n")
 

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from composer_replication.cli.app import app
 from composer_replication.traces.error_detectors import DETECTORS
-from composer_replication.traces.formats.base import FORMATS
+from composer_replication.traces.formats.base import FORMATS, known_formats
 
 MODULE = '''
 from composer_replication.core.trace import ToolCall, Trace, Turn
@@ -59,6 +59,7 @@ def garden(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command.split()[:2]))
 def test_a_command_takes_a_format_and_a_detector_by_name(command, garden):
+    known_formats()  # loads those of contributions
     before = list(FORMATS), {name: list(some) for name, some in DETECTORS.items()}
     words = command.replace("FILE", "runs.jsonl").split()
     without = CliRunner().invoke(app, words)

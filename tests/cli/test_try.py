@@ -1,5 +1,6 @@
 "`hints try`: what was played is kept, nothing is asked for twice, and bad input gets one sentence."
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -58,17 +59,19 @@ def test_a_budget_ends_it_and_the_same_command_goes_on(call, rows, server, tmp_p
     assert 0 < asked < len(server.requests)
 
 
-def test_a_killed_run_keeps_what_was_answered(rows, tmp_path):
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_is_ended_keeps_what_was_answered(rows, tmp_path, sent):
     with BadServer(lambda request: Reply(listing(request).status, listing(request).body, delay=0.2)) as server:
         words = [str(word) for word in (*TRY, "--model", model(server), "--json")]
         program = "from composer_replication.cli.app import main; main()"
-        run = subprocess.Popen([sys.executable, "-c", program, *words], cwd=tmp_path)
+        run = subprocess.Popen([sys.executable, "-c", program, *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
         until = time.monotonic() + 240
         while len(server.requests) < 10 and time.monotonic() < until and run.poll() is None:
             time.sleep(0.02)
         assert run.poll() is None
-        run.kill()
-        run.wait()
+        run.send_signal(sent)
+        said = run.communicate()[1]
+        assert sent is signal.SIGKILL or run.returncode == 130 and "the same command goes on" in said
         time.sleep(0.5)
         row, = rows(*words[:-1])
         again = sum(request.nth for request in server.requests)

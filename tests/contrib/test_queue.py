@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from composer_replication.contrib.queue.store import (
-    Played,
+    PlayedGroup,
     QueueProblem,
     RolloutQueue,
     Store,
@@ -260,11 +260,11 @@ def test_a_rollout_of_several_segments_comes_back_whole():
     trace = Trace("t", turns, segments=(Segment((0, 1), (1,)), Segment((2, 3), (3,))))
     more = (SegmentTokens((8, 9), (3,), (1,), (-1.0,)),)
     rollout = Rollout(trace, (7,), (1, 2), (1, 1), (-0.5, -0.5), Ending.DONE, 1.0, more=more)
-    assert decode(encode(Played(4, "ann", (rollout,))), "x").rollouts == (rollout,)
+    assert decode(encode(PlayedGroup(4, "ann", (rollout,))), "x").rollouts == (rollout,)
 
 
 def test_a_file_that_is_no_gzip_inside_is_one_sentence(tmp_path):
-    whole = bytearray(encode(Played(0, "ann", ())))
+    whole = bytearray(encode(PlayedGroup(0, "ann", ())))
     whole[12:20] = b"\xff" * 8
     with pytest.raises(QueueProblem, match="x holds no rollouts"):
         decode(bytes(whole), "x")

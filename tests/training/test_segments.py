@@ -240,7 +240,7 @@ class Forcing:
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
 def test_a_step_learns_from_no_token_that_a_grammar_forced(loss_type, tmp_path):
     pytest.importorskip("llguidance")
-    trainer = trained(tmp_path, Forcing(), max_completion_length=256, loss_type=loss_type, kl_coef=0.1, kl_place="loss")
+    trainer = trained(tmp_path, Forcing(), max_completion_length=256, loss_type=loss_type, kl_coef=0.1, kl_estimator="k3")
     forced = [sum(len(s.forced) for s in r.segments) for r in trainer.rollouts]
     mask = trainer.batch["tool_mask"] * trainer.batch["completion_mask"]
     assert all(forced) and mask.any() and mask.sum() == trainer.batch["num_items_in_batch"]

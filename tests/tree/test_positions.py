@@ -18,10 +18,10 @@ from composer_replication.rollout.sampling import Sampling
 from composer_replication.rollout.types import Ending, RolloutConfig
 from composer_replication.training.setup import check_positions
 from composer_replication.training.trainer import ComposerReplicationTrainer
-from composer_replication.tree.build import Branch, Span, Tree, positions, steady_positions
+from composer_replication.tree.build import Branch, Span, Tree
 from composer_replication.tree.forward import forward_branches, forward_trunk, shares_trunk
 from composer_replication.tree.pack import pack_trees
-from composer_replication.tree.positions import counts_positions, place_tokens
+from composer_replication.tree.positions import counts_positions, place_tokens, positions, steady_positions
 
 END = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
 SIZE = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "initializer_range": 0.3}

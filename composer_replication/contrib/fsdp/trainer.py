@@ -12,7 +12,7 @@ from dataclasses import asdict, astuple
 import torch
 
 from .deal import deal_anew
-from .level import Level, Passes, Reading, count_passes, idle_pass, level_together, most_of
+from .level import Level, Passes, PassSettings, count_passes, idle_pass, level_together, most_of
 from .policies import (BeginShards, SamplingCopy, check_recorded, is_sharded, sharded_reference,
                                                         sharded_teacher, within_root)
 from ...core.errors import InputProblem
@@ -128,7 +128,7 @@ class ShardedTrainer(ComposerReplicationTrainer):
         with evaluating((self.student,)):
             reads = shares_trunk(self.student) is None
         own_trunk, inputs = self.teacher is not None and self.teacher.own_trunk, self._inputs_of(step)
-        how = Reading(self.distils, own_trunk, self.reference is not None, trains, reads, pass_worth(self.student), splits_wide(self.student))
+        how = PassSettings(self.distils, own_trunk, self.reference is not None, trains, reads, pass_worth(self.student), splits_wide(self.student))
         return count_passes(self._pack(inputs) if "composer_rows" in inputs else None, self._pack_recorded(step), how)
 
     def _before(self, inputs):

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from ...cli.console import (AsJson, ChatTemplate, Files, Formats, Model, Reading, Seed, Strict, Tools, check_output, emit, given, out, plainly,
+from ...cli.console import (AsJson, ChatTemplate, Files, Formats, Model, TraceInput, Seed, Strict, Tools, check_output, emit, given, out, plainly,
                             print_tables, printable, threads_for, working)
 from ...cli.hints import MaxTokens, Sites, begin_scoring, finish_scoring
 from ...core.errors import InputProblem
@@ -50,7 +50,7 @@ def hints_write(
     check_output(output, file=False)
     settings = {"model": model, "writer": writer, "files": [file.name for file in files], "n": n, "sites": sites,
                 "max_tokens": max_tokens, "seed": seed}
-    checkpoint, author, cases = begin_scoring(Reading(files, strict, tools, formats), model, writer, chat_template, [], settings, left_out)
+    checkpoint, author, cases = begin_scoring(TraceInput(files, strict, tools, formats), model, writer, chat_template, [], settings, left_out)
     from composer_replication.contrib.hint_writer import candidates as writing
     from composer_replication.contrib.hint_writer import report as reports
     from composer_replication.recipes.sources import HintWriter

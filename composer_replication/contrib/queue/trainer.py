@@ -21,7 +21,7 @@ from ...recipes.recipe import Recipe
 from ...rollout.types import Ending, Rollout
 from .generator import check_queue_recipe, queue_settings, trained_weights
 from .settings import QueueSettings
-from .store import Played, QueueProblem, RolloutQueue, Store
+from .store import PlayedGroup, QueueProblem, RolloutQueue, Store
 from ...training.episodes import Generation
 from ...training.step import BackwardPass
 from ...training.trainer import ComposerReplicationTrainer
@@ -92,7 +92,7 @@ class QueueTrainer(ComposerReplicationTrainer):
         metrics["queue/staleness"].append(sum(now - group.version for group in played) / len(played))
         return [rollout for group in played for rollout in group.rollouts]
 
-    def _wait_for(self, generation: int, groups: int) -> list[Played]:
+    def _wait_for(self, generation: int, groups: int) -> list[PlayedGroup]:
         "Wait for all groups of a generation. Raises `QueueProblem` if none came within `ddp_timeout` seconds, `KeyboardInterrupt` at a signal."
         limit, oldest, left = self.args.ddp_timeout, max(generation - self.max_staleness, 0), groups + 1
 

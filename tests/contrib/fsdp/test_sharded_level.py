@@ -11,7 +11,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 import composer_replication.tree.forward as forward
 import composer_replication.tree.pass_cost as pass_cost
-from composer_replication.contrib.fsdp.level import Level, Passes, Reading, count_passes, idle_pass, level
+from composer_replication.contrib.fsdp.level import Level, Passes, PassSettings, count_passes, idle_pass, level
 from composer_replication.losses.channels import pair_logps, reference_logps, teacher_states
 from composer_replication.tree.pack import pack_trees
 
@@ -94,7 +94,7 @@ def test_in_random_layouts_every_rank_makes_as_many_passes_of_every_kind(monkeyp
         monkeypatch.setattr(pass_cost, "PASS_ENTRIES", draw.choice([0, 2**18, pass_cost.SHARDED_ENTRIES]))
         attention = draw.choice(["sdpa", "sdpa", "flex_attention", "flash_attention_2"])  # the last takes no mask of ours
         reads = attention != "flash_attention_2"
-        how = Reading(*(draw.random() < 0.7 for _ in range(3)), reads and draw.random() < 0.7, reads,
+        how = PassSettings(*(draw.random() < 0.7 for _ in range(3)), reads and draw.random() < 0.7, reads,
                       pass_cost.pass_worth(Counting(attention=attention)), attention == "sdpa")
         ranks = [rank_of(draw) for _ in range(draw.choice([2, 2, 3]))]
         counts = [[count_passes(*rank, how)] for rank in ranks]

@@ -12,7 +12,7 @@ from composer_replication.envs.toy.traces import toy_path
 from composer_replication.traces.read import read_traces
 from composer_replication.tree.template import probe_template
 
-sys.path.append(str(Path(__file__).parents[2] / "spikes" / "009-offline-sdpo"))
+sys.path.append(str(Path(__file__).parent))
 import offline
 from offline import Lab, Run
 

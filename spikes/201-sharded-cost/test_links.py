@@ -6,7 +6,7 @@ import pytest
 
 from composer_replication.recipes.recipe import load_recipe
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "spikes/201-sharded-cost"))
+sys.path.append(str(Path(__file__).parent))
 from links import Gathered, Network, gathered, ring_seconds
 
 

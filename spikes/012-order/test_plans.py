@@ -12,7 +12,7 @@ from first_screen import decide
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.recipes.tasks import recipe_tasks
 
-SPIKES = Path(__file__).resolve().parents[2] / "spikes"
+SPIKES = Path(__file__).resolve().parents[1]
 ORDER, OWN_ERRORS = SPIKES / "012-order", SPIKES / "013-qwen-own-errors"
 
 

@@ -11,7 +11,7 @@ from composer_replication.envs.sql.tasks import sql_rows, task_of
 from composer_replication.envs.toy.model import embedded_tokenizer
 from composer_replication.tree.template import probe_template
 
-sys.path.append(str(Path(__file__).parents[2] / "spikes" / "004-real"))
+sys.path.append(str(Path(__file__).parent))
 import reads
 
 

@@ -19,7 +19,7 @@ from composer_replication.replay.vote import extract_dpo_pairs, schema_key
 from composer_replication.traces.read import read_traces
 from composer_replication.traces.siblings import squeeze
 
-sys.path.append(str(Path(__file__).parents[2] / "spikes" / "003-pairs-from-disagreement"))
+sys.path.append(str(Path(__file__).parent))
 from recorded import ELSEWHERE, RecordedTeacher, shared_turns
 
 ASK, SEEN = Turn("user", "Which color?"), Turn("tool", "red", observation=True)
