@@ -222,7 +222,7 @@ LONG = {  # seconds each: `make check` leaves them out, of a test with many case
     "rollout/test_teachers_server.py": {"test_lab_agents_answer_over_http_as_they_do_in_process"},
     "replay/test_recovery.py": {"test_recorded_sql_sessions_hold_a_pair_at_every_tenth_failure"},
     "replay/test_gates.py": {"test_gates_on_lab_traces_with_lab_actions"},
-    "replay/test_recorded.py": {"test_real_states_are_those_of_whole_histories"},
+    "../spikes/003-pairs-from-disagreement/test_recorded.py": {"test_real_states_are_those_of_whole_histories"},
     "replay/test_clean.py": {"test_real_templates", "test_one_step_of_trl_labels_exactly_the_actions"},
     "rollout/test_compaction.py": {"test_the_summary_of_a_database_is_what_the_query_comes_from"},
     "rollout/test_record.py": {"test_an_agent_over_http_is_recorded_as_our_loop_records", "test_openais_client"},

@@ -79,14 +79,14 @@ def test_an_error_turn_beyond_the_limit_stands_on_the_page_with_its_hint_and_wit
 def test_no_longer_limit_is_advised_than_the_model_has_context(run, traces, monkeypatch):
     ends = first_ends(traces)
     context = ends[len(ends) // 2]
-    monkeypatch.setattr("composer_replication.tree.build.positions", lambda config: context)
+    monkeypatch.setattr("composer_replication.tree.positions.positions", lambda config: context)
     within = sum(end <= context for end in ends)
     done, _ = run("explore", "--max-tokens", str(ends[0]))
     fit = within - sum(end <= ends[0] for end in ends)
     assert f"--max-tokens {context}, the model's context, takes {fit} of them" in done.stderr
     done, _ = run("score", "--max-tokens", "20")
     assert re.search(rf"--max-tokens {context}, the model's context, takes \d+ of them\.", done.stderr)
-    monkeypatch.setattr("composer_replication.tree.build.positions", lambda config: 20)
+    monkeypatch.setattr("composer_replication.tree.positions.positions", lambda config: 20)
     done, _ = run("score", "--max-tokens", "20")
     assert "name a model with a longer context" in done.stderr and "raise --max-tokens" not in done.stderr
 
