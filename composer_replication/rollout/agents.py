@@ -69,7 +69,7 @@ env = {name: value.replace("{port}", port) for name, value in os.environ.items()
 if "PYTHONPATH" in env:
     env["PATH"] = env["PYTHONPATH"] + "/bin:" + env["PATH"]
 code = subprocess.run([word.replace("{port}", port) for word in words], env=env).returncode
-sys.exit(code if code >= 0 else 128 - code)
+os._exit(code if code >= 0 else 128 - code)  # open connections end here without a word: what the agent printed is the last to be read
 """
 
 CALL = """

@@ -29,6 +29,7 @@ from composer_replication.report.train import size
 from composer_replication.sandbox.base import sandbox_problem
 from composer_replication.traces.error_detectors import DETECTORS
 from composer_replication.traces.export import write_traces
+from composer_replication.traces.formats.base import known_formats
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "spikes"))
 from published_shapes import published_shape
@@ -84,6 +85,7 @@ def parse(words: list[str]) -> None:
 @pytest.fixture
 def unchanged():
     "What pages register is forgotten again: other tests share the process."
+    known_formats()  # those of contributions, and their detectors, are not forgotten
     before = [(registry, dict(registry)) for registry in (HINT_TEMPLATES, LAYERS, DIVERGENCES, SUPPORTS)]
     before.append((DETECTORS, {name: list(registered) for name, registered in DETECTORS.items()}))
     yield
