@@ -9,6 +9,7 @@ __all__ = ['model_shape', 'meta_model', 'count_parameters', 'activation_bytes', 
 # %% ../../nbs/recipes/09_memory_estimate.ipynb #8e114b8d
 import math
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -62,6 +63,11 @@ def _counts(model):
     return sum(p.numel() for p in model.parameters()), sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 # %% ../../nbs/recipes/09_memory_estimate.ipynb #a620cb88
+def _experts_of_any_dtype():
+    "Let a mixture's experts be multiplied as transformers does without PyTorch's kernel, which without data takes bfloat16 alone."
+    return patch("transformers.integrations.moe._can_use_grouped_mm", lambda *tensors: False)
+
+
 def activation_bytes(
     model: torch.nn.Module,  # a causal LM of transformers, on any device, also on `meta`
     rows: int,
@@ -78,7 +84,7 @@ def activation_bytes(
             torch.func.functional_call(body, weights, (), {"input_ids": torch.ones(rows, tokens, dtype=torch.long), "use_cache": False})
         return sum(t.untyped_storage().nbytes() for t in found.values())
 
-    with FakeTensorMode(), torch.autocast("cpu", autocast, enabled=autocast is not None):
+    with FakeTensorMode(), torch.autocast("cpu", autocast, enabled=autocast is not None), _experts_of_any_dtype():
         weights = {name: torch.empty(t.shape, dtype=t.dtype).requires_grad_(t.requires_grad)
                    for named in (body.named_parameters(), body.named_buffers()) for name, t in named}
         whole, shape = kept(tokens) - kept(1), model.config.get_text_config()
