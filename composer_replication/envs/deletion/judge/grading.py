@@ -229,8 +229,10 @@ def _binds(source, name):
 
 
 def _also_deleted(task, base, files, modules):
-    "Return the other new or changed modules that define a function of the target's name, with that one stubbed: a module may have moved."
-    names, out = [symbol.partition(":")[2] for symbol in task.deleted_symbols], {}
+    "Return the other new or changed modules that define a function which its own module defines no more, with that one stubbed: it may have moved."
+    places = [symbol.split(":") for symbol in task.deleted_symbols]
+    own, out = {module: {**base, **files}.get(path) for module, path in modules.items()}, {}
+    names = [name for module, name in places if name not in _functions(own.get(module) or b"")]
     for path, content in files.items():
         if path not in modules.values() and isinstance(content, bytes) and content != base.get(path):
             if here := [name for name in names if name in _functions(content)]:
