@@ -30,7 +30,7 @@ def traces_errors(files: Files = None, as_json: AsJson = False, strict: Strict =
                   blame: Blame = "shown"):
     """List the error sites: which assistant turn caused a failure, its kind, and the message that shows it.
 
-    Found are failures that a result states: on failed retail traces 6 of 34 steps that people labelled (spike 150).
+    Found are failures that a result states: on failed retail traces 5 of 34 steps that people labelled (spike 150).
     For misread results and bad plans ask a model: `composer-rl hints list --judge`.
 
     Examples:

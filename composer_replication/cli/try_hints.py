@@ -199,15 +199,17 @@ def hints_try(
     settings = {"model": model, "files": [file.name for file in files], "task": task or f"{workspace.resolve()}", "arms": chosen, "times": times, "to": to, "sites": sites,
                 "temperature": temperature, "max_turns": turns if to == "end" else 1, "max_tokens": tokens, "max_turn_tokens": turn_tokens, "seed": seed}
     settings |= {name: value for name, value in (("hints", hints), ("detectors", detectors)) if value}
+    reading = TraceInput(files, strict, tools, formats, detectors, blame)
+    find_sites = reading.find_sites()
     output.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         stack.enter_context(sandbox_choice(kind))
-        done = _tried(TraceInput(files, strict, tools, formats, detectors, blame), hints, factory, row, chosen, settings, output / "branches.jsonl", lambda: open_policy(
+        done = _tried(reading, find_sites, hints, factory, row, chosen, settings, output / "branches.jsonl", lambda: open_policy(
             model, stack, chat_template, price, key_env, ledger or output / "replies.ledger", budget_usd, turn_tokens))
-    _report(*done, files, settings, output, pairs, episodes, as_json)
+    _report(*done, find_sites, files, settings, output, pairs, episodes, as_json)
 
 # %% ../../nbs/cli/18_try.ipynb #6e46fb42
-def _tried(reading, hints, factory, row, arms, settings, path, opened):
+def _tried(reading, find_sites, hints, factory, row, arms, settings, path, opened):
     "Play what is missing; return all results, the traces, what was left out, and why it stopped before the end."
     from composer_replication.experiments.fork_worth import fork_result
     from composer_replication.rollout.fork import arm_hints, checked_forks, find_forks, play_forks
@@ -215,7 +217,6 @@ def _tried(reading, hints, factory, row, arms, settings, path, opened):
     left_out, refused, problems = Counter(), {}, Counter()
     with working("reading traces, making hints") as doing:
         traces = {trace.trace_id: trace for _, trace in reading.traces()}
-        find_sites = reading.find_sites()
         forks = find_forks(traces.values(), hint_layers(hints, reading), left_out, row, find_sites)
         most, seed, times = settings["sites"], settings["seed"], settings["times"]
         if most is not None and most < len(forks):
@@ -264,7 +265,7 @@ def _tried(reading, hints, factory, row, arms, settings, path, opened):
     return results, traces, left_out, f"{len(keys) - len(results)} of {len(keys)} branches have no result ({why})" if len(results) < len(keys) else ""
 
 
-def _report(results, traces, left_out, stopped, files, settings, output, pairs, episodes, as_json):
+def _report(results, traces, left_out, stopped, find_sites, files, settings, output, pairs, episodes, as_json):
     "Write what was asked for, and print it."
     from composer_replication.core.files import write_file
     from composer_replication.core.provenance import provenance
@@ -275,7 +276,7 @@ def _report(results, traces, left_out, stopped, files, settings, output, pairs, 
     words = lambda result: habit(result.own, result.kind)
     if results:
         made = provenance(files, model=settings["model"], seed=settings["seed"])
-        report = write_file(output / "report.html", forks_page(results, traces, left_out, settings, words, made))
+        report = write_file(output / "report.html", forks_page(results, traces, left_out, settings, words, made, find_sites))
         if as_json:
             emit(fork_json(results, left_out, settings, words))
         else:

@@ -63,11 +63,6 @@ def _counts(model):
     return sum(p.numel() for p in model.parameters()), sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 # %% ../../nbs/recipes/09_memory_estimate.ipynb #a620cb88
-def _experts_of_any_dtype():
-    "Let a mixture's experts be multiplied as transformers does without PyTorch's kernel, which without data takes bfloat16 alone."
-    return patch("transformers.integrations.moe._can_use_grouped_mm", lambda *tensors: False)
-
-
 def activation_bytes(
     model: torch.nn.Module,  # a causal LM of transformers, on any device, also on `meta`
     rows: int,
@@ -84,7 +79,8 @@ def activation_bytes(
             torch.func.functional_call(body, weights, (), {"input_ids": torch.ones(rows, tokens, dtype=torch.long), "use_cache": False})
         return sum(t.untyped_storage().nbytes() for t in found.values())
 
-    with FakeTensorMode(), torch.autocast("cpu", autocast, enabled=autocast is not None), _experts_of_any_dtype():
+    with FakeTensorMode(), torch.autocast("cpu", autocast, enabled=autocast is not None), \
+            patch("transformers.integrations.moe._can_use_grouped_mm", lambda *tensors: False):  # the kernel without data takes bfloat16 alone
         weights = {name: torch.empty(t.shape, dtype=t.dtype).requires_grad_(t.requires_grad)
                    for named in (body.named_parameters(), body.named_buffers()) for name, t in named}
         whole, shape = kept(tokens) - kept(1), model.config.get_text_config()

@@ -34,9 +34,10 @@ def row(group: str, name: str, messages: int, trace: Trace | None, labels: list[
     turns = trace.turns if trace else ()
     found = find_error_sites(trace) if trace else []
     sites = [{"step": turns[site.turn].source_index, "kind": site.kind} for site in found]
+    places = [t.source_index for t, after in zip(turns, turns[1:]) if t.role == "assistant" and after.role != "assistant"]
     calls, results = sum(bool(t.tool_calls) for t in turns), sum(t.observation or t.role == "tool" for t in turns)
     return {"group": group, "trace": name, "messages": messages, "read": len(turns), "actions": calls, "results": results,
-            "labels": labels, "sites": sites}
+            "places": places, "labels": labels, "sites": sites}
 
 
 def of_agentrx(found: dict, first: int) -> list[dict]:
