@@ -156,7 +156,8 @@ def hints_try(
 
     Each recorded call is carried out again, and its answer must be the recorded one (up to times, addresses and temporary names); otherwise
     the turn is not played, and the first difference is said. Writes `branches.jsonl` and a self-contained `report.html`. After Ctrl-C or a
-    spent budget (exit code 3) the same command plays what is missing; nothing is asked for twice.
+    spent budget (exit code 3) the same command plays what is missing; what was answered is not asked again,
+    only what was in flight.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"`hints try`: what was played is kept, nothing is asked for twice, and bad input gets one sentence."
+"`hints try`: what was played is kept, what was answered is not asked again, and bad input gets one sentence."
 import json
 import signal
 import subprocess
