@@ -275,7 +275,7 @@ class Steps:
     "Time that passes with decoding: a tool may last so many decode steps. Where nothing decodes, the next one answers."
 
     def __init__(self):
-        self.changed, self.left, self.idle, self.count = threading.Condition(), {}, False, 0
+        self.changed, self.left, self.idle, self.ended, self.count = threading.Condition(), {}, False, False, 0
 
     def tick(self, *_):
         with self.changed:
@@ -288,12 +288,18 @@ class Steps:
             self.idle = idle
             self.changed.notify_all()
 
+    def end(self):
+        "Nothing is decoded any more: who sleeps wakes."
+        with self.changed:
+            self.ended = True
+            self.changed.notify_all()
+
     def sleep(self, steps):
         key = object()
         with self.changed:
             self.left[key] = steps
             over = self.changed.wait_for(
-                lambda: self.left[key] <= 0 or self.idle and self.left[key] == min(self.left.values()), LIMIT)
+                lambda: self.ended or self.left[key] <= 0 or self.idle and self.left[key] == min(self.left.values()), LIMIT)
             del self.left[key]
             self.changed.notify_all()
         assert over, "nothing was decoded meanwhile"
@@ -345,6 +351,7 @@ def steps(policy, monkeypatch):
     hook = policy.model.register_forward_hook(steps.tick)
     yield steps
     hook.remove()
+    steps.end()
 
 
 def rows_of(pace=None, score=None):
@@ -616,13 +623,22 @@ def test_ctrl_c_while_waiting_begins_no_further_call_or_reward(policy, join_thre
 
 
 def test_ctrl_c_while_decoding_comes_through(policy, steps):
+    "Struck while a tool works, which ends later."
+    begun, struck = threading.Event(), threading.Event()
+
+    def pace(row, call):
+        begun.set()
+        struck.wait(LIMIT)
+        steps.sleep(3)
+
     def stop():
-        if steps.count == 20:
+        if begun.is_set():
             raise KeyboardInterrupt
         return False
 
     with pytest.raises(KeyboardInterrupt):
-        collect(policy, Paced, rows_of(lambda row, call: steps.sleep(3)), limits(), 0, stop=stop)
+        collect(policy, Paced, rows_of(pace), limits(), 0, stop=stop)
+    struck.set()
 
 
 @pytest.mark.parametrize("at", ["start", "take"])
