@@ -63,7 +63,7 @@ CURVE = (0, 1, 2)  # seeds whose checkpoints on the way are measured too, on dev
 LIMITS = RolloutConfig(max_turns=6, max_tokens=384, max_turn_tokens=64, seed=0)
 FILLER = "[composer_replication.envs.sql.hints:filler_hints]"
 LOGGED = ("step", "loss", "reward", "frac_reward_zero_std", "grad_norm", "entropy", "sdpo/", "rollout/")
-SETTINGS: dict[str, str] = {}  # over the recipe's, in a smoke test
+SETTINGS = {"bf16": "true"}  # over the recipe's: weights in float32, products of training in bfloat16 (three times as fast with AMX)
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def plan(done: dict[str, dict]) -> Iterator[Run | None]:
 # --- how a run is made
 
 def start_folder() -> Path:
-    "The warm-up's checkpoint, made once (some 26 CPU minutes)."
+    "The warm-up's checkpoint, made once."
     folder = MADE / "start"
     with FileLock(f"{folder}.making"):
         recipe = load_recipe("smollm2-sql", SETTINGS)
@@ -154,10 +154,10 @@ class Work:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
 
-    def play(self, checkpoint: Path, rows: list[dict], samples: int) -> list[list]:
-        "Rollouts by task and sample."
+    def play(self, checkpoint: Path, rows: list[dict], samples: int, dtype=torch.float32) -> list[list]:
+        "Rollouts by task and sample; what is learnt from is played in float32, as the trainer plays."
         loaded = load_checkpoint(str(checkpoint))
-        policy = TransformersPolicy(loaded.model, loaded.tokenizer, "agent")
+        policy = TransformersPolicy(loaded.model.to(dtype), loaded.tokenizer, "agent")
         return play_samples(policy, EvalTasks("sql", SqlEnv, rows), samples, LIMITS)
 
     def kept(self, what: str, make) -> tuple[object, float]:
@@ -223,7 +223,7 @@ class Work:
         drawn = np.random.default_rng(self.run.seed).choice(len(rows), STEPS * ROWS, replace=len(rows) < STEPS * ROWS)
         config = SFTConfig(
             output_dir=str(self.folder / "out"), max_steps=STEPS, learning_rate=self.run.rate, lr_scheduler_type="constant",
-            per_device_train_batch_size=2, gradient_accumulation_steps=ROWS // 2, bf16=False, use_cpu=True, seed=self.run.seed,
+            per_device_train_batch_size=2, gradient_accumulation_steps=ROWS // 2, bf16=True, use_cpu=True, seed=self.run.seed,
             gradient_checkpointing=False, max_length=None, logging_steps=1, save_steps=5, report_to="none", disable_tqdm=True,
             dataloader_pin_memory=False)
         clock = _Clock(before, None)
@@ -268,9 +268,9 @@ class Work:
         return self.imitate(rows, cost + time.process_time() - began) | {"failed_turns": len(failed)}
 
     def measure(self, checkpoint: Path, split: str, samples: int) -> list[list[float]]:
-        "Rewards of new episodes without hints, by task and sample; tasks are this seed's own, of schemas in no training split."
+        "Rewards of new episodes without hints, weights in bfloat16, by task and sample; tasks are this seed's own, of schemas in no training split."
         rows = sql_rows(TASKS[split], f"spike-017-{self.run.seed}", split, LEVELS)
-        return [[r.reward or 0.0 for r in row] for row in self.play(checkpoint, rows, samples)]
+        return [[r.reward or 0.0 for r in row] for row in self.play(checkpoint, rows, samples, torch.bfloat16)]
 
     def made(self) -> dict:
         "All that is kept of the run."
