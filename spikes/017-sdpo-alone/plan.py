@@ -154,11 +154,12 @@ class Work:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
 
-    def play(self, checkpoint: Path, rows: list[dict], samples: int, dtype=torch.float32) -> list[list]:
-        "Rollouts by task and sample; what is learnt from is played in float32, as the trainer plays."
+    def play(self, checkpoint: Path, rows: list[dict], samples: int) -> list[list]:
+        "Rollouts by task and sample, played as the trainer plays."
         loaded = load_checkpoint(str(checkpoint))
-        policy = TransformersPolicy(loaded.model.to(dtype), loaded.tokenizer, "agent")
-        return play_samples(policy, EvalTasks("sql", SqlEnv, rows), samples, LIMITS)
+        policy = TransformersPolicy(loaded.model, loaded.tokenizer, "agent")
+        with torch.autocast("cpu", torch.bfloat16):
+            return play_samples(policy, EvalTasks("sql", SqlEnv, rows), samples, LIMITS)
 
     def kept(self, what: str, make) -> tuple[object, float]:
         "What the start did on this seed's tasks, made once, with its CPU seconds."
@@ -260,7 +261,7 @@ class Work:
             part = [(one, sample) for one in failed[at:at + 16] for sample in range(AGAIN)]
             contexts = [tree.ids[:tree.span(turn).start] for (_, turn, _, tree), _ in part]
             names = [f"{trace.trace_id}/{turn}/{sample}" for (trace, turn, _, _), sample in part]
-            with policy.batch(Sampling()) as batch:
+            with policy.batch(Sampling()) as batch, torch.autocast("cpu", torch.bfloat16):
                 samples = batch.sample(range(len(part)), contexts, [LIMITS.max_turn_tokens] * len(part), names)
             for ((trace, _, kind, _), _), context, sampled in zip(part, contexts, samples):
                 if works(trace, kind, reader.read(sampled.ids, policy.stops, context, sampled.cut, trace.tools)):
@@ -270,7 +271,9 @@ class Work:
     def measure(self, checkpoint: Path, split: str, samples: int) -> list[list[float]]:
         "Rewards of new episodes without hints, weights in bfloat16, by task and sample; tasks are this seed's own, of schemas in no training split."
         rows = sql_rows(TASKS[split], f"spike-017-{self.run.seed}", split, LEVELS)
-        return [[r.reward or 0.0 for r in row] for row in self.play(checkpoint, rows, samples, torch.bfloat16)]
+        loaded = load_checkpoint(str(checkpoint))
+        policy = TransformersPolicy(loaded.model.bfloat16(), loaded.tokenizer, "agent")
+        return [[r.reward or 0.0 for r in row] for row in play_samples(policy, EvalTasks("sql", SqlEnv, rows), samples, LIMITS)]
 
     def made(self) -> dict:
         "All that is kept of the run."
