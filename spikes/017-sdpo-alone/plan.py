@@ -63,7 +63,7 @@ CURVE = (0, 1, 2)  # seeds whose checkpoints on the way are measured too, on dev
 LIMITS = RolloutConfig(max_turns=6, max_tokens=384, max_turn_tokens=64, seed=0)
 FILLER = "[composer_replication.envs.sql.hints:filler_hints]"
 LOGGED = ("step", "loss", "reward", "frac_reward_zero_std", "grad_norm", "entropy", "sdpo/", "rollout/")
-SETTINGS = {"bf16": "true"}  # over the recipe's: weights in float32, products of training in bfloat16 (three times as fast with AMX)
+SETTINGS = {"bf16": "true"}  # over the recipe's: weights in float32, products in bfloat16 (training three times as fast with AMX)
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ class Work:
         return self.imitate(rows, cost + time.process_time() - began) | {"failed_turns": len(failed)}
 
     def measure(self, checkpoint: Path, split: str, samples: int) -> list[list[float]]:
-        "Rewards of new episodes without hints, weights in bfloat16, by task and sample; tasks are this seed's own, of schemas in no training split."
+        "Rewards of new episodes by task and sample, no hints, weights in bfloat16; this seed's own tasks, whose schemas no training saw."
         rows = sql_rows(TASKS[split], f"spike-017-{self.run.seed}", split, LEVELS)
         loaded = load_checkpoint(str(checkpoint))
         policy = TransformersPolicy(loaded.model.bfloat16(), loaded.tokenizer, "agent")
