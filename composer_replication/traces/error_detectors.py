@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['CLEAN', 'Detector', 'DETECTORS', 'ERROR_WORDS', 'EXCEPTION', 'IN_NOTEBOOK', 'RAISED', 'GENERIC', 'CLASSES',
-           'KIND_WORDS', 'BEFORE', 'PROMPT', 'BEHIND', 'IN_SCRIPT', 'TYPED', 'FENCED', 'ANSWERS_NO', 'STATUS_LINE',
-           'STATUS_TAG', 'FIELD', 'BESIDE_STATUS', 'OUTPUT', 'EDGE', 'DECLINED', 'STATUS_REASON', 'WRAPPING',
-           'CODE_KEYS', 'HTTP_KEYS', 'NOTHING', 'MESSAGES', 'BAD_WORDS', 'GOOD_WORDS', 'READER', 'READS', 'SAYS_ERROR',
-           'HEADING', 'GAVE_UP', 'BROKE_OFF', 'WELL', 'ERROR_TAG', 'SHELL_COMPLAINT', 'Detection', 'register_detector',
-           'detectors_for', 'first_opinion', 'any_word', 'last_exception', 'shell_kind', 'kind_of', 'Pairing', 'pair',
-           'answered_call', 'tool_called', 'command_of', 'without_echo', 'unwrapped', 'shell_detection', 'exit_status',
-           'observed', 'result_text', 'declined', 'flagged', 'objects', 'object_failed', 'status', 'reads_only',
-           'says_error', 'raised', 'payload', 'traceback', 'graded', 'unanswered']
+           'KIND_WORDS', 'BEFORE', 'PROMPT', 'BEHIND', 'IN_SCRIPT', 'TYPED', 'FENCED', 'FILTERED', 'ANSWERS_NO',
+           'STATUS_LINE', 'STATUS_TAG', 'FIELD', 'BESIDE_STATUS', 'OUTPUT', 'EDGE', 'DECLINED', 'STATUS_REASON',
+           'WRAPPING', 'CODE_KEYS', 'HTTP_KEYS', 'NOTHING', 'MESSAGES', 'BAD_WORDS', 'GOOD_WORDS', 'DATA_FILE',
+           'READER', 'READS', 'SAYS_ERROR', 'HEADING', 'GAVE_UP', 'BROKE_OFF', 'WELL', 'ERROR_TAG', 'SHELL',
+           'SHELL_COMPLAINT', 'Detection', 'register_detector', 'detectors_for', 'first_opinion', 'any_word',
+           'last_exception', 'shell_kind', 'kind_of', 'Pairing', 'pair', 'answered_call', 'tool_called', 'command_of',
+           'filtered', 'without_echo', 'unwrapped', 'shell_detection', 'exit_status', 'observed', 'result_text',
+           'declined', 'flagged', 'objects', 'object_failed', 'admits', 'status', 'reads_only', 'says_error', 'raised',
+           'payload', 'traceback', 'graded', 'unanswered']
 
 # %% ../../nbs/traces/01_error_detectors.ipynb #1b3fbde7
 import re
@@ -175,6 +176,7 @@ def pair(trace: Trace) -> Pairing:
 BEFORE = re.compile(
     r"\s*(?:observation:|execution result of \[[^\]\n]*\]:|\[[^\n]{1,2000}?\] result:|(?:new |current )?(?:tool|function|command|shell|terminal)[ _]?(?:call )?"
     r"(?:result|output|response|error|screen)s?(?: (?:of|for|from) [^\n:]{1,80})?:|(?:result|output|response|stdout|stderr)s?:(?=\s*\n)|"
+    r"script completed\n(?:wall time [^\n]*\n)?output:(?=\s*\n)|"
     r"<(tool_response|tool_result|tool_output|function_response|function_results?|function_result|observation|result|response|output|stdout|stderr|error|"
     r"tool_use_error|error_message|exception|system|returned)>|call id: [^\n]{1,80}(?=\n))", re.I)
 PROMPT = r"(?:\([\w.-]+\) ?)?(?:[\w.-]+@[\w.-]+[:~][^\n]{0,120}?|\[[^\]\n]{1,80}\]|bash-[\d.]*|[~/][\w./-]*)?\s?[#$%>❯]"  # of a terminal
@@ -219,6 +221,13 @@ def command_of(
 IN_SCRIPT = re.compile(r'\bexec_command\(\s*\{.*?\bcmd\b"?\s*:\s*("(?:[^"\\]|\\.)*")', re.S)
 TYPED = re.compile(r'"keystrokes"\s*:\s*("(?:[^"\\]|\\.)*")')  # into a terminal, by an agent that acts in JSON
 FENCED = re.compile(r"```(?:bash|sh|shell|mswea_bash_command)?[ \t]*\n(.*?)\n?```", re.S)  # the command of an agent that acts in text
+
+FILTERED = re.compile(r"\|\s*(?:head|tail|[ef]?grep|rg|sed|awk|cut|sort|uniq|wc|tee|cat|tr|column|less|more|Select-\w+|Out-\w+)\b[^|;&\n]*$")
+
+
+def filtered(command: str) -> bool:
+    "True if a command ends in a filter, such as `pytest | tail`: its status 0 is the filter's and says nothing of the program before it."
+    return FILTERED.search(command) is not None and "pipefail" not in command
 
 # %% ../../nbs/traces/01_error_detectors.ipynb #063c39f0
 def without_echo(
@@ -349,8 +358,8 @@ def flagged(trace: Trace, position: int) -> Detection | None:
         return None
     shown, command = result_text(trace, position), command_of(trace, position)
     code, text = exit_status(shown)
-    if not turn.failed:
-        return None if code or _object_status(shown) else CLEAN
+    if not turn.failed:  # the tool ran; what it ran may have failed
+        return None if code or _object_status(shown) or filtered(command) or admits(trace, position, shown) else CLEAN
     if code:
         return shell_detection(code, text, command)
     if status := STATUS_REASON.fullmatch(turn.fail_reason or ""):
@@ -426,6 +435,22 @@ def object_failed(o: dict) -> bool | None:
     return False if flags or word in GOOD_WORDS else None
 
 
+def admits(
+    trace: Trace,
+    position: int,  # of a result in `Trace.turns`
+    text: str,  # of the result, without its wrapper
+) -> bool:
+    "True if a result is an object that says that its tool failed, or holds nothing but errors; False for the content of a file."
+    call, reads = answered_call(trace, position)[1], reads_only(trace, position)
+    if reads and (command_of(trace, position) or call is None or DATA_FILE.search(str(call.arguments))):
+        return False
+    lines = [line for line in text.split("\n") if line.strip()]
+    return any(object_failed(o) for o in objects(text)[:1]) or not reads and bool(lines) and all(map(says_error, lines))
+
+
+DATA_FILE = re.compile(r"\.(?:jsonl?|ndjson|log|txt|ya?ml|har)\b")
+
+
 def status(trace: Trace, position: int) -> Detection | None:
     "Detect a failure from a command's exit status in an object, a head, a foot or a tag of its result."
     if observed(trace, position) is None:
@@ -435,15 +460,17 @@ def status(trace: Trace, position: int) -> Detection | None:
         output = _error_message([{k: v for k, v in o.items() if k not in ("message", "content", "reason")} for o in objects(text)], "")
     else:
         code, output = exit_status(text, foot=not reads_only(trace, position))
-    return None if code in (None, -1) else shell_detection(code, output, command_of(trace, position))  # -1: still running
+    command = command_of(trace, position)
+    return None if code in (None, -1) or code == 0 and filtered(command) else shell_detection(code, output, command)  # -1: still running
 
 # %% ../../nbs/traces/01_error_detectors.ipynb #985b008a
 READER = re.compile(r"(?i)(?:^|[_.-])(?:read|view|open|cat|get|list|search|grep|glob|find|fetch)(?:$|[_.-])|^(?:Read|Grep|Glob|View|Fetch|Search)")
-READS = re.compile(r"(?:cd [^&;|]+&&\s*)?(?:cat|head|tail|less|more|sed -n|nl|grep|rg|awk|gh run view|journalctl|docker logs|kubectl logs)\b"
+READS = re.compile(r"(?:cd [^&;|]+&&\s*)?(?:cat|head|tail|less|more|ls|find|sed -n|nl|grep|rg|awk|git (?:log|show|diff|blame|grep)|gh run view|journalctl|docker logs|kubectl logs)\b"
                    r"(?:(?!<<|\|\s*(?:\w*sh|python\d?|xargs)\b)[^;&])*")
 SAYS_ERROR, HEADING = (any_word(part, r"[\[(*❌✗⚠️\"\s]*", flags=flags) for part, flags in (("start", 0), ("heading", re.I)))
 GAVE_UP, BROKE_OFF, WELL = map(any_word, ("end", "output", "well"))
 ERROR_TAG = re.compile(r"\s*<(?:(tool_use_error|tool_error|error_message)|error|exception)>(?=\s*[^\s<]).*</\w+>\s*", re.S | re.I)  # around a whole result
+SHELL = re.compile(r"(?i)(?:^|[_.-])(?:bash|shell|exec|terminal|console|stdin)(?:$|[_.-])")  # in the name of a tool that runs commands
 SHELL_COMPLAINT = re.compile(r"\A(?:[\w./ -]+: )?(?:line \d+: )?\S+: (?:.{0,200})(?:No such file|command not found|[Pp]ermission denied"
                              r"|cannot (?:open|access|stat))")
 
@@ -495,9 +522,10 @@ def traceback(trace: Trace, position: int) -> Detection | None:
         return Detection(shell_kind(text), text)
     if len(text) < 400 and text.count("\n") < 3 and SHELL_COMPLAINT.match(text):
         return Detection("tool_not_found" if "command not found" in text else "runtime_error", text)
-    if turn.failed is None and command_of(trace, position) and not reads and (BROKE_OFF.match(text) or any(map(GAVE_UP.match, text.split("\n")[-4:]))):
-        return Detection("runtime_error", text)
-    return None
+    command, lines = command_of(trace, position), text.split("\n")
+    if reads or not (command or SHELL.search(tool_called(trace, position))) or turn.failed is not None and not filtered(command):
+        return None
+    return Detection("runtime_error", text) if BROKE_OFF.match(text) or any(map(GAVE_UP.match, lines[-4:])) or says_error(lines[-1]) else None
 
 
 def graded(trace: Trace, position: int) -> Detection | None:

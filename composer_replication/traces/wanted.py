@@ -73,7 +73,8 @@ def wanted_failure(
     command = command_of(trace, evidence) if evidence != turn else ""
     for pattern, means in COMMANDS if command else ():
         asks = means.startswith("the exit status")
-        if pattern.search(command[-4000:] if asks else command) and not (asks and _COMPLAINS.search(error[:2000])):
+        found = pattern.search(command[-4000:] if asks else command)
+        if found and not (asks and (found[0].startswith("|") or _COMPLAINS.search(error[:2000]))):  # a filter's status is no answer
             return means
     raised = last_exception(error) or failure_gist(error)
     named = _CLASS.search(raised)
