@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """What tools answer in files of the wild (spike 151): found where it failed, and nowhere else."""
 
 import json

@@ -6,11 +6,12 @@
 __all__ = ['NO_FAILURES', 'is_blocks', 'judged', 'read_anthropic', 'reasoned']
 
 # %% ../../../nbs/traces/formats/04_anthropic.ipynb #70ef30b8
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ..error_detectors import CLEAN, Detection, observed, register_detector
-from .base import as_list, as_text, chat_turns, is_chat, new_trace, register_format, text_of
-from ...core.trace import Trace, Turn
+from .base import as_list, as_text, attempt, chat_turns, is_chat, new_trace, register_format, text_of
+from ...core.trace import Trace, TraceProblem, Turn
 
 # %% ../../../nbs/traces/formats/04_anthropic.ipynb #600588e8
 def is_blocks(record: dict) -> bool:
@@ -37,6 +38,52 @@ def read_anthropic(record: dict, trace_id: str) -> Trace:
     turns = [Turn("system", text_of(record["system"]))] if record.get("system") else []
     turns += [judged(turn, reasons) for turn in chat_turns(record["messages"])]
     return new_trace(record, trace_id, "anthropic", turns)
+
+EVENTS = {"user.message": "text", "user.define_outcome": "text", "agent.message": "text", "agent.thinking": "thinking", "agent.tool_use": "tool_use",
+          "agent.mcp_tool_use": "tool_use", "agent.custom_tool_use": "tool_use", "agent.tool_result": "tool_result", "agent.mcp_tool_result": "tool_result",
+          "user.custom_tool_result": "tool_result"}  # kinds of a hosted agent's events, each with the kind of its block
+BESIDE = "session.", "span.", "agent.", "user."  # how the other kinds begin
+
+
+def hosted_event(record: dict) -> dict:
+    "Return the event of a hosted agent in a line, also where a program wrapped it as `raw`; an empty object for other lines."
+    event = record["raw"] if isinstance(record.get("raw"), dict) else record
+    kind = event.get("type")
+    return event if isinstance(kind, str) and kind.startswith(BESIDE) and isinstance(event.get("id"), str) else {}
+
+
+def hosted_messages(events: Sequence[tuple[int, dict]]) -> Iterator[tuple[int, dict]]:
+    "Yield the messages of a hosted agent's events: what the agent does before the next result is one message."
+    said: list = []
+    first = 0
+    for position, event in [*events, (-1, {"type": "user.message"})]:
+        kind, content = EVENTS.get(event["type"]), event.get("content")
+        own = event["type"].startswith("agent.") and kind != "tool_result"
+        if said and kind and not own:
+            yield first, {"role": "assistant", "content": said}
+            said = []
+        if own and kind:
+            first = first if said else position
+            blocks = content if isinstance(content, list) else []
+            said += [{"type": "tool_use"} | {k: event.get(k) for k in ("id", "name", "input")}] if kind == "tool_use" else blocks
+        elif kind == "tool_result":
+            answered = next((event[k] for k in ("tool_use_id", "mcp_tool_use_id", "custom_tool_use_id") if event.get(k)), None)
+            yield position, {"role": "user", "content": [{"type": kind, "tool_use_id": answered, "content": content, "is_error": event.get("is_error")}]}
+        elif kind and position >= 0:
+            yield position, {"role": "user", "content": content if content is not None else event.get("description")}
+
+
+@register_format("anthropic", lambda record: bool(hosted_event(record)), lines=True)
+def read_hosted(
+    lines: Sequence[tuple[int, dict]],  # (position in the file, from 0; parsed line)
+    trace_id: str,
+) -> Iterator[Trace | TraceProblem]:
+    "Yield the trace of one session of a hosted agent, from its events."
+    def read() -> Trace:
+        rows = list(hosted_messages([(position, event) for position, r in lines if (event := hosted_event(r))]))
+        turns = tuple(replace(turn, source_index=rows[turn.source_index][0]) for turn in chat_turns([row for _, row in rows]))
+        return Trace(trace_id, turns, format="anthropic")
+    yield from attempt(read, "this session", lines[0][0] + 1)
 
 # %% ../../../nbs/traces/formats/04_anthropic.ipynb #54d3e72a
 NO_FAILURES = ("no_spans_added", "no_tests")

@@ -67,8 +67,26 @@ def read_messages(
 WIRE = "TurnBegin", "TurnEnd", "StepBegin", "StepInterrupted", "ContentPart", "ToolCall", "ToolCallPart", "ToolResult", "SubagentEvent", "StatusUpdate", "CompactionBegin", "CompactionEnd"
 
 
+def loop_event(record: dict) -> dict:
+    "Return the event in a line of the wire's protocol 1.4, in the form of 1.1, or a message of its context; an empty object for other lines."
+    kind, event = record.get("type"), record.get("event")
+    if kind == "context.append_message" and isinstance(record.get("message"), dict):
+        return {"type": "Message", "payload": record["message"]}
+    if kind == "config.update" and isinstance(record.get("systemPrompt"), str):
+        return {"type": "Message", "payload": {"role": "system", "content": record["systemPrompt"]}}
+    if kind != "context.append_loop_event" or not isinstance(event, dict):
+        return {}
+    id, given = event.get("toolCallId"), event.get("result")
+    return {"step.begin": {"type": "StepBegin", "payload": {}}, "content.part": {"type": "ContentPart", "payload": event.get("part")},
+            "tool.call": {"type": "ToolCall", "payload": {"id": id, "function": {"name": event.get("name"), "arguments": event.get("args")}}},
+            "tool.result": {"type": "ToolResult", "payload": {"tool_call_id": id, "return_value": isinstance(given, dict) and given | {
+                "is_error": given.get("isError")}}}}.get(event.get("type"), {})  # fmt: skip
+
+
 def wire_event(record: dict) -> dict:
     "Return the event in a line of the wire, also from the protocol's own lines; an empty object for other lines."
+    if loop := loop_event(record):
+        return loop if isinstance(loop["payload"], dict) else {}
     event = next((record[key] for key in ("message", "params") if isinstance(record.get(key), dict)), record)
     return event if event.get("type") in WIRE and isinstance(event.get("payload"), dict) else {}
 
@@ -98,9 +116,11 @@ def wire_turns(events: Sequence[tuple[int, dict]]) -> Iterator[Turn]:
             value = given.get("return_value") if isinstance(given.get("return_value"), dict) else given
             shown = [result_content(value[key]) for key in (("message", "output") if value.get("is_error") else ("output",)) if value.get(key)]
             messages.append((position, {"role": "tool", "tool_call_id": given.get("tool_call_id"), "content": "\n".join(shown), "is_error": value.get("is_error")}))
+        elif kind == "Message":
+            messages.append((position, given))
         elif kind == "TurnBegin":
             messages.append((position, {"role": "user", "content": given.get("user_input")}))
-        goes_on = kind in ("ContentPart", "ToolCall") or goes_on and kind not in ("StepBegin", "TurnBegin", "TurnEnd", "ToolResult")
+        goes_on = kind in ("ContentPart", "ToolCall") or goes_on and kind not in ("StepBegin", "TurnBegin", "TurnEnd", "ToolResult", "Message")
     return (replace(turn, source_index=messages[turn.source_index][0]) for turn in chat_turns([message for _, message in messages]))
 
 
