@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['CLEAN', 'Detector', 'DETECTORS', 'ERROR_WORDS', 'EXCEPTION', 'IN_NOTEBOOK', 'RAISED', 'GENERIC', 'CLASSES',
            'KIND_WORDS', 'BEFORE', 'PROMPT', 'BEHIND', 'IN_SCRIPT', 'TYPED', 'FENCED', 'FILTERED', 'ANSWERS_NO',
-           'STATUS_LINE', 'STATUS_TAG', 'FIELD', 'BESIDE_STATUS', 'OUTPUT', 'EDGE', 'DECLINED', 'STATUS_REASON',
-           'WRAPPING', 'CODE_KEYS', 'HTTP_KEYS', 'NOTHING', 'MESSAGES', 'BAD_WORDS', 'GOOD_WORDS', 'DATA_FILE',
-           'READER', 'READS', 'SAYS_ERROR', 'HEADING', 'GAVE_UP', 'BROKE_OFF', 'WELL', 'ERROR_TAG', 'SHELL',
-           'SHELL_COMPLAINT', 'Detection', 'register_detector', 'detectors_for', 'first_opinion', 'any_word',
+           'SEARCHERS', 'STATUS_LINE', 'STATUS_TAG', 'FIELD', 'BESIDE_STATUS', 'OUTPUT', 'EDGE', 'DECLINED',
+           'STATUS_REASON', 'WRAPPING', 'CODE_KEYS', 'HTTP_KEYS', 'NOTHING', 'MESSAGES', 'BAD_WORDS', 'GOOD_WORDS',
+           'DATA_FILE', 'READER', 'READS', 'SAYS_ERROR', 'HEADING', 'GAVE_UP', 'BROKE_OFF', 'WELL', 'ERROR_TAG',
+           'SHELL', 'SHELL_COMPLAINT', 'Detection', 'register_detector', 'detectors_for', 'first_opinion', 'any_word',
            'last_exception', 'shell_kind', 'kind_of', 'Pairing', 'pair', 'answered_call', 'tool_called', 'command_of',
-           'filtered', 'without_echo', 'unwrapped', 'shell_detection', 'exit_status', 'observed', 'result_text',
-           'declined', 'flagged', 'objects', 'object_failed', 'admits', 'status', 'reads_only', 'says_error', 'raised',
-           'payload', 'traceback', 'graded', 'unanswered']
+           'filtered', 'without_echo', 'unwrapped', 'last_program', 'shell_detection', 'exit_status', 'observed',
+           'result_text', 'declined', 'flagged', 'objects', 'object_failed', 'admits', 'status', 'reads_only',
+           'says_error', 'raised', 'payload', 'traceback', 'graded', 'unanswered']
 
 # %% ../../nbs/traces/01_error_detectors.ipynb #1b3fbde7
 import re
@@ -237,6 +237,8 @@ def without_echo(
     "Remove the command that a terminal repeats at the start of its output, with or without prompts."
     wanted = [line.strip() for line in command.replace("\r\n", "\n").strip().split("\n")] if command.strip() else []
     lines = text.lstrip("\n").split("\n", len(wanted))
+    if (behind := _behind_wrapped(text, command)) is not None:
+        return behind
     if not wanted or len(lines) < len(wanted):
         return text
     for line, expected in zip(lines, wanted, strict=False):
@@ -244,6 +246,18 @@ def without_echo(
         if line != expected and re.sub(r"\A" + PROMPT + r"\s*", "", line) != expected:
             return text
     return lines[len(wanted)] if len(lines) > len(wanted) else ""
+
+
+def _behind_wrapped(text: str, command: str) -> str | None:
+    "Return what stands behind a long command that a terminal repeated and wrapped, else None."
+    at = 0
+    for char in "".join(command.split()) if len(command) > 60 else "":
+        while at < len(text) and text[at].isspace():
+            at += 1
+        if not text.startswith(char, at):
+            return None
+        at += 1
+    return text[at:] if at and text[at:at + 1] in ("", "\r", "\n") else None
 
 
 def unwrapped(
@@ -265,10 +279,23 @@ def unwrapped(
 ANSWERS_NO = re.compile(r"(?:^|[|;&\n])\s*(?:git\s+)?(?:diff|cmp|[ef]?grep\s+(?:-\w*c|--count))\b[^|;&\n]*$")
 
 
+SEARCHERS = "grep", "egrep", "fgrep", "zgrep", "rg", "ag"  # programs whose status 1 says that nothing matched, and which then print nothing
+_QUOTED = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"", re.S)
+
+
+def last_program(command: str) -> str:
+    "Return the name of the last program in a command, whose status is that of the whole; empty if there is none."
+    last = re.split(r"[;|&\n]", _QUOTED.sub("_", command).strip())[-1]
+    word = re.match(r"\s*(?:\w+=\S*\s+)*(?:(?:sudo|git)\s+)?([\w./-]+)", last)
+    return word[1].rpartition("/")[2] if word else ""
+
+
 def shell_detection(code: int, output: str, command: str = "") -> Detection:
     "Decide from a return code, the output and the command whether the command failed."
     if code == 0 or (code in (1, 123) and not output.strip()) or (code == 1 and ANSWERS_NO.search(command)):
         return CLEAN
+    if code == 1 and last_program(command) in SEARCHERS and not raised(output) and not any(map(SHELL_COMPLAINT.match, output.split("\n"))):
+        return CLEAN  # nothing matched; the output is that of the programs before it
     return Detection("tool_not_found" if code == 127 else shell_kind(output), output.strip() or f"exit status {code}, no output")
 
 # %% ../../nbs/traces/01_error_detectors.ipynb #f1081f23

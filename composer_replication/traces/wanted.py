@@ -12,12 +12,13 @@ from importlib.resources import files
 from itertools import islice
 
 from ..core.trace import Trace
-from .error_detectors import command_of, last_exception
+from .error_detectors import SEARCHERS, command_of, last_exception, last_program
 from .failure import failure_gist
 
 # %% ../../nbs/traces/06_wanted.ipynb #a161aef3
 _TABLE = tomllib.loads((files("composer_replication") / "data/traces/wanted.toml").read_text(encoding="utf-8"))
 COMMANDS = [(re.compile(row["mark"]), row["means"]) for row in _TABLE["command"]]
+_SILENCE = re.compile(r"(?:\W*(?:no output|exit status 1, no output|the tool failed and said nothing)\W*)?", re.I)
 _COMPLAINS = re.compile(r"(?:[\w./-]+: )?(?:line \d+: )?(?:e|f|z)?(?:grep|rg|ag|diff|cmp|comm|test|\[|pgrep|fatal|error|usage)\b: ?\S"
                         r"|.*(?:command not found|No such file|[Pp]ermission denied|not permitted|failed for |Is a directory|invalid option|unrecognized|unary operator|binary operator)", re.I)
 
@@ -74,7 +75,8 @@ def wanted_failure(
     for pattern, means in COMMANDS if command else ():
         asks = means.startswith("the exit status")
         found = pattern.search(command[-4000:] if asks else command)
-        if found and not (asks and (found[0].startswith("|") or _COMPLAINS.search(error[:2000]))):  # a filter's status is no answer
+        silent = asks and last_program(command) in SEARCHERS  # its answer is silence: whatever was said is something else
+        if found and not (silent and not _SILENCE.fullmatch(error.strip()) or asks and _COMPLAINS.search(error[:2000])):
             return means
     raised = last_exception(error) or failure_gist(error)
     named = _CLASS.search(raised)

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from composer_replication.core.trace import ToolCall, Trace, Turn
+from composer_replication.hints.layers import default_composite
 from composer_replication.traces.error_sites import find_error_sites
 
 TSC = "src/a.ts(3,5): error TS2322: Type 'string' is not assignable to type 'number'."
@@ -89,3 +90,55 @@ def test_an_editor_that_refuses_a_parameter_failed(text):
 @pytest.mark.parametrize("code", [1, 123])
 def test_a_status_repeated_behind_the_output_is_no_output(code):
     assert not sites(f"<returncode>{code}</returncode>\n<output>\nCommandExecError: {code}</output>", command="cat a | xargs grep x")
+
+
+@pytest.mark.parametrize("last", ["grep -n total src/a.py", "grep -E 'a|b;c' x", "rg \"a|b\" src", "npm ls | grep react", "cd /w && git grep x"])
+def test_a_search_that_finds_nothing_did_not_fail_whatever_was_printed_before_it(last):
+    "Its status is the last program's, also where the pattern holds what ends a command elsewhere."
+    assert not sites("Exit code 1\nthe first program's output", command=f"echo hi; {last}")
+    assert sites("Exit code 2\ngrep: src/a.py: No such file or directory", command=f"echo hi; {last}")
+    assert sites("Exit code 1\nls: x: No such file or directory", command=f"ls x; {last}")
+    assert sites("Exit code 1\nboom", command=f"{last}; make")
+
+
+@pytest.mark.parametrize("refusal", ["Planning is active: this tool is blocked.", "The sandbox refused the command."])
+def test_a_refusal_is_not_what_a_search_answers(refusal):
+    [site] = sites(refusal, failed=True, command="cd /w; grep -rn total src")
+    assert site.wanted is None
+    assert all(site.wanted for site in sites("(no output)", failed=True, command="cd /w; grep -rn total src"))
+
+
+def test_a_command_that_a_terminal_repeats_in_lines_of_its_width_is_no_output():
+    command = 'grep -l "toolu_bdrk_01SueYpR2HFWrbi9jrX1USMd" /home/a/conversations/e0396/events/*.json | xargs -I {} sh -c true'
+    echo = command[:48] + "\n" + command[48:90] + " " + command[90:]
+    [site] = sites(f"{echo}\nxargs: command line cannot be assembled, too long\n[Command finished with exit code 1]", command=command)
+    assert site.context.error_message == "xargs: command line cannot be assembled, too long"
+    assert not sites(f"{echo}\n[Command finished with exit code 1]", command=command.replace("xargs -I {} sh -c", "xargs -I {} sh -d"), failed=None)[1:]
+
+
+def test_a_question_that_the_user_dismissed_did_not_fail():
+    assert not sites("Error: The user dismissed this question", tool="question", questions=["What?"])
+
+
+@pytest.mark.parametrize(
+    "error, says, never",
+    [
+        ("ENOENT: no such file or directory, access '/w/docs/README.md'", "There is no `/w/docs/README.md`", "'…'"),
+        ("No replacement was performed. Multiple occurrences of old_str `x` in lines [3, 9]. Please ensure it is unique.", "several times", "exactly as written"),
+        ("Ran into [Errno 2] No such file or directory: '/w/a/b.py' while trying to write to /w/a/b.py", "no folder `/w/a`", "before opening"),
+        ("bash: sudo: command not found", "`sudo` is not installed", "od or python"),
+    ],
+)
+def test_hints_that_were_read_as_wrong_or_weak(error, says, never):
+    call = Turn("assistant", tool_calls=(ToolCall("edit", {"path": "x"}, "c1"),))
+    trace = Trace("t", (Turn("user", "Go."), call, Turn("tool", error, tool_call_id="c1", observation=True, failed=True)), format="openai")
+    [site] = find_error_sites(trace)
+    hint = default_composite().hint(trace, site).text
+    assert says in hint and never not in hint
+
+
+def test_an_answer_that_lacks_fields_is_told_which():
+    answer = "Previous response had parsing errors:\nERROR: Missing required fields: analysis, plan\nPlease fix these issues."
+    trace = Trace("t", (Turn("user", "Go."), Turn("assistant", '{"commands": []}'), Turn("user", answer, observation=True)), format="atif")
+    [site] = find_error_sites(trace)
+    assert "analysis, plan" in default_composite().hint(trace, site).text
