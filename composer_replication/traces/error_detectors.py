@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['CLEAN', 'Detector', 'DETECTORS', 'ERROR_WORDS', 'EXCEPTION', 'IN_NOTEBOOK', 'RAISED', 'GENERIC', 'CLASSES',
            'KIND_WORDS', 'BEFORE', 'PROMPT', 'BEHIND', 'IN_SCRIPT', 'TYPED', 'FENCED', 'FILTERED', 'ANSWERS_NO',
-           'SEARCHERS', 'STATUS_LINE', 'STATUS_TAG', 'FIELD', 'BESIDE_STATUS', 'OUTPUT', 'EDGE', 'DECLINED',
-           'STATUS_REASON', 'WRAPPING', 'CODE_KEYS', 'HTTP_KEYS', 'NOTHING', 'MESSAGES', 'BAD_WORDS', 'GOOD_WORDS',
-           'DATA_FILE', 'READER', 'READS', 'SAYS_ERROR', 'HEADING', 'GAVE_UP', 'BROKE_OFF', 'WELL', 'ERROR_TAG',
-           'SHELL', 'SHELL_COMPLAINT', 'Detection', 'register_detector', 'detectors_for', 'first_opinion', 'any_word',
+           'SEARCHERS', 'SHELL_COMPLAINT', 'OF_THE_SHELL', 'STATUS_LINE', 'STATUS_TAG', 'FIELD', 'BESIDE_STATUS',
+           'OUTPUT', 'EDGE', 'DECLINED', 'STATUS_REASON', 'WRAPPING', 'CODE_KEYS', 'HTTP_KEYS', 'NOTHING', 'MESSAGES',
+           'BAD_WORDS', 'GOOD_WORDS', 'DATA_FILE', 'READER', 'READS', 'SAYS_ERROR', 'HEADING', 'GAVE_UP', 'BROKE_OFF',
+           'WELL', 'ERROR_TAG', 'SHELL', 'Detection', 'register_detector', 'detectors_for', 'first_opinion', 'any_word',
            'last_exception', 'shell_kind', 'kind_of', 'Pairing', 'pair', 'answered_call', 'tool_called', 'command_of',
            'filtered', 'without_echo', 'unwrapped', 'last_program', 'shell_detection', 'exit_status', 'observed',
            'result_text', 'declined', 'flagged', 'objects', 'object_failed', 'admits', 'status', 'reads_only',
@@ -280,6 +280,9 @@ ANSWERS_NO = re.compile(r"(?:^|[|;&\n])\s*(?:git\s+)?(?:diff|cmp|[ef]?grep\s+(?:
 
 
 SEARCHERS = "grep", "egrep", "fgrep", "zgrep", "rg", "ag"  # programs whose status 1 says that nothing matched, and which then print nothing
+SHELL_COMPLAINT = re.compile(r"\A(?:[\w./ -]+: )?(?:line \d+: )?\S+: (?:.{0,200})(?:No such file|command not found|[Pp]ermission denied"
+                             r"|cannot (?:open|access|stat))")
+OF_THE_SHELL = re.compile(r"\S*?(?:ba|da|z|k)?sh: ")  # how a shell's own complaint begins
 _QUOTED = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"", re.S)
 
 
@@ -294,7 +297,8 @@ def shell_detection(code: int, output: str, command: str = "") -> Detection:
     "Decide from a return code, the output and the command whether the command failed."
     if code == 0 or (code in (1, 123) and not output.strip()) or (code == 1 and ANSWERS_NO.search(command)):
         return CLEAN
-    if code == 1 and last_program(command) in SEARCHERS and not raised(output) and not any(map(SHELL_COMPLAINT.match, output.split("\n"))):
+    complains = any(SHELL_COMPLAINT.match(line) or OF_THE_SHELL.match(line) for line in output.split("\n"))
+    if code == 1 and last_program(command) in SEARCHERS and not complains and not raised(output):
         return CLEAN  # nothing matched; the output is that of the programs before it
     return Detection("tool_not_found" if code == 127 else shell_kind(output), output.strip() or f"exit status {code}, no output")
 
@@ -498,8 +502,6 @@ SAYS_ERROR, HEADING = (any_word(part, r"[\[(*❌✗⚠️\"\s]*", flags=flags) f
 GAVE_UP, BROKE_OFF, WELL = map(any_word, ("end", "output", "well"))
 ERROR_TAG = re.compile(r"\s*<(?:(tool_use_error|tool_error|error_message)|error|exception)>(?=\s*[^\s<]).*</\w+>\s*", re.S | re.I)  # around a whole result
 SHELL = re.compile(r"(?i)(?:^|[_.-])(?:bash|shell|exec|terminal|console|stdin)(?:$|[_.-])")  # in the name of a tool that runs commands
-SHELL_COMPLAINT = re.compile(r"\A(?:[\w./ -]+: )?(?:line \d+: )?\S+: (?:.{0,200})(?:No such file|command not found|[Pp]ermission denied"
-                             r"|cannot (?:open|access|stat))")
 
 
 def reads_only(trace: Trace, position: int) -> bool:

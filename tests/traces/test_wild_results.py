@@ -99,6 +99,7 @@ def test_a_search_that_finds_nothing_did_not_fail_whatever_was_printed_before_it
     assert sites("Exit code 2\ngrep: src/a.py: No such file or directory", command=f"echo hi; {last}")
     assert sites("Exit code 1\nls: x: No such file or directory", command=f"ls x; {last}")
     assert sites("Exit code 1\nboom", command=f"{last}; make")
+    assert sites("Exit code 1\n/nix/bin/bash: line 1: /: Is a directory", command=last)
 
 
 @pytest.mark.parametrize("refusal", ["Planning is active: this tool is blocked.", "The sandbox refused the command."])
