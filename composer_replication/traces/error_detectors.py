@@ -471,12 +471,12 @@ def admits(
     position: int,  # of a result in `Trace.turns`
     text: str,  # of the result, without its wrapper
 ) -> bool:
-    "True if a result is an object that says that its tool failed, or holds nothing but errors; False for the content of a file."
+    "True if a result is an object that says that its tool failed, or has several lines and all are errors; False for the content of a file."
     call, reads = answered_call(trace, position)[1], reads_only(trace, position)
     if reads and (command_of(trace, position) or call is None or DATA_FILE.search(str(call.arguments))):
         return False
     lines = [line for line in text.split("\n") if line.strip()]
-    return any(object_failed(o) for o in objects(text)[:1]) or not reads and bool(lines) and all(map(says_error, lines))
+    return any(object_failed(o) for o in objects(text)[:1]) or not reads and len(lines) > 1 and all(map(says_error, lines))
 
 
 DATA_FILE = re.compile(r"\.(?:jsonl?|ndjson|log|txt|ya?ml|har)\b")
