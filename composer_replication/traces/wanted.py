@@ -75,8 +75,8 @@ def wanted_failure(
     for pattern, means in COMMANDS if command else ():
         asks = means.startswith("the exit status")
         found = pattern.search(command[-4000:] if asks else command)
-        silent = asks and last_program(command) in SEARCHERS  # its answer is silence: whatever was said is something else
-        if found and not (silent and not _SILENCE.fullmatch(error.strip()) or asks and _COMPLAINS.search(error[:2000])):
+        asked = last_program(found[0].lstrip("|").partition("|")[0]) if found and asks else ""
+        if found and not (asked in SEARCHERS and not _SILENCE.fullmatch(error.strip()) or asks and _COMPLAINS.search(error[:2000])):  # the answer of a search is silence
             return means
     raised = last_exception(error) or failure_gist(error)
     named = _CLASS.search(raised)

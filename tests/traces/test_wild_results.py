@@ -32,7 +32,7 @@ def test_the_status_of_a_filter_says_nothing_of_the_program_before_it(end, faile
     assert not sites("Error: a line of the file", failed=failed, command=f"cat log.txt | {end}")
 
 
-@pytest.mark.parametrize("filter", ["grep error", "grep -v warning", "rg error"])
+@pytest.mark.parametrize("filter", ["grep error", "grep -v warning", "rg error", "grep -E error | head -40"])
 def test_a_filter_that_shows_errors_is_no_question(filter):
     "Only a program that is asked itself answers by its status: not what stands behind a pipe."
     [site] = sites(TSC, command=f"npm run check 2>&1 | {filter}")
@@ -105,6 +105,8 @@ def test_a_search_that_finds_nothing_did_not_fail_whatever_was_printed_before_it
 @pytest.mark.parametrize("refusal", ["Planning is active: this tool is blocked.", "The sandbox refused the command."])
 def test_a_refusal_is_not_what_a_search_answers(refusal):
     [site] = sites(refusal, failed=True, command="cd /w; grep -rn total src")
+    assert site.wanted is None
+    [site] = sites(refusal, failed=True, command="cd /w && grep -rn total src | head")
     assert site.wanted is None
     assert all(site.wanted for site in sites("(no output)", failed=True, command="cd /w; grep -rn total src"))
 
