@@ -279,6 +279,7 @@ def unwrapped(
 ANSWERS_NO = re.compile(r"(?:^|[|;&\n])\s*(?:git\s+)?(?:diff|cmp|[ef]?grep\s+(?:-\w*c|--count))\b[^|;&\n]*$")
 
 
+INTERRUPTS = re.compile(r"C-[a-z]|\^[A-Z]|(?i:ctrl)[+-]\w|[\x03\x04\x1a]")  # a key that ends a running program: its status is that program's
 SEARCHERS = "grep", "egrep", "fgrep", "zgrep", "rg", "ag"  # programs whose status 1 says that nothing matched, and which then print nothing
 SHELL_COMPLAINT = re.compile(r"\A(?:[\w./ -]+: )?(?:line \d+: )?\S+: (?:.{0,200})(?:No such file|command not found|[Pp]ermission denied"
                              r"|cannot (?:open|access|stat))")
@@ -295,7 +296,7 @@ def last_program(command: str) -> str:
 
 def shell_detection(code: int, output: str, command: str = "") -> Detection:
     "Decide from a return code, the output and the command whether the command failed."
-    if code == 0 or (code in (1, 123) and not output.strip()) or (code == 1 and ANSWERS_NO.search(command)):
+    if code == 0 or (code in (1, 123) and not output.strip()) or (code == 1 and ANSWERS_NO.search(command)) or INTERRUPTS.fullmatch(command.strip()):
         return CLEAN
     complains = any(SHELL_COMPLAINT.match(line) or OF_THE_SHELL.match(line) for line in output.split("\n"))
     if code == 1 and last_program(command) in SEARCHERS and not complains and not raised(output):

@@ -145,3 +145,8 @@ def test_an_answer_that_lacks_fields_is_told_which():
     trace = Trace("t", (Turn("user", "Go."), Turn("assistant", '{"commands": []}'), Turn("user", answer, observation=True)), format="atif")
     [site] = find_error_sites(trace)
     assert "analysis, plan" in default_composite().hint(trace, site).text
+
+
+@pytest.mark.parametrize("key", ["C-c", "^C", "ctrl+c", "C-d"])
+def test_a_key_that_ends_a_program_did_what_it_was_for(key):
+    assert not sites("[Command finished with exit code 130]", command=key) and sites("[Command finished with exit code 130]", command="make")
