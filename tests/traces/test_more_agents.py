@@ -233,3 +233,24 @@ def test_the_events_of_a_hosted_agent(tmp_path, wrapped):
     assert not problems and [t.role for t in trace.turns] == ["user", "assistant", "tool", "tool", "assistant"]
     assert trace.turns[1].content == "I look." and [c.name for c in trace.turns[1].tool_calls] == ["bash", "find"]
     assert [s.context.error_message for s in find_error_sites(trace)] == ["ls: a: No such file"]
+
+
+NAMED = [{"role": "human", "content": "Go."}, {"role": "Lead (thought)", "content": "Plan."}, {"role": "Lead (-> WebSurfer)", "content": "Search it."},
+         {"role": "WebSurfer", "content": "Error: the page does not load"}, {"role": "Lead (-> Assistant)", "content": "Count."}, {"role": "Assistant", "content": "It is 3."},
+         {"role": "Lead (termination condition)", "content": "Done."}]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["history", "messages", "lines"])
+def test_agents_that_talk_by_name_are_a_chat_of_the_one_that_addresses_the_others(tmp_path, form):
+    "As in Who&When and logs of Magentic-One; what one asks another is a call, and the answer its result."
+    [trace], problems = saved(tmp_path, NAMED if form == "lines" else [{form: NAMED, "question": "Go."}])
+    assert not problems and trace.format == "openai"
+    assert [t.role for t in trace.turns] == ["user", "assistant", "assistant", "tool", "assistant", "tool", "assistant"]
+    assert trace.turns[1].thinking == "Plan." and trace.turns[4].tool_calls[0].arguments == {"request": "Count."}
+    assert [s.context.error_message for s in find_error_sites(trace)] == ["Error: the page does not load"]
+
+
+def test_a_role_that_names_a_called_tool_is_its_result(tmp_path):
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "get_weather", "args": {"city": "x"}, "id": "c1", "type": "tool_call"}]}
+    [trace], problems = saved(tmp_path, [{"messages": [{"role": "user", "content": "Go."}, call, {"role": "get_weather", "content": "sunny"}]}])
+    assert not problems and [t.role for t in trace.turns] == ["user", "assistant", "tool"] and trace.turns[2].tool_call_id == "c1"

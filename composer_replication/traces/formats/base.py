@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['FORMATS', 'UNREADABLE', 'TEXT', 'FLAG', 'CHATS', 'COLUMNS', 'TEXTS', 'ROLES', 'WORDS', 'RESULTS', 'CALLS', 'THOUGHTS',
-           'ANSWER', 'PROGRAM', 'Format', 'register_format', 'known_formats', 'formats_of', 'checked', 'opened',
-           'filled', 'null_filled', 'recognise', 'read_record', 'UnknownTurn', 'of_known_roles', 'attempt',
+           'ANSWER', 'PROGRAM', 'ADDRESSED', 'Format', 'register_format', 'known_formats', 'formats_of', 'checked',
+           'opened', 'filled', 'null_filled', 'recognise', 'read_record', 'UnknownTurn', 'of_known_roles', 'attempt',
            'block_text', 'text_of', 'as_list', 'as_text', 'as_reward', 'tool_of', 'tools_of', 'new_trace', 'role_of',
            'plain_message', 'flag_of', 'result_content', 'responded', 'unwrapped', 'tool_turn', 'named_call',
-           'chat_calls', 'reasoning_of', 'message_turns', 'results_in_text', 'with_calls_in_text', 'chat_turns',
-           'without_nulls', 'is_messages', 'messages_of', 'is_chat', 'gold_text', 'with_tools']
+           'chat_calls', 'reasoning_of', 'message_turns', 'results_in_text', 'with_calls_in_text', 'of_named_agents',
+           'chat_turns', 'without_nulls', 'is_messages', 'messages_of', 'is_chat', 'gold_text', 'with_tools']
 
 # %% ../../../nbs/traces/formats/00_base.ipynb #3029e8dc
 import re
@@ -558,6 +558,34 @@ def with_calls_in_text(turns: Sequence[Turn]) -> list[Turn]:
     return made
 
 
+ADDRESSED = re.compile(r"(.+?) \((?:-> ?(.+)|(thought)|.+)\)")  # a role of a conversation of several agents: who, and to whom or how
+
+
+def of_named_agents(rows: list[dict], start: int = 0) -> list[dict]:
+    """Return messages whose roles are the agents' names, such as `Lead (-> Surfer)`, as a chat of the agent that addresses the others.
+
+    What it asks another is a call, what the other answers is the result, `(thought)` is reasoning. A role that names a tool that was called is its result, too."""
+    asked: dict[str, str] = {}  # each agent or tool that was called, with the id of the last call
+    made = []
+    leads = any(isinstance(r.get("role"), str) and (found := ADDRESSED.fullmatch(r["role"])) and found[2] for r in rows)
+    for index, row in enumerate(rows, start):
+        role = row.get("role")
+        found = ADDRESSED.fullmatch(role) if leads and isinstance(role, str) and role not in ROLES else None
+        if isinstance(role, str) and role in asked:
+            made.append(row | {"role": "tool", "name": role, "tool_call_id": asked[role]})
+        elif found and found[2]:
+            asked[found[2]] = f"{found[2]}-{index}"
+            call = {"id": asked[found[2]], "function": {"name": found[2], "arguments": {"request": text_of(row.get("content"))}}}
+            made.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        elif found:
+            made.append({"role": "assistant", "reasoning_content" if found[3] else "content": text_of(row.get("content"))})
+        else:
+            calls = row.get("tool_calls") if isinstance(row.get("tool_calls"), list) else []
+            asked |= {c.get("name"): c.get("id") for c in calls if isinstance(c, dict) and isinstance(c.get("name"), str) and c["name"] not in ROLES}
+            made.append(row)
+    return made
+
+
 def chat_turns(
     messages: Any,
     start: int = 0,  # position of the first message
@@ -572,6 +600,7 @@ def chat_turns(
         if not isinstance(message, dict):
             raise TraceProblem(f"message {index} is a {type(message).__name__}", "write messages as objects")
         rows.append(message)
+    rows = of_named_agents(rows, start)
     blocks = [block for m in rows if isinstance(m.get("content"), list) for block in m["content"]]
     for index, message in enumerate(map(filled, rows) if null_filled(rows) or null_filled(blocks) else rows, start):
         role = role_of(plain_message(message))

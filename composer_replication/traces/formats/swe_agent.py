@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..error_detectors import SHELL_COMPLAINT, Detection, observed, raised, register_detector, result_text, shell_kind
-from .base import as_list, as_text, chat_turns, is_chat, new_trace, register_format, text_of
+from .base import ADDRESSED, as_list, as_text, chat_turns, is_chat, new_trace, register_format, text_of
 from ...core.trace import Trace, Turn
 
 # %% ../../../nbs/traces/formats/07_swe_agent.ipynb #e46aa17f
@@ -45,6 +45,8 @@ def is_swe_agent(record: dict) -> bool:
     "True if a record is a SWE-agent trajectory, bare or wrapped as `raw`, or its XML chat for fine-tuning."
     history = history_of(record)
     if isinstance(history, list) and history and isinstance(history[0], dict) and "role" in history[0]:
+        if any(ADDRESSED.fullmatch(str(m.get("role"))) for m in history):  # several agents that talk to one another
+            return False
         own = any(m.keys() & {"agent", "message_type", "thought", "action", "system_prompt", "mask"} for m in history)
         return own or not any(m["role"] == "tool" for m in history)  # with separate tool messages there is no need to guess which texts are results
     return is_chat(record) and any(m["role"] == "user" and SHOWN.match(text_of(m["content"])) for m in record["messages"][2:8])
