@@ -44,11 +44,11 @@ from fingerprint import reward_fingerprint  # noqa: E402
 KEPT = HERE / "runs.jsonl"
 WORLDS = ("teams", "strong")  # base agents; each acts in its own world
 SEEDS, DESCRIBED, TUNING = tuple(range(40, 80)), tuple(range(40, 50)), (100, 101)
-PRIMARY = {"teams": ("recorded exact", "contrastive"), "strong": ("policy", "order")}  # arms with every seed; the others: `DESCRIBED`
+PRIMARY = {"teams": ("recorded exact", "contrastive"), "strong": ("policy", "order")}  # arms with every seed
 ARMS = ("recorded exact", "contrastive", "policy", "order", "joint, gated", "size only")
 BUDGET = 67.0  # CPU seconds of playing and training, twice those of the first stage
 EPISODES, TREES, TURNS = 192, 16, 3  # recorded episodes, trees of a step, turns of an episode
-BLOCK, LEAST_GAIN, LEAST_SHARE = 10, 0.02, 0.8  # of `order`: steps between two looks, what is progress, share of the teacher's success
+BLOCK, LEAST_GAIN, LEAST_SHARE = 10, 0.02, 0.8  # of `order`: steps between looks; progress; share of the teacher's success
 HELD_OUT = {"dev": 64, "test": 128}  # tasks measured after a run, one episode each
 RATES = (1.25e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)
 FIRST = (2, 3, 4)  # of RATES, for every arm alike; wider where the best is an edge
@@ -150,7 +150,7 @@ class Work:
         self.start = embedded_model(run.world).eval()
 
     def rows(self, n: int, split: str) -> list[dict]:
-        return self.world.rows(n, f"021-{self.run.seed}", split)
+        return self.world.rows(n, f"order-and-sign-{self.run.seed}", split)
 
     def play(self, model: PreTrainedModel, rows: list[dict], seed: int) -> list[Rollout]:
         return collect(policy_of(model), self.world.environment, rows, episode_limits(TURNS, seed), seed)
@@ -261,7 +261,7 @@ class Work:
 
 
 def sdpo_loss(model: PreTrainedModel, teacher: PreTrainedModel, exact, filler=None) -> torch.Tensor:
-    """The mean forward KL, in nats a token, to the teacher behind exact hints; with `filler` the teacher's logits are contrastive.
+    """The mean forward KL, in nats a token, to the teacher behind exact hints; with `filler` its logits are contrastive.
 
     They are then plain + (exact - filler): what a filler shifts as well is taken off (2606.11709)."""
     logits = lambda reader, states: lm_head(reader).logits(states)
