@@ -548,7 +548,7 @@ class ResponsesStream:
     def failed(self, problem: Refused) -> bytes:
         return self._event("error", code=problem.code, message=str(problem), param=None)
 
-
+# %% ../../nbs/rollout/08_protocols.ipynb #60c91eb6
 class Responses:
     "OpenAI's Responses."
 
