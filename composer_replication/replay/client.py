@@ -383,9 +383,9 @@ _REFUSED: dict[tuple[str, str], set[str]] = {}  # address and model -> settings 
 _UNSUPPORTED = re.compile(r"unsupported|not support|deprecat|not allowed|not permitted|unknown|unrecogni", re.I)  # no words on a value out of range
 
 
-def _refused_setting(status, problem, body):
+def _refused_setting(problem, body):
     "Return the setting of a request that a model does not take, by the endpoint's own words; None if it names none."
-    if status not in (400, 422) or not _UNSUPPORTED.search(problem):
+    if not problem.startswith(("HTTP 400", "HTTP 422")) or not _UNSUPPORTED.search(problem):
         return None
     return next((name for name in json.loads(body) if name in ("max_tokens", "temperature", "top_p", "seed")
                  and re.search(rf"\b{name}\b", problem)), None)
@@ -425,8 +425,8 @@ class PaidEndpoint(httpx2.AsyncBaseTransport):
             raise TeacherProblem("asking an endpoint needs the package openai", "pip install 'composer_replication[teachers]'") from None
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
         async with (httpx2.AsyncClient(timeout=httpx2.Timeout(None, connect=_CONNECT_S), limits=limits) as self._http,
-                    AsyncOpenAI(api_key="sent by `_exchange`", base_url=self.endpoint.base_url, max_retries=self.tries - 1, timeout=None,
-                                http_client=httpx2.AsyncClient(transport=self)) as self._openai):
+                    AsyncOpenAI(api_key="none", base_url=self.endpoint.base_url, max_retries=self.tries - 1, timeout=None,
+                                http_client=httpx2.AsyncClient(transport=self, trust_env=False)) as self._openai):
             yield self
         for _, entry, values in self.unwritten:
             with suppress(LedgerProblem):
@@ -440,21 +440,22 @@ class PaidEndpoint(httpx2.AsyncBaseTransport):
         """Ask one question, unless the ledger knows its answer. Raises `Failure`, `BudgetReached` and `LedgerProblem`.
 
         Where the model refuses a setting (`max_tokens`, a temperature), it is asked again without, and so are all later questions."""
-        from openai import APIConnectionError, APIStatusError
+        from openai import APIError, APIStatusError
         while True:
             body = _taken(self.endpoint, text)
             try:
                 response = await self._openai.post("/chat/completions", cast_to=httpx2.Response, content=body.encode(),
                                                    options={"headers": {_QUESTION: key}})
                 return response.extensions["answer"]
-            except APIStatusError as error:
-                failure = read_failure(error.status_code, error.response.text, error.response.headers.get("retry-after", ""))
-                setting = _refused_setting(error.status_code, str(failure), body)
-            except APIConnectionError as error:
-                failure, setting = Failure(str(error.__cause__), again=True, stops=not getattr(error.__cause__, "connected", True)), None
-            if setting is None:
-                tries = f" ({self.tries} tries)" if failure.again and not failure.stops and self.tries > 1 else ""
-                raise Failure(f"{failure}{tries}", failure.again, failure.stops)
+            except APIError as error:
+                if isinstance(error, APIStatusError):
+                    failure = read_failure(error.status_code, error.response.text, error.response.headers.get("retry-after", ""))
+                else:
+                    failure = Failure(str(error.__cause__), again=True, stops=not getattr(error.__cause__, "connected", True))
+                setting = _refused_setting(str(failure), body)
+                if setting is None:
+                    tries = int(error.request.headers.get("x-stainless-retry-count", 0)) + 1
+                    raise Failure(f"{failure} ({tries} tries)" if tries > 1 else str(failure), failure.again, failure.stops) from None
             _REFUSED.setdefault((self.endpoint.url, self.endpoint.model), set()).add(setting)
             logger.warning("%s refuses the setting %s, and is asked without", self.endpoint.name, setting)
 
@@ -495,7 +496,8 @@ class PaidEndpoint(httpx2.AsyncBaseTransport):
             except BudgetReached:
                 if idle:
                     raise
-                idle = not self.ledger.spent().in_flight  # a call in flight mostly costs less than was set aside
+                spent = self.ledger.spent()  # a call in flight mostly costs less than was set aside
+                idle = not spent.in_flight or spent.paid_usd + spent.lost_usd + most > self.ledger.budget_usd
             if not idle:
                 await asyncio.sleep(random.uniform(0.05, 0.2))
         raise Failure(self.stopped(), again=True)

@@ -29,6 +29,7 @@ from composer_replication.replay.client import (
     request_text,
     to_answer,
 )
+from composer_replication.replay.ledger import BudgetReached, Ledger
 from composer_replication.replay.prices import Price
 from composer_replication.replay.teachers import TraceState, trace_states
 from composer_replication.traces.read import read_traces
@@ -191,24 +192,10 @@ FAILURES = [
     (503, HTML, (False, True, False)),
     *((s, JSON, (True, True, False)) for s in (408, 504)),
     *((s, HTML, (True, True, False)) for s in (500, 502, 504, 520, 524)),
-    *(
-        (200, b, (True, True, False))
-        for b in (
-            "",
-            "[]",
-            "null",
-            "{",
-            JSON,
-            "{}",
-            '{"choices": []}',
-            '{"choices": {}}',
-            '{"choices": [null]}',
-            '{"choices": [{"message": null}]}',
-            '{"choices": [{"message": []}]}',
-            '{"choices": null}',
-            '{"choices": [{"message": {"content": "x"}, "finish_reason": "error"}]}',
-        )
-    ),
+    *((200, b, (True, True, False)) for b in (
+        "", "[]", "null", "{", JSON, "{}", '{"choices": []}', '{"choices": {}}', '{"choices": [null]}', '{"choices": null}',
+        '{"choices": [{"message": null}]}', '{"choices": [{"message": []}]}',
+        '{"choices": [{"message": {"content": "x"}, "finish_reason": "error"}]}')),
 ]
 
 
@@ -223,13 +210,8 @@ def test_failures(status, raw, expected):
 
 
 def test_failures_say_what_the_provider_says():
-    for raw in (
-        '{"error": {"message": "too\\nlong"}}',
-        '{"error": "too long"}',
-        '{"detail": "too long"}',
-        '{"message": "too long"}',
-        "too  long",
-    ):
+    for raw in ('{"error": {"message": "too\\nlong"}}', '{"error": "too long"}', '{"detail": "too long"}',
+                '{"message": "too long"}', "too  long"):
         assert str(read_failure(400, raw)) == "HTTP 400: too long"
     assert len(str(read_failure(400, "x" * 10_000))) < 400
     assert not no_completion(json.dumps(completion(content="x")))
@@ -442,6 +424,20 @@ def test_nothing_of_the_environment_is_sent_but_the_key(monkeypatch):
     [request] = server.requests
     assert "somebody" not in str(request) and request.headers.keys() == {
         "host", "accept", "accept-encoding", "connection", "user-agent", "content-type", "content-length", "authorization"}
+
+
+def test_complete_with_a_ledger_counts_every_attempt_and_asks_nothing_twice(tmp_path):
+    body = chat_body(ENDPOINT, [Turn("user", "Hello")], ())
+    with BadServer(lambda r: Reply() if r.number else failed(504)) as server:
+        paid = replace(ENDPOINT, base_url=server.url, key_env=None)
+        with Ledger(tmp_path / "l", 1e-6) as poor, pytest.raises(BudgetReached):
+            complete(paid, body, ledger=poor)
+        assert not server.requests
+        with Ledger(tmp_path / "l", 1.0) as ledger:
+            assert complete(paid, body, ledger=ledger) == complete(paid, body, ledger=ledger)
+            spent = ledger.spent()
+    assert len(server.requests) == 2 and (spent.paid, spent.lost, spent.in_flight) == (1, 1, 0)
+    assert 0 < spent.paid_usd < spent.lost_usd
 
 
 def test_complete_works_where_an_event_loop_runs():
