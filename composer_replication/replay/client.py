@@ -622,25 +622,92 @@ def estimate_replay(
     return estimates
 
 # %% ../../nbs/replay/04_client.ipynb #13a9eb9e
-_CLOSE_S = 60.0  # time for writing cancelled calls to the ledger
-
-
 class HttpTeacher:
     "One endpoint of an open pool, as a `Teacher`."
 
     remote = True  # it waits for a server, so `ask_each` asks it concurrently with others
 
-    def __init__(self, pool: "TeacherPool", endpoint: Endpoint, *of_call: Any):
-        self.name, self.endpoint, self._pool = endpoint.name, endpoint, pool
+    def __init__(
+        self,
+        pool: "TeacherPool",
+        slots: asyncio.Semaphore,  # of its address
+        endpoint: Endpoint,
+        *of_paid: Any,  # the next arguments of `PaidEndpoint`
+    ):
+        self.name, self.endpoint, self.pool, self.slots = endpoint.name, endpoint, pool, slots
         self.stopped = ""  # why this endpoint is not asked any more
-        self.paid = PaidEndpoint(endpoint, *of_call, lambda: pool._why(self))
+        self.paid = PaidEndpoint(endpoint, *of_paid, lambda: pool.why or self.stopped)
 
     def __repr__(self):
         return f"HttpTeacher({self.name!r}, {self.endpoint.model!r})"
 
     def answer(self, states: Sequence[TraceState]) -> list[TeacherCallResult]:
         "Return one result for each state, in order; thread-safe. Raises `LedgerProblem` if the ledger cannot be read."
-        return self._pool._answer(self, states)
+        pool, keys = self.pool, [request_key(self.endpoint, s) for s in states]
+        asked = dict(zip(keys, states))
+        results = {key: read_answer(self.endpoint, answer) for key, answer in pool.ledger.get(list(asked)).items()}
+        for result in results.values():
+            pool.report(result)
+        unknown = {key: state for key, state in asked.items() if key not in results}
+        if unknown and not pool.portal:
+            raise RuntimeError("the pool is not open; ask inside `with TeacherPool(...) as pool:`.")
+        if unknown and pool.open and not self.paid.stopped():
+            scope = pool.portal.call(anyio.CancelScope)
+            future = pool.portal.start_task_soon(self._ask_all, scope, unknown, results)
+            pool.running[future] = scope
+            future.add_done_callback(pool.running.pop)
+            try:
+                awaited(future)
+            except BaseException as error:  # Ctrl-C, or an error of `on_answer`; calls in flight are recorded as maybe billed
+                pool.cancel(f"interrupted ({type(error).__name__})")
+                raise
+        missing = TeacherCallResult(self.name, None, f"not asked: {self.paid.stopped() or 'the pool is closed'}", asked=False)
+        return [results.get(key, missing) for key in keys]
+
+    async def _ask_all(self, scope, unknown, results):
+        "Ask all questions concurrently; if the scope is cancelled, `results` holds the results so far."
+        async def ask(key, state):
+            async with self.slots:
+                result = await self._ask(key, state)
+            if result:
+                results[key] = result
+                self.pool.report(result)
+
+        try:
+            with scope:
+                async with anyio.create_task_group() as group:
+                    for item in unknown.items():
+                        group.start_soon(ask, *item)
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from None
+
+    async def _ask(self, key, state) -> TeacherCallResult | None:
+        "Ask one question; None if the teacher or the pool stops first."
+        pool, why = self.pool, ""
+        if self.paid.stopped():
+            return None
+        try:
+            return read_answer(self.endpoint, await self.paid.answer(key, request_text(self.endpoint, state)))
+        except TeacherProblem as problem:  # a state that is no JSON
+            return TeacherCallResult(self.name, None, f"not asked: {problem}", asked=False)
+        except (BudgetReached, LedgerProblem) as problem:
+            pool.why = pool.why or f"{'budget' if isinstance(problem, BudgetReached) else 'ledger'}: {problem}"
+        except Failure as failure:
+            if failure.stops:
+                why = str(failure)
+            elif not (failure.again and self.paid.stopped()):
+                # A failure that may be retried is asked again by the next run: it is not an abstention.
+                return TeacherCallResult(self.name, None, f"not answered: {failure}" if failure.again else str(failure), asked=not failure.again)
+        except Exception as error:
+            why = f"{type(error).__name__} while asking; check the address, and report it if that is right"
+        finally:
+            if self.paid.unwritten:
+                pool.why = pool.why or f"ledger: {self.paid.unwritten[0][0]}"
+        self.stopped = self.stopped or why and f"teacher {self.name!r} stopped: {why}"
+        return None
+
+
+_CLOSE_S = 60.0  # time for writing cancelled calls to the ledger
 
 # %% ../../nbs/replay/04_client.ipynb #f90fb97e
 class TeacherPool:
@@ -660,11 +727,11 @@ class TeacherPool:
         if not (concurrency >= 1 and tries >= 1 and timeout_s > 0 and (max_wall_s is None or max_wall_s > 0)):
             raise TeacherProblem(f"concurrency={concurrency}, tries={tries}, timeout_s={timeout_s}, max_wall_s={max_wall_s}",
                                  "give 1 or more of the first two and times above 0")
-        self._ledger, self._max_wall_s, self._on_answer = ledger, max_wall_s, on_answer
-        self.teachers = [HttpTeacher(self, e, ledger, timeout_s, tries) for e in endpoints]
-        self._slots = {e.url: asyncio.Semaphore(concurrency) for e in endpoints}
-        self._stopped, self._portal, self._open, self._one_at_a_time = "", None, False, threading.Lock()
-        self._running: dict[Future, anyio.CancelScope] = {}  # one for each running `answer`
+        self.ledger, self._max_wall_s, self._on_answer, self._one_at_a_time = ledger, max_wall_s, on_answer, threading.Lock()
+        self.portal, self.open, self.why = None, False, ""  # why it has stopped by itself
+        self.running: dict[Future, anyio.CancelScope] = {}  # one for each running `answer`
+        slots = {e.url: asyncio.Semaphore(concurrency) for e in endpoints}
+        self.teachers = [HttpTeacher(self, slots[e.url], e, ledger, timeout_s, tries) for e in endpoints]
 
     def __repr__(self):
         return f"TeacherPool({[t.name for t in self.teachers]}, {self.calls} calls{', stopped: ' + self.stopped if self.stopped else ''})"
@@ -678,108 +745,44 @@ class TeacherPool:
     def stopped(self) -> str:
         "Return why the pool has stopped; empty while it is running."
         every = [t.stopped for t in self.teachers]
-        return self._stopped or ("; ".join(dict.fromkeys(every)) if all(every) else "")
-
-    def _why(self, teacher):
-        return self._stopped or teacher.stopped
+        return self.why or ("; ".join(dict.fromkeys(every)) if all(every) else "")
 
     def cancel(
         self,
         why: str,  # reason shown in results and `stopped`
     ) -> None:
         "Stop asking and cancel calls in flight; from any thread, at any time."
-        self._stopped = self._stopped or why
+        self.why = self.why or why
         with suppress(RuntimeError, AttributeError):  # not open yet, or closed
             self._loop.call_soon_threadsafe(self._cancel, why)
 
     def _cancel(self, why):
-        self._stopped = self._stopped or why
-        for scope in list(self._running.values()):
+        self.why = self.why or why
+        for scope in list(self.running.values()):
             scope.cancel()
 
     def __enter__(self) -> "TeacherPool":
-        if self._portal:
+        if self.portal:
             raise RuntimeError("this pool was opened before; make a new one.")
         with ExitStack() as stack:
-            self._portal = stack.enter_context(start_blocking_portal(name="teacher-pool"))
-            self._loop = self._portal.call(asyncio.get_running_loop)
+            self.portal = stack.enter_context(start_blocking_portal(name="teacher-pool"))
+            self._loop = self.portal.call(asyncio.get_running_loop)
             for teacher in self.teachers:
-                stack.enter_context(self._portal.wrap_async_context_manager(teacher.paid.opened()))
-            self._exit, self._open = stack.pop_all(), True
+                stack.enter_context(self.portal.wrap_async_context_manager(teacher.paid.opened()))
+            self._exit, self.open = stack.pop_all(), True
         if self._max_wall_s is not None:
-            self._portal.call(self._loop.call_later, self._max_wall_s, self._cancel, f"the wall time of {self._max_wall_s:g} s is over")
+            self.portal.call(self._loop.call_later, self._max_wall_s, self._cancel, f"the wall time of {self._max_wall_s:g} s is over")
         return self
 
     def __exit__(self, *_) -> None:
-        self._open = False
-        if running := list(self._running):
+        self.open = False
+        if running := list(self.running):
             self.cancel("the pool was closed")
             wait(running, _CLOSE_S)
         self._exit.close()
 
-    def _answer(self, teacher, states):
-        keys = [request_key(teacher.endpoint, s) for s in states]
-        asked = dict(zip(keys, states))
-        results = {key: read_answer(teacher.endpoint, answer) for key, answer in self._ledger.get(list(asked)).items()}
-        for result in results.values():
-            self._report(result)
-        unknown = {key: state for key, state in asked.items() if key not in results}
-        if unknown and not self._portal:
-            raise RuntimeError("the pool is not open; ask inside `with TeacherPool(...) as pool:`.")
-        if unknown and self._open and not self._why(teacher):
-            scope = self._portal.call(anyio.CancelScope)
-            future = self._portal.start_task_soon(self._ask_all, scope, teacher, unknown, results)
-            self._running[future] = scope
-            future.add_done_callback(self._running.pop)
-            try:
-                awaited(future)
-            except BaseException as error:  # Ctrl-C, or an error of `on_answer`; calls in flight are recorded as maybe billed
-                self.cancel(f"interrupted ({type(error).__name__})")
-                raise
-        missing = TeacherCallResult(teacher.name, None, f"not asked: {self._why(teacher) or 'the pool is closed'}", asked=False)
-        return [results.get(key, missing) for key in keys]
-
-    def _report(self, result):
+    def report(self, result: TeacherCallResult) -> None:
+        "Call `on_answer` with a result."
         if self._on_answer and result.asked:
             with self._one_at_a_time:
                 self._on_answer(result.teacher, result)
-
-    async def _ask_all(self, scope, teacher, unknown, results):
-        "Ask all questions of a teacher concurrently; if the scope is cancelled, `results` holds the results so far."
-        async def ask(key, state):
-            async with self._slots[teacher.endpoint.url]:
-                result = await self._ask(teacher, key, state)
-            if result:
-                results[key] = result
-                self._report(result)
-
-        try:
-            with scope:
-                async with anyio.create_task_group() as group:
-                    for item in unknown.items():
-                        group.start_soon(ask, *item)
-        except BaseExceptionGroup as several:
-            raise several.exceptions[0] from None
-
-    async def _ask(self, teacher, key, state) -> TeacherCallResult | None:
-        "Ask one question; None if the teacher stops first."
-        if self._why(teacher):
-            return None
-        try:
-            return read_answer(teacher.endpoint, await teacher.paid.answer(key, request_text(teacher.endpoint, state)))
-        except TeacherProblem as problem:  # a state that is no JSON
-            return TeacherCallResult(teacher.name, None, f"not asked: {problem}", asked=False)
-        except (BudgetReached, LedgerProblem) as problem:
-            self._stopped = self._stopped or f"{'budget' if isinstance(problem, BudgetReached) else 'ledger'}: {problem}"
-        except Failure as failure:
-            # A failure that may be retried is asked again by the next run: it is not an abstention.
-            if failure.stops:
-                teacher.stopped = teacher.stopped or f"teacher {teacher.name!r} stopped: {failure}"
-            elif not (failure.again and self._why(teacher)):
-                return TeacherCallResult(teacher.name, None, f"not answered: {failure}" if failure.again else str(failure), asked=not failure.again)
-        except Exception as error:
-            teacher.stopped = f"teacher {teacher.name!r} stopped: {type(error).__name__} while asking; check the address, and report it if that is right"
-        finally:
-            if teacher.paid.unwritten:
-                self._stopped = self._stopped or f"ledger: {teacher.paid.unwritten[0][0]}"
-        return None
