@@ -547,8 +547,8 @@ def complete(
     ledger: Ledger | None = None,  # what is in it is not asked again; None: nothing is kept
 ) -> dict:
     "Return the chat completion for a request. Raises `TeacherProblem` after the last try, and `BudgetReached`."
-    text = json.dumps(body, sort_keys=True, ensure_ascii=False).encode("utf-8", "replace").decode()
-    key = blake2b(f"{endpoint.url} {text}".encode(), digest_size=16).hexdigest()
+    text, same = (json.dumps(body, sort_keys=ordered, ensure_ascii=False).encode("utf-8", "replace").decode() for ordered in (False, True))
+    key = blake2b(f"{endpoint.url} {same}".encode(), digest_size=16).hexdigest()  # a template may show a schema in the order in which it is sent
     paid = PaidEndpoint(endpoint, ledger, timeout_s, tries)
 
     async def ask():

@@ -427,7 +427,8 @@ def test_nothing_of_the_environment_is_sent_but_the_key(monkeypatch):
 
 
 def test_complete_with_a_ledger_counts_every_attempt_and_asks_nothing_twice(tmp_path):
-    body = chat_body(ENDPOINT, [Turn("user", "Hello")], ())
+    tools = ({"name": "f", "parameters": {"type": "object", "properties": {"z": {}, "a": {}}}},)
+    body = chat_body(ENDPOINT, [Turn("user", "Hello")], tools)
     with BadServer(lambda r: Reply() if r.number else failed(504)) as server:
         paid = replace(ENDPOINT, base_url=server.url, key_env=None)
         with Ledger(tmp_path / "l", 1e-6) as poor, pytest.raises(BudgetReached):
@@ -437,6 +438,7 @@ def test_complete_with_a_ledger_counts_every_attempt_and_asks_nothing_twice(tmp_
             assert complete(paid, body, ledger=ledger) == complete(paid, body, ledger=ledger)
             spent = ledger.spent()
     assert len(server.requests) == 2 and (spent.paid, spent.lost, spent.in_flight) == (1, 1, 0)
+    assert list(map(str, (r.body for r in server.requests))) == [str(body)] * 2  # in its order, which a template may show
     assert 0 < spent.paid_usd < spent.lost_usd
 
 
