@@ -131,7 +131,8 @@ def test_only_a_rule_that_helps_where_it_speaks_is_kept(call, tmp_path):
     "A real server obeys one rule of the shipped traces; the embedded model reads no system message, and none stays."
     def obeys(request):
         said = request.body["messages"][0]["content"]
-        return listing(request) if "list the folder" in said else Reply(body=completion(calls=[("nothing", "{}")], finish="tool_calls"))
+        nothing = Reply(body=completion(calls=[("nothing", "{}")], finish="tool_calls"))
+        return listing(request) if "list the folder" in said else nothing
 
     words = ("hints", "rules", "--keep-if-better", "--sites", 24, "--times", 2, "--seed", 3, "--out", "AGENTS.md")
     with BadServer(obeys) as server:
