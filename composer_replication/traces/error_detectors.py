@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['CLEAN', 'Detector', 'DETECTORS', 'ERROR_WORDS', 'EXCEPTION', 'IN_NOTEBOOK', 'RAISED', 'GENERIC', 'CLASSES',
            'KIND_WORDS', 'BEFORE', 'PROMPT', 'BEHIND', 'IN_SCRIPT', 'TYPED', 'FENCED', 'FILTERED', 'ANSWERS_NO',
-           'SEARCHERS', 'SHELL_COMPLAINT', 'OF_THE_SHELL', 'STATUS_LINE', 'STATUS_TAG', 'FIELD', 'BESIDE_STATUS',
-           'OUTPUT', 'EDGE', 'DECLINED', 'STATUS_REASON', 'WRAPPING', 'CODE_KEYS', 'HTTP_KEYS', 'NOTHING', 'MESSAGES',
-           'BAD_WORDS', 'GOOD_WORDS', 'DATA_FILE', 'READER', 'READS', 'SAYS_ERROR', 'HEADING', 'GAVE_UP', 'BROKE_OFF',
-           'WELL', 'ERROR_TAG', 'SHELL', 'Detection', 'register_detector', 'detectors_for', 'first_opinion', 'any_word',
-           'last_exception', 'shell_kind', 'kind_of', 'Pairing', 'pair', 'answered_call', 'tool_called', 'command_of',
-           'filtered', 'without_echo', 'unwrapped', 'last_program', 'shell_detection', 'exit_status', 'observed',
-           'result_text', 'declined', 'flagged', 'objects', 'object_failed', 'admits', 'status', 'reads_only',
-           'says_error', 'raised', 'payload', 'traceback', 'graded', 'unanswered']
+           'INTERRUPTS', 'SEARCHERS', 'SHELL_COMPLAINT', 'OF_THE_SHELL', 'STATUS_LINE', 'STATUS_TAG', 'FIELD',
+           'BESIDE_STATUS', 'OUTPUT', 'EDGE', 'DECLINED', 'STATUS_REASON', 'WRAPPING', 'CODE_KEYS', 'HTTP_KEYS',
+           'NOTHING', 'MESSAGES', 'BAD_WORDS', 'GOOD_WORDS', 'DATA_FILE', 'READER', 'READS', 'SAYS_ERROR', 'HEADING',
+           'GAVE_UP', 'BROKE_OFF', 'WELL', 'ERROR_TAG', 'SHELL', 'Detection', 'register_detector', 'detectors_for',
+           'first_opinion', 'any_word', 'last_exception', 'shell_kind', 'kind_of', 'Pairing', 'pair', 'answered_call',
+           'tool_called', 'command_of', 'filtered', 'without_echo', 'unwrapped', 'last_program', 'shell_detection',
+           'exit_status', 'observed', 'result_text', 'declined', 'flagged', 'objects', 'object_failed', 'admits',
+           'status', 'reads_only', 'says_error', 'raised', 'payload', 'traceback', 'graded', 'unanswered']
 
 # %% ../../nbs/traces/01_error_detectors.ipynb #1b3fbde7
 import re
