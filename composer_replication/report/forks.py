@@ -64,17 +64,19 @@ FEW = 10  # tasks; an interval over fewer is not reliable
 
 
 def fork_verdict(results: Sequence[ForkResult]) -> str:
-    "Write what the own hints are worth against none, another turn's, and a filler."
-    said = []
+    "Write what the own hints are worth against none, another turn's, and a filler, and what rules are worth."
+    said, rules = [], gain(results, "rules")
     for than, words in (("none", "without a hint"), ("other", "with another turn's"), ("filler", "with a sentence about the weather")):
         if made := gain(results, "own", than):
             said.append(f"{_said(made)} than {words}")
     turns, tasks = len({r.fork for r in results}), len({r.task for r in results})
-    if not said:
+    parts = [f"with its own hint: {', '.join(said)}"] * bool(said)
+    parts += [f"with the rules in the system message: {_said(rules)} than without"] if rules else []
+    if not parts:
         return f"{turns} failed turns: nothing to compare; play the arms none and own."
     few = f"; too few tasks to tell (under {FEW})" if tasks < FEW else ""
-    return (f"{turns} failed turn{'s' * (turns > 1)} of {tasks} task{'s' * (tasks > 1)}; how much more often the next action works with its own hint: "
-            f"{', '.join(said)}{few}.")
+    return (f"{turns} failed turn{'s' * (turns > 1)} of {tasks} task{'s' * (tasks > 1)}; how much more often the next action works "
+            f"{'; '.join(parts)}{few}.")
 
 
 def fork_json(
