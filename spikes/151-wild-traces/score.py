@@ -23,7 +23,8 @@ def sites(path: Path) -> set[tuple[int, int]]:
     "Return the error turns of a file: number of the trace, and position of the result."
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return {(number, site.evidence_turn) for number, trace in enumerate(read_traces(path)) for site in find_error_sites(trace)}
+        numbered = enumerate(read_traces(path))
+        return {(number, site.evidence_turn) for number, trace in numbered for site in find_error_sites(trace)}
 
 
 def main(folder: Path) -> None:
