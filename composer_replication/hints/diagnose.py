@@ -50,8 +50,11 @@ def _one_liner(match: re.Match) -> str:
 
 
 def _part(matched: str | None) -> str:
-    "Shorten a matched text for use inside a sentence."
-    text = shorten(" ".join((matched or "").split()), 80)
+    "Shorten a matched text for use inside a sentence; of a path the end stays."
+    text = " ".join((matched or "").split())
+    if len(text) > 80 and " " not in text and "/" in text[-79:]:
+        return f"…{text[text.index('/', len(text) - 79):]}"
+    text = shorten(text, 80)
     return text.rstrip(".;:, ") or text
 
 # %% ../../nbs/hints/01_diagnose.ipynb #0995fef9

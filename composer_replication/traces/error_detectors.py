@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['CLEAN', 'Detector', 'DETECTORS', 'ERROR_WORDS', 'EXCEPTION', 'IN_NOTEBOOK', 'RAISED', 'GENERIC', 'CLASSES',
            'KIND_WORDS', 'BEFORE', 'PROMPT', 'BEHIND', 'IN_SCRIPT', 'TYPED', 'FENCED', 'FILTERED', 'ANSWERS_NO',
-           'INTERRUPTS', 'SEARCHERS', 'SHELL_COMPLAINT', 'OF_THE_SHELL', 'STATUS_LINE', 'STATUS_TAG', 'FIELD',
-           'BESIDE_STATUS', 'OUTPUT', 'EDGE', 'DECLINED', 'STATUS_REASON', 'WRAPPING', 'CODE_KEYS', 'HTTP_KEYS',
-           'NOTHING', 'MESSAGES', 'BAD_WORDS', 'GOOD_WORDS', 'DATA_FILE', 'READER', 'READS', 'SAYS_ERROR', 'HEADING',
-           'GAVE_UP', 'BROKE_OFF', 'WELL', 'ERROR_TAG', 'SHELL', 'Detection', 'register_detector', 'detectors_for',
+           'SEARCHERS', 'SHELL_COMPLAINT', 'OF_THE_SHELL', 'STATUS_LINE', 'STATUS_TAG', 'FIELD', 'BESIDE_STATUS',
+           'OUTPUT', 'EDGE', 'DECLINED', 'INTERRUPTS', 'STATUS_REASON', 'WRAPPING', 'CODE_KEYS', 'HTTP_KEYS', 'NOTHING',
+           'MESSAGES', 'BAD_WORDS', 'GOOD_WORDS', 'DATA_FILE', 'READER', 'READS', 'SAYS_ERROR', 'HEADING', 'GAVE_UP',
+           'BROKE_OFF', 'WELL', 'ERROR_TAG', 'SHELL', 'Detection', 'register_detector', 'detectors_for',
            'first_opinion', 'any_word', 'last_exception', 'shell_kind', 'kind_of', 'Pairing', 'pair', 'answered_call',
            'tool_called', 'command_of', 'filtered', 'without_echo', 'unwrapped', 'last_program', 'shell_detection',
            'exit_status', 'observed', 'result_text', 'declined', 'flagged', 'objects', 'object_failed', 'admits',
@@ -279,7 +279,6 @@ def unwrapped(
 ANSWERS_NO = re.compile(r"(?:^|[|;&\n])\s*(?:git\s+)?(?:diff|cmp|[ef]?grep\s+(?:-\w*c|--count))\b[^|;&\n]*$")
 
 
-INTERRUPTS = re.compile(r"C-[a-z]|\^[A-Z]|(?i:ctrl)[+-]\w|[\x03\x04\x1a]")  # a key that ends a running program: its status is that program's
 SEARCHERS = "grep", "egrep", "fgrep", "zgrep", "rg", "ag"  # programs whose status 1 says that nothing matched, and which then print nothing
 SHELL_COMPLAINT = re.compile(r"\A(?:[\w./ -]+: )?(?:line \d+: )?\S+: (?:.{0,200})(?:No such file|command not found|[Pp]ermission denied"
                              r"|cannot (?:open|access|stat))")
@@ -296,7 +295,7 @@ def last_program(command: str) -> str:
 
 def shell_detection(code: int, output: str, command: str = "") -> Detection:
     "Decide from a return code, the output and the command whether the command failed."
-    if code == 0 or (code in (1, 123) and not output.strip()) or (code == 1 and ANSWERS_NO.search(command)) or INTERRUPTS.fullmatch(command.strip()):
+    if code == 0 or (code in (1, 123) and not output.strip()) or (code == 1 and ANSWERS_NO.search(command)):
         return CLEAN
     complains = any(SHELL_COMPLAINT.match(line) or OF_THE_SHELL.match(line) for line in output.split("\n"))
     if code == 1 and last_program(command) in SEARCHERS and not complains and not raised(output):
@@ -374,13 +373,14 @@ def result_text(trace: Trace, position: int) -> str:
 
 
 DECLINED = any_word("declined", r"\s*(?:<\w+>|\[|Error:|OBSERVATION:|\s)*(?:the )?", flags=re.I)
+INTERRUPTS = re.compile(r"C-[a-z]|\^[A-Z]|(?i:ctrl)[+-]\w|[\x03\x04\x1a]")  # a key that ends a running program: its status is that program's
 STATUS_REASON = re.compile(r"exit status (-?\d+)")  # `Turn.fail_reason` of a record that has the status beside the text
 
 
 def declined(trace: Trace, position: int) -> Detection | None:
-    "Detect a call that a person declined: no failure."
+    "Detect a call that a person declined, or a key that ends a running program, whose status is that program's: no failure."
     turn = observed(trace, position)
-    return CLEAN if turn is not None and DECLINED.match(turn.content[:300]) else None
+    return CLEAN if turn is not None and (DECLINED.match(turn.content[:300]) or INTERRUPTS.fullmatch(command_of(trace, position).strip())) else None
 
 
 def flagged(trace: Trace, position: int) -> Detection | None:

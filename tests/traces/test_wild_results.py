@@ -127,6 +127,7 @@ def test_a_question_that_the_user_dismissed_did_not_fail():
     "error, says, never",
     [
         ("ENOENT: no such file or directory, access '/w/docs/README.md'", "There is no `/w/docs/README.md`", "'…'"),
+        (f"ENOENT: no such file or directory, open '/{'folder/' * 14}docs/README.md'", "folder/docs/README.md`", "@…"),
         ("No replacement was performed. Multiple occurrences of old_str `x` in lines [3, 9]. Please ensure it is unique.", "several times", "exactly as written"),
         ("Ran into [Errno 2] No such file or directory: '/w/a/b.py' while trying to write to /w/a/b.py", "no folder `/w/a`", "before opening"),
         ("bash: sudo: command not found", "`sudo` is not installed", "od or python"),
@@ -150,3 +151,4 @@ def test_an_answer_that_lacks_fields_is_told_which():
 @pytest.mark.parametrize("key", ["C-c", "^C", "ctrl+c", "C-d"])
 def test_a_key_that_ends_a_program_did_what_it_was_for(key):
     assert not sites("[Command finished with exit code 130]", command=key) and sites("[Command finished with exit code 130]", command="make")
+    assert not sites("", failed=True, command=key) and sites("", failed=True, command="make")
