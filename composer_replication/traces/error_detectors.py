@@ -477,6 +477,8 @@ def admits(
     if reads and (command_of(trace, position) or call is None or DATA_FILE.search(str(call.arguments))):
         return False
     lines = [line for line in text.split("\n") if line.strip()]
+    if reads and any(str(o.get("status")).lower().startswith("fail") for o in objects(text)[:1]):
+        return False  # the state of what was looked up
     return any(object_failed(o) for o in objects(text)[:1]) or not reads and len(lines) > 1 and all(map(says_error, lines))
 
 

@@ -50,6 +50,11 @@ def test_a_tool_that_ran_may_say_itself_that_it_failed(answer):
     assert not sites(json.dumps(answer | {"error": None, "status": "ok", "ok": True, "success": True}), tool="browser", failed=False, code="go()")
 
 
+def test_the_state_of_what_was_looked_up_is_no_failure_of_the_look():
+    build = json.dumps({"status": "failed", "reason": "two tests are red"})
+    assert not sites(build, tool="get_build", failed=False, id="7") and sites(build, tool="start_build", failed=False, id="7")
+
+
 def test_an_output_of_nothing_but_errors_failed_though_its_status_is_0():
     assert sites("ERROR:[Errno 2] No such file\nERROR:[Errno 2] No such file", failed=False, command="python a.py; python b.py")
     assert not sites("ERROR: a\ngo on\n3 done", failed=False, command="python a.py")
