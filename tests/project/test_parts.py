@@ -21,14 +21,14 @@ PARTS = {
     "core.hint": (7, 650, {"core"}, set()),
     "losses.compose": (30, 4300, {"core", "losses", "tree"}, TORCH),  # the method: what DESIGN bounds
     "tree.build": (13, 1900, {"core", "tree"}, {"transformers"}),
-    "hints.layers": (51, 6500, {"core", "hints", "traces"}, set()),
-    "traces.read": (36, 4800, {"core", "traces"}, set()),  # readers
+    "hints.layers": (51, 6600, {"core", "hints", "traces"}, set()),
+    "traces.read": (36, 4900, {"core", "traces"}, set()),  # readers; 100 more for hosted agents, Kimi 1.4 and agents by name
     "traces.scrub": (5, 250, {"core", "traces"}, set()),
     "traces.export": (8, 700, {"core", "traces"}, set()),
     "sandbox.base": (8, 1100, {"core", "sandbox"}, set()),
     "envs.deletion.env": (48, 9600, {"core", "envs", "sandbox"}, set()),  # tasks and their judge: no trainer
     "replay.client": (12, 2200, {"core", "replay"}, set()),
-    "replay.pairs": (43, 5400, {"core", "replay", "traces"}, set()),  # with the readers, one a format
+    "replay.pairs": (43, 5500, {"core", "replay", "traces"}, set()),  # with the readers, one a format
 }
 
 
