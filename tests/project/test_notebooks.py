@@ -1,4 +1,4 @@
-"""Every notebook of nbs/ runs, beside the other tests: `tools/check.py notebooks`; and none lets a reader go long without a value."""
+"""Every notebook of nbs/ runs, beside the other tests, and none lets a reader go long without a value."""
 import json
 from pathlib import Path
 
@@ -13,8 +13,9 @@ LONGER = {  # pages that still show more, each most of all one class, or the spi
     "sandbox/05_workspace": 168, "envs/deletion/03_repo_tools": 158, "envs/toy/01_interpreter": 151, "replay/03_ledger": 146,
     "rollout/02_decode": 135, "contrib/fsdp/03_trainer": 112,
     "tree/00_chat": 90, "core/02_trace": 89, "losses/00_divergences": 88, "tree/04_build": 86, "tree/01_template": 83}
-READ_FIRST = ("core/02_trace", "core/12_hint", "traces/07_error_sites", "hints/03_templates", "tree/01_template", "tree/00_chat", "tree/04_build",
-              "tree/06_pack", "tree/13_forward", "losses/00_divergences", "losses/07_channels", "losses/08_compose", "training/21_step")
+READ_FIRST = (
+    "core/02_trace", "core/12_hint", "traces/07_error_sites", "hints/03_templates", "tree/01_template", "tree/00_chat", "tree/04_build",
+    "tree/06_pack", "tree/13_forward", "losses/00_divergences", "losses/07_channels", "losses/08_compose", "training/21_step")
 
 
 def lines_without_value(cells: list[dict]) -> int:
@@ -48,8 +49,10 @@ def shown(*outputs):
     return {"cell_type": "code", "source": ["value"], "outputs": [*outputs]}
 
 
-@pytest.mark.parametrize("between,lines", [([], 4), ([shown()], 4), ([shown({"text": "3"})], 2),
-                                           ([{"cell_type": "code", "source": ["#| hide\n", "3"], "outputs": [{"text": "3"}]}], 4)])
+HIDDEN = {"cell_type": "code", "source": ["#| hide\n", "3"], "outputs": [{"text": "3"}]}
+
+
+@pytest.mark.parametrize("between,lines", [([], 4), ([shown()], 4), ([shown({"text": "3"})], 2), ([HIDDEN], 4)])
 def test_lines_are_counted_to_the_next_value(between, lines):
     exported = {"cell_type": "code", "source": ["#| export\n", "def f():\n", "\n", "    return 3\n"], "outputs": []}
     assert lines_without_value([exported, *between, {"cell_type": "markdown", "source": ["text"]}, exported]) == lines
