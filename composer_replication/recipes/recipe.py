@@ -34,6 +34,7 @@ import composer_replication.hints.sibling_layer
 from ..replay.pairs import FREE_PAIRS
 from ..rollout.agents import Agent
 from ..rollout.compaction import WAYS
+from ..rollout.fork import ARMS
 from ..sandbox.base import SandboxProblem, sandbox_kinds, task_problem
 from ..traces.error_sites import SiteFinder
 from ..traces.formats.base import formats_of
@@ -104,6 +105,8 @@ class RecipeArguments:
     hint_judge: str | None = setting(None, "Model behind the `judge` layer: MODEL[@URL]; without a URL it is OpenRouter's.")
     hint_judge_key: str | None = setting(None, "Environment variable with the key for another address than OpenRouter's.")
     hint_writer: str | None = setting(None, "Folder or hub id of the causal LM behind the `learned` layer, as `composer-rl hints train` saves it.")
+    forks: dict | None = setting(None, "Channel 3: the start plays failed turns of `record`'s episodes or of `traces` again, to the episode's end, `times` (2) in "
+                                       "each of `arms` (none, own); actions whose episode passed are preferred to those whose did not.")
     replay_pairs: list[str] | None = setting(None, "Channel 3 (ours, not Cursor's), one or several: `group` (rollouts of one task), "
                                              "`siblings` and `recovery` (rollouts and recorded traces, no teacher), `embedded` (the "
                                              "shipped traces), or a file of pairs or of traces with siblings.")
@@ -123,6 +126,11 @@ class RecipeArguments:
             except TypeError as error:
                 raise RecipeProblem(f"agent: {error}; its keys are {', '.join(f.name for f in dataclasses.fields(Agent))}.") from None
         check_one_of("compaction", self.compaction, WAYS)
+        if self.forks is not None:
+            self.forks = {"times": 2, "arms": ["none", "own"]} | self.forks
+            times, arms, *more = self.forks.values()
+            if more or type(times) is not int or times < 1 or not isinstance(arms, list) or not arms or not set(arms) <= {*ARMS} - {"rules"}:
+                raise RecipeProblem(f"forks={self.forks}: its keys are times, at least 1, and arms, of {', '.join(ARMS[:-1])}.")
         check_one_of("sandbox", self.sandbox, ("auto", *sandbox_kinds()))
         if self.context_tokens is not None and (self.context_tokens < 1 or self.agent is not None):
             raise RecipeProblem(f"context_tokens={self.context_tokens}: " + ("an agent keeps its contexts itself; leave it out." if self.agent else
@@ -366,7 +374,7 @@ def _problems(a, c, m):
         if not asks if getattr(a, key) else needs:
             yield (f"hints={a.hints} with {key}={getattr(a, key)}: " + (f"the layer {needs[0]!r} needs a model; set {key}." if needs else
                    f"no layer of these asks a model; add {layer}, or one of your own with a parameter `{resource}`, or leave {key} out."))
-    if c.beta_replay and not a.replay_pairs:
+    if c.beta_replay and not (a.replay_pairs or a.forks):
         yield f"beta_replay={c.beta_replay} and no replay_pairs; set replay_pairs to {', '.join(PAIR_SOURCES)} or a file, or beta_replay to 0."
     for name in a.replay_pairs or ():
         if name not in PAIR_SOURCES and not Path(name).is_file():
@@ -379,7 +387,7 @@ def _problems(a, c, m):
 # %% ../../nbs/recipes/06_recipe.ipynb #08080698
 def _offline_problems(a, c):
     "Yield why recorded traces alone cannot be trained on with these settings."
-    rollouts = ("tasks", "guard_settings", "curriculum", "episode_reward", "agent", "context_tokens", "record")
+    rollouts = ("tasks", "guard_settings", "curriculum", "episode_reward", "agent", "context_tokens", "record", "forks")
     if unused := [f"{key}={getattr(a, key)!r}" for key in rollouts if getattr(a, key)]:
         yield f"{', '.join(unused)} without a task: there are no rollouts; name a task, or leave this out."
     if a.held_out_rows or c.eval_strategy != "no":
@@ -411,6 +419,10 @@ def _task_problems(a, c):
         yield "record with alpha_sdpo=0 and beta_replay=0 leaves nothing to learn from the episodes; set one of them."
     if a.record and (offer.tools == () or c.max_steps < 1):
         yield f"record needs a task with an environment and max_steps; task is {a.task!r} and max_steps {c.max_steps}."
+    if a.forks and (refused := [name for name, here in (
+            ("beta_replay=0", not c.beta_replay), ("neither record nor traces", not (a.record or a.traces)), ("agent", a.agent), ("context_tokens", a.context_tokens),
+            ("use_vllm", c.use_vllm), ("more than one process", c.world_size > 1), ("a task without tools", offer.tools == ())) if here]):
+        yield f"forks with {', '.join(refused)}: recorded episodes are played again by our loop, in one context, and channel 3 learns from them."
     if a.train_rows < prompts:
         yield (f"train_rows={a.train_rows} is less than the {prompts} tasks that one generation takes (generation_batch_size="
                f"{c.generation_batch_size} / num_generations={c.num_generations}), so no step would be taken; raise train_rows.")

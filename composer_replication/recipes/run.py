@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['REPORTERS', 'HIDDEN', 'OWN', 'recipe_tokenizer', 'recipe_model', 'episode_factory', 'run_data', 'data_counts',
            'make_trainer', 'Finished', 'Interrupted', 'check_reporters', 'run_settings', 'data_files', 'run_record',
-           'write_record', 'stage_data', 'warmed', 'recorded_start', 'latest_traces', 'run_recipe']
+           'write_record', 'stage_data', 'warmed', 'recorded_start', 'forked', 'latest_traces', 'run_recipe']
 
 # %% ../../nbs/recipes/10_run.ipynb #80d29755
 import dataclasses
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -34,12 +35,18 @@ from ..envs.deletion.env import find_tasks
 from ..envs.toy.model import embedded_model, embedded_tokenizer
 from ..envs.toy.traces import toy_path
 from ..rollout.agents import Agent, AgentFactory
+from ..experiments.fork_worth import fork_pairs, fork_result
+from ..replay.clean import place_pairs, write_pairs
 from ..rollout.compaction import Compacting
+from ..rollout.fork import arm_hints, checked_forks, find_forks, play_forks
 from ..rollout.loop import collect
 from ..rollout.policies import TransformersPolicy
 from ..traces.export import write_traces
+from ..traces.error_sites import SiteFinder
 from ..traces.formats.base import formats_of
+from ..traces.habits import detectors_of
 from ..traces.read import read_traces
+from ..traces.siblings import SiblingIndex
 from ..training.checkpoint import InterruptCallback, holding, last_complete_checkpoint
 from ..training.groups import TaskDraw
 from ..training.guard import HeldOutGuard, HeldOutGuardCallback
@@ -52,7 +59,7 @@ from .recipe import EMBEDDED, Recipe, SharedCredit, episode_reward, local_model,
 from .recipe_file import RecipeProblem
 from .models import chat_template
 from ..tree.fenced import set_template
-from .sources import Sources, recipe_sources, recorded_traces, trace_paths, without_held_out
+from .sources import Sources, recipe_hints, recipe_sources, recorded_traces, trace_paths, whole_traces, without_held_out
 from .tasks import RunTasks, keep_split, recipe_tasks
 from .warm_up import warm_up_checkpoint, warm_up_settings
 from ..replay.pairs import recovery_pairs
@@ -101,7 +108,7 @@ def recipe_model(recipe: Recipe):
 def _recorded(recipe, sources):
     "Return the examples with pairs. Raises `RecipeProblem` if pairs are asked for and there are none."
     recorded = tuple(e for e in (*sources.traces, *sources.pairs) if e.pairs)
-    if recipe.config.beta_replay and not recorded and not sources.of_rollouts:
+    if recipe.config.beta_replay and not recorded and not sources.of_rollouts and recipe.arguments.replay_pairs:
         raise RecipeProblem(f"beta_replay={recipe.config.beta_replay} and there are no pairs: replay_pairs ({', '.join(recipe.arguments.replay_pairs)}) "
                             f"finds none in the {len(sources.traces)} recorded traces; set replay_pairs to a file with pairs, or beta_replay to 0.")
     return recorded
@@ -334,16 +341,11 @@ def recorded_start(
     a, path = recipe.arguments, Path(recipe.config.output_dir, "start.jsonl")
     if not a.record:
         return recipe
-    tasks, rewards = recipe_tasks(recipe), []
+    tasks = recipe_tasks(recipe)
     if not (a.resume and path.exists()):
-        def count(rollout):
-            rewards.append(rollout.reward or 0.0)
-            done, of = len(rewards), len(tasks.train)
-            if 10 * done // of > 10 * (done - 1) // of:
-                tell({"stage": "episode of the start", "step": done, "of": of, "reward": sum(rewards) / done})
-
+        count = _tenths(tell, "episode of the start", len(tasks.train))
         policy = TransformersPolicy(_loaded(recipe).eval(), recipe_tokenizer(recipe), "start")
-        played = collect(policy, episode_factory(recipe, tasks), tasks.train, recipe.config.rollout_config, each=count)
+        played = collect(policy, episode_factory(recipe, tasks), tasks.train, recipe.config.rollout_config, each=lambda rollout: count(rollout.reward))
         write_traces((rollout.trace for rollout in played), path)
     elif {trace.task_id for trace in read_traces(str(path))} != {row["task_id"] for row in tasks.train}:
         raise RecipeProblem(f"{path} holds the start's episodes of other tasks than this recipe's {len(tasks.train)}; "
@@ -351,11 +353,61 @@ def recorded_start(
     return replace(recipe, arguments=replace(a, task=None, tasks=None, traces=[str(path), *(a.traces or ())]))
 
 
+def _tenths(tell, stage, of):
+    "Return a function that takes each reward and tells ten times."
+    rewards = []
+
+    def count(reward):
+        rewards.append(reward or 0.0)
+        done = len(rewards)
+        if 10 * done // of > 10 * (done - 1) // of:
+            tell({"stage": stage, "step": done, "of": of, "reward": sum(rewards) / done})
+    return count
+
+
 def _loaded(recipe):
     "Load the recipe's model in float32."
     model = recipe_model(recipe)
     options = (recipe.config.model_init_kwargs or {}) | {"dtype": torch.float32}
     return AutoModelForCausalLM.from_pretrained(model, **options) if isinstance(model, str) else model
+
+# %% ../../nbs/recipes/10_run.ipynb #f0a45e01
+def forked(
+    recipe: Recipe,  # with its task, and the warm-up's checkpoint as its model
+    trained: Recipe,  # of `recorded_start`
+    tell: Callable[[dict], None] = lambda logged: None,  # called ten times with the number of branches that have ended, and with what came of them
+) -> Recipe:
+    """With `forks`, play failed turns of the recorded episodes again, write pairs into output_dir's forks.jsonl, and return the recipe that learns from them too.
+
+    Traces of held-out tasks are left out before anything is played. Raises `RecipeProblem` if there is no pair, and none of another source."""
+    a, path = recipe.arguments, Path(recipe.config.output_dir, "forks.jsonl")
+    if not a.forks:
+        return trained
+    if not (a.resume and path.exists()):
+        tasks, find, left_out, refused = recipe_tasks(recipe), SiteFinder(detectors_of(a.detectors or ()), a.blame), Counter(), {}
+        traces, rows = whole_traces(trained.arguments.traces, tasks.held_out, formats_of(a.formats or ())), {row["task_id"]: row for row in tasks.train}
+        forks = find_forks(traces, recipe_hints(recipe, SiblingIndex(traces, find)), left_out, lambda t: rows.get(t.task_id, {"task_id": t.task_id}), find)
+        forks = checked_forks(forks, tasks.brought.environment, refused)
+        texts = arm_hints(forks, a.forks["arms"], recipe.config.seed)
+        branches = [(fork, arm, hint, time) for fork, said in zip(forks, texts) for time in range(a.forks["times"]) for arm, hint in said.items()]
+        count, results = _tenths(tell, "branch of a fork", len(branches)), []
+
+        def each(played):
+            results.append(fork_result(played, find_sites=find))
+            count(played.rollout.reward)
+
+        policy = TransformersPolicy(_loaded(recipe).eval(), recipe_tokenizer(recipe), "start")
+        play_forks(policy, branches, tasks.brought.environment, replace(recipe.config.rollout_config, coupled=True), each=each)
+        ended = sorted(filter(None, results), key=lambda result: (*result.fork, result.arm, result.time))
+        count = write_pairs(place_pairs(fork_pairs(ended, traces), traces), path)
+        left_out["the state cannot be brought back"] += len(refused)
+        tell({"stage": "failed turn that was played again", "step": len(forks), "of": len(forks) + left_out.total(), "branches": len(branches), "pairs": count}
+             | {why: number for why, number in left_out.items() if number})
+    pairs = [*(a.replay_pairs or ()), *([str(path)] if path.read_bytes() else [])]
+    if not pairs:
+        raise RecipeProblem(f"forks: no failed turn gave a pair, an action whose episode passed beside one whose did not ({path} is empty); raise forks.times, or "
+                            "set beta_replay to 0 and leave forks out.")
+    return replace(trained, arguments=replace(trained.arguments, replay_pairs=pairs))
 
 # %% ../../nbs/recipes/10_run.ipynb #0697d829
 def latest_traces(trainer: ComposerReplicationTrainer | OfflineTrainer) -> list[Trace]:
@@ -384,9 +436,10 @@ def _run(recipe, tell, watch, kind):
     recipe.config.disable_tqdm = True  # then PrinterCallback prints; it is removed below
     check_reporters(recipe.config.report_to)
     check_engine(recipe.config)
-    if recipe.arguments.warm_up is not None or recipe.arguments.record:
+    if recipe.arguments.warm_up is not None or recipe.arguments.record or recipe.arguments.forks:
         data_counts(recipe)  # report missing data before the warm-up trains or the start model plays
-    asked, recipe = recipe.arguments, recorded_start(warmed(recipe, tell), tell)
+    asked, warm = recipe.arguments, warmed(recipe, tell)
+    recipe = forked(warm, recorded_start(warm, tell), tell)
     trainer = make_trainer(recipe, kind)
     for printing in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(printing)

@@ -52,7 +52,8 @@ def fork_tables(
             ("Levels without a hint, and differences from that [95 % interval over tasks]", ["arm", *MEASURES], arm_rows(results)),
             ("Next action works, by kind of error", ["kind", *WORTH], worth_rows(worth_by(results, lambda r: r.kind))),
             ("Next action works, by hint, those that gain nothing first", ["hint", *WORTH], worth_rows(worth_by(results, words)))):
-        narrow = [i for i, column in enumerate(columns) if column not in ("none", "own")]  # the page has these levels too
+        narrow = [i for i, column in enumerate(columns)  # the page has these levels too
+                  if column not in ("none", "own") and (column or any(row[i] for row in rows))]
         if rows:
             made.append(Table(*(columns[i] for i in narrow), title=title, title_justify="left"))
             for row in rows:
@@ -64,17 +65,19 @@ FEW = 10  # tasks; an interval over fewer is not reliable
 
 
 def fork_verdict(results: Sequence[ForkResult]) -> str:
-    "Write what the own hints are worth against none, another turn's, and a filler."
-    said = []
+    "Write what the own hints are worth against none, another turn's, and a filler, and what rules are worth."
+    said, rules = [], gain(results, "rules")
     for than, words in (("none", "without a hint"), ("other", "with another turn's"), ("filler", "with a sentence about the weather")):
         if made := gain(results, "own", than):
             said.append(f"{_said(made)} than {words}")
     turns, tasks = len({r.fork for r in results}), len({r.task for r in results})
-    if not said:
+    parts = [f"with its own hint: {', '.join(said)}"] * bool(said)
+    parts += [f"with the rules in the system message: {_said(rules)} than without"] if rules else []
+    if not parts:
         return f"{turns} failed turns: nothing to compare; play the arms none and own."
     few = f"; too few tasks to tell (under {FEW})" if tasks < FEW else ""
-    return (f"{turns} failed turn{'s' * (turns > 1)} of {tasks} task{'s' * (tasks > 1)}; how much more often the next action works with its own hint: "
-            f"{', '.join(said)}{few}.")
+    return (f"{turns} failed turn{'s' * (turns > 1)} of {tasks} task{'s' * (tasks > 1)}; how much more often the next action works "
+            f"{'; '.join(parts)}{few}.")
 
 
 def fork_json(

@@ -62,7 +62,7 @@ def counts_line(
 # %% ../../nbs/report/02_train.ipynb #dfb2af0c
 CHANNELS = ("loss", "grad_norm", "learning_rate", "reward", "rewards", "policy", "entropy", "sdpo", "replay", "kl", "rollout", "completions",
             "tools", "guard", "health")  # order of metrics by the part before the slash; others come last
-LOGGED = ("loss", "reward", "eval_reward", "grad_norm", "sdpo/loss", "sdpo/sites", "replay/loss", "replay/pairs")
+LOGGED = ("loss", "reward", "eval_reward", "grad_norm", "sdpo/loss", "sdpo/sites", "replay/loss", "replay/pairs", "pairs")
 
 
 def step_line(

@@ -176,7 +176,7 @@ def _reset(environment, fork):
     return environment
 
 # %% ../../nbs/rollout/14_fork.ipynb #0c94b248
-ARMS = ("none", "own", "other", "filler")
+ARMS = ("none", "own", "other", "filler", "rules")
 WEATHER = ("The morning was cool and the sky stayed grey until noon. A light wind came from the sea and moved the leaves in the yard. "
            "In the evening it rained for an hour and the street smelled of wet stone.").split()
 
@@ -190,6 +190,7 @@ def arm_hints(
     forks: Sequence[Fork],
     arms: Sequence[str] = ARMS,
     seed: int = 0,  # of the other turns' hints
+    rules: Callable[[Fork], str] = lambda fork: "",  # returns what the arm `rules` says
 ) -> list[dict[str, str | None]]:  # for each fork: arm -> hint, None without; without "other" where no other task has another hint
     "Return what each arm says at each fork. Raises `InputProblem` for an unknown arm."
     if unknown := [arm for arm in arms if arm not in ARMS]:
@@ -198,7 +199,7 @@ def arm_hints(
     for fork in forks:
         own = fork.hint.text
         others = sorted({f.hint.text for f in forks if f.task != fork.task} - {own}) if "other" in arms else ()
-        texts = {"none": None, "own": own, "filler": unrelated_words(own)}
+        texts = {"none": None, "own": own, "filler": unrelated_words(own), "rules": rules(fork)}
         texts |= {"other": random.Random(f"{seed}/{fork.name}").choice(others)} if others else {}
         made.append({arm: texts[arm] for arm in arms if arm in texts})
     return made
@@ -207,10 +208,13 @@ def arm_hints(
 def past_turns(
     fork: Fork,
     hint: str | None,
+    arm: str = "own",
 ) -> tuple[Turn, ...]:
-    "Return the turns before the fork, with the hint at the end of the last one."
-    *before, last = fork.trace.turns[:fork.site.turn]
-    return (*before, replace(last, content=with_hint(last.content, hint)) if hint else last)
+    "Return the turns before the fork, with the hint at the end of the last one; rules stand at the end of the first, the system message."
+    turns = list(fork.trace.turns[:fork.site.turn])
+    at = 0 if arm == "rules" else -1
+    turns[at] = replace(turns[at], content=with_hint(turns[at].content, hint)) if hint else turns[at]
+    return tuple(turns)
 
 # %% ../../nbs/rollout/14_fork.ipynb #749fe48c
 class Forked:
@@ -272,8 +276,8 @@ def play_forks(
     "Play branches to their ends. Raises as `run_episodes`."
     named = {f"{fork.name}#{arm}#{time}": (fork, arm, hint, time) for fork, arm, hint, time in branches}
     episodes, rows = [], []
-    for name, (fork, _, hint, time) in named.items():
-        past = past_turns(fork, hint)
+    for name, (fork, arm, hint, time) in named.items():
+        past = past_turns(fork, hint, arm)
         head = next((i for i, turn in enumerate(past) if turn.role not in ("system", "user") or turn.observation), len(past))
         numbers = f"{fork.name}/{time}" if shared else name
         rows.append({"prompt": [turn.to_message() for turn in past[:head]], "fork": fork})

@@ -99,7 +99,8 @@ def test_pairs_and_episodes_are_what_other_commands_read(call, rows, tmp_path):
     (("--episodes", "e.jsonl"), "add --to end"), ((toy_path(),), "name it with --task"),
     ((toy_path(), "--task", "deletion"), "needs its tasks"),
     ((toy_path(), "--task", "sql"), "no failed turn can be played again"),
-    (("--model", "http://127.0.0.1:9/v1"), "names no model")])
+    (("--model", "http://127.0.0.1:9/v1"), "names no model"), (("--arms", "none,rules"), "needs a file with text"),
+    (("--rules", "nowhere.md"), "needs a file with text")])
 def test_bad_input_gets_one_sentence(call, words, said):
     done = call("hints", "try", *words)
     assert done.exit_code == 1 and said in " ".join(done.output.split())
@@ -109,3 +110,48 @@ def test_bad_input_gets_one_sentence(call, words, said):
 def test_an_address_that_never_answers_ends_soon(call):
     done = call(*TRY, "--model", "m@http://127.0.0.1:9/v1", "--arms", "none")
     assert done.exit_code == 3 and "gave no answer" in done.output
+
+
+def test_rules_stand_in_the_system_message_and_the_turns_stay(rows, server, tmp_path):
+    (tmp_path / "AGENTS.md").write_text("# Mine\nSay please.\n")
+    row, = rows(*TRY, "--model", model(server), "--arms", "none", "--rules", "AGENTS.md")
+    assert list(row["levels"]) == ["none", "rules"] and "the rules in the system message" in row["verdict"]
+    asked = {True: [], False: []}
+    for messages in (request.body["messages"] for request in server.requests):
+        asked["Say please." in str(messages)].append(messages)
+    assert len(asked[True]) == len(asked[False]) == 6
+    for messages in asked[True]:
+        system = dict(messages[0])
+        assert system["role"] == "system" and system["content"].endswith("\n\n# Mine\nSay please.")
+        plain = system | {"content": system["content"].removesuffix("\n\n# Mine\nSay please.")}
+        assert [plain, *messages[1:]] in asked[False]
+
+
+def test_only_a_rule_that_helps_where_it_speaks_is_kept(call, tmp_path):
+    "A real server obeys one rule of the shipped traces; the embedded model reads no system message, and none stays."
+    def obeys(request):
+        said = request.body["messages"][0]["content"]
+        nothing = Reply(body=completion(calls=[("nothing", "{}")], finish="tool_calls"))
+        return listing(request) if "list the folder" in said else nothing
+
+    words = ("hints", "rules", "--keep-if-better", "--sites", 24, "--times", 2, "--seed", 3, "--out", "AGENTS.md")
+    with BadServer(obeys) as server:
+        (tmp_path / "AGENTS.md").write_text("# Mine\n")
+        done = call(*words, "--model", model(server))
+        asked = len(server.requests)
+        assert done.exit_code == 0 and " ".join(done.output.split()).count("dropped: ") == 3
+        assert call(*words, "--model", model(server)).exit_code == 0 and len(server.requests) == asked == 96
+    written = (tmp_path / "AGENTS.md").read_text()
+    assert written.startswith("# Mine\n") and written.count("\n- ") == 1 and "list the folder" in written
+    done = call("hints", "rules", "--keep-if-better", "--sites", 8, "--times", 1, "--out", "AGENTS.md", "--model", "embedded")
+    assert done.exit_code == 0 and "0 rules in AGENTS.md" in done.output
+    assert "\n- " not in (tmp_path / "AGENTS.md").read_text()
+
+
+@pytest.mark.parametrize("words, said", [
+    ((), "no model is named"), (("--model", "embedded", "--task", "sql"), "no failed turn can be played again"),
+    (("--model", "embedded", toy_path()), "name it with --task")])
+def test_rules_that_cannot_be_played_are_not_written(call, tmp_path, words, said):
+    done = call("hints", "rules", "--keep-if-better", "--out", "AGENTS.md", *words)
+    assert done.exit_code == 1 and said in " ".join(done.output.split()) and done.output.count("error:") == 1
+    assert not (tmp_path / "AGENTS.md").exists()

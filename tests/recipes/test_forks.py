@@ -1,0 +1,91 @@
+"""`forks`: failed turns of recorded episodes are played again, and channel 3 learns the pairs."""
+import json
+import os
+from dataclasses import replace
+
+import pytest
+
+from composer_replication.recipes import run
+from composer_replication.recipes.recipe import load_recipe
+from composer_replication.recipes.recipe_file import RecipeProblem
+from composer_replication.recipes.run import forked, run_data, run_recipe
+from composer_replication.recipes.tasks import recipe_tasks
+from composer_replication.replay.clean import read_pairs
+from composer_replication.report.train import step_line
+from composer_replication.traces.error_sites import find_error_sites
+from composer_replication.traces.read import read_traces
+
+
+def small(tmp_path, **settings):
+    plain = {
+        "record": True, "forks": {"times": 1}, "train_rows": 6, "held_out_rows": 0, "max_steps": 1, "max_turns": 5,
+        "output_dir": str(tmp_path / "run"), "alpha_sdpo": 0.0, "beta_replay": 0.1, "replay_pairs": None, "save_steps": 1,
+        "logging_steps": 1, "report_to": "none"}
+    return load_recipe("toy", {key: json.dumps(value) for key, value in (plain | settings).items()})
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    folder, logged = tmp_path_factory.mktemp("forks"), []
+    return folder, logged, run_recipe(small(folder), logged.append)
+
+
+def test_channel_3_learns_from_what_was_played_again(ran):
+    folder, logged, done = ran
+    made, = [entry for entry in logged if "branches" in entry]
+    assert all(step_line(entry) for entry in logged if "stage" in entry)
+    traces = {trace.trace_id: trace for trace in read_traces(folder / "run" / "start.jsonl")}
+    failed = {(trace.trace_id, site.turn) for trace in traces.values() for site in find_error_sites(trace)}
+    pairs = read_pairs(folder / "run" / "forks.jsonl")
+    assert done.step == 1 and 0 < made["pairs"] == len(pairs) and made["branches"] == 2 * made["step"] == 2 * len(failed)
+    for one in pairs:
+        assert (one.pair.trace_id, one.pair.turn) in failed and one.pair.source.startswith("fork:")
+        before = traces[one.pair.trace_id].turns[:one.pair.turn]  # no hint, and nothing of another branch
+        assert [turn.to_message() for turn in one.state.turns] == [turn.to_message() for turn in before]
+    learnt = [entry["replay/pairs"] for entry in logged if "replay/pairs" in entry]
+    assert learnt and learnt[0] > 0
+
+
+def test_a_resumed_run_plays_nothing_again(ran, monkeypatch):
+    folder, *_ = ran
+    os.utime(folder / "run" / "forks.jsonl", (1, 1))
+    monkeypatch.setattr(run, "play_forks", None)
+    assert run_recipe(small(folder, resume=True, max_steps=2)).step == 2
+    assert (folder / "run" / "forks.jsonl").stat().st_mtime == 1
+
+
+def test_a_fork_of_a_held_out_task_is_neither_played_nor_learnt(ran, tmp_path, monkeypatch):
+    "The same episodes as recorded traces, of which a task is held out."
+    folder, asked, played = ran[0], [], run.play_forks
+    traces = list(read_traces(folder / "run" / "start.jsonl"))
+    taken = {pair.task_id for pair in read_pairs(folder / "run" / "forks.jsonl")}
+    aside = sorted(taken)[0]
+    settings = {"record": False, "traces": [str(folder / "run" / "start.jsonl")], "held_out_rows": 2, "guard": True}
+    recipe = small(tmp_path, **settings)
+    tasks = recipe_tasks(recipe)
+    row, = [row for row in recipe_tasks(small(tmp_path)).train if row["task_id"] == aside]
+    held = replace(tasks, held_out=[*tasks.held_out, row], train=[r for r in tasks.train if r["task_id"] != aside])
+    monkeypatch.setattr(run, "recipe_tasks", lambda recipe: held)
+
+    def play(policy, branches, *rest, **more):
+        asked.extend(branches)
+        return played(policy, branches, *rest, **more)
+
+    monkeypatch.setattr(run, "play_forks", play)
+    trained = forked(recipe, recipe)
+    assert asked and {fork.task for fork, *_ in asked} == {t.task_id for t in traces if find_error_sites(t)} - {aside}
+    assert {pair.task_id for pair in read_pairs(tmp_path / "run" / "forks.jsonl")} <= taken - {aside}
+    whole = replace(trained, arguments=replace(trained.arguments, replay_pairs=[str(folder / "run" / "forks.jsonl")]))
+    sources = run_data(whole)[1]  # a file that holds them all the same
+    assert any(e.pairs for e in sources.traces) and aside not in {e.trace.task_id for e in (*sources.traces, *sources.pairs)}
+
+
+@pytest.mark.parametrize("settings, said", [
+    ({"forks": {"time": 2}}, "its keys are times"), ({"forks": {"arms": ["none", "rules"]}}, "arms, of none, own, other, filler"),
+    ({"forks": {"times": 0}}, "at least 1"), ({"beta_replay": 0.0, "alpha_sdpo": 1.0}, "forks with beta_replay=0"),
+    ({"record": False}, "forks with neither record nor traces"),
+    ({"record": False, "traces": ["embedded"], "context_tokens": 99}, "with context_tokens"),
+    ({"record": False, "task": None, "traces": ["embedded"]}, "without a task")])
+def test_what_cannot_be_forked_is_refused(settings, said, tmp_path):
+    with pytest.raises(RecipeProblem, match=said):
+        small(tmp_path, **settings)
