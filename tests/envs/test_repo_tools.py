@@ -181,13 +181,13 @@ def test_no_path_leads_out(tools, tmp_path):
 
 
 def test_files_keep_their_bytes(tools):
-    tools._sandbox.write("crlf.py", b"a = 1\r\nb = 2\r\n")
+    tools._tree.sandbox.write("crlf.py", b"a = 1\r\nb = 2\r\n")
     assert not ask(tools, "edit_file", path="crlf.py", old="a = 1", new="a = 3").failed
-    assert tools._sandbox.read("crlf.py") == b"a = 3\r\nb = 2\r\n"
-    tools._sandbox.write("latin.py", "é".encode("latin-1"))
+    assert tools._tree.sandbox.read("crlf.py") == b"a = 3\r\nb = 2\r\n"
+    tools._tree.sandbox.write("latin.py", "é".encode("latin-1"))
     assert ask(tools, "read_file", path="latin.py").text == "Error: 'latin.py' is no UTF-8 text."
     assert ask(tools, "edit_file", path="latin.py", old="a", new="b").failed
-    text = tools._sandbox.read("src/larder/labels.py").decode()
+    text = tools._tree.sandbox.read("src/larder/labels.py").decode()
     assert ask(tools, "read_file", path="src/larder/labels.py").text == text
     lines = text.split("\n")
     assert ask(tools, "read_file", path="src/larder/labels.py", start=3, end=5).text == "\n".join(lines[2:5])
@@ -202,7 +202,7 @@ ODD = "one\x0cstill one\ntwo\u2028still two\r\nthree\x85\x1c\x0b\rstill three\n\
 def test_search_read_file_and_sed_number_lines_alike(tools):
     "Against sed, whose line is what ends with a newline."
     for text in (ODD, ODD[:-2], "\r\n", "a\r", "a\n\n", "\n"):
-        tools._sandbox.write("odd.txt", text.encode())
+        tools._tree.sandbox.write("odd.txt", text.encode())
         many = text.count("\n") + (not text.endswith("\n"))
         found = ask(tools, "search", pattern="^", path="odd.txt").text.rstrip("\n").split("\n")
         assert [line.split(":")[:2] for line in found] == [["odd.txt", str(n)] for n in range(1, many + 1)], text
@@ -214,7 +214,7 @@ def test_search_read_file_and_sed_number_lines_alike(tools):
         assert ask(tools, "shell", command="sed -n $= odd.txt").text.strip() == str(many)
         answer = ask(tools, "read_file", path="odd.txt", start=many + 1)
         assert answer.text == f"Error: 'odd.txt' has {many} lines and no line {many + 1}."
-    tools._sandbox.write("none.txt", b"")
+    tools._tree.sandbox.write("none.txt", b"")
     assert ask(tools, "read_file", path="none.txt").text == "" and ask(tools, "read_file", path="none.txt", start=2).failed
 
 
@@ -240,9 +240,9 @@ def test_search_read_file_and_sed_number_lines_alike(tools):
     ("a\rb", "a\nb", "c", None)])
 def test_an_edit_matches_either_line_end_and_keeps_the_file_s(held, old, new, left):
     tools = RepoTools(Files())
-    tools._sandbox.write("edit.txt", held.encode())
+    tools._tree.sandbox.write("edit.txt", held.encode())
     assert ask(tools, "edit_file", path="edit.txt", old=old, new=new).failed is (left is None)
-    assert tools._sandbox.read("edit.txt") == (held if left is None else left).encode()
+    assert tools._tree.sandbox.read("edit.txt") == (held if left is None else left).encode()
 
 
 def test_ten_thousand_files_are_listed_in_bounds(tools):
@@ -256,7 +256,7 @@ def test_ten_thousand_files_are_listed_in_bounds(tools):
 # what a command may do
 
 def test_floods_loops_and_bombs_are_cut(tools):
-    endless = RepoTools(tools._sandbox, limits=Limits(wall_s=1.5))
+    endless = RepoTools(tools._tree.sandbox, limits=Limits(wall_s=1.5))
     assert "Stopped: it ran for more than 1.5 seconds." in python(endless, "while True: pass").text
     for code, why in (("print('x' * 10**6)", "printed more than 200000 bytes"), ("open('big', 'w').write('x' * 10**8)", None),
                       ("x = bytearray(2 * 10**9)", None)):
@@ -267,7 +267,7 @@ def test_floods_loops_and_bombs_are_cut(tools):
 
 
 def test_a_pattern_that_blows_up_is_stopped(larder, tools):
-    quick = RepoTools(tools._sandbox, limits=Limits(wall_s=1.0))
+    quick = RepoTools(tools._tree.sandbox, limits=Limits(wall_s=1.0))
     ask(quick, "write_file", path="a.txt", text="a" * 60)
     answer = ask(quick, "search", pattern="(a|a)*b", path="a.txt")
     assert answer.failed and "Stopped: it ran for more than 1 seconds" in answer.text
@@ -276,7 +276,7 @@ def test_a_pattern_that_blows_up_is_stopped(larder, tools):
 
 
 def test_tests_that_hang_or_print(tools):
-    quick = RepoTools(tools._sandbox, limits=Limits(wall_s=2.0))
+    quick = RepoTools(tools._tree.sandbox, limits=Limits(wall_s=2.0))
     ask(tools, "write_file", path="tests/test_odd.py", text="def test_a():\n    print('x' * 10**5)\n    assert not object()\n"
                                                          "def test_b():\n    while True: pass\n")
     answer = ask(tools, "run_tests", tests=["tests/test_odd.py::test_a"])
@@ -318,7 +318,7 @@ def test_texts_are_the_same_in_every_run(larder):
     ("shell", "", {"command": "echo " + "a" * 1_000_000})])
 def test_a_call_costs_the_host_bounded_time_and_memory(name, held, arguments):
     tools = RepoTools(Files())
-    tools._sandbox.write("big.txt", held.encode())
+    tools._tree.sandbox.write("big.txt", held.encode())
     path = {} if name == "shell" else {"path": "big.txt"}
     begin = time.process_time()
     tracemalloc.start()

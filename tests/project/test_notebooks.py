@@ -1,5 +1,59 @@
-"""Every notebook of nbs/ runs, beside the other tests: `tools/check.py notebooks`."""
+"""Every notebook of nbs/ runs, beside the other tests, and none lets a reader go long without a value."""
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST = 100  # exported lines without a value shown
+SPINE = 60  # the same, on the pages that a newcomer reads first
+LONGER = {  # pages that still show more, each most of all one class, or the spine's above `SPINE`; none may grow
+    "training/21_step": 279, "rollout/10_record": 236, "training/22_rollouts": 223,
+    "replay/04_client": 149, "contrib/queue/00_store": 209, "contrib/islands/01_rounds": 187, "rollout/07_loop": 178,
+    "sandbox/05_workspace": 168, "envs/toy/01_interpreter": 151, "replay/03_ledger": 148,
+    "rollout/02_decode": 135, "contrib/fsdp/03_trainer": 112,
+    "tree/00_chat": 90, "core/02_trace": 89, "losses/00_divergences": 88, "tree/04_build": 86, "tree/01_template": 83}
+READ_FIRST = (
+    "core/02_trace", "core/12_hint", "traces/07_error_sites", "hints/03_templates", "tree/01_template", "tree/00_chat",
+    "tree/04_build", "tree/06_pack", "tree/13_forward", "losses/00_divergences", "losses/07_channels", "losses/08_compose",
+    "training/21_step")
+
+
+def lines_without_value(cells: list[dict]) -> int:
+    "Return the most exported lines that follow each other on a page before a cell shows something."
+    most = run = 0
+    for cell in cells:
+        source = "".join(cell["source"])
+        if cell["cell_type"] != "code":
+            continue
+        if "#| export" in source:
+            run += sum(bool(line.strip()) and not line.startswith("#|") for line in source.splitlines())
+            most = max(most, run)
+        elif cell["outputs"] and "#| hide" not in source:
+            run = 0
+    return most
 
 
 def test_every_notebook_runs(notebooks):
     pass
+
+
+def test_no_page_goes_long_without_a_value():
+    found = {path.relative_to(ROOT / "nbs").with_suffix("").as_posix(): lines_without_value(json.loads(path.read_text())["cells"])
+             for path in ROOT.glob("nbs/**/*.ipynb")}
+    assert set(READ_FIRST) <= set(found)
+    bounds = {page: LONGER.get(page, SPINE if page in READ_FIRST else MOST) for page in found}
+    assert {page: lines for page, lines in found.items() if lines > bounds[page]} == {}
+
+
+def shown(*outputs):
+    return {"cell_type": "code", "source": ["value"], "outputs": [*outputs]}
+
+
+HIDDEN = {"cell_type": "code", "source": ["#| hide\n", "3"], "outputs": [{"text": "3"}]}
+
+
+@pytest.mark.parametrize("between,lines", [([], 4), ([shown()], 4), ([shown({"text": "3"})], 2), ([HIDDEN], 4)])
+def test_lines_are_counted_to_the_next_value(between, lines):
+    exported = {"cell_type": "code", "source": ["#| export\n", "def f():\n", "\n", "    return 3\n"], "outputs": []}
+    assert lines_without_value([exported, *between, {"cell_type": "markdown", "source": ["text"]}, exported]) == lines

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROOT', 'SHELL', 'LONGEST_LINE', 'MOST_CALLS', 'LONGEST_TEXT', 'inner_path', 'steady', 'printed', 'command_words',
-           'RepoTools']
+           'command_answer', 'RepoInSandbox', 'chosen_lines', 'edited', 'RepoTools']
 
 # %% ../../../nbs/envs/deletion/03_repo_tools.ipynb #93d9514e
 import json
@@ -87,6 +87,16 @@ def command_words(
                           f"the commands are: {', '.join(SHELL)}.")
     return [*("python", "-m", "pytest"), *words[1:]] if words[0] == "pytest" else words
 
+
+def command_answer(argv: Sequence[str], text: str, exit_code: int) -> str:
+    "Return what a command printed, with an exit code other than 0. Raises `ToolProblem` where that code is an error."
+    if not exit_code:
+        return text
+    text = f"{text}\n[exit code {exit_code}]".lstrip()
+    if exit_code == 1 and (argv[0] in ("grep", "diff") or "pytest" in argv):  # there 1 means "no match", not an error
+        return text
+    raise ToolProblem(text)
+
 # %% ../../../nbs/envs/deletion/03_repo_tools.ipynb #6f951aec
 MOST_CALLS = 1000  # of one episode
 LONGEST_TEXT = 4_000_000  # bytes of a file that is read or edited here, on the host
@@ -121,8 +131,85 @@ def _as_tool_problem():
     except SandboxProblem as problem:
         raise ToolProblem(f"Error: {problem}") from None
 
+# %% ../../../nbs/envs/deletion/03_repo_tools.ipynb #6c537a60
+class RepoInSandbox:
+    "The repository's files and commands in a sandbox; its problems are the agent's."
+
+    def __init__(self, sandbox: Sandbox, import_roots: Sequence[str], limits: Limits):
+        self.sandbox, self.limits = sandbox, limits
+        self.env = {"PYTHONPATH": ":".join(import_roots), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", "COLUMNS": "100"}
+
+    def run(self, argv, stdin=b"", limits=None) -> ExecResult:
+        "Run a command, and replace the repository's real path by `ROOT` in its output."
+        with _as_tool_problem():
+            result = self.sandbox.exec(argv, limits=limits or self.limits, stdin=stdin, env=self.env)
+            place = self.sandbox.place(ROOT)
+        if place == ROOT:
+            return result
+        stdout, stderr = (text.replace(place, ROOT).replace(posixpath.dirname(place), "") for text in (result.stdout, result.stderr))
+        return replace(result, stdout=stdout, stderr=stderr)
+
+    def paths(self) -> list[str]:
+        "Return the regular files, without what Python and pytest leave behind."
+        return [n for n in self.sandbox.files() if not _LEFTOVERS & set(n.split("/")) and not n.endswith(".pyc")]
+
+    def files(self, path: str) -> list[str]:
+        "Return the regular files at or under a path. Raises `ToolProblem` where there are none."
+        inside = inner_path(path)
+        with _as_tool_problem():
+            names = self.paths()
+        names = sorted(n for n in names if inside == "." or n == inside or n.startswith(f"{inside}/"))
+        if not names:
+            raise ToolProblem(f"Error: no such file or folder: {bounded(path, 200)!r}.")
+        return names
+
+    def read(self, path: str) -> str:
+        "Return the text of a file. Raises `ToolProblem`."
+        with _as_tool_problem():
+            data = self.sandbox.read(inner_path(path))
+        if len(data) > LONGEST_TEXT:
+            raise ToolProblem(f"Error: {bounded(repr(path), 200)} has {len(data)} bytes, and {LONGEST_TEXT} can be read; take a part of it "
+                              "with `head`, `tail` or `sed`.")
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            raise ToolProblem(f"Error: {path!r} is no UTF-8 text.") from None
+
+    def write(self, path: str, text: str) -> None:
+        "Write a file. Raises `ToolProblem`."
+        with _as_tool_problem():
+            self.sandbox.write(inner_path(path), text.encode())
+
 # %% ../../../nbs/envs/deletion/03_repo_tools.ipynb #814c8d59
 _LINE_END = re.compile(r"\r\n|(?<!\r)\n")
+
+
+def chosen_lines(text: str, path: str, start: int, end: int | None) -> str:
+    "Return lines of a file's text, counted from 1. Raises `ToolProblem`."
+    if start < 1 or end is not None and end < start:
+        last = "the last" if end is None else end
+        raise ToolProblem(f"ValueError: lines {start} to {last} are no range; start is at least 1, end at least start.", "type_error")
+    lines = text.replace("\r\n", "\n").split("\n")
+    many = len(lines) - (not lines[-1])  # a newline ends a line
+    if start > max(1, many):
+        raise ToolProblem(f"Error: {path!r} has {many} lines and no line {start}.")
+    return "\n".join(lines[start - 1:end])
+
+
+def edited(text: str, path: str, old: str, new: str) -> str:
+    "Return a file's text with the only occurrence of `old` replaced. Raises `ToolProblem`."
+    plain, wanted = text.replace("\r\n", "\n"), old.replace("\r\n", "\n")
+    at = plain.find(wanted) if old else -1
+    if at < 0:
+        raise ToolProblem(f"Error: the text to replace does not occur in {path!r}; copy it from the file as it is.")
+    if plain.find(wanted, at + 1) >= 0:  # overlapping ones too
+        raise ToolProblem(f"Error: the text to replace occurs more than once in {path!r}; take more lines around it.")
+    returns = [match.start() - number for number, match in enumerate(re.finditer("\r\n", text))]  # where they are in the plain text
+    at, end = (place + bisect_left(returns, place) for place in (at, at + len(wanted)))
+    held = text[at:end]
+    if end := _LINE_END.search(held) or _LINE_END.search(text):  # where `old` matches exactly, a carriage return in `new` is kept
+        new = (re.compile(r"(?<!\r)\n") if held == old else _LINE_END).sub(end[0], new)
+    return text[:at] + new + text[at + len(held):]
 
 # %% ../../../nbs/envs/deletion/03_repo_tools.ipynb #04ae5836
 class RepoTools(ToolHolder):
@@ -135,10 +222,8 @@ class RepoTools(ToolHolder):
         import_roots: Sequence[str] = ("src", "."),  # folders that the agent's Python imports from
         limits: Limits | None = None,  # of one command; None: the sandbox's own
     ):
-        self._sandbox, self._test_command, self._limits = sandbox, tuple(test_command), limits or sandbox.limits
-        self._env = {"PYTHONPATH": ":".join(import_roots), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0",
-                     "COLUMNS": "100"}
-        self._calls = 0
+        self._tree = RepoInSandbox(sandbox, import_roots, limits or sandbox.limits)
+        self._test_command, self._calls = tuple(test_command), 0
 
     def call(self, call: ToolCall) -> ToolResult:
         "Answer one call of the agent."
@@ -147,44 +232,9 @@ class RepoTools(ToolHolder):
             return ToolResult(f"Error: the {MOST_CALLS} calls of this episode are used up; end it.", "runtime_error")
         return super().call(call)
 
-    def _run(self, argv, stdin=b"", limits=None):
-        "Run a command, and replace the repository's real path by `ROOT` in its output."
-        with _as_tool_problem():
-            result = self._sandbox.exec(argv, limits=limits or self._limits, stdin=stdin, env=self._env)
-            place = self._sandbox.place(ROOT)
-        if place == ROOT:
-            return result
-        stdout, stderr = (text.replace(place, ROOT).replace(posixpath.dirname(place), "") for text in (result.stdout, result.stderr))
-        return replace(result, stdout=stdout, stderr=stderr)
-
     def paths(self) -> list[str]:
         "Return the regular files, without what Python and pytest leave behind."
-        return [n for n in self._sandbox.files() if not _LEFTOVERS & set(n.split("/")) and not n.endswith(".pyc")]
-
-    def _files(self, path):
-        "Return the regular files at or under a path."
-        inside = inner_path(path)
-        with _as_tool_problem():
-            names = self.paths()
-        names = sorted(n for n in names if inside == "." or n == inside or n.startswith(f"{inside}/"))
-        if not names:
-            raise ToolProblem(f"Error: no such file or folder: {bounded(path, 200)!r}.")
-        return names
-
-    def _read(self, path):
-        "Return the text of a file."
-        with _as_tool_problem():
-            data = self._sandbox.read(inner_path(path))
-        if len(data) > LONGEST_TEXT:
-            raise ToolProblem(f"Error: {bounded(repr(path), 200)} has {len(data)} bytes, and {LONGEST_TEXT} can be read; take a part of it with `head`, `tail` or `sed`.")
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            raise ToolProblem(f"Error: {path!r} is no UTF-8 text.") from None
-
-    def _write(self, path, text):
-        with _as_tool_problem():
-            self._sandbox.write(inner_path(path), text.encode())
+        return self._tree.paths()
 
     @tool
     def list_files(self, path: str = ".") -> str:
@@ -194,7 +244,7 @@ class RepoTools(ToolHolder):
         Args:
             path: The folder, from the repository's root.
         """
-        return "\n".join(self._files(path))
+        return "\n".join(self._tree.files(path))
 
     @tool
     def read_file(self, path: str, start: int = 1, end: int | None = None) -> str:
@@ -206,15 +256,7 @@ class RepoTools(ToolHolder):
             start: The first line, counted from 1.
             end: The last line; without it, the file's last.
         """
-        text = self._read(path)
-        if start < 1 or end is not None and end < start:
-            last = "the last" if end is None else end
-            raise ToolProblem(f"ValueError: lines {start} to {last} are no range; start is at least 1, end at least start.", "type_error")
-        lines = text.replace("\r\n", "\n").split("\n")
-        many = len(lines) - (not lines[-1])  # a newline ends a line
-        if start > max(1, many):
-            raise ToolProblem(f"Error: {path!r} has {many} lines and no line {start}.")
-        return "\n".join(lines[start - 1:end])
+        return chosen_lines(self._tree.read(path), path, start, end)
 
     @tool
     def search(self, pattern: str, path: str = ".") -> str:
@@ -227,8 +269,8 @@ class RepoTools(ToolHolder):
         """
         if len(pattern) > 1000:
             raise ToolProblem("Error: the pattern is longer than 1000 characters; shorten it.")
-        limits = replace(self._limits, wall_s=min(10.0, self._limits.wall_s))
-        result = self._run(["python", "-I", "-B", "-c", _SEARCH, pattern], json.dumps(self._files(path)).encode(), limits)
+        limits = replace(self._tree.limits, wall_s=min(10.0, self._tree.limits.wall_s))
+        result = self._tree.run(["python", "-I", "-B", "-c", _SEARCH, pattern], json.dumps(self._tree.files(path)).encode(), limits)
         text = printed(result, limits)
         if result.exit_code:
             raise ToolProblem(text.strip().splitlines()[-1] if text.strip() else "Error: the search failed.")
@@ -243,7 +285,7 @@ class RepoTools(ToolHolder):
             path: The file, from the repository's root.
             text: All of its text.
         """
-        self._write(path, text)
+        self._tree.write(path, text)
         return f"{path} written"
 
     @tool
@@ -256,19 +298,7 @@ class RepoTools(ToolHolder):
             old: The text to replace, with its spaces and line ends.
             new: What comes in its place.
         """
-        text = self._read(path)
-        plain, wanted = text.replace("\r\n", "\n"), old.replace("\r\n", "\n")
-        at = plain.find(wanted) if old else -1
-        if at < 0:
-            raise ToolProblem(f"Error: the text to replace does not occur in {path!r}; copy it from the file as it is.")
-        if plain.find(wanted, at + 1) >= 0:  # overlapping ones too
-            raise ToolProblem(f"Error: the text to replace occurs more than once in {path!r}; take more lines around it.")
-        returns = [match.start() - number for number, match in enumerate(re.finditer("\r\n", text))]  # where they are in the plain text
-        at, end = (place + bisect_left(returns, place) for place in (at, at + len(wanted)))
-        held = text[at:end]
-        if end := _LINE_END.search(held) or _LINE_END.search(text):  # where `old` matches exactly, a carriage return in `new` is kept
-            new = (re.compile(r"(?<!\r)\n") if held == old else _LINE_END).sub(end[0], new)
-        self._write(path, text[:at] + new + text[at + len(held):])
+        self._tree.write(path, edited(self._tree.read(path), path, old, new))
         return f"{path} changed"
 
     @tool
@@ -284,8 +314,8 @@ class RepoTools(ToolHolder):
             if test.startswith("-"):
                 raise ToolProblem(f"Error: {bounded(test, 200)!r} is an option; give files or node ids only.")
         command = ["python", "-m", "pytest", "-q"] if tests else self._test_command
-        result = self._run([*command, *_PYTEST, *(test.removeprefix(f"{ROOT}/") for test in tests or ())])
-        return printed(result, self._limits) or f"The tests printed nothing and ended with exit code {result.exit_code}."
+        result = self._tree.run([*command, *_PYTEST, *(test.removeprefix(f"{ROOT}/") for test in tests or ())])
+        return printed(result, self._tree.limits) or f"The tests printed nothing and ended with exit code {result.exit_code}."
 
     @tool
     def shell(self, command: str) -> str:
@@ -296,11 +326,5 @@ class RepoTools(ToolHolder):
             command: cat, cp, diff, echo, find, grep, head, ls, mkdir, mv, pwd, pytest, python, rm, sed, sort, tail, touch, uniq, wc
         """
         argv = command_words(command)
-        result = self._run(argv)
-        text = printed(result, self._limits)
-        if not result.exit_code:
-            return text
-        text = f"{text}\n[exit code {result.exit_code}]".lstrip()
-        if result.exit_code == 1 and (argv[0] in ("grep", "diff") or "pytest" in argv):  # there 1 means "no match", not an error
-            return text
-        raise ToolProblem(text)
+        result = self._tree.run(argv)
+        return command_answer(argv, printed(result, self._tree.limits), result.exit_code)
