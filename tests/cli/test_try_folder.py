@@ -83,7 +83,8 @@ def test_what_mini_swe_agent_recorded_on_larder_is_played_on_in_its_folder(rows,
     "Behind a listing with times and owners, a changed file, and its result; in JSON, as the agent's own configuration writes results."
     asks = "import urllib.request; urllib.request.urlopen('http://1.1.1.1')"
     command = {"command": f'cat src/larder/labels.py; python3 -c "{asks}"'}
-    with BadServer(lambda request: Reply(body=completion(calls=[("bash", json.dumps(command))], finish="tool_calls"))) as server:
+    answer = Reply(body=completion(calls=[("bash", json.dumps(command))], finish="tool_calls"))
+    with BadServer(lambda request: answer) as server:
         row, = rows("hints", "try", RECORDED / "larder.traj.json", "--workspace", LARDER, "--root", "/srv/larder",
                     "--model", f"m@{server.url}", "--arms", "none,own", "--times", 1)
     assert row["failed_turns"] == 2 and row["branches"] == 4 and not row["left_out"]
