@@ -18,7 +18,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export PYTHONHASHSEED ?= 0
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo road check style fast test test-here test-contrib test-slow test-spikes vllm test-vllm verifiers test-verifiers test-foreign test-islands test-clouds \
+.PHONY: demo road check style fast test rest test-here test-contrib test-slow test-spikes vllm test-vllm verifiers test-verifiers test-foreign test-islands test-clouds \
 	test-agents docs lab clean
 
 demo: $(VENV)
@@ -42,6 +42,10 @@ fast: $(VENV)
 test: style
 	$(if $(strip $(ROOM)),ROOM=$(strip $(ROOM)) .venv/bin/python tools/check.py notebooks)
 	$(PYTEST) $(TESTS)
+
+# What `make check` leaves of `make test`: both together are all of it, each test once.
+rest: $(VENV)
+	$(PYTEST) $(TESTS) -m "not slow and not ($(FAST))"
 
 # Those that use what a bare machine lacks: sandboxes, a browser, the shared data.
 test-here: $(VENV)

@@ -98,7 +98,7 @@ def checks(results: dict) -> list[tuple[str, str]]:
     words = {True: "met", False: "not met", None: "not run"}
     def within(name, value):
         if not isinstance(value, dict):
-            return [(name, words[value])]
+            return [(name, value if isinstance(value, str) else words[value])]
         return [check for key, inner in value.items() for check in within(f"{name}: {key}" if name else key, inner)]
     own = [(name, effect["verdict"]) for name, effect in results.get("effects", {}).items()]
     return within("", results.get("checks", {})) + own

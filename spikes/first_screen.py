@@ -57,11 +57,11 @@ def checks_screen(
     results: dict,
     open_check: str = "not run",  # what a check without an answer is
 ) -> None:
-    "Show the verdict with its reason, and each check with whether it held."
+    "Show the verdict with its reason, and each check with its own verdict or whether it held."
     reason = f": {results['reason']}" if results.get("reason") else ""
     checks = results.get("checks") or {}
     held = {name: all(found.values()) if isinstance(found, dict) else found for name, found in checks.items()}
     said = {True: "held", False: "**not held**", None: f"**{open_check}**"}
-    rows = [f"| {name} | {said[found if found is None else bool(found)]} |" for name, found in held.items()]
+    rows = [f"| {name} | {said.get(found, found)} |" for name, found in held.items()]
     rows = ["| check | |", "|---|---|", *rows]
     display(Markdown("\n".join([f"**{results['verdict']}{reason}**", "", *(rows if checks else ())])))

@@ -207,7 +207,8 @@ def hint_json_decode(context: HintContext) -> str | None:
         return diagnosis
     tool = f" of `{context.tool_name}`" if context.tool_name else ""
     fields = arguments_line(context.tool_schema)
-    keys = f", with the keys {fields}" if fields else ""
+    lacks = re.search(r"[Mm]issing required (?:fields?|keys?|properties): ([\w, ]+\w)", text)
+    keys = f", with the keys {fields}" if fields else f", also with {lacks[1]}" if lacks else ""
     if re.search(r"SQL|query", unwrap(text)[:200]):
         return "Write one complete SQL statement and nothing else."
     what = f"arguments{tool}" if context.tool_name or context.tool_schema else "whole answer"  # of a turn without a call

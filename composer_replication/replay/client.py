@@ -4,31 +4,31 @@
 
 # %% auto #0
 __all__ = ['logger', 'LONGEST_WAIT_S', 'MESSAGE_TOKENS', 'Endpoint', 'read_key', 'parse_teacher', 'parse_panel', 'chat_messages',
-           'chat_body', 'request_text', 'request_key', 'Failure', 'read_failure', 'open_http', 'send_request',
-           'retried', 'complete', 'complete_once', 'token_count', 'to_answer', 'is_model', 'read_turn', 'read_answer',
-           'turn_tokens', 'ReplayEstimate', 'estimate_replay', 'HttpTeacher', 'TeacherPool']
+           'chat_body', 'request_text', 'request_key', 'Failure', 'LostAttempt', 'no_completion', 'may_be_billed',
+           'read_failure', 'token_count', 'to_answer', 'is_model', 'read_turn', 'read_answer', 'PaidEndpoint',
+           'complete', 'turn_tokens', 'ReplayEstimate', 'estimate_replay', 'HttpTeacher', 'TeacherPool']
 
 # %% ../../nbs/replay/04_client.ipynb #d723c228
 import asyncio
 import json
 import logging
-import math
 import os
 import random
 import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
+import httpx2
 import orjson
 from anyio.from_thread import start_blocking_portal
 
@@ -38,9 +38,6 @@ from ..core.trace import ToolCall, Trace, Turn
 from .ledger import Answer, BudgetReached, Claim, Ledger, LedgerProblem
 from .prices import Price, Usage, parse_price, price_of, price_table
 from .teachers import TeacherCallResult, TeacherProblem, TraceState, check_panel, trace_states
-
-if TYPE_CHECKING:
-    import httpx2
 
 logger = logging.getLogger(__name__)
 
@@ -191,19 +188,33 @@ def request_key(endpoint: Endpoint, state: TraceState) -> str:
     return blake2b(json.dumps(asked, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
 
 # %% ../../nbs/replay/04_client.ipynb #e739ecea
-@dataclass(frozen=True)
-class Failure:
-    "Why an attempt gave no answer, and what to do next."
+class Failure(Exception):
+    "A question that got no answer, with the reason in one sentence."
 
-    problem: str
-    billed: bool  # it may have been billed
-    again: bool  # a retry may succeed
-    stops: bool = False  # the teacher stops after the last try
-    wait_s: float = 0.0  # wait that the provider asks for
-    limited: bool = False  # the provider limits all requests
-    sent: bool = True  # the request was sent
+    def __init__(
+        self,
+        problem: str,
+        again: bool = False,  # a later run may succeed
+        stops: bool = False,  # the next question would fail too
+    ):
+        super().__init__(problem)
+        self.again, self.stops = again, stops
 
 
+class LostAttempt(httpx2.TransportError):
+    "An attempt that gave no chat completion; `AsyncOpenAI` makes it again, as after any error of a connection."
+
+    def __init__(
+        self,
+        problem: str,
+        billed: bool = True,  # it may have been billed
+        connected: bool = True,
+    ):
+        super().__init__(problem)
+        self.billed, self.connected = billed, connected
+
+# %% ../../nbs/replay/04_client.ipynb #d5ffda28
+LONGEST_WAIT_S = 120.0  # that `AsyncOpenAI` waits for a Retry-After
 _STOPS = {401: "the key was refused", 402: "the account has no credit", 403: "the key has no right to this",
           404: "no such model or address", 405: "no such address", 410: "no such model or address"}
 
@@ -220,18 +231,21 @@ def _json_object(raw: str) -> dict:
         return {}
 
 
-def _wait(headers: Mapping[str, str]) -> float:
-    "Return the seconds of Retry-After; 0 if it is not a number, such as a date."
-    value = headers.get("retry-after", "").strip()
-    return float(value) if re.fullmatch(r"\d{1,9}(\.\d+)?", value) else 0.0
+def _error_text(raw: str) -> str:
+    "Return the message of an error response, in one short line."
+    response = _json_object(raw)
+    error = response.get("error", response)
+    message = error.get("message") or error.get("detail") if isinstance(error, dict) else error
+    return " ".join(str(message or raw).split())[:300]
 
-# %% ../../nbs/replay/04_client.ipynb #d5ffda28
-def _no_completion(response, raw) -> str:
+
+def no_completion(raw: str) -> str:
     "Return why the body of a 2xx response is not a chat completion; empty if it is one."
+    response = _json_object(raw)
     if not response:
         return "the body is no JSON object" if raw.strip() else "the body is empty"
     if response.get("error"):
-        return f"it holds an error: {_error_text(response, raw)}"
+        return f"it holds an error: {_error_text(raw)}"
     choices = response.get("choices")
     choice = _object(choices[0]) if isinstance(choices, list) and choices else {}
     if not isinstance(choice.get("message"), dict):
@@ -239,203 +253,28 @@ def _no_completion(response, raw) -> str:
     return "the provider broke the answer off" if choice.get("finish_reason") == "error" else ""
 
 
-def _error_text(response, raw) -> str:
-    "Return the message of an error response, in one short line."
-    error = response.get("error", response)
-    message = error.get("message") or error.get("detail") if isinstance(error, dict) else error
-    return " ".join(str(message or raw).split())[:300]
+def may_be_billed(status: int, raw: str) -> bool:
+    "True if an error response may come from a gateway that did not wait, so that the model may have gone on."
+    return status in (408, 504) or status >= 500 and status != 503 and not _json_object(raw)
 
 
 def read_failure(
-    status: int,
-    headers: Mapping[str, str],  # names in lower case
-    raw: str,  # the body
-) -> Failure | None:  # None: the body is a chat completion
-    "Classify a complete HTTP response that is not an answer."
-    response = _json_object(raw)
-    if 200 <= status < 300:
-        problem = _no_completion(response, raw)
-        return Failure(f"HTTP {status}, but {problem}", billed=True, again=True) if problem else None
+    status: int,  # of an error response
+    raw: str,  # its body
+    retry_after: str = "",  # its header
+) -> Failure:
+    "Return what an error response means, after the last attempt."
+    problem, moderated = f"HTTP {status}: {_error_text(raw)}", "reasons" in _object(_object(_json_object(raw).get("error")).get("metadata"))
     if 300 <= status < 400:
-        return Failure(f"HTTP {status}: the address redirects elsewhere, which is not followed; give the final base_url",
-                       billed=False, again=False, stops=True)
-    problem = f"HTTP {status}: {_error_text(response, raw)}"
-    if status in (408, 409, 425, 429) or status >= 500:
-        gateway = status in (408, 504) or status >= 500 and status != 503 and not response
-        return Failure(problem, billed=gateway, again=True, wait_s=_wait(headers), limited=status == 429)
-    moderated = status == 403 and "reasons" in _object(_object(response.get("error")).get("metadata"))
-    stops = status in _STOPS and not moderated
-    return Failure(f"{_STOPS[status]} ({problem})" if stops else problem, billed=False, again=False, stops=stops)
-
-# %% ../../nbs/replay/04_client.ipynb #6e59c040
-_CONNECT_S = 10.0
-_MAX_BODY = 8 << 20  # bytes
-_SECRET = 16  # characters; a shorter key, such as `test`, may occur in an answer by chance
-
-
-def open_http() -> "httpx2.AsyncClient":
-    "Open the client for `send_request`, with any number of connections and without redirects."
-    import httpx2
-    return httpx2.AsyncClient(follow_redirects=False, limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
-                              timeout=httpx2.Timeout(None, connect=_CONNECT_S), headers={"user-agent": "composer_replication"})
-
-
-def _without(key, text):
-    "Remove the key from a text, also with slashes escaped by JSON."
-    return re.sub(r"\\?".join(map(re.escape, key)), "[key]", text)
-
-
-_REFUSED: dict[tuple[str, str], set[str]] = {}  # address and model -> settings that it does not take
-
-
-_UNSUPPORTED = re.compile(r"unsupported|not support|deprecat|not allowed|not permitted|unknown|unrecogni", re.I)  # no words on a value out of range
-
-
-def _refused_setting(failure, body):
-    "Return the setting of a request that a model does not take, by the endpoint's own words; None if it names none."
-    if not failure.problem.startswith(("HTTP 400", "HTTP 422")) or not _UNSUPPORTED.search(failure.problem):
-        return None
-    return next((name for name in json.loads(body) if name in ("max_tokens", "temperature", "top_p", "seed")
-                 and re.search(rf"\b{name}\b", failure.problem)), None)
-
-
-def _taken(endpoint, body):
-    "Return a request's body without the settings that the model refused; the limit has a second name, `max_completion_tokens`."
-    refused = _REFUSED.get((endpoint.url, endpoint.model))
-    if not refused:
-        return body
-    fields = json.loads(body)
-    limit = {"max_completion_tokens": fields["max_tokens"]} if "max_tokens" in refused & fields.keys() else {}
-    return json.dumps({k: v for k, v in fields.items() if k not in refused} | limit, ensure_ascii=False).encode()
-
-
-async def send_request(
-    http: "httpx2.AsyncClient",
-    endpoint: Endpoint,
-    key: str | None,  # the endpoint's; None: no key is sent
-    body: bytes,
-    timeout_s: float,  # for the whole attempt
-) -> str | Failure:  # a chat completion as JSON text
-    """Send one request; the key never appears in the result.
-
-    Where the model refuses a setting (`max_tokens`, a temperature), it is sent again without, and so are all later ones."""
-    while True:
-        sent = _taken(endpoint, body)
-        result = await _send_once(http, endpoint, key, sent, timeout_s)
-        setting = _refused_setting(result, sent) if isinstance(result, Failure) else None
-        if setting is None:
-            return result
-        _REFUSED.setdefault((endpoint.url, endpoint.model), set()).add(setting)
-        logger.warning("%s refuses the setting %s, and is asked without", endpoint.name, setting)
-
-
-async def _send_once(http, endpoint, key, body, timeout_s):
-    import httpx2
-    headers = {"content-type": "application/json", "accept-encoding": "identity"} | ({"authorization": f"Bearer {key}"} if key else {})
-    try:
-        async with asyncio.timeout(timeout_s), http.stream("POST", endpoint.url, content=body, headers=headers) as response:
-            if response.headers.get("content-type", "").startswith("text/event-stream"):
-                return Failure("it sent a stream where none was asked", billed=True, again=True)
-            raw = bytearray()
-            async for chunk in response.aiter_bytes():
-                raw += chunk
-                if len(raw) > _MAX_BODY:
-                    return Failure(f"the response is larger than {_MAX_BODY >> 20} MiB", billed=True, again=True)
-    except TimeoutError:
-        return Failure(f"no answer within {timeout_s:g} s", billed=True, again=True)
-    except (httpx2.ConnectError, httpx2.ConnectTimeout):
-        return Failure(f"no connection to {endpoint.base_url}; is the address right and the server running?", billed=False, again=True,
-                       stops=True, sent=False)
-    except httpx2.HTTPError as error:
-        return Failure(f"the connection broke ({type(error).__name__})", billed=True, again=True)
-    text = raw.decode("utf-8", "replace")
-    hidden = _without(key, text) if key else text  # a server may echo the request
-    failure = read_failure(response.status_code, response.headers, hidden)
-    return failure or (hidden if key and len(key) >= _SECRET else text)
-
-# %% ../../nbs/replay/04_client.ipynb #5b1ee044
-async def retried(
-    attempt: Callable[[], Awaitable[Any]],  # returns a `Failure`, or another value that ends the loop
-    tries: int,
-    pause: Callable[[Failure, int], Awaitable[None]],  # waits before the next attempt; gets the number of attempts so far
-) -> tuple[Any, int]:  # the last result, and the number of attempts
-    "Repeat an attempt until it returns anything but a `Failure` that may be retried."
-    for number in range(1, tries + 1):
-        result = await attempt()
-        if not isinstance(result, Failure) or not result.again or number == tries:
-            break
-        await pause(result, number)
-    return result, number
-
-
-LONGEST_WAIT_S = 8.0  # between two tries of `complete`
-
-
-def complete(
-    endpoint: Endpoint,
-    body: dict,  # from `chat_body`
-    timeout_s: float = 120.0,  # of one attempt
-    tries: int = 3,
-) -> dict:
-    "Return the chat completion for a request. Raises `TeacherProblem` after the last try."
-    response = _answered(endpoint, json.dumps(body), timeout_s, tries)
-    if isinstance(response, Failure):
-        raise _unanswered(endpoint, response)
-    return _json_object(response)
-
-
-def complete_once(
-    endpoint: Endpoint,
-    body: dict,  # from `chat_body`
-    ledger: Ledger,
-    timeout_s: float = 120.0,  # of one attempt
-    tries: int = 3,
-) -> dict:
-    "Return the chat completion for a request as `complete` does; one that is in the ledger is not asked for again. Raises `BudgetReached` too."
-    text, begun = json.dumps(body, sort_keys=True, ensure_ascii=False).encode("utf-8", "replace").decode(), time.monotonic()
-    key = blake2b(f"{endpoint.url} {text}".encode(), digest_size=16).hexdigest()
-    most = endpoint.price.most(len(text.encode()), body["max_tokens"])
-    claim = None
-    while claim is None:
-        try:
-            claim = ledger.claim(key, text, endpoint.name, endpoint.model, most)
-        except BudgetReached:
-            if not ledger.spent().in_flight:  # else there may be room once those are settled
-                raise
-        if claim is None and time.monotonic() > begun + timeout_s:
-            raise TeacherProblem(f"another process has been asking for {timeout_s:g} s", "end it, then run again")
-        if claim is None:
-            time.sleep(0.05)
-    begun = time.monotonic()
-    if isinstance(claim, Answer):
-        return _json_object(claim.body)
-    try:
-        response = _answered(endpoint, text, timeout_s, tries)
-    except BaseException as error:  # Ctrl-C too
-        ledger.fail(claim, f"given up ({type(error).__name__})", billed=not isinstance(error, TeacherProblem))
-        raise
-    if isinstance(response, Failure):
-        ledger.fail(claim, response.problem, response.billed)
-        raise _unanswered(endpoint, response)
-    ledger.settle(claim, to_answer(endpoint, key, response, time.monotonic() - begun, most))
-    return _json_object(response)
-
-
-def _answered(endpoint, text, timeout_s, tries) -> str | Failure:
-    "Send a request until it is answered, or for the last time."
-    key, raw = read_key(endpoint), text.encode()
-
-    async def run():
-        async with open_http() as http:
-            return await retried(lambda: send_request(http, endpoint, key, raw, timeout_s), tries,
-                                 lambda failure, number: asyncio.sleep(min(max(failure.wait_s, 0.25 * 2**number), LONGEST_WAIT_S)))
-
-    with start_blocking_portal() as portal:  # an event loop in a thread, which ends with the block, also by Ctrl-C
-        return awaited(portal.start_task_soon(run))[0]
-
-
-def _unanswered(endpoint, failure):
-    return TeacherProblem(f"{endpoint.base_url} gave no answer ({failure.problem})", "look at the endpoint, then run again")
+        return Failure(f"HTTP {status}: the address redirects elsewhere, which is not followed; give the final base_url", stops=True)
+    if status in _STOPS and not (status == 403 and moderated):
+        return Failure(f"{_STOPS[status]} ({problem})", stops=True)
+    if status in (408, 409, 429) or status >= 500:
+        wait = float(retry_after) if re.fullmatch(r"\d{1,9}(\.\d+)?", retry_after) else 0.0
+        if wait > LONGEST_WAIT_S:
+            return Failure(f"{problem}, and it asks to wait {wait:g} s; run again after that", again=True, stops=True)
+        return Failure(problem, again=True)
+    return Failure(problem)
 
 # %% ../../nbs/replay/04_client.ipynb #ff25661c
 def token_count(value: Any) -> int:
@@ -526,6 +365,202 @@ def read_answer(endpoint: Endpoint, answer: Answer) -> TeacherCallResult:
     return TeacherCallResult(endpoint.name, None if empty else action, problem, answer.prompt_tokens, answer.completion_tokens,
                              answer.cost, answer.seconds, answer.cached_tokens)
 
+# %% ../../nbs/replay/04_client.ipynb #6e59c040
+_CONNECT_S = 10.0
+_MAX_BODY = 8 << 20  # bytes
+_SECRET = 16  # characters; a shorter key, such as `test`, may occur in an answer by chance
+_QUESTION = "x-question"  # a header with the ledger's key, for `PaidEndpoint` alone: it is not sent
+
+
+def _without(key, text):
+    "Remove the key from a text, also with slashes escaped by JSON."
+    return re.sub(r"\\?".join(map(re.escape, key)), "[key]", text)
+
+
+_REFUSED: dict[tuple[str, str], set[str]] = {}  # address and model -> settings that it does not take
+
+
+_UNSUPPORTED = re.compile(r"unsupported|not support|deprecat|not allowed|not permitted|unknown|unrecogni", re.I)  # no words on a value out of range
+
+
+def _refused_setting(problem, body):
+    "Return the setting of a request that a model does not take, by the endpoint's own words; None if it names none."
+    if not problem.startswith(("HTTP 400", "HTTP 422")) or not _UNSUPPORTED.search(problem):
+        return None
+    return next((name for name in json.loads(body) if name in ("max_tokens", "temperature", "top_p", "seed")
+                 and re.search(rf"\b{name}\b", problem)), None)
+
+
+def _taken(endpoint, text):
+    "Return a request's body without the settings that the model refused; the limit has a second name, `max_completion_tokens`."
+    refused, fields = _REFUSED.get((endpoint.url, endpoint.model), set()), json.loads(text)
+    limit = {"max_completion_tokens": fields["max_tokens"]} if "max_tokens" in refused & fields.keys() else {}
+    return json.dumps({k: v for k, v in fields.items() if k not in refused} | limit, ensure_ascii=False) if refused else text
+
+# %% ../../nbs/replay/04_client.ipynb #7be4a1c0
+class PaidEndpoint(httpx2.AsyncBaseTransport):
+    """An endpoint asked by `openai.AsyncOpenAI`, whose every attempt passes here: claimed before it is sent, then settled or failed.
+
+    Raises `TeacherProblem` without a key or without the package `openai`."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        ledger: Ledger | None = None,  # None: nothing is kept
+        timeout_s: float = 120.0,  # of one attempt, from the first byte sent to the last byte received
+        tries: int = 3,  # of one question
+        stopped: Callable[[], str] = str,  # why nothing is sent any more; empty while it is
+    ):
+        self.endpoint, self.ledger, self.timeout_s, self.tries, self.stopped = endpoint, ledger, timeout_s, tries, stopped
+        self.calls = 0  # number of requests sent
+        self.unwritten = []  # what the ledger did not take, each with its problem
+        self._key = read_key(endpoint)
+
+    @asynccontextmanager
+    async def opened(self):
+        "Hold the connections open; at the end the ledger is given once more what it did not take."
+        try:
+            from openai import AsyncOpenAI
+        except ImportError:
+            raise TeacherProblem("asking an endpoint needs the package openai", "pip install 'composer_replication[teachers]'") from None
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+        async with (httpx2.AsyncClient(timeout=httpx2.Timeout(None, connect=_CONNECT_S), limits=limits) as self._http,
+                    AsyncOpenAI(api_key="none", base_url=self.endpoint.base_url, max_retries=self.tries - 1, timeout=None,
+                                http_client=httpx2.AsyncClient(transport=self, trust_env=False)) as self._openai):
+            yield self
+        for _, entry, values in self.unwritten:
+            with suppress(LedgerProblem):
+                entry(*values)
+
+    async def answer(
+        self,
+        key: str,  # the question's
+        text: str,  # the request's body
+    ) -> Answer:
+        """Ask one question, unless the ledger knows its answer. Raises `Failure`, `BudgetReached` and `LedgerProblem`.
+
+        Where the model refuses a setting (`max_tokens`, a temperature), it is asked again without, and so are all later questions."""
+        from openai import APIError, APIStatusError
+        while True:
+            body = _taken(self.endpoint, text)
+            try:
+                response = await self._openai.post("/chat/completions", cast_to=httpx2.Response, content=body.encode(),
+                                                   options={"headers": {_QUESTION: key}})
+                return response.extensions["answer"]
+            except APIError as error:
+                if isinstance(error, APIStatusError):
+                    failure = read_failure(error.status_code, error.response.text, error.response.headers.get("retry-after", ""))
+                else:
+                    failure = Failure(str(error.__cause__), again=True, stops=not getattr(error.__cause__, "connected", True))
+                setting = _refused_setting(str(failure), body)
+                if setting is None:
+                    tries = int(error.request.headers.get("x-stainless-retry-count", 0)) + 1
+                    raise Failure(f"{failure} ({tries} tries)" if tries > 1 else str(failure), failure.again, failure.stops) from None
+            _REFUSED.setdefault((self.endpoint.url, self.endpoint.model), set()).add(setting)
+            logger.warning("%s refuses the setting %s, and is asked without", self.endpoint.name, setting)
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        "Make one attempt for `AsyncOpenAI`. Raises `LostAttempt`, and what `answer` raises."
+        text, key, asked = request.content.decode(), request.headers[_QUESTION], json.loads(request.content)
+        limit = asked.get("max_tokens") or asked.get("max_completion_tokens") or self.endpoint.max_tokens
+        most = self.endpoint.price.most(len(request.content), limit)
+        claim = await self._claim(key, text, most) if self.ledger else None
+        if isinstance(claim, Answer):
+            return httpx2.Response(200, extensions={"answer": claim})
+        asked_at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
+        self.calls += 1
+        try:
+            response = await self._exchange(request.content)
+        except BaseException as error:  # cancelled or unknown too: the claim must not stay open
+            lost = error if isinstance(error, LostAttempt) else LostAttempt(type(error).__name__)
+            self.calls -= not lost.connected
+            self._enter(claim and self.ledger.fail, claim, str(lost), lost.billed)
+            raise
+        if response.is_success:
+            answer = to_answer(self.endpoint, key, response.text, time.monotonic() - began, most, asked_at)
+            self._enter(claim and self.ledger.settle, claim, answer)
+            response.extensions["answer"] = answer
+        else:
+            self._enter(claim and self.ledger.fail, claim, f"HTTP {response.status_code}", may_be_billed(response.status_code, response.text))
+        return response
+
+    async def _claim(self, key, text, most) -> Claim | Answer:
+        "Claim a question once the budget has room for the upper bound of its cost, and nobody else asks it."
+        begun, idle = time.monotonic(), False
+        while not self.stopped():
+            try:
+                if claim := self.ledger.claim(key, text, self.endpoint.name, self.endpoint.model, most):
+                    return claim
+                if time.monotonic() > begun + 2 * self.timeout_s:
+                    raise Failure(f"another process has been asking this for {2 * self.timeout_s:g} s", again=True)
+            except BudgetReached:
+                if idle:
+                    raise
+                spent = self.ledger.spent()  # a call in flight mostly costs less than was set aside
+                idle = not spent.in_flight or spent.paid_usd + spent.lost_usd + most > self.ledger.budget_usd
+            if not idle:
+                await asyncio.sleep(random.uniform(0.05, 0.2))
+        raise Failure(self.stopped(), again=True)
+
+    async def _exchange(self, body) -> httpx2.Response:
+        "Return a whole response, without the key; raise `LostAttempt` for one that breaks off, takes too long or is no chat completion."
+        headers = {"content-type": "application/json", "accept-encoding": "identity", "user-agent": "composer_replication"}
+        raw, key = bytearray(), self._key
+        try:
+            async with (asyncio.timeout(self.timeout_s),
+                        self._http.stream("POST", self.endpoint.url, content=body,
+                                          headers=headers | ({"authorization": f"Bearer {key}"} if key else {})) as response):
+                if response.headers.get("content-type", "").startswith("text/event-stream"):
+                    raise LostAttempt("it sent a stream where none was asked")
+                async for chunk in response.aiter_bytes():
+                    raw += chunk
+                    if len(raw) > _MAX_BODY:
+                        raise LostAttempt(f"the response is larger than {_MAX_BODY >> 20} MiB")
+        except LostAttempt:
+            raise
+        except TimeoutError:
+            raise LostAttempt(f"no answer within {self.timeout_s:g} s") from None
+        except (httpx2.ConnectError, httpx2.ConnectTimeout):
+            raise LostAttempt(f"no connection to {self.endpoint.base_url}; is the address right and the server running?", False, False) from None
+        except httpx2.HTTPError as error:
+            raise LostAttempt(f"the connection broke ({type(error).__name__})") from None
+        text = raw.decode("utf-8", "replace")
+        hidden = _without(key, text) if key else text  # a server may echo the request
+        if response.is_success and (problem := no_completion(hidden)):
+            raise LostAttempt(f"HTTP {response.status_code}, but {problem}")
+        wait_for = {name: value for name, value in response.headers.items() if name.lower() == "retry-after"}
+        return httpx2.Response(response.status_code, headers=wait_for, text=text if response.is_success and len(key or "") < _SECRET else hidden)
+
+    def _enter(self, entry, *values):
+        "Write to the ledger; what it does not take is kept for later, so that results are returned all the same."
+        try:
+            entry and entry(*values)
+        except LedgerProblem as problem:
+            self.unwritten.append((problem, entry, values))
+
+# %% ../../nbs/replay/04_client.ipynb #5b1ee044
+def complete(
+    endpoint: Endpoint,
+    body: dict,  # from `chat_body`
+    timeout_s: float = 120.0,  # of one attempt
+    tries: int = 3,
+    ledger: Ledger | None = None,  # what is in it is not asked again; None: nothing is kept
+) -> dict:
+    "Return the chat completion for a request. Raises `TeacherProblem` after the last try, and `BudgetReached`."
+    text, same = (json.dumps(body, sort_keys=ordered, ensure_ascii=False).encode("utf-8", "replace").decode() for ordered in (False, True))
+    key = blake2b(f"{endpoint.url} {same}".encode(), digest_size=16).hexdigest()  # a template may show a schema in the order in which it is sent
+    paid = PaidEndpoint(endpoint, ledger, timeout_s, tries)
+
+    async def ask():
+        async with paid.opened():
+            return await paid.answer(key, text)
+
+    try:
+        with start_blocking_portal() as portal:  # an event loop in a thread, which ends with the block, also by Ctrl-C
+            return _json_object(awaited(portal.start_task_soon(ask)).body)
+    except Failure as failure:
+        raise TeacherProblem(f"{endpoint.base_url} gave no answer ({failure})", "look at the endpoint, then run again") from None
+
 # %% ../../nbs/replay/04_client.ipynb #06d29955
 MESSAGE_TOKENS = 4  # approximate tokens that a chat template adds to a message; spike 001 compares with a real template
 
@@ -587,157 +622,56 @@ def estimate_replay(
     return estimates
 
 # %% ../../nbs/replay/04_client.ipynb #13a9eb9e
-_BACKOFF_S = 0.5  # before the second try, doubled for each later one, up to
-_LONGEST_S = 30.0
-_ASKED_TO_WAIT_S = 300.0  # longest accepted Retry-After; a longer one stops the teacher
-_CLOSE_S = 60.0  # time for writing cancelled calls to the ledger
-
-
-@dataclass
-class _Provider:
-    "The state of one address."
-
-    slots: asyncio.Semaphore  # limits concurrent requests
-    closed_until: float = 0.0  # no request is sent before this time
-    refusals: int = 0  # in a row
-
-
 class HttpTeacher:
     "One endpoint of an open pool, as a `Teacher`."
 
     remote = True  # it waits for a server, so `ask_each` asks it concurrently with others
 
-    def __init__(self, pool: "TeacherPool", endpoint: Endpoint):
-        self.name, self.endpoint = endpoint.name, endpoint
+    def __init__(
+        self,
+        pool: "TeacherPool",
+        slots: asyncio.Semaphore,  # of its address
+        endpoint: Endpoint,
+        *of_paid: Any,  # the next arguments of `PaidEndpoint`
+    ):
+        self.name, self.endpoint, self.pool, self.slots = endpoint.name, endpoint, pool, slots
         self.stopped = ""  # why this endpoint is not asked any more
-        self.halted = asyncio.Event()  # ends its waits
-        self._pool = pool
+        self.paid = PaidEndpoint(endpoint, *of_paid, lambda: pool.why or self.stopped)
 
     def __repr__(self):
         return f"HttpTeacher({self.name!r}, {self.endpoint.model!r})"
 
     def answer(self, states: Sequence[TraceState]) -> list[TeacherCallResult]:
         "Return one result for each state, in order; thread-safe. Raises `LedgerProblem` if the ledger cannot be read."
-        return self._pool._answer(self, states)
-
-# %% ../../nbs/replay/04_client.ipynb #f90fb97e
-class TeacherPool:
-    "A pool of endpoints, asked through its `teachers` inside a `with` block. Raises `TeacherProblem` for an invalid panel."
-
-    def __init__(
-        self,
-        endpoints: Sequence[Endpoint],
-        ledger: Ledger,
-        concurrency: int = 8,  # concurrent requests for each address
-        timeout_s: float = 120.0,  # of one attempt, from the first byte sent to the last byte received
-        tries: int = 6,  # of one question
-        max_wall_s: float | None = None,  # from entering the pool; then nothing more is sent, and calls in flight are cancelled
-        on_answer: Callable[[str, TeacherCallResult], None] | None = None,  # called with the teacher's name and each result, one at a time
-    ):
-        check_panel([e.name for e in endpoints])
-        if not (concurrency >= 1 and tries >= 1 and timeout_s > 0 and (max_wall_s is None or max_wall_s > 0)):
-            raise TeacherProblem(f"concurrency={concurrency}, tries={tries}, timeout_s={timeout_s}, max_wall_s={max_wall_s}",
-                                 "give 1 or more of the first two and times above 0")
-        self._keys = {e.name: read_key(e) for e in endpoints}
-        self._ledger, self._timeout_s, self._tries, self._max_wall_s, self._on_answer = ledger, timeout_s, tries, max_wall_s, on_answer
-        self.teachers = [HttpTeacher(self, e) for e in endpoints]
-        self.calls = 0  # number of requests sent
-        self._providers = {e.url: _Provider(asyncio.Semaphore(concurrency)) for e in endpoints}
-        self._stopped, self._portal, self._open, self._deadline = "", None, False, math.inf
-        self._running: dict[Future, anyio.CancelScope] = {}  # one for each running `answer`
-        self._in_flight, self._returned, self._unwritten = 0, asyncio.Event(), []
-        self._one_at_a_time, self._random = threading.Lock(), random.Random()
-
-    def __repr__(self):
-        return f"TeacherPool({[t.name for t in self.teachers]}, {self.calls} calls{', stopped: ' + self.stopped if self.stopped else ''})"
-
-    @property
-    def stopped(self) -> str:
-        "Return why the pool has stopped; empty while it is running."
-        every = [t.stopped for t in self.teachers]
-        return self._stopped or ("; ".join(dict.fromkeys(every)) if all(every) else "")
-
-    def cancel(
-        self,
-        why: str,  # reason shown in results and `stopped`
-    ) -> None:
-        "Stop asking and cancel calls in flight; from any thread, at any time."
-        self._stopped = self._stopped or why
-        with suppress(RuntimeError, AttributeError):  # not open yet, or closed
-            self._loop.call_soon_threadsafe(self._stop, why, True)
-
-    def _stop(self, why, cancel=False):
-        "Stop asking; calls in flight are awaited, or cancelled with `cancel`."
-        self._stopped = self._stopped or why
-        for teacher in self.teachers:
-            teacher.halted.set()
-        self._returned.set()
-        for scope in list(self._running.values()) if cancel else ():
-            scope.cancel()
-
-    def _stop_teacher(self, teacher, why):
-        teacher.stopped = teacher.stopped or f"teacher {teacher.name!r} stopped: {why}"
-        teacher.halted.set()
-
-    def __enter__(self) -> "TeacherPool":
-        if self._portal:
-            raise RuntimeError("this pool was opened before; make a new one.")
-        with ExitStack() as stack:
-            self._portal = stack.enter_context(start_blocking_portal(name="teacher-pool"))
-            self._loop = self._portal.call(asyncio.get_running_loop)
-            self._http = stack.enter_context(self._portal.wrap_async_context_manager(open_http()))
-            self._exit, self._open = stack.pop_all(), True
-        if self._max_wall_s is not None:
-            self._deadline = self._loop.time() + self._max_wall_s
-            self._loop.call_soon_threadsafe(self._loop.call_at, self._deadline, self._stop, f"the wall time of {self._max_wall_s:g} s is over", True)
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._open = False
-        if running := list(self._running):
-            self.cancel("the pool was closed")
-            wait(running, _CLOSE_S)
-        for entry, values in self._unwritten:
-            with suppress(LedgerProblem):
-                entry(*values)
-        self._exit.close()
-
-    def _answer(self, teacher, states):
-        keys = [request_key(teacher.endpoint, s) for s in states]
+        pool, keys = self.pool, [request_key(self.endpoint, s) for s in states]
         asked = dict(zip(keys, states))
-        results = {key: read_answer(teacher.endpoint, answer) for key, answer in self._ledger.get(list(asked)).items()}
+        results = {key: read_answer(self.endpoint, answer) for key, answer in pool.ledger.get(list(asked)).items()}
         for result in results.values():
-            self._report(result)
+            pool.report(result)
         unknown = {key: state for key, state in asked.items() if key not in results}
-        if unknown and not self._portal:
+        if unknown and not pool.portal:
             raise RuntimeError("the pool is not open; ask inside `with TeacherPool(...) as pool:`.")
-        if unknown and self._open and not self._why(teacher):
-            scope = self._portal.call(anyio.CancelScope)
-            future = self._portal.start_task_soon(self._ask_all, scope, teacher, unknown, results)
-            self._running[future] = scope
-            future.add_done_callback(self._running.pop)
+        if unknown and pool.open and not self.paid.stopped():
+            scope = pool.portal.call(anyio.CancelScope)
+            future = pool.portal.start_task_soon(self._ask_all, scope, unknown, results)
+            pool.running[future] = scope
+            future.add_done_callback(pool.running.pop)
             try:
                 awaited(future)
             except BaseException as error:  # Ctrl-C, or an error of `on_answer`; calls in flight are recorded as maybe billed
-                self.cancel(f"interrupted ({type(error).__name__})")
+                pool.cancel(f"interrupted ({type(error).__name__})")
                 raise
-        missing = TeacherCallResult(teacher.name, None, f"not asked: {self._why(teacher) or 'the pool is closed'}", asked=False)
+        missing = TeacherCallResult(self.name, None, f"not asked: {self.paid.stopped() or 'the pool is closed'}", asked=False)
         return [results.get(key, missing) for key in keys]
 
-    def _why(self, teacher):
-        return self._stopped or teacher.stopped
-
-    def _report(self, result):
-        if self._on_answer and result.asked:
-            with self._one_at_a_time:
-                self._on_answer(result.teacher, result)
-
-    async def _ask_all(self, scope, teacher, unknown, results):
-        "Ask all questions of a teacher concurrently; if the scope is cancelled, `results` holds the results so far."
+    async def _ask_all(self, scope, unknown, results):
+        "Ask all questions concurrently; if the scope is cancelled, `results` holds the results so far."
         async def ask(key, state):
-            if not self._why(teacher) and (result := await self._ask(teacher, key, state)):
+            async with self.slots:
+                result = await self._ask(key, state)
+            if result:
                 results[key] = result
-                self._report(result)
+                self.pool.report(result)
 
         try:
             with scope:
@@ -747,106 +681,108 @@ class TeacherPool:
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from None
 
-    async def _ask(self, teacher, key, state) -> TeacherCallResult | None:
-        "Ask one question with retries; None if the teacher stops first."
-        try:
-            text = request_text(teacher.endpoint, state)
-        except TeacherProblem as problem:
-            return TeacherCallResult(teacher.name, None, f"not asked: {problem}", asked=False)
-        result, number = await retried(lambda: self._attempt(teacher, key, text), self._tries,
-                                       lambda failure, number: self._hold_back(teacher, failure, number))
-        if isinstance(result, Answer):
-            return read_answer(teacher.endpoint, result)
-        if not isinstance(result, Failure):
-            return result
-        if result.stops:
-            self._stop_teacher(teacher, result.problem)
+    async def _ask(self, key, state) -> TeacherCallResult | None:
+        "Ask one question; None if the teacher or the pool stops first."
+        pool, why = self.pool, ""
+        if self.paid.stopped():
             return None
-        problem = result.problem + (f" ({number} tries)" if number > 1 else "")
-        # A failure that may be retried is asked again by the next run: it is not an abstention.
-        return TeacherCallResult(teacher.name, None, f"not answered: {problem}" if result.again else problem, asked=not result.again)
-
-    async def _sleep(self, teacher, seconds):
-        "Sleep for at most `seconds`; stop early if the teacher or the pool stops."
-        with anyio.move_on_after(seconds):
-            await teacher.halted.wait()
-
-    async def _hold_back(self, teacher, failure, number):
-        "Wait before the next try; after a 429 pause the whole provider."
-        now, provider = self._loop.time(), self._providers[teacher.endpoint.url]
-        if failure.limited:
-            provider.refusals += now >= provider.closed_until  # once for all concurrent requests
-            number = max(number, provider.refusals)
-        pause = self._random.uniform(0, min(_LONGEST_S, _BACKOFF_S * 2 ** (number - 1))) + min(failure.wait_s, _ASKED_TO_WAIT_S)
-        if failure.wait_s > _ASKED_TO_WAIT_S or failure.wait_s and now + pause > self._deadline:
-            self._stop_teacher(teacher, f"{teacher.endpoint.base_url} asks to wait {failure.wait_s:g} s; run again after that")
-        if failure.limited:
-            provider.closed_until = max(provider.closed_until, now + pause)
-        await self._sleep(teacher, pause)
-
-    async def _attempt(self, teacher, key, text) -> Answer | Failure | TeacherCallResult | None:
-        "Wait for a slot of the provider, claim and send; None if the teacher stops first."
-        provider = self._providers[teacher.endpoint.url]
-        most, give_up = teacher.endpoint.price.most(len(text.encode()), teacher.endpoint.max_tokens), None
-        while True:
-            async with provider.slots:
-                while (closed := provider.closed_until - self._loop.time()) > 0 and not self._why(teacher):
-                    await self._sleep(teacher, closed)
-                claim = await self._claim(teacher, key, text, most)
-                if isinstance(claim, Claim):
-                    return await self._exchange(teacher, claim, text, most)
-            if claim or self._why(teacher):
-                return claim
-            give_up = give_up or self._loop.time() + 2 * self._timeout_s
-            if self._loop.time() > give_up:
-                return TeacherCallResult(teacher.name, None, f"not asked: another process has been asking this for {2 * self._timeout_s:g} s", asked=False)
-            await self._sleep(teacher, self._random.uniform(0.05, 0.2))
-
-    async def _claim(self, teacher, key, text, most) -> Claim | Answer | None:
-        "Claim the question once the budget has room for the upper bound of its cost."
-        while not self._why(teacher):
-            try:
-                return self._ledger.claim(key, text, teacher.name, teacher.endpoint.model, most)
-            except BudgetReached as full:
-                if not self._in_flight:
-                    self._stop(f"budget: {full}")
-                    break
-                self._returned.clear()
-                await self._returned.wait()  # at most as long as a call in flight takes
-            except LedgerProblem as problem:
-                self._stop(f"ledger: {problem}")
+        try:
+            return read_answer(self.endpoint, await self.paid.answer(key, request_text(self.endpoint, state)))
+        except TeacherProblem as problem:  # a state that is no JSON
+            return TeacherCallResult(self.name, None, f"not asked: {problem}", asked=False)
+        except (BudgetReached, LedgerProblem) as problem:
+            pool.why = pool.why or f"{'budget' if isinstance(problem, BudgetReached) else 'ledger'}: {problem}"
+        except Failure as failure:
+            if failure.stops:
+                why = str(failure)
+            elif not (failure.again and self.paid.stopped()):
+                # A failure that may be retried is asked again by the next run: it is not an abstention.
+                return TeacherCallResult(self.name, None, f"not answered: {failure}" if failure.again else str(failure), asked=not failure.again)
+        except Exception as error:
+            why = f"{type(error).__name__} while asking; check the address, and report it if that is right"
+        finally:
+            if self.paid.unwritten:
+                pool.why = pool.why or f"ledger: {self.paid.unwritten[0][0]}"
+        self.stopped = self.stopped or why and f"teacher {self.name!r} stopped: {why}"
         return None
 
-    async def _exchange(self, teacher, claim, text, most) -> Answer | Failure:
-        "Send a claimed question; in any case its claim is settled with the answer or failed."
-        asked_at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
-        self._in_flight += 1
-        self.calls += 1
-        try:
-            response = await send_request(self._http, teacher.endpoint, self._keys[teacher.name], text.encode(), self._timeout_s)
-            if isinstance(response, Failure):
-                self.calls -= not response.sent
-                self._enter(self._ledger.fail, claim, response.problem, response.billed)
-                return response
-            answer = to_answer(teacher.endpoint, claim.key, response, time.monotonic() - began, most, asked_at)
-            self._enter(self._ledger.settle, claim, answer)
-            self._providers[teacher.endpoint.url].refusals = 0
-            return answer
-        except asyncio.CancelledError:
-            self._enter(self._ledger.fail, claim, f"cancelled: {self._stopped}", True)
-            raise
-        except Exception as error:  # an unknown error; the claim must not stay open
-            problem = f"{type(error).__name__} while asking; check the address, and report it if that is right"
-            self._enter(self._ledger.fail, claim, problem, True)
-            return Failure(problem, billed=True, again=False, stops=True)
-        finally:
-            self._in_flight -= 1
-            self._returned.set()
 
-    def _enter(self, entry, *values):
-        "Write to the ledger; if this fails the pool stops, but results are still returned."
-        try:
-            entry(*values)
-        except LedgerProblem as problem:
-            self._unwritten.append((entry, values))  # retried once at the end
-            self._stop(f"ledger: {problem}")
+_CLOSE_S = 60.0  # time for writing cancelled calls to the ledger
+
+# %% ../../nbs/replay/04_client.ipynb #f90fb97e
+class TeacherPool:
+    "A pool of endpoints, asked through its `teachers` inside a `with` block. Raises `TeacherProblem` for an invalid panel."
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        ledger: Ledger,
+        concurrency: int = 8,  # questions at once for each address
+        timeout_s: float = 120.0,  # of one attempt, from the first byte sent to the last byte received
+        tries: int = 6,  # of one question
+        max_wall_s: float | None = None,  # from entering the pool; then nothing more is sent, and calls in flight are cancelled
+        on_answer: Callable[[str, TeacherCallResult], None] | None = None,  # called with the teacher's name and each result, one at a time
+    ):
+        check_panel([e.name for e in endpoints])
+        if not (concurrency >= 1 and tries >= 1 and timeout_s > 0 and (max_wall_s is None or max_wall_s > 0)):
+            raise TeacherProblem(f"concurrency={concurrency}, tries={tries}, timeout_s={timeout_s}, max_wall_s={max_wall_s}",
+                                 "give 1 or more of the first two and times above 0")
+        self.ledger, self._max_wall_s, self._on_answer, self._one_at_a_time = ledger, max_wall_s, on_answer, threading.Lock()
+        self.portal, self.open, self.why = None, False, ""  # why it has stopped by itself
+        self.running: dict[Future, anyio.CancelScope] = {}  # one for each running `answer`
+        slots = {e.url: asyncio.Semaphore(concurrency) for e in endpoints}
+        self.teachers = [HttpTeacher(self, slots[e.url], e, ledger, timeout_s, tries) for e in endpoints]
+
+    def __repr__(self):
+        return f"TeacherPool({[t.name for t in self.teachers]}, {self.calls} calls{', stopped: ' + self.stopped if self.stopped else ''})"
+
+    @property
+    def calls(self) -> int:
+        "Return the number of requests sent."
+        return sum(t.paid.calls for t in self.teachers)
+
+    @property
+    def stopped(self) -> str:
+        "Return why the pool has stopped; empty while it is running."
+        every = [t.stopped for t in self.teachers]
+        return self.why or ("; ".join(dict.fromkeys(every)) if all(every) else "")
+
+    def cancel(
+        self,
+        why: str,  # reason shown in results and `stopped`
+    ) -> None:
+        "Stop asking and cancel calls in flight; from any thread, at any time."
+        self.why = self.why or why
+        with suppress(RuntimeError, AttributeError):  # not open yet, or closed
+            self._loop.call_soon_threadsafe(self._cancel, why)
+
+    def _cancel(self, why):
+        self.why = self.why or why
+        for scope in list(self.running.values()):
+            scope.cancel()
+
+    def __enter__(self) -> "TeacherPool":
+        if self.portal:
+            raise RuntimeError("this pool was opened before; make a new one.")
+        with ExitStack() as stack:
+            self.portal = stack.enter_context(start_blocking_portal(name="teacher-pool"))
+            self._loop = self.portal.call(asyncio.get_running_loop)
+            for teacher in self.teachers:
+                stack.enter_context(self.portal.wrap_async_context_manager(teacher.paid.opened()))
+            self._exit, self.open = stack.pop_all(), True
+        if self._max_wall_s is not None:
+            self.portal.call(self._loop.call_later, self._max_wall_s, self._cancel, f"the wall time of {self._max_wall_s:g} s is over")
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.open = False
+        if running := list(self.running):
+            self.cancel("the pool was closed")
+            wait(running, _CLOSE_S)
+        self._exit.close()
+
+    def report(self, result: TeacherCallResult) -> None:
+        "Call `on_answer` with a result."
+        if self._on_answer and result.asked:
+            with self._one_at_a_time:
+                self._on_answer(result.teacher, result)

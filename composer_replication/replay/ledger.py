@@ -7,7 +7,6 @@ __all__ = ['LedgerProblem', 'BudgetReached', 'Answer', 'Claim', 'Spent', 'Ledger
 
 # %% ../../nbs/replay/03_ledger.ipynb #ef14d1bc
 import contextlib
-import fcntl
 import glob
 import json
 import math
@@ -18,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from uuid import uuid4
+
+from filelock import FileLock, Timeout
 
 from ..core.errors import Problem
 
@@ -172,34 +173,21 @@ def _connect(path: Path) -> sqlite3.Connection:
     return db
 
 # %% ../../nbs/replay/03_ledger.ipynb #42b1cfcb
-def _hold(path: Path) -> tuple[str, int]:
-    "Return name and handle of a new lock file beside the ledger, locked until the handle is closed or the process ends."
-    name = uuid4().hex[:12]
-    file = _lock_file(path, name)
-    new = file.with_name(f".{file.name}")
-    handle = os.open(new, os.O_CREAT | os.O_RDWR, 0o666)  # Python's handles are not inherited by child programs
-    fcntl.flock(handle, fcntl.LOCK_EX)
-    os.rename(new, file)  # it is locked when it appears, so that no process takes it for abandoned
-    return name, handle
-
-
-def _lock_file(path: Path, name: str) -> Path:
-    return path.with_name(f"{path.name}-open-{name}")
+def _lock(path: Path, name: str) -> FileLock:
+    "Return the lock that a ledger opened under this name holds, on a small file beside it."
+    return FileLock(path.with_name(f"{path.name}-open-{name}"), timeout=0, thread_local=False)
 
 
 def _is_held(path: Path, name: str) -> bool:
     "True if the ledger opened under this name is still open."
-    try:
-        handle = os.open(_lock_file(path, name), os.O_RDONLY)
-    except FileNotFoundError:
+    lock = _lock(path, name)
+    if not os.path.lexists(lock.lock_file):
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False
-    except BlockingIOError:
+        with lock:
+            return False
+    except Timeout:
         return True
-    finally:
-        os.close(handle)
 
 # %% ../../nbs/replay/03_ledger.ipynb #9447322a
 def _text(text: str) -> str:
@@ -232,7 +220,9 @@ class Ledger:
                 for file in self.path.parent.glob(f"{glob.escape(self.path.name)}-open-*"):
                     if not _is_held(self.path, file.name.rpartition("-")[2]):
                         file.unlink(missing_ok=True)
-                self._name, self._handle = _hold(self.path)
+                self._name = uuid4().hex[:12]
+                self._held = _lock(self.path, self._name)
+                self._held.acquire(timeout=_WAIT_S)  # another process may look at the new file just now
             except OSError:
                 self._db.close()
                 raise
@@ -249,8 +239,8 @@ class Ledger:
         "Close the file. Claims that are neither settled nor failed count as lost from then on."
         with self._lock:
             if self._db is not None and os.getpid() == self._process:
-                _lock_file(self.path, self._name).unlink(missing_ok=True)
-                os.close(self._handle)
+                Path(self._held.lock_file).unlink(missing_ok=True)
+                self._held.release()
                 self._db.close()
                 self._db = None
 

@@ -52,7 +52,8 @@ def fork_tables(
             ("Levels without a hint, and differences from that [95 % interval over tasks]", ["arm", *MEASURES], arm_rows(results)),
             ("Next action works, by kind of error", ["kind", *WORTH], worth_rows(worth_by(results, lambda r: r.kind))),
             ("Next action works, by hint, those that gain nothing first", ["hint", *WORTH], worth_rows(worth_by(results, words)))):
-        narrow = [i for i, column in enumerate(columns) if column not in ("none", "own")]  # the page has these levels too
+        narrow = [i for i, column in enumerate(columns)  # the page has these levels too
+                  if column not in ("none", "own") and (column or any(row[i] for row in rows))]
         if rows:
             made.append(Table(*(columns[i] for i in narrow), title=title, title_justify="left"))
             for row in rows:

@@ -15,7 +15,7 @@ import logging
 import queue
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import count
@@ -143,32 +143,79 @@ async def read_json(
     except (ValueError, RecursionError) as error:
         raise bad(f"the body is no JSON ({str(error)[:80]}).", "invalid_json") from None
 
+# %% ../../nbs/rollout/11_endpoint.ipynb #44307a68
+def _given_key(headers: Mapping[str, str]) -> str:
+    "Return the key that a request brings, as the clients of OpenAI or of Anthropic send it."
+    scheme, _, given = headers.get("Authorization", "").partition(" ")
+    return (headers.get("x-api-key") or (given if scheme.lower() == "bearer" else "")).strip()
+
+
+def _listed(model):
+    "Return a model's entry in the list of models, with the fields of OpenAI and of Anthropic."
+    return {"id": model, "object": "model", "created": 0, "owned_by": "composer-rl", "type": "model", "display_name": model,
+            "created_at": "1970-01-01T00:00:00Z"}
+
+
+def _reward_of(body):
+    "Return the reward in the body of a request that ends an episode. Raises `Refused`."
+    reward = body.get("reward") if isinstance(body, dict) else None
+    if not isinstance(body, dict) or set(body) - {"reward"} or isinstance(reward, bool) or not isinstance(reward, int | float | None) or \
+            reward is not None and not abs(reward) < float("inf"):
+        raise bad("the body must be an object with nothing, or with a finite number as its reward.")
+    return reward
+
+
+def _routes(application) -> list[Route]:
+    "Return the paths that are answered, each with its method."
+    def answers(protocol):
+        async def answer(request):
+            return await application.guarded(protocol, request, application.complete)
+        return answer
+
+    routes = [Route("/health", application.health), Route("/e/{episode}/end", application.end, methods=["POST"])]
+    for head in ("/e/{episode}", ""):
+        for version in ("", "/v1", "/v1/v1"):  # whether or not a client adds it
+            routes += [Route(f"{head}{version}{p.path}", answers(p), methods=["POST"]) for p in PROTOCOLS]
+            routes += [Route(f"{head}{version}/messages/count_tokens", application.count, methods=["POST"]),
+                       Route(f"{head}{version}/models", application.models),
+                       Route(f"{head}{version}/models/{{model:path}}", application.models)]
+    return routes
+
+
+async def _no_page(request, error):
+    protocol = Messages if "messages" in request.url.path else ChatCompletions
+    problem = Refused(error.status_code, "unknown_url", f"{request.method} {request.url.path[:100]} is not answered here; ask "
+                      "/v1/chat/completions, /v1/responses, /v1/messages, /v1/models or /health.")
+    return _json(protocol.error(problem), error.status_code, error.headers)
+
+
+async def _sampled(request, pending, timeout_s):
+    "Wait for the policy's answer. Raises `Refused` where it takes too long or the client hangs up."
+    async def hung_up():
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+    answer, gone = asyncio.wrap_future(pending.answer), asyncio.ensure_future(hung_up())
+    try:
+        await asyncio.wait({answer, gone}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if gone.done():
+            raise Refused(499, "hung_up", "the client has hung up.")
+        if answer.done():
+            return answer.result()
+        raise Refused(504, "timeout", f"no answer came within {timeout_s:g} seconds; ask again later, or allow more.")
+    finally:
+        gone.cancel()
+        if not answer.done():
+            answer.add_done_callback(lambda a: a.cancelled() or a.exception())  # nothing else reads the exception
+
 # %% ../../nbs/rollout/11_endpoint.ipynb #5e811e7f
 class _Application:
     def __init__(self, models, episodes, key, any_model, at_once, timeout_s, body_bytes):
         self.recorders, self.episodes, self.key, self.any_model = models, episodes, key, any_model  # recorders, or teachers' desks, by model
         self.at_once, self.timeout_s, self.body_bytes, self.requests = at_once, timeout_s, body_bytes, 0
-        routes = [Route("/health", self.health), Route("/e/{episode}/end", self.end, methods=["POST"])]
-        for head in ("/e/{episode}", ""):
-            for version in ("", "/v1", "/v1/v1"):  # whether or not a client adds it
-                routes += [Route(f"{head}{version}{p.path}", self._answers(p), methods=["POST"]) for p in PROTOCOLS]
-                routes += [Route(f"{head}{version}/messages/count_tokens", self.count, methods=["POST"]),
-                           Route(f"{head}{version}/models", self.models), Route(f"{head}{version}/models/{{model:path}}", self.models)]
-        self.app = Starlette(routes=routes, exception_handlers={HTTPException: self.no_page})
+        self.app = Starlette(routes=_routes(self), exception_handlers={HTTPException: _no_page})
 
     async def health(self, request):
         return _json({"status": "ok", "models": list(self.recorders), "requests": self.requests})
-
-    async def no_page(self, request, error):
-        protocol = Messages if "messages" in request.url.path else ChatCompletions
-        problem = Refused(error.status_code, "unknown_url", f"{request.method} {request.url.path[:100]} is not answered here; ask "
-                          "/v1/chat/completions, /v1/responses, /v1/messages, /v1/models or /health.")
-        return _json(protocol.error(problem), error.status_code, error.headers)
-
-    def _answers(self, protocol):
-        async def answer(request):
-            return await self.guarded(protocol, request, self.complete)
-        return answer
 
     async def guarded(self, protocol, request: Request, work, places: int = 1) -> Response:
         "Return the response of `work`, or a refusal in the protocol's own form; the request takes `places` of `at_once`."
@@ -181,33 +228,27 @@ class _Application:
             if isinstance(response, _Stream):  # its answer is still to be sampled
                 response.ended, held = lambda: setattr(self, "requests", self.requests - places), 0
             return response
-        except Refused as problem:
-            return _json(protocol.error(problem), problem.status, problem.headers)
         except (asyncio.CancelledError, Exception) as error:
-            return _json(protocol.error(_problem(error)), _problem(error).status)
+            problem = _problem(error)
+            return _json(protocol.error(problem), problem.status, problem.headers)
         finally:
             self.requests -= held
 
     def authorise(self, request: Request, name: str | None) -> None:
         "Raise `Refused` where the key is not that of the episode, or of the server."
-        key = self.key
-        if name is not None and name in self.episodes.named:
-            key = self.episodes.named[name].key or key
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        given = request.headers.get("x-api-key") or (given if scheme.lower() == "bearer" else "")
-        if key and not hmac.compare_digest(given.strip().encode("latin-1", "replace"), key.encode()):
+        named = self.episodes.named.get(name)
+        key = self.key if named is None else named.key or self.key
+        if key and not hmac.compare_digest(_given_key(request.headers).encode("latin-1", "replace"), key.encode()):
             raise Refused(401, "invalid_api_key", "the key is wrong; send it as a Bearer token or as x-api-key.", {"WWW-Authenticate": "Bearer"})
 
     async def models(self, request: Request) -> Response:
         async def work(protocol, request):
             self.authorise(request, request.path_params.get("episode"))
-            name, (first, *_, last) = request.path_params.get("model"), [*self.recorders, *self.recorders]
-            every = {model: {"id": model, "object": "model", "created": 0, "owned_by": "composer-rl", "type": "model", "display_name": model,
-                             "created_at": "1970-01-01T00:00:00Z"} for model in self.recorders}
+            name, known = request.path_params.get("model"), list(self.recorders)
             if name is None:
-                return _json({"object": "list", "data": list(every.values()), "has_more": False, "first_id": first, "last_id": last})
+                return _json({"object": "list", "data": [_listed(m) for m in known], "has_more": False, "first_id": known[0], "last_id": known[-1]})
             self.recorder(name, self.any_model)
-            return _json(every.get(name, every[first]))
+            return _json(_listed(name if name in known else known[0]))
         return await self.guarded(ChatCompletions, request, work, places=0)
 
     def recorder(self, model: str, any_model: bool) -> Any:
@@ -240,7 +281,7 @@ class _Application:
 
         async def answer():
             try:
-                answered = await asyncio.to_thread(recorder.finish, pending, await self._sampled(request, pending))
+                answered = await asyncio.to_thread(recorder.finish, pending, await _sampled(request, pending, self.timeout_s))
             except BaseException as problem:
                 recorder.leave(pending)
                 if isinstance(problem, Exception) and not isinstance(problem, Refused):
@@ -253,24 +294,6 @@ class _Application:
             return _json(protocol.write(asked, await answer()))
         stream = protocol.stream(asked, len(pending.ids))
         return _Stream(stream, _parts(asked, answer(), heard, lambda ids: recorder.partial(pending, ids)))
-
-    async def _sampled(self, request, pending):
-        "Wait for the policy's answer. Raises `Refused` where it takes too long or the client hangs up."
-        async def hung_up():
-            while (await request.receive())["type"] != "http.disconnect":
-                pass
-        answer, gone = asyncio.wrap_future(pending.answer), asyncio.ensure_future(hung_up())
-        try:
-            await asyncio.wait({answer, gone}, timeout=self.timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            if gone.done():
-                raise Refused(499, "hung_up", "the client has hung up.")
-            if answer.done():
-                return answer.result()
-            raise Refused(504, "timeout", f"no answer came within {self.timeout_s:g} seconds; ask again later, or allow more.")
-        finally:
-            gone.cancel()
-            if not answer.done():
-                answer.add_done_callback(lambda a: a.cancelled() or a.exception())  # nothing else reads the exception
 
     async def count(self, request: Request) -> Response:
         "Answer Anthropic's request to count a prompt's tokens."
@@ -287,10 +310,7 @@ class _Application:
             if name not in self.episodes.named:
                 raise Refused(404, "unknown_episode", f"there is no episode {name[:60]!r} here.")
             body = await read_json(request, self.body_bytes)
-            reward = body.get("reward") if isinstance(body, dict) else None
-            if not isinstance(body, dict) or set(body) - {"reward"} or isinstance(reward, bool) or not isinstance(reward, int | float | None) or \
-                    reward is not None and not abs(reward) < float("inf"):
-                raise bad("the body must be an object with nothing, or with a finite number as its reward.")
+            reward = _reward_of(body)
             episode = self.episodes.named[name]
             episode.check()
             episode.end(Ending.DONE)

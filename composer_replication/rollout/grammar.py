@@ -43,7 +43,7 @@ def _moved(schema, place):
 def _object(schema):
     return {"type": "object", **(schema or {})}
 
-
+# %% ../../nbs/rollout/09_grammar.ipynb #d8103626
 class Writer:
     "Write the grammars of one policy's turns."
 

@@ -32,6 +32,73 @@ logger = logging.getLogger(__name__)
 SCORED = (Ending.DONE, Ending.TURNS, Ending.TOKENS)  # the environment is asked for a reward
 _LATE = ", and earns 0 for its call"
 
+# %% ../../nbs/rollout/07_loop.ipynb #a21d05cc
+def _reset(environment, row):
+    "Reset an environment, and return the text that it adds to the prompt."
+    addition = environment.reset(**row)
+    if addition is not None and not isinstance(addition, str):
+        raise TypeError(f"it gave a {type(addition).__name__}; give a text for the prompt, or nothing")
+    return addition
+
+
+def _prompt(row, addition):
+    "Return the row's prompt, with the reset's text at the end of its last message."
+    prompt = row["prompt"]
+    prompt = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
+    if addition and prompt:
+        prompt[-1]["content"] = (prompt[-1].get("content") or "") + addition
+    return prompt
+
+
+def _result(environment, call):
+    "Run a call, and return the environment's `ToolResult`; raise `TypeError` for anything else."
+    result = environment.call(call)
+    if not isinstance(result, ToolResult):
+        raise TypeError(f"it gave a {type(result).__name__}; give a ToolResult")
+    return result
+
+
+def _answers(run, calls, done, config):
+    "Return the turns that answer calls; a failure outside the tools ends the episode."
+    answers = []
+    for call, step in zip(calls, done):
+        run.seconds["tools"] += step.seconds
+        if step.raised is not None:
+            run.end(Ending.ERROR, f"the call of {call.name!r} raised {type(step.raised).__name__}: {step.raised}")
+            break
+        limit = step_limit(run.environment, "call", config.tool_timeout)
+        if step.late:
+            run.reward = late_call_reward(run.environment)
+            run.end(Ending.TIMEOUT, f"{call.name} gave no answer within {limit:g} seconds{_LATE if run.reward == 0.0 else ''}")
+        late = ToolResult(f"Timeout: no answer within {limit:g} seconds; the call was given up.", "runtime_error")
+        answers.append((late if step.late else step.value).turn(call))
+    return answers
+
+
+def _score(run, step, config):
+    "Set the reward of a run, or its ending where the reward failed."
+    run.seconds["tools"] += step.seconds
+    if step.late:
+        run.end(Ending.TIMEOUT, f"reward gave no answer within {step_limit(run.environment, 'reward', config.tool_timeout):g} seconds")
+    elif step.raised is not None:
+        run.end(Ending.ERROR, f"reward raised {type(step.raised).__name__}: {step.raised}")
+    elif step.value is not None:
+        value = _number(step.value)
+        if math.isfinite(value):
+            run.reward = value
+        else:
+            run.end(Ending.ERROR, f"reward gave {reprlib.repr(step.value)}, which is no number; return a finite one, or None where "
+                                  "nothing is scored")
+
+
+def _number(value):
+    "Return a reward as a float; NaN for anything but a number, also for text."
+    try:
+        value = value.item() if hasattr(value, "item") else value  # of numpy or torch
+        return float(value) if isinstance(value, (Real, Decimal)) else math.nan
+    except (ValueError, RuntimeError, OverflowError):  # several numbers, or one beyond a float
+        return math.nan
+
 # %% ../../nbs/rollout/07_loop.ipynb #fcd6aff0
 class _Loop:
     "The loop over running episodes."
@@ -193,73 +260,6 @@ class _Loop:
         if run in self.unfinished:
             self.unfinished.remove(run)
         self.each(run.rollout())
-
-# %% ../../nbs/rollout/07_loop.ipynb #a21d05cc
-def _reset(environment, row):
-    "Reset an environment, and return the text that it adds to the prompt."
-    addition = environment.reset(**row)
-    if addition is not None and not isinstance(addition, str):
-        raise TypeError(f"it gave a {type(addition).__name__}; give a text for the prompt, or nothing")
-    return addition
-
-
-def _prompt(row, addition):
-    "Return the row's prompt, with the reset's text at the end of its last message."
-    prompt = row["prompt"]
-    prompt = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
-    if addition and prompt:
-        prompt[-1]["content"] = (prompt[-1].get("content") or "") + addition
-    return prompt
-
-
-def _result(environment, call):
-    "Run a call, and return the environment's `ToolResult`; raise `TypeError` for anything else."
-    result = environment.call(call)
-    if not isinstance(result, ToolResult):
-        raise TypeError(f"it gave a {type(result).__name__}; give a ToolResult")
-    return result
-
-
-def _answers(run, calls, done, config):
-    "Return the turns that answer calls; a failure outside the tools ends the episode."
-    answers = []
-    for call, step in zip(calls, done):
-        run.seconds["tools"] += step.seconds
-        if step.raised is not None:
-            run.end(Ending.ERROR, f"the call of {call.name!r} raised {type(step.raised).__name__}: {step.raised}")
-            break
-        limit = step_limit(run.environment, "call", config.tool_timeout)
-        if step.late:
-            run.reward = late_call_reward(run.environment)
-            run.end(Ending.TIMEOUT, f"{call.name} gave no answer within {limit:g} seconds{_LATE if run.reward == 0.0 else ''}")
-        late = ToolResult(f"Timeout: no answer within {limit:g} seconds; the call was given up.", "runtime_error")
-        answers.append((late if step.late else step.value).turn(call))
-    return answers
-
-
-def _score(run, step, config):
-    "Set the reward of a run, or its ending where the reward failed."
-    run.seconds["tools"] += step.seconds
-    if step.late:
-        run.end(Ending.TIMEOUT, f"reward gave no answer within {step_limit(run.environment, 'reward', config.tool_timeout):g} seconds")
-    elif step.raised is not None:
-        run.end(Ending.ERROR, f"reward raised {type(step.raised).__name__}: {step.raised}")
-    elif step.value is not None:
-        value = _number(step.value)
-        if math.isfinite(value):
-            run.reward = value
-        else:
-            run.end(Ending.ERROR, f"reward gave {reprlib.repr(step.value)}, which is no number; return a finite one, or None where "
-                                  "nothing is scored")
-
-
-def _number(value):
-    "Return a reward as a float; NaN for anything but a number, also for text."
-    try:
-        value = value.item() if hasattr(value, "item") else value  # of numpy or torch
-        return float(value) if isinstance(value, (Real, Decimal)) else math.nan
-    except (ValueError, RuntimeError, OverflowError):  # several numbers, or one beyond a float
-        return math.nan
 
 # %% ../../nbs/rollout/07_loop.ipynb #1bf00704
 def run_episodes(

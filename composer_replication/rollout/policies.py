@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..core.deadline import in_threads
 from ..core.errors import InputProblem
 from ..core.trace import Trace, Turn
-from ..replay.client import LONGEST_WAIT_S, Endpoint, chat_body, complete, complete_once, read_turn, token_count
+from ..replay.client import LONGEST_WAIT_S, Endpoint, chat_body, complete, read_turn, token_count
 from ..replay.ledger import Ledger
 from ..tree.positions import steady_positions
 from ..tree.chat import ChatFormat
@@ -229,8 +229,7 @@ class ClientPolicy:
         settings = {"max_tokens": limit, "seed": seed, "temperature": sampling.temperature, "top_p": sampling.top_p}
         settings |= {k: v for k, v in (("top_k", sampling.top_k), ("min_p", sampling.min_p)) if v}
         body = chat_body(self.endpoint, trace.turns, trace.tools, **settings)
-        answer = complete_once(self.endpoint, body, self.ledger, self.timeout_s, self.tries) if self.ledger else \
-            complete(self.endpoint, body, self.timeout_s, self.tries)
+        answer = complete(self.endpoint, body, self.timeout_s, self.tries, self.ledger)
         choice, usage = answer["choices"][0], answer.get("usage")
         used = token_count(usage.get("completion_tokens")) if isinstance(usage, dict) else 0
         return read_turn(choice["message"]), choice.get("finish_reason") == "length", used

@@ -172,7 +172,7 @@ def strict_tools(
         if isinstance(tools, list | None) else []
     return tuple(f"tools.{tool.get('name')}.strict" for tool in own if tool.get("strict"))
 
-
+# %% ../../nbs/rollout/08_protocols.ipynb #5e6f2020
 def functions(
     tools: Any,  # in OpenAI form
 ) -> tuple[dict, ...]:
@@ -281,7 +281,7 @@ class ChatStream:
         "Return the last event of an answer that did not come."
         return _event(ChatCompletions.error(problem))
 
-
+# %% ../../nbs/rollout/08_protocols.ipynb #6c0218da
 class ChatCompletions:
     "OpenAI's chat completions."
 
@@ -378,7 +378,7 @@ class MessagesStream:
     def failed(self, problem: Refused) -> bytes:
         return _event(Messages.error(problem), "error")
 
-
+# %% ../../nbs/rollout/08_protocols.ipynb #f6ca8b29
 class Messages:
     "Anthropic's messages."
 
@@ -548,7 +548,7 @@ class ResponsesStream:
     def failed(self, problem: Refused) -> bytes:
         return self._event("error", code=problem.code, message=str(problem), param=None)
 
-
+# %% ../../nbs/rollout/08_protocols.ipynb #60c91eb6
 class Responses:
     "OpenAI's Responses."
 

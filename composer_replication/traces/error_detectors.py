@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['CLEAN', 'Detector', 'DETECTORS', 'ERROR_WORDS', 'EXCEPTION', 'IN_NOTEBOOK', 'RAISED', 'GENERIC', 'CLASSES',
-           'KIND_WORDS', 'BEFORE', 'PROMPT', 'BEHIND', 'IN_SCRIPT', 'TYPED', 'FENCED', 'ANSWERS_NO', 'STATUS_LINE',
-           'STATUS_TAG', 'FIELD', 'BESIDE_STATUS', 'OUTPUT', 'EDGE', 'DECLINED', 'STATUS_REASON', 'WRAPPING',
-           'CODE_KEYS', 'HTTP_KEYS', 'NOTHING', 'MESSAGES', 'BAD_WORDS', 'GOOD_WORDS', 'READER', 'READS', 'SAYS_ERROR',
-           'HEADING', 'GAVE_UP', 'BROKE_OFF', 'WELL', 'ERROR_TAG', 'SHELL_COMPLAINT', 'Detection', 'register_detector',
-           'detectors_for', 'first_opinion', 'any_word', 'last_exception', 'shell_kind', 'kind_of', 'Pairing', 'pair',
-           'answered_call', 'tool_called', 'command_of', 'without_echo', 'unwrapped', 'shell_detection', 'exit_status',
-           'observed', 'result_text', 'declined', 'flagged', 'objects', 'object_failed', 'status', 'reads_only',
-           'says_error', 'raised', 'payload', 'traceback', 'graded', 'unanswered']
+           'KIND_WORDS', 'BEFORE', 'PROMPT', 'BEHIND', 'IN_SCRIPT', 'TYPED', 'FENCED', 'FILTERED', 'ANSWERS_NO',
+           'INTERRUPTS', 'SEARCHERS', 'SHELL_COMPLAINT', 'OF_THE_SHELL', 'STATUS_LINE', 'STATUS_TAG', 'FIELD',
+           'BESIDE_STATUS', 'OUTPUT', 'EDGE', 'DECLINED', 'STATUS_REASON', 'WRAPPING', 'CODE_KEYS', 'HTTP_KEYS',
+           'NOTHING', 'MESSAGES', 'BAD_WORDS', 'GOOD_WORDS', 'DATA_FILE', 'READER', 'READS', 'SAYS_ERROR', 'HEADING',
+           'GAVE_UP', 'BROKE_OFF', 'WELL', 'ERROR_TAG', 'SHELL', 'Detection', 'register_detector', 'detectors_for',
+           'first_opinion', 'any_word', 'last_exception', 'shell_kind', 'kind_of', 'Pairing', 'pair', 'answered_call',
+           'tool_called', 'command_of', 'filtered', 'without_echo', 'unwrapped', 'last_program', 'shell_detection',
+           'exit_status', 'observed', 'result_text', 'declined', 'flagged', 'objects', 'object_failed', 'admits',
+           'status', 'reads_only', 'says_error', 'raised', 'payload', 'traceback', 'graded', 'unanswered']
 
 # %% ../../nbs/traces/01_error_detectors.ipynb #1b3fbde7
 import re
@@ -175,6 +176,7 @@ def pair(trace: Trace) -> Pairing:
 BEFORE = re.compile(
     r"\s*(?:observation:|execution result of \[[^\]\n]*\]:|\[[^\n]{1,2000}?\] result:|(?:new |current )?(?:tool|function|command|shell|terminal)[ _]?(?:call )?"
     r"(?:result|output|response|error|screen)s?(?: (?:of|for|from) [^\n:]{1,80})?:|(?:result|output|response|stdout|stderr)s?:(?=\s*\n)|"
+    r"script completed\n(?:wall time [^\n]*\n)?output:(?=\s*\n)|"
     r"<(tool_response|tool_result|tool_output|function_response|function_results?|function_result|observation|result|response|output|stdout|stderr|error|"
     r"tool_use_error|error_message|exception|system|returned)>|call id: [^\n]{1,80}(?=\n))", re.I)
 PROMPT = r"(?:\([\w.-]+\) ?)?(?:[\w.-]+@[\w.-]+[:~][^\n]{0,120}?|\[[^\]\n]{1,80}\]|bash-[\d.]*|[~/][\w./-]*)?\s?[#$%>❯]"  # of a terminal
@@ -220,6 +222,13 @@ IN_SCRIPT = re.compile(r'\bexec_command\(\s*\{.*?\bcmd\b"?\s*:\s*("(?:[^"\\]|\\.
 TYPED = re.compile(r'"keystrokes"\s*:\s*("(?:[^"\\]|\\.)*")')  # into a terminal, by an agent that acts in JSON
 FENCED = re.compile(r"```(?:bash|sh|shell|mswea_bash_command)?[ \t]*\n(.*?)\n?```", re.S)  # the command of an agent that acts in text
 
+FILTERED = re.compile(r"\|\s*(?:head|tail|[ef]?grep|rg|sed|awk|cut|sort|uniq|wc|tee|cat|tr|column|less|more|Select-\w+|Out-\w+)\b[^|;&\n]*$")
+
+
+def filtered(command: str) -> bool:
+    "True if a command ends in a filter, such as `pytest | tail`: its status 0 is the filter's and says nothing of the program before it."
+    return FILTERED.search(command) is not None and "pipefail" not in command
+
 # %% ../../nbs/traces/01_error_detectors.ipynb #063c39f0
 def without_echo(
     text: str,
@@ -228,6 +237,8 @@ def without_echo(
     "Remove the command that a terminal repeats at the start of its output, with or without prompts."
     wanted = [line.strip() for line in command.replace("\r\n", "\n").strip().split("\n")] if command.strip() else []
     lines = text.lstrip("\n").split("\n", len(wanted))
+    if (behind := _behind_wrapped(text, command)) is not None:
+        return behind
     if not wanted or len(lines) < len(wanted):
         return text
     for line, expected in zip(lines, wanted, strict=False):
@@ -235,6 +246,18 @@ def without_echo(
         if line != expected and re.sub(r"\A" + PROMPT + r"\s*", "", line) != expected:
             return text
     return lines[len(wanted)] if len(lines) > len(wanted) else ""
+
+
+def _behind_wrapped(text: str, command: str) -> str | None:
+    "Return what stands behind a long command that a terminal repeated and wrapped, else None."
+    at = 0
+    for char in "".join(command.split()) if len(command) > 60 else "":
+        while at < len(text) and text[at].isspace():
+            at += 1
+        if not text.startswith(char, at):
+            return None
+        at += 1
+    return text[at:] if at and text[at:at + 1] in ("", "\r", "\n") else None
 
 
 def unwrapped(
@@ -256,10 +279,28 @@ def unwrapped(
 ANSWERS_NO = re.compile(r"(?:^|[|;&\n])\s*(?:git\s+)?(?:diff|cmp|[ef]?grep\s+(?:-\w*c|--count))\b[^|;&\n]*$")
 
 
+INTERRUPTS = re.compile(r"C-[a-z]|\^[A-Z]|(?i:ctrl)[+-]\w|[\x03\x04\x1a]")  # a key that ends a running program: its status is that program's
+SEARCHERS = "grep", "egrep", "fgrep", "zgrep", "rg", "ag"  # programs whose status 1 says that nothing matched, and which then print nothing
+SHELL_COMPLAINT = re.compile(r"\A(?:[\w./ -]+: )?(?:line \d+: )?\S+: (?:.{0,200})(?:No such file|command not found|[Pp]ermission denied"
+                             r"|cannot (?:open|access|stat))")
+OF_THE_SHELL = re.compile(r"\S*?(?:ba|da|z|k)?sh: ")  # how a shell's own complaint begins
+_QUOTED = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"", re.S)
+
+
+def last_program(command: str) -> str:
+    "Return the name of the last program in a command, whose status is that of the whole; empty if there is none."
+    last = re.split(r"[;|&\n]", _QUOTED.sub("_", command).strip())[-1]
+    word = re.match(r"\s*(?:\w+=\S*\s+)*(?:(?:sudo|git)\s+)?([\w./-]+)", last)
+    return word[1].rpartition("/")[2] if word else ""
+
+
 def shell_detection(code: int, output: str, command: str = "") -> Detection:
     "Decide from a return code, the output and the command whether the command failed."
-    if code == 0 or (code in (1, 123) and not output.strip()) or (code == 1 and ANSWERS_NO.search(command)):
+    if code == 0 or (code in (1, 123) and not output.strip()) or (code == 1 and ANSWERS_NO.search(command)) or INTERRUPTS.fullmatch(command.strip()):
         return CLEAN
+    complains = any(SHELL_COMPLAINT.match(line) or OF_THE_SHELL.match(line) for line in output.split("\n"))
+    if code == 1 and last_program(command) in SEARCHERS and not complains and not raised(output):
+        return CLEAN  # nothing matched; the output is that of the programs before it
     return Detection("tool_not_found" if code == 127 else shell_kind(output), output.strip() or f"exit status {code}, no output")
 
 # %% ../../nbs/traces/01_error_detectors.ipynb #f1081f23
@@ -349,8 +390,8 @@ def flagged(trace: Trace, position: int) -> Detection | None:
         return None
     shown, command = result_text(trace, position), command_of(trace, position)
     code, text = exit_status(shown)
-    if not turn.failed:
-        return None if code or _object_status(shown) else CLEAN
+    if not turn.failed:  # the tool ran; what it ran may have failed
+        return None if code or _object_status(shown) or filtered(command) or admits(trace, position, shown) else CLEAN
     if code:
         return shell_detection(code, text, command)
     if status := STATUS_REASON.fullmatch(turn.fail_reason or ""):
@@ -426,6 +467,22 @@ def object_failed(o: dict) -> bool | None:
     return False if flags or word in GOOD_WORDS else None
 
 
+def admits(
+    trace: Trace,
+    position: int,  # of a result in `Trace.turns`
+    text: str,  # of the result, without its wrapper
+) -> bool:
+    "True if a result is an object that says that its tool failed, or has several lines and all are errors; False for the content of a file."
+    call, reads = answered_call(trace, position)[1], reads_only(trace, position)
+    if reads and (command_of(trace, position) or call is None or DATA_FILE.search(str(call.arguments))):
+        return False
+    lines = [line for line in text.split("\n") if line.strip()]
+    return any(object_failed(o) for o in objects(text)[:1]) or not reads and len(lines) > 1 and all(map(says_error, lines))
+
+
+DATA_FILE = re.compile(r"\.(?:jsonl?|ndjson|log|txt|ya?ml|har)\b")
+
+
 def status(trace: Trace, position: int) -> Detection | None:
     "Detect a failure from a command's exit status in an object, a head, a foot or a tag of its result."
     if observed(trace, position) is None:
@@ -435,17 +492,17 @@ def status(trace: Trace, position: int) -> Detection | None:
         output = _error_message([{k: v for k, v in o.items() if k not in ("message", "content", "reason")} for o in objects(text)], "")
     else:
         code, output = exit_status(text, foot=not reads_only(trace, position))
-    return None if code in (None, -1) else shell_detection(code, output, command_of(trace, position))  # -1: still running
+    command = command_of(trace, position)
+    return None if code in (None, -1) or code == 0 and filtered(command) else shell_detection(code, output, command)  # -1: still running
 
 # %% ../../nbs/traces/01_error_detectors.ipynb #985b008a
 READER = re.compile(r"(?i)(?:^|[_.-])(?:read|view|open|cat|get|list|search|grep|glob|find|fetch)(?:$|[_.-])|^(?:Read|Grep|Glob|View|Fetch|Search)")
-READS = re.compile(r"(?:cd [^&;|]+&&\s*)?(?:cat|head|tail|less|more|sed -n|nl|grep|rg|awk|gh run view|journalctl|docker logs|kubectl logs)\b"
+READS = re.compile(r"(?:cd [^&;|]+&&\s*)?(?:cat|head|tail|less|more|ls|find|sed -n|nl|grep|rg|awk|git (?:log|show|diff|blame|grep)|gh run view|journalctl|docker logs|kubectl logs)\b"
                    r"(?:(?!<<|\|\s*(?:\w*sh|python\d?|xargs)\b)[^;&])*")
 SAYS_ERROR, HEADING = (any_word(part, r"[\[(*❌✗⚠️\"\s]*", flags=flags) for part, flags in (("start", 0), ("heading", re.I)))
 GAVE_UP, BROKE_OFF, WELL = map(any_word, ("end", "output", "well"))
 ERROR_TAG = re.compile(r"\s*<(?:(tool_use_error|tool_error|error_message)|error|exception)>(?=\s*[^\s<]).*</\w+>\s*", re.S | re.I)  # around a whole result
-SHELL_COMPLAINT = re.compile(r"\A(?:[\w./ -]+: )?(?:line \d+: )?\S+: (?:.{0,200})(?:No such file|command not found|[Pp]ermission denied"
-                             r"|cannot (?:open|access|stat))")
+SHELL = re.compile(r"(?i)(?:^|[_.-])(?:bash|shell|exec|terminal|console|stdin)(?:$|[_.-])")  # in the name of a tool that runs commands
 
 
 def reads_only(trace: Trace, position: int) -> bool:
@@ -495,9 +552,10 @@ def traceback(trace: Trace, position: int) -> Detection | None:
         return Detection(shell_kind(text), text)
     if len(text) < 400 and text.count("\n") < 3 and SHELL_COMPLAINT.match(text):
         return Detection("tool_not_found" if "command not found" in text else "runtime_error", text)
-    if turn.failed is None and command_of(trace, position) and not reads and (BROKE_OFF.match(text) or any(map(GAVE_UP.match, text.split("\n")[-4:]))):
-        return Detection("runtime_error", text)
-    return None
+    command, lines = command_of(trace, position), text.split("\n")
+    if reads or not (command or SHELL.search(tool_called(trace, position))) or turn.failed is not None and not filtered(command):
+        return None
+    return Detection("runtime_error", text) if BROKE_OFF.match(text) or any(map(GAVE_UP.match, lines[-4:])) or says_error(lines[-1]) else None
 
 
 def graded(trace: Trace, position: int) -> Detection | None:

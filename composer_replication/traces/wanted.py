@@ -12,12 +12,13 @@ from importlib.resources import files
 from itertools import islice
 
 from ..core.trace import Trace
-from .error_detectors import command_of, last_exception
+from .error_detectors import SEARCHERS, command_of, last_exception, last_program
 from .failure import failure_gist
 
 # %% ../../nbs/traces/06_wanted.ipynb #a161aef3
 _TABLE = tomllib.loads((files("composer_replication") / "data/traces/wanted.toml").read_text(encoding="utf-8"))
 COMMANDS = [(re.compile(row["mark"]), row["means"]) for row in _TABLE["command"]]
+_SILENCE = re.compile(r"(?:\W*(?:no output|exit status 1, no output|the tool failed and said nothing)\W*)?", re.I)
 _COMPLAINS = re.compile(r"(?:[\w./-]+: )?(?:line \d+: )?(?:e|f|z)?(?:grep|rg|ag|diff|cmp|comm|test|\[|pgrep|fatal|error|usage)\b: ?\S"
                         r"|.*(?:command not found|No such file|[Pp]ermission denied|not permitted|failed for |Is a directory|invalid option|unrecognized|unary operator|binary operator)", re.I)
 
@@ -73,7 +74,9 @@ def wanted_failure(
     command = command_of(trace, evidence) if evidence != turn else ""
     for pattern, means in COMMANDS if command else ():
         asks = means.startswith("the exit status")
-        if pattern.search(command[-4000:] if asks else command) and not (asks and _COMPLAINS.search(error[:2000])):
+        found = pattern.search(command[-4000:] if asks else command)
+        asked = last_program(found[0].lstrip("|").partition("|")[0]) if found and asks else ""
+        if found and not (asked in SEARCHERS and not _SILENCE.fullmatch(error.strip()) or asks and _COMPLAINS.search(error[:2000])):  # the answer of a search is silence
             return means
     raised = last_exception(error) or failure_gist(error)
     named = _CLASS.search(raised)

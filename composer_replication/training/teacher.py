@@ -137,6 +137,27 @@ def without_dropout(
         _no_dropout(module)
     return model
 
+# %% ../../nbs/training/01_teacher.ipynb #16da0889
+def _check_state(own, state):
+    "Raise `InputProblem` where a saved state differs in names, shapes or types from a teacher's own."
+    for name in sorted(own.keys() | state.keys()):
+        have, want = (f"{tuple(d[name].shape)} {d[name].dtype}" if name in d else "nothing" for d in (state, own))
+        if have != want:
+            raise InputProblem(f"the teacher's state holds {have} for {name}, and this model needs {want}: "
+                               "load it into the model and the kind of teacher it was saved from.")
+
+
+def _read_state(path, kind):
+    "Return the tensors that a teacher of this kind saved. Raises `InputProblem`."
+    if not path.is_file():
+        raise InputProblem(f"{path} is absent, so the {kind} teacher cannot go on: resume from a checkpoint that has one.")
+    with safe_open(path, "pt") as file:
+        about = json.loads((file.metadata() or {}).get("teacher", "{}"))
+        if about.get("kind") != kind:
+            raise InputProblem(f"{path} holds a teacher of kind {about.get('kind')!r}, not {kind!r}: "
+                               "resume with the kind it was saved with.")
+        return {name: file.get_tensor(name) for name in file.keys()}
+
 # %% ../../nbs/training/01_teacher.ipynb #ea6b222c
 class TeacherPolicy:
     "A teacher made of the policy's own weights; see `make_teacher`."
@@ -194,10 +215,7 @@ class TeacherPolicy:
         states = tuple(h.detach() for h in hidden)
         return interpolate_heads(states, heads, self.mix) if self.kind == "trust_region" else (states[0], heads[0])
 
-    def read(
-        self,
-        function: Callable[[PreTrainedModel], Any],
-    ) -> list:  # one for each of the models of `using()`
+    def read(self, function: Callable[[PreTrainedModel], Any]) -> list:  # one for each of the models of `using()`
         "Return what `function` returns for each model, without gradient."
         with self.using() as models:
             return [function(model) for model in models]
@@ -237,11 +255,7 @@ class TeacherPolicy:
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         "Load a `state_dict` in place. Raises `ValueError` where names, shapes or types differ."
         own = self.state_dict()
-        for name in sorted(own.keys() | state.keys()):
-            have, want = (f"{tuple(d[name].shape)} {d[name].dtype}" if name in d else "nothing" for d in (state, own))
-            if have != want:
-                raise InputProblem(f"the teacher's state holds {have} for {name}, and this model needs {want}: "
-                                 "load it into the model and the kind of teacher it was saved from.")
+        _check_state(own, state)
         for name, tensor in own.items():
             tensor.copy_(state[name])
         self._round()
@@ -255,21 +269,9 @@ class TeacherPolicy:
         with replacing(Path(folder) / FILE) as partial:
             save_file({n: t.contiguous() for n, t in self.state_dict().items()}, partial, metadata={"teacher": about})
 
-    def load(
-        self,
-        folder: Path,  # where `save` wrote
-    ) -> None:
+    def load(self, folder: Path) -> None:  # where `save` wrote
         "Load what `save` wrote. Raises `ValueError` where it is absent, of another kind or of another model."
-        path = Path(folder) / FILE
-        if not path.is_file():
-            raise InputProblem(f"{path} is absent, so the {self.kind} teacher cannot go on: resume from a checkpoint that has one.")
-        with safe_open(path, "pt") as file:
-            about = json.loads((file.metadata() or {}).get("teacher", "{}"))
-            if about.get("kind") != self.kind:
-                raise InputProblem(f"{path} holds a teacher of kind {about.get('kind')!r}, not {self.kind!r}: "
-                                 "resume with the kind it was saved with.")
-            state = {name: file.get_tensor(name) for name in file.keys()}
-        self.load_state_dict(state)
+        self.load_state_dict(_read_state(Path(folder) / FILE, self.kind))
 
 # %% ../../nbs/training/01_teacher.ipynb #53278d6f
 def check_kind(

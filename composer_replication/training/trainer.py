@@ -28,6 +28,20 @@ from .setup import PairSource, check_held_out, check_model, check_positions, pre
 from .recorded import trace_limit
 from ..traces.error_sites import FindSites, find_error_sites
 
+# %% ../../nbs/training/23_trainer.ipynb #4fe484e7
+def _for_trl(factory):
+    "Return a factory of environments of TRL's kind; several by name one by one."
+    if isinstance(factory, dict):
+        return {name: _for_trl(one) for name, one in factory.items()}
+    return trl_factory(factory) if isinstance(factory(), Environment) else factory
+
+
+def _batch_of(segment, device):
+    "Return a segment's tokens as a batch of one row."
+    ids = {"prompt_ids": segment.prompt_ids, "completion_ids": segment.completion_ids}
+    masks = {name.replace("ids", "mask"): [1] * len(values) for name, values in ids.items()}
+    return {name: torch.tensor([values], device=device) for name, values in (ids | masks).items()}
+
 # %% ../../nbs/training/23_trainer.ipynb #15394a0d
 class ComposerReplicationTrainer(RolloutTrainer):
     """GRPO, or another policy objective, with SDPO at error turns and trace-replay DPO in one step.
@@ -83,12 +97,7 @@ class ComposerReplicationTrainer(RolloutTrainer):
             raise InputProblem("curriculum and episode_reward read the episodes of our own rollout loop", "take a task with an environment, "
                                "and rollout='transformers' or 'vllm'")
         elif environment_factory:
-            def for_trl(factory):  # TRL's own kind as it is, and several by name one by one
-                if isinstance(factory, dict):
-                    return {name: for_trl(one) for name, one in factory.items()}
-                return trl_factory(factory) if isinstance(factory(), Environment) else factory
-
-            others |= {"environment_factory": for_trl(environment_factory)}
+            others |= {"environment_factory": _for_trl(environment_factory)}
         if guard is not None and not (self.factory and self.held_out_rows):
             raise InputProblem("the guard has nothing to measure on: pass held_out_rows and an environment_factory, or add a "
                                "HeldOutGuardCallback with an evaluation of your own.")
@@ -133,12 +142,7 @@ class ComposerReplicationTrainer(RolloutTrainer):
     @torch.no_grad()
     def _kl_sums(self, segments: Sequence[SegmentTokens]) -> Counter:
         "Return the sum of log(policy / start) over sampled tokens, and their number."
-        def row_of(segment):
-            ids = {"prompt_ids": segment.prompt_ids, "completion_ids": segment.completion_ids}
-            masks = {name.replace("ids", "mask"): [1] * len(values) for name, values in ids.items()}
-            return {name: torch.tensor([values], device=self.accelerator.device) for name, values in (ids | masks).items()}
-
-        batches = list(map(row_of, segments))
+        batches = [_batch_of(segment, self.accelerator.device) for segment in segments]
         start, = self.reference.read(lambda model: self._logprobs_of_each(model, batches))
         sums = Counter()
         for s, now, then in zip(segments, self._within(lambda: self._logprobs_of_each(self.student, batches)), start):

@@ -242,7 +242,7 @@ def _lead(model, batch):
     "Return the left padding of each trunk `(batch, 1)` that positions do not count."
     return (batch.attention_mask.cumsum(1) == 0).sum(1, keepdim=True) if counts_positions(model) else 0
 
-
+# %% ../../nbs/tree/13_forward.ipynb #1fe86e88
 def _two_pass(model, batch, cache, rows, columns, real, pieces):
     "Read branches from the cache, which holds all rows while `batch` holds some. A piece reads earlier pieces' keys from the cache."
     take = lambda x: x.gather(1, columns)

@@ -60,9 +60,7 @@ class Script:
         "Render messages, with or without the generation prompt."
         return self.chat.render(self.dialect, messages, self.trace.tools, prompt, self.raw)
 
-    def error(
-        self, turn: int, what: str, remedy: str = "use another chat template, or leave the trace out"
-    ) -> AlignmentError:
+    def error(self, turn: int, what: str, remedy: str = "use another chat template, or leave the trace out") -> AlignmentError:
         "Return the exception to raise about a turn."
         return AlignmentError(f"trace {self.trace.trace_id!r}, turn {turn}: {what}; {remedy}.")
 

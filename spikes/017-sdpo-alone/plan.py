@@ -269,7 +269,7 @@ class Work:
         return self.imitate(rows, cost + time.process_time() - began) | {"failed_turns": len(failed)}
 
     def measure(self, checkpoint: Path, split: str, samples: int) -> list[list[float]]:
-        "Rewards of new episodes by task and sample, no hints; this seed's own tasks, whose schemas no training saw; weights in bfloat16."
+        "Rewards by task and sample of this seed's own tasks, whose schemas no training saw, without hints; weights in bfloat16."
         rows = sql_rows(TASKS[split], f"spike-017-{self.run.seed}", split, LEVELS)
         loaded = load_checkpoint(str(checkpoint))
         policy = TransformersPolicy(loaded.model.bfloat16(), loaded.tokenizer, "agent")

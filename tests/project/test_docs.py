@@ -202,7 +202,7 @@ def test_what_an_experiment_says_comes_out_as_it_is(tmp_path):
     cells = ["# 009: X\n\n> Is it\n> so?\n\n**Hypothesis.** It is.\n\n**Threshold**: 6.\n\n1. Once.\n\nMore.",
              "**What would help**: time."]
     notebook = {"cells": [{"cell_type": "markdown", "source": [cell]} for cell in cells]}
-    results = {"verdict": "REFUTED", "checks": {"a|b": False, "c": None, "d": {"e": True}},
+    results = {"verdict": "REFUTED", "checks": {"a|b": False, "c": None, "d": {"e": True}, "f": "UNDECIDED"},
                "gain": {"estimate": 0.25, "low": 0, "high": 1}}
     (tmp_path / "spikes/009-x").mkdir(parents=True)
     (tmp_path / "docs").mkdir()
@@ -211,8 +211,9 @@ def test_what_an_experiment_says_comes_out_as_it_is(tmp_path):
     (tmp_path / "spikes/009-x/results.json").write_text(json.dumps(results))
     page = gaps.page(lambda text, notebook: text, tmp_path)
     for line in (":::::{dropdown} 009: X: REFUTED", "[The notebook](009-x.ipynb). Is it so?", "1. Once.",
-                 "Of 3 checks: 1 met, 1 not met, 1 not run.",
-                 "| a\\|b | not met |", "| c | not run |", "| gain | 0.25 (0 to 1) |", "**What would help**: time.", "- Muon"):
+                 "Of 4 checks: 1 UNDECIDED, 1 met, 1 not met, 1 not run.",
+                 "| a\\|b | not met |", "| c | not run |", "| f | UNDECIDED |",
+                 "| gain | 0.25 (0 to 1) |", "**What would help**: time.", "- Muon"):
         assert line in page.splitlines()
     assert "More." not in page
 

@@ -27,7 +27,7 @@ PARTS = {
     "traces.export": (8, 700, {"core", "traces"}, set()),
     "sandbox.base": (8, 1100, {"core", "sandbox"}, set()),
     "envs.deletion.env": (48, 9600, {"core", "envs", "sandbox"}, set()),  # tasks and their judge: no trainer
-    "replay.client": (12, 2200, {"core", "replay"}, set()),
+    "replay.client": (12, 2100, {"core", "replay"}, set()),
     "replay.pairs": (43, 5400, {"core", "replay", "traces"}, set()),  # with the readers, one a format
 }
 

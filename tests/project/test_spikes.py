@@ -70,7 +70,7 @@ def test_a_spike_keeps_the_rules(path):
     assert problems(nbformat.read(path, 4), json.loads((path.parent / "results.json").read_text())) == []
 
 
-@pytest.mark.parametrize("path", [path for path in SPIKES if "first_screen" in path.read_text()], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [path for path in SPIKES if "_screen(" in path.read_text()], ids=lambda path: path.stem)
 def test_the_first_screen_shows_the_saved_verdict(path, monkeypatch):
     first = next(cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code")
     shown = "".join(output.get("data", {}).get("text/markdown", "") for output in first.outputs)

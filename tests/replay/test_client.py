@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -19,6 +20,8 @@ from composer_replication.replay.client import (
     chat_body,
     complete,
     is_model,
+    may_be_billed,
+    no_completion,
     read_answer,
     read_failure,
     read_key,
@@ -26,6 +29,7 @@ from composer_replication.replay.client import (
     request_text,
     to_answer,
 )
+from composer_replication.replay.ledger import BudgetReached, Ledger
 from composer_replication.replay.prices import Price
 from composer_replication.replay.teachers import TraceState, trace_states
 from composer_replication.traces.read import read_traces
@@ -182,60 +186,41 @@ JSON, HTML = '{"error": {"message": "no"}}', "<html>"
 FLAGGED = '{"error": {"message": "flagged", "metadata": {"reasons": ["violence"]}}}'
 FAILURES = [
     *((s, JSON, (False, False, True)) for s in (301, 302, 307, 308, 401, 402, 403, 404, 405, 410)),
-    *((s, JSON, (False, False, False)) for s in (400, 406, 413, 422)),
+    *((s, JSON, (False, False, False)) for s in (400, 406, 413, 422, 425)),
     (403, FLAGGED, (False, False, False)),
-    *((s, JSON, (False, True, False)) for s in (409, 425, 429, 500, 502, 503, 529)),
+    *((s, JSON, (False, True, False)) for s in (409, 429, 500, 502, 503, 529)),
     (503, HTML, (False, True, False)),
     *((s, JSON, (True, True, False)) for s in (408, 504)),
     *((s, HTML, (True, True, False)) for s in (500, 502, 504, 520, 524)),
-    *(
-        (200, b, (True, True, False))
-        for b in (
-            "",
-            "[]",
-            "null",
-            "{",
-            JSON,
-            "{}",
-            '{"choices": []}',
-            '{"choices": {}}',
-            '{"choices": [null]}',
-            '{"choices": [{"message": null}]}',
-            '{"choices": [{"message": []}]}',
-            '{"choices": null}',
-            '{"choices": [{"message": {"content": "x"}, "finish_reason": "error"}]}',
-        )
-    ),
+    *((200, b, (True, True, False)) for b in (
+        "", "[]", "null", "{", JSON, "{}", '{"choices": []}', '{"choices": {}}', '{"choices": [null]}', '{"choices": null}',
+        '{"choices": [{"message": null}]}', '{"choices": [{"message": []}]}',
+        '{"choices": [{"message": {"content": "x"}, "finish_reason": "error"}]}')),
 ]
 
 
 @pytest.mark.parametrize("status, raw, expected", FAILURES, ids=[f"{s}-{r[:24]}" for s, r, _ in FAILURES])
 def test_failures(status, raw, expected):
-    failure = read_failure(status, {}, raw)
-    assert (failure.billed, failure.again, failure.stops) == expected
-    assert str(status) in failure.problem and "\n" not in failure.problem and failure.limited == (status == 429)
+    if status == 200:
+        assert no_completion(raw) and expected == (True, True, False)
+        return
+    failure = read_failure(status, raw)
+    assert (may_be_billed(status, raw), failure.again, failure.stops) == expected
+    assert str(status) in str(failure) and "\n" not in str(failure)
 
 
 def test_failures_say_what_the_provider_says():
-    for raw in (
-        '{"error": {"message": "too\\nlong"}}',
-        '{"error": "too long"}',
-        '{"detail": "too long"}',
-        '{"message": "too long"}',
-        "too  long",
-    ):
-        assert read_failure(400, {}, raw).problem == "HTTP 400: too long"
-    assert len(read_failure(400, {}, "x" * 10_000).problem) < 400
-    assert read_failure(200, {}, json.dumps(completion(content="x"))) is None
+    for raw in ('{"error": {"message": "too\\nlong"}}', '{"error": "too long"}', '{"detail": "too long"}',
+                '{"message": "too long"}', "too  long"):
+        assert str(read_failure(400, raw)) == "HTTP 400: too long"
+    assert len(str(read_failure(400, "x" * 10_000))) < 400
+    assert not no_completion(json.dumps(completion(content="x")))
 
 
-def test_retry_after():
-    def wait(**headers):
-        return read_failure(429, {k.replace("_", "-"): v for k, v in headers.items()}, JSON).wait_s
-
-    given = {"12": 12, "0.5": 0.5, "soon": 0, "-1": 0, "Fri, 31 Dec 9999 23:59:59 GMT": 0}
-    assert wait() == 0 and {text: wait(retry_after=text) for text in given} == given
-    assert wait(retry_after="9" * 400) == 0  # no number of seconds that anything could wait
+@pytest.mark.parametrize("given, stops", [
+    ("12", False), ("0.5", False), ("soon", False), ("-1", False), ("9" * 400, False), ("121", True), ("86400.5", True)])
+def test_retry_after(given, stops):
+    assert read_failure(429, JSON, given).stops == stops
 
 
 @pytest.mark.parametrize(
@@ -419,6 +404,42 @@ def test_complete_says_why_there_is_no_answer(reply, count, words, monkeypatch):
         ask(server, tries=2, timeout_s=0.2 if reply.delay else 20.0, key_env="THE_KEY")
     assert len(server.requests) == count and "do-not-show" not in str(problem.value)
     assert server.requests[0].headers["authorization"] == "Bearer sk-do-not-show-this-0123456789"
+
+
+def test_without_the_package_openai_one_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with BadServer() as server, pytest.raises(TeacherProblem) as problem:
+        ask(server)
+    assert str(problem.value) == "asking an endpoint needs the package openai; pip install 'composer_replication[teachers]'."
+    assert not server.requests
+
+
+def test_nothing_of_the_environment_is_sent_but_the_key(monkeypatch):
+    monkeypatch.setenv("THE_KEY", "sk-do-not-show-this-0123456789")
+    for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "OPENAI_CUSTOM_HEADERS"):
+        monkeypatch.setenv(name, "x-mine: somebody-elses")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    with BadServer() as server:
+        ask(server, key_env="THE_KEY")
+    [request] = server.requests
+    assert "somebody" not in str(request) and request.headers.keys() == {
+        "host", "accept", "accept-encoding", "connection", "user-agent", "content-type", "content-length", "authorization"}
+
+
+def test_complete_with_a_ledger_counts_every_attempt_and_asks_nothing_twice(tmp_path):
+    tools = ({"name": "f", "parameters": {"type": "object", "properties": {"z": {}, "a": {}}}},)
+    body = chat_body(ENDPOINT, [Turn("user", "Hello")], tools)
+    with BadServer(lambda r: Reply() if r.number else failed(504)) as server:
+        paid = replace(ENDPOINT, base_url=server.url, key_env=None)
+        with Ledger(tmp_path / "l", 1e-6) as poor, pytest.raises(BudgetReached):
+            complete(paid, body, ledger=poor)
+        assert not server.requests
+        with Ledger(tmp_path / "l", 1.0) as ledger:
+            assert complete(paid, body, ledger=ledger) == complete(paid, body, ledger=ledger)
+            spent = ledger.spent()
+    assert len(server.requests) == 2 and (spent.paid, spent.lost, spent.in_flight) == (1, 1, 0)
+    assert list(map(str, (r.body for r in server.requests))) == [str(body)] * 2  # in its order, which a template may show
+    assert 0 < spent.paid_usd < spent.lost_usd
 
 
 def test_complete_works_where_an_event_loop_runs():

@@ -20,9 +20,9 @@ import pytest
 from bad_server import BadServer, Reply, answer_to, completion, failed
 
 from composer_replication.core.trace import Turn
-from composer_replication.replay import client as pool_module
 from composer_replication.replay.client import (
     Endpoint,
+    PaidEndpoint,
     TeacherPool,
     TeacherProblem,
     chat_body,
@@ -57,7 +57,7 @@ def ledger(tmp_path):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     "Short backoffs."
-    monkeypatch.setattr(pool_module, "_BACKOFF_S", 0.02)
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.02)
 
 
 @contextmanager
@@ -275,7 +275,7 @@ def test_a_429_holds_back_the_whole_provider(ledger):
 
 
 def test_a_storm_of_429_is_ridden_out(ledger, monkeypatch):
-    monkeypatch.setattr(pool_module, "_BACKOFF_S", 0.1)
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.1)
     opened = time.monotonic() + 0.7
     results, server, pool = ask(lambda r: failed(429) if time.monotonic() < opened else Reply(), ledger, count=40, tries=12)
     assert all(r.votes for r in results) and not pool.stopped
@@ -493,7 +493,7 @@ def test_what_nobody_foresaw_stops_the_teacher_and_closes_the_claim(ledger, monk
     async def broken(*_):
         raise RuntimeError("odd")
 
-    monkeypatch.setattr(pool_module, "send_request", broken)
+    monkeypatch.setattr(PaidEndpoint, "_exchange", broken)
     results, _, pool = ask(lambda r: Reply(), ledger, count=3)
     assert "RuntimeError while asking" in pool.stopped and not any(r.asked for r in results)
     assert ledger.spent().in_flight == 0 and ledger.spent().lost >= 1

@@ -35,6 +35,7 @@ WRONG = {
     ("sweagent_demos_and_tests", "sweagent-1a3b72a0", 3): "not labelled, but `strings` answers 'No such file'",
     ("sweagent_demos_and_tests", "sweagent-5b47d519", 3): "not labelled, but the terminal answers EXECUTION TIMED OUT",
     ("sweagent_demos_and_tests", "sweagent-7d97bad6", 35): "not labelled, but the terminal answers EXECUTION TIMED OUT",
+    ("swesmith_trajs", "swesmith-pandas-dev__pandas.95280573.pr_53856", 21): "not labelled, but the script ends in `Error: ...`",
     (
         "miniswe_deepseek_lite_dev_noparallel",
         "mswe-deepseek_lite_dev_noparallel-sqlfluff__sqlfluff-1733",

@@ -195,3 +195,41 @@ def test_the_hubs_branches_are_contexts_of_their_own(tmp_path):
                       for id, parent in tree.items()]
     [trace], problems = saved(tmp_path, rows)
     assert [[trace.turns[k].content for k in segment.turns] for segment in trace.segments] == [["q", "a1"], ["q", "a2"]] and not problems
+
+
+LOOP = [{"type": "metadata", "protocol_version": "1.4"}, {"type": "config.update", "systemPrompt": "You are Kimi."}, {"type": "turn.prompt", "input": [{"type": "text", "text": "Go."}]},
+        {"type": "context.append_message", "message": {"role": "user", "content": [{"type": "text", "text": "Go."}], "origin": {"kind": "user"}}},
+        *({"type": "context.append_loop_event", "event": event} for event in (
+            {"type": "step.begin", "step": 1}, {"type": "content.part", "part": {"type": "text", "text": "I read."}},
+            {"type": "tool.call", "toolCallId": "c1", "name": "Read", "args": {"path": "a"}}, {"type": "tool.call", "toolCallId": "c2", "name": "Read", "args": {"path": "b"}},
+            {"type": "tool.result", "toolCallId": "c1", "result": {"output": "no such file", "isError": True}}, {"type": "tool.result", "toolCallId": "c2", "result": {"output": "text"}},
+            {"type": "step.end", "step": 1}, {"type": "step.begin", "step": 2}, {"type": "content.part", "part": {"type": "text", "text": "Well."}})),
+        {"type": "usage.record"}]  # fmt: skip
+
+
+def test_the_wire_of_kimi_since_protocol_1_4(tmp_path):
+    [trace], problems = saved(tmp_path, LOOP)
+    assert not problems and trace.format == "kimi-cli" and [t.role for t in trace.turns] == ["system", "user", "assistant", "tool", "tool", "assistant"]
+    assert [t.content for t in trace.turns] == ["You are Kimi.", "Go.", "I read.", "no such file", "text", "Well."]
+    assert [c.arguments for c in trace.turns[2].tool_calls] == [{"path": "a"}, {"path": "b"}]
+    assert [s.context.error_message for s in find_error_sites(trace)] == ["no such file"]
+
+
+def hosted(kind, text=None, **more):
+    return {"id": f"sevt_{kind}", "type": kind} | ({"content": [{"type": "text", "text": text}]} if text else {}) | more
+
+
+HOSTED = [hosted("session.status_running"), hosted("user.message", "Go."), hosted("span.model_request_start"), hosted("agent.thinking"), hosted("agent.message", "I look."),
+          hosted("agent.tool_use", name="bash", input={"command": "ls a"}) | {"id": "sevt_1"}, hosted("agent.mcp_tool_use", name="find", input={"q": "b"}) | {"id": "sevt_2"},
+          hosted("agent.tool_result", "ls: a: No such file", tool_use_id="sevt_1", is_error=True), hosted("agent.mcp_tool_result", "b", mcp_tool_use_id="sevt_2", is_error=False),
+          hosted("agent.message", "Well."), hosted("session.status_idle")]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_events_of_a_hosted_agent(tmp_path, wrapped):
+    "Bare, or each beside what a program makes of it, whose roles are no chat's."
+    rows = [{"role": "agent", "kind": row["type"].split(".")[1], "time": 1, "raw": row} for row in HOSTED] if wrapped else HOSTED
+    [trace], problems = saved(tmp_path, rows)
+    assert not problems and [t.role for t in trace.turns] == ["user", "assistant", "tool", "tool", "assistant"]
+    assert trace.turns[1].content == "I look." and [c.name for c in trace.turns[1].tool_calls] == ["bash", "find"]
+    assert [s.context.error_message for s in find_error_sites(trace)] == ["ls: a: No such file"]

@@ -108,10 +108,7 @@ class ShardedPolicy(TeacherPolicy):
             results = [self._read_once(function)]
         return [*results, self._read_once(function)] if self.kind == "trust_region" else results
 
-    def states(
-        self,
-        function: Callable[[PreTrainedModel], torch.Tensor | None],
-    ) -> tuple[torch.Tensor, LMHead] | None:
+    def states(self, function: Callable[[PreTrainedModel], torch.Tensor | None]) -> tuple[torch.Tensor, LMHead] | None:
         "Return the states, as `TeacherPolicy.states`."
         results = self.read(lambda model: (function(model), _cloned_head(model)))
         hidden, heads = zip(*results)
@@ -137,10 +134,7 @@ class ShardedPolicy(TeacherPolicy):
         "Return whole tensors, on every rank."
         return dict(self._gathered())
 
-    def save(
-        self,
-        folder: Path,  # made where it is absent
-    ) -> None:
+    def save(self, folder: Path) -> None:  # made where it is absent
         "Save as `TeacherPolicy.save`; all ranks together, the first one writes."
         first = not dist.get_rank()
         whole = {name: tensor.contiguous() for name, tensor in self._gathered() if first}

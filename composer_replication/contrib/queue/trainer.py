@@ -26,6 +26,14 @@ from ...training.episodes import Generation
 from ...training.step import BackwardPass
 from ...training.trainer import ComposerReplicationTrainer
 
+# %% ../../../nbs/contrib/queue/03_trainer.ipynb #5b245905
+def _too_late(queue: RolloutQueue, generation: int, limit: float) -> QueueProblem:
+    "Return the problem of a generation whose rollouts did not come in time, with why a generator ended."
+    ended = queue.problems()
+    why = f"; a generator ended: {ended[-1].rstrip('.')}" if ended else ""
+    return QueueProblem(f"no rollouts of generation {generation} came to the queue {queue.store.url} within {limit:g} seconds (ddp_timeout){why}",
+                        "start composer-rl generate with the same recipe, then go on with --set resume=true")
+
 # %% ../../../nbs/contrib/queue/03_trainer.ipynb #7f8f91f0
 class QueueTrainer(ComposerReplicationTrainer):
     "Trains on a queue's rollouts. Raises as `ComposerReplicationTrainer`, `InputProblem` without an environment, `QueueProblem` if no rollouts come in time."
@@ -105,10 +113,7 @@ class QueueTrainer(ComposerReplicationTrainer):
         while left:
             left = self.queue.until(look, limit)
             if left is None:
-                ended = self.queue.problems()
-                why = f"; a generator ended: {ended[-1].rstrip('.')}" if ended else ""
-                raise QueueProblem(f"no rollouts of generation {generation} came to the queue {self.queue.store.url} within {limit:g} seconds (ddp_timeout)"
-                                   f"{why}", "start composer-rl generate with the same recipe, then go on with --set resume=true")
+                raise _too_late(self.queue, generation, limit)
             if not left and (played := self.queue.take(generation, groups, oldest)) is None:
                 left = groups + 1
         if all(rollout.ending is Ending.ERROR for group in played for rollout in group.rollouts):  # this run ends; the next run must not use them

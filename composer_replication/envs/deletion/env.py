@@ -111,6 +111,35 @@ class StepResult(ToolResult):
     reward: float | None = None  # set where the episode is over
     done: bool = False
 
+# %% ../../../nbs/envs/deletion/04_env.ipynb #c66c241b
+def _described_rows(path, tasks):
+    "Return the rows of a file's tasks, with what a split, a log and the curriculum read."
+    times = {row.get("instance_id"): row.get("created_at") for _, row in read_jsonl(path)}
+    return [row | {"repository": re.split("==|@", task.repo)[0], "created_at": times[task.task_id] or "", "parts": list(task.deleted_symbols),
+                   "size": difficulty_class(task.difficulty["weight"]) if "weight" in task.difficulty else ""}
+            for row, task in zip(deletion_rows(tasks), tasks)]
+
+
+def _graded(task, subject, files, unsafe_local, judge_s):
+    "Return the grade, 0 also where the submission takes too long; the judge's own start is not counted."
+    grading = Future()
+
+    def judge():
+        try:
+            grading.set_result(grade(task, subject, files, unsafe_local=unsafe_local))
+        except BaseException as problem:  # raised again below
+            grading.set_exception(problem)
+
+    with suppress(RunnerProblem, SandboxProblem):  # `grade` tries again, and counts
+        warm_judge(subject, JUDGE_LIMITS, wait=True)
+    threading.Thread(target=judge, daemon=True, name="judge").start()  # its own limits end it if the wait below is given up
+    with suppress(TimeoutError):
+        return grading.result(judge_s)
+    longest = SCALE * original_seconds(task, subject)[1]  # the original may take long on this machine too
+    with suppress(TimeoutError):
+        return grading.result(max(0.0, longest - judge_s))
+    return zero_grade(f"the judge was kept busy for more than {max(judge_s, longest):g} seconds")
+
 # %% ../../../nbs/envs/deletion/04_env.ipynb #2ad3e806
 @register_environment("deletion")
 class FeatureDeletionEnv:
@@ -144,11 +173,7 @@ class FeatureDeletionEnv:
         self._repository: RepoTools | None = None  # of the last `reset`
         self._playing = False
 
-    def reset(
-        self,
-        task_id: str,  # of one of the tasks
-        **row: Any,  # the row's other columns, not needed
-    ) -> None:
+    def reset(self, task_id: str, **row: Any) -> None:  # the row's other columns are not needed
         "Open a sandbox for a task. Raises `TaskProblem`, `SubjectProblem` and `SandboxProblem`."
         self.close()
         if problem := isolation_problem("a submission's tests", ["bubblewrap"], self._kind):  # the judge has no other kind
@@ -209,28 +234,8 @@ class FeatureDeletionEnv:
             self._end()  # so that no process or file of the agent remains while the judge works
             if broken:
                 raise RunnerProblem(f"the tree cannot be read: {broken}") from broken
-            self.grade = grade or self._graded(files)
+            self.grade = grade or _graded(self.task, self._subject, files, self._kind == UNSAFE, self._judge_s)
         return self.grade.reward
-
-    def _graded(self, files):
-        "Return the grade, 0 also where the submission takes too long; the judge's own start is not counted."
-        task, subject, grading = self.task, self._subject, Future()
-
-        def judge():
-            try:
-                grading.set_result(grade(task, subject, files, unsafe_local=self._kind == UNSAFE))
-            except BaseException as problem:  # raised again below
-                grading.set_exception(problem)
-
-        with suppress(RunnerProblem, SandboxProblem):  # `grade` tries again, and counts
-            warm_judge(subject, JUDGE_LIMITS, wait=True)
-        threading.Thread(target=judge, daemon=True, name="judge").start()  # its own limits end it if the wait below is given up
-        with suppress(TimeoutError):
-            return grading.result(self._judge_s)
-        longest = SCALE * original_seconds(task, subject)[1]  # the original may take long on this machine too
-        with suppress(TimeoutError):
-            return grading.result(max(0.0, longest - self._judge_s))
-        return zero_grade(f"the judge was kept busy for more than {max(self._judge_s, longest):g} seconds")
 
     @classmethod
     def task_set(cls, wanted: TasksWanted) -> TaskSet:
@@ -239,16 +244,9 @@ class FeatureDeletionEnv:
             raise InputProblem("task 'deletion' needs tasks", "set tasks to a file that `composer-rl tasks make` wrote")
         path = find_tasks(wanted.file)
         tasks = read_tasks(path)
-        times = {row.get("instance_id"): row.get("created_at") for _, row in read_jsonl(path)}
-        rows = [row | {"repository": re.split("==|@", task.repo)[0], "created_at": times[task.task_id] or "", "parts": list(task.deleted_symbols),
-                       "size": difficulty_class(task.difficulty["weight"]) if "weight" in task.difficulty else ""}
-                for row, task in zip(deletion_rows(tasks), tasks)]
-        return TaskSet(rows, environment=lambda: cls(tasks), counts=lambda: {f"judge/{name}": count for name, count in judge_counts().items()})
+        return TaskSet(_described_rows(path, tasks), environment=lambda: cls(tasks), counts=lambda: {f"judge/{name}": count for name, count in judge_counts().items()})
 
-    def step(
-        self,
-        action: Mapping[str, Any],  # {"tool": name, "arguments": object or JSON text}, or {"answer": text} to end the episode
-    ) -> StepResult:
+    def step(self, action: Mapping[str, Any]) -> StepResult:  # {"tool": name, "arguments": object or JSON text}, or {"answer": text} to end
         "Perform one action. Raises `InputProblem` before `reset` and after the end."
         self._open()
         if "answer" in action:

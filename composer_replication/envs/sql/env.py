@@ -27,6 +27,21 @@ from .tasks import SqlTask, answers, asked_levels, sql_rows, task_of
 WORKSPACE = ("\n\nThe database is the SQLite file database.db in your folder. Write one SELECT statement that answers into the file answer.sql there; "
              "what it holds at the end counts.")
 
+
+def _database_file(task: SqlTask) -> bytes:
+    "Return the database of a task as SQLite writes it to a file."
+    with closing(open_database(task.schema, task.rows)) as database:
+        database.set_authorizer(None)  # the authorizer for a model's statements would refuse the next line too
+        return database.serialize()
+
+
+def _needed_names(task: SqlTask) -> tuple[str, ...]:
+    "Return the names of tables and columns that a task's reference query uses."
+    tables = task.schema.tables
+    columns = {column.split()[0] for table in tables for column in task.schema.described(table).splitlines()}
+    names = {table.name for table in tables} | columns
+    return tuple(sorted(names & set(re.findall(r"\w+", task.reference)) - {"id"}))
+
 # %% ../../../nbs/envs/sql/06_env.ipynb #e71fccfa
 @register_environment("sql")
 class SqlEnv(ToolHolder):
@@ -82,9 +97,8 @@ class SqlEnv(ToolHolder):
         self.task, self.answer = task_of(task_id), None
         if not self.mounts:
             return None
-        with TemporaryDirectory() as folder, closing(open_database(self.task.schema, self.task.rows)) as database:
-            database.set_authorizer(None)  # the authorizer for a model's statements would refuse the next line too
-            Path(folder, "database.db").write_bytes(database.serialize())
+        with TemporaryDirectory() as folder:
+            Path(folder, "database.db").write_bytes(_database_file(self.task))
             self.sandbox = open_sandbox(folder, mounts=self.mounts)
         return WORKSPACE
 
@@ -95,16 +109,12 @@ class SqlEnv(ToolHolder):
 
     def state(self) -> dict[str, str | bytes]:
         "Return the database and the answer so far."
-        with closing(open_database(self._known().schema, self.task.rows)) as database:
-            database.set_authorizer(None)
-            return {"database": database.serialize(), "answer": self.answer or ""}
+        return {"database": _database_file(self._known()), "answer": self.answer or ""}
 
     @property
     def facts(self) -> tuple[str, ...]:
         "Names of tables and columns that the reference query needs, which a summary of the context should keep."
-        tables = self._known().schema.tables
-        names = {table.name for table in tables} | {column.split()[0] for table in tables for column in self.task.schema.described(table).splitlines()}
-        return tuple(sorted(names & set(re.findall(r"\w+", self.task.reference)) - {"id"}))
+        return _needed_names(self._known())
 
     def close(self) -> None:
         "Remove the sandbox, if there is one."

@@ -223,7 +223,7 @@ def exchange_span(record: dict, position: int, kind: str, given: Any, made: Any,
     return RecordedSpan(position, as_text(_first(record.get("traceId"), record.get("trace_id"), record.get("id"))) or "", _start(record.get("startTime") or record.get("start_time")), kind,
                 sent, back, _schemas(at(given, "tools"), more.pop("tools", None)), shown=result_content(shown) if kind == "tool" and shown else "", **more)
 
-
+# %% ../../../nbs/traces/formats/23_spans.ipynb #e36632de
 def spans_of(record: dict, position: int) -> Iterator[RecordedSpan]:
     "Yield the spans in a record: one, or those of an export or a run with its children."
     if any(key.startswith(("context.", "attributes.")) for key in record):  # a row of a table

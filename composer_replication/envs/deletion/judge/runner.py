@@ -231,17 +231,34 @@ class _Broke(Exception):
 START_UP_S, LIFETIME_S = 60.0, 1800.0  # seconds to load the interpreter and pytest; seconds of a judge's life
 MOST_REMOVALS = 8  # deletions of one judge at a time; further phases wait for the disk
 
+# %% ../../../../nbs/envs/deletion/judge/05_runner.ipynb #7fb314b2
+def _attend(sandbox, command, stdin, done):
+    "Run a judge's process to its end; holds no reference to the judge, so it does not keep it alive."
+    try:
+        done.set_result(sandbox.exec(command, stdin=stdin.fileno()))
+    except BaseException as problem:  # raised again in the waiting thread
+        done.set_exception(problem)
+    finally:
+        stdin.close()
+
+
+def _hand_over(host, file, plan, writing):
+    "Send a judge a phase's plan in an anonymous file, which only the phase's process reads, and the pipe to write to; both are closed here."
+    try:
+        with open(os.dup(file), "wb") as out:
+            out.write(json.dumps(plan).encode())
+        os.lseek(file, 0, os.SEEK_SET)
+        socket.send_fds(host, [_inside.RUN], [file, writing])
+    finally:
+        os.close(file), os.close(writing)
+
 # %% ../../../../nbs/envs/deletion/judge/05_runner.ipynb #70992da4
 class JudgeProcess:
     """A judge's process, which loads pytest at once and runs one phase at a time.
 
     Raises `SandboxProblem` where it cannot be started. It ends with `close`, after its lifetime, or when it is garbage collected."""
 
-    def __init__(
-        self,
-        libraries: Path,  # a subject's
-        limits: Limits,  # of the whole process
-    ):
+    def __init__(self, libraries: Path, limits: Limits):  # a subject's libraries; limits of the whole process
         if not (Path(libraries) / "pytest" / "__pycache__").is_dir():  # done once; halves the start-up time
             compileall.compile_dir(libraries, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
         with ExitStack() as opened:
@@ -256,15 +273,7 @@ class JudgeProcess:
             spare = "/tmp" if self.isolated else f"{self.inside}/spare"
             command = ["python", "-I", "-B", "-c", _START, f"{self.inside}/code", spare, str(int(self.isolated))]
 
-            def attend():  # holds no reference to the judge, so it does not keep it alive
-                try:
-                    done.set_result(sandbox.exec(command, stdin=theirs.fileno()))
-                except BaseException as problem:  # raised again in the waiting thread
-                    done.set_exception(problem)
-                finally:
-                    theirs.close()
-
-            threading.Thread(target=attend, daemon=True, name="judge's process").start()
+            threading.Thread(target=_attend, args=(sandbox, command, theirs, done), daemon=True, name="judge's process").start()
             kept = opened.pop_all()  # a forked child must not end its parent's judge; closing twice is allowed
             self.close = weakref.finalize(self, lambda: kept.close() if os.getpid() == owner else None)
 
@@ -300,18 +309,12 @@ class JudgeProcess:
     ) -> tuple[bytes, str | None]:  # the output, and the limit that cut it: wall, output
         "Run one phase and remove all its processes. Raises `RunnerProblem`, and `_Broke` where the judge's process did not survive it."
         self.wait()
-        until, (reading, writing) = time.monotonic() + wall_s, os.pipe()
-        file = os.memfd_create("plan")  # an anonymous file: only the phase's own process reads it
+        until, (reading, writing), file = time.monotonic() + wall_s, os.pipe(), os.memfd_create("plan")
         try:
-            with open(os.dup(file), "wb") as out:
-                out.write(json.dumps(plan).encode())
-            os.lseek(file, 0, os.SEEK_SET)
-            socket.send_fds(self._host, [_inside.RUN], [file, writing])
+            _hand_over(self._host, file, plan, writing)
         except OSError:  # the process ended while idle: no phase was begun
             os.close(reading)
             raise RunnerProblem("the judge's process ended before the phase began") from None
-        finally:
-            os.close(file), os.close(writing)
         try:
             got, cut = _inside.gather(reading, until, self._host.fileno())
             word = self._word(0 if cut else until - time.monotonic())  # a child may close its pipe and go on running
