@@ -80,7 +80,7 @@ RECORDED = Path(__file__).parents[1] / "fixtures/mini_swe_agent"
 
 @needs_sandbox
 def test_what_mini_swe_agent_recorded_on_larder_is_played_on_in_its_folder(rows, tmp_path):
-    "Behind a listing with times and owners, a changed file, and its result; in JSON, as the agent's own configuration writes results."
+    "Behind a listing with times and owners, a changed file, and its result; results are in JSON."
     asks = "import urllib.request; urllib.request.urlopen('http://1.1.1.1')"
     command = {"command": f'cat src/larder/labels.py; python3 -c "{asks}"'}
     answer = Reply(body=completion(calls=[("bash", json.dumps(command))], finish="tool_calls"))
