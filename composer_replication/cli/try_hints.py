@@ -54,8 +54,8 @@ def world_of(
     if refused := task_problem(bool(workspace) or offer_of(factory_of(task)).runs_code, agent=bool(workspace), kind=kind):
         raise refused
     if workspace:
-        from composer_replication.envs.shell import ShellEnv
-        return lambda: ShellEnv(workspace, root), lambda trace: {"task_id": trace.task_id}
+        from composer_replication.envs.shell import ShellEnv, answers_in_json
+        return lambda: ShellEnv(workspace, root), lambda trace: {"task_id": trace.task_id, "in_json": answers_in_json(trace)}
     if task == "deletion":
         from composer_replication.envs.deletion.env import find_tasks
         from composer_replication.envs.deletion.task import read_tasks

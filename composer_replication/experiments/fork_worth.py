@@ -9,7 +9,7 @@ __all__ = ['MEASURES', 'ForkResult', 'fork_result', 'level', 'gain', 'HintWorth'
 # %% ../../nbs/experiments/11_fork_worth.ipynb #8488a820
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 
 import orjson
 

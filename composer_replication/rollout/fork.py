@@ -13,11 +13,13 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..core.environment import environment_of
 from ..core.errors import InputProblem
+from ..core.files import json_value
 from ..core.hint import Hint, HintSource, hint_at, with_hint
 from ..core.tools import ToolResult
 from ..core.trace import ErrorSite, ToolCall, Trace, Turn
@@ -40,7 +42,10 @@ VOLATILE = (  # what differs from run to run, and what stands for it
 
 
 def settled(text: str) -> str:
-    "Return the text with a stand-in for each part that differs from run to run: addresses, temporary names, times, owners."
+    "Return the text with a stand-in for each part that differs from run to run: addresses, temporary names, times, owners. JSON is read first."
+    if text.startswith("{"):
+        with suppress(ValueError):
+            text = "\n".join(f"{name}:\n{part}" for name, part in json_value(text).items())
     for pattern, stand_in in VOLATILE:
         text = pattern.sub(stand_in, text)
     return text

@@ -1,10 +1,11 @@
 "A folder of one's own: recorded shell commands carried out again in a copy, in a sandbox, or refused."
 import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from bad_server import BadServer, Reply, completion
-from envs_tasks import needs_sandbox
+from envs_tasks import LARDER, needs_sandbox
 
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.envs.shell import ShellEnv, leaves_folder
@@ -71,6 +72,35 @@ def test_what_cannot_be_brought_back_is_refused_with_its_first_difference(call, 
     steps = [change.get(i, step) for i, step in enumerate(STEPS)]
     done = call("hints", "try", trajectory(tmp_path / "one.traj.json", steps), "--workspace", folder, "--root", "/testbed")
     assert done.exit_code == 1 and said in " ".join(done.output.split()) and "no failed turn can be played again" in done.output
+
+
+# By mini-swe-agent 2.4.6 in a copy of larder at /srv/larder, behind a script.
+RECORDED = Path(__file__).parents[1] / "fixtures/mini_swe_agent"
+
+
+@needs_sandbox
+def test_what_mini_swe_agent_recorded_on_larder_is_played_on_in_its_folder(rows, tmp_path):
+    "Behind a listing with times and owners, a changed file, and its result; results are in JSON."
+    asks = "import urllib.request; urllib.request.urlopen('http://1.1.1.1')"
+    command = {"command": f'cat src/larder/labels.py; python3 -c "{asks}"'}
+    answer = Reply(body=completion(calls=[("bash", json.dumps(command))], finish="tool_calls"))
+    with BadServer(lambda request: answer) as server:
+        row, = rows("hints", "try", RECORDED / "larder.traj.json", "--workspace", LARDER, "--root", "/srv/larder",
+                    "--model", f"m@{server.url}", "--arms", "none,own", "--times", 1)
+    assert row["failed_turns"] == 2 and row["branches"] == 4 and not row["left_out"]
+    for line in (tmp_path / "out/forks/branches.jsonl").read_text().splitlines():
+        branch = json.loads(line)
+        answer = json.loads(branch["trace"]["turns"][branch["turn"] + 1]["content"])
+        assert "def initials" in answer["output"] and "def shout" in answer["output"]  # the agent's change is there
+        assert answer["returncode"] == 1 and "URLError" in answer["output"] and not branch["works"]
+    assert "def shout" not in (LARDER / "src/larder/labels.py").read_text()
+
+
+@needs_sandbox
+def test_what_mini_swe_agent_read_from_a_network_is_refused(call):
+    done = call("hints", "try", RECORDED / "network.traj.json", "--workspace", LARDER, "--root", "/srv/larder")
+    said = " ".join(done.output.split())
+    assert done.exit_code == 1 and "turn 4: the answer to 'bash' is another: line 2 is '1' where '0' is recorded" in said
 
 
 def test_actions_in_text_are_counted_not_guessed(folder):

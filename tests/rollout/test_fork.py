@@ -204,6 +204,8 @@ def test_a_hook_without_a_hint_gives_no_fork(fork):
     ("ran 3 tests in 1s", "ran 4 tests in 1s", False), ("/tmp/tmpab12/x.py: no", "/tmp/tmpzz99/x.py: no", True),
     ("/repo/a.py: no", "/repo/b.py: no", False), ("total 12", "total 16", True), ("a\n", "a", True),
     ("drwxr-xr-x 2 root root 4096 May  6 2025 src", "drwxr-xr-x  9 me  me 180 Nov 29 13:40 src", True),
+    ('{"out": "total 1\\ndrwxr-xr-x 2 a a 9 May  6 2025 x"}', '{"out":"total 2\\ndrwxr-xr-x 3 b b 8 May  7 2025 x"}', True),
+    ('{"out": "a", "rc": 0}', '{"out": "a", "rc": 1}', False), ('{"out": "a', '{"out": "b', False), ("{\udc80", "{\udc80", True),
     ("drwxr-xr-x 2 root root 4096 May  6 2025 src", "drwxrwxr-x 2 root root 4096 May  6 2025 src", False)])
 def test_only_what_differs_from_run_to_run_may_differ(a, b, equal):
     assert (first_difference(a, b) is None) is equal and settled(settled(a)) == settled(a)
