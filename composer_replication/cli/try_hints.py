@@ -86,7 +86,7 @@ class Kept:
         import orjson  # here: the help of commands starts faster
 
         from composer_replication.core.files import write_jsonl
-        from composer_replication.experiments.fork_worth import ForkResult
+        from composer_replication.rollout.fork_result import ForkResult
         self.path, self.results, lines = path, {}, []
         for line in path.read_bytes().splitlines() if path.exists() else ():
             try:
@@ -236,7 +236,7 @@ def tried(
     rules: Callable[[Any], str] = lambda fork: "",  # as `arm_hints`
 ) -> tuple:  # all results, the traces by id, what was left out, and why it stopped before the end
     "Play what is missing. Raises `InputProblem` where no failed turn can be played again."
-    from composer_replication.experiments.fork_worth import fork_result
+    from composer_replication.rollout.fork_result import fork_result
     from composer_replication.rollout.fork import arm_hints, checked_forks, find_forks, play_forks
     from composer_replication.rollout.types import RolloutConfig
     left_out, refused, problems, find_sites, (factory, row) = Counter(), {}, Counter(), reading.find_sites(), world
@@ -298,7 +298,7 @@ def _report(results, traces, left_out, stopped, find_sites, files, settings, out
     "Write what was asked for, and print it."
     from composer_replication.core.files import write_file
     from composer_replication.core.provenance import provenance
-    from composer_replication.experiments.fork_worth import fork_pairs, recovered_episodes
+    from composer_replication.rollout.fork_result import fork_pairs, recovered_episodes
     from composer_replication.replay.clean import place_pairs, write_pairs
     from composer_replication.report.forks import fork_json, fork_tables, fork_verdict, forks_page
     from composer_replication.traces.export import write_traces

@@ -35,7 +35,7 @@ from ..envs.deletion.env import find_tasks
 from ..envs.toy.model import embedded_model, embedded_tokenizer
 from ..envs.toy.traces import toy_path
 from ..rollout.agents import Agent, AgentFactory
-from ..experiments.fork_worth import fork_pairs, fork_result
+from ..rollout.fork_result import fork_pairs, fork_result
 from ..replay.clean import place_pairs, write_pairs
 from ..rollout.compaction import Compacting
 from ..rollout.fork import arm_hints, checked_forks, find_forks, play_forks

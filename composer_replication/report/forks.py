@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from rich.table import Table
 
 from ..core.trace import Trace
-from ..experiments.fork_worth import MEASURES, ForkResult, HintWorth, gain, level, worked, worth_by
+from ..experiments.fork_worth import MEASURES, HintWorth, gain, level, worth_by
+from ..rollout.fork_result import ForkResult, worked
 from ..experiments.statistics import interval_text
 from .html import Html, page, render, table
 from .trace import turn_text

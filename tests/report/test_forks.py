@@ -4,8 +4,8 @@ from dataclasses import replace
 import pytest
 
 from composer_replication.envs.toy.traces import toy_traces
-from composer_replication.experiments.fork_worth import ForkResult
 from composer_replication.report.forks import fork_tables, forks_page, played_picture
+from composer_replication.rollout.fork_result import ForkResult
 from composer_replication.traces.error_sites import find_error_sites
 
 TRACE = next(trace for trace in toy_traces() if find_error_sites(trace))
