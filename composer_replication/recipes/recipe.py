@@ -129,8 +129,8 @@ class RecipeArguments:
         if self.forks is not None:
             self.forks = {"times": 2, "arms": ["none", "own"]} | self.forks
             times, arms, *more = self.forks.values()
-            if more or type(times) is not int or times < 1 or not isinstance(arms, list) or not arms or not set(arms) <= {*ARMS} - {"rules"}:
-                raise RecipeProblem(f"forks={self.forks}: its keys are times, at least 1, and arms, of {', '.join(ARMS[:-1])}.")
+            if more or type(times) is not int or times < 1 or not isinstance(arms, list) or not arms or not set(arms) <= set(ARMS):
+                raise RecipeProblem(f"forks={self.forks}: its keys are times, at least 1, and arms, of {', '.join(ARMS)}.")
         check_one_of("sandbox", self.sandbox, ("auto", *sandbox_kinds()))
         if self.context_tokens is not None and (self.context_tokens < 1 or self.agent is not None):
             raise RecipeProblem(f"context_tokens={self.context_tokens}: " + ("an agent keeps its contexts itself; leave it out." if self.agent else

@@ -18,7 +18,7 @@ from ..experiments.statistics import interval_text
 from .html import Html, page, render, table
 from .trace import turn_text
 from .tree import BAR, LEFT, ROW, WIDE
-from ..rollout.fork import ARMS
+from ..rollout.fork import ARMS, RULES
 from ..traces.error_sites import FindSites, find_error_sites
 
 # %% ../../nbs/report/14_forks.ipynb #fd764fbd
@@ -31,7 +31,7 @@ def arm_rows(results: Sequence[ForkResult]) -> list[list[str]]:
     there = {r.arm for r in results}
     return [[arm if arm == "none" else f"{arm} - none",
              *(_said(level(results, arm, m), False) if arm == "none" else _said(gain(results, arm, measure=m)) for m in MEASURES)]
-            for arm in ARMS if arm in there]
+            for arm in (*ARMS, RULES) if arm in there]
 
 
 def worth_rows(worths: Sequence[HintWorth]) -> list[list[str]]:
@@ -67,7 +67,7 @@ FEW = 10  # tasks; an interval over fewer is not reliable
 
 def fork_verdict(results: Sequence[ForkResult]) -> str:
     "Write what the own hints are worth against none, another turn's, and a filler, and what rules are worth."
-    said, rules = [], gain(results, "rules")
+    said, rules = [], gain(results, RULES)
     for than, words in (("none", "without a hint"), ("other", "with another turn's"), ("filler", "with a sentence about the weather")):
         if made := gain(results, "own", than):
             said.append(f"{_said(made)} than {words}")
@@ -96,7 +96,7 @@ def fork_json(
         return {"name": worth.name, "failed_turns": worth.forks, "gains": worth.gains} | {
             name: plain(getattr(worth, name)) for name in ("none", "own", "over_none", "over_other")}
 
-    arms = [arm for arm in ARMS if any(r.arm == arm for r in results)]
+    arms = [arm for arm in (*ARMS, RULES) if any(r.arm == arm for r in results)]
     return {"settings": dict(settings), "failed_turns": len({r.fork for r in results}), "branches": len(results),
             "left_out": {why: count for why, count in left_out.items() if count},
             "levels": {arm: {m: plain(level(results, arm, m)) for m in MEASURES} for arm in arms},

@@ -483,9 +483,7 @@ def test_an_episode_waits_for_the_judge_as_long_as_for_the_original(needs, rewar
     monkeypatch.setattr(env_page, "grade", slow)
     monkeypatch.setattr(env_page, "original_seconds", original)
     monkeypatch.setattr(env_page, "warm_judge", lambda *_, **__: None)
-    env = env_page.FeatureDeletionEnv([], judge_s=0.01)
-    env._subject = env.task = None
-    found = env._graded({})
+    found = env_page._graded(None, None, {}, False, 0.01)
     assert found.reward == reward and (reward or "kept busy" in found.findings[0].what)
 
 
