@@ -276,8 +276,21 @@ def tiers(item) -> set[str]:
         | {mark for mark, starts in FILES.items() if path.startswith(starts)}
 
 
+# Files of tests' names, a line each. TESTS_SKIPPED_TO takes those that skip, TESTS_ONLY leaves no others: CI tries elsewhere what is skipped bare.
+SKIPPED_TO, ONLY = os.environ.get("TESTS_SKIPPED_TO"), os.environ.get("TESTS_ONLY")
+
+
+def pytest_runtest_logreport(report):
+    if SKIPPED_TO and report.skipped and "PYTEST_XDIST_WORKER" not in os.environ:
+        with open(SKIPPED_TO, "a", encoding="utf-8") as file:
+            file.write(f"{report.nodeid}\n")
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items):
+    if ONLY:
+        wanted = set(Path(ONLY).read_text(encoding="utf-8").splitlines())
+        items[:] = [item for item in items if item.nodeid in wanted]
     cases = Counter()
     for item in items:
         name = getattr(item, "originalname", item.name)
