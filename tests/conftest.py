@@ -276,7 +276,7 @@ def tiers(item) -> set[str]:
         | {mark for mark, starts in FILES.items() if path.startswith(starts)}
 
 
-# Files of tests' names, a line each. TESTS_SKIPPED_TO takes those that skip, TESTS_ONLY leaves no others: CI tries elsewhere what is skipped bare.
+# Files of tests' names, a line each: TESTS_SKIPPED_TO takes those that skip, and TESTS_ONLY leaves no others. CI tries each once.
 SKIPPED_TO, ONLY = os.environ.get("TESTS_SKIPPED_TO"), os.environ.get("TESTS_ONLY")
 
 
