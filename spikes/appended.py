@@ -1,10 +1,12 @@
 """Runs of a plan, each appended to one file the moment it ends; several processes may work at a plan."""
+import argparse
 import os
 import subprocess
 import time
 from collections.abc import Callable, Iterable
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import fmean
 
 import orjson
 from filelock import FileLock, Timeout
@@ -22,6 +24,29 @@ def keep(kept: Path, run: dict) -> None:
         file.write(orjson.dumps(run) + b"\n")
         file.flush()
         os.fsync(file.fileno())
+
+
+def tuned(
+    run_of: Callable[[int, float], object],  # (seed, rate) -> a development run
+    level: Callable[[dict], float],  # of a run that ended
+    done: dict[str, dict],  # runs that ended, by name
+    rates: tuple[float, ...],
+    first: tuple[int, ...],  # of `rates`, tried for every arm alike; wider where the best is an edge
+    seeds: tuple[int, ...],
+) -> tuple[list, float | None]:
+    "Return development runs so far needed, and the rate once they have ended: the best that is no edge of what was tried."
+    tried = list(first)
+    while True:
+        runs = {n: [run_of(seed, rates[n]) for seed in seeds] for n in tried}
+        every = sum(runs.values(), [])
+        if any(run.name not in done for run in every):
+            return every, None
+        found = {n: fmean(level(done[run.name]) for run in of) for n, of in runs.items()}
+        best = max(tried, key=lambda n: (found[n], -n))  # of equal ones the smallest
+        wider = best - 1 if best == min(tried) else best + 1 if best == max(tried) else best
+        if wider in tried or not 0 <= wider < len(rates):
+            return every, rates[best]
+        tried.append(wider)
 
 
 def claim(kept: Path, plan: Callable[[dict[str, dict]], Iterable]) -> tuple:
@@ -73,3 +98,12 @@ def go_on(kept: Path, plan: Callable, make: Callable[[object], dict], minutes: f
         process.start()
     for process in processes:
         process.join()
+
+
+def command(spike: str, kept: Path, plan: Callable, make: Callable[[object], dict]) -> None:
+    "Go on with a plan as the command line says."
+    parser = argparse.ArgumentParser(description=f"Go on with the runs of spike {spike}.")
+    parser.add_argument("--workers", type=int, default=1, help="processes, one thread each")
+    parser.add_argument("--minutes", type=float, default=1e9, help="no run begins after so many")
+    asked = parser.parse_args()
+    go_on(kept, plan, make, asked.minutes, asked.workers)

@@ -283,8 +283,8 @@ class RunTrainer(GRPOTrainer):
                 raise TeacherCheckProblem(fault)
             self.health.warn("teacher", fault)
 
-    def train(self, resume_from_checkpoint=None, *args, **kwargs):  # True: from the last complete checkpoint, if there is one
-        "Train as transformers does. Raises `InputProblem` for a checkpoint that was cut off, and where another run writes into the folder."
+    def train(self, resume_from_checkpoint=None, *args, **kwargs):
+        "Train as transformers does; True goes on, if it can. Raises `InputProblem` for a checkpoint cut off, and for a folder in use."
         start = checkpoint_to_resume(self.args.output_dir, resume_from_checkpoint)
         try:
             with lost_rank(self.args.ddp_timeout), holding(self.args.output_dir) if self.is_world_process_zero() else nullcontext():

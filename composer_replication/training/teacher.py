@@ -269,7 +269,10 @@ class TeacherPolicy:
         with replacing(Path(folder) / FILE) as partial:
             save_file({n: t.contiguous() for n, t in self.state_dict().items()}, partial, metadata={"teacher": about})
 
-    def load(self, folder: Path) -> None:  # where `save` wrote
+    def load(
+        self,
+        folder: Path,  # where `save` wrote
+    ) -> None:
         "Load what `save` wrote. Raises `ValueError` where it is absent, of another kind or of another model."
         self.load_state_dict(_read_state(Path(folder) / FILE, self.kind))
 

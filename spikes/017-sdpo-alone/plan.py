@@ -6,7 +6,6 @@
 Each run that ends is appended to `runs.jsonl`, at once; a run that was killed is made again. No run begins after so many minutes.
 017-sdpo-alone.ipynb states hypotheses, thresholds and the verdict rule; they were committed before any run.
 """
-import argparse
 import os
 import shutil
 import sys
@@ -87,19 +86,9 @@ class Run:
 # --- what is chosen on development tasks
 
 def tuned(arm: str, done: dict[str, dict], budget: float | None = None) -> tuple[list[Run], float | None]:
-    "Development runs of an arm so far needed, and its rate once they have ended: the best that is no edge of what was tried."
-    tried = list(FIRST)
-    while True:
-        runs = {n: [Run(arm, seed, RATES[n], budget) for seed in TUNING] for n in tried}
-        every = sum(runs.values(), [])
-        if any(run.name not in done for run in every):
-            return every, None
-        found = {n: fmean(np.mean(done[run.name]["rewards"]) for run in of) for n, of in runs.items()}
-        best = max(tried, key=lambda n: (found[n], -n))  # of equal ones the smallest
-        wider = best - 1 if best == min(tried) else best + 1 if best == max(tried) else best
-        if wider in tried or not 0 <= wider < len(RATES):
-            return every, RATES[best]
-        tried.append(wider)
+    "Development runs of an arm so far needed, and its rate once they have ended."
+    run_of, level = (lambda seed, rate: Run(arm, seed, rate, budget)), (lambda run: np.mean(run["rewards"]))
+    return appended.tuned(run_of, level, done, RATES, FIRST, TUNING)
 
 
 def equal_budget(done: dict[str, dict]) -> float | None:
@@ -313,13 +302,5 @@ def make(run: Run) -> dict:
     return asdict(run) | {"split": run.split, "fingerprint": reward_fingerprint("sql")} | Work(run).made()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Go on with the runs of spike 017.")
-    parser.add_argument("--workers", type=int, default=1, help="processes, one thread each")
-    parser.add_argument("--minutes", type=float, default=1e9, help="no run begins after so many")
-    asked = parser.parse_args()
-    appended.go_on(KEPT, plan, make, asked.minutes, asked.workers)
-
-
 if __name__ == "__main__":
-    main()
+    appended.command("017", KEPT, plan, make)

@@ -42,6 +42,7 @@ from composer_replication.tree.pack import pack_trees
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
+import appended  # noqa: E402
 from fingerprint import reward_fingerprint  # noqa: E402
 from hint_gate import hinted_turns, right_actions  # noqa: E402
 
@@ -87,19 +88,9 @@ def tuned(
     done: dict[str, dict],
     budget: float | None = None,
 ) -> tuple[list[Run], float | None]:
-    "Development runs of an arm so far needed, and its rate once they have ended: the best that is no edge of what was tried."
-    tried = list(FIRST)
-    while True:
-        runs = {n: [Run(arm, seed, RATES[n], budget) for seed in TUNING] for n in tried}
-        every = sum(runs.values(), [])
-        if any(run.name not in done for run in every):
-            return every, None
-        found = {n: fmean(fmean(done[run.name]["passed"]) for run in of) for n, of in runs.items()}
-        best = max(tried, key=lambda n: (found[n], -n))  # of equal ones the smallest
-        wider = best - 1 if best == min(tried) else best + 1 if best == max(tried) else best
-        if wider in tried or not 0 <= wider < len(RATES):
-            return every, RATES[best]
-        tried.append(wider)
+    "Development runs of an arm so far needed, and its rate once they have ended."
+    run_of, level = (lambda seed, rate: Run(arm, seed, rate, budget)), (lambda run: fmean(run["passed"]))
+    return appended.tuned(run_of, level, done, RATES, FIRST, TUNING)
 
 
 def equal_budget(done: dict[str, dict]) -> float | None:

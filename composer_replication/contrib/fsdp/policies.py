@@ -134,7 +134,10 @@ class ShardedPolicy(TeacherPolicy):
         "Return whole tensors, on every rank."
         return dict(self._gathered())
 
-    def save(self, folder: Path) -> None:  # made where it is absent
+    def save(
+        self,
+        folder: Path,  # made where it is absent
+    ) -> None:
         "Save as `TeacherPolicy.save`; all ranks together, the first one writes."
         first = not dist.get_rank()
         whole = {name: tensor.contiguous() for name, tensor in self._gathered() if first}

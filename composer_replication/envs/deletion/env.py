@@ -173,8 +173,8 @@ class FeatureDeletionEnv:
         self._repository: RepoTools | None = None  # of the last `reset`
         self._playing = False
 
-    def reset(self, task_id: str, **row: Any) -> None:  # the row's other columns are not needed
-        "Open a sandbox for a task. Raises `TaskProblem`, `SubjectProblem` and `SandboxProblem`."
+    def reset(self, task_id: str, **row: Any) -> None:
+        "Open a sandbox for the task of this id; the row's other columns are not needed. Raises `TaskProblem`, `SubjectProblem` and `SandboxProblem`."
         self.close()
         if problem := isolation_problem("a submission's tests", ["bubblewrap"], self._kind):  # the judge has no other kind
             raise problem
@@ -246,8 +246,10 @@ class FeatureDeletionEnv:
         tasks = read_tasks(path)
         return TaskSet(_described_rows(path, tasks), environment=lambda: cls(tasks), counts=lambda: {f"judge/{name}": count for name, count in judge_counts().items()})
 
-    def step(self, action: Mapping[str, Any]) -> StepResult:  # {"tool": name, "arguments": object or JSON text}, or {"answer": text} to end
-        "Perform one action. Raises `InputProblem` before `reset` and after the end."
+    def step(self, action: Mapping[str, Any]) -> StepResult:
+        """Perform one action: {"tool": name, "arguments": object or JSON text}, or {"answer": text}, which ends the episode.
+
+        Raises `InputProblem` before `reset` and after the end."""
         self._open()
         if "answer" in action:
             return StepResult("", reward=self.reward(str(action["answer"])), done=True)

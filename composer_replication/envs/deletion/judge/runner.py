@@ -258,7 +258,8 @@ class JudgeProcess:
 
     Raises `SandboxProblem` where it cannot be started. It ends with `close`, after its lifetime, or when it is garbage collected."""
 
-    def __init__(self, libraries: Path, limits: Limits):  # a subject's libraries; limits of the whole process
+    def __init__(self, libraries: Path, limits: Limits):
+        "Start it with the libraries of a subject; the limits are of the whole process."
         if not (Path(libraries) / "pytest" / "__pycache__").is_dir():  # done once; halves the start-up time
             compileall.compile_dir(libraries, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
         with ExitStack() as opened:
