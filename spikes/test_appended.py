@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 sys.path.append(str(Path(__file__).parent))
-from appended import tuned  # noqa: E402
+from appended import tuned
 
 RATES = (1.0, 2.0, 3.0, 4.0, 5.0)
 
