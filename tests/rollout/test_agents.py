@@ -293,7 +293,7 @@ def test_mini_swe_agent_brings_a_feature_back(tmp_path):
     [
         ("agent-codex", "bin/codex", "exec_command", "cmd", 1),
         ("agent-opencode", "bin/opencode", "bash", "command", 2),
-        ("agent-claude-code", "claude", "Bash", "command", 1),
+        ("agent-claude-code", "claude-code-linux-*/claude", "Bash", "command", 1),
     ],
 )
 def test_agents_from_npm_answer_a_question(name, program, tool, argument, segments, tmp_path):
@@ -302,7 +302,7 @@ def test_agents_from_npm_answer_a_question(name, program, tool, argument, segmen
     from composer_replication.envs.sql.tasks import sql_rows, task_of
 
     found = [
-        file.parents[program.count("/")]
+        file.parents[file.parent.name == "bin"]
         for file in Path(os.environ.get("COMPOSER_AGENTS_NPM") or "/nowhere").glob(f"**/{program}")
         if file.is_file() and "baseline" not in str(file) and file.stat().st_size > 2**20
     ]
