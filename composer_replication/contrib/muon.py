@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['COEFFICIENTS', 'HEADS', 'EXPERTS', 'newton_schulz', 'split_blocks', 'join_blocks', 'muon_step', 'BlockMuon',
-           'block_grids', 'muon_groups', 'MuonFactory', 'muon_and_settings']
+           'block_grids', 'muon_groups', 'MuonFactory', 'factory_and_settings', 'check_run', 'state_entries']
 
 # %% ../../nbs/contrib/00_muon.ipynb #36910361
 from collections.abc import Collection
@@ -173,10 +173,29 @@ class MuonFactory:
         return BlockMuon(muon_groups(model, weight_decay, decays), **settings)
 
 
-def muon_and_settings(
+def factory_and_settings(
     config,  # transformers' `TrainingArguments`: learning rate, weight decay and AdamW's settings
     decays: Collection[str],  # as for `muon_groups`
 ) -> tuple[type[MuonFactory], dict]:
     "Return the factory and its settings for `Trainer.optimizer_cls_and_kwargs`."
     return MuonFactory, {"lr": config.learning_rate, "weight_decay": config.weight_decay, "decays": set(decays),
                          "betas": (config.adam_beta1, config.adam_beta2), "eps": config.adam_epsilon}
+
+# %% ../../nbs/contrib/00_muon.ipynb #10ea1c92
+def check_run(
+    adapter: bool,  # whether LoRA, or another adapter, is trained
+    shards: str | None,  # what shards the weights, such as FSDP2; None: each device holds them whole
+) -> None:
+    "Raise `InputProblem` where a run does not update whole weights on each device."
+    if adapter:
+        raise InputProblem("optimizer='muon' orthogonalises the update of whole weight matrices, and LoRA trains two thin factors of each; leave "
+                           "optimizer out for AdamW, or train all weights (use_peft: false).")
+    if shards:
+        raise InputProblem(f"optimizer='muon' reads whole heads and experts, and {shards} leaves each device a part of them; leave optimizer out for "
+                           "AdamW, or train without sharding.")
+
+
+def state_entries(model: PreTrainedModel) -> int:
+    "Count the numbers that the optimizer keeps: one buffer for each weight of Muon's, two moments for each of AdamW's."
+    grids = block_grids(model)
+    return sum((1 if name in grids else 2) * weight.numel() for name, weight in model.named_parameters() if weight.requires_grad)

@@ -183,9 +183,7 @@ def estimate(
     counts, plain = _counts(model), model.get_base_model() if recipe.model.use_peft else model
     known = plain.config.get_text_config()
     known._attn_implementation = recipe.model.attn_implementation or known._attn_implementation
-    kept = 2 * counts[1]  # AdamW's two moments of each trained weight; Muon keeps one for each of its weights
-    if c.optimizer:
-        kept -= sum(plain.get_parameter(name).numel() for name in plugin("optimizer", "muon").block_grids(plain))
+    kept = plugin("optimizer", c.optimizer).state_entries(plain) if c.optimizer else 2 * counts[1]  # AdamW's two moments of each trained weight
     memory, peak = _memory(recipe, plain, counts, kept, devices, prompt_tokens)
     rollouts = c.per_device_train_batch_size * c.gradient_accumulation_steps * devices if a.task is not None and not a.record else 0
     tokens, again = rollouts * c.max_completion_length, c.num_iterations  # `again`: steps that use the same rollouts

@@ -16,6 +16,7 @@ from trl import GRPOConfig
 
 from ..core.errors import InputProblem
 from ..core.named import imported
+from ..core.plugins import plugin, plugin_names
 from ..losses.distill import TAIDScheduler
 from ..losses.divergences import (DECLARED, DIVERGENCES, SCHEDULED, SUPPORTS, Divergence, TokenDivergence, named_divergence, register_divergence,
                                   register_support, takes_k)
@@ -52,8 +53,8 @@ class PolicySettings:
                                    "distil first.")
 
     disable_dropout: bool = setting(True, "Passes score the policy that sampled: without dropout, of whatever kind. False is refused.")
-    optimizer: str | None = setting(None, "`muon`: Muon per head and per expert, AdamW for all other parameters, with one "
-                                          "learning_rate and weight_decay; None: `optim`.")
+    optimizer: str | None = setting(None, f"A contribution's optimizer, with one learning_rate and weight_decay: {', '.join(plugin_names('optimizer'))}; "
+                                          "None: `optim`.")
 
 # %% ../../nbs/training/05_config.ipynb #e4cdab46
 @dataclass
@@ -143,7 +144,7 @@ class RolloutSettings:
 
 # %% ../../nbs/training/05_config.ipynb #091f8948
 MENUS = {
-    "loss_type": LOSSES, "kl_estimator": KL_ESTIMATORS, "all_fail": ("policy", "distil"), "optimizer": ("muon", None),
+    "loss_type": LOSSES, "kl_estimator": KL_ESTIMATORS, "all_fail": ("policy", "distil"),
     "sdpo_divergence": DIVERGENCES, "sdpo_support": SUPPORTS, "teacher": KINDS, "target_turns": ("error", "all", "sampled"),
     "hint_placement": ("target", "start"), "sdpo_gate": ("none", "failed"), "teacher_check": ("stop", "warn", "off"),
     "replay_form": ("dpo", "simpo"), "rollout": ("transformers", "vllm", "trl")}
@@ -204,6 +205,8 @@ class ComposerReplicationConfig(PolicySettings, SdpoSettings, ReplaySettings, Ro
         for name, menu in MENUS.items():
             check_one_of(name, getattr(self, name), tuple(menu))
         check_ranges(self, RANGES, POSITIVE)
+        if self.optimizer is not None:
+            plugin("optimizer", self.optimizer)  # raises for a name that no contribution gives
         self.divergence()  # its own checks
         distils = [name for name, want in (("all_fail", self.all_fail == "distil"), ("policy_start", self.policy_start)) if want]
         alone = "all_fail='distil'" if self.all_fail == "distil" else f"policy_start={self.policy_start}"
