@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache as cached
-from functools import partial
 from typing import Literal
 
 import torch
@@ -24,7 +23,6 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
 from ..core.errors import InputProblem
-from .block_mask import block_problem, branch_block_mask, masks_blocks
 from .checkpointed import checkpoints_layers, keeping_cache, keeps_cache
 from .pack import KINDS, PackedBatch
 from .pass_cost import (LAYER_WORTH, branch_groups, branch_part, layer_products, narrow_batch, one_pass_pays, pass_worth,
@@ -52,12 +50,10 @@ def _cache_problem(model):
     config = model.config.get_text_config()
     if problem := state_problem(model) or order_problem(model):
         return problem
-    if config._attn_implementation not in ("sdpa", "eager", "flex_attention"):
-        return f"{config._attn_implementation} attention takes no mask of our own"
-    return block_problem(model) if masks_blocks(model) else None
+    return None if config._attn_implementation in ("sdpa", "eager") else f"{config._attn_implementation} attention takes no mask of our own"
 
 
-WAYS = {"once": "in one pass with their trunks", "dense": "in two passes", "block": "in two passes, with a block mask", "states": "in two passes, from states kept at the forks",
+WAYS = {"once": "in one pass with their trunks", "dense": "in two passes", "states": "in two passes, from states kept at the forks",
         "rows": "a row each, the trunk again for each"}
 
 
@@ -67,7 +63,7 @@ def way_name(
     "Return how branches are read now, in training or not."
     if shares_trunk(model):
         return "rows"
-    return "states" if state_mixers(model) else "block" if masks_blocks(model) else "dense"
+    return "states" if state_mixers(model) else "dense"
 
 
 def branch_way(
@@ -254,7 +250,7 @@ def _two_pass(model, batch, cache, rows, columns, real, pieces):
     position = (position - _lead(model, batch)).clamp(min=0)
     with nullcontext() if isinstance(cache, DynamicCache) else hybrids().reading_branches(model, cache, segment, fork):
         for piece in pieces:
-            make = partial(branch_block_mask, *layout) if masks_blocks(model) else _additive(*_visible(*layout, piece), model.dtype)
+            make = _additive(*_visible(*layout, piece), model.dtype)
             inputs = {"position_ids": position[:, piece]} if placed else {}
             states.append(model.base_model(input_ids=ids[:, piece], attention_mask=_masks(model.config.get_text_config(), make),
                                            **inputs, **cache_inputs(model, cache)).last_hidden_state)

@@ -8,7 +8,6 @@ __all__ = ['MASK_ENTRIES', 'PASS_ENTRIES', 'SHARDED_ENTRIES', 'LAYER_WORTH', 'TO
            'branch_passes', 'one_pass_pays']
 
 # %% ../../nbs/tree/12_pass_cost.ipynb #f9263f67
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,7 +15,6 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from .block_mask import masks_blocks
 from .pack import ANSWERS, KINDS, PackedBatch, own_answer
 from .states import state_mixers
 
@@ -59,9 +57,7 @@ SHARDED_ENTRIES = 2**21  # the same if a pass gathers all weights: on an H200 th
 def pass_worth(
     model: PreTrainedModel,  # a transformers causal LM
 ) -> float:  # mask entries
-    "Return the extra mask entries accepted to save one pass; infinite with a block mask, which skips unread entries."
-    if masks_blocks(model):
-        return math.inf
+    "Return the extra mask entries accepted to save one pass."
     return SHARDED_ENTRIES if any(isinstance(module, FSDPModule) for module in model.modules()) else PASS_ENTRIES
 
 
@@ -102,7 +98,7 @@ class BranchPack:
         "Cost saved by merging two packs; negative if they must not be merged."
         one = self.joined(other)
         apart = self.entries(TOKEN_ENTRIES) + other.entries(TOKEN_ENTRIES)
-        return -1 if MASK_ENTRIES < one.entries() and worth < math.inf else worth + apart - one.entries(TOKEN_ENTRIES)
+        return -1 if MASK_ENTRIES < one.entries() else worth + apart - one.entries(TOKEN_ENTRIES)
 
     def pieces(self, split: bool) -> list[slice]:
         "Split the branch axis into consecutive pieces whose masks are not too large; without `split` one piece."
@@ -140,7 +136,7 @@ def splits_wide(
     model: PreTrainedModel,  # a transformers causal LM
 ) -> bool:
     "True if a branch whose mask would be too large can be read in pieces, without gradient."
-    return not masks_blocks(model) and not state_mixers(model)
+    return not state_mixers(model)
 
 
 def branch_groups(
