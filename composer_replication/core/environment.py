@@ -97,7 +97,8 @@ class TrlEnvironment:
             text = str(_settled(self._methods[call.name](**call.arguments)))
         except Exception as error:
             words = " ".join(str(error).split())
-            return ToolResult(bounded(f"{type(error).__name__}: {words}" if words else type(error).__name__), "runtime_error")
+            return ToolResult(bounded(f"{type(error).__name__}: {words}" if words else type(error).__name__),
+                              "runtime_error")
         return ToolResult(bounded(text), flagged=False)
 
     def reward(self, answer: str = "") -> float | None:
@@ -112,8 +113,9 @@ def _method_schema(method):
     try:
         return get_json_schema(method)
     except Exception as error:  # transformers raises several classes of its own
-        raise InputProblem(f"method {method.__qualname__} makes no tool ({' '.join(str(error).split())})", "give it type hints and a "
-                           "docstring with an Args section, or a name that starts with an underscore") from error
+        raise InputProblem(f"method {method.__qualname__} makes no tool ({' '.join(str(error).split())})",
+                           "give it type hints and a docstring with an Args section, or a name that starts with an "
+                           "underscore") from error
 
 
 def _settled(value):
@@ -183,7 +185,8 @@ def _tool_method(function):
     method.__signature__ = inspect.Signature(
         [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
         + [inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY, annotation=_hint(p, parameters),
-                             default=inspect.Parameter.empty if k in required else None) for k, p in properties.items()])
+                             default=inspect.Parameter.empty if k in required else None)
+           for k, p in properties.items()])
     return method
 
 
@@ -193,7 +196,8 @@ def _hint(schema, root, depth=4):
     for option in alternatives(schema, root):
         named = option.get("type", ())
         for kind in [named] if isinstance(named, str) else named:
-            hints.append(list[_hint(option["items"], root, depth - 1)] if kind == "array" and "items" in option and depth else _HINTS[kind])
+            hints.append(list[_hint(option["items"], root, depth - 1)] if kind == "array" and "items" in option
+                         and depth else _HINTS[kind])
         hints += [None] if option.get("nullable") else []
     return reduce(or_, hints) if hints else str
 
@@ -236,8 +240,8 @@ def factory_of(
     if name in _FACTORIES:
         return _FACTORIES[name]
     if ":" not in name:
-        raise InputProblem(f"there is no environment {name!r}", f"use {', '.join(environment_names())}, register your own with "
-                           "`register_environment`, or write package.module:factory")
+        raise InputProblem(f"there is no environment {name!r}", f"use {', '.join(environment_names())}, register your "
+                           "own with `register_environment`, or write package.module:factory")
     return imported(name)
 
 # %% ../../nbs/core/09_environment.ipynb #64684358
@@ -255,7 +259,8 @@ class TasksWanted:
     def held_out_count(self) -> int:
         "Return the number of held-out rows, for an environment that draws them itself. Raises `InputProblem` for a share."
         if self.held_out != int(self.held_out):
-            raise InputProblem(f"held_out_rows={self.held_out:g} is a share, and this task draws held-out rows of its own", "give a number")
+            raise InputProblem(f"held_out_rows={self.held_out:g} is a share, and this task draws held-out rows of its "
+                               "own", "give a number")
         return int(self.held_out)
 
 
@@ -286,7 +291,8 @@ def offer_of(
     factory: Callable[..., Any],  # from `factory_of`
 ) -> Offer:
     "Return what a factory offers a recipe."
-    return Offer(**{field.name: getattr(factory, field.name) for field in fields(Offer) if hasattr(factory, field.name)})
+    return Offer(**{field.name: getattr(factory, field.name) for field in fields(Offer)
+                    if hasattr(factory, field.name)})
 
 # %% ../../nbs/core/09_environment.ipynb #51943ac3
 def task_set(
@@ -298,7 +304,8 @@ def task_set(
     if brought := offer_of(factory).task_set:
         return brought(wanted)
     if wanted.file is None:
-        raise InputProblem(f"task {name!r} brings no tasks of its own", "set tasks to a file of JSON lines with `prompt` and `task_id`")
+        raise InputProblem(f"task {name!r} brings no tasks of its own",
+                           "set tasks to a file of JSON lines with `prompt` and `task_id`")
     return TaskSet(task_rows(wanted.file), environment=factory)
 
 
@@ -311,9 +318,11 @@ def task_rows(
         for line, row in read_jsonl(path):
             prompt = row.get("prompt")
             if not prompt or "task_id" not in row or not isinstance(prompt, str | list):
-                raise InputProblem("a task needs `prompt` (a text or messages) and `task_id`", "add them", f"{path}, line {line}")
+                raise InputProblem("a task needs `prompt` (a text or messages) and `task_id`", "add them",
+                                   f"{path}, line {line}")
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
             rows.append(row | {"prompt": messages, "task_id": str(row["task_id"])})
     except (OSError, EOFError, zlib.error) as error:
-        raise InputProblem(f"the tasks cannot be read ({error})", "name a file of JSON lines with tasks", str(path)) from None
+        raise InputProblem(f"the tasks cannot be read ({error})", "name a file of JSON lines with tasks",
+                           str(path)) from None
     return rows

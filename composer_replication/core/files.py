@@ -111,9 +111,11 @@ def read_jsonl(
             try:
                 row = json_value(line)
             except orjson.JSONDecodeError as error:
-                raise InputProblem(f"the line is no JSON ({error})", "write one object a line", f"{path}, line {number}") from None
+                raise InputProblem(f"the line is no JSON ({error})", "write one object a line",
+                                   f"{path}, line {number}") from None
             if not isinstance(row, dict):
-                raise InputProblem(f"the line is a {type(row).__name__}", "write one object a line", f"{path}, line {number}")
+                raise InputProblem(f"the line is a {type(row).__name__}", "write one object a line",
+                                   f"{path}, line {number}")
             yield number, row
 
 

@@ -53,8 +53,8 @@ class DPOPair:
 
     def __post_init__(self):
         if {self.chosen.role, self.rejected.role} != {"assistant"}:
-            raise TraceProblem(f"the pair at turn {self.turn} of {self.trace_id} holds a message that is not the assistant's",
-                               "pair actions of the assistant only")
+            raise TraceProblem(f"the pair at turn {self.turn} of {self.trace_id} holds a message that is not the "
+                               "assistant's", "pair actions of the assistant only")
         if action_key(self.chosen) == action_key(self.rejected):
             raise TraceProblem(f"both sides of the pair at turn {self.turn} of {self.trace_id} are the same action",
                                "leave the pair out, there is nothing to prefer")

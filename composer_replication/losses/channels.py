@@ -53,8 +53,8 @@ def sdpo_terms(
     temperature: float = 1.0,  # at which the tokens were sampled, for a divergence without an own temperature
 ) -> TokenTerms:  # each (n,)
     "Compute the divergence between the student and the hinted teacher at each token of the target turns."
-    return token_terms(at(hidden, batch.sdpo_student), head, teacher_hidden, teacher_head, batch.sdpo_labels, divergence,
-                       selected, temperature)
+    return token_terms(at(hidden, batch.sdpo_student), head, teacher_hidden, teacher_head, batch.sdpo_labels,
+                       divergence, selected, temperature)
 
 # %% ../../nbs/losses/07_channels.ipynb #ca9e8a54
 def pair_logprobs(
@@ -79,7 +79,8 @@ def pair_logprobs(
         answers = forward_branches(model, part, cache, kinds=("chosen", "rejected"))
     head, other = lm_head(model), answers[row[~own], batch.pair_positions[~own, 1]]
     if own_logprobs is None:
-        own_logprobs = token_logprobs(hidden[row[own], batch.pair_trunk[own]], head, batch.pair_labels[own], temperature)
+        own_logprobs = token_logprobs(hidden[row[own], batch.pair_trunk[own]], head, batch.pair_labels[own],
+                                      temperature)
     other = token_logprobs(other, head, batch.pair_labels[~own], temperature)
     return other.new_zeros(own.shape).masked_scatter(own, own_logprobs.to(other.dtype)).masked_scatter(~own, other)
 
@@ -127,7 +128,8 @@ def preference_loss(
     if batch.ref_logps is None:
         raise InputProblem("the batch has pairs and no reference log-probabilities; call "
                            "batch = reference_logps(reference_model, batch) first, or take dpo_variant='simpo'.")
-    return dpo_loss(logps[0::2], logps[1::2], batch.ref_logps[0::2], batch.ref_logps[1::2], 0.1 if beta is None else beta)
+    return dpo_loss(logps[0::2], logps[1::2], batch.ref_logps[0::2], batch.ref_logps[1::2],
+                    0.1 if beta is None else beta)
 
 # %% ../../nbs/losses/07_channels.ipynb #37595bed
 @dataclass(frozen=True)
@@ -142,7 +144,8 @@ class ChannelSum:
     def __add__(self, other: "ChannelSum") -> "ChannelSum":
         "Add both; the rows of the second follow those of the first. Both need `by_row`."
         stats = {name: self.stats.get(name, 0) + other.stats.get(name, 0) for name in self.stats | other.stats}
-        return ChannelSum(self.total + other.total, self.count + other.count, stats, torch.cat([self.by_row, other.by_row]))
+        return ChannelSum(self.total + other.total, self.count + other.count, stats,
+                          torch.cat([self.by_row, other.by_row]))
 
 # %% ../../nbs/losses/07_channels.ipynb #f0bce14e
 def sdpo_sum(
@@ -160,7 +163,8 @@ def sdpo_sum(
     row = torch.zeros(len(batch.input_ids), dtype=value.dtype, device=value.device)
     row = row.index_add(0, batch.sdpo_student[:, 0], value.detach())
     tokens = batch.sdpo_labels.numel()
-    return ChannelSum(value.sum(), tokens, {"sites": batch.sites, "tokens": tokens, "gap": gap, "clipped": clipped}, row)
+    return ChannelSum(value.sum(), tokens, {"sites": batch.sites, "tokens": tokens, "gap": gap, "clipped": clipped},
+                      row)
 
 # %% ../../nbs/losses/07_channels.ipynb #499b7cc9
 def replay_sum(

@@ -47,7 +47,8 @@ def lm_head(
     if layer is None:
         raise InputProblem(f"{type(model).__name__} has no output embeddings; use a causal language model.")
     config = model.config.get_text_config()
-    scale = next((s for name in ("logit_scale", "output_multiplier", "lm_head_multiplier") if (s := getattr(config, name, None)) is not None), None)
+    scale = next((s for name in ("logit_scale", "output_multiplier", "lm_head_multiplier")
+                  if (s := getattr(config, name, None)) is not None), None)
     if scale is None and getattr(config, "logits_scaling", None):
         scale = config.logits_scaling if config.model_type == "hyperclovax" else 1 / config.logits_scaling
     return LMHead(layer.weight, getattr(layer, "bias", None), 1.0 if scale is None else float(scale),
@@ -123,9 +124,9 @@ def _kernel_divergence(divergence, student_hidden, student_head, teacher_hidden,
     from trl.kernels.chunked_divergence import VOCAB_CHUNK_SIZE, ChunkedDivergenceFunction  # this also imports pandas, datasets and peft
     rows = max(1, CHUNK_LOGITS // VOCAB_CHUNK_SIZE)
     return torch.cat([
-        ChunkedDivergenceFunction.apply(s, student_head.weight, student_head.bias, t, teacher_head.weight, teacher_head.bias,
-                                        divergence.beta, divergence.temperature, student_head.scale, student_head.softcap,
-                                        teacher_head.scale, teacher_head.softcap)[0]
+        ChunkedDivergenceFunction.apply(s, student_head.weight, student_head.bias, t, teacher_head.weight,
+                                        teacher_head.bias, divergence.beta, divergence.temperature, student_head.scale,
+                                        student_head.softcap, teacher_head.scale, teacher_head.softcap)[0]
         for s, t in zip(student_hidden.split(rows), teacher_hidden.split(rows))])
 
 
@@ -150,8 +151,8 @@ def token_terms(
     _check_aligned(student_hidden, student_head, teacher_hidden, teacher_head, labels)
     over_entries = isinstance(divergence, Divergence)
     if over_entries and divergence.support != "full":
-        return TokenTerms(*selected_terms(student_hidden, student_head, teacher_hidden, teacher_head, labels, divergence,
-                                          CHUNK_LOGITS, student))
+        return TokenTerms(*selected_terms(student_hidden, student_head, teacher_hidden, teacher_head, labels,
+                                          divergence, CHUNK_LOGITS, student))
     trl_knows = over_entries and divergence.function is None and divergence.token_clip is None  # D_beta over the whole vocabulary
     if trl_knows and student_hidden.dtype != torch.float64:
         teacher_hidden, teacher_head = teacher_hidden.detach(), teacher_head.detach()

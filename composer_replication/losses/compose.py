@@ -71,8 +71,8 @@ def compose_loss(
     if beta_replay and batch.pairs:
         out = preference_loss(*pair_logps(model, batch, hidden, cache), batch, dpo_variant)
         replay = out.loss
-        metrics |= {"replay/pairs": batch.pairs, "replay/tokens": batch.pair_labels.numel(), "replay/accuracy": out.accuracy,
-                    "replay/margin": out.margins.mean().item()}
+        metrics |= {"replay/pairs": batch.pairs, "replay/tokens": batch.pair_labels.numel(),
+                    "replay/accuracy": out.accuracy, "replay/margin": out.margins.mean().item()}
     for weight, term in ((alpha_sdpo, sdpo), (beta_replay, replay)):
         total = total + weight * term if weight else total
     return ComposedLoss(lm_ce, sdpo, replay, total, metrics)
@@ -110,7 +110,8 @@ def token_shift(
         hidden, cache = forward_trunk(model, batch)
         teacher_side = _teacher_side(model, teacher, batch, cache)
         terms = sdpo_terms(hidden, lm_head(model), *teacher_side, batch, divergence)
-        ids, student, teacher_ = map_rows(rows, at(hidden, batch.sdpo_student), lm_head(model), *teacher_side, batch.sdpo_labels)
+        ids, student, teacher_ = map_rows(rows, at(hidden, batch.sdpo_student), lm_head(model), *teacher_side,
+                                          batch.sdpo_labels)
     columns = (batch.sdpo_site, batch.sdpo_labels, terms.student_logprobs, terms.teacher_logprobs, terms.divergence)
     alternatives = (tuple(zip(*row)) for row in zip(ids.tolist(), student.tolist(), teacher_.tolist()))
     return tuple(TokenShift(*row) for row in zip(*(c.tolist() for c in columns), alternatives))

@@ -17,8 +17,8 @@ from .divergences import Divergence, counted_rows, reduce_tokens, register_diver
 # %% ../../nbs/losses/04_distill.ipynb #ae6eac32
 def _refuse_sampled(name, settings):
     if settings.support == "sampled":
-        raise InputProblem(f"{name} compares distributions, and support='sampled' keeps one token; use full, student_top_k or "
-                           "teacher_top_k.")
+        raise InputProblem(f"{name} compares distributions, and support='sampled' keeps one token; use full, "
+                           "student_top_k or teacher_top_k.")
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,8 @@ class EntropyAware:
         "Return nats `(...)` for both sides' logits `(..., vocab)`; labels are for the support."
         h_max = math.log(student_logits.shape[-1]) if self.h_max is None else self.h_max
         gate = (teacher_entropy(teacher_logits, self.settings.temperature) / h_max).clamp(0.0, 1.0)
-        forward, reverse = (replace(self.settings, beta=beta)(student_logits, teacher_logits, labels) for beta in (0.0, 1.0))
+        forward, reverse = (replace(self.settings, beta=beta)(student_logits, teacher_logits, labels)
+                            for beta in (0.0, 1.0))
         return gate * forward + (1 - gate) * reverse
 
 
@@ -153,4 +154,5 @@ def entropy_aware_opd_loss(
 ) -> torch.Tensor:  # scalar, or (...) for reduction="none"; nats
     "Compute the loss of on-policy distillation gated by the teacher's entropy, after arXiv:2603.07079. Raises `ValueError` for bad options."
     student, teacher, ids, counted = counted_rows(student_logits, teacher_logits, labels)
-    return reduce_tokens(EntropyAware(h_max, Divergence(temperature=temperature))(student, teacher, ids), counted, reduction)
+    return reduce_tokens(EntropyAware(h_max, Divergence(temperature=temperature))(student, teacher, ids), counted,
+                         reduction)

@@ -77,8 +77,10 @@ def register_support(
 ) -> Callable:  # a decorator of functions of some of (student, teacher, labels, k) to ids (..., k)
     "Register a support, replacing one of the same name. Raises `InputProblem` for a function with other parameters."
     def add(pick):
-        if unknown := [asked for asked in signature(pick).parameters if asked not in ("student", "teacher", "labels", "k")]:
-            raise InputProblem(f"support {name!r} asks for {unknown[0]!r}; name its parameters from student, teacher, labels and k.")
+        if unknown := [asked for asked in signature(pick).parameters
+                       if asked not in ("student", "teacher", "labels", "k")]:
+            raise InputProblem(f"support {name!r} asks for {unknown[0]!r}; name its parameters from student, teacher, "
+                               "labels and k.")
         SUPPORTS[name] = pick
         return pick
 
@@ -132,7 +134,8 @@ class Divergence:
 
     def __post_init__(self):
         if not 0.0 <= self.beta <= 1.0:
-            raise InputProblem(f"beta={self.beta} is outside [0, 1]; 0 is KL(teacher || student), 1 is KL(student || teacher).")
+            raise InputProblem(f"beta={self.beta} is outside [0, 1]; 0 is KL(teacher || student), 1 is KL(student || "
+                               "teacher).")
         if not self.temperature > 0.0:
             raise InputProblem(f"temperature={self.temperature} must be positive; 1.0 leaves the logits as they are.")
         if self.support not in SUPPORTS:
@@ -142,10 +145,11 @@ class Divergence:
             raise InputProblem(f"support={self.support!r} does not go with top_k={self.top_k}; give a top-k support a "
                                "positive top_k, and the others none.")
         if self.support == "sampled" and (self.function or self.beta != 1.0 or self.token_clip is not None):
-            raise InputProblem("the sampled token estimates KL(student || teacher) only; use beta=1.0 and no token_clip, or another "
-                               "support for another divergence.")
+            raise InputProblem("the sampled token estimates KL(student || teacher) only; use beta=1.0 and no "
+                               "token_clip, or another support for another divergence.")
         if self.function and self.token_clip is not None:
-            raise InputProblem("token_clip bounds the terms of the generalised JSD; leave it out for another divergence.")
+            raise InputProblem("token_clip bounds the terms of the generalised JSD; leave it out for another "
+                               "divergence.")
 
     def nats(
         self,
@@ -160,7 +164,8 @@ class Divergence:
             return (terms if self.token_clip is None else terms.clamp(max=self.token_clip)).sum(-1)
         values = self.function(student, teacher)
         if values.shape != student.shape[:-1]:
-            raise InputProblem(f"the divergence gave values {tuple(values.shape)} for log-probabilities {tuple(student.shape)}; sum over the last axis.")
+            raise InputProblem(f"the divergence gave values {tuple(values.shape)} for log-probabilities "
+                               f"{tuple(student.shape)}; sum over the last axis.")
         return values
 
     def pick(
@@ -170,7 +175,8 @@ class Divergence:
         labels: torch.Tensor | None,  # (...) the sampled tokens
     ) -> torch.Tensor | None:  # (..., k), unique entries, -1 for none; None: all entries
         "Return the entries to compare. Raises `InputProblem` if labels are missing, or a registered support returns no ids."
-        function, given = SUPPORTS[self.support], {"student": student, "teacher": teacher, "labels": labels, "k": self.top_k}
+        function = SUPPORTS[self.support]
+        given = {"student": student, "teacher": teacher, "labels": labels, "k": self.top_k}
         if function is None:
             return None
         asked = signature(function).parameters
@@ -180,7 +186,8 @@ class Divergence:
         if ids is student.chosen or ids is teacher.chosen or self.support == "sampled":
             return ids
         if ids.is_floating_point() or not ids.shape[-1] or (ids.numel() and int(ids.max()) >= student.vocab):
-            raise InputProblem(f"support {self.support!r} gave {ids.dtype} {tuple(ids.shape)}; it must give ids below {student.vocab}, at least one a token.")
+            raise InputProblem(f"support {self.support!r} gave {ids.dtype} {tuple(ids.shape)}; it must give ids below "
+                               f"{student.vocab}, at least one a token.")
         ids = ids.sort(-1).values
         return torch.cat([ids[..., :1], ids[..., 1:].masked_fill(ids[..., 1:] == ids[..., :-1], -1)], -1)
 
@@ -221,7 +228,8 @@ def register_divergence(
     def add(function):
         def over_entries(settings, t):
             return replace(settings, function=partial(function, t=t) if scheduled else function)
-        DIVERGENCES[name], DECLARED[function] = function if of_logits else over_entries, {"scheduled": scheduled, "of_logits": of_logits}
+        DIVERGENCES[name] = function if of_logits else over_entries
+        DECLARED[function] = {"scheduled": scheduled, "of_logits": of_logits}
         (SCHEDULED.add if scheduled else SCHEDULED.discard)(name)
         return function
     return add

@@ -87,7 +87,8 @@ class _Mass:
         if self.entropy is None:
             return _Mass(total)
         shares = [(part.total - total).exp().nan_to_num() for part in (self, other)]
-        return _Mass(total, sum(share * part.entropy + torch.special.entr(share) for share, part in zip(shares, (self, other))))
+        return _Mass(total, sum(share * part.entropy + torch.special.entr(share)
+                                for share, part in zip(shares, (self, other))))
 
 
 def _select(projection, hidden, weight, bias, labels, ids, top_k, entropy):
@@ -97,7 +98,8 @@ def _select(projection, hidden, weight, bias, labels, ids, top_k, entropy):
     for start, _, tile in projection.tiles(hidden, weight, bias):
         if rest is None:
             nothing, label = tile.new_full(tile.shape[:1], -math.inf), tile.new_zeros(tile.shape[:1])
-            best, chosen = (tile.new_zeros(ids.shape), ids) if ids is not None else (tile[:, :0], labels[:, None][:, :0])
+            best, chosen = ((tile.new_zeros(ids.shape), ids) if ids is not None
+                            else (tile[:, :0], labels[:, None][:, :0]))
             rest = _Mass(nothing, torch.zeros_like(nothing) if entropy else None)
         label += _take(tile, *_columns(labels[:, None], start, tile))[:, 0]
         if projection.temperature != 1.0:
@@ -155,15 +157,17 @@ class _Selected(torch.autograd.Function):
         grad = torch.zeros_like(entries) if grad is None else grad
         grad_logits = torch.zeros_like(entries[:, 0]) if grad_logits is None else grad_logits
         needed = ctx.needs_input_grad[:3]
-        grads = [torch.zeros_like(t, dtype=entries.dtype) if need else None for t, need in zip((hidden, weight, bias), needed)]
+        grads = [torch.zeros_like(t, dtype=entries.dtype) if need else None
+                 for t, need in zip((hidden, weight, bias), needed)]
         by_rows = [t.split(ctx.rows) for t in (hidden, ids, entries, grad, labels, grad_logits)]
         for first, (h, *some) in zip(range(0, hidden.shape[0], ctx.rows), zip(*by_rows)):
-            _backward_rows(ctx.projection, h, weight, bias, *some, None if grads[0] is None else grads[0][first:first + ctx.rows],
-                           *grads[1:])
+            _backward_rows(ctx.projection, h, weight, bias, *some,
+                           None if grads[0] is None else grads[0][first:first + ctx.rows], *grads[1:])
         return *(None if g is None else g.to(t.dtype) for g, t in zip(grads, (hidden, weight, bias))), *[None] * 5
 
 
-def _backward_rows(projection, hidden, weight, bias, ids, entries, grad, labels, grad_logits, grad_hidden, grad_weight, grad_bias):
+def _backward_rows(projection, hidden, weight, bias, ids, entries, grad, labels, grad_logits, grad_hidden, grad_weight,
+                   grad_bias):
     "Add the contribution of some rows to the gradients, in place."
     rest = entries[:, -1:].clamp(min=torch.finfo(entries.dtype).min)
     grad, grad_logits = (g * (projection.scale / projection.temperature) for g in (grad, grad_logits[:, None]))
@@ -215,7 +219,8 @@ def select_entries(
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else head.weight.dtype
     projection = _Projection(head.scale, head.softcap, divergence.temperature, dtype, limit)
-    return Selected(*_Selected.apply(hidden, head.weight, head.bias, labels, ids, k or divergence.top_k, projection, entropy))
+    return Selected(*_Selected.apply(hidden, head.weight, head.bias, labels, ids, k or divergence.top_k, projection,
+                                     entropy))
 
 
 class HiddenSide:

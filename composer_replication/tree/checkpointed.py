@@ -67,7 +67,8 @@ def _checkpointed(layer):
 
         def run(hidden):
             taken, was = _Taken(before), layer.gradient_checkpointing
-            call = inspect.BoundArguments(signature, bound.arguments | {first: hidden, name: None if cache is None else taken})
+            call = inspect.BoundArguments(signature, bound.arguments
+                                          | {first: hidden, name: None if cache is None else taken})
             layer.gradient_checkpointing = False  # also in the second run, which comes after the context has ended
             try:
                 output = plain(*call.args, **call.kwargs)

@@ -59,6 +59,7 @@ def set_template(
         own = tokenizer.chat_template
         own = own.get("default") or next(iter(own.values()), None) if isinstance(own, dict) else own
         if not own:
-            raise TemplateProblem("fenced actions go around a chat template, and the tokenizer has none; set `tokenizer.chat_template`.")
+            raise TemplateProblem("fenced actions go around a chat template, and the tokenizer has none; set "
+                                  "`tokenizer.chat_template`.")
         template += own
     tokenizer.chat_template = template

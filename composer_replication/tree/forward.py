@@ -50,11 +50,12 @@ def _cache_problem(model):
     config = model.config.get_text_config()
     if problem := state_problem(model) or order_problem(model):
         return problem
-    return None if config._attn_implementation in ("sdpa", "eager") else f"{config._attn_implementation} attention takes no mask of our own"
+    kind = config._attn_implementation
+    return None if kind in ("sdpa", "eager") else f"{kind} attention takes no mask of our own"
 
 
-WAYS = {"once": "in one pass with their trunks", "dense": "in two passes", "states": "in two passes, from states kept at the forks",
-        "rows": "a row each, the trunk again for each"}
+WAYS = {"once": "in one pass with their trunks", "dense": "in two passes",
+        "states": "in two passes, from states kept at the forks", "rows": "a row each, the trunk again for each"}
 
 
 def way_name(
@@ -109,7 +110,8 @@ def forward_trunk(
 
     def read(cache=None):
         with prompts_once(model, width) if width else nullcontext():
-            return model.base_model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, **placed, **cache_inputs(model, cache))
+            return model.base_model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, **placed,
+                                    **cache_inputs(model, cache))
 
     if shares_trunk(model):
         return read().last_hidden_state, None
@@ -122,8 +124,8 @@ def check_body(
 ) -> None:
     "Raise `InputProblem` for a model whose class gives no body without its head."
     if model.base_model is model:
-        raise InputProblem(f"transformers gives no body of {type(model).__name__} without its head, whose hidden states the channels read",
-                           "take a model whose class has one")
+        raise InputProblem(f"transformers gives no body of {type(model).__name__} without its head, whose hidden "
+                           "states the channels read", "take a model whose class has one")
 
 
 def _view(cache, time, rows):
@@ -160,9 +162,8 @@ def start_read_once(
         return 0
     products, passes = layer_products(model)
     saved = (len(batch.input_ids) - 1) * width * products * passes
-    if saved <= LAYER_WORTH.get(model.device.type, LAYER_WORTH["cuda"]) or start_problem(model, model.training and checkpoints_layers(model)):
-        return 0
-    return width
+    costly = saved > LAYER_WORTH.get(model.device.type, LAYER_WORTH["cuda"])
+    return 0 if not costly or start_problem(model, model.training and checkpoints_layers(model)) else width
 
 # %% ../../nbs/tree/13_forward.ipynb #bccf8a20
 @contextmanager
@@ -184,13 +185,15 @@ def prompts_once(
         start = torch.stack([input_ids[:, :width], attention_mask[:, :width]], 1)
         distinct, rows = start.unique(dim=0, return_inverse=True)
         if len(distinct) == len(rows) or others.get("output_router_logits"):  # an auxiliary loss counts every row's tokens
-            return whole(input_ids=input_ids, attention_mask=attention_mask, use_cache=use_cache, **{name: given}, **others)
+            return whole(input_ids=input_ids, attention_mask=attention_mask, use_cache=use_cache, **{name: given},
+                         **others)
         prompts = DynamicCache()
         first = whole(input_ids=distinct[:, 0], attention_mask=distinct[:, 1], **cache_inputs(model, prompts), **others)
         cache = DynamicCache() if given is None else given
         for number, layer in enumerate(prompts.layers):  # gradients of rows add up in their shared prompt
             cache.update(*(x[rows.to(x.device)] for x in (layer.keys, layer.values)), number)
-        output = whole(input_ids=input_ids[:, width:], attention_mask=attention_mask, **cache_inputs(model, cache), **others)
+        output = whole(input_ids=input_ids[:, width:], attention_mask=attention_mask, **cache_inputs(model, cache),
+                       **others)
         output.last_hidden_state = torch.cat([first.last_hidden_state[rows], output.last_hidden_state], 1)
         return output
 
@@ -245,15 +248,17 @@ def _two_pass(model, batch, cache, rows, columns, real, pieces):
     segment, position = take(batch.branch_segment).masked_fill(~real, -1), take(batch.branch_position_ids)
     fork = batch.branch_fork.gather(1, segment.clamp(min=0)).masked_fill(segment < 0, 0)
     time = int(fork.max())
-    layout, cache, ids = (position, segment, fork, batch.attention_mask[:, :time]), _view(cache, time, rows), take(batch.branch_ids)
+    layout = position, segment, fork, batch.attention_mask[:, :time]
+    cache, ids = _view(cache, time, rows), take(batch.branch_ids)
     placed, states = "position_ids" in inspect.signature(type(model.base_model).forward).parameters, []
     position = (position - _lead(model, batch)).clamp(min=0)
     with nullcontext() if isinstance(cache, DynamicCache) else hybrids().reading_branches(model, cache, segment, fork):
         for piece in pieces:
             make = _additive(*_visible(*layout, piece), model.dtype)
             inputs = {"position_ids": position[:, piece]} if placed else {}
-            states.append(model.base_model(input_ids=ids[:, piece], attention_mask=_masks(model.config.get_text_config(), make),
-                                           **inputs, **cache_inputs(model, cache)).last_hidden_state)
+            states.append(model.base_model(input_ids=ids[:, piece],
+                                           attention_mask=_masks(model.config.get_text_config(), make), **inputs,
+                                           **cache_inputs(model, cache)).last_hidden_state)
     return torch.cat(states, 1)
 
 # %% ../../nbs/tree/13_forward.ipynb #bfa55828
@@ -288,7 +293,8 @@ def forward_branches(
             trunk = batch.input_ids[row, :fork][batch.attention_mask[row, :fork].bool()]
             ids = torch.cat([trunk, batch.branch_ids[row, columns]])
             check_length(model, len(ids))
-            states = model.base_model(input_ids=ids[None], **cache_inputs(model, None)).last_hidden_state[0, len(trunk):]
+            states = model.base_model(input_ids=ids[None],
+                                      **cache_inputs(model, None)).last_hidden_state[0, len(trunk):]
             hidden[row, columns] = states.to(hidden.dtype)
         return hidden
     rows, time, part, wanted = branch_part(batch, wanted)
@@ -345,7 +351,8 @@ def forward_tree(
     if not whole:
         rows, time = _needed(batch, kinds)
         states = forward_tree(model, narrow_batch(batch, rows, max(time, 1)), kinds)
-        return states if len(rows) == len(batch.input_ids) else tuple(x.new_zeros(len(batch.input_ids), *x.shape[1:]).index_copy(0, rows, x) for x in states)
+        return (states if len(rows) == len(batch.input_ids)
+                else tuple(x.new_zeros(len(batch.input_ids), *x.shape[1:]).index_copy(0, rows, x) for x in states))
     segment, time = batch.branch_segment, batch.input_ids.shape[1]
     taken = (segment >= 0) & wanted_branches(batch, kinds).gather(1, segment.clamp(min=0))
     columns = (~taken).long().argsort(dim=1, stable=True)[:, :int(taken.sum(1).max())]
@@ -360,7 +367,8 @@ def forward_tree(
         trunk = create_causal_mask(*plain) if window is None else create_sliding_window_causal_mask(*plain)
         return TreeMask.of(additive(window), trunk, kinds != ("hint",))
 
-    placed = mask_positions(batch.attention_mask) if counts_positions(model) else torch.arange(time, device=fork.device).expand_as(batch.input_ids)
+    placed = (mask_positions(batch.attention_mask) if counts_positions(model)
+              else torch.arange(time, device=fork.device).expand_as(batch.input_ids))
     placed = torch.cat([placed, (position - _lead(model, batch)).clamp(min=0)], 1)
     check_length(model, placed.max() + 1)
     states = model.base_model(input_ids=torch.cat([batch.input_ids, take(batch.branch_ids)], 1), position_ids=placed,
@@ -374,7 +382,8 @@ def forward_tree(
 def _changes_mask(kind):
     "True for a class of attention layers that does not hand its mask on as it is."
     body = source_of(kind).partition("->")[2]
-    return "attention_interface(" in body and bool(re.search(r"attention_mask\s*=(?!=|\s*(encoder_attention_mask|attention_mask|None)[,)\n])", body))
+    return ("attention_interface(" in body
+            and bool(re.search(r"attention_mask\s*=(?!=|\s*(encoder_attention_mask|attention_mask|None)[,)\n])", body)))
 
 
 def tree_problem(
@@ -418,7 +427,8 @@ def trunk_tokens(
 
 def _needed(batch, kinds):
     "Return the rows with such branches, and the trunk length that they read, including the trunk's own answers."
-    wanted, own = wanted_branches(batch, kinds), batch.pair_trunk.max().item() + 1 if "chosen" in kinds and batch.pairs else 0
+    wanted = wanted_branches(batch, kinds)
+    own = batch.pair_trunk.max().item() + 1 if "chosen" in kinds and batch.pairs else 0
     return wanted.any(1).nonzero()[:, 0], max(int((batch.branch_fork * wanted).max()), own) if wanted.any() else 0
 
 

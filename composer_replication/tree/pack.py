@@ -95,7 +95,8 @@ def pack_trees(
             else:
                 first = lead[row] + span.start - 1
                 terms["pair_positions"] += at
-                terms["pair_trunk"] += [first + i for i in range(len(target))] if own_answer(tree, branch) else [-1] * len(target)
+                own = own_answer(tree, branch)
+                terms["pair_trunk"] += [first + i if own else -1 for i in range(len(target))]
                 terms["pair_labels"] += target
                 terms["pair_sequence"] += [2 * (pairs + branch.pair) + (branch.kind == "rejected")] * len(target)
             offset += len(branch.ids)
@@ -114,6 +115,7 @@ def pack_trees(
         branch_position_ids=_matrix([[n + b.fork + i for b in row for i in range(len(b.ids))] for n, row in shift], 0),
         branch_segment=_matrix([[s for s, b in enumerate(row) for _ in b.ids] for row in branches], -1),
         branch_fork=_matrix([[n + b.fork for b in row] for n, row in shift], 0),
-        branch_kind=_matrix([[KINDS.index("own" if own_answer(t, b) else b.kind) for b in t.branches] for t in trees], -1),
+        branch_kind=_matrix([[KINDS.index("own" if own_answer(t, b) else b.kind) for b in t.branches] for t in trees],
+                            -1),
         **{name: torch.tensor(terms[name], dtype=torch.long).reshape(shape) for name, shape in _TERMS.items()},
         sites=sites, pairs=pairs, trees=tuple(trees))

@@ -89,7 +89,8 @@ class BranchPack:
         "Merge two packs: branches of the same row are concatenated, other rows are added."
         behind = self.rows.keys() == other.rows.keys()
         rows = {row: self.rows.get(row, []) + other.rows.get(row, []) for row in (*self.rows, *other.rows)}
-        return BranchPack(self.width + other.width if behind else max(self.width, other.width), max(self.fork, other.fork), rows)
+        return BranchPack(self.width + other.width if behind else max(self.width, other.width),
+                          max(self.fork, other.fork), rows)
 
     def entries(self, more: int = 0) -> int:
         return len(self.rows) * self.width * (self.width + self.fork + more)
@@ -189,7 +190,8 @@ def one_pass_pays(
         return tokens * layer + 2 * hidden * entries
 
     kind = [["own" if own_answer(tree, b) else b.kind for b in tree.branches] for tree in batch.trees]
-    length = {k: [[len(b.ids) * (k in kinds and n == k) for b, n in zip(t.branches, row)] for t, row in zip(batch.trees, kind)] for k in ("hint", *ANSWERS)}
+    length = {k: [[len(b.ids) * (k in kinds and n == k) for b, n in zip(t.branches, row)]
+                  for t, row in zip(batch.trees, kind)] for k in ("hint", *ANSWERS)}
     fork = [[b.fork for b in tree.branches] for tree in batch.trees]
     answers = [[*map(sum, zip(*rows))] for rows in zip(length["chosen"], length["rejected"])]
     passes, apart = 0, 0.0
@@ -197,7 +199,8 @@ def one_pass_pays(
         packs = branch_packs(some, fork, PASS_ENTRIES)
         passes, apart = passes + len(packs), apart + each * sum(cost(len(p.rows) * p.width, p.entries()) for p in packs)
     used = [sum(hints) + sum(others) for hints, others in zip(length["hint"], answers)]
-    rows, time = (len(used), batch.input_ids.shape[1]) if whole else (sum(map(bool, used)), max(map(max, filter(None, fork)), default=0))
+    rows = len(used) if whole else sum(map(bool, used))
+    time = batch.input_ids.shape[1] if whole else max(map(max, filter(None, fork)), default=0)
     tokens = rows * max(used, default=0)
     entries = tokens * (time + max(used, default=0))
     added = products * cost(tokens, entries) - apart
