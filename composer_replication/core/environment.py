@@ -32,10 +32,11 @@ from .trace import ToolCall
 class Environment(Protocol):
     """An environment plays one task at a time; an instance is used again after another `reset`.
 
-    If it limits its own steps, it may give the limits in seconds as `reset_s`, `call_s` and `reward_s`, see `step_limit`. A method `state`
-    may return what its calls change as a mapping of names to texts or bytes: forks compare it, see `rollout.fork`."""
+    If it limits its own steps, it may give the limits in seconds as `reset_s`, `call_s` and `reward_s`, see
+    `step_limit`. A method `state` may return what its calls change as a mapping of names to texts or bytes: forks
+    compare it, see `rollout.fork`."""
 
-    tools: tuple[dict, ...]  # schemas in OpenAI form; after `reset` those of the task, before it all that a task may offer
+    tools: tuple[dict, ...]  # in OpenAI form; after `reset` those of the task, before it all that a task may offer
 
     def reset(self, **row: Any) -> str | None:
         "Begin the task of a data set row. A returned text is added to the prompt."
@@ -55,10 +56,10 @@ def step_limit(
     step: str,  # reset, call or reward
     tool_timeout: float,  # seconds, for an environment that gives no limit
 ) -> float:  # seconds
-    """Return the seconds after which a call or a reward is aborted, and the episode with it; `late_call_reward` says what it earns.
+    """Return the seconds after which a call or a reward is aborted, with its episode; see `late_call_reward`.
 
-    An environment that ends and scores slow steps itself gives in `call_s` or `reward_s` the longest time that it needs for it.
-    It always gets that time: otherwise a losing agent could avoid a score by being slow."""
+    An environment that ends and scores slow steps itself gives in `call_s` or `reward_s` the longest time that it
+    needs. It always gets that time: otherwise a losing agent could avoid a score by being slow."""
     return max(tool_timeout, _own_limit(environment, step) or 0.0)
 
 
@@ -73,7 +74,8 @@ def late_call_reward(
 ) -> float | None:  # None: unscored
     """Return what an episode earns whose call gave no answer in time.
 
-    It earns 0, for the model chose the call and its arguments; unless the environment ends slow calls itself (`call_s`): then the machine was late."""
+    It earns 0, for the model chose the call and its arguments; unless the environment ends slow calls itself
+    (`call_s`): then the machine was late."""
     return 0.0 if _own_limit(environment, "call") is None else None
 
 # %% ../../nbs/core/09_environment.ipynb #9ce19a87
@@ -234,7 +236,7 @@ def load(
 def factory_of(
     name: str,  # of `environment_names`, or "package.module:factory"; modules of the current folder are found too
 ) -> Callable[..., Any]:
-    "Return the factory of the environments of this name. Raises `InputProblem` for an unknown name or a module that cannot be imported."
+    "Return the factory of the environments of this name. Raises `InputProblem` for an unknown name or module."
     if name not in _FACTORIES and ":" not in name and name in environment_names():
         import_module(f"{_BUILT_IN}.{name}.env")
     if name in _FACTORIES:
@@ -257,7 +259,7 @@ class TasksWanted:
 
     @property
     def held_out_count(self) -> int:
-        "Return the number of held-out rows, for an environment that draws them itself. Raises `InputProblem` for a share."
+        "Return the held-out rows of an environment that draws them itself. Raises `InputProblem` for a share."
         if self.held_out != int(self.held_out):
             raise InputProblem(f"held_out_rows={self.held_out:g} is a share, and this task draws held-out rows of its "
                                "own", "give a number")
@@ -266,7 +268,7 @@ class TasksWanted:
 
 @dataclass(frozen=True)
 class TaskSet:
-    "Rows, their environment and their reward. A row holds `prompt` (messages), `task_id`, and the arguments of `reset`."
+    "Rows, their environment and reward. A row holds `prompt` (messages), `task_id`, and the arguments of `reset`."
 
     rows: Sequence[dict]  # to train on; if `held_out` is None: all rows, and the recipe splits them
     held_out: Sequence[dict] | None = None
@@ -281,7 +283,7 @@ class Offer:
 
     reads_tasks: bool = False  # True: a recipe must name a file of tasks
     runs_code: bool = False  # True: what the model writes is run, by a judge in bubblewrap
-    tools: Any = None  # schemas of all tools; empty: an answer is one turn; None or a property: known only with the first task
+    tools: Any = None  # of all tools; empty: an answer is one turn; None or a property: known with the first task
     task_set: Callable[[TasksWanted], TaskSet] | None = None  # returns the rows to train on; None: rows of a file
     demonstrations: Callable[..., Any] | None = None  # (n, seed, tasks) -> correct episodes for the warm-up
     hinted_demonstrations: Callable[..., Any] | None = None  # (n, seed, tasks) -> pairs of an episode and a hint

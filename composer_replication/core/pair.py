@@ -47,8 +47,8 @@ class DPOPair:
     turn: int  # position in `Trace.turns`; the state is everything before it
     chosen: Turn
     rejected: Turn
-    source: str  # "sibling:error:ID" or "sibling:reward:ID" with the sibling's trace id, "recovery:TURN", or the teachers'
-    votes: tuple[int, ...] = ()  # if teachers voted: votes for the chosen action, for the rejected one, then for each other one
+    source: str  # "sibling:error:ID" or "sibling:reward:ID" of a trace, "recovery:TURN", or the teachers'
+    votes: tuple[int, ...] = ()  # of teachers: for the chosen action, for the rejected one, then for each other one
     teachers: tuple[str, ...] = ()  # teachers that voted for the chosen action, in the order of the panel
 
     def __post_init__(self):

@@ -45,7 +45,7 @@ def versions() -> dict[str, str]:
 
 # %% ../../nbs/core/06_provenance.ipynb #a1c0000a
 def hardware() -> dict[str, str | int]:
-    "Return processors, memory and GPUs, without the host name. GPUs are listed only if this process has loaded PyTorch already."
+    "Return processors, memory and GPUs, without the host name. GPUs only if PyTorch is loaded already."
     import psutil  # imported here: commands start faster
     torch = sys.modules.get("torch")
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch else []

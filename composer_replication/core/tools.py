@@ -100,7 +100,7 @@ def unreadable(
 ) -> str:
     "Explain in a sentence for the agent why a call cannot be parsed."
     whole = call.arguments if call.arguments.strip() else ""
-    if call.name and not re.search(rf'"name"\s*:\s*"{re.escape(call.name)}"', whole):  # else the raw text is already the whole call
+    if call.name and not re.search(rf'"name"\s*:\s*"{re.escape(call.name)}"', whole):  # else the text is the whole call
         whole = f'{{"name": "{call.name}", "arguments": {whole}'
     error, value = _parsed(call.arguments)
     if error or isinstance(value, dict) and call.name and storable(value):
@@ -173,7 +173,7 @@ def properties_of(
 # %% ../../nbs/core/03_tools.ipynb #9eb7292b
 @cache
 def _validator():
-    "Return the validator of jsonschema's newest draft with our types. Imported here: where JupyterLab is installed the import takes over a second."
+    "Return the validator of jsonschema's newest draft with our types; the import, here, may take over a second."
     import jsonschema
     from referencing import Registry
     newest = jsonschema.Draft202012Validator
@@ -194,7 +194,7 @@ def argument_error(
     schema: dict,  # a tool in OpenAI form
     arguments: dict,
 ) -> "jsonschema.ValidationError | None":
-    """Return the first error of a call's arguments: an unknown name, then a missing one, then a value that does not fit.
+    """Return the first error of a call's arguments: a name unknown, then one missing, then a value that does not fit.
 
     Raises `InputProblem` for an invalid schema."""
     try:
@@ -206,7 +206,7 @@ def argument_error(
                                     if k not in ("properties", "additionalProperties")})
         errors = [*whole.iter_errors(arguments),
                   *(e for item in arguments.items() for e in each.iter_errors(dict([item])))]
-    except Exception as error:  # an invalid schema makes jsonschema raise many kinds of errors: KeyError, unknown type, bad pattern
+    except Exception as error:  # an invalid schema makes jsonschema raise errors of many kinds
         name = schema.get("function", schema).get("name") if isinstance(schema, dict) else None
         why = next(iter(str(error).split("\n")), "")
         raise InputProblem(f"the parameters of the tool {name!r} are no JSON schema ({type(error).__name__}: "
@@ -248,7 +248,7 @@ def refusal(
     call: ToolCall,
     tools: Sequence[dict],  # schemas in OpenAI form
 ) -> ToolResult | None:
-    "Return the error result of a call that fits no tool, None if it fits one. Raises `InputProblem` if the tool's schema is invalid."
+    "Return the error result of a call that fits no tool, else None. Raises `InputProblem` for an invalid schema."
     if not call.parsed:
         return ToolResult(unreadable(call), "json_decode")
     offered = {schema.get("function", schema)["name"]: schema for schema in tools}

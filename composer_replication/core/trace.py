@@ -91,7 +91,7 @@ class Turn:
     source_index: int = -1  # position in the record it was read from
     token_ids: tuple[int, ...] | None = None  # the sampled tokens, if the rollout kept them
     logprobs: tuple[float, ...] | None = None  # of `token_ids`, nats
-    forced: tuple[int, ...] = ()  # positions in `token_ids` of tokens that a grammar decided: no policy is learnt from them
+    forced: tuple[int, ...] = ()  # positions in `token_ids` that a grammar decided: no policy is learnt from them
 
     def __post_init__(self):
         if self.role not in ("system", "user", "assistant", "tool"):
@@ -140,7 +140,7 @@ class Trace:
     format: str = "composer"  # the format it was read from
     source: str | None = None  # where it came from
     gold: str | None = None  # the reference solution; never in a repr, a prompt or a hint
-    segments: tuple[Segment, ...] = ()  # the episode's contexts; empty: a single one, in which every assistant turn was sampled
+    segments: tuple[Segment, ...] = ()  # contexts; empty: one, in which every assistant turn was sampled
 
     def __post_init__(self):
         everywhere = [position for segment in self.segments for position in segment.sampled]
@@ -204,7 +204,7 @@ class Trace:
         return made or [tuple(range(len(self.turns)))]
 
     def parts(self) -> list["Trace"]:
-        "Each segment as a trace of its own, with `#1`, `#2`, ... appended to the id; the trace itself if it has one context."
+        "Each segment as a trace, with `#1`, `#2`, ... appended to the id; the trace itself if it has one context."
         if not self.segments or len(self.segments) == 1 and self.segments[0].turns == tuple(range(len(self.turns))):
             return [self]
         made = []

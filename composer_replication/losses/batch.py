@@ -37,7 +37,7 @@ class TraceExample:
     "A trace with its hints and pairs for channels 2 and 3."
 
     trace: Trace
-    turns: tuple[TraceTurn, ...] = ()  # hinted error turns; for other error turns `CollatorConfig.hint_generator` is asked
+    turns: tuple[TraceTurn, ...] = ()  # hinted error turns; others ask `CollatorConfig.hint_generator`
     pairs: tuple[DPOPair, ...] = ()  # preference pairs (channel 3, ours)
 
 
@@ -46,7 +46,7 @@ class CollatorConfig:
     "Settings for making trees from traces."
 
     placement: Literal["target", "start"] = "target"  # the hint is right before the error turn, or at the start
-    strip_thinking: bool = False  # True removes the assistant's reasoning, which leaves most error turns of real agents empty
+    strip_thinking: bool = False  # without the reasoning, which leaves most error turns of real agents empty
     max_tokens: int | None = None  # of a trunk; it is cut at a turn's border, and later error turns are excluded
     strict: bool = False  # True: raise if a trace cannot become a tree, instead of excluding it
     hint_generator: HintSource | None = None  # asked at every error site without a hint in the example

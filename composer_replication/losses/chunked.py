@@ -102,7 +102,7 @@ def _check_aligned(student_hidden, student_head, teacher_hidden, teacher_head, l
 
 
 def map_rows(
-    function: Callable[..., tuple[torch.Tensor, ...]],  # (student logits, teacher logits, labels) -> tensors with the same number of rows
+    function: Callable[..., tuple[torch.Tensor, ...]],  # (student, teacher, labels) -> tensors of as many rows
     student_hidden: torch.Tensor,  # (n, hidden)
     student_head: LMHead,
     teacher_hidden: torch.Tensor,  # (n, teacher's hidden), row i predicts the same token as the student's row i
@@ -121,7 +121,8 @@ def map_rows(
 # %% ../../nbs/losses/05_chunked.ipynb #72175790
 def _kernel_divergence(divergence, student_hidden, student_head, teacher_hidden, teacher_head):
     "Compute the full-vocabulary divergence per token with TRL's kernel, a limited number of rows at a time."
-    from trl.kernels.chunked_divergence import VOCAB_CHUNK_SIZE, ChunkedDivergenceFunction  # this also imports pandas, datasets and peft
+    # this also imports pandas, datasets and peft
+    from trl.kernels.chunked_divergence import VOCAB_CHUNK_SIZE, ChunkedDivergenceFunction
     rows = max(1, CHUNK_LOGITS // VOCAB_CHUNK_SIZE)
     return torch.cat([
         ChunkedDivergenceFunction.apply(s, student_head.weight, student_head.bias, t, teacher_head.weight,
@@ -136,7 +137,7 @@ def token_terms(
     teacher_hidden: torch.Tensor,  # (n, teacher's hidden), row i predicts the same token as the student's row i
     teacher_head: LMHead,
     labels: torch.Tensor,  # (n,) the tokens predicted
-    divergence: TokenDivergence,  # a `Divergence`, or a function of both sides' logits `(rows, vocab)` and labels to `(rows,)`
+    divergence: TokenDivergence,  # a `Divergence`, or a function of both sides' logits and labels to `(rows,)`
     student: Selected | None = None,  # the student's likeliest entries for such a divergence, if already known
     temperature: float = 1.0,  # divides the logits of the log-probabilities, if the divergence has no own `temperature`
 ) -> TokenTerms:
@@ -153,7 +154,7 @@ def token_terms(
     if over_entries and divergence.support != "full":
         return TokenTerms(*selected_terms(student_hidden, student_head, teacher_hidden, teacher_head, labels,
                                           divergence, CHUNK_LOGITS, student))
-    trl_knows = over_entries and divergence.function is None and divergence.token_clip is None  # D_beta over the whole vocabulary
+    trl_knows = over_entries and divergence.function is None and divergence.token_clip is None  # D_beta
     if trl_knows and student_hidden.dtype != torch.float64:
         teacher_hidden, teacher_head = teacher_hidden.detach(), teacher_head.detach()
         values = _kernel_divergence(divergence, student_hidden, student_head, teacher_hidden, teacher_head)

@@ -39,7 +39,7 @@ def _lm_cross_entropy(hidden, head, batch):
 
 # %% ../../nbs/losses/08_compose.ipynb #bbd28bb6
 def _teacher_side(model, teacher, batch, cache):
-    "Return the teacher's states `(n, hidden)` and head for the hinted turns' tokens; the cache is used only if the student is the teacher."
+    "Return the teacher's states `(n, hidden)` and head for hinted turns; only a student's own cache serves."
     reader = model if teacher is None else teacher
     return teacher_states(reader, batch, cache if teacher is None else None), lm_head(reader)
 
@@ -50,7 +50,7 @@ def compose_loss(
     alpha_sdpo: float = 1.0,  # weight of channel 2; 0: off
     beta_replay: float = 1.0,  # weight of channel 3; 0: off
     dpo_variant: Literal["dpo", "simpo"] = "dpo",  # channel 3's loss
-    sdpo_wrapper: str | None = None,  # name of a registered divergence to use instead, over the full vocabulary; taid at t = 0.4
+    sdpo_wrapper: str | None = None,  # a registered divergence instead, over the full vocabulary; taid at t = 0.4
     teacher: torch.nn.Module | None = None,  # None: the student itself, with its current weights
     divergence: Divergence = SDPO_DIVERGENCE,  # channel 2's distance
 ) -> ComposedLoss:

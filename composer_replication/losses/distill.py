@@ -53,13 +53,13 @@ def taid_loss(
     temperature: float = 1.0,  # divides both sides' logits
     reduction: str = "batchmean",  # as `generalized_jsd_loss`
 ) -> torch.Tensor:  # scalar, or (...) for reduction="none"; nats
-    "Compute the loss of temporally adaptive interpolated distillation, arXiv:2501.16937. Raises `ValueError` for bad options or shapes."
+    "Compute the loss of temporally adaptive interpolated distillation, arXiv:2501.16937. Raises `ValueError`."
     student, teacher, ids, counted = counted_rows(student_logits, teacher_logits, labels)
     return reduce_tokens(Taid(t, Divergence(0.0, temperature))(student, teacher, ids), counted, reduction)
 
 # %% ../../nbs/losses/04_distill.ipynb #f0c35c55
 class TAIDScheduler:
-    "The schedule of `t` for `taid_loss` over a run, arXiv:2501.16937, section 3; its state can be saved in a checkpoint."
+    "The schedule of `t` for `taid_loss` over a run, arXiv:2501.16937, section 3, with a state for checkpoints."
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ def teacher_entropy(
 # %% ../../nbs/losses/04_distill.ipynb #4173cf14
 @dataclass(frozen=True)
 class EntropyAware:
-    "Forward and reverse KL, mixed by the teacher's entropy at each token; call it on aligned logits for one value per token."
+    "Forward and reverse KL, mixed by the teacher's entropy; call it on aligned logits for one value a token."
 
     h_max: float | None = None  # entropy at which only the forward KL is left, nats; None: ln(vocab)
     settings: Divergence = Divergence()  # temperature, support and clip of both KLs
@@ -152,7 +152,7 @@ def entropy_aware_opd_loss(
     temperature: float = 1.0,  # divides both sides' logits
     reduction: str = "batchmean",  # as `generalized_jsd_loss`
 ) -> torch.Tensor:  # scalar, or (...) for reduction="none"; nats
-    "Compute the loss of on-policy distillation gated by the teacher's entropy, after arXiv:2603.07079. Raises `ValueError` for bad options."
+    "Compute the loss of distillation gated by the teacher's entropy, after arXiv:2603.07079. Raises `ValueError`."
     student, teacher, ids, counted = counted_rows(student_logits, teacher_logits, labels)
     return reduce_tokens(EntropyAware(h_max, Divergence(temperature=temperature))(student, teacher, ids), counted,
                          reduction)

@@ -130,7 +130,7 @@ class Divergence:
     top_k: int | None = None  # number of entries, for a support with parameter k
     tail: bool = True  # the other entries' mass becomes one more entry; False: renormalise
     token_clip: float | None = None  # upper bound of each entry's term, nats
-    function: Callable | None = field(default=None, repr=False)  # another divergence f(logp_student, logp_teacher); None: D_beta
+    function: Callable | None = field(default=None, repr=False)  # f(logp_student, logp_teacher); None: D_beta
 
     def __post_init__(self):
         if not 0.0 <= self.beta <= 1.0:
@@ -156,7 +156,7 @@ class Divergence:
         student: torch.Tensor,  # (..., entries) log-probabilities
         teacher: torch.Tensor,  # (..., entries) log-probabilities of the same entries, without gradient
     ) -> torch.Tensor:  # (...) nats
-        "Return the divergence over entries. Raises `InputProblem` if a registered function does not return one value per token."
+        "Return the divergence over entries. Raises `InputProblem` unless a registered function gives a value a token."
         if self.support == "sampled":
             return sampled_reverse_kl(student[..., 0], teacher[..., 0])
         if self.function is None:
@@ -174,7 +174,7 @@ class Divergence:
         teacher,
         labels: torch.Tensor | None,  # (...) the sampled tokens
     ) -> torch.Tensor | None:  # (..., k), unique entries, -1 for none; None: all entries
-        "Return the entries to compare. Raises `InputProblem` if labels are missing, or a registered support returns no ids."
+        "Return the entries to compare. Raises `InputProblem` without labels, or for a support that returns no ids."
         function = SUPPORTS[self.support]
         given = {"student": student, "teacher": teacher, "labels": labels, "k": self.top_k}
         if function is None:
@@ -213,7 +213,7 @@ class Divergence:
         return self.nats(*(entry_logprobs(x, ids, self.keeps_tail) for x in (student, teacher)))
 
 # %% ../../nbs/losses/00_divergences.ipynb #1fa90645
-TokenDivergence = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # logits of both sides and labels to nats
+TokenDivergence = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # logits, labels -> nats
 DIVERGENCES: dict[str, Callable[[Divergence, float], TokenDivergence]] = {"jsd": lambda settings, t: settings}
 SCHEDULED: set[str] = set()  # names whose function reads `t`
 DECLARED: dict[Callable, dict[str, bool]] = {}  # function -> as it was registered
@@ -223,7 +223,7 @@ def register_divergence(
     name: str,  # name for `sdpo_divergence` and `sdpo_wrapper`
     scheduled: bool = False,  # True if it reads `t`
     of_logits: bool = False,  # True if it makes, of (settings, t), a function of both sides' logits and labels
-) -> Callable:  # a decorator of functions (logp_student, logp_teacher[, t]) to nats, or (settings, t) to a function of logits
+) -> Callable:  # a decorator of (logp_student, logp_teacher[, t]) to nats, or (settings, t) to a function of logits
     "Register a divergence, replacing one of the same name."
     def add(function):
         def over_entries(settings, t):
@@ -264,7 +264,7 @@ def reduce_tokens(
 
 
 def counted_rows(student_logits, teacher_logits, labels):
-    "Return the counted rows: student and teacher `(n, vocab)`, labels `(n,)` or None, and the mask `(...)` that selects them."
+    "Return the counted rows: student and teacher `(n, vocab)`, labels `(n,)` or None, and their mask `(...)`."
     _same_shape(student_logits, teacher_logits)
     if labels is None:
         counted = torch.ones(student_logits.shape[:-1], dtype=torch.bool, device=student_logits.device)
@@ -288,7 +288,7 @@ def generalized_jsd_loss(
     support: Support | None = None,  # None: "student_top_k" if top_k is given, else "full"
     tail: bool = True,  # top-k: keep the other entries' mass as one more entry; False: renormalise
 ) -> torch.Tensor:  # scalar, or (...) for reduction="none"; nats
-    """Return the generalised Jensen-Shannon divergence of student and teacher (arXiv:2306.13649, eq. 1), masked and reduced.
+    """Return the generalised JSD of student and teacher (arXiv:2306.13649, eq. 1), masked and reduced.
 
     Raises `ValueError` for inconsistent options and shapes.
     """

@@ -44,7 +44,7 @@ def teacher_top_k_terms(
     teacher_ids: torch.Tensor,  # (n, k) ids of these tokens
     divergence: Divergence = REVERSE_KL,  # with support "full"; it is computed over the k entries and the tail
 ) -> torch.Tensor:  # (n,) nats; float32, or float64 for float64 logits
-    "Return the divergence between the student and a teacher with known top `k` only. Raises `InputProblem` for bad shapes and supports."
+    "Return the divergence from a teacher with known top `k` only. Raises `InputProblem` for shapes and supports."
     if teacher_logprobs.shape != teacher_ids.shape or teacher_ids.shape[:-1] != student_logits.shape[:-1]:
         raise InputProblem(f"teacher's log-probabilities {tuple(teacher_logprobs.shape)}, its ids "
                            f"{tuple(teacher_ids.shape)} and the student's logits {tuple(student_logits.shape)} are not "
@@ -59,8 +59,8 @@ def teacher_top_k_terms(
     teacher = sent.to(exact)
     if student.shape[-1] > teacher.shape[-1]:
         chance = teacher.exp()
-        # Each log-probability was rounded to its dtype, so the tail is known to the standard error of their sum; each token of it is at
-        # most as likely as the least of them.
+        # Each log-probability was rounded to its dtype, so the tail is known to the standard error of their sum; each
+        # token of it is at most as likely as the least of them.
         known = (chance * teacher).nan_to_num().norm(dim=-1, keepdim=True) * torch.finfo(sent.dtype).eps / 12**0.5
         most = (student_logits.shape[-1] - teacher.shape[-1]) * chance.amin(-1, keepdim=True)
         tail = (1 - chance.sum(-1, keepdim=True)).maximum(known).minimum(most).clamp(min=torch.finfo(student.dtype).eps)

@@ -30,7 +30,7 @@ class _Projection:
     limit: int  # most logits in memory at a time
 
     def tiles(self, hidden, weight, bias) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        "Yield first column, rows of `weight`, and logits `(rows, width)` before the temperature, which the next tile overwrites."
+        "Yield first column, rows of `weight`, and logits `(rows, width)` before temperature; the next overwrites them."
         rows, wide = hidden.shape[0], torch.float32 if self.dtype in (torch.float16, torch.bfloat16) else self.dtype
         width = max(1, self.limit // max(rows, 1))
         memory = torch.empty(max(self.limit, rows), dtype=self.dtype, device=hidden.device)
@@ -51,7 +51,7 @@ class _Projection:
 
 # %% ../../nbs/losses/03_topk.ipynb #ca341faa
 def _columns(ids, start, tile):
-    "Return the columns of `ids` `(rows, k)` in a tile, and a mask of those inside; the columns of others are arbitrary."
+    "Return the columns of `ids` `(rows, k)` in a tile, and a mask of those inside; others are arbitrary."
     local = ids - start
     return local.clamp(0, tile.shape[1] - 1), (local >= 0) & (local < tile.shape[1])
 
@@ -68,7 +68,7 @@ def _shut(tile, local, inside):
 
 @dataclass
 class _Mass:
-    "The mass of some entries of each row: their logsumexp, and the entropy of the distribution among them, each `(rows,)`."
+    "The mass of some entries of each row: their logsumexp, and the entropy among them, each `(rows,)`."
 
     total: torch.Tensor
     entropy: torch.Tensor | None = None  # nats; None: not requested
@@ -92,8 +92,9 @@ class _Mass:
 
 
 def _select(projection, hidden, weight, bias, labels, ids, top_k, entropy):
-    """Return entries with the rest's logsumexp last `(rows, k + 1)`, their ids `(rows, k)` (-1 for none), the labels' logits over temperature `(rows,)`,
-    and the entropy `(rows,)`, if requested."""
+    """Return entries with the rest's logsumexp last `(rows, k + 1)`, and their ids `(rows, k)`, -1 for none.
+
+    Then the labels' logits over temperature `(rows,)`, and the entropy `(rows,)`, if requested."""
     best = chosen = rest = label = None
     for start, _, tile in projection.tiles(hidden, weight, bias):
         if rest is None:
@@ -124,8 +125,9 @@ def _select(projection, hidden, weight, bias, labels, ids, top_k, entropy):
 
 # %% ../../nbs/losses/03_topk.ipynb #001e46f1
 def _add_product(total, a, b):
-    """Add `a @ b` in place, in the precision of `total`. Rounding each tile's half-precision product first would bias training, see `_addmm_fp32`
-    of TRL."""
+    """Add `a @ b` in place, in the precision of `total`.
+
+    Rounding each tile's half-precision product first would bias training, see `_addmm_fp32` of TRL."""
     if total.dtype == a.dtype:
         total.addmm_(a, b)
     elif a.is_cuda:
@@ -254,7 +256,7 @@ def selected_terms(
     limit: int,  # most logits in memory at a time
     student: Selected | None = None,  # the student's likeliest entries, if already selected
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # each (n,) nats
-    "Return the divergence, with gradient to the student, and the labels' log-probabilities of student and teacher, detached."
+    "Return the divergence, with gradient to the student, and both sides' log-probabilities of labels, detached."
     sides = (HiddenSide(student_hidden, student_head, labels, divergence, limit, student),
              HiddenSide(teacher_hidden, teacher_head, labels, divergence, limit, learns=False))
     ids = divergence.pick(*sides, labels)

@@ -153,7 +153,7 @@ class _Trunk:
     def hint(self, turn: int, hint: Hint, placement: str) -> Branch:
         "Make the branch of a hinted turn."
         number = self.number(turn)
-        head = self.script.trace.turns[:self.pieces[0].turn]  # the opening: its first user message, or else its first system message
+        head = self.script.trace.turns[:self.pieces[0].turn]  # its first user message, or else its first system message
         opening = next((i for role in ("user", "system") for i, t in enumerate(head) if t.role == role), -1)
         carrier = turn - 1 if placement == "target" else opening
         if carrier < 0 or self.script.trace.turns[carrier].role == "assistant":
@@ -214,17 +214,18 @@ def _trunk(trace, chat, strip_thinking, sampled=None):
 def build_tree(
     trace: Trace,
     chat: ChatFormat,  # from `probe_template`
-    hints: Mapping[int, str] | Iterable[tuple[int, Hint | None]] = (),  # position in `Trace.turns` -> text; or turns and hints from `target_hints`
+    hints: Mapping[int, str] | Iterable[tuple[int, Hint | None]] = (),  # turn -> text; or from `target_hints`
     pairs: Sequence["DPOPair"] = (),  # channel 3 (ours): preferences at turns of this trace
     placement: Literal["target", "start"] = "target",  # the message that gets a hint
     strip_thinking: bool = False,  # remove all reasoning
     max_tokens: int | None = None,  # the trunk ends with the last turn that fits; a turn is never cut
-    sampled: tuple[Sequence[int], Sequence[int]] | None = None,  # a rollout's own ids, and a mask: 1 for ids that the assistant sampled
+    sampled: tuple[Sequence[int], Sequence[int]] | None = None,  # a rollout's ids; 1 for those sampled
 ) -> Tree:
     """Build the tree of a trace. Sites without a branch are in `Tree.refused`, with the reason.
 
-    Raises `AlignmentError` if the trunk has no exact spans, and `TemplateProblem` if the chat template cannot
-    render what the trace holds. A rollout then keeps its bare trunk, with the reason at turn -1, as does one without hints and pairs."""
+    Raises `AlignmentError` if the trunk has no exact spans, and `TemplateProblem` if the chat template cannot render
+    what the trace holds. A rollout then keeps its bare trunk, with the reason at turn -1, as does one without hints and
+    pairs."""
     if placement not in ("target", "start"):
         raise ValueError(f"placement {placement!r} is unknown; use target or start.")
     usable, refused, branches = {}, [], []

@@ -40,7 +40,7 @@ class Dialect:
     template: str = field(repr=False)  # the Jinja source
     empty_tools: bool = False  # without tools an empty list must be passed
     tools: bool = False  # tool schemas are rendered
-    arguments: Literal["object", "text"] | None = None  # the form of call arguments that is rendered correctly; None: no calls
+    arguments: Literal["object", "text"] | None = None  # of calls, rendered correctly; None: no calls
     raw_arguments: bool = False  # an argument text that does not parse is rendered as written
     call_text: bool = False  # text beside a call is kept
     results: bool = False  # tool results are rendered
@@ -55,7 +55,7 @@ class Dialect:
     closing: str = ""  # text that is added only at the end of a conversation
     blank: str = ""  # text that is added only before the last message
     appends: bool = True  # a further user message does not change earlier text
-    controls: tuple[str, ...] = field(default=(), repr=False)  # added tokens of the tokenizer, which are plain text inside a message
+    controls: tuple[str, ...] = field(default=(), repr=False)  # added tokens, plain text inside a message
 
     def messages(
         self,
@@ -84,7 +84,8 @@ class Dialect:
             message["content"] = as_text(turn.content.lstrip("\n") if self.blank else turn.content,
                                          self._beside_thoughts)
         if thinking and turn.thinking and self.thinking == "inline":
-            message["content"] = f"<think>\n{as_text(turn.thinking.strip(), self.controls)}\n</think>\n\n{message['content']}"
+            thought = as_text(turn.thinking.strip(), self.controls)
+            message["content"] = f"<think>\n{thought}\n</think>\n\n{message['content']}"
         for j, (call, sent) in enumerate(zip(turn.tool_calls, message.get("tool_calls", ()))):
             form = sent["function"]
             if not call.parsed and self.arguments == "object":
@@ -275,17 +276,19 @@ class ChatFormat:
         known, made = self.tokenizer.added_tokens_decoder, readers[first].encode(text, add_special_tokens=False)
         if not any(i in known for i in made.ids):
             return made.ids
-        return [i for letter in text for i in readers[False].encode(letter, add_special_tokens=False).ids]  # merged into a control token
+        # text was merged into a control token
+        letters = (readers[False].encode(letter, add_special_tokens=False) for letter in text)
+        return [i for letter in letters for i in letter.ids]
 
     def _single(self, text):
         return bool(text) and self.tokenizer.convert_tokens_to_ids(text) in self.tokenizer.added_tokens_decoder
 
 # %% ../../nbs/tree/00_chat.ipynb #90322909
-_plain: WeakKeyDictionary = WeakKeyDictionary()  # tokenizer -> copies without control tokens, for the inside and the start of a sequence
+_plain: WeakKeyDictionary = WeakKeyDictionary()  # -> copies without control tokens, for the inside and the start
 
 
 def _without_controls(tokenizer, first):
-    "Return the tokenizer without added tokens; model and normalizer are shared, because a copy of 128,000 merges takes seconds."
+    "Return the tokenizer without added tokens; model and normalizer are shared, since a copy takes seconds."
     whole = tokenizer.backend_tokenizer
     plain = Tokenizer(whole.model)
     if whole.normalizer is not None:

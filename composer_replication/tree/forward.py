@@ -102,7 +102,7 @@ def forward_trunk(
     model: PreTrainedModel,
     batch: PackedBatch,
 ) -> tuple[torch.Tensor, Cache | None]:  # (batch, time, hidden); None if the model cannot share a trunk
-    "Return the trunks' last hidden states, and the cache for `forward_branches`. Gradients follow the caller's grad mode."
+    "Return the trunks' last hidden states and the cache for `forward_branches`, in the caller's grad mode."
     check_body(model)
     check_length(model, batch.attention_mask.sum(1).max())
     placed = {"position_ids": mask_positions(batch.attention_mask)} if counts_positions(model) else {}
@@ -129,7 +129,7 @@ def check_body(
 
 
 def _view(cache, time, rows):
-    "Return a cache of some rows' first `time` positions; appending to it does not change the given one. The autograd graph is shared."
+    "Return a cache of some rows' first `time` positions, with the graph; appending leaves the given one."
     first, end = int(rows[0]), int(rows[-1]) + 1  # read once, because each read waits for the GPU
     some = slice(first, end) if len(rows) == end - first else rows  # adjacent rows: nothing is copied
     take = lambda x: x[some, :, :time]
@@ -174,7 +174,7 @@ def prompts_once(
     "Read each distinct beginning of a row once in passes within the block. Gradients follow the caller's grad mode."
     body = model.base_model
     name = cache_argument(body)
-    whole, kept = body.forward, vars(body).get("forward")  # accelerate puts a wrapper there if a model is on several devices
+    whole, kept = body.forward, vars(body).get("forward")  # accelerate's wrapper, with several devices
 
     def read(*args, **inputs):
         with keeping_cache(model) if model.training and checkpoints_layers(model) else nullcontext():
@@ -184,7 +184,7 @@ def prompts_once(
         given = others.pop(name, None)
         start = torch.stack([input_ids[:, :width], attention_mask[:, :width]], 1)
         distinct, rows = start.unique(dim=0, return_inverse=True)
-        if len(distinct) == len(rows) or others.get("output_router_logits"):  # an auxiliary loss counts every row's tokens
+        if len(distinct) == len(rows) or others.get("output_router_logits"):  # an auxiliary loss counts all rows
             return whole(input_ids=input_ids, attention_mask=attention_mask, use_cache=use_cache, **{name: given},
                          **others)
         prompts = DynamicCache()
@@ -207,7 +207,7 @@ def prompts_once(
 
 # %% ../../nbs/tree/13_forward.ipynb #95b9c1dc
 def _visible(position, segment, fork, mask, piece=slice(None)):
-    "Return what is visible of trunk `(batch, q, time)` and branches `(batch, q, k)`, and distances. q: a piece of the branch axis, k: all to its end."
+    "Return what a piece of branches sees of trunk `(batch, q, time)` and branches `(batch, q, k)`, and distances."
     index, key = (torch.arange(n, device=segment.device) for n in (segment.shape[1], mask.shape[1]))
     asks, own_keys = (x[:, piece, None] for x in (position, segment, fork)), slice(piece.stop)
     (at, number, depth), (query, own_key) = asks, (index[piece, None], index[own_keys])
@@ -221,7 +221,8 @@ def _additive(visible, far, dtype):
     def additive(window):
         near = [s if window is None else s & (d < window) for s, d in zip(visible, far)]
         shown = torch.cat(near, -1)[:, None]
-        wide = torch.zeros(*shown.shape[:3], -(-shown.shape[3] // 8) * 8, dtype=dtype, device=shown.device)  # else CUDA makes a padded copy in each layer
+        keys = -(-shown.shape[3] // 8) * 8  # else CUDA makes a padded copy in each layer
+        wide = torch.zeros(*shown.shape[:3], keys, dtype=dtype, device=shown.device)
         return wide[..., :shown.shape[3]].masked_fill_(~shown, torch.finfo(dtype).min)
 
     return additive
@@ -243,7 +244,7 @@ def _lead(model, batch):
 
 # %% ../../nbs/tree/13_forward.ipynb #1fe86e88
 def _two_pass(model, batch, cache, rows, columns, real, pieces):
-    "Read branches from the cache, which holds all rows while `batch` holds some. A piece reads earlier pieces' keys from the cache."
+    "Read branches of some rows from the cache of all. A piece reads earlier pieces' keys from it."
     take = lambda x: x.gather(1, columns)
     segment, position = take(batch.branch_segment).masked_fill(~real, -1), take(batch.branch_position_ids)
     fork = batch.branch_fork.gather(1, segment.clamp(min=0)).masked_fill(segment < 0, 0)
@@ -269,14 +270,15 @@ def forward_branches(
     method: Literal["two_pass", "rows"] = "two_pass",
     kinds: tuple[str, ...] = KINDS,  # kinds of branches; positions of other kinds are zero
 ) -> torch.Tensor:  # (batch, branch_time, hidden)
-    """Return the last hidden states on the branch axis. Gradients follow the caller's grad mode; the cache is not changed.
+    """Return the last hidden states on the branch axis, in the caller's grad mode; the cache is not changed.
 
     A model that cannot share a trunk always uses `rows`. Raises `ValueError` for an unknown method."""
     if method not in ("two_pass", "rows"):
         raise ValueError(f"method {method!r} is unknown; use two_pass or rows.")
     check_body(model)
     config = model.config.get_text_config()
-    hidden = torch.zeros(*batch.branch_ids.shape, getattr(config, "word_embed_proj_dim", config.hidden_size),  # OPT's output has another width
+    width = getattr(config, "word_embed_proj_dim", config.hidden_size)  # OPT's output has another width
+    hidden = torch.zeros(*batch.branch_ids.shape, width,
                          dtype=model.dtype, device=batch.branch_ids.device)
     wanted = wanted_branches(batch, kinds)
     if not wanted.any():
@@ -300,7 +302,7 @@ def forward_branches(
     rows, time, part, wanted = branch_part(batch, wanted)
     check_length(model, (part.branch_position_ids - _lead(model, part)).max() + 1)
     cache = forward_trunk(model, part)[1] if cache is None else _view(cache, time, rows)
-    split = splits_wide(model) and not torch.is_grad_enabled()  # with gradient all masks would be kept, and keys for each piece
+    split = splits_wide(model) and not torch.is_grad_enabled()  # a gradient keeps all masks and keys
     for some, columns, real, pieces in branch_groups(part, wanted, pass_worth(model), split):
         states = _two_pass(model, narrow_batch(part, some, time), cache, some, columns, real, pieces)
         row = rows[some][:, None].expand_as(columns)
@@ -309,7 +311,7 @@ def forward_branches(
 
 # %% ../../nbs/tree/13_forward.ipynb #eb99db0d
 class TreeMask(torch.Tensor):
-    "A pair of masks, one of branches, additive `(rows, 1, q, time + q)`, and one of trunks; attention makes one call for each."
+    "A mask of branches, additive `(rows, 1, q, time + q)`, and one of trunks; attention makes a call for each."
 
     branches: torch.Tensor  # the branches' mask as a plain tensor
     trunk: torch.Tensor | None  # (rows, 1, time, time) from transformers; None: causal
@@ -336,7 +338,8 @@ def _attend(query, key, value, attn_mask, is_causal=False, **others):
                                            is_causal=attn_mask.trunk is None, **others)
     with torch.set_grad_enabled(attn_mask.learns and torch.is_grad_enabled()):
         second = F.scaled_dot_product_attention(branches, key, value, attn_mask=attn_mask.branches, **others)
-    return torch.cat([first.transpose(1, 2), second.transpose(1, 2)], 1).transpose(1, 2)  # layout that transformers expects
+    together = torch.cat([first.transpose(1, 2), second.transpose(1, 2)], 1)
+    return together.transpose(1, 2)  # the layout that transformers expects
 
 
 def forward_tree(
@@ -345,8 +348,9 @@ def forward_tree(
     kinds: tuple[str, ...] = KINDS,  # kinds of branches; positions of other kinds are zero
     whole: bool = True,  # False: only rows with such branches, and only the part of their trunks that is read
 ) -> tuple[torch.Tensor, torch.Tensor]:  # (batch, time, hidden) and (batch, branch_time, hidden)
-    """Return the last hidden states of trunks and branches, from one pass. Gradients follow the caller's grad mode, but hinted branches alone give
-    none to what they attend to."""
+    """Return the last hidden states of trunks and branches, from one pass, in the caller's grad mode.
+
+    Hinted branches alone give no gradient to what they attend to."""
     check_body(model)
     if not whole:
         rows, time = _needed(batch, kinds)
@@ -361,7 +365,8 @@ def forward_tree(
     fork = batch.branch_fork.gather(1, segment.clamp(min=0)).masked_fill(segment < 0, 0)
     additive = _additive(*_visible(position, segment, fork, batch.attention_mask), model.dtype)
     config = model.config.get_text_config()
-    plain = (config, torch.empty(*batch.input_ids.shape, 0, dtype=model.dtype, device=fork.device), batch.attention_mask, None)  # no cache
+    nothing = torch.empty(*batch.input_ids.shape, 0, dtype=model.dtype, device=fork.device)
+    plain = (config, nothing, batch.attention_mask, None)  # no cache
 
     def mask(window):
         trunk = create_causal_mask(*plain) if window is None else create_sliding_window_causal_mask(*plain)
@@ -411,8 +416,9 @@ def one_pass(
     kinds: tuple[str, ...],  # which branches
     whole: bool = True,  # as in `forward_tree`
 ) -> bool:
-    """True if trunks and such branches cost less in one pass, which reads every row in full, with gradients in the caller's grad mode, but
-    none for hinted branches."""
+    """True if trunks and such branches cost less in one pass, which reads every row in full.
+
+    Gradients are those of the caller's grad mode, but none for hinted branches."""
     return not (tree_problem(model) or start_read_once(model, batch)) and one_pass_pays(model, batch, kinds, whole)
 
 # %% ../../nbs/tree/13_forward.ipynb #5b7cfwd1
@@ -435,7 +441,7 @@ def _needed(batch, kinds):
 def forward_needed(
     model: PreTrainedModel,  # must share trunks, and keep only keys and values
     batch: PackedBatch,  # with branches
-) -> tuple[torch.Tensor, DynamicCache]:  # as `forward_trunk`, up to the length that branches read; other rows are undefined
+) -> tuple[torch.Tensor, DynamicCache]:  # as `forward_trunk`, as far as branches read; other rows are undefined
     "Read the trunks in one pass for branches of every kind."
     rows, time = _needed(batch, KINDS)
     hidden, cache = forward_trunk(model, narrow_batch(batch, rows, time))

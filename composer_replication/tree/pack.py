@@ -40,7 +40,7 @@ class PackedBatch:
     pair_sequence: torch.Tensor  # (m,) 2 * pair for the chosen side, 2 * pair + 1 for the rejected one
     sites: int  # hinted error turns in the batch
     pairs: int  # preference pairs in the batch
-    ref_logps: torch.Tensor | None = None  # (2 * pairs,) log-probabilities of the reference policy, summed over tokens, nats
+    ref_logps: torch.Tensor | None = None  # (2 * pairs,) the reference's log-probabilities, summed, nats
     trees: tuple[Tree, ...] = ()
     shared: int = 0  # number of first columns that are equal in all rows and may be read once; 0: not determined
 
@@ -66,7 +66,7 @@ def own_answer(tree: Tree, branch: Branch) -> bool:
 
 # %% ../../nbs/tree/06_pack.ipynb #755475af
 _TERMS = {"sdpo_student": (-1, 2), "sdpo_teacher": (-1, 2), "sdpo_labels": (-1,), "sdpo_site": (-1,),
-          "pair_positions": (-1, 2), "pair_trunk": (-1,), "pair_labels": (-1,), "pair_sequence": (-1,)}  # index tensors of the terms, and their shapes
+          "pair_positions": (-1, 2), "pair_trunk": (-1,), "pair_labels": (-1,), "pair_sequence": (-1,)}  # of the terms
 
 
 def pack_trees(

@@ -43,7 +43,7 @@ def branch_part(
     batch: PackedBatch,
     wanted: torch.Tensor,  # from `wanted_branches`
 ) -> tuple[torch.Tensor, int, PackedBatch, torch.Tensor]:
-    "Return the rows with such branches, the trunk length that they read, that part of the batch, and its wanted branches."
+    "Return rows with such branches, the trunk length that they read, that part of the batch, and its branches."
     rows, time = wanted.any(1).nonzero()[:, 0], int((batch.branch_fork * wanted).max())
     part = narrow_batch(batch, rows, time)  # states of other branches are not kept
     return rows, time, replace(part, branch_kind=part.branch_kind.masked_fill(~wanted[rows], -1)), wanted[rows]
@@ -51,7 +51,7 @@ def branch_part(
 # %% ../../nbs/tree/12_pass_cost.ipynb #7c42c428
 MASK_ENTRIES = 2**25  # most entries of one pass: 128 MB in float32
 PASS_ENTRIES = 2**18  # extra mask entries accepted to save one forward pass
-SHARDED_ENTRIES = 2**21  # the same if a pass gathers all weights: on an H200 the arithmetic of 2**10 tokens, see `recipes.memory_estimate`
+SHARDED_ENTRIES = 2**21  # where a pass gathers all weights: on an H200 the arithmetic of 2**10 tokens
 
 
 def pass_worth(
@@ -61,7 +61,7 @@ def pass_worth(
     return SHARDED_ENTRIES if any(isinstance(module, FSDPModule) for module in model.modules()) else PASS_ENTRIES
 
 
-LAYER_WORTH = {"cpu": 2**21, "cuda": 2**38}  # multiply-adds in the launch time of a layer's operations: spike 200 measured 3 ms a layer on an H200
+LAYER_WORTH = {"cpu": 2**21, "cuda": 2**38}  # multiply-adds while a layer is launched: 3 ms on an H200
 
 
 def layer_products(

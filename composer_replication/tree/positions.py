@@ -78,7 +78,7 @@ def _reads_positions(kind):
 def counts_positions(
     model: PreTrainedModel,  # a transformers causal LM
 ) -> bool:
-    "True if left padding shifts positions unless `position_ids` are given: learned or scaled positions, length-dependent frequencies."
+    "True if left padding shifts positions without `position_ids`: learned, scaled, or with frequencies by length."
     config = model.config.get_text_config()
     takes = "position_ids" in inspect.signature(type(model.base_model).forward).parameters
     return takes and not state_mixers(model) and (not _rotary(config) or steady_positions(config) is not None

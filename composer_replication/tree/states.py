@@ -41,7 +41,8 @@ def state_mixers(model: PreTrainedModel) -> dict[int, torch.nn.Module]:
             and "attention_mask" in inspect.signature(type(m).forward).parameters}
 
 
-ATTENTION = {"full_attention": "full_attention", "sliding_attention": "sliding_attention", "hybrid": "full_attention"}  # layer type -> type of its mask
+ATTENTION = {  # layer type -> type of its mask
+    "full_attention": "full_attention", "sliding_attention": "sliding_attention", "hybrid": "full_attention"}
 
 
 def cache_argument(

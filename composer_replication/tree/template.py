@@ -116,7 +116,7 @@ class _Probe:
         "Return the dialect, or None if the template cannot render a question and its answer."
         if not self.shows(_USER, _ANSWER, words=("zquser", "zqanswer")):
             return None
-        if not self.turn_ends():  # Mistral moves its tools to the last user message, so the end of a turn is probed without them
+        if not self.turn_ends():  # Mistral moves its tools to the last user message: probed without them
             tools, self.tools = self.tools, []
             ends, self.tools = bool(tools) and self.turn_ends(), tools
             if not ends:

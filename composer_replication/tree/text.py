@@ -107,7 +107,7 @@ class Script:
     def check(self, piece: Piece) -> None:
         "Raise `AlignmentError` if part of the trace is missing from the text."
         turn = self.trace.turns[piece.turn]
-        names = [] if is_fenced(self.chat.tokenizer) else [c.name for c in turn.tool_calls]  # a block may have the name of a language
+        names = [] if is_fenced(self.chat.tokenizer) else [c.name for c in turn.tool_calls]  # blocks name languages
         wanted = [turn.content, *names, turn.thinking if self.thinking[piece.turn] else ""]
         text = piece.sampled.replace(MARK, "")
         if not text or any(w and w.strip().replace(MARK, "") not in text for w in wanted):
@@ -164,7 +164,7 @@ def reasoning_note(turn: int) -> str:
 
 
 def _plans(trace, dialect, strip_thinking) -> Iterator[tuple[list[bool], tuple[str, ...]]]:
-    "Yield choices of turns that show their reasoning, in the order to try, each with a note on every turn that does not."
+    "Yield choices of turns that show their reasoning, in the order to try, with a note on each other turn."
     thoughts = [bool(t.thinking and t.thinking.strip()) for t in trace.turns]
     last = max((i for i, t in enumerate(trace.turns) if t.role == "user"), default=-1)
     late = [t and i > last for i, t in enumerate(thoughts)]
