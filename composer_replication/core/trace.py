@@ -144,13 +144,12 @@ class Trace:
 
     def __post_init__(self):
         everywhere = [position for segment in self.segments for position in segment.sampled]
+        names = f"a segment of trace {self.trace_id!r} names"
         for segment in self.segments:
             if not segment.turns or not all(type(i) is int and 0 <= i < len(self.turns) for i in segment.turns):
-                raise TraceProblem(f"a segment of trace {self.trace_id!r} names turns that are not there",
-                                   "number the turns from 0")
+                raise TraceProblem(f"{names} turns that are not there", "number the turns from 0")
             if not set(segment.sampled) <= {i for i in segment.turns if self.turns[i].role == "assistant"}:
-                raise TraceProblem(f"a segment of trace {self.trace_id!r} names sampled turns that are not its "
-                                   "assistant's", "mend `sampled`")
+                raise TraceProblem(f"{names} sampled turns that are not its assistant's", "mend `sampled`")
         if len(everywhere) != len(set(everywhere)):
             raise TraceProblem(f"a turn of trace {self.trace_id!r} was sampled in two segments",
                                "count it in the first")

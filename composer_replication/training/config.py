@@ -8,7 +8,7 @@ __all__ = ['LOSSES', 'MENUS', 'POSITIVE', 'RANGES', 'setting', 'check_one_of', '
 
 # %% ../../nbs/training/05_config.ipynb #a10cc50a
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from inspect import signature
 
@@ -53,8 +53,15 @@ class PolicySettings:
                                    "distil first.")
 
     disable_dropout: bool = setting(True, "Passes score the policy that sampled: without dropout, of whatever kind. False is refused.")
-    optimizer: str | None = setting(None, f"A contribution's optimizer, with one learning_rate and weight_decay: {', '.join(plugin_names('optimizer'))}; "
-                                          "None: `optim`.")
+    optimizer: str | None = setting(None, "A contribution's optimizer, with one learning_rate and weight_decay: "
+                                          f"{', '.join(plugin_names('optimizer'))}; None: `optim`.")
+
+    def own_optimizer(
+        self,
+        decays: Collection[str],  # names of the parameters that decay
+    ) -> tuple[Callable, dict] | None:  # None: `optim`
+        "Return a contribution's optimizer with its settings, for `Trainer.optimizer_cls_and_kwargs`."
+        return plugin("optimizer", self.optimizer).factory_and_settings(self, decays) if self.optimizer else None
 
 # %% ../../nbs/training/05_config.ipynb #e4cdab46
 @dataclass

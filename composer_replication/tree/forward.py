@@ -255,11 +255,10 @@ def _two_pass(model, batch, cache, rows, columns, real, pieces):
     position = (position - _lead(model, batch)).clamp(min=0)
     with nullcontext() if isinstance(cache, DynamicCache) else hybrids().reading_branches(model, cache, segment, fork):
         for piece in pieces:
-            make = _additive(*_visible(*layout, piece), model.dtype)
-            inputs = {"position_ids": position[:, piece]} if placed else {}
-            states.append(model.base_model(input_ids=ids[:, piece],
-                                           attention_mask=_masks(model.config.get_text_config(), make), **inputs,
-                                           **cache_inputs(model, cache)).last_hidden_state)
+            mask = _masks(model.config.get_text_config(), _additive(*_visible(*layout, piece), model.dtype))
+            inputs = cache_inputs(model, cache) | ({"position_ids": position[:, piece]} if placed else {})
+            read = model.base_model(input_ids=ids[:, piece], attention_mask=mask, **inputs)
+            states.append(read.last_hidden_state)
     return torch.cat(states, 1)
 
 # %% ../../nbs/tree/13_forward.ipynb #bfa55828
@@ -278,8 +277,7 @@ def forward_branches(
     check_body(model)
     config = model.config.get_text_config()
     width = getattr(config, "word_embed_proj_dim", config.hidden_size)  # OPT's output has another width
-    hidden = torch.zeros(*batch.branch_ids.shape, width,
-                         dtype=model.dtype, device=batch.branch_ids.device)
+    hidden = torch.zeros(*batch.branch_ids.shape, width, dtype=model.dtype, device=batch.branch_ids.device)
     wanted = wanted_branches(batch, kinds)
     if not wanted.any():
         return hidden
@@ -295,9 +293,8 @@ def forward_branches(
             trunk = batch.input_ids[row, :fork][batch.attention_mask[row, :fork].bool()]
             ids = torch.cat([trunk, batch.branch_ids[row, columns]])
             check_length(model, len(ids))
-            states = model.base_model(input_ids=ids[None],
-                                      **cache_inputs(model, None)).last_hidden_state[0, len(trunk):]
-            hidden[row, columns] = states.to(hidden.dtype)
+            states = model.base_model(input_ids=ids[None], **cache_inputs(model, None)).last_hidden_state
+            hidden[row, columns] = states[0, len(trunk):].to(hidden.dtype)
         return hidden
     rows, time, part, wanted = branch_part(batch, wanted)
     check_length(model, (part.branch_position_ids - _lead(model, part)).max() + 1)
@@ -338,8 +335,7 @@ def _attend(query, key, value, attn_mask, is_causal=False, **others):
                                            is_causal=attn_mask.trunk is None, **others)
     with torch.set_grad_enabled(attn_mask.learns and torch.is_grad_enabled()):
         second = F.scaled_dot_product_attention(branches, key, value, attn_mask=attn_mask.branches, **others)
-    together = torch.cat([first.transpose(1, 2), second.transpose(1, 2)], 1)
-    return together.transpose(1, 2)  # the layout that transformers expects
+    return torch.cat([first.transpose(1, 2), second.transpose(1, 2)], 1).transpose(1, 2)  # as transformers expects
 
 
 def forward_tree(

@@ -60,12 +60,7 @@ class Script:
         "Render messages, with or without the generation prompt."
         return self.chat.render(self.dialect, messages, self.trace.tools, prompt, self.raw)
 
-    def error(
-        self,
-        turn: int,
-        what: str,  # is wrong there, as a clause
-        remedy: str = "use another chat template, or leave the trace out",
-    ) -> AlignmentError:
+    def error(self, turn, what, remedy="use another chat template, or leave the trace out") -> AlignmentError:
         "Return the exception to raise about a turn."
         return AlignmentError(f"trace {self.trace.trace_id!r}, turn {turn}: {what}; {remedy}.")
 
@@ -78,8 +73,7 @@ class Script:
             return self.render(messages, True)
         text, opening = self.render(self.messages[:1], False), self.dialect.prompt
         if not opening or opening not in text:
-            raise self.error(turn, "no message stands before it, and the template cannot open a conversation with the "
-                             "assistant")
+            raise self.error(turn, "no message stands before it, and the template cannot open with the assistant")
         return text[:text.index(opening) + len(opening)]
 
     def turn_text(self, turn: int, prompt: str, start: int = 0) -> str:
