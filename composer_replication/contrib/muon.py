@@ -96,7 +96,8 @@ class BlockMuon(torch.optim.Optimizer):
             state = self.state[weight]
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(weight)
-            muon_step(weight, state["momentum_buffer"], group["grid"], group["lr"], group["momentum"], group["weight_decay"])
+            muon_step(weight, state["momentum_buffer"], group["grid"], group["lr"], group["momentum"],
+                      group["weight_decay"])
 
     def _adamw(self, weights, group):
         for weight in weights:
@@ -105,8 +106,8 @@ class BlockMuon(torch.optim.Optimizer):
                 self.state[weight] = {"step": torch.tensor(0.0)} | moments
         first, second, steps = ([self.state[w][name] for w in weights] for name in ("exp_avg", "exp_avg_sq", "step"))
         beta1, beta2 = group["betas"]
-        adamw(weights, [w.grad for w in weights], first, second, [], steps, amsgrad=False, beta1=beta1, beta2=beta2, lr=group["lr"],
-              weight_decay=group["weight_decay"], eps=group["eps"], maximize=False)
+        adamw(weights, [w.grad for w in weights], first, second, [], steps, amsgrad=False, beta1=beta1, beta2=beta2,
+              lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"], maximize=False)
 
 # %% ../../nbs/contrib/00_muon.ipynb #fabe43ba
 HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads", "v_proj": "num_key_value_heads",
@@ -115,8 +116,8 @@ EXPERTS = {"gate_up_proj": (2, 1), "up_proj": (1, 1), "down_proj": (1, 1)}
 
 
 def _unknown(name, weight, known):
-    return InputProblem(f"optimizer='muon' knows {known}, and {name} {tuple(weight.shape)} is laid out otherwise; leave optimizer "
-                        "out for AdamW.")
+    return InputProblem(f"optimizer='muon' knows {known}, and {name} {tuple(weight.shape)} is laid out otherwise; "
+                        "leave optimizer out for AdamW.")
 
 
 def _attention_grid(name, weight, config):
@@ -139,7 +140,8 @@ def block_grids(
     for name, weight in model.named_parameters():
         path, _, leaf = name.rpartition(".")
         module = model.get_submodule(path)
-        linear = isinstance(module, torch.nn.Linear) and leaf == "weight" and module is not model.get_output_embeddings()
+        linear = (isinstance(module, torch.nn.Linear) and leaf == "weight"
+                  and module is not model.get_output_embeddings())
         if weight.ndim < 2 or not weight.requires_grad:
             continue
         if leaf in EXPERTS and weight.ndim == 3:
@@ -163,7 +165,8 @@ def muon_groups(
     for name, weight in model.named_parameters():
         if weight.requires_grad:
             groups.setdefault((grids.get(name), name in decays), []).append(weight)
-    return [{"params": weights, "grid": grid, "weight_decay": weight_decay * decay} for (grid, decay), weights in groups.items()]
+    return [{"params": weights, "grid": grid, "weight_decay": weight_decay * decay}
+            for (grid, decay), weights in groups.items()]
 
 
 class MuonFactory:
@@ -188,14 +191,16 @@ def check_run(
 ) -> None:
     "Raise `InputProblem` where a run does not update whole weights on each device."
     if adapter:
-        raise InputProblem("optimizer='muon' orthogonalises the update of whole weight matrices, and LoRA trains two thin factors of each; leave "
-                           "optimizer out for AdamW, or train all weights (use_peft: false).")
+        raise InputProblem("optimizer='muon' orthogonalises the update of whole weight matrices, and LoRA trains two "
+                           "thin factors of each; leave optimizer out for AdamW, or train all weights (use_peft: "
+                           "false).")
     if shards:
-        raise InputProblem(f"optimizer='muon' reads whole heads and experts, and {shards} leaves each device a part of them; leave optimizer out for "
-                           "AdamW, or train without sharding.")
+        raise InputProblem(f"optimizer='muon' reads whole heads and experts, and {shards} leaves each device a part of "
+                           "them; leave optimizer out for AdamW, or train without sharding.")
 
 
 def state_entries(model: PreTrainedModel) -> int:
     "Count the numbers that the optimizer keeps: one buffer for each weight of Muon's, two moments for each of AdamW's."
     grids = block_grids(model)
-    return sum((1 if name in grids else 2) * weight.numel() for name, weight in model.named_parameters() if weight.requires_grad)
+    return sum((1 if name in grids else 2) * weight.numel() for name, weight in model.named_parameters()
+               if weight.requires_grad)

@@ -60,7 +60,8 @@ class HeldoutSplit:
     def _ids(self, rows) -> list:
         missing = sum(self.id_field not in row for row in rows)
         if missing:
-            raise InputProblem(f"{missing} of {len(rows)} rows have no {self.id_field!r}; name the field that holds ids in id_field.")
+            raise InputProblem(f"{missing} of {len(rows)} rows have no {self.id_field!r}; name the field that holds "
+                               "ids in id_field.")
         return [str(row[self.id_field]) for row in rows]
 
     def check(self) -> None:
@@ -68,14 +69,16 @@ class HeldoutSplit:
         ids = self._ids(self.held_out)
         shared = set(ids) & set(self._ids(self.training))
         if shared:
-            raise InputProblem(f"{len(shared)} task ids are held out and in the training pool: {_names(shared)}; take them out of "
+            raise InputProblem(f"{len(shared)} task ids are held out and in the training pool: {_names(shared)}; take "
+                               "them out of "
                              "one.")
         held = dict(zip((content_hash(row) for row in self.held_out), ids))
         copies = {name: held[content] for row, name in zip(self.training, self._ids(self.training))
                   if (content := content_hash(row)) in held}
         if copies:
             pairs = _names(f"{name} (held out as {other})" for name, other in copies.items())
-            raise InputProblem(f"{len(copies)} training tasks have the content of a held-out one: {pairs}; take them out of one pool.")
+            raise InputProblem(f"{len(copies)} training tasks have the content of a held-out one: {pairs}; take them "
+                               "out of one pool.")
 
 # %% ../../nbs/training/04_guard.ipynb #33c519bf
 class GuardFired(Problem, RuntimeError):
@@ -100,8 +103,10 @@ class GuardReading:
     @property
     def collapse(self) -> float:
         "Return how far the score has fallen from its best; 0 unless score and reward have both lost their shares of their bests."
-        lost = self.smoothed_held_out < HELD_OUT_SHARE * self.best_held_out and self.smoothed_reward < REWARD_SHARE * self.best_reward
-        return self.best_held_out - self.smoothed_held_out if lost and min(self.best_held_out, self.best_reward) > 0 else 0.0
+        lost = (self.smoothed_held_out < HELD_OUT_SHARE * self.best_held_out
+                and self.smoothed_reward < REWARD_SHARE * self.best_reward)
+        return (self.best_held_out - self.smoothed_held_out if lost and min(self.best_held_out, self.best_reward) > 0
+                else 0.0)
 
 # %% ../../nbs/training/04_guard.ipynb #9841f114
 HELD_OUT_SHARE, REWARD_SHARE = 0.5, 0.3  # of its best, below which a curve has collapsed
@@ -123,8 +128,9 @@ class HeldOutGuard:
 
     def __post_init__(self):
         if self.min_steps < 0 or self.decline_patience < 1 or not 0 < self.ema_alpha <= 1:
-            raise InputProblem(f"min_steps={self.min_steps} must be 0 or more, decline_patience={self.decline_patience} at least 1, and "
-                               f"ema_alpha={self.ema_alpha} above 0 and at most 1.")
+            raise InputProblem(f"min_steps={self.min_steps} must be 0 or more, "
+                               f"decline_patience={self.decline_patience} at least 1, and ema_alpha={self.ema_alpha} "
+                               "above 0 and at most 1.")
         for name in ("kl_hard_stop", "proxy_gap_stop", "collapse_drop"):
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise InputProblem(f"{name}={value} must be positive, or None for a rule that is off.")
@@ -134,12 +140,14 @@ class HeldOutGuard:
         "Return the rules of a reading that are on, in the order in which they are asked."
         rows = (
             Rule("kl", f"kl <= {self.kl_hard_stop}", f"the KL to the start is {{f.kl:.4g}}, above kl_hard_stop={self.kl_hard_stop}"),
-            Rule("decline", f"declines < {self.decline_patience}", "the held-out score fell to {f.smoothed_held_out:.4g} while the in-loop reward rose "
-                 "to {f.smoothed_reward:.4g}, {f.declines} evaluations in a row", after=self.min_steps),
-            Rule("collapse", f"collapse < {self.collapse_drop}", "the policy has collapsed: the held-out score fell from {f.best_held_out:.4g} to "
-                 "{f.smoothed_held_out:.4g}, the in-loop reward from {f.best_reward:.4g} to {f.smoothed_reward:.4g}", after=self.min_steps),
-            Rule("gap", f"gap <= {self.proxy_gap_stop}", "the in-loop reward has run {f.gap:.4g} ahead of the held-out score since the first "
-                 f"evaluation, above proxy_gap_stop={self.proxy_gap_stop}", after=self.min_steps))
+            Rule("decline", f"declines < {self.decline_patience}", "the held-out score fell to "
+                 "{f.smoothed_held_out:.4g} while the in-loop reward rose to {f.smoothed_reward:.4g}, {f.declines} "
+                 "evaluations in a row", after=self.min_steps),
+            Rule("collapse", f"collapse < {self.collapse_drop}", "the policy has collapsed: the held-out score fell "
+                 "from {f.best_held_out:.4g} to {f.smoothed_held_out:.4g}, the in-loop reward from {f.best_reward:.4g} "
+                 "to {f.smoothed_reward:.4g}", after=self.min_steps),
+            Rule("gap", f"gap <= {self.proxy_gap_stop}", "the in-loop reward has run {f.gap:.4g} ahead of the held-out "
+                 f"score since the first evaluation, above proxy_gap_stop={self.proxy_gap_stop}", after=self.min_steps))
         bounds = self.kl_hard_stop, self.decline_patience, self.collapse_drop, self.proxy_gap_stop
         return tuple(rule for bound, rule in zip(bounds, rows) if bound is not None)
 
@@ -172,20 +180,24 @@ class HeldOutGuard:
             diverging = score < last.smoothed_held_out and reward > last.smoothed_reward
             declines = last.declines + 1 if diverging else 0
             best = max(score, last.best_held_out), max(reward, last.best_reward)
-        self.last = GuardReading(step, held_out_score, proxy_reward, kl, score, reward, reward - score - self.start_gap, declines, *best)
+        self.last = GuardReading(step, held_out_score, proxy_reward, kl, score, reward, reward - score - self.start_gap,
+                                 declines, *best)
         if not self.should_halt and (rule := next((r for r in self.rules if step >= r.after and broken(r.sound, self.last)), None)):
             self.reason = f"Stopped at step {step}: {rule.text(self.last)}."
         return self.last
 
     def _check(self, step, held_out_score, proxy_reward, kl):
         if self.last is not None and step <= self.last.step:
-            raise InputProblem(f"step={step} is not after step {self.last.step}, the guard's last; evaluate each step once.")
+            raise InputProblem(f"step={step} is not after step {self.last.step}, the guard's last; evaluate each step "
+                               "once.")
         if self.kl_hard_stop is not None and kl is None:
-            raise InputProblem(f"kl_hard_stop={self.kl_hard_stop} is set, but no KL was measured at step {step}; return kl from the "
+            raise InputProblem(f"kl_hard_stop={self.kl_hard_stop} is set, but no KL was measured at step {step}; "
+                               "return kl from the "
                              "evaluation.")
         for name, value in (("held_out_score", held_out_score), ("proxy_reward", proxy_reward), ("kl", kl)):
             if value is not None and (math.isnan(value) or name != "kl" and math.isinf(value)):
-                raise InputProblem(f"{name}={value} at step {step} is no finite number; look at the evaluation and the reward.")
+                raise InputProblem(f"{name}={value} at step {step} is no finite number; look at the evaluation and the "
+                                   "reward.")
 
     def state_dict(self) -> dict[str, Any]:
         "Return what a checkpoint must keep, as JSON."
@@ -195,7 +207,8 @@ class HeldOutGuard:
         "Load a `state_dict`; the settings stay this guard's own. Raises `ValueError` where the keys differ."
         names = {each.name for each in fields(GuardReading)}
         if set(state) != set(self.state_dict()) or set(state["last"] or names) != names:
-            raise InputProblem("the guard's state is of another version of the package; go on with that version, or start anew.")
+            raise InputProblem("the guard's state is of another version of the package; go on with that version, or "
+                               "start anew.")
         self.last = state["last"] and GuardReading(**state["last"])
         self.start_gap, self.reason = state["start_gap"], state["reason"]
 
@@ -241,7 +254,8 @@ class HeldOutGuardCallback(TrainerCallback):
 
     def _evaluate(self, state, control, model, logs):
         if not self.rewards and self.guard.last is None:
-            raise InputProblem(f"no 'reward' was logged up to step {state.global_step}, only {sorted(logs or {})}, so the guard has nothing to "
+            raise InputProblem(f"no 'reward' was logged up to step {state.global_step}, only {sorted(logs or {})}, so "
+                               "the guard has nothing to "
                              "compare with; have the trainer log one.")
         reward = sum(self.rewards) / len(self.rewards) if self.rewards else self.guard.last.proxy_reward
         training, devices = model.training, [torch.cuda.current_device()] if torch.cuda.is_available() else []
@@ -251,7 +265,8 @@ class HeldOutGuardCallback(TrainerCallback):
         finally:
             model.train(training)
         if not {"held_out_score"} <= set(measured) <= {"held_out_score", "kl"}:
-            raise InputProblem(f"the evaluation at step {state.global_step} returned {sorted(measured)}; return held_out_score and, where it is "
+            raise InputProblem(f"the evaluation at step {state.global_step} returned {sorted(measured)}; return "
+                               "held_out_score and, where it is "
                              "measured, kl.")
         reading = self.guard.update(state.global_step, proxy_reward=reward, **measured)
         self.rewards = []

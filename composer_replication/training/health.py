@@ -60,34 +60,40 @@ TOKEN_LIMITS = "max_completion_length, max_turns, max_turn_tokens where it is se
 
 RULES = (
     Rule("no_call", "called > 0", "no episode of this step made a tool call{row}",
-         reason="no episode made a tool call in {held} of {measured} steps; begin with a warm_up on solved episodes, or take a model that knows "
+         reason="no episode made a tool call in {held} of {measured} steps; begin with a warm_up on solved episodes, "
+         "or take a model that knows "
                 "tools and its own chat_template"),
-    Rule("equal_rewards", "equal_groups < 1", "all rewards of this step are equal within their groups: no gradient from channel 1{row}",
-         reason="all rewards of a step were equal in {held} of {measured} steps; take tasks that are solved sometimes, or more num_generations"),
-    Rule("unscored", "unscored == 0", "unscored episodes: {f.unscored}{row}; the environment or its judge failed, not the policy",
-         reason="half of the episodes or more were unscored in {held} of {measured} steps; look at what the environment says",
-         mostly="unscored_share < 0.5"),
-    Rule("no_error_turn", "error_turns > 0", "no error turn in {n} steps: nothing for channel 2 to learn from", patience=5,
-         reason="no turn failed in {held} of {measured} steps, so channel 2 had nothing to do"),
-    Rule("no_hint", "reached > 0", "no hint for any of the error turns in {n} steps; look at the hint layers with composer-rl hints", patience=3,
-         reason="no error turn had a hint in {held} of {measured} steps; look at the hint layers"),
+    Rule("equal_rewards", "equal_groups < 1", "all rewards of this step are equal within their groups: no gradient "
+         "from channel 1{row}", reason="all rewards of a step were equal in {held} of {measured} steps; take tasks "
+         "that are solved sometimes, or more num_generations"),
+    Rule("unscored", "unscored == 0", "unscored episodes: {f.unscored}{row}; the environment or its judge failed, not "
+         "the policy", reason="half of the episodes or more were unscored in {held} of {measured} steps; look at what "
+         "the environment says", mostly="unscored_share < 0.5"),
+    Rule("no_error_turn", "error_turns > 0", "no error turn in {n} steps: nothing for channel 2 to learn "
+         "from", patience=5, reason="no turn failed in {held} of {measured} steps, so channel 2 had nothing to do"),
+    Rule("no_hint", "reached > 0", "no hint for any of the error turns in {n} steps; look at the hint layers with "
+         "composer-rl hints", patience=3, reason="no error turn had a hint in {held} of {measured} steps; look at the "
+         "hint layers"),
     Rule("hints_cut", "cut_share == 0",
-         "{f.cut} of {f.error_turns} hints of this step are lost to the limit of length{row}; raise max_completion_length",
-         reason="half of the hints or more were lost to the limit of length in {held} of {measured} steps; raise max_completion_length",
-         mostly="cut_share < 0.5"),
+         "{f.cut} of {f.error_turns} hints of this step are lost to the limit of length{row}; raise "
+         "max_completion_length", reason="half of the hints or more were lost to the limit of length in {held} of "
+         "{measured} steps; raise max_completion_length", mostly="cut_share < 0.5"),
     Rule("clipped", "clipped < 0.5", f"{{f.clipped:.0%}} of the episodes ran out of tokens or turns, {{n}} steps in a row; raise {TOKEN_LIMITS}",
          patience=3, reason=f"half of the episodes or more ran out of tokens or turns in {{held}} of {{measured}} steps; raise {TOKEN_LIMITS}"),
     Rule("reward", "reward >= 0.3 of start", patience=20,
-         says="the reward has collapsed: {f.reward:.2g}, less than three tenths of the first steps', {n} steps in a row",
-         reason="the reward was below three tenths of the first steps' in {held} of {measured} steps; lower learning_rate, or take another teacher"),
+         says="the reward has collapsed: {f.reward:.2g}, less than three tenths of the first steps', {n} steps in a "
+         "row", reason="the reward was below three tenths of the first steps' in {held} of {measured} steps; lower "
+         "learning_rate, or take another teacher"),
     Rule("entropy", "entropy >= 0.1 of start", patience=5,
-         says="entropy has collapsed: {f.entropy:.2g} nats a token, less than a tenth of the first steps', {n} steps in a row",
-         reason="entropy had collapsed in {held} of {measured} steps; lower learning_rate, or set kl_coef"),
+         says="entropy has collapsed: {f.entropy:.2g} nats a token, less than a tenth of the first steps', {n} steps "
+         "in a row", reason="entropy had collapsed in {held} of {measured} steps; lower learning_rate, or set kl_coef"),
     Rule("length", "length >= 0.25 of start", patience=5,
-         says="rollouts have collapsed to {f.length:.0f} tokens, less than a quarter of the first steps', {n} steps in a row",
-         reason="rollouts had collapsed to a quarter of their length in {held} of {measured} steps; look at what the reward pays for"),
+         says="rollouts have collapsed to {f.length:.0f} tokens, less than a quarter of the first steps', {n} steps in "
+         "a row", reason="rollouts had collapsed to a quarter of their length in {held} of {measured} steps; look at "
+         "what the reward pays for"),
     Rule("teacher_gap", "gap >= 0.01 of start", patience=5,
-         says="the gap to the teacher is gone: {f.gap:.2g} nats a token, less than a hundredth of the first steps', {n} steps in a row; channel 2 has "
+         says="the gap to the teacher is gone: {f.gap:.2g} nats a token, less than a hundredth of the first steps', "
+         "{n} steps in a row; channel 2 has "
               "little left to teach",
          reason="the hint no longer moved the teacher in {held} of {measured} steps"))
 
@@ -119,7 +125,8 @@ class HealthWatch:
                 continue
             streak = self.streak[rule.key] = self.streak.get(rule.key, 0) + 1 if found else 0
             self.measured[rule.key] = self.measured.get(rule.key, 0) + 1
-            self.held[rule.key] = self.held.get(rule.key, 0) + bool(found and broken(rule.mostly or rule.sound, facts, start))
+            self.held[rule.key] = (self.held.get(rule.key, 0)
+                                   + bool(found and broken(rule.mostly or rule.sound, facts, start)))
             times, rest = divmod(streak, rule.patience)
             if times and not rest and times & (times - 1) == 0:
                 warnings[rule.key] = f"Step {facts.step}: {rule.text(facts, streak)}."
@@ -130,7 +137,8 @@ class HealthWatch:
                 known.append(value)
         if facts.reward is not None and not math.isnan(facts.reward):
             self.rewards.append(facts.reward)
-        live = {"policy": facts.equal_groups is None or facts.equal_groups < 1, "sdpo": bool(facts.hints), "replay": bool(facts.pairs)}
+        live = {"policy": facts.equal_groups is None or facts.equal_groups < 1, "sdpo": bool(facts.hints),
+                "replay": bool(facts.pairs)}
         for channel, has in live.items():
             self.live[channel] = self.live.get(channel, 0) + has
         return warnings
@@ -139,22 +147,25 @@ class HealthWatch:
         shares = {key: held / self.measured[key] for key, held in self.held.items() if held}
         key = max(shares, key=shares.get, default=None)
         if key is None or shares[key] < 0.5:
-            return "no condition held in half of the steps; it may take more steps, a higher learning_rate or easier tasks"
-        return next(rule.reason for rule in self.rules if rule.key == key).format(held=self.held[key], measured=self.measured[key])
+            return ("no condition held in half of the steps; it may take more steps, a higher learning_rate or "
+                    "easier tasks")
+        return next(rule.reason for rule in self.rules
+                    if rule.key == key).format(held=self.held[key], measured=self.measured[key])
 
     def verdict(self) -> str | None:  # None where the reward rose, or after too few steps
         "Return one sentence on a run that learned nothing, with the likeliest reason."
         if not self.steps:
             return None
         if not any(self.live.values()):
-            return f"This run learned nothing: no channel had a gradient in {self.steps} steps. Likeliest reason: {self._reason()}."
+            return (f"This run learned nothing: no channel had a gradient in {self.steps} steps. Likeliest reason: "
+                    f"{self._reason()}.")
         if len(self.rewards) < ENOUGH:
             return None
         before, after, rose = rise(self.rewards)
         if rose:
             return None
-        return (f"The reward did not rise: {before:.3g} in the first third of {len(self.rewards)} steps, {after:.3g} in the last. "
-                f"Likeliest reason: {self._reason()}.")
+        return (f"The reward did not rise: {before:.3g} in the first third of {len(self.rewards)} steps, {after:.3g} "
+                f"in the last. Likeliest reason: {self._reason()}.")
 
 # %% ../../nbs/training/11_health.ipynb #ff8cbbde
 ENOUGH = 20  # steps with a reward that a verdict needs
@@ -169,8 +180,8 @@ def rise(rewards: list[float]) -> tuple[float, float, bool]:  # mean of the firs
     return means[0], means[1], means[1] - means[0] > spread ** 0.5
 
 # %% ../../nbs/training/11_health.ipynb #ccea305d
-METRICS = {"reward": "reward", "clipped": "completions/clipped_ratio", "entropy": "entropy", "length": "completions/mean_length",
-           "pairs": "replay/pairs"}
+METRICS = {"reward": "reward", "clipped": "completions/clipped_ratio", "entropy": "entropy",
+           "length": "completions/mean_length", "pairs": "replay/pairs"}
 
 
 def step_facts(
@@ -179,7 +190,8 @@ def step_facts(
     notes: dict[str, Any],  # further fields of `StepFacts`
 ) -> StepFacts:
     "Return the facts of a step from the trainer's metrics."
-    known = {name: [v for v in metrics.get(key, ()) if v is not None and not math.isnan(v)] for name, key in METRICS.items()}
+    known = {name: [v for v in metrics.get(key, ()) if v is not None and not math.isnan(v)]
+             for name, key in METRICS.items()}
     means = {name: sum(values) / len(values) for name, values in known.items() if values}
     if any(metrics.get("sdpo/sites", ())):
         means["gap"] = metrics["sdpo/loss"][-1]

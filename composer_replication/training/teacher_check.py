@@ -41,11 +41,15 @@ class TeacherReading:
 
 TEACHER_RULES = (
     Rule("entropy", "entropy <= 0.8", "the teacher is as uniform as chance; look at its weights"),
-    Rule("ema_share", "ema_share <= 0.5", "the EMA follows the student at once, as with a decay in the place of a rate; set teacher_ema_rate to 0.05 or so"),
+    Rule("ema_share", "ema_share <= 0.5", "the EMA follows the student at once, as with a decay in the place of a "
+         "rate; set teacher_ema_rate to 0.05 or so"),
     Rule("hint_shown", "hint_shown == 1", "a hint is cut away before the teacher reads it; raise the limit of length"),
-    Rule("same_opening", "same_opening == 1", "the template opens the turn differently for teacher and student; use one chat template for both"),
-    Rule("foreign_end", "foreign_end == 0", "turns do not end with the template's {f.end!r}; set the model's eos_token_id to it"),
-    Rule("effect", "effect >= 1e-6", "the hint changes nothing for the teacher; look at what the hint layers write with composer-rl hints"))
+    Rule("same_opening", "same_opening == 1", "the template opens the turn differently for teacher and student; use "
+         "one chat template for both"),
+    Rule("foreign_end", "foreign_end == 0", "turns do not end with the template's {f.end!r}; set the model's "
+         "eos_token_id to it"),
+    Rule("effect", "effect >= 1e-6", "the hint changes nothing for the teacher; look at what the hint layers write "
+         "with composer-rl hints"))
 
 
 class TeacherCheckProblem(Problem, RuntimeError):
@@ -65,13 +69,15 @@ def token_measures(
         ids, hint = teacher[-(branch.start + 8):], branch.label.strip()  # a token of the trunk may hold the hint's first letters
         text = squeeze(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
         counts.update(hint_shown=any(squeeze(h) in text for h in (hint, json.dumps(hint, ensure_ascii=False)[1:-1])),
-                      same_opening=student[-opening:] == teacher[-opening:], foreign_end=branch.ids[-1] != end and branch.ids[-1] in special)
+                      same_opening=student[-opening:] == teacher[-opening:],
+                      foreign_end=branch.ids[-1] != end and branch.ids[-1] in special)
     return {name: counts[name] / len(sites) for name in ("hint_shown", "same_opening", "foreign_end")}
 
 # %% ../../nbs/training/15_teacher_check.ipynb #20aff4d0
 def without_hints(tree: Tree) -> Tree:
     "Return the tree with hinted branches that hold the trunk's own tokens."
-    plain = [replace(b, ids=tree.ids[b.fork:tree.span(b.turn).end], start=tree.span(b.turn).start - b.fork) for b in tree.branches]
+    plain = [replace(b, ids=tree.ids[b.fork:tree.span(b.turn).end], start=tree.span(b.turn).start - b.fork)
+             for b in tree.branches]
     return replace(tree, branches=tuple(plain))
 
 
