@@ -25,8 +25,8 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from ..core.errors import InputProblem
 from .checkpointed import checkpoints_layers, keeping_cache, keeps_cache
 from .pack import KINDS, PackedBatch
-from .pass_cost import (LAYER_WORTH, branch_groups, branch_part, layer_products, narrow_batch, one_pass_pays, pass_worth,
-                                                 splits_wide, wanted_branches)
+from .pass_cost import LAYER_WORTH, branch_groups, branch_part, layer_products
+from .pass_cost import narrow_batch, one_pass_pays, pass_worth, splits_wide, wanted_branches
 from .positions import check_length, counts_positions, mask_positions, order_problem
 from .states import ATTENTION, cache_argument, hybrids, layer_types, source_of, state_mixers, state_problem
 
