@@ -208,7 +208,7 @@ class RolloutTrainer(StepTrainer):
         self.sampling_checked = True
         names = [f"{part}_{what}" for part in ("prompt", "completion") for what in ("ids", "mask")]
         few = {name: output[name][:self.args.per_device_train_batch_size] for name in names}
-        scored, mask = self._within(lambda: self._logprobs_of(self.student, few)), sampled_mask(output)[:len(few["prompt_ids"])].bool()
+        scored, mask = self._models().within(lambda: self._logprobs_of(self.student, few)), sampled_mask(output)[:len(few["prompt_ids"])].bool()
         check_sampling(gather_object([sampling_difference(sampled[:len(mask)], scored, mask)]), type(self.student).__name__)
 
     def _keep_rollouts(self) -> None:
@@ -225,7 +225,7 @@ class RolloutTrainer(StepTrainer):
 
     def _advantages_with_kl(self, inputs: dict) -> torch.Tensor:
         "Return the local advantages minus each rollout's weighted KL above its group's mean."
-        logprobs = self._within(lambda: self._logprobs_of(self.student, inputs))
+        logprobs = self._models().within(lambda: self._logprobs_of(self.student, inputs))
         kl = kl_estimate(logprobs, inputs["ref_logprobs"], self.args.kl_estimator)
         kl, gather = (kl * sampled_mask(inputs)).sum(1), self.accelerator.gather
         scored = torch.tensor([r is not None for r in self.generation.rewards], device=kl.device)

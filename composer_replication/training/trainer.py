@@ -145,7 +145,7 @@ class ComposerReplicationTrainer(RolloutTrainer):
         batches = [_batch_of(segment, self.accelerator.device) for segment in segments]
         start, = self.reference.read(lambda model: self._logprobs_of_each(model, batches))
         sums = Counter()
-        for s, now, then in zip(segments, self._within(lambda: self._logprobs_of_each(self.student, batches)), start):
+        for s, now, then in zip(segments, self._models().within(lambda: self._logprobs_of_each(self.student, batches)), start):
             mask = torch.tensor([s.completion_mask], device=now.device)
             sums.update(kl=((now - then) * mask).sum().item(), tokens=sum(s.completion_mask))
         return sums
