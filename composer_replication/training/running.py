@@ -177,7 +177,7 @@ class Resume(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         t = self.trainer
-        t.window = None  # one may be open where an error ended an earlier run of this trainer
+        t.step = None  # one may be under way where an error ended an earlier run of this trainer
         if t.schedule:
             t.schedule.total_steps = state.max_steps
         for _ in range(int(state.epoch or 0)) if self.sampler is not None else ():
@@ -229,7 +229,7 @@ class RunTrainer(GRPOTrainer):
         kl_to_start: bool = False,  # keep the start policy as a reference even where no loss needs it
         **others,  # as TRL's
     ):
-        self.setup, self.window, self.evaluations = setup, None, 0
+        self.setup, self.step, self.evaluations = setup, None, 0  # the optimizer step under way
         self.resume, self.interrupt = Resume(self), InterruptCallback()
         self.health = HealthCallback(lambda: self._metrics["train"])
         self.means = {"train": PassMeans(), "eval": PassMeans()}
