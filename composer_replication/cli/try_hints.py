@@ -13,7 +13,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -147,7 +147,7 @@ Budget = Annotated[float | None, typer.Option(min=0, help="Dollars that the ledg
 def hints_try(
     files: Files = None,
     model: Annotated[str | None, typer.Option("--model", help="Plays on: a folder, a hub id, a name of `models list`, or MODEL@URL of an "
-                                              "OpenAI-compatible address; else the embedded model.")] = None,
+                                              "OpenAI-compatible address, or Anthropic's (…/v1/messages); else the embedded model.")] = None,
     task: Task = None,
     tasks: Tasks = None,
     workspace: Workspace = None,
@@ -162,6 +162,7 @@ def hints_try(
     tokens: Annotated[int, typer.Option("--max-tokens", min=16, help="Tokens of a branch, tool results included.")] = 4096,
     turn_tokens: Annotated[int, typer.Option("--max-turn-tokens", min=1, help="Tokens sampled in one turn.")] = 1024,
     temperature: Annotated[float, typer.Option(min=0, help="Of sampling; 0 takes the most likely token.")] = 1.0,
+    at_once: Annotated[int, typer.Option(min=1, help="Branches whose tools run, or whose replies an address is asked for, at the same time.")] = 8,
     hints: Hints = [], formats: Formats = [], detectors: Detectors = [], blame: Blame = "shown",  # noqa: B006
     price: Prices = [],  # noqa: B006
     key_env: KeyEnv = None,
@@ -222,7 +223,7 @@ def hints_try(
     with ExitStack() as stack:
         stack.enter_context(sandbox_choice(kind))
         done = tried(reading, hints, world, settings, output / "branches.jsonl", lambda: open_policy(
-            model, stack, chat_template, price, key_env, ledger or output / "replies.ledger", budget_usd, turn_tokens), lambda fork: said)
+            model, stack, chat_template, price, key_env, ledger or output / "replies.ledger", budget_usd, turn_tokens), lambda fork: said, at_once)
     _report(*done, reading.find_sites(), files, settings, output, pairs, episodes, as_json)
 
 # %% ../../nbs/cli/17_try.ipynb #6e46fb42
@@ -234,6 +235,7 @@ def tried(
     path: Path,  # of `Kept`
     opened: Callable[[], tuple[Any, str]],  # as `open_policy`
     rules: Callable[[Any], str] = lambda fork: "",  # as `arm_hints`
+    at_once: int = 8,  # branches
 ) -> tuple:  # all results, the traces by id, what was left out, and why it stopped before the end
     "Play what is missing. Raises `InputProblem` where no failed turn can be played again."
     from composer_replication.rollout.fork_result import fork_result
@@ -260,10 +262,11 @@ def tried(
                                "name traces with failed turns, and the task that they were played in")
         config = RolloutConfig(max_turns=settings["max_turns"], max_tokens=settings["max_tokens"], max_turn_tokens=settings["max_turn_tokens"],
                                temperature=settings["temperature"], seed=seed, coupled=True)
+        deciding = asdict(config) | {"task": settings["task"], "to": settings["to"]}
         doing("opening the model")
         kept, halted = Kept(path), []
         policy, weights = opened()
-        deciding = asdict(config) | {"weights": weights, "task": settings["task"], "to": settings["to"]}
+        deciding |= {"weights": weights}
         texts = arm_hints(forks, settings["arms"], seed, rules)
         branches = [(fork, arm, hint, time) for fork, row in zip(forks, texts) for time in range(times) for arm, hint in row.items()]
         keys = {branch_key(branch, deciding): branch for branch in branches}
@@ -284,7 +287,7 @@ def tried(
 
         doing("playing", len(keys) - len(missing), len(keys))
         try:
-            play_forks(policy, [keys[key] for key in missing.values()], factory, config, settings["to"] == "end", each, stop=stop)
+            play_forks(policy, [keys[key] for key in missing.values()], factory, replace(config, tool_workers=at_once), settings["to"] == "end", each, stop=stop)
         except KeyboardInterrupt:
             say(f"{sum(key in kept.results for key in keys)} of {len(keys)} branches are kept in {path}; the same command goes on")
             raise

@@ -46,7 +46,8 @@ def shown_result(
     if not in_json:
         return f"<returncode>{code}</returncode>\n<output>\n{output}</output>"
     shown = {"returncode": code, "output": output} if len(output) < 10_000 else {
-        "returncode": code, "output_head": output[:5000], "output_tail": output[-5000:], "elided_chars": len(output) - 10_000, "warning": "Output too long."}
+        "returncode": code, "output_head": output[:5000], "output_tail": output[-5000:],
+        "elided_chars": len(output) - 10_000, "warning": "Output too long."}
     return json.dumps(shown, indent=2)
 
 # %% ../../nbs/envs/02_shell.ipynb #20524d4c
@@ -80,7 +81,8 @@ class ShellEnv(ToolHolder):
             command: The bash command to execute
         """
         if leaving := leaves_folder(command):
-            raise InputProblem(f"the command {leaving!r} pushes, publishes or pays, which cannot be undone", "leave the trace out")
+            raise InputProblem(f"the command {leaving!r} pushes, publishes or pays, which cannot be undone",
+                               "leave the trace out")
         place = self.sandbox.place("/repo")
         done = self.sandbox.exec(["bash", "-c", "exec 2>&1\n" + _moved(command, self.root, place)])
         code = -1 if done.exit_code is None else done.exit_code

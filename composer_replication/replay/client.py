@@ -35,6 +35,7 @@ from anyio.from_thread import start_blocking_portal
 from ..core.deadline import awaited
 from ..core.files import read_json
 from ..core.trace import ToolCall, Trace, Turn
+from .anthropic import chat_completion, messages_request
 from .ledger import Answer, BudgetReached, Claim, Ledger, LedgerProblem
 from .prices import Price, Usage, parse_price, price_of, price_table
 from .teachers import TeacherCallResult, TeacherProblem, TraceState, check_panel, trace_states
@@ -44,12 +45,12 @@ logger = logging.getLogger(__name__)
 # %% ../../nbs/replay/04_client.ipynb #99d12b7e
 @dataclass(frozen=True)
 class Endpoint:
-    "A model at an OpenAI-compatible address. Raises `TeacherProblem` for invalid values."
+    "A model at an OpenAI-compatible address, or at one of Anthropic's form. Raises `TeacherProblem` for invalid values."
 
     name: str  # of the teacher, unique within a panel
     model: str  # the provider's name of the model
     price: Price
-    base_url: str = "https://openrouter.ai/api/v1"  # `/chat/completions` is appended
+    base_url: str = "https://openrouter.ai/api/v1"  # `/chat/completions` is appended; one that ends in `/messages` is Anthropic's form
     key_env: str | None = "OPENROUTER_API_KEY"  # the environment variable with the key; None: no key is sent
     max_tokens: int = 1024  # of an answer, including reasoning
 
@@ -69,9 +70,14 @@ class Endpoint:
             raise TeacherProblem(f"max_tokens={self.max_tokens}", "give at least 1 token", place)
 
     @property
+    def anthropic(self) -> bool:
+        "True where the address speaks Anthropic's messages."
+        return self.base_url.rstrip("/").endswith("/messages")
+
+    @property
     def url(self) -> str:
         "The URL of requests."
-        return f"{self.base_url.rstrip('/')}/chat/completions"
+        return self.base_url.rstrip("/") + "/chat/completions" * (not self.anthropic)
 
 # %% ../../nbs/replay/04_client.ipynb #021331ff
 def read_key(endpoint: Endpoint) -> str | None:
@@ -90,7 +96,7 @@ def read_key(endpoint: Endpoint) -> str | None:
 def parse_teacher(
     text: str,  # "[NAME=]MODEL[@URL]"
     prices: Mapping[str, Price],  # from `price_table`, with those of the user
-    key_env: str | None = None,  # environment variable with the key of addresses other than OpenRouter's and this machine's
+    key_env: str | None = None,  # environment variable with the key of addresses other than OpenRouter's, Anthropic's and this machine's
     max_tokens: int = 1024,  # of an answer
 ) -> Endpoint:
     "Parse a teacher from the command line. Raises `TeacherProblem`, and `PriceProblem` for a model without a price."
@@ -107,7 +113,8 @@ def parse_teacher(
     except ValueError:
         raise TeacherProblem(f"{url!r} is no address", "write http://HOST:PORT/v1 or https://HOST/v1") from None
     local = host in ("127.0.0.1", "localhost", "::1")
-    key_env = "OPENROUTER_API_KEY" if host == "openrouter.ai" else None if local else key_env
+    own = {"openrouter.ai": "OPENROUTER_API_KEY", "api.anthropic.com": "ANTHROPIC_API_KEY"}
+    key_env = own.get(host, None if local else key_env)
     price = Price(0, 0, source="this machine") if local and model not in prices else price_of(model, prices)
     return Endpoint(name, model, price, url, key_env, max_tokens=max_tokens)
 
@@ -505,11 +512,13 @@ class PaidEndpoint(httpx2.AsyncBaseTransport):
     async def _exchange(self, body) -> httpx2.Response:
         "Return a whole response, without the key; raise `LostAttempt` for one that breaks off, takes too long or is no chat completion."
         headers = {"content-type": "application/json", "accept-encoding": "identity", "user-agent": "composer_replication"}
-        raw, key = bytearray(), self._key
+        raw, key, form = bytearray(), self._key, self.endpoint.anthropic
+        headers |= ({"x-api-key": key} if form else {"authorization": f"Bearer {key}"}) if key else {}
+        if form:
+            headers["anthropic-version"], body = "2023-06-01", json.dumps(messages_request(json.loads(body)), ensure_ascii=False).encode()
         try:
             async with (asyncio.timeout(self.timeout_s),
-                        self._http.stream("POST", self.endpoint.url, content=body,
-                                          headers=headers | ({"authorization": f"Bearer {key}"} if key else {})) as response):
+                        self._http.stream("POST", self.endpoint.url, content=body, headers=headers) as response):
                 if response.headers.get("content-type", "").startswith("text/event-stream"):
                     raise LostAttempt("it sent a stream where none was asked")
                 async for chunk in response.aiter_bytes():
@@ -525,6 +534,7 @@ class PaidEndpoint(httpx2.AsyncBaseTransport):
         except httpx2.HTTPError as error:
             raise LostAttempt(f"the connection broke ({type(error).__name__})") from None
         text = raw.decode("utf-8", "replace")
+        text = json.dumps(chat_completion(_json_object(text)), ensure_ascii=False) if form and _json_object(text) else text
         hidden = _without(key, text) if key else text  # a server may echo the request
         if response.is_success and (problem := no_completion(hidden)):
             raise LostAttempt(f"HTTP {response.status_code}, but {problem}")

@@ -18,7 +18,6 @@ from transformers import PreTrainedModel, TrainerCallback
 from trl import GRPOTrainer
 
 from ..core.errors import InputProblem, Problem
-from ..core.plugins import plugin
 from ..rollout.policies import stop_ids
 from .batches import from_plain, to_plain
 from .checkpoint import (InterruptCallback, complete_checkpoint, holding, incomplete_because, last_complete_checkpoint, load_buffer,
@@ -244,8 +243,7 @@ class RunTrainer(GRPOTrainer):
         check_scoring(self.student, self.pads_left, bool(args.channels))
         if args.share_prompts and (problem := start_problem(self.student, args.gradient_checkpointing)):
             raise InputProblem(f"share_prompts=True cannot be had here: {problem}", "leave share_prompts out")
-        if args.optimizer == "muon":
-            self.optimizer_cls_and_kwargs = plugin("optimizer", "muon").muon_and_settings(args, self.get_decay_parameter_names(self.model))
+        self.optimizer_cls_and_kwargs = args.own_optimizer(self.get_decay_parameter_names(self.model))
         self.schedule = args.schedule(max(args.max_steps, 1))  # `Resume` sets the steps when training begins
         self.teacher = self.reference = None  # copies of the model at the start
         if args.alpha_sdpo:

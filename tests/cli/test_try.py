@@ -112,6 +112,23 @@ def test_an_address_that_never_answers_ends_soon(call):
     assert done.exit_code == 3 and "gave no answer" in done.output
 
 
+def test_an_address_of_anthropic_s_form_plays_on(rows, tmp_path):
+    def messages(request):
+        tools = {t["name"]: t["input_schema"] for t in request.body["tools"]}
+        name = next((n for n in tools if n in ("list_files", "ls", "show_tree")), "nothing")
+        given = {tools[name]["required"][0]: "."} if name in tools else {}
+        return Reply(body={"type": "message", "model": "m", "stop_reason": "tool_use",
+                           "usage": {"input_tokens": 9, "output_tokens": 3},
+                           "content": [{"type": "tool_use", "id": "t", "name": name, "input": given}]})
+
+    with BadServer(messages) as server:
+        row, = rows(*TRY, "--model", f"m@{server.url}/messages")
+        asked = len(server.requests)
+        assert row["branches"] == asked == 24 and {request.path for request in server.requests} == {"/v1/messages"}
+        (tmp_path / "out/forks/branches.jsonl").unlink()
+        assert rows(*TRY, "--model", f"m@{server.url}/messages") == [row] and len(server.requests) == asked
+
+
 def test_rules_stand_in_the_system_message_and_the_turns_stay(rows, server, tmp_path):
     (tmp_path / "AGENTS.md").write_text("# Mine\nSay please.\n")
     row, = rows(*TRY, "--model", model(server), "--arms", "none", "--rules", "AGENTS.md")
