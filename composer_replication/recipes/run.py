@@ -59,7 +59,6 @@ from ..tree.fenced import set_template
 from .sources import Sources, recipe_hints, recipe_sources, recorded_traces, trace_paths, whole_traces, without_held_out
 from .tasks import RunTasks, keep_split, recipe_tasks
 from .warm_up import warm_up_checkpoint, warm_up_settings
-from ..training.health import CountsCallback
 from ..training.recorded import bare_turns, learnable_trees, trace_limit
 from ..training.offline import OfflineTrainer
 from ..training.setup import check_engine, prepare, sharded_module
@@ -188,7 +187,7 @@ def make_trainer(
         trainer.add_callback(HeldOutGuardCallback(
             guard, lambda model, step: {"held_out_score": trainer.evaluate()["eval_reward"]}, config.guard_steps))
     if brought.counts:
-        trainer.add_callback(CountsCallback(brought.counts, lambda: trainer._metrics["train"]))
+        trainer.health.count(brought.counts)
     return trainer
 
 # %% ../../nbs/recipes/10_run.ipynb #6b6bcc01
