@@ -54,7 +54,7 @@ def world_of(
     if refused := task_problem(bool(workspace) or offer_of(factory_of(task)).runs_code, agent=bool(workspace), kind=kind):
         raise refused
     if workspace:
-        import composer_replication.envs.agent_tools  # noqa: F401 - beside mini-swe-agent's, those of other agents
+        import composer_replication.envs.agent_tools
         from composer_replication.envs.shell import ShellEnv
         return lambda: ShellEnv(workspace, root), lambda trace: {"task_id": trace.task_id, "trace": trace}
     if task == "deletion":

@@ -25,7 +25,7 @@ class ClaudeCode(AgentTools, format="claude-code"):
     stays = True
 
     @tool
-    def Bash(self, command: str) -> str:  # noqa: N802
+    def Bash(self, command: str) -> str:
         """Execute a bash command.
 
         Args:
@@ -37,7 +37,7 @@ class ClaudeCode(AgentTools, format="claude-code"):
         return output.strip("\n")
 
     @tool
-    def Read(self, file_path: str, offset: int = 1, limit: int = 2000) -> str:  # noqa: N802
+    def Read(self, file_path: str, offset: int = 1, limit: int = 2000) -> str:
         """Read a file.
 
         Args:
@@ -49,7 +49,7 @@ class ClaudeCode(AgentTools, format="claude-code"):
         return numbered((lines[:-1] if not lines[-1] else lines)[offset - 1:][:limit], offset, "→")
 
     @tool
-    def Write(self, file_path: str, content: str) -> str:  # noqa: N802
+    def Write(self, file_path: str, content: str) -> str:
         """Write a file.
 
         Args:
@@ -59,7 +59,7 @@ class ClaudeCode(AgentTools, format="claude-code"):
         return f"The file {file_path} has been updated." if self.write(file_path, content) else f"File created successfully at: {file_path}"
 
     @tool
-    def Edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> str:  # noqa: N802
+    def Edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> str:
         """Replace a text in a file.
 
         Args:
