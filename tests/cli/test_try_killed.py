@@ -67,12 +67,12 @@ class Held:
 
 
 def sleeping(request):
-    "A command that is still running when the next answer comes; one of two fails."
-    command = f"cat {'a.py' if request.body['seed'] % 2 else 'b.py'} && sleep {SLEEPS}"
+    "A command that is still running when its process is killed; one of two fails."
+    command = f"sleep {SLEEPS}; cat {'a.py' if request.body['seed'] % 2 else 'b.py'}"
     return Reply(body=completion(calls=[("bash", json.dumps({"command": command}))], finish="tool_calls"))
 
 
-SLEEPS = f"1.{os.getpid()}"  # seconds, in its name a mark
+SLEEPS = f"3.{os.getpid()}"  # seconds, in its name a mark
 
 
 def running(mark):
@@ -105,7 +105,7 @@ def test_killed_after_any_answer_it_goes_on_and_asks_nothing_twice(rows, tmp_pat
     (tmp_path / "one.traj.json").write_text(json.dumps(trajectory(GONE)))
     ledger, kept = tmp_path / "killed/replies.ledger", tmp_path / "killed/branches.jsonl"
     words = ["hints", "try", *map(str, asked), "--seed", "1", "--out", "killed", "--model"]
-    held, before = Held(answer), set()
+    held, before, seen = Held(answer), set(), []
     with BadServer(held) as server:
         words.append(f"m@{server.url}")
         for stop in sorted(random.Random(5).sample(range(1, branches), 2)):
@@ -113,8 +113,8 @@ def test_killed_after_any_answer_it_goes_on_and_asks_nothing_twice(rows, tmp_pat
             process = subprocess.Popen([sys.executable, "-c", PROGRAM, *words], cwd=tmp_path, stdout=subprocess.PIPE,
                                        stderr=subprocess.STDOUT)
             until(held.full, process)
-            until(lambda: len(list(Ledger(ledger).rows())) == len(held.answered), process)
-            until(lambda: server.open == min(at_once, branches - len(held.answered)), process)
+            until(lambda: seen.extend(running(SLEEPS)) or len(list(Ledger(ledger).rows())) == len(held.answered), process)
+            until(lambda: seen.extend(running(SLEEPS)) or server.open == min(at_once, branches - len(held.answered)), process)
             process.kill()
             process.communicate()
             held.let(stop, of_the_dead=1)
@@ -127,7 +127,7 @@ def test_killed_after_any_answer_it_goes_on_and_asks_nothing_twice(rows, tmp_pat
         held.let(1000)
         row, = rows(*words)
     assert row["branches"] == branches and before <= set(kept.read_bytes().splitlines())
-    assert len(held.answered) == len(set(held.answered)) == branches and not running(SLEEPS)
+    assert len(held.answered) == len(set(held.answered)) == branches and bool(seen) == (answer is sleeping)
     with BadServer(answer) as other:  # never killed
         again, = rows(*words[:-3], "undisturbed", "--model", f"m@{other.url}")
     assert all(row[name] == again[name] for name in ("levels", "gains", "by_hint"))
