@@ -107,15 +107,15 @@ test-islands: .venv-islands/.installed
 test-clouds: .venv-clouds/.installed
 	.venv-clouds/bin/python -m pytest -n 0 -m "slow or not slow" tests/contrib/test_clouds.py
 
-# Agents and clients that nobody here wrote, against the endpoint: in a folder of their own, 0.8 GB; with npm, Codex and opencode too, 0.9 GB more.
+# Agents and clients that nobody here wrote, against the endpoint: in a folder of their own, 0.8 GB; with npm, Codex, Claude Code and opencode too, 1.2 GB more.
 test-agents: $(VENV) .venv-agents/.installed
 	COMPOSER_AGENTS=$$(echo $(CURDIR)/.venv-agents/lib/python3*/site-packages) COMPOSER_AGENTS_NPM=$(CURDIR)/.venv-agents/npm $(PYTEST) \
-		tests/rollout/test_record.py tests/rollout/test_agents.py
+		tests/rollout/test_record.py tests/rollout/test_agents.py tests/training/test_agent_forms.py
 
 .venv-agents/.installed: requirements/agents.txt
 	$(PYTHON) -m venv .venv-agents
 	.venv-agents/bin/python -m pip install -qq --disable-pip-version-check -r requirements/agents.txt
-	if command -v npm > /dev/null; then npm install --silent --prefix .venv-agents/npm @openai/codex@0.171.0 opencode-ai@1.18.33; fi
+	if command -v npm > /dev/null; then npm install --silent --prefix .venv-agents/npm @openai/codex@0.171.0 @anthropic-ai/claude-code@2.1.197 opencode-ai@1.18.33; fi
 	@touch $@
 
 docs: $(VENV)

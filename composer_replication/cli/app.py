@@ -31,8 +31,8 @@ from .train import train
 from ..core.plugins import plugin, plugin_names
 
 # %% ../../nbs/cli/13_app.ipynb #d4ed2b91
-ORDER = ("demo", "traces", "hints", "explore", "train", "generate", "launch", "jobs", "eval", "export", "ladder", "tasks", "replay", "pairs",
-         "dataset", "serve", "recipes", "models", "doctor")
+ORDER = ("demo", "traces", "hints", "explore", "train", "generate", "launch", "jobs", "eval", "export", "ladder",
+         "tasks", "replay", "pairs", "dataset", "serve", "recipes", "models", "doctor")
 
 
 class InOrderOfUse(TyperGroup):
@@ -43,9 +43,11 @@ class InOrderOfUse(TyperGroup):
         self.commands = {name: self.commands[name] for name in ORDER if name in self.commands}
 
 
-app = group("An open replication of Cursor's Composer 2.5 post-training recipe: see where an agent went wrong, what hint would have helped, "
-            "and what the three channels of the loss make of it.", "traces errors", name="composer-rl", cls=InOrderOfUse)
-GROUPS = {"traces": traces_app, "hints": hints_app, "tasks": tasks_app, "dataset": dataset_app, "serve": serve_app, "recipes": recipes_app}
+app = group("An open replication of Cursor's Composer 2.5 post-training recipe: see where an agent went wrong, what "
+            "hint would have helped, and what the three channels of the loss make of it.", "traces errors",
+            name="composer-rl", cls=InOrderOfUse)
+GROUPS = {"traces": traces_app, "hints": hints_app, "tasks": tasks_app, "dataset": dataset_app, "serve": serve_app,
+          "recipes": recipes_app}
 for _name, _group in GROUPS.items():
     app.add_typer(_group, name=_name)
 for _command in (explore, train, export, ladder, demo, replay, pairs, doctor):

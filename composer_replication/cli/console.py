@@ -68,8 +68,8 @@ def console(stderr: bool) -> Console:
     "Make a console for stdout or stderr that does not break lines."
     stream = sys.stderr if stderr else sys.stdout
     known_width = stream.isatty() or os.environ.get("COLUMNS", "").isdecimal()  # rich reads both
-    return Console(stderr=stderr, highlight=False, emoji=False, soft_wrap=True, force_jupyter=False, width=None if known_width else WIDTH,
-                   force_terminal=False if os.environ.get("NO_COLOR") else None)
+    return Console(stderr=stderr, highlight=False, emoji=False, soft_wrap=True, force_jupyter=False,
+                   width=None if known_width else WIDTH, force_terminal=False if os.environ.get("NO_COLOR") else None)
 
 
 out, err = console(stderr=False), console(stderr=True)
@@ -146,7 +146,8 @@ class Doing:
         seconds, done = time.monotonic() - self.begun, self.done - self.first
         if self.of is None:
             return self.words + (f", for {duration(round(seconds))}" if seconds >= EVERY else "")
-        rest = f", about {duration(round(seconds * (self.of - self.done) / done))} left" if 0 < done and self.done < self.of else ""
+        rest = (f", about {duration(round(seconds * (self.of - self.done) / done))} left" if 0 < done
+                and self.done < self.of else "")
         return f"{self.words}: {self.done:,} of {self.of:,}{rest}"
 
 
@@ -267,25 +268,34 @@ def offer(
     return complete
 
 
-Files = Annotated[list[Path] | None, typer.Argument(metavar="TRACES", help="Trace files, plain or gzipped, of any known format, or "
+Files = Annotated[list[Path] | None,
+                  typer.Argument(metavar="TRACES", help="Trace files, plain or gzipped, of any known format, or "
                                                     "folders of them; without any, the traces that are shipped.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line on standard output, for machines.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first problem in the input.")]
 Tools = Annotated[Path | None, typer.Option("--tools", help="JSON list of the tools that the agent was offered, where "
                                                             "the traces do not carry them.")]
-Formats = Annotated[list[str], typer.Option("--formats", help="A format of your own, as package.module:format; may be given again.")]
+Formats = Annotated[list[str], typer.Option("--formats", help="A format of your own, as package.module:format; may be "
+                                            "given again.")]
 Detectors = Annotated[list[str], typer.Option("--detectors", autocompletion=offer(lambda: ("long_explanation", "repeated_call", "ignored_format", "wasteful_exploration")),
-                                              help="Find a habit beside the errors: long_explanation, repeated_call, ignored_format, "
-                                                   "wasteful_exploration, or package.module:detector of your own; may be given again.")]
+                                              help="Find a habit beside the errors: long_explanation, repeated_call, "
+                                              "ignored_format, "
+                                                   "wasteful_exploration, or package.module:detector of your own; may "
+                                              "be given again.")]
 Blame = Annotated[str, typer.Option("--blame", autocompletion=offer(lambda: ("shown", "cause")),
-                                    help="Whose turn a failure is: that whose result shows it, or cause: where file and line prove it, the earlier "
+                                    help="Whose turn a failure is: that whose result shows it, or cause: where file "
+                                    "and line prove it, the earlier "
                                          "turn that wrote the failing lines.")]
 Seed = Annotated[int, typer.Option("--seed", help="Names every random choice.")]
-Model = Annotated[str | None, typer.Option("--model", help="A causal LM: a folder, a hub id, or a name of `models list`; else the embedded model.")]
-ChatTemplate = Annotated[str | None, typer.Option("--chat-template", metavar="NAME|FILE", help="A shipped chat template, chatml-tools, "
-                                                    "plain-tools or fenced (calls as fenced blocks), or a file; else the tokenizer's own.")]
+Model = Annotated[str | None, typer.Option("--model", help="A causal LM: a folder, a hub id, or a name of `models "
+                                           "list`; else the embedded model.")]
+ChatTemplate = Annotated[str | None,
+                         typer.Option("--chat-template", metavar="NAME|FILE", help="A shipped chat template, chatml-tools, "
+                                                    "plain-tools or fenced (calls as fenced blocks), or a file; else "
+                                      "the tokenizer's own.")]
 Host = Annotated[str, typer.Option("--host", help="Address to listen on; whoever reaches it can use what is served.")]
-UnsafeLocal = Annotated[bool, typer.Option("--unsafe-local", help="Run what the model writes as this user, without isolation.")]
+UnsafeLocal = Annotated[bool, typer.Option("--unsafe-local", help="Run what the model writes as this user, without "
+                                           "isolation.")]
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: any free one.")]
 
 # %% ../../nbs/cli/00_console.ipynb #99e7cf26
@@ -301,7 +311,8 @@ def given(
         return [toy_path()]
     for file in files:
         if not file.exists():
-            raise InputProblem("there is no such file", "check the path, or quote the pattern for your shell", str(file))
+            raise InputProblem("there is no such file", "check the path, or quote the pattern for your shell",
+                               str(file))
         if twice and (file.is_fifo() or file.is_char_device()):
             raise InputProblem("a pipe cannot be read twice", "save it to a file first", str(file))
     return [one for file in files for one in (trace_files(file) if file.is_dir() else [file])]
@@ -316,7 +327,8 @@ def toy_note(
     from composer_replication.recipes.models import EMBEDDED
     if model not in (None, EMBEDDED) or files == [toy_path()]:
         return None
-    note = "This is the embedded toy model: its probabilities mean nothing for these traces; pass --model with your own."
+    note = ("This is the embedded toy model: its probabilities mean nothing for these traces; pass --model "
+            "with your own.")
     warn(note)
     return note
 
@@ -329,7 +341,8 @@ def load_tools(path: Path | None) -> tuple[dict, ...]:
     try:
         schemas = json_value(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise InputProblem(f"the tools cannot be read ({error})", "name a JSON list of tool schemas", str(path)) from None
+        raise InputProblem(f"the tools cannot be read ({error})", "name a JSON list of tool schemas",
+                           str(path)) from None
     if isinstance(schemas, dict):
         schemas = [tool for tools in schemas.values() if isinstance(tools, list) for tool in tools]
 

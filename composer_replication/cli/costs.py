@@ -78,7 +78,8 @@ class Costs:
             return
         self.places.add(place)
         words = habit(row["hint"], row["kind"])
-        one = self.habits.setdefault(words, Habit(words, row["hint"], row["action"], row["error"] or "", f"{place[0]}, turn {place[1]}"))
+        one = self.habits.setdefault(words,
+                                     Habit(words, row["hint"], row["action"], row["error"] or "", f"{place[0]}, turn {place[1]}"))
         one.failed += 1
         one.turns, one.tokens = one.turns + row["lost_turns"], one.tokens + row["lost_tokens"]
 
@@ -90,8 +91,8 @@ class Costs:
         "Yield the summary: how many turns failed, what they cost, and the habits that cost most."
         traces = len({trace for trace, _ in self.places})
         turns, tokens = (sum(getattr(one, name) for one in self.habits.values()) for name in ("turns", "tokens"))
-        yield (f"{len(self.places):,} of {answers:,} turns of the agent failed, in {traces:,} traces. Until it recovered, it took {turns:,} turns and "
-               f"about {tokens:,} tokens.")
+        yield (f"{len(self.places):,} of {answers:,} turns of the agent failed, in {traces:,} traces. Until it "
+               f"recovered, it took {turns:,} turns and about {tokens:,} tokens.")
         by_cost = sorted(self.habits.values(), key=lambda one: (-one.tokens, -one.failed))
         for number, one in enumerate(by_cost[:most], 1):
             yield f"{number}. {one.words}: {one.failed:,} turns failed; {one.turns:,} turns and about {one.tokens:,} tokens until recovery"

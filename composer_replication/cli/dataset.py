@@ -15,11 +15,12 @@ import typer
 from .console import AsJson, Detectors, Files, Formats, TraceInput, Strict, Tools, check_output, emit, given, group, out, plainly, printable, working
 
 # %% ../../nbs/cli/11_dataset.ipynb #91347f52
-dataset_app = group("Data sets ready to publish: Parquet, a card with provenance and counts, secrets scrubbed; nothing is uploaded.",
-                    "dataset traces --out out/dataset --licence apache-2.0")
+dataset_app = group("Data sets ready to publish: Parquet, a card with provenance and counts, secrets scrubbed; nothing "
+                    "is uploaded.", "dataset traces --out out/dataset --licence apache-2.0")
 
 Folder = Annotated[Path, typer.Option("--out", help="Where to write the data set: a new folder.")]
-Licence = Annotated[str, typer.Option("--licence", help="Under which licence it is published: an SPDX identifier, or other.")]
+Licence = Annotated[str, typer.Option("--licence", help="Under which licence it is published: an SPDX identifier, or "
+                                      "other.")]
 
 
 
@@ -36,7 +37,8 @@ def _write(folder: Path, licence, files, data, counts, scrubbed, as_json: bool) 
     if as_json:
         return emit({"folder": str(folder), "counts": counts, "scrubbed": dict(scrubbed)})
     out.print(f"{printable(folder)}: {', '.join(f'{name} {n}' for name, n in counts.items())}.")
-    out.print(f"Replaced: {', '.join(f'{kind} {n}' for kind, n in scrubbed.items()) or 'nothing'}. Read it before you publish it.")
+    out.print(f"Replaced: {', '.join(f'{kind} {n}' for kind, n in scrubbed.items()) or 'nothing'}. Read it before you "
+              "publish it.")
 
 # %% ../../nbs/cli/11_dataset.ipynb #39df8e22
 @dataset_app.command("traces")
@@ -55,7 +57,8 @@ def dataset_traces(output: Folder, licence: Licence, files: Files = None, tools:
         from composer_replication.replay.dataset import error_dataset, scrubbed_trace, trace_counts
         traces = [scrubbed_trace(trace, scrubbed) for _, trace in reading.traces()]
         find_sites = reading.find_sites()
-    _write(output, licence, reading.files, error_dataset(traces, find_sites), trace_counts(traces, find_sites), scrubbed, as_json)
+    _write(output, licence, reading.files, error_dataset(traces, find_sites), trace_counts(traces, find_sites),
+           scrubbed, as_json)
 
 # %% ../../nbs/cli/11_dataset.ipynb #41b9f75a
 @dataset_app.command("pairs")

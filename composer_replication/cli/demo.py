@@ -147,7 +147,8 @@ def demo(
         show("\n2. What the hint does")
         data = reading.result()
         moved = most_moved(data)
-        show(f"   The same model scores this turn without the hint and with it. The token\n   that moves most is `{moved.token}`:")
+        show(f"   The same model scores this turn without the hint and with it. The token\n   that moves most is "
+             f"`{moved.token}`:")
         for line in bar_lines((("without the hint", moved.before, f"{moved.before:.2f}"), ("with the hint", moved.after, f"{moved.after:.2f}"))):
             show(line)
         for token, before, after in moved.others[:1]:
@@ -165,8 +166,9 @@ def demo(
     page = write_file(output / "index.html", demo_page(wrong, data, found, setting, NEXT, made))
     seconds = time.monotonic() - began
     if as_json:
-        return emit({"page": str(page), "seed": seed, "seconds": round(seconds, 1), "setting": asdict(setting), "moved": asdict(moved),
-                     "arms": {arm: asdict(scores) for arm, scores in found.arms.items()}, "verdict": verdict(found)})
+        return emit({"page": str(page), "seed": seed, "seconds": round(seconds, 1), "setting": asdict(setting),
+                     "moved": asdict(moved), "arms": {arm: asdict(scores) for arm, scores in found.arms.items()},
+                     "verdict": verdict(found)})
     show(f"\n   {'share, 95 % interval':34} {'right next actions':20} new tasks passed")
     for name, right, passed in demo_rows(found):
         show(f"   {name:34} {right:20} {passed}")

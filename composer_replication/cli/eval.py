@@ -20,8 +20,8 @@ from .console import AsJson, ChatTemplate, Seed, UnsafeLocal, check_output, emit
 from ..core.errors import InputProblem
 
 # %% ../../nbs/cli/08_eval.ipynb #6f96a053
-Checkpoint = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, a run's folder (its last complete checkpoint), a "
-                                           "folder or hub id of a model, or `embedded`.")]
+Checkpoint = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, a run's folder (its last complete "
+                                           "checkpoint), a folder or hub id of a model, or `embedded`.")]
 
 
 def task_names() -> list[str]:
@@ -84,7 +84,8 @@ def figure_text(
         return "–"
     share = name.startswith(SHARES)
     form = ("{:+" if signed else "{:") + (".1f}" if share else ".2f}")
-    estimate, low, high = (form.format(v * (100 if share else 1)) for v in (interval.estimate, interval.low, interval.high))
+    estimate, low, high = (form.format(v * (100 if share else 1))
+                           for v in (interval.estimate, interval.low, interval.high))
     return f"{estimate} (in every task)" if interval.low == interval.high else f"{estimate} ({low} to {high})"
 
 # %% ../../nbs/cli/08_eval.ipynb #1d458c35
@@ -93,11 +94,14 @@ def evaluation_table(
 ) -> Table:
     "Make a table of all figures for people."
     e = evaluation
-    title = f"{e.task}: {e.tasks} tasks, {e.samples} samples each" + (f", {e.unscored} episodes unscored" if e.unscored else "")
-    shown = Table("figure", escape(e.model), *([escape(e.base), "difference"] if e.base else []), title=title, title_justify="left",
-                  caption="pass, reward and cut off in %, the rest per episode; 95 % intervals over tasks", caption_justify="left")
+    title = (f"{e.task}: {e.tasks} tasks, {e.samples} samples each"
+             + (f", {e.unscored} episodes unscored" if e.unscored else ""))
+    shown = Table("figure", escape(e.model), *([escape(e.base), "difference"] if e.base else []), title=title,
+                  title_justify="left", caption="pass, reward and cut off in %, the rest per episode; 95 % intervals "
+                  "over tasks", caption_justify="left")
     for name, interval in e.figures.items():
-        compared = [figure_text(name, e.base_figures.get(name)), figure_text(name, e.differences.get(name), True)] if e.base else []
+        compared = ([figure_text(name, e.base_figures.get(name)), figure_text(name, e.differences.get(name), True)]
+                    if e.base else [])
         shown.add_row(name, figure_text(name, interval), *compared)
     return shown
 
@@ -149,18 +153,24 @@ def evaluate(
         say_what("opening the tasks")
         written, aside = template and chat_template(template), None
         if held_out:
-            splits = (file for file in (folder / "split.json", folder.parent / "split.json") if file.is_file()) if folder else ()
+            splits = ((file for file in (folder / "split.json", folder.parent / "split.json") if file.is_file())
+                      if folder else ())
             aside = next((set(names) for file in splits if (names := json.loads(file.read_text())["held_out"])), None)
             if not aside:
-                raise InputProblem("this run held no tasks out", "name a file of other tasks, without --held-out", str(folder))
+                raise InputProblem("this run held no tasks out", "name a file of other tasks, without --held-out",
+                                   str(folder))
         chosen = eval_tasks(task, tasks, most, seed, aside)
     trained = set(read_record(folder).get("trained_on") or ())
     if both := [row["task_id"] for row in chosen.rows if row["task_id"] in trained]:
-        warn(f"{len(both)} of the {len(chosen.rows)} tasks were trained on, for example {both[0]}; the result does not speak for other tasks")
-    limits = RolloutConfig(max_turns=turns, max_tokens=tokens, max_turn_tokens=turn_tokens, temperature=temperature, seed=seed)
-    kept = {"traces": output / "traces.jsonl.gz"} | ({"base_traces": output / "base-traces.jsonl.gz"} if against else {})
+        warn(f"{len(both)} of the {len(chosen.rows)} tasks were trained on, for example {both[0]}; the result does not "
+             "speak for other tasks")
+    limits = RolloutConfig(max_turns=turns, max_tokens=tokens, max_turn_tokens=turn_tokens, temperature=temperature,
+                           seed=seed)
+    kept = {"traces": output / "traces.jsonl.gz"} | ({"base_traces": output / "base-traces.jsonl.gz"} if against
+                                                     else {})
     with sandbox_choice(kind):
-        played, used = _play(checkpoint, written, chosen, samples, limits, kept["traces"], (output / "result.json", output / "base-traces.jsonl.gz"))
+        played, used = _play(checkpoint, written, chosen, samples, limits, kept["traces"],
+                             (output / "result.json", output / "base-traces.jsonl.gz"))
         base = against and (against, _play(against, written or _lent(against, used), chosen, samples, limits, kept["base_traces"])[0])
     result = Evaluation.of(checkpoint, played, chosen.name, base, seed)
     made = provenance([tasks] if tasks and tasks.is_file() else [], model=result.model, base=result.base, seed=seed)
@@ -193,5 +203,7 @@ def export(
         done = export_checkpoint(checkpoint, output, merge)
     if as_json:
         return emit(vars(done) | {"folder": str(done.folder)})
-    out.print(printable(f"{done.folder}: {done.parameters:,} parameters, {done.dtype}{', adapter merged' if done.merged else ''}, step "
-              f"{'not recorded' if done.step is None else done.step}. Logits differ by {done.difference:.1e} of the largest."))
+    out.print(printable(f"{done.folder}: {done.parameters:,} parameters, "
+                        f"{done.dtype}{', adapter merged' if done.merged else ''}, step "
+              f"{'not recorded' if done.step is None else done.step}. Logits differ by {done.difference:.1e} of the "
+                        "largest."))

@@ -64,7 +64,8 @@ def ladder(
     from composer_replication.core.provenance import provenance
     from composer_replication.envs.toy.model import embedded_path
     with working("writing the report"):  # every arm starts from the same weights; the tasks follow from the seeds
-        made = provenance([embedded_path() / habit / "model.safetensors"], model=f"embedded, {habit}", seeds=", ".join(map(str, run.seeds)))
+        made = provenance([embedded_path() / habit / "model.safetensors"], model=f"embedded, {habit}",
+                          seeds=", ".join(map(str, run.seeds)))
         report = write_file(output / "report.html", ladder_page(run, rows, made))
     if as_json:
         emit(ladder_json(run, rows))
@@ -78,7 +79,8 @@ def ladder(
         out.print(printable(f"{run.computed} runs computed in {run.seconds:.0f} s. Report: {report}"))
     for row in rows:
         if row.unscored:
-            warn(f"{row.arm}: {row.unscored} held-out episodes are unscored, since the machinery failed; they count nowhere")
+            warn(f"{row.arm}: {row.unscored} held-out episodes are unscored, since the machinery failed; they count "
+                 "nowhere")
     if run.interrupted:
         warn("stopped early; the same command goes on from here")
         raise typer.Exit(ExitCode.INTERRUPTED)

@@ -110,29 +110,33 @@ def explore(
                 return {}
 
             def late(at):
-                return {turn: f"No token bars: it ends at token {end}, beyond --max-tokens {max_tokens}." for turn, end in at.items() if end > max_tokens}
+                return {turn: f"No token bars: it ends at token {end}, beyond --max-tokens {max_tokens}."
+                        for turn, end in at.items() if end > max_tokens}
         reading = TraceInput(files, strict, tools, formats, detectors)
         layers, find_sites = hint_layers(hints, reading), reading.find_sites()
         cases, errors = draw_cases(reading.again(), traces, seed, ends, max_tokens, find_sites)
         if name:
             every = [end for _, turn_ends in cases for end in turn_ends.values()]
             beyond = [end for end in every if end > max_tokens]
-            limit = LengthLimit(max_tokens, "--max-tokens", context=positions(checkpoint.model.config), within=len(every) - len(beyond), beyond=beyond)
+            limit = LengthLimit(max_tokens, "--max-tokens", context=positions(checkpoint.model.config),
+                                within=len(every) - len(beyond), beyond=beyond)
             say(f"{errors['drawn']} error turns, {limit.within} of them within {max_tokens:,} tokens")
 
         def pages():
             for number, (trace, turn_ends) in enumerate(cases):
                 doing("reading traces", number, len(cases))
                 skipped = late(turn_ends)
-                yield explored(trace, layers, reader if len(skipped) < len(turn_ends) or not turn_ends else None, skipped, min(60_000, 160_000 // len(cases)), find_sites)
+                yield explored(trace, layers, reader if len(skipped) < len(turn_ends) or not turn_ends else None,
+                               skipped, min(60_000, 160_000 // len(cases)), find_sites)
         data = explorer_data(pages(), layers, errors, shown)
     lacking = coverage(data, limit)
     note = " ".join(filter(None, [lacking, name and toy_note(files, model)])) or None
     page = write_file(output, explorer_page(data, provenance(files, model=name or "none", seed=seed), note))
     sites = [site for trace in data["traces"] for site in trace["sites"]]
-    counts = {"traces": len(data["traces"]), "of": errors["traces"], "error_turns": len(sites), "of_error_turns": errors["kinds"].total(),
-              "with_bars": sum("unread" not in site for site in sites)}
+    counts = {"traces": len(data["traces"]), "of": errors["traces"], "error_turns": len(sites),
+              "of_error_turns": errors["kinds"].total(), "with_bars": sum("unread" not in site for site in sites)}
     if lacking:
         warn(lacking)
     emit({"page": str(page), **counts}) if as_json else out.print(printable(
-        f"{counts['traces']} of {counts['of']} traces with errors, {counts['error_turns']} of {counts['of_error_turns']} error turns. Page: {page}"))
+        f"{counts['traces']} of {counts['of']} traces with errors, {counts['error_turns']} of "
+        f"{counts['of_error_turns']} error turns. Page: {page}"))

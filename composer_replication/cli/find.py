@@ -124,7 +124,8 @@ def _look(place: AgentFolder, root: Path) -> Found:
 
 # %% ../../nbs/cli/15_find.ipynb #3788dbe1
 MOST_BYTES = 200_000_000  # of the newest sessions that `--mine` reads
-Mine = Annotated[bool, typer.Option("--mine", help="Read your own agents' newest sessions, as `traces find` finds them.")]
+Mine = Annotated[bool, typer.Option("--mine", help="Read your own agents' newest sessions, as `traces find` finds "
+                                    "them.")]
 
 
 def my_sessions(
@@ -136,7 +137,8 @@ def my_sessions(
     found = [one for one in find_sessions() if not one.place.export]
     newest = sorted((path for one in found for path in one.files), key=lambda path: -path.stat().st_mtime)
     if not newest:
-        raise InputProblem("no session of a known agent was found", "name your trace files; `composer-rl traces find` says where it looks")
+        raise InputProblem("no session of a known agent was found", "name your trace files; `composer-rl traces find` "
+                           "says where it looks")
     taken, size = [], 0
     for path in newest:
         size += path.stat().st_size
@@ -169,8 +171,9 @@ def _short(path: Path) -> str:
 
 def _rows(found: list[Found]) -> Iterator[dict]:
     for one in found:
-        yield {"agent": one.place.agent, "sessions": len(one.files), "bytes": one.size, "newest": one.newest or None, "oldest": one.oldest or None,
-               "folder": str(one.root), "left_out": one.left_out, "export": one.place.export, "files": [str(path) for path in one.files]}
+        yield {"agent": one.place.agent, "sessions": len(one.files), "bytes": one.size, "newest": one.newest or None,
+               "oldest": one.oldest or None, "folder": str(one.root), "left_out": one.left_out,
+               "export": one.place.export, "files": [str(path) for path in one.files]}
 
 
 @traces_app.command("find")
@@ -198,7 +201,8 @@ def traces_find(as_json: AsJson = False):
         return
     table = Table("agent", "sessions", "size", "newest", "oldest", "where")
     for one in found:
-        known = [str(len(one.files)), _size(one.size), _age(one.newest), _age(one.oldest)] if one.files else ["0", "", "", ""]
+        known = ([str(len(one.files)), _size(one.size), _age(one.newest), _age(one.oldest)] if one.files
+                 else ["0", "", "", ""])
         table.add_row(*(printable(cell) for cell in (one.place.agent, *known, _short(one.root))))
     print_tables(table)
     for one in found:

@@ -28,12 +28,14 @@ from ..core.errors import InputProblem
 
 # %% ../../nbs/cli/04_hints.ipynb #86530f56
 Hints = Annotated[list[str], typer.Option("--hints", autocompletion=offer(lambda: ("template", "raw_error", "sibling", "sql")),
-                                          help="Hint layer, asked in the order given: template, raw_error, sibling, sql, or "
+                                          help="Hint layer, asked in the order given: template, raw_error, sibling, "
+                                          "sql, or "
                                                "package.module:layer of your own; may be given again.")]
 
 
-Judge = Annotated[str | None, typer.Option("--judge", metavar="URL", help="Ask a model at this OpenAI-compatible address about style, communication, effort "
-                                           "and wasteful exploration (see --detectors); answers are kept in out/judge. Needs --model.")]
+Judge = Annotated[str | None, typer.Option("--judge", metavar="URL", help="Ask a model at this OpenAI-compatible "
+                                           "address about style, communication, effort and wasteful exploration (see "
+                                           "--detectors); answers are kept in out/judge. Needs --model.")]
 JudgeModel = Annotated[str | None, typer.Option("--model", help="With --judge: the model's name there.")]
 
 
@@ -42,7 +44,8 @@ def asked_judge(url: str | None, model: str | None, price: list[str], key_env: s
     if url is None and model is None:
         return {}
     if not url or not model:
-        raise InputProblem("--judge and --model belong together", "give the address with --judge and the model's name with --model")
+        raise InputProblem("--judge and --model belong together", "give the address with --judge and the model's name "
+                           "with --model")
     from composer_replication.recipes.sources import JUDGE_CACHE, judge_of
     from composer_replication.replay.prices import parse_price, price_table
     ask = judge_of(f"{model}@{url}", key_env, price_table() | dict(map(parse_price, price)), spent)
@@ -65,12 +68,14 @@ def hint_layers(names: list[str], reading: TraceInput, judge: dict | None = None
     from composer_replication.traces.siblings import SiblingIndex
     usable = sorted(LAYERS.keys() - {"learned"} - (set() if judge else {"judge", "pattern_judge"}))
     if unknown := [name for name in names if ":" not in name and name not in usable]:
-        raise InputProblem(f"--hints: there is no layer {unknown[0]!r} here", f"use {', '.join(usable)}, or package.module:layer; judge and learned "
-                           "ask a model, which only a recipe names, or for judge --judge and --model of `hints list`")
+        raise InputProblem(f"--hints: there is no layer {unknown[0]!r} here",
+                           f"use {', '.join(usable)}, or package.module:layer; judge and learned ask a model, which "
+                           "only a recipe names, or for judge --judge and --model of `hints list`")
     siblings = SiblingIndex((trace for _, trace in reading.traces()), reading.find_sites())
     if not names and not judge:
         return default_composite(siblings=siblings)
-    return CompositeHintGenerator(make_layers(names or ["pattern_judge", "template", "raw_error", "sibling"], siblings=siblings, **judge or {}))
+    return CompositeHintGenerator(make_layers(names or ["pattern_judge", "template", "raw_error", "sibling"],
+                                              siblings=siblings, **judge or {}))
 
 
 def hinted_sites(
@@ -99,7 +104,8 @@ def hinted_sites(
                                     "lost_turns": turns, "lost_tokens": tokens}
 
 # %% ../../nbs/cli/04_hints.ipynb #ea557703
-hints_app = group("What would have helped: a hint for every error site, what hints are worth to a model, and a model that writes them.", "hints list")
+hints_app = group("What would have helped: a hint for every error site, what hints are worth to a model, and a model "
+                  "that writes them.", "hints list")
 
 # %% ../../nbs/cli/04_hints.ipynb #46a02cce
 MOST = 20  # most rows of a list without `--first`, and of the summary
@@ -121,8 +127,8 @@ def show_hints(
             error, wanted = row["error"] or "", row.get("wanted")
             machine += installation_fault(error)
             gist = one_line(exception_line(unwrap(error)) or error)  # the last line of a traceback
-            parts = {"action": row["action"], "error": gist if len(gist) <= ERROR else f"…{gist[1 - ERROR:]}", "caused here": row.get("blame"),
-                     "wanted, no hint": wanted, f"hint ({row['layer']})": row["hint"]}
+            parts = {"action": row["action"], "error": gist if len(gist) <= ERROR else f"…{gist[1 - ERROR:]}",
+                     "caused here": row.get("blame"), "wanted, no hint": wanted, f"hint ({row['layer']})": row["hint"]}
             cells = [f"{row['trace_id']}\nturn {row['message_index']}\n{row['kind']}",
                      "\n".join(f"{name}: {one_line(part)}" for name, part in parts.items() if part)]
             key = row["layer"] or ("wanted" if wanted else "no hint"), row["hint"] or wanted or ""
@@ -150,13 +156,14 @@ def show_hints(
             out.print(printable(fill(one_line(line, 300), out.width, initial_indent=indent, subsequent_indent=f"{indent}  ")))
         out.print()
     print_tables(listed, summary)
-    more = f"; {total - len(rows)} of them not listed" + ("" if first else f": --first {total} or --json lists all") if total > len(rows) else ""
+    more = (f"; {total - len(rows)} of them not listed" + ("" if first else f": --first {total} or --json lists all")
+            if total > len(rows) else "")
     out.print(", ".join(f"{layer}: {count}" for layer, count in layers.most_common()) + more)
     if layers["wanted"]:
         say(f"{layers['wanted']} of {total} failures were wanted, as the trace says itself: they get no hint")
     if machine:
-        say(f"{machine} of {total} say that something is not installed, or in another version: look whether that is the agent's doing before you "
-            "train on them")
+        say(f"{machine} of {total} say that something is not installed, or in another version: look whether that is "
+            "the agent's doing before you train on them")
     if total:
         say("Look at them on a page: composer-rl explore, with the same files")
     return total
@@ -193,7 +200,8 @@ def hints_list(files: Files = None, mine: Mine = False, as_json: AsJson = False,
     """
     counts, spent = Counter(), Counter()
     asked = asked_judge(judge, model, price, key_env, spent)
-    reading = TraceInput(my_sessions(files) if mine else given(files, twice=True), strict, tools, formats, detectors, blame)
+    reading = TraceInput(my_sessions(files) if mine else given(files, twice=True), strict, tools, formats, detectors,
+                         blame)
     sites, listed = hinted_sites(reading, hints, counts, asked), 0
     if as_json:
         for row in islice(sites, first):
@@ -203,7 +211,8 @@ def hints_list(files: Files = None, mine: Mine = False, as_json: AsJson = False,
         listed = show_hints(sites, first, counts)
         say(counted(counts))
     if asked:
-        say(f"the judge was asked {spent['calls']} times: {spent['prompt_tokens']:,} and {spent['completion_tokens']:,} tokens, ${spent['usd']:.4f}"
+        say(f"the judge was asked {spent['calls']} times: {spent['prompt_tokens']:,} and "
+            f"{spent['completion_tokens']:,} tokens, ${spent['usd']:.4f}"
             + (f"; {spent['failed']} times without an answer" if spent["failed"] else ""))
     if not listed:
         nothing_found(counts)
@@ -243,10 +252,10 @@ def begin_scoring(
         generator = hint_layers(hints, reading)
         cases = list(repairs(reading.again(), generator, left_out, reading.find_sites()))
         if not cases:
-            raise InputProblem("no error turn has a hint and a next action that worked, so that there is nothing to score",
-                               "name traces in which the agent recovered from an error")
-        limit = LengthLimit(settings["max_tokens"], "--max-tokens", "error turns with a hint and a next action that worked",
-                            positions(checkpoint.model.config))
+            raise InputProblem("no error turn has a hint and a next action that worked, so that there is nothing to "
+                               "score", "name traces in which the agent recovered from an error")
+        limit = LengthLimit(settings["max_tokens"], "--max-tokens",
+                            "error turns with a hint and a next action that worked", positions(checkpoint.model.config))
         cases, sites = within_limit(cases, checkpoint.tokenizer, limit, left_out), settings["sites"]
     limit.check()
     if limit.left_out:
@@ -271,7 +280,8 @@ def finish_scoring(
     from composer_replication.core.provenance import provenance
     found = list(found)
     if not found:
-        raise InputProblem(f"none of the error turns could be scored ({'; '.join(why for why, count in left_out.items() if count)})", "name other traces")
+        raise InputProblem(f"none of the error turns could be scored "
+                           f"({'; '.join(why for why, count in left_out.items() if count)})", "name other traces")
     write_jsonl(rows, map(row, found))
     made = provenance(files, model=settings["model"], seed=settings["seed"])
     return found, write_file(rows.with_name("report.html"), page(found, left_out, settings, made))
@@ -307,9 +317,11 @@ def hints_score(
     """
     files, left_out, model = given(files, twice=True), Counter(), model or "embedded"
     check_output(output, file=False)
-    settings = {"model": model, "files": [file.name for file in files], "sites": sites, "max_tokens": max_tokens, "seed": seed}
+    settings = {"model": model, "files": [file.name for file in files], "sites": sites, "max_tokens": max_tokens,
+                "seed": seed}
     settings |= {"hints": hints} if hints else {}
-    checkpoint, _, cases = begin_scoring(TraceInput(files, strict, tools, formats, detectors), model, None, chat_template, hints, settings, left_out)
+    checkpoint, _, cases = begin_scoring(TraceInput(files, strict, tools, formats, detectors), model, None,
+                                         chat_template, hints, settings, left_out)
     from composer_replication.experiments.hint_score import score_sites
     from composer_replication.report.train import duration
     from composer_replication.report.hint_scores import hint_scores_page, score_json, score_tables, site_json, verdict
@@ -319,13 +331,15 @@ def hints_score(
         def scored(done, of, read, tokens):
             if done and begun:  # the first trace allows an estimate for the others
                 speed = read / (time.monotonic() - begun.pop())
-                say(f"{speed:,.0f} tokens a second; {of - done} error turns, {tokens - read:,} tokens, are left: about {duration(round((tokens - read) / speed))}")
+                say(f"{speed:,.0f} tokens a second; {of - done} error turns, {tokens - read:,} tokens, are left: about "
+                    f"{duration(round((tokens - read) / speed))}")
             elif not done:
                 begun.append(time.monotonic())
             doing("scoring error turns", done, of)
 
         scores = score_sites(checkpoint.model, checkpoint.tokenizer, cases, max_tokens, seed, left_out, scored)
-        scores, report = finish_scoring(scores, site_json, hint_scores_page, left_out, settings, files, output / "scores.jsonl")
+        scores, report = finish_scoring(scores, site_json, hint_scores_page, left_out, settings, files,
+                                        output / "scores.jsonl")
     if as_json:
         return emit(score_json(scores, left_out, settings))
     print_tables(*score_tables(scores))

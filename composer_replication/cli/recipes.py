@@ -29,8 +29,8 @@ def recipe_row(name: str, text: str) -> dict:
     values = yaml.safe_load(text)
     about = re.split(r"\s*(?:composer-rl|accelerate launch) ", comment)[0]
     not_run = re.findall(r"NOT RUN\b[^:;.()]*", comment)
-    return {"name": name, "model": values.get("model"), "task": values.get("task"), "about": about, "not_run": bool(not_run),
-            "run": not_run[-1].strip().replace("NOT RUN", "not run") if not_run else "yes"}
+    return {"name": name, "model": values.get("model"), "task": values.get("task"), "about": about,
+            "not_run": bool(not_run), "run": not_run[-1].strip().replace("NOT RUN", "not run") if not_run else "yes"}
 
 # %% ../../nbs/cli/10_recipes.ipynb #bc33a51b
 @recipes_app.command("list")
@@ -93,6 +93,7 @@ def recipes_new(
     from composer_replication.recipes.recipe_file import new_recipe
     if file.exists():
         raise InputProblem("this file exists", "name another one, or remove it", str(file))
-    write_file(file, new_recipe(model or EMBEDDED, traces or [], tasks, str(Path("out") / file.stem), agent, agent_path))
+    write_file(file, new_recipe(model or EMBEDDED, traces or [], tasks, str(Path("out") / file.stem), agent,
+                                agent_path))
     emit({"recipe": str(file)}) if as_json else out.print(printable(f"{file} is written."))
     say(f"Next: composer-rl train --config {shlex.quote(str(file))} --dry-run")

@@ -41,24 +41,29 @@ def _estimate(reading, panel, path, which, tokenizer, as_json):
         warn("tokens are counted as four bytes each; give --tokenizer NAME_OR_FOLDER to count them.")
     with working("reading traces"), Ledger(path) if path.exists() else nullcontext() as ledger:
         own = None if tokenizer is None else _tokenizer(tokenizer)
-        count = lambda text: len(own.encode(text, add_special_tokens=False)) if own else -(-len(text.encode("utf-8", "replace")) // 4)
+        count = (lambda text: len(own.encode(text, add_special_tokens=False)) if own
+                 else -(-len(text.encode("utf-8", "replace")) // 4))
         rows = estimate_replay((trace for _, trace in reading.traces()), panel, count, ledger, which)
-    table = Table("teacher", "calls", "known", "prompt tokens", "of them seen before", "answer tokens", "$", "$ with prompt caching", "$ at most",
-                  title="Estimate: no teacher was asked")
+    table = Table("teacher", "calls", "known", "prompt tokens", "of them seen before", "answer tokens", "$",
+                  "$ with prompt caching", "$ at most", title="Estimate: no teacher was asked")
     for row, endpoint in zip(rows, panel):
         if as_json:
             emit(vars(row) | {"model": endpoint.model, "price_dated": endpoint.price.dated, "price_source": endpoint.price.source})
-        table.add_row(printable(row.teacher), *(f"{n:,}" for n in (row.calls, row.known, row.prompt_tokens, row.cached_tokens, row.completion_tokens)),
+        table.add_row(printable(row.teacher),
+                      *(f"{n:,}" for n in (row.calls, row.known, row.prompt_tokens, row.cached_tokens, row.completion_tokens)),
                       *(f"{usd:,.2f}" for usd in (row.usd, row.cached_usd, row.most_usd)))
     if not as_json:
         print_tables(table)
         for endpoint in panel:
-            out.print(f"{printable(endpoint.model)}: ${endpoint.price.prompt:g} and ${endpoint.price.completion:g} per million tokens, "
-                      f"{endpoint.price.dated or 'no date'}, {printable(endpoint.price.source or 'no source')}")
+            out.print(f"{printable(endpoint.model)}: ${endpoint.price.prompt:g} and ${endpoint.price.completion:g} per "
+                      f"million tokens, {endpoint.price.dated or 'no date'}, "
+                      f"{printable(endpoint.price.source or 'no source')}")
 
 # %% ../../nbs/cli/02_replay.ipynb #44f98c7e
-Prices = Annotated[list[str], typer.Option("--price", help="MODEL=IN,OUT[,CACHED] in dollars per million tokens, for models that the table lacks.")]
-KeyEnv = Annotated[str | None, typer.Option("--key-env", help="Environment variable with the key for other addresses than OpenRouter's.")]
+Prices = Annotated[list[str], typer.Option("--price", help="MODEL=IN,OUT[,CACHED] in dollars per million tokens, for "
+                                           "models that the table lacks.")]
+KeyEnv = Annotated[str | None, typer.Option("--key-env", help="Environment variable with the key for other addresses "
+                                            "than OpenRouter's.")]
 
 # %% ../../nbs/cli/02_replay.ipynb #bc54a561
 @plainly
@@ -103,7 +108,8 @@ def replay(
     from composer_replication.replay.vote import Bill, make_gate, run_replay
     from composer_replication.traces.siblings import failed_turns
     panel = parse_panel(teachers, price, key_env, max_tokens)
-    turns = lambda trace: sorted(failed_turns(trace, find_sites(trace)) & set(asked_turns(trace))) if only_errors else None
+    turns = (lambda trace: sorted(failed_turns(trace, find_sites(trace)) & set(asked_turns(trace)))
+             if only_errors else None)
     wanted = None if estimate else make_gate(gate, {e.name: e.price for e in panel}, min_votes)
     reading = TraceInput(given(files, twice=True), formats=formats, detectors=detectors)
     find_sites = reading.find_sites()
@@ -116,10 +122,11 @@ def replay(
     answers = itertools.count(1)
     with Ledger(ledger, budget_usd) as book, working("asking") as doing:
         doing("asking", 0, states * len(panel))
-        advance = lambda name, result: doing(f"asking, ${book.spent().total_usd:.4f}" if err.is_terminal else "asking", next(answers), states * len(panel))
+        advance = lambda name, result: doing(f"asking, ${book.spent().total_usd:.4f}" if err.is_terminal else "asking",
+                                             next(answers), states * len(panel))
         with TeacherPool(panel, book, concurrency, timeout, tries, max_wall, advance) as pool:
-            for replayed in run_replay((trace for _, trace in reading.traces()), pool.teachers, wanted, turns, lambda: not pool.stopped,
-                                       at_once=4 * concurrency):
+            for replayed in run_replay((trace for _, trace in reading.traces()), pool.teachers, wanted, turns,
+                                       lambda: not pool.stopped, at_once=4 * concurrency):
                 made = replayed.pairs(min_votes)
                 bill.add(replayed, len(made), min_votes)
                 examples += place_pairs(made, [replayed.trace]) if pairs else []
@@ -132,10 +139,11 @@ def replay(
         from composer_replication.report.replay import write_replay
         write_replay(replays, report, min_votes)
     again = f"{open_} states lack answers; run the same command again to go on"
-    stopped = "" if not open_ else again if not why else f"{why}; {again}" if "wall time" in why else f"{why} ({open_} states lack answers)"
-    summary = {"states": states, "finished": bill.finished, "calls": pool.calls, "pairs": bill.pairs, "votes": dict(bill.verdicts),
-               "spent_usd": round(spent.total_usd, 6), "lost_usd": round(spent.lost_usd, 6), "seconds": round(time.monotonic() - began, 2),
-               "stopped": stopped}
+    stopped = ("" if not open_ else again if not why else f"{why}; {again}" if "wall time" in why
+               else f"{why} ({open_} states lack answers)")
+    summary = {"states": states, "finished": bill.finished, "calls": pool.calls, "pairs": bill.pairs,
+               "votes": dict(bill.verdicts), "spent_usd": round(spent.total_usd, 6),
+               "lost_usd": round(spent.lost_usd, 6), "seconds": round(time.monotonic() - began, 2), "stopped": stopped}
     for why in halted:
         warn(why)
     for name, problems in bill.problems.items():
@@ -151,8 +159,10 @@ def replay(
         print_tables(table)
         votes = ", ".join(f"{n} {verdict}" for verdict, n in sorted(summary["votes"].items()))
         out.print(printable(
-            f"{bill.finished} of {states} states have all their answers ({votes or 'none'}); {bill.pairs} pairs" + (f" in {pairs}" if pairs else "")
-            + f"; {pool.calls} calls; the ledger holds ${spent.total_usd:.4f}, of which ${spent.lost_usd:.4f} for calls that brought no answer"))
+            f"{bill.finished} of {states} states have all their answers ({votes or 'none'}); {bill.pairs} "
+            "pairs" + (f" in {pairs}" if pairs else "")
+            + f"; {pool.calls} calls; the ledger holds ${spent.total_usd:.4f}, of which ${spent.lost_usd:.4f} for "
+            "calls that brought no answer"))
     if stopped:
         err.print(f"[yellow]stopped:[/] {printable(stopped)}")
         raise typer.Exit(ExitCode.STOPPED)
@@ -194,7 +204,8 @@ def pairs(
     try:
         held = orjson.loads(held_out.read_bytes()) if held_out else {}
     except (OSError, orjson.JSONDecodeError) as error:
-        raise InputProblem(f"the held-out tasks cannot be read ({error})", "name a JSON object of task ids and prompts", str(held_out)) from None
+        raise InputProblem(f"the held-out tasks cannot be read ({error})", "name a JSON object of task ids and prompts",
+                           str(held_out)) from None
     if not isinstance(held, dict) or not all(isinstance(prompt, str) for prompt in held.values()):
         raise InputProblem("these are no held-out tasks", "name a JSON object of task ids and prompts", str(held_out))
     files = given(files, twice=bool(make))
@@ -204,14 +215,16 @@ def pairs(
             traces = [trace for _, trace in reading.traces()]
             examples = place_pairs((pair for of_trace in free_pairs(traces, make, reading.find_sites()) for pair in of_trace), traces)
             if not examples:
-                raise InputProblem(f"none of the {len(traces)} traces holds a pair by {' or '.join(make)}", "name other traces, or ask teachers with replay")
+                raise InputProblem(f"none of the {len(traces)} traces holds a pair by {' or '.join(make)}",
+                                   "name other traces, or ask teachers with replay")
         else:
             examples = [example for file in files for example in read_pairs(file)]
         say_what(f"comparing {len(examples)} pairs")
         if model is None:
             from composer_replication.envs.toy.model import embedded_tokenizer
             warn("Tokens and the chat template are those of the embedded toy model; pass --model with yours.")
-        kept, report = normalise_pairs(examples, embedded_tokenizer() if model is None else _tokenizer(model), held, max_tokens, near=near)
+        kept, report = normalise_pairs(examples, embedded_tokenizer() if model is None else _tokenizer(model), held,
+                                       max_tokens, near=near)
         write_pairs(kept, output)
     if as_json:
         emit({"given": report.given, "kept": report.kept, **report.counts})

@@ -75,7 +75,8 @@ def rules_of(
     return sorted((rule for rule in rules.values() if rule.failed >= least), key=lambda rule: (rule.fact, -rule.failed))
 
 # %% ../../nbs/cli/18_rules.ipynb #71e81111
-BEGIN, END = "<!-- composer-rl hints rules: begin; written anew between these two lines -->", "<!-- composer-rl hints rules: end -->"
+BEGIN, END = ("<!-- composer-rl hints rules: begin; written anew between these two lines "
+              "-->", "<!-- composer-rl hints rules: end -->")
 
 
 def rules_text(

@@ -6,6 +6,7 @@
 __all__ = ['serve_app', 'KeyEnv', 'serve_until_signal', 'serve_model', 'serve_teachers']
 
 # %% ../../nbs/cli/09_serve.ipynb #247ea7d8
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -59,6 +60,8 @@ def serve_model(
     timeout: Annotated[float, typer.Option(min=1, help="Seconds in which an answer must have come; else 504.")] = 600.0,
     api_key_env: KeyEnv = None,
     record: Annotated[Path | None, typer.Option(help="Where to keep each episode as a trace that `train` takes: a folder.")] = None,
+    vllm: Annotated[str | None, typer.Option(metavar="URL", help="A vLLM server that samples; CHECKPOINT gives tokenizer and template alone. "
+                                             "Its key is read from VLLM_API_KEY.")] = None,
     template: ChatTemplate = None,
     seed: Seed = 0,
     as_json: AsJson = False,
@@ -75,6 +78,8 @@ def serve_model(
     `composer-rl serve model out/mine/checkpoint-200 --name mine --port 0 --json`
 
     `composer-rl serve model out/mine --record out/episodes`
+
+    `composer-rl serve model out/mine --record out/episodes --vllm http://127.0.0.1:8000`
     """
     from composer_replication.recipes.models import find_model
     with working("loading PyTorch") as say_what:
@@ -83,7 +88,7 @@ def serve_model(
         key = server_key(api_key_env)
         if record and not key and host not in ("127.0.0.1", "::1", "localhost"):
             raise ServeProblem(f"with --record anybody who reaches {host} could write and score traces", "name the server's key by --api-key-env")
-        from composer_replication.recipes.checkpoint import load_checkpoint
+        from composer_replication.recipes.checkpoint import load_checkpoint, served_checkpoint
         from composer_replication.recipes.models import chat_template
         from composer_replication.rollout.endpoint import foreign_episodes, serve_recorder
         from composer_replication.rollout.policies import TransformersPolicy
@@ -92,9 +97,13 @@ def serve_model(
         from composer_replication.tree.positions import positions
         written = template and chat_template(template)
         say_what(f"loading {checkpoint}")
-        loaded, name = load_checkpoint(checkpoint, written), name or checkpoint
-    policy = TransformersPolicy(loaded.model, loaded.tokenizer, name)
-    with Recorder(policy, seed, tokens, Sampling(temperature), positions=positions(loaded.model.config)) as recorder:
+        name = name or checkpoint
+        if vllm:
+            policy, longest = served_checkpoint(checkpoint, vllm, os.environ.get("VLLM_API_KEY", ""), written), None
+        else:
+            loaded = load_checkpoint(checkpoint, written)
+            policy, longest = TransformersPolicy(loaded.model, loaded.tokenizer, name), positions(loaded.model.config)
+    with Recorder(policy, seed, tokens, Sampling(temperature), positions=longest) as recorder:
         served = serve_recorder(recorder, foreign_episodes(record, name), name, host, port, key, False, at_once, timeout)
         serve_until_signal(served, lambda url: (f"Serving {name} at {url}/v1. Ctrl-C ends it.", {"url": f"{url}/v1", "model": name}), as_json)
 

@@ -20,7 +20,8 @@ from rich.table import Column, Table
 from .console import (AsJson, ExitCode, Seed, check_output, emit, fail, group, out, plainly, print_tables, printable, say, warn, working)
 
 # %% ../../nbs/cli/01_tasks.ipynb #070672c0
-tasks_app = group("Feature Deletion: tasks from real repositories, checked, shown without the solution.", "tasks make boltons --per-package 5")
+tasks_app = group("Feature Deletion: tasks from real repositories, checked, shown without the solution.",
+                  "tasks make boltons --per-package 5")
 
 TaskFile = Annotated[Path, typer.Argument(metavar="TASKS", help="A file of tasks, as `composer-rl tasks make` writes it.")]
 
@@ -69,11 +70,13 @@ def make(
     """
     from composer_replication.envs.deletion.tasks.make import Settings, make_tasks
     from composer_replication.envs.deletion.tasks.select import CLASSES
-    settings = Settings(per_package, tuple(kind.value for kind in Kind if kind in granularity), mode, seed, CLASSES[least])
+    settings = Settings(per_package, tuple(kind.value for kind in Kind if kind in granularity), mode, seed,
+                        CLASSES[least])
     check_output(output)
     with working("making tasks") as tell:
         reports = make_tasks(packages, output, settings, jobs, minutes=minutes, on_report=lambda report: tell(
-            f"{report.source or report.spec}: {report.stage}, {report.tried} tried, {report.kept} kept{report.last and f'; {report.last}'}"))
+            f"{report.source or report.spec}: {report.stage}, {report.tried} tried, {report.kept} "
+            f"kept{report.last and f'; {report.last}'}"))
     show_reports(reports, as_json)
     if stopped := [report for report in reports if report.stage == "stopped"]:
         left = sum(max(report.candidates - report.tried, 0) for report in stopped)
@@ -82,7 +85,8 @@ def make(
     if not any(report.kept for report in reports):
         fail("no task could be made")
     if not as_json:
-        say(f"Next: composer-rl tasks show {output} {read_task_file(output)[0][0].task_id}\n      composer-rl tasks validate {output}")
+        say(f"Next: composer-rl tasks show {output} {read_task_file(output)[0][0].task_id}\n      composer-rl tasks "
+            f"validate {output}")
 
 # %% ../../nbs/cli/01_tasks.ipynb #e1bd6bcc
 def stage_table(
@@ -104,10 +108,11 @@ def summary(
     "Summarise all validations in one line."
     judged = [result for result in results if result.oracle]
     times = sorted(s for result in judged for s in result.seconds)
-    return (f"{len(results)} tasks, {sum(not r.problems for r in results)} sound; the original rewarded {oracles} times of {oracles}: "
-            f"{sum(set(r.oracle) == {1.0} for r in judged)} of {len(judged)}; nothing rewarded: {sum(r.empty > 0 for r in judged)}; "
-            f"a trivial body rewarded: {sum(r.trivial > 0 for r in judged)}"
-            + (f"; the judge takes {times[len(times) // 2]:.2f} s (median), {times[int(len(times) * 0.95)]:.2f} s (p95)" if times else ""))
+    return (f"{len(results)} tasks, {sum(not r.problems for r in results)} sound; the original rewarded {oracles} "
+            f"times of {oracles}: {sum(set(r.oracle) == {1.0} for r in judged)} of {len(judged)}; nothing rewarded: "
+            f"{sum(r.empty > 0 for r in judged)}; a trivial body rewarded: {sum(r.trivial > 0 for r in judged)}"
+            + (f"; the judge takes {times[len(times) // 2]:.2f} s (median), {times[int(len(times) * 0.95)]:.2f} s "
+               "(p95)" if times else ""))
 
 # %% ../../nbs/cli/01_tasks.ipynb #946ea28a
 @tasks_app.command()
@@ -181,7 +186,8 @@ def _size(task):
 
 
 _COLUMNS = {"task": lambda task: task.task_id, "kind": lambda task: task.granularity, "mode": lambda task: task.mode,
-            "definitions": lambda task: len(task.deleted_symbols), "lines": lambda task: task.difficulty.get("lines", ""), "size": _size,
+            "definitions": lambda task: len(task.deleted_symbols),
+            "lines": lambda task: task.difficulty.get("lines", ""), "size": _size,
             "failing tests": lambda task: len(task.fail_to_pass), "hidden tests": lambda task: len(task.hidden_tests),
             "held-out inputs": held_out_inputs}
 
@@ -202,7 +208,8 @@ def show(
     `composer-rl tasks show tasks.jsonl strutils.slugify`
     """
     tasks = read_task_file(file)[0]
-    chosen = [task for task in tasks if task.task_id == task_id] or [task for task in tasks if (task_id or "") in task.task_id]
+    chosen = ([task for task in tasks if task.task_id == task_id]
+              or [task for task in tasks if (task_id or "") in task.task_id])
     if not chosen:
         fail(f"{file} holds no task {task_id}: list them with `composer-rl tasks show {file}`")
     if as_json:
@@ -223,7 +230,8 @@ def show_task(task) -> None:
     "Print one task: only numbers and what an agent may know."
     from composer_replication.envs.deletion.tasks.make import DIFFICULTY
     lines = {name: " ".join(value) if isinstance(value := getattr(task, name), tuple) else value for name in _SHOWN}
-    for name, value in (lines | {"hidden tests": len(task.hidden_tests), "held-out inputs": held_out_inputs(task), "difficulty": ""}).items():
+    for name, value in (lines | {"hidden tests": len(task.hidden_tests), "held-out inputs": held_out_inputs(task),
+                                 "difficulty": ""}).items():
         out.print(f"[bold]{name}[/] {printable(value)}")
     table = Table.grid(Column(no_wrap=True), Column(no_wrap=True, justify="right"), Column(), padding=(0, 2))
     for name, figure in task.difficulty.items():

@@ -65,9 +65,11 @@ def hollow(
     counts: Mapping,  # of `tally`
 ) -> str | None:
     "What is missing in all that was read, with the way out; None where nothing is."
-    way = "if they are there, they are written in a way that is not known: register a format of your own (docs/guides/my-traces.md)"
+    way = ("if they are there, they are written in a way that is not known: register a format of your own "
+           "(docs/guides/my-traces.md)")
     if counts["answers"] >= MANY and not counts["calls"] and not counts["results"]:
-        return f"{counts['answers']:,} answers of the assistant hold no tool call and no result; {way}, else name traces of an agent that uses tools"
+        return (f"{counts['answers']:,} answers of the assistant hold no tool call and no result; {way}, else name "
+                "traces of an agent that uses tools")
     if counts["calls"] >= MANY and not counts["results"]:
         return f"none of {counts['calls']:,} calls has a result; {way}, else record the results: failures show there"
     if counts["results"] >= MANY and counts["loose"] == counts["results"]:
@@ -77,14 +79,16 @@ def hollow(
 
 def counted(counts: Mapping) -> str:
     "What was read, in one line."
-    return (f"{counts['calls']:,} calls read, {counts['unanswered']:,} without a result; {counts['results']:,} results, {counts['loose']:,} without a call")
+    return (f"{counts['calls']:,} calls read, {counts['unanswered']:,} without a result; {counts['results']:,} "
+            f"results, {counts['loose']:,} without a call")
 
 
 def nothing_found(counts: Mapping) -> None:
     "Say that no error turn was found in what was read; an error where it is hollow."
     if why := hollow(counts):
         fail(why)
-    warn(f"no error turn was found ({counted(counts)}); if you know of failures, write a detector: docs/guides/my-traces.md")
+    warn(f"no error turn was found ({counted(counts)}); if you know of failures, write a detector: "
+         "docs/guides/my-traces.md")
 
 # %% ../../nbs/cli/03_traces.ipynb #f3388b2e
 UNKNOWN_ROLE = re.compile(r"role '(.*)' is unknown")
@@ -96,7 +100,8 @@ def file_counts(reading: TraceInput) -> Iterator[dict]:
     from composer_replication.traces.read import tally
     find_sites = reading.find_sites()
     zero = {name: 0 for name in ("turns", "answers", "calls", "results", "unanswered", "loose")}
-    counts = {str(file): {"file": str(file), "traces": 0} | zero | {"sites": Counter(), "problems": 0, "roles": Counter()} for file in reading.files}
+    counts = {str(file): {"file": str(file), "traces": 0} | zero
+              | {"sites": Counter(), "problems": 0, "roles": Counter()} for file in reading.files}
     reported: Counter = Counter()
 
     def problem(what):

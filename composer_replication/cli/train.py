@@ -44,10 +44,11 @@ def _warn_of_toy(recipe) -> None:
     "Warn if the embedded model is to be trained on tasks that it cannot do."
     from composer_replication.recipes.models import EMBEDDED
     a = recipe.arguments
-    foreign = [f"task {a.task!r}"] * (a.task not in (None, "toy")) + ["these traces"] * (a.traces not in (None, [EMBEDDED]))
+    foreign = ([f"task {a.task!r}"] * (a.task not in (None, "toy"))
+               + ["these traces"] * (a.traces not in (None, [EMBEDDED])))
     if a.model == EMBEDDED and foreign:
-        warn(f"the embedded model knows the toy world alone: with {' and '.join(foreign)} it tries out the parts and learns nothing; "
-             "name another by --set model=smollm2, a folder or a hub id")
+        warn(f"the embedded model knows the toy world alone: with {' and '.join(foreign)} it tries out the parts and "
+             "learns nothing; name another by --set model=smollm2, a folder or a hub id")
 
 # %% ../../nbs/cli/05_train.ipynb #70e7df66
 def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
@@ -156,7 +157,8 @@ def train(
     `composer-rl train --config toy --islands 2 --set diloco_every=5`
     """
     if sum(given is not None for given in (islands, island, queue)) > 1:
-        raise ValueError("--islands starts islands, --island is one of them, and --queue has generators of its own; give one of the three.")
+        raise ValueError("--islands starts islands, --island is one of them, and --queue has generators of its own; "
+                         "give one of the three.")
     if exchange is not None and islands is None and island is None:
         raise ValueError("--exchange is for islands; give --islands N, or --island K, too.")
     from composer_replication.recipes.models import find_model
@@ -170,7 +172,8 @@ def train(
     find_model(recipe.arguments.model)
     if islands is not None:
         sets = [word for text in settings or [] for word in ("--set", text)]
-        return plugin("train", "islands").start_islands(recipe, islands, exchange, ["--config", config, *sets, *(["--json"] if as_json else [])])
+        return plugin("train", "islands").start_islands(recipe, islands, exchange,
+                                                        ["--config", config, *sets, *(["--json"] if as_json else [])])
     result = _run(recipe, as_json, island, queue, exchange)
     if _is_first():
         from composer_replication.report.train import next_command

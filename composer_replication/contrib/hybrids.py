@@ -103,7 +103,8 @@ LAYERS = {"full_attention": DynamicLayer, "sliding_attention": DynamicLayer, "li
 def state_problem(model: PreTrainedModel) -> str | None:
     "Return a clause that says why branches cannot start from this model's states; None if they can, or if it has no states."
     types, mixers, name = layer_types(model.config.get_text_config()), state_mixers(model), type(model).__name__
-    other, keeping = set(types) - set(LAYERS), {i for i, t in enumerate(types) if issubclass(LAYERS.get(t, DynamicLayer), _Replaces)}
+    other, keeping = set(types) - set(LAYERS), {i for i, t in enumerate(types)
+                                                if issubclass(LAYERS.get(t, DynamicLayer), _Replaces)}
     if other or keeping != set(mixers) or (getattr(model, "_is_stateful", False) and not mixers):
         return f"{name} keeps a state that only itself can read ({', '.join(sorted(other or set(types)))})"
     if not all(map(_resumes, mixers.values())):
@@ -147,11 +148,13 @@ def _read_trunk(cuts, layer, forward, hidden_states, *, attention_mask=None, **o
     edges, out, kept = [*cuts.at, hidden_states.shape[1]], [], []
     for first, last in zip(edges, edges[1:]):
         if last > first:
-            read = forward(_segment(hidden_states, first, last), attention_mask=_segment(attention_mask, first, last), **others)
+            read = forward(_segment(hidden_states, first, last), attention_mask=_segment(attention_mask, first, last),
+                           **others)
             out.append(read[:, :last - first])
         if len(kept) < len(cuts.rows):
             kept.append([None if s is None else s[cuts.rows[len(kept)]] for s in layer.state])
-    layer.kept = tuple(None if s[0] is None else pad(torch.cat(s), [0, 0] * (s[0].dim() - 1) + [1, 0]) for s in zip(*kept))
+    layer.kept = tuple(None if s[0] is None else pad(torch.cat(s), [0, 0] * (s[0].dim() - 1) + [1, 0])
+                       for s in zip(*kept))
     layer.inputs, layer.state = hidden_states.flatten(0, 1)[cuts.tokens], (None, None)
     return torch.cat(out, 1)
 

@@ -109,7 +109,8 @@ async def train_with_actors(
         except Exception as error:
             if not _died(error):
                 raise
-            raise InputProblem("the trainer's process died", "look at its output; with resume=true it goes on from its last checkpoint") from None
+            raise InputProblem("the trainer's process died", "look at its output; with resume=true it goes on from its "
+                               "last checkpoint") from None
         finally:
             await asyncio.gather(*(mesh.stop() for mesh in meshes), return_exceptions=True)
     return checkpoint

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['COEFFICIENTS', 'HEADS', 'EXPERTS', 'newton_schulz', 'split_blocks', 'join_blocks', 'muon_step', 'BlockMuon',
-           'block_grids', 'muon_groups', 'MuonFactory', 'muon_and_settings']
+           'block_grids', 'muon_groups', 'MuonFactory', 'factory_and_settings', 'check_run', 'state_entries']
 
 # %% ../../nbs/contrib/00_muon.ipynb #36910361
 from collections.abc import Collection
@@ -96,7 +96,8 @@ class BlockMuon(torch.optim.Optimizer):
             state = self.state[weight]
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(weight)
-            muon_step(weight, state["momentum_buffer"], group["grid"], group["lr"], group["momentum"], group["weight_decay"])
+            muon_step(weight, state["momentum_buffer"], group["grid"], group["lr"], group["momentum"],
+                      group["weight_decay"])
 
     def _adamw(self, weights, group):
         for weight in weights:
@@ -105,8 +106,8 @@ class BlockMuon(torch.optim.Optimizer):
                 self.state[weight] = {"step": torch.tensor(0.0)} | moments
         first, second, steps = ([self.state[w][name] for w in weights] for name in ("exp_avg", "exp_avg_sq", "step"))
         beta1, beta2 = group["betas"]
-        adamw(weights, [w.grad for w in weights], first, second, [], steps, amsgrad=False, beta1=beta1, beta2=beta2, lr=group["lr"],
-              weight_decay=group["weight_decay"], eps=group["eps"], maximize=False)
+        adamw(weights, [w.grad for w in weights], first, second, [], steps, amsgrad=False, beta1=beta1, beta2=beta2,
+              lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"], maximize=False)
 
 # %% ../../nbs/contrib/00_muon.ipynb #fabe43ba
 HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads", "v_proj": "num_key_value_heads",
@@ -115,8 +116,8 @@ EXPERTS = {"gate_up_proj": (2, 1), "up_proj": (1, 1), "down_proj": (1, 1)}
 
 
 def _unknown(name, weight, known):
-    return InputProblem(f"optimizer='muon' knows {known}, and {name} {tuple(weight.shape)} is laid out otherwise; leave optimizer "
-                        "out for AdamW.")
+    return InputProblem(f"optimizer='muon' knows {known}, and {name} {tuple(weight.shape)} is laid out otherwise; "
+                        "leave optimizer out for AdamW.")
 
 
 def _attention_grid(name, weight, config):
@@ -139,7 +140,8 @@ def block_grids(
     for name, weight in model.named_parameters():
         path, _, leaf = name.rpartition(".")
         module = model.get_submodule(path)
-        linear = isinstance(module, torch.nn.Linear) and leaf == "weight" and module is not model.get_output_embeddings()
+        linear = (isinstance(module, torch.nn.Linear) and leaf == "weight"
+                  and module is not model.get_output_embeddings())
         if weight.ndim < 2 or not weight.requires_grad:
             continue
         if leaf in EXPERTS and weight.ndim == 3:
@@ -163,7 +165,8 @@ def muon_groups(
     for name, weight in model.named_parameters():
         if weight.requires_grad:
             groups.setdefault((grids.get(name), name in decays), []).append(weight)
-    return [{"params": weights, "grid": grid, "weight_decay": weight_decay * decay} for (grid, decay), weights in groups.items()]
+    return [{"params": weights, "grid": grid, "weight_decay": weight_decay * decay}
+            for (grid, decay), weights in groups.items()]
 
 
 class MuonFactory:
@@ -173,10 +176,31 @@ class MuonFactory:
         return BlockMuon(muon_groups(model, weight_decay, decays), **settings)
 
 
-def muon_and_settings(
+def factory_and_settings(
     config,  # transformers' `TrainingArguments`: learning rate, weight decay and AdamW's settings
     decays: Collection[str],  # as for `muon_groups`
 ) -> tuple[type[MuonFactory], dict]:
     "Return the factory and its settings for `Trainer.optimizer_cls_and_kwargs`."
     return MuonFactory, {"lr": config.learning_rate, "weight_decay": config.weight_decay, "decays": set(decays),
                          "betas": (config.adam_beta1, config.adam_beta2), "eps": config.adam_epsilon}
+
+# %% ../../nbs/contrib/00_muon.ipynb #10ea1c92
+def check_run(
+    adapter: bool,  # whether LoRA, or another adapter, is trained
+    shards: str | None,  # what shards the weights, such as FSDP2; None: each device holds them whole
+) -> None:
+    "Raise `InputProblem` where a run does not update whole weights on each device."
+    if adapter:
+        raise InputProblem("optimizer='muon' orthogonalises the update of whole weight matrices, and LoRA trains two "
+                           "thin factors of each; leave optimizer out for AdamW, or train all weights (use_peft: "
+                           "false).")
+    if shards:
+        raise InputProblem(f"optimizer='muon' reads whole heads and experts, and {shards} leaves each device a part of "
+                           "them; leave optimizer out for AdamW, or train without sharding.")
+
+
+def state_entries(model: PreTrainedModel) -> int:
+    "Count the numbers that the optimizer keeps: one buffer for each weight of Muon's, two moments for each of AdamW's."
+    grids = block_grids(model)
+    return sum((1 if name in grids else 2) * weight.numel() for name, weight in model.named_parameters()
+               if weight.requires_grad)

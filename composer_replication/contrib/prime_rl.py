@@ -42,7 +42,9 @@ def sdpo_loss(
     try:
         from prime_rl.trainer.rl.loss import LossOutputs
     except ImportError as error:
-        raise InputProblem(f"PRIME-RL cannot be imported ({error})", "run this loss inside PRIME-RL's own environment") from None
+        raise InputProblem(f"PRIME-RL cannot be imported ({error})",
+                           "run this loss inside PRIME-RL's own environment") from None
     policy, sdpo, tokens = loss_terms(inputs, **settings)
-    metrics = {"policy": policy.detach(), "sdpo": sdpo.detach() / max(tokens, 1), "sdpo_tokens": torch.tensor(float(tokens))}
+    metrics = {"policy": policy.detach(), "sdpo": sdpo.detach() / max(tokens, 1),
+               "sdpo_tokens": torch.tensor(float(tokens))}
     return LossOutputs(loss=policy + alpha_sdpo * sdpo, metrics=metrics)

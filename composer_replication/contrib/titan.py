@@ -35,8 +35,9 @@ def sdpo_total(
     if isinstance(logits, DTensor):
         raise InputProblem("the logits are sharded; give full ones (tensor_parallel_degree=1).")
     if logits.shape != teacher_logits.shape or not labels.shape == sdpo_mask.shape == generator_logprobs.shape == logits.shape[:-1]:
-        raise InputProblem(f"logits {tuple(logits.shape)}, teacher's {tuple(teacher_logits.shape)}, labels {tuple(labels.shape)}, sdpo_mask "
-                           f"{tuple(sdpo_mask.shape)} and generator_logprobs {tuple(generator_logprobs.shape)} are not aligned.")
+        raise InputProblem(f"logits {tuple(logits.shape)}, teacher's {tuple(teacher_logits.shape)}, labels "
+                           f"{tuple(labels.shape)}, sdpo_mask {tuple(sdpo_mask.shape)} and generator_logprobs "
+                           f"{tuple(generator_logprobs.shape)} are not aligned.")
     counted = sdpo_mask.bool() & torch.isfinite(generator_logprobs)
     student, ids = logits[counted], labels[counted]
     values = divergence(student, teacher_logits[counted], ids)
@@ -45,8 +46,8 @@ def sdpo_total(
 
 # %% ../../nbs/contrib/03_titan.ipynb #66fa07ca
 def _missing():
-    return InputProblem("TitanRL's PolicyTrainer passes no teacher; override forward_backward so that it passes teacher_logits, sdpo_mask and "
-                        "sdpo_tokens, or set alpha_sdpo=0.")
+    return InputProblem("TitanRL's PolicyTrainer passes no teacher; override forward_backward so that it passes "
+                        "teacher_logits, sdpo_mask and sdpo_tokens, or set alpha_sdpo=0.")
 
 # %% ../../nbs/contrib/03_titan.ipynb #944d6c24
 @cache
@@ -55,7 +56,8 @@ def sdpo_loss_class() -> type:
     try:
         from torchtitan.components.loss import BaseLoss
     except ImportError as error:
-        raise InputProblem(f"torchtitan cannot be imported ({error})", "install torchtitan==0.3.0 in an environment of its own") from None
+        raise InputProblem(f"torchtitan cannot be imported ({error})",
+                           "install torchtitan==0.3.0 in an environment of its own") from None
 
     class SDPOLoss(BaseLoss):
         "TitanRL's policy loss plus `alpha_sdpo` times SDPO's mean over the error turns' tokens."
@@ -72,20 +74,24 @@ def sdpo_loss_class() -> type:
 
         def __init__(self, config, *, compile_config=None):
             if config.divergence in SCHEDULED:
-                raise InputProblem(f"divergence={config.divergence!r} follows a schedule, which TitanRL does not have; use another.")
+                raise InputProblem(f"divergence={config.divergence!r} follows a schedule, which TitanRL does not have; "
+                                   "use another.")
             self.config, self.policy = config, config.policy.build(compile_config=compile_config)
-            self.divergence = named_divergence(config.divergence, Divergence(config.beta, support=config.support, top_k=config.top_k))
+            self.divergence = named_divergence(config.divergence,
+                                               Divergence(config.beta, support=config.support, top_k=config.top_k))
 
-        def __call__(self, logits, labels, global_valid_tokens=None, *, teacher_logits=None, sdpo_mask=None, sdpo_tokens=None, **inputs):
+        def __call__(self, logits, labels, global_valid_tokens=None, *, teacher_logits=None, sdpo_mask=None,
+                     sdpo_tokens=None, **inputs):
             loss, metrics = self.policy(logits, labels, global_valid_tokens, **inputs)
             if not self.config.alpha_sdpo:
                 return loss, metrics
             if teacher_logits is None or sdpo_mask is None or sdpo_tokens is None:
                 raise _missing()
-            total, tokens = sdpo_total(logits, labels, teacher_logits, sdpo_mask, inputs["generator_logprobs"], self.divergence,
-                                       self.config.importance_clip)
+            total, tokens = sdpo_total(logits, labels, teacher_logits, sdpo_mask, inputs["generator_logprobs"],
+                                       self.divergence, self.config.importance_clip)
             mean = total / max(sdpo_tokens, 1)
             share = loss.detach().new_tensor(tokens / max(sdpo_tokens, 1))
-            return loss + self.config.alpha_sdpo * mean, metrics | {"sdpo/mean": mean.detach(), "sdpo/counted_frac": share}
+            return (loss + self.config.alpha_sdpo * mean, metrics
+                    | {"sdpo/mean": mean.detach(), "sdpo/counted_frac": share})
 
     return SDPOLoss

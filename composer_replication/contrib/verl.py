@@ -42,8 +42,8 @@ def teacher_rows(
     for turn in turns:
         there, here = (slice(start, start + turn.length) for start in (turn.hinted_start, turn.start))
         if turn.start < 1 or turn.hinted_start < 1 or list(turn.hinted_ids[there]) != list(token_ids[here]):
-            raise InputProblem(f"the error turn at token {turn.start} is not at token {turn.hinted_start} of what the teacher read; give the "
-                               "same tokens on both sides.")
+            raise InputProblem(f"the error turn at token {turn.start} is not at token {turn.hinted_start} of what the "
+                               "teacher read; give the same tokens on both sides.")
         rows, places = slice(there.start - 1, there.stop - 1), slice(here.start - 1, here.stop - 1)
         ids[places], logprobs[places] = turn.top_ids[rows].to(ids.dtype), turn.top_logprobs[rows].to(logprobs.dtype)
     return ids, logprobs
@@ -63,9 +63,11 @@ def sdpo_topk(
     if teacher_logprobs.shape[-1] < 2:
         raise InputProblem("topk=1: rows without a teacher could not be told from a certain teacher; use 2 or more.")
     if teacher_logprobs.shape != teacher_ids.shape or teacher_ids.shape[:-1] != student_logits.shape[:-1]:
-        raise InputProblem(f"teacher {tuple(teacher_logprobs.shape)} and student {tuple(student_logits.shape)} are not aligned.")
+        raise InputProblem(f"teacher {tuple(teacher_logprobs.shape)} and student {tuple(student_logits.shape)} are not "
+                           "aligned.")
     taught = (teacher_logprobs < 0).any(-1)
-    values = teacher_top_k_terms(student_logits[taught], teacher_logprobs[taught], teacher_ids[taught], Divergence(beta))
+    values = teacher_top_k_terms(student_logits[taught], teacher_logprobs[taught], teacher_ids[taught],
+                                 Divergence(beta))
     return {"distillation_losses": reduce_tokens(values, taught, "none"), "sdpo_taught": taught.to(values.dtype)}
 
 # %% ../../nbs/contrib/01_verl.ipynb #6517b0a1
@@ -82,16 +84,18 @@ def sdpo_loss(
     "A `DistillationLossFn` of verl 0.9.1. Raises `InputProblem` where verl did not compute our divergence, or would not use its gradient."
     from verl.workers.utils.padding import no_padding_2_padding
     if "sdpo_taught" not in model_output:
-        raise InputProblem(f"verl computed its own top-k loss instead of ours (strategy={config.strategy!r}); use fsdp or fsdp2 without "
-                           "fused kernels, and set VERL_USE_EXTERNAL_MODULES in every process.")
+        raise InputProblem(f"verl computed its own top-k loss instead of ours (strategy={config.strategy!r}); use fsdp "
+                           "or fsdp2 without fused kernels, and set VERL_USE_EXTERNAL_MODULES in every process.")
     if distillation_config.distillation_loss.use_policy_gradient:
-        raise InputProblem("use_policy_gradient=True would reduce the divergence to one number a token; set it to False.")
+        raise InputProblem("use_policy_gradient=True would reduce the divergence to one number a token; set it to "
+                           "False.")
     losses, taught = (no_padding_2_padding(model_output[name], data) for name in ("distillation_losses", "sdpo_taught"))
     mask = _padded(data["response_mask"]).bool()
     counted = mask & taught.bool()
     if "log_probs" in model_output:
         logprobs = no_padding_2_padding(model_output["log_probs"], data)
-        losses = losses * importance_weights(logprobs, _padded(data["old_log_probs"]), IMPORTANCE_CLIP).masked_fill(~counted, 0.0)
+        losses = losses * importance_weights(logprobs, _padded(data["old_log_probs"]),
+                                             IMPORTANCE_CLIP).masked_fill(~counted, 0.0)
     return losses, {"distillation/sdpo_tokens": counted.sum().item(),
                     "distillation/sdpo_share": counted.sum().item() / max(mask.sum().item(), 1)}
 
@@ -107,7 +111,8 @@ def policy_loss(
 ) -> tuple[torch.Tensor, dict]:  # scalar, and metrics
     "A `PolicyLossFn` of verl 0.9.1 (`trainer/ppo/core_algos.py`): the clipped surrogate of TRL's Dr.GRPO, aggregated by verl."
     from verl.trainer.ppo.core_algos import agg_loss
-    low, high = (config.clip_ratio if bound is None else bound for bound in (config.clip_ratio_low, config.clip_ratio_high))
+    low, high = (config.clip_ratio if bound is None else bound
+                 for bound in (config.clip_ratio_low, config.clip_ratio_high))
     terms = clipped_terms(log_prob, old_log_prob, advantages, low, high)
     if rollout_is_weights is not None:
         terms = terms * rollout_is_weights
@@ -141,8 +146,9 @@ def register() -> None:
         from verl.trainer.distillation.fsdp import losses as logits_step
         from verl.trainer.ppo.core_algos import register_policy_loss
     except ImportError as error:
-        raise InputProblem(f"verl's losses cannot be imported ({error})", "install verl==0.9.1 in an environment of its own; it needs "
-                           "transformers below 5.11") from None
+        raise InputProblem(f"verl's losses cannot be imported ({error})",
+                           "install verl==0.9.1 in an environment of its own; it needs transformers below "
+                           "5.11") from None
     if "composer_sdpo" in losses.DISTILLATION_LOSS_REGISTRY:
         return
     losses.register_distillation_loss(losses.DistillationLossSettings(names=list(BETAS), use_topk=True))(sdpo_loss)

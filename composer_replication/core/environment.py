@@ -32,10 +32,11 @@ from .trace import ToolCall
 class Environment(Protocol):
     """An environment plays one task at a time; an instance is used again after another `reset`.
 
-    If it limits its own steps, it may give the limits in seconds as `reset_s`, `call_s` and `reward_s`, see `step_limit`. A method `state`
-    may return what its calls change as a mapping of names to texts or bytes: forks compare it, see `rollout.fork`."""
+    If it limits its own steps, it may give the limits in seconds as `reset_s`, `call_s` and `reward_s`, see
+    `step_limit`. A method `state` may return what its calls change as a mapping of names to texts or bytes: forks
+    compare it, see `rollout.fork`."""
 
-    tools: tuple[dict, ...]  # schemas in OpenAI form; after `reset` those of the task, before it all that a task may offer
+    tools: tuple[dict, ...]  # in OpenAI form; after `reset` those of the task, before it all that a task may offer
 
     def reset(self, **row: Any) -> str | None:
         "Begin the task of a data set row. A returned text is added to the prompt."
@@ -55,10 +56,10 @@ def step_limit(
     step: str,  # reset, call or reward
     tool_timeout: float,  # seconds, for an environment that gives no limit
 ) -> float:  # seconds
-    """Return the seconds after which a call or a reward is aborted, and the episode with it; `late_call_reward` says what it earns.
+    """Return the seconds after which a call or a reward is aborted, with its episode; see `late_call_reward`.
 
-    An environment that ends and scores slow steps itself gives in `call_s` or `reward_s` the longest time that it needs for it.
-    It always gets that time: otherwise a losing agent could avoid a score by being slow."""
+    An environment that ends and scores slow steps itself gives in `call_s` or `reward_s` the longest time that it
+    needs. It always gets that time: otherwise a losing agent could avoid a score by being slow."""
     return max(tool_timeout, _own_limit(environment, step) or 0.0)
 
 
@@ -73,7 +74,8 @@ def late_call_reward(
 ) -> float | None:  # None: unscored
     """Return what an episode earns whose call gave no answer in time.
 
-    It earns 0, for the model chose the call and its arguments; unless the environment ends slow calls itself (`call_s`): then the machine was late."""
+    It earns 0, for the model chose the call and its arguments; unless the environment ends slow calls itself
+    (`call_s`): then the machine was late."""
     return 0.0 if _own_limit(environment, "call") is None else None
 
 # %% ../../nbs/core/09_environment.ipynb #9ce19a87
@@ -97,7 +99,8 @@ class TrlEnvironment:
             text = str(_settled(self._methods[call.name](**call.arguments)))
         except Exception as error:
             words = " ".join(str(error).split())
-            return ToolResult(bounded(f"{type(error).__name__}: {words}" if words else type(error).__name__), "runtime_error")
+            return ToolResult(bounded(f"{type(error).__name__}: {words}" if words else type(error).__name__),
+                              "runtime_error")
         return ToolResult(bounded(text), flagged=False)
 
     def reward(self, answer: str = "") -> float | None:
@@ -112,8 +115,9 @@ def _method_schema(method):
     try:
         return get_json_schema(method)
     except Exception as error:  # transformers raises several classes of its own
-        raise InputProblem(f"method {method.__qualname__} makes no tool ({' '.join(str(error).split())})", "give it type hints and a "
-                           "docstring with an Args section, or a name that starts with an underscore") from error
+        raise InputProblem(f"method {method.__qualname__} makes no tool ({' '.join(str(error).split())})",
+                           "give it type hints and a docstring with an Args section, or a name that starts with an "
+                           "underscore") from error
 
 
 def _settled(value):
@@ -183,7 +187,8 @@ def _tool_method(function):
     method.__signature__ = inspect.Signature(
         [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
         + [inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY, annotation=_hint(p, parameters),
-                             default=inspect.Parameter.empty if k in required else None) for k, p in properties.items()])
+                             default=inspect.Parameter.empty if k in required else None)
+           for k, p in properties.items()])
     return method
 
 
@@ -193,7 +198,8 @@ def _hint(schema, root, depth=4):
     for option in alternatives(schema, root):
         named = option.get("type", ())
         for kind in [named] if isinstance(named, str) else named:
-            hints.append(list[_hint(option["items"], root, depth - 1)] if kind == "array" and "items" in option and depth else _HINTS[kind])
+            hints.append(list[_hint(option["items"], root, depth - 1)] if kind == "array" and "items" in option
+                         and depth else _HINTS[kind])
         hints += [None] if option.get("nullable") else []
     return reduce(or_, hints) if hints else str
 
@@ -230,14 +236,14 @@ def load(
 def factory_of(
     name: str,  # of `environment_names`, or "package.module:factory"; modules of the current folder are found too
 ) -> Callable[..., Any]:
-    "Return the factory of the environments of this name. Raises `InputProblem` for an unknown name or a module that cannot be imported."
+    "Return the factory of the environments of this name. Raises `InputProblem` for an unknown name or module."
     if name not in _FACTORIES and ":" not in name and name in environment_names():
         import_module(f"{_BUILT_IN}.{name}.env")
     if name in _FACTORIES:
         return _FACTORIES[name]
     if ":" not in name:
-        raise InputProblem(f"there is no environment {name!r}", f"use {', '.join(environment_names())}, register your own with "
-                           "`register_environment`, or write package.module:factory")
+        raise InputProblem(f"there is no environment {name!r}", f"use {', '.join(environment_names())}, register your "
+                           "own with `register_environment`, or write package.module:factory")
     return imported(name)
 
 # %% ../../nbs/core/09_environment.ipynb #64684358
@@ -253,15 +259,16 @@ class TasksWanted:
 
     @property
     def held_out_count(self) -> int:
-        "Return the number of held-out rows, for an environment that draws them itself. Raises `InputProblem` for a share."
+        "Return the held-out rows of an environment that draws them itself. Raises `InputProblem` for a share."
         if self.held_out != int(self.held_out):
-            raise InputProblem(f"held_out_rows={self.held_out:g} is a share, and this task draws held-out rows of its own", "give a number")
+            raise InputProblem(f"held_out_rows={self.held_out:g} is a share, and this task draws held-out rows of its "
+                               "own", "give a number")
         return int(self.held_out)
 
 
 @dataclass(frozen=True)
 class TaskSet:
-    "Rows, their environment and their reward. A row holds `prompt` (messages), `task_id`, and the arguments of `reset`."
+    "Rows, their environment and reward. A row holds `prompt` (messages), `task_id`, and the arguments of `reset`."
 
     rows: Sequence[dict]  # to train on; if `held_out` is None: all rows, and the recipe splits them
     held_out: Sequence[dict] | None = None
@@ -276,7 +283,7 @@ class Offer:
 
     reads_tasks: bool = False  # True: a recipe must name a file of tasks
     runs_code: bool = False  # True: what the model writes is run, by a judge in bubblewrap
-    tools: Any = None  # schemas of all tools; empty: an answer is one turn; None or a property: known only with the first task
+    tools: Any = None  # of all tools; empty: an answer is one turn; None or a property: known with the first task
     task_set: Callable[[TasksWanted], TaskSet] | None = None  # returns the rows to train on; None: rows of a file
     demonstrations: Callable[..., Any] | None = None  # (n, seed, tasks) -> correct episodes for the warm-up
     hinted_demonstrations: Callable[..., Any] | None = None  # (n, seed, tasks) -> pairs of an episode and a hint
@@ -286,7 +293,8 @@ def offer_of(
     factory: Callable[..., Any],  # from `factory_of`
 ) -> Offer:
     "Return what a factory offers a recipe."
-    return Offer(**{field.name: getattr(factory, field.name) for field in fields(Offer) if hasattr(factory, field.name)})
+    return Offer(**{field.name: getattr(factory, field.name) for field in fields(Offer)
+                    if hasattr(factory, field.name)})
 
 # %% ../../nbs/core/09_environment.ipynb #51943ac3
 def task_set(
@@ -298,7 +306,8 @@ def task_set(
     if brought := offer_of(factory).task_set:
         return brought(wanted)
     if wanted.file is None:
-        raise InputProblem(f"task {name!r} brings no tasks of its own", "set tasks to a file of JSON lines with `prompt` and `task_id`")
+        raise InputProblem(f"task {name!r} brings no tasks of its own",
+                           "set tasks to a file of JSON lines with `prompt` and `task_id`")
     return TaskSet(task_rows(wanted.file), environment=factory)
 
 
@@ -311,9 +320,11 @@ def task_rows(
         for line, row in read_jsonl(path):
             prompt = row.get("prompt")
             if not prompt or "task_id" not in row or not isinstance(prompt, str | list):
-                raise InputProblem("a task needs `prompt` (a text or messages) and `task_id`", "add them", f"{path}, line {line}")
+                raise InputProblem("a task needs `prompt` (a text or messages) and `task_id`", "add them",
+                                   f"{path}, line {line}")
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
             rows.append(row | {"prompt": messages, "task_id": str(row["task_id"])})
     except (OSError, EOFError, zlib.error) as error:
-        raise InputProblem(f"the tasks cannot be read ({error})", "name a file of JSON lines with tasks", str(path)) from None
+        raise InputProblem(f"the tasks cannot be read ({error})", "name a file of JSON lines with tasks",
+                           str(path)) from None
     return rows

@@ -30,7 +30,8 @@ def replacing(
     "Yield a temporary path that replaces `path` when the block ends, and is removed if the block raises."
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.{os.getpid()}.partial")  # threads may write the same path
+    own = f"{secrets.token_hex(4)}.{os.getpid()}"  # threads may write the same path
+    partial = path.with_name(f".{path.name}.{own}.partial")
     try:
         yield partial
         os.replace(partial, path)
@@ -72,7 +73,7 @@ def json_value(
 
 
 def json_bytes(value: Any) -> bytes:
-    "Write JSON as `orjson.dumps` does, with integers of any size. Raises `TypeError` for a value that JSON cannot hold."
+    "Write JSON as `orjson.dumps` does, with integers of any size. Raises `TypeError` for what JSON cannot hold."
     try:
         return orjson.dumps(value)
     except TypeError as error:
@@ -89,7 +90,7 @@ def valid_text(text: str) -> str:
 def read_json(
     text: str | bytes,
 ) -> Any:
-    "Parse as `json_value`, with U+FFFD for half a surrogate pair and null for NaN and Infinity. Raises `orjson.JSONDecodeError`."
+    "Parse as `json_value`, with U+FFFD for half a surrogate pair and null for NaN and Infinity. Raises the same."
     try:
         return json_value(text)
     except orjson.JSONDecodeError as error:
@@ -103,7 +104,7 @@ def read_json(
 def read_jsonl(
     path: str | Path,
 ) -> Iterator[tuple[int, dict]]:  # line number, from 1, and the object
-    "Yield the objects of a JSON lines file; empty lines are skipped. Raises `InputProblem` for a line that is not an object."
+    "Yield the objects of a JSON lines file without empty lines. Raises `InputProblem` for a line that is no object."
     with (gzip.open if str(path).endswith(".gz") else open)(path, "rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -111,9 +112,11 @@ def read_jsonl(
             try:
                 row = json_value(line)
             except orjson.JSONDecodeError as error:
-                raise InputProblem(f"the line is no JSON ({error})", "write one object a line", f"{path}, line {number}") from None
+                raise InputProblem(f"the line is no JSON ({error})", "write one object a line",
+                                   f"{path}, line {number}") from None
             if not isinstance(row, dict):
-                raise InputProblem(f"the line is a {type(row).__name__}", "write one object a line", f"{path}, line {number}")
+                raise InputProblem(f"the line is a {type(row).__name__}", "write one object a line",
+                                   f"{path}, line {number}")
             yield number, row
 
 

@@ -45,7 +45,7 @@ def with_hint(content: str, hint: str) -> str:
 def hint_at(source: HintSource, trace: Trace, site: ErrorSite) -> Hint | None:
     """Return the hint of a source for an error site; None for a wanted failure, or where the source has none.
 
-    A source is a layer, several in one (its method `hint` says which of them answered), or a function of (error_kind, context)."""
+    A source is a layer, several in one (its `hint` says which answered), or a function of (error_kind, context)."""
     if site.wanted:
         return None
     if callable(of_site := getattr(source, "hint", None)):

@@ -12,7 +12,7 @@ import warnings
 KNOWN = (  # pattern of the message's beginning, category
     (r"`(is_)?gradient_checkpointing", FutureWarning),  # TRL and PEFT call transformers 5 by its old names
     (r".*'rollout_func'.*experimental", UserWarning),  # TRL's only way to use another rollout loop
-    (r"Setting `save_embedding_layers` to `True`", UserWarning),  # PEFT does the right thing, but warns at every checkpoint
+    (r"Setting `save_embedding_layers` to `True`", UserWarning),  # PEFT is right, and warns at every checkpoint
 )
 
 

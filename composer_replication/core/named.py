@@ -28,8 +28,10 @@ def imported(
         found = getattr(import_module(module), attribute, None)
     except Exception as error:  # a user's module may raise anything
         why = " ".join(str(error).split()) or type(error).__name__
-        raise InputProblem(f"there is no {what} {name!r}: the import of {module!r} ended with {type(error).__name__} ({why})",
-                           "check the module's name, and that it lies in this folder or is installed") from None
+        raise InputProblem(f"there is no {what} {name!r}: the import of {module!r} ended with {type(error).__name__} "
+                           f"({why})", "check the module's name, and that it lies in this folder or is "
+                           "installed") from None
     if not fits(found):
-        raise InputProblem(f"module {module!r} has no {attribute!r} that makes {'an' if what[0] in 'aeio' else 'a'} {what}", "write package.module:name")
+        raise InputProblem(f"module {module!r} has no {attribute!r} that makes {'an' if what[0] in 'aeio' else 'a'} "
+                           f"{what}", "write package.module:name")
     return found

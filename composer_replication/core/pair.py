@@ -47,14 +47,14 @@ class DPOPair:
     turn: int  # position in `Trace.turns`; the state is everything before it
     chosen: Turn
     rejected: Turn
-    source: str  # "sibling:error:ID" or "sibling:reward:ID" with the sibling's trace id, "recovery:TURN", or the teachers'
-    votes: tuple[int, ...] = ()  # if teachers voted: votes for the chosen action, for the rejected one, then for each other one
+    source: str  # "sibling:error:ID" or "sibling:reward:ID" of a trace, "recovery:TURN", or the teachers'
+    votes: tuple[int, ...] = ()  # of teachers: for the chosen action, for the rejected one, then for each other one
     teachers: tuple[str, ...] = ()  # teachers that voted for the chosen action, in the order of the panel
 
     def __post_init__(self):
         if {self.chosen.role, self.rejected.role} != {"assistant"}:
-            raise TraceProblem(f"the pair at turn {self.turn} of {self.trace_id} holds a message that is not the assistant's",
-                               "pair actions of the assistant only")
+            raise TraceProblem(f"the pair at turn {self.turn} of {self.trace_id} holds a message that is not the "
+                               "assistant's", "pair actions of the assistant only")
         if action_key(self.chosen) == action_key(self.rejected):
             raise TraceProblem(f"both sides of the pair at turn {self.turn} of {self.trace_id} are the same action",
                                "leave the pair out, there is nothing to prefer")

@@ -39,7 +39,8 @@ def plugin(
     "Load the plugin of a kind and a name. Raises `InputProblem` for a name that is not listed."
     if name not in plugin_names(kind):
         known = ", ".join(plugin_names(kind)) or "none"
-        raise InputProblem(f"no contribution gives {kind} {name!r}", f"install the whole package, or use one of: {known}")
+        raise InputProblem(f"no contribution gives {kind} {name!r}",
+                           f"install the whole package, or use one of: {known}")
     module, _, attribute = _listed()[kind][name].partition(":")
     loaded = import_module(f"{_PACKAGE}.contrib.{module}")
     return attrgetter(attribute)(loaded) if attribute else loaded

@@ -24,8 +24,8 @@ from pathlib import Path
 def source_commit() -> str | None:
     "Return the commit of this package's repository, with a plus if files were changed; None outside of a repository."
     def git(*words):
-        return subprocess.run(["git", "-C", str(resources.files("composer_replication")), *words], capture_output=True, text=True, timeout=10, check=True,
-                              stdin=subprocess.DEVNULL).stdout.strip()
+        return subprocess.run(["git", "-C", str(resources.files("composer_replication")), *words], capture_output=True,
+                              text=True, timeout=10, check=True, stdin=subprocess.DEVNULL).stdout.strip()
     try:
         git("ls-files", "--error-unmatch", "__init__.py")  # else this is another repository around an installed package
         return git("rev-parse", "HEAD")[:12] + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
@@ -45,12 +45,13 @@ def versions() -> dict[str, str]:
 
 # %% ../../nbs/core/06_provenance.ipynb #a1c0000a
 def hardware() -> dict[str, str | int]:
-    "Return processors, memory and GPUs, without the host name. GPUs are listed only if this process has loaded PyTorch already."
+    "Return processors, memory and GPUs, without the host name. GPUs only if PyTorch is loaded already."
     import psutil  # imported here: commands start faster
     torch = sys.modules.get("torch")
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch else []
-    return {"architecture": platform.machine(), "cores": os.cpu_count() or 1, "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
-            "gpu": ", ".join(gpus) or "none", "processes": int(os.environ.get("WORLD_SIZE", 1))}
+    return {"architecture": platform.machine(), "cores": os.cpu_count() or 1,
+            "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB", "gpu": ", ".join(gpus) or "none",
+            "processes": int(os.environ.get("WORLD_SIZE", 1))}
 
 # %% ../../nbs/core/06_provenance.ipynb #a1c0000d
 def without_login(text: str) -> str:
@@ -62,8 +63,10 @@ def command_line(
     words: Sequence[str],  # as `sys.argv`
 ) -> list[str]:
     "Return a command without its program's folder and without values that look like keys."
-    hidden = [re.sub(r"^((?:--set=)?[\w.]*(?:token|key|secret|password))=.*", r"\1=<hidden>", word, flags=re.S) for word in words[1:]]
-    hidden = [re.sub(r"((?:token|key|secret|password)['\"]?: *)[^\s,{}\[\]]+", r"\1<hidden>", word) if "=" in word else word for word in hidden]
+    hidden = [re.sub(r"^((?:--set=)?[\w.]*(?:token|key|secret|password))=.*", r"\1=<hidden>", word, flags=re.S)
+              for word in words[1:]]
+    hidden = [re.sub(r"((?:token|key|secret|password)['\"]?: *)[^\s,{}\[\]]+", r"\1<hidden>", word) if "=" in word
+              else word for word in hidden]
     return [Path(words[0]).name, *map(without_login, hidden)]
 
 # %% ../../nbs/core/06_provenance.ipynb #a1c0000f

@@ -31,7 +31,8 @@ def server_key(
     "Read the key of a server. Raises `ServeProblem` if the variable is not set."
     key = os.environ.get(variable, "").strip() if variable else ""
     if variable and not key:
-        raise ServeProblem(f"the server's key is wanted from {variable}, which is not set", "export it, or serve without a key")
+        raise ServeProblem(f"the server's key is wanted from {variable}, which is not set",
+                           "export it, or serve without a key")
     return key
 
 

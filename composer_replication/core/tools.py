@@ -41,8 +41,8 @@ class ToolResult:
     def __post_init__(self):
         object.__setattr__(self, "text", valid_text(self.text))
         if self.error_kind is not None and self.error_kind not in ERROR_KINDS:
-            warnings.warn(f"the error kind {self.error_kind!r} is unknown, so the failure counts as what its text says; use {', '.join(ERROR_KINDS)}.",
-                          stacklevel=3)
+            warnings.warn(f"the error kind {self.error_kind!r} is unknown, so the failure counts as what its text "
+                          f"says; use {', '.join(ERROR_KINDS)}.", stacklevel=3)
 
     @property
     def failed(self) -> bool:
@@ -100,7 +100,7 @@ def unreadable(
 ) -> str:
     "Explain in a sentence for the agent why a call cannot be parsed."
     whole = call.arguments if call.arguments.strip() else ""
-    if call.name and not re.search(rf'"name"\s*:\s*"{re.escape(call.name)}"', whole):  # else the raw text is already the whole call
+    if call.name and not re.search(rf'"name"\s*:\s*"{re.escape(call.name)}"', whole):  # else the text is the whole call
         whole = f'{{"name": "{call.name}", "arguments": {whole}'
     error, value = _parsed(call.arguments)
     if error or isinstance(value, dict) and call.name and storable(value):
@@ -108,7 +108,8 @@ def unreadable(
     elif not call.name:
         problem = "Malformed JSON in the call: it is no object with a name."
     elif isinstance(value, dict):
-        problem = ("Arguments that cannot be kept: no numbers beyond 64 bits, NaN, half surrogate pairs, or deep nesting.")
+        problem = ("Arguments that cannot be kept: no numbers beyond 64 bits, NaN, half surrogate pairs, or deep "
+                   "nesting.")
     else:
         problem = "Malformed arguments: they are no JSON object."
     return f"{problem} Write one JSON object with a name and arguments."
@@ -134,7 +135,8 @@ def resolved(
         if start != "#":
             target = None
         for part in parts:
-            target = target.get(unquote(part).replace("~1", "/").replace("~0", "~")) if isinstance(target, dict) else None
+            target = (target.get(unquote(part).replace("~1", "/").replace("~0", "~")) if isinstance(target, dict)
+                      else None)
         schema = (target if isinstance(target, dict) else {}) | {k: v for k, v in schema.items() if k != "$ref"}
     return {k: v for k, v in schema.items() if k != "$ref"} if isinstance(schema, dict) else {}
 
@@ -171,7 +173,7 @@ def properties_of(
 # %% ../../nbs/core/03_tools.ipynb #9eb7292b
 @cache
 def _validator():
-    "Return the validator of jsonschema's newest draft with our types. Imported here: where JupyterLab is installed the import takes over a second."
+    "Return the validator of jsonschema's newest draft with our types; the import, here, may take over a second."
     import jsonschema
     from referencing import Registry
     newest = jsonschema.Draft202012Validator
@@ -183,8 +185,8 @@ def _validator():
         if value is not None or not schema.get("nullable"):
             yield from newest.VALIDATORS["type"](validator, wanted, value, schema)
 
-    made = jsonschema.validators.extend(newest, {"type": is_type},
-                                        type_checker=jsonschema.Draft4Validator.TYPE_CHECKER.redefine("string", is_text))
+    checker = jsonschema.Draft4Validator.TYPE_CHECKER.redefine("string", is_text)
+    made = jsonschema.validators.extend(newest, {"type": is_type}, type_checker=checker)
     return partial(made, registry=Registry())  # an empty one: jsonschema's own would fetch references from the network
 
 
@@ -192,7 +194,7 @@ def argument_error(
     schema: dict,  # a tool in OpenAI form
     arguments: dict,
 ) -> "jsonschema.ValidationError | None":
-    """Return the first error of a call's arguments: an unknown name, then a missing one, then a value that does not fit.
+    """Return the first error of a call's arguments: a name unknown, then one missing, then a value that does not fit.
 
     Raises `InputProblem` for an invalid schema."""
     try:
@@ -200,19 +202,21 @@ def argument_error(
         root = _validator()(parameters)  # in which references are looked up; nothing is fetched
         known = dict.fromkeys(properties_of(schema), True) | (parameters.get("properties") or {})
         each = root.evolve(schema={"properties": known, "additionalProperties": False})  # each argument by itself
-        whole = root.evolve(schema={k: v for k, v in parameters.items() if k not in ("properties", "additionalProperties")})
-        errors = [*whole.iter_errors(arguments), *(e for item in arguments.items() for e in each.iter_errors(dict([item])))]
-    except Exception as error:  # an invalid schema makes jsonschema raise many kinds of errors: KeyError, unknown type, bad pattern
+        whole = root.evolve(schema={k: v for k, v in parameters.items()
+                                    if k not in ("properties", "additionalProperties")})
+        errors = [*whole.iter_errors(arguments),
+                  *(e for item in arguments.items() for e in each.iter_errors(dict([item])))]
+    except Exception as error:  # an invalid schema makes jsonschema raise errors of many kinds
         name = schema.get("function", schema).get("name") if isinstance(schema, dict) else None
         why = next(iter(str(error).split("\n")), "")
-        raise InputProblem(f"the parameters of the tool {name!r} are no JSON schema ({type(error).__name__}: {bounded(why, 200)})",
-                           "mend the tool's schema") from None
+        raise InputProblem(f"the parameters of the tool {name!r} are no JSON schema ({type(error).__name__}: "
+                           f"{bounded(why, 200)})", "mend the tool's schema") from None
     rank = {"additionalProperties": 0, "required": 1}
     return min(errors, key=lambda error: rank.get(error.validator, 2), default=None)
 
 # %% ../../nbs/core/03_tools.ipynb #47884d72
-_WANTED = {"string": "a string", "integer": "an integer", "number": "a number", "boolean": "a boolean", "array": "an array",
-           "object": "an object", "null": "null"}
+_WANTED = {"string": "a string", "integer": "an integer", "number": "a number", "boolean": "a boolean",
+           "array": "an array", "object": "an object", "null": "null"}
 
 
 def check_arguments(
@@ -226,7 +230,8 @@ def check_arguments(
     if error.validator == "additionalProperties" and not error.path:
         properties = error.schema.get("properties", {})
         unknown, known = next((name for name in error.instance if name not in properties), ""), ", ".join(properties)
-        return f"there is no argument {reprlib.repr(unknown)}; {f'the arguments are {known}' if known else 'the tool takes none'}"
+        return (f"there is no argument {reprlib.repr(unknown)}; "
+                f"{f'the arguments are {known}' if known else 'the tool takes none'}")
     if error.validator == "required" and not error.path:
         return f"the argument {error.message.split(' is a required')[0]} is missing"
     place = repr("".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in error.path).removeprefix("."))
@@ -235,14 +240,15 @@ def check_arguments(
     wanted = [error.validator_value] if isinstance(error.validator_value, str) else error.validator_value
     names = [_WANTED[w] for w in wanted] + ["null"] * bool(error.schema.get("nullable"))
     odd = isinstance(error.instance, str) and "string" in wanted
-    return f"{place} must be {' or '.join(names)}{' without zero byte or half surrogate pair' * odd}, not {reprlib.repr(error.instance)}"
+    return (f"{place} must be {' or '.join(names)}{' without zero byte or half surrogate pair' * odd}, not "
+            f"{reprlib.repr(error.instance)}")
 
 # %% ../../nbs/core/03_tools.ipynb #be3ccc86
 def refusal(
     call: ToolCall,
     tools: Sequence[dict],  # schemas in OpenAI form
 ) -> ToolResult | None:
-    "Return the error result of a call that fits no tool, None if it fits one. Raises `InputProblem` if the tool's schema is invalid."
+    "Return the error result of a call that fits no tool, else None. Raises `InputProblem` for an invalid schema."
     if not call.parsed:
         return ToolResult(unreadable(call), "json_decode")
     offered = {schema.get("function", schema)["name"]: schema for schema in tools}

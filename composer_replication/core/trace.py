@@ -91,7 +91,7 @@ class Turn:
     source_index: int = -1  # position in the record it was read from
     token_ids: tuple[int, ...] | None = None  # the sampled tokens, if the rollout kept them
     logprobs: tuple[float, ...] | None = None  # of `token_ids`, nats
-    forced: tuple[int, ...] = ()  # positions in `token_ids` of tokens that a grammar decided: no policy is learnt from them
+    forced: tuple[int, ...] = ()  # positions in `token_ids` that a grammar decided: no policy is learnt from them
 
     def __post_init__(self):
         if self.role not in ("system", "user", "assistant", "tool"):
@@ -109,7 +109,8 @@ class Turn:
             message["reasoning_content"] = self.thinking
         if self.tool_calls:
             message["tool_calls"] = [
-                {"type": "function", "function": {"name": c.name, "arguments": c.arguments}, **({"id": c.id} if c.id else {})}
+                {"type": "function", "function": {"name": c.name, "arguments": c.arguments},
+                 **({"id": c.id} if c.id else {})}
                 for c in self.tool_calls
             ]
         if self.role == "tool":
@@ -139,17 +140,19 @@ class Trace:
     format: str = "composer"  # the format it was read from
     source: str | None = None  # where it came from
     gold: str | None = None  # the reference solution; never in a repr, a prompt or a hint
-    segments: tuple[Segment, ...] = ()  # the episode's contexts; empty: a single one, in which every assistant turn was sampled
+    segments: tuple[Segment, ...] = ()  # contexts; empty: one, in which every assistant turn was sampled
 
     def __post_init__(self):
         everywhere = [position for segment in self.segments for position in segment.sampled]
+        names = f"a segment of trace {self.trace_id!r} names"
         for segment in self.segments:
             if not segment.turns or not all(type(i) is int and 0 <= i < len(self.turns) for i in segment.turns):
-                raise TraceProblem(f"a segment of trace {self.trace_id!r} names turns that are not there", "number the turns from 0")
+                raise TraceProblem(f"{names} turns that are not there", "number the turns from 0")
             if not set(segment.sampled) <= {i for i in segment.turns if self.turns[i].role == "assistant"}:
-                raise TraceProblem(f"a segment of trace {self.trace_id!r} names sampled turns that are not its assistant's", "mend `sampled`")
+                raise TraceProblem(f"{names} sampled turns that are not its assistant's", "mend `sampled`")
         if len(everywhere) != len(set(everywhere)):
-            raise TraceProblem(f"a turn of trace {self.trace_id!r} was sampled in two segments", "count it in the first")
+            raise TraceProblem(f"a turn of trace {self.trace_id!r} was sampled in two segments",
+                               "count it in the first")
 
     def __repr__(self):
         return (f"Trace({self.trace_id!r}, {len(self.turns)} turns, format={self.format!r}, "
@@ -166,7 +169,8 @@ class Trace:
             if None in (t.get("logprobs") or ()):  # JSON has no infinity
                 t["logprobs"] = tuple(-math.inf if value is None else value for value in t["logprobs"])
             turns.append(Turn(**t | {"tool_calls": tuple(ToolCall(**c) for c in t.get("tool_calls", ()))}))
-        segments = tuple(Segment(tuple(s["turns"]), tuple(s["sampled"]), None if s.get("tools") is None else tuple(s["tools"]))
+        segments = tuple(Segment(tuple(s["turns"]), tuple(s["sampled"]),
+                                 None if s.get("tools") is None else tuple(s["tools"]))
                          for s in row.get("segments", ()))
         return cls(**row | {"turns": tuple(turns), "tools": tuple(row.get("tools", ())), "segments": segments})
 
@@ -175,7 +179,8 @@ class Trace:
         # Defaults are omitted: they would double the size of a coding trace.
         def lean(obj):
             return {f.name: v for f in fields(obj) if (v := getattr(obj, f.name)) != f.default}
-        turns = [lean(t) | ({"tool_calls": [asdict(c) for c in t.tool_calls]} if t.tool_calls else {}) for t in self.turns]
+        turns = [lean(t) | ({"tool_calls": [asdict(c) for c in t.tool_calls]} if t.tool_calls else {})
+                 for t in self.turns]
         more = {"segments": [lean(s) for s in self.segments]} if self.segments else {}
         return json_bytes(lean(self) | {"format": self.format, "schema": "composer-trace/1", "turns": turns} | more)
 
@@ -192,19 +197,21 @@ class Trace:
         made = []
         for segment in self.segments:
             own = segment.turns
-            longer = next((s.turns[len(own):] for s in self.segments if s.turns[:len(own)] == own and len(s.turns) > len(own)), ())
+            longer = next((s.turns[len(own):] for s in self.segments if s.turns[:len(own)] == own
+                           and len(s.turns) > len(own)), ())
             made.append((*own, *takewhile(lambda i: self.turns[i].role != "assistant", longer)))
         return made or [tuple(range(len(self.turns)))]
 
     def parts(self) -> list["Trace"]:
-        "Each segment as a trace of its own, with `#1`, `#2`, ... appended to the id; the trace itself if it has one context."
+        "Each segment as a trace, with `#1`, `#2`, ... appended to the id; the trace itself if it has one context."
         if not self.segments or len(self.segments) == 1 and self.segments[0].turns == tuple(range(len(self.turns))):
             return [self]
         made = []
         for number, (segment, positions) in enumerate(zip(self.segments, self.part_positions), 1):
             place = {position: at for at, position in enumerate(positions)}
             one = Segment(tuple(range(len(positions))), tuple(place[position] for position in segment.sampled))
-            made.append(replace(self, trace_id=f"{self.trace_id}#{number}", turns=tuple(self.turns[i] for i in positions), segments=(one,),
+            made.append(replace(self, trace_id=f"{self.trace_id}#{number}",
+                                turns=tuple(self.turns[i] for i in positions), segments=(one,),
                                 tools=self.tools if segment.tools is None else segment.tools))
         return made
 

@@ -56,7 +56,8 @@ class ClaudeCode(AgentTools, format="claude-code"):
             file_path: The absolute path to the file
             content: The content to write
         """
-        return f"The file {file_path} has been updated." if self.write(file_path, content) else f"File created successfully at: {file_path}"
+        there = self.write(file_path, content)
+        return f"The file {file_path} has been updated." if there else f"File created successfully at: {file_path}"
 
     @tool
     def Edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> str:
@@ -70,11 +71,15 @@ class ClaudeCode(AgentTools, format="claude-code"):
         """
         text = self.text(file_path, "File does not exist.")
         if not (count := text.count(old_string)):
-            raise ToolProblem(f"<tool_use_error>String to replace not found in file.\nString: {old_string}</tool_use_error>")
-        if count > 1 and not replace_all:
-            raise ToolProblem(f"<tool_use_error>Found {count} matches of the string to replace, but replace_all is false. To replace all occurrences, set "
-                              "replace_all to true. To replace only one occurrence, please provide more context to uniquely identify the instance.\n"
-                              f"String: {old_string}</tool_use_error>")
+            why = "String to replace not found in file."
+        elif count > 1 and not replace_all:
+            why = (f"Found {count} matches of the string to replace, but replace_all is false. To replace all "
+                   "occurrences, set replace_all to true. To replace only one occurrence, please provide more context "
+                   "to uniquely identify the instance.")
+        else:
+            why = ""
+        if why:
+            raise ToolProblem(f"<tool_use_error>{why}\nString: {old_string}</tool_use_error>")
         self.write(file_path, text.replace(old_string, new_string))
         return f"The file {file_path} has been updated."
 
@@ -106,8 +111,8 @@ class OpenHands(AgentTools, format="openhands"):
         return "Your thought has been logged."
 
     @tool
-    def str_replace_editor(self, command: str, path: str, file_text: str = "", old_str: str = "", new_str: str = "", insert_line: int = 0,
-                           view_range: list[int] | None = None) -> str:
+    def str_replace_editor(self, command: str, path: str, file_text: str = "", old_str: str = "", new_str: str = "",
+                           insert_line: int = 0, view_range: list[int] | None = None) -> str:
         """View, create and edit files.
 
         Args:
@@ -119,24 +124,29 @@ class OpenHands(AgentTools, format="openhands"):
             insert_line: With insert: the line after which it stands
             view_range: With view: the first and the last line
         """
+        invalid = f"ERROR:\nInvalid `path` parameter: {path}."
         if command == "create":
             if self.inner(path) in self.sandbox.files():
-                raise ToolProblem(f"ERROR:\nInvalid `path` parameter: {path}. File already exists at: {path}. Cannot overwrite files using command `create`.")
+                raise ToolProblem(f"{invalid} File already exists at: {path}. "
+                                  "Cannot overwrite files using command `create`.")
             self.write(path, file_text)
             return f"File created successfully at: {path}"
         if command == "view" and not self.run(f"[ -d {shlex.quote(path)} ]")[0]:
-            found = self.run(f"find -L {shlex.quote(path)} -maxdepth 2 -not -path '*/.*' -printf '%p\\t%y\\n' | LC_ALL=C sort")[1]
+            find = f"find -L {shlex.quote(path)} -maxdepth 2 -not -path '*/.*' -printf '%p\\t%y\\n'"
+            found = self.run(f"{find} | LC_ALL=C sort")[1]
             listed = "\n".join(line[:-2] + "/" * line.endswith("\td") for line in found.splitlines())
             return f"Here's the files and directories up to 2 levels deep in {path}, excluding hidden items:\n{listed}"
-        text = self.text(path, f"ERROR:\nInvalid `path` parameter: {path}. The path {path} does not exist. Please provide a valid path.")
+        text = self.text(path, f"{invalid} The path {path} does not exist. Please provide a valid path.")
         lines = text.split("\n")
         if command == "view":
             first, last = view_range or (1, -1)
-            return f"Here's the result of running `cat -n` on {path}:\n{numbered(lines[first - 1:len(lines) if last < 0 else last], first, chr(9))}\n"
+            shown = numbered(lines[first - 1:len(lines) if last < 0 else last], first, "\t")
+            return f"Here's the result of running `cat -n` on {path}:\n{shown}\n"
         if command == "insert":
             lines[insert_line:insert_line] = new_str.split("\n")
         elif text.count(old_str) != 1:
-            why = f"Multiple occurrences of old_str `{old_str}`" if old_str in text else f"No replacement was performed, old_str `{old_str}` did not appear verbatim in {path}."
+            why = f"Multiple occurrences of old_str `{old_str}`." if old_str in text else (
+                f"No replacement was performed, old_str `{old_str}` did not appear verbatim in {path}.")
             raise ToolProblem(f"ERROR:\n{why}")
         self.write(path, "\n".join(lines) if command == "insert" else text.replace(old_str, new_str))
         return f"The file {path} has been edited."
@@ -148,15 +158,18 @@ def patched(
 ) -> str:
     "Carry out a patch, and return what Codex says of it. Raises `ToolProblem` where it does not fit."
     done = []
-    for kind, path, body in re.findall(r"^\*\*\* (Add|Delete|Update) File: (.+)\n((?:(?!\*\*\* (?:Add|Delete|Update|End)\b).*\n?)*)", patch, re.M):
+    for part in re.split(r"^\*\*\* (?=Add|Delete|Update|End)", patch, flags=re.M)[1:-1]:
+        first, _, body = part.partition("\n")
+        kind, path = first.split(" File: ")
         lines, moved = body.splitlines(), re.match(r"\*\*\* Move to: (.+)\n", body)
         if kind == "Add":
             text = "".join(f"{line[1:]}\n" for line in lines)
         else:
-            text = tools.text(path, f"apply_patch verification failed: Failed to read {path}: No such file or directory (os error 2)")
+            text = tools.text(path, f"apply_patch verification failed: Failed to read {path}: "
+                                    "No such file or directory (os error 2)")
         for hunk in re.split(r"^@@.*\n", body, flags=re.M) if kind == "Update" else ():
             part = [line for line in hunk.splitlines() if not line.startswith("*** ")]
-            old, new = ("\n".join(line[1:] for line in part if line[:1] != skipped) for skipped in "+-")
+            old, new = ("\n".join(line[1:] for line in part if line[:1] != left_out) for left_out in "+-")
             if old not in text:
                 raise ToolProblem(f"apply_patch verification failed: Failed to find expected lines in {path}:\n{old}")
             text = text.replace(old, new, 1) if part else text
@@ -181,8 +194,8 @@ class Codex(AgentTools, format="codex"):
             command: The command and its arguments
             workdir: The folder to run it in
         """
-        inner = command[-1] if command[:1] in (["bash"], ["sh"], ["zsh"]) and command[1:2] in (["-lc"], ["-c"]) else shlex.join(command)
-        return self.shell_command(inner, workdir)
+        by_shell = command[:1] in (["bash"], ["sh"], ["zsh"]) and command[1:2] in (["-lc"], ["-c"])
+        return self.shell_command(command[-1] if by_shell else shlex.join(command), workdir)
 
     @tool
     def exec_command(self, cmd: str, workdir: str = "") -> str:

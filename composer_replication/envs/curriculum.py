@@ -65,7 +65,8 @@ class DifficultyCurriculum:
         if task_id not in self._records:
             raise InputProblem(f"task {task_id!r} is not in this curriculum", "name it when making the curriculum")
         if not 0 <= reward <= 1:
-            raise InputProblem(f"task {task_id!r}: a reward of {reward} is not within 0 and 1", "record it before shaping")
+            raise InputProblem(f"task {task_id!r}: a reward of {reward} is not within 0 and 1",
+                               "record it before shaping")
         record = self._records[task_id]
         record.passed = record.passed * self.memory + reward
         record.failed = record.failed * self.memory + 1 - reward
@@ -101,7 +102,8 @@ class DifficultyCurriculum:
         aside = [task_id for task_id in states if task_id not in still]
         share = self.revisit if still and aside else float(bool(aside))
         total = sum(still.values())
-        return {task_id: (1 - share) * still[task_id] / total if task_id in still else share / len(aside) for task_id in states}
+        return {task_id: (1 - share) * still[task_id] / total if task_id in still else share / len(aside)
+                for task_id in states}
 
     def draw(
         self,

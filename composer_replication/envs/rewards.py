@@ -48,7 +48,8 @@ class EffortWeights:
     def __post_init__(self):
         for name, weight in vars(self).items():
             if weight < 0:
-                raise InputProblem(f"the weight of {name} is {weight}, but effort cannot be rewarded", "give a number from 0 on")
+                raise InputProblem(f"the weight of {name} is {weight}, but effort cannot be rewarded",
+                                   "give a number from 0 on")
 
 
 def _written(call):
@@ -133,7 +134,8 @@ class EpisodeReward:
         if self.credit not in ("all", "share"):
             raise InputProblem(f"credit is {self.credit!r}", "it must be all or share")
         if any(coefficient < 0 for coefficient, _ in self.shapers):
-            raise InputProblem("a shaper's coefficient is negative, but it is taken from the reward", "give a number from 0 on")
+            raise InputProblem("a shaper's coefficient is negative, but it is taken from the reward",
+                               "give a number from 0 on")
 
     def __call__(
         self,
@@ -146,4 +148,5 @@ class EpisodeReward:
         if hacked:
             return 0.0
         earned = reward if self.credit == "all" else max(reward, fraction)
-        return max(min(self.floor, earned), earned - sum(coefficient * shape(trace) for coefficient, shape in self.shapers))
+        return max(min(self.floor, earned),
+                   earned - sum(coefficient * shape(trace) for coefficient, shape in self.shapers))

@@ -21,11 +21,15 @@ from ..sandbox.limits import Limits
 
 # %% ../../nbs/envs/02_shell.ipynb #f783ce08
 LEAVES = re.compile(
-    r"\bgit\s+(?:-\S+\s+(?:[^-\s]\S*\s+)?)*push\b|\bgh\s+(?:pr|release|issue|repo|workflow)\s+(?:create|merge|close|delete|run|edit|comment)\b|"
+    r"\bgit\s+(?:-\S+\s+(?:[^-\s]\S*\s+)?)*push\b|"
+    r"\bgh\s+(?:pr|release|issue|repo|workflow)\s+(?:create|merge|close|delete|run|edit|comment)\b|"
     r"\b(?:npm|yarn|pnpm|cargo|poetry|twine|gem|docker|podman|helm|uv|hatch|flit)\s+(?:publish|push|upload|release)\b|"
-    r"\b(?:kubectl|terraform|aws|gcloud|az|heroku|vercel|netlify|stripe)\s+\S|\b(?:ssh|scp|sftp|sendmail|mail)\s+\S|\brsync\b[^|;&\n]*\S:|"
-    r"\bcurl\b[^|;&\n]*\s(?:-X\s*|--request[ =])(?:POST|PUT|PATCH|DELETE)\b|\bcurl\b[^|;&\n]*\s(?:-d|--data\S*|-F|-T)\b|\bwget\b[^|;&\n]*--post|"
-    r"/(?:payments?|charges?|invoices?|checkout|transfers?)\b(?=[^\n]*https?:)|https?:[^\s]*/(?:payments?|charges?|invoices?|checkout|transfers?)\b")
+    r"\b(?:kubectl|terraform|aws|gcloud|az|heroku|vercel|netlify|stripe)\s+\S|\b(?:ssh|scp|sftp|sendmail|mail)\s+\S|"
+    r"\brsync\b[^|;&\n]*\S:|"
+    r"\bcurl\b[^|;&\n]*\s(?:-X\s*|--request[ =])(?:POST|PUT|PATCH|DELETE)\b|"
+    r"\bcurl\b[^|;&\n]*\s(?:-d|--data\S*|-F|-T)\b|\bwget\b[^|;&\n]*--post|"
+    r"/(?:payments?|charges?|invoices?|checkout|transfers?)\b(?=[^\n]*https?:)|"
+    r"https?:[^\s]*/(?:payments?|charges?|invoices?|checkout|transfers?)\b")
 
 
 def leaves_folder(command: str) -> str | None:  # None where it stays
@@ -65,25 +69,28 @@ class AgentTools(ToolHolder):
         "Answer one call. Raises `InputProblem` where it cannot be undone."
         name = self.names.get(call.name, call.name)
         if name in self._tools and call.parsed:
-            call = replace(call, name=name, arguments={k: v for k, v in call.arguments.items() if k in self._tools[name].__code__.co_varnames})
+            known = self._tools[name].schema["function"]["parameters"]["properties"]
+            call = replace(call, name=name, arguments={k: v for k, v in call.arguments.items() if k in known})
         return super().call(call)
 
     def run(self, command: str, at: str = "") -> tuple[int, str]:
         "Run a command of the shell; return its exit code and what it printed, both streams."
         if leaving := leaves_folder(command):
-            raise InputProblem(f"the command {leaving!r} pushes, publishes or pays, which cannot be undone", "leave the trace out")
+            raise InputProblem(f"the command {leaving!r} pushes, publishes or pays, which cannot be undone",
+                               "leave the trace out")
         place = self.sandbox.place("/repo")
         at = _moved(at, self.root, place) or self.at
         told = f"_told() {{ printf %s%s {shlex.quote(END)} \"$PWD\"; }}; trap _told EXIT\n" * self.stays
-        done = self.sandbox.exec(["bash", "-c", f"exec 2>&1\ncd {shlex.quote(at)}\n{told}{_moved(command, self.root, place)}"])
-        said, _, now = done.stdout.rpartition(END)
-        if now and self.stays:
-            self.at = now
-        return -1 if done.exit_code is None else done.exit_code, _moved(said if now and self.stays else done.stdout, place, self.root)
+        script = f"exec 2>&1\ncd {shlex.quote(at)}\n{told}{_moved(command, self.root, place)}"
+        done = self.sandbox.exec(["bash", "-c", script])
+        said, ended, now = done.stdout.rpartition(END) if self.stays else (done.stdout, "", "")
+        self.at = now or self.at
+        printed = _moved(said if ended else done.stdout, place, self.root)
+        return -1 if done.exit_code is None else done.exit_code, printed
 
     def inner(self, path: str) -> str:
         "Return a path of the trace relative to the folder. Raises `ToolProblem` for one outside."
-        inside = path.removeprefix(self.root).lstrip("/") if path == self.root or path.startswith(f"{self.root}/") else path
+        inside = path[len(self.root):].lstrip("/") if f"{path}/".startswith(f"{self.root}/") else path
         if inside.startswith("/") or ".." in inside.split("/"):
             raise ToolProblem(f"{path} lies outside of {self.root}, which alone is copied.")
         return inside
@@ -113,10 +120,12 @@ class MiniSweAgent(AgentTools, format="mini-swe-agent"):
             command: The bash command to execute
         """
         code, output = self.run(command)
-        if not any(turn.observation and turn.content.startswith("{") for turn in (self.trace.turns if self.trace else ())):
+        turns = self.trace.turns if self.trace else ()
+        if not any(turn.observation and turn.content.startswith("{") for turn in turns):
             return f"<returncode>{code}</returncode>\n<output>\n{output}</output>"
         shown = {"returncode": code, "output": output} if len(output) < 10_000 else {
-            "returncode": code, "output_head": output[:5000], "output_tail": output[-5000:], "elided_chars": len(output) - 10_000, "warning": "Output too long."}
+            "returncode": code, "output_head": output[:5000], "output_tail": output[-5000:],
+            "elided_chars": len(output) - 10_000, "warning": "Output too long."}
         return json.dumps(shown, indent=2)
 
 # %% ../../nbs/envs/02_shell.ipynb #20524d4c
@@ -133,7 +142,8 @@ class ShellEnv:
         if not Path(folder).is_dir():
             raise InputProblem("there is no such folder", "name the one that the traces worked in", str(folder))
         self.folder, self.limits, self.kind = Path(folder).resolve(), limits, kind
-        self.root, self.call_s, self.sandbox, self.agent = (root or str(self.folder)).rstrip("/"), limits.wall_s + 30.0, None, None
+        self.root, self.call_s = (root or str(self.folder)).rstrip("/"), limits.wall_s + 30.0
+        self.sandbox, self.agent = None, None
 
     @property
     def tools(self) -> tuple[dict, ...]:
@@ -145,7 +155,8 @@ class ShellEnv:
         self.close()
         kind = AGENTS.get(trace.format if trace else "mini-swe-agent")
         if kind is None:
-            raise InputProblem(f"the tools of {trace.format} are not carried out in a folder", f"use traces of {', '.join(AGENTS)}")
+            raise InputProblem(f"the tools of {trace.format} are not carried out in a folder",
+                               f"use traces of {', '.join(AGENTS)}")
         self.sandbox: Sandbox | None = open_sandbox(self.folder, limits=self.limits, kind=self.kind)
         self.agent = kind(self.sandbox, self.root, trace)
 

@@ -49,7 +49,8 @@ REPLAYED = 64  # training tasks on which the base agent is recorded for channel 
 def _replay(setting: Setting, rows: list[dict], seed: int, device: str) -> tuple[list[TraceExample], Preparation]:
     "Record the base agent's episodes, with the pairs that the setting's teachers make."
     policy = TransformersPolicy(embedded_model(setting.habit).to(device), embedded_tokenizer())
-    examples, counts = recorded_pairs(policy, embedded_teachers(setting.teachers), rows, episode_limits(setting.turns, seed))
+    examples, counts = recorded_pairs(policy, embedded_teachers(setting.teachers), rows,
+                                      episode_limits(setting.turns, seed))
     return examples, Preparation(counts.states, counts.pairs, counts.tokens, counts.seconds)
 
 
@@ -60,7 +61,8 @@ def _team_replay(setting: Setting, rows: list[dict], seed: int, device: str) -> 
     played = collect(policy, TeamEnv, rows, episode_limits(setting.turns + len(TEAM_IDS) - 1, seed), seed)
     examples = [e for r in played if (e := TraceExample(r.trace, pairs=tuple(team_pairs(r.trace, setting.teachers)))).pairs]
     pairs = [p for e in examples for p in e.pairs]
-    tokens = 0 if setting.teachers == "recovery" else sum(len(tokenizer(call_text(p.chosen.tool_calls[0])).input_ids) for p in pairs)
+    tokens = 0 if setting.teachers == "recovery" else sum(len(tokenizer(call_text(p.chosen.tool_calls[0])).input_ids)
+                                                          for p in pairs)
     return examples, Preparation(len(pairs), len(pairs), tokens, time.monotonic() - begun)
 
 # %% ../../nbs/experiments/05_arm.ipynb #teamrows
@@ -77,7 +79,8 @@ class Components:
 
 
 TOY = Components()
-TEAMS = Components(lambda n, series, split: world_rows(n, f"teams-{series}", split), TeamEnv, team_hints, replay=_team_replay)
+TEAMS = Components(lambda n, series, split: world_rows(n, f"teams-{series}", split), TeamEnv, team_hints,
+                   replay=_team_replay)
 
 
 def world_of(setting: Setting) -> Components:
@@ -104,7 +107,8 @@ class _ArmTrainer(ComposerReplicationTrainer):
     def _generate_and_score_completions(self, inputs):
         output = super()._generate_and_score_completions(inputs)
         if self.imitates and self.model.training:  # with the sampled tokens' own policy this is the gradient of their log-likelihood
-            output["advantages"] = torch.tensor([float(r.reward == 1.0) for r in self.played], device=output["advantages"].device)
+            output["advantages"] = torch.tensor([float(r.reward == 1.0) for r in self.played],
+                                                device=output["advantages"].device)
         return output
 
     def _trees(self, output):
@@ -139,8 +143,9 @@ class _Record(TrainerCallback):
         replay, entropy = logs.get("replay/seconds", 0.0), logs.get("entropy", math.nan)
         step = TrainingStep(
             number, sum(rewards) / len(rewards) if rewards else None, self.seconds, sum(sum(r.completion_mask) for r in played),
-            took["rollout"], self.seconds - took["rollout"] - sdpo - replay, sdpo, replay, entropy if math.isfinite(entropy) else None,
-            len(played) - len(rewards), int(logs.get("sdpo/sites", 0)), int(logs.get("replay/pairs", 0)))
+            took["rollout"], self.seconds - took["rollout"] - sdpo - replay, sdpo, replay,
+            entropy if math.isfinite(entropy) else None, len(played) - len(rewards), int(logs.get("sdpo/sites", 0)),
+            int(logs.get("replay/pairs", 0)))
         state.log_history.append({"step": number, "arm_step": asdict(step)})
         progress = {"step": number, "of": self.setting.steps, "reward": step.reward, "seconds": step.seconds}
         self.tell(progress | ({"held_out": self.measure(state)} if self.setting.measured(number) else {}))
@@ -167,16 +172,17 @@ def arm_config(
     episodes = setting.tasks * setting.rollouts
     rows = max(n for n in range(1, PER_PASS + 1) if episodes % n == 0)
     return ComposerReplicationConfig(
-        str(folder), loss_type="dr_grpo", alpha_sdpo=setting.alpha_sdpo, beta_replay=setting.beta_replay, teacher=setting.teacher,
-        target_turns=setting.target_turns, hint_placement=setting.hint_placement, sdpo_importance_clip=setting.importance_clip,
-        sdpo_beta=setting.sdpo_beta, sdpo_steps=setting.sdpo_steps, policy_start=setting.policy_start, all_fail=setting.all_fail,
-        replay_dpo_beta=setting.replay_dpo_beta, num_iterations=setting.iterations, num_generations=setting.rollouts,
-        max_steps=setting.steps, per_device_train_batch_size=rows, gradient_accumulation_steps=episodes // rows, sort_by_length=True,
-        share_prompts=True, max_turns=setting.turns, max_completion_length=TOKENS, max_turn_tokens=TURN_TOKENS, temperature=1.0,
-        shuffle_dataset=False,
-        learning_rate=setting.learning_rate, lr_scheduler_type="constant_with_warmup", warmup_steps=WARM_UP, logging_steps=1,
-        save_strategy="steps", save_steps=setting.measure_every, save_total_limit=1, report_to="none", disable_tqdm=True, seed=seed,
-        use_cpu=device == "cpu", bf16=False, gradient_checkpointing=False)
+        str(folder), loss_type="dr_grpo", alpha_sdpo=setting.alpha_sdpo, beta_replay=setting.beta_replay,
+        teacher=setting.teacher, target_turns=setting.target_turns, hint_placement=setting.hint_placement,
+        sdpo_importance_clip=setting.importance_clip, sdpo_beta=setting.sdpo_beta, sdpo_steps=setting.sdpo_steps,
+        policy_start=setting.policy_start, all_fail=setting.all_fail, replay_dpo_beta=setting.replay_dpo_beta,
+        num_iterations=setting.iterations, num_generations=setting.rollouts,
+        max_steps=setting.steps, per_device_train_batch_size=rows, gradient_accumulation_steps=episodes // rows,
+        sort_by_length=True, share_prompts=True, max_turns=setting.turns, max_completion_length=TOKENS,
+        max_turn_tokens=TURN_TOKENS, temperature=1.0, shuffle_dataset=False,
+        learning_rate=setting.learning_rate, lr_scheduler_type="constant_with_warmup", warmup_steps=WARM_UP,
+        logging_steps=1, save_strategy="steps", save_steps=setting.measure_every, save_total_limit=1, report_to="none",
+        disable_tqdm=True, seed=seed, use_cpu=device == "cpu", bf16=False, gradient_checkpointing=False)
 
 # %% ../../nbs/experiments/05_arm.ipynb #38e783e5
 def claim_folder(
@@ -190,7 +196,8 @@ def claim_folder(
     result = read_result(folder, job)
     if result is None and read_run(claim, job, lambda setting, seed: True) is None:
         if any(folder.glob("checkpoint-*")):
-            raise InputProblem(f"{folder} holds checkpoints of another setting or seed; give another folder, or move that one elsewhere.")
+            raise InputProblem(f"{folder} holds checkpoints of another setting or seed; give another folder, or move "
+                               "that one elsewhere.")
         write_json(claim, {"setting": asdict(setting), "seed": seed})
     return result
 
@@ -223,8 +230,8 @@ def run_arm(
                     base = read_result(folder.parent / job.name, job)
                     if base and base.hardware["device"] == device:
                         return Measurement(**base.curve[0])
-            return measure(model, components.tokenizer(), components.environment, rows, episode_limits(setting.turns, seed), step,
-                           setting.generations(step), tokens)
+            return measure(model, components.tokenizer(), components.environment, rows,
+                           episode_limits(setting.turns, seed), step, setting.generations(step), tokens)
 
         if not setting.steps:
             points = [asdict(measured(components.model(setting.habit).to(device), 0, 0))]
@@ -236,8 +243,9 @@ def run_arm(
                 examples, counts = components.replay(setting, tasks[:REPLAYED], seed, device)
                 preparation = asdict(counts)
             trainer = _ArmTrainer(
-                components.model(setting.habit), None, arm_config(setting, seed, folder, device), Dataset.from_list(tasks),
-                processing_class=components.tokenizer(), environment_factory=components.environment, held_out_rows=rows, replay_examples=examples,
+                components.model(setting.habit), None, arm_config(setting, seed, folder, device),
+                Dataset.from_list(tasks), processing_class=components.tokenizer(),
+                environment_factory=components.environment, held_out_rows=rows, replay_examples=examples,
                 hint_source=components.hints(setting.hints) if setting.alpha_sdpo else None)
             trainer.imitates = setting.imitate
             for printing in (PrinterCallback, ProgressCallback):
@@ -246,7 +254,8 @@ def run_arm(
             trainer.train(resume_from_checkpoint=str(start) if start else None)
             log = trainer.state.log_history
             if trainer.state.global_step < setting.steps:
-                raise KeyboardInterrupt(f"stopped after step {trainer.state.global_step} of {setting.steps}; run again to go on")
+                raise KeyboardInterrupt(f"stopped after step {trainer.state.global_step} of {setting.steps}; run again "
+                                        "to go on")
             points, steps = ([entry[name] for entry in log if name in entry] for name in ("arm_point", "arm_step"))
     seconds = sum(part["seconds"] for part in (*points, *steps, *([preparation] if preparation else [])))
     result = asdict(RunResult(

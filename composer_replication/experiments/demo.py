@@ -65,7 +65,8 @@ class Demo:
     def gain(self, arm: str, than: str, figure: str) -> Interval:
         "Return the paired difference of two arms."
         a, b = (getattr(self.arms[name], figure) for name in (arm, than))
-        return paired_bootstrap(a, b) if figure == "passed" else clustered_mean([x - y for x, y in zip(a, b)], self.arms[arm].tasks)
+        return (paired_bootstrap(a, b) if figure == "passed"
+                else clustered_mean([x - y for x, y in zip(a, b)], self.arms[arm].tasks))
 
 # %% ../../nbs/experiments/10_demo.ipynb #8dd61271
 def played(
@@ -170,7 +171,8 @@ def demo_experiment(
 ) -> Demo:
     "Play, train both students and measure all arms; the same arguments give the same scores."
     from composer_replication.envs.toy.env import world_rows
-    train, new = (world_rows(n, f"teams-demo-{seed}", s) for n, s in ((setting.episodes, "train"), (setting.held_out, split)))
+    train, new = (world_rows(n, f"teams-demo-{seed}", s)
+                  for n, s in ((setting.episodes, "train"), (setting.held_out, split)))
     half = len(train) // 2
     *recorded, shown = each(played, (train[:half], train[half:], new), repeat(seed), repeat(done))
     recorded = [rollout for part in recorded for rollout in part]

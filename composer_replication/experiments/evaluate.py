@@ -34,7 +34,8 @@ def error_turns(
         for site in find_error_sites(rollout.trace):
             first.setdefault(site.turn, site.kind)
         kinds.update(first.values())
-    return {kind: kinds[kind] / max(len(rollouts), 1) for kind in (*ERROR_KINDS, *sorted(set(kinds) - set(ERROR_KINDS)))}
+    return {kind: kinds[kind] / max(len(rollouts), 1)
+            for kind in (*ERROR_KINDS, *sorted(set(kinds) - set(ERROR_KINDS)))}
 
 
 TOGETHER = 16  # rollouts in one pass

@@ -134,7 +134,8 @@ def hinted_pairs(
             if name != "none" and not context:
                 continue
             if context:  # the answer follows the hint's context instead of the trunk's
-                branch = replace(branch, fork=context.fork, ids=context.ids[:context.start] + branch.ids[branch.start:], start=context.start)
+                branch = replace(branch, fork=context.fork, ids=context.ids[:context.start] + branch.ids[branch.start:],
+                                 start=context.start)
             labels += [(number[branch.turn], name)] if branch.kind == "chosen" else []
             branches.append(replace(branch, pair=len(labels) - 1))
     return Tree(tree.trace_id, tree.ids, tree.spans, tuple(branches)), labels
@@ -208,7 +209,8 @@ def tokens_read(tree: Tree) -> int:
     "Count the tokens read to score a tree of `hinted_pairs`: the trunk once, as far as needed, and each branch that differs from it."
     own = [branch for branch in tree.branches if own_answer(tree, branch)]
     others = [branch for branch in tree.branches if not own_answer(tree, branch)]
-    return max([branch.fork for branch in others] + [tree.span(branch.turn).end - 1 for branch in own]) + sum(len(branch.ids) for branch in others)
+    return (max([branch.fork for branch in others] + [tree.span(branch.turn).end - 1 for branch in own])
+            + sum(len(branch.ids) for branch in others))
 
 
 def _reason(problem):
@@ -223,7 +225,8 @@ def action_logprobs(
 ) -> dict[tuple[int, str], tuple[tuple[list[int], torch.Tensor], ...]]:  # label -> (ids, logprobs) of the action that worked, of the one that failed
     "Return the tokens of both actions after every hint, with their log-probabilities in nats, on the CPU."
     batch = pack_trees([tree], 0).to(model.device)
-    logprobs, sequence, ids = (x.cpu() for x in (pair_logprobs(model, batch).float(), batch.pair_sequence, batch.pair_labels))
+    logprobs, sequence, ids = (x.cpu()
+                               for x in (pair_logprobs(model, batch).float(), batch.pair_sequence, batch.pair_labels))
     return {label: tuple((ids[at].tolist(), logprobs[at]) for at in (sequence == 2 * pair, sequence == 2 * pair + 1))
             for pair, label in enumerate(labels)}
 
@@ -251,7 +254,8 @@ def hint_summary(
     "Return the mean over sites of every measure for every hint; intervals resample tasks."
     made = {name: {measure: _mean(scores, lambda s, v=value, n=name: v(s, n)) for measure, value in MEASURES.items()}
             for name in ("own", *CONTROLS)}
-    return {name: {measure: mean for measure, mean in row.items() if mean} for name, row in made.items() if any(row.values())}
+    return {name: {measure: mean for measure, mean in row.items() if mean}
+            for name, row in made.items() if any(row.values())}
 
 
 def own_against(

@@ -39,8 +39,8 @@ BASELINE = "A1"  # the arm that the others are compared with
 CONTROL = "A2f"  # A2 with a filler sentence as hint
 
 # %% ../../nbs/experiments/06_ladder.ipynb #7e5d0ea4
-ONLY_SDPO = ("alpha_sdpo", "hints", "teacher", "target_turns", "hint_placement", "importance_clip", "sdpo_beta", "sdpo_steps",
-             "policy_start", "all_fail")
+ONLY_SDPO = ("alpha_sdpo", "hints", "teacher", "target_turns", "hint_placement", "importance_clip", "sdpo_beta",
+             "sdpo_steps", "policy_start", "all_fail")
 ONLY_REPLAY = ("beta_replay", "teachers", "replay_dpo_beta")
 def arm_setting(
     arm: str,  # one of `ARMS`
@@ -53,7 +53,8 @@ def arm_setting(
         return base_setting(setting)
     default = {f.name: f.default for f in fields(setting)}
     unused = (() if ARMS[arm].sdpo else ONLY_SDPO) + (() if ARMS[arm].replay else ONLY_REPLAY)
-    return replace(setting, **{name: default[name] for name in unused} | ({"hints": ARMS[arm].hints} if ARMS[arm].hints else {}))
+    return replace(setting, **{name: default[name] for name in unused}
+                   | ({"hints": ARMS[arm].hints} if ARMS[arm].hints else {}))
 
 # %% ../../nbs/experiments/06_ladder.ipynb #ebee2a2e
 CHOSEN = {"turns": 3, "learning_rate": 3e-4, "alpha_sdpo": 0.01, "beta_replay": 0.001, "replay_dpo_beta": 0.5}  # on the dev split
@@ -86,11 +87,13 @@ def check_ladder(
         raise InputProblem(f"there is no preset {preset!r}; use {', '.join(PRESETS)}.")
     unknown = [a for a in arms if a not in ARMS]
     if unknown or not arms:
-        raise InputProblem((f"there is no arm {unknown[0]!r}" if unknown else "no arm is named") + f"; use some of {', '.join(ARMS)}.")
+        raise InputProblem((f"there is no arm {unknown[0]!r}" if unknown else "no arm is named")
+                           + f"; use some of {', '.join(ARMS)}.")
     seeds = PRESETS[preset].seeds if seeds is None else seeds
     least = 2 if PRESETS[preset].over_seeds else 1
     if seeds < least:
-        raise InputProblem(f"preset {preset!r} states intervals over seeds and cannot do so with {seeds}; give 2 seeds or more, or "
+        raise InputProblem(f"preset {preset!r} states intervals over seeds and cannot do so with {seeds}; give 2 seeds "
+                           "or more, or "
                          "use preset 'quick'." if least == 2 else f"seeds={seeds} runs nothing; give 1 or more.")
     if device not in ("cpu", "cuda"):
         raise InputProblem(f"there is no device {device!r} for a ladder; use cpu or cuda.")
@@ -201,7 +204,8 @@ class Row:
 
 def _ends(results):
     "Return each seed's last measurement with a scored problem: seed -> [0, 1 or None a problem]."
-    return {seed: passed for seed in sorted(results) if mean_of(passed := results[seed].curve[-1]["passed"]) is not None}
+    return {seed: passed for seed in sorted(results)
+            if mean_of(passed := results[seed].curve[-1]["passed"]) is not None}
 
 # %% ../../nbs/experiments/06_ladder.ipynb #009618f8
 def pooled(
@@ -211,7 +215,8 @@ def pooled(
     runs = [{p["step"]: p for p in results[seed].curve} for seed in sorted(results)]
     shared = sorted(set.intersection(*map(set, runs))) if runs else []
     return [{"step": step, "generations": fmean(r[step]["generations"] for r in runs), "entropy": mean_of(r[step]["entropy"] for r in runs),
-             "by_seed": [r[step]["passed"] for r in runs], "passed": [p for r in runs for p in r[step]["passed"]]} for step in shared]
+             "by_seed": [r[step]["passed"] for r in runs], "passed": [p for r in runs for p in r[step]["passed"]]}
+            for step in shared]
 
 # %% ../../nbs/experiments/06_ladder.ipynb #d242aae8
 def gain_over(
@@ -223,7 +228,8 @@ def gain_over(
     seeds = [seed for seed in own if seed in base]
     for seed in seeds:
         if list(ours[seed].task_ids) != list(baseline[seed].task_ids):
-            raise InputProblem(f"seed {seed} was measured on other held-out tasks in one arm than in the other; run both again.")
+            raise InputProblem(f"seed {seed} was measured on other held-out tasks in one arm than in the other; run "
+                               "both again.")
     return paired_bootstrap([own[s] for s in seeds], [base[s] for s in seeds]) if seeds else None
 
 # %% ../../nbs/experiments/06_ladder.ipynb #f9588487
@@ -278,7 +284,8 @@ def verdict(row: Row) -> str:
     when = ""
     if gain.sign > 0 and row.reached:
         when = f" It reaches {BASELINE}'s final pass rate after {row.reached:.0f} of {row.generations:.0f} generations."
-    return f"{name} passes {100 * abs(gain.estimate):.1f} points {more} than {BASELINE} (difference: {_span(gain)}).{when}"
+    return (f"{name} passes {100 * abs(gain.estimate):.1f} points {more} than {BASELINE} (difference: "
+            f"{_span(gain)}).{when}")
 
 
 def verdicts(run: Ladder, rows: Sequence[Row]) -> list[str]:
@@ -287,8 +294,9 @@ def verdicts(run: Ladder, rows: Sequence[Row]) -> list[str]:
     if gap is None:
         return sentences
     if not gap.sign:
-        comparison = f"No difference of A2 from {CONTROL}, whose hint is a filler, is shown: {100 * gap.estimate:.1f} points ({_span(gap)})."
+        comparison = (f"No difference of A2 from {CONTROL}, whose hint is a filler, is shown: {100 * gap.estimate:.1f} "
+                      f"points ({_span(gap)}).")
     else:
-        comparison = (f"A2 passes {100 * abs(gap.estimate):.1f} points {'more' if gap.sign > 0 else 'fewer'} than {CONTROL}, whose hint is a filler "
-                      f"(difference: {_span(gap)}).")
+        comparison = (f"A2 passes {100 * abs(gap.estimate):.1f} points {'more' if gap.sign > 0 else 'fewer'} than "
+                      f"{CONTROL}, whose hint is a filler (difference: {_span(gap)}).")
     return [*sentences, f"Is it what the hint says? {comparison}"]

@@ -52,8 +52,9 @@ def _own_rows(path):
     rows = [{"task_id": f"{Path(path).name.split('.')[0]}-{number}"} | row for number, row in read_jsonl(path)]
     rows = [row | {"task_id": str(row["task_id"])} for row in rows]  # as a recipe's `task_rows`, whose ids are in split.json
     if wrong := next((row["task_id"] for row in rows if "prompt" not in row), None):
-        raise InputProblem(f"the task {wrong!r} has no prompt", "write one JSON object a line with `prompt` and what the "
-                           "environment's reset takes", str(path))
+        raise InputProblem(f"the task {wrong!r} has no prompt",
+                           "write one JSON object a line with `prompt` and what the environment's reset takes",
+                           str(path))
     return rows
 
 
@@ -81,7 +82,8 @@ def eval_tasks(
     elif not Path(file).is_file():
         raise InputProblem("there is no such file", "check the path", str(file))
     else:
-        rows = deletion_rows(read_tasks(Path(file))) if name == "deletion" else gsm8k_rows(file) if name == "gsm8k" else _own_rows(file)
+        rows = (deletion_rows(read_tasks(Path(file))) if name == "deletion" else gsm8k_rows(file) if name == "gsm8k"
+                else _own_rows(file))
     rows = [row for row in rows if only is None or row["task_id"] in only]
     if not rows:
         what = "the file holds no task" if only is None else f"there is none of the {len(only)} tasks"
@@ -169,7 +171,8 @@ class Evaluation:
         def intervals(estimate, *values):
             "Estimate each figure over the tasks in which all values are scored."
             shared = {name: [of[name] for of in values] for name in values[0]}
-            return {name: estimate(*arrays, seed=f"{seed}/{name}", share=name not in COUNTS) for name, arrays in shared.items()
+            return {name: estimate(*arrays, seed=f"{seed}/{name}", share=name not in COUNTS)
+                    for name, arrays in shared.items()
                     if (~np.isnan(sum(arrays))).any()}
 
         own, rest = figures(played, k), {}
@@ -177,6 +180,7 @@ class Evaluation:
             if [[r.trace.trace_id for r in row] for row in played] != [[r.trace.trace_id for r in row] for row in base[1]]:
                 raise InputProblem("the base played other tasks or samples", "play the same ones, with the same seed")
             of_base = figures(base[1], k)
-            rest = {"base": base[0], "base_figures": intervals(bootstrap_mean, of_base), "differences": intervals(paired_bootstrap, own, of_base)}
+            rest = {"base": base[0], "base_figures": intervals(bootstrap_mean, of_base),
+                    "differences": intervals(paired_bootstrap, own, of_base)}
         unscored = sum(r.reward is None for row in played for r in row)
         return cls(model, task, len(played), k, unscored, intervals(bootstrap_mean, own), **rest)

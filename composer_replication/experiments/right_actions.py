@@ -40,7 +40,8 @@ def hinted_turns(
     "Return every error turn that has a hint, in the order of the rollouts."
     turns = []
     for problem, r in enumerate(rollouts):
-        tree = build_tree(r.trace, policy.chat, target_hints(r.trace, target_turns(r.trace), source), sampled=r.segments[0].row)
+        tree = build_tree(r.trace, policy.chat, target_hints(r.trace, target_turns(r.trace), source),
+                          sampled=r.segments[0].row)
         turns += [FailedTurn(problem, r.trace, b.turn, tree.ids[:tree.span(b.turn).start],
                              (*tree.ids[:b.fork], *b.ids[:b.start]), b.ids[b.start:]) for b in tree.branches]
     return turns

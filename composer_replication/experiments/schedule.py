@@ -88,9 +88,11 @@ def read_run(
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise InputProblem(f"{path} is no {path.stem} of a run ({_first_line(error)}); {advice}") from None
     ours = {**json.loads(json.dumps(asdict(job.setting))), "seed": job.seed}
-    differ = sorted(name for name in stored_fields.keys() | ours.keys() if stored_fields.get(name, ...) != ours.get(name, ...))
+    differ = sorted(name for name in stored_fields.keys() | ours.keys()
+                    if stored_fields.get(name, ...) != ours.get(name, ...))
     if differ:  # also fields that only one version of the package knows
-        raise InputProblem(f"{path} belongs to another setting or seed (they differ in {', '.join(differ)}); give another folder, or {advice}")
+        raise InputProblem(f"{path} belongs to another setting or seed (they differ in {', '.join(differ)}); give "
+                           f"another folder, or {advice}")
     return made
 
 
@@ -136,7 +138,8 @@ def child() -> None:
         tell(problem="another process is at work on it; wait for that one, or use another folder")
     except (Exception, KeyboardInterrupt) as error:  # the parent reports it in one sentence, and the other jobs go on
         traceback.print_exc()
-        tell(problem=("" if isinstance(error, ValueError | KeyboardInterrupt) else f"{type(error).__name__}: ") + _first_line(error))
+        tell(problem=("" if isinstance(error, ValueError | KeyboardInterrupt) else f"{type(error).__name__}: ")
+             + _first_line(error))
     for stream in (events, sys.stdout, sys.stderr):
         stream.flush()
     os._exit(0)  # a regular shutdown of torch takes seconds and changes nothing
@@ -164,8 +167,8 @@ def serve() -> None:
     os._exit(0)
 
 # %% ../../nbs/experiments/04_schedule.ipynb #b81f7498
-SINGLE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false",
-          "PYTHONHASHSEED": "0"}
+SINGLE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
+          "TOKENIZERS_PARALLELISM": "false", "PYTHONHASHSEED": "0"}
 CODE = "from composer_replication.experiments.schedule import serve; serve()"
 IMPORTS = "imports.log"  # log of the process that imports and forks
 
@@ -193,7 +196,8 @@ class _Child:
         self.job, self.last_report, self.pid = job, time.monotonic(), None
         self.problem = "it ended without a result; a process that is killed, as for want of memory, does so"
         self.log, self.own_log = out / IMPORTS, out / f"{job.name}.log"  # `log`: where to find details; until the fork that is the forking process's
-        given = {"setting": asdict(job.setting), "seed": job.seed, "folder": str(out / job.name), "device": device, "arm": arm}
+        given = {"setting": asdict(job.setting), "seed": job.seed, "folder": str(out / job.name), "device": device,
+                 "arm": arm}
         (job_end, self.input), (events, events_end) = os.pipe(), os.pipe()
         os.write(self.input, f"{json.dumps(given)}\n".encode())
         with self.own_log.open("ab") as log, suppress(OSError):  # if the forking process is gone, the output closes
@@ -309,6 +313,7 @@ def run_all(
         done[outcome.job.name] = outcome.result
         failed += [outcome.problem] if outcome.problem else []
     if failed:
-        raise InputProblem(f"{len(failed)} of {len(done)} jobs have no result, the first because: {failed[0].rstrip('.')}; "
+        raise InputProblem(f"{len(failed)} of {len(done)} jobs have no result, the first because: "
+                           f"{failed[0].rstrip('.')}; "
                               "the results of the others are kept and will be read.")
     return [done[job.name] for job in jobs]

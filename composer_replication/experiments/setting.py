@@ -17,9 +17,10 @@ from ..envs.toy.teams import TEAM_HINTS
 from ..training.teacher import KINDS
 
 # %% ../../nbs/experiments/02_setting.ipynb #816f294e
-_CHOICES = {"habit": AGENTS, "hints": tuple(dict.fromkeys(HINTS + TEAM_HINTS)), "teachers": tuple(dict.fromkeys((*QUALITIES, *TEAM_PAIRS))),
-            "held_out_split": ("dev", "test"), "teacher": KINDS,
-            "target_turns": ("error", "all", "sampled"), "hint_placement": ("target", "start"), "all_fail": ("policy", "distil")}
+_CHOICES = {"habit": AGENTS, "hints": tuple(dict.fromkeys(HINTS + TEAM_HINTS)),
+            "teachers": tuple(dict.fromkeys((*QUALITIES, *TEAM_PAIRS))), "held_out_split": ("dev", "test"),
+            "teacher": KINDS, "target_turns": ("error", "all", "sampled"), "hint_placement": ("target", "start"),
+            "all_fail": ("policy", "distil")}
 _WHOLE = {"turns": 1, "steps": 0, "tasks": 1, "rollouts": 2, "held_out": 1, "measure_every": 1, "iterations": 1, "policy_start": 0}  # at least
 _NUMBERS = {"alpha_sdpo": 0, "beta_replay": 0, "sdpo_beta": 0, "sdpo_steps": 0} | dict.fromkeys(
     ("learning_rate", "replay_dpo_beta", "importance_clip"))  # at least; None: above 0
@@ -72,7 +73,8 @@ class Setting:
             if (value := getattr(self, name)) is None and name in ("sdpo_steps", "importance_clip"):
                 continue
             if type(value) not in (int, float) or not math.isfinite(value) or (value <= 0 if least is None else value < least):
-                raise InputProblem(f"{name}={value!r} cannot be run; give a number {'above 0' if least is None else 'of 0 or more'}.")
+                raise InputProblem(f"{name}={value!r} cannot be run; give a number "
+                                   f"{'above 0' if least is None else 'of 0 or more'}.")
 
     def generations(self, step: int) -> int:
         "Return the number of training episodes played in the first `step` optimizer steps."
@@ -143,12 +145,13 @@ class RunResult:
     def __post_init__(self):
         records = [("setting", Setting, self.setting), *(("curve", Measurement, point) for point in self.curve),
                    *(("steps", TrainingStep, step) for step in self.steps)]
-        for name, kind, record in records + ([("preparation", Preparation, self.preparation)] if self.preparation else []):
+        for name, kind, record in records + ([("preparation", Preparation, self.preparation)] if self.preparation
+                                             else []):
             wanted = {f.name for f in fields(kind)}
             if not isinstance(record, dict) or set(record) != wanted:
                 differ = ", ".join(sorted(wanted ^ set(record))) if isinstance(record, dict) else "no object"
-                raise InputProblem(f"{name} of the result holds other fields than a {kind.__name__} has ({differ}): another version of "
-                                   "the package wrote it")
+                raise InputProblem(f"{name} of the result holds other fields than a {kind.__name__} has ({differ}): "
+                                   "another version of the package wrote it")
         setting = Setting(**self.setting)
         for right, what in (
                 ([p["step"] for p in self.curve] == [s for s in range(setting.steps + 1) if setting.measured(s)],
@@ -163,5 +166,6 @@ class RunResult:
     def numbers(self) -> dict:
         "Return the values that the same setting and seed reproduce: all but times, versions and hardware."
         timed = lambda item: {k: v for k, v in item.items() if not k.endswith("seconds")}
-        return {"setting": self.setting, "seed": self.seed, "task_ids": self.task_ids, "curve": [timed(p) for p in self.curve],
-                "steps": [timed(s) for s in self.steps], "preparation": timed(self.preparation)}
+        return {"setting": self.setting, "seed": self.seed, "task_ids": self.task_ids,
+                "curve": [timed(p) for p in self.curve], "steps": [timed(s) for s in self.steps],
+                "preparation": timed(self.preparation)}

@@ -48,7 +48,8 @@ def interval_text(
     "Format an estimate with its interval, such as `+14.8 (+5.8 to +25.2)`; one problem alone has no interval."
     if interval is None:
         return "–"
-    estimate, low, high = (f"{scale * v:{'+' if signed else ''}.{digits}f}" for v in (interval.estimate, interval.low, interval.high))
+    estimate, low, high = (f"{scale * v:{'+' if signed else ''}.{digits}f}"
+                           for v in (interval.estimate, interval.low, interval.high))
     return f"{estimate} ({low} to {high})" if math.isfinite(interval.low) else estimate
 
 
@@ -66,10 +67,12 @@ def _cells(values, name):
     try:
         cells = np.atleast_2d(np.asarray(values, dtype=float))
     except (TypeError, ValueError):
-        raise InputProblem(f"{name} is no array of numbers; give seeds by problems, each row as long as the others, with 0, 1 or "
+        raise InputProblem(f"{name} is no array of numbers; give seeds by problems, each row as long as the others, "
+                           "with 0, 1 or "
                          "nan where an episode is unscored.") from None
     if cells.ndim != 2 or not cells.size:
-        raise InputProblem(f"{name} has shape {cells.shape}; give one row for each seed and one column for each problem.")
+        raise InputProblem(f"{name} has shape {cells.shape}; give one row for each seed and one column for each "
+                           "problem.")
     if np.isinf(cells).any():
         raise InputProblem(f"{name} holds an infinite value; give numbers, or nan where an episode is unscored.")
     return cells
@@ -83,7 +86,8 @@ def _interval(cells, name, draws, seed, least):
         raise InputProblem(f"{name}: the seed in row {row} has no scored problem; leave it out, or measure it again.")
     random, (seeds, problems) = np.random.default_rng(list(str(seed).encode())), cells.shape
     counts = [random.multinomial(n, np.full(n, 1 / n), size=draws) for n in cells.shape]
-    total, weight = (((counts[0] @ part) * counts[1]).sum(1) for part in (np.where(scored, cells, 0.0), scored.astype(float)))
+    total, weight = (((counts[0] @ part) * counts[1]).sum(1)
+                     for part in (np.where(scored, cells, 0.0), scored.astype(float)))
     means = total[weight > 0] / weight[weight > 0]  # with few cells a draw may contain none
     low, high = np.quantile(means, [0.025, 0.975])
     value = cells[scored][0]
@@ -119,7 +123,8 @@ def paired_bootstrap(
     """
     a, b = _cells(a, "a"), _cells(b, "b")
     if a.shape != b.shape:
-        raise InputProblem(f"a has shape {a.shape} and b {b.shape}; paired arms need the same seeds and the same problems.")
+        raise InputProblem(f"a has shape {a.shape} and b {b.shape}; paired arms need the same seeds and the same "
+                           "problems.")
     return _interval(a - b, "a - b", draws, seed, -1 if share else None)
 
 # %% ../../nbs/experiments/00_statistics.ipynb #c71ab11b
@@ -132,7 +137,8 @@ def clustered_mean(
     "Return the mean of all values, resampling clusters; infinite bounds with one cluster. Raises `InputProblem` without values or if one is not finite."
     values = np.asarray(values, dtype=float)
     if len(values) != len(clusters) or not len(values) or not np.isfinite(values).all():
-        raise InputProblem(f"{len(values)} values of {len(clusters)} clusters cannot be averaged; give a finite number for each.")
+        raise InputProblem(f"{len(values)} values of {len(clusters)} clusters cannot be averaged; give a finite number "
+                           "for each.")
     _, number = np.unique([str(c) for c in clusters], return_inverse=True)
     sums, sizes, n = np.bincount(number, values), np.bincount(number), number.max() + 1
     if n == 1:  # one cluster does not show how much clusters differ
@@ -160,6 +166,7 @@ def generations_to_reach(
         if rate is None:
             continue
         if rate >= target:
-            return float(at) if before is None else before[0] + (at - before[0]) * (target - before[1]) / (rate - before[1])
+            return (float(at) if before is None else before[0]
+                    + (at - before[0]) * (target - before[1]) / (rate - before[1]))
         before = at, rate
     return None

@@ -67,14 +67,16 @@ class LocalTeacher:
             part, start = readable[at:at + TOGETHER], time.monotonic()
             names = [f"{self.seed}/{self.name}/{state.key}" for *_, state in part]
             with self.policy.batch(self.sampling) as batch:
-                samples = batch.sample(range(len(part)), [ids for ids, *_ in part], [self.max_tokens] * len(part), names)
+                samples = batch.sample(range(len(part)), [ids for ids, *_ in part], [self.max_tokens] * len(part),
+                                       names)
             seconds = (time.monotonic() - start) / len(part)
             made |= {i: self._result(state, ids, sample, seconds) for (ids, i, state), sample in zip(part, samples)}
         return [made[i] for i in range(len(states))]
 
     def _result(self, state, ids, sample, seconds):
         parsed = self.readers[bool(state.tools)].read(sample.ids, self.policy.stops, ids, sample.cut, state.tools)
-        action = replace(turn_forms(parsed, sample, sum(len(t.tool_calls) for t in state.turns))[0], token_ids=None, logprobs=None)
+        action = replace(turn_forms(parsed, sample, sum(len(t.tool_calls) for t in state.turns))[0], token_ids=None,
+                         logprobs=None)
         problem = (f"The answer is cut off at the limit of {self.max_tokens} tokens." if sample.cut else
                    next((unreadable(call) for call in action.tool_calls if not call.parsed), ""))
         return TeacherCallResult(self.name, action, problem, len(ids), len(sample.ids), seconds=seconds)
@@ -113,8 +115,10 @@ def recorded_pairs(
     start = time.monotonic()
     traces = [rollout.trace for rollout in collect(policy, WorldEnv, rows, limits)]
     answers = replay_traces(traces, teachers)
-    examples = [TraceExample(trace, pairs=tuple(extract_dpo_pairs(trace, given))) for trace, given in zip(traces, answers)]
-    once = {state.key: results for trace, given in zip(traces, answers) for state, results in zip(trace_states(trace), given)}
+    examples = [TraceExample(trace, pairs=tuple(extract_dpo_pairs(trace, given)))
+                for trace, given in zip(traces, answers)]
+    once = {state.key: results for trace, given in zip(traces, answers)
+            for state, results in zip(trace_states(trace), given)}
     tokens = sum(r.prompt_tokens + r.completion_tokens for results in once.values() for r in results)
     return [e for e in examples if e.pairs], ReplayCounts(
         sum(map(len, answers)), sum(len(e.pairs) for e in examples), tokens, time.monotonic() - start)
@@ -129,7 +133,8 @@ def team_pairs(
 ) -> list[DPOPair]:
     "Make a pair for each rejected write that was its turn's only call."
     pairs, rng = [], random.Random(f"{kind}/{trace.trace_id}")
-    rejected = [i for i, t in enumerate(trace.turns[:-1]) if len(t.tool_calls) == 1 and trace.turns[i + 1].content == REJECTED.text]
+    rejected = [i for i, t in enumerate(trace.turns[:-1]) if len(t.tool_calls) == 1
+                and trace.turns[i + 1].content == REJECTED.text]
     for turn in rejected:
         failed, call = trace.turns[turn], trace.turns[turn].tool_calls[0]
         path = next(v for v in call.arguments.values() if isinstance(v, str))

@@ -37,7 +37,7 @@ class TraceExample:
     "A trace with its hints and pairs for channels 2 and 3."
 
     trace: Trace
-    turns: tuple[TraceTurn, ...] = ()  # hinted error turns; for other error turns `CollatorConfig.hint_generator` is asked
+    turns: tuple[TraceTurn, ...] = ()  # hinted error turns; others ask `CollatorConfig.hint_generator`
     pairs: tuple[DPOPair, ...] = ()  # preference pairs (channel 3, ours)
 
 
@@ -46,7 +46,7 @@ class CollatorConfig:
     "Settings for making trees from traces."
 
     placement: Literal["target", "start"] = "target"  # the hint is right before the error turn, or at the start
-    strip_thinking: bool = False  # True removes the assistant's reasoning, which leaves most error turns of real agents empty
+    strip_thinking: bool = False  # without the reasoning, which leaves most error turns of real agents empty
     max_tokens: int | None = None  # of a trunk; it is cut at a turn's border, and later error turns are excluded
     strict: bool = False  # True: raise if a trace cannot become a tree, instead of excluding it
     hint_generator: HintSource | None = None  # asked at every error site without a hint in the example
@@ -63,16 +63,17 @@ def check_by_index(
 ) -> None:
     "Raise `AlignmentError` unless the labels are the student's and teacher's tokens in the packed ids."
     own = batch.pair_trunk >= 0  # answers on the trunk itself
+    shared = torch.stack([batch.pair_positions[own, 0], batch.pair_trunk[own]], 1)
     for axis, ids, positions, labels in (("trunk", batch.input_ids, batch.sdpo_student, batch.sdpo_labels),
                                          ("branch", batch.branch_ids, batch.sdpo_teacher, batch.sdpo_labels),
                                          ("branch", batch.branch_ids, batch.pair_positions, batch.pair_labels),
-                                         ("trunk", batch.input_ids, torch.stack([batch.pair_positions[own, 0], batch.pair_trunk[own]], 1), batch.pair_labels[own])):
+                                         ("trunk", batch.input_ids, shared, batch.pair_labels[own])):
         row, position = positions.T
         wrong = (ids[row, position + 1] != labels).nonzero()
         if len(wrong):
             first = int(row[wrong[0, 0]])
-            raise AlignmentError(f"trace {batch.trees[first].trace_id!r}: {len(wrong)} {axis} tokens are not the labels they "
-                                 "stand for; build the batch with `pack_trees`.")
+            raise AlignmentError(f"trace {batch.trees[first].trace_id!r}: {len(wrong)} {axis} tokens are not the "
+                                 "labels they stand for; build the batch with `pack_trees`.")
 
 
 class ComposerDataCollator:
@@ -114,9 +115,11 @@ class ComposerDataCollator:
         hints = [(t.turn, Hint(t.hint, t.layer)) for t in example.turns]
         if source := config.hint_generator:
             given = {turn for turn, _ in hints}
-            hints += [(site.turn, hint_at(source, trace, site)) for site in find_error_sites(trace) if site.turn not in given]
+            hints += [(site.turn, hint_at(source, trace, site)) for site in find_error_sites(trace)
+                      if site.turn not in given]
         try:
-            tree = build_tree(trace, self.chat, hints, example.pairs, config.placement, config.strip_thinking, config.max_tokens)
+            tree = build_tree(trace, self.chat, hints, example.pairs, config.placement, config.strip_thinking,
+                              config.max_tokens)
         except (AlignmentError, TemplateProblem) as problem:
             if config.strict:
                 raise

@@ -53,20 +53,20 @@ def sdpo_terms(
     temperature: float = 1.0,  # at which the tokens were sampled, for a divergence without an own temperature
 ) -> TokenTerms:  # each (n,)
     "Compute the divergence between the student and the hinted teacher at each token of the target turns."
-    return token_terms(at(hidden, batch.sdpo_student), head, teacher_hidden, teacher_head, batch.sdpo_labels, divergence,
-                       selected, temperature)
+    return token_terms(at(hidden, batch.sdpo_student), head, teacher_hidden, teacher_head, batch.sdpo_labels,
+                       divergence, selected, temperature)
 
 # %% ../../nbs/losses/07_channels.ipynb #ca9e8a54
 def pair_logprobs(
     model: torch.nn.Module,  # a transformers causal LM
     batch: PackedBatch,  # with pairs
-    hidden: torch.Tensor | None = None,  # (batch, time, hidden) the model's states on the trunks; None: the trunks are read
+    hidden: torch.Tensor | None = None,  # (batch, time, hidden) on the trunks; None: they are read
     cache: DynamicCache | None = None,  # from the same pass, if it kept one
     own_logprobs: torch.Tensor | None = None,  # (o,) of the trunk's own answers, in order, if already known
     temperature: float = 1.0,  # divides the logits; the policy and its reference must share it
-    answers: torch.Tensor | None = None,  # (batch, branch_time, hidden) the model's states on the branches, if already known
+    answers: torch.Tensor | None = None,  # (batch, branch_time, hidden) on the branches, if known
 ) -> torch.Tensor:  # (m,) in the order of `batch.pair_labels`
-    """Return the log-probability, in nats, of every token of the pairs' answers. Gradients follow the caller's grad mode.
+    """Return the log-probability, in nats, of every token of the pairs' answers, in the caller's grad mode.
 
     The trunk's own answers, mostly rejected ones, are read from the trunk."""
     row, own, part = batch.pair_positions[:, 0], batch.pair_trunk >= 0, batch
@@ -79,7 +79,8 @@ def pair_logprobs(
         answers = forward_branches(model, part, cache, kinds=("chosen", "rejected"))
     head, other = lm_head(model), answers[row[~own], batch.pair_positions[~own, 1]]
     if own_logprobs is None:
-        own_logprobs = token_logprobs(hidden[row[own], batch.pair_trunk[own]], head, batch.pair_labels[own], temperature)
+        own_logprobs = token_logprobs(hidden[row[own], batch.pair_trunk[own]], head, batch.pair_labels[own],
+                                      temperature)
     other = token_logprobs(other, head, batch.pair_labels[~own], temperature)
     return other.new_zeros(own.shape).masked_scatter(own, own_logprobs.to(other.dtype)).masked_scatter(~own, other)
 
@@ -99,7 +100,7 @@ def pair_logps(
 def reference_logps(
     model: torch.nn.Module,  # the reference policy, commonly the model before its first step
     batch: PackedBatch,
-    hidden: torch.Tensor | None = None,  # with `cache` or `answers`, from the reference's own pass over the trunks; None: they are read
+    hidden: torch.Tensor | None = None,  # with `cache` or `answers`, of the reference's own pass; None: read
     cache: DynamicCache | None = None,
     temperature: float = 1.0,  # divides the logits, as for the policy
     answers: torch.Tensor | None = None,  # as in `pair_logprobs`
@@ -119,7 +120,7 @@ def preference_loss(
     variant: str = "dpo",  # or "simpo", which needs no reference
     beta: float | None = None,  # None: 0.1 for dpo, 2.0 for simpo
 ) -> PreferenceLoss:
-    "Compute channel 3's loss on the batch's pairs. Raises `InputProblem` for an unknown variant or a missing reference."
+    "Compute channel 3's loss on the batch's pairs. Raises `InputProblem` without a known variant and reference."
     if variant == "simpo":
         return simpo_loss(logps[0::2], logps[1::2], lengths[0::2], lengths[1::2], 2.0 if beta is None else beta)
     if variant != "dpo":
@@ -127,7 +128,8 @@ def preference_loss(
     if batch.ref_logps is None:
         raise InputProblem("the batch has pairs and no reference log-probabilities; call "
                            "batch = reference_logps(reference_model, batch) first, or take dpo_variant='simpo'.")
-    return dpo_loss(logps[0::2], logps[1::2], batch.ref_logps[0::2], batch.ref_logps[1::2], 0.1 if beta is None else beta)
+    return dpo_loss(logps[0::2], logps[1::2], batch.ref_logps[0::2], batch.ref_logps[1::2],
+                    0.1 if beta is None else beta)
 
 # %% ../../nbs/losses/07_channels.ipynb #37595bed
 @dataclass(frozen=True)
@@ -137,12 +139,13 @@ class ChannelSum:
     total: torch.Tensor  # scalar with gradient, summed over tokens (channel 2) or pairs (channel 3), nats
     count: int  # tokens or pairs
     stats: dict[str, float] = field(default_factory=dict)  # sums, which are added over passes and devices
-    by_row: torch.Tensor | None = None  # (batch,) detached: each row's part of `total`, to find the trace that caused a NaN
+    by_row: torch.Tensor | None = None  # (batch,) detached parts of `total`, which show the trace of a NaN
 
     def __add__(self, other: "ChannelSum") -> "ChannelSum":
         "Add both; the rows of the second follow those of the first. Both need `by_row`."
         stats = {name: self.stats.get(name, 0) + other.stats.get(name, 0) for name in self.stats | other.stats}
-        return ChannelSum(self.total + other.total, self.count + other.count, stats, torch.cat([self.by_row, other.by_row]))
+        return ChannelSum(self.total + other.total, self.count + other.count, stats,
+                          torch.cat([self.by_row, other.by_row]))
 
 # %% ../../nbs/losses/07_channels.ipynb #f0bce14e
 def sdpo_sum(
@@ -160,7 +163,8 @@ def sdpo_sum(
     row = torch.zeros(len(batch.input_ids), dtype=value.dtype, device=value.device)
     row = row.index_add(0, batch.sdpo_student[:, 0], value.detach())
     tokens = batch.sdpo_labels.numel()
-    return ChannelSum(value.sum(), tokens, {"sites": batch.sites, "tokens": tokens, "gap": gap, "clipped": clipped}, row)
+    return ChannelSum(value.sum(), tokens, {"sites": batch.sites, "tokens": tokens, "gap": gap, "clipped": clipped},
+                      row)
 
 # %% ../../nbs/losses/07_channels.ipynb #499b7cc9
 def replay_sum(

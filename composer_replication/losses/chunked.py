@@ -47,7 +47,8 @@ def lm_head(
     if layer is None:
         raise InputProblem(f"{type(model).__name__} has no output embeddings; use a causal language model.")
     config = model.config.get_text_config()
-    scale = next((s for name in ("logit_scale", "output_multiplier", "lm_head_multiplier") if (s := getattr(config, name, None)) is not None), None)
+    scale = next((s for name in ("logit_scale", "output_multiplier", "lm_head_multiplier")
+                  if (s := getattr(config, name, None)) is not None), None)
     if scale is None and getattr(config, "logits_scaling", None):
         scale = config.logits_scaling if config.model_type == "hyperclovax" else 1 / config.logits_scaling
     return LMHead(layer.weight, getattr(layer, "bias", None), 1.0 if scale is None else float(scale),
@@ -101,7 +102,7 @@ def _check_aligned(student_hidden, student_head, teacher_hidden, teacher_head, l
 
 
 def map_rows(
-    function: Callable[..., tuple[torch.Tensor, ...]],  # (student logits, teacher logits, labels) -> tensors with the same number of rows
+    function: Callable[..., tuple[torch.Tensor, ...]],  # (student, teacher, labels) -> tensors of as many rows
     student_hidden: torch.Tensor,  # (n, hidden)
     student_head: LMHead,
     teacher_hidden: torch.Tensor,  # (n, teacher's hidden), row i predicts the same token as the student's row i
@@ -120,12 +121,13 @@ def map_rows(
 # %% ../../nbs/losses/05_chunked.ipynb #72175790
 def _kernel_divergence(divergence, student_hidden, student_head, teacher_hidden, teacher_head):
     "Compute the full-vocabulary divergence per token with TRL's kernel, a limited number of rows at a time."
-    from trl.kernels.chunked_divergence import VOCAB_CHUNK_SIZE, ChunkedDivergenceFunction  # this also imports pandas, datasets and peft
+    # this also imports pandas, datasets and peft
+    from trl.kernels.chunked_divergence import VOCAB_CHUNK_SIZE, ChunkedDivergenceFunction
     rows = max(1, CHUNK_LOGITS // VOCAB_CHUNK_SIZE)
     return torch.cat([
-        ChunkedDivergenceFunction.apply(s, student_head.weight, student_head.bias, t, teacher_head.weight, teacher_head.bias,
-                                        divergence.beta, divergence.temperature, student_head.scale, student_head.softcap,
-                                        teacher_head.scale, teacher_head.softcap)[0]
+        ChunkedDivergenceFunction.apply(s, student_head.weight, student_head.bias, t, teacher_head.weight,
+                                        teacher_head.bias, divergence.beta, divergence.temperature, student_head.scale,
+                                        student_head.softcap, teacher_head.scale, teacher_head.softcap)[0]
         for s, t in zip(student_hidden.split(rows), teacher_hidden.split(rows))])
 
 
@@ -135,7 +137,7 @@ def token_terms(
     teacher_hidden: torch.Tensor,  # (n, teacher's hidden), row i predicts the same token as the student's row i
     teacher_head: LMHead,
     labels: torch.Tensor,  # (n,) the tokens predicted
-    divergence: TokenDivergence,  # a `Divergence`, or a function of both sides' logits `(rows, vocab)` and labels to `(rows,)`
+    divergence: TokenDivergence,  # a `Divergence`, or a function of both sides' logits and labels to `(rows,)`
     student: Selected | None = None,  # the student's likeliest entries for such a divergence, if already known
     temperature: float = 1.0,  # divides the logits of the log-probabilities, if the divergence has no own `temperature`
 ) -> TokenTerms:
@@ -150,9 +152,9 @@ def token_terms(
     _check_aligned(student_hidden, student_head, teacher_hidden, teacher_head, labels)
     over_entries = isinstance(divergence, Divergence)
     if over_entries and divergence.support != "full":
-        return TokenTerms(*selected_terms(student_hidden, student_head, teacher_hidden, teacher_head, labels, divergence,
-                                          CHUNK_LOGITS, student))
-    trl_knows = over_entries and divergence.function is None and divergence.token_clip is None  # D_beta over the whole vocabulary
+        return TokenTerms(*selected_terms(student_hidden, student_head, teacher_hidden, teacher_head, labels,
+                                          divergence, CHUNK_LOGITS, student))
+    trl_knows = over_entries and divergence.function is None and divergence.token_clip is None  # D_beta
     if trl_knows and student_hidden.dtype != torch.float64:
         teacher_hidden, teacher_head = teacher_hidden.detach(), teacher_head.detach()
         values = _kernel_divergence(divergence, student_hidden, student_head, teacher_hidden, teacher_head)

@@ -39,7 +39,7 @@ def _lm_cross_entropy(hidden, head, batch):
 
 # %% ../../nbs/losses/08_compose.ipynb #bbd28bb6
 def _teacher_side(model, teacher, batch, cache):
-    "Return the teacher's states `(n, hidden)` and head for the hinted turns' tokens; the cache is used only if the student is the teacher."
+    "Return the teacher's states `(n, hidden)` and head for hinted turns; only a student's own cache serves."
     reader = model if teacher is None else teacher
     return teacher_states(reader, batch, cache if teacher is None else None), lm_head(reader)
 
@@ -50,7 +50,7 @@ def compose_loss(
     alpha_sdpo: float = 1.0,  # weight of channel 2; 0: off
     beta_replay: float = 1.0,  # weight of channel 3; 0: off
     dpo_variant: Literal["dpo", "simpo"] = "dpo",  # channel 3's loss
-    sdpo_wrapper: str | None = None,  # name of a registered divergence to use instead, over the full vocabulary; taid at t = 0.4
+    sdpo_wrapper: str | None = None,  # a registered divergence instead, over the full vocabulary; taid at t = 0.4
     teacher: torch.nn.Module | None = None,  # None: the student itself, with its current weights
     divergence: Divergence = SDPO_DIVERGENCE,  # channel 2's distance
 ) -> ComposedLoss:
@@ -71,8 +71,8 @@ def compose_loss(
     if beta_replay and batch.pairs:
         out = preference_loss(*pair_logps(model, batch, hidden, cache), batch, dpo_variant)
         replay = out.loss
-        metrics |= {"replay/pairs": batch.pairs, "replay/tokens": batch.pair_labels.numel(), "replay/accuracy": out.accuracy,
-                    "replay/margin": out.margins.mean().item()}
+        metrics |= {"replay/pairs": batch.pairs, "replay/tokens": batch.pair_labels.numel(),
+                    "replay/accuracy": out.accuracy, "replay/margin": out.margins.mean().item()}
     for weight, term in ((alpha_sdpo, sdpo), (beta_replay, replay)):
         total = total + weight * term if weight else total
     return ComposedLoss(lm_ce, sdpo, replay, total, metrics)
@@ -110,7 +110,8 @@ def token_shift(
         hidden, cache = forward_trunk(model, batch)
         teacher_side = _teacher_side(model, teacher, batch, cache)
         terms = sdpo_terms(hidden, lm_head(model), *teacher_side, batch, divergence)
-        ids, student, teacher_ = map_rows(rows, at(hidden, batch.sdpo_student), lm_head(model), *teacher_side, batch.sdpo_labels)
+        ids, student, teacher_ = map_rows(rows, at(hidden, batch.sdpo_student), lm_head(model), *teacher_side,
+                                          batch.sdpo_labels)
     columns = (batch.sdpo_site, batch.sdpo_labels, terms.student_logprobs, terms.teacher_logprobs, terms.divergence)
     alternatives = (tuple(zip(*row)) for row in zip(ids.tolist(), student.tolist(), teacher_.tolist()))
     return tuple(TokenShift(*row) for row in zip(*(c.tolist() for c in columns), alternatives))

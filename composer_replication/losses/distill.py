@@ -17,8 +17,8 @@ from .divergences import Divergence, counted_rows, reduce_tokens, register_diver
 # %% ../../nbs/losses/04_distill.ipynb #ae6eac32
 def _refuse_sampled(name, settings):
     if settings.support == "sampled":
-        raise InputProblem(f"{name} compares distributions, and support='sampled' keeps one token; use full, student_top_k or "
-                           "teacher_top_k.")
+        raise InputProblem(f"{name} compares distributions, and support='sampled' keeps one token; use full, "
+                           "student_top_k or teacher_top_k.")
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ def taid_loss(
     temperature: float = 1.0,  # divides both sides' logits
     reduction: str = "batchmean",  # as `generalized_jsd_loss`
 ) -> torch.Tensor:  # scalar, or (...) for reduction="none"; nats
-    "Compute the loss of temporally adaptive interpolated distillation, arXiv:2501.16937. Raises `ValueError` for bad options or shapes."
+    "Compute the loss of temporally adaptive interpolated distillation, arXiv:2501.16937. Raises `ValueError`."
     student, teacher, ids, counted = counted_rows(student_logits, teacher_logits, labels)
     return reduce_tokens(Taid(t, Divergence(0.0, temperature))(student, teacher, ids), counted, reduction)
 
 # %% ../../nbs/losses/04_distill.ipynb #f0c35c55
 class TAIDScheduler:
-    "The schedule of `t` for `taid_loss` over a run, arXiv:2501.16937, section 3; its state can be saved in a checkpoint."
+    "The schedule of `t` for `taid_loss` over a run, arXiv:2501.16937, section 3, with a state for checkpoints."
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ def teacher_entropy(
 # %% ../../nbs/losses/04_distill.ipynb #4173cf14
 @dataclass(frozen=True)
 class EntropyAware:
-    "Forward and reverse KL, mixed by the teacher's entropy at each token; call it on aligned logits for one value per token."
+    "Forward and reverse KL, mixed by the teacher's entropy; call it on aligned logits for one value a token."
 
     h_max: float | None = None  # entropy at which only the forward KL is left, nats; None: ln(vocab)
     settings: Divergence = Divergence()  # temperature, support and clip of both KLs
@@ -136,7 +136,8 @@ class EntropyAware:
         "Return nats `(...)` for both sides' logits `(..., vocab)`; labels are for the support."
         h_max = math.log(student_logits.shape[-1]) if self.h_max is None else self.h_max
         gate = (teacher_entropy(teacher_logits, self.settings.temperature) / h_max).clamp(0.0, 1.0)
-        forward, reverse = (replace(self.settings, beta=beta)(student_logits, teacher_logits, labels) for beta in (0.0, 1.0))
+        forward, reverse = (replace(self.settings, beta=beta)(student_logits, teacher_logits, labels)
+                            for beta in (0.0, 1.0))
         return gate * forward + (1 - gate) * reverse
 
 
@@ -151,6 +152,7 @@ def entropy_aware_opd_loss(
     temperature: float = 1.0,  # divides both sides' logits
     reduction: str = "batchmean",  # as `generalized_jsd_loss`
 ) -> torch.Tensor:  # scalar, or (...) for reduction="none"; nats
-    "Compute the loss of on-policy distillation gated by the teacher's entropy, after arXiv:2603.07079. Raises `ValueError` for bad options."
+    "Compute the loss of distillation gated by the teacher's entropy, after arXiv:2603.07079. Raises `ValueError`."
     student, teacher, ids, counted = counted_rows(student_logits, teacher_logits, labels)
-    return reduce_tokens(EntropyAware(h_max, Divergence(temperature=temperature))(student, teacher, ids), counted, reduction)
+    return reduce_tokens(EntropyAware(h_max, Divergence(temperature=temperature))(student, teacher, ids), counted,
+                         reduction)

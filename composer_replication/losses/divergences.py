@@ -77,8 +77,10 @@ def register_support(
 ) -> Callable:  # a decorator of functions of some of (student, teacher, labels, k) to ids (..., k)
     "Register a support, replacing one of the same name. Raises `InputProblem` for a function with other parameters."
     def add(pick):
-        if unknown := [asked for asked in signature(pick).parameters if asked not in ("student", "teacher", "labels", "k")]:
-            raise InputProblem(f"support {name!r} asks for {unknown[0]!r}; name its parameters from student, teacher, labels and k.")
+        if unknown := [asked for asked in signature(pick).parameters
+                       if asked not in ("student", "teacher", "labels", "k")]:
+            raise InputProblem(f"support {name!r} asks for {unknown[0]!r}; name its parameters from student, teacher, "
+                               "labels and k.")
         SUPPORTS[name] = pick
         return pick
 
@@ -128,11 +130,12 @@ class Divergence:
     top_k: int | None = None  # number of entries, for a support with parameter k
     tail: bool = True  # the other entries' mass becomes one more entry; False: renormalise
     token_clip: float | None = None  # upper bound of each entry's term, nats
-    function: Callable | None = field(default=None, repr=False)  # another divergence f(logp_student, logp_teacher); None: D_beta
+    function: Callable | None = field(default=None, repr=False)  # f(logp_student, logp_teacher); None: D_beta
 
     def __post_init__(self):
         if not 0.0 <= self.beta <= 1.0:
-            raise InputProblem(f"beta={self.beta} is outside [0, 1]; 0 is KL(teacher || student), 1 is KL(student || teacher).")
+            raise InputProblem(f"beta={self.beta} is outside [0, 1]; 0 is KL(teacher || student), 1 is KL(student || "
+                               "teacher).")
         if not self.temperature > 0.0:
             raise InputProblem(f"temperature={self.temperature} must be positive; 1.0 leaves the logits as they are.")
         if self.support not in SUPPORTS:
@@ -142,17 +145,18 @@ class Divergence:
             raise InputProblem(f"support={self.support!r} does not go with top_k={self.top_k}; give a top-k support a "
                                "positive top_k, and the others none.")
         if self.support == "sampled" and (self.function or self.beta != 1.0 or self.token_clip is not None):
-            raise InputProblem("the sampled token estimates KL(student || teacher) only; use beta=1.0 and no token_clip, or another "
-                               "support for another divergence.")
+            raise InputProblem("the sampled token estimates KL(student || teacher) only; use beta=1.0 and no "
+                               "token_clip, or another support for another divergence.")
         if self.function and self.token_clip is not None:
-            raise InputProblem("token_clip bounds the terms of the generalised JSD; leave it out for another divergence.")
+            raise InputProblem("token_clip bounds the terms of the generalised JSD; leave it out for another "
+                               "divergence.")
 
     def nats(
         self,
         student: torch.Tensor,  # (..., entries) log-probabilities
         teacher: torch.Tensor,  # (..., entries) log-probabilities of the same entries, without gradient
     ) -> torch.Tensor:  # (...) nats
-        "Return the divergence over entries. Raises `InputProblem` if a registered function does not return one value per token."
+        "Return the divergence over entries. Raises `InputProblem` unless a registered function gives a value a token."
         if self.support == "sampled":
             return sampled_reverse_kl(student[..., 0], teacher[..., 0])
         if self.function is None:
@@ -160,7 +164,8 @@ class Divergence:
             return (terms if self.token_clip is None else terms.clamp(max=self.token_clip)).sum(-1)
         values = self.function(student, teacher)
         if values.shape != student.shape[:-1]:
-            raise InputProblem(f"the divergence gave values {tuple(values.shape)} for log-probabilities {tuple(student.shape)}; sum over the last axis.")
+            raise InputProblem(f"the divergence gave values {tuple(values.shape)} for log-probabilities "
+                               f"{tuple(student.shape)}; sum over the last axis.")
         return values
 
     def pick(
@@ -169,8 +174,9 @@ class Divergence:
         teacher,
         labels: torch.Tensor | None,  # (...) the sampled tokens
     ) -> torch.Tensor | None:  # (..., k), unique entries, -1 for none; None: all entries
-        "Return the entries to compare. Raises `InputProblem` if labels are missing, or a registered support returns no ids."
-        function, given = SUPPORTS[self.support], {"student": student, "teacher": teacher, "labels": labels, "k": self.top_k}
+        "Return the entries to compare. Raises `InputProblem` without labels, or for a support that returns no ids."
+        function = SUPPORTS[self.support]
+        given = {"student": student, "teacher": teacher, "labels": labels, "k": self.top_k}
         if function is None:
             return None
         asked = signature(function).parameters
@@ -180,7 +186,8 @@ class Divergence:
         if ids is student.chosen or ids is teacher.chosen or self.support == "sampled":
             return ids
         if ids.is_floating_point() or not ids.shape[-1] or (ids.numel() and int(ids.max()) >= student.vocab):
-            raise InputProblem(f"support {self.support!r} gave {ids.dtype} {tuple(ids.shape)}; it must give ids below {student.vocab}, at least one a token.")
+            raise InputProblem(f"support {self.support!r} gave {ids.dtype} {tuple(ids.shape)}; it must give ids below "
+                               f"{student.vocab}, at least one a token.")
         ids = ids.sort(-1).values
         return torch.cat([ids[..., :1], ids[..., 1:].masked_fill(ids[..., 1:] == ids[..., :-1], -1)], -1)
 
@@ -206,7 +213,7 @@ class Divergence:
         return self.nats(*(entry_logprobs(x, ids, self.keeps_tail) for x in (student, teacher)))
 
 # %% ../../nbs/losses/00_divergences.ipynb #1fa90645
-TokenDivergence = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # logits of both sides and labels to nats
+TokenDivergence = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # logits, labels -> nats
 DIVERGENCES: dict[str, Callable[[Divergence, float], TokenDivergence]] = {"jsd": lambda settings, t: settings}
 SCHEDULED: set[str] = set()  # names whose function reads `t`
 DECLARED: dict[Callable, dict[str, bool]] = {}  # function -> as it was registered
@@ -216,12 +223,13 @@ def register_divergence(
     name: str,  # name for `sdpo_divergence` and `sdpo_wrapper`
     scheduled: bool = False,  # True if it reads `t`
     of_logits: bool = False,  # True if it makes, of (settings, t), a function of both sides' logits and labels
-) -> Callable:  # a decorator of functions (logp_student, logp_teacher[, t]) to nats, or (settings, t) to a function of logits
+) -> Callable:  # a decorator of (logp_student, logp_teacher[, t]) to nats, or (settings, t) to a function of logits
     "Register a divergence, replacing one of the same name."
     def add(function):
         def over_entries(settings, t):
             return replace(settings, function=partial(function, t=t) if scheduled else function)
-        DIVERGENCES[name], DECLARED[function] = function if of_logits else over_entries, {"scheduled": scheduled, "of_logits": of_logits}
+        DIVERGENCES[name] = function if of_logits else over_entries
+        DECLARED[function] = {"scheduled": scheduled, "of_logits": of_logits}
         (SCHEDULED.add if scheduled else SCHEDULED.discard)(name)
         return function
     return add
@@ -256,7 +264,7 @@ def reduce_tokens(
 
 
 def counted_rows(student_logits, teacher_logits, labels):
-    "Return the counted rows: student and teacher `(n, vocab)`, labels `(n,)` or None, and the mask `(...)` that selects them."
+    "Return the counted rows: student and teacher `(n, vocab)`, labels `(n,)` or None, and their mask `(...)`."
     _same_shape(student_logits, teacher_logits)
     if labels is None:
         counted = torch.ones(student_logits.shape[:-1], dtype=torch.bool, device=student_logits.device)
@@ -280,7 +288,7 @@ def generalized_jsd_loss(
     support: Support | None = None,  # None: "student_top_k" if top_k is given, else "full"
     tail: bool = True,  # top-k: keep the other entries' mass as one more entry; False: renormalise
 ) -> torch.Tensor:  # scalar, or (...) for reduction="none"; nats
-    """Return the generalised Jensen-Shannon divergence of student and teacher (arXiv:2306.13649, eq. 1), masked and reduced.
+    """Return the generalised JSD of student and teacher (arXiv:2306.13649, eq. 1), masked and reduced.
 
     Raises `ValueError` for inconsistent options and shapes.
     """

@@ -68,7 +68,7 @@ def simpo_loss(
     beta: float = 2.0,  # scale of the rewards
     gamma: float = 1.0,  # reward margin by which the chosen turn must win
 ) -> PreferenceLoss:
-    "Compute the loss of simple preference optimisation, arXiv:2405.14734, eq. 6. Raises `ValueError` for empty turns or different shapes."
+    "Compute the loss of simple preference optimisation, arXiv:2405.14734, eq. 6. Raises `ValueError`."
     _same_shape(chosen_logps=chosen_logps, rejected_logps=rejected_logps,
                 chosen_lengths=chosen_lengths, rejected_lengths=rejected_lengths)
     if ((chosen_lengths < 1) | (rejected_lengths < 1)).any():

@@ -44,21 +44,23 @@ def teacher_top_k_terms(
     teacher_ids: torch.Tensor,  # (n, k) ids of these tokens
     divergence: Divergence = REVERSE_KL,  # with support "full"; it is computed over the k entries and the tail
 ) -> torch.Tensor:  # (n,) nats; float32, or float64 for float64 logits
-    "Return the divergence between the student and a teacher with known top `k` only. Raises `InputProblem` for bad shapes and supports."
+    "Return the divergence from a teacher with known top `k` only. Raises `InputProblem` for shapes and supports."
     if teacher_logprobs.shape != teacher_ids.shape or teacher_ids.shape[:-1] != student_logits.shape[:-1]:
-        raise InputProblem(f"teacher's log-probabilities {tuple(teacher_logprobs.shape)}, its ids {tuple(teacher_ids.shape)} and the "
-                           f"student's logits {tuple(student_logits.shape)} are not aligned; give k entries for each row of logits.")
+        raise InputProblem(f"teacher's log-probabilities {tuple(teacher_logprobs.shape)}, its ids "
+                           f"{tuple(teacher_ids.shape)} and the student's logits {tuple(student_logits.shape)} are not "
+                           "aligned; give k entries for each row of logits.")
     if divergence.support != "full" or divergence.temperature != 1.0:
-        raise InputProblem(f"support={divergence.support!r} and temperature={divergence.temperature} need the teacher's logits, and it sent its "
-                           "top entries; use support='full' and temperature=1.0.")
+        raise InputProblem(f"support={divergence.support!r} and temperature={divergence.temperature} need the "
+                           "teacher's logits, and it sent its top entries; use support='full' and temperature=1.0.")
     wide = torch.promote_types(student_logits.dtype, torch.float32)
-    student = entry_logprobs(student_logits.to(wide), teacher_ids.long(), tail=student_logits.shape[-1] > teacher_ids.shape[-1])
+    student = entry_logprobs(student_logits.to(wide), teacher_ids.long(),
+                             tail=student_logits.shape[-1] > teacher_ids.shape[-1])
     sent, exact = teacher_logprobs.detach(), torch.promote_types(student.dtype, torch.float64)
     teacher = sent.to(exact)
     if student.shape[-1] > teacher.shape[-1]:
         chance = teacher.exp()
-        # Each log-probability was rounded to its dtype, so the tail is known to the standard error of their sum; each token of it is at
-        # most as likely as the least of them.
+        # Each log-probability was rounded to its dtype, so the tail is known to the standard error of their sum; each
+        # token of it is at most as likely as the least of them.
         known = (chance * teacher).nan_to_num().norm(dim=-1, keepdim=True) * torch.finfo(sent.dtype).eps / 12**0.5
         most = (student_logits.shape[-1] - teacher.shape[-1]) * chance.amin(-1, keepdim=True)
         tail = (1 - chance.sum(-1, keepdim=True)).maximum(known).minimum(most).clamp(min=torch.finfo(student.dtype).eps)

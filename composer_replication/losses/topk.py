@@ -30,7 +30,7 @@ class _Projection:
     limit: int  # most logits in memory at a time
 
     def tiles(self, hidden, weight, bias) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        "Yield first column, rows of `weight`, and logits `(rows, width)` before the temperature, which the next tile overwrites."
+        "Yield first column, rows of `weight`, and logits `(rows, width)` before temperature; the next overwrites them."
         rows, wide = hidden.shape[0], torch.float32 if self.dtype in (torch.float16, torch.bfloat16) else self.dtype
         width = max(1, self.limit // max(rows, 1))
         memory = torch.empty(max(self.limit, rows), dtype=self.dtype, device=hidden.device)
@@ -51,7 +51,7 @@ class _Projection:
 
 # %% ../../nbs/losses/03_topk.ipynb #ca341faa
 def _columns(ids, start, tile):
-    "Return the columns of `ids` `(rows, k)` in a tile, and a mask of those inside; the columns of others are arbitrary."
+    "Return the columns of `ids` `(rows, k)` in a tile, and a mask of those inside; others are arbitrary."
     local = ids - start
     return local.clamp(0, tile.shape[1] - 1), (local >= 0) & (local < tile.shape[1])
 
@@ -68,7 +68,7 @@ def _shut(tile, local, inside):
 
 @dataclass
 class _Mass:
-    "The mass of some entries of each row: their logsumexp, and the entropy of the distribution among them, each `(rows,)`."
+    "The mass of some entries of each row: their logsumexp, and the entropy among them, each `(rows,)`."
 
     total: torch.Tensor
     entropy: torch.Tensor | None = None  # nats; None: not requested
@@ -87,17 +87,20 @@ class _Mass:
         if self.entropy is None:
             return _Mass(total)
         shares = [(part.total - total).exp().nan_to_num() for part in (self, other)]
-        return _Mass(total, sum(share * part.entropy + torch.special.entr(share) for share, part in zip(shares, (self, other))))
+        return _Mass(total, sum(share * part.entropy + torch.special.entr(share)
+                                for share, part in zip(shares, (self, other))))
 
 
 def _select(projection, hidden, weight, bias, labels, ids, top_k, entropy):
-    """Return entries with the rest's logsumexp last `(rows, k + 1)`, their ids `(rows, k)` (-1 for none), the labels' logits over temperature `(rows,)`,
-    and the entropy `(rows,)`, if requested."""
+    """Return entries with the rest's logsumexp last `(rows, k + 1)`, and their ids `(rows, k)`, -1 for none.
+
+    Then the labels' logits over temperature `(rows,)`, and the entropy `(rows,)`, if requested."""
     best = chosen = rest = label = None
     for start, _, tile in projection.tiles(hidden, weight, bias):
         if rest is None:
             nothing, label = tile.new_full(tile.shape[:1], -math.inf), tile.new_zeros(tile.shape[:1])
-            best, chosen = (tile.new_zeros(ids.shape), ids) if ids is not None else (tile[:, :0], labels[:, None][:, :0])
+            best, chosen = ((tile.new_zeros(ids.shape), ids) if ids is not None
+                            else (tile[:, :0], labels[:, None][:, :0]))
             rest = _Mass(nothing, torch.zeros_like(nothing) if entropy else None)
         label += _take(tile, *_columns(labels[:, None], start, tile))[:, 0]
         if projection.temperature != 1.0:
@@ -122,8 +125,9 @@ def _select(projection, hidden, weight, bias, labels, ids, top_k, entropy):
 
 # %% ../../nbs/losses/03_topk.ipynb #001e46f1
 def _add_product(total, a, b):
-    """Add `a @ b` in place, in the precision of `total`. Rounding each tile's half-precision product first would bias training, see `_addmm_fp32`
-    of TRL."""
+    """Add `a @ b` in place, in the precision of `total`.
+
+    Rounding each tile's half-precision product first would bias training, see `_addmm_fp32` of TRL."""
     if total.dtype == a.dtype:
         total.addmm_(a, b)
     elif a.is_cuda:
@@ -155,15 +159,17 @@ class _Selected(torch.autograd.Function):
         grad = torch.zeros_like(entries) if grad is None else grad
         grad_logits = torch.zeros_like(entries[:, 0]) if grad_logits is None else grad_logits
         needed = ctx.needs_input_grad[:3]
-        grads = [torch.zeros_like(t, dtype=entries.dtype) if need else None for t, need in zip((hidden, weight, bias), needed)]
+        grads = [torch.zeros_like(t, dtype=entries.dtype) if need else None
+                 for t, need in zip((hidden, weight, bias), needed)]
         by_rows = [t.split(ctx.rows) for t in (hidden, ids, entries, grad, labels, grad_logits)]
         for first, (h, *some) in zip(range(0, hidden.shape[0], ctx.rows), zip(*by_rows)):
-            _backward_rows(ctx.projection, h, weight, bias, *some, None if grads[0] is None else grads[0][first:first + ctx.rows],
-                           *grads[1:])
+            _backward_rows(ctx.projection, h, weight, bias, *some,
+                           None if grads[0] is None else grads[0][first:first + ctx.rows], *grads[1:])
         return *(None if g is None else g.to(t.dtype) for g, t in zip(grads, (hidden, weight, bias))), *[None] * 5
 
 
-def _backward_rows(projection, hidden, weight, bias, ids, entries, grad, labels, grad_logits, grad_hidden, grad_weight, grad_bias):
+def _backward_rows(projection, hidden, weight, bias, ids, entries, grad, labels, grad_logits, grad_hidden, grad_weight,
+                   grad_bias):
     "Add the contribution of some rows to the gradients, in place."
     rest = entries[:, -1:].clamp(min=torch.finfo(entries.dtype).min)
     grad, grad_logits = (g * (projection.scale / projection.temperature) for g in (grad, grad_logits[:, None]))
@@ -215,7 +221,8 @@ def select_entries(
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else head.weight.dtype
     projection = _Projection(head.scale, head.softcap, divergence.temperature, dtype, limit)
-    return Selected(*_Selected.apply(hidden, head.weight, head.bias, labels, ids, k or divergence.top_k, projection, entropy))
+    return Selected(*_Selected.apply(hidden, head.weight, head.bias, labels, ids, k or divergence.top_k, projection,
+                                     entropy))
 
 
 class HiddenSide:
@@ -249,7 +256,7 @@ def selected_terms(
     limit: int,  # most logits in memory at a time
     student: Selected | None = None,  # the student's likeliest entries, if already selected
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # each (n,) nats
-    "Return the divergence, with gradient to the student, and the labels' log-probabilities of student and teacher, detached."
+    "Return the divergence, with gradient to the student, and both sides' log-probabilities of labels, detached."
     sides = (HiddenSide(student_hidden, student_head, labels, divergence, limit, student),
              HiddenSide(teacher_hidden, teacher_head, labels, divergence, limit, learns=False))
     ids = divergence.pick(*sides, labels)

@@ -4,20 +4,22 @@
 
 # %% auto #0
 __all__ = ['RUN_FILE', 'PROBE', 'read_record', 'base_of', 'Checkpoint', 'checkpoint_tokenizer', 'probe_logits', 'distance',
-           'merge_adapter', 'load_checkpoint']
+           'merge_adapter', 'load_checkpoint', 'served_checkpoint']
 
 # %% ../../nbs/recipes/02_checkpoint.ipynb #155f94c2
 import json
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..core.errors import InputProblem
 from ..envs.toy.model import embedded_model, embedded_tokenizer
 from .models import EMBEDDED, find_model
+from ..rollout.policies import CallablePolicy, completions_policy
 from ..tree.fenced import set_template
 from ..tree.template import probe_template
 
@@ -163,3 +165,18 @@ def load_checkpoint(
         raise InputProblem(f"the adapter {name!r} merged into its base is another model: its logits differ by {off:.1e} of the largest",
                            "train an adapter of a kind that PEFT can merge")
     return Checkpoint(name, folder, model.to(device).eval(), tokenizer, base, unmerged)
+
+# %% ../../nbs/recipes/02_checkpoint.ipynb #a5f22149
+def served_checkpoint(
+    name: str,  # as `find_model`
+    url: str,  # of a server with the checkpoint's weights, as `rollout.policies.completions_policy`
+    key: str = "",  # that the server wants
+    template: str | None = None,  # as `checkpoint_tokenizer`
+) -> CallablePolicy:
+    "Return a policy whose turns a server samples. Raises `InputProblem` and `TemplateProblem`."
+    tokenizer, base = checkpoint_tokenizer(name, template), base_of(find_model(name)) or name
+    try:
+        ends = None if base == EMBEDDED else GenerationConfig.from_pretrained(find_model(base) or base)
+    except OSError:  # it has none
+        ends = None
+    return completions_policy(url, tokenizer, name, key, SimpleNamespace(generation_config=ends))

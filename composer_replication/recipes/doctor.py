@@ -30,8 +30,9 @@ class Part:
     cost: str = ""  # what does not work without it
 
 
-PACKAGES = {"torch": "everything", "transformers": "everything", "trl": "training", "vllm": "rollouts are sampled by transformers", "peft": "LoRA",
-            "openenv": "composer-rl serve tasks", "gguf": "composer-rl models get"}
+PACKAGES = {"torch": "everything", "transformers": "everything", "trl": "training",
+            "vllm": "rollouts are sampled by transformers", "peft": "LoRA", "openenv": "composer-rl serve tasks",
+            "gguf": "composer-rl models get"}
 PROGRAMS = {"browser": (("chromium", "google-chrome", "chromium-browser"), "the tests of the site in a browser are skipped"),
             "npm": (("npm",), "the site names the public addresses of its scripts")}
 
@@ -48,10 +49,12 @@ def doctor() -> list[Part]:
 
     def program_part(name, programs, cost):
         path = next(filter(None, map(shutil.which, programs)), None)
-        return Part(name, path is not None, Path(path).name if path else f"no {' or '.join(programs)} on the path", cost)
+        return Part(name, path is not None, Path(path).name if path else f"no {' or '.join(programs)} on the path",
+                    cost)
 
     memory, disk = psutil.virtual_memory(), shutil.disk_usage(Path.cwd())
-    cards = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    cards = [torch.cuda.get_device_properties(i) for i in range(count)]
     gpus = ", ".join(f"{card.name} ({card.total_memory / 2**30:.0f} GiB)" for card in cards)
     problems = {kind: sandbox_problem(kind) for kind in sandbox_kinds()}
     key = bool(os.environ.get("OPENROUTER_API_KEY"))
@@ -60,7 +63,8 @@ def doctor() -> list[Part]:
         Part("cores", True, f"{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()}"),
         Part("memory", True, f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free"),
         Part("disk", True, f"{disk.free / 2**30:.0f} GiB free here"),
-        Part("gpu", bool(cards), gpus or "torch finds none", "training and sampling run on the CPU, which serves small models only"),
+        Part("gpu", bool(cards), gpus or "torch finds none", "training and sampling run on the CPU, which serves small "
+             "models only"),
         *(package_part(name, cost) for name, cost in PACKAGES.items()),
         *(Part(f"sandbox {kind}", problem is None, problem or "works", "without any that isolates, deletion tasks and agents are refused") for kind, problem in problems.items()),
         *(program_part(name, *kind) for name, kind in PROGRAMS.items()),

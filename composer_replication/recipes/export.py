@@ -50,13 +50,16 @@ SDPO = "SDPO, [arXiv:2601.20802](https://arxiv.org/abs/2601.20802)"
 def method_lines(settings: Mapping[str, Any]) -> list[str]:
     "Write one sentence for each channel that was on."
     s = settings
-    objective, without_rollouts = s.get("objective", s.get("loss_type", "not recorded")), "task" in s and s["task"] is None
+    objective = s.get("objective", s.get("loss_type", "not recorded"))
+    without_rollouts = "task" in s and s["task"] is None
     lines = [] if without_rollouts else [f"Policy objective `{objective}` on verifiable rewards, after {CURSOR}."]
     if s.get("alpha_sdpo"):
-        lines.append(f"SDPO at error turns, weight {s['alpha_sdpo']:g}, teacher `{s.get('teacher')}`: a hint at the turn that went wrong "
-                     f"teaches the model without it, after Cursor's targeted RL with textual feedback and {SDPO}.")
+        lines.append(f"SDPO at error turns, weight {s['alpha_sdpo']:g}, teacher `{s.get('teacher')}`: a hint at the "
+                     f"turn that went wrong teaches the model without it, after Cursor's targeted RL with textual "
+                     f"feedback and {SDPO}.")
     if s.get("beta_replay"):
-        lines.append(f"Trace-replay DPO, weight {s['beta_replay']:g}: composer_replication's own addition, no part of Cursor's recipe.")
+        lines.append(f"Trace-replay DPO, weight {s['beta_replay']:g}: composer_replication's own addition, no part of "
+                     "Cursor's recipe.")
     return lines
 
 # %% ../../nbs/recipes/03_export.ipynb #25aebda6
@@ -70,17 +73,23 @@ def model_card(
     title, hub_id = base_line(s.get("model"))
     data = ModelCardData(base_model=hub_id, library_name="transformers", pipeline_tag="text-generation",
                          tags=["composer-replication", "trl", "grpo"] + (["sdpo"] if s.get("alpha_sdpo") else []))
-    facts = {"base model": title, "weights": "LoRA, merged into the base" if merged else "LoRA" if s.get("use_peft") else "all",
-             "task": "none: recorded traces" if "task" in s and s["task"] is None else s.get("task"), "tasks trained on": len(record["trained_on"]) if record.get("trained_on") else None, "optimizer steps": step,
-             "learning rate": s.get("learning_rate"), "recipe": record.get("run"), "commit of composer_replication": record.get("commit"),
-             **record.get("seeds", {}), "versions": _pairs(record.get("versions")), "hardware": _pairs(record.get("hardware"))}
+    weights = "LoRA, merged into the base" if merged else "LoRA" if s.get("use_peft") else "all"
+    facts = {"base model": title, "weights": weights,
+             "task": "none: recorded traces" if "task" in s and s["task"] is None else s.get("task"),
+             "tasks trained on": len(record["trained_on"]) if record.get("trained_on") else None,
+             "optimizer steps": step, "learning rate": s.get("learning_rate"), "recipe": record.get("run"),
+             "commit of composer_replication": record.get("commit"),
+             **record.get("seeds", {}), "versions": _pairs(record.get("versions")),
+             "hardware": _pairs(record.get("hardware"))}
     rows = "\n".join(f"| {name} | {'not recorded' if value is None else value} |" for name, value in facts.items())
-    methods = "\n".join(f"- {line}" for line in method_lines(s)) if s else "Not recorded: the checkpoint has no run.json."
-    return (f"---\n{data.to_yaml()}\n---\n\n# {record.get('run', 'A checkpoint')}, step {step if step is not None else 'not recorded'}\n\n"
-            f"Trained with composer_replication, an open replication of the "
-            f"post-training recipe of Cursor's Composer 2.5.\n\n| what | |\n|:--|:--|\n{rows}\n\n## Method\n\n{methods}\n\n"
-            "## Results\n\nNo result is recorded here. `composer-rl eval FOLDER --task TASK --against BASE` measures them with intervals.\n\n"
-            "## Licence\n\nThe base model's licence holds for these weights.\n")
+    methods = ("\n".join(f"- {line}" for line in method_lines(s)) if s
+               else "Not recorded: the checkpoint has no run.json.")
+    return (f"---\n{data.to_yaml()}\n---\n\n# {record.get('run', 'A checkpoint')}, step "
+            f"{step if step is not None else 'not recorded'}\n\nTrained with composer_replication, an open replication "
+            f"of the post-training recipe of Cursor's Composer 2.5.\n\n| what | |\n|:--|:--|\n{rows}\n\n## "
+            f"Method\n\n{methods}\n\n## Results\n\nNo result is recorded here. `composer-rl eval FOLDER --task TASK "
+            "--against BASE` measures them with intervals.\n\n## Licence\n\nThe base model's licence holds for these "
+            "weights.\n")
 
 
 def _pairs(values):
@@ -136,20 +145,26 @@ def export_checkpoint(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputProblem(f"{out} holds other files", "name a new folder")
     checkpoint = load_checkpoint(name, dtype=torch.float32 if adapter else "auto", device="cpu")
-    before = probe_logits(checkpoint.model, checkpoint.tokenizer) if checkpoint.unmerged is None else checkpoint.unmerged
-    saved = AutoConfig.from_pretrained(find_model(checkpoint.base) or checkpoint.base).dtype or torch.float32 if adapter else checkpoint.model.dtype
-    step, record = folder and _step(folder), {k: v for k, v in read_record(folder).items() if k not in ("command", "before")}
+    before = (probe_logits(checkpoint.model, checkpoint.tokenizer) if checkpoint.unmerged is None
+              else checkpoint.unmerged)
+    saved = checkpoint.model.dtype
+    if adapter:
+        saved = AutoConfig.from_pretrained(find_model(checkpoint.base) or checkpoint.base).dtype or torch.float32
+    step = folder and _step(folder)
+    record = {k: v for k, v in read_record(folder).items() if k not in ("command", "before")}
     with replacing(out) as partial:
         partial.mkdir()
         checkpoint.model.to(saved).save_pretrained(partial)
         checkpoint.tokenizer.save_pretrained(partial)
         write_file(partial / "README.md", model_card(record, step, checkpoint.base is not None))
         if record:
-            settings = {k: Path(v).name if isinstance(v, str) and Path(v).is_absolute() else v for k, v in record["settings"].items()}
+            settings = {k: Path(v).name if isinstance(v, str) and Path(v).is_absolute() else v
+                        for k, v in record["settings"].items()}
             write_json(partial / RUN_FILE, record | {"settings": settings})
         again = load_checkpoint(str(partial), dtype="auto", device="cpu")
         difference = distance(probe_logits(again.model, again.tokenizer), before)
         if not difference <= (MERGED if adapter and saved == torch.float32 else CLOSE.get(saved, 0.05)):
-            raise InputProblem(f"the exported model's logits differ from the checkpoint's by {difference:.1e} of the largest",
-                               "take another checkpoint; this one is not exported")
-    return Exported(out, checkpoint.model.num_parameters(), str(saved).removeprefix("torch."), adapter, difference, step)
+            raise InputProblem(f"the exported model's logits differ from the checkpoint's by {difference:.1e} of the "
+                               "largest", "take another checkpoint; this one is not exported")
+    return Exported(out, checkpoint.model.num_parameters(), str(saved).removeprefix("torch."), adapter, difference,
+                    step)

@@ -35,8 +35,9 @@ def model_shape(
     try:
         return AutoConfig.from_pretrained(local_model(name) or name, revision=revision or "main")
     except (OSError, ValueError) as error:
-        raise RecipeProblem(f"model {name!r} has no configuration on this machine ({str(error).splitlines()[0].rstrip('.')}); name a folder "
-                            "that has its config.json, or allow downloads.") from None
+        raise RecipeProblem(f"model {name!r} has no configuration on this machine "
+                            f"({str(error).splitlines()[0].rstrip('.')}); name a folder that has its config.json, or "
+                            "allow downloads.") from None
 
 # %% ../../nbs/recipes/09_memory_estimate.ipynb #bdaa3be9
 def meta_model(
@@ -75,8 +76,10 @@ def activation_bytes(
 
     def kept(tokens):
         found = {}
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: found.setdefault(t.untyped_storage()._cdata, t), lambda t: t):
-            torch.func.functional_call(body, weights, (), {"input_ids": torch.ones(rows, tokens, dtype=torch.long), "use_cache": False})
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: found.setdefault(t.untyped_storage()._cdata, t),
+                                                      lambda t: t):
+            torch.func.functional_call(body, weights, (), {"input_ids": torch.ones(rows, tokens, dtype=torch.long),
+                                                           "use_cache": False})
         return sum(t.untyped_storage().nbytes() for t in found.values())
 
     with FakeTensorMode(), torch.autocast("cpu", autocast, enabled=autocast is not None), \
@@ -94,12 +97,14 @@ def tile_bytes(
     size: int,  # bytes of an element of the matrix products
 ) -> int:
     "Return the bytes of the logits that exist at one time while TRL computes log-probabilities tile by tile, with the head's gradient."
-    return 2 * size * min(shape.vocab_size, VOCAB_CHUNK_SIZE) * min(tokens, TOKEN_CHUNK_SIZE) + 4 * shape.vocab_size * shape.hidden_size
+    return (2 * size * min(shape.vocab_size, VOCAB_CHUNK_SIZE) * min(tokens, TOKEN_CHUNK_SIZE)
+            + 4 * shape.vocab_size * shape.hidden_size)
 
 # %% ../../nbs/recipes/09_memory_estimate.ipynb #ce00da4a
 def cache_bytes(shape: PretrainedConfig, rows: int, tokens: int, size: int) -> int:
     "Return the bytes of a key-value cache over all layers."
-    heads, head = shape.num_attention_heads, getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    heads = shape.num_attention_heads
+    head = getattr(shape, "head_dim", None) or shape.hidden_size // heads
     return 2 * shape.num_hidden_layers * (getattr(shape, "num_key_value_heads", None) or heads) * head * rows * tokens * size
 
 # %% ../../nbs/recipes/09_memory_estimate.ipynb #84aafc2a
@@ -128,14 +133,16 @@ class MemoryEstimate:
 def _types(recipe):
     "Return the type of weights as stored, and that of matrix products on others, if another."
     stored = {None: "float32", "auto": "bfloat16"}.get(recipe.model.dtype, recipe.model.dtype)
-    return getattr(torch, stored), torch.bfloat16 if recipe.config.bf16 else torch.float16 if recipe.config.fp16 else None
+    work = torch.bfloat16 if recipe.config.bf16 else torch.float16 if recipe.config.fp16 else None
+    return getattr(torch, stored), work
 
 
 def _teacher_bytes(c, trained, size, average):
     "Return the bytes of a teacher and of the policy at the start; `average`: bytes that an EMA keeps of each weight."
     reads_start, kept = c.kl_coef or (c.beta_replay and c.replay_form == "dpo"), 0
     if c.alpha_sdpo:
-        kept, reads_start = {"live": 0, "ema": average}.get(c.teacher, size), reads_start and c.teacher not in ("frozen", "trust_region")
+        kept = {"live": 0, "ema": average}.get(c.teacher, size)
+        reads_start = reads_start and c.teacher not in ("frozen", "trust_region")
     return trained * (kept + (size if reads_start else 0))
 
 # %% ../../nbs/recipes/09_memory_estimate.ipynb #3c08ff21
@@ -149,21 +156,25 @@ def _memory(recipe, plain, counts, kept, devices, prompt):
     checkpointing = bool(c.gradient_checkpointing or (c.fsdp and (c.fsdp_config or {}).get("activation_checkpointing")))
     other = _teacher_bytes(c, trained, own, own if own == 4 else 4 if c.fsdp else own + 4)  # when sharded, only the float32 average is kept
     always = {
-        "weights": ((total - trained) * size + trained * own) // shards + (2 * total if autocast and size == 4 and not c.fsdp else 0),
-        "gradients": trained * own // shards, "optimizer": kept * own // shards, "teacher and reference": other // shards}
+        "weights": ((total - trained) * size + trained * own) // shards
+        + (2 * total if autocast and size == 4 and not c.fsdp else 0),
+        "gradients": trained * own // shards, "optimizer": kept * own // shards,
+        "teacher and reference": other // shards}
     if c.fsdp:
         head = shape.vocab_size * shape.hidden_size
         top = head * (1 if shape.tie_word_embeddings else 2)
         always |= {"gathered weights": work * (top + 2 * ((total - top) // shape.num_hidden_layers)),
                    "whole gradients": work * trained if c.gradient_accumulation_steps > 1 else 0,
                    "swapped shards": trained * own // devices + work * head if other else 0,
-                   "sampling copy": (2 if c.bf16 else own) * total if a.task is not None and c.rollout == "transformers" else 0}
+                   "sampling copy": (2 if c.bf16 else own) * total if a.task is not None and c.rollout == "transformers"
+                   else 0}
     beside = (c.alpha_sdpo and c.teacher != "live") or (checkpointing and (c.alpha_sdpo or c.beta_replay))
     loss = {"branches' cache": cache_bytes(shape, rows, tokens, work) if beside else 0,
             "activations": activation_bytes(plain, rows, tokens, autocast, checkpointing),
             "logits": tile_bytes(shape, rows * (tokens - prompt), work)}
     if a.task is not None and a.traces:
-        loss["recorded traces"] = activation_bytes(plain, *recorded, autocast, checkpointing) + 2 * cache_bytes(shape, *recorded, work)
+        loss["recorded traces"] = (activation_bytes(plain, *recorded, autocast, checkpointing)
+                                   + 2 * cache_bytes(shape, *recorded, work))
     played, sampled = rows * c.steps_per_generation, 2 if always.get("sampling copy") and c.bf16 else size
     rollout = {"rollout cache": 0 if a.task is None or c.use_vllm else cache_bytes(shape, played, tokens, sampled)}
     if c.use_vllm and c.vllm_mode == "colocate":
@@ -179,24 +190,25 @@ def estimate(
 ) -> MemoryEstimate:
     "Estimate what a run needs, without loading weights. Raises `InputProblem` for a model without a configuration."
     c, a, (stored, _) = recipe.config, recipe.arguments, _types(recipe)
-    model = meta_model(shape or model_shape(a.model, recipe.model.model_revision), get_peft_config(recipe.model), stored)
+    model = meta_model(shape or model_shape(a.model, recipe.model.model_revision), get_peft_config(recipe.model),
+                       stored)
     counts, plain = _counts(model), model.get_base_model() if recipe.model.use_peft else model
     known = plain.config.get_text_config()
     known._attn_implementation = recipe.model.attn_implementation or known._attn_implementation
-    kept = 2 * counts[1]  # AdamW's two moments of each trained weight; Muon keeps one for each of its weights
-    if c.optimizer:
-        kept -= sum(plain.get_parameter(name).numel() for name in plugin("optimizer", "muon").block_grids(plain))
+    kept = plugin("optimizer", c.optimizer).state_entries(plain) if c.optimizer else 2 * counts[1]  # AdamW's two moments of each trained weight
     memory, peak = _memory(recipe, plain, counts, kept, devices, prompt_tokens)
-    rollouts = c.per_device_train_batch_size * c.gradient_accumulation_steps * devices if a.task is not None and not a.record else 0
+    rollouts = (c.per_device_train_batch_size * c.gradient_accumulation_steps * devices if a.task is not None
+                and not a.record else 0)
     tokens, again = rollouts * c.max_completion_length, c.num_iterations  # `again`: steps that use the same rollouts
     own = 4 if recipe.model.use_peft else stored.itemsize
     whole = c.fsdp and "FULL" in str((c.fsdp_config or {}).get("state_dict_type"))  # written whole, and once more for FSDP
-    checkpoint = ((2 if whole else 1) * counts[1] + (0 if c.save_only_model else kept)) * own + _teacher_bytes(c, counts[1], own, 4)
+    checkpoint = (((2 if whole else 1) * counts[1] + (0 if c.save_only_model else kept)) * own
+                  + _teacher_bytes(c, counts[1], own, 4))
     lengths = (c.max_completion_length, max(c.max_completion_length // 10, 1)) if c.alpha_sdpo and rollouts else ()
     way = branch_way(plain) if c.channels else "no channel reads branches"
     once = c.channels and not (c.fsdp or tree_problem(plain))  # decided at each step by the lengths
     return MemoryEstimate(
         recipe.name, a.model, devices, *counts, rollouts / c.num_generations / again, rollouts / again, tokens // again,
-        tokens * math.ceil(max(c.max_steps, 0) / again), prompt_tokens, memory, peak, checkpoint, known._attn_implementation,
-        f"{WAYS['once']} where that costs less, else {way}" if once else way,
+        tokens * math.ceil(max(c.max_steps, 0) / again), prompt_tokens, memory, peak, checkpoint,
+        known._attn_implementation, f"{WAYS['once']} where that costs less, else {way}" if once else way,
         {str(length): c.effective_alpha(length) for length in lengths})

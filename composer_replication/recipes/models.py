@@ -63,7 +63,8 @@ def local_model(
     if (path / "config.json").is_file():
         return path
     if path.is_dir():
-        raise InputProblem(f"the folder of model {model!r} has no config.json", "name a folder that has one, or a hub id")
+        raise InputProblem(f"the folder of model {model!r} has no config.json",
+                           "name a folder that has one, or a hub id")
     if model.startswith(("random:", ".", "/", "~")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model):
         raise InputProblem(f"there is no folder of model {model!r}", "check the path, or name a hub id")
     return None
@@ -115,7 +116,8 @@ def find_model(
     from huggingface_hub.errors import HfHubHTTPError
     remedy = "name a folder, or download it where there is a network"
     if constants.HF_HUB_OFFLINE:
-        raise InputProblem(f"the model {name!r} is neither a folder nor in the hub's cache, and HF_HUB_OFFLINE is set", remedy)
+        raise InputProblem(f"the model {name!r} is neither a folder nor in the hub's cache, and HF_HUB_OFFLINE is set",
+                           remedy)
     try:
         HfApi().model_info(name, timeout=PATIENCE_S)
     except HfHubHTTPError as error:
@@ -123,5 +125,6 @@ def find_model(
         raise InputProblem(f"the hub does not give the model {name!r} (it answers {why})",
                            "check the name, or log in where the model is private or gated") from None
     except Exception:  # from the HTTP library: no network, no name server, no answer in time
-        raise InputProblem(f"the model {name!r} is neither a folder nor in the hub's cache, and the hub does not answer", remedy) from None
+        raise InputProblem(f"the model {name!r} is neither a folder nor in the hub's cache, and the hub does not "
+                           "answer", remedy) from None
     return None

@@ -35,16 +35,20 @@ def find_recipe(
     if Path(name).is_file():
         return Path(name)
     shipped = shipped_recipes()
-    matches = [stem for stem in shipped if stem == str(name)] or [stem for stem in shipped if stem.startswith(str(name))]
+    matches = ([stem for stem in shipped if stem == str(name)]
+               or [stem for stem in shipped if stem.startswith(str(name))])
     if len(matches) == 1:
         return shipped[matches[0]]
     if Path(name).is_dir():
         raise RecipeProblem("this is a folder", "name the YAML file in it", str(name))
     if Path(name).suffix in (".yaml", ".yml") or len(Path(name).parts) > 1:
-        raise RecipeProblem("there is no such file", "check the path; `composer-rl recipes new` writes a first one", str(name))
+        raise RecipeProblem("there is no such file", "check the path; `composer-rl recipes new` writes a first one",
+                            str(name))
     if near := matches or difflib.get_close_matches(str(name), shipped, 3):
-        raise RecipeProblem(f"there is no recipe {str(name)!r}; did you mean {' or '.join(near)}? `composer-rl recipes list` shows all.")
-    raise RecipeProblem(f"there is no recipe {str(name)!r}; name a YAML file, or one of the shipped: {', '.join(shipped)}.")
+        raise RecipeProblem(f"there is no recipe {str(name)!r}; did you mean {' or '.join(near)}? `composer-rl recipes "
+                            "list` shows all.")
+    raise RecipeProblem(f"there is no recipe {str(name)!r}; name a YAML file, or one of the shipped: "
+                        f"{', '.join(shipped)}.")
 
 # %% ../../nbs/recipes/05_recipe_file.ipynb #3f821981
 class RecipeLoader(yaml.SafeLoader):
@@ -57,7 +61,8 @@ class RecipeLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-RecipeLoader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789"))
+RecipeLoader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+                                   list("-+.0123456789"))
 
 
 def read_recipe(
@@ -127,11 +132,13 @@ def new_recipe(
     if not traces and tasks is None:
         raise RecipeProblem("there is nothing to train on; give --traces FILES, or --tasks FILE, or both.")
     if agent is not None and tasks is None:
-        raise RecipeProblem("an agent plays tasks; give --tasks FILE, or --tasks larder for those of the shipped repository.")
+        raise RecipeProblem("an agent plays tasks; give --tasks FILE, or --tasks larder for those of the shipped "
+                            "repository.")
     if agent is None and agent_path is not None:
         raise RecipeProblem("--agent-path is where an agent is installed; give its command by --agent.")
     quoted = lambda value: json.dumps(value, ensure_ascii=False)  # JSON is YAML
-    parts = [_TRACES.format(traces=quoted(list(traces)))] * bool(traces) + [_TASKS.format(tasks=quoted(tasks))] * (tasks is not None)
+    parts = ([_TRACES.format(traces=quoted(list(traces)))] * bool(traces)
+             + [_TASKS.format(tasks=quoted(tasks))] * (tasks is not None))
     if agent is not None:
         path = "" if agent_path is None else f"  path: {quoted(agent_path)}\n"
         parts.append(_AGENT.format(command=quoted(agent), path=path))

@@ -31,9 +31,11 @@ def joined(rows: Sequence[dict]) -> list[list[dict]]:
         alike = {first_row.setdefault(key, number) for key in (("content", content_hash(row)), ("id", row["task_id"]))} - {number}
         known = parts.setdefault(row.get("repository"), [])
         for part in row.get("parts") or ():
-            alike |= {other for its, other in known if part == its or part.startswith(f"{its}.") or its.startswith(f"{part}.")}
+            alike |= {other for its, other in known if part == its or part.startswith(f"{its}.")
+                      or its.startswith(f"{part}.")}
         known += [(part, number) for part in row.get("parts") or ()]
-        merged = [n for group in {id(g): g for g in (group_of[other] for other in alike)}.values() for n in group] + [number]
+        merged = ([n for group in {id(g): g for g in (group_of[other] for other in alike)}.values() for n in group]
+                  + [number])
         group_of.append(merged)
         for n in merged:
             group_of[n] = merged
@@ -46,14 +48,15 @@ def _groups(rows, split):
         return joined(rows)
     column = {"repository": "repository", "time": "created_at"}[split]
     if bare := [row["task_id"] for row in rows if not row.get(column)]:
-        raise RecipeProblem(f"split={split!r} needs {column!r} in every task, and {len(bare)} have none, for example {bare[0]!r}; "
-                            "take another split.")
+        raise RecipeProblem(f"split={split!r} needs {column!r} in every task, and {len(bare)} have none, for example "
+                            f"{bare[0]!r}; take another split.")
     groups: dict[str, list] = {}
     for row in rows:
         groups.setdefault(row[column], []).append(row)
     if len(groups) == 1:
-        raise RecipeProblem(f"split={split!r}: all {len(rows)} tasks have the same, {next(iter(groups))}; give tasks of more, or set "
-                            "split to task, by which training episodes can read the code that held-out tasks of their repository want back.")
+        raise RecipeProblem(f"split={split!r}: all {len(rows)} tasks have the same, {next(iter(groups))}; give tasks "
+                            "of more, or set split to task, by which training episodes can read the code that held-out "
+                            "tasks of their repository want back.")
     return [groups[key] for key in sorted(groups)]
 
 # %% ../../nbs/recipes/07_tasks.ipynb #2c413671
@@ -83,10 +86,12 @@ def split_rows(
     aside = {id(row) for row in out}
     train = [row for row in rows if id(row) not in aside]
     if not train:
-        raise RecipeProblem(f"held_out_rows={held_out:g} leaves none of the {len(rows)} tasks to train on; hold out fewer.")
+        raise RecipeProblem(f"held_out_rows={held_out:g} leaves none of the {len(rows)} tasks to train on; hold out "
+                            "fewer.")
     if len(out) > wanted and int(os.environ.get("RANK", 0)) == 0:
-        warnings.warn(f"held_out_rows={held_out:g} asks for {wanted} of {len(rows)} tasks, and {len(out)} are held out: split={split!r} keeps "
-                      f"tasks of {ALIKE[split]} together; give more tasks, or set another split.", stacklevel=2)
+        warnings.warn(f"held_out_rows={held_out:g} asks for {wanted} of {len(rows)} tasks, and {len(out)} are held "
+                      f"out: split={split!r} keeps tasks of {ALIKE[split]} together; give more tasks, or set another "
+                      "split.", stacklevel=2)
     return train, [row for row in rows if id(row) in aside]
 
 # %% ../../nbs/recipes/07_tasks.ipynb #414077f3
@@ -107,9 +112,11 @@ def _try_environment(name, factory):
         environment.close()
     except Exception as error:  # from third-party code
         why = " ".join(str(error).split())
-        raise RecipeProblem(f"task {name!r}: making an environment ended with {type(error).__name__} ({why}); mend it.") from None
+        raise RecipeProblem(f"task {name!r}: making an environment ended with {type(error).__name__} ({why}); mend "
+                            "it.") from None
     if not callable(getattr(made, "reset", None)):
-        raise RecipeProblem(f"task {name!r} makes a {type(made).__name__}, which has no reset; name what makes an environment.")
+        raise RecipeProblem(f"task {name!r} makes a {type(made).__name__}, which has no reset; name what makes an "
+                            "environment.")
     return environment
 
 
@@ -124,7 +131,8 @@ def recipe_tasks(
         raise RecipeProblem("episode_reward: credit=share needs an environment that keeps a grade; leave credit out.")
     train, held_out = list(brought.rows), brought.held_out
     if not train:
-        raise RecipeProblem(f"{a.tasks or f'task {a.task!r}'} holds no task that can be used: make some with `composer-rl tasks make`")
+        raise RecipeProblem(f"{a.tasks or f'task {a.task!r}'} holds no task that can be used: make some with "
+                            "`composer-rl tasks make`")
     if held_out is None:
         train, held_out = split_rows(train, a.split, a.held_out_rows, seed) if a.held_out_rows else (train, [])
     if len(train) > a.train_rows:
@@ -133,8 +141,9 @@ def recipe_tasks(
     HeldoutSplit(tuple(train), tuple(held_out), id_field="task_id").check()
     prompts = recipe.config.generation_batch_size // recipe.config.num_generations
     if len(train) < prompts:
-        raise RecipeProblem(f"{len(train)} tasks are left to train on, and one generation takes {prompts} (generation_batch_size / "
-                            "num_generations), so no step would be taken; give more tasks, or hold out fewer.")
+        raise RecipeProblem(f"{len(train)} tasks are left to train on, and one generation takes {prompts} "
+                            "(generation_batch_size / num_generations), so no step would be taken; give more tasks, or "
+                            "hold out fewer.")
     return RunTasks(train, list(held_out), brought)
 
 # %% ../../nbs/recipes/07_tasks.ipynb #53b73a82
@@ -144,13 +153,15 @@ def keep_split(
     settings: Mapping[str, object],  # what the split came from
 ) -> None:
     "Write split.json. Raises `RecipeProblem` if an earlier run in the folder had one of these tasks on the other side."
-    path, ids = Path(folder, "split.json"), {name: [row["task_id"] for row in getattr(tasks, name)] for name in ("train", "held_out")}
+    path = Path(folder, "split.json")
+    ids = {name: [row["task_id"] for row in getattr(tasks, name)] for name in ("train", "held_out")}
     before = json.loads(path.read_text()) if path.exists() else {"train": [], "held_out": []}
     for here, there, what in (("train", "held_out", "holds out {} tasks that this run would train on"),
-                              ("held_out", "train", "shows that the earlier run trained on {} tasks that this run would hold out")):
+                              ("held_out", "train", "shows that the earlier run trained on {} tasks that this run "
+                               "would hold out")):
         if mixed := sorted(set(ids[here]) & set(before[there])):
-            raise RecipeProblem(f"{path} {what.format(len(mixed))}, for example {mixed[0]}; take the settings of the earlier run, or "
-                                "another output_dir.")
+            raise RecipeProblem(f"{path} {what.format(len(mixed))}, for example {mixed[0]}; take the settings of the "
+                                "earlier run, or another output_dir.")
     if last_complete_checkpoint(folder):  # its weights were trained on the tasks of earlier starts
         ids = {name: [*dict.fromkeys([*before[name], *ids[name]])] for name in ids}
     if int(os.environ.get("RANK", 0)) == 0:

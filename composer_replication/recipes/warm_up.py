@@ -49,7 +49,8 @@ class WarmUp:
         for name in ("demonstrations", "steps", "batch_size", "learning_rate", "hinted"):
             value, low = getattr(self, name), 0 if name == "hinted" else 1e-300
             if isinstance(value, bool) or not isinstance(value, int | float if name == "learning_rate" else int) or value < low:
-                raise InputProblem(f"warm_up: {name}={value!r} will not do", f"give a number {'of 0 or more' if not low else 'above 0'}")
+                raise InputProblem(f"warm_up: {name}={value!r} will not do",
+                                   f"give a number {'of 0 or more' if not low else 'above 0'}")
         if not isinstance(self.traces, list | tuple) or not all(isinstance(file, str) and file for file in self.traces):
             raise InputProblem(f"warm_up: traces={self.traces!r} will not do", "give a list of files or patterns")
         if self.batch_size > 1 and self.batch_size % 2:  # a device takes two episodes at a time
@@ -90,7 +91,8 @@ def supervised_rows(
     for trace, hint in hinted:
         tree = build_tree(trace, chat, {len(trace.turns) - 1: hint})
         if tree.refused:
-            raise AlignmentError(f"demonstration {trace.trace_id!r} has no place for its hint: {tree.refused[0].reason}")
+            raise AlignmentError(f"demonstration {trace.trace_id!r} has no place for its hint: "
+                                 f"{tree.refused[0].reason}")
         branch, = tree.branches
         ids, learned = list(tree.ids[:branch.fork] + branch.ids), branch.fork + branch.start
         rows.append({"input_ids": ids, "labels": [-100] * learned + ids[learned:]})
@@ -107,10 +109,12 @@ def check_demonstrations(
     offer = offer_of(factory_of(task)) if task is not None else Offer()
     if not settings.traces and not offer.demonstrations:
         raise InputProblem(f"warm_up with task {task!r}, whose environment makes no demonstrations",
-                           "name recorded episodes with traces, take the task sql, or give yours a `demonstrations(n, seed, tasks)`")
+                           "name recorded episodes with traces, take the task sql, or give yours a `demonstrations(n, "
+                           "seed, tasks)`")
     if settings.hinted and not offer.hinted_demonstrations:
-        raise InputProblem(f"warm_up with hinted={settings.hinted} and task {task!r}, whose environment makes no demonstrations with hints",
-                           "leave hinted out, or give yours a `hinted_demonstrations(n, seed, tasks)`")
+        raise InputProblem(f"warm_up with hinted={settings.hinted} and task {task!r}, whose environment makes no "
+                           "demonstrations with hints", "leave hinted out, or give yours a `hinted_demonstrations(n, "
+                           "seed, tasks)`")
     return offer
 
 # %% ../../nbs/recipes/04_warm_up.ipynb #af1c8dd4
@@ -128,8 +132,8 @@ def learnt_from(
         shown = [trace for trace in recorded if (trace.reward or 0) >= 1]
         if not shown:
             scored = sum(trace.reward is not None for trace in recorded)
-            raise InputProblem(f"warm_up: of {len(recorded)} traces, {scored} of them scored, none earned a reward of 1",
-                               "name episodes that passed")
+            raise InputProblem(f"warm_up: of {len(recorded)} traces, {scored} of them scored, none earned a reward of "
+                               "1", "name episodes that passed")
     else:
         shown = fitting(offer.demonstrations(settings.demonstrations, settings.seed, a.tasks))
         if not shown:
@@ -172,10 +176,11 @@ def train_warm_up(
     rows = Dataset.from_list(stage_rows(recipe, probe_template(tokenizer), shown, hinted))
     with tempfile.TemporaryDirectory() as scratch:
         config = SFTConfig(
-            output_dir=scratch, max_steps=settings.steps, learning_rate=settings.learning_rate, lr_scheduler_type="constant",
-            per_device_train_batch_size=each, gradient_accumulation_steps=max(settings.batch_size // each, 1), bf16=recipe.config.bf16, fp16=False,
-            use_cpu=recipe.config.use_cpu, seed=settings.seed, gradient_checkpointing=False, max_length=None, logging_steps=1,
-            save_strategy="no", report_to="none", disable_tqdm=True, dataloader_pin_memory=False)
+            output_dir=scratch, max_steps=settings.steps, learning_rate=settings.learning_rate,
+            lr_scheduler_type="constant", per_device_train_batch_size=each,
+            gradient_accumulation_steps=max(settings.batch_size // each, 1), bf16=recipe.config.bf16, fp16=False,
+            use_cpu=recipe.config.use_cpu, seed=settings.seed, gradient_checkpointing=False, max_length=None,
+            logging_steps=1, save_strategy="no", report_to="none", disable_tqdm=True, dataloader_pin_memory=False)
         trainer = SFTTrainer(model, config, train_dataset=rows, processing_class=tokenizer, callbacks=[WarmUpLog()])
         trainer.remove_callback(PrinterCallback)
         trainer.train()
@@ -197,23 +202,25 @@ def kept_warm_up(
     except (OSError, ValueError):
         raise InputProblem(f"{folder} is no warm-up checkpoint", "name another folder in warm_up") from None
     if changed := sorted(key for key in {*facts, *before} if facts.get(key) != before.get(key)):
-        raise InputProblem(f"the warm-up in {folder} was made with other {', '.join(changed)}", "take the same settings, files and held-out tasks, or "
-                           "another folder in warm_up")
+        raise InputProblem(f"the warm-up in {folder} was made with other {', '.join(changed)}",
+                           "take the same settings, files and held-out tasks, or another folder in warm_up")
     return True
 
 
 def warm_up_facts(recipe, settings: WarmUp, shown: Sequence[Trace] = (), hinted: Sequence[tuple[Trace, str]] = ()) -> dict:
     "Return what a warm-up's weights depend on, with a digest of the episodes: runs with equal settings may hold out different tasks."
     a = recipe.arguments
-    made = {k: v for k, v in dataclasses.asdict(settings).items() if k not in ("folder", "traces") and (v or k != "hinted")}
+    made = {k: v for k, v in dataclasses.asdict(settings).items() if k not in ("folder", "traces")
+            and (v or k != "hinted")}
     if settings.traces:
         made |= {"demonstrations": 0, "max_trace_tokens": a.max_trace_tokens}
-    turns = [([dataclasses.asdict(turn) for turn in trace.turns], hint) for trace, hint in [*((t, None) for t in shown), *hinted]]
+    turns = [([dataclasses.asdict(turn) for turn in trace.turns], hint)
+             for trace, hint in [*((t, None) for t in shown), *hinted]]
     return made | {
-        "model": str(Path(a.model).resolve()) if Path(a.model).exists() else a.model, "revision": recipe.model.model_revision,
-        "weights_seed": recipe.config.seed if a.model.startswith("random:") else None, "task": a.task, "tasks": a.tasks,
-        "tokenizer": a.tokenizer, "chat_template": a.chat_template, "bf16": recipe.config.bf16,
-        "episodes": hashlib.sha256(json.dumps(turns, sort_keys=True, default=str).encode()).hexdigest()}
+        "model": str(Path(a.model).resolve()) if Path(a.model).exists() else a.model,
+        "revision": recipe.model.model_revision, "weights_seed": recipe.config.seed if a.model.startswith("random:")
+        else None, "task": a.task, "tasks": a.tasks, "tokenizer": a.tokenizer, "chat_template": a.chat_template,
+        "bf16": recipe.config.bf16, "episodes": hashlib.sha256(json.dumps(turns, sort_keys=True, default=str).encode()).hexdigest()}
 
 # %% ../../nbs/recipes/04_warm_up.ipynb #0208bf8b
 WAIT = 6 * 3600  # seconds to wait for another run that makes the same checkpoint
@@ -233,7 +240,8 @@ def warm_up_checkpoint(
     if kept_warm_up(folder, facts):
         return folder
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise InputProblem(f"the warm-up in {folder} is not there, and several processes would each make it", "start one process first")
+        raise InputProblem(f"the warm-up in {folder} is not there, and several processes would each make it",
+                           "start one process first")
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(f"{folder}.lock", timeout=WAIT):
@@ -247,4 +255,5 @@ def warm_up_checkpoint(
                 write_json(partial / WARM_UP_FILE, facts)
             return folder
     except Timeout:
-        raise InputProblem(f"another run has made the warm-up in {folder} for {WAIT // 3600} hours", "end it, or name another folder in warm_up") from None
+        raise InputProblem(f"another run has made the warm-up in {folder} for {WAIT // 3600} hours",
+                           "end it, or name another folder in warm_up") from None

@@ -50,10 +50,12 @@ def what_went_wrong(
 ) -> Wrong:
     "Count error turns by kind and by hint, and choose the example."
     sites = [(trace, site) for trace in traces for site in error_turns(trace).values()]
-    hints = Counter(hint.text.partition(". ")[0].rstrip(".") + "." for trace, site in sites if (hint := layers.hint(trace, site)))
+    hints = Counter(hint.text.partition(". ")[0].rstrip(".") + "."
+                    for trace, site in sites if (hint := layers.hint(trace, site)))
     trace, site = next((t, s) for t, s in sites if s.kind == "tool_not_found")
     kinds = Counter(site.kind for _, site in sites)
-    return Wrong(len(traces), tuple(kinds.most_common()), tuple(hints.most_common(frequent)), trace, site, layers.hint(trace, site).text)
+    return Wrong(len(traces), tuple(kinds.most_common()), tuple(hints.most_common(frequent)), trace, site,
+                 layers.hint(trace, site).text)
 
 # %% ../../nbs/report/13_demo.ipynb #8471323f
 def read_example(
@@ -68,7 +70,8 @@ def read_example(
     others = [trace for trace in traces if trace.trace_id != wrong.trace.trace_id and error_turns(trace)]
     with one_thread():
         reader = embedded_model(), embedded_tokenizer()
-        data = explorer_data([explored(trace, layers, reader) for trace in (wrong.trace, *others[:most - 1])], layers, reader="The embedded model")
+        data = explorer_data([explored(trace, layers, reader) for trace in (wrong.trace, *others[:most - 1])], layers,
+                             reader="The embedded model")
     return data | {"start": (0, list(error_turns(wrong.trace)).index(wrong.site.turn))}
 
 
@@ -90,7 +93,8 @@ def most_moved(
     site = data["traces"][trace]["sites"][at]
     hint = site["hints"][0]
     i = max(range(len(site["tokens"])), key=lambda i: site["p"][i] - hint["q"][i])
-    return Moved(site["tokens"][i], site["p"][i], hint["q"][i], tuple(sorted(hint["others"].get(i, ()), key=lambda other: -other[2])))
+    return Moved(site["tokens"][i], site["p"][i], hint["q"][i],
+                 tuple(sorted(hint["others"].get(i, ()), key=lambda other: -other[2])))
 
 # %% ../../nbs/report/13_demo.ipynb #be154bbd
 NAMES = {"start": "before training", "filler": "trained behind a filler sentence", "exact": "trained behind hints"}
@@ -115,9 +119,10 @@ def demo_rows(found: Demo) -> list[tuple[str, ...]]:
 
 def lab_sentence(setting: DemoSetting) -> str:
     "Describe the lab."
-    return ("The lab: each module belongs to a team, a write must name it, and only a hint says which. The agent can read hints and does not know "
-            f"the teams. It plays {setting.episodes} tasks once; then SDPO trains it {setting.steps} steps on its own failed turns, once behind hints and once "
-            f"behind a filler sentence. Both are measured on {setting.held_out} new tasks, without hints.")
+    return ("The lab: each module belongs to a team, a write must name it, and only a hint says which. The agent can "
+            f"read hints and does not know the teams. It plays {setting.episodes} tasks once; then SDPO trains it "
+            f"{setting.steps} steps on its own failed turns, once behind hints and once behind a filler sentence. Both "
+            f"are measured on {setting.held_out} new tasks, without hints.")
 
 
 def verdict(found: Demo) -> str:
@@ -137,11 +142,12 @@ def figure_rows(found: Demo) -> list[dict]:
     "Return, for each figure, its arms with shares and intervals in percent."
     def bar(arm, figure, name):
         level = found.level(arm, figure)
-        return {"name": name, "colour": COLOURS[arm], "share": 100 * level.estimate, "low": 100 * level.low, "high": 100 * level.high,
-                "text": percent(level)}
+        return {"name": name, "colour": COLOURS[arm], "share": 100 * level.estimate, "low": 100 * level.low,
+                "high": 100 * level.high, "text": percent(level)}
     return [{"title": title, "bars": [bar(arm, figure, name) for arm, name in NAMES.items()],
              "gain": percent(found.gain("exact", "filler", figure), True),
-             "behind": percent(found.level("start", "hinted")) if figure == "right" else None} for figure, title in FIGURES.items()]
+             "behind": percent(found.level("start", "hinted")) if figure == "right" else None}
+            for figure, title in FIGURES.items()]
 
 
 def demo_page(
@@ -154,7 +160,7 @@ def demo_page(
 ) -> str:
     "Make the whole HTML document."
     most = max(count for _, count in wrong.kinds)
-    body = render("demo", wrong=wrong, kinds=[(kind, count, 100 * count / most) for kind, count in wrong.kinds], moved=most_moved(data),
-                  figures=figure_rows(found), lab=lab_sentence(setting), verdict=verdict(found), explorer=Html(explorer_body(data)),
-                  commands=list(next_commands))
+    body = render("demo", wrong=wrong, kinds=[(kind, count, 100 * count / most) for kind, count in wrong.kinds],
+                  moved=most_moved(data), figures=figure_rows(found), lab=lab_sentence(setting), verdict=verdict(found),
+                  explorer=Html(explorer_body(data)), commands=list(next_commands))
     return page("What a hint teaches: SDPO in three pictures", body, script_policy(asset("explorer.js")), made)

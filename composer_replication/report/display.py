@@ -14,8 +14,9 @@ from .html import Html, fragment, render, table
 # %% ../../nbs/report/08_display.ipynb #0a48a0c6
 def error_site_html(site) -> Html:
     "Show the fields of an `ErrorSite`."
-    fields = [("kind", site.kind), ("turn that caused it", site.turn), ("turn that shows it", site.evidence_turn), ("tool", site.context.tool_name),
-              ("tools offered", ", ".join(site.context.available_tools) or None), ("failures of this kind in a row", site.streak)]
+    fields = [("kind", site.kind), ("turn that caused it", site.turn), ("turn that shows it", site.evidence_turn),
+              ("tool", site.context.tool_name), ("tools offered", ", ".join(site.context.available_tools) or None),
+              ("failures of this kind in a row", site.streak)]
     rows = table(["", ""], [(name, str(value)) for name, value in fields if value is not None])
     return render("error_site", site=site, fields=rows, error=site.context.error_message[:3000])
 
@@ -33,10 +34,13 @@ def pair_html(pair) -> Html:
 # %% ../../nbs/report/08_display.ipynb #2d21c75a
 def task_html(task) -> Html:
     "Show what the agent may know of a `FeatureDeletionTask`, without the solution."
-    fields = [("repository", task.repo), ("deleted", ", ".join(task.deleted_symbols)), ("granularity, mode", f"{task.granularity}, {task.mode}"),
-              ("tests that must pass again", len(task.fail_to_pass)), ("tests that must stay green", len(task.pass_to_pass)), ("hidden tests", len(task.hidden_tests)),
+    fields = [("repository", task.repo), ("deleted", ", ".join(task.deleted_symbols)),
+              ("granularity, mode", f"{task.granularity}, {task.mode}"),
+              ("tests that must pass again", len(task.fail_to_pass)),
+              ("tests that must stay green", len(task.pass_to_pass)), ("hidden tests", len(task.hidden_tests)),
               ("run the visible tests with", " ".join(task.test_command))]
-    return render("task", task=task, statement=task.problem_statement[:3000], fields=table(["", ""], [(name, str(value)) for name, value in fields]))
+    return render("task", task=task, statement=task.problem_statement[:3000],
+                  fields=table(["", ""], [(name, str(value)) for name, value in fields]))
 
 
 def grade_html(grade) -> Html:

@@ -70,7 +70,8 @@ def read_hints(
     if branches:
         trunk = trees[0][1]
         end = max(trunk.span(branch.turn).end for _, branch in branches)
-        tree = Tree(trunk.trace_id, trunk.ids[:end], tuple(span for span in trunk.spans if span.end <= end), tuple(branch for _, branch in branches))
+        tree = Tree(trunk.trace_id, trunk.ids[:end], tuple(span for span in trunk.spans if span.end <= end),
+                    tuple(branch for _, branch in branches))
         rows = rows_by_site(token_shift(model, pack_trees([tree], tokenizer.pad_token_id).to(model.device)), tokenizer)
         for number, (layer, branch) in enumerate(branches):
             span = tree.span(branch.turn)
@@ -99,14 +100,16 @@ def site_data(
         others = {i: [(visible(other), short(p), short(q)) for other, p, q in rows[i].alternatives
                       if other != rows[i].text and max(p, q) >= .005] for i in most}
         return {"layer": layer, "text": text, "q": [short(math.exp(row.teacher_logprob)) for row in rows],
-                "nats": [short(row.divergence) for row in rows], "others": {i: tokens for i, tokens in others.items() if tokens}}
+                "nats": [short(row.divergence) for row in rows],
+                "others": {i: tokens for i, tokens in others.items() if tokens}}
 
     data = {"turn": site.turn, "shown": site.evidence_turn, "kind": site.kind}
     if unread:
         return data | {"unread": unread, "hints": [{"layer": layer, "text": text} for layer, (text, _) in hints.items()]}
     rows = next(iter(hints.values()))[1]
-    return data | {"tokens": [visible(row.text) for row in rows], "p": [short(math.exp(row.student_logprob)) for row in rows],
-                   "call": call, "hints": [reading(layer, text, rows) for layer, (text, rows) in hints.items()]}
+    return data | {"tokens": [visible(row.text) for row in rows],
+                   "p": [short(math.exp(row.student_logprob)) for row in rows], "call": call,
+                   "hints": [reading(layer, text, rows) for layer, (text, rows) in hints.items()]}
 
 
 def trace_data(
@@ -117,8 +120,8 @@ def trace_data(
     "Return a trace's data for the page's script: id, model, reward, number of errors, and its turns and error sites in order."
     wrong = {turn for site in sites for turn in (site["turn"], site["shown"])}
     longest = max(100, min(LONGEST, room // len(trace.turns)))
-    return {"id": trace.trace_id, "model": trace.model, "reward": trace.reward, "errors": len(sites), "sites": list(sites),
-            "turns": [{"role": turn.role, "text": turn_text(turn, LONGEST if number in wrong else longest)} for number, turn in enumerate(trace.turns)]}
+    return {"id": trace.trace_id, "model": trace.model, "reward": trace.reward, "errors": len(sites),
+            "sites": list(sites), "turns": [{"role": turn.role, "text": turn_text(turn, LONGEST if number in wrong else longest)} for number, turn in enumerate(trace.turns)]}
 
 # %% ../../nbs/report/12_explorer.ipynb #0e63ba4a
 def explored(
@@ -131,7 +134,8 @@ def explored(
 ) -> dict:
     "Prepare a trace: each layer's hint at each error turn, its effect on the model, and that of unrelated words."
     sites, why, unread, read, asked = error_turns(trace, find_sites), "No token bars: no model was named.", {}, {}, {}
-    texts = {turn: {layer: text for layer, text in layer_hints(trace, site, hints).items() if text} for turn, site in sites.items()}
+    texts = {turn: {layer: text for layer, text in layer_hints(trace, site, hints).items() if text}
+             for turn, site in sites.items()}
     if reader:
         from composer_replication.rollout.fork import unrelated_words
         from composer_replication.tree.chat import TemplateProblem
@@ -149,7 +153,8 @@ def explored(
     def data(turn, site):
         if turn in read:
             rows, call = read[turn]
-            return site_data(site, {layer: (text, rows[layer]) for layer, text in asked[turn].items() if layer in rows}, call=call)
+            return site_data(site, {layer: (text, rows[layer]) for layer, text in asked[turn].items() if layer in rows},
+                             call=call)
         return site_data(site, {layer: (text, ()) for layer, text in texts[turn].items()}, unread.get(turn, why))
     return trace_data(trace, [data(turn, site) for turn, site in sites.items()], room)
 
@@ -184,7 +189,8 @@ def explorer_data(
     sites = {(t, s): site for t, trace in enumerate(shown) for s, site in enumerate(trace["sites"])}
     start = max(sites, key=lambda at: ("unread" not in sites[at], sites[at]["kind"] == "tool_not_found",
                                        sum(next(iter(sites[at]["hints"]), {}).get("nats", ()))))
-    return {"layers": [*(layer.name for layer in hints.layers), CONTROL], "traces": shown, "start": start, "errors": errors, "reader": reader}
+    return {"layers": [*(layer.name for layer in hints.layers), CONTROL], "traces": shown, "start": start,
+            "errors": errors, "reader": reader}
 
 # %% ../../nbs/report/12_explorer.ipynb #af7dfdb6
 def coverage(
@@ -221,4 +227,5 @@ def explorer_page(
     note: str | None = None,  # as `explorer_body`
 ) -> str:
     "Make the whole HTML document."
-    return page("Error sites: pick a turn and a hint", explorer_body(data, note), script_policy(asset("explorer.js")), made)
+    return page("Error sites: pick a turn and a hint", explorer_body(data, note), script_policy(asset("explorer.js")),
+                made)

@@ -50,7 +50,8 @@ def fork_tables(
     "Make the tables for a terminal."
     made = []
     for title, columns, rows in (
-            ("Levels without a hint, and differences from that [95 % interval over tasks]", ["arm", *MEASURES], arm_rows(results)),
+            ("Levels without a hint, and differences from that [95 % interval over "
+             "tasks]", ["arm", *MEASURES], arm_rows(results)),
             ("Next action works, by kind of error", ["kind", *WORTH], worth_rows(worth_by(results, lambda r: r.kind))),
             ("Next action works, by hint, those that gain nothing first", ["hint", *WORTH], worth_rows(worth_by(results, words)))):
         narrow = [i for i, column in enumerate(columns)  # the page has these levels too
@@ -68,7 +69,8 @@ FEW = 10  # tasks; an interval over fewer is not reliable
 def fork_verdict(results: Sequence[ForkResult]) -> str:
     "Write what the own hints are worth against none, another turn's, and a filler, and what rules are worth."
     said, rules = [], gain(results, RULES)
-    for than, words in (("none", "without a hint"), ("other", "with another turn's"), ("filler", "with a sentence about the weather")):
+    for than, words in (("none", "without a hint"), ("other", "with another turn's"),
+                        ("filler", "with a sentence about the weather")):
         if made := gain(results, "own", than):
             said.append(f"{_said(made)} than {words}")
     turns, tasks = len({r.fork for r in results}), len({r.task for r in results})
@@ -77,8 +79,8 @@ def fork_verdict(results: Sequence[ForkResult]) -> str:
     if not parts:
         return f"{turns} failed turns: nothing to compare; play the arms none and own."
     few = f"; too few tasks to tell (under {FEW})" if tasks < FEW else ""
-    return (f"{turns} failed turn{'s' * (turns > 1)} of {tasks} task{'s' * (tasks > 1)}; how much more often the next action works "
-            f"{'; '.join(parts)}{few}.")
+    return (f"{turns} failed turn{'s' * (turns > 1)} of {tasks} task{'s' * (tasks > 1)}; how much more often the next "
+            f"action works {'; '.join(parts)}{few}.")
 
 
 def fork_json(
@@ -101,8 +103,8 @@ def fork_json(
             "left_out": {why: count for why, count in left_out.items() if count},
             "levels": {arm: {m: plain(level(results, arm, m)) for m in MEASURES} for arm in arms},
             "gains": {arm: {m: plain(gain(results, arm, measure=m)) for m in MEASURES} for arm in arms if arm != "none"},
-            "by_kind": [group(w) for w in worth_by(results, lambda r: r.kind)], "by_hint": [group(w) for w in worth_by(results, words)],
-            "verdict": fork_verdict(results)}
+            "by_kind": [group(w) for w in worth_by(results, lambda r: r.kind)],
+            "by_hint": [group(w) for w in worth_by(results, words)], "verdict": fork_verdict(results)}
 
 # %% ../../nbs/report/14_forks.ipynb #a4074cce
 def played_picture(
@@ -115,18 +117,20 @@ def played_picture(
 
     def steps(trace, first=0):
         failed = {site.turn for site in find_sites(trace)}
-        return [("sampled" if i in failed or not trace.turns[i].tool_calls else "chosen", i) for i in trace.sampled_turns if i >= first]
+        return [("sampled" if i in failed or not trace.turns[i].tool_calls else "chosen", i)
+                for i in trace.sampled_turns if i >= first]
 
     rows = [("recorded", 0, steps(recorded))] + [(f"{b.arm} {b.time}", before, steps(b.trace, turn)) for b in branches]
     scale = min(60.0, (WIDE - LEFT - 10) / max(at + len(of) for _, at, of in rows))
     bars, texts, lines = [], [], []
     for number, (name, at, of) in enumerate(rows):
         y = 4 + ROW * number
-        bars += [(kind, LEFT + scale * (at + n), y, scale - 2, BAR, f"turn {i}{': works' if kind == 'chosen' else ''}") for n, (kind, i) in enumerate(of)]
+        bars += [(kind, LEFT + scale * (at + n), y, scale - 2, BAR, f"turn {i}{': works' if kind == 'chosen' else ''}")
+                 for n, (kind, i) in enumerate(of)]
         texts.append((0, y + 13, "start", "", name))
         lines += [(LEFT + scale * at, 4 + BAR, LEFT + scale * at, y + BAR)] if number else []
-    return render("svg", label=f"Tree of trace {recorded.trace_id} as it was played from turn {turn}: {len(branches)} branches", width=WIDE,
-                  height=ROW * len(rows) + 8, bars=bars, lines=lines, texts=texts, shapes=(),
+    return render("svg", label=f"Tree of trace {recorded.trace_id} as it was played from turn {turn}: {len(branches)} "
+                  "branches", width=WIDE, height=ROW * len(rows) + 8, bars=bars, lines=lines, texts=texts, shapes=(),
                   key={"chosen": "an action that worked", "sampled": "an action that failed, or none"})
 
 # %% ../../nbs/report/14_forks.ipynb #34d142ff
@@ -150,11 +154,12 @@ def forks_page(
 
     def fold(fork):
         branches, trace = of_fork[fork], recorded[fork[0]]
-        rows = [[b.arm, b.time, "yes" if b.works else "no", b.reward, b.ending, turn_text(b.trace.turns[b.turn], 300)] for b in branches]
+        rows = [[b.arm, b.time, "yes" if b.works else "no", b.reward, b.ending, turn_text(b.trace.turns[b.turn], 300)]
+                for b in branches]
         shown = [("the turn that failed", turn_text(trace.turns[fork[1]])),
                  ("what it was answered", turn_text(trace.turns[fork[1] + 1]) if fork[1] + 1 < len(trace.turns) else "")]
-        return (f"{sum(map(worked, branches))} of {len(branches)} branches worked: {fork[0]}, turn {fork[1]}, {branches[0].kind}",
-                render("fork", hint=branches[0].own, picture=played_picture(trace, branches, find_sites), turns=shown,
+        return (f"{sum(map(worked, branches))} of {len(branches)} branches worked: {fork[0]}, turn {fork[1]}, "
+                f"{branches[0].kind}", render("fork", hint=branches[0].own, picture=played_picture(trace, branches, find_sites), turns=shown,
                        branches=table(["arm", "repetition", "works", "reward", "ending", "next action"], rows)))
 
     return page("composer-rl hints try", render(

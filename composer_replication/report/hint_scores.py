@@ -37,9 +37,11 @@ def against_rows(scores: Sequence[SiteScore]) -> list[list[str | None]]:
 # %% ../../nbs/report/10_hint_scores.ipynb #f5ee081f
 def score_tables(scores: Sequence[SiteScore]) -> list[Table]:
     "Make the tables for a terminal."
-    tables, changes = [], "What a hint changes, nats a token [95 % interval], n error turns; contrast: repaired minus failed action"
+    tables, changes = ([], "What a hint changes, nats a token [95 % interval], n error turns; contrast: repaired minus "
+                       "failed action")
     for title, columns, rows in ((changes, ["hint", *MEASURES], summary_rows(scores)),
-                                 ("The own hint's contrast minus that of other hints", ["difference", "nats a token"], against_rows(scores))):
+                                 ("The own hint's contrast minus that of other hints", ["difference", "nats a token"],
+                                  against_rows(scores))):
         tables.append(Table(*columns, title=title, title_justify="left"))
         for row in rows:
             tables[-1].add_row(*(cell or "–" for cell in row))
@@ -47,7 +49,8 @@ def score_tables(scores: Sequence[SiteScore]) -> list[Table]:
 
 # %% ../../nbs/report/10_hint_scores.ipynb #9fa9db4c
 FEW = 10  # tasks; an interval over fewer is not reliable
-OTHERS = {"other site": "another site's hint", "neutral": "a sentence about the weather", "shuffled": "its own words in another order"}
+OTHERS = {"other site": "another site's hint", "neutral": "a sentence about the weather",
+          "shuffled": "its own words in another order"}
 
 
 def verdict(scores: Sequence[SiteScore]) -> str:
@@ -57,26 +60,31 @@ def verdict(scores: Sequence[SiteScore]) -> str:
         return f"{len(scores)} error turns: the own hint could be compared with no other."
     sites, made = mean
     few = made.problems < FEW
-    how = ("better than" if made.estimate > 0 else "no better than") if few else {1: "better than", -1: "worse than", 0: "not shown to differ from"}[made.sign]
+    how = (("better than" if made.estimate > 0 else "no better than") if few
+           else {1: "better than", -1: "worse than", 0: "not shown to differ from"}[made.sign])
     bounds = f"{made.low:+.2f} to {made.high:+.2f}" if math.isfinite(made.low) else "no interval"
     tasks = f"{made.problems} task{'s' * (made.problems > 1)}"
-    return (f"{sites} error turn{'s' * (sites > 1)} of {tasks}: own hint {how} {OTHERS[name]} ({made.estimate:+.2f} nats a token, {bounds})"
+    return (f"{sites} error turn{'s' * (sites > 1)} of {tasks}: own hint {how} {OTHERS[name]} ({made.estimate:+.2f} "
+            f"nats a token, {bounds})"
             + (f"; too few to tell (under {FEW} tasks)." if few else "."))
 
 # %% ../../nbs/report/10_hint_scores.ipynb #d992feb6
 def site_json(score: SiteScore) -> dict:
     "Return one site for a JSON line; the hint is the only text."
     case = score.case
-    return {"trace_id": case.trace.trace_id, "task_id": case.trace.task_id, "turn": case.site.turn, "kind": case.site.kind,
-            "layer": case.hint.layer, "format": case.trace.format, "hint": case.hint.text, "tokens": score.tokens,
-            "repaired": score.repaired, "failed": score.failed, "uncopied": score.uncopied, "contrast": score.contrast("own")}
+    return {"trace_id": case.trace.trace_id, "task_id": case.trace.task_id, "turn": case.site.turn,
+            "kind": case.site.kind, "layer": case.hint.layer, "format": case.trace.format, "hint": case.hint.text,
+            "tokens": score.tokens, "repaired": score.repaired, "failed": score.failed, "uncopied": score.uncopied,
+            "contrast": score.contrast("own")}
 
 # %% ../../nbs/report/10_hint_scores.ipynb #9069d535
 def score_json(scores: Sequence[SiteScore], left_out: Mapping[str, int], settings: Mapping[str, object]) -> dict:
     "Return all means with their intervals, for JSON."
     def plain(mean):
-        return mean and {"sites": mean[0], "tasks": mean[1].problems, "estimate": mean[1].estimate, "low": mean[1].low, "high": mean[1].high}
-    return {"settings": dict(settings), "sites": len(scores), "left_out": {why: count for why, count in left_out.items() if count},
+        return mean and {"sites": mean[0], "tasks": mean[1].problems, "estimate": mean[1].estimate, "low": mean[1].low,
+                         "high": mean[1].high}
+    return {"settings": dict(settings), "sites": len(scores),
+            "left_out": {why: count for why, count in left_out.items() if count},
             "summary": {name: {measure: plain(mean) for measure, mean in row.items()} for name, row in hint_summary(scores).items()},
             "own_against": {name: plain(own_against(scores, name)) for name in CONTROLS}, "verdict": verdict(scores)}
 
@@ -88,9 +96,11 @@ def _site(score):
     "Return title and HTML of one site."
     case, names = score.case, [name for name in ("own", *CONTROLS) if name in score.repaired]
     rows = [[name, *(value(score, name) for value in MEASURES.values())] for name in names]
-    turns = [("the turn that failed", case.pair.rejected), ("what it was answered", case.trace.turns[case.site.evidence_turn]),
+    turns = [("the turn that failed", case.pair.rejected),
+             ("what it was answered", case.trace.turns[case.site.evidence_turn]),
              ("the action that worked", case.pair.chosen)]
-    title = f"{score.contrast('own'):+.2f}  {case.trace.trace_id}, turn {case.site.turn}: {case.site.kind} ({case.hint.layer})"
+    title = (f"{score.contrast('own'):+.2f}  {case.trace.trace_id}, turn {case.site.turn}: {case.site.kind} "
+             f"({case.hint.layer})")
     return title, render("hint_score", hint=case.hint.text, turns=[(name, turn_text(turn)) for name, turn in turns],
                          values=table(["hint", *MEASURES], rows))
 
@@ -104,7 +114,8 @@ def hint_scores_page(
     "Make the whole report as one HTML document."
     ranked = sorted((s for s in scores if s.contrast("own") is not None), key=lambda s: s.contrast("own"))
     shown = ranked if len(ranked) <= MOST_SITES else ranked[:MOST_SITES // 2] + ranked[-MOST_SITES // 2:]
-    keys = {"layer": lambda case: case.hint.layer, "kind of error": lambda case: case.site.kind, "format": lambda case: case.trace.format}
+    keys = {"layer": lambda case: case.hint.layer, "kind of error": lambda case: case.site.kind,
+            "format": lambda case: case.trace.format}
     groups = [(title, table([title, "contrast of the own hint"], [[name, interval(mean)] for name, mean in scores_by(ranked, key).items()]))
               for title, key in keys.items()]
     return page("composer-rl hints score", render(

@@ -43,7 +43,8 @@ def visible(text: str) -> str:
 def _templates() -> jinja2.Environment:
     "Load the templates of `data/report/`."
     loader = jinja2.PackageLoader("composer_replication", "data/report")
-    templates = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    templates = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True,
+                                   undefined=jinja2.StrictUndefined)
     short = lambda value: "–" if value is None else f"{value:.4g}" if isinstance(value, float) else value  # formats a cell of a table
     templates.filters |= {"short": short, "visible": visible, "table": lambda rows, columns: table(columns, rows)}
     return templates
@@ -61,8 +62,8 @@ def json_html(data) -> Html:
 
 def script_policy(script: str) -> Html:
     "Return a page head with a policy that loads nothing and runs only this script."
-    return Html("<meta http-equiv=Content-Security-Policy content=\"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-"
-                f"{b64encode(sha256(script.encode()).digest()).decode()}'\">")
+    return Html("<meta http-equiv=Content-Security-Policy content=\"default-src 'none'; style-src 'unsafe-inline'; "
+                f"script-src 'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'\">")
 
 
 def script_for(body: str) -> Html:
@@ -84,7 +85,8 @@ def render(
 
 # %% ../../nbs/report/00_html.ipynb #6da563f0
 # name: (on light, on dark), after Okabe and Ito; read from the style file
-PALETTE = {name: (light, dark) for name, light, dark in re.findall(r"--(\w+): light-dark\((#\w+), (#\w+)\)", asset("theme.css"))}
+PALETTE = {name: (light, dark) for name, light,
+           dark in re.findall(r"--(\w+): light-dark\((#\w+), (#\w+)\)", asset("theme.css"))}
 STUDENT, TEACHER, ACCENT = (PALETTE[name][0] for name in ("student", "teacher", "chosen"))
 
 # %% ../../nbs/report/00_html.ipynb #8ec42b7e

@@ -27,7 +27,8 @@ SHARES = {"rollout": "rollout", "policy": "policy", "sdpo": "SDPO", "replay": "r
 # %% ../../nbs/report/06_ladder.ipynb #da8a0ab5
 def _table(title, caption, columns, rows):
     "Make a table for the terminal: first column left-aligned, numbers right-aligned."
-    shown = Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left", caption_justify="left")
+    shown = Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left",
+                  caption_justify="left")
     for at, name in enumerate(columns):
         shown.add_column(name, justify="right" if at else "left", no_wrap=True)
     for row in rows:
@@ -38,15 +39,17 @@ def _table(title, caption, columns, rows):
 def result_table(rows: Sequence[Row]) -> Table:
     "Make the table of pass rates and differences, for people; it fits 80 columns."
     return _table("Held-out tasks", f"pass@1 in %, difference to {BASELINE} in points, each with its 95 % interval; "
-                  f"reached: training episodes until {BASELINE}'s final rate", ("arm", "pass@1", f"to {BASELINE}", "reached"),
+                  f"reached: training episodes until {BASELINE}'s final rate",
+                  ("arm", "pass@1", f"to {BASELINE}", "reached"),
                   [(f"{row.arm} {escape(row.title)}", interval_text(row.passed), interval_text(row.gain, signed=True),
                     "–" if row.reached is None else f"{row.reached:.0f}") for row in rows])
 
 # %% ../../nbs/report/06_ladder.ipynb #97b78e10
 def cost_table(rows: Sequence[Row]) -> Table:
     "Make the table of errors, entropy, time and tokens, for people; it fits 80 columns."
-    return _table("Behaviour and cost", "errors: error turns an episode; s, tokens: of a step, tokens sampled; then each channel's "
-                  "share of a step's time in %, the policy's with all that is no other's", ("arm", "errors", "entropy", "s", "tokens", *SHARES.values()),
+    return _table("Behaviour and cost", "errors: error turns an episode; s, tokens: of a step, tokens sampled; then "
+                  "each channel's share of a step's time in %, the policy's with all that is no other's",
+                  ("arm", "errors", "entropy", "s", "tokens", *SHARES.values()),
                   [(row.arm, f"{sum(row.errors.values()):.2f}" if row.seeds else "–", "–" if row.entropy is None else f"{row.entropy:.3f}",
                     *([f"{row.seconds:.2f}", f"{row.tokens:.0f}"] if row.shares else ["–", "–"]),
                     *(f"{100 * row.shares[name]:.0f}" if row.shares else "–" for name in SHARES)) for row in rows])
@@ -57,9 +60,10 @@ def ladder_json(
     rows: Sequence[Row],  # its `ladder_rows`
 ) -> dict:
     "Return the whole table with its verdicts, for machines."
-    return {"preset": run.preset, "device": run.device, "workers": run.workers, "arms": list(run.arms), "seeds": list(run.seeds),
-            "setting": run.setting, "rows": [asdict(row) for row in rows], "verdicts": verdicts(run, rows),
-            "problems": list(run.problems), "interrupted": run.interrupted, "computed": run.computed, "seconds": run.seconds}
+    return {"preset": run.preset, "device": run.device, "workers": run.workers, "arms": list(run.arms),
+            "seeds": list(run.seeds), "setting": run.setting, "rows": [asdict(row) for row in rows],
+            "verdicts": verdicts(run, rows), "problems": list(run.problems), "interrupted": run.interrupted,
+            "computed": run.computed, "seconds": run.seconds}
 
 # %% ../../nbs/report/06_ladder.ipynb #6e1fad05
 def outcome_text(
@@ -86,12 +90,14 @@ def curves_figure(run: Ladder) -> Plot:
     for arm in run.arms:
         curve = [p for p in pooled(run.results[arm]) if all(mean_of(s) is not None for s in p["by_seed"])]
         rates, x = [bootstrap_mean(p["by_seed"], draws=2000) for p in curve], [p["generations"] for p in curve]
-        look = {"color": PALETTE[COLOURS[arm]][0], "marker": MARKS[arm], "markersize": 4, "label": f"{arm} {ARMS[arm].title}"}
+        look = {"color": PALETTE[COLOURS[arm]][0], "marker": MARKS[arm], "markersize": 4,
+                "label": f"{arm} {ARMS[arm].title}"}
         if len(x) == 1:  # the base is measured once and drawn as a level
             passed.axhline(100 * rates[0].estimate, ls=":", **look | {"marker": None})
         elif curve:
             passed.plot(x, [100 * i.estimate for i in rates], **look)
-            passed.fill_between(x, [100 * i.low for i in rates], [100 * i.high for i in rates], color=look["color"], alpha=0.15, lw=0)
+            passed.fill_between(x, [100 * i.low for i in rates], [100 * i.high for i in rates], color=look["color"],
+                                alpha=0.15, lw=0)
             entropy.plot(x, [p["entropy"] for p in curve], **look)
     for axis, name in ((passed, "held-out tasks passed, %"), (entropy, "entropy, nats a token")):
         axis.set(xlabel="training episodes", ylabel=name, ylim=(0, None))
@@ -104,12 +110,14 @@ def curves_figure(run: Ladder) -> Plot:
 def heat_map(rows: Sequence[Row]) -> Html:
     "Show error turns per episode, kinds by arms; a deeper colour means more."
     rows = [row for row in rows if row.seeds]
-    kinds = sorted({k for row in rows for k, v in row.errors.items() if v}, key=lambda k: -max(row.errors.get(k, 0) for row in rows))
+    kinds = sorted({k for row in rows for k, v in row.errors.items() if v},
+                   key=lambda k: -max(row.errors.get(k, 0) for row in rows))
     most = max((v for row in rows for v in row.errors.values()), default=0) or 1
     return render("heat_map", rows=rows, kinds=kinds, most=most)
 
 # %% ../../nbs/report/06_ladder.ipynb #99659ff0
-ONE_SEED = "One seed: the intervals speak of other problems, not of other seeds, and another seed may land elsewhere. Next: --preset standard."
+ONE_SEED = ("One seed: the intervals speak of other problems, not of other seeds, and another seed may land elsewhere. "
+            "Next: --preset standard.")
 
 
 def ladder_body(
@@ -137,12 +145,13 @@ def ladder_body(
     distinct = {field: "; ".join(dict.fromkeys(", ".join(f"{k} {v}" for k, v in getattr(result, field).items()) for *_, result in ended)) or "unknown"
                 for field in ("versions", "hardware")}
     shares = [row for row in rows if row.shares]
-    return render("ladder", run=run, done=len(ended), verdicts=verdicts(run, rows), one_seed=ONE_SEED, baseline=BASELINE, results=results,
-                  curves=curves_figure(run), heat_map=heat_map(rows), cost=cost, **distinct,
-                  tasks=table(["task", *(f"{arm} {ARMS[arm].title}" for arm in ran)], tasks, sortable=True),
+    return render("ladder", run=run, done=len(ended), verdicts=verdicts(run, rows), one_seed=ONE_SEED,
+                  baseline=BASELINE, results=results, curves=curves_figure(run), heat_map=heat_map(rows), cost=cost,
+                  **distinct, tasks=table(["task", *(f"{arm} {ARMS[arm].title}" for arm in ran)], tasks, sortable=True),
                   shares=render("shares", rows=shares, channels=SHARES) if shares else "",
                   runs=table(["arm", "seed", "pass@1 in %", "seconds"], [[arm, seed, None if rate is None else f"{100 * rate:.1f}", f"{seconds:.0f}"]
-                                                                         for arm, seed, rate, seconds in rates], sortable=True))
+                                                                         for arm, seed, rate, seconds in rates],
+                             sortable=True))
 
 
 def ladder_page(

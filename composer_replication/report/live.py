@@ -54,7 +54,8 @@ def hinted_tree(
     if not text.strip():
         raise InputProblem("an empty hint changes nothing", "write one or two sentences")
     if len(text) > LONGEST:  # the cost of attention over a branch is quadratic in its length
-        raise InputProblem(f"a hint of {len(text):,} characters is no hint", f"write one or two sentences, at most {LONGEST:,} characters")
+        raise InputProblem(f"a hint of {len(text):,} characters is no hint",
+                           f"write one or two sentences, at most {LONGEST:,} characters")
     return build_tree(trace, form, hints={site.turn: text.strip()})
 
 # %% ../../nbs/report/09_live.ipynb #e813da5c
@@ -64,12 +65,14 @@ def effect_html(
     tree: Tree,  # with one hinted branch, or none if the hint could not be placed
 ) -> Html:
     "Show how a hint changes the tokens of its turn. Raises `InputProblem` if it could not be placed."
-    rows = rows_by_site(token_shift(model, pack_trees([tree], tokenizer.pad_token_id).to(model.device)), tokenizer).get(0)
+    rows = rows_by_site(token_shift(model, pack_trees([tree], tokenizer.pad_token_id).to(model.device)),
+                        tokenizer).get(0)
     if not rows:
         raise InputProblem("; ".join(refused.reason for refused in tree.refused) or "the hint could not be placed")
     most = max(rows, key=lambda row: abs(row.student_logprob - row.teacher_logprob))
-    return render("effect", token=most.text, student=math.exp(most.student_logprob), teacher=math.exp(most.teacher_logprob),
-                  total=sum(row.divergence for row in rows), tokens=token_tabs(rows), tree=tree_picture(tree))
+    return render("effect", token=most.text, student=math.exp(most.student_logprob),
+                  teacher=math.exp(most.teacher_logprob), total=sum(row.divergence for row in rows),
+                  tokens=token_tabs(rows), tree=tree_picture(tree))
 
 # %% ../../nbs/report/09_live.ipynb #e944d7a8
 def try_hints(

@@ -41,7 +41,8 @@ class Plot(Figure):
         "Return the figure as inline SVG."
         out = io.StringIO()
         with rc_context(THEME):
-            self.savefig(out, format="svg", bbox_inches="tight", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+            self.savefig(out, format="svg", bbox_inches="tight",
+                         metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
         svg = _TAG.sub(lambda tag: _LONG.sub(r"\1", tag[0]), " ".join(out.getvalue().split()))
         for name, (light, _) in PALETTE.items():
             svg = svg.replace(light.lower(), f"var(--{name})")

@@ -17,8 +17,8 @@ from .trace import turn_text
 
 # %% ../../nbs/report/07_replay.ipynb #7348aec0
 _LONGEST = 1500  # characters shown of a message
-_ENDINGS = {Verdict.OTHER: "most would have done something else", Verdict.STUDENT: "most would have done the same", Verdict.TIE: "a tie",
-            Verdict.SPLIT: "no majority", Verdict.ABSTAINED: "too few answered"}
+_ENDINGS = {Verdict.OTHER: "most would have done something else", Verdict.STUDENT: "most would have done the same",
+            Verdict.TIE: "a tie", Verdict.SPLIT: "no majority", Verdict.ABSTAINED: "too few answered"}
 
 
 def dollars(usd: float | None) -> str:
@@ -41,7 +41,8 @@ def answers_table(
     groups, rows = list(groups), []
     for answer in replayed.answers[i]:
         votes = next((f"{len(group)} of {sum(map(len, groups))}" for group in groups if answer in group), "")
-        cost = f"{answer.prompt_tokens} + {answer.completion_tokens} tokens, {dollars(answer.cost)}" if answer.asked else ""
+        cost = (f"{answer.prompt_tokens} + {answer.completion_tokens} tokens, {dollars(answer.cost)}"
+                if answer.asked else "")
         rows.append([answer.teacher, action_html(answer.action) if answer.action else answer.problem, votes, cost])
     return table(["teacher", "would have done", "votes", "cost"], rows)
 

@@ -71,7 +71,8 @@ def run_curves(
     for axis, (title, lines) in zip(axes, shown.items()):
         for (label, name), (colour, mark) in zip(lines.items(), LINES):
             if curve := points(history, name):
-                axis.plot(*zip(*curve), color=PALETTE[colour][0], marker=mark if len(curve) < 60 else None, markersize=4, label=label)
+                axis.plot(*zip(*curve), color=PALETTE[colour][0], marker=mark if len(curve) < 60 else None,
+                          markersize=4, label=label)
         if halted is not None:
             axis.axvline(halted, color=PALETTE["bad"][0], ls="--", label="guard stopped")
         axis.grid()
@@ -96,10 +97,13 @@ def rollout_views(
     "Show the chosen rollouts, each with a link to its agent's output if there is any."
     def view(trace):
         log = f"agents/{log_name(trace.trace_id)}"
-        return Html(trace_html(trace, hints, find_sites=find_sites) + (render("link", href=log, text="output of the agent") if folder and (folder / log).is_file() else ""))
+        return Html(trace_html(trace, hints, find_sites=find_sites)
+                    + (render("link", href=log, text="output of the agent") if folder and (folder / log).is_file() else ""))
 
-    ranked = sorted(((len({site.turn for site in find_sites(trace)}), trace) for trace in traces if trace.turns), key=lambda pair: -min(pair[0], 1))
-    titles = [f"{trace.trace_id}: {f'{len(trace.segments)} segments, ' if trace.segments else ''}{turns} error turns, reward {'none' if trace.reward is None else f'{trace.reward:g}'}"
+    ranked = sorted(((len({site.turn for site in find_sites(trace)}), trace) for trace in traces if trace.turns),
+                    key=lambda pair: -min(pair[0], 1))
+    titles = [f"{trace.trace_id}: {f'{len(trace.segments)} segments, ' if trace.segments else ''}{turns} error turns, "
+              f"reward {'none' if trace.reward is None else f'{trace.reward:g}'}"
               for turns, trace in ranked[:SHOWN]]
     return [(title, view(trace)) for title, (_, trace) in zip(titles, ranked)]
 
@@ -128,9 +132,10 @@ def unmeasured(
     held_out, settings = record.get("held_out", 0), record["settings"]
     if not held_out or any(points(history, name) for name in PANELS["reward"].values() if name != "reward"):
         return None
-    first, key = (f"step {settings['guard_steps']}", "guard_steps") if settings.get("guard") else ("its first evaluation", "eval_steps")
-    return (f"Nothing was measured on the {held_out} held-out tasks: the run ended before {first}. Set {key} lower, or measure now: "
-            f"{next_command(settings, settings['output_dir'])}")
+    first, key = ((f"step {settings['guard_steps']}", "guard_steps") if settings.get("guard")
+                  else ("its first evaluation", "eval_steps"))
+    return (f"Nothing was measured on the {held_out} held-out tasks: the run ended before {first}. Set {key} lower, or "
+            f"measure now: {next_command(settings, settings['output_dir'])}")
 
 
 def run_page(
@@ -143,12 +148,13 @@ def run_page(
     written: str = "",  # time of writing
 ) -> str:
     "Make the whole document."
-    last = {k: v for entry in history if entry["step"] == history[-1]["step"] for k, v in entry.items() if isinstance(v, int | float)}
+    last = {k: v for entry in history if entry["step"] == history[-1]["step"]
+            for k, v in entry.items() if isinstance(v, int | float)}
     missing = [None if live or not history else unmeasured(record, history), record.get("recorded", {}).get("left_out")]
     notes = [f"{step}{value.removeprefix(step)}" for entry in history for step in [f"Step {entry['step']}: "] for name, value in entry.items()
              if isinstance(value, str) and " " in value and name != "branches/way"]  # how branches are read is not a warning
-    body = render("run", record=record, status=status, alarm=halted is not None or "failed" in status, live=live, written=written,
-                  notes=notes, missing=[sentence for sentence in missing if sentence],
+    body = render("run", record=record, status=status, alarm=halted is not None or "failed" in status, live=live,
+                  written=written, notes=notes, missing=[sentence for sentence in missing if sentence],
                   curves=run_curves(history, halted), rollouts=rollouts, facts=run_facts(record, history),
                   last=[(name, last[name]) for name in sorted(last, key=by_channel)])
     made = {"command": shlex.join(record.get("command") or ()), "date": record.get("began", "unknown"),  # of the training process
@@ -175,7 +181,8 @@ class RunPage(TrainerCallback):
         begun, guard = time.monotonic(), self.state.stateful_callbacks.get("HeldOutGuard", {}).get("guard", {})
         stopped = guard["last"]["step"] if guard.get("reason") else None
         status = guard.get("reason") or f"Step {self.state.global_step} of {self.state.max_steps}: {what}."
-        write_file(self.folder / "index.html", run_page(self.record, self.state.log_history, rollout_views(self.latest, self.hints, self.folder, self.find_sites), status,
+        write_file(self.folder / "index.html",
+                   run_page(self.record, self.state.log_history, rollout_views(self.latest, self.hints, self.folder, self.find_sites), status,
                                                         live, stopped, datetime.now(UTC).isoformat(timespec="seconds")))
         self.due = time.monotonic() + 20 * (time.monotonic() - begun)
 

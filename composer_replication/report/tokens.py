@@ -33,7 +33,8 @@ def rows_by_site(
     rows = {}
     for s in shifts:
         alternatives = tuple((tokenizer.decode([i]), p, q) for i, p, q in s.alternatives)
-        rows.setdefault(s.site, []).append(TokenRow(tokenizer.decode([s.label]), s.student_logprob, s.teacher_logprob, s.divergence, alternatives))
+        rows.setdefault(s.site, []).append(TokenRow(tokenizer.decode([s.label]), s.student_logprob, s.teacher_logprob,
+                                                    s.divergence, alternatives))
     return {site: tuple(r) for site, r in rows.items()}
 
 # %% ../../nbs/report/03_tokens.ipynb #7a5de7d0
@@ -58,7 +59,8 @@ def token_tabs(
     choices = []
     for i, row in enumerate(rows):
         view = token_view(row if i in full else replace(row, alternatives=()))
-        choices.append(Tab(visible(row.text), view, f"{visible(row.text)}: divergence {row.divergence:.3f} nats", depth=row.divergence / most))
+        choices.append(Tab(visible(row.text), view, f"{visible(row.text)}: divergence {row.divergence:.3f} nats",
+                           depth=row.divergence / most))
     return render("tokens", tokens=tabs(choices, "tokens of the turn", order[0], tight=True))
 
 # %% ../../nbs/report/03_tokens.ipynb #3afca7f8

@@ -39,7 +39,8 @@ def turn_text(
 ) -> str:
     "Return text and calls of a turn as plain text."
     reasoning = f"[thinking] {turn.thinking}" if thinking and turn.thinking else ""
-    return shortened("\n".join(filter(None, [reasoning, turn.content.strip(), *map(call_text, turn.tool_calls)])), longest)
+    return shortened("\n".join(filter(None, [reasoning, turn.content.strip(), *map(call_text, turn.tool_calls)])),
+                     longest)
 
 # %% ../../nbs/report/04_trace.ipynb #6a4222ac
 def layer_hints(
@@ -61,7 +62,8 @@ def site_html(
     "Show the error and each layer's hint."
     by_layer = layer_hints(trace, site, hints)
     taken = next((name for name, hint in by_layer.items() if hint), None)
-    rows = [[name + " ✓" * (name == taken), shortened(hint, longest) if hint else None] for name, hint in by_layer.items()]
+    rows = [[name + " ✓" * (name == taken), shortened(hint, longest) if hint else None]
+            for name, hint in by_layer.items()]
     return render("site", site=site, error=shortened(site.context.error_message, longest),
                   hints=table(["hint layer", "its hint; ✓: what training takes"], rows))
 
@@ -80,11 +82,14 @@ def trace_html(
     longest = max(100, min(LONGEST, WHOLE // (3 * len(trace.turns) + 3 * len(sites) or 1)))
     for number, turn in enumerate(trace.turns):
         turn_sites = [site for site in sites if site.turn == number]
-        held = [n for n, segment in enumerate(trace.segments, 1) if number in segment.turns] if len(trace.segments) > 1 else []
+        held = ([n for n, segment in enumerate(trace.segments, 1) if number in segment.turns] if len(trace.segments) > 1
+                else [])
         context = f", segment{'s' * (len(held) > 1)} {', '.join(map(str, held))}" if held else ""
-        title = f"turn {number}, {turn.role}{context}" + (f", error: {', '.join(site.kind for site in turn_sites)}" if turn_sites else "")
+        title = f"turn {number}, {turn.role}{context}" + (f", error: {', '.join(site.kind for site in turn_sites)}"
+                                                          if turn_sites else "")
         views = [turn_html(turn, longest), *(site_html(trace, site, hints, longest) for site in turn_sites)]
         choices.append(Tab(f"{number} {_SIGNS[turn.role]}{' ⚠' if turn_sites else ''}", render("titled", title=title, views=views), title,
                            "bad" if turn_sites else "mine" if turn.role == "assistant" else ""))
     first = min((site.turn for site in sites), default=0)
-    return render("trace", trace=trace, sites=len(sites), turns=tabs(choices, f"turns of {trace.trace_id}", first if chosen is None else chosen))
+    return render("trace", trace=trace, sites=len(sites),
+                  turns=tabs(choices, f"turns of {trace.trace_id}", first if chosen is None else chosen))

@@ -29,20 +29,24 @@ def estimate_table(
 ) -> Table:
     "Make a table of a run's estimate for people."
     rows = Table("what", "how much", title=f"{estimate.recipe}: {estimate.model}", title_justify="left")
-    run = f"{estimate.total_tokens:,} in the run" if estimate.total_tokens or not estimate.rollouts_per_step else "steps follow from the epochs"
-    for what, much in [("parameters", f"{estimate.parameters:,}, of them trained {estimate.trained:,}"), ("devices", estimate.devices),
-                       ("tasks, rollouts a step", f"{estimate.prompts_per_step:g}, {estimate.rollouts_per_step:g}"),
+    run = (f"{estimate.total_tokens:,} in the run" if estimate.total_tokens or not estimate.rollouts_per_step
+           else "steps follow from the epochs")
+    for what, much in [("parameters", f"{estimate.parameters:,}, of them trained {estimate.trained:,}"),
+                       ("devices", estimate.devices), ("tasks, rollouts a step", f"{estimate.prompts_per_step:g}, "
+                                                       f"{estimate.rollouts_per_step:g}"),
                        ("tokens sampled, at most", f"{estimate.sampled_tokens_per_step:,} a step; {run}")]:
         rows.add_row(what, str(much))
     rows.add_section()
     for part, amount in estimate.memory.items():
         rows.add_row(f"memory: {part}", size(amount))
-    rows.add_row("memory: peak of a device", f"{size(estimate.peak)}, an estimate; prompts of {estimate.prompt_tokens} tokens")
+    rows.add_row("memory: peak of a device", f"{size(estimate.peak)}, an estimate; prompts of {estimate.prompt_tokens} "
+                 "tokens")
     rows.add_row("disk: a checkpoint", size(estimate.checkpoint))
     rows.add_section()
     if estimate.sdpo_weight:
         rows.add_row("weight: SDPO against a token mean", ", ".join(
-            f"{weight:.3g} where rollouts sample {int(tokens):,} tokens" for tokens, weight in estimate.sdpo_weight.items()))
+            f"{weight:.3g} where rollouts sample {int(tokens):,} "
+            "tokens" for tokens, weight in estimate.sdpo_weight.items()))
     rows.add_row("attention", estimate.attention)
     rows.add_row("branches are read", estimate.branches)
     return rows
@@ -56,13 +60,15 @@ def counts_line(
     tasks = [f"{train + held_out} tasks: {train} to train on, {held_out} held out"] if train else []
     bare = f" ({some} of them without their reasoning)" if (some := counts.get("turns_without_reasoning")) else ""
     learnt = f", {turns} turns with a hint or a pair{bare}" if "turns" in counts else ""
-    beyond = f" and {more} more beyond max_trace_tokens, which are left out" if (more := counts.get("turns_beyond")) else ""
+    beyond = (f" and {more} more beyond max_trace_tokens, which are left out" if (more := counts.get("turns_beyond"))
+              else "")
     return "; ".join(tasks + ([f"{traces} traces{learnt}{beyond}"] if traces else []))
 
 # %% ../../nbs/report/02_train.ipynb #dfb2af0c
 CHANNELS = ("loss", "grad_norm", "learning_rate", "reward", "rewards", "policy", "entropy", "sdpo", "replay", "kl", "rollout", "completions",
             "tools", "guard", "health")  # order of metrics by the part before the slash; others come last
-LOGGED = ("loss", "reward", "eval_reward", "grad_norm", "sdpo/loss", "sdpo/sites", "replay/loss", "replay/pairs", "pairs")
+LOGGED = ("loss", "reward", "eval_reward", "grad_norm", "sdpo/loss", "sdpo/sites", "replay/loss", "replay/pairs",
+          "pairs")
 
 
 def step_line(
@@ -71,7 +77,8 @@ def step_line(
     "Format what was logged at a step as one line."
     named = [f"{key} {logged[key]:.4g}" for key in LOGGED if key in logged]
     sentences = [logged[key] for key in ("health/warning", "health/verdict") if key in logged]
-    return " ".join([f"{logged.get('stage', 'step')} {logged['step']} of {logged['of']}: {', '.join(named) or 'done'}", *sentences])
+    return " ".join([f"{logged.get('stage', 'step')} {logged['step']} of {logged['of']}: {', '.join(named) or 'done'}",
+                     *sentences])
 
 # %% ../../nbs/report/02_train.ipynb #a481fc4c
 def next_command(
@@ -85,8 +92,8 @@ def next_command(
     else:
         file = tasks or ("FILE" if task == "gsm8k" else None)
         held_out = tasks and task != "sql" and settings.get("held_out_rows")
-        words = ["eval", folder, "--task", task, *(["--tasks", file] if file else []), *(["--held-out"] if held_out else []),
-                 *([] if model.startswith("random:") else ["--against", model])]
+        words = ["eval", folder, "--task", task, *(["--tasks", file] if file else []),
+                 *(["--held-out"] if held_out else []), *([] if model.startswith("random:") else ["--against", model])]
     return f"composer-rl {shlex.join(words)}"
 
 

@@ -19,7 +19,8 @@ def own_tokens(
 ) -> int:
     "Count the branch's first tokens that are not in the trunk: all before the tokens that also end the trunk's target."
     trunk = tree.ids[branch.fork:tree.span(branch.turn).end]
-    same = next((i for i, (a, b) in enumerate(zip(reversed(branch.ids), reversed(trunk))) if a != b), min(len(branch.ids), len(trunk)))
+    same = next((i for i, (a, b) in enumerate(zip(reversed(branch.ids), reversed(trunk))) if a != b),
+                min(len(branch.ids), len(trunk)))
     return len(branch.ids) - same
 
 # %% ../../nbs/report/05_tree.ipynb #347fc276
@@ -41,7 +42,8 @@ def trunk_parts(tree: Tree) -> list[tuple[str, int, int, str]]:  # as `branch_pa
     "Return the sampled turns and the parts between them."
     parts, end = [], 0
     for span in tree.spans:
-        parts += [("context", end, span.start, "context"), ("sampled", span.start, span.end, f"turn {span.turn}, sampled")]
+        parts += [("context", end, span.start, "context"),
+                  ("sampled", span.start, span.end, f"turn {span.turn}, sampled")]
         end = span.end
     return [*parts, ("context", end, len(tree.ids), "context")]
 
@@ -60,7 +62,8 @@ def _axis(length, scale, top):
     step = next((s for s in (5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000) if length / s <= 12), 10_000)
     ticks = [(LEFT + scale * place, place) for place in range(0, length + 1, step)]
     lines = [(LEFT, top, LEFT + scale * length, top), *((x, top, x, top + 4) for x, _ in ticks)]
-    return lines, [(0, top + 13, "start", "dim", "position"), *((x, top + 17, "middle", "dim", place) for x, place in ticks)]
+    return lines, [(0, top + 13, "start", "dim", "position"),
+                   *((x, top + 17, "middle", "dim", place) for x, place in ticks)]
 
 # %% ../../nbs/report/05_tree.ipynb #91a3fc7d
 def tree_picture(tree: Tree) -> Html:
@@ -76,10 +79,12 @@ def tree_picture(tree: Tree) -> Html:
         y, x = top + ROW * number, LEFT + scale * branch.fork
         bars += _bar(branch_parts(tree, branch), branch.fork, y, scale)
         lines.append((x, top + BAR, x, y + BAR))
-        texts += [(0, y + 13, "start", "", f"{branch.kind}, turn {branch.turn}"), (x - 5, y + 12, "end", "dim", branch.fork)]
-    return render("svg", label=f"Tree of trace {tree.trace_id}: {len(tree.ids)} tokens, {len(tree.spans)} sampled turns, {len(order)} branches",
-                  width=WIDE, height=below + 24, bars=bars, lines=lines, texts=texts, shapes=(),
-                  key={"context": "context", "sampled": "sampled by the policy", "hint": "the hint", "chosen": "preferred answer"})
+        texts += [(0, y + 13, "start", "", f"{branch.kind}, turn {branch.turn}"),
+                  (x - 5, y + 12, "end", "dim", branch.fork)]
+    return render("svg", label=f"Tree of trace {tree.trace_id}: {len(tree.ids)} tokens, {len(tree.spans)} sampled "
+                  f"turns, {len(order)} branches", width=WIDE, height=below + 24, bars=bars, lines=lines, texts=texts,
+                  shapes=(), key={"context": "context", "sampled": "sampled by the policy", "hint": "the hint",
+                                  "chosen": "preferred answer"})
 
 # %% ../../nbs/report/05_tree.ipynb #3833d81a
 def token_strip(

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Generate', 'TokenPolicy', 'MessagePolicy', 'stop_ids', 'TransformersPolicy', 'CallablePolicy', 'seed_of',
-           'vllm_policy', 'vllm_server_policy', 'ClientPolicy']
+           'vllm_policy', 'vllm_server_policy', 'completions_policy', 'ClientPolicy']
 
 # %% ../../nbs/rollout/04_policies.ipynb #682bb90d
 import hashlib
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
+import httpx2
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..core.deadline import in_threads
@@ -208,6 +209,55 @@ def vllm_server_policy(
         return tuple(zip(*in_threads(one, zip(ids, [sampling] * len(ids), limits, seeds), min(requests, len(ids)))))
 
     policy = CallablePolicy(generate, tokenizer, "vllm", model, client.get_server_info()["model_config"]["max_model_len"])
+    return policy
+
+# %% ../../nbs/rollout/04_policies.ipynb #7ab1c0e2
+def completions_policy(
+    url: str,  # of a server, as http://HOST:8000
+    tokenizer: PreTrainedTokenizerBase,  # of the model that it serves, with a chat template
+    name: str = "",  # of the model, where the server lists several
+    key: str = "",  # that it wants
+    model: Any = None,  # whose generation config may name more ids that end a turn
+    requests: int = 64,  # at a time
+    timeout_s: float = 600.0,  # of one request
+) -> CallablePolicy:
+    """Return a policy of a server that completes token ids, and returns ids with log-probabilities, as vLLM's does.
+
+    With `top_p`, `top_k` or `min_p` the log-probabilities are among the ids that these leave. Raises `InputProblem`."""
+    client = httpx2.Client(timeout=timeout_s, headers={"Authorization": f"Bearer {key}"} if key else {})
+    base = url.rstrip("/").removesuffix("/v1")
+
+    def ask(path, **body):
+        try:
+            reply = client.request("POST" if body else "GET", f"{base}/v1/{path}", json=body or None)
+            answer = reply.json() if reply.status_code == 200 else None
+        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
+            raise InputProblem(f"{base} cannot be asked ({' '.join(str(error).split()) or type(error).__name__})",
+                               "name the address of a running server") from None
+        if answer is None:
+            raise InputProblem(f"{base} answers /v1/{path} with {reply.status_code}: {' '.join(reply.text.split())[:200]}")
+        return answer
+
+    def one(question):
+        ids, sampling, limit, seed = question
+        choice = ask("completions", model=served["id"], prompt=ids, max_tokens=limit, seed=seed, temperature=sampling.temperature,
+                     top_p=sampling.top_p, top_k=sampling.top_k or -1, min_p=sampling.min_p or 0.0, repetition_penalty=1.0,
+                     stop_token_ids=sorted(policy.stops), logprobs=1, return_token_ids=True)["choices"][0]
+        if not isinstance(choice.get("token_ids"), list) or not isinstance(choice.get("logprobs"), dict):
+            raise InputProblem(f"{base} returns no token ids with their log-probabilities", "serve by vLLM 0.10.2 or later")
+        return choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["logprobs"]["top_logprobs"]
+
+    def generate(ids, sampling, limits, seeds):
+        return tuple(zip(*(made[:2] for made in in_threads(one, zip(ids, [sampling] * len(ids), limits, seeds), min(requests, len(ids))))))
+
+    listed = {each["id"]: each for each in ask("models").get("data", [])}
+    served = listed.get(name) or (next(iter(listed.values())) if len(listed) == 1 else None)
+    if served is None:
+        raise InputProblem(f"{base} serves {', '.join(listed) or 'no model'}, and not {name!r}", "name one of its models")
+    policy = CallablePolicy(generate, tokenizer, served["id"], model, served.get("max_model_len") or math.inf)
+    warm, hot = (max(one(([min(policy.stops)], Sampling(t), 1, 0))[2][0].values()) for t in (1.0, 2.0))
+    if hot > warm - 1e-3:
+        raise InputProblem(f"the log-probabilities of {base} are those before the temperature", "start it with --logprobs-mode processed_logprobs")
     return policy
 
 # %% ../../nbs/rollout/04_policies.ipynb #d43693f0

@@ -96,7 +96,8 @@ def sandbox_problem(
 
 
 UNSAFE, CHOICE = "local-unsafe", "COMPOSER_SANDBOX"  # the kind that isolates nothing; the variable that says what `auto` takes
-ALLOW = "install bubblewrap (apt-get install -y bubblewrap), or allow it: --unsafe-local, in a recipe sandbox: local-unsafe"
+ALLOW = ("install bubblewrap (apt-get install -y bubblewrap), or allow it: --unsafe-local, in a recipe sandbox: "
+         "local-unsafe")
 
 
 @contextmanager
@@ -141,7 +142,8 @@ def task_problem(
     "Return why a task may not be played here: what the model or an agent writes is run, and nothing isolates it."
     if not (agent or runs_code):
         return None
-    return isolation_problem("the agent's commands" if agent else "what the model writes", ["bubblewrap"] if runs_code else (), kind)
+    return isolation_problem("the agent's commands" if agent else "what the model writes",
+                             ["bubblewrap"] if runs_code else (), kind)
 
 
 def open_sandbox(
@@ -159,6 +161,7 @@ def open_sandbox(
             problems.append(problem)
             continue
         if kind == "auto" and not _KINDS[name].isolates:
-            warnings.warn(f"the package's own code runs as this user, without a sandbox: {' '.join(problems)}", stacklevel=2)
+            warnings.warn(f"the package's own code runs as this user, without a sandbox: {' '.join(problems)}",
+                          stacklevel=2)
         return _KINDS[name].open(tree, libraries, limits, mounts)
     raise (isolation_problem("foreign code") if kind == "auto" else None) or SandboxProblem(" ".join(problems))

@@ -178,6 +178,7 @@ def start_guard() -> subprocess.Popen:  # one for this process
     if os.getpid() not in _guards:
         sweep()
         root = str(Path(__file__).resolve().parents[2]) if "__file__" in globals() else os.getcwd()
-        _guards[os.getpid()] = subprocess.Popen([sys.executable, "-c", _GUARD, root], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-                                                stderr=subprocess.DEVNULL, start_new_session=True, cwd="/")
+        _guards[os.getpid()] = subprocess.Popen([sys.executable, "-c", _GUARD, root], stdin=subprocess.PIPE,
+                                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                                start_new_session=True, cwd="/")
     return _guards[os.getpid()]

@@ -28,8 +28,8 @@ from .rootfs import minimal_tree, tree_site_packages
 # %% ../../nbs/sandbox/07_bubblewrap.ipynb #1acb96e4
 SCRATCH_MB = 64  # each of /tmp and /dev/shm, which are in memory
 _SYS_PTRACE = 19  # the capability's number in linux/capability.h
-_ISOLATION = ["--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000", "--disable-userns", "--die-with-parent",
-              "--new-session", "--clearenv", "--cap-drop", "ALL", "--hostname", "sandbox"]
+_ISOLATION = ["--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000", "--disable-userns",
+              "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL", "--hostname", "sandbox"]
 _program = functools.cache(shutil.which)  # the path is looked up once
 
 
@@ -44,7 +44,8 @@ def _system(tree: Path, libraries: Path | None) -> list[str]:
 
 def _as_user(user: int | None) -> list[str]:
     "Return arguments with which root drops its privileges first, so that limits and permissions apply to the command."
-    return [] if user is None else [_program("setpriv"), "--reuid", str(user), "--regid", str(user), "--clear-groups", "--"]
+    return [] if user is None else [_program("setpriv"), "--reuid", str(user), "--regid", str(user), "--clear-groups",
+                                    "--"]
 
 
 def _prlimit(limits: Limits) -> list[str]:
@@ -52,8 +53,8 @@ def _prlimit(limits: Limits) -> list[str]:
 
     The watcher ends a command at its limit on processor time; the kernel's limit is a little later, in case the watcher misses it.
     """
-    return ["/usr/bin/prlimit", f"--cpu={limits.cpu_s + 2}", f"--as={limits.memory_mb << 20}", f"--fsize={limits.file_mb << 20}",
-            f"--nproc={limits.processes + 3}", "--nofile=256", "--core=0", "--"]
+    return ["/usr/bin/prlimit", f"--cpu={limits.cpu_s + 2}", f"--as={limits.memory_mb << 20}",
+            f"--fsize={limits.file_mb << 20}", f"--nproc={limits.processes + 3}", "--nofile=256", "--core=0", "--"]
 
 
 def _sees_others() -> bool:
@@ -66,7 +67,8 @@ def _sees_others() -> bool:
 def bubblewrap_problem() -> str | None:  # None if it works; else one sentence with the command to install
     "Return why bubblewrap cannot be used here, after a test run."
     if os.getuid() == 0 and not _sees_others():
-        return "root without the capability CAP_SYS_PTRACE cannot watch commands: add it to the container, or run as an ordinary user."
+        return ("root without the capability CAP_SYS_PTRACE cannot watch commands: add it to the container, or run as "
+                "an ordinary user.")
     missing = [program for program in ("bwrap", "prlimit", *(["setpriv"] if os.getuid() == 0 else []))
                if _program(program) is None]
     if missing:
@@ -76,8 +78,9 @@ def bubblewrap_problem() -> str | None:  # None if it works; else one sentence w
         return f"bubblewrap 0.8 or later is needed, not {version.strip()}: install a newer one."
     try:
         tree = minimal_tree()
-        probe = subprocess.run([*_as_user(59_999 if os.getuid() == 0 else None), "bwrap", *_ISOLATION, *_system(tree, None),
-                                "--", *_prlimit(Limits()), "/usr/bin/true"], capture_output=True, text=True, timeout=20)
+        probe = subprocess.run([*_as_user(59_999 if os.getuid() == 0 else None), "bwrap", *_ISOLATION,
+                                *_system(tree, None), "--", *_prlimit(Limits()), "/usr/bin/true"], capture_output=True,
+                               text=True, timeout=20)
     except SandboxProblem as error:
         return str(error)
     if probe.returncode:
@@ -149,13 +152,14 @@ class BubblewrapSandbox(BoxedSandbox):
                 os.lseek(handle, 0, os.SEEK_SET)
                 return handle
             reading, writing = map(keep, os.pipe())
-            passed = {"--args": file_with(b"".join(os.fsencode(word) + b"\0" for word in self._arguments(env, cwd))), "--json-status-fd": writing}
+            passed = {"--args": file_with(b"".join(os.fsencode(word) + b"\0" for word in self._arguments(env, cwd))),
+                      "--json-status-fd": writing}
             if program := filter_program():
                 passed["--seccomp"] = file_with(program)
-            command = [*_as_user(self._box.user), _program("bwrap"), *(str(word) for pair in passed.items() for word in pair),
-                       "--", *_prlimit(limits), *argv]
-            result = run_bounded(command, limits, watch, stdin, {MARK: str(self._box.path)}, pass_fds=tuple(passed.values()),
-                                 stopped=lambda: bool(self._dead))
+            command = [*_as_user(self._box.user), _program("bwrap"),
+                       *(str(word) for pair in passed.items() for word in pair), "--", *_prlimit(limits), *argv]
+            result = run_bounded(command, limits, watch, stdin, {MARK: str(self._box.path)},
+                                 pass_fds=tuple(passed.values()), stopped=lambda: bool(self._dead))
             os.set_blocking(reading, False)
             status = b""
             with contextlib.suppress(BlockingIOError):  # empty if the command was ended before bubblewrap wrote anything

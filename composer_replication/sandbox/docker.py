@@ -33,7 +33,8 @@ FIRST = "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nwhile Tru
 def _docker(*words: str, seconds: float = 60.0) -> str:
     "Run the client and return its output. Raises `SandboxProblem` if it fails or does not answer."
     try:
-        done = subprocess.run(["docker", *words], capture_output=True, text=True, errors="replace", timeout=seconds, stdin=subprocess.DEVNULL)
+        done = subprocess.run(["docker", *words], capture_output=True, text=True, errors="replace", timeout=seconds,
+                              stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SandboxProblem(f"`docker {words[0]}` gives no answer ({type(error).__name__})") from None
     if done.returncode:
@@ -48,7 +49,8 @@ def docker_problem() -> str | None:  # None if it works; else one sentence with 
     try:
         _docker("version", "--format", "{{.Server.Version}}", seconds=20)
     except SandboxProblem as problem:
-        return f"no Docker daemon answers ({str(problem)[:200]}): apt-get install -y docker.io, start dockerd, set DOCKER_HOST."
+        return (f"no Docker daemon answers ({str(problem)[:200]}): apt-get install -y docker.io, start dockerd, set "
+                "DOCKER_HOST.")
     return None
 
 
@@ -85,7 +87,8 @@ class DockerSandbox(BoxedSandbox):
         super().__init__(tree, libraries, limits, mounts)
         try:
             self._bring_within_reach()
-            for line in _docker("ps", "--all", "--filter", f"label={LABEL}", "--format", f'{{{{.ID}}}} {{{{.Label "{LABEL}"}}}}').splitlines():
+            for line in _docker("ps", "--all", "--filter", f"label={LABEL}", "--format",
+                                f'{{{{.ID}}}} {{{{.Label "{LABEL}"}}}}').splitlines():
                 container, owner = line.split(" ", 1)
                 if is_gone(owner):
                     _remove(container, os.getpid())
@@ -98,15 +101,17 @@ class DockerSandbox(BoxedSandbox):
 
     def _settings(self) -> list[str]:
         "Return the options of the container."
-        limits, shown = self.limits, {"/repo": (self._repo, ""), **{name: (path, ",readonly") for name, path in self._mounts.items()}}
+        limits, shown = self.limits, {"/repo": (self._repo, ""),
+                                      **{name: (path, ",readonly") for name, path in self._mounts.items()}}
         if self._libraries:
             shown[tree_site_packages()] = self._libraries, ",readonly"
         memory = f"{limits.memory_mb}m"
-        return ["--detach", "--label", f"{LABEL}={this_process()}", "--hostname", "sandbox", "--network", "none", "--read-only",
-                "--tmpfs", f"/tmp:size={SCRATCH},mode=1777,exec", "--shm-size", SCRATCH, "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
-                "--pids-limit", str(limits.processes + 8), "--memory", memory, "--memory-swap", memory,
-                "--ulimit", f"fsize={limits.file_mb << 20}", "--ulimit", "nofile=256", "--ulimit", "core=0",
-                *(word for name, (path, how) in shown.items() for word in ("--mount", f"type=bind,source={path},target={name}{how}"))]
+        return ["--detach", "--label", f"{LABEL}={this_process()}", "--hostname", "sandbox", "--network", "none",
+                "--read-only", "--tmpfs", f"/tmp:size={SCRATCH},mode=1777,exec", "--shm-size", SCRATCH, "--cap-drop",
+                "ALL", "--security-opt", "no-new-privileges", "--pids-limit", str(limits.processes + 8), "--memory",
+                memory, "--memory-swap", memory, "--ulimit", f"fsize={limits.file_mb << 20}", "--ulimit", "nofile=256",
+                "--ulimit", "core=0", *(word for name, (path, how) in shown.items()
+                                        for word in ("--mount", f"type=bind,source={path},target={name}{how}"))]
 
     def _look(self):
         "Record the first process and its parent, the ancestor of every command's processes."
@@ -135,9 +140,11 @@ class DockerSandbox(BoxedSandbox):
         env = {"PATH": "/usr/bin", "HOME": "/tmp", **ENVIRONMENT, **env}
         settings = ["--user", f"{user}:{user}", "--workdir", f"/repo/{cwd}", *["--interactive"] * bool(stdin),
                     *(word for name, value in env.items() for word in ("--env", f"{name}={value}"))]
-        bounds = ["/usr/bin/prlimit", f"--cpu={limits.cpu_s + 2}", f"--as={limits.memory_mb << 20}", f"--fsize={limits.file_mb << 20}", "--"]
+        bounds = ["/usr/bin/prlimit", f"--cpu={limits.cpu_s + 2}", f"--as={limits.memory_mb << 20}",
+                  f"--fsize={limits.file_mb << 20}", "--"]
         result = run_bounded(["docker", "exec", *settings, self._container, *bounds, *argv], limits, watch, stdin,
-                             {**os.environ, MARK: str(self._box.path)}, stopped=lambda: bool(self._dead), processes=lambda client: self._pids())
+                             {**os.environ, MARK: str(self._box.path)}, stopped=lambda: bool(self._dead),
+                             processes=lambda client: self._pids())
         left = self._pids()
         for pid in left:  # kill at once, because the client is slow
             with contextlib.suppress(ProcessLookupError):

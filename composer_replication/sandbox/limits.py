@@ -114,7 +114,8 @@ def _memory_devices() -> frozenset[int]:
     "Return the devices of files in memory: blocks without a name, and this machine's /dev/shm."
     block = os.memfd_create("block")
     try:
-        return frozenset([os.fstat(block).st_dev, *(os.stat(path).st_dev for path in ["/dev/shm"] if os.path.isdir(path))])
+        return frozenset([os.fstat(block).st_dev,
+                          *(os.stat(path).st_dev for path in ["/dev/shm"] if os.path.isdir(path))])
     finally:
         os.close(block)
 
@@ -164,7 +165,8 @@ def _scratch(pids: Sequence[int]) -> int:
             for path in (f"/proc/{pid}/root/tmp", f"/proc/{pid}/root/dev/shm"):
                 if (device := os.stat(path).st_dev) not in own:
                     info = os.statvfs(path)
-                    sizes[device] = (info.f_blocks - info.f_bfree) * info.f_frsize + (info.f_files - info.f_ffree) * _INODE
+                    sizes[device] = ((info.f_blocks - info.f_bfree) * info.f_frsize
+                                     + (info.f_files - info.f_ffree) * _INODE)
             if sizes:
                 break
     return sum(sizes.values())
@@ -184,7 +186,8 @@ def _sockets(pids: Sequence[int]) -> int:
             for table in ("unix", "udp", "udp6", "raw", "raw6", "tcp", "tcp6"):
                 with contextlib.suppress(FileNotFoundError):  # a kernel without it
                     for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-                        queued = sum(int(side, 16) for side in line.split()[4].split(":")) if table.startswith("tcp") else 0
+                        queued = (sum(int(side, 16) for side in line.split()[4].split(":")) if table.startswith("tcp")
+                                  else 0)
                         held += _BUFFER if queued or not table.startswith("tcp") else 0
                         held += 2 * queued  # a packet's own memory may be as large as what it carries
             return held

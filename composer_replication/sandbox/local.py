@@ -16,7 +16,8 @@ from .limits import Limits, run_bounded
 from .workspace import ENVIRONMENT, BoxedSandbox
 
 # %% ../../nbs/sandbox/06_local.ipynb #22399d1c
-@sandbox_kind(UNSAFE, lambda: None if sys.platform == "linux" else "the watcher reads /proc, so Linux is needed.", rank=90, isolates=False)
+@sandbox_kind(UNSAFE, lambda: None if sys.platform == "linux" else "the watcher reads /proc, so Linux is needed.",
+              rank=90, isolates=False)
 class LocalSubprocessSandbox(BoxedSandbox):
     """UNSAFE: runs commands as ordinary processes of this user, with limits but without isolation.
 

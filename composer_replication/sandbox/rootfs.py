@@ -24,8 +24,8 @@ from .folders import SandboxProblem, remove_folder
 TOOLS = tuple("""sh bash ls cat grep sed awk find head tail mkdir rmdir cp mv rm ln touch chmod diff cmp patch wc sort uniq tr cut
 tee xargs env pwd echo printf true false test sleep date basename dirname readlink realpath stat du dd nl seq yes id uname timeout
 mktemp kill prlimit which""".split())
-LEFT_OUT = ("test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "site-packages", "dist-packages", "lib2to3",
-            "_tkinter.*", "_test*", "_xx*", "xx*", "config-*", "*.a")
+LEFT_OUT = ("test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "site-packages", "dist-packages",
+            "lib2to3", "_tkinter.*", "_test*", "_xx*", "xx*", "config-*", "*.a")
 _FORMAT = 5  # change it when this page assembles something else
 # Loaded by name at run time: by ending threads, and by compiled packages, whose wheels may rely on these (PEP 600, manylinux).
 _BY_NAME = ("libgcc_s.so.1", "libstdc++.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "libutil.so.1")
@@ -37,7 +37,8 @@ def needed_libraries(
 ) -> dict[str, Path]:  # name that the loader uses (for the loader itself its whole path) -> path
     "Return the libraries that files load, recursively, according to the system's loader. Raises `SandboxProblem` without `ldd`."
     if shutil.which("ldd") is None:
-        raise SandboxProblem("the program ldd is missing, so the sandbox's tree cannot be made: apt-get install libc-bin")
+        raise SandboxProblem("the program ldd is missing, so the sandbox's tree cannot be made: apt-get install "
+                             "libc-bin")
     answer = subprocess.run(["ldd", *map(str, files)], capture_output=True, text=True, timeout=60)
     loaded = re.findall(r"^\s+(\S+)(?: => (/\S+))? \(0x", answer.stdout, re.MULTILINE)
     return {name: Path(path or name) for name, path in loaded if path or name.startswith("/")}
@@ -74,7 +75,8 @@ def _fill(tree: Path):
         _put(path, tree / "usr" / where)
     zones = Path("/usr/share/zoneinfo")
     if zones.is_dir():
-        shutil.copytree(zones, tree / "usr/share/zoneinfo", symlinks=True, ignore=shutil.ignore_patterns("right", "posix", "localtime"))
+        shutil.copytree(zones, tree / "usr/share/zoneinfo", symlinks=True,
+                        ignore=shutil.ignore_patterns("right", "posix", "localtime"))
     (tree / "etc").mkdir()
     (tree / "etc/passwd").write_text("root:x:0:0:root:/:/bin/sh\nagent:x:1000:1000:agent:/tmp:/bin/sh\n")
     (tree / "etc/group").write_text("root:x:0:\nagent:x:1000:\n")

@@ -166,7 +166,8 @@ class BoxedSandbox:
             raise SandboxProblem("the name of an environment variable is not empty and holds no '='.")
         sizes = [len(os.fsencode(word)) for word in argv]
         if max(sizes) >= LONGEST_WORD or sum(sizes) > LONGEST_COMMAND:
-            raise SandboxProblem(f"a command of {sum(sizes)} bytes, its longest word {max(sizes)}, is too long; write a file, and name it.")
+            raise SandboxProblem(f"a command of {sum(sizes)} bytes, its longest word {max(sizes)}, is too long; write "
+                                 "a file, and name it.")
         with self._top() as top:
             _open_way(top, cwd)
             full = self._usage.plus(DiskUsage(1 << 20))  # the file system may allocate a killed command's last blocks after the count
@@ -194,14 +195,17 @@ class BoxedSandbox:
         "Write a regular file atomically. Raises `SandboxProblem` if this fails or exceeds the disk limits."
         parts = split_path(path)
         if len(parts) - 1 > DEEPEST:
-            raise SandboxProblem(f"{path[:200]!r} is not written: it lies below {len(parts) - 1} folders; {DEEPEST} are the limit.")
+            raise SandboxProblem(f"{path[:200]!r} is not written: it lies below {len(parts) - 1} folders; {DEEPEST} "
+                                 "are the limit.")
         with self._top() as top:
-            new = sum(not os.access("/".join(parts[:k + 1]), os.F_OK, dir_fd=top, follow_symlinks=False) for k in range(len(parts)))
+            new = sum(not os.access("/".join(parts[:k + 1]), os.F_OK, dir_fd=top, follow_symlinks=False)
+                      for k in range(len(parts)))
             more = DiskUsage(len(data) + 4096 * new, new)  # upper bound: overwritten bytes count until the next measurement
             if self._usage.plus(more).exceeds(room := self._room(self.limits)):
                 self._count(top, self.limits)
             if len(data) > self.limits.file_mb << 20 or self._usage.plus(more).exceeds(room):
-                raise SandboxProblem(f"{path!r} is not written: {len(data)} more bytes pass the limit on files or disk.")
+                raise SandboxProblem(f"{path!r} is not written: {len(data)} more bytes pass the limit on files or "
+                                     "disk.")
             write_file(top, path, data, self._box.user)
             self._usage = self._usage.plus(more)
 

@@ -8,11 +8,12 @@ __all__ = ['CLEAN', 'Detector', 'DETECTORS', 'ERROR_WORDS', 'EXCEPTION', 'IN_NOT
            'SEARCHERS', 'SHELL_COMPLAINT', 'OF_THE_SHELL', 'STATUS_LINE', 'STATUS_TAG', 'FIELD', 'BESIDE_STATUS',
            'OUTPUT', 'EDGE', 'DECLINED', 'INTERRUPTS', 'STATUS_REASON', 'WRAPPING', 'CODE_KEYS', 'HTTP_KEYS', 'NOTHING',
            'MESSAGES', 'BAD_WORDS', 'GOOD_WORDS', 'DATA_FILE', 'READER', 'READS', 'SAYS_ERROR', 'HEADING', 'GAVE_UP',
-           'BROKE_OFF', 'WELL', 'ERROR_TAG', 'SHELL', 'Detection', 'register_detector', 'detectors_for',
-           'first_opinion', 'any_word', 'last_exception', 'shell_kind', 'kind_of', 'Pairing', 'pair', 'answered_call',
-           'tool_called', 'command_of', 'filtered', 'without_echo', 'unwrapped', 'last_program', 'shell_detection',
-           'exit_status', 'observed', 'result_text', 'declined', 'flagged', 'objects', 'object_failed', 'admits',
-           'status', 'reads_only', 'says_error', 'raised', 'payload', 'traceback', 'graded', 'unanswered']
+           'BROKE_OFF', 'WELL', 'ERROR_TAG', 'SHELL', 'HTTP_ERRORS', 'ERROR_PAGE', 'Detection', 'register_detector',
+           'detectors_for', 'first_opinion', 'any_word', 'last_exception', 'shell_kind', 'kind_of', 'Pairing', 'pair',
+           'answered_call', 'tool_called', 'command_of', 'filtered', 'without_echo', 'unwrapped', 'last_program',
+           'shell_detection', 'exit_status', 'observed', 'result_text', 'declined', 'flagged', 'objects',
+           'object_failed', 'admits', 'status', 'reads_only', 'says_error', 'raised', 'payload', 'traceback', 'graded',
+           'unanswered']
 
 # %% ../../nbs/traces/01_error_detectors.ipynb #1b3fbde7
 import re
@@ -20,6 +21,7 @@ import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from importlib.resources import files
 from typing import Any
 
@@ -527,6 +529,11 @@ def raised(text: str) -> bool:
     return not any(map(WELL.match, behind[-3:])) or any(GAVE_UP.match(line) or says_error(line) for line in behind[-4:])
 
 # %% ../../nbs/traces/01_error_detectors.ipynb #58499e58
+HTTP_ERRORS = "|".join(re.escape(s.phrase) for s in HTTPStatus if s >= 400)
+ERROR_PAGE = re.compile(rf"(?:[^\n]*\n){{0,5}}?[^\n]*?(?:^Title: |<title>)\s*(?:(?:HTTP |Error )+[45]\d\d|(?:HTTP |Error )*[45]\d\d[\s:–-]+(?:{HTTP_ERRORS}))\b",
+                        re.I | re.M)  # a page whose title is an HTTP status
+
+
 def payload(trace: Trace, position: int) -> Detection | None:
     "Detect a result that reports an error in an object or in its first words."
     turn = observed(trace, position)
@@ -535,7 +542,7 @@ def payload(trace: Trace, position: int) -> Detection | None:
     text, reads = result_text(trace, position), reads_only(trace, position)
     tool, tag = tool_called(trace, position), ERROR_TAG.fullmatch(turn.content)
     shown = reads and bool(command_of(trace, position))
-    if says_error(text) and not shown or (tag and (tag[1] or not reads)) or (tool and re.match(rf"{re.escape(tool)} (?:failed|errored)\b", text)):
+    if (says_error(text) or ERROR_PAGE.match(text)) and not shown or (tag and (tag[1] or not reads)) or (tool and re.match(rf"{re.escape(tool)} (?:failed|errored)\b", text)):
         return Detection(kind_of(text), text)
     failed = list(map(object_failed, candidates := objects(text)))
     if True in failed:

@@ -75,7 +75,8 @@ def last_complete_checkpoint(
     "Return the complete checkpoint with the highest step; newer incomplete ones are skipped, with one logged sentence each."
     output_dir = Path(output_dir)
     folders = output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if output_dir.is_dir() else ()
-    steps = {int(m[1]): p for p in folders if p.is_dir() and (m := re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", p.name))}
+    steps = {int(m[1]): p for p in folders if p.is_dir()
+             and (m := re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", p.name))}
     for _, folder in sorted(steps.items(), reverse=True):
         reason = incomplete_because(folder)
         if reason is None:
@@ -133,7 +134,8 @@ def holding(
             raise InputProblem(f"another run writes into {folder} ({os.read(handle, 300).decode(errors='replace')})",
                                "set output_dir to another folder, or end that run first") from None
         except OSError as error:
-            logger.warning("%s cannot be locked (%s): see to it that no other run writes into it.", folder, error.strerror)
+            logger.warning("%s cannot be locked (%s): see to it that no other run writes into it.", folder,
+                           error.strerror)
         os.ftruncate(handle, 0)
         os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
         _held.add(folder)
@@ -166,10 +168,12 @@ class InterruptCallback(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         "Take over both signals. Raises `ValueError` where transformers' own handler for SIGTERM is switched on as well."
         if args.enable_jit_checkpoint:
-            raise InputProblem("enable_jit_checkpoint=True also answers SIGTERM; switch it off, or leave InterruptCallback out.")
+            raise InputProblem("enable_jit_checkpoint=True also answers SIGTERM; switch it off, or leave "
+                               "InterruptCallback out.")
         self.requested = False
         if threading.current_thread() is not threading.main_thread():
-            logger.warning("Training runs outside the main thread, where Python cannot handle signals: they will end it at once.")
+            logger.warning("Training runs outside the main thread, where Python cannot handle signals: they will end "
+                           "it at once.")
             return
         for number in (signal.SIGTERM, signal.SIGINT):
             self._handlers.setdefault(number, signal.signal(number, self._handle))
@@ -181,7 +185,8 @@ class InterruptCallback(TrainerCallback):
             return
         self.requested, self._since = True, time.monotonic()
         again = " Ctrl-C again stops at once." if number == signal.SIGINT else ""
-        notice = f"\n{signal.Signals(number).name}: finishing this step, then saving a checkpoint and stopping.{again}\n"
+        notice = (f"\n{signal.Signals(number).name}: finishing this step, then saving a checkpoint and "
+                  f"stopping.{again}\n")
         os.write(2, notice.encode())  # print() may not be called within a handler
 
     def on_step_end(self, args, state, control, **kwargs):
@@ -216,7 +221,8 @@ def _plain(data, where):
         if bad is None:
             return {key: _plain(x, f"{where}[{key!r}]") for key, x in data.items()}
         raise InputProblem(f"{where} has the key {bad!r}; use text or whole numbers.")
-    raise InputProblem(f"{where} is a {type(data).__name__}; give dict, list, tuple, tensor, number, text, True, False or None.")
+    raise InputProblem(f"{where} is a {type(data).__name__}; give dict, list, tuple, tensor, number, text, True, False "
+                       "or None.")
 
 # %% ../../nbs/training/02_checkpoint.ipynb #7aa5aedc
 def save_buffer(

@@ -8,7 +8,7 @@ __all__ = ['LOSSES', 'MENUS', 'POSITIVE', 'RANGES', 'setting', 'check_one_of', '
 
 # %% ../../nbs/training/05_config.ipynb #a10cc50a
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from inspect import signature
 
@@ -16,6 +16,7 @@ from trl import GRPOConfig
 
 from ..core.errors import InputProblem
 from ..core.named import imported
+from ..core.plugins import plugin, plugin_names
 from ..losses.distill import TAIDScheduler
 from ..losses.divergences import (DECLARED, DIVERGENCES, SCHEDULED, SUPPORTS, Divergence, TokenDivergence, named_divergence, register_divergence,
                                   register_support, takes_k)
@@ -43,40 +44,61 @@ LOSSES = ("grpo", "dr_grpo", "bnpo", "dapo", "cispo", "sapo", "vespo", "luspo")
 class PolicySettings:
     "TRL's own fields with other defaults, and the KL to the start."
 
-    loss_type: str = setting("dr_grpo", "Channel 1: the policy objective; `make_po_config` sets all that belongs to one.")
-    scale_rewards: str = setting("none", "Channel 1: Dr.GRPO does not divide advantages by the group's standard deviation.")
+    loss_type: str = setting("dr_grpo", "Channel 1: the policy objective; `make_po_config` sets all that belongs to "
+                             "one.")
+    scale_rewards: str = setting("none", "Channel 1: Dr.GRPO does not divide advantages by the group's standard "
+                                 "deviation.")
     kl_coef: float = setting(0.0, "Weight of the KL to the start; 0 switches it off.")
-    kl_estimator: str = setting("k1", "`k1` counts in the reward, as in RLHF, and `k3` in the loss, as in GRPO. Cursor's report names k1 and no place.")
-    all_fail: str = setting("policy", "`distil`: groups that failed altogether train channel 2 alone, all others channel 1 alone.")
-    policy_start: int = setting(0, "Channel 1, with its KL to the start, acts after this many optimizer steps; with sdpo_steps as many: "
+    kl_estimator: str = setting("k1", "`k1` counts in the reward, as in RLHF, and `k3` in the loss, as in GRPO. "
+                                "Cursor's report names k1 and no place.")
+    all_fail: str = setting("policy", "`distil`: groups that failed altogether train channel 2 alone, all others "
+                            "channel 1 alone.")
+    policy_start: int = setting(0, "Channel 1, with its KL to the start, acts after this many optimizer steps; with "
+                                "sdpo_steps as many: "
                                    "distil first.")
 
-    disable_dropout: bool = setting(True, "Passes score the policy that sampled: without dropout, of whatever kind. False is refused.")
-    optimizer: str | None = setting(None, "`muon`: Muon per head and per expert, AdamW for all other parameters, with one "
-                                          "learning_rate and weight_decay; None: `optim`.")
+    disable_dropout: bool = setting(True, "Passes score the policy that sampled: without dropout, of whatever kind. "
+                                    "False is refused.")
+    optimizer: str | None = setting(None, "A contribution's optimizer, with one learning_rate and weight_decay: "
+                                          f"{', '.join(plugin_names('optimizer'))}; None: `optim`.")
+
+    def own_optimizer(
+        self,
+        decays: Collection[str],  # names of the parameters that decay
+    ) -> tuple[Callable, dict] | None:  # None: `optim`
+        "Return a contribution's optimizer with its settings, for `Trainer.optimizer_cls_and_kwargs`."
+        return plugin("optimizer", self.optimizer).factory_and_settings(self, decays) if self.optimizer else None
 
 # %% ../../nbs/training/05_config.ipynb #e4cdab46
 @dataclass
 class SdpoSettings:
     "Settings of channel 2: the divergence, the teacher, and the turns it reads."
 
-    alpha_sdpo: float = setting(1.0, "Channel 2: weight of SDPO at error turns, a mean over their tokens; 0 switches it off. loss_type=dr_grpo "
-                                     "divides the policy term by max_completion_length, so against it this weight grows with that budget; "
+    alpha_sdpo: float = setting(1.0, "Channel 2: weight of SDPO at error turns, a mean over their tokens; 0 switches "
+                                "it off. loss_type=dr_grpo "
+                                     "divides the policy term by max_completion_length, so against it this weight "
+                                "grows with that budget; "
                                      "see `effective_alpha`.")
-    sdpo_divergence: str = setting("jsd", "`jsd`, `taid`, `entropy_aware`, another registered one, or `package.module:function`.")
-    sdpo_beta: float = setting(1.0, "jsd: 1 is KL(student || teacher), 0 is KL(teacher || student), between them the generalised JSD.")
-    sdpo_support: str = setting("student_top_k", "`full`, `student_top_k`, `teacher_top_k`, `sampled`, another registered one, or `package.module:function`.")
+    sdpo_divergence: str = setting("jsd", "`jsd`, `taid`, `entropy_aware`, another registered one, or "
+                                   "`package.module:function`.")
+    sdpo_beta: float = setting(1.0, "jsd: 1 is KL(student || teacher), 0 is KL(teacher || student), between them the "
+                               "generalised JSD.")
+    sdpo_support: str = setting("student_top_k", "`full`, `student_top_k`, `teacher_top_k`, `sampled`, another "
+                                "registered one, or `package.module:function`.")
     sdpo_top_k: int = setting(20, "Entries that a top-k support keeps.")
     sdpo_token_clip: float | None = setting(None, "Upper bound of each vocabulary entry's term, nats.")
-    sdpo_importance_clip: float | None = setting(2.0, "Upper bound of exp(logp - old logp), which weights each token; None: weight 1.")
+    sdpo_importance_clip: float | None = setting(2.0, "Upper bound of exp(logp - old logp), which weights each token; "
+                                                 "None: weight 1.")
     teacher: str = setting("frozen", "The teacher that reads the hint: `live`, `frozen`, `ema` or `trust_region`.")
     teacher_ema_rate: float = setting(0.05, "Share of the student that an EMA teacher takes over after each step.")
     target_turns: str = setting("error", "`error`, `all` or `sampled` (as many turns as there are errors, at random).")
     hint_placement: str = setting("target", "The hint stands right before the `target` turn or at the `start`.")
     sdpo_steps: int | None = setting(None, "Channel 2 acts in this many first optimizer steps; None: in all.")
-    sdpo_gate: str = setting("none", "`failed`: rollouts that earned something are left out, and each token of the others is weighted by sigmoid(5 d), d the "
+    sdpo_gate: str = setting("none", "`failed`: rollouts that earned something are left out, and each token of the "
+                             "others is weighted by sigmoid(5 d), d the "
                                      "teacher's less the student's log-probability of the token.")
-    log_conflict: bool = setting(False, "Log `conflict/*`: how the gradients of the policy objective and of channel 2 stand to each other at hinted turns.")
+    log_conflict: bool = setting(False, "Log `conflict/*`: how the gradients of the policy objective and of channel 2 "
+                                 "stand to each other at hinted turns.")
     teacher_check: str = setting("warn", "Before the first step with an error turn: `stop`, `warn` or `off`.")
 
     def divergence(
@@ -85,7 +107,8 @@ class SdpoSettings:
     ) -> TokenDivergence:
         "Return channel 2's divergence, over the distribution that is sampled from."
         top_k = self.sdpo_top_k if takes_k(self.sdpo_support) else None
-        settings = Divergence(self.sdpo_beta, self.temperature, self.sdpo_support, top_k, token_clip=self.sdpo_token_clip)
+        settings = Divergence(self.sdpo_beta, self.temperature, self.sdpo_support, top_k,
+                              token_clip=self.sdpo_token_clip)
         return named_divergence(self.sdpo_divergence, settings, t, "sdpo_divergence")
 
     def effective_alpha(
@@ -96,7 +119,8 @@ class SdpoSettings:
 
         Dr.GRPO's term is a sum divided by `max_completion_length`: with ten times the budget and rollouts as long as before, channel 2 is ten
         times as strong against it."""
-        return self.alpha_sdpo * {"dr_grpo": self.max_completion_length / tokens, "luspo": 1 / tokens}.get(self.loss_type, 1.0)
+        return self.alpha_sdpo * {"dr_grpo": self.max_completion_length / tokens,
+                                  "luspo": 1 / tokens}.get(self.loss_type, 1.0)
 
     def schedule(
         self,
@@ -112,41 +136,54 @@ class ReplaySettings:
 
     beta_replay: float = setting(0.0, "Channel 3 (ours, not Cursor's): weight of trace-replay DPO; 0 switches it off.")
     replay_form: str = setting("dpo", "`dpo` or `simpo`.")
-    replay_dpo_beta: float | None = setting(None, "Temperature of the preference loss; None: 0.1 for dpo, 2.0 for simpo.")
-    replay_batch_size: int = setting(1, "Recorded traces in each backward pass on each device; in offline training a common prefix is read once.")
+    replay_dpo_beta: float | None = setting(None, "Temperature of the preference loss; None: 0.1 for dpo, 2.0 for "
+                                            "simpo.")
+    replay_batch_size: int = setting(1, "Recorded traces in each backward pass on each device; in offline training a "
+                                     "common prefix is read once.")
 
 # %% ../../nbs/training/05_config.ipynb #d26f6f60
 @dataclass
 class RolloutSettings:
     "Settings of rollouts: how episodes are played, measured and kept."
 
-    rollout: str = setting("transformers", "`transformers` or `vllm` samples in our loop, which answers malformed calls; `trl`: TRL's own "
-                                           "loop. vLLM shares this process's GPU, or is a server where `vllm_server_base_url` is set.")
+    rollout: str = setting("transformers", "`transformers` or `vllm` samples in our loop, which answers malformed "
+                           "calls; `trl`: TRL's own "
+                                           "loop. vLLM shares this process's GPU, or is a server where "
+                           "`vllm_server_base_url` is set.")
     max_turns: int = setting(16, "Turns of the assistant in an episode.")
-    max_turn_tokens: int | None = setting(None, "Tokens that one turn may sample; None: what is left of max_completion_length.")
-    guard_steps: int = setting(10, "Optimizer steps between two evaluations of a held-out guard; the last step has one too.")
-    keep_rollouts: bool = setting(False, "Write the traces of every generation to output_dir/rollouts, as recorded data.")
-    sample_every: int = setting(10, "Optimizer steps between two rollouts that are kept as a sample in output_dir/rollouts; 0: none.")
+    max_turn_tokens: int | None = setting(None, "Tokens that one turn may sample; None: what is left of "
+                                          "max_completion_length.")
+    guard_steps: int = setting(10, "Optimizer steps between two evaluations of a held-out guard; the last step has one "
+                               "too.")
+    keep_rollouts: bool = setting(False, "Write the traces of every generation to output_dir/rollouts, as recorded "
+                                  "data.")
+    sample_every: int = setting(10, "Optimizer steps between two rollouts that are kept as a sample in "
+                                "output_dir/rollouts; 0: none.")
     tool_timeout: float = setting(30.0, "Seconds that one tool call may take.")
     places: int = setting(64, "Episodes that play at once on this device; the next one begins where one has ended.")
-    deterministic: bool = setting(True, "Sampling waits for tools, so that equal seeds give rollouts equal bit for bit (rollout='transformers'). False: equal "
+    deterministic: bool = setting(True, "Sampling waits for tools, so that equal seeds give rollouts equal bit for bit "
+                                  "(rollout='transformers'). False: equal "
                                         "up to rounding, and quicker where tools are slow.")
-    sort_by_length: bool = setting(False, "Rows of like length share a backward pass: quicker, and TRL's numbers but for rounding.")
-    share_prompts: bool = setting(False, "A pass reads each distinct prompt once: quicker, and TRL's numbers but for rounding.")
+    sort_by_length: bool = setting(False, "Rows of like length share a backward pass: quicker, and TRL's numbers but "
+                                   "for rounding.")
+    share_prompts: bool = setting(False, "A pass reads each distinct prompt once: quicker, and TRL's numbers but for "
+                                  "rounding.")
 
     @property
     def rollout_config(self) -> RolloutConfig:
         "Return the budgets and the sampling of the rollout loop."
-        return RolloutConfig(max_turns=self.max_turns, max_tokens=self.max_completion_length, max_turn_tokens=self.max_turn_tokens,
-                             temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p,
-                             tool_timeout=self.tool_timeout, places=self.places, deterministic=self.deterministic, seed=self.seed)
+        return RolloutConfig(max_turns=self.max_turns, max_tokens=self.max_completion_length,
+                             max_turn_tokens=self.max_turn_tokens, temperature=self.temperature, top_p=self.top_p,
+                             top_k=self.top_k, min_p=self.min_p, tool_timeout=self.tool_timeout, places=self.places,
+                             deterministic=self.deterministic, seed=self.seed)
 
 # %% ../../nbs/training/05_config.ipynb #091f8948
 MENUS = {
-    "loss_type": LOSSES, "kl_estimator": KL_ESTIMATORS, "all_fail": ("policy", "distil"), "optimizer": ("muon", None),
-    "sdpo_divergence": DIVERGENCES, "sdpo_support": SUPPORTS, "teacher": KINDS, "target_turns": ("error", "all", "sampled"),
-    "hint_placement": ("target", "start"), "sdpo_gate": ("none", "failed"), "teacher_check": ("stop", "warn", "off"),
-    "replay_form": ("dpo", "simpo"), "rollout": ("transformers", "vllm", "trl")}
+    "loss_type": LOSSES, "kl_estimator": KL_ESTIMATORS, "all_fail": ("policy", "distil"),
+    "sdpo_divergence": DIVERGENCES, "sdpo_support": SUPPORTS, "teacher": KINDS,
+    "target_turns": ("error", "all", "sampled"), "hint_placement": ("target", "start"), "sdpo_gate": ("none", "failed"),
+    "teacher_check": ("stop", "warn", "off"), "replay_form": ("dpo", "simpo"),
+    "rollout": ("transformers", "vllm", "trl")}
 POSITIVE = ("sdpo_importance_clip", "sdpo_token_clip", "teacher_ema_rate", "replay_dpo_beta", "tool_timeout")
 RANGES = {
     **dict.fromkeys(("kl_coef", "alpha_sdpo", "beta_replay", "policy_start", "sdpo_steps", "sample_every"), (0, None)),
@@ -163,7 +200,8 @@ def check_ranges(
     for name, (low, high) in ranges.items():
         value = getattr(settings, name)
         if value is not None and not (math.isfinite(value) and low <= value and (high is None or value <= high)):
-            raise InputProblem(f"{name}={value} is out of range", f"give {low} or more" if high is None else f"give a value from {low} to {high}")
+            raise InputProblem(f"{name}={value} is out of range",
+                               f"give {low} or more" if high is None else f"give a value from {low} to {high}")
     for name in positive:
         value = getattr(settings, name)
         if value is not None and not 0 < value < math.inf:
@@ -183,7 +221,8 @@ def import_divergence(
         signature(function).bind(*given, **{"t": 1.0} if declared["scheduled"] and not declared["of_logits"] else {})
     except TypeError as problem:
         raise InputProblem(f"the divergence {place!r} does not take ({', '.join(given)}): {problem}",
-                           "declare it in its module by @register_divergence(name, scheduled=..., of_logits=...)") from None
+                           "declare it in its module by @register_divergence(name, scheduled=..., "
+                           "of_logits=...)") from None
     register_divergence(place, **declared)(function)
 
 # %% ../../nbs/training/05_config.ipynb #08c80d52
@@ -204,36 +243,41 @@ class ComposerReplicationConfig(PolicySettings, SdpoSettings, ReplaySettings, Ro
         for name, menu in MENUS.items():
             check_one_of(name, getattr(self, name), tuple(menu))
         check_ranges(self, RANGES, POSITIVE)
+        if self.optimizer is not None:
+            plugin("optimizer", self.optimizer)  # raises for a name that no contribution gives
         self.divergence()  # its own checks
-        distils = [name for name, want in (("all_fail", self.all_fail == "distil"), ("policy_start", self.policy_start)) if want]
+        distils = [name for name, want in (("all_fail", self.all_fail == "distil"), ("policy_start", self.policy_start))
+                   if want]
         alone = "all_fail='distil'" if self.all_fail == "distil" else f"policy_start={self.policy_start}"
-        noise = "disable_dropout=False" if not self.disable_dropout else f"neftune_noise_alpha={self.neftune_noise_alpha}"
+        noise = ("disable_dropout=False" if not self.disable_dropout
+                 else f"neftune_noise_alpha={self.neftune_noise_alpha}")
         windowed = self.channels or (self.kl_coef and self.kl_in_loss) or self.sort_by_length or self.share_prompts
         for wrong, what, remedy in (
-                (not self.disable_dropout or self.neftune_noise_alpha, f"{noise} has the loss score another policy than the one that sampled",
-                 "leave it out"),
+                (not self.disable_dropout or self.neftune_noise_alpha, f"{noise} has the loss score another policy "
+                 "than the one that sampled", "leave it out"),
                 (self.kl_coef and not self.kl_in_loss and (
                     self.scale_rewards != "none" or self.multi_objective_aggregation != "sum_then_normalize"),
                  f"kl_estimator='k1' counts in the reward and needs unscaled rewards, but scale_rewards={self.scale_rewards!r} and "
                  f"multi_objective_aggregation={self.multi_objective_aggregation!r}", "set 'none' and 'sum_then_normalize', or kl_estimator='k3'"),
-                (distils and not self.alpha_sdpo, f"{' and '.join(distils)} would leave rows without any channel, since alpha_sdpo=0",
-                 "set alpha_sdpo, or leave it out"),
+                (distils and not self.alpha_sdpo, f"{' and '.join(distils)} would leave rows without any channel, "
+                 "since alpha_sdpo=0", "set alpha_sdpo, or leave it out"),
                 (self.sdpo_steps is not None and (self.all_fail == "distil" or self.sdpo_steps < self.policy_start),
-                 f"after sdpo_steps={self.sdpo_steps} channel 2 is off, and {alone} would leave rows without any channel",
-                 "leave sdpo_steps out, or set it to policy_start or more with all_fail='policy'"),
+                 f"after sdpo_steps={self.sdpo_steps} channel 2 is off, and {alone} would leave rows without any "
+                 "channel", "leave sdpo_steps out, or set it to policy_start or more with all_fail='policy'"),
                 (self.teacher_ema_rate > 1, f"teacher_ema_rate={self.teacher_ema_rate} is out of range", "give at most 1"),
                 (self.use_vllm and self.rollout == "transformers", "use_vllm=True and rollout='transformers' name two engines",
                  "take rollout='vllm' for our loop, or rollout='trl' for TRL's"),
                 (self.max_completion_length is None or self.max_completion_length < 1,
                  f"max_completion_length={self.max_completion_length} leaves no token to sample", "take at least 1"),
                 (self.optimizer and self.optim not in ("adamw_torch", "adamw_torch_fused"),
-                 f"optimizer={self.optimizer!r} and optim={str(self.optim.value)!r} name two optimizers", "leave one of them out"),
-                (self.sort_by_length and self.loss_type == "bnpo", "sort_by_length=True puts other rows into a batch, and loss_type='bnpo' "
-                 "divides by a batch's own tokens", "leave one of them out"),
+                 f"optimizer={self.optimizer!r} and optim={str(self.optim.value)!r} name two "
+                 "optimizers", "leave one of them out"),
+                (self.sort_by_length and self.loss_type == "bnpo", "sort_by_length=True puts other rows into a batch, "
+                 "and loss_type='bnpo' divides by a batch's own tokens", "leave one of them out"),
                 (windowed and self.steps_per_generation % self.gradient_accumulation_steps,
                  f"steps_per_generation={self.steps_per_generation} is no multiple of gradient_accumulation_steps="
-                 f"{self.gradient_accumulation_steps}, so the tokens of an update are not known before its first backward pass",
-                 "make it a multiple")):
+                 f"{self.gradient_accumulation_steps}, so the tokens of an update are not known before its first "
+                 "backward pass", "make it a multiple")):
             if wrong:
                 raise InputProblem(what, remedy)
         if self.rollout == "vllm":

@@ -58,7 +58,8 @@ class TaskDraw:
         seed: int = 0,
     ):
         self.rows, self.seed = {str(row["task_id"]): dict(row) for row in rows}, seed
-        self.curriculum = DifficultyCurriculum(self.rows, classes={t: row["size"] for t, row in self.rows.items() if row.get("size")})
+        self.curriculum = DifficultyCurriculum(self.rows,
+                                               classes={t: row["size"] for t, row in self.rows.items() if row.get("size")})
 
     def draw(
         self,

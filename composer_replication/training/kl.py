@@ -24,7 +24,8 @@ def kl_estimate(
     if estimator not in KL_ESTIMATORS:
         raise InputProblem(f"kl_estimator={estimator!r} is unknown; use 'k1' or 'k3'.")
     if logprobs.shape != ref_logprobs.shape:
-        raise InputProblem(f"logprobs {tuple(logprobs.shape)} and ref_logprobs {tuple(ref_logprobs.shape)} differ in shape; "
+        raise InputProblem(f"logprobs {tuple(logprobs.shape)} and ref_logprobs {tuple(ref_logprobs.shape)} differ in "
+                           "shape; "
                          "both are of the same sampled tokens.")
     log_r = ref_logprobs - logprobs
     return -log_r if estimator == "k1" else torch.expm1(log_r) - log_r
@@ -44,7 +45,8 @@ def completion_logprobs(
         for some in torch.arange(len(ids), device=ids.device).split(rows):
             hidden = model.base_model(input_ids=ids[some], attention_mask=mask[some], use_cache=False).last_hidden_state
             keep = inputs["completion_mask"][some].bool()
-            values = token_logprobs(hidden[:, prompt - 1:-1][keep], lm_head(model), ids[some, prompt:][keep], temperature)
+            values = token_logprobs(hidden[:, prompt - 1:-1][keep], lm_head(model), ids[some, prompt:][keep],
+                                    temperature)
             out.append(values.new_zeros(keep.shape).masked_scatter(keep, values))
     return torch.cat(out)
 
@@ -68,7 +70,8 @@ def kl_adjusted_advantages(
 ) -> torch.Tensor:  # (n,), 0 where there is no reward; no gradient flows through the KL
     "Return the advantages as if `coef * kl` had been subtracted from each reward. Raises `ValueError` for shapes that do not fit."
     if advantages.shape != kl.shape or kl.dim() != 1 or len(kl) % num_generations:
-        raise InputProblem(f"advantages {tuple(advantages.shape)} and kl {tuple(kl.shape)} must be one value for each completion, "
+        raise InputProblem(f"advantages {tuple(advantages.shape)} and kl {tuple(kl.shape)} must be one value for each "
+                           "completion, "
                          f"in whole groups of num_generations={num_generations}.")
     scored = torch.ones_like(kl, dtype=torch.bool) if scored is None else scored
     groups, kept = kl.detach().view(-1, num_generations), scored.view(-1, num_generations)

@@ -59,14 +59,17 @@ def scoring_problem(
             return f"{name} gives logits of another shape than its output head"
         nats, share = _apart(own, alone)
         if not share <= limit:
-            return f"{name} does more than its output head: its own log-probabilities differ by {nats:.2g} nats from those of its last hidden states"
+            return (f"{name} does more than its output head: its own log-probabilities differ by {nats:.2g} nats from "
+                    "those of its last hidden states")
         nats, share = _apart(alone[:-1], scores(other)[:-1])
         if not share <= limit:
-            return f"{name} reads later tokens: another last token changes the log-probabilities of earlier ones by {nats:.2g} nats"
+            return (f"{name} reads later tokens: another last token changes the log-probabilities of earlier ones by "
+                    f"{nats:.2g} nats")
         if padded:
             nats, share = _apart(alone, scores(torch.cat([ids[:, :LEAD], ids], 1), LEAD))
             if not share <= 5 * limit:
-                return f"{name} reads the padding on the left of a row: {LEAD} such tokens change its log-probabilities by {nats:.2g} nats"
+                return (f"{name} reads the padding on the left of a row: {LEAD} such tokens change its "
+                        f"log-probabilities by {nats:.2g} nats")
     return None
 
 
@@ -124,5 +127,6 @@ def check_sampling(
 ) -> None:
     "Raise `InputProblem` if rollouts were sampled from another distribution than the one that the trainer scores."
     if not (nats := max(differences)) <= SAMPLED_NATS:
-        raise InputProblem(f"the trainer's log-probabilities of the first rollouts of {name} differ from those of sampling by {nats:.2g} nats a token",
-                           "sample with the same weights and settings as are trained, or take another model")
+        raise InputProblem(f"the trainer's log-probabilities of the first rollouts of {name} differ from those of "
+                           f"sampling by {nats:.2g} nats a token", "sample with the same weights and settings as are "
+                           "trained, or take another model")

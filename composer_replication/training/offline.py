@@ -79,6 +79,6 @@ class OfflineTrainer(StepTrainer):
     def _compute_loss(self, model, inputs):
         return self._summed_loss(model, inputs)
 
-    def _total(self, step, terms) -> torch.Tensor:
+    def _total(self, part, terms) -> torch.Tensor:
         nothing = next(p for p in self.student.parameters() if p.requires_grad).flatten()[0] * 0.0  # a graph for a pass without terms
-        return nothing + super()._total(step, terms)
+        return nothing + super()._total(part, terms)

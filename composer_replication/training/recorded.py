@@ -44,7 +44,8 @@ def _wanted(example, config, source, find_sites):
     "Return hints by turn, and pairs."
     trace = example.trace
     given = {t.turn: Hint(t.hint, t.layer) for t in example.turns} if source else {}
-    targets = {turn: site for turn, site in target_turns(trace, config.target_turns, config.seed, find_sites).items() if turn not in given}
+    targets = {turn: site for turn, site in target_turns(trace, config.target_turns, config.seed, find_sites).items()
+               if turn not in given}
     hints = [*given.items(), *target_hints(trace, targets, source)] if source else []
     return hints, example.pairs if config.beta_replay else ()
 
@@ -85,7 +86,8 @@ def recorded_parts(
     turns = example.trace.turns
     questions = [i for i, turn in enumerate(turns) if turn.role == "user"]
     answers = [i + 1 for i, turn in enumerate(turns) if turn.role == "assistant"]
-    return _parts(example.trace, *_wanted(example, config, source, find_sites), (questions, answers), chat, config, max_tokens)
+    return _parts(example.trace, *_wanted(example, config, source, find_sites), (questions, answers), chat, config,
+                  max_tokens)
 
 
 def _parts(trace, hints, pairs, borders, chat, config, max_tokens):
@@ -107,7 +109,8 @@ def bare_turns(
     trees: Iterable[Tree],  # of recorded traces
 ) -> tuple[int, int]:
     "Count the turns of all traces that lack their reasoning: of those that are learnt from, and of those before them."
-    learnt, before = ({(tree.trace_id, turn) for tree in trees for turn in without_reasoning(tree)[side]} for side in (0, 1))
+    learnt, before = ({(tree.trace_id, turn) for tree in trees for turn in without_reasoning(tree)[side]}
+                      for side in (0, 1))
     return len(learnt), len(before)
 
 
@@ -117,8 +120,10 @@ def _reasoning_left_out(trees):
     if not learnt and not before:
         return None
     earlier = f"{' and' if learnt else ''} {before} turns before those that are learnt from" if before else ""
-    return (f"The chat template leaves out the recorded reasoning of{f' {learnt} turns that are learnt from' if learnt else ''}{earlier}"
-            + ("; these are trained to act without it: take a tokenizer whose template shows reasoning to keep it." if learnt else
+    return (f"The chat template leaves out the recorded reasoning "
+            f"of{f' {learnt} turns that are learnt from' if learnt else ''}{earlier}"
+            + ("; these are trained to act without it: take a tokenizer whose template shows reasoning to keep "
+               "it." if learnt else
                ", as it does when the model is sampled."))
 
 # %% ../../nbs/training/08_recorded.ipynb #cc8b07fc
@@ -129,7 +134,8 @@ def model_config(
     "Return a model's configuration. Raises as transformers does where it cannot be loaded."
     if not isinstance(model, str):
         return getattr(model, "config", None)
-    return AutoConfig.from_pretrained(model, **{name: options[name] for name in ("revision", "trust_remote_code") if name in options})
+    return AutoConfig.from_pretrained(model,
+                                      **{name: options[name] for name in ("revision", "trust_remote_code") if name in options})
 
 
 def trace_limit(
@@ -139,7 +145,8 @@ def trace_limit(
 ) -> LengthLimit:
     "Return the length limit of recorded traces. Raises as transformers does where the model's configuration cannot be loaded."
     config = model_config(model, options)
-    return LengthLimit(max_trace_tokens, "max_trace_tokens", "turns with a hint or a pair", config and positions(config))
+    return LengthLimit(max_trace_tokens, "max_trace_tokens", "turns with a hint or a pair",
+                       config and positions(config))
 
 # %% ../../nbs/training/08_recorded.ipynb #ae463ca5
 def _count_turns(limit, example, trees, chat, config, hinted, find_sites):
@@ -172,10 +179,10 @@ def learnable_trees(
         _count_turns(limit, example, some, chat, config, hinted, find_sites)
     limit.check()
     if made and not trees:
-        raise InputProblem(f"none of the {len(made)} recorded traces has anything to learn from (the first: {left[0][1].rstrip('.')})",
-                           "name traces with error turns or pairs")
+        raise InputProblem(f"none of the {len(made)} recorded traces has anything to learn from (the first: "
+                           f"{left[0][1].rstrip('.')})", "name traces with error turns or pairs")
     wanted = sum(len(e.pairs) for e, _ in asked) if config.beta_replay else 0
     if wanted and not any(b.kind == "chosen" for tree in trees for b in tree.branches):
-        raise InputProblem(f"none of the {wanted} recorded pairs can be learnt from", "look at them with `composer-rl traces`, or set "
-                           "beta_replay to 0")
+        raise InputProblem(f"none of the {wanted} recorded pairs can be learnt from",
+                           "look at them with `composer-rl traces`, or set beta_replay to 0")
     return trees, left, " ".join(filter(None, (limit.left_out, _reasoning_left_out(trees)))) or None

@@ -18,7 +18,6 @@ from transformers import PreTrainedModel, TrainerCallback
 from trl import GRPOTrainer
 
 from ..core.errors import InputProblem, Problem
-from ..core.plugins import plugin
 from ..rollout.policies import stop_ids
 from .batches import from_plain, to_plain
 from .checkpoint import (InterruptCallback, complete_checkpoint, holding, incomplete_because, last_complete_checkpoint, load_buffer,
@@ -178,7 +177,7 @@ class Resume(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         t = self.trainer
-        t.window = None  # one may be open where an error ended an earlier run of this trainer
+        t.step = None  # one may be under way where an error ended an earlier run of this trainer
         if t.schedule:
             t.schedule.total_steps = state.max_steps
         for _ in range(int(state.epoch or 0)) if self.sampler is not None else ():
@@ -230,7 +229,7 @@ class RunTrainer(GRPOTrainer):
         kl_to_start: bool = False,  # keep the start policy as a reference even where no loss needs it
         **others,  # as TRL's
     ):
-        self.setup, self.window, self.evaluations = setup, None, 0
+        self.setup, self.step, self.evaluations = setup, None, 0  # the optimizer step under way
         self.resume, self.interrupt = Resume(self), InterruptCallback()
         self.health = HealthCallback(lambda: self._metrics["train"])
         self.means = {"train": PassMeans(), "eval": PassMeans()}
@@ -244,8 +243,7 @@ class RunTrainer(GRPOTrainer):
         check_scoring(self.student, self.pads_left, bool(args.channels))
         if args.share_prompts and (problem := start_problem(self.student, args.gradient_checkpointing)):
             raise InputProblem(f"share_prompts=True cannot be had here: {problem}", "leave share_prompts out")
-        if args.optimizer == "muon":
-            self.optimizer_cls_and_kwargs = plugin("optimizer", "muon").muon_and_settings(args, self.get_decay_parameter_names(self.model))
+        self.optimizer_cls_and_kwargs = args.own_optimizer(self.get_decay_parameter_names(self.model))
         self.schedule = args.schedule(max(args.max_steps, 1))  # `Resume` sets the steps when training begins
         self.teacher = self.reference = None  # copies of the model at the start
         if args.alpha_sdpo:

@@ -111,7 +111,7 @@ def with_segments(
         mask_rows(rows, whole["completion_mask"].any(1)[origin])  # episodes that are not learnt from
         rows["advantages"] = whole["advantages"][origin]
         if "old_per_token_logps" in whole:
-            rows["old_per_token_logps"] = trainer._within(lambda: trainer._logprobs_of(trainer.student, rows))
+            rows["old_per_token_logps"] = trainer._models().within(lambda: trainer._logprobs_of(trainer.student, rows))
         if "ref_logprobs" in whole:
             rows["ref_logprobs"], = trainer.reference.read(lambda start: trainer._logprobs_of(start, rows))
         if "composer_rows" in whole:

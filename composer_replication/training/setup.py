@@ -100,13 +100,9 @@ def check_optimizer(
     "Raise `InputProblem` where the chosen optimizer cannot be used."
     if config.optimizer is None:
         return
-    if adapter:
-        raise InputProblem("optimizer='muon' orthogonalises the update of whole weight matrices, and LoRA trains two thin factors of "
-                           "each; leave optimizer out for AdamW, or train all weights (use_peft: false).")
     zero = config.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
-    if shards := f"FSDP{version}" if (version := _fsdp_version(config)) is not None else "ZeRO (DeepSpeed)" if zero else None:
-        raise InputProblem(f"optimizer='muon' reads whole heads and experts, and {shards} leaves each device a part of them; leave "
-                           "optimizer out for AdamW, or train without sharding.")
+    shards = f"FSDP{version}" if (version := _fsdp_version(config)) is not None else "ZeRO (DeepSpeed)" if zero else None
+    plugin("optimizer", config.optimizer).check_run(adapter, shards)
 
 
 def check_adapter(

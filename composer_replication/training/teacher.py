@@ -150,7 +150,8 @@ def _check_state(own, state):
 def _read_state(path, kind):
     "Return the tensors that a teacher of this kind saved. Raises `InputProblem`."
     if not path.is_file():
-        raise InputProblem(f"{path} is absent, so the {kind} teacher cannot go on: resume from a checkpoint that has one.")
+        raise InputProblem(f"{path} is absent, so the {kind} teacher cannot go on: resume from a checkpoint that has "
+                           "one.")
     with safe_open(path, "pt") as file:
         about = json.loads((file.metadata() or {}).get("teacher", "{}"))
         if about.get("kind") != kind:
@@ -290,7 +291,8 @@ def check_kind(
         raise InputProblem(f"rate={rate} must be in (0, 1] and mix={mix} in [0, 1].")
     adapters = model.peft_config if _is_peft(model) else {}
     if any(config.is_prompt_learning for config in adapters.values()):
-        raise InputProblem("the adapter learns a prompt, which is not within the model's weights: use LoRA or the like.")
+        raise InputProblem("the adapter learns a prompt, which is not within the model's weights: use LoRA or the "
+                           "like.")
     if kind == "trust_region":
         _refuse_capped(lm_head(causal_lm(model)))
 
@@ -317,4 +319,5 @@ def reference_policy(
     "Return the policy at the start, which DPO and a KL compare with: a frozen teacher that reuses the teacher's copy where it has one."
     if teacher is None or teacher.kind not in ("frozen", "trust_region"):
         return make_teacher("frozen", model)
-    return teacher if teacher.kind == "frozen" else TeacherPolicy("frozen", model, teacher._clone, teacher.rate, teacher.mix)
+    return (teacher if teacher.kind == "frozen"
+            else TeacherPolicy("frozen", model, teacher._clone, teacher.rate, teacher.mix))

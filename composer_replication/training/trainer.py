@@ -23,7 +23,7 @@ from ..rollout.types import SegmentTokens
 from .config import ComposerReplicationConfig
 from .groups import KeepsDraw, TaskDraw
 from .guard import HeldOutGuard, HeldOutGuardCallback
-from .rollouts import RolloutTrainer
+from .rollouts import TreeTrainer
 from .setup import PairSource, check_held_out, check_model, check_positions, prepare, sharded_module
 from .recorded import trace_limit
 from ..traces.error_sites import FindSites, find_error_sites
@@ -43,7 +43,7 @@ def _batch_of(segment, device):
     return {name: torch.tensor([values], device=device) for name, values in (ids | masks).items()}
 
 # %% ../../nbs/training/23_trainer.ipynb #15394a0d
-class ComposerReplicationTrainer(RolloutTrainer):
+class ComposerReplicationTrainer(TreeTrainer):
     """GRPO, or another policy objective, with SDPO at error turns and trace-replay DPO in one step.
 
     Raises `InputProblem` and `TemplateProblem` before any weight is loaded where a channel lacks what it needs,
@@ -145,7 +145,7 @@ class ComposerReplicationTrainer(RolloutTrainer):
         batches = [_batch_of(segment, self.accelerator.device) for segment in segments]
         start, = self.reference.read(lambda model: self._logprobs_of_each(model, batches))
         sums = Counter()
-        for s, now, then in zip(segments, self._within(lambda: self._logprobs_of_each(self.student, batches)), start):
+        for s, now, then in zip(segments, self._models().within(lambda: self._logprobs_of_each(self.student, batches)), start):
             mask = torch.tensor([s.completion_mask], device=now.device)
             sums.update(kl=((now - then) * mask).sum().item(), tokens=sum(s.completion_mask))
         return sums

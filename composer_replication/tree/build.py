@@ -65,7 +65,8 @@ class Tree:
         end = 1
         for span in self.spans:
             if not end <= span.start < span.end <= len(self.ids):
-                raise self._error(span.turn, f"span [{span.start}, {span.end}) is empty, overlaps its neighbour, or lies "
+                raise self._error(span.turn, f"span [{span.start}, {span.end}) is empty, overlaps its neighbour, or "
+                                  "lies "
                                              f"outside tokens 1 to {len(self.ids)}")
             end = span.end
         for branch in self.branches:
@@ -76,7 +77,8 @@ class Tree:
 
     def _check(self, branch):
         if not (0 <= branch.fork <= len(self.ids) and 1 <= branch.start < len(branch.ids)):
-            raise self._error(branch.turn, f"a {branch.kind} branch forks at {branch.fork} of {len(self.ids)} trunk tokens "
+            raise self._error(branch.turn, f"a {branch.kind} branch forks at {branch.fork} of {len(self.ids)} trunk "
+                              "tokens "
                                            f"and starts its target at {branch.start} of {len(branch.ids)}")
         span = self.span(branch.turn)
         if branch.kind == "hint" and self.ids[span.start:span.end] != branch.ids[branch.start:]:
@@ -108,8 +110,9 @@ class _Trunk:
         starts = [i for i, m in enumerate(mask) if m and not (i and mask[i - 1])]
         ends = [i for i, m in enumerate(mask, 1) if m and not (i < len(mask) and mask[i])]
         if len(ids) != len(mask) or len(starts) != len(pieces):
-            raise AlignmentError(f"trace {script.trace.trace_id!r}: {len(ids)} tokens, {len(mask)} marks and {len(starts)} sampled "
-                                 f"runs do not fit {len(pieces)} turns of the assistant; give the rollout's own ids and mask.")
+            raise AlignmentError(f"trace {script.trace.trace_id!r}: {len(ids)} tokens, {len(mask)} marks and "
+                                 f"{len(starts)} sampled runs do not fit {len(pieces)} turns of the assistant; give "
+                                 "the rollout's own ids and mask.")
         return cls(script, pieces, tuple(ids), tuple(Span(p.turn, *at) for p, *at in zip(pieces, starts, ends)))
 
     @classmethod
@@ -138,17 +141,19 @@ class _Trunk:
         start = self.spans[first - 1].end if first else 0
         old = self.ids[start:self.spans[first].start]
         if old != self.script.context_ids(self.pieces[:first], self.pieces[first].context):
-            raise self.script.error(turn, "the rollout's own context tokens are not the template's", "let the rollout use the template")
+            raise self.script.error(turn, "the rollout's own context tokens are not the template's",
+                                    "let the rollout use the template")
         common = next((i for i, (a, b) in enumerate(zip(old, context)) if a != b), min(len(old), len(context) - 1))
         common = min(common, len(context) - 1)
         target = self.spans[number]
         ids = (*context[common:], *self.ids[self.spans[first].start:target.end])
-        return Branch("hint", turn, start + common, ids, len(ids) - (target.end - target.start), label=hint.text, layer=hint.layer or "")
+        return Branch("hint", turn, start + common, ids, len(ids) - (target.end - target.start), label=hint.text,
+                      layer=hint.layer or "")
 
     def hint(self, turn: int, hint: Hint, placement: str) -> Branch:
         "Make the branch of a hinted turn."
         number = self.number(turn)
-        head = self.script.trace.turns[:self.pieces[0].turn]  # the opening: its first user message, or else its first system message
+        head = self.script.trace.turns[:self.pieces[0].turn]  # its first user message, or else its first system message
         opening = next((i for role in ("user", "system") for i, t in enumerate(head) if t.role == role), -1)
         carrier = turn - 1 if placement == "target" else opening
         if carrier < 0 or self.script.trace.turns[carrier].role == "assistant":
@@ -172,7 +177,8 @@ class _Trunk:
         "Make the two branches of a preference pair."
         span = self.spans[self.number(pair.turn)]
         fork = span.start - 1
-        return tuple(Branch(kind, pair.turn, fork, (self.ids[fork], *self._answer(pair.turn, answer, span)), 1, number, pair.source)
+        return tuple(Branch(kind, pair.turn, fork, (self.ids[fork], *self._answer(pair.turn, answer, span)), 1, number,
+                            pair.source)
                      for kind, answer in (("chosen", pair.chosen), ("rejected", pair.rejected)))
 
     def _answer(self, turn, answer, span):
@@ -193,30 +199,33 @@ class _Trunk:
 def _trunk(trace, chat, strip_thinking, sampled=None):
     "Return the trunk, and notes on parts missing in its text. Raises as `build_tree`."
     if len(trace.parts()) > 1:
-        raise AlignmentError(f"trace {trace.trace_id!r} has {len(trace.segments)} contexts; build a tree of each of its `parts()`.")
+        raise AlignmentError(f"trace {trace.trace_id!r} has {len(trace.segments)} contexts; build a tree of each of "
+                             "its `parts()`.")
     if not any(t.role == "assistant" for t in trace.turns):
         raise AlignmentError(f"trace {trace.trace_id!r} holds no turn of the assistant; leave it out.")
     try:
         script, pieces, notes = write_script(chat, trace, strip_thinking)
         return _Trunk.sampled(script, pieces, *sampled) if sampled else _Trunk.rendered(script, pieces), notes
     except UnicodeEncodeError:
-        raise AlignmentError(f"trace {trace.trace_id!r} holds half a surrogate pair, which has no tokens; repair the text.") from None
+        raise AlignmentError(f"trace {trace.trace_id!r} holds half a surrogate pair, which has no tokens; repair the "
+                             "text.") from None
 
 
 def build_tree(
     trace: Trace,
     chat: ChatFormat,  # from `probe_template`
-    hints: Mapping[int, str] | Iterable[tuple[int, Hint | None]] = (),  # position in `Trace.turns` -> text; or turns and hints from `target_hints`
+    hints: Mapping[int, str] | Iterable[tuple[int, Hint | None]] = (),  # turn -> text; or from `target_hints`
     pairs: Sequence["DPOPair"] = (),  # channel 3 (ours): preferences at turns of this trace
     placement: Literal["target", "start"] = "target",  # the message that gets a hint
     strip_thinking: bool = False,  # remove all reasoning
     max_tokens: int | None = None,  # the trunk ends with the last turn that fits; a turn is never cut
-    sampled: tuple[Sequence[int], Sequence[int]] | None = None,  # a rollout's own ids, and a mask: 1 for ids that the assistant sampled
+    sampled: tuple[Sequence[int], Sequence[int]] | None = None,  # a rollout's ids; 1 for those sampled
 ) -> Tree:
     """Build the tree of a trace. Sites without a branch are in `Tree.refused`, with the reason.
 
-    Raises `AlignmentError` if the trunk has no exact spans, and `TemplateProblem` if the chat template cannot
-    render what the trace holds. A rollout then keeps its bare trunk, with the reason at turn -1, as does one without hints and pairs."""
+    Raises `AlignmentError` if the trunk has no exact spans, and `TemplateProblem` if the chat template cannot render
+    what the trace holds. A rollout then keeps its bare trunk, with the reason at turn -1, as does one without hints and
+    pairs."""
     if placement not in ("target", "start"):
         raise ValueError(f"placement {placement!r} is unknown; use target or start.")
     usable, refused, branches = {}, [], []
@@ -235,8 +244,8 @@ def build_tree(
         trunk, notes = _trunk(trace, chat, strip_thinking, sampled)
         kept = [s for s in trunk.spans if max_tokens is None or s.end <= max_tokens]
         if not kept:
-            raise AlignmentError(f"trace {trace.trace_id!r}: its first turn ends at token {trunk.spans[0].end}, beyond the limit of "
-                                 f"{max_tokens}; raise max_tokens.")
+            raise AlignmentError(f"trace {trace.trace_id!r}: its first turn ends at token {trunk.spans[0].end}, beyond "
+                                 f"the limit of {max_tokens}; raise max_tokens.")
     except (AlignmentError, TemplateProblem) as problem:
         if bare is None:
             raise

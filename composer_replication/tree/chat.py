@@ -40,7 +40,7 @@ class Dialect:
     template: str = field(repr=False)  # the Jinja source
     empty_tools: bool = False  # without tools an empty list must be passed
     tools: bool = False  # tool schemas are rendered
-    arguments: Literal["object", "text"] | None = None  # the form of call arguments that is rendered correctly; None: no calls
+    arguments: Literal["object", "text"] | None = None  # of calls, rendered correctly; None: no calls
     raw_arguments: bool = False  # an argument text that does not parse is rendered as written
     call_text: bool = False  # text beside a call is kept
     results: bool = False  # tool results are rendered
@@ -55,7 +55,7 @@ class Dialect:
     closing: str = ""  # text that is added only at the end of a conversation
     blank: str = ""  # text that is added only before the last message
     appends: bool = True  # a further user message does not change earlier text
-    controls: tuple[str, ...] = field(default=(), repr=False)  # added tokens of the tokenizer, which are plain text inside a message
+    controls: tuple[str, ...] = field(default=(), repr=False)  # added tokens, plain text inside a message
 
     def messages(
         self,
@@ -65,7 +65,8 @@ class Dialect:
         "Return the adapted messages, their number after each turn, and the stand-ins for raw arguments."
         out, count, raw, ids = [], [0] * len(turns), {}, _ShortIds() if self.short_ids else None
         first = next((i for i, turn in enumerate(turns) if turn.role == "assistant"), len(turns))
-        leads = [self.system and not self.late_system and turn.role == "system" and i < first for i, turn in enumerate(turns)]
+        leads = [self.system and not self.late_system and turn.role == "system" and i < first
+                 for i, turn in enumerate(turns)]
         for i in sorted(range(len(turns)), key=lambda i: not leads[i]):
             message = self._message(turns[i], thinking[i], i, raw, ids)
             if message["role"] == "system" and not (self.system and (self.late_system or leads[i])):
@@ -80,9 +81,11 @@ class Dialect:
     def _message(self, turn, thinking, index, raw, ids):
         message = as_text(turn.to_message(thinking=thinking and self.thinking == "field"), self.controls)
         if turn.role == "assistant":  # a template may search the text for its own reasoning marks
-            message["content"] = as_text(turn.content.lstrip("\n") if self.blank else turn.content, self._beside_thoughts)
+            message["content"] = as_text(turn.content.lstrip("\n") if self.blank else turn.content,
+                                         self._beside_thoughts)
         if thinking and turn.thinking and self.thinking == "inline":
-            message["content"] = f"<think>\n{as_text(turn.thinking.strip(), self.controls)}\n</think>\n\n{message['content']}"
+            thought = as_text(turn.thinking.strip(), self.controls)
+            message["content"] = f"<think>\n{thought}\n</think>\n\n{message['content']}"
         for j, (call, sent) in enumerate(zip(turn.tool_calls, message.get("tool_calls", ()))):
             form = sent["function"]
             if not call.parsed and self.arguments == "object":
@@ -203,8 +206,8 @@ class ChatFormat:
                 ("call arguments that do not parse", raw and d.arguments and not d.raw_arguments)) if lacking]
             if not lacks:
                 return d
-        raise TemplateProblem(f"trace {trace.trace_id!r} needs {' and '.join(lacks)}, which the chat template drops or cannot "
-                              "render; set `tokenizer.chat_template` to one that carries them.")
+        raise TemplateProblem(f"trace {trace.trace_id!r} needs {' and '.join(lacks)}, which the chat template drops or "
+                              "cannot render; set `tokenizer.chat_template` to one that carries them.")
 
     def render(
         self,
@@ -219,8 +222,9 @@ class ChatFormat:
         try:
             text = _texts.setdefault(of, _Texts()).get(
                 (messages, offered, dialect.controls, dialect.template, generation_prompt, of.bos_token, of.eos_token),
-                lambda: of.apply_chat_template(messages, tools=as_text(offered, dialect.controls), tokenize=False, chat_template=dialect.template,
-                                               date_string=FIXED_DATE, add_generation_prompt=generation_prompt))
+                lambda: of.apply_chat_template(messages, tools=as_text(offered, dialect.controls), tokenize=False,
+                                               chat_template=dialect.template, date_string=FIXED_DATE,
+                                               add_generation_prompt=generation_prompt))
         except Exception as problem:  # a template may raise anything
             reason = " ".join(str(problem).split()) or type(problem).__name__
             raise TemplateProblem(f"the chat template does not render this conversation ({reason.rstrip('.')}); "
@@ -247,9 +251,11 @@ class ChatFormat:
         if MARK not in text:
             return tuple(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
         if getattr(self.tokenizer, "backend_tokenizer", None) is None:
-            logger.warning("control tokens in %d places of a text are escaped by a zero-width space: the tokenizer cannot read them as text", text.count(MARK))
+            logger.warning("control tokens in %d places of a text are escaped by a zero-width space: the tokenizer "
+                           "cannot read them as text", text.count(MARK))
             return tuple(self.tokenizer.encode(text.replace(MARK, "\u200b"), add_special_tokens=False, verbose=False))
-        whole, known = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False), self.tokenizer.added_tokens_decoder
+        whole = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        known = self.tokenizer.added_tokens_decoder
         made, between, begins = [], [], 0  # ids so far; ids since the last control token, and where that ended
         for token, (start, end) in [*zip(whole["input_ids"], whole["offset_mapping"]), (None, (len(text), len(text)))]:
             if token is not None and token not in known:
@@ -265,21 +271,24 @@ class ChatFormat:
         "Encode a text between two control tokens, or at the start of a sequence, without control tokens."
         readers = _plain.get(self.tokenizer)
         if readers is None:
-            readers = _plain[self.tokenizer] = tuple(_without_controls(self.tokenizer, first) for first in (False, True))
+            readers = _plain[self.tokenizer] = tuple(_without_controls(self.tokenizer, first)
+                                                     for first in (False, True))
         known, made = self.tokenizer.added_tokens_decoder, readers[first].encode(text, add_special_tokens=False)
         if not any(i in known for i in made.ids):
             return made.ids
-        return [i for letter in text for i in readers[False].encode(letter, add_special_tokens=False).ids]  # merged into a control token
+        # text was merged into a control token
+        letters = (readers[False].encode(letter, add_special_tokens=False) for letter in text)
+        return [i for letter in letters for i in letter.ids]
 
     def _single(self, text):
         return bool(text) and self.tokenizer.convert_tokens_to_ids(text) in self.tokenizer.added_tokens_decoder
 
 # %% ../../nbs/tree/00_chat.ipynb #90322909
-_plain: WeakKeyDictionary = WeakKeyDictionary()  # tokenizer -> copies without control tokens, for the inside and the start of a sequence
+_plain: WeakKeyDictionary = WeakKeyDictionary()  # -> copies without control tokens, for the inside and the start
 
 
 def _without_controls(tokenizer, first):
-    "Return the tokenizer without added tokens; model and normalizer are shared, because a copy of 128,000 merges takes seconds."
+    "Return the tokenizer without added tokens; model and normalizer are shared, since a copy takes seconds."
     whole = tokenizer.backend_tokenizer
     plain = Tokenizer(whole.model)
     if whole.normalizer is not None:

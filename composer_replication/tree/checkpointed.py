@@ -30,7 +30,7 @@ def _number(layer):
 def checkpoints_layers(
     model: torch.nn.Module,
 ) -> bool:
-    "True if gradient checkpointing is on; also for transformers 5.17 (beside vLLM 0.31), without `is_activation_checkpointing`."
+    "True if gradient checkpointing is on; also for transformers 5.17, without `is_activation_checkpointing`."
     return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
 
@@ -67,7 +67,8 @@ def _checkpointed(layer):
 
         def run(hidden):
             taken, was = _Taken(before), layer.gradient_checkpointing
-            call = inspect.BoundArguments(signature, bound.arguments | {first: hidden, name: None if cache is None else taken})
+            call = inspect.BoundArguments(signature, bound.arguments
+                                          | {first: hidden, name: None if cache is None else taken})
             layer.gradient_checkpointing = False  # also in the second run, which comes after the context has ended
             try:
                 output = plain(*call.args, **call.kwargs)
@@ -87,7 +88,7 @@ def _checkpointed(layer):
 def keeping_cache(
     model: PreTrainedModel,  # a transformers causal LM that `keeps_cache`
 ) -> Iterator[None]:
-    "Keep the cache of passes within the block, with gradient checkpointing on. Backward passes may come after the block."
+    "Keep the cache of passes within the block under gradient checkpointing; backward passes may come later."
     modules = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
     layers = [layer for layer in _layers(model) if layer.gradient_checkpointing]
     kept = [vars(layer).get("forward") for layer in layers]

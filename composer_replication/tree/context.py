@@ -29,7 +29,7 @@ def _last_piece(script, turn):
     "Return the text up to the end of a sampled turn, after a check that the turn is complete in it."
     prompt = script.prompt(turn)
     piece = Piece(turn, prompt, script.turn_text(turn, prompt))
-    script.check(replace(piece, context="\n".join(t.content for t in script.trace.turns)))  # the context was checked when it was new
+    script.check(replace(piece, context="\n".join(t.content for t in script.trace.turns)))  # checked when it was new
     return piece
 
 # %% ../../nbs/tree/05_context.ipynb #915f5814

@@ -61,6 +61,7 @@ class RolloutTree:
         "Make a `RolloutTree` from the values of `to_data`."
         tree = dict(data["tree"])
         for name, kind in (("spans", Span), ("branches", Branch), ("refused", Refusal)):
-            tree[name] = tuple(kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in item.items()}) for item in tree[name])
+            tree[name] = tuple(kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in item.items()})
+                               for item in tree[name])
         tree |= {"ids": tuple(tree["ids"]), "notes": tuple(tree["notes"])}
         return cls(Trace.from_json(data["trace"]), Tree(**tree))

@@ -19,7 +19,7 @@ LANGUAGES = {"sql": "sql", "command": "bash", "code": "python"}  # argument that
 
 def fence(
     tool: dict,  # schema in OpenAI form
-) -> tuple[str, str | None]:  # the fence's name, and the argument that the block holds as text; None: all arguments, as JSON
+) -> tuple[str, str | None]:  # the fence's name, and the argument that a block holds as text; None: all, as JSON
     "Return how a tool is called by a fenced block."
     tool = tool.get("function", tool)
     required, properties = (tool.get("parameters") or {}).get("required") or [], properties_of(tool)
@@ -31,7 +31,7 @@ def fence(
 def fences(
     tools: Sequence[dict],  # schemas in OpenAI form
 ) -> dict[str, tuple[str, str | None]]:  # tool's name -> name of its fence, and the argument as in `fence`
-    "Return how the tools are called; if several use one language, the first gets its name and the others keep their own."
+    "Return how the tools are called; of several with one language the first has its name, the others their own."
     made, taken = {}, set()
     for tool in tools:
         name, (label, argument) = tool.get("function", tool)["name"], fence(tool)
@@ -40,7 +40,7 @@ def fences(
     return made
 
 # %% ../../nbs/tree/02_fenced.ipynb #75cdb4d3
-OPENING, CLOSING = "{#- fenced actions -#}", "{#- the model's own chat template follows -#}"  # of `data/templates/fenced.jinja`
+OPENING, CLOSING = "{#- fenced actions -#}", "{#- the model's own chat template follows -#}"  # of fenced.jinja
 
 
 def is_fenced(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -59,6 +59,7 @@ def set_template(
         own = tokenizer.chat_template
         own = own.get("default") or next(iter(own.values()), None) if isinstance(own, dict) else own
         if not own:
-            raise TemplateProblem("fenced actions go around a chat template, and the tokenizer has none; set `tokenizer.chat_template`.")
+            raise TemplateProblem("fenced actions go around a chat template, and the tokenizer has none; set "
+                                  "`tokenizer.chat_template`.")
         template += own
     tokenizer.chat_template = template

@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache as cached
-from functools import partial
 from typing import Literal
 
 import torch
@@ -24,11 +23,10 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
 from ..core.errors import InputProblem
-from .block_mask import block_problem, branch_block_mask, masks_blocks
 from .checkpointed import checkpoints_layers, keeping_cache, keeps_cache
 from .pack import KINDS, PackedBatch
-from .pass_cost import (LAYER_WORTH, branch_groups, branch_part, layer_products, narrow_batch, one_pass_pays, pass_worth,
-                                                 splits_wide, wanted_branches)
+from .pass_cost import LAYER_WORTH, branch_groups, branch_part, layer_products
+from .pass_cost import narrow_batch, one_pass_pays, pass_worth, splits_wide, wanted_branches
 from .positions import check_length, counts_positions, mask_positions, order_problem
 from .states import ATTENTION, cache_argument, hybrids, layer_types, source_of, state_mixers, state_problem
 
@@ -52,13 +50,12 @@ def _cache_problem(model):
     config = model.config.get_text_config()
     if problem := state_problem(model) or order_problem(model):
         return problem
-    if config._attn_implementation not in ("sdpa", "eager", "flex_attention"):
-        return f"{config._attn_implementation} attention takes no mask of our own"
-    return block_problem(model) if masks_blocks(model) else None
+    kind = config._attn_implementation
+    return None if kind in ("sdpa", "eager") else f"{kind} attention takes no mask of our own"
 
 
-WAYS = {"once": "in one pass with their trunks", "dense": "in two passes", "block": "in two passes, with a block mask", "states": "in two passes, from states kept at the forks",
-        "rows": "a row each, the trunk again for each"}
+WAYS = {"once": "in one pass with their trunks", "dense": "in two passes",
+        "states": "in two passes, from states kept at the forks", "rows": "a row each, the trunk again for each"}
 
 
 def way_name(
@@ -67,7 +64,7 @@ def way_name(
     "Return how branches are read now, in training or not."
     if shares_trunk(model):
         return "rows"
-    return "states" if state_mixers(model) else "block" if masks_blocks(model) else "dense"
+    return "states" if state_mixers(model) else "dense"
 
 
 def branch_way(
@@ -105,7 +102,7 @@ def forward_trunk(
     model: PreTrainedModel,
     batch: PackedBatch,
 ) -> tuple[torch.Tensor, Cache | None]:  # (batch, time, hidden); None if the model cannot share a trunk
-    "Return the trunks' last hidden states, and the cache for `forward_branches`. Gradients follow the caller's grad mode."
+    "Return the trunks' last hidden states and the cache for `forward_branches`, in the caller's grad mode."
     check_body(model)
     check_length(model, batch.attention_mask.sum(1).max())
     placed = {"position_ids": mask_positions(batch.attention_mask)} if counts_positions(model) else {}
@@ -113,7 +110,8 @@ def forward_trunk(
 
     def read(cache=None):
         with prompts_once(model, width) if width else nullcontext():
-            return model.base_model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, **placed, **cache_inputs(model, cache))
+            return model.base_model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, **placed,
+                                    **cache_inputs(model, cache))
 
     if shares_trunk(model):
         return read().last_hidden_state, None
@@ -126,12 +124,12 @@ def check_body(
 ) -> None:
     "Raise `InputProblem` for a model whose class gives no body without its head."
     if model.base_model is model:
-        raise InputProblem(f"transformers gives no body of {type(model).__name__} without its head, whose hidden states the channels read",
-                           "take a model whose class has one")
+        raise InputProblem(f"transformers gives no body of {type(model).__name__} without its head, whose hidden "
+                           "states the channels read", "take a model whose class has one")
 
 
 def _view(cache, time, rows):
-    "Return a cache of some rows' first `time` positions; appending to it does not change the given one. The autograd graph is shared."
+    "Return a cache of some rows' first `time` positions, with the graph; appending leaves the given one."
     first, end = int(rows[0]), int(rows[-1]) + 1  # read once, because each read waits for the GPU
     some = slice(first, end) if len(rows) == end - first else rows  # adjacent rows: nothing is copied
     take = lambda x: x[some, :, :time]
@@ -164,9 +162,8 @@ def start_read_once(
         return 0
     products, passes = layer_products(model)
     saved = (len(batch.input_ids) - 1) * width * products * passes
-    if saved <= LAYER_WORTH.get(model.device.type, LAYER_WORTH["cuda"]) or start_problem(model, model.training and checkpoints_layers(model)):
-        return 0
-    return width
+    costly = saved > LAYER_WORTH.get(model.device.type, LAYER_WORTH["cuda"])
+    return 0 if not costly or start_problem(model, model.training and checkpoints_layers(model)) else width
 
 # %% ../../nbs/tree/13_forward.ipynb #bccf8a20
 @contextmanager
@@ -177,7 +174,7 @@ def prompts_once(
     "Read each distinct beginning of a row once in passes within the block. Gradients follow the caller's grad mode."
     body = model.base_model
     name = cache_argument(body)
-    whole, kept = body.forward, vars(body).get("forward")  # accelerate puts a wrapper there if a model is on several devices
+    whole, kept = body.forward, vars(body).get("forward")  # accelerate's wrapper, with several devices
 
     def read(*args, **inputs):
         with keeping_cache(model) if model.training and checkpoints_layers(model) else nullcontext():
@@ -187,14 +184,16 @@ def prompts_once(
         given = others.pop(name, None)
         start = torch.stack([input_ids[:, :width], attention_mask[:, :width]], 1)
         distinct, rows = start.unique(dim=0, return_inverse=True)
-        if len(distinct) == len(rows) or others.get("output_router_logits"):  # an auxiliary loss counts every row's tokens
-            return whole(input_ids=input_ids, attention_mask=attention_mask, use_cache=use_cache, **{name: given}, **others)
+        if len(distinct) == len(rows) or others.get("output_router_logits"):  # an auxiliary loss counts all rows
+            return whole(input_ids=input_ids, attention_mask=attention_mask, use_cache=use_cache, **{name: given},
+                         **others)
         prompts = DynamicCache()
         first = whole(input_ids=distinct[:, 0], attention_mask=distinct[:, 1], **cache_inputs(model, prompts), **others)
         cache = DynamicCache() if given is None else given
         for number, layer in enumerate(prompts.layers):  # gradients of rows add up in their shared prompt
             cache.update(*(x[rows.to(x.device)] for x in (layer.keys, layer.values)), number)
-        output = whole(input_ids=input_ids[:, width:], attention_mask=attention_mask, **cache_inputs(model, cache), **others)
+        output = whole(input_ids=input_ids[:, width:], attention_mask=attention_mask, **cache_inputs(model, cache),
+                       **others)
         output.last_hidden_state = torch.cat([first.last_hidden_state[rows], output.last_hidden_state], 1)
         return output
 
@@ -208,7 +207,7 @@ def prompts_once(
 
 # %% ../../nbs/tree/13_forward.ipynb #95b9c1dc
 def _visible(position, segment, fork, mask, piece=slice(None)):
-    "Return what is visible of trunk `(batch, q, time)` and branches `(batch, q, k)`, and distances. q: a piece of the branch axis, k: all to its end."
+    "Return what a piece of branches sees of trunk `(batch, q, time)` and branches `(batch, q, k)`, and distances."
     index, key = (torch.arange(n, device=segment.device) for n in (segment.shape[1], mask.shape[1]))
     asks, own_keys = (x[:, piece, None] for x in (position, segment, fork)), slice(piece.stop)
     (at, number, depth), (query, own_key) = asks, (index[piece, None], index[own_keys])
@@ -222,7 +221,8 @@ def _additive(visible, far, dtype):
     def additive(window):
         near = [s if window is None else s & (d < window) for s, d in zip(visible, far)]
         shown = torch.cat(near, -1)[:, None]
-        wide = torch.zeros(*shown.shape[:3], -(-shown.shape[3] // 8) * 8, dtype=dtype, device=shown.device)  # else CUDA makes a padded copy in each layer
+        keys = -(-shown.shape[3] // 8) * 8  # else CUDA makes a padded copy in each layer
+        wide = torch.zeros(*shown.shape[:3], keys, dtype=dtype, device=shown.device)
         return wide[..., :shown.shape[3]].masked_fill_(~shown, torch.finfo(dtype).min)
 
     return additive
@@ -244,20 +244,21 @@ def _lead(model, batch):
 
 # %% ../../nbs/tree/13_forward.ipynb #1fe86e88
 def _two_pass(model, batch, cache, rows, columns, real, pieces):
-    "Read branches from the cache, which holds all rows while `batch` holds some. A piece reads earlier pieces' keys from the cache."
+    "Read branches of some rows from the cache of all. A piece reads earlier pieces' keys from it."
     take = lambda x: x.gather(1, columns)
     segment, position = take(batch.branch_segment).masked_fill(~real, -1), take(batch.branch_position_ids)
     fork = batch.branch_fork.gather(1, segment.clamp(min=0)).masked_fill(segment < 0, 0)
     time = int(fork.max())
-    layout, cache, ids = (position, segment, fork, batch.attention_mask[:, :time]), _view(cache, time, rows), take(batch.branch_ids)
+    layout = position, segment, fork, batch.attention_mask[:, :time]
+    cache, ids = _view(cache, time, rows), take(batch.branch_ids)
     placed, states = "position_ids" in inspect.signature(type(model.base_model).forward).parameters, []
     position = (position - _lead(model, batch)).clamp(min=0)
     with nullcontext() if isinstance(cache, DynamicCache) else hybrids().reading_branches(model, cache, segment, fork):
         for piece in pieces:
-            make = partial(branch_block_mask, *layout) if masks_blocks(model) else _additive(*_visible(*layout, piece), model.dtype)
-            inputs = {"position_ids": position[:, piece]} if placed else {}
-            states.append(model.base_model(input_ids=ids[:, piece], attention_mask=_masks(model.config.get_text_config(), make),
-                                           **inputs, **cache_inputs(model, cache)).last_hidden_state)
+            mask = _masks(model.config.get_text_config(), _additive(*_visible(*layout, piece), model.dtype))
+            inputs = cache_inputs(model, cache) | ({"position_ids": position[:, piece]} if placed else {})
+            read = model.base_model(input_ids=ids[:, piece], attention_mask=mask, **inputs)
+            states.append(read.last_hidden_state)
     return torch.cat(states, 1)
 
 # %% ../../nbs/tree/13_forward.ipynb #bfa55828
@@ -268,15 +269,15 @@ def forward_branches(
     method: Literal["two_pass", "rows"] = "two_pass",
     kinds: tuple[str, ...] = KINDS,  # kinds of branches; positions of other kinds are zero
 ) -> torch.Tensor:  # (batch, branch_time, hidden)
-    """Return the last hidden states on the branch axis. Gradients follow the caller's grad mode; the cache is not changed.
+    """Return the last hidden states on the branch axis, in the caller's grad mode; the cache is not changed.
 
     A model that cannot share a trunk always uses `rows`. Raises `ValueError` for an unknown method."""
     if method not in ("two_pass", "rows"):
         raise ValueError(f"method {method!r} is unknown; use two_pass or rows.")
     check_body(model)
     config = model.config.get_text_config()
-    hidden = torch.zeros(*batch.branch_ids.shape, getattr(config, "word_embed_proj_dim", config.hidden_size),  # OPT's output has another width
-                         dtype=model.dtype, device=batch.branch_ids.device)
+    width = getattr(config, "word_embed_proj_dim", config.hidden_size)  # OPT's output has another width
+    hidden = torch.zeros(*batch.branch_ids.shape, width, dtype=model.dtype, device=batch.branch_ids.device)
     wanted = wanted_branches(batch, kinds)
     if not wanted.any():
         return hidden
@@ -292,13 +293,13 @@ def forward_branches(
             trunk = batch.input_ids[row, :fork][batch.attention_mask[row, :fork].bool()]
             ids = torch.cat([trunk, batch.branch_ids[row, columns]])
             check_length(model, len(ids))
-            states = model.base_model(input_ids=ids[None], **cache_inputs(model, None)).last_hidden_state[0, len(trunk):]
-            hidden[row, columns] = states.to(hidden.dtype)
+            states = model.base_model(input_ids=ids[None], **cache_inputs(model, None)).last_hidden_state
+            hidden[row, columns] = states[0, len(trunk):].to(hidden.dtype)
         return hidden
     rows, time, part, wanted = branch_part(batch, wanted)
     check_length(model, (part.branch_position_ids - _lead(model, part)).max() + 1)
     cache = forward_trunk(model, part)[1] if cache is None else _view(cache, time, rows)
-    split = splits_wide(model) and not torch.is_grad_enabled()  # with gradient all masks would be kept, and keys for each piece
+    split = splits_wide(model) and not torch.is_grad_enabled()  # a gradient keeps all masks and keys
     for some, columns, real, pieces in branch_groups(part, wanted, pass_worth(model), split):
         states = _two_pass(model, narrow_batch(part, some, time), cache, some, columns, real, pieces)
         row = rows[some][:, None].expand_as(columns)
@@ -307,7 +308,7 @@ def forward_branches(
 
 # %% ../../nbs/tree/13_forward.ipynb #eb99db0d
 class TreeMask(torch.Tensor):
-    "A pair of masks, one of branches, additive `(rows, 1, q, time + q)`, and one of trunks; attention makes one call for each."
+    "A mask of branches, additive `(rows, 1, q, time + q)`, and one of trunks; attention makes a call for each."
 
     branches: torch.Tensor  # the branches' mask as a plain tensor
     trunk: torch.Tensor | None  # (rows, 1, time, time) from transformers; None: causal
@@ -334,7 +335,7 @@ def _attend(query, key, value, attn_mask, is_causal=False, **others):
                                            is_causal=attn_mask.trunk is None, **others)
     with torch.set_grad_enabled(attn_mask.learns and torch.is_grad_enabled()):
         second = F.scaled_dot_product_attention(branches, key, value, attn_mask=attn_mask.branches, **others)
-    return torch.cat([first.transpose(1, 2), second.transpose(1, 2)], 1).transpose(1, 2)  # layout that transformers expects
+    return torch.cat([first.transpose(1, 2), second.transpose(1, 2)], 1).transpose(1, 2)  # as transformers expects
 
 
 def forward_tree(
@@ -343,13 +344,15 @@ def forward_tree(
     kinds: tuple[str, ...] = KINDS,  # kinds of branches; positions of other kinds are zero
     whole: bool = True,  # False: only rows with such branches, and only the part of their trunks that is read
 ) -> tuple[torch.Tensor, torch.Tensor]:  # (batch, time, hidden) and (batch, branch_time, hidden)
-    """Return the last hidden states of trunks and branches, from one pass. Gradients follow the caller's grad mode, but hinted branches alone give
-    none to what they attend to."""
+    """Return the last hidden states of trunks and branches, from one pass, in the caller's grad mode.
+
+    Hinted branches alone give no gradient to what they attend to."""
     check_body(model)
     if not whole:
         rows, time = _needed(batch, kinds)
         states = forward_tree(model, narrow_batch(batch, rows, max(time, 1)), kinds)
-        return states if len(rows) == len(batch.input_ids) else tuple(x.new_zeros(len(batch.input_ids), *x.shape[1:]).index_copy(0, rows, x) for x in states)
+        return (states if len(rows) == len(batch.input_ids)
+                else tuple(x.new_zeros(len(batch.input_ids), *x.shape[1:]).index_copy(0, rows, x) for x in states))
     segment, time = batch.branch_segment, batch.input_ids.shape[1]
     taken = (segment >= 0) & wanted_branches(batch, kinds).gather(1, segment.clamp(min=0))
     columns = (~taken).long().argsort(dim=1, stable=True)[:, :int(taken.sum(1).max())]
@@ -358,13 +361,15 @@ def forward_tree(
     fork = batch.branch_fork.gather(1, segment.clamp(min=0)).masked_fill(segment < 0, 0)
     additive = _additive(*_visible(position, segment, fork, batch.attention_mask), model.dtype)
     config = model.config.get_text_config()
-    plain = (config, torch.empty(*batch.input_ids.shape, 0, dtype=model.dtype, device=fork.device), batch.attention_mask, None)  # no cache
+    nothing = torch.empty(*batch.input_ids.shape, 0, dtype=model.dtype, device=fork.device)
+    plain = (config, nothing, batch.attention_mask, None)  # no cache
 
     def mask(window):
         trunk = create_causal_mask(*plain) if window is None else create_sliding_window_causal_mask(*plain)
         return TreeMask.of(additive(window), trunk, kinds != ("hint",))
 
-    placed = mask_positions(batch.attention_mask) if counts_positions(model) else torch.arange(time, device=fork.device).expand_as(batch.input_ids)
+    placed = (mask_positions(batch.attention_mask) if counts_positions(model)
+              else torch.arange(time, device=fork.device).expand_as(batch.input_ids))
     placed = torch.cat([placed, (position - _lead(model, batch)).clamp(min=0)], 1)
     check_length(model, placed.max() + 1)
     states = model.base_model(input_ids=torch.cat([batch.input_ids, take(batch.branch_ids)], 1), position_ids=placed,
@@ -378,7 +383,8 @@ def forward_tree(
 def _changes_mask(kind):
     "True for a class of attention layers that does not hand its mask on as it is."
     body = source_of(kind).partition("->")[2]
-    return "attention_interface(" in body and bool(re.search(r"attention_mask\s*=(?!=|\s*(encoder_attention_mask|attention_mask|None)[,)\n])", body))
+    return ("attention_interface(" in body
+            and bool(re.search(r"attention_mask\s*=(?!=|\s*(encoder_attention_mask|attention_mask|None)[,)\n])", body)))
 
 
 def tree_problem(
@@ -406,8 +412,9 @@ def one_pass(
     kinds: tuple[str, ...],  # which branches
     whole: bool = True,  # as in `forward_tree`
 ) -> bool:
-    """True if trunks and such branches cost less in one pass, which reads every row in full, with gradients in the caller's grad mode, but
-    none for hinted branches."""
+    """True if trunks and such branches cost less in one pass, which reads every row in full.
+
+    Gradients are those of the caller's grad mode, but none for hinted branches."""
     return not (tree_problem(model) or start_read_once(model, batch)) and one_pass_pays(model, batch, kinds, whole)
 
 # %% ../../nbs/tree/13_forward.ipynb #5b7cfwd1
@@ -422,14 +429,15 @@ def trunk_tokens(
 
 def _needed(batch, kinds):
     "Return the rows with such branches, and the trunk length that they read, including the trunk's own answers."
-    wanted, own = wanted_branches(batch, kinds), batch.pair_trunk.max().item() + 1 if "chosen" in kinds and batch.pairs else 0
+    wanted = wanted_branches(batch, kinds)
+    own = batch.pair_trunk.max().item() + 1 if "chosen" in kinds and batch.pairs else 0
     return wanted.any(1).nonzero()[:, 0], max(int((batch.branch_fork * wanted).max()), own) if wanted.any() else 0
 
 
 def forward_needed(
     model: PreTrainedModel,  # must share trunks, and keep only keys and values
     batch: PackedBatch,  # with branches
-) -> tuple[torch.Tensor, DynamicCache]:  # as `forward_trunk`, up to the length that branches read; other rows are undefined
+) -> tuple[torch.Tensor, DynamicCache]:  # as `forward_trunk`, as far as branches read; other rows are undefined
     "Read the trunks in one pass for branches of every kind."
     rows, time = _needed(batch, KINDS)
     hidden, cache = forward_trunk(model, narrow_batch(batch, rows, time))

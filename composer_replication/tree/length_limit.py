@@ -61,12 +61,13 @@ class LengthLimit:
         count = f"all {len(self.beyond)}" if len(self.beyond) > 1 else "1 of 1"
         more = (f"raise {self.name} to {min(self.beyond)} or more; {self.advice}" if self._in_context else
                 f"name a model with a longer context, or shorter traces: {self.advice}")
-        raise InputProblem(f"{count} {self.what} end beyond {self.name} {self.tokens}, the earliest at {min(self.beyond)} tokens", more)
+        raise InputProblem(f"{count} {self.what} end beyond {self.name} {self.tokens}, the earliest at "
+                           f"{min(self.beyond)} tokens", more)
 
     @property
     def left_out(self) -> str | None:
         "Return one sentence on the excluded turns; None if there are none."
         if not self.beyond:
             return None
-        return (f"{len(self.beyond)} of {self.within + len(self.beyond)} {self.what} end beyond {self.name} {self.tokens} and are left out; "
-                f"{self.advice}.")
+        return (f"{len(self.beyond)} of {self.within + len(self.beyond)} {self.what} end beyond {self.name} "
+                f"{self.tokens} and are left out; {self.advice}.")

@@ -40,7 +40,7 @@ class PackedBatch:
     pair_sequence: torch.Tensor  # (m,) 2 * pair for the chosen side, 2 * pair + 1 for the rejected one
     sites: int  # hinted error turns in the batch
     pairs: int  # preference pairs in the batch
-    ref_logps: torch.Tensor | None = None  # (2 * pairs,) log-probabilities of the reference policy, summed over tokens, nats
+    ref_logps: torch.Tensor | None = None  # (2 * pairs,) the reference's log-probabilities, summed, nats
     trees: tuple[Tree, ...] = ()
     shared: int = 0  # number of first columns that are equal in all rows and may be read once; 0: not determined
 
@@ -66,7 +66,7 @@ def own_answer(tree: Tree, branch: Branch) -> bool:
 
 # %% ../../nbs/tree/06_pack.ipynb #755475af
 _TERMS = {"sdpo_student": (-1, 2), "sdpo_teacher": (-1, 2), "sdpo_labels": (-1,), "sdpo_site": (-1,),
-          "pair_positions": (-1, 2), "pair_trunk": (-1,), "pair_labels": (-1,), "pair_sequence": (-1,)}  # index tensors of the terms, and their shapes
+          "pair_positions": (-1, 2), "pair_trunk": (-1,), "pair_labels": (-1,), "pair_sequence": (-1,)}  # of the terms
 
 
 def pack_trees(
@@ -95,7 +95,8 @@ def pack_trees(
             else:
                 first = lead[row] + span.start - 1
                 terms["pair_positions"] += at
-                terms["pair_trunk"] += [first + i for i in range(len(target))] if own_answer(tree, branch) else [-1] * len(target)
+                own = own_answer(tree, branch)
+                terms["pair_trunk"] += [first + i if own else -1 for i in range(len(target))]
                 terms["pair_labels"] += target
                 terms["pair_sequence"] += [2 * (pairs + branch.pair) + (branch.kind == "rejected")] * len(target)
             offset += len(branch.ids)
@@ -114,6 +115,7 @@ def pack_trees(
         branch_position_ids=_matrix([[n + b.fork + i for b in row for i in range(len(b.ids))] for n, row in shift], 0),
         branch_segment=_matrix([[s for s, b in enumerate(row) for _ in b.ids] for row in branches], -1),
         branch_fork=_matrix([[n + b.fork for b in row] for n, row in shift], 0),
-        branch_kind=_matrix([[KINDS.index("own" if own_answer(t, b) else b.kind) for b in t.branches] for t in trees], -1),
+        branch_kind=_matrix([[KINDS.index("own" if own_answer(t, b) else b.kind) for b in t.branches] for t in trees],
+                            -1),
         **{name: torch.tensor(terms[name], dtype=torch.long).reshape(shape) for name, shape in _TERMS.items()},
         sites=sites, pairs=pairs, trees=tuple(trees))

@@ -8,7 +8,6 @@ __all__ = ['MASK_ENTRIES', 'PASS_ENTRIES', 'SHARDED_ENTRIES', 'LAYER_WORTH', 'TO
            'branch_passes', 'one_pass_pays']
 
 # %% ../../nbs/tree/12_pass_cost.ipynb #f9263f67
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,7 +15,6 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from .block_mask import masks_blocks
 from .pack import ANSWERS, KINDS, PackedBatch, own_answer
 from .states import state_mixers
 
@@ -45,7 +43,7 @@ def branch_part(
     batch: PackedBatch,
     wanted: torch.Tensor,  # from `wanted_branches`
 ) -> tuple[torch.Tensor, int, PackedBatch, torch.Tensor]:
-    "Return the rows with such branches, the trunk length that they read, that part of the batch, and its wanted branches."
+    "Return rows with such branches, the trunk length that they read, that part of the batch, and its branches."
     rows, time = wanted.any(1).nonzero()[:, 0], int((batch.branch_fork * wanted).max())
     part = narrow_batch(batch, rows, time)  # states of other branches are not kept
     return rows, time, replace(part, branch_kind=part.branch_kind.masked_fill(~wanted[rows], -1)), wanted[rows]
@@ -53,19 +51,17 @@ def branch_part(
 # %% ../../nbs/tree/12_pass_cost.ipynb #7c42c428
 MASK_ENTRIES = 2**25  # most entries of one pass: 128 MB in float32
 PASS_ENTRIES = 2**18  # extra mask entries accepted to save one forward pass
-SHARDED_ENTRIES = 2**21  # the same if a pass gathers all weights: on an H200 the arithmetic of 2**10 tokens, see `recipes.memory_estimate`
+SHARDED_ENTRIES = 2**21  # where a pass gathers all weights: on an H200 the arithmetic of 2**10 tokens
 
 
 def pass_worth(
     model: PreTrainedModel,  # a transformers causal LM
 ) -> float:  # mask entries
-    "Return the extra mask entries accepted to save one pass; infinite with a block mask, which skips unread entries."
-    if masks_blocks(model):
-        return math.inf
+    "Return the extra mask entries accepted to save one pass."
     return SHARDED_ENTRIES if any(isinstance(module, FSDPModule) for module in model.modules()) else PASS_ENTRIES
 
 
-LAYER_WORTH = {"cpu": 2**21, "cuda": 2**38}  # multiply-adds in the launch time of a layer's operations: spike 200 measured 3 ms a layer on an H200
+LAYER_WORTH = {"cpu": 2**21, "cuda": 2**38}  # multiply-adds while a layer is launched: 3 ms on an H200
 
 
 def layer_products(
@@ -93,7 +89,8 @@ class BranchPack:
         "Merge two packs: branches of the same row are concatenated, other rows are added."
         behind = self.rows.keys() == other.rows.keys()
         rows = {row: self.rows.get(row, []) + other.rows.get(row, []) for row in (*self.rows, *other.rows)}
-        return BranchPack(self.width + other.width if behind else max(self.width, other.width), max(self.fork, other.fork), rows)
+        return BranchPack(self.width + other.width if behind else max(self.width, other.width),
+                          max(self.fork, other.fork), rows)
 
     def entries(self, more: int = 0) -> int:
         return len(self.rows) * self.width * (self.width + self.fork + more)
@@ -102,7 +99,7 @@ class BranchPack:
         "Cost saved by merging two packs; negative if they must not be merged."
         one = self.joined(other)
         apart = self.entries(TOKEN_ENTRIES) + other.entries(TOKEN_ENTRIES)
-        return -1 if MASK_ENTRIES < one.entries() and worth < math.inf else worth + apart - one.entries(TOKEN_ENTRIES)
+        return -1 if MASK_ENTRIES < one.entries() else worth + apart - one.entries(TOKEN_ENTRIES)
 
     def pieces(self, split: bool) -> list[slice]:
         "Split the branch axis into consecutive pieces whose masks are not too large; without `split` one piece."
@@ -140,7 +137,7 @@ def splits_wide(
     model: PreTrainedModel,  # a transformers causal LM
 ) -> bool:
     "True if a branch whose mask would be too large can be read in pieces, without gradient."
-    return not masks_blocks(model) and not state_mixers(model)
+    return not state_mixers(model)
 
 
 def branch_groups(
@@ -193,7 +190,8 @@ def one_pass_pays(
         return tokens * layer + 2 * hidden * entries
 
     kind = [["own" if own_answer(tree, b) else b.kind for b in tree.branches] for tree in batch.trees]
-    length = {k: [[len(b.ids) * (k in kinds and n == k) for b, n in zip(t.branches, row)] for t, row in zip(batch.trees, kind)] for k in ("hint", *ANSWERS)}
+    length = {k: [[len(b.ids) * (k in kinds and n == k) for b, n in zip(t.branches, row)]
+                  for t, row in zip(batch.trees, kind)] for k in ("hint", *ANSWERS)}
     fork = [[b.fork for b in tree.branches] for tree in batch.trees]
     answers = [[*map(sum, zip(*rows))] for rows in zip(length["chosen"], length["rejected"])]
     passes, apart = 0, 0.0
@@ -201,7 +199,8 @@ def one_pass_pays(
         packs = branch_packs(some, fork, PASS_ENTRIES)
         passes, apart = passes + len(packs), apart + each * sum(cost(len(p.rows) * p.width, p.entries()) for p in packs)
     used = [sum(hints) + sum(others) for hints, others in zip(length["hint"], answers)]
-    rows, time = (len(used), batch.input_ids.shape[1]) if whole else (sum(map(bool, used)), max(map(max, filter(None, fork)), default=0))
+    rows = len(used) if whole else sum(map(bool, used))
+    time = batch.input_ids.shape[1] if whole else max(map(max, filter(None, fork)), default=0)
     tokens = rows * max(used, default=0)
     entries = tokens * (time + max(used, default=0))
     added = products * cost(tokens, entries) - apart

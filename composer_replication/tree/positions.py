@@ -23,7 +23,8 @@ def steady_positions(
     config = config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope] if "rope_type" in rope else [kind for kind in rope.values() if isinstance(kind, dict)]
-    named = [kind.get("original_max_position_embeddings", config.max_position_embeddings) for kind in kinds if kind.get("rope_type") == "longrope"]
+    named = [kind.get("original_max_position_embeddings", config.max_position_embeddings) for kind in kinds
+             if kind.get("rope_type") == "longrope"]
     named += [config.max_position_embeddings for kind in kinds if "dynamic" in str(kind.get("rope_type"))]
     return min(named, default=None)
 
@@ -43,9 +44,10 @@ def check_length(
     "Raise `InputProblem` if a sequence is longer than `steady_positions`."
     limit = steady_positions(model.config)
     if limit is not None and int(tokens) > limit:
-        raise InputProblem(f"{type(model).__name__} changes its rotary frequencies (longrope or dynamic) for sequences of more than {limit} tokens, and "
-                           f"one has up to {int(tokens)}: what was sampled before would be scored by other frequencies",
-                           f"keep prompt, completion and hint within {limit} tokens, or take a model with fixed frequencies")
+        raise InputProblem(f"{type(model).__name__} changes its rotary frequencies (longrope or dynamic) for sequences "
+                           f"of more than {limit} tokens, and one has up to {int(tokens)}: what was sampled before "
+                           "would be scored by other frequencies", f"keep prompt, completion and hint within {limit} "
+                           "tokens, or take a model with fixed frequencies")
 
 
 def order_problem(
@@ -76,7 +78,7 @@ def _reads_positions(kind):
 def counts_positions(
     model: PreTrainedModel,  # a transformers causal LM
 ) -> bool:
-    "True if left padding shifts positions unless `position_ids` are given: learned or scaled positions, length-dependent frequencies."
+    "True if left padding shifts positions without `position_ids`: learned, scaled, or with frequencies by length."
     config = model.config.get_text_config()
     takes = "position_ids" in inspect.signature(type(model.base_model).forward).parameters
     return takes and not state_mixers(model) and (not _rotary(config) or steady_positions(config) is not None

@@ -37,10 +37,12 @@ def source_of(kind):
 def state_mixers(model: PreTrainedModel) -> dict[int, torch.nn.Module]:
     "Return the modules that keep a state, by layer number."
     return {m.layer_idx: m for m in model.base_model.modules()
-            if "update_conv_state" in source_of(type(m)) and "attention_mask" in inspect.signature(type(m).forward).parameters}
+            if "update_conv_state" in source_of(type(m))
+            and "attention_mask" in inspect.signature(type(m).forward).parameters}
 
 
-ATTENTION = {"full_attention": "full_attention", "sliding_attention": "sliding_attention", "hybrid": "full_attention"}  # layer type -> type of its mask
+ATTENTION = {  # layer type -> type of its mask
+    "full_attention": "full_attention", "sliding_attention": "sliding_attention", "hybrid": "full_attention"}
 
 
 def cache_argument(

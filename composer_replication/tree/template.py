@@ -20,7 +20,8 @@ from .chat import FIXED_DATE, ChatFormat, Dialect, TemplateProblem
 # %% ../../nbs/tree/01_template.ipynb #db7d07e0
 _SCHEMA = {"type": "function", "function": {
     "name": "zqtool", "description": "zqdescription", "parameters": {
-        "type": "object", "properties": {"zqkey": {"type": "string", "description": "zqmeaning"}}, "required": ["zqkey"]}}}
+        "type": "object", "properties": {"zqkey": {"type": "string", "description": "zqmeaning"}},
+        "required": ["zqkey"]}}}
 
 
 _USER, _ANSWER = Turn("user", "zquser"), Turn("assistant", "zqanswer")
@@ -82,8 +83,8 @@ class _Probe:
     def roles(self):
         system, more = Turn("system", "zqsystem"), Turn("user", "zqmore")
         self.set(system=self.shows(system, _USER, _ANSWER, words=("zqsystem", "zquser")))
-        later = (system, replace(system, content="zqlater"), _USER, _ANSWER), (system, _USER, replace(system, content="zqlater"), _ANSWER), \
-            (system, _USER, _ANSWER, replace(system, content="zqlater"), more)
+        late = replace(system, content="zqlater")
+        later = (system, late, _USER, _ANSWER), (system, _USER, late, _ANSWER), (system, _USER, _ANSWER, late, more)
         self.set(late_system=all(self.shows(*turns, words=("zqsystem", "zquser", "zqlater")) for turns in later))
         self.set(merge=not self.dialect.system or not self.shows(_USER, more, _ANSWER, words=("zquser", "zqmore")))
 
@@ -115,7 +116,7 @@ class _Probe:
         "Return the dialect, or None if the template cannot render a question and its answer."
         if not self.shows(_USER, _ANSWER, words=("zquser", "zqanswer")):
             return None
-        if not self.turn_ends():  # Mistral moves its tools to the last user message, so the end of a turn is probed without them
+        if not self.turn_ends():  # Mistral moves its tools to the last user message: probed without them
             tools, self.tools = self.tools, []
             ends, self.tools = bool(tools) and self.turn_ends(), tools
             if not ends:
@@ -131,7 +132,8 @@ class _Probe:
 # %% ../../nbs/tree/01_template.ipynb #18e04e1d
 def _templates(tokenizer, tools):
     "Return the templates to try, best first, each with True if an empty list of tools must be passed."
-    named = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {"default": tokenizer.chat_template}
+    named = (tokenizer.chat_template if isinstance(tokenizer.chat_template, dict)
+             else {"default": tokenizer.chat_template})
     order = sorted(named, key=lambda name: (name != ("tool_use" if tools else "default"), name))
     for name in order[:1] if tools else order:
         source = named[name]
@@ -167,12 +169,15 @@ def probe_template(
     "Find out what a tokenizer's chat templates render. Raises `TemplateProblem` if they render no conversation at all."
     if not tokenizer.chat_template:
         raise TemplateProblem("the tokenizer has no chat template; set `tokenizer.chat_template`.")
-    dialects = [next((d for source, empty in _templates(tokenizer, tools) if (d := _Probe(tokenizer, source, tools, empty).run())),
+    dialects = [next((d for source, empty in _templates(tokenizer, tools)
+                      if (d := _Probe(tokenizer, source, tools, empty).run())),
                      None) for tools in ([], [_SCHEMA])]
     if not any(dialects):
-        raise TemplateProblem("the chat template does not render a question and its answer, or changes earlier text when a "
-                              f"message follows; set `tokenizer.chat_template` to one that only appends{_training_template(tokenizer)}.")
-    controls = tuple(t.content for t in tokenizer.added_tokens_decoder.values() if len(t.content.strip("\u2581 \t\n\r")) > 1)
+        raise TemplateProblem("the chat template does not render a question and its answer, or changes earlier text "
+                              f"when a message follows; set `tokenizer.chat_template` to one that only "
+                              f"appends{_training_template(tokenizer)}.")
+    controls = tuple(t.content for t in tokenizer.added_tokens_decoder.values()
+                     if len(t.content.strip("\u2581 \t\n\r")) > 1)
     dialects = [d and replace(d, controls=controls) for d in dialects]
     specials = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special and not (t.lstrip or t.rstrip)]
     return ChatFormat(tokenizer, *dialects, anchor=min(specials, key=lambda t: t != tokenizer.eos_token, default=""))

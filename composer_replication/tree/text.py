@@ -60,7 +60,7 @@ class Script:
         "Render messages, with or without the generation prompt."
         return self.chat.render(self.dialect, messages, self.trace.tools, prompt, self.raw)
 
-    def error(self, turn: int, what: str, remedy: str = "use another chat template, or leave the trace out") -> AlignmentError:
+    def error(self, turn, what, remedy="use another chat template, or leave the trace out") -> AlignmentError:
         "Return the exception to raise about a turn."
         return AlignmentError(f"trace {self.trace.trace_id!r}, turn {turn}: {what}; {remedy}.")
 
@@ -73,7 +73,7 @@ class Script:
             return self.render(messages, True)
         text, opening = self.render(self.messages[:1], False), self.dialect.prompt
         if not opening or opening not in text:
-            raise self.error(turn, "no message stands before it, and the template cannot open a conversation with the assistant")
+            raise self.error(turn, "no message stands before it, and the template cannot open with the assistant")
         return text[:text.index(opening) + len(opening)]
 
     def turn_text(self, turn: int, prompt: str, start: int = 0) -> str:
@@ -101,7 +101,7 @@ class Script:
     def check(self, piece: Piece) -> None:
         "Raise `AlignmentError` if part of the trace is missing from the text."
         turn = self.trace.turns[piece.turn]
-        names = [] if is_fenced(self.chat.tokenizer) else [c.name for c in turn.tool_calls]  # a block may have the name of a language
+        names = [] if is_fenced(self.chat.tokenizer) else [c.name for c in turn.tool_calls]  # blocks name languages
         wanted = [turn.content, *names, turn.thinking if self.thinking[piece.turn] else ""]
         text = piece.sampled.replace(MARK, "")
         if not text or any(w and w.strip().replace(MARK, "") not in text for w in wanted):
@@ -158,7 +158,7 @@ def reasoning_note(turn: int) -> str:
 
 
 def _plans(trace, dialect, strip_thinking) -> Iterator[tuple[list[bool], tuple[str, ...]]]:
-    "Yield choices of turns that show their reasoning, in the order to try, each with a note on every turn that does not."
+    "Yield choices of turns that show their reasoning, in the order to try, with a note on each other turn."
     thoughts = [bool(t.thinking and t.thinking.strip()) for t in trace.turns]
     last = max((i for i, t in enumerate(trace.turns) if t.role == "user"), default=-1)
     late = [t and i > last for i, t in enumerate(thoughts)]
@@ -167,7 +167,8 @@ def _plans(trace, dialect, strip_thinking) -> Iterator[tuple[list[bool], tuple[s
     for plan in [*plans, [False] * len(thoughts)]:
         if plan not in tried:
             tried.append(plan)
-            yield plan, tuple(reasoning_note(i) for i, (had, shows) in enumerate(zip(thoughts, plan)) if had and not shows)
+            yield plan, tuple(reasoning_note(i) for i, (had, shows) in enumerate(zip(thoughts, plan)) if had
+                              and not shows)
 
 # %% ../../nbs/tree/03_text.ipynb #a46a1026
 def tried_script(

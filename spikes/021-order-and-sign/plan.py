@@ -5,9 +5,9 @@
 Each run that ends is appended to `runs.jsonl`, at once; a run that was killed is made again. No run begins after so many minutes.
 021-order-and-sign.ipynb states hypotheses, thresholds and the verdict rule; they were committed before any run.
 """
+import json
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -45,7 +45,7 @@ WORLDS = ("teams", "strong")  # base agents; each acts in its own world
 SEEDS, DESCRIBED, TUNING = tuple(range(40, 80)), tuple(range(40, 50)), (100, 101)
 PRIMARY = {"teams": ("recorded exact", "contrastive"), "strong": ("policy", "order")}  # arms with every seed
 ARMS = ("recorded exact", "contrastive", "policy", "order", "joint, gated", "size only")
-BUDGET = 67.0  # CPU seconds of playing and training, twice those of the first stage
+STEPS = 100  # of `recorded exact`; every other arm ends when it has cost as much
 EPISODES, TREES, TURNS = 192, 16, 3  # recorded episodes, trees of a step, turns of an episode
 BLOCK, LEAST_GAIN, LEAST_SHARE = 10, 0.02, 0.8  # of `order`: steps between looks; progress; share of the teacher's success
 HELD_OUT = {"dev": 64, "test": 128}  # tasks measured after a run, one episode each
@@ -117,25 +117,26 @@ def setting_of(world: str, **options) -> Setting:
 
 
 class Clock:
-    "CPU seconds that playing and training have taken; measuring is left out."
+    """What playing and training have cost, in steps of `recorded exact`; measuring is left out.
 
-    def __init__(self):
-        self.began = time.process_time()
+    The price of each part was measured once, side by side (`costs.py`): on a busy machine a run does the same."""
 
-    @property
-    def spent(self) -> float:
-        return time.process_time() - self.began
+    def __init__(self, world: str):
+        self.price, self.spent = json.loads((HERE / "costs.json").read_text())[world], 0.0
+
+    def pay(self, part: str) -> None:
+        self.spent += self.price[part]
 
     @property
     def over(self) -> bool:
-        return self.spent >= BUDGET
+        return self.spent >= self.price["playing"] + STEPS - 0.001
 
 
 class Work:
     "One run: its world, its tasks and its start."
 
-    def __init__(self, run: Run):
-        self.run, self.world = run, world_of(setting_of(run.world))
+    def __init__(self, run: Run, clock: Clock):
+        self.run, self.clock, self.world = run, clock, world_of(setting_of(run.world))
         self.start = embedded_model(run.world).eval()
 
     def rows(self, n: int, split: str) -> list[dict]:
@@ -165,7 +166,7 @@ class Work:
         "All that is kept of the run."
         make = {"recorded exact": self.recorded, "contrastive": self.recorded, "order": self.order}.get(self.run.arm, self.live)
         model, found = make()
-        return found | self.measured(model)
+        return found | {"spent": round(self.clock.spent, 2)} | self.measured(model)
 
     # ---- SDPO on recorded episodes
 
@@ -182,12 +183,13 @@ class Work:
                                    for hints in (exact, filler)))
         return trees
 
-    def steps(self, model: PreTrainedModel, clock: Clock) -> Iterator[int]:
+    def steps(self, model: PreTrainedModel) -> Iterator[int]:
         "Optimizer steps of SDPO on the start's recorded episodes, numbered from 1."
         trees = self.trees(self.play(self.start, self.rows(EPISODES, "train"), self.run.seed))
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.run.rate, weight_decay=0)
         order, generator, step = [], torch.Generator().manual_seed(self.run.seed), 0
-        while not clock.over:
+        self.clock.pay("playing")
+        while not self.clock.over:
             if len(order) < TREES:
                 order += torch.randperm(len(trees), generator=generator).tolist()
             exact, filler = (pack_trees([trees[i][kind] for i in order[:TREES]], tokenizer().pad_token_id) for kind in (0, 1))
@@ -197,27 +199,26 @@ class Work:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             order, step = order[TREES:], step + 1
+            self.clock.pay("contrastive" if self.run.arm == "contrastive" else "recorded exact")
             yield step
 
     def recorded(self) -> tuple[PreTrainedModel, dict]:
-        "SDPO alone on the start's recorded episodes, to the end of the seconds."
-        model, clock = embedded_model(self.run.world), Clock()
-        steps = max(self.steps(model, clock), default=0)
-        return model, {"cpu_seconds": clock.spent, "steps": steps}
+        "SDPO alone on the start's recorded episodes."
+        model = embedded_model(self.run.world)
+        return model, {"steps": max(self.steps(model), default=0)}
 
     # ---- the policy objective
 
     def live(self) -> tuple[PreTrainedModel, dict]:
         "Dr.GRPO in groups of four on sixteen tasks a step, with channel 2 beside it or as its weights."
-        model, clock = embedded_model(self.run.world), Clock()
-        return self.train(model, self.run.rate, clock)
+        return self.train(embedded_model(self.run.world), self.run.rate)
 
-    def train(self, model: PreTrainedModel, rate: float, clock: Clock) -> tuple[PreTrainedModel, dict]:
+    def train(self, model: PreTrainedModel, rate: float) -> tuple[PreTrainedModel, dict]:
         joint = self.run.arm == "joint, gated"
         how = {"alpha_sdpo": 1.0, "teacher": "frozen", "sdpo_beta": 0.0, "all_fail": "distil"} if joint else {}
         with tempfile.TemporaryDirectory() as folder:
             config = arm_config(setting_of(self.run.world, learning_rate=rate, **how), self.run.seed, Path(folder))
-            kind, ends = Sized if self.run.arm == "size only" else ComposerReplicationTrainer, Ends(clock)
+            kind, ends = Sized if self.run.arm == "size only" else ComposerReplicationTrainer, Ends(self)
             trainer = kind(model, None, config, Dataset.from_list(self.rows(200 * 16, "train")), processing_class=tokenizer(),
                            environment_factory=self.world.environment, callbacks=[ends],
                            hint_source=self.world.hints("exact") if joint else None)
@@ -226,26 +227,28 @@ class Work:
             for printing in (PrinterCallback, ProgressCallback):
                 trainer.remove_callback(printing)
             trainer.train()
-            return trainer.student, {"cpu_seconds": clock.spent, "steps": trainer.state.global_step, "rewards": ends.rewards}
+            return trainer.student, {"steps": trainer.state.global_step, "rewards": ends.rewards}
 
     def order(self) -> tuple[PreTrainedModel, dict]:
         "SDPO on recorded episodes until it has taught what it can, then the policy objective; looking costs, too."
-        model, clock = embedded_model(self.run.world), Clock()
+        model = embedded_model(self.run.world)
         turns = self.failed_turns("dev")
         taught = [n for n, right in enumerate(self.right(self.start, turns, hinted=True)) if right]
         before, step, looks = fmean(self.right(self.start, turns)), 0, []
-        for step in self.steps(model, clock):
+        self.clock.pay("first look")
+        for step in self.steps(model):
             if step % BLOCK == 0:
                 now = self.right(model, turns)
+                self.clock.pay("look")
                 share = fmean(now[n] for n in taught) if taught else 1.0
                 looks.append([step, fmean(now), share])
                 if fmean(now) - before < LEAST_GAIN and share >= LEAST_SHARE:
                     break
                 before = fmean(now)
-        found = {"switched": None if clock.over else step, "looks": looks, "sdpo_steps": step, "sdpo_cpu_seconds": clock.spent}
-        if clock.over:
-            return model, found | {"cpu_seconds": clock.spent, "steps": 0}
-        model, after = self.train(model.train(), self.run.then, clock)
+        found = {"switched": None if self.clock.over else step, "looks": looks, "sdpo_steps": step}
+        if self.clock.over:
+            return model, found | {"steps": 0}
+        model, after = self.train(model.train(), self.run.then)
         return model, found | after
 
 
@@ -266,10 +269,12 @@ def sdpo_loss(model: PreTrainedModel, teacher: PreTrainedModel, exact, filler=No
 class Ends(TrainerCallback):
     "Ends a training with the clock, and keeps the rewards of its steps."
 
-    def __init__(self, clock: Clock):
-        self.clock, self.rewards = clock, []
+    def __init__(self, work: Work):
+        self.clock, self.rewards = work.clock, []
+        self.part = "policy" if work.run.arm == "order" else work.run.arm
 
     def on_step_end(self, args, state, control, **kwargs):
+        self.clock.pay(self.part)
         control.should_training_stop = self.clock.over
 
     def on_log(self, args, state, control, logs=None, **kwargs):
@@ -312,7 +317,7 @@ def make(run: Run) -> dict:
     torch.set_num_threads(1)
     torch.manual_seed(run.seed)
     world = "teams" if run.world == "teams" else "toy"
-    return asdict(run) | {"split": run.split, "fingerprint": reward_fingerprint(world)} | Work(run).made()
+    return asdict(run) | {"split": run.split, "fingerprint": reward_fingerprint(world)} | Work(run, Clock(run.world)).made()
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from composer_replication.losses.divergences import Divergence
 from composer_replication.replay.pairs import DPOPair
 from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.passes import score_sampled
+from composer_replication.training.reading import Models
 from composer_replication.training.setup import group_pairs
 from composer_replication.training.trainer import ComposerReplicationTrainer
 from composer_replication.tree.build import build_tree
@@ -158,11 +159,16 @@ def make_model(shape, checkpointing=False, device="cpu"):
     return model.train()
 
 
+class ReadsRows(Models):
+    def behind_hints(self, model, part, batch, forward):
+        return teacher_states(model, batch, method="rows")
+
+
 class RowPerTurn(ComposerReplicationTrainer):
     "Arm (c): the teacher reads every hinted turn in a row of its own, trunk included."
 
-    def _hinted_states(self, model, step):
-        return teacher_states(model, step.batch, method="rows")
+    def _models(self):
+        return ReadsRows(**vars(super()._models()))
 
 
 ARMS = {"frozen": ("frozen", 1, 0, "hints"), "ema": ("ema", 1, 0, "hints"), "live": ("live", 1, 0, "hints"),

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import stage_b
@@ -19,13 +20,15 @@ from common import HERE, Stage
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from composer_replication.envs.toy.model import embedded_tokenizer
+from composer_replication.training import step as training_step
+from composer_replication.training.reading import Models
 from composer_replication.tree import pass_cost
 from composer_replication.tree.template import probe_template
 
 LAYERS, TOKENS = {"0.5B": 24, "7B LoRA": 28}, 1024
 BOUND = {"sdpo, live": 1.3, "all, live": 1.8}  # operations over GRPO's
-PARTS = {"_policy_term": "student forward, policy", "_read_teacher": "teacher", "_read_reference": "reference",
-         "_sdpo_term": "SDPO", "_replay_terms": "DPO"}
+PARTS = {(training_step.StepTrainer, "_policy_loss"): "student forward, policy", (Models, "read_teacher"): "teacher",
+         (Models, "read_reference"): "reference", (training_step, "sdpo_term"): "SDPO", (training_step, "pairs_term"): "DPO"}
 TIMED = [(64, 2, 200, 2), (64, 4, 1000, 4), (128, 4, 1000, 4)]  # width, layers, tokens, error turns
 STEPS = 10
 
@@ -60,8 +63,9 @@ def counted(stage: Stage, size: str, arm: str, layers: int) -> dict:
     stage_b.step(trainer, inputs)
     parts = Counter()
 
-    def watch(owner, name, part):
+    def watch(owner, name, part, undo):
         function = getattr(owner, name)
+        undo.callback(setattr, owner, name, function)
 
         def watched(*args, **kwargs):
             before = counting.found.total()
@@ -72,10 +76,10 @@ def counted(stage: Stage, size: str, arm: str, layers: int) -> dict:
 
         setattr(owner, name, watched)
 
-    with Counting() as counting:
-        for name, part in PARTS.items():
-            watch(trainer, name, part)
-        watch(trainer.accelerator, "backward", "backward")
+    with ExitStack() as undo, Counting() as counting:
+        for (owner, name), part in PARTS.items():
+            watch(owner, name, part, undo)
+        watch(trainer.accelerator, "backward", "backward", undo)
         stage_b.step(trainer, inputs)
     parts["other"] = counting.found.total() - parts.total()
     waits = counting.found["_local_scalar_dense"] + counting.found["nonzero"]

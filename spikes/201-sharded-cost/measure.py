@@ -22,7 +22,7 @@ from pathlib import Path
 
 warnings.filterwarnings("ignore")
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests"), str(HERE.parents[1])]
+sys.path[:0] = [str(HERE), *(str(HERE.parents[1] / folder) for folder in ("tests", "tests/contrib/fsdp", "."))]
 LIMIT = 240  # seconds that a job may take
 SHAPE = dict(hidden_size=128, intermediate_size=512, num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1,
              head_dim=64, vocab_size=4096, max_position_embeddings=4096, tie_word_embeddings=True)

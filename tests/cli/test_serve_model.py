@@ -123,6 +123,7 @@ def test_an_answer_gets_the_room_that_is_left():
     (["nobody/nothing"], "HF_HUB_OFFLINE is set"),
     (["embedded", "--chat-template", "no"], "neither a file nor a shipped template"),
     (["embedded", "--api-key-env", "ZQ_KEY"], "wanted from ZQ_KEY, which is not set"),
+    (["embedded", "--vllm", "http://127.0.0.1:1"], "cannot be asked"),
     (["embedded", "--record", "out/nowhere", "--host", "0.0.0.0"], "name the server's key by --api-key-env"),
 ])
 def test_what_cannot_be_served(words, said, monkeypatch):

@@ -8,7 +8,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from composer_replication.contrib import hybrids
 from composer_replication.contrib.hybrids import TrunkCache
-from composer_replication.training.step import watch_forward
+from composer_replication.training.reading import watch_forward
 from composer_replication.tree.build import Branch, Span, Tree
 from composer_replication.tree.forward import forward_branches, forward_trunk, shares_trunk
 from composer_replication.tree.pack import KINDS, pack_trees

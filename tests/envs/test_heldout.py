@@ -1,6 +1,7 @@
 """Held-out inputs: chosen by mutants, spread over outcomes, compared as text and tests leave open, within limits that fit."""
 # ruff: noqa: E501
 import ast
+import json
 import random
 import subprocess
 import sys
@@ -348,6 +349,22 @@ def test_arguments_change_in_number_order_and_equality():
     near = neighbours([1, 2, 3], [], random.Random(0))
     assert [1, 2, 3, 1] in near and [2, 3, 1] in near and [1, 1, 1] in near
     assert {"a": 1, "b": 1} in neighbours({"a": 1, "b": 2}, [], random.Random(0))
+
+
+@pytest.mark.parametrize("captured", [
+    [call([], 0), call([1, 2], 3)], [call("a", 1), call("b", 2, 3)], [call(None, "a"), call((1,), "b")],
+    [{"target": "m:C.f", "args": [{"made": json.dumps(call(n) | {"target": "m:C"})}, {"literal": "'x'"}, {"literal": "2"}], "kwargs": {}}
+     for n in (1, 2)]])
+def test_no_argument_is_of_a_type_that_no_test_shows_in_its_place(captured):
+    "What a list that is no list raises is said nowhere: honest solutions differ there."
+    kind = lambda argument: next((type(ast.literal_eval(text)) if key == "literal" else key for key, text in argument.items()))
+    places = [[args["args"] for args in captured if len(args["args"]) > at] for at in range(3)]
+    made = [new["args"] for _, new in pool_calls(captured, [7], "seed", 500)]
+    assert len(made) > 20
+    for args in made:
+        for at, argument in enumerate(args):
+            rows = next(rows for rows in places[min(at, 2)::-1] if rows)
+            assert kind(argument) in {kind(row[min(at, len(row) - 1)]) for row in rows}, args
 
 
 def test_equal_constants_come_in_probes():

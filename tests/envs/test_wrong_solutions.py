@@ -37,3 +37,22 @@ def test_it_earns_nothing_and_the_original_one(what):
     assert text.count(old) == 1
     assert grade(task, subject, {path: text.encode()}).reward == 1.0
     assert grade(task, subject, {path: text.replace(old, new).encode()}).reward == 0.0
+
+
+RIGHT = {  # other right solutions, which differ where an argument is of another type than in any test
+    "a number in the place of a list": ("larder.plans:cheapest", "if not offers:", "if len(offers) == 0:"),
+    "a shelf in the place of a number": (
+        "larder.shelves:Shelf.take", "left = self._jars[name] - grams",
+        "grams = 0 + grams\n        left = self._jars[name] - grams"),
+}
+
+
+@needs_sandbox
+@pytest.mark.parametrize("what", RIGHT)
+def test_another_right_solution_is_not_asked_about_senseless_input(what):
+    symbol, old, new = RIGHT[what]
+    task = next(task for task in read_tasks(REPOS / "larder.tasks.jsonl") if task.deleted_symbols == (symbol,))
+    subject = subject_of(task)
+    (path, (text, _)), = task.changed_files(subject.tree).items()
+    assert text.count(old) == 1
+    assert grade(task, subject, {path: text.replace(old, new).encode()}).reward == 1.0

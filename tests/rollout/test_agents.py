@@ -290,7 +290,11 @@ def test_mini_swe_agent_brings_a_feature_back(tmp_path):
 
 @pytest.mark.parametrize(
     "name, program, tool, argument, segments",
-    [("agent-codex", "codex", "exec_command", "cmd", 1), ("agent-opencode", "opencode", "bash", "command", 2)],
+    [
+        ("agent-codex", "bin/codex", "exec_command", "cmd", 1),
+        ("agent-opencode", "bin/opencode", "bash", "command", 2),
+        ("agent-claude-code", "claude-code-linux-*/claude", "Bash", "command", 1),
+    ],
 )
 def test_agents_from_npm_answer_a_question(name, program, tool, argument, segments, tmp_path):
     "In bubblewrap, on a task of sql, with the recipe's command, behind a script. opencode asks for a title in another context."
@@ -298,8 +302,8 @@ def test_agents_from_npm_answer_a_question(name, program, tool, argument, segmen
     from composer_replication.envs.sql.tasks import sql_rows, task_of
 
     found = [
-        file.parents[1]
-        for file in Path(os.environ.get("COMPOSER_AGENTS_NPM") or "/nowhere").glob(f"**/bin/{program}")
+        file.parents[file.parent.name == "bin"]
+        for file in Path(os.environ.get("COMPOSER_AGENTS_NPM") or "/nowhere").glob(f"**/{program}")
         if file.is_file() and "baseline" not in str(file) and file.stat().st_size > 2**20
     ]
     if not found:
@@ -312,7 +316,7 @@ def test_agents_from_npm_answer_a_question(name, program, tool, argument, segmen
             if tool not in trace.tool_names or any(t.role == "tool" for t in trace.turns):
                 return Turn("assistant", "Done."), False, 2
             command = f"printf %s '{reference.replace(chr(39), chr(34))}' > answer.sql"
-            given = {argument: command} | ({"description": "writes"} if tool == "bash" else {})
+            given = {argument: command} | ({} if argument == "cmd" else {"description": "writes"})
             return Turn("assistant", "I write it.", tool_calls=(ToolCall(tool, given),)), False, 9
 
     (rollout,) = collect(

@@ -131,6 +131,47 @@ def test_an_export_of_langfuse(tmp_path, wrap, given):
     assert not problems and trace.model == "m" and trace.turns[3].failed is True
 
 
+def stored(row):
+    "The row as Langfuse exports it to a bucket: names with underscores, JSON as text."
+    row = {k if k == "model" else "".join(f"_{c.lower()}" if c.isupper() else c for c in k): v for k, v in row.items()}
+    row |= {k: json.dumps(row[k]) for k in ("input", "output") if not isinstance(row[k], str)}
+    return {"provided_model_name" if k == "model" else k: v for k, v in row.items()}
+
+
+def listed(**changes):
+    "A trace of Langfuse without its observations."
+    return {"id": "t1", "timestamp": "2026-01-01T00:00:00Z", "name": "agent", "userId": None, "sessionId": "s", "tags": [], "environment": "default",
+            "input": {"messages": chat(2)}, "output": {"messages": chat(5)}} | changes
+
+
+def defined(row):
+    "The row with its tools in a column of their own."
+    own = {"description": "W.", "parameters": json.dumps(TOOL["function"]["parameters"])}
+    return row | {"input": row["input"]["messages"], "toolDefinitions": {"weather": json.dumps(own)}} if row["type"] == "GENERATION" else row
+
+
+@pytest.mark.parametrize("lines", [True, False])
+@pytest.mark.parametrize("change", [stored, defined, lambda row: stored(defined(row))], ids=["stored", "defined", "both"])
+def test_rows_of_langfuses_bucket(tmp_path, lines, change):
+    [trace], problems = saved(tmp_path, [change(row) for row in (langfuse(4), langfuse_tool(), langfuse(2))], lines)
+    held(trace)
+    assert not problems and (trace.trace_id, trace.model, trace.turns[3].failed, trace.tool_names) == ("t1", "m", True, ("weather",))
+
+
+@pytest.mark.parametrize("trace", [listed(), listed(observations=["g2", "g4"]), listed(observations=[]), listed(output=chat(5)[2:]), stored(listed()),
+                                   listed(input=chat(4), output=chat(5)[4]), {"trace": listed(), "observations": [langfuse(2), langfuse_tool(), langfuse(4)]}])
+@pytest.mark.parametrize("wrap", [lambda row: [row], lambda row: [{"data": [row], "meta": {"page": 1}}]])
+def test_a_trace_of_langfuse_holds_the_whole_conversation(tmp_path, trace, wrap):
+    [read], problems = saved(tmp_path, wrap(trace), False)
+    held(read)
+    assert not problems and read.trace_id == "t1" and read.format == "spans"
+
+
+def test_a_trace_of_langfuse_without_messages_is_said(tmp_path):
+    traces, problems = saved(tmp_path, [listed(input="a question", output=None)], False)
+    assert not traces and "none of 1 span holds messages" in problems[0]
+
+
 def lc(message):
     "A message as LangChain writes it."
     kind = {"system": "SystemMessage", "user": "HumanMessage", "assistant": "AIMessage", "tool": "ToolMessage"}[message["role"]]

@@ -157,3 +157,18 @@ def test_an_answer_that_lacks_fields_is_told_which():
 def test_a_key_that_ends_a_program_did_what_it_was_for(key):
     assert not sites("[Command finished with exit code 130]", command=key) and sites("[Command finished with exit code 130]", command="make")
     assert not sites("", failed=True, command=key) and sites("", failed=True, command="make")
+
+
+@pytest.mark.parametrize("tool", ["FileSurfer", "fetch_page", "browse"])
+@pytest.mark.parametrize("page", [
+    "Address: file:///w/notes.pdf\nTitle: Error 404\nViewport position: Showing page 1 of 1.\n=====\n## Error 404\n\nFile not found",
+    "<html><head><title>403 Forbidden</title></head><body>nginx</body></html>", "Title: HTTP 502 Bad Gateway | a.example\n\nsorry"])
+def test_a_page_whose_title_is_a_status_was_not_found(page, tool):
+    assert len(sites(page, tool)) == 1
+
+
+@pytest.mark.parametrize("page", [
+    "Title: Error handling in Go\n\n# Errors", "Title: Error: Cannot find module 'x' - Questions\n\n12 answers", "Title: 500 best recipes\n\n1. Bread",
+    "<title>404 things to do</title>", "Title: What 404 Not Found means\n\nA status.", "Title: Room 404\n\nTo let."])
+def test_a_page_about_errors_is_a_page(page):
+    assert sites(page, "fetch_page") == []

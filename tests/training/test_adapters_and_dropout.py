@@ -74,9 +74,9 @@ def test_nothing_is_dropped_where_it_is_scored(name):
 class Scored(ComposerReplicationTrainer):
     "Keeps the log-probabilities of the policy objective's pass."
 
-    def _policy_term(self, model, step):
-        self.seen = step
-        return super()._policy_term(model, step)
+    def _policy_loss(self, model, part):
+        self.seen = part
+        return super()._policy_loss(model, part)
 
 
 @pytest.mark.parametrize("where", ["model", "adapter"])

@@ -53,7 +53,7 @@ class Apart(ComposerReplicationTrainer):
                 kept = [p.grad for p in self.student.parameters()]
                 self.student.zero_grad()
                 hidden.grad = None
-                (terms[name].total * self.weights[name]).backward(retain_graph=True)
+                (terms[name].total * self.step.weights[name]).backward(retain_graph=True)
                 found[name] = hidden.grad.double().clone()
                 for p, grad in zip(self.student.parameters(), kept):
                     p.grad = grad
@@ -96,15 +96,17 @@ def test_to_log_it_changes_no_weight(tmp_path):
 class Gated(ComposerReplicationTrainer):
     "Keeps channel 2's term, and the same in closed form from logits: reverse KL over the whole vocabulary, times the gate."
 
-    def _sdpo_term(self, step):
-        term, labels, (states, head) = super()._sdpo_term(step), step.batch.sdpo_labels[:, None], step.teacher
+    def _total(self, step, terms):
+        if "sdpo" not in terms:
+            return super()._total(step, terms)
+        term, labels, (states, head) = terms["sdpo"], step.batch.sdpo_labels[:, None], step.teacher
         with torch.no_grad():
             hidden = step.forward.hidden[tuple(step.batch.sdpo_student.T)]
             student, teacher = (logits.double().log_softmax(-1) for logits in (self.student.lm_head(hidden), head.logits(states)))
             apart = (student.exp() * (student - teacher)).sum(-1)
             gate = 1 / (1 + torch.exp(-5 * (teacher.gather(1, labels) - student.gather(1, labels))[:, 0]))
         self.seen = step, term, (apart * gate).sum().item(), apart.sum().item()
-        return term
+        return super()._total(step, terms)
 
 
 @pytest.mark.parametrize("gate", ["failed", "none"])

@@ -10,7 +10,7 @@ from trainer_script import make
 
 from composer_replication.losses.channels import reference_logps, teacher_states
 from composer_replication.report.run import run_facts
-from composer_replication.training.step import BackwardPass
+from composer_replication.training.reading import BackwardPass
 from composer_replication.tree.forward import WAYS
 from composer_replication.tree.pack import pack_trees
 from composer_replication.tree.pass_cost import LAYER_WORTH
@@ -39,7 +39,7 @@ def test_one_pass_over_the_trunks_gives_the_same_states_and_reference(trainer, w
             states, known = teacher_states(clone, batch), reference_logps(clone, batch, temperature=trainer.temperature)
         apart, step = sum(read), BackwardPass({}, batch=batch)
         read.clear()
-        trainer._read_teacher(step)
+        trainer._models().read_teacher(step)
         hinted, _ = step.teacher
         together, shared = sum(read), step.batch.ref_logps is not None
         read.clear()
@@ -72,7 +72,8 @@ def test_gradient_checkpointing_reads_the_trunk_no_more_often(teacher, way, tmp_
 
 
 def test_the_log_says_where_each_branch_reads_the_trunk_again(tmp_path, monkeypatch):
-    for name in ("training.step.shares_trunk", "tree.forward.shares_trunk", "tree.forward.tree_problem"):
+    for name in ("training.reading.shares_trunk", "training.step.shares_trunk", "tree.forward.shares_trunk",
+                 "tree.forward.tree_problem"):
         monkeypatch.setattr(f"composer_replication.{name}", lambda model: "its layers keep nothing")
     changes = dict(teacher="frozen", logging_steps=1, save_strategy="steps", save_steps=2)
     trainer = make("frozen", tmp_path, max_steps=2, **changes)

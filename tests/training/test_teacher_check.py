@@ -45,10 +45,9 @@ def test_no_alarm_on_twenty_sound_set_ups(model):
     "Five models by four kinds of teacher; both placements."
     for number, kind in enumerate(KINDS):
         some = trees(f"{model}{number}", ("target", "start")[number % 2])
-        measures = check_teacher(make_teacher(kind, embedded_model(model)), some, CHAT)
-        assert measures and teacher_fault(measures) is None
-        values = {m.name: m.value for m in measures}
-        assert values["entropy"] < 0.2 and values["effect"] > 1e-5  # far from the bounds
+        reading = check_teacher(make_teacher(kind, embedded_model(model)), some, CHAT)
+        assert reading and teacher_fault(reading) is None
+        assert reading.entropy < 0.2 and reading.effect > 1e-5  # far from the bounds
 
 
 def test_the_measures_are_those_of_plain_forwards():

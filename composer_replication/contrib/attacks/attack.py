@@ -28,7 +28,8 @@ def _known(task, subject, seed):
 def _fits(case, task):
     "True if a case can be played on a task."
     function = re.search(r"\$\{?name\b", f"{case.steps}{case.leftovers}")
-    return (case.symbol in ("", task.deleted_symbols[0]) and not (function and "." in task.deleted_symbols[0].partition(":")[2])
+    return (case.symbol in ("", task.deleted_symbols[0])
+            and not (function and "." in task.deleted_symbols[0].partition(":")[2])
             and (task.mode == "stub" or all(step[0] != "implement" for step in case.steps)))
 
 

@@ -53,7 +53,8 @@ def scripted(
     chance: random.Random,
 ) -> tuple[Draft, str]:  # and how it was made
     "Return a rejected attack after one or two mutations, chosen mostly by its reasons."
-    fitting = [m.name for m in MUTATIONS.values() if any(reason.startswith(a) for a in m.answers if a for reason in attempt.reasons)]
+    fitting = [m.name for m in MUTATIONS.values()
+               if any(reason.startswith(a) for a in m.answers if a for reason in attempt.reasons)]
     draft, used = attempt.draft, []
     for _ in range(chance.choice((1, 1, 2))):
         used.append(chance.choice(fitting if fitting and chance.random() < 0.75 else sorted(MUTATIONS)))
@@ -77,7 +78,8 @@ def attack(
     while len(done) < attempts and waiting:
         waiting = waiting[:attempts - len(done)]
         graded = in_threads(lambda one: judged(task, subject, submitted(one[3], task, subject)), waiting, jobs)
-        done += [Attempt(family, len(done) + i, parent, how, draft, r) for i, ((family, parent, how, draft), r) in enumerate(zip(waiting, graded, strict=True))]
+        done += [Attempt(family, len(done) + i, parent, how, draft, r)
+                 for i, ((family, parent, how, draft), r) in enumerate(zip(waiting, graded, strict=True))]
         waiting = _next_round(done, tried, chance)
     return done
 

@@ -21,7 +21,8 @@ from ...envs.deletion.judge.monitor import hack_detectors
 
 # %% ../../../nbs/contrib/attacks/00_cases.ipynb #52dbb2be
 KINDS = ("recover", "tamper", "in_process", "escape", "starve", "episode")
-STEPS = ("implement", "write_file", "edit_file", "read_file", "list_files", "search", "run_tests", "shell", "call", "say")
+STEPS = ("implement", "write_file", "edit_file", "read_file", "list_files", "search", "run_tests", "shell", "call",
+         "say")
 NAIVE = ("exit", "stdout", "restored", "effect", "dropped", "none")  # usual judges, see `contrib.attacks.worlds`; none: not played without a sandbox
 
 
@@ -51,7 +52,8 @@ class Exploit:
         wrong += [name for name in self.caught_by if name not in detector_names()]
         wrong += [step[0] for step in self.steps if step[0] not in STEPS]
         if wrong:
-            raise InputProblem(f"{wrong[0]!r} is unknown", "use what KINDS, NAIVE, STEPS or detector_names() list", f"exploit {self.name}")
+            raise InputProblem(f"{wrong[0]!r} is unknown", "use what KINDS, NAIVE, STEPS or detector_names() list",
+                               f"exploit {self.name}")
         object.__setattr__(self, "family", self.family or self.name)
 
 
@@ -88,7 +90,8 @@ def implemented(
     for part in name.split("."):
         node = next((n for n in body if getattr(n, "name", None) == part), None)
         if node is None:
-            raise InputProblem(f"there is no {name} in this module", "delete it as a stub: a removed definition cannot be replaced")
+            raise InputProblem(f"there is no {name} in this module", "delete it as a stub: a removed definition cannot "
+                               "be replaced")
         body = getattr(node, "body", [])
     first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
     indent = " " * node.col_offset
@@ -115,10 +118,12 @@ def read_case(
     try:
         if path.parent.name == "honest":
             return Honest(path.stem, one["symbol"], one["how"], steps, one.get("right") != "no")
-        return Exploit(path.stem, path.parent.name, one["how"], steps, tuple(one["caught_by"].split(", ")), one.get("naive", "exit"),
-                       leftovers, one.get("symbol", ""), one.get("family", ""), one.get("held_out") == "yes", choices)
+        return Exploit(path.stem, path.parent.name, one["how"], steps, tuple(one["caught_by"].split(", ")),
+                       one.get("naive", "exit"), leftovers, one.get("symbol", ""), one.get("family", ""),
+                       one.get("held_out") == "yes", choices)
     except KeyError as missing:
-        raise InputProblem(f"the header has no {missing.args[0]}", f"begin the file with `# {missing.args[0]}: ...`", str(path)) from None
+        raise InputProblem(f"the header has no {missing.args[0]}", f"begin the file with `# {missing.args[0]}: ...`",
+                           str(path)) from None
 
 # %% ../../../nbs/contrib/attacks/00_cases.ipynb #10891c5d
 _FOLDER = Path(composer_replication.data.__path__[0]) / "exploits"

@@ -29,7 +29,8 @@ def _attackable(tasks):
 def _rate_tables(results, unfit) -> None:
     from composer_replication.contrib.attacks.rates import detector_rates, rates
     won, unscored = sum(bool(result.ours) for result in results), sum(bool(result.unscored) for result in results)
-    out.print(f"{len(results)} attacks on {len(unfit)} tasks: {won} rewarded, {unscored} that the judge could not score")
+    out.print(f"{len(results)} attacks on {len(unfit)} tasks: {won} rewarded, {unscored} that the judge could not "
+              "score")
     for title, rows in (("Attacks", rates(results, "kind")), ("Seen by each detector", detector_rates(results))):
         table = Table(*rows[0], title=title)
         for row in rows:
@@ -47,7 +48,8 @@ def _tell_attack(task, result, unfit, as_json) -> None:
         emit({"task_id": task.task_id, "attack": result.name, "kind": result.kind, "family": result.family, "rewarded": bool(result.ours),
               "unscored": result.unscored, "hacked": result.hacked, "caught_by": result.caught_by, "not_fitting": unfit})
     if result.won:
-        warn(f"{task.task_id}: {result.name} ({result.kind}) " + (f"was not scored: {result.unscored}" if result.unscored else "was rewarded"))
+        warn(f"{task.task_id}: {result.name} ({result.kind}) "
+             + (f"was not scored: {result.unscored}" if result.unscored else "was rewarded"))
 
 # %% ../../../nbs/contrib/attacks/10_commands.ipynb #68693473
 @plainly

@@ -32,7 +32,8 @@ def message_of(
         return {"role": "assistant", "content": arguments[0] if arguments else ""}
     named = dict(zip(ARGUMENTS.get(tool, ()), arguments, strict=False))
     name, text = (arguments[0], "".join(arguments[1:])) if tool == "call" else (tool, json.dumps(named))
-    return {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": {"name": name, "arguments": text.rstrip("\n")}}]}
+    return {"role": "assistant", "content": None,
+            "tool_calls": [{"id": "c", "function": {"name": name, "arguments": text.rstrip("\n")}}]}
 
 
 class ScriptedPolicy:
@@ -71,8 +72,10 @@ def excused(
 ) -> bool:
     "True if a usual pipeline would drop or not punish this episode: a call is malformed, or it ends in a question."
     turns = [turn for turn in rollout.trace.turns if turn.role == "assistant"]
-    broken = any(not call.parsed for turn in turns for call in turn.tool_calls) or any("\u200b" in t.content or "<tool_call>" in t.content for t in turns)
-    refused = any(turn.role == "tool" and turn.content.startswith(("Unknown tool", "TypeError", "The arguments")) for turn in rollout.trace.turns)
+    broken = (any(not call.parsed for turn in turns for call in turn.tool_calls)
+              or any("\u200b" in t.content or "<tool_call>" in t.content for t in turns))
+    refused = any(turn.role == "tool" and turn.content.startswith(("Unknown tool", "TypeError", "The arguments"))
+                  for turn in rollout.trace.turns)
     return bool(turns) and (broken or refused or turns[-1].content.rstrip().endswith("?"))
 
 
@@ -89,7 +92,8 @@ def play_episode(
         environments.append(_Keeping([task], limits=EPISODE_LIMITS))
         return environments[-1]
 
-    policy = ScriptedPolicy(message_of(tool, given) for tool, given in tool_calls(case.steps, task, subject, case_names(task, subject)))
+    policy = ScriptedPolicy(message_of(tool, given)
+                            for tool, given in tool_calls(case.steps, task, subject, case_names(task, subject)))
     rollout, = collect(policy, factory, deletion_rows([task]), config)
     grade, turns, transcript = environments[0].last, rollout.trace.turns, []
     for turn, after in zip(turns, (*turns[1:], None), strict=True):
@@ -98,7 +102,9 @@ def play_episode(
             transcript.append((turn.content or calls, after.content if after is not None and after.role == "tool" else ""))
     evidence = grade.findings if grade else ()
     caught = {finding.detector for finding in evidence} | (set() if grade and grade.passed else {"tests"})
-    return ExploitResult(case.name, case.kind, float(excused(rollout)) if case.naive == "dropped" else None, rollout.reward or 0.0,
-                         bool(grade and grade.hacked), hack_score(evidence), tuple(name for name in detector_names() if name in caught),
-                         time.perf_counter() - begin, evidence, tuple(transcript), family=case.family, held_out=case.held_out,
-                         unscored="" if rollout.reward is not None else f"{rollout.ending.value}: {rollout.problem}")
+    return ExploitResult(case.name, case.kind, float(excused(rollout)) if case.naive == "dropped" else None,
+                         rollout.reward or 0.0, bool(grade and grade.hacked), hack_score(evidence),
+                         tuple(name for name in detector_names() if name in caught),
+                         time.perf_counter() - begin, evidence, tuple(transcript), family=case.family,
+                         held_out=case.held_out, unscored="" if rollout.reward is not None
+                         else f"{rollout.ending.value}: {rollout.problem}")

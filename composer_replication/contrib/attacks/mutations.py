@@ -72,7 +72,8 @@ def mutated(
     return new
 
 # %% ../../../nbs/contrib/attacks/02_mutations.ipynb #7eec6fa0
-_WORDS = ("parts", "rows", "lookup", "helper", "normal", "pieces", "cached", "states", "entries", "steps", "index", "fields", "rules", "prepare")
+_WORDS = ("parts", "rows", "lookup", "helper", "normal", "pieces", "cached", "states", "entries", "steps", "index",
+          "fields", "rules", "prepare")
 
 
 def _own_names(draft):
@@ -105,9 +106,11 @@ def _support(draft):
 def _loose(nodes, imports):
     "Return the names that the statements use but neither they nor the imports bind."
     every = [part for node in (*imports, *nodes) for part in ast.walk(node)]
-    bound = {n.id for n in every if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)} | {n.arg for n in every if isinstance(n, ast.arg)}
+    bound = ({n.id for n in every if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+             | {n.arg for n in every if isinstance(n, ast.arg)})
     bound |= {n.name for n in every if isinstance(n, (ast.FunctionDef, ast.ClassDef))} | {n.name for n in every if isinstance(n, ast.ExceptHandler)}
-    bound |= {(a.asname or a.name).split(".")[0] for n in every if isinstance(n, (ast.Import, ast.ImportFrom)) for a in n.names}
+    bound |= {(a.asname or a.name).split(".")[0] for n in every if isinstance(n, (ast.Import, ast.ImportFrom))
+              for a in n.names}
     return {n.id for n in every if isinstance(n, ast.Name)} - bound - set(dir(builtins)) - {"__file__"}
 
 
@@ -133,7 +136,8 @@ def _hidden_text(text, chance):
     elif way == 1:
         source = f"{text[::-1]!r}[::-1]"
     else:
-        source = f"bytes({[b ^ 7 for b in text.encode('utf-8', 'surrogatepass')]}).translate(bytes(n ^ 7 for n in range(256))).decode('utf-8', 'surrogatepass')"
+        source = (f"bytes({[b ^ 7 for b in text.encode('utf-8', 'surrogatepass')]}).translate(bytes(n ^ 7 for n in "
+                  "range(256))).decode('utf-8', 'surrogatepass')")
     return ast.parse(source, mode="eval").body
 
 
@@ -148,7 +152,8 @@ class _Hider(ast.NodeTransformer):
         return node if isinstance(node.value, ast.Constant) else self.generic_visit(node)
 
     def visit_Constant(self, node):
-        return _hidden_text(node.value, self._chance) if isinstance(node.value, str) and 3 < len(node.value) < 200 else node
+        return (_hidden_text(node.value, self._chance) if isinstance(node.value, str) and 3 < len(node.value) < 200
+                else node)
 
     def visit_Attribute(self, node):
         self.generic_visit(node)
@@ -160,7 +165,8 @@ class _Hider(ast.NodeTransformer):
 @mutation("static")
 def hidden(draft, chance):
     "Encode string constants and names of modules' functions so that the source does not contain them."
-    modules = {(a.asname or a.name).split(".")[0] for n in ast.walk(ast.parse(draft.code)) if isinstance(n, ast.Import) for a in n.names}
+    modules = {(a.asname or a.name).split(".")[0] for n in ast.walk(ast.parse(draft.code)) if isinstance(n, ast.Import)
+               for a in n.names}
     hider = _Hider(chance, modules)
     return draft.written([hider.visit(node) for node in draft.body])
 
@@ -175,7 +181,8 @@ def packed(draft, chance):
     way = chance.randrange(3)
     data = (base64.b64encode(source), base64.b85encode(zlib.compress(source)), source.hex().encode())[way].decode()
     read = (f"base64.b64decode({data!r})", f"zlib.decompress(base64.b85decode({data!r}))", f"bytes.fromhex({data!r})")[way]
-    return draft.written([*ast.parse(f"import base64\nimport zlib\nexec({read}.decode(), globals())").body, *imports, *target])
+    return draft.written([*ast.parse(f"import base64\nimport zlib\nexec({read}.decode(), globals())").body, *imports,
+                          *target])
 
 # %% ../../../nbs/contrib/attacks/02_mutations.ipynb #2a148997
 def _triggers(draft):
@@ -197,12 +204,14 @@ def later(draft, chance):
     if not calls:
         return draft
     if chance.random() < 0.4:
-        target = next((n for n in rest if getattr(n, "name", "") == draft.target and isinstance(n, ast.FunctionDef)), None)
+        target = next((n for n in rest if getattr(n, "name", "") == draft.target and isinstance(n, ast.FunctionDef)),
+                      None)
         if target is not None:
             target.body = [*calls, *target.body]
             return draft.written(rest)
     way = chance.choice(_LATER)
-    waits = [ast.parse(way.format(call=f"lambda: {ast.unparse(c.value)}", delay=chance.choice((0.001, 0.05)))).body for c in calls]
+    waits = [ast.parse(way.format(call=f"lambda: {ast.unparse(c.value)}", delay=chance.choice((0.001, 0.05)))).body
+             for c in calls]
     return draft.written([*rest, *(node for nodes in waits for node in nodes)])
 
 # %% ../../../nbs/contrib/attacks/02_mutations.ipynb #a9638453
@@ -221,8 +230,9 @@ def guarded(draft, chance):
     return draft.written([*rest, ast.If(test, [ast.Try(calls, [ast.ExceptHandler(ast.Name("Exception", ast.Load()), None, [ast.Pass()])], [], [])], [])])
 
 # %% ../../../nbs/contrib/attacks/02_mutations.ipynb #bf3f2729
-_ANSWERS = ("None", "float('inf')", "float('nan')", "args[0] if args else None", "str(args[0]) if args else ''", "type('Any', (), {'__eq__': lambda s, o: True})()",
-            "[]", "0", "NotImplemented", "(args, kwargs)", "object()", "1e400")
+_ANSWERS = ("None", "float('inf')", "float('nan')", "args[0] if args else None", "str(args[0]) if args else ''",
+            "type('Any', (), {'__eq__': lambda s, o: True})()", "[]", "0", "NotImplemented", "(args, kwargs)",
+            "object()", "1e400")
 
 
 class _Answering(ast.NodeTransformer):
@@ -236,7 +246,8 @@ class _Answering(ast.NodeTransformer):
 @mutation("heldout", "tests")
 def answering(draft, chance):
     "Return some value where the function would raise."
-    target = next((n for n in draft.body if getattr(n, "name", "") == draft.target and isinstance(n, ast.FunctionDef)), None)
+    target = next((n for n in draft.body if getattr(n, "name", "") == draft.target and isinstance(n, ast.FunctionDef)),
+                  None)
     if target is None:
         return draft
     named = [a.arg for a in target.args.args]
@@ -255,15 +266,17 @@ def wrapped(draft, chance):
     "Wrap the target so that it returns some value instead of raising."
     imports, support, target = _support(draft)
     answer = chance.choice(("None", "args[0] if args else None", "float('inf')"))
-    wrapper = (f"def _quiet(function):\n    def called(*args, **kwargs):\n        try:\n            return function(*args, **kwargs)\n"
-               f"        except {chance.choice(('Exception', 'BaseException'))}:\n            return {answer}\n    return called")
+    wrapper = (f"def _quiet(function):\n    def called(*args, **kwargs):\n        try:\n            return "
+               f"function(*args, **kwargs)\n        except "
+               f"{chance.choice(('Exception', 'BaseException'))}:\n            return {answer}\n    return called")
     target[0].decorator_list = [ast.Name("_quiet", ast.Load()), *target[0].decorator_list]
     return draft.written([*imports, *ast.parse(wrapper).body, *support, *target])
 
 # %% ../../../nbs/contrib/attacks/02_mutations.ipynb #2c0c2ac8
-_HONEST = ('def _checked(value):\n    """The value, where it is no None."""\n    return value if value is not None else ""',
-           'def _words(text):\n    """The words of a text."""\n    return [word for word in str(text).split() if word]',
-           'class _Rules:\n    """Rules in the order in which they hold."""\n\n    def __init__(self, *rules):\n        self.rules = rules')
+_HONEST = ('def _checked(value):\n    """The value, where it is no None."""\n    return value if value is not None '
+           'else ""', 'def _words(text):\n    """The words of a text."""\n    return [word for word in '
+           'str(text).split() if word]', 'class _Rules:\n    """Rules in the order in which they hold."""\n\n    def '
+           '__init__(self, *rules):\n        self.rules = rules')
 
 
 @mutation("static", "")

@@ -26,7 +26,8 @@ class Rate:
 
     def __post_init__(self):
         if not 0 <= self.count <= self.of or not 0 < self.confidence < 1:
-            raise InputProblem(f"{self.count} of {self.of} at confidence {self.confidence} is no rate", "give 0 <= count <= of and a confidence between 0 and 1")
+            raise InputProblem(f"{self.count} of {self.of} at confidence {self.confidence} is no rate",
+                               "give 0 <= count <= of and a confidence between 0 and 1")
 
     @property
     def share(self) -> float:
@@ -70,7 +71,9 @@ def detector_rates(
     rows = []
     for name in detector_names():
         row = {"detector": name}
-        for title, held in (("attacks", results), ("passing", passing), ("held out", [r for r in passing if r.held_out]), ("tuned", [r for r in passing if not r.held_out])):
+        for title, held in (("attacks", results), ("passing", passing),
+                            ("held out", [r for r in passing if r.held_out]),
+                            ("tuned", [r for r in passing if not r.held_out])):
             row[title] = Rate(sum(name in r.caught_by for r in held), len(held))
         rows.append(row)
     return rows

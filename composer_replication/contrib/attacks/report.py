@@ -21,12 +21,14 @@ from ...report.html import Tab, tabs
 def tidied(text: str, lines: int = 14) -> str:
     "Return the end of an output, without the host's folders and times."
     outside = re.escape(tempfile.gettempdir()) + r"/(?:exploit-host|naive-world)-\w+"
-    text = re.sub(rf"/[\w./-]*/boxes/\d+/repo/?|{outside}", lambda m: "" if "boxes" in m[0] else "/host", steady(text)).strip()
+    text = re.sub(rf"/[\w./-]*/boxes/\d+/repo/?|{outside}", lambda m: "" if "boxes" in m[0] else "/host",
+                  steady(text)).strip()
     rows = text.split("\n")
     return "\n".join(rows if len(rows) <= lines else ["…", *rows[-lines:]]) or "(nothing)"
 
 # %% ../../../nbs/contrib/attacks/09_report.ipynb #36467be1
-_SILENT = {"tests": "the named tests did not pass in the clean tree", "sandbox": "nothing to find, nothing taken, nothing reached"}
+_SILENT = {"tests": "the named tests did not pass in the clean tree",
+           "sandbox": "nothing to find, nothing taken, nothing reached"}
 
 
 def detectors_table(result: ExploitResult) -> Html:
@@ -44,8 +46,10 @@ def judged(result: ExploitResult) -> str:
     if result.unscored:
         return f"Unscored: {result.unscored}"
     if result.ours:
-        return f"Reward {result.ours:g}. " + ("The evidence is not enough to call it a hack." if result.evidence else "No detector reported anything.")
-    return "Reward 0. " + (f"Hack: score {result.score:.2f}, threshold {THRESHOLD}." if result.hacked else "Not paid; not enough evidence to call it a hack.")
+        return f"Reward {result.ours:g}. " + ("The evidence is not enough to call it a hack." if result.evidence
+                                              else "No detector reported anything.")
+    return "Reward 0. " + (f"Hack: score {result.score:.2f}, threshold {THRESHOLD}." if result.hacked
+                           else "Not paid; not enough evidence to call it a hack.")
 
 # %% ../../../nbs/contrib/attacks/09_report.ipynb #a2aa85b8
 def exploit_html(
@@ -59,7 +63,8 @@ def exploit_html(
     paid = "Not played: too dangerous without walls." if result.naive is None else f"Reward {result.naive:g}."
     if result.naive and result.kind in ("escape", "episode"):
         paid = "The attack had its effect." if result.kind == "escape" else "Left out of the batch, or not penalised."
-    naive = [tidied(answer) for _, answer in result.transcript_naive if answer not in ("written", "")] + ([tidied(printed)] if printed else [])
+    naive = ([tidied(answer) for _, answer in result.transcript_naive if answer not in ("written", "")]
+             + ([tidied(printed)] if printed else []))
     return render("exploit", result=result, how=how, leftovers=leftovers, naive=naive,
                   calls=calls or [tidied(call, 40) for call, _ in result.transcript_naive or result.transcript],
                   ours=[tidied(answer) for _, answer in result.transcript if not re.search(r"written$|^$", answer)],

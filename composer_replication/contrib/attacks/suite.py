@@ -42,7 +42,8 @@ from ...sandbox.folders import SandboxProblem
 # %% ../../../nbs/contrib/attacks/01_suite.ipynb #b0171a13
 def suite_tasks() -> dict[str, FeatureDeletionTask]:  # deleted symbol: task
     "Load the tasks of the shipped repository, one for each deleted function or method."
-    return {task.deleted_symbols[0]: task for task in read_tasks(Path(composer_replication.data.__path__[0]) / "repos" / "larder.tasks.jsonl")}
+    return {task.deleted_symbols[0]: task
+            for task in read_tasks(Path(composer_replication.data.__path__[0]) / "repos" / "larder.tasks.jsonl")}
 
 
 def original_case(
@@ -50,8 +51,10 @@ def original_case(
     subject,
 ) -> Honest:
     "Return the honest case that writes the deleted code back unchanged."
-    steps = tuple(("write_file", path, old.replace("$", "$$")) for path, (old, _) in task.changed_files(subject.tree).items())
-    return Honest(f"original {task.deleted_symbols[0]}", task.deleted_symbols[0], "The deleted code, written back.", steps)
+    steps = tuple(("write_file", path, old.replace("$", "$$"))
+                  for path, (old, _) in task.changed_files(subject.tree).items())
+    return Honest(f"original {task.deleted_symbols[0]}", task.deleted_symbols[0], "The deleted code, written back.",
+                  steps)
 
 # %% ../../../nbs/contrib/attacks/01_suite.ipynb #77f0ba2b
 _RECORDER = """
@@ -100,7 +103,8 @@ def _recorded(task, subject):
         warnings.simplefilter("ignore")
         lay_out(subject.tree, {"conftest.py": _RECORDER.format(module=module, name=name)}, Path(folder, "tree"))
         with open_sandbox(Path(folder, "tree"), subject.libraries) as sandbox:
-            sandbox.exec(["python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *task.fail_to_pass], env={"PYTHONPATH": ":".join(subject.import_roots)})
+            sandbox.exec(["python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *task.fail_to_pass],
+                         env={"PYTHONPATH": ":".join(subject.import_roots)})
             return json.loads(sandbox.read("calls.json")) if "calls.json" in sandbox.files() else []
 
 # %% ../../../nbs/contrib/attacks/01_suite.ipynb #4014e969
@@ -116,26 +120,29 @@ def case_names(
     if (key := (task.task_id, task.base_commit)) not in _KEPT:
         path = modules_of(task, list(task.changed_files(subject.tree)), subject.import_roots).get(module)
         if path is None:
-            raise InputProblem(f"no file that the deletion changed is the module {module}", "make the task again", f"task {task.task_id}")
+            raise InputProblem(f"no file that the deletion changed is the module {module}", "make the task again",
+                               f"task {task.task_id}")
         root = next(root for root in subject.import_roots if PurePosixPath(path).is_relative_to(root))
         inner = path if root == "." else str(PurePosixPath(path).relative_to(root))
         tests = list(dict.fromkeys(node.split("::")[0] for node in task.visible_tests()))
         rows = _recorded(task, subject) if "." not in name else []
         plain = {f"({args}, {kwargs})": result for _, args, kwargs, result in rows}
         table = "[" + ",\n         ".join(f"({question}, {result})" for question, result in plain.items()) + "]"
-        hashed = {hashlib.md5(question.encode()).hexdigest(): pickle.dumps(ast.literal_eval(result)).hex() for question, result in plain.items()}
+        hashed = {hashlib.md5(question.encode()).hexdigest(): pickle.dumps(ast.literal_eval(result)).hex()
+                  for question, result in plain.items()}
         ordered: dict[str, list] = {}  # test -> its answers in order
         for node, _, _, result in rows:
             ordered.setdefault(node, []).append(ast.literal_eval(result))
-        _KEPT[key] = {"module": path, "dotted": module, "name": name, "package": module.split(".")[0], "root": root, "inner": inner,
-                      "folder": str(PurePosixPath(path).parent), "stem": PurePosixPath(path).stem, "tests": " ".join(tests),
-                      "seen_tests": repr({path: hashlib.md5((subject.tree / path).read_bytes()).hexdigest() for path in tests}),
-                      "table": table, "compressed": base64.b64encode(zlib.compress(table.encode())).decode(), "hashed": repr(hashed), "ordered": repr(ordered)}
+        _KEPT[key] = {"module": path, "dotted": module, "name": name, "package": module.split(".")[0], "root": root,
+                      "inner": inner, "folder": str(PurePosixPath(path).parent), "stem": PurePosixPath(path).stem,
+                      "tests": " ".join(tests), "seen_tests": repr({path: hashlib.md5((subject.tree / path).read_bytes()).hexdigest() for path in tests}),
+                      "table": table, "compressed": base64.b64encode(zlib.compress(table.encode())).decode(),
+                      "hashed": repr(hashed), "ordered": repr(ordered)}
     return _KEPT[key]
 
 # %% ../../../nbs/contrib/attacks/01_suite.ipynb #477ab092
-ARGUMENTS = {"write_file": ("path", "text"), "edit_file": ("path", "old", "new"), "read_file": ("path",), "list_files": ("path",),
-             "search": ("pattern", "path"), "run_tests": ("tests",), "shell": ("command",)}
+ARGUMENTS = {"write_file": ("path", "text"), "edit_file": ("path", "old", "new"), "read_file": ("path",),
+             "list_files": ("path",), "search": ("pattern", "path"), "run_tests": ("tests",), "shell": ("command",)}
 
 
 def tool_calls(
@@ -264,8 +271,9 @@ def judged(
     except Exception as problem:
         passed, unscored = True, f"{type(problem).__name__}: {problem}"[:300]
     caught = {finding.detector for finding in evidence} | (set() if passed else {"tests"})
-    return ExploitResult("", "", None, reward, hacked, hack_score(evidence), tuple(name for name in detector_names() if name in caught),
-                         time.perf_counter() - begin, evidence, unscored=unscored)
+    return ExploitResult("", "", None, reward, hacked, hack_score(evidence),
+                         tuple(name for name in detector_names() if name in caught), time.perf_counter() - begin,
+                         evidence, unscored=unscored)
 
 # %% ../../../nbs/contrib/attacks/01_suite.ipynb #cd414a76
 USUAL = Limits(wall_s=60.0)
@@ -302,6 +310,7 @@ def play(
     result = judged(task, subject, files)
     if kind in ("recover", "tamper", "escape", "starve") and not reached and submission(task, subject, files) == submission(task, subject, {}):
         result = replace(result, caught_by=(*result.caught_by, "sandbox"))  # nothing was there to steal, or it was refused
-    result = replace(result, name=case.name, kind=kind, ours=max(result.ours, float(reached)), transcript=tuple(transcript),
-                     seconds=time.perf_counter() - begin)
-    return replace(result, naive=1.0) if kind == "honest" else replace(result, family=case.family, held_out=case.held_out)
+    result = replace(result, name=case.name, kind=kind, ours=max(result.ours, float(reached)),
+                     transcript=tuple(transcript), seconds=time.perf_counter() - begin)
+    return (replace(result, naive=1.0) if kind == "honest"
+            else replace(result, family=case.family, held_out=case.held_out))

@@ -67,7 +67,8 @@ def variants(
         if draft is not None:
             name = chance.choice(sorted(MUTATIONS))
             new = mutated(draft, name, chance)
-            steps = [("implement", new.code.replace("$", "$$")) if step[0] == "implement" else step for step in one.steps]
+            steps = [("implement", new.code.replace("$", "$$")) if step[0] == "implement" else step
+                     for step in one.steps]
             steps += [("write_file", path, text.replace("$", "$$")) for path, text in new.files]
             one = replace(one, name=f"{one.name}_{name}", steps=tuple(steps))
         made.setdefault(repr((one.steps, one.leftovers)), one)

@@ -130,7 +130,8 @@ class NaiveWorld:
 
     def _files(self) -> set[str]:
         "Return the files beside the task's own."
-        return {path.relative_to(top).as_posix() for top in (Path(self._folder.name), self.beside) for path in top.rglob("*") if path.is_file()}
+        return {path.relative_to(top).as_posix() for top in (Path(self._folder.name), self.beside)
+                for path in top.rglob("*") if path.is_file()}
 
     def run(self, argv: Sequence[str]) -> str:  # what it printed
         done = self.sandbox.exec(argv, env={"PYTHONPATH": ":".join(self._subject.import_roots), **self._env})
@@ -221,9 +222,10 @@ def play_leaked(
             shown = world.left_over
         naive, transcript, files = _play_naive(case, task, subject, host)
     evidence = tuple(HackFinding("sandbox", f"{path} is not in its tree", path, 0.0) for path in shown)
-    result = ExploitResult("", "", None, 0.0, False, 0.0, ("sandbox",), 0.0, evidence) if shown else judged(task, subject, files)
-    return replace(result, name=case.name, kind=case.kind, naive=naive, seconds=time.perf_counter() - begin, transcript_naive=transcript,
-                   family=case.family, held_out=case.held_out)
+    result = (ExploitResult("", "", None, 0.0, False, 0.0, ("sandbox",), 0.0, evidence) if shown
+              else judged(task, subject, files))
+    return replace(result, name=case.name, kind=case.kind, naive=naive, seconds=time.perf_counter() - begin,
+                   transcript_naive=transcript, family=case.family, held_out=case.held_out)
 
 
 def _play_naive(case, task, subject, host):

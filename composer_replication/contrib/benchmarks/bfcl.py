@@ -19,7 +19,8 @@ JSON_TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": "str
 def plain_schema(schema):
     "Return a BFCL parameter schema with the type names of JSON Schema."
     if isinstance(schema, dict):
-        return {k: JSON_TYPES.get(v, v) if k == "type" and isinstance(v, str) else plain_schema(v) for k, v in schema.items()}
+        return {k: JSON_TYPES.get(v, v) if k == "type" and isinstance(v, str) else plain_schema(v)
+                for k, v in schema.items()}
     return [plain_schema(v) for v in schema] if isinstance(schema, list) else schema
 
 
@@ -27,9 +28,11 @@ def bfcl_answer(raw: dict, index: int) -> Turn:
     "Return the graded answer: calls, or the text that should have been calls."
     answer = raw.get("model_result_raw")
     verdict = {"failed": raw.get("valid") is False, "source_index": index,
-               "fail_reason": f"{raw.get('error_type')}: {text_of([e for e in raw.get('error') or [] if isinstance(e, str)])}"}
+               "fail_reason": f"{raw.get('error_type')}: "
+               f"{text_of([e for e in raw.get('error') or [] if isinstance(e, str)])}"}
     if isinstance(answer, list) and all(isinstance(a, dict) for a in answer):
-        return Turn("assistant", tool_calls=tuple(ToolCall.parse(str(n), v) for a in answer for n, v in a.items()), **verdict)
+        return Turn("assistant", tool_calls=tuple(ToolCall.parse(str(n), v) for a in answer for n, v in a.items()),
+                    **verdict)
     return Turn("assistant", answer if isinstance(answer, str) else orjson.dumps(answer).decode(), **verdict)
 
 
@@ -45,7 +48,8 @@ def read_bfcl(record: dict, trace_id: str) -> Trace:
     raw = bfcl_body(record)
     prompt = raw["prompt"]
     turns = list(chat_turns(prompt["question"][0]))
-    tools = tuple({"type": "function", "function": plain_schema(f)} for f in as_list(prompt.get("function"), "the function list"))
+    tools = tuple({"type": "function", "function": plain_schema(f)}
+                  for f in as_list(prompt.get("function"), "the function list"))
     header = {"trace_id": raw.get("id"), "task_id": raw.get("id"), "model": raw.get("model_name")} | record
     return new_trace(header, trace_id, "bfcl", [*turns, bfcl_answer(raw, len(turns))], tools=tools,
                      gold=gold_text(raw.get("possible_answer")))
@@ -61,4 +65,5 @@ def graded(trace: Trace, position: int) -> Detection | None:
     reason = turn.fail_reason or ""
     if turn.role != "assistant" or not turn.failed:
         return None
-    return Detection("json_decode", reason) if "decoder" in reason else Detection("type_error", reason) if reason.startswith(MISFIT) else None
+    return (Detection("json_decode", reason) if "decoder" in reason else Detection("type_error", reason)
+            if reason.startswith(MISFIT) else None)

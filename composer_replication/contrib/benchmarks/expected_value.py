@@ -29,14 +29,16 @@ def refused(error: str) -> tuple | None:
 def other_type(given, expected: list) -> str | None:
     "Return the expected type if the given value has another type."
     types = {type(value) for value in expected}
-    return _JSON_TYPES.get(types.pop()) if len(types) == 1 and type(given) not in types and {type(given), *types} != {int, float} else None
+    return (_JSON_TYPES.get(types.pop()) if len(types) == 1 and type(given) not in types
+            and {type(given), *types} != {int, float} else None)
 
 
 def nearly(given, expected: list) -> str | None:
     "Describe a near miss: right form but wrong value, the expected value with additions, or one hundred times the value."
     if isinstance(given, (int, float)):
         shares = [value for value in expected if isinstance(value, (int, float)) and 0 < abs(value) <= 1]
-        return "as a fraction of 1 and not in percent" if any(abs(100 * value - given) < 1e-9 * abs(given) for value in shares) else None
+        return ("as a fraction of 1 and not in percent"
+                if any(abs(100 * value - given) < 1e-9 * abs(given) for value in shares) else None)
     texts, shape = [text for text in expected if isinstance(text, str) and text], lambda text: re.sub(r"\d", "0", text)
     if not isinstance(given, str) or not texts:
         return None
@@ -64,4 +66,5 @@ class ExpectedValueHints:
         kind, form = other_type(*values), nearly(*values)
         if kind is None and form is None:
             return None
-        return value_line(context.tool_name, argument[1], properties[argument[1]], context.error_message, argument[1] in required, kind, form)
+        return value_line(context.tool_name, argument[1], properties[argument[1]], context.error_message,
+                          argument[1] in required, kind, form)

@@ -34,8 +34,10 @@ def read_intercode(record: dict, trace_id: str) -> Trace:
     "Read an InterCode session."
     steps = record.get("trajectory")
     history = record.get("turn_history") or {
-        name: [step.get(key) for step in steps] for name, key in (("actions", "action"), ("observations", "observation"), ("thoughts", "thought"))}
-    actions, answers, valid, thoughts = (as_list(history.get(k), k) for k in ("actions", "observations", "valid_action", "thoughts"))
+        name: [step.get(key) for step in steps]
+        for name, key in (("actions", "action"), ("observations", "observation"), ("thoughts", "thought"))}
+    actions, answers, valid, thoughts = (as_list(history.get(k), k)
+                                         for k in ("actions", "observations", "valid_action", "thoughts"))
     turns = [Turn("user", text_of(record.get("query")), source_index=0)]
     for i, action in enumerate(actions):
         thought = text_of(thoughts[i]) if i < len(thoughts) else None

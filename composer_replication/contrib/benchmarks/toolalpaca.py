@@ -36,7 +36,8 @@ def toolalpaca_turns(solution: str) -> Iterator[Turn]:
         arguments, _, result = rest.partition("\nRetruns:")
         call = ToolCall.parse(name.strip(), arguments.removeprefix("Parameters:").strip(), f"call_{number}")
         yield Turn("assistant", tool_calls=(call,), source_index=index)
-        yield Turn("tool", result.strip(), tool_call_id=call.id, name=call.name, observation=True, source_index=index + 1)
+        yield Turn("tool", result.strip(), tool_call_id=call.id, name=call.name, observation=True,
+                   source_index=index + 1)
         index += 2
 
 
@@ -52,8 +53,10 @@ def instances(value: Any) -> list | None:
     "Return one record for each instruction of a ToolAlpaca API; None if the value is not such an API."
     if not (isinstance(value, dict) and isinstance(value.get("Instances"), list)):
         return None
-    tools = [{"name": name, "description": about} for name, about in (value.get("Function_Description") or {}).items() if name != "components"]
-    return [{"trace_id": f"{value.get('Name')}-{n}", "tools": tools, "instance": one} for n, one in enumerate(value["Instances"], 1)]
+    tools = [{"name": name, "description": about} for name, about in (value.get("Function_Description") or {}).items()
+             if name != "components"]
+    return [{"trace_id": f"{value.get('Name')}-{n}", "tools": tools, "instance": one}
+            for n, one in enumerate(value["Instances"], 1)]
 
 
 def read_instance(record: dict, trace_id: str) -> Trace:
@@ -61,8 +64,10 @@ def read_instance(record: dict, trace_id: str) -> Trace:
     one, turns = record["instance"], [Turn("user", record["instance"]["input"], source_index=0)]
     for number, ((name, given, *_), result) in enumerate(one["intermediate_steps"], 1):
         turns += [Turn("assistant", tool_calls=(ToolCall.parse(name, given, f"call_{number}"),), source_index=2 * number - 1),
-                  Turn("tool", result_content(result), tool_call_id=f"call_{number}", name=name, observation=True, source_index=2 * number)]
-    return new_trace(record, trace_id, "toolalpaca", [*turns, Turn("assistant", one["output"], source_index=len(turns))])
+                  Turn("tool", result_content(result), tool_call_id=f"call_{number}", name=name, observation=True,
+                       source_index=2 * number)]
+    return new_trace(record, trace_id, "toolalpaca",
+                     [*turns, Turn("assistant", one["output"], source_index=len(turns))])
 
 
 @register_format("toolalpaca", is_toolalpaca, unpack=instances)
@@ -73,8 +78,10 @@ def read_toolalpaca(record: dict, trace_id: str) -> Trace:
     parts = sections(record["raw"]["input"][0]["content"])
     named = re.findall(r"^(\w+): (.*)\nParameters: (.*)$", parts["Documentation"], re.M)
     tools = [{"type": "function", "function": {"name": name, "description": about, "parameters": {"type": "object", "properties": {
-        key: {"description": text} for key, text in ToolCall.parse(name, given).arguments.items()}}}} for name, about, given in named]
-    turns = [Turn("user", parts["Task Instruction"], source_index=0), *toolalpaca_turns(parts["AI Assistant's Solution"])]
+        key: {"description": text} for key, text in ToolCall.parse(name, given).arguments.items()}}}} for name, about,
+             given in named]
+    turns = [Turn("user", parts["Task Instruction"], source_index=0),
+             *toolalpaca_turns(parts["AI Assistant's Solution"])]
     return new_trace(record, trace_id, "toolalpaca", turns, tools=tuple(tools), gold=parts.get("Standard Answer"))
 
 # %% ../../../nbs/contrib/benchmarks/01_toolalpaca.ipynb #e7ce6ad6

@@ -25,4 +25,5 @@ def read_toolbench(record: dict, trace_id: str) -> Trace:
         raise TraceProblem("this ToolBench record has no chain of messages", "leave it out, the search kept none")
     turns = list(chat_turns(max((as_list(c, "a chain") for c in chains), key=len)))
     tools = as_list(body.get("functions", body.get("function")), "the function list")
-    return new_trace(record, trace_id, "toolbench", turns, tools=tuple({"type": "function", "function": f} for f in tools))
+    return new_trace(record, trace_id, "toolbench", turns,
+                     tools=tuple({"type": "function", "function": f} for f in tools))

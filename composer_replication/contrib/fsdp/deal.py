@@ -25,7 +25,8 @@ def branch_tokens(tree: Tree) -> tuple[int, int]:
 
 def row_tokens(inputs: Mapping) -> list[tuple[int, int, int]]:
     "Count the tokens of the answers, hints and trunk of each row of a batch with trees."
-    return [(*branch_tokens(row.tree), trunk) for row, trunk in zip(inputs["composer_rows"], sum(lengths(inputs)).tolist())]
+    return [(*branch_tokens(row.tree), trunk)
+            for row, trunk in zip(inputs["composer_rows"], sum(lengths(inputs)).tolist())]
 
 # %% ../../../nbs/contrib/fsdp/01_deal.ipynb #7cad512e
 def deal(
@@ -58,8 +59,9 @@ def exchange(
     dist.all_to_all_single(coming, sizes)
     failed = (coming < 0).nonzero()[:, 0].tolist()
     if problem:
-        raise RowsNotSent(f"rank {dist.get_rank()} could not pack its rows for the other ranks ({type(problem).__name__}: {problem}); this "
-                          "is a fault of the trainer, please report it.") from problem
+        raise RowsNotSent(f"rank {dist.get_rank()} could not pack its rows for the other ranks "
+                          f"({type(problem).__name__}: {problem}); this is a fault of the trainer, please report "
+                          "it.") from problem
     if failed:
         raise RowsNotSent(f"rank {failed[0]} could not pack its rows for the other ranks; see its message.")
     leaving, sizes, coming = torch.frombuffer(bytearray(b"".join(parcels)), dtype=torch.uint8), sizes.tolist(), coming.tolist()
@@ -96,7 +98,8 @@ def _dealt(batches, pad, device):
         parcels = _pack(whole, hands, dist.get_rank() * count)
     except Exception as error:  # reported to all ranks, whatever it is
         parcels, problem = [b""] * len(hands), error
-    came = [torch.load(io.BytesIO(parcel), weights_only=True) for parcel in exchange(parcels, device, problem) if parcel]
+    came = [torch.load(io.BytesIO(parcel), weights_only=True) for parcel in exchange(parcels, device, problem)
+            if parcel]
     whole, hand = joined([from_plain(part, device) for part in came], pad), hands[dist.get_rank()]
     arrived = sorted(range(count), key=lambda place: hand[place] // count)  # places in the hand, ordered by the rank that sent the row
     order = torch.tensor(arrived, device=device).argsort()

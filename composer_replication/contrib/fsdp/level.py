@@ -58,7 +58,8 @@ def count_passes(
                                 how.splits)
     if batch is not None and batch.pairs:
         pairs = branch_passes(batch, ANSWERS, how.trains_shared, True, how.worth)
-    reference = sum(_answers(packed, how.reads_shared, how.worth, how.splits) for packed in (batch, recorded)) if how.reference else 0
+    reference = (sum(_answers(packed, how.reads_shared, how.worth, how.splits) for packed in (batch, recorded))
+                 if how.reference else 0)
     return Passes(teacher, reference, pairs, _answers(recorded, how.trains_shared, how.worth))
 
 # %% ../../../nbs/contrib/fsdp/00_level.ipynb #a6eba9d0

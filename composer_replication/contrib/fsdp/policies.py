@@ -207,8 +207,8 @@ def check_recorded(
 ) -> None:
     "Raise `InputProblem` for hinted turns of recorded traces, whose passes are not levelled."
     if any(b.kind == "hint" for tree in trees for b in tree.branches):
-        raise InputProblem("with sharded weights channel 2 learns from rollouts only, and the recorded traces have hinted turns; leave "
-                           "traces out, or give their pairs alone as replay_examples.")
+        raise InputProblem("with sharded weights channel 2 learns from rollouts only, and the recorded traces have "
+                           "hinted turns; leave traces out, or give their pairs alone as replay_examples.")
 
 # %% ../../../nbs/contrib/fsdp/02_policies.ipynb #6daf54b6
 class SamplingCopy:

@@ -115,13 +115,15 @@ def _write_all(task, subject, new):
 def _settings(task):
     "Return the text of task.toml, with JSON strings, which are valid TOML strings."
     name = re.sub(r"[^a-z0-9-]+", "-", task.task_id.lower()).strip("-")
-    return (f'version = "1.0"\nartifacts = ["/app"]\n\n[metadata]\nname = {json.dumps(name)}\ncategory = "programming"\n'
-            f'tags = ["feature-deletion", {json.dumps(task.granularity)}]\nrepo = {json.dumps(task.repo)}\n'
-            f'base_commit = {json.dumps(task.base_commit)}\n\n[verifier]\ntimeout_sec = 120.0\nenvironment_mode = "separate"\n\n[agent]\ntimeout_sec = 1800.0\n\n'
-            '[environment]\ncpus = 1\nmemory_mb = 2048\nstorage_mb = 4096\nallow_internet = false\n')
+    return (f'version = "1.0"\nartifacts = ["/app"]\n\n[metadata]\nname = {json.dumps(name)}\ncategory = '
+            f'"programming"\ntags = ["feature-deletion", {json.dumps(task.granularity)}]\nrepo = '
+            f'{json.dumps(task.repo)}\nbase_commit = {json.dumps(task.base_commit)}\n\n[verifier]\ntimeout_sec = '
+            '120.0\nenvironment_mode = "separate"\n\n[agent]\ntimeout_sec = 1800.0\n\n[environment]\ncpus = '
+            '1\nmemory_mb = 2048\nstorage_mb = 4096\nallow_internet = false\n')
 
 # %% ../../../nbs/contrib/harbor/01_export.ipynb #8a332d76
 def _verifier(task, subject, changed):
     "Return the data that the verifier needs: task.json."
-    return {"fail_to_pass": list(task.fail_to_pass), "pass_to_pass": list(task.pass_to_pass), "roots": list(subject.import_roots),
-            "options": pytest_settings(subject.tree), "seconds": 60, "packages": sorted({_package(path, subject) for path in changed})}
+    return {"fail_to_pass": list(task.fail_to_pass), "pass_to_pass": list(task.pass_to_pass),
+            "roots": list(subject.import_roots), "options": pytest_settings(subject.tree), "seconds": 60,
+            "packages": sorted({_package(path, subject) for path in changed})}

@@ -105,8 +105,8 @@ def outcomes(
     with tempfile.TemporaryFile() as given:
         given.write(json.dumps(plan).encode())
         given.seek(0)
-        run = subprocess.Popen([sys.executable, "-I", "-B", "-c", START, tests, spare], stdin=given, stdout=subprocess.PIPE,
-                               stderr=subprocess.DEVNULL, **rights)
+        run = subprocess.Popen([sys.executable, "-I", "-B", "-c", START, tests, spare], stdin=given,
+                               stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, **rights)
     with run:
         got, _ = phases.gather(run.stdout.fileno(), time.monotonic() + task["seconds"])
         for kill in (os.killpg, os.kill):

@@ -90,7 +90,8 @@ def score_candidates(
     "Score candidate hints at one error turn. Raises as `build_tree`."
     tokens = [len(chat.encode(text)) for text in texts]
     refused = [refusal(text, case.trace, case.site.turn) for text in texts]
-    tree, labels = hinted_pairs([case], [{str(i): text for i, text in enumerate(texts) if not refused[i]}], chat, max_tokens)
+    tree, labels = hinted_pairs([case], [{str(i): text for i, text in enumerate(texts) if not refused[i]}], chat,
+                                max_tokens)
     if not labels:
         return None
     actions, scored = action_logprobs(model, tree, labels), []
@@ -118,7 +119,8 @@ def write_hints(
     for done, case in enumerate(cases, 1):
         key = case.trace.trace_id, case.site.turn
         try:
-            site = _written(model, chat, writer, case, [f"{seed}/write/{key[0]}/{key[1]}/{i}" for i in range(n)], max_tokens)
+            site = _written(model, chat, writer, case, [f"{seed}/write/{key[0]}/{key[1]}/{i}" for i in range(n)],
+                            max_tokens)
         except (AlignmentError, TemplateProblem) as problem:
             left_out["the trace cannot become a tree: " + str(problem).rsplit(": ", 1)[-1]] += 1
             site = None
@@ -133,13 +135,15 @@ def _written(model, chat, writer, case, names, max_tokens):
     different = list(dict.fromkeys([case.hint.text, *texts]))
     scored = score_candidates(model, chat, case, different, max_tokens)
     if scored is None:
-        raise AlignmentError(f"{case.trace.trace_id}: the state is longer than {max_tokens} tokens, or its action cannot be aligned")
+        raise AlignmentError(f"{case.trace.trace_id}: the state is longer than {max_tokens} tokens, or its action "
+                             "cannot be aligned")
     by_text = dict(zip(different, scored))
     return WrittenSite(case, prompt, by_text[case.hint.text], tuple(by_text[text] for text in texts))
 
 # %% ../../../nbs/contrib/hint_writer/00_candidates.ipynb #83025b0c
 MEASURES: dict[str, Callable[[Candidate], float | None]] = {
-    "value": lambda c: c.value, "gain": lambda c: c.gain, "tokens": lambda c: float(c.tokens), "refused": lambda c: float(bool(c.refused))}
+    "value": lambda c: c.value, "gain": lambda c: c.gain, "tokens": lambda c: float(c.tokens),
+    "refused": lambda c: float(bool(c.refused))}
 
 
 def written_summary(
@@ -165,8 +169,8 @@ def written_row(site: WrittenSite) -> dict:
     "Return one site as the content of a JSON line."
     case, best = site.case, site.best
     candidates = [asdict(c) | {"value": c.value} for c in site.candidates]
-    return {"trace_id": case.trace.trace_id, "task_id": case.trace.task_id, "turn": case.site.turn, "kind": case.site.kind,
-            "prompt": site.prompt, "best": best and best.text, "candidates": candidates,
+    return {"trace_id": case.trace.trace_id, "task_id": case.trace.task_id, "turn": case.site.turn,
+            "kind": case.site.kind, "prompt": site.prompt, "best": best and best.text, "candidates": candidates,
             "layers": asdict(site.layers) | {"value": site.layers.value, "layer": case.hint.layer}}
 
 # %% ../../../nbs/contrib/hint_writer/00_candidates.ipynb #0befcff5
@@ -178,11 +182,13 @@ def training_rows(
     for number, row in enumerate(rows, 1):
         prompt, best = row.get("prompt"), row.get("best", 0)
         if not isinstance(prompt, str) or not isinstance(best, str | None):
-            raise InputProblem(f"row {number} has no prompt and best hint", "name candidates.jsonl of `composer-rl hints write`")
+            raise InputProblem(f"row {number} has no prompt and best hint",
+                               "name candidates.jsonl of `composer-rl hints write`")
         if best:
             made.append({"prompt": [{"role": "user", "content": prompt}], "completion": [{"role": "assistant", "content": best}]})
     if not made:
-        raise InputProblem("no site has a candidate that is worth more than no hint", "write more candidates, or take another writer")
+        raise InputProblem("no site has a candidate that is worth more than no hint",
+                           "write more candidates, or take another writer")
     return made
 
 # %% ../../../nbs/contrib/hint_writer/00_candidates.ipynb #6e541699
@@ -201,9 +207,11 @@ BATCH = 8  # examples a step
 
 def _settings(folder, model, epochs, learning_rate, seed):
     "Return TRL's settings: no checkpoints, no progress bar, no truncated prompts."
-    return SFTConfig(folder, num_train_epochs=epochs, learning_rate=learning_rate, seed=seed, per_device_train_batch_size=BATCH,
-                     use_cpu=model.device.type == "cpu", bf16=model.dtype == torch.bfloat16, max_length=None,
-                     gradient_checkpointing=False, save_strategy="no", report_to="none", disable_tqdm=True, logging_strategy="epoch")
+    return SFTConfig(folder, num_train_epochs=epochs, learning_rate=learning_rate, seed=seed,
+                     per_device_train_batch_size=BATCH, use_cpu=model.device.type == "cpu",
+                     bf16=model.dtype == torch.bfloat16, max_length=None,
+                     gradient_checkpointing=False, save_strategy="no", report_to="none", disable_tqdm=True,
+                     logging_strategy="epoch")
 
 # %% ../../../nbs/contrib/hint_writer/00_candidates.ipynb #75bde247
 def train_writer(
@@ -227,6 +235,7 @@ def train_writer(
     with replacing(folder) as partial:
         checkpoint.model.save_pretrained(partial)
         checkpoint.tokenizer.save_pretrained(partial)
-        write_json(partial / "hint_writer.json", {"writer": checkpoint.name, "examples": done.examples, "steps": done.steps, "loss": done.loss,
+        write_json(partial / "hint_writer.json",
+                   {"writer": checkpoint.name, "examples": done.examples, "steps": done.steps, "loss": done.loss,
                                                   "epochs": epochs, "learning_rate": learning_rate, "seed": seed})
     return done

@@ -50,19 +50,22 @@ def hints_write(
     check_output(output, file=False)
     settings = {"model": model, "writer": writer, "files": [file.name for file in files], "n": n, "sites": sites,
                 "max_tokens": max_tokens, "seed": seed}
-    checkpoint, author, cases = begin_scoring(TraceInput(files, strict, tools, formats), model, writer, chat_template, [], settings, left_out)
+    checkpoint, author, cases = begin_scoring(TraceInput(files, strict, tools, formats), model, writer, chat_template,
+                                              [], settings, left_out)
     from composer_replication.contrib.hint_writer import candidates as writing
     from composer_replication.contrib.hint_writer import report as reports
     from composer_replication.recipes.sources import HintWriter
     with threads_for(author.name), working("writing and scoring") as doing:
-        written = writing.write_hints(checkpoint.model, checkpoint.tokenizer, HintWriter(author.model, author.tokenizer), cases, n, max_tokens, seed,
+        written = writing.write_hints(checkpoint.model, checkpoint.tokenizer,
+                                      HintWriter(author.model, author.tokenizer), cases, n, max_tokens, seed,
                                       left_out, lambda done, of: doing("writing and scoring error turns", done, of))
-        written, report = finish_scoring(written, writing.written_row, reports.written_page, left_out, settings, files, output / "candidates.jsonl")
+        written, report = finish_scoring(written, writing.written_row, reports.written_page, left_out, settings, files,
+                                         output / "candidates.jsonl")
     if as_json:
         return emit(reports.written_json(written, left_out, settings))
     print_tables(reports.written_table(written))
-    out.print(printable(f"{len(written)} error turns; at {sum(s.best is not None for s in written)} the best candidate is worth more than no hint. "
-                        f"Report: {report}"))
+    out.print(printable(f"{len(written)} error turns; at {sum(s.best is not None for s in written)} the best candidate "
+                        f"is worth more than no hint. Report: {report}"))
 
 # %% ../../../nbs/contrib/hint_writer/02_commands.ipynb #92d4cfae
 @plainly
@@ -104,5 +107,6 @@ def hints_train(
             done = writing.train_writer(checkpoint, rows, output, epochs, learning_rate, seed)
     if as_json:
         return emit(vars(done) | {"folder": str(done.folder)})
-    out.print(printable(f"{done.folder}: {done.steps} steps on {done.examples} hints, loss {done.loss[0]:.2f} in the first epoch, {done.loss[1]:.2f} in the "
-                        f"last. In a recipe: hints: [learned, template], hint_writer: {done.folder}"))
+    out.print(printable(f"{done.folder}: {done.steps} steps on {done.examples} hints, loss {done.loss[0]:.2f} in the "
+                        f"first epoch, {done.loss[1]:.2f} in the last. In a recipe: hints: [learned, template], "
+                        f"hint_writer: {done.folder}"))

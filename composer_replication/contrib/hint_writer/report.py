@@ -36,7 +36,8 @@ def written_json(
 ) -> dict:
     "Return all means with their intervals, for JSON."
     def plain(mean):
-        return mean and {"sites": mean[0], "tasks": mean[1].problems, "estimate": mean[1].estimate, "low": mean[1].low, "high": mean[1].high}
+        return mean and {"sites": mean[0], "tasks": mean[1].problems, "estimate": mean[1].estimate, "low": mean[1].low,
+                         "high": mean[1].high}
     return {"settings": dict(settings), "sites": len(sites), "with_best": sum(s.best is not None for s in sites),
             "left_out": {why: count for why, count in left_out.items() if count},
             "summary": {name: {measure: plain(mean) for measure, mean in row.items()} for name, row in written_summary(sites).items()}}
@@ -51,7 +52,8 @@ def _site(site):
     rows = [[c.text, f"{c.value:+.3f}", None if c.gain is None else f"{c.gain:+.3f}", str(c.tokens), c.refused]
             for c in (*sorted(site.candidates, key=lambda c: -c.value), site.layers)]
     rows[-1][0] = f"({case.hint.layer}, not the writer) {site.layers.text}"
-    turns = [("the turn that failed", case.pair.rejected), ("what it was answered", case.trace.turns[case.site.evidence_turn]),
+    turns = [("the turn that failed", case.pair.rejected),
+             ("what it was answered", case.trace.turns[case.site.evidence_turn]),
              ("the action that worked", case.pair.chosen)]
     title = f"{top.value:+.2f}  {case.trace.trace_id}, turn {case.site.turn}: {case.site.kind}"
     return title, render("written_hint", turns=[(name, turn_text(turn)) for name, turn in turns], prompt=site.prompt,

@@ -37,7 +37,8 @@ def island_callback(recipe, trainer, number: int, exchange: str | None):
 
 def start_islands(recipe, islands: int, exchange: str | None, options: list[str]) -> None:
     "Start all islands and wait for their end."
-    command = [str(Path(sys.executable).with_name("composer-rl")), "train", *options, *(["--exchange", exchange] if exchange else [])]
+    command = [str(Path(sys.executable).with_name("composer-rl")), "train", *options,
+               *(["--exchange", exchange] if exchange else [])]
     meeting = SharedStore(islands, exchange) if exchange else Lighthouse(islands, recipe.config.ddp_timeout)
     code = IslandProcesses(command, islands, Path(recipe.config.output_dir), meeting, say).run()
     say(f"{islands} islands: {Path(recipe.config.output_dir)}/island-0 and on")

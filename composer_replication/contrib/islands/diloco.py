@@ -102,10 +102,11 @@ class OuterStep:
     def load_state_dict(self, state: dict) -> None:
         "Load anchor and momentum; the parameters do not change."
         if len(state["anchor"]) != len(self.anchor):
-            raise IslandsProblem(f"the other islands train {len(state['anchor'])} weights and this one {len(self.anchor)}; start all with the "
-                                 "same recipe.")
+            raise IslandsProblem(f"the other islands train {len(state['anchor'])} weights and this one "
+                                 f"{len(self.anchor)}; start all with the same recipe.")
         self.anchor.copy_(state["anchor"])
-        self.optimizer.state[self.anchor] = {} if state["momentum"] is None else {"momentum_buffer": state["momentum"].clone()}
+        self.optimizer.state[self.anchor] = ({} if state["momentum"] is None
+                                             else {"momentum_buffer": state["momentum"].clone()})
 
 # %% ../../../nbs/contrib/islands/00_diloco.ipynb #c5892d90
 def split_parameters(
@@ -115,7 +116,8 @@ def split_parameters(
     "Split the trained parameters into fragments of about equal size. Raises `IslandsProblem` if one would be empty."
     trained = sorted((p for p in parameters if p.requires_grad), key=torch.Tensor.numel, reverse=True)  # a stable sort, the same on all islands
     if len(trained) < fragments:
-        raise IslandsProblem(f"diloco_fragments={fragments} parts cannot be made of {len(trained)} trained parameters; take fewer.")
+        raise IslandsProblem(f"diloco_fragments={fragments} parts cannot be made of {len(trained)} trained parameters; "
+                             "take fewer.")
     parts, sizes = [[] for _ in range(fragments)], [0] * fragments
     for parameter in trained:
         smallest = sizes.index(min(sizes))
@@ -145,8 +147,9 @@ class Island:
 
     def __post_init__(self):
         if not self.lighthouse.startswith("http"):
-            raise IslandsProblem(f"{LIGHTHOUSE}={self.lighthouse!r} is no address; start torchft_lighthouse on one machine and set it to "
-                                 "http://HOST:PORT on each, take --islands for one machine alone, or --exchange for islands without a network.")
+            raise IslandsProblem(f"{LIGHTHOUSE}={self.lighthouse!r} is no address; start torchft_lighthouse on one "
+                                 "machine and set it to http://HOST:PORT on each, take --islands for one machine "
+                                 "alone, or --exchange for islands without a network.")
         need_one_process()
 
     @classmethod
@@ -165,8 +168,10 @@ class IslandCallback(TrainerCallback):
         settings: IslandSettings | None = None,  # None: the defaults
     ):
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.args.n_gpu > 1:
-            raise IslandsProblem("an island trains on one device; leave fsdp and deepspeed out, and show it one GPU by CUDA_VISIBLE_DEVICES.")
-        self.trainer, self.number, self.args, self.settings = trainer, number, trainer.args, settings or IslandSettings()
+            raise IslandsProblem("an island trains on one device; leave fsdp and deepspeed out, and show it one GPU by "
+                                 "CUDA_VISIBLE_DEVICES.")
+        self.trainer, self.number, self.args, self.settings = (trainer, number, trainer.args, settings
+                                                               or IslandSettings())
         self.args.seed += SEEDS * number
         set_seed(self.args.seed)  # for TRL's own random numbers
         self.fragments: list[OuterStep] = []  # parts of the weights that are exchanged together
@@ -196,16 +201,20 @@ class IslandCallback(TrainerCallback):
 
     def _load_anchors(self, states: list[dict]) -> None:
         if len(states) != len(self.fragments):
-            raise IslandsProblem(f"what was saved or sent holds {len(states)} fragments of the weights, and this island exchanges "
-                                 f"{len(self.fragments)}; take the same diloco_fragments and the same version everywhere.")
+            raise IslandsProblem(f"what was saved or sent holds {len(states)} fragments of the weights, and this "
+                                 f"island exchanges {len(self.fragments)}; take the same diloco_fragments and the same "
+                                 "version everywhere.")
         for fragment, state in zip(self.fragments, states):
             fragment.load_state_dict(state)
 
     def _state(self) -> dict:
         t = self.trainer
-        return {"fragments": self._anchors(), "optimizer": t.optimizer.state_dict(), "rate": t.lr_scheduler.state_dict(),
-                "teacher": self._teacher().state_dict() if self._teacher() else {}, "schedule": t.schedule.state_dict() if t.schedule else None,
-                "guard": t.state.stateful_callbacks.get("HeldOutGuard"), "step": t.state.global_step, "backward_passes": t._step}
+        return {"fragments": self._anchors(), "optimizer": t.optimizer.state_dict(),
+                "rate": t.lr_scheduler.state_dict(),
+                "teacher": self._teacher().state_dict() if self._teacher() else {},
+                "schedule": t.schedule.state_dict() if t.schedule else None,
+                "guard": t.state.stateful_callbacks.get("HeldOutGuard"), "step": t.state.global_step,
+                "backward_passes": t._step}
 
     def _load(self, state: dict) -> None:
         t = self.trainer

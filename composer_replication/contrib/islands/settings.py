@@ -16,15 +16,20 @@ from ...training.config import check_ranges, setting
 class IslandSettings:
     "Settings of islands, used only with `--islands` or `--island`. Raises `InputProblem` for values that cannot work."
 
-    diloco_every: int = setting(10, "Islands: optimizer steps between two outer steps, in which they exchange what they learnt.")
-    diloco_fragments: int = setting(1, "Islands: parts of the weights, exchanged in turn, one every diloco_every / diloco_fragments steps.")
-    diloco_lr: float = setting(0.7, "Islands: learning rate of the outer step; 1 without momentum takes the islands' mean.")
+    diloco_every: int = setting(10, "Islands: optimizer steps between two outer steps, in which they exchange what "
+                                "they learnt.")
+    diloco_fragments: int = setting(1, "Islands: parts of the weights, exchanged in turn, one every diloco_every / "
+                                    "diloco_fragments steps.")
+    diloco_lr: float = setting(0.7, "Islands: learning rate of the outer step; 1 without momentum takes the islands' "
+                               "mean.")
     diloco_momentum: float = setting(0.9, "Islands: Nesterov momentum of the outer step.")
-    diloco_wait: float = setting(600.0, "Islands, --exchange: seconds that an outer step waits for islands that have not delivered; "
+    diloco_wait: float = setting(600.0, "Islands, --exchange: seconds that an outer step waits for islands that have "
+                                 "not delivered; "
                                         "then it goes on without them.")
 
     def __post_init__(self):
         check_ranges(self, {"diloco_every": (1, None), "diloco_fragments": (1, None), "diloco_momentum": (0, 0.999), "diloco_wait": (1, 86400)},
                      positive=["diloco_lr"])
         if self.diloco_every % self.diloco_fragments:
-            raise InputProblem(f"diloco_every={self.diloco_every} is no multiple of diloco_fragments={self.diloco_fragments}", "choose one that is")
+            raise InputProblem(f"diloco_every={self.diloco_every} is no multiple of "
+                               f"diloco_fragments={self.diloco_fragments}", "choose one that is")

@@ -35,8 +35,10 @@ class Lighthouse:
     ):
         need_torchft()
         from torchft.coordination import LighthouseServer
-        self.server = LighthouseServer(bind="[::]:0", min_replicas=1, join_timeout_ms=int(wait * 1000), heartbeat_timeout_ms=5000)
-        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+        self.server = LighthouseServer(bind="[::]:0", min_replicas=1, join_timeout_ms=int(wait * 1000),
+                                       heartbeat_timeout_ms=5000)
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False,
+                                   timeout=timedelta(seconds=60))
         self.meeting = f"127.0.0.1:{self.store.port}/{islands}"
 
     def environment(self, returns: bool) -> dict[str, str]:
@@ -56,7 +58,8 @@ class SharedStore:
 
     def __init__(self, islands: int, url: str):
         if url.startswith("memory:"):
-            raise IslandsProblem(f"--exchange {url} is the memory of one process, and each island is a process; name a folder or an object store.")
+            raise IslandsProblem(f"--exchange {url} is the memory of one process, and each island is a process; name a "
+                                 "folder or an object store.")
         self.store = Store(url)
         expect(self.store, islands)
 
@@ -112,8 +115,9 @@ class IslandProcesses:
         command = [*self.command, "--island", str(number), *(["--set", "resume=true"] if again else [])]
         with open(folder / LOG, "ab") as log:
             streams = {} if number == 0 else {"stdout": log, "stderr": log}
-            self.running[number] = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True,
-                                                    preexec_fn=die_with_parent if sys.platform == "linux" else None, **streams)
+            self.running[number] = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL,
+                                                    start_new_session=True, preexec_fn=die_with_parent
+                                                    if sys.platform == "linux" else None, **streams)
 
     def _ended(self, number: int, code: int) -> None:
         "Handle the end of an island: restart it, or record its exit code."
@@ -124,7 +128,8 @@ class IslandProcesses:
             return self._start(number)
         self.codes[number] = code
         if not stopped and self.told != signal.SIGKILL:
-            self.say(f"island {number} was lost ({_how(code)})" if lost else f"island {number} failed; see {island_folder(self.folder, number) / LOG}")
+            self.say(f"island {number} was lost ({_how(code)})" if lost else f"island {number} failed; see "
+                     f"{island_folder(self.folder, number) / LOG}")
         if not stopped and not lost and not self.told:
             self._tell(signal.SIGKILL)
 
@@ -153,7 +158,8 @@ class IslandProcesses:
             for number, handler in before.items():
                 signal.signal(number, handler)
             self.meeting.close()
-        return 0 if 0 in self.codes.values() else max(self.codes.values(), default=130, key=lambda code: (code > 0, code != 130, code))
+        return 0 if 0 in self.codes.values() else max(self.codes.values(), default=130,
+                                                      key=lambda code: (code > 0, code != 130, code))
 
 # %% ../../../nbs/contrib/islands/03_start.ipynb #5aa45201
 def _how(code):

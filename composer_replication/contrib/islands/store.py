@@ -32,12 +32,14 @@ class StoreIslands(IslandCallback):
         need_one_process()
         super().__init__(trainer, number, settings)
         if self.settings.diloco_fragments > 1:
-            raise IslandsProblem(f"--exchange moves all weights at once, and diloco_fragments is {self.settings.diloco_fragments}; leave it out.")
+            raise IslandsProblem(f"--exchange moves all weights at once, and diloco_fragments is "
+                                 f"{self.settings.diloco_fragments}; leave it out.")
         self.store, self.rounds = store, None
 
     def on_train_begin(self, args, state, control, **kwargs):
         self._make_fragments()
-        self.rounds = Rounds(self.store, self.number, self.fragments[0], self.settings.diloco_wait, self._state, self._load, self._go_to)
+        self.rounds = Rounds(self.store, self.number, self.fragments[0], self.settings.diloco_wait, self._state,
+                             self._load, self._go_to)
         self.rounds.meet({key: getattr(self.settings, key) for key in ("diloco_every", "diloco_lr", "diloco_momentum")})
         before, saved = state.global_step, Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}", FILE)
         if saved.is_file():
@@ -49,8 +51,9 @@ class StoreIslands(IslandCallback):
             self._exchange()
         if before < state.max_steps <= state.global_step:
             self.rounds.leave()
-            raise IslandsProblem(f"the run at {self.store.url} has reached its last step without island {self.number}; its weights are in the other islands' folders. "
-                                 "For a new run take another --exchange.")
+            raise IslandsProblem(f"the run at {self.store.url} has reached its last step without island {self.number}; "
+                                 "its weights are in the other islands' folders. For a new run take another "
+                                 "--exchange.")
 
     def on_step_end(self, args, state, control, **kwargs):
         IslandCallback.on_step_end(self, args, state, control, **kwargs)

@@ -90,7 +90,8 @@ def job_record(folder: str | Path) -> dict[str, str]:
     try:
         record = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise LaunchProblem(f"no job was launched into {folder} ({type(error).__name__})", "name the folder that composer-rl launch printed") from None
+        raise LaunchProblem(f"no job was launched into {folder} ({type(error).__name__})",
+                            "name the folder that composer-rl launch printed") from None
     if not isinstance(record, dict) or record.get("on") not in PLACES or not all(isinstance(value, str) for value in record.values()):
         raise LaunchProblem("this is no record of a job", "name the folder that composer-rl launch printed", str(path))
     return record | {"folder": str(path.parent.resolve())}
@@ -102,7 +103,8 @@ def filled(
 ) -> list[str]:
     "Fill a command with the job's values. Raises `LaunchProblem` if it needs the job's id, and there is none."
     if not record.get("id") and any("{id}" in word for word in words):
-        raise LaunchProblem("the job's number is not known: it was not submitted by this command", f"ask {words[0]} itself")
+        raise LaunchProblem("the job's number is not known: it was not submitted by this command",
+                            f"ask {words[0]} itself")
     full = []
     for word in words:
         if word == "{secrets}":
@@ -122,10 +124,12 @@ def ask(words: Sequence[str]) -> str:
     except FileNotFoundError:
         raise LaunchProblem(f"{words[0]} is not installed here", "run this where it is") from None
     except subprocess.TimeoutExpired:
-        raise LaunchProblem(f"{' '.join(words[:3])} has not ended within {LONGEST} seconds", "look whether the job was taken before trying again") from None
+        raise LaunchProblem(f"{' '.join(words[:3])} has not ended within {LONGEST} seconds",
+                            "look whether the job was taken before trying again") from None
     if done.returncode:
         last = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()[-1]
-        raise LaunchProblem(f"{' '.join(words[:3])} ended with {done.returncode}: {last[:500].rstrip('.')}", "mend that and run this command again")
+        raise LaunchProblem(f"{' '.join(words[:3])} ended with {done.returncode}: {last[:500].rstrip('.')}",
+                            "mend that and run this command again")
     return done.stdout.strip()
 
 # %% ../../../nbs/contrib/launch/03_clients.ipynb #d7a10190
@@ -148,13 +152,14 @@ def start_local(
     path = os.pathsep.join([str(program.parent), os.environ.get("PATH", os.defpath)])
     before = read_status(folder)
     with (folder / "log.txt").open("ab") as log:
-        watch = subprocess.Popen([program, *watched(job)[1:]], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                                 env=os.environ | {"PATH": path})
+        watch = subprocess.Popen([program, *watched(job)[1:]], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                 start_new_session=True, env=os.environ | {"PATH": path})
     _wait(lambda: watch.poll() is not None or (read_status(folder) or before) != before, PATIENCE)
     if read_status(folder) == before:
         watch.terminate()
         last = (folder / "log.txt").read_text(errors="replace").strip().splitlines()[-1:] or ["its log is empty"]
-        raise LaunchProblem(f"the job has not begun: {last[0].removeprefix('error: ').rstrip('.')}", f"see {folder / 'log.txt'}")
+        raise LaunchProblem(f"the job has not begun: {last[0].removeprefix('error: ').rstrip('.')}",
+                            f"see {folder / 'log.txt'}")
     return str(watch.pid)
 
 
@@ -178,8 +183,9 @@ def write_job(job: LaunchJob, on: str) -> dict[str, str]:  # its record
     spec = "" if on == "local" else TARGETS[on].write(job)
     for name, text in job.files.items():
         write_file(here / name, text)
-    record = {"on": on, "name": job.name, "job": job.unique, "folder": str(here), "limit": str(job.limit), "env": " ".join(job.env), "id": "", "spec": "",
-              "place": f"{job.storage.rstrip('/')}/{job.name}", "file": next(iter(job.files), "")}
+    record = {"on": on, "name": job.name, "job": job.unique, "folder": str(here), "limit": str(job.limit),
+              "env": " ".join(job.env), "id": "", "spec": "", "place": f"{job.storage.rstrip('/')}/{job.name}",
+              "file": next(iter(job.files), "")}
     if spec:
         record["spec"] = str(write_file(here / TARGETS[on].spec, spec))
     return record

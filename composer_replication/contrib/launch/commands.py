@@ -25,7 +25,8 @@ from ...traces.scrub import PATTERNS
 # %% ../../../nbs/contrib/launch/04_commands.ipynb #307d150b
 Place = StrEnum("Place", {name: name for name in ("local", "slurm", "kubernetes", "sky", "sagemaker", "modal")})
 SECRET = re.compile(r"(token|secret|password|api_key)$")  # in the name of a setting
-FORMS = [pattern for kind, pattern in PATTERNS.items() if kind not in ("assigned secret", "e-mail address", "user name")]
+FORMS = [pattern for kind, pattern in PATTERNS.items()
+         if kind not in ("assigned secret", "e-mail address", "user name")]
 
 
 def check_no_secret(
@@ -37,8 +38,8 @@ def check_no_secret(
     values = [value for name in env if len(value := os.environ.get(name, "")) >= 8]
     secret_names = [name for name in names if SECRET.search(name)]
     if secret_names or any(pattern.search(text) for pattern in FORMS) or any(value in text for value in values):
-        raise InputProblem(f"{secret_names[0] if secret_names else 'a key'} in the recipe would be written into the job's spec",
-                           "set it where the job runs, and hand its variable on with --env")
+        raise InputProblem(f"{secret_names[0] if secret_names else 'a key'} in the recipe would be written into the "
+                           "job's spec", "set it where the job runs, and hand its variable on with --env")
 
 # %% ../../../nbs/contrib/launch/04_commands.ipynb #29decd80
 def make_job(recipe, text: str, settings: dict[str, str], on: str, **of_job):
@@ -49,14 +50,17 @@ def make_job(recipe, text: str, settings: dict[str, str], on: str, **of_job):
     name = of_job.pop("name") or folder_name(here)
     files, folder = (target.files or here, target.runs.format(name=name) or here) if target else (here, here)
     if of_job["machines"] > 1 and not (target and target.many):
-        raise LaunchProblem(f"--machines {of_job['machines']}: {on} jobs have one machine here", "take slurm, kubernetes or sky")
+        raise LaunchProblem(f"--machines {of_job['machines']}: {on} jobs have one machine here",
+                            "take slurm, kubernetes or sky")
     if files != here and not (of_job["image"] and of_job["storage"]):
-        raise LaunchProblem(f"{on} needs an image with this package, and a place that outlives the machine", "give --image and --storage")
+        raise LaunchProblem(f"{on} needs an image with this package, and a place that outlives the machine",
+                            "give --image and --storage")
     file = f"{plain_name(recipe.name)}.yaml"
     words = ["composer-rl", "train", "--config", f"{files}/{file}"]
     for key, value in (settings | {"output_dir": folder, "resume": "true"}).items():
         words += ["--set", f"{key}={value}"]
-    return LaunchJob(name, on_every_gpu(words, name, of_job["gpus"], of_job["machines"]), folder, files={file: text}, here=here, **of_job)
+    return LaunchJob(name, on_every_gpu(words, name, of_job["gpus"], of_job["machines"]), folder, files={file: text},
+                     here=here, **of_job)
 
 
 def named_files(recipe) -> list[str]:
@@ -64,7 +68,8 @@ def named_files(recipe) -> list[str]:
     a = recipe.arguments
     stage = a.warm_up or {}
     models = [a.model.removeprefix("random:"), a.tokenizer, a.hint_writer, stage.get("folder")]
-    data = [a.tasks, a.chat_template, a.data_folder, *(a.traces or ()), *(a.replay_pairs or ()), *stage.get("traces", ())]
+    data = [a.tasks, a.chat_template, a.data_folder, *(a.traces or ()), *(a.replay_pairs or ()),
+            *stage.get("traces", ())]
     values = dict.fromkeys([*models, *data, (a.agent or {}).get("path")])
     return [value for value in values if value and Path(value).exists()]
 
@@ -75,9 +80,11 @@ def _as_read(file: Path, settings: dict[str, str]) -> SimpleNamespace:
     from composer_replication.recipes.models import EMBEDDED
     from composer_replication.recipes.recipe_file import RecipeLoader, read_recipe
     values = read_recipe(file) | {key: yaml.load(text, RecipeLoader) for key, text in settings.items()}
-    listed = {key: [value] if isinstance(value := values.get(key), str) else value for key in ("traces", "replay_pairs")}
+    listed = {key: [value] if isinstance(value := values.get(key), str) else value
+              for key in ("traces", "replay_pairs")}
     keys = ("tokenizer", "hint_writer", "warm_up", "tasks", "chat_template", "data_folder", "agent")
-    arguments = SimpleNamespace(model=values.get("model") or EMBEDDED, **{key: values.get(key) for key in keys} | listed)
+    arguments = SimpleNamespace(model=values.get("model") or EMBEDDED, **{key: values.get(key) for key in keys}
+                                | listed)
     return SimpleNamespace(name=file.stem, named=frozenset(values), arguments=arguments,
                            config=SimpleNamespace(output_dir=values.get("output_dir") or f"out/{file.stem}"))
 
@@ -94,13 +101,15 @@ def _limited_job(recipe_name, on, settings, env, hours, budget, price, dry, **of
             from composer_replication.recipes.recipe import load_recipe
             recipe = load_recipe(recipe_name, chosen, estimating=on != "local")
     if on == "local" and of_job["gpus"] > max(1, here := len(list(Path("/dev").glob("nvidia[0-9]*")))):
-        warn(f"--gpus {of_job['gpus']} does nothing here: this machine shows {here} GPUs, and so many processes would share what there is")
+        warn(f"--gpus {of_job['gpus']} does nothing here: this machine shows {here} GPUs, and so many processes would "
+             "share what there is")
     text = file.read_text(encoding="utf-8")
     check_no_secret(recipe.named, "\n".join([text, *(settings or [])]), env)
     job = make_job(recipe, text, chosen, on, limit=limit, env=tuple(env), **of_job)
     if on not in ("local", "slurm"):
         for file in named_files(recipe):
-            warn(f"the recipe names {file}, which is not sent: put it into the image at the same path, or under {job.folder}")
+            warn(f"the recipe names {file}, which is not sent: put it into the image at the same path, or under "
+                 f"{job.folder}")
     if dry:
         say(f"The recipe is not checked here; composer-rl train --config {recipe_name} --dry-run does that.")
     return job
@@ -146,8 +155,8 @@ def launch(
 
     `composer-rl launch qwen3-8b-lora --on slurm --gpus 8 --budget 100 --price 20 --dry-run`
     """
-    job = _limited_job(recipe, on.value, settings or [], env or [], hours, budget, price, dry_run, gpus=gpus, cpus=cpus, machines=machines,
-                       hardware=hardware, image=image, storage=storage, role=role, name=name)
+    job = _limited_job(recipe, on.value, settings or [], env or [], hours, budget, price, dry_run, gpus=gpus, cpus=cpus,
+                       machines=machines, hardware=hardware, image=image, storage=storage, role=role, name=name)
     _dry(job, on.value, as_json) if dry_run else _go(job, on.value, as_json)
 
 # %% ../../../nbs/contrib/launch/04_commands.ipynb #ec9ca0a5
@@ -175,7 +184,8 @@ def _go(job, on: str, as_json: bool) -> None:
 # %% ../../../nbs/contrib/launch/04_commands.ipynb #79624997
 jobs_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown",
-    help="What `launch` started: where it stands, its log, its end.\n\n" + EXIT_CODES + "\n\nExamples:\n\n`composer-rl jobs status out/toy`")
+    help="What `launch` started: where it stands, its log, its end.\n\n" + EXIT_CODES
+    + "\n\nExamples:\n\n`composer-rl jobs status out/toy`")
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The run's folder on this machine, as `launch` printed it.")]
 
 
@@ -196,12 +206,14 @@ def jobs_status(folder: Folder, as_json: AsJson = False):
     if as_json:
         return emit({"name": record["name"], "on": record["on"], "limit": record["limit"], "state": state, **more})
     spent = f", {here.used:.0f} of {here.seconds} seconds used" if here else ""
-    out.print(printable(f"{state}{spent} ({record['name']} on {record['on']}: {record['limit']})" + (f"\n{here.reason}" if here and here.reason else "")))
+    out.print(printable(f"{state}{spent} ({record['name']} on {record['on']}: "
+                        f"{record['limit']})" + (f"\n{here.reason}" if here and here.reason else "")))
 
 # %% ../../../nbs/contrib/launch/04_commands.ipynb #8fcc1c65
 @jobs_app.command("logs")
 @plainly
-def jobs_logs(folder: Folder, lines: Annotated[int, typer.Option("--lines", min=1, help="From the end.")] = 100, as_json: AsJson = False):
+def jobs_logs(folder: Folder, lines: Annotated[int, typer.Option("--lines", min=1, help="From the end.")] = 100,
+              as_json: AsJson = False):
     """Print the end of a job's output.
 
     Examples:
@@ -246,6 +258,7 @@ def jobs_run(
     status = JobWatch(folder, command, Limit(seconds)).run()
     if as_json:
         emit({"state": status.state, "used": status.used, "seconds": status.seconds, "code": status.code, "reason": status.reason})
-    say(f"{status.state}: {status.used:.0f} of {status.seconds} seconds used{'; ' + status.reason if status.reason else ''}")
+    say(f"{status.state}: {status.used:.0f} of {status.seconds} seconds "
+        f"used{'; ' + status.reason if status.reason else ''}")
     killed = 128 - status.code if status.code and status.code < 0 else status.code  # as shells report signals
     raise typer.Exit(killed or STATES["failed"] if status.state == "failed" else STATES[status.state])

@@ -33,7 +33,8 @@ class Limit:
         return min(300, self.seconds // 10)
 
     def __str__(self):
-        cost = "" if self.price is None else f" and {self.seconds / 3600 * self.price:.2f} dollars at {self.price:g} an hour"
+        cost = ("" if self.price is None else f" and {self.seconds / 3600 * self.price:.2f} dollars at "
+                f"{self.price:g} an hour")
         return f"at most {self.seconds / 3600:.4g} hours{cost}"
 
 # %% ../../../nbs/contrib/launch/00_job.ipynb #e5c81667
@@ -69,7 +70,8 @@ PLAIN = {  # field of a job: its pattern, and the remedy in the message
 
 def plain_name(text: str) -> str:
     "Make a name that every place accepts from any text."
-    return re.sub(r"[^a-z0-9]+", "-", f"run-{text}".lower() if not text[:1].isalpha() else text.lower())[:40].strip("-") or "run"
+    return (re.sub(r"[^a-z0-9]+", "-", f"run-{text}".lower() if not text[:1].isalpha() else text.lower())[:40].strip("-")
+            or "run")
 
 
 def folder_name(folder: str | Path) -> str:
@@ -109,12 +111,15 @@ class LaunchJob:
                 raise LaunchProblem(f"{name} {getattr(self, name)!r} will not do", f"give {wanted}")
         for name in self.env:
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-                raise LaunchProblem(f"--env {name.partition('=')[0]!r} is no name of a variable", "give the name alone; its value is read where the job runs")
+                raise LaunchProblem(f"--env {name.partition('=')[0]!r} is no name of a variable",
+                                    "give the name alone; its value is read where the job runs")
         for word in (*self.command, self.folder, self.here, *self.files):
             if not word.isprintable():
-                raise LaunchProblem(f"{word!r} holds a line break or a control character", "write it on one line, or into the recipe")
+                raise LaunchProblem(f"{word!r} holds a line break or a control character",
+                                    "write it on one line, or into the recipe")
         if self.gpus < 0 or self.machines < 1 or (self.cpus is not None and self.cpus < 1):
-            raise LaunchProblem(f"{self.gpus} GPUs and cpus={self.cpus} on {self.machines} machines will not do", "give at least one core and one machine")
+            raise LaunchProblem(f"{self.gpus} GPUs and cpus={self.cpus} on {self.machines} machines will not do",
+                                "give at least one core and one machine")
 
 # %% ../../../nbs/contrib/launch/00_job.ipynb #7460a9b6
 def on_every_gpu(

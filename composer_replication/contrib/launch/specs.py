@@ -25,7 +25,8 @@ def as_json(value) -> str:
 
 @cache
 def _templates() -> Environment:
-    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+                              keep_trailing_newline=True)
     environment.filters |= {"json": as_json, "sh": shlex.quote, "py": repr}
     return environment
 
@@ -78,14 +79,18 @@ def sagemaker(job: LaunchJob) -> str:
     "Return the request for `create_training_job`, with managed spot training. Raises `LaunchProblem` for a job that it cannot hold."
     words = watched(job)
     if job.env:
-        raise LaunchProblem(f"--env {job.env[0]}: who may describe a training job would read the key", "let the role read it from AWS Secrets Manager")
+        raise LaunchProblem(f"--env {job.env[0]}: who may describe a training job would read the key",
+                            "let the role read it from AWS Secrets Manager")
     if not job.role or "." not in job.hardware:
-        raise LaunchProblem("SageMaker needs a role and a type of instance", "give --role ARN, --hardware ml.g5.2xlarge")
+        raise LaunchProblem("SageMaker needs a role and a type of instance",
+                            "give --role ARN, --hardware ml.g5.2xlarge")
     _check_storage(job, "SageMaker")
     if re.search(r"\$[\w{]", job.here):
-        raise LaunchProblem(f"{job.here} looks like it names a variable, and aws would put its value there", "take another output_dir")
+        raise LaunchProblem(f"{job.here} looks like it names a variable, and aws would put its value there",
+                            "take another output_dir")
     if long := [word for word in words if len(word) > WORD]:
-        raise LaunchProblem(f"SageMaker takes words of {WORD} characters, and this has {len(long[0])}: {long[0][:40]}...", "write it into the recipe")
+        raise LaunchProblem(f"SageMaker takes words of {WORD} characters, and this has {len(long[0])}: "
+                            f"{long[0][:40]}...", "write it into the recipe")
     return _render("sagemaker.json", job=job, words=words, place=f"{job.storage.rstrip('/')}/{job.name}", wait=DAY)
 
 # %% ../../../nbs/contrib/launch/02_specs.ipynb #97a0f775
@@ -94,6 +99,7 @@ def modal(job: LaunchJob) -> str:
     if job.gpus and not job.hardware:
         raise LaunchProblem("Modal needs the type of the GPU", "give --hardware, such as H100")
     if job.limit.seconds > DAY:
-        raise LaunchProblem(f"Modal ends a function after {DAY // 3600} hours, and the limit is {job.limit.seconds / 3600:.4g}", "give at most 24 --hours")
+        raise LaunchProblem(f"Modal ends a function after {DAY // 3600} hours, and the limit is "
+                            f"{job.limit.seconds / 3600:.4g}", "give at most 24 --hours")
     _check_storage(job, "Modal")
     return _render("modal.py", job=job, words=list(watched(job)))

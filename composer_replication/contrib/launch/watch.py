@@ -69,7 +69,8 @@ def read_status(folder: str | Path) -> Status | None:  # None if nothing was sta
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LaunchProblem(f"the status cannot be read ({type(error).__name__})", "delete the file to begin the limit anew", str(path)) from None
+        raise LaunchProblem(f"the status cannot be read ({type(error).__name__})",
+                            "delete the file to begin the limit anew", str(path)) from None
     lost = status.state == "running" and not _is_alive(status.pid, status.born)
     return replace(status, state="lost") if lost else status
 
@@ -125,7 +126,8 @@ class JobWatch:
             raise LaunchProblem(f"a job runs in {folder}", "wait for it, or end it with composer-rl jobs cancel")
         self.before = before.used if before else 0.0
         if self.before >= limit.seconds - limit.grace:
-            raise LaunchProblem(f"{self.before:.0f} of {limit.seconds} seconds of the limit are used", "launch again with more --hours or --budget")
+            raise LaunchProblem(f"{self.before:.0f} of {limit.seconds} seconds of the limit are used",
+                                "launch again with more --hours or --budget")
         if reason := guard_reason(folder):
             raise LaunchProblem(f"the guard has stopped this run: {reason}", "take another folder")
         self.ending, self.kill_at, self.reason = "", 0.0, ""
@@ -196,10 +198,12 @@ class JobWatch:
     def _start(self) -> subprocess.Popen:
         grace = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(self.limit.grace)}  # otherwise torchrun kills its workers 30 seconds after SIGTERM
         try:
-            return subprocess.Popen(self.command, stdin=subprocess.DEVNULL, start_new_session=True, env=os.environ | grace,
-                                    preexec_fn=die_with_parent if sys.platform == "linux" else None)
+            return subprocess.Popen(self.command, stdin=subprocess.DEVNULL, start_new_session=True,
+                                    env=os.environ | grace, preexec_fn=die_with_parent if sys.platform == "linux"
+                                    else None)
         except OSError as error:
-            problem = LaunchProblem(f"{self.command[0]} cannot be started ({error.strerror})", "check that it is installed where the job runs")
+            problem = LaunchProblem(f"{self.command[0]} cannot be started ({error.strerror})",
+                                    "check that it is installed where the job runs")
             self.reason = str(problem)  # `composer-rl jobs status` shows it at once, the log only when this process has ended
             self.write("failed")
             raise problem from None
@@ -210,5 +214,6 @@ class JobWatch:
     def _ended(self, code: int) -> Status:
         _signal_all(self.child, signal.SIGKILL)  # the rest of its process group
         self.reason = self.reason or guard_reason(self.folder)
-        state = "guard" if self.reason else "done" if code == 0 and self.ending != "spent" else self.ending or ("stopped" if self.asked else "failed")
+        state = ("guard" if self.reason else "done" if code == 0 and self.ending != "spent" else self.ending
+                 or ("stopped" if self.asked else "failed"))
         return self.write(state, code)

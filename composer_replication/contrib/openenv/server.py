@@ -18,7 +18,8 @@ from ...core.serving import serve_app
 from ...envs.deletion.env import FeatureDeletionEnv, deletion_rows
 
 # %% ../../../nbs/contrib/openenv/00_server.ipynb #ecdb8d38
-INSTALL = "pip install 'composer_replication[openenv]', or beside the pinned versions pip install --no-deps -r requirements/openenv.txt"
+INSTALL = ("pip install 'composer_replication[openenv]', or beside the pinned versions pip install --no-deps -r "
+           "requirements/openenv.txt")
 
 
 def openenv_problem() -> str | None:
@@ -58,7 +59,8 @@ class _Session:
     def step(self, action, timeout_s=None, **kwargs):
         self._check()
         self._steps += 1
-        asked = {"tool": action.tool, "arguments": action.arguments} if action.answer is None else {"answer": action.answer}
+        asked = ({"tool": action.tool, "arguments": action.arguments} if action.answer is None
+                 else {"answer": action.answer})
         result = self._environment.step(asked)
         return self._observation(text=result.text, error_kind=result.error_kind, reward=result.reward, done=result.done)
 

@@ -39,8 +39,8 @@ def group_line(group: dict) -> str:
     "Describe a played group in one line."
     reward = "not scored" if group["reward"] is None else f"mean reward {group['reward']:.3g}"
     late = "" if group["first"] else ", which another had delivered"
-    return (f"generation {group['generation']}, group {group['group']}: {group['rollouts']} rollouts by weights {group['weights']}, {reward}, "
-            f"{group['seconds']:.1f} s{late}")
+    return (f"generation {group['generation']}, group {group['group']}: {group['rollouts']} rollouts by weights "
+            f"{group['weights']}, {reward}, {group['seconds']:.1f} s{late}")
 
 # %% ../../../nbs/contrib/queue/04_commands.ipynb #6fb0040c
 @plainly

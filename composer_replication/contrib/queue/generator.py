@@ -33,9 +33,9 @@ from ...training.setup import check_engine
 from ...training.teacher import causal_lm
 
 # %% ../../../nbs/contrib/queue/02_generator.ipynb #5574aa59
-FREE = {"output_dir", "resume", "max_steps", "use_cpu", "data_folder", "keep_rollouts", "sample_every", "ddp_timeout", "report_to",
-        "run_name", "save_steps", "save_strategy", "save_total_limit", "logging_steps", "logging_strategy", "logging_first_step",
-        "log_completions", "disable_tqdm", "push_to_hub", "vllm_gpu_memory_utilization"}
+FREE = {"output_dir", "resume", "max_steps", "use_cpu", "data_folder", "keep_rollouts", "sample_every", "ddp_timeout",
+        "report_to", "run_name", "save_steps", "save_strategy", "save_total_limit", "logging_steps", "logging_strategy",
+        "logging_first_step", "log_completions", "disable_tqdm", "push_to_hub", "vllm_gpu_memory_utilization"}
 
 
 def queue_settings(recipe: Recipe) -> dict[str, Any]:
@@ -51,13 +51,16 @@ def check_queue_recipe(recipe: Recipe) -> None:
     refused = [
         (a.task is None, "a recipe without a task, which has no rollouts", "train without --queue"),
         (c.rollout == "trl", "rollout='trl'", "take rollout='transformers' or 'vllm'"),
-        (c.rollout == "vllm" and c.vllm_mode == "server", "a vLLM server", "leave vllm_server_base_url out: each generator has an engine of its own"),
+        (c.rollout == "vllm" and c.vllm_mode == "server", "a vLLM server", "leave vllm_server_base_url out: each "
+         "generator has an engine of its own"),
         (c.rollout == "vllm" and c.vllm_tensor_parallel_size > 1, f"vllm_tensor_parallel_size={c.vllm_tensor_parallel_size}", "set it to 1: a generator "
          "is one process on one device"),
-        (c.rollout == "vllm" and cuts, f"{cuts} where vLLM samples, which gives log-probabilities of the ids that are left", f"leave {cuts} out, or take "
+        (c.rollout == "vllm" and cuts, f"{cuts} where vLLM samples, which gives log-probabilities of the ids that are "
+         "left", f"leave {cuts} out, or take "
          "rollout='transformers'"),
         (c.fsdp or c.deepspeed or int(os.environ.get("WORLD_SIZE", 1)) > 1, "a trainer of several processes", "train with one; generators may be many"),
-        (a.warm_up is not None and recipe.model.use_peft, "warm_up with use_peft", "warm up in a run of its own, and name its checkpoint as model"),
+        (a.warm_up is not None and recipe.model.use_peft, "warm_up with use_peft", "warm up in a run of its own, and "
+         "name its checkpoint as model"),
         (c.loss_type == "vespo" and c.vllm_importance_sampling_correction and not truncates, "loss_type='vespo' with a correction by sequence",
          "set vllm_importance_sampling_mode to token_truncate")]
     for given, what, remedy in refused:
@@ -70,7 +73,8 @@ def generator_model(recipe: Recipe) -> PreTrainedModel:
     model, adapter = recipe_model(recipe), get_peft_config(recipe.model)
     device = torch.device("cpu") if recipe.config.rollout == "vllm" else recipe.config.device
     if isinstance(model, str):
-        model = create_model_from_path(model, **recipe.config.model_init_kwargs | ({"device_map": None} if device.type == "cpu" else {}))
+        model = create_model_from_path(model, **recipe.config.model_init_kwargs
+                                       | ({"device_map": None} if device.type == "cpu" else {}))
     model = get_peft_model(model, adapter) if adapter else model
     return model.to(device).eval()
 
@@ -89,8 +93,10 @@ def load_weights(
 ) -> None:
     "Load trained weights into a model. Raises `QueueProblem` if they belong to another model."
     given, own = safetensors.torch.load(content), {n: p for n, p in model.named_parameters() if p.requires_grad}
-    if other := sorted(n for n in given.keys() | own.keys() if n not in given or n not in own or given[n].shape != own[n].shape):
-        raise QueueProblem(f"the weights in the queue are another model's: {other[0]} differs", "start the generator with the trainer's recipe")
+    if other := sorted(n for n in given.keys() | own.keys() if n not in given or n not in own
+                       or given[n].shape != own[n].shape):
+        raise QueueProblem(f"the weights in the queue are another model's: {other[0]} differs",
+                           "start the generator with the trainer's recipe")
     for name, weight in own.items():
         weight.copy_(given[name])
 
@@ -107,7 +113,8 @@ class Generator:
         self.config, self.queue, self.version = recipe.config, queue, None
         self.factory = episode_factory(recipe, recipe_tasks(recipe))
         if self.factory is None:
-            raise InputProblem(f"task {recipe.arguments.task!r} has no environment of ours to play in", "train without --queue")
+            raise InputProblem(f"task {recipe.arguments.task!r} has no environment of ours to play in",
+                               "train without --queue")
         self.model, tokenizer = generator_model(recipe), recipe_tokenizer(recipe)
         self.engine = VllmEngine(recipe.config, tokenizer) if recipe.config.rollout == "vllm" else None
         self.policy = None if self.engine else TransformersPolicy(causal_lm(self.model), tokenizer)
@@ -147,8 +154,10 @@ class Generator:
         "Play the group and return its rollouts."
         config = self.config
         mixed = (config.bf16 or config.fp16) and self.engine is None  # vLLM has its own dtype setting
-        with torch.no_grad(), torch.autocast(self.model.device.type, torch.bfloat16 if config.bf16 else torch.float16, enabled=mixed):
-            return collect(self.policy, self.factory, [group.row] * len(group.names), config.rollout_config, stop=stop, trace_ids=group.names)
+        with torch.no_grad(), torch.autocast(self.model.device.type, torch.bfloat16 if config.bf16 else torch.float16,
+                                             enabled=mixed):
+            return collect(self.policy, self.factory, [group.row] * len(group.names), config.rollout_config, stop=stop,
+                           trace_ids=group.names)
 
     def run(
         self,
@@ -165,7 +174,8 @@ class Generator:
             while True:
                 group = self.queue.until(lambda: ended() or self.next_group(), limit)
                 if group is None:
-                    raise QueueProblem(f"the trainer asked for nothing within {limit:g} seconds (ddp_timeout)", "see whether it runs; go on with the same command")
+                    raise QueueProblem(f"the trainer asked for nothing within {limit:g} seconds (ddp_timeout)",
+                                       "see whether it runs; go on with the same command")
                 if group is True:  # ended
                     return delivered
                 delivered += self._one(group, tell, stop)
@@ -182,5 +192,6 @@ class Generator:
             self.queue.release()
         rewards = [r.reward for r in rollouts if r.reward is not None]
         tell({"generation": group.generation, "group": group.number, "weights": self.version, "rollouts": len(rollouts),
-              "reward": sum(rewards) / len(rewards) if rewards else None, "seconds": time.monotonic() - began, "first": first})
+              "reward": sum(rewards) / len(rewards) if rewards else None, "seconds": time.monotonic() - began,
+              "first": first})
         return first

@@ -15,8 +15,10 @@ from ...training.config import check_ranges, setting
 class QueueSettings:
     "Settings of the rollout queue, used only with `--queue`. Raises `InputProblem` for values out of range."
 
-    max_staleness: int = setting(1, "--queue: generations that a rollout's weights may be behind those trained on it; 0: the sides take turns.")
-    queue_lease: float = setting(60.0, "--queue: seconds without a sign of life after which a generator's group is given to another.")
+    max_staleness: int = setting(1, "--queue: generations that a rollout's weights may be behind those trained on it; "
+                                 "0: the sides take turns.")
+    queue_lease: float = setting(60.0, "--queue: seconds without a sign of life after which a generator's group is "
+                                 "given to another.")
 
     def __post_init__(self):
         check_ranges(self, {"max_staleness": (0, 1000), "queue_lease": (1, 86400)})

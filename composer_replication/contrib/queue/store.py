@@ -60,8 +60,8 @@ class Store:
         try:
             self.files, root = url_to_fs(url, use_listings_cache=False)
         except (ValueError, ImportError) as error:
-            raise QueueProblem(f"{url!r} cannot be opened ({str(error).strip().rstrip('.')})", "name a folder, or install what it "
-                               "needs") from None
+            raise QueueProblem(f"{url!r} cannot be opened ({str(error).strip().rstrip('.')})",
+                               "name a folder, or install what it needs") from None
         self.url, self.root, self.local = url, root.rstrip("/"), isinstance(self.files, LocalFileSystem)
         self.answered = False
 
@@ -81,12 +81,16 @@ class Store:
 
     def _problem(self, error: Exception) -> QueueProblem:
         "Turn an exception of the store into a `QueueProblem`."
-        cause = " ".join(str(error).split()).rstrip(".") or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)
+        cause = " ".join(str(error).split()).rstrip(".") or ("no answer in time" if isinstance(error, TimeoutError)
+                                                             else type(error).__name__)
         if isinstance(error, FileNotFoundError):
-            return QueueProblem(f"there is nothing to write to at {self.url} ({cause})", "make the bucket, or name another")
+            return QueueProblem(f"there is nothing to write to at {self.url} ({cause})",
+                                "make the bucket, or name another")
         if isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
-            return QueueProblem(f"{self.url} refuses ({cause})", "give this machine a key and the right to list, read, write and delete there")
-        return StoreDown(f"{self.url} failed ({cause})", "see whether it can be reached from here, then go on with the same command")
+            return QueueProblem(f"{self.url} refuses ({cause})", "give this machine a key and the right to list, read, "
+                                "write and delete there")
+        return StoreDown(f"{self.url} failed ({cause})", "see whether it can be reached from here, then go on with the "
+                         "same command")
 
     def _ask(self, method: str, name: str, *given, **how):
         "Make a request, and repeat it while the store fails. Raises `FileNotFoundError`, `FileExistsError`, and as the class."
@@ -162,8 +166,8 @@ class Store:
         kept = self.put_new(name, b"one") and not self.put_new(name, b"two") and self.read(name) == b"one"
         self.remove(name)
         if not kept:
-            raise QueueProblem(f"{self.url} writes over a file that it was asked to leave as it is", "take a folder, or a store with conditional "
-                               "writes, such as S3")
+            raise QueueProblem(f"{self.url} writes over a file that it was asked to leave as it is",
+                               "take a folder, or a store with conditional writes, such as S3")
 
 # %% ../../../nbs/contrib/queue/00_store.ipynb #78c2135d
 def _link(path: Path, content: bytes) -> None:
@@ -200,7 +204,8 @@ class PlayedGroup:
 def encode(played: PlayedGroup) -> bytes:
     "Encode a played group as gzipped JSON; the same rollouts give the same bytes."
     rows = [vars(r) | {"trace": orjson.Fragment(r.trace.to_json())} for r in played.rollouts]
-    return gzip.compress(orjson.dumps({"version": played.version, "generator": played.generator, "rollouts": rows}), 1, mtime=0)
+    return gzip.compress(orjson.dumps({"version": played.version, "generator": played.generator, "rollouts": rows}), 1,
+                         mtime=0)
 
 
 def decode(
@@ -216,7 +221,8 @@ def decode(
                     for row in content_json["rollouts"]]
         return PlayedGroup(content_json["version"], content_json["generator"], tuple(rollouts))
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise QueueProblem(f"{name} holds no rollouts ({type(error).__name__})", "delete it, its group will be played again") from None
+        raise QueueProblem(f"{name} holds no rollouts ({type(error).__name__})",
+                           "delete it, its group will be played again") from None
 
 # %% ../../../nbs/contrib/queue/00_store.ipynb #34102f7b
 Found = TypeVar("Found")

@@ -16,14 +16,13 @@ from functools import partial
 from trl import GRPOTrainer
 
 from ...core.errors import InputProblem
-from ...losses.channels import ChannelSum
 from ...recipes.recipe import Recipe
 from ...rollout.types import Ending, Rollout
 from .generator import check_queue_recipe, queue_settings, trained_weights
 from .settings import QueueSettings
 from .store import PlayedGroup, QueueProblem, RolloutQueue, Store
 from ...training.episodes import Generation
-from ...training.step import BackwardPass
+from ...training.reading import BackwardPass
 from ...training.trainer import ComposerReplicationTrainer
 
 # %% ../../../nbs/contrib/queue/03_trainer.ipynb #5b245905
@@ -132,17 +131,10 @@ class QueueTrainer(ComposerReplicationTrainer):
         with _corrected(self):
             return ComposerReplicationTrainer._compute_loss(self, model, inputs)
 
-    def _by_sampler(self, step: BackwardPass) -> BackwardPass:
-        "Return the pass with the generator's log-probabilities as the old ones."
-        if not self.args.vllm_importance_sampling_correction:
-            return step
-        return replace(step, inputs=step.inputs | {"old_per_token_logps": step.inputs["sampling_per_token_logps"]})
-
-    def _sdpo_term(self, step: BackwardPass) -> ChannelSum:
-        return ComposerReplicationTrainer._sdpo_term(self, self._by_sampler(step))
-
-    def _kl_term(self, step: BackwardPass) -> ChannelSum:
-        return ComposerReplicationTrainer._kl_term(self, self._by_sampler(step))
+    def _begin_pass(self, inputs: dict) -> BackwardPass:
+        "Take the generator's log-probabilities as the old ones."
+        part = ComposerReplicationTrainer._begin_pass(self, inputs)
+        return replace(part, old=inputs["sampling_per_token_logps"]) if self.args.vllm_importance_sampling_correction else part
 
     def train(self, *args, **kwargs):
         "Train as `ComposerReplicationTrainer.train`, and tell the generators when it is over."

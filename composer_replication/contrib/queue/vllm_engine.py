@@ -71,14 +71,17 @@ class VllmEngine:
 
     def _start(self, model: PreTrainedModel) -> None:
         self.close()
-        for name, value in (("VLLM_ENABLE_V1_MULTIPROCESSING", "0"), ("VLLM_LOGGING_STREAM", "ext://sys.stderr"), ("VLLM_LOGGING_LEVEL", "WARNING")):
+        for name, value in (("VLLM_ENABLE_V1_MULTIPROCESSING", "0"), ("VLLM_LOGGING_STREAM", "ext://sys.stderr"),
+                            ("VLLM_LOGGING_LEVEL", "WARNING")):
             os.environ.setdefault(name, value)  # run in this process; log to stderr, because stdout is the command's
         from vllm import LLM
         from vllm.platforms import current_platform
         config, kind = self.config, str(model.dtype).removeprefix("torch.")
         with TemporaryDirectory() as folder:
             model.save_pretrained(folder)
-            self.llm = LLM(folder, skip_tokenizer_init=True, dtype="bfloat16" if config.bf16 else "float16" if config.fp16 else kind,
-                           max_model_len=config.vllm_max_model_length, max_num_seqs=config.num_generations, model_impl=config.vllm_model_impl,
-                           gpu_memory_utilization=config.vllm_gpu_memory_utilization, seed=config.seed, enable_prefix_caching=True,
-                           logprobs_mode="processed_logprobs", enforce_eager=current_platform.is_cpu())
+            self.llm = LLM(folder, skip_tokenizer_init=True,
+                           dtype="bfloat16" if config.bf16 else "float16" if config.fp16 else kind,
+                           max_model_len=config.vllm_max_model_length, max_num_seqs=config.num_generations,
+                           model_impl=config.vllm_model_impl, gpu_memory_utilization=config.vllm_gpu_memory_utilization,
+                           seed=config.seed, enable_prefix_caching=True, logprobs_mode="processed_logprobs",
+                           enforce_eager=current_platform.is_cpu())

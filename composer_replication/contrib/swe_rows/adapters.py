@@ -89,8 +89,9 @@ class SweBenchAdapter:
     def _values(self, row) -> dict:
         "Return the fields of a task."
         return self._common(row) | {
-            "base_commit": _text(row, "base_commit"), "golden_diff": _text(row, "patch"), "test_patch": _text(row, "test_patch"),
-            "problem_statement": _text(row, "problem_statement"), "deleted_symbols": changed_symbols(row["patch"]), "mode": "given",
+            "base_commit": _text(row, "base_commit"), "golden_diff": _text(row, "patch"),
+            "test_patch": _text(row, "test_patch"), "problem_statement": _text(row, "problem_statement"),
+            "deleted_symbols": changed_symbols(row["patch"]), "mode": "given",
         }
 
     def _common(self, row) -> dict:
@@ -99,8 +100,9 @@ class SweBenchAdapter:
         passing = names_of("PASS_TO_PASS", row["PASS_TO_PASS"])
         return {
             "task_id": _text(row, "instance_id"), "repo": _text(row, "repo"), "granularity": "patch",
-            "fail_to_pass": tuple(fail_to_pass), "pass_to_pass": tuple(passing), "test_command": test_command(fail_to_pass),
-            "version": str(row.get("version") or ""), "image_name": str(row.get("image_name") or row.get("image") or ""),
+            "fail_to_pass": tuple(fail_to_pass), "pass_to_pass": tuple(passing),
+            "test_command": test_command(fail_to_pass), "version": str(row.get("version") or ""),
+            "image_name": str(row.get("image_name") or row.get("image") or ""),
             "environment_setup_commit": str(row.get("environment_setup_commit") or ""),
         }
 
@@ -140,8 +142,9 @@ class SweSmithAdapter(SweBenchAdapter):
             raise TaskProblem(f"repo {row['repo']!r} does not end in a dot and a commit, as SWE-smith's names do")
         common = self._common(row)
         return common | {
-            "repo": owner_name.replace("__", "/", 1), "base_commit": commit, "mode": "stub", "deletion_patch": _text(row, "patch"),
-            "golden_diff": reverse_patch(row["patch"]), "deleted_symbols": changed_symbols(row["patch"]),
+            "repo": owner_name.replace("__", "/", 1), "base_commit": commit, "mode": "stub",
+            "deletion_patch": _text(row, "patch"), "golden_diff": reverse_patch(row["patch"]),
+            "deleted_symbols": changed_symbols(row["patch"]),
             "problem_statement": str(row.get("problem_statement") or "") or _statement(common["fail_to_pass"]),
         }
 
@@ -167,11 +170,12 @@ class R2EAdapter(SweBenchAdapter):
         before, passing = _passed_before(run), [name for name, outcome in expected.items() if outcome == "PASSED"]
         old, new = _versions(_object(row, "parsed_commit_content"))
         golden = make_patch(old, new)
-        return {"task_id": self.name(row), "repo": _text(row, "repo_name"), "granularity": "patch", "mode": "given", "golden_diff": golden,
-                "base_commit": f"{commit}^", "test_patch": make_patch({}, _test_files(run)), "image_name": str(row.get("docker_image") or ""),
+        return {"task_id": self.name(row), "repo": _text(row, "repo_name"), "granularity": "patch", "mode": "given",
+                "golden_diff": golden, "base_commit": f"{commit}^", "test_patch": make_patch({}, _test_files(run)),
+                "image_name": str(row.get("docker_image") or ""),
                 "fail_to_pass": tuple(name for name in passing if name not in before), "test_command": test_command(()),
-                "pass_to_pass": tuple(name for name in passing if name in before), "deleted_symbols": changed_symbols(golden),
-                "problem_statement": _text(row, "problem_statement")}
+                "pass_to_pass": tuple(name for name in passing if name in before),
+                "deleted_symbols": changed_symbols(golden), "problem_statement": _text(row, "problem_statement")}
 
 # %% ../../../nbs/contrib/swe_rows/00_adapters.ipynb #7bc0cca9
 _COLOUR = re.compile(r"\x1b\[[\d;]*m|\\u001b\[[\d;]*m")
@@ -221,8 +225,10 @@ def _versions(commit):
 def _test_files(run):
     "Return the row's tests: path -> text."
     names, codes = run.get("test_file_names"), run.get("test_file_codes")
-    if not (isinstance(names, list) and isinstance(codes, list) and len(names) == len(codes) and all(isinstance(x, str) for x in names + codes)):
-        raise TaskProblem("execution_result_content needs test_file_names and test_file_codes, two lists of texts of one length")
+    if not (isinstance(names, list) and isinstance(codes, list) and len(names) == len(codes)
+            and all(isinstance(x, str) for x in names + codes)):
+        raise TaskProblem("execution_result_content needs test_file_names and test_file_codes, two lists of texts of "
+                          "one length")
     return {name if "/" in name else f"r2e_tests/{name}": code for name, code in zip(names, codes, strict=True)}
 
 # %% ../../../nbs/contrib/swe_rows/00_adapters.ipynb #f8c39422

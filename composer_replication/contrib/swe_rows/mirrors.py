@@ -50,13 +50,15 @@ def mirror_path(
     if not _REPO.fullmatch(repo):
         raise MirrorProblem(f"{repo[:100]!r} is no repository's name", "name it owner/name")
     owner, _, name = repo.rpartition("/")
-    paths = [path for path in sorted(mirrors.glob(f"{owner or '*'}/*.git")) if path.name.lower() == f"{name}.git".lower()
+    paths = [path for path in sorted(mirrors.glob(f"{owner or '*'}/*.git"))
+             if path.name.lower() == f"{name}.git".lower()
              and (path / "objects").is_dir()]
     if len(paths) > 1:
         raise MirrorProblem(f"{repo} may be {paths[0]} or {paths[1]}", "keep one of them")
     if not paths:
         place = f"{owner or 'OWNER'}/{name}"
-        raise MirrorProblem(f"there is no mirror of {repo}", f"make it with `git clone --mirror https://github.com/{place} "
+        raise MirrorProblem(f"there is no mirror of {repo}",
+                            f"make it with `git clone --mirror https://github.com/{place} "
                             f"{shlex.quote(f'{mirrors / place}.git')}`")
     return paths[0]
 
@@ -67,11 +69,13 @@ GIT_S = 300.0  # limit of one call of git, seconds
 def _git(mirror: Path, *words: str, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) -> subprocess.CompletedProcess:
     "Run git once. The mirror is given by `--git-dir`, so that its owner does not matter."
     env = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
-    env |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_TERMINAL_PROMPT": "0", "GIT_NO_REPLACE_OBJECTS": "1",
-            "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+    env |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_TERMINAL_PROMPT": "0",
+            "GIT_NO_REPLACE_OBJECTS": "1", "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none",
+            "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
     command = ["git", "-c", "core.hooksPath=/dev/null", f"--git-dir={mirror}", *words]
     try:
-        return subprocess.run(command, env=env, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, timeout=GIT_S, check=False)
+        return subprocess.run(command, env=env, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, timeout=GIT_S,
+                              check=False)
     except FileNotFoundError:
         raise MirrorProblem("git is not installed", "install it: apt-get install -y git") from None
     except subprocess.TimeoutExpired:
@@ -94,7 +98,8 @@ def find_commit(
         return whole
     before = _git(mirror, "rev-parse", "--verify", "--quiet", f"{whole}^").stdout.decode().strip()
     if not before:
-        raise MirrorProblem(f"the commit {digits} is the first one of {mirror.parent.name}/{mirror.name}", "leave the row out")
+        raise MirrorProblem(f"the commit {digits} is the first one of {mirror.parent.name}/{mirror.name}",
+                            "leave the row out")
     return before
 
 # %% ../../../nbs/contrib/swe_rows/01_mirrors.ipynb #7d1ea32a
@@ -102,7 +107,8 @@ def _listed(mirror: Path, commit: str) -> tuple[list[tuple[str, str, int]], int]
     "List path, object and mode of each regular file, and count the links and submodules that are left out."
     done = _git(mirror, "ls-tree", "-r", "-z", "-l", "--full-tree", commit)
     if done.returncode:
-        raise MirrorProblem(f"{mirror.parent.name}/{mirror.name} cannot be read at {commit[:12]}", "make the mirror again")
+        raise MirrorProblem(f"{mirror.parent.name}/{mirror.name} cannot be read at {commit[:12]}",
+                            "make the mirror again")
     files, left_out, total = [], 0, 0
     for entry in done.stdout.split(b"\0")[:-1]:
         head, _, name = entry.partition(b"\t")
@@ -112,12 +118,13 @@ def _listed(mirror: Path, commit: str) -> tuple[list[tuple[str, str, int]], int]
             left_out += 1
             continue
         if PurePosixPath(path).is_absolute() or set(path.split("/")) & {"", ".", ".."}:
-            raise MirrorProblem(f"the commit {commit[:12]} names {path[:100]!r}, which leaves its folder", "leave the row out")
+            raise MirrorProblem(f"the commit {commit[:12]} names {path[:100]!r}, which leaves its folder",
+                                "leave the row out")
         files.append((path, sha, int(mode, 8) & 0o777))
         total += int(size) if size.isdigit() else 0  # the size of a missing object is unknown
     if len(files) > MAX_FILES or total > MAX_BYTES:
-        raise MirrorProblem(f"the commit {commit[:12]} holds {len(files)} files of {total / 1e6:.0f} MB; at most {MAX_FILES} files of "
-                            f"{MAX_BYTES / 1e6:.0f} MB are taken", "leave the row out")
+        raise MirrorProblem(f"the commit {commit[:12]} holds {len(files)} files of {total / 1e6:.0f} MB; at most "
+                            f"{MAX_FILES} files of {MAX_BYTES / 1e6:.0f} MB are taken", "leave the row out")
     return files, left_out
 
 # %% ../../../nbs/contrib/swe_rows/01_mirrors.ipynb #d7ee2bc4
@@ -199,8 +206,8 @@ def read_steps(
     except (OSError, ValueError, TypeError, AttributeError):
         right = False
     if not right or any(word.startswith("-") for word in requirements):  # pip's options could run code
-        raise MirrorProblem("the recorded steps are wrong", 'write {"requirements": ["attrs==23.1.0"], "commands": [["python", "x.py"]]}',
-                            str(path))
+        raise MirrorProblem("the recorded steps are wrong", 'write {"requirements": ["attrs==23.1.0"], "commands": '
+                            '[["python", "x.py"]]}', str(path))
     return Steps(tuple(requirements), tuple(map(tuple, commands)))
 
 # %% ../../../nbs/contrib/swe_rows/01_mirrors.ipynb #09406507
@@ -209,7 +216,8 @@ def _install_recorded(libraries: Path, requirements: tuple[str, ...]) -> None:
     fresh = libraries.with_name("recorded")
     fresh.mkdir()
     if missing := install_wheels(list(requirements), fresh, libraries.parent):
-        raise MirrorProblem(f"the recorded requirements cannot be installed ({next(iter(missing.values()))})", "correct the steps beside the mirror")
+        raise MirrorProblem(f"the recorded requirements cannot be installed ({next(iter(missing.values()))})",
+                            "correct the steps beside the mirror")
     names = {canonicalize_name(package.name) for package in distributions(path=[str(fresh)])}
     for path in libraries.iterdir():
         known = path.suffix == ".dist-info" and canonicalize_name(path.name.split("-")[0]) in names
@@ -228,10 +236,13 @@ def _run_recorded(subject: Subject, commands: tuple[tuple[str, ...], ...], kind:
             done = sandbox.exec(argv, env={"PYTHONPATH": ":".join(subject.import_roots), "PYTHONDONTWRITEBYTECODE": "1"})
             if done.exit_code != 0:
                 last = (done.stderr.strip() or done.stdout.strip() or str(done.cut)).split("\n")[-1]
-                raise MirrorProblem(f"the recorded step `{shlex.join(argv)}` failed ({last[:300]})", "correct the steps beside the mirror")
-        paths = [path for path in sandbox.files() if not SKIPPED_FOLDERS & set(path.split("/")) and not path.endswith(".pyc")]
+                raise MirrorProblem(f"the recorded step `{shlex.join(argv)}` failed ({last[:300]})",
+                                    "correct the steps beside the mirror")
+        paths = [path for path in sandbox.files() if not SKIPPED_FOLDERS & set(path.split("/"))
+                 and not path.endswith(".pyc")]
         now = {path: sandbox.read(path) for path in paths}
-    return {path: data for path, data in now.items() if not (subject.tree / path).is_file() or (subject.tree / path).read_bytes() != data}
+    return {path: data for path, data in now.items() if not (subject.tree / path).is_file()
+            or (subject.tree / path).read_bytes() != data}
 
 # %% ../../../nbs/contrib/swe_rows/01_mirrors.ipynb #3592b114
 def _digest(*values) -> str:
@@ -276,10 +287,12 @@ def prepare_commit(
         ready.mkdir(mode=0o755)
         lay_out(subject.tree, made, ready / "tree")
         subject.libraries.rename(ready / "libraries")
-        installed = sorted(f"{package.name}=={package.version}" for package in distributions(path=[str(ready / "libraries")]))
+        installed = sorted(f"{package.name}=={package.version}"
+                           for package in distributions(path=[str(ready / "libraries")]))
         write_json(ready / "environment.json", {"source": source, "python": python, "requirements": steps.requirements,
                                                 "commands": steps.commands, "made": sorted(made), "installed": installed})
-        return store_subject(ready, place, replace(subject, source=source, sha256=sha256, tree=place / "tree", libraries=place / "libraries"))
+        return store_subject(ready, place, replace(subject, source=source, sha256=sha256, tree=place / "tree",
+                                                   libraries=place / "libraries"))
 
 # %% ../../../nbs/contrib/swe_rows/01_mirrors.ipynb #8e492b3f
 def prepare_variant(
@@ -299,4 +312,5 @@ def prepare_variant(
         ready.mkdir(mode=0o755)
         lay_out(base.tree, overlay, ready / "tree")
         (ready / "libraries").symlink_to(Path("..", base.tree.parent.name, "libraries"))
-        return store_subject(ready, place, replace(base, sha256=sha256, tree=place / "tree", libraries=place / "libraries"))
+        return store_subject(ready, place,
+                             replace(base, sha256=sha256, tree=place / "tree", libraries=place / "libraries"))

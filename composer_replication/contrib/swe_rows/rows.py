@@ -68,7 +68,8 @@ def check_names(
     "Raise `TaskProblem` for a name that is not in pytest's format."
     for name in names:
         if not (_NODE.fullmatch(name) or _BARE.fullmatch(name)):
-            raise TaskProblem(f"{name[:100]!r} is no name that pytest gives: rows of other test runners and languages are not supported")
+            raise TaskProblem(f"{name[:100]!r} is no name that pytest gives: rows of other test runners and languages "
+                              "are not supported")
 
 # %% ../../../nbs/contrib/swe_rows/02_rows.ipynb #ac7816da
 def names_of_node(
@@ -89,14 +90,16 @@ def list_tests(
 ) -> list[str]:  # node ids
     "List the tests that pytest collects from these files, in the sandbox. Raises `TaskProblem` if there are none."
     files = list(dict.fromkeys(files))
-    argv = ["python", "-m", "pytest", "--collect-only", "-q", "-c", "/dev/null", "--rootdir=.", "-p", "no:cacheprovider", "--color=no",
-            "--continue-on-collection-errors", *pytest_settings(subject.tree), *files]
-    env = {"PYTHONPATH": ":".join(subject.import_roots), "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    argv = ["python", "-m", "pytest", "--collect-only", "-q", "-c", "/dev/null", "--rootdir=.", "-p",
+            "no:cacheprovider", "--color=no", "--continue-on-collection-errors", *pytest_settings(subject.tree), *files]
+    env = {"PYTHONPATH": ":".join(subject.import_roots), "PYTHONDONTWRITEBYTECODE": "1",
+           "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     with open_sandbox(subject.tree, subject.libraries, COLLECT, kind) as sandbox:
         done = sandbox.exec(argv, env=env)
     nodes = [line for line in done.stdout.split("\n") if "::" in line and line.split("::")[0] in files]
     if not nodes:
-        why = next((line[1:].strip() for line in done.stdout.split("\n") if line.startswith("E ")), done.stderr.strip()[-200:] or "none is there")
+        why = next((line[1:].strip() for line in done.stdout.split("\n") if line.startswith("E ")),
+                   done.stderr.strip()[-200:] or "none is there")
         raise TaskProblem(f"pytest finds no test in {', '.join(files[:3])} ({why[:300]})")
     return nodes
 
@@ -149,7 +152,8 @@ def run_row(
     wanted = tuple(dict.fromkeys(node for matching in nodes.values() for node in matching))
     red = tuple(dict.fromkeys(node for name in failing for node in nodes[name]))
     turned = _turned(subject, red)
-    phases = [Phase("solved", {}, wanted), Phase("given", dict(change.sources_before), wanted), Phase("turned", turned, red)]
+    phases = [Phase("solved", {}, wanted), Phase("given", dict(change.sources_before), wanted),
+              Phase("turned", turned, red)]
     return *run_phases(subject, phases, RUN_LIMITS), turned
 
 # %% ../../../nbs/contrib/swe_rows/02_rows.ipynb #086cf9f9
@@ -166,7 +170,8 @@ def choose_failing(
             raise TaskProblem(f"FAIL_TO_PASS names {name[:200]}, and there is no such test")
         if bad := [node for node in nodes[name] if solved.outcomes.get(node) != "passed"]:
             why = solved.outcomes.get(bad[0]) or solved.problem or "not run"
-            raise TaskProblem(f"{bad[0][:200]} does not pass here with the row's own solution ({why}): the environment may lack something")
+            raise TaskProblem(f"{bad[0][:200]} does not pass here with the row's own solution ({why}): the environment "
+                              "may lack something")
         red = [node for node in nodes[name] if given.outcomes.get(node) != "passed"]
         if not red:
             raise TaskProblem(f"{nodes[name][0][:200]} passes without the solution already")
@@ -197,8 +202,10 @@ def choose_passing(
         else:
             kept.append(node)
             spent = spent_then
-    notes = [f"{odd} tests of PASS_TO_PASS do not pass here with and without the solution and were left out"] if odd else []
-    return kept, notes + ([f"{slow} tests of PASS_TO_PASS were left out: the judge has {PATCH_S:g} s for a row"] if slow else [])
+    notes = ([f"{odd} tests of PASS_TO_PASS do not pass here with and without the solution and were left out"]
+             if odd else [])
+    return kept, notes + ([f"{slow} tests of PASS_TO_PASS were left out: the judge has {PATCH_S:g} s for a row"] if slow
+                          else [])
 
 # %% ../../../nbs/contrib/swe_rows/02_rows.ipynb #9859b177
 _MOST_NAMES = 20
@@ -212,7 +219,8 @@ def statement_of(
     visible = list(visible)
     named = "".join(f"\n- `{node}`" for node in visible[:_MOST_NAMES])
     more = f"\n- and {len(visible) - _MOST_NAMES} more" if len(visible) > _MOST_NAMES else ""
-    tests = f"\n\nThese tests fail and must pass:\n{named}{more}" if visible else "\n\nTests for this, which you do not see, must pass in the end."
+    tests = (f"\n\nThese tests fail and must pass:\n{named}{more}" if visible else "\n\nTests for this, which you do "
+             "not see, must pass in the end.")
     if visible and all(node in text for node in visible):
         tests = ""
     return f"{text.rstrip()}{tests}\n\nWhat works now must go on working. Changes to tests do not count.\n"
@@ -230,7 +238,8 @@ def _difference(before: Texts, after: Texts) -> str:
 def _canaries(turned: Mapping[str, str], result: PhaseResult) -> Iterator[dict]:
     "Yield the inverted tests that fail on the solution, file by file."
     for path, source in turned.items():
-        nodes = [node for node, outcome in result.outcomes.items() if node.split("::")[0] == path and outcome == "failed"]
+        nodes = [node for node, outcome in result.outcomes.items() if node.split("::")[0] == path
+                 and outcome == "failed"]
         if nodes:
             yield {"kind": "assert", "path": path, "source": source, "nodes": nodes[:10]}
 
@@ -246,14 +255,17 @@ def build_row_task(
     "Make the task that agents play."
     hidden = tuple(node for node in failing if node.split("::")[0] in change.tests_after)
     visible = [node for node in failing if node not in hidden]
-    shown = [path for path in {node.split("::")[0]: None for node in failing} if change.tests_before.get(path, "") is not None]
+    shown = [path for path in {node.split("::")[0]: None for node in failing}
+             if change.tests_before.get(path, "") is not None]
     golden = _difference(change.sources_before, change.sources_after)
     lines = sum(line[:1] in "+-" and line[:3] not in ("+++", "---") for line in golden.split("\n") if line)
     return replace(
-        task, repo=subject.source, base_commit=subject.base_commit, mode="given", fail_to_pass=tuple(failing), pass_to_pass=tuple(passing),
-        hidden_tests=hidden, canaries=tuple(canaries), golden_diff=golden, deletion_patch=_difference(change.sources_after, change.sources_before),
+        task, repo=subject.source, base_commit=subject.base_commit, mode="given", fail_to_pass=tuple(failing),
+        pass_to_pass=tuple(passing), hidden_tests=hidden, canaries=tuple(canaries), golden_diff=golden,
+        deletion_patch=_difference(change.sources_after, change.sources_before),
         test_patch=_difference(change.tests_before, change.tests_after), test_command=test_command(shown),
-        problem_statement=statement_of(task.problem_statement, visible), deleted_symbols=tuple(s for s in task.deleted_symbols if s[-1] != ":"),
+        problem_statement=statement_of(task.problem_statement, visible),
+        deleted_symbols=tuple(s for s in task.deleted_symbols if s[-1] != ":"),
         difficulty={"lines": lines, "files": len(change.sources_after), "fail_to_pass": len(failing)})
 
 # %% ../../../nbs/contrib/swe_rows/02_rows.ipynb #e844b528
@@ -292,8 +304,8 @@ def _check_tree(subject: Subject, change: Change) -> None:
         parts = PurePosixPath(path).parts
         top = parts[1] if len(parts) > 1 and parts[0] in subject.import_roots else parts[0]
         if path.endswith(".py") and top.partition(".")[0] in installed:
-            raise TaskProblem(f"{top} is also among the libraries that its tests need, where an agent could read another version of it: "
-                              "such a repository is not supported")
+            raise TaskProblem(f"{top} is also among the libraries that its tests need, where an agent could read "
+                              "another version of it: such a repository is not supported")
 
 # %% ../../../nbs/contrib/swe_rows/02_rows.ipynb #90d4e6bb
 @dataclass(frozen=True)

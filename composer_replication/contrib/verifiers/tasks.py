@@ -34,7 +34,8 @@ class Source:
         "Return the rows and their environment. Raises `InputProblem` if there are none."
         tasks = task_set(self.environment, TasksWanted(self.tasks, train=self.rows, seed=self.seed))
         if tasks.environment is None:
-            raise InputProblem(f"{self.environment!r} is answered in one turn, without tools", "take an environment with tools, such as deletion or sql")
+            raise InputProblem(f"{self.environment!r} is answered in one turn, without tools",
+                               "take an environment with tools, such as deletion or sql")
         return tasks
 
     def opened(self, row: dict[str, Any]) -> Environment:

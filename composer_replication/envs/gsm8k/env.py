@@ -21,7 +21,8 @@ from ...core.tools import ToolResult, refusal
 from ...core.trace import ToolCall
 
 # %% ../../../nbs/envs/gsm8k/00_env.ipynb #3d57e79d
-INSTRUCTION = "Reason step by step. End with a line that holds #### and the answer as one number in digits and nothing else, such as\n#### 42"
+INSTRUCTION = ("Reason step by step. End with a line that holds #### and the answer as one number in digits and "
+               "nothing else, such as\n#### 42")
 
 
 def _row(line, task_id):
@@ -31,8 +32,8 @@ def _row(line, task_id):
         return {"prompt": [{"role": "user", "content": f"{fields['question']}\n\n{INSTRUCTION}"}], "task_id": task_id,
                 "answer": str(int(gold[1].replace(",", "")))}
     except (ValueError, KeyError, TypeError):
-        raise InputProblem(f"{task_id} is no problem of GSM8K", "each line is a JSON object with `question` and an `answer` that "
-                           "ends in `#### ` and a whole number") from None
+        raise InputProblem(f"{task_id} is no problem of GSM8K", "each line is a JSON object with `question` and an "
+                           "`answer` that ends in `#### ` and a whole number") from None
 
 
 def gsm8k_rows(
@@ -132,10 +133,12 @@ class Gsm8kEnv:
     def task_set(cls, wanted: TasksWanted) -> TaskSet:
         "Return problems of the training file, and held-out ones of the test file. Raises `InputProblem` where the files are absent."
         if wanted.file is not None:
-            raise InputProblem("task 'gsm8k' has files of its own", "set data_folder to their folder and leave tasks out")
+            raise InputProblem("task 'gsm8k' has files of its own",
+                               "set data_folder to their folder and leave tasks out")
         folder = Path(wanted.folder or Path(os.environ.get("COMPOSER_DATA", "")) / "tasks")
         train, test = files = [folder / f"gsm8k_{part}.jsonl.gz" for part in ("train", "test")]
         if missing := [str(f) for f in files if not f.is_file()]:
-            raise InputProblem(f"task 'gsm8k' needs {' and '.join(missing)}", "set data_folder or COMPOSER_DATA to where they are")
+            raise InputProblem(f"task 'gsm8k' needs {' and '.join(missing)}",
+                               "set data_folder or COMPOSER_DATA to where they are")
         held_out = gsm8k_rows(test, wanted.held_out_count, wanted.seed) if wanted.held_out else []
         return TaskSet(gsm8k_rows(train, wanted.train, wanted.seed), held_out, reward=gsm8k_reward)

@@ -102,8 +102,8 @@ def demonstration(
         return result
     agent(task, random.Random(f"sql/agent/{seed}"), act)
     turns.append(Turn("assistant", "Done."))
-    return Trace(f"{task.task_id}-{agent.__name__}", tuple(replace(t, source_index=i) for i, t in enumerate(turns)), env.tools, task.task_id,
-                 f"scripted/{agent.__name__}", env.reward(), source="demonstration")
+    return Trace(f"{task.task_id}-{agent.__name__}", tuple(replace(t, source_index=i) for i, t in enumerate(turns)),
+                 env.tools, task.task_id, f"scripted/{agent.__name__}", env.reward(), source="demonstration")
 
 
 def demonstrations(

@@ -40,7 +40,8 @@ def _values(rng, column, n):
 def _rows(rng, table, n):
     "Draw n rows of a table without its link."
     labels = rng.sample([f"{a} {b}" for a in words("labels")["first"] for b in words("labels")["second"]], n)
-    columns = {"id": rng.sample(range(10, 100), n), table.label: labels} | {c.name: _values(rng, c, n) for c in table.columns}
+    columns = ({"id": rng.sample(range(10, 100), n), table.label: labels}
+               | {c.name: _values(rng, c, n) for c in table.columns})
     return [dict(zip(columns, values)) for values in zip(*columns.values())]
 
 
@@ -70,7 +71,8 @@ SELECTS = 2  # SELECT or VALUES in a statement; SQLite copies expressions across
 ROWS = 200  # most rows that are read
 LIMITS = {sqlite3.SQLITE_LIMIT_LENGTH: BYTES, sqlite3.SQLITE_LIMIT_SQL_LENGTH: BYTES, sqlite3.SQLITE_LIMIT_ATTACHED: 0,
           sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 60, sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 60,
-          sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 10, sqlite3.SQLITE_LIMIT_COLUMN: 100, sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0}
+          sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 10, sqlite3.SQLITE_LIMIT_COLUMN: 100,
+          sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0}
 _NO_WORDS = re.compile(r"""--[^\n]*|/\*.*?(?:\*/|\Z)|'[^']*'|"[^"]*"|`[^`]*`|\[[^\]]*\]""", re.S)  # comments, strings, quoted names
 
 
@@ -86,7 +88,8 @@ def open_database(schema: Schema, rows: Rows) -> sqlite3.Connection:
         connection.execute(statement)
     for table, held in zip(schema.tables, (rows.parent, rows.child)):
         places = ", ".join("?" * len(held[0]))
-        connection.executemany(f"INSERT INTO {table.name} ({', '.join(held[0])}) VALUES ({places})", [list(r.values()) for r in held])
+        connection.executemany(f"INSERT INTO {table.name} ({', '.join(held[0])}) VALUES ({places})",
+                               [list(r.values()) for r in held])
     connection.commit()
     connection.execute("PRAGMA query_only = ON")
     connection.text_factory = lambda raw: raw.decode(errors="replace")

@@ -24,8 +24,8 @@ import composer_replication.envs.sql.hints  # registers its layer and its detect
 from .tasks import SqlTask, answers, asked_levels, sql_rows, task_of
 
 # %% ../../../nbs/envs/sql/06_env.ipynb #df9614f5
-WORKSPACE = ("\n\nThe database is the SQLite file database.db in your folder. Write one SELECT statement that answers into the file answer.sql there; "
-             "what it holds at the end counts.")
+WORKSPACE = ("\n\nThe database is the SQLite file database.db in your folder. Write one SELECT statement that answers "
+             "into the file answer.sql there; what it holds at the end counts.")
 
 
 def _database_file(task: SqlTask) -> bytes:

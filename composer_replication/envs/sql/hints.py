@@ -46,11 +46,13 @@ def needs(task: SqlTask) -> list[tuple[str, str]]:
     if q.kind in ("count", "group"):
         parts.append(("COUNT", "How many there are is `COUNT(*)`."))
     if q.condition:
-        parts.append((str(q.condition.value), f"The condition compares with {q.condition.value}, by `{q.condition.sign}`."))
+        parts.append((str(q.condition.value), f"The condition compares with {q.condition.value}, by "
+                      f"`{q.condition.sign}`."))
     if q.kind in ("group", "linked_group"):
         parts.append(("GROUP", "Each group is a row of its own: use GROUP BY."))
     if q.kind == "top":
-        parts += [("ORDER", "Use ORDER BY" + " with DESC" * (q.figure == "highest") + "."), (str(TOP), f"Use LIMIT {TOP}.")]
+        parts += [("ORDER", "Use ORDER BY" + " with DESC" * (q.figure == "highest") + "."),
+                  (str(TOP), f"Use LIMIT {TOP}.")]
     return parts
 
 # %% ../../../nbs/envs/sql/04_hints.ipynb #d9f8a2fd
@@ -100,7 +102,8 @@ class SqlHints:
         if self.look and (call := unseen(task, context.trace, turn)):
             if call[0] == "tables":
                 return "Call `tables` first: the names of the tables are not known yet, and guessing them fails."
-            return f"Call `describe` with the table `{call[1]['table']}` first: its columns are not known yet, and guessing them fails."
+            return (f"Call `describe` with the table `{call[1]['table']}` first: its columns are not known yet, and "
+                    "guessing them fails.")
         calls = context.trace.turns[turn].tool_calls
         if calls and (column := re.search(r"ambiguous column name: (\w+)", context.error_message)):
             both = " or ".join(f"`{table.name}.{column[1]}`" for table in task.schema.tables)
@@ -120,8 +123,10 @@ def _queried(trace, position):
         return None
     results = list(takewhile(lambda later: later.observation or later.role == "tool", trace.turns[position + 1:]))
     by_id = {result.tool_call_id: result for result in results if result.tool_call_id}
-    pairs = [(call, by_id.get(call.id) if call.id and by_id else result) for call, result in zip(turn.tool_calls, chain(results, repeat(None)))]
-    worked = [(_sql(call), result.content) for call, result in pairs if call.name == "query" and result and not result.failed]
+    pairs = [(call, by_id.get(call.id) if call.id and by_id else result)
+             for call, result in zip(turn.tool_calls, chain(results, repeat(None)))]
+    worked = [(_sql(call), result.content) for call, result in pairs if call.name == "query" and result
+              and not result.failed]
     return worked[-1] if worked else None
 
 

@@ -116,7 +116,8 @@ def _draw(rng, schema, kind):
     table = schema.child if child else schema.parent
     columns = table.of_type(kind == "group")
     if kind == "top":  # only columns whose numbers are drawn without replacement
-        columns = [c for c in columns if (c.values[1] - c.values[0]) * (100 if isinstance(c.values[0], float) else 1) + 1 >= 48]
+        columns = [c for c in columns if (c.values[1] - c.values[0]) * (100 if isinstance(c.values[0], float) else 1)
+                   + 1 >= 48]
     if not columns:
         return None
     column, figure = rng.choice(columns), None
@@ -151,7 +152,8 @@ def _answers(question, schema, instances):
         return None
     answers = [select(schema, rows, reference_sql(question, schema)) for rows in instances]
     empty = any(not a.rows or a.rows in (((None,),), ((0,),)) for a in answers)
-    return None if empty or max(len(a.rows) for a in answers) > 12 or same_result(*answers, question.ordered) else answers
+    return (None if empty or max(len(a.rows) for a in answers) > 12 or same_result(*answers, question.ordered)
+            else answers)
 
 
 def _hidden(question, schema, shown, seed):
@@ -205,7 +207,8 @@ def _compared(condition, column, role, rng):
     "Return a value for the column of the condition, by the row's role; among texts only those of role I match."
     value = condition.value
     if column.type == "TEXT":
-        others = {"E": f"{value} II", "B": f"Old {value}", "O": value[:-1], "F": rng.choice([v for v in column.values if v != value])}
+        others = {"E": f"{value} II", "B": f"Old {value}", "O": value[:-1],
+                  "F": rng.choice([v for v in column.values if v != value])}
         return others.get(role.upper(), value)
     steps = {"I": rng.randint(2, 6), "E": 1, "B": 0, "O": -1, "F": -rng.randint(2, 6)}[role.upper()]
     return round(value + (steps if condition.sign == ">" else -steps) / _scale(column), 2)
@@ -214,7 +217,8 @@ def _compared(condition, column, role, rng):
 def _bordered(q, schema, seed):
     "Draw an instance with rows at the borders."
     rng, drawn = random.Random(f"sql/border/{seed}"), draw_rows(schema, f"{seed}/border", (len(ROLES), 3 * len(ROLES)))
-    parents, children = ([dict(row) for row in sorted(held, key=lambda row: row["id"])] for held in (drawn.parent, drawn.child))
+    parents, children = ([dict(row) for row in sorted(held, key=lambda row: row["id"])]
+                         for held in (drawn.parent, drawn.child))
     for i, row in enumerate(children):  # each parent has three children, but the first has one and the second five
         row[schema.link] = parents[i % len(parents) or int(i > 0)]["id"]
     things, table, under = children if q.child else parents, q.things(schema), q.under(schema)
@@ -245,7 +249,8 @@ def _bordered(q, schema, seed):
     inside = [row for row in things if roles[row[owner]] == "I"]
     if q.kind == "top":
         inside = sorted(things, key=lambda row: row[column.name], reverse=q.figure == "highest")[1:3]
-    first, second = next((one, other) for one, other in combinations(inside, 2) if not group or one[group] == other[group])
+    first, second = next((one, other) for one, other in combinations(inside, 2) if not group
+                         or one[group] == other[group])
     second.update({name: first[name] for name in [table.label, *([column.name] if column else [])]})
     if q.kind in ("count", "group"):
         used = {q.meaning, q.condition and q.condition.meaning}
@@ -263,7 +268,8 @@ def slips(question: Question, schema: Schema) -> Iterator[str]:
     if q.condition and q.condition.sign in _TURNED:
         yield right.replace(f" {q.condition.sign} ", f" {q.condition.sign}= ")
         step = 1 / _scale(q.under(schema).column(q.condition.meaning))
-        yield from (reference_sql(replace(q, condition=replace(q.condition, value=q.condition.value + by)), schema) for by in (step, -step))
+        yield from (reference_sql(replace(q, condition=replace(q.condition, value=q.condition.value + by)), schema)
+                    for by in (step, -step))
     if q.meaning:
         others = [c.meaning for c in table.of_type(table.column(q.meaning).type == "TEXT") if c.meaning != q.meaning]
         yield from (reference_sql(replace(q, meaning=meaning), schema) for meaning in others)
@@ -301,4 +307,5 @@ def border_rows(
         right = select(schema, rows, reference_sql(question, schema))
         if not any(agree(question, select(schema, rows, sql), right) for sql in slips(question, schema)):
             return rows
-    raise InputProblem(f"no instance tells {question_text(question, schema)!r} from what is nearly that", "take another seed")
+    raise InputProblem(f"no instance tells {question_text(question, schema)!r} from what is nearly that",
+                       "take another seed")

@@ -77,7 +77,8 @@ class Schema:
         return self.parent, self.child
 
     def _columns(self, table, key, link):
-        return [key, f"{table.label} TEXT", *(f"{c.name} {c.type}" for c in table.columns), *[f"{self.link} INTEGER{link}"] * (table is self.child)]
+        return [key, f"{table.label} TEXT", *(f"{c.name} {c.type}" for c in table.columns),
+                *[f"{self.link} INTEGER{link}"] * (table is self.child)]
 
     def described(self, table: Table) -> str:
         "Return the columns of a table as the tool `describe` shows them."
@@ -86,7 +87,8 @@ class Schema:
     def ddl(self) -> list[str]:
         "Return the statements that create the tables; names come from the word lists and need no quotes."
         link = f" REFERENCES {self.parent.name}(id)"
-        return [f"CREATE TABLE {table.name} ({', '.join(self._columns(table, 'id INTEGER PRIMARY KEY', link))})" for table in self.tables]
+        return [f"CREATE TABLE {table.name} ({', '.join(self._columns(table, 'id INTEGER PRIMARY KEY', link))})"
+                for table in self.tables]
 
     @property
     def fingerprint(self) -> str:
@@ -134,6 +136,7 @@ def draw_schema(
 
 def renamed(schema: Schema, rng: random.Random) -> Schema:
     "Return the schema with other names from the same lists, which may belong to any split."
-    domain = next(d for d in words("domains") if [d[side]["words"][1] for side in ("parent", "child")] == [t.many for t in schema.tables])
+    domain = next(d for d in words("domains")
+                  if [d[side]["words"][1] for side in ("parent", "child")] == [t.many for t in schema.tables])
     parent, child = _draw_tables(rng, domain)
     return Schema(parent, child, f"{parent.name}_id")

@@ -45,7 +45,8 @@ class SqlTask:
     @cached_property
     def right(self) -> tuple[tuple[Rows, Result], ...]:
         "Each instance with the reference's result."
-        return tuple((rows, select(self.schema, rows, self.reference)) for rows in (self.rows, self.hidden, *self.borders))
+        return tuple((rows, select(self.schema, rows, self.reference))
+                     for rows in (self.rows, self.hidden, *self.borders))
 
 
 @lru_cache(maxsize=1024)

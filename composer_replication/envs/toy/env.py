@@ -103,8 +103,8 @@ def make_world(
     path = f"{folder}/{function.name}.py"
     files = {path: function.stub, f"{folder}/{other.name}.py": other.code,
              f"tests/test_{function.name}.py": test_code(function, rng)}
-    return WorldTask(f"{split}-{seed}", split, f"Write the body of `{function.name}` again.", dict(sorted(files.items())),
-                     _offered(rng, split), path, function)
+    return WorldTask(f"{split}-{seed}", split, f"Write the body of `{function.name}` again.",
+                     dict(sorted(files.items())), _offered(rng, split), path, function)
 
 
 def world_rows(
@@ -214,4 +214,5 @@ class WorldEnv:
         "Return the task set of a recipe with `task: toy`: as many tasks as requested, none in both splits."
         if wanted.file is not None:
             raise InputProblem("task 'toy' makes its own tasks", "leave tasks out")
-        return TaskSet(world_rows(wanted.train or 64, wanted.seed), world_rows(wanted.held_out_count, wanted.seed, "test"), cls)
+        return TaskSet(world_rows(wanted.train or 64, wanted.seed),
+                       world_rows(wanted.held_out_count, wanted.seed, "test"), cls)

@@ -27,7 +27,8 @@ FIRST_OPERATIONS = (
     ("the sum of a and b", "a + b", lambda a, b: a + b), ("a minus b", "a - b", lambda a, b: a - b),
     ("b minus a", "b - a", lambda a, b: b - a), ("the product of a and b", "a * b", lambda a, b: a * b),
     ("the larger of a and b", "max(a, b)", max), ("the smaller of a and b", "min(a, b)", min),
-    ("the distance of a and b", "abs(a - b)", lambda a, b: abs(a - b)), ("a plus twice b", "a + 2 * b", lambda a, b: a + 2 * b))
+    ("the distance of a and b", "abs(a - b)", lambda a, b: abs(a - b)),
+    ("a plus twice b", "a + 2 * b", lambda a, b: a + 2 * b))
 SECOND_OPERATIONS = (
     ("plus {k}", "x + {k}", lambda x, k: x + k), ("minus {k}", "x - {k}", lambda x, k: x - k),
     ("times {k}", "x * {k}", lambda x, k: x * k), ("modulo {k}", "x % {k}", lambda x, k: x % k),
@@ -51,7 +52,8 @@ class Function:
     @property
     def body(self) -> str:
         "The function's body in Python, one line for each operation."
-        return f"    x = {FIRST_OPERATIONS[self.first][1]}\n    return {SECOND_OPERATIONS[self.second][1].format(k=self.constant)}\n"
+        return (f"    x = {FIRST_OPERATIONS[self.first][1]}\n    return "
+                f"{SECOND_OPERATIONS[self.second][1].format(k=self.constant)}\n")
 
     @property
     def code(self) -> str:
@@ -68,8 +70,8 @@ class Function:
         return SECOND_OPERATIONS[self.second][2](FIRST_OPERATIONS[self.first][2](a, b), self.constant)
 
 # %% ../../../nbs/envs/toy/00_functions.ipynb #fec094d6
-FIRST = ("red blue cold warm main spare inner outer first last north south daily early fast slow small large hidden open "
-         "silver copper round plain").split()
+FIRST = ("red blue cold warm main spare inner outer first last north south daily early fast slow small large hidden "
+         "open silver copper round plain").split()
 SECOND = ("port lamp cache timer queue label limit depth width token wheel bridge engine signal garden market letter "
           "window ladder kettle folder table river crane").split()
 
@@ -88,7 +90,8 @@ def draw_function(
     "Draw a function whose name, constant and pair of operations belong to the split."
     first, second = _draw(lambda: (rng.randrange(8), rng.randrange(6)), lambda pair: split_of(sum(pair), 6) == split)
     constant = _draw(lambda: rng.randrange(10, 100), lambda k: split_of(k, 7) == split)
-    name = _draw(lambda: f"{rng.choice(FIRST)}_{rng.choice(SECOND)}", lambda n: split_of(zlib.crc32(n.encode()), 5) == split)
+    name = _draw(lambda: f"{rng.choice(FIRST)}_{rng.choice(SECOND)}",
+                 lambda n: split_of(zlib.crc32(n.encode()), 5) == split)
     return Function(name, first, second, constant)
 
 # %% ../../../nbs/envs/toy/00_functions.ipynb #84cffa44
@@ -97,7 +100,8 @@ def test_code(
     rng: random.Random,
 ) -> str:
     "Return a test file for the function, with four inputs below 200."
-    wrong = [FIRST_OPERATIONS[function.first][2], *(replace(function, first=i, second=j).value for i in range(8) for j in range(6)
+    wrong = [FIRST_OPERATIONS[function.first][2],
+             *(replace(function, first=i, second=j).value for i in range(8) for j in range(6)
                                                     if (i, j) != (function.first, function.second))]
 
     def draw():

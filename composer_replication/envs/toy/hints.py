@@ -65,8 +65,8 @@ def behind_attempt(hint: str | None, meta: HintContext) -> str | None:
 
 FILLER = "The file has some lines."
 _QUALITIES: dict[str, Callable[[str, HintContext], str | None]] = {
-    "exact": exact_hint, "template": template_hint, "vague": lambda kind, meta: "That step does not work here; look again at what is offered.",
-    "wrong": wrong_hint, "raw": RawErrorHintGenerator().generate,
+    "exact": exact_hint, "template": template_hint, "vague": lambda kind, meta: "That step does not work here; look "
+    "again at what is offered.", "wrong": wrong_hint, "raw": RawErrorHintGenerator().generate,
     "own": lambda kind, meta: behind_attempt(template_hint(kind, meta), meta), "filler": lambda kind, meta: FILLER}
 HINTS = tuple(_QUALITIES)
 

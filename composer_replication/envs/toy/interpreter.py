@@ -19,14 +19,15 @@ from functools import lru_cache
 
 # %% ../../../nbs/envs/toy/01_interpreter.ipynb #f77eed68
 BUILTINS = {f.__name__: f for f in (abs, min, max, int)}
-BINARY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
-          ast.Pow: operator.pow}
-COMPARE = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}
+BINARY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+          ast.Mod: operator.mod, ast.Pow: operator.pow}
+COMPARE = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+           ast.GtE: operator.ge}
 UNARY = {ast.USub: operator.neg, ast.Not: operator.not_}
 _IN_MODULES = (ast.ImportFrom, ast.Assign, ast.Expr, ast.Pass)  # and functions
 _NODES = frozenset({
-    ast.Return, ast.Assign, ast.If, ast.Assert, ast.Pass, ast.Expr, ast.Name, ast.Constant, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare,
-    ast.IfExp, ast.Call, *BINARY, *COMPARE, *UNARY, ast.And, ast.Or, ast.Load, ast.Store})
+    ast.Return, ast.Assign, ast.If, ast.Assert, ast.Pass, ast.Expr, ast.Name, ast.Constant, ast.BinOp, ast.UnaryOp,
+    ast.BoolOp, ast.Compare, ast.IfExp, ast.Call, *BINARY, *COMPARE, *UNARY, ast.And, ast.Or, ast.Load, ast.Store})
 _CONSTANTS = (int, bool, str, types.NoneType, types.EllipsisType)
 _ANNOTATIONS = ("bool", "int", "str")  # evaluating them cannot fail
 

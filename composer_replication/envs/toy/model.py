@@ -18,7 +18,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qw
 from ...core.errors import InputProblem
 
 # %% ../../../nbs/envs/toy/05_model.ipynb #6a32e969
-SPECIAL_TOKENS = ("<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|call|>", "<|end|>", "<think>", "</think>")
+SPECIAL_TOKENS = ("<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|call|>", "<|end|>", "<think>",
+                  "</think>")
 
 
 def embedded_path() -> Path:
@@ -61,7 +62,8 @@ def read_weights(
     weights = load_file(folder / "model.safetensors")
     shapes = {k: v.shape for k, v in model.state_dict().items() if k != "lm_head.weight"}
     if {k: v.shape for k, v in weights.items()} != shapes:
-        raise InputProblem(f"{folder.name}/model.safetensors holds other weights than an embedded model's; name another folder.")
+        raise InputProblem(f"{folder.name}/model.safetensors holds other weights than an embedded model's; name "
+                           "another folder.")
     model.load_state_dict(weights, strict=False)
     return model.eval()
 

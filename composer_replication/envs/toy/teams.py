@@ -115,9 +115,9 @@ def _other(kind, meta):
 
 _exact = _of_path(lambda path: team_fact(path, team_of(path)))
 _TEAM_HINTS: dict[str, Callable[[str, HintContext], str | None]] = {
-    "exact": _exact, "wrong": _of_path(lambda path: team_fact(path, team_of(path) % len(TEAMS) + 1), wrong_hint), "other": _other,
-    "shuffled": lambda kind, meta: (hint := _exact(kind, meta)) and shuffled(hint), "filler": world_hints("filler"),
-    "empty": lambda kind, meta: ".", "raw": world_hints("raw"),
+    "exact": _exact, "wrong": _of_path(lambda path: team_fact(path, team_of(path) % len(TEAMS) + 1), wrong_hint),
+    "other": _other, "shuffled": lambda kind, meta: (hint := _exact(kind, meta)) and shuffled(hint),
+    "filler": world_hints("filler"), "empty": lambda kind, meta: ".", "raw": world_hints("raw"),
     "blind": _of_path(lambda path: f'Write it as "{path}" with another "team".'),
     "own": lambda kind, meta: behind_attempt(_exact(kind, meta), meta)}
 TEAM_HINTS = tuple(_TEAM_HINTS)

@@ -114,6 +114,18 @@ def _rearranged(args, lengths, chance):
     return chance.choice([moved, *more])
 
 
+def _type(argument):
+    (kind, text), = argument.items()
+    return kind, type(ast.literal_eval(text)) if kind in ("literal", "iterator") else json.loads(text)["target"] if kind == "made" else None
+
+
+def _shown(args, others):
+    "True where each argument has a type that another call has in its place; behind the last place of all, as there."
+    last = max(map(len, others)) - 1
+    return all(any(_type(other[place]) == _type(argument) for other in others if place < len(other))
+               for number, argument in enumerate(args) for place in [min(number, last)])
+
+
 def _places(record):
     return [("args", i) for i in range(len(record["args"]))] + [("kwargs", name) for name in record["kwargs"]]
 
@@ -124,7 +136,7 @@ def pool_calls(
     seed: str,
     most: int,
 ) -> list[tuple[int, dict]]:  # (place of the captured call, changed call), none equal to a captured one
-    "Make calls near the captured ones."
+    "Make calls near the captured ones. No argument has a type that no test shows in its place: what comes of it is said nowhere."
     known = {json.dumps(record, sort_keys=True) for record in captured}
     made, chance = [], random.Random(seed)
     for number in range(4 * most if captured else 0):
@@ -140,7 +152,7 @@ def pool_calls(
             others = [o[part][at] for o in alike if o is not record and (at in o[part] if part == "kwargs" else at < len(o[part]))]
             new[part][at] = _changed(new[part][at], others, constants, chance)
         text = json.dumps(new, sort_keys=True)
-        if text not in known and len(made) < most:
+        if text not in known and len(made) < most and _shown(new["args"], [o["args"] for o in alike]):
             known.add(text)
             made.append((place, new))
     return made
