@@ -60,8 +60,9 @@ def serve_model(
     timeout: Annotated[float, typer.Option(min=1, help="Seconds in which an answer must have come; else 504.")] = 600.0,
     api_key_env: KeyEnv = None,
     record: Annotated[Path | None, typer.Option(help="Where to keep each episode as a trace that `train` takes: a folder.")] = None,
-    vllm: Annotated[str | None, typer.Option(metavar="URL", help="A vLLM server that samples; CHECKPOINT gives tokenizer and template alone. "
-                                             "Its key is read from VLLM_API_KEY.")] = None,
+    vllm: Annotated[str | None, typer.Option(
+        metavar="URL", help="A vLLM server that samples; CHECKPOINT gives tokenizer and template alone. Its key is "
+        "read from VLLM_API_KEY.")] = None,
     template: ChatTemplate = None,
     seed: Seed = 0,
     as_json: AsJson = False,

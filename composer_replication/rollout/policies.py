@@ -235,29 +235,35 @@ def completions_policy(
             raise InputProblem(f"{base} cannot be asked ({' '.join(str(error).split()) or type(error).__name__})",
                                "name the address of a running server") from None
         if answer is None:
-            raise InputProblem(f"{base} answers /v1/{path} with {reply.status_code}: {' '.join(reply.text.split())[:200]}")
+            said = " ".join(reply.text.split())[:200]
+            raise InputProblem(f"{base} answers /v1/{path} with {reply.status_code}: {said}")
         return answer
 
     def one(question):
         ids, sampling, limit, seed = question
-        choice = ask("completions", model=served["id"], prompt=ids, max_tokens=limit, seed=seed, temperature=sampling.temperature,
-                     top_p=sampling.top_p, top_k=sampling.top_k or -1, min_p=sampling.min_p or 0.0, repetition_penalty=1.0,
-                     stop_token_ids=sorted(policy.stops), logprobs=1, return_token_ids=True)["choices"][0]
+        choice = ask(
+            "completions", model=served["id"], prompt=ids, max_tokens=limit, seed=seed, logprobs=1, return_token_ids=True,
+            temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k or -1, min_p=sampling.min_p or 0.0,
+            repetition_penalty=1.0, stop_token_ids=sorted(policy.stops))["choices"][0]
         if not isinstance(choice.get("token_ids"), list) or not isinstance(choice.get("logprobs"), dict):
-            raise InputProblem(f"{base} returns no token ids with their log-probabilities", "serve by vLLM 0.10.2 or later")
+            raise InputProblem(
+                f"{base} returns no token ids with their log-probabilities", "serve by vLLM 0.10.2 or later")
         return choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["logprobs"]["top_logprobs"]
 
     def generate(ids, sampling, limits, seeds):
-        return tuple(zip(*(made[:2] for made in in_threads(one, zip(ids, [sampling] * len(ids), limits, seeds), min(requests, len(ids))))))
+        rows = zip(ids, [sampling] * len(ids), limits, seeds)
+        return tuple(zip(*(made[:2] for made in in_threads(one, rows, min(requests, len(ids))))))
 
     listed = {each["id"]: each for each in ask("models").get("data", [])}
     served = listed.get(name) or (next(iter(listed.values())) if len(listed) == 1 else None)
     if served is None:
-        raise InputProblem(f"{base} serves {', '.join(listed) or 'no model'}, and not {name!r}", "name one of its models")
+        names = ", ".join(listed) or "no model"
+        raise InputProblem(f"{base} serves {names}, and not {name!r}", "name one of its models")
     policy = CallablePolicy(generate, tokenizer, served["id"], model, served.get("max_model_len") or math.inf)
     warm, hot = (max(one(([min(policy.stops)], Sampling(t), 1, 0))[2][0].values()) for t in (1.0, 2.0))
     if hot > warm - 1e-3:
-        raise InputProblem(f"the log-probabilities of {base} are those before the temperature", "start it with --logprobs-mode processed_logprobs")
+        raise InputProblem(f"the log-probabilities of {base} are those before the temperature",
+                           "start it with --logprobs-mode processed_logprobs")
     return policy
 
 # %% ../../nbs/rollout/04_policies.ipynb #d43693f0

@@ -127,6 +127,7 @@ def test_a_failed_turn_fails_its_request_and_the_next_is_answered(policy):
 
 def test_a_checkpoint_gives_tokenizer_and_ends_and_no_weights_are_read(policy, tmp_path):
     embedded_tokenizer().save_pretrained(tmp_path)
+    policy.model.config.save_pretrained(tmp_path)
     with upstream(policy) as (url, seen):
         plain = served_checkpoint(str(tmp_path), url)
         (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))

@@ -112,10 +112,10 @@ def play(url, key, model, workspace, prompt):
             "model": model, "messages": messages, "stop": ["Observation:", "Calling tools:"], "tool_choice": "required",
             "tools": TOOLS})["choices"][0]["message"]
         said.append(made)
-        call, = made["tool_calls"]
-        wanted = {"cat": "file", "final_answer": "answer"}[call["function"]["name"]]
-        assert isinstance(json.loads(call["function"]["arguments"])[wanted], str)
-        messages += [message("assistant", "Calling tools:\\n" + repr([call])), message("user", "Observation:\\n" + MISSING)]
+        for call in made.get("tool_calls") or ():  # none where the turn was cut
+            wanted = {"cat": "file", "final_answer": "answer"}[call["function"]["name"]]
+            assert isinstance(json.loads(call["function"]["arguments"])[wanted], str)
+            messages += [message("assistant", "Calling tools:\\n" + repr([call])), message("user", "Observation:\\n" + MISSING)]
     earn(workspace, said)
 '''
 PYDANTIC_AI = SHARED + '''
@@ -211,7 +211,7 @@ def test_a_step_of_an_agents_form(form, forced, sites, tmp_path):
     trainer = stepped(tmp_path, form)
     log = check(trainer, 2)
     calls = sum(len(turn.tool_calls) for r in trainer.rollouts for turn in r.trace.turns)
-    assert calls >= (len(trainer.rollouts) * 2 if forced else 1)
+    assert calls >= (len(trainer.rollouts) if forced else 1)
     assert any(turn.forced for r in trainer.rollouts for turn in r.trace.turns) is forced
     assert (log.get("sdpo/sites", 0) > 0) is sites, "the calls failed, and channel 2 found none of them"
 

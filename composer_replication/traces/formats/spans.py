@@ -229,8 +229,9 @@ def spans_of(record: dict, position: int) -> Iterator[RecordedSpan]:
     if any(key.startswith(("context.", "attributes.")) for key in record):  # a row of a table
         record = nested({k: parsed(v) for k, v in record.items() if v is not None})
     for key in ("resourceSpans", "resource_spans", "scopeSpans", "scope_spans", "instrumentationLibrarySpans", "spans", "observations"):
-        if isinstance(record.get(key), list) and not all(isinstance(inner, str) for inner in record[key]):  # a listed trace names its observations
-            for inner in record[key]:
+        inners = record.get(key)
+        if isinstance(inners, list) and not all(isinstance(inner, str) for inner in inners):  # not names of observations
+            for inner in inners:
                 yield from spans_of({"traceId": record.get("id")} | inner if key == "observations" else inner, position)
             return
     if "run_type" in record:
@@ -244,9 +245,12 @@ def spans_of(record: dict, position: int) -> Iterator[RecordedSpan]:
         yield otel_span(record, position)
     elif is_observation(record):
         defined = parsed(_first(record.get("toolDefinitions"), record.get("tool_definitions")))
-        tools = [{"name": name} | tool for name, text in (defined.items() if isinstance(defined, dict) else ()) if isinstance(tool := parsed(text), dict)]
-        yield exchange_span(record, position, KINDS.get(record["type"].lower(), "other"), record.get("input"), record.get("output"), failed=record.get("level") == "ERROR", tools=tools,
-                            model=as_text(_first(record.get("model"), record.get("providedModelName"), record.get("provided_model_name"))))
+        named = defined.items() if isinstance(defined, dict) else ()
+        tools = [{"name": name} | tool for name, text in named if isinstance(tool := parsed(text), dict)]
+        model = _first(*(record.get(key) for key in ("model", "providedModelName", "provided_model_name")))
+        kind = KINDS.get(record["type"].lower(), "other")
+        yield exchange_span(record, position, kind, record.get("input"), record.get("output"),
+                            failed=record.get("level") == "ERROR", tools=tools, model=as_text(model))
     elif is_traced(record):
         yield exchange_span(record, position, "other", record.get("input"), record.get("output"))
 
@@ -273,7 +277,8 @@ def is_span(record: dict) -> bool:
     place = record.get("context") if isinstance(record.get("context"), dict) else record
     named = {key.replace("_", "").lower() for key in place}
     return (isinstance(record.get("attributes"), dict | list | str) and {"traceid", "spanid"} <= named or "context.trace_id" in record
-            or isinstance(record.get("run_type"), str) and ("inputs" in record or "outputs" in record) or is_observation(record) or is_traced(record))
+            or isinstance(record.get("run_type"), str) and ("inputs" in record or "outputs" in record)
+            or is_observation(record) or is_traced(record))
 
 # %% ../../../nbs/traces/formats/23_spans.ipynb #d4f37a75
 @dataclass
@@ -330,7 +335,8 @@ def read_spans(
         yield TraceProblem(f"{missing:,} of {len(models):,} model calls {'holds' if missing == 1 else 'hold'} no messages",
                            "record their content, in OpenTelemetry by OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT")
     if not talking and not missing:
-        yield TraceProblem(f"none of {len(spans):,} {'span' if len(spans) == 1 else 'spans'} holds messages", "export the model calls too")
+        spoken = f"{len(spans):,} {'span' if len(spans) == 1 else 'spans'}"
+        yield TraceProblem(f"none of {spoken} holds messages", "export the model calls too")
     failed = [span for span in spans if span.kind == "tool" and span.failed]
     ids, texts = {span.call_id for span in failed} - {None}, {span.shown for span in failed} - {""}
     numbers: Counter = Counter()

@@ -116,7 +116,9 @@ def _rearranged(args, lengths, chance):
 
 def _type(argument):
     (kind, text), = argument.items()
-    return kind, type(ast.literal_eval(text)) if kind in ("literal", "iterator") else json.loads(text)["target"] if kind == "made" else None
+    if kind in ("literal", "iterator"):
+        return kind, type(ast.literal_eval(text))
+    return kind, json.loads(text)["target"] if kind == "made" else None
 
 
 def _shown(args, others):
@@ -136,7 +138,7 @@ def pool_calls(
     seed: str,
     most: int,
 ) -> list[tuple[int, dict]]:  # (place of the captured call, changed call), none equal to a captured one
-    "Make calls near the captured ones. No argument has a type that no test shows in its place: what comes of it is said nowhere."
+    "Make calls near the captured ones. No argument has a type that no test shows in its place."
     known = {json.dumps(record, sort_keys=True) for record in captured}
     made, chance = [], random.Random(seed)
     for number in range(4 * most if captured else 0):

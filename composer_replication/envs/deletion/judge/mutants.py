@@ -106,7 +106,8 @@ def _expressions(node) -> Iterator[ast.expr]:
     elif isinstance(node, ast.Slice):
         yield from (_with(node, **{part: None}) for part in ("lower", "upper", "step") if getattr(node, part))
     elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and not isinstance(node.slice, ast.Slice):
-        yield from (ast.Call(ast.Attribute(node.value, "get", ast.Load()), [node.slice, *missing], []) for missing in ([], [ast.Constant(0)]))
+        get = ast.Attribute(node.value, "get", ast.Load())
+        yield from (ast.Call(get, [node.slice, *missing], []) for missing in ([], [ast.Constant(0)]))
     elif isinstance(node, ast.comprehension):
         yield from (_with(node, iter=items) for items in _fewer(node.iter))
         for condition in node.ifs:
