@@ -31,8 +31,8 @@ from ..core.errors import InputProblem
 Task = Annotated[str | None, typer.Option(autocompletion=offer(task_names), help="Where the traces were played: toy, sql, deletion, or "
                                           "package.module:factory; without files: toy.")]
 Tasks = Annotated[Path | None, typer.Option(help="File of the tasks, as `eval` takes it; of deletion also a shipped repository.")]
-Workspace = Annotated[Path | None, typer.Option(help="Instead of a task: the folder that the traces' shell commands worked in (mini-swe-agent's), as "
-                                                "it was before; copied into a sandbox without a network.")]
+Workspace = Annotated[Path | None, typer.Option(help="Instead of a task: the folder that the traces worked in (of Claude Code, Codex, mini-swe-agent, "
+                                                "OpenHands), as it was before; copied into a sandbox without a network.")]
 Root = Annotated[str | None, typer.Option(help="With --workspace: where the folder lay when the traces were recorded, such as /testbed; else its "
                                           "own path.")]
 
@@ -54,8 +54,9 @@ def world_of(
     if refused := task_problem(bool(workspace) or offer_of(factory_of(task)).runs_code, agent=bool(workspace), kind=kind):
         raise refused
     if workspace:
-        from composer_replication.envs.shell import ShellEnv, answers_in_json
-        return lambda: ShellEnv(workspace, root), lambda trace: {"task_id": trace.task_id, "in_json": answers_in_json(trace)}
+        import composer_replication.envs.agent_tools
+        from composer_replication.envs.shell import ShellEnv
+        return lambda: ShellEnv(workspace, root), lambda trace: {"task_id": trace.task_id, "trace": trace}
     if task == "deletion":
         from composer_replication.envs.deletion.env import find_tasks
         from composer_replication.envs.deletion.task import read_tasks

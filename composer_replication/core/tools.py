@@ -260,7 +260,7 @@ def refusal(
     return None
 
 # %% ../../nbs/core/03_tools.ipynb #16c2c8e0
-_TYPES = {str: "string", int: "integer", list: "array"}
+_TYPES = {str: "string", int: "integer", bool: "boolean", list: "array"}
 
 
 def tool_schema(

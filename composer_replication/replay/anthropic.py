@@ -25,18 +25,20 @@ def messages_request(
             blocks = [{"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": text}]
         else:
             blocks = [{"type": "text", "text": text}] if text else []
-            blocks += [{"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": _object(call["function"]["arguments"])}
-                       for call in message.get("tool_calls") or ()]
+            blocks += [{"type": "tool_use", "id": call["id"], "name": f["name"], "input": _object(f["arguments"])}
+                       for call in message.get("tool_calls") or () for f in [call["function"]]]
         if messages and messages[-1]["role"] == role:  # all results of a turn stand in one message
             messages[-1]["content"] += blocks
         elif blocks:
             messages.append({"role": role, "content": blocks})
-    tools = [{"name": f["name"], "description": f.get("description") or "", "input_schema": f.get("parameters") or {"type": "object"}}
+    tools = [{"name": f["name"], "description": f.get("description") or "",
+              "input_schema": f.get("parameters") or {"type": "object"}}
              for f in (tool["function"] for tool in body.get("tools") or ())]
     settings = {name: body[name] for name in ("temperature", "top_k") if name in body}
     settings |= {"top_p": body["top_p"]} if body.get("top_p", 1) < 1 else {}
-    return {"model": body["model"], "max_tokens": body.get("max_tokens") or body["max_completion_tokens"], "messages": messages} | settings | (
-        {"system": "\n\n".join(system)} if system else {}) | ({"tools": tools} if tools else {})
+    settings |= {name: value for name, value in (("system", "\n\n".join(system)), ("tools", tools)) if value}
+    limit = body.get("max_tokens") or body["max_completion_tokens"]
+    return {"model": body["model"], "max_tokens": limit, "messages": messages} | settings
 
 
 def _object(arguments):
@@ -59,7 +61,8 @@ def chat_completion(
     if not isinstance(blocks, list):
         return dict(answer)
     said = lambda kind: "".join(block.get(kind) or "" for block in blocks if block.get("type") == kind)
-    calls = [{"id": block.get("id"), "type": "function", "function": {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {})}}
+    calls = [{"id": block.get("id"), "type": "function",
+              "function": {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {})}}
              for block in blocks if block.get("type") == "tool_use"]
     message = {"role": "assistant", "content": said("text"), "reasoning_content": said("thinking") or None,
                "tool_calls": calls or None}
@@ -68,4 +71,5 @@ def chat_completion(
     prompt = usage.get("input_tokens", 0) + cached + usage.get("cache_creation_input_tokens", 0)
     return {"id": answer.get("id"), "object": "chat.completion", "model": answer.get("model"),
             "choices": [{"index": 0, "message": message, "finish_reason": _ENDS.get(answer.get("stop_reason"), "stop")}],
-            "usage": {"prompt_tokens": prompt, "completion_tokens": usage.get("output_tokens", 0), "prompt_tokens_details": {"cached_tokens": cached}}}
+            "usage": {"prompt_tokens": prompt, "completion_tokens": usage.get("output_tokens", 0),
+                      "prompt_tokens_details": {"cached_tokens": cached}}}

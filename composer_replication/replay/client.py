@@ -79,6 +79,18 @@ class Endpoint:
         "The URL of requests."
         return self.base_url.rstrip("/") + "/chat/completions" * (not self.anthropic)
 
+    def sent(self, body: bytes, key: str | None) -> tuple[bytes, dict[str, str]]:
+        "Return a chat request as the address takes it: body, and headers of its own."
+        if not self.anthropic:
+            return body, {"authorization": f"Bearer {key}"} if key else {}
+        body = json.dumps(messages_request(json.loads(body)), ensure_ascii=False).encode()
+        return body, {"anthropic-version": "2023-06-01"} | ({"x-api-key": key} if key else {})
+
+    def heard(self, text: str) -> str:
+        "Return the body of an answer as that of a chat completion."
+        said = _json_object(text) if self.anthropic else {}
+        return json.dumps(chat_completion(said), ensure_ascii=False) if said else text
+
 # %% ../../nbs/replay/04_client.ipynb #021331ff
 def read_key(endpoint: Endpoint) -> str | None:
     "Read the endpoint's key from the environment. Raises `TeacherProblem` if it is missing or not valid in a header."
@@ -512,13 +524,11 @@ class PaidEndpoint(httpx2.AsyncBaseTransport):
     async def _exchange(self, body) -> httpx2.Response:
         "Return a whole response, without the key; raise `LostAttempt` for one that breaks off, takes too long or is no chat completion."
         headers = {"content-type": "application/json", "accept-encoding": "identity", "user-agent": "composer_replication"}
-        raw, key, form = bytearray(), self._key, self.endpoint.anthropic
-        headers |= ({"x-api-key": key} if form else {"authorization": f"Bearer {key}"}) if key else {}
-        if form:
-            headers["anthropic-version"], body = "2023-06-01", json.dumps(messages_request(json.loads(body)), ensure_ascii=False).encode()
+        raw, key = bytearray(), self._key
+        body, own = self.endpoint.sent(body, key)
         try:
             async with (asyncio.timeout(self.timeout_s),
-                        self._http.stream("POST", self.endpoint.url, content=body, headers=headers) as response):
+                        self._http.stream("POST", self.endpoint.url, content=body, headers=headers | own) as response):
                 if response.headers.get("content-type", "").startswith("text/event-stream"):
                     raise LostAttempt("it sent a stream where none was asked")
                 async for chunk in response.aiter_bytes():
@@ -533,8 +543,7 @@ class PaidEndpoint(httpx2.AsyncBaseTransport):
             raise LostAttempt(f"no connection to {self.endpoint.base_url}; is the address right and the server running?", False, False) from None
         except httpx2.HTTPError as error:
             raise LostAttempt(f"the connection broke ({type(error).__name__})") from None
-        text = raw.decode("utf-8", "replace")
-        text = json.dumps(chat_completion(_json_object(text)), ensure_ascii=False) if form and _json_object(text) else text
+        text = self.endpoint.heard(raw.decode("utf-8", "replace"))
         hidden = _without(key, text) if key else text  # a server may echo the request
         if response.is_success and (problem := no_completion(hidden)):
             raise LostAttempt(f"HTTP {response.status_code}, but {problem}")

@@ -37,6 +37,9 @@ VOLATILE = (  # what differs from run to run, and what stands for it
     (re.compile(r"\b\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?\b"), "<time>"),
     (re.compile(r"\b(?:[A-Z][a-z]{2} )?[A-Z][a-z]{2} +\d{1,2} (?:\d{4}|\d\d:\d\d(?::\d\d)?(?: [A-Z]{3,4})?(?: \d{4})?)\b"), "<time>"),  # of ls, of date
     (re.compile(r"\b\d+(?:\.\d+)? ?(?:ns|[mµu]?s|secs?|seconds?|minutes?)\b"), "<time>"),
+    (re.compile(r"(?s)\A\(Bash completed with no output\)\Z|\s*<system-reminder>.*?</system-reminder>"), ""),  # these three are of agents' own programs
+    (re.compile(r"(?:Chunk ID: |Original token count: |'duration_seconds': )[\w.]+"), "<of the run>"),
+    (re.compile(r"(?s)(The file \S+ has been (?:updated|edited))\b.*"), r"\1"),  # what follows shows the file
     (re.compile(r"(?m)^([-dlbcps][-rwxsStT]{9})[.+@]?\s+\d+\s+\S+\s+\S+\s+\d+\b|^total \d+$"), r"\1 <listed>"),  # of ls -l: links, owner, size
 )
 

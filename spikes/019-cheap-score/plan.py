@@ -250,7 +250,8 @@ def make(run: Run) -> dict:
         made = train(run) if run.kind else measure(run)
     gain = f", {fmean(made['passed']):.2f} of {fmean(made['before']):.2f}" if run.kind else f", {len(made['cases'])} cases"
     print(run.name + gain, flush=True)
-    return {"world": run.world, "seed": run.seed, "kind": run.kind, "steps": STEPS if run.kind else None, "fingerprint": reward_fingerprint(run.world), **made}
+    return {"world": run.world, "seed": run.seed, "kind": run.kind, "steps": STEPS if run.kind else None,
+            "fingerprint": reward_fingerprint(run.world), **made}
 
 
 if __name__ == "__main__":

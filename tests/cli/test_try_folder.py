@@ -6,23 +6,11 @@ from pathlib import Path
 import pytest
 from bad_server import BadServer, Reply, completion
 from envs_tasks import LARDER, needs_sandbox
+from trajectories import trajectory
 
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.envs.shell import ShellEnv, leaves_folder
 from composer_replication.rollout.fork import checked_forks, find_forks
-
-
-def chat(steps):
-    "A mini-swe-agent trajectory of (command, code, output)."
-    messages = [{"role": "system", "content": "Use the shell."}, {"role": "user", "content": "Mend it."}]
-    for number, (command, code, output) in enumerate(steps):
-        function = {"name": "bash", "arguments": json.dumps({"command": command})}
-        answer = f"<returncode>{code}</returncode>\n<output>\n{output}</output>"
-        call = {"id": f"c{number}", "type": "function", "function": function}
-        messages += [{"role": "assistant", "content": "", "tool_calls": [call]},
-                     {"role": "tool", "tool_call_id": f"c{number}", "content": answer}]
-    return {"info": {"exit_status": "Submitted", "submission": ""}, "messages": messages}
-
 
 STEPS = [("cd /testbed && ls", 0, "a.py\ntest_a.py\n"), ("echo 'y = 2' >> /testbed/a.py", 0, ""),
          ("cat a.py", 0, "x = 1\ny = 2\n"),
@@ -38,8 +26,8 @@ def folder(tmp_path):
     return tmp_path / "project"
 
 
-def trajectory(path, steps):
-    path.write_text(json.dumps(chat(steps)))
+def written(path, steps):
+    path.write_text(json.dumps(trajectory(steps)))
     return path
 
 
@@ -51,7 +39,7 @@ def test_a_recorded_trajectory_is_played_on_in_a_copy_of_its_folder(rows, folder
         return Reply(body=completion(calls=[("bash", json.dumps({"command": command}))], finish="tool_calls"))
 
     with BadServer(reply) as server:
-        row, = rows("hints", "try", trajectory(tmp_path / "one.traj.json", STEPS), "--workspace", folder, "--root", "/testbed",
+        row, = rows("hints", "try", written(tmp_path / "one.traj.json", STEPS), "--workspace", folder, "--root", "/testbed",
                     "--model", f"m@{server.url}", "--arms", "none,own", "--times", 1, "--hints", "raw_error")
         assert all("bash" in json.dumps(request.body["tools"]) for request in server.requests)
     assert row["failed_turns"] == 2 and row["branches"] == 4 and not row["left_out"]
@@ -70,7 +58,7 @@ def test_a_recorded_trajectory_is_played_on_in_a_copy_of_its_folder(rows, folder
     ({1: ("cat /testbed/gone.py", 0, "text\n")}, "turn 4")])
 def test_what_cannot_be_brought_back_is_refused_with_its_first_difference(call, folder, tmp_path, change, said):
     steps = [change.get(i, step) for i, step in enumerate(STEPS)]
-    done = call("hints", "try", trajectory(tmp_path / "one.traj.json", steps), "--workspace", folder, "--root", "/testbed")
+    done = call("hints", "try", written(tmp_path / "one.traj.json", steps), "--workspace", folder, "--root", "/testbed")
     assert done.exit_code == 1 and said in " ".join(done.output.split()) and "no failed turn can be played again" in done.output
 
 
@@ -124,7 +112,7 @@ def test_actions_in_text_are_counted_not_guessed(folder):
 
 
 def test_a_workspace_runs_in_a_sandbox_alone(call, folder, tmp_path):
-    trace = trajectory(tmp_path / "one.traj.json", STEPS)
+    trace = written(tmp_path / "one.traj.json", STEPS)
     for words, said in ((("--unsafe-local",), "in a sandbox alone"), (("--task", "toy"), "in a sandbox alone"),
                         (("--to", "end"), "nothing scores")):
         done = call("hints", "try", trace, "--workspace", folder, *words)
