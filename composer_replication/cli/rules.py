@@ -165,11 +165,11 @@ def hints_rules(
     `composer-rl hints rules runs --keep-if-better --task sql --model my-model@http://127.0.0.1:8000/v1 --out AGENTS.md`
     """
     from composer_replication.core.files import write_file
-    from composer_replication.experiments.statistics import interval_text
-    from composer_replication.report.forks import FEW
-    from composer_replication.sandbox.base import UNSAFE, sandbox_choice
     check_output(output)
     if better:
+        from composer_replication.experiments.statistics import interval_text
+        from composer_replication.report.forks import FEW
+        from composer_replication.sandbox.base import UNSAFE, sandbox_choice
         if model is None:
             raise InputProblem("--keep-if-better plays failed turns again, and no model is named", "name it with --model, such as embedded, or MODEL@URL")
         kind, task = UNSAFE if unsafe_local else "auto", task or ("toy" if not (files or mine or workspace) else None)
@@ -209,7 +209,7 @@ def hints_rules(
         after = with_rules(before, text, str(output)) if rules or BEGIN in before else before
         if after != before:
             write_file(output, after)
-        say(f"{len(rules)} rules in {output}" + ("" if after != before else ", as they were"))
+        say(f"{len(rules)} rule{'s' * (len(rules) != 1)} in {output}" + ("" if after != before else ", unchanged"))
     if counts:
         say(f"{counts.total()} texts replaced: {', '.join(counts)}")
     if not worth:

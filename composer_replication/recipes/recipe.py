@@ -37,7 +37,7 @@ from ..rollout.compaction import WAYS
 from ..rollout.fork import ARMS
 from ..sandbox.base import SandboxProblem, sandbox_kinds, task_problem
 from ..traces.error_sites import SiteFinder
-from ..traces.formats.base import formats_of
+from ..traces.formats.base import Format, formats_of
 from ..traces.habits import detectors_of
 from .models import EMBEDDED, local_model, model_folder
 from ..training.config import ComposerReplicationConfig, check_one_of, setting
@@ -149,6 +149,21 @@ class Recipe:
     model: ModelConfig  # type of the weights, LoRA
     named: frozenset[str] = frozenset()  # keys that the file or the overrides name
     contributed: Mapping[str, Any] = field(default_factory=dict)  # a contribution's name in `plugins.toml` -> its own settings
+
+    @property
+    def formats(self) -> tuple[Format, ...]:
+        "Formats of one's own, for `read_traces`."
+        return formats_of(self.arguments.formats or ())
+
+    @property
+    def find_sites(self) -> SiteFinder:
+        "What finds the turns that channel 2 acts on."
+        return SiteFinder(detectors_of(self.arguments.detectors or ()), self.arguments.blame)
+
+    @property
+    def guard(self) -> HeldOutGuard | None:
+        "A guard that has seen nothing yet; None where the recipe wants none."
+        return HeldOutGuard(**self.arguments.guard_settings or {}) if self.arguments.guard else None
 
 # %% ../../nbs/recipes/06_recipe.ipynb #01c31fad
 CLASSES = (RecipeArguments, ComposerReplicationConfig, ModelConfig)

@@ -42,14 +42,11 @@ from ..rollout.fork import arm_hints, checked_forks, find_forks, play_forks
 from ..rollout.loop import collect
 from ..rollout.policies import TransformersPolicy
 from ..traces.export import write_traces
-from ..traces.error_sites import SiteFinder
-from ..traces.formats.base import formats_of
-from ..traces.habits import detectors_of
 from ..traces.read import read_traces
 from ..traces.siblings import SiblingIndex
 from ..training.checkpoint import InterruptCallback, holding, last_complete_checkpoint
 from ..training.groups import TaskDraw
-from ..training.guard import HeldOutGuard, HeldOutGuardCallback
+from ..training.guard import HeldOutGuardCallback
 from .checkpoint import RUN_FILE, read_record
 from .export import CardCallback
 from .memory_estimate import model_shape
@@ -62,10 +59,9 @@ from ..tree.fenced import set_template
 from .sources import Sources, recipe_hints, recipe_sources, recorded_traces, trace_paths, whole_traces, without_held_out
 from .tasks import RunTasks, keep_split, recipe_tasks
 from .warm_up import warm_up_checkpoint, warm_up_settings
-from ..replay.pairs import recovery_pairs
 from ..training.recorded import bare_turns, learnable_trees, trace_limit
 from ..training.offline import OfflineTrainer
-from ..training.setup import check_engine, group_pairs, prepare, sharded_module
+from ..training.setup import check_engine, prepare, sharded_module
 from ..training.trainer import ComposerReplicationTrainer
 from ..tree.template import probe_template
 
@@ -80,7 +76,8 @@ def recipe_tokenizer(recipe: Recipe):
         first = str(error).strip().splitlines()[0].rstrip(".")
         raise RecipeProblem(f"the tokenizer {name!r} cannot be loaded ({first}); name a folder or hub id with tokenizer.") from None
     if recipe.arguments.chat_template is not None:
-        set_template(tokenizer, chat_template(recipe.arguments.chat_template))
+        template = chat_template(recipe.arguments.chat_template)
+        set_template(tokenizer, template)
     return tokenizer
 
 
@@ -104,15 +101,6 @@ def recipe_model(recipe: Recipe):
     return name
 
 # %% ../../nbs/recipes/10_run.ipynb #110b46bf
-def _recorded(recipe, sources):
-    "Return the examples with pairs. Raises `RecipeProblem` if pairs are asked for and there are none."
-    recorded = tuple(e for e in (*sources.traces, *sources.pairs) if e.pairs)
-    if recipe.config.beta_replay and not recorded and not sources.of_rollouts and recipe.arguments.replay_pairs:
-        raise RecipeProblem(f"beta_replay={recipe.config.beta_replay} and there are no pairs: replay_pairs ({', '.join(recipe.arguments.replay_pairs)}) "
-                            f"finds none in the {len(sources.traces)} recorded traces; set replay_pairs to a file with pairs, or beta_replay to 0.")
-    return recorded
-
-
 def episode_factory(
     recipe: Recipe,
     tasks: RunTasks,
@@ -159,7 +147,6 @@ def data_counts(
     a = recipe.arguments
     plain = replace(a, hints=[name for name in a.hints if name != "learned"], hint_writer=None)  # a writer is a model
     tasks, sources = run_data(replace(recipe, arguments=plain))
-    _recorded(recipe, sources)
     counts = {"train": len(tasks.train) if tasks else 0, "held_out": len(tasks.held_out) if tasks else 0, "traces": len(sources.traces)}
     return counts | _count_turns(recipe, sources)
 
@@ -176,30 +163,26 @@ def make_trainer(
     if len(tokenizer) > entries:
         raise RecipeProblem(f"the tokenizer has {len(tokenizer)} tokens and the model's vocabulary {entries}; take a tokenizer and a "
                             "model that belong together.")
-    recorded, brought = _recorded(recipe, sources), tasks.brought if tasks else TaskSet(())
-    find = sources.find_sites
-    makers = [{"group": partial(group_pairs, find_sites=find), "recovery": lambda traces: [recovery_pairs(t, find(t)) for t in traces]}[name] for name in sources.of_rollouts]
-
-    def pairs(traces):  # of a step's own rollouts
-        return [sum(map(list, of_trace), []) for of_trace in zip(*(make(traces) for make in makers))]
-    channels = dict(hint_source=sources.hints, pair_source=pairs if makers else None, find_sites=find)
+    brought, channels = tasks.brought if tasks else TaskSet(()), dict(hint_source=sources.hints, find_sites=sources.find_sites)
     common = dict(processing_class=tokenizer, peft_config=get_peft_config(recipe.model), traces=sources.traces, replay_examples=sources.pairs,
                   max_trace_tokens=a.max_trace_tokens)
-    prepare(config, tokenizer, brought.environment is not None, replay_examples=recorded, **channels)
+    prepare(config, tokenizer, brought.environment is not None, pair_source=sources.pair_source, replay_examples=sources.with_pairs, **channels)
+    if tasks:
+        keep_split(config.output_dir, tasks, {"task": a.task, "tasks": a.tasks, "split": a.split, "seed": config.seed})
+    model = recipe_model(recipe)
     if not tasks and kind is None:
-        return OfflineTrainer(recipe_model(recipe), config, hint_source=sources.hints, find_sites=find, **common)
+        return OfflineTrainer(model, config, **channels, **common)
     sharded = sharded_module(config)
     kind = kind or (sharded.ShardedTrainer if sharded else ComposerReplicationTrainer)
     if tasks:
-        keep_split(config.output_dir, tasks, {"task": a.task, "tasks": a.tasks, "split": a.split, "seed": config.seed})
+        if a.episode_reward:
+            common["shaped"] = episode_reward(a.episode_reward, lambda text: len(tokenizer(text, add_special_tokens=False).input_ids))
         common |= dict(environment_factory=episode_factory(recipe, tasks), draw=TaskDraw(tasks.train, config.seed) if a.curriculum else None)
-    if tasks and a.episode_reward:
-        common["shaped"] = episode_reward(a.episode_reward, lambda text: len(tokenizer(text, add_special_tokens=False).input_ids))
-    held_out, guard = tasks.held_out if tasks else [], HeldOutGuard(**a.guard_settings or {}) if a.guard else None
+    held_out, guard = tasks.held_out if tasks else [], recipe.guard
     if guard and held_out and brought.environment and config.our_loop:
         common |= {"guard": guard, "held_out_rows": held_out}
-    trainer = kind(recipe_model(recipe), brought.reward, config, Dataset.from_list(tasks.train) if tasks else None,
-                   eval_dataset=Dataset.from_list(held_out) if held_out else None, **channels, **common)
+    trainer = kind(model, brought.reward, config, Dataset.from_list(tasks.train) if tasks else None,
+                   eval_dataset=Dataset.from_list(held_out) if held_out else None, pair_source=sources.pair_source, **channels, **common)
     if guard and trainer.eval_dataset is not None and not trainer.held_out_rows:  # TRL's loop plays, so TRL's evaluation measures
         trainer.add_callback(HeldOutGuardCallback(
             guard, lambda model, step: {"held_out_score": trainer.evaluate()["eval_reward"]}, config.guard_steps))
@@ -316,7 +299,7 @@ def stage_data(
     a = recipe.arguments
     held_out = recipe_tasks(recipe).held_out if a.task is not None and a.held_out_rows else ()
     files = warm_up_settings(a.warm_up).traces
-    return recorded_traces(files, held_out, formats_of(a.formats or ())) if files else [], lambda traces: without_held_out(traces, held_out)
+    return recorded_traces(files, held_out, recipe.formats) if files else [], lambda traces: without_held_out(traces, held_out)
 
 
 def warmed(
@@ -383,8 +366,8 @@ def forked(
     if not a.forks:
         return trained
     if not (a.resume and path.exists()):
-        tasks, find, left_out, refused = recipe_tasks(recipe), SiteFinder(detectors_of(a.detectors or ()), a.blame), Counter(), {}
-        traces, rows = whole_traces(trained.arguments.traces, tasks.held_out, formats_of(a.formats or ())), {row["task_id"]: row for row in tasks.train}
+        tasks, find, left_out, refused = recipe_tasks(recipe), recipe.find_sites, Counter(), {}
+        traces, rows = whole_traces(trained.arguments.traces, tasks.held_out, recipe.formats), {row["task_id"]: row for row in tasks.train}
         forks = find_forks(traces, recipe_hints(recipe, SiblingIndex(traces, find)), left_out, lambda t: rows.get(t.task_id, {"task_id": t.task_id}), find)
         forks = checked_forks(forks, tasks.brought.environment, refused)
         texts = arm_hints(forks, a.forks["arms"], recipe.config.seed)

@@ -12,6 +12,7 @@ import gzip
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from glob import glob
 from itertools import takewhile
 from pathlib import Path
@@ -26,7 +27,7 @@ from ..hints.layers import CompositeHintGenerator, make_layers
 from ..losses.batch import TraceExample
 from ..replay.client import chat_body, complete, parse_teacher, read_key, token_count
 from ..replay.clean import SCHEMA, PreferenceExample, read_pairs
-from ..replay.pairs import FREE_PAIRS, free_pairs
+from ..replay.pairs import FREE_PAIRS, free_pairs, recovery_pairs
 from ..replay.prices import Price, Usage
 from ..replay.teachers import TeacherProblem, trace_states
 from .checkpoint import load_checkpoint
@@ -35,9 +36,9 @@ from .recipe_file import RecipeProblem
 from ..rollout.policies import TransformersPolicy
 from ..rollout.sampling import Sampling
 from ..training.guard import content_hash
-from ..traces.error_sites import FindSites, SiteFinder, find_error_sites
-from ..traces.formats.base import Format, formats_of
-from ..traces.habits import detectors_of
+from ..training.setup import PairSource, group_pairs
+from ..traces.error_sites import FindSites, find_error_sites
+from ..traces.formats.base import Format
 from ..traces.read import own_ids, read_traces, trace_files
 from ..traces.siblings import SiblingIndex
 
@@ -134,6 +135,21 @@ class Sources:
     of_rollouts: tuple[str, ...]  # kinds of pairs made from a step's own rollouts: group, recovery
     find_sites: FindSites = find_error_sites  # with the recipe's detectors and blame
 
+    @property
+    def with_pairs(self) -> tuple[TraceExample, ...]:
+        "The examples that channel 3 learns from."
+        return tuple(e for e in (*self.traces, *self.pairs) if e.pairs)
+
+    @property
+    def pair_source(self) -> PairSource | None:
+        "What makes pairs from a step's own rollouts, if anything."
+        find = self.find_sites
+        makers = {"group": partial(group_pairs, find_sites=find), "recovery": lambda traces: [recovery_pairs(t, find(t)) for t in traces]}
+
+        def pairs(traces):
+            return [sum(map(list, of_trace), []) for of_trace in zip(*(makers[name](traces) for name in self.of_rollouts))]
+        return pairs if self.of_rollouts else None
+
 
 def _pairs_of(name, formats, find_sites):
     "Return one file's pairs, and traces with their siblings' pairs, of which one is empty. Raises `RecipeProblem` if both are."
@@ -156,7 +172,7 @@ def recipe_sources(
     "Load the recorded traces, pairs and hint layers of a recipe. Raises `ValueError` if a file is absent or has nothing to learn from."
     a, c = recipe.arguments, recipe.config
     names = (a.replay_pairs or []) if c.beta_replay else []
-    formats, find = formats_of(a.formats or ()), SiteFinder(detectors_of(a.detectors or ()), a.blame)
+    formats, find = recipe.formats, recipe.find_sites
     traces = recorded_traces(a.traces, held_out, formats) if a.traces else []
     free = free_pairs(traces, [name for name in names if name in FREE_PAIRS], find)
     files = [name for name in names if name not in FREE_PAIRS and name != "group"]
@@ -166,7 +182,12 @@ def recipe_sources(
     more = [*pairs_as_traces(rest), *(example for _, examples in of_files for example in examples)]
     kept = {id(t) for t in without_held_out([e.trace for e in more], held_out)}
     own = tuple(name for name in names if name in ("group", "recovery")) if a.task is not None else ()
-    return Sources(tuple(recorded), tuple(e for e in more if id(e.trace) in kept), recipe_hints(recipe, SiblingIndex(traces, find)) if c.alpha_sdpo else None, own, find)
+    hints = recipe_hints(recipe, SiblingIndex(traces, find)) if c.alpha_sdpo else None
+    sources = Sources(tuple(recorded), tuple(e for e in more if id(e.trace) in kept), hints, own, find)
+    if names and not sources.with_pairs and not own:
+        raise RecipeProblem(f"beta_replay={c.beta_replay} and there are no pairs: replay_pairs ({', '.join(names)}) finds none in the {len(traces)} "
+                            "recorded traces; set replay_pairs to a file with pairs, or beta_replay to 0.")
+    return sources
 
 # %% ../../nbs/recipes/08_sources.ipynb #c5ab069d
 HINT_TOKENS = 64  # most tokens of a written hint; longer ones are cut

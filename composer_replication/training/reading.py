@@ -16,7 +16,7 @@ from transformers import Cache, PreTrainedModel
 from ..losses.batch import check_by_index
 from ..losses.channels import at, reference_logps, teacher_states
 from ..losses.chunked import LMHead
-from ..losses.divergences import Divergence, TokenDivergence
+from ..losses.divergences import Divergence
 from .batches import sampled_mask
 from .passes import TwiceRead, scores_sampled
 from .teacher import TeacherPolicy, causal_lm, evaluating
@@ -107,14 +107,10 @@ class BackwardPass:
         return self.forward.logprobs[:, -self.inputs["completion_ids"].shape[1]:]
 
 
-def pack_rows(
-    inputs: dict,  # TRL's batch with `composer_rows`
-    pad: int,  # token id
-) -> PackedBatch:
+def pack_rows(inputs: dict, pad: int) -> PackedBatch:
     "Pack the rows' trees, each trunk where TRL has put it. Raises `AlignmentError` where the trunks are not TRL's own tokens."
-    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+    ids, rows = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1), inputs["composer_rows"]
     lead = (inputs["prompt_mask"] == 0).sum(1).tolist()
-    rows = inputs["composer_rows"]
     batch = pack_trees([r.tree for r in rows], pad, lead, ids.shape[1]).to(ids.device)
     check_by_index(batch)
     for row in ((batch.input_ids != ids) & batch.attention_mask.bool()).any(1).nonzero()[:, 0].tolist():
@@ -137,7 +133,7 @@ class Models:
     share_prompts: bool = False  # TRL's pass reads each distinct prompt once
     entropy_bonus: bool = False  # a gradient reaches the entropies of scored tokens
 
-    # ---- hooks for `contrib.fsdp`, where all devices make as many passes, within one forward of the sharded module
+    # hooks for `contrib.fsdp`, where all devices make as many passes, within one forward of the sharded module
 
     def due(self, kind: str, own) -> bool:
         "True where this kind of pass is to be made: this device has its own to make."
@@ -154,8 +150,6 @@ class Models:
         "Return the model that TRL's loss calls."
         return model
 
-    # ---- passes
-
     def read(self, model, part: BackwardPass, batch: PackedBatch, kinds: tuple[str, ...], whole: bool = False) -> Forward:
         "Read trunks and branches of these kinds where one pass is cheaper, and note for the log which way is taken."
         once = bool(kinds) and not self.deepspeed and one_pass(model, batch, kinds, whole)
@@ -170,15 +164,13 @@ class Models:
                 part.teacher = self.teacher.states(lambda model: self._hinted(model, part))
 
     def _hinted(self, model, part: BackwardPass) -> torch.Tensor | None:
-        states = None
-        if part.sites and self.one_trunk(part):
+        forward = part.forward
+        if self.one_trunk(part):
             forward = self.read(model, part, part.batch, ("hint", *ANSWERS))
             if forward.branches is None:
                 forward.hidden, forward.cache = forward_needed(model, part.batch)
             part.batch = reference_logps(model, part.batch, forward.hidden, forward.cache, self.temperature, forward.branches)
-            states = self.behind_hints(model, part, part.batch, forward)
-        elif part.sites:
-            states = self.behind_hints(model, part, part.batch, part.forward)
+        states = self.behind_hints(model, part, part.batch, forward) if part.sites else None
         self.fill("teacher", model)
         return states
 
@@ -217,11 +209,8 @@ def student_kinds(models: Models, batch: PackedBatch | None, sites: int) -> tupl
     return ("hint",) * bool(hinted) + ANSWERS * bool(batch and batch.pairs)
 
 
-def branches_cached(
-    models: Models,
-    part: BackwardPass | None = None,  # None: one whose branches may read the cache
-) -> AbstractContextManager:
-    "Return a context in which gradient checkpointing keeps the cache of the student's trunks, where branches will read it."
+def branches_cached(models: Models, part: BackwardPass | None = None) -> AbstractContextManager:
+    "Return a context in which gradient checkpointing keeps the cache of the student's trunks, where branches of the pass will read it."
     own = part is None or part.pairs or part.recorded is not None or (part.sites and not models.teacher.own_trunk)
     checkpoints = models.due("cache", own) and not models.deepspeed and checkpoints_layers(models.student)
     return keeping_cache(models.student) if checkpoints and keeps_cache(models.student) else nullcontext()
@@ -244,12 +233,7 @@ def _scored(models, part, divergence, read):
 
 
 @contextmanager
-def student_pass(
-    models: Models,
-    part: BackwardPass,  # gets `forward`
-    called: torch.nn.Module,  # the student as TRL calls it, unwrapped
-    divergence: Divergence | TokenDivergence | None = None,  # channel 2's
-) -> Iterator[Forward]:
+def student_pass(models: Models, part: BackwardPass, called: torch.nn.Module, divergence=None) -> Iterator[Forward]:
     "Have the pass that TRL's loss makes within the block serve the channels: keep it, with a cache or states of the branches."
     kinds = student_kinds(models, part.batch, part.sites)
     once = bool(kinds) and models.own_head and not models.share_prompts and one_pass(models.student, part.batch, kinds)

@@ -87,18 +87,13 @@ def rollout_trees(
     return trees, counts
 
 # %% ../../nbs/training/22_rollouts.ipynb #36aac720
-def check_first_rows(
-    models: Models,
-    output: dict,  # TRL's batch of the first generation
-    rows: int,  # of them, that one pass reads
-    logprobs_of: Callable,  # of a model and a batch, `(batch, completion)`
-) -> None:
-    "Compare log-probabilities of sampling with the trainer's own. Raises `InputProblem` on every device."
+def check_first_rows(models: Models, output: dict, rows: int, logprobs_of: Callable) -> None:
+    "Compare some rows' log-probabilities of sampling with the trainer's own. Raises `InputProblem` on every device."
     names = [f"{part}_{what}" for part in ("prompt", "completion") for what in ("ids", "mask")]
     few = {name: output[name][:rows] for name in names}
     scored, mask = models.within(lambda: logprobs_of(models.student, few)), sampled_mask(output)[:len(few["prompt_ids"])].bool()
-    sampled = output["sampling_per_token_logps"][:len(mask)]
-    check_sampling(gather_object([sampling_difference(sampled, scored, mask)]), type(models.student).__name__)
+    difference = sampling_difference(output["sampling_per_token_logps"][:len(mask)], scored, mask)
+    check_sampling(gather_object([difference]), type(models.student).__name__)
 
 
 def keep_traces(
@@ -130,19 +125,13 @@ class RolloutTrainer(StepTrainer):
     shaped: EpisodeReward | None = None  # the reward that the policy is trained on
     generation: Generation | None = None  # the last one on this device
 
-    # ---- sample
-
     @property
     def rollouts(self) -> list[Rollout]:
         "The rollouts of the last generation on this device, by our loop."
         return self.generation.rollouts if self.generation else []
 
-    def play(
-        self,
-        rows: Sequence[dict],  # with a `prompt`; every column reaches the environment's `reset`
-        names: Sequence[str],  # trace ids, one per row; with the seed they name all random numbers
-    ) -> list[Rollout]:  # one per row
-        "Play one episode per row with the policy as it is now."
+    def play(self, rows: Sequence[dict], names: Sequence[str]) -> list[Rollout]:
+        "Play one episode per row with the policy as it is now; the names are trace ids, and with the seed name all random numbers."
         limits = self.args.rollout_config
         if self.use_vllm:
             with engine_policy(self) as policy:
@@ -183,8 +172,6 @@ class RolloutTrainer(StepTrainer):
         made.prompts = prompts
         made.prompt_ids, made.completion_ids, made.mask, made.completions = out[:4]
         return tuple(out)
-
-    # ---- score
 
     def _local_rows(self, rows: int) -> slice:
         "Return the slice of this device's rows among those of all devices."
@@ -232,7 +219,6 @@ class TreeTrainer(RolloutTrainer):
     sampling_checked = False  # True: the first rollouts' log-probabilities were compared with the trainer's
 
     def _prompts_once(self, model, width: int):
-        "Return a context in which, with `share_prompts`, passes of a plain causal LM read each distinct prompt once."
         return prompts_once(model, width) if self.args.share_prompts else nullcontext()
 
     def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, *args, **others):
@@ -304,8 +290,6 @@ class TreeTrainer(RolloutTrainer):
         if not policy.all():
             output["advantages"] = output["advantages"] * policy
         return with_segments(self, output, self.rollouts)
-
-    # ---- a batch for each backward pass
 
     def _prepare_inputs(self, generation_batch):
         held = self._buffered_inputs

@@ -106,13 +106,7 @@ def recorded_terms(step: OptimizerStep, part: BackwardPass) -> dict[str, Channel
     return terms
 
 # %% ../../nbs/training/21_step.ipynb #f76f95c8
-def begin_pass(
-    step: OptimizerStep,
-    inputs: dict,  # TRL's batch; empty where there are no rollouts
-    recorded: PackedBatch | None,
-    pad: int,  # token id
-    check_teacher: Callable[[list[Tree]], None] = lambda trees: None,  # called with the recorded trees
-) -> BackwardPass:
+def begin_pass(step: OptimizerStep, inputs: dict, recorded: PackedBatch | None, pad: int, check_teacher=lambda trees: None) -> BackwardPass:
     "Prepare the parts of the pass that do not need the student."
     part, models = BackwardPass(inputs, recorded=recorded, distils=step.distils, old=inputs.get("old_per_token_logps")), step.models
     with step.window.timed("sdpo"):
@@ -155,12 +149,7 @@ def channel_terms(
     return terms
 
 # %% ../../nbs/training/21_step.ipynb #772a5ce3
-def check_finite(
-    step: OptimizerStep,
-    part: BackwardPass,
-    terms: dict[str, ChannelSum],
-    number: int,  # of the backward pass
-) -> None:
+def check_finite(step: OptimizerStep, part: BackwardPass, terms: dict[str, ChannelSum], number: int) -> None:
     "Raise `NonFiniteLoss` on every device where a channel is not finite on one."
     devices, inputs = step.window.accelerator, part.inputs
     bad = [name for name, term in terms.items() if not torch.isfinite(term.total)]

@@ -1,5 +1,6 @@
 """Error turns beyond a limit of length: the commands count them and name the option that lifts it; what the toy model says."""
 import json
+import os
 import re
 import subprocess
 import sys
@@ -142,3 +143,13 @@ def test_the_toy_model_says_what_it_is_on_a_users_traces_only(run, tmp_path):
     assert done.exit_code == 0 and toy in done.stderr and toy in output.read_text()
     shipped = CliRunner().invoke(app, ["explore", "--out", str(tmp_path / "shipped"), "--traces", "1"])
     assert shipped.exit_code == 0 and "toy model:" not in shipped.stderr + (tmp_path / "shipped").read_text()
+
+
+@pytest.mark.parametrize("line", [
+    "traces errors", "traces find", "hints list --first 2", "hints rules", "recipes list", "recipes show toy",
+    "recipes new my.yaml --traces x", "launch toy --on slurm --hours 1 --dry-run", "models list"])
+def test_a_command_that_prints_text_loads_no_pytorch(line, tmp_path):
+    words = [sys.executable, "-c", NO_TORCH, *line.split()]
+    home = {**os.environ, "HOME": str(tmp_path)}
+    done = subprocess.run(words, cwd=tmp_path, timeout=120, capture_output=True, text=True, env=home)
+    assert "torch" not in done.stderr and "Traceback" not in done.stderr, done.stderr

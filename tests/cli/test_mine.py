@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from composer_replication.cli import find
-from composer_replication.cli.costs import habit, stretches
+from composer_replication.cli.costs import Costs, habit, stretches
 from composer_replication.cli.find import find_sessions
 from composer_replication.cli.rules import BEGIN, END, rules_of, rules_text, with_rules
 from composer_replication.core.errors import InputProblem
@@ -130,7 +130,8 @@ def test_the_json_lines_carry_the_costs(rows):
 
 @pytest.mark.parametrize("hint, words", [
     ("There is no `a/b.py`: list the folder. More.", "There is no `…`: list the folder"),
-    ("`f` takes `x` (string), `y` (integer, optional), and no `z`.", "`…` takes `…`, and no `…`"), (None, "type_error, no hint")])
+    ("`f` takes `x` (string), `y` (integer, optional), and no `z`.", "`…` takes `…`, and no `…`"),
+    (None, "type_error, and no rule knows the answer")])
 def test_names_are_no_part_of_a_habit(hint, words):
     assert habit(hint, "type_error") == words
 
@@ -141,6 +142,23 @@ def test_the_list_begins_with_the_costs_and_fits_80_columns(call, monkeypatch):
     assert "turns of the agent failed" in said[0]
     assert sum(line[:2] in ("1.", "2.", "3.", "4.", "5.") for line in said) >= 4
     assert all(len(line) <= 100 for line in said)
+
+
+def test_a_hint_that_repeats_the_answer_is_no_habit():
+    "The dearest failures stand last where no hint says more than their answer; an error is said by its last line."
+    def failed(at, layer, hint, tokens):
+        return {"trace_id": "a", "message_index": at, "kind": "runtime_error", "layer": layer, "hint": hint, "action": "run()",
+                "error": "line\n" * 400 + "make: no rule", "lost_turns": 1, "lost_tokens": tokens}
+    costs = Costs()
+    for row in (failed(1, "raw_error", "It was answered with: a", 900), failed(2, "raw_error", "It was answered with: b", 900),
+                failed(3, "template", "List the folder.", 5)):
+        costs.add(row)
+    said = list(costs.lines(9))
+    heads = [line for line in said if line[0].isdigit()][1:]
+    assert [line.partition(";")[0] for line in heads] == [
+        "1. List the folder: 1 turn failed", "2. runtime_error, and no rule knows the answer: 2 turns failed"]
+    assert [line for line in said if "hint:" in line] == ["   hint: List the folder."]
+    assert all(len(line) < 250 and "\n" not in line for line in said)
 
 
 # Rules
@@ -190,7 +208,7 @@ def test_the_command_writes_an_agents_file_once(call, tmp_path):
     (tmp_path / "AGENTS.md").write_text("# Mine\n")
     assert "rules in AGENTS.md" in call("hints", "rules", "--out", "AGENTS.md").stderr
     before = (tmp_path / "AGENTS.md").read_bytes()
-    assert "as they were" in call("hints", "rules", "--out", "AGENTS.md").stderr
+    assert "unchanged" in call("hints", "rules", "--out", "AGENTS.md").stderr
     assert (tmp_path / "AGENTS.md").read_bytes() == before and before.startswith(b"# Mine\n")
     lines = call("hints", "rules", "--json").stdout.splitlines()
     assert [json.loads(line)["fact"] for line in lines] == [False] * before.count(b"\n- ")
