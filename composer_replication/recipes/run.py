@@ -63,7 +63,6 @@ from .sources import Sources, recipe_hints, recipe_sources, recorded_traces, tra
 from .tasks import RunTasks, keep_split, recipe_tasks
 from .warm_up import warm_up_checkpoint, warm_up_settings
 from ..replay.pairs import recovery_pairs
-from ..training.health import CountsCallback
 from ..training.recorded import bare_turns, learnable_trees, trace_limit
 from ..training.offline import OfflineTrainer
 from ..training.setup import check_engine, group_pairs, prepare, sharded_module
@@ -205,7 +204,7 @@ def make_trainer(
         trainer.add_callback(HeldOutGuardCallback(
             guard, lambda model, step: {"held_out_score": trainer.evaluate()["eval_reward"]}, config.guard_steps))
     if brought.counts:
-        trainer.add_callback(CountsCallback(brought.counts, lambda: trainer._metrics["train"]))
+        trainer.health.count(brought.counts)
     return trainer
 
 # %% ../../nbs/recipes/10_run.ipynb #6b6bcc01

@@ -61,7 +61,8 @@ def chat_completion(
     said = lambda kind: "".join(block.get(kind) or "" for block in blocks if block.get("type") == kind)
     calls = [{"id": block.get("id"), "type": "function", "function": {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {})}}
              for block in blocks if block.get("type") == "tool_use"]
-    message = {"role": "assistant", "content": said("text"), "reasoning_content": said("thinking") or None, "tool_calls": calls or None}
+    message = {"role": "assistant", "content": said("text"), "reasoning_content": said("thinking") or None,
+               "tool_calls": calls or None}
     usage = {name: value if isinstance(value, int) else 0 for name, value in (answer.get("usage") or {}).items()}
     cached = usage.get("cache_read_input_tokens", 0)
     prompt = usage.get("input_tokens", 0) + cached + usage.get("cache_creation_input_tokens", 0)

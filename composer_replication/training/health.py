@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FIRST', 'TOKEN_LIMITS', 'RULES', 'ENOUGH', 'METRICS', 'StepFacts', 'HealthWatch', 'rise', 'step_facts',
-           'HealthCallback', 'CountsCallback']
+           'HealthCallback']
 
 # %% ../../nbs/training/11_health.ipynb #3a7bb89b
 import math
@@ -204,6 +204,14 @@ class HealthCallback(TrainerCallback):
     def __init__(self, metrics: Callable[[], dict[str, list[float]]]):
         self.metrics = metrics  # the trainer's, which it empties at each log
         self.watch, self.before, self.notes, self.pending = HealthWatch(), {}, {}, {}
+        self.counts, self.counted = dict, {}
+
+    def count(
+        self,
+        counts: Callable[[], Mapping[str, int]],  # of this process, so far; each under its name in the log
+    ) -> None:
+        "Also log the increase of an environment's counts in each step; with several processes those of the main one."
+        self.counts, self.counted = counts, dict(counts())
 
     def note(self, **facts) -> None:
         "Set fields of `StepFacts` that only the trainer knows, for this step."
@@ -222,6 +230,10 @@ class HealthCallback(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         "Request a log where there are new warnings."
+        now = dict(self.counts())
+        for name, count in now.items():
+            self.metrics()[name].append(count - self.counted.get(name, 0))
+        self.counted = now
         new = {name: values[self.before.get(name, 0):] for name, values in self.metrics().items()}
         warnings = self.watch.take(step_facts(state.global_step, new, self.notes))
         if warnings:
@@ -237,20 +249,3 @@ class HealthCallback(TrainerCallback):
         pending, self.pending = self.pending, {}
         verdict = self.watch.verdict() if "train_runtime" in logged else None
         return pending | ({"health/verdict": verdict} if verdict else {})
-
-# %% ../../nbs/training/11_health.ipynb #5c74f19a
-class CountsCallback(TrainerCallback):
-    "Log the increase of an environment's counts in each step; with several processes those of the main one."
-
-    def __init__(
-        self,
-        counts: Callable[[], Mapping[str, int]],  # of this process, so far; each under its name in the log
-        metrics: Callable[[], dict[str, list[float]]],  # the trainer's
-    ):
-        self.counts, self.metrics, self.before = counts, metrics, dict(counts())
-
-    def on_step_end(self, args, state, control, **kwargs):
-        now = dict(self.counts())
-        for name, count in now.items():
-            self.metrics()[name].append(count - self.before.get(name, 0))
-        self.before = now

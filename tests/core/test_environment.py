@@ -159,7 +159,8 @@ def test_an_environment_is_registered_in_one_line(monkeypatch):
     assert isinstance(load("their_package:make", start=3), TrlEnvironment)
 
 
-@pytest.mark.parametrize("name, what", [("os:none", "module 'os' has no 'none'"), ("no_such_package:make", "ModuleNotFoundError"),
+@pytest.mark.parametrize("name, what",
+                         [("os:none", "module 'os' has no 'none'"), ("no_such_package:make", "ModuleNotFoundError"),
                                         (":", "the import of '' ended")])
 def test_a_factory_that_is_not_there_is_told(name, what):
     with pytest.raises(InputProblem, match=what) as problem:

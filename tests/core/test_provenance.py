@@ -65,14 +65,15 @@ def test_the_page_of_a_command_can_be_made_again_by_its_own_line(tmp_path):
     assert done.returncode == 0, done.stderr
     shown = (tmp_path / "here.html").read_text()
     [line] = re.findall(r"<p>The same again:</p><pre>(.*?)</pre>", shown)
-    assert shlex.split(line) == ["composer-rl", "explore", "--traces", "1", "--seed", "3", "--out", "here.html", "--json"]
+    assert shlex.split(line) == ["composer-rl", "explore", "--traces", "1", "--seed", "3", "--out", "here.html",
+                                 "--json"]
     assert toy_path().name in shown and hashlib.sha256(toy_path().read_bytes()).hexdigest()[:12] in shown
 
 
 def test_an_evaluation_says_what_made_it(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"question": "Double 2.", "answer": "#### 4"}\n')
-    line = ["eval", "embedded", "--task", "gsm8k", "--tasks", "rows.jsonl", "--max-turns", 1, "--max-tokens", 64, "--seed", 4,
-            "--out", "o"]
+    line = ["eval", "embedded", "--task", "gsm8k", "--tasks", "rows.jsonl", "--max-turns", 1, "--max-tokens", 64,
+            "--seed", 4, "--out", "o"]
     done = composer(*line, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     row = json.loads((tmp_path / "o" / "result.json").read_text())
@@ -85,7 +86,8 @@ def test_the_page_of_a_run_names_its_data_and_its_command(tmp_path):
     (tmp_path / "mine.jsonl").write_text('{"a": 1}\n')
     recipe = load_recipe("toy", {"traces": f"[{tmp_path / 'm*.jsonl'}, embedded]", "output_dir": str(tmp_path)})
     record = run_record(recipe, ["t"])
-    of = {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in (tmp_path / "mine.jsonl", toy_path())}
+    of = {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+          for path in (tmp_path / "mine.jsonl", toy_path())}
     assert record["data"] == of
     end = run_page(record).partition("How this page was made")[2]
     assert all(f"{name} {digest}" in end for name, digest in of.items()) and record["versions"]["torch"] in end

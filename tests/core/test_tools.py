@@ -26,9 +26,11 @@ KINDS = {"s": {"type": "string"}, "i": {"type": "integer"}, "n": {"type": "numbe
          "d": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}}
 SCHEMA = {"type": "function", "function": {"name": "t", "parameters": {"type": "object", "properties": KINDS, "required": ["s"]}}}
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=5)
-VALUES = st.recursive(st.none() | st.booleans() | st.integers(-9, 9) | st.floats(-9, 9).filter(lambda f: not f.is_integer())
+VALUES = st.recursive(st.none() | st.booleans() | st.integers(-9, 9)
+                      | st.floats(-9, 9).filter(lambda f: not f.is_integer())
                       | TEXTS | st.sampled_from(["up", "down"]),
-                      lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["x", "y"]), inner, max_size=2))
+                      lambda inner: st.lists(inner, max_size=2)
+                      | st.dictionaries(st.sampled_from(["x", "y"]), inner, max_size=2))
 PLAIN = {**SCHEMA["function"]["parameters"], "additionalProperties": False,
          "properties": KINDS | {"m": {"type": ["integer", "null"]}}}  # `nullable` in JSON Schema's own words
 
@@ -113,7 +115,8 @@ def test_a_schema_that_is_none_is_one_problem_that_names_the_tool(parameters):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("kind, known", [(None, True), ("runtime_error", True), ("slow_disk", False), ("Timeout", False)])
+@pytest.mark.parametrize("kind, known",
+                         [(None, True), ("runtime_error", True), ("slow_disk", False), ("Timeout", False)])
 def test_an_unknown_kind_of_error_is_not_replaced_in_silence(kind, known):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -170,7 +173,8 @@ def test_the_parameters_themselves_may_be_a_reference_or_a_union():
 
 
 def test_references_without_an_end_or_a_target_end(monkeypatch):
-    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: pytest.fail("a schema made the host fetch something"))
+    monkeypatch.setattr("urllib.request.urlopen",
+                        lambda *_, **__: pytest.fail("a schema made the host fetch something"))
     loop = {"A": {"$ref": "#/$defs/B"}, "B": {"$ref": "#/$defs/A"}, "C": {"anyOf": [{"$ref": "#/$defs/C"}] * 9}}
     for to in ("#/$defs/A", "#/$defs/none", "#/$defs/C", "https://example.org/schema.json"):
         tool = with_references({"to": {"$ref": to}}, **{"$defs": loop})

@@ -77,7 +77,8 @@ def test_terms_are_those_of_whole_logits(which, chunk):
     naive = how(whole_s, whole_t, labels)
     expected = torch.autograd.grad(naive.square().sum(), list(student.parameters()))
     terms = token_terms(student.base_model(ids).last_hidden_state[0, :-1], lm_head(student),
-                        teacher.base_model(ids).last_hidden_state[0, :-1], lm_head(teacher), labels, how, temperature=1.7)
+                        teacher.base_model(ids).last_hidden_state[0, :-1], lm_head(teacher), labels, how,
+                        temperature=1.7)
     terms.divergence.square().sum().backward()
     torch.testing.assert_close(terms.divergence, naive)
     for p, b in zip(student.parameters(), expected):
@@ -133,7 +134,8 @@ def test_no_tensor_exceeds_the_chunk(monkeypatch):
     hidden, labels = torch.randn(n, 4, requires_grad=True), torch.arange(n)
     with Largest():
         loss = -token_logprobs(hidden, head, labels).mean()
-        terms = token_terms(hidden, head, hidden + 0.1, head, labels, Divergence(1.0, support="student_top_k", top_k=20))
+        terms = token_terms(hidden, head, hidden + 0.1, head, labels,
+                            Divergence(1.0, support="student_top_k", top_k=20))
         (loss + terms.divergence.mean()).backward()
     assert hidden.grad is not None and 2**14 < Largest.numel <= 2**15 < n * vocab
 

@@ -187,7 +187,8 @@ def test_a_teacher_of_another_size_is_read_right():
     model, teacher = make_model(), make_model("llama", seed=1, hidden_size=24)
     out = compose_loss(model, pack_trees(TREES, 0), beta_replay=0.0, teacher=teacher)
     _, s, t, *_ = naive_parts(model, TREES, teacher)
-    expected = compute_topk_self_distillation_loss(s, t, distillation_topk=20, distillation_alpha=1.0, distillation_add_tail=True)
+    expected = compute_topk_self_distillation_loss(s, t, distillation_topk=20, distillation_alpha=1.0,
+                                                   distillation_add_tail=True)
     torch.testing.assert_close(out.sdpo_jsd, expected.mean())
 
 

@@ -52,7 +52,8 @@ def assert_same(ours, theirs, student, **tolerance):
 def test_full_support_is_trl_sdpo_alpha(beta):
     student, teacher = pair(5, 11)
     assert_same(lambda s: generalized_jsd_loss(s, teacher, beta=beta, reduction="sum"),
-                lambda s: loss_utils.compute_divergence(s.log_softmax(-1), teacher.log_softmax(-1), beta).sum(), student)
+                lambda s: loss_utils.compute_divergence(s.log_softmax(-1), teacher.log_softmax(-1), beta).sum(),
+                student)
 
 
 @pytest.mark.parametrize("beta", BETAS)
@@ -93,7 +94,8 @@ def test_student_top_k_is_trl(beta, tail):
     student, teacher = pair(5, 30)
     assert_same(lambda s: generalized_jsd_loss(s, teacher, beta=beta, top_k=4, tail=tail, reduction="sum"),
                 lambda s: loss_utils.compute_topk_self_distillation_loss(
-                    s, teacher, distillation_topk=4, distillation_alpha=beta, distillation_add_tail=tail).sum(), student)
+                    s, teacher, distillation_topk=4, distillation_alpha=beta, distillation_add_tail=tail).sum(),
+                student)
 
 
 @pytest.mark.parametrize("beta", BETAS)
@@ -116,7 +118,8 @@ def test_top_k_of_everything_is_the_full_vocabulary(k, tail):
 def test_sampled_token_has_trl_gradient_and_is_unbiased():
     student, teacher = pair(3, 5)
     ids = torch.tensor([4, 0, 2])
-    ours = loss_and_grad(lambda s: generalized_jsd_loss(s, teacher, ids, beta=1.0, support="sampled", reduction="sum"), student)
+    ours = loss_and_grad(lambda s: generalized_jsd_loss(s, teacher, ids, beta=1.0, support="sampled", reduction="sum"),
+                         student)
     theirs = loss_and_grad(lambda s: loss_utils.compute_sampled_token_self_distillation_loss(
         s, teacher, ids, distillation_alpha=1.0).sum(), student)
     torch.testing.assert_close(ours[1], theirs[1])
@@ -185,7 +188,8 @@ def test_entries_ruled_out_on_both_sides_are_as_if_absent(beta, options):
     student, teacher = pair(4, 6)
     pad = torch.full((4, 3), -math.inf, dtype=torch.float64)
     padded = torch.cat([teacher, pad], -1)
-    value, grad = loss_and_grad(lambda s: generalized_jsd_loss(s, padded, beta=beta, **options), torch.cat([student, pad], -1))
+    value, grad = loss_and_grad(lambda s: generalized_jsd_loss(s, padded, beta=beta, **options),
+                                torch.cat([student, pad], -1))
     expected, expected_grad = loss_and_grad(lambda s: generalized_jsd_loss(s, teacher, beta=beta, **options), student)
     torch.testing.assert_close(value, expected)
     torch.testing.assert_close(grad, torch.cat([expected_grad, torch.zeros_like(pad)], -1))
@@ -208,7 +212,8 @@ def test_half_precision_is_computed_in_float32(beta, dtype):
     student, teacher = pair(3, 40, dtype=dtype)
     loss = generalized_jsd_loss(student, teacher, beta=beta, top_k=5)
     assert loss.dtype == torch.float32
-    torch.testing.assert_close(loss, generalized_jsd_loss(student.float(), teacher.float(), beta=beta, top_k=5), rtol=0, atol=0)
+    torch.testing.assert_close(loss, generalized_jsd_loss(student.float(), teacher.float(), beta=beta, top_k=5), rtol=0,
+                               atol=0)
 
 
 @pytest.mark.parametrize("beta", BETAS)
@@ -323,7 +328,8 @@ def test_taid_is_the_forward_kl_to_the_interpolated_logits_over_every_support(su
         rest = (1 - p.sum(1, keepdim=True), 1 - s.sum(1, keepdim=True))
         p, s = (p / p.sum(1, keepdim=True), s / s.sum(1, keepdim=True)) if support == "renormalised" else \
             (torch.cat([p, rest[0]], 1), torch.cat([s, rest[1]], 1))
-    torch.testing.assert_close(named_divergence("taid", settings, 0.3)(student, teacher, None), (p * (p / s).log()).sum(1))
+    torch.testing.assert_close(named_divergence("taid", settings, 0.3)(student, teacher, None),
+                               (p * (p / s).log()).sum(1))
 
 
 @pytest.mark.parametrize("support", TOP)
@@ -361,8 +367,8 @@ def test_bad_options_say_what_to_do():
     student, teacher = pair(2, 3)
     for build in (lambda: Divergence(-0.1), lambda: Divergence(temperature=0), lambda: Divergence(support="best"),
                   lambda: Divergence(support="full", top_k=2), lambda: Divergence(support="student_top_k", top_k=0),
-                  lambda: Divergence(1.0, support="sampled", token_clip=1.0), lambda: Taid(-1), lambda: EntropyAware(-1.0),
-                  lambda: generalized_jsd_loss(student, teacher, reduction="mean"),
+                  lambda: Divergence(1.0, support="sampled", token_clip=1.0), lambda: Taid(-1),
+                  lambda: EntropyAware(-1.0), lambda: generalized_jsd_loss(student, teacher, reduction="mean"),
                   lambda: generalized_jsd_loss(student, teacher[:1]),
                   lambda: taid_loss(student, teacher[:1], torch.tensor([0, 1])),
                   lambda: generalized_jsd_loss(student, teacher, torch.tensor([1])),

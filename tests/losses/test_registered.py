@@ -83,7 +83,8 @@ def by_hand(distance, entries, student, teacher, labels, temperature=1.0, tail=T
         *((x.detach().double() / temperature).softmax(-1).tolist() for x in (student, teacher)), labels.tolist()
     ):
         kept = sorted(entries(s, t, y))
-        s, t = ([*(p[i] for i in kept), *([sum(p[i] for i in range(VOCAB) if i not in kept)] if tail else [])] for p in (s, t))
+        s, t = ([*(p[i] for i in kept), *([sum(p[i] for i in range(VOCAB) if i not in kept)] if tail else [])]
+                for p in (s, t))
         values.append(distance([a / sum(s) for a in s], [b / sum(t) for b in t]))
     return torch.tensor(values, dtype=torch.float64)
 
@@ -183,7 +184,8 @@ def test_what_ships_takes_a_new_support(place):
         token_terms(hidden, head, other, of_teacher, labels, settings(place, beta=1.0)).divergence.detach(), reverse
     )
     torch.testing.assert_close(
-        generalized_jsd_loss(s, t, labels, 0.0, support=place, top_k=settings(place).top_k, reduction="none").detach(), forward
+        generalized_jsd_loss(s, t, labels, 0.0, support=place, top_k=settings(place).top_k, reduction="none").detach(),
+        forward
     )
     p = t.softmax(-1)
     gate = -(p * p.log()).sum(-1) / math.log(VOCAB)

@@ -10,8 +10,8 @@ from composer_replication.traces.error_sites import find_error_sites
 
 TRACE = next(trace for trace in toy_traces() if find_error_sites(trace))
 SITE = find_error_sites(TRACE)[0]
-RESULT = ForkResult("k", TRACE.trace_id, SITE.turn, "t", SITE.kind, "template", "A hint.", "own", "A hint.", 0, "done", None,
-                    False, True, 2, TRACE)
+RESULT = ForkResult("k", TRACE.trace_id, SITE.turn, "t", SITE.kind, "template", "A hint.", "own", "A hint.", 0, "done",
+                    None, False, True, 2, TRACE)
 
 
 def test_the_picture_shows_what_the_readers_own_finder_finds():

@@ -109,8 +109,9 @@ def test_a_real_run_writes_its_page_as_it_goes(tmp_path):
     def tell(logged):  # called before the page is written, so it sees the last one
         seen.append((tmp_path / "index.html").read_text())
 
-    small = {"output_dir": str(tmp_path), "max_steps": "2", "max_completion_length": "128", "max_turns": "2", "train_rows": "8",
-             "gradient_accumulation_steps": "1", "replay_pairs": "null", "beta_replay": "0", "save_steps": "2"}
+    small = {"output_dir": str(tmp_path), "max_steps": "2", "max_completion_length": "128", "max_turns": "2",
+             "train_rows": "8", "gradient_accumulation_steps": "1", "replay_pairs": "null", "beta_replay": "0",
+             "save_steps": "2"}
     run_recipe(load_recipe("toy", small), tell, watch)
     last = (tmp_path / "index.html").read_text()
     assert "Step 0 of 2: running." in seen[0] and "Step 2 of 2: done." in last and "http-equiv=refresh" in seen[0]
@@ -124,8 +125,8 @@ def test_a_real_run_writes_its_page_as_it_goes(tmp_path):
 @pytest.mark.trainer
 def test_a_run_on_recorded_traces_shows_them_and_what_is_left_out(tmp_path):
     write_traces(toy_traces()[:8], tmp_path / "mine.jsonl")
-    given = {"traces": str(tmp_path / "mine.jsonl"), "output_dir": str(tmp_path / "out"), "max_steps": "1", "beta_replay": "0",
-             "replay_pairs": "null", "max_trace_tokens": "300"}
+    given = {"traces": str(tmp_path / "mine.jsonl"), "output_dir": str(tmp_path / "out"), "max_steps": "1",
+             "beta_replay": "0", "replay_pairs": "null", "max_trace_tokens": "300"}
     recipe, counts = load_recipe("toy-traces", given), data_counts(load_recipe("toy-traces", given))
     run_recipe(recipe, watch=lambda trainer, record: [RunPage(record, lambda: latest_traces(trainer), trainer.hint_source)])
     record, shown = json.loads((tmp_path / "out/run.json").read_text())["recorded"], (tmp_path / "out/index.html").read_text()

@@ -101,7 +101,8 @@ def test_an_error_turn_that_no_model_read_shows_its_error_and_hint(visit, tmp_pa
     trace = failing("first", "cat")
     site = find_error_sites(trace)[1]
     long = site_data(site, {"template": ("Use ls.", ())}, "No token bars: it is long.")
-    data = explorer_data([trace_data(trace, [hinted(trace)["sites"][0], long, site_data(site, {}, "No hint here.")])], LAYERS)
+    data = explorer_data([trace_data(trace, [hinted(trace)["sites"][0], long, site_data(site, {}, "No hint here.")])],
+                         LAYERS)
     data["traces"][0]["sites"][2]["turn"] = 5  # an error turn without any hint
     (tmp_path / "page.html").write_text(explorer_page(data))
     page = visit((tmp_path / "page.html").as_uri())
@@ -151,7 +152,8 @@ def test_all_layers_stand_side_by_side_and_the_share_of_the_call_is_said(visit, 
     data = explorer_data([trace_data(trace, [site_data(site, layers, call=2)])], LAYERS, reader="the/reader")
     (tmp_path / "page.html").write_text(explorer_page(data))
     page = visit((tmp_path / "page.html").as_uri())
-    rows = [[cell.strip() for cell in row.split("\t")] for row in page.locator("[data-is=layered] tr").all_inner_texts()]
+    rows = [[cell.strip() for cell in row.split("\t")]
+            for row in page.locator("[data-is=layered] tr").all_inner_texts()]
     assert rows == [["template ✓", "2.00", "10 %"], [CONTROL, "1.00", "70 %"]]
     assert page.locator("[data-is=size]").inner_text() == "Divergence of the turn's 4 tokens, 2 of them its call"
     sentence = page.locator("[data-is=prose]")

@@ -41,7 +41,8 @@ def docker(*words):
 def test_nothing_is_left_and_a_killed_owner_is_swept(tmp_path, daemon):
     tree = make_tree(tmp_path / "t")
     code = ("import sys, time; from composer_replication.sandbox.base import open_sandbox\n"
-            "box = open_sandbox(sys.argv[1], kind='docker'); print(box._box.path, flush=True); box.exec(['sleep', '60'])")
+            "box = open_sandbox(sys.argv[1], kind='docker'); print(box._box.path, flush=True); box.exec(['sleep', "
+            "'60'])")
     owner = subprocess.Popen([sys.executable, "-c", code, tree], stdout=subprocess.PIPE, text=True)
     left = Path(owner.stdout.readline().strip())
     assert len(docker("ps", "--all", "--quiet")) == 1 and left.is_dir()

@@ -32,7 +32,8 @@ def no_sandbox(monkeypatch):
     "A machine on which no kind that isolates works, and a user who allowed nothing."
     monkeypatch.delenv(base.CHOICE, raising=False)
     sandbox_kinds()
-    gone = {name: replace(kind, problem=lambda: "it is missing.") for name, kind in base._KINDS.items() if kind.isolates}
+    gone = {name: replace(kind, problem=lambda: "it is missing.") for name, kind in base._KINDS.items()
+            if kind.isolates}
     monkeypatch.setattr(base, "_KINDS", base._KINDS | gone)
 
 
@@ -78,7 +79,8 @@ def test_a_kind_that_is_named_has_to_work(monkeypatch):
     "Another one that works does not stand in for it, and a judge needs bubblewrap beside any kind."
     def works(*kinds):
         problem = lambda name: None if name in kinds else "it is missing."
-        known = {name: replace(kind, problem=partial(problem, name)) for name, kind in base._KINDS.items() if kind.isolates}
+        known = {name: replace(kind, problem=partial(problem, name)) for name, kind in base._KINDS.items()
+                 if kind.isolates}
         monkeypatch.setattr(base, "_KINDS", base._KINDS | known)
 
     works("bubblewrap")
@@ -94,7 +96,8 @@ def test_recipes_of_our_own_worlds_need_none():
 
 def test_commands(tmp_path):
     (tasks := tmp_path / "tasks.jsonl").write_text(find_tasks("larder").read_text())
-    doors = (["eval", "embedded", "--task", "deletion", "--tasks", str(tasks)], ["tasks", "attack", str(tasks), "--limit", "1"])
+    doors = (["eval", "embedded", "--task", "deletion", "--tasks", str(tasks)],
+             ["tasks", "attack", str(tasks), "--limit", "1"])
     for words in doors:
         done = CliRunner().invoke(app, words + ["--out", str(tmp_path / "out")] * (words[0] == "eval"))
         assert done.exit_code != 0 and "sandbox" in done.output and "it is missing" in done.output

@@ -18,7 +18,8 @@ from composer_replication.sandbox.boxes import state_folder, sweep
 from composer_replication.sandbox.folders import SandboxProblem
 from composer_replication.sandbox.limits import descendants
 
-needs_bubblewrap = pytest.mark.skipif(sandbox_problem("bubblewrap") is not None, reason=str(sandbox_problem("bubblewrap")))
+needs_bubblewrap = pytest.mark.skipif(sandbox_problem("bubblewrap") is not None,
+                                      reason=str(sandbox_problem("bubblewrap")))
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +32,8 @@ def state(monkeypatch):
 def world() -> dict:
     "What a sandbox could leave behind, counted for this process."
     gc.collect()  # else files of earlier tests are closed at some time in between
-    tasks = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in descendants(os.getpid())[1:]]
+    tasks = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+             for pid in descendants(os.getpid())[1:]]
     groups = [folder for folder, _, _ in os.walk("/sys/fs/cgroup") if "composer" in folder]
     return {"processes": len(tasks), "zombies": tasks.count("Z"), "mounts": Path("/proc/self/mountinfo").read_text().count("\n"),
             "files": len(os.listdir("/proc/self/fd")), "threads": threading.active_count(), "groups": len(groups),
@@ -112,7 +114,8 @@ def test_a_killed_owner_leaves_nothing(tmp_path, state, guarded):
 @needs_bubblewrap
 def test_ctrl_c_leaves_nothing(tmp_path):
     tree, mark = make_tree(tmp_path / "t"), f"99.{os.getpid()}"
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, tree, mark], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, tree, mark], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                             text=True)
     assert owner.stdout.readline() == "ready\n"
     assert wait_until(lambda: sleeping(mark))
     owner.send_signal(signal.SIGINT)

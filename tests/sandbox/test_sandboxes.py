@@ -102,7 +102,8 @@ def test_root_that_may_not_look_into_others_is_told(monkeypatch):
     assert "CAP_SYS_PTRACE" in bubblewrap.bubblewrap_problem.__wrapped__()
 
 
-@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("setpriv"), reason="only root can lay a capability down, by setpriv")
+@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("setpriv"),
+                    reason="only root can lay a capability down, by setpriv")
 def test_the_capability_is_read_as_it_is():
     ask = "from composer_replication.sandbox.bubblewrap import _sees_others; print(_sees_others())"
     without = ["setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"]
@@ -127,7 +128,8 @@ def test_the_trees_interpreter_finds_what_is_bound_over_its_packages():
     assert (minimal_tree() / "usr/lib/python3/dist-packages").resolve() == packages.resolve()
 
 
-@pytest.mark.skipif(not Path("/lib/x86_64-linux-gnu/libpthread.so.0").exists(), reason="another system's names of libraries")
+@pytest.mark.skipif(not Path("/lib/x86_64-linux-gnu/libpthread.so.0").exists(),
+                    reason="another system's names of libraries")
 def test_minimal_tree_has_what_compiled_wheels_load():
     "hypothesis and coverage's tracer name libpthread, which nothing of the interpreter does: both failed to load."
     libraries = {path.name for path in minimal_tree().rglob("*.so.*")}
@@ -187,7 +189,8 @@ print("kept")
 """
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else; the other tests ran as an ordinary user")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else; the other tests ran as an ordinary "
+                    "user")
 def test_promises_hold_for_an_ordinary_user(tmp_path):
     "Run by the minimal tree's own interpreter, which every user can reach."
     if problem := sandbox_problem("bubblewrap"):

@@ -46,7 +46,8 @@ ASSISTANT = st.builds(Turn, st.just("assistant"), TEXT, thinking=st.none() | TEX
 OTHER = st.builds(Turn, st.sampled_from(["user", "tool"]), TEXT, tool_call_id=st.none())
 ORDERLY = st.lists(st.tuples(OTHER, ASSISTANT), min_size=1, max_size=5).map(
     lambda pairs: [t if t.role == "assistant" or i else replace(t, role="user") for i, t in enumerate(sum(pairs, ()))])
-TURNS = st.one_of(ORDERLY, ORDERLY.map(lambda t: [Turn("system", "Be brief."), *t]), st.lists(ASSISTANT | OTHER, max_size=8))
+TURNS = st.one_of(ORDERLY, ORDERLY.map(lambda t: [Turn("system", "Be brief."), *t]),
+                  st.lists(ASSISTANT | OTHER, max_size=8))
 TRACES = st.builds(lambda turns, tools: Trace("generated", tuple(turns), tools), TURNS, st.sampled_from([(), (TOOL,)]))
 
 

@@ -35,8 +35,8 @@ QUERY, RUN, WRITE = tool("query", ["sql"], sql="string"), tool("run", ["command"
     "write", ["path", "text"], path="string", text="string", line="integer")
 TOOLS = QUERY, RUN, WRITE
 CALLS = [ToolCall("query", {"sql": "SELECT '<|im_end|>', \"é\"\n  FROM t"}), ToolCall("run", {"command": "ls | wc -l"}),
-         ToolCall("write", {"path": "a.md", "text": "```\ncode\n```\n", "line": 3}), ToolCall("query", {"sql": "a\n```\nb"}),
-         ToolCall("query", {"sql": "{\"not\": \"arguments\"}"})]
+         ToolCall("write", {"path": "a.md", "text": "```\ncode\n```\n", "line": 3}),
+         ToolCall("query", {"sql": "a\n```\nb"}), ToolCall("query", {"sql": "{\"not\": \"arguments\"}"})]
 
 
 def chat_of(folder):
@@ -56,13 +56,15 @@ def test_what_a_family_renders_is_read_back(tokenizers, name):
     reader = TurnReader.of(chat)
     for call in CALLS:
         acted = Turn("assistant", "I look.", tool_calls=(ToolCall(call.name, call.arguments, "call_0"),))
-        turns = [Turn("user", "Do it."), acted, Turn("tool", "7 rows", tool_call_id="call_0"), Turn("assistant", "Done.")]
+        turns = [Turn("user", "Do it."), acted, Turn("tool", "7 rows", tool_call_id="call_0"),
+                 Turn("assistant", "Done.")]
         trace = Trace("t", tuple(turns), tools=TOOLS)
         dialect = chat.dialect(trace)
         messages, count, raw = dialect.messages(turns, [True] * 4)
         text = chat.render(dialect, messages[:2], TOOLS, raw=raw)
         asked = chat.render(dialect, messages[:1], TOOLS, True)
-        assert text.startswith(asked) and all(word in asked for word in ("```sql", "```bash", "```write", "Does write."))
+        assert text.startswith(asked) and all(word in asked
+                                              for word in ("```sql", "```bash", "```write", "Does write."))
         turn = text[len(asked):].removesuffix(dialect.after).removesuffix(dialect.end).replace(MARK, "")
         read = reader.read(tuple(chat.tokenizer.encode(turn, add_special_tokens=False)), frozenset(), tools=TOOLS)
         assert (read.content.strip(), read.calls) == ("I look.", (call,)), turn

@@ -31,12 +31,13 @@ from composer_replication.tree.pass_cost import LAYER_WORTH, branch_passes
 TINY = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
             num_key_value_heads=2, max_position_embeddings=256)
 NO_SPECIAL = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
-GPT = dict(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=128, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-           **NO_SPECIAL)
+GPT = dict(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=128, resid_pdrop=0.0, embd_pdrop=0.0,
+           attn_pdrop=0.0, **NO_SPECIAL)
 SMALL = dict(vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, **NO_SPECIAL)
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
-EXPERTS = dict(moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1, n_shared_experts=1,
-               first_k_dense_replace=1, kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8)
+EXPERTS = dict(moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1,
+               n_shared_experts=1, first_k_dense_replace=1, kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8,
+               qk_nope_head_dim=8, v_head_dim=8)
 FAMILIES = {
     "Qwen2": (tf.Qwen2ForCausalLM, tf.Qwen2Config(**TINY)),
     "Qwen2-sliding": (tf.Qwen2ForCausalLM, tf.Qwen2Config(**TINY, use_sliding_window=True, sliding_window=5, layer_types=MIXED)),
@@ -199,7 +200,8 @@ def test_a_long_branch_over_a_long_trunk_makes_no_mask_of_both():
     time, count = 32768, 4096
     config = tf.Qwen2Config(**TINY | dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1))
     model, ids = tf.Qwen2ForCausalLM(config).eval(), tuple(torch.arange(time + count).remainder(97).tolist())
-    tree = Tree("long", ids[:time] + ids[-8:], (Span(1, time, time + 8),), (Branch("hint", 1, time, ids[time:], count - 8),))
+    tree = Tree("long", ids[:time] + ids[-8:], (Span(1, time, time + 8),),
+                (Branch("hint", 1, time, ids[time:], count - 8),))
     cache = tf.DynamicCache([(torch.randn(1, 1, time, 8), torch.randn(1, 1, time, 8))])
     Largest.numel = 0
     with torch.no_grad(), Largest():
@@ -349,7 +351,8 @@ def test_hinted_branches_alone_give_no_gradient_to_what_they_attend_to(family):
 def test_rows_of_masks_begin_where_cuda_wants_them():
     model, batch, masks = make("Qwen2-sliding"), batch_of_three(), []
     for layer in model.model.layers:
-        layer.register_forward_pre_hook(lambda module, args, inputs: masks.append(inputs["attention_mask"]), with_kwargs=True)
+        layer.register_forward_pre_hook(lambda module, args, inputs: masks.append(inputs["attention_mask"]),
+                                        with_kwargs=True)
     forward_branches(model, batch, forward_trunk(model, batch)[1])
     forward_tree(model, batch)
     ours = [getattr(mask, "branches", mask) for mask in masks if mask is not None and mask.dtype == torch.float32]
@@ -395,7 +398,8 @@ def test_what_rows_begin_with_is_read_once(family, checkpointed, monkeypatch):
 
 def test_beginnings_are_read_once_where_that_saves_more_than_a_pass(monkeypatch):
     model, ids = make("Llama"), tuple(range(1, 41))
-    batch = replace(pack_trees([Tree("t", ids, (Span(1, 30, 40),)), Tree("u", ids[:35], (Span(1, 30, 35),))], 0), shared=35)
+    batch = replace(pack_trees([Tree("t", ids, (Span(1, 30, 40),)), Tree("u", ids[:35], (Span(1, 30, 35),))], 0),
+                    shared=35)
     layer = (sum(p.numel() for p in model.model.layers.parameters()) + model.model.norm.weight.numel()) / 3
     for gradient, passes in ((True, 3), (False, 1)):
         with torch.set_grad_enabled(gradient):

@@ -48,7 +48,8 @@ def rope(kind, **options):
 
 
 def longrope(border):
-    factors = {"short_factor": [1.0] * 4, "long_factor": [1.1, 1.5, 2.0, 4.0], "original_max_position_embeddings": border}
+    factors = {"short_factor": [1.0] * 4, "long_factor": [1.1, 1.5, 2.0, 4.0],
+               "original_max_position_embeddings": border}
     return TINY | {"original_max_position_embeddings": border} | rope("longrope", **factors)
 
 
@@ -131,7 +132,8 @@ def tree(name, trunk, *spans):
     return Tree(name, trunk, spans, tuple(branches))
 
 
-TREES = [tree("a", tuple(range(3, 23)), Span(1, 9, 13), Span(3, 15, 18)), tree("b", tuple(range(40, 52)), Span(1, 6, 9))]
+TREES = [tree("a", tuple(range(3, 23)), Span(1, 9, 13), Span(3, 15, 18)),
+         tree("b", tuple(range(40, 52)), Span(1, 6, 9))]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -155,7 +157,8 @@ def test_trunks_and_branches_under_padding_are_plain_forwards(family, lead):
     batch = pack_trees(TREES, 0, list(lead), max(n + len(t.ids) for n, t in zip(lead, TREES)))
     with torch.no_grad():
         hidden, cache = forward_trunk(model, batch)
-        branches = {method: forward_branches(model, batch, method=method, kinds=("hint",)) for method in ("two_pass", "rows")}
+        branches = {method: forward_branches(model, batch, method=method, kinds=("hint",))
+                    for method in ("two_pass", "rows")}
         branches["cache"] = forward_branches(model, batch, cache, kinds=("hint",))
         head = lm_head(model)
         for row, (n, t) in enumerate(zip(lead, TREES)):
@@ -168,7 +171,8 @@ def test_trunks_and_branches_under_padding_are_plain_forwards(family, lead):
                 wanted.append(plain(model, ids)[s.start + 2 : -1])
         for method, states in branches.items():
             found = head.logits(states[batch.sdpo_teacher[:, 0], batch.sdpo_teacher[:, 1]]).log_softmax(-1)
-            torch.testing.assert_close(found, torch.cat(wanted), atol=3e-5, rtol=0, msg=lambda text, m=method: f"{m}: {text}")
+            torch.testing.assert_close(found, torch.cat(wanted), atol=3e-5, rtol=0,
+                                       msg=lambda text, m=method: f"{m}: {text}")
 
 
 @pytest.mark.parametrize("family", sorted(COUNTS | {"llama", "bloom", "mpt"}))
@@ -213,7 +217,8 @@ def test_sequences_beyond_the_border_of_frequencies_are_refused_by_name(family):
 @pytest.mark.parametrize("family", CHANGES)
 def test_a_run_that_would_cross_the_border_is_refused_before_weights_are_loaded(family, tmp_path):
     FAMILIES[family]().save_pretrained(tmp_path)  # a configuration, and no weights
-    config = SimpleNamespace(model_init_kwargs=None, max_completion_length=32, use_vllm=False, vllm_max_model_length=None)
+    config = SimpleNamespace(model_init_kwargs=None, max_completion_length=32, use_vllm=False,
+                             vllm_max_model_length=None)
     with pytest.raises(InputProblem, match="beyond 32 tokens, and max_completion_length=32"):
         check_positions(config, str(tmp_path))
     config.max_completion_length = 20
@@ -252,7 +257,8 @@ def test_the_trainer_scores_unequal_prompts_as_a_plain_forward(kind, tmp_path):
     tokenizer = embedded_tokenizer()
     model = tf.AutoModelForCausalLM.from_config(kind(**GPT | {"vocab_size": len(tokenizer), "n_positions": 512}))
     rows, small = [{"prompt": [{"role": "user", "content": "Look."}]}] * 2, dict(num_generations=2, per_device_train_batch_size=2)
-    trainer = trainer_of(tmp_path, Folder, rows, model, ComposerReplicationTrainer, {"processing_class": tokenizer}, **small)
+    trainer = trainer_of(tmp_path, Folder, rows, model, ComposerReplicationTrainer, {"processing_class": tokenizer},
+                         **small)
     trainer.model.eval()
     ids, mask = torch.tensor([[0, 0, 0, 5, 6, 7, 8, 9], [3, 4, 5, 6, 7, 8, 9, 10]]), torch.ones(2, 8, dtype=torch.long)
     mask[0, :3] = 0

@@ -36,7 +36,8 @@ TOOL = {"type": "function", "function": {"name": "look_up", "description": "Find
     "type": "object", "properties": {"key": {"type": "string", "description": "What to find."}}, "required": ["key"]}}}
 TALK = Trace("talk", (
     Turn("user", "Where is it?"), Turn("assistant", tool_calls=(ToolCall("look_up", {"key": "it"}, "call_0123456789"),)),
-    Turn("tool", "Nowhere.", tool_call_id="call_0123456789", name="look_up"), Turn("assistant", "I do not know.")), (TOOL,))
+    Turn("tool", "Nowhere.", tool_call_id="call_0123456789", name="look_up"), Turn("assistant", "I do not know.")),
+             (TOOL,))
 
 
 @cache
@@ -75,7 +76,8 @@ def test_arguments_come_out_once(folders, name):
 @pytest.mark.parametrize("name", [n for n, (row, _) in TABLE.items() if not row[1]])
 def test_templates_without_tools_are_refused_for_traces_with_tools_and_used_for_text(folders, name):
     chat = chat_format(folders / name)
-    with pytest.raises(TemplateProblem, match="needs tool schemas and tool calls and tool results, which .* set `tokenizer.chat"):
+    with pytest.raises(TemplateProblem, match="needs tool schemas and tool calls and tool results, which .* set "
+                       "`tokenizer.chat"):
         build_tree(TALK, chat)
     text = Trace("text", (Turn("system", "Be brief."), Turn("user", "SELECT?"), Turn("assistant", "SELECT 1"),
                           Turn("user", "Error", observation=True), Turn("assistant", "SELECT 2")))
@@ -116,7 +118,8 @@ def test_mistral_moves_its_tools_and_is_refused_where_that_matters(folders):
     later = Trace("later", (*TALK.turns, Turn("user", "Look again."), Turn("assistant", "Still nowhere.")), (TOOL,))
     with pytest.raises(ValueError, match="differently"):
         build_tree(later, chat)
-    beside = Trace("beside", (TALK.turns[0], Turn("assistant", "I shall look.", tool_calls=TALK.turns[1].tool_calls)), (TOOL,))
+    beside = Trace("beside", (TALK.turns[0], Turn("assistant", "I shall look.", tool_calls=TALK.turns[1].tool_calls)),
+                   (TOOL,))
     with pytest.raises(TemplateProblem, match="text beside a tool call"):
         build_tree(beside, chat)
 
