@@ -110,7 +110,7 @@ test-clouds: .venv-clouds/.installed
 # Agents and clients that nobody here wrote, against the endpoint: in a folder of their own, 0.8 GB; with npm, Codex, Claude Code and opencode too, 1.2 GB more.
 test-agents: $(VENV) .venv-agents/.installed
 	COMPOSER_AGENTS=$$(echo $(CURDIR)/.venv-agents/lib/python3*/site-packages) COMPOSER_AGENTS_NPM=$(CURDIR)/.venv-agents/npm $(PYTEST) \
-		tests/rollout/test_record.py tests/rollout/test_agents.py tests/training/test_agent_forms.py
+		-m "slow or not slow" tests/rollout/test_record.py tests/rollout/test_agents.py tests/training/test_agent_forms.py
 
 .venv-agents/.installed: requirements/agents.txt
 	$(PYTHON) -m venv .venv-agents

@@ -216,6 +216,7 @@ def test_a_step_of_an_agents_form(form, forced, sites, tmp_path):
     assert (log.get("sdpo/sites", 0) > 0) is sites, "the calls failed, and channel 2 found none of them"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
 def test_a_step_of_the_agent_itself(name, tmp_path):
     pytest.importorskip("llguidance")
