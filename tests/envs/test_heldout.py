@@ -401,7 +401,8 @@ def test_a_mutants_name_says_what_changed(source, wanted):
 def test_few_mutants_are_of_many_kinds():
     source = f"def f(a):\n    return sorted(a)[{' + '.join(map(str, range(5, 40)))}]\n"
     few = make_mutants(source, ["f"], "s", 8)
-    assert sum("sorted" in m.name and "+" not in m.name for m in few) >= 2 and len([m for m in few if not m.crash]) == 8
+    of_numbers = [m for m in few if m.name.removeprefix("line 2: ")[0].isdigit()]  # nearly all that can be made are
+    assert len(of_numbers) <= 4 and len([m for m in few if not m.crash]) == 8
 
 
 def test_mutants_change_one_function_and_are_killed_by_running_them():
