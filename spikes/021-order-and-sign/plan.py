@@ -42,7 +42,7 @@ from fingerprint import reward_fingerprint  # noqa: E402
 
 KEPT = HERE / "runs.jsonl"
 WORLDS = ("teams", "strong")  # base agents; each acts in its own world
-SEEDS, DESCRIBED, TUNING = tuple(range(40, 80)), tuple(range(40, 50)), (100, 101)
+SEEDS, DESCRIBED, TUNING = tuple(range(40, 60)), tuple(range(40, 50)), (100, 101)
 PRIMARY = {"teams": ("recorded exact", "contrastive"), "strong": ("policy", "order")}  # arms with every seed
 ARMS = ("recorded exact", "contrastive", "policy", "order", "joint, gated", "size only")
 STEPS = 100  # of `recorded exact`; every other arm ends when it has cost as much
