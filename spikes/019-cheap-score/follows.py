@@ -4,8 +4,8 @@
 
 Declared after toy's first seed showed that its filler gains: the same failed turns, three repetitions, common random numbers.
 Arms: none, the page's filler and wrong hint, `weather` (as many words as the exact hint has, the filler of `hints try`), and
-`dot` (a full stop alone).
-Each seed's branches are written to `follows.jsonl`; a seed that is there is not played again.
+`dot` (a full stop alone). Then none and filler nine times more: with numbers of their own the filler gained half as much.
+Each part's branches are written to `follows.jsonl`; a part that is there is not played again.
 """
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ def action(turn) -> list:
     return [ROLE_OF.get(call.name, "unknown"), call.name, call.arguments] if call else ["none", "", {}]
 
 
-def follow(seed: int) -> list[dict]:
+def follow(seed: int, repetitions: range, arms: tuple[str, ...]) -> list[dict]:
     "Of each failed turn: the recorded actions, and by arm each branch's action, whether it works, and whether it fails alike."
     of, cases, refused = plan.WORLDS["toy"], plan.cases_of("toy", seed), {}
     forks = [Fork(case.trace, case.site, Hint(texts["exact"], "exact"), {"task_id": case.trace.task_id}) for case, texts in cases]
@@ -35,8 +35,9 @@ def follow(seed: int) -> list[dict]:
     assert len(kept) == len(cases), refused
     said = [{"none": None, "filler": texts["filler"], "wrong": texts["wrong"], "weather": unrelated_words(texts["exact"]),
              "dot": "."} for _, texts in cases]
-    branches = [(fork, arm, text, n) for fork, row in zip(kept, said) for n in range(of.times) for arm, text in row.items()]
-    rows = {fork.name: {"seed": seed, "task": case.task, "turn": case.site.turn, "error": case.site.kind,
+    said = [{arm: row[arm] for arm in arms} for row in said]
+    branches = [(fork, arm, text, n) for fork, row in zip(kept, said) for n in repetitions for arm, text in row.items()]
+    rows = {fork.name: {"seed": seed, "first": repetitions[0], "task": case.task, "turn": case.site.turn, "error": case.site.kind,
                         "failed": action(case.pair.rejected), "worked": action(case.pair.chosen),
                         "played": {arm: [] for arm in said[0]}}
             for fork, (case, _) in zip(kept, cases)}
@@ -48,11 +49,15 @@ def follow(seed: int) -> list[dict]:
     return list(rows.values())
 
 
+PARTS = {0: (range(3), ("none", "filler", "wrong", "weather", "dot")), 3: (range(3, 12), ("none", "filler"))}
+
+
 if __name__ == "__main__":
-    there = {orjson.loads(line)["seed"] for line in KEPT.read_bytes().splitlines()} if KEPT.exists() else set()
-    for seed in sorted(set(plan.SEEDS) - there):
+    rows = [orjson.loads(line) for line in KEPT.read_bytes().splitlines()] if KEPT.exists() else []
+    there = {(row["first"], row["seed"]) for row in rows}
+    for first, seed in sorted({(first, seed) for first in PARTS for seed in plan.SEEDS} - there):
         with one_thread():
-            made = follow(seed)
+            made = follow(seed, *PARTS[first])
         with KEPT.open("ab") as file:
             file.writelines(orjson.dumps(row) + b"\n" for row in made)
-        print(seed, len(made), flush=True)
+        print(first, seed, len(made), flush=True)
