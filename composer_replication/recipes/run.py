@@ -411,7 +411,7 @@ def forked(
                             "set beta_replay to 0 and leave forks out.")
     return replace(trained, arguments=replace(trained.arguments, replay_pairs=pairs))
 
-# %% ../../nbs/recipes/10_run.ipynb #f0a45e02
+# %% ../../nbs/recipes/10_run.ipynb #f0a45e06
 def own_forks(
     recipe: Recipe,
     tasks: RunTasks,

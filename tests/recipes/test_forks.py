@@ -86,8 +86,8 @@ def own_steps(tmp_path_factory):
     played, made, play, pairs_of, found = [], [], run.play_forks, run.fork_pairs, {}
 
     def playing(policy, branches, *rest, **more):
-        played.append((branches, sum(w.double().sum().item() for w in policy.model.parameters()), play(policy, branches, *rest, **more)))
-        return played[-1][-1]
+        played.append((branches, sum(w.double().sum().item() for w in policy.model.parameters())))
+        return play(policy, branches, *rest, **more)
 
     def pairing(results, traces):
         made.append(pairs_of(results, traces))
@@ -97,18 +97,16 @@ def own_steps(tmp_path_factory):
         patch.setattr(run, "play_forks", playing)
         patch.setattr(run, "fork_pairs", pairing)
         for name, settings in (("forks", {}), ("none", {"forks": None, "replay_pairs": ["recovery"]})):
-            logged, folder = [], tmp_path_factory.mktemp(name)
-            run_recipe(small(folder, record=False, max_steps=2, learning_rate=1e-3, keep_rollouts=True, **settings), logged.append)
-            kept = sorted((folder / "run" / "rollouts").glob("*.jsonl.gz"))
-            found[name] = [entry for entry in logged if "reward" in entry and "step" in entry and "stage" not in entry], [
-                list(read_traces(path)) for path in kept]
+            folder = tmp_path_factory.mktemp(name)
+            run_recipe(small(folder, record=False, max_steps=2, learning_rate=1e-3, keep_rollouts=True, **settings))
+            found[name] = [list(read_traces(path)) for path in sorted((folder / "run" / "rollouts").glob("*.jsonl.gz"))]
     return found, played, made
 
 
 def test_failed_turns_of_a_steps_own_episodes_are_played_again_by_the_policy_as_it_is(own_steps):
-    (logged, episodes), played, made = own_steps[0]["forks"], *own_steps[1:]
+    episodes, played, made = own_steps[0]["forks"], *own_steps[1:]
     assert len(played) == len(made) == len(episodes) == 2 and played[0][1] != played[1][1]  # weights of each step
-    for traces, (branches, _, _), pairs in zip(episodes, played, made):
+    for traces, (branches, _), pairs in zip(episodes, played, made):
         failed = {(trace.trace_id, site.turn) for trace in traces for site in find_error_sites(trace)}
         assert {(fork.trace.trace_id, fork.site.turn) for fork, *_ in branches} == failed
         assert {(pair.trace_id, pair.turn) for pair in pairs} <= failed
@@ -117,8 +115,9 @@ def test_failed_turns_of_a_steps_own_episodes_are_played_again_by_the_policy_as_
 
 def test_branches_change_no_reward_and_no_random_number_of_the_policy(own_steps):
     "The first step's episodes are the same with and without them."
-    with_forks, without = (own_steps[0][name][1][0] for name in ("forks", "none"))
-    assert [(t.reward, [turn.content for turn in t.turns]) for t in with_forks] == [(t.reward, [turn.content for turn in t.turns]) for t in without]
+    with_forks, without = (own_steps[0][name][0] for name in ("forks", "none"))
+    assert [(t.reward, [turn.to_message() for turn in t.turns]) for t in with_forks] == [
+        (t.reward, [turn.to_message() for turn in t.turns]) for t in without]
 
 
 @pytest.mark.parametrize("settings, said", [

@@ -8,8 +8,8 @@ from composer_replication.cli.hints import hints_score
 from composer_replication.report.hint_scores import TRUST, trust
 
 PRIMARY = json.loads((Path(__file__).resolve().parents[2] / "spikes/019-cheap-score/results.json").read_text())["primary"]
-MEASURED = {"in the world of teams": ["H1: teams, next action"], "in the toy world": ["H2: toy, next action"], "on SQL": ["H3: SQL, next action"],
-            "for the gain of training": ["H4: teams, training", "H5: toy, training"]}
+MEASURED = {"in the world of teams": ["H1: teams, next action"], "in the toy world": ["H2: toy, next action"],
+            "on SQL": ["H3: SQL, next action"], "for the gain of training": ["H4: teams, training", "H5: toy, training"]}
 
 
 def test_every_world_of_the_spike_is_named():
