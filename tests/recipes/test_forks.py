@@ -98,8 +98,9 @@ def own_steps(tmp_path_factory):
         patch.setattr(run, "fork_pairs", pairing)
         for name, settings in (("forks", {}), ("none", {"forks": None, "replay_pairs": ["recovery"]})):
             folder = tmp_path_factory.mktemp(name)
-            run_recipe(small(folder, record=False, max_steps=2, learning_rate=1e-3, keep_rollouts=True, **settings))
-            found[name] = [list(read_traces(path)) for path in sorted((folder / "run" / "rollouts").glob("*.jsonl.gz"))]
+            few = {"max_steps": 2, "gradient_accumulation_steps": 1, "learning_rate": 1e-3, "keep_rollouts": True}
+            run_recipe(small(folder, record=False, **few | settings))
+            found[name] = [list(read_traces(path)) for path in sorted((folder / "run" / "rollouts").glob("step*.jsonl.gz"))]
     return found, played, made
 
 
