@@ -604,8 +604,8 @@ def chat_turns(
     blocks = [block for m in rows if isinstance(m.get("content"), list) for block in m["content"]]
     for index, message in enumerate(map(filled, rows) if null_filled(rows) or null_filled(blocks) else rows, start):
         role = role_of(plain_message(message))
-        unknown = isinstance(role, str) and role not in ROLES and not strict
-        turns += [UnknownTurn(role, source_index=index)] if unknown else message_turns(message, index)
+        unknown = not (strict or isinstance(role, str) and role in ROLES)
+        turns += [UnknownTurn(as_text(role), source_index=index)] if unknown else message_turns(message, index)
     turns = without_nulls(turns)
     for turn in with_calls_in_text(turns):
         calls = turn.tool_calls if turn.role == "assistant" else calls
@@ -633,7 +633,7 @@ def is_messages(messages: Any) -> bool:
     "True if a value is a list of chat messages."
     if not (isinstance(messages, list) and messages):
         return False
-    first = messages[0]
+    first = next((m for m in messages if isinstance(m, dict) and "role" in m), messages[0])
     if isinstance(first, str) and first.startswith("{"):
         try:
             first = orjson.loads(first)

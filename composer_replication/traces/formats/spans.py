@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['BLOCKS', 'EVENT', 'KINDS', 'parsed', 'untyped', 'nested', 'attributes_of', 'at', 'message_of', 'messages_in',
-           'answer_in', 'messages_of_events', 'RecordedSpan', 'otel_span', 'exchange_span', 'spans_of', 'is_traced',
-           'is_observation', 'is_span', 'Conversation', 'conversations', 'read_spans']
+           'answer_in', 'steps_in', 'messages_of_events', 'RecordedSpan', 'otel_span', 'exchange_span', 'spans_of',
+           'is_traced', 'is_observation', 'is_span', 'Conversation', 'conversations', 'read_spans']
 
 # %% ../../../nbs/traces/formats/23_spans.ipynb #590d8a29
 import re
@@ -110,7 +110,10 @@ def messages_in(value: Any) -> list[dict]:
     "Return the messages that a model call was given."
     value = parsed(value)
     if isinstance(value, dict):
-        inner = next((held for key in (*CHATS, "prompts", "input") if isinstance(held := parsed(value.get(key)), list)), None)
+        places = value, *(held for held in value.values() if isinstance(held, dict))  # a state under the name of its node
+        inner = next((held for place in places for key in (*CHATS, "prompts", "input") if isinstance(held := parsed(place.get(key)), list)), None)
+        if inner is None and isinstance(value.get("input"), str):
+            return [message_of(value["input"])]
         return messages_in(inner) if inner is not None else [message_of(value)] if role_of(plain_message(value)) else []
     if isinstance(value, list) and value and isinstance(value[0], list):  # a batch of one
         value = value[0]
@@ -125,11 +128,23 @@ def answer_in(value: Any) -> list[dict]:
         return [message_of(m["message"] if isinstance(m, dict) and isinstance(m.get("message"), dict) else m, "assistant") for m in value]
     if not isinstance(value, dict):
         return [message_of(value, "assistant")] if isinstance(value, str) and value else []
+    if isinstance(steps := value.get("intermediate_steps"), list):
+        return [*steps_in(steps), message_of(value.get("output"), "assistant")]
     for key in ("choices", "generations", *CHATS, "output", "message", "response"):
         if isinstance(held := parsed(value.get(key)), list | dict) and held:
             return answer_in(held[:1] if key in ("choices", "generations") else held)
     plain = plain_message(value)
-    return [message_of(plain, "assistant")] if role_of(plain) or {"content", "tool_calls", "parts"} & plain.keys() else []
+    if role_of(plain) or {"content", "tool_calls", "parts"} & plain.keys():
+        return [message_of(plain, "assistant")]
+    return next((answer_in(held) for held in value.values() if isinstance(held, dict) and {*CHATS} & held.keys()), [])
+
+
+def steps_in(steps: list) -> Iterator[dict]:
+    "Yield the calls and the results of LangChain's AgentExecutor, pairs of an action and what was observed."
+    for n, (action, seen) in enumerate(steps):
+        call = {"id": f"step-{n}", "name": action.get("tool"), "args": action.get("tool_input")}
+        yield {"role": "assistant", "content": "", "tool_calls": [call]}
+        yield {"role": "tool", "tool_call_id": call["id"], "content": as_text(seen)}
 
 
 EVENT = re.compile(r"gen_ai\.(system|user|assistant|tool)\.message")
@@ -218,7 +233,7 @@ def exchange_span(record: dict, position: int, kind: str, given: Any, made: Any,
     given, made = parsed(given), parsed(made)
     sent = messages_in(given) if kind == "model" or isinstance(given, dict | list) else []
     back = answer_in(made) if kind == "model" or isinstance(made, dict | list) else []
-    sent = [] if back[:len(sent)] == sent else sent  # the state of a whole conversation
+    sent = [] if list(map(_key, back[:len(sent)])) == list(map(_key, sent)) else sent  # the state of a whole conversation
     shown = at(made, "output") if isinstance(made, dict) and "output" in made else made
     return RecordedSpan(position, as_text(_first(record.get("traceId"), record.get("trace_id"), record.get("id"))) or "", _start(record.get("startTime") or record.get("start_time")), kind,
                 sent, back, _schemas(at(given, "tools"), more.pop("tools", None)), shown=result_content(shown) if kind == "tool" and shown else "", **more)
