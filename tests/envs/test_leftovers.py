@@ -7,8 +7,8 @@ import binascii
 import bz2
 import codecs
 import csv
-import dis
 import difflib
+import dis
 import gzip
 import hashlib
 import html
@@ -101,7 +101,7 @@ FORMS = {  # what a repository may hold beside its code, and how it shows the sa
     "data.ini": "[code]\n" + "\n".join(f"line{n} = {line}" for n, line in NUMBERED), "data.env": "CODE=" + json.dumps(CODE), "data.properties": CODE.replace("\n", "\\n\\\n"),
     "data.json": json.dumps({"code": CODE}), "lines.json": json.dumps(LINES), "rows.jsonl": "\n".join(json.dumps({"n": n, "text": line}) for n, line in NUMBERED),
     "small.ipynb": json.dumps({"cells": [{"cell_type": "code", "source": LINES}]}), "output.ipynb": json.dumps({"cells": [{"outputs": [{"text": COLOURED}]}]}),
-    "data.csv": rows(","), "data.tsv": rows("\t"), "data.sql": "\n".join("INSERT INTO line VALUES(%d,'%s');" % (n, line.replace("'", "''")) for n, line in NUMBERED),
+    "data.csv": rows(","), "data.tsv": rows("\t"), "data.sql": "\n".join(f"INSERT INTO line VALUES({n},{line!r});" for n, line in NUMBERED),
     "data.db": database, "data.plist": lambda: plistlib.dumps({"code": LINES}), "data.bplist": lambda: plistlib.dumps({"code": CODE}, fmt=plistlib.FMT_BINARY),
     "embedded.c": "static const char code[] =\n" + "\n".join(f"  {json.dumps(line)} \"\\n\"" for line in LINES) + ";\n", "embedded.js": f"export default {json.dumps(CODE)};\n",
     "bytes.c": "{" + ",".join(map(str, CODE.encode())) + "}", "words.txt": " ".join(CODE.split()), "one.txt": "\n".join(CODE.split()), "rot13.txt": codecs.encode(CODE, "rot13"),

@@ -199,3 +199,71 @@ def test_a_refusal_is_no_answer_of_the_program(refusal, command):
 ])  # fmt: skip
 def test_what_a_program_prints_when_it_answers_no_was_asked_for(answer, command):
     assert all(site.wanted for site in sites(answer, command, failed=True))
+
+
+def goose_call(id, name, **given):
+    return {"type": "toolRequest", "id": id, "toolCall": {"status": "success", "value": {"name": name, "arguments": given}}}
+
+
+def goose_result(id, text, failed=False):
+    value = {"content": [{"type": "text", "text": text}], "isError": failed}
+    return {"type": "toolResponse", "id": id, "toolResult": {"status": "success", "value": value}}
+
+
+GOOSE = [
+    says("user", [{"type": "text", "text": "Go."}]),
+    says("assistant", [{"type": "thinking", "thinking": "Hm."}, goose_call("a", "developer__shell", command="make"), goose_call("b", "f", x=1)]),
+    says("user", [goose_result("a", "make: no rule", True), goose_result("b", "Error: is a name in a list of names")]),
+    says("assistant", [{"type": "toolRequest", "id": "c", "toolCall": {"status": "error", "error": "not JSON"}}]),
+    says("user", [{"type": "toolResponse", "id": "c", "toolResult": {"status": "error", "error": "-32602: Invalid params: not JSON"}}]),
+    says("assistant", [{"type": "text", "text": "Done."}]),
+]
+
+
+@pytest.mark.parametrize("form", ["lines", "export", "stream", "capitals", "older"])
+def test_a_session_of_goose(tmp_path, form):
+    older = json.loads(json.dumps(GOOSE).replace('"status": "success", "value"', '"Ok"').replace('"toolResult"', '"tool_result"'))
+    capitals = {"id": "s", "conversation": [row | {"role": row["role"].title()} for row in GOOSE]}
+    value = {"lines": GOOSE, "export": {"id": "s", "working_dir": "/w", "conversation": GOOSE}, "older": {"messages": older},
+             "stream": [{"type": "message", "message": row} for row in GOOSE], "capitals": capitals}[form]
+    [trace] = read(tmp_path, value, "s.jsonl" if form in ("lines", "stream") else "s.json")
+    assert "".join(t.role[0] for t in trace.turns) == "uattata" and trace.turns[1].thinking == "Hm."
+    assert [c.name for c in trace.turns[1].tool_calls] == ["developer__shell", "f"]
+    assert [(s.turn, s.evidence_turn) for s in find_error_sites(trace)] == [(1, 2), (4, 5)]
+
+
+ASKS = [{"id": "c1", "name": "f", "arguments": '{"x": 1}'}]
+GIVES = [{"content": "Error: no", "name": "f", "call_id": "c1", "is_error": True}]
+TASK, LAST = ({"source": who, "type": "TextMessage", "content": text} for who, text in (("user", "Go."), ("a", "Done.")))
+AUTOGEN = [TASK, {"source": "a", "type": "ToolCallRequestEvent", "content": ASKS}, {"source": "a", "type": "ToolCallExecutionEvent", "content": GIVES}, LAST]
+CODED = [TASK, {"source": "a", "type": "CodeGenerationEvent", "content": "```python\nx\n```", "code_blocks": [{"code": "x", "language": "python"}]},
+         {"source": "a", "type": "CodeExecutionEvent", "result": {"exit_code": 1, "output": "NameError: name 'x' is not defined"}}, LAST]
+STATE = [{"type": "UserMessage", "content": "Go.", "source": "user"}, {"type": "AssistantMessage", "content": ASKS, "source": "a"},
+         {"type": "FunctionExecutionResultMessage", "content": GIVES}, {"type": "AssistantMessage", "content": "Done.", "source": "a"}]
+AGENT = {"type": "ChatAgentContainerState", "agent_state": {"type": "AssistantAgentState", "llm_context": {"messages": STATE}}}
+
+
+@pytest.mark.parametrize("name, value", [
+    ("t.jsonl", AUTOGEN), ("t.json", {"messages": CODED}), ("c.jsonl", CODED),
+    ("t.json", {"messages": [*AUTOGEN[:3], {"source": "a", "type": "StructuredMessage[Answer]", "content": {"answer": 1}}]}),
+    ("t.json", {"type": "TeamState", "agent_states": {"a": AGENT, "manager": {"type": "RoundRobinManagerState", "current_turn": 0}}}),
+])  # fmt: skip
+def test_histories_of_autogen_in_other_forms(tmp_path, name, value):
+    [trace] = read(tmp_path, value, name)
+    assert "".join(t.role[0] for t in trace.turns) == "uata" and [s.turn for s in find_error_sites(trace)] == [1]
+
+
+@pytest.mark.parametrize("form", ["event", "log"])
+def test_an_exchange_in_one_event_or_log_record(tmp_path, form):
+    blocks = [{"role": "user", "parts": [{"type": "text", "content": "Go."}]},
+              {"role": "assistant", "parts": [{"type": "tool_call", "id": "c1", "name": "f", "arguments": {"x": 1}}]},
+              {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c1", "response": "Error: no"}]}]
+    made = [{"role": "assistant", "parts": [{"type": "text", "content": "Done."}]}]
+    held = [{"key": f"gen_ai.{key}.messages", "value": {"stringValue": json.dumps(rows)}} for key, rows in (("input", blocks), ("output", made))]
+    place = {"traceId": "t", "spanId": "s"}
+    details = "gen_ai.client.inference.operation.details"
+    span = place | {"name": "chat", "attributes": [], "events": [{"name": details, "attributes": held}]}
+    log = place | {"timeUnixNano": "1", "eventName": details, "attributes": held}
+    value = {"event": {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}, "log": {"resourceLogs": [{"scopeLogs": [{"logRecords": [log]}]}]}}
+    [trace] = read(tmp_path, value[form])
+    assert "".join(t.role[0] for t in trace.turns) == "uata" and len(find_error_sites(trace)) == 1

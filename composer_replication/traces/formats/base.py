@@ -448,6 +448,12 @@ def _parts(block: dict) -> list[tuple[str, Any]]:
         return [("thinking", next((block[key] for key in ("thinking", "reasoning", "text", "content", "think") if isinstance(block.get(key), str)), ""))]
     if kind in CALLS or "toolUse" in block or "functionCall" in block:
         call, done = block, block if kind == "tool_use" and "result" in block and "tool_type" in block else None  # inspect_ai: run by the provider
+    elif kind in ("toolRequest", "toolResponse"):  # Goose
+        held = next((held for key in ("toolCall", "tool_call", "toolResult", "tool_result") if isinstance(held := block.get(key), dict)), {})
+        inner = next((held[key] for key in ("value", "Ok") if key in held), held)
+        inner = inner if isinstance(inner, dict) and ("error" not in held or kind == "toolResponse") else {"content": inner} if isinstance(inner, list) else {
+            "name": "unknown", "arguments": as_text(held.get("error"))}
+        call, done = (inner | {"id": block.get("id")}, None) if kind == "toolRequest" else (None, {"id": block.get("id")} | inner)
     elif "toolResult" in block:
         done = block["toolResult"]
     elif "functionResponse" in block:  # Google

@@ -206,6 +206,10 @@ def otel_span(record: dict, position: int) -> RecordedSpan:
     "Return a span of OpenTelemetry in any of its conventions."
     a, context = attributes_of(record.get("attributes")), record.get("context") if isinstance(record.get("context"), dict) else record
     ids = {key.replace("_", "").lower(): value for key, value in context.items()}
+    events = parsed(record.get("events"))
+    for held in (attributes_of(at(event, "attributes")).get("gen_ai") for event in (events if isinstance(events, list) else ())):
+        if isinstance(held, dict) and "input" in held:  # the whole exchange in one event
+            a = a | {"gen_ai": held | (a.get("gen_ai") or {})}
     gen, llm, sdk = ({} if not isinstance(a.get(key), dict) else a[key] for key in ("gen_ai", "llm", "ai"))
     kind = str(_first(at(a, "openinference", "span", "kind"), at(gen, "operation", "name")) or "").lower()
     sent, made_here = messages_of_events(record.get("events"))
@@ -220,7 +224,7 @@ def otel_span(record: dict, position: int) -> RecordedSpan:
     system = parsed(gen.get("system_instructions"))
     head = [message_of({"role": "system", "content": system})] if system else []
     status = record.get("status") if isinstance(record.get("status"), dict) else {"code": record.get("status_code")}
-    return RecordedSpan(position, as_text(ids.get("traceid")) or "", _start(record.get("startTimeUnixNano") or record.get("start_time") or record.get("startTime")),
+    return RecordedSpan(position, as_text(ids.get("traceid")) or "", _start(record.get("startTimeUnixNano") or record.get("timeUnixNano") or record.get("start_time") or record.get("startTime")),
                 KINDS.get(kind, "other" if kind else "model" if given or made or "model" in gen.get("request", {}) else "other"), [*head, *(given or ())] if given else [], made or [],
                 _schemas(at(gen, "tool", "definitions"), llm.get("tools"), at(llm, "request", "functions"), at(sdk, "prompt", "tools"), at(asked, "tools"), at(parsed(llm.get("invocation_parameters")), "tools")),
                 as_text(_first(at(gen, "response", "model"), at(gen, "request", "model"), llm.get("model_name"), at(sdk, "model", "id"))),
@@ -243,7 +247,8 @@ def spans_of(record: dict, position: int) -> Iterator[RecordedSpan]:
     "Yield the spans in a record: one, or those of an export or a run with its children."
     if any(key.startswith(("context.", "attributes.")) for key in record):  # a row of a table
         record = nested({k: parsed(v) for k, v in record.items() if v is not None})
-    for key in ("resourceSpans", "resource_spans", "scopeSpans", "scope_spans", "instrumentationLibrarySpans", "spans", "observations"):
+    for key in ("resourceSpans", "resource_spans", "scopeSpans", "scope_spans", "instrumentationLibrarySpans", "spans", "observations",
+                "resourceLogs", "scopeLogs", "logRecords"):
         inners = record.get(key)
         if isinstance(inners, list) and not all(isinstance(inner, str) for inner in inners):  # not names of observations
             for inner in inners:
@@ -283,7 +288,7 @@ def is_observation(record: dict) -> bool:
 
 def is_span(record: dict) -> bool:
     "True if a record is a span, an observation or a run, or an export of them."
-    for key in ("resourceSpans", "resource_spans"):
+    for key in ("resourceSpans", "resource_spans", "resourceLogs"):
         if isinstance(record.get(key), list):
             return True
     for key in ("spans", "observations"):
