@@ -336,7 +336,7 @@ def exit_status(
 ) -> tuple[int | None, str]:  # the status and the output; None and the whole text if there is no status
     "Return the exit status in the head or the foot of a text."
     lines = text.split("\n")
-    own = lines[-1].lstrip().startswith("[") and _status(lines[-1]) is not None  # the tool's last word; a head may be the program's
+    own = lines[-1].lstrip().startswith("[") and _status(lines[-1]) is not None  # the tool's own word
     for at, line in enumerate(() if own else lines[:EDGE]):
         if (code := _status(line)) is not None:
             rest = lines[at + 1:]
@@ -508,7 +508,8 @@ READS = re.compile(r"(?:cd [^&;|]+&&\s*)?(?:cat|head|tail|less|more|ls|find|sed 
                    r"(?:(?!<<|\|\s*(?:\w*sh|python\d?|xargs)\b)[^;&])*")
 SAYS_ERROR, HEADING = (any_word(part, r"[\[(*❌✗⚠️\"\s]*", flags=flags) for part, flags in (("start", 0), ("heading", re.I)))
 GAVE_UP, BROKE_OFF, WELL = map(any_word, ("end", "output", "well"))
-COUNT = re.compile(r"(?<![:.\d/-])(\d+)%? ((?:[a-z]+ )?[a-z]+)|([a-z]+) ?[:=] *(\d+)(?! [a-z])|\b((?:pass|fail)\w*) (\d+)\b", re.I)  # one of a tally
+COUNT = re.compile(r"(?<![:.\d/-])(\d+)%? ((?:[a-z]+ )?[a-z]+)|([a-z]+) ?[:=] *(\d+)(?! [a-z])"
+                   r"|\b((?:pass|fail)\w*) (\d+)\b", re.I)  # one of a tally
 LATEST = 60  # lines of an output in which a tally is looked for
 ERROR_TAG = re.compile(r"\s*<(?:(tool_use_error|tool_error|error_message)|error|exception)>(?=\s*[^\s<]).*</\w+>\s*", re.S | re.I)  # around a whole result
 SHELL = re.compile(r"(?i)(?:^|[_.-])(?:bash|shell|exec|terminal|console|stdin)(?:$|[_.-])")  # in the name of a tool that runs commands
@@ -535,10 +536,12 @@ def raised(text: str) -> bool:
 
 def tallied(line: str) -> bool:
     "True if a line is a tally of results, such as `1 failed, 3 passed`, that counts failures."
-    counts = [(int(m[1] or m[4] or m[6]), m[2] or m[3] or m[5]) for m in COUNT.finditer(line)] if len(line) < 200 else []
-    bad = [n for n, what in counts if re.search(r"\b(?:fail|error)", what, re.I)] or [n for n, what in counts if "problem" in what]
-    alone = len(counts) == 1 and re.search(r"[a-z] ?[:=] *\d+\W*$|^\W*\d+ failed\W*$", line, re.I)  # no tally of one count
-    return any(bad) and not alone and len(re.findall("[a-z]{2,}", COUNT.sub("", line), re.I)) < 5 and not re.search(r"\b(?:fixed|expected)", line)
+    counts = [(int(m[1] or m[4] or m[6]), m[2] or m[3] or m[5]) for m in COUNT.finditer(line[:200])]
+    failures = [n for n, what in counts if re.search(r"\b(?:fail|error)", what, re.I)]
+    failures = failures or [n for n, what in counts if "problem" in what]
+    alone = len(counts) == 1 and re.search(r"[a-z] ?[:=] *\d+\W*$|^\W*\d+ failed\W*$", line, re.I)
+    words = re.findall("[a-z]{2,}", COUNT.sub("", line[:200]), re.I)  # a sentence has more
+    return any(failures) and not alone and len(words) < 5 and not {"fixed", "expected"} & {*re.findall(r"\w+", line)}
 
 
 # %% ../../nbs/traces/01_error_detectors.ipynb #58499e58
@@ -577,8 +580,9 @@ def traceback(trace: Trace, position: int) -> Detection | None:
     command, lines = command_of(trace, position), [line for line in text.split("\n") if line.strip()] or [""]
     if reads or not (command or SHELL.search(tool_called(trace, position))) or turn.failed is not None and not filtered(command):
         return None
-    return Detection("runtime_error", text) if BROKE_OFF.match(text) or any(map(GAVE_UP.match, lines[-4:])) or says_error(lines[-1]) or (
-        any(map(tallied, lines[-LATEST:])) and not any(map(WELL.match, lines[-3:]))) else None
+    counted = any(map(tallied, lines[-LATEST:])) and not any(map(WELL.match, lines[-3:]))
+    broke = BROKE_OFF.match(text) or any(map(GAVE_UP.match, lines[-4:])) or says_error(lines[-1])
+    return Detection("runtime_error", text) if counted or broke else None
 
 
 def graded(trace: Trace, position: int) -> Detection | None:

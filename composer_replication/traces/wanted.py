@@ -19,15 +19,23 @@ from .failure import failure_gist, failure_lines
 _TABLE = tomllib.loads((files("composer_replication") / "data/traces/wanted.toml").read_text(encoding="utf-8"))
 COMMANDS = [(re.compile(row["mark"]), row["means"]) for row in _TABLE["command"]]
 _SILENCE = re.compile(r"(?:\W*(?:no output|exit status 1, no output|the tool failed and said nothing)\W*)?", re.I)
-_DIFFERS = re.compile(r"^(?:[<>+@-]|\d+(?:,\d+)?[acd]\d|Only in |Binary files |\t)|\bdiffer\b|^diff ", re.M)  # what programs print that compare
-_ABSENT = re.compile(r"\b(?:no|not|none|inactive|unknown|isn't|doesn't)\b", re.I)  # what programs print that look something up
+_DIFFERS = re.compile(r"^(?:[<>+@-]|\d+(?:,\d+)?[acd]\d|Only in |Binary files |\t)|\bdiffer\b|^diff ", re.M)
+_ABSENT = re.compile(r"\b(?:no|not|none|inactive|unknown|isn't|doesn't)\b", re.I)  # of what was looked up
+
+
+def _ran(error: str) -> bool:
+    "True if an output shows a program's failure; else the tool refused to run it."
+    return bool(failure_lines(error.split("\n")) or tallied(error))
 
 
 def _answers(command: str, error: str) -> bool:
     "True if an output is what the command's program prints when it answers its question with no: mostly nothing."
     asked, *_, about = last_program(command), *(command.split() or [""])
-    words = _DIFFERS if asked in ("diff", "cmp", "comm") else _ABSENT if asked not in (*SEARCHERS, "test", "pgrep") and about.strip("'\"") in error else None
-    return bool(_SILENCE.fullmatch(error.strip()) or words and words.search(error) and not SHELL_COMPLAINT.match(error))
+    if asked in ("diff", "cmp", "comm"):
+        said = _DIFFERS.search(error)
+    else:
+        said = asked not in (*SEARCHERS, "test", "pgrep") and about.strip("'\"") in error and _ABSENT.search(error)
+    return bool(_SILENCE.fullmatch(error.strip()) or said and not SHELL_COMPLAINT.match(error))
 
 
 # %% ../../nbs/traces/06_wanted.ipynb #997602c8
@@ -83,7 +91,7 @@ def wanted_failure(
     for pattern, means in COMMANDS if command else ():
         asks = means.startswith("the exit status")
         found = pattern.search(command[-4000:] if asks else command)
-        if found and (_answers(found[0].lstrip("|").partition("|")[0], error) if asks else failure_lines(error.split("\n")) or tallied(error)):  # else the tool refused it
+        if found and (_answers(found[0].lstrip("|").partition("|")[0], error) if asks else _ran(error)):
             return means
     raised = last_exception(error) or failure_gist(error)
     named = _CLASS.search(raised)

@@ -449,11 +449,13 @@ def _parts(block: dict) -> list[tuple[str, Any]]:
     if kind in CALLS or "toolUse" in block or "functionCall" in block:
         call, done = block, block if kind == "tool_use" and "result" in block and "tool_type" in block else None  # inspect_ai: run by the provider
     elif kind in ("toolRequest", "toolResponse"):  # Goose
-        held = next((held for key in ("toolCall", "tool_call", "toolResult", "tool_result") if isinstance(held := block.get(key), dict)), {})
+        held = next((v for k, v in block.items() if k.lower().replace("_", "") in ("toolcall", "toolresult")), {})
         inner = next((held[key] for key in ("value", "Ok") if key in held), held)
-        inner = inner if isinstance(inner, dict) and ("error" not in held or kind == "toolResponse") else {"content": inner} if isinstance(inner, list) else {
-            "name": "unknown", "arguments": as_text(held.get("error"))}
-        call, done = (inner | {"id": block.get("id")}, None) if kind == "toolRequest" else (None, {"id": block.get("id")} | inner)
+        inner = {"id": block.get("id")} | (inner if isinstance(inner, dict) else {"content": inner})
+        if kind == "toolResponse":
+            done = inner
+        else:  # or a call that Goose could not read
+            call = inner if "name" in inner else inner | {"name": "unknown", "arguments": as_text(held.get("error"))}
     elif "toolResult" in block:
         done = block["toolResult"]
     elif "functionResponse" in block:  # Google

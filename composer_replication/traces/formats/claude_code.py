@@ -15,7 +15,7 @@ from functools import partial
 from heapq import heappop, heappush
 
 from ..error_detectors import (CLEAN, DECLINED, STATUS_REASON, Detection, command_of, exit_status, kind_of, last_exception, observed,
-                                                          register_detector, result_text, says_error, shell_detection, tallied, tool_called)
+                               register_detector, result_text, says_error, shell_detection, tallied, tool_called)
 from ..failure import failure_lines
 from .base import as_text, attempt, message_turns, register_format, result_content
 from ...core.trace import Trace, TraceProblem, Turn
@@ -207,10 +207,12 @@ def session_trace(tree: Sequence[Line], trace_id: str, number: int, agent: str =
 PERSONAL = {"Bash", "Edit", "MultiEdit", "Write", "NotebookEdit"}  # tools that ask the user first
 ASKS = {"AskUserQuestion", "ExitPlanMode"}
 ADDRESSED = re.compile(  # words by which a person speaks to the agent
-    r"(?:no|nope|nah|ok|okay|yes|stop|wait|hold on|hmm+)(?=[,.!;:]|\s*[-\n]|\s*$)|(?:why|what|how|don.?t|do not|can you|could you|just|actually|but|let.?s|use|try|look at|remember|make sure|not)\b"
+    r"(?:no|nope|nah|ok|okay|yes|stop|wait|hold on|hmm+)(?=[,.!;:]|\s*[-\n]|\s*$)"
+    r"|(?:why|what|how|don.?t|do not|can you|could you|just|actually|but|let.?s|use|try|look at|remember|make sure|not)\b"
     r"|(?:.*\b(?:please|instead|don't|let's|I(?:'m|'d)?|we|undo|first|should be|belongs)\b)", re.S)
-MACHINE = re.compile(r"\s*(?:[<\[(/]|Claude requested|Found \d+ match|\w+:\w+ hook|(?!(?:no|stop|wait|ok|yes)\b)\S+: )", re.I)  # the program's own words that speak so too
-PRINTED = re.compile(r"[=_*-]{3,}|^(?: {2,}|\t)\S|^\S*[\w/]\.\w+:\d", re.M)  # rules, indentation and places, which a person's comment does not have
+MACHINE = re.compile(  # the program's own words that speak so too
+    r"\s*(?:[<\[(/]|Claude requested|Found \d+ match|\w+:\w+ hook|(?!(?:no|stop|wait|ok|yes)\b)\S+: )", re.I)
+PRINTED = re.compile(r"[=_*-]{3,}|^(?: {2,}|\t)\S|^\S*[\w/]\.\w+:\d", re.M)  # rules, indents and places
 
 
 def commented(trace: Trace, position: int) -> bool:
@@ -219,9 +221,11 @@ def commented(trace: Trace, position: int) -> bool:
     name, text = tool_called(trace, position), turn.content
     if name in ASKS:
         return not text.startswith("<tool_use_error>")
-    spoken = ADDRESSED.match(text[:1].lower() + text[1:]) or any(c.isalpha() and not c.isascii() for c in text)  # programs speak English
-    printed = MACHINE.match(text) or PRINTED.search(text) or failure_lines(text.split("\n")) or says_error(text) or last_exception(text)
-    return name in PERSONAL and bool(spoken) and not (printed or exit_status(text)[0] is not None or any(map(tallied, text.split("\n"))))
+    foreign = any(c.isalpha() and not c.isascii() for c in text)  # programs speak English
+    if name not in PERSONAL or not (foreign or ADDRESSED.match(text[:1].lower() + text[1:])):
+        return False
+    lines, printed = text.split("\n"), MACHINE.match(text) or PRINTED.search(text) or says_error(text) or last_exception(text)
+    return not (printed or failure_lines(lines) or any(map(tallied, lines)) or exit_status(text)[0] is not None)
 
 
 @register_detector("claude-code")

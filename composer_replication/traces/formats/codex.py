@@ -80,8 +80,8 @@ def read_rollout(
         yield from attempt(partial(read, number, items), "this rollout", lines[0][0] + 1, None)
 
 
-SANDBOXED = re.compile(r"failed in sandbox \w+ with execution error: .*?exit code: (-?\d+), stdout: (.*), stderr: (.*)", re.S)  # in 2025
-BROKE = re.compile(r"Script failed\n(?:Wall time [^\n]*\n)?(?:Output:\s*\n?)?(?:Script error:\n)?")  # the head of `exec`, in 2026
+SANDBOXED = re.compile(r"failed in sandbox \w+ with execution error: .*?exit code: (-?\d+), stdout: (.*), stderr: (.*)", re.S)
+BROKE = re.compile(r"Script failed\n(?:Wall time [^\n]*\n)?(?:Output:\s*\n?)?(?:Script error:\n)?")  # of `exec`
 
 
 @register_detector("codex")

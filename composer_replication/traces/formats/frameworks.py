@@ -54,9 +54,10 @@ def autogen_messages(row: dict) -> Iterator[dict]:
     elif listed and any("arguments" in c for c in content):
         yield {"role": "assistant", "content": "", "tool_calls": content, "reasoning_content": row.get("thought")}
     elif kind == "CodeGenerationEvent":
-        yield {"role": "assistant", "content": text_of(content), "tool_calls": [{"name": "code", "arguments": {"code": block.get("code")}} for block in row.get("code_blocks") or ()][:1]}
+        calls = [{"name": "code", "arguments": {"code": block.get("code")}} for block in row.get("code_blocks") or ()]
+        yield {"role": "assistant", "content": text_of(content), "tool_calls": calls[:1]}
     elif kind == "CodeExecutionEvent" and isinstance(row.get("result"), dict):
-        yield {"role": "tool", "name": "code", "content": row["result"].get("output"), "exit_code": row["result"].get("exit_code")}
+        yield {"role": "tool", "name": "code"} | row["result"]
     elif kind == "ThoughtEvent":
         yield {"role": "assistant", "content": "", "reasoning_content": content}
     else:
@@ -87,18 +88,19 @@ def history_in(value: Any) -> tuple[list, Callable[[dict], Iterator[dict]]] | No
 
 
 def histories(value: Any) -> list[dict] | None:
-    "Return the records in a value that is one history, or in the state of an AutoGen team, one an agent; None for other values."
+    "Return the records in a history, or in the state of an AutoGen team, one an agent; None for other values."
     if isinstance(value, list):
         return [{"messages": value}] if history_in(value) else None
-    states = value.get("agent_states") if isinstance(value, dict) else None
-    held = [{"id": name} | state["agent_state"] for name, state in states.items() if isinstance(state.get("agent_state"), dict)] if isinstance(states, dict) else []
+    states = value["agent_states"] if isinstance(value, dict) and isinstance(value.get("agent_states"), dict) else {}
+    held = [{"id": name} | (state.get("agent_state") or {}) for name, state in states.items()]
     return [record for record in held if history_in(record)] or None
 
 
 @register_format("frameworks", lambda record: any(matches(record) for matches, _ in FRAMEWORKS), lines=True)
 def read_rows(lines: Sequence[tuple[int, dict]], trace_id: str) -> Iterator[Trace | TraceProblem]:
     "Yield the trace of a history that is written a message a line."
-    yield from attempt(lambda: read_framework({"messages": [row for _, row in lines]}, trace_id), "this history", lines[0][0] + 1)
+    rows = [row for _, row in lines]
+    yield from attempt(lambda: read_framework({"messages": rows}, trace_id), "this history", lines[0][0] + 1)
 
 
 @register_format("frameworks", lambda record: history_in(record) is not None, unpack=histories)

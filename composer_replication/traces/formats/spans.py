@@ -110,8 +110,9 @@ def messages_in(value: Any) -> list[dict]:
     "Return the messages that a model call was given."
     value = parsed(value)
     if isinstance(value, dict):
-        places = value, *(held for held in value.values() if isinstance(held, dict))  # a state under the name of its node
-        inner = next((held for place in places for key in (*CHATS, "prompts", "input") if isinstance(held := parsed(place.get(key)), list)), None)
+        places = value, *(held for held in value.values() if isinstance(held, dict))  # a state under its node's name
+        lists = (parsed(place.get(key)) for place in places for key in (*CHATS, "prompts", "input"))
+        inner = next((held for held in lists if isinstance(held, list)), None)
         if inner is None and isinstance(value.get("input"), str):
             return [message_of(value["input"])]
         return messages_in(inner) if inner is not None else [message_of(value)] if role_of(plain_message(value)) else []
@@ -207,7 +208,8 @@ def otel_span(record: dict, position: int) -> RecordedSpan:
     a, context = attributes_of(record.get("attributes")), record.get("context") if isinstance(record.get("context"), dict) else record
     ids = {key.replace("_", "").lower(): value for key, value in context.items()}
     events = parsed(record.get("events"))
-    for held in (attributes_of(at(event, "attributes")).get("gen_ai") for event in (events if isinstance(events, list) else ())):
+    for event in events if isinstance(events, list) else ():
+        held = attributes_of(at(event, "attributes")).get("gen_ai")
         if isinstance(held, dict) and "input" in held:  # the whole exchange in one event
             a = a | {"gen_ai": held | (a.get("gen_ai") or {})}
     gen, llm, sdk = ({} if not isinstance(a.get(key), dict) else a[key] for key in ("gen_ai", "llm", "ai"))
