@@ -508,7 +508,7 @@ READS = re.compile(r"(?:cd [^&;|]+&&\s*)?(?:cat|head|tail|less|more|ls|find|sed 
                    r"(?:(?!<<|\|\s*(?:\w*sh|python\d?|xargs)\b)[^;&])*")
 SAYS_ERROR, HEADING = (any_word(part, r"[\[(*❌✗⚠️\"\s]*", flags=flags) for part, flags in (("start", 0), ("heading", re.I)))
 GAVE_UP, BROKE_OFF, WELL = map(any_word, ("end", "output", "well"))
-COUNT = re.compile(r"(?<![:.\d/-])(\d+)%? ((?:[a-z]+ )?[a-z]+)|([a-z]+) ?[:=] *(\d+)(?! [a-z])"
+COUNT = re.compile(r"(?<![:.\d/-])(\d+)%? ((?:[a-z]+ )?[a-z]+)|([a-z]+) ?[:=] *(\d+)(?!\.?\d| [a-z])"
                    r"|\b((?:pass|fail)\w*) (\d+)\b", re.I)  # one of a tally
 LATEST = 60  # lines of an output in which a tally is looked for
 ERROR_TAG = re.compile(r"\s*<(?:(tool_use_error|tool_error|error_message)|error|exception)>(?=\s*[^\s<]).*</\w+>\s*", re.S | re.I)  # around a whole result
