@@ -148,6 +148,11 @@ def steps_in(steps: list) -> Iterator[dict]:
         yield {"role": "tool", "tool_call_id": call["id"], "content": as_text(seen)}
 
 
+def _key(message: dict) -> tuple:
+    "What two records of one message share: its role, and its text or the names of its calls; a system prompt may hold the time."
+    return tuple((t.role, t.content.strip() if t.role != "system" and not t.tool_calls else "", tuple(c.name for c in t.tool_calls)) for t in chat_turns([message]))
+
+
 EVENT = re.compile(r"gen_ai\.(system|user|assistant|tool)\.message")
 
 
@@ -309,11 +314,6 @@ class Conversation:
 
     spans: list[RecordedSpan]
     messages: list[dict]
-
-
-def _key(message: dict) -> tuple:
-    "What two records of one message share: its role, and its text or the names of its calls; a system prompt may hold the time."
-    return tuple((t.role, t.content.strip() if t.role != "system" and not t.tool_calls else "", tuple(c.name for c in t.tool_calls)) for t in chat_turns([message]))
 
 
 def conversations(
