@@ -541,7 +541,7 @@ def tallied(line: str) -> bool:
     failures = failures or [n for n, what in counts if "problem" in what]
     alone = len(counts) == 1 and re.search(r"[a-z] ?[:=] *\d+\W*$|^\W*\d+ failed\W*$", line, re.I)
     words = re.findall("[a-z]{2,}", COUNT.sub("", line[:200]), re.I)  # a sentence has more
-    return any(failures) and not alone and len(words) < 5 and not {"fixed", "expected"} & {*re.findall(r"\w+", line)}
+    return any(failures) and not alone and len(words) < (5 if len(counts) > 1 else 3) and not {"fixed", "expected"} & {*re.findall(r"\w+", line)}
 
 
 # %% ../../nbs/traces/01_error_detectors.ipynb #58499e58

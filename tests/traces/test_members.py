@@ -68,7 +68,7 @@ def test_what_counts_no_failure_is_none(command):
     assert not sites(FINE[command], command)
 
 
-@pytest.mark.parametrize("line", ["failed: 3", "3 failed", "we saw that 3 failed of those which had run before it", "3 passed", "x" * 999 + "1 error"])
+@pytest.mark.parametrize("line", ["failed: 3", "3 failed", "we saw that 3 failed of those which had run before it", "3 passed", "Error: 1 validation error for Foo", "x" * 999 + "1 error"])
 def test_a_tally_counts_more_than_one_thing_and_is_no_sentence(line):
     assert not tallied(line) and tallied("3 failed, 1 passed")
 
