@@ -201,7 +201,8 @@ def argument_error(
         parameters = schema.get("function", schema).get("parameters") or {}
         root = _validator()(parameters)  # in which references are looked up; nothing is fetched
         known = dict.fromkeys(properties_of(schema), True) | (parameters.get("properties") or {})
-        each = root.evolve(schema={"properties": known, "additionalProperties": False})  # each argument by itself
+        others = parameters.get("additionalProperties") or False  # names that are not listed: only where that is said
+        each = root.evolve(schema={"properties": known, "additionalProperties": others})  # each argument by itself
         whole = root.evolve(schema={k: v for k, v in parameters.items()
                                     if k not in ("properties", "additionalProperties")})
         errors = [*whole.iter_errors(arguments),

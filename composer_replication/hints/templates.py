@@ -201,7 +201,7 @@ def hint_json_decode(context: HintContext) -> str | None:
     text = context.error_message
     if re.search(r"[Ff]ailed to decode|decoder_failed", text):
         return "Answer with the tool calls themselves in the required format, and with no text around them or in their place."
-    if not context.tool_name and re.search(r"did not use (?:a|any) tool|\b(?:0|no) (?:actions?|tool calls?)\b|EXACTLY ONE", text):
+    if not context.tool_name and not re.search(r"JSON|[Pp]ars(?:e|ing)|decod|schema|SQL|query|[Mm]issing required|[Vv]alid", text):
         return "Write exactly one tool call in this turn, in the format that the instructions ask for; if the task is done, call the tool that ends it."
     if diagnosis := diagnose(text):
         return diagnosis

@@ -12,15 +12,31 @@ from importlib.resources import files
 from itertools import islice
 
 from ..core.trace import Trace
-from .error_detectors import SEARCHERS, command_of, last_exception, last_program
-from .failure import failure_gist
+from .error_detectors import SEARCHERS, SHELL_COMPLAINT, command_of, last_exception, last_program, tallied
+from .failure import failure_gist, failure_lines
 
 # %% ../../nbs/traces/06_wanted.ipynb #a161aef3
 _TABLE = tomllib.loads((files("composer_replication") / "data/traces/wanted.toml").read_text(encoding="utf-8"))
 COMMANDS = [(re.compile(row["mark"]), row["means"]) for row in _TABLE["command"]]
 _SILENCE = re.compile(r"(?:\W*(?:no output|exit status 1, no output|the tool failed and said nothing)\W*)?", re.I)
-_COMPLAINS = re.compile(r"(?:[\w./-]+: )?(?:line \d+: )?(?:e|f|z)?(?:grep|rg|ag|diff|cmp|comm|test|\[|pgrep|fatal|error|usage)\b: ?\S"
-                        r"|.*(?:command not found|No such file|[Pp]ermission denied|not permitted|failed for |Is a directory|invalid option|unrecognized|unary operator|binary operator)", re.I)
+_DIFFERS = re.compile(r"^(?:[<>+@-]|\d+(?:,\d+)?[acd]\d|Only in |Binary files |\t)|\bdiffer\b|^diff ", re.M)
+_ABSENT = re.compile(r"\b(?:no|not|none|inactive|unknown|isn't|doesn't)\b", re.I)  # of what was looked up
+
+
+def _ran(error: str) -> bool:
+    "True if an output shows a program's failure; else the tool refused to run it."
+    return bool(failure_lines(error.split("\n")) or tallied(error))
+
+
+def _answers(command: str, error: str) -> bool:
+    "True if an output is what the command's program prints when it answers its question with no: mostly nothing."
+    asked, *_, about = last_program(command), *(command.split() or [""])
+    if asked in ("diff", "cmp", "comm"):
+        said = _DIFFERS.search(error)
+    else:
+        said = asked not in (*SEARCHERS, "test", "pgrep") and about.strip("'\"") in error and _ABSENT.search(error)
+    return bool(_SILENCE.fullmatch(error.strip()) or said and not SHELL_COMPLAINT.match(error))
+
 
 # %% ../../nbs/traces/06_wanted.ipynb #997602c8
 SAID, REPRODUCES, ASKS = (re.compile("|".join(row["mark"] for row in _TABLE[part]), re.I)
@@ -75,8 +91,7 @@ def wanted_failure(
     for pattern, means in COMMANDS if command else ():
         asks = means.startswith("the exit status")
         found = pattern.search(command[-4000:] if asks else command)
-        asked = last_program(found[0].lstrip("|").partition("|")[0]) if found and asks else ""
-        if found and not (asked in SEARCHERS and not _SILENCE.fullmatch(error.strip()) or asks and _COMPLAINS.search(error[:2000])):  # the answer of a search is silence
+        if found and (_answers(found[0].lstrip("|").partition("|")[0], error) if asks else _ran(error)):
             return means
     raised = last_exception(error) or failure_gist(error)
     named = _CLASS.search(raised)

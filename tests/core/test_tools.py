@@ -148,6 +148,16 @@ def test_a_reference_stands_for_what_it_names(key, properties, arguments, clause
     assert check_arguments(with_references(properties, **{key: definitions}), arguments) == clause
 
 
+@pytest.mark.parametrize("others, arguments, clause", [
+    ({"$ref": "#/$defs/Point"}, {"home": {"x": 1}}, None),
+    ({"$ref": "#/$defs/Point"}, {"home": {"x": "one"}}, "'home.x' must be an integer, not 'one'"),
+    (True, {"to": 1, "home": 2}, None), (False, {"home": 2}, "there is no argument 'home'; the arguments are to"),
+    ({}, {"home": 2}, "there is no argument 'home'; the arguments are to")])
+def test_a_tool_may_take_names_that_are_not_listed(others, arguments, clause):
+    tool = with_references({"to": {"type": "integer"}}, additionalProperties=others, **{"$defs": {"Point": POINT}})
+    assert check_arguments(tool, arguments) == clause
+
+
 def test_a_schema_may_contain_itself():
     tool = with_references({"root": {"$ref": "#/$defs/Tree"}}, **{"$defs": {"Tree": TREE}})
     deep = {"name": "a"}

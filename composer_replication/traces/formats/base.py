@@ -448,6 +448,14 @@ def _parts(block: dict) -> list[tuple[str, Any]]:
         return [("thinking", next((block[key] for key in ("thinking", "reasoning", "text", "content", "think") if isinstance(block.get(key), str)), ""))]
     if kind in CALLS or "toolUse" in block or "functionCall" in block:
         call, done = block, block if kind == "tool_use" and "result" in block and "tool_type" in block else None  # inspect_ai: run by the provider
+    elif kind in ("toolRequest", "toolResponse"):  # Goose
+        held = next((v for k, v in block.items() if k.lower().replace("_", "") in ("toolcall", "toolresult")), {})
+        inner = next((held[key] for key in ("value", "Ok") if key in held), held)
+        inner = {"id": block.get("id")} | (inner if isinstance(inner, dict) else {"content": inner})
+        if kind == "toolResponse":
+            done = inner
+        else:  # or a call that Goose could not read
+            call = inner if "name" in inner else inner | {"name": "unknown", "arguments": as_text(held.get("error"))}
     elif "toolResult" in block:
         done = block["toolResult"]
     elif "functionResponse" in block:  # Google
@@ -604,8 +612,8 @@ def chat_turns(
     blocks = [block for m in rows if isinstance(m.get("content"), list) for block in m["content"]]
     for index, message in enumerate(map(filled, rows) if null_filled(rows) or null_filled(blocks) else rows, start):
         role = role_of(plain_message(message))
-        unknown = isinstance(role, str) and role not in ROLES and not strict
-        turns += [UnknownTurn(role, source_index=index)] if unknown else message_turns(message, index)
+        unknown = not (strict or isinstance(role, str) and role in ROLES)
+        turns += [UnknownTurn(as_text(role), source_index=index)] if unknown else message_turns(message, index)
     turns = without_nulls(turns)
     for turn in with_calls_in_text(turns):
         calls = turn.tool_calls if turn.role == "assistant" else calls
@@ -633,7 +641,7 @@ def is_messages(messages: Any) -> bool:
     "True if a value is a list of chat messages."
     if not (isinstance(messages, list) and messages):
         return False
-    first = messages[0]
+    first = next((m for m in messages if isinstance(m, dict) and "role" in m), messages[0])
     if isinstance(first, str) and first.startswith("{"):
         try:
             first = orjson.loads(first)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['BLOCKS', 'EVENT', 'KINDS', 'parsed', 'untyped', 'nested', 'attributes_of', 'at', 'message_of', 'messages_in',
-           'answer_in', 'messages_of_events', 'RecordedSpan', 'otel_span', 'exchange_span', 'spans_of', 'is_traced',
-           'is_observation', 'is_span', 'Conversation', 'conversations', 'read_spans']
+           'answer_in', 'steps_in', 'messages_of_events', 'RecordedSpan', 'otel_span', 'exchange_span', 'spans_of',
+           'is_traced', 'is_observation', 'is_span', 'Conversation', 'conversations', 'read_spans']
 
 # %% ../../../nbs/traces/formats/23_spans.ipynb #590d8a29
 import re
@@ -110,7 +110,11 @@ def messages_in(value: Any) -> list[dict]:
     "Return the messages that a model call was given."
     value = parsed(value)
     if isinstance(value, dict):
-        inner = next((held for key in (*CHATS, "prompts", "input") if isinstance(held := parsed(value.get(key)), list)), None)
+        places = value, *(held for held in value.values() if isinstance(held, dict))  # a state under its node's name
+        lists = (parsed(place.get(key)) for place in places for key in (*CHATS, "prompts", "input"))
+        inner = next((held for held in lists if isinstance(held, list)), None)
+        if inner is None and isinstance(value.get("input"), str):
+            return [message_of(value["input"])]
         return messages_in(inner) if inner is not None else [message_of(value)] if role_of(plain_message(value)) else []
     if isinstance(value, list) and value and isinstance(value[0], list):  # a batch of one
         value = value[0]
@@ -125,11 +129,28 @@ def answer_in(value: Any) -> list[dict]:
         return [message_of(m["message"] if isinstance(m, dict) and isinstance(m.get("message"), dict) else m, "assistant") for m in value]
     if not isinstance(value, dict):
         return [message_of(value, "assistant")] if isinstance(value, str) and value else []
+    if isinstance(steps := value.get("intermediate_steps"), list):
+        return [*steps_in(steps), message_of(value.get("output"), "assistant")]
     for key in ("choices", "generations", *CHATS, "output", "message", "response"):
         if isinstance(held := parsed(value.get(key)), list | dict) and held:
             return answer_in(held[:1] if key in ("choices", "generations") else held)
     plain = plain_message(value)
-    return [message_of(plain, "assistant")] if role_of(plain) or {"content", "tool_calls", "parts"} & plain.keys() else []
+    if role_of(plain) or {"content", "tool_calls", "parts"} & plain.keys():
+        return [message_of(plain, "assistant")]
+    return next((answer_in(held) for held in value.values() if isinstance(held, dict) and {*CHATS} & held.keys()), [])
+
+
+def steps_in(steps: list) -> Iterator[dict]:
+    "Yield the calls and the results of LangChain's AgentExecutor, pairs of an action and what was observed."
+    for n, (action, seen) in enumerate(steps):
+        call = {"id": f"step-{n}", "name": action.get("tool"), "args": action.get("tool_input")}
+        yield {"role": "assistant", "content": "", "tool_calls": [call]}
+        yield {"role": "tool", "tool_call_id": call["id"], "content": as_text(seen)}
+
+
+def _key(message: dict) -> tuple:
+    "What two records of one message share: its role, and its text or the names of its calls; a system prompt may hold the time."
+    return tuple((t.role, t.content.strip() if t.role != "system" and not t.tool_calls else "", tuple(c.name for c in t.tool_calls)) for t in chat_turns([message]))
 
 
 EVENT = re.compile(r"gen_ai\.(system|user|assistant|tool)\.message")
@@ -191,6 +212,11 @@ def otel_span(record: dict, position: int) -> RecordedSpan:
     "Return a span of OpenTelemetry in any of its conventions."
     a, context = attributes_of(record.get("attributes")), record.get("context") if isinstance(record.get("context"), dict) else record
     ids = {key.replace("_", "").lower(): value for key, value in context.items()}
+    events = parsed(record.get("events"))
+    for event in events if isinstance(events, list) else ():
+        held = attributes_of(at(event, "attributes")).get("gen_ai")
+        if isinstance(held, dict) and "input" in held:  # the whole exchange in one event
+            a = a | {"gen_ai": held | (a.get("gen_ai") or {})}
     gen, llm, sdk = ({} if not isinstance(a.get(key), dict) else a[key] for key in ("gen_ai", "llm", "ai"))
     kind = str(_first(at(a, "openinference", "span", "kind"), at(gen, "operation", "name")) or "").lower()
     sent, made_here = messages_of_events(record.get("events"))
@@ -205,7 +231,7 @@ def otel_span(record: dict, position: int) -> RecordedSpan:
     system = parsed(gen.get("system_instructions"))
     head = [message_of({"role": "system", "content": system})] if system else []
     status = record.get("status") if isinstance(record.get("status"), dict) else {"code": record.get("status_code")}
-    return RecordedSpan(position, as_text(ids.get("traceid")) or "", _start(record.get("startTimeUnixNano") or record.get("start_time") or record.get("startTime")),
+    return RecordedSpan(position, as_text(ids.get("traceid")) or "", _start(record.get("startTimeUnixNano") or record.get("timeUnixNano") or record.get("start_time") or record.get("startTime")),
                 KINDS.get(kind, "other" if kind else "model" if given or made or "model" in gen.get("request", {}) else "other"), [*head, *(given or ())] if given else [], made or [],
                 _schemas(at(gen, "tool", "definitions"), llm.get("tools"), at(llm, "request", "functions"), at(sdk, "prompt", "tools"), at(asked, "tools"), at(parsed(llm.get("invocation_parameters")), "tools")),
                 as_text(_first(at(gen, "response", "model"), at(gen, "request", "model"), llm.get("model_name"), at(sdk, "model", "id"))),
@@ -218,7 +244,7 @@ def exchange_span(record: dict, position: int, kind: str, given: Any, made: Any,
     given, made = parsed(given), parsed(made)
     sent = messages_in(given) if kind == "model" or isinstance(given, dict | list) else []
     back = answer_in(made) if kind == "model" or isinstance(made, dict | list) else []
-    sent = [] if back[:len(sent)] == sent else sent  # the state of a whole conversation
+    sent = [] if list(map(_key, back[:len(sent)])) == list(map(_key, sent)) else sent  # the state of a whole conversation
     shown = at(made, "output") if isinstance(made, dict) and "output" in made else made
     return RecordedSpan(position, as_text(_first(record.get("traceId"), record.get("trace_id"), record.get("id"))) or "", _start(record.get("startTime") or record.get("start_time")), kind,
                 sent, back, _schemas(at(given, "tools"), more.pop("tools", None)), shown=result_content(shown) if kind == "tool" and shown else "", **more)
@@ -228,7 +254,8 @@ def spans_of(record: dict, position: int) -> Iterator[RecordedSpan]:
     "Yield the spans in a record: one, or those of an export or a run with its children."
     if any(key.startswith(("context.", "attributes.")) for key in record):  # a row of a table
         record = nested({k: parsed(v) for k, v in record.items() if v is not None})
-    for key in ("resourceSpans", "resource_spans", "scopeSpans", "scope_spans", "instrumentationLibrarySpans", "spans", "observations"):
+    for key in ("resourceSpans", "resource_spans", "scopeSpans", "scope_spans", "instrumentationLibrarySpans", "spans", "observations",
+                "resourceLogs", "scopeLogs", "logRecords"):
         inners = record.get(key)
         if isinstance(inners, list) and not all(isinstance(inner, str) for inner in inners):  # not names of observations
             for inner in inners:
@@ -268,7 +295,7 @@ def is_observation(record: dict) -> bool:
 
 def is_span(record: dict) -> bool:
     "True if a record is a span, an observation or a run, or an export of them."
-    for key in ("resourceSpans", "resource_spans"):
+    for key in ("resourceSpans", "resource_spans", "resourceLogs"):
         if isinstance(record.get(key), list):
             return True
     for key in ("spans", "observations"):
@@ -287,11 +314,6 @@ class Conversation:
 
     spans: list[RecordedSpan]
     messages: list[dict]
-
-
-def _key(message: dict) -> tuple:
-    "What two records of one message share: its role, and its text or the names of its calls; a system prompt may hold the time."
-    return tuple((t.role, t.content.strip() if t.role != "system" and not t.tool_calls else "", tuple(c.name for c in t.tool_calls)) for t in chat_turns([message]))
 
 
 def conversations(
