@@ -24,7 +24,7 @@ from .config import ComposerReplicationConfig
 from .groups import KeepsDraw, TaskDraw
 from .guard import HeldOutGuard, HeldOutGuardCallback
 from .rollouts import TreeTrainer
-from .setup import PairSource, check_held_out, check_model, check_positions, prepare, sharded_module
+from .setup import PairSource, Setup, check_held_out, check_model, check_positions, prepare, sharded_module
 from .recorded import trace_limit
 from ..traces.error_sites import FindSites, find_error_sites
 
@@ -69,18 +69,21 @@ class ComposerReplicationTrainer(TreeTrainer):
         held_out_rows: Sequence[dict] = (),  # tasks to measure on; none may be trained on
         guard: HeldOutGuard | None = None,  # stops the run where the held-out score falls while the reward rises
         find_sites: FindSites = find_error_sites,  # finds the errors that channel 2 acts on: a `SiteFinder`
+        setup: Setup | None = None,  # of `prepare`, in place of tokenizer, sources, recorded traces and `find_sites`
         **others,  # as TRL's
     ):
         if train_dataset is None:
             raise InputProblem("there are no tasks to play", "pass train_dataset, or take OfflineTrainer for recorded traces alone")
         args = args or ComposerReplicationConfig("composer-run")
-        self.hint_source, self.pair_source, self.draw, self.shaped = hint_source, pair_source, draw, shaped
+        self.draw, self.shaped = draw, shaped
         self.held_out_rows, self.factory = list(held_out_rows), environment_factory if args.our_loop else None
         check_model(args, model, others.get("peft_config"))
         check_positions(args, model)
-        limit = trace_limit(max_trace_tokens, model, args.model_init_kwargs or {}) if traces or replay_examples else None
-        setup = prepare(args, processing_class or model, environment_factory is not None, hint_source, pair_source,
-                        replay_examples, traces, limit, find_sites)
+        if setup is None:
+            limit = trace_limit(max_trace_tokens, model, args.model_init_kwargs or {}) if traces or replay_examples else None
+            setup = prepare(args, processing_class or model, environment_factory is not None, hint_source, pair_source, replay_examples, traces,
+                            limit, find_sites)
+        self.hint_source, self.pair_source = setup.hint_source, setup.pair_source
         if not self.levels_passes and sharded_module(args) and (args.channels or args.kl_coef or (self.factory and not args.use_vllm)):
             raise InputProblem("the weights are sharded by FSDP2, and the devices of this trainer would make different numbers of passes",
                                f"take ShardedTrainer of {sharded_module(args).__name__}")
@@ -89,7 +92,7 @@ class ComposerReplicationTrainer(TreeTrainer):
             raise InputProblem("the data set's prompts are plain texts, and channels 2 and 3 and keep_rollouts read conversations",
                                "give each prompt as messages: [{'role': 'user', 'content': ...}]")
         if self.held_out_rows:
-            check_held_out(train_dataset, self.held_out_rows, (*traces, *replay_examples))
+            check_held_out(train_dataset, self.held_out_rows, (*setup.traces, *setup.replay_examples))
         rewards = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs] if reward_funcs else []
         if self.factory is not None:
             rewards, others = self._for_our_loop(args, rewards, others)
