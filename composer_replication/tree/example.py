@@ -8,9 +8,10 @@ __all__ = ['target_turns', 'target_hints', 'RolloutTree']
 # %% ../../nbs/tree/07_example.ipynb #0b5ac5d9
 import random
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Literal
 
+from ..core.errors import InputProblem
 from ..core.hint import Hint, HintSource, hint_at
 from ..core.trace import ERROR_KINDS, ErrorSite, Trace
 from ..traces.error_sites import FindSites, find_error_sites
@@ -45,6 +46,15 @@ def target_hints(
     return [(turn, hint_at(source, trace, site)) for turn, site in targets.items()]
 
 # %% ../../nbs/tree/07_example.ipynb #5c84be6b
+def _record(kind: type, values: dict):
+    "Make a record from its values; null is left out where this version has no such field."
+    known = {field.name for field in fields(kind)}
+    if lost := [name for name, value in values.items() if name not in known and value is not None]:
+        raise InputProblem(f"a {kind.__name__.lower()} of a kept tree holds {', '.join(lost)}, which this version does not know",
+                           "go on with the version that wrote the checkpoint")
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name in known})
+
+
 @dataclass(frozen=True)
 class RolloutTree:
     "The trace of a rollout and its tree."
@@ -58,10 +68,11 @@ class RolloutTree:
 
     @classmethod
     def from_data(cls, data: dict) -> "RolloutTree":
-        "Make a `RolloutTree` from the values of `to_data`."
+        """Make a `RolloutTree` from the values of `to_data`, also of an earlier version.
+
+        Raises `InputProblem` where a value has no place in this version."""
         tree = dict(data["tree"])
         for name, kind in (("spans", Span), ("branches", Branch), ("refused", Refusal)):
-            tree[name] = tuple(kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in item.items()})
-                               for item in tree[name])
+            tree[name] = tuple(_record(kind, item) for item in tree[name])
         tree |= {"ids": tuple(tree["ids"]), "notes": tuple(tree["notes"])}
         return cls(Trace.from_json(data["trace"]), Tree(**tree))

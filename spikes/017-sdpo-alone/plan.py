@@ -1,6 +1,7 @@
 """Spike 017: SDPO alone on a real model under today's judge; SmolLM2-135M on SQL. Go on with the plan's runs.
 
     composer-rl models get smollm2
+    OMP_NUM_THREADS=1 .venv/bin/python spikes/017-sdpo-alone/costs.py
     OMP_NUM_THREADS=1 .venv/bin/python spikes/017-sdpo-alone/plan.py --minutes 100 --workers 1
 
 Each run that ends is appended to `runs.jsonl`, at once; a run that was killed is made again. No run begins after so many minutes.
@@ -13,7 +14,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import fmean
 
 import numpy as np
 import orjson
@@ -72,7 +72,6 @@ class Run:
     arm: str
     seed: int
     rate: float | None = None
-    budget: float | None = None  # CPU seconds after which it ends; None: after `STEPS`
 
     @property
     def split(self) -> str:
@@ -85,31 +84,30 @@ class Run:
 
 # --- what is chosen on development tasks
 
-def tuned(arm: str, done: dict[str, dict], budget: float | None = None) -> tuple[list[Run], float | None]:
+def tuned(arm: str, done: dict[str, dict]) -> tuple[list[Run], float | None]:
     "Development runs of an arm so far needed, and its rate once they have ended."
-    run_of, level = (lambda seed, rate: Run(arm, seed, rate, budget)), (lambda run: np.mean(run["rewards"]))
+    run_of, level = (lambda seed, rate: Run(arm, seed, rate)), (lambda run: np.mean(run["rewards"]))
     return appended.tuned(run_of, level, done, RATES, FIRST, TUNING)
 
 
-def equal_budget(done: dict[str, dict]) -> float | None:
-    "CPU seconds of playing and training of `sdpo` at its rate, mean of its development runs."
-    rate = tuned("sdpo", done)[1]
-    return rate and round(fmean(done[Run("sdpo", seed, rate).name]["cpu_seconds"] for seed in TUNING), 1)
+def policy_steps() -> int:
+    "Optimizer steps of `policy` that cost as much as the playing and training of `sdpo`, by prices measured once (`costs.py`)."
+    price = orjson.loads((HERE / "costs.json").read_bytes())
+    return round((price["playing"] + STEPS) / price["policy"])
 
 
 def plan(done: dict[str, dict]) -> Iterator[Run | None]:
     "Runs in order; None stands for runs that wait for a choice."
     yield from (Run("start", seed) for seed in TUNING)
-    budget, rates = equal_budget(done), {}
+    rates = {}
     for arm in SEEDS:
-        of = budget if arm == "policy" else None
-        runs, rates[arm] = tuned(arm, done, of) if arm != "policy" or budget else ([None], None)
+        runs, rates[arm] = tuned(arm, done)
         yield from runs
     for seed in range(max(SEEDS.values())):
         yield Run("start", seed)
         for arm, seeds in SEEDS.items():
             if seed < seeds:
-                yield rates[arm] and Run(arm, seed, rates[arm], budget if arm == "policy" else None)
+                yield rates[arm] and Run(arm, seed, rates[arm])
 
 
 # --- how a run is made
@@ -124,15 +122,13 @@ def start_folder() -> Path:
 
 
 class _Clock(TrainerCallback):
-    "Keeps the CPU seconds at each step, and ends the training after so many."
+    "Keeps the CPU seconds at each step."
 
-    def __init__(self, before: float, budget: float | None):
-        self.before, self.budget, self.began, self.at = before, budget, time.process_time(), {}
+    def __init__(self, before: float):
+        self.before, self.began, self.at = before, time.process_time(), {}
 
     def on_step_end(self, args, state, control, **kwargs):
         self.at[state.global_step] = round(self.before + time.process_time() - self.began, 1)
-        if self.budget is not None and self.at[state.global_step] >= self.budget:
-            control.should_training_stop = control.should_save = True
 
 
 class Work:
@@ -176,9 +172,9 @@ class Work:
         same = {
             "model": str(self.start), "warm_up": "null", "record": "false", "held_out_rows": "0",
             "learning_rate": repr(self.run.rate),
-            "seed": str(self.run.seed), "max_steps": str(STEPS), "save_steps": "5", "save_total_limit": "null",
+            "seed": str(self.run.seed), "save_steps": "5", "save_total_limit": "null",
             "output_dir": str(self.folder / "out")}
-        clock = _Clock(before, self.run.budget)
+        clock = _Clock(before)
         recipe = load_recipe("smollm2-sql", SETTINGS | same | settings)
         finished = run_recipe(recipe, watch=lambda trainer, record: [clock], **how)
         history = orjson.loads((Path(finished.checkpoint) / "trainer_state.json").read_bytes())["log_history"]
@@ -186,14 +182,14 @@ class Work:
         return {"checkpoint": Path(finished.checkpoint), "steps": finished.step, "cpu_seconds": clock.at[finished.step],
                 "cpu_at": {str(step): at for step, at in clock.at.items()}, "log": log}
 
-    def sdpo(self) -> dict:
+    def sdpo(self, steps: int = STEPS) -> dict:
         "Channel 2 alone on recorded episodes: forward KL to the frozen start behind its hints."
         path, cost = self.recorded()
         hints = {"hints": FILLER} if self.run.arm == "sdpo filler" else {}
-        return self.recipe({"task": "null", "tasks": "null", "traces": f"[{path}]"} | hints, cost)
+        return self.recipe({"task": "null", "tasks": "null", "traces": f"[{path}]", "max_steps": str(steps)} | hints, cost)
 
-    def policy(self) -> dict:
-        "Dr.GRPO on tasks that the start passes sometimes, until the CPU seconds of `sdpo` are spent; choosing is not counted."
+    def policy(self, steps: int | None = None) -> dict:
+        "Dr.GRPO on tasks that the start passes sometimes, at the cost of `sdpo`; choosing them is not counted."
         path, _ = self.recorded()
         passed = {trace.task_id: [trace.reward or 0.0] for trace in read_traces(str(path))}
         rows = self.rows()[:SCREENED]
@@ -202,7 +198,8 @@ class Work:
 
         def kind(model, reward, config, dataset, *others, **named):
             return ComposerReplicationTrainer(model, reward, config, Dataset.from_list(sometimes), *others, **named)
-        found = self.recipe({"alpha_sdpo": "0.0", "train_rows": str(SCREENED), "max_steps": "1000"}, 0.0, kind=kind)
+        settings = {"alpha_sdpo": "0.0", "train_rows": str(SCREENED), "max_steps": str(steps or policy_steps())}
+        found = self.recipe(settings, 0.0, kind=kind)
         return found | {"tasks": len(sometimes), "screening_cpu_seconds": screening}
 
     def imitate(self, rows: list[dict], before: float) -> dict:
@@ -216,7 +213,7 @@ class Work:
             per_device_train_batch_size=2, gradient_accumulation_steps=ROWS // 2, bf16=True, use_cpu=True, seed=self.run.seed,
             gradient_checkpointing=False, max_length=None, logging_steps=1, save_steps=5, report_to="none", disable_tqdm=True,
             dataloader_pin_memory=False)
-        clock = _Clock(before, None)
+        clock = _Clock(before)
         trainer = SFTTrainer(loaded.model.train(), config, train_dataset=Dataset.from_list([rows[n] for n in drawn]),
                              processing_class=loaded.tokenizer, callbacks=[clock])
         trainer.train()
