@@ -141,13 +141,17 @@ def _count_turns(recipe, sources):
     return {"turns": limit.within, "turns_beyond": len(limit.beyond), "turns_without_reasoning": bare_turns(trees)[0]}
 
 
+def _without_writer(recipe):
+    "Return the recipe without the layer that writes hints by a model, for data that is only looked at."
+    a = recipe.arguments
+    return replace(recipe, arguments=replace(a, hints=[name for name in a.hints if name != "learned"], hint_writer=None))
+
+
 def data_counts(
     recipe: Recipe,
 ) -> dict[str, int]:  # tasks to train on and held out; recorded traces; turns with a hint or a pair, beyond the limit, without reasoning
     "Count the data of a run without loading weights. Raises as `run_data`, and if nothing recorded can be learnt from."
-    a = recipe.arguments
-    plain = replace(a, hints=[name for name in a.hints if name != "learned"], hint_writer=None)  # a writer is a model
-    tasks, sources = run_data(replace(recipe, arguments=plain))
+    tasks, sources = run_data(_without_writer(recipe))
     counts = {"train": len(tasks.train) if tasks else 0, "held_out": len(tasks.held_out) if tasks else 0, "traces": len(sources.traces)}
     return counts | _count_turns(recipe, sources)
 
@@ -435,7 +439,7 @@ def _run(recipe, tell, watch, kind):
     check_engine(recipe.config)
     asked, prepared = recipe.arguments, None
     if asked.record or asked.forks:
-        data_counts(recipe)  # report missing data before the warm-up trains or the start model plays, which brings more
+        run_data(_without_writer(recipe))  # report missing data before the warm-up trains or the start model plays, which brings more
     else:
         prepared = prepare_run(recipe)
     warm = warmed(recipe, tell)
