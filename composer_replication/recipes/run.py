@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['REPORTERS', 'HIDDEN', 'OWN', 'recipe_tokenizer', 'recipe_model', 'episode_factory', 'run_data', 'data_counts',
            'Prepared', 'prepare_run', 'make_trainer', 'Finished', 'Interrupted', 'check_reporters', 'run_settings',
-           'data_files', 'run_record', 'write_record', 'stage_data', 'warmed', 'recorded_start', 'forked',
-           'latest_traces', 'run_recipe']
+           'data_files', 'run_record', 'write_record', 'stage_data', 'warmed', 'recorded_start', 'played_again',
+           'forked', 'own_forks', 'latest_traces', 'run_recipe']
 
 # %% ../../nbs/recipes/10_run.ipynb #80d29755
 import dataclasses
@@ -31,6 +31,7 @@ from trl import GRPOConfig, get_peft_config
 from ..core.environment import TaskSet
 from ..core.files import write_json
 from ..core.provenance import command_line, file_digests, hardware, source_commit, versions, without_login
+from ..core.pair import DPOPair
 from ..core.trace import Trace
 from ..envs.deletion.env import find_tasks
 from ..envs.toy.model import embedded_model, embedded_tokenizer
@@ -41,7 +42,7 @@ from ..replay.clean import place_pairs, write_pairs
 from ..rollout.compaction import Compacting
 from ..rollout.fork import arm_hints, checked_forks, find_forks, play_forks
 from ..rollout.loop import collect
-from ..rollout.policies import TransformersPolicy
+from ..rollout.policies import TokenPolicy, TransformersPolicy
 from ..traces.export import write_traces
 from ..traces.read import read_traces
 from ..traces.siblings import SiblingIndex
@@ -62,7 +63,8 @@ from .tasks import RunTasks, keep_split, recipe_tasks
 from .warm_up import warm_up_checkpoint, warm_up_settings
 from ..training.recorded import bare_turns, learnable_trees, trace_limit
 from ..training.offline import OfflineTrainer
-from ..training.setup import Setup, check_engine, prepare, sharded_module
+from ..training.rollouts import acting
+from ..training.setup import PairSource, Setup, check_engine, prepare, sharded_module
 from ..training.trainer import ComposerReplicationTrainer
 from ..tree.template import probe_template
 
@@ -173,9 +175,12 @@ def prepare_run(recipe: Recipe) -> Prepared:
         raise RecipeProblem(f"the tokenizer has {len(tokenizer)} tokens and the model's vocabulary {entries}; take a tokenizer and a "
                             "model that belong together.")
     tasks, sources = run_data(recipe)
-    limit = trace_limit(recipe.arguments.max_trace_tokens, shape)
+    limit, a = trace_limit(recipe.arguments.max_trace_tokens, shape), recipe.arguments
+    pair_source = sources.pair_source
+    if a.forks and not a.traces:  # `make_trainer` puts `own_forks` in its place, which plays with the trainer's policy
+        pair_source = pair_source or list
     plays = tasks is not None and tasks.brought.environment is not None
-    return Prepared(tasks, sources, prepare(recipe.config, tokenizer, plays, sources.hints, sources.pair_source, sources.pairs, sources.traces, limit,
+    return Prepared(tasks, sources, prepare(recipe.config, tokenizer, plays, sources.hints, pair_source, sources.pairs, sources.traces, limit,
                                             sources.find_sites))
 
 
@@ -187,6 +192,8 @@ def make_trainer(
     "Make the recipe's trainer. Raises `ValueError` in one sentence for what cannot work, before weights are loaded."
     a, config, prepared = recipe.arguments, recipe.config, prepared or prepare_run(recipe)
     tasks, setup, brought, held_out = prepared.tasks, prepared.setup, TaskSet(()), []
+    if a.forks and not a.traces:
+        setup = replace(setup, pair_source=own_forks(recipe, tasks, lambda: trainer, prepared.sources.pair_source))
     given = {"setup": setup, "peft_config": get_peft_config(recipe.model)}
     if tasks:
         brought, held_out = tasks.brought, tasks.held_out
@@ -373,6 +380,34 @@ def _loaded(recipe):
     return AutoModelForCausalLM.from_pretrained(model, **options) if isinstance(model, str) else model
 
 # %% ../../nbs/recipes/10_run.ipynb #f0a45e01
+def played_again(
+    recipe: Recipe,
+    tasks: RunTasks,
+    traces: Sequence[Trace],
+    policy: TokenPolicy,
+    each: Callable[[int], Callable[[float | None], None]] = lambda branches: lambda reward: None,  # called with their number; what it returns, with each reward
+) -> tuple[list[DPOPair], dict[str, int]]:  # pairs, and what came of the failed turns
+    "Play failed turns of traces again, with the recipe's `forks`, to the episode's end."
+    a, find, left_out, refused, results = recipe.arguments, recipe.find_sites, Counter(), {}, []
+    rows, environment = {row["task_id"]: row for row in tasks.train}, tasks.brought.environment
+    forks = find_forks(traces, recipe_hints(recipe, SiblingIndex(traces, find)), left_out, lambda t: rows.get(t.task_id, {"task_id": t.task_id}), find)
+    found = len(forks) + left_out.total()
+    forks = checked_forks(forks, environment, refused)
+    texts = arm_hints(forks, a.forks["arms"], recipe.config.seed)
+    branches = [(fork, arm, hint, time) for fork, said in zip(forks, texts) for time in range(a.forks["times"]) for arm, hint in said.items()]
+    count = each(len(branches))
+
+    def ended(played):
+        results.append(fork_result(played, find_sites=find))
+        count(played.rollout.reward)
+
+    play_forks(policy, branches, environment, replace(recipe.config.rollout_config, coupled=True), each=ended)
+    pairs = fork_pairs(sorted(filter(None, results), key=lambda result: (*result.fork, result.arm, result.time)), traces)
+    left_out["the state cannot be brought back"] += len(refused)
+    return pairs, {"step": len(forks), "of": found, "branches": len(branches), "pairs": len(pairs)} | {why: n for why, n in left_out.items() if n}
+
+
+# %% ../../nbs/recipes/10_run.ipynb #f0a45e03
 def forked(
     recipe: Recipe,  # with its task, and the warm-up's checkpoint as its model
     trained: Recipe,  # of `recorded_start`
@@ -380,35 +415,37 @@ def forked(
 ) -> Recipe:
     """With `forks`, play failed turns of the recorded episodes again, write pairs into output_dir's forks.jsonl, and return the recipe that learns from them too.
 
-    Traces of held-out tasks are left out before anything is played. Raises `RecipeProblem` if there is no pair, and none of another source."""
+    Without recorded episodes nothing is played yet. Traces of held-out tasks are left out before anything is played. Raises `RecipeProblem` if there is no
+    pair, and none of another source."""
     a, path = recipe.arguments, Path(recipe.config.output_dir, "forks.jsonl")
-    if not a.forks:
+    if not (a.forks and trained.arguments.traces):
         return trained
     if not (a.resume and path.exists()):
-        tasks, find, left_out, refused = recipe_tasks(recipe), recipe.find_sites, Counter(), {}
-        traces, rows = whole_traces(trained.arguments.traces, tasks.held_out, recipe.formats), {row["task_id"]: row for row in tasks.train}
-        forks = find_forks(traces, recipe_hints(recipe, SiblingIndex(traces, find)), left_out, lambda t: rows.get(t.task_id, {"task_id": t.task_id}), find)
-        forks = checked_forks(forks, tasks.brought.environment, refused)
-        texts = arm_hints(forks, a.forks["arms"], recipe.config.seed)
-        branches = [(fork, arm, hint, time) for fork, said in zip(forks, texts) for time in range(a.forks["times"]) for arm, hint in said.items()]
-        count, results = _tenths(tell, "branch of a fork", len(branches)), []
-
-        def each(played):
-            results.append(fork_result(played, find_sites=find))
-            count(played.rollout.reward)
-
-        policy = TransformersPolicy(_loaded(recipe).eval(), recipe_tokenizer(recipe), "start")
-        play_forks(policy, branches, tasks.brought.environment, replace(recipe.config.rollout_config, coupled=True), each=each)
-        ended = sorted(filter(None, results), key=lambda result: (*result.fork, result.arm, result.time))
-        count = write_pairs(place_pairs(fork_pairs(ended, traces), traces), path)
-        left_out["the state cannot be brought back"] += len(refused)
-        tell({"stage": "failed turn that was played again", "step": len(forks), "of": len(forks) + left_out.total(), "branches": len(branches), "pairs": count}
-             | {why: number for why, number in left_out.items() if number})
+        tasks, policy = recipe_tasks(recipe), TransformersPolicy(_loaded(recipe).eval(), recipe_tokenizer(recipe), "start")
+        traces = whole_traces(trained.arguments.traces, tasks.held_out, recipe.formats)
+        pairs, counts = played_again(recipe, tasks, traces, policy, partial(_tenths, tell, "branch of a fork"))
+        tell({"stage": "failed turn that was played again"} | counts | {"pairs": write_pairs(place_pairs(pairs, traces), path)})
     pairs = [*(a.replay_pairs or ()), *([str(path)] if path.read_bytes() else [])]
     if not pairs:
         raise RecipeProblem(f"forks: no failed turn gave a pair, an action whose episode passed beside one whose did not ({path} is empty); raise forks.times, or "
                             "set beta_replay to 0 and leave forks out.")
     return replace(trained, arguments=replace(trained.arguments, replay_pairs=pairs))
+
+# %% ../../nbs/recipes/10_run.ipynb #f0a45e06
+def own_forks(
+    recipe: Recipe,
+    tasks: RunTasks,
+    trainer: Callable[[], ComposerReplicationTrainer],  # returns it once it is made
+    others: PairSource | None = None,  # of the step's episodes too
+) -> PairSource:
+    "Return what plays failed turns of a step's own episodes again, with the policy as it is at that step."
+    def pairs(traces):
+        trainer().stage(f"playing failed turns of {len(traces)} episodes again")
+        with acting(trainer()) as policy:
+            made, _ = played_again(recipe, tasks, traces, policy)
+        more = others(traces) if others else [()] * len(traces)
+        return [[*of_trace, *(pair for pair in made if pair.trace_id == trace.trace_id)] for trace, of_trace in zip(traces, more)]
+    return pairs
 
 # %% ../../nbs/recipes/10_run.ipynb #0697d829
 def latest_traces(trainer: ComposerReplicationTrainer | OfflineTrainer) -> list[Trace]:
