@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['REPORTERS', 'HIDDEN', 'OWN', 'recipe_tokenizer', 'recipe_model', 'episode_factory', 'run_data', 'data_counts',
-           'make_trainer', 'Finished', 'Interrupted', 'check_reporters', 'run_settings', 'data_files', 'run_record',
-           'write_record', 'stage_data', 'warmed', 'recorded_start', 'played_again', 'forked', 'own_forks',
-           'latest_traces', 'run_recipe']
+           'Prepared', 'prepare_run', 'make_trainer', 'Finished', 'Interrupted', 'check_reporters', 'run_settings',
+           'data_files', 'run_record', 'write_record', 'stage_data', 'warmed', 'recorded_start', 'played_again',
+           'forked', 'own_forks', 'latest_traces', 'run_recipe']
 
 # %% ../../nbs/recipes/10_run.ipynb #80d29755
 import dataclasses
@@ -49,7 +49,6 @@ from ..traces.siblings import SiblingIndex
 from ..training.checkpoint import InterruptCallback, holding, last_complete_checkpoint
 from ..training.groups import TaskDraw
 from ..training.guard import HeldOutGuardCallback
-from ..training.setup import PairSource
 from .checkpoint import RUN_FILE, read_record
 from .export import CardCallback
 from .memory_estimate import model_shape
@@ -64,7 +63,8 @@ from .tasks import RunTasks, keep_split, recipe_tasks
 from .warm_up import warm_up_checkpoint, warm_up_settings
 from ..training.recorded import bare_turns, learnable_trees, trace_limit
 from ..training.offline import OfflineTrainer
-from ..training.setup import check_engine, prepare, sharded_module
+from ..training.rollouts import acting
+from ..training.setup import PairSource, Setup, check_engine, prepare, sharded_module
 from ..training.trainer import ComposerReplicationTrainer
 from ..tree.template import probe_template
 
@@ -143,52 +143,72 @@ def _count_turns(recipe, sources):
     return {"turns": limit.within, "turns_beyond": len(limit.beyond), "turns_without_reasoning": bare_turns(trees)[0]}
 
 
+def _without_writer(recipe):
+    "Return the recipe without the layer that writes hints by a model, for data that is only looked at."
+    a = recipe.arguments
+    return replace(recipe, arguments=replace(a, hints=[name for name in a.hints if name != "learned"], hint_writer=None))
+
+
 def data_counts(
     recipe: Recipe,
 ) -> dict[str, int]:  # tasks to train on and held out; recorded traces; turns with a hint or a pair, beyond the limit, without reasoning
     "Count the data of a run without loading weights. Raises as `run_data`, and if nothing recorded can be learnt from."
-    a = recipe.arguments
-    plain = replace(a, hints=[name for name in a.hints if name != "learned"], hint_writer=None)  # a writer is a model
-    tasks, sources = run_data(replace(recipe, arguments=plain))
+    tasks, sources = run_data(_without_writer(recipe))
     counts = {"train": len(tasks.train) if tasks else 0, "held_out": len(tasks.held_out) if tasks else 0, "traces": len(sources.traces)}
     return counts | _count_turns(recipe, sources)
 
 # %% ../../nbs/recipes/10_run.ipynb #694752e9
-def make_trainer(
-    recipe: Recipe,
-    kind: Callable[..., ComposerReplicationTrainer] | None = None,  # its class; None: chosen by the data and the sharding
-) -> ComposerReplicationTrainer | OfflineTrainer:
-    "Make the recipe's trainer. Raises `ValueError` in one sentence for what cannot work, before weights are loaded."
-    a, config = recipe.arguments, recipe.config
-    tasks, sources = run_data(recipe)
-    tokenizer = recipe_tokenizer(recipe)
-    entries = model_shape(a.model).get_text_config().vocab_size
+@dataclass(frozen=True)
+class Prepared:
+    "What a run needs before its weights are loaded."
+
+    tasks: RunTasks | None  # None if only recorded traces are trained on
+    sources: Sources
+    setup: Setup  # for the trainer; recorded trees are built here, and nowhere else
+
+
+def prepare_run(recipe: Recipe) -> Prepared:
+    "Load the data of a run and check it against its settings. Raises `ValueError` in one sentence for what cannot work."
+    tokenizer, shape = recipe_tokenizer(recipe), model_shape(recipe.arguments.model, recipe.model.model_revision)
+    entries = shape.get_text_config().vocab_size
     if len(tokenizer) > entries:
         raise RecipeProblem(f"the tokenizer has {len(tokenizer)} tokens and the model's vocabulary {entries}; take a tokenizer and a "
                             "model that belong together.")
-    brought, channels = tasks.brought if tasks else TaskSet(()), dict(hint_source=sources.hints, find_sites=sources.find_sites)
-    common = dict(processing_class=tokenizer, peft_config=get_peft_config(recipe.model), traces=sources.traces, replay_examples=sources.pairs,
-                  max_trace_tokens=a.max_trace_tokens)
+    tasks, sources = run_data(recipe)
+    limit, a = trace_limit(recipe.arguments.max_trace_tokens, shape), recipe.arguments
     pair_source = sources.pair_source
+    if a.forks and not a.traces:  # `make_trainer` puts `own_forks` in its place, which plays with the trainer's policy
+        pair_source = pair_source or list
+    plays = tasks is not None and tasks.brought.environment is not None
+    return Prepared(tasks, sources, prepare(recipe.config, tokenizer, plays, sources.hints, pair_source, sources.pairs, sources.traces, limit,
+                                            sources.find_sites))
+
+
+def make_trainer(
+    recipe: Recipe,
+    kind: Callable[..., ComposerReplicationTrainer] | None = None,  # its class; None: chosen by the data and the sharding
+    prepared: Prepared | None = None,  # of `prepare_run`, where that was called before; None: now
+) -> ComposerReplicationTrainer | OfflineTrainer:
+    "Make the recipe's trainer. Raises `ValueError` in one sentence for what cannot work, before weights are loaded."
+    a, config, prepared = recipe.arguments, recipe.config, prepared or prepare_run(recipe)
+    tasks, setup, brought, held_out = prepared.tasks, prepared.setup, TaskSet(()), []
     if a.forks and not a.traces:
-        pair_source = own_forks(recipe, tasks, lambda: trainer, pair_source)
-    prepare(config, tokenizer, brought.environment is not None, pair_source=pair_source, replay_examples=sources.with_pairs, **channels)
+        setup = replace(setup, pair_source=own_forks(recipe, tasks, lambda: trainer, prepared.sources.pair_source))
+    given = {"setup": setup, "peft_config": get_peft_config(recipe.model)}
     if tasks:
+        brought, held_out = tasks.brought, tasks.held_out
         keep_split(config.output_dir, tasks, {"task": a.task, "tasks": a.tasks, "split": a.split, "seed": config.seed})
-    model = recipe_model(recipe)
-    if not tasks and kind is None:
-        return OfflineTrainer(model, config, **channels, **common)
-    sharded = sharded_module(config)
-    kind = kind or (sharded.ShardedTrainer if sharded else ComposerReplicationTrainer)
-    if tasks:
+        given |= dict(draw=TaskDraw(tasks.train, config.seed) if a.curriculum else None, environment_factory=episode_factory(recipe, tasks))
         if a.episode_reward:
-            common["shaped"] = episode_reward(a.episode_reward, lambda text: len(tokenizer(text, add_special_tokens=False).input_ids))
-        common |= dict(environment_factory=episode_factory(recipe, tasks), draw=TaskDraw(tasks.train, config.seed) if a.curriculum else None)
-    held_out, guard = tasks.held_out if tasks else [], recipe.guard
-    if guard and held_out and brought.environment and config.our_loop:
-        common |= {"guard": guard, "held_out_rows": held_out}
+            given["shaped"] = episode_reward(a.episode_reward, lambda text: len(setup.tokenizer(text, add_special_tokens=False).input_ids))
+    if recipe.guard and held_out and brought.environment and config.our_loop:
+        given |= {"guard": recipe.guard, "held_out_rows": held_out}
+    model, guard, sharded = recipe_model(recipe), recipe.guard, sharded_module(config)
+    if not tasks and kind is None:
+        return OfflineTrainer(model, config, **given)
+    kind = kind or (sharded.ShardedTrainer if sharded else ComposerReplicationTrainer)
     trainer = kind(model, brought.reward, config, Dataset.from_list(tasks.train) if tasks else None,
-                   eval_dataset=Dataset.from_list(held_out) if held_out else None, pair_source=pair_source, **channels, **common)
+                   eval_dataset=Dataset.from_list(held_out) if held_out else None, **given)
     if guard and trainer.eval_dataset is not None and not trainer.held_out_rows:  # TRL's loop plays, so TRL's evaluation measures
         trainer.add_callback(HeldOutGuardCallback(
             guard, lambda model, step: {"held_out_score": trainer.evaluate()["eval_reward"]}, config.guard_steps))
@@ -421,12 +441,11 @@ def own_forks(
     "Return what plays failed turns of a step's own episodes again, with the policy as it is at that step."
     def pairs(traces):
         trainer().stage(f"playing failed turns of {len(traces)} episodes again")
-        with trainer().acting() as policy:
+        with acting(trainer()) as policy:
             made, _ = played_again(recipe, tasks, traces, policy)
         more = others(traces) if others else [()] * len(traces)
         return [[*of_trace, *(pair for pair in made if pair.trace_id == trace.trace_id)] for trace, of_trace in zip(traces, more)]
     return pairs
-
 
 # %% ../../nbs/recipes/10_run.ipynb #0697d829
 def latest_traces(trainer: ComposerReplicationTrainer | OfflineTrainer) -> list[Trace]:
@@ -455,11 +474,14 @@ def _run(recipe, tell, watch, kind):
     recipe.config.disable_tqdm = True  # then PrinterCallback prints; it is removed below
     check_reporters(recipe.config.report_to)
     check_engine(recipe.config)
-    if recipe.arguments.warm_up is not None or recipe.arguments.record or recipe.arguments.forks:
-        data_counts(recipe)  # report missing data before the warm-up trains or the start model plays
-    asked, warm = recipe.arguments, warmed(recipe, tell)
+    asked, prepared = recipe.arguments, None
+    if asked.record or asked.forks:
+        run_data(_without_writer(recipe))  # report missing data before the warm-up trains or the start model plays, which brings more
+    else:
+        prepared = prepare_run(recipe)
+    warm = warmed(recipe, tell)
     recipe = forked(warm, recorded_start(warm, tell), tell)
-    trainer = make_trainer(recipe, kind)
+    trainer = make_trainer(recipe, kind, prepared)
     for printing in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(printing)
     class StepLog(TrainerCallback):

@@ -53,6 +53,11 @@ class Generation:
         "Return the trace ids of its rows."
         return [f"{self.name}-{self.first + i}" for i in range(len(self.rows))]
 
+    @property
+    def here(self) -> slice:
+        "Return where its rows are among those of all devices."
+        return slice(self.first, self.first + len(self.rows))
+
 
 UNSCORED = (Ending.ERROR, Ending.TIMEOUT)  # endings that show nothing about the policy where they have no reward
 CUT_OFF = (Ending.TOKENS, Ending.TURNS, Ending.LIMIT)  # a budget was spent before the policy ended the episode

@@ -19,7 +19,7 @@ from ..core.hint import HintSource
 from ..losses.batch import TraceExample
 from .config import ComposerReplicationConfig
 from .recorded import trace_limit
-from .setup import check_model, prepare, sharded_module
+from .setup import Setup, check_model, prepare, sharded_module
 from .step import StepTrainer
 from ..traces.error_sites import FindSites, find_error_sites
 from ..tree.build import Tree
@@ -41,13 +41,15 @@ class OfflineTrainer(StepTrainer):
         replay_examples: Sequence[TraceExample] = (),  # channel 3: for their pairs alone
         max_trace_tokens: int | None = None,  # of a recorded trace; what follows is cut at a turn's border
         find_sites: FindSites = find_error_sites,  # finds the errors that channel 2 acts on: a `SiteFinder`
+        setup: Setup | None = None,  # of `prepare`, in place of tokenizer, hints, recorded traces and `find_sites`
         **others,  # as TRL's
     ):
         args = args or ComposerReplicationConfig("composer-run")
-        self.traces, self.hint_source = traces, hint_source
         check_model(args, model, others.get("peft_config"))
-        limit = trace_limit(max_trace_tokens, model, args.model_init_kwargs or {})
-        setup = prepare(args, processing_class or model, False, hint_source, None, replay_examples, traces, limit, find_sites)
+        if setup is None:
+            limit = trace_limit(max_trace_tokens, model, args.model_init_kwargs or {})
+            setup = prepare(args, processing_class or model, False, hint_source, None, replay_examples, traces, limit, find_sites)
+        self.traces, self.hint_source = setup.traces, setup.hint_source
         for wrong, what, remedy in (
                 (not setup.recorded, "there is nothing to train on", "pass train_dataset, or recorded traces and a channel that learns from them"),
                 (args.world_size > 1 or sharded_module(args), "recorded traces alone are trained on by one process", "start one, or name a task beside them"),

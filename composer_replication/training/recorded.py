@@ -128,10 +128,12 @@ def _reasoning_left_out(trees):
 
 # %% ../../nbs/training/08_recorded.ipynb #cc8b07fc
 def model_config(
-    model,  # a causal LM, or where to load one from; no weight is loaded
+    model,  # a causal LM, its configuration, or where to load one from; no weight is loaded
     options: Mapping = {},  # with which that is loaded, `model_init_kwargs`
 ) -> PretrainedConfig | None:  # None where there is no model
     "Return a model's configuration. Raises as transformers does where it cannot be loaded."
+    if isinstance(model, PretrainedConfig):
+        return model
     if not isinstance(model, str):
         return getattr(model, "config", None)
     return AutoConfig.from_pretrained(model,
@@ -140,7 +142,7 @@ def model_config(
 
 def trace_limit(
     max_trace_tokens: int | None,
-    model=None,  # a causal LM, or where to load one from: no longer limit than its context is advised; None: it is not known
+    model=None,  # as for `model_config`: no longer limit than its context is advised; None: it is not known
     options: Mapping = {},  # with which that is loaded, `model_init_kwargs`
 ) -> LengthLimit:
     "Return the length limit of recorded traces. Raises as transformers does where the model's configuration cannot be loaded."

@@ -180,7 +180,7 @@ def check_positions(
 # %% ../../nbs/training/09_setup.ipynb #05dd0532
 @dataclass(frozen=True)
 class Setup:
-    "Tokenizer, chat format and recorded trees, as checked and prepared for the trainer."
+    "What the channels need, checked and prepared once for the trainer: tokenizer, chat format, recorded trees, hints and pairs."
 
     tokenizer: PreTrainedTokenizerBase
     chat: ChatFormat | None  # None where neither a channel nor our rollout loop needs one
@@ -188,6 +188,10 @@ class Setup:
     excluded: tuple[tuple[str, str], ...] = ()  # (trace_id, reason) of recorded traces with neither
     left_out: str | None = None  # on turns beyond the limit of length, and on reasoning that the chat template drops
     find_sites: FindSites = find_error_sites  # finds the turns that channel 2 acts on
+    hint_source: HintSource | None = None  # channel 2
+    pair_source: PairSource | None = None  # channel 3
+    traces: tuple[TraceExample, ...] = ()  # recorded, for channels 2 and 3
+    replay_examples: tuple[TraceExample, ...] = ()  # recorded, for channel 3 alone
 
     @property
     def without_reasoning(self) -> int:
@@ -248,4 +252,5 @@ def prepare(
         raise TemplateProblem("the chat template carries no tools, calls and results; take a tokenizer whose template does, "
                               "or train without an environment.")
     recorded = learnable_trees(traces, replay_examples, chat, config, hint_source, limit, find_sites) if config.channels else ()
-    return Setup(tokenizer, chat, *recorded, find_sites=find_sites)
+    return Setup(tokenizer, chat, *recorded, find_sites=find_sites, hint_source=hint_source, pair_source=pair_source, traces=tuple(traces),
+                 replay_examples=tuple(replay_examples))

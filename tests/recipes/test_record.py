@@ -10,7 +10,7 @@ from composer_replication.recipes.recipe_file import RecipeProblem
 from composer_replication.recipes.run import run_recipe
 from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.read import read_traces
-from composer_replication.training import rollouts
+from composer_replication.training.trainer import ComposerReplicationTrainer
 
 
 def small(tmp_path, **settings):
@@ -21,7 +21,7 @@ def small(tmp_path, **settings):
 
 
 def test_the_start_plays_once_and_nothing_is_played_later(tmp_path, monkeypatch):
-    monkeypatch.setattr(rollouts.RolloutTrainer, "__init__", None)  # a trainer that plays cannot be made
+    monkeypatch.setattr(ComposerReplicationTrainer, "__init__", None)  # a trainer that plays cannot be made
     logged = []
     done = run_recipe(small(tmp_path), logged.append)
     assert estimate(small(tmp_path)).rollouts_per_step == 0

@@ -3,6 +3,7 @@ import json
 import os
 import re
 import shutil
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -21,18 +22,21 @@ from composer_replication.hints.layers import default_composite
 from composer_replication.losses.batch import ComposerDataCollator, TraceExample, TraceTurn
 from composer_replication.losses.channels import reference_logps
 from composer_replication.losses.compose import compose_loss
+from composer_replication.recipes import run
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.recipes.recipe_file import RecipeProblem
-from composer_replication.recipes.run import data_files, make_trainer
+from composer_replication.recipes.run import data_files, make_trainer, run_recipe
 from composer_replication.recipes.sources import judge_of, pairs_as_traces, recipe_sources, recorded_traces, trace_paths
 from composer_replication.replay.clean import place_pairs, read_pairs, write_pairs
 from composer_replication.replay.pairs import free_pairs
 from composer_replication.replay.teachers import TeacherProblem
 from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.export import write_traces
+from composer_replication.training import recorded
 from composer_replication.training.batches import NonFiniteLoss
 from composer_replication.training.offline import OfflineTrainer
 from composer_replication.training.recorded import trace_limit
+from composer_replication.training.running import RunTrainer
 
 pytestmark = pytest.mark.trainer
 OFFLINE = dict(
@@ -52,6 +56,31 @@ def trained(recipe):
     trainer = make_trainer(recipe)
     trainer.train(resume_from_checkpoint=True if recipe.arguments.resume else None)
     return trainer
+
+
+class Started(Exception):
+    "The training would begin now."
+
+
+@pytest.mark.parametrize("settings", [
+    {"warm_up": {"folder": "unused", "traces": [str(toy_path())]}}, {"task": "toy", "replay_pairs": ["siblings", "group"]}])
+def test_a_start_builds_each_recorded_tree_once(settings, tmp_path, monkeypatch):
+    built, build = Counter(), recorded.build_tree
+
+    def counted(trace, *how, **more):
+        built[trace.trace_id] += 1
+        return build(trace, *how, **more)
+
+    def train(trainer, *args, **others):
+        assert {tree.trace_id for tree in trainer.setup.recorded} <= set(built)
+        raise Started
+
+    monkeypatch.setattr(recorded, "build_tree", counted)
+    monkeypatch.setattr(run, "warmed", lambda recipe, tell: recipe)
+    monkeypatch.setattr(RunTrainer, "train", train)
+    with pytest.raises(Started):
+        run_recipe(load_recipe(write(tmp_path, **settings)))
+    assert len(built) > 8 and set(built.values()) == {1}
 
 
 def test_an_offline_step_is_the_harness_loss_without_its_first_channel(tmp_path):
