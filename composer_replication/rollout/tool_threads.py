@@ -84,10 +84,9 @@ class Chains:
         workers: int = 8,  # chains that run at once
         limit: float = 30.0,  # of each step, seconds, where its chain has none of its own
     ):
-        self.workers, self.limit, self.changed = workers, limit, threading.Condition()  # guards the fields below
+        self.workers, self.limit, self.clock = workers, limit, Runtime()
+        self.changed, self.kept = threading.Condition(), 1  # guards the fields; threads, of two or more, that `later` leaves free
         self.waiting, self.later, self.running, self.ended, self.threads = deque(), deque(), set(), [], 0
-        self.clock = Runtime()
-        self.kept = 1  # threads, of two or more, that chains of `later` leave free
 
     def __enter__(self):
         self.clock.__enter__()

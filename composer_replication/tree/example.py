@@ -50,9 +50,10 @@ def _record(kind: type, values: dict):
     "Make a record from its values; null is left out where this version has no such field."
     known = {field.name for field in fields(kind)}
     if lost := [name for name, value in values.items() if name not in known and value is not None]:
-        raise InputProblem(f"a {kind.__name__.lower()} of a kept tree holds {', '.join(lost)}, which this version does not know",
+        raise InputProblem(f"a {kind.__name__.lower()} of a kept tree holds {', '.join(lost)}, unknown to this version",
                            "go on with the version that wrote the checkpoint")
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name in known})
+    kept = {name: value for name, value in values.items() if name in known}
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in kept.items()})
 
 
 @dataclass(frozen=True)
