@@ -21,14 +21,15 @@ PARTS = {
     "core.hint": (7, 650, {"core"}, set()),
     "losses.compose": (29, 4300, {"core", "losses", "tree"}, TORCH),  # the method: what DESIGN bounds
     "tree.build": (13, 1900, {"core", "tree"}, {"transformers"}),
-    "hints.layers": (51, 6620, {"core", "hints", "traces"}, set()),
-    "traces.read": (36, 4940, {"core", "traces"}, set()),  # readers; 40 more: core keeps to 120 columns, spans in rows
+    "hints.layers": (56, 6750, {"core", "hints", "traces"}, set()),
+    "traces.read": (41, 5070, {"core", "traces"}, set()),  # readers, one a format; what they share is four pages: 5 more, with their imports
     "traces.scrub": (5, 250, {"core", "traces"}, set()),
     "traces.export": (8, 700, {"core", "traces"}, set()),
     "sandbox.base": (8, 1100, {"core", "sandbox"}, set()),
     "envs.deletion.env": (48, 9600, {"core", "envs", "sandbox"}, set()),  # tasks and their judge: no trainer
     "replay.client": (13, 2180, {"core", "replay"}, set()),
-    "replay.pairs": (43, 5530, {"core", "replay", "traces"}, set()),  # with the readers, one a format
+    "rollout.protocols": (14, 1780, {"core", "rollout", "traces"}, set()),  # messages without the readers of formats
+    "replay.pairs": (48, 5650, {"core", "replay", "traces"}, set()),  # with the readers, one a format
 }
 
 

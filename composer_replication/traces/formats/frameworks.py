@@ -11,7 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from ...core.trace import Trace
-from .base import as_text, chat_turns, new_trace, register_format, text_of
+from ..chat.fields import as_text, text_of
+from ..chat.turns import chat_turns
+from .base import new_trace, register_format
 
 # %% ../../../nbs/traces/formats/25_frameworks.ipynb #ca6577d1
 def pydantic_messages(row: dict) -> Iterator[dict]:
