@@ -78,9 +78,8 @@ def make(
             f"{report.source or report.spec}: {report.stage}, {report.tried} tried, {report.kept} "
             f"kept{report.last and f'; {report.last}'}"))
     show_reports(reports, as_json)
-    if stopped := [report for report in reports if report.stage == "stopped"]:
-        left = sum(max(report.candidates - report.tried, 0) for report in stopped)
-        say(f"--minutes are over, and {left:,} deletions not tried: the same command goes on with them")
+    if any(report.stage == "stopped" for report in reports):
+        say("--minutes are over: the same command goes on where it stopped")
         raise typer.Exit(ExitCode.STOPPED)
     if not any(report.kept for report in reports):
         fail("no task could be made")

@@ -66,7 +66,7 @@ def measured(task) -> dict:
         "paid before": paid(task),
         "paid after": new and paid(new),
         "dropped": dropped,
-        "presumed equivalent": list(worth[0].equivalent) if worth else [],
+        "not told apart": list(worth[0].alike) if worth else [],
         "load": round(os.getloadavg()[0], 1),
         "seconds": round(time.monotonic() - began),
     }

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -396,6 +397,16 @@ def test_a_mutants_name_says_what_changed(source, wanted):
     for name in names:
         before, arrow, after = name.partition(" -> ")
         assert not arrow or before.partition(": ")[2] != after, name
+
+
+def test_mutants_that_python_warns_of_are_made_without_a_word():
+    source = "def small(number):\n    found = number is 3\n    return not found\n"
+    with warnings.catch_warnings(record=True) as ours:
+        warnings.simplefilter("always")
+        faults = [mutant.text for mutant in make_mutants(source, ["small"], "seed", 99)]
+    with pytest.warns(SyntaxWarning):  # they are of the kind
+        [compile(text, "fault", "exec") for text in faults]
+    assert ours == []
 
 
 def test_few_mutants_are_of_many_kinds():

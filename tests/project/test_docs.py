@@ -223,7 +223,7 @@ def test_the_evidence_of_the_coverage_is_there():
     rows = [line for line in lines if re.match(r"\| (?!aim|step|invariant|---)", line)]
     columns = [[part.strip() for part in row.strip("|").split(" | ")] for row in rows]
     assert len(rows) > 40
-    assert [row[0] for row in columns if not {"done", "part", "not run", "not built"} & set(row[1:3])] == []
+    assert [row[0] for row in columns if not {"built", "part", "not run", "not built"} & set(row[1:3])] == []
     missing = [name for row in rows for name in re.findall(r"`(tests/[\w/.]+)`", row) if not (ROOT / name).is_file()]
     for row in rows:
         text = "".join((ROOT / name).read_text() for name in re.findall(r"`(tests/[\w/.]+)`", row))

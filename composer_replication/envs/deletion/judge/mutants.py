@@ -11,6 +11,7 @@ import copy
 import random
 import re
 import textwrap
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -272,7 +273,8 @@ def make_mutants(
         for name, block, kind in _faults(whole):
             try:
                 new = rewritten(text, {function: whole})
-                compile(new.removeprefix("\ufeff"), "mutant", "exec", dont_inherit=True)
+                with warnings.catch_warnings(action="ignore"):  # Python's opinion of a fault, as "'NoneType' object is not callable"
+                    compile(new.removeprefix("\ufeff"), "mutant", "exec", dont_inherit=True)
             except (SyntaxError, ValueError, RecursionError):  # a `break` outside of a loop, an f-string that cannot be written
                 continue
             if new not in known:
