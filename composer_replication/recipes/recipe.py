@@ -105,8 +105,9 @@ class RecipeArguments:
     hint_judge: str | None = setting(None, "Model behind the `judge` layer: MODEL[@URL]; without a URL it is OpenRouter's.")
     hint_judge_key: str | None = setting(None, "Environment variable with the key for another address than OpenRouter's.")
     hint_writer: str | None = setting(None, "Folder or hub id of the causal LM behind the `learned` layer, as `composer-rl hints train` saves it.")
-    forks: dict | None = setting(None, "Channel 3: the start plays failed turns of `record`'s episodes or of `traces` again, to the episode's end, `times` (2) in "
-                                       "each of `arms` (none, own); actions whose episode passed are preferred to those whose did not.")
+    forks: dict | None = setting(None, "Channel 3: failed turns are played again to the episode's end, `times` (2) in each of `arms` (none, own): those of "
+                                       "`record`'s episodes or of `traces` by the start, else a step's own by the policy; actions whose episode passed are "
+                                       "preferred to those whose did not.")
     replay_pairs: list[str] | None = setting(None, "Channel 3 (ours, not Cursor's), one or several: `group` (rollouts of one task), "
                                              "`siblings` and `recovery` (rollouts and recorded traces, no teacher), `embedded` (the "
                                              "shipped traces), or a file of pairs or of traces with siblings.")
@@ -435,9 +436,9 @@ def _task_problems(a, c):
     if a.record and (offer.tools == () or c.max_steps < 1):
         yield f"record needs a task with an environment and max_steps; task is {a.task!r} and max_steps {c.max_steps}."
     if a.forks and (refused := [name for name, here in (
-            ("beta_replay=0", not c.beta_replay), ("neither record nor traces", not (a.record or a.traces)), ("agent", a.agent), ("context_tokens", a.context_tokens),
+            ("beta_replay=0", not c.beta_replay), ("rollout: trl", not c.our_loop), ("agent", a.agent), ("context_tokens", a.context_tokens),
             ("use_vllm", c.use_vllm), ("more than one process", c.world_size > 1), ("a task without tools", offer.tools == ())) if here]):
-        yield f"forks with {', '.join(refused)}: recorded episodes are played again by our loop, in one context, and channel 3 learns from them."
+        yield f"forks with {', '.join(refused)}: failed turns are played again by our loop, in one context, and channel 3 learns from them."
     if a.train_rows < prompts:
         yield (f"train_rows={a.train_rows} is less than the {prompts} tasks that one generation takes (generation_batch_size="
                f"{c.generation_batch_size} / num_generations={c.num_generations}), so no step would be taken; raise train_rows.")

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['REPORTERS', 'HIDDEN', 'OWN', 'recipe_tokenizer', 'recipe_model', 'episode_factory', 'run_data', 'data_counts',
            'make_trainer', 'Finished', 'Interrupted', 'check_reporters', 'run_settings', 'data_files', 'run_record',
-           'write_record', 'stage_data', 'warmed', 'recorded_start', 'forked', 'latest_traces', 'run_recipe']
+           'write_record', 'stage_data', 'warmed', 'recorded_start', 'played_again', 'forked', 'own_forks',
+           'latest_traces', 'run_recipe']
 
 # %% ../../nbs/recipes/10_run.ipynb #80d29755
 import dataclasses
@@ -30,6 +31,7 @@ from trl import GRPOConfig, get_peft_config
 from ..core.environment import TaskSet
 from ..core.files import write_json
 from ..core.provenance import command_line, file_digests, hardware, source_commit, versions, without_login
+from ..core.pair import DPOPair
 from ..core.trace import Trace
 from ..envs.deletion.env import find_tasks
 from ..envs.toy.model import embedded_model, embedded_tokenizer
@@ -40,13 +42,14 @@ from ..replay.clean import place_pairs, write_pairs
 from ..rollout.compaction import Compacting
 from ..rollout.fork import arm_hints, checked_forks, find_forks, play_forks
 from ..rollout.loop import collect
-from ..rollout.policies import TransformersPolicy
+from ..rollout.policies import TokenPolicy, TransformersPolicy
 from ..traces.export import write_traces
 from ..traces.read import read_traces
 from ..traces.siblings import SiblingIndex
 from ..training.checkpoint import InterruptCallback, holding, last_complete_checkpoint
 from ..training.groups import TaskDraw
 from ..training.guard import HeldOutGuardCallback
+from ..training.setup import PairSource
 from .checkpoint import RUN_FILE, read_record
 from .export import CardCallback
 from .memory_estimate import model_shape
@@ -166,7 +169,10 @@ def make_trainer(
     brought, channels = tasks.brought if tasks else TaskSet(()), dict(hint_source=sources.hints, find_sites=sources.find_sites)
     common = dict(processing_class=tokenizer, peft_config=get_peft_config(recipe.model), traces=sources.traces, replay_examples=sources.pairs,
                   max_trace_tokens=a.max_trace_tokens)
-    prepare(config, tokenizer, brought.environment is not None, pair_source=sources.pair_source, replay_examples=sources.with_pairs, **channels)
+    pair_source = sources.pair_source
+    if a.forks and not a.traces:
+        pair_source = own_forks(recipe, tasks, lambda: trainer, pair_source)
+    prepare(config, tokenizer, brought.environment is not None, pair_source=pair_source, replay_examples=sources.with_pairs, **channels)
     if tasks:
         keep_split(config.output_dir, tasks, {"task": a.task, "tasks": a.tasks, "split": a.split, "seed": config.seed})
     model = recipe_model(recipe)
@@ -182,7 +188,7 @@ def make_trainer(
     if guard and held_out and brought.environment and config.our_loop:
         common |= {"guard": guard, "held_out_rows": held_out}
     trainer = kind(model, brought.reward, config, Dataset.from_list(tasks.train) if tasks else None,
-                   eval_dataset=Dataset.from_list(held_out) if held_out else None, pair_source=sources.pair_source, **channels, **common)
+                   eval_dataset=Dataset.from_list(held_out) if held_out else None, pair_source=pair_source, **channels, **common)
     if guard and trainer.eval_dataset is not None and not trainer.held_out_rows:  # TRL's loop plays, so TRL's evaluation measures
         trainer.add_callback(HeldOutGuardCallback(
             guard, lambda model, step: {"held_out_score": trainer.evaluate()["eval_reward"]}, config.guard_steps))
@@ -354,6 +360,34 @@ def _loaded(recipe):
     return AutoModelForCausalLM.from_pretrained(model, **options) if isinstance(model, str) else model
 
 # %% ../../nbs/recipes/10_run.ipynb #f0a45e01
+def played_again(
+    recipe: Recipe,
+    tasks: RunTasks,
+    traces: Sequence[Trace],
+    policy: TokenPolicy,
+    each: Callable[[int], Callable[[float | None], None]] = lambda branches: lambda reward: None,  # called with their number; what it returns, with each reward
+) -> tuple[list[DPOPair], dict[str, int]]:  # pairs, and what came of the failed turns
+    "Play failed turns of traces again, with the recipe's `forks`, to the episode's end."
+    a, find, left_out, refused, results = recipe.arguments, recipe.find_sites, Counter(), {}, []
+    rows, environment = {row["task_id"]: row for row in tasks.train}, tasks.brought.environment
+    forks = find_forks(traces, recipe_hints(recipe, SiblingIndex(traces, find)), left_out, lambda t: rows.get(t.task_id, {"task_id": t.task_id}), find)
+    found = len(forks) + left_out.total()
+    forks = checked_forks(forks, environment, refused)
+    texts = arm_hints(forks, a.forks["arms"], recipe.config.seed)
+    branches = [(fork, arm, hint, time) for fork, said in zip(forks, texts) for time in range(a.forks["times"]) for arm, hint in said.items()]
+    count = each(len(branches))
+
+    def ended(played):
+        results.append(fork_result(played, find_sites=find))
+        count(played.rollout.reward)
+
+    play_forks(policy, branches, environment, replace(recipe.config.rollout_config, coupled=True), each=ended)
+    pairs = fork_pairs(sorted(filter(None, results), key=lambda result: (*result.fork, result.arm, result.time)), traces)
+    left_out["the state cannot be brought back"] += len(refused)
+    return pairs, {"step": len(forks), "of": found, "branches": len(branches), "pairs": len(pairs)} | {why: n for why, n in left_out.items() if n}
+
+
+# %% ../../nbs/recipes/10_run.ipynb #f0a45e03
 def forked(
     recipe: Recipe,  # with its task, and the warm-up's checkpoint as its model
     trained: Recipe,  # of `recorded_start`
@@ -361,35 +395,38 @@ def forked(
 ) -> Recipe:
     """With `forks`, play failed turns of the recorded episodes again, write pairs into output_dir's forks.jsonl, and return the recipe that learns from them too.
 
-    Traces of held-out tasks are left out before anything is played. Raises `RecipeProblem` if there is no pair, and none of another source."""
+    Without recorded episodes nothing is played yet. Traces of held-out tasks are left out before anything is played. Raises `RecipeProblem` if there is no
+    pair, and none of another source."""
     a, path = recipe.arguments, Path(recipe.config.output_dir, "forks.jsonl")
-    if not a.forks:
+    if not (a.forks and trained.arguments.traces):
         return trained
     if not (a.resume and path.exists()):
-        tasks, find, left_out, refused = recipe_tasks(recipe), recipe.find_sites, Counter(), {}
-        traces, rows = whole_traces(trained.arguments.traces, tasks.held_out, recipe.formats), {row["task_id"]: row for row in tasks.train}
-        forks = find_forks(traces, recipe_hints(recipe, SiblingIndex(traces, find)), left_out, lambda t: rows.get(t.task_id, {"task_id": t.task_id}), find)
-        forks = checked_forks(forks, tasks.brought.environment, refused)
-        texts = arm_hints(forks, a.forks["arms"], recipe.config.seed)
-        branches = [(fork, arm, hint, time) for fork, said in zip(forks, texts) for time in range(a.forks["times"]) for arm, hint in said.items()]
-        count, results = _tenths(tell, "branch of a fork", len(branches)), []
-
-        def each(played):
-            results.append(fork_result(played, find_sites=find))
-            count(played.rollout.reward)
-
-        policy = TransformersPolicy(_loaded(recipe).eval(), recipe_tokenizer(recipe), "start")
-        play_forks(policy, branches, tasks.brought.environment, replace(recipe.config.rollout_config, coupled=True), each=each)
-        ended = sorted(filter(None, results), key=lambda result: (*result.fork, result.arm, result.time))
-        count = write_pairs(place_pairs(fork_pairs(ended, traces), traces), path)
-        left_out["the state cannot be brought back"] += len(refused)
-        tell({"stage": "failed turn that was played again", "step": len(forks), "of": len(forks) + left_out.total(), "branches": len(branches), "pairs": count}
-             | {why: number for why, number in left_out.items() if number})
+        tasks, policy = recipe_tasks(recipe), TransformersPolicy(_loaded(recipe).eval(), recipe_tokenizer(recipe), "start")
+        traces = whole_traces(trained.arguments.traces, tasks.held_out, recipe.formats)
+        pairs, counts = played_again(recipe, tasks, traces, policy, partial(_tenths, tell, "branch of a fork"))
+        tell({"stage": "failed turn that was played again"} | counts | {"pairs": write_pairs(place_pairs(pairs, traces), path)})
     pairs = [*(a.replay_pairs or ()), *([str(path)] if path.read_bytes() else [])]
     if not pairs:
         raise RecipeProblem(f"forks: no failed turn gave a pair, an action whose episode passed beside one whose did not ({path} is empty); raise forks.times, or "
                             "set beta_replay to 0 and leave forks out.")
     return replace(trained, arguments=replace(trained.arguments, replay_pairs=pairs))
+
+# %% ../../nbs/recipes/10_run.ipynb #f0a45e06
+def own_forks(
+    recipe: Recipe,
+    tasks: RunTasks,
+    trainer: Callable[[], ComposerReplicationTrainer],  # returns it once it is made
+    others: PairSource | None = None,  # of the step's episodes too
+) -> PairSource:
+    "Return what plays failed turns of a step's own episodes again, with the policy as it is at that step."
+    def pairs(traces):
+        trainer().stage(f"playing failed turns of {len(traces)} episodes again")
+        with trainer().acting() as policy:
+            made, _ = played_again(recipe, tasks, traces, policy)
+        more = others(traces) if others else [()] * len(traces)
+        return [[*of_trace, *(pair for pair in made if pair.trace_id == trace.trace_id)] for trace, of_trace in zip(traces, more)]
+    return pairs
+
 
 # %% ../../nbs/recipes/10_run.ipynb #0697d829
 def latest_traces(trainer: ComposerReplicationTrainer | OfflineTrainer) -> list[Trace]:

@@ -8,8 +8,8 @@ __all__ = ['episode_metrics', 'rollout_trees', 'check_first_rows', 'keep_traces'
 # %% ../../nbs/training/22_rollouts.ipynb #4f1c4183
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -23,7 +23,7 @@ from ..core.trace import Trace
 from ..envs.rewards import EpisodeReward
 from ..rollout.compaction import compaction_metrics
 from ..rollout.loop import collect
-from ..rollout.policies import TransformersPolicy
+from ..rollout.policies import TokenPolicy, TransformersPolicy
 from ..rollout.types import Ending, Rollout
 from ..traces.export import write_traces
 from .batches import by_length, mask_rows, sampled_mask
@@ -130,14 +130,20 @@ class RolloutTrainer(StepTrainer):
         "The rollouts of the last generation on this device, by our loop."
         return self.generation.rollouts if self.generation else []
 
-    def play(self, rows: Sequence[dict], names: Sequence[str]) -> list[Rollout]:
-        "Play one episode per row with the policy as it is now; the names are trace ids, and with the seed name all random numbers."
-        limits = self.args.rollout_config
+    @contextmanager
+    def acting(self) -> Iterator[TokenPolicy]:
+        "Yield the policy as it is now."
         if self.use_vllm:
             with engine_policy(self) as policy:
-                return collect(policy, self.factory, rows, limits, trace_ids=names)
-        with unwrap_model_for_generation(self.model_wrapped, self.accelerator) as model, torch.no_grad(), self.accelerator.autocast():
-            return collect(TransformersPolicy(causal_lm(model), self.setup.tokenizer), self.factory, rows, limits, trace_ids=names)
+                yield policy
+        else:
+            with unwrap_model_for_generation(self.model_wrapped, self.accelerator) as model, torch.no_grad(), self.accelerator.autocast():
+                yield TransformersPolicy(causal_lm(model), self.setup.tokenizer)
+
+    def play(self, rows: Sequence[dict], names: Sequence[str]) -> list[Rollout]:
+        "Play one episode per row with the policy as it is now; the names are trace ids, and with the seed name all random numbers."
+        with self.acting() as policy:
+            return collect(policy, self.factory, rows, self.args.rollout_config, trace_ids=names)
 
     def _play_generation(self, prompts: list[list[dict]]) -> dict[str, list[list]]:
         "Play one episode of our loop for each row of the generation, as TRL's `rollout_func`."

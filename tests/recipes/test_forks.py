@@ -80,10 +80,51 @@ def test_a_fork_of_a_held_out_task_is_neither_played_nor_learnt(ran, tmp_path, m
     assert any(e.pairs for e in sources.traces) and aside not in {e.trace.task_id for e in (*sources.traces, *sources.pairs)}
 
 
+@pytest.fixture(scope="module")
+def own_steps(tmp_path_factory):
+    "Two runs of two steps, with forks of the steps' own episodes and without; branches and pairs of each step."
+    played, made, play, pairs_of, found = [], [], run.play_forks, run.fork_pairs, {}
+
+    def playing(policy, branches, *rest, **more):
+        played.append((branches, sum(w.double().sum().item() for w in policy.model.parameters())))
+        return play(policy, branches, *rest, **more)
+
+    def pairing(results, traces):
+        made.append(pairs_of(results, traces))
+        return made[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "play_forks", playing)
+        patch.setattr(run, "fork_pairs", pairing)
+        for name, settings in (("forks", {}), ("none", {"forks": None, "replay_pairs": ["recovery"]})):
+            folder = tmp_path_factory.mktemp(name)
+            few = {"max_steps": 2, "gradient_accumulation_steps": 1, "learning_rate": 1e-3, "keep_rollouts": True}
+            run_recipe(small(folder, record=False, **few | settings))
+            found[name] = [list(read_traces(path)) for path in sorted((folder / "run" / "rollouts").glob("step*.jsonl.gz"))]
+    return found, played, made
+
+
+def test_failed_turns_of_a_steps_own_episodes_are_played_again_by_the_policy_as_it_is(own_steps):
+    episodes, played, made = own_steps[0]["forks"], *own_steps[1:]
+    assert len(played) == len(made) == len(episodes) == 2 and played[0][1] != played[1][1]  # weights of each step
+    for traces, (branches, _), pairs in zip(episodes, played, made):
+        failed = {(trace.trace_id, site.turn) for trace in traces for site in find_error_sites(trace)}
+        assert {(fork.trace.trace_id, fork.site.turn) for fork, *_ in branches} == failed
+        assert {(pair.trace_id, pair.turn) for pair in pairs} <= failed
+    assert sum(map(len, made)) > 0
+
+
+def test_branches_change_no_reward_and_no_random_number_of_the_policy(own_steps):
+    "The first step's episodes are the same with and without them."
+    with_forks, without = (own_steps[0][name][0] for name in ("forks", "none"))
+    assert [(t.reward, [turn.to_message() for turn in t.turns]) for t in with_forks] == [
+        (t.reward, [turn.to_message() for turn in t.turns]) for t in without]
+
+
 @pytest.mark.parametrize("settings, said", [
     ({"forks": {"time": 2}}, "its keys are times"), ({"forks": {"arms": ["none", "rules"]}}, "arms, of none, own, other, filler"),
     ({"forks": {"times": 0}}, "at least 1"), ({"beta_replay": 0.0, "alpha_sdpo": 1.0}, "forks with beta_replay=0"),
-    ({"record": False}, "forks with neither record nor traces"),
+    ({"record": False, "rollout": "trl"}, "forks with rollout: trl"),
     ({"record": False, "traces": ["embedded"], "context_tokens": 99}, "with context_tokens"),
     ({"record": False, "task": None, "traces": ["embedded"]}, "without a task")])
 def test_what_cannot_be_forked_is_refused(settings, said, tmp_path):
