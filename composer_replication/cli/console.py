@@ -365,7 +365,8 @@ def stream(
 
     Raises `TraceProblem` if a file cannot be read and `strict` is set, `InputProblem` if no file contained a trace.
     """
-    from composer_replication.traces.formats.base import formats_of, with_tools
+    from composer_replication.traces.chat.fields import with_tools
+    from composer_replication.traces.formats.base import formats_of
     from composer_replication.traces.read import own_ids, read_traces
     offered, own_id, own = load_tools(tools), own_ids(), formats_of(formats)
     waiting: list[TraceProblem] | None = []  # reported after the first trace; without any trace one sentence is raised instead

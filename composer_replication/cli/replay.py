@@ -35,7 +35,7 @@ def _estimate(reading, panel, path, which, tokenizer, as_json):
     "Estimate the price of a run without a call; tokens are counted by a local tokenizer, else as four bytes each."
     from contextlib import nullcontext
 
-    from composer_replication.replay.client import estimate_replay
+    from composer_replication.replay.estimate import estimate_replay
     from composer_replication.replay.ledger import Ledger
     if tokenizer is None:
         warn("tokens are counted as four bytes each; give --tokenizer NAME_OR_FOLDER to count them.")
@@ -102,8 +102,9 @@ def replay(
     `composer-rl replay runs/*.jsonl.gz --budget-usd 5 --pairs raw.jsonl --teachers openai/gpt-5.5 --teachers anthropic/claude-opus-4.8`
     """
     from composer_replication.replay.clean import place_pairs, write_pairs
-    from composer_replication.replay.client import TeacherPool, parse_panel
+    from composer_replication.replay.endpoint import parse_panel
     from composer_replication.replay.ledger import Ledger
+    from composer_replication.replay.pool import TeacherPool
     from composer_replication.replay.teachers import asked_turns
     from composer_replication.replay.vote import Bill, make_gate, run_replay
     from composer_replication.traces.siblings import failed_turns
@@ -118,8 +119,7 @@ def replay(
     if estimate:
         return _estimate(reading, panel, ledger, turns, tokenizer, as_json)
     states = sum(len(asked_turns(t, turns(t))) for t in reading.again())
-    bill, examples, replays, began = Bill(), [], [], time.monotonic()
-    answers = itertools.count(1)
+    bill, examples, replays, began, answers = Bill(), [], [], time.monotonic(), itertools.count(1)
     with Ledger(ledger, budget_usd) as book, working("asking") as doing:
         doing("asking", 0, states * len(panel))
         advance = lambda name, result: doing(f"asking, ${book.spent().total_usd:.4f}" if err.is_terminal else "asking",

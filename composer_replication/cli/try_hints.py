@@ -119,7 +119,7 @@ def open_policy(
 ) -> tuple[Any, str]:  # the policy, and what names its weights
     "Open a model of this machine, or one behind an address. Raises `InputProblem` and `TeacherProblem`."
     if "@http" in model or model.startswith(("http://", "https://")):
-        from composer_replication.replay.client import parse_teacher, read_key
+        from composer_replication.replay.endpoint import parse_teacher, read_key
         from composer_replication.replay.ledger import Ledger
         from composer_replication.replay.prices import parse_price, price_table
         from composer_replication.rollout.policies import ClientPolicy

@@ -25,7 +25,10 @@ from ..hints.learned_layer import HINT_CHARS, clean_hint
 from ..core.hint import HintGenerator
 from ..hints.layers import CompositeHintGenerator, make_layers
 from ..losses.batch import TraceExample
-from ..replay.client import chat_body, complete, parse_teacher, read_key, token_count
+from ..replay.answer import token_count
+from ..replay.client import complete
+from ..replay.endpoint import parse_teacher, read_key
+from ..replay.request import chat_body
 from ..replay.clean import SCHEMA, PreferenceExample, read_pairs
 from ..replay.pairs import FREE_PAIRS, free_pairs, recovery_pairs
 from ..replay.prices import Price, Usage

@@ -12,7 +12,7 @@ from typing import Any
 
 # %% ../../nbs/replay/09_anthropic.ipynb #06ede7f8
 def messages_request(
-    body: Mapping[str, Any],  # of a chat request, as `replay.client.chat_body`
+    body: Mapping[str, Any],  # of a chat request, as `replay.request.chat_body`
 ) -> dict:
     "Return a chat request in Anthropic's form; a seed and other settings that it does not know are left out."
     system, messages = [], []

@@ -28,7 +28,7 @@ from ..core.shingles import shingle_hashes
 from ..core.trace import Trace, TraceProblem, Turn, leaves
 from .pairs import DPOPair
 from .teachers import TraceState, trace_states
-from ..traces.formats.base import chat_turns
+from ..traces.chat.turns import chat_turns
 from ..traces.siblings import action_key
 
 if TYPE_CHECKING:

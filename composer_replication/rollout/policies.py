@@ -19,7 +19,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..core.deadline import in_threads
 from ..core.errors import InputProblem
 from ..core.trace import Trace, Turn
-from ..replay.client import LONGEST_WAIT_S, Endpoint, chat_body, complete, read_turn, token_count
+from ..replay.answer import read_turn, token_count
+from ..replay.client import complete
+from ..replay.endpoint import Endpoint
+from ..replay.failures import LONGEST_WAIT_S
+from ..replay.request import chat_body
 from ..replay.ledger import Ledger
 from ..tree.positions import steady_positions
 from ..tree.chat import ChatFormat

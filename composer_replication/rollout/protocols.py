@@ -17,7 +17,7 @@ from typing import Any
 
 from ..core.errors import Problem
 from ..core.trace import TraceProblem, Turn
-from ..traces.formats.base import ROLES, message_turns
+from ..traces.chat.messages import ROLES, message_turns
 
 # %% ../../nbs/rollout/08_protocols.ipynb #bc76b30a
 @dataclass(frozen=True)

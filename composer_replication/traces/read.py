@@ -32,7 +32,10 @@ import orjson
 
 from ..core.files import read_json
 from .error_detectors import pair
-from .formats.base import ROLES, UNREADABLE, Format, chat_turns, filled, known_formats, read_record, recognise, role_of
+from .chat.fields import filled
+from .chat.messages import ROLES, role_of
+from .chat.turns import chat_turns
+from .formats.base import UNREADABLE, Format, known_formats, read_record, recognise
 from ..core.trace import Trace, TraceProblem
 
 # %% ../../nbs/traces/02_read.ipynb #be74a0ac

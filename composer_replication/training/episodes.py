@@ -21,7 +21,7 @@ from ..core.tools import ToolResult
 from ..core.trace import ToolCall, Trace, Turn
 from ..rollout.policies import CallablePolicy, TransformersPolicy, vllm_policy, vllm_server_policy
 from ..rollout.types import Ending, Rollout, RolloutConfig
-from ..traces.formats.base import chat_turns
+from ..traces.chat.turns import chat_turns
 from .groups import equal_groups
 from .setup import task_of
 from .teacher import causal_lm

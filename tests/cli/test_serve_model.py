@@ -12,7 +12,7 @@ from composer_replication.cli.app import app
 from composer_replication.core.trace import Turn
 from composer_replication.envs.toy.env import WorldEnv, world_rows
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
-from composer_replication.replay.client import Endpoint
+from composer_replication.replay.endpoint import Endpoint
 from composer_replication.replay.prices import Price
 from composer_replication.rollout.endpoint import foreign_episodes, serve_recorder
 from composer_replication.rollout.loop import collect

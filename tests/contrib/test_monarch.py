@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from composer_replication.contrib.monarch import train_with_actors
-from composer_replication.contrib.queue.store import QueueProblem, RolloutQueue, Store
+from composer_replication.contrib.queue.rollouts import RolloutQueue
+from composer_replication.contrib.queue.store import QueueProblem, Store
 from composer_replication.core.errors import InputProblem
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.recipes.run import run_recipe

@@ -11,16 +11,8 @@ from fused import Fused, Killed
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from composer_replication.contrib.queue.store import (
-    PlayedGroup,
-    QueueProblem,
-    RolloutQueue,
-    Store,
-    StoreDown,
-    decode,
-    encode,
-    folder_of,
-)
+from composer_replication.contrib.queue.rollouts import PlayedGroup, RolloutQueue, decode, encode, folder_of
+from composer_replication.contrib.queue.store import QueueProblem, Store, StoreDown
 from composer_replication.core.trace import Segment, Trace, Turn
 from composer_replication.rollout.types import Ending, Rollout, SegmentTokens
 

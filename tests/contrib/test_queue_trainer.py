@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from trainer_script import are_equal, weights
 
 from composer_replication.contrib.queue.generator import Generator, check_queue_recipe, queue_settings
-from composer_replication.contrib.queue.store import QueueProblem, RolloutQueue, Store
+from composer_replication.contrib.queue.rollouts import RolloutQueue
+from composer_replication.contrib.queue.store import QueueProblem, Store
 from composer_replication.contrib.queue.trainer import QueueTrainer
 from composer_replication.core.errors import InputProblem
 from composer_replication.recipes.recipe import load_recipe

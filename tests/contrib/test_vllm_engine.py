@@ -10,7 +10,8 @@ from peft import LoraConfig, get_peft_model
 
 from composer_replication.contrib.queue import generator as generator_module
 from composer_replication.contrib.queue.generator import Generator, check_queue_recipe, queue_settings, trained_weights
-from composer_replication.contrib.queue.store import RolloutQueue, Store
+from composer_replication.contrib.queue.rollouts import RolloutQueue
+from composer_replication.contrib.queue.store import Store
 from composer_replication.contrib.queue.trainer import queue_trainer
 from composer_replication.contrib.queue.vllm_engine import VllmEngine, plain_model
 from composer_replication.core.errors import InputProblem

@@ -5,9 +5,12 @@ import pytest
 from bad_server import BadServer, Reply
 
 from composer_replication.core.trace import ToolCall, Turn
-from composer_replication.replay.client import Endpoint, chat_body, complete, parse_teacher, read_turn
+from composer_replication.replay.answer import read_turn
+from composer_replication.replay.client import complete
+from composer_replication.replay.endpoint import Endpoint, parse_teacher
 from composer_replication.replay.ledger import Ledger
 from composer_replication.replay.prices import Price
+from composer_replication.replay.request import chat_body
 from composer_replication.replay.teachers import TeacherCallResult, TeacherProblem
 from composer_replication.rollout.endpoint import serve_teachers
 

@@ -14,24 +14,14 @@ from pydantic import TypeAdapter
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.envs.toy.traces import toy_traces
 from composer_replication.replay import client
-from composer_replication.replay.client import (
-    Endpoint,
-    TeacherProblem,
-    chat_body,
-    complete,
-    is_model,
-    may_be_billed,
-    no_completion,
-    read_answer,
-    read_failure,
-    read_key,
-    request_key,
-    request_text,
-    to_answer,
-)
+from composer_replication.replay.answer import is_model, read_answer, to_answer
+from composer_replication.replay.client import complete
+from composer_replication.replay.endpoint import Endpoint, read_key
+from composer_replication.replay.failures import may_be_billed, no_completion, read_failure
 from composer_replication.replay.ledger import BudgetReached, Ledger
 from composer_replication.replay.prices import Price
-from composer_replication.replay.teachers import TraceState, trace_states
+from composer_replication.replay.request import chat_body, request_key, request_text
+from composer_replication.replay.teachers import TeacherProblem, TraceState, trace_states
 from composer_replication.traces.read import read_traces
 
 ENDPOINT = Endpoint("gpt", "openai/gpt-4.1", Price(2.0, 8.0, 0.5))

@@ -20,18 +20,13 @@ import pytest
 from bad_server import BadServer, Reply, answer_to, completion, failed
 
 from composer_replication.core.trace import Turn
-from composer_replication.replay.client import (
-    Endpoint,
-    PaidEndpoint,
-    TeacherPool,
-    TeacherProblem,
-    chat_body,
-    request_key,
-    request_text,
-)
+from composer_replication.replay.client import PaidEndpoint
+from composer_replication.replay.endpoint import Endpoint
 from composer_replication.replay.ledger import Ledger, LedgerProblem
+from composer_replication.replay.pool import TeacherPool
 from composer_replication.replay.prices import Price
-from composer_replication.replay.teachers import TraceState, ask_each
+from composer_replication.replay.request import chat_body, request_key, request_text
+from composer_replication.replay.teachers import TeacherProblem, TraceState, ask_each
 
 TOOLS = ({"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}},)
 PRICE = Price(1.0, 2.0)

@@ -15,8 +15,8 @@ from transformers import (
 from composer_replication.core.tools import unreadable
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
-from composer_replication.replay.client import Endpoint as ModelEndpoint
 from composer_replication.replay.client import complete
+from composer_replication.replay.endpoint import Endpoint as ModelEndpoint
 from composer_replication.replay.prices import Price
 from composer_replication.replay.teachers import TeacherProblem
 from composer_replication.rollout.decode import CachedBatch, RereadBatch, open_batch

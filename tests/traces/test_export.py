@@ -59,7 +59,7 @@ def test_trl_renders_the_columns(shared_data):
     from transformers import AutoTokenizer
     from trl import apply_chat_template
 
-    from composer_replication.traces.formats.base import with_tools
+    from composer_replication.traces.chat.fields import with_tools
 
     tokenizer = AutoTokenizer.from_pretrained(shared_data / "tokenizers" / "qwen2.5")
     tools = orjson.loads((shared_data / "traces" / "tool_schemas.json").read_bytes())["taubench_airline"]

@@ -9,9 +9,9 @@ import pytest
 
 from composer_replication.core.trace import ToolCall, Trace, TraceProblem, Turn
 from composer_replication.hints.layers import default_composite
+from composer_replication.traces.chat.turns import chat_turns
 from composer_replication.traces.error_detectors import DETECTORS
 from composer_replication.traces.error_sites import find_error_sites
-from composer_replication.traces.formats.base import chat_turns
 from composer_replication.traces.read import read_traces
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "traces_2"

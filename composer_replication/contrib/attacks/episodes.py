@@ -16,7 +16,7 @@ from .cases import Exploit, detector_names
 from .suite import ARGUMENTS, ExploitResult, case_names, tool_calls
 from ...envs.deletion.judge.monitor import hack_score
 from ...envs.deletion.task import FeatureDeletionTask
-from ...replay.client import read_turn
+from ...replay.answer import read_turn
 from ...rollout.loop import collect
 from ...rollout.sampling import Sampling
 from ...rollout.types import Rollout, RolloutConfig

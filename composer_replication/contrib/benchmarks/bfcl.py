@@ -9,7 +9,9 @@ __all__ = ['JSON_TYPES', 'MISFIT', 'plain_schema', 'bfcl_answer', 'bfcl_body', '
 import orjson
 
 from ...traces.error_detectors import Detection, register_detector
-from ...traces.formats.base import as_list, chat_turns, gold_text, new_trace, register_format, text_of
+from ...traces.chat.fields import as_list, gold_text, text_of
+from ...traces.chat.turns import chat_turns
+from ...traces.formats.base import new_trace, register_format
 from ...core.trace import ToolCall, Trace, Turn
 
 # %% ../../../nbs/contrib/benchmarks/00_bfcl.ipynb #8ac561fb

@@ -9,7 +9,8 @@ __all__ = ['SQL_REFUSALS', 'sessions', 'is_session', 'read_intercode', 'database
 from typing import Any
 
 from ...traces.error_detectors import CLEAN, Detection, observed, register_detector
-from ...traces.formats.base import as_list, as_reward, as_text, new_trace, register_format, text_of
+from ...traces.chat.fields import as_list, as_reward, as_text, text_of
+from ...traces.formats.base import new_trace, register_format
 from ...core.trace import Trace, Turn
 
 # %% ../../../nbs/contrib/benchmarks/03_intercode.ipynb #a44555a7

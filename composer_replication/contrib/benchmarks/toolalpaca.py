@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...traces.error_detectors import CLEAN, Detection, kind_of, observed, register_detector
-from ...traces.formats.base import new_trace, register_format, result_content
+from ...traces.chat.results import result_content
+from ...traces.formats.base import new_trace, register_format
 from ...core.trace import ToolCall, Trace, Turn
 
 # %% ../../../nbs/contrib/benchmarks/01_toolalpaca.ipynb #fe00d5ce

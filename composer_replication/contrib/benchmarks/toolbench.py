@@ -6,7 +6,9 @@
 __all__ = ['toolbench_body', 'read_toolbench']
 
 # %% ../../../nbs/contrib/benchmarks/02_toolbench.ipynb #676fd513
-from ...traces.formats.base import as_list, chat_turns, new_trace, register_format
+from ...traces.chat.fields import as_list
+from ...traces.chat.turns import chat_turns
+from ...traces.formats.base import new_trace, register_format
 from ...core.trace import Trace, TraceProblem
 
 # %% ../../../nbs/contrib/benchmarks/02_toolbench.ipynb #27ad00c4

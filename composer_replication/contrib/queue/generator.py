@@ -27,7 +27,8 @@ from ...recipes.tasks import recipe_tasks
 from ...rollout.loop import collect
 from ...rollout.policies import TransformersPolicy
 from ...rollout.types import Rollout
-from .store import Group, QueueProblem, RolloutQueue, Store
+from .rollouts import Group, RolloutQueue
+from .store import QueueProblem, Store
 from .vllm_engine import VllmEngine
 from ...training.setup import check_engine
 from ...training.teacher import causal_lm

@@ -20,7 +20,8 @@ from ...recipes.recipe import Recipe
 from ...rollout.types import Ending, Rollout
 from .generator import check_queue_recipe, queue_settings, trained_weights
 from .settings import QueueSettings
-from .store import PlayedGroup, QueueProblem, RolloutQueue, Store
+from .rollouts import PlayedGroup, RolloutQueue
+from .store import QueueProblem, Store
 from ...training.episodes import Generation
 from ...training.reading import BackwardPass
 from ...training.trainer import ComposerReplicationTrainer

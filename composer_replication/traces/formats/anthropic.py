@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ..error_detectors import CLEAN, Detection, observed, register_detector
-from .base import as_list, as_text, attempt, chat_turns, is_chat, new_trace, register_format, text_of
+from ..chat.fields import as_list, as_text, text_of
+from ..chat.turns import chat_turns, is_chat
+from .base import attempt, new_trace, register_format
 from ...core.trace import Trace, TraceProblem, Turn
 
 # %% ../../../nbs/traces/formats/04_anthropic.ipynb #600588e8

@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...core.trace import Trace, TraceProblem, Turn
-from .base import as_list, as_text, flag_of, named_call, new_trace, register_format, result_content, text_of
+from ..chat.fields import as_list, as_text, text_of
+from ..chat.messages import named_call
+from ..chat.results import flag_of, result_content
+from .base import new_trace, register_format
 
 # %% ../../../nbs/traces/formats/16_atif.ipynb #79817dd9
 SOURCES = {"user": "user", "agent": "assistant", "system": "system"}

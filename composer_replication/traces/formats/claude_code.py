@@ -17,7 +17,10 @@ from heapq import heappop, heappush
 from ..error_detectors import (CLEAN, DECLINED, STATUS_REASON, Detection, command_of, exit_status, kind_of, last_exception, observed,
                                register_detector, result_text, says_error, shell_detection, tallied, tool_called)
 from ..failure import failure_lines
-from .base import as_text, attempt, message_turns, register_format, result_content
+from ..chat.fields import as_text
+from ..chat.messages import message_turns
+from ..chat.results import result_content
+from .base import attempt, register_format
 from ...core.trace import Trace, TraceProblem, Turn
 
 # %% ../../../nbs/traces/formats/05_claude_code.ipynb #24bd1e2d

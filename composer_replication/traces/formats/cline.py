@@ -14,7 +14,9 @@ from typing import Any
 
 from ...core.trace import ToolCall, Trace, TraceProblem, Turn
 from ..error_detectors import Detection, observed, register_detector
-from .base import chat_turns, is_chat, messages_of, new_trace, register_format, text_of
+from ..chat.fields import text_of
+from ..chat.turns import chat_turns, is_chat, messages_of
+from .base import new_trace, register_format
 
 # %% ../../../nbs/traces/formats/20_cline.ipynb #491b4974
 HEADER = re.compile(r"^\[([A-Za-z][\w.-]*)(?: (?:for|to|in|from|with|on|at) [^\n]*?|: [^\n]*?| [^\n]*?)?\] Result:[ \t]*\n?", re.M)

@@ -12,7 +12,9 @@ from functools import partial
 
 from ..error_detectors import Detection, command_of, kind_of, observed, register_detector, shell_detection
 from ...core.trace import Trace, TraceProblem, Turn
-from .base import as_text, attempt, register_format, result_content
+from ..chat.fields import as_text
+from ..chat.results import result_content
+from .base import attempt, register_format
 from .responses import item_turns
 
 # %% ../../../nbs/traces/formats/14_codex.ipynb #c242800f

@@ -8,7 +8,8 @@ __all__ = ['read_own']
 # %% ../../../nbs/traces/formats/11_composer.ipynb #b776fcd2
 from dataclasses import replace
 
-from .base import as_reward, register_format, tool_of
+from ..chat.fields import as_reward, tool_of
+from .base import register_format
 from ...core.trace import Trace, TraceProblem
 
 # %% ../../../nbs/traces/formats/11_composer.ipynb #6b3a7896

@@ -8,7 +8,9 @@ __all__ = ['LISTS', 'is_conversation', 'is_pairs', 'read_conversation']
 # %% ../../../nbs/traces/formats/15_conversations.ipynb #f5d936a8
 from ...core.trace import Trace, Turn
 from ..calls_in_text import value_of
-from .base import chat_turns, is_messages, new_trace, register_format, text_of
+from ..chat.fields import text_of
+from ..chat.turns import chat_turns, is_messages
+from .base import new_trace, register_format
 
 # %% ../../../nbs/traces/formats/15_conversations.ipynb #71ee6275
 LISTS = "conversations", "conversation"

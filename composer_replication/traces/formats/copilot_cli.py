@@ -11,7 +11,10 @@ from dataclasses import replace
 from functools import partial
 
 from ...core.trace import Trace, TraceProblem, Turn
-from .base import as_list, as_text, attempt, flag_of, named_call, register_format, result_content
+from ..chat.fields import as_list, as_text
+from ..chat.messages import named_call
+from ..chat.results import flag_of, result_content
+from .base import attempt, register_format
 
 # %% ../../../nbs/traces/formats/21_copilot_cli.ipynb #b126c08f
 FAMILIES = "session", "user", "assistant", "tool", "system", "subagent", "hook", "skill", "permission", "model", "abort"

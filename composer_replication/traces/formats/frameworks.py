@@ -12,7 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from ...core.trace import Trace, TraceProblem
-from .base import as_text, attempt, chat_turns, new_trace, register_format, result_content, text_of
+from ..chat.fields import as_text, text_of
+from ..chat.results import result_content
+from ..chat.turns import chat_turns
+from .base import attempt, new_trace, register_format
 
 # %% ../../../nbs/traces/formats/25_frameworks.ipynb #ca6577d1
 def pydantic_messages(row: dict) -> Iterator[dict]:

@@ -11,7 +11,9 @@ from functools import partial
 from typing import Any
 
 from ...core.trace import ToolCall, Trace, TraceProblem, Turn
-from .base import as_list, as_text, attempt, register_format, result_content, text_of
+from ..chat.fields import as_list, as_text, text_of
+from ..chat.results import result_content
+from .base import attempt, register_format
 
 # %% ../../../nbs/traces/formats/19_gemini_cli.ipynb #931dd723
 def response_text(result: Any) -> str:

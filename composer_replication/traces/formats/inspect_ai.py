@@ -9,7 +9,9 @@ __all__ = ['LETTERS', 'is_sample', 'samples', 'score_of', 'read_sample']
 from typing import Any
 
 from ...core.trace import Trace
-from .base import as_list, as_text, chat_turns, new_trace, register_format
+from ..chat.fields import as_list, as_text
+from ..chat.turns import chat_turns
+from .base import new_trace, register_format
 
 # %% ../../../nbs/traces/formats/18_inspect_ai.ipynb #e4875e92
 LETTERS = {"C": 1.0, "I": 0.0, "N": 0.0, "P": 0.5}

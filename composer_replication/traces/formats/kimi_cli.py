@@ -12,7 +12,10 @@ from dataclasses import replace
 from functools import partial
 
 from ...core.trace import Trace, TraceProblem, Turn
-from .base import as_text, attempt, chat_turns, is_messages, register_format, result_content
+from ..chat.fields import as_text
+from ..chat.results import result_content
+from ..chat.turns import chat_turns, is_messages
+from .base import attempt, register_format
 
 # %% ../../../nbs/traces/formats/22_kimi_cli.ipynb #ef758a35
 CHAT_IDS = "session_id", "conversation_id", "thread_id", "chat_id", "trace_id"

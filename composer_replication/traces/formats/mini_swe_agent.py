@@ -10,7 +10,9 @@ import re
 from dataclasses import replace
 
 from ..error_detectors import FENCED, Detection, answered_call, command_of, observed, register_detector, says_error, shell_detection
-from .base import chat_turns, is_chat, messages_of, new_trace, register_format, text_of
+from ..chat.fields import text_of
+from ..chat.turns import chat_turns, is_chat, messages_of
+from .base import new_trace, register_format
 from ...core.trace import Trace
 
 # %% ../../../nbs/traces/formats/03_mini_swe_agent.ipynb #14544cfd

@@ -8,7 +8,10 @@ __all__ = ['answer_beside', 'one_chat', 'read_openai']
 # %% ../../../nbs/traces/formats/01_openai.ipynb #3929cbc5
 from typing import Any
 
-from .base import ROLES, chat_turns, gold_text, is_chat, is_messages, messages_of, new_trace, register_format, role_of
+from ..chat.fields import gold_text
+from ..chat.messages import ROLES, role_of
+from ..chat.turns import chat_turns, is_chat, is_messages, messages_of
+from .base import new_trace, register_format
 from .responses import is_responses
 from ...core.trace import Trace
 

@@ -12,7 +12,10 @@ from functools import partial
 
 from ...core.trace import ToolCall, Trace, TraceProblem, Turn
 from ..calls_in_text import object_call
-from .base import as_text, attempt, chat_turns, flag_of, register_format, text_of, tool_of
+from ..chat.fields import as_text, text_of, tool_of
+from ..chat.results import flag_of
+from ..chat.turns import chat_turns
+from .base import attempt, register_format
 
 # %% ../../../nbs/traces/formats/17_openhands.ipynb #33d532e8
 RESULT_EVENTS = "ObservationEvent", "AgentErrorEvent", "UserRejectObservation", "UserRejectObservationEvent"

@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from ...core.trace import Segment, Trace, TraceProblem, Turn
-from .base import as_text, attempt, chat_turns, register_format, text_of
+from ..chat.fields import as_text, text_of
+from ..chat.turns import chat_turns
+from .base import attempt, register_format
 from .claude_code import by_parents
 
 # %% ../../../nbs/traces/formats/24_pi.ipynb #6bb90024

@@ -11,8 +11,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ...core.trace import ToolCall, Trace, Turn
-from .base import (ROLES, as_text, chat_turns, flag_of, new_trace, register_format, result_content,
-                                                      role_of, text_of)
+from ..chat.fields import as_text, text_of
+from ..chat.messages import ROLES, role_of
+from ..chat.results import flag_of, result_content
+from ..chat.turns import chat_turns
+from .base import new_trace, register_format
 
 # %% ../../../nbs/traces/formats/13_responses.ipynb #799d2dbf
 def item_kind(item: Any) -> str | None:

@@ -19,7 +19,11 @@ import orjson
 
 from ...core.files import json_value
 from ...core.trace import Trace, TraceProblem
-from .base import CALLS, CHATS, TEXTS, THOUGHTS, as_text, attempt, chat_turns, plain_message, register_format, result_content, role_of, tools_of
+from ..chat.fields import TEXTS, as_text, tools_of
+from ..chat.messages import CALLS, THOUGHTS, plain_message, role_of
+from ..chat.results import result_content
+from ..chat.turns import CHATS, chat_turns
+from .base import attempt, register_format
 
 # %% ../../../nbs/traces/formats/23_spans.ipynb #63c09915
 def parsed(value: Any) -> Any:

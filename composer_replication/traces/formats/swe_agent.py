@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..error_detectors import SHELL_COMPLAINT, Detection, observed, raised, register_detector, result_text, shell_kind
-from .base import ADDRESSED, as_list, as_text, chat_turns, is_chat, new_trace, register_format, text_of
+from ..chat.fields import as_list, as_text, text_of
+from ..chat.turns import ADDRESSED, chat_turns, is_chat
+from .base import new_trace, register_format
 from ...core.trace import Trace, Turn
 
 # %% ../../../nbs/traces/formats/07_swe_agent.ipynb #e46aa17f

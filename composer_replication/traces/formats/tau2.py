@@ -8,7 +8,9 @@ __all__ = ['is_tau2', 'simulations', 'read_tau2']
 # %% ../../../nbs/traces/formats/02_tau2.ipynb #4452fb0c
 from typing import Any
 
-from .base import as_list, as_reward, chat_turns, gold_text, is_chat, new_trace, register_format
+from ..chat.fields import as_list, as_reward, gold_text
+from ..chat.turns import chat_turns, is_chat
+from .base import new_trace, register_format
 from ...core.trace import Trace
 
 # %% ../../../nbs/traces/formats/02_tau2.ipynb #6f10fc82

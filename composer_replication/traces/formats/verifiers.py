@@ -8,7 +8,9 @@ __all__ = ['is_verifiers', 'is_rollout', 'episode_traces', 'last_way', 'total_re
 # %% ../../../nbs/traces/formats/12_verifiers.ipynb #504a3353
 from typing import Any
 
-from .base import as_list, as_text, chat_turns, is_messages, new_trace, register_format
+from ..chat.fields import as_list, as_text
+from ..chat.turns import chat_turns, is_messages
+from .base import new_trace, register_format
 from ...core.trace import Trace, TraceProblem
 from ..calls_in_text import value_of
 
