@@ -69,16 +69,18 @@ def verdict(scores: Sequence[SiteScore]) -> str:
             + (f"; too few to tell (under {FEW} tasks)." if few else "."))
 
 # %% ../../nbs/report/10_hint_scores.ipynb #9fa9db4d
-TRUST = {  # rank correlation of a hint's contrast with how often the next action works behind it, 95 % interval, of spike 019; None: not run
-    "in the world of teams": (0.68, 0.60, 0.75), "in the toy world": (0.23, 0.02, 0.47), "on SQL": None, "for the gain of training": None}
+# Rank correlation of a hint's contrast with how often the next action works behind it, with its 95 % interval, from
+# spike 019; None: not run.
+TRUST = {"in the world of teams": (0.68, 0.60, 0.75), "in the toy world": (0.23, 0.02, 0.47), "on SQL": None,
+         "for the gain of training": None}
 
 
 def trust() -> str:
     "Write how far a score says what would happen."
-    known = [f"{rank:.2f} ({low:.2f} to {high:.2f}) {where}" for where, (rank, low, high) in ((k, v) for k, v in TRUST.items() if v)]
-    unknown = [where for where, found in TRUST.items() if not found]
-    return (f"How far it says what would happen: rank correlation with how often the next action works {', '.join(known)}"
-            + f"; not measured {', '.join(unknown)}" * bool(unknown) + ". `hints try` plays it.")
+    measured = ", ".join(f"{found[0]:.2f} ({found[1]:.2f} to {found[2]:.2f}) {where}" for where, found in TRUST.items() if found)
+    unknown = ", ".join(where for where, found in TRUST.items() if not found)
+    return ("How far it says what would happen: rank correlation with how often the next action works "
+            + measured + f"; not measured {unknown}" * bool(unknown) + ". `hints try` plays it.")
 
 # %% ../../nbs/report/10_hint_scores.ipynb #d992feb6
 def site_json(score: SiteScore) -> dict:
@@ -98,7 +100,8 @@ def score_json(scores: Sequence[SiteScore], left_out: Mapping[str, int], setting
     return {"settings": dict(settings), "sites": len(scores),
             "left_out": {why: count for why, count in left_out.items() if count},
             "summary": {name: {measure: plain(mean) for measure, mean in row.items()} for name, row in hint_summary(scores).items()},
-            "own_against": {name: plain(own_against(scores, name)) for name in CONTROLS}, "verdict": verdict(scores), "trust": trust()}
+            "own_against": {name: plain(own_against(scores, name)) for name in CONTROLS},
+            "verdict": verdict(scores), "trust": trust()}
 
 # %% ../../nbs/report/10_hint_scores.ipynb #6e52ac2d
 MOST_SITES = 200  # on a page: half of the lowest, half of the highest contrast
@@ -133,5 +136,6 @@ def hint_scores_page(
     return page("composer-rl hints score", render(
         "hint_scores", sites=len(scores), tasks=len({s.case.task for s in scores}), settings=settings, groups=groups,
         left_out=[(why, count) for why, count in left_out.items() if count], summary=table(["hint", *MEASURES], summary_rows(scores)),
-        against=table(["difference", "nats a token"], against_rows(scores)), verdict=f"{verdict(scores)} {trust()}", folds=render("folds", folds=[_site(s) for s in shown])),
+        against=table(["difference", "nats a token"], against_rows(scores)), verdict=f"{verdict(scores)} {trust()}",
+        folds=render("folds", folds=[_site(s) for s in shown])),
                 made=made)

@@ -21,8 +21,8 @@ PARTS = {
     "core.hint": (7, 650, {"core"}, set()),
     "losses.compose": (29, 4300, {"core", "losses", "tree"}, TORCH),  # the method: what DESIGN bounds
     "tree.build": (13, 1900, {"core", "tree"}, {"transformers"}),
-    "hints.layers": (56, 6750, {"core", "hints", "traces"}, set()),
-    "traces.read": (41, 5070, {"core", "traces"}, set()),  # readers, one a format; what they share is four pages
+    "hints.layers": (56, 6850, {"core", "hints", "traces"}, set()),
+    "traces.read": (41, 5160, {"core", "traces"}, set()),  # readers, one a format; what they share is four pages
     "traces.scrub": (5, 250, {"core", "traces"}, set()),
     "traces.export": (8, 700, {"core", "traces"}, set()),
     "sandbox.base": (8, 1100, {"core", "sandbox"}, set()),
@@ -30,8 +30,8 @@ PARTS = {
     "replay.endpoint": (12, 1160, {"core", "replay"}, set()),
     "replay.client": (16, 1940, {"core", "replay"}, set()),
     "replay.pool": (18, 2200, {"core", "replay"}, set()),
-    "rollout.protocols": (14, 1780, {"core", "rollout", "traces"}, set()),  # messages without the readers of formats
-    "replay.pairs": (48, 5650, {"core", "replay", "traces"}, set()),  # with the readers, one a format
+    "rollout.protocols": (14, 1790, {"core", "rollout", "traces"}, set()),  # messages without the readers of formats
+    "replay.pairs": (48, 5750, {"core", "replay", "traces"}, set()),  # with the readers, one a format
 }
 
 
