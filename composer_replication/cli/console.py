@@ -279,13 +279,11 @@ Formats = Annotated[list[str], typer.Option("--formats", help="A format of your 
                                             "given again.")]
 Detectors = Annotated[list[str], typer.Option("--detectors", autocompletion=offer(lambda: ("long_explanation", "repeated_call", "ignored_format", "wasteful_exploration")),
                                               help="Find a habit beside the errors: long_explanation, repeated_call, "
-                                              "ignored_format, "
-                                                   "wasteful_exploration, or package.module:detector of your own; may "
-                                              "be given again.")]
+                                                   "ignored_format, wasteful_exploration, or package.module:detector "
+                                                   "of your own; may be given again.")]
 Blame = Annotated[str, typer.Option("--blame", autocompletion=offer(lambda: ("shown", "cause")),
                                     help="Whose turn a failure is: that whose result shows it, or cause: where file "
-                                    "and line prove it, the earlier "
-                                         "turn that wrote the failing lines.")]
+                                         "and line prove it, the earlier turn that wrote the failing lines.")]
 Seed = Annotated[int, typer.Option("--seed", help="Names every random choice.")]
 Model = Annotated[str | None, typer.Option("--model", help="A causal LM: a folder, a hub id, or a name of `models "
                                            "list`; else the embedded model.")]

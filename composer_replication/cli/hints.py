@@ -29,8 +29,7 @@ from ..core.errors import InputProblem
 # %% ../../nbs/cli/04_hints.ipynb #86530f56
 Hints = Annotated[list[str], typer.Option("--hints", autocompletion=offer(lambda: ("template", "raw_error", "sibling", "sql")),
                                           help="Hint layer, asked in the order given: template, raw_error, sibling, "
-                                          "sql, or "
-                                               "package.module:layer of your own; may be given again.")]
+                                               "sql, or package.module:layer of your own; may be given again.")]
 
 
 Judge = Annotated[str | None, typer.Option("--judge", metavar="URL", help="Ask a model at this OpenAI-compatible "

@@ -314,6 +314,5 @@ def run_all(
         failed += [outcome.problem] if outcome.problem else []
     if failed:
         raise InputProblem(f"{len(failed)} of {len(done)} jobs have no result, the first because: "
-                           f"{failed[0].rstrip('.')}; "
-                              "the results of the others are kept and will be read.")
+                           f"{failed[0].rstrip('.')}; the results of the others are kept and will be read.")
     return [done[job.name] for job in jobs]

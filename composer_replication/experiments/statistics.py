@@ -68,8 +68,7 @@ def _cells(values, name):
         cells = np.atleast_2d(np.asarray(values, dtype=float))
     except (TypeError, ValueError):
         raise InputProblem(f"{name} is no array of numbers; give seeds by problems, each row as long as the others, "
-                           "with 0, 1 or "
-                         "nan where an episode is unscored.") from None
+                           "with 0, 1 or nan where an episode is unscored.") from None
     if cells.ndim != 2 or not cells.size:
         raise InputProblem(f"{name} has shape {cells.shape}; give one row for each seed and one column for each "
                            "problem.")

@@ -54,8 +54,7 @@ class PolicySettings:
     all_fail: str = setting("policy", "`distil`: groups that failed altogether train channel 2 alone, all others "
                             "channel 1 alone.")
     policy_start: int = setting(0, "Channel 1, with its KL to the start, acts after this many optimizer steps; with "
-                                "sdpo_steps as many: "
-                                   "distil first.")
+                                   "sdpo_steps as many: distil first.")
 
     disable_dropout: bool = setting(True, "Passes score the policy that sampled: without dropout, of whatever kind. "
                                     "False is refused.")
@@ -75,10 +74,8 @@ class SdpoSettings:
     "Settings of channel 2: the divergence, the teacher, and the turns it reads."
 
     alpha_sdpo: float = setting(1.0, "Channel 2: weight of SDPO at error turns, a mean over their tokens; 0 switches "
-                                "it off. loss_type=dr_grpo "
-                                     "divides the policy term by max_completion_length, so against it this weight "
-                                "grows with that budget; "
-                                     "see `effective_alpha`.")
+                                     "it off. loss_type=dr_grpo divides the policy term by max_completion_length, so "
+                                     "against it this weight grows with that budget; see `effective_alpha`.")
     sdpo_divergence: str = setting("jsd", "`jsd`, `taid`, `entropy_aware`, another registered one, or "
                                    "`package.module:function`.")
     sdpo_beta: float = setting(1.0, "jsd: 1 is KL(student || teacher), 0 is KL(teacher || student), between them the "
@@ -147,9 +144,8 @@ class RolloutSettings:
     "Settings of rollouts: how episodes are played, measured and kept."
 
     rollout: str = setting("transformers", "`transformers` or `vllm` samples in our loop, which answers malformed "
-                           "calls; `trl`: TRL's own "
-                                           "loop. vLLM shares this process's GPU, or is a server where "
-                           "`vllm_server_base_url` is set.")
+                                           "calls; `trl`: TRL's own loop. vLLM shares this process's GPU, or is a "
+                                           "server where `vllm_server_base_url` is set.")
     max_turns: int = setting(16, "Turns of the assistant in an episode.")
     max_turn_tokens: int | None = setting(None, "Tokens that one turn may sample; None: what is left of "
                                           "max_completion_length.")

@@ -70,8 +70,7 @@ class HeldoutSplit:
         shared = set(ids) & set(self._ids(self.training))
         if shared:
             raise InputProblem(f"{len(shared)} task ids are held out and in the training pool: {_names(shared)}; take "
-                               "them out of "
-                             "one.")
+                               "them out of one.")
         held = dict(zip((content_hash(row) for row in self.held_out), ids))
         copies = {name: held[content] for row, name in zip(self.training, self._ids(self.training))
                   if (content := content_hash(row)) in held}
@@ -192,8 +191,7 @@ class HeldOutGuard:
                                "once.")
         if self.kl_hard_stop is not None and kl is None:
             raise InputProblem(f"kl_hard_stop={self.kl_hard_stop} is set, but no KL was measured at step {step}; "
-                               "return kl from the "
-                             "evaluation.")
+                               "return kl from the evaluation.")
         for name, value in (("held_out_score", held_out_score), ("proxy_reward", proxy_reward), ("kl", kl)):
             if value is not None and (math.isnan(value) or name != "kl" and math.isinf(value)):
                 raise InputProblem(f"{name}={value} at step {step} is no finite number; look at the evaluation and the "
@@ -255,8 +253,7 @@ class HeldOutGuardCallback(TrainerCallback):
     def _evaluate(self, state, control, model, logs):
         if not self.rewards and self.guard.last is None:
             raise InputProblem(f"no 'reward' was logged up to step {state.global_step}, only {sorted(logs or {})}, so "
-                               "the guard has nothing to "
-                             "compare with; have the trainer log one.")
+                               "the guard has nothing to compare with; have the trainer log one.")
         reward = sum(self.rewards) / len(self.rewards) if self.rewards else self.guard.last.proxy_reward
         training, devices = model.training, [torch.cuda.current_device()] if torch.cuda.is_available() else []
         try:
@@ -266,8 +263,7 @@ class HeldOutGuardCallback(TrainerCallback):
             model.train(training)
         if not {"held_out_score"} <= set(measured) <= {"held_out_score", "kl"}:
             raise InputProblem(f"the evaluation at step {state.global_step} returned {sorted(measured)}; return "
-                               "held_out_score and, where it is "
-                             "measured, kl.")
+                               "held_out_score and, where it is measured, kl.")
         reading = self.guard.update(state.global_step, proxy_reward=reward, **measured)
         self.rewards = []
         entry = {"step": state.global_step, "epoch": state.epoch,

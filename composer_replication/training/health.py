@@ -61,8 +61,7 @@ TOKEN_LIMITS = "max_completion_length, max_turns, max_turn_tokens where it is se
 RULES = (
     Rule("no_call", "called > 0", "no episode of this step made a tool call{row}",
          reason="no episode made a tool call in {held} of {measured} steps; begin with a warm_up on solved episodes, "
-         "or take a model that knows "
-                "tools and its own chat_template"),
+                "or take a model that knows tools and its own chat_template"),
     Rule("equal_rewards", "equal_groups < 1", "all rewards of this step are equal within their groups: no gradient "
          "from channel 1{row}", reason="all rewards of a step were equal in {held} of {measured} steps; take tasks "
          "that are solved sometimes, or more num_generations"),
@@ -93,8 +92,7 @@ RULES = (
          "what the reward pays for"),
     Rule("teacher_gap", "gap >= 0.01 of start", patience=5,
          says="the gap to the teacher is gone: {f.gap:.2g} nats a token, less than a hundredth of the first steps', "
-         "{n} steps in a row; channel 2 has "
-              "little left to teach",
+              "{n} steps in a row; channel 2 has little left to teach",
          reason="the hint no longer moved the teacher in {held} of {measured} steps"))
 
 # %% ../../nbs/training/11_health.ipynb #ba5e1ffd

@@ -25,8 +25,7 @@ def kl_estimate(
         raise InputProblem(f"kl_estimator={estimator!r} is unknown; use 'k1' or 'k3'.")
     if logprobs.shape != ref_logprobs.shape:
         raise InputProblem(f"logprobs {tuple(logprobs.shape)} and ref_logprobs {tuple(ref_logprobs.shape)} differ in "
-                           "shape; "
-                         "both are of the same sampled tokens.")
+                           "shape; both are of the same sampled tokens.")
     log_r = ref_logprobs - logprobs
     return -log_r if estimator == "k1" else torch.expm1(log_r) - log_r
 
@@ -71,8 +70,7 @@ def kl_adjusted_advantages(
     "Return the advantages as if `coef * kl` had been subtracted from each reward. Raises `ValueError` for shapes that do not fit."
     if advantages.shape != kl.shape or kl.dim() != 1 or len(kl) % num_generations:
         raise InputProblem(f"advantages {tuple(advantages.shape)} and kl {tuple(kl.shape)} must be one value for each "
-                           "completion, "
-                         f"in whole groups of num_generations={num_generations}.")
+                           f"completion, in whole groups of num_generations={num_generations}.")
     scored = torch.ones_like(kl, dtype=torch.bool) if scored is None else scored
     groups, kept = kl.detach().view(-1, num_generations), scored.view(-1, num_generations)
     mean = (groups * kept).sum(1, keepdim=True) / kept.sum(1, keepdim=True).clamp(min=1)

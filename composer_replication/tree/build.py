@@ -66,8 +66,7 @@ class Tree:
         for span in self.spans:
             if not end <= span.start < span.end <= len(self.ids):
                 raise self._error(span.turn, f"span [{span.start}, {span.end}) is empty, overlaps its neighbour, or "
-                                  "lies "
-                                             f"outside tokens 1 to {len(self.ids)}")
+                                             f"lies outside tokens 1 to {len(self.ids)}")
             end = span.end
         for branch in self.branches:
             self._check(branch)
@@ -78,8 +77,7 @@ class Tree:
     def _check(self, branch):
         if not (0 <= branch.fork <= len(self.ids) and 1 <= branch.start < len(branch.ids)):
             raise self._error(branch.turn, f"a {branch.kind} branch forks at {branch.fork} of {len(self.ids)} trunk "
-                              "tokens "
-                                           f"and starts its target at {branch.start} of {len(branch.ids)}")
+                                           f"tokens and starts its target at {branch.start} of {len(branch.ids)}")
         span = self.span(branch.turn)
         if branch.kind == "hint" and self.ids[span.start:span.end] != branch.ids[branch.start:]:
             raise self._error(branch.turn, "the student's and the hinted teacher's token ids differ")

@@ -24,8 +24,7 @@ class IslandSettings:
                                "mean.")
     diloco_momentum: float = setting(0.9, "Islands: Nesterov momentum of the outer step.")
     diloco_wait: float = setting(600.0, "Islands, --exchange: seconds that an outer step waits for islands that have "
-                                 "not delivered; "
-                                        "then it goes on without them.")
+                                        "not delivered; then it goes on without them.")
 
     def __post_init__(self):
         check_ranges(self, {"diloco_every": (1, None), "diloco_fragments": (1, None), "diloco_momentum": (0, 0.999), "diloco_wait": (1, 86400)},

@@ -57,8 +57,7 @@ def check_queue_recipe(recipe: Recipe) -> None:
         (c.rollout == "vllm" and c.vllm_tensor_parallel_size > 1, f"vllm_tensor_parallel_size={c.vllm_tensor_parallel_size}", "set it to 1: a generator "
          "is one process on one device"),
         (c.rollout == "vllm" and cuts, f"{cuts} where vLLM samples, which gives log-probabilities of the ids that are "
-         "left", f"leave {cuts} out, or take "
-         "rollout='transformers'"),
+         "left", f"leave {cuts} out, or take rollout='transformers'"),
         (c.fsdp or c.deepspeed or int(os.environ.get("WORLD_SIZE", 1)) > 1, "a trainer of several processes", "train with one; generators may be many"),
         (a.warm_up is not None and recipe.model.use_peft, "warm_up with use_peft", "warm up in a run of its own, and "
          "name its checkpoint as model"),
