@@ -475,7 +475,7 @@ assert not is_ended(10_000, lambda: time.sleep(0.5)) and is_ended(10_000, comput
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
 
-CUT = PhaseResult({}, {}, "stopped at the time limit", wall=30.0)
+CUT = PhaseResult({}, {}, "stopped at the time limit", wall=30.0, late=True)
 GOOD = PhaseResult({"t": "passed"}, {}, wall=1.0)
 
 

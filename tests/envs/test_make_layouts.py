@@ -430,7 +430,7 @@ def test_what_is_missing_behind_a_time_limit_is_not_unknowable(bench, monkeypatc
         [phase] = phases
         if phase.name == "visible":
             return [PhaseResult(dict.fromkeys(phase.nodes, "passed"), {})]
-        return [PhaseResult({}, {}, "stopped at the time limit", ({"call": 1, "came": {"raised": "KeyError"}},))]
+        return [PhaseResult({}, {}, "stopped at the time limit", ({"call": 1, "came": {"raised": "KeyError"}},), late=True)]
 
     monkeypatch.setattr(knowable, "run_phases", run)
     monkeypatch.setattr(knowable, "rivals", lambda *given: [("a constant", {})])

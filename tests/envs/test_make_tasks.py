@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 import composer_replication
 from composer_replication.cli.tasks import stage_table, tasks_app
 from composer_replication.core.deadline import OutOfTime, deadline, time_left
-from composer_replication.envs.deletion.judge.runner import PhaseResult
+from composer_replication.envs.deletion.judge.runner import PhaseResult, read_result
 from composer_replication.envs.deletion.subject import prepare_subject, store_path, subject_of
 from composer_replication.envs.deletion.task import read_tasks, write_tasks
 from composer_replication.envs.deletion.tasks import coverage, gates
@@ -404,6 +404,29 @@ def features(tests):
     return Coverage(dict.fromkeys(everyone, "passed"), {}, {}, lines)
 
 
+@pytest.mark.parametrize("node", [
+    "t.py::test_a", "t.py::test_a[x in y]", "t.py::test_a[stopped at the limit in z]", "a in b/t.py::test"])
+def test_a_test_that_breaks_the_runs_off_is_left_out_whatever_its_name(monkeypatch, node):
+    def runs(subject, phases, limits):
+        for phase in phases:
+            ends = [{"end": True}] if node not in phase.nodes else [{"start": node}]
+            passed = [{"node": one, "outcome": "passed", "seconds": 0.1} for one in phase.nodes if one != node]
+            yield read_result(phase, "".join(json.dumps(m) + "\n" for m in passed + ends).encode(), None, 1.0)
+
+    monkeypatch.setattr(gates, "run_phases", lambda *given: list(runs(*given)))
+    found, broke = gates._three_runs(SimpleNamespace(source="package"), ["t.py::other", node])
+    assert broke == [node] and all(run.outcomes == {"t.py::other": "passed"} for run in found)
+
+
+@pytest.mark.parametrize("problem, late, gate", [
+    ("stopped at the time limit in t.py::test_a", True, "hangs without it"),
+    ("the judge's process ended while it ran: the limit on memory", False, "rest broken"),
+    ("the run broke off (RecursionError: limit reached) in t.py::test_limit", False, "rest broken")])
+def test_only_a_run_that_reached_the_time_limit_hangs(problem, late, gate):
+    result = PhaseResult({}, {}, problem, late=late)
+    assert gates._red(None, Deletion(None, "stub", {}, {}, {}), ([], []), result, PhaseResult({}, {})).dropped == gate
+
+
 def test_tests_that_pass_satisfies_come_last():
     "Of hundreds of tests that run a definition, eighty by chance may all pass with `pass` as body: sqlparse lost its tasks so."
     nodes = [f"t.py::{number}" for number in range(300)]
@@ -417,7 +440,7 @@ def test_tests_that_pass_satisfies_come_last():
     assert not kept.dropped and set(telling) <= set(kept.fail_to_pass) and len(kept.fail_to_pass) == gates.MOST_TESTS
     nothing = PhaseResult(dict.fromkeys(nodes, "passed"), {})
     assert gates._red(bench, gone, tried, red, nothing).dropped == "trivial"
-    assert not gates._red(bench, gone, tried, red, PhaseResult({}, {}, "stopped at the time limit")).dropped
+    assert not gates._red(bench, gone, tried, red, PhaseResult({}, {}, "stopped at the time limit", late=True)).dropped
 
 
 def test_of_very_many_tests_each_definition_keeps_some():
@@ -561,7 +584,7 @@ def test_a_body_hangs_only_where_the_original_on_this_machine_would_not(original
         for phase in phases:
             seconds = {"red": 0.1, "pass": 0.1}.get(phase.name, took) if phase.name != "restored" else original
             if seconds > limits.wall_s:
-                yield PhaseResult({}, {}, "stopped at the time limit", wall=limits.wall_s)
+                yield PhaseResult({}, {}, "stopped at the time limit", wall=limits.wall_s, late=True)
             else:
                 outcomes = {n: "passed" if phase.name == "restored" or n not in nodes else "failed" for n in phase.nodes}
                 yield PhaseResult(outcomes, dict.fromkeys(phase.nodes, 0.01), wall=seconds)

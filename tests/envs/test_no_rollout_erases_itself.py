@@ -177,7 +177,7 @@ def test_a_judge_that_never_ends_is_the_machine_s_fault(initials, monkeypatch):
     ended = threading.Event()
 
     def hangs(*given, **more):
-        return [PhaseResult({}, {}, "it was ended at its time limit") for _ in given[1]]
+        return [PhaseResult({}, {}, "it was ended at its time limit", late=True) for _ in given[1]]
     monkeypatch.setattr(page, "grade", lambda *given, **more: ended.wait(60))
     monkeypatch.setattr(grading, "run_phases", hangs)
     monkeypatch.setattr(page, "warm_judge", lambda *given, **more: None)

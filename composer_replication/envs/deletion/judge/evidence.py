@@ -299,7 +299,7 @@ class _Pool:
     def killers(self, kind: str, result: PhaseResult) -> set:
         "Return the keys of the inputs of one kind that kill a mutant; an outcome that is missing after a time limit does not count."
         came = _came(result)[kind == "probe"]
-        alike, broke = same_probe if kind == "probe" else same_call, result.problem and "limit" not in result.problem
+        alike, broke = same_probe if kind == "probe" else same_call, result.problem and not result.late
         return {key for key, outcome, _ in self.candidates
                 if key[0] == kind and (key[1] in came or broke) and not alike(outcome, came.get(key[1]), self.left_open)}
 

@@ -334,7 +334,7 @@ def original_seconds(
 def _in_time(task, subject, phases, fresh):
     "Run the phases; where one reached its time limit and the original shows that this machine is slow, run all again with more time."
     results = run_phases(subject, phases, JUDGE_LIMITS, fresh=fresh)
-    if any(result.problem and "time limit" in result.problem for result in results):
+    if any(result.late for result in results):
         seconds = SCALE * original_seconds(task, subject)[0]
         if seconds > JUDGE_LIMITS.wall_s:
             limits = replace(JUDGE_LIMITS, wall_s=seconds, cpu_s=max(JUDGE_LIMITS.cpu_s, int(seconds)))

@@ -156,6 +156,8 @@ class PhaseResult:
     messages: tuple[dict, ...] = ()  # everything that the child sent
     wall: float = 0.0  # seconds for the phase
     forged: bool = False  # the process sent a message that the judge's own code does not send
+    late: bool = False  # results are missing because of the time limit
+    node: str | None = None  # the test in which the run broke off
 
     def passed(self, nodes: Sequence[str]) -> bool:
         "True where each of these nodes ran and passed."
@@ -180,10 +182,10 @@ def read_result(
     problem, broke = cut and "stopped at the time limit", next((m["broke"] for m in messages if "broke" in m), None)
     if not problem and not any("end" in m for m in messages):
         problem = f"the run broke off ({broke})" if broke else "the process ended before the last test"
-    started = [m["start"] for m in messages if "start" in m][-1:]
-    if problem and started and started[0] not in outcomes:
-        problem += f" in {started[0]}"
-    return PhaseResult(outcomes, took, problem, tuple(messages), seconds)
+    started = next((m["start"] for m in reversed(messages) if "start" in m), None)
+    node = started if problem and started not in outcomes else None
+    said = f"{problem} in {node}" if node else problem
+    return PhaseResult(outcomes, took, said, tuple(messages), seconds, late=bool(cut), node=node)
 
 # %% ../../../../nbs/envs/deletion/judge/05_runner.ipynb #7f3c2a91
 _START = "import sys; sys.path.insert(0, sys.argv[1]); import phases; phases.main(sys.argv[2], sys.argv[3] == '1')"

@@ -114,12 +114,12 @@ def _three_runs(subject: Subject, nodes: list[str]) -> tuple[list[PhaseResult], 
     for _ in range(5):
         wanted = tuple(node for node in nodes if node not in broke)
         runs = run_phases(subject, [Phase(f"green {i}", {}, wanted) for i in range(RUNS)], Limits(wall_s=240, cpu_s=900, memory_mb=2048))
-        cut = [run.problem.rpartition(" in ")[2] for run in runs if run.problem]
-        if not cut:
+        problem = next((run.problem for run in runs if run.problem), None)
+        if problem is None:
             return runs, broke
-        known = {node for node in cut if node in wanted}
+        known = {run.node for run in runs if run.node in wanted}
         if not known:
-            raise SubjectProblem(f"the tests of {subject.source} cannot be run to their end: {next(r.problem for r in runs if r.problem)}")
+            raise SubjectProblem(f"the tests of {subject.source} cannot be run to their end: {problem}")
         broke += sorted(known)
     raise SubjectProblem(f"more than five tests of {subject.source} break off a whole run ({broke[0]}): choose another repository")
 
@@ -224,7 +224,7 @@ def _nodes_to_try(bench: Bench, deletion: Deletion) -> tuple[list[str], list[str
 def _red(bench: Bench, deletion: Deletion, tried: tuple[list[str], list[str]], result: PhaseResult, with_pass: PhaseResult) -> Deletion:
     "Return the deletion with its test lists, after a run without the feature and one with `pass` in its place."
     if result.problem:
-        return replace(deletion, dropped="hangs without it" if "limit" in result.problem else "rest broken", detail=result.problem)
+        return replace(deletion, dropped="hangs without it" if result.late else "rest broken", detail=result.problem)
     (red, rest), target = tried, deletion.target
     passed = {node for node, outcome in result.outcomes.items() if outcome == "passed"}
     failing = [node for node in red if node not in passed]
@@ -316,7 +316,7 @@ def _green_again(deletion: Deletion, results: Mapping[str, PhaseResult]) -> Dele
     seconds = sum(restored.seconds.get(node, 0.0) for node in wanted)
     if seconds > TASK_S:
         return replace(deletion, dropped="slow", detail=f"{seconds:.1f} s")
-    hung = [name for name, result in bodies.items() if "limit" in (result.problem or "")]
+    hung = [name for name, result in bodies.items() if result.late]
     if hung and (len(hung) > len(TRIVIAL) / 3 or hung[0] == "pass"):
         return replace(deletion, dropped="hangs without it", detail=f"with the body {hung[0]!r}")
     covering = _covering(deletion)

@@ -199,7 +199,7 @@ def without_unknowable(
     for what, files in rivals(deletion, texts, ran):
         [heldout] = run_phases(bench.subject, [heldout_phase(task, files)], limits)
         wrong = [label for label in compare(task.heldout_records, heldout)[0] if label not in unknown]
-        if heldout.problem and "limit" in heldout.problem:  # outcomes that are missing after a time limit do not count
+        if heldout.late:  # outcomes that are missing do not count
             answered = {calls[m["call"]] if "call" in m else m.get("probe") for m in heldout.messages}
             wrong = [label for label in wrong if label in answered]
         if not wrong and not hidden:
