@@ -52,5 +52,5 @@ def test_a_watched_run_is_the_same_run_and_a_resumed_guard_goes_on_as_if_nothing
 def test_held_out_tasks_must_not_be_trained_on(tmp_path):
     with pytest.raises(ValueError, match="held"):
         make(tmp_path, HeldOutGuard(), held_out=world.rows(4))
-    with pytest.raises(ValueError, match="nothing to measure on: pass held_out_rows"):
+    with pytest.raises(ValueError, match="nothing to measure on; pass held_out_rows"):
         make(tmp_path, HeldOutGuard(), held_out=[])
