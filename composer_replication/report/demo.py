@@ -71,7 +71,7 @@ def read_example(
     with one_thread():
         reader = embedded_model(), embedded_tokenizer()
         data = explorer_data([explored(trace, layers, reader) for trace in (wrong.trace, *others[:most - 1])], layers,
-                             reader="The embedded model")
+                             reader="the embedded model")
     return data | {"start": (0, list(error_turns(wrong.trace)).index(wrong.site.turn))}
 
 
