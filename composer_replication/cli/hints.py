@@ -304,7 +304,7 @@ def hints_score(
     Writes `scores.jsonl` and a self-contained `report.html`.
 
     How far it says what would happen: rank correlation with how often the next action works 0.68 (0.60 to 0.75) in the world of teams,
-    0.23 (0.02 to 0.47) in the toy world; not measured on SQL, for the gain of training. `hints try` plays it.
+    0.23 (0.02 to 0.47) in the toy world, 0.05 (-0.22 to 0.27) on SQL; not measured for the gain of training. `hints try` plays it.
 
     Examples:
 

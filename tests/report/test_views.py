@@ -76,7 +76,7 @@ def resolve(name):
 def test_every_view_and_its_class_are_there():
     for kind, view in VIEWS.items():
         assert isinstance(resolve(kind), type) and callable(resolve(f"report.{view}"))
-        assert resolve(kind).__module__ == f"composer_replication.{kind.rpartition('.')[0]}"  # the notebook asks by a class's own home
+        assert resolve(kind).__module__ == f"composer_replication.{kind.rpartition('.')[0]}"  # asked by its home
 
 
 SESSION = """
