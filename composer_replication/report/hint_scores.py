@@ -71,13 +71,14 @@ def verdict(scores: Sequence[SiteScore]) -> str:
 # %% ../../nbs/report/10_hint_scores.ipynb #9fa9db4d
 # Rank correlation of a hint's contrast with how often the next action works behind it, with its 95 % interval, from
 # spike 019; None: not run.
-TRUST = {"in the world of teams": (0.68, 0.60, 0.75), "in the toy world": (0.23, 0.02, 0.47), "on SQL": (0.05, -0.22, 0.27),
-         "for the gain of training": None}
+TRUST = {"in the world of teams": (0.68, 0.60, 0.75), "in the toy world": (0.23, 0.02, 0.47),
+         "on SQL": (0.05, -0.22, 0.27), "for the gain of training": None}
 
 
 def trust() -> str:
     "Write how far a score says what would happen."
-    measured = ", ".join(f"{found[0]:.2f} ({found[1]:.2f} to {found[2]:.2f}) {where}" for where, found in TRUST.items() if found)
+    measured = ", ".join(f"{found[0]:.2f} ({found[1]:.2f} to {found[2]:.2f}) {where}"
+                         for where, found in TRUST.items() if found)
     unknown = ", ".join(where for where, found in TRUST.items() if not found)
     return ("How far it says what would happen: rank correlation with how often the next action works "
             + measured + f"; not measured {unknown}" * bool(unknown) + ". `hints try` plays it.")
