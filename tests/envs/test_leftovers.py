@@ -31,22 +31,14 @@ from urllib.parse import quote
 from xml.sax.saxutils import escape
 
 import pytest
-from envs_tasks import write
+from envs_tasks import LARDER, write
 
 from composer_replication.envs.deletion.fingerprints import index_folder, shingles, shown_copies
 from composer_replication.envs.deletion.judge.trees import lay_out
 from composer_replication.envs.deletion.subject import prepare_subject
 
-BODY = """    merged = []
-    for start, end in sorted(spans):
-        if end < start:
-            raise ValueError(f"{end} is before {start}")
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        else:
-            merged.append((start, end))
-    return merged
-"""
+PLANS = (LARDER / "src/larder/plans.py").read_text()
+BODY = PLANS[PLANS.index("    merged = []"):PLANS.index("\n\ndef schedule")]
 CODE = f"def merge_spans(spans):\n{BODY}"
 LINES = CODE.split("\n")
 NUMBERED = list(enumerate(LINES, 1))
