@@ -1,4 +1,5 @@
 """Nothing is left of a sandbox: after many runs, after Ctrl-C, after its owner was killed, after threads."""
+import contextlib
 import gc
 import os
 import random
@@ -10,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from sandboxes import make_tree, own_state, wait_until
 
@@ -32,10 +34,13 @@ def state(monkeypatch):
 def world() -> dict:
     "What a sandbox could leave behind, counted for this process."
     gc.collect()  # else files of earlier tests are closed at some time in between
-    tasks = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-             for pid in descendants(os.getpid())[1:]]
+    tasks = []
+    for pid in descendants(os.getpid())[1:]:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ends meanwhile
+            tasks.append(psutil.Process(pid).status())
     groups = [folder for folder, _, _ in os.walk("/sys/fs/cgroup") if "composer" in folder]
-    return {"processes": len(tasks), "zombies": tasks.count("Z"), "mounts": Path("/proc/self/mountinfo").read_text().count("\n"),
+    return {"processes": len(tasks), "zombies": tasks.count(psutil.STATUS_ZOMBIE),
+            "mounts": Path("/proc/self/mountinfo").read_text().count("\n"),
             "files": len(os.listdir("/proc/self/fd")), "threads": threading.active_count(), "groups": len(groups),
             "temporary": {name for name in os.listdir("/tmp") if "composer" in name or "sandbox" in name}}
 
@@ -99,8 +104,9 @@ def test_a_killed_owner_leaves_nothing(tmp_path, state, guarded):
         assert owner.stdout.readline() == "ready\n"
         if not guarded:
             for pid in descendants(owner.pid)[1:]:
-                if b"stdin.buffer.read" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(psutil.NoSuchProcess):  # it ends meanwhile
+                    if "stdin.buffer.read" in " ".join(psutil.Process(pid).cmdline()):
+                        os.kill(pid, signal.SIGKILL)
         time.sleep(draw.random() * 0.02)  # some while a sandbox is being made, some while it runs
         owner.kill()
         owner.wait(timeout=100)
