@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from composer_replication.contrib.monarch import train_with_actors
-from composer_replication.contrib.queue.rollouts import RolloutQueue
+from composer_replication.contrib.queue.rollouts import begin_run
 from composer_replication.contrib.queue.store import QueueProblem, Store
 from composer_replication.core.errors import InputProblem
 from composer_replication.recipes.recipe import load_recipe
@@ -74,7 +74,7 @@ def test_a_trainer_that_is_killed_is_told(tmp_path):
 
 @needs_monarch
 def test_what_an_actor_refuses_is_said_as_it_was(tmp_path):
-    RolloutQueue(Store(str(tmp_path / "queue")), name="trainer").begin({"task": "another"})
+    begin_run(Store(str(tmp_path / "queue")), {"task": "another"})
     found = trained(tmp_path)
     assert isinstance(found, QueueProblem) and "Traceback" not in str(found), found
 

@@ -11,8 +11,23 @@ from fused import Fused, Killed
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from composer_replication.contrib.queue.rollouts import PlayedGroup, RolloutQueue, decode, encode, folder_of
-from composer_replication.contrib.queue.store import QueueProblem, Store, StoreDown
+from composer_replication.contrib.queue.claims import Claims, Liveness, heartbeat, problems
+from composer_replication.contrib.queue.rollouts import (
+    PlayedGroup,
+    ask,
+    begin_generation,
+    begin_run,
+    decode,
+    encode,
+    folder_of,
+    forget,
+    join_run,
+    latest_version,
+    missing,
+    take,
+    weights_of,
+)
+from composer_replication.contrib.queue.store import QueueProblem, Store, StoreDown, until
 from composer_replication.core.trace import Segment, Trace, Turn
 from composer_replication.rollout.types import Ending, Rollout, SegmentTokens
 
@@ -32,20 +47,20 @@ class Trainer:
         self.start()
 
     def start(self):
-        self.queue, self.weights, self.begun = self.world.end("trainer"), list(self.saved), False
+        self.store, self.weights, self.begun = self.world.open(), list(self.saved), False
 
     def begin(self):
         now, bound = len(self.weights) // GROUPS, self.world.bound
         if now < GENERATIONS:
             last = min(now + bound, GENERATIONS - 1)
-            self.queue.begin_generation(now, last, bound, json.dumps(self.weights).encode(), groups_of)
+            begin_generation(self.store, now, last, bound, json.dumps(self.weights).encode(), groups_of)
             self.begun = True
 
     def take(self):
         now = len(self.weights) // GROUPS
-        if not self.begun or self.queue.missing(now, GROUPS):
+        if not self.begun or missing(self.store, now, GROUPS):
             return
-        played = self.queue.take(now, GROUPS, max(now - self.world.bound, 0))
+        played = take(self.store, now, GROUPS, max(now - self.world.bound, 0))
         for number, group in enumerate(played or ()):
             self.world.learnt(now, number, group)
             self.weights.append([now, number, group.version])
@@ -67,28 +82,29 @@ class Player:
         self.start()
 
     def start(self):
-        self.queue, self.group, self.number = self.world.end(f"player{next(self.world.names)}"), None, count()
+        self.store, self.group, self.number = self.world.open(), None, count()
+        self.claims = Claims(self.store, LEASE, f"player{next(self.world.names)}")
         self.version = self.weights = None
         self.live()
 
     def live(self):
-        self.queue.store.put(f"generators/{self.queue.name}", str(next(self.number)).encode())
+        self.store.put(f"generators/{self.claims.name}", str(next(self.number)).encode())
 
     def load(self):
-        version = self.queue.latest()
-        weights = None if version is None or self.group else self.queue.weights(version)
+        version = latest_version(self.store)
+        weights = None if version is None or self.group else weights_of(self.store, version)
         if weights is not None:
             self.version, self.weights = version, weights
 
     def claim(self):
         if self.group is None and self.version is not None:
-            self.group = self.queue.claim(self.version)
+            self.group = self.claims.claim(self.version)
             assert self.group is None or self.group.generation - self.version <= self.world.bound
 
     def deliver(self, behind=0):
         if self.group is not None:
-            trace = Trace(self.group.names[0], (Turn("user", self.weights.decode()), Turn("user", self.queue.name)))
-            self.queue.deliver(self.group, self.version - behind, [Rollout(trace, (), (), (), (), Ending.DONE, 1.0)])
+            trace = Trace(self.group.names[0], (Turn("user", self.weights.decode()), Turn("user", self.claims.name)))
+            self.claims.deliver(self.group, self.version - behind, [Rollout(trace, (), (), (), (), Ending.DONE, 1.0)])
             self.group = None
 
     def work(self, behind=0):
@@ -107,10 +123,10 @@ class World:
         self.trainer, self.players = Trainer(self), [Player(self), Player(self)]
         self.actors = [self.trainer, *self.players]
 
-    def end(self, name):
-        queue = RolloutQueue(Fused(self.root), LEASE, name)
-        queue.now = lambda: self.clock
-        return queue
+    def open(self):
+        store = Fused(self.root)
+        store.now = lambda: self.clock
+        return store
 
     def learnt(self, generation, number, group):
         "What the trainer was given is fresh enough, was played by the weights that it says, and is the same in every life."
@@ -122,7 +138,7 @@ class World:
         assert self.first.setdefault((generation, number), group) == group
 
     def act(self, actor, what, fuse=None, after=False):
-        store = actor.queue.store
+        store = actor.store
         store.fuse, store.after = fuse, after
         try:
             getattr(actor, what)()
@@ -207,24 +223,23 @@ def test_a_file_whose_writing_was_cut_off_is_not_there(tmp_path, monkeypatch, at
 
 
 def test_the_trainer_reads_why_a_generator_ended(store):
-    queue, other = RolloutQueue(store, name="one"), RolloutQueue(store, name="two")
-    with pytest.raises(ValueError), queue.signs_of_life():
-        assert other.is_alive("one")
+    liveness = Liveness(store, 60)
+    with pytest.raises(ValueError), heartbeat(store, "one", 60):
+        assert liveness.is_alive("one")
         raise ValueError("no more disk")
-    with other.signs_of_life():
+    with heartbeat(store, "two", 60):
         pass
-    assert queue.problems() == ["no more disk"] and not other.is_alive("one") and store.names("generators") == ["one"]
+    assert problems(store) == ["no more disk"] and not liveness.is_alive("one") and store.names("generators") == ["one"]
 
 
 def test_a_generator_gives_signs_from_a_thread(store):
-    queue = RolloutQueue(store, lease=0.02, name="one")
-    with queue.signs_of_life():
-        assert queue.until(lambda: store.read("generators/one") not in (b"0", None) or None, 60)
+    with heartbeat(store, "one", 0.02):
+        assert until(store, lambda: store.read("generators/one") not in (b"0", None) or None, 60)
 
 
 def test_a_row_that_json_cannot_hold_is_refused(store):
     with pytest.raises(QueueProblem, match="a task of generation 3 holds more than JSON can"):
-        RolloutQueue(store).ask(3, 0, [({"prompt": "x", "parts": (1, 2)}, ["step3-rank0-0"])])
+        ask(store, 3, 0, [({"prompt": "x", "parts": (1, 2)}, ["step3-rank0-0"])])
     assert store.names(folder_of(3)) == []
 
 
@@ -241,8 +256,7 @@ def test_a_sign_of_life_survives_an_object_stores_own_errors(tmp_path):
                 signs.set()
 
     signs = threading.Event()
-    queue = RolloutQueue(Failing(str(tmp_path)), 0.4, "ann")
-    with queue.signs_of_life():
+    with heartbeat(Failing(str(tmp_path)), "ann", 0.4):
         assert signs.wait(60)
 
 
@@ -263,14 +277,14 @@ def test_a_file_that_is_no_gzip_inside_is_one_sentence(tmp_path):
 
 
 def test_rollouts_that_are_forgotten_are_played_again(tmp_path):
-    trainer, player = (RolloutQueue(Store(str(tmp_path)), name=name) for name in ("trainer", "ann"))
-    trainer.begin_generation(0, 0, 0, b"w", groups_of)
+    store, player = Store(str(tmp_path)), Claims(Store(str(tmp_path)), name="ann")
+    begin_generation(store, 0, 0, 0, b"w", groups_of)
     broken = Rollout(Trace("t", (Turn("user", "a"),)), (), (), (), (), Ending.ERROR, None)
     for _ in range(GROUPS):
         player.deliver(player.claim(0), 0, [broken])
-    assert trainer.missing(0, GROUPS) == [] and player.claim(0) is None
-    trainer.forget(0, GROUPS)
-    assert len(trainer.missing(0, GROUPS)) == GROUPS and player.claim(0) is not None
+    assert missing(store, 0, GROUPS) == [] and player.claim(0) is None
+    forget(store, 0, range(GROUPS))
+    assert len(missing(store, 0, GROUPS)) == GROUPS and player.claim(0) is not None
 
 
 # ---- stores that fail
@@ -326,10 +340,9 @@ def test_a_request_that_fails_is_made_again_for_a_while(store):
 @pytest.mark.parametrize("end", ["begin", "join"])
 def test_a_store_that_fails_from_the_start_is_one_sentence_at_once(error, kind, said, end):
     store = failing(Store(f"memory://store{next(roots)}"), error, 10**9)
-    queue = RolloutQueue(store)
-    clock = Clock(store, queue)
+    clock = Clock(store)
     with pytest.raises(QueueProblem) as problem:
-        queue.begin({"a": 1}) if end == "begin" else queue.join({"a": 1}, 60)
+        begin_run(store, {"a": 1}) if end == "begin" else join_run(store, {"a": 1}, 60)
     assert type(problem.value) is kind and said in str(problem.value) and store.url in str(problem.value) and not clock.pauses
 
 
@@ -344,7 +357,7 @@ def test_a_refusal_is_not_waited_for(store):
 def test_a_folder_that_cannot_be_written_to_is_one_sentence(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(QueueProblem, match=r"file/queue failed \(.*Not a directory.*\); see whether"):
-        RolloutQueue(Store(str(tmp_path / "file" / "queue"))).begin({})
+        begin_run(Store(str(tmp_path / "file" / "queue")), {})
 
 
 def test_a_new_file_whose_answer_was_lost_is_ones_own():
@@ -357,10 +370,10 @@ def test_a_new_file_whose_answer_was_lost_is_ones_own():
 
 def test_a_claim_whose_answers_were_all_lost_is_found_again():
     "The store is down from the moment when it has written the claim, for longer than a request is repeated."
-    trainer, player = (RolloutQueue(Store(f"memory://lost{next(roots)}")) for _ in range(2))
-    player.store = Store(trainer.store.url)
-    trainer.begin_generation(0, 0, 0, b"w", groups_of)
-    clock = Clock(player, player.store)
+    store = Store(f"memory://lost{next(roots)}")
+    player = Claims(Store(store.url))
+    begin_generation(store, 0, 0, 0, b"w", groups_of)
+    clock = Clock(player.store)
     player.store.put("generators/" + player.name, b"0")
     request = player.store._request
 
@@ -371,18 +384,18 @@ def test_a_claim_whose_answers_were_all_lost_is_found_again():
         return answer
 
     player.store._request = asked
-    group = player.until(lambda: player.claim(0), 5 * player.store.patience)
+    group = until(player.store, lambda: player.claim(0), 5 * player.store.patience)
     assert group.number == 0 and clock.seconds >= 3 * player.store.patience
     assert player.deliver(group, 0, []) and "claim-0-0" not in player.store.names(folder_of(0))
 
 
 def test_a_store_that_is_down_for_as_long_as_one_waits_is_named():
-    queue = RolloutQueue(failing(Store(f"memory://store{next(roots)}"), OSError("gone"), 10**9))
-    clock = Clock(queue, queue.store)
+    store = failing(Store(f"memory://store{next(roots)}"), OSError("gone"), 10**9)
+    clock = Clock(store)
     with pytest.raises(StoreDown, match="gone"):
-        queue.until(lambda: queue.store.read("a"), 500)
+        until(store, lambda: store.read("a"), 500)
     assert 500 <= clock.seconds < 501
-    assert queue.until(lambda: None, 500) is None
+    assert until(store, lambda: None, 500) is None
 
 
 def test_an_endpoint_that_never_answers_is_given_up():
@@ -411,16 +424,16 @@ def test_a_store_that_writes_over_what_is_there_is_refused():
     request = store._request
     store._request = lambda method, *given, mode=None, **how: request(method, *given, **how)
     with pytest.raises(QueueProblem, match="writes over a file that it was asked to leave as it is; take a folder"):
-        RolloutQueue(store).begin({})
+        begin_run(store, {})
     assert store.names("") == []
 
 
 @pytest.mark.parametrize("groups", [4, 64])
 def test_who_finds_nothing_to_play_asks_as_often_whatever_the_number_of_groups(groups):
     url, asked = f"memory://store{next(roots)}", []
-    trainer, one, two = (RolloutQueue(Store(url), name=name) for name in ("trainer", "one", "two"))
+    one, two = (Claims(Store(url), name=name) for name in ("one", "two"))
     one.store.put("generators/one", b"0")
-    trainer.begin_generation(0, 0, 0, b"w", lambda g: [({"prompt": str(n)}, [f"{g}-{n}"]) for n in range(groups)])
+    begin_generation(one.store, 0, 0, 0, b"w", lambda g: [({"prompt": str(n)}, [f"{g}-{n}"]) for n in range(groups)])
     for number in range(groups):
         one.store.put(f"{folder_of(0)}/claim-{number}-0", b"one")
     assert two.claim(0) is None
@@ -432,9 +445,9 @@ def test_who_finds_nothing_to_play_asks_as_often_whatever_the_number_of_groups(g
 
 def test_a_claim_that_changed_hands_is_looked_up_after_a_lease():
     url = f"memory://store{next(roots)}"
-    one, two, three = (RolloutQueue(Store(url), LEASE, name) for name in ("one", "two", "three"))
-    clock = Clock(three)
-    one.begin_generation(0, 0, 0, b"w", lambda g: [({}, ["x"])])
+    one, two, three = (Claims(Store(url), LEASE, name) for name in ("one", "two", "three"))
+    clock = Clock(three.store)
+    begin_generation(one.store, 0, 0, 0, b"w", lambda g: [({}, ["x"])])
     one.store.put("generators/one", b"0")
     assert one.claim(0) and three.claim(0) is None
     one.release()
@@ -451,19 +464,19 @@ def test_a_claim_that_changed_hands_is_looked_up_after_a_lease():
 
 
 def test_a_bucket_that_is_not_there_is_one_sentence(bucket):
-    queue = RolloutQueue(Store("s3://not-there/run"))
+    store = Store("s3://not-there/run")
     with pytest.raises(QueueProblem, match="s3://not-there/run .*bucket does not exist.*; make the bucket, or name another"):
-        queue.join({}, 600)
+        join_run(store, {}, 600)
 
 
 def test_an_endpoint_where_nobody_listens_is_one_sentence(bucket, monkeypatch):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free.getsockname()[1]}")
-    queue = RolloutQueue(Store("s3://bucket/run"))
-    queue.store.files = type(queue.store.files)(skip_instance_cache=True)
+    store = Store("s3://bucket/run")
+    store.files = type(store.files)(skip_instance_cache=True)
     with pytest.raises(StoreDown, match="s3://bucket/run failed .Could not connect.*; see whether it can be reached from here"):
-        queue.begin({})
+        begin_run(store, {})
 
 
 def test_an_endpoint_that_takes_a_request_and_never_answers_is_given_up(bucket, monkeypatch):
@@ -483,10 +496,10 @@ def test_a_key_that_is_missing_is_one_sentence(bucket, monkeypatch, tmp_path):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("HOME", str(tmp_path))
-    queue = RolloutQueue(Store("s3://bucket/run"))
-    queue.store.files = type(queue.store.files)(skip_instance_cache=True)
+    store = Store("s3://bucket/run")
+    store.files = type(store.files)(skip_instance_cache=True)
     with pytest.raises(QueueProblem, match="refuses .Unable to locate credentials.; give this machine a key"):
-        queue.begin({})
+        begin_run(store, {})
 
 
 def test_a_file_of_many_parts_is_new_once(bucket):

@@ -12,8 +12,9 @@ from fused import Fused, Killed
 from safetensors.torch import load_file
 from trainer_script import are_equal, weights
 
+from composer_replication.contrib.queue.claims import Claims
 from composer_replication.contrib.queue.generator import Generator, check_queue_recipe, queue_settings
-from composer_replication.contrib.queue.rollouts import RolloutQueue
+from composer_replication.contrib.queue.rollouts import asked, begin_run, join_run, take
 from composer_replication.contrib.queue.store import QueueProblem, Store
 from composer_replication.contrib.queue.trainer import QueueTrainer
 from composer_replication.core.errors import InputProblem
@@ -36,16 +37,15 @@ def recipe_in(folder, **changes):
 
 def with_queue(recipe, store, doctor=lambda rollout: rollout):
     "What makes a trainer that has its generator play where it would wait."
-    queue, other = RolloutQueue(store, name="trainer"), RolloutQueue(Store(store.url), name="generator")
-    queue.begin(queue_settings(recipe))
-    generator = Generator(recipe, other)
+    begin_run(store, queue_settings(recipe))
+    generator = Generator(recipe, Claims(Store(store.url), name="generator"))
 
     def turn(seconds):
         while group := generator.next_group():
-            other.deliver(group, generator.version, map(doctor, generator.play(group)))
+            generator.claims.deliver(group, generator.version, map(doctor, generator.play(group)))
 
-    queue.pause = turn
-    return partial(QueueTrainer, queue=queue)
+    store.pause = turn
+    return partial(QueueTrainer, queue=store)
 
 
 def moved(trainer):
@@ -55,10 +55,10 @@ def moved(trainer):
     return {name: weight - before[name] for name, weight in weights(trainer).items()}
 
 
-def versions(queue):
+def versions(store):
     "By generation, the version of the weights that played each group."
-    generations = range(len(queue.store.names("generations")))
-    return {g: [played.version for played in queue.take(g, len(queue.groups(g)), 0)] for g in generations}
+    generations = range(len(store.names("generations")))
+    return {g: [played.version for played in take(store, g, len(asked(store, g)), 0)] for g in generations}
 
 
 def test_without_staleness_and_correction_it_is_the_trainer_without_a_queue(tmp_path):
@@ -114,10 +114,10 @@ def test_a_trainer_killed_at_an_access_to_its_queue_comes_to_the_same_weights(tm
     store.fuse, recipe = None, recipe_in(tmp_path / "out", resume="true", **settings)
     last = run_recipe(recipe, kind=with_queue(recipe, store))
     assert last.step == 4 and last.resumed_from.name == "checkpoint-2"
-    staleness = {g - version for g, of_groups in versions(RolloutQueue(store)).items() for version in of_groups}
+    staleness = {g - version for g, of_groups in versions(store).items() for version in of_groups}
     assert staleness == set(range(bound + 1))
     recipe = recipe_in(tmp_path / "oracle", **settings)
-    queue = RolloutQueue(Store(store.url), name="trainer")
+    queue = Store(store.url)
     queue.pause = None  # nothing is waited for
     run_recipe(recipe, **({"kind": partial(QueueTrainer, queue=queue)} if bound else {}))
     assert are_equal(*(load_file(tmp_path / name / "checkpoint-4" / "model.safetensors") for name in ("out", "oracle")))
@@ -125,10 +125,10 @@ def test_a_trainer_killed_at_an_access_to_its_queue_comes_to_the_same_weights(tm
 
 def test_a_trainer_whose_rollouts_do_not_come_ends_with_a_sentence(tmp_path):
     recipe = recipe_in(tmp_path, ddp_timeout=7)
-    queue, seconds = RolloutQueue(Store("memory://nobody-plays"), name="trainer"), []
+    queue, seconds = Store("memory://nobody-plays"), []
     queue.now, queue.pause = lambda: sum(seconds), seconds.append
     trainer = make_trainer(recipe, partial(QueueTrainer, queue=queue))
-    queue.store.put("generators/one", b"ended: the disk is full.")
+    queue.put("generators/one", b"ended: the disk is full.")
     said = r"no rollouts of generation 3 .* within 7 seconds \(ddp_timeout\); a generator ended: the disk is full; start"
     with pytest.raises(QueueProblem, match=said):
         trainer._wait_for(3, 2)
@@ -148,11 +148,11 @@ def test_what_cannot_go_through_a_queue_is_refused(tmp_path, changes, said):
 
 
 def test_other_settings_than_the_trainers_are_refused_by_name(tmp_path):
-    queue = RolloutQueue(Store("memory://settings"))
-    queue.begin(queue_settings(recipe_in(tmp_path)))
-    queue.join(queue_settings(recipe_in(tmp_path / "elsewhere", resume="true", max_steps=99, save_steps=7)), 0)
+    store = Store("memory://settings")
+    begin_run(store, queue_settings(recipe_in(tmp_path)))
+    join_run(store, queue_settings(recipe_in(tmp_path / "elsewhere", resume="true", max_steps=99, save_steps=7)), 0)
     with pytest.raises(QueueProblem, match="belongs to a run with temperature=1.0, and here it is 0.5; take the same recipe"):
-        queue.join(queue_settings(recipe_in(tmp_path, temperature=0.5)), 0)
+        join_run(store, queue_settings(recipe_in(tmp_path, temperature=0.5)), 0)
 
 
 # ---- commands
@@ -231,8 +231,7 @@ def test_commands_killed_at_several_moments_lose_nothing_and_train_nothing_twice
             players = [players[1], sea.start("generate", "generate", *both)]
     for process in (trainer, *players):
         sea.ended(process)
-    queue = RolloutQueue(sea.store)
-    staleness = {g: [g - version for version in of_groups] for g, of_groups in versions(queue).items()}
+    staleness = {g: [g - version for version in of_groups] for g, of_groups in versions(sea.store).items()}
     assert sorted(staleness) == list(range(6)) and all(len(of_groups) == 2 for of_groups in staleness.values())
     assert {s for of_groups in staleness.values() for s in of_groups} <= set(range(bound + 1))
     assert bound == 0 or any(map(any, staleness.values()))

@@ -9,8 +9,9 @@ from forks import _start, composer
 from peft import LoraConfig, get_peft_model
 
 from composer_replication.contrib.queue import generator as generator_module
+from composer_replication.contrib.queue.claims import Claims
 from composer_replication.contrib.queue.generator import Generator, check_queue_recipe, queue_settings, trained_weights
-from composer_replication.contrib.queue.rollouts import RolloutQueue
+from composer_replication.contrib.queue.rollouts import begin_generation, begin_run
 from composer_replication.contrib.queue.store import Store
 from composer_replication.contrib.queue.trainer import queue_trainer
 from composer_replication.contrib.queue.vllm_engine import VllmEngine, plain_model
@@ -79,11 +80,11 @@ def without_vllm(recipe, url, monkeypatch):
     monkeypatch.setattr(generator_module, "VllmEngine", Fake)
     make = queue_trainer(recipe, url)
     queue = make.keywords["queue"]
-    generator = Generator(recipe, RolloutQueue(Store(url), name="generator"))
+    generator = Generator(recipe, Claims(Store(url), name="generator"))
 
     def turn(seconds):
         while group := generator.next_group():
-            generator.queue.deliver(group, generator.version, generator.play(group))
+            generator.claims.deliver(group, generator.version, generator.play(group))
 
     queue.pause = turn
     return make, generator
@@ -172,9 +173,9 @@ class TestVllm:
     def test_each_version_of_the_weights_is_what_is_sampled_by(self, way, closing, tmp_path, model_folder):
         recipe = recipe_in(tmp_path, model_folder)
         trainer, url = embedded_model(), f"memory://engine-{way.replace(' ', '-')}"
-        queue = RolloutQueue(Store(url), name="trainer")
-        queue.begin(queue_settings(recipe))
-        generator, engines = Generator(recipe, RolloutQueue(Store(url), name="ann")), []
+        store = Store(url)
+        begin_run(store, queue_settings(recipe))
+        generator, engines = Generator(recipe, Claims(Store(url), name="ann")), []
         rows = world_rows(4, seed=0)
         torch.manual_seed(0)
         closing(generator.engine)
@@ -182,13 +183,13 @@ class TestVllm:
             before = {name: weight.clone() for name, weight in trainer.state_dict().items()}
             if version:
                 move(trainer)
-            queue.begin_generation(version, version, 0, trained_weights(trainer),
-                                   lambda g: [(row, [f"{g}-{n}-{i}" for i in range(4)]) for n, row in enumerate(rows)])
+            begin_generation(store, version, version, 0, trained_weights(trainer),
+                             lambda g: [(row, [f"{g}-{n}-{i}" for i in range(4)]) for n, row in enumerate(rows)])
             rollouts = []
             while group := generator.next_group():
                 assert group.generation == generator.version == version
                 rollouts += generator.play(group)
-                generator.queue.deliver(group, generator.version, rollouts[-4:])
+                generator.claims.deliver(group, generator.version, rollouts[-4:])
             assert len(rollouts) == 16 and difference(trainer, rollouts) < NATS
             if version:
                 stale = embedded_model()
