@@ -105,8 +105,8 @@ class HttpTeacher:
         except Exception as error:
             why = f"{type(error).__name__} while asking; check the address, and report it if that is right"
         finally:
-            if self.paid.unwritten:
-                pool.why = pool.why or f"ledger: {self.paid.unwritten[0][0]}"
+            if self.paid.attempts.unwritten:
+                pool.why = pool.why or f"ledger: {self.paid.attempts.unwritten[0][0]}"
         self.stopped = self.stopped or why and f"teacher {self.name!r} stopped: {why}"
         return None
 
@@ -143,7 +143,7 @@ class TeacherPool:
     @property
     def calls(self) -> int:
         "Return the number of requests sent."
-        return sum(t.paid.calls for t in self.teachers)
+        return sum(t.paid.attempts.calls for t in self.teachers)
 
     @property
     def stopped(self) -> str:

@@ -54,7 +54,7 @@ def check_request(body):
 
 
 def test_a_key_is_found_also_where_json_has_escaped_its_slashes():
-    from composer_replication.replay.client import _without
+    from composer_replication.replay.attempt import _without
     key = "ab/cd+ef/gh"
     assert _without(key, f"a {key} b ab\\/cd+ef\\/gh c ab/cd+ef") == "a [key] b [key] c ab/cd+ef"
 

@@ -20,7 +20,7 @@ import pytest
 from bad_server import BadServer, Reply, answer_to, completion, failed
 
 from composer_replication.core.trace import Turn
-from composer_replication.replay.client import PaidEndpoint
+from composer_replication.replay import attempt
 from composer_replication.replay.endpoint import Endpoint
 from composer_replication.replay.ledger import Ledger, LedgerProblem
 from composer_replication.replay.pool import TeacherPool
@@ -488,7 +488,7 @@ def test_what_nobody_foresaw_stops_the_teacher_and_closes_the_claim(ledger, monk
     async def broken(*_):
         raise RuntimeError("odd")
 
-    monkeypatch.setattr(PaidEndpoint, "_exchange", broken)
+    monkeypatch.setattr(attempt, "exchange", broken)
     results, _, pool = ask(lambda r: Reply(), ledger, count=3)
     assert "RuntimeError while asking" in pool.stopped and not any(r.asked for r in results)
     assert ledger.spent().in_flight == 0 and ledger.spent().lost >= 1
