@@ -47,7 +47,7 @@ class DPOPair:
     turn: int  # position in `Trace.turns`; the state is everything before it
     chosen: Turn
     rejected: Turn
-    source: str  # "sibling:error:ID" or "sibling:reward:ID" of a trace, "recovery:TURN", or the teachers'
+    source: str  # "sibling:error:ID" or "sibling:reward:ID" of a trace, "recovery:TURN", "fork:recorded", "fork:played", or the teachers'
     votes: tuple[int, ...] = ()  # of teachers: for the chosen action, for the rejected one, then for each other one
     teachers: tuple[str, ...] = ()  # teachers that voted for the chosen action, in the order of the panel
 
@@ -60,8 +60,8 @@ class DPOPair:
                                "leave the pair out, there is nothing to prefer")
 
     @property
-    def recorded(self) -> Turn:
-        "The side that the trace itself took: the chosen one where teachers agreed with it, else the rejected one."
+    def student(self) -> Turn:
+        "A side that the student took itself: the chosen one where teachers agreed with it, else the rejected one. Of a fork it may have taken both."
         return self.chosen if self.source.startswith("student:") else self.rejected
 
     @property

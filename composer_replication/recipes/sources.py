@@ -96,7 +96,7 @@ def without_held_out(traces: Sequence[Trace], held_out: Sequence[dict]) -> list[
 def pairs_as_traces(
     examples: Sequence[PreferenceExample],  # of `read_pairs`
 ) -> list[TraceExample]:
-    """Make one trace for all pairs whose states continue each other, up to what the trace did at the last of them.
+    """Make one trace for all pairs whose states continue each other, up to an action that the student took at the last of them.
 
     A pair keeps its trace id and position; two contexts of one trace make two traces of its id."""
     made: list[tuple[tuple[Turn, ...], PreferenceExample, list]] = []
@@ -104,7 +104,7 @@ def pairs_as_traces(
         state = example.state.turns
         home = next((m for m in made if m[1].pair.trace_id == example.pair.trace_id and m[0][:len(state)] == state), None)
         if home is None:
-            home = ((*state, example.pair.recorded), example, [])
+            home = ((*state, example.pair.student), example, [])
             made.append(home)
         home[2].append(example.pair)
     return [TraceExample(Trace(first.pair.trace_id, turns, first.state.tools, first.task_id), pairs=tuple(pairs)) for turns, first, pairs in made]

@@ -24,12 +24,11 @@ import numpy as np
 import orjson
 
 from ..core.files import read_jsonl, write_jsonl
+from ..core.pair import DPOPair, action_key
 from ..core.shingles import shingle_hashes
 from ..core.trace import Trace, TraceProblem, Turn, leaves
-from .pairs import DPOPair
 from .teachers import TraceState, trace_states
 from ..traces.chat.turns import chat_turns
-from ..traces.siblings import action_key
 
 if TYPE_CHECKING:
     from datasets import Dataset

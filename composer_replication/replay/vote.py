@@ -20,13 +20,12 @@ from pathlib import PurePosixPath
 from typing import Protocol
 
 from ..core.errors import InputProblem
+from ..core.pair import DPOPair, action_key
 from ..core.tools import resolved
 from ..core.trace import Trace, TraceProblem, Turn
-from .pairs import DPOPair
 from .prices import Price
 from .teachers import (Teacher, TeacherCallResult, TraceState, ask_each, asked_turns, check_panel,
                                                   trace_states)
-from ..traces.siblings import action_key
 
 # %% ../../nbs/replay/05_vote.ipynb #46ee9bdc
 _KINDS = {str: ("string",), bool: ("boolean",), int: ("integer", "number"), float: ("number",), list: ("array",), dict: ("object",),
@@ -94,14 +93,9 @@ def _spelled(value):
         return value
 
 # %% ../../nbs/replay/05_vote.ipynb #59883cfe
-def schema_key(
-    trace: Trace | TraceState,  # with the tools
-    turn: int,  # not used: the tools are the same at every turn
-    action: Turn,
-    words: bool = True,  # True: texts without a call are the same only if their words are
-) -> bytes:
+def schema_key(action: Turn, tools: Sequence[dict]) -> bytes:
     "Return a key that is equal for actions with equal meaning under the tools' schemas."
-    return action_key(normalised(action, trace.tools)) if words or action.tool_calls else b"speaks"
+    return action_key(normalised(action, tools))
 
 # %% ../../nbs/replay/05_vote.ipynb #de904ca2
 class Verdict(StrEnum):
@@ -167,16 +161,16 @@ def extract_dpo_pairs(
     min_votes: int = 2,  # least number of teachers that must agree, besides more than half
     turns: Sequence[int] | None = None,  # positions in `Trace.turns` of the turns asked; None: all
     minority: bool = True,  # also make pairs of the student's action, with a majority, over a dissenting teacher's
-    key: Callable[[Trace, int, Turn], bytes] | None = None,  # key of an action at a turn, such as `schema_key`; None: `action_key`
+    key: Callable[[Turn, Sequence[dict]], bytes] | None = None,  # key of an action under the trace's tools, such as `schema_key`; None: `action_key`
 ) -> list[DPOPair]:  # in the order of the turns
     "Make pairs of a panel's answers. Raises `TraceProblem` if answers and turns do not match, and as `count_votes`."
     at = asked_turns(trace, turns)
     if len(at) != len(answers):
         raise TraceProblem(f"{len(answers)} lists of answers stand beside {len(at)} turns of {trace.trace_id}",
                            "pass the same turns here as to `replay_trace`")
-    pairs = []
+    pairs, same = [], (lambda action: key(action, trace.tools)) if key else action_key
     for turn, results in zip(at, answers):
-        student, vote = trace.turns[turn], count_votes(trace.turns[turn], results, min_votes, partial(key, trace, turn) if key else action_key)
+        student, vote = trace.turns[turn], count_votes(trace.turns[turn], results, min_votes, same)
         score, counts = f"{vote.votes}/{vote.asked}", [len(ballot) for ballot in vote.ballots[1:]]
         made = []
         if vote.verdict is Verdict.OTHER:
@@ -235,11 +229,11 @@ def tally(
     state: TraceState,
     student: Turn,  # the student's action
     results: Mapping[str, TeacherCallResult],
-    key: Callable[[TraceState, int, Turn], bytes] = schema_key,
+    key: Callable[[Turn, Sequence[dict]], bytes] = schema_key,
 ) -> tuple[int, tuple[int, ...]]:
     "Return votes for the student's action, and for each other action in order of appearance."
-    votes = Counter(key(state, state.turn, r.action) for r in results.values() if r.asked and r.votes)
-    return votes.pop(key(state, state.turn, student), 0), tuple(votes.values())
+    votes = Counter(key(r.action, state.tools) for r in results.values() if r.asked and r.votes)
+    return votes.pop(key(student, state.tools), 0), tuple(votes.values())
 
 
 @dataclass(frozen=True)
@@ -249,7 +243,7 @@ class Sure(Gate):
     order: Sequence[str]  # teachers, cheapest first
     min_votes: int = 2  # this and the next as in `extract_dpo_pairs`
     minority: bool = True
-    key: Callable[[TraceState, int, Turn], bytes] = schema_key
+    key: Callable[[Turn, Sequence[dict]], bytes] = schema_key
 
     def next(self, state, student, results):
         "Return the fewest teachers whose answers can settle the vote."
@@ -334,7 +328,7 @@ class Replayed:
     ) -> Vote:
         "Count the vote in one state, by `schema_key`."
         turn = self.turns[i]
-        return count_votes(self.trace.turns[turn], self.answers[i], min_votes, partial(schema_key, self.trace, turn))
+        return count_votes(self.trace.turns[turn], self.answers[i], min_votes, partial(schema_key, tools=self.trace.tools))
 
     def pairs(self, min_votes: int = 2) -> list[DPOPair]:
         "Return the pairs of the finished states, in order."

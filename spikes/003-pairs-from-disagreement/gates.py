@@ -6,6 +6,12 @@ from typing import NamedTuple
 from composer_replication.replay.teachers import trace_states
 from composer_replication.replay.vote import Gate, Sure, extract_dpo_pairs, replay_gated, schema_key, tally
 
+
+def any_words(action, tools):
+    "As `schema_key`, but all actions without a call are the same: they speak."
+    return schema_key(action, tools) if action.tool_calls else b"speaks"
+
+
 TRIAL = 20  # states that `Worth` asks about as `Sure` does
 
 

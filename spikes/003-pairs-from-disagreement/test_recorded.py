@@ -2,7 +2,6 @@
 import sys
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,12 @@ from composer_replication.replay.teachers import (
     replay_traces,
     trace_states,
 )
-from composer_replication.replay.vote import extract_dpo_pairs, schema_key
+from composer_replication.replay.vote import extract_dpo_pairs
 from composer_replication.traces.read import read_traces
 from composer_replication.traces.siblings import squeeze
 
 sys.path.append(str(Path(__file__).parent))
+from gates import any_words
 from recorded import ELSEWHERE, RecordedTeacher, shared_turns
 
 ASK, SEEN = Turn("user", "Which color?"), Turn("tool", "red", observation=True)
@@ -125,7 +125,7 @@ def test_real_pairs_are_of_real_actions(airline):
         if turns := shared_turns(trace, teachers):
             assert turns == [2]  # the user's words differ from there on
             answers = replay_trace(trace, teachers, turns)
-            made += extract_dpo_pairs(trace, answers, turns=turns, key=partial(schema_key, words=False))
+            made += extract_dpo_pairs(trace, answers, turns=turns, key=any_words)
     assert made and all(not p.chosen.tool_calls and p.rejected.tool_calls for p in made if p.source.startswith("majority"))
     states = [trace_states(t)[0] for t in airline]
     assert len({s.key for s in states}) < len(states)

@@ -37,8 +37,7 @@ def act(arguments, name="book"):
 
 
 def same(one, other, tools=(TOOL,)):
-    trace = Trace("t", (Turn("user", "Go."),), tuple(tools))
-    return schema_key(trace, 1, act(one)) == schema_key(trace, 1, act(other))
+    return schema_key(act(one), tools) == schema_key(act(other), tools)
 
 
 ECONOMY = {"cabin": "economy"}
@@ -113,11 +112,10 @@ def test_only_calls_of_known_tools_with_an_object_are_read():
 
 def test_a_real_schema_by_reference(shared_data):
     tools = json.loads((shared_data / "traces" / "tool_schemas.json").read_text())["tau2_airline"]
-    trace = Trace("t", (Turn("user", "Go."),), tuple(tools))
     for cabin, equal in (("Basic_Economy", True), ("business", False)):
         one, other = (act({"reservation_id": "4WQ150", "cabin": c, "flights": [{"flight_number": "HAT1", "date": "2024-05-01"}],
                            "payment_id": "gift"}, "update_reservation_flights") for c in ("basic_economy", cabin))
-        assert (schema_key(trace, 1, one) == schema_key(trace, 1, other)) is equal
+        assert (schema_key(one, tools) == schema_key(other, tools)) is equal
 
 
 class Annotated_(BaseModel):
@@ -152,24 +150,19 @@ def test_a_pair_carries_how_the_vote_went():
     assert made(1, 1, 1) == [((3, 0), ("a", "b", "c"), 1.0)]
 
 
-def test_words_count_unless_they_are_told_not_to():
-    trace = Trace("t", (Turn("user", "Go."),), (TOOL,))
-    says = [Turn("assistant", text) for text in ("Your id?", "Who are you?")]
-    assert len({schema_key(trace, 1, s) for s in says}) == 2
-    assert len({schema_key(trace, 1, s, words=False) for s in says}) == 1
-    call = schema_key(trace, 1, act(ECONOMY))
-    assert schema_key(trace, 1, act(ECONOMY), words=False) == call != schema_key(trace, 1, says[0], words=False)
-    assert schema_key(trace, 1, Turn("assistant", "speaks")) != schema_key(trace, 1, says[0], words=False)
+def test_words_count_where_nothing_is_called():
+    asks = [Turn("assistant", text) for text in ("Your id?", "Who are you?")]
+    assert len({schema_key(ask, [TOOL]) for ask in asks}) == 2
 
 
 def test_two_writings_that_only_white_space_parts_make_no_pair():
     def write(text):
         return Turn("assistant", tool_calls=(ToolCall("write", {"text": text}),))
 
-    def key(trace, turn, action):  # tells apart what `action_key` does not
+    def key(action, tools):  # tells apart what `action_key` does not
         return action.tool_calls[0].arguments["text"].encode()
     student, better = write("if x:\n pass"), write("if x:\npass")
     trace = Trace("t", (Turn("user", "Go."), student))
     results = [TeacherCallResult(n, better) for n in "ab"]
-    assert count_votes(student, results, key=partial(key, trace, 1)).verdict is Verdict.OTHER
+    assert count_votes(student, results, key=partial(key, tools=())).verdict is Verdict.OTHER
     assert extract_dpo_pairs(trace, [results], key=key) == []

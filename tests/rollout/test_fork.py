@@ -10,12 +10,14 @@ from rollouts import scripted
 
 from composer_replication.core.hint import Hint
 from composer_replication.core.tools import ToolResult
+from composer_replication.core.trace import Trace, Turn
 from composer_replication.envs.deletion.env import FeatureDeletionEnv, deletion_rows
 from composer_replication.envs.sql.env import SqlEnv
 from composer_replication.envs.sql.tasks import sql_rows
 from composer_replication.envs.toy.env import WorldEnv, world_rows
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
 from composer_replication.rollout.fork import checked_forks, find_forks, first_difference, play_forks, settled, state_digest
+from composer_replication.rollout.fork_result import ForkResult, fork_pairs
 from composer_replication.rollout.loop import collect
 from composer_replication.rollout.policies import TransformersPolicy
 from composer_replication.rollout.sampling import Sampling
@@ -224,3 +226,16 @@ def test_coupled_draws_keep_the_law_and_agree_more_often():
         assert torch.allclose(logprobs, (first / 0.7).log_softmax(-1)[a])
         agree[coupled] = (a == b).float().mean().item()
     assert agree[False] < agree[True] <= 1 - (law - other).abs().sum().item() / 2 + 0.02
+
+
+@pytest.mark.parametrize("others, source, student", [([], "fork:recorded", "recorded"), (["tried"], "fork:played", "tried")])
+def test_a_pair_of_a_fork_names_an_action_that_the_student_took(others, source, student):
+    def trace(action):
+        return Trace("t", (Turn("user", "Go."), Turn("assistant", action)))
+
+    def result(action):
+        end = dict(time=0, ending="done", reward=None, works=action == "worked", again=False, turns=1, trace=trace(action))
+        return ForkResult("", "t", 1, "task", "tool_error", layer=None, own="", arm="none", hint=None, **end)
+
+    [pair] = fork_pairs(map(result, ["worked", *others]), [trace("recorded")])
+    assert (pair.source, pair.student.content, pair.chosen.content) == (source, student, "worked")
