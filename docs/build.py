@@ -55,9 +55,12 @@ def build(out: Path, sources: bool) -> int:
                        "-d", str(out.parent / "doctrees"), str(stage.stage()), str(out)])
     (out / "llms.txt").write_text(stage.llms_txt())
     made = {"search", *(page.name for page in stage.pages())}
+    if sources:
+        modules = {path.relative_to(stage.ROOT) for path in stage.ROOT.glob("composer_replication/**/*.py")}
+        modules = {path.parent if path.name == "__init__.py" else path.with_suffix("") for path in modules}
+        made |= {"_modules/index", *(f"_modules/{module.as_posix()}" for module in modules)}
     for old in out.rglob("*.html"):  # of a build before
-        name = old.relative_to(out).with_suffix("").as_posix()
-        if name not in made and not (sources and name.startswith("_modules/")):
+        if old.relative_to(out).with_suffix("").as_posix() not in made:
             old.unlink()
     return code
 

@@ -201,8 +201,6 @@ def hint_json_decode(context: HintContext) -> str | None:
     text = context.error_message
     if re.search(r"[Ff]ailed to decode|decoder_failed", text):
         return "Answer with the tool calls themselves in the required format, and with no text around them or in their place."
-    if not context.tool_name and not re.search(r"JSON|[Pp]ars(?:e|ing)|decod|schema|SQL|query|[Mm]issing required|[Vv]alid", text):
-        return "Write exactly one tool call in this turn, in the format that the instructions ask for; if the task is done, call the tool that ends it."
     if diagnosis := diagnose(text):
         return diagnosis
     tool = f" of `{context.tool_name}`" if context.tool_name else ""
@@ -211,6 +209,9 @@ def hint_json_decode(context: HintContext) -> str | None:
     keys = f", with the keys {fields}" if fields else f", also with {lacks[1]}" if lacks else ""
     if re.search(r"SQL|query", unwrap(text)[:200]):
         return "Write one complete SQL statement and nothing else."
+    if not (tool or keys or "JSON" in text):  # a turn without a call, and no word of what it should have been
+        return ("Answer in exactly the form that the instructions ask for: one tool call (where the task is done, the one that ends it), "
+                "or the whole answer in the notation that they name.")
     what = f"arguments{tool}" if context.tool_name or context.tool_schema else "whole answer"  # of a turn without a call
     return (f"Write the {what} as one complete JSON object{keys}: keys and strings in double quotes, line breaks "
             f"in strings as \\n, every bracket closed, no comments and no trailing commas.")

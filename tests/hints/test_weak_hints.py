@@ -56,3 +56,10 @@ def test_an_empty_output_is_not_quoted(output, times):
                                    "The answer is not in the format", "found 2 actions, EXACTLY ONE is needed"])
 def test_a_turn_without_a_call_is_not_told_of_arguments(error):
     assert "arguments" not in hint_json_decode(HintContext("json_decode", error))
+
+
+@pytest.mark.parametrize("error", ["The output does not match the schema", "1 validation error for Town\nname\n  Field required", "Parsing failed: no action found",
+                                   "invalid format", "Your reply could not be decoded"])
+def test_a_notation_that_no_one_named_is_not_asked_for(error):
+    hint = hint_json_decode(HintContext("json_decode", error))
+    assert "JSON" not in hint and "one tool call" in hint and "notation" in hint

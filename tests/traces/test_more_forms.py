@@ -30,6 +30,9 @@ CHAT_ROLES = ["user", "assistant", "tool", "assistant"]
         [{"values": {"messages": CHAT}, "next": []}, {"values": {"messages": CHAT}}],
         [CHAT, CHAT],
         [{"row": {"messages": CHAT}}, {"row": {"messages": CHAT}}],
+        [{"run": {"messages": CHAT}, "project": "p"}, {"run": {"messages": CHAT}}],
+        {"payload": [{"attempt": CHAT}, {"attempt": CHAT}], "version": 3},
+        {"train": [{"messages": CHAT}], "test": [{"messages": CHAT}]},
     ],
 )
 def test_records_in_envelopes(tmp_path, value):
@@ -41,8 +44,10 @@ def test_records_in_envelopes(tmp_path, value):
 def test_an_envelope_keeps_what_stands_beside_the_chat(tmp_path):
     [one, two] = read(tmp_path, {"a": {"messages": CHAT}, "b": {"messages": CHAT}})
     assert (one.trace_id, two.trace_id) == ("a", "b")
-    [trace] = read(tmp_path, [{"trace_id": "x", "reward": 1, "sample": {"messages": CHAT}}], "t.jsonl")
+    [trace] = read(tmp_path, [{"trace_id": "x", "reward": 1, "played": {"messages": CHAT}}], "t.jsonl")
     assert (trace.trace_id, trace.reward) == ("x", 1.0)
+    [trace] = read(tmp_path, {"django-1234": {"messages": CHAT}})
+    assert trace.trace_id == "django-1234"
 
 
 @pytest.mark.parametrize(
@@ -62,6 +67,7 @@ def test_an_envelope_keeps_what_stands_beside_the_chat(tmp_path):
         {"simulations": []},
         {"type": "user", "uuid": "u", "sessionId": "s", "message": {"role": "user", "content": "Hello"}},
         {"x": {"trajectory": ["text"]}},
+        {"prompt": CHAT[:1], "chosen": CHAT[1:], "rejected": CHAT[2:]},
         {"trajectory": [{"thought": "a", "action": "b", "observation": "c"}, "text"], "query": "Q"},
         {"trajectory": [{"action": "b", "observation": "c"}], "instruction": "do it"},
     ],
