@@ -9,7 +9,7 @@ MOST = 100  # exported lines without a value shown
 SPINE = 60  # the same, on the pages that a newcomer reads first
 LONGER = {  # pages that still show more, each most of all one class, or the spine's above `SPINE`, in lines of 120; none may grow
     "contrib/islands/01_rounds": 187,
-    "sandbox/05_workspace": 172, "envs/toy/01_interpreter": 151, "replay/03_ledger": 148,
+    "sandbox/05_workspace": 172, "envs/toy/01_interpreter": 151,
     "rollout/02_decode": 135,
     "tree/00_chat": 96, "core/02_trace": 89, "losses/00_divergences": 93, "tree/04_build": 90, "tree/01_template": 83}
 READ_FIRST = (

@@ -28,8 +28,8 @@ PARTS = {
     "sandbox.base": (8, 1100, {"core", "sandbox"}, set()),
     "envs.deletion.env": (48, 9600, {"core", "envs", "sandbox"}, set()),  # tasks and their judge: no trainer
     "replay.endpoint": (12, 1160, {"core", "replay"}, set()),
-    "replay.client": (17, 1990, {"core", "replay"}, set()),
-    "replay.pool": (19, 2260, {"core", "replay"}, set()),
+    "replay.client": (17, 2010, {"core", "replay"}, set()),
+    "replay.pool": (19, 2280, {"core", "replay"}, set()),
     "rollout.protocols": (14, 1790, {"core", "rollout", "traces"}, set()),  # messages without the readers of formats
     "replay.pairs": (48, 5750, {"core", "replay", "traces"}, set()),  # with the readers, one a format
 }

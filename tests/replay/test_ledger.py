@@ -336,7 +336,7 @@ def test_a_killed_process_that_nobody_has_noticed_yet_is_dead_and_a_stopped_one_
 def test_an_owner_of_whom_nothing_can_be_known_is_neither_dead_nor_alive(tmp_path):
     with Ledger(tmp_path / "l.sqlite") as first, Ledger(tmp_path / "l.sqlite") as second:
         held = ask(first, "k")
-        [file] = [f for f in tmp_path.glob("*-open-*") if f.name.endswith(first._name)]
+        [file] = [f for f in tmp_path.glob("*-open-*") if f.name.endswith(first._file.name)]
         file.unlink()
         file.symlink_to(file)
         for look in (lambda: ask(second, "k"), second.spent, lambda: Ledger(tmp_path / "l.sqlite")):
