@@ -5,7 +5,7 @@ from pathlib import Path
 from textwrap import dedent, indent
 
 import pytest
-from sandboxes import text_of
+from waiting import text_of
 
 import composer_replication.data
 from composer_replication.core.trace import ToolCall, Turn

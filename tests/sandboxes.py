@@ -12,6 +12,7 @@ import zlib
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from composer_replication.sandbox.base import Limits, Sandbox, open_sandbox, sandbox_problem
 from composer_replication.sandbox.boxes import state_folder
@@ -59,21 +60,6 @@ def own_state(patch):
             os.symlink(path, f"{folder}/{path.name}")
         patch.setenv("COMPOSER_STATE", folder)
         yield Path(folder)
-
-
-def wait_until(condition, seconds=60.0):
-    until = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.02)
-    return condition()
-
-
-def text_of(path: Path) -> str:
-    "A file's text, empty where it is gone: other processes remove theirs between a look into a folder and a read."
-    try:
-        return path.read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
 
 
 class Promises:
