@@ -1,4 +1,6 @@
 """Looks at what others change meanwhile: wait for an event, a process that may end, a file that may go."""
+import random
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,18 @@ def wait_until(condition: Callable, seconds: float = 60.0):
     while not (found := condition()) and time.monotonic() < until:
         time.sleep(0.02)
     return found
+
+
+def free_port() -> int:
+    "A port that a program may listen on later: below those that the system gives to every connection meanwhile."
+    first, draw = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]), random.SystemRandom()
+    while True:
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", draw.randrange(min(10_000, first // 2), first)))
+            except OSError:
+                continue
+            return probe.getsockname()[1]
 
 
 def alive(pid: int) -> bool:
