@@ -5,6 +5,7 @@ from pathlib import Path
 from textwrap import dedent, indent
 
 import pytest
+from waiting import text_of
 
 import composer_replication.data
 from composer_replication.core.trace import ToolCall, Turn
@@ -82,7 +83,7 @@ def write(folder: Path, files: dict) -> Path:
 def open_boxes():
     "Boxes of this process, without those of judges that wait."
     waiting = {judge.job.parent.name for judge in runner.POOL.waiting()}
-    owners = {path.parent.name: path.read_text() for path in (state_folder() / "boxes").glob("[0-9]*/owner")}
+    owners = {path.parent.name: text_of(path) for path in (state_folder() / "boxes").glob("[0-9]*/owner")}
     return sorted(name for name, owner in owners.items() if owner.split()[:1] == [str(os.getpid())] and name not in waiting)
 
 

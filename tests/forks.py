@@ -42,7 +42,7 @@ def started(*arguments, cwd=None, env=None):
     process, folder, said, complained = _start(arguments, cwd, env)
     with folder:
         try:
-            end = time.monotonic() + 120
+            end = time.monotonic() + 600
             while process.is_alive() and "\n" not in said.read_text() and time.monotonic() < end:
                 process.join(0.05)
             assert "\n" in said.read_text(), complained.read_text()

@@ -1,10 +1,10 @@
 "Jobs in processes of their own, one process or several that train together."
-import socket
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
 from forks import SERVER
+from waiting import free_port
 
 from composer_replication.training.checkpoint import load_buffer
 
@@ -37,10 +37,7 @@ def processes():
 def jobs(script, logs):
     "Gives a function that starts a job of the script's `main`; no process outlives the context."
     def begin(tasks, ranks=1, **job):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        made = []
+        port, made = str(free_port()), []
         for rank in range(ranks):
             env = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
             if ranks > 1:

@@ -52,6 +52,13 @@ PATIENCE_S = 2.0  # how long pipes may stay open after the first process has end
 _CLOCK = os.sysconf("SC_CLK_TCK")
 
 
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:  # the process has ended, or is another user's
+        return []
+
+
 def descendants(
     pid: int,  # the first process
 ) -> list[int]:  # the process itself and all its descendants
@@ -59,8 +66,8 @@ def descendants(
     pids, waiting = [], [pid]
     while waiting:
         pids.append(waiting.pop())
-        with contextlib.suppress(OSError):
-            for task in os.listdir(f"/proc/{pids[-1]}/task"):
+        for task in _names(f"/proc/{pids[-1]}/task"):
+            with contextlib.suppress(OSError):  # this thread has ended
                 waiting += map(int, Path(f"/proc/{pids[-1]}/task/{task}/children").read_text().split())
     return pids
 
@@ -72,8 +79,9 @@ def _fields(place):
 def _place(pid: int) -> str:
     "Return the `/proc` folder of a living thread of a process, because the first thread may end before the others."
     for place in itertools.chain([f"/proc/{pid}"], glob.iglob(f"/proc/{pid}/task/*")):
-        if _fields(place)[0] not in "ZX":
-            return place
+        with contextlib.suppress(OSError):  # it has ended
+            if _fields(place)[0] not in "ZX":
+                return place
     raise ProcessLookupError(f"{pid} has ended")
 
 
@@ -201,9 +209,10 @@ def _nameless(pids: Sequence[int]) -> tuple[int, set[int]]:
         try:
             place = _place(pid)
             for name in os.listdir(f"{place}/fd"):
-                info = os.stat(f"{place}/fd/{name}")
-                if stat.S_ISREG(info.st_mode) and info.st_nlink == 0:
-                    sizes[info.st_dev, info.st_ino] = info.st_blocks * 512
+                with contextlib.suppress(FileNotFoundError):  # it was closed
+                    info = os.stat(f"{place}/fd/{name}")
+                    if stat.S_ISREG(info.st_mode) and info.st_nlink == 0:
+                        sizes[info.st_dev, info.st_ino] = info.st_blocks * 512
         except PermissionError:
             hidden.add(pid)
         except OSError:

@@ -173,7 +173,7 @@ def test_pairs_are_made_ready_for_training(traces, server):
 
 
 def test_ctrl_c_leaves_a_ledger_to_go_on_from(traces):
-    with BadServer(lambda request: Reply(delay=0.2, body=completion(content="done"))) as slow:
+    with BadServer(lambda request: Reply(delay=600 * (request.number > 2), body=completion(content="done"))) as slow:
         command = [sys.executable, "-c", "from composer_replication.cli.app import main; main()", "replay", str(traces),
                    "--gate", "everyone", "--teachers", f"a=m@{slow.url}", "--ledger", str(traces.parent / "ledger"),
                    "--concurrency", "1"]

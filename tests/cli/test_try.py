@@ -3,6 +3,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -61,7 +62,12 @@ def test_a_budget_ends_it_and_the_same_command_goes_on(call, rows, server, tmp_p
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
 def test_a_run_that_is_ended_keeps_what_was_answered(rows, tmp_path, sent):
-    with BadServer(lambda request: Reply(listing(request).status, listing(request).body, delay=0.2)) as server:
+    ended = threading.Event()  # until then it answers twelve times
+
+    def answer(request):
+        return Reply(listing(request).status, listing(request).body, delay=0 if request.number < 12 or ended.is_set() else 600)
+
+    with BadServer(answer) as server:
         words = [str(word) for word in (*TRY, "--model", model(server), "--json")]
         program = "from composer_replication.cli.app import main; main()"
         run = subprocess.Popen([sys.executable, "-c", program, *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
@@ -72,7 +78,7 @@ def test_a_run_that_is_ended_keeps_what_was_answered(rows, tmp_path, sent):
         run.send_signal(sent)
         said = run.communicate()[1]
         assert sent is signal.SIGKILL or run.returncode == 130 and "the same command goes on" in said
-        time.sleep(0.5)
+        ended.set()
         row, = rows(*words[:-1])
         again = sum(request.nth for request in server.requests)
         assert row["branches"] == 24 and again <= 8  # those under way, whose answers nobody heard

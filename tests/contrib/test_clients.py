@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -236,7 +236,7 @@ def test_a_local_job_is_watched_and_ended_by_its_folder(tmp_path):
         assert job_cancel(record) == "stopped" == job_status(record) and "bye" in job_logs(record, 10)
         assert job_cancel(record) == "stopped"  # a second time changes nothing
     finally:
-        if psutil.pid_exists(int(record["id"])):
+        with suppress(ProcessLookupError):
             os.kill(int(record["id"]), signal.SIGTERM)
 
 

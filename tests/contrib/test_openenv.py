@@ -10,6 +10,7 @@ import time
 import envs_tasks
 import pytest
 from remote_env import RemoteDeletionEnv
+from waiting import text_of
 
 from composer_replication.contrib.openenv import server
 from composer_replication.contrib.openenv.server import ServerProblem, make_app, openenv_problem, serving
@@ -68,8 +69,7 @@ def left():
 def boxes(pid):
     "Sandboxes of a process."
     folder = state_folder() / "boxes"
-    owners = {p.name: (p / "owner").read_text() for p in folder.iterdir() if (p / "owner").is_file()}
-    return sorted(name for name, owner in owners.items() if owner.split()[0] == str(pid))
+    return sorted(path.name for path in folder.iterdir() if text_of(path / "owner").split()[:1] == [str(pid)])
 
 
 def sleep_in(one):

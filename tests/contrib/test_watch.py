@@ -7,10 +7,10 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-import psutil
 import pytest
 from jobs import GUARDED
 from transformers import TrainerState
+from waiting import alive
 
 from composer_replication.contrib.launch.job import LaunchProblem, Limit
 from composer_replication.contrib.launch.watch import JobWatch, Status, guard_reason, read_status, status_file
@@ -61,7 +61,7 @@ def wait_for(path):
 def gone(*pids):
     "Whether these processes end."
     end = time.monotonic() + 120
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
+    while any(map(alive, pids)):
         if time.monotonic() > end:
             return False
         time.sleep(0.05)

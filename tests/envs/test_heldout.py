@@ -6,7 +6,6 @@ import random
 import subprocess
 import sys
 import threading
-import time
 import warnings
 from dataclasses import replace
 from functools import cache
@@ -497,12 +496,12 @@ def test_a_limit_follows_what_the_original_needs_now(needs, limits, monkeypatch)
 
 @pytest.mark.parametrize("needs, reward", [(100.0, 1.0), (0.001, 0.0)])
 def test_an_episode_waits_for_the_judge_as_long_as_for_the_original(needs, reward, monkeypatch):
-    asked = threading.Event()
+    asked, over = threading.Event(), threading.Event()
 
     def slow(*given, **more):
         asked.wait(20)  # it is not done when the environment's own time is over
         if reward == 0:
-            time.sleep(0.5)
+            over.wait(60)
         return SimpleNamespace(reward=1.0)
 
     def original(*_):
@@ -513,6 +512,7 @@ def test_an_episode_waits_for_the_judge_as_long_as_for_the_original(needs, rewar
     monkeypatch.setattr(env_page, "original_seconds", original)
     monkeypatch.setattr(env_page, "warm_judge", lambda *_, **__: None)
     found = env_page._graded(None, None, {}, False, 0.01)
+    over.set()
     assert found.reward == reward and (reward or "kept busy" in found.findings[0].what)
 
 

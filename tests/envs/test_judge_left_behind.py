@@ -8,7 +8,8 @@ import time
 import envs_tasks
 import psutil
 import pytest
-from sandboxes import own_state, wait_until
+from sandboxes import own_state
+from waiting import wait_until
 
 from composer_replication.envs.deletion.task import write_tasks
 from composer_replication.sandbox.boxes import MARK, sweep

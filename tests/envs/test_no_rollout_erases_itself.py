@@ -65,13 +65,13 @@ class Slow:
 
 @pytest.mark.parametrize("turns, name", [(["Done."], "reward_s"), ([("wait", {}), "Done."], "call_s")])
 def test_the_loop_waits_as_long_as_an_environment_says_it_takes(turns, name):
-    rows, config = [{"prompt": "Wait.", "task_id": "x"}], RolloutConfig(tool_timeout=0.1)
+    rows, config = [{"prompt": "Wait.", "task_id": "x"}], RolloutConfig(tool_timeout=1.5)
     gate = threading.Event()
     late, = collect(Says(*turns), lambda: Slow(gate), rows, config)
     assert (late.ending, late.reward) == (Ending.TIMEOUT, 0.0 if name == "call_s" else None)
-    assert "within 0.1 seconds" in late.problem
+    assert "within 1.5 seconds" in late.problem
     assert ("earns 0" in late.problem) == (late.reward is not None)
-    threading.Timer(0.5, gate.set).start()
+    threading.Timer(2.0, gate.set).start()
     scored, = collect(Says(*turns), lambda: Slow(gate, **{name: 60.0}), rows, config)
     assert (scored.ending, scored.reward) == (Ending.DONE, 0.0)
 
@@ -83,7 +83,7 @@ def test_a_late_call_earns_nothing_and_a_late_machine_is_no_fault_of_the_model(w
     for limits, reward in (({}, 0.0), ({"call_s": 0.05}, None)):
         assert late_call_reward(wrap(lambda limits=limits: Slow(None, **limits))) == reward
     gate, rows = threading.Event(), [{"prompt": "Wait.", "task_id": "x"}]
-    late, = collect(Says(("wait", {}), "Done."), lambda: Slow(gate, call_s=0.05), rows, RolloutConfig(tool_timeout=0.1))
+    late, = collect(Says(("wait", {}), "Done."), lambda: Slow(gate, call_s=0.05), rows, RolloutConfig(tool_timeout=1.5))
     gate.set()
     assert (late.ending, late.reward) == (Ending.TIMEOUT, None)
     assert f"{late.trace.trace_id} ended with timeout: wait gave no answer" in caplog.text

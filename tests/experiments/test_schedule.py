@@ -7,10 +7,10 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import alive
 
 from composer_replication.core.errors import InputProblem
 from composer_replication.experiments import schedule
@@ -39,7 +39,8 @@ def run_arm(setting, seed, folder, tell, device):
     folder.mkdir(exist_ok=True)
     kept = folder / "kept.json"
     curve = json.loads(kept.read_text()) if kept.exists() else []
-    (folder / "pid").write_text(str(os.getpid()))
+    (folder / "pid.new").write_text(str(os.getpid()))
+    (folder / "pid.new").replace(folder / "pid")  # whole: others wait for it
     for step in range(len(curve), setting.steps):
         print("this is noise on standard output", flush=True)
         if setting.fault == "kill" and step == 2 and not (folder / "killed").exists():
@@ -57,7 +58,7 @@ def run_arm(setting, seed, folder, tell, device):
             os.write(words(), b'{"progress": {"st')
             os.kill(os.getpid(), 9)
         time.sleep(setting.pause)
-        until = time.monotonic() + 120
+        until = time.monotonic() + 1200
         while step == setting.hold and not (folder.parent / "go").exists() and time.monotonic() < until:
             time.sleep(0.02)
         curve.append([seed, step, device])
@@ -102,14 +103,6 @@ def arm(tmp_path, monkeypatch):
     import slow_arm
     yield slow_arm
     sys.modules.pop("slow_arm", None)
-
-
-def alive(pid: int) -> bool:
-    "Whether the process runs; one that has ended and waits to be collected does not."
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def wait_for(condition, seconds=600.0):

@@ -17,6 +17,7 @@ import pytest
 import typer
 import yaml
 from typer.main import get_command
+from waiting import free_port
 
 from composer_replication.cli.app import app
 from composer_replication.envs.toy.traces import toy_traces
@@ -182,9 +183,7 @@ def environment() -> dict:
 
 def answered(server: list[str], request: list[str], cwd: Path) -> dict:
     "What the page's server answers to the page's curl, on a free port."
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     process = subprocess.Popen([port if word == "8020" else word for word in server], cwd=cwd, env=environment())
     try:
         limit = time.monotonic() + 300

@@ -3,7 +3,6 @@ import contextlib
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ import nbformat
 import pytest
 from pages import LIMIT, faint, picture
 from playwright.sync_api import expect
+from waiting import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 MOVED = ".jp-OutputArea-output .cr p:has-text('Moved most')"
@@ -29,9 +29,7 @@ def lab(browser, tmp_path_factory):  # without a browser nothing is started
     shutil.copy(ROOT / "settings.ini", root)
     for name in ("spikes", "docs"):  # read only
         (root / name).symlink_to(ROOT / name)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     target = re.search(r"^lab:.*\n\t(.*)$", (ROOT / "Makefile").read_text(), re.M)[1]
     command = target.replace("$(LAB)", f"--no-browser --port={port} --ServerApp.port_retries=0 --IdentityProvider.token=key")
     command = command.replace(".venv/bin/", f"{Path(sys.prefix, 'bin')}/")

@@ -232,7 +232,7 @@ def test_teachers_elsewhere_are_asked_side_by_side():
         remote = True
 
         def answer(self, states):
-            together.wait(20)  # nobody goes on before all three are being asked
+            together.wait(200)  # nobody goes on before all three are being asked
             return super().answer(states)
 
     class Here(Told):

@@ -137,7 +137,7 @@ def test_budgets_hold_over_all_contexts(limits, ending):
     [
         ("raise", Ending.ERROR, "the call of 'look' raised OSError: gone"),
         ("text", Ending.ERROR, "gave a str; give a ToolResult"),
-        ("hang", Ending.TIMEOUT, "the call of 'look' gave no answer within 0.2 seconds"),
+        ("hang", Ending.TIMEOUT, "the call of 'look' gave no answer within 1.5 seconds"),
     ],
 )
 def test_what_the_environment_does_wrong(answer, ending, said):
@@ -149,7 +149,7 @@ def test_what_the_environment_does_wrong(answer, ending, said):
                 raise OSError("gone")
             return "text" if answer == "text" else never.wait(60)
 
-    (rollout,) = Compacting(Broken, 999).collect(scripted(lambda text: call("look")), [ROW], RolloutConfig(tool_timeout=0.2), 0)
+    (rollout,) = Compacting(Broken, 999).collect(scripted(lambda text: call("look")), [ROW], RolloutConfig(tool_timeout=1.5), 0)
     never.set()
     assert (rollout.ending, rollout.reward) == (ending, 0.0 if answer == "hang" else None) and said in rollout.problem
 

@@ -742,7 +742,7 @@ def test_rewards_leave_a_thread_to_calls_until_all_are_waited_for():
 
 def test_late_chains_are_given_up_by_who_does_not_wait():
     gate, taken, until = threading.Event(), [], time.monotonic() + LIMIT
-    with Chains(workers=1, limit=0.5) as chains:
+    with Chains(workers=1, limit=2.0) as chains:
         chains.start("hangs", [gate.wait, lambda: 1])
         chains.start("next", [lambda: 2])
         while len(taken) < 2 and time.monotonic() < until:

@@ -1,7 +1,7 @@
 "Rollouts under faults: broken calls, hanging tools, broken environments, budgets, and exact trees for real templates."
 import subprocess
 import sys
-import time
+import threading
 
 import pytest
 from hypothesis import given, settings
@@ -85,11 +85,16 @@ def test_calls_of_one_turn_run_in_order_and_coroutines_are_waited_for():
 
 
 def test_tools_of_different_rollouts_run_at_once():
-    lines = [call('{"name": "wait", "arguments": {"seconds": 0.3}}'), "Done."]
-    start = time.monotonic()
-    rollouts = collect(reads(lines), Folder, [{"prompt": "Look."}] * 8, config())
-    waited = [r.seconds["tools"] for r in rollouts]
-    assert min(waited) >= 0.3 and time.monotonic() - start < sum(waited)  # one after the other it would take their sum
+    together = threading.Barrier(8)  # nobody goes on before all are there
+
+    class Meets(Folder):
+        def wait(self, seconds: float) -> str:
+            together.wait(seconds)
+            return "met"
+
+    lines = [call('{"name": "wait", "arguments": {"seconds": 25}}'), "Done."]
+    rollouts = collect(reads(lines), Meets, [{"prompt": "Look."}] * 8, config())
+    assert [r.trace.turns[2].content for r in rollouts] == ["met"] * 8
 
 
 def test_a_process_with_a_hung_tool_still_ends():

@@ -33,7 +33,7 @@ class Slow:
     def answer(self, states):
         self.batches.append([s.turns[-1].content for s in states])
         self.busy.set()
-        self.go.wait(30)
+        self.go.wait(300)
         if self.answers is not None:
             return self.answers(states)
         return [TeacherCallResult(self.name, Turn("assistant", f"You said {s.turns[-1].content}."), "", 3, 2) for s in states]
@@ -50,7 +50,7 @@ def says(turn, problem="", **more):
     return quick(lambda states: [TeacherCallResult("t", turn, problem, **more) for _ in states])
 
 
-def send(url, body=None, path="/v1/chat/completions", method="POST", headers=(), raw=None, timeout=30):
+def send(url, body=None, path="/v1/chat/completions", method="POST", headers=(), raw=None, timeout=300):
     "One request over a connection of its own: status, parsed body, headers."
     where = urlsplit(url)
     connection = http.client.HTTPConnection(where.hostname, where.port, timeout=timeout)
@@ -69,7 +69,7 @@ def ask(url, content="Hello", **more):
 
 def connect(url):
     where = urlsplit(url)
-    return socket.create_connection((where.hostname, where.port), timeout=30)
+    return socket.create_connection((where.hostname, where.port), timeout=300)
 
 
 def soon(condition, seconds=60.0):
@@ -273,7 +273,7 @@ def test_what_waits_is_asked_together_and_who_hung_up_is_not_asked():
     teacher = Slow()
     with serve_teachers([teacher]) as url, ThreadPoolExecutor(8) as pool:
         first = pool.submit(ask, url, "first")
-        assert teacher.busy.wait(10)
+        assert teacher.busy.wait(100)
         rest = [pool.submit(ask, url, f"n{i}") for i in range(6)]
         leaver = connect(url)
         data = json.dumps(HELLO | {"messages": [{"role": "user", "content": "leaver"}]}).encode()
@@ -283,7 +283,7 @@ def test_what_waits_is_asked_together_and_who_hung_up_is_not_asked():
         leaver.close()
         assert soon(lambda: requests() == 7)
         teacher.go.set()
-        answers = [f.result(20) for f in (first, *rest)]
+        answers = [f.result(200) for f in (first, *rest)]
     assert [b["choices"][0]["message"]["content"] for _, b, _ in answers] == ["You said first.",
                                                                               *(f"You said n{i}." for i in range(6))]
     assert teacher.batches[0] == ["first"] and sorted(teacher.batches[1]) == [f"n{i}"
@@ -297,7 +297,7 @@ def test_no_more_than_so_many_are_asked_together(monkeypatch):
         jobs = [pool.submit(ask, url, f"n{i}") for i in range(8)]
         assert soon(lambda: send(url, path="/health", method="GET", raw=b"")[1]["requests"] == 8)
         teacher.go.set()
-        assert [j.result(20)[0] for j in jobs] == [200] * 8
+        assert [j.result(200)[0] for j in jobs] == [200] * 8
     sizes = [len(batch) for batch in teacher.batches]
     assert sizes[0] <= 3 and max(sizes) == 3 and sum(sizes) == 8, sizes
 
@@ -308,20 +308,20 @@ def test_an_answer_that_does_not_come(monkeypatch):
     with serve_teachers([teacher]) as url:
         begun = time.monotonic()
         status, body, _ = ask(url)
-        assert (status, body["error"]["code"]) == (504, "timeout") and 0.3 <= time.monotonic() - begun < 25
+        assert (status, body["error"]["code"]) == (504, "timeout") and 0.3 <= time.monotonic() - begun < 200
         teacher.go.set()
         assert soon(lambda: ask(url)[0] == 200)
 
 
 def test_an_answer_may_take_longer_than_a_request(monkeypatch):
     "Neither the limit on reading nor the look for clients that hung up ends an answer that is slow."
-    monkeypatch.setattr(endpoint, "READ_S", 0.3)
+    monkeypatch.setattr(endpoint, "READ_S", 1.5)
     teacher = Slow()
     with serve_teachers([teacher]) as url, ThreadPoolExecutor(1) as pool:
         job = pool.submit(ask, url)
-        time.sleep(1.5)
+        time.sleep(3)
         teacher.go.set()
-        assert job.result(20)[0] == 200
+        assert job.result(200)[0] == 200
 
 
 def test_a_body_that_comes_too_slowly_is_cut_off(monkeypatch):
@@ -341,9 +341,9 @@ def test_at_the_end_requests_under_way_finish():
     with ThreadPoolExecutor(1) as pool:
         with serve_teachers([teacher]) as url:
             job = pool.submit(ask, url)
-            assert teacher.busy.wait(10)
+            assert teacher.busy.wait(100)
             threading.Timer(0.3, teacher.go.set).start()
-        assert job.result(5)[0] == 200
+        assert job.result(200)[0] == 200
     assert soon(lambda: threading.active_count() <= threads)
     with pytest.raises(OSError):
         ask(url)
@@ -356,12 +356,12 @@ def test_at_the_end_requests_that_do_not_finish_are_cut(monkeypatch):
         with serve_teachers([teacher]) as url:
             idle = connect(url)
             jobs = [pool.submit(ask, url)]
-            assert teacher.busy.wait(10)
+            assert teacher.busy.wait(100)
             jobs.append(pool.submit(ask, url, "waits"))
             assert soon(lambda: send(url, path="/health", method="GET", raw=b"")[1]["requests"] == 2)
             begun = time.monotonic()
-        assert 0.4 <= time.monotonic() - begun < 25
-        for status, body, _ in [j.result(5) for j in jobs]:
+        assert 0.4 <= time.monotonic() - begun < 200
+        for status, body, _ in [j.result(200) for j in jobs]:
             assert (status, body["error"]["code"], body["error"]["type"]) == (503, "ending", "server_error")
         assert idle.recv(10) == b""
     teacher.go.set()

@@ -213,7 +213,7 @@ def test_promises_hold_for_an_ordinary_user(tmp_path):
         env = {"PATH": "/usr/bin:/bin:/usr/sbin", "PYTHONPATH": f"{folder}/path", "COMPOSER_STATE": f"{folder}/state",
                "LD_LIBRARY_PATH": str(library), "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run([*become, rootfs / "usr/bin/python3", "-c", ORDINARY, f"{folder}/t"], env=env, cwd=folder,
-                              capture_output=True, text=True, timeout=120)
+                              capture_output=True, text=True, timeout=900)
         assert done.returncode == 0, done.stderr[-2000:]
         if done.stdout.startswith("skip"):
             pytest.skip(done.stdout)

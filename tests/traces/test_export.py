@@ -32,7 +32,7 @@ def test_a_kill_leaves_the_old_file(tmp_path):
     assert child.stdout.readline() == b"writing\n"
     time.sleep(0.05)
     child.send_signal(signal.SIGKILL)
-    child.wait(10)
+    child.wait(100)
     child.stdout.close()
     assert list(read_traces(path)) == TRACES
 
