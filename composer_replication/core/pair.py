@@ -47,7 +47,7 @@ class DPOPair:
     turn: int  # position in `Trace.turns`; the state is everything before it
     chosen: Turn
     rejected: Turn
-    source: str  # "sibling:error:ID" or "sibling:reward:ID" of a trace, "recovery:TURN", "fork:recorded", "fork:played", or the teachers'
+    source: str  # of teachers, "sibling:error:ID", "sibling:reward:ID", "recovery:TURN", "fork:recorded", "fork:played"
     votes: tuple[int, ...] = ()  # of teachers: for the chosen action, for the rejected one, then for each other one
     teachers: tuple[str, ...] = ()  # teachers that voted for the chosen action, in the order of the panel
 
@@ -61,7 +61,7 @@ class DPOPair:
 
     @property
     def student(self) -> Turn:
-        "A side that the student took itself: the chosen one where teachers agreed with it, else the rejected one. Of a fork it may have taken both."
+        "A side that the student took: the chosen one where teachers agreed with it, else the rejected one."
         return self.chosen if self.source.startswith("student:") else self.rejected
 
     @property
