@@ -61,7 +61,9 @@ class DPOPair:
 
     @property
     def student(self) -> Turn:
-        "A side that the student took: the chosen one where teachers agreed with it, else the rejected one."
+        """A side that the student took: the chosen one where teachers agreed with it, else the rejected one.
+
+        Of a fork that was played it took both."""
         return self.chosen if self.source.startswith("student:") else self.rejected
 
     @property

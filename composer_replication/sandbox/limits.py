@@ -52,13 +52,6 @@ PATIENCE_S = 2.0  # how long pipes may stay open after the first process has end
 _CLOCK = os.sysconf("SC_CLK_TCK")
 
 
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:  # the process has ended, or is another user's
-        return []
-
-
 def descendants(
     pid: int,  # the first process
 ) -> list[int]:  # the process itself and all its descendants
@@ -66,7 +59,10 @@ def descendants(
     pids, waiting = [], [pid]
     while waiting:
         pids.append(waiting.pop())
-        for task in _names(f"/proc/{pids[-1]}/task"):
+        tasks = []
+        with contextlib.suppress(OSError):  # the process has ended, or is another user's
+            tasks = os.listdir(f"/proc/{pids[-1]}/task")
+        for task in tasks:
             with contextlib.suppress(OSError):  # this thread has ended
                 waiting += map(int, Path(f"/proc/{pids[-1]}/task/{task}/children").read_text().split())
     return pids

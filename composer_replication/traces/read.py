@@ -324,20 +324,24 @@ def records(
 
 
 def held(value: dict, depth: int, own: Sequence[Format]) -> list:
-    "Return the records that an object of no format holds, whatever its keys are called; none of several lists of messages, as of a preference."
-    found = {}
+    "Return the records that an object of no format holds, under any keys; none where several keys hold messages, as of a preference."
+    found, of_messages = {}, False
     for key, inner in value.items():
         if isinstance(inner, str) and inner.lstrip().startswith(("{", "[")):
             inner = parse(inner.encode(errors="replace"))
         rows = records(inner, depth, own) if isinstance(inner, list | dict) else []
-        if any(recognise(row, own) for row in rows):
+        if formats := [format for row in rows if (format := recognise(row, own))]:
             found[key] = inner, rows
-    if len(found) > 1 and not all(inner is rows[0] or rows[0] in inner for inner, rows in found.values()):
+            made = isinstance(inner, list) and all(one is not rows[0] for one in inner)  # of a list of messages
+            of_messages = of_messages or made or any(format.lines for format in formats)
+    if len(found) > 1 and of_messages:
         return []
-    beside = {key: value[key] for key in OUTSIDE if key in value}
-    by_id = len(found) > 1 or not re.fullmatch("[a-z_]+", "".join(found))  # one word is the envelope's, not a trace's id
-    return [({"trace_id": key} if by_id else beside) | row if isinstance(inner, dict) and isinstance(row, dict) else row
-            for key, (inner, rows) in found.items() for row in rows]
+    beside, all_rows = {key: value[key] for key in OUTSIDE if key in value}, []
+    for key, (inner, rows) in found.items():
+        by_id = inner is rows[0] and (len(found) > 1 or not re.fullmatch("[a-z_]+", key))  # one word is the envelope's, no trace's id
+        more = {"trace_id": key} if by_id else beside if len(found) == 1 and isinstance(inner, dict) else {}
+        all_rows += [more | row if isinstance(row, dict) else row for row in rows]
+    return all_rows
 
 
 SUFFIXES = ".json", ".jsonl", ".traj", ".eval", ".parquet"  # of trace files, each also followed by .gz

@@ -33,6 +33,8 @@ CHAT_ROLES = ["user", "assistant", "tool", "assistant"]
         [{"run": {"messages": CHAT}, "project": "p"}, {"run": {"messages": CHAT}}],
         {"payload": [{"attempt": CHAT}, {"attempt": CHAT}], "version": 3},
         {"train": [{"messages": CHAT}], "test": [{"messages": CHAT}]},
+        {"train": {"data": [{"messages": CHAT}]}, "test": {"data": [{"messages": CHAT}]}},
+        {"T-1": {"data": [{"messages": CHAT}, {"messages": CHAT}]}},
     ],
 )
 def test_records_in_envelopes(tmp_path, value):
@@ -68,6 +70,7 @@ def test_an_envelope_keeps_what_stands_beside_the_chat(tmp_path):
         {"type": "user", "uuid": "u", "sessionId": "s", "message": {"role": "user", "content": "Hello"}},
         {"x": {"trajectory": ["text"]}},
         {"prompt": CHAT[:1], "chosen": CHAT[1:], "rejected": CHAT[2:]},
+        {"prompt": CHAT[0], "chosen": CHAT[3], "rejected": CHAT[3]},
         {"trajectory": [{"thought": "a", "action": "b", "observation": "c"}, "text"], "query": "Q"},
         {"trajectory": [{"action": "b", "observation": "c"}], "instruction": "do it"},
     ],
