@@ -334,10 +334,8 @@ def held(value: dict, depth: int, own: Sequence[Format]) -> list:
             found[key] = inner, rows
             made = isinstance(inner, list) and all(one is not rows[0] for one in inner)  # of a list of messages
             of_messages = of_messages or made or any(format.lines for format in formats)
-    if len(found) > 1 and of_messages:
-        return []
-    beside, all_rows = {key: value[key] for key in OUTSIDE if key in value}, []
-    for key, (inner, rows) in found.items():
+    all_rows, beside = [], {key: value[key] for key in OUTSIDE if key in value}
+    for key, (inner, rows) in found.items() if len(found) == 1 or not of_messages else ():
         by_id = inner is rows[0] and (len(found) > 1 or not re.fullmatch("[a-z_]+", key))  # one word is the envelope's, no trace's id
         more = {"trace_id": key} if by_id else beside if len(found) == 1 and isinstance(inner, dict) else {}
         all_rows += [more | row if isinstance(row, dict) else row for row in rows]
