@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "spikes"))
 from fingerprint import KEPT, SAYS, judge_of, reward_fingerprint  # noqa: E402
 
-T = {5: 2.776445, 10: 2.262157}  # Student's t, 97.5 %, by seeds
+T = {5: 2.776445, 10: 2.262157, 20: 2.093024}  # Student's t, 97.5 %, by seeds
 
 
 def raw(name):
@@ -77,6 +77,12 @@ def lab(better="recorded exact", worse="recorded filler"):
     return over_seeds([passed[better, seed] - passed[worse, seed] for seed in range(10)])
 
 
+def order(better="recorded exact", worse="policy", world="strong", seeds=10):
+    runs = [run for run in raw("021-order-and-sign/runs.jsonl") if run["world"] == world]
+    passed = {(run["arm"], run["seed"]): 100 * fmean(run["passed"]) for run in runs}
+    return over_seeds([passed[better, seed] - passed[worse, seed] for seed in range(40, 40 + seeds)])
+
+
 def offline():
     rows = [row for row in raw("009-offline-sdpo/runs.jsonl.gz")
             if row["asked"] is None and not row["acted"] and row["seed"] < 100]
@@ -89,7 +95,8 @@ def offline():
 
 ROWS = {("016", "recorded SDPO - filler"): recipe, ("004", "SDPO - filler"): alone, ("004", "both at once"): both_at_once,
         ("013", "Qwen2.5-Coder-0.5B"): qwen, ("106", "exact hints - filler"): lambda: ladder("106-wide-hint-ladder"),
-        ("105", "the same"): lambda: ladder("105-hint-ladder"), ("018", "recorded"): lab, ("009", "supervised - SDPO"): offline}
+        ("105", "the same"): lambda: ladder("105-hint-ladder"), ("018", "recorded"): lab,
+        ("021", "where policy learns"): order, ("009", "supervised - SDPO"): offline}
 README = (ROOT / "README.md").read_text()
 FIGURE = r"([+-]\d+\.\d+) (?:points|nats) \(([+-]\d+\.\d+) to ([+-]\d+\.\d+)\)"
 
@@ -121,7 +128,8 @@ def test_intervals_of_the_report_are_those_of_the_raw_runs_by_hand():
     dictated, wide = ("finds", "looks", "fails"), "106-wide-hint-ladder"
     for right in (qwen(), qwen(dictated), qwen(dictated, "other site", 5), ladder(wide), ladder(wide, "A2", "A1"),
                   ladder("111-wide-panel", "A2", "filler"), lab(), lab(worse="recorded other"),
-                  lab(worse="policy"), lab(worse="live exact")):
+                  lab(worse="policy"), lab(worse="live exact"), order(), order("order", seeds=20), order("joint, gated"),
+                  order("size only"), order("joint, gated", world="teams"), order("contrastive", "recorded exact", "teams", 20)):
         mean, low, high = right
         assert f"{mean:+.1f} ({low:+.1f} to {high:+.1f})" in report
 
