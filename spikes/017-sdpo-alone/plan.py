@@ -52,8 +52,8 @@ KEPT, MADE = HERE / "runs.jsonl", HERE / "runs"
 LEVELS = ("easy", "medium")
 TUNING = (1000,)  # seeds of development runs, which choose the rates
 SEEDS = {"sdpo": 8, "policy": 8, "rejection": 8, "sdpo filler": 5, "retry": 5}  # of test runs, from 0
-TASKS = {"development": 64, "test": 128}  # measured after a run, two episodes each
-STEPS, RECORDED, ROWS = 20, 160, 16  # optimizer steps, recorded episodes, rows of a step of imitation
+TASKS = {"development": (64, 1), "test": (128, 2)}  # measured after a run, and episodes of each
+STEPS, RECORDED, ROWS = 10, 160, 16  # optimizer steps, recorded episodes, rows of a step of imitation
 SCREENED, MORE = 80, 3  # tasks that the policy objective chooses from; episodes of each beside the recorded one
 AGAIN = 4  # actions that `retry` samples at a failed turn
 RATES = tuple(5e-6 * 3.0**n for n in (-1, 0, 1, 2, 3))
@@ -254,9 +254,10 @@ class Work:
                     rows.append(learnt((*context, *sampled.ids), [(len(context), len(context) + len(sampled.ids))]))
         return self.imitate(rows, cost + time.process_time() - began) | {"failed_turns": len(failed)}
 
-    def measure(self, checkpoint: Path, split: str, samples: int) -> list[list[float]]:
+    def measure(self, checkpoint: Path, split: str) -> list[list[float]]:
         "Rewards by task and sample of this seed's own tasks, whose schemas no training saw, without hints; weights in bfloat16."
-        rows = sql_rows(TASKS[split], f"spike-017-{self.run.seed}", split, LEVELS)
+        tasks, samples = TASKS[split]
+        rows = sql_rows(tasks, f"spike-017-{self.run.seed}", split, LEVELS)
         loaded = load_checkpoint(str(checkpoint))
         policy = TransformersPolicy(loaded.model.bfloat16(), loaded.tokenizer, "agent")
         return [[r.reward or 0.0 for r in row] for row in play_samples(policy, EvalTasks("sql", SqlEnv, rows), samples, LIMITS)]
@@ -266,10 +267,10 @@ class Work:
         run, make = self.run, {"policy": self.policy, "rejection": self.rejection, "retry": self.retry}
         found = {"checkpoint": self.start} if run.arm == "start" else make.get(run.arm, self.sdpo)()
         checkpoint = found.pop("checkpoint")
-        found["rewards"] = self.measure(checkpoint, run.split, 2)
+        found["rewards"] = self.measure(checkpoint, run.split)
         if run.seed in CURVE and run.arm in ("sdpo", "policy", "rejection"):
             steps = sorted(int(path.name.split("-")[1]) for path in checkpoint.parent.glob("checkpoint-*"))
-            found["curve"] = {str(n): self.measure(checkpoint.with_name(f"checkpoint-{n}"), "development", 1) for n in steps}
+            found["curve"] = {str(n): self.measure(checkpoint.with_name(f"checkpoint-{n}"), "development") for n in steps}
         shutil.rmtree(self.folder, ignore_errors=True)
         return found
 
