@@ -360,7 +360,7 @@ print(open('/proc/self/status').read())"""
     def test_the_limit_on_disk_holds_after_it_was_passed(self, box):
         small = Limits(disk_mb=8, file_mb=9, wall_s=120.0)
         deep = "import os\nfor i in range(80): os.mkdir('d'); os.chdir('d')"  # too deep to be counted
-        assert self.python(box, deep, limits=small).cut == "disk" and box._usage.bytes < 2 << 20
+        assert self.python(box, deep, limits=small).cut == "disk" and box._files.usage.bytes < 2 << 20
         filled = "for i in range(99):\n  with open(f'f{i}', 'wb') as f: f.write(b'x' * (8 << 20))"
         assert self.python(box, filled, limits=small).cut == "disk"
         assert box.exec(["sh", "-c", "rm -rf d f*"], limits=small).cut is None  # it may shrink
@@ -376,7 +376,7 @@ print(open('/proc/self/status').read())"""
             box.write("same.bin", b"x" * (box.limits.disk_mb << 20 >> 5))
         assert len(box.read("same.bin")) == box.limits.disk_mb << 20 >> 5
         assert self.python(box, "open('f', 'wb').truncate(60 << 20)", limits=Limits(disk_mb=20)).exit_code == 0
-        assert box._usage.bytes < 20 << 20
+        assert box._files.usage.bytes < 20 << 20
 
     def test_no_daemon_outlives_its_command(self, box):
         code = ("import os, time\nif not os.fork():\n  os.setsid()\n  if not os.fork():\n"

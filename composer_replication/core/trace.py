@@ -117,6 +117,19 @@ class Turn:
             message |= {k: v for k, v in (("tool_call_id", self.tool_call_id), ("name", self.name)) if v}
         return message
 
+# %% ../../nbs/core/02_trace.ipynb #4bc63a55
+def _lean(record):
+    "Return the fields of a record that are not at their defaults."
+    return {f.name: value for f in fields(record) if (value := getattr(record, f.name)) != f.default}
+
+
+def _turn(row):
+    "Read a turn from its JSON."
+    row = dict(row) | {k: tuple(row[k]) for k in ("token_ids", "logprobs", "forced") if row.get(k) is not None}
+    if None in (row.get("logprobs") or ()):
+        row["logprobs"] = tuple(-math.inf if value is None else value for value in row["logprobs"])
+    return Turn(**row | {"tool_calls": tuple(ToolCall(**c) for c in row.get("tool_calls", ()))})
+
 # %% ../../nbs/core/02_trace.ipynb #d74b4b3d
 @dataclass(frozen=True)
 class Segment:
@@ -127,6 +140,29 @@ class Segment:
     tools: tuple[dict, ...] | None = None  # offered here, in OpenAI form; None: those of the trace
 
 # %% ../../nbs/core/02_trace.ipynb #e8622c53
+def _part_positions(segments, turns):
+    "Return the positions of each part's turns; without segments there is one part."
+    made = []
+    for segment in segments:
+        own, size = segment.turns, len(segment.turns)
+        longer = next((s.turns[size:] for s in segments if s.turns[:size] == own and len(s.turns) > size), ())
+        made.append((*own, *takewhile(lambda i: turns[i].role != "assistant", longer)))
+    return made or [tuple(range(len(turns)))]
+
+# %% ../../nbs/core/02_trace.ipynb #c77ab035
+def _check_segments(trace_id, turns, segments):
+    "Raise `TraceProblem` if the segments of a trace do not fit its turns."
+    everywhere = [position for segment in segments for position in segment.sampled]
+    names = f"a segment of trace {trace_id!r} names"
+    for segment in segments:
+        if not segment.turns or not all(type(i) is int and 0 <= i < len(turns) for i in segment.turns):
+            raise TraceProblem(f"{names} turns that are not there", "number the turns from 0")
+        if not set(segment.sampled) <= {i for i in segment.turns if turns[i].role == "assistant"}:
+            raise TraceProblem(f"{names} sampled turns that are not its assistant's", "mend `sampled`")
+    if len(everywhere) != len(set(everywhere)):
+        raise TraceProblem(f"a turn of trace {trace_id!r} was sampled in two segments", "count it in the first")
+
+# %% ../../nbs/core/02_trace.ipynb #ab8101a7
 @dataclass(frozen=True)
 class Trace:
     "One recorded episode: its turns, the tools offered, and its reward."
@@ -143,16 +179,7 @@ class Trace:
     segments: tuple[Segment, ...] = ()  # contexts; empty: one, in which every assistant turn was sampled
 
     def __post_init__(self):
-        everywhere = [position for segment in self.segments for position in segment.sampled]
-        names = f"a segment of trace {self.trace_id!r} names"
-        for segment in self.segments:
-            if not segment.turns or not all(type(i) is int and 0 <= i < len(self.turns) for i in segment.turns):
-                raise TraceProblem(f"{names} turns that are not there", "number the turns from 0")
-            if not set(segment.sampled) <= {i for i in segment.turns if self.turns[i].role == "assistant"}:
-                raise TraceProblem(f"{names} sampled turns that are not its assistant's", "mend `sampled`")
-        if len(everywhere) != len(set(everywhere)):
-            raise TraceProblem(f"a turn of trace {self.trace_id!r} was sampled in two segments",
-                               "count it in the first")
+        _check_segments(self.trace_id, self.turns, self.segments)
 
     def __repr__(self):
         return (f"Trace({self.trace_id!r}, {len(self.turns)} turns, format={self.format!r}, "
@@ -163,26 +190,18 @@ class Trace:
         "Read a line that `Trace.to_json` wrote."
         row = dict(json_value(line) if isinstance(line, bytes | str) else line)
         row.pop("schema", None)
-        turns = []
-        for t in row.pop("turns"):
-            t = dict(t) | {k: tuple(t[k]) for k in ("token_ids", "logprobs", "forced") if t.get(k) is not None}
-            if None in (t.get("logprobs") or ()):  # JSON has no infinity
-                t["logprobs"] = tuple(-math.inf if value is None else value for value in t["logprobs"])
-            turns.append(Turn(**t | {"tool_calls": tuple(ToolCall(**c) for c in t.get("tool_calls", ()))}))
         segments = tuple(Segment(tuple(s["turns"]), tuple(s["sampled"]),
                                  None if s.get("tools") is None else tuple(s["tools"]))
                          for s in row.get("segments", ()))
-        return cls(**row | {"turns": tuple(turns), "tools": tuple(row.get("tools", ())), "segments": segments})
+        return cls(**row | {"turns": tuple(map(_turn, row["turns"])), "tools": tuple(row.get("tools", ())),
+                            "segments": segments})
 
     def to_json(self) -> bytes:
         "Return the trace as one line of the project's own JSONL, losslessly; `Trace.from_json` reads it back."
-        # Defaults are omitted: they would double the size of a coding trace.
-        def lean(obj):
-            return {f.name: v for f in fields(obj) if (v := getattr(obj, f.name)) != f.default}
-        turns = [lean(t) | ({"tool_calls": [asdict(c) for c in t.tool_calls]} if t.tool_calls else {})
+        turns = [_lean(t) | ({"tool_calls": [asdict(c) for c in t.tool_calls]} if t.tool_calls else {})
                  for t in self.turns]
-        more = {"segments": [lean(s) for s in self.segments]} if self.segments else {}
-        return json_bytes(lean(self) | {"format": self.format, "schema": "composer-trace/1", "turns": turns} | more)
+        more = {"segments": [_lean(s) for s in self.segments]} if self.segments else {}
+        return json_bytes(_lean(self) | {"format": self.format, "schema": "composer-trace/1", "turns": turns} | more)
 
     @property
     def sampled_turns(self) -> tuple[int, ...]:
@@ -194,26 +213,13 @@ class Trace:
     @property
     def part_positions(self) -> list[tuple[int, ...]]:
         "Positions of each part's turns: its segment's, and the results that a segment continuing from its end shows."
-        made = []
-        for segment in self.segments:
-            own = segment.turns
-            longer = next((s.turns[len(own):] for s in self.segments if s.turns[:len(own)] == own
-                           and len(s.turns) > len(own)), ())
-            made.append((*own, *takewhile(lambda i: self.turns[i].role != "assistant", longer)))
-        return made or [tuple(range(len(self.turns)))]
+        return _part_positions(self.segments, self.turns)
 
     def parts(self) -> list["Trace"]:
         "Each segment as a trace, with `#1`, `#2`, ... appended to the id; the trace itself if it has one context."
         if not self.segments or len(self.segments) == 1 and self.segments[0].turns == tuple(range(len(self.turns))):
             return [self]
-        made = []
-        for number, (segment, positions) in enumerate(zip(self.segments, self.part_positions), 1):
-            place = {position: at for at, position in enumerate(positions)}
-            one = Segment(tuple(range(len(positions))), tuple(place[position] for position in segment.sampled))
-            made.append(replace(self, trace_id=f"{self.trace_id}#{number}",
-                                turns=tuple(self.turns[i] for i in positions), segments=(one,),
-                                tools=self.tools if segment.tools is None else segment.tools))
-        return made
+        return [_part(self, number, positions) for number, positions in enumerate(self.part_positions, 1)]
 
     def to_messages(self, thinking: bool = True) -> list[dict]:
         "Return all turns as chat messages."
@@ -227,6 +233,14 @@ class Trace:
     def tool_schema(self, name: str) -> dict | None:
         "Return the schema of one offered tool, or None."
         return next((t for t in self.tools if t.get("function", t)["name"] == name), None)
+
+# %% ../../nbs/core/02_trace.ipynb #8ac87e45
+def _part(trace, number, positions):
+    "Return one segment, counted from 1, as a trace whose positions begin at 0."
+    segment, place = trace.segments[number - 1], {position: at for at, position in enumerate(positions)}
+    one = Segment(tuple(range(len(positions))), tuple(place[position] for position in segment.sampled))
+    return replace(trace, trace_id=f"{trace.trace_id}#{number}", turns=tuple(trace.turns[i] for i in positions),
+                   segments=(one,), tools=trace.tools if segment.tools is None else segment.tools)
 
 # %% ../../nbs/core/02_trace.ipynb #71c6b56c
 ERROR_KINDS = ("tool_not_found", "json_decode", "type_error", "runtime_error", "repeated_failure")

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ABSENT', 'Support', 'SUPPORTS', 'TokenDivergence', 'DIVERGENCES', 'SCHEDULED', 'DECLARED', 'entry_logprobs',
-           'sampled_reverse_kl', 'register_support', 'takes_k', 'LogitSide', 'Divergence', 'register_divergence',
+           'sampled_reverse_kl', 'register_support', 'LogitSide', 'takes_k', 'Divergence', 'register_divergence',
            'named_divergence', 'reduce_tokens', 'counted_rows', 'generalized_jsd_loss']
 
 # %% ../../nbs/losses/00_divergences.ipynb #aa11adeb
@@ -87,11 +87,6 @@ def register_support(
     return add
 
 
-def takes_k(support: str) -> bool:
-    "True if a support needs `top_k`."
-    return SUPPORTS[support] is not None and "k" in signature(SUPPORTS[support]).parameters
-
-
 register_support("student_top_k")(lambda student, k: student.top(k))
 register_support("teacher_top_k")(lambda teacher, k: teacher.top(k))
 register_support("sampled")(lambda labels: labels.clamp(min=0).unsqueeze(-1))
@@ -107,6 +102,40 @@ class LogitSide:
         self.chosen = self.logits.detach().topk(min(k, self.vocab), dim=-1).indices
         return self.chosen
 
+# %% ../../nbs/losses/00_divergences.ipynb #d705bdcf
+def takes_k(support: str) -> bool:
+    "True if a support needs `top_k`."
+    return SUPPORTS[support] is not None and "k" in signature(SUPPORTS[support]).parameters
+
+
+def _check_support(support, top_k):
+    "Raise `InputProblem` for an unknown support, or a `top_k` that it does not go with."
+    if support not in SUPPORTS:
+        *others, last = SUPPORTS
+        raise InputProblem(f"support={support!r} is unknown; use {', '.join(others)} or {last}.")
+    if takes_k(support) != (top_k is not None) or (top_k is not None and top_k < 1):
+        raise InputProblem(f"support={support!r} does not go with top_k={top_k}; give a top-k support a "
+                           "positive top_k, and the others none.")
+
+
+def _picked(support, top_k, student, teacher, labels):
+    "Return the entries to compare `(..., k)`, each once, -1 for none; None: all entries."
+    function = SUPPORTS[support]
+    given = {"student": student, "teacher": teacher, "labels": labels, "k": top_k}
+    if function is None:
+        return None
+    asked = signature(function).parameters
+    if "labels" in asked and labels is None:
+        raise InputProblem(f"support={support!r} needs the sampled ids; pass labels.")
+    ids = function(**{name: given[name] for name in asked})
+    if ids is student.chosen or ids is teacher.chosen or support == "sampled":
+        return ids
+    if ids.is_floating_point() or not ids.shape[-1] or (ids.numel() and int(ids.max()) >= student.vocab):
+        raise InputProblem(f"support {support!r} gave {ids.dtype} {tuple(ids.shape)}; it must give ids below "
+                           f"{student.vocab}, at least one a token.")
+    ids = ids.sort(-1).values
+    return torch.cat([ids[..., :1], ids[..., 1:].masked_fill(ids[..., 1:] == ids[..., :-1], -1)], -1)
+
 # %% ../../nbs/losses/00_divergences.ipynb #36709bf7
 def _same_shape(student_logits, teacher_logits):
     if student_logits.shape != teacher_logits.shape:
@@ -119,7 +148,7 @@ def _scaled(logits, temperature):
     logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
     return logits if temperature == 1.0 else logits / temperature
 
-# %% ../../nbs/losses/00_divergences.ipynb #a3e1a571
+# %% ../../nbs/losses/00_divergences.ipynb #765ddb9f
 @dataclass(frozen=True)
 class Divergence:
     "A divergence over a support; call it on aligned logits for one value per token."
@@ -138,18 +167,12 @@ class Divergence:
                                "teacher).")
         if not self.temperature > 0.0:
             raise InputProblem(f"temperature={self.temperature} must be positive; 1.0 leaves the logits as they are.")
-        if self.support not in SUPPORTS:
-            *others, last = SUPPORTS
-            raise InputProblem(f"support={self.support!r} is unknown; use {', '.join(others)} or {last}.")
-        if takes_k(self.support) != (self.top_k is not None) or (self.top_k is not None and self.top_k < 1):
-            raise InputProblem(f"support={self.support!r} does not go with top_k={self.top_k}; give a top-k support a "
-                               "positive top_k, and the others none.")
+        _check_support(self.support, self.top_k)
         if self.support == "sampled" and (self.function or self.beta != 1.0 or self.token_clip is not None):
             raise InputProblem("the sampled token estimates KL(student || teacher) only; use beta=1.0 and no "
                                "token_clip, or another support for another divergence.")
         if self.function and self.token_clip is not None:
-            raise InputProblem("token_clip bounds the terms of the generalised JSD; leave it out for another "
-                               "divergence.")
+            raise InputProblem("token_clip bounds the terms of D_beta; leave it out for another divergence.")
 
     def nats(
         self,
@@ -168,28 +191,9 @@ class Divergence:
                                f"{tuple(student.shape)}; sum over the last axis.")
         return values
 
-    def pick(
-        self,
-        student,  # has `top(k)`, `vocab`, and `chosen`, the last result of `top`
-        teacher,
-        labels: torch.Tensor | None,  # (...) the sampled tokens
-    ) -> torch.Tensor | None:  # (..., k), unique entries, -1 for none; None: all entries
+    def pick(self, student, teacher, labels: torch.Tensor | None) -> torch.Tensor | None:
         "Return the entries to compare. Raises `InputProblem` without labels, or for a support that returns no ids."
-        function = SUPPORTS[self.support]
-        given = {"student": student, "teacher": teacher, "labels": labels, "k": self.top_k}
-        if function is None:
-            return None
-        asked = signature(function).parameters
-        if "labels" in asked and labels is None:
-            raise InputProblem(f"support={self.support!r} needs the sampled ids; pass labels.")
-        ids = function(**{name: given[name] for name in asked})
-        if ids is student.chosen or ids is teacher.chosen or self.support == "sampled":
-            return ids
-        if ids.is_floating_point() or not ids.shape[-1] or (ids.numel() and int(ids.max()) >= student.vocab):
-            raise InputProblem(f"support {self.support!r} gave {ids.dtype} {tuple(ids.shape)}; it must give ids below "
-                               f"{student.vocab}, at least one a token.")
-        ids = ids.sort(-1).values
-        return torch.cat([ids[..., :1], ids[..., 1:].masked_fill(ids[..., 1:] == ids[..., :-1], -1)], -1)
+        return _picked(self.support, self.top_k, student, teacher, labels)
 
     @property
     def keeps_tail(self) -> bool:

@@ -50,10 +50,113 @@ def _open_way(top: int, cwd: str):
         os.close(folder)
 
 # %% ../../nbs/sandbox/05_workspace.ipynb #8a766e67
-class BoxedSandbox:
-    """Base class of sandboxes whose tree is in a box on the host; `Sandbox` documents the methods.
+def _check_shown(tree: Path, libraries: Path | None, mounts: Mapping[str, Path]) -> None:
+    for name in mounts:
+        if not re.fullmatch(r"/[a-z]+", name) or name in TAKEN:
+            raise SandboxProblem(f"a mount's name is a free word after a slash, like /judge, not {name!r}.")
+    for path in filter(None, (tree, libraries, *mounts.values())):
+        if not path.exists():
+            raise SandboxProblem(f"{path} does not exist, so no sandbox can show it.")
+    if not tree.is_dir():
+        raise SandboxProblem(f"{tree} is no folder, so it cannot be a sandbox's tree.")
 
-    A kind adds `_run`, and `place` if commands find the tree elsewhere."""
+
+def _within_reach(path: Path, copy: Path, user: int | None) -> Path:
+    "Return a path that a user of commands can read: the path itself, or a copy of it."
+    if user is None or passable(path):
+        return path
+    if path.is_dir():
+        copy.mkdir(mode=0o755)
+        with opened(path) as source, opened(copy) as target:
+            copy_folder(source, target, user)
+    else:
+        shutil.copy2(path, copy)
+        copy.chmod(0o644)
+    return copy
+
+# %% ../../nbs/sandbox/05_workspace.ipynb #981a086c
+def _checked_command(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    argv, env = [str(word) for word in argv], dict(env)
+    if not argv or not argv[0] or any("\0" in word for word in (*argv, *env, *env.values())):
+        raise SandboxProblem("a command is a list of words without zero bytes, the program first.")
+    if any(not name or "=" in name for name in env):
+        raise SandboxProblem("the name of an environment variable is not empty and holds no '='.")
+    sizes = [len(os.fsencode(word)) for word in argv]
+    if max(sizes) >= LONGEST_WORD or sum(sizes) > LONGEST_COMMAND:
+        raise SandboxProblem(f"a command of {sum(sizes)} bytes, its longest word {max(sizes)}, is too long; write "
+                             "a file, and name it.")
+    return argv, env
+
+# %% ../../nbs/sandbox/05_workspace.ipynb #7b9fa740
+class _Files:
+    "A copy of a tree in a new folder, and its disk usage. Methods take a descriptor of the folder."
+
+    def __init__(self, source: Path, user: int | None, folder: Path):
+        self.source, self.user = source, user
+        folder.mkdir(mode=0o755)
+        if user is not None:
+            os.chown(folder, user, user)
+        with opened(folder) as top:
+            self.restore(top)
+        self.begun = self.usage
+
+    def restore(self, top: int) -> None:
+        "Replace everything by a copy of the source."
+        with opened(self.source) as source:
+            empty_folder(top)
+            os.fchmod(top, 0o755)
+            copy_folder(source, top, self.user)
+        self.usage, self.fills = folder_usage(top), 0
+
+    def room(self, limits: Limits) -> DiskUsage:
+        "Return the disk usage that the tree may have."
+        return DiskUsage(limits.disk_mb << 20, self.begun.entries + limits.files)
+
+    def most(self, limits: Limits) -> DiskUsage:
+        "Return the disk usage at which a command is ended: a full tree may shrink, but not grow."
+        full = self.usage.plus(DiskUsage(1 << 20))  # the file system may allocate a killed command's last blocks after the count
+        return DiskUsage(*map(max, self.room(limits), full))
+
+    def count(self, top: int, limits: Limits) -> None:
+        "Record the disk usage; counting stops at four times the allowed entries."
+        self.usage = folder_usage(top, DiskUsage(math.inf, 4 * self.room(limits).entries))
+
+    def filled(self, top: int, limits: Limits) -> bool:
+        "Count a command that exceeded the disk limit, and remove folders too deep to count; True if it was one too many."
+        if self.usage.bytes == math.inf:
+            remove_deep(top)
+            self.count(top, limits)
+        self.fills += 1
+        return self.fills == MOST_FILLS or self.usage.exceeds(DiskUsage(1 << 60, 4 * self.room(limits).entries))
+
+    def write(self, top: int, path: str, data: bytes, limits: Limits) -> None:
+        "Write a regular file atomically."
+        parts = split_path(path)
+        if len(parts) - 1 > DEEPEST:
+            raise SandboxProblem(f"{path[:200]!r} is not written: it lies below {len(parts) - 1} folders; {DEEPEST} "
+                                 "are the limit.")
+        new = sum(not os.access("/".join(parts[:k + 1]), os.F_OK, dir_fd=top, follow_symlinks=False)
+                  for k in range(len(parts)))
+        more = DiskUsage(len(data) + 4096 * new, new)  # upper bound: overwritten bytes count until the next measurement
+        if self.usage.plus(more).exceeds(room := self.room(limits)):
+            self.count(top, limits)
+        if len(data) > limits.file_mb << 20 or self.usage.plus(more).exceeds(room):
+            raise SandboxProblem(f"{path!r} is not written: {len(data)} more bytes pass the limit on files or "
+                                 "disk.")
+        write_file(top, path, data, self.user)
+        self.usage = self.usage.plus(more)
+
+    def sizes(self, top: int, limits: Limits) -> dict[str, int]:
+        "Return the sizes in bytes of all regular files by path, sorted, without links, pipes and too deep folders."
+        most = self.room(limits).entries
+        entries = list(itertools.islice(walk(top), most + 1))
+        if len(entries) > most:
+            raise SandboxProblem(f"the tree holds more than {most} files and folders: remove some of them.")
+        return dict(sorted((path, info.st_size) for path, info in entries if stat.S_ISREG(info.st_mode)))
+
+# %% ../../nbs/sandbox/05_workspace.ipynb #ced3bbc5
+class BoxedSandbox(contextlib.AbstractContextManager):
+    "Base class of sandboxes whose tree is in a box on the host: a kind adds `_run`. `Sandbox` documents the methods."
 
     _ours = 0  # number of the host's own processes, for `Watch`
 
@@ -68,33 +171,17 @@ class BoxedSandbox:
         self._tree, self.limits, self._dead = Path(tree).resolve(), limits, None
         self._libraries = libraries and Path(libraries).resolve()
         self._mounts = {name: Path(path).resolve() for name, path in (mounts or {}).items()}
-        for name in self._mounts:
-            if not re.fullmatch(r"/[a-z]+", name) or name in TAKEN:
-                raise SandboxProblem(f"a mount's name is a free word after a slash, like /judge, not {name!r}.")
-        for path in filter(None, (self._tree, self._libraries, *self._mounts.values())):
-            if not path.exists():
-                raise SandboxProblem(f"{path} does not exist, so no sandbox can show it.")
-        if not self._tree.is_dir():
-            raise SandboxProblem(f"{self._tree} is no folder, so it cannot be a sandbox's tree.")
+        _check_shown(self._tree, self._libraries, self._mounts)
         self._box = open_box()
-        self._repo = self._box.path / "repo"
-        self._lock, self._fills = threading.RLock(), 0
+        self._repo, self._lock = self._box.path / "repo", threading.RLock()
         self._finalizer = weakref.finalize(self, _remove_box, self._box, os.getpid())
         try:
-            self._repo.mkdir(mode=0o755)
-            if self._box.user is not None:
-                os.chown(self._repo, self._box.user, self._box.user)
-            with opened(self._tree) as source, opened(self._repo) as target:
-                copy_folder(source, target, self._box.user)
-                self._begun = self._usage = folder_usage(target)
+            self._files = _Files(self._tree, self._box.user, self._repo)
         except BaseException as error:
             self._finalizer()
             if isinstance(error, OSError):
                 raise SandboxProblem(f"{self._tree} cannot be copied: {error}.") from None
             raise
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *problem):
         self.close()
@@ -120,37 +207,10 @@ class BoxedSandbox:
 
     def _bring_within_reach(self):
         "Copy libraries and mounts into the box if the commands' user cannot reach them."
-        def reached(path, name):
-            if not path or self._box.user is None or passable(path):
-                return path
-            copy = self._box.path / name
-            if path.is_dir():
-                copy.mkdir(mode=0o755)
-                with opened(path) as source, opened(copy) as target:
-                    copy_folder(source, target, self._box.user)
-            else:
-                shutil.copy2(path, copy)
-                copy.chmod(0o644)
-            return copy
-        self._libraries = reached(self._libraries, "libraries")
-        self._mounts = {name: reached(path, f"mount-{k}") for k, (name, path) in enumerate(self._mounts.items())}
-
-    def _room(self, limits: Limits) -> DiskUsage:
-        "Return the disk usage that the tree may have."
-        return DiskUsage(limits.disk_mb << 20, self._begun.entries + limits.files)
-
-    def _count(self, top, limits: Limits):
-        "Record the tree's disk usage; counting stops at four times the allowed entries."
-        self._usage = folder_usage(top, DiskUsage(math.inf, 4 * self._room(limits).entries))
-
-    def _filled(self, top, limits):
-        "Limit the number of commands that exceed the disk limit, because each leaves a little more; remove folders too deep to count."
-        if self._usage.bytes == math.inf:
-            remove_deep(top)
-            self._count(top, limits)
-        self._fills += 1
-        if self._fills == MOST_FILLS or self._usage.exceeds(DiskUsage(1 << 60, 4 * self._room(limits).entries)):
-            self._dead = "its commands filled the disk again and again"
+        box, user = self._box.path, self._box.user
+        self._libraries = self._libraries and _within_reach(self._libraries, box / "libraries", user)
+        self._mounts = {name: _within_reach(path, box / f"mount-{k}", user)
+                        for k, (name, path) in enumerate(self._mounts.items())}
 
     def place(self, path: str) -> str:
         "Translate a path below /repo or a mount for commands: unchanged, unless commands run on the host."
@@ -159,31 +219,21 @@ class BoxedSandbox:
     def exec(self, argv: Sequence[str], *, limits: Limits | None = None, stdin: bytes = b"",
              env: Mapping[str, str] | None = None, cwd: str = ".") -> ExecResult:
         "Run a command. Raises `SandboxProblem` for a command that cannot be started."
-        argv, env, limits = [str(word) for word in argv], dict(env or {}), limits or self.limits
-        if not argv or not argv[0] or any("\0" in word for word in (*argv, *env, *env.values())):
-            raise SandboxProblem("a command is a list of words without zero bytes, the program first.")
-        if any(not name or "=" in name for name in env):
-            raise SandboxProblem("the name of an environment variable is not empty and holds no '='.")
-        sizes = [len(os.fsencode(word)) for word in argv]
-        if max(sizes) >= LONGEST_WORD or sum(sizes) > LONGEST_COMMAND:
-            raise SandboxProblem(f"a command of {sum(sizes)} bytes, its longest word {max(sizes)}, is too long; write "
-                                 "a file, and name it.")
+        argv, env, limits = *_checked_command(argv, env or {}), limits or self.limits
         with self._top() as top:
             _open_way(top, cwd)
-            full = self._usage.plus(DiskUsage(1 << 20))  # the file system may allocate a killed command's last blocks after the count
-            most = DiskUsage(*map(max, self._room(limits), full))  # a full tree may shrink, but not grow
-            watch = Watch(limits, lambda most: folder_usage(top, most), most, self._ours)
+            watch = Watch(limits, lambda most: folder_usage(top, most), self._files.most(limits), self._ours)
             try:
                 result = self._run(argv, limits, stdin, env, cwd, watch)
             except BaseException:  # e.g. Ctrl-C while the command is starting, before its process is known
                 end_marked({self._box.path})
                 raise
             finally:
-                self._count(top, limits)
-            if self._usage.exceeds(watch.most) and result.cut is None:
+                self._files.count(top, limits)
+            if self._files.usage.exceeds(watch.most) and result.cut is None:
                 result = ExecResult(None, result.stdout, result.stderr, result.seconds, "disk")
-            if result.cut == "disk":
-                self._filled(top, limits)
+            if result.cut == "disk" and self._files.filled(top, limits):
+                self._dead = "its commands filled the disk again and again"
             return result
 
     def read(self, path: str) -> bytes:
@@ -193,32 +243,13 @@ class BoxedSandbox:
 
     def write(self, path: str, data: bytes) -> None:
         "Write a regular file atomically. Raises `SandboxProblem` if this fails or exceeds the disk limits."
-        parts = split_path(path)
-        if len(parts) - 1 > DEEPEST:
-            raise SandboxProblem(f"{path[:200]!r} is not written: it lies below {len(parts) - 1} folders; {DEEPEST} "
-                                 "are the limit.")
         with self._top() as top:
-            new = sum(not os.access("/".join(parts[:k + 1]), os.F_OK, dir_fd=top, follow_symlinks=False)
-                      for k in range(len(parts)))
-            more = DiskUsage(len(data) + 4096 * new, new)  # upper bound: overwritten bytes count until the next measurement
-            if self._usage.plus(more).exceeds(room := self._room(self.limits)):
-                self._count(top, self.limits)
-            if len(data) > self.limits.file_mb << 20 or self._usage.plus(more).exceeds(room):
-                raise SandboxProblem(f"{path!r} is not written: {len(data)} more bytes pass the limit on files or "
-                                     "disk.")
-            write_file(top, path, data, self._box.user)
-            self._usage = self._usage.plus(more)
+            self._files.write(top, path, data, self.limits)
 
     def sizes(self) -> dict[str, int]:
-        """Return the sizes in bytes of all regular files by path, sorted, without links, pipes and too deep folders.
-
-        Raises `SandboxProblem` if the tree has more than `limits.files` entries beyond the initial ones."""
+        "Return the sizes in bytes of all regular files by path. Raises `SandboxProblem` if the tree has too many."
         with self._top() as top:
-            most = self._room(self.limits).entries
-            entries = list(itertools.islice(walk(top), most + 1))
-        if len(entries) > most:
-            raise SandboxProblem(f"the tree holds more than {most} files and folders: remove some of them.")
-        return dict(sorted((path, info.st_size) for path, info in entries if stat.S_ISREG(info.st_mode)))
+            return self._files.sizes(top, self.limits)
 
     def files(self) -> list[str]:
         "Return the paths of `sizes`."
@@ -228,14 +259,10 @@ class BoxedSandbox:
         "Restore the tree to its initial state."
         with self._top() as top:
             try:
-                with opened(self._tree) as source:
-                    empty_folder(top)
-                    os.fchmod(top, 0o755)
-                    copy_folder(source, top, self._box.user)
+                self._files.restore(top)
             except OSError as error:
                 self._dead = f"its tree could not be restored ({error})"
                 raise SandboxProblem(f"this sandbox is dead: {self._dead}.") from None
-            self._usage, self._fills = folder_usage(top), 0
 
     def close(self) -> None:
         "Remove the box; a command that runs in another thread is killed first. May be called twice."

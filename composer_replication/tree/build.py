@@ -134,66 +134,7 @@ class _Trunk:
             raise self.script.error(turn, "it is no turn of the assistant", "name one that is")
         return piece
 
-    def _fork(self, turn, number, first, context, hint):
-        "Make a branch that leaves the trunk inside piece `first` and copies everything after that piece's context."
-        start = self.spans[first - 1].end if first else 0
-        old = self.ids[start:self.spans[first].start]
-        if old != self.script.context_ids(self.pieces[:first], self.pieces[first].context):
-            raise self.script.error(turn, "the rollout's own context tokens are not the template's",
-                                    "let the rollout use the template")
-        common = next((i for i, (a, b) in enumerate(zip(old, context)) if a != b), min(len(old), len(context) - 1))
-        common = min(common, len(context) - 1)
-        target = self.spans[number]
-        ids = (*context[common:], *self.ids[self.spans[first].start:target.end])
-        return Branch("hint", turn, start + common, ids, len(ids) - (target.end - target.start), label=hint.text,
-                      layer=hint.layer or "")
-
-    def hint(self, turn: int, hint: Hint, placement: str) -> Branch:
-        "Make the branch of a hinted turn."
-        number = self.number(turn)
-        head = self.script.trace.turns[:self.pieces[0].turn]  # its first user message, or else its first system message
-        opening = next((i for role in ("user", "system") for i, t in enumerate(head) if t.role == role), -1)
-        carrier = turn - 1 if placement == "target" else opening
-        if carrier < 0 or self.script.trace.turns[carrier].role == "assistant":
-            raise self.script.error(turn, "no message stands before it that could carry the hint", "leave the site out")
-        turns = list(self.script.trace.turns[:turn])
-        turns[carrier] = replace(turns[carrier], content=with_hint(turns[carrier].content, hint.text))
-        messages, _, raw = self.script.dialect.messages(turns, self.script.thinking)
-        text = self.script.chat.render(self.script.dialect, messages, self.script.trace.tools, True, raw)
-        first = number if placement == "target" else 0  # number of the piece whose context changes
-        before = self.text(first)
-        after = self.text(number)[len(before + self.pieces[first].context):] if first < number else ""
-        after += self.pieces[number].context if first < number else ""
-        if not (text.startswith(before) and text.endswith(after) and len(text) > len(before + after)):
-            raise self.script.error(turn, "the template renders other messages differently beside the hint")
-        context = text[len(before):len(text) - len(after)]
-        if not shown(hint.text, context):
-            raise self.script.error(turn, "the template drops the hint")
-        return self._fork(turn, number, first, self.script.context_ids(self.pieces[:first], context), hint)
-
-    def answers(self, pair: "DPOPair", number: int) -> tuple[Branch, Branch]:
-        "Make the two branches of a preference pair."
-        span = self.spans[self.number(pair.turn)]
-        fork = span.start - 1
-        return tuple(Branch(kind, pair.turn, fork, (self.ids[fork], *self._answer(pair.turn, answer, span)), 1, number,
-                            pair.source)
-                     for kind, answer in (("chosen", pair.chosen), ("rejected", pair.rejected)))
-
-    def _answer(self, turn, answer, span):
-        "Return the ids of an answer at a turn; the trace's own answer is copied."
-        script = self.script
-        if answer == script.trace.turns[turn]:
-            return self.ids[span.start:span.end]
-        shows = bool(script.dialect.thinking and any(script.thinking) and answer.thinking)
-        other = replace(script.trace, turns=(*script.trace.turns[:turn], answer))
-        script = Script.of(script.chat, script.dialect, other, (*script.thinking[:turn], shows))
-        number = self.number(turn)
-        prompt = self.text(number) + self.pieces[number].context
-        piece = Piece(turn, self.pieces[number].context, script.turn_text(turn, prompt))
-        script.check(piece)
-        return script.turn_ids(answer, piece.sampled)
-
-# %% ../../nbs/tree/04_build.ipynb #1e44de16
+# %% ../../nbs/tree/04_build.ipynb #e94d74e9
 def _trunk(trace, chat, strip_thinking, sampled=None):
     "Return the trunk, and notes on parts missing in its text. Raises as `build_tree`."
     if len(trace.parts()) > 1:
@@ -208,7 +149,70 @@ def _trunk(trace, chat, strip_thinking, sampled=None):
         raise AlignmentError(f"trace {trace.trace_id!r} holds half a surrogate pair, which has no tokens; repair the "
                              "text.") from None
 
+# %% ../../nbs/tree/04_build.ipynb #1898d3b3
+def _hint_branch(trunk, turn, hint, placement):
+    "Make the branch of a hinted turn."
+    script, number = trunk.script, trunk.number(turn)
+    head = script.trace.turns[:trunk.pieces[0].turn]  # its first user message, or else its first system message
+    opening = next((i for role in ("user", "system") for i, t in enumerate(head) if t.role == role), -1)
+    carrier = turn - 1 if placement == "target" else opening
+    if carrier < 0 or script.trace.turns[carrier].role == "assistant":
+        raise script.error(turn, "no message stands before it that could carry the hint", "leave the site out")
+    turns = list(script.trace.turns[:turn])
+    turns[carrier] = replace(turns[carrier], content=with_hint(turns[carrier].content, hint.text))
+    messages, _, raw = script.dialect.messages(turns, script.thinking)
+    text = script.chat.render(script.dialect, messages, script.trace.tools, True, raw)
+    first = number if placement == "target" else 0  # number of the piece whose context changes
+    before = trunk.text(first)
+    after = trunk.text(number)[len(before + trunk.pieces[first].context):] if first < number else ""
+    after += trunk.pieces[number].context if first < number else ""
+    if not (text.startswith(before) and text.endswith(after) and len(text) > len(before + after)):
+        raise script.error(turn, "the template renders other messages differently beside the hint")
+    context = text[len(before):len(text) - len(after)]
+    if not shown(hint.text, context):
+        raise script.error(turn, "the template drops the hint")
+    return _fork(trunk, turn, number, first, script.context_ids(trunk.pieces[:first], context), hint)
 
+
+def _fork(trunk, turn, number, first, context, hint):
+    "Make a branch that leaves the trunk inside piece `first` and copies everything after that piece's context."
+    start = trunk.spans[first - 1].end if first else 0
+    old = trunk.ids[start:trunk.spans[first].start]
+    if old != trunk.script.context_ids(trunk.pieces[:first], trunk.pieces[first].context):
+        raise trunk.script.error(turn, "the rollout's own context tokens are not the template's",
+                                 "let the rollout use the template")
+    common = next((i for i, (a, b) in enumerate(zip(old, context)) if a != b), min(len(old), len(context) - 1))
+    common = min(common, len(context) - 1)
+    target = trunk.spans[number]
+    ids = (*context[common:], *trunk.ids[trunk.spans[first].start:target.end])
+    return Branch("hint", turn, start + common, ids, len(ids) - (target.end - target.start), label=hint.text,
+                  layer=hint.layer or "")
+
+# %% ../../nbs/tree/04_build.ipynb #b3842052
+def _answer_branches(trunk, pair, number):
+    "Make the two branches of a preference pair."
+    span = trunk.spans[trunk.number(pair.turn)]
+    fork = span.start - 1
+    return tuple(Branch(kind, pair.turn, fork, (trunk.ids[fork], *_answer_ids(trunk, pair.turn, answer, span)), 1,
+                        number, pair.source)
+                 for kind, answer in (("chosen", pair.chosen), ("rejected", pair.rejected)))
+
+
+def _answer_ids(trunk, turn, answer, span):
+    "Return the ids of an answer at a turn; the trace's own answer is copied."
+    script = trunk.script
+    if answer == script.trace.turns[turn]:
+        return trunk.ids[span.start:span.end]
+    shows = bool(script.dialect.thinking and any(script.thinking) and answer.thinking)
+    other = replace(script.trace, turns=(*script.trace.turns[:turn], answer))
+    script = Script.of(script.chat, script.dialect, other, (*script.thinking[:turn], shows))
+    number = trunk.number(turn)
+    prompt = trunk.text(number) + trunk.pieces[number].context
+    piece = Piece(turn, trunk.pieces[number].context, script.turn_text(turn, prompt))
+    script.check(piece)
+    return script.turn_ids(answer, piece.sampled)
+
+# %% ../../nbs/tree/04_build.ipynb #1e44de16
 def build_tree(
     trace: Trace,
     chat: ChatFormat,  # from `probe_template`
@@ -248,8 +252,10 @@ def build_tree(
         if bare is None:
             raise
         return replace(bare, refused=(*refused, Refusal(-1, str(problem))))
-    wanted = [(turn, lambda t=turn, h=hint: [trunk.hint(t, h, placement)]) for turn, hint in sorted(usable.items())]
-    wanted += [(p.turn, lambda p=p: trunk.answers(p, sum(b.kind == "chosen" for b in branches))) for p in pairs]
+    wanted = [(turn, lambda t=turn, h=hint: [_hint_branch(trunk, t, h, placement)])
+              for turn, hint in sorted(usable.items())]
+    wanted += [(p.turn, lambda p=p: _answer_branches(trunk, p, sum(b.kind == "chosen" for b in branches)))
+               for p in pairs]
     for turn, make in wanted:
         if kept[-1].turn < turn <= trunk.spans[-1].turn:
             refused.append(Refusal(turn, f"it lies beyond the limit of {max_tokens} tokens"))

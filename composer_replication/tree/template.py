@@ -22,17 +22,9 @@ _SCHEMA = {"type": "function", "function": {
     "name": "zqtool", "description": "zqdescription", "parameters": {
         "type": "object", "properties": {"zqkey": {"type": "string", "description": "zqmeaning"}},
         "required": ["zqkey"]}}}
-
-
 _USER, _ANSWER = Turn("user", "zquser"), Turn("assistant", "zqanswer")
-
-
 _VALUE = "zqvalue <&'"  # a template that escapes HTML changes it
-
-
 _CALL = Turn("assistant", "", tool_calls=(ToolCall("zqtool", {"zqkey": _VALUE}, "call_zq1"),))
-
-
 _RESULT = Turn("tool", "zqresult <&'", tool_call_id="call_zq1", name="zqtool")
 
 # %% ../../nbs/tree/01_template.ipynb #ae077970
@@ -57,77 +49,83 @@ class _Probe:
     def set(self, **values):
         self.dialect = replace(self.dialect, **values)
 
-    def turn_ends(self):
-        "Find how the assistant's turn opens and ends; return False if earlier text changes later."
-        opened, last = self.ask(_USER, prompt=True), self.ask(_USER, _ANSWER)
-        follow = self.ask(_USER, _ANSWER, Turn("user", "zqnext"))
-        if None in (opened, follow) or not last.startswith(opened):
-            return False
-        between, tail = last.removeprefix(opened).split("zqanswer", 1)
-        always = follow.startswith(opened + between + "zqanswer")
-        if not always and not follow.startswith(opened + "zqanswer"):
-            return False
-        rest = follow.removeprefix(opened).removeprefix(between if always else "").removeprefix("zqanswer")
-        closing = self.chat.tokenizer.eos_token or ""
-        closing = closing if closing and not rest.startswith(tail) and tail.endswith(closing) else ""
-        tail = tail.removesuffix(closing)
-        if not rest.startswith(tail):
-            return False
-        special = [t.content for t in self.chat.tokenizer.added_tokens_decoder.values() if t.content.strip()]
-        end = min((tail.index(t) + len(t) for t in special if t in tail), default=len(tail.rstrip()))
-        asked = (self.ask(_USER) or "").removesuffix(closing)
-        self.set(closing=closing, blank="" if always else between, end=tail[:end], after=tail[end:],
-                 prompt=opened.removeprefix(asked) if asked and opened.startswith(asked) else "")
-        return True
+# %% ../../nbs/tree/01_template.ipynb #5c174c00
+def _turn_ends(probe):
+    "Find how the assistant's turn opens and ends; return False if earlier text changes later."
+    opened, last = probe.ask(_USER, prompt=True), probe.ask(_USER, _ANSWER)
+    follow = probe.ask(_USER, _ANSWER, Turn("user", "zqnext"))
+    if None in (opened, follow) or not last.startswith(opened):
+        return False
+    between, tail = last.removeprefix(opened).split("zqanswer", 1)
+    always = follow.startswith(opened + between + "zqanswer")
+    if not always and not follow.startswith(opened + "zqanswer"):
+        return False
+    rest = follow.removeprefix(opened).removeprefix(between if always else "").removeprefix("zqanswer")
+    closing = probe.chat.tokenizer.eos_token or ""
+    closing = closing if closing and not rest.startswith(tail) and tail.endswith(closing) else ""
+    tail = tail.removesuffix(closing)
+    if not rest.startswith(tail):
+        return False
+    special = [t.content for t in probe.chat.tokenizer.added_tokens_decoder.values() if t.content.strip()]
+    end = min((tail.index(t) + len(t) for t in special if t in tail), default=len(tail.rstrip()))
+    asked = (probe.ask(_USER) or "").removesuffix(closing)
+    probe.set(closing=closing, blank="" if always else between, end=tail[:end], after=tail[end:],
+              prompt=opened.removeprefix(asked) if asked and opened.startswith(asked) else "")
+    return True
 
-    def roles(self):
-        system, more = Turn("system", "zqsystem"), Turn("user", "zqmore")
-        self.set(system=self.shows(system, _USER, _ANSWER, words=("zqsystem", "zquser")))
-        late = replace(system, content="zqlater")
-        later = (system, late, _USER, _ANSWER), (system, _USER, late, _ANSWER), (system, _USER, _ANSWER, late, more)
-        self.set(late_system=all(self.shows(*turns, words=("zqsystem", "zquser", "zqlater")) for turns in later))
-        self.set(merge=not self.dialect.system or not self.shows(_USER, more, _ANSWER, words=("zquser", "zqmore")))
+# %% ../../nbs/tree/01_template.ipynb #12c73be9
+def _roles(probe):
+    "Find whether there is a system role, where its messages may stand, and whether roles must alternate."
+    system, more = Turn("system", "zqsystem"), Turn("user", "zqmore")
+    probe.set(system=probe.shows(system, _USER, _ANSWER, words=("zqsystem", "zquser")))
+    late = replace(system, content="zqlater")
+    later = (system, late, _USER, _ANSWER), (system, _USER, late, _ANSWER), (system, _USER, _ANSWER, late, more)
+    probe.set(late_system=all(probe.shows(*turns, words=("zqsystem", "zquser", "zqlater")) for turns in later))
+    probe.set(merge=not probe.dialect.system or not probe.shows(_USER, more, _ANSWER, words=("zquser", "zqmore")))
 
-    def calls(self):
-        "Find which form of arguments is rendered once, and which parts of a call and its result are kept."
-        whole = json.dumps({"zqkey": _VALUE})
-        for short in (False, True):
-            for form in ("object", "text"):
-                self.set(short_ids=short, arguments=form)
-                text = self.ask(_USER, _CALL)
-                wanted, spoiled = ("zqtool", "zqkey", _VALUE), ('\\"zqkey', "&#34;", "&quot;")
-                if text and all(w in text for w in wanted) and not any(w in text for w in spoiled):
-                    self.set(call_text=self.shows(_USER, replace(_CALL, content="zqsaid"), words=("zqsaid", _VALUE)),
-                             raw_arguments=whole in text,
-                             results=self.shows(_USER, _CALL, _RESULT, words=(_RESULT.content, _VALUE), prompt=True))
-                    return
-        self.set(short_ids=False, arguments=None)
-
-    def thoughts(self):
-        "Find where reasoning must be passed, beside a call if there are calls."
-        thought = replace(_CALL if self.dialect.arguments else _ANSWER, thinking="zqthought")
-        for form in ("field", "inline"):
-            self.set(thinking=form)
-            if self.shows(_USER, thought, words=("zqthought",)):
+# %% ../../nbs/tree/01_template.ipynb #a34fdfe4
+def _calls(probe):
+    "Find which form of arguments is rendered once, and which parts of a call and its result are kept."
+    whole = json.dumps({"zqkey": _VALUE})
+    for short in (False, True):
+        for form in ("object", "text"):
+            probe.set(short_ids=short, arguments=form)
+            text = probe.ask(_USER, _CALL)
+            wanted, spoiled = ("zqtool", "zqkey", _VALUE), ('\\"zqkey', "&#34;", "&quot;")
+            if text and all(w in text for w in wanted) and not any(w in text for w in spoiled):
+                probe.set(call_text=probe.shows(_USER, replace(_CALL, content="zqsaid"), words=("zqsaid", _VALUE)),
+                          raw_arguments=whole in text,
+                          results=probe.shows(_USER, _CALL, _RESULT, words=(_RESULT.content, _VALUE), prompt=True))
                 return
-        self.set(thinking=None)
+    probe.set(short_ids=False, arguments=None)
 
-    def run(self):
-        "Return the dialect, or None if the template cannot render a question and its answer."
-        if not self.shows(_USER, _ANSWER, words=("zquser", "zqanswer")):
+
+def _thoughts(probe):
+    "Find where reasoning must be passed, beside a call if there are calls."
+    thought = replace(_CALL if probe.dialect.arguments else _ANSWER, thinking="zqthought")
+    for form in ("field", "inline"):
+        probe.set(thinking=form)
+        if probe.shows(_USER, thought, words=("zqthought",)):
+            return
+    probe.set(thinking=None)
+
+# %% ../../nbs/tree/01_template.ipynb #f3afb203
+def _dialect(probe):
+    "Return the dialect, or None if the template cannot render a question and its answer."
+    if not probe.shows(_USER, _ANSWER, words=("zquser", "zqanswer")):
+        return None
+    if not _turn_ends(probe):  # Mistral moves its tools to the last user message: probed without them
+        tools, probe.tools = probe.tools, []
+        ends, probe.tools = bool(tools) and _turn_ends(probe), tools
+        if not ends:
             return None
-        if not self.turn_ends():  # Mistral moves its tools to the last user message: probed without them
-            tools, self.tools = self.tools, []
-            ends, self.tools = bool(tools) and self.turn_ends(), tools
-            if not ends:
-                return None
-            self.set(appends=False)
-        self.roles()
-        if self.tools:
-            self.set(tools=self.shows(_USER, words=("zqtool", "zqdescription", "zqkey", "zqmeaning"), prompt=True))
-        self.calls()
-        self.thoughts()
-        return self.dialect
+        probe.set(appends=False)
+    _roles(probe)
+    if probe.tools:
+        probe.set(tools=probe.shows(_USER, words=("zqtool", "zqdescription", "zqkey", "zqmeaning"), prompt=True))
+    _calls(probe)
+    _thoughts(probe)
+    return probe.dialect
 
 # %% ../../nbs/tree/01_template.ipynb #18e04e1d
 def _templates(tokenizer, tools):
@@ -170,7 +168,7 @@ def probe_template(
     if not tokenizer.chat_template:
         raise TemplateProblem("the tokenizer has no chat template; set `tokenizer.chat_template`.")
     dialects = [next((d for source, empty in _templates(tokenizer, tools)
-                      if (d := _Probe(tokenizer, source, tools, empty).run())),
+                      if (d := _dialect(_Probe(tokenizer, source, tools, empty)))),
                      None) for tools in ([], [_SCHEMA])]
     if not any(dialects):
         raise TemplateProblem("the chat template does not render a question and its answer, or changes earlier text "

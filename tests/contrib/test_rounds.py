@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from composer_replication.contrib.islands.diloco import IslandsProblem, OuterStep
-from composer_replication.contrib.islands.rounds import Round, Rounds, expect, has_met
+from composer_replication.contrib.islands.rounds import Round, Rounds, _delivered, _put_json, expect, has_met
 from composer_replication.contrib.queue.store import QueueProblem, Store
 
 LIMIT = 60.0
@@ -194,7 +194,7 @@ def test_a_decision_that_comes_after_a_round_was_cleared_away_is_taken_by_nobody
     one, two, late = ends
     late.learn(9)
     late.rounds.deliver(late.step)
-    there = late.rounds._delivered()
+    there = _delivered(late.rounds.store, 0)
     for turn in range(3):
         for end in (one, two):
             end.learn(turn)
@@ -202,7 +202,7 @@ def test_a_decision_that_comes_after_a_round_was_cleared_away_is_taken_by_nobody
         for name in ("000000-2.safetensors", "000000-2.json"):
             late.rounds.store.remove(f"rounds/{name}")
         settle([one, two], over=True)
-    late.rounds._put_json("rounds/000000-members", {"2": there["2"]})
+    _put_json(late.rounds.store, "rounds/000000-members", {"2": there["2"]})
     other = End(Store(url), 3, 1.0, 0.0)
     for end in (late, other):
         end.rounds.number = 0

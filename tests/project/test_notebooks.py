@@ -7,11 +7,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MOST = 100  # exported lines without a value shown
 SPINE = 60  # the same, on the pages that a newcomer reads first
-LONGER = {  # pages that still show more, each most of all one class, or the spine's above `SPINE`, in lines of 120; none may grow
-    "contrib/islands/01_rounds": 187,
-    "sandbox/05_workspace": 172, "envs/toy/01_interpreter": 151,
-    "rollout/02_decode": 135,
-    "tree/00_chat": 96, "core/02_trace": 89, "losses/00_divergences": 93, "tree/04_build": 90, "tree/01_template": 83}
 READ_FIRST = (
     "core/02_trace", "core/12_hint", "traces/07_error_sites", "hints/03_templates", "tree/01_template", "tree/00_chat",
     "tree/04_build", "tree/06_pack", "tree/13_forward", "losses/00_divergences", "losses/07_channels", "losses/08_compose",
@@ -41,8 +36,7 @@ def test_no_page_goes_long_without_a_value():
     found = {path.relative_to(ROOT / "nbs").with_suffix("").as_posix(): lines_without_value(json.loads(path.read_text())["cells"])
              for path in ROOT.glob("nbs/**/*.ipynb")}
     assert set(READ_FIRST) <= set(found)
-    bounds = {page: LONGER.get(page, SPINE if page in READ_FIRST else MOST) for page in found}
-    assert {page: lines for page, lines in found.items() if lines > bounds[page]} == {}
+    assert {page: lines for page, lines in found.items() if lines > (SPINE if page in READ_FIRST else MOST)} == {}
 
 
 def shown(*outputs):

@@ -1,7 +1,6 @@
 "What users, tools and traces say is text, whatever control tokens it looks like; only the template opens and closes turns."
 
 import json
-from dataclasses import replace
 
 import pytest
 from small_tokenizers import REAL
@@ -11,7 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.envs.toy.model import embedded_tokenizer
 from composer_replication.tree.build import build_tree
-from composer_replication.tree.chat import MARK, _without_controls
+from composer_replication.tree.chat import MARK, _ids, _plain_ids, _without_controls
 from composer_replication.tree.context import context_ids
 from composer_replication.tree.template import probe_template
 
@@ -113,12 +112,12 @@ def test_text_beside_marked_text_has_its_ordinary_ids(tokenizers, name):
     parts = ["Hello world", "  two spaces\n\n\tand a tab", "Zürich, 漢字 and \U0001f600", "def f(x):\n    return x"]
     whole = "".join(part + end for part in parts)
     ordinary = tokenizer.encode(whole, add_special_tokens=False)
-    marked = list(chat._ids(f"{whole}{end[0]}{MARK}{end[1:]}"))
+    marked = list(_ids(chat.tokenizer, f"{whole}{end[0]}{MARK}{end[1:]}"))
     assert marked[: len(ordinary)] == ordinary and not controls(chat, marked[len(ordinary) :])
     for first in (True, False):  # the reader without control tokens agrees where there are none
         for part in parts:
             given = tokenizer.encode(part if first else chat.anchor + part, add_special_tokens=False)[0 if first else 1 :]
-            assert list(chat._plain_ids(part, first)) == given
+            assert list(_plain_ids(chat.tokenizer, part, first)) == given
 
 
 @pytest.mark.data
@@ -142,7 +141,7 @@ def test_a_tokenizer_that_cannot_read_control_tokens_as_text_escapes_them_and_sa
         def encode(self, text, **options):
             return chat.tokenizer.encode(text, **options)
 
-    ids = replace(chat, tokenizer=Slow())._ids(f"a {token[0]}{MARK}{token[1:]} b")
+    ids = _ids(Slow(), f"a {token[0]}{MARK}{token[1:]} b")
     assert not controls(chat, ids) and "escaped by a zero-width space" in caplog.text and "1 places" in caplog.text
 
 
