@@ -172,7 +172,7 @@ class Divergence:
             raise InputProblem("the sampled token estimates KL(student || teacher) only; use beta=1.0 and no "
                                "token_clip, or another support for another divergence.")
         if self.function and self.token_clip is not None:
-            raise InputProblem("token_clip bounds the terms of D_beta; leave it out for another divergence.")
+            raise InputProblem("token_clip bounds terms of the generalised JSD; leave it out otherwise.")
 
     def nats(
         self,
