@@ -244,6 +244,7 @@ def _part(trace, number, positions):
 
 # %% ../../nbs/core/02_trace.ipynb #71c6b56c
 ERROR_KINDS = ("tool_not_found", "json_decode", "type_error", "runtime_error", "repeated_failure")
+_KEYS = ("error_kind", "error_message", "available_tools", "tool_name", "tool_schema", "intent")  # of a plain context
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,7 +262,7 @@ class HintContext(Mapping):
     more: Mapping = field(default_factory=dict, repr=False)  # further keys of a plain dict
 
     def _keys(self) -> dict:
-        own = {f.name: value for f in fields(self)[:6] if (value := getattr(self, f.name)) != f.default}
+        own = {f.name: value for f in fields(self) if f.name in _KEYS and (value := getattr(self, f.name)) != f.default}
         return own | dict(self.more)
 
     def __getitem__(self, key: str) -> Any:
@@ -279,7 +280,7 @@ class HintContext(Mapping):
         if isinstance(context, HintContext):
             return context
         given = {key: value for key, value in (context or {}).items() if value is not None}
-        own = {f.name: given.pop(f.name) for f in fields(HintContext)[:6] if f.name in given}
+        own = {key: given.pop(key) for key in _KEYS if key in given}
         return HintContext(**own, more=given)
 
     @classmethod

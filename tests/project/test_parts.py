@@ -21,17 +21,17 @@ PARTS = {
     "core.hint": (7, 650, {"core"}, set()),
     "losses.compose": (29, 4300, {"core", "losses", "tree"}, TORCH),  # the method: what DESIGN bounds
     "tree.build": (13, 1900, {"core", "tree"}, {"transformers"}),
-    "hints.layers": (56, 6850, {"core", "hints", "traces"}, set()),
-    "traces.read": (41, 5160, {"core", "traces"}, set()),  # readers, one a format; what they share is four pages
+    "hints.layers": (56, 6870, {"core", "hints", "traces"}, set()),
+    "traces.read": (41, 5180, {"core", "traces"}, set()),  # readers, one a format; what they share is four pages
     "traces.scrub": (5, 250, {"core", "traces"}, set()),
     "traces.export": (8, 700, {"core", "traces"}, set()),
     "sandbox.base": (8, 1100, {"core", "sandbox"}, set()),
-    "envs.deletion.env": (48, 9600, {"core", "envs", "sandbox"}, set()),  # tasks and their judge: no trainer
-    "replay.endpoint": (12, 1160, {"core", "replay"}, set()),
-    "replay.client": (17, 2010, {"core", "replay"}, set()),
-    "replay.pool": (19, 2280, {"core", "replay"}, set()),
-    "rollout.protocols": (14, 1790, {"core", "rollout", "traces"}, set()),  # messages without the readers of formats
-    "replay.pairs": (48, 5750, {"core", "replay", "traces"}, set()),  # with the readers, one a format
+    "envs.deletion.env": (48, 9640, {"core", "envs", "sandbox"}, set()),  # tasks and their judge: no trainer
+    "replay.endpoint": (12, 1170, {"core", "replay"}, set()),
+    "replay.client": (17, 2020, {"core", "replay"}, set()),
+    "replay.pool": (19, 2290, {"core", "replay"}, set()),
+    "rollout.protocols": (14, 1800, {"core", "rollout", "traces"}, set()),  # messages without the readers of formats
+    "replay.pairs": (48, 5770, {"core", "replay", "traces"}, set()),  # with the readers, one a format
 }
 
 
