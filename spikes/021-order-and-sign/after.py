@@ -12,10 +12,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from statistics import fmean
 
-import appended
 import torch
-from fingerprint import reward_fingerprint
-from plan import DESCRIBED, HERE, TUNING, Clock, Run, Work
+from plan import DESCRIBED, HERE, TUNING, Clock, Run, Work, appended, reward_fingerprint
 
 RATES, ENDS = (1.5625e-5, 3.125e-5, 6.25e-5, 1.25e-4), (10, 30, 100)
 
