@@ -12,14 +12,16 @@ def first_screen(
     rows: Sequence[tuple],  # what, estimate, low, high
     unit: str,
     digits: int = 1,
+    level: str = "95 %",  # of the intervals
+    threshold: float = 0,  # of the hypotheses
 ) -> None:
     "Show the verdict, the rows as a table, and the same rows as intervals; what the last run lacks is `not run`."
-    lines = ["| what | difference (95 % interval) | above 0 |", "|---|---|---|"]
+    lines = [f"| what | difference ({level} interval) | above {threshold:g} |", "|---|---|---|"]
     for what, value, low, high in rows:
         if value is None:
             lines.append(f"| {what} | **not run** | |")
             continue
-        side = "shown" if low > 0 else "opposite" if high < 0 else "not shown"
+        side = "shown" if low > threshold else "opposite" if high < min(0, threshold) else "not shown"
         lines.append(f"| {what} | {value:+.{digits}f} {unit} ({low:+.{digits}f} to {high:+.{digits}f}) | {side} |")
     display(Markdown(f"**{verdict}**\n\n" + "\n".join(lines)))
     fig, ax = plt.subplots(figsize=(7.4, 0.6 + 0.32 * len(rows)), layout="constrained")
@@ -28,9 +30,9 @@ def first_screen(
             ax.plot([low, high], [place, place], color=STUDENT, lw=2)
             ax.plot(value, place, "o", color=TEACHER, markersize=5)
     ax.set_yticks(range(len(rows)), [row[0].replace("`", "") for row in rows], fontsize=8)
-    ax.axvline(0, color="#444444", lw=1)
+    ax.axvline(threshold, color="#444444", lw=1)
     ax.invert_yaxis()
-    ax.set_xlabel(f"{unit}; bar: 95 % interval", fontsize=8)
+    ax.set_xlabel(f"{unit}; bar: {level} interval; line: {threshold:g}", fontsize=8)
     ax.spines[["top", "right"]].set_visible(False)
     plt.show()
 

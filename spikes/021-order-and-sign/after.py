@@ -2,10 +2,11 @@
 
     OMP_NUM_THREADS=1 .venv/bin/python spikes/021-order-and-sign/after.py --minutes 30 --workers 1
 
-Asked when all runs had been seen, so it is described and changes no verdict: SDPO's rate was the lowest of the grid, its 100 steps were not tuned.
-On the development seeds `recorded exact` runs at three lower rates too, and is measured after 10, 30 and 100 steps. The best of these by the mean
-of development tasks passed runs on seeds 40 to 49. Each run also keeps how often the start is right at its own failed turns, plain and behind
-exact hints: the teacher's share is what SDPO can reach there. Runs are appended to `after.jsonl`.
+Asked when all runs had been seen, so it is described and changes no verdict: SDPO's rate was the lowest of the grid, and
+its 100 steps were not tuned. On the development seeds `recorded exact` runs at three lower rates too, and is measured
+after 10, 30 and 100 steps. The best of these by the mean of development tasks passed runs on seeds 40 to 49. Each run
+also keeps how often the start is right at its own failed turns, plain and behind exact hints: what SDPO can reach there.
+Runs are appended to `after.jsonl`.
 """
 import copy
 from collections.abc import Iterator
@@ -51,7 +52,7 @@ class WorkAfter(Work):
                 passed[str(step)], right[str(step)] = found["passed"], [int(x) for x in self.right(model, turns)]
             if step == ends[-1]:
                 break
-        at_start = {name: [int(x) for x in self.right(self.start, turns, hinted)] for name, hinted in (("plain", False), ("hinted", True))}
+        at_start = {name: [int(x) for x in self.right(self.start, turns, name == "hinted")] for name in ("plain", "hinted")}
         return {"passed": passed, "start": found["start"], "right": right, "start_right": at_start}
 
 
