@@ -83,22 +83,12 @@ def order(better="recorded exact", worse="policy", world="strong", seeds=10):
     return over_seeds([passed[better, seed] - passed[worse, seed] for seed in range(40, 40 + seeds)])
 
 
-def offline():
-    rows = [row for row in raw("009-offline-sdpo/runs.jsonl.gz")
-            if row["asked"] is None and not row["acted"] and row["seed"] < 100]
-    gap = lambda row: fmean(w - f for w, f in zip(row["repaired"], row["failed"]))
-    worked = lambda arm, divergence: {row["seed"]: gap(row) for row in rows
-                                      if (row["arm"], row["divergence"]) == (arm, divergence)}
-    supervised, hinted = worked("sft", ""), worked("exact", "forward")
-    return over_seeds([supervised[seed] - hinted[seed] for seed in range(5)])
-
-
 ROWS = {("016", "recorded SDPO - filler"): recipe, ("004", "SDPO - filler"): alone, ("004", "both at once"): both_at_once,
         ("013", "Qwen2.5-Coder-0.5B"): qwen, ("106", "exact hints - filler"): lambda: ladder("106-wide-hint-ladder"),
-        ("105", "the same"): lambda: ladder("105-hint-ladder"), ("018", "recorded"): lab,
-        ("021", "where policy learns"): order, ("009", "supervised - SDPO"): offline}
+        ("105", "the same"): lambda: ladder("105-hint-ladder"), ("018", "recorded: the same"): lab,
+        ("018", "does not learn"): lambda: lab(worse="policy"), ("021", "which learns"): order}
 README = (ROOT / "README.md").read_text()
-FIGURE = r"([+-]\d+\.\d+) (?:points|nats) \(([+-]\d+\.\d+) to ([+-]\d+\.\d+)\)"
+FIGURE = r"([+-]\d+\.\d+) \(([+-]\d+\.\d+) to ([+-]\d+\.\d+)\)"
 
 
 def table_rows(page):

@@ -230,6 +230,6 @@ def test_the_readme_is_one_page_with_the_figures_of_the_runs():
     passed = lambda arm: [100 * sum(map(sum, run["rewards"])) / sum(map(len, run["rewards"]))
                           for run in runs if run["arm"] == arm and "rewards" in run]
     own, filler = passed("own"), passed("filler")
-    assert len(own) == len(filler) and f"{sum(own) / len(own) - sum(filler) / len(filler):+.1f} points" in table
-    for figure in ("-35.9 points (-45.3 to -26.6)", "+12.5 points (+5.9 to +19.1)", "+0.6 points (-2.2 to +3.4)"):
+    assert len(own) == len(filler) and f"{sum(own) / len(own) - sum(filler) / len(filler):+.1f} (" in table
+    for figure in ("-35.9 (-45.3 to -26.6)", "+12.5 (+5.9 to +19.1)", "+0.6 (-2.2 to +3.4)"):
         assert figure in table
