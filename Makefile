@@ -17,6 +17,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export PYTHONHASHSEED ?= 0
 export OMP_NUM_THREADS ?= 1
+export PYTHONDONTWRITEBYTECODE :=  # a run starts dozens of processes: unless bytecode is kept, each compiles torch anew
 
 .PHONY: demo road check style fast test rest test-here test-contrib test-slow test-spikes vllm test-vllm verifiers test-verifiers test-foreign test-islands test-clouds \
 	test-agents docs lab clean

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,12 @@ def kept_files() -> list[Path]:
     return files
 
 
+@cache  # each file of the package is looked at three times
+def parsed(path: Path) -> ast.Module:
+    "The syntax tree of a file."
+    return ast.parse(path.read_text())
+
+
 # Importing
 
 def test_import_is_quick_and_lazy():
@@ -50,7 +57,7 @@ def test_public_name_resolves(name):
 
 def test_a_class_name_has_one_meaning():
     names = Counter(node.name for path in PACKAGE.rglob("*.py") if "data" not in path.relative_to(PACKAGE).parts
-                    for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef))
+                    for node in ast.walk(parsed(path)) if isinstance(node, ast.ClassDef))
     assert {name for name, count in names.items() if count > 1} == {"Plugin"}  # of pytest, in programs that run apart
 
 
@@ -82,7 +89,7 @@ def upward_imports(package: Path) -> list[str]:
         if room not in FLOORS:
             problems.append(f"{path.relative_to(package)}: room {room} has no floor")
             continue
-        for line, parts in imported(ast.parse(path.read_text()), module):
+        for line, parts in imported(parsed(path), module):
             if parts[0] != package.name:
                 continue
             to = next((part for part in parts[1:2] if part in FLOORS), None)
@@ -133,7 +140,7 @@ def module_imports(package: Path) -> dict[str, set[str]]:
     names = {path: ".".join(parts).removesuffix(".__init__") for path, parts in kept.items()}
     imports = {}
     for path, name in names.items():
-        targets = {".".join(to) for _, to in imported(ast.parse(path.read_text()), kept[path])}
+        targets = {".".join(to) for _, to in imported(parsed(path), kept[path])}
         imports[name] = {to if to in names.values() else to.rpartition(".")[0] for to in targets} & set(names.values()) - {name}
     return imports
 

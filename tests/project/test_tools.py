@@ -1,5 +1,6 @@
 """The checks must be able to fail: each is shown a tree with one thing wrong."""
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -169,3 +170,12 @@ def test_the_same_run_gives_the_same_file(tmp_path):
         subprocess.run(command, cwd=tmp_path, check=True, timeout=600)
     assert (tmp_path / "a.ipynb").read_bytes() == (tmp_path / "b.ipynb").read_bytes()
     assert "IntSlider(value=7)" in (tmp_path / "a.ipynb").read_text()
+
+
+# Make
+
+def test_what_make_starts_keeps_its_bytecode():
+    "Also where the environment forbids it: a run starts dozens of processes, and each would compile all that it imports."
+    words = ["make", "-s", "--eval", "shown: ; @echo $${PYTHONDONTWRITEBYTECODE:-kept}", "shown"]
+    done = subprocess.run(words, cwd=ROOT, env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}, capture_output=True, text=True)
+    assert done.stdout == "kept\n", done.stderr
