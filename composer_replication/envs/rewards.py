@@ -186,16 +186,11 @@ class SharedCredit:
 
     def __init__(self, factory: Callable[[], Any]):
         self.environment = environment_of(factory())  # an environment with a grade, see `recipes.tasks`
+        self.reset, self.call, self.close = self.environment.reset, self.environment.call, self.environment.close
 
     @property
     def tools(self) -> tuple[dict, ...]:
         return self.environment.tools
-
-    def reset(self, **row: Any) -> str | None:
-        return self.environment.reset(**row)
-
-    def call(self, call):
-        return self.environment.call(call)
 
     def reward(self, answer: str = "") -> float | None:
         reward = self.environment.reward(answer)
@@ -203,6 +198,3 @@ class SharedCredit:
         if grade is None or reward is None:
             raise InputProblem("episode_reward: credit=share, and the environment ended an episode without a grade", "leave credit out")
         return 0.0 if grade.hacked else max(reward, grade.fraction)
-
-    def close(self) -> None:
-        self.environment.close()

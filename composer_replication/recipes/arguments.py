@@ -61,20 +61,14 @@ def _arguments(key, value, action, kind):
         raise ValueError("text or a number is wanted here; YAML reads no, yes, on and off as truth values unless they are quoted")
     return ([f"--{key}", str(value)] if action.nargs == "+" else [f"--{key}={value}"]), {}
 
-# %% ../../nbs/recipes/07_arguments.ipynb #862b70f6
+# %% ../../nbs/recipes/07_arguments.ipynb #34f3bdf7
 def one_line(error: Exception) -> str:
     "Return an error of the parser or of a dataclass as one sentence."
     text = re.sub(r"^argument --(\w+)\S*: ", r"\1: ", " ".join(str(error).split()))
     return text if text.endswith((".", "?")) else f"{text}."
 
-# %% ../../nbs/recipes/07_arguments.ipynb #34f3bdf7
-def command_line(
-    parser: RecipeParser,
-    values: Mapping[str, Any],  # of the file
-    given: Mapping[str, Any],  # that override them, as YAML reads them
-    overrides: Mapping[str, str],  # the same as text
-    file: str | Path,  # named in errors
-) -> tuple[list[str], dict[str, Any]]:
+
+def command_line(parser: RecipeParser, values: Mapping, given: Mapping, overrides: Mapping, file: str | Path) -> tuple[list[str], dict]:
     "Return all keys as parser arguments, and the defaults that bypass it. Raises `RecipeProblem` with the key at fault."
     actions = {a.dest: a for a in reversed(parser._actions) if a.dest not in ("help", *FORBIDDEN)}
     kinds = {name: str(kind) for c in (*CLASSES, *contributed_settings().values()) for name, kind in get_type_hints(c).items()}
@@ -101,13 +95,7 @@ def command_line(
     return line, around
 
 
-def defaults(
-    parser: RecipeParser,
-    line: list[str],  # of `command_line`
-    name: str,  # the recipe's
-    named: Mapping[str, Any],  # all keys of the file and the overrides
-    estimating: bool,  # nothing will run: a GPU is not missed
-) -> dict[str, Any]:
+def defaults(parser: RecipeParser, line: list[str], name: str, named: Mapping, estimating: bool) -> dict[str, Any]:
     "Return defaults from the objective, the environment and the recipe's name; named keys are in the command line and override them."
     objective = parser.parse_known_args(line)[0]
     settings = objective_settings(objective.objective, objective.gradient_accumulation_steps)

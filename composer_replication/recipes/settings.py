@@ -27,13 +27,13 @@ from ..training.objectives import PO_OBJECTIVES
 from .models import EMBEDDED
 from .recipe_file import RecipeProblem
 
-# %% ../../nbs/recipes/06_settings.ipynb #eda71114
+# %% ../../nbs/recipes/06_settings.ipynb #548ff289
 SPLITS = ("repository", "time", "task")
 
 
 PAIR_SOURCES = ("group", *FREE_PAIRS, EMBEDDED)
 
-# %% ../../nbs/recipes/06_settings.ipynb #548ff289
+
 @dataclass
 class RecipeArguments:
     "The model, tasks, traces, hints and further settings of a run. Raises `RecipeProblem`."

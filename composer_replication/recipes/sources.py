@@ -9,9 +9,9 @@ __all__ = ['HINT_TOKENS', 'JUDGE_TOKENS', 'JUDGE_CACHE', 'trace_paths', 'whole_t
 
 # %% ../../nbs/recipes/11_sources.ipynb #9556de96
 import gzip
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from glob import glob
 from itertools import takewhile
@@ -19,12 +19,13 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..core.pair import DPOPair
 from ..core.trace import Trace, Turn
 from ..envs.toy.traces import toy_path
 from ..hints.learned_layer import HINT_CHARS, clean_hint
 from ..core.hint import HintGenerator
 from ..hints.layers import CompositeHintGenerator, make_layers
-from ..losses.batch import TraceExample
+from ..tree.example import TraceExample
 from ..replay.answer import token_count
 from ..replay.client import complete
 from ..replay.endpoint import parse_teacher, read_key
@@ -34,8 +35,9 @@ from ..replay.pairs import FREE_PAIRS, free_pairs, recovery_pairs
 from ..replay.prices import Price, Usage
 from ..replay.teachers import TeacherProblem, trace_states
 from .checkpoint import load_checkpoint
-from .recipe import EMBEDDED, Recipe
+from .models import EMBEDDED
 from .recipe_file import RecipeProblem
+from .settings import Recipe
 from ..rollout.policies import TransformersPolicy
 from ..rollout.sampling import Sampling
 from ..training.guard import content_hash
@@ -111,21 +113,20 @@ def pairs_as_traces(
 
 
 def with_their_traces(
-    recorded: Sequence[TraceExample],
+    traces: Sequence[Trace],
     examples: Sequence[PreferenceExample],  # of `read_pairs`
-) -> tuple[list[TraceExample], list[PreferenceExample]]:
-    "Return the recorded traces with those of the pairs that belong to them, by trace id and state, and the pairs that belong to none."
-    homes, own, rest = {e.trace.trace_id: number for number, e in enumerate(recorded)}, defaultdict(list), []
+) -> tuple[list[list[DPOPair]], list[PreferenceExample]]:  # for each trace its pairs; those of no trace
+    "Give each trace the pairs that belong to it, by trace id and state."
+    homes, own, rest = {trace.trace_id: number for number, trace in enumerate(traces)}, [[] for _ in traces], []
     for example in examples:
         number, turn = homes.get(example.pair.trace_id), example.pair.turn
-        trace = None if number is None else recorded[number].trace
+        trace = None if number is None else traces[number]
         there = trace and 0 < turn < len(trace.turns) and trace.turns[turn].role == "assistant"
         if there and trace_states(trace, [turn])[0].key == example.state.key:
             own[number].append(example.pair)
         else:
             rest.append(example)
-    return [replace(e, pairs=(*e.pairs, *own[number])) for number, e in enumerate(recorded)], rest
-
+    return own, rest
 
 # %% ../../nbs/recipes/11_sources.ipynb #fd81a83c
 @dataclass(frozen=True)
@@ -154,18 +155,13 @@ class Sources:
         return pairs if self.of_rollouts else None
 
 
-def _pairs_of(name, formats, find_sites):
-    "Return one file's pairs, and traces with their siblings' pairs, of which one is empty. Raises `RecipeProblem` if both are."
+def _read_pairs(name, formats):
+    "Return one file's pairs, and the traces of a file of traces, of which one is empty."
     path = toy_path() if name == EMBEDDED else Path(name)
     with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
         if f'"{SCHEMA}"'.encode() in file.readline():
             return read_pairs(path), []
-    traces = list(read_traces(path, formats=formats))
-    examples = [TraceExample(t, pairs=tuple(p)) for t, p in zip(traces, free_pairs(traces, ["siblings"], find_sites)) if p]
-    if not examples:
-        raise RecipeProblem(f"replay_pairs: none of the {len(traces)} traces in {path} has a sibling that did better in the same "
-                            "state; name a file with several attempts at each task.")
-    return [], examples
+    return [], list(read_traces(path, formats=formats))
 
 
 def recipe_sources(
@@ -173,20 +169,24 @@ def recipe_sources(
     held_out: Sequence[dict] = (),  # rows of tasks that must not be trained on
 ) -> Sources:
     "Load the recorded traces, pairs and hint layers of a recipe. Raises `ValueError` if a file is absent or has nothing to learn from."
-    a, c = recipe.arguments, recipe.config
+    a, c, formats, find = recipe.arguments, recipe.config, recipe.formats, recipe.find_sites
     names = (a.replay_pairs or []) if c.beta_replay else []
-    formats, find = recipe.formats, recipe.find_sites
+    files = {name: _read_pairs(name, formats) for name in names if name not in (*FREE_PAIRS, "group")}
     traces = recorded_traces(a.traces, held_out, formats) if a.traces else []
+    placed, rest = with_their_traces(traces, [example for pairs, _ in files.values() for example in pairs])
     free = free_pairs(traces, [name for name in names if name in FREE_PAIRS], find)
-    files = [name for name in names if name not in FREE_PAIRS and name != "group"]
-    of_files = [_pairs_of(name, formats, find) for name in files]
-    recorded, rest = with_their_traces([TraceExample(trace, pairs=tuple(pairs)) for trace, pairs in zip(traces, free)],
-                                       [example for pairs, _ in of_files for example in pairs])
-    more = [*pairs_as_traces(rest), *(example for _, examples in of_files for example in examples)]
+    recorded = tuple(TraceExample(trace, pairs=(*pairs, *own)) for trace, pairs, own in zip(traces, free, placed))
+    more = pairs_as_traces(rest)
+    for name, (_, of_file) in files.items():
+        made = [TraceExample(trace, pairs=tuple(pairs)) for trace, pairs in zip(of_file, free_pairs(of_file, ["siblings"], find)) if pairs]
+        if of_file and not made:
+            raise RecipeProblem(f"replay_pairs: none of the {len(of_file)} traces in {name} has a sibling that did better in the same state; name a file "
+                                "with several attempts at each task.")
+        more += made
     kept = {id(t) for t in without_held_out([e.trace for e in more], held_out)}
     own = tuple(name for name in names if name in ("group", "recovery")) if a.task is not None else ()
     hints = recipe_hints(recipe, SiblingIndex(traces, find)) if c.alpha_sdpo else None
-    sources = Sources(tuple(recorded), tuple(e for e in more if id(e.trace) in kept), hints, own, find)
+    sources = Sources(recorded, tuple(e for e in more if id(e.trace) in kept), hints, own, find)
     if names and not sources.with_pairs and not own:
         raise RecipeProblem(f"beta_replay={c.beta_replay} and there are no pairs: replay_pairs ({', '.join(names)}) finds none in the {len(traces)} "
                             "recorded traces; set replay_pairs to a file with pairs, or beta_replay to 0.")
@@ -254,8 +254,9 @@ def recipe_hints(
 ) -> CompositeHintGenerator:
     "Make the recipe's hint layers, in their order. Raises `InputProblem` if one cannot be made."
     a = recipe.arguments
-    asked, write = judge_of(a.hint_judge, a.hint_judge_key) if a.hint_judge else None, None
+    write = None
     if a.hint_writer:
         checkpoint = load_checkpoint(a.hint_writer)
         write = HintWriter(checkpoint.model.requires_grad_(False), checkpoint.tokenizer)
+    asked = judge_of(a.hint_judge, a.hint_judge_key) if a.hint_judge else None
     return CompositeHintGenerator(make_layers(a.hints, complete=asked, cache_dir=JUDGE_CACHE, model=a.hint_judge, siblings=siblings, write=write))

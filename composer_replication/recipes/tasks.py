@@ -12,7 +12,7 @@ import os
 import random
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..core.environment import TaskSet, TasksWanted, environment_of, task_set
@@ -102,6 +102,7 @@ class RunTasks:
     train: list[dict]
     held_out: list[dict]
     brought: TaskSet  # of the environment
+    settings: Mapping[str, object] = field(default_factory=dict)  # what the split came from
 
 # %% ../../nbs/recipes/10_tasks.ipynb #7536810e
 def _try_environment(name, factory):
@@ -144,13 +145,12 @@ def recipe_tasks(
         raise RecipeProblem(f"{len(train)} tasks are left to train on, and one generation takes {prompts} "
                             "(generation_batch_size / num_generations), so no step would be taken; give more tasks, or "
                             "hold out fewer.")
-    return RunTasks(train, list(held_out), brought)
+    return RunTasks(train, list(held_out), brought, {"task": a.task, "tasks": a.tasks, "split": a.split, "seed": seed})
 
 # %% ../../nbs/recipes/10_tasks.ipynb #53b73a82
 def keep_split(
     folder: str | Path,  # of the run
     tasks: RunTasks,
-    settings: Mapping[str, object],  # what the split came from
 ) -> None:
     "Write split.json. Raises `RecipeProblem` if an earlier run in the folder had one of these tasks on the other side."
     path = Path(folder, "split.json")
@@ -165,4 +165,4 @@ def keep_split(
     if last_complete_checkpoint(folder):  # its weights were trained on the tasks of earlier starts
         ids = {name: [*dict.fromkeys([*before[name], *ids[name]])] for name in ids}
     if int(os.environ.get("RANK", 0)) == 0:
-        write_json(path, dict(settings) | ids)
+        write_json(path, dict(tasks.settings) | ids)
