@@ -146,10 +146,11 @@ class Pairing:
 def pair(trace: Trace) -> Pairing:
     "Pair the calls of a trace with their results, segment by segment; a call answered in one segment counts as answered."
     causes, unanswered, loose = {}, {}, set()
-    for place, part in zip(trace.part_positions, trace.parts(), strict=True):
+    for place in trace.part_positions:
         by_id: dict[str, list] = {}  # calls of the latest turn with each id, answered ones last
         last, waiting, before = None, [], -1  # position of the last assistant turn, its unanswered calls, position of the turn before
-        for at, turn in zip(place, part.turns, strict=True):
+        for at in place:
+            turn = trace.turns[at]
             given, cause, follows, before = turn.tool_call_id, None, before == last, at
             if turn.role == "assistant" or (turn.role == "user" and not turn.observation):
                 unanswered |= {(last, id(call)): call for call in waiting}

@@ -18,8 +18,8 @@ from ..core.errors import InputProblem
 from ..core.hint import HintSource
 from ..losses.batch import TraceExample
 from .config import ComposerReplicationConfig
-from .recorded import trace_limit
-from .setup import Setup, check_model, prepare, sharded_module
+from ..tree.recorded import trace_limit
+from .setup import Setup, check_model, model_config, prepare, sharded_module
 from .step import StepTrainer
 from ..traces.error_sites import FindSites, find_error_sites
 from ..tree.build import Tree
@@ -47,8 +47,8 @@ class OfflineTrainer(StepTrainer):
         args = args or ComposerReplicationConfig("composer-run")
         check_model(args, model, others.get("peft_config"))
         if setup is None:
-            limit = trace_limit(max_trace_tokens, model, args.model_init_kwargs or {})
-            setup = prepare(args, processing_class or model, False, hint_source, None, replay_examples, traces, limit, find_sites)
+            setup = prepare(args, processing_class or model, False, hint_source, None, replay_examples, traces,
+                            trace_limit(max_trace_tokens, model_config(model, args.model_init_kwargs or {})), find_sites)
         self.traces, self.hint_source = setup.traces, setup.hint_source
         for wrong, what, remedy in (
                 (not setup.recorded, "there is nothing to train on", "pass train_dataset, or recorded traces and a channel that learns from them"),

@@ -22,7 +22,7 @@ from .config import ComposerReplicationConfig
 from .kl import kl_loss_terms
 from .reading import (BackwardPass, Forward, Models, branches_cached, pack_rows, student_kinds,
                                                     student_pass)
-from .recorded import without_reasoning
+from ..tree.recorded import without_reasoning
 from .running import RunTrainer
 from .window import Window, conflict_sums, recorded_trees
 from ..tree.build import Tree

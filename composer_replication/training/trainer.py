@@ -28,10 +28,10 @@ from .episodes import Generation
 from .groups import KeepsDraw, TaskDraw
 from .guard import HeldOutGuard, HeldOutGuardCallback
 from .kl import completion_logprobs
-from .recorded import trace_limit
+from ..tree.recorded import trace_limit
 from .rollouts import (begin_generation, generation_loss, note_played, play_generation, play_rows, played_traces,
                                                     prompts_shared, score_rows, scored_batch, tree_rows)
-from .setup import PairSource, Setup, check_held_out, check_model, check_positions, prepare, sharded_module
+from .setup import PairSource, Setup, check_held_out, check_model, check_positions, model_config, prepare, sharded_module
 from .step import StepTrainer
 from ..tree.example import RolloutTree
 
@@ -152,7 +152,7 @@ class ComposerReplicationTrainer(StepTrainer):
         check_model(args, model, others.get("peft_config"))
         check_positions(args, model)
         setup = setup or prepare(args, processing_class or model, environment_factory is not None, hint_source, pair_source, replay_examples, traces,
-                                 trace_limit(max_trace_tokens, model, args.model_init_kwargs or {}), find_sites)
+                                 trace_limit(max_trace_tokens, model_config(model, args.model_init_kwargs or {})), find_sites)
         self.hint_source, self.pair_source = setup.hint_source, setup.pair_source
         check_run(self, args, train_dataset, setup, guard)
         rewards = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs] if reward_funcs else []

@@ -137,7 +137,7 @@ class _Trunk:
 # %% ../../nbs/tree/04_build.ipynb #e94d74e9
 def _trunk(trace, chat, strip_thinking, sampled=None):
     "Return the trunk, and notes on parts missing in its text. Raises as `build_tree`."
-    if len(trace.parts()) > 1:
+    if len(trace.segments) > 1:
         raise AlignmentError(f"trace {trace.trace_id!r} has {len(trace.segments)} contexts; build a tree of each of "
                              "its `parts()`.")
     if not any(t.role == "assistant" for t in trace.turns):

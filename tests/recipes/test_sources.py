@@ -32,11 +32,12 @@ from composer_replication.replay.pairs import free_pairs
 from composer_replication.replay.teachers import TeacherProblem
 from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.export import write_traces
-from composer_replication.training import recorded
 from composer_replication.training.batches import NonFiniteLoss
 from composer_replication.training.offline import OfflineTrainer
-from composer_replication.training.recorded import trace_limit
 from composer_replication.training.running import RunTrainer
+from composer_replication.training.setup import model_config
+from composer_replication.tree import recorded
+from composer_replication.tree.recorded import trace_limit
 
 pytestmark = pytest.mark.trainer
 OFFLINE = dict(
@@ -242,8 +243,8 @@ def test_the_context_of_a_model_with_code_of_its_own_is_read_where_that_is_allow
     (tmp_path / "configuration_own.py").write_text(
         "from transformers import PreTrainedConfig\n\n\nclass OwnConfig(PreTrainedConfig):\n    model_type = 'own'\n")
     with pytest.raises((OSError, ValueError), match="trust_remote_code|contains custom code|does not recognize"):
-        trace_limit(8, str(tmp_path), {"trust_remote_code": False})
-    assert trace_limit(8, str(tmp_path), {"trust_remote_code": True, "dtype": "float32"}).context == 77
+        model_config(str(tmp_path), {"trust_remote_code": False})
+    assert trace_limit(8, model_config(str(tmp_path), {"trust_remote_code": True, "dtype": "float32"})).context == 77
 
 
 def test_an_offline_loss_that_is_not_finite_names_its_traces(tmp_path):

@@ -119,22 +119,22 @@ def split_of(train, out):
     (("abc", "d"), ("abd", "c"), "holds out 1 tasks that this run would train on, for example d"),
     (("abc", ""), ("ab", "c"), "trained on 1 tasks that this run would hold out, for example c")])
 def test_what_one_run_trained_on_another_may_not_hold_out_and_the_other_way_round(tmp_path, first, then, said):
-    keep_split(tmp_path, split_of(*first), {})
+    keep_split(tmp_path, split_of(*first))
     with pytest.raises(RecipeProblem, match=said):
-        keep_split(tmp_path, split_of(*then), {})
+        keep_split(tmp_path, split_of(*then))
     assert json.loads((tmp_path / "split.json").read_text())["held_out"] == [*first[1]]
 
 
 def test_a_folder_with_weights_remembers_both_sides_of_all_its_runs(tmp_path):
-    keep_split(tmp_path, split_of("abcdef", "xyz"), {})
+    keep_split(tmp_path, split_of("abcdef", "xyz"))
     (tmp_path / "checkpoint-1").mkdir()
     (tmp_path / "checkpoint-1" / "weights").touch()
     mark_complete(tmp_path / "checkpoint-1")
-    keep_split(tmp_path, split_of("abc", "x"), {})
+    keep_split(tmp_path, split_of("abc", "x"))
     split = json.loads((tmp_path / "split.json").read_text())
     assert (split["train"], split["held_out"]) == ([*"abcdef"], [*"xyz"])
     with pytest.raises(RecipeProblem, match="holds out 2 tasks"):
-        keep_split(tmp_path, split_of("abcyz", "x"), {})
+        keep_split(tmp_path, split_of("abcyz", "x"))
 
 
 def test_commits_of_one_repository_are_one_repository(tmp_path):

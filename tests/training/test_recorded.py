@@ -12,12 +12,12 @@ from composer_replication.losses.compose import compose_loss
 from composer_replication.replay.pairs import free_pairs
 from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.offline import OfflineTrainer
-from composer_replication.training.recorded import recorded_tree
 from composer_replication.training.step import StepTrainer
 from composer_replication.tree.build import build_tree
 from composer_replication.tree.example import target_hints, target_turns
 from composer_replication.tree.pack import pack_trees
 from composer_replication.tree.pass_cost import LAYER_WORTH
+from composer_replication.tree.recorded import recorded_parts
 from composer_replication.tree.template import probe_template
 
 
@@ -28,9 +28,9 @@ def both():
     chat, config = probe_template(tokenizer), ComposerReplicationConfig("out", report_to="none", bf16=False, beta_replay=0.5)
     short, whole = [], []
     for trace, pairs in zip(traces, free_pairs(traces, ["siblings", "recovery"])):
-        tree, _ = recorded_tree(TraceExample(trace, pairs=tuple(pairs)), chat, config, hints)
-        if tree:
-            short.append(tree)
+        trees, _ = recorded_parts(TraceExample(trace, pairs=tuple(pairs)), chat, config, hints)
+        if trees:
+            short += trees
             whole.append(build_tree(trace, chat, target_hints(trace, target_turns(trace), hints), tuple(pairs)))
     return short, whole
 

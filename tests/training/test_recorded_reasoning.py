@@ -14,7 +14,7 @@ from composer_replication.replay.pairs import DPOPair
 from composer_replication.report.train import counts_line
 from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.offline import OfflineTrainer
-from composer_replication.training.recorded import bare_turns, learnable_trees, recorded_parts, recorded_tree, without_reasoning
+from composer_replication.tree.recorded import bare_turns, learnable_trees, recorded_parts, without_reasoning
 from composer_replication.tree.template import probe_template
 
 TOOL = {
@@ -93,7 +93,7 @@ def test_every_turn_is_learnt_with_its_own_reasoning(template, rounds):
     assert bare_turns(trees)[0] == 0 and (said is None or "as it does when the model is sampled" in said)
     for turn, (tree, text) in found.items():
         assert (wanted[turn].thinking or "") in text and wanted[turn].tool_calls[0].name in text
-        alone, _ = recorded_tree(TraceExample(Trace("t", example.trace.turns[: turn + 2], (TOOL,))), chat, config(), hint)
+        alone = recorded_parts(TraceExample(Trace("t", example.trace.turns[: turn + 2], (TOOL,))), chat, config(), hint)[0][-1]
         assert tree.ids[: tree.span(turn).end] == alone.ids[: alone.span(turn).end]  # as if the trace had ended there
 
 
