@@ -43,8 +43,7 @@ class RecipeArguments:
     chat_template: str | None = setting(None, "A shipped template: `chatml-tools`, `plain-tools`, or `fenced` for a model that acts by fenced blocks; or a file; none: the tokenizer's own.")
     task: str | None = setting(None, "An environment: `deletion`, `gsm8k`, `sql`, `toy`, another registered one, or `package.module:factory` "
                                      "for one's own, which is imported.")
-    tasks: str | None = setting(None, "File of the task's rows, as `composer-rl tasks make` writes it for `deletion`; or a shipped "
-                                      "repository, `larder`.")
+    tasks: str | None = setting(None, "File of the task's rows, as `composer-rl tasks make` writes it for `deletion`; or `larder`, a shipped one.")
     split: str = setting("repository", "How tasks of a file are held out: by `repository`, by `time` (the latest), or by `task`.")
     data_folder: str | None = setting(None, "Folder of the task's own files; none: `tasks` in the folder that COMPOSER_DATA names.")
     train_rows: int = setting(64, "Tasks to train on, at most.")
@@ -113,8 +112,8 @@ class RecipeArguments:
                 raise RecipeProblem(f"forks={self.forks}: its keys are times, at least 1, and arms, of {', '.join(ARMS)}.")
         check_one_of("sandbox", self.sandbox, ("auto", *sandbox_kinds()))
         if self.context_tokens is not None and (self.context_tokens < 1 or self.agent is not None):
-            raise RecipeProblem(f"context_tokens={self.context_tokens}: " + ("an agent keeps its contexts itself; leave it out." if self.agent else
-                                "a context has at least 1 token."))
+            why = "an agent keeps its contexts itself; leave it out" if self.agent else "a context has at least 1 token"
+            raise RecipeProblem(f"context_tokens={self.context_tokens}: {why}.")
         if self.model.startswith("random:") and self.tokenizer is None:
             raise RecipeProblem(f"model {self.model!r} comes without a tokenizer; name one with tokenizer.")
 

@@ -50,8 +50,9 @@ def _tree(trace, hints, pairs, chat, placement, max_tokens):
 def without_reasoning(
     tree: Tree,  # of a recorded trace
 ) -> tuple[set[int], set[int]]:
-    "Return the turns whose reasoning the chat template leaves out: of those that are learnt from, and of those before them."
-    out, learnt = {span.turn for span in tree.spans if reasoning_note(span.turn) in tree.notes}, {branch.turn for branch in tree.branches}
+    "Return the turns whose reasoning the template leaves out: of those learnt from, and of those before."
+    out = {span.turn for span in tree.spans if reasoning_note(span.turn) in tree.notes}
+    learnt = {branch.turn for branch in tree.branches}
     return out & learnt, out - learnt
 
 
@@ -65,9 +66,9 @@ def recorded_parts(
 ) -> tuple[list[Tree], str]:  # trees; an empty list and the reason where nothing can be learnt
     """Return the trees of a recorded trace: one, or several of its beginnings where one tree would lack reasoning.
 
-    Each ends with the last turn that is learnt from and has a branch for each hinted turn and each side of a pair. The example's own hints come
-    first; the source is asked at the other turns. Many templates drop a turn's reasoning at the next user message; in the tree of a beginning
-    the turn is learnt with the reasoning that it was sampled with."""
+    Each ends with the last turn that is learnt from and has a branch for each hinted turn and each side of a pair.
+    The example's own hints come first; the source is asked at other turns. Many templates drop a turn's reasoning at
+    the next user message; in the tree of a beginning the turn is learnt with the reasoning that it was sampled with."""
     trace, (hints, pairs) = example.trace, _wanted(example, config, source, find_sites)
     questions = [i for i, turn in enumerate(trace.turns) if turn.role == "user"]
     answers = [i + 1 for i, turn in enumerate(trace.turns) if turn.role == "assistant"]
@@ -81,15 +82,17 @@ def recorded_parts(
 
 
 def _parts(trace, hints, pairs, borders, chat, placement, max_tokens):
-    "Return one tree, or one for each border where those show more of the reasoning that is learnt from; then try finer borders."
+    "Return one tree, or one for each border where those show more of the reasoning learnt from; then finer borders."
     tree, why = _tree(trace, hints, pairs, chat, placement, max_tokens)
     if tree is None or not borders or not without_reasoning(tree)[0]:
         return [tree] if tree else [], why
     parts, ends = [], sorted({0, *(i for i in borders[0] if i < len(trace.turns)), len(trace.turns)})
     for start, end in zip(ends, ends[1:]):
-        within = [(turn, hint) for turn, hint in hints if start <= turn < end], [pair for pair in pairs if start <= pair.turn < end]
+        within = ([(turn, hint) for turn, hint in hints if start <= turn < end],
+                  [pair for pair in pairs if start <= pair.turn < end])
         if any(within):
-            parts += _parts(replace(trace, turns=trace.turns[:end]), *within, borders[1:], chat, placement, max_tokens)[0]
+            beginning = replace(trace, turns=trace.turns[:end])
+            parts += _parts(beginning, *within, borders[1:], chat, placement, max_tokens)[0]
     whole = {branch.turn for branch in tree.branches} <= {branch.turn for part in parts for branch in part.branches}
     out = [sum(len(without_reasoning(one)[0]) for one in some) for some in ([tree], parts)]
     return (parts if whole and out[1] < out[0] else [tree]), why
@@ -99,7 +102,8 @@ def bare_turns(
     trees: Iterable[Tree],  # of recorded traces
 ) -> tuple[int, int]:
     "Count the turns of all traces that lack their reasoning: of those that are learnt from, and of those before them."
-    learnt, before = ({(tree.trace_id, turn) for tree in trees for turn in without_reasoning(tree)[side]} for side in (0, 1))
+    learnt, before = ({(tree.trace_id, turn) for tree in trees for turn in without_reasoning(tree)[side]}
+                      for side in (0, 1))
     return len(learnt), len(before)
 
 
@@ -118,10 +122,11 @@ def _reasoning_left_out(trees):
 # %% ../../nbs/tree/15_recorded.ipynb #cc8b07fc
 def trace_limit(
     max_trace_tokens: int | None,
-    config: PretrainedConfig | None = None,  # of the model: no longer limit than its context is advised; None: it is not known
+    config: PretrainedConfig | None = None,  # of the model: no longer limit than its context is advised
 ) -> LengthLimit:
     "Return the length limit of recorded traces."
-    return LengthLimit(max_trace_tokens, "max_trace_tokens", "turns with a hint or a pair", config and positions(config))
+    most = config and positions(config)
+    return LengthLimit(max_trace_tokens, "max_trace_tokens", "turns with a hint or a pair", most)
 
 # %% ../../nbs/tree/15_recorded.ipynb #ae463ca5
 def learnable_trees(
@@ -132,13 +137,14 @@ def learnable_trees(
     source: HintSource | None,
     limit: LengthLimit | None = None,  # of `trace_limit`, which counts; None: traces of any length
     find_sites: FindSites = find_error_sites,
-) -> tuple[tuple[Tree, ...], tuple[tuple[str, str], ...], str | None]:  # trees; (trace_id, why) of traces without one; a sentence on what is left out
+) -> tuple[tuple[Tree, ...], tuple[tuple[str, str], ...], str | None]:  # trees; (trace_id, why) of traces without; why
     "Return the trees of all recorded traces. Raises `InputProblem` where there is none, or none for the pairs."
     asked = [(e, source if config.alpha_sdpo else None) for e in traces]
     asked += [(e, None) for e in replay_examples if config.beta_replay]
     limit = limit or trace_limit(None)
     made = [(e, *recorded_parts(e, chat, config, source, limit, find_sites)) for e, source in asked]
-    trees, left = tuple(tree for _, some, _ in made for tree in some), tuple((e.trace.trace_id, why) for e, some, why in made if not some)
+    trees = tuple(tree for _, some, _ in made for tree in some)
+    left = tuple((e.trace.trace_id, why) for e, some, why in made if not some)
     limit.check()
     if made and not trees:
         raise InputProblem(f"none of the {len(made)} recorded traces has anything to learn from (the first: "
