@@ -162,7 +162,7 @@ def branch_groups(
 def branch_passes(
     batch: PackedBatch,
     kinds: tuple[str, ...],  # which branches
-    shared: bool,  # branches read the trunk from a cache; False: one row for each, see `shares_trunk`
+    shared: bool,  # branches read the trunk from a cache; False: one row for each, see `trunk_problem`
     cached: bool,  # the cache exists already
     worth: float,  # `pass_worth` of the model
     split: bool = False,  # `splits_wide` of the model, for passes without gradient
