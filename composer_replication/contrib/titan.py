@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from ..core.errors import InputProblem
 from ..losses import distill  # registers its divergences
-from ..losses.divergences import SCHEDULED, Divergence, TokenDivergence, named_divergence
+from ..losses.divergences import DIVERGENCES, Divergence, TokenDivergence, named_divergence
 from ..losses.received import importance_weights
 
 # %% ../../nbs/contrib/03_titan.ipynb #738ec970
@@ -73,7 +73,7 @@ def sdpo_loss_class() -> type:
             importance_clip: float | None = 2.0  # upper bound of a token's weight; None: weight 1
 
         def __init__(self, config, *, compile_config=None):
-            if config.divergence in SCHEDULED:
+            if config.divergence in DIVERGENCES and DIVERGENCES[config.divergence].scheduled:
                 raise InputProblem(f"divergence={config.divergence!r} follows a schedule, which TitanRL does not have; "
                                    "use another.")
             self.config, self.policy = config, config.policy.build(compile_config=compile_config)

@@ -79,7 +79,7 @@ class LocalTeacher:
                          logprobs=None)
         problem = (f"The answer is cut off at the limit of {self.max_tokens} tokens." if sample.cut else
                    next((unreadable(call) for call in action.tool_calls if not call.parsed), ""))
-        return TeacherCallResult(self.name, action, problem, len(ids), len(sample.ids), seconds=seconds)
+        return TeacherCallResult(self.name, action, problem, len(ids), len(sample.ids), seconds=seconds, cut=sample.cut)
 
 # %% ../../nbs/experiments/01_teachers.ipynb #0407b714
 QUALITIES = {"good": (TEACHERS, 0.0), "fair": ((TEACHERS[0], *HABITS[:2]), 1.0), "poor": (HABITS, 0.0)}  # agents, temperature

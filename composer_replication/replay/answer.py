@@ -95,13 +95,15 @@ def read_answer(endpoint: Endpoint, answer: Answer) -> TeacherCallResult:
     action, refusal = read_turn(choice["message"]), choice["message"].get("refusal")
     unread = next((c for c in action.tool_calls if not (c.parsed and c.name)), None)
     empty = not action.content.strip() and not action.tool_calls
+    served, ending = is_model(endpoint.model, answer.served), choice.get("finish_reason")
+    cut = served and not refusal and ending == "length"
     problem = (
-        f"{answer.served} answered where {endpoint.model} was asked" if not is_model(endpoint.model, answer.served)
+        f"{answer.served} answered where {endpoint.model} was asked" if not served
         else f"refused: {' '.join(_text(refusal).split())[:200]}" if refusal
-        else f"cut off at max_tokens={endpoint.max_tokens}" if choice.get("finish_reason") == "length"
-        else "withheld by the provider's content filter" if choice.get("finish_reason") == "content_filter"
+        else f"cut off at max_tokens={endpoint.max_tokens}" if cut
+        else "withheld by the provider's content filter" if ending == "content_filter"
         else f"the arguments of its call of {unread.name!r} are no JSON object" if unread and unread.name
         else "a call names no tool" if unread
         else "the answer is empty" if empty else "")
     return TeacherCallResult(endpoint.name, None if empty else action, problem, answer.prompt_tokens, answer.completion_tokens,
-                             answer.cost, answer.seconds, answer.cached_tokens)
+                             answer.cost, answer.seconds, answer.cached_tokens, cut=cut)

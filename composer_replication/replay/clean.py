@@ -366,7 +366,7 @@ def read_pairs(path: str | Path) -> list[PreferenceExample]:
             try:
                 examples.append(example_of(row))
             except TraceProblem as problem:
-                raise TraceProblem(problem.what, problem.remedy, str(path), line) from None
+                raise problem.at(str(path), line) from None
     except (OSError, EOFError) as problem:
         raise TraceProblem(f"the pairs cannot be read ({problem})", _NAME_PAIRS, str(path)) from None
     if not examples:

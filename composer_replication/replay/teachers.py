@@ -104,6 +104,7 @@ class TeacherCallResult:
     seconds: float = 0.0  # from request to answer
     cached_tokens: int = 0  # prompt tokens that the provider had cached
     asked: bool = True  # False: the teacher was not asked, which is not an abstention
+    cut: bool = False  # True: the problem is that the answer ends at its limit of tokens
 
     def __post_init__(self):
         if self.action is None and not self.problem:

@@ -14,7 +14,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from ..tree.forward import shares_trunk
+from ..tree.forward import trunk_problem
 from ..tree.positions import check_length
 from ..tree.states import cache_argument, layer_types, state_mixers
 from .sampling import Numbers, SampleRequest, Sample, Sampling, drawn
@@ -454,4 +454,4 @@ def open_batch(
     sampling: Sampling,
 ) -> CachedBatch | RereadBatch:
     "Return a batch that keeps its cache across turns where the model allows it."
-    return (RereadBatch if shares_trunk(model) or state_mixers(model) else CachedBatch)(model, stops, sampling)
+    return (RereadBatch if trunk_problem(model) or state_mixers(model) else CachedBatch)(model, stops, sampling)

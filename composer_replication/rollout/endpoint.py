@@ -501,7 +501,7 @@ class _Desk:
         if result.action is None:
             raise Refused(422, "no_answer", f"{result.teacher} gave no answer: {result.problem}")
         calls, limit = result.action.tool_calls, put.asked.max_tokens
-        cut = "cut off" in result.problem or limit is not None and result.completion_tokens > limit
+        cut = result.cut or limit is not None and result.completion_tokens > limit
         shows = cut or any(not call.parsed or not call.name for call in calls)  # the problem shows in the answer itself
         unused = (*put.asked.sampling, *(("seed",) if put.asked.seed is not None else ()))
         return Answered(result.action, "length" if cut else "calls" if calls else "stop", None, result.prompt_tokens, result.completion_tokens,

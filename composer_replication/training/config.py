@@ -18,7 +18,7 @@ from ..core.errors import InputProblem
 from ..core.named import imported
 from ..core.plugins import plugin, plugin_names
 from ..losses.distill import TAIDScheduler
-from ..losses.divergences import (DECLARED, DIVERGENCES, SCHEDULED, SUPPORTS, Divergence, TokenDivergence, named_divergence, register_divergence,
+from ..losses.divergences import (DIVERGENCES, SUPPORTS, Divergence, Registered, TokenDivergence, named_divergence,
                                   register_support, takes_k)
 from ..rollout.types import RolloutConfig
 from .kl import KL_ESTIMATORS
@@ -124,7 +124,7 @@ class SdpoSettings:
         total_steps: int,  # optimizer steps in the run
     ) -> TAIDScheduler | None:  # None where the divergence has no `t`
         "Return the schedule that moves the divergence's `t` over the run."
-        return TAIDScheduler(total_steps) if self.alpha_sdpo and self.sdpo_divergence in SCHEDULED else None
+        return TAIDScheduler(total_steps) if self.alpha_sdpo and DIVERGENCES[self.sdpo_divergence].scheduled else None
 
 # %% ../../nbs/training/05_config.ipynb #9167ad9f
 @dataclass
@@ -211,15 +211,15 @@ def import_divergence(
 
     Raises `InputProblem` for a function with other parameters."""
     function = imported(place, "divergence")
-    declared = DECLARED.get(function, {"scheduled": False, "of_logits": False})
-    given = ("settings", "t") if declared["of_logits"] else ("logp_student", "logp_teacher")
+    declared = next((known for known in DIVERGENCES.values() if known.function is function), Registered(function))
+    given = ("settings", "t") if declared.of_logits else ("logp_student", "logp_teacher")
     try:
-        signature(function).bind(*given, **{"t": 1.0} if declared["scheduled"] and not declared["of_logits"] else {})
+        signature(function).bind(*given, **{"t": 1.0} if declared.scheduled and not declared.of_logits else {})
     except TypeError as problem:
         raise InputProblem(f"the divergence {place!r} does not take ({', '.join(given)}): {problem}",
                            "declare it in its module by @register_divergence(name, scheduled=..., "
                            "of_logits=...)") from None
-    register_divergence(place, **declared)(function)
+    DIVERGENCES[place] = declared
 
 # %% ../../nbs/training/05_config.ipynb #08c80d52
 @dataclass

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from ..core.errors import InputProblem
 from ..losses.chunked import lm_head
 from ..tree.build import Branch, Span, Tree
-from ..tree.forward import cache_inputs, check_body, forward_branches, forward_tree, shares_trunk, tree_problem
+from ..tree.forward import cache_inputs, check_body, forward_branches, forward_tree, tree_problem, trunk_problem
 from ..tree.pack import pack_trees
 from .teacher import evaluating
 
@@ -86,7 +86,7 @@ def branch_problem(
     trees = [Tree(kind, ids[:time], (Span(1, end - 3, end),), (Branch("hint", 1, end - 5, (*hint, *ids[end - 5:end]), 5),))
              for kind, time in (("long", TOKENS), ("short", end))]
     batch = pack_trees(trees, 0).to(model.device)
-    ways = {"two_pass": shares_trunk, "one_pass": tree_problem}
+    ways = {"two_pass": trunk_problem, "one_pass": tree_problem}
     with evaluating((model,)):
         for way in (way for way, problem in ways.items() if problem(model) is None):
             rows = forward_branches(model, batch, method="rows")

@@ -21,7 +21,7 @@ from .batches import sampled_mask
 from .passes import TwiceRead, scores_sampled
 from .teacher import TeacherPolicy, causal_lm, evaluating
 from ..tree.checkpointed import checkpoints_layers, keeping_cache, keeps_cache
-from ..tree.forward import (cache_inputs, forward_needed, forward_tree, one_pass, shares_trunk, trunk_cache, trunk_tokens,
+from ..tree.forward import (cache_inputs, forward_needed, forward_tree, one_pass, trunk_cache, trunk_problem, trunk_tokens,
                                                way_name)
 from ..tree.pack import ANSWERS, KINDS, PackedBatch, pack_trees
 from ..tree.states import state_mixers
@@ -186,7 +186,7 @@ class Models:
             return False
         with evaluating((self.student,)):
             apart = trunk_tokens(part.batch, ("hint",)) + trunk_tokens(part.batch, ("chosen", "rejected"))
-            return shares_trunk(self.student) is None and not state_mixers(self.student) and trunk_tokens(part.batch, KINDS) <= apart
+            return trunk_problem(self.student) is None and not state_mixers(self.student) and trunk_tokens(part.batch, KINDS) <= apart
 
     def read_reference(self, part: BackwardPass) -> None:
         "Add the reference's log-probabilities of the pairs to the batches."
@@ -237,7 +237,7 @@ def student_pass(models: Models, part: BackwardPass, called: torch.nn.Module, di
     "Have the pass that TRL's loss makes within the block serve the channels: keep it, with a cache or states of the branches."
     kinds = student_kinds(models, part.batch, part.sites)
     once = bool(kinds) and models.own_head and not models.share_prompts and one_pass(models.student, part.batch, kinds)
-    batch = part.batch if kinds and not once and shares_trunk(models.student) is None else None
+    batch = part.batch if kinds and not once and trunk_problem(models.student) is None else None
     if once or batch is not None or part.pairs:  # else a live teacher reads the trunks itself
         part.ways.add("once" if once else way_name(models.student))
 

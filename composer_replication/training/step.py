@@ -26,7 +26,7 @@ from ..tree.recorded import without_reasoning
 from .running import RunTrainer
 from .window import Window, conflict_sums, recorded_trees
 from ..tree.build import Tree
-from ..tree.forward import WAYS, forward_trunk, shares_trunk
+from ..tree.forward import WAYS, forward_trunk, trunk_problem
 from ..tree.pack import PackedBatch, pack_trees
 
 # %% ../../nbs/training/21_step.ipynb #170c967f
@@ -186,7 +186,7 @@ def end_step(step: OptimizerStep) -> tuple[dict[str, float], list[str]]:
     weights = {"sdpo": step.args.alpha_sdpo, "replay": step.args.beta_replay}
     metrics = step.window.close([name for name, weight in weights.items() if weight])
     ways = [way for way in WAYS if metrics.get(f"branches/{way}")]
-    why = {way: f": {shares_trunk(step.models.student)}" if way == "rows" else "" for way in ways}
+    why = {way: f": {trunk_problem(step.models.student)}" if way == "rows" else "" for way in ways}
     return metrics, [f"Hinted turns and answers of pairs are read {WAYS[way]}{why[way]}." for way in ways]
 
 # %% ../../nbs/training/21_step.ipynb #3836630e

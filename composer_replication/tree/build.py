@@ -230,13 +230,15 @@ def build_tree(
     pairs."""
     if placement not in ("target", "start"):
         raise ValueError(f"placement {placement!r} is unknown; use target or start.")
-    usable, refused, branches = {}, [], []
+    usable, refused = {}, []
     for turn, hint in hints.items() if isinstance(hints, Mapping) else hints:
         hint = Hint(hint) if isinstance(hint, str) else hint
-        reason = "no layer had a hint" if hint is None else "the hint is empty" if not hint.text.strip() else \
-            "the turn has a hint already" if turn in usable else None
-        if reason:
-            refused.append(Refusal(turn, reason))
+        if hint is None:
+            refused.append(Refusal(turn, "no layer had a hint"))
+        elif not hint.text.strip():
+            refused.append(Refusal(turn, "the hint is empty"))
+        elif turn in usable:
+            refused.append(Refusal(turn, "the turn has a hint already"))
         else:
             usable[turn] = hint
     bare = Tree(trace.trace_id, tuple(sampled[0]), (), (), tuple(refused)) if sampled else None
@@ -252,16 +254,22 @@ def build_tree(
         if bare is None:
             raise
         return replace(bare, refused=(*refused, Refusal(-1, str(problem))))
-    wanted = [(turn, lambda t=turn, h=hint: [_hint_branch(trunk, t, h, placement)])
-              for turn, hint in sorted(usable.items())]
-    wanted += [(p.turn, lambda p=p: _answer_branches(trunk, p, sum(b.kind == "chosen" for b in branches)))
-               for p in pairs]
-    for turn, make in wanted:
+
+    def tried(turn, make, *given):
+        "Return what is made at a turn; None, with the reason in `refused`, if it cannot be."
         if kept[-1].turn < turn <= trunk.spans[-1].turn:
             refused.append(Refusal(turn, f"it lies beyond the limit of {max_tokens} tokens"))
-            continue
+            return None
         try:
-            branches += make()
+            return make(trunk, *given)
         except (AlignmentError, TemplateProblem, UnicodeEncodeError) as problem:
             refused.append(Refusal(turn, str(problem)))
-    return Tree(trace.trace_id, trunk.ids[:kept[-1].end], tuple(kept), tuple(branches), tuple(refused), notes)
+            return None
+
+    hinted, answers = [], []
+    for turn, hint in sorted(usable.items()):
+        if branch := tried(turn, _hint_branch, turn, hint, placement):
+            hinted.append(branch)
+    for pair in pairs:
+        answers += tried(pair.turn, _answer_branches, pair, len(answers) // 2) or ()
+    return Tree(trace.trace_id, trunk.ids[:kept[-1].end], tuple(kept), (*hinted, *answers), tuple(refused), notes)

@@ -15,7 +15,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from .pack import ANSWERS, KINDS, PackedBatch, own_answer
+from .pack import ANSWERS, KINDS, PackedBatch, kind_of
 from .states import state_mixers
 
 # %% ../../nbs/tree/12_pass_cost.ipynb #7595241e
@@ -162,7 +162,7 @@ def branch_groups(
 def branch_passes(
     batch: PackedBatch,
     kinds: tuple[str, ...],  # which branches
-    shared: bool,  # branches read the trunk from a cache; False: one row for each, see `shares_trunk`
+    shared: bool,  # branches read the trunk from a cache; False: one row for each, see `trunk_problem`
     cached: bool,  # the cache exists already
     worth: float,  # `pass_worth` of the model
     split: bool = False,  # `splits_wide` of the model, for passes without gradient
@@ -189,7 +189,7 @@ def one_pass_pays(
     def cost(tokens, entries):  # multiply-adds of a layer's forward pass
         return tokens * layer + 2 * hidden * entries
 
-    kind = [["own" if own_answer(tree, b) else b.kind for b in tree.branches] for tree in batch.trees]
+    kind = [[kind_of(tree, b) for b in tree.branches] for tree in batch.trees]
     length = {k: [[len(b.ids) * (k in kinds and n == k) for b, n in zip(t.branches, row)]
                   for t, row in zip(batch.trees, kind)] for k in ("hint", *ANSWERS)}
     fork = [[b.fork for b in tree.branches] for tree in batch.trees]

@@ -10,7 +10,7 @@ from composer_replication.contrib import hybrids
 from composer_replication.contrib.hybrids import TrunkCache
 from composer_replication.training.reading import watch_forward
 from composer_replication.tree.build import Branch, Span, Tree
-from composer_replication.tree.forward import forward_branches, forward_trunk, shares_trunk
+from composer_replication.tree.forward import forward_branches, forward_trunk, trunk_problem
 from composer_replication.tree.pack import KINDS, pack_trees
 from composer_replication.tree.pass_cost import PASS_ENTRIES, branch_passes
 from composer_replication.tree.states import state_mixers
@@ -103,7 +103,7 @@ def test_logits_and_gradients_are_those_of_rows(family, monkeypatch):
     "Live teacher and pairs on the student's own pass, a frozen teacher that reads for itself; several cuts, padding on the left."
     monkeypatch.setattr(hybrids, "NEAR", 4)
     model, batch = make(family), ragged((2, 9, 3))
-    assert shares_trunk(model) is None and state_mixers(model)
+    assert trunk_problem(model) is None and state_mixers(model)
     kind = batch.branch_kind.gather(1, batch.branch_segment.clamp(min=0)).masked_fill(batch.branch_segment < 0, -1)
     want, answers = separate(model, ragged()), (kind == 1) | (kind == 2)  # not those that the trunk holds itself
     scale = want.abs().max().item()

@@ -104,7 +104,7 @@ def test_a_model_whose_cache_cannot_be_forked_gives_the_same_answers(agent, stat
 def test_what_is_cut_off_or_unreadable_is_kept_and_does_not_vote(agent, states):
     for r in LocalTeacher(*agent, "t", max_tokens=1).answer(states[:4]):
         assert not r.votes and r.action is not None
-        assert (r.problem, r.completion_tokens) == ("The answer is cut off at the limit of 1 tokens.", 1)
+        assert (r.problem, r.completion_tokens, r.cut) == ("The answer is cut off at the limit of 1 tokens.", 1, True)
     wild = LocalTeacher(*agent, "t", temperature=2.0, max_tokens=96).answer(states)
     broken = [r for r in wild if any(not c.parsed for c in r.action.tool_calls)]
     assert broken and not any(r.votes for r in broken) and all("Write one JSON object" in r.problem for r in broken)

@@ -14,7 +14,6 @@ from composer_replication.losses.compose import compose_loss, token_shift
 from composer_replication.losses.distill import EntropyAware, Taid
 from composer_replication.losses.divergences import (
     DIVERGENCES,
-    SCHEDULED,
     SUPPORTS,
     Divergence,
     generalized_jsd_loss,
@@ -91,13 +90,13 @@ def by_hand(distance, entries, student, teacher, labels, temperature=1.0, tail=T
 
 @pytest.fixture(autouse=True)
 def menus():
-    kept = dict(DIVERGENCES), dict(SUPPORTS), set(SCHEDULED)
+    kept = dict(DIVERGENCES), dict(SUPPORTS)
     for name, (function, _) in DISTANCES.items():
         register_divergence(name)(function)
     for name, (pick, _) in PLACES.items():
         register_support(name)(pick)
     yield
-    for menu, before in zip((DIVERGENCES, SUPPORTS, SCHEDULED), kept):
+    for menu, before in zip((DIVERGENCES, SUPPORTS), kept):
         menu.clear()
         menu.update(before)
 
@@ -217,7 +216,7 @@ def test_a_schedule_gives_its_t():
     reverse, forward = (token_terms(*args, settings("student_top_k", beta=beta)).divergence for beta in (1.0, 0.0))
     values = token_terms(*args, named_divergence("mixed", settings("student_top_k"), 0.25)).divergence
     torch.testing.assert_close(values, 0.75 * reverse + 0.25 * forward)
-    assert "mixed" in SCHEDULED
+    assert DIVERGENCES["mixed"].scheduled
 
 
 def tiny():

@@ -18,20 +18,20 @@ TORCH = {"torch", "transformers", "trl", "datasets"}
 # module: at most so many modules and lines of the package, the rooms it may load, the libraries it may load
 PARTS = {
     "core.trace": (6, 600, {"core"}, set()),
-    "core.hint": (7, 650, {"core"}, set()),
+    "core.hint": (7, 660, {"core"}, set()),
     "losses.compose": (29, 4300, {"core", "losses", "tree"}, TORCH),  # the method: what DESIGN bounds
     "tree.build": (13, 1900, {"core", "tree"}, {"transformers"}),
-    "hints.layers": (56, 6870, {"core", "hints", "traces"}, set()),
-    "traces.read": (41, 5180, {"core", "traces"}, set()),  # readers, one a format; what they share is four pages
+    "hints.layers": (56, 6880, {"core", "hints", "traces"}, set()),
+    "traces.read": (41, 5200, {"core", "traces"}, set()),  # readers, one a format; what they share is four pages
     "traces.scrub": (5, 250, {"core", "traces"}, set()),
     "traces.export": (8, 700, {"core", "traces"}, set()),
     "sandbox.base": (8, 1100, {"core", "sandbox"}, set()),
-    "envs.deletion.env": (48, 9640, {"core", "envs", "sandbox"}, set()),  # tasks and their judge: no trainer
-    "replay.endpoint": (12, 1170, {"core", "replay"}, set()),
-    "replay.client": (17, 2020, {"core", "replay"}, set()),
-    "replay.pool": (19, 2290, {"core", "replay"}, set()),
-    "rollout.protocols": (14, 1800, {"core", "rollout", "traces"}, set()),  # messages without the readers of formats
-    "replay.pairs": (48, 5770, {"core", "replay", "traces"}, set()),  # with the readers, one a format
+    "envs.deletion.env": (48, 9650, {"core", "envs", "sandbox"}, set()),  # tasks and their judge: no trainer
+    "replay.endpoint": (12, 1180, {"core", "replay"}, set()),
+    "replay.client": (17, 2035, {"core", "replay"}, set()),
+    "replay.pool": (19, 2300, {"core", "replay"}, set()),
+    "rollout.protocols": (14, 1815, {"core", "rollout", "traces"}, set()),  # messages without the readers of formats
+    "replay.pairs": (48, 5785, {"core", "replay", "traces"}, set()),  # with the readers, one a format
 }
 
 

@@ -277,6 +277,7 @@ def test_answers_are_read_as_the_openai_package_reads_them():
         ({"content": "", "finish": "length"}, "cut off at max_tokens=1024", None),
         ({"content": "x", "finish": "content_filter"}, "withheld by the provider's content filter", "x"),
         ({"content": None, "refusal": "I can't\nhelp."}, "refused: I can't help.", "I can't\nhelp."),
+        ({"content": None, "refusal": "I was cut off."}, "refused: I was cut off.", "I was cut off."),
         ({"content": ""}, "the answer is empty", None),
         ({"content": " \n"}, "the answer is empty", None),
         ({"content": None}, "the answer is empty", None),
@@ -287,7 +288,7 @@ def test_answers_are_read_as_the_openai_package_reads_them():
 )
 def test_answers_that_do_not_vote(of, problem, kept):
     result = read(**of)
-    assert (result.problem, result.votes, result.asked) == (problem, False, True)
+    assert (result.problem, result.votes, result.asked, result.cut) == (problem, False, True, of.get("finish") == "length")
     assert (result.action and result.action.content) == kept
     assert result.action is None or len(result.action.tool_calls) == len(of.get("calls", ()))
 

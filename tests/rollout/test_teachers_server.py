@@ -143,8 +143,10 @@ def test_a_state_that_is_sent_is_the_state_that_is_asked_about(states):
 
 
 @pytest.mark.parametrize("result, wanted", [
-    (dict(turn=Turn("assistant", "Red, I thi"), problem="The answer is cut off at the limit of 3 tokens."),
+    (dict(turn=Turn("assistant", "Red, I thi"), problem="Only three tokens were left.", cut=True),
      ("length", "Red, I thi", None, [])),
+    (dict(turn=Turn("assistant", "No."), problem="refused: your access was cut off"),
+     ("stop", "No.", "refused: your access was cut off", [])),
     (dict(turn=Turn("assistant", tool_calls=(ToolCall("look", '{"at": '),)), problem="Invalid JSON."),
      ("tool_calls", None, None, [("call_0", "look", '{"at": ')])),
     (dict(turn=Turn("assistant", tool_calls=(ToolCall("", "look"),)), problem="No name."),

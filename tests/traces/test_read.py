@@ -12,7 +12,7 @@ import orjson
 import pytest
 from chats import answered, asked, says
 
-from composer_replication.core.trace import Trace, TraceProblem, Turn
+from composer_replication.core.trace import Trace, TraceProblem, Turn, UnknownRole
 from composer_replication.traces.export import write_traces
 from composer_replication.traces.read import read_traces
 
@@ -240,3 +240,15 @@ def test_utf_16_with_its_mark_is_read(tmp_path, order, text, pack):
     file.write_bytes(pack(("\ufeff" + text.decode().replace("Hi", "Hü")).encode(order)))
     traces, problems = read(file)
     assert [t.turns[0].content for t in traces] == ["Hü"] * 3 and not problems
+
+
+def test_records_of_no_format_hide_no_damage(tmp_path):
+    "Many records of no known format are counted; what else is wrong beside them, on the same line too, is told."
+    damaged = {"messages": [{"role": "known trace format", "content": "Hi"}]}
+    file = tmp_path / "t.jsonl"
+    file.write_bytes(json.dumps([{"a": 1}, {"b": 2}, damaged, damaged, CHAT]).encode() + b"\n" + GOOD)
+    traces, problems = read(file)
+    roles = [problem for problem in problems if isinstance(problem, UnknownRole)]
+    assert len(traces) == 2 and [problem.role for problem in roles] == ["known trace format"] * 2
+    assert len(problems) == 4 and "1 more record is of no known trace format" in problems[-1].what
+    assert all(str(problem).startswith(f"{file}, line 1: ") for problem in problems)

@@ -21,9 +21,9 @@ from composer_replication.tree.forward import (
     forward_tree,
     forward_trunk,
     one_pass,
-    shares_trunk,
     start_problem,
     tree_problem,
+    trunk_problem,
 )
 from composer_replication.tree.pack import KINDS, pack_trees
 from composer_replication.tree.pass_cost import LAYER_WORTH, branch_passes
@@ -284,9 +284,9 @@ def test_gradient_checkpointing_falls_back_to_rows():
     model, batch = make("Qwen2"), batch_of_three()
     want = separate(model, batch).detach()
     model.activation_checkpointing_enable()
-    assert shares_trunk(model) is None  # in evaluation the cache works
+    assert trunk_problem(model) is None  # in evaluation the cache works
     model.train()
-    assert "checkpointing" in shares_trunk(model)
+    assert "checkpointing" in trunk_problem(model)
     assert (forward_branches(model, batch, forward_trunk(model, batch)[1]) - want).abs().max() < 1e-5
 
 

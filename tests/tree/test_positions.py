@@ -19,7 +19,7 @@ from composer_replication.rollout.types import Ending, RolloutConfig
 from composer_replication.training.setup import check_positions
 from composer_replication.training.trainer import ComposerReplicationTrainer
 from composer_replication.tree.build import Branch, Span, Tree
-from composer_replication.tree.forward import forward_branches, forward_trunk, shares_trunk
+from composer_replication.tree.forward import forward_branches, forward_trunk, trunk_problem
 from composer_replication.tree.pack import pack_trees
 from composer_replication.tree.positions import counts_positions, place_tokens, positions, steady_positions
 
@@ -153,7 +153,7 @@ def test_turns_of_unequal_rows_have_the_log_probabilities_of_plain_forwards(fami
 @pytest.mark.parametrize("family", FAMILIES)
 def test_trunks_and_branches_under_padding_are_plain_forwards(family, lead):
     model = made(family)
-    assert bool(shares_trunk(model)) == (family in ROWS) and counts_positions(model) == (family in COUNTS)
+    assert bool(trunk_problem(model)) == (family in ROWS) and counts_positions(model) == (family in COUNTS)
     batch = pack_trees(TREES, 0, list(lead), max(n + len(t.ids) for n, t in zip(lead, TREES)))
     with torch.no_grad():
         hidden, cache = forward_trunk(model, batch)

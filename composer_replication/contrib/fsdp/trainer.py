@@ -22,7 +22,7 @@ from ...training.config import ComposerReplicationConfig
 from ...training.reading import Models, branches_cached, pack_rows
 from ...training.teacher import evaluating
 from ...training.trainer import ComposerReplicationTrainer
-from ...tree.forward import shares_trunk
+from ...tree.forward import trunk_problem
 from ...tree.pass_cost import pass_worth, splits_wide
 
 # %% ../../../nbs/contrib/fsdp/03_trainer.ipynb #733467c2
@@ -159,9 +159,9 @@ class ShardedTrainer(ComposerReplicationTrainer):
     def _count_passes(self, step: int) -> Passes:
         "Count the passes of one backward pass on this device, without the policy's own."
         with branches_cached(self._models()):
-            trains = shares_trunk(self.student) is None
+            trains = trunk_problem(self.student) is None
         with evaluating((self.student,)):
-            reads = shares_trunk(self.student) is None
+            reads = trunk_problem(self.student) is None
         own_trunk, inputs = self.teacher is not None and self.teacher.own_trunk, self._inputs_of(step)
         how = PassSettings(self.distils, own_trunk, self.reference is not None, trains, reads, pass_worth(self.student), splits_wide(self.student))
         return count_passes(pack_rows(inputs, self.setup.tokenizer.pad_token_id) if "composer_rows" in inputs else None, self._pack_recorded(step), how)

@@ -331,6 +331,13 @@ def install_wheels(
     return missing
 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #da8a8094
+def _remove_empty(folder: Path) -> None:
+    "Remove the empty folders in a folder, deepest first."
+    for inner in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):
+        with suppress(OSError):  # not empty
+            inner.rmdir()
+
+
 def _build_libraries(target: Path, name: str, version: str, needed: list[str], work: Path) -> dict[str, str]:
     "Fill the folder of libraries; return each requirement that could not be installed, with the reason."
     target.mkdir()
@@ -342,9 +349,7 @@ def _build_libraries(target: Path, name: str, version: str, needed: list[str], w
             for file in installed.files or ():
                 if ".." not in file.parts:
                     (target / file).unlink(missing_ok=True)
-            for folder in sorted((p for p in target.rglob("*") if p.is_dir()), reverse=True):
-                with suppress(OSError):  # not empty
-                    folder.rmdir()
+            _remove_empty(target)
     own = target / f"{re.sub(r'[-_.]+', '_', name)}-{version}.dist-info"
     own.mkdir(exist_ok=True)
     (own / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -499,9 +504,7 @@ def _leave_out_unopened(tree: Path, libraries: Path, roots: Iterable[str]) -> in
     unopened = [path for path in files if path.relative_to(tree).as_posix() not in opened]
     for path in unopened:
         path.unlink()
-    for folder in sorted((path for path in tree.rglob("*") if path.is_dir()), reverse=True):
-        with suppress(OSError):  # not empty
-            folder.rmdir()
+    _remove_empty(tree)
     return len(unopened)
 
 # %% ../../../nbs/envs/deletion/02_subject.ipynb #84366227

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FORMATS', 'UNREADABLE', 'TEXT', 'FLAG', 'COLUMNS', 'Format', 'register_format', 'known_formats', 'formats_of',
-           'new_trace', 'checked', 'of_known_roles', 'attempt', 'opened', 'recognise', 'read_record']
+           'new_trace', 'checked', 'of_known_roles', 'attempt', 'opened', 'UnknownFormat', 'recognise', 'read_record']
 
 # %% ../../../nbs/traces/formats/00_base.ipynb #84a18837
 from collections import Counter
@@ -17,7 +17,7 @@ import orjson
 from ...core.files import json_value
 from ...core.named import imported
 from ...core.plugins import plugin, plugin_names
-from ...core.trace import Trace, TraceProblem, Turn
+from ...core.trace import Trace, TraceProblem, Turn, UnknownRole
 from ..chat.fields import as_reward, as_text, tools_of
 from ..chat.turns import CHATS, UnknownTurn
 
@@ -120,11 +120,10 @@ def of_known_roles(trace: Trace) -> tuple[Trace, list[TraceProblem]]:
     roles = Counter(t.role for t in trace.turns if isinstance(t, UnknownTurn))
     if not roles:
         return trace, []
-    remedy = "use system, user, assistant or tool"
     if not any(t.role == "assistant" for t in trace.turns):
-        raise TraceProblem(f"role {next(iter(roles))!r} is unknown", remedy)
+        raise UnknownRole(next(iter(roles)))
     return replace(trace, turns=tuple(t for t in trace.turns if not isinstance(t, UnknownTurn))), [
-        TraceProblem(f"role {role!r} is unknown, {'its message was' if count == 1 else f'its {count:,} messages were'} left out", remedy)
+        UnknownRole(role, f", {'its message was' if count == 1 else f'its {count:,} messages were'} left out")
         for role, count in roles.items()]
 
 
@@ -142,9 +141,9 @@ def attempt(
             yield trace
         elif answered:
             yield TraceProblem(f"{what} holds no answer of the model", "leave it out", line=line)
-        yield from (TraceProblem(problem.what, problem.remedy, line=line) for problem in left_out)
+        yield from (problem.at(line=line) for problem in left_out)
     except TraceProblem as problem:
-        yield TraceProblem(problem.what, problem.remedy, line=line)
+        yield problem.at(line=line)
     except UNREADABLE as error:
         yield TraceProblem(f"{what} is damaged ({f'{type(error).__name__}: {error}'[:120]})", "leave it out or record it again", line=line)
 
@@ -169,6 +168,10 @@ def opened(record: Any) -> Any:
     return record | lists if lists else record
 
 
+class UnknownFormat(TraceProblem):
+    "A record that no format matches."
+
+
 def recognise(
     record: Any,
     own: Sequence[Format] = (),  # asked before the registered ones
@@ -190,12 +193,12 @@ def read_record(
     on_problem: Callable[[TraceProblem], None] = lambda problem: None,  # called with each role that is unknown
     own: Sequence[Format] = (),  # asked before the registered ones
 ) -> Trace:
-    "Read one record of any registered format, without messages of unknown roles. Raises `TraceProblem` if no format matches or the record is damaged."
+    "Read one record of any registered format, without messages of unknown roles. Raises `UnknownFormat` if none matches, else `TraceProblem` if the record is damaged."
     record = opened(record)
     format = recognise(record, own)
     if format is None or format.lines:
         keys = f"keys {', '.join(map(str, list(record)[:6]))}" if isinstance(record, dict) else f"a {type(record).__name__}"
-        raise TraceProblem(f"this record is of no known trace format ({keys})", "pass agent traces, or register a format")
+        raise UnknownFormat(f"this record is of no known trace format ({keys})", "pass agent traces, or register a format")
     made, *left_out = attempt(lambda: format.read(record, trace_id), f"this {format.name} record", answered=False)
     if isinstance(made, TraceProblem):
         raise made
