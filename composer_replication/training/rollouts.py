@@ -23,23 +23,22 @@ from trl.models.utils import unwrap_model_for_generation
 from ..core.environment import TrlEpisodes
 from ..core.pair import DPOPair
 from ..core.trace import Trace
-from ..envs.rewards import EpisodeReward
 from ..rollout.compaction import compaction_metrics
 from ..rollout.loop import collect
 from ..rollout.policies import TokenPolicy, TransformersPolicy
 from ..rollout.types import Ending, Rollout
 from ..traces.export import write_traces
-from .batches import by_length, mask_rows, sampled_mask
+from .batches import mask_rows, sampled_mask
 from .config import ComposerReplicationConfig
 from .episodes import (CUT_OFF, UNSCORED, EnvironmentBroken, Generation, completion_turns, engine_policy, generation_traces,
                                                     rollout_columns, within_positions)
-from .groups import TaskDraw, equal_groups, route_rows
-from .kl import completion_logprobs, kl_adjusted_advantages, kl_estimate
+from .groups import equal_groups, route_rows
+from .kl import kl_adjusted_advantages, kl_estimate
 from .model_check import check_sampling, sampling_difference
 from .reading import Models
 from ..tree.forward import prompts_once
 from .segments import check_segments, segment_ids, with_segments
-from .setup import PairSource, Setup
+from .setup import Setup
 from .teacher import causal_lm
 from ..core.hint import HintSource
 from ..tree.example import RolloutTree, target_hints, target_turns
