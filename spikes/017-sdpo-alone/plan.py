@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -196,10 +196,8 @@ class Work:
         more, screening = self.kept("more", lambda: [[r.reward or 0.0 for r in row] for row in self.play(self.start, rows, MORE)])
         sometimes = [row for row, of in zip(rows, more) if 0 < sum(of + passed[row["task_id"]]) < 1 + MORE]
 
-        def kind(model, reward, config, dataset, *others, **named):
-            return ComposerReplicationTrainer(model, reward, config, Dataset.from_list(sometimes), *others, **named)
         settings = {"alpha_sdpo": "0.0", "train_rows": str(SCREENED), "max_steps": str(steps or policy_steps())}
-        found = self.recipe(settings, 0.0, kind=kind)
+        found = self.recipe(settings, 0.0, kind=on(sometimes))
         return found | {"tasks": len(sometimes), "screening_cpu_seconds": screening}
 
     def imitate(self, rows: list[dict], before: float) -> dict:
@@ -273,6 +271,13 @@ class Work:
             found["curve"] = {str(n): self.measure(checkpoint.with_name(f"checkpoint-{n}"), "development") for n in steps}
         shutil.rmtree(self.folder, ignore_errors=True)
         return found
+
+
+def on(rows: list[dict]) -> Callable[..., ComposerReplicationTrainer]:
+    "What makes a recipe's trainer with these tasks in the place of its own."
+    def kind(model, **given):
+        return ComposerReplicationTrainer(model, **given | {"train_dataset": Dataset.from_list(rows)})
+    return kind
 
 
 def works(trace: Trace, kind: str, action: ParsedTurn) -> bool:
