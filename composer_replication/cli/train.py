@@ -55,7 +55,7 @@ def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
     "Print memory and rollouts of a run for so many processes, then its data. Raises as the run if the data are missing."
     with _working("loading PyTorch"):
         from composer_replication.recipes.memory_estimate import estimate
-        from composer_replication.recipes.recipe import sandbox_missing
+        from composer_replication.recipes.checks import sandbox_missing
         from composer_replication.recipes.recipe_file import RecipeProblem
         from composer_replication.recipes.run import check_reporters, data_counts
         from composer_replication.rollout.agents import Agent

@@ -17,8 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from trl import get_peft_config
 from trl.kernels.chunked_divergence import TOKEN_CHUNK_SIZE, VOCAB_CHUNK_SIZE
 
-from .models import model_folder
-from .recipe import Recipe, load_recipe, local_model
+from .models import local_model, model_folder
+from .settings import Recipe
 from .recipe_file import RecipeProblem, shipped_recipes
 from ..core.plugins import plugin, plugin_names
 from ..training.setup import check_adapter

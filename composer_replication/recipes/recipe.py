@@ -13,12 +13,11 @@ from pathlib import Path
 import yaml
 
 from ..core.plugins import plugin_names
-from ..envs.rewards import SharedCredit, episode_reward
 from .arguments import CLASSES, RecipeParser, command_line, contributed_settings, defaults, one_line
-from .checks import check_recipe, sandbox_missing
-from .models import EMBEDDED, fetched_model, local_model, model_folder
+from .checks import check_recipe
+from .models import fetched_model, model_folder
 from .recipe_file import RecipeLoader, RecipeProblem, find_recipe, read_recipe
-from .settings import Recipe, RecipeArguments
+from .settings import Recipe
 
 # %% ../../nbs/recipes/09_recipe.ipynb #ca4cd656
 def load_recipe(

@@ -51,9 +51,11 @@ from ..training.guard import HeldOutGuardCallback
 from .checkpoint import RUN_FILE, read_record
 from .export import CardCallback
 from .memory_estimate import model_shape
-from .models import cached_model, chat_template
+from .models import EMBEDDED, cached_model, chat_template, local_model
 from ..sandbox.base import sandbox_choice
-from .recipe import EMBEDDED, Recipe, SharedCredit, episode_reward, local_model, sandbox_missing
+from .checks import sandbox_missing
+from .settings import Recipe
+from ..envs.rewards import SharedCredit, episode_reward
 from .recipe_file import RecipeProblem
 from ..tree.fenced import set_template
 from .sources import Sources, recipe_hints, recipe_sources, recorded_traces, trace_paths, whole_traces, without_held_out
@@ -158,6 +160,7 @@ def prepare_run(recipe: Recipe) -> tuple[RunTasks | None, Setup]:
     """Load the data of a run and check it against its settings: the tasks, None without one, and what the trainer needs before weights are loaded.
 
     Recorded trees are built here, and nowhere else. Raises `ValueError` in one sentence for what cannot work."""
+    check_folder(recipe)
     tokenizer, shape = recipe_tokenizer(recipe), model_shape(recipe.arguments.model, recipe.model.model_revision)
     entries = shape.get_text_config().vocab_size
     if len(tokenizer) > entries:
@@ -168,7 +171,6 @@ def prepare_run(recipe: Recipe) -> tuple[RunTasks | None, Setup]:
     if a.forks and not a.traces:  # `make_trainer` adds those of `own_forks`, which plays with the trainer's policy
         pair_source = pair_source or (lambda traces: [()] * len(traces))
     plays = tasks is not None and tasks.brought.environment is not None
-    check_folder(recipe)
     return tasks, prepare(recipe.config, tokenizer, plays, sources.hints, pair_source, sources.pairs, sources.traces,
                           trace_limit(a.max_trace_tokens, shape), sources.find_sites)
 

@@ -254,9 +254,8 @@ def recipe_hints(
 ) -> CompositeHintGenerator:
     "Make the recipe's hint layers, in their order. Raises `InputProblem` if one cannot be made."
     a = recipe.arguments
-    write = None
+    asked, write = judge_of(a.hint_judge, a.hint_judge_key) if a.hint_judge else None, None
     if a.hint_writer:
         checkpoint = load_checkpoint(a.hint_writer)
         write = HintWriter(checkpoint.model.requires_grad_(False), checkpoint.tokenizer)
-    asked = judge_of(a.hint_judge, a.hint_judge_key) if a.hint_judge else None
     return CompositeHintGenerator(make_layers(a.hints, complete=asked, cache_dir=JUDGE_CACHE, model=a.hint_judge, siblings=siblings, write=write))

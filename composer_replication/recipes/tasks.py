@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ..core.environment import TaskSet, TasksWanted, environment_of, task_set
 from ..core.files import write_json
-from .recipe import Recipe
+from .settings import Recipe
 from .recipe_file import RecipeProblem
 from ..training.checkpoint import last_complete_checkpoint
 from ..training.guard import HeldoutSplit, content_hash

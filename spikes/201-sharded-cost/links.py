@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from transformers import PretrainedConfig
 
 from composer_replication.recipes.memory_estimate import MemoryEstimate
-from composer_replication.recipes.recipe import Recipe
+from composer_replication.recipes.settings import Recipe
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}
 

@@ -18,7 +18,7 @@ from composer_replication.envs.deletion.env import FeatureDeletionEnv, deletion_
 from composer_replication.envs.deletion.judge import grading
 from composer_replication.envs.deletion.judge.grading import zero_grade
 from composer_replication.envs.deletion.judge.runner import PhaseResult, RunnerProblem
-from composer_replication.recipes.recipe import SharedCredit
+from composer_replication.envs.rewards import SharedCredit
 from composer_replication.rollout.loop import collect
 from composer_replication.rollout.types import Ending, RolloutConfig
 from composer_replication.sandbox import folders

@@ -11,7 +11,8 @@ from composer_replication.envs.deletion.env import FeatureDeletionEnv, find_task
 from composer_replication.envs.deletion.judge.grading import grade
 from composer_replication.envs.deletion.subject import subject_of
 from composer_replication.envs.deletion.task import read_tasks
-from composer_replication.recipes.recipe import load_recipe, sandbox_missing
+from composer_replication.recipes.checks import sandbox_missing
+from composer_replication.recipes.recipe import load_recipe
 from composer_replication.recipes.run import run_recipe
 from composer_replication.sandbox import base
 from composer_replication.sandbox.base import (

@@ -20,7 +20,7 @@ from trl.trainer.utils import create_model_from_path
 
 from ...core.errors import InputProblem
 from ...recipes.models import find_model
-from ...recipes.recipe import Recipe
+from ...recipes.settings import Recipe
 from ...recipes.run import episode_factory, recipe_model, recipe_tokenizer
 from ...recipes.run import run_settings
 from ...recipes.tasks import recipe_tasks

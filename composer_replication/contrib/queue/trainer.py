@@ -16,7 +16,7 @@ from functools import partial
 from trl import GRPOTrainer
 
 from ...core.errors import InputProblem
-from ...recipes.recipe import Recipe
+from ...recipes.settings import Recipe
 from ...rollout.types import Ending, Rollout
 from .claims import problems
 from .generator import check_queue_recipe, queue_settings, trained_weights
