@@ -28,7 +28,7 @@ from ..traces.siblings import action_key, failed_turns
 from ..tree.build import Tree, build_tree
 from ..tree.length_limit import LengthLimit
 from ..tree.chat import ChatFormat, TemplateProblem
-from ..tree.pack import kind_of, pack_trees
+from ..tree.pack import branch_kind, pack_trees
 from ..tree.template import probe_template
 from ..tree.text import AlignmentError
 
@@ -207,8 +207,8 @@ def score_sites(
 
 def tokens_read(tree: Tree) -> int:
     "Count the tokens read to score a tree of `hinted_pairs`: the trunk once, as far as needed, and each branch that differs from it."
-    own = [branch for branch in tree.branches if kind_of(tree, branch) == "own"]
-    others = [branch for branch in tree.branches if kind_of(tree, branch) != "own"]
+    own = [branch for branch in tree.branches if branch_kind(tree, branch) == "own"]
+    others = [branch for branch in tree.branches if branch_kind(tree, branch) != "own"]
     return (max([branch.fork for branch in others] + [tree.span(branch.turn).end - 1 for branch in own])
             + sum(len(branch.ids) for branch in others))
 

@@ -15,7 +15,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from .pack import ANSWERS, KINDS, PackedBatch, kind_of
+from .pack import ANSWERS, KINDS, PackedBatch, branch_kind
 from .states import state_mixers
 
 # %% ../../nbs/tree/12_pass_cost.ipynb #7595241e
@@ -189,7 +189,7 @@ def one_pass_pays(
     def cost(tokens, entries):  # multiply-adds of a layer's forward pass
         return tokens * layer + 2 * hidden * entries
 
-    kind = [[kind_of(tree, b) for b in tree.branches] for tree in batch.trees]
+    kind = [[branch_kind(tree, b) for b in tree.branches] for tree in batch.trees]
     length = {k: [[len(b.ids) * (k in kinds and n == k) for b, n in zip(t.branches, row)]
                   for t, row in zip(batch.trees, kind)] for k in ("hint", *ANSWERS)}
     fork = [[b.fork for b in tree.branches] for tree in batch.trees]
