@@ -47,21 +47,28 @@ def vendor() -> bool:
     return complete.exists()
 
 
+def names(sources: bool) -> set[str]:
+    "The pages of the site, without suffix, relative."
+    pages = {"search", *(page.name for page in stage.pages())}
+    if not sources:
+        return pages
+    modules = {path.relative_to(stage.ROOT) for path in stage.ROOT.glob("composer_replication/**/*.py")}
+    modules = {path.parent if path.name == "__init__.py" else path.with_suffix("") for path in modules}
+    return pages | {"_modules/index", *(f"_modules/{module.as_posix()}" for module in modules)}
+
+
 def build(out: Path, sources: bool) -> int:
     "Stage and build; Sphinx's exit code."
     vendor()
     tag = [] if sources else ["-t", "without_sources"]
-    code = build_main(["-W", "--keep-going", "-q", "-j", "auto", "-b", "html", "-c", str(stage.DOCS), *tag,
-                       "-d", str(out.parent / "doctrees"), str(stage.stage()), str(out)])
+    source, wanted = stage.stage(), names(sources)
+    built = {path: path.relative_to(out).with_suffix("").as_posix() for path in out.rglob("*.html")}
+    anew = [] if wanted == {*built.values()} else ["-E", "-a"]  # a page came or went: the sidebar of every page names it
+    code = build_main(["-W", "--keep-going", "-q", "-j", "auto", "-b", "html", "-c", str(stage.DOCS), *tag, *anew,
+                       "-d", str(out.parent / "doctrees"), str(source), str(out)])
     (out / "llms.txt").write_text(stage.llms_txt())
-    made = {"search", *(page.name for page in stage.pages())}
-    if sources:
-        modules = {path.relative_to(stage.ROOT) for path in stage.ROOT.glob("composer_replication/**/*.py")}
-        modules = {path.parent if path.name == "__init__.py" else path.with_suffix("") for path in modules}
-        made |= {"_modules/index", *(f"_modules/{module.as_posix()}" for module in modules)}
-    for old in out.rglob("*.html"):  # of a build before
-        if old.relative_to(out).with_suffix("").as_posix() not in made:
-            old.unlink()
+    for old in (path for path, name in built.items() if name not in wanted):
+        old.unlink()
     return code
 
 

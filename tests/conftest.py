@@ -188,7 +188,8 @@ LONG = {  # seconds each: `make check` leaves them out, of a test with many case
         "test_neither_places_nor_the_order_of_rows_change_an_episode", "test_no_row_waits_for_another",
         "test_deterministic_episodes_are_equal_bit_for_bit_whenever_tools_answer", "test_a_hanging_tool_ends_its_own_row_only",
         "test_a_reward_that_fails_or_hangs_ends_its_own_row_only"},
-    "project/test_docs.py": {"test_a_patched_method_belongs_to_its_class"},
+    "project/test_docs.py": {
+        "test_a_patched_method_belongs_to_its_class", "test_a_page_that_moved_stands_in_no_sidebar_of_an_older_build"},
     "../spikes/200-gpu/test_programme.py": {
         "test_tests_that_do_not_end_are_killed_with_their_children_and_the_stage_says_so"},
     "envs/test_sql.py": {

@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
+import build  # noqa: E402
 import gaps  # noqa: E402
 import stage  # noqa: E402
 
@@ -68,6 +69,32 @@ def dead_links(site: Path) -> list[str]:
 
 def test_no_link_is_dead(site):
     assert dead_links(site) == []
+
+
+def test_a_page_that_moved_stands_in_no_sidebar_of_an_older_build(tmp_path, monkeypatch):
+    source = tmp_path / "source"
+    source.mkdir()
+
+    def built_with(*names):
+        pages = [stage.Page(source / f"{name}.md", name) for name in ("index", *names)]
+        (source / "index.md").write_text("\n".join(["# Start", "```{toctree}", *names, "```"]))
+        for page in pages[1:]:
+            page.source.exists() or page.source.write_text(f"# {page.name}")
+        for old in set(source.iterdir()) - {page.source for page in pages}:
+            old.unlink()
+        monkeypatch.setattr(stage, "pages", lambda: tuple(pages))
+        assert build.build(tmp_path / "out" / "html", sources=False) == 0
+        return tmp_path / "out" / "html"
+
+    monkeypatch.setattr(stage, "stage", lambda: source)
+    monkeypatch.setattr(stage, "llms_txt", lambda: "")
+    monkeypatch.setattr(build, "vendor", lambda: None)
+    built_with("kept", "old")
+    site = built_with("kept", "new")
+    assert "new.html" in (site / "kept.html").read_text() and dead_links(site) == []
+    unchanged = (site / "kept.html").stat().st_mtime_ns
+    built_with("kept", "new")
+    assert (site / "kept.html").stat().st_mtime_ns == unchanged
 
 
 def test_a_dead_link_is_found(tmp_path):
