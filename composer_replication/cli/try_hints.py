@@ -12,7 +12,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -84,27 +84,19 @@ class Kept:
     "The file of all branches that were played, one a line."
 
     def __init__(self, path: Path):
-        import orjson  # here: the help of commands starts faster
-
-        from composer_replication.core.files import write_jsonl
+        from composer_replication.core.files import appended_rows  # here: the help of commands starts faster
         from composer_replication.rollout.fork_result import ForkResult
-        self.path, self.results, lines = path, {}, []
-        for line in path.read_bytes().splitlines() if path.exists() else ():
-            try:
-                result = ForkResult.from_row(orjson.loads(line))
-            except (ValueError, TypeError, KeyError):  # a line that was being written when the process ended, or of another version
-                continue
-            self.results[result.key] = result
-            lines.append(line)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_jsonl(path, lines)
+        self.path, self.results = path, {}
+        for row in appended_rows(path):
+            with suppress(ValueError, TypeError, KeyError):  # of another version
+                result = ForkResult.from_row(row)
+                self.results[result.key] = result
 
     def add(self, result) -> None:
         "Keep a result; it is in the file once this returns."
-        import orjson
+        from composer_replication.core.files import append_row
         self.results[result.key] = result
-        with open(self.path, "ab") as file:
-            file.write(orjson.dumps(result.row()) + b"\n")
+        append_row(self.path, result.row())
 
 # %% ../../nbs/cli/17_try.ipynb #4aca76c0
 def open_policy(

@@ -10,9 +10,9 @@ __all__ = ['DIFFICULTY', 'SHARE', 'LEAST_S', 'signature', 'what_is_left', 'probl
 import ast
 import copy
 import hashlib
+import itertools
 import json
 import math
-import os
 import random
 import re
 import threading
@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ....core.deadline import OutOfTime, deadline, in_threads, time_left
-from ....core.files import write_file, write_json
+from ....core.files import append_row, appended_rows, write_json
 from .coverage import measure_coverage
 from .delete import DELETERS
 from ..judge.evidence import EvidenceProblem, add_evidence
@@ -179,7 +179,7 @@ def build_task(
 # %% ../../../../nbs/envs/deletion/tasks/08_make.ipynb #5facc730
 @dataclass(frozen=True)
 class Settings:
-    "Settings of a run of `make_tasks`; a journal of other settings is not continued."
+    "Settings of a run of `make_tasks`; only a journal of the same settings is continued, but for `per_package`."
     per_package: int = 60  # tasks to keep from each package
     granularity: tuple[str, ...] = ("function", "method", "class", "bundle")
     mode: str = "mixed"  # stub, remove, or mixed: in turn
@@ -294,27 +294,29 @@ def _row(bench: Bench, deletion: Deletion, seed: int) -> dict:
 
 # %% ../../../../nbs/envs/deletion/tasks/08_make.ipynb #1b1734a1
 class Journal:
-    "Rows of one package's deletions, in an append-only file."
+    "Rows of one package's deletions with these settings, in a file to which each is appended."
 
     def __init__(
         self,
-        path: Path,
-        settings: Settings,
+        path: Path,  # where a journal of other settings is there, NAME.2.jsonl and so on is taken
+        settings: Settings,  # with other numbers of tasks the same journal is continued
         sha256: str,  # of the subject
     ):
-        self.path, self.rows, head = path, {}, json.loads(json.dumps({"settings": asdict(settings), "sha256": sha256}))
-        lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
-        with suppress(ValueError, KeyError, TypeError):  # a line that a kill cut short, and those after it, are dropped
-            if lines and json.loads(lines[0]) == head:
-                self.rows.update((row["key"], row) for row in map(json.loads, lines[1:]))
-        write_file(path, "".join(json.dumps(row) + "\n" for row in (head, *self.rows.values())))
+        head = json.loads(json.dumps({"settings": asdict(settings), "sha256": sha256}))
+        del head["settings"]["per_package"]
+        for number in itertools.count(1):
+            self.path = path if number == 1 else path.with_suffix(f".{number}{path.suffix}")
+            first, *rows = appended_rows(self.path) or [None]
+            if first is None:
+                append_row(self.path, first := head)
+            first.get("settings", {}).pop("per_package", None)  # of an earlier version
+            if first == head:
+                break
+        self.rows = {row["key"]: row for row in rows}
 
     def add(self, row: dict) -> None:
-        "Append a row, and sync it to the disk."
-        with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        "Append a row; it is on the disk when this returns."
+        append_row(self.path, row)
         self.rows[row["key"]] = row
 
 # %% ../../../../nbs/envs/deletion/tasks/08_make.ipynb #9370c57d
