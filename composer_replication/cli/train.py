@@ -57,7 +57,8 @@ def _show_plan(recipe, devices: int | None, as_json: bool) -> None:
         from composer_replication.recipes.memory_estimate import estimate
         from composer_replication.recipes.checks import sandbox_missing
         from composer_replication.recipes.recipe_file import RecipeProblem
-        from composer_replication.recipes.run import check_reporters, data_counts
+        from composer_replication.recipes.checks import check_reporters
+        from composer_replication.recipes.run import data_counts
         from composer_replication.rollout.agents import Agent
         from composer_replication.report.train import counts_line, estimate_table
     devices = devices or int(os.environ.get("WORLD_SIZE", 1))

@@ -138,12 +138,12 @@ def write_jsonl(
 # %% ../../nbs/core/01_files.ipynb #40b1255d
 def append_row(
     path: str | Path,
-    row: dict,
+    row: dict | bytes,  # an object, or a line already encoded as JSON
 ) -> None:
     "Append an object to a file of JSON lines; it is on the disk when this returns. Raises `OSError` if writing fails."
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab") as file:
-        file.write(json_bytes(row) + b"\n")
+        file.write((row if isinstance(row, bytes) else json_bytes(row)) + b"\n")
         file.flush()
         os.fsync(file.fileno())
 

@@ -24,13 +24,13 @@ from ..tree.fenced import set_template
 from ..tree.template import probe_template
 
 # %% ../../nbs/recipes/02_checkpoint.ipynb #9850c85e
-RUN_FILE = "run.json"  # in a run's folder and in an exported model, see `recipes.run`
+RUN_FILE = "run.json"  # in a run's folder and in an exported model, see `recipes.record`
 
 
 def read_record(
     folder: Path | None,  # of a checkpoint, of its run, or of an exported model; None: of a hub id
 ) -> dict:  # empty if nothing was recorded
-    "Read a run's record, see `recipes.run`."
+    "Read a run's record, see `recipes.record`."
     for file in () if folder is None else (folder / RUN_FILE, folder.parent / RUN_FILE):
         try:
             record = json.loads(file.read_text(encoding="utf-8"))

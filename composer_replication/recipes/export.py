@@ -64,7 +64,7 @@ def method_lines(settings: Mapping[str, Any]) -> list[str]:
 
 # %% ../../nbs/recipes/03_export.ipynb #25aebda6
 def model_card(
-    record: Mapping[str, Any],  # of `recipes.run`; empty if nothing was recorded
+    record: Mapping[str, Any],  # of `recipes.record`; empty if nothing was recorded
     step: int | None,  # optimizer steps taken
     merged: bool = False,  # a LoRA adapter was merged into the base
 ) -> str:

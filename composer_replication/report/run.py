@@ -139,7 +139,7 @@ def unmeasured(
 
 
 def run_page(
-    record: Mapping[str, Any],  # of `recipes.run`
+    record: Mapping[str, Any],  # of `recipes.record`
     history: Sequence[Mapping[str, Any]] = (),
     rollouts: Sequence[tuple[str, Html]] = (),  # of `rollout_views`
     status: str = "not begun",  # in one sentence

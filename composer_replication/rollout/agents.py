@@ -24,7 +24,7 @@ from ..core.environment import environment_of, step_limit
 from ..core.errors import InputProblem
 from ..core.files import write_file
 from .endpoint import Episodes, serve_recorder
-from .loop import _names, _number, _prompt
+from .loop import episode_names, _number, _prompt
 from .policies import MessagePolicy, TokenPolicy
 from .record import RecordedEpisode, Recorder
 from .tool_threads import run_chains
@@ -306,7 +306,7 @@ class AgentFactory:
         trace_ids: Sequence[str] | None = None,
     ) -> list[Rollout]:  # one per row, in order
         "Play the rows. Raises `InputProblem` where the environment gives no workspace, and `AlignmentError` as `RecordedEpisode.rollout`."
-        records = [RecordedEpisode(trace_id, task, config, secrets.token_hex(24)) for task, trace_id in _names(rows, trace_ids)]
+        records = [RecordedEpisode(trace_id, task, config, secrets.token_hex(24)) for task, trace_id in episode_names(rows, trace_ids)]
         folder, episodes = Path(tempfile.mkdtemp(prefix="agents-")), Episodes()
         folder.chmod(0o755)  # the sandbox's user must be able to enter it
         try:

@@ -17,7 +17,7 @@ from ..core.environment import late_call_reward
 from ..core.errors import InputProblem
 from ..core.trace import Turn
 from .agents import RecordedRun, play_recorded, wrapped_with
-from .loop import _names, _result
+from .loop import episode_names, _result
 from .policies import TokenPolicy
 from .protocols import Asked, Refused
 from .record import RecordedEpisode, Recorder
@@ -124,7 +124,7 @@ class Compacting:
         running = threading.BoundedSemaphore(config.tool_workers)
         with Recorder(policy, seed, config.max_turn_tokens or config.max_tokens, config.sampling, fixed=True) as recorder:
             runs = [_CompactingRun(self.context_tokens, self.way, running, self.factory, recorder, config, row, RecordedEpisode(trace_id, task, config))
-                    for row, (task, trace_id) in zip(rows, _names(rows, trace_ids))]
+                    for row, (task, trace_id) in zip(rows, episode_names(rows, trace_ids))]
             return play_recorded(runs, len(runs), stop)
 
 

@@ -17,7 +17,8 @@ from composer_replication.envs.sql.tasks import sql_rows
 from composer_replication.experiments.pass_at_k import EvalTasks, play_samples
 from composer_replication.recipes.checkpoint import load_checkpoint
 from composer_replication.recipes.recipe import load_recipe
-from composer_replication.recipes.run import run_recipe, warmed
+from composer_replication.recipes.run import run_recipe
+from composer_replication.recipes.stages import warmed
 from composer_replication.rollout.policies import TransformersPolicy
 from composer_replication.rollout.types import RolloutConfig
 from composer_replication.traces.read import read_traces

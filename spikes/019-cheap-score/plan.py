@@ -32,7 +32,7 @@ from composer_replication.losses.compose import compose_loss
 from composer_replication.losses.divergences import Divergence
 from composer_replication.recipes.checkpoint import load_checkpoint
 from composer_replication.recipes.recipe import load_recipe
-from composer_replication.recipes.run import warmed
+from composer_replication.recipes.stages import warmed
 from composer_replication.rollout.fork import Fork, checked_forks, play_forks
 from composer_replication.rollout.fork_result import fork_result
 from composer_replication.rollout.loop import collect

@@ -149,8 +149,8 @@ def test_a_plan_says_where_the_embedded_model_can_learn_nothing(settings, foreig
 
 
 def test_a_dry_run_names_a_package_that_is_not_here_and_plans_all_the_same(tmp_path, capsys, monkeypatch):
-    import composer_replication.recipes.run as run
-    monkeypatch.setattr(run, "find_spec", lambda name: None)
+    import composer_replication.recipes.checks as checks
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
     monkeypatch.chdir(tmp_path)
     code, shown, said = said_by(["--config", "toy", "--dry-run", "--set", "report_to=tensorboard"], capsys, monkeypatch)
     assert code == 0 and "32 tasks" in shown and "report_to=tensorboard needs the package tensorboard" in said

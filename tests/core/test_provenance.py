@@ -10,7 +10,7 @@ from forks import composer
 from composer_replication.core.provenance import command_line, provenance, source_commit
 from composer_replication.envs.toy.traces import toy_path
 from composer_replication.recipes.recipe import load_recipe
-from composer_replication.recipes.run import run_record
+from composer_replication.recipes.record import run_record
 from composer_replication.report.html import page
 from composer_replication.report.run import run_page
 

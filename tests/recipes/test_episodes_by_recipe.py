@@ -8,9 +8,10 @@ import yaml
 from composer_replication.core.tools import ToolResult
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.envs.rewards import SharedCredit, c_length, episode_reward
+from composer_replication.recipes.load import recipe_tokenizer
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.recipes.recipe_file import RecipeProblem
-from composer_replication.recipes.run import make_trainer, recipe_tokenizer
+from composer_replication.recipes.run import make_trainer
 from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.training.guard import HeldOutGuardCallback
 from composer_replication.training.trainer import ComposerReplicationTrainer

@@ -12,7 +12,8 @@ from composer_replication.recipes.checkpoint import RUN_FILE, load_checkpoint
 from composer_replication.recipes.export import base_line, export_checkpoint, model_card
 from composer_replication.recipes.models import find_model
 from composer_replication.recipes.recipe import load_recipe
-from composer_replication.recipes.run import run_recipe, run_settings, write_record
+from composer_replication.recipes.record import run_settings, write_record
+from composer_replication.recipes.run import run_recipe
 
 IDS = torch.tensor([[5, 17, 40, 3, 99]])
 
@@ -154,7 +155,7 @@ def test_a_runs_folder_is_its_last_complete_checkpoint(tmp_path):
 
 
 def test_a_reporter_that_is_not_installed_is_said_before_anything_slow(monkeypatch):
-    import composer_replication.recipes.run as module
+    import composer_replication.recipes.checks as module
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(InputProblem, match=r"report_to=trackio needs the package trackio, which is not installed; pip install"):
         module.check_reporters(["trackio"])

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from composer_replication.recipes import run
+from composer_replication.recipes import run, stages
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.recipes.recipe_file import RecipeProblem
-from composer_replication.recipes.run import forked, run_data, run_recipe
+from composer_replication.recipes.run import run_data, run_recipe
+from composer_replication.recipes.stages import forked
 from composer_replication.recipes.tasks import recipe_tasks
 from composer_replication.replay.clean import read_pairs
 from composer_replication.report.train import step_line
@@ -49,14 +50,14 @@ def test_channel_3_learns_from_what_was_played_again(ran):
 def test_a_resumed_run_plays_nothing_again(ran, monkeypatch):
     folder, *_ = ran
     os.utime(folder / "run" / "forks.jsonl", (1, 1))
-    monkeypatch.setattr(run, "play_forks", None)
+    monkeypatch.setattr(stages, "play_forks", None)
     assert run_recipe(small(folder, resume=True, max_steps=2)).step == 2
     assert (folder / "run" / "forks.jsonl").stat().st_mtime == 1
 
 
 def test_a_fork_of_a_held_out_task_is_neither_played_nor_learnt(ran, tmp_path, monkeypatch):
     "The same episodes as recorded traces, of which a task is held out."
-    folder, asked, played = ran[0], [], run.play_forks
+    folder, asked, played = ran[0], [], stages.play_forks
     traces = list(read_traces(folder / "run" / "start.jsonl"))
     taken = {pair.task_id for pair in read_pairs(folder / "run" / "forks.jsonl")}
     aside = sorted(taken)[0]
@@ -65,13 +66,14 @@ def test_a_fork_of_a_held_out_task_is_neither_played_nor_learnt(ran, tmp_path, m
     tasks = recipe_tasks(recipe)
     row, = [row for row in recipe_tasks(small(tmp_path)).train if row["task_id"] == aside]
     held = replace(tasks, held_out=[*tasks.held_out, row], train=[r for r in tasks.train if r["task_id"] != aside])
-    monkeypatch.setattr(run, "recipe_tasks", lambda recipe: held)
+    for module in (stages, run):
+        monkeypatch.setattr(module, "recipe_tasks", lambda recipe: held)
 
     def play(policy, branches, *rest, **more):
         asked.extend(branches)
         return played(policy, branches, *rest, **more)
 
-    monkeypatch.setattr(run, "play_forks", play)
+    monkeypatch.setattr(stages, "play_forks", play)
     trained = forked(recipe, recipe)
     assert asked and {fork.task for fork, *_ in asked} == {t.task_id for t in traces if find_error_sites(t)} - {aside}
     assert {pair.task_id for pair in read_pairs(tmp_path / "run" / "forks.jsonl")} <= taken - {aside}
@@ -83,7 +85,7 @@ def test_a_fork_of_a_held_out_task_is_neither_played_nor_learnt(ran, tmp_path, m
 @pytest.fixture(scope="module")
 def own_steps(tmp_path_factory):
     "Two runs of two steps, with forks of the steps' own episodes and without; branches and pairs of each step."
-    played, made, play, pairs_of, found = [], [], run.play_forks, run.fork_pairs, {}
+    played, made, play, pairs_of, found = [], [], stages.play_forks, stages.fork_pairs, {}
 
     def playing(policy, branches, *rest, **more):
         played.append((branches, sum(w.double().sum().item() for w in policy.model.parameters())))
@@ -94,8 +96,8 @@ def own_steps(tmp_path_factory):
         return made[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "play_forks", playing)
-        patch.setattr(run, "fork_pairs", pairing)
+        patch.setattr(stages, "play_forks", playing)
+        patch.setattr(stages, "fork_pairs", pairing)
         for name, settings in (("forks", {}), ("none", {"forks": None, "replay_pairs": ["recovery"]})):
             folder = tmp_path_factory.mktemp(name)
             few = {"max_steps": 2, "gradient_accumulation_steps": 1, "learning_rate": 1e-3, "keep_rollouts": True}

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwe
 
 from composer_replication.core.errors import InputProblem
 from composer_replication.envs.toy.model import embedded_path, embedded_tokenizer
-from composer_replication.recipes import memory_estimate
+from composer_replication.recipes import load, memory_estimate
 from composer_replication.recipes import run as recipe_run
 from composer_replication.recipes.memory_estimate import count_parameters, estimate
 from composer_replication.recipes.recipe import load_recipe
@@ -278,7 +278,7 @@ def test_a_revision_holds_for_weights_tokenizer_and_plan(tmp_path, monkeypatch):
     monkeypatch.setattr(memory_estimate.AutoConfig, "from_pretrained", spy("AutoConfig"))
     given = {"model": "some/model", "model_revision": "v1.0", "attn_implementation": "eager"}
     recipe = load_recipe("smollm2-sql", given, estimating=True)
-    for read in (recipe_run.recipe_tokenizer, recipe_run._loaded, estimate):
+    for read in (load.recipe_tokenizer, load.start_model, estimate):
         with pytest.raises((RecipeProblem, OSError)):
             read(recipe)
     assert [one[0] for one in asked] == ["AutoTokenizer", "AutoModelForCausalLM", "AutoConfig"]
@@ -291,7 +291,7 @@ def test_models_made_in_memory_get_the_attention_that_is_asked_for(model, tmp_pa
     name = model.format(embedded_path() / "medium" / "config.json") if "random" in model else model
     for wanted in ("eager", "sdpa"):
         recipe = load_recipe("toy", {"model": name, "tokenizer": "embedded", "attn_implementation": wanted})
-        assert recipe_run.recipe_model(recipe).config._attn_implementation == wanted
+        assert load.recipe_model(recipe).config._attn_implementation == wanted
 
 
 def test_a_good_recipe_does_reach_its_weights(write, no_weights):

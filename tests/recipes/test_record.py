@@ -1,9 +1,12 @@
 """`record`: the start plays once, and the run learns from these episodes alone."""
 import json
 import os
+from collections import Counter
+from contextlib import nullcontext
 
 import pytest
 
+from composer_replication.recipes import stages
 from composer_replication.recipes.memory_estimate import estimate
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.recipes.recipe_file import RecipeProblem
@@ -41,6 +44,49 @@ def test_the_start_plays_once_and_nothing_is_played_later(tmp_path, monkeypatch)
         run_recipe(small(tmp_path, resume=True, max_steps=2, train_rows=8))
     again = run_recipe(small(tmp_path, resume=True, max_steps=2))
     assert again.step == 2 and path.stat().st_mtime == 1  # the episodes are those of the start
+
+
+@pytest.fixture
+def make_stages(monkeypatch):
+    "What makes the stages of a run and counts what each plays; `killed` ends the process at such an end of such a stage."
+    plain = {name: getattr(stages, name) for name in ("collect", "play_forks")}
+
+    def make(recipe, killed=None):
+        ends = Counter()
+
+        def watched(name):
+            def playing(*given, each, **named):
+                def ended(one):
+                    each(one)
+                    ends[name] += 1
+                    if (name, ends[name]) == killed:
+                        raise KeyboardInterrupt
+                return plain[name](*given, each=ended, **named)
+            return playing
+
+        for name in plain:
+            monkeypatch.setattr(stages, name, watched(name))
+        with pytest.raises(KeyboardInterrupt) if killed else nullcontext():
+            stages.forked(recipe, stages.recorded_start(recipe))
+        return ends
+    return make
+
+
+def test_what_was_played_before_a_kill_is_not_played_again(tmp_path, make_stages):
+    settings = {"train_rows": 6, "max_turns": 5, "forks": {"times": 2}, "beta_replay": 0.1, "alpha_sdpo": 0.0}
+    whole = make_stages(small(tmp_path / "whole", **settings))
+    assert whole["collect"] == 6 and whole["play_forks"] > 6
+    cut, again = small(tmp_path / "cut", **settings), small(tmp_path / "cut", **settings, resume=True)
+    ends = make_stages(cut, ("collect", 3))
+    part = tmp_path / "cut" / "run" / "start.part.jsonl"
+    os.truncate(part, part.stat().st_size - 9)  # in the middle of a line
+    ends += make_stages(again, ("play_forks", 5)) + make_stages(again)
+    assert ends == whole + Counter(collect=1)
+    for name in ("start.jsonl", "forks.jsonl"):
+        assert (tmp_path / "cut" / "run" / name).read_bytes() == (tmp_path / "whole" / "run" / name).read_bytes()
+    assert not list((tmp_path / "cut" / "run").glob("*.part.jsonl"))
+    part.write_bytes((tmp_path / "cut" / "run" / "start.jsonl").read_bytes())
+    assert make_stages(cut) == whole  # not resumed: nothing of the run before is taken
 
 
 @pytest.mark.parametrize("settings, said", [

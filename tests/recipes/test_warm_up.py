@@ -17,7 +17,8 @@ from composer_replication.envs.toy.model import embedded_model, embedded_tokeniz
 from composer_replication.recipes import warm_up
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.recipes.recipe_file import RecipeProblem
-from composer_replication.recipes.run import run_recipe, stage_data, warmed
+from composer_replication.recipes.run import run_recipe
+from composer_replication.recipes.stages import warm_up_data, warmed
 from composer_replication.recipes.tasks import recipe_tasks
 from composer_replication.training.checkpoint import mark_complete
 from composer_replication.tree.template import probe_template
@@ -127,7 +128,8 @@ def recorded(folder, rewards):
 
 def rows_of(made):
     settings = warm_up.warm_up_settings(made.arguments.warm_up)
-    return warm_up.stage_rows(made, probe_template(embedded_tokenizer()), *warm_up.learnt_from(made, settings, *stage_data(made)))
+    examples = warm_up.learnt_from(made, settings, *warm_up_data(made))
+    return warm_up.stage_rows(made, probe_template(embedded_tokenizer()), *examples)
 
 
 def test_hinted_demonstrations_are_learnt_beside_the_others(tmp_path):
@@ -192,7 +194,7 @@ def test_a_run_that_holds_out_what_a_kept_warm_up_learnt_is_refused(tmp_path, mo
 
     def make(**values):
         made = recipe(tmp_path, **values)
-        return warm_up.warm_up_checkpoint(made, lambda: base, lambda logged: None, *stage_data(made))
+        return warm_up.warm_up_checkpoint(made, lambda: base, lambda logged: None, *warm_up_data(made))
     assert make() == make() == tmp_path / "warm"
     with pytest.raises(ValueError, match="was made with other episodes"):
         make(held_out_rows=2)

@@ -332,9 +332,9 @@ def test_agents_from_npm_answer_a_question(name, program, tool, argument, segmen
 def test_a_recipe_names_an_agent(tmp_path):
     from types import SimpleNamespace
 
+    from composer_replication.recipes.load import episode_factory
     from composer_replication.recipes.recipe import load_recipe
     from composer_replication.recipes.recipe_file import RecipeProblem
-    from composer_replication.recipes.run import episode_factory
 
     brought = SimpleNamespace(brought=SimpleNamespace(environment=Workspace))
     settings = {"command": "mine:play", "seconds": 5}

@@ -214,9 +214,9 @@ def test_what_cannot_be():
 
 
 def test_a_recipe_names_a_limit():
+    from composer_replication.recipes.load import episode_factory
     from composer_replication.recipes.recipe import load_recipe
     from composer_replication.recipes.recipe_file import RecipeProblem
-    from composer_replication.recipes.run import episode_factory
 
     brought = SimpleNamespace(brought=SimpleNamespace(environment=WorldEnv))
     factory = episode_factory(load_recipe("toy", {"context_tokens": "200", "compaction": "left"}), brought)

@@ -21,8 +21,8 @@ from trl.trainer.utils import create_model_from_path
 from ...core.errors import InputProblem
 from ...recipes.models import find_model
 from ...recipes.settings import Recipe
-from ...recipes.run import episode_factory, recipe_model, recipe_tokenizer
-from ...recipes.run import run_settings
+from ...recipes.load import episode_factory, recipe_model, recipe_tokenizer
+from ...recipes.record import run_settings
 from ...recipes.tasks import recipe_tasks
 from ...rollout.loop import collect
 from ...rollout.policies import TransformersPolicy
