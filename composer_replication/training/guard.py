@@ -217,7 +217,7 @@ class HeldOutGuardCallback(TrainerCallback):
     def __init__(
         self,
         guard: HeldOutGuard,
-        evaluate: Callable[[Any, int], Mapping[str, float]],  # (model, step) -> held_out_score and, where wanted, kl
+        evaluate: Callable[[Any, int], Mapping[str, float | None]],  # (model, step) -> held_out_score, None where no task was scored, and, where wanted, kl
         every_steps: int,  # optimizer steps between evaluations; the last step has one too
     ):
         if every_steps < 1:
@@ -252,6 +252,8 @@ class HeldOutGuardCallback(TrainerCallback):
 
     def _evaluate(self, state, control, model, logs):
         if not self.rewards and self.guard.last is None:
+            if (logs or {}).get("health/unscored"):
+                return self._skip(state)
             raise InputProblem(f"no 'reward' was logged up to step {state.global_step}, only {sorted(logs or {})}, so "
                                "the guard has nothing to compare with; have the trainer log one.")
         reward = sum(self.rewards) / len(self.rewards) if self.rewards else self.guard.last.proxy_reward
@@ -264,6 +266,8 @@ class HeldOutGuardCallback(TrainerCallback):
         if not {"held_out_score"} <= set(measured) <= {"held_out_score", "kl"}:
             raise InputProblem(f"the evaluation at step {state.global_step} returned {sorted(measured)}; return "
                                "held_out_score and, where it is measured, kl.")
+        if measured["held_out_score"] is None:
+            return self._skip(state)
         reading = self.guard.update(state.global_step, proxy_reward=reward, **measured)
         self.rewards = []
         entry = {"step": state.global_step, "epoch": state.epoch,
@@ -273,6 +277,12 @@ class HeldOutGuardCallback(TrainerCallback):
             control.should_save = control.should_training_stop = True
             if state.is_world_process_zero:
                 print(self.guard.reason, file=sys.stderr)
+
+    def _skip(self, state):
+        "Count an evaluation in which nothing was scored: the environment or its judge failed, not the policy."
+        state.log_history.append({"step": state.global_step, "epoch": state.epoch, "guard/unscored": 1.0})
+        if state.is_world_process_zero:
+            print(f"The guard skips step {state.global_step}: nothing was scored; look at what the environment says.", file=sys.stderr)
 
     def _store(self, state):
         state.stateful_callbacks["HeldOutGuard"] = {"guard": self.guard.state_dict(), "rewards": list(self.rewards)}

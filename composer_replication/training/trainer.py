@@ -36,8 +36,8 @@ from .step import StepTrainer
 from ..tree.example import RolloutTree
 
 # %% ../../nbs/training/23_trainer.ipynb #4e1d0a01
-def held_out_score(trainer: StepTrainer) -> dict[str, float]:
-    "Play the held-out tasks; return their mean reward and, where there is a reference, the KL to the start in nats a token."
+def held_out_score(trainer: StepTrainer) -> dict[str, float | None]:
+    "Play the held-out tasks; return their mean reward, None where none was scored, and, where there is a reference, the KL to the start in nats a token."
     rank, devices = trainer.accelerator.process_index, trainer.accelerator.num_processes
     numbers = range(rank, len(trainer.held_out_rows), devices)
     trainer.stage(f"playing {len(numbers)} held-out tasks")
@@ -48,7 +48,7 @@ def held_out_score(trainer: StepTrainer) -> dict[str, float]:
     total = Counter()
     for device_sums in gather_object([dict(sums)]):
         total.update(device_sums)
-    score = {"held_out_score": total["score"] / total["scored"] if total["scored"] else float("nan")}
+    score = {"held_out_score": total["score"] / total["scored"] if total["scored"] else None}
     return score | {"kl": total["kl"] / max(total["tokens"], 1)} if trainer.reference is not None else score
 
 

@@ -229,6 +229,31 @@ def test_an_evaluation_without_a_score_is_named(tmp_path):
     assert trainer.model.training
 
 
+@pytest.mark.parametrize("lost", [(2,), (4,), (2, 4, 6)])
+def test_where_nothing_was_scored_the_guard_skips_and_the_run_goes_on(lost, tmp_path, capsys):
+    "A judge that is away during an evaluation, or during the first steps, is no fault of the policy."
+    trainer = trainer_for(tmp_path, HeldOutGuard(), every_steps=2, max_steps=6)
+    callback, scored = callback_of(trainer), callback_of(trainer).evaluate
+    callback.evaluate = lambda model, step: {"held_out_score": None} if step in lost else scored(model, step)
+    trainer.train()
+    steps = {name: [entry["step"] for entry in trainer.state.log_history if name in entry]
+             for name in ("guard/unscored", "guard/held_out_score")}
+    assert trainer.state.global_step == 6 and steps == {
+        "guard/unscored": [*lost], "guard/held_out_score": [step for step in (2, 4, 6) if step not in lost]}
+    assert capsys.readouterr().err.count("nothing was scored") == len(lost)
+
+
+def test_a_reward_that_no_episode_got_yet_is_no_error_where_the_log_says_so(tmp_path):
+    trainer = trainer_for(tmp_path, HeldOutGuard(), every_steps=2, max_steps=4)
+    with pytest.MonkeyPatch.context() as patch:
+        log = type(trainer).log
+        patch.setattr(type(trainer), "log", lambda self, logs, *rest: Trainer.log(self, logs | {"health/unscored": 4}, *rest)
+                      if self.state.global_step < 3 else log(self, logs, *rest))
+        trainer.train()
+    assert [entry["step"] for entry in trainer.state.log_history if "guard/unscored" in entry] == [2]
+    assert trainer.state.global_step == 4 and callback_of(trainer).guard.last.step == 4
+
+
 def test_reads_the_reward_of_trl(tmp_path):
     "GRPOTrainer collects its metrics between logs: the guard sees the mean over all steps since its last evaluation."
     given_rewards = []
