@@ -337,13 +337,15 @@ class Ledger:
         claim: Claim,
         answer: Answer,  # to the claimed question
     ) -> None:
-        "Store an answer for its claim; it is safe once this returns. Raises `ValueError` if the claim is already settled or failed."
+        """Store an answer for its claim; it is safe once this returns.
+
+        Where a lost claim's question was answered by another call meanwhile, that answer stays, and this one's cost stays counted as lost.
+        Raises `ValueError` if the claim is already settled or failed."""
         if answer.key != claim.key:
             raise ValueError(f"the answer to {answer.key} cannot settle the claim on {claim.key}; settle each claim with its own.")
         values = {name: _text(v) if isinstance(v, str) else v for name, v in asdict(answer).items()}
-        # A lost call that is answered later becomes paid, unless its question was answered again meanwhile.
         self._end(claim, f"UPDATE OR IGNORE calls SET state = 'paid', counted = ?, {', '.join(f'{v} = ?' for v in values)} "
-                  "WHERE number = ? AND state IN ('asking', 'lost')", _dollars(answer.cost, "a cost"), *values.values())
+                  "WHERE number = ? AND state IN ('asking', 'lost')", _dollars(answer.cost, "a cost"), *values.values(), or_in="lost")
 
     def fail(
         self,
@@ -355,9 +357,11 @@ class Ledger:
         self._end(claim, "UPDATE calls SET state = ?, counted = counted * ?, problem = ? WHERE number = ? AND state = 'asking'",
                   "lost" if billed else "failed", int(billed), _text(problem))
 
-    def _end(self, claim, update, *values):
+    def _end(self, claim, update, *values, or_in: str | None = None):
+        "End a claim by an update; that changes nothing where the claim is in this state already."
         with self._file.transaction() as db:
-            if db.execute(update, (*values, claim.number)).rowcount != 1:
+            done = db.execute(update, (*values, claim.number)).rowcount
+            if not done and db.execute("SELECT state FROM calls WHERE number = ?", (claim.number,)).fetchone() != (or_in,):
                 raise ValueError(f"the claim on {claim.key} is settled or failed already; claim the question anew.")
 
     def spent(self) -> Spent:

@@ -152,9 +152,10 @@ def test_an_answer_that_comes_after_all_is_not_thrown_away(tmp_path):
         first.settle(claims[0], answered("a"))
         assert ask(second, "a") == answered("a")
         pay(second, "b")
+        first.settle(claims[1], answered("b", cost=1))  # paid for as well: who asked gets it, and the ledger keeps the other
+        assert second.spent().paid == 2 and second.spent().lost == 1 and ask(second, "b") == answered("b")
         with pytest.raises(ValueError, match="already"):
-            first.settle(claims[1], answered("b", cost=1))
-        assert second.spent().paid == 2
+            first.settle(claims[0], answered("a"))
 
 
 @pytest.mark.parametrize("most", [-1e-9, float("nan"), float("inf"), 1e7])
