@@ -197,10 +197,10 @@ def run_recipe(
 def _run(recipe, tell, watch, kind):
     recipe.config.disable_tqdm = True  # then PrinterCallback prints; it is removed below
     check_reporters(recipe.config.report_to)
+    check_engine(recipe.config)
+    check_folder(recipe)
     asked, prepared = recipe.arguments, None
-    if asked.record or asked.forks:  # what they play is prepared after it; all that can be refused is refused before a stage begins
-        check_engine(recipe.config)
-        check_folder(recipe)
+    if asked.record or asked.forks:  # what they play is prepared after it; what can be refused is refused before a stage begins
         run_data(_without_writer(recipe))
     else:
         prepared = prepare_run(recipe)

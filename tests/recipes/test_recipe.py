@@ -35,7 +35,7 @@ def no_weights(monkeypatch):
         raise AssertionError("weights were loaded")
     monkeypatch.setattr(PreTrainedModel, "from_pretrained", refuse)
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", refuse)
-    monkeypatch.setattr(recipe_run, "embedded_model", refuse)
+    monkeypatch.setattr(load, "embedded_model", refuse)
     monkeypatch.setattr(torch, "load", refuse)
 
 
@@ -274,7 +274,7 @@ def test_a_revision_holds_for_weights_tokenizer_and_plan(tmp_path, monkeypatch):
         return from_pretrained
 
     for name in ("AutoTokenizer", "AutoModelForCausalLM"):
-        monkeypatch.setattr(getattr(recipe_run, name), "from_pretrained", spy(name))
+        monkeypatch.setattr(getattr(load, name), "from_pretrained", spy(name))
     monkeypatch.setattr(memory_estimate.AutoConfig, "from_pretrained", spy("AutoConfig"))
     given = {"model": "some/model", "model_revision": "v1.0", "attn_implementation": "eager"}
     recipe = load_recipe("smollm2-sql", given, estimating=True)
