@@ -37,7 +37,7 @@ from ..envs.toy.model import embedded_model, embedded_tokenizer
 from ..envs.toy.traces import toy_path
 from ..rollout.agents import Agent, AgentFactory
 from ..rollout.fork_result import fork_pairs, fork_result
-from ..replay.clean import place_pairs, write_pairs
+from ..replay.examples import place_pairs, write_pairs
 from ..rollout.compaction import Compacting
 from ..rollout.fork import arm_hints, checked_forks, find_forks, play_forks
 from ..rollout.loop import collect
