@@ -77,6 +77,6 @@ def dataset_pairs(
     read, scrubbed = given(pair_files), Counter()
     with working("reading pairs"):
         from composer_replication.replay.dataset import pair_counts, scrubbed_pairs
-        from composer_replication.replay.clean import to_preference_dataset
+        from composer_replication.replay.examples import to_preference_dataset
         pairs = [pair for file in read for pair in scrubbed_pairs(file, scrubbed)]
     _write(output, licence, read, to_preference_dataset(pairs), pair_counts(pairs), scrubbed, as_json)

@@ -101,7 +101,7 @@ def replay(
 
     `composer-rl replay runs/*.jsonl.gz --budget-usd 5 --pairs raw.jsonl --teachers openai/gpt-5.5 --teachers anthropic/claude-opus-4.8`
     """
-    from composer_replication.replay.clean import place_pairs, write_pairs
+    from composer_replication.replay.examples import place_pairs, write_pairs
     from composer_replication.replay.endpoint import parse_panel
     from composer_replication.replay.ledger import Ledger
     from composer_replication.replay.pool import TeacherPool
@@ -198,7 +198,8 @@ def pairs(
     """
     import orjson
 
-    from composer_replication.replay.clean import normalise_pairs, place_pairs, read_pairs, write_pairs
+    from composer_replication.replay.clean import normalise_pairs
+    from composer_replication.replay.examples import place_pairs, read_pairs, write_pairs
     from composer_replication.replay.pairs import free_pairs
     check_output(output)
     try:

@@ -295,7 +295,7 @@ def _report(results, traces, left_out, stopped, find_sites, files, settings, out
     from composer_replication.core.files import write_file
     from composer_replication.core.provenance import provenance
     from composer_replication.rollout.fork_result import fork_pairs, recovered_episodes
-    from composer_replication.replay.clean import place_pairs, write_pairs
+    from composer_replication.replay.examples import place_pairs, write_pairs
     from composer_replication.report.forks import fork_json, fork_tables, fork_verdict, forks_page
     from composer_replication.traces.export import write_traces
     words = lambda result: habit(result.own, result.kind)

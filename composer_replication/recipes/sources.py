@@ -30,7 +30,7 @@ from ..replay.answer import token_count
 from ..replay.client import complete
 from ..replay.endpoint import parse_teacher, read_key
 from ..replay.request import chat_body
-from ..replay.clean import SCHEMA, PreferenceExample, read_pairs
+from ..replay.examples import SCHEMA, PreferenceExample, read_pairs
 from ..replay.pairs import FREE_PAIRS, free_pairs, recovery_pairs
 from ..replay.prices import Price, Usage
 from ..replay.teachers import TeacherProblem, trace_states

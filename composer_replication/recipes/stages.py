@@ -22,7 +22,7 @@ from .settings import Recipe
 from .sources import recipe_hints, recorded_traces, whole_traces, without_held_out
 from .tasks import RunTasks, recipe_tasks
 from .warm_up import warm_up_checkpoint, warm_up_settings
-from ..replay.clean import place_pairs, write_pairs
+from ..replay.examples import place_pairs, write_pairs
 from ..rollout.fork import arm_hints, checked_forks, find_forks, play_forks
 from ..rollout.fork_result import ForkResult, fork_pairs, fork_result
 from ..rollout.loop import collect, episode_names

@@ -18,7 +18,7 @@ import orjson
 from ..core.errors import InputProblem
 from ..core.files import json_value, read_jsonl, replacing, write_file
 from ..core.trace import Trace
-from .clean import PreferenceExample, example_of, read_pairs, to_preference_dataset
+from .examples import PreferenceExample, example_of, read_pairs, to_preference_dataset
 from ..traces.error_sites import FindSites, find_error_sites
 from ..traces.export import to_dataset
 from ..traces.scrub import scrub

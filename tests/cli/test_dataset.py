@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from composer_replication.cli.app import app
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.envs.toy.traces import toy_traces
-from composer_replication.replay.clean import place_pairs, write_pairs
 from composer_replication.replay.dataset import scrubbed_pairs, scrubbed_trace
+from composer_replication.replay.examples import place_pairs, write_pairs
 from composer_replication.replay.pairs import DPOPair, sibling_pairs
 from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.export import write_traces

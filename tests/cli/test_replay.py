@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import composer_replication
 from composer_replication.cli.app import app
 from composer_replication.envs.toy.traces import toy_traces
-from composer_replication.replay.clean import read_pairs
+from composer_replication.replay.examples import read_pairs
 from composer_replication.replay.ledger import Ledger
 from composer_replication.replay.teachers import trace_states
 from composer_replication.traces.export import write_traces

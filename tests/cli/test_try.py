@@ -11,7 +11,7 @@ from bad_server import BadServer, Reply, completion
 
 from composer_replication.core.trace import Trace
 from composer_replication.envs.toy.traces import toy_path
-from composer_replication.replay.clean import read_pairs
+from composer_replication.replay.examples import read_pairs
 
 TRY = ("hints", "try", "--sites", 3, "--times", 2, "--seed", 1)
 

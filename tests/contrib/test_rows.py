@@ -26,8 +26,9 @@ from composer_replication.contrib.swe_rows.mirrors import (
 from composer_replication.contrib.swe_rows.rows import make_row_tasks, play_row
 from composer_replication.core.trace import ToolCall
 from composer_replication.envs.deletion.env import FeatureDeletionEnv, agent_tree
-from composer_replication.envs.deletion.subject import SubjectProblem, subject_of
+from composer_replication.envs.deletion.subject import subject_of
 from composer_replication.envs.deletion.task import read_tasks
+from composer_replication.envs.deletion.unpack import SubjectProblem
 
 BROKEN = '''
 def spread(values, width):
@@ -481,7 +482,7 @@ def test_recorded_steps_are_done_in_the_sandbox_and_win(world, tmp_path):
     steps.write_text(json.dumps({"commands": [["python", "-c", "raise SystemExit('no compiler')"]]}))
     with pytest.raises(MirrorProblem, match=r"the recorded step .* failed \(no compiler\)"):
         prepare_commit(tmp_path / "mirrors", "people/flux", world.before, tmp_path / "store")
-    assert not list((tmp_path / "store/unfinished").iterdir()) and len(list((tmp_path / "store/subjects").iterdir())) == 1
+    assert not list((tmp_path / "store/scratch").iterdir()) and len(list((tmp_path / "store/subjects").iterdir())) == 1
 
 
 @pytest.mark.parametrize("step", ["write_commit", "lay_out", "store_subject", *(
@@ -501,7 +502,7 @@ def test_a_kill_leaves_nothing_half_made(world, tmp_path, step):
     """)
     done = subprocess.run([sys.executable, "-c", script, world.mirrors, world.before, tmp_path], timeout=120)
     assert done.returncode == -signal.SIGKILL
-    assert list((tmp_path / "unfinished").iterdir()) and not list((tmp_path / "subjects").iterdir())
+    assert list((tmp_path / "scratch").iterdir()) and not list((tmp_path / "subjects").iterdir())
     subject = prepare_commit(world.mirrors, "people/flux", world.before, tmp_path)
     assert (subject.tree / "pkg/rows.py").read_text() == BROKEN and (subject.libraries / "pytest").is_dir()
-    assert not list((tmp_path / "unfinished").iterdir()) and len(list((tmp_path / "subjects").iterdir())) == 1
+    assert not list((tmp_path / "scratch").iterdir()) and len(list((tmp_path / "subjects").iterdir())) == 1

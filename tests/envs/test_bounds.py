@@ -351,7 +351,7 @@ def test_all_that_reads_the_change_says_together_no_more_than_one_of_it():
         return []
 
     try:
-        soft = [HackFinding(name, f"rule{k}: x", "a.py:1", 0.7) for name in ("static", "twin") for k in range(9)]
+        soft = [HackFinding(name, "x", "a.py:1", 0.7, f"rule{k}") for name in ("static", "twin") for k in range(9)]
         assert hack_score(soft) < THRESHOLD and hack_score([HackFinding("loud", "x", "", 1.0)]) < THRESHOLD
         assert hack_score([*soft, HackFinding("canary", "x", "", 1.0)]) == 1.0
         assert hack_score(soft[:9]) == hack_score(soft)

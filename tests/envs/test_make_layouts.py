@@ -16,6 +16,7 @@ from envs_tasks import write
 from composer_replication.cli import tasks as commands
 from composer_replication.core import deadline as deadlines
 from composer_replication.core.deadline import OutOfTime, deadline
+from composer_replication.envs.deletion import libraries
 from composer_replication.envs.deletion import subject as subjects
 from composer_replication.envs.deletion.judge import runner
 from composer_replication.envs.deletion.judge.evidence import add_evidence
@@ -23,12 +24,9 @@ from composer_replication.envs.deletion.judge.observe import canonical, encode
 from composer_replication.envs.deletion.judge.runner import Phase, PhaseResult, run_phases
 from composer_replication.envs.deletion.judge.trees import import_mode
 from composer_replication.envs.deletion.judge.variants import make_probe
-from composer_replication.envs.deletion.subject import (
-    import_roots,
-    imported_modules,
-    needed_requirements,
-    prepare_subject,
-)
+from composer_replication.envs.deletion.layout import import_roots, imported_modules
+from composer_replication.envs.deletion.metadata import needed_requirements
+from composer_replication.envs.deletion.subject import prepare_subject
 from composer_replication.envs.deletion.task import FeatureDeletionTask, make_patch, read_tasks
 from composer_replication.envs.deletion.tasks import knowable
 from composer_replication.envs.deletion.tasks.coverage import measure_coverage
@@ -130,7 +128,7 @@ FOLDERS = {  # name: files, tests that pass, whether an empty __init__.py is wri
 def test_folders_of_tests_without_init(tmp_path, name):
     files, passed, written = FOLDERS[name]
     tree = write(tmp_path / "repo", files)
-    notes = subjects._write_test_packages(tree, tmp_path / "libraries")
+    notes = subjects._write_missing(tree, tmp_path / "libraries", "0")
     added = [path for path in tree.rglob("__init__.py") if path.relative_to(tree).as_posix() not in files]
     assert bool(added) == written and len(notes) == len(added) and all(path.read_text() == "" for path in added)
     folder = "tests" if (tree / "tests").is_dir() else "test"
@@ -142,7 +140,7 @@ def test_folders_of_tests_without_init(tmp_path, name):
 
 def test_what_an_sdist_lacks_is_said(tmp_path):
     files = {"pkg.py": CODE, "tests/test_a.py": "from tests import ServerCase, unittest\n"}
-    [note] = subjects._write_test_packages(write(tmp_path / "repo", files), tmp_path / "libraries")
+    [note] = subjects._write_missing(write(tmp_path / "repo", files), tmp_path / "libraries", "0")
     assert "tests that import ServerCase, unittest from it" in note and "a checkout of the repository" in note
 
 
@@ -199,9 +197,9 @@ def test_what_takes_long_gets_what_is_left(larder, tmp_path, monkeypatch):
         now[0] += timeout
         raise subprocess.TimeoutExpired(command, timeout)
 
-    monkeypatch.setattr(subjects.subprocess, "run", pip)
+    monkeypatch.setattr(libraries.subprocess, "run", pip)
     with deadline(20), pytest.raises(OutOfTime):
-        subjects.install_wheels(["six", "attrs"], tmp_path, tmp_path)
+        libraries.install_wheels(["six", "attrs"], tmp_path, tmp_path)
     assert given[-1] == 20
 
 

@@ -14,10 +14,13 @@ from types import SimpleNamespace
 import pytest
 from envs_tasks import needs_sandbox, write
 
-from composer_replication.envs.deletion import subject as rooms
+from composer_replication.envs.deletion import libraries, unpack
+from composer_replication.envs.deletion import subject as subjects
 from composer_replication.envs.deletion.judge.trees import lay_out
-from composer_replication.envs.deletion.subject import SubjectProblem, prepare_subject, subject_of
+from composer_replication.envs.deletion.metadata import stated_requirements
+from composer_replication.envs.deletion.subject import prepare_subject, scratch, subject_of
 from composer_replication.envs.deletion.tasks.select import find_symbols, read_sources
+from composer_replication.envs.deletion.unpack import SubjectProblem
 
 SMALL = {
     "PKG-INFO": "Metadata-Version: 2.1\nName: small\nVersion: 1.2\n",
@@ -198,7 +201,7 @@ def test_encodings(tmp_path):
 
 
 def test_too_many_files_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(rooms, "MAX_FILES", 2)
+    monkeypatch.setattr(unpack, "MAX_FILES", 2)
     with pytest.raises(SubjectProblem, match="at most 2 files"):
         prepare_subject(write(tmp_path / "repo", SMALL), tmp_path / "store")
 
@@ -206,7 +209,7 @@ def test_too_many_files_are_refused(tmp_path, monkeypatch):
 def test_nothing_half_done_is_left(tmp_path, monkeypatch):
     folder = write(tmp_path / "repo", SMALL)
     with monkeypatch.context() as patch:
-        patch.setattr(rooms, "store_subject", lambda *given: 1 / 0)
+        patch.setattr(subjects, "store_subject", lambda *given: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             prepare_subject(folder, tmp_path / "store")
     assert not list((tmp_path / "store" / "subjects").iterdir())
@@ -272,8 +275,8 @@ def test_odd_metadata_is_no_traceback(tmp_path, project):
 def test_the_line_of_pip_that_says_why_is_named():
     text = ("  error: subprocess-exited-with-error\n  × installing build dependencies did not run successfully.\n"
             "  OSError: [Errno 30] Read-only file system: 'wheels'\nerror: subprocess-exited-with-error\n")
-    assert rooms._root_cause(text) == "OSError: [Errno 30] Read-only file system: 'wheels'"
-    assert rooms._root_cause("") == "pip found nothing"
+    assert libraries._root_cause(text) == "OSError: [Errno 30] Read-only file system: 'wheels'"
+    assert libraries._root_cause("") == "pip found nothing"
     metadata = """  error: subprocess-exited-with-error
 
   × Preparing metadata (pyproject.toml) did not run successfully.
@@ -294,16 +297,16 @@ error: metadata-generation-failed
 note: This is an issue with the package mentioned above, not pip.
 hint: See above for details.
 """
-    assert rooms._root_cause(metadata).startswith("Checking for Rust toolchain.... Cargo, the Rust package manager, is not")
+    assert libraries._root_cause(metadata).startswith("Checking for Rust toolchain.... Cargo, the Rust package manager, is not")
     failed = metadata.replace("      This package", "      ModuleNotFoundError: No module named 'x'\n      This package")
-    assert rooms._root_cause(failed) == "ModuleNotFoundError: No module named 'x'"
+    assert libraries._root_cause(failed) == "ModuleNotFoundError: No module named 'x'"
     absent = "ERROR: No matching distribution found for x"
-    assert rooms._root_cause(f"WARNING: retrying\n{absent}\n") == absent
+    assert libraries._root_cause(f"WARNING: retrying\n{absent}\n") == absent
 
 
 @pytest.mark.parametrize("name", ["pluggy", "Pytest", "iniconfig==2.0"])
 def test_what_pytest_runs_on_is_no_subject(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(rooms, "_pip", lambda *given: pytest.fail("it was downloaded"))
+    monkeypatch.setattr(libraries, "_pip", lambda *given: pytest.fail("it was downloaded"))
     with pytest.raises(SubjectProblem, match=rf"^{name.partition('==')[0]} is a part of pytest, which runs the tests"):
         prepare_subject(name, tmp_path / "store")
     project = f"[project]\nname = '{name.partition('==')[0]}'\nversion = '1'\n"
@@ -362,7 +365,6 @@ def test_requirements_that_cannot_be_had_are_named_and_the_others_come(tmp_path,
 
 
 def test_a_requirement_that_names_an_address_runs_no_code_and_pip_sees_no_key(tmp_path, index, monkeypatch):
-    from composer_replication.envs.deletion.subject import _pip_environment
     monkeypatch.setenv("HF_TOKEN", "hf_x")
     evil = tmp_path / "evil"
     write(evil, {"pyproject.toml": "[build-system]\nrequires = []\nbuild-backend = 'b'\nbackend-path = ['.']\n",
@@ -370,7 +372,7 @@ def test_a_requirement_that_names_an_address_runs_no_code_and_pip_sees_no_key(tm
     subject = prepare_subject(sdist(tmp_path, SMALL | needing(f"evil @ file://{evil}", "apart")), tmp_path / "store")
     assert libraries_of(subject) == ["apart-2.0", "small-1.2"] and not Path("/var/tmp/ran").exists()
     assert len(subject.missing) == 1 and subject.missing[0].startswith("evil") and "would run its code" in " ".join(subject.notes)
-    assert "HF_TOKEN" not in _pip_environment() and "PIP_NO_INDEX" in _pip_environment()
+    assert "HF_TOKEN" not in libraries._pip_environment() and "PIP_NO_INDEX" in libraries._pip_environment()
 
 
 STATED = {
@@ -389,7 +391,7 @@ STATED = {
 def test_where_projects_state_what_their_tests_need(tmp_path, path):
     text, more = STATED[path]
     folder = write(tmp_path / "repo", SMALL | {"test_apart.py": "import apart, other\n", more.get("as", path): text})
-    needed = rooms.stated_requirements(folder)
+    needed = stated_requirements(folder)
     assert any(line.startswith("apart") for line in needed), needed
     assert ("below" in needed) == ("egg-info" in path)
 
@@ -400,7 +402,7 @@ def test_what_a_killed_run_left_is_swept_by_the_next(tmp_path):
             "with scratch(Path(sys.argv[1]), 'subject') as folder:\n    print(folder, flush=True)\n    time.sleep(60)")
     with subprocess.Popen([sys.executable, "-c", code, store], stdout=subprocess.PIPE, text=True) as dead:
         left = Path(dead.stdout.readline().strip())
-        with rooms.scratch(store, "subject") as own:
+        with scratch(store, "subject") as own:
             assert left.is_dir() and own.is_dir()  # its owner lives
         dead.kill()
     assert left.is_dir()

@@ -11,7 +11,7 @@ from composer_replication.recipes.recipe_file import RecipeProblem
 from composer_replication.recipes.run import run_data, run_recipe
 from composer_replication.recipes.stages import forked
 from composer_replication.recipes.tasks import recipe_tasks
-from composer_replication.replay.clean import read_pairs
+from composer_replication.replay.examples import read_pairs
 from composer_replication.report.train import step_line
 from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.read import read_traces

@@ -28,7 +28,7 @@ from composer_replication.recipes.recipe_file import RecipeProblem
 from composer_replication.recipes.record import data_files
 from composer_replication.recipes.run import make_trainer, run_recipe
 from composer_replication.recipes.sources import judge_of, pairs_as_traces, recipe_sources, recorded_traces, trace_paths
-from composer_replication.replay.clean import place_pairs, read_pairs, write_pairs
+from composer_replication.replay.examples import place_pairs, read_pairs, write_pairs
 from composer_replication.replay.pairs import free_pairs
 from composer_replication.replay.teachers import TeacherProblem
 from composer_replication.traces.error_sites import find_error_sites

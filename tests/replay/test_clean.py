@@ -19,7 +19,6 @@ from composer_replication.replay.clean import (
     RUN,
     TAIL,
     WIDTH,
-    PreferenceExample,
     drop_contradictions,
     drop_duplicates,
     drop_held_out,
@@ -28,6 +27,9 @@ from composer_replication.replay.clean import (
     drop_unrendered,
     near_copies,
     normalise_pairs,
+)
+from composer_replication.replay.examples import (
+    PreferenceExample,
     pairs_by_trace,
     place_pairs,
     read_pairs,

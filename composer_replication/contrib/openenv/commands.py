@@ -37,7 +37,8 @@ def serve_tasks(
     """
     from composer_replication.contrib.openenv.server import ServerProblem, make_app, need_openenv, serving
     from composer_replication.envs.deletion.env import FeatureDeletionEnv
-    from composer_replication.envs.deletion.subject import SubjectProblem, subject_of
+    from composer_replication.envs.deletion.subject import subject_of
+    from composer_replication.envs.deletion.unpack import SubjectProblem
     from composer_replication.envs.deletion.task import read_tasks
     from composer_replication.sandbox.base import UNSAFE, sandbox_problem, task_problem
     need_openenv()

@@ -327,3 +327,4 @@ class HackFinding:
     what: str  # one sentence
     where: str  # file and line, node id, or the command
     weight: float  # 0 to 1: strength of the evidence
+    rule: str = field(default="", repr=False)  # of the detector; of several findings under one rule the heaviest counts

@@ -95,8 +95,7 @@ def hack_score(findings: Iterable[HackFinding]) -> float:
     rules: dict[str, dict[str, float]] = {}
     for finding in findings:
         own = rules.setdefault(finding.detector, {})
-        rule = finding.what.split(":")[0]
-        own[rule] = max(own.get(rule, 0.0), finding.weight)
+        own[finding.rule] = max(own.get(finding.rule, 0.0), finding.weight)
     sources: dict[str, list[float]] = {}
     for name, own in rules.items():
         when, ceiling = (known[name].when, known[name].ceiling) if name in known else (name, 1.0)

@@ -445,8 +445,8 @@ def scan(
             else:
                 rows.append((rule, what, f"{path}:{line}"))
     unique = {(rule, what): where for rule, what, where in reversed(rows)}
-    return tuple(sorted((HackFinding("static", f"{rule}: {what}", where, WEIGHTS[rule]) for (rule, what), where in unique.items()),
-                        key=lambda f: (-f.weight, f.where, f.what)))
+    found = (HackFinding("static", f"{rule}: {what}", where, WEIGHTS[rule], rule) for (rule, what), where in unique.items())
+    return tuple(sorted(found, key=lambda f: (-f.weight, f.where, f.what)))
 
 # %% ../../../../nbs/envs/deletion/judge/11_static_scan.ipynb #5a33ad7b
 def own_tests(pristine: Mapping[str, str]) -> list[str]:

@@ -23,7 +23,9 @@ from ....core.deadline import time_left
 from ....core.files import write_json
 from ..judge.trees import pytest_ini, pytest_settings
 from ....sandbox.base import Limits, open_sandbox
-from ..subject import Subject, SubjectProblem, copy_installed, install_wheels, scratch, store_path
+from ..libraries import copy_installed, install_wheels
+from ..subject import Subject, scratch, store_path
+from ..unpack import SubjectProblem
 
 # %% ../../../../nbs/envs/deletion/tasks/02_coverage.ipynb #3aa70f56
 @dataclass(frozen=True)

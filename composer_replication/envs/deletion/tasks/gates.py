@@ -22,7 +22,8 @@ from ..judge.evidence import SCALE
 from ..judge.runner import LONGEST_NODE, Phase, PhaseResult, run_phases
 from ....sandbox.base import Limits
 from .select import Symbol, Target, code_of, find_symbols, functions_of, module_name, read_sources
-from ..subject import Subject, SubjectProblem, store_path
+from ..subject import Subject, store_path
+from ..unpack import SubjectProblem
 from ..task import apply_patch, make_patch
 
 # %% ../../../../nbs/envs/deletion/tasks/05_gates.ipynb #8d40a99f

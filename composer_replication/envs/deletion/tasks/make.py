@@ -37,7 +37,8 @@ from ..judge.runner import RunnerProblem
 from ..judge.trees import import_mode, pytest_ini, pytest_settings
 from ....sandbox.base import SandboxProblem
 from .select import CLASSES, Symbol, Target, find_targets, functions_of, parse, weight_of
-from ..subject import Subject, SubjectProblem, prepare_subject, store_path
+from ..subject import Subject, prepare_subject, store_path
+from ..unpack import SubjectProblem
 from ..task import FeatureDeletionTask, make_patch, task_from_row, task_to_row, write_tasks
 from .validate import source_files
 
