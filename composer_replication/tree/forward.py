@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['logger', 'WAYS', 'trunk_problem', 'way_name', 'branch_way', 'trunk_cache', 'cache_inputs', 'forward_trunk',
-           'check_body', 'start_problem', 'start_read_once', 'prompts_once', 'BranchLayout', 'additive', 'layer_masks',
+           'check_body', 'start_problem', 'start_read_once', 'prompts_once', 'BranchLayout', 'layer_masks',
            'left_padding', 'forward_branches', 'trunk_tokens', 'needed_trunks', 'forward_needed']
 
 # %% ../../nbs/tree/13_forward.ipynb #47404a7a
@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -220,19 +221,20 @@ class BranchLayout:
         "Return what branch tokens see: first of the trunks, then of the branches."
         index, time = (torch.arange(n, device=trunk.device) for n in (self.ids.shape[1], trunk.shape[1]))
         keys = slice(piece.stop)
-        number, at, query, key = self.segment[:, piece, None], self.position[:, piece, None], index[piece, None], index[keys]
+        number, at = self.segment[:, piece, None], self.position[:, piece, None]
+        query, key = index[piece, None], index[keys]
         own = (number == self.segment[:, None, keys]) & (number >= 0) & (query >= key) | (query == key)
         shown = [(time < self.fork[:, piece, None]) & trunk[:, None].bool(), own]
         if window is not None:
             shown = [s & (at - far < window) for s, far in zip(shown, (time, self.position[:, None, keys]))]
         return torch.cat(shown, -1)
 
-
-def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    "Return what attention adds to its scores, `(rows, 1, q, keys)`, for `visible` `(rows, q, keys)`."
-    keys = -(-visible.shape[2] // 8) * 8  # else CUDA makes a padded copy in each layer
-    mask = torch.zeros(len(visible), 1, visible.shape[1], keys, dtype=dtype, device=visible.device)
-    return mask[..., :visible.shape[2]].masked_fill_(~visible[:, None], torch.finfo(dtype).min)
+    def mask(self, dtype: torch.dtype, *of: Any, **options: Any) -> torch.Tensor:
+        "Return `visible` as attention adds it to its scores, `(rows, 1, piece, time + keys)`."
+        visible = self.visible(*of, **options)[:, None]
+        keys = -(-visible.shape[3] // 8) * 8  # else CUDA makes a padded copy in each layer
+        mask = torch.zeros(*visible.shape[:3], keys, dtype=dtype, device=visible.device)
+        return mask[..., :visible.shape[3]].masked_fill_(~visible, torch.finfo(dtype).min)
 
 
 def layer_masks(
@@ -250,7 +252,7 @@ def layer_masks(
 
 # %% ../../nbs/tree/13_forward.ipynb #a0b8480b
 def left_padding(model: PreTrainedModel, batch: PackedBatch) -> torch.Tensor | int:
-    "Return the padding on the left of each trunk `(batch, 1)` that the model's positions do not count; 0: they count it."
+    "Return the padding on the left of each trunk `(batch, 1)` that the model's positions do not count; 0 for none."
     return (batch.attention_mask.cumsum(1) == 0).sum(1, keepdim=True) if counts_positions(model) else 0
 
 # %% ../../nbs/tree/13_forward.ipynb #1fe86e88
@@ -307,11 +309,12 @@ def _two_pass(model, batch, wanted, cache):
     for some, columns, real, pieces in branch_groups(part, wanted, pass_worth(model), split):
         layout, states = BranchLayout.of(narrow_batch(part, some, time), columns, real), []
         reach = int(layout.fork.max())
-        keys, trunk, placed = _view(cache, reach, some), part.attention_mask[some, :reach], position[some].gather(1, columns)
+        keys, trunk = _view(cache, reach, some), part.attention_mask[some, :reach]
+        placed = position[some].gather(1, columns)
         with (nullcontext() if isinstance(keys, DynamicCache)
               else hybrids().reading_branches(model, keys, layout.segment, layout.fork)):
             for piece in pieces:  # the keys of earlier pieces are in the cache
-                mask = layer_masks(model, lambda window: additive(layout.visible(trunk, window, piece), model.dtype))
+                mask = layer_masks(model, partial(layout.mask, model.dtype, trunk, piece=piece))
                 inputs = cache_inputs(model, keys) | ({"position_ids": placed[:, piece]} if takes_positions else {})
                 output = model.base_model(input_ids=layout.ids[:, piece], attention_mask=mask, **inputs)
                 states.append(output.last_hidden_state)
@@ -325,7 +328,7 @@ def trunk_tokens(batch: PackedBatch, kinds: tuple[str, ...]) -> int:
 
 
 def needed_trunks(batch: PackedBatch, kinds: tuple[str, ...]) -> tuple[torch.Tensor, int]:
-    "Return the rows `(r,)` with branches of these kinds, and the trunk length that they and the trunk's own answers read."
+    "Return the rows `(r,)` with such branches, and the trunk length that these and the trunk's own answers read."
     wanted = wanted_branches(batch, kinds)
     own = batch.pair_trunk.max().item() + 1 if "chosen" in kinds and batch.pairs else 0
     return wanted.any(1).nonzero()[:, 0], max(int((batch.branch_fork * wanted).max()), own) if wanted.any() else 0

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
-from .forward import BranchLayout, additive, cache_inputs, check_body, layer_masks, left_padding
+from .forward import BranchLayout, cache_inputs, check_body, layer_masks, left_padding
 from .forward import needed_trunks, start_read_once
 from .pack import KINDS, PackedBatch
 from .pass_cost import branch_columns, narrow_batch, one_pass_pays, wanted_branches
@@ -73,7 +73,8 @@ def forward_tree(
     ids, trunk = batch.input_ids, batch.attention_mask
     columns, real = branch_columns(batch.branch_segment, wanted_branches(batch, kinds))
     layout = BranchLayout.of(batch, columns, real)
-    place = mask_positions(trunk) if counts_positions(model) else torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    index = torch.arange(ids.shape[1], device=ids.device)
+    place = mask_positions(trunk) if counts_positions(model) else index.expand_as(ids)
     place = torch.cat([place, (layout.position - left_padding(model, batch)).clamp(min=0)], 1)
     check_length(model, place.max() + 1)
     nothing = torch.empty(*ids.shape, 0, dtype=model.dtype, device=ids.device)
@@ -81,7 +82,7 @@ def forward_tree(
 
     def mask(window):
         own = create_causal_mask(*plain) if window is None else create_sliding_window_causal_mask(*plain)
-        return TreeMask.of(additive(layout.visible(trunk, window), model.dtype), own, kinds != ("hint",))
+        return TreeMask.of(layout.mask(model.dtype, trunk, window), own, kinds != ("hint",))
 
     states = model.base_model(input_ids=torch.cat([ids, layout.ids], 1), position_ids=place,
                               attention_mask=layer_masks(model, mask), **cache_inputs(model, None)).last_hidden_state
