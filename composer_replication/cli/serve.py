@@ -132,7 +132,7 @@ def serve_teachers(
     with working("loading the teachers"):
         from composer_replication.envs.toy.model import MODELS, embedded_model, embedded_tokenizer
         from composer_replication.experiments.teachers import QUALITIES, LocalTeacher, embedded_teachers
-        from composer_replication.rollout.endpoint import serve_teachers
+        from composer_replication.rollout.teachers_endpoint import serve_teachers
         agents = agents or ["good"]
         panel = len(agents) == 1 and agents[0] in QUALITIES
         if not panel and (unknown := [name for name in agents if name not in MODELS]):

@@ -22,7 +22,8 @@ from .settings import Recipe
 from .recipe_file import RecipeProblem, shipped_recipes
 from ..core.plugins import plugin, plugin_names
 from ..training.setup import check_adapter
-from ..tree.forward import WAYS, branch_way, tree_problem
+from ..tree.forward import WAYS, branch_way
+from ..tree.one_pass import tree_problem
 
 # %% ../../nbs/recipes/12_memory_estimate.ipynb #f3a4e783
 def model_shape(

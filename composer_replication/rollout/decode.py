@@ -194,6 +194,11 @@ class _Row:
         self.question, self.ids, self.filled, self.used = question, list(question.ids), filled, 0
         self.logprobs, self.forced, self.numbers = [], [], Numbers(question.name)
 
+    @property
+    def unread(self):
+        "How many ids are still to be read into cells; the last one of all is read by the next step."
+        return len(self.ids) - 1 - self.filled
+
     def take(self, token, logprob, forced, clock):
         "Add a token of the turn, and pass it on to the grammar and to whoever listens."
         if self.question.grammar is not None:
@@ -273,11 +278,20 @@ def _now_and_later(waiting, rows):
     return now, later
 
 # %% ../../nbs/rollout/02_decode.ipynb #ad9e8e1e
-def _chunks(rows, wide, chunk, time, windows, model):
-    "Yield positions, ids and masks of at most `wide` new ids of each row, a chunk of columns at a time."
+def _together(rows):
+    "Return those rows that one pass reads with the first, the longest; how many columns at a time; and the cells of all."
+    wide, time = rows[0].unread, max(len(row.ids) for row in rows)
+    chunk = min(wide, max(1, MASK_ENTRIES // time))
+    most = max(1, min(MASK_ENTRIES // (chunk * time), READ_TOKENS // chunk))
+    return [row for row in rows[:most] if 2 * row.unread + SHARED > wide], chunk, time  # little padding
+
+
+def _chunks(rows, chunk, time, windows, model):
+    "Yield positions, ids and masks of the new ids of each row, a chunk of columns at a time."
+    wide = rows[0].unread
     begin, end = (torch.tensor(made, device=model.device)[:, None]
                   for made in ([row.filled for row in rows], [len(row.ids) - 1 for row in rows]))
-    ids = torch.tensor([row.ids[row.filled:-1] + [0] * (wide - (len(row.ids) - 1 - row.filled)) for row in rows], device=model.device)
+    ids = torch.tensor([row.ids[row.filled:-1] + [0] * (wide - row.unread) for row in rows], device=model.device)
     cells = torch.arange(-(-time // ALIGNED) * ALIGNED, device=model.device)
     for at in range(0, wide, chunk):
         positions = torch.minimum(begin + torch.arange(at, min(at + chunk, wide), device=model.device), end)
@@ -366,7 +380,7 @@ class CachedBatch(TokenBatch):
             self._size(max(len(row.ids) for row in placed))
             for like, row, filled in copies:
                 self.cache.copy(self.rows.index(like), self.rows.index(row), filled)
-            placed.sort(key=lambda row: row.filled - len(row.ids))
+            placed.sort(key=lambda row: -row.unread)
             for slot, row in enumerate(placed, self.decoding):
                 self._swap(self.rows.index(row), slot)
             self._read(self.decoding, self.decoding + len(placed))
@@ -386,12 +400,9 @@ class CachedBatch(TokenBatch):
 
     def _read(self, first, last):
         "Read the new ids of these slots, the longest first, all but the last id of each, without the vocabulary head."
-        while first < last and (wide := len(self.rows[first].ids) - 1 - self.rows[first].filled):
-            time = max(len(row.ids) for row in self.rows[first:last])
-            chunk = min(wide, max(1, MASK_ENTRIES // time))
-            most = max(1, min(MASK_ENTRIES // (chunk * time), READ_TOKENS // chunk))
-            rows = [row for row in self.rows[first:last][:most] if 2 * (len(row.ids) - 1 - row.filled) + SHARED > wide]  # little padding
-            for positions, ids, masks in _chunks(rows, wide, chunk, time, self.windows, self.model):
+        while first < last and self.rows[first].unread:
+            rows, chunk, time = _together(self.rows[first:last])
+            for positions, ids, masks in _chunks(rows, chunk, time, self.windows, self.model):
                 self._forward(self.model.base_model, first, positions, time, ids, masks)
             for row in rows:
                 row.filled = len(row.ids) - 1

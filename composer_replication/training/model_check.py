@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 from ..core.errors import InputProblem
 from ..losses.chunked import lm_head
 from ..tree.build import Branch, Span, Tree
-from ..tree.forward import cache_inputs, check_body, forward_branches, forward_tree, tree_problem, trunk_problem
+from ..tree.forward import cache_inputs, check_body, forward_branches, trunk_problem
+from ..tree.one_pass import forward_tree, tree_problem
 from ..tree.pack import pack_trees
 from .teacher import evaluating
 

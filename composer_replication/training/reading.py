@@ -21,8 +21,8 @@ from .batches import sampled_mask
 from .passes import TwiceRead, scores_sampled
 from .teacher import TeacherPolicy, causal_lm, evaluating
 from ..tree.checkpointed import checkpoints_layers, keeping_cache, keeps_cache
-from ..tree.forward import (cache_inputs, forward_needed, forward_tree, one_pass, trunk_cache, trunk_problem, trunk_tokens,
-                                               way_name)
+from ..tree.forward import cache_inputs, forward_needed, trunk_cache, trunk_problem, trunk_tokens, way_name
+from ..tree.one_pass import forward_tree, one_pass
 from ..tree.pack import ANSWERS, KINDS, PackedBatch, pack_trees
 from ..tree.states import state_mixers
 from ..tree.text import AlignmentError

@@ -4,31 +4,28 @@
 
 # %% auto #0
 __all__ = ['logger', 'WAYS', 'trunk_problem', 'way_name', 'branch_way', 'trunk_cache', 'cache_inputs', 'forward_trunk',
-           'check_body', 'start_problem', 'start_read_once', 'prompts_once', 'forward_branches', 'TreeMask',
-           'forward_tree', 'tree_problem', 'one_pass', 'trunk_tokens', 'forward_needed']
+           'check_body', 'start_problem', 'start_read_once', 'prompts_once', 'BranchLayout', 'layer_masks',
+           'left_padding', 'forward_branches', 'trunk_tokens', 'needed_trunks', 'forward_needed']
 
 # %% ../../nbs/tree/13_forward.ipynb #47404a7a
 import inspect
 import logging
-import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cache as cached
-from typing import Literal
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
-from torch.distributed.fsdp import FSDPModule
 from transformers import Cache, DynamicCache, PreTrainedModel
-from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
 from ..core.errors import InputProblem
 from .checkpointed import checkpoints_layers, keeping_cache, keeps_cache
 from .pack import KINDS, PackedBatch
-from .pass_cost import LAYER_WORTH, branch_groups, branch_part, layer_products
-from .pass_cost import narrow_batch, one_pass_pays, pass_worth, splits_wide, wanted_branches
+from .pass_cost import LAYER_WORTH, branch_columns, branch_groups, branch_part, layer_products
+from .pass_cost import narrow_batch, pass_worth, splits_wide, wanted_branches
 from .positions import check_length, counts_positions, mask_positions, order_problem
-from .states import ATTENTION, cache_argument, hybrids, layer_types, source_of, state_mixers, state_problem
+from .states import ATTENTION, cache_argument, hybrids, layer_types, state_mixers, state_problem
 
 logger = logging.getLogger(__name__)
 
@@ -58,18 +55,14 @@ WAYS = {"once": "in one pass with their trunks", "dense": "in two passes",
         "states": "in two passes, from states kept at the forks", "rows": "a row each, the trunk again for each"}
 
 
-def way_name(
-    model: PreTrainedModel,
-) -> str:  # one of `WAYS`
-    "Return how branches are read now, in training or not."
+def way_name(model: PreTrainedModel) -> str:
+    "Return how branches are read now, in training or not: one of `WAYS`."
     if trunk_problem(model):
         return "rows"
     return "states" if state_mixers(model) else "dense"
 
 
-def branch_way(
-    model: PreTrainedModel,
-) -> str:  # for people
+def branch_way(model: PreTrainedModel) -> str:
     "Describe how branches are read, with the reason if not in two passes."
     text, reason = WAYS[way_name(model)], trunk_problem(model)
     return f"{text}: {reason}" if reason else text
@@ -89,11 +82,8 @@ def trunk_cache(
         yield cache
 
 
-def cache_inputs(
-    model: PreTrainedModel,
-    cache: Cache | None,
-) -> dict[str, Cache | bool | None]:  # arguments of the model's body
-    "Return a cache under the model's name for this argument."
+def cache_inputs(model: PreTrainedModel, cache: Cache | None) -> dict[str, Cache | bool | None]:
+    "Return the arguments of the model's body for a cache: it goes by the model's own name."
     name = cache_argument(type(model.base_model))
     return {name: cache, "use_cache": cache is not None} if name else {}
 
@@ -119,9 +109,7 @@ def forward_trunk(
         return read(cache).last_hidden_state, cache
 
 
-def check_body(
-    model: PreTrainedModel,
-) -> None:
+def check_body(model: PreTrainedModel) -> None:
     "Raise `InputProblem` for a model whose class gives no body without its head."
     if model.base_model is model:
         raise InputProblem(f"transformers gives no body of {type(model).__name__} without its head, whose hidden "
@@ -206,30 +194,55 @@ def prompts_once(
             body.forward = kept
 
 # %% ../../nbs/tree/13_forward.ipynb #95b9c1dc
-def _visible(position, segment, fork, mask, piece=slice(None)):
-    "Return what a piece of branches sees of trunk `(batch, q, time)` and branches `(batch, q, k)`, and distances."
-    index, key = (torch.arange(n, device=segment.device) for n in (segment.shape[1], mask.shape[1]))
-    asks, own_keys = (x[:, piece, None] for x in (position, segment, fork)), slice(piece.stop)
-    (at, number, depth), (query, own_key) = asks, (index[piece, None], index[own_keys])
-    trunk = (key < depth) & mask[:, None].bool()
-    own = (number == segment[:, None, own_keys]) & (number >= 0) & (query >= own_key) | (query == own_key)
-    return (trunk, own), (at - key, at - position[:, None, own_keys])
+@dataclass(frozen=True)
+class BranchLayout:
+    "Branches of some rows side by side, as a pass reads them; every tensor is `(rows, q)`."
+
+    ids: torch.Tensor
+    position: torch.Tensor  # in the sequence, continuing from the fork
+    segment: torch.Tensor  # number of the branch within its row, -1 on padding
+    fork: torch.Tensor  # number of trunk tokens that the token's branch sees, 0 on padding
+
+    @classmethod
+    def of(cls, batch: PackedBatch, columns: torch.Tensor, real: torch.Tensor) -> "BranchLayout":
+        "Lay out the columns that `branch_columns` selects."
+        ids, position, segment = (x.gather(1, columns) for x in (batch.branch_ids, batch.branch_position_ids,
+                                                                 batch.branch_segment))
+        segment = segment.masked_fill(~real, -1)
+        fork = batch.branch_fork.gather(1, segment.clamp(min=0)).masked_fill(segment < 0, 0)
+        return cls(ids, position, segment, fork)
+
+    def visible(
+        self,
+        trunk: torch.Tensor,  # (rows, time) 1 on tokens of the trunks that are keys
+        window: int | None = None,  # of sliding attention
+        piece: slice = slice(None),  # queries; keys are all branch tokens before its end
+    ) -> torch.Tensor:  # (rows, piece, time + keys) bool
+        "Return what branch tokens see: first of the trunks, then of the branches."
+        index, time = (torch.arange(n, device=trunk.device) for n in (self.ids.shape[1], trunk.shape[1]))
+        keys = slice(piece.stop)
+        number, at = self.segment[:, piece, None], self.position[:, piece, None]
+        query, key = index[piece, None], index[keys]
+        own = (number == self.segment[:, None, keys]) & (number >= 0) & (query >= key) | (query == key)
+        shown = [(time < self.fork[:, piece, None]) & trunk[:, None].bool(), own]
+        if window is not None:
+            shown = [s & (at - far < window) for s, far in zip(shown, (time, self.position[:, None, keys]))]
+        return torch.cat(shown, -1)
+
+    def mask(self, dtype: torch.dtype, *of: Any, **options: Any) -> torch.Tensor:
+        "Return `visible` as attention adds it to its scores, `(rows, 1, piece, time + keys)`."
+        visible = self.visible(*of, **options)[:, None]
+        keys = -(-visible.shape[3] // 8) * 8  # else CUDA makes a padded copy in each layer
+        mask = torch.zeros(*visible.shape[:3], keys, dtype=dtype, device=visible.device)
+        return mask[..., :visible.shape[3]].masked_fill_(~visible, torch.finfo(dtype).min)
 
 
-def _additive(visible, far, dtype):
-    "Return a function from the window to the additive mask `(batch, 1, q, k)`."
-    def additive(window):
-        near = [s if window is None else s & (d < window) for s, d in zip(visible, far)]
-        shown = torch.cat(near, -1)[:, None]
-        keys = -(-shown.shape[3] // 8) * 8  # else CUDA makes a padded copy in each layer
-        wide = torch.zeros(*shown.shape[:3], keys, dtype=dtype, device=shown.device)
-        return wide[..., :shown.shape[3]].masked_fill_(~shown, torch.finfo(dtype).min)
-
-    return additive
-
-
-def _masks(config, make):
-    "Return the masks of `make` in the form that the model's layers expect."
+def layer_masks(
+    model: PreTrainedModel,
+    make: Callable[[int | None], torch.Tensor],  # window -> mask; None: full attention
+) -> Any:
+    "Return masks in the form that the model's layers expect: one, or one for each type of layer."
+    config = model.config.get_text_config()
     window = {"full_attention": None, "sliding_attention": getattr(config, "sliding_window", None)}
     kinds = set(layer_types(config))
     made = {kind: make(window[kind]) for kind in sorted({ATTENTION[k] for k in kinds & ATTENTION.keys()})}
@@ -238,30 +251,11 @@ def _masks(config, make):
     return next(iter(made.values()), None)
 
 # %% ../../nbs/tree/13_forward.ipynb #a0b8480b
-def _lead(model, batch):
-    "Return the left padding of each trunk `(batch, 1)` that positions do not count."
+def left_padding(model: PreTrainedModel, batch: PackedBatch) -> torch.Tensor | int:
+    "Return the padding on the left of each trunk `(batch, 1)` that the model's positions do not count; 0 for none."
     return (batch.attention_mask.cumsum(1) == 0).sum(1, keepdim=True) if counts_positions(model) else 0
 
 # %% ../../nbs/tree/13_forward.ipynb #1fe86e88
-def _two_pass(model, batch, cache, rows, columns, real, pieces):
-    "Read branches of some rows from the cache of all. A piece reads earlier pieces' keys from it."
-    take = lambda x: x.gather(1, columns)
-    segment, position = take(batch.branch_segment).masked_fill(~real, -1), take(batch.branch_position_ids)
-    fork = batch.branch_fork.gather(1, segment.clamp(min=0)).masked_fill(segment < 0, 0)
-    time = int(fork.max())
-    layout = position, segment, fork, batch.attention_mask[:, :time]
-    cache, ids = _view(cache, time, rows), take(batch.branch_ids)
-    placed, states = "position_ids" in inspect.signature(type(model.base_model).forward).parameters, []
-    position = (position - _lead(model, batch)).clamp(min=0)
-    with nullcontext() if isinstance(cache, DynamicCache) else hybrids().reading_branches(model, cache, segment, fork):
-        for piece in pieces:
-            mask = _masks(model.config.get_text_config(), _additive(*_visible(*layout, piece), model.dtype))
-            inputs = cache_inputs(model, cache) | ({"position_ids": position[:, piece]} if placed else {})
-            read = model.base_model(input_ids=ids[:, piece], attention_mask=mask, **inputs)
-            states.append(read.last_hidden_state)
-    return torch.cat(states, 1)
-
-# %% ../../nbs/tree/13_forward.ipynb #bfa55828
 def forward_branches(
     model: PreTrainedModel,  # a transformers causal LM
     batch: PackedBatch,
@@ -286,149 +280,55 @@ def forward_branches(
             _warned.add(reason)
             logger.warning(f"{reason}: one row per branch, which reads the trunk again for each.")
         method = "rows"
-    if method == "rows":  # one sequence for each branch: its trunk again, and itself
-        for row, segment in wanted.nonzero().tolist():
-            columns = (batch.branch_segment[row] == segment).nonzero()[:, 0]
-            fork = int(batch.branch_fork[row, segment])
-            trunk = batch.input_ids[row, :fork][batch.attention_mask[row, :fork].bool()]
-            ids = torch.cat([trunk, batch.branch_ids[row, columns]])
-            check_length(model, len(ids))
-            states = model.base_model(input_ids=ids[None], **cache_inputs(model, None)).last_hidden_state
-            hidden[row, columns] = states[0, len(trunk):].to(hidden.dtype)
-        return hidden
-    rows, time, part, wanted = branch_part(batch, wanted)
-    check_length(model, (part.branch_position_ids - _lead(model, part)).max() + 1)
-    cache = forward_trunk(model, part)[1] if cache is None else _view(cache, time, rows)
-    split = splits_wide(model) and not torch.is_grad_enabled()  # a gradient keeps all masks and keys
-    for some, columns, real, pieces in branch_groups(part, wanted, pass_worth(model), split):
-        states = _two_pass(model, narrow_batch(part, some, time), cache, some, columns, real, pieces)
-        row = rows[some][:, None].expand_as(columns)
-        hidden[row[real], columns[real]] = states[real].to(hidden.dtype)
+    read = _rows(model, batch, wanted) if method == "rows" else _two_pass(model, batch, wanted, cache)
+    for row, column, states in read:
+        hidden[row, column] = states.to(hidden.dtype)
     return hidden
 
-# %% ../../nbs/tree/13_forward.ipynb #eb99db0d
-class TreeMask(torch.Tensor):
-    "A mask of branches, additive `(rows, 1, q, time + q)`, and one of trunks; attention makes a call for each."
 
-    branches: torch.Tensor  # the branches' mask as a plain tensor
-    trunk: torch.Tensor | None  # (rows, 1, time, time) from transformers; None: causal
-    learns: bool  # True if branches have a gradient
-
-    @classmethod
-    def of(cls, branches: torch.Tensor, trunk: torch.Tensor | None, learns: bool) -> "TreeMask":
-        mask = branches.as_subclass(cls)
-        mask.branches, mask.trunk, mask.learns = branches, trunk, learns
-        return mask
-
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
-        if function is F.scaled_dot_product_attention:
-            return _attend(*args, **kwargs)
-        return super().__torch_function__(function, types, args, kwargs or {})
+def _rows(model, batch, wanted):
+    "Read each branch as a sequence of its own: its trunk again, and itself. Yield row, columns and states."
+    for row, segment in wanted.nonzero().tolist():
+        columns = (batch.branch_segment[row] == segment).nonzero()[:, 0]
+        fork = int(batch.branch_fork[row, segment])
+        trunk = batch.input_ids[row, :fork][batch.attention_mask[row, :fork].bool()]
+        ids = torch.cat([trunk, batch.branch_ids[row, columns]])
+        check_length(model, len(ids))
+        states = model.base_model(input_ids=ids[None], **cache_inputs(model, None)).last_hidden_state
+        yield row, columns, states[0, len(trunk):]
 
 
-def _attend(query, key, value, attn_mask, is_causal=False, **others):
-    count = attn_mask.branches.shape[2]
-    time = key.shape[2] - count
-    trunk, branches = query.split((time, count), 2)  # raises unless there is a query for each key
-    first = F.scaled_dot_product_attention(trunk, key[:, :, :time], value[:, :, :time], attn_mask=attn_mask.trunk,
-                                           is_causal=attn_mask.trunk is None, **others)
-    with torch.set_grad_enabled(attn_mask.learns and torch.is_grad_enabled()):
-        second = F.scaled_dot_product_attention(branches, key, value, attn_mask=attn_mask.branches, **others)
-    return torch.cat([first.transpose(1, 2), second.transpose(1, 2)], 1).transpose(1, 2)  # as transformers expects
-
-
-def forward_tree(
-    model: PreTrainedModel,  # a transformers causal LM without a `tree_problem`
-    batch: PackedBatch,
-    kinds: tuple[str, ...] = KINDS,  # kinds of branches; positions of other kinds are zero
-    whole: bool = True,  # False: only rows with such branches, and only the part of their trunks that is read
-) -> tuple[torch.Tensor, torch.Tensor]:  # (batch, time, hidden) and (batch, branch_time, hidden)
-    """Return the last hidden states of trunks and branches, from one pass, in the caller's grad mode.
-
-    Hinted branches alone give no gradient to what they attend to."""
-    check_body(model)
-    if not whole:
-        rows, time = _needed(batch, kinds)
-        states = forward_tree(model, narrow_batch(batch, rows, max(time, 1)), kinds)
-        return (states if len(rows) == len(batch.input_ids)
-                else tuple(x.new_zeros(len(batch.input_ids), *x.shape[1:]).index_copy(0, rows, x) for x in states))
-    segment, time = batch.branch_segment, batch.input_ids.shape[1]
-    taken = (segment >= 0) & wanted_branches(batch, kinds).gather(1, segment.clamp(min=0))
-    columns = (~taken).long().argsort(dim=1, stable=True)[:, :int(taken.sum(1).max())]
-    take, real = lambda x: x.gather(1, columns), taken.gather(1, columns)
-    segment, position = take(segment).masked_fill(~real, -1), take(batch.branch_position_ids)
-    fork = batch.branch_fork.gather(1, segment.clamp(min=0)).masked_fill(segment < 0, 0)
-    additive = _additive(*_visible(position, segment, fork, batch.attention_mask), model.dtype)
-    config = model.config.get_text_config()
-    nothing = torch.empty(*batch.input_ids.shape, 0, dtype=model.dtype, device=fork.device)
-    plain = (config, nothing, batch.attention_mask, None)  # no cache
-
-    def mask(window):
-        trunk = create_causal_mask(*plain) if window is None else create_sliding_window_causal_mask(*plain)
-        return TreeMask.of(additive(window), trunk, kinds != ("hint",))
-
-    placed = (mask_positions(batch.attention_mask) if counts_positions(model)
-              else torch.arange(time, device=fork.device).expand_as(batch.input_ids))
-    placed = torch.cat([placed, (position - _lead(model, batch)).clamp(min=0)], 1)
-    check_length(model, placed.max() + 1)
-    states = model.base_model(input_ids=torch.cat([batch.input_ids, take(batch.branch_ids)], 1), position_ids=placed,
-                              attention_mask=_masks(config, mask), **cache_inputs(model, None)).last_hidden_state
-    hidden, states = states.split((time, states.shape[1] - time), 1)
-    branches = states.new_zeros(*batch.branch_ids.shape, states.shape[2])
-    return hidden, branches.scatter(1, columns[..., None].expand_as(states), states.masked_fill(~real[..., None], 0.0))
-
-# %% ../../nbs/tree/13_forward.ipynb #b551ac77
-@cached
-def _changes_mask(kind):
-    "True for a class of attention layers that does not hand its mask on as it is."
-    body = source_of(kind).partition("->")[2]
-    return ("attention_interface(" in body
-            and bool(re.search(r"attention_mask\s*=(?!=|\s*(encoder_attention_mask|attention_mask|None)[,)\n])", body)))
-
-
-def tree_problem(
-    model: PreTrainedModel,  # a transformers causal LM
-) -> str | None:  # None, or why not, as a clause
-    "Return why trunks and branches cannot be read in one pass; None if they can."
-    if problem := state_problem(model) or order_problem(model):
-        return problem
-    if state_mixers(model):
-        return "recurrent and convolutional layers read what lies before, not what a mask shows"
-    if model.config.get_text_config()._attn_implementation != "sdpa":
-        return "trunks and branches are told apart in torch's own attention (sdpa)"
-    if "position_ids" not in inspect.signature(type(model.base_model).forward).parameters:
-        return f"{type(model).__name__} takes no positions"
-    if any(_changes_mask(type(module)) for module in model.base_model.modules()):
-        return f"the attention of {type(model).__name__} makes a mask of its own from the one that it is given"
-    if len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1:
-        return "it lies on several devices"
-    return "its weights are in parts" if any(isinstance(module, FSDPModule) for module in model.modules()) else None
-
-
-def one_pass(
-    model: PreTrainedModel,  # a transformers causal LM
-    batch: PackedBatch,  # from `pack_trees`
-    kinds: tuple[str, ...],  # which branches
-    whole: bool = True,  # as in `forward_tree`
-) -> bool:
-    """True if trunks and such branches cost less in one pass, which reads every row in full.
-
-    Gradients are those of the caller's grad mode, but none for hinted branches."""
-    return not (tree_problem(model) or start_read_once(model, batch)) and one_pass_pays(model, batch, kinds, whole)
+def _two_pass(model, batch, wanted, cache):
+    "Read branches from the cache, group by group. Yield rows, columns and states of each group's tokens."
+    rows, time, part, wanted = branch_part(batch, wanted)
+    position = (part.branch_position_ids - left_padding(model, part)).clamp(min=0)
+    check_length(model, position.max() + 1)
+    cache = forward_trunk(model, part)[1] if cache is None else _view(cache, time, rows)
+    split = splits_wide(model) and not torch.is_grad_enabled()  # a gradient keeps all masks and keys
+    takes_positions = "position_ids" in inspect.signature(type(model.base_model).forward).parameters
+    for some, columns, real, pieces in branch_groups(part, wanted, pass_worth(model), split):
+        layout, states = BranchLayout.of(narrow_batch(part, some, time), columns, real), []
+        reach = int(layout.fork.max())
+        keys, trunk = _view(cache, reach, some), part.attention_mask[some, :reach]
+        placed = position[some].gather(1, columns)
+        with (nullcontext() if isinstance(keys, DynamicCache)
+              else hybrids().reading_branches(model, keys, layout.segment, layout.fork)):
+            for piece in pieces:  # the keys of earlier pieces are in the cache
+                mask = layer_masks(model, partial(layout.mask, model.dtype, trunk, piece=piece))
+                inputs = cache_inputs(model, keys) | ({"position_ids": placed[:, piece]} if takes_positions else {})
+                output = model.base_model(input_ids=layout.ids[:, piece], attention_mask=mask, **inputs)
+                states.append(output.last_hidden_state)
+        yield rows[some][:, None].expand_as(columns)[real], columns[real], torch.cat(states, 1)[real]
 
 # %% ../../nbs/tree/13_forward.ipynb #5b7cfwd1
-def trunk_tokens(
-    batch: PackedBatch,
-    kinds: tuple[str, ...],  # which branches
-) -> int:
+def trunk_tokens(batch: PackedBatch, kinds: tuple[str, ...]) -> int:
     "Return the trunk tokens that a pass for these branches alone reads, including padding."
-    rows, time = _needed(batch, kinds)
+    rows, time = needed_trunks(batch, kinds)
     return len(rows) * time
 
 
-def _needed(batch, kinds):
-    "Return the rows with such branches, and the trunk length that they read, including the trunk's own answers."
+def needed_trunks(batch: PackedBatch, kinds: tuple[str, ...]) -> tuple[torch.Tensor, int]:
+    "Return the rows `(r,)` with such branches, and the trunk length that these and the trunk's own answers read."
     wanted = wanted_branches(batch, kinds)
     own = batch.pair_trunk.max().item() + 1 if "chosen" in kinds and batch.pairs else 0
     return wanted.any(1).nonzero()[:, 0], max(int((batch.branch_fork * wanted).max()), own) if wanted.any() else 0
@@ -439,7 +339,7 @@ def forward_needed(
     batch: PackedBatch,  # with branches
 ) -> tuple[torch.Tensor, DynamicCache]:  # as `forward_trunk`, as far as branches read; other rows are undefined
     "Read the trunks in one pass for branches of every kind."
-    rows, time = _needed(batch, KINDS)
+    rows, time = needed_trunks(batch, KINDS)
     hidden, cache = forward_trunk(model, narrow_batch(batch, rows, time))
     place = torch.zeros(len(batch.input_ids), dtype=torch.long, device=rows.device)
     place[rows] = torch.arange(len(rows), device=rows.device)

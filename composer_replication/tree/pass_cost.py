@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['MASK_ENTRIES', 'PASS_ENTRIES', 'SHARDED_ENTRIES', 'LAYER_WORTH', 'TOKEN_ENTRIES', 'wanted_branches', 'narrow_batch',
-           'branch_part', 'pass_worth', 'layer_products', 'BranchPack', 'branch_packs', 'splits_wide', 'branch_groups',
-           'branch_passes', 'one_pass_pays']
+           'branch_part', 'pass_worth', 'layer_products', 'BranchPack', 'branch_packs', 'splits_wide', 'branch_columns',
+           'branch_groups', 'branch_passes', 'one_pass_pays']
 
 # %% ../../nbs/tree/12_pass_cost.ipynb #f9263f67
 from collections.abc import Iterator, Sequence
@@ -140,13 +140,23 @@ def splits_wide(
     return not state_mixers(model)
 
 
+def branch_columns(
+    segment: torch.Tensor,  # (rows, branch_time) number of the branch within its row, -1 on padding
+    chosen: torch.Tensor,  # (rows, branches) bool
+) -> tuple[torch.Tensor, torch.Tensor]:  # each (rows, q), with the longest row's q
+    "Return the columns of chosen branches on the branch axis, in order, and a mask of those that are not padding."
+    real = (segment >= 0) & chosen.gather(1, segment.clamp(min=0))
+    columns = (~real).long().argsort(dim=1, stable=True)[:, :int(real.sum(1).max())]
+    return columns, real.gather(1, columns)
+
+
 def branch_groups(
     batch: PackedBatch,  # only rows of wanted branches, see `branch_part`
     wanted: torch.Tensor,  # (rows, branches) bool
     worth: float,  # `pass_worth` of the model
     split: bool,  # `splits_wide` of the model
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[slice]]]:
-    "Return rows `(r,)`, columns of their branch axis `(r, q)`, a mask of the real ones, and the passes over them."
+    "Yield for each group its rows `(r,)`, what `branch_columns` returns for them, and the passes over these columns."
     segments = batch.branch_segment
     length = torch.stack([(segments == s).sum(1) for s in range(wanted.shape[1])], 1) * wanted
     for pack in branch_packs(length.tolist(), (batch.branch_fork * wanted).tolist(), worth):
@@ -154,9 +164,7 @@ def branch_groups(
         chosen = torch.zeros_like(wanted)
         for row, branches in pack.rows.items():
             chosen[row, branches] = True
-        taken = (segments[rows] >= 0) & chosen[rows].gather(1, segments[rows].clamp(min=0))
-        columns = (~taken).long().argsort(dim=1, stable=True)[:, :pack.width]
-        yield rows, columns, taken.gather(1, columns), pack.pieces(split)
+        yield rows, *branch_columns(segments[rows], chosen[rows]), pack.pieces(split)
 
 
 def branch_passes(

@@ -19,8 +19,8 @@ TORCH = {"torch", "transformers", "trl", "datasets"}
 PARTS = {
     "core.trace": (6, 600, {"core"}, set()),
     "core.hint": (7, 660, {"core"}, set()),
-    "losses.compose": (29, 4300, {"core", "losses", "tree"}, TORCH),  # the method: what DESIGN bounds
-    "tree.build": (13, 1900, {"core", "tree"}, {"transformers"}),
+    "losses.compose": (30, 4300, {"core", "losses", "tree"}, TORCH),  # the method: what DESIGN bounds
+    "tree.build": (14, 1900, {"core", "tree"}, {"transformers"}),
     "hints.layers": (56, 6880, {"core", "hints", "traces"}, set()),
     "traces.read": (41, 5200, {"core", "traces"}, set()),  # readers, one a format; what they share is four pages
     "traces.scrub": (5, 250, {"core", "traces"}, set()),

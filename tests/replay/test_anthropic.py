@@ -12,7 +12,7 @@ from composer_replication.replay.ledger import Ledger
 from composer_replication.replay.prices import Price
 from composer_replication.replay.request import chat_body
 from composer_replication.replay.teachers import TeacherCallResult, TeacherProblem
-from composer_replication.rollout.endpoint import serve_teachers
+from composer_replication.rollout.teachers_endpoint import serve_teachers
 
 LS = {"type": "function", "function": {"name": "ls", "description": "List.", "parameters": {
     "type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}}}

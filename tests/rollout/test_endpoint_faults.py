@@ -11,7 +11,7 @@ import pytest
 from rollouts import scripted
 
 from composer_replication.core.trace import Turn
-from composer_replication.rollout import endpoint
+from composer_replication.rollout import responses
 from composer_replication.rollout.endpoint import Episodes, serve_recorder
 from composer_replication.rollout.record import RecordedEpisode, Recorder
 from composer_replication.rollout.types import Ending
@@ -140,7 +140,7 @@ def test_fifty_megabytes_are_refused_and_not_kept(framing):
 @pytest.mark.parametrize("stream", [True, False])
 def test_clients_that_do_not_read_hold_up_nobody(stream, monkeypatch):
     "Eight answers that nobody reads; others are answered beside them, and one that stands still is left after a while."
-    monkeypatch.setattr(endpoint, "SEND_S", 0)  # at once, where a client leaves more than one piece unread
+    monkeypatch.setattr(responses, "SEND_S", 0)  # at once, where a client leaves more than one piece unread
     episodes = Episodes()
     for name in [*"abcdefgh", "reads"]:
         episodes.add(name, RecordedEpisode(name))

@@ -162,7 +162,7 @@ def test_a_policy_cannot_end_its_episode_by_what_it_says(monkeypatch):
         if trace.turns[-1].content:
             raise ValueError("not carried")
 
-    monkeypatch.setattr("composer_replication.rollout.record.check_turn", refuses)
+    monkeypatch.setattr("composer_replication.rollout.engine.check_turn", refuses)
     with Recorder(scripted(lambda text: "what no template carries"), max_tokens=16) as recorder:
         episode = RecordedEpisode("e")
         answer = recorder.answer(episode, ChatCompletions.read({"model": "m", "messages": [{"role": "user", "content": "a"}]}))

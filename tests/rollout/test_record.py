@@ -20,10 +20,11 @@ from composer_replication.core.trace import ToolCall, Turn
 from composer_replication.envs.toy.env import WorldEnv, world_rows
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
 from composer_replication.rollout.endpoint import Episodes, foreign_episodes, serve_recorder
+from composer_replication.rollout.engine import Engine
 from composer_replication.rollout.loop import collect
 from composer_replication.rollout.policies import CallablePolicy, TransformersPolicy
 from composer_replication.rollout.protocols import Answered, ChatCompletions, Messages, Refused, Responses
-from composer_replication.rollout.record import Engine, RecordedEpisode, Recorder, same
+from composer_replication.rollout.record import RecordedEpisode, Recorder, same
 from composer_replication.rollout.sampling import SampleRequest, Sampling
 from composer_replication.rollout.types import Ending, RolloutConfig
 from composer_replication.traces.read import read_traces

@@ -11,7 +11,7 @@ from small_tokenizers import small_tokenizer
 from trl import chat_template_utils as trl
 
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
-from composer_replication.rollout import endpoint
+from composer_replication.rollout import responses
 from composer_replication.rollout.decode import TokenBatch
 from composer_replication.rollout.endpoint import foreign_episodes, serve_recorder
 from composer_replication.rollout.policies import TransformersPolicy
@@ -144,7 +144,7 @@ def test_text_comes_while_the_answer_is_sampled(path):
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_stream_says_at_once_that_the_answer_is_on_its_way(path, monkeypatch):
-    monkeypatch.setattr(endpoint, "PING_S", 0.01)
+    monkeypatch.setattr(responses, "PING_S", 0.01)
     read = threading.Event()
 
     def say(text):
@@ -181,7 +181,7 @@ SAID = [
 @pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "qwen3.5"])
 @pytest.mark.parametrize("said", SAID)
 def test_a_stream_tells_the_turn_that_is_recorded(family, said, monkeypatch):
-    monkeypatch.setattr(endpoint, "STEP_S", 0.0)
+    monkeypatch.setattr(responses, "STEP_S", 0.0)
     said = said.replace(HERMES, XML) if family == "qwen3.5" else said
     tokenizer = small_tokenizer(family)
     tokenizer.response_template = trl.qwen3_5_template if family == "qwen3.5" else None

@@ -15,8 +15,8 @@ from composer_replication.core.serving import ServeProblem
 from composer_replication.core.trace import ToolCall, Turn
 from composer_replication.envs.toy.traces import toy_traces
 from composer_replication.replay.teachers import TeacherCallResult, trace_states
-from composer_replication.rollout import endpoint
-from composer_replication.rollout.endpoint import serve_teachers
+from composer_replication.rollout import endpoint, teachers_endpoint
+from composer_replication.rollout.teachers_endpoint import serve_teachers
 from composer_replication.traces.siblings import action_key
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -293,7 +293,7 @@ def test_what_waits_is_asked_together_and_who_hung_up_is_not_asked():
 
 
 def test_no_more_than_so_many_are_asked_together(monkeypatch):
-    monkeypatch.setattr(endpoint, "TOGETHER", 3)
+    monkeypatch.setattr(teachers_endpoint, "TOGETHER", 3)
     teacher = Slow()
     with serve_teachers([teacher]) as url, ThreadPoolExecutor(8) as pool:
         jobs = [pool.submit(ask, url, f"n{i}") for i in range(8)]
@@ -305,7 +305,7 @@ def test_no_more_than_so_many_are_asked_together(monkeypatch):
 
 
 def test_an_answer_that_does_not_come(monkeypatch):
-    monkeypatch.setattr(endpoint, "ANSWER_S", 0.3)
+    monkeypatch.setattr(teachers_endpoint, "ANSWER_S", 0.3)
     teacher = Slow()
     with serve_teachers([teacher]) as url:
         begun = time.monotonic()

@@ -10,7 +10,8 @@ from composer_replication.envs.toy.model import embedded_model, embedded_tokeniz
 from composer_replication.rollout.sampling import Sampling
 from composer_replication.training.model_check import branch_problem, check_scoring, scoring_problem
 from composer_replication.training.trainer import ComposerReplicationTrainer
-from composer_replication.tree.forward import branch_way, tree_problem
+from composer_replication.tree.forward import branch_way
+from composer_replication.tree.one_pass import tree_problem
 from composer_replication.tree.positions import counts_positions, place_tokens
 
 SIZE = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,

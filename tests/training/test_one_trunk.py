@@ -73,7 +73,7 @@ def test_gradient_checkpointing_reads_the_trunk_no_more_often(teacher, way, tmp_
 
 def test_the_log_says_where_each_branch_reads_the_trunk_again(tmp_path, monkeypatch):
     for name in ("training.reading.trunk_problem", "training.step.trunk_problem", "tree.forward.trunk_problem",
-                 "tree.forward.tree_problem"):
+                 "tree.one_pass.tree_problem"):
         monkeypatch.setattr(f"composer_replication.{name}", lambda model: "its layers keep nothing")
     changes = dict(teacher="frozen", logging_steps=1, save_strategy="steps", save_steps=2)
     trainer = make("frozen", tmp_path, max_steps=2, **changes)

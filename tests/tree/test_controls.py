@@ -10,8 +10,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.envs.toy.model import embedded_tokenizer
 from composer_replication.tree.build import build_tree
-from composer_replication.tree.chat import MARK, _ids, _plain_ids, _without_controls
 from composer_replication.tree.context import context_ids
+from composer_replication.tree.controls import MARK, _plain_ids, _without_controls, encode_marked
 from composer_replication.tree.template import probe_template
 
 TOOL = {
@@ -112,7 +112,7 @@ def test_text_beside_marked_text_has_its_ordinary_ids(tokenizers, name):
     parts = ["Hello world", "  two spaces\n\n\tand a tab", "Zürich, 漢字 and \U0001f600", "def f(x):\n    return x"]
     whole = "".join(part + end for part in parts)
     ordinary = tokenizer.encode(whole, add_special_tokens=False)
-    marked = list(_ids(chat.tokenizer, f"{whole}{end[0]}{MARK}{end[1:]}"))
+    marked = list(encode_marked(chat.tokenizer, f"{whole}{end[0]}{MARK}{end[1:]}"))
     assert marked[: len(ordinary)] == ordinary and not controls(chat, marked[len(ordinary) :])
     for first in (True, False):  # the reader without control tokens agrees where there are none
         for part in parts:
@@ -141,7 +141,7 @@ def test_a_tokenizer_that_cannot_read_control_tokens_as_text_escapes_them_and_sa
         def encode(self, text, **options):
             return chat.tokenizer.encode(text, **options)
 
-    ids = _ids(Slow(), f"a {token[0]}{MARK}{token[1:]} b")
+    ids = encode_marked(Slow(), f"a {token[0]}{MARK}{token[1:]} b")
     assert not controls(chat, ids) and "escaped by a zero-width space" in caplog.text and "1 places" in caplog.text
 
 

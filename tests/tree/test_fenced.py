@@ -17,7 +17,8 @@ from composer_replication.rollout.policies import CallablePolicy
 from composer_replication.rollout.tool_call_parser import ParsedTurn, TurnReader, read_fenced
 from composer_replication.rollout.types import RolloutConfig
 from composer_replication.tree.build import build_tree
-from composer_replication.tree.chat import MARK, TemplateProblem
+from composer_replication.tree.chat import TemplateProblem
+from composer_replication.tree.controls import MARK
 from composer_replication.tree.fenced import LANGUAGES, fence, set_template
 from composer_replication.tree.template import probe_template
 

@@ -18,13 +18,11 @@ from composer_replication.tree.build import Branch, Span, Tree
 from composer_replication.tree.checkpointed import keeping_cache, keeps_cache
 from composer_replication.tree.forward import (
     forward_branches,
-    forward_tree,
     forward_trunk,
-    one_pass,
     start_problem,
-    tree_problem,
     trunk_problem,
 )
+from composer_replication.tree.one_pass import TreeMask, forward_tree, one_pass, tree_problem
 from composer_replication.tree.pack import KINDS, pack_trees
 from composer_replication.tree.pass_cost import LAYER_WORTH, branch_passes
 
@@ -360,7 +358,7 @@ def test_rows_of_masks_begin_where_cuda_wants_them():
 
 
 def test_a_mask_that_a_model_has_cut_is_refused():
-    mask = forward.TreeMask.of(torch.zeros(1, 1, 2, 5), None, True)
+    mask = TreeMask.of(torch.zeros(1, 1, 2, 5), None, True)
     query = torch.randn(1, 2, 5, 4)
     assert F.scaled_dot_product_attention(query, query, query, attn_mask=mask).shape == query.shape
     for cut in (mask[..., :4], mask + 1, mask.double()):
