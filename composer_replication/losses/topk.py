@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch.autograd.function import once_differentiable
 
-from .divergences import ABSENT, Divergence
+from .divergences import ABSENT, Divergence, picked_entries
 
 # %% ../../nbs/losses/03_topk.ipynb #16c53057
 ROWS = 512  # rows projected together; with more rows the tiles are narrower
@@ -259,7 +259,7 @@ def selected_terms(
     "Return the divergence, with gradient to the student, and both sides' log-probabilities of labels, detached."
     sides = (HiddenSide(student_hidden, student_head, labels, divergence, limit, student),
              HiddenSide(teacher_hidden, teacher_head, labels, divergence, limit, learns=False))
-    ids = divergence.pick(*sides, labels)
+    ids = picked_entries(divergence, *sides, labels)
     student, teacher = (side.entries(ids) for side in sides)
     kept = ids.shape[1] + divergence.keeps_tail
     values = divergence.nats(*(side.entries[:, :kept].log_softmax(1) for side in (student, teacher)))

@@ -8,7 +8,8 @@ __all__ = ['UNSCORED', 'CUT_OFF', 'Generation', 'EnvironmentBroken', 'rollout_co
 
 # %% ../../nbs/training/14_episodes.ipynb #fd222ab7
 import ast
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -42,6 +43,8 @@ class Generation:
     completion_ids: list[list[int]] = field(default_factory=list)
     mask: list[list[int]] | None = None  # 1 where the policy sampled a token of the completion; None: everywhere
     completions: list[list[dict]] = field(default_factory=list)  # messages
+    tools: Sequence[Sequence] = ()  # of each row, where TRL's own loop played
+    results: Sequence[Sequence[ToolResult]] = ()  # of each row's environment, there
     rewards: list[float | None] = field(default_factory=list)  # weighted sum; None where no function scored the row
     learns: list[bool] = field(default_factory=list)  # whether channel 2 learns from a row
     further: list[RolloutTree] = field(default_factory=list)  # of segments after each row's first, row by row, where there is a channel
@@ -57,6 +60,16 @@ class Generation:
     def here(self) -> slice:
         "Return where its rows are among those of all devices."
         return slice(self.first, self.first + len(self.rows))
+
+    def score(
+        self,
+        per_function: torch.Tensor,  # (n, functions) of all devices; NaN where a function scored nothing
+        weights: torch.Tensor,  # (functions,)
+    ) -> None:
+        "Put the weighted sums of the reward functions into the record."
+        total = (per_function * weights.to(per_function.device)).nansum(1)
+        total[per_function.isnan().all(1)] = float("nan")
+        self.all_rewards, self.rewards = total, [None if math.isnan(r) else r for r in total[self.here].tolist()]
 
 
 UNSCORED = (Ending.ERROR, Ending.TIMEOUT)  # endings that show nothing about the policy where they have no reward
@@ -76,7 +89,6 @@ def rollout_columns(
             for r in rollouts]
     return {name: [list(row) for row in column] for name, column in
             zip(("prompt_ids", "completion_ids", "logprobs", "env_mask"), zip(*rows))}
-
 
 
 def completion_turns(
@@ -142,8 +154,6 @@ def with_results(
 # %% ../../nbs/training/14_episodes.ipynb #d310fae9
 def generation_traces(
     generation: Generation,
-    tools_of: Callable[[int], Sequence],  # a row's tools, where TRL's own loop played
-    results_of: Callable[[int], Sequence[ToolResult]] = lambda row: (),  # of a row's environment, there
 ) -> Iterator[tuple[Trace, list[int], list[int]]]:  # trace, token ids, and 1 where the policy sampled one
     "Yield the trace of each row, whichever loop played it."
     for i, reward in enumerate(generation.rewards):
@@ -153,8 +163,8 @@ def generation_traces(
             trace, mask = generation.rollouts[i].trace, generation.rollouts[i].completion_mask or (0,)
         else:
             messages = [*generation.prompts[i], *generation.completions[i]]
-            turns = with_results([trl_failure(t) for t in chat_turns(messages, strict=True)], results_of(i))
-            schemas = tuple(t if isinstance(t, dict) else get_json_schema(t) for t in tools_of(i))
+            turns = with_results([trl_failure(t) for t in chat_turns(messages, strict=True)], generation.results[i])
+            schemas = tuple(t if isinstance(t, dict) else get_json_schema(t) for t in generation.tools[i])
             trace = Trace(generation.names[i], turns, schemas, task_of(generation.rows[i], generation.prompts[i]))
         yield replace(trace, reward=reward), [*prompt, *completion], [0] * len(prompt) + list(mask)
 

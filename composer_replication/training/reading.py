@@ -6,7 +6,7 @@
 __all__ = ['Forward', 'watch_forward', 'BackwardPass', 'pack_rows', 'Models', 'student_kinds', 'branches_cached', 'student_pass']
 
 # %% ../../nbs/training/18_reading.ipynb #9ff802e4
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -18,10 +18,11 @@ from ..losses.channels import at, reference_logps, teacher_states
 from ..losses.chunked import LMHead
 from ..losses.divergences import Divergence
 from .batches import sampled_mask
+from .kl import completion_logprobs
 from .passes import TwiceRead, scores_sampled
 from .teacher import TeacherPolicy, causal_lm, evaluating
 from ..tree.checkpointed import checkpoints_layers, keeping_cache, keeps_cache
-from ..tree.forward import cache_inputs, forward_needed, trunk_cache, trunk_problem, trunk_tokens, way_name
+from ..tree.forward import cache_inputs, forward_needed, prompts_once, trunk_cache, trunk_problem, trunk_tokens, way_name
 from ..tree.one_pass import forward_tree, one_pass
 from ..tree.pack import ANSWERS, KINDS, PackedBatch, pack_trees
 from ..tree.states import state_mixers
@@ -132,6 +133,7 @@ class Models:
     own_head: bool = True  # whether our code may replace TRL's scoring with the policy's head
     share_prompts: bool = False  # TRL's pass reads each distinct prompt once
     entropy_bonus: bool = False  # a gradient reaches the entropies of scored tokens
+    rows: int = 1  # completions that `logprobs` reads in one pass
 
     # hooks for `contrib.fsdp`, where all devices make as many passes, within one forward of the sharded module
 
@@ -149,6 +151,27 @@ class Models:
     def as_trl_calls(self, model, forward: Forward):
         "Return the model that TRL's loss calls."
         return model
+
+    def prompts(self, model, width: int) -> AbstractContextManager:
+        "Return a context in which equal prompts of this width are read once, where `share_prompts` asks for it."
+        return prompts_once(model, width) if self.share_prompts else nullcontext()
+
+    def logprobs(self, model, batches: Sequence[dict]) -> list[torch.Tensor]:
+        "Return a model's log-probabilities of the completions `(batch, completion)` of each of TRL's batches; no gradient."
+        scored = []
+        for inputs in batches:
+            with self.autocast(), self.prompts(model, inputs["prompt_ids"].shape[1]):
+                scored.append(completion_logprobs(model, inputs, self.temperature, self.rows))
+        return scored
+
+    def own_logprobs(self, *batches: dict) -> list[torch.Tensor]:
+        "Return the student's `logprobs`."
+        return self.within(lambda: self.logprobs(self.student, batches))
+
+    def start_logprobs(self, *batches: dict) -> list[torch.Tensor]:
+        "Return the reference's `logprobs`."
+        scored, = self.reference.read(lambda model: self.logprobs(model, batches))
+        return scored
 
     def read(self, model, part: BackwardPass, batch: PackedBatch, kinds: tuple[str, ...], whole: bool = False) -> Forward:
         "Read trunks and branches of these kinds where one pass is cheaper, and note for the log which way is taken."

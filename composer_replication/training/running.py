@@ -269,8 +269,8 @@ class RunTrainer(GRPOTrainer):
         return self.args.divergence(self.schedule.t if self.schedule else 1.0)
 
     def _check_teacher(self, trees: Sequence[Tree]) -> None:
-        "Check the teacher once, at the run's first hinted turns. Raises `TeacherCheckProblem` on every device where `teacher_check` is `stop`."
-        if not self.distils or self.args.teacher_check == "off" or self.health.watch.teacher_checked:
+        "Check the teacher once, at the run's first hinted turns. Raises `TeacherCheckProblem` on all devices, if `teacher_check` is `stop`."
+        if not trees or not self.distils or self.args.teacher_check == "off" or self.health.watch.teacher_checked:
             return
         with self.accelerator.autocast():
             measures = check_teacher(self.teacher, trees, self.setup.chat)

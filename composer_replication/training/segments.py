@@ -111,9 +111,9 @@ def with_segments(
         mask_rows(rows, whole["completion_mask"].any(1)[origin])  # episodes that are not learnt from
         rows["advantages"] = whole["advantages"][origin]
         if "old_per_token_logps" in whole:
-            rows["old_per_token_logps"] = trainer._models().within(lambda: trainer._logprobs_of(trainer.student, rows))
+            rows["old_per_token_logps"], = trainer._models().own_logprobs(rows)
         if "ref_logprobs" in whole:
-            rows["ref_logprobs"], = trainer.reference.read(lambda start: trainer._logprobs_of(start, rows))
+            rows["ref_logprobs"], = trainer._models().start_logprobs(rows)
         if "composer_rows" in whole:
             rows["composer_rows"] = trainer.generation.further
         whole |= joined([{name: part[name] for name in whole if name in rows} for part in (whole, rows)], pad)

@@ -17,9 +17,10 @@ from composer_replication.rollout.protocols import ChatCompletions
 from composer_replication.rollout.record import RecordedEpisode, Recorder
 from composer_replication.rollout.types import Ending, SegmentTokens
 from composer_replication.training import segments
+from composer_replication.training import trainer as trainer_page
 from composer_replication.training.episodes import completion_turns
 from composer_replication.training.segments import advantage_scale, check_segments
-from composer_replication.training.trainer import ComposerReplicationTrainer
+from composer_replication.training.trainer import kl_sums
 
 
 def cut(rollout):
@@ -91,7 +92,7 @@ def test_an_episode_in_segments_gives_the_gradient_of_one_piece(changes, tmp_pat
     lengths = [{key: log[key] for key in log if key.startswith("completions/") and key.endswith("_length")} for log in logs]
     assert lengths[0] == lengths[1] and len(lengths[0]) == 6
     if changes.get("kl_coef"):  # what the guard reads
-        a, b = (t._kl_sums([part for r in t.rollouts for part in r.segments]) for t in (cut_up, whole))
+        a, b = (kl_sums(t._models(), [part for r in t.rollouts for part in r.segments], "cpu") for t in (cut_up, whole))
         assert a["tokens"] == b["tokens"] and a["kl"] == pytest.approx(b["kl"], rel=5e-2, abs=1e-3)
     if changes.get("alpha_sdpo"):
         assert whole.state.log_history[0]["sdpo/sites"] == cut_up.state.log_history[0]["sdpo/sites"] > 0
@@ -203,7 +204,7 @@ def test_the_completion_of_an_agent_with_a_prompt_of_its_own():
 
 def test_the_held_out_kl_counts_every_segment(tmp_path, monkeypatch):
     seen, nothing = [], Counter(kl=0.0, tokens=1)
-    monkeypatch.setattr(ComposerReplicationTrainer, "_kl_sums", lambda self, segments: seen.extend(segments) or nothing)
+    monkeypatch.setattr(trainer_page, "kl_sums", lambda models, segments, device: seen.extend(segments) or nothing)
     trainer = train(tmp_path, 2, kl_coef=0.1, kl_estimator="k3", loss_type="dapo")
     trainer.held_out_rows = world.rows(8)
     trainer.held_out()

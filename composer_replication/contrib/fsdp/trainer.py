@@ -74,6 +74,13 @@ class ShardedModels(Models):
     def within(self, function):
         return within_root(self.trained, function)
 
+    def logprobs(self, model, batches):
+        "Score the batches, and add idle passes up to the most batches of any device."
+        scored = super().logprobs(model, batches)
+        for _ in range(most_of(len(batches), model.device) - len(batches) if is_sharded(self.trained) else 0):
+            idle_pass(model)
+        return scored
+
     def as_trl_calls(self, model, forward):
         "Return the bare `forward`, because with sharded weights this runs inside the module's own forward."
         def call(**inputs):
@@ -129,16 +136,6 @@ class ShardedTrainer(ComposerReplicationTrainer):
 
     def _check_teacher(self, trees):
         "Skip the check: a check of one device's turns would be a pass of that device alone."
-
-    def _kl_sums(self, segments):
-        self._idle_rows = most_of(len(segments), self.accelerator.device) - len(segments) if is_sharded(self.model) else 0
-        return super()._kl_sums(segments)
-
-    def _logprobs_of_each(self, model, batches):
-        logprobs = super()._logprobs_of_each(model, batches)
-        for _ in range(self._idle_rows):
-            idle_pass(model)
-        return logprobs
 
     # ---- equally many passes on all devices
 
