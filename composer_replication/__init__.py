@@ -26,7 +26,7 @@ _ROOMS = {
     "core.pair": "DPOPair",
     "replay.pairs": "sibling_pairs",
     "replay.teachers": "Teacher TeacherCallResult TeacherProblem TraceState replay_trace replay_traces trace_states",
-    "replay.vote": "Everyone Sure Verdict Vote count_votes extract_dpo_pairs replay_gated run_replay",
+    "replay.panel": "Everyone Sure replay_gated run_replay", "replay.vote": "Verdict Vote count_votes extract_dpo_pairs",
     "replay.prices": "Price PriceProblem price_table",
     "replay.ledger": "Ledger LedgerProblem",
     "replay.endpoint": "Endpoint",

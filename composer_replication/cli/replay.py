@@ -106,7 +106,7 @@ def replay(
     from composer_replication.replay.ledger import Ledger
     from composer_replication.replay.pool import TeacherPool
     from composer_replication.replay.teachers import asked_turns
-    from composer_replication.replay.vote import Bill, make_gate, run_replay
+    from composer_replication.replay.panel import Bill, make_gate, run_replay
     from composer_replication.traces.siblings import failed_turns
     panel = parse_panel(teachers, price, key_env, max_tokens)
     turns = (lambda trace: sorted(failed_turns(trace, find_sites(trace)) & set(asked_turns(trace)))

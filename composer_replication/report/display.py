@@ -59,7 +59,7 @@ def ladder_html(ladder) -> Html:
 VIEWS = {  # class: module of `report` and function
     "core.trace.Trace": "trace.trace_html", "core.trace.ErrorSite": "display.error_site_html", "core.hint.Hint": "display.hint_html",
     "tree.build.Tree": "tree.tree_picture", "core.pair.DPOPair": "display.pair_html",
-    "replay.vote.Replayed": "replay.replay_body",
+    "replay.panel.Replayed": "replay.replay_body",
     "envs.deletion.task.FeatureDeletionTask": "display.task_html", "envs.deletion.judge.grading.Grade": "display.grade_html",
     "experiments.ladder.Ladder": "display.ladder_html"}
 _VIEW = {name.rpartition(".")[2]: view for name, view in VIEWS.items()}

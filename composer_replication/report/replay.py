@@ -11,7 +11,8 @@ from pathlib import Path
 
 from ..core.files import write_file
 from ..core.trace import Turn
-from ..replay.vote import Replayed, Verdict
+from ..replay.panel import Replayed
+from ..replay.vote import Verdict
 from .html import Html, page, render, table
 from .trace import turn_text
 

@@ -3,8 +3,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from composer_replication.replay.panel import Gate, Sure, replay_gated, tally
+from composer_replication.replay.same_action import schema_key
 from composer_replication.replay.teachers import trace_states
-from composer_replication.replay.vote import Gate, Sure, extract_dpo_pairs, replay_gated, schema_key, tally
+from composer_replication.replay.vote import extract_dpo_pairs
 
 
 def any_words(action, tools):

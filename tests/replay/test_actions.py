@@ -8,8 +8,9 @@ import pytest
 from pydantic import BaseModel, Field, WithJsonSchema
 
 from composer_replication.core.trace import ToolCall, Trace, Turn
+from composer_replication.replay.same_action import normalised, schema_key
 from composer_replication.replay.teachers import TeacherCallResult
-from composer_replication.replay.vote import Verdict, count_votes, extract_dpo_pairs, normalised, schema_key
+from composer_replication.replay.vote import Verdict, count_votes, extract_dpo_pairs
 
 
 class Passenger(BaseModel):

@@ -12,20 +12,11 @@ import pytest
 from composer_replication.core.errors import InputProblem
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.envs.toy.env import make_world
+from composer_replication.replay.panel import Everyone, Sure, make_gate, replay_gated, settled, tally
 from composer_replication.replay.prices import Price
+from composer_replication.replay.same_action import schema_key
 from composer_replication.replay.teachers import TeacherCallResult, asked_turns, replay_traces, trace_states
-from composer_replication.replay.vote import (
-    Everyone,
-    Sure,
-    Verdict,
-    count_votes,
-    extract_dpo_pairs,
-    make_gate,
-    replay_gated,
-    schema_key,
-    settled,
-    tally,
-)
+from composer_replication.replay.vote import Verdict, count_votes, extract_dpo_pairs
 from composer_replication.traces.siblings import action_key
 
 sys.path.append(str(Path(__file__).parents[2] / "spikes" / "120-lab-bases"))

@@ -222,7 +222,7 @@ def test_a_result_that_no_call_can_have_is_refused(wrong, said):
 
 
 def test_the_preferred_action_is_written_as_the_schema_has_it():
-    from composer_replication.replay.vote import schema_key
+    from composer_replication.replay.same_action import schema_key
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     says = lambda n: Turn("assistant", tool_calls=(ToolCall("f", {"n": n}),))

@@ -17,8 +17,8 @@ from composer_replication.envs.deletion.task import HackFinding, read_tasks
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
 from composer_replication.envs.toy.traces import toy_traces
 from composer_replication.replay.pairs import DPOPair
+from composer_replication.replay.panel import Replayed
 from composer_replication.replay.teachers import TeacherCallResult, asked_turns
-from composer_replication.replay.vote import Replayed
 from composer_replication.report import live
 from composer_replication.report.display import VIEWS, html_of
 from composer_replication.report.html import Tab, page, table, tabs
