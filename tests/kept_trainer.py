@@ -8,10 +8,9 @@ from composer_replication.envs.toy.model import embedded_model
 from composer_replication.envs.toy.traces import toy_traces
 from composer_replication.hints.layers import default_composite
 from composer_replication.losses.batch import TraceExample
-from composer_replication.replay.pairs import sibling_pairs
+from composer_replication.replay.pairs import group_pairs, sibling_pairs
 from composer_replication.traces.siblings import SiblingIndex
 from composer_replication.training.config import ComposerReplicationConfig
-from composer_replication.training.setup import group_pairs
 from composer_replication.training.trainer import ComposerReplicationTrainer
 
 ONE_STEP = BASE | {"save_strategy": "no", "max_steps": 1, "alpha_sdpo": 0.0, "sample_every": 0, "max_grad_norm": 0.0,

@@ -18,12 +18,11 @@ from composer_replication.envs.toy.model import embedded_model
 from composer_replication.envs.toy.traces import toy_traces
 from composer_replication.hints.layers import default_composite
 from composer_replication.losses.batch import TraceExample
-from composer_replication.replay.pairs import sibling_pairs
+from composer_replication.replay.pairs import group_pairs, sibling_pairs
 from composer_replication.traces.siblings import SiblingIndex
 from composer_replication.training.batches import from_plain, to_plain
 from composer_replication.training.checkpoint import last_complete_checkpoint, load_buffer, save_buffer
 from composer_replication.training.config import ComposerReplicationConfig
-from composer_replication.training.setup import group_pairs
 from composer_replication.training.trainer import ComposerReplicationTrainer
 
 BASE = {"report_to": "none", "bf16": False, "use_cpu": True, "gradient_checkpointing": False, "disable_tqdm": True, "seed": 3,

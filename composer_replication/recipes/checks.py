@@ -29,7 +29,7 @@ from ..traces.error_sites import SiteFinder
 from ..traces.formats.base import formats_of
 from ..traces.habits import detectors_of
 from ..training.guard import HeldOutGuard
-from ..training.setup import check_optimizer
+from ..training.fit import check_optimizer
 
 # %% ../../nbs/recipes/08_checks.ipynb #414cedfd
 def check_recipe(recipe: Recipe) -> None:

@@ -21,7 +21,7 @@ from .models import local_model, model_folder
 from .settings import Recipe
 from .recipe_file import RecipeProblem, shipped_recipes
 from ..core.plugins import plugin, plugin_names
-from ..training.setup import check_adapter
+from ..training.fit import check_adapter
 from ..tree.forward import WAYS, branch_way
 from ..tree.one_pass import tree_problem
 

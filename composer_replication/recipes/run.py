@@ -36,7 +36,8 @@ from ..training.checkpoint import holding, last_complete_checkpoint
 from ..training.groups import TaskDraw
 from ..training.guard import HeldOutGuardCallback
 from ..training.offline import OfflineTrainer
-from ..training.setup import Setup, check_engine, model_config, prepare, sharded_module
+from ..training.fit import model_config, sharded_module
+from ..training.setup import Setup, check_engine, prepare
 from ..training.trainer import ComposerReplicationTrainer
 from ..tree.recorded import bare_turns, learnable_trees, trace_limit
 from ..tree.template import probe_template

@@ -19,7 +19,8 @@ from ..core.trace import Trace
 from .load import episode_factory, recipe_tokenizer, start_model
 from .recipe_file import RecipeProblem
 from .settings import Recipe
-from .sources import recipe_hints, recorded_traces, whole_traces, without_held_out
+from ..core.held_out import without_held_out
+from .sources import recipe_hints, recorded_traces, whole_traces
 from .tasks import RunTasks, recipe_tasks
 from .warm_up import warm_up_checkpoint, warm_up_settings
 from ..replay.examples import place_pairs, write_pairs
@@ -31,7 +32,7 @@ from ..traces.export import write_traces
 from ..traces.read import read_traces
 from ..traces.siblings import SiblingIndex
 from ..training.rollouts import acting
-from ..training.setup import PairSource
+from ..replay.pairs import PairSource
 from ..training.trainer import ComposerReplicationTrainer
 
 # %% ../../nbs/recipes/15_stages.ipynb #e566c94c

@@ -20,7 +20,7 @@ from ..core.files import write_json
 from .settings import Recipe
 from .recipe_file import RecipeProblem
 from ..training.checkpoint import last_complete_checkpoint
-from ..training.guard import HeldoutSplit, content_hash
+from ..core.held_out import HeldoutSplit, content_hash
 
 # %% ../../nbs/recipes/10_tasks.ipynb #7d97dd6b
 def joined(rows: Sequence[dict]) -> list[list[dict]]:

@@ -24,7 +24,7 @@ from ..rollout.policies import CallablePolicy, TransformersPolicy, vllm_policy, 
 from ..rollout.types import Ending, Rollout, RolloutConfig
 from ..traces.chat.turns import chat_turns
 from .groups import equal_groups
-from .setup import task_of
+from ..core.held_out import task_of
 from .teacher import causal_lm
 from ..tree.build import Refusal, Tree
 from ..tree.positions import positions

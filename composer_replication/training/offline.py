@@ -19,7 +19,8 @@ from ..core.hint import HintSource
 from ..losses.batch import TraceExample
 from .config import ComposerReplicationConfig
 from ..tree.recorded import trace_limit
-from .setup import Setup, check_model, model_config, prepare, sharded_module
+from .fit import check_model, model_config, sharded_module
+from .setup import Setup, prepare
 from .step import StepTrainer
 from ..traces.error_sites import FindSites, find_error_sites
 from ..tree.build import Tree

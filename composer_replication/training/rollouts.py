@@ -37,7 +37,8 @@ from .kl import kl_adjusted_advantages, kl_estimate
 from .model_check import check_sampling, sampling_difference
 from .reading import Models
 from .segments import check_segments, segment_ids, with_segments
-from .setup import PairSource, Setup
+from ..replay.pairs import PairSource
+from .setup import Setup
 from .step import StepTrainer
 from .teacher import causal_lm
 from ..tree.build import build_tree

@@ -26,8 +26,9 @@ from .groups import KeepsDraw, TaskDraw
 from .guard import HeldOutGuard, HeldOutGuardCallback
 from .reading import Models
 from .rollouts import RolloutTrainer, TreeTrainer, play_generation
-from .setup import (PairSource, Setup, check_held_out, check_model, check_positions, model_config, prepare,
-                                                 sharded_module)
+from ..replay.pairs import PairSource
+from .fit import check_model, check_positions, model_config, sharded_module
+from .setup import Setup, check_held_out, prepare
 from ..tree.recorded import trace_limit
 
 # %% ../../nbs/training/23_trainer.ipynb #4e1d0a01

@@ -23,11 +23,10 @@ from composer_replication.hints.layers import default_composite
 from composer_replication.losses.channels import teacher_states
 from composer_replication.losses.chunked import LMHead, token_logprobs, token_terms
 from composer_replication.losses.divergences import Divergence
-from composer_replication.replay.pairs import DPOPair
+from composer_replication.replay.pairs import DPOPair, group_pairs
 from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.passes import score_sampled
 from composer_replication.training.reading import Models
-from composer_replication.training.setup import group_pairs
 from composer_replication.training.trainer import ComposerReplicationTrainer
 from composer_replication.tree.build import build_tree
 from composer_replication.tree.example import RolloutTree, target_hints, target_turns

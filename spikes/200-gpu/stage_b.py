@@ -127,7 +127,7 @@ def trainer_of(recipe, device):
     from composer_replication.envs.toy.model import embedded_tokenizer
     from composer_replication.hints.layers import default_composite
     from composer_replication.recipes.memory_estimate import model_shape
-    from composer_replication.training.setup import group_pairs
+    from composer_replication.replay.pairs import group_pairs
     from composer_replication.training.trainer import ComposerReplicationTrainer
     torch.manual_seed(0)
     with torch.device(device):

@@ -227,8 +227,8 @@ def run_job(job: Job, out: Path, dealt: list[dict], meter: Meter):
     import composer_replication.contrib.fsdp.policies as sharded
     from composer_replication.contrib.fsdp.trainer import ShardedTrainer
     from composer_replication.hints.layers import default_composite
+    from composer_replication.replay.pairs import group_pairs
     from composer_replication.training.config import ComposerReplicationConfig
-    from composer_replication.training.setup import group_pairs
     rank = int(os.environ.get("RANK", 0))
     tokenizer, rows = world.tokenizer(), rows_of(dealt, job)
     per = len(rows) // job.ranks

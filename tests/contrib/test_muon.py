@@ -14,7 +14,7 @@ from composer_replication.recipes.memory_estimate import estimate
 from composer_replication.recipes.recipe import load_recipe
 from composer_replication.recipes.recipe_file import RecipeProblem
 from composer_replication.recipes.run import make_trainer
-from composer_replication.training.setup import check_optimizer
+from composer_replication.training.fit import check_optimizer
 
 HIDDEN, HEADS, KEYS, SIZE, INNER, EXPERTS = 48, 4, 2, 16, 40, 3
 SHAPE = dict(vocab_size=640, hidden_size=HIDDEN, num_attention_heads=HEADS, num_key_value_heads=KEYS, head_dim=SIZE,

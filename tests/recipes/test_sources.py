@@ -34,9 +34,9 @@ from composer_replication.replay.teachers import TeacherProblem
 from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.export import write_traces
 from composer_replication.training.batches import NonFiniteLoss
+from composer_replication.training.fit import model_config
 from composer_replication.training.offline import OfflineTrainer
 from composer_replication.training.running import RunTrainer
-from composer_replication.training.setup import model_config
 from composer_replication.tree import recorded
 from composer_replication.tree.recorded import trace_limit
 

@@ -9,9 +9,9 @@ import world
 from kept_trainer import Kept, made, trained
 
 from composer_replication.envs.toy.model import embedded_model
+from composer_replication.replay.pairs import group_pairs
 from composer_replication.rollout.types import Ending
 from composer_replication.training.batches import mask_rows
-from composer_replication.training.setup import group_pairs
 from composer_replication.training.trainer import ComposerReplicationTrainer
 
 # ---- endings

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from transformers import PrinterCallback, Trainer, TrainingArguments
 from trl import GRPOConfig, GRPOTrainer
 
+from composer_replication.core.held_out import HeldoutSplit, content_hash
 from composer_replication.envs.toy.model import embedded_model, embedded_tokenizer
-from composer_replication.training.guard import GuardFired, HeldOutGuard, HeldOutGuardCallback, HeldoutSplit, content_hash
+from composer_replication.training.guard import GuardFired, HeldOutGuard, HeldOutGuardCallback
 
 score = st.integers(-8, 8).map(lambda x: x / 4)  # with the weights below every smoothed value is exact in float64
 runs = st.lists(st.tuples(score, score, st.floats(0, 1)), min_size=1, max_size=20)

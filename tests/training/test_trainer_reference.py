@@ -12,9 +12,9 @@ from trl import GRPOTrainer
 
 from composer_replication.envs.toy.model import embedded_model
 from composer_replication.hints.layers import default_composite
+from composer_replication.replay.pairs import group_pairs
 from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.training.episodes import rollout_columns
-from composer_replication.training.setup import group_pairs
 from composer_replication.training.trainer import ComposerReplicationTrainer
 from composer_replication.tree.forward import WAYS
 from composer_replication.tree.pass_cost import LAYER_WORTH

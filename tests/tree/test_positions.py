@@ -16,7 +16,7 @@ from composer_replication.rollout.loop import collect
 from composer_replication.rollout.policies import TransformersPolicy
 from composer_replication.rollout.sampling import Sampling
 from composer_replication.rollout.types import Ending, RolloutConfig
-from composer_replication.training.setup import check_positions
+from composer_replication.training.fit import check_positions
 from composer_replication.training.trainer import ComposerReplicationTrainer
 from composer_replication.tree.build import Branch, Span, Tree
 from composer_replication.tree.forward import forward_branches, forward_trunk, trunk_problem
