@@ -84,7 +84,7 @@ class Kept:
     "The file of all branches that were played, one a line."
 
     def __init__(self, path: Path):
-        from composer_replication.core.files import appended_rows  # here: the help of commands starts faster
+        from composer_replication.core.appended import appended_rows  # here: the help of commands starts faster
         from composer_replication.rollout.fork_result import ForkResult
         self.path, self.results = path, {}
         for row in appended_rows(path):
@@ -94,7 +94,7 @@ class Kept:
 
     def add(self, result) -> None:
         "Keep a result; it is in the file once this returns."
-        from composer_replication.core.files import append_row
+        from composer_replication.core.appended import append_row
         self.results[result.key] = result
         append_row(self.path, result.row())
 

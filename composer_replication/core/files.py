@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['replacing', 'write_file', 'write_json', 'json_value', 'json_bytes', 'valid_text', 'read_json', 'read_jsonl',
-           'write_jsonl', 'append_row', 'appended_rows']
+           'write_jsonl']
 
 # %% ../../nbs/core/01_files.ipynb #921cb346
 import gzip
@@ -14,7 +14,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -134,30 +134,3 @@ def write_jsonl(
                 out.write((row if isinstance(row, bytes) else json_bytes(row)) + b"\n")
                 count += 1
     return count
-
-# %% ../../nbs/core/01_files.ipynb #40b1255d
-def append_row(
-    path: str | Path,
-    row: dict | bytes,  # an object, or a line already encoded as JSON
-) -> None:
-    "Append an object to a file of JSON lines; it is on the disk when this returns. Raises `OSError` if writing fails."
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab") as file:
-        file.write((row if isinstance(row, bytes) else json_bytes(row)) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def appended_rows(
-    path: str | Path,
-) -> list[dict]:  # none where there is no file
-    "Return the objects that `append_row` wrote. Lines that a kill damaged are removed from the file."
-    *lines, cut = Path(path).read_bytes().split(b"\n") if Path(path).exists() else [b""]
-    rows = []
-    for line in lines:
-        with suppress(orjson.JSONDecodeError):
-            rows.append(json_value(line))
-    rows = [row for row in rows if isinstance(row, dict)]
-    if cut or len(rows) < len(lines):
-        write_jsonl(path, rows)
-    return rows

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ..core.files import append_row, appended_rows
+from ..core.appended import append_row, appended_rows
 from ..core.pair import DPOPair
 from ..core.trace import Trace
 from .load import episode_factory, recipe_tokenizer, start_model

@@ -25,7 +25,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ....core.deadline import OutOfTime, deadline, in_threads, time_left
-from ....core.files import append_row, appended_rows, write_json
+from ....core.appended import append_row, appended_rows
+from ....core.files import write_json
 from .coverage import measure_coverage
 from .delete import DELETERS
 from ..judge.evidence import EvidenceProblem, add_evidence
