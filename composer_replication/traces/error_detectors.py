@@ -144,7 +144,11 @@ class Pairing:
 
 
 def pair(trace: Trace) -> Pairing:
-    "Pair the calls of a trace with their results, segment by segment; a call answered in one segment counts as answered."
+    """Pair the calls of a trace with their results, segment by segment; a call answered in one segment counts as answered.
+
+    The trace keeps its pairing, which every detector asks for at every result."""
+    if "_pairing" in vars(trace):
+        return trace._pairing
     causes, unanswered, loose = {}, {}, set()
     for place in trace.part_positions:
         by_id: dict[str, list] = {}  # calls of the latest turn with each id, answered ones last
@@ -175,7 +179,8 @@ def pair(trace: Trace) -> Pairing:
                 loose.add(at)
     answered = {(turn, id(call)) for turn, call in causes.values()}
     left = tuple((turn, call) for (turn, key), call in sorted(unanswered.items(), key=lambda one: one[0][0]) if (turn, key) not in answered)
-    return Pairing(causes, left, tuple(sorted(loose - set(causes))))
+    vars(trace)["_pairing"] = Pairing(causes, left, tuple(sorted(loose - set(causes))))
+    return trace._pairing
 
 # %% ../../nbs/traces/01_error_detectors.ipynb #bdc39a4b
 BEFORE = re.compile(
@@ -192,12 +197,9 @@ def answered_call(
     trace: Trace,
     position: int,  # of a result in `Trace.turns`
 ) -> tuple[Turn | None, ToolCall | None]:
-    "Return the assistant turn before a result and the call that the result answers, by id or else by order; None if there is none."
-    at = next((k for k in range(position - 1, -1, -1) if trace.turns[k].role == "assistant"), None)
-    if at is None:
-        return None, None
-    same = [c for c in trace.turns[at].tool_calls if c.id == trace.turns[position].tool_call_id or not c.id]
-    return trace.turns[at], same[0 if same[0].id else min(position - at - 1, len(same) - 1)] if same else None
+    "Return the assistant turn and its call that a result answers, as `pair` finds them; None if there is none."
+    at, call = pair(trace).causes.get(position, (None, None))
+    return None if at is None else trace.turns[at], call
 
 
 def tool_called(trace: Trace, position: int) -> str:
@@ -545,6 +547,7 @@ def tallied(line: str) -> bool:
     return any(failures) and not alone and len(words) < (5 if len(counts) > 1 else 3) and not {"fixed", "expected"} & {*re.findall(r"\w+", line)}
 
 
+
 # %% ../../nbs/traces/01_error_detectors.ipynb #58499e58
 HTTP_ERRORS = "|".join(re.escape(s.phrase) for s in HTTPStatus if s >= 400)
 ERROR_PAGE = re.compile(rf"(?:[^\n]*\n){{0,5}}?[^\n]*?(?:^Title: |<title>)\s*(?:(?:HTTP |Error )+[45]\d\d|(?:HTTP |Error )*[45]\d\d[\s:–-]+(?:{HTTP_ERRORS}))\b",
@@ -598,7 +601,8 @@ def graded(trace: Trace, position: int) -> Detection | None:
 def unanswered(trace: Trace, position: int) -> Detection | None:
     "Detect a call that does not parse and has no result."
     broken = next((c for c in trace.turns[position].tool_calls if not c.parsed), None)
-    if broken is None or position + 1 < len(trace.turns) and trace.turns[position + 1].observation:
+    if broken is None or any(turn == position and (call is broken or trace.turns[at].role != "tool")
+                             for at, (turn, call) in pair(trace).causes.items()):
         return None
     return Detection("json_decode", f"the arguments of {broken.name} do not parse: {broken.arguments[:200]}")
 

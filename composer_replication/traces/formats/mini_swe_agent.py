@@ -51,7 +51,7 @@ def returned(trace: Trace, position: int) -> Detection | None:
     match = RETURNED.match(turn.content)
     if match is None:
         asked, call = answered_call(trace, position)
-        if turn.role == "user" and call is None and len(FENCED.findall(asked.content)) != 1:
+        if turn.role == "user" and asked is not None and call is None and len(FENCED.findall(asked.content)) != 1:
             return Detection("json_decode", turn.content)  # no action, or several
         return Detection("runtime_error", turn.content) if turn.content.startswith("<exception>") or says_error(LAST_COMMAND.sub("Command", turn.content)) else None
     exception, code, *shown = match.groups()
