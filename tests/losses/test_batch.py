@@ -108,16 +108,18 @@ def traced(*steps):
 
 LOST = ("read_file", {"path": "x"}, "Error: no such file")
 MEANT = ("bash", {"command": "# this should fail\npython a.py"}, "exit code: 1\nValueError: as it should")
-BROKE = ("bash", {"command": "python a.py"}, 'exit code: 1\nTraceback (most recent call last):\n  File "a.py", line 1, in <module>\n'
-                                             "    total = 1 / nothing\nZeroDivisionError: division by zero")
+TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    total = 1 / nothing\nZeroDivisionError: by zero'
+BROKE = ("bash", {"command": "python a.py"}, f"exit code: 1\n{TRACEBACK}")
 WROTE = ("bash", {"command": "cat > a.py <<'E'\ntotal = 1 / nothing\nE"}, "")
 LOOKED = ("bash", {"command": "ls"}, "a.py")
-RECORDED = {"two errors of a turn": traced([LOST, BROKE]), "a wanted failure": traced([MEANT]), "a wanted failure and an error": traced([MEANT, LOST]),
-            "an error of an earlier turn": traced([WROTE], [LOOKED], [BROKE]), "an error and a habit": traced([LOOKED], [LOOKED, LOST]),
+RECORDED = {"two errors of a turn": traced([LOST, BROKE]), "a wanted failure": traced([MEANT]),
+            "a wanted failure and an error": traced([MEANT, LOST]), "an error and a habit": traced([LOOKED], [LOOKED, LOST]),
+            "an error of an earlier turn": traced([WROTE], [LOOKED], [BROKE]),
             "the same error again and again": traced([LOST], [LOST], [LOST])}
+FINDERS = {"shown": SiteFinder(), "cause": SiteFinder(blame="cause"), "habit": SiteFinder((repeated_call,))}
 
 
-@pytest.mark.parametrize("finder", [SiteFinder(), SiteFinder(blame="cause"), SiteFinder((repeated_call,))], ids=["shown", "cause", "habit"])
+@pytest.mark.parametrize("finder", FINDERS.values(), ids=FINDERS)
 @pytest.mark.parametrize("trace", RECORDED.values(), ids=RECORDED)
 def test_the_collator_hints_the_turns_that_training_on_recorded_traces_hints(tokenizer, trace, finder):
     asked = {"collator": [], "training": []}
