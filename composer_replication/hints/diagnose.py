@@ -10,7 +10,7 @@ import re
 import tomllib
 from importlib.resources import files
 
-from ..traces.error_detectors import last_exception
+from ..traces.error_text import last_exception
 from .text import shorten
 
 # %% ../../nbs/hints/01_diagnose.ipynb #3decac93

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..core.trace import ToolCall, Trace
-from .error_detectors import any_word, last_exception
+from .error_text import any_word, last_exception
 from .failure import failure_part, plain
 
 # %% ../../nbs/traces/05_blame.ipynb #294ac585

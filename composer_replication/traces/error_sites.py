@@ -14,7 +14,9 @@ from typing import Literal
 
 import composer_replication.traces.formats  # registers formats with their detectors
 from .blame import cause_of
-from .error_detectors import CLEAN, Detection, Detector, detectors_for, first_opinion, pair, register_detector
+from .calls import pair
+from .error_detectors import (CLEAN, Detection, Detector, detectors_for, first_opinion,
+                                                         register_detector)
 from .failure import failure_gist
 from .wanted import wanted_failure
 from ..core.errors import InputProblem

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable
 from ..core.named import imported
 from ..core.errors import InputProblem
 from ..core.trace import Trace, Turn
-from .error_detectors import READER, READS, Detection, Detector
+from .calls import READER, READS
+from .error_detectors import Detection, Detector
 from .siblings import action_key
 
 # %% ../../nbs/traces/09_habits.ipynb #a294465e

@@ -31,7 +31,7 @@ from typing import Any
 import orjson
 
 from ..core.files import read_json
-from .error_detectors import pair
+from .calls import pair
 from .chat.fields import filled
 from .chat.messages import ROLES, role_of
 from .chat.turns import chat_turns

@@ -12,7 +12,8 @@ from importlib.resources import files
 from itertools import islice
 
 from ..core.trace import Trace
-from .error_detectors import SEARCHERS, SHELL_COMPLAINT, command_of, last_exception, last_program, tallied
+from .calls import SEARCHERS, command_of, last_program
+from .error_text import SHELL_COMPLAINT, last_exception, tallied
 from .failure import failure_gist, failure_lines
 
 # %% ../../nbs/traces/06_wanted.ipynb #a161aef3

@@ -45,7 +45,7 @@ def target_turns(
 ) -> dict[int, ErrorSite]:  # position in `Trace.turns` -> error whose hint the turn gets, in the order of the trace
     """Return the turns that channel 2 acts on, each with one site.
 
-    Of several at a turn an error comes before a habit (`traces.habits`), and one that was not wanted before one that was."""
+    Of several at a turn an error is used before a habit (`traces.habits`), a wanted failure after other errors."""
     sites: dict[int, ErrorSite] = {}
     for site in sorted(find_sites(trace), key=lambda s: (s.kind not in ERROR_KINDS, s.wanted is not None)):
         sites.setdefault(site.turn, site)

@@ -108,7 +108,8 @@ def traced(*steps):
 
 LOST = ("read_file", {"path": "x"}, "Error: no such file")
 MEANT = ("bash", {"command": "# this should fail\npython a.py"}, "exit code: 1\nValueError: as it should")
-TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    total = 1 / nothing\nZeroDivisionError: by zero'
+TRACEBACK = ('Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    total = 1 / nothing\n'
+             "ZeroDivisionError: division by zero")
 BROKE = ("bash", {"command": "python a.py"}, f"exit code: 1\n{TRACEBACK}")
 WROTE = ("bash", {"command": "cat > a.py <<'E'\ntotal = 1 / nothing\nE"}, "")
 LOOKED = ("bash", {"command": "ls"}, "a.py")

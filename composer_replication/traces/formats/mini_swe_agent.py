@@ -9,7 +9,9 @@ __all__ = ['LAST_COMMAND', 'RETURNED', 'is_miniswe', 'read_miniswe', 'returned']
 import re
 from dataclasses import replace
 
-from ..error_detectors import FENCED, Detection, answered_call, command_of, observed, register_detector, says_error, shell_detection
+from ..calls import FENCED, answered_call, command_of
+from ..error_detectors import Detection, observed, register_detector, shell_detection
+from ..error_text import says_error
 from ..chat.fields import text_of
 from ..chat.turns import chat_turns, is_chat, messages_of
 from .base import new_trace, register_format
