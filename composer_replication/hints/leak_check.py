@@ -11,7 +11,7 @@ import json
 import re
 
 from .text import call_text
-from ..traces.error_detectors import PROMPT
+from ..traces.exit_status import PROMPT
 from ..core.trace import Trace, Turn, leaves
 
 # %% ../../nbs/hints/02_leak_check.ipynb #db4634b6

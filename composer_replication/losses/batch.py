@@ -12,11 +12,11 @@ from typing import Literal
 
 import torch
 
-from ..core.hint import Hint, HintSource, hint_at
-from ..traces.error_sites import find_error_sites
+from ..core.hint import Hint, HintSource
+from ..traces.error_sites import FindSites, find_error_sites
 from ..tree.build import Tree, build_tree
 from ..tree.chat import TemplateProblem
-from ..tree.example import TraceExample, TraceTurn
+from ..tree.example import TraceExample, TraceTurn, target_hints, target_turns
 from ..tree.pack import PackedBatch, pack_trees
 from ..tree.template import probe_template
 from ..tree.text import AlignmentError
@@ -30,7 +30,8 @@ class CollatorConfig:
     strip_thinking: bool = False  # without the reasoning, which leaves most error turns of real agents empty
     max_tokens: int | None = None  # of a trunk; it is cut at a turn's border, and later error turns are excluded
     strict: bool = False  # True: raise if a trace cannot become a tree, instead of excluding it
-    hint_generator: HintSource | None = None  # asked at every error site without a hint in the example
+    hint_generator: HintSource | None = None  # asked once for every error turn without a hint in the example
+    find_sites: FindSites = find_error_sites  # which turns these are; a `SiteFinder` has other detectors or blame
 
     def __post_init__(self):
         if self.placement not in ("target", "start"):
@@ -94,10 +95,12 @@ class ComposerDataCollator:
         "Return the tree of one example, or None if that fails; sites without a branch are added to `excluded`."
         trace, config = example.trace, self.config
         hints = [(t.turn, Hint(t.hint, t.layer)) for t in example.turns]
-        if source := config.hint_generator:
-            given = {turn for turn, _ in hints}
-            hints += [(site.turn, hint_at(source, trace, site)) for site in find_error_sites(trace)
-                      if site.turn not in given]
+        targets = target_turns(trace, find_sites=config.find_sites) if config.hint_generator else {}
+        for turn, _ in hints:
+            targets.pop(turn, None)
+        wanted = [turn for turn, site in targets.items() if site.wanted]
+        hints += target_hints(trace, {turn: site for turn, site in targets.items() if not site.wanted},
+                              config.hint_generator)
         try:
             tree = build_tree(trace, self.chat, hints, example.pairs, config.placement, config.strip_thinking,
                               config.max_tokens)
@@ -106,5 +109,6 @@ class ComposerDataCollator:
                 raise
             self.excluded.append((trace.trace_id, -1, str(problem)))
             return None
+        self.excluded += [(trace.trace_id, turn, "the failure was wanted") for turn in wanted]
         self.excluded += [(trace.trace_id, r.turn, r.reason) for r in tree.refused]
         return tree

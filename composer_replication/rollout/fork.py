@@ -26,7 +26,7 @@ from ..core.trace import ErrorSite, ToolCall, Trace, Turn
 from .loop import run_episodes
 from .policies import MessagePolicy, TokenPolicy
 from .types import Episode, Rollout, RolloutConfig
-from ..traces.error_detectors import pair
+from ..traces.calls import pair
 from ..traces.error_sites import FindSites, find_error_sites
 from ..tree.example import target_turns
 

@@ -43,9 +43,11 @@ def target_turns(
     seed: int = 0,  # of the random turns; a trace's draw depends on the seed and the trace's id
     find_sites: FindSites = find_error_sites,
 ) -> dict[int, ErrorSite]:  # position in `Trace.turns` -> error whose hint the turn gets, in the order of the trace
-    "Return the turns that channel 2 acts on. If a turn has an error and a habit (`traces.habits`), the error is used."
+    """Return the turns that channel 2 acts on, each with one site.
+
+    Of several at a turn an error is used before a habit (`traces.habits`), a wanted failure after other errors."""
     sites: dict[int, ErrorSite] = {}
-    for site in sorted(find_sites(trace), key=lambda s: s.kind not in ERROR_KINDS):
+    for site in sorted(find_sites(trace), key=lambda s: (s.kind not in ERROR_KINDS, s.wanted is not None)):
         sites.setdefault(site.turn, site)
     order = sorted(sites)
     if which == "error" or not sites:

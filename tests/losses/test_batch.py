@@ -9,7 +9,11 @@ from composer_replication.envs.toy.model import embedded_tokenizer
 from composer_replication.hints.layers import default_composite
 from composer_replication.losses.batch import CollatorConfig, ComposerDataCollator, TraceExample, TraceTurn, check_by_index
 from composer_replication.replay.pairs import DPOPair
+from composer_replication.traces.error_sites import SiteFinder
+from composer_replication.traces.habits import repeated_call
+from composer_replication.training.config import ComposerReplicationConfig
 from composer_replication.tree.pack import pack_trees
+from composer_replication.tree.recorded import recorded_parts
 from composer_replication.tree.text import AlignmentError
 
 
@@ -90,6 +94,50 @@ def test_the_hook_is_asked_where_an_example_brings_no_hint(tokenizer):
     silent = ComposerDataCollator(tokenizer, CollatorConfig(hint_generator=lambda kind, meta: None))
     assert silent([TraceExample(TRACE)]).sites == 0
     assert silent.excluded == [("notes", 3, "no layer had a hint")]
+
+
+def traced(*steps):
+    "A trace of turns, each of calls: name, arguments and what came back."
+    turns = [Turn("user", "Make the numbers come out.")]
+    for n, step in enumerate(steps):
+        calls = tuple(ToolCall(name, given, f"{n}.{k}") for k, (name, given, _) in enumerate(step))
+        turns += [Turn("assistant", tool_calls=calls),
+                  *(Turn("tool", text, tool_call_id=c.id, observation=True) for c, (*_, text) in zip(calls, step))]
+    return Trace("run", (*turns, Turn("assistant", "Done.")), tools=(tool("bash"), tool("read_file")))
+
+
+LOST = ("read_file", {"path": "x"}, "Error: no such file")
+MEANT = ("bash", {"command": "# this should fail\npython a.py"}, "exit code: 1\nValueError: as it should")
+TRACEBACK = ('Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    total = 1 / nothing\n'
+             "ZeroDivisionError: division by zero")
+BROKE = ("bash", {"command": "python a.py"}, f"exit code: 1\n{TRACEBACK}")
+WROTE = ("bash", {"command": "cat > a.py <<'E'\ntotal = 1 / nothing\nE"}, "")
+LOOKED = ("bash", {"command": "ls"}, "a.py")
+RECORDED = {"two errors of a turn": traced([LOST, BROKE]), "a wanted failure": traced([MEANT]),
+            "a wanted failure and an error": traced([MEANT, LOST]), "an error and a habit": traced([LOOKED], [LOOKED, LOST]),
+            "an error of an earlier turn": traced([WROTE], [LOOKED], [BROKE]),
+            "the same error again and again": traced([LOST], [LOST], [LOST])}
+FINDERS = {"shown": SiteFinder(), "cause": SiteFinder(blame="cause"), "habit": SiteFinder((repeated_call,))}
+
+
+@pytest.mark.parametrize("finder", FINDERS.values(), ids=FINDERS)
+@pytest.mark.parametrize("trace", RECORDED.values(), ids=RECORDED)
+def test_the_collator_hints_the_turns_that_training_on_recorded_traces_hints(tokenizer, trace, finder):
+    asked = {"collator": [], "training": []}
+    def source(by):
+        def hook(kind, meta):
+            asked[by].append((meta.site.turn, meta.site.evidence_turn))
+            return f"Mind this {kind}."
+        return hook
+    collate = ComposerDataCollator(tokenizer, CollatorConfig(hint_generator=source("collator"), find_sites=finder))
+    tree = collate.tree(TraceExample(trace))
+    config = ComposerReplicationConfig("out", report_to="none", bf16=False)
+    trees, _ = recorded_parts(TraceExample(trace), collate.chat, config, source("training"), find_sites=finder)
+    assert [(b.turn, b.label) for b in tree.branches] == [(b.turn, b.label) for part in trees for b in part.branches]
+    turns = [turn for turn, _ in asked["collator"]]
+    assert asked["collator"] == asked["training"] and len(set(turns)) == len(turns)
+    assert collate.excluded == [("run", site.turn, "the failure was wanted") for site in finder(trace) if site.turn not in turns]
+    assert {site.turn for site in finder(trace) if not site.wanted} == set(turns)
 
 
 def test_every_site_is_either_in_the_batch_or_reported(tokenizer):

@@ -8,7 +8,7 @@ from composer_replication.core.trace import Segment, ToolCall, Trace, TraceProbl
 from composer_replication.envs.toy.model import embedded_tokenizer
 from composer_replication.report.trace import trace_html
 from composer_replication.rollout.types import Ending, Rollout, SegmentTokens
-from composer_replication.traces.error_detectors import pair
+from composer_replication.traces.calls import pair
 from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.export import write_traces
 from composer_replication.traces.read import read_traces

@@ -69,6 +69,57 @@ def test_results_out_of_order_find_their_calls():
     assert site.context.available_tools == ("b",)  # no tools were recorded: those used with success
 
 
+CALLS = [  # name, arguments, what came back
+    ("bash", {"command": "cat build.log"}, "Error: disk full\nmore text"),  # a file's content
+    ("read_file", {"path": "notes.txt"}, "Error: none so far\nError: of any kind"),
+    ("bash", {"command": "ls"}, "a.py b.py"),
+    ("bash", {"command": "grep -rn cat ."}, "[exit code 1]"),  # nothing matched
+    ("bash", {"command": "diff a b"}, "1c1\n< x\nexit code: 1"),
+    ("bash", {"command": "pytest -q | tail -3"}, "exit code: 0\noutput:\n2 failed, 7 passed in 0.2s"),
+    ("bash", {"command": "python a.py"}, 'Traceback (most recent call last):\n  File "a.py", line 1\nBadState: locked'),
+    ("bash", {"command": "# this should fail\npython b.py"}, "exit code: 1\nValueError: as it should"),
+    ("bash", {"command": "C-c"}, "exit code: 130"),
+    ("get_user", {"id": 7}, "Error: user not found"),
+    ("bash", '{"comm', "Error: invalid JSON"),
+    ("fly", {}, "Unknown tool fly"),
+]
+OFFERED = tuple({"type": "function", "function": {"name": name, "parameters": {}}} for name in ("bash", "read_file", "get_user"))
+STEP = st.tuples(
+    st.lists(st.tuples(st.sampled_from(CALLS), st.integers(0, 3), st.integers(0, 9)), max_size=3),  # call, delay, rank
+    st.booleans(),  # a user's message behind the turn
+)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.lists(STEP, min_size=1, max_size=5), st.sampled_from(["openai", "anthropic", "claude-code", "codex", "mini-swe-agent"]))
+def test_parallel_and_late_results_give_the_sites_of_results_that_stand_behind_their_calls(steps, format):
+    def sites(late):
+        turns, open_results = [], []
+        for k, (made, word) in enumerate(steps):
+            calls = tuple(ToolCall(name, given, f"c{k}.{n}") for n, ((name, given, _), *_) in enumerate(made))
+            turns.append(Turn("assistant", f"Step {k}.", tool_calls=calls))
+            for n, ((*_, text), delay, rank) in enumerate(made):
+                due = (k + delay, rank) if late else (k, 0)
+                open_results.append((due, Turn("tool", text, tool_call_id=f"c{k}.{n}", observation=True)))
+            open_results.sort(key=lambda item: item[0])
+            while open_results and (open_results[0][0][0] <= k or k == len(steps) - 1):
+                turns.append(open_results.pop(0)[1])
+            turns += [Turn("user", "Go on.")] * word
+        found = find_error_sites(Trace("t", tuple(turns), tools=OFFERED, format=format))
+        return {(turns[s.turn].content, turns[s.evidence_turn].tool_call_id, s.kind, s.cause, s.streak, s.wanted, s.detector,
+                 s.context.error_message, s.context.tool_name) for s in found}
+
+    assert sites(late=True) == sites(late=False)
+
+
+def test_a_call_that_does_not_parse_is_one_failure_however_late_its_result():
+    asked = Turn("assistant", tool_calls=(ToolCall("f", '{"a": ', "a"), ToolCall("f", {}, "b")))
+    answers = [Turn("tool", "Error: no JSON" if id == "a" else "fine", tool_call_id=id, observation=True) for id in "ab"]
+    other = came_back("fine", "f")
+    for turns, evidence in (((asked, *answers), 1), ((asked, *other, *reversed(answers)), 4), ((asked, answers[1]), 0)):
+        assert [(s.turn, s.evidence_turn, s.kind) for s in find_error_sites(Trace("t", turns))] == [(0, evidence, "json_decode")]
+
+
 @pytest.mark.parametrize(
     "turns",
     [

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from composer_replication.core.plugins import plugin_names
 from composer_replication.core.trace import ToolCall, Trace, TraceProblem, Turn
+from composer_replication.traces.calls import command_of
 from composer_replication.traces.chat.fields import with_tools
-from composer_replication.traces.error_detectors import command_of
 from composer_replication.traces.error_sites import find_error_sites
 from composer_replication.traces.export import write_traces
 from composer_replication.traces.formats.base import FORMATS, known_formats, read_record, register_format

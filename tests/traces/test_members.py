@@ -8,8 +8,8 @@ from chats import answered, chat_of, read, says
 
 from composer_replication.core.trace import ToolCall, Trace, Turn
 from composer_replication.hints.layers import default_composite
-from composer_replication.traces.error_detectors import tallied
 from composer_replication.traces.error_sites import find_error_sites
+from composer_replication.traces.error_text import tallied
 from composer_replication.traces.read import read_traces
 
 PRINTED = {  # what programs print where nothing says their exit status

@@ -4,8 +4,14 @@
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from composer_replication.core.trace import Segment, Trace, Turn
+from composer_replication.traces.chat.turns import UnknownTurn
 from composer_replication.traces.error_sites import find_error_sites
+from composer_replication.traces.formats.base import of_known_roles
+from composer_replication.traces.formats.pi import read_pi
 from composer_replication.traces.read import read_traces
 
 ERROR = "Error: no such file"
@@ -56,6 +62,59 @@ def test_a_session_that_was_rewound_before_any_answer_has_one_context(tmp_path):
     left = {"type": "message", "id": "9", "parentId": "3", "message": {"role": "user", "content": "No."}}
     [trace], _ = saved(tmp_path, [*PI[:5], left, *PI[5:]])
     held(trace)
+
+
+ROLES = st.lists(st.tuples(st.sampled_from("uaatt"), st.integers(0, 8)), min_size=1, max_size=8)  # role, and how far back the parent is
+STRANGE = st.lists(st.tuples(st.integers(0, 8), st.booleans(), st.sampled_from(["telemetry", "narrator"])), max_size=3)
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(ROLES, STRANGE, st.booleans())
+def test_messages_of_unknown_roles_anywhere_in_a_tree_are_named_and_change_nothing_else(messages, strange, linear):
+    role = {"u": "user", "a": "assistant", "t": "toolResult"}
+    rows = [(f"m{n}", f"m{n - 1 - (0 if linear else back % n)}" if n else None, role[letter]) for n, (letter, back) in enumerate(messages)]
+    if not any(letter == "a" for letter, _ in messages):
+        rows.append((f"m{len(rows)}", f"m{len(rows) - 1}", "assistant"))
+
+    def read(rows):
+        entries = [{"type": "message", "message": {"role": role, "content": id}} if linear else
+                   {"type": "message", "id": id, "parentId": parent, "message": {"role": role, "content": id}} for id, parent, role in rows]
+        trace, *problems = read_pi(list(enumerate(entries)), "t")
+        return trace, problems
+
+    more = list(rows)
+    for n, (at, between, name) in enumerate(strange):
+        at %= len(more)
+        id, parent, _ = more[at]
+        more.insert(at + 1, (f"x{n}", id, name))  # a leaf, or what the message's children follow
+        if between or linear:
+            more = [(i, f"x{n}" if p == id and i != f"x{n}" else p, r) for i, p, r in more]
+    plain, _ = read(rows)
+    trace, problems = read(more)
+    answers = [n for n, turn in enumerate(plain.turns) if turn.role == "assistant"]
+    assert [t.content for t in trace.turns] == [t.content for t in plain.turns] and trace.segments == plain.segments
+    assert sorted(problem.role for problem in problems) == sorted({name for *_, name in strange})
+    assert list(plain.sampled_turns) == answers
+    assert {turn.content for turn in plain.turns if turn.role == "assistant"} == {id for id, _, role in rows if role == "assistant"}
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.lists(st.sampled_from("ua?"), min_size=1, max_size=8), st.lists(st.sets(st.integers(0, 7), min_size=1), max_size=3))
+def test_segments_keep_their_turns_where_others_are_taken_out(letters, places):
+    turns = tuple(UnknownTurn("telemetry", str(n)) if letter == "?" else Turn({"u": "user", "a": "assistant"}[letter], str(n)) for n, letter in enumerate(letters))
+    turns, free = (*turns, Turn("assistant", "end")), set(range(len(turns)))
+    segments = []
+    for place in places:
+        shown = sorted(k for k in place if k < len(turns))
+        own = [k for k in shown if turns[k].role == "assistant" and k in free]
+        free -= set(own)
+        segments += [Segment(tuple(shown), tuple(own))] if shown else []
+    trace = Trace("t", turns, segments=tuple(segments))
+    known, _ = of_known_roles(trace)
+
+    def held(trace, part):
+        return [[trace.turns[k].content for k in part_of if not isinstance(trace.turns[k], UnknownTurn)] for part_of in (part.turns, part.sampled)]
+    assert [held(known, part) for part in known.segments] == [both for part in segments if (both := held(trace, part))[0]]
 
 
 @pytest.mark.parametrize("kind", ["compaction", "branch_summary"])

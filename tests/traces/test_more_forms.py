@@ -8,8 +8,9 @@ import pytest
 from chats import answered, asked, chat_of, problems_of, read, says
 
 from composer_replication.core.trace import ToolCall, Trace, TraceProblem
-from composer_replication.traces.error_detectors import ERROR_WORDS, exit_status
 from composer_replication.traces.error_sites import find_error_sites
+from composer_replication.traces.error_text import ERROR_WORDS
+from composer_replication.traces.exit_status import exit_status
 from composer_replication.traces.export import write_traces
 from composer_replication.traces.formats.base import read_record
 from composer_replication.traces.read import read_traces, tally

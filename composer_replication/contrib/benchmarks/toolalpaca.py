@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ...traces.error_detectors import CLEAN, Detection, kind_of, observed, register_detector
+from ...traces.error_detectors import CLEAN, Detection, observed, register_detector
+from ...traces.error_text import kind_of
 from ...traces.chat.results import result_content
 from ...traces.formats.base import new_trace, register_format
 from ...core.trace import ToolCall, Trace, Turn

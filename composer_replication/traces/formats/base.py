@@ -122,7 +122,11 @@ def of_known_roles(trace: Trace) -> tuple[Trace, list[TraceProblem]]:
         return trace, []
     if not any(t.role == "assistant" for t in trace.turns):
         raise UnknownRole(next(iter(roles)))
-    return replace(trace, turns=tuple(t for t in trace.turns if not isinstance(t, UnknownTurn))), [
+    known = [k for k, t in enumerate(trace.turns) if not isinstance(t, UnknownTurn)]
+    place = {k: at for at, k in enumerate(known)}
+    segments = tuple(replace(part, turns=turns, sampled=tuple(place[k] for k in part.sampled)) for part in trace.segments
+                     if (turns := tuple(place[k] for k in part.turns if k in place)))
+    return replace(trace, turns=tuple(trace.turns[k] for k in known), segments=segments), [
         UnknownRole(role, f", {'its message was' if count == 1 else f'its {count:,} messages were'} left out")
         for role, count in roles.items()]
 

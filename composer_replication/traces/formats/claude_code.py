@@ -14,8 +14,11 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from heapq import heappop, heappush
 
-from ..error_detectors import (CLEAN, DECLINED, STATUS_REASON, Detection, command_of, exit_status, kind_of, last_exception, observed,
-                               register_detector, result_text, says_error, shell_detection, tallied, tool_called)
+from ..calls import command_of, tool_called
+from ..error_detectors import (CLEAN, DECLINED, STATUS_REASON, Detection, observed,
+                                                         register_detector, result_text, shell_detection)
+from ..error_text import kind_of, last_exception, says_error, tallied
+from ..exit_status import exit_status
 from ..failure import failure_lines
 from ..chat.fields import as_text
 from ..chat.messages import message_turns

@@ -10,7 +10,9 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from ..error_detectors import Detection, command_of, kind_of, observed, register_detector, shell_detection
+from ..calls import command_of
+from ..error_detectors import Detection, observed, register_detector, shell_detection
+from ..error_text import kind_of
 from ...core.trace import Trace, TraceProblem, Turn
 from ..chat.fields import as_text
 from ..chat.results import result_content

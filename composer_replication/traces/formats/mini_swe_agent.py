@@ -9,7 +9,9 @@ __all__ = ['LAST_COMMAND', 'RETURNED', 'is_miniswe', 'read_miniswe', 'returned']
 import re
 from dataclasses import replace
 
-from ..error_detectors import FENCED, Detection, answered_call, command_of, observed, register_detector, says_error, shell_detection
+from ..calls import FENCED, answered_call, command_of
+from ..error_detectors import Detection, observed, register_detector, shell_detection
+from ..error_text import says_error
 from ..chat.fields import text_of
 from ..chat.turns import chat_turns, is_chat, messages_of
 from .base import new_trace, register_format
@@ -51,7 +53,7 @@ def returned(trace: Trace, position: int) -> Detection | None:
     match = RETURNED.match(turn.content)
     if match is None:
         asked, call = answered_call(trace, position)
-        if turn.role == "user" and call is None and len(FENCED.findall(asked.content)) != 1:
+        if turn.role == "user" and asked is not None and call is None and len(FENCED.findall(asked.content)) != 1:
             return Detection("json_decode", turn.content)  # no action, or several
         return Detection("runtime_error", turn.content) if turn.content.startswith("<exception>") or says_error(LAST_COMMAND.sub("Command", turn.content)) else None
     exception, code, *shown = match.groups()

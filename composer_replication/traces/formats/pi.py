@@ -12,7 +12,7 @@ from functools import partial
 
 from ...core.trace import Segment, Trace, TraceProblem, Turn
 from ..chat.fields import as_text, text_of
-from ..chat.turns import chat_turns
+from ..chat.turns import UnknownTurn, chat_turns
 from .base import attempt, register_format
 from .claude_code import by_parents
 
@@ -54,16 +54,18 @@ def contexts(
     parent: dict[int, int | None],  # of each turn's position the one before it; each comes after its parent
 ) -> tuple[Segment, ...]:
     "Return one segment for each branch with an answer of its own; none if there is one branch."
-    children, made, counted = Counter(parent.values()), [], set()
+    children, ways, made, counted = Counter(parent.values()), [], [], set()
     for leaf in (k for k in parent if not children[k]):
         way, place, forks = [], leaf, [False]
         while place is not None:
             way.append(place)
             place = parent[place]
             forks.append(forks[-1] or children[place] > 1)
-        if any(turns[k].role == "assistant" for k, shared in zip(way, forks) if not shared):
-            own = [k for k in reversed(way) if turns[k].role == "assistant" and k not in counted]
-            made.append(Segment(tuple(reversed(way)), tuple(own)))
+        ways.append((not any(turns[k].role == "assistant" for k, shared in zip(way, forks) if not shared), way[::-1]))
+    for shares_all, way in sorted(ways, key=lambda one: one[0]):
+        own = [k for k in way if turns[k].role == "assistant" and k not in counted]
+        if not shares_all or made and own:  # messages without an answer may part behind the last one: the first of them is shown
+            made.append(Segment(tuple(way), tuple(own)))
             counted |= set(own)
     return tuple(made)
 
@@ -89,12 +91,13 @@ def read_pi(
         for position, entry in by_parents(entries):
             before = last.get(entry["parentUuid"])
             for turn in entry_turns(entry, position):
-                parent[len(turns)], before = before, len(turns)
+                if not isinstance(turn, UnknownTurn):  # it is reported and left out
+                    parent[len(turns)], before = before, len(turns)
                 turns.append(turn)
             last[entry["uuid"]] = before
         segments = contexts(turns, parent)
         if len(segments) == 1:
-            turns, segments = [turns[k] for k in segments[0].turns], ()
+            turns, segments = [t for k, t in enumerate(turns) if k in segments[0].turns or k not in parent], ()
         model = next((r["message"]["model"] for _, r in entries if isinstance(r.get("message"), dict) and r["message"].get("model")), None)
         return Trace(as_text(head.get("id")) or trace_id, tuple(turns), segments=segments, format="pi", model=as_text(model or head.get("model")),
                      source=as_text(head.get("cwd")))

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..error_detectors import SHELL_COMPLAINT, Detection, observed, raised, register_detector, result_text, shell_kind
+from ..error_detectors import Detection, observed, register_detector, result_text
+from ..error_text import SHELL_COMPLAINT, raised, shell_kind
 from ..chat.fields import as_list, as_text, text_of
 from ..chat.turns import ADDRESSED, chat_turns, is_chat
 from .base import new_trace, register_format
