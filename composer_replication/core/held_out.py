@@ -24,7 +24,8 @@ def _normal(value: Any) -> Any:
     if isinstance(value, str):
         return " ".join(unicodedata.normalize("NFKC", value).casefold().split())
     if isinstance(value, Mapping):
-        return {str(key): _normal(each) for key, each in value.items() if each is not None}  # a data set fills absent ones in
+        given = {key: each for key, each in value.items() if each is not None}  # a data set fills absent ones in
+        return {str(key): _normal(each) for key, each in given.items()}
     return [_normal(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 # %% ../../nbs/core/14_held_out.ipynb #51d0a694
@@ -89,4 +90,6 @@ def without_held_out(traces: Sequence[Trace], held_out: Sequence[dict]) -> list[
     def prompt(trace):  # the messages before the assistant's first turn, as in a row of a data set
         asked = takewhile(lambda turn: turn.role != "assistant", trace.turns)
         return content_hash({"prompt": [{"role": turn.role, "content": turn.content} for turn in asked]}, ("prompt",))
-    return [t for t in traces if str(t.task_id) not in ids and not any(prompt(part) in contents for part in (t, *t.parts()))]
+
+    return [trace for trace in traces if str(trace.task_id) not in ids
+            and not any(prompt(part) in contents for part in (trace, *trace.parts()))]

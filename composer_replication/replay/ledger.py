@@ -339,7 +339,7 @@ class Ledger:
     ) -> None:
         """Store an answer for its claim; it is safe once this returns.
 
-        Where a lost claim's question was answered by another call meanwhile, that answer stays, and this one's cost stays counted as lost.
+        Where a lost claim's question was answered by another call meanwhile, that answer stays, and this one's cost is lost.
         Raises `ValueError` if the claim is already settled or failed."""
         if answer.key != claim.key:
             raise ValueError(f"the answer to {answer.key} cannot settle the claim on {claim.key}; settle each claim with its own.")
@@ -357,11 +357,11 @@ class Ledger:
         self._end(claim, "UPDATE calls SET state = ?, counted = counted * ?, problem = ? WHERE number = ? AND state = 'asking'",
                   "lost" if billed else "failed", int(billed), _text(problem))
 
-    def _end(self, claim, update, *values, or_in: str | None = None):
-        "End a claim by an update; that changes nothing where the claim is in this state already."
+    def _end(self, claim, update, *values, or_in: str | None = None):  # a state in which the update may change nothing
         with self._file.transaction() as db:
             done = db.execute(update, (*values, claim.number)).rowcount
-            if not done and db.execute("SELECT state FROM calls WHERE number = ?", (claim.number,)).fetchone() != (or_in,):
+            state = db.execute("SELECT state FROM calls WHERE number = ?", (claim.number,)).fetchone()
+            if not done and state != (or_in,):
                 raise ValueError(f"the claim on {claim.key} is settled or failed already; claim the question anew.")
 
     def spent(self) -> Spent:

@@ -162,9 +162,9 @@ PairSource = Callable[[Sequence[Trace]], Sequence[Sequence[DPOPair]]]
 
 
 def group_pairs(
-    traces: Sequence[Trace],  # of the groups that a device has rows of, one step; rollouts of one task share a `task_id`
+    traces: Sequence[Trace],  # of the groups that a device has rows of in one step; a task's rollouts share a `task_id`
     find_sites: FindSites = find_error_sites,
 ) -> list[list[DPOPair]]:  # per trace
-    "Return pairs for channel 3 (ours) without outside teachers: a sibling of the same group did better in the same state."
+    "Return pairs for channel 3 (ours) without outside teachers: a sibling of the group did better in the same state."
     index = SiblingIndex(traces, find_sites)
     return [sibling_pairs(trace, index) for trace in traces]
