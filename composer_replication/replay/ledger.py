@@ -337,9 +337,8 @@ class Ledger:
         claim: Claim,
         answer: Answer,  # to the claimed question
     ) -> None:
-        """Store an answer for its claim; it is safe once this returns.
+        """Store an answer for its claim; it is safe once this returns. A lost call's answer to what another answered is not kept.
 
-        Where a lost claim's question was answered by another call meanwhile, that answer stays, and this one's cost is lost.
         Raises `ValueError` if the claim is already settled or failed."""
         if answer.key != claim.key:
             raise ValueError(f"the answer to {answer.key} cannot settle the claim on {claim.key}; settle each claim with its own.")
