@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from ..core.serving import serve_app, server_key
 from ..core.trace import TraceProblem
 from ..replay.teachers import Teacher, TeacherCallResult, TraceState, check_panel
-from .endpoint import BODY_BYTES, Application, Episodes
+from .endpoint import Application, Episodes
 from .protocols import Answered, Asked, Refused, bad
 from .record import RecordedEpisode
 
@@ -26,7 +26,7 @@ ANSWER_S = 120.0  # seconds for a teacher's answer
 
 
 @dataclass(frozen=True)
-class _Put:
+class _TeacherRequest:
     "A request that waits for a teacher's answer."
 
     asked: Asked
@@ -37,8 +37,8 @@ class _Put:
         self.answer.cancel()
 
 
-class _Desk:
-    "One teacher with its own thread, behind the interface of a `Recorder`."
+class _TeacherQueue:
+    "The requests to one teacher, which its own thread answers; it has the methods of a `Recorder`."
 
     def __init__(self, teacher):
         self.teacher, self.waiting = teacher, queue.SimpleQueue()
@@ -52,21 +52,21 @@ class _Desk:
             state = TraceState("http", tuple(replace(turn, thinking=None) for turn in asked.turns), asked.tools)
         except TraceProblem as problem:
             raise bad(str(problem)) from None
-        self.waiting.put((state, put := _Put(asked, Future())))
-        return put
+        self.waiting.put((state, request := _TeacherRequest(asked, Future())))
+        return request
 
     def count(self, asked):
         raise bad("tokens are not counted in front of this model.", "unsupported_value")
 
-    def finish(self, put, result: TeacherCallResult) -> Answered:
+    def finish(self, request, result: TeacherCallResult) -> Answered:
         if not result.asked:
             raise Refused(503, "not_asked", result.problem, {"Retry-After": "1"})
         if result.action is None:
             raise Refused(422, "no_answer", f"{result.teacher} gave no answer: {result.problem}")
-        calls, limit = result.action.tool_calls, put.asked.max_tokens
+        calls, limit = result.action.tool_calls, request.asked.max_tokens
         cut = result.cut or limit is not None and result.completion_tokens > limit
         shows = cut or any(not call.parsed or not call.name for call in calls)  # the problem shows in the answer itself
-        unused = (*put.asked.sampling, *(("seed",) if put.asked.seed is not None else ()))
+        unused = (*request.asked.sampling, *(("seed",) if request.asked.seed is not None else ()))
         return Answered(result.action, "length" if cut else "calls" if calls else "stop", None, result.prompt_tokens, result.completion_tokens,
                         refusal="" if shows else result.problem, unused=unused)
 
@@ -76,10 +76,10 @@ class _Desk:
             batch = [self.waiting.get()]
             while None not in batch and len(batch) < TOGETHER and not self.waiting.empty():
                 batch.append(self.waiting.get())
-            if put := [item for item in batch if item and item[1].answer.set_running_or_notify_cancel()]:
-                self._answer(*zip(*put))
+            if asked := [item for item in batch if item and item[1].answer.set_running_or_notify_cancel()]:
+                self._answer(*zip(*asked))
 
-    def _answer(self, states, puts):
+    def _answer(self, states, requests):
         try:
             results = self.teacher.answer(list(states))
             if len(results) != len(states) or any(r.teacher != self.teacher.name for r in results):
@@ -87,11 +87,11 @@ class _Desk:
         except Exception as error:  # a teacher may raise anything, and the server goes on
             sentence = " ".join(str(error).split())[:300] or type(error).__name__
             problem = Refused(500, "teacher_failed", f"{self.teacher.name} failed: {sentence.rstrip('.')}.")
-            for put in puts:
-                put.answer.set_exception(problem)
+            for request in requests:
+                request.answer.set_exception(problem)
             return
-        for put, result in zip(puts, results):
-            put.answer.set_result(result)
+        for request, result in zip(requests, results):
+            request.answer.set_result(result)
 
 # %% ../../nbs/rollout/14_teachers_endpoint.ipynb #98c1132c
 @contextmanager
@@ -105,11 +105,11 @@ def serve_teachers(
 
     Raises `ServeProblem` where the address or the key cannot be used, `TeacherProblem` for no teacher and two of one name."""
     check_panel([t.name for t in teachers])
-    key, desks = server_key(api_key_env), {t.name: _Desk(t) for t in teachers}
+    key, queues = server_key(api_key_env), {t.name: _TeacherQueue(t) for t in teachers}
     episodes = Episodes(loose=lambda: RecordedEpisode(""))  # each request begins an episode, in which nothing is recorded
     try:
-        with serve_app(Application(desks, episodes, key, False, 64, ANSWER_S, BODY_BYTES).app, host, port) as url:
+        with serve_app(Application(queues, episodes, key, timeout_s=ANSWER_S).app, host, port) as url:
             yield f"{url}/v1"
     finally:
-        for desk in desks.values():
-            desk.waiting.put(None)
+        for requests in queues.values():
+            requests.waiting.put(None)
