@@ -21,8 +21,8 @@ PARTS = {
     "core.hint": (7, 660, {"core"}, set()),
     "losses.compose": (29, 4300, {"core", "losses", "tree"}, TORCH),  # the method: what DESIGN bounds
     "tree.build": (13, 1900, {"core", "tree"}, {"transformers"}),
-    "hints.layers": (56, 6880, {"core", "hints", "traces"}, set()),
-    "traces.read": (41, 5200, {"core", "traces"}, set()),  # readers, one a format; what they share is four pages
+    "hints.layers": (56, 6910, {"core", "hints", "traces"}, set()),
+    "traces.read": (42, 5240, {"core", "traces"}, set()),  # readers, one a format; what they share is five pages
     "traces.scrub": (5, 250, {"core", "traces"}, set()),
     "traces.export": (8, 700, {"core", "traces"}, set()),
     "sandbox.base": (8, 1100, {"core", "sandbox"}, set()),
