@@ -47,7 +47,7 @@ class Generation:
     results: Sequence[Sequence[ToolResult]] = ()  # of each row's environment, there
     rewards: list[float | None] = field(default_factory=list)  # weighted sum; None where no function scored the row
     learns: list[bool] = field(default_factory=list)  # whether channel 2 learns from a row
-    further: list[RolloutTree] = field(default_factory=list)  # of segments after each row's first, row by row, for channels
+    further: list[RolloutTree] = field(default_factory=list)  # of segments after each row's first, row by row
     all_rewards: torch.Tensor | None = None  # (n,) of all devices, groups one after the other; NaN where a row has none
     first: int = 0  # number of its first row among those of all devices
 

@@ -22,8 +22,8 @@ from .kl import completion_logprobs
 from .passes import TwiceRead, scores_sampled
 from .teacher import TeacherPolicy, causal_lm, evaluating
 from ..tree.checkpointed import checkpoints_layers, keeping_cache, keeps_cache
-from ..tree.forward import (cache_inputs, forward_needed, forward_tree, one_pass, prompts_once, trunk_cache, trunk_problem,
-                                               trunk_tokens, way_name)
+from ..tree.forward import (cache_inputs, forward_needed, forward_tree, one_pass, prompts_once, trunk_cache,
+                                               trunk_problem, trunk_tokens, way_name)
 from ..tree.pack import ANSWERS, KINDS, PackedBatch, pack_trees
 from ..tree.states import state_mixers
 from ..tree.text import AlignmentError
@@ -109,14 +109,14 @@ class BackwardPass:
 
 
 def pack_rows(inputs: dict, pad: int) -> PackedBatch:
-    "Pack the rows' trees, each trunk where TRL has put it. Raises `AlignmentError` for a trunk of other tokens than TRL's."
+    "Pack the rows' trees, each trunk where TRL has put it. Raises `AlignmentError` for a trunk of other tokens."
     ids, rows = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1), inputs["composer_rows"]
     lead = (inputs["prompt_mask"] == 0).sum(1).tolist()
     batch = pack_trees([r.tree for r in rows], pad, lead, ids.shape[1]).to(ids.device)
     check_by_index(batch)
     for row in ((batch.input_ids != ids) & batch.attention_mask.bool()).any(1).nonzero()[:, 0].tolist():
-        raise AlignmentError(f"trace {rows[row].trace.trace_id!r}: its tree's trunk is not the rollout's own tokens; this is "
-                             "a fault of the trainer, please report it.")
+        raise AlignmentError(f"trace {rows[row].trace.trace_id!r}: its tree's trunk is not the rollout's own tokens; this "
+                             "is a fault of the trainer, please report it.")
     return batch
 
 # %% ../../nbs/training/18_reading.ipynb #109421e1
@@ -157,7 +157,7 @@ class Models:
         return prompts_once(model, width) if self.share_prompts else nullcontext()
 
     def logprobs(self, model, batches: Sequence[dict]) -> list[torch.Tensor]:
-        "Return a model's log-probabilities `(batch, completion)` of the completions of each of TRL's batches; no gradient."
+        "Return a model's log-probabilities `(batch, completion)` of the completions of TRL's batches; no gradient."
         scored = []
         for inputs in batches:
             with self.autocast(), self.prompts(model, inputs["prompt_ids"].shape[1]):
@@ -209,7 +209,7 @@ class Models:
         return at(forward.branches, batch.sdpo_teacher)
 
     def one_trunk(self, part: BackwardPass) -> bool:
-        "True where the teacher is the reference, and one pass over the trunks for hints and pairs costs no more than two."
+        "True where the teacher is the reference, and one pass over the trunks for both costs no more than two."
         if self.reference is not self.teacher or not (part.sites and part.pairs):
             return False
         with evaluating((self.student,)):
@@ -240,7 +240,7 @@ def student_kinds(models: Models, batch: PackedBatch | None, sites: int) -> tupl
 
 
 def branches_cached(models: Models, part: BackwardPass | None = None) -> AbstractContextManager:
-    "Return a context in which gradient checkpointing keeps the cache of the student's trunks, where branches will read it."
+    "Return a context in which gradient checkpointing keeps the cache of the student's trunks, if branches read it."
     own = part is None or part.pairs or part.recorded is not None or (part.sites and not models.teacher.own_trunk)
     checkpoints = models.due("cache", own) and not models.deepspeed and checkpoints_layers(models.student)
     return keeping_cache(models.student) if checkpoints and keeps_cache(models.student) else nullcontext()
@@ -251,7 +251,7 @@ def _scored(models, part, divergence, read):
     if not (part.sites or part.pairs) or not models.own_head:
         return None, nullcontext()
     twice, selects = None, isinstance(divergence, Divergence) and divergence.support == "student_top_k"
-    if part.sites and selects and not models.entropy_bonus:  # no gradient reaches entropies of tokens that are read twice
+    if part.sites and selects and not models.entropy_bonus:  # no gradient reaches entropies of what is read twice
         twice = TwiceRead(part.batch.sdpo_student, part.batch.sdpo_labels, divergence)
     # TRL takes the ratio at every token and masks afterwards: an unscored zero over a small probability overflows
     ratios = "old_per_token_logps" in part.inputs
@@ -265,7 +265,7 @@ def _scored(models, part, divergence, read):
 
 @contextmanager
 def student_pass(models: Models, part: BackwardPass, called: torch.nn.Module, divergence=None) -> Iterator[Forward]:
-    "Have the pass that TRL's loss makes within the block serve the channels: keep it, with a cache or branches' states."
+    "Have the pass that TRL's loss makes within the block serve the channels: keep it, and a cache or branches' states."
     kinds = student_kinds(models, part.batch, part.sites)
     once = bool(kinds) and models.own_head and not models.share_prompts and one_pass(models.student, part.batch, kinds)
     batch = part.batch if kinds and not once and trunk_problem(models.student) is None else None

@@ -179,7 +179,7 @@ class RolloutTrainer(StepTrainer):
         return list(generation_traces(self.generation))
 
     def play(self, rows: Sequence[dict], names: Sequence[str]) -> list[Rollout]:
-        "Play one episode per row with the policy as it is now; names are trace ids, and with the seed name random numbers."
+        "Play one episode per row with the policy as it is; the names are trace ids, and with the seed name random numbers."
         with acting(self) as policy:
             return collect(policy, self.factory, rows, self.args.rollout_config, trace_ids=names)
 
@@ -196,7 +196,7 @@ class RolloutTrainer(StepTrainer):
     def _generate(self, prompts):
         environments = self.environments or [None] * len(prompts)
         for row, environment in enumerate(environments):
-            if isinstance(environment, TrlEpisodes):  # TRL finds a row's tools by its environment's name: here its number
+            if isinstance(environment, TrlEpisodes):  # TRL finds a row's tools by its environment's name: its number
                 self._batch_environments[row], self._env_tools[row] = row, list(environment.tools)
         output, made = super()._generate(prompts), self.generation
         if self.factory:  # TRL has read each completion as one message; ours is a conversation
@@ -262,7 +262,7 @@ class TreeTrainer(RolloutTrainer):
         return self._with_channels(output) if self.model.training else output
 
     def _with_channels(self, output: dict) -> dict:
-        "Add trees, the start's log-probabilities and further segments; leave out rows that a channel does not learn from."
+        "Add trees, the start's log-probabilities and further segments; leave out rows that are not learnt from."
         args, made, models = self.args, self.generation, self._models()
         check_segments(self, output, made.rollouts)
         if not self.sampling_checked and output.get("sampling_per_token_logps") is not None:
@@ -296,7 +296,7 @@ class TreeTrainer(RolloutTrainer):
             group = gather_object(group)[made.here.start // size * size:-(-made.here.stop // size) * size]
         pairs = {}
         if args.beta_replay and self.pair_source:
-            scored = [trace for trace in group if trace.reward is not None]  # others show the environment, not the policy
+            scored = [trace for trace in group if trace.reward is not None]  # others show no policy
             pairs = dict(zip((trace.trace_id for trace in scored), self.pair_source(scored)))
         kept = output["completion_mask"].any(1).tolist()
         trees, counts = rollout_trees(made, rows, kept, pairs, self.hint_source, self.setup, args, self.student.config)

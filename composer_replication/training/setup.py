@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['PairSource', 'group_pairs', 'task_of', 'check_held_out', 'sharded_module', 'model_config', 'check_optimizer',
-           'check_adapter', 'check_new_adapter', 'check_model', 'check_engine', 'check_positions', 'Setup', 'prepare']
+           'check_adapter', 'check_new_adapter', 'check_model', 'check_engine', 'check_positions', 'Setup',
+           'check_sharding', 'check_loop', 'prepare']
 
 # %% ../../nbs/training/09_setup.ipynb #147e5ec0
 import copy
@@ -19,7 +20,8 @@ from types import ModuleType
 
 import torch
 from datasets import Dataset
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel,
+                          PreTrainedTokenizerBase)
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.trainer.utils import get_config_model_id
 
@@ -47,10 +49,10 @@ PairSource = Callable[[Sequence[Trace]], Sequence[Sequence[DPOPair]]]
 
 
 def group_pairs(
-    traces: Sequence[Trace],  # of the groups that a device has rows of, one step; rollouts of one task share a `task_id`
+    traces: Sequence[Trace],  # of one step's groups that a device has rows of; rollouts of a task share a `task_id`
     find_sites: FindSites = find_error_sites,
 ) -> list[list[DPOPair]]:  # per trace
-    "Return pairs for channel 3 (ours) without outside teachers: a sibling of the same group did better in the same state."
+    "Return pairs for channel 3 (ours) without outside teachers: a sibling of the group did better in the same state."
     index = SiblingIndex(traces, find_sites)
     return [sibling_pairs(trace, index) for trace in traces]
 
@@ -68,14 +70,18 @@ def check_held_out(
 ) -> None:
     "Raise `InputProblem` where a held-out task is trained on, by id or by content."
     if not isinstance(training, Dataset):
-        raise InputProblem("held-out tasks cannot be compared with a data set that is streamed; pass a datasets.Dataset.")
-    plain = [tuple({"task_id": task_of(row, row["prompt"]), "prompt": row["prompt"], "files": row.get("files")} for row in rows)
-             for rows in (training, held_out)]
+        raise InputProblem("held-out tasks cannot be compared with a data set that is streamed",
+                           "pass a datasets.Dataset")
+
+    def compared(row):
+        return {"task_id": task_of(row, row["prompt"]), "prompt": row["prompt"], "files": row.get("files")}
+
+    plain = [tuple(map(compared, rows)) for rows in (training, held_out)]
     HeldoutSplit(*plain, "task_id").check()
     both = sorted({row["task_id"] for row in plain[1]} & {str(e.trace.task_id) for e in replay_examples})
     if both:
-        raise InputProblem(f"recorded traces of the held-out tasks {', '.join(map(repr, both[:5]))} are among replay_examples; leave "
-                           "them out of one of the two.")
+        raise InputProblem(f"recorded traces of the held-out tasks {', '.join(map(repr, both[:5]))} are among "
+                           "replay_examples", "leave them out of one of the two")
 
 # %% ../../nbs/training/09_setup.ipynb #0619f43a
 def _fsdp_version(config):
@@ -100,8 +106,8 @@ def model_config(
     "Return a model's configuration. Raises as transformers does where it cannot be loaded."
     if not isinstance(model, str):
         return getattr(model, "config", None)
-    return AutoConfig.from_pretrained(model,
-                                      **{name: options[name] for name in ("revision", "trust_remote_code") if name in options})
+    given = {name: options[name] for name in ("revision", "trust_remote_code") if name in options}
+    return AutoConfig.from_pretrained(model, **given)
 
 
 def check_optimizer(
@@ -112,27 +118,32 @@ def check_optimizer(
     if config.optimizer is None:
         return
     zero = config.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
-    shards = f"FSDP{version}" if (version := _fsdp_version(config)) is not None else "ZeRO (DeepSpeed)" if zero else None
+    version = _fsdp_version(config)
+    shards = f"FSDP{version}" if version is not None else "ZeRO (DeepSpeed)" if zero else None
     plugin("optimizer", config.optimizer).check_run(adapter, shards)
 
 
 def check_adapter(
     model: torch.nn.Module,  # a PEFT model around a causal LM, on any device, also on `meta`
 ) -> None:
-    "Raise `InputProblem` for an adapter on embeddings or the output head that the loss, or a loader of the result, would ignore."
+    "Raise `InputProblem` for an adapter on embeddings or output head that the loss, or who loads the result, ignores."
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import TrainableTokensWrapper
     plain = model.get_base_model()
     into, out = plain.get_input_embeddings(), plain.get_output_embeddings()
-    remedy = "leave the embeddings and the output head out of target_modules, modules_to_save and trainable_token_indices"
+    remedy = ("leave the embeddings and the output head out of target_modules, modules_to_save and "
+              "trainable_token_indices")
     if isinstance(out, BaseTunerLayer):
-        raise InputProblem("an adapter at the output head (lm_head) has no part in the loss, which reads the head's own weight", remedy)
+        raise InputProblem("an adapter at the output head (lm_head) has no part in the loss, which reads the head's "
+                           "own weight", remedy)
     if not getattr(plain.config.get_text_config(), "tie_word_embeddings", False):
         return
-    tokens = isinstance(into, TrainableTokensWrapper) and isinstance(out, TrainableTokensWrapper) and out.token_adapter.tied_adapter
-    if isinstance(into, BaseTunerLayer) or not (tokens or into.weight is out.weight):
-        raise InputProblem("the model's input and output embeddings are one weight (tie_word_embeddings), and the adapter changes one without "
-                           "the other, so that what samples or loads the merged weights is another model", remedy)
+    wrapped = isinstance(into, TrainableTokensWrapper) and isinstance(out, TrainableTokensWrapper)
+    tied = wrapped and out.token_adapter.tied_adapter
+    if isinstance(into, BaseTunerLayer) or not (tied or into.weight is out.weight):
+        raise InputProblem("the model's input and output embeddings are one weight (tie_word_embeddings), and the "
+                           "adapter changes one without the other, so that what samples or loads the merged weights is another "
+                           "model", remedy)
 
 
 def check_new_adapter(
@@ -142,7 +153,8 @@ def check_new_adapter(
 ) -> None:
     "Check an adapter as `check_adapter` does, before it is made or a weight is loaded."
     from peft import get_peft_model
-    shape, kind = copy.deepcopy(model_config(model, options)), AutoModelForCausalLM.from_config if isinstance(model, str) else type(model)
+    shape = copy.deepcopy(model_config(model, options))
+    kind = AutoModelForCausalLM.from_config if isinstance(model, str) else type(model)
     with torch.device("meta"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*tie_word_embeddings")  # PEFT warns of what is refused here
         check_adapter(get_peft_model(kind(shape), copy.deepcopy(peft_config)))
@@ -165,11 +177,14 @@ def check_engine(config: ComposerReplicationConfig) -> None:
     "Raise `InputProblem` where vLLM is to sample and cannot, or gives other log-probabilities than the trainer's."
     cuts = " and ".join(Sampling(config.temperature, config.top_p, config.top_k or 0, config.min_p).cuts)
     if config.use_vllm and cuts and config.vllm_importance_sampling_correction:
-        raise InputProblem(f"with {cuts}, vLLM gives log-probabilities of the ids that are left and the trainer scores among all, so the "
-                           "importance ratios of equal weights are not 1", f"leave {cuts} out, or set rollout to transformers")
+        raise InputProblem(f"with {cuts}, vLLM gives log-probabilities of the ids that are left and the trainer scores "
+                           "among all, so the importance ratios of equal weights are not 1",
+                           f"leave {cuts} out, or set rollout to transformers")
     if config.use_vllm and find_spec("vllm") is None:
-        raise InputProblem(f"rollout={config.rollout!r} with use_vllm=True samples with vLLM, which is not installed here",
-                           "make an environment with it by `make vllm` and start .venv-vllm/bin/composer-rl, or set rollout to transformers")
+        raise InputProblem(f"rollout={config.rollout!r} with use_vllm=True samples with vLLM, which is not installed "
+                           "here",
+                           "make an environment with it by `make vllm` and start .venv-vllm/bin/composer-rl, or set "
+                           "rollout to transformers")
 
 # %% ../../nbs/training/09_setup.ipynb #9051setup
 def check_positions(
@@ -181,17 +196,21 @@ def check_positions(
     limit = steady_positions(shape)
     if limit is None:
         return
-    name = f"{shape.model_type} with longrope or dynamic NTK scaling changes its rotary frequencies beyond {limit} tokens"
+    name = (f"{shape.model_type} with longrope or dynamic NTK scaling changes its rotary frequencies beyond {limit} "
+            "tokens")
     if config.max_completion_length >= limit:
-        raise InputProblem(f"{name}, and max_completion_length={config.max_completion_length} lets rollouts cross that: the trainer would score them by other "
-                           "frequencies than sampled them", f"set max_completion_length below {limit} less the prompt's tokens, or take a model with fixed frequencies")
+        raise InputProblem(f"{name}, and max_completion_length={config.max_completion_length} lets rollouts cross that: "
+                           "the trainer would score them by other frequencies than sampled them",
+                           f"set max_completion_length below {limit} less the prompt's tokens, or take a model with "
+                           "fixed frequencies")
     if config.use_vllm and not (config.vllm_max_model_length and config.vllm_max_model_length <= limit):
-        raise InputProblem(f"{name}, and vLLM takes one set of them for all lengths", f"set vllm_max_model_length to {limit} or less, or rollout to transformers")
+        raise InputProblem(f"{name}, and vLLM takes one set of them for all lengths",
+                           f"set vllm_max_model_length to {limit} or less, or rollout to transformers")
 
 # %% ../../nbs/training/09_setup.ipynb #05dd0532
 @dataclass(frozen=True)
 class Setup:
-    "What the channels need, checked and prepared once for the trainer: tokenizer, chat format, recorded trees, hints and pairs."
+    "What the channels need, checked and prepared once: tokenizer, chat format, recorded trees, hints and pairs."
 
     tokenizer: PreTrainedTokenizerBase
     chat: ChatFormat | None  # None where neither a channel nor our rollout loop needs one
@@ -210,6 +229,36 @@ class Setup:
         return bare_turns(self.recorded)[0]
 
 # %% ../../nbs/training/09_setup.ipynb #7ab1c0e7
+def check_sharding(
+    config: ComposerReplicationConfig,
+    ours: bool,  # whether our rollout loop plays
+) -> None:
+    "Raise `InputProblem` where devices would make different numbers of passes, and sharded weights need equal ones."
+    if not (config.channels or config.kl_coef or (ours and not config.use_vllm)):
+        return
+    if is_deepspeed_zero3_enabled() or _fsdp_version(config) == 1:
+        raise InputProblem("with weights sharded by ZeRO-3 or FSDP1 a device that has other turns to read than its "
+                           "neighbour would wait for it for ever",
+                           "use FSDP2, where passes are levelled: fsdp: true, fsdp_config: {version: 2}, or set alpha_sdpo=0, beta_replay=0, kl_coef=0 and rollout='trl'")
+    if contribution := sharded_module(config):
+        contribution.check_options(config, ours)
+
+
+def check_loop(config: ComposerReplicationConfig) -> None:
+    "Raise `InputProblem` for settings that our rollout loop does not use, or cannot play with."
+    ignored = {"repetition_penalty": config.repetition_penalty != 1.0,
+               "generation_kwargs": bool(config.generation_kwargs),
+               "chat_template_kwargs": bool(config.chat_template_kwargs)}
+    if names := ", ".join(name for name, given in ignored.items() if given):
+        raise InputProblem(f"{names} is not used by the composer rollout loop", "leave it out, or set rollout='trl'")
+    if config.use_vllm and config.vllm_mode == "server" and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise InputProblem("a vLLM server is asked by all processes together, and episodes end at different turns on "
+                           "each", "use vllm_mode='colocate', one process, or rollout='trl'")
+    if config.use_vllm and config.vllm_tensor_parallel_size > 1:
+        raise InputProblem(f"vllm_tensor_parallel_size={config.vllm_tensor_parallel_size} makes processes sample together, "
+                           "and episodes end at different turns on each", "set it to 1, or rollout='trl'")
+
+
 def prepare(
     config: ComposerReplicationConfig,
     tokenizer: PreTrainedTokenizerBase | PreTrainedModel | str,  # or where to load it from: a name, or that of a model
@@ -221,47 +270,34 @@ def prepare(
     limit: LengthLimit | None = None,  # of recorded traces, see `trace_limit`
     find_sites: FindSites = find_error_sites,  # finds the turns that channel 2 acts on
 ) -> Setup:
-    "Check all that the channels need; no model is loaded. Raises `InputProblem` and, for the chat template, `TemplateProblem`."
+    "Check all that the channels need; no model is loaded. Raises `InputProblem`, or `TemplateProblem` for a template."
     ours = environment and config.our_loop
-    if config.channels or config.kl_coef or (ours and not config.use_vllm):
-        if is_deepspeed_zero3_enabled() or _fsdp_version(config) == 1:
-            raise InputProblem("with weights sharded by ZeRO-3 or FSDP1 a device that has other turns to read than its neighbour would wait for "
-                               "it for ever; use FSDP2, where passes are levelled: fsdp: true, fsdp_config: {version: 2}, or set alpha_sdpo=0, "
-                               "beta_replay=0, kl_coef=0 and rollout='trl'.")
-        if contribution := sharded_module(config):
-            contribution.check_options(config, ours)
+    check_sharding(config, ours)
     if ours:
-        ignored = {"repetition_penalty": config.repetition_penalty != 1.0, "generation_kwargs": bool(config.generation_kwargs),
-                   "chat_template_kwargs": bool(config.chat_template_kwargs)}
-        if any(ignored.values()):
-            raise InputProblem(f"{', '.join(k for k, v in ignored.items() if v)} is not used by the composer rollout loop; leave it out, or "
-                               "set rollout='trl'.")
-        if config.use_vllm and config.vllm_mode == "server" and int(os.environ.get("WORLD_SIZE", 1)) > 1:
-            raise InputProblem("a vLLM server is asked by all processes together, and episodes end at different turns on each; use "
-                               "vllm_mode='colocate', one process, or rollout='trl'.")
-        if config.use_vllm and config.vllm_tensor_parallel_size > 1:
-            raise InputProblem(f"vllm_tensor_parallel_size={config.vllm_tensor_parallel_size} makes processes sample together, and episodes end "
-                               "at different turns on each; set it to 1, or rollout='trl'.")
+        check_loop(config)
     check_engine(config)
     with_pairs = (*(e for e in traces if e.pairs), *replay_examples)
     if config.alpha_sdpo and hint_source is None:
-        raise InputProblem(f"alpha_sdpo={config.alpha_sdpo} and there is no hint source; pass hint_source=default_composite(), "
-                           "or set alpha_sdpo=0.")
+        raise InputProblem(f"alpha_sdpo={config.alpha_sdpo} and there is no hint source",
+                           "pass hint_source=default_composite(), or set alpha_sdpo=0")
     if config.beta_replay and pair_source is None and not with_pairs:
-        raise InputProblem(f"beta_replay={config.beta_replay} and there are no pairs; pass replay_examples with recorded pairs, or "
-                           "pair_source=group_pairs, or set beta_replay=0.")
+        raise InputProblem(f"beta_replay={config.beta_replay} and there are no pairs",
+                           "pass replay_examples with recorded pairs, or pair_source=group_pairs, or set beta_replay=0")
     if hasattr(tokenizer, "config"):
         tokenizer = get_config_model_id(tokenizer.config)
     if isinstance(tokenizer, str):
         tokenizer = AutoTokenizer.from_pretrained(tokenizer)
     if tokenizer.pad_token_id is None:
-        raise InputProblem("the tokenizer has no padding token; set tokenizer.pad_token to a token that never occurs in a text, "
-                           "or to tokenizer.eos_token.")
+        raise InputProblem("the tokenizer has no padding token", "set tokenizer.pad_token to a token that never occurs in "
+                           "a text, or to tokenizer.eos_token")
     chat = probe_template(tokenizer) if config.channels or ours else None
     tooled = chat and chat.tooled
-    if environment and chat is not None and not (tooled and tooled.tools and tooled.arguments is not None and tooled.results):
-        raise TemplateProblem("the chat template carries no tools, calls and results; take a tokenizer whose template does, "
-                              "or train without an environment.")
-    recorded = learnable_trees(traces, replay_examples, chat, config, hint_source, limit, find_sites) if config.channels else ()
-    return Setup(tokenizer, chat, *recorded, find_sites=find_sites, hint_source=hint_source, pair_source=pair_source, traces=tuple(traces),
-                 replay_examples=tuple(replay_examples))
+    carries = tooled and tooled.tools and tooled.arguments is not None and tooled.results
+    if environment and chat is not None and not carries:
+        raise TemplateProblem("the chat template carries no tools, calls and results",
+                              "take a tokenizer whose template does, or train without an environment")
+    recorded = ()
+    if config.channels:
+        recorded = learnable_trees(traces, replay_examples, chat, config, hint_source, limit, find_sites)
+    return Setup(tokenizer, chat, *recorded, find_sites=find_sites, hint_source=hint_source, pair_source=pair_source,
+                 traces=tuple(traces), replay_examples=tuple(replay_examples))

@@ -211,13 +211,13 @@ def end_step(step: OptimizerStep) -> tuple[dict[str, float], list[str]]:
 
 # %% ../../nbs/training/21_step.ipynb #3836630e
 class StepTrainer(RunTrainer):
-    "Compute the loss of all channels. Raises `NonFiniteLoss`, and `AlignmentError` for a branch that is not its turn's."
+    "Compute the loss of all channels. Raises `NonFiniteLoss`, and `AlignmentError` for a branch off its turn."
 
     def _models(self) -> Models:
         a, deepspeed = self.args, self.is_deepspeed_enabled
         own_head = not (deepspeed or self.aux_loss_enabled or a.cast_lm_head_to_fp32)
-        return Models(self.student, self.teacher, self.reference, self.accelerator.autocast, self.temperature, deepspeed,
-                      own_head, a.share_prompts, self._entropy_bonus_enabled, a.per_device_train_batch_size)
+        return Models(self.student, self.teacher, self.reference, self.accelerator.autocast, self.temperature,
+                      deepspeed, own_head, a.share_prompts, self._entropy_bonus_enabled, a.per_device_train_batch_size)
 
     def _recorded_trees(self, step: int) -> list[Tree]:
         "Return the recorded traces of one backward pass on this device."

@@ -64,8 +64,8 @@ def for_our_loop(trainer: RolloutTrainer, rewards: list, others: dict) -> tuple[
     "Return the reward functions and TRL's other arguments for our loop."
     for name in ("tools", "rollout_func"):
         if others.get(name):
-            raise InputProblem(f"{name} is not used with the composer rollout loop, whose tools are the environment's; give "
-                               "the environment the tools, or set rollout='trl'.")
+            raise InputProblem(f"{name} is not used with the composer rollout loop, whose tools are the environment's; "
+                               "give the environment the tools, or set rollout='trl'.")
 
     def environment_reward(**row):
         return [rollout.reward for rollout in trainer.rollouts]
@@ -166,7 +166,7 @@ class ComposerReplicationTrainer(TreeTrainer):
             self.add_callback(KeepsDraw(draw))
 
     def held_out(self, model=None, step: int = 0) -> dict[str, float]:
-        "Return `held_out_score`, the mean reward of the held-out tasks, and, with a reference, `kl` to it in nats a token."
+        "Return `held_out_score`, the mean reward of held-out tasks, and, with a reference, `kl` to it in nats a token."
         rank, devices, rows = self.accelerator.process_index, self.accelerator.num_processes, self.held_out_rows
         numbers = range(rank, len(rows), devices)
         self.stage(f"playing {len(numbers)} held-out tasks")

@@ -59,14 +59,14 @@ BOUNDS = {"clip_ratio/low_min": min, "clip_ratio/high_max": max}  # over rows
 class PassMeans:
     "Combine TRL's metrics of single backward passes into one mean over all tokens, however the rows were split."
 
-    values: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # by metric: (value, tokens or rows) by pass
+    values: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # by metric: (value, tokens) by pass
 
     @contextmanager
     def of_pass(
         self,
         metrics: dict[str, list[float]],  # TRL's, from which the pass's values are taken
         tokens: float,  # that the pass scores, on all devices
-        sequences: tuple[float, float] | None = None,  # where a ratio is of a whole row: rows, and those with such tokens
+        sequences: tuple[float, float] | None = None,  # where a ratio is of a row: all, and those with tokens
     ) -> Iterator[None]:
         "Take the values that are logged within the block."
         known = {name: len(metrics.get(name, ())) for name in (*MEANS, *BOUNDS)}
@@ -182,7 +182,7 @@ class Window:
         self,
         channels: Iterable[str],  # "sdpo" and "replay": those that are on
     ) -> dict[str, float]:  # by metric
-        "Return means over tokens, pairs or devices; all devices call it together. (TRL has divided its own loss by the passes.)"
+        "Return means over tokens, pairs or devices; all devices call it together. (TRL has divided its own.)"
         stats, devices = Counter(), gather_object([dict(self.stats)])
         for device_stats in devices:
             stats.update(device_stats)
